@@ -1,0 +1,9 @@
+"""The exceptions of memonger: one class at the root, every message names the thing and the remedy."""
+
+
+class MemongerError(ValueError):
+    """Raised for every mistake that memonger can see: in the network, the shapes or the call."""
+
+
+class MXNetImportError(MemongerError, ImportError):
+    """Raised when a usable MXNet 1.9 cannot be imported; the message says what to install."""

@@ -1,0 +1,248 @@
+"""The forward graph of a symbol: its operators in execution order, with shapes and types.
+
+The nodes are those of the symbol's JSON, which nnvm writes in the order in which they run (depth
+first from the outputs, ``nnvm::DFSVisit``); a node's index is its identity, for names may repeat.
+"""
+
+import json
+import re
+import warnings
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from memonger._mxnet import mx
+from memonger.errors import MemongerError
+from memonger.inplace import hidden_outputs
+from memonger.inputs import InputSpec, Shape, missing_inputs
+
+Entry = Tuple[int, int]  # a node's index and which of its outputs
+
+FLOAT = "float32"
+
+
+class Tensor(NamedTuple):
+    """Shape and NumPy type name of one output of a node."""
+
+    shape: Shape
+    dtype: str
+
+    @property
+    def elements(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes with the real size of an element."""
+        return self.elements * np.dtype(self.dtype).itemsize
+
+
+class Node(NamedTuple):
+    """One node of the graph; ``op`` is 'null' for a variable."""
+
+    name: str
+    op: str
+    attrs: Mapping[str, str]  # the operator's own parameters
+    hidden: Mapping[str, str]  # what executors and planners read: __force_mirroring__ and the like
+    inputs: Tuple[Entry, ...]
+    deps: Tuple[int, ...]  # nodes that must have run before
+    subgraphs: bool  # a control-flow operator
+
+    @property
+    def is_variable(self) -> bool:
+        return self.op == "null"
+
+
+class ForwardGraph(NamedTuple):
+    """Everything a planner may know of a network, as plain data.
+
+    Attributes
+    ----------
+    nodes : tuple of Node
+        In execution order.
+    tensors : tuple of tuple of Tensor
+        The outputs of each node, those that ``list_outputs`` shows first, then the hidden ones.
+    visible : tuple of int
+        How many of a node's outputs ``list_outputs`` shows.
+    output_names : tuple of tuple of str
+        Their names, as ``get_internals().list_outputs()`` gives them.
+    heads : tuple of Entry
+        The outputs of the network.
+    arguments : tuple of int
+        The variables that can have a gradient, in the order of ``list_arguments``.
+    auxiliary : frozenset of int
+        The variables that are auxiliary states.
+    """
+
+    nodes: Tuple[Node, ...]
+    tensors: Tuple[Tuple[Tensor, ...], ...]
+    visible: Tuple[int, ...]
+    output_names: Tuple[Tuple[str, ...], ...]
+    heads: Tuple[Entry, ...]
+    arguments: Tuple[int, ...]
+    auxiliary: FrozenSet[int]
+
+    @property
+    def operators(self) -> List[int]:
+        """Indices of the nodes that are not variables."""
+        return [i for i, node in enumerate(self.nodes) if not node.is_variable]
+
+
+def forward_graph(symbol: Any, spec: InputSpec) -> ForwardGraph:
+    """Read the forward graph of a symbol whose inputs have the shapes and types of ``spec``.
+
+    Raises
+    ------
+    MemongerError
+        If a shape is missing, or does not fit; the message names the input or the node.
+    """
+    internals = symbol.get_internals()
+    inner = json.loads(internals.tojson())
+    nodes = tuple(_node(item) for item in inner["nodes"])
+    heads = json.loads(symbol.tojson())["heads"]
+    arguments, auxiliary = symbol.list_arguments(), set(symbol.list_auxiliary_states())
+    shapes = _infer_shapes(symbol, internals, spec, nodes)
+    types = _infer_types(symbol, internals, spec)
+    visible: List[List[Tensor]] = [[] for _ in nodes]
+    names: List[List[str]] = [[] for _ in nodes]
+    for head, name, shape, dtype in zip(inner["heads"], internals.list_outputs(), shapes, types):
+        visible[head[0]].append(Tensor(shape, dtype))
+        names[head[0]].append(name)
+    tensors: List[Tuple[Tensor, ...]] = []
+    for i, node in enumerate(nodes):
+        hidden: Tuple[Tensor, ...] = ()
+        if not node.is_variable:
+            into = [tensors[a][b] for a, b in node.inputs]
+            hidden = tuple(
+                Tensor(*pair)
+                for pair in hidden_outputs(
+                    node.op,
+                    node.attrs,
+                    [t.shape for t in into],
+                    [t.dtype for t in into],
+                    [t.shape for t in visible[i]],
+                    [t.dtype for t in visible[i]],
+                )
+            )
+        tensors.append(tuple(visible[i]) + hidden)
+    variables = {node.name: i for i, node in enumerate(nodes) if node.is_variable}
+    return ForwardGraph(
+        nodes,
+        tuple(tensors),
+        tuple(len(v) for v in visible),
+        tuple(tuple(n) for n in names),
+        tuple((head[0], head[1]) for head in heads),
+        tuple(variables[name] for name in arguments),
+        frozenset(variables[name] for name in auxiliary),
+    )
+
+
+def _node(item: Dict[str, Any]) -> Node:
+    attrs = item.get("attrs", {})
+    return Node(
+        item["name"],
+        item["op"],
+        {k: v for k, v in attrs.items() if not k.startswith("__")},
+        {k: v for k, v in attrs.items() if k.startswith("__")},
+        tuple((entry[0], entry[1]) for entry in item["inputs"]),
+        tuple(item.get("control_deps", ())),
+        bool(item.get("subgraphs")),
+    )
+
+
+def _infer_shapes(
+    symbol: Any, internals: Any, spec: InputSpec, nodes: Tuple[Node, ...]
+) -> List[Shape]:
+    try:
+        with warnings.catch_warnings():  # that shapes are missing is said below, in full
+            warnings.simplefilter("ignore")
+            _, shapes, _ = internals.infer_shape(**spec.shapes)
+            if shapes is None:
+                partial, _, _ = symbol.infer_shape_partial(**spec.shapes)
+    except mx.MXNetError as error:
+        raise MemongerError(_shape_complaint(internals, spec, nodes, str(error))) from None
+    if shapes is None:
+        missing = missing_inputs(symbol.list_arguments(), partial)
+        raise MemongerError(
+            "the shapes of these inputs are needed: %s; give them as %s=(...) or in shapes={...}"
+            % (", ".join(missing), missing[0] if missing else "data")
+        )
+    return [tuple(int(n) for n in shape) for shape in shapes]
+
+
+def _shape_complaint(
+    internals: Any, spec: InputSpec, nodes: Tuple[Node, ...], message: str
+) -> str:
+    """MXNet's own words without its stack trace, with the node and the shapes that it was given."""
+    found = re.search(r"Error in operator ([^:]+): (?:\[[^\]]*\] [^ ]+: )?(.*)", message, re.S)
+    if not found:
+        return "the shapes do not fit the network: %s" % message.strip().split("\n")[0]
+    name, reason = found.group(1), found.group(2).strip().split("\n")[0]
+    node = next((n for n in nodes if n.name == name and not n.is_variable), None)
+    if node is None:
+        return "the shapes do not fit at node %r: %s" % (name, reason)
+    return "the shapes do not fit at node %r (%s, inputs %s): %s" % (
+        name,
+        node.op,
+        ", ".join("%s %s" % pair for pair in _input_shapes(internals, spec, nodes, node)),
+        reason,
+    )
+
+
+def _input_shapes(
+    internals: Any, spec: InputSpec, nodes: Tuple[Node, ...], node: Node
+) -> List[Tuple[str, str]]:
+    """Name and shape of each input of a node where inference failed, as far as it came."""
+    outputs = internals.list_outputs()
+    result = []
+    for a, b in node.inputs:
+        source = nodes[a]
+        if source.is_variable:
+            shape = spec.shapes.get(source.name)
+            result.append((source.name, str(shape) if shape else "(to be inferred)"))
+            continue
+        names = [source.name + "_output", source.name + "_output%d" % b]
+        part = internals[next((n for n in names if n in outputs), outputs[-1])]
+        wanted = set(part.list_inputs())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            given = {k: v for k, v in spec.shapes.items() if k in wanted}
+            try:
+                _, shapes, _ = part.infer_shape_partial(**given)
+            except mx.MXNetError:
+                shapes = None
+        result.append((source.name, str(tuple(shapes[0])) if shapes else "(unknown)"))
+    return result
+
+
+def _infer_types(symbol: Any, internals: Any, spec: InputSpec) -> List[str]:
+    """Types of all tensors; as in ``simple_bind`` every input is float32 where none is told."""
+    own = symbol.attr_dict()
+    types = dict(spec.types)
+    if not types:
+        types = {n: FLOAT for n in symbol.list_arguments() if "__dtype__" not in own.get(n, {})}
+    try:
+        _, found, _ = internals.infer_type_partial(**types)
+        if found is None or any(t is None for t in found):
+            # simple_bind would refuse here; whatever nothing decides is float32 in training
+            known, _, _ = symbol.infer_type_partial(**types)
+            for name, kind in zip(symbol.list_arguments(), known):
+                if kind is None:
+                    types[name] = FLOAT
+            _, found, _ = internals.infer_type_partial(**types)
+    except mx.MXNetError as error:
+        raise MemongerError("the types do not fit: " + _first_line(error)) from None
+    return [_type_name(t) for t in found]
+
+
+def _type_name(kind: Optional[Any]) -> str:
+    return FLOAT if kind is None else np.dtype(kind).name
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).strip().split("\n") if line.strip()]
+    said = [line for line in lines if "Error" in line] or lines
+    return re.sub(r"\[[0-9:]+\] [^ ]+: ", "", said[0])

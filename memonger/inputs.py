@@ -1,0 +1,185 @@
+"""What the user hands in, checked: the symbol, the shapes and types of its inputs, the device.
+
+Every mistake that can be seen before MXNet is asked becomes a ``MemongerError`` that names the
+input and the remedy.
+"""
+
+import difflib
+import numbers
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from memonger._mxnet import mx
+from memonger.errors import MemongerError
+
+Shape = Tuple[int, ...]
+
+#: Endings of the names that MXNet gives to the parameters that an operator makes for itself.
+PARAMETER_ENDINGS = ("weight", "bias", "gamma", "beta")
+
+
+class InputSpec(NamedTuple):
+    """Shapes and NumPy type names of a symbol's inputs, as far as the user gave them."""
+
+    shapes: Dict[str, Shape]
+    types: Dict[str, str]
+
+
+def check_symbol(symbol: Any) -> Any:
+    """Return ``symbol`` if it is a Symbol with at least one output; say what to do otherwise."""
+    if isinstance(symbol, mx.gluon.Block):
+        raise MemongerError(
+            "%s is a Gluon block, not a Symbol; call it on a variable to get its symbol: "
+            "net(mx.sym.var('data'))" % type(symbol).__name__
+        )
+    if isinstance(symbol, mx.mod.BaseModule):
+        raise MemongerError(
+            "%s is a Module, not a Symbol; plan its symbol before the Module is made"
+            % type(symbol).__name__
+        )
+    if isinstance(symbol, (list, tuple)):
+        raise MemongerError(
+            "a %s of %d symbols was given; make one Symbol of them with mx.sym.Group"
+            % (type(symbol).__name__, len(symbol))
+            if symbol
+            else "there is nothing to plan: an empty %s was given, not a Symbol"
+            % type(symbol).__name__
+        )
+    if not isinstance(symbol, mx.sym.Symbol):
+        raise MemongerError(
+            "the network must be an mx.sym.Symbol, not %s %r" % (type(symbol).__name__, symbol)
+        )
+    if len(symbol.list_outputs()) == 0:
+        raise MemongerError("the Symbol is a Group of nothing: it has no outputs to train")
+    return symbol
+
+
+def check_count(name: str, value: Any, least: int) -> int:
+    """Return ``value`` as an int of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise MemongerError("%s must be an integer, not %r" % (name, value))
+    if value < least:
+        raise MemongerError("%s must be at least %d, not %d" % (name, least, value))
+    return int(value)
+
+
+def check_device(ctx: Any) -> Any:
+    """Return the device to bind on: the CPU if none is told; one that is there."""
+    if ctx is None:
+        return mx.cpu()
+    if not isinstance(ctx, mx.Context):
+        raise MemongerError("ctx must be a device such as mx.cpu() or mx.gpu(0), not %r" % (ctx,))
+    if ctx.device_type == "gpu":
+        try:
+            count = mx.context.num_gpus()
+        except mx.MXNetError:  # a CUDA build without a usable driver
+            count = 0
+        if ctx.device_id >= count:
+            raise MemongerError(
+                "%s is not there: MXNet sees %d GPUs; leave ctx out to plan on the CPU, "
+                "the plan holds for the GPU too" % (ctx, count)
+            )
+    return ctx
+
+
+def read_shapes(
+    symbol: Any, shapes: Any, keywords: Mapping[str, Any], type_dict: Optional[Mapping[str, Any]]
+) -> InputSpec:
+    """Gather the inputs' shapes and types from everything the user may give.
+
+    Parameters
+    ----------
+    symbol : mx.sym.Symbol
+    shapes : dict, sequence or None
+        Name to shape, or DataDesc (or ``(name, shape)``) lists as ``Module.bind`` takes them; a
+        list of such lists, such as ``(data_shapes, label_shapes)``, will do as well.
+    keywords : dict
+        Shapes given as keyword arguments.
+    type_dict : dict or None
+        Name to type, as ``simple_bind`` takes it.
+
+    Raises
+    ------
+    MemongerError
+        A name that is no input of the symbol, a shape that is not made of positive integers, a
+        type that NumPy does not know, one input given two different shapes.
+    """
+    known = symbol.list_arguments() + symbol.list_auxiliary_states()
+    found: Dict[str, Shape] = {}
+    types: Dict[str, str] = {}
+    given: List[Tuple[str, Any]] = _pairs(shapes, types) + list(keywords.items())
+    for name, shape in given:
+        _check_name(name, known, "a shape was given for %r, which is no input of the network")
+        checked = _check_shape(name, shape)
+        if found.setdefault(name, checked) != checked:
+            raise MemongerError(
+                "input %r was given two shapes, %s and %s" % (name, found[name], checked)
+            )
+    if type_dict is not None and not isinstance(type_dict, Mapping):
+        raise MemongerError("type_dict must be a dict of input names and types, not %r" % type_dict)
+    for name, kind in (type_dict or {}).items():
+        _check_name(name, known, "a type was given for %r, which is no input of the network")
+        try:
+            types[name] = np.dtype(kind).name
+        except TypeError as error:
+            raise MemongerError("input %r: NumPy knows no type %r" % (name, kind)) from error
+    return InputSpec(found, types)
+
+
+def missing_inputs(arguments: Sequence[str], shapes: Sequence[Optional[Shape]]) -> List[str]:
+    """The arguments without a complete shape: parameters only where nothing else is missing."""
+    unknown = [
+        name for name, shape in zip(arguments, shapes) if not shape or any(n <= 0 for n in shape)
+    ]
+    return [name for name in unknown if not name.endswith(PARAMETER_ENDINGS)] or unknown
+
+
+def _pairs(shapes: Any, types: Dict[str, str]) -> List[Tuple[str, Any]]:
+    if shapes is None:
+        return []
+    if isinstance(shapes, Mapping):
+        return list(shapes.items())
+    if not isinstance(shapes, (list, tuple)):
+        raise MemongerError(
+            "shapes must be a dict of names and shapes or a list of DataDesc, not %r" % (shapes,)
+        )
+    pairs: List[Tuple[str, Any]] = []
+    for item in shapes:
+        if isinstance(item, mx.io.DataDesc):
+            types[item.name] = np.dtype(item.dtype).name
+            pairs.append((item.name, tuple(item.shape)))
+        elif isinstance(item, (list, tuple)) and len(item) == 2 and isinstance(item[0], str):
+            pairs.append((item[0], item[1]))
+        elif item is None or isinstance(item, (list, tuple)):
+            pairs.extend(_pairs(item, types))  # (data_shapes, label_shapes)
+        else:
+            raise MemongerError("shapes: %r is neither a DataDesc nor (name, shape)" % (item,))
+    return pairs
+
+
+def _check_name(name: Any, known: Sequence[str], complaint: str) -> None:
+    if name in known:
+        return
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    inputs = [n for n in known if not n.endswith(PARAMETER_ENDINGS)]
+    raise MemongerError(
+        complaint % name
+        + ("; did you mean %r?" % near[0] if near else "; its inputs are %s" % ", ".join(inputs))
+    )
+
+
+def _check_shape(name: str, shape: Any) -> Shape:
+    if isinstance(shape, (str, bytes)) or not isinstance(shape, (list, tuple, np.ndarray)):
+        raise MemongerError("input %r: a shape is a tuple of integers, not %r" % (name, shape))
+    for size in shape:
+        if isinstance(size, (bool, np.bool_)) or not isinstance(size, numbers.Integral):
+            raise MemongerError(
+                "input %r: shape %s holds %r, which is not an integer" % (name, tuple(shape), size)
+            )
+        if size < 1:
+            raise MemongerError(
+                "input %r: shape %s holds %d; every size, the batch too, must be at least 1"
+                % (name, tuple(shape), size)
+            )
+    return tuple(int(size) for size in shape)

@@ -1,0 +1,80 @@
+"""The process in which a dry run happens: ``python child.py body.json report.jsonl``.
+
+Runs one body and appends what it has to say to the report line by line, so that nothing said before
+a crash is lost.
+"""
+
+import __future__
+
+import ctypes
+import inspect
+import json
+import sys
+import traceback
+from typing import Any, Dict, List
+
+
+class DryRun:
+    """What a body gets as its argument (and as the global ``dry``).
+
+    Attributes
+    ----------
+    args : list
+        The ``args`` given to ``run``.
+    """
+
+    def __init__(self, report_path: str, args: List[Any]) -> None:
+        self.args = args
+        self._report_path = report_path
+        # The whole CUDA stack is one library, so any of its names leads to the counters.
+        self._device = ctypes.CDLL('libcudart.so.11.0')
+        self._device.cudastub_used.restype = ctypes.c_size_t
+        self._device.cudastub_peak.restype = ctypes.c_size_t
+
+    def used_bytes(self) -> int:
+        """Return the device memory held now, in bytes."""
+        return int(self._device.cudastub_used())
+
+    def peak_bytes(self) -> int:
+        """Return the most device memory held since the start or ``reset_peak``, in bytes."""
+        return int(self._device.cudastub_peak())
+
+    def reset_peak(self) -> None:
+        """Start over with the peak at what is held now."""
+        self._device.cudastub_reset_peak()
+
+    def emit(self, value: Any) -> None:
+        """Report a value (anything that JSON can say) at once."""
+        self._write(value=value)
+
+    def _write(self, **said: Any) -> None:
+        line = json.dumps(dict(said, used=self.used_bytes(), peak=self.peak_bytes()))
+        with open(self._report_path, 'a') as f:
+            f.write(line + '\n')
+
+
+def main(body_path: str, report_path: str) -> int:
+    with open(body_path) as f:
+        body = json.load(f)
+    dry = DryRun(report_path, body['args'])
+    namespace: Dict[str, Any] = {'__name__': '__dry_run__', 'dry': dry}
+    try:
+        # Annotations of a body stay text: the names in them are not known here.
+        lazy = __future__.annotations.compiler_flag
+        exec(compile(body['source'], '<dry run body>', 'exec', lazy), namespace)  # noqa: S102
+        if body['function']:
+            function = namespace[body['function']]
+            dry.emit(function(*[dry][: len(inspect.signature(function).parameters)]))
+        mxnet = sys.modules.get('mxnet')
+        if mxnet is not None:
+            mxnet.nd.waitall()  # operator errors are asynchronous: let them show here
+    except Exception as error:  # noqa: BLE001 - whatever it is, the report has to say it
+        traceback.print_exc()
+        dry._write(error=f'{type(error).__name__}: {error}')
+        return 1
+    dry._write(done=True)
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main(*sys.argv[1:]))
