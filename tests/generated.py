@@ -22,6 +22,12 @@ Shape = Tuple[int, ...]
 LARGEST = 64
 VOCABULARY = 5
 
+# Every operation and head reads an operand at most twice, so a tensor has at most 6 gradients. From
+# 8 on MXNet adds them one by one, with control dependencies that are cyclic for some networks, for
+# instance x with 6 more readers in (x + u) * sigmoid(x): bind fails with a check on node2index_.
+# `_many_uses` has 8 and more where it cannot happen.
+READERS = 3
+
 
 @dataclass(frozen=True)
 class Step:
@@ -70,6 +76,24 @@ class Network:
         self.rows = (recipe.batch, recipe.width)
         self.shapes: Dict[str, Shape] = {}
         self._variables: Dict[str, Any] = {}
+        self._tensors: List[Tensor] = []
+        self._readers: List[int] = []
+
+    def add(self, tensor: Tensor) -> None:
+        """Let later steps read the tensor."""
+        self._tensors.append(tensor)
+        self._readers.append(0)
+
+    def pick(self, ago: int, trained: bool = True) -> Tensor:
+        """Return the tensor made that many steps ago, among those not yet read `READERS` times.
+
+        If `trained`, it is not the input itself: of that alone nothing is trained.
+        """
+        first = 1 if trained else 0
+        free = [i for i in range(first, len(self._readers)) if self._readers[i] < READERS]
+        chosen = free[-1 - ago % len(free)]
+        self._readers[chosen] += 1
+        return self._tensors[chosen]
 
     def variable(self, name: str, shape: Optional[Shape] = None) -> Any:
         """Return the variable of that name, always the same; data and labels tell their shape."""
@@ -200,9 +224,8 @@ def _residual(net: Network, a: Tensor, b: Tensor, variant: int) -> Tensor:
 
 def _concat(net: Network, a: Tensor, b: Tensor, variant: int) -> Tensor:
     b = _fitted(b, a.shape)
-    parts = [a.symbol, b.symbol, a.symbol][: 2 + variant % 2]
-    shape = (a.shape[0], len(parts) * a.shape[1], *a.shape[2:])
-    return Tensor(S.Concat(*parts, dim=1), shape)
+    shape = (a.shape[0], 2 * a.shape[1], *a.shape[2:])
+    return Tensor(S.Concat(a.symbol, b.symbol, dim=1), shape)
 
 
 def _slices(net: Network, a: Tensor, b: Tensor, variant: int) -> Tensor:
@@ -215,7 +238,8 @@ def _slices(net: Network, a: Tensor, b: Tensor, variant: int) -> Tensor:
 
 def _many_uses(net: Network, a: Tensor, b: Tensor, variant: int) -> Tensor:
     """Read a tensor often: MXNet adds up to 7 gradients at once, and 8 or more one by one."""
-    y = S.add_n(*(S.tanh(a.symbol * (i + 0.5)) for i in range((2, 7, 8, 10)[variant])))
+    x = a.symbol * 0.5
+    y = S.add_n(*(S.tanh(x * (i + 0.5)) for i in range((2, 7, 8, 10)[variant])))
     return Tensor(y, a.shape)
 
 
@@ -230,7 +254,7 @@ def _twins(net: Network, a: Tensor, b: Tensor, variant: int) -> Tensor:
         if variant == 2:
             return _shared(net, a)
         other = _fitted(b, a.shape).symbol
-        return Tensor(S.Concat(S.tanh(a.symbol), a.symbol + other, dim=0), (0,))
+        return Tensor(S.Concat(S.tanh(a.symbol), S.sigmoid(other), dim=0), (0,))
 
     first, second = expression(), expression()
     if variant == 3:
@@ -312,7 +336,7 @@ OPERATIONS: Dict[str, Operation] = {
         S.maximum,
         S.minimum,
         lambda a, b: S.where(a > b, a, b * 0.5),
-        lambda a, b: S.add_n(a, b, a),
+        lambda a, b: S.add_n(a, b),
     ),
     'convolution': _convolution,
     'pooling': _pooling,
@@ -399,17 +423,16 @@ def build(recipe: Recipe) -> Tuple[Any, Dict[str, Shape]]:
     """
     net = Network(recipe)
     with mx.name.NameManager():
-        tensors = _inputs(net, recipe.data)
+        for tensor in _inputs(net, recipe.data):
+            net.add(tensor)
         for step in recipe.steps:
-            # Only the second operand may be the input itself: of it alone nothing is trained.
-            a = tensors[-1 - step.source % (len(tensors) - 1)]
-            b = tensors[-1 - step.other % len(tensors)]
+            a, b = net.pick(step.source), net.pick(step.other, trained=False)
             made = OPERATIONS[step.operation](net, a, b, step.variant)
             if step.mark is not None:
                 made.symbol._set_attr(mirror_stage=step.mark)
-            tensors.append(_fitted(made, net.rows) if _numbers(made.shape) > LARGEST else made)
+            net.add(_fitted(made, net.rows) if _numbers(made.shape) > LARGEST else made)
         heads = [
-            LOSSES[head.loss](net, tensors[-1 - head.source % (len(tensors) - 1)], 'head%d' % i)
+            LOSSES[head.loss](net, net.pick(head.source), 'head%d' % i)
             for i, head in enumerate(recipe.heads)
         ]
     symbol = S.Group(heads) if len(heads) > 1 else heads[0]
@@ -442,8 +465,9 @@ def recipes(
         data=st.sampled_from(['rows', 'images', 'tokens']),
         batch=st.integers(1, 3),
         width=st.sampled_from([2, 4]),
-        steps=st.lists(step, min_size=1, max_size=max_steps).map(tuple),
         heads=st.tuples(trained, more).map(lambda heads: (heads[0], *heads[1])),
+        # Last, for what is drawn after a list keeps it from shrinking.
+        steps=st.lists(step, min_size=1, max_size=max_steps).map(tuple),
     )
 
 

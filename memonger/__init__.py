@@ -1,0 +1,20 @@
+"""Train MXNet 1.9 networks in a fraction of the memory, without changing what they learn."""
+
+from memonger._mxnet import mx as _mx  # noqa: F401  first: it makes MXNet importable
+from memonger.checking import CheckReport, check
+from memonger.errors import MemongerError
+from memonger.marks import unplan
+from memonger.search import get_cost, make_mirror_plan, pool_bytes, search_plan
+
+__version__ = "1.0.0.dev0"
+
+__all__ = [
+    "CheckReport",
+    "MemongerError",
+    "check",
+    "get_cost",
+    "make_mirror_plan",
+    "pool_bytes",
+    "search_plan",
+    "unplan",
+]

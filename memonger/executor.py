@@ -1,0 +1,55 @@
+"""The real thing: what MXNet says when it binds a network. Nothing is allocated by it."""
+
+import re
+from typing import Any, Dict, Iterable, Optional
+
+from memonger._mxnet import mx
+from memonger.errors import MemongerError
+from memonger.forward import ForwardGraph
+from memonger.gradients import unallocated
+
+
+def bind(symbol: Any, graph: ForwardGraph, ctx: Any, wanted: Optional[Iterable[int]] = None) -> Any:
+    """Bind a symbol for training with arrays that are never allocated.
+
+    Parameters
+    ----------
+    symbol : mx.sym.Symbol
+    graph : ForwardGraph
+        Its shapes and types.
+    ctx : mx.Context
+    wanted : iterable of int, optional
+        The arguments (nodes of ``graph``) that get a gradient; all of them by default.
+    """
+
+    def arrays(nodes: Iterable[int]) -> Dict[str, Any]:
+        tensors = {graph.nodes[i].name: graph.tensors[i][0] for i in nodes}
+        return {name: unallocated(t.shape, t.dtype, ctx) for name, t in tensors.items()}
+
+    gradients = arrays(graph.arguments if wanted is None else wanted)
+    names = symbol.list_arguments()
+    try:
+        return symbol.bind(
+            ctx,
+            arrays(graph.arguments),
+            gradients,
+            {name: "write" if name in gradients else "null" for name in names},
+            arrays(graph.auxiliary),
+        )
+    except mx.MXNetError as error:
+        raise MemongerError("MXNet cannot bind this network on %s: %s" % (ctx, reason(error))) from None
+
+
+def planned_mb(executor: Any) -> int:
+    """The pool that MXNet has planned, in whole MB (2**20 bytes), rounded down."""
+    found = re.search(r"^Total (\d+) MB allocated$", executor.debug_str()[-200:], re.M)
+    if found is None:
+        raise MemongerError("this MXNet does not report its memory plan in debug_str()")
+    return int(found.group(1))
+
+
+def reason(error: BaseException) -> str:
+    """MXNet's own words without its stack trace."""
+    lines = [line.strip() for line in str(error).split("\n") if line.strip()]
+    said = [line for line in lines if "Error" in line or "Check failed" in line] or lines
+    return re.sub(r"\[[0-9:]+\] \S+: |^\w*Error: ", "", said[-1])

@@ -1,0 +1,114 @@
+"""The marks of a plan on a symbol: written, read, taken off again. The user's symbol is copied.
+
+MXNet recomputes the operators whose attribute ``force_mirroring`` (stored ``__force_mirroring__``)
+is true. Whatever a plan changes on a node is recorded in one attribute of our own, so that what we
+set can be told from what the user set, and ``unplan`` gives the original back.
+"""
+
+import json
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Union
+
+import numpy as np
+
+from memonger._mxnet import mx
+from memonger.forward import ForwardGraph
+from memonger.inputs import check_symbol
+from memonger.operators import truth, untouched
+
+FORCE = "__force_mirroring__"
+STAGE = "__mirror_stage__"
+RECORD = "__memonger__"  # JSON: attribute -> what it was before, null if it was not there
+
+_Attrs = Dict[str, str]
+
+
+def stages(graph: ForwardGraph) -> Dict[int, str]:
+    """The user's ``mirror_stage`` of each node that has one."""
+    return {i: node.hidden[STAGE] for i, node in enumerate(graph.nodes) if STAGE in node.hidden}
+
+
+def recomputed(graph: ForwardGraph) -> np.ndarray:
+    """The nodes that MXNet will recompute, by the marks that they carry now."""
+    return np.array(
+        [
+            not n.is_variable and n.op != "Dropout" and truth(n.hidden.get(FORCE))
+            for n in graph.nodes
+        ],
+        dtype=np.bool_,
+    )
+
+
+def apply(symbol: Any, mask: np.ndarray, native: Iterable[int] = ()) -> Any:
+    """A copy of ``symbol`` in which just the operators of ``mask`` are recomputed.
+
+    Parameters
+    ----------
+    symbol : mx.sym.Symbol
+        Without marks of a plan of ours (``unplan``).
+    mask : np.ndarray of bool
+        For each node of the symbol's JSON.
+    native : iterable of int
+        Nodes that are to run with MXNet's own kernel instead of cuDNN's.
+    """
+    graph = json.loads(symbol.tojson())
+    native = set(native)
+    for i, node in enumerate(graph["nodes"]):
+        if node["op"] == "null" or untouched(node["op"]):
+            continue
+        new = {FORCE: "True" if mask[i] else "False"}
+        if i in native:
+            new["cudnn_off"] = "True"
+        attrs = node.setdefault("attrs", {})
+        attrs[RECORD] = json.dumps({key: attrs.get(key) for key in new}, sort_keys=True)
+        attrs.update(new)
+    return mx.sym.load_json(json.dumps(graph))
+
+
+def unplan(symbol: Any) -> Any:
+    """The network as it was before memonger planned it.
+
+    Parameters
+    ----------
+    symbol : mx.sym.Symbol
+        A planned symbol; one that memonger never planned comes back as an equal copy.
+
+    Returns
+    -------
+    mx.sym.Symbol
+        A copy without anything that a plan added, with the user's own attributes as they were.
+
+    Examples
+    --------
+    >>> planned = memonger.search_plan(net, data=(32, 3, 224, 224))
+    >>> memonger.unplan(planned).tojson() == net.tojson()
+    True
+    """
+    graph = json.loads(check_symbol(symbol).tojson())
+    for node in graph["nodes"]:
+        _restore(node.get("attrs", {}))
+        if not node.get("attrs", True):
+            del node["attrs"]
+    return mx.sym.load_json(json.dumps(graph))
+
+
+def clear(symbol: Any) -> Any:
+    """A copy in which nothing is recomputed; marks that the user set are recorded."""
+    graph = json.loads(symbol.tojson())
+    for node in graph["nodes"]:
+        attrs = node.get("attrs", {})
+        if FORCE in attrs and not untouched(node["op"]):
+            attrs[RECORD] = json.dumps({FORCE: attrs.pop(FORCE)})
+    return mx.sym.load_json(json.dumps(graph))
+
+
+
+
+def _restore(attrs: _Attrs) -> None:
+    record: Optional[Union[str, Mapping[str, Optional[str]]]] = attrs.pop(RECORD, None)
+    if record is None:
+        return
+    for key, value in json.loads(str(record)).items():
+        if value is None:
+            attrs.pop(key, None)
+        else:
+            attrs[key] = value

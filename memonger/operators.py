@@ -1,0 +1,175 @@
+"""What is known of single operators: which must not be recomputed, and which may be so unread.
+
+Both tables were measured, one operator at a time between kept neighbours, on the CPU build and in
+the GPU executor dry run; ``tests/test_operators.py`` holds every entry of them.
+"""
+
+import os
+import re
+from typing import FrozenSet, Mapping, Optional, Sequence
+
+CPU = "cpu"
+GPU = "gpu"
+GPU_FUSION = "gpu with pointwise fusion"
+#: Where a plan may be trained when nothing is told.
+ANYWHERE: FrozenSet[str] = frozenset((CPU, GPU, GPU_FUSION))
+
+# ---------------------------------------------------------------- what must be kept, and why
+
+#: Their attributes reach Python code or a nested graph that does not expect ours: never marked,
+#: not even with 'False'.
+UNTOUCHED = {
+    "Custom": "a mark would reach its CustomOpProp as an unexpected argument",
+    "_Native": "a mark would reach its Python code as an unexpected argument",
+    "_NDArray": "a mark would reach its Python code as an unexpected argument",
+    "_foreach": "its body may hold operators that must not run twice",
+    "_while_loop": "its body may hold operators that must not run twice",
+    "_cond": "its branches may hold operators that must not run twice",
+    "_CachedOp": "it may hold operators that must not run twice",
+}
+
+_RANDOM = re.compile(
+    r"_random_|_sample_|sample_|_npi_(uniform|normal|bernoulli|gamma|exponential|choice|multinomial"
+    r"|laplace|gumbel|logistic|pareto|rayleigh|weibull|powerlaw|shuffle)|_shuffle$"
+    r"|_image_random_|_contrib_dgl_|_unique_zipfian"
+)
+_MUTATING = re.compile(r".*_update(_phase[12])?$|reset_arrays$|_contrib_(group_)?adagrad")
+
+
+def untouched(op: str) -> bool:
+    """Whether an operator must never carry a mark, of either value."""
+    return op in UNTOUCHED
+
+
+def why_kept(op: str, attrs: Mapping[str, str]) -> Optional[str]:
+    """Why an operator must not be recomputed, or None if it may be.
+
+    Parameters
+    ----------
+    op : str
+        The name that nnvm knows it by.
+    attrs : dict of str
+        Its parameters.
+    """
+    if op in UNTOUCHED:
+        return UNTOUCHED[op]
+    if op == "Dropout":
+        return "MXNet never recomputes it: its mask is kept"
+    if _RANDOM.match(op):
+        return "a second draw of random numbers would differ from the first"
+    if op == "LeakyReLU" and attrs.get("act_type") == "rrelu":
+        return "a second draw of random slopes would differ from the first"
+    if op == "RNN" and float(attrs.get("p", 0)) > 0:
+        return "a second draw of its dropout would differ from the first"
+    if _MUTATING.match(op):
+        return "it changes its inputs, which must happen once"
+    if op == "_contrib_SyncBatchNorm" and int(attrs.get("ndev", 1)) > 1:
+        return "it waits for the other devices, which would not run it again"
+    if op == "moments":
+        # The gradient reads the copy's mean; the original's is then not written, and the variance
+        # is computed from it (src/operator/nn/moments-inl.h).
+        return "its variance is computed from a mean that is not written when it is recomputed"
+    return None
+
+
+def why_refused(op: str, attrs: Mapping[str, str]) -> Optional[str]:
+    """Why a network that holds this operator cannot be planned at all, or None if it can."""
+    if op.startswith(("_sg_mkldnn", "_sg_onednn", "_TensorRT", "_FusedOp")):
+        return (
+            "it was fused for inference (optimize_for), and its gradients are zero; plan the "
+            "symbol as it was before"
+        )
+    if op == "SoftmaxOutput" and truth(attrs.get("out_grad")):
+        # SoftmaxOutputGradCompute (src/operator/softmax_output.cc) multiplies by inputs[0], which
+        # is the gradient itself or the output, as the memory plan has it.
+        return (
+            "with out_grad=True its gradient depends on where MXNet's memory planner puts it, so "
+            "that no plan can promise the same; scale its output with mx.sym.MakeLoss instead"
+        )
+    return None
+
+
+def truth(value: Optional[str]) -> bool:
+    """Whether MXNet reads this attribute as true."""
+    return value in ("True", "true", "1")
+
+
+# ---------------------------------------------------------------- recomputed, read by nobody
+
+# The recomputed copy of an operator always runs; where nobody reads its first output it runs with
+# the write request 'null' (kNullOp). Some operators check the request and abort, some leave undone
+# what their gradient reads (LayerNorm and GroupNorm: gradients silently wrong), and pointwise fusion
+# (src/executor/pointwise_fusion_pass.cc) cannot bind a graph where one that it would fuse is unread.
+
+_EVERYWHERE = frozenset(
+    """
+    BatchNorm_v1 BlockGrad Concat Correlation Flatten FullyConnected IdentityAttachKLSparseReg
+    InstanceNorm LRN MakeLoss Pad ROIPooling SequenceLast SequenceMask SequenceReverse SliceChannel
+    SpatialTransformer SwapAxis _contrib_AdaptiveAvgPooling2D _contrib_BilinearResize2D
+    _contrib_ROIAlign _contrib_div_sqrt_dim _contrib_interleaved_matmul_encdec_qk
+    _contrib_interleaved_matmul_selfatt_qk _contrib_interleaved_matmul_selfatt_valatt
+    _linalg_gemm _linalg_gemm2 _linalg_syrk _linalg_trmm _maximum_scalar _minimum_scalar
+    _split_v2 batch_dot broadcast_add broadcast_axis broadcast_div broadcast_hypot broadcast_like
+    broadcast_maximum broadcast_minimum broadcast_mul broadcast_power broadcast_sub broadcast_to
+    depth_to_space dot gather_nd im2col mean one_hot repeat reshape_like reverse slice slice_axis
+    slice_like softmax_cross_entropy space_to_depth stack sum take tile topk transpose where
+    """.split()
+)
+
+_WITHOUT_FUSION = frozenset(
+    """
+    Cast Reshape _copy _div_scalar _hypot _hypot_scalar _maximum _minimum _minus_scalar _mul_scalar
+    _plus_scalar _power _power_scalar _rdiv_scalar _rminus_scalar abs add_n amp_cast arccos arccosh
+    arcsin arcsinh arctan arctanh clip cos cosh degrees elemwise_add elemwise_div elemwise_mul
+    elemwise_sub erf expand_dims expm1 gamma gammaln log log10 log1p log2 make_loss negative radians
+    rcbrt reciprocal rsqrt sign sin sinh smooth_l1 softsign square squeeze
+    """.split()
+)
+
+#: Every operator that the tables list, under whatever condition.
+LISTED: FrozenSet[str] = (
+    _EVERYWHERE
+    | _WITHOUT_FUSION
+    | {"BatchNorm", "Convolution", "Deconvolution", "UpSampling", "_contrib_SyncBatchNorm"}
+)
+
+
+def tolerates_unread(
+    op: str, attrs: Mapping[str, str], dtypes: Sequence[str], targets: FrozenSet[str]
+) -> bool:
+    """Whether a recomputed operator may have an output 0 that nobody reads.
+
+    Parameters
+    ----------
+    op, attrs
+        The operator and its parameters, as they are when it is recomputed.
+    dtypes : sequence of str
+        NumPy type names of its inputs.
+    targets : frozenset of str
+        Where it will be trained: any of CPU, GPU, GPU_FUSION.
+    """
+    if op == "BatchNorm":
+        native = truth(attrs.get("cudnn_off")) or truth(attrs.get("use_global_stats"))
+        return targets <= {CPU} or native
+    if op in ("Convolution", "Deconvolution"):
+        # MXNet's own kernels check the request; MKLDNN's and cuDNN's do not.
+        mkldnn = os.environ.get("MXNET_MKLDNN_ENABLED", "1") not in ("0", "false", "False")
+        on_cpu = mkldnn and all(dtype == "float32" for dtype in dtypes)
+        on_gpu = not truth(attrs.get("cudnn_off"))
+        return (CPU not in targets or on_cpu) and (targets <= {CPU} or on_gpu)
+    if op == "UpSampling":
+        return attrs.get("sample_type") == "nearest"
+    if op == "_contrib_SyncBatchNorm":
+        return True  # with one device; with more it is kept
+    return op in _EVERYWHERE or (GPU_FUSION not in targets and op in _WITHOUT_FUSION)
+
+
+def targets_of(device_type: Optional[str]) -> FrozenSet[str]:
+    """Where a plan for this device type ('cpu', 'gpu' or None: any) may be trained."""
+    if device_type is None:
+        return ANYWHERE
+    if device_type != "gpu":
+        return frozenset((CPU,))
+    if os.environ.get("MXNET_USE_FUSION", "1") in ("0", "false", "False"):
+        return frozenset((GPU,))
+    return frozenset((GPU, GPU_FUSION))

@@ -1,0 +1,1 @@
+"""Planners: one file a strategy. They know graphs and numbers, not MXNet."""
