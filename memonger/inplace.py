@@ -469,14 +469,14 @@ def _layer_norm(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> 
     """Mean and deviation."""
     shape, dtype = ins[0]
     axis = int(attrs.get("axis", "-1")) % len(shape)
-    return [(shape[:axis] + (1,) + shape[axis + 1 :], dtype)] * 2
+    return [((*shape[:axis], 1, *shape[axis + 1 :]), dtype)] * 2
 
 
 def _l2_norm(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> List[Tensor]:
     shape, dtype = ins[0]
     mode = attrs.get("mode", "instance")
     if mode == "channel":
-        return [(shape[:1] + (1,) + shape[2:], dtype)]
+        return [((shape[0], 1, *shape[2:]), dtype)]
     return [(shape[:2] if mode == "spatial" else shape[:1], dtype)]
 
 
@@ -485,6 +485,12 @@ def _dropout(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> Lis
     shape, dtype = ins[0]
     axes = {axis % len(shape) for axis in _integers(attrs.get("axes", ""))}
     return [(tuple(1 if i in axes else size for i, size in enumerate(shape)), dtype)]
+
+
+def _column(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> List[Tensor]:
+    """One number for each row of the output."""
+    shape, dtype = outs[0]
+    return [((*shape[:-1], 1), dtype)]
 
 
 def _sampler(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> List[Tensor]:
@@ -543,9 +549,9 @@ _FURTHER_OUTPUTS: Dict[str, Callable[[Attrs, Sequence[Tensor], Sequence[Tensor]]
     "ROIPooling": lambda attrs, ins, outs: [(outs[0][0], _INT)],
     "_contrib_DeformablePSROIPooling": lambda attrs, ins, outs: [outs[0]],
     # src/operator/contrib/proposal-inl.h, multi_proposal-inl.h, bounding_box-inl.h: scores, sources
-    "_contrib_Proposal": lambda attrs, ins, outs: [(outs[0][0][:-1] + (1,), outs[0][1])],
-    "_contrib_MultiProposal": lambda attrs, ins, outs: [(outs[0][0][:-1] + (1,), outs[0][1])],
-    "_contrib_box_nms": lambda attrs, ins, outs: [(outs[0][0][:-1] + (1,), outs[0][1])],
+    "_contrib_Proposal": _column,
+    "_contrib_MultiProposal": _column,
+    "_contrib_box_nms": _column,
     # src/operator/bilinear_sampler-inl.h, grid_generator-inl.h, spatial_transformer-inl.h,
     # correlation-inl.h
     "BilinearSampler": _sampler,

@@ -1,8 +1,8 @@
 """Random small networks for hypothesis: ``networks()`` draws ``(symbol, shapes)``.
 
 What is drawn is a `Recipe`: plain data, a list of steps each of which makes a tensor of earlier
-ones. `build` carries it out, always to the same symbol. A failing example prints as its recipe, and
-shrinks to few steps, each reading the one before it.
+ones. `build` carries it out, always to the same symbol. Examples shrink to few steps, each reading
+the one before it. Where hypothesis prints a failing example as mere symbols, draw ``recipes()``.
 
 The networks run on the CPU in an instant, and every head is a loss or has no gradient, so that
 ``executor.backward()`` needs no arguments. Arguments of at most 1 keep all numbers finite.
@@ -447,15 +447,19 @@ def recipes(
 
     Without `marks` no step has a ``mirror_stage``; without `draws` there is no random operator.
     """
-    operations = [name for name in OPERATIONS if draws or name not in DRAWING]
-    mark = st.sampled_from([None, None, 'True', '0', '1']) if marks else st.none()
+    uses = [
+        (name, variant)
+        for name in OPERATIONS
+        if draws or name not in DRAWING
+        for variant in range(VARIANTS)
+    ]
+    # Hypothesis deletes up to five choices at once: one more in a step, and lists do not shrink.
     step = st.builds(
-        Step,
-        operation=st.sampled_from(operations),
-        source=st.integers(0, 4),
-        other=st.integers(0, 4),
-        variant=st.integers(0, VARIANTS - 1),
-        mark=mark,
+        lambda use, source, other, mark: Step(use[0], source, other, use[1], mark),
+        st.sampled_from(uses),
+        st.integers(0, 4),
+        st.integers(0, 4),
+        st.sampled_from([None, None, 'True', '0', '1']) if marks else st.none(),
     )
     # The first head has a gradient, or there would be nothing to train.
     trained = st.builds(Head, st.sampled_from([loss for loss in LOSSES if loss != 'monitor']))
@@ -466,7 +470,6 @@ def recipes(
         batch=st.integers(1, 3),
         width=st.sampled_from([2, 4]),
         heads=st.tuples(trained, more).map(lambda heads: (heads[0], *heads[1])),
-        # Last, for what is drawn after a list keeps it from shrinking.
         steps=st.lists(step, min_size=1, max_size=max_steps).map(tuple),
     )
 

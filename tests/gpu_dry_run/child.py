@@ -27,7 +27,7 @@ class DryRun:
         self.args = args
         self._report_path = report_path
         # The whole CUDA stack is one library, so any of its names leads to the counters.
-        self._device = ctypes.CDLL('libcudart.so.11.0')
+        self._device = ctypes.CDLL("libcudart.so.11.0")
         self._device.cudastub_used.restype = ctypes.c_size_t
         self._device.cudastub_peak.restype = ctypes.c_size_t
 
@@ -49,32 +49,32 @@ class DryRun:
 
     def _write(self, **said: Any) -> None:
         line = json.dumps(dict(said, used=self.used_bytes(), peak=self.peak_bytes()))
-        with open(self._report_path, 'a') as f:
-            f.write(line + '\n')
+        with open(self._report_path, "a") as f:
+            f.write(line + "\n")
 
 
 def main(body_path: str, report_path: str) -> int:
     with open(body_path) as f:
         body = json.load(f)
-    dry = DryRun(report_path, body['args'])
-    namespace: Dict[str, Any] = {'__name__': '__dry_run__', 'dry': dry}
+    dry = DryRun(report_path, body["args"])
+    namespace: Dict[str, Any] = {"__name__": "__dry_run__", "dry": dry}
     try:
         # Annotations of a body stay text: the names in them are not known here.
         lazy = __future__.annotations.compiler_flag
-        exec(compile(body['source'], '<dry run body>', 'exec', lazy), namespace)  # noqa: S102
-        if body['function']:
-            function = namespace[body['function']]
+        exec(compile(body["source"], "<dry run body>", "exec", lazy), namespace)
+        if body["function"]:
+            function = namespace[body["function"]]
             dry.emit(function(*[dry][: len(inspect.signature(function).parameters)]))
-        mxnet = sys.modules.get('mxnet')
+        mxnet = sys.modules.get("mxnet")
         if mxnet is not None:
             mxnet.nd.waitall()  # operator errors are asynchronous: let them show here
-    except Exception as error:  # noqa: BLE001 - whatever it is, the report has to say it
+    except Exception as error:
         traceback.print_exc()
-        dry._write(error=f'{type(error).__name__}: {error}')
+        dry._write(error=f"{type(error).__name__}: {error}")
         return 1
     dry._write(done=True)
     return 0
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
     sys.exit(main(*sys.argv[1:]))

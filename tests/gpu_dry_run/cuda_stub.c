@@ -74,7 +74,9 @@ int cudaDriverGetVersion(int *v) { *v = 11020; return OK; }
 int cuDeviceGet(int *dev, int ordinal) { *dev = ordinal; return OK; }
 int cudaDeviceCanAccessPeer(int *yes) { *yes = 0; return OK; }
 const char *cudaGetErrorString(int e) { return e == 2 ? "out of memory" : "not in the CUDA stub"; }
-const char *cudaGetErrorName(int e) { return e == 2 ? "cudaErrorMemoryAllocation" : "cudaStubError"; }
+const char *cudaGetErrorName(int e) {
+  return e == 2 ? "cudaErrorMemoryAllocation" : "cudaStubError";
+}
 const char *cudnnGetErrorString(int e) { return "not in the CUDA stub"; }
 const char *nvrtcGetErrorString(int e) { return "not in the CUDA stub"; }
 int cuGetErrorString(int e, const char **s) { *s = "not in the CUDA stub"; return OK; }
@@ -193,7 +195,8 @@ int cudaLaunchKernel(const void *fun, dim3 grid, dim3 block, void **args, size_t
 }
 int cudaFuncGetAttributes(int *a, const void *fun) {
   memset(a, 0, 56);
-  a[6] = 1024; a[7] = 32; a[8] = a[9] = sm; /* maxThreadsPerBlock, numRegs, ptx and binary version */
+  a[6] = 1024; a[7] = 32; /* maxThreadsPerBlock, numRegs */
+  a[8] = a[9] = sm;       /* ptx and binary version */
   return OK;
 }
 int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *n) { *n = 2; return OK; }
@@ -207,7 +210,10 @@ int nvrtcGetLoweredName(H prog, const char *name, const char **out) { *out = nam
 int cuDevicePrimaryCtxRetain(H *c) { return handle(c); }
 int cuModuleLoadData(H *m) { return handle(m); }
 int cuModuleLoadDataEx(H *m) { return handle(m); }
-int cuModuleGetFunction(const char **fun, H mod, const char *name) { *fun = strdup(name); return OK; }
+int cuModuleGetFunction(const char **fun, H mod, const char *name) {
+  *fun = strdup(name);
+  return OK;
+}
 int cuLaunchKernel(const char *fun) { cudastub_trace("kernel %s", fun); return OK; }
 
 /* ---- streams, handles, descriptors ------------------------------------ */

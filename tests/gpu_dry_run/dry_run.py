@@ -13,7 +13,8 @@
         assert result.value[0] == 'data'
 
 A body runs in a process of its own, so that a crash is a result and not the end of the tests. To
-make it known elsewhere: ``from gpu_dry_run.dry_run import gpu_dry_run`` in ``tests/conftest.py``.
+make it known elsewhere: ``from gpu_dry_run.dry_run import gpu_dry_run`` in ``tests/conftest.py``
+(with a ``noqa: F401``, or named in ``__all__``).
 
 The wheel and the stand-ins are installed once, below ``.gpu-dry-run/`` in the project root or where
 ``MEMONGER_GPU_DRY_RUN_DIR`` says (0.9 GB on disk, half a minute the first time).
@@ -42,12 +43,12 @@ from . import gen_stub
 
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parents[1]
-WHEEL = 'mxnet-cu112==1.9.1'
+WHEEL = "mxnet-cu112==1.9.1"
 # Settings of whoever runs the tests that would change what a dry run shows.
-MXNET_SETTING = re.compile(r'(MXNET|NNVM|CUDASTUB|DMLC|PS)_')
+MXNET_SETTING = re.compile(r"(MXNET|NNVM|CUDASTUB|DMLC|PS)_")
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """The dry run cannot be had on this machine; the message says why."""
 
 
@@ -94,13 +95,13 @@ class Result:
     def message(self) -> str:
         """Why it did not: the exception or the signal, and MXNet's failed check."""
         if self.ok:
-            return ''
+            return ""
         said = self.error or self.stderr
-        checks = [line for line in said.splitlines() if 'Check failed' in line or 'what()' in line]
+        checks = [line for line in said.splitlines() if "Check failed" in line or "what()" in line]
         parts = checks[:1] or said.strip().splitlines()[-1:]
         if self.returncode < 0:
             parts.insert(0, signal.Signals(-self.returncode).name)
-        return ': '.join(part.strip() for part in parts)
+        return ": ".join(part.strip() for part in parts)
 
 
 class GpuDryRun:
@@ -146,9 +147,9 @@ class GpuDryRun:
         """
         with tempfile.TemporaryDirectory() as folder:
             body_path, report_path, trace_path = (
-                os.path.join(folder, name) for name in ('body.json', 'report.jsonl', 'trace')
+                os.path.join(folder, name) for name in ("body.json", "report.jsonl", "trace")
             )
-            with open(body_path, 'w') as f:
+            with open(body_path, "w") as f:
                 json.dump(dict(_as_source(body), args=list(args)), f)
             environment = {k: v for k, v in os.environ.items() if not MXNET_SETTING.match(k)}
             environment.update(
@@ -157,56 +158,56 @@ class GpuDryRun:
                 CUDASTUB_MEM_MB=str(memory_mb),
                 CUDASTUB_SM=str(capability),
                 # Timing convolutions that do nothing would only fill the log.
-                MXNET_CUDNN_AUTOTUNE_DEFAULT='0',
+                MXNET_CUDNN_AUTOTUNE_DEFAULT="0",
             )
             if trace:
-                environment['CUDASTUB_TRACE'] = trace_path
+                environment["CUDASTUB_TRACE"] = trace_path
             environment.update(env or {})
             process = subprocess.run(
-                [sys.executable, str(HERE / 'child.py'), body_path, report_path],
+                [sys.executable, str(HERE / "child.py"), body_path, report_path],
                 env=environment,
                 check=False,  # a crash is a result
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                encoding='utf-8',
-                errors='replace',
+                encoding="utf-8",
+                errors="replace",
                 timeout=timeout,
             )
             said = [json.loads(line) for line in _lines(report_path)]
             recorded = _lines(trace_path)
-        emitted = [x['value'] for x in said if 'value' in x]
+        emitted = [x["value"] for x in said if "value" in x]
         last: Dict[str, Any] = said[-1] if said else {}
         return Result(
             returncode=process.returncode,
             value=emitted[-1] if emitted else None,
             emitted=emitted,
-            used_bytes=last.get('used'),
-            peak_bytes=last.get('peak'),
+            used_bytes=last.get("used"),
+            peak_bytes=last.get("peak"),
             trace=recorded,
             stdout=process.stdout,
             stderr=process.stderr,
-            error=last.get('error'),
+            error=last.get("error"),
         )
 
 
 def _as_source(body: Union[str, Callable[..., Any]]) -> Dict[str, Any]:
     if isinstance(body, str):
-        return {'source': textwrap.dedent(body), 'function': None}
-    return {'source': textwrap.dedent(inspect.getsource(body)), 'function': body.__name__}
+        return {"source": textwrap.dedent(body), "function": None}
+    return {"source": textwrap.dedent(inspect.getsource(body)), "function": body.__name__}
 
 
 def _lines(path: str) -> List[str]:
     if not os.path.exists(path):
         return []
-    with open(path, errors='replace') as f:
+    with open(path, errors="replace") as f:
         return f.read().splitlines()
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process alone: several pytest workers may want to install at once."""
+    """Hold the folder for this process alone: several pytest workers may want to install."""
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / 'lock', 'w') as f:
+    with open(folder / "lock", "w") as f:
         fcntl.flock(f, fcntl.LOCK_EX)
         yield
 
@@ -216,46 +217,46 @@ def install() -> GpuDryRun:
 
     Raises
     ------
-    Unavailable
+    UnavailableError
         Where there is no gcc, or pip cannot get the wheel.
     """
-    root = Path(os.environ.get('MEMONGER_GPU_DRY_RUN_DIR') or PROJECT / '.gpu-dry-run').resolve()
-    if shutil.which('gcc') is None:
-        raise Unavailable('no gcc to build the CUDA stand-ins with')
+    root = Path(os.environ.get("MEMONGER_GPU_DRY_RUN_DIR") or PROJECT / ".gpu-dry-run").resolve()
+    if shutil.which("gcc") is None:
+        raise UnavailableError("no gcc to build the CUDA stand-ins with")
     with _locked(root):
-        wheel = root / 'mxnet-cu112'
+        wheel = root / "mxnet-cu112"
         if not wheel.exists():
             _install_wheel(wheel)
         sources = gen_stub.SOURCE.read_bytes() + Path(gen_stub.__file__).read_bytes()
-        stubs = root / f'stubs-{hashlib.sha256(sources).hexdigest()[:12]}'
+        stubs = root / f"stubs-{hashlib.sha256(sources).hexdigest()[:12]}"
         if not stubs.exists():
-            for old in root.glob('stubs*'):
+            for old in root.glob("stubs*"):
                 shutil.rmtree(old)
-            part = root / 'stubs.part'
-            gen_stub.build(wheel / 'mxnet' / 'libmxnet.so', part)
+            part = root / "stubs.part"
+            gen_stub.build(wheel / "mxnet" / "libmxnet.so", part)
             part.rename(stubs)
     return GpuDryRun(wheel, stubs)
 
 
 def _install_wheel(target: Path) -> None:
     # A folder under its final name is whole: pip fills one beside it, which is renamed at the end.
-    part = target.with_name(target.name + '.part')
+    part = target.with_name(target.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
-    pip = [sys.executable, '-m', 'pip', 'install', '--no-deps', '--target', str(part), WHEEL]
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(part), WHEEL]
     done = subprocess.run(
         pip, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     if done.returncode != 0:
         shutil.rmtree(part, ignore_errors=True)
-        said = done.stdout.strip().splitlines() or ['pip said nothing']
-        raise Unavailable(f'pip cannot install {WHEEL}: {said[-1]}')
+        said = done.stdout.strip().splitlines() or ["pip said nothing"]
+        raise UnavailableError(f"pip cannot install {WHEEL}: {said[-1]}")
     part.rename(target)
 
 
-@pytest.fixture(scope='session')
+@pytest.fixture(scope="session")
 def gpu_dry_run() -> GpuDryRun:
     """Run code on MXNet's GPU build without a GPU; skips where that cannot be installed."""
     try:
         return install()
-    except Unavailable as reason:
-        pytest.skip(f'GPU dry run: {reason}')
+    except UnavailableError as reason:
+        pytest.skip(f"GPU dry run: {reason}")

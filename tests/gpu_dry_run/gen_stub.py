@@ -14,43 +14,43 @@ from itertools import chain
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Tuple
 
-SOURCE = Path(__file__).resolve().parent / 'cuda_stub.c'
+SOURCE = Path(__file__).resolve().parent / "cuda_stub.c"
 
-CUDA = re.compile(r'lib(cu|nccl|nv)')
+CUDA = re.compile(r"lib(cu|nccl|nv)")
 # The driver and NCCL do not version their symbols: these are known by their names alone.
-UNVERSIONED = re.compile(r'(cu[A-Z]|nccl[A-Z])')
+UNVERSIONED = re.compile(r"(cu[A-Z]|nccl[A-Z])")
 # Functions that hand nothing back to the host, so that doing nothing is a faithful stand-in.
 # Any other function that cuda_stub.c lacks reports an error when it is called.
 NOTHING = re.compile(
-    r'.*(Destroy|Set|Restore|Synchronize|Register|Record|Wait|GetLastError|PeekAtLastError'
-    r'|Unload|EnablePeer|Memset|Forward|Backward|AddTensor|gemm|Gemm|Compile|AddName'
-    r'|DeriveBN|Generate|syrk|trmm|trsm|dot|MemcpyPeerAsync|nvtx|ncclGroup|ncclReduce|ncclBcast)'
+    r".*(Destroy|Set|Restore|Synchronize|Register|Record|Wait|GetLastError|PeekAtLastError"
+    r"|Unload|EnablePeer|Memset|Forward|Backward|AddTensor|gemm|Gemm|Compile|AddName"
+    r"|DeriveBN|Generate|syrk|trmm|trsm|dot|MemcpyPeerAsync|nvtx|ncclGroup|ncclReduce|ncclBcast)"
 )
 # The version under which unversioned symbols and our own counters are exported.
-OURS = 'CUDASTUB'
+OURS = "CUDASTUB"
 
 
 def undefined_symbols(library: Path) -> Iterator[Tuple[str, Optional[str]]]:
     """Yield (name, version or None) of the CUDA symbols that a library needs."""
-    out = subprocess.check_output(['nm', '-D', '--undefined-only', str(library)], text=True)
+    out = subprocess.check_output(["nm", "-D", "--undefined-only", str(library)], text=True)
     for line in out.splitlines():
-        name, _, version = line.split()[-1].partition('@')
-        version = version.lstrip('@')
+        name, _, version = line.split()[-1].partition("@")
+        version = version.lstrip("@")
         if CUDA.match(version) or (not version and UNVERSIONED.match(name)):
             yield name, version or None
 
 
 def needed_libraries(library: Path) -> List[str]:
     """Return the sonames of the CUDA libraries that a library is linked against."""
-    out = subprocess.check_output(['readelf', '-d', str(library)], text=True)
-    return [x for x in re.findall(r'\(NEEDED\).*\[(.*)\]', out) if CUDA.match(x)]
+    out = subprocess.check_output(["readelf", "-d", str(library)], text=True)
+    return [x for x in re.findall(r"\(NEEDED\).*\[(.*)\]", out) if CUDA.match(x)]
 
 
 def weak_definition(name: str) -> str:
     """Return C code of a function that records its call, and reports an error if it is unknown."""
-    note, status = ('', 0) if NOTHING.match(name) else (' (no stub)', 1)
+    note, status = ("", 0) if NOTHING.match(name) else (" (no stub)", 1)
     call = f'cudastub_trace("{name}{note}")'
-    return f'__attribute__((weak)) int {name}() {{ {call}; return {status}; }}\n'
+    return f"__attribute__((weak)) int {name}() {{ {call}; return {status}; }}\n"
 
 
 def build(library: Path, outdir: Path) -> None:
@@ -60,27 +60,26 @@ def build(library: Path, outdir: Path) -> None:
     for name, version in undefined_symbols(library):
         names.setdefault(version or OURS, []).append(name)
 
-    rest = outdir / 'rest.c'
+    rest = outdir / "rest.c"
     rest.write_text(
-        'void cudastub_trace(const char *fmt, ...);\n'
-        + ''.join(weak_definition(name) for name in sorted(chain(*names.values())))
+        "void cudastub_trace(const char *fmt, ...);\n"
+        + "".join(weak_definition(name) for name in sorted(chain(*names.values())))
     )
 
-    names.setdefault(OURS, []).append('cudastub_*')
-    versions = outdir / 'versions.map'
+    names.setdefault(OURS, []).append("cudastub_*")
+    versions = outdir / "versions.map"
     versions.write_text(
-        ''.join(
-            f'{version} {{ global: {"; ".join(symbols)}; '
-            f'{"local: *; " if version == OURS else ""}}};\n'
+        "".join(
+            f"{version} {{ global: {'; '.join(symbols)}; "
+            f"{'local: *; ' if version == OURS else ''}}};\n"
             for version, symbols in names.items()
         )
     )
 
-    stub = outdir / 'libcudastub.so'
-    subprocess.check_call(
-        ['gcc', '-shared', '-fPIC', '-O1', '-pthread', '-o', str(stub), str(SOURCE), str(rest)]
-        + [f'-Wl,--version-script={versions}']
-    )
+    stub = outdir / "libcudastub.so"
+    command = ["gcc", "-shared", "-fPIC", "-O1", "-pthread", f"-Wl,--version-script={versions}"]
+    command += ["-o", str(stub), str(SOURCE), str(rest)]
+    subprocess.check_call(command)
     for soname in needed_libraries(library):
         link = outdir / soname
         if link.is_symlink():
@@ -88,5 +87,5 @@ def build(library: Path, outdir: Path) -> None:
         link.symlink_to(stub.name)
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
     build(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -18,9 +18,9 @@ def test_function_returns_its_value(gpu_dry_run: GpuDryRun) -> None:
 
         return [mx.__version__, mx.context.num_gpus(), dry.args]
 
-    result = gpu_dry_run.run(body, args=['a', 2])
+    result = gpu_dry_run.run(body, args=["a", 2])
     assert result.ok, result.message
-    assert result.value == ['1.9.1', 1, ['a', 2]]
+    assert result.value == ["1.9.1", 1, ["a", 2]]
 
 
 def test_source_text_reports_as_it_goes(gpu_dry_run: GpuDryRun) -> None:
@@ -31,8 +31,8 @@ def test_source_text_reports_as_it_goes(gpu_dry_run: GpuDryRun) -> None:
         raise SystemError('enough')
         """)
     assert (result.returncode, result.emitted, result.value) == (1, [0, 1, 2], 2)
-    assert result.message == 'SystemError: enough'
-    assert result.stdout == 'printed\n'
+    assert result.message == "SystemError: enough"
+    assert result.stdout == "printed\n"
 
 
 def test_death_of_the_process_is_a_result(gpu_dry_run: GpuDryRun) -> None:
@@ -41,8 +41,8 @@ def test_death_of_the_process_is_a_result(gpu_dry_run: GpuDryRun) -> None:
         dry.emit('still here')
         os.abort()
         """)
-    assert (result.returncode, result.value) == (-6, 'still here')
-    assert result.message.startswith('SIGABRT')
+    assert (result.returncode, result.value) == (-6, "still here")
+    assert result.message.startswith("SIGABRT")
 
 
 def test_arrays_hold_device_memory(gpu_dry_run: GpuDryRun) -> None:
@@ -60,7 +60,7 @@ def test_arrays_hold_device_memory(gpu_dry_run: GpuDryRun) -> None:
     assert result.peak_bytes is not None and result.peak_bytes >= 12 * MB
 
 
-@pytest.mark.parametrize('memory_mb, fits', [(64, True), (8, False)])
+@pytest.mark.parametrize("memory_mb, fits", [(64, True), (8, False)])
 def test_a_small_device_runs_out(gpu_dry_run: GpuDryRun, memory_mb: int, fits: bool) -> None:
     def body() -> None:
         import mxnet as mx
@@ -69,18 +69,18 @@ def test_a_small_device_runs_out(gpu_dry_run: GpuDryRun, memory_mb: int, fits: b
 
     result = gpu_dry_run.run(body, memory_mb=memory_mb)
     assert result.ok == fits
-    assert fits or 'out of memory' in result.message
+    assert fits or "out of memory" in result.message
 
 
 def test_convolution_network_steps(gpu_dry_run: GpuDryRun) -> None:
     def body() -> None:
         import mxnet as mx
 
-        x = mx.sym.Variable('data')
+        x = mx.sym.Variable("data")
         for _ in range(2):
             x = mx.sym.Convolution(x, kernel=(3, 3), num_filter=8, pad=(1, 1))
-            x = mx.sym.Activation(mx.sym.BatchNorm(x), act_type='relu')
-        x = mx.sym.Dropout(mx.sym.Pooling(x, kernel=(2, 2), pool_type='max'), p=0.5)
+            x = mx.sym.Activation(mx.sym.BatchNorm(x), act_type="relu")
+        x = mx.sym.Dropout(mx.sym.Pooling(x, kernel=(2, 2), pool_type="max"), p=0.5)
         net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=4))
         executor = net.simple_bind(mx.gpu(0), data=(2, 3, 8, 8))
         for _ in range(3):
@@ -90,15 +90,15 @@ def test_convolution_network_steps(gpu_dry_run: GpuDryRun) -> None:
 
     result = gpu_dry_run.run(body, trace=True)
     assert result.ok, result.message
-    assert not [line for line in result.trace if 'no stub' in line]
+    assert not [line for line in result.trace if "no stub" in line]
     calls = [line.split()[0] for line in result.trace]
     steps, layers = 3, 2
-    assert calls.count('cudnnConvolutionForward') == steps * layers
-    assert calls.count('cudnnConvolutionBackwardFilter') == steps * layers
-    assert calls.count('cudnnBatchNormalizationForwardTraining') == steps * layers
+    assert calls.count("cudnnConvolutionForward") == steps * layers
+    assert calls.count("cudnnConvolutionBackwardFilter") == steps * layers
+    assert calls.count("cudnnBatchNormalizationForwardTraining") == steps * layers
 
 
-@pytest.mark.parametrize('fusion', ['0', '1'])
+@pytest.mark.parametrize("fusion", ["0", "1"])
 def test_unread_cudnn_batch_norm_aborts(gpu_dry_run: GpuDryRun, fusion: str) -> None:
     """The reason why this folder exists: the original's plan for its own example does this."""
 
@@ -106,8 +106,8 @@ def test_unread_cudnn_batch_norm_aborts(gpu_dry_run: GpuDryRun, fusion: str) -> 
         import mxnet as mx
 
         for cudnn_off in (True, False):
-            norm = mx.sym.BatchNorm(mx.sym.Variable('data'), cudnn_off=cudnn_off)
-            norm._set_attr(force_mirroring='True')
+            norm = mx.sym.BatchNorm(mx.sym.Variable("data"), cudnn_off=cudnn_off)
+            norm._set_attr(force_mirroring="True")
             net = mx.sym.MakeLoss(mx.sym.FullyConnected(norm, num_hidden=2))
             executor = net.simple_bind(mx.gpu(0), data=(4, 3))
             executor.forward(is_train=True)
@@ -115,15 +115,15 @@ def test_unread_cudnn_batch_norm_aborts(gpu_dry_run: GpuDryRun, fusion: str) -> 
             mx.nd.waitall()
             dry.emit(cudnn_off)
 
-    result = gpu_dry_run.run(body, env={'MXNET_USE_FUSION': fusion})
+    result = gpu_dry_run.run(body, env={"MXNET_USE_FUSION": fusion})
     assert (result.ok, result.emitted) == (False, [True])
     # MXNet's Python side breaks up the '::' of its C++ messages.
-    assert 'req[cudnnbatchnorm: :kOut] == kWriteTo (0 vs. 1)' in result.message
+    assert "req[cudnnbatchnorm: :kOut] == kWriteTo (0 vs. 1)" in result.message
 
 
 def test_rnn_steps(gpu_dry_run: GpuDryRun) -> None:
     """MXNet checks cuDNN's parameter count against its own; what is kept is known by gate."""
-    gates = {'rnn_relu': 1, 'rnn_tanh': 1, 'lstm': 4, 'gru': 3}
+    gates = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
     modes = [(mode, bidirectional) for mode in gates for bidirectional in (False, True)]
     steps, batch, hidden, layers = 16, 4, 64, 2
 
@@ -133,7 +133,7 @@ def test_rnn_steps(gpu_dry_run: GpuDryRun) -> None:
         modes, shape, layers = dry.args
         for mode, bidirectional in modes:
             net = mx.sym.RNN(
-                mx.sym.Variable('data'),
+                mx.sym.Variable("data"),
                 mode=mode,
                 state_size=shape[2],
                 num_layers=layers,
@@ -147,16 +147,16 @@ def test_rnn_steps(gpu_dry_run: GpuDryRun) -> None:
     args = [modes, (steps, batch, hidden), layers]
     result = gpu_dry_run.run(body, args=args, trace=True)
     assert result.ok, result.message
-    assert not [line for line in result.trace if 'no stub' in line]
-    calls = ('cudnnGetRNNTrainingReserveSize', 'cudnnRNNForward', 'cudnnRNNBackward')
+    assert not [line for line in result.trace if "no stub" in line]
+    calls = ("cudnnGetRNNTrainingReserveSize", "cudnnRNNForward", "cudnnRNNBackward")
     expected = []
     for mode, bidirectional in modes:
         # Each gate of each step, and the cell of an LSTM, in float32.
-        kept = (gates[mode] + (mode == 'lstm')) * (2 if bidirectional else 1)
+        kept = (gates[mode] + (mode == "lstm")) * (2 if bidirectional else 1)
         expected += [
-            f'cudnnGetRNNTrainingReserveSize {4 * steps * batch * hidden * layers * kept}',
-            'cudnnRNNForwardTrainingEx',
-            'cudnnRNNBackwardDataEx',
-            'cudnnRNNBackwardWeightsEx',
+            f"cudnnGetRNNTrainingReserveSize {4 * steps * batch * hidden * layers * kept}",
+            "cudnnRNNForwardTrainingEx",
+            "cudnnRNNBackwardDataEx",
+            "cudnnRNNBackwardWeightsEx",
         ]
     assert [line for line in result.trace if line.startswith(calls)] == expected

@@ -1,0 +1,13 @@
+"""Set up before anything imports MXNet: one OpenMP thread, and the examples on the path."""
+
+import os
+import sys
+from pathlib import Path
+
+# MXNet's CPU build is not repeatable with more: bit-for-bit comparisons need one.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+TESTS = Path(__file__).resolve().parent
+for folder in (TESTS, TESTS.parent / "examples"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))

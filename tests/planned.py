@@ -1,0 +1,44 @@
+"""Helpers of the tests: what a planned symbol carries, and plans of one's own."""
+
+import json
+from typing import Any, Dict, Iterable, List
+
+import memonger  # noqa: F401
+import mxnet as mx
+from memonger.forward import ForwardGraph, forward_graph
+from memonger.inputs import read_shapes
+from memonger.marks import FORCE
+from memonger.operators import ANYWHERE
+from memonger.rules import Rules
+from memonger.training import training_graph
+
+
+def nodes(symbol: Any) -> List[Dict[str, Any]]:
+    """The nodes of a symbol's JSON."""
+    return json.loads(symbol.tojson())["nodes"]
+
+
+def marked(symbol: Any, value: str = "True") -> List[str]:
+    """Names of the nodes whose force_mirroring is ``value``."""
+    return [n["name"] for n in nodes(symbol) if n.get("attrs", {}).get(FORCE) == value]
+
+
+def with_marks(symbol: Any, names: Iterable[str]) -> Any:
+    """A copy in which just these nodes are recomputed, without any rule."""
+    graph, names = json.loads(symbol.tojson()), set(names)
+    for node in graph["nodes"]:
+        if node["op"] != "null" and node["name"] in names:
+            node.setdefault("attrs", {})[FORCE] = "True"
+    return mx.sym.load_json(json.dumps(graph))
+
+
+def forward(symbol: Any, shapes: Any, type_dict: Any = None) -> ForwardGraph:
+    """The forward graph of a symbol."""
+    return forward_graph(symbol, read_shapes(symbol, shapes, {}, type_dict))
+
+
+def rules_of(symbol: Any, shapes: Any, targets: Any = ANYWHERE) -> Rules:
+    """The rules of a network that is trained as Module trains it, or for all gradients."""
+    graph = forward(symbol, shapes)
+    parameters = [a for a in graph.arguments if graph.nodes[a].name not in shapes]
+    return Rules([training_graph(graph), training_graph(graph, parameters)], targets)

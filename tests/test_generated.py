@@ -1,0 +1,69 @@
+"""Properties over generated networks: whatever is marked, what the rules leave of it is right."""
+
+from typing import Any
+
+import memonger
+import mxnet as mx
+import numpy as np
+from hypothesis import HealthCheck, given, settings, strategies as st
+from memonger import marks
+from memonger.allocator import replay
+from memonger.executor import bind, planned_mb
+from memonger.gradients import read_debug_str
+
+from generated import networks
+from planned import rules_of
+
+QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+def random_mask(rules: Any, seed: int, share: float) -> np.ndarray:
+    drawn = np.random.RandomState(seed).uniform(size=len(rules.graph.nodes)) < share
+    return rules.apply(drawn & rules.allowed)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=QUIET)
+@given(networks(), st.integers(0, 2**16), st.sampled_from([0.3, 0.6, 0.9, 1.0]))
+def test_any_marks_train_bit_for_bit(drawn: Any, seed: int, share: float) -> None:
+    symbol, shapes = drawn
+    rules = rules_of(symbol, shapes)
+    mask = random_mask(rules, seed, share)
+    planned = marks.apply(symbol, mask, rules.native(mask))
+    report = memonger.check(symbol, planned, shapes, seed=seed)
+    assert report, str(report)
+    assert memonger.unplan(planned).tojson() == symbol.tojson()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=QUIET)
+@given(networks(), st.sampled_from(["smallest", "chen2016"]))
+def test_searched_plans_train_bit_for_bit(drawn: Any, planner: str) -> None:
+    symbol, shapes = drawn
+    before = symbol.tojson()
+    planned = memonger.search_plan(symbol, planner=planner, shapes=shapes)
+    assert symbol.tojson() == before
+    report = memonger.check(symbol, planned, shapes, steps=2)
+    assert report, str(report)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=QUIET)
+@given(networks(), st.integers(0, 2**16), st.sampled_from([0.0, 0.5, 0.9, 1.0]))
+def test_replay_is_what_mxnet_does(drawn: Any, seed: int, share: float) -> None:
+    """Order, operator by operator, and memory; sizes are scaled so that a MB shows little."""
+    symbol, shapes = drawn
+    rules = rules_of(symbol, shapes)
+    mask = random_mask(rules, seed, share)
+    for training in rules.trainings:
+        if training.inexact:
+            continue
+        wanted = None if training is rules.trainings[0] else [
+            a for a in rules.graph.arguments if rules.graph.nodes[a].name not in shapes
+        ]
+        if wanted == []:
+            continue
+        executor = bind(marks.apply(symbol, mask), rules.graph, mx.cpu(), wanted)
+        found = replay(training, mask)
+        ops = [training.ops[row] for row in found.order]
+        assert [op for op in ops if op != "null"] == [
+            node["op"] for node in read_debug_str(executor.debug_str())[1]
+        ]
+        assert found.pool_bytes >> 20 == planned_mb(executor)

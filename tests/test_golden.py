@@ -1,0 +1,138 @@
+"""The original's answers on five networks, recorded with the original on MXNet 1.9.1 (CPU)."""
+
+import gzip
+import json
+import logging
+from pathlib import Path
+from typing import Any, Dict, Tuple
+
+import memonger
+import mxnet as mx
+import pytest
+from memonger.costs import CostModel
+from memonger.planners import chen2016
+from memonger.marks import stages
+from memonger.training import training_graph
+
+import networks
+from planned import forward, marked
+
+GOLDEN = Path(__file__).parent / "golden"
+NETS = ["resnet-2-2-2-2", "resnet-3-4-6-3", "resnet-3-24-36-3", "lstm-4x16", "lstm-4x64"]
+
+#: MB: no plan, the original's plan, that plan with the rules, the default.
+COSTS = {
+    "resnet-2-2-2-2": (808, 383, 383, 303),
+    "resnet-3-4-6-3": (4899, 1658, 1658, 1432),
+    "resnet-3-24-36-3": (14332, 2520, 2520, 2187),
+    "lstm-4x16": (573, 399, 486, 486),
+    "lstm-4x64": (1460, 518, 697, 697),
+}
+
+
+def load(name: str) -> Tuple[Any, Dict[str, Tuple[int, ...]], Dict[str, Any]]:
+    record = json.loads((GOLDEN / (name + ".json")).read_text())
+    with gzip.open(str(GOLDEN / (name + "-symbol.json.gz")), "rt") as f:
+        symbol = mx.sym.load_json(f.read())
+    return symbol, {k: tuple(v) for k, v in record["shapes"].items()}, record
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_every_threshold_as_recorded(name: str) -> None:
+    symbol, shapes, record = load(name)
+    assert len(record["thresholds"]) >= 4
+    for expected in record["thresholds"]:
+        info: Dict[str, int] = {}
+        planned = memonger.make_mirror_plan(
+            symbol, expected["threshold"], info, rules=False, shapes=shapes
+        )
+        assert info == expected["plan_info"]
+        assert sorted(marked(planned, "False")) == expected["kept"]
+        assert memonger.get_cost(planned, shapes=shapes) == expected["cost"]
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_every_trial_of_the_search_as_recorded(name: str) -> None:
+    symbol, shapes, record = load(name)
+    graph = forward(symbol, shapes)
+    cost = CostModel(symbol, graph, training_graph(graph), mx.cpu())
+    assert cost.exact
+    trials = chen2016.search(graph, stages(graph), cost)
+    assert [[t.threshold, t.cost] for t in trials] == record["search"]["trials"]
+    chosen = chen2016.best(trials)
+    assert (chosen.threshold, chosen.cost) == (
+        record["search"]["threshold"],
+        record["search"]["cost"],
+    )
+    bare = memonger.search_plan(symbol, planner="chen2016", rules=False, shapes=shapes)
+    assert sorted(marked(bare, "False")) == record["search"]["kept"]
+    assert memonger.get_cost(bare, shapes=shapes) == record["search"]["cost"]
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_costs_with_the_rules(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    symbol, shapes, record = load(name)
+    unplanned, bare, ruled, default = COSTS[name]
+    assert record["unplanned"] == unplanned == memonger.get_cost(symbol, shapes=shapes)
+    assert record["search"]["cost"] == bare
+    with caplog.at_level(logging.INFO, "memonger"):
+        planned = memonger.search_plan(symbol, planner="chen2016", shapes=shapes)
+    assert memonger.get_cost(planned, shapes=shapes) == ruled
+    assert "cost=%d MB before the rules, %d MB with them" % (bare, ruled) in caplog.text
+    assert memonger.get_cost(memonger.search_plan(symbol, shapes=shapes), shapes=shapes) == default
+
+
+def test_the_original_recomputes_batch_norms_that_the_rules_make_native() -> None:
+    """On a GPU the recorded plan of example_resnet aborts in cuDNN's BatchNorm (req kNullOp)."""
+    symbol, shapes, _ = load("resnet-2-2-2-2")
+    planned = memonger.search_plan(symbol, planner="chen2016", shapes=shapes)
+    attributes = planned.attr_dict()
+    norms = [n for n in marked(planned) if n.startswith("batchnorm")]
+    assert len(norms) > 10
+    assert all(attributes[n]["cudnn_off"] == "True" for n in norms)
+    on_cpu = memonger.search_plan(symbol, planner="chen2016", shapes=shapes, ctx=mx.cpu())
+    assert all("cudnn_off" not in on_cpu.attr_dict()[n] for n in norms)
+
+
+SMALL = {
+    "resnet": lambda: networks.resnet((2, 2, 2, 2), batch=2, image=64, classes=10, filters=8),
+    "lstm": lambda: networks.lstm(
+        layers=4, steps=8, batch=3, hidden=16, embed=16, labels=11, input=5
+    ),
+    "lstm, one softmax": lambda: networks.lstm(
+        layers=2,
+        steps=6,
+        batch=3,
+        hidden=16,
+        embed=16,
+        labels=11,
+        input=5,
+        concat_decode=True,
+        use_loss=False,
+        dropout=0.3,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("ctx", [None, mx.cpu()], ids=["anywhere", "cpu"])
+def test_trains_bit_for_bit(name: str, ctx: Any) -> None:
+    symbol, shapes = SMALL[name]()
+    planned = memonger.make_mirror_plan(symbol, 0, shapes=shapes, ctx=ctx)
+    assert len(marked(planned)) > 20
+    native = memonger.check(symbol, planned, shapes)
+    assert native, native
+
+
+def test_builders_make_the_recorded_networks() -> None:
+    """The same operators, attributes and connections; names were counted on from other networks."""
+
+    def plain(symbol: Any) -> Any:
+        graph = json.loads(symbol.tojson())
+        return [(n["op"], n.get("attrs"), n["inputs"]) for n in graph["nodes"]], graph["heads"]
+
+    assert plain(load("resnet-3-24-36-3")[0]) == plain(networks.resnet()[0])
+    symbol, shapes, _ = load("lstm-4x64")
+    built, built_shapes = networks.lstm(steps=64)
+    assert plain(symbol) == plain(built)
+    assert shapes == built_shapes

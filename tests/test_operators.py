@@ -1,0 +1,122 @@
+"""One operator at a time: recomputed between kept neighbours, and inside a planned network."""
+
+import re
+from typing import Any, FrozenSet, List
+
+import memonger
+import pytest
+from memonger.operators import (
+    CPU,
+    LISTED,
+    UNTOUCHED,
+    tolerates_unread,
+    why_kept,
+)
+
+from operator_cases import AFTER, BEFORE, CASES, PLANNED_SHAPES, SMALL_SHAPES, planned_net, small_net
+from planned import forward, marked, nodes, rules_of, with_marks
+
+ON_CPU: FrozenSet[str] = frozenset((CPU,))
+
+#: Cases whose operators must be kept, every one by rule.
+KEPT = sorted(name for name, case in CASES.items() if case.draws) + ["foreach", "Custom", "moments"]
+
+
+def inner(symbol: Any) -> List[str]:
+    """The operators of a case: those between BEFORE and AFTER."""
+    order = [n["name"] for n in nodes(symbol) if n["op"] != "null"]
+    outside = {n["name"] for n in nodes(symbol.get_internals()[BEFORE + "_output"])}
+    return [n for n in order[: order.index(AFTER)] if n not in outside]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("targets", [None, ON_CPU], ids=["anywhere", "cpu"])
+def test_alone_between_kept_neighbours(name: str, targets: Any) -> None:
+    """What the rules leave of "recompute just this" changes nothing, whoever reads its output."""
+    symbol = small_net(CASES[name])
+    rules = rules_of(symbol, SMALL_SHAPES, *([targets] if targets else []))
+    graph = rules.graph
+    for extra in ([], [BEFORE], [AFTER]):
+        wanted = set(inner(symbol) + extra)
+        mask = rules.allowed & [n.name in wanted for n in graph.nodes]
+        mask = rules.apply(mask)
+        names = [graph.nodes[i].name for i in range(len(mask)) if mask[i]]
+        planned = with_marks(symbol, names)
+        report = memonger.check(symbol, planned, SMALL_SHAPES)
+        assert report, (names, str(report))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_inside_a_planned_network(name: str) -> None:
+    symbol = planned_net(CASES[name])
+    rules = rules_of(symbol, PLANNED_SHAPES)
+    for every in (2, 5):  # keep every second, every fifth operator
+        mask = rules.allowed.copy()
+        mask[::every] = False
+        mask = rules.apply(mask)
+        assert mask.any()
+        graph = rules.graph
+        planned = with_marks(symbol, [n.name for n, m in zip(graph.nodes, mask) if m])
+        report = memonger.check(symbol, planned, PLANNED_SHAPES)
+        assert report, str(report)
+
+
+def test_at_least_100_operators_are_tried() -> None:
+    tried = {n["op"] for case in CASES.values() for n in nodes(small_net(case))} - {"null"}
+    assert len(tried) >= 100
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_operators_that_must_run_once_are_kept(name: str) -> None:
+    symbol = small_net(CASES[name])
+    planned = memonger.make_mirror_plan(symbol, 0, shapes=SMALL_SHAPES)
+    graph = forward(symbol, SMALL_SHAPES)
+    kept = [n for n in graph.nodes if not n.is_variable and why_kept(n.op, n.attrs)]
+    assert kept
+    assert not set(marked(planned)) & {n.name for n in kept}
+    attributes = planned.attr_dict()
+    for node in kept:
+        if node.op in UNTOUCHED:
+            assert "__force_mirroring__" not in attributes.get(node.name, {})
+
+
+def tolerant_cases() -> List[Any]:
+    found = []
+    for name, case in CASES.items():
+        symbol = small_net(case)
+        names = set(inner(symbol))
+        for node in forward(symbol, SMALL_SHAPES).nodes:
+            if node.name in names and tolerates_unread(node.op, node.attrs, ["float32"], ON_CPU):
+                found.append(pytest.param(name, node.name, id="%s-%s" % (name, node.name)))
+    return found
+
+
+@pytest.mark.parametrize("name, node", tolerant_cases())
+def test_tolerates_that_nobody_reads_it(name: str, node: str) -> None:
+    """Marked alone and without rules; another batch first, whose leavings would show."""
+    symbol = small_net(CASES[name])
+    report = memonger.check(symbol, with_marks(symbol, [node]), SMALL_SHAPES)
+    assert report, str(report)
+
+
+def test_every_entry_of_the_table_is_tried() -> None:
+    tried = set()
+    for case in CASES.values():
+        symbol = small_net(case)
+        names = set(inner(symbol))
+        tried |= {n["op"] for n in nodes(symbol) if n["name"] in names}
+    assert LISTED - tried == set()
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "GroupNorm", "Embedding", "pick", "hard_sigmoid"])
+def test_the_rule_is_needed(name: str) -> None:
+    """Unread without the rule these abort, or leave what their gradient reads undone."""
+    symbol = small_net(CASES[name])
+    op = re.sub("_.*", "", name) if name != "hard_sigmoid" else name
+    names = [n["name"] for n in nodes(symbol) if n["op"] == op]
+    assert names
+    try:
+        report = memonger.check(symbol, with_marks(symbol, names), SMALL_SHAPES)
+    except memonger.MemongerError:
+        return
+    assert not report
