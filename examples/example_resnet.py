@@ -19,7 +19,9 @@ import numpy as np
 
 def add_options(parser: argparse.ArgumentParser, batch: int) -> None:
     """Add the options that all examples of this kind have."""
-    parser.add_argument("--batch", type=int, default=batch, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--batch", type=int, default=batch, metavar="N", help="default: %(default)s"
+    )
     parser.add_argument(
         "--planner",
         choices=("smallest", "chen2016"),

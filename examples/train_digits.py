@@ -26,7 +26,7 @@ import mxnet as mx
 import numpy as np
 
 TRAINING_IMAGES = 1500  # of 1797
-LEARNING_RATE = 0.05
+LEARNING_RATE = 0.01
 MEASURED_STEPS = 3
 
 Arrays = Dict[str, np.ndarray]
@@ -61,7 +61,7 @@ def network(blocks: int, filters: int) -> Any:
         x = mx.sym.Convolution(
             x, num_filter=filters, kernel=(3, 3), pad=(1, 1), no_bias=True, name=name + "_conv"
         )
-        return mx.sym.BatchNorm(x, fix_gamma=False, name=name + "_norm")
+        return mx.sym.BatchNorm(x, fix_gamma=False, momentum=0.7, name=name + "_norm")
 
     def relu(x: Any, name: str) -> Any:
         return mx.sym.Activation(x, act_type="relu", name=name + "_relu")
@@ -73,7 +73,6 @@ def network(blocks: int, filters: int) -> Any:
         if i % 4 == 3:
             y = mx.sym.Dropout(y, p=0.2, name=name + "_dropout")
         x = relu(x + normalised(y, name + "_b"), name)
-    x = mx.sym.Pooling(x, kernel=(8, 8), pool_type="avg", global_pool=True, name="pool")
     x = mx.sym.Dropout(mx.sym.Flatten(x, name="flat"), p=0.2, name="dropout")
     x = mx.sym.FullyConnected(x, num_hidden=10, name="scores")
     return mx.sym.SoftmaxOutput(x, name="softmax")
@@ -94,7 +93,8 @@ def train(symbol: Any, images: np.ndarray, labels: np.ndarray, batch: int, epoch
     module.fit(
         mx.io.NDArrayIter(images[:n], labels[:n], batch, last_batch_handle="discard"),
         num_epoch=epochs,
-        optimizer_params={"learning_rate": LEARNING_RATE, "momentum": 0.9},
+        optimizer="adam",
+        optimizer_params={"learning_rate": LEARNING_RATE},
         initializer=mx.init.Xavier(),
         batch_end_callback=finish,
     )
@@ -150,8 +150,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     for name, default, what in (
         ("--blocks", 16, "residual blocks"),
         ("--filters", 16, "filters of every convolution"),
-        ("--batch", 500, "images in a batch"),
-        ("--epochs", 6, "times that all images are shown"),
+        ("--batch", 300, "images in a batch"),
+        ("--epochs", 10, "times that all images are shown"),
     ):
         parser.add_argument(
             name, type=int, default=default, metavar="N", help=what + " (default: %(default)s)"

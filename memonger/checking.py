@@ -108,7 +108,7 @@ def check(
     *,
     type_dict: Optional[Mapping[str, Any]] = None,
     ctx: Any = None,
-    grad_req: Any = "write",
+    grad_req: Any = None,
     seed: int = 0,
     values: Optional[Mapping[str, Any]] = None,
 ) -> CheckReport:
@@ -123,8 +123,9 @@ def check(
         Training steps, with an SGD-momentum update between them.
     type_dict, ctx
         As for ``search_plan``; the CPU by default.
-    grad_req : str or dict
-        As ``simple_bind`` takes it.
+    grad_req : str or dict, optional
+        As ``simple_bind`` takes it. By default as Module has it: 'write', but 'null' for the inputs
+        named in ``shapes``.
     seed : int
         Of the values and of MXNet's random operators.
     values : dict, optional
@@ -212,7 +213,9 @@ def _train(
 ) -> List[_Arrays]:
     arguments = {graph.nodes[i].name: graph.tensors[i][0] for i in graph.arguments}
     names = list(arguments)
-    if isinstance(grad_req, str):
+    if grad_req is None:
+        requests = {name: "null" if name in inputs else "write" for name in names}
+    elif isinstance(grad_req, str):
         requests = dict.fromkeys(names, grad_req)
     elif isinstance(grad_req, Mapping):
         requests = {name: grad_req.get(name, "null") for name in names}

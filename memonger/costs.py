@@ -16,34 +16,35 @@ MB = 2**20
 
 
 class CostModel:
-    """The memory of plans of one network, in MB as ``debug_str`` reports it.
+    """The memory of plans of one network, in bytes as MXNet counts them (4 to an element).
 
     The replay is trusted if it knows everything about the network and agrees with one bind of the
-    unplanned network; otherwise every plan is bound, and the log says why.
+    unplanned network; otherwise every plan is bound, which tells whole MB, and the log says why.
     """
 
     def __init__(self, symbol: Any, graph: ForwardGraph, training: TrainingGraph, ctx: Any) -> None:
         self.symbol, self.graph, self.training, self.ctx = symbol, graph, training, ctx
         nothing = np.zeros(len(graph.nodes), dtype=np.bool_)
-        self.unplanned = planned_mb(bind(symbol, graph, ctx))
-        self._known: Dict[bytes, int] = {}
-        replayed = replay(training, nothing).pool_bytes // MB
+        bound = planned_mb(bind(symbol, graph, ctx))
+        self.unplanned = replay(training, nothing).pool_bytes
         why = "; ".join(training.inexact)
-        if not why and replayed != self.unplanned:
-            why = "it gives %d MB for the unplanned network, MXNet %d MB" % (replayed, self.unplanned)
+        if not why and self.unplanned // MB != bound:
+            why = "it gives %d MB for the unplanned network, MXNet %d MB" % (
+                self.unplanned // MB,
+                bound,
+            )
         self.exact = not why
         if why:
-            log.info("memory is measured by binding each plan, for the replay is not exact: %s", why)
+            self.unplanned = bound * MB
+            log.info("each plan is bound to learn its memory, for the replay is not exact: %s", why)
+        self._known: Dict[bytes, int] = {nothing.tobytes(): self.unplanned}
 
     def __call__(self, mask: np.ndarray) -> int:
         key = mask.tobytes()
         if key not in self._known:
-            self._known[key] = self._cost(mask)
+            self._known[key] = (
+                replay(self.training, mask).pool_bytes
+                if self.exact
+                else MB * planned_mb(bind(marks.apply(self.symbol, mask), self.graph, self.ctx))
+            )
         return self._known[key]
-
-    def _cost(self, mask: np.ndarray) -> int:
-        if not mask.any():
-            return self.unplanned
-        if self.exact:
-            return replay(self.training, mask).pool_bytes // MB
-        return planned_mb(bind(marks.apply(self.symbol, mask), self.graph, self.ctx))

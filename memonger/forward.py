@@ -100,9 +100,9 @@ def forward_graph(symbol: Any, spec: InputSpec) -> ForwardGraph:
         If a shape is missing, or does not fit; the message names the input or the node.
     """
     internals = symbol.get_internals()
-    inner = json.loads(internals.tojson())
+    inner = json.loads(internals.tojson(remove_amp_cast=False))
     nodes = tuple(_node(item) for item in inner["nodes"])
-    heads = json.loads(symbol.tojson())["heads"]
+    heads = json.loads(symbol.tojson(remove_amp_cast=False))["heads"]
     arguments, auxiliary = symbol.list_arguments(), set(symbol.list_auxiliary_states())
     shapes = _infer_shapes(symbol, internals, spec, nodes)
     types = _infer_types(symbol, internals, spec)

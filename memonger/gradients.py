@@ -310,7 +310,7 @@ def _with_tensors(
             Tensor(tuple(int(n) for n in shape), np.dtype(kind).name)
             for shape, kind in zip(*_infer(internals, inputs, _head_tensors(op, attrs, inputs)))
         ]
-        entries = json.loads(internals.tojson())
+        entries = json.loads(internals.tojson(remove_amp_cast=False))
     except (mx.MXNetError, TypeError) as error:
         raise NotObservable(
             "%s: shapes of its gradient: %s" % (op, str(error).strip().split("\n")[0])
@@ -361,15 +361,21 @@ def merges(op: str, attrs: Mapping[str, str], inputs: Sequence[Tensor]) -> bool:
         nodes: List[Dict[str, Any]] = [{"op": "null", "name": n, "inputs": []} for n in names]
         into = [[k, 0, 0] for k in range(len(inputs))]
         nodes += [{"op": op, "name": n, "attrs": dict(attrs), "inputs": into} for n in ("f", "g")]
+        # Read by different operators: heads of the network are never quite merged.
+        nodes += [
+            {"op": reader, "name": reader, "inputs": [[len(inputs) + k, 0, 0]]}
+            for k, reader in enumerate(("identity", "negative"))
+        ]
         cpu = mx.cpu()
         arrays = {n: unallocated(t.shape, t.dtype, cpu) for n, t in zip(names, inputs)}
         try:
-            symbol = _load(nodes, [[len(inputs), 0, 0], [len(inputs) + 1, 0, 0]])
+            symbol = _load(nodes, [[len(inputs) + 2, 0, 0], [len(inputs) + 3, 0, 0]])
             auxiliary = {n: arrays[n] for n in symbol.list_auxiliary_states()}
             arguments = {n: arrays[n] for n in symbol.list_arguments()}
-            with environment(MXNET_ELIMINATE_COMMON_EXPR="1", MXNET_SUBGRAPH_BACKEND=""):
-                text = symbol.bind(cpu, arguments, None, "null", auxiliary).debug_str()
-            _merging[key] = sum(node["op"] == op for node in read_debug_str(text)[1]) == 1
+            request = "write"  # without gradients MKLDNN would replace the operators by its own
+            with environment(MXNET_ELIMINATE_COMMON_EXPR="1"):
+                text = symbol.bind(cpu, arguments, arguments, request, auxiliary).debug_str()
+            _merging[key] = sum(node["name"] in ("f", "g") for node in read_debug_str(text)[1]) == 1
         except mx.MXNetError:
-            _merging[key] = False  # cannot be bound alone: a subgraph or a Custom operator
+            _merging[key] = False  # a subgraph, a Custom operator, or one without a gradient
     return _merging[key]

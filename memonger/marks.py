@@ -19,6 +19,8 @@ FORCE = "__force_mirroring__"
 STAGE = "__mirror_stage__"
 RECORD = "__memonger__"  # JSON: attribute -> what it was before, null if it was not there
 
+# NB: a plain ``tojson()`` would leave out the casts that AMP has put in (``remove_amp_cast``).
+
 _Attrs = Dict[str, str]
 
 
@@ -50,7 +52,7 @@ def apply(symbol: Any, mask: np.ndarray, native: Iterable[int] = ()) -> Any:
     native : iterable of int
         Nodes that are to run with MXNet's own kernel instead of cuDNN's.
     """
-    graph = json.loads(symbol.tojson())
+    graph = json.loads(symbol.tojson(remove_amp_cast=False))
     native = set(native)
     for i, node in enumerate(graph["nodes"]):
         if node["op"] == "null" or untouched(node["op"]):
@@ -83,7 +85,7 @@ def unplan(symbol: Any) -> Any:
     >>> memonger.unplan(planned).tojson() == net.tojson()
     True
     """
-    graph = json.loads(check_symbol(symbol).tojson())
+    graph = json.loads(check_symbol(symbol).tojson(remove_amp_cast=False))
     for node in graph["nodes"]:
         _restore(node.get("attrs", {}))
         if not node.get("attrs", True):
@@ -93,7 +95,7 @@ def unplan(symbol: Any) -> Any:
 
 def clear(symbol: Any) -> Any:
     """A copy in which nothing is recomputed; marks that the user set are recorded."""
-    graph = json.loads(symbol.tojson())
+    graph = json.loads(symbol.tojson(remove_amp_cast=False))
     for node in graph["nodes"]:
         attrs = node.get("attrs", {})
         if FORCE in attrs and not untouched(node["op"]):

@@ -36,6 +36,15 @@ _RANDOM = re.compile(
 _MUTATING = re.compile(r".*_update(_phase[12])?$|reset_arrays$|_contrib_(group_)?adagrad")
 
 
+_SOURCES = frozenset(("_zeros", "_ones", "_full", "_zeros_without_dtype"))
+
+
+def _complete(shape: str) -> bool:
+    """Whether a shape, as MXNet writes it, has no unknown sizes."""
+    sizes = re.findall(r"-?\d+|None", shape)
+    return bool(sizes) and not any(size in ("0", "-1", "None") for size in sizes)
+
+
 def untouched(op: str) -> bool:
     """Whether an operator must never carry a mark, of either value."""
     return op in UNTOUCHED
@@ -65,6 +74,8 @@ def why_kept(op: str, attrs: Mapping[str, str]) -> Optional[str]:
         return "it changes its inputs, which must happen once"
     if op == "_contrib_SyncBatchNorm" and int(attrs.get("ndev", 1)) > 1:
         return "it waits for the other devices, which would not run it again"
+    if op in _SOURCES and not _complete(attrs.get("shape", "")):
+        return "its shape is inferred from what reads it, which may not read a copy"
     if op == "moments":
         # The gradient reads the copy's mean; the original's is then not written, and the variance
         # is computed from it (src/operator/nn/moments-inl.h).
@@ -119,8 +130,8 @@ _EVERYWHERE = frozenset(
 _WITHOUT_FUSION = frozenset(
     """
     Cast Reshape _copy _div_scalar _hypot _hypot_scalar _maximum _minimum _minus_scalar _mul_scalar
-    _plus_scalar _power _power_scalar _rdiv_scalar _rminus_scalar abs add_n amp_cast arccos arccosh
-    arcsin arcsinh arctan arctanh clip cos cosh degrees elemwise_add elemwise_div elemwise_mul
+    _plus_scalar _power _power_scalar _rdiv_scalar _rminus_scalar abs add_n arccos arcsin
+    arcsinh arctan arctanh clip cos cosh degrees elemwise_add elemwise_div elemwise_mul
     elemwise_sub erf expand_dims expm1 gamma gammaln log log10 log1p log2 make_loss negative radians
     rcbrt reciprocal rsqrt sign sin sinh smooth_l1 softsign square squeeze
     """.split()

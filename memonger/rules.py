@@ -1,11 +1,15 @@
 """The rules that keep a plan right: what may be recomputed, and what must then be read.
 
-Three rules, for whatever a planner proposes:
+Four rules, for whatever a planner proposes:
 1. An operator that must run once is kept (``operators.why_kept``).
 2. Operators that MXNet merges as a common sub-expression share one mark. With different marks it
    would not merge them, and gradients would add up in another order.
 3. A recomputed operator whose first output nobody reads is kept, unless it tolerates that. Keeping
    one may leave the next unread, so this is repeated until nothing changes.
+4. Where pointwise fusion may be on, the recomputed copy of an operator must be tied by data, not by
+   a control dependency alone, to the gradient that runs after it. Fusion looks at data only
+   (``src/executor/pointwise_fusion_pass.cc``) and may otherwise put the copy's inputs and that
+   gradient into one kernel: a cycle through the copy, and a bind that fails.
 """
 
 from collections import Counter
@@ -19,6 +23,7 @@ from memonger.forward import ForwardGraph
 from memonger.operators import (
     ANYWHERE,
     CPU,
+    GPU_FUSION,
     tolerates_unread,
     truth,
     why_kept,
@@ -59,6 +64,11 @@ class Rules:
             if first != i:
                 self._twins[first].append(i)
                 self._twins[i] = self._twins[first]
+        self._readers: List[List[Tuple[int, int]]] = [[] for _ in nodes]
+        for i, node in enumerate(nodes):
+            if same[i] == i:
+                for k, (a, _) in enumerate(node.inputs):
+                    self._readers[same[a]].append((i, k))
         native = set(self.native(np.ones(len(nodes), dtype=np.bool_)))
         self._tolerant = np.zeros(len(nodes), dtype=np.bool_)
         for i, node in enumerate(nodes):
@@ -92,11 +102,41 @@ class Rules:
             if not all(mask[j] for j in self._twins[i]):
                 self._keep(mask, i)
         while True:
-            unread = self.unread(mask)
-            if not unread:
+            wrong = self.wrong(mask)
+            if not wrong:
                 return mask
-            for i in unread:
+            for i in wrong:
                 self._keep(mask, i)
+
+    def wrong(self, mask: np.ndarray) -> List[int]:
+        """The recomputed operators that rules 3 and 4 keep, as far as can be seen at once."""
+        return sorted(set(self.unread(mask)) | set(self.untied(mask)))
+
+    def untied(self, mask: np.ndarray) -> List[int]:
+        """The recomputed operators that only a control dependency ties to their gradient."""
+        if GPU_FUSION not in self.targets:
+            return []
+        found = set()
+        n = len(self.graph.nodes)
+        for training in self.trainings:
+            order, _ = order_and_reads(training.tables, mask)
+            copied = np.zeros(n, dtype=np.bool_)
+            copied[order[(order >= n) & (order < 2 * n)] - n] = True
+            tied = np.zeros(n, dtype=np.bool_)  # a gradient before its own depends on its output
+            for x in range(n - 1, -1, -1):
+                if not copied[x]:
+                    continue
+                facts = training.facts[x]
+                tied[x] = facts.own_output or any(
+                    copied[c]
+                    and k in training.facts[c].passes
+                    and (k in training.facts[c].inputs or training.facts[c].own_output or tied[c])
+                    for c, k in self._readers[x]
+                )
+                again = {k for k, (a, _) in enumerate(self.graph.nodes[x].inputs) if copied[a]}
+                if facts.follows and not tied[x] and not again <= facts.inputs:
+                    found.add(x)
+        return sorted(found)
 
     def unread(self, mask: np.ndarray) -> List[int]:
         """The recomputed operators whose first output nobody reads and that do not tolerate it."""

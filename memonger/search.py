@@ -95,7 +95,9 @@ def search_plan(
     cost = CostModel(network.symbol, network.graph, network.training, device)
     allow = network.rules.apply if rules else _anything
     if planner == "chen2016":
-        trials = chen2016.search(network.graph, network.stages, cost, ntrial)
+        trials = chen2016.search(
+            network.graph, network.stages, lambda mask: cost(mask) // MB, ntrial
+        )
         for trial in trials:
             log.info("Search threshold=%d MB, cost=%d MB", trial.threshold, trial.cost)
         chosen = chen2016.best(trials)
@@ -106,21 +108,21 @@ def search_plan(
                 "planner='smallest' needs none"
             )
         mask = allow(chosen.plan.mask)
-        _report_rules(network, chosen.cost, cost(mask), rules)
+        _report_rules(network, chosen.cost, cost(mask) // MB, rules)
     else:
         found = smallest(network.graph, network.stages, cost, allow, ntrial)
         mask = found.mask
         for name, mb in found.candidates.items():
-            log.info("%s: %d MB", name, mb)
+            log.info("%s: %.1f MB", name, mb / MB)
         if not mask.any():
             log.warning(
-                "no plan costs less than the network as it is (%d MB), so it is returned unmarked: "
-                "%s",
-                cost.unplanned,
+                "no plan costs less than the network as it is (%.1f MB), so it is returned "
+                "unmarked: %s",
+                cost.unplanned / MB,
                 _why_nothing_helps(network, found.candidates),
             )
             return marks.clear(network.symbol)
-        _report_rules(network, None, found.cost, rules)
+        _report_rules(network, None, found.cost // MB, rules)
     return marks.apply(network.symbol, mask, network.rules.native(mask) if rules else ())
 
 
@@ -168,7 +170,8 @@ def make_mirror_plan(
         _report_rules(network, None, None, rules)
         return marks.apply(network.symbol, plan.mask)
     mask = network.rules.apply(plan.mask)
-    bare, ruled = (replay(network.training, m).pool_bytes // MB for m in (plan.mask, mask))
+    cost = CostModel(network.symbol, network.graph, network.training, check_device(ctx))
+    bare, ruled = cost(plan.mask) // MB, cost(mask) // MB
     _report_rules(network, bare, ruled, rules)
     return marks.apply(network.symbol, mask, network.rules.native(mask))
 
@@ -310,11 +313,15 @@ def _why_nothing_helps(network: _Network, candidates: Mapping[str, int]) -> str:
         )
     if len(candidates) == 1:
         return "it has no mirror_stage marks and no operator whose result alone carries it onwards"
-    tried = ", ".join("%s %d MB" % item for item in candidates.items() if item[0] != "no plan")
+    tried = ", ".join(
+        "%s give %.1f MB" % (name, cost / MB)
+        for name, cost in candidates.items()
+        if name != "no plan"
+    )
     largest = max((t.nbytes, i) for i in operators for t in graph.tensors[i])
-    return "%s; its largest result is %d MB, of node %r (%s)" % (
+    return "%s; its largest result is %.1f MB, of node %r (%s)" % (
         tried,
-        largest[0] // MB,
+        largest[0] / MB,
         graph.nodes[largest[1]].name,
         graph.nodes[largest[1]].op,
     )

@@ -9,7 +9,7 @@ the gradient of X reads the copies where X itself is recomputed, the originals w
 """
 
 import os
-from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from memonger.gradients import (
 from memonger.inplace import ignored_inputs, inplace_options
 
 KEPT = -1
+ZEROS = ("zeros_like", "_zeros")  # what AggregateGradient leaves out of a sum
 
 #: What a row reads: (row, output, owner). Where the operator `owner` is recomputed, and so is the
 #: operator of `row`, its recomputed copy is read instead. KEPT: always the row itself.
@@ -80,6 +81,31 @@ class Tables(NamedTuple):
     outputs: int  # how many of them are outputs of the network
 
 
+class GradientFacts(NamedTuple):
+    """What the gradient of one operator reads.
+
+    Attributes
+    ----------
+    own_output : bool
+        Whether it reads the operator's first output.
+    inputs : frozenset of int
+        The inputs that it reads.
+    passes : frozenset of int
+        The inputs that it has a gradient for, other than zero.
+    follows : bool
+        Whether it runs only after the operator (a control dependency), so that a recomputed copy
+        runs even where nobody reads it.
+    """
+
+    own_output: bool
+    inputs: FrozenSet[int]
+    passes: FrozenSet[int]
+    follows: bool
+
+
+NO_GRADIENT = GradientFacts(False, frozenset(), frozenset(), False)
+
+
 class TrainingGraph(NamedTuple):
     """A training graph for every set of recomputed operators.
 
@@ -89,6 +115,8 @@ class TrainingGraph(NamedTuple):
     tables : Tables
     names, ops : tuple of str
         Of each row; a recomputed copy is named ``*_mirror``.
+    facts : tuple of GradientFacts
+        Of each forward node.
     same : tuple of int
         For each forward node the one that MXNet merges it with (or itself).
     inexact : tuple of str
@@ -99,6 +127,7 @@ class TrainingGraph(NamedTuple):
     tables: Tables
     names: Tuple[str, ...]
     ops: Tuple[str, ...]
+    facts: Tuple[GradientFacts, ...]
     same: Tuple[int, ...]
     inexact: Tuple[str, ...]
 
@@ -154,6 +183,7 @@ class _Builder:
         self.rows: List[_Row] = []
         self.gradients: Dict[Entry, List[Read]] = {}
         self.sums: Dict[Entry, Read] = {}
+        self.facts: Dict[int, GradientFacts] = {}
         self.cap = int(os.environ.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", "8"))
 
     def build(self) -> TrainingGraph:
@@ -192,6 +222,7 @@ class _Builder:
             self._tables(reads),
             tuple(row.name for row in rows),
             tuple(row.op for row in rows),
+            tuple(self.facts.get(x, NO_GRADIENT) for x in range(self.n)),
             tuple(self.same),
             tuple(sorted(self.inexact)),
         )
@@ -285,7 +316,7 @@ class _Builder:
         return self._add("_zeros_without_dtype", "zeros_without_dtype", {}, [], [], tensor)
 
     def _is_zero(self, read: Read) -> bool:
-        return self.rows[read[0]].op in ("zeros_like", "_zeros")
+        return self.rows[read[0]].op in ZEROS
 
     def _differentiate(self, x: int) -> None:
         """Add the gradient nodes of operator x, and hand their results to its inputs."""
@@ -309,7 +340,7 @@ class _Builder:
         except NotObservable as error:
             self.inexact.add(str(error))
             made, gradients = _reads_everything(graph, x)
-        start = len(self.rows)
+        self.facts[x] = _facts(made, gradients)
 
         def read(reference: Reference) -> Read:
             kind, k = reference[0], reference[1]
@@ -329,7 +360,6 @@ class _Builder:
             at.append(
                 self._add(backward.op, name, dict(backward.attrs), reads, deps, backward.tensors)
             )
-        assert start <= len(self.rows)
         for entry, reference in zip(into, gradients):
             if reference is not None:
                 self.gradients.setdefault(entry, []).append(read(reference))
@@ -385,6 +415,22 @@ class _Builder:
             column(heads, 2),
             len(self.graph.heads),
         )
+
+
+def _facts(
+    made: Sequence[BackwardNode], gradients: Sequence[Optional[Reference]]
+) -> GradientFacts:
+    read = {reference for node in made for reference in node.inputs}
+    return GradientFacts(
+        ("out", 0) in read,
+        frozenset(r[1] for r in read if r[0] == "in"),
+        frozenset(
+            k
+            for k, r in enumerate(gradients)
+            if r is not None and not (r[0] == "node" and made[r[1]].op in ZEROS)
+        ),
+        any(d is None for node in made for d in node.deps),
+    )
 
 
 def _reads_everything(

@@ -5,6 +5,7 @@ from typing import Any, Dict, Iterable, List
 
 import memonger  # noqa: F401
 import mxnet as mx
+import numpy as np
 from memonger.forward import ForwardGraph, forward_graph
 from memonger.inputs import read_shapes
 from memonger.marks import FORCE
@@ -15,7 +16,7 @@ from memonger.training import training_graph
 
 def nodes(symbol: Any) -> List[Dict[str, Any]]:
     """The nodes of a symbol's JSON."""
-    return json.loads(symbol.tojson())["nodes"]
+    return json.loads(symbol.tojson(remove_amp_cast=False))["nodes"]
 
 
 def marked(symbol: Any, value: str = "True") -> List[str]:
@@ -25,7 +26,7 @@ def marked(symbol: Any, value: str = "True") -> List[str]:
 
 def with_marks(symbol: Any, names: Iterable[str]) -> Any:
     """A copy in which just these nodes are recomputed, without any rule."""
-    graph, names = json.loads(symbol.tojson()), set(names)
+    graph, names = json.loads(symbol.tojson(remove_amp_cast=False)), set(names)
     for node in graph["nodes"]:
         if node["op"] != "null" and node["name"] in names:
             node.setdefault("attrs", {})[FORCE] = "True"
@@ -35,6 +36,15 @@ def with_marks(symbol: Any, names: Iterable[str]) -> Any:
 def forward(symbol: Any, shapes: Any, type_dict: Any = None) -> ForwardGraph:
     """The forward graph of a symbol."""
     return forward_graph(symbol, read_shapes(symbol, shapes, {}, type_dict))
+
+
+def positive(symbol: Any, shapes: Any) -> Dict[str, np.ndarray]:
+    """Values in [0, 0.5) for all arguments, and 0.5 for auxiliary states."""
+    random, graph = np.random.RandomState(0), forward(symbol, shapes)
+    tensors = {graph.nodes[i].name: graph.tensors[i][0] for i in graph.arguments}
+    values = {name: random.uniform(0, 0.5, t.shape) for name, t in tensors.items()}
+    auxiliary = {graph.nodes[i].name: graph.tensors[i][0].shape for i in graph.auxiliary}
+    return {**values, **{name: np.full(shape, 0.5) for name, shape in auxiliary.items()}}
 
 
 def rules_of(symbol: Any, shapes: Any, targets: Any = ANYWHERE) -> Rules:

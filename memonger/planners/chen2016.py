@@ -40,7 +40,7 @@ class MirrorPlan(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """One threshold (MB) of the search, its plan and its cost in MB."""
+    """One threshold (MB) of the search, its plan and its cost."""
 
     threshold: int
     plan: MirrorPlan
@@ -107,7 +107,7 @@ def search(
     graph, stages
         As for ``mirror_plan``.
     cost : callable
-        The MB that a set of recomputed nodes costs.
+        What a set of recomputed nodes costs. The original's unit is the whole MB.
     ntrial : int
         Thresholds of the grid.
     """

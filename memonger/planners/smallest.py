@@ -10,7 +10,7 @@ from memonger.planners.cuts import single_tensor_cuts
 
 
 class Smallest(NamedTuple):
-    """The recomputed nodes, what they cost in MB, and the candidates' costs by name."""
+    """The recomputed nodes, what they cost in bytes, and the candidates' costs by name."""
 
     mask: np.ndarray
     cost: int
@@ -32,7 +32,7 @@ def smallest(
     stages : dict
         The user's ``mirror_stage`` marks.
     cost : callable
-        The MB that a set of recomputed nodes costs.
+        The bytes that a set of recomputed nodes costs.
     rules : callable
         The part of a set of recomputed nodes that may be recomputed; what is returned obeys it, and
         it is the plan with the rules that is costed.

@@ -1,0 +1,180 @@
+"""The examples as a user runs them, and a detection network with an operator written in Python."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, Tuple
+
+import pytest
+
+import memonger
+import mxnet as mx
+import networks
+import numpy as np
+from planned import marked, nodes
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# -- the scripts ------------------------------------------------------------------------------
+
+
+def run(script: str, *options: str) -> Tuple[str, str]:
+    """Run an example from the project root; return what it printed, and its log."""
+    done = subprocess.run(
+        [sys.executable, os.path.join("examples", script), *options],
+        cwd=str(ROOT),
+        # The package need not be installed for the tests.
+        env=dict(os.environ, PYTHONPATH=str(ROOT)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def number(pattern: str, text: str) -> float:
+    """Find the one number that stands where ``pattern`` has its group."""
+    (found,) = re.findall(pattern, text)
+    return float(found)
+
+
+def test_resnet_gives_the_figures_of_the_original() -> None:
+    printed, log = run("example_resnet.py", "--planner", "chen2016")
+    assert printed.splitlines()[:2] == [
+        "Old feature map cost=14332 MB",
+        "New feature map cost=2520 MB",
+    ]
+    assert "Search threshold=576 MB, cost=2520 MB" in log
+
+
+def test_resnet_is_no_worse_than_the_original_by_default() -> None:
+    printed, log = run("example_resnet.py")
+    assert "Old feature map cost=14332 MB\n" in printed
+    assert number(r"New feature map cost=(\d+) MB", printed) <= 2520
+    assert number(r"Search took ([\d.]+) s", printed) < 60
+    assert "INFO:memonger:" in log
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["example_resnet.py", "--layers", "1,1,1,1", "--batch", "4", "--image", "64"],
+        ["example_lstm.py", "--layers", "2", "--steps", "12", "--hidden", "64", "--batch", "16"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_training_in_the_planned_network(command: Any) -> None:
+    printed, _ = run(*command, "--train", "3")
+    old, new = (number(r"%s feature map cost=(\d+) MB" % w, printed) for w in ("Old", "New"))
+    assert new < old
+    losses = [float(loss) for loss in re.findall(r"Batch \d: loss=([\d.]+), ", printed)]
+    assert len(losses) == 3
+    assert losses[2] < losses[0]  # it is always the same batch
+    assert number(r"Peak resident memory=(\d+) MB", printed) > 50
+
+
+def test_lstm_is_cut_by_time_steps() -> None:
+    printed, log = run("example_lstm.py", "--layers", "2", "--steps", "30", "--hidden", "128")
+    assert number(r"New feature map cost=(\d+) MB", printed) < number(
+        r"Old feature map cost=(\d+) MB", printed
+    )
+    assert "your marks" in log
+
+
+DIGITS = r"""unplanned +accuracy=([\d.]+) +feature map cost=(\d+) MB +peak resident memory=(\d+) .*
+planned +accuracy=([\d.]+) +feature map cost=(\d+) MB +peak resident memory=(\d+) .*
+All \d+ parameters and auxiliary states are equal bit for bit
+$"""
+
+
+def digits(*options: str) -> Tuple[float, float]:
+    """Run the example of the digits; return the accuracy and the MB of resident memory saved."""
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    printed, _ = run("train_digits.py", *options)
+    found = re.match(DIGITS, printed)
+    assert found is not None, printed
+    accuracy, cost, peak, planned_accuracy, planned_cost, planned_peak = map(float, found.groups())
+    assert planned_accuracy == accuracy
+    assert planned_cost < cost
+    return accuracy, peak - planned_peak
+
+
+def test_digits_learnt_planned_and_unplanned_are_equal() -> None:
+    digits("--blocks", "5", "--batch", "500", "--epochs", "1")
+
+
+@pytest.mark.slow
+def test_digits_are_learnt_in_less_resident_memory() -> None:
+    accuracy, saved = digits()
+    assert accuracy > 0.8
+    assert saved > 10
+
+
+# -- detection: a Custom operator, MultiBox operators, two losses -----------------------------
+
+
+@pytest.fixture(scope="module", params=["search_plan", "make_mirror_plan"])
+def detection(request: Any) -> Tuple[Any, Any, Dict[str, np.ndarray]]:
+    """Build and plan the network; return it, its plan and one batch of images with boxes.
+
+    ``make_mirror_plan`` finds no mirror_stage to keep, and so recomputes all that it may.
+    """
+    net, shapes = networks.detection(
+        batch=8, image=128, classes=20, objects=3, filters=32, blocks=2, scales=4
+    )
+    if request.param == "search_plan":
+        planned = memonger.search_plan(net, shapes=shapes)
+        assert memonger.get_cost(planned, shapes=shapes) < memonger.get_cost(net, shapes=shapes)
+    else:
+        planned = memonger.make_mirror_plan(net, 0, shapes=shapes)
+    assert any(name.startswith("convolution") for name in marked(planned))
+    batch, _, _ = shapes["label"]
+    random = np.random.RandomState(3)
+    corner = random.uniform(0, 0.5, (batch, 3, 2))
+    boxes = np.concatenate([corner, corner + random.uniform(0.2, 0.5, (batch, 3, 2))], axis=2)
+    label = np.concatenate([random.randint(0, 20, (batch, 3, 1)), boxes], axis=2)
+    label[::2, 2] = -1  # no third object in every other image
+    data = random.uniform(-1, 1, shapes["data"])
+    return net, planned, {"data": data.astype("f"), "label": label.astype("f")}
+
+
+def test_detection_step_by_step(detection: Any) -> None:
+    net, planned, values = detection
+    shapes = {name: value.shape for name, value in values.items()}
+    requests = {name: "null" if name in values else "write" for name in net.list_arguments()}
+    report = memonger.check(net, planned, shapes, steps=3, grad_req=requests, values=values)
+    assert report, report
+
+
+def test_detection_leaves_the_custom_operator_alone(detection: Any) -> None:
+    net, planned, _ = detection
+    (before,), (after,) = ([n for n in nodes(s) if n["op"] == "Custom"] for s in (net, planned))
+    assert after["attrs"] == before["attrs"]  # any other would reach its Python constructor
+
+
+def test_detection_by_module_fit(detection: Any) -> None:
+    net, planned, values = detection
+    ends = []
+    for symbol in (net, planned):
+        mx.random.seed(1)
+        module = mx.mod.Module(symbol, label_names=["label"])
+        batch = mx.io.NDArrayIter(
+            {"data": values["data"]}, {"label": values["label"]}, batch_size=len(values["data"])
+        )
+        module.fit(
+            mx.io.ResizeIter(batch, 3),
+            num_epoch=1,
+            eval_metric=mx.metric.Loss(output_names=["box_loss_output"]),
+            optimizer_params={"learning_rate": 0.1},
+            initializer=mx.init.Xavier(),
+            batch_end_callback=lambda _: mx.nd.waitall(),  # for BatchNorm's statistics
+        )
+        ends.append([{k: v.asnumpy() for k, v in p.items()} for p in module.get_params()])
+    for one, other in zip(*ends):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            assert np.all(np.isfinite(value)), name
+            assert np.array_equal(value, other[name]), name
