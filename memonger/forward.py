@@ -168,7 +168,7 @@ def _infer_shapes(
         missing = missing_inputs(symbol.list_arguments(), partial)
         raise MemongerError(
             "the shapes of these inputs are needed: %s; give them as %s=(...) or in shapes={...}"
-            % (", ".join(missing), missing[0] if missing else "data")
+            % (", ".join(map(repr, missing)), missing[0] if missing else "data")
         )
     return [tuple(int(n) for n in shape) for shape in shapes]
 

@@ -52,6 +52,13 @@ def check_symbol(symbol: Any) -> Any:
         )
     if len(symbol.list_outputs()) == 0:
         raise MemongerError("the Symbol is a Group of nothing: it has no outputs to train")
+    names = symbol.list_inputs()
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise MemongerError(
+            "two inputs have the same name, %r, so MXNet cannot tell them apart; name the operators "
+            "that make them differently, or share one mx.sym.Variable" % twice
+        )
     return symbol
 
 

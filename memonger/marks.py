@@ -61,7 +61,9 @@ def apply(symbol: Any, mask: np.ndarray, native: Iterable[int] = ()) -> Any:
         if i in native:
             new["cudnn_off"] = "True"
         attrs = node.setdefault("attrs", {})
-        attrs[RECORD] = json.dumps({key: attrs.get(key) for key in new}, sort_keys=True)
+        before = json.loads(attrs.get(RECORD, "{}"))  # of ``clear``
+        before.update((key, attrs.get(key)) for key in new if key not in before)
+        attrs[RECORD] = json.dumps(before, sort_keys=True)
         attrs.update(new)
     return mx.sym.load_json(json.dumps(graph))
 

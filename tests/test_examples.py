@@ -103,7 +103,7 @@ def digits(*options: str) -> Tuple[float, float]:
 
 
 def test_digits_learnt_planned_and_unplanned_are_equal() -> None:
-    digits("--blocks", "5", "--batch", "500", "--epochs", "1")
+    digits("--blocks", "5", "--filters", "8", "--batch", "500", "--epochs", "1")
 
 
 @pytest.mark.slow

@@ -381,7 +381,7 @@ def test_shared_module(pair: Any) -> None:
 def test_monitor(pair: Any) -> None:
     """A Monitor also sees what is computed again, under the node's name and ``_mirror``.
 
-    The gradients of such a node are named after its copy. All values are those of the unplanned
+    The gradients of such a node are named after its copy. The values are those of the unplanned
     network. The Monitor is installed without ``monitor_all``, with which MXNet never ends on
     networks with MakeLoss.
     """
@@ -405,10 +405,13 @@ def test_monitor(pair: Any) -> None:
     assert not any("_mirror" in name for _, name in unplanned)
     assert {name.split("_mirror")[0] for _, name in again} == set(marked(pair[1]))
     assert {(n, name.replace("_mirror", "")) for n, name in planned} == set(unplanned)
+    # Not filled in either: what MKLDNN's max pooling notes for itself, as bytes in the order of the
+    # layout that it chose, in the first quarter of an array; the gradient of the label.
+    unwritten = {"pool_workspace", "softmax_backward_output1"}
     for (n, name), value in planned.items():
-        if name != "pool_workspace":  # MKLDNN's, and it writes only a part of it
-            expected = unplanned[n, name.replace("_mirror", "")]
-            assert np.array_equal(value, expected), (n, name)
+        original = name.replace("_mirror", "")
+        if original not in unwritten:
+            assert np.array_equal(value, unplanned[n, original]), (n, name)
 
 
 def test_monitor_in_fit(pair: Any, caplog: Any) -> None:

@@ -1,6 +1,10 @@
 """One operator at a time: recomputed between kept neighbours, and inside a planned network."""
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, FrozenSet, List
 
 import memonger
@@ -16,9 +20,6 @@ from memonger.operators import (
 from operator_cases import AFTER, BEFORE, CASES, PLANNED_SHAPES, SMALL_SHAPES, planned_net, small_net
 from planned import forward, marked, nodes, positive, rules_of, with_marks
 
-#: Rounding depends on where memory lies: bound twice, the unplanned network differs from itself.
-UNREPEATABLE = {"amp_cast", "_foreach"}
-
 ON_CPU: FrozenSet[str] = frozenset((CPU,))
 
 #: Cases whose operators must be kept, every one by rule.
@@ -26,14 +27,7 @@ KEPT = sorted(name for name, case in CASES.items() if case.draws) + ["foreach", 
 
 
 def check(symbol: Any, planned: Any, shapes: Any) -> memonger.CheckReport:
-    """Compare, except where MXNet does not even agree with itself."""
-    values = positive(symbol, shapes)
-    report = memonger.check(symbol, planned, shapes, values=values)
-    unrepeatable = UNREPEATABLE & {n["op"] for n in nodes(symbol)}
-    if not report and unrepeatable:
-        if not all(memonger.check(symbol, symbol, shapes, values=values) for _ in range(10)):
-            pytest.skip("unplanned, it differs from itself: %s" % ", ".join(unrepeatable))
-    return report
+    return memonger.check(symbol, planned, shapes, values=positive(symbol, shapes))
 
 
 def inner(symbol: Any) -> List[str]:
@@ -60,7 +54,7 @@ def test_alone_between_kept_neighbours(name: str, targets: Any) -> None:
         assert report, (names, str(report))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sorted(set(CASES) - {"foreach"}))
 def test_inside_a_planned_network(name: str) -> None:
     symbol = planned_net(CASES[name])
     rules = rules_of(symbol, PLANNED_SHAPES)
@@ -73,6 +67,16 @@ def test_inside_a_planned_network(name: str) -> None:
         planned = with_marks(symbol, [n.name for n, m in zip(graph.nodes, mask) if m])
         report = check(symbol, planned, PLANNED_SHAPES)
         assert report, str(report)
+
+
+def test_foreach_inside_a_planned_network() -> None:
+    """In MXNet's serial engine. In the threaded one MKLDNN may change the layout of an array while
+    the loop reads it, and what comes next rounds in one way or the other (equal without MKLDNN).
+    """
+    code = "import conftest, test_operators as t; t.test_inside_a_planned_network('foreach')"
+    environment = dict(os.environ, MXNET_ENGINE_TYPE="NaiveEngine")
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)
 
 
 def test_at_least_100_operators_are_tried() -> None:

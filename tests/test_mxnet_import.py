@@ -1,0 +1,105 @@
+"""What is said when MXNet cannot be imported, and that it can where it should."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, Tuple
+
+import pytest
+
+import memonger  # noqa: F401
+from memonger import _mxnet
+
+PROJECT = Path(__file__).resolve().parents[1]
+
+
+def fake(folder: Path, name: str, init: str, dist: Tuple[str, ...] = ("mxnet",)) -> Dict[str, str]:
+    """A site with a stand-in for MXNet that does ``init`` when it is imported."""
+    package = folder / name
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(init)
+    for wheel in dist:
+        info = folder / ("%s-1.9.1.dist-info" % wheel.replace("-", "_"))
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: %s\nVersion: 1.9.1\n" % wheel)
+    return dict(os.environ, PYTHONPATH=os.pathsep.join([str(folder), str(PROJECT)]))
+
+
+def failure(environment: Dict[str, str], before: str = "") -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", before + "import memonger"],
+        env=environment,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+    )
+    assert done.returncode != 0
+    last = done.stderr.strip().split("\n")[-1]
+    assert last.startswith("memonger.errors.MXNetImportError: "), done.stderr
+    return last
+
+
+@pytest.mark.parametrize(
+    "wheel, library, words",
+    [
+        ("mxnet-cu112", "libcuda.so.1", ["no NVIDIA driver", "memonger[cpu]"]),
+        ("mxnet", "libquadmath.so.0", ["apt-get install libquadmath0"]),
+        ("mxnet", "libgomp.so.1", ["apt-get install libgomp1"]),
+        ("mxnet-cu112", "libcudnn.so.8", ["libcudnn.so.8", "memonger[cu112]"]),
+        ("mxnet", "libodd.so.3", ["cannot be imported", "libodd.so.3"]),
+    ],
+)
+def test_a_missing_library_is_explained(
+    wheel: str, library: str, words: Any, tmp_path: Path
+) -> None:
+    said = "%s: cannot open shared object file: No such file or directory" % library
+    message = failure(fake(tmp_path, "mxnet", "raise OSError(%r)" % said, (wheel,)))
+    assert all(word in message for word in words), message
+
+
+def test_no_mxnet(tmp_path: Path) -> None:
+    hide = (
+        "import sys, importlib.abc\n"
+        "class Hide(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'mxnet': raise ModuleNotFoundError('No module', name='mxnet')\n"
+        "import importlib.util as u; find = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'mxnet' else find(name, *a)\n"
+        "sys.meta_path.insert(0, Hide())\n"
+    )
+    message = failure(dict(os.environ, PYTHONPATH=str(PROJECT)), hide)
+    assert "not installed" in message and "memonger[cpu]" in message and "[cu112]" in message
+
+
+def test_both_wheels_over_each_other(tmp_path: Path) -> None:
+    message = failure(fake(tmp_path, "mxnet", "", ("mxnet", "mxnet-cu112")))
+    assert "mxnet and mxnet-cu112 are installed over each other" in message
+    assert "pip uninstall -y mxnet mxnet-cu112" in message
+
+
+@pytest.mark.parametrize("version", ["1.8.0", "2.0.0", "1.10.0"])
+def test_another_version(version: str, tmp_path: Path) -> None:
+    message = failure(fake(tmp_path, "mxnet", "__version__ = %r" % version))
+    assert "MXNet %s is installed" % version in message and "mxnet==1.9.1" in message
+
+
+def test_numpy_2_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_mxnet.numpy, "__version__", "2.1.0")
+    with pytest.raises(memonger.MemongerError, match=r"NumPy 2\.1\.0; pip install 'numpy=="):
+        _mxnet._supply_missing_names()
+
+
+def test_binds_are_quiet() -> None:
+    code = (
+        "import memonger, mxnet as mx\n"
+        "s = mx.sym.FullyConnected(mx.sym.Variable('data'), num_hidden=3)\n"
+        "s.simple_bind(mx.cpu(), data=(2, 3)).forward()\n"
+        "s.simple_bind(mx.cpu(), grad_req='null', data=(2, 3)).forward(); mx.nd.waitall()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=dict(os.environ, PYTHONPATH=str(PROJECT)),
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
