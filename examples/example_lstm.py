@@ -66,7 +66,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
             output_names=heads,
             allow_extra_outputs=True,
         )
-        train(planned, data, labels, options.train, loss)
+        train(planned, data, labels, options.train, loss, rate=0.005)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,12 @@ def planned_and_told(net: Any, shapes: Dict[str, Any], planner: str) -> Any:
 
 
 def train(
-    symbol: Any, data: Dict[str, np.ndarray], labels: Dict[str, np.ndarray], batches: int, loss: Any
+    symbol: Any,
+    data: Dict[str, np.ndarray],
+    labels: Dict[str, np.ndarray],
+    batches: int,
+    loss: Any,
+    rate: float,
 ) -> List[float]:
     """Train one batch ``batches`` times with Module.fit on the CPU; print the loss and the speed.
 
@@ -60,6 +65,8 @@ def train(
         One batch of every input.
     batches : int
     loss : mx.metric.EvalMetric
+    rate : float
+        The learning rate, of Adam.
 
     Returns
     -------
@@ -87,7 +94,7 @@ def train(
         mx.io.ResizeIter(mx.io.NDArrayIter(data, labels, batch_size=size), batches),
         eval_metric=loss,
         optimizer="adam",
-        optimizer_params={"learning_rate": 0.001},
+        optimizer_params={"learning_rate": rate},
         initializer=mx.init.Xavier(),
         num_epoch=1,
         batch_end_callback=tell,
@@ -128,7 +135,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         mx.random.seed(0)
         data = {"data": random.uniform(-1, 1, shapes["data"]).astype("float32")}
         labels = {"softmax_label": random.randint(0, 1000, options.batch).astype("float32")}
-        train(planned, data, labels, options.train, mx.metric.CrossEntropy())
+        train(planned, data, labels, options.train, mx.metric.CrossEntropy(), rate=2e-5)
 
 
 if __name__ == "__main__":

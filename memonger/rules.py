@@ -9,7 +9,9 @@ Four rules, for whatever a planner proposes:
 4. Where pointwise fusion may be on, the recomputed copy of an operator must be tied by data, not by
    a control dependency alone, to the gradient that runs after it. Fusion looks at data only
    (``src/executor/pointwise_fusion_pass.cc``) and may otherwise put the copy's inputs and that
-   gradient into one kernel: a cycle through the copy, and a bind that fails.
+   gradient into one kernel: a cycle through the copy, and a bind that fails. For the same reason a
+   result that so many operators read that its gradient is summed in a chain (of control
+   dependencies) is kept there.
 """
 
 from collections import Counter
@@ -29,7 +31,7 @@ from memonger.operators import (
     why_kept,
     why_refused,
 )
-from memonger.training import TrainingGraph
+from memonger.training import TrainingGraph, sum_cap
 
 
 class Rules:
@@ -55,6 +57,10 @@ class Rules:
             reason = None if node.is_variable else why_kept(node.op, node.attrs)
             if reason is not None:
                 self.reasons[i] = reason
+        if GPU_FUSION in targets:
+            for i, facts in enumerate(trainings[0].facts):
+                if facts.summed >= sum_cap():
+                    self.reasons.setdefault(i, "so many operators read it that fusion may fail")
         self.allowed = np.array(
             [not n.is_variable and i not in self.reasons for i, n in enumerate(nodes)], dtype=np.bool_
         )

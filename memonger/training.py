@@ -89,9 +89,11 @@ class GradientFacts(NamedTuple):
     own_output : bool
         Whether it reads the operator's first output.
     inputs : frozenset of int
-        The inputs that it reads.
+        The inputs that it reads, other than for their shape.
     passes : frozenset of int
         The inputs that it has a gradient for, other than zero.
+    summed : int
+        The most gradients that meet at one of the operator's outputs.
     follows : bool
         Whether it runs only after the operator (a control dependency), so that a recomputed copy
         runs even where nobody reads it.
@@ -100,10 +102,11 @@ class GradientFacts(NamedTuple):
     own_output: bool
     inputs: FrozenSet[int]
     passes: FrozenSet[int]
+    summed: int
     follows: bool
 
 
-NO_GRADIENT = GradientFacts(False, frozenset(), frozenset(), False)
+NO_GRADIENT = GradientFacts(False, frozenset(), frozenset(), 0, False)
 
 
 class TrainingGraph(NamedTuple):
@@ -149,6 +152,11 @@ def training_graph(graph: ForwardGraph, wanted: Optional[Iterable[int]] = None) 
     return _Builder(graph, graph.arguments if wanted is None else tuple(wanted)).build()
 
 
+def sum_cap() -> int:
+    """From so many terms on a gradient is summed in a chain (``AggregateGradient``)."""
+    return int(os.environ.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", "8"))
+
+
 def merged_nodes(graph: ForwardGraph) -> List[int]:
     """For each node the one that common-subexpression elimination leaves in its place.
 
@@ -184,7 +192,7 @@ class _Builder:
         self.gradients: Dict[Entry, List[Read]] = {}
         self.sums: Dict[Entry, Read] = {}
         self.facts: Dict[int, GradientFacts] = {}
-        self.cap = int(os.environ.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", "8"))
+        self.cap = sum_cap()
 
     def build(self) -> TrainingGraph:
         graph = self.graph
@@ -340,7 +348,8 @@ class _Builder:
         except NotObservable as error:
             self.inexact.add(str(error))
             made, gradients = _reads_everything(graph, x)
-        self.facts[x] = _facts(made, gradients)
+        summed = max(len(self.gradients.get(entry, ())) for entry in shown)
+        self.facts[x] = _facts(made, gradients, summed)
 
         def read(reference: Reference) -> Read:
             kind, k = reference[0], reference[1]
@@ -418,9 +427,9 @@ class _Builder:
 
 
 def _facts(
-    made: Sequence[BackwardNode], gradients: Sequence[Optional[Reference]]
+    made: Sequence[BackwardNode], gradients: Sequence[Optional[Reference]], summed: int
 ) -> GradientFacts:
-    read = {reference for node in made for reference in node.inputs}
+    read = {reference for node in made if node.op not in ZEROS for reference in node.inputs}
     return GradientFacts(
         ("out", 0) in read,
         frozenset(r[1] for r in read if r[0] == "in"),
@@ -429,6 +438,7 @@ def _facts(
             for k, r in enumerate(gradients)
             if r is not None and not (r[0] == "node" and made[r[1]].op in ZEROS)
         ),
+        summed,
         any(d is None for node in made for d in node.deps),
     )
 

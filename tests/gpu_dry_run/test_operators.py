@@ -1,0 +1,164 @@
+"""The rules on MXNet's GPU build: what they leave of a plan binds and steps, fusion off and on.
+
+Runs on stand-ins for CUDA (see the package's docstring): an abort or a bind that fails shows,
+numbers do not.
+"""
+
+from pathlib import Path
+from typing import Any, List
+
+import pytest
+
+from .child import DryRun
+from .dry_run import GpuDryRun
+
+pytestmark = pytest.mark.gpu_dry_run
+
+TESTS = Path(__file__).resolve().parents[1]
+PATHS = [str(TESTS), str(TESTS.parent / "examples")]
+
+#: They fail on the GPU build without a mark: GPU kernels that are missing, stand-ins that are not
+#: modelled (cuSOLVER), operators that MXNet cannot run there.
+BROKEN_UNMARKED = {
+    "0": {"BatchNormWithReLU"},
+    "1": {"BatchNormWithReLU", "LeakyReLU", "LeakyReLU_default", "smooth_l1"},
+}
+
+
+def every_operator(dry: DryRun) -> Any:
+    """Each case alone and with its neighbours, unmarked first; emits (case, stage) as it goes."""
+    import sys
+
+    sys.path[:0] = dry.args[0]
+    import memonger  # noqa: F401
+    import mxnet as mx
+    import numpy as np
+    from memonger import marks
+    from memonger.operators import ANYWHERE
+    from operator_cases import AFTER, BEFORE, CASES, SMALL_SHAPES, small_net
+    from planned import rules_of
+    from test_operators import inner
+
+    def step(symbol: Any) -> None:
+        executor = symbol.simple_bind(mx.gpu(0), grad_req="write", **SMALL_SHAPES)
+        executor.forward(is_train=True)
+        executor.backward()
+        mx.nd.waitall()
+
+    for name in dry.args[1]:
+        symbol = small_net(CASES[name])
+        dry.emit([name, "unmarked"])
+        try:
+            step(symbol)
+        except RuntimeError:
+            continue
+        rules = rules_of(symbol, SMALL_SHAPES, ANYWHERE)
+        for extra in ([], [BEFORE], [AFTER], [BEFORE, AFTER]):
+            wanted = set(inner(symbol) + extra)
+            mask = rules.apply(np.array([n.name in wanted for n in rules.graph.nodes]))
+            dry.emit([name, "marked"])
+            step(marks.apply(symbol, mask, rules.native(mask)))
+            dry.emit([name, "stepped"])
+    return "done"
+
+
+@pytest.mark.parametrize("fusion", ["0", "1"])
+def test_every_operator_steps_through_the_rules(gpu_dry_run: GpuDryRun, fusion: str) -> None:
+    from operator_cases import CASES
+
+    left: List[str] = list(CASES)
+    stepped, unmarked_failures = set(), set()
+    while left:
+        result = gpu_dry_run.run(
+            every_operator, args=[PATHS, left], env={"MXNET_USE_FUSION": fusion}
+        )
+        reached = [said for said in result.emitted if isinstance(said, list)]
+        stepped |= {name for name, stage in reached if stage == "stepped"}
+        if result.ok:
+            break
+        name, stage = reached[-1]
+        assert stage == "unmarked", "%s: %s" % (name, result.message)
+        left = left[left.index(name) + 1 :]  # its unmarked network kills the process
+    unmarked_failures = set(CASES) - stepped
+    assert len(stepped) >= 200
+    assert len(unmarked_failures) < 30, sorted(unmarked_failures)
+
+
+def plans(dry: DryRun) -> Any:
+    import sys
+
+    sys.path[:0] = dry.args[0]
+    import memonger
+    import mxnet as mx
+    import networks
+
+    symbol, shapes = networks.resnet((2, 2, 2, 2), batch=2, image=64, classes=10, filters=8)
+    rules = dry.args[1]
+    planned = memonger.make_mirror_plan(symbol, 0, rules=rules, shapes=shapes)
+    executor = planned.simple_bind(mx.gpu(0), **shapes)
+    for _ in range(2):
+        executor.forward(is_train=True)
+        executor.backward()
+        mx.nd.waitall()
+    return len(planned.list_auxiliary_states())
+
+
+@pytest.mark.parametrize("fusion", ["0", "1"])
+def test_the_originals_plan_steps_with_the_rules_alone(gpu_dry_run: GpuDryRun, fusion: str) -> None:
+    environment = {"MXNET_USE_FUSION": fusion}
+    bare = gpu_dry_run.run(plans, args=[PATHS, False], env=environment)
+    assert not bare.ok and "kWriteTo" in bare.message + bare.stderr
+    ruled = gpu_dry_run.run(plans, args=[PATHS, True], env=environment)
+    assert ruled.ok, ruled.message
+
+
+def random_networks(dry: DryRun) -> Any:
+    import sys
+
+    sys.path[:0] = dry.args[0]
+    import memonger  # noqa: F401
+    import mxnet as mx
+    import numpy as np
+    from hypothesis import HealthCheck, Phase, given, settings
+    from hypothesis import strategies as st
+    from memonger import marks
+    from generated import build, recipes
+    from planned import rules_of
+
+    bound = []
+
+    @settings(
+        max_examples=200,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(recipes(), st.integers(0, 2**16), st.sampled_from([0.5, 0.9, 1.0]))
+    def bind(recipe: Any, seed: int, share: float) -> None:
+        symbol, shapes = build(recipe)
+        rules = rules_of(symbol, shapes)
+        drawn = np.random.RandomState(seed).uniform(size=len(rules.graph.nodes)) < share
+        mask = rules.apply(drawn & rules.allowed)
+        request = {n: "null" if n in shapes else "write" for n in symbol.list_arguments()}
+        try:
+            symbol.simple_bind(mx.gpu(0), grad_req=request, **shapes)
+        except RuntimeError:
+            return  # MXNet cannot bind it unmarked
+        planned = marks.apply(symbol, mask, rules.native(mask))
+        try:
+            planned.simple_bind(mx.gpu(0), grad_req=request, **shapes)
+        except RuntimeError as error:
+            raise AssertionError("%r %d %s %s" % (recipe, seed, share, error)) from None
+        bound.append(bool(mask.any()))
+
+    bind()
+    return [len(bound), sum(bound)]
+
+
+@pytest.mark.parametrize("fusion", ["0", "1"])
+def test_generated_networks_bind(gpu_dry_run: GpuDryRun, fusion: str) -> None:
+    result = gpu_dry_run.run(random_networks, args=[PATHS], env={"MXNET_USE_FUSION": fusion})
+    assert result.ok, result.message
+    assert result.value[0] >= 180 and result.value[1] >= 120
