@@ -38,7 +38,7 @@ setup(
         "cu112": CUDA,
         "examples": ["scikit-learn"],
         "test": ["pytest>=7", "hypothesis>=6", "scikit-learn"],
-        "lint": ["ruff==0.6.9", "mypy==1.11.2"],
+        "lint": ["ruff==0.17.5", "mypy==1.14.1"],
     },
     classifiers=[
         "License :: OSI Approved :: Apache Software License",

@@ -22,10 +22,10 @@ import mxnet as mx
 
 Shape = Tuple[int, ...]
 Network = Tuple[Any, Dict[str, Shape]]
-Builder = TypeVar('Builder', bound=Callable[..., Network])
+Builder = TypeVar("Builder", bound=Callable[..., Network])
 
-State = namedtuple('State', ['c', 'h'])
-Gates = namedtuple('Gates', ['i2h_weight', 'i2h_bias', 'h2h_weight', 'h2h_bias'])
+State = namedtuple("State", ["c", "h"])
+Gates = namedtuple("Gates", ["i2h_weight", "i2h_bias", "h2h_weight", "h2h_bias"])
 
 
 def freshly_named(builder: Builder) -> Builder:
@@ -43,20 +43,20 @@ def freshly_named(builder: Builder) -> Builder:
 
 
 def _images(batch: int, image: int, channels: int = 3) -> Dict[str, Shape]:
-    return {'data': (batch, channels, image, image), 'softmax_label': (batch,)}
+    return {"data": (batch, channels, image, image), "softmax_label": (batch,)}
 
 
 def _classify(x: Any, classes: int) -> Any:
     """Flatten, fully connect to `classes` scores, softmax with label ``softmax_label``."""
     x = mx.sym.FullyConnected(mx.sym.Flatten(x), num_hidden=classes)
-    return mx.sym.SoftmaxOutput(x, name='softmax')
+    return mx.sym.SoftmaxOutput(x, name="softmax")
 
 
 def _conv_bn_relu(x: Any, filters: int, stride: int = 1) -> Any:
     x = mx.sym.Convolution(
         x, num_filter=filters, kernel=(3, 3), pad=(1, 1), stride=(stride, stride), no_bias=True
     )
-    return mx.sym.Activation(mx.sym.BatchNorm(x, fix_gamma=False), act_type='relu')
+    return mx.sym.Activation(mx.sym.BatchNorm(x, fix_gamma=False), act_type="relu")
 
 
 def _dropout(x: Any, p: float) -> Any:
@@ -72,7 +72,7 @@ def _leaky_conv(
     x = mx.sym.Convolution(
         x, kernel=(kernel, kernel), stride=(stride, stride), pad=(pad, pad), num_filter=filters
     )
-    return mx.sym.LeakyReLU(mx.sym.BatchNorm(x, fix_gamma=fix_gamma), act_type='leaky')
+    return mx.sym.LeakyReLU(mx.sym.BatchNorm(x, fix_gamma=fix_gamma), act_type="leaky")
 
 
 def _bottleneck(x: Any, filters: int, stride: int, project: bool) -> Any:
@@ -83,7 +83,7 @@ def _bottleneck(x: Any, filters: int, stride: int, project: bool) -> Any:
         x = _leaky_conv(x, 4 * filters, 1, stride=stride)
     total = x + y
     # Where the original marks: the block's shortcut, not its sum.
-    x._set_attr(mirror_stage='True')
+    x._set_attr(mirror_stage="True")
     return total
 
 
@@ -105,8 +105,8 @@ def resnet(
     `layers` are the blocks of each stage; a stage has twice the filters of the one before it. The
     smallest image is 5 pixels wide.
     """
-    x = _leaky_conv(mx.sym.Variable('data'), filters, 7, pad=3, stride=2)
-    x = mx.sym.Pooling(x, pool_type='max', kernel=(3, 3), stride=(2, 2))
+    x = _leaky_conv(mx.sym.Variable("data"), filters, 7, pad=3, stride=2)
+    x = mx.sym.Pooling(x, pool_type="max", kernel=(3, 3), stride=(2, 2))
     side = (_halved(image) - 3) // 2 + 1
     for stage, blocks in enumerate(layers):
         for block in range(blocks):
@@ -116,37 +116,37 @@ def resnet(
             x = _bottleneck(x, filters << stage, stride, project=first)
     kernel = min(7, side)
     x = mx.sym.Pooling(
-        x, kernel=(kernel, kernel), stride=(1, 1), name='global_pool', pool_type='avg'
+        x, kernel=(kernel, kernel), stride=(1, 1), name="global_pool", pool_type="avg"
     )
-    x = mx.sym.FullyConnected(mx.sym.Flatten(x, name='flatten'), num_hidden=classes, name='fc1')
-    return mx.sym.SoftmaxOutput(x, name='softmax'), _images(batch, image)
+    x = mx.sym.FullyConnected(mx.sym.Flatten(x, name="flatten"), num_hidden=classes, name="fc1")
+    return mx.sym.SoftmaxOutput(x, name="softmax"), _images(batch, image)
 
 
 def _lstm_cell(
     x: Any, before: State, gates: Gates, hidden: int, step: int, layer: int, dropout: float
 ) -> State:
-    name = 't%d_l%d_' % (step, layer)
+    name = "t%d_l%d_" % (step, layer)
     i2h = mx.sym.FullyConnected(
         _dropout(x, dropout),
         weight=gates.i2h_weight,
         bias=gates.i2h_bias,
         num_hidden=hidden * 4,
-        name=name + 'i2h',
+        name=name + "i2h",
     )
     h2h = mx.sym.FullyConnected(
         before.h,
         weight=gates.h2h_weight,
         bias=gates.h2h_bias,
         num_hidden=hidden * 4,
-        name=name + 'h2h',
+        name=name + "h2h",
     )
-    parts = mx.sym.SliceChannel(i2h + h2h, num_outputs=4, name=name + 'slice')
+    parts = mx.sym.SliceChannel(i2h + h2h, num_outputs=4, name=name + "slice")
     in_gate, in_transform, forget_gate, out_gate = (
         mx.sym.Activation(parts[i], act_type=act_type)
-        for i, act_type in enumerate(('sigmoid', 'tanh', 'sigmoid', 'sigmoid'))
+        for i, act_type in enumerate(("sigmoid", "tanh", "sigmoid", "sigmoid"))
     )
     c = (forget_gate * before.c) + (in_gate * in_transform)
-    h = out_gate * mx.sym.Activation(c, act_type='tanh')
+    h = out_gate * mx.sym.Activation(c, act_type="tanh")
     # All layers of a time step make one cut, hence one label.
     c._set_attr(mirror_stage=str(step))
     h._set_attr(mirror_stage=str(step))
@@ -179,52 +179,52 @@ def lstm(
     `embed` defaults to `hidden`. With `concat_decode` one decoder reads all steps at once; with
     `use_loss` the heads are scalars of ``softmax_cross_entropy``, else ``SoftmaxOutput``.
     """
-    embed_weight = mx.sym.Variable('embed_weight')
+    embed_weight = mx.sym.Variable("embed_weight")
     decoder = {
-        'weight': mx.sym.Variable('cls_weight'),
-        'bias': mx.sym.Variable('cls_bias'),
-        'num_hidden': labels,
+        "weight": mx.sym.Variable("cls_weight"),
+        "bias": mx.sym.Variable("cls_bias"),
+        "num_hidden": labels,
     }
     gates: List[Gates] = []
     states: List[State] = []
     shapes: Dict[str, Shape] = {}
     for i in range(layers):
-        gates.append(Gates(*(mx.sym.Variable('l%d_%s' % (i, field)) for field in Gates._fields)))
-        states.append(State(*(mx.sym.Variable('l%d_init_%s' % (i, f)) for f in State._fields)))
-        shapes.update({'l%d_init_%s' % (i, field): (batch, hidden) for field in State._fields})
+        gates.append(Gates(*(mx.sym.Variable("l%d_%s" % (i, field)) for field in Gates._fields)))
+        states.append(State(*(mx.sym.Variable("l%d_init_%s" % (i, f)) for f in State._fields)))
+        shapes.update({"l%d_init_%s" % (i, field): (batch, hidden) for field in State._fields})
 
     last_hidden = []
     for step in range(steps):
-        shapes['t%d_data' % step] = (batch, input)
-        with mx.AttrScope(ctx_group='embed'):
+        shapes["t%d_data" % step] = (batch, input)
+        with mx.AttrScope(ctx_group="embed"):
             x = mx.sym.FullyConnected(
-                mx.sym.Variable('t%d_data' % step),
+                mx.sym.Variable("t%d_data" % step),
                 weight=embed_weight,
                 no_bias=True,
                 num_hidden=hidden if embed is None else embed,
-                name='t%d_embed' % step,
+                name="t%d_embed" % step,
             )
         for i in range(layers):
-            with mx.AttrScope(ctx_group='layer%d' % i):
+            with mx.AttrScope(ctx_group="layer%d" % i):
                 drop = dropout if i > 0 else 0.0
                 states[i] = _lstm_cell(x, states[i], gates[i], hidden, step, i, drop)
                 x = states[i].h
         last_hidden.append(_dropout(x, dropout))
 
-    with mx.AttrScope(ctx_group='decode'):
+    with mx.AttrScope(ctx_group="decode"):
         if concat_decode:
             x = mx.sym.Concat(*last_hidden, dim=0)
-            heads = [_decode(x, 'label', 'sm', use_loss, **decoder)]
-            shapes['label'] = (batch * steps,)
+            heads = [_decode(x, "label", "sm", use_loss, **decoder)]
+            shapes["label"] = (batch * steps,)
         else:
             heads = []
             for step, x in enumerate(last_hidden):
-                t = 't%d_' % step
-                heads.append(_decode(x, t + 'label', t + 'sm', use_loss, name=t + 'cls', **decoder))
-                shapes[t + 'label'] = (batch,)
+                t = "t%d_" % step
+                heads.append(_decode(x, t + "label", t + "sm", use_loss, name=t + "cls", **decoder))
+                shapes[t + "label"] = (batch,)
     for field in State._fields:
         for i, state in enumerate(states):
-            last = mx.sym.BlockGrad(getattr(state, field), name='l%d_last_%s' % (i, field))
+            last = mx.sym.BlockGrad(getattr(state, field), name="l%d_last_%s" % (i, field))
             heads.append(last)
     return mx.sym.Group(heads), shapes
 
@@ -234,14 +234,14 @@ def lstm(
 
 @freshly_named
 def model_zoo(
-    name: str = 'resnet50_v1', batch: int = 32, image: int = 224, classes: int = 1000
+    name: str = "resnet50_v1", batch: int = 32, image: int = 224, classes: int = 1000
 ) -> Network:
     """Make a symbol of a network of Gluon's model zoo, with a SoftmaxOutput named ``softmax``.
 
     ``inceptionv3`` is made for images of 299, and DenseNets need at least 193.
     """
-    net = mx.gluon.model_zoo.vision.get_model(name, classes=classes, prefix='net_')
-    return mx.sym.SoftmaxOutput(net(mx.sym.Variable('data')), name='softmax'), _images(batch, image)
+    net = mx.gluon.model_zoo.vision.get_model(name, classes=classes, prefix="net_")
+    return mx.sym.SoftmaxOutput(net(mx.sym.Variable("data")), name="softmax"), _images(batch, image)
 
 
 def _named_conv(x: Any, name: str, filters: int, kernel: int, pad: int = 0, stride: int = 1) -> Any:
@@ -251,47 +251,47 @@ def _named_conv(x: Any, name: str, filters: int, kernel: int, pad: int = 0, stri
         kernel=(kernel, kernel),
         stride=(stride, stride),
         pad=(pad, pad),
-        name='conv_' + name,
+        name="conv_" + name,
     )
-    return mx.sym.Activation(x, act_type='relu', name='relu_' + name)
+    return mx.sym.Activation(x, act_type="relu", name="relu_" + name)
 
 
 def _inception(x: Any, name: str, filters: Sequence[int]) -> Any:
     """Build an inception module; `filters` are a row of Table 1, from "#1x1" to "pool proj"."""
     one, reduce3, three, reduce5, five, project = filters
-    branch1 = _named_conv(x, name + '_1x1', one, 1)
-    branch3 = _named_conv(x, name + '_3x3_reduce', reduce3, 1)
-    branch3 = _named_conv(branch3, name + '_3x3', three, 3, pad=1)
-    branch5 = _named_conv(x, name + '_5x5_reduce', reduce5, 1)
-    branch5 = _named_conv(branch5, name + '_5x5', five, 5, pad=2)
+    branch1 = _named_conv(x, name + "_1x1", one, 1)
+    branch3 = _named_conv(x, name + "_3x3_reduce", reduce3, 1)
+    branch3 = _named_conv(branch3, name + "_3x3", three, 3, pad=1)
+    branch5 = _named_conv(x, name + "_5x5_reduce", reduce5, 1)
+    branch5 = _named_conv(branch5, name + "_5x5", five, 5, pad=2)
     pooled = mx.sym.Pooling(
         x,
         kernel=(3, 3),
         stride=(1, 1),
         pad=(1, 1),
-        pool_type='max',
-        name='max_pool_%s_pool' % name,
+        pool_type="max",
+        name="max_pool_%s_pool" % name,
     )
-    pooled = _named_conv(pooled, name + '_proj', project, 1)
-    return mx.sym.Concat(branch1, branch3, branch5, pooled, name='ch_concat_%s_chconcat' % name)
+    pooled = _named_conv(pooled, name + "_proj", project, 1)
+    return mx.sym.Concat(branch1, branch3, branch5, pooled, name="ch_concat_%s_chconcat" % name)
 
 
 # Table 1 of the paper, grouped by what stands between two poolings.
 GOOGLENET = (
     (
-        ('in3a', (64, 96, 128, 16, 32, 32)),
-        ('in3b', (128, 128, 192, 32, 96, 64)),
+        ("in3a", (64, 96, 128, 16, 32, 32)),
+        ("in3b", (128, 128, 192, 32, 96, 64)),
     ),
     (
-        ('in4a', (192, 96, 208, 16, 48, 64)),
-        ('in4b', (160, 112, 224, 24, 64, 64)),
-        ('in4c', (128, 128, 256, 24, 64, 64)),
-        ('in4d', (112, 144, 288, 32, 64, 64)),
-        ('in4e', (256, 160, 320, 32, 128, 128)),
+        ("in4a", (192, 96, 208, 16, 48, 64)),
+        ("in4b", (160, 112, 224, 24, 64, 64)),
+        ("in4c", (128, 128, 256, 24, 64, 64)),
+        ("in4d", (112, 144, 288, 32, 64, 64)),
+        ("in4e", (256, 160, 320, 32, 128, 128)),
     ),
     (
-        ('in5a', (256, 160, 320, 32, 128, 128)),
-        ('in5b', (384, 192, 384, 48, 128, 128)),
+        ("in5a", (256, 160, 320, 32, 128, 128)),
+        ("in5b", (384, 192, 384, 48, 128, 128)),
     ),
 )
 
@@ -304,17 +304,17 @@ def googlenet(batch: int = 32, image: int = 224, classes: int = 1000, divide: in
     """
 
     def pooled(x: Any) -> Any:
-        return mx.sym.Pooling(x, kernel=(3, 3), stride=(2, 2), pool_type='max')
+        return mx.sym.Pooling(x, kernel=(3, 3), stride=(2, 2), pool_type="max")
 
-    x = _named_conv(mx.sym.Variable('data'), 'conv1', 64 // divide, 7, pad=3, stride=2)
+    x = _named_conv(mx.sym.Variable("data"), "conv1", 64 // divide, 7, pad=3, stride=2)
     x = pooled(x)
-    x = _named_conv(x, 'conv2', 64 // divide, 1)
-    x = _named_conv(x, 'conv3', 192 // divide, 3, pad=1)
+    x = _named_conv(x, "conv2", 64 // divide, 1)
+    x = _named_conv(x, "conv3", 192 // divide, 3, pad=1)
     for group in GOOGLENET:
         x = pooled(x)
         for name, filters in group:
             x = _inception(x, name, [n // divide for n in filters])
-    x = mx.sym.Pooling(x, kernel=(7, 7), stride=(1, 1), global_pool=True, pool_type='avg')
+    x = mx.sym.Pooling(x, kernel=(7, 7), stride=(1, 1), global_pool=True, pool_type="avg")
     return _classify(x, classes), _images(batch, image)
 
 
@@ -330,22 +330,22 @@ def unet(
     def double(x: Any, filters: int) -> Any:
         for _ in range(2):
             x = mx.sym.Convolution(x, num_filter=filters, kernel=(3, 3), pad=(1, 1))
-            x = mx.sym.Activation(mx.sym.BatchNorm(x), act_type='relu')
+            x = mx.sym.Activation(mx.sym.BatchNorm(x), act_type="relu")
         return x
 
-    x = mx.sym.Variable('data')
+    x = mx.sym.Variable("data")
     skips = []
     for level in range(depth):
         x = double(x, base << level)
         skips.append(x)
-        x = mx.sym.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type='max')
+        x = mx.sym.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="max")
     x = double(x, base << depth)
     for level in reversed(range(depth)):
         x = mx.sym.Deconvolution(x, num_filter=base << level, kernel=(2, 2), stride=(2, 2))
         x = double(mx.sym.Concat(x, skips[level], dim=1), base << level)
     x = mx.sym.Convolution(x, num_filter=classes, kernel=(1, 1))
-    x = mx.sym.SoftmaxOutput(x, multi_output=True, name='softmax')
-    return x, {'data': (batch, 3, image, image), 'softmax_label': (batch, image, image)}
+    x = mx.sym.SoftmaxOutput(x, multi_output=True, name="softmax")
+    return x, {"data": (batch, 3, image, image), "softmax_label": (batch, image, image)}
 
 
 def _attention(x: Any, name: str, hidden: int, heads: int, dropout: float) -> Any:
@@ -357,11 +357,11 @@ def _attention(x: Any, name: str, hidden: int, heads: int, dropout: float) -> An
         x = mx.sym.reshape(x, (0, 0, -4, heads, -1))
         return mx.sym.reshape(mx.sym.transpose(x, (0, 2, 1, 3)), (-3, 0, 0))
 
-    query, key, value = (split(project(x, part)) for part in ('_query', '_key', '_value'))
+    query, key, value = (split(project(x, part)) for part in ("_query", "_key", "_value"))
     scores = mx.sym.batch_dot(query, key, transpose_b=True) / (hidden // heads) ** 0.5
     x = mx.sym.batch_dot(_dropout(mx.sym.softmax(scores), dropout), value)
     x = mx.sym.transpose(mx.sym.reshape(x, (-4, -1, heads, 0, 0)), (0, 2, 1, 3))
-    return project(mx.sym.reshape(x, (0, 0, -3)), '_output')
+    return project(mx.sym.reshape(x, (0, 0, -3)), "_output")
 
 
 @freshly_named
@@ -380,26 +380,26 @@ def transformer(
     `inner` is the width of the feed-forward layers, 4 times `hidden` by default.
     """
     x = mx.sym.Embedding(
-        mx.sym.Variable('data'), input_dim=vocabulary, output_dim=hidden, name='token'
+        mx.sym.Variable("data"), input_dim=vocabulary, output_dim=hidden, name="token"
     )
-    x = mx.sym.broadcast_add(x, mx.sym.Variable('position_weight', shape=(1, steps, hidden)))
+    x = mx.sym.broadcast_add(x, mx.sym.Variable("position_weight", shape=(1, steps, hidden)))
     x = _dropout(x, dropout)
     for i in range(layers):
-        name = 'layer%d' % i
-        y = mx.sym.LayerNorm(x, name=name + '_norm1')
+        name = "layer%d" % i
+        y = mx.sym.LayerNorm(x, name=name + "_norm1")
         x = x + _dropout(_attention(y, name, hidden, heads, dropout), dropout)
-        y = mx.sym.LayerNorm(x, name=name + '_norm2')
+        y = mx.sym.LayerNorm(x, name=name + "_norm2")
         y = mx.sym.FullyConnected(
-            y, num_hidden=inner or 4 * hidden, flatten=False, name=name + '_inner'
+            y, num_hidden=inner or 4 * hidden, flatten=False, name=name + "_inner"
         )
-        y = mx.sym.LeakyReLU(y, act_type='gelu')
-        y = mx.sym.FullyConnected(y, num_hidden=hidden, flatten=False, name=name + '_outer')
+        y = mx.sym.LeakyReLU(y, act_type="gelu")
+        y = mx.sym.FullyConnected(y, num_hidden=hidden, flatten=False, name=name + "_outer")
         x = x + _dropout(y, dropout)
-    x = mx.sym.reshape(mx.sym.LayerNorm(x, name='norm'), (-3, 0))
-    x = mx.sym.FullyConnected(x, num_hidden=vocabulary, name='decoder')
-    label = mx.sym.reshape(mx.sym.Variable('softmax_label'), (-1,))
-    x = mx.sym.SoftmaxOutput(x, label, name='softmax')
-    return x, {'data': (batch, steps), 'softmax_label': (batch, steps)}
+    x = mx.sym.reshape(mx.sym.LayerNorm(x, name="norm"), (-3, 0))
+    x = mx.sym.FullyConnected(x, num_hidden=vocabulary, name="decoder")
+    label = mx.sym.reshape(mx.sym.Variable("softmax_label"), (-1,))
+    x = mx.sym.SoftmaxOutput(x, label, name="softmax")
+    return x, {"data": (batch, steps), "softmax_label": (batch, steps)}
 
 
 @freshly_named
@@ -407,14 +407,14 @@ def highway(
     layers: int = 50, hidden: int = 1024, batch: int = 128, input: int = 784, classes: int = 10
 ) -> Network:
     """Highway network (Srivastava et al. 2015, arXiv 1505.00387): gates that let inputs pass."""
-    x = mx.sym.FullyConnected(mx.sym.Variable('data'), num_hidden=hidden, name='input')
+    x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=hidden, name="input")
     for i in range(layers):
-        gate = mx.sym.FullyConnected(x, num_hidden=hidden, name='gate%d' % i)
-        gate = mx.sym.Activation(gate, act_type='sigmoid')
-        y = mx.sym.FullyConnected(x, num_hidden=hidden, name='transform%d' % i)
-        y = mx.sym.Activation(y, act_type='relu')
+        gate = mx.sym.FullyConnected(x, num_hidden=hidden, name="gate%d" % i)
+        gate = mx.sym.Activation(gate, act_type="sigmoid")
+        y = mx.sym.FullyConnected(x, num_hidden=hidden, name="transform%d" % i)
+        y = mx.sym.Activation(y, act_type="relu")
         x = gate * y + (1 - gate) * x
-    return _classify(x, classes), {'data': (batch, input), 'softmax_label': (batch,)}
+    return _classify(x, classes), {"data": (batch, input), "softmax_label": (batch,)}
 
 
 @freshly_named
@@ -422,17 +422,17 @@ def two_heads(
     blocks: int = 8, filters: int = 64, batch: int = 32, image: int = 32, classes: int = 10
 ) -> Network:
     """Residual trunk with two losses in a Group: a class (``policy``) and a number (``value``)."""
-    x = _conv_bn_relu(mx.sym.Variable('data'), filters)
+    x = _conv_bn_relu(mx.sym.Variable("data"), filters)
     for _ in range(blocks):
         x = x + _conv_bn_relu(_conv_bn_relu(x, filters), filters)
     policy = mx.sym.FullyConnected(_conv_bn_relu(x, 2), num_hidden=classes)
     value = mx.sym.FullyConnected(_conv_bn_relu(x, 1), num_hidden=1)
     heads = [
-        mx.sym.SoftmaxOutput(policy, name='policy'),
-        mx.sym.LinearRegressionOutput(mx.sym.tanh(value), name='value'),
+        mx.sym.SoftmaxOutput(policy, name="policy"),
+        mx.sym.LinearRegressionOutput(mx.sym.tanh(value), name="value"),
     ]
-    data = _images(batch, image)['data']
-    return mx.sym.Group(heads), {'data': data, 'policy_label': (batch,), 'value_label': (batch, 1)}
+    data = _images(batch, image)["data"]
+    return mx.sym.Group(heads), {"data": data, "policy_label": (batch,), "value_label": (batch, 1)}
 
 
 @freshly_named
@@ -448,16 +448,16 @@ def embedding_net(
 ) -> Network:
     """Convolutions over embedded words, for sentences (Kim 2014, arXiv 1408.5882)."""
     x = mx.sym.Embedding(
-        mx.sym.Variable('data'), input_dim=vocabulary, output_dim=embed, name='embed'
+        mx.sym.Variable("data"), input_dim=vocabulary, output_dim=embed, name="embed"
     )
     x = mx.sym.expand_dims(x, axis=1)
     pooled = []
     for width in widths:
-        y = mx.sym.Convolution(x, num_filter=filters, kernel=(width, embed), name='width%d' % width)
-        y = mx.sym.Activation(y, act_type='relu')
+        y = mx.sym.Convolution(x, num_filter=filters, kernel=(width, embed), name="width%d" % width)
+        y = mx.sym.Activation(y, act_type="relu")
         pooled.append(mx.sym.max(y, axis=(2, 3)))
     x = _dropout(mx.sym.Concat(*pooled, dim=1), dropout)
-    return _classify(x, classes), {'data': (batch, steps), 'softmax_label': (batch,)}
+    return _classify(x, classes), {"data": (batch, steps), "softmax_label": (batch,)}
 
 
 @freshly_named
@@ -468,7 +468,7 @@ def normalised_input(
 
     What is computed of the input alone has no gradient to compute. Each block halves the image.
     """
-    x = mx.sym.Variable('data') / 255
+    x = mx.sym.Variable("data") / 255
     x = mx.sym.broadcast_sub(x, mx.sym.mean(x, axis=(2, 3), keepdims=True))
     variance = mx.sym.mean(mx.sym.square(x), axis=(2, 3), keepdims=True)
     x = mx.sym.broadcast_div(x, mx.sym.sqrt(variance + 1e-5))
@@ -480,12 +480,12 @@ def normalised_input(
 @freshly_named
 def chain(depth: int = 64, hidden: int = 1024, batch: int = 256) -> Network:
     """`depth` layers of FullyConnected and tanh, all alike: by default every tensor is 1 MiB."""
-    x = mx.sym.Variable('data')
+    x = mx.sym.Variable("data")
     for i in range(depth):
-        x = mx.sym.FullyConnected(x, num_hidden=hidden, name='fc%d' % i)
-        x = mx.sym.Activation(x, act_type='tanh', name='tanh%d' % i)
-    x = mx.sym.LinearRegressionOutput(x, mx.sym.Variable('label'), name='out')
-    return x, {'data': (batch, hidden), 'label': (batch, hidden)}
+        x = mx.sym.FullyConnected(x, num_hidden=hidden, name="fc%d" % i)
+        x = mx.sym.Activation(x, act_type="tanh", name="tanh%d" % i)
+    x = mx.sym.LinearRegressionOutput(x, mx.sym.Variable("label"), name="out")
+    return x, {"data": (batch, hidden), "label": (batch, hidden)}
 
 
 # -- detection, with an operator written in Python -------------------------------------------
@@ -520,7 +520,7 @@ class HardSwish(mx.operator.CustomOp):
         self.assign(in_grad[0], req[0], out_grad[0] * slope)
 
 
-@mx.operator.register('hard_swish')
+@mx.operator.register("hard_swish")
 class HardSwishProp(mx.operator.CustomOpProp):
     """What MXNet asks of ``Custom(op_type='hard_swish')``; shapes and types are the defaults'.
 
@@ -560,11 +560,11 @@ def detection(
     block and each scale halves the image. With `custom` a Python operator stands in the trunk.
     """
     ratios = (1, 2, 0.5)
-    x = mx.sym.Variable('data')
+    x = mx.sym.Variable("data")
     for block in range(blocks):
         x = _conv_bn_relu(x, filters << block, stride=2)
     if custom:
-        x = mx.sym.Custom(x, op_type='hard_swish', name='hard_swish')
+        x = mx.sym.Custom(x, op_type="hard_swish", name="hard_swish")
 
     scores, boxes, anchors = [], [], []
     for scale in range(scales):
@@ -583,13 +583,13 @@ def detection(
 
     box_wanted, box_mask, class_wanted = mx.sym.contrib.MultiBoxTarget(
         anchor,
-        mx.sym.Variable('label'),
+        mx.sym.Variable("label"),
         score,
         overlap_threshold=0.5,
         ignore_label=-1,
         negative_mining_ratio=3,
         negative_mining_thresh=0.5,
-        name='target',
+        name="target",
     )
     class_loss = mx.sym.SoftmaxOutput(
         score,
@@ -597,14 +597,14 @@ def detection(
         ignore_label=-1,
         use_ignore=True,
         multi_output=True,
-        normalization='valid',
-        name='class_prob',
+        normalization="valid",
+        name="class_prob",
     )
     distance = mx.sym.smooth_l1(box_mask * (box - box_wanted), scalar=1.0)
     heads = [
         class_loss,
-        mx.sym.MakeLoss(distance, normalization='valid', name='box_loss'),
-        mx.sym.BlockGrad(class_wanted, name='class_label'),
+        mx.sym.MakeLoss(distance, normalization="valid", name="box_loss"),
+        mx.sym.BlockGrad(class_wanted, name="class_label"),
     ]
-    shapes = {'data': (batch, 3, image, image), 'label': (batch, objects, 5)}
+    shapes = {"data": (batch, 3, image, image), "label": (batch, objects, 5)}
     return mx.sym.Group(heads), shapes

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 import numpy
 
@@ -48,7 +48,7 @@ INSTALL = (
 
 def _installed_builds() -> List[Tuple[str, Path]]:
     """Name and package folder of every MXNet wheel that is installed."""
-    found = {}
+    found: Dict[Tuple[str, Path], None] = {}
     for distribution in importlib.metadata.distributions():
         name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
         if name == "mxnet" or name.startswith("mxnet-"):
@@ -92,8 +92,9 @@ def _supply_missing_names() -> None:
         import distutils.version  # noqa: F401
     except ImportError:
         try:
-            import setuptools  # noqa: F401  (its import hook brings distutils back)
             import distutils.version  # noqa: F401
+
+            import setuptools  # noqa: F401  (its import hook brings distutils back)
         except ImportError as error:
             raise MXNetImportError(
                 "MXNet 1.9 needs distutils, which Python %d.%d no longer has; "
@@ -133,11 +134,14 @@ def _explain(error: BaseException, build: Optional[str], missing: List[str]) -> 
             library,
             SYSTEM_LIBRARIES[library],
         )
-    if library in dict((soname, folder) for folder, soname in CUDA_LIBRARIES):
-        return "%s needs %s; pip install 'memonger[cu112]' brings the CUDA libraries (missing: %s)" % (
-            build,
-            library,
-            ", ".join(missing) or library,
+    if library in [soname for _, soname in CUDA_LIBRARIES]:
+        return (
+            "%s needs %s; pip install 'memonger[cu112]' brings the CUDA libraries (missing: %s)"
+            % (
+                build,
+                library,
+                ", ".join(missing) or library,
+            )
         )
     return "MXNet (%s) is installed but cannot be imported: %s: %s" % (
         build,

@@ -167,9 +167,7 @@ def check(
     expected, found = run(symbol), run(planned)
     differences = _compare(expected, found)
     repeatable = not differences or not _compare(expected, run(symbol))
-    not_finite = tuple(
-        dict.fromkeys(a.name for a in expected if not np.all(np.isfinite(a.value)))
-    )
+    not_finite = tuple(dict.fromkeys(a.name for a in expected if not np.all(np.isfinite(a.value))))
     return CheckReport(steps, len(expected), tuple(differences), not_finite, repeatable)
 
 
@@ -238,7 +236,8 @@ def _train(
         momentum = {n: mx.nd.zeros(g.shape, ctx, g.dtype) for n, g in grads.items()}
         random = np.random.RandomState(seed)
         heads = [
-            mx.nd.array(random.uniform(-1, 1, out.shape), ctx, out.dtype) for out in executor.outputs
+            mx.nd.array(random.uniform(-1, 1, out.shape), ctx, out.dtype)
+            for out in executor.outputs
         ]
         result: List[_Arrays] = []
         for step in range(steps):

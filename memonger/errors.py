@@ -1,4 +1,4 @@
-"""The exceptions of memonger: one class at the root, every message names the thing and the remedy."""
+"""The exceptions of memonger: one at the root; every message names thing and remedy."""
 
 
 class MemongerError(ValueError):

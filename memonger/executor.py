@@ -37,7 +37,9 @@ def bind(symbol: Any, graph: ForwardGraph, ctx: Any, wanted: Optional[Iterable[i
             arrays(graph.auxiliary),
         )
     except mx.MXNetError as error:
-        raise MemongerError("MXNet cannot bind this network on %s: %s" % (ctx, reason(error))) from None
+        raise MemongerError(
+            "MXNet cannot bind this network on %s: %s" % (ctx, reason(error))
+        ) from None
 
 
 def planned_mb(executor: Any) -> int:

@@ -173,9 +173,7 @@ def _infer_shapes(
     return [tuple(int(n) for n in shape) for shape in shapes]
 
 
-def _shape_complaint(
-    internals: Any, spec: InputSpec, nodes: Tuple[Node, ...], message: str
-) -> str:
+def _shape_complaint(internals: Any, spec: InputSpec, nodes: Tuple[Node, ...], message: str) -> str:
     """MXNet's own words without its stack trace, with the node and the shapes that it was given."""
     found = re.search(r"Error in operator ([^:]+): (?:\[[^\]]*\] [^ ]+: )?(.*)", message, re.S)
     if not found:

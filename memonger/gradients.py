@@ -1,9 +1,9 @@
 """What the gradient of an operator reads and makes, observed by binding that operator alone.
 
 MXNet's ``FGradient`` functions (``src/nnvm/gradient.cc`` calls them) cannot be called from Python,
-but an executor prints the whole training graph. The graph of a network is ambiguous there, for many
-of its nodes have the same name; that of one operator between variables is not. Arrays that are never
-allocated make the bind cheap at any size, and an operator is bound once for each signature.
+but an executor prints the whole training graph. That of a network is ambiguous, for many of its
+nodes have the same name; that of one operator between variables is not. Arrays that are never allocated
+make the bind cheap at any size, and an operator is bound once for each signature.
 """
 
 import contextlib
@@ -151,7 +151,12 @@ def _alone(
         {"op": "null", "name": "x%d" % k, "inputs": []} for k in range(count)
     ]
     nodes.append(
-        {"op": op, "name": FORWARD, "attrs": dict(attrs), "inputs": [[k, 0, 0] for k in range(count)]}
+        {
+            "op": op,
+            "name": FORWARD,
+            "attrs": dict(attrs),
+            "inputs": [[k, 0, 0] for k in range(count)],
+        }
     )
     shown = len(_load(nodes, [[count, 0, 0]]).get_internals().list_outputs()) - count
     if zero_heads:
@@ -341,9 +346,7 @@ def _head_tensors(op: str, attrs: Mapping[str, str], inputs: Sequence[Tensor]) -
     names = ["x%d" % k for k in range(len(inputs))]
     _, shapes, _ = symbol.infer_shape(**{n: t.shape for n, t in zip(names, inputs)})
     _, types, _ = symbol.infer_type(**{n: t.dtype for n, t in zip(names, inputs)})
-    return [
-        Tensor(tuple(int(n) for n in s), np.dtype(t).name) for s, t in zip(shapes, types)
-    ]
+    return [Tensor(tuple(int(n) for n in s), np.dtype(t).name) for s, t in zip(shapes, types)]
 
 
 _merging: Dict[Any, bool] = {}

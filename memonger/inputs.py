@@ -56,8 +56,8 @@ def check_symbol(symbol: Any) -> Any:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise MemongerError(
-            "two inputs have the same name, %r, so MXNet cannot tell them apart; name the operators "
-            "that make them differently, or share one mx.sym.Variable" % twice
+            "two inputs have the same name, %r, so MXNet cannot tell them apart; name the "
+            "operators that make them differently, or share one mx.sym.Variable" % twice
         )
     return symbol
 

@@ -6,7 +6,7 @@ set can be told from what the user set, and ``unplan`` gives the original back.
 """
 
 import json
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Union
+from typing import Any, Dict, Iterable, Mapping, Optional, Union
 
 import numpy as np
 
@@ -103,8 +103,6 @@ def clear(symbol: Any) -> Any:
         if FORCE in attrs and not untouched(node["op"]):
             attrs[RECORD] = json.dumps({FORCE: attrs.pop(FORCE)})
     return mx.sym.load_json(json.dumps(graph))
-
-
 
 
 def _restore(attrs: _Attrs) -> None:

@@ -15,7 +15,7 @@ Four rules, for whatever a planner proposes:
 """
 
 from collections import Counter
-from typing import Dict, FrozenSet, Iterable, List, Sequence, Tuple
+from typing import Dict, FrozenSet, Iterable, List, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -62,7 +62,8 @@ class Rules:
                 if facts.summed >= sum_cap():
                     self.reasons.setdefault(i, "so many operators read it that fusion may fail")
         self.allowed = np.array(
-            [not n.is_variable and i not in self.reasons for i, n in enumerate(nodes)], dtype=np.bool_
+            [not n.is_variable and i not in self.reasons for i, n in enumerate(nodes)],
+            dtype=np.bool_,
         )
         same = trainings[0].same
         self._twins: List[List[int]] = [[i] for i in range(len(nodes))]
@@ -122,7 +123,7 @@ class Rules:
         """The recomputed operators that only a control dependency ties to their gradient."""
         if GPU_FUSION not in self.targets:
             return []
-        found = set()
+        found: Set[int] = set()
         n = len(self.graph.nodes)
         for training in self.trainings:
             order, _ = order_and_reads(training.tables, mask)
@@ -146,7 +147,7 @@ class Rules:
 
     def unread(self, mask: np.ndarray) -> List[int]:
         """The recomputed operators whose first output nobody reads and that do not tolerate it."""
-        found = set()
+        found: Set[int] = set()
         n = len(self.graph.nodes)
         for training in self.trainings:
             tables = training.tables

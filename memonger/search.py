@@ -104,7 +104,7 @@ def search_plan(
         log.info("Find best plan with threshold=%d, cost=%d MB", chosen.threshold, chosen.cost)
         if not network.stages:
             log.warning(
-                "the network has no mirror_stage marks, so the original planner can cut it nowhere; "
+                "the network has no mirror_stage marks, so the original planner cannot cut it; "
                 "planner='smallest' needs none"
             )
         mask = allow(chosen.plan.mask)

@@ -1,10 +1,10 @@
 """The training graph: every node that one training step runs, for any set of recomputed operators.
 
-Built as MXNet builds it (``InitFullGraph`` in ``src/executor/graph_executor.cc`` and ``Gradient`` in
+Built as MXNet builds it (``InitFullGraph`` in ``src/executor/graph_executor.cc``, ``Gradient`` in
 ``src/nnvm/gradient.cc``), without a bind: common sub-expressions are merged, then the operators are
 walked from the outputs back, each one's gradient nodes (``gradients.gradient_of``) are added, and
-gradients that meet are summed. A marked operator has a second row, its recomputed copy. Which of the
-two a gradient reads depends on the marks alone, so one table serves every plan:
+gradients that meet are summed. An operator has a second row, its recomputed copy. Which of the two a
+gradient reads depends on the marks alone, so one table serves every plan:
 the gradient of X reads the copies where X itself is recomputed, the originals where X is kept.
 """
 
@@ -177,7 +177,9 @@ def merged_nodes(graph: ForwardGraph) -> List[int]:
             tuple((same[a], b) for a, b in node.inputs),
         )
         other = first.setdefault(key, i)
-        if other != i and merges(node.op, node.attrs, [graph.tensors[a][b] for a, b in node.inputs]):
+        if other != i and merges(
+            node.op, node.attrs, [graph.tensors[a][b] for a, b in node.inputs]
+        ):
             same[i] = other
     return same
 
@@ -221,7 +223,11 @@ class _Builder:
             read = self._sum((a, 0))
             if read in seen:  # no two gradients may be the same array (MXGradient, copy_op)
                 tensor = [self._tensor((a, 0))]
-                read = (self._add("_copy", graph.nodes[a].name + "_copy", {}, [read], [], tensor), 0, -1)
+                read = (
+                    self._add("_copy", graph.nodes[a].name + "_copy", {}, [read], [], tensor),
+                    0,
+                    -1,
+                )
             seen[read] = a
             reads.append(read)
         rows = self.rows

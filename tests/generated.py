@@ -168,8 +168,8 @@ def _shared(net: Network, a: Tensor) -> Tensor:
     """Fully connect with the one weight that all such steps share."""
     y = S.FullyConnected(
         _fitted(a, net.rows).symbol,
-        weight=net.variable('shared_weight'),
-        bias=net.variable('shared_bias'),
+        weight=net.variable("shared_weight"),
+        bias=net.variable("shared_bias"),
         num_hidden=net.rows[1],
     )
     return Tensor(y, net.rows)
@@ -196,7 +196,7 @@ def _pooling(net: Network, a: Tensor, b: Tensor, variant: int) -> Tensor:
     a = _image(a)
     batch, channels, height, width = a.shape
     kernel = (min(2, height), min(2, width))
-    pool_type = ('max', 'avg')[variant % 2]
+    pool_type = ("max", "avg")[variant % 2]
     if variant // 2 % 2:
         y = S.Pooling(a.symbol, kernel=kernel, global_pool=True, pool_type=pool_type)
         return Tensor(y, (batch, channels, 1, 1))
@@ -217,7 +217,7 @@ def _normalisation(net: Network, a: Tensor, b: Tensor, variant: int) -> Tensor:
 
 def _residual(net: Network, a: Tensor, b: Tensor, variant: int) -> Tensor:
     y = _normalisation(net, a, b, 0)
-    y = Tensor(S.Activation(y.symbol, act_type='relu'), y.shape)
+    y = Tensor(S.Activation(y.symbol, act_type="relu"), y.shape)
     y = (_convolution, _fully_connected)[variant % 2](net, y, b, 0)
     return Tensor(a.symbol + _fitted(y, a.shape).symbol, a.shape)
 
@@ -301,81 +301,81 @@ def _recurrent(net: Network, a: Tensor, b: Tensor, variant: int) -> Tensor:
     steps = 2 + variant // 3
     batch, width = net.rows
     x = _fitted(a, (batch, steps, width)).symbol
-    cell = kind(width, prefix=mx.name.NameManager.current.get(None, 'cell') + '_')
+    cell = kind(width, prefix=mx.name.NameManager.current.get(None, "cell") + "_")
     outputs, _ = cell.unroll(steps, inputs=x, merge_outputs=True)
     return Tensor(outputs, (batch, steps, width))
 
 
 def _second_input(net: Network, a: Tensor, b: Tensor, variant: int) -> Tensor:
-    extra = _fitted(Tensor(net.variable('extra', net.rows), net.rows), a.shape)
+    extra = _fitted(Tensor(net.variable("extra", net.rows), net.rows), a.shape)
     return Tensor(a.symbol + extra.symbol, a.shape)
 
 
 # The first ones are the simplest: examples shrink to them.
 OPERATIONS: Dict[str, Operation] = {
-    'activation': _unary(
+    "activation": _unary(
         S.tanh,
-        lambda x: S.Activation(x, act_type='relu'),
+        lambda x: S.Activation(x, act_type="relu"),
         S.sigmoid,
-        lambda x: S.LeakyReLU(x, act_type='leaky'),
+        lambda x: S.LeakyReLU(x, act_type="leaky"),
     ),
-    'fully_connected': _fully_connected,
-    'scalar': _unary(
+    "fully_connected": _fully_connected,
+    "scalar": _unary(
         lambda x: x * 0.5, lambda x: x + 0.1, lambda x: 1 - x, lambda x: (S.tanh(x) + 2) ** 1.5
     ),
-    'arithmetic': _binary(
+    "arithmetic": _binary(
         lambda a, b: a + b,
         lambda a, b: a - b,
         lambda a, b: a * S.tanh(b),
         lambda a, b: a / (S.abs(b) + 1),
     ),
-    'function': _unary(
+    "function": _unary(
         S.softsign, lambda x: S.exp(S.tanh(x)), lambda x: S.clip(x, -1, 1), S.softmax
     ),
-    'choice': _binary(
+    "choice": _binary(
         S.maximum,
         S.minimum,
         lambda a, b: S.where(a > b, a, b * 0.5),
         lambda a, b: S.add_n(a, b),
     ),
-    'convolution': _convolution,
-    'pooling': _pooling,
-    'normalisation': _normalisation,
-    'residual': _residual,
-    'concat': _concat,
-    'slices': _slices,
-    'shared_weights': _shared_weights,
-    'many_uses': _many_uses,
-    'twins': _twins,
-    'block_grad': _binary(
+    "convolution": _convolution,
+    "pooling": _pooling,
+    "normalisation": _normalisation,
+    "residual": _residual,
+    "concat": _concat,
+    "slices": _slices,
+    "shared_weights": _shared_weights,
+    "many_uses": _many_uses,
+    "twins": _twins,
+    "block_grad": _binary(
         lambda a, b: a * S.BlockGrad(S.tanh(b)),
         lambda a, b: S.BlockGrad(a) + b,
         lambda a, b: S.BlockGrad(a),
         lambda a, b: S.identity(a),
     ),
-    'cast': _unary(lambda x: S.Cast(S.Cast(x, 'float64') * 2, 'float32')),
-    'transpose': _transpose,
-    'reduction': _reduction,
-    'attention': _attention,
-    'recurrent': _recurrent,
-    'second_input': _second_input,
-    'dropout': _dropout,
+    "cast": _unary(lambda x: S.Cast(S.Cast(x, "float64") * 2, "float32")),
+    "transpose": _transpose,
+    "reduction": _reduction,
+    "attention": _attention,
+    "recurrent": _recurrent,
+    "second_input": _second_input,
+    "dropout": _dropout,
 }
 VARIANTS = 4
 
 # Operations whose results differ from draw to draw.
-DRAWING = ('dropout',)
+DRAWING = ("dropout",)
 
 # -- losses --------------------------------------------------------------------------------------
 
 
 def _softmax(net: Network, a: Tensor, name: str) -> Any:
-    label = net.variable(name + '_label', a.shape[:1])
+    label = net.variable(name + "_label", a.shape[:1])
     return S.SoftmaxOutput(S.FullyConnected(a.symbol, num_hidden=3), label, name=name)
 
 
 def _regression(net: Network, a: Tensor, name: str) -> Any:
-    return S.LinearRegressionOutput(a.symbol, net.variable(name + '_label', a.shape), name=name)
+    return S.LinearRegressionOutput(a.symbol, net.variable(name + "_label", a.shape), name=name)
 
 
 def _make_loss(net: Network, a: Tensor, name: str) -> Any:
@@ -387,10 +387,10 @@ def _monitor(net: Network, a: Tensor, name: str) -> Any:
 
 
 LOSSES: Dict[str, Callable[[Network, Tensor, str], Any]] = {
-    'softmax': _softmax,
-    'regression': _regression,
-    'make_loss': _make_loss,
-    'monitor': _monitor,
+    "softmax": _softmax,
+    "regression": _regression,
+    "make_loss": _make_loss,
+    "monitor": _monitor,
 }
 
 # -- from recipe to network ----------------------------------------------------------------------
@@ -399,15 +399,15 @@ LOSSES: Dict[str, Callable[[Network, Tensor, str], Any]] = {
 def _inputs(net: Network, kind: str) -> List[Tensor]:
     """Make the input and a first layer with weights, so that gradients go all the way."""
     batch, width = net.rows
-    if kind == 'tokens':
-        tokens = Tensor(net.variable('data', (batch, 2)), (batch, 2))
-        x = S.Embedding(tokens.symbol, input_dim=VOCABULARY, output_dim=width, name='embed')
+    if kind == "tokens":
+        tokens = Tensor(net.variable("data", (batch, 2)), (batch, 2))
+        x = S.Embedding(tokens.symbol, input_dim=VOCABULARY, output_dim=width, name="embed")
         return [tokens, Tensor(x, (batch, 2, width))]
-    if kind == 'rows':
-        rows = Tensor(net.variable('data', net.rows), net.rows)
+    if kind == "rows":
+        rows = Tensor(net.variable("data", net.rows), net.rows)
         return [rows, _fully_connected(net, rows, rows, 0)]
     shape = (batch, 2, width, width)
-    images = Tensor(net.variable('data', shape), shape)
+    images = Tensor(net.variable("data", shape), shape)
     return [images, _convolution(net, images, images, 0)]
 
 
@@ -432,7 +432,7 @@ def build(recipe: Recipe) -> Tuple[Any, Dict[str, Shape]]:
                 made.symbol._set_attr(mirror_stage=step.mark)
             net.add(_fitted(made, net.rows) if _numbers(made.shape) > LARGEST else made)
         heads = [
-            LOSSES[head.loss](net, net.pick(head.source), 'head%d' % i)
+            LOSSES[head.loss](net, net.pick(head.source), "head%d" % i)
             for i, head in enumerate(recipe.heads)
         ]
     symbol = S.Group(heads) if len(heads) > 1 else heads[0]
@@ -459,14 +459,14 @@ def recipes(
         st.sampled_from(uses),
         st.integers(0, 4),
         st.integers(0, 4),
-        st.sampled_from([None, None, 'True', '0', '1']) if marks else st.none(),
+        st.sampled_from([None, None, "True", "0", "1"]) if marks else st.none(),
     )
     # The first head has a gradient, or there would be nothing to train.
-    trained = st.builds(Head, st.sampled_from([loss for loss in LOSSES if loss != 'monitor']))
+    trained = st.builds(Head, st.sampled_from([loss for loss in LOSSES if loss != "monitor"]))
     more = st.lists(st.builds(Head, st.sampled_from(sorted(LOSSES)), st.integers(0, 6)), max_size=2)
     return st.builds(
         Recipe,
-        data=st.sampled_from(['rows', 'images', 'tokens']),
+        data=st.sampled_from(["rows", "images", "tokens"]),
         batch=st.integers(1, 3),
         width=st.sampled_from([2, 4]),
         heads=st.tuples(trained, more).map(lambda heads: (heads[0], *heads[1])),

@@ -23,7 +23,7 @@ def net(batch_norm: bool = True) -> Any:
     return S.SoftmaxOutput(x, name="softmax")
 
 
-SHAPES = {"data": (2, 3, 8, 8)}
+SHAPES: Any = {"data": (2, 3, 8, 8)}
 
 
 def block() -> Any:
@@ -62,7 +62,10 @@ CASES: Dict[str, Any] = {
     "no Symbol": (lambda f: f("resnet", **SHAPES), ["mx.sym.Symbol", "'resnet'"]),
     "list of symbols": (lambda f: f([net(), net()], **SHAPES), ["2 symbols", "mx.sym.Group"]),
     "a Group of nothing": (lambda f: f([], **SHAPES), ["nothing to plan"]),
-    "a GPU on the CPU build": (lambda f: f(net(), ctx=mx.gpu(0), **SHAPES), ["gpu(0)", "not there"]),
+    "a GPU on the CPU build": (
+        lambda f: f(net(), ctx=mx.gpu(0), **SHAPES),
+        ["gpu(0)", "not there"],
+    ),
     "no device": (lambda f: f(net(), ctx="gpu", **SHAPES), ["ctx must be", "'gpu'"]),
 }
 

@@ -107,7 +107,7 @@ def run(code: str) -> str:
         env=environment,
         check=True,
         stdout=subprocess.PIPE,
-        universal_newlines=True,
+        text=True,
         timeout=300,
     ).stdout
 

@@ -55,9 +55,11 @@ def test_replay_is_what_mxnet_does(drawn: Any, seed: int, share: float) -> None:
     for training in rules.trainings:
         if training.inexact:
             continue
-        wanted = None if training is rules.trainings[0] else [
-            a for a in rules.graph.arguments if rules.graph.nodes[a].name not in shapes
-        ]
+        wanted = (
+            None
+            if training is rules.trainings[0]
+            else [a for a in rules.graph.arguments if rules.graph.nodes[a].name not in shapes]
+        )
         if wanted == []:
             continue
         executor = bind(marks.apply(symbol, mask), rules.graph, mx.cpu(), wanted)

@@ -85,8 +85,8 @@ def test_twins_share_one_mark() -> None:
 
 
 def test_unread_operators_are_kept_until_none_is_left() -> None:
-    """Nobody reads the sum's copy. On a CPU that is well, and the sum's copy reads LayerNorm's; with
-    fusion the sum must be kept, and then nobody reads LayerNorm's copy either.
+    """Nobody reads the product's copy. On a CPU that is well, and it reads LayerNorm's; with fusion
+    the product must be kept, and then nobody reads LayerNorm's copy either.
     """
     x = S.FullyConnected(S.Variable("data"), num_hidden=8)
     norm = S.LayerNorm(x, name="norm")
@@ -124,7 +124,7 @@ def test_marks_however_they_are_set(label: str) -> None:
     def built(way: str) -> Any:
         with mx.name.NameManager():
             x = S.FullyConnected(S.Variable("data"), num_hidden=512)
-            for i in range(6):
+            for _ in range(6):
                 x = S.tanh(x)
                 if way == "attr=":
                     x = S.sigmoid(x, attr={"mirror_stage": label})
@@ -150,16 +150,19 @@ def test_shapes_in_every_form() -> None:
     symbol = net()
     desc = [mx.io.DataDesc("data", SHAPES["data"])]
     known = net()
-    assert len(
-        {
-            memonger.get_cost(symbol, data=SHAPES["data"]),
-            memonger.get_cost(symbol, shapes=SHAPES),
-            memonger.get_cost(symbol, shapes=desc),
-            memonger.get_cost(symbol, shapes=(desc, [("out_label", (256, 512))])),
-            memonger.get_cost(symbol, shapes=(desc, None)),
-            memonger.get_cost(_with_own_shape(known)),
-        }
-    ) == 1
+    assert (
+        len(
+            {
+                memonger.get_cost(symbol, data=SHAPES["data"]),
+                memonger.get_cost(symbol, shapes=SHAPES),
+                memonger.get_cost(symbol, shapes=desc),
+                memonger.get_cost(symbol, shapes=(desc, [("out_label", (256, 512))])),
+                memonger.get_cost(symbol, shapes=(desc, None)),
+                memonger.get_cost(_with_own_shape(known)),
+            }
+        )
+        == 1
+    )
 
 
 def _with_own_shape(symbol: Any) -> Any:

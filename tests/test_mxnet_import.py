@@ -31,7 +31,7 @@ def failure(environment: Dict[str, str], before: str = "") -> str:
         [sys.executable, "-c", before + "import memonger"],
         env=environment,
         stderr=subprocess.PIPE,
-        universal_newlines=True,
+        text=True,
     )
     assert done.returncode != 0
     last = done.stderr.strip().split("\n")[-1]
@@ -100,6 +100,6 @@ def test_binds_are_quiet() -> None:
         [sys.executable, "-W", "ignore", "-c", code],
         env=dict(os.environ, PYTHONPATH=str(PROJECT)),
         stderr=subprocess.PIPE,
-        universal_newlines=True,
+        text=True,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -17,7 +17,15 @@ from memonger.operators import (
     why_kept,
 )
 
-from operator_cases import AFTER, BEFORE, CASES, PLANNED_SHAPES, SMALL_SHAPES, planned_net, small_net
+from operator_cases import (
+    AFTER,
+    BEFORE,
+    CASES,
+    PLANNED_SHAPES,
+    SMALL_SHAPES,
+    planned_net,
+    small_net,
+)
 from planned import forward, marked, nodes, positive, rules_of, with_marks
 
 ON_CPU: FrozenSet[str] = frozenset((CPU,))

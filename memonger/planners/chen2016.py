@@ -1,10 +1,10 @@
 """The original planner: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
 
 Algorithm 3 of the paper (arXiv 1604.06174) as dmlc/mxnet-memonger carries it out: walk the network
-once, add up the bytes of its results, and at each stage that the user marked keep the result if what
-has gathered since the last kept one exceeds a threshold; everything else is recomputed. Then search
-the threshold: three guesses, each the square root that balances the kept and the local memory of the
-last, and a grid between them. Written anew after https://github.com/dmlc/mxnet-memonger, trial for
+once, add up the bytes of its results, and at each stage that the user marked keep the result if
+what has gathered since the last kept one exceeds a threshold; everything else is recomputed. Then
+search the threshold: three guesses, each the square root that balances the kept and the local memory
+of the last, and a grid between them. Written anew after https://github.com/dmlc/mxnet-memonger, trial for
 trial and threshold for threshold, its habits included: sizes count 4 bytes an element, parameters
 are known by the endings of their names, labels and auxiliary states count as results.
 """
@@ -63,7 +63,7 @@ def mirror_plan(graph: ForwardGraph, stages: Mapping[int, str], threshold: int) 
     marks: Dict[int, bool] = {}
     local_size = save_size = max_size = 0
     last_stage, kept = "", False
-    for i, node in enumerate(graph.nodes):
+    for i in range(len(graph.nodes)):
         for name, tensor in zip(graph.output_names[i], graph.tensors[i]):
             if name != "data" and name.endswith(PARAMETER_ENDINGS):
                 continue
@@ -118,13 +118,13 @@ def search(
         trials.append(Trial(threshold, plan, cost(plan.mask)))
         return plan
 
-    guess, smallest = 0, None
+    guess, local_sizes = 0, []
     for _ in range(3):
         plan = attempt(guess)
         local_size = plan.max_size // MB
-        smallest = local_size if smallest is None else min(smallest, local_size)
+        local_sizes.append(local_size)
         guess = int(math.sqrt((plan.save_size // MB) * local_size / 2))
-    assert smallest is not None
+    smallest = min(local_sizes)
     step = int((guess * math.sqrt(2) - smallest) / ntrial)
     if step > 0:
         for k in range(1, ntrial + 1):

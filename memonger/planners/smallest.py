@@ -1,4 +1,4 @@
-"""The smallest plan among the original's, on the user's marks and on cuts found here, and no plan."""
+"""The smallest of no plan and the original's, on the user's marks and on cuts that are found."""
 
 from typing import Callable, Dict, List, Mapping, NamedTuple, Tuple
 
