@@ -2,8 +2,8 @@
 
 MXNet's ``FGradient`` functions (``src/nnvm/gradient.cc`` calls them) cannot be called from Python,
 but an executor prints the whole training graph. That of a network is ambiguous, for many of its
-nodes have the same name; that of one operator between variables is not. Arrays that are never allocated
-make the bind cheap at any size, and an operator is bound once for each signature.
+nodes have the same name; that of one operator between variables is not. Arrays that are never
+allocated make the bind cheap at any size, and an operator is bound once for each signature.
 """
 
 import contextlib

@@ -109,9 +109,9 @@ def truth(value: Optional[str]) -> bool:
 
 # The recomputed copy of an operator runs before its gradient; where nobody reads its first output
 # it runs with the write request 'null' (kNullOp). Some operators check the request and abort, some
-# leave undone what their gradient reads (LayerNorm and GroupNorm: gradients silently wrong), and fusion
-# (src/executor/pointwise_fusion_pass.cc) cannot bind a graph where what it would fuse is unread.
-
+# leave undone what their gradient reads (LayerNorm and GroupNorm: gradients silently wrong), and
+# fusion (src/executor/pointwise_fusion_pass.cc) cannot bind a graph where what it would fuse is
+# unread. 
 _EVERYWHERE = frozenset(
     """
     BatchNorm_v1 BlockGrad Concat Correlation Flatten FullyConnected IdentityAttachKLSparseReg

@@ -3,8 +3,8 @@
 Built as MXNet builds it (``InitFullGraph`` in ``src/executor/graph_executor.cc``, ``Gradient`` in
 ``src/nnvm/gradient.cc``), without a bind: common sub-expressions are merged, then the operators are
 walked from the outputs back, each one's gradient nodes (``gradients.gradient_of``) are added, and
-gradients that meet are summed. An operator has a second row, its recomputed copy. Which of the two a
-gradient reads depends on the marks alone, so one table serves every plan:
+gradients that meet are summed. An operator has a second row, its recomputed copy. Which of the two
+a gradient reads depends on the marks alone, so one table serves every plan:
 the gradient of X reads the copies where X itself is recomputed, the originals where X is kept.
 """
 

@@ -3,11 +3,11 @@
 Algorithm 3 of the paper (arXiv 1604.06174) as dmlc/mxnet-memonger carries it out: walk the network
 once, add up the bytes of its results, and at each stage that the user marked keep the result if
 what has gathered since the last kept one exceeds a threshold; everything else is recomputed. Then
-search the threshold: three guesses, each the square root that balances the kept and the local memory
-of the last, and a grid between them. Written anew after https://github.com/dmlc/mxnet-memonger, trial for
-trial and threshold for threshold, its habits included: sizes count 4 bytes an element, parameters
-are known by the endings of their names, labels and auxiliary states count as results.
-"""
+search the threshold: three guesses, each the square root that balances the kept and the local
+memory of the last, and a grid between them. Written anew after
+https://github.com/dmlc/mxnet-memonger, trial for trial and threshold for threshold, its habits
+included: sizes count 4 bytes an element, parameters are known by the endings of their names,
+labels and auxiliary states count as results. """
 
 import math
 from typing import Callable, Dict, List, Mapping, NamedTuple
