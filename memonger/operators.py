@@ -111,7 +111,7 @@ def truth(value: Optional[str]) -> bool:
 # it runs with the write request 'null' (kNullOp). Some operators check the request and abort, some
 # leave undone what their gradient reads (LayerNorm and GroupNorm: gradients silently wrong), and
 # fusion (src/executor/pointwise_fusion_pass.cc) cannot bind a graph where what it would fuse is
-# unread. 
+# unread.
 _EVERYWHERE = frozenset(
     """
     BatchNorm_v1 BlockGrad Concat Correlation Flatten FullyConnected IdentityAttachKLSparseReg

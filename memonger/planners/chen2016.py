@@ -7,7 +7,8 @@ search the threshold: three guesses, each the square root that balances the kept
 memory of the last, and a grid between them. Written anew after
 https://github.com/dmlc/mxnet-memonger, trial for trial and threshold for threshold, its habits
 included: sizes count 4 bytes an element, parameters are known by the endings of their names,
-labels and auxiliary states count as results. """
+labels and auxiliary states count as results.
+"""
 
 import math
 from typing import Callable, Dict, List, Mapping, NamedTuple
