@@ -259,4 +259,4 @@ def gpu_dry_run() -> GpuDryRun:
     try:
         return install()
     except UnavailableError as reason:
-        pytest.skip(f"GPU dry run: {reason}")
+        raise pytest.skip.Exception(f"GPU dry run: {reason}") from None
