@@ -6,7 +6,7 @@ import numpy as np
 
 from memonger._mxnet import mx
 from memonger.errors import MemongerError
-from memonger.executor import reason
+from memonger.executor import reason, sparse_gradients
 from memonger.forward import ForwardGraph, forward_graph
 from memonger.inputs import check_count, check_device, check_symbol, read_shapes
 
@@ -221,8 +221,11 @@ def _train(
         raise MemongerError("grad_req must be a string or a dict of names, not %r" % (grad_req,))
     try:
         args = {n: mx.nd.array(start[n], ctx, t.dtype) for n, t in arguments.items()}
+        sparse = {graph.nodes[i].name for i in sparse_gradients(graph)}
         grads = {
-            n: mx.nd.zeros(t.shape, ctx, t.dtype)
+            n: mx.nd.zeros(t.shape, ctx, t.dtype).tostype(
+                "row_sparse" if n in sparse else "default"
+            )
             for n, t in arguments.items()
             if requests[n] != "null"
         }
@@ -233,7 +236,7 @@ def _train(
             for i in graph.auxiliary
         }
         executor = net.bind(ctx, args, grads, requests, aux)
-        momentum = {n: mx.nd.zeros(g.shape, ctx, g.dtype) for n, g in grads.items()}
+        momentum = {n: mx.nd.zeros(g.shape, ctx, dtype=g.dtype) for n, g in grads.items()}
         random = np.random.RandomState(seed)
         heads = [
             mx.nd.array(random.uniform(-1, 1, out.shape), ctx, out.dtype)

@@ -1,12 +1,13 @@
 """The real thing: what MXNet says when it binds a network. Nothing is allocated by it."""
 
 import re
-from typing import Any, Dict, Iterable, Optional
+from typing import Any, Dict, Iterable, Optional, Set
 
 from memonger._mxnet import mx
 from memonger.errors import MemongerError
 from memonger.forward import ForwardGraph
 from memonger.gradients import unallocated
+from memonger.operators import truth
 
 
 def bind(symbol: Any, graph: ForwardGraph, ctx: Any, wanted: Optional[Iterable[int]] = None) -> Any:
@@ -27,6 +28,10 @@ def bind(symbol: Any, graph: ForwardGraph, ctx: Any, wanted: Optional[Iterable[i
         return {name: unallocated(t.shape, t.dtype, ctx) for name, t in tensors.items()}
 
     gradients = arrays(graph.arguments if wanted is None else wanted)
+    for i in sparse_gradients(graph):
+        name, tensor = graph.nodes[i].name, graph.tensors[i][0]
+        if name in gradients:  # without rows: nothing is allocated for it either
+            gradients[name] = mx.nd.sparse.zeros("row_sparse", tensor.shape, ctx, tensor.dtype)
     names = symbol.list_arguments()
     try:
         return symbol.bind(
@@ -40,6 +45,17 @@ def bind(symbol: Any, graph: ForwardGraph, ctx: Any, wanted: Optional[Iterable[i
         raise MemongerError(
             "MXNet cannot bind this network on %s: %s" % (ctx, reason(error))
         ) from None
+
+
+def sparse_gradients(graph: ForwardGraph) -> Set[int]:
+    """The arguments whose gradient MXNet makes row by row (``sparse_grad`` of the reader)."""
+    return {
+        a
+        for node in graph.nodes
+        if truth(node.attrs.get("sparse_grad"))
+        for a, _ in node.inputs[1:]
+        if graph.nodes[a].is_variable
+    }
 
 
 def planned_mb(executor: Any) -> int:

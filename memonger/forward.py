@@ -166,6 +166,12 @@ def _infer_shapes(
         raise MemongerError(_shape_complaint(internals, spec, nodes, str(error))) from None
     if shapes is None:
         missing = missing_inputs(symbol.list_arguments(), partial)
+        if not missing:
+            raise MemongerError(
+                "some shapes of this network are known only when it runs (%s), so its memory cannot "
+                "be planned"
+                % (", ".join(sorted({n.op for n in nodes if n.subgraphs})) or "dynamic operators")
+            )
         raise MemongerError(
             "the shapes of these inputs are needed: %s; give them as %s=(...) or in shapes={...}"
             % (", ".join(map(repr, missing)), missing[0] if missing else "data")
@@ -223,7 +229,11 @@ def _infer_types(symbol: Any, internals: Any, spec: InputSpec) -> List[str]:
     if not types:
         types = {n: FLOAT for n in symbol.list_arguments() if "__dtype__" not in own.get(n, {})}
     try:
-        _, found, _ = internals.infer_type_partial(**types)
+        try:
+            _, found, _ = internals.infer_type_partial(**types)
+        except mx.MXNetError:  # an operator that must know its first input: the data is float32
+            types = {**dict.fromkeys(spec.shapes, FLOAT), **types}
+            _, found, _ = internals.infer_type_partial(**types)
         if found is None or any(t is None for t in found):
             # simple_bind would refuse here; whatever nothing decides is float32 in training
             known, _, _ = symbol.infer_type_partial(**types)
@@ -243,4 +253,4 @@ def _type_name(kind: Optional[Any]) -> str:
 def _first_line(error: BaseException) -> str:
     lines = [line for line in str(error).strip().split("\n") if line.strip()]
     said = [line for line in lines if "Error" in line] or lines
-    return re.sub(r"\[[0-9:]+\] [^ ]+: ", "", said[0])
+    return re.sub(r"\[[0-9:]+\] [^ ]+: |^\w*Error: ", "", said[0])

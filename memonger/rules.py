@@ -134,11 +134,18 @@ class Rules:
                 if not copied[x]:
                     continue
                 facts = training.facts[x]
-                tied[x] = facts.own_output or any(
-                    copied[c]
-                    and k in training.facts[c].passes
-                    and (k in training.facts[c].inputs or training.facts[c].own_output or tied[c])
-                    for c, k in self._readers[x]
+                # A gradient of zeros depends on nothing that came before it.
+                tied[x] = (
+                    facts.own_output
+                    or bool(facts.passes)
+                    and any(
+                        copied[c]
+                        and k in training.facts[c].passes
+                        and (
+                            k in training.facts[c].inputs or training.facts[c].own_output or tied[c]
+                        )
+                        for c, k in self._readers[x]
+                    )
                 )
                 again = {k for k, (a, _) in enumerate(self.graph.nodes[x].inputs) if copied[a]}
                 if facts.follows and not tied[x] and not again <= facts.inputs:

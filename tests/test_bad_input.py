@@ -8,6 +8,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from operator_cases import DYNAMIC_CASES, SMALL_SHAPES, small_net
 from planned import marked
 
 S = mx.sym
@@ -106,6 +107,12 @@ def test_operator_without_a_gradient() -> None:
         memonger.search_plan(symbol, data=(2, 3))
     with pytest.raises(memonger.MemongerError, match="batch_take"):
         memonger.get_cost(symbol, data=(2, 3))
+
+
+@pytest.mark.parametrize("name", DYNAMIC_CASES)
+def test_shapes_that_are_known_only_when_it_runs(name: str) -> None:
+    with pytest.raises(memonger.MemongerError, match="known only when it runs"):
+        memonger.search_plan(small_net(DYNAMIC_CASES[name]), shapes=SMALL_SHAPES)
 
 
 def test_global_mirroring_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,17 @@ def test_amp_casts_survive() -> None:
     assert memonger.check(symbol, planned, SHAPES)
 
 
+def test_sparse_gradients_train_as_well() -> None:
+    x = S.Embedding(S.Variable("ids"), input_dim=1000, output_dim=64, sparse_grad=True, name="e")
+    for _ in range(6):
+        x = S.tanh(S.FullyConnected(x, num_hidden=256, flatten=False) * 2)
+    symbol, shapes = S.LinearRegressionOutput(x, name="out"), {"ids": (64, 32)}
+    planned = memonger.search_plan(symbol, shapes=shapes)
+    assert marked(planned)
+    assert memonger.get_cost(planned, shapes=shapes) < memonger.get_cost(symbol, shapes=shapes)
+    assert memonger.check(symbol, planned, shapes)
+
+
 def test_single_tensor_cuts() -> None:
     symbol, shapes = networks.resnet((1, 1, 1, 1), batch=2, image=32, filters=4)
     graph = forward(symbol, shapes)
