@@ -168,8 +168,8 @@ def _infer_shapes(
         missing = missing_inputs(symbol.list_arguments(), partial)
         if not missing:
             raise MemongerError(
-                "some shapes of this network are known only when it runs (%s), so its memory cannot "
-                "be planned"
+                "some shapes of this network are known only when it runs (%s), so its memory "
+                "cannot be planned"
                 % (", ".join(sorted({n.op for n in nodes if n.subgraphs})) or "dynamic operators")
             )
         raise MemongerError(
