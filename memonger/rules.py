@@ -147,7 +147,8 @@ class Rules:
                         for c, k in self._readers[x]
                     )
                 )
-                again = {k for k, (a, _) in enumerate(self.graph.nodes[x].inputs) if copied[a]}
+                inputs = self.graph.nodes[x].inputs
+                again = {k for k, (a, _) in enumerate(inputs) if copied[training.same[a]]}
                 if facts.follows and not tied[x] and not again <= facts.inputs:
                     found.add(x)
         return sorted(found)
