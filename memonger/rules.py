@@ -15,11 +15,12 @@ Four rules, for whatever a planner proposes:
 """
 
 from collections import Counter
-from typing import Dict, FrozenSet, Iterable, List, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
+from numba import njit
 
-from memonger.allocator import order_and_reads
+from memonger.allocator import _order
 from memonger.errors import MemongerError
 from memonger.forward import ForwardGraph
 from memonger.operators import (
@@ -66,16 +67,11 @@ class Rules:
             dtype=np.bool_,
         )
         same = trainings[0].same
-        self._twins: List[List[int]] = [[i] for i in range(len(nodes))]
-        for i, first in enumerate(same):
-            if first != i:
-                self._twins[first].append(i)
-                self._twins[i] = self._twins[first]
-        self._readers: List[List[Tuple[int, int]]] = [[] for _ in nodes]
-        for i, node in enumerate(nodes):
-            if same[i] == i:
-                for k, (a, _) in enumerate(node.inputs):
-                    self._readers[same[a]].append((i, k))
+        groups: Dict[int, List[int]] = {}
+        for i, first in enumerate(trainings[0].same):
+            groups.setdefault(first, []).append(i)
+        self._twins = [np.array(group) for group in groups.values() if len(group) > 1]
+        self._facts = [_facts_of(training) for training in trainings]
         native = set(self.native(np.ones(len(nodes), dtype=np.bool_)))
         self._tolerant = np.zeros(len(nodes), dtype=np.bool_)
         for i, node in enumerate(nodes):
@@ -105,69 +101,87 @@ class Rules:
     def apply(self, mask: np.ndarray) -> np.ndarray:
         """The part of a plan that is right: a copy of ``mask`` with less recomputed."""
         mask = mask & self.allowed
-        for i in np.flatnonzero(mask):
-            if not all(mask[j] for j in self._twins[i]):
-                self._keep(mask, i)
+        self._keep_twins(mask)
         while True:
             wrong = self.wrong(mask)
-            if not wrong:
+            if not wrong.any():
                 return mask
-            for i in wrong:
-                self._keep(mask, i)
+            mask &= ~wrong
+            self._keep_twins(mask)
 
-    def wrong(self, mask: np.ndarray) -> List[int]:
+    def wrong(self, mask: np.ndarray) -> np.ndarray:
         """The recomputed operators that rules 3 and 4 keep, as far as can be seen at once."""
-        return sorted(set(self.unread(mask)) | set(self.untied(mask)))
+        found = np.zeros(len(mask), dtype=np.bool_)
+        for training, facts in zip(self.trainings, self._facts):
+            _wrong(training.tables, facts, mask, self._tolerant, GPU_FUSION in self.targets, found)
+        return found
 
-    def untied(self, mask: np.ndarray) -> List[int]:
-        """The recomputed operators that only a control dependency ties to their gradient."""
-        if GPU_FUSION not in self.targets:
-            return []
-        found: Set[int] = set()
-        n = len(self.graph.nodes)
-        for training in self.trainings:
-            order, _ = order_and_reads(training.tables, mask)
-            copied = np.zeros(n, dtype=np.bool_)
-            copied[order[(order >= n) & (order < 2 * n)] - n] = True
-            tied = np.zeros(n, dtype=np.bool_)  # a gradient before its own depends on its output
-            for x in range(n - 1, -1, -1):
-                if not copied[x]:
-                    continue
-                facts = training.facts[x]
-                # A gradient of zeros depends on nothing that came before it.
-                tied[x] = (
-                    facts.own_output
-                    or bool(facts.passes)
-                    and any(
-                        copied[c]
-                        and k in training.facts[c].passes
-                        and (
-                            k in training.facts[c].inputs or training.facts[c].own_output or tied[c]
-                        )
-                        for c, k in self._readers[x]
-                    )
-                )
-                inputs = self.graph.nodes[x].inputs
-                again = {k for k, (a, _) in enumerate(inputs) if copied[training.same[a]]}
-                if facts.follows and not tied[x] and not again <= facts.inputs:
-                    found.add(x)
-        return sorted(found)
+    def _keep_twins(self, mask: np.ndarray) -> None:
+        for twins in self._twins:
+            if not mask[twins].all():
+                mask[twins] = False
 
-    def unread(self, mask: np.ndarray) -> List[int]:
-        """The recomputed operators whose first output nobody reads and that do not tolerate it."""
-        found: Set[int] = set()
-        n = len(self.graph.nodes)
-        for training in self.trainings:
-            tables = training.tables
-            order, reads = order_and_reads(tables, mask)
-            copies = order[(order >= n) & (order < 2 * n)]
-            silent = copies[reads[tables.output_start[copies]] == 0] - n
-            found.update(int(i) for i in silent if not self._tolerant[i])
-        return sorted(found)
 
-    def _keep(self, mask: np.ndarray, i: int) -> None:
-        for j in self._twins[i]:
-            mask[j] = False
+class _Facts(NamedTuple):
+    """``GradientFacts`` as arrays: of each forward node, and of each of its inputs in turn."""
+
+    own_output: np.ndarray
+    follows: np.ndarray
+    any_gradient: np.ndarray
+    read_start: np.ndarray  # the inputs, numbered as in Tables, that read a node
+    read: np.ndarray
+    reader: np.ndarray  # of each input the node that has it
+    passes: np.ndarray
+    again: np.ndarray  # of each input whether the gradient reads it
+
+
+def _facts_of(training: TrainingGraph) -> _Facts:
+    tables, facts = training.tables, training.facts
+    n = tables.forward
+    count = int(tables.read_start[n])
+    sources = tables.read_row[:count]
+    reader = np.repeat(np.arange(n), np.diff(tables.read_start[: n + 1]))
+    place = np.arange(count) - tables.read_start[reader]
+    return _Facts(
+        np.array([f.own_output for f in facts], dtype=np.bool_),
+        np.array([f.follows for f in facts], dtype=np.bool_),
+        np.array([bool(f.passes) for f in facts], dtype=np.bool_),
+        np.concatenate([[0], np.cumsum(np.bincount(sources, minlength=n))]),
+        np.argsort(sources, kind="stable"),
+        reader,
+        np.array([k in facts[x].passes for x, k in zip(reader, place)], dtype=np.bool_),
+        np.array([k in facts[x].inputs for x, k in zip(reader, place)], dtype=np.bool_),
+    )
+
+
+@njit(cache=True)
+def _wrong(t, f, mask, tolerant, fusion, found):  # type: ignore[no-untyped-def]
+    """Add to ``found`` what rules 3 and 4 keep in one training graph."""
+    n = t.forward
+    order, reads = _order(t, mask)
+    copied = np.zeros(n, dtype=np.bool_)
+    for row in order:
+        if n <= row < 2 * n:
+            copied[row - n] = True
+            if reads[t.output_start[row]] == 0 and not tolerant[row - n]:
+                found[row - n] = True
+    if not fusion:
+        return
+    tied = np.zeros(n, dtype=np.bool_)  # whether a gradient before its own depends on its output
+    for x in range(n - 1, -1, -1):
+        if not copied[x]:
+            continue
+        tied[x] = f.own_output[x]
+        if f.any_gradient[x] and not tied[x]:  # a gradient of zeros depends on nothing before it
+            for q in range(f.read_start[x], f.read_start[x + 1]):
+                j = f.read[q]
+                c = f.reader[j]
+                if copied[c] and f.passes[j] and (f.again[j] or f.own_output[c] or tied[c]):
+                    tied[x] = True
+        if f.follows[x] and not tied[x]:
+            for j in range(t.read_start[x], t.read_start[x + 1]):
+                if copied[t.read_row[j]] and not f.again[j]:
+                    found[x] = True
 
 
 def refuse(graph: ForwardGraph) -> None:

@@ -110,7 +110,7 @@ def search_plan(
         mask = allow(chosen.plan.mask)
         _report_rules(network, chosen.cost, cost(mask) // MB, rules)
     else:
-        found = smallest(network.graph, network.stages, cost, allow, ntrial)
+        found = smallest(network.graph, network.stages, cost, allow, ntrial, cost.exact)
         mask = found.mask
         for name, mb in found.candidates.items():
             log.info("%s: %.1f MB", name, mb / MB)
@@ -312,7 +312,7 @@ def _why_nothing_helps(network: _Network, candidates: Mapping[str, int]) -> str:
             (graph.nodes[i].op, why) for i, why in rules.reasons.items()
         )
     if len(candidates) == 1:
-        return "it has no mirror_stage marks and no operator whose result alone carries it onwards"
+        return "there is no point at which it can be cut"
     tried = ", ".join(
         "%s give %.1f MB" % (name, cost / MB)
         for name, cost in candidates.items()
