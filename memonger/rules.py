@@ -66,7 +66,6 @@ class Rules:
             [not n.is_variable and i not in self.reasons for i, n in enumerate(nodes)],
             dtype=np.bool_,
         )
-        same = trainings[0].same
         groups: Dict[int, List[int]] = {}
         for i, first in enumerate(trainings[0].same):
             groups.setdefault(first, []).append(i)

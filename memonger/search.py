@@ -57,7 +57,8 @@ def search_plan(
     type_dict : dict, optional
         Types of inputs by name, as ``simple_bind`` takes it; float32 where nothing is told.
     planner : {'smallest', 'chen2016'}
-        'smallest' takes the best plan that it finds, and never one that is worse than none;
+        'smallest' searches cuts of the network for the least memory, marks or no marks, and takes
+        nothing that is worse than the original's plan or than none;
         'chen2016' is the original algorithm, on the marks of the network.
     ctx : mx.Context, optional
         The device to plan for. By default the plan is made on the CPU and holds for CPU and GPU;

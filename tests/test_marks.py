@@ -7,7 +7,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from memonger.operators import ANYWHERE, CPU
-from memonger.planners.cuts import single_tensor_cuts
+from memonger.planners.cuts import all_cuts, cheap_cuts, single_tensor_cuts
 from memonger.training import merged_nodes
 
 import networks
@@ -179,3 +179,33 @@ def test_shapes_in_every_form() -> None:
 def _with_own_shape(symbol: Any) -> Any:
     data = S.Variable("data", shape=SHAPES["data"])
     return symbol(data=data)
+
+
+def test_cuts_keep_what_is_alive() -> None:
+    """A skip connection: between its ends two tensors must be kept, elsewhere one."""
+    x = S.FullyConnected(S.Variable("data"), num_hidden=8, name="fc")
+    skip = S.tanh(x, name="skip")
+    inner = S.sigmoid(skip, name="inner")
+    symbol = S.LinearRegressionOutput(S.broadcast_add(S.sum(inner, axis=1, keepdims=True), skip))
+    graph = forward(symbol, {"data": (4, 3)})
+    name = [n.name for n in graph.nodes]
+    cuts = {name[c.after]: ([name[i] for i in c.keep], c.size) for c in all_cuts(graph)}
+    assert cuts["fc"] == (["fc"], 4 * 8 * 4)
+    assert cuts["skip"] == (["skip"], 4 * 8 * 4)
+    assert cuts["inner"] == (["skip", "inner"], 2 * 4 * 8 * 4)
+    assert cuts["sum0"][1] == 4 * 8 * 4 + 4 * 4
+    assert len(cheap_cuts(graph, 2)) == 2
+
+
+def test_networks_without_single_tensor_cuts_are_planned() -> None:
+    """Two streams that exchange sums: a cut must always keep both."""
+    a = S.FullyConnected(S.Variable("data"), num_hidden=512)
+    b = S.FullyConnected(a, num_hidden=512)
+    for _ in range(12):
+        a, b = S.tanh(a + b), S.sigmoid(S.FullyConnected(b - a, num_hidden=512))
+    symbol = S.LinearRegressionOutput(a + b, name="out")
+    planned = memonger.search_plan(symbol, shapes=SHAPES)
+    before, after = (memonger.get_cost(s, shapes=SHAPES) for s in (symbol, planned))
+    assert after < 0.8 * before
+    assert memonger.search_plan(symbol, shapes=SHAPES).tojson() == planned.tojson()
+    assert memonger.check(symbol, planned, SHAPES)

@@ -1,11 +1,11 @@
 """The smallest plan that is found: cuts searched on replayed costs, the original's plans, no plan.
 
-A set of cuts is a plan: what is alive at a cut is kept, everything between is recomputed, what comes
-after the last cut is not. Sets of cuts are seeded by walking the network with a budget of bytes
-between two cuts (Chen et al. 2016, algorithm 3), with sizes raised to several powers, for MXNet's
-planner hands out whole blocks, so that the number of live tensors counts as well as their bytes. The
-best seeds are then climbed: a cut moved, left out or put in, as long as the cost falls. Last, single
-operators are kept or recomputed against the plan where that lowers the cost.
+A set of cuts is a plan: what is alive at a cut is kept, everything between is recomputed, what
+comes after the last cut is not. Sets of cuts are seeded by walking the network with a budget of
+bytes between two cuts (Chen et al. 2016, algorithm 3), with sizes raised to several powers, for
+MXNet's planner hands out whole blocks, so that the number of live tensors counts as well as their
+bytes. The best seeds are then climbed: a cut moved, left out or put in, as long as the cost falls.
+Last, single operators are kept or recomputed against the plan where that lowers the cost.
 """
 
 from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
@@ -82,8 +82,7 @@ class _CutSearch:
     def __init__(self, graph: ForwardGraph, cost: Callable[[np.ndarray], int]) -> None:
         self.graph, self.cost = graph, cost
         self.cuts: List[Cut] = cheap_cuts(graph, MOST_CUTS)
-        self.budget = max(60, WORK // len(graph.nodes))  # costs that may be asked for
-        self.left = self.budget
+        self.left = max(60, WORK // len(graph.nodes))  # costs that may still be asked for
         self.known: Dict[Tuple[int, ...], int] = {}
         self.operators = np.array([not node.is_variable for node in graph.nodes])
 
@@ -93,7 +92,7 @@ class _CutSearch:
         best = sorted(sorted(seeds), key=self.price)[:STARTS]
         share = max(1, self.left * 2 // (3 * STARTS))
         climbed = [self.climb(seed, self.left - share) for seed in best]
-        return self.polish(self.mask(min(climbed, key=self.price)))
+        return self.polish(self.mask(sorted(climbed, key=self.price)[0]))
 
     def mask(self, chosen: Sequence[int]) -> np.ndarray:
         """The operators that a set of cuts recomputes."""
