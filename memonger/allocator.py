@@ -70,11 +70,6 @@ def match_ranges() -> List[int]:
     return [2**k for k in range(largest.bit_length()) if 2**k <= largest]
 
 
-def order_and_reads(tables: Tables, recomputed: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """The rows that run, in order, and how often each output is read."""
-    return _order(tables, recomputed)
-
-
 @njit(cache=True)
 def _resolve(forward, recomputed, row, owner):  # type: ignore[no-untyped-def]
     """The row that is read: the recomputed copy where both reader and read are recomputed."""
@@ -84,7 +79,8 @@ def _resolve(forward, recomputed, row, owner):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _order(t, recomputed):  # type: ignore[no-untyped-def]
+def order_and_reads(t, recomputed):  # type: ignore[no-untyped-def]
+    """The rows of ``Tables`` that run, in order, and how often each output is read."""
     rows = t.variable.shape[0]
     order = np.empty(rows, dtype=np.int64)
     reads = np.zeros(t.elements.shape[0], dtype=np.int64)

@@ -20,7 +20,7 @@ from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Tuple
 import numpy as np
 from numba import njit
 
-from memonger.allocator import _order
+from memonger.allocator import order_and_reads
 from memonger.errors import MemongerError
 from memonger.forward import ForwardGraph
 from memonger.operators import (
@@ -157,7 +157,7 @@ def _facts_of(training: TrainingGraph) -> _Facts:
 def _wrong(t, f, mask, tolerant, fusion, found):  # type: ignore[no-untyped-def]
     """Add to ``found`` what rules 3 and 4 keep in one training graph."""
     n = t.forward
-    order, reads = _order(t, mask)
+    order, reads = order_and_reads(t, mask)
     copied = np.zeros(n, dtype=np.bool_)
     for row in order:
         if n <= row < 2 * n:
