@@ -14,7 +14,7 @@ from typing import List, NamedTuple, Tuple
 import numpy as np
 from numba import njit
 
-from memonger.training import KEPT, Tables, TrainingGraph
+from memonger.training import KEPT, TrainingGraph
 
 EXTERNAL = -2  # a gradient: its memory is the user's
 UNASSIGNED = -1
