@@ -11,3 +11,10 @@ TESTS = Path(__file__).resolve().parent
 for folder in (TESTS, TESTS.parent / "examples"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
+
+from hypothesis import settings  # noqa: E402
+
+# CI tries the same examples every time; a run by hand looks further.
+settings.register_profile("repeated", derandomize=True, database=None)
+if os.environ.get("CI"):
+    settings.load_profile("repeated")
