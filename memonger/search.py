@@ -58,7 +58,7 @@ def search_plan(
         Types of inputs by name, as ``simple_bind`` takes it; float32 where nothing is told.
     planner : {'smallest', 'chen2016'}
         'smallest' searches cuts of the network for the least memory, marks or no marks, and takes
-        nothing that is worse than the original's plan or than none;
+        nothing that is worse than the original's plan with the rules or than none;
         'chen2016' is the original algorithm, on the marks of the network.
     ctx : mx.Context, optional
         The device to plan for. By default the plan is made on the CPU and holds for CPU and GPU;

@@ -17,13 +17,6 @@ pytestmark = pytest.mark.gpu_dry_run
 TESTS = Path(__file__).resolve().parents[1]
 PATHS = [str(TESTS), str(TESTS.parent / "examples")]
 
-#: They fail on the GPU build without a mark: GPU kernels that are missing, stand-ins that are not
-#: modelled (cuSOLVER), operators that MXNet cannot run there.
-BROKEN_UNMARKED = {
-    "0": {"BatchNormWithReLU"},
-    "1": {"BatchNormWithReLU", "LeakyReLU", "LeakyReLU_default", "smooth_l1"},
-}
-
 
 def every_operator(dry: DryRun) -> Any:
     """Each case alone and with its neighbours, unmarked first; emits (case, stage) as it goes."""
@@ -67,7 +60,7 @@ def test_every_operator_steps_through_the_rules(gpu_dry_run: GpuDryRun, fusion: 
     from operator_cases import CASES
 
     left: List[str] = list(CASES)
-    stepped, unmarked_failures = set(), set()
+    stepped = set()
     while left:
         result = gpu_dry_run.run(
             every_operator, args=[PATHS, left], env={"MXNET_USE_FUSION": fusion}
@@ -79,9 +72,9 @@ def test_every_operator_steps_through_the_rules(gpu_dry_run: GpuDryRun, fusion: 
         name, stage = reached[-1]
         assert stage == "unmarked", "%s: %s" % (name, result.message)
         left = left[left.index(name) + 1 :]  # its unmarked network kills the process
-    unmarked_failures = set(CASES) - stepped
-    assert len(stepped) >= 200
-    assert len(unmarked_failures) < 30, sorted(unmarked_failures)
+    not_run = sorted(set(CASES) - stepped)  # they fail without a mark
+    print(len(stepped), "stepped; fail unmarked:", ", ".join(not_run))
+    assert len(not_run) < 30, not_run
 
 
 def plans(dry: DryRun) -> Any:
