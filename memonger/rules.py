@@ -32,7 +32,7 @@ from memonger.operators import (
     why_kept,
     why_refused,
 )
-from memonger.training import TrainingGraph, sum_cap
+from memonger.training import Tables, TrainingGraph, sum_cap
 
 
 class Rules:
@@ -66,18 +66,29 @@ class Rules:
             [not n.is_variable and i not in self.reasons for i, n in enumerate(nodes)],
             dtype=np.bool_,
         )
-        groups: Dict[int, List[int]] = {}
-        for i, first in enumerate(trainings[0].same):
-            groups.setdefault(first, []).append(i)
-        self._twins = [np.array(group) for group in groups.values() if len(group) > 1]
-        self._facts = [_facts_of(training) for training in trainings]
         native = set(self.native(np.ones(len(nodes), dtype=np.bool_)))
-        self._tolerant = np.zeros(len(nodes), dtype=np.bool_)
+        tolerant = np.zeros(len(nodes), dtype=np.bool_)
         for i, node in enumerate(nodes):
             if not node.is_variable:
                 attrs = dict(node.attrs, cudnn_off="True") if i in native else node.attrs
                 dtypes = [self.graph.tensors[a][b].dtype for a, b in node.inputs]
-                self._tolerant[i] = tolerates_unread(node.op, attrs, dtypes, targets)
+                tolerant[i] = tolerates_unread(node.op, attrs, dtypes, targets)
+        groups: Dict[int, List[int]] = {}
+        for i, first in enumerate(trainings[0].same):
+            groups.setdefault(first, []).append(i)
+        twins = [group for group in groups.values() if len(group) > 1]
+        self.tables = [
+            RuleTables(
+                training.tables,
+                _facts_of(training),
+                self.allowed,
+                tolerant,
+                GPU_FUSION in targets,
+                np.cumsum([0] + [len(group) for group in twins]),
+                np.array([i for group in twins for i in group], dtype=np.int64),
+            )
+            for training in trainings
+        ]
 
     def native(self, mask: np.ndarray) -> List[int]:
         """The recomputed nodes that must not run cuDNN's kernel.
@@ -99,26 +110,13 @@ class Rules:
 
     def apply(self, mask: np.ndarray) -> np.ndarray:
         """The part of a plan that is right: a copy of ``mask`` with less recomputed."""
-        mask = mask & self.allowed
-        self._keep_twins(mask)
+        mask = np.array(mask, dtype=np.bool_)
         while True:
-            wrong = self.wrong(mask)
-            if not wrong.any():
+            before = mask.sum()
+            for tables in self.tables:
+                obey(tables, mask)
+            if mask.sum() == before:
                 return mask
-            mask &= ~wrong
-            self._keep_twins(mask)
-
-    def wrong(self, mask: np.ndarray) -> np.ndarray:
-        """The recomputed operators that rules 3 and 4 keep, as far as can be seen at once."""
-        found = np.zeros(len(mask), dtype=np.bool_)
-        for training, facts in zip(self.trainings, self._facts):
-            _wrong(training.tables, facts, mask, self._tolerant, GPU_FUSION in self.targets, found)
-        return found
-
-    def _keep_twins(self, mask: np.ndarray) -> None:
-        for twins in self._twins:
-            if not mask[twins].all():
-                mask[twins] = False
 
 
 class _Facts(NamedTuple):
@@ -153,19 +151,54 @@ def _facts_of(training: TrainingGraph) -> _Facts:
     )
 
 
-@njit(cache=True)
-def _wrong(t, f, mask, tolerant, fusion, found):  # type: ignore[no-untyped-def]
-    """Add to ``found`` what rules 3 and 4 keep in one training graph."""
+class RuleTables(NamedTuple):
+    """The rules for one training graph as arrays, for compiled code."""
+
+    tables: Tables
+    facts: _Facts
+    allowed: np.ndarray
+    tolerant: np.ndarray
+    fusion: bool
+    twins_start: np.ndarray  # groups of nodes that share a mark
+    twins: np.ndarray
+
+
+@njit(cache=True, nogil=True)
+def obey(r, mask):  # type: ignore[no-untyped-def]
+    """Keep in ``mask`` (in place) what is right; what ``order_and_reads`` says of the result."""
+    n = mask.shape[0]
+    for i in range(n):
+        mask[i] &= r.allowed[i]
+    found = np.zeros(n, dtype=np.bool_)
+    while True:
+        for g in range(r.twins_start.shape[0] - 1):
+            twins = r.twins[r.twins_start[g] : r.twins_start[g + 1]]
+            together = True
+            for i in twins:
+                together &= mask[i]
+            for i in twins:
+                mask[i] = together
+        order, reads = order_and_reads(r.tables, mask)
+        if not _wrong(r.tables, r.facts, order, reads, r.tolerant, r.fusion, found):
+            return order, reads
+        for i in range(n):
+            mask[i] &= not found[i]
+            found[i] = False
+
+
+@njit(cache=True, nogil=True)
+def _wrong(t, f, order, reads, tolerant, fusion, found):  # type: ignore[no-untyped-def]
+    """Whether rules 3 and 4 keep anything, as far as can be seen at once, and what (``found``)."""
     n = t.forward
-    order, reads = order_and_reads(t, mask)
     copied = np.zeros(n, dtype=np.bool_)
+    any_found = False
     for row in order:
         if n <= row < 2 * n:
             copied[row - n] = True
             if reads[t.output_start[row]] == 0 and not tolerant[row - n]:
-                found[row - n] = True
+                found[row - n] = any_found = True
     if not fusion:
-        return
+        return any_found
     tied = np.zeros(n, dtype=np.bool_)  # whether a gradient before its own depends on its output
     for x in range(n - 1, -1, -1):
         if not copied[x]:
@@ -180,7 +213,8 @@ def _wrong(t, f, mask, tolerant, fusion, found):  # type: ignore[no-untyped-def]
         if f.follows[x] and not tied[x]:
             for j in range(t.read_start[x], t.read_start[x + 1]):
                 if copied[t.read_row[j]] and not f.again[j]:
-                    found[x] = True
+                    found[x] = any_found = True
+    return any_found
 
 
 def refuse(graph: ForwardGraph) -> None:
