@@ -55,7 +55,7 @@ def replay(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
     order, reads = order_and_reads(tables, mask)
     best: List[Tuple[int, int]] = []
     for match_range in match_ranges():
-        counted, real = _allocate(tables, mask, order, reads, match_range)
+        counted, real = allocate(tables, mask, order, reads, match_range)
         if not best or counted < best[0][0]:
             best = [(int(counted), int(real))]
     return Replay(order, reads, *best[0])
@@ -137,7 +137,7 @@ def _lower_bound(sizes, count, size):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _allocate(t, recomputed, order, reads, match_range):  # type: ignore[no-untyped-def]
+def allocate(t, recomputed, order, reads, match_range):  # type: ignore[no-untyped-def]
     outputs = t.elements.shape[0]
     storage = np.full(outputs, UNASSIGNED, dtype=np.int64)
     for h in range(t.outputs, t.head_row.shape[0]):

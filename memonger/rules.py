@@ -15,24 +15,25 @@ Four rules, for whatever a planner proposes:
 """
 
 from collections import Counter
-from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Tuple
+from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from numba import njit
 
 from memonger.allocator import order_and_reads
 from memonger.errors import MemongerError
-from memonger.forward import ForwardGraph
+from memonger.forward import ForwardGraph, with_copies
 from memonger.operators import (
     ANYWHERE,
     CPU,
     GPU_FUSION,
     tolerates_unread,
     truth,
+    untouched,
     why_kept,
     why_refused,
 )
-from memonger.training import Tables, TrainingGraph, sum_cap
+from memonger.training import Tables, TrainingGraph, sum_cap, training_graph
 
 
 class Rules:
@@ -45,50 +46,101 @@ class Rules:
         those of its parameters alone); the rules hold for all of them.
     targets : frozenset of str
         Where it may be trained (``operators``).
+    until : int, optional
+        The node from which on everything is kept.
+    bare : bool
+        Whether to do without them: everything that MXNet can recompute may be.
+
+    Attributes
+    ----------
+    allowed : np.ndarray of bool
+        The nodes that may be recomputed.
+    reasons : dict of str
+        Why an operator must be kept.
+    tables : list of RuleTables
+        For compiled code, one for each training graph.
     """
 
     def __init__(
-        self, trainings: Sequence[TrainingGraph], targets: FrozenSet[str] = ANYWHERE
+        self,
+        trainings: Sequence[TrainingGraph],
+        targets: FrozenSet[str] = ANYWHERE,
+        until: Optional[int] = None,
+        bare: bool = False,
     ) -> None:
-        self.trainings, self.targets = trainings, targets
+        self.trainings, self.targets, self.until, self.bare = trainings, targets, until, bare
         self.graph: ForwardGraph = trainings[0].graph
         nodes = self.graph.nodes
-        self.reasons: Dict[int, str] = {}
-        for i, node in enumerate(nodes):
-            reason = None if node.is_variable else why_kept(node.op, node.attrs)
-            if reason is not None:
-                self.reasons[i] = reason
-        if GPU_FUSION in targets:
-            for i, facts in enumerate(trainings[0].facts):
-                if facts.summed >= sum_cap():
-                    self.reasons.setdefault(i, "so many operators read it that fusion may fail")
+        self.reasons = {} if bare else self._reasons()
         self.allowed = np.array(
-            [not n.is_variable and i not in self.reasons for i, n in enumerate(nodes)],
+            [
+                not node.is_variable
+                and i not in self.reasons
+                and node.op != "Dropout"
+                and not untouched(node.op)
+                for i, node in enumerate(nodes)
+            ],
             dtype=np.bool_,
         )
-        native = set(self.native(np.ones(len(nodes), dtype=np.bool_)))
-        tolerant = np.zeros(len(nodes), dtype=np.bool_)
-        for i, node in enumerate(nodes):
-            if not node.is_variable:
-                attrs = dict(node.attrs, cudnn_off="True") if i in native else node.attrs
-                dtypes = [self.graph.tensors[a][b].dtype for a, b in node.inputs]
-                tolerant[i] = tolerates_unread(node.op, attrs, dtypes, targets)
+        if until is not None:
+            self.allowed[until:] = False
         groups: Dict[int, List[int]] = {}
         for i, first in enumerate(trainings[0].same):
             groups.setdefault(first, []).append(i)
-        twins = [group for group in groups.values() if len(group) > 1]
+        twins = [group for group in groups.values() if len(group) > 1 and not bare]
+        tolerant = self._tolerant()
         self.tables = [
             RuleTables(
                 training.tables,
                 _facts_of(training),
                 self.allowed,
                 tolerant,
-                GPU_FUSION in targets,
+                GPU_FUSION in targets and not bare,
                 np.cumsum([0] + [len(group) for group in twins]),
                 np.array([i for group in twins for i in group], dtype=np.int64),
             )
             for training in trainings
         ]
+
+    def with_copies(self, at: Iterable[int]) -> Tuple["Rules", np.ndarray]:
+        """The rules for the network with kept copies (``forward.with_copies``).
+
+        Returns
+        -------
+        Rules
+        np.ndarray of int
+            The new index of each node.
+        """
+        graph, moved = with_copies(self.graph, at)
+        trainings = [training_graph(graph, moved[list(t.wanted)]) for t in self.trainings]
+        until = None if self.until is None else int(moved[self.until])
+        return Rules(trainings, self.targets, until, self.bare), moved
+
+    def _reasons(self) -> Dict[int, str]:
+        reasons: Dict[int, str] = {}
+        for i, node in enumerate(self.graph.nodes):
+            reason = None if node.is_variable else why_kept(node.op, node.attrs)
+            if reason is not None:
+                reasons[i] = reason
+        if GPU_FUSION in self.targets:
+            for i, facts in enumerate(self.trainings[0].facts):
+                if facts.summed >= sum_cap():
+                    reasons.setdefault(i, "so many operators read it that fusion may fail")
+        return reasons
+
+    def _tolerant(self) -> np.ndarray:
+        """The nodes that may be recomputed although nobody reads them then."""
+        nodes = self.graph.nodes
+        if self.bare:
+            return np.ones(len(nodes), dtype=np.bool_)
+        native = set(self.native(np.ones(len(nodes), dtype=np.bool_)))
+        tolerant = np.zeros(len(nodes), dtype=np.bool_)
+        for i, node in enumerate(nodes):
+            if not node.is_variable:
+                attrs = dict(node.attrs, cudnn_off="True") if i in native else node.attrs
+                dtypes = [self.graph.tensors[a][b].dtype for a, b in node.inputs]
+                tolerant[i] = tolerates_unread(node.op, attrs, dtypes, self.targets)
+        return tolerant
 
     def native(self, mask: np.ndarray) -> List[int]:
         """The recomputed nodes that must not run cuDNN's kernel.
@@ -97,7 +149,7 @@ class Rules:
         one would move them twice a step; MXNet's own moves them in the backward pass
         (``src/operator/nn/batch_norm.cu``).
         """
-        if self.targets <= {CPU}:
+        if self.bare or self.targets <= {CPU}:
             return []
         return [
             i

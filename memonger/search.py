@@ -44,6 +44,7 @@ def search_plan(
     ctx: Any = None,
     shapes: Any = None,
     rules: bool = True,
+    kept_copies: bool = True,
     **input_shapes: Any,
 ) -> Any:
     """Plan which results a network keeps and which it computes again in the backward pass.
@@ -111,7 +112,9 @@ def search_plan(
         mask = allow(chosen.plan.mask)
         _report_rules(network, chosen.cost, cost(mask) // MB, rules)
     else:
-        found = smallest(network.graph, network.stages, cost, allow, ntrial, cost.exact)
+        found = smallest(
+            network.stages, cost, network.rules, ntrial, cost.exact, kept_copies
+        )
         mask = found.mask
         for name, mb in found.candidates.items():
             log.info("%s: %.1f MB", name, mb / MB)
@@ -124,6 +127,9 @@ def search_plan(
             )
             return marks.clear(network.symbol)
         _report_rules(network, None, found.cost // MB, rules)
+        return marks.apply(
+            network.symbol, mask, network.rules.native(mask) if rules else (), found.copies
+        )
     return marks.apply(network.symbol, mask, network.rules.native(mask) if rules else ())
 
 
