@@ -112,9 +112,7 @@ def search_plan(
         mask = allow(chosen.plan.mask)
         _report_rules(network, chosen.cost, cost(mask) // MB, rules)
     else:
-        found = smallest(
-            network.stages, cost, network.rules, ntrial, cost.exact, kept_copies
-        )
+        found = smallest(network.stages, cost, network.rules, ntrial, cost.exact, kept_copies)
         mask = found.mask
         for name, mb in found.candidates.items():
             log.info("%s: %.1f MB", name, mb / MB)
