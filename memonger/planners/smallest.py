@@ -171,8 +171,9 @@ class _Search:
         self.rules, self.moved = self.with_copies(self.at)
         self.graph = self.rules.graph
         # Not between an operator and its copy: after the copy.
-        followed = [int(self.moved[i]) for i in self.at]
-        marked = [int(self.moved[i]) + (i in self.at) for i in stages]
+        copied = frozenset(self.at)
+        followed = frozenset(int(self.moved[i]) for i in copied)
+        marked = [int(self.moved[i]) + (i in copied) for i in stages]
         self.cuts: List[Cut] = cheap_cuts(self.graph, MOST_CUTS, marked, followed)
         self.space = self.make_space(self.rules, self.rules.allowed, self.cuts)
         count = len(self.graph.nodes)
