@@ -9,7 +9,7 @@ size (``InitDataEntryMemory`` in ``src/executor/graph_executor.cc``).
 """
 
 import os
-from typing import List, NamedTuple, Tuple
+from typing import Any, List, NamedTuple, Tuple
 
 import numpy as np
 from numba import njit
@@ -19,26 +19,117 @@ from memonger.training import KEPT, TrainingGraph
 EXTERNAL = -2  # a gradient: its memory is the user's
 UNASSIGNED = -1
 
+#: What a tensor of the timeline was made by.
+FORWARD, RECOMPUTED, BACKWARD = 0, 1, 2
+
+
+class Timeline(NamedTuple):
+    """The tensors of one training step and when each of them takes up memory.
+
+    One element for each tensor that the pool holds, in the order in which they are made; variables
+    and their gradients are not in the pool. A step is a place in ``Replay.order``. Tensors that
+    share memory (in-place) have the same ``storage``: it counts for one of them at a time, from its
+    ``start`` until the next takes over, so that what is alive at a step adds up.
+
+    Attributes
+    ----------
+    steps : int
+        How many there are.
+    row, output : np.ndarray
+        The node of the training graph (``TrainingGraph.names``) and which of its outputs.
+    kind : np.ndarray
+        FORWARD, RECOMPUTED or BACKWARD.
+    nbytes : np.ndarray
+        With the real size of its elements.
+    start, stop : np.ndarray
+        The first and the last step in which it takes up memory.
+    storage : np.ndarray
+    """
+
+    steps: int
+    row: np.ndarray
+    output: np.ndarray
+    kind: np.ndarray
+    nbytes: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+    storage: np.ndarray
+
+    def live_bytes(self, *kinds: int) -> np.ndarray:
+        """Bytes alive in each step, of tensors of these kinds (of all by default)."""
+        chosen = np.isin(self.kind, kinds) if kinds else np.ones(len(self.kind), dtype=np.bool_)
+        change = np.zeros(self.steps + 1, dtype=np.int64)
+        np.add.at(change, self.start[chosen], self.nbytes[chosen])
+        np.add.at(change, self.stop[chosen] + 1, -self.nbytes[chosen])
+        return np.cumsum(change)[:-1]
+
 
 class Replay(NamedTuple):
     """What MXNet's planner makes of one training graph.
 
     Attributes
     ----------
+    training : TrainingGraph
+    recomputed : np.ndarray of bool
+        For each forward node whether it carries ``force_mirroring``.
     order : np.ndarray
         The rows of the training graph in the order in which they run.
     reads : np.ndarray
         How often each output of a row is read, by its number in ``Tables.elements``.
+    blocks : np.ndarray
+        The block of the pool that each output has, by the same number; negative for none.
     pool_bytes : int
         The pool as MXNet counts it and ``debug_str`` reports it: 4 bytes an element.
-    allocated_bytes : int
-        The pool as it is allocated, with the real size of the elements.
     """
 
+    training: TrainingGraph
+    recomputed: np.ndarray
     order: np.ndarray
     reads: np.ndarray
+    blocks: np.ndarray
     pool_bytes: int
-    allocated_bytes: int
+
+    @property
+    def allocated_bytes(self) -> int:
+        """The pool as it is allocated, with the real size of the elements."""
+        tables = self.training.tables
+        blocks = self.blocks.copy()
+        _add_in_place(tables, self.recomputed, self.order, _adding(self.training), blocks)
+        used = blocks >= 0
+        real = np.zeros(blocks.max(initial=-1) + 1, dtype=np.int64)
+        np.maximum.at(real, blocks[used], (tables.elements * tables.itemsize)[used])
+        return int(((real + 3) // 4 * 4).sum())  # pool entries are arrays of float32
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes of tensors that are alive at once: what no allocator can do without."""
+        return int(self.timeline().live_bytes().max(initial=0))
+
+    def timeline(self) -> Timeline:
+        """Which tensors are alive when."""
+        tables, mask, order = self.training.tables, self.recomputed, self.order
+        storage, birth, last = _lifetimes(tables, mask, order, self.reads)
+        _add_in_place(tables, mask, order, _adding(self.training), storage)
+        made = np.flatnonzero(storage >= 0)
+        made = made[np.lexsort((made, birth[made]))]
+        row = np.searchsorted(tables.output_start, made, side="right") - 1
+        death = np.full(storage.max(initial=-1) + 1, -1, dtype=np.int64)
+        np.maximum.at(death, storage[made], last[made])
+        # In each storage a tensor gives way to the next.
+        sequence = np.lexsort((np.arange(len(made)), storage[made]))
+        stop = death[storage[made]]
+        same = storage[made][sequence][1:] == storage[made][sequence][:-1]
+        stop[sequence[:-1][same]] = birth[made][sequence[1:][same]] - 1
+        return Timeline(
+            len(order),
+            row,
+            made - tables.output_start[row],
+            np.minimum(row // tables.forward, BACKWARD),
+            (tables.elements * tables.itemsize)[made],
+            birth[made],
+            stop,
+            storage[made],
+        )
 
 
 def replay(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
@@ -53,12 +144,17 @@ def replay(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
     tables = training.tables
     mask = np.ascontiguousarray(recomputed, dtype=np.bool_)
     order, reads = order_and_reads(tables, mask)
-    best: List[Tuple[int, int]] = []
+    best: List[Tuple[int, Any]] = []
     for match_range in match_ranges():
-        counted, real = _allocate(tables, mask, order, reads, match_range)
-        if not best or counted < best[0][0]:
-            best = [(int(counted), int(real))]
-    return Replay(order, reads, *best[0])
+        pool, blocks = _allocate(tables, mask, order, reads, match_range)
+        if not best or pool < best[0][0]:
+            best = [(int(pool), blocks)]
+    return Replay(training, mask, order, reads, best[0][1], best[0][0])
+
+
+def timeline(training: TrainingGraph, recomputed: np.ndarray) -> Timeline:
+    """Which tensors of a training step are alive when; parameters as those of `replay`."""
+    return replay(training, recomputed).timeline()
 
 
 def match_ranges() -> List[int]:
@@ -137,6 +233,33 @@ def _lower_bound(sizes, count, size):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
+def _take_over(t, recomputed, reads, row, storage, held):  # type: ignore[no-untyped-def]
+    """Give an input's storage to each output of a row that may have it."""
+    first = t.read_start[row]
+    last = t.read_start[row + 1]
+    start = t.output_start[row]
+    reads_any = last == first
+    for j in range(first, last):
+        reads_any = reads_any or not t.read_ignored[j]
+    taken = 0  # bit k: input k was; the tables have no option beyond the first 63 inputs
+    for q in range(t.inplace_start[row], t.inplace_start[row + 1]):
+        k = t.inplace_input[q]
+        j = first + k
+        source = _resolve(t.forward, recomputed, t.read_row[j], t.read_owner[j])
+        into = t.output_start[source] + t.read_output[j]
+        out = start + t.inplace_output[q]
+        block = storage[into]
+        if (taken >> k) & 1 or storage[out] != UNASSIGNED or block < 0 or reads[out] == 0:
+            continue
+        if t.elements[out] != t.elements[into] or t.itemsize[out] != t.itemsize[into]:
+            continue
+        if (held[block] == 1 and reads_any) or t.inplace_identity[q]:
+            taken |= 1 << k
+            storage[out] = block
+            held[block] += reads[out]
+
+
+@njit(cache=True)
 def _allocate(t, recomputed, order, reads, match_range):  # type: ignore[no-untyped-def]
     outputs = t.elements.shape[0]
     storage = np.full(outputs, UNASSIGNED, dtype=np.int64)
@@ -145,7 +268,6 @@ def _allocate(t, recomputed, order, reads, match_range):  # type: ignore[no-unty
         storage[t.output_start[head] + t.head_output[h]] = EXTERNAL
     blocks = 0
     counted = np.zeros(outputs, dtype=np.int64)  # bytes of each block, 4 to an element
-    real = np.zeros(outputs, dtype=np.int64)
     held = np.zeros(outputs, dtype=np.int64)  # reads of each block that are still to come
     free = np.empty(outputs, dtype=np.int64)  # free blocks, smallest first, of equals the oldest
     sizes = np.empty(outputs, dtype=np.int64)  # and their sizes
@@ -158,26 +280,7 @@ def _allocate(t, recomputed, order, reads, match_range):  # type: ignore[no-unty
         last = t.read_start[row + 1]
         start = t.output_start[row]
         end = t.output_start[row + 1]
-        reads_any = last == first
-        for j in range(first, last):
-            reads_any = reads_any or not t.read_ignored[j]
-        # An input's memory goes to an output that may have it.
-        taken = 0  # bit k: input k was; the tables have no option beyond the first 63 inputs
-        for q in range(t.inplace_start[row], t.inplace_start[row + 1]):
-            k = t.inplace_input[q]
-            j = first + k
-            source = _resolve(t.forward, recomputed, t.read_row[j], t.read_owner[j])
-            into = t.output_start[source] + t.read_output[j]
-            out = start + t.inplace_output[q]
-            block = storage[into]
-            if (taken >> k) & 1 or storage[out] != UNASSIGNED or block < 0 or reads[out] == 0:
-                continue
-            if t.elements[out] != t.elements[into] or t.itemsize[out] != t.itemsize[into]:
-                continue
-            if (held[block] == 1 and reads_any) or t.inplace_identity[q]:
-                taken |= 1 << k
-                storage[out] = block
-                held[block] += reads[out]
+        _take_over(t, recomputed, reads, row, storage, held)
         # The other outputs get a block each, the largest output first.
         for _ in range(end - start):
             out = -1
@@ -206,10 +309,6 @@ def _allocate(t, recomputed, order, reads, match_range):  # type: ignore[no-unty
             counted[block] = max(counted[block], size)
             held[block] = reads[out]
             storage[out] = block
-        for out in range(start, end):
-            if storage[out] >= 0:
-                size = t.elements[out] * t.itemsize[out]
-                real[storage[out]] = max(real[storage[out]], size)
         # What has been read for the last time is free, and so is what nobody will read.
         for j in range(first, last + end - start):
             if j < last:
@@ -236,7 +335,86 @@ def _allocate(t, recomputed, order, reads, match_range):  # type: ignore[no-unty
     pool = 0
     for block in range(blocks):
         pool += counted[block]
-    allocated = 0
-    for block in range(blocks):
-        allocated += (real[block] + 3) // 4 * 4  # pool entries are arrays of float32
-    return pool, allocated
+    return pool, storage
+
+
+@njit(cache=True)
+def _lifetimes(t, recomputed, order, reads):  # type: ignore[no-untyped-def]
+    """Of each output its storage (shared in place), and the steps it is made and last read in."""
+    outputs = t.elements.shape[0]
+    steps = order.shape[0]
+    storage = np.full(outputs, UNASSIGNED, dtype=np.int64)
+    birth = np.zeros(outputs, dtype=np.int64)
+    last = np.zeros(outputs, dtype=np.int64)
+    held = np.zeros(outputs, dtype=np.int64)
+    storages = 0
+    for h in range(t.outputs, t.head_row.shape[0]):
+        head = _resolve(t.forward, recomputed, t.head_row[h], t.head_owner[h])
+        storage[t.output_start[head] + t.head_output[h]] = EXTERNAL
+    for p in range(steps):
+        row = order[p]
+        if t.variable[row]:
+            continue
+        first = t.read_start[row]
+        start = t.output_start[row]
+        for out in range(start, t.output_start[row + 1]):
+            birth[out] = p
+            last[out] = p
+        _take_over(t, recomputed, reads, row, storage, held)
+        for out in range(start, t.output_start[row + 1]):
+            if storage[out] == UNASSIGNED:
+                storage[out] = storages
+                held[storages] = reads[out]
+                storages += 1
+        for j in range(first, t.read_start[row + 1]):
+            if not t.read_ignored[j]:
+                source = _resolve(t.forward, recomputed, t.read_row[j], t.read_owner[j])
+                into = t.output_start[source] + t.read_output[j]
+                last[into] = p
+                if storage[into] >= 0:
+                    held[storage[into]] -= 1
+    for h in range(t.outputs):
+        head = _resolve(t.forward, recomputed, t.head_row[h], t.head_owner[h])
+        last[t.output_start[head] + t.head_output[h]] = steps - 1
+    return storage, birth, last
+
+
+def _adding(training: TrainingGraph) -> np.ndarray:
+    """The rows that add one gradient to another."""
+    return np.array([op == "_grad_add" for op in training.ops], dtype=np.bool_)
+
+
+@njit(cache=True)
+def _add_in_place(t, recomputed, order, adding, storage):  # type: ignore[no-untyped-def]
+    """Put the terms of a sum where the sum is, in the storages of a plan.
+
+    Once the memory is planned, the second input of a ``_grad_add`` may be computed with the write
+    request 'add' right into the first (``src/executor/inplace_addto_detect_pass.cc``).
+    """
+    count = np.zeros(storage.shape[0], dtype=np.int64)  # of readers, those that ignore it as well
+    place = np.zeros(t.variable.shape[0], dtype=np.int64)
+    for h in range(t.head_row.shape[0]):
+        head = _resolve(t.forward, recomputed, t.head_row[h], t.head_owner[h])
+        count[t.output_start[head] + t.head_output[h]] += 1
+    for p in range(order.shape[0]):
+        row = order[p]
+        place[row] = p
+        for j in range(t.read_start[row], t.read_start[row + 1]):
+            source = _resolve(t.forward, recomputed, t.read_row[j], t.read_owner[j])
+            count[t.output_start[source] + t.read_output[j]] += 1
+    for row in order:
+        if not adding[row]:
+            continue
+        j = t.read_start[row]
+        total = _resolve(t.forward, recomputed, t.read_row[j], t.read_owner[j])
+        term = _resolve(t.forward, recomputed, t.read_row[j + 1], t.read_owner[j + 1])
+        into = t.output_start[total] + t.read_output[j]
+        added = t.output_start[term] + t.read_output[j + 1]
+        if (
+            storage[into] == storage[t.output_start[row]]
+            and not t.variable[total]
+            and not t.variable[term]
+            and count[added] == 1
+            and place[total] < place[term]
+        ):
+            storage[added] = storage[into]
