@@ -15,7 +15,7 @@ Four rules, for whatever a planner proposes:
 """
 
 from collections import Counter
-from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Tuple
+from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from numba import njit
@@ -45,10 +45,15 @@ class Rules:
         those of its parameters alone); the rules hold for all of them.
     targets : frozenset of str
         Where it may be trained (``operators``).
+    until : int, optional
+        The node from which on everything is kept.
     """
 
     def __init__(
-        self, trainings: Sequence[TrainingGraph], targets: FrozenSet[str] = ANYWHERE
+        self,
+        trainings: Sequence[TrainingGraph],
+        targets: FrozenSet[str] = ANYWHERE,
+        until: Optional[int] = None,
     ) -> None:
         self.trainings, self.targets = trainings, targets
         self.graph: ForwardGraph = trainings[0].graph
@@ -66,6 +71,8 @@ class Rules:
             [not n.is_variable and i not in self.reasons for i, n in enumerate(nodes)],
             dtype=np.bool_,
         )
+        if until is not None:
+            self.allowed[until:] = False
         groups: Dict[int, List[int]] = {}
         for i, first in enumerate(trainings[0].same):
             groups.setdefault(first, []).append(i)

@@ -8,7 +8,7 @@ bytes. The best seeds are then climbed: a cut moved, left out or put in, as long
 Last, single operators are kept or recomputed against the plan where that lowers the cost.
 """
 
-from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -24,11 +24,27 @@ WORK = 12_000_000  # nodes replayed in one search: bounds its time
 
 
 class Smallest(NamedTuple):
-    """The recomputed nodes, what they cost in bytes, and the candidates' costs by name."""
+    """The plan that was found.
+
+    Attributes
+    ----------
+    mask : np.ndarray of bool
+        The recomputed nodes.
+    copies : tuple of int
+        Those of them whose result is kept all the same, by a copy.
+    cost : int
+        Bytes as MXNet counts them.
+    candidates : dict
+        Costs by name.
+    interrupted : bool
+        Whether the search was ended by the user.
+    """
 
     mask: np.ndarray
+    copies: Tuple[int, ...]
     cost: int
     candidates: Dict[str, int]
+    interrupted: bool
 
 
 def smallest(
@@ -38,6 +54,9 @@ def smallest(
     rules: Callable[[np.ndarray], np.ndarray],
     ntrial: int = 6,
     cheap: bool = True,
+    *,
+    copies: bool = True,
+    progress: Optional[Callable[[float], None]] = None,
 ) -> Smallest:
     """The cheapest of no plan, the original's search on two sets of stages, and searched cuts.
 
@@ -72,8 +91,10 @@ def smallest(
             mask = rules(search.run())
             found.append((cost(mask), mask))
             candidates["searched cuts"] = found[-1][0]
+        if progress is not None:
+            progress(1.0)
     least, mask = min(found, key=lambda pair: pair[0])  # of equals the first: no plan
-    return Smallest(mask, least, candidates)
+    return Smallest(mask, (), least, candidates, False)
 
 
 class _CutSearch:
