@@ -242,9 +242,10 @@ def _largest_share(
             first, batch = name, shape[axis]
         elif shape[axis] != batch:
             raise MemongerError(
-                "devices=%d: all inputs must have one batch size to be split, but %r has %d and %r "
-                "%d; give an input that is not split as a DataDesc whose layout has no 'N', and the "
-                "shape of a parameter on its variable" % (devices, first, batch, name, shape[axis])
+                "devices=%d: all inputs must have one batch size to be split, but %r has %d and "
+                "%r %d; give an input that is not split as a DataDesc whose layout has no 'N', and "
+                "the shape of a parameter on its variable"
+                % (devices, first, batch, name, shape[axis])
             )
     if batch is None:
         raise MemongerError(

@@ -36,7 +36,7 @@ class Request(NamedTuple):
     Attributes
     ----------
     symbol : mx.sym.Symbol
-        A copy of the network without what an earlier plan added.
+        A copy of the network without marks, and without what an earlier plan added.
     spec : InputSpec
         Shapes and types of one device's inputs.
     grad_req : dict
@@ -65,8 +65,6 @@ class Network(NamedTuple):
     Attributes
     ----------
     request : Request
-    symbol : mx.sym.Symbol
-        Without any marks.
     graph : ForwardGraph
     stages : dict
         The user's ``mirror_stage`` marks.
@@ -77,7 +75,6 @@ class Network(NamedTuple):
     """
 
     request: Request
-    symbol: Any
     graph: ForwardGraph
     stages: Dict[int, str]
     training: TrainingGraph
@@ -85,8 +82,9 @@ class Network(NamedTuple):
 
     def cost_model(self) -> CostModel:
         """What plans of it cost. The network is bound once for it."""
-        asked = wanted(self.graph, self.request.grad_req)
-        return CostModel(self.symbol, self.graph, self.training, self.request.device, asked)
+        request, graph = self.request, self.graph
+        asked = wanted(graph, request.grad_req)
+        return CostModel(request.symbol, graph, self.training, request.device, asked)
 
     def within(self, mask: np.ndarray) -> np.ndarray:
         """The part of a plan that comes before ``until``."""
@@ -112,7 +110,7 @@ def read_request(
     check_device(ctx)
     spec = read_shapes(sym, shapes, input_shapes, type_dict, devices)
     requests = read_grad_req(sym.list_arguments(), grad_req)
-    symbol = marks.unplan(sym)
+    symbol = marks.clear(marks.unplan(sym))
     return Request(symbol, spec, requests, ctx, None if until is None else _layer(symbol, until))
 
 
@@ -126,19 +124,17 @@ def read_network(request: Request) -> Network:
     """
     graph = forward_graph(request.symbol, request.spec)
     refuse(graph)
-    if marks.recomputed(graph).any():
+    if any(marks.RECORD in node.hidden for node in graph.nodes):
         log.info("the network carries force_mirroring marks already; they are planned anew")
-    symbol = marks.clear(request.symbol)
-    graph = forward_graph(symbol, request.spec)
     names = [node.name for node in graph.nodes]
     asked = wanted(graph, request.grad_req)
     # Module asks for no gradients of its data and labels, which leaves fewer readers.
     parameters = tuple(a for a in graph.arguments if names[a] not in request.spec.shapes)
-    trainings = {arguments: None for arguments in (asked, graph.arguments, parameters)}
+    trainings = dict.fromkeys((asked, graph.arguments, parameters))
     built: List[TrainingGraph] = [training_graph(graph, arguments) for arguments in trainings]
     targets = targets_of(None if request.ctx is None else request.ctx.device_type)
     rules = Rules(built, targets, request.until)
-    return Network(request, symbol, graph, marks.stages(graph), built[0], rules)
+    return Network(request, graph, marks.stages(graph), built[0], rules)
 
 
 def wanted(graph: ForwardGraph, grad_req: Mapping[str, str]) -> Tuple[int, ...]:

@@ -1,9 +1,7 @@
-"""``plan``: from a network and its shapes to a ``Plan``, searched, confirmed by MXNet, and cached.
+"""``plan``: from a network and its shapes to a ``Plan``.
 
-A planner proposes which operators are recomputed; the symbol that is made of that is replayed once
-more from its own graph, and bound once: the two must agree on the memory, or it is said that they
-do not. What was found is remembered in this process by everything that it depends on, so that a
-``sym_gen`` that plans may be called again and again.
+What was found (``solution``) is remembered in this process by everything that it depends on, so
+that a ``sym_gen`` that plans may be called again and again.
 """
 
 import hashlib
@@ -13,24 +11,13 @@ import os
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-import numpy as np
-
-from memonger import marks
-from memonger.allocator import Replay, replay
-from memonger.costs import MB, CostModel
+from memonger.costs import MB
 from memonger.errors import MemongerError
-from memonger.executor import bind, planned_mb
-from memonger.forward import ForwardGraph, forward_graph
-from memonger.inputs import InputSpec, check_count
-from memonger.network import Network, Request, read_network, read_request, wanted
-from memonger.operators import flops
-from memonger.planners import chen2016
-from memonger.planners.smallest import smallest
-from memonger.progress import Progress
-from memonger.rules import kept_summary
-from memonger.training import training_graph
+from memonger.inputs import check_count
+from memonger.network import Request, read_request
+from memonger.solution import Solution, marked, solve
 
 log = logging.getLogger("memonger")
 
@@ -128,57 +115,7 @@ class Plan:
         )
 
 
-class Memory(NamedTuple):
-    """What a symbol takes in training: replayed and bound.
-
-    Attributes
-    ----------
-    replay : Replay
-    bound : int
-        MXNet's own total, in whole MB rounded down.
-    inexact : tuple of str
-        Why the replay may be wrong.
-    """
-
-    replay: Replay
-    bound: int
-    inexact: Tuple[str, ...]
-
-    @property
-    def exact(self) -> bool:
-        return not self.inexact and self.replay.pool_bytes // MB == self.bound
-
-    @property
-    def counted_bytes(self) -> int:
-        return self.replay.pool_bytes if self.exact else self.bound * MB
-
-    @property
-    def pool_bytes(self) -> int:
-        return _real(self.replay, self.counted_bytes)
-
-
-class _Found(NamedTuple):
-    """What a planner found: marks by node index, which candidate won, all candidates' costs."""
-
-    mask: np.ndarray
-    copies: Tuple[int, ...]
-    cost: int
-    planner: str
-    candidates: Dict[str, int]
-    interrupted: bool
-
-
-class _Solution(NamedTuple):
-    """What is remembered of a plan: nothing in it is the caller's, nor has an operator's name."""
-
-    mask: np.ndarray
-    native: Tuple[int, ...]
-    copies: Tuple[int, ...]
-    facts: Mapping[str, Any]  # the fields of Plan that do not depend on the operators' names
-    warnings: Tuple[str, ...]
-
-
-_remembered: "OrderedDict[str, _Solution]" = OrderedDict()
+_remembered: "OrderedDict[str, Solution]" = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -216,10 +153,10 @@ def plan(
     type_dict : dict, optional
         Types of inputs by name, as ``simple_bind`` takes it; float32 where nothing is told.
     grad_req : str, list or dict
-        'write', 'add' or 'null' as ``simple_bind`` takes it. The memory that is predicted is that of
-        these gradients; the plan is right for any. By default, as ``get_cost`` counts, gradients of
-        all arguments; ``Module`` asks for none of its data and labels, which costs a little less
-        or more.
+        'write', 'add' or 'null' as ``simple_bind`` takes it. The memory that is told is that with
+        these gradients; the plan is right for others too. By default, as for ``simple_bind`` and
+        ``get_cost``, gradients of all arguments; ``Module`` asks for none of its data and labels
+        ('null'), by which its memory differs a little.
     ctx : mx.Context, optional
         The device to plan for. By default the plan is made on the CPU and holds for CPU and GPU;
         a plan for ``mx.cpu()`` leaves cuDNN's BatchNorm on and does not hold for a GPU.
@@ -263,16 +200,14 @@ def plan(
     _check_choice("way (how)", how, WAYS)
     _check_choice("planner", planner, PLANNERS)
     ntrial = check_count("ntrial", ntrial, 1)
-    request = read_request(
-        net, shapes, input_shapes, type_dict, grad_req, ctx, until, devices
-    )
+    request = read_request(net, shapes, input_shapes, type_dict, grad_req, ctx, until, devices)
     key = _key(request, [how, planner, ntrial, bool(kept_copies), bool(rules)])
     with _lock:
         solution = _remembered.get(key)
         if solution is not None:
             _remembered.move_to_end(key)
     if solution is None:
-        solution = _solve(request, planner, ntrial, kept_copies, rules)
+        solution = solve(request, planner, ntrial, kept_copies, rules)
         if not solution.facts["interrupted"]:
             with _lock:
                 _remembered[key] = solution
@@ -285,78 +220,53 @@ def plan(
     return _carried_out(request.symbol, solution)
 
 
-def measure(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: Any) -> Memory:
-    """Replay and bind a symbol, with the marks that it carries."""
-    graph = forward_graph(symbol, spec)
-    asked = wanted(graph, grad_req)
-    training = training_graph(graph, asked)
-    found = replay(training, marks.recomputed(graph))
-    return Memory(found, planned_mb(bind(symbol, graph, device, asked)), training.inexact)
+def forget() -> None:
+    """Forget the plans that were made in this process."""
+    with _lock:
+        _remembered.clear()
 
 
-def _solve(
-    request: Request, planner: str, ntrial: int, kept_copies: bool, rules: bool
-) -> _Solution:
-    """Search, and confirm what was found."""
-    network = read_network(request)
-    cost = network.cost_model()
-    warnings: List[str] = []
-    if not rules:
-        warnings.append(BARE)
-    if planner == "chen2016":
-        found = _chen2016(network, cost, ntrial, rules)
-        if not network.stages:
-            warnings.append(
-                "the network has no mirror_stage marks, so the original planner cannot cut it; "
-                "planner='smallest' needs none"
-            )
-    else:
-        found = _smallest(network, cost, ntrial, kept_copies, rules)
-    if found.interrupted:
-        warnings.append(
-            "interrupted: this is the best plan that was found so far, %.1f MB (%.1f MB without a "
-            "plan)" % (found.cost / MB, cost.unplanned / MB)
+def _carried_out(original: Any, solution: Solution) -> Plan:
+    """The plan of a symbol, with its own names."""
+    facts = {**solution.facts, "candidates": dict(solution.facts["candidates"])}
+    symbol = marked(original, solution.mask, solution.native, solution.copies)
+    before = _names(original)
+    after = _names(symbol) if solution.copies else before
+    operators = [(name, again) for (name, op), again in zip(before, solution.mask) if op != "null"]
+    present = {name for name, _ in before}
+    return Plan(
+        symbol=symbol,
+        kept=tuple(name for name, again in operators if not again),
+        recomputed=tuple(name for name, again in operators if again),
+        copies=tuple(name for name, _ in after if name not in present),
+        **facts,
+    )
+
+
+def _names(symbol: Any) -> List[Tuple[str, str]]:
+    """Name and operator of each node."""
+    nodes = json.loads(symbol.tojson(remove_amp_cast=False))["nodes"]
+    return [(node["name"], node["op"]) for node in nodes]
+
+
+def _key(request: Request, options: Sequence[Any]) -> str:
+    """A fingerprint of everything that a plan depends on.
+
+    Operators count by their place and not by their name, for a ``sym_gen`` that leaves naming to
+    MXNet makes the same network under other names each time.
+    """
+    graph = json.loads(request.symbol.tojson(remove_amp_cast=False))
+    for node in graph["nodes"]:
+        if node["op"] != "null":
+            del node["name"]
+    environment = {k: v for k, v in os.environ.items() if k.startswith(("MXNET_", "NNVM_"))}
+    asked = [request.spec, request.grad_req, str(request.ctx), request.until]
+    text = json.dumps([graph, environment, asked, options], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_choice(what: str, value: Any, known: Sequence[str]) -> None:
+    if value not in known:
+        raise MemongerError(
+            "there is no %s %r; there are %s" % (what, value, ", ".join(map(repr, known)))
         )
-    nothing = np.zeros(len(network.graph.nodes), dtype=np.bool_)
-    unplanned = replay(network.training, nothing)
-    if found.mask.any():
-        native = tuple(network.rules.native(found.mask)) if rules else ()
-        symbol = _marked(request.symbol, found.mask, native, found.copies)
-        memory = measure(symbol, request.spec, request.grad_req, request.device)
-        if cost.exact and not (memory.exact and memory.replay.pool_bytes == found.cost):
-            warnings.append(
-                "the memory of this plan was predicted as %.1f MB, and MXNet plans %d MB for it; "
-                "the figures of the plan are MXNet's" % (found.cost / MB, memory.bound)
-            )
-            memory = memory._replace(inexact=memory.inexact + ("it differs from the search",))
-        if planner == "smallest" and memory.counted_bytes >= cost.unplanned:
-            found = found._replace(mask=nothing, copies=(), planner="no plan")
-    if found.mask.any():
-        if memory.counted_bytes > cost.unplanned:
-            warnings.append(
-                "this plan needs more memory (%.1f MB) than the network as it is (%.1f MB); "
-                "planner='smallest' finds none that does"
-                % (memory.counted_bytes / MB, cost.unplanned / MB)
-            )
-    else:
-        native = ()
-        memory = Memory(unplanned, cost.unplanned // MB, network.training.inexact)
-        if planner == "smallest":
-            warnings.append(
-                "no plan costs less than the network as it is (%.1f MB), so it is returned "
-                "unmarked: %s"
-                % (cost.unplanned / MB, _why_nothing_helps(network, found.candidates))
-            )
-    log.info("Find best plan with cost=%s MB", memory.bound)
-    facts = {
-        "pool_bytes": memory.pool_bytes,
-        "unplanned_bytes": _real(unplanned, cost.unplanned),
-        "counted_bytes": memory.counted_bytes,
-        "peak_bytes": memory.replay.peak_bytes,
-        "recomputed_flops": _work_added(memory.replay),
-        "planner": found.planner,
-        "candidates": found.candidates,
-        "exact": memory.exact,
-        "interrupted": found.interrupted,
-    }
-    return _Solution(found.mask, native, found.copies, facts, tuple(warnings))
