@@ -244,6 +244,62 @@ def model_zoo(
     return mx.sym.SoftmaxOutput(net(mx.sym.Variable("data")), name="softmax"), _images(batch, image)
 
 
+def _preactivated(x: Any, name: str, number: int) -> Any:
+    x = mx.sym.BatchNorm(x, fix_gamma=False, eps=2e-5, name="%s_bn%d" % (name, number))
+    return mx.sym.Activation(x, act_type="relu", name="%s_relu%d" % (name, number))
+
+
+def _bottleneck_v2(x: Any, name: str, filters: int, stride: int, project: bool) -> Any:
+    def conv(x: Any, part: str, filters: int, kernel: int, stride: int = 1) -> Any:
+        return mx.sym.Convolution(
+            x,
+            num_filter=filters,
+            kernel=(kernel, kernel),
+            stride=(stride, stride),
+            pad=(kernel // 2, kernel // 2),
+            no_bias=True,
+            name=name + part,
+        )
+
+    first = _preactivated(x, name, 1)
+    y = _preactivated(conv(first, "_conv1", filters // 4, 1), name, 2)
+    y = _preactivated(conv(y, "_conv2", filters // 4, 3, stride), name, 3)
+    y = conv(y, "_conv3", filters, 1)
+    return y + (conv(first, "_sc", filters, 1, stride) if project else x)
+
+
+@freshly_named
+def resnet_v2(
+    layers: Sequence[int] = (3, 4, 6, 3),
+    batch: int = 32,
+    image: int = 224,
+    classes: int = 1000,
+    filters: int = 64,
+) -> Network:
+    """ResNet v2 (He et al. 2016, arXiv 1603.05027), node for node MXNet's example symbol.
+
+    `layers` are the bottlenecks of each stage: (3, 4, 6, 3) is ResNet-50, (3, 8, 36, 3) ResNet-152.
+    """
+    x = mx.sym.identity(mx.sym.Variable("data"), name="id")
+    x = mx.sym.BatchNorm(x, fix_gamma=True, eps=2e-5, name="bn_data")
+    x = mx.sym.Convolution(
+        x, num_filter=filters, kernel=(7, 7), stride=(2, 2), pad=(3, 3), no_bias=True, name="conv0"
+    )
+    x = mx.sym.BatchNorm(x, fix_gamma=False, eps=2e-5, name="bn0")
+    x = mx.sym.Activation(x, act_type="relu", name="relu0")
+    x = mx.sym.Pooling(x, kernel=(3, 3), stride=(2, 2), pad=(1, 1), pool_type="max")
+    for stage, blocks in enumerate(layers):
+        for block in range(blocks):
+            name = "stage%d_unit%d" % (stage + 1, block + 1)
+            stride = 2 if stage > 0 and block == 0 else 1
+            x = _bottleneck_v2(x, name, 4 * filters << stage, stride, project=block == 0)
+    x = mx.sym.BatchNorm(x, fix_gamma=False, eps=2e-5, name="bn1")
+    x = mx.sym.Activation(x, act_type="relu", name="relu1")
+    x = mx.sym.Pooling(x, global_pool=True, kernel=(7, 7), pool_type="avg", name="pool1")
+    x = mx.sym.FullyConnected(mx.sym.Flatten(x), num_hidden=classes, name="fc1")
+    return mx.sym.SoftmaxOutput(x, name="softmax"), _images(batch, image)
+
+
 def _named_conv(x: Any, name: str, filters: int, kernel: int, pad: int = 0, stride: int = 1) -> Any:
     x = mx.sym.Convolution(
         x,
@@ -316,6 +372,134 @@ def googlenet(batch: int = 32, image: int = 224, classes: int = 1000, divide: in
             x = _inception(x, name, [n // divide for n in filters])
     x = mx.sym.Pooling(x, kernel=(7, 7), stride=(1, 1), global_pool=True, pool_type="avg")
     return _classify(x, classes), _images(batch, image)
+
+
+def _bn_conv(
+    x: Any,
+    name: str,
+    filters: int,
+    height: int = 1,
+    width: int = 1,
+    stride: int = 1,
+    pad: Optional[int] = None,
+) -> Any:
+    """Convolution, BatchNorm and ReLU; as large as its input unless it strides."""
+    same = (height // 2, width // 2) if stride == 1 else (0, 0)
+    x = mx.sym.Convolution(
+        x,
+        num_filter=filters,
+        kernel=(height, width),
+        stride=(stride, stride),
+        pad=same if pad is None else (pad, pad),
+        no_bias=True,
+        name=name + "_conv2d",
+    )
+    x = mx.sym.BatchNorm(x, fix_gamma=True, name=name + "_batchnorm")
+    return mx.sym.Activation(x, act_type="relu", name=name + "_relu")
+
+
+Conv = Tuple[int, int, int]  # filters, height and width
+Towers = Tuple[Tuple[Conv, ...], ...]
+
+
+def _inception_v3_module(
+    x: Any,
+    name: str,
+    divide: int,
+    towers: Towers,
+    pool: str,
+    project: int = 0,
+    stride: int = 1,
+    fork: Optional[Tuple[Conv, Conv]] = None,
+) -> Any:
+    """Build towers of convolutions and a pooling, side by side; the last of each strides.
+
+    With `fork` all towers but the first end in these two convolutions, side by side.
+    """
+    branches, numbered = [], 0
+    for index, tower in enumerate(towers):
+        last = len(tower) - 1
+        alone = index == 0 and last == 0
+        if alone:
+            prefix = name + "_conv"
+        else:
+            prefix = name + ("_tower_%d_conv" % numbered if numbered else "_tower_conv")
+            numbered += 1
+        y = x
+        for i, (filters, height, width) in enumerate(tower):
+            part = prefix + ("_%d" % i if i > 0 else "")
+            y = _bn_conv(y, part, filters // divide, height, width, stride if i == last else 1)
+        if fork is None or alone:
+            branches.append(y)
+            continue
+        for i, (filters, height, width) in enumerate(fork):
+            part = prefix[: -len("conv")] + ("mixed_conv_%d" % i if i > 0 else "mixed_conv")
+            branches.append(_bn_conv(y, part, filters // divide, height, width))
+    y = mx.sym.Pooling(
+        x,
+        kernel=(3, 3),
+        stride=(stride, stride),
+        pad=(2 - stride, 2 - stride),
+        pool_type=pool,
+        name="%s_pool_%s_pool" % (pool, name),
+    )
+    if project:
+        y = _bn_conv(y, name + "_tower_2_conv", project // divide)
+    return mx.sym.Concat(*branches, y, name="ch_concat_%s_chconcat" % name)
+
+
+def _inception_v3_modules() -> List[Dict[str, Any]]:
+    """Arguments of the eleven modules of ``_inception_v3_module``, in order."""
+
+    def a(project: int) -> Dict[str, Any]:
+        three = ((64, 1, 1), (96, 3, 3), (96, 3, 3))
+        towers = (((64, 1, 1),), ((48, 1, 1), (64, 5, 5)), three)
+        return {"towers": towers, "pool": "avg", "project": project}
+
+    def c(n: int) -> Dict[str, Any]:
+        once = ((n, 1, 1), (n, 1, 7), (192, 7, 1))
+        twice = ((n, 1, 1), (n, 7, 1), (n, 1, 7), (n, 7, 1), (192, 1, 7))
+        return {"towers": (((192, 1, 1),), once, twice), "pool": "avg", "project": 192}
+
+    def e(pool: str) -> Dict[str, Any]:
+        towers = (((320, 1, 1),), ((384, 1, 1),), ((448, 1, 1), (384, 3, 3)))
+        fork = ((384, 1, 3), (384, 3, 1))
+        return {"towers": towers, "pool": pool, "project": 192, "fork": fork}
+
+    b = (((384, 3, 3),), ((64, 1, 1), (96, 3, 3), (96, 3, 3)))
+    d = (((192, 1, 1), (320, 3, 3)), ((192, 1, 1), (192, 1, 7), (192, 7, 1), (192, 3, 3)))
+    return [
+        *(a(32), a(64), a(64)),
+        {"towers": b, "pool": "max", "stride": 2},
+        *(c(128), c(160), c(160), c(192)),
+        {"towers": d, "pool": "max", "stride": 2},
+        *(e("avg"), e("max")),
+    ]
+
+
+@freshly_named
+def inception_v3(
+    batch: int = 32, image: int = 299, classes: int = 1000, divide: int = 1
+) -> Network:
+    """Inception-v3 (Szegedy et al. 2015, arXiv 1512.00567), node for node MXNet's example symbol.
+
+    `divide` divides all filters. The smallest image is 75 pixels wide.
+    """
+
+    def pooled(x: Any, name: str) -> Any:
+        return mx.sym.Pooling(x, kernel=(3, 3), stride=(2, 2), pool_type="max", name=name)
+
+    x = mx.sym.identity(mx.sym.Variable("data"), name="id")
+    x = _bn_conv(x, "conv", 32 // divide, 3, 3, stride=2)
+    x = _bn_conv(x, "conv_1", 32 // divide, 3, 3, pad=0)
+    x = pooled(_bn_conv(x, "conv_2", 64 // divide, 3, 3), "pool")
+    x = _bn_conv(x, "conv_3", 80 // divide)
+    x = pooled(_bn_conv(x, "conv_4", 192 // divide, 3, 3, pad=0), "pool1")
+    for i, module in enumerate(_inception_v3_modules()):
+        x = _inception_v3_module(x, "mixed_%d" % i if i > 0 else "mixed", divide, **module)
+    x = mx.sym.Pooling(x, global_pool=True, kernel=(8, 8), pool_type="avg", name="global_pool")
+    x = mx.sym.FullyConnected(mx.sym.Flatten(x, name="flatten"), num_hidden=classes, name="fc1")
+    return mx.sym.SoftmaxOutput(x, name="softmax"), _images(batch, image)
 
 
 @freshly_named

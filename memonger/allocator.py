@@ -146,7 +146,7 @@ def replay(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
     order, reads = order_and_reads(tables, mask)
     best: List[Tuple[int, Any]] = []
     for match_range in match_ranges():
-        pool, blocks = _allocate(tables, mask, order, reads, match_range)
+        pool, blocks = allocate(tables, mask, order, reads, match_range)
         if not best or pool < best[0][0]:
             best = [(int(pool), blocks)]
     return Replay(training, mask, order, reads, best[0][1], best[0][0])
@@ -260,7 +260,7 @@ def _take_over(t, recomputed, reads, row, storage, held):  # type: ignore[no-unt
 
 
 @njit(cache=True)
-def _allocate(t, recomputed, order, reads, match_range):  # type: ignore[no-untyped-def]
+def allocate(t, recomputed, order, reads, match_range):  # type: ignore[no-untyped-def]
     outputs = t.elements.shape[0]
     storage = np.full(outputs, UNASSIGNED, dtype=np.int64)
     for h in range(t.outputs, t.head_row.shape[0]):

@@ -1,7 +1,7 @@
 """What a set of recomputed operators costs: replayed where the replay is exact, bound where not."""
 
 import logging
-from typing import Any, Dict, Iterable, Optional
+from typing import Any, Dict
 
 import numpy as np
 
@@ -22,16 +22,8 @@ class CostModel:
     unplanned network; otherwise every plan is bound, which tells whole MB, and the log says why.
     """
 
-    def __init__(
-        self,
-        symbol: Any,
-        graph: ForwardGraph,
-        training: TrainingGraph,
-        ctx: Any,
-        wanted: Optional[Iterable[int]] = None,
-    ) -> None:
+    def __init__(self, symbol: Any, graph: ForwardGraph, training: TrainingGraph, ctx: Any) -> None:
         self.symbol, self.graph, self.training, self.ctx = symbol, graph, training, ctx
-        self.wanted = wanted
         nothing = np.zeros(len(graph.nodes), dtype=np.bool_)
         bound = self._bound(symbol)
         self.unplanned = replay(training, nothing).pool_bytes
@@ -58,4 +50,4 @@ class CostModel:
         return self._known[key]
 
     def _bound(self, symbol: Any) -> int:
-        return planned_mb(bind(symbol, self.graph, self.ctx, self.wanted))
+        return planned_mb(bind(symbol, self.graph, self.ctx, self.training.wanted))

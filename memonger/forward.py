@@ -7,7 +7,7 @@ first from the outputs, ``nnvm::DFSVisit``); a node's index is its identity, for
 import json
 import re
 import warnings
-from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from memonger.inputs import InputSpec, Shape, missing_inputs
 Entry = Tuple[int, int]  # a node's index and which of its outputs
 
 FLOAT = "float32"
+COPY = "_copy"  # the identity: takes its input's memory, and its gradient reads nothing
 
 
 class Tensor(NamedTuple):
@@ -138,6 +139,72 @@ def forward_graph(symbol: Any, spec: InputSpec) -> ForwardGraph:
         tuple(variables[name] for name in arguments),
         frozenset(variables[name] for name in auxiliary),
     )
+
+
+def with_copies(graph: ForwardGraph, at: Iterable[int]) -> Tuple[ForwardGraph, np.ndarray]:
+    """The graph with an identity (``_copy``, named ``*_keep``) after the first output of some nodes.
+
+    All that read such an output read the copy instead; outputs of the network stay what they were.
+    ``marks.apply`` makes the same of a symbol.
+
+    Parameters
+    ----------
+    graph : ForwardGraph
+    at : iterable of int
+        Operators of whose outputs the first alone is read, and is no output of the network.
+
+    Returns
+    -------
+    ForwardGraph
+    np.ndarray of int
+        The new index of each node of ``graph``; the copy of a node comes right after it.
+    """
+    at = frozenset(at)
+    names = copy_names([node.name for node in graph.nodes], at)
+    moved = np.zeros(len(graph.nodes), dtype=np.int64)
+    nodes: List[Node] = []
+    tensors: List[Tuple[Tensor, ...]] = []
+    visible: List[int] = []
+    output_names: List[Tuple[str, ...]] = []
+
+    def entry(a: int, b: int) -> Entry:
+        return (int(moved[a]) + (a in at and b == 0), b)
+
+    for i, node in enumerate(graph.nodes):
+        moved[i] = len(nodes)
+        inputs = tuple(entry(a, b) for a, b in node.inputs)
+        nodes.append(node._replace(inputs=inputs, deps=tuple(int(moved[d]) for d in node.deps)))
+        tensors.append(graph.tensors[i])
+        visible.append(graph.visible[i])
+        output_names.append(graph.output_names[i])
+        if i in at:
+            nodes.append(Node(names[i], COPY, {}, {}, ((int(moved[i]), 0),), (), False))
+            tensors.append(graph.tensors[i][:1])
+            visible.append(1)
+            output_names.append((names[i] + "_output",))
+    made = ForwardGraph(
+        tuple(nodes),
+        tuple(tensors),
+        tuple(visible),
+        tuple(output_names),
+        tuple((int(moved[a]), b) for a, b in graph.heads),
+        tuple(int(moved[a]) for a in graph.arguments),
+        frozenset(int(moved[a]) for a in graph.auxiliary),
+    )
+    return made, moved
+
+
+def copy_names(names: Sequence[str], at: Iterable[int]) -> Dict[int, str]:
+    """What the kept copies of some nodes are called: as no other of the nodes named here."""
+    taken = set(names)
+    found = {}
+    for i in sorted(at):
+        name, number = names[i] + "_keep", 1
+        while name in taken:
+            name, number = "%s_%d_keep" % (names[i], number), number + 1
+        taken.add(name)
+        found[i] = name
+    return found
 
 
 def _node(item: Dict[str, Any]) -> Node:

@@ -6,18 +6,19 @@ set can be told from what the user set, and ``unplan`` gives the original back.
 """
 
 import json
-from typing import Any, Dict, Iterable, Mapping, Optional, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Union
 
 import numpy as np
 
 from memonger._mxnet import mx
-from memonger.forward import ForwardGraph
+from memonger.forward import COPY, ForwardGraph, copy_names
 from memonger.inputs import check_symbol
 from memonger.operators import truth, untouched
 
 FORCE = "__force_mirroring__"
 STAGE = "__mirror_stage__"
 RECORD = "__memonger__"  # JSON: attribute -> what it was before, null if it was not there
+INSERTED = '"inserted"'  # the record of a node that was not there at all
 
 # NB: a plain ``tojson()`` would leave out the casts that AMP has put in (``remove_amp_cast``).
 
@@ -40,7 +41,9 @@ def recomputed(graph: ForwardGraph) -> np.ndarray:
     )
 
 
-def apply(symbol: Any, mask: np.ndarray, native: Iterable[int] = ()) -> Any:
+def apply(
+    symbol: Any, mask: np.ndarray, native: Iterable[int] = (), copies: Iterable[int] = ()
+) -> Any:
     """A copy of ``symbol`` in which just the operators of ``mask`` are recomputed.
 
     Parameters
@@ -51,6 +54,10 @@ def apply(symbol: Any, mask: np.ndarray, native: Iterable[int] = ()) -> Any:
         For each node of the symbol's JSON.
     native : iterable of int
         Nodes that are to run with MXNet's own kernel instead of cuDNN's.
+    copies : iterable of int
+        Recomputed nodes whose first output is kept all the same, in an identity that is put behind
+        it (``forward.with_copies``). If the node itself were kept, its gradient would read, and so
+        hold, the originals of its inputs.
     """
     graph = json.loads(symbol.tojson(remove_amp_cast=False))
     native = set(native)
@@ -65,6 +72,7 @@ def apply(symbol: Any, mask: np.ndarray, native: Iterable[int] = ()) -> Any:
         before.update((key, attrs.get(key)) for key in new if key not in before)
         attrs[RECORD] = json.dumps(before, sort_keys=True)
         attrs.update(new)
+    _insert(graph, copy_names([node["name"] for node in graph["nodes"]], copies))
     return mx.sym.load_json(json.dumps(graph))
 
 
@@ -89,9 +97,11 @@ def unplan(symbol: Any) -> Any:
     """
     graph = json.loads(check_symbol(symbol).tojson(remove_amp_cast=False))
     for node in graph["nodes"]:
-        _restore(node.get("attrs", {}))
+        if not _is_ours(node):
+            _restore(node.get("attrs", {}))
         if not node.get("attrs", True):
             del node["attrs"]
+    _remove(graph)
     return mx.sym.load_json(json.dumps(graph))
 
 
@@ -106,6 +116,60 @@ def clear(symbol: Any) -> Any:
         if FORCE in attrs and not untouched(node["op"]):
             attrs[RECORD] = json.dumps({FORCE: attrs.pop(FORCE)})
     return mx.sym.load_json(json.dumps(graph))
+
+
+def _is_ours(node: Mapping[str, Any]) -> bool:
+    """Whether ``apply`` put this node in."""
+    return node["op"] == COPY and node.get("attrs", {}).get(RECORD) == INSERTED
+
+
+def _insert(graph: Dict[str, Any], copies: Mapping[int, str]) -> None:
+    """Put an identity behind the first output of some nodes of a symbol's JSON."""
+    nodes: List[Dict[str, Any]] = []
+    moved: List[int] = []
+    for i, node in enumerate(graph["nodes"]):
+        moved.append(len(nodes))
+        node["inputs"] = [
+            [moved[a] + (a in copies and b == 0), b, *rest] for a, b, *rest in node["inputs"]
+        ]
+        nodes.append(node)
+        if i in copies:
+            attrs = {FORCE: "False", RECORD: INSERTED}
+            inputs = [[moved[i], 0, 0]]
+            nodes.append({"op": COPY, "name": copies[i], "attrs": attrs, "inputs": inputs})
+    graph["heads"] = [[moved[a], *rest] for a, *rest in graph["heads"]]
+    _replace_nodes(graph, nodes, moved)
+
+
+def _remove(graph: Dict[str, Any]) -> None:
+    """Take out of a symbol's JSON what ``_insert`` put in."""
+    nodes: List[Dict[str, Any]] = []
+    moved: List[int] = []
+    stands_for: Dict[int, int] = {}  # an inserted node -> the output that it copies
+
+    def entries(old: List[List[int]]) -> List[List[int]]:
+        return [[moved[a], stands_for.get(a, b), *rest] for a, b, *rest in old]
+
+    for i, node in enumerate(graph["nodes"]):
+        node["inputs"] = entries(node["inputs"])
+        if _is_ours(node):
+            into, stands_for[i], *_ = node["inputs"][0]
+            moved.append(into)
+        else:
+            moved.append(len(nodes))
+            nodes.append(node)
+    graph["heads"] = entries(graph["heads"])
+    _replace_nodes(graph, nodes, moved)
+
+
+def _replace_nodes(graph: Dict[str, Any], nodes: List[Dict[str, Any]], moved: List[int]) -> None:
+    """Give a symbol's JSON other nodes; ``moved``: the new index of each old one."""
+    for node in nodes:
+        if "control_deps" in node:
+            node["control_deps"] = [moved[d] for d in node["control_deps"]]
+    graph["nodes"] = nodes
+    graph["arg_nodes"] = [i for i, node in enumerate(nodes) if node["op"] == "null"]
+    graph.pop("node_row_ptr", None)  # MXNet makes it anew
 
 
 def _restore(attrs: _Attrs) -> None:

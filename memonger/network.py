@@ -71,7 +71,7 @@ class Network(NamedTuple):
     training : TrainingGraph
         With the gradients that were asked for.
     rules : Rules
-        For these gradients, for all, and for those of the parameters alone.
+        For these gradients, for all, and for those of the parameters alone; or bare.
     """
 
     request: Request
@@ -82,9 +82,8 @@ class Network(NamedTuple):
 
     def cost_model(self) -> CostModel:
         """What plans of it cost. The network is bound once for it."""
-        request, graph = self.request, self.graph
-        asked = wanted(graph, request.grad_req)
-        return CostModel(request.symbol, graph, self.training, request.device, asked)
+        request = self.request
+        return CostModel(request.symbol, self.graph, self.training, request.device)
 
     def within(self, mask: np.ndarray) -> np.ndarray:
         """The part of a plan that comes before ``until``."""
@@ -114,8 +113,8 @@ def read_request(
     return Request(symbol, spec, requests, ctx, None if until is None else _layer(symbol, until))
 
 
-def read_network(request: Request) -> Network:
-    """Read the graphs of a network.
+def read_network(request: Request, rules: bool = True) -> Network:
+    """Read the graphs of a network, and make its rules (or bare ones).
 
     Raises
     ------
@@ -133,8 +132,8 @@ def read_network(request: Request) -> Network:
     trainings = dict.fromkeys((asked, graph.arguments, parameters))
     built: List[TrainingGraph] = [training_graph(graph, arguments) for arguments in trainings]
     targets = targets_of(None if request.ctx is None else request.ctx.device_type)
-    rules = Rules(built, targets, request.until)
-    return Network(request, graph, marks.stages(graph), built[0], rules)
+    obeyed = Rules(built, targets, request.until, bare=not rules)
+    return Network(request, graph, marks.stages(graph), built[0], obeyed)
 
 
 def wanted(graph: ForwardGraph, grad_req: Mapping[str, str]) -> Tuple[int, ...]:

@@ -22,17 +22,18 @@ from numba import njit
 
 from memonger.allocator import order_and_reads
 from memonger.errors import MemongerError
-from memonger.forward import ForwardGraph
+from memonger.forward import ForwardGraph, with_copies
 from memonger.operators import (
     ANYWHERE,
     CPU,
     GPU_FUSION,
     tolerates_unread,
     truth,
+    untouched,
     why_kept,
     why_refused,
 )
-from memonger.training import TrainingGraph, sum_cap
+from memonger.training import Tables, TrainingGraph, sum_cap, training_graph
 
 
 class Rules:
@@ -47,6 +48,17 @@ class Rules:
         Where it may be trained (``operators``).
     until : int, optional
         The node from which on everything is kept.
+    bare : bool
+        Whether to do without them: everything that MXNet can recompute may be.
+
+    Attributes
+    ----------
+    allowed : np.ndarray of bool
+        The nodes that may be recomputed.
+    reasons : dict of str
+        Why an operator must be kept.
+    tables : list of RuleTables
+        For compiled code, one for each training graph.
     """
 
     def __init__(
@@ -54,21 +66,20 @@ class Rules:
         trainings: Sequence[TrainingGraph],
         targets: FrozenSet[str] = ANYWHERE,
         until: Optional[int] = None,
+        bare: bool = False,
     ) -> None:
-        self.trainings, self.targets = trainings, targets
+        self.trainings, self.targets, self.until, self.bare = trainings, targets, until, bare
         self.graph: ForwardGraph = trainings[0].graph
         nodes = self.graph.nodes
-        self.reasons: Dict[int, str] = {}
-        for i, node in enumerate(nodes):
-            reason = None if node.is_variable else why_kept(node.op, node.attrs)
-            if reason is not None:
-                self.reasons[i] = reason
-        if GPU_FUSION in targets:
-            for i, facts in enumerate(trainings[0].facts):
-                if facts.summed >= sum_cap():
-                    self.reasons.setdefault(i, "so many operators read it that fusion may fail")
+        self.reasons = {} if bare else self._reasons()
         self.allowed = np.array(
-            [not n.is_variable and i not in self.reasons for i, n in enumerate(nodes)],
+            [
+                not node.is_variable
+                and i not in self.reasons
+                and node.op != "Dropout"
+                and not untouched(node.op)
+                for i, node in enumerate(nodes)
+            ],
             dtype=np.bool_,
         )
         if until is not None:
@@ -76,15 +87,60 @@ class Rules:
         groups: Dict[int, List[int]] = {}
         for i, first in enumerate(trainings[0].same):
             groups.setdefault(first, []).append(i)
-        self._twins = [np.array(group) for group in groups.values() if len(group) > 1]
-        self._facts = [_facts_of(training) for training in trainings]
+        twins = [group for group in groups.values() if len(group) > 1 and not bare]
+        tolerant = self._tolerant()
+        self.tables = [
+            RuleTables(
+                training.tables,
+                _facts_of(training),
+                self.allowed,
+                tolerant,
+                GPU_FUSION in targets and not bare,
+                np.cumsum([0] + [len(group) for group in twins]),
+                np.array([i for group in twins for i in group], dtype=np.int64),
+            )
+            for training in trainings
+        ]
+
+    def with_copies(self, at: Iterable[int]) -> Tuple["Rules", np.ndarray]:
+        """The rules for the network with kept copies (``forward.with_copies``).
+
+        Returns
+        -------
+        Rules
+        np.ndarray of int
+            The new index of each node.
+        """
+        graph, moved = with_copies(self.graph, at)
+        trainings = [training_graph(graph, moved[list(t.wanted)]) for t in self.trainings]
+        until = None if self.until is None else int(moved[self.until])
+        return Rules(trainings, self.targets, until, self.bare), moved
+
+    def _reasons(self) -> Dict[int, str]:
+        reasons: Dict[int, str] = {}
+        for i, node in enumerate(self.graph.nodes):
+            reason = None if node.is_variable else why_kept(node.op, node.attrs)
+            if reason is not None:
+                reasons[i] = reason
+        if GPU_FUSION in self.targets:
+            for i, facts in enumerate(self.trainings[0].facts):
+                if facts.summed >= sum_cap():
+                    reasons.setdefault(i, "so many operators read it that fusion may fail")
+        return reasons
+
+    def _tolerant(self) -> np.ndarray:
+        """The nodes that may be recomputed although nobody reads them then."""
+        nodes = self.graph.nodes
+        if self.bare:
+            return np.ones(len(nodes), dtype=np.bool_)
         native = set(self.native(np.ones(len(nodes), dtype=np.bool_)))
-        self._tolerant = np.zeros(len(nodes), dtype=np.bool_)
+        tolerant = np.zeros(len(nodes), dtype=np.bool_)
         for i, node in enumerate(nodes):
             if not node.is_variable:
                 attrs = dict(node.attrs, cudnn_off="True") if i in native else node.attrs
                 dtypes = [self.graph.tensors[a][b].dtype for a, b in node.inputs]
-                self._tolerant[i] = tolerates_unread(node.op, attrs, dtypes, targets)
+                tolerant[i] = tolerates_unread(node.op, attrs, dtypes, self.targets)
+        return tolerant
 
     def native(self, mask: np.ndarray) -> List[int]:
         """The recomputed nodes that must not run cuDNN's kernel.
@@ -93,7 +149,7 @@ class Rules:
         one would move them twice a step; MXNet's own moves them in the backward pass
         (``src/operator/nn/batch_norm.cu``).
         """
-        if self.targets <= {CPU}:
+        if self.bare or self.targets <= {CPU}:
             return []
         return [
             i
@@ -106,26 +162,13 @@ class Rules:
 
     def apply(self, mask: np.ndarray) -> np.ndarray:
         """The part of a plan that is right: a copy of ``mask`` with less recomputed."""
-        mask = mask & self.allowed
-        self._keep_twins(mask)
+        mask = np.array(mask, dtype=np.bool_)
         while True:
-            wrong = self.wrong(mask)
-            if not wrong.any():
+            before = mask.sum()
+            for tables in self.tables:
+                obey(tables, mask)
+            if mask.sum() == before:
                 return mask
-            mask &= ~wrong
-            self._keep_twins(mask)
-
-    def wrong(self, mask: np.ndarray) -> np.ndarray:
-        """The recomputed operators that rules 3 and 4 keep, as far as can be seen at once."""
-        found = np.zeros(len(mask), dtype=np.bool_)
-        for training, facts in zip(self.trainings, self._facts):
-            _wrong(training.tables, facts, mask, self._tolerant, GPU_FUSION in self.targets, found)
-        return found
-
-    def _keep_twins(self, mask: np.ndarray) -> None:
-        for twins in self._twins:
-            if not mask[twins].all():
-                mask[twins] = False
 
 
 class _Facts(NamedTuple):
@@ -160,19 +203,54 @@ def _facts_of(training: TrainingGraph) -> _Facts:
     )
 
 
-@njit(cache=True)
-def _wrong(t, f, mask, tolerant, fusion, found):  # type: ignore[no-untyped-def]
-    """Add to ``found`` what rules 3 and 4 keep in one training graph."""
+class RuleTables(NamedTuple):
+    """The rules for one training graph as arrays, for compiled code."""
+
+    tables: Tables
+    facts: _Facts
+    allowed: np.ndarray
+    tolerant: np.ndarray
+    fusion: bool
+    twins_start: np.ndarray  # groups of nodes that share a mark
+    twins: np.ndarray
+
+
+@njit(cache=True, nogil=True)
+def obey(r, mask):  # type: ignore[no-untyped-def]
+    """Keep in ``mask`` (in place) what is right; what ``order_and_reads`` says of the result."""
+    n = mask.shape[0]
+    for i in range(n):
+        mask[i] &= r.allowed[i]
+    found = np.zeros(n, dtype=np.bool_)
+    while True:
+        for g in range(r.twins_start.shape[0] - 1):
+            twins = r.twins[r.twins_start[g] : r.twins_start[g + 1]]
+            together = True
+            for i in twins:
+                together &= mask[i]
+            for i in twins:
+                mask[i] = together
+        order, reads = order_and_reads(r.tables, mask)
+        if not _wrong(r.tables, r.facts, order, reads, r.tolerant, r.fusion, found):
+            return order, reads
+        for i in range(n):
+            mask[i] &= not found[i]
+            found[i] = False
+
+
+@njit(cache=True, nogil=True)
+def _wrong(t, f, order, reads, tolerant, fusion, found):  # type: ignore[no-untyped-def]
+    """Whether rules 3 and 4 keep anything, as far as can be seen at once, and what (``found``)."""
     n = t.forward
-    order, reads = order_and_reads(t, mask)
     copied = np.zeros(n, dtype=np.bool_)
+    any_found = False
     for row in order:
         if n <= row < 2 * n:
             copied[row - n] = True
             if reads[t.output_start[row]] == 0 and not tolerant[row - n]:
-                found[row - n] = True
+                found[row - n] = any_found = True
     if not fusion:
-        return
+        return any_found
     tied = np.zeros(n, dtype=np.bool_)  # whether a gradient before its own depends on its output
     for x in range(n - 1, -1, -1):
         if not copied[x]:
@@ -187,7 +265,8 @@ def _wrong(t, f, mask, tolerant, fusion, found):  # type: ignore[no-untyped-def]
         if f.follows[x] and not tied[x]:
             for j in range(t.read_start[x], t.read_start[x + 1]):
                 if copied[t.read_row[j]] and not f.again[j]:
-                    found[x] = True
+                    found[x] = any_found = True
+    return any_found
 
 
 def refuse(graph: ForwardGraph) -> None:

@@ -110,7 +110,7 @@ def make_mirror_plan(
     request = read_request(
         sym, shapes, input_shapes, type_dict, ctx=ctx, until=until, devices=devices
     )
-    network = read_network(request)
+    network = read_network(request, rules)
     found = chen2016.mirror_plan(network.graph, network.stages, threshold)
     if plan_info is not None:
         plan_info["max_size"] = found.max_size

@@ -94,7 +94,7 @@ class Solution(NamedTuple):
 
 def solve(request: Request, planner: str, ntrial: int, kept_copies: bool, rules: bool) -> Solution:
     """Search, and confirm what was found; the parameters are those of ``memonger.plan``."""
-    network = read_network(request)
+    network = read_network(request, rules)
     cost = network.cost_model()
     warnings = [] if rules else [BARE]
     if planner == "chen2016":
@@ -105,13 +105,13 @@ def solve(request: Request, planner: str, ntrial: int, kept_copies: bool, rules:
                 "planner='smallest' needs none"
             )
     else:
-        found = _smallest(network, cost, ntrial, kept_copies, rules)
+        found = _smallest(network, cost, ntrial, kept_copies)
     if found.interrupted:
         warnings.append(
             "interrupted: this is the best plan that was found so far, of %.1f MB (%.1f MB without "
             "a plan)" % (found.cost / MB, cost.unplanned / MB)
         )
-    native = tuple(network.rules.native(found.mask)) if rules else ()
+    native = tuple(network.rules.native(found.mask))
     nothing = np.zeros(len(network.graph.nodes), dtype=np.bool_)
     unplanned = Memory(
         replay(network.training, nothing), cost.unplanned // MB, network.training.inexact
@@ -155,7 +155,7 @@ def solve(request: Request, planner: str, ntrial: int, kept_copies: bool, rules:
 
 def marked(symbol: Any, mask: np.ndarray, native: Sequence[int], copies: Sequence[int]) -> Any:
     """A copy of a symbol (without marks) that carries out a plan; as it is if that is none."""
-    return marks.apply(symbol, mask, native) if mask.any() else marks.clear(symbol)
+    return marks.apply(symbol, mask, native, copies) if mask.any() else marks.clear(symbol)
 
 
 def measure(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: Any) -> Memory:
@@ -173,29 +173,18 @@ def _confirmed(network: Network, found: Found, native: Sequence[int]) -> Memory:
     symbol = marked(request.symbol, found.mask, native, found.copies)
     if found.copies:
         return measure(symbol, request.spec, request.grad_req, request.device)
-    asked = wanted(network.graph, request.grad_req)
-    bound = planned_mb(bind(symbol, network.graph, request.device, asked))
+    bound = planned_mb(bind(symbol, network.graph, request.device, training.wanted))
     return Memory(replay(training, found.mask), bound, training.inexact)
 
 
-def _smallest(
-    network: Network, cost: CostModel, ntrial: int, kept_copies: bool, rules: bool
-) -> Found:
+def _smallest(network: Network, cost: CostModel, ntrial: int, kept_copies: bool) -> Found:
     with Progress(SEARCHING) as progress:
         found = smallest(
-            network.graph,
-            network.stages,
-            cost,
-            network.rules.apply if rules else network.within,
-            ntrial,
-            cost.exact,
-            copies=kept_copies,
-            progress=progress,
+            network.stages, cost, network.rules, ntrial, cost.exact, kept_copies, progress
         )
     for name, counted in found.candidates.items():
         log.info("%s: %.1f MB", name, counted / MB)
-    if rules:
-        _log_kept(network)
+    _log_kept(network)
     winner = min(found.candidates, key=lambda name: found.candidates[name])  # of equals the first
     return Found(found.mask, found.copies, found.cost, winner, found.candidates, found.interrupted)
 

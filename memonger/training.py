@@ -124,6 +124,8 @@ class TrainingGraph(NamedTuple):
         For each forward node the one that MXNet merges it with (or itself).
     inexact : tuple of str
         Why the replay of this graph may differ from MXNet; empty if it should not.
+    wanted : tuple of int
+        The arguments that get a gradient.
     """
 
     graph: ForwardGraph
@@ -133,6 +135,7 @@ class TrainingGraph(NamedTuple):
     facts: Tuple[GradientFacts, ...]
     same: Tuple[int, ...]
     inexact: Tuple[str, ...]
+    wanted: Tuple[int, ...]
 
 
 def training_graph(graph: ForwardGraph, wanted: Optional[Iterable[int]] = None) -> TrainingGraph:
@@ -239,6 +242,7 @@ class _Builder:
             tuple(self.facts.get(x, NO_GRADIENT) for x in range(self.n)),
             tuple(self.same),
             tuple(sorted(self.inexact)),
+            tuple(self.wanted),
         )
 
     # ------------------------------------------------------------------ rows

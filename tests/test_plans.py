@@ -178,10 +178,10 @@ def test_what_mxnet_finds_worse_than_no_plan_is_not_returned(
 ) -> None:
     real = solution.smallest
 
-    def wrong(graph: Any, *args: Any, **options: Any) -> Any:
-        """Recompute the last layer, which costs more, and say that it costs nothing."""
-        mask = np.array([n.name == "tanh7" for n in graph.nodes])
-        return real(graph, *args, **options)._replace(mask=mask, cost=0)
+    def wrong(stages: Any, cost: Any, rules: Any, *args: Any) -> Any:
+        """Recompute a layer for nothing, and say that it costs nothing."""
+        mask = np.array([n.name == "tanh7" for n in rules.graph.nodes])
+        return real(stages, cost, rules, *args)._replace(mask=mask, copies=(), cost=0)
 
     monkeypatch.setattr(solution, "smallest", wrong)
     plan = memonger.plan(net(), SHAPES)
@@ -496,11 +496,12 @@ from test_plans import SHAPES, net
 
 real = solution.smallest
 
-def slow(*args, progress, **options):
+def slow(*args):
+    progress = args[-1]
     for done in range(8):
         progress(done / 8)
         time.sleep(float(sys.argv[1]) / 8)
-    return real(*args, progress=progress, **options)
+    return real(*args)
 
 solution.smallest = slow
 memonger.plan(net(), SHAPES)

@@ -1,6 +1,6 @@
 """Where a network can be cut: what must be kept at each point of its execution order."""
 
-from typing import Dict, List, NamedTuple, Set, Tuple
+from typing import Callable, Collection, Dict, List, NamedTuple, Tuple
 
 import numpy as np
 
@@ -14,60 +14,204 @@ class Cut(NamedTuple):
     ----------
     after : int
         The operator (node index) after which it lies.
-    keep : tuple of int
-        The operators whose results are alive there.
+    entries : tuple of Entry
+        The results that are alive there.
     size : int
         Bytes of those results, 4 to an element as MXNet's planner counts.
     """
 
     after: int
-    keep: Tuple[int, ...]
+    entries: Tuple[Entry, ...]
     size: int
+
+    @property
+    def keep(self) -> Tuple[int, ...]:
+        """The operators whose results are alive there."""
+        return tuple(sorted({a for a, _ in self.entries}))
+
+
+class _Profile(NamedTuple):
+    """After each operator the bytes and the number of results that are alive."""
+
+    operators: List[int]
+    size: np.ndarray
+    count: np.ndarray
+
+
+def _ends(graph: ForwardGraph) -> Dict[Entry, int]:
+    """The last reader of each result of an operator that has one."""
+    last: Dict[Entry, int] = {}
+    for i, node in enumerate(graph.nodes):
+        for entry in node.inputs:
+            if not graph.nodes[entry[0]].is_variable:
+                last[entry] = i
+    return last
+
+
+def _profile(graph: ForwardGraph) -> _Profile:
+    size = np.zeros(len(graph.nodes) + 1, dtype=np.int64)
+    count = np.zeros(len(graph.nodes) + 1, dtype=np.int64)
+    for (a, b), end in _ends(graph).items():
+        nbytes = 4 * graph.tensors[a][b].elements
+        size[a] += nbytes
+        size[end] -= nbytes
+        count[a] += 1
+        count[end] -= 1
+    operators = graph.operators
+    return _Profile(operators, np.cumsum(size)[operators], np.cumsum(count)[operators])
+
+
+def _cuts(graph: ForwardGraph, where: Collection[int]) -> List[Cut]:
+    """The cuts after these operators."""
+    starting: Dict[int, List[Entry]] = {}
+    ending: Dict[int, List[Entry]] = {}
+    for entry, end in _ends(graph).items():
+        starting.setdefault(entry[0], []).append(entry)
+        ending.setdefault(end, []).append(entry)
+    alive: Dict[Entry, int] = {}
+    cuts = []
+    for i in graph.operators:
+        for a, b in sorted(starting.get(i, ())):
+            alive[(a, b)] = 4 * graph.tensors[a][b].elements
+        for entry in ending.get(i, ()):
+            del alive[entry]
+        if i in where:
+            cuts.append(Cut(i, tuple(alive), sum(alive.values())))
+    return cuts
 
 
 def all_cuts(graph: ForwardGraph) -> List[Cut]:
     """One cut after each operator but the last; variables do not count, they are there anyway."""
-    last: Dict[Entry, int] = {}
-    for i, node in enumerate(graph.nodes):
-        for entry in node.inputs:
-            last[entry] = i
-    alive: Set[Entry] = set()
-    size = 0
-    cuts = []
-    ending: Dict[int, List[Entry]] = {}
-    for i in graph.operators:
-        for k, tensor in enumerate(graph.tensors[i]):
-            if (i, k) in last:
-                alive.add((i, k))
-                size += 4 * tensor.elements
-                ending.setdefault(last[(i, k)], []).append((i, k))
-        for entry in ending.pop(i, ()):
-            alive.discard(entry)
-            size -= 4 * graph.tensors[entry[0]][entry[1]].elements
-        cuts.append(Cut(i, tuple(sorted({a for a, _ in alive})), size))
-    return cuts[:-1]
+    return _cuts(graph, set(graph.operators[:-1]))
 
 
 def single_tensor_cuts(graph: ForwardGraph) -> List[int]:
     """The operators whose result alone carries everything onwards (articulation points)."""
-    return [cut.after for cut in all_cuts(graph) if cut.keep == (cut.after,)]
+    operators, _, alive = _profile(graph)
+    ends = _ends(graph)
+    own = [sum(ends.get((i, b), i) > i for b in range(len(graph.tensors[i]))) for i in operators]
+    return [i for i, a, b in zip(operators[:-1], alive, own) if a == b > 0]
 
 
-def cheap_cuts(graph: ForwardGraph, most: int) -> List[Cut]:
-    """At most ``most`` cuts that are worth trying: local minima of what they keep, spread evenly.
+def cheap_cuts(
+    graph: ForwardGraph,
+    most: int,
+    wanted: Collection[int] = (),
+    unwanted: Collection[int] = (),
+) -> List[Cut]:
+    """At most about ``most`` cuts that are worth trying: local minima of the bytes they keep.
 
     Where there are more, the cheapest of each of ``most`` equal stretches of the order are taken.
+
+    Parameters
+    ----------
+    graph : ForwardGraph
+    most : int
+    wanted, unwanted : collection of int
+        Operators after which there is to be a cut in any case, or none.
     """
-    cuts = all_cuts(graph)
-    sizes = [cut.size for cut in cuts]
+    operators, size, count = _profile(graph)
     low = [
-        cut
-        for k, cut in enumerate(cuts)
-        if cut.keep
-        and (k == 0 or sizes[k] <= sizes[k - 1])
-        and (k + 1 == len(cuts) or sizes[k] <= sizes[k + 1])
+        k
+        for k in range(len(operators) - 1)
+        if count[k]
+        and operators[k] not in unwanted
+        and (k == 0 or size[k] <= size[k - 1])
+        and size[k] <= size[k + 1]
     ]
-    if len(low) <= most:
-        return low
-    bounds = np.linspace(0, len(low), most + 1).astype(int)
-    return [min(low[a:b], key=lambda cut: cut.size) for a, b in zip(bounds, bounds[1:])]
+    if len(low) > most:
+        bounds = np.linspace(0, len(low), most + 1).astype(int)
+        low = [min(low[a:b], key=lambda k: size[k]) for a, b in zip(bounds, bounds[1:])]
+    where = {operators[k] for k in low}
+    where.update(i for i in wanted if i not in unwanted and i != operators[-1])
+    return [cut for cut in _cuts(graph, where) if cut.entries]
+
+
+class Weights(NamedTuple):
+    """A network as dynamic programming over its cuts sees it; n cuts, n + 1 pieces between them.
+
+    Attributes
+    ----------
+    until : np.ndarray, n + 2
+        What backward passes read of the results of all operators before each cut; the first element
+        stands for the beginning of the network, the last for its end.
+    largest : np.ndarray, n + 2
+        What the backward pass of the largest operator of the piece before needs besides.
+    keep : np.ndarray, n + 2
+        What must be kept at each cut.
+    """
+
+    until: np.ndarray
+    largest: np.ndarray
+    keep: np.ndarray
+
+
+def weigh(
+    graph: ForwardGraph, read: Collection[Entry], cuts: List[Cut], power: float
+) -> Weights:
+    """Weigh every result with its bytes raised to ``power``.
+
+    MXNet's planner hands out whole blocks, so that the number of live results counts as well as
+    their bytes; the smaller the power, the more.
+
+    Parameters
+    ----------
+    graph : ForwardGraph
+    read : collection of Entry
+        The results that backward passes read.
+    cuts : list of Cut
+    power : float
+    """
+
+    def weight(entry: Entry) -> float:
+        return float((4.0 * graph.tensors[entry[0]][entry[1]].elements) ** power)
+
+    results = np.zeros(len(graph.nodes))
+    work = np.zeros(len(graph.nodes))
+    for entry in read:
+        results[entry[0]] += weight(entry)
+    for i in graph.operators:
+        work[i] = 2 * weight((i, 0))  # its gradient, and that of its input
+    after = [0] + [cut.after + 1 for cut in cuts] + [len(graph.nodes)]
+    return Weights(
+        np.concatenate([[0], np.cumsum(results)])[after],
+        np.array([0.0] + [work[a:b].max() for a, b in zip(after, after[1:])]),
+        np.array([0.0] + [sum(map(weight, cut.entries)) for cut in cuts] + [0.0]),
+    )
+
+
+def walk(weights: Weights, pieces: float) -> List[int]:
+    """Cuts, by index, that divide a network into about so many pieces of equal weight.
+
+    As the original's walk (Chen et al. 2016, algorithm 3) with a budget between two cuts; of the
+    cuts near the end of a piece the one that keeps least is taken.
+    """
+    budget = weights.until[-1] / pieces
+    at, keep = weights.until[1:-1], weights.keep[1:-1]
+    chosen: List[int] = []
+    start = 0.0
+    while True:
+        near = np.flatnonzero((at > start + budget / 2) & (at <= start + budget * 1.25))
+        if not len(near):
+            near = np.flatnonzero(at > start + budget)[:1]
+            if not len(near):
+                return chosen
+        waste = keep[near] + np.abs(at[near] - start - budget) / 4
+        chosen.append(int(near[np.argmin(waste)]))
+        start = float(at[chosen[-1]])
+
+
+def golden_section(cost: Callable[[float], float], low: float, high: float, steps: int) -> None:
+    """Ask for ``cost`` at ``steps`` points that close in on a minimum between low and high."""
+    ratio = (5**0.5 - 1) / 2
+    a, b = high - ratio * (high - low), low + ratio * (high - low)
+    at_a, at_b = cost(a), cost(b)
+    for _ in range(steps - 2):
+        if at_a <= at_b:
+            high, b, at_b = b, a, at_a
+            a = high - ratio * (high - low)
+            at_a = cost(a)
+        else:
+            low, a, at_a = a, b, at_b
+            b = low + ratio * (high - low)
+            at_b = cost(b)

@@ -1,26 +1,51 @@
 """The smallest plan that is found: cuts searched on replayed costs, the original's plans, no plan.
 
 A set of cuts is a plan: what is alive at a cut is kept, everything between is recomputed, what
-comes after the last cut is not. Sets of cuts are seeded by walking the network with a budget of
-bytes between two cuts (Chen et al. 2016, algorithm 3), with sizes raised to several powers, for
-MXNet's planner hands out whole blocks, so that the number of live tensors counts as well as their
-bytes. The best seeds are then climbed: a cut moved, left out or put in, as long as the cost falls.
-Last, single operators are kept or recomputed against the plan where that lowers the cost.
+comes after the last cut is not. The search:
+
+1. The network gets a kept copy (``forward.with_copies``) wherever keeping an operator would hold
+   what it was computed from.
+2. Seeds: dynamic programming over the cuts with sizes raised to several powers (the cuts that keep
+   least for a bound on the pieces between them), and the original's walk with a budget between two
+   cuts (Chen et al. 2016, algorithm 3), its number of cuts by golden section.
+3. The best seeds are annealed (``anneal``), one thread each: first cuts, then cuts and single
+   operators. The rules hold inside, so that what is costed is what is returned.
+4. Copies that turn out not to be needed are taken out, single operators are annealed once more
+   without them, and recomputation that does not lower the cost is dropped.
+
+All of it depends on the network alone, not on the machine's speed or its cores.
 """
 
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+import heapq
+import os
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from memonger.forward import ForwardGraph
+from memonger.allocator import match_ranges, replay
+from memonger.flops import forward_flops
+from memonger.forward import Entry, ForwardGraph
 from memonger.planners import chen2016
-from memonger.planners.cuts import Cut, cheap_cuts, single_tensor_cuts
+from memonger.planners.anneal import Space, anneal, cheapest_cuts, fill, price
+from memonger.planners.cuts import Cut, cheap_cuts, golden_section, single_tensor_cuts, walk, weigh
+from memonger.rules import Rules
 
-POWERS = (1.0, 0.6, 0.35)  # of a tensor's bytes, in the budgets of the seeds
-BUDGETS = 14  # tried for each power
-MOST_CUTS = 160
-STARTS = 3  # seeds that are climbed
-WORK = 12_000_000  # nodes replayed in one search: bounds its time
+POWERS = (1.0, 0.75, 0.5, 0.35, 0.2)  # of a result's bytes
+BISECTIONS = 12  # of the bound on the pieces between cuts, for each power
+SECTIONS = 10  # numbers of cuts tried by golden section, for each power
+MOST_CUTS = 600
+STARTS = 4  # seeds that are annealed
+# Nodes whose costs are replayed: what the search takes. More where the original's search, which
+# binds the network for each of its trials, takes long too.
+WORK = 40_000_000
+WORK_PER_NODE = 4_000
+#: Share of the tries, temperatures as shares of the cost, share of flips: of cuts, of cuts and
+#: operators, of operators alone.
+CUTS = (0.5, 0.01, 0.0004, 0.0)
+BOTH = (0.3, 0.003, 0.0001, 0.75)
+OPERATORS = (0.2, 0.001, 0.0001, 1.0)
+SMALL = 1 / 2000  # of the largest result: results below are not worth a step of their own
 
 
 class Smallest(NamedTuple):
@@ -47,149 +72,316 @@ class Smallest(NamedTuple):
     interrupted: bool
 
 
+class _Candidate(NamedTuple):
+    cost: int
+    mask: np.ndarray
+    copies: Tuple[int, ...] = ()
+
+
 def smallest(
-    graph: ForwardGraph,
     stages: Mapping[int, str],
     cost: Callable[[np.ndarray], int],
-    rules: Callable[[np.ndarray], np.ndarray],
+    rules: Rules,
     ntrial: int = 6,
     cheap: bool = True,
-    *,
     copies: bool = True,
     progress: Optional[Callable[[float], None]] = None,
 ) -> Smallest:
-    """The cheapest of no plan, the original's search on two sets of stages, and searched cuts.
+    """The cheapest of no plan, the original's search, and searched cuts.
 
     Parameters
     ----------
-    graph : ForwardGraph
     stages : dict
         The user's ``mirror_stage`` marks.
     cost : callable
         The bytes that a set of recomputed nodes costs.
-    rules : callable
-        The part of a set of recomputed nodes that may be recomputed; what is returned obeys it, and
-        it is the plan with the rules that is costed.
+    rules : Rules
+        What is returned obeys them, and it is the plan with the rules that is costed.
     ntrial : int
         As for the original's search.
     cheap : bool
-        Whether a cost is a replay; where each is a bind, cuts are not searched.
+        Whether a cost is a replay; where each is a bind, cuts are not searched: the original's
+        search runs on single-tensor cuts too.
+    copies : bool
+        Whether results may be kept in copies.
+    progress : callable, optional
+        Is told how much of the search is done, from 0 to 1.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        If it comes before anything better than no plan was found.
     """
+    graph = rules.graph
     nothing = np.zeros(len(graph.nodes), dtype=np.bool_)
-    found: List[Tuple[int, np.ndarray]] = [(cost(nothing), nothing)]
-    candidates = {"no plan": found[0][0]}
-    automatic = dict.fromkeys(single_tensor_cuts(graph), "True")
-    for name, marked in (("your marks", stages), ("single-tensor cuts", automatic)):
-        if marked:
-            trials = chen2016.search(graph, marked, lambda mask: cost(rules(mask)), ntrial)
-            trial = chen2016.best(trials)
-            found.append((trial.cost, rules(trial.plan.mask)))
-            candidates[name] = trial.cost
-    if cheap:
-        search = _CutSearch(graph, lambda mask: cost(rules(mask)))
-        if search.cuts:
-            mask = rules(search.run())
-            found.append((cost(mask), mask))
-            candidates["searched cuts"] = found[-1][0]
-        if progress is not None:
-            progress(1.0)
-    least, mask = min(found, key=lambda pair: pair[0])  # of equals the first: no plan
-    return Smallest(mask, (), least, candidates, False)
+    found = {"no plan": _Candidate(cost(nothing), nothing)}
+    interrupted = False
+    marked = {"your marks": stages}
+    if not cheap:
+        marked["single-tensor cuts"] = dict.fromkeys(single_tensor_cuts(graph), "True")
+    try:
+        for name, of_name in marked.items():
+            if of_name:
+                trials = chen2016.search(
+                    graph, of_name, lambda mask: cost(rules.apply(mask)), ntrial
+                )
+                trial = chen2016.best(trials)
+                found[name] = _Candidate(trial.cost, rules.apply(trial.plan.mask))
+        if cheap:
+            search = _Search(rules, stages, copies, progress)
+            try:
+                search.run()
+            finally:
+                interrupted = search.interrupted
+                if search.best is not None:
+                    found["searched cuts"] = search.best
+    except KeyboardInterrupt:
+        interrupted = True
+        if all(candidate.cost >= found["no plan"].cost for candidate in found.values()):
+            raise
+    least = min(found.values(), key=lambda candidate: candidate.cost)  # of equals the first
+    costs = {name: candidate.cost for name, candidate in found.items()}
+    return Smallest(least.mask, least.copies, least.cost, costs, interrupted)
 
 
-class _CutSearch:
-    """Sets of cuts, as sorted indices into the candidate cuts, and what they cost."""
+class _Search:
+    """Sets of cuts of a network with copies, and what they cost."""
 
-    def __init__(self, graph: ForwardGraph, cost: Callable[[np.ndarray], int]) -> None:
-        self.graph, self.cost = graph, cost
-        self.cuts: List[Cut] = cheap_cuts(graph, MOST_CUTS)
-        self.left = max(60, WORK // len(graph.nodes))  # costs that may still be asked for
-        self.known: Dict[Tuple[int, ...], int] = {}
-        self.operators = np.array([not node.is_variable for node in graph.nodes])
+    def __init__(
+        self,
+        rules: Rules,
+        stages: Mapping[int, str],
+        copies: bool,
+        progress: Optional[Callable[[float], None]],
+    ) -> None:
+        self.plain, self.progress = rules, progress or (lambda done: None)
+        self.best: Optional[_Candidate] = None
+        self.interrupted = False
+        self.stop = np.zeros(1, dtype=np.uint8)
+        self._with_copies: Dict[Tuple[int, ...], Tuple[Rules, np.ndarray]] = {}
+        self.at = copyable(rules) if copies else ()
+        self.rules, self.moved = self.with_copies(self.at)
+        self.graph = self.rules.graph
+        # Not between an operator and its copy: after the copy.
+        followed = [int(self.moved[i]) for i in self.at]
+        marked = [int(self.moved[i]) + (i in self.at) for i in stages]
+        self.cuts: List[Cut] = cheap_cuts(self.graph, MOST_CUTS, marked, followed)
+        self.space = self.make_space(self.rules, self.rules.allowed, self.cuts)
+        count = len(self.graph.nodes)
+        self.tries = max(WORK, WORK_PER_NODE * count) // (STARTS * count)
 
-    def run(self) -> np.ndarray:
-        """The best plan that is found; deterministic."""
-        seeds = {seed for power in POWERS for seed in self.seeds(power) if seed}
-        best = sorted(sorted(seeds), key=self.price)[:STARTS]
-        share = max(1, self.left * 2 // (3 * STARTS))
-        climbed = [self.climb(seed, self.left - share) for seed in best]
-        return self.polish(self.mask(sorted(climbed, key=self.price)[0]))
-
-    def mask(self, chosen: Sequence[int]) -> np.ndarray:
-        """The operators that a set of cuts recomputes."""
-        mask = self.operators.copy()
-        if chosen:
-            mask[self.cuts[chosen[-1]].after + 1 :] = False
-        for k in chosen:
-            mask[list(self.cuts[k].keep)] = False
-        return mask
-
-    def price(self, chosen: Tuple[int, ...]) -> int:
-        if chosen not in self.known:
-            self.left -= 1
-            self.known[chosen] = self.cost(self.mask(chosen))
-        return self.known[chosen]
-
-    def seeds(self, power: float) -> List[Tuple[int, ...]]:
-        """Sets of cuts with about equal sums of size**power between them, for several sums."""
-        sizes = np.zeros(len(self.graph.nodes) + 1)
-        for i in self.graph.operators:
-            sizes[i + 1] = sum((4.0 * t.elements) ** power for t in self.graph.tensors[i])
-        until = np.cumsum(sizes)
-        at = np.array([until[cut.after + 1] for cut in self.cuts])
-        price = np.array([cut.size**power for cut in self.cuts])
-        found = []
-        for pieces in np.unique(np.geomspace(2, len(self.cuts) + 1, BUDGETS).astype(int)):
-            budget = until[-1] / pieces
-            chosen: List[int] = []
-            start = 0.0
-            while True:
-                near = np.flatnonzero((at > start + budget / 2) & (at <= start + budget * 1.25))
-                if not len(near):
-                    near = np.flatnonzero(at > start + budget)[:1]
-                    if not len(near):
-                        break
-                # The cheapest cut near the end of the piece.
-                waste = price[near] + np.abs(at[near] - start - budget) * 0.25
-                chosen.append(int(near[np.argmin(waste)]))
-                start = at[chosen[-1]]
-            found.append(tuple(chosen))
-        return found
-
-    def climb(self, best: Tuple[int, ...], until: int) -> Tuple[int, ...]:
-        """Move, leave out and put in single cuts as long as the cost falls and some are left."""
-        reach = max(1, len(self.cuts) // (2 * len(best) + 2))
-        while True:
-            before = best
-            for step in sorted({reach, max(1, reach // 3), 1}, reverse=True):
-                for k in range(len(self.cuts)):
-                    if self.left <= until:
-                        return best
-                    options = []
-                    if k in best:
-                        rest = set(best) - {k}
-                        options = [rest, rest | {k - step}, rest | {k + step}]
-                    elif step == 1:
-                        options = [set(best) | {k}]
-                    for option in options:
-                        other = tuple(sorted(m for m in option if 0 <= m < len(self.cuts)))
-                        if other and self.price(other) < self.price(best):
-                            best = other
-            if best == before:
-                return best
-
-    def polish(self, mask: np.ndarray) -> np.ndarray:
-        """Turn single operators, the largest first, from recomputed to kept or back."""
-        tensors = self.graph.tensors
-        order = sorted(
-            self.graph.operators, key=lambda i: (-sum(t.elements for t in tensors[i]), i)
+    def make_space(self, rules: Rules, base: np.ndarray, cuts: Sequence[Cut]) -> Space:
+        elements = np.array([max(t.elements for t in ts) for ts in rules.graph.tensors])
+        largest = elements[rules.allowed].max(initial=0)
+        keep = [i for cut in cuts for i in cut.keep]
+        return Space(
+            rules.tables[0],
+            np.array(match_ranges()),
+            base,
+            np.array([cut.after for cut in cuts], dtype=np.int64),
+            np.cumsum([0] + [len(cut.keep) for cut in cuts]),
+            np.array(keep, dtype=np.int64),
+            np.flatnonzero(rules.allowed & (elements >= largest * SMALL)),
         )
-        least = self.cost(mask)
-        for i in order[: max(0, self.left)]:
-            mask[i] = not mask[i]
-            cost = self.cost(mask)
-            if cost < least:
-                least = cost
-            else:
-                mask[i] = not mask[i]
-        return mask
+
+    # ------------------------------------------------------------------ the steps
+
+    def run(self) -> None:
+        """Search; what is found is left in ``best``."""
+        if not self.rules.allowed.any():
+            return
+        starts = [(cuts, np.zeros(len(self.graph.nodes), dtype=np.int8)) for cuts in self.seeds()]
+        found = self.anneal(self.space, starts, (CUTS, BOTH), 0.0)
+        for cuts, flips in found:
+            mask = np.empty(len(self.graph.nodes), dtype=np.bool_)
+            fill(self.space, cuts, flips, mask)
+            self.offer(*self.pruned(self.rules, self.moved, self.at, mask))
+        if self.interrupted or self.best is None:
+            return
+        rules, moved = self.with_copies(self.best.copies)
+        mask = np.zeros(len(rules.graph.nodes), dtype=np.bool_)
+        mask[moved] = self.best.mask
+        space = self.make_space(rules, mask, ())
+        none = np.zeros(0, dtype=np.bool_)
+        starts = [(none, np.zeros(len(mask), dtype=np.int8)) for _ in range(STARTS)]
+        for _, flips in self.anneal(space, starts, (OPERATORS,), CUTS[0] + BOTH[0]):
+            found_mask = np.empty(len(mask), dtype=np.bool_)
+            fill(space, none, flips, found_mask)
+            self.offer(*self.pruned(rules, moved, self.best.copies, found_mask))
+        if not self.interrupted:
+            self.trim()
+
+    def pruned(
+        self, rules: Rules, moved: np.ndarray, at: Sequence[int], mask: np.ndarray
+    ) -> Tuple[np.ndarray, Tuple[int, ...]]:
+        """The plan of the plain network, with the copies that are needed, of one with copies."""
+        mask = rules.apply(mask)
+        needed = tuple(i for i in at if mask[moved[i]] and not mask[moved[i] + 1])
+        return mask[moved], needed
+
+    def offer(self, mask: np.ndarray, copies: Tuple[int, ...]) -> None:
+        """Take a plan of the plain network if it is the best so far."""
+        while True:
+            rules, moved = self.with_copies(copies)
+            full = np.zeros(len(rules.graph.nodes), dtype=np.bool_)
+            full[moved] = mask
+            mask, needed = self.pruned(rules, moved, copies, full)
+            if needed == copies:
+                break
+            copies = needed
+        cost = self.cost(mask, copies)
+        if self.best is None or cost < self.best.cost:
+            self.best = _Candidate(cost, mask, copies)
+
+    def cost(self, mask: np.ndarray, copies: Tuple[int, ...]) -> int:
+        rules, moved = self.with_copies(copies)
+        full = np.zeros(len(rules.graph.nodes), dtype=np.bool_)
+        full[moved] = mask
+        return replay(rules.trainings[0], full).pool_bytes
+
+    def with_copies(self, copies: Tuple[int, ...]) -> Tuple[Rules, np.ndarray]:
+        """The rules for the network with these copies, and where its nodes are."""
+        if copies not in self._with_copies:
+            self._with_copies[copies] = (
+                self.plain.with_copies(copies)
+                if copies
+                else (self.plain, np.arange(len(self.plain.graph.nodes)))
+            )
+        return self._with_copies[copies]
+
+    def trim(self) -> None:
+        """Drop recomputation that does not lower the cost: runs of operators, or halves of them.
+
+        The runs with the most FLOPs come first.
+        """
+        assert self.best is not None
+        best = self.best
+        rules, moved = self.with_copies(best.copies)
+        graph = rules.graph
+        mask = np.zeros(len(graph.nodes), dtype=np.bool_)
+        mask[moved] = best.mask
+        work = forward_flops(graph)
+        on = np.flatnonzero(mask)
+        runs = [run for run in np.split(on, np.flatnonzero(np.diff(on) > 1) + 1) if len(run)]
+        heap = [(-int(work[run].sum()), int(run[0]), run) for run in runs]
+        heapq.heapify(heap)
+        for _ in range(max(20, self.tries // 10)):
+            if not heap:
+                break
+            _, _, run = heapq.heappop(heap)
+            without = mask.copy()
+            without[run] = False
+            without = rules.apply(without)
+            if replay(rules.trainings[0], without).pool_bytes <= best.cost:
+                mask = without
+            elif len(run) > 1:
+                for half in np.array_split(run, 2):
+                    heapq.heappush(heap, (-int(work[half].sum()), int(half[0]), half))
+        mask, copies = self.pruned(rules, moved, best.copies, mask)
+        cost = self.cost(mask, copies)
+        if cost <= best.cost:
+            self.best = _Candidate(cost, mask, copies)
+
+    # ------------------------------------------------------------------ seeds
+
+    def seeds(self) -> List[np.ndarray]:
+        """The cheapest sets of cuts to start from."""
+        known: Dict[bytes, int] = {}
+        no_flips = np.zeros(len(self.graph.nodes), dtype=np.int8)
+        mask = np.empty(len(self.graph.nodes), dtype=np.bool_)
+
+        def cost(chosen: Sequence[int]) -> int:
+            cuts = np.zeros(len(self.cuts), dtype=np.bool_)
+            cuts[chosen] = True
+            key = cuts.tobytes()
+            if key not in known:
+                known[key] = int(price(self.space, cuts, no_flips, mask))
+            return known[key]
+
+        read = self.read_backward()
+        for power in POWERS:
+            weights = weigh(self.graph, read, self.cuts, power)
+            low, high = 0.0, float(weights.until[-1] + weights.largest.max())
+            for _ in range(BISECTIONS):
+                middle = (low + high) / 2
+                chosen, possible = cheapest_cuts(weights, middle)
+                if possible:
+                    high = middle
+                    cost(chosen)
+                else:
+                    low = middle
+            golden_section(
+                lambda x: cost(walk(weights, np.exp(x))),
+                np.log(2),
+                np.log(max(3, len(self.cuts))),
+                SECTIONS,
+            )
+        best = sorted(known, key=lambda key: (known[key], key))[:STARTS]
+        return [np.frombuffer(key, dtype=np.bool_).copy() for key in best]
+
+    def read_backward(self) -> Set[Entry]:
+        """The results of operators that the gradients of operators read."""
+        nodes = self.graph.nodes
+        read: Set[Entry] = set()
+        for i in self.graph.operators:
+            facts = self.rules.trainings[0].facts[i]
+            read.update(nodes[i].inputs[k] for k in facts.inputs)
+            if facts.own_output:
+                read.add((i, 0))
+        return {entry for entry in read if not nodes[entry[0]].is_variable}
+
+    # ------------------------------------------------------------------ threads
+
+    def anneal(
+        self,
+        space: Space,
+        starts: List[Tuple[np.ndarray, np.ndarray]],
+        phases: Sequence[Tuple[float, float, float, float]],
+        progress: float,
+    ) -> List[Tuple[np.ndarray, np.ndarray]]:
+        """Anneal states in place, one thread each, through the same phases."""
+        done = [np.zeros(1, dtype=np.int64) for _ in starts]
+
+        def work(k: int) -> None:
+            for number, (share, hot, cold, flipping) in enumerate(phases):
+                tries = int(self.tries * share)
+                seed = k + STARTS * number
+                anneal(space, *starts[k], seed, tries, hot, cold, flipping, self.stop, done[k])
+
+        with ThreadPoolExecutor(min(STARTS, os.cpu_count() or 1)) as pool:
+            running: Set["Future[None]"] = {pool.submit(work, k) for k in range(len(starts))}
+            while running:
+                try:
+                    finished, running = wait(running, timeout=0.1)
+                    for future in finished:
+                        future.result()
+                    share = sum(int(d[0]) for d in done) / (self.tries * max(1, len(starts)))
+                    self.progress(min(1.0, progress + share))
+                except KeyboardInterrupt:
+                    if self.interrupted:
+                        raise
+                    self.interrupted = True
+                    self.stop[0] = 1  # the threads end with the best that they have
+        return starts
+
+
+def copyable(rules: Rules) -> Tuple[int, ...]:
+    """The operators behind which a kept copy may help, and may stand.
+
+    Their gradients read inputs, which they would hold if they were kept themselves. Only their
+    first output is read, by operators, so that the copy runs right after them; it is no output of
+    the network, where two gradients would be added up in another order.
+    """
+    graph, facts = rules.graph, rules.trainings[0].facts
+    read = {a for node in graph.nodes for a, b in node.inputs if b == 0}
+    read -= {a for node in graph.nodes for a, b in node.inputs if b > 0}
+    read -= {d for node in graph.nodes for d in node.deps}
+    read -= {a for a, _ in graph.heads}
+    same = rules.trainings[0].same
+    merged = {i for i, first in enumerate(same) if i != first}
+    merged |= {same[i] for i in merged}
+    return tuple(
+        i
+        for i in graph.operators
+        if i in read and rules.allowed[i] and facts[i].inputs and i not in merged
+    )
