@@ -265,7 +265,10 @@ def _bottleneck_v2(x: Any, name: str, filters: int, stride: int, project: bool) 
     y = _preactivated(conv(first, "_conv1", filters // 4, 1), name, 2)
     y = _preactivated(conv(y, "_conv2", filters // 4, 3, stride), name, 3)
     y = conv(y, "_conv3", filters, 1)
-    return y + (conv(first, "_sc", filters, 1, stride) if project else x)
+    if project:
+        x = conv(first, "_sc", filters, 1, stride)
+    x._set_attr(mirror_stage="True")
+    return y + x
 
 
 @freshly_named
@@ -279,6 +282,7 @@ def resnet_v2(
     """ResNet v2 (He et al. 2016, arXiv 1603.05027), node for node MXNet's example symbol.
 
     `layers` are the bottlenecks of each stage: (3, 4, 6, 3) is ResNet-50, (3, 8, 36, 3) ResNet-152.
+    Its ``mirror_stage`` marks are those that the example makes with ``memonger=True``.
     """
     x = mx.sym.identity(mx.sym.Variable("data"), name="id")
     x = mx.sym.BatchNorm(x, fix_gamma=True, eps=2e-5, name="bn_data")
@@ -499,6 +503,68 @@ def inception_v3(
         x = _inception_v3_module(x, "mixed_%d" % i if i > 0 else "mixed", divide, **module)
     x = mx.sym.Pooling(x, global_pool=True, kernel=(8, 8), pool_type="avg", name="global_pool")
     x = mx.sym.FullyConnected(mx.sym.Flatten(x, name="flatten"), num_hidden=classes, name="fc1")
+    return mx.sym.SoftmaxOutput(x, name="softmax"), _images(batch, image)
+
+
+def _relu6_conv(
+    x: Any,
+    name: str,
+    filters: int,
+    kernel: int = 1,
+    stride: int = 1,
+    groups: int = 1,
+    linear: bool = False,
+) -> Any:
+    x = mx.sym.Convolution(
+        x,
+        num_filter=filters,
+        kernel=(kernel, kernel),
+        num_group=groups,
+        stride=(stride, stride),
+        pad=(kernel // 2, kernel // 2),
+        no_bias=True,
+        name=name + "-conv2d",
+    )
+    x = mx.sym.BatchNorm(x, fix_gamma=False, eps=1e-5, name=name + "-batchnorm")
+    return x if linear else mx.sym.clip(x, 0, 6, name=name + "-relu6")
+
+
+# Table 2 of the paper: expansion, filters, blocks, stride of the first.
+MOBILENET_V2 = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+
+
+@freshly_named
+def mobilenet_v2(
+    batch: int = 32, image: int = 224, classes: int = 1000, divide: int = 1
+) -> Network:
+    """MobileNetV2 (Sandler et al. 2018, arXiv 1801.04381), node for node MXNet's example symbol.
+
+    Gluon's adds the two sides of a block in the other order, which plans differently. `divide`
+    divides all filters.
+    """
+    width = 32 // divide
+    x = _relu6_conv(mx.sym.Variable("data"), "first-3x3-conv", width, kernel=3, stride=2)
+    for i, (expansion, filters, blocks, stride) in enumerate(MOBILENET_V2):
+        for block in range(blocks):
+            name = "seq-%d-block%d" % (i, block)
+            wide = width * expansion
+            y = _relu6_conv(x, name + "-exp", wide)
+            first_stride = stride if block == 0 else 1
+            y = _relu6_conv(y, name + "-depthwise", wide, 3, first_stride, groups=wide)
+            width = filters // divide
+            y = _relu6_conv(y, name + "-linear", width, linear=True)
+            x = mx.sym.elemwise_add(x, y, name=name + "-shortcut") if block > 0 else y
+    x = _relu6_conv(x, "last-1x1-conv", 1280 // divide)
+    x = mx.sym.Pooling(x, global_pool=True, kernel=(7, 7), pool_type="avg", name="global_pool")
+    x = mx.sym.FullyConnected(mx.sym.Flatten(x, name="flatten"), num_hidden=classes, name="fc")
     return mx.sym.SoftmaxOutput(x, name="softmax"), _images(batch, image)
 
 

@@ -9,7 +9,7 @@ size (``InitDataEntryMemory`` in ``src/executor/graph_executor.cc``).
 """
 
 import os
-from typing import Any, List, NamedTuple, Tuple
+from typing import List, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -143,13 +143,8 @@ def replay(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
     """
     tables = training.tables
     mask = np.ascontiguousarray(recomputed, dtype=np.bool_)
-    order, reads = order_and_reads(tables, mask)
-    best: List[Tuple[int, Any]] = []
-    for match_range in match_ranges():
-        pool, blocks = allocate(tables, mask, order, reads, match_range)
-        if not best or pool < best[0][0]:
-            best = [(int(pool), blocks)]
-    return Replay(training, mask, order, reads, best[0][1], best[0][0])
+    order, reads, blocks, pool = _replay(tables, mask, np.array(match_ranges()))
+    return Replay(training, mask, order, reads, blocks, int(pool))
 
 
 def timeline(training: TrainingGraph, recomputed: np.ndarray) -> Timeline:
@@ -175,167 +170,204 @@ def _resolve(forward, recomputed, row, owner):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
+def _gradient_entry(t, recomputed, h):  # type: ignore[no-untyped-def]
+    """The output, by its number, that is the h-th head: an output or a gradient."""
+    row = _resolve(t.forward, recomputed, t.head_row[h], t.head_owner[h])
+    return t.output_start[row] + t.head_output[h]
+
+
+@njit(cache=True)
 def order_and_reads(t, recomputed):  # type: ignore[no-untyped-def]
-    """The rows of ``Tables`` that run, in order, and how often each output is read."""
-    rows = t.variable.shape[0]
-    order = np.empty(rows, dtype=np.int64)
-    reads = np.zeros(t.elements.shape[0], dtype=np.int64)
-    seen = np.zeros(rows, dtype=np.bool_)
-    stack = np.empty(rows, dtype=np.int64)
-    at = np.empty(rows, dtype=np.int64)
-    count = 0
-    for h in range(t.head_row.shape[0]):
-        head = _resolve(t.forward, recomputed, t.head_row[h], t.head_owner[h])
-        reads[t.output_start[head] + t.head_output[h]] += 1
-        if seen[head]:
+    """The rows of ``Tables`` that run, in order, and how often each output of an operator is read.
+
+    A copy reads nothing but forward nodes and copies. So the forward nodes come first in an order
+    of their own, that of the gradients is the same for every plan, and each copy comes where the
+    walk through the gradients first meets it (``Tables.walk_row``).
+    """
+    n = t.forward
+    start = t.before_start
+    copies = t.output_start[n]  # from an output to the same of the copy
+    order = np.empty(t.first.shape[0] + t.walk_row.shape[0] + n, dtype=np.int32)
+    count = t.first.shape[0]
+    order[:count] = t.first
+    reads = t.reads.copy()
+    seen = np.zeros(n, dtype=np.bool_)
+    for x in range(n):
+        if recomputed[x]:
+            for q in range(t.again_start[x], t.again_start[x + 1]):
+                if recomputed[t.again_row[q]]:
+                    reads[t.again_entry[q]] -= 1
+                    reads[t.again_entry[q] + copies] += 1
+    stack = np.empty(n, dtype=np.int32)
+    at = np.empty(n, dtype=np.int32)
+    for i in range(t.walk_row.shape[0]):
+        met = t.walk_row[i]
+        if met >= n:
+            order[count] = met
+            count += 1
             continue
-        seen[head] = True
+        if not recomputed[met] or not recomputed[t.walk_owner[i]] or seen[met]:
+            continue
+        seen[met] = True
         depth = 0
-        stack[0] = head
-        at[0] = 0
+        stack[0] = met
+        at[0] = start[met]
         while depth >= 0:
-            row = stack[depth]
-            inputs = t.read_start[row + 1] - t.read_start[row]
+            x = stack[depth]
             k = at[depth]
-            if k == inputs + t.dep_start[row + 1] - t.dep_start[row]:
-                order[count] = row
-                count += 1
-                depth -= 1
-                continue
-            at[depth] += 1
-            if k < inputs:
-                j = t.read_start[row] + k
-                following = _resolve(t.forward, recomputed, t.read_row[j], t.read_owner[j])
-                if not t.read_ignored[j]:
-                    reads[t.output_start[following] + t.read_output[j]] += 1
-            else:
-                j = t.dep_start[row] + k - inputs
-                following = _resolve(t.forward, recomputed, t.dep_row[j], t.dep_owner[j])
-            if not seen[following]:
-                seen[following] = True
-                depth += 1
-                stack[depth] = following
-                at[depth] = 0
+            end = start[x + 1]
+            while k < end:
+                before = t.before_row[k]
+                k += 1
+                if recomputed[before] and not seen[before]:
+                    seen[before] = True
+                    at[depth] = k
+                    depth += 1
+                    stack[depth] = before
+                    k = start[before]
+                    x = before
+                    end = start[x + 1]
+            depth -= 1
+            order[count] = x + n
+            count += 1
+            for q in range(t.use_start[x], t.use_start[x + 1]):
+                if recomputed[t.use_row[q]]:
+                    reads[t.use_entry[q] + copies] += 1
+                else:
+                    reads[t.use_entry[q]] += 1
     return order[:count], reads
 
 
 @njit(cache=True)
-def _lower_bound(sizes, count, size):  # type: ignore[no-untyped-def]
-    low = 0
-    high = count
-    while low < high:
-        middle = (low + high) // 2
-        if sizes[middle] < size:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+def _entry(recomputed, copies, entry, row, owner):  # type: ignore[no-untyped-def]
+    """`_resolve` for an output by its number."""
+    if owner != KEPT and recomputed[owner] and recomputed[row]:
+        return entry + copies
+    return entry
 
 
 @njit(cache=True)
 def _take_over(t, recomputed, reads, row, storage, held):  # type: ignore[no-untyped-def]
     """Give an input's storage to each output of a row that may have it."""
-    first = t.read_start[row]
-    last = t.read_start[row + 1]
-    start = t.output_start[row]
-    reads_any = last == first
-    for j in range(first, last):
-        reads_any = reads_any or not t.read_ignored[j]
+    copies = t.output_start[t.forward]
     taken = 0  # bit k: input k was; the tables have no option beyond the first 63 inputs
     for q in range(t.inplace_start[row], t.inplace_start[row + 1]):
-        k = t.inplace_input[q]
-        j = first + k
-        source = _resolve(t.forward, recomputed, t.read_row[j], t.read_owner[j])
-        into = t.output_start[source] + t.read_output[j]
-        out = start + t.inplace_output[q]
+        out = t.inplace_output[q]
+        if storage[out] != UNASSIGNED or reads[out] == 0:
+            continue
+        into = _entry(recomputed, copies, t.inplace_entry[q], t.inplace_row[q], t.inplace_owner[q])
         block = storage[into]
-        if (taken >> k) & 1 or storage[out] != UNASSIGNED or block < 0 or reads[out] == 0:
+        if block < 0 or (taken >> t.inplace_input[q]) & 1:
             continue
-        if t.elements[out] != t.elements[into] or t.itemsize[out] != t.itemsize[into]:
-            continue
-        if (held[block] == 1 and reads_any) or t.inplace_identity[q]:
-            taken |= 1 << k
+        if held[block] == 1 or t.inplace_identity[q]:
+            taken |= 1 << t.inplace_input[q]
             storage[out] = block
             held[block] += reads[out]
 
 
 @njit(cache=True)
-def allocate(t, recomputed, order, reads, match_range):  # type: ignore[no-untyped-def]
+def _allocate(t, recomputed, order, reads, match_range):  # type: ignore[no-untyped-def]
+    """Bytes of the pool, 4 to an element, and the block of each output.
+
+    The free list holds whole blocks, smallest first, of equals the oldest first. A block has the
+    size of one of the tensors, so there is a queue for each of their sizes.
+    """
     outputs = t.elements.shape[0]
-    storage = np.full(outputs, UNASSIGNED, dtype=np.int64)
+    copies = t.output_start[t.forward]
+    storage = np.full(outputs, UNASSIGNED, dtype=np.int32)
     for h in range(t.outputs, t.head_row.shape[0]):
-        head = _resolve(t.forward, recomputed, t.head_row[h], t.head_owner[h])
-        storage[t.output_start[head] + t.head_output[h]] = EXTERNAL
+        storage[_gradient_entry(t, recomputed, h)] = EXTERNAL
     blocks = 0
-    counted = np.zeros(outputs, dtype=np.int64)  # bytes of each block, 4 to an element
-    held = np.zeros(outputs, dtype=np.int64)  # reads of each block that are still to come
-    free = np.empty(outputs, dtype=np.int64)  # free blocks, smallest first, of equals the oldest
-    sizes = np.empty(outputs, dtype=np.int64)  # and their sizes
-    frees = 0
+    pool = 0
+    rank = np.empty(outputs, dtype=np.int32)  # of each block which of the sizes it has
+    held = np.empty(outputs, dtype=np.int32)  # reads of each block that are still to come
+    following = np.empty(outputs, dtype=np.int32)  # of each free block the next of its size
+    preceding = np.empty(outputs, dtype=np.int32)
+    ranks = t.sizes.shape[0]
+    oldest = np.full(ranks, -1, dtype=np.int32)  # free block of each size
+    newest = np.full(ranks, -1, dtype=np.int32)
     for p in range(order.shape[0]):
         row = order[p]
         if t.variable[row]:
             continue
-        first = t.read_start[row]
-        last = t.read_start[row + 1]
-        start = t.output_start[row]
-        end = t.output_start[row + 1]
-        _take_over(t, recomputed, reads, row, storage, held)
+        if t.inplace_start[row] != t.inplace_start[row + 1]:
+            _take_over(t, recomputed, reads, row, storage, held)
         # The other outputs get a block each, the largest output first.
-        for _ in range(end - start):
-            out = -1
-            for o in range(start, end):  # of equal sizes the last (a reversed multimap)
-                if storage[o] == UNASSIGNED and (out < 0 or t.elements[o] >= t.elements[out]):
-                    out = o
-            if out < 0:
-                break
-            size = 4 * t.elements[out]
-            found = -1
+        for m in range(t.output_start[row], t.output_start[row + 1]):
+            out = t.made[m]
+            if storage[out] != UNASSIGNED:
+                continue
+            r = t.rank[out]
+            block = -1
             if match_range > 0:
-                at = _lower_bound(sizes, frees, size)
-                if at < frees and sizes[at] <= size * match_range:
-                    found = at
-                elif at > 0 and sizes[at - 1] >= size // match_range:
-                    found = at - 1
-            if found < 0:
+                most = t.sizes[r] * match_range
+                c = r
+                while c < ranks and oldest[c] < 0:
+                    c += 1
+                if c < ranks and t.sizes[c] <= most:
+                    block = oldest[c]
+                    oldest[c] = following[block]
+                    if oldest[c] < 0:
+                        newest[c] = -1
+                    else:
+                        preceding[oldest[c]] = -1
+                else:
+                    least = t.sizes[r] // match_range
+                    c = r - 1
+                    while c >= 0 and newest[c] < 0:
+                        c -= 1
+                    if c >= 0 and t.sizes[c] >= least:
+                        block = newest[c]
+                        newest[c] = preceding[block]
+                        if newest[c] < 0:
+                            oldest[c] = -1
+                        else:
+                            following[newest[c]] = -1
+                        rank[block] = r
+                        pool += t.sizes[r] - t.sizes[c]
+            if block < 0:
                 block = blocks
                 blocks += 1
-            else:
-                block = free[found]
-                frees -= 1
-                for f in range(found, frees):
-                    free[f] = free[f + 1]
-                    sizes[f] = sizes[f + 1]
-            counted[block] = max(counted[block], size)
+                rank[block] = r
+                pool += t.sizes[r]
             held[block] = reads[out]
             storage[out] = block
         # What has been read for the last time is free, and so is what nobody will read.
-        for j in range(first, last + end - start):
+        first = t.use_start[row]
+        last = t.use_start[row + 1]
+        for j in range(first, last + t.output_start[row + 1] - t.output_start[row]):
             if j < last:
-                if t.read_ignored[j]:
-                    continue
-                source = _resolve(t.forward, recomputed, t.read_row[j], t.read_owner[j])
-                block = storage[t.output_start[source] + t.read_output[j]]
+                entry = _entry(recomputed, copies, t.use_entry[j], t.use_row[j], t.use_owner[j])
+                block = storage[entry]
                 if block < 0:
                     continue
                 held[block] -= 1
             else:
-                block = storage[start + j - last]
+                block = storage[t.output_start[row] + j - last]
                 if block < 0:
                     continue
             if held[block] == 0:
-                size = counted[block]
-                at = _lower_bound(sizes, frees, size + 1)
-                for f in range(frees, at, -1):
-                    free[f] = free[f - 1]
-                    sizes[f] = sizes[f - 1]
-                free[at] = block
-                sizes[at] = size
-                frees += 1
-    pool = 0
-    for block in range(blocks):
-        pool += counted[block]
+                r = rank[block]
+                following[block] = -1
+                preceding[block] = newest[r]
+                if newest[r] < 0:
+                    oldest[r] = block
+                else:
+                    following[newest[r]] = block
+                newest[r] = block
     return pool, storage
+
+
+@njit(cache=True)
+def _replay(t, recomputed, match_ranges):  # type: ignore[no-untyped-def]
+    order, reads = order_and_reads(t, recomputed)
+    best, storage = _allocate(t, recomputed, order, reads, match_ranges[0])
+    for k in range(1, match_ranges.shape[0]):
+        pool, other = _allocate(t, recomputed, order, reads, match_ranges[k])
+        if pool < best:
+            best = pool
+            storage = other
+    return order, reads, storage, best
 
 
 @njit(cache=True)
@@ -343,19 +375,18 @@ def _lifetimes(t, recomputed, order, reads):  # type: ignore[no-untyped-def]
     """Of each output its storage (shared in place), and the steps it is made and last read in."""
     outputs = t.elements.shape[0]
     steps = order.shape[0]
+    copies = t.output_start[t.forward]
     storage = np.full(outputs, UNASSIGNED, dtype=np.int64)
     birth = np.zeros(outputs, dtype=np.int64)
     last = np.zeros(outputs, dtype=np.int64)
     held = np.zeros(outputs, dtype=np.int64)
     storages = 0
     for h in range(t.outputs, t.head_row.shape[0]):
-        head = _resolve(t.forward, recomputed, t.head_row[h], t.head_owner[h])
-        storage[t.output_start[head] + t.head_output[h]] = EXTERNAL
+        storage[_gradient_entry(t, recomputed, h)] = EXTERNAL
     for p in range(steps):
         row = order[p]
         if t.variable[row]:
             continue
-        first = t.read_start[row]
         start = t.output_start[row]
         for out in range(start, t.output_start[row + 1]):
             birth[out] = p
@@ -366,16 +397,13 @@ def _lifetimes(t, recomputed, order, reads):  # type: ignore[no-untyped-def]
                 storage[out] = storages
                 held[storages] = reads[out]
                 storages += 1
-        for j in range(first, t.read_start[row + 1]):
-            if not t.read_ignored[j]:
-                source = _resolve(t.forward, recomputed, t.read_row[j], t.read_owner[j])
-                into = t.output_start[source] + t.read_output[j]
-                last[into] = p
-                if storage[into] >= 0:
-                    held[storage[into]] -= 1
+        for j in range(t.use_start[row], t.use_start[row + 1]):
+            into = _entry(recomputed, copies, t.use_entry[j], t.use_row[j], t.use_owner[j])
+            last[into] = p
+            if storage[into] >= 0:
+                held[storage[into]] -= 1
     for h in range(t.outputs):
-        head = _resolve(t.forward, recomputed, t.head_row[h], t.head_owner[h])
-        last[t.output_start[head] + t.head_output[h]] = steps - 1
+        last[_gradient_entry(t, recomputed, h)] = steps - 1
     return storage, birth, last
 
 
@@ -394,8 +422,7 @@ def _add_in_place(t, recomputed, order, adding, storage):  # type: ignore[no-unt
     count = np.zeros(storage.shape[0], dtype=np.int64)  # of readers, those that ignore it as well
     place = np.zeros(t.variable.shape[0], dtype=np.int64)
     for h in range(t.head_row.shape[0]):
-        head = _resolve(t.forward, recomputed, t.head_row[h], t.head_owner[h])
-        count[t.output_start[head] + t.head_output[h]] += 1
+        count[_gradient_entry(t, recomputed, h)] += 1
     for p in range(order.shape[0]):
         row = order[p]
         place[row] = p

@@ -7,7 +7,18 @@ first from the outputs, ``nnvm::DFSVisit``); a node's index is its identity, for
 import json
 import re
 import warnings
-from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Dict,
+    FrozenSet,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import numpy as np
 
@@ -142,7 +153,7 @@ def forward_graph(symbol: Any, spec: InputSpec) -> ForwardGraph:
 
 
 def with_copies(graph: ForwardGraph, at: Iterable[int]) -> Tuple[ForwardGraph, np.ndarray]:
-    """The graph with an identity (``_copy``, named ``*_keep``) after the first output of some nodes.
+    """The graph with a kept copy (``_copy``, named ``*_keep``) of the first output of some nodes.
 
     All that read such an output read the copy instead; outputs of the network stay what they were.
     ``marks.apply`` makes the same of a symbol.

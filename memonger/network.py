@@ -7,7 +7,7 @@ this process needs only the first.
 import json
 import logging
 import os
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -129,11 +129,12 @@ def read_network(request: Request, rules: bool = True) -> Network:
     asked = wanted(graph, request.grad_req)
     # Module asks for no gradients of its data and labels, which leaves fewer readers.
     parameters = tuple(a for a in graph.arguments if names[a] not in request.spec.shapes)
-    trainings = dict.fromkeys((asked, graph.arguments, parameters))
-    built: List[TrainingGraph] = [training_graph(graph, arguments) for arguments in trainings]
+    training = training_graph(graph, asked)
+    others = {graph.arguments, parameters} - {asked}
+    trainings = [training, *map(training.with_gradients, sorted(others))]
     targets = targets_of(None if request.ctx is None else request.ctx.device_type)
-    obeyed = Rules(built, targets, request.until, bare=not rules)
-    return Network(request, graph, marks.stages(graph), built[0], obeyed)
+    obeyed = Rules(trainings, targets, request.until, bare=not rules)
+    return Network(request, graph, marks.stages(graph), training, obeyed)
 
 
 def wanted(graph: ForwardGraph, grad_req: Mapping[str, str]) -> Tuple[int, ...]:

@@ -33,7 +33,8 @@ from memonger.operators import (
     why_kept,
     why_refused,
 )
-from memonger.training import Tables, TrainingGraph, sum_cap, training_graph
+from memonger.tables import Tables
+from memonger.training import TrainingGraph, sum_cap, training_graph
 
 
 class Rules:
@@ -112,7 +113,9 @@ class Rules:
             The new index of each node.
         """
         graph, moved = with_copies(self.graph, at)
-        trainings = [training_graph(graph, moved[list(t.wanted)]) for t in self.trainings]
+        first, *others = [tuple(moved[list(t.wanted)]) for t in self.trainings]
+        training = training_graph(graph, first)
+        trainings = [training, *map(training.with_gradients, others)]
         until = None if self.until is None else int(moved[self.until])
         return Rules(trainings, self.targets, until, self.bare), moved
 

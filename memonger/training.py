@@ -9,76 +9,37 @@ the gradient of X reads the copies where X itself is recomputed, the originals w
 """
 
 import os
-from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+    Dict,
+    FrozenSet,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import numpy as np
 
+from memonger import tables
 from memonger.errors import MemongerError
 from memonger.forward import Entry, ForwardGraph, Node, Tensor
 from memonger.gradients import (
     BackwardNode,
     NotDifferentiable,
     NotObservable,
+    OperatorGradient,
     Reference,
     gradient_of,
     merges,
 )
 from memonger.inplace import ignored_inputs, inplace_options
+from memonger.tables import KEPT, Read, RowKind, Tables
 
-KEPT = -1
 ZEROS = ("zeros_like", "_zeros")  # what AggregateGradient leaves out of a sum
-
-#: What a row reads: (row, output, owner). Where the operator `owner` is recomputed, and so is the
-#: operator of `row`, its recomputed copy is read instead. KEPT: always the row itself.
-Read = Tuple[int, int, int]
-
-
-class _Row:
-    """A node of the training graph while it is built."""
-
-    __slots__ = ("op", "name", "attrs", "reads", "deps", "tensors")
-
-    def __init__(
-        self,
-        op: str,
-        name: str,
-        attrs: Dict[str, str],
-        reads: List[Read],
-        deps: List[Tuple[int, int]],
-        tensors: Sequence[Tensor],
-    ) -> None:
-        self.op, self.name, self.attrs = op, name, attrs
-        self.reads, self.deps, self.tensors = reads, deps, tensors
-
-
-class Tables(NamedTuple):
-    """The training graph as arrays, for the compiled replay (``allocator``).
-
-    Rows 0 to n-1 are the forward nodes, n to 2n-1 their recomputed copies, then the gradients.
-    ``*_start`` has one more element than there are rows: row r owns [start[r], start[r + 1]).
-    """
-
-    forward: int  # n
-    variable: np.ndarray
-    read_start: np.ndarray
-    read_row: np.ndarray
-    read_output: np.ndarray
-    read_owner: np.ndarray
-    read_ignored: np.ndarray
-    dep_start: np.ndarray
-    dep_row: np.ndarray
-    dep_owner: np.ndarray
-    output_start: np.ndarray
-    elements: np.ndarray  # of each output
-    itemsize: np.ndarray  # bytes of one element of it
-    inplace_start: np.ndarray
-    inplace_input: np.ndarray
-    inplace_output: np.ndarray
-    inplace_identity: np.ndarray
-    head_row: np.ndarray  # the outputs of the network, then the gradients
-    head_output: np.ndarray
-    head_owner: np.ndarray
-    outputs: int  # how many of them are outputs of the network
 
 
 class GradientFacts(NamedTuple):
@@ -136,6 +97,14 @@ class TrainingGraph(NamedTuple):
     same: Tuple[int, ...]
     inexact: Tuple[str, ...]
     wanted: Tuple[int, ...]
+    builder: "_Builder"
+
+    def with_gradients(self, wanted: Iterable[int]) -> "TrainingGraph":
+        """The training graph of the same network with gradients of other arguments.
+
+        As `training_graph` makes it, and much faster.
+        """
+        return self.builder.build(tuple(wanted))
 
 
 def training_graph(graph: ForwardGraph, wanted: Optional[Iterable[int]] = None) -> TrainingGraph:
@@ -145,14 +114,15 @@ def training_graph(graph: ForwardGraph, wanted: Optional[Iterable[int]] = None) 
     ----------
     graph : ForwardGraph
     wanted : iterable of int, optional
-        The arguments (node indices) that get a gradient; all of them by default.
+        The arguments (node indices) that get a gradient; all of them by default. Whether it is
+        written or added to (grad_req) makes no difference: it is the user's memory.
 
     Raises
     ------
     MemongerError
         If MXNet has no gradient for an operator that needs one.
     """
-    return _Builder(graph, graph.arguments if wanted is None else tuple(wanted)).build()
+    return _Builder(graph).build(graph.arguments if wanted is None else tuple(wanted))
 
 
 def sum_cap() -> int:
@@ -169,81 +139,141 @@ def merged_nodes(graph: ForwardGraph) -> List[int]:
     same = list(range(len(graph.nodes)))
     if os.environ.get("MXNET_ELIMINATE_COMMON_EXPR", "1") in ("0", "false", "False"):
         return same
-    first: Dict[object, int] = {}
+    first: Dict[object, List[int]] = {}
     for i, node in enumerate(graph.nodes):
-        if node.is_variable or not node.inputs:
+        if node.op == "null" or not node.inputs:
             continue
-        key = (
-            node.op,
-            tuple(sorted(node.attrs.items())),
-            tuple(sorted(node.hidden.items())),
-            tuple((same[a], b) for a, b in node.inputs),
-        )
-        other = first.setdefault(key, i)
-        if other != i and merges(
-            node.op, node.attrs, [graph.tensors[a][b] for a, b in node.inputs]
-        ):
-            same[i] = other
+        others = first.setdefault((node.op, tuple([(same[a], b) for a, b in node.inputs])), [])
+        for other in others:
+            twin = graph.nodes[other]
+            if twin.attrs == node.attrs and twin.hidden == node.hidden:
+                if merges(node.op, node.attrs, [graph.tensors[a][b] for a, b in node.inputs]):
+                    same[i] = other
+                break
+        else:
+            others.append(i)
     return same
 
 
+class _Kinds:
+    """The kinds of rows that there are, by number."""
+
+    def __init__(self) -> None:
+        self.all: List[RowKind] = []
+        self.inexact: Set[str] = set()
+        self._known: Dict[object, int] = {}
+
+    def __call__(
+        self, op: str, attrs: Mapping[str, str], inputs: int, tensors: Sequence[Tensor]
+    ) -> int:
+        key = (op, tuple(attrs.items()), inputs, tuple(tensors))
+        if key not in self._known:
+            self._known[key] = len(self.all)
+            self.all.append(self._kind(op, attrs, inputs, tensors))
+        return self._known[key]
+
+    def _kind(
+        self, op: str, attrs: Mapping[str, str], inputs: int, tensors: Sequence[Tensor]
+    ) -> RowKind:
+        options = () if op == "null" else inplace_options(op, attrs, inputs)
+        if options is None:
+            self.inexact.add("the in-place options of %s are not listed" % op)
+            options = ()
+        fitting = tuple(o for o in options if o[0] < inputs and o[1] < len(tensors))
+        if any(k > 62 for k, _, _ in fitting):  # the compiled loop keeps a bit for each
+            self.inexact.add("%s has more than 63 inputs that it may overwrite" % op)
+        return RowKind(op, inputs, ignored_inputs(op, attrs, inputs), fitting, tensors)
+
+
+class _Step(NamedTuple):
+    """How an operator's gradient is added to the graph: the same for all alike."""
+
+    made: Tuple[Tuple[BackwardNode, int, str], ...]  # node, kind, what its name ends in
+    gradients: Tuple[Optional[Reference], ...]
+    facts: Dict[int, GradientFacts]  # by how many gradients are summed
+
+
 class _Builder:
-    def __init__(self, graph: ForwardGraph, wanted: Sequence[int]) -> None:
-        self.graph, self.wanted = graph, wanted
+    """The training graph without the sums of the variables' gradients, which `build` adds."""
+
+    def __init__(self, graph: ForwardGraph) -> None:
+        self.graph = graph
         self.n = len(graph.nodes)
         self.same = merged_nodes(graph)
-        self.inexact: Set[str] = set()
-        self.rows: List[_Row] = []
-        self.gradients: Dict[Entry, List[Read]] = {}
-        self.sums: Dict[Entry, Read] = {}
-        self.facts: Dict[int, GradientFacts] = {}
+        self.kinds = _Kinds()
+        self.inexact = self.kinds.inexact
         self.cap = sum_cap()
-
-    def build(self) -> TrainingGraph:
-        graph = self.graph
-        heads = [(self.same[a], b) for a, b in graph.heads]
-        if heads != list(graph.heads):
+        # The gradient nodes; row 2n is the first. What they read and wait for has their order.
+        self.names: List[str] = []
+        self.ops: List[str] = []
+        self.kind: List[int] = []
+        self.reads: List[Read] = []
+        self.waits: List[Tuple[int, int, int]] = []
+        self.gradients: Dict[Entry, List[Read]] = {}  # what has met at an entry so far
+        self.sums: Dict[Entry, Read] = {}
+        self.facts: List[GradientFacts] = [NO_GRADIENT] * self.n
+        self.steps: Dict[object, _Step] = {}
+        if os.environ.get("NNVM_EXEC_NUM_TEMP", "1") not in ("0", "1"):
+            self.inexact.add("NNVM_EXEC_NUM_TEMP is set")
+        self.heads = [(self.same[a], b) for a, b in graph.heads]
+        if self.heads != list(graph.heads):
             self.inexact.add("an output of the network is a common sub-expression")
-        self._forward_rows()
-        for k, head in enumerate(heads):
-            tensor = [self._tensor(head)]
-            variable = self._add("null", "_head_grad_%d" % k, {}, [], [], tensor)
+        self._forward()
+        for k, head in enumerate(self.heads):
+            tensor = (self._tensor(head),)
+            variable = self._add("null", "_head_grad_%d" % k, {}, [], tensor)
             like = self._add(
                 "_identity_with_attr_like_rhs",
                 "_head_grad_%d_id" % k,
                 {},
                 [(variable, 0, KEPT), (head[0], head[1], KEPT)],
-                [],
                 tensor,
             )
             self.gradients[head] = [(like, 0, KEPT)]
-        for x in reversed(self._order(heads)):
-            if not graph.nodes[x].is_variable and graph.nodes[x].inputs:
+        for x in reversed(self._order()):
+            if graph.nodes[x].inputs:
                 self._differentiate(x)
-        reads: List[Read] = [(a, b, KEPT) for a, b in heads]
-        seen: Dict[Read, int] = {}
-        for a in self.wanted:
+
+    def build(self, wanted: Sequence[int]) -> TrainingGraph:
+        """Add the gradients of these arguments."""
+        graph = self.graph
+        base = len(self.kind), len(self.reads), len(self.waits), dict(self.sums)
+        heads: List[Read] = [(a, b, KEPT) for a, b in self.heads]
+        seen: Set[Read] = set()
+        for a in wanted:
             read = self._sum((a, 0))
             if read in seen:  # no two gradients may be the same array (MXGradient, copy_op)
-                tensor = [self._tensor((a, 0))]
-                read = (
-                    self._add("_copy", graph.nodes[a].name + "_copy", {}, [read], [], tensor),
-                    0,
-                    -1,
-                )
-            seen[read] = a
-            reads.append(read)
-        rows = self.rows
-        return TrainingGraph(
+                name = graph.nodes[a].name + "_copy"
+                read = (self._add("_copy", name, {}, [read], (self._tensor((a, 0)),)), 0, KEPT)
+            seen.add(read)
+            heads.append(read)
+        names = [node.name for node in graph.nodes]
+        ops = [node.op for node in graph.nodes]
+        training = TrainingGraph(
             graph,
-            self._tables(reads),
-            tuple(row.name for row in rows),
-            tuple(row.op for row in rows),
-            tuple(self.facts.get(x, NO_GRADIENT) for x in range(self.n)),
+            tables.build(
+                self.forward,
+                self.inputs,
+                self.deps,
+                self.kind,
+                self.reads,
+                self.waits,
+                self.kinds.all,
+                heads,
+                len(self.heads),
+            ),
+            (*names, *[name + "_mirror" for name in names], *self.names),
+            (*ops, *ops, *self.ops),
+            tuple(self.facts),
             tuple(self.same),
             tuple(sorted(self.inexact)),
-            tuple(self.wanted),
+            tuple(wanted),
+            self,
         )
+        rows, reads, waits, self.sums = base
+        del self.names[rows:], self.ops[rows:], self.kind[rows:]
+        del self.reads[reads:], self.waits[waits:]
+        return training
 
     # ------------------------------------------------------------------ rows
 
@@ -251,36 +281,41 @@ class _Builder:
         self,
         op: str,
         name: str,
-        attrs: Dict[str, str],
-        reads: List[Read],
-        deps: List[Tuple[int, int]],
+        attrs: Mapping[str, str],
+        reads: Sequence[Read],
         tensors: Sequence[Tensor],
     ) -> int:
-        self.rows.append(_Row(op, name, attrs, reads, deps, tensors))
-        return len(self.rows) - 1
+        return self._add_kind(self.kinds(op, attrs, len(reads), tensors), op, name, reads)
+
+    def _add_kind(self, kind: int, op: str, name: str, reads: Sequence[Read]) -> int:
+        self.names.append(name)
+        self.ops.append(op)
+        self.kind.append(kind)
+        self.reads.extend(reads)
+        return 2 * self.n + len(self.kind) - 1
 
     def _tensor(self, entry: Entry) -> Tensor:
         return self.graph.tensors[entry[0]][entry[1]]
 
-    def _forward_rows(self) -> None:
-        """The forward nodes, then a recomputed copy of each, reading copies where there are any."""
-        for copy in (False, True):
-            for x, node in enumerate(self.graph.nodes):
-                owner = x if copy else KEPT
-                self._add(
-                    node.op,
-                    node.name + ("_mirror" if copy else ""),
-                    dict(node.attrs),
-                    [(self.same[a], b, owner) for a, b in node.inputs],
-                    [(self.same[d], owner) for d in node.deps],
-                    self.graph.tensors[x],
-                )
+    def _forward(self) -> None:
+        """The forward nodes: their kinds, what they read and what must have run before."""
+        graph, same = self.graph, self.same
+        self.forward = [
+            self.kinds(node.op, node.attrs, len(node.inputs), tensors)
+            for node, tensors in zip(graph.nodes, graph.tensors)
+        ]
+        inputs = [(same[a], b) for node in graph.nodes for a, b in node.inputs]
+        self.inputs = np.array(inputs, dtype=np.int64).reshape(-1, 2)
+        deps = [(x, same[d]) for x, node in enumerate(graph.nodes) for d in node.deps]
+        self.deps = np.array(deps, dtype=np.int64).reshape(-1, 2)
 
-    def _order(self, heads: Sequence[Entry]) -> List[int]:
+    def _order(self) -> List[int]:
         """The forward nodes in the order in which they run once duplicates are merged."""
+        if self.same == list(range(self.n)):
+            return list(range(self.n))
         order: List[int] = []
         seen: Set[int] = set()
-        for head, _ in heads:
+        for head, _ in self.heads:
             if head in seen:
                 continue
             seen.add(head)
@@ -297,8 +332,8 @@ class _Builder:
         return order
 
     def _before(self, x: int) -> List[int]:
-        row = self.rows[x]
-        return [a for a, _, _ in row.reads] + [d for d, _ in row.deps]
+        node, same = self.graph.nodes[x], self.same
+        return [same[a] for a, _ in node.inputs] + [same[d] for d in node.deps]
 
     # ------------------------------------------------------------------ gradients
 
@@ -306,49 +341,83 @@ class _Builder:
         """The gradient of an entry (``AggregateGradient``): all that met there, added up."""
         if entry in self.sums:
             return self.sums[entry]
-        tensor = [self._tensor(entry)]
+        tensor = (self._tensor(entry),)
         terms = self.gradients.get(entry, [])
+        if len(terms) > 1:
+            terms = [t for t in terms if not self._is_zero(t)] or terms[:1]
         if not terms:
-            self.sums[entry] = (self._zeros(tensor), 0, KEPT)
-            return self.sums[entry]
-        terms = [t for t in terms if not self._is_zero(t)] or terms[:1]
-        if len(terms) == 1:
+            row = self._add("_zeros_without_dtype", "zeros_without_dtype", {}, [], tensor)
+            total = (row, 0, KEPT)
+        elif len(terms) == 1:
             total = terms[0]
         elif len(terms) < self.cap:
             attrs = {"num_args": str(len(terms))}
-            total = (self._add("add_n", "sum_grad", attrs, terms, [], tensor), 0, KEPT)
+            total = (self._add("add_n", "sum_grad", attrs, terms, tensor), 0, KEPT)
         else:
             total = terms[0]
+            add = self.kinds("_grad_add", {}, 2, tensor)
             for k in range(1, len(terms)):
                 if terms[k - 1][0] != terms[k][0]:  # adds up in the order of the backward pass
                     if terms[k][0] < 2 * self.n:
                         self.inexact.add("a gradient is a result of the forward pass")
-                    self.rows[terms[k][0]].deps.append((total[0], total[2]))
-                name = "sum_grad_%d" % k
-                total = (self._add("_grad_add", name, {}, [total, terms[k]], [], tensor), 0, KEPT)
-            total = (self._add("_copy", "sum_grad_final", {}, [total], [], tensor), 0, KEPT)
+                    self.waits.append((terms[k][0], total[0], total[2]))
+                row = self._add_kind(add, "_grad_add", "sum_grad_%d" % k, (total, terms[k]))
+                total = (row, 0, KEPT)
+            total = (self._add("_copy", "sum_grad_final", {}, [total], tensor), 0, KEPT)
         self.sums[entry] = total
         return total
 
-    def _zeros(self, tensor: List[Tensor]) -> int:
-        return self._add("_zeros_without_dtype", "zeros_without_dtype", {}, [], [], tensor)
-
     def _is_zero(self, read: Read) -> bool:
-        return self.rows[read[0]].op in ZEROS
+        row = read[0] - 2 * self.n
+        return (self.ops[row] if row >= 0 else self.graph.nodes[read[0]].op) in ZEROS
 
     def _differentiate(self, x: int) -> None:
         """Add the gradient nodes of operator x, and hand their results to its inputs."""
+        graph, node, same = self.graph, self.graph.nodes[x], self.same
+        into = [(same[a], b) for a, b in node.inputs]
+        shown = range(graph.visible[x])
+        met = [self.gradients.get((x, k), ()) for k in shown]
+        zero_heads = all(m and self._is_zero(self._sum((x, k))) for k, m in enumerate(met))
+        step = self._step(x, zero_heads)
+        summed = max(map(len, met))
+        facts = step.facts.get(summed)
+        if facts is None:
+            facts = step.facts[summed] = _facts(step, summed)
+        self.facts[x] = facts
+
+        def read(reference: Reference) -> Read:
+            kind, k = reference[0], reference[1]
+            if kind == "in":
+                return (*into[k], x)
+            if kind == "out":
+                return (x, k, x)
+            if kind == "node":
+                return (at[k], reference[2], KEPT)
+            return self._sum((x, k))
+
+        at: List[int] = []
+        for backward, kind, suffix in step.made:
+            reads = [read(r) for r in backward.inputs]  # may add the sums that it reads
+            row = self._add_kind(kind, backward.op, node.name + suffix, reads)
+            for d in backward.deps:
+                self.waits.append((row, x, x) if d is None else (row, at[d], KEPT))
+            at.append(row)
+        for entry, gradient in zip(into, step.gradients):
+            if gradient is not None:
+                self.gradients.setdefault(entry, []).append(read(gradient))
+
+    def _step(self, x: int, zero_heads: bool) -> _Step:
+        """What to add for an operator's gradient; ``forward`` kind, inputs and heads decide."""
         graph, node = self.graph, self.graph.nodes[x]
-        into = [(self.same[a], b) for a, b in node.inputs]
-        shown = [(x, k) for k in range(graph.visible[x])]
-        zero_heads = all(
-            entry in self.gradients and self._is_zero(self._sum(entry)) for entry in shown
-        )
+        tensors = tuple([graph.tensors[a][b] for a, b in node.inputs])
+        key = (self.forward[x], tensors, zero_heads)
+        if key in self.steps:
+            return self.steps[key]
+        alike = True
         try:
             if node.subgraphs:
                 raise NotObservable("%s holds a graph of its own" % node.op)
-            found = gradient_of(node.op, node.attrs, [self._tensor(e) for e in into], zero_heads)
-            made, gradients = found.nodes, found.gradients
+            found = gradient_of(node.op, node.attrs, tensors, zero_heads)
         except NotDifferentiable:
             raise MemongerError(
                 "node %r: MXNet has no gradient for the operator %s, so the network cannot be "
@@ -357,88 +426,26 @@ class _Builder:
             ) from None
         except NotObservable as error:
             self.inexact.add(str(error))
-            made, gradients = _reads_everything(graph, x)
-        summed = max(len(self.gradients.get(entry, ())) for entry in shown)
-        self.facts[x] = _facts(made, gradients, summed)
-
-        def read(reference: Reference) -> Read:
-            kind, k = reference[0], reference[1]
-            if kind == "head":
-                return self._sum((x, k))
-            if kind == "in":
-                return (into[k][0], into[k][1], x)
-            if kind == "out":
-                return (x, k, x)
-            return (at[k], reference[2], KEPT)
-
-        at: List[int] = []
-        for j, backward in enumerate(made):
-            reads = [read(r) for r in backward.inputs]  # may add the sums that it reads
-            deps = [(x, x) if d is None else (at[d], KEPT) for d in backward.deps]
-            name = node.name + "_backward" + ("" if j == 0 else "_%d" % j)
-            at.append(
-                self._add(backward.op, name, dict(backward.attrs), reads, deps, backward.tensors)
-            )
-        for entry, reference in zip(into, gradients):
-            if reference is not None:
-                self.gradients.setdefault(entry, []).append(read(reference))
-
-    # ------------------------------------------------------------------ arrays
-
-    def _tables(self, heads: List[Read]) -> Tables:
-        rows = self.rows
-        reads = [read for row in rows for read in row.reads]
-        deps = [dep for row in rows for dep in row.deps]
-        tensors = [tensor for row in rows for tensor in row.tensors]
-        ignored: List[bool] = []
-        inplace: List[Tuple[int, int, bool]] = []
-        inplace_start = [0]
-        for row in rows:
-            count = len(row.reads)
-            skip = set(ignored_inputs(row.op, row.attrs, count)) if count else set()
-            ignored.extend(k in skip for k in range(count))
-            options = () if row.op == "null" else inplace_options(row.op, row.attrs, count)
-            if options is None:
-                self.inexact.add("the in-place options of %s are not listed" % row.op)
-                options = ()
-            inplace.extend(o for o in options if o[0] < count and o[1] < len(row.tensors))
-            inplace_start.append(len(inplace))
-        sizes = {t.dtype: np.dtype(t.dtype).itemsize for t in tensors}
-
-        def column(items: Sequence[Sequence[int]], k: int) -> np.ndarray:
-            return np.array([item[k] for item in items], dtype=np.int64)
-
-        def starts(counts: Iterable[int]) -> np.ndarray:
-            return np.concatenate([[0], np.cumsum(list(counts))]).astype(np.int64)
-
-        return Tables(
-            self.n,
-            np.array([row.op == "null" for row in rows], dtype=np.bool_),
-            starts(len(row.reads) for row in rows),
-            column(reads, 0),
-            column(reads, 1),
-            column(reads, 2),
-            np.array(ignored, dtype=np.bool_),
-            starts(len(row.deps) for row in rows),
-            column(deps, 0),
-            column(deps, 1),
-            starts(len(row.tensors) for row in rows),
-            np.array([tensor.elements for tensor in tensors], dtype=np.int64),
-            np.array([sizes[tensor.dtype] for tensor in tensors], dtype=np.int64),
-            np.array(inplace_start, dtype=np.int64),
-            column(inplace, 0),
-            column(inplace, 1),
-            np.array([o[2] for o in inplace], dtype=np.bool_),
-            column(heads, 0),
-            column(heads, 1),
-            column(heads, 2),
-            len(self.graph.heads),
+            found, alike = _reads_everything(graph, x), False
+        step = _Step(
+            tuple(
+                (
+                    backward,
+                    self.kinds(backward.op, backward.attrs, len(backward.inputs), backward.tensors),
+                    "_backward" + ("" if j == 0 else "_%d" % j),
+                )
+                for j, backward in enumerate(found.nodes)
+            ),
+            found.gradients,
+            {},
         )
+        if alike:
+            self.steps[key] = step
+        return step
 
 
-def _facts(
-    made: Sequence[BackwardNode], gradients: Sequence[Optional[Reference]], summed: int
-) -> GradientFacts:
+def _facts(step: _Step, summed: int) -> GradientFacts:
+    made, gradients = [backward for backward, _, _ in step.made], step.gradients
     read = {reference for node in made if node.op not in ZEROS for reference in node.inputs}
     return GradientFacts(
         ("out", 0) in read,
@@ -453,9 +460,7 @@ def _facts(
     )
 
 
-def _reads_everything(
-    graph: ForwardGraph, x: int
-) -> Tuple[Tuple[BackwardNode, ...], Tuple[Optional[Reference], ...]]:
+def _reads_everything(graph: ForwardGraph, x: int) -> OperatorGradient:
     """A stand-in for a gradient that cannot be observed: one node that reads all there is."""
     node: Node = graph.nodes[x]
     outputs = range(graph.visible[x])
@@ -471,6 +476,5 @@ def _reads_everything(
         tuple(graph.tensors[a][b] for a, b in (node.inputs[k] for k in inputs)),
     )
     place = {k: j for j, k in enumerate(inputs)}
-    return (made,), tuple(
-        ("node", 0, place[k]) if k in place else None for k in range(len(node.inputs))
-    )
+    gradients = [("node", 0, place[k]) if k in place else None for k in range(len(node.inputs))]
+    return OperatorGradient((made,), tuple(gradients))

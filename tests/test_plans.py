@@ -21,6 +21,7 @@ from memonger import plans, solution
 from memonger.costs import CostModel
 from memonger.executor import planned_mb
 from memonger.network import read_network, read_request
+from memonger.planners import smallest as search
 
 import networks
 from planned import forward, marked, nodes
@@ -37,6 +38,13 @@ def net(layers: int = 8) -> Any:
         x = S.FullyConnected(x, num_hidden=512, name="fc%d" % i)
         x = S.Activation(S.BatchNorm(x, name="bn%d" % i), act_type="tanh", name="tanh%d" % i)
     return S.LinearRegressionOutput(x, name="out")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundredth of the search: what is tested here does not depend on how good a plan is."""
+    monkeypatch.setattr(search, "WORK", search.WORK // 100)
+    monkeypatch.setattr(search, "WORK_PER_NODE", search.WORK_PER_NODE // 100)
 
 
 @pytest.fixture
@@ -453,6 +461,27 @@ def test_interrupted_with_something_in_hand(
     assert len(searches) == 2
 
 
+@pytest.mark.parametrize("share", [0.05, 0.9])
+def test_the_search_interrupted(
+    share: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ctrl-C early and late in a search of seconds."""
+    monkeypatch.undo()  # the whole search
+    calls: List[float] = []
+
+    def progress(self: Any, done: float) -> None:
+        calls.append(done)
+        if done >= share and not any(earlier >= share for earlier in calls[:-1]):
+            interrupt()
+
+    monkeypatch.setattr(solution.Progress, "__call__", progress)
+    symbol, shapes = networks.resnet((2, 2, 2, 2), batch=8)
+    plan = memonger.plan(symbol, shapes)
+    assert plan.interrupted and plan.exact and "interrupted" in caplog.text
+    assert plan.counted_bytes < plan.candidates["no plan"]
+    assert plan.counted_bytes // MB == memonger.get_cost(plan.symbol, shapes=shapes)
+
+
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
     """Ctrl-C while the cost of the so many-th plan is learned."""
     real = CostModel.__call__
@@ -492,8 +521,10 @@ def test_the_original_planner_interrupted(
 SLOW = """
 import conftest, memonger, sys, time
 from memonger import solution
+from memonger.planners import smallest
 from test_plans import SHAPES, net
 
+smallest.WORK = smallest.WORK_PER_NODE = 1000
 real = solution.smallest
 
 def slow(*args):
@@ -581,14 +612,11 @@ MISUSE: Dict[str, Tuple[Any, List[str]]] = {
 }
 
 
-@pytest.mark.parametrize("call", [memonger.plan, memonger.search_plan])
 @pytest.mark.parametrize("case", MISUSE)
-def test_misuse(case: str, call: Any) -> None:
+def test_misuse(case: str) -> None:
     options, words = MISUSE[case]
-    if call is memonger.search_plan and "how" in options:
-        pytest.skip("search_plan has but one way")
     with pytest.raises(memonger.MemongerError) as caught:
-        call(net(), **{"shapes": SHAPES, **options})
+        memonger.plan(net(), **{"shapes": SHAPES, **options})
     assert all(word in str(caught.value) for word in words), caught.value
 
 

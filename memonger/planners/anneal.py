@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from memonger.allocator import allocate
+from memonger.allocator import _allocate
 from memonger.rules import RuleTables, obey
 
 KEEP, RECOMPUTE = 1, 2  # flips; 0: as the cuts say
@@ -64,7 +64,7 @@ def price(s, cuts, flips, mask):  # type: ignore[no-untyped-def]
     order, reads = fill(s, cuts, flips, mask)
     best = -1
     for match_range in s.match_ranges:
-        pool = allocate(s.rules.tables, mask, order, reads, match_range)[0]
+        pool = _allocate(s.rules.tables, mask, order, reads, match_range)[0]
         if best < 0 or pool < best:
             best = pool
     return best

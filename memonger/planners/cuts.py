@@ -30,14 +30,6 @@ class Cut(NamedTuple):
         return tuple(sorted({a for a, _ in self.entries}))
 
 
-class _Profile(NamedTuple):
-    """After each operator the bytes and the number of results that are alive."""
-
-    operators: List[int]
-    size: np.ndarray
-    count: np.ndarray
-
-
 def _ends(graph: ForwardGraph) -> Dict[Entry, int]:
     """The last reader of each result of an operator that has one."""
     last: Dict[Entry, int] = {}
@@ -48,7 +40,8 @@ def _ends(graph: ForwardGraph) -> Dict[Entry, int]:
     return last
 
 
-def _profile(graph: ForwardGraph) -> _Profile:
+def _profile(graph: ForwardGraph) -> Tuple[np.ndarray, np.ndarray]:
+    """After each operator the bytes and the number of results that are alive."""
     size = np.zeros(len(graph.nodes) + 1, dtype=np.int64)
     count = np.zeros(len(graph.nodes) + 1, dtype=np.int64)
     for (a, b), end in _ends(graph).items():
@@ -58,7 +51,7 @@ def _profile(graph: ForwardGraph) -> _Profile:
         count[a] += 1
         count[end] -= 1
     operators = graph.operators
-    return _Profile(operators, np.cumsum(size)[operators], np.cumsum(count)[operators])
+    return np.cumsum(size)[operators], np.cumsum(count)[operators]
 
 
 def _cuts(graph: ForwardGraph, where: Collection[int]) -> List[Cut]:
@@ -87,7 +80,7 @@ def all_cuts(graph: ForwardGraph) -> List[Cut]:
 
 def single_tensor_cuts(graph: ForwardGraph) -> List[int]:
     """The operators whose result alone carries everything onwards (articulation points)."""
-    operators, _, alive = _profile(graph)
+    operators, (_, alive) = graph.operators, _profile(graph)
     ends = _ends(graph)
     own = [sum(ends.get((i, b), i) > i for b in range(len(graph.tensors[i]))) for i in operators]
     return [i for i, a, b in zip(operators[:-1], alive, own) if a == b > 0]
@@ -110,7 +103,7 @@ def cheap_cuts(
     wanted, unwanted : collection of int
         Operators after which there is to be a cut in any case, or none.
     """
-    operators, size, count = _profile(graph)
+    operators, (size, count) = graph.operators, _profile(graph)
     low = [
         k
         for k in range(len(operators) - 1)
@@ -146,9 +139,7 @@ class Weights(NamedTuple):
     keep: np.ndarray
 
 
-def weigh(
-    graph: ForwardGraph, read: Collection[Entry], cuts: List[Cut], power: float
-) -> Weights:
+def weigh(graph: ForwardGraph, read: Collection[Entry], cuts: List[Cut], power: float) -> Weights:
     """Weigh every result with its bytes raised to ``power``.
 
     MXNet's planner hands out whole blocks, so that the number of live results counts as well as

@@ -25,10 +25,18 @@ import numpy as np
 
 from memonger.allocator import match_ranges, replay
 from memonger.flops import forward_flops
-from memonger.forward import Entry, ForwardGraph
+from memonger.forward import Entry
 from memonger.planners import chen2016
 from memonger.planners.anneal import Space, anneal, cheapest_cuts, fill, price
-from memonger.planners.cuts import Cut, cheap_cuts, golden_section, single_tensor_cuts, walk, weigh
+from memonger.planners.cuts import (
+    Cut,
+    Weights,
+    cheap_cuts,
+    golden_section,
+    single_tensor_cuts,
+    walk,
+    weigh,
+)
 from memonger.rules import Rules
 
 POWERS = (1.0, 0.75, 0.5, 0.35, 0.2)  # of a result's bytes
@@ -190,54 +198,34 @@ class _Search:
         """Search; what is found is left in ``best``."""
         if not self.rules.allowed.any():
             return
-        starts = [(cuts, np.zeros(len(self.graph.nodes), dtype=np.int8)) for cuts in self.seeds()]
-        found = self.anneal(self.space, starts, (CUTS, BOTH), 0.0)
-        for cuts, flips in found:
-            mask = np.empty(len(self.graph.nodes), dtype=np.bool_)
-            fill(self.space, cuts, flips, mask)
-            self.offer(*self.pruned(self.rules, self.moved, self.at, mask))
+        no_flips = np.zeros(len(self.graph.nodes), dtype=np.int8)
+        starts = [(cuts, no_flips.copy()) for cuts in self.seeds()]
+        mask = self.anneal(self.space, starts, (CUTS, BOTH), 0.0)
+        copies = needed_copies(self.moved, self.at, mask)
+        self.offer(mask[self.moved], copies)
         if self.interrupted or self.best is None:
             return
         rules, moved = self.with_copies(self.best.copies)
-        mask = np.zeros(len(rules.graph.nodes), dtype=np.bool_)
-        mask[moved] = self.best.mask
-        space = self.make_space(rules, mask, ())
-        none = np.zeros(0, dtype=np.bool_)
-        starts = [(none, np.zeros(len(mask), dtype=np.int8)) for _ in range(STARTS)]
-        for _, flips in self.anneal(space, starts, (OPERATORS,), CUTS[0] + BOTH[0]):
-            found_mask = np.empty(len(mask), dtype=np.bool_)
-            fill(space, none, flips, found_mask)
-            self.offer(*self.pruned(rules, moved, self.best.copies, found_mask))
+        space = self.make_space(rules, spread(rules, moved, self.best.mask), ())
+        no_cuts, no_flips = np.zeros(0, np.bool_), np.zeros(len(space.base), dtype=np.int8)
+        starts = [(no_cuts, no_flips.copy()) for _ in range(STARTS)]
+        mask = self.anneal(space, starts, (OPERATORS,), CUTS[0] + BOTH[0])
+        self.offer(mask[moved], needed_copies(moved, self.best.copies, mask))
         if not self.interrupted:
             self.trim()
-
-    def pruned(
-        self, rules: Rules, moved: np.ndarray, at: Sequence[int], mask: np.ndarray
-    ) -> Tuple[np.ndarray, Tuple[int, ...]]:
-        """The plan of the plain network, with the copies that are needed, of one with copies."""
-        mask = rules.apply(mask)
-        needed = tuple(i for i in at if mask[moved[i]] and not mask[moved[i] + 1])
-        return mask[moved], needed
 
     def offer(self, mask: np.ndarray, copies: Tuple[int, ...]) -> None:
         """Take a plan of the plain network if it is the best so far."""
         while True:
             rules, moved = self.with_copies(copies)
-            full = np.zeros(len(rules.graph.nodes), dtype=np.bool_)
-            full[moved] = mask
-            mask, needed = self.pruned(rules, moved, copies, full)
+            full = rules.apply(spread(rules, moved, mask))
+            mask, needed = full[moved], needed_copies(moved, copies, full)
             if needed == copies:
                 break
             copies = needed
-        cost = self.cost(mask, copies)
-        if self.best is None or cost < self.best.cost:
+        cost = replay(rules.trainings[0], full).pool_bytes
+        if self.best is None or cost <= self.best.cost:
             self.best = _Candidate(cost, mask, copies)
-
-    def cost(self, mask: np.ndarray, copies: Tuple[int, ...]) -> int:
-        rules, moved = self.with_copies(copies)
-        full = np.zeros(len(rules.graph.nodes), dtype=np.bool_)
-        full[moved] = mask
-        return replay(rules.trainings[0], full).pool_bytes
 
     def with_copies(self, copies: Tuple[int, ...]) -> Tuple[Rules, np.ndarray]:
         """The rules for the network with these copies, and where its nodes are."""
@@ -257,10 +245,8 @@ class _Search:
         assert self.best is not None
         best = self.best
         rules, moved = self.with_copies(best.copies)
-        graph = rules.graph
-        mask = np.zeros(len(graph.nodes), dtype=np.bool_)
-        mask[moved] = best.mask
-        work = forward_flops(graph)
+        mask = spread(rules, moved, best.mask)
+        work = forward_flops(rules.graph)
         on = np.flatnonzero(mask)
         runs = [run for run in np.split(on, np.flatnonzero(np.diff(on) > 1) + 1) if len(run)]
         heap = [(-int(work[run].sum()), int(run[0]), run) for run in runs]
@@ -277,10 +263,7 @@ class _Search:
             elif len(run) > 1:
                 for half in np.array_split(run, 2):
                     heapq.heappush(heap, (-int(work[half].sum()), int(half[0]), half))
-        mask, copies = self.pruned(rules, moved, best.copies, mask)
-        cost = self.cost(mask, copies)
-        if cost <= best.cost:
-            self.best = _Candidate(cost, mask, copies)
+        self.offer(mask[moved], needed_copies(moved, best.copies, mask))
 
     # ------------------------------------------------------------------ seeds
 
@@ -310,12 +293,11 @@ class _Search:
                     cost(chosen)
                 else:
                     low = middle
-            golden_section(
-                lambda x: cost(walk(weights, np.exp(x))),
-                np.log(2),
-                np.log(max(3, len(self.cuts))),
-                SECTIONS,
-            )
+
+            def of_pieces(logarithm: float, weights: Weights = weights) -> float:
+                return cost(walk(weights, np.exp(logarithm)))
+
+            golden_section(of_pieces, np.log(2), np.log(max(3, len(self.cuts))), SECTIONS)
         best = sorted(known, key=lambda key: (known[key], key))[:STARTS]
         return [np.frombuffer(key, dtype=np.bool_).copy() for key in best]
 
@@ -338,18 +320,21 @@ class _Search:
         starts: List[Tuple[np.ndarray, np.ndarray]],
         phases: Sequence[Tuple[float, float, float, float]],
         progress: float,
-    ) -> List[Tuple[np.ndarray, np.ndarray]]:
-        """Anneal states in place, one thread each, through the same phases."""
+    ) -> np.ndarray:
+        """Anneal states, one thread each, through the same phases; the best plan that is found."""
         done = [np.zeros(1, dtype=np.int64) for _ in starts]
+        costs = [0] * len(starts)
 
         def work(k: int) -> None:
             for number, (share, hot, cold, flipping) in enumerate(phases):
                 tries = int(self.tries * share)
                 seed = k + STARTS * number
-                anneal(space, *starts[k], seed, tries, hot, cold, flipping, self.stop, done[k])
+                costs[k] = anneal(
+                    space, *starts[k], seed, tries, hot, cold, flipping, self.stop, done[k]
+                )
 
         with ThreadPoolExecutor(min(STARTS, os.cpu_count() or 1)) as pool:
-            running: Set["Future[None]"] = {pool.submit(work, k) for k in range(len(starts))}
+            running: Set[Future[None]] = {pool.submit(work, k) for k in range(len(starts))}
             while running:
                 try:
                     finished, running = wait(running, timeout=0.1)
@@ -362,7 +347,21 @@ class _Search:
                         raise
                     self.interrupted = True
                     self.stop[0] = 1  # the threads end with the best that they have
-        return starts
+        mask = np.empty(len(space.base), dtype=np.bool_)
+        fill(space, *starts[int(np.argmin(costs))], mask)
+        return mask
+
+
+def spread(rules: Rules, moved: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """A plan of the plain network for the network with copies, which are kept."""
+    full = np.zeros(len(rules.graph.nodes), dtype=np.bool_)
+    full[moved] = mask
+    return full
+
+
+def needed_copies(moved: np.ndarray, copies: Sequence[int], mask: np.ndarray) -> Tuple[int, ...]:
+    """The copies that a plan of the network with copies makes use of: kept, of what is not."""
+    return tuple(i for i in copies if mask[moved[i]] and not mask[moved[i] + 1])
 
 
 def copyable(rules: Rules) -> Tuple[int, ...]:

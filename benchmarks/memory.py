@@ -1,0 +1,322 @@
+"""The memory of networks planned by the original's algorithm and by ours, in one table.
+
+    python benchmarks/memory.py                             # all networks; the longest take minutes
+    python benchmarks/memory.py vgg19 unet --json out.json  # some of them
+    python benchmarks/memory.py --batch 8 alexnet vgg16     # any of Gluon's model zoo
+    python benchmarks/memory.py --symbols DIR               # those of a folder
+
+Every figure is MB (2**20 bytes) as MXNet reports it when it binds the result: the network without
+a plan (none), with the plan of the original's algorithm on the network's mirror_stage marks, or on
+none (original), with what the rules leave of that plan (with rules), and with ours. Then the
+forward operations that our plan does again, as a share of one forward pass.
+
+Every step runs in a process of its own. Seconds are those of the whole process: imports, start of
+the compiled code, reading the symbol, planning, and the bind that confirms the plan. The original's
+are its search as it is, every trial bound by simple_bind.
+"""
+
+import argparse
+import functools
+import gzip
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional
+
+import memonger
+import mxnet as mx
+import numpy as np
+from memonger import marks
+from memonger.executor import planned_mb
+from memonger.flops import recomputed_share
+from memonger.forward import forward_graph
+from memonger.inputs import read_shapes
+from memonger.planners import chen2016
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+import networks
+
+Builder = Callable[..., networks.Network]
+
+# -- where networks come from -----------------------------------------------------------------
+
+NETWORKS: Dict[str, Builder] = {
+    "example_resnet": networks.resnet,
+    "resnet50-v2": networks.resnet_v2,
+    "resnet152-v2": functools.partial(networks.resnet_v2, (3, 8, 36, 3)),
+    "resnet-10-100-213-10": functools.partial(networks.resnet, (10, 100, 213, 10)),
+    "vgg19": functools.partial(networks.model_zoo, "vgg19"),
+    "inception-v3": networks.inception_v3,
+    "densenet121": functools.partial(networks.model_zoo, "densenet121"),
+    "densenet161": functools.partial(networks.model_zoo, "densenet161"),
+    "unet": networks.unet,
+    "googlenet": networks.googlenet,
+    "mobilenetv2": networks.mobilenet_v2,
+    "lstm-4x100": functools.partial(networks.lstm, steps=100),
+    "lstm-4x300": functools.partial(networks.lstm, steps=300),
+    "lstm-4x1000": functools.partial(networks.lstm, steps=1000),
+}
+
+SYMBOLS = (
+    "a folder of NAME-symbol.json or NAME-symbol.json.gz, instead of our own networks; shapes are "
+    'in its nets.json, {NAME: {"shapes": {INPUT: [...]}}}, or in NAME.json, {"shapes": {...}}; '
+    "inputs that MXNet can infer may be left out"
+)
+
+
+def own(name: str, batch: Optional[int]) -> Builder:
+    """One of our own networks, or of Gluon's model zoo.
+
+    Raises
+    ------
+    ValueError
+        If it is in neither.
+    """
+    if name in NETWORKS:
+        builder = NETWORKS[name]
+    else:
+        mx.gluon.model_zoo.vision.get_model(name)  # raises
+        image = 299 if name == "inceptionv3" else 224
+        builder = functools.partial(networks.model_zoo, name, image=image)
+    return builder if batch is None else functools.partial(builder, batch=batch)
+
+
+def saved(folder: Path) -> Dict[str, Builder]:
+    """The symbols of a folder, by name."""
+    files = sorted(folder.glob("*-symbol.json")) + sorted(folder.glob("*-symbol.json.gz"))
+    found = {file.name.split("-symbol.json")[0]: file for file in files}
+    return {name: functools.partial(load, name, file) for name, file in found.items()}
+
+
+def load(name: str, file: Path) -> networks.Network:
+    single, common = file.parent / (name + ".json"), file.parent / "nets.json"
+    if single.exists():
+        told = json.loads(single.read_text())
+    else:
+        told = json.loads(common.read_text()).get(name) if common.exists() else None
+    if told is None or "shapes" not in told:
+        raise memonger.MemongerError(
+            "the shapes of %s are neither in %s nor in %s" % (name, single, common)
+        )
+    text = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    shapes = {key: tuple(shape) for key, shape in told["shapes"].items()}
+    return mx.sym.load_json(text.decode()), shapes
+
+
+# -- what runs in a process of its own --------------------------------------------------------
+
+# Each step reads the network in a folder, and leaves its result there.
+
+
+def read(folder: Path) -> networks.Network:
+    shapes = json.loads((folder / "shapes.json").read_text())
+    return read_symbol(folder, "network"), {key: tuple(shape) for key, shape in shapes.items()}
+
+
+def write(folder: Path, network: networks.Network) -> None:
+    write_symbol(folder, "network", network[0])
+    (folder / "shapes.json").write_text(json.dumps(network[1]))
+
+
+def read_symbol(folder: Path, name: str) -> Any:
+    return mx.sym.load(str(folder / (name + "-symbol.json")))
+
+
+def write_symbol(folder: Path, name: str, symbol: Any) -> None:
+    symbol.save(str(folder / (name + "-symbol.json")), remove_amp_cast=False)
+
+
+def plan_ours(folder: Path) -> None:
+    symbol, shapes = read(folder)
+    planned = memonger.search_plan(symbol, shapes=shapes)
+    memonger.get_cost(planned, shapes=shapes)  # the bind that confirms it
+    write_symbol(folder, "ours", planned)
+
+
+def plan_original(folder: Path) -> None:
+    """The original's search as it is: every trial bound by simple_bind, which allocates."""
+    symbol, shapes = read(folder)
+    graph = forward_graph(symbol, read_shapes(symbol, shapes, {}, None))
+
+    def cost(mask: np.ndarray) -> int:
+        return planned_mb(marks.apply(symbol, mask).simple_bind(mx.cpu(), **shapes))
+
+    best = chen2016.best(chen2016.search(graph, marks.stages(graph), cost))
+    write_symbol(folder, "original", marks.apply(symbol, best.plan.mask))
+
+
+def plan_ruled(folder: Path) -> None:
+    symbol, shapes = read(folder)
+    planned = memonger.search_plan(symbol, planner="chen2016", shapes=shapes)
+    write_symbol(folder, "ruled", planned)
+
+
+def measure(folder: Path) -> None:
+    """Bind the network and whatever plans of it there are."""
+    symbol, shapes = read(folder)
+    figures: Dict[str, Any] = {"none": memonger.get_cost(symbol, shapes=shapes)}
+    for name in ("original", "ruled", "ours"):
+        if not (folder / (name + "-symbol.json")).exists():
+            continue
+        planned = read_symbol(folder, name)
+        figures[name] = memonger.get_cost(planned, shapes=shapes)
+        if name == "ours":
+            graph = forward_graph(planned, read_shapes(planned, shapes, {}, None))
+            figures["recomputed"] = recomputed_share(graph, marks.recomputed(graph))
+    (folder / "figures.json").write_text(json.dumps(figures))
+
+
+Step = Callable[[Path], None]
+STEPS: Dict[str, Step] = {
+    step.__name__: step for step in (plan_ours, plan_original, plan_ruled, measure)
+}
+
+
+class Failure(Exception):
+    """A step that came to no result."""
+
+
+def run(step: Step, folder: Path, timeout: float) -> float:
+    """Run a step in a fresh process; return its seconds from start to end."""
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(
+            [sys.executable, __file__, "--step", step.__name__, str(folder)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise Failure("%s took more than %g s" % (step.__name__, timeout)) from None
+    if done.returncode != 0:
+        raise Failure("%s failed:\n%s" % (step.__name__, done.stderr[-2000:]))
+    return time.perf_counter() - start
+
+
+# -- the table --------------------------------------------------------------------------------
+
+
+def compare(name: str, network: networks.Network, original: bool, timeout: float) -> Dict[str, Any]:
+    """Plan a network in every way and bind it; what fails is told on stderr and left out."""
+    figures: Dict[str, Any] = {"name": name}
+
+    def attempt(step: Step) -> Optional[float]:
+        try:
+            return run(step, folder, timeout)
+        except Failure as failure:
+            print("%s: %s" % (name, failure), file=sys.stderr)
+            figures["failed"] = True
+            return None
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write(folder, network)
+        figures["seconds"] = attempt(plan_ours)
+        if original:
+            figures["original_seconds"] = attempt(plan_original)
+            attempt(plan_ruled)
+        if attempt(measure) is not None:
+            figures.update(json.loads((folder / "figures.json").read_text()))
+    return figures
+
+
+HEADER = """
+| network | none | original | with rules | ours | recomputed | s, ours | s, original |
+|---|---|---|---|---|---|---|---|"""
+COLUMNS = (
+    ("name", "%s"),
+    ("none", "%d"),
+    ("original", "%d"),
+    ("ruled", "%d"),
+    ("ours", "%d"),
+    ("recomputed", "%.2f"),
+    ("seconds", "%.1f"),
+    ("original_seconds", "%.1f"),
+)
+
+
+def line(figures: Dict[str, Any]) -> str:
+    cells = ["-" if figures.get(key) is None else form % figures[key] for key, form in COLUMNS]
+    return "| %s |" % " | ".join(cells)
+
+
+def start_up(timeout: float) -> float:
+    """Seconds for a network of next to nothing, which compiles what was not compiled yet."""
+    with tempfile.TemporaryDirectory() as temporary:
+        write(Path(temporary), networks.chain(depth=8, hidden=4, batch=4))
+        run(plan_ours, Path(temporary), timeout)
+        return run(plan_ours, Path(temporary), timeout)
+
+
+def parse(arguments: List[str]) -> argparse.Namespace:
+    """Read the command line; ``options.nets`` is then a dict from names to builders."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("nets", nargs="*", help="names of networks; by default all of --list")
+    parser.add_argument("--list", action="store_true", help="print the names and stop")
+    parser.add_argument("--symbols", type=Path, metavar="DIR", help=SYMBOLS)
+    parser.add_argument("--batch", type=int, help="instead of 32 (U-Net: 4, LSTM: 64)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
+    parser.add_argument("--no-original", action="store_true", help="ours alone, to save time")
+    parser.add_argument(
+        "--timeout", type=float, default=1800, metavar="S", help="seconds for one step (1800)"
+    )
+    options = parser.parse_args(arguments)
+    if options.symbols is not None and options.batch is not None:
+        parser.error("--batch is of our own networks; those of --symbols have theirs in a file")
+    if options.symbols is None:
+        try:
+            options.nets = {n: own(n, options.batch) for n in options.nets or NETWORKS}
+        except ValueError as error:
+            parser.error("%s\nOur own networks are\n\t%s" % (error, "\n\t".join(NETWORKS)))
+        return options
+    builders = saved(options.symbols)
+    if not builders:
+        parser.error("there is no *-symbol.json and no *-symbol.json.gz in %s" % options.symbols)
+    unknown = [name for name in options.nets if name not in builders]
+    if unknown:
+        parser.error("no network %s; there are %s" % (", ".join(unknown), ", ".join(builders)))
+    options.nets = {name: builders[name] for name in options.nets or builders}
+    return options
+
+
+def main(arguments: List[str]) -> int:
+    if arguments[:1] == ["--step"]:
+        STEPS[arguments[1]](Path(arguments[2]))
+        return 0
+    options = parse(arguments)
+    if options.list:
+        print("\n".join(options.nets))
+        return 0
+    result: Dict[str, Any] = {
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "mxnet": mx.__version__,
+    }
+    print("%(machine)s, %(cores)d cores, Python %(python)s, MXNet %(mxnet)s" % result, flush=True)
+    result["start_up_seconds"] = start_up(options.timeout)
+    print("a network of next to nothing takes %.1f s" % result["start_up_seconds"])
+    print(HEADER, flush=True)
+    rows = result["networks"] = []
+    for name, build in options.nets.items():
+        rows.append(compare(name, build(), not options.no_original, options.timeout))
+        print(line(rows[-1]), flush=True)
+        if options.json is not None:
+            options.json.write_text(json.dumps(result, indent=1) + "\n")
+    return int(any("failed" in figures for figures in rows))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except (memonger.MemongerError, Failure) as error:
+        sys.exit(str(error))

@@ -1,0 +1,132 @@
+"""The benchmark of memory on small networks, and the networks that it measures."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List
+
+import memonger
+import networks
+import pytest
+from memonger import marks
+from memonger.flops import recomputed_share
+from planned import forward
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(*options: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, os.path.join("benchmarks", "memory.py"), *options],
+        cwd=str(ROOT),
+        env=dict(os.environ, PYTHONPATH=str(ROOT)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def cells(line: str) -> List[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_a_folder_of_symbols(tmp_path: Path) -> None:
+    symbol, shapes = networks.resnet((1, 2, 1, 1), batch=16, image=96)
+    with gzip.open(tmp_path / "small-symbol.json.gz", "wt") as file:
+        file.write(symbol.tojson())
+    (tmp_path / "nets.json").write_text(json.dumps({"small": {"shapes": {"data": shapes["data"]}}}))
+    done = run("--symbols", str(tmp_path), "--json", str(tmp_path / "out.json"))
+    assert done.returncode == 0, done.stderr
+    (figures,) = json.loads((tmp_path / "out.json").read_text())["networks"]
+
+    original = memonger.search_plan(symbol, planner="chen2016", rules=False, shapes=shapes)
+    ruled = memonger.search_plan(symbol, planner="chen2016", shapes=shapes)
+    ours = memonger.search_plan(symbol, shapes=shapes)
+    graph = forward(ours, shapes)
+    expected: Dict[str, Any] = {
+        "name": "small",
+        "none": memonger.get_cost(symbol, shapes=shapes),
+        "original": memonger.get_cost(original, shapes=shapes),
+        "ruled": memonger.get_cost(ruled, shapes=shapes),
+        "ours": memonger.get_cost(ours, shapes=shapes),
+        "recomputed": recomputed_share(graph, marks.recomputed(graph)),
+    }
+    assert expected["ours"] < expected["original"] < expected["none"]
+    assert {key: figures.pop(key) for key in expected} == expected
+    assert sorted(figures) == ["original_seconds", "seconds"]
+    # A process that imports MXNet takes no less.
+    assert min(figures.values()) > 0.2
+    shown = [str(expected[key]) for key in ("name", "none", "original", "ruled", "ours")]
+    assert cells(done.stdout.splitlines()[-1])[:6] == shown + ["%.2f" % expected["recomputed"]]
+
+
+def test_what_fails_is_left_out_and_told(tmp_path: Path) -> None:
+    symbol, _ = networks.chain(depth=4, hidden=8, batch=4)
+    symbol.save(str(tmp_path / "broken-symbol.json"))
+    (tmp_path / "broken.json").write_text(json.dumps({"shapes": {"label": (4, 8)}}))
+    done = run("--symbols", str(tmp_path), "--no-original")
+    assert done.returncode == 1
+    assert cells(done.stdout.splitlines()[-1]) == ["broken"] + ["-"] * 7
+    assert "the shapes of these inputs are needed: 'data'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        (["resnet51"], "Model resnet51 is not supported"),
+        (["--symbols", "tests"], "there is no *-symbol.json"),
+        (["--symbols", "tests/golden", "nothing"], "no network nothing; there are lstm-4x16, "),
+        (["--symbols", "tests/golden", "--batch", "2"], "--batch is of our own networks"),
+    ],
+    ids=lambda value: str(value[0]) if isinstance(value, list) else "",
+)
+def test_bad_options(options: List[str], told: str) -> None:
+    done = run(*options)
+    assert done.returncode == 2
+    assert told in done.stderr
+
+
+def test_the_list() -> None:
+    assert run("--list").stdout.split()[:2] == ["example_resnet", "resnet50-v2"]
+    assert run("--symbols", "tests/golden", "--list").stdout.split()[0] == "lstm-4x16"
+
+
+# -- the networks -----------------------------------------------------------------------------
+
+# MB of MXNet's own example symbols at batch 32, and millions of parameters as the papers give them
+# (ResNet v2: of v1, which has a few BatchNorms elsewhere).
+EXAMPLES = {
+    "ResNet-50 v2": (lambda: networks.resnet_v2(), 2640, 25.6),
+    "ResNet-152 v2": (lambda: networks.resnet_v2((3, 8, 36, 3)), 5434, 60.2),
+    "Inception-v3": (lambda: networks.inception_v3(), 3208, 23.8),
+    "MobileNetV2": (lambda: networks.mobilenet_v2(), 2670, 3.5),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_networks_are_those_of_mxnet(name: str) -> None:
+    build, megabytes, millions = EXAMPLES[name]
+    symbol, shapes = build()
+    assert memonger.get_cost(symbol, shapes=shapes) == megabytes
+    graph = forward(symbol, shapes)
+    parameters = [a for a in graph.arguments if graph.nodes[a].name not in shapes]
+    count = sum(graph.tensors[a][0].elements for a in parameters)
+    assert count / 1e6 == pytest.approx(millions, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        networks.resnet_v2((1, 1, 2, 1), batch=2, image=33, classes=3, filters=4),
+        networks.inception_v3(batch=2, image=75, classes=3, divide=16),
+        networks.mobilenet_v2(batch=2, image=33, classes=3, divide=8),
+    ],
+    ids=["resnet_v2", "inception_v3", "mobilenet_v2"],
+)
+def test_networks_train_when_small(network: networks.Network) -> None:
+    symbol, shapes = network
+    report = memonger.check(symbol, memonger.search_plan(symbol, shapes=shapes), shapes)
+    assert report, report
