@@ -11,10 +11,11 @@ import os
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from memonger.costs import MB
 from memonger.errors import MemongerError
+from memonger.forward import copy_names
 from memonger.inputs import check_count
 from memonger.network import Request, read_request
 from memonger.solution import Solution, marked, solve
@@ -207,7 +208,7 @@ def plan(
         if solution is not None:
             _remembered.move_to_end(key)
     if solution is None:
-        solution = solve(request, planner, ntrial, kept_copies, rules)
+        solution, symbol = solve(request, planner, ntrial, kept_copies, rules)
         if not solution.facts["interrupted"]:
             with _lock:
                 _remembered[key] = solution
@@ -215,9 +216,10 @@ def plan(
                     _remembered.popitem(last=False)
     else:
         log.info("this network was planned before; its plan is used again")
+        symbol = marked(request.symbol, solution.mask, solution.native, solution.copies)
     for warning in solution.warnings:
         log.warning(warning)
-    return _carried_out(request.symbol, solution)
+    return _plan_of(request.symbol, symbol, solution)
 
 
 def forget() -> None:
@@ -226,27 +228,20 @@ def forget() -> None:
         _remembered.clear()
 
 
-def _carried_out(original: Any, solution: Solution) -> Plan:
-    """The plan of a symbol, with its own names."""
-    facts = {**solution.facts, "candidates": dict(solution.facts["candidates"])}
-    symbol = marked(original, solution.mask, solution.native, solution.copies)
-    before = _names(original)
-    after = _names(symbol) if solution.copies else before
-    operators = [(name, again) for (name, op), again in zip(before, solution.mask) if op != "null"]
-    present = {name for name, _ in before}
+def _plan_of(original: Any, planned: Any, solution: Solution) -> Plan:
+    """The Plan for a symbol, with the names of its operators."""
+    nodes = json.loads(original.tojson(remove_amp_cast=False))["nodes"]
+    operators = [
+        (node["name"], again) for node, again in zip(nodes, solution.mask) if node["op"] != "null"
+    ]
+    copies = copy_names([node["name"] for node in nodes], solution.copies)
     return Plan(
-        symbol=symbol,
+        symbol=planned,
         kept=tuple(name for name, again in operators if not again),
         recomputed=tuple(name for name, again in operators if again),
-        copies=tuple(name for name, _ in after if name not in present),
-        **facts,
+        copies=tuple(copies[i] for i in solution.copies),
+        **{**solution.facts, "candidates": dict(solution.facts["candidates"])},
     )
-
-
-def _names(symbol: Any) -> List[Tuple[str, str]]:
-    """Name and operator of each node."""
-    nodes = json.loads(symbol.tojson(remove_amp_cast=False))["nodes"]
-    return [(node["name"], node["op"]) for node in nodes]
 
 
 def _key(request: Request, options: Sequence[Any]) -> str:

@@ -14,7 +14,7 @@ from memonger.allocator import Replay, replay
 from memonger.costs import MB, CostModel
 from memonger.executor import bind, planned_mb
 from memonger.flops import forward_flops
-from memonger.forward import forward_graph
+from memonger.forward import forward_graph, with_copies
 from memonger.inputs import InputSpec
 from memonger.network import Network, Request, read_network, wanted
 from memonger.planners import chen2016
@@ -92,8 +92,17 @@ class Solution(NamedTuple):
     warnings: Tuple[str, ...]
 
 
-def solve(request: Request, planner: str, ntrial: int, kept_copies: bool, rules: bool) -> Solution:
-    """Search, and confirm what was found; the parameters are those of ``memonger.plan``."""
+def solve(
+    request: Request, planner: str, ntrial: int, kept_copies: bool, rules: bool
+) -> Tuple[Solution, Any]:
+    """Search, and confirm what was found; the parameters are those of ``memonger.plan``.
+
+    Returns
+    -------
+    Solution
+    mx.sym.Symbol
+        The planned network.
+    """
     network = read_network(request, rules)
     cost = network.cost_model()
     warnings = [] if rules else [BARE]
@@ -117,8 +126,9 @@ def solve(request: Request, planner: str, ntrial: int, kept_copies: bool, rules:
         replay(network.training, nothing), cost.unplanned // MB, network.training.inexact
     )
     memory = unplanned
+    symbol = marked(request.symbol, found.mask, native, found.copies)
     if found.mask.any():
-        memory = _confirmed(network, found, native)
+        memory = _confirmed(network, found, symbol)
         if cost.exact and not (memory.exact and memory.counted_bytes == found.cost):
             warnings.append(
                 "the memory of this plan was predicted as %.1f MB, and MXNet plans %d MB for it; "
@@ -128,7 +138,7 @@ def solve(request: Request, planner: str, ntrial: int, kept_copies: bool, rules:
     saved = memory.saved(unplanned)
     if planner == "smallest" and saved <= 0:
         found = found._replace(mask=nothing, copies=(), planner="no plan")
-        native, memory = (), unplanned
+        native, memory, symbol = (), unplanned, marks.clear(request.symbol)
         warnings.append(
             "no plan costs less than the network as it is (%.1f MB), so it is returned unmarked: %s"
             % (cost.unplanned / MB, _why_nothing_helps(network, found.candidates))
@@ -150,7 +160,7 @@ def solve(request: Request, planner: str, ntrial: int, kept_copies: bool, rules:
         "exact": memory.exact,
         "interrupted": found.interrupted,
     }
-    return Solution(found.mask, native, found.copies, facts, tuple(warnings))
+    return Solution(found.mask, native, found.copies, facts, tuple(warnings)), symbol
 
 
 def marked(symbol: Any, mask: np.ndarray, native: Sequence[int], copies: Sequence[int]) -> Any:
@@ -167,14 +177,16 @@ def measure(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: A
     return Memory(found, planned_mb(bind(symbol, graph, device, asked)), training.inexact)
 
 
-def _confirmed(network: Network, found: Found, native: Sequence[int]) -> Memory:
-    """What MXNet plans for what was found; only copies need a graph of their own."""
-    request, training = network.request, network.training
-    symbol = marked(request.symbol, found.mask, native, found.copies)
+def _confirmed(network: Network, found: Found, symbol: Any) -> Memory:
+    """What MXNet plans for the symbol that was made of what was found, and what is predicted."""
+    training, mask = network.training, found.mask
+    bound = planned_mb(bind(symbol, network.graph, network.request.device, training.wanted))
     if found.copies:
-        return measure(symbol, request.spec, request.grad_req, request.device)
-    bound = planned_mb(bind(symbol, network.graph, request.device, training.wanted))
-    return Memory(replay(training, found.mask), bound, training.inexact)
+        graph, moved = with_copies(network.graph, found.copies)
+        training = training_graph(graph, moved[list(training.wanted)])
+        mask = np.zeros(len(graph.nodes), dtype=np.bool_)
+        mask[moved] = found.mask
+    return Memory(replay(training, mask), bound, training.inexact)
 
 
 def _smallest(network: Network, cost: CostModel, ntrial: int, kept_copies: bool) -> Found:

@@ -86,6 +86,20 @@ def test_names_in_execution_order() -> None:
     assert list(plan.recomputed) == marked(plan.symbol)
 
 
+def test_kept_copies() -> None:
+    """They are named, lower the cost here, and are not there if they are not wanted."""
+    symbol, shapes = networks.model_zoo("densenet121", 4)
+    plan = memonger.plan(symbol, shapes)
+    before = {n["name"] for n in nodes(symbol)}
+    assert plan.exact and plan.copies
+    assert plan.pool_bytes == memonger.pool_bytes(plan.symbol, shapes=shapes)
+    assert list(plan.copies) == [n["name"] for n in nodes(plan.symbol) if n["name"] not in before]
+    assert memonger.unplan(plan.symbol).tojson() == symbol.tojson()
+    untouched = memonger.plan(symbol, shapes, kept_copies=False)
+    assert not untouched.copies and untouched.counted_bytes > plan.counted_bytes
+    assert [n["name"] for n in nodes(untouched.symbol)] == [n["name"] for n in nodes(symbol)]
+
+
 def test_recomputed_flops() -> None:
     """A product is 2 x 256 x 512 x 512 + 256 x 512 operations; all other operators are cheap."""
     plan = memonger.plan(net(), SHAPES)
