@@ -31,6 +31,7 @@ setup(
         "numpy==1.23.5; python_version<'3.12'",
         "numpy==1.26.4; python_version>='3.12'",
         "numba>=0.57",
+        "tqdm>=4.60",
         "setuptools; python_version>='3.12'",  # brings distutils back, which MXNet needs
     ],
     extras_require={

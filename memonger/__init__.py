@@ -4,6 +4,7 @@ from memonger._mxnet import mx as _mx  # noqa: F401  first: it makes MXNet impor
 from memonger.checking import CheckReport, check
 from memonger.errors import MemongerError
 from memonger.marks import unplan
+from memonger.plans import Plan, plan
 from memonger.search import get_cost, make_mirror_plan, pool_bytes, search_plan
 
 __version__ = "1.0.0.dev0"
@@ -11,9 +12,11 @@ __version__ = "1.0.0.dev0"
 __all__ = [
     "CheckReport",
     "MemongerError",
+    "Plan",
     "check",
     "get_cost",
     "make_mirror_plan",
+    "plan",
     "pool_bytes",
     "search_plan",
     "unplan",

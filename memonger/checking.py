@@ -8,7 +8,13 @@ from memonger._mxnet import mx
 from memonger.errors import MemongerError
 from memonger.executor import reason, sparse_gradients
 from memonger.forward import ForwardGraph, forward_graph
-from memonger.inputs import check_count, check_device, check_symbol, read_shapes
+from memonger.inputs import (
+    check_count,
+    check_device,
+    check_symbol,
+    read_grad_req,
+    read_shapes,
+)
 
 #: Inputs that hold whole numbers: operator -> positions.
 INDEX_INPUTS: Mapping[str, Tuple[int, ...]] = {
@@ -123,7 +129,7 @@ def check(
         Training steps, with an SGD-momentum update between them.
     type_dict, ctx
         As for ``search_plan``; the CPU by default.
-    grad_req : str or dict, optional
+    grad_req : str, list or dict, optional
         As ``simple_bind`` takes it. By default as Module has it: 'write', but 'null' for the inputs
         named in ``shapes``.
     seed : int
@@ -213,12 +219,8 @@ def _train(
     names = list(arguments)
     if grad_req is None:
         requests = {name: "null" if name in inputs else "write" for name in names}
-    elif isinstance(grad_req, str):
-        requests = dict.fromkeys(names, grad_req)
-    elif isinstance(grad_req, Mapping):
-        requests = {name: grad_req.get(name, "null") for name in names}
     else:
-        raise MemongerError("grad_req must be a string or a dict of names, not %r" % (grad_req,))
+        requests = read_grad_req(names, grad_req)
     try:
         args = {n: mx.nd.array(start[n], ctx, t.dtype) for n, t in arguments.items()}
         sparse = {graph.nodes[i].name for i in sparse_gradients(graph)}

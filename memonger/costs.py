@@ -25,7 +25,7 @@ class CostModel:
     def __init__(self, symbol: Any, graph: ForwardGraph, training: TrainingGraph, ctx: Any) -> None:
         self.symbol, self.graph, self.training, self.ctx = symbol, graph, training, ctx
         nothing = np.zeros(len(graph.nodes), dtype=np.bool_)
-        bound = planned_mb(bind(symbol, graph, ctx))
+        bound = self._bound(symbol)
         self.unplanned = replay(training, nothing).pool_bytes
         why = "; ".join(training.inexact)
         if not why and self.unplanned // MB != bound:
@@ -45,6 +45,9 @@ class CostModel:
             self._known[key] = (
                 replay(self.training, mask).pool_bytes
                 if self.exact
-                else MB * planned_mb(bind(marks.apply(self.symbol, mask), self.graph, self.ctx))
+                else MB * self._bound(marks.apply(self.symbol, mask))
             )
         return self._known[key]
+
+    def _bound(self, symbol: Any) -> int:
+        return planned_mb(bind(symbol, self.graph, self.ctx, self.training.wanted))

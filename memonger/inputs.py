@@ -15,6 +15,9 @@ from memonger.errors import MemongerError
 
 Shape = Tuple[int, ...]
 
+#: What ``simple_bind`` may be asked to do with a gradient.
+GRAD_REQS = ("write", "add", "null")
+
 #: Endings of the names that MXNet gives to the parameters that an operator makes for itself.
 PARAMETER_ENDINGS = ("weight", "bias", "gamma", "beta")
 
@@ -91,7 +94,11 @@ def check_device(ctx: Any) -> Any:
 
 
 def read_shapes(
-    symbol: Any, shapes: Any, keywords: Mapping[str, Any], type_dict: Optional[Mapping[str, Any]]
+    symbol: Any,
+    shapes: Any,
+    keywords: Mapping[str, Any],
+    type_dict: Optional[Mapping[str, Any]],
+    devices: int = 1,
 ) -> InputSpec:
     """Gather the inputs' shapes and types from everything the user may give.
 
@@ -105,17 +112,22 @@ def read_shapes(
         Shapes given as keyword arguments.
     type_dict : dict or None
         Name to type, as ``simple_bind`` takes it.
+    devices : int
+        The shapes are of the whole batch; what is returned is the largest share that ``Module``
+        gives to one of so many devices.
 
     Raises
     ------
     MemongerError
         A name that is no input of the symbol, a shape that is not made of positive integers, a
-        type that NumPy does not know, one input given two different shapes.
+        type that NumPy does not know, one input given two different shapes, a batch that cannot be
+        split.
     """
     known = symbol.list_arguments() + symbol.list_auxiliary_states()
     found: Dict[str, Shape] = {}
     types: Dict[str, str] = {}
-    given: List[Tuple[str, Any]] = _pairs(shapes, types) + list(keywords.items())
+    axes: Dict[str, int] = {}
+    given: List[Tuple[str, Any]] = _pairs(shapes, types, axes) + list(keywords.items())
     for name, shape in given:
         _check_name(name, known, "a shape was given for %r, which is no input of the network")
         checked = _check_shape(name, shape)
@@ -131,7 +143,55 @@ def read_shapes(
             types[name] = np.dtype(kind).name
         except TypeError as error:
             raise MemongerError("input %r: NumPy knows no type %r" % (name, kind)) from error
-    return InputSpec(found, types)
+    devices = check_count("devices", devices, 1)
+    return InputSpec(_largest_share(found, axes, devices) if devices > 1 else found, types)
+
+
+def read_grad_req(arguments: Sequence[str], grad_req: Any) -> Dict[str, str]:
+    """What is asked for each argument's gradient: 'write', 'add' or 'null'.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        As ``list_arguments`` gives them.
+    grad_req : str, list of str or dict
+        As ``simple_bind`` takes it: one for all, one for each argument in order, or by name, where
+        those that are not named get 'null'.
+
+    Raises
+    ------
+    MemongerError
+        An unknown request or name, a list of another length, or nothing but 'null'.
+    """
+    if isinstance(grad_req, str):
+        found = dict.fromkeys(arguments, grad_req)
+    elif isinstance(grad_req, (list, tuple)):
+        if len(grad_req) != len(arguments):
+            raise MemongerError(
+                "grad_req lists %d requests for the %d arguments of the network; give one for each "
+                "of list_arguments(), or a dict" % (len(grad_req), len(arguments))
+            )
+        found = dict(zip(arguments, grad_req))
+    elif isinstance(grad_req, Mapping):
+        for name in grad_req:
+            _check_name(name, arguments, "grad_req names %r, which is no argument of the network")
+        found = {name: grad_req.get(name, "null") for name in arguments}
+    else:
+        raise MemongerError(
+            "grad_req must be a string, a list or a dict of names, not %r" % (grad_req,)
+        )
+    for name, request in found.items():
+        if request not in GRAD_REQS:
+            raise MemongerError(
+                "grad_req of %r is %r; there are %s"
+                % (name, request, ", ".join(map(repr, GRAD_REQS)))
+            )
+    if all(request == "null" for request in found.values()):
+        raise MemongerError(
+            "grad_req asks for no gradient at all: without a backward pass nothing is kept for it, "
+            "and there is nothing to plan"
+        )
+    return found
 
 
 def missing_inputs(arguments: Sequence[str], shapes: Sequence[Optional[Shape]]) -> List[str]:
@@ -142,7 +202,8 @@ def missing_inputs(arguments: Sequence[str], shapes: Sequence[Optional[Shape]]) 
     return [name for name in unknown if not name.endswith(PARAMETER_ENDINGS)] or unknown
 
 
-def _pairs(shapes: Any, types: Dict[str, str]) -> List[Tuple[str, Any]]:
+def _pairs(shapes: Any, types: Dict[str, str], axes: Dict[str, int]) -> List[Tuple[str, Any]]:
+    """Names and shapes; DataDescs tell types and batch axes (-1: none) as well."""
     if shapes is None:
         return []
     if isinstance(shapes, Mapping):
@@ -155,25 +216,73 @@ def _pairs(shapes: Any, types: Dict[str, str]) -> List[Tuple[str, Any]]:
     for item in shapes:
         if isinstance(item, mx.io.DataDesc):
             types[item.name] = np.dtype(item.dtype).name
+            axes[item.name] = mx.io.DataDesc.get_batch_axis(item.layout)
             pairs.append((item.name, tuple(item.shape)))
         elif isinstance(item, (list, tuple)) and len(item) == 2 and isinstance(item[0], str):
             pairs.append((item[0], item[1]))
         elif item is None or isinstance(item, (list, tuple)):
-            pairs.extend(_pairs(item, types))  # (data_shapes, label_shapes)
+            pairs.extend(_pairs(item, types, axes))  # (data_shapes, label_shapes)
         else:
             raise MemongerError("shapes: %r is neither a DataDesc nor (name, shape)" % (item,))
     return pairs
 
 
-def _check_name(name: Any, known: Sequence[str], complaint: str) -> None:
-    if name in known:
-        return
+def _largest_share(
+    shapes: Mapping[str, Shape], axes: Mapping[str, int], devices: int
+) -> Dict[str, Shape]:
+    """The shapes of the largest share (``DataParallelExecutorGroup.decide_slices``)."""
+    batch: Optional[int] = None
+    for name, shape in shapes.items():
+        axis = axes.get(name, 0)
+        if axis < 0:
+            continue
+        if axis >= len(shape):
+            raise MemongerError("input %r: shape %s has no batch axis %d" % (name, shape, axis))
+        if batch is None:
+            first, batch = name, shape[axis]
+        elif shape[axis] != batch:
+            raise MemongerError(
+                "devices=%d: all inputs must have one batch size to be split, but %r has %d and "
+                "%r %d; give an input that is not split as a DataDesc whose layout has no 'N', and "
+                "the shape of a parameter on its variable"
+                % (devices, first, batch, name, shape[axis])
+            )
+    if batch is None:
+        raise MemongerError(
+            "devices=%d: no input was given whose batch could be split; give the shapes of the "
+            "whole batch, such as data=(32, 3, 224, 224)" % devices
+        )
+    if batch < devices:
+        raise MemongerError(
+            "a batch of %d cannot be split among devices=%d; every device needs at least one sample"
+            % (batch, devices)
+        )
+    try:
+        shares = mx.executor_manager._split_input_slice(batch, [1] * devices)
+    except ValueError:
+        raise MemongerError(
+            "a batch of %d cannot be split among devices=%d: Module would leave one without a "
+            "sample; make the batch a multiple of %d" % (batch, devices, devices)
+        ) from None
+    share = max(part.stop - part.start for part in shares)
+    return {
+        name: tuple(share if k == axes.get(name, 0) else n for k, n in enumerate(shape))
+        for name, shape in shapes.items()
+    }
+
+
+def did_you_mean(name: Any, known: Sequence[str], otherwise: str) -> str:
+    """The end of a complaint about an unknown name: the nearest that is known, if one is near."""
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    inputs = [n for n in known if not n.endswith(PARAMETER_ENDINGS)]
-    raise MemongerError(
-        complaint % name
-        + ("; did you mean %r?" % near[0] if near else "; its inputs are %s" % ", ".join(inputs))
-    )
+    return "; did you mean %r?" % near[0] if near else "; " + otherwise
+
+
+def _check_name(name: Any, known: Sequence[str], complaint: str) -> None:
+    if name not in known:
+        inputs = [n for n in known if not n.endswith(PARAMETER_ENDINGS)]
+        raise MemongerError(
+            complaint % name + did_you_mean(name, known, "its inputs are %s" % ", ".join(inputs))
+        )
 
 
 def _check_shape(name: str, shape: Any) -> Shape:

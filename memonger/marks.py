@@ -107,7 +107,10 @@ def unplan(symbol: Any) -> Any:
 
 def clear(symbol: Any) -> Any:
     """A copy in which nothing is recomputed; marks that the user set are recorded."""
-    graph = json.loads(symbol.tojson(remove_amp_cast=False))
+    text = symbol.tojson(remove_amp_cast=False)
+    if FORCE not in text:
+        return mx.sym.load_json(text)
+    graph = json.loads(text)
     for node in graph["nodes"]:
         attrs = node.get("attrs", {})
         if FORCE in attrs and not untouched(node["op"]):

@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Iterator
 
 # MXNet's CPU build is not repeatable with more: bit-for-bit comparisons need one.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -12,9 +13,19 @@ for folder in (TESTS, TESTS.parent / "examples"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
+import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 # CI tries the same examples every time; a run by hand looks further.
 settings.register_profile("repeated", derandomize=True, database=None)
 if os.environ.get("CI"):
     settings.load_profile("repeated")
+
+
+@pytest.fixture(autouse=True)
+def nothing_planned_before() -> Iterator[None]:
+    """Every test plans for itself."""
+    from memonger.plans import forget
+
+    forget()
+    yield

@@ -71,7 +71,9 @@ CASES: Dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("call", [memonger.search_plan, memonger.get_cost, memonger.pool_bytes])
+@pytest.mark.parametrize(
+    "call", [memonger.search_plan, memonger.plan, memonger.get_cost, memonger.pool_bytes]
+)
 @pytest.mark.parametrize("case", CASES)
 def test_is_named_with_its_remedy(case: str, call: Callable[..., Any]) -> None:
     mistake, words = CASES[case]

@@ -1,0 +1,267 @@
+"""``plan``: from a network and its shapes to a ``Plan``.
+
+What was found (``solution``) is remembered in this process by everything that it depends on, so
+that a ``sym_gen`` that plans may be called again and again.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+
+from memonger.costs import MB
+from memonger.errors import MemongerError
+from memonger.forward import copy_names
+from memonger.inputs import check_count
+from memonger.network import Request, read_request
+from memonger.solution import Solution, marked, solve
+
+log = logging.getLogger("memonger")
+
+WAYS = ("marks",)
+PLANNERS = ("smallest", "chen2016")
+REMEMBERED = 256  # plans
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Plan:
+    """A planned network and what it costs.
+
+    Attributes
+    ----------
+    symbol : mx.sym.Symbol
+        The planned network, to be given to ``Module`` or ``FeedForward`` in place of the original.
+    pool_bytes : int
+        What MXNet's memory pool will take in training, with the real size of every element.
+        Parameters, their gradients, inputs and operator workspaces are not in it.
+    unplanned_bytes : int
+        The same without a plan.
+    counted_bytes : int
+        The pool as MXNet reports it (``get_cost``), with 4 bytes for an element of any type.
+    peak_bytes : int
+        The most bytes of that memory that are alive at once; the pool is larger by what MXNet's
+        planner leaves unused in its blocks.
+    recomputed_flops : float
+        Work added to a training step, as a share of the FLOPs of the forward pass.
+    kept, recomputed : tuple of str
+        Names of the operators, in execution order.
+    copies : tuple of str
+        Names of the nodes that were added to keep a result whose operator is recomputed.
+    planner : str
+        What found it: one of ``candidates``, 'no plan' if the network is better left as it is.
+    candidates : dict
+        The cost of each candidate, in bytes as MXNet counts them.
+    exact : bool
+        Whether the memory was replayed to the byte and agreed with MXNet. Where it is False, it was
+        learned by binding: in whole MB (2**20 bytes), rounded down, and ``peak_bytes`` and the
+        sizes of elements that have not 4 bytes are estimates.
+    interrupted : bool
+        Whether the search was ended early (Ctrl-C); this is the best that it had found.
+    """
+
+    symbol: Any
+    pool_bytes: int
+    unplanned_bytes: int
+    counted_bytes: int
+    peak_bytes: int
+    recomputed_flops: float
+    kept: Tuple[str, ...]
+    recomputed: Tuple[str, ...]
+    copies: Tuple[str, ...]
+    planner: str
+    candidates: Dict[str, int]
+    exact: bool
+    interrupted: bool
+
+    def __str__(self) -> str:
+        saved = self.unplanned_bytes - self.pool_bytes
+        lines = [
+            "memory   %.1f MB instead of %.1f MB (%.1f MB or %.0f %% saved), %.1f MB alive at once"
+            % (
+                self.pool_bytes / MB,
+                self.unplanned_bytes / MB,
+                saved / MB,
+                100 * saved / max(1, self.unplanned_bytes),
+                self.peak_bytes / MB,
+            ),
+            "work     %d of %d operators computed again: %.0f %% of the forward pass"
+            % (
+                len(self.recomputed),
+                len(self.kept) + len(self.recomputed),
+                100 * self.recomputed_flops,
+            ),
+            "plan     %s, memory %s%s"
+            % (
+                self.planner,
+                "replayed to the byte" if self.exact else "bound, in whole MB",
+                "; the search was interrupted" if self.interrupted else "",
+            ),
+        ]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return (
+            "Plan(pool_bytes=%d, unplanned_bytes=%d, recomputed_flops=%.3f, planner=%r, exact=%s)"
+            % (
+                self.pool_bytes,
+                self.unplanned_bytes,
+                self.recomputed_flops,
+                self.planner,
+                self.exact,
+            )
+        )
+
+
+_remembered: "OrderedDict[str, Solution]" = OrderedDict()
+_lock = threading.Lock()
+
+
+def plan(
+    net: Any,
+    shapes: Any = None,
+    *,
+    how: str = "marks",
+    type_dict: Optional[Mapping[str, Any]] = None,
+    grad_req: Any = "write",
+    ctx: Any = None,
+    planner: str = "smallest",
+    ntrial: int = 6,
+    until: Optional[str] = None,
+    devices: int = 1,
+    kept_copies: bool = True,
+    rules: bool = True,
+    **input_shapes: Any,
+) -> Plan:
+    """Plan which results a network keeps and which it computes again in the backward pass.
+
+    The plan is found without binding its trials, where MXNet's memory planner can be replayed, and
+    confirmed by one bind; nothing is allocated. It is cached in this process.
+
+    Parameters
+    ----------
+    net : mx.sym.Symbol
+        The network. Marks (``mirror_stage``) are used if there are any, and not needed.
+    shapes : dict or list of mx.io.DataDesc
+        Shapes of the inputs: ``{'data': (32, 3, 224, 224)}``, or ``iterator.provide_data +
+        iterator.provide_label``. They may be given as keywords too.
+    how : {'marks'}
+        'marks': each result is computed again at most once, by marks on the operators that MXNet's
+        executor reads.
+    type_dict : dict, optional
+        Types of inputs by name, as ``simple_bind`` takes it; float32 where nothing is told.
+    grad_req : str, list or dict
+        'write', 'add' or 'null' as ``simple_bind`` takes it. The memory that is told is that with
+        these gradients; the plan is right for others too. By default, as for ``simple_bind`` and
+        ``get_cost``, gradients of all arguments; ``Module`` asks for none of its data and labels
+        ('null'), by which its memory differs a little.
+    ctx : mx.Context, optional
+        The device to plan for. By default the plan is made on the CPU and holds for CPU and GPU;
+        a plan for ``mx.cpu()`` leaves cuDNN's BatchNorm on and does not hold for a GPU.
+    planner : {'smallest', 'chen2016'}
+        'smallest' searches cuts of the network for the least memory, marks or no marks, and takes
+        nothing that is worse than the original's plan with the rules or than none;
+        'chen2016' is the original algorithm, on the marks of the network.
+    ntrial : int
+        Thresholds that the original's search tries beyond its first three.
+    until : str, optional
+        The name of a layer (or of its output, ``'conv1_output'``). Only what runs before it is
+        recomputed: it and what follows is kept.
+    devices : int
+        The shapes are of the whole batch, and ``Module`` will split it among so many devices; the
+        plan is made for, and tells the memory of, the largest share.
+    kept_copies : bool
+        Whether identities (named ``*_keep``) may be put behind operators to keep a result without
+        what it was computed from; False leaves the operators of the network untouched.
+    rules : bool
+        False gives the bare plan, without the rules that keep it right on every device.
+    **input_shapes
+        Shapes of inputs by name, the batch first: ``data=(32, 3, 224, 224)``.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    MemongerError
+        If something about the network, the shapes or the call is wrong; it says what to do.
+    KeyboardInterrupt
+        If it is interrupted before anything was found; later, the best so far is returned.
+
+    Examples
+    --------
+    >>> plan = memonger.plan(net, {'data': (32, 3, 224, 224)})
+    >>> print(plan)
+    >>> mod = mx.mod.Module(plan.symbol, context=mx.gpu())
+    """
+    _check_choice("way (how)", how, WAYS)
+    _check_choice("planner", planner, PLANNERS)
+    ntrial = check_count("ntrial", ntrial, 1)
+    request = read_request(net, shapes, input_shapes, type_dict, grad_req, ctx, until, devices)
+    key = _key(request, [how, planner, ntrial, bool(kept_copies), bool(rules)])
+    with _lock:
+        solution = _remembered.get(key)
+        if solution is not None:
+            _remembered.move_to_end(key)
+    if solution is None:
+        solution, symbol = solve(request, planner, ntrial, kept_copies, rules)
+        if not solution.facts["interrupted"]:
+            with _lock:
+                _remembered[key] = solution
+                while len(_remembered) > REMEMBERED:
+                    _remembered.popitem(last=False)
+    else:
+        log.info("this network was planned before; its plan is used again")
+        symbol = marked(request.symbol, solution.mask, solution.native, solution.copies)
+    for warning in solution.warnings:
+        log.warning(warning)
+    return _plan_of(request.symbol, symbol, solution)
+
+
+def forget() -> None:
+    """Forget the plans that were made in this process."""
+    with _lock:
+        _remembered.clear()
+
+
+def _plan_of(original: Any, planned: Any, solution: Solution) -> Plan:
+    """The Plan for a symbol, with the names of its operators."""
+    nodes = json.loads(original.tojson(remove_amp_cast=False))["nodes"]
+    operators = [
+        (node["name"], again) for node, again in zip(nodes, solution.mask) if node["op"] != "null"
+    ]
+    copies = copy_names([node["name"] for node in nodes], solution.copies)
+    return Plan(
+        symbol=planned,
+        kept=tuple(name for name, again in operators if not again),
+        recomputed=tuple(name for name, again in operators if again),
+        copies=tuple(copies[i] for i in solution.copies),
+        **{**solution.facts, "candidates": dict(solution.facts["candidates"])},
+    )
+
+
+def _key(request: Request, options: Sequence[Any]) -> str:
+    """A fingerprint of everything that a plan depends on.
+
+    Operators count by their place and not by their name, for a ``sym_gen`` that leaves naming to
+    MXNet makes the same network under other names each time.
+    """
+    graph = json.loads(request.symbol.tojson(remove_amp_cast=False))
+    for node in graph["nodes"]:
+        if node["op"] != "null":
+            del node["name"]
+    environment = {k: v for k, v in os.environ.items() if k.startswith(("MXNET_", "NNVM_"))}
+    asked = [request.spec, request.grad_req, str(request.ctx), request.until]
+    text = json.dumps([graph, environment, asked, options], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_choice(what: str, value: Any, known: Sequence[str]) -> None:
+    if value not in known:
+        raise MemongerError(
+            "there is no %s %r; there are %s" % (what, value, ", ".join(map(repr, known)))
+        )

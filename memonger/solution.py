@@ -1,0 +1,274 @@
+"""What a planner finds for a network, made into a symbol and confirmed by MXNet.
+
+The memory that the search predicts for a plan is compared with one bind of the planned symbol. They
+must agree; where they do not, it is said, and MXNet's figure is the plan's.
+"""
+
+import logging
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+import numpy as np
+
+from memonger import marks
+from memonger.allocator import Replay, replay
+from memonger.costs import MB, CostModel
+from memonger.executor import bind, planned_mb
+from memonger.flops import forward_flops
+from memonger.forward import forward_graph, with_copies
+from memonger.inputs import InputSpec
+from memonger.network import Network, Request, read_network, wanted
+from memonger.planners import chen2016
+from memonger.planners.smallest import smallest
+from memonger.progress import Progress
+from memonger.rules import kept_summary
+from memonger.training import training_graph
+
+log = logging.getLogger("memonger")
+
+SEARCHING = "memonger: searching"  # what the progress bar says
+BARE = (
+    "the bare plan was asked for (rules=False): it may abort on a GPU, move BatchNorm statistics "
+    "twice, or give wrong gradients"
+)
+
+
+class Memory(NamedTuple):
+    """What a symbol takes in training: replayed and bound.
+
+    Attributes
+    ----------
+    replay : Replay
+    bound : int
+        MXNet's own total, in whole MB rounded down.
+    inexact : tuple of str
+        Why the replay may be wrong.
+    """
+
+    replay: Replay
+    bound: int
+    inexact: Tuple[str, ...]
+
+    @property
+    def exact(self) -> bool:
+        return not self.inexact and self.replay.pool_bytes // MB == self.bound
+
+    @property
+    def counted_bytes(self) -> int:
+        return self.replay.pool_bytes if self.exact else self.bound * MB
+
+    @property
+    def pool_bytes(self) -> int:
+        """With the real size of elements; where the replay is not exact, in its proportion."""
+        if self.exact:
+            return self.replay.allocated_bytes
+        counted, real = self.replay.pool_bytes, self.replay.allocated_bytes
+        return round(self.counted_bytes * real / max(1, counted))
+
+    def saved(self, unplanned: "Memory") -> int:
+        """Bytes less than without a plan, as MXNet counts them; whole MB unless both are exact."""
+        if self.exact and unplanned.exact:
+            return unplanned.counted_bytes - self.counted_bytes
+        return (unplanned.bound - self.bound) * MB
+
+
+class Found(NamedTuple):
+    """What a planner found: nodes by index, which candidate won, all candidates' costs."""
+
+    mask: np.ndarray
+    copies: Tuple[int, ...]
+    cost: int
+    planner: str
+    candidates: Dict[str, int]
+    interrupted: bool
+
+
+class Solution(NamedTuple):
+    """What is remembered of a plan: nothing in it is the caller's, nor has an operator's name."""
+
+    mask: np.ndarray
+    native: Tuple[int, ...]
+    copies: Tuple[int, ...]
+    facts: Mapping[str, Any]  # the fields of Plan that do not depend on the operators' names
+    warnings: Tuple[str, ...]
+
+
+def solve(
+    request: Request, planner: str, ntrial: int, kept_copies: bool, rules: bool
+) -> Tuple[Solution, Any]:
+    """Search, and confirm what was found; the parameters are those of ``memonger.plan``.
+
+    Returns
+    -------
+    Solution
+    mx.sym.Symbol
+        The planned network.
+    """
+    network = read_network(request, rules)
+    cost = network.cost_model()
+    warnings = [] if rules else [BARE]
+    if planner == "chen2016":
+        found = _chen2016(network, cost, ntrial, rules)
+        if not network.stages:
+            warnings.append(
+                "the network has no mirror_stage marks, so the original planner cannot cut it; "
+                "planner='smallest' needs none"
+            )
+    else:
+        found = _smallest(network, cost, ntrial, kept_copies)
+    if found.interrupted:
+        warnings.append(
+            "interrupted: this is the best plan that was found so far, of %.1f MB (%.1f MB without "
+            "a plan)" % (found.cost / MB, cost.unplanned / MB)
+        )
+    native = tuple(network.rules.native(found.mask))
+    nothing = np.zeros(len(network.graph.nodes), dtype=np.bool_)
+    unplanned = Memory(
+        replay(network.training, nothing), cost.unplanned // MB, network.training.inexact
+    )
+    memory = unplanned
+    symbol = marked(request.symbol, found.mask, native, found.copies)
+    if found.mask.any():
+        memory = _confirmed(network, found, symbol)
+        if cost.exact and not (memory.exact and memory.counted_bytes == found.cost):
+            warnings.append(
+                "the memory of this plan was predicted as %.1f MB, and MXNet plans %d MB for it; "
+                "the figures of the plan are MXNet's" % (found.cost / MB, memory.bound)
+            )
+            memory = memory._replace(inexact=("the bind differs from the search",))
+    saved = memory.saved(unplanned)
+    if planner == "smallest" and saved <= 0:
+        found = found._replace(mask=nothing, copies=(), planner="no plan")
+        native, memory, symbol = (), unplanned, marks.clear(request.symbol)
+        warnings.append(
+            "no plan costs less than the network as it is (%.1f MB), so it is returned unmarked: %s"
+            % (cost.unplanned / MB, _why_nothing_helps(network, found.candidates))
+        )
+    elif saved < 0:
+        warnings.append(
+            "this plan needs more memory (%.1f MB) than the network as it is (%.1f MB), which "
+            "planner='smallest' never does" % (memory.counted_bytes / MB, cost.unplanned / MB)
+        )
+    log.info("Find best plan with cost=%s MB", memory.bound)
+    facts = {
+        "pool_bytes": memory.pool_bytes,
+        "unplanned_bytes": unplanned.pool_bytes,
+        "counted_bytes": memory.counted_bytes,
+        "peak_bytes": memory.replay.peak_bytes,
+        "recomputed_flops": _work_added(memory.replay),
+        "planner": found.planner,
+        "candidates": found.candidates,
+        "exact": memory.exact,
+        "interrupted": found.interrupted,
+    }
+    return Solution(found.mask, native, found.copies, facts, tuple(warnings)), symbol
+
+
+def marked(symbol: Any, mask: np.ndarray, native: Sequence[int], copies: Sequence[int]) -> Any:
+    """A copy of a symbol (without marks) that carries out a plan; as it is if that is none."""
+    return marks.apply(symbol, mask, native, copies) if mask.any() else marks.clear(symbol)
+
+
+def measure(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: Any) -> Memory:
+    """Replay and bind a symbol, with the marks that it carries."""
+    graph = forward_graph(symbol, spec)
+    asked = wanted(graph, grad_req)
+    training = training_graph(graph, asked)
+    found = replay(training, marks.recomputed(graph))
+    return Memory(found, planned_mb(bind(symbol, graph, device, asked)), training.inexact)
+
+
+def _confirmed(network: Network, found: Found, symbol: Any) -> Memory:
+    """What MXNet plans for the symbol that was made of what was found, and what is predicted."""
+    training, mask = network.training, found.mask
+    bound = planned_mb(bind(symbol, network.graph, network.request.device, training.wanted))
+    if found.copies:
+        graph, moved = with_copies(network.graph, found.copies)
+        training = training_graph(graph, moved[list(training.wanted)])
+        mask = np.zeros(len(graph.nodes), dtype=np.bool_)
+        mask[moved] = found.mask
+    return Memory(replay(training, mask), bound, training.inexact)
+
+
+def _smallest(network: Network, cost: CostModel, ntrial: int, kept_copies: bool) -> Found:
+    with Progress(SEARCHING) as progress:
+        found = smallest(
+            network.stages, cost, network.rules, ntrial, cost.exact, kept_copies, progress
+        )
+    for name, counted in found.candidates.items():
+        log.info("%s: %.1f MB", name, counted / MB)
+    _log_kept(network)
+    winner = min(found.candidates, key=lambda name: found.candidates[name])  # of equals the first
+    return Found(found.mask, found.copies, found.cost, winner, found.candidates, found.interrupted)
+
+
+def _chen2016(network: Network, cost: CostModel, ntrial: int, rules: bool) -> Found:
+    tried: List[Tuple[int, np.ndarray]] = []
+    interrupted = False
+    try:
+        with Progress(SEARCHING) as progress:
+
+            def counted(mask: np.ndarray) -> int:
+                mask = network.within(mask)
+                tried.append((cost(mask) // MB, mask))
+                progress(len(tried) / (3 + ntrial))
+                return tried[-1][0]
+
+            trials = chen2016.search(network.graph, network.stages, counted, ntrial)
+    except KeyboardInterrupt:
+        if not tried:
+            raise
+        interrupted = True
+    else:
+        for trial in trials:
+            log.info("Search threshold=%d MB, cost=%d MB", trial.threshold, trial.cost)
+        chosen = chen2016.best(trials)
+        log.info("Find best plan with threshold=%d, cost=%d MB", chosen.threshold, chosen.cost)
+    bare, mask = min(tried, key=lambda pair: pair[0])  # of equals the first
+    if rules:
+        mask = network.rules.apply(mask)
+        _log_kept(network)
+        log.info("cost=%s MB before the rules, %s MB with them", bare, cost(mask) // MB)
+    candidates = {"no plan": cost.unplanned, "chen2016": cost(mask)}
+    return Found(mask, (), cost(mask), "chen2016", candidates, interrupted)
+
+
+def _work_added(found: Replay) -> float:
+    """FLOPs of the recomputed operators that run, as a share of those of the forward pass."""
+    each = forward_flops(found.training.graph)
+    n = len(each)
+    forward = each[found.order[found.order < n]].sum()
+    again = each[found.order[(found.order >= n) & (found.order < 2 * n)] - n].sum()
+    return float(again / forward) if forward else 0.0
+
+
+def _log_kept(network: Network) -> None:
+    nodes = network.graph.nodes
+    kept = kept_summary((nodes[i].op, why) for i, why in network.rules.reasons.items())
+    if kept:
+        log.info("kept by rule: %s", kept)
+
+
+def _why_nothing_helps(network: Network, candidates: Mapping[str, int]) -> str:
+    graph, rules = network.graph, network.rules
+    operators = graph.operators
+    if not any(rules.allowed[i] for i in operators):
+        until = network.request.until
+        if until is not None and all(i >= until for i in operators if i not in rules.reasons):
+            return "nothing that could be recomputed comes before %r" % graph.nodes[until].name
+        return "every operator must be kept (%s)" % kept_summary(
+            (graph.nodes[i].op, why) for i, why in rules.reasons.items()
+        )
+    if len(candidates) == 1:
+        return "there is no point at which it can be cut"
+    tried = ", ".join(
+        "%s give %.1f MB" % (name, cost / MB)
+        for name, cost in candidates.items()
+        if name != "no plan"
+    )
+    largest = max((t.nbytes, i) for i in operators for t in graph.tensors[i])
+    return "%s; its largest result is %.1f MB, of node %r (%s)" % (
+        tried,
+        largest[0] / MB,
+        graph.nodes[largest[1]].name,
+        graph.nodes[largest[1]].op,
+    )
