@@ -4,6 +4,8 @@ The nodes are those of the symbol's JSON, which nnvm writes in the order in whic
 first from the outputs, ``nnvm::DFSVisit``); a node's index is its identity, for names may repeat.
 """
 
+import contextlib
+import gc
 import json
 import re
 import warnings
@@ -12,6 +14,7 @@ from typing import (
     Dict,
     FrozenSet,
     Iterable,
+    Iterator,
     List,
     Mapping,
     NamedTuple,
@@ -24,7 +27,7 @@ import numpy as np
 
 from memonger._mxnet import mx
 from memonger.errors import MemongerError
-from memonger.inplace import hidden_outputs
+from memonger.inplace import hidden_outputs, may_hide_outputs
 from memonger.inputs import InputSpec, Shape, missing_inputs
 
 Entry = Tuple[int, int]  # a node's index and which of its outputs
@@ -103,6 +106,19 @@ class ForwardGraph(NamedTuple):
         return [i for i, node in enumerate(self.nodes) if not node.is_variable]
 
 
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Leave the garbage collector off: a large graph makes no garbage but is walked by it often."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@no_collection()
 def forward_graph(symbol: Any, spec: InputSpec) -> ForwardGraph:
     """Read the forward graph of a symbol whose inputs have the shapes and types of ``spec``.
 
@@ -114,10 +130,10 @@ def forward_graph(symbol: Any, spec: InputSpec) -> ForwardGraph:
     internals = symbol.get_internals()
     inner = json.loads(internals.tojson(remove_amp_cast=False))
     nodes = tuple(_node(item) for item in inner["nodes"])
-    heads = json.loads(symbol.tojson(remove_amp_cast=False))["heads"]
+    heads = _heads(symbol)
     arguments, auxiliary = symbol.list_arguments(), set(symbol.list_auxiliary_states())
     shapes = _infer_shapes(symbol, internals, spec, nodes)
-    types = _infer_types(symbol, internals, spec)
+    types = _infer_types(symbol, internals, spec, nodes)
     visible: List[List[Tensor]] = [[] for _ in nodes]
     names: List[List[str]] = [[] for _ in nodes]
     for head, name, shape, dtype in zip(inner["heads"], internals.list_outputs(), shapes, types):
@@ -126,7 +142,7 @@ def forward_graph(symbol: Any, spec: InputSpec) -> ForwardGraph:
     tensors: List[Tuple[Tensor, ...]] = []
     for i, node in enumerate(nodes):
         hidden: Tuple[Tensor, ...] = ()
-        if not node.is_variable:
+        if may_hide_outputs(node.op):
             into = [tensors[a][b] for a, b in node.inputs]
             hidden = tuple(
                 Tensor(*pair)
@@ -218,6 +234,13 @@ def copy_names(names: Sequence[str], at: Iterable[int]) -> Dict[int, str]:
     return found
 
 
+def _heads(symbol: Any) -> List[List[int]]:
+    """The outputs of a symbol, from the end of its JSON: [node, output, version] each."""
+    text = symbol.tojson(remove_amp_cast=False)
+    start = text.index("[", text.rindex('"heads"'))
+    return json.JSONDecoder().raw_decode(text, start)[0]
+
+
 def _node(item: Dict[str, Any]) -> Node:
     attrs = item.get("attrs", {})
     return Node(
@@ -225,7 +248,7 @@ def _node(item: Dict[str, Any]) -> Node:
         item["op"],
         {k: v for k, v in attrs.items() if not k.startswith("__")},
         {k: v for k, v in attrs.items() if k.startswith("__")},
-        tuple((entry[0], entry[1]) for entry in item["inputs"]),
+        tuple([(entry[0], entry[1]) for entry in item["inputs"]]),
         tuple(item.get("control_deps", ())),
         bool(item.get("subgraphs")),
     )
@@ -254,7 +277,7 @@ def _infer_shapes(
             "the shapes of these inputs are needed: %s; give them as %s=(...) or in shapes={...}"
             % (", ".join(map(repr, missing)), missing[0] if missing else "data")
         )
-    return [tuple(int(n) for n in shape) for shape in shapes]
+    return [tuple(shape) for shape in shapes]
 
 
 def _shape_complaint(internals: Any, spec: InputSpec, nodes: Tuple[Node, ...], message: str) -> str:
@@ -300,12 +323,14 @@ def _input_shapes(
     return result
 
 
-def _infer_types(symbol: Any, internals: Any, spec: InputSpec) -> List[str]:
+def _infer_types(
+    symbol: Any, internals: Any, spec: InputSpec, nodes: Tuple[Node, ...]
+) -> List[str]:
     """Types of all tensors; as in ``simple_bind`` every input is float32 where none is told."""
-    own = symbol.attr_dict()
     types = dict(spec.types)
     if not types:
-        types = {n: FLOAT for n in symbol.list_arguments() if "__dtype__" not in own.get(n, {})}
+        own = {node.name for node in nodes if node.is_variable and "__dtype__" in node.hidden}
+        types = {name: FLOAT for name in symbol.list_arguments() if name not in own}
     try:
         try:
             _, found, _ = internals.infer_type_partial(**types)
@@ -321,7 +346,8 @@ def _infer_types(symbol: Any, internals: Any, spec: InputSpec) -> List[str]:
             _, found, _ = internals.infer_type_partial(**types)
     except mx.MXNetError as error:
         raise MemongerError("the types do not fit: " + _first_line(error)) from None
-    return [_type_name(t) for t in found]
+    names = {t: _type_name(t) for t in set(found)}
+    return [names[t] for t in found]
 
 
 def _type_name(kind: Optional[Any]) -> str:

@@ -568,6 +568,11 @@ _FURTHER_OUTPUTS: Dict[str, Callable[[Attrs, Sequence[Tensor], Sequence[Tensor]]
 }
 
 
+def may_hide_outputs(op: str) -> bool:
+    """Whether `hidden_outputs` has something to say about an operator."""
+    return _ALIASES.get(op, op) in _FURTHER_OUTPUTS
+
+
 def hidden_outputs(
     op: str,
     attrs: Attrs,

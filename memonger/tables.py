@@ -253,6 +253,22 @@ def build(
     )
 
 
+def depth_first(
+    inputs: np.ndarray, counts: np.ndarray, deps: np.ndarray, heads: Sequence[int]
+) -> List[int]:
+    """The forward nodes in the order in which they run; arguments as those of `build`.
+
+    ``counts`` says how many of the inputs are each node's.
+    """
+    reader = np.repeat(np.arange(len(counts)), counts)
+    of = np.concatenate([reader, deps[:, 0]])
+    by_row = np.argsort(of, kind="stable")
+    before = np.concatenate([inputs[:, 0], deps[:, 1]])[by_row]
+    start = _starts(np.bincount(of, minlength=len(counts)))
+    own = np.full(len(before), KEPT)
+    return _walk(0, start, before, own, np.array(heads, dtype=np.int64), own)[0].tolist()
+
+
 def _starts(counts: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(counts)])
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from memonger import tables
 from memonger.errors import MemongerError
-from memonger.forward import Entry, ForwardGraph, Node, Tensor
+from memonger.forward import Entry, ForwardGraph, Node, Tensor, no_collection
 from memonger.gradients import (
     BackwardNode,
     NotDifferentiable,
@@ -107,6 +107,7 @@ class TrainingGraph(NamedTuple):
         return self.builder.build(tuple(wanted))
 
 
+@no_collection()
 def training_graph(graph: ForwardGraph, wanted: Optional[Iterable[int]] = None) -> TrainingGraph:
     """Build the training graph of a network.
 
@@ -230,7 +231,9 @@ class _Builder:
                 tensor,
             )
             self.gradients[head] = [(like, 0, KEPT)]
-        for x in reversed(self._order()):
+        counts = np.array([len(node.inputs) for node in graph.nodes])
+        outputs = [a for a, _ in self.heads]
+        for x in reversed(tables.depth_first(self.inputs, counts, self.deps, outputs)):
             if graph.nodes[x].inputs:
                 self._differentiate(x)
 
@@ -308,32 +311,6 @@ class _Builder:
         self.inputs = np.array(inputs, dtype=np.int64).reshape(-1, 2)
         deps = [(x, same[d]) for x, node in enumerate(graph.nodes) for d in node.deps]
         self.deps = np.array(deps, dtype=np.int64).reshape(-1, 2)
-
-    def _order(self) -> List[int]:
-        """The forward nodes in the order in which they run once duplicates are merged."""
-        if self.same == list(range(self.n)):
-            return list(range(self.n))
-        order: List[int] = []
-        seen: Set[int] = set()
-        for head, _ in self.heads:
-            if head in seen:
-                continue
-            seen.add(head)
-            stack = [(head, iter(self._before(head)))]
-            while stack:
-                x, before = stack[-1]
-                following = next((y for y in before if y not in seen), None)
-                if following is None:
-                    order.append(x)
-                    stack.pop()
-                else:
-                    seen.add(following)
-                    stack.append((following, iter(self._before(following))))
-        return order
-
-    def _before(self, x: int) -> List[int]:
-        node, same = self.graph.nodes[x], self.same
-        return [same[a] for a, _ in node.inputs] + [same[d] for d in node.deps]
 
     # ------------------------------------------------------------------ gradients
 

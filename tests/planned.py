@@ -51,4 +51,5 @@ def rules_of(symbol: Any, shapes: Any, targets: Any = ANYWHERE) -> Rules:
     """The rules of a network that is trained as Module trains it, or for all gradients."""
     graph = forward(symbol, shapes)
     parameters = [a for a in graph.arguments if graph.nodes[a].name not in shapes]
-    return Rules([training_graph(graph), training_graph(graph, parameters)], targets)
+    training = training_graph(graph)
+    return Rules([training, training.with_gradients(parameters)], targets)

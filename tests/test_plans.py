@@ -44,7 +44,7 @@ def net(layers: int = 8) -> Any:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundredth of the search: what is tested here does not depend on how good a plan is."""
     monkeypatch.setattr(search, "WORK", search.WORK // 100)
-    monkeypatch.setattr(search, "WORK_PER_NODE", search.WORK_PER_NODE // 100)
+    monkeypatch.setattr(search, "MOST_TRIES", search.MOST_TRIES // 100)
 
 
 @pytest.fixture
@@ -537,7 +537,7 @@ from memonger import solution
 from memonger.planners import smallest
 from test_plans import SHAPES, net
 
-smallest.WORK = smallest.WORK_PER_NODE = 1000
+smallest.WORK = smallest.MOST_TRIES = 1000
 real = solution.smallest
 
 def slow(*args):

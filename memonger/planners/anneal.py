@@ -77,7 +77,7 @@ def _move_cut(cuts):  # type: ignore[no-untyped-def]
     kind = np.random.random()
     if kind < 0.6 and len(chosen):
         k = chosen[np.random.randint(len(chosen))]
-        way = int(round(np.tan(np.pi * (np.random.random() - 0.5)) * 1.5))  # mostly near (Cauchy)
+        way = int(round(np.tan(np.pi * (np.random.random() - 0.5)) * 3))  # mostly near (Cauchy)
         if way == 0:
             way = 1 if np.random.random() < 0.5 else -1
         cuts[k] = False
@@ -86,6 +86,18 @@ def _move_cut(cuts):  # type: ignore[no-untyped-def]
         cuts[chosen[np.random.randint(len(chosen))]] = False
     else:
         cuts[np.random.randint(len(cuts))] = True
+
+
+@njit(cache=True, nogil=True)
+def _flip_run(flippable, flips):  # type: ignore[no-untyped-def]
+    """Flip some operators that follow each other to one state."""
+    first = np.random.randint(len(flippable))
+    last = first
+    while last + 1 < len(flippable) and np.random.random() < 0.8:
+        last += 1
+    state = np.random.randint(3)
+    for i in flippable[first : last + 1]:
+        flips[i] = state
 
 
 @njit(cache=True, nogil=True)
@@ -130,11 +142,7 @@ def anneal(s, cuts, flips, seed, tries, hot, cold, flipping, stop, done):  # typ
         new_flips[:] = flips
         while True:
             if np.random.random() < flipping:
-                i = s.flippable[np.random.randint(len(s.flippable))]
-                if new_flips[i] != 0 and np.random.random() < 0.5:
-                    new_flips[i] = 0
-                else:
-                    new_flips[i] = KEEP if np.random.random() < 0.5 else RECOMPUTE
+                _flip_run(s.flippable, new_flips)
             else:
                 _move_cut(new_cuts)
             if np.random.random() >= 0.3:

@@ -43,17 +43,36 @@ POWERS = (1.0, 0.75, 0.5, 0.35, 0.2)  # of a result's bytes
 BISECTIONS = 12  # of the bound on the pieces between cuts, for each power
 SECTIONS = 10  # numbers of cuts tried by golden section, for each power
 MOST_CUTS = 600
-STARTS = 4  # seeds that are annealed
-# Nodes whose costs are replayed: what the search takes. More where the original's search, which
-# binds the network for each of its trials, takes long too.
-WORK = 40_000_000
-WORK_PER_NODE = 4_000
-#: Share of the tries, temperatures as shares of the cost, share of flips: of cuts, of cuts and
-#: operators, of operators alone.
-CUTS = (0.5, 0.01, 0.0004, 0.0)
-BOTH = (0.3, 0.003, 0.0001, 0.75)
-OPERATORS = (0.2, 0.001, 0.0001, 1.0)
-SMALL = 1 / 2000  # of the largest result: results below are not worth a step of their own
+SMALL = 1 / 2000  # of the largest result: operators with smaller ones are not worth a step
+
+
+class Phase(NamedTuple):
+    """One annealing of several states.
+
+    Attributes
+    ----------
+    starts : int
+        How many states are annealed, each by itself.
+    share : float
+        Of all tries.
+    temperatures : tuple of (float, float)
+        At the beginning and the end, as shares of the cost; the states take them in turns, for
+        networks differ in what a move of one cut changes.
+    flipping : float
+        The share of steps that flip operators instead of moving a cut.
+    """
+
+    starts: int
+    share: float
+    temperatures: Tuple[Tuple[float, float], ...]
+    flipping: float
+
+
+CUTS = Phase(16, 0.6, ((0.008, 0.0004), (0.0015, 0.0001)), 0.0)
+BOTH = Phase(4, 0.25, ((0.002, 0.0001),), 0.75)
+OPERATORS = Phase(4, 0.15, ((0.001, 0.0001),), 1.0)
+WORK = 160_000_000  # nodes replayed in all tries: bounds the time
+MOST_TRIES = 160_000  # enough for small networks
 
 
 class Smallest(NamedTuple):
@@ -171,12 +190,13 @@ class _Search:
         self.rules, self.moved = self.with_copies(self.at)
         self.graph = self.rules.graph
         # Not between an operator and its copy: after the copy.
-        followed = [int(self.moved[i]) for i in self.at]
-        marked = [int(self.moved[i]) + (i in self.at) for i in stages]
+        copied = frozenset(self.at)
+        followed = frozenset(int(self.moved[i]) for i in copied)
+        marked = [int(self.moved[i]) + (i in copied) for i in stages]
         self.cuts: List[Cut] = cheap_cuts(self.graph, MOST_CUTS, marked, followed)
         self.space = self.make_space(self.rules, self.rules.allowed, self.cuts)
-        count = len(self.graph.nodes)
-        self.tries = max(WORK, WORK_PER_NODE * count) // (STARTS * count)
+        self.tries = min(MOST_TRIES, WORK // len(self.graph.nodes))
+        self.done = 0.0
 
     def make_space(self, rules: Rules, base: np.ndarray, cuts: Sequence[Cut]) -> Space:
         elements = np.array([max(t.elements for t in ts) for ts in rules.graph.tensors])
@@ -198,21 +218,30 @@ class _Search:
         """Search; what is found is left in ``best``."""
         if not self.rules.allowed.any():
             return
-        no_flips = np.zeros(len(self.graph.nodes), dtype=np.int8)
-        starts = [(cuts, no_flips.copy()) for cuts in self.seeds()]
-        mask = self.anneal(self.space, starts, (CUTS, BOTH), 0.0)
-        copies = needed_copies(self.moved, self.at, mask)
-        self.offer(mask[self.moved], copies)
+        states = self.anneal(CUTS, self.space, [self.state(cuts) for cuts in self.seeds()])
+        states = self.anneal(BOTH, self.space, states)
+        mask = self.plan_of(self.space, states[0])
+        self.offer(mask[self.moved], needed_copies(self.moved, self.at, mask))
         if self.interrupted or self.best is None:
             return
-        rules, moved = self.with_copies(self.best.copies)
+        copies = self.best.copies
+        rules, moved = self.with_copies(copies)
         space = self.make_space(rules, spread(rules, moved, self.best.mask), ())
-        no_cuts, no_flips = np.zeros(0, np.bool_), np.zeros(len(space.base), dtype=np.int8)
-        starts = [(no_cuts, no_flips.copy()) for _ in range(STARTS)]
-        mask = self.anneal(space, starts, (OPERATORS,), CUTS[0] + BOTH[0])
-        self.offer(mask[moved], needed_copies(moved, self.best.copies, mask))
+        no_cuts = np.zeros(0, dtype=np.bool_)
+        start = _State(0, no_cuts, np.zeros(len(space.base), dtype=np.int8))
+        states = self.anneal(OPERATORS, space, [start] * OPERATORS.starts)
+        mask = self.plan_of(space, states[0])
+        self.offer(mask[moved], needed_copies(moved, copies, mask))
         if not self.interrupted:
             self.trim()
+
+    def state(self, cuts: np.ndarray) -> "_State":
+        return _State(0, cuts, np.zeros(len(self.graph.nodes), dtype=np.int8))
+
+    def plan_of(self, space: Space, state: "_State") -> np.ndarray:
+        mask = np.empty(len(space.base), dtype=np.bool_)
+        fill(space, state.cuts, state.flips, mask)
+        return mask
 
     def offer(self, mask: np.ndarray, copies: Tuple[int, ...]) -> None:
         """Take a plan of the plain network if it is the best so far."""
@@ -251,7 +280,7 @@ class _Search:
         runs = [run for run in np.split(on, np.flatnonzero(np.diff(on) > 1) + 1) if len(run)]
         heap = [(-int(work[run].sum()), int(run[0]), run) for run in runs]
         heapq.heapify(heap)
-        for _ in range(max(20, self.tries // 10)):
+        for _ in range(max(20, self.tries // 100)):
             if not heap:
                 break
             _, _, run = heapq.heappop(heap)
@@ -298,7 +327,7 @@ class _Search:
                 return cost(walk(weights, np.exp(logarithm)))
 
             golden_section(of_pieces, np.log(2), np.log(max(3, len(self.cuts))), SECTIONS)
-        best = sorted(known, key=lambda key: (known[key], key))[:STARTS]
+        best = sorted(known, key=lambda key: (known[key], key))[: CUTS.starts]
         return [np.frombuffer(key, dtype=np.bool_).copy() for key in best]
 
     def read_backward(self) -> Set[Entry]:
@@ -314,42 +343,48 @@ class _Search:
 
     # ------------------------------------------------------------------ threads
 
-    def anneal(
-        self,
-        space: Space,
-        starts: List[Tuple[np.ndarray, np.ndarray]],
-        phases: Sequence[Tuple[float, float, float, float]],
-        progress: float,
-    ) -> np.ndarray:
-        """Anneal states, one thread each, through the same phases; the best plan that is found."""
-        done = [np.zeros(1, dtype=np.int64) for _ in starts]
-        costs = [0] * len(starts)
+    def anneal(self, phase: Phase, space: Space, states: Sequence["_State"]) -> List["_State"]:
+        """Anneal the first states, a thread each; all that came of it, the cheapest first."""
+        states = states[: phase.starts]
+        tries = int(self.tries * phase.share) // phase.starts
+        done = [np.zeros(1, dtype=np.int64) for _ in states]
 
-        def work(k: int) -> None:
-            for number, (share, hot, cold, flipping) in enumerate(phases):
-                tries = int(self.tries * share)
-                seed = k + STARTS * number
-                costs[k] = anneal(
-                    space, *starts[k], seed, tries, hot, cold, flipping, self.stop, done[k]
-                )
+        def work(k: int) -> _State:
+            cuts, flips = states[k].cuts.copy(), states[k].flips.copy()
+            hot, cold = phase.temperatures[k % len(phase.temperatures)]
+            cost = anneal(
+                space, cuts, flips, k, tries, hot, cold, phase.flipping, self.stop, done[k]
+            )
+            return _State(int(cost), cuts, flips)
 
-        with ThreadPoolExecutor(min(STARTS, os.cpu_count() or 1)) as pool:
-            running: Set[Future[None]] = {pool.submit(work, k) for k in range(len(starts))}
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            futures = [pool.submit(work, k) for k in range(len(states))]
+            running: Set[Future[_State]] = set(futures)
             while running:
                 try:
-                    finished, running = wait(running, timeout=0.1)
-                    for future in finished:
-                        future.result()
-                    share = sum(int(d[0]) for d in done) / (self.tries * max(1, len(starts)))
-                    self.progress(min(1.0, progress + share))
+                    _, running = wait(running, timeout=0.1)
+                    share = sum(int(d[0]) for d in done) / max(1, tries * len(states))
+                    self.progress(self.done + phase.share * share)
                 except KeyboardInterrupt:
                     if self.interrupted:
                         raise
                     self.interrupted = True
                     self.stop[0] = 1  # the threads end with the best that they have
-        mask = np.empty(len(space.base), dtype=np.bool_)
-        fill(space, *starts[int(np.argmin(costs))], mask)
-        return mask
+        self.done += phase.share
+        found = {f.result().key: f.result() for f in reversed(futures)}  # of equals the first
+        return sorted(found.values(), key=lambda state: state.cost)
+
+
+class _State(NamedTuple):
+    """Cuts, flips and what they cost."""
+
+    cost: int
+    cuts: np.ndarray
+    flips: np.ndarray
+
+    @property
+    def key(self) -> Tuple[bytes, bytes]:
+        return self.cuts.tobytes(), self.flips.tobytes()
 
 
 def spread(rules: Rules, moved: np.ndarray, mask: np.ndarray) -> np.ndarray:
