@@ -22,7 +22,7 @@ from numba import njit
 
 from memonger.allocator import order_and_reads
 from memonger.errors import MemongerError
-from memonger.forward import ForwardGraph, with_copies
+from memonger.forward import ForwardGraph, KeptCopy, with_copies
 from memonger.operators import (
     ANYWHERE,
     CPU,
@@ -103,7 +103,7 @@ class Rules:
             for training in trainings
         ]
 
-    def with_copies(self, at: Iterable[int]) -> Tuple["Rules", np.ndarray]:
+    def with_copies(self, copies: Iterable[KeptCopy]) -> Tuple["Rules", np.ndarray]:
         """The rules for the network with kept copies (``forward.with_copies``).
 
         Returns
@@ -112,7 +112,7 @@ class Rules:
         np.ndarray of int
             The new index of each node.
         """
-        graph, moved = with_copies(self.graph, at)
+        graph, moved = with_copies(self.graph, copies)
         first, *others = [tuple(moved[list(t.wanted)]) for t in self.trainings]
         training = training_graph(graph, first)
         trainings = [training, *map(training.with_gradients, others)]
