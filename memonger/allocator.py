@@ -18,6 +18,7 @@ from memonger.training import KEPT, TrainingGraph
 
 EXTERNAL = -2  # a gradient: its memory is the user's
 UNASSIGNED = -1
+NO_LIMIT = np.iinfo(np.int64).max
 
 #: What a tensor of the timeline was made by.
 FORWARD, RECOMPUTED, BACKWARD = 0, 1, 2
@@ -273,11 +274,13 @@ def _take_over(t, recomputed, reads, row, storage, held):  # type: ignore[no-unt
 
 
 @njit(cache=True)
-def _allocate(t, recomputed, order, reads, match_range):  # type: ignore[no-untyped-def]
+def allocate(t, recomputed, order, reads, match_range, limit):  # type: ignore[no-untyped-def]
     """Bytes of the pool, 4 to an element, and the block of each output.
 
     The free list holds whole blocks, smallest first, of equals the oldest first. A block has the
     size of one of the tensors, so there is a queue for each of their sizes.
+
+    It ends early once the pool exceeds ``limit``, which it can only do more and more.
     """
     outputs = t.elements.shape[0]
     copies = t.output_start[t.forward]
@@ -339,6 +342,8 @@ def _allocate(t, recomputed, order, reads, match_range):  # type: ignore[no-unty
                 pool += t.sizes[r]
             held[block] = reads[out]
             storage[out] = block
+        if pool > limit:
+            break
         # What has been read for the last time is free, and so is what nobody will read.
         first = t.use_start[row]
         last = t.use_start[row + 1]
@@ -368,9 +373,9 @@ def _allocate(t, recomputed, order, reads, match_range):  # type: ignore[no-unty
 @njit(cache=True)
 def _replay(t, recomputed, match_ranges):  # type: ignore[no-untyped-def]
     order, reads = order_and_reads(t, recomputed)
-    best, storage = _allocate(t, recomputed, order, reads, match_ranges[0])
+    best, storage = allocate(t, recomputed, order, reads, match_ranges[0], NO_LIMIT)
     for k in range(1, match_ranges.shape[0]):
-        pool, other = _allocate(t, recomputed, order, reads, match_ranges[k])
+        pool, other = allocate(t, recomputed, order, reads, match_ranges[k], NO_LIMIT)
         if pool < best:
             best = pool
             storage = other

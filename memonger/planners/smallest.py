@@ -23,7 +23,7 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from memonger.allocator import match_ranges, replay
+from memonger.allocator import NO_LIMIT, match_ranges, replay
 from memonger.flops import forward_flops
 from memonger.forward import KeptCopy, mask_with_copies
 from memonger.planners import chen2016
@@ -71,7 +71,7 @@ class Phase(NamedTuple):
 CUTS = Phase(16, 0.6, ((0.008, 0.0004), (0.0015, 0.0001)), 0.0)
 BOTH = Phase(4, 0.25, ((0.002, 0.0001),), 0.75)
 OPERATORS = Phase(4, 0.15, ((0.001, 0.0001),), 1.0)
-WORK = 160_000_000  # nodes replayed in all tries: bounds the time
+WORK = 120_000_000  # nodes replayed in all tries: bounds the time
 MOST_TRIES = 160_000  # enough for small networks
 
 
@@ -318,7 +318,7 @@ class _Search:
             cuts[chosen] = True
             key = cuts.tobytes()
             if key not in known:
-                known[key] = int(price(self.space, cuts, no_flips, mask))
+                known[key] = int(price(self.space, cuts, no_flips, mask, NO_LIMIT))
             return known[key]
 
         weigher = Weigher(self.rules.trainings[0], self.cuts)
