@@ -12,8 +12,8 @@ import os
 from typing import List, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from memonger.compiled import compiled
 from memonger.training import KEPT, TrainingGraph
 
 EXTERNAL = -2  # a gradient: its memory is the user's
@@ -170,7 +170,7 @@ def match_ranges() -> List[int]:
     return [2**k for k in range(largest.bit_length()) if 2**k <= largest]
 
 
-@njit(cache=True)
+@compiled
 def _resolve(forward, recomputed, row, owner):  # type: ignore[no-untyped-def]
     """The row that is read: the recomputed copy where both reader and read are recomputed."""
     if owner != KEPT and row < forward and recomputed[owner] and recomputed[row]:
@@ -178,7 +178,7 @@ def _resolve(forward, recomputed, row, owner):  # type: ignore[no-untyped-def]
     return row
 
 
-@njit(cache=True)
+@compiled
 def order_and_reads(t, recomputed):  # type: ignore[no-untyped-def]
     """The rows of ``Tables`` that run, in order, and how often each output of an operator is read.
 
@@ -240,7 +240,7 @@ def order_and_reads(t, recomputed):  # type: ignore[no-untyped-def]
     return order[:count], reads
 
 
-@njit(cache=True)
+@compiled
 def _entry(recomputed, copies, entry, row, owner):  # type: ignore[no-untyped-def]
     """`_resolve` for an output by its number."""
     if owner != KEPT and recomputed[owner] and recomputed[row]:
@@ -248,7 +248,7 @@ def _entry(recomputed, copies, entry, row, owner):  # type: ignore[no-untyped-de
     return entry
 
 
-@njit(cache=True)
+@compiled
 def allocate(t, recomputed, order, reads, match_range, limit):  # type: ignore[no-untyped-def]
     """Bytes of the pool, 4 to an element, and the block of each output.
 
@@ -371,7 +371,7 @@ def allocate(t, recomputed, order, reads, match_range, limit):  # type: ignore[n
     return pool, storage
 
 
-@njit(cache=True)
+@compiled
 def _replay(t, recomputed, match_ranges):  # type: ignore[no-untyped-def]
     order, reads = order_and_reads(t, recomputed)
     best, storage = allocate(t, recomputed, order, reads, match_ranges[0], NO_LIMIT)
@@ -383,7 +383,7 @@ def _replay(t, recomputed, match_ranges):  # type: ignore[no-untyped-def]
     return order, reads, storage, best
 
 
-@njit(cache=True)
+@compiled
 def _made_and_last_read(t, recomputed, order):  # type: ignore[no-untyped-def]
     """Of each output the step in which it is made, and the last in which it is read."""
     copies = t.output_start[t.forward]
@@ -407,7 +407,7 @@ def _adding(training: TrainingGraph) -> np.ndarray:
     return np.array([op == "_grad_add" for op in training.ops], dtype=np.bool_)
 
 
-@njit(cache=True)
+@compiled
 def _add_in_place(t, recomputed, order, adding, storage):  # type: ignore[no-untyped-def]
     """Put the terms of a sum where the sum is, in the storages of a plan.
 

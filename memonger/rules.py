@@ -18,9 +18,9 @@ from collections import Counter
 from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
-from numba import njit
 
 from memonger.allocator import order_and_reads
+from memonger.compiled import compiled
 from memonger.errors import MemongerError
 from memonger.forward import ForwardGraph, KeptCopy, with_copies
 from memonger.operators import (
@@ -218,7 +218,7 @@ class RuleTables(NamedTuple):
     twins: np.ndarray
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def obey(r, mask):  # type: ignore[no-untyped-def]
     """Keep in ``mask`` (in place) what is right; what ``order_and_reads`` says of the result."""
     n = mask.shape[0]
@@ -241,7 +241,7 @@ def obey(r, mask):  # type: ignore[no-untyped-def]
             found[i] = False
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _wrong(t, f, order, reads, tolerant, fusion, found):  # type: ignore[no-untyped-def]
     """Whether rules 3 and 4 keep anything, as far as can be seen at once, and what (``found``)."""
     n = t.forward

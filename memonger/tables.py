@@ -8,8 +8,8 @@ is read if there are no copies.
 from typing import Iterable, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
-from numba import njit
 
+from memonger.compiled import compiled
 from memonger.forward import Tensor
 
 KEPT = -1
@@ -292,7 +292,7 @@ def _made(output_start: np.ndarray, elements: np.ndarray) -> np.ndarray:
     return made[np.lexsort((-made, -elements, row))]
 
 
-@njit(cache=True)
+@compiled
 def _walk(known, start, before, owner, heads, head_owner):  # type: ignore[no-untyped-def]
     """Rows depth first from the heads (``nnvm::DFSVisit``), each after what it reads.
 

@@ -10,9 +10,9 @@ Simulated Annealing"). The same seed gives the same result.
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from memonger.allocator import NO_LIMIT, allocate
+from memonger.compiled import compiled
 from memonger.rules import RuleTables, obey
 
 KEEP, RECOMPUTE = 1, 2  # flips; 0: as the cuts say
@@ -43,7 +43,7 @@ class Space(NamedTuple):
     flippable: np.ndarray
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def fill(s, cuts, flips, mask):  # type: ignore[no-untyped-def]
     """Write the nodes that a state recomputes to ``mask``, and obey the rules; as ``obey``."""
     mask[:] = s.base
@@ -58,7 +58,7 @@ def fill(s, cuts, flips, mask):  # type: ignore[no-untyped-def]
     return obey(s.rules, mask)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def price(s, cuts, flips, mask, limit):  # type: ignore[no-untyped-def]
     """The bytes that a state costs, or some that are more than ``limit``; ``mask``: its plan."""
     order, reads = fill(s, cuts, flips, mask)
@@ -70,7 +70,7 @@ def price(s, cuts, flips, mask, limit):  # type: ignore[no-untyped-def]
     return best
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _move_cut(cuts):  # type: ignore[no-untyped-def]
     """Move, leave out or put in a cut."""
     chosen = np.flatnonzero(cuts)
@@ -88,7 +88,7 @@ def _move_cut(cuts):  # type: ignore[no-untyped-def]
         cuts[np.random.randint(len(cuts))] = True
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _flip_run(flippable, flips):  # type: ignore[no-untyped-def]
     """Flip some operators that follow each other to one state."""
     first = np.random.randint(len(flippable))
@@ -100,7 +100,7 @@ def _flip_run(flippable, flips):  # type: ignore[no-untyped-def]
         flips[i] = state
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def anneal(s, cuts, flips, seed, tries, hot, cold, flipping, stop, done):  # type: ignore[no-untyped-def]
     """Anneal a state in place, to the best that was met.
 
@@ -164,7 +164,7 @@ def anneal(s, cuts, flips, seed, tries, hot, cold, flipping, stop, done):  # typ
     return best
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def cheapest_cuts(weights, limit):  # type: ignore[no-untyped-def]
     """The cuts that keep least while no piece needs more than ``limit`` besides what was kept.
 
