@@ -18,7 +18,7 @@ from memonger.training import KEPT, TrainingGraph
 
 EXTERNAL = -2  # a gradient: its memory is the user's
 UNASSIGNED = -1
-NO_LIMIT = np.iinfo(np.int64).max
+NO_LIMIT = float("inf")
 
 #: What a tensor of the timeline was made by.
 FORWARD, RECOMPUTED, BACKWARD = 0, 1, 2

@@ -148,7 +148,7 @@ def anneal(s, cuts, flips, seed, tries, hot, cold, flipping, stop, done):  # typ
             if np.random.random() >= 0.3:
                 break
         heat = hot * (cold / hot) ** (step / tries) * best
-        limit = current + np.int64(heat * -np.log(1 - np.random.random()))  # Metropolis
+        limit = current - heat * np.log(1 - np.random.random())  # Metropolis
         cost = price(s, new_cuts, new_flips, mask, limit)
         done[0] += 1
         if cost <= limit:

@@ -164,6 +164,8 @@ class Weigher:
                 read.add((i, 0))
         self._read = sorted(entry for entry in read if not graph.nodes[entry[0]].is_variable)
         self._step, self._timeline = _gradient_steps(training)
+        line = self._timeline
+        self._orders = [np.argsort(at, kind="stable") for at in (self._step, line.start, line.stop)]
 
     def __call__(self, power: float) -> Weights:
         graph, cuts, line = self.graph, self.cuts, self._timeline
@@ -175,14 +177,8 @@ class Weigher:
         for entry in self._read:
             results[entry[0] + 1] += weight(entry)
         until = np.cumsum(results)
-        besides = _besides(
-            self._step,
-            line.steps,
-            line.row,
-            line.start,
-            line.stop,
-            line.nbytes.astype(float) ** power,
-        )
+        weights = line.nbytes.astype(np.float64) ** power
+        besides = _besides(self._step, line.row, line.start, line.stop, weights, *self._orders)
         highest = until[1:] + besides
         after = [0] + [cut.after + 1 for cut in cuts] + [len(graph.nodes)]
         return Weights(
@@ -206,19 +202,17 @@ def _gradient_steps(training: TrainingGraph) -> Tuple[np.ndarray, Timeline]:
 
 
 @compiled
-def _besides(step, steps, row, start, stop, weight):  # type: ignore[no-untyped-def]
+def _besides(step, row, start, stop, weight, asked, begin, end):  # type: ignore[no-untyped-def]
     """What is alive when the gradient of each forward node runs, but for results before it.
 
     These are gradients, and results of later operators whose readers have not run yet. Rows are
-    forward nodes up to ``len(step)``; sums over them are kept in a tree (Fenwick 1994).
+    forward nodes up to ``len(step)``; sums over them are kept in a tree (Fenwick 1994). The last
+    three arguments sort ``step``, ``start`` and ``stop``.
     """
     n = step.shape[0]
     tree = np.zeros(n + 1)
     besides = np.zeros(n)
     gradients = 0.0
-    begin = np.argsort(start)
-    end = np.argsort(stop)
-    asked = np.argsort(step)
     b = e = 0
     for i in asked:
         if step[i] < 0:
