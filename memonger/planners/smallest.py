@@ -72,6 +72,7 @@ CUTS = Phase(16, 0.6, ((0.008, 0.0004), (0.0015, 0.0001)), 0.0)
 BOTH = Phase(4, 0.25, ((0.002, 0.0001),), 0.75)
 OPERATORS = Phase(4, 0.15, ((0.001, 0.0001),), 1.0)
 WORK = 120_000_000  # nodes replayed in all tries: bounds the time
+IN_CACHE = 30_000  # the replay of a network of more nodes is slower by the node
 MOST_TRIES = 160_000  # enough for small networks
 
 
@@ -195,7 +196,8 @@ class _Search:
         marked = [int(self.moved[i]) + offsets.get(i, 0) for i in stages]
         self.cuts: List[Cut] = cheap_cuts(self.graph, MOST_CUTS, marked, followed)
         self.space = self.make_space(self.at, self.rules.allowed, self.cuts)
-        self.tries = min(MOST_TRIES, WORK // len(self.graph.nodes))
+        count = len(self.graph.nodes)
+        self.tries = int(min(MOST_TRIES, WORK / count * min(1, IN_CACHE / count)))
         self.done = 0.0
 
     def make_space(
