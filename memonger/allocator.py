@@ -76,8 +76,9 @@ class Replay(NamedTuple):
         The rows of the training graph in the order in which they run.
     reads : np.ndarray
         How often each output of a row is read, by its number in ``Tables.elements``.
-    blocks : np.ndarray
-        The block of the pool that each output has, by the same number; negative for none.
+    planned : np.ndarray
+        The block of the pool that the planner gives each output, by the same number; negative where
+        it gives none.
     pool_bytes : int
         The pool as MXNet counts it and ``debug_str`` reports it: 4 bytes an element.
     """
@@ -86,8 +87,16 @@ class Replay(NamedTuple):
     recomputed: np.ndarray
     order: np.ndarray
     reads: np.ndarray
-    blocks: np.ndarray
+    planned: np.ndarray
     pool_bytes: int
+
+    @property
+    def blocks(self) -> np.ndarray:
+        """The block that each output really has: terms may be added up where the sum is."""
+        blocks = self.planned.copy()
+        adding = _adding(self.training)
+        _add_in_place(self.training.tables, self.recomputed, self.order, adding, blocks)
+        return blocks
 
     @property
     def allocated_bytes(self) -> int:
@@ -96,9 +105,7 @@ class Replay(NamedTuple):
 
     def block_bytes(self) -> np.ndarray:
         """The blocks of the pool as they are allocated, in bytes."""
-        tables = self.training.tables
-        blocks = self.blocks.copy()
-        _add_in_place(tables, self.recomputed, self.order, _adding(self.training), blocks)
+        tables, blocks = self.training.tables, self.blocks
         used = blocks >= 0
         real = np.zeros(blocks.max(initial=-1) + 1, dtype=np.int64)
         np.maximum.at(real, blocks[used], (tables.elements * tables.itemsize)[used])
@@ -147,8 +154,8 @@ def replay(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
     """
     tables = training.tables
     mask = np.ascontiguousarray(recomputed, dtype=np.bool_)
-    order, reads, blocks, pool = _replay(tables, mask, np.array(match_ranges()))
-    return Replay(training, mask, order, reads, blocks, int(pool))
+    order, reads, planned, pool = _replay(tables, mask, np.array(match_ranges()))
+    return Replay(training, mask, order, reads, planned, int(pool))
 
 
 def timeline(training: TrainingGraph, recomputed: np.ndarray) -> Timeline:

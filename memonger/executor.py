@@ -10,7 +10,13 @@ from memonger.gradients import unallocated
 from memonger.operators import truth
 
 
-def bind(symbol: Any, graph: ForwardGraph, ctx: Any, wanted: Optional[Iterable[int]] = None) -> Any:
+def bind(
+    symbol: Any,
+    graph: ForwardGraph,
+    ctx: Any,
+    wanted: Optional[Iterable[int]] = None,
+    request: str = "write",
+) -> Any:
     """Bind a symbol for training with arrays that are never allocated.
 
     Parameters
@@ -21,6 +27,8 @@ def bind(symbol: Any, graph: ForwardGraph, ctx: Any, wanted: Optional[Iterable[i
     ctx : mx.Context
     wanted : iterable of int, optional
         The arguments (nodes of ``graph``) that get a gradient; all of them by default.
+    request : {'write', 'add'}
+        What is done with these gradients; both take the same memory.
     """
 
     def arrays(nodes: Iterable[int]) -> Dict[str, Any]:
@@ -38,7 +46,7 @@ def bind(symbol: Any, graph: ForwardGraph, ctx: Any, wanted: Optional[Iterable[i
             ctx,
             arrays(graph.arguments),
             gradients,
-            {name: "write" if name in gradients else "null" for name in names},
+            {name: request if name in gradients else "null" for name in names},
             arrays(graph.auxiliary),
         )
     except mx.MXNetError as error:

@@ -79,6 +79,8 @@ class TrainingGraph(NamedTuple):
     tables : Tables
     names, ops : tuple of str
         Of each row; a recomputed copy is named ``*_mirror``.
+    kinds : tuple of RowKind
+        Of each row: the shapes and types of its outputs, among other things.
     facts : tuple of GradientFacts
         Of each forward node.
     same : tuple of int
@@ -93,6 +95,7 @@ class TrainingGraph(NamedTuple):
     tables: Tables
     names: Tuple[str, ...]
     ops: Tuple[str, ...]
+    kinds: Tuple[RowKind, ...]
     facts: Tuple[GradientFacts, ...]
     same: Tuple[int, ...]
     inexact: Tuple[str, ...]
@@ -267,6 +270,7 @@ class _Builder:
             ),
             (*names, *[name + "_mirror" for name in names], *self.names),
             (*ops, *ops, *self.ops),
+            tuple([self.kinds.all[k] for k in (*self.forward, *self.forward, *self.kind)]),
             tuple(self.facts),
             tuple(self.same),
             tuple(sorted(self.inexact)),

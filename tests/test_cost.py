@@ -5,20 +5,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import memonger
 import mxnet as mx
-import numpy as np
 import pytest
-from memonger import marks
-from memonger.allocator import replay
-from memonger.executor import bind, planned_mb
-from memonger.gradients import read_debug_str
-from memonger.training import training_graph
 
 import networks
-from planned import forward
 
 S = mx.sym
 MB = 2**20
@@ -110,64 +103,6 @@ def run(code: str) -> str:
         text=True,
         timeout=300,
     ).stdout
-
-
-NETS: Dict[str, Any] = {
-    "resnet": lambda: networks.resnet((2, 2, 2, 2), batch=8),
-    "resnet50_v1": lambda: networks.model_zoo("resnet50_v1", 8),
-    "resnet50_v2": lambda: networks.model_zoo("resnet50_v2", 8),
-    "vgg11": lambda: networks.model_zoo("vgg11", 8),
-    "alexnet": lambda: networks.model_zoo("alexnet", 64),
-    "squeezenet": lambda: networks.model_zoo("squeezenet1.1", 8),
-    "mobilenet": lambda: networks.model_zoo("mobilenetv2_1.0", 8),
-    "densenet": lambda: networks.model_zoo("densenet121", 4),
-    "inception": lambda: networks.model_zoo("inceptionv3", 4, 299),
-    "googlenet": lambda: networks.googlenet(batch=8),
-    "unet": lambda: networks.unet(batch=2, image=128),
-    "lstm": lambda: networks.lstm(steps=12),
-    "lstm, one softmax": lambda: networks.lstm(
-        steps=12, concat_decode=True, use_loss=False, dropout=0.3
-    ),
-    "transformer": lambda: networks.transformer(layers=3, dropout=0.1),
-    "highway": lambda: networks.highway(),
-    "two heads": lambda: networks.two_heads(),
-    "embedding": lambda: networks.embedding_net(),
-    "normalised input": lambda: networks.normalised_input(batch=8),
-    "chain": lambda: networks.chain(),
-}
-
-
-@pytest.mark.parametrize("name", NETS)
-def test_replay_equals_the_bind(name: str) -> None:
-    """MB, and the order of the operators, for no plan and a few random ones."""
-    symbol, shapes = NETS[name]()
-    graph = forward(symbol, shapes)
-    training = training_graph(graph)
-    assert training.inexact == ()
-    random = np.random.RandomState(0)
-    movable = np.array([n.op not in ("null", "Dropout") for n in graph.nodes])
-    for share in (0, 0.3, 0.6, 0.9, 1):
-        mask = movable & (random.uniform(size=len(movable)) < share)
-        for i, first in enumerate(training.same):
-            mask[i] = mask[first]
-        executor = bind(marks.apply(symbol, mask), graph, mx.cpu())
-        found = replay(training, mask)
-        assert found.pool_bytes // MB == planned_mb(executor)
-        ops = [training.ops[row] for row in found.order if training.ops[row] != "null"]
-        assert ops == [n["op"] for n in read_debug_str(executor.debug_str())[1]]
-
-
-@pytest.mark.parametrize("search", ["0", "1"])
-@pytest.mark.parametrize("match_range", ["0", "1", "4", "64"])
-def test_match_ranges(match_range: str, search: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if (match_range, search) == ("0", "1"):
-        pytest.skip("MXNet itself cannot bind with these settings")
-    monkeypatch.setenv("NNVM_EXEC_MATCH_RANGE", match_range)
-    monkeypatch.setenv("NNVM_AUTO_SEARCH_MATCH_RANGE", search)
-    symbol, shapes = networks.model_zoo("mobilenetv2_1.0", 8)
-    graph = forward(symbol, shapes)
-    found = replay(training_graph(graph), np.zeros(len(graph.nodes), dtype=np.bool_))
-    assert found.pool_bytes // MB == planned_mb(bind(symbol, graph, mx.cpu()))
 
 
 def test_a_network_that_cannot_be_replayed_is_bound(caplog: pytest.LogCaptureFixture) -> None:

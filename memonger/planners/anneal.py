@@ -179,10 +179,10 @@ def cheapest_cuts(weights, limit):  # type: ignore[no-untyped-def]
     kept[0] = 0
     before = np.zeros(count, dtype=np.int64)
     for j in range(1, count):
-        largest = 0.0
+        highest = 0.0
         for i in range(j - 1, -1, -1):
-            largest = max(largest, weights.largest[i + 1])
-            piece = weights.until[j] - weights.until[i] + largest
+            highest = max(highest, weights.highest[i + 1])
+            piece = highest - weights.until[i]
             if piece > limit:
                 break
             if kept[i] + piece <= limit and kept[i] + weights.keep[j] < kept[j]:

@@ -1,10 +1,14 @@
 """Where a network can be cut: what must be kept at each point of its execution order."""
 
-from typing import Callable, Collection, Dict, List, NamedTuple, Tuple
+from typing import Callable, Collection, Dict, List, NamedTuple, Set, Tuple
 
 import numpy as np
+from numba import njit
 
+from memonger.allocator import Timeline, replay
 from memonger.forward import Entry, ForwardGraph
+from memonger.tables import KEPT
+from memonger.training import TrainingGraph
 
 
 class Cut(NamedTuple):
@@ -101,7 +105,8 @@ def cheap_cuts(
     graph : ForwardGraph
     most : int
     wanted, unwanted : collection of int
-        Operators after which there is to be a cut in any case, or none.
+        Operators after which there is to be a cut in any case (unless they are more than ``most``),
+        or none.
     """
     operators, (size, count) = graph.operators, _profile(graph)
     low = [
@@ -116,59 +121,141 @@ def cheap_cuts(
         bounds = np.linspace(0, len(low), most + 1).astype(int)
         low = [min(low[a:b], key=lambda k: size[k]) for a, b in zip(bounds, bounds[1:])]
     where = {operators[k] for k in low}
-    where.update(i for i in wanted if i not in unwanted and i != operators[-1])
+    if len(wanted) <= most:
+        where.update(i for i in wanted if i not in unwanted and i != operators[-1])
     return [cut for cut in _cuts(graph, where) if cut.entries]
 
 
 class Weights(NamedTuple):
-    """A network as dynamic programming over its cuts sees it; n cuts, n + 1 pieces between them.
+    """A network as dynamic programming over its cuts sees it: n cuts, n + 1 pieces between them.
+
+    The first element of each array stands for the beginning of the network, the last for its end.
 
     Attributes
     ----------
     until : np.ndarray, n + 2
-        What backward passes read of the results of all operators before each cut; the first element
-        stands for the beginning of the network, the last for its end.
-    largest : np.ndarray, n + 2
-        What the backward pass of the largest operator of the piece before needs besides.
+        What gradients read of the results of all operators before each cut.
+    highest : np.ndarray, n + 2
+        The most that there is while the gradients of the piece before a cut run, were nothing
+        recomputed: ``until`` the operator, and what else is alive then.
     keep : np.ndarray, n + 2
         What must be kept at each cut.
     """
 
     until: np.ndarray
-    largest: np.ndarray
+    highest: np.ndarray
     keep: np.ndarray
 
 
-def weigh(graph: ForwardGraph, read: Collection[Entry], cuts: List[Cut], power: float) -> Weights:
-    """Weigh every result with its bytes raised to ``power``.
+class Weigher:
+    """Weighs the results of a network with their bytes raised to a power.
 
     MXNet's planner hands out whole blocks, so that the number of live results counts as well as
     their bytes; the smaller the power, the more.
-
-    Parameters
-    ----------
-    graph : ForwardGraph
-    read : collection of Entry
-        The results that backward passes read.
-    cuts : list of Cut
-    power : float
     """
 
-    def weight(entry: Entry) -> float:
-        return float((4.0 * graph.tensors[entry[0]][entry[1]].elements) ** power)
+    def __init__(self, training: TrainingGraph, cuts: List[Cut]) -> None:
+        graph, facts = training.graph, training.facts
+        self.graph, self.cuts = graph, cuts
+        read: Set[Entry] = set()  # by gradients
+        for i in graph.operators:
+            read.update(graph.nodes[i].inputs[k] for k in facts[i].inputs)
+            if facts[i].own_output:
+                read.add((i, 0))
+        self._read = sorted(entry for entry in read if not graph.nodes[entry[0]].is_variable)
+        self._step, self._timeline = _gradient_steps(training)
 
-    results = np.zeros(len(graph.nodes))
-    work = np.zeros(len(graph.nodes))
-    for entry in read:
-        results[entry[0]] += weight(entry)
-    for i in graph.operators:
-        work[i] = 2 * weight((i, 0))  # its gradient, and that of its input
-    after = [0] + [cut.after + 1 for cut in cuts] + [len(graph.nodes)]
-    return Weights(
-        np.concatenate([[0], np.cumsum(results)])[after],
-        np.array([0.0] + [work[a:b].max() for a, b in zip(after, after[1:])]),
-        np.array([0.0] + [sum(map(weight, cut.entries)) for cut in cuts] + [0.0]),
-    )
+    def __call__(self, power: float) -> Weights:
+        graph, cuts, line = self.graph, self.cuts, self._timeline
+
+        def weight(entry: Entry) -> float:
+            return float((4.0 * graph.tensors[entry[0]][entry[1]].elements) ** power)
+
+        results = np.zeros(len(graph.nodes) + 1)
+        for entry in self._read:
+            results[entry[0] + 1] += weight(entry)
+        until = np.cumsum(results)
+        besides = _besides(
+            self._step,
+            line.steps,
+            line.row,
+            line.start,
+            line.stop,
+            line.nbytes.astype(float) ** power,
+        )
+        highest = until[1:] + besides
+        after = [0] + [cut.after + 1 for cut in cuts] + [len(graph.nodes)]
+        return Weights(
+            until[after],
+            np.array([0.0] + [highest[a:b].max() for a, b in zip(after, after[1:])]),
+            np.array([0.0] + [sum(map(weight, cut.entries)) for cut in cuts] + [0.0]),
+        )
+
+
+def _gradient_steps(training: TrainingGraph) -> Tuple[np.ndarray, Timeline]:
+    """For each forward node the last step in which a gradient of it runs, -1 for none; no plan."""
+    tables = training.tables
+    found = replay(training, np.zeros(tables.forward, dtype=np.bool_))
+    step = np.full(tables.forward, -1, dtype=np.int64)
+    place = np.full(len(tables.variable), -1, dtype=np.int64)
+    place[found.order] = np.arange(len(found.order))
+    rows = np.repeat(np.arange(len(tables.variable)), np.diff(tables.read_start))
+    gradient = (tables.read_owner != KEPT) & (rows >= 2 * tables.forward) & (place[rows] >= 0)
+    np.maximum.at(step, tables.read_owner[gradient], place[rows[gradient]])
+    return step, found.timeline()
+
+
+@njit(cache=True)
+def _besides(step, steps, row, start, stop, weight):  # type: ignore[no-untyped-def]
+    """What is alive when the gradient of each forward node runs, but for results before it.
+
+    These are gradients, and results of later operators whose readers have not run yet. Rows are
+    forward nodes up to ``len(step)``; sums over them are kept in a tree (Fenwick 1994).
+    """
+    n = step.shape[0]
+    tree = np.zeros(n + 1)
+    besides = np.zeros(n)
+    gradients = 0.0
+    begin = np.argsort(start)
+    end = np.argsort(stop)
+    asked = np.argsort(step)
+    b = e = 0
+    for i in asked:
+        if step[i] < 0:
+            continue
+        while b < len(begin) and start[begin[b]] <= step[i]:
+            tensor = begin[b]
+            b += 1
+            if row[tensor] >= n:
+                gradients += weight[tensor]
+            else:
+                _add(tree, row[tensor], weight[tensor])
+        while e < len(end) and stop[end[e]] < step[i]:
+            tensor = end[e]
+            e += 1
+            if row[tensor] >= n:
+                gradients -= weight[tensor]
+            else:
+                _add(tree, row[tensor], -weight[tensor])
+        later = 0.0
+        at = n
+        while at > 0:
+            later += tree[at]
+            at -= at & -at
+        at = i + 1
+        while at > 0:
+            later -= tree[at]
+            at -= at & -at
+        besides[i] = max(0.0, gradients + later)
+    return besides
+
+
+@njit(cache=True)
+def _add(tree, i, weight):  # type: ignore[no-untyped-def]
+    i += 1
+    while i < tree.shape[0]:
+        tree[i] += weight
+        i += i & -i
 
 
 def walk(weights: Weights, pieces: float) -> List[int]:

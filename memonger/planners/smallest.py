@@ -25,17 +25,16 @@ import numpy as np
 
 from memonger.allocator import match_ranges, replay
 from memonger.flops import forward_flops
-from memonger.forward import Entry
 from memonger.planners import chen2016
 from memonger.planners.anneal import Space, anneal, cheapest_cuts, fill, price
 from memonger.planners.cuts import (
     Cut,
+    Weigher,
     Weights,
     cheap_cuts,
     golden_section,
     single_tensor_cuts,
     walk,
-    weigh,
 )
 from memonger.rules import Rules
 
@@ -310,10 +309,10 @@ class _Search:
                 known[key] = int(price(self.space, cuts, no_flips, mask))
             return known[key]
 
-        read = self.read_backward()
+        weigher = Weigher(self.rules.trainings[0], self.cuts)
         for power in POWERS:
-            weights = weigh(self.graph, read, self.cuts, power)
-            low, high = 0.0, float(weights.until[-1] + weights.largest.max())
+            weights = weigher(power)
+            low, high = 0.0, float(weights.highest.max())
             for _ in range(BISECTIONS):
                 middle = (low + high) / 2
                 chosen, possible = cheapest_cuts(weights, middle)
@@ -329,17 +328,6 @@ class _Search:
             golden_section(of_pieces, np.log(2), np.log(max(3, len(self.cuts))), SECTIONS)
         best = sorted(known, key=lambda key: (known[key], key))[: CUTS.starts]
         return [np.frombuffer(key, dtype=np.bool_).copy() for key in best]
-
-    def read_backward(self) -> Set[Entry]:
-        """The results of operators that the gradients of operators read."""
-        nodes = self.graph.nodes
-        read: Set[Entry] = set()
-        for i in self.graph.operators:
-            facts = self.rules.trainings[0].facts[i]
-            read.update(nodes[i].inputs[k] for k in facts.inputs)
-            if facts.own_output:
-                read.add((i, 0))
-        return {entry for entry in read if not nodes[entry[0]].is_variable}
 
     # ------------------------------------------------------------------ threads
 

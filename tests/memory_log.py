@@ -1,0 +1,137 @@
+"""What MXNet itself tells of its memory plans, seen from a process of its own.
+
+``MXNET_MEM_PLAN_VERBOSE_LOGGING`` is read once in a process. It prints, for each node in the order
+in which they run, the operator, the entries that it reads and those that it makes (numbers that
+count all outputs in that order), each with its shape and KB; not which block of the pool it has
+(``LogMemoryPlan`` in ``src/common/exec_utils.h``). That is seen by a step that is really run: the
+address of every output, as a monitor gets it.
+"""
+
+import os
+import pickle
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+
+Entry = Tuple[int, Tuple[int, ...], int]  # number, shape, KB
+
+
+class Job(NamedTuple):
+    """A marked symbol as JSON, its shapes and types, and the arguments that get a gradient."""
+
+    json: str
+    shapes: Dict[str, Tuple[int, ...]]
+    types: Any
+    wanted: Sequence[str]
+    request: str = "write"
+
+
+class LoggedNode(NamedTuple):
+    op: str  # 'var' for a variable
+    inputs: List[Entry]
+    outputs: List[Entry]
+
+
+def logged(jobs: Sequence[Job]) -> List[List[LoggedNode]]:
+    """The plan that MXNet logs when it binds each of some networks."""
+    text = _child("log", jobs, {"MXNET_MEM_PLAN_VERBOSE_LOGGING": "1"}).stderr
+    plans: List[List[LoggedNode]] = []
+    for line in text.split("\n"):
+        if line == "memory_log: next":
+            plans.append([])
+        node = re.search(r": node \d+ (\S+)$", line)
+        entry = re.search(r"\t(input|output) (\d+): \[([\d,]*)\] \((\d+) KB\)$", line)
+        if node:
+            plans[-1].append(LoggedNode(node.group(1), [], []))
+        elif entry:
+            shape = tuple(int(n) for n in entry.group(3).split(",") if n)
+            found = (int(entry.group(2)), shape, int(entry.group(4)))
+            last = plans[-1][-1]
+            (last.inputs if entry.group(1) == "input" else last.outputs).append(found)
+    return plans
+
+
+class Step(NamedTuple):
+    """The addresses of all outputs in the order in which they were made, and of the gradients."""
+
+    outputs: List[int]
+    gradients: List[int]
+
+
+def stepped(jobs: Sequence[Job]) -> List[Step]:
+    """Run one training step of each of some networks."""
+    # MKLDNN may move a tensor to another address; it has no say in the plan. An address is asked
+    # for only after the operator that first writes there has run: one operator at a time.
+    plain = {"MXNET_MKLDNN_ENABLED": "0", "MXNET_ENGINE_TYPE": "NaiveEngine"}
+    return [Step(*step) for step in pickle.loads(_child("step", jobs, plain).stdout)]
+
+
+def _child(what: str, jobs: Sequence[Job], environment: Dict[str, str]) -> Any:
+    with tempfile.NamedTemporaryFile() as file:
+        pickle.dump([tuple(job) for job in jobs], file)
+        file.flush()
+        done = subprocess.run(
+            [sys.executable, __file__, what, file.name],
+            env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), **environment),
+            capture_output=True,
+            timeout=500,
+        )
+    error = done.stderr.decode()
+    assert done.returncode == 0, error[-2000:]
+    return subprocess.CompletedProcess(done.args, 0, done.stdout, error)
+
+
+def _main(what: str, path: str) -> None:
+    import memonger  # noqa: F401
+    import mxnet as mx
+    from memonger.executor import bind
+    from planned import forward
+
+    steps = []
+    for job in (Job(*job) for job in pickle.loads(Path(path).read_bytes())):
+        symbol = mx.sym.load_json(job.json)
+        graph = forward(symbol, job.shapes, job.types)
+        wanted = [a for a in graph.arguments if graph.nodes[a].name in job.wanted]
+        if what == "log":
+            print("memory_log: next", file=sys.stderr, flush=True)
+            bind(symbol, graph, mx.cpu(), wanted, job.request)
+        else:
+            steps.append(tuple(_step(mx, symbol, graph, wanted, job.request)))
+    if what == "step":
+        sys.stdout.buffer.write(pickle.dumps(steps))
+
+
+def _step(mx: Any, symbol: Any, graph: Any, wanted: List[int], request: str) -> Step:
+    def arrays(nodes: Any) -> Dict[str, Any]:
+        tensors = {graph.nodes[i].name: graph.tensors[i][0] for i in nodes}
+        return {n: mx.nd.zeros(t.shape, dtype=t.dtype) for n, t in tensors.items()}
+
+    gradients = arrays(wanted)
+    executor = symbol.bind(
+        mx.cpu(), arrays(graph.arguments), gradients, request, arrays(graph.auxiliary)
+    )
+    found: List[int] = []
+
+    def callback(name: str, handle: int) -> None:
+        found.append(_address(mx, mx.nd.NDArray(mx.base.NDArrayHandle(handle))))
+
+    executor.set_monitor_callback(callback)
+    executor.forward(is_train=True)
+    executor.backward([mx.nd.ones(out.shape, dtype=out.dtype) for out in executor.outputs])
+    mx.nd.waitall()
+    return Step(found, [_address(mx, g) for g in gradients.values()])
+
+
+def _address(mx: Any, array: Any) -> int:
+    import ctypes
+
+    pointer = ctypes.c_void_p()
+    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    return pointer.value or 0
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
