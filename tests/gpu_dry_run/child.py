@@ -43,6 +43,10 @@ class DryRun:
         """Start over with the peaks at what is held now."""
         self._device.cudastub_reset_peak()
 
+    def note(self, text: str) -> None:
+        """Write a line into the trace, between the calls before and after it."""
+        self._device.cudastub_trace(b"%s", text.encode())
+
     def emit(self, value: Any) -> None:
         """Report a value (anything that JSON can say) at once."""
         self._write(value=value)
