@@ -340,10 +340,10 @@ def test_float16(gpu_dry_run: GpuDryRun) -> None:
     training = training_graph(graph, wanted(graph, request))
     blocks = replay(training, marks.recomputed(graph)).block_bytes()
     assert blocks.sum() == plan.pool_bytes
-    missing = collections.Counter(blocks.tolist())
-    missing.subtract(asked)
-    assert not +missing
-    assert sum(-missing.values()) == 0
+    asked_for, expected = collections.Counter(asked), collections.Counter(blocks.tolist())
+    assert not expected - asked_for
+    others = asked_for - expected  # what operators share for their own use
+    assert sum(size * count for size, count in others.items()) < 0.1 * MB
 
 
 # -- Module on two devices --------------------------------------------------------------------
