@@ -463,7 +463,7 @@ def generated(dry: DryRun) -> Any:
         rules = rules_of(symbol, shapes)
         random = np.random.RandomState(seed)
         drawn = random.uniform(size=len(rules.graph.nodes)) < share
-        kept = tuple(i for i in copyable(rules) if drawn[i] and random.uniform() < 0.3)
+        kept = tuple(c for c in copyable(rules) if drawn[c.node] and random.uniform() < 0.3)
         bare = marks.apply(symbol, drawn, (), kept)
         _, _, left, copies = settle(rules.with_copies, drawn & rules.allowed, kept)
         planned = marks.apply(symbol, left, rules.native(left), copies)
