@@ -253,13 +253,7 @@ class _Search:
 
     def offer(self, mask: np.ndarray, copies: Tuple[KeptCopy, ...]) -> None:
         """Take a plan of the plain network if it is the best so far."""
-        while True:
-            rules, moved = self.with_copies(copies)
-            full = rules.apply(self.full(mask, copies))
-            mask, needed = full[moved], needed_copies(moved, copies, full)
-            if needed == copies:
-                break
-            copies = needed
+        rules, full, mask, copies = settle(self.with_copies, mask, copies)
         cost = replay(rules.trainings[0], full).pool_bytes
         if self.best is None or cost <= self.best.cost:
             self.best = _Candidate(cost, mask, copies)
@@ -387,6 +381,42 @@ class _State(NamedTuple):
     @property
     def key(self) -> Tuple[bytes, bytes]:
         return self.cuts.tobytes(), self.flips.tobytes()
+
+
+def settle(
+    with_copies: Callable[[Tuple[KeptCopy, ...]], Tuple[Rules, np.ndarray]],
+    mask: np.ndarray,
+    copies: Tuple[KeptCopy, ...],
+) -> Tuple[Rules, np.ndarray, np.ndarray, Tuple[KeptCopy, ...]]:
+    """The part of a plan that is right, with none but the copies that it needs.
+
+    Parameters
+    ----------
+    with_copies : callable
+        The rules of the network with some copies (``Rules.with_copies``).
+    mask : np.ndarray of bool
+        Nodes of the plain network to recompute.
+    copies : tuple of KeptCopy
+        Of some of them (of ``copyable``), in their order.
+
+    Returns
+    -------
+    Rules
+        Of the network with the copies that are left.
+    np.ndarray of bool
+        The recomputed nodes of that network.
+    np.ndarray of bool
+        Those of the plain network, for ``marks.apply``.
+    tuple of KeptCopy
+        The copies that are left.
+    """
+    while True:
+        rules, moved = with_copies(copies)
+        full = rules.apply(mask_with_copies(mask, moved, copies, len(rules.graph.nodes)))
+        mask, needed = full[moved], needed_copies(moved, copies, full)
+        if needed == copies:
+            return rules, full, mask, copies
+        copies = needed
 
 
 def needed_copies(
