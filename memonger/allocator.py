@@ -101,11 +101,15 @@ class Replay(NamedTuple):
     @property
     def allocated_bytes(self) -> int:
         """The pool as it is allocated, with the real size of the elements."""
+        return int(self.block_bytes().sum())
+
+    def block_bytes(self) -> np.ndarray:
+        """The blocks of the pool as they are allocated, in bytes."""
         tables, blocks = self.training.tables, self.blocks
         used = blocks >= 0
         real = np.zeros(blocks.max(initial=-1) + 1, dtype=np.int64)
         np.maximum.at(real, blocks[used], (tables.elements * tables.itemsize)[used])
-        return int(((real + 3) // 4 * 4).sum())  # pool entries are arrays of float32
+        return (real + 3) // 4 * 4  # pool entries are arrays of float32
 
     @property
     def peak_bytes(self) -> int:

@@ -45,6 +45,11 @@ class Plan:
     peak_bytes : int
         The most bytes of that memory that are alive at once; the pool is larger by what MXNet's
         planner leaves unused in its blocks.
+    device_bytes : int
+        What MXNet asks a GPU for: the pool, the inputs and parameters, the gradients of those that
+        ``grad_req`` asks for, and auxiliary states, each rounded as MXNet rounds it. Not in it are
+        the state of an optimiser, the workspaces of operators (cuDNN's above all) and what CUDA
+        takes for itself; pointwise fusion, which is on by default, may change the pool a little.
     recomputed_flops : float
         Work added to a training step, as a share of the FLOPs of the forward pass.
     kept, recomputed : tuple of str
@@ -57,8 +62,8 @@ class Plan:
         The cost of each candidate, in bytes as MXNet counts them.
     exact : bool
         Whether the memory was replayed to the byte and agreed with MXNet. Where it is False, it was
-        learned by binding: in whole MB (2**20 bytes), rounded down, and ``peak_bytes`` and the
-        sizes of elements that have not 4 bytes are estimates.
+        learned by binding: in whole MB (2**20 bytes), rounded down, and ``peak_bytes``,
+        ``device_bytes`` and the sizes of elements that have not 4 bytes are estimates.
     interrupted : bool
         Whether the search was ended early (Ctrl-C); this is the best that it had found.
     """
@@ -68,6 +73,7 @@ class Plan:
     unplanned_bytes: int
     counted_bytes: int
     peak_bytes: int
+    device_bytes: int
     recomputed_flops: float
     kept: Tuple[str, ...]
     recomputed: Tuple[str, ...]
@@ -88,6 +94,8 @@ class Plan:
                 100 * saved / max(1, self.unplanned_bytes),
                 self.peak_bytes / MB,
             ),
+            "device   %.1f MB of a GPU: that, parameters, gradients and inputs, in MXNet's blocks"
+            % (self.device_bytes / MB),
             "work     %d of %d operators computed again: %.0f %% of the forward pass"
             % (
                 len(self.recomputed),

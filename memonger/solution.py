@@ -12,6 +12,7 @@ import numpy as np
 from memonger import marks
 from memonger.allocator import Replay, replay
 from memonger.costs import MB, CostModel
+from memonger.device import device_bytes
 from memonger.executor import bind, planned_mb
 from memonger.flops import forward_flops
 from memonger.forward import forward_graph, with_copies
@@ -63,6 +64,11 @@ class Memory(NamedTuple):
             return self.replay.allocated_bytes
         counted, real = self.replay.pool_bytes, self.replay.allocated_bytes
         return round(self.counted_bytes * real / max(1, counted))
+
+    @property
+    def device_bytes(self) -> int:
+        """Of a GPU, all that it is bound to included; where the replay is not, not exact."""
+        return device_bytes(self.replay) + self.pool_bytes - self.replay.allocated_bytes
 
     def saved(self, unplanned: "Memory") -> int:
         """Bytes less than without a plan, as MXNet counts them; whole MB unless both are exact."""
@@ -154,6 +160,7 @@ def solve(
         "unplanned_bytes": unplanned.pool_bytes,
         "counted_bytes": memory.counted_bytes,
         "peak_bytes": memory.replay.peak_bytes,
+        "device_bytes": memory.device_bytes,
         "recomputed_flops": _work_added(memory.replay),
         "planner": found.planner,
         "candidates": found.candidates,

@@ -124,6 +124,7 @@ def test_it_prints_what_counts() -> None:
     text = str(plan)
     for words in (
         "%.1f MB instead of %.1f MB" % (plan.pool_bytes / MB, plan.unplanned_bytes / MB),
+        "%.1f MB of a GPU" % (plan.device_bytes / MB),
         "%d of 25 operators" % len(plan.recomputed),
         "%.0f %% of the forward pass" % (100 * plan.recomputed_flops),
         plan.planner,
@@ -174,6 +175,7 @@ def test_a_network_that_cannot_be_replayed(caplog: pytest.LogCaptureFixture) -> 
     plan = memonger.plan(symbol, shapes)
     assert not plan.exact
     assert plan.counted_bytes == MB * memonger.get_cost(plan.symbol, shapes=shapes)
+    assert plan.device_bytes > plan.pool_bytes
     assert "bound, in whole MB" in str(plan)
 
 

@@ -1,0 +1,69 @@
+"""The memory of a GPU that a network takes in training: its pool and the arrays that it is bound to.
+
+MXNet asks CUDA for every array by itself and rounds what it asks for: to pages, and from 2 MB on to
+blocks of 2 MB (``src/storage/pooled_storage_manager.h``). The blocks of the pool are arrays too. The
+gradients of outputs are allocated where an operator reads them
+(``InitDataEntryMemory`` in ``src/executor/graph_executor.cc``).
+"""
+
+import os
+from typing import Any
+
+import numpy as np
+
+from memonger.allocator import Replay
+
+PAGE = 4096
+LARGE = 2 * 2**20
+
+
+def rounded(nbytes: Any) -> np.ndarray:
+    """What MXNet asks a GPU for, for arrays of these sizes, in bytes.
+
+    Parameters
+    ----------
+    nbytes : array of int
+
+    Notes
+    -----
+    Follows ``MXNET_GPU_MEM_POOL_TYPE`` ('Naive' by default, 'Round' or 'Unpooled') and the settings
+    of each: ``MXNET_GPU_MEM_POOL_PAGE_SIZE``, ``MXNET_GPU_MEM_LARGE_ALLOC_ROUND_SIZE``,
+    ``MXNET_GPU_MEM_POOL_ROUND_LINEAR_CUTOFF``.
+    """
+    sizes = np.asarray(nbytes, dtype=np.int64)
+    kind = os.environ.get("MXNET_GPU_MEM_POOL_TYPE", "Naive")
+    page = int(os.environ.get("MXNET_GPU_MEM_POOL_PAGE_SIZE", PAGE))
+    if kind == "Unpooled":
+        return sizes
+    if kind == "Round":  # to powers of two, above the cutoff to its multiples
+        cutoff = 1 << int(os.environ.get("MXNET_GPU_MEM_POOL_ROUND_LINEAR_CUTOFF", "24"))
+        powers = np.array([1 << max(int(n) - 1, 0).bit_length() for n in sizes.ravel()])
+        small = np.maximum(powers.reshape(sizes.shape), page)
+        return np.where(sizes > cutoff, _up(sizes, cutoff), np.where(sizes > 0, small, 0))
+    large = int(os.environ.get("MXNET_GPU_MEM_LARGE_ALLOC_ROUND_SIZE", LARGE))
+    pages = _up(sizes, page)
+    return np.where(pages > large, _up(pages, large), pages)
+
+
+def _up(sizes: np.ndarray, multiple: int) -> np.ndarray:
+    return (sizes + multiple - 1) // multiple * multiple
+
+
+def device_bytes(found: Replay) -> int:
+    """Bytes of a GPU that a training step takes, for a network that is bound as it was replayed.
+
+    The pool, the arguments, the gradients that were asked for, the auxiliary states, and the
+    gradients of the outputs where they are read; each rounded as MXNet rounds it. Without the state
+    of an optimiser, the workspaces of operators and what CUDA and its libraries take for themselves.
+    """
+    training = found.training
+    graph, tables = training.graph, training.tables
+    bound = [*graph.arguments, *training.wanted, *sorted(graph.auxiliary)]
+    heads = found.order[found.order >= 2 * tables.forward]
+    heads = tables.output_start[heads[tables.variable[heads]]]
+    arrays = [
+        found.block_bytes(),
+        np.array([graph.tensors[i][0].nbytes for i in bound], dtype=np.int64),
+        (tables.elements * tables.itemsize)[heads],
+    ]
+    return int(rounded(np.concatenate(arrays)).sum())
