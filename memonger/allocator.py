@@ -12,12 +12,13 @@ import os
 from typing import List, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from memonger.compiled import compiled
 from memonger.training import KEPT, TrainingGraph
 
 EXTERNAL = -2  # a gradient: its memory is the user's
 UNASSIGNED = -1
+NO_LIMIT = np.iinfo(np.int64).max
 
 #: What a tensor of the timeline was made by.
 FORWARD, RECOMPUTED, BACKWARD = 0, 1, 2
@@ -119,7 +120,8 @@ class Replay(NamedTuple):
     def timeline(self) -> Timeline:
         """Which tensors are alive when."""
         tables, mask, order = self.training.tables, self.recomputed, self.order
-        storage, birth, last = _lifetimes(tables, mask, order, self.reads)
+        _, storage = allocate(tables, mask, order, self.reads, 0, NO_LIMIT)
+        birth, last = _made_and_last_read(tables, mask, order)
         _add_in_place(tables, mask, order, _adding(self.training), storage)
         made = np.flatnonzero(storage >= 0)
         made = made[np.lexsort((made, birth[made]))]
@@ -172,7 +174,7 @@ def match_ranges() -> List[int]:
     return [2**k for k in range(largest.bit_length()) if 2**k <= largest]
 
 
-@njit(cache=True)
+@compiled
 def _resolve(forward, recomputed, row, owner):  # type: ignore[no-untyped-def]
     """The row that is read: the recomputed copy where both reader and read are recomputed."""
     if owner != KEPT and row < forward and recomputed[owner] and recomputed[row]:
@@ -180,14 +182,7 @@ def _resolve(forward, recomputed, row, owner):  # type: ignore[no-untyped-def]
     return row
 
 
-@njit(cache=True)
-def _gradient_entry(t, recomputed, h):  # type: ignore[no-untyped-def]
-    """The output, by its number, that is the h-th head: an output or a gradient."""
-    row = _resolve(t.forward, recomputed, t.head_row[h], t.head_owner[h])
-    return t.output_start[row] + t.head_output[h]
-
-
-@njit(cache=True)
+@compiled
 def order_and_reads(t, recomputed):  # type: ignore[no-untyped-def]
     """The rows of ``Tables`` that run, in order, and how often each output of an operator is read.
 
@@ -249,7 +244,7 @@ def order_and_reads(t, recomputed):  # type: ignore[no-untyped-def]
     return order[:count], reads
 
 
-@njit(cache=True)
+@compiled
 def _entry(recomputed, copies, entry, row, owner):  # type: ignore[no-untyped-def]
     """`_resolve` for an output by its number."""
     if owner != KEPT and recomputed[owner] and recomputed[row]:
@@ -257,37 +252,28 @@ def _entry(recomputed, copies, entry, row, owner):  # type: ignore[no-untyped-de
     return entry
 
 
-@njit(cache=True)
-def _take_over(t, recomputed, reads, row, storage, held):  # type: ignore[no-untyped-def]
-    """Give an input's storage to each output of a row that may have it."""
-    copies = t.output_start[t.forward]
-    taken = 0  # bit k: input k was; the tables have no option beyond the first 63 inputs
-    for q in range(t.inplace_start[row], t.inplace_start[row + 1]):
-        out = t.inplace_output[q]
-        if storage[out] != UNASSIGNED or reads[out] == 0:
-            continue
-        into = _entry(recomputed, copies, t.inplace_entry[q], t.inplace_row[q], t.inplace_owner[q])
-        block = storage[into]
-        if block < 0 or (taken >> t.inplace_input[q]) & 1:
-            continue
-        if held[block] == 1 or t.inplace_identity[q]:
-            taken |= 1 << t.inplace_input[q]
-            storage[out] = block
-            held[block] += reads[out]
-
-
-@njit(cache=True)
-def _allocate(t, recomputed, order, reads, match_range):  # type: ignore[no-untyped-def]
+@compiled
+def allocate(t, recomputed, order, reads, match_range, limit):  # type: ignore[no-untyped-def]
     """Bytes of the pool, 4 to an element, and the block of each output.
 
     The free list holds whole blocks, smallest first, of equals the oldest first. A block has the
-    size of one of the tensors, so there is a queue for each of their sizes.
+    size of one of the tensors, so there is a queue for each of their sizes. A match range of 0 uses
+    no block again.
+
+    It ends early once the pool exceeds ``limit``, which it can only do more and more.
+
+    Nothing is handed to a function in the loops: numba counts references to each array of a tuple
+    that is, unless it happens to see through.
     """
     outputs = t.elements.shape[0]
     copies = t.output_start[t.forward]
     storage = np.full(outputs, UNASSIGNED, dtype=np.int32)
     for h in range(t.outputs, t.head_row.shape[0]):
-        storage[_gradient_entry(t, recomputed, h)] = EXTERNAL
+        entry = t.head_entry[h]
+        owner = t.head_owner[h]
+        if owner != KEPT and recomputed[owner] and recomputed[t.head_row[h]]:
+            entry += copies
+        storage[entry] = EXTERNAL
     blocks = 0
     pool = 0
     rank = np.empty(outputs, dtype=np.int32)  # of each block which of the sizes it has
@@ -301,8 +287,23 @@ def _allocate(t, recomputed, order, reads, match_range):  # type: ignore[no-unty
         row = order[p]
         if t.variable[row]:
             continue
-        if t.inplace_start[row] != t.inplace_start[row + 1]:
-            _take_over(t, recomputed, reads, row, storage, held)
+        # An input's memory goes to an output that may have it.
+        taken = 0  # bit k: input k was; the tables have no option beyond the first 63 inputs
+        for q in range(t.inplace_start[row], t.inplace_start[row + 1]):
+            out = t.inplace_output[q]
+            if storage[out] != UNASSIGNED or reads[out] == 0:
+                continue
+            entry = t.inplace_entry[q]
+            owner = t.inplace_owner[q]
+            if owner != KEPT and recomputed[owner] and recomputed[t.inplace_row[q]]:
+                entry += copies
+            block = storage[entry]
+            if block < 0 or (taken >> t.inplace_input[q]) & 1:
+                continue
+            if held[block] == 1 or t.inplace_identity[q]:
+                taken |= 1 << t.inplace_input[q]
+                storage[out] = block
+                held[block] += reads[out]
         # The other outputs get a block each, the largest output first.
         for m in range(t.output_start[row], t.output_start[row + 1]):
             out = t.made[m]
@@ -343,12 +344,17 @@ def _allocate(t, recomputed, order, reads, match_range):  # type: ignore[no-unty
                 pool += t.sizes[r]
             held[block] = reads[out]
             storage[out] = block
+        if pool > limit:
+            break
         # What has been read for the last time is free, and so is what nobody will read.
         first = t.use_start[row]
         last = t.use_start[row + 1]
         for j in range(first, last + t.output_start[row + 1] - t.output_start[row]):
             if j < last:
-                entry = _entry(recomputed, copies, t.use_entry[j], t.use_row[j], t.use_owner[j])
+                entry = t.use_entry[j]
+                owner = t.use_owner[j]
+                if owner != KEPT and recomputed[owner] and recomputed[t.use_row[j]]:
+                    entry += copies
                 block = storage[entry]
                 if block < 0:
                     continue
@@ -369,53 +375,35 @@ def _allocate(t, recomputed, order, reads, match_range):  # type: ignore[no-unty
     return pool, storage
 
 
-@njit(cache=True)
+@compiled
 def _replay(t, recomputed, match_ranges):  # type: ignore[no-untyped-def]
     order, reads = order_and_reads(t, recomputed)
-    best, storage = _allocate(t, recomputed, order, reads, match_ranges[0])
+    best, storage = allocate(t, recomputed, order, reads, match_ranges[0], NO_LIMIT)
     for k in range(1, match_ranges.shape[0]):
-        pool, other = _allocate(t, recomputed, order, reads, match_ranges[k])
+        pool, other = allocate(t, recomputed, order, reads, match_ranges[k], NO_LIMIT)
         if pool < best:
             best = pool
             storage = other
     return order, reads, storage, best
 
 
-@njit(cache=True)
-def _lifetimes(t, recomputed, order, reads):  # type: ignore[no-untyped-def]
-    """Of each output its storage (shared in place), and the steps it is made and last read in."""
-    outputs = t.elements.shape[0]
-    steps = order.shape[0]
+@compiled
+def _made_and_last_read(t, recomputed, order):  # type: ignore[no-untyped-def]
+    """Of each output the step in which it is made, and the last in which it is read."""
     copies = t.output_start[t.forward]
-    storage = np.full(outputs, UNASSIGNED, dtype=np.int64)
-    birth = np.zeros(outputs, dtype=np.int64)
-    last = np.zeros(outputs, dtype=np.int64)
-    held = np.zeros(outputs, dtype=np.int64)
-    storages = 0
-    for h in range(t.outputs, t.head_row.shape[0]):
-        storage[_gradient_entry(t, recomputed, h)] = EXTERNAL
-    for p in range(steps):
+    made = np.zeros(t.elements.shape[0], dtype=np.int64)
+    last = np.zeros(t.elements.shape[0], dtype=np.int64)
+    for p in range(order.shape[0]):
         row = order[p]
-        if t.variable[row]:
-            continue
-        start = t.output_start[row]
-        for out in range(start, t.output_start[row + 1]):
-            birth[out] = p
+        for out in range(t.output_start[row], t.output_start[row + 1]):
+            made[out] = p
             last[out] = p
-        _take_over(t, recomputed, reads, row, storage, held)
-        for out in range(start, t.output_start[row + 1]):
-            if storage[out] == UNASSIGNED:
-                storage[out] = storages
-                held[storages] = reads[out]
-                storages += 1
         for j in range(t.use_start[row], t.use_start[row + 1]):
-            into = _entry(recomputed, copies, t.use_entry[j], t.use_row[j], t.use_owner[j])
-            last[into] = p
-            if storage[into] >= 0:
-                held[storage[into]] -= 1
+            entry = _entry(recomputed, copies, t.use_entry[j], t.use_row[j], t.use_owner[j])
+            last[entry] = p
     for h in range(t.outputs):
-        last[_gradient_entry(t, recomputed, h)] = steps - 1
-    return storage, birth, last
+        last[t.head_entry[h]] = order.shape[0] - 1
+    return made, last
 
 
 def _adding(training: TrainingGraph) -> np.ndarray:
@@ -423,17 +411,18 @@ def _adding(training: TrainingGraph) -> np.ndarray:
     return np.array([op == "_grad_add" for op in training.ops], dtype=np.bool_)
 
 
-@njit(cache=True)
+@compiled
 def _add_in_place(t, recomputed, order, adding, storage):  # type: ignore[no-untyped-def]
     """Put the terms of a sum where the sum is, in the storages of a plan.
 
     Once the memory is planned, the second input of a ``_grad_add`` may be computed with the write
     request 'add' right into the first (``src/executor/inplace_addto_detect_pass.cc``).
     """
+    copies = t.output_start[t.forward]
     count = np.zeros(storage.shape[0], dtype=np.int64)  # of readers, those that ignore it as well
     place = np.zeros(t.variable.shape[0], dtype=np.int64)
     for h in range(t.head_row.shape[0]):
-        count[_gradient_entry(t, recomputed, h)] += 1
+        count[_entry(recomputed, copies, t.head_entry[h], t.head_row[h], t.head_owner[h])] += 1
     for p in range(order.shape[0]):
         row = order[p]
         place[row] = p

@@ -1,9 +1,9 @@
-"""The memory of a GPU that a network takes in training: its pool and the arrays that it is bound to.
+"""The memory of a GPU that a network takes in training: the pool, and what it is bound to.
 
-MXNet asks CUDA for every array by itself and rounds what it asks for: to pages, and from 2 MB on to
-blocks of 2 MB (``src/storage/pooled_storage_manager.h``). The blocks of the pool are arrays too. The
-gradients of outputs are allocated where an operator reads them
-(``InitDataEntryMemory`` in ``src/executor/graph_executor.cc``).
+MXNet asks CUDA for every array by itself and rounds what it asks for: to pages, above 2 MB to
+blocks of 2 MB (``src/storage/pooled_storage_manager.h``). The blocks of the pool are arrays too.
+Gradients of outputs are allocated where an operator reads them (``InitDataEntryMemory`` in
+``src/executor/graph_executor.cc``).
 """
 
 import os
@@ -53,8 +53,8 @@ def device_bytes(found: Replay) -> int:
     """Bytes of a GPU that a training step takes, for a network that is bound as it was replayed.
 
     The pool, the arguments, the gradients that were asked for, the auxiliary states, and the
-    gradients of the outputs where they are read; each rounded as MXNet rounds it. Without the state
-    of an optimiser, the workspaces of operators and what CUDA and its libraries take for themselves.
+    gradients of outputs where they are read; each rounded as MXNet rounds it. Without the state of
+    an optimiser, the workspaces of operators, and what CUDA and its libraries take for themselves.
     """
     training = found.training
     graph, tables = training.graph, training.tables

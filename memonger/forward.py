@@ -34,6 +34,9 @@ Entry = Tuple[int, int]  # a node's index and which of its outputs
 
 FLOAT = "float32"
 COPY = "_copy"  # the identity: takes its input's memory, and its gradient reads nothing
+# What a tied copy has before it: a product with one, which pointwise fusion leaves alone and whose
+# gradient reads its input.
+ONE, PRODUCT = "_ones", "broadcast_mul"
 
 
 class Tensor(NamedTuple):
@@ -168,26 +171,67 @@ def forward_graph(symbol: Any, spec: InputSpec) -> ForwardGraph:
     )
 
 
-def with_copies(graph: ForwardGraph, at: Iterable[int]) -> Tuple[ForwardGraph, np.ndarray]:
-    """The graph with a kept copy (``_copy``, named ``*_keep``) of the first output of some nodes.
+class KeptCopy(NamedTuple):
+    """An identity behind the first output of a recomputed node: the result that is kept.
 
-    All that read such an output read the copy instead; outputs of the network stay what they were.
-    ``marks.apply`` makes the same of a symbol.
+    Attributes
+    ----------
+    node : int
+    tie : str
+        Where the recomputed copy of the node must have a reader (``rules``), the NumPy type of the
+        output: a product with one then stands between the two and is recomputed. Otherwise ''.
+    """
+
+    node: int
+    tie: str = ""
+
+    @property
+    def offset(self) -> int:
+        """How far behind the node it stands."""
+        return 3 if self.tie else 1
+
+    def nodes(self) -> List["Inserted"]:
+        """What stands behind the node, the kept copy last."""
+        if not self.tie:
+            return [Inserted(COPY, {}, "", (0,), False)]
+        one = {"shape": "(1,)", "dtype": self.tie}
+        return [
+            Inserted(ONE, one, "_one", (), False),
+            Inserted(PRODUCT, {}, "_tie", (0, 1), True),
+            Inserted(COPY, {}, "", (2,), False),
+        ]
+
+
+class Inserted(NamedTuple):
+    """A node of a kept copy."""
+
+    op: str
+    attrs: Dict[str, str]
+    stem: str  # of its name, after that of the node
+    inputs: Tuple[int, ...]  # 0: the node, k: the k-th that is inserted
+    recomputed: bool
+
+
+def with_copies(graph: ForwardGraph, copies: Iterable[KeptCopy]) -> Tuple[ForwardGraph, np.ndarray]:
+    """The graph with identities (named ``*_keep``) behind the first output of some nodes.
+
+    All that read such an output read the kept copy instead; outputs of the network stay what they
+    were. ``marks.apply`` makes the same of a symbol.
 
     Parameters
     ----------
     graph : ForwardGraph
-    at : iterable of int
-        Operators of whose outputs the first alone is read, and is no output of the network.
+    copies : iterable of KeptCopy
+        Of operators of whose outputs the first alone is read, and is no output of the network.
 
     Returns
     -------
     ForwardGraph
     np.ndarray of int
-        The new index of each node of ``graph``; the copy of a node comes right after it.
+        The new index of each node of ``graph``; what is put in comes right after its node.
     """
-    at = frozenset(at)
-    names = copy_names([node.name for node in graph.nodes], at)
+    at = {copy.node: copy for copy in copies}
+    names = copy_names([node.name for node in graph.nodes], at.values())
     moved = np.zeros(len(graph.nodes), dtype=np.int64)
     nodes: List[Node] = []
     tensors: List[Tuple[Tensor, ...]] = []
@@ -195,20 +239,23 @@ def with_copies(graph: ForwardGraph, at: Iterable[int]) -> Tuple[ForwardGraph, n
     output_names: List[Tuple[str, ...]] = []
 
     def entry(a: int, b: int) -> Entry:
-        return (int(moved[a]) + (a in at and b == 0), b)
+        return (int(moved[a]) + (at[a].offset if b == 0 and a in at else 0), b)
 
     for i, node in enumerate(graph.nodes):
         moved[i] = len(nodes)
-        inputs = tuple(entry(a, b) for a, b in node.inputs)
-        nodes.append(node._replace(inputs=inputs, deps=tuple(int(moved[d]) for d in node.deps)))
+        inputs = tuple([entry(a, b) for a, b in node.inputs])
+        nodes.append(node._replace(inputs=inputs, deps=tuple([int(moved[d]) for d in node.deps])))
         tensors.append(graph.tensors[i])
         visible.append(graph.visible[i])
         output_names.append(graph.output_names[i])
         if i in at:
-            nodes.append(Node(names[i], COPY, {}, {}, ((int(moved[i]), 0),), (), False))
-            tensors.append(graph.tensors[i][:1])
-            visible.append(1)
-            output_names.append((names[i] + "_output",))
+            for new, name in zip(at[i].nodes(), names[i]):
+                inputs = tuple([(int(moved[i]) + k, 0) for k in new.inputs])
+                nodes.append(Node(name, new.op, new.attrs, {}, inputs, (), False))
+                result = graph.tensors[i][0] if new.inputs else Tensor((1,), at[i].tie)
+                tensors.append((result,))
+                visible.append(1)
+                output_names.append((name + "_output",))
     made = ForwardGraph(
         tuple(nodes),
         tuple(tensors),
@@ -221,17 +268,40 @@ def with_copies(graph: ForwardGraph, at: Iterable[int]) -> Tuple[ForwardGraph, n
     return made, moved
 
 
-def copy_names(names: Sequence[str], at: Iterable[int]) -> Dict[int, str]:
-    """What the kept copies of some nodes are called: as no other of the nodes named here."""
+def mask_with_copies(
+    mask: np.ndarray, moved: np.ndarray, copies: Iterable[KeptCopy], count: int
+) -> np.ndarray:
+    """What a plan recomputes of the ``count`` nodes of ``with_copies``: not the kept copies."""
+    full = np.zeros(count, dtype=np.bool_)
+    full[moved] = mask
+    for copy in copies:
+        for k, new in enumerate(copy.nodes(), 1):
+            full[moved[copy.node] + k] = new.recomputed
+    return full
+
+
+def copy_names(names: Sequence[str], copies: Iterable[KeptCopy]) -> Dict[int, List[str]]:
+    """The names of the nodes that stand for copies (``KeptCopy.nodes``), by the node they are of.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of all nodes; no name is given twice.
+    copies : iterable of KeptCopy
+    """
     taken = set(names)
-    found = {}
-    for i in sorted(at):
-        name, number = names[i] + "_keep", 1
+
+    def unique(stem: str) -> str:
+        name, number = stem + "_keep", 1
         while name in taken:
-            name, number = "%s_%d_keep" % (names[i], number), number + 1
+            name, number = "%s_%d_keep" % (stem, number), number + 1
         taken.add(name)
-        found[i] = name
-    return found
+        return name
+
+    return {
+        copy.node: [unique(names[copy.node] + new.stem) for new in copy.nodes()]
+        for copy in sorted(copies)
+    }
 
 
 def _heads(symbol: Any) -> List[List[int]]:

@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Union
 import numpy as np
 
 from memonger._mxnet import mx
-from memonger.forward import COPY, ForwardGraph, copy_names
+from memonger.forward import ForwardGraph, KeptCopy, copy_names
 from memonger.inputs import check_symbol
 from memonger.operators import truth, untouched
 
@@ -42,7 +42,7 @@ def recomputed(graph: ForwardGraph) -> np.ndarray:
 
 
 def apply(
-    symbol: Any, mask: np.ndarray, native: Iterable[int] = (), copies: Iterable[int] = ()
+    symbol: Any, mask: np.ndarray, native: Iterable[int] = (), copies: Iterable[KeptCopy] = ()
 ) -> Any:
     """A copy of ``symbol`` in which just the operators of ``mask`` are recomputed.
 
@@ -54,7 +54,7 @@ def apply(
         For each node of the symbol's JSON.
     native : iterable of int
         Nodes that are to run with MXNet's own kernel instead of cuDNN's.
-    copies : iterable of int
+    copies : iterable of KeptCopy
         Recomputed nodes whose first output is kept all the same, in an identity that is put behind
         it (``forward.with_copies``). If the node itself were kept, its gradient would read, and so
         hold, the originals of its inputs.
@@ -72,7 +72,7 @@ def apply(
         before.update((key, attrs.get(key)) for key in new if key not in before)
         attrs[RECORD] = json.dumps(before, sort_keys=True)
         attrs.update(new)
-    _insert(graph, copy_names([node["name"] for node in graph["nodes"]], copies))
+    _insert(graph, {copy.node: copy for copy in copies})
     return mx.sym.load_json(json.dumps(graph))
 
 
@@ -120,23 +120,26 @@ def clear(symbol: Any) -> Any:
 
 def _is_ours(node: Mapping[str, Any]) -> bool:
     """Whether ``apply`` put this node in."""
-    return node["op"] == COPY and node.get("attrs", {}).get(RECORD) == INSERTED
+    return node.get("attrs", {}).get(RECORD) == INSERTED
 
 
-def _insert(graph: Dict[str, Any], copies: Mapping[int, str]) -> None:
-    """Put an identity behind the first output of some nodes of a symbol's JSON."""
+def _insert(graph: Dict[str, Any], copies: Mapping[int, KeptCopy]) -> None:
+    """Put kept copies behind the first output of some nodes of a symbol's JSON."""
+    names = copy_names([node["name"] for node in graph["nodes"]], copies.values())
     nodes: List[Dict[str, Any]] = []
     moved: List[int] = []
     for i, node in enumerate(graph["nodes"]):
         moved.append(len(nodes))
         node["inputs"] = [
-            [moved[a] + (a in copies and b == 0), b, *rest] for a, b, *rest in node["inputs"]
+            [moved[a] + (copies[a].offset if b == 0 and a in copies else 0), b, *rest]
+            for a, b, *rest in node["inputs"]
         ]
         nodes.append(node)
         if i in copies:
-            attrs = {FORCE: "False", RECORD: INSERTED}
-            inputs = [[moved[i], 0, 0]]
-            nodes.append({"op": COPY, "name": copies[i], "attrs": attrs, "inputs": inputs})
+            for new, name in zip(copies[i].nodes(), names[i]):
+                attrs = {**new.attrs, FORCE: str(new.recomputed), RECORD: INSERTED}
+                inputs = [[moved[i] + k, 0, 0] for k in new.inputs]
+                nodes.append({"op": new.op, "name": name, "attrs": attrs, "inputs": inputs})
     graph["heads"] = [[moved[a], *rest] for a, *rest in graph["heads"]]
     _replace_nodes(graph, nodes, moved)
 
@@ -153,7 +156,7 @@ def _remove(graph: Dict[str, Any]) -> None:
     for i, node in enumerate(graph["nodes"]):
         node["inputs"] = entries(node["inputs"])
         if _is_ours(node):
-            into, stands_for[i], *_ = node["inputs"][0]
+            into, stands_for[i], *_ = node["inputs"][0] if node["inputs"] else (-1, 0)
             moved.append(into)
         else:
             moved.append(len(nodes))

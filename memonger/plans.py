@@ -5,6 +5,7 @@ that a ``sym_gen`` that plans may be called again and again.
 """
 
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -247,7 +248,7 @@ def _plan_of(original: Any, planned: Any, solution: Solution) -> Plan:
         symbol=planned,
         kept=tuple(name for name, again in operators if not again),
         recomputed=tuple(name for name, again in operators if again),
-        copies=tuple(copies[i] for i in solution.copies),
+        copies=tuple(itertools.chain(*copies.values())),
         **{**solution.facts, "candidates": dict(solution.facts["candidates"])},
     )
 

@@ -18,11 +18,11 @@ from collections import Counter
 from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
-from numba import njit
 
 from memonger.allocator import order_and_reads
+from memonger.compiled import compiled
 from memonger.errors import MemongerError
-from memonger.forward import ForwardGraph, with_copies
+from memonger.forward import ForwardGraph, KeptCopy, with_copies
 from memonger.operators import (
     ANYWHERE,
     CPU,
@@ -103,7 +103,7 @@ class Rules:
             for training in trainings
         ]
 
-    def with_copies(self, at: Iterable[int]) -> Tuple["Rules", np.ndarray]:
+    def with_copies(self, copies: Iterable[KeptCopy]) -> Tuple["Rules", np.ndarray]:
         """The rules for the network with kept copies (``forward.with_copies``).
 
         Returns
@@ -112,7 +112,7 @@ class Rules:
         np.ndarray of int
             The new index of each node.
         """
-        graph, moved = with_copies(self.graph, at)
+        graph, moved = with_copies(self.graph, copies)
         first, *others = [tuple(moved[list(t.wanted)]) for t in self.trainings]
         training = training_graph(graph, first)
         trainings = [training, *map(training.with_gradients, others)]
@@ -218,7 +218,7 @@ class RuleTables(NamedTuple):
     twins: np.ndarray
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def obey(r, mask):  # type: ignore[no-untyped-def]
     """Keep in ``mask`` (in place) what is right; what ``order_and_reads`` says of the result."""
     n = mask.shape[0]
@@ -241,7 +241,7 @@ def obey(r, mask):  # type: ignore[no-untyped-def]
             found[i] = False
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _wrong(t, f, order, reads, tolerant, fusion, found):  # type: ignore[no-untyped-def]
     """Whether rules 3 and 4 keep anything, as far as can be seen at once, and what (``found``)."""
     n = t.forward

@@ -15,7 +15,7 @@ from memonger.costs import MB, CostModel
 from memonger.device import device_bytes
 from memonger.executor import bind, planned_mb
 from memonger.flops import forward_flops
-from memonger.forward import forward_graph, with_copies
+from memonger.forward import KeptCopy, forward_graph, mask_with_copies, with_copies
 from memonger.inputs import InputSpec
 from memonger.network import Network, Request, read_network, wanted
 from memonger.planners import chen2016
@@ -81,7 +81,7 @@ class Found(NamedTuple):
     """What a planner found: nodes by index, which candidate won, all candidates' costs."""
 
     mask: np.ndarray
-    copies: Tuple[int, ...]
+    copies: Tuple[KeptCopy, ...]
     cost: int
     planner: str
     candidates: Dict[str, int]
@@ -93,7 +93,7 @@ class Solution(NamedTuple):
 
     mask: np.ndarray
     native: Tuple[int, ...]
-    copies: Tuple[int, ...]
+    copies: Tuple[KeptCopy, ...]
     facts: Mapping[str, Any]  # the fields of Plan that do not depend on the operators' names
     warnings: Tuple[str, ...]
 
@@ -170,7 +170,7 @@ def solve(
     return Solution(found.mask, native, found.copies, facts, tuple(warnings)), symbol
 
 
-def marked(symbol: Any, mask: np.ndarray, native: Sequence[int], copies: Sequence[int]) -> Any:
+def marked(symbol: Any, mask: np.ndarray, native: Sequence[int], copies: Sequence[KeptCopy]) -> Any:
     """A copy of a symbol (without marks) that carries out a plan; as it is if that is none."""
     return marks.apply(symbol, mask, native, copies) if mask.any() else marks.clear(symbol)
 
@@ -191,8 +191,7 @@ def _confirmed(network: Network, found: Found, symbol: Any) -> Memory:
     if found.copies:
         graph, moved = with_copies(network.graph, found.copies)
         training = training_graph(graph, moved[list(training.wanted)])
-        mask = np.zeros(len(graph.nodes), dtype=np.bool_)
-        mask[moved] = found.mask
+        mask = mask_with_copies(mask, moved, found.copies, len(graph.nodes))
     return Memory(replay(training, mask), bound, training.inexact)
 
 

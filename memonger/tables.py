@@ -8,8 +8,8 @@ is read if there are no copies.
 from typing import Iterable, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
-from numba import njit
 
+from memonger.compiled import compiled
 from memonger.forward import Tensor
 
 KEPT = -1
@@ -79,7 +79,7 @@ class Tables(NamedTuple):
     inplace_output: np.ndarray  # an entry
     inplace_identity: np.ndarray
     head_row: np.ndarray  # the outputs of the network, then the gradients
-    head_output: np.ndarray
+    head_entry: np.ndarray
     head_owner: np.ndarray
     outputs: int  # how many of them are outputs of the network
     # The order: `first`, then `walk_row`. In that stands a gradient, to be run, or a forward node,
@@ -169,6 +169,7 @@ def build(
     )
     row, j = row[fits], j[fits]
     head_row, head_output, head_owner = _columns(heads, 3)
+    head_entry = output_start[head_row] + head_output
 
     # The order, as far as it is the same for every plan.
     wait_row, wait_for, wait_owner = _columns(waits, 3)
@@ -193,15 +194,13 @@ def build(
     runs[first] = True
     runs[walk_row[walk_row >= n]] = True
     base = np.bincount(read_entry[used & runs[reader]], minlength=len(elements))
-    np.add.at(base, output_start[head_row] + head_output, 1)
+    np.add.at(base, head_entry, 1)
 
     swaps = used & runs[reader] & (reader >= 2 * n) & (read_owner != KEPT) & (read_row < n)
     head_swaps = (head_owner != KEPT) & (head_row < n) & ~variable[head_row]
     again_owner = np.concatenate([read_owner[swaps], head_owner[head_swaps]])
     again_row = np.concatenate([read_row[swaps], head_row[head_swaps]])
-    again_entry = np.concatenate(
-        [read_entry[swaps], (output_start[head_row] + head_output)[head_swaps]]
-    )
+    again_entry = np.concatenate([read_entry[swaps], head_entry[head_swaps]])
     by_owner = np.argsort(again_owner, kind="stable")
 
     of_operators = ~np.repeat(variable, np.diff(output_start))
@@ -238,7 +237,7 @@ def build(
         inplace_output=small(out[fits]),
         inplace_identity=same[fits],
         head_row=small(head_row),
-        head_output=small(head_output),
+        head_entry=small(head_entry),
         head_owner=small(head_owner),
         outputs=outputs,
         first=small(first),
@@ -293,7 +292,7 @@ def _made(output_start: np.ndarray, elements: np.ndarray) -> np.ndarray:
     return made[np.lexsort((-made, -elements, row))]
 
 
-@njit(cache=True)
+@compiled
 def _walk(known, start, before, owner, heads, head_owner):  # type: ignore[no-untyped-def]
     """Rows depth first from the heads (``nnvm::DFSVisit``), each after what it reads.
 

@@ -10,9 +10,9 @@ Simulated Annealing"). The same seed gives the same result.
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
-from memonger.allocator import _allocate
+from memonger.allocator import NO_LIMIT, allocate
+from memonger.compiled import compiled
 from memonger.rules import RuleTables, obey
 
 KEEP, RECOMPUTE = 1, 2  # flips; 0: as the cuts say
@@ -43,7 +43,7 @@ class Space(NamedTuple):
     flippable: np.ndarray
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def fill(s, cuts, flips, mask):  # type: ignore[no-untyped-def]
     """Write the nodes that a state recomputes to ``mask``, and obey the rules; as ``obey``."""
     mask[:] = s.base
@@ -58,19 +58,19 @@ def fill(s, cuts, flips, mask):  # type: ignore[no-untyped-def]
     return obey(s.rules, mask)
 
 
-@njit(cache=True, nogil=True)
-def price(s, cuts, flips, mask):  # type: ignore[no-untyped-def]
-    """The bytes that a state costs; ``mask`` receives its plan."""
+@compiled
+def price(s, cuts, flips, mask, limit):  # type: ignore[no-untyped-def]
+    """The bytes that a state costs, or some that are more than ``limit``; ``mask``: its plan."""
     order, reads = fill(s, cuts, flips, mask)
     best = -1
     for match_range in s.match_ranges:
-        pool = _allocate(s.rules.tables, mask, order, reads, match_range)[0]
+        pool = allocate(s.rules.tables, mask, order, reads, match_range, limit)[0]
         if best < 0 or pool < best:
             best = pool
     return best
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _move_cut(cuts):  # type: ignore[no-untyped-def]
     """Move, leave out or put in a cut."""
     chosen = np.flatnonzero(cuts)
@@ -88,7 +88,7 @@ def _move_cut(cuts):  # type: ignore[no-untyped-def]
         cuts[np.random.randint(len(cuts))] = True
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _flip_run(flippable, flips):  # type: ignore[no-untyped-def]
     """Flip some operators that follow each other to one state."""
     first = np.random.randint(len(flippable))
@@ -100,7 +100,7 @@ def _flip_run(flippable, flips):  # type: ignore[no-untyped-def]
         flips[i] = state
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def anneal(s, cuts, flips, seed, tries, hot, cold, flipping, stop, done):  # type: ignore[no-untyped-def]
     """Anneal a state in place, to the best that was met.
 
@@ -128,7 +128,7 @@ def anneal(s, cuts, flips, seed, tries, hot, cold, flipping, stop, done):  # typ
     """
     np.random.seed(seed)
     mask = np.empty(s.base.shape[0], dtype=np.bool_)
-    current = best = price(s, cuts, flips, mask)
+    current = best = price(s, cuts, flips, mask, NO_LIMIT)
     best_cuts, best_flips = cuts.copy(), flips.copy()
     new_cuts, new_flips = cuts.copy(), flips.copy()
     if len(s.flippable) == 0:
@@ -147,10 +147,11 @@ def anneal(s, cuts, flips, seed, tries, hot, cold, flipping, stop, done):  # typ
                 _move_cut(new_cuts)
             if np.random.random() >= 0.3:
                 break
-        cost = price(s, new_cuts, new_flips, mask)
-        done[0] += 1
         heat = hot * (cold / hot) ** (step / tries) * best
-        if cost <= current or np.random.random() < np.exp((current - cost) / heat):
+        limit = current + np.int64(heat * -np.log(1 - np.random.random()))  # Metropolis
+        cost = price(s, new_cuts, new_flips, mask, limit)
+        done[0] += 1
+        if cost <= limit:
             current = cost
             cuts[:] = new_cuts
             flips[:] = new_flips
@@ -163,7 +164,7 @@ def anneal(s, cuts, flips, seed, tries, hot, cold, flipping, stop, done):  # typ
     return best
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def cheapest_cuts(weights, limit):  # type: ignore[no-untyped-def]
     """The cuts that keep least while no piece needs more than ``limit`` besides what was kept.
 

@@ -3,9 +3,9 @@
 from typing import Callable, Collection, Dict, List, NamedTuple, Set, Tuple
 
 import numpy as np
-from numba import njit
 
 from memonger.allocator import Timeline, replay
+from memonger.compiled import compiled
 from memonger.forward import Entry, ForwardGraph
 from memonger.tables import KEPT
 from memonger.training import TrainingGraph
@@ -205,7 +205,7 @@ def _gradient_steps(training: TrainingGraph) -> Tuple[np.ndarray, Timeline]:
     return step, found.timeline()
 
 
-@njit(cache=True)
+@compiled
 def _besides(step, steps, row, start, stop, weight):  # type: ignore[no-untyped-def]
     """What is alive when the gradient of each forward node runs, but for results before it.
 
@@ -250,7 +250,7 @@ def _besides(step, steps, row, start, stop, weight):  # type: ignore[no-untyped-
     return besides
 
 
-@njit(cache=True)
+@compiled
 def _add(tree, i, weight):  # type: ignore[no-untyped-def]
     i += 1
     while i < tree.shape[0]:

@@ -23,8 +23,9 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from memonger.allocator import match_ranges, replay
+from memonger.allocator import NO_LIMIT, match_ranges, replay
 from memonger.flops import forward_flops
+from memonger.forward import KeptCopy, mask_with_copies
 from memonger.planners import chen2016
 from memonger.planners.anneal import Space, anneal, cheapest_cuts, fill, price
 from memonger.planners.cuts import (
@@ -70,7 +71,7 @@ class Phase(NamedTuple):
 CUTS = Phase(16, 0.6, ((0.008, 0.0004), (0.0015, 0.0001)), 0.0)
 BOTH = Phase(4, 0.25, ((0.002, 0.0001),), 0.75)
 OPERATORS = Phase(4, 0.15, ((0.001, 0.0001),), 1.0)
-WORK = 160_000_000  # nodes replayed in all tries: bounds the time
+WORK = 120_000_000  # nodes replayed in all tries: bounds the time
 MOST_TRIES = 160_000  # enough for small networks
 
 
@@ -81,8 +82,8 @@ class Smallest(NamedTuple):
     ----------
     mask : np.ndarray of bool
         The recomputed nodes.
-    copies : tuple of int
-        Those of them whose result is kept all the same, by a copy.
+    copies : tuple of KeptCopy
+        Of those of them whose result is kept all the same.
     cost : int
         Bytes as MXNet counts them.
     candidates : dict
@@ -92,7 +93,7 @@ class Smallest(NamedTuple):
     """
 
     mask: np.ndarray
-    copies: Tuple[int, ...]
+    copies: Tuple[KeptCopy, ...]
     cost: int
     candidates: Dict[str, int]
     interrupted: bool
@@ -101,7 +102,7 @@ class Smallest(NamedTuple):
 class _Candidate(NamedTuple):
     cost: int
     mask: np.ndarray
-    copies: Tuple[int, ...] = ()
+    copies: Tuple[KeptCopy, ...] = ()
 
 
 def smallest(
@@ -184,22 +185,28 @@ class _Search:
         self.best: Optional[_Candidate] = None
         self.interrupted = False
         self.stop = np.zeros(1, dtype=np.uint8)
-        self._with_copies: Dict[Tuple[int, ...], Tuple[Rules, np.ndarray]] = {}
+        self._with_copies: Dict[Tuple[KeptCopy, ...], Tuple[Rules, np.ndarray]] = {}
         self.at = copyable(rules) if copies else ()
         self.rules, self.moved = self.with_copies(self.at)
         self.graph = self.rules.graph
         # Not between an operator and its copy: after the copy.
-        copied = frozenset(self.at)
-        followed = frozenset(int(self.moved[i]) for i in copied)
-        marked = [int(self.moved[i]) + (i in copied) for i in stages]
+        offsets = {copy.node: copy.offset for copy in self.at}
+        followed = {int(self.moved[i]) + k for i, offset in offsets.items() for k in range(offset)}
+        marked = [int(self.moved[i]) + offsets.get(i, 0) for i in stages]
         self.cuts: List[Cut] = cheap_cuts(self.graph, MOST_CUTS, marked, followed)
-        self.space = self.make_space(self.rules, self.rules.allowed, self.cuts)
+        self.space = self.make_space(self.at, self.rules.allowed, self.cuts)
         self.tries = min(MOST_TRIES, WORK // len(self.graph.nodes))
         self.done = 0.0
 
-    def make_space(self, rules: Rules, base: np.ndarray, cuts: Sequence[Cut]) -> Space:
+    def make_space(
+        self, copies: Tuple[KeptCopy, ...], base: np.ndarray, cuts: Sequence[Cut]
+    ) -> Space:
+        rules, moved = self.with_copies(copies)
         elements = np.array([max(t.elements for t in ts) for ts in rules.graph.tensors])
         largest = elements[rules.allowed].max(initial=0)
+        added = np.zeros(len(elements), dtype=np.bool_)  # between a node and its copy
+        for copy in copies:
+            added[moved[copy.node] + 1 : moved[copy.node] + copy.offset] = True
         keep = [i for cut in cuts for i in cut.keep]
         return Space(
             rules.tables[0],
@@ -208,7 +215,7 @@ class _Search:
             np.array([cut.after for cut in cuts], dtype=np.int64),
             np.cumsum([0] + [len(cut.keep) for cut in cuts]),
             np.array(keep, dtype=np.int64),
-            np.flatnonzero(rules.allowed & (elements >= largest * SMALL)),
+            np.flatnonzero(rules.allowed & ~added & (elements >= largest * SMALL)),
         )
 
     # ------------------------------------------------------------------ the steps
@@ -224,8 +231,8 @@ class _Search:
         if self.interrupted or self.best is None:
             return
         copies = self.best.copies
-        rules, moved = self.with_copies(copies)
-        space = self.make_space(rules, spread(rules, moved, self.best.mask), ())
+        _, moved = self.with_copies(copies)
+        space = self.make_space(copies, self.full(self.best.mask, copies), ())
         no_cuts = np.zeros(0, dtype=np.bool_)
         start = _State(0, no_cuts, np.zeros(len(space.base), dtype=np.int8))
         states = self.anneal(OPERATORS, space, [start] * OPERATORS.starts)
@@ -242,20 +249,14 @@ class _Search:
         fill(space, state.cuts, state.flips, mask)
         return mask
 
-    def offer(self, mask: np.ndarray, copies: Tuple[int, ...]) -> None:
+    def offer(self, mask: np.ndarray, copies: Tuple[KeptCopy, ...]) -> None:
         """Take a plan of the plain network if it is the best so far."""
-        while True:
-            rules, moved = self.with_copies(copies)
-            full = rules.apply(spread(rules, moved, mask))
-            mask, needed = full[moved], needed_copies(moved, copies, full)
-            if needed == copies:
-                break
-            copies = needed
+        rules, full, mask, copies = settle(self.with_copies, mask, copies)
         cost = replay(rules.trainings[0], full).pool_bytes
         if self.best is None or cost <= self.best.cost:
             self.best = _Candidate(cost, mask, copies)
 
-    def with_copies(self, copies: Tuple[int, ...]) -> Tuple[Rules, np.ndarray]:
+    def with_copies(self, copies: Tuple[KeptCopy, ...]) -> Tuple[Rules, np.ndarray]:
         """The rules for the network with these copies, and where its nodes are."""
         if copies not in self._with_copies:
             self._with_copies[copies] = (
@@ -265,6 +266,11 @@ class _Search:
             )
         return self._with_copies[copies]
 
+    def full(self, mask: np.ndarray, copies: Tuple[KeptCopy, ...]) -> np.ndarray:
+        """A plan of the plain network for the network with these copies."""
+        rules, moved = self.with_copies(copies)
+        return mask_with_copies(mask, moved, copies, len(rules.graph.nodes))
+
     def trim(self) -> None:
         """Drop recomputation that does not lower the cost: runs of operators, or halves of them.
 
@@ -273,7 +279,7 @@ class _Search:
         assert self.best is not None
         best = self.best
         rules, moved = self.with_copies(best.copies)
-        mask = spread(rules, moved, best.mask)
+        mask = self.full(best.mask, best.copies)
         work = forward_flops(rules.graph)
         on = np.flatnonzero(mask)
         runs = [run for run in np.split(on, np.flatnonzero(np.diff(on) > 1) + 1) if len(run)]
@@ -306,7 +312,7 @@ class _Search:
             cuts[chosen] = True
             key = cuts.tobytes()
             if key not in known:
-                known[key] = int(price(self.space, cuts, no_flips, mask))
+                known[key] = int(price(self.space, cuts, no_flips, mask, NO_LIMIT))
             return known[key]
 
         weigher = Weigher(self.rules.trainings[0], self.cuts)
@@ -375,24 +381,56 @@ class _State(NamedTuple):
         return self.cuts.tobytes(), self.flips.tobytes()
 
 
-def spread(rules: Rules, moved: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """A plan of the plain network for the network with copies, which are kept."""
-    full = np.zeros(len(rules.graph.nodes), dtype=np.bool_)
-    full[moved] = mask
-    return full
+def settle(
+    with_copies: Callable[[Tuple[KeptCopy, ...]], Tuple[Rules, np.ndarray]],
+    mask: np.ndarray,
+    copies: Tuple[KeptCopy, ...],
+) -> Tuple[Rules, np.ndarray, np.ndarray, Tuple[KeptCopy, ...]]:
+    """The part of a plan that is right, with none but the copies that it needs.
+
+    Parameters
+    ----------
+    with_copies : callable
+        The rules of the network with some copies (``Rules.with_copies``).
+    mask : np.ndarray of bool
+        Nodes of the plain network to recompute.
+    copies : tuple of KeptCopy
+        Of some of them (of ``copyable``), in their order.
+
+    Returns
+    -------
+    Rules
+        Of the network with the copies that are left.
+    np.ndarray of bool
+        The recomputed nodes of that network.
+    np.ndarray of bool
+        Those of the plain network, for ``marks.apply``.
+    tuple of KeptCopy
+        The copies that are left.
+    """
+    while True:
+        rules, moved = with_copies(copies)
+        full = rules.apply(mask_with_copies(mask, moved, copies, len(rules.graph.nodes)))
+        mask, needed = full[moved], needed_copies(moved, copies, full)
+        if needed == copies:
+            return rules, full, mask, copies
+        copies = needed
 
 
-def needed_copies(moved: np.ndarray, copies: Sequence[int], mask: np.ndarray) -> Tuple[int, ...]:
+def needed_copies(
+    moved: np.ndarray, copies: Sequence[KeptCopy], mask: np.ndarray
+) -> Tuple[KeptCopy, ...]:
     """The copies that a plan of the network with copies makes use of: kept, of what is not."""
-    return tuple(i for i in copies if mask[moved[i]] and not mask[moved[i] + 1])
+    return tuple(c for c in copies if mask[moved[c.node]] and not mask[moved[c.node] + c.offset])
 
 
-def copyable(rules: Rules) -> Tuple[int, ...]:
-    """The operators behind which a kept copy may help, and may stand.
+def copyable(rules: Rules) -> Tuple[KeptCopy, ...]:
+    """The copies that may help, and may stand where they do.
 
     Their gradients read inputs, which they would hold if they were kept themselves. Only their
     first output is read, by operators, so that the copy runs right after them; it is no output of
-    the network, where two gradients would be added up in another order.
+    the network, where two gradients would be added up in another order. They are tied where the
+    recomputed copy of the operator must be read, which its gradient does not do.
     """
     graph, facts = rules.graph, rules.trainings[0].facts
     read = {a for node in graph.nodes for a, b in node.inputs if b == 0}
@@ -402,8 +440,9 @@ def copyable(rules: Rules) -> Tuple[int, ...]:
     same = rules.trainings[0].same
     merged = {i for i, first in enumerate(same) if i != first}
     merged |= {same[i] for i in merged}
+    tolerant = rules.tables[0].tolerant
     return tuple(
-        i
+        KeptCopy(i, "" if tolerant[i] or facts[i].own_output else graph.tensors[i][0].dtype)
         for i in graph.operators
         if i in read and rules.allowed[i] and facts[i].inputs and i not in merged
     )

@@ -31,17 +31,21 @@ class DryRun:
         self._device.cudastub_used.restype = ctypes.c_size_t
         self._device.cudastub_peak.restype = ctypes.c_size_t
 
-    def used_bytes(self) -> int:
-        """Return the device memory held now, in bytes."""
-        return int(self._device.cudastub_used())
+    def used_bytes(self, device: int = 0) -> int:
+        """Return the memory that a GPU holds now, in bytes."""
+        return int(self._device.cudastub_used(device))
 
-    def peak_bytes(self) -> int:
-        """Return the most device memory held since the start or ``reset_peak``, in bytes."""
-        return int(self._device.cudastub_peak())
+    def peak_bytes(self, device: int = 0) -> int:
+        """Return the most that a GPU held since the start or ``reset_peak``, in bytes."""
+        return int(self._device.cudastub_peak(device))
 
     def reset_peak(self) -> None:
-        """Start over with the peak at what is held now."""
+        """Start over with the peaks at what is held now."""
         self._device.cudastub_reset_peak()
+
+    def note(self, text: str) -> None:
+        """Write a line into the trace, between the calls before and after it."""
+        self._device.cudastub_trace(b"%s", text.encode())
 
     def emit(self, value: Any) -> None:
         """Report a value (anything that JSON can say) at once."""

@@ -11,7 +11,8 @@
  * an error when it is called: it never answers garbage.
  *
  *   CUDASTUB_TRACE=FILE   write one line per recorded call
- *   CUDASTUB_MEM_MB=N     size of the device memory (default 32768)
+ *   CUDASTUB_DEVICES=N    how many GPUs there are (default 1, at most 8)
+ *   CUDASTUB_MEM_MB=N     size of the memory of each (default 32768)
  *   CUDASTUB_SM=MN        compute capability (default 70)
  */
 #define _GNU_SOURCE
@@ -31,8 +32,10 @@ typedef void *H; /* any handle or pointer that is only passed through */
 
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 static FILE *trace_file;
-static size_t total, used, peak;
-static int sm;
+#define MOST_DEVICES 8
+static size_t total, used[MOST_DEVICES], peak[MOST_DEVICES];
+static int sm, devices;
+static __thread int device; /* the one that this thread has chosen */
 
 __attribute__((constructor)) static void setup(void) {
   const char *s = getenv("CUDASTUB_TRACE");
@@ -41,6 +44,9 @@ __attribute__((constructor)) static void setup(void) {
   total = (s ? strtoull(s, 0, 10) : 32768) << 20;
   s = getenv("CUDASTUB_SM");
   sm = s ? atoi(s) : 70;
+  s = getenv("CUDASTUB_DEVICES");
+  devices = s ? atoi(s) : 1;
+  if (devices > MOST_DEVICES) devices = MOST_DEVICES;
 }
 
 void cudastub_trace(const char *fmt, ...) {
@@ -55,10 +61,10 @@ void cudastub_trace(const char *fmt, ...) {
   va_end(ap);
 }
 
-/* For ctypes: bytes held now, the most ever held, and a way to start over. */
-size_t cudastub_used(void) { return used; }
-size_t cudastub_peak(void) { return peak; }
-void cudastub_reset_peak(void) { peak = used; }
+/* For ctypes: bytes that a GPU holds now, the most it ever held, and a way to start over. */
+size_t cudastub_used(int dev) { return used[dev]; }
+size_t cudastub_peak(int dev) { return peak[dev]; }
+void cudastub_reset_peak(void) { memcpy(peak, used, sizeof peak); }
 
 static int handle(H *out) {
   static uintptr_t next = 0x1000;
@@ -68,8 +74,13 @@ static int handle(H *out) {
 
 /* ---- device and memory ------------------------------------------------ */
 
-int cudaGetDeviceCount(int *n) { *n = 1; return OK; }
-int cudaGetDevice(int *dev) { *dev = 0; return OK; }
+int cudaGetDeviceCount(int *n) { *n = devices; return OK; }
+int cudaGetDevice(int *dev) { *dev = device; return OK; }
+int cudaSetDevice(int dev) {
+  if (dev < 0 || dev >= devices) return 101; /* invalid device ordinal */
+  device = dev;
+  return OK;
+}
 int cudaDriverGetVersion(int *v) { *v = 11020; return OK; }
 int cuDeviceGet(int *dev, int ordinal) { *dev = ordinal; return OK; }
 int cudaDeviceCanAccessPeer(int *yes) { *yes = 0; return OK; }
@@ -114,34 +125,36 @@ int cudaGetDeviceProperties(char *p, int dev) { /* cudaDeviceProp of CUDA 11 */
   return OK;
 }
 
+typedef struct { size_t size; int device; } Block;
+
 int cudaMalloc(void **out, size_t n) {
   pthread_mutex_lock(&mu);
-  int fits = used + n <= total;
-  if (fits && (used += n) > peak) peak = used;
+  int fits = used[device] + n <= total;
+  if (fits && (used[device] += n) > peak[device]) peak[device] = used[device];
   pthread_mutex_unlock(&mu);
   cudastub_trace("cudaMalloc %zu%s", n, fits ? "" : " (out of memory)");
   if (!fits) return 2;
-  /* Address space that takes no memory until written, with the size in front. */
+  /* Address space that takes no memory until written, with size and GPU in front. */
   char *p = mmap(0, n + PAGE, PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) return 2;
-  *(size_t *)p = n;
+  *(Block *)p = (Block){n, device};
   *out = p + PAGE;
   return OK;
 }
 
 int cudaFree(char *p) {
   if (!p) return OK;
-  size_t n = *(size_t *)(p - PAGE);
-  munmap(p - PAGE, n + PAGE);
+  Block b = *(Block *)(p - PAGE);
+  munmap(p - PAGE, b.size + PAGE);
   pthread_mutex_lock(&mu);
-  used -= n;
+  used[b.device] -= b.size;
   pthread_mutex_unlock(&mu);
-  cudastub_trace("cudaFree %zu", n);
+  cudastub_trace("cudaFree %zu", b.size);
   return OK;
 }
 
-int cudaMemGetInfo(size_t *f, size_t *t) { *f = total - used; *t = total; return OK; }
+int cudaMemGetInfo(size_t *f, size_t *t) { *f = total - used[device]; *t = total; return OK; }
 int cudaHostAlloc(void **out, size_t n) { return (*out = malloc(n)) ? OK : 2; }
 int cudaFreeHost(void *p) { free(p); return OK; }
 

@@ -65,8 +65,8 @@ class Result:
     emitted : list
         All that it emitted, in order; what a function returned is the last one.
     used_bytes, peak_bytes : int or None
-        Device memory held at the end, and the most held. After a crash: when it emitted last, or
-        None if it never did.
+        Memory that the (first) GPU held at the end, and the most it held. After a crash: when the
+        body emitted last, or None if it never did.
     trace : list of str
         One line for each recorded call, if asked for: ``cudaMalloc 2097152``, ``kernel <name>``,
         ``cudnnConvolutionForward``, ...
@@ -116,6 +116,7 @@ class GpuDryRun:
         body: Union[str, Callable[..., Any]],
         *,
         args: Sequence[Any] = (),
+        devices: int = 1,
         memory_mb: int = 32768,
         capability: int = 70,
         env: Optional[Mapping[str, str]] = None,
@@ -134,8 +135,10 @@ class GpuDryRun:
             ``dry.peak_bytes()``, ``dry.reset_peak()``.
         args : sequence
             Values for ``dry.args``, as JSON.
+        devices : int
+            How many GPUs there are, at most 8.
         memory_mb : int
-            Size of the device, in MB of 2**20 bytes.
+            The memory of each, in MB of 2**20 bytes.
         capability : int
             Compute capability times ten.
         env : mapping, optional
@@ -155,6 +158,7 @@ class GpuDryRun:
             environment.update(
                 LD_LIBRARY_PATH=str(self.stubs),
                 PYTHONPATH=os.pathsep.join([str(self.wheel), str(PROJECT)]),
+                CUDASTUB_DEVICES=str(devices),
                 CUDASTUB_MEM_MB=str(memory_mb),
                 CUDASTUB_SM=str(capability),
                 # Timing convolutions that do nothing would only fill the log.

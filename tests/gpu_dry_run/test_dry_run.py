@@ -72,6 +72,22 @@ def test_a_small_device_runs_out(gpu_dry_run: GpuDryRun, memory_mb: int, fits: b
     assert fits or "out of memory" in result.message
 
 
+def test_each_device_has_its_memory(gpu_dry_run: GpuDryRun) -> None:
+    def body(dry: DryRun) -> Any:
+        import mxnet as mx
+
+        arrays = [mx.nd.zeros((n, 2**20), ctx=mx.gpu(k)) for k, n in enumerate((1, 3))]
+        mx.nd.waitall()
+        held = [dry.used_bytes(k) for k in range(3)]
+        del arrays
+        mx.gpu(1).empty_cache()
+        return [mx.context.num_gpus(), held, dry.used_bytes(1), dry.peak_bytes(1)]
+
+    result = gpu_dry_run.run(body, devices=2)
+    assert result.ok, result.message
+    assert result.value == [2, [4 * MB, 12 * MB, 0], 0, 12 * MB]
+
+
 def test_convolution_network_steps(gpu_dry_run: GpuDryRun) -> None:
     def body() -> None:
         import mxnet as mx
