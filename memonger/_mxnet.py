@@ -103,7 +103,13 @@ def _supply_missing_names() -> None:
 
 
 def _load_cuda_libraries() -> List[str]:
-    """Load the libraries of the CUDA wheels; returns the sonames for which no wheel was found."""
+    """Load the libraries of the CUDA wheels; returns the sonames for which no wheel was found.
+
+    Raises
+    ------
+    MXNetImportError
+        If one is there and cannot be loaded.
+    """
     spec = importlib.util.find_spec("nvidia")
     roots = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
     missing = []
@@ -113,7 +119,14 @@ def _load_cuda_libraries() -> List[str]:
         if file is None:
             missing.append(soname)
         else:
-            ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
+            try:
+                ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
+            except OSError as error:
+                raise MXNetImportError(
+                    "the CUDA library %s cannot be loaded (%s); install it anew: "
+                    "pip install --force-reinstall --no-deps nvidia-%s-cu11"
+                    % (soname, error, folder.replace("_", "-"))
+                ) from error
     return missing
 
 

@@ -57,6 +57,15 @@ def test_a_missing_library_is_explained(
     assert all(word in message for word in words), message
 
 
+def test_a_broken_cuda_library_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "nvidia" / "cuda_runtime" / "lib"
+    folder.mkdir(parents=True)
+    (folder / "libcudart.so.11.0").write_text("half a download")
+    message = failure(fake(tmp_path, "mxnet", "", ("mxnet-cu112",)))
+    assert "libcudart.so.11.0 cannot be loaded" in message
+    assert message.endswith("--no-deps nvidia-cuda-runtime-cu11")
+
+
 def test_no_mxnet(tmp_path: Path) -> None:
     hide = (
         "import sys, importlib.abc\n"
