@@ -20,13 +20,13 @@ from planned import forward, marked
 GOLDEN = Path(__file__).parent / "golden"
 NETS = ["resnet-2-2-2-2", "resnet-3-4-6-3", "resnet-3-24-36-3", "lstm-4x16", "lstm-4x64"]
 
-#: MB: no plan, the original's plan, that plan with the rules, the default.
+#: MB: no plan, the original's plan, that plan with the rules, the default at most.
 COSTS = {
-    "resnet-2-2-2-2": (808, 383, 383, 261),
-    "resnet-3-4-6-3": (4899, 1658, 1658, 1187),
-    "resnet-3-24-36-3": (14332, 2520, 2520, 1940),
-    "lstm-4x16": (573, 399, 486, 388),
-    "lstm-4x64": (1460, 518, 697, 519),
+    "resnet-2-2-2-2": (808, 383, 383, 215),
+    "resnet-3-4-6-3": (4899, 1658, 1658, 1082),
+    "resnet-3-24-36-3": (14332, 2520, 2520, 1845),
+    "lstm-4x16": (573, 399, 486, 340),
+    "lstm-4x64": (1460, 518, 697, 420),
 }
 
 
@@ -79,7 +79,7 @@ def test_costs_with_the_rules(name: str, caplog: pytest.LogCaptureFixture) -> No
         planned = memonger.search_plan(symbol, planner="chen2016", shapes=shapes)
     assert memonger.get_cost(planned, shapes=shapes) == ruled
     assert "cost=%d MB before the rules, %d MB with them" % (bare, ruled) in caplog.text
-    assert memonger.get_cost(memonger.search_plan(symbol, shapes=shapes), shapes=shapes) == default
+    assert memonger.get_cost(memonger.search_plan(symbol, shapes=shapes), shapes=shapes) <= default
 
 
 def test_the_original_recomputes_batch_norms_that_the_rules_make_native() -> None:

@@ -334,6 +334,8 @@ class _Search:
                 return cost(walk(weights, np.exp(logarithm)))
 
             golden_section(of_pieces, np.log(2), np.log(max(3, len(self.cuts))), SECTIONS)
+        if not known:
+            cost([])
         best = sorted(known, key=lambda key: (known[key], key))[: CUTS.starts]
         return [np.frombuffer(key, dtype=np.bool_).copy() for key in best]
 

@@ -1,0 +1,155 @@
+"""Kept copies: identities that a plan puts behind operators, on graphs and on symbols."""
+
+import json
+from typing import Any, Tuple
+
+import memonger
+import mxnet as mx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+from memonger import marks
+from memonger.allocator import replay
+from memonger.executor import bind, planned_mb
+from memonger.forward import KeptCopy, copy_names, forward_graph, mask_with_copies, with_copies
+from memonger.inputs import read_shapes
+from memonger.operators import CPU
+from memonger.planners.smallest import copyable, settle
+
+import networks
+from generated import networks as generated
+from planned import nodes, rules_of
+
+S = mx.sym
+
+
+def random_plan(rules: Any, seed: int, share: float) -> Tuple[np.ndarray, Tuple[KeptCopy, ...]]:
+    """A random plan with random copies, as far as it is right."""
+    random = np.random.RandomState(seed)
+    copies = tuple(copy for copy in copyable(rules) if random.uniform() < 0.5)
+    mask = rules.allowed & (random.uniform(size=len(rules.allowed)) < share)
+    mask[[copy.node for copy in copies]] = True
+    _, _, mask, copies = settle(rules.with_copies, mask, copies)
+    return mask, copies
+
+
+@settings(
+    max_examples=80,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(generated(), st.integers(0, 2**16), st.sampled_from([0.5, 0.9, 1.0]))
+def test_random_copies_train_bit_for_bit(drawn: Any, seed: int, share: float) -> None:
+    symbol, shapes = drawn
+    rules = rules_of(symbol, shapes)
+    mask, copies = random_plan(rules, seed, share)
+    planned = marks.apply(symbol, mask, rules.native(mask), copies)
+    report = memonger.check(symbol, planned, shapes, seed=seed)
+    assert report, str(report)
+    assert planned.list_outputs() == symbol.list_outputs()
+    assert planned.list_inputs() == symbol.list_inputs()
+    assert memonger.unplan(planned).tojson() == symbol.tojson()
+
+
+NETS = {
+    "resnet": lambda: networks.resnet((1, 1, 1, 1), batch=4),
+    "lstm": lambda: networks.lstm(steps=6),
+    "unet": lambda: networks.unet(batch=1, image=64),
+    "two heads": lambda: networks.two_heads(),
+    "transformer": lambda: networks.transformer(layers=2),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_graph_and_symbol_agree(name: str) -> None:
+    """``forward.with_copies`` tells beforehand what graph and memory ``marks.apply`` gives."""
+    symbol, shapes = NETS[name]()
+    spec = read_shapes(symbol, shapes, {}, None)
+    rules = rules_of(symbol, shapes)
+    tied = 0
+    for seed in range(4):
+        mask, copies = random_plan(rules, seed, 0.9)
+        assert copies
+        tied += sum(bool(copy.tie) for copy in copies)
+        planned = marks.apply(symbol, mask, rules.native(mask), copies)
+        graph, moved = with_copies(rules.graph, copies)
+        told = forward_graph(planned, spec)
+
+        def plain(graph: Any) -> Any:  # BatchNorm's cudnn_off is the plan's own
+            return graph._replace(
+                nodes=tuple(
+                    n._replace(hidden={}, attrs={**n.attrs, "cudnn_off": ""}) for n in graph.nodes
+                )
+            )
+
+        assert plain(graph) == plain(told)
+        full = mask_with_copies(mask, moved, copies, len(graph.nodes))
+        assert (full == marks.recomputed(told)).all()
+        training = rules.with_copies(copies)[0].trainings[0]
+        executor = bind(planned, rules.graph, mx.cpu())
+        assert replay(training, full).pool_bytes >> 20 == planned_mb(executor)
+    assert tied or name != "lstm"
+
+
+def gate() -> Any:
+    """A product of two results, which pointwise fusion would take."""
+    x = S.Variable("data")
+    a = S.FullyConnected(x, num_hidden=64, name="a")
+    b = S.FullyConnected(x, num_hidden=64, name="b")
+    product = S.elemwise_mul(a, b, name="product")
+    return S.LinearRegressionOutput(S.FullyConnected(product, num_hidden=2, name="fc"), name="out")
+
+
+def test_only_what_nobody_else_reads_is_tied() -> None:
+    rules = rules_of(gate(), {"data": (4, 8)})
+    ties = {rules.graph.nodes[copy.node].name: copy.tie for copy in copyable(rules)}
+    assert ties == {"a": "", "b": "", "product": "float32", "fc": ""}
+    cpu = rules_of(gate(), {"data": (4, 8)}, frozenset((CPU,)))
+    assert not any(copy.tie for copy in copyable(cpu))
+
+
+def test_a_tie_keeps_the_rules_content() -> None:
+    """Without it the product would be kept, and with it what it was computed from."""
+    rules = rules_of(gate(), {"data": (4, 8)})
+    names = [node.name for node in rules.graph.nodes]
+    product = names.index("product")
+    for tie, recomputed in (("", False), ("float32", True)):
+        copies = (KeptCopy(product, tie),)
+        _, _, mask, left = settle(rules.with_copies, rules.allowed, copies)
+        assert mask[product] == recomputed
+        assert bool(left) == recomputed
+
+
+def test_names_that_are_taken() -> None:
+    names = ["x", "x_keep", "y", "y_tie_keep"]
+    found = copy_names(names, [KeptCopy(0), KeptCopy(2, "float32")])
+    assert found == {0: ["x_1_keep"], 2: ["y_one_keep", "y_tie_1_keep", "y_keep"]}
+
+
+def test_float64_ties() -> None:
+    symbol, shapes, types = gate(), {"data": (4, 8)}, {"data": "float64"}
+    spec = read_shapes(symbol, shapes, {}, types)
+    graph = forward_graph(symbol, spec)
+    product = [node.name for node in graph.nodes].index("product")
+    mask = np.array([node.op == "elemwise_mul" for node in graph.nodes])
+    planned = marks.apply(symbol, mask, (), [KeptCopy(product, "float64")])
+    assert memonger.check(symbol, planned, shapes, type_dict=types)
+
+
+def test_an_option_leaves_the_operators_untouched() -> None:
+    symbol, shapes = networks.unet(batch=1, image=64)
+    with_them = memonger.plan(symbol, shapes)
+    without = memonger.plan(symbol, shapes, kept_copies=False)
+    assert with_them.copies and not without.copies
+    assert with_them.counted_bytes < without.counted_bytes
+    assert [n["name"] for n in nodes(without.symbol)] == [n["name"] for n in nodes(symbol)]
+    added = [n["name"] for n in nodes(with_them.symbol) if n["name"].endswith("_keep")]
+    assert sorted(added) == sorted(with_them.copies)
+
+
+def test_a_planned_symbol_is_planned_anew() -> None:
+    symbol, shapes = networks.unet(batch=1, image=64)
+    planned = memonger.search_plan(symbol, shapes=shapes)
+    assert any(n["name"].endswith("_keep") for n in nodes(planned))
+    again = memonger.search_plan(planned, shapes=shapes)
+    assert json.loads(again.tojson()) == json.loads(planned.tojson())

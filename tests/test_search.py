@@ -1,0 +1,207 @@
+"""The search for the smallest plan: seeds, annealing, what comes out."""
+
+import itertools
+import os
+from typing import Any, List, Optional
+
+import memonger
+import mxnet as mx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+from memonger.allocator import NO_LIMIT, match_ranges, replay
+from memonger.planners import smallest as planner
+from memonger.planners.anneal import anneal, cheapest_cuts, fill, price
+from memonger.planners.cuts import Weigher, Weights, all_cuts, cheap_cuts, golden_section, walk
+from memonger.planners.smallest import copyable, smallest
+
+import networks
+from generated import networks as generated
+from planned import rules_of
+
+S = mx.sym
+
+
+@st.composite
+def weights(draw: Any) -> Weights:
+    """Up to six cuts between pieces of small weights."""
+    pieces = draw(st.integers(1, 7))
+    number = st.integers(0, 20)
+    sums = np.cumsum([0.0] + [draw(number) for _ in range(pieces)])
+    highest = [0.0] + [
+        sums[k] - draw(st.integers(0, int(sums[k] - sums[k - 1]))) + draw(number)
+        for k in range(1, pieces + 1)
+    ]
+    keep = [0.0] + [float(draw(number)) for _ in range(pieces - 1)] + [0.0]
+    return Weights(sums, np.array(highest), np.array(keep))
+
+
+def kept(w: Weights, cuts: List[int], limit: float) -> Optional[float]:
+    """What these cuts keep, or None if a piece needs more than the limit."""
+    total, ends = 0.0, [0] + [k + 1 for k in cuts] + [len(w.keep) - 1]
+    for i, j in zip(ends, ends[1:]):
+        if total + w.highest[i + 1 : j + 1].max() - w.until[i] > limit:
+            return None
+        total += w.keep[j]
+    return total
+
+
+@settings(max_examples=300, deadline=None)
+@given(weights(), st.integers(0, 80))
+def test_cheapest_cuts_against_all_sets_of_cuts(w: Weights, limit: int) -> None:
+    count = len(w.keep) - 2
+    every = [
+        kept(w, list(cuts), limit)
+        for size in range(count + 1)
+        for cuts in itertools.combinations(range(count), size)
+    ]
+    possible = [total for total in every if total is not None]
+    chosen, found = cheapest_cuts(w, float(limit))
+    assert found == bool(possible)
+    if found:
+        assert kept(w, list(chosen), limit) == min(possible)
+
+
+def test_golden_section_finds_the_minimum() -> None:
+    asked: List[float] = []
+
+    def cost(x: float) -> float:
+        asked.append(x)
+        return (x - 2.2) ** 2
+
+    golden_section(cost, 0.0, 7.0, 16)
+    assert len(asked) == 16
+    assert min(abs(x - 2.2) for x in asked) < 0.02
+
+
+def test_a_walk_divides_evenly() -> None:
+    w = Weights(np.arange(102.0), np.zeros(102), np.ones(102))
+    for pieces in (2, 5, 10):
+        chosen = walk(w, pieces)
+        assert pieces - 1 <= len(chosen) <= pieces
+        assert np.ptp(np.diff([0] + [k + 1 for k in chosen[: pieces - 1]])) <= 2
+
+
+def test_weights_of_a_chain() -> None:
+    """Gradients read both results of a layer (fc, activation) and the output; few live at once."""
+    symbol, shapes = networks.chain(8, hidden=256, batch=256)
+    rules = rules_of(symbol, shapes)
+    cuts = all_cuts(rules.graph)
+    w = Weigher(rules.trainings[0], cuts)(1.0)
+    tensor = 4 * 256 * 256
+    assert w.until[-1] / tensor == 2 * 8 + 1
+    assert (w.keep[1:-1] >= tensor * 0.9).sum() >= 8
+    besides = w.highest[1:] - w.until[1:]
+    assert besides.max() / tensor <= 4
+    squares = Weigher(rules.trainings[0], cuts)(2.0)
+    assert squares.until[-1] == pytest.approx(w.until[-1] * tensor, rel=0.01)
+
+
+def search_of(symbol: Any, shapes: Any) -> Any:
+    return planner._Search(rules_of(symbol, shapes), {}, True, None)
+
+
+def test_the_price_is_that_of_the_replay() -> None:
+    """And the plan obeys the rules of every training graph that it was searched for."""
+    search = search_of(*networks.unet(batch=1, image=64))
+    random = np.random.RandomState(0)
+    mask = np.empty(len(search.graph.nodes), dtype=np.bool_)
+    for _ in range(20):
+        cuts = random.uniform(size=len(search.cuts)) < 0.2
+        flips = random.choice(3, len(mask), p=[0.8, 0.1, 0.1]).astype(np.int8)
+        cost = price(search.space, cuts, flips, mask, NO_LIMIT)
+        assert cost == replay(search.rules.trainings[0], mask).pool_bytes
+        assert (search.rules.apply(mask) <= mask).all()
+        again = np.empty_like(mask)
+        fill(search.space, cuts, flips, again)
+        assert (again == mask).all()
+        beyond = price(search.space, cuts, flips, again, cost // 2)
+        assert cost // 2 < beyond <= cost
+
+
+def test_annealing_leaves_the_best_state() -> None:
+    search = search_of(*networks.unet(batch=1, image=64))
+    stop, done = np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.int64)
+    cuts = np.zeros(len(search.cuts), dtype=np.bool_)
+    flips = np.zeros(len(search.graph.nodes), dtype=np.int8)
+    mask = np.empty(len(flips), dtype=np.bool_)
+    before = price(search.space, cuts, flips, mask, NO_LIMIT)
+    results = []
+    for _ in range(2):
+        state = cuts.copy(), flips.copy()
+        best = anneal(search.space, *state, 7, 400, 0.05, 0.001, 0.5, stop, done)
+        assert best == price(search.space, *state, mask, NO_LIMIT) < before
+        results.append((best, state[0].tobytes(), state[1].tobytes()))
+    assert results[0] == results[1]  # the same seed
+    assert done[0] == 800
+    stop[0] = 1
+    assert anneal(search.space, cuts, flips, 7, 400, 0.05, 0.001, 0.5, stop, done) == before
+    assert done[0] == 800 and not cuts.any()
+
+
+def test_the_plan_does_not_depend_on_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    symbol, shapes = networks.googlenet(batch=2, divide=4)
+    monkeypatch.setattr(planner, "WORK", planner.WORK // 40)
+    found = []
+    for cores in (1, 3):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        search = search_of(symbol, shapes)
+        search.run()
+        found.append((search.best.cost, search.best.mask.tobytes(), search.best.copies))
+    assert found[0] == found[1]
+
+
+def test_trimming_costs_nothing() -> None:
+    """From 'recompute everything' of a network whose first half is tiny."""
+    x = S.Variable("data")
+    for hidden in [8] * 6 + [2048] * 6:
+        x = S.Activation(S.FullyConnected(x, num_hidden=hidden), act_type="tanh")
+    search = search_of(S.LinearRegressionOutput(x, name="out"), {"data": (256, 8)})
+    everything = search.plain.apply(search.plain.allowed)
+    search.offer(everything, ())
+    before = search.best
+    search.trim()
+    assert search.best.cost <= before.cost
+    assert search.best.mask.sum() < before.mask.sum()
+
+
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(generated())
+def test_never_worse_than_no_plan_nor_the_original(drawn: Any) -> None:
+    symbol, shapes = drawn
+    ours = memonger.plan(symbol, shapes)
+    original = memonger.plan(symbol, shapes, planner="chen2016")
+    assert ours.counted_bytes <= min(original.counted_bytes, ours.candidates["no plan"])
+    assert ours.recomputed_flops <= 1
+
+
+def test_networks_that_cannot_be_cut() -> None:
+    """One operator, and nothing that may be recomputed."""
+    one = S.LinearRegressionOutput(S.Variable("data"), name="out")
+    random = S.MakeLoss(S.random.uniform(shape=(4, 4)) * S.Variable("w", shape=(4, 4)))
+    for symbol, shapes in ((one, {"data": (4, 4)}), (random, {})):
+        rules = rules_of(symbol, shapes)
+
+        def cost(mask: np.ndarray, rules: Any = rules) -> int:
+            return replay(rules.trainings[0], mask).pool_bytes
+
+        found = smallest({}, cost, rules)
+        assert found.cost <= found.candidates["no plan"]
+
+
+def test_cuts_come_after_copies_and_at_marks() -> None:
+    symbol, shapes = networks.lstm(steps=6)
+    rules = rules_of(symbol, shapes)
+    copies = copyable(rules)
+    with_them, moved = rules.with_copies(copies)
+    marked = [int(moved[copy.node]) + copy.offset for copy in copies[:5]]
+    unwanted = {int(moved[c.node]) + k for c in copies for k in range(c.offset)}
+    cuts = cheap_cuts(with_them.graph, 50, marked, unwanted)
+    after = {cut.after for cut in cuts}
+    assert after >= set(marked) and not after & unwanted
+    assert len(cheap_cuts(with_them.graph, 3, marked, unwanted)) <= 3  # too many marks
+    assert match_ranges() == [16]
