@@ -22,6 +22,17 @@ from .dry_run import PROJECT, GpuDryRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.gpu_dry_run]
 
+
+def has_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+without_driver = pytest.mark.skipif(has_driver(), reason="this machine has an NVIDIA driver")
+
 GB = 2**30
 NEEDED_GB = 8  # the wheels and what is in them
 # What pip says of a wheel that it cannot get, whatever its version.
@@ -107,13 +118,8 @@ if problem is not None:
 """
 
 
+@without_driver
 def test_every_library_but_the_drivers_is_found(python: Path) -> None:
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        pass
-    else:
-        pytest.skip("this machine has an NVIDIA driver")
     done = run(python, LOADED)
     found = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     wheels = str(python.parents[1])
@@ -127,6 +133,16 @@ def test_every_library_but_the_drivers_is_found(python: Path) -> None:
         "NVIDIA driver (libcuda.so.1); install the driver, or use the CPU build: "
         "pip uninstall -y mxnet-cu112 && pip install 'memonger[cpu]'"
     )
+
+
+@without_driver
+def test_gpu_check_says_so_in_one_sentence(python: Path) -> None:
+    script = str(PROJECT / "examples" / "gpu_check.py")
+    code = "import runpy, sys; sys.argv = [%r]; runpy.run_path(%r, run_name='__main__')"
+    done = run(python, code % (script, script))
+    assert done.returncode == 2
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("mxnet-cu112 is installed, but this machine has no NVIDIA driver")
 
 
 @pytest.fixture(scope="module")
