@@ -70,6 +70,7 @@ class Rules:
         bare: bool = False,
     ) -> None:
         self.trainings, self.targets, self.until, self.bare = trainings, targets, until, bare
+        self._with_copies: Dict[Tuple[KeptCopy, ...], Tuple[Rules, np.ndarray]] = {}
         self.graph: ForwardGraph = trainings[0].graph
         nodes = self.graph.nodes
         self.reasons = {} if bare else self._reasons()
@@ -104,7 +105,7 @@ class Rules:
         ]
 
     def with_copies(self, copies: Iterable[KeptCopy]) -> Tuple["Rules", np.ndarray]:
-        """The rules for the network with kept copies (``forward.with_copies``).
+        """The rules for the network with kept copies (``forward.with_copies``); remembered.
 
         Returns
         -------
@@ -112,12 +113,17 @@ class Rules:
         np.ndarray of int
             The new index of each node.
         """
-        graph, moved = with_copies(self.graph, copies)
-        first, *others = [tuple(moved[list(t.wanted)]) for t in self.trainings]
-        training = training_graph(graph, first)
-        trainings = [training, *map(training.with_gradients, others)]
-        until = None if self.until is None else int(moved[self.until])
-        return Rules(trainings, self.targets, until, self.bare), moved
+        key = tuple(copies)
+        if not key:
+            return self, np.arange(len(self.graph.nodes))
+        if key not in self._with_copies:
+            graph, moved = with_copies(self.graph, key)
+            first, *others = [tuple(moved[list(t.wanted)]) for t in self.trainings]
+            training = training_graph(graph, first)
+            trainings = [training, *map(training.with_gradients, others)]
+            until = None if self.until is None else int(moved[self.until])
+            self._with_copies[key] = Rules(trainings, self.targets, until, self.bare), moved
+        return self._with_copies[key]
 
     def _reasons(self) -> Dict[int, str]:
         reasons: Dict[int, str] = {}

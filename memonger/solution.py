@@ -15,7 +15,7 @@ from memonger.costs import MB, CostModel
 from memonger.device import device_bytes
 from memonger.executor import bind, planned_mb
 from memonger.flops import forward_flops
-from memonger.forward import KeptCopy, forward_graph, mask_with_copies, with_copies
+from memonger.forward import KeptCopy, forward_graph, mask_with_copies, no_collection
 from memonger.inputs import InputSpec
 from memonger.network import Network, Request, read_network, wanted
 from memonger.planners import chen2016
@@ -98,6 +98,7 @@ class Solution(NamedTuple):
     warnings: Tuple[str, ...]
 
 
+@no_collection()
 def solve(
     request: Request, planner: str, ntrial: int, kept_copies: bool, rules: bool
 ) -> Tuple[Solution, Any]:
@@ -186,12 +187,11 @@ def measure(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: A
 
 def _confirmed(network: Network, found: Found, symbol: Any) -> Memory:
     """What MXNet plans for the symbol that was made of what was found, and what is predicted."""
-    training, mask = network.training, found.mask
-    bound = planned_mb(bind(symbol, network.graph, network.request.device, training.wanted))
-    if found.copies:
-        graph, moved = with_copies(network.graph, found.copies)
-        training = training_graph(graph, moved[list(training.wanted)])
-        mask = mask_with_copies(mask, moved, found.copies, len(graph.nodes))
+    asked = network.training.wanted
+    bound = planned_mb(bind(symbol, network.graph, network.request.device, asked))
+    rules, moved = network.rules.with_copies(found.copies)
+    mask = mask_with_copies(found.mask, moved, found.copies, len(rules.graph.nodes))
+    training = rules.trainings[0]
     return Memory(replay(training, mask), bound, training.inexact)
 
 

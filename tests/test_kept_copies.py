@@ -29,7 +29,7 @@ def random_plan(rules: Any, seed: int, share: float) -> Tuple[np.ndarray, Tuple[
     copies = tuple(copy for copy in copyable(rules) if random.uniform() < 0.5)
     mask = rules.allowed & (random.uniform(size=len(rules.allowed)) < share)
     mask[[copy.node for copy in copies]] = True
-    _, _, mask, copies = settle(rules.with_copies, mask, copies)
+    _, _, mask, copies = settle(rules, mask, copies)
     return mask, copies
 
 
@@ -115,7 +115,7 @@ def test_a_tie_keeps_the_rules_content() -> None:
     product = names.index("product")
     for tie, recomputed in (("", False), ("float32", True)):
         copies = (KeptCopy(product, tie),)
-        _, _, mask, left = settle(rules.with_copies, rules.allowed, copies)
+        _, _, mask, left = settle(rules, rules.allowed, copies)
         assert mask[product] == recomputed
         assert bool(left) == recomputed
 

@@ -186,9 +186,8 @@ class _Search:
         self.best: Optional[_Candidate] = None
         self.interrupted = False
         self.stop = np.zeros(1, dtype=np.uint8)
-        self._with_copies: Dict[Tuple[KeptCopy, ...], Tuple[Rules, np.ndarray]] = {}
         self.at = copyable(rules) if copies else ()
-        self.rules, self.moved = self.with_copies(self.at)
+        self.rules, self.moved = self.plain.with_copies(self.at)
         self.graph = self.rules.graph
         # Not between an operator and its copy: after the copy.
         offsets = {copy.node: copy.offset for copy in self.at}
@@ -203,7 +202,7 @@ class _Search:
     def make_space(
         self, copies: Tuple[KeptCopy, ...], base: np.ndarray, cuts: Sequence[Cut]
     ) -> Space:
-        rules, moved = self.with_copies(copies)
+        rules, moved = self.plain.with_copies(copies)
         elements = np.array([max(t.elements for t in ts) for ts in rules.graph.tensors])
         largest = elements[rules.allowed].max(initial=0)
         added = np.zeros(len(elements), dtype=np.bool_)  # between a node and its copy
@@ -233,7 +232,7 @@ class _Search:
         if self.interrupted or self.best is None:
             return
         copies = self.best.copies
-        _, moved = self.with_copies(copies)
+        _, moved = self.plain.with_copies(copies)
         space = self.make_space(copies, self.full(self.best.mask, copies), ())
         no_cuts = np.zeros(0, dtype=np.bool_)
         start = _State(0, no_cuts, np.zeros(len(space.base), dtype=np.int8))
@@ -253,24 +252,14 @@ class _Search:
 
     def offer(self, mask: np.ndarray, copies: Tuple[KeptCopy, ...]) -> None:
         """Take a plan of the plain network if it is the best so far."""
-        rules, full, mask, copies = settle(self.with_copies, mask, copies)
+        rules, full, mask, copies = settle(self.plain, mask, copies)
         cost = replay(rules.trainings[0], full).pool_bytes
         if self.best is None or cost <= self.best.cost:
             self.best = _Candidate(cost, mask, copies)
 
-    def with_copies(self, copies: Tuple[KeptCopy, ...]) -> Tuple[Rules, np.ndarray]:
-        """The rules for the network with these copies, and where its nodes are."""
-        if copies not in self._with_copies:
-            self._with_copies[copies] = (
-                self.plain.with_copies(copies)
-                if copies
-                else (self.plain, np.arange(len(self.plain.graph.nodes)))
-            )
-        return self._with_copies[copies]
-
     def full(self, mask: np.ndarray, copies: Tuple[KeptCopy, ...]) -> np.ndarray:
         """A plan of the plain network for the network with these copies."""
-        rules, moved = self.with_copies(copies)
+        rules, moved = self.plain.with_copies(copies)
         return mask_with_copies(mask, moved, copies, len(rules.graph.nodes))
 
     def trim(self) -> None:
@@ -280,7 +269,7 @@ class _Search:
         """
         assert self.best is not None
         best = self.best
-        rules, moved = self.with_copies(best.copies)
+        rules, moved = self.plain.with_copies(best.copies)
         mask = self.full(best.mask, best.copies)
         work = forward_flops(rules.graph)
         on = np.flatnonzero(mask)
@@ -386,16 +375,14 @@ class _State(NamedTuple):
 
 
 def settle(
-    with_copies: Callable[[Tuple[KeptCopy, ...]], Tuple[Rules, np.ndarray]],
-    mask: np.ndarray,
-    copies: Tuple[KeptCopy, ...],
+    plain: Rules, mask: np.ndarray, copies: Tuple[KeptCopy, ...]
 ) -> Tuple[Rules, np.ndarray, np.ndarray, Tuple[KeptCopy, ...]]:
     """The part of a plan that is right, with none but the copies that it needs.
 
     Parameters
     ----------
-    with_copies : callable
-        The rules of the network with some copies (``Rules.with_copies``).
+    plain : Rules
+        Of the network without copies.
     mask : np.ndarray of bool
         Nodes of the plain network to recompute.
     copies : tuple of KeptCopy
@@ -413,7 +400,7 @@ def settle(
         The copies that are left.
     """
     while True:
-        rules, moved = with_copies(copies)
+        rules, moved = plain.with_copies(copies)
         full = rules.apply(mask_with_copies(mask, moved, copies, len(rules.graph.nodes)))
         mask, needed = full[moved], needed_copies(moved, copies, full)
         if needed == copies:

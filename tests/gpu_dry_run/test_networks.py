@@ -465,7 +465,7 @@ def generated(dry: DryRun) -> Any:
         drawn = random.uniform(size=len(rules.graph.nodes)) < share
         kept = tuple(c for c in copyable(rules) if drawn[c.node] and random.uniform() < 0.3)
         bare = marks.apply(symbol, drawn, (), kept)
-        _, _, left, copies = settle(rules.with_copies, drawn & rules.allowed, kept)
+        _, _, left, copies = settle(rules, drawn & rules.allowed, kept)
         planned = marks.apply(symbol, left, rules.native(left), copies)
         failure = binds(planned, shapes)
         assert not failure, "%r %d %s %s" % (recipe, seed, share, failure)
