@@ -95,7 +95,10 @@ def unplan(symbol: Any) -> Any:
     >>> memonger.unplan(planned).tojson() == net.tojson()
     True
     """
-    graph = json.loads(check_symbol(symbol).tojson(remove_amp_cast=False))
+    text = check_symbol(symbol).tojson(remove_amp_cast=False)
+    if RECORD not in text:
+        return mx.sym.load_json(text)
+    graph = json.loads(text)
     for node in graph["nodes"]:
         if not _is_ours(node):
             _restore(node.get("attrs", {}))

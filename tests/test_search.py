@@ -9,11 +9,11 @@ import mxnet as mx
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from memonger.allocator import NO_LIMIT, match_ranges, replay
+from memonger.allocator import NO_LIMIT, replay
 from memonger.planners import smallest as planner
 from memonger.planners.anneal import anneal, cheapest_cuts, fill, price
 from memonger.planners.cuts import Weigher, Weights, all_cuts, cheap_cuts, golden_section, walk
-from memonger.planners.smallest import copyable, smallest
+from memonger.planners.smallest import behind_copies, copyable, smallest
 
 import networks
 from generated import networks as generated
@@ -197,11 +197,15 @@ def test_cuts_come_after_copies_and_at_marks() -> None:
     symbol, shapes = networks.lstm(steps=6)
     rules = rules_of(symbol, shapes)
     copies = copyable(rules)
+    marked = [copy.node for copy in copies[:5]]
+    cuts = cheap_cuts(rules.graph, 50, marked)
+    assert {cut.after for cut in cuts} >= set(marked)
+    assert len(cheap_cuts(rules.graph, 3, marked)) <= 3  # too many marks
     with_them, moved = rules.with_copies(copies)
-    marked = [int(moved[copy.node]) + copy.offset for copy in copies[:5]]
-    unwanted = {int(moved[c.node]) + k for c in copies for k in range(c.offset)}
-    cuts = cheap_cuts(with_them.graph, 50, marked, unwanted)
-    after = {cut.after for cut in cuts}
-    assert after >= set(marked) and not after & unwanted
-    assert len(cheap_cuts(with_them.graph, 3, marked, unwanted)) <= 3  # too many marks
-    assert match_ranges() == [16]
+    nodes = with_them.graph.nodes
+    told = {cut.after: cut for cut in all_cuts(with_them.graph)}
+    followed = {int(moved[c.node]) + k for c in copies for k in range(c.offset)}
+    for cut in behind_copies(cuts, moved, copies):
+        assert cut.after not in followed
+        assert sorted(cut.entries) == sorted(told[cut.after].entries)
+        assert any(nodes[i].name.endswith("_keep") for i in cut.keep)

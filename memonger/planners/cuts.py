@@ -90,12 +90,7 @@ def single_tensor_cuts(graph: ForwardGraph) -> List[int]:
     return [i for i, a, b in zip(operators[:-1], alive, own) if a == b > 0]
 
 
-def cheap_cuts(
-    graph: ForwardGraph,
-    most: int,
-    wanted: Collection[int] = (),
-    unwanted: Collection[int] = (),
-) -> List[Cut]:
+def cheap_cuts(graph: ForwardGraph, most: int, wanted: Collection[int] = ()) -> List[Cut]:
     """At most about ``most`` cuts that are worth trying: local minima of the bytes they keep.
 
     Where there are more, the cheapest of each of ``most`` equal stretches of the order are taken.
@@ -104,25 +99,21 @@ def cheap_cuts(
     ----------
     graph : ForwardGraph
     most : int
-    wanted, unwanted : collection of int
-        Operators after which there is to be a cut in any case (unless they are more than ``most``),
-        or none.
+    wanted : collection of int
+        Operators after which there is to be a cut in any case, unless they are more than ``most``.
     """
     operators, (size, count) = graph.operators, _profile(graph)
     low = [
         k
         for k in range(len(operators) - 1)
-        if count[k]
-        and operators[k] not in unwanted
-        and (k == 0 or size[k] <= size[k - 1])
-        and size[k] <= size[k + 1]
+        if count[k] and (k == 0 or size[k] <= size[k - 1]) and size[k] <= size[k + 1]
     ]
     if len(low) > most:
         bounds = np.linspace(0, len(low), most + 1).astype(int)
         low = [min(low[a:b], key=lambda k: size[k]) for a, b in zip(bounds, bounds[1:])]
     where = {operators[k] for k in low}
     if len(wanted) <= most:
-        where.update(i for i in wanted if i not in unwanted and i != operators[-1])
+        where.update(i for i in wanted if i != operators[-1])
     return [cut for cut in _cuts(graph, where) if cut.entries]
 
 

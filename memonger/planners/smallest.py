@@ -25,7 +25,7 @@ import numpy as np
 
 from memonger.allocator import NO_LIMIT, match_ranges, replay
 from memonger.flops import forward_flops
-from memonger.forward import KeptCopy, mask_with_copies
+from memonger.forward import Entry, KeptCopy, mask_with_copies
 from memonger.planners import chen2016
 from memonger.planners.anneal import Space, anneal, cheapest_cuts, fill, price
 from memonger.planners.cuts import (
@@ -186,14 +186,11 @@ class _Search:
         self.best: Optional[_Candidate] = None
         self.interrupted = False
         self.stop = np.zeros(1, dtype=np.uint8)
-        self.at = copyable(rules) if copies else ()
-        self.rules, self.moved = self.plain.with_copies(self.at)
+        cuts = cheap_cuts(rules.graph, MOST_CUTS, stages)
+        self.at = copies_at(rules, cuts) if copies else ()
+        self.rules, self.moved = rules.with_copies(self.at)
         self.graph = self.rules.graph
-        # Not between an operator and its copy: after the copy.
-        offsets = {copy.node: copy.offset for copy in self.at}
-        followed = {int(self.moved[i]) + k for i, offset in offsets.items() for k in range(offset)}
-        marked = [int(self.moved[i]) + offsets.get(i, 0) for i in stages]
-        self.cuts: List[Cut] = cheap_cuts(self.graph, MOST_CUTS, marked, followed)
+        self.cuts = behind_copies(cuts, self.moved, self.at)
         self.space = self.make_space(self.at, self.rules.allowed, self.cuts)
         count = len(self.graph.nodes)
         self.tries = int(min(MOST_TRIES, WORK / count * min(1, IN_CACHE / count)))
@@ -413,6 +410,38 @@ def needed_copies(
 ) -> Tuple[KeptCopy, ...]:
     """The copies that a plan of the network with copies makes use of: kept, of what is not."""
     return tuple(c for c in copies if mask[moved[c.node]] and not mask[moved[c.node] + c.offset])
+
+
+def copies_at(rules: Rules, cuts: Sequence[Cut]) -> Tuple[KeptCopy, ...]:
+    """The copies that may help where the network is cut.
+
+    Those of what is kept, and where that needs none (a sum, whose gradient reads nothing), of what
+    it was computed from: nobody would read that again.
+    """
+    possible = {copy.node: copy for copy in copyable(rules)}
+    graph, facts = rules.graph, rules.trainings[0].facts
+    found: Set[int] = set()
+    asked = [i for cut in cuts for i in cut.keep]
+    while asked:
+        i = asked.pop()
+        if i not in found and not graph.nodes[i].is_variable:
+            found.add(i)
+            if i not in possible and not facts[i].inputs:
+                asked.extend(a for a, _ in graph.nodes[i].inputs)
+    return tuple(possible[i] for i in sorted(found & set(possible)))
+
+
+def behind_copies(cuts: Sequence[Cut], moved: np.ndarray, copies: Sequence[KeptCopy]) -> List[Cut]:
+    """The cuts of the plain network in the network with copies: there the copies are kept."""
+    offsets = {copy.node: copy.offset for copy in copies}
+
+    def entry(a: int, b: int) -> Entry:
+        return (int(moved[a]) + (offsets.get(a, 0) if b == 0 else 0), b)
+
+    return [
+        Cut(entry(cut.after, 0)[0], tuple(entry(a, b) for a, b in cut.entries), cut.size)
+        for cut in cuts
+    ]
 
 
 def copyable(rules: Rules) -> Tuple[KeptCopy, ...]:
