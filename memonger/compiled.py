@@ -10,21 +10,25 @@ import hashlib
 import os
 import tempfile
 from pathlib import Path
-from typing import Callable, TypeVar
+from typing import Any, Callable, TypeVar
 
 import numba
 
 F = TypeVar("F", bound=Callable[..., object])
 
+_njit: Any = numba.njit  # its type, and the names in the other, differ from one numba to the next
+_config: Any = numba.config
+
 
 def compiled(function: F) -> F:
     """``numba.njit`` with a cache, without the interpreter's lock."""
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = _FOLDER  # read when the decorator is applied
+    before = _config.CACHE_DIR
+    _config.CACHE_DIR = _FOLDER  # read when the decorator is applied
     try:
-        return numba.njit(cache=True, nogil=True)(function)
+        made: F = _njit(cache=True, nogil=True)(function)
+        return made
     finally:
-        numba.config.CACHE_DIR = before
+        _config.CACHE_DIR = before
 
 
 def _folder() -> str:
@@ -35,7 +39,7 @@ def _folder() -> str:
         digest.update(source.read_bytes())
     name = "memonger-" + digest.hexdigest()[:16]
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    places = [numba.config.CACHE_DIR, package / "__pycache__", cache, tempfile.gettempdir()]
+    places = [_config.CACHE_DIR, package / "__pycache__", cache, tempfile.gettempdir()]
     for place in places:
         if place:
             folder = os.path.join(place, name)
@@ -45,7 +49,7 @@ def _folder() -> str:
                     return folder
             except OSError:
                 continue
-    return str(numba.config.CACHE_DIR)
+    return str(_config.CACHE_DIR)
 
 
 _FOLDER = _folder()

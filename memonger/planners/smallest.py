@@ -72,7 +72,7 @@ CUTS = Phase(16, 0.6, ((0.008, 0.0004), (0.0015, 0.0001)), 0.0)
 BOTH = Phase(4, 0.25, ((0.002, 0.0001),), 0.75)
 OPERATORS = Phase(4, 0.15, ((0.001, 0.0001),), 1.0)
 WORK = 120_000_000  # nodes replayed in all tries: bounds the time
-IN_CACHE = 30_000  # the replay of a network of more nodes is slower by the node
+IN_CACHE = 10_000  # the replay of a network of more nodes is slower by the node
 MOST_TRIES = 160_000  # enough for small networks
 
 
