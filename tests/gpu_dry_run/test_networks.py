@@ -6,6 +6,7 @@ the package's docstring). Nothing is computed there, so networks have their full
 """
 
 import collections
+import json
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
 
