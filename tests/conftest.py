@@ -22,6 +22,9 @@ if os.environ.get("CI"):
     settings.load_profile("repeated")
 
 
+SHORTER = 50
+
+
 @pytest.fixture(autouse=True)
 def nothing_planned_before() -> Iterator[None]:
     """Every test plans for itself."""
@@ -29,3 +32,24 @@ def nothing_planned_before() -> Iterator[None]:
 
     forget()
     yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_search() -> Iterator[None]:
+    """A fiftieth of the search: few tests depend on how good a plan is."""
+    from memonger.planners import smallest
+
+    full = smallest.WORK, smallest.MOST_TRIES
+    smallest.WORK, smallest.MOST_TRIES = full[0] // SHORTER, full[1] // SHORTER
+    yield
+    smallest.WORK, smallest.MOST_TRIES = full
+
+
+@pytest.fixture(autouse=True)
+def full_search(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole search for tests that are marked so, and for slow ones."""
+    if any(request.node.get_closest_marker(name) for name in ("full_search", "slow")):
+        from memonger.planners import smallest
+
+        monkeypatch.setattr(smallest, "WORK", smallest.WORK * SHORTER)
+        monkeypatch.setattr(smallest, "MOST_TRIES", smallest.MOST_TRIES * SHORTER)

@@ -69,6 +69,7 @@ def test_every_trial_of_the_search_as_recorded(name: str) -> None:
     assert memonger.get_cost(bare, shapes=shapes) == record["search"]["cost"]
 
 
+@pytest.mark.full_search
 @pytest.mark.parametrize("name", NETS)
 def test_costs_with_the_rules(name: str, caplog: pytest.LogCaptureFixture) -> None:
     symbol, shapes, record = load(name)

@@ -21,7 +21,6 @@ from memonger import plans, solution
 from memonger.costs import CostModel
 from memonger.executor import planned_mb
 from memonger.network import read_network, read_request
-from memonger.planners import smallest as search
 
 import networks
 from planned import forward, marked, nodes
@@ -38,13 +37,6 @@ def net(layers: int = 8) -> Any:
         x = S.FullyConnected(x, num_hidden=512, name="fc%d" % i)
         x = S.Activation(S.BatchNorm(x, name="bn%d" % i), act_type="tanh", name="tanh%d" % i)
     return S.LinearRegressionOutput(x, name="out")
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundredth of the search: what is tested here does not depend on how good a plan is."""
-    monkeypatch.setattr(search, "WORK", search.WORK // 100)
-    monkeypatch.setattr(search, "MOST_TRIES", search.MOST_TRIES // 100)
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from memonger.allocator import replay
 from memonger.forward import forward_graph
 from memonger.inputs import read_shapes
 from memonger.network import wanted
-from memonger.planners import smallest as search
 from memonger.training import training_graph
 
 import networks
@@ -54,13 +53,6 @@ NETWORKS: Dict[str, Callable[[], Network]] = {
 def as_module(symbol: Any, shapes: Any) -> Dict[str, str]:
     """The gradients that Module asks for."""
     return {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fiftieth of the search: what is tested here does not depend on how good a plan is."""
-    monkeypatch.setattr(search, "WORK", search.WORK // 50)
-    monkeypatch.setattr(search, "MOST_TRIES", search.MOST_TRIES // 50)
 
 
 # -- binding and stepping ---------------------------------------------------------------------
@@ -207,7 +199,6 @@ def check_network(gpu_dry_run: GpuDryRun, name: str, build: Callable[[], Network
     print("\n" + table_row(name, plans, result.emitted))
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_plans_step_in_the_memory_predicted(gpu_dry_run: GpuDryRun, name: str) -> None:
     check_network(gpu_dry_run, name, NETWORKS[name])
@@ -226,7 +217,6 @@ def test_searched_plans_step_in_the_memory_predicted(gpu_dry_run: GpuDryRun, nam
     check_network(gpu_dry_run, name, NETWORKS[name])
 
 
-@pytest.mark.usefixtures("quick")
 def test_statistics_would_move_twice(gpu_dry_run: GpuDryRun) -> None:
     """If recomputed BatchNorm were left to cuDNN: those of a chain, whose copies are all read."""
     symbol, shapes = networks.normalised_input(batch=2, image=64)
@@ -270,7 +260,6 @@ def smallest_device(dry_run: GpuDryRun, symbol: Any, shapes: Any, guess: int, fu
     return high
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("name", ["example_resnet", "U-Net"])
 def test_device_bytes_suffice(gpu_dry_run: GpuDryRun, name: str) -> None:
     """To 3 %; on that device the network fails without a plan."""
@@ -297,7 +286,6 @@ def test_smallest_device(gpu_dry_run: GpuDryRun, name: str) -> None:
     assert not fits(gpu_dry_run, symbol, shapes, least)
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("pool", ["Naive", "Round", "Unpooled"])
 def test_storage_managers(
     gpu_dry_run: GpuDryRun, pool: str, monkeypatch: pytest.MonkeyPatch
@@ -316,7 +304,6 @@ def test_storage_managers(
 # -- elements of two bytes --------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("quick")
 def test_float16(gpu_dry_run: GpuDryRun) -> None:
     """Blocks of the pool are asked for with the real size of elements, in cuDNN's way and ours."""
     symbol, shapes = networks.resnet((2, 2, 2, 2), image=128)
@@ -378,7 +365,6 @@ def fit(dry: DryRun) -> Any:
     return [pools, [dry.peak_bytes(k) for k in range(2)]]
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("fusion", ["0", "1"])
 def test_fit_on_two_devices(gpu_dry_run: GpuDryRun, fusion: str) -> None:
     """It fits into devices that the network does not fit into without a plan."""
