@@ -33,6 +33,7 @@ def cells(line: str) -> List[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
+@pytest.mark.full_search
 def test_a_folder_of_symbols(tmp_path: Path) -> None:
     symbol, shapes = networks.resnet((1, 2, 1, 1), batch=16, image=96)
     with gzip.open(tmp_path / "small-symbol.json.gz", "wt") as file:
