@@ -5,7 +5,7 @@ ever apply, in which order the nodes run that are not recomputed copies, and how
 is read if there are no copies.
 """
 
-from typing import Iterable, List, NamedTuple, Sequence, Tuple
+from typing import Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -26,6 +26,8 @@ class RowKind(NamedTuple):
     ----------
     op : str
         'null' for a variable.
+    attrs : dict of str
+        Its parameters.
     inputs : int
         How many it reads.
     ignored : tuple of int
@@ -37,6 +39,7 @@ class RowKind(NamedTuple):
     """
 
     op: str
+    attrs: Mapping[str, str]
     inputs: int
     ignored: Tuple[int, ...]
     options: Tuple[Tuple[int, int, bool], ...]

@@ -89,6 +89,13 @@ class TrainingGraph(NamedTuple):
         Why the replay of this graph may differ from MXNet; empty if it should not.
     wanted : tuple of int
         The arguments that get a gradient.
+    owners : np.ndarray
+        Of each gradient row (from 2n on) the operator whose gradient it is part of; -1 for what
+        adds gradients up, and for the gradients of the outputs.
+    waits : tuple of (row, row)
+        Gradient rows, in order, and what must have run before them.
+    unobserved : dict
+        Of operators whose gradient could not be observed: why.
     """
 
     graph: ForwardGraph
@@ -100,6 +107,9 @@ class TrainingGraph(NamedTuple):
     same: Tuple[int, ...]
     inexact: Tuple[str, ...]
     wanted: Tuple[int, ...]
+    owners: np.ndarray
+    waits: Tuple[Tuple[int, int], ...]
+    unobserved: Dict[int, str]
     builder: "_Builder"
 
     def with_gradients(self, wanted: Iterable[int]) -> "TrainingGraph":
@@ -186,7 +196,8 @@ class _Kinds:
         fitting = tuple(o for o in options if o[0] < inputs and o[1] < len(tensors))
         if any(k > 62 for k, _, _ in fitting):  # the compiled loop keeps a bit for each
             self.inexact.add("%s has more than 63 inputs that it may overwrite" % op)
-        return RowKind(op, inputs, ignored_inputs(op, attrs, inputs), fitting, tensors)
+        ignored = ignored_inputs(op, attrs, inputs)
+        return RowKind(op, attrs, inputs, ignored, fitting, tensors)
 
 
 class _Step(NamedTuple):
@@ -211,12 +222,14 @@ class _Builder:
         self.names: List[str] = []
         self.ops: List[str] = []
         self.kind: List[int] = []
+        self.owners: List[int] = []
         self.reads: List[Read] = []
         self.waits: List[Tuple[int, int, int]] = []
         self.gradients: Dict[Entry, List[Read]] = {}  # what has met at an entry so far
         self.sums: Dict[Entry, Read] = {}
         self.facts: List[GradientFacts] = [NO_GRADIENT] * self.n
         self.steps: Dict[object, _Step] = {}
+        self.unobserved: Dict[int, str] = {}
         if os.environ.get("NNVM_EXEC_NUM_TEMP", "1") not in ("0", "1"):
             self.inexact.add("NNVM_EXEC_NUM_TEMP is set")
         self.heads = [(self.same[a], b) for a, b in graph.heads]
@@ -275,10 +288,13 @@ class _Builder:
             tuple(self.same),
             tuple(sorted(self.inexact)),
             tuple(wanted),
+            np.array(self.owners, dtype=np.int64),
+            tuple([(row, before) for row, before, _ in self.waits]),
+            self.unobserved,
             self,
         )
         rows, reads, waits, self.sums = base
-        del self.names[rows:], self.ops[rows:], self.kind[rows:]
+        del self.names[rows:], self.ops[rows:], self.kind[rows:], self.owners[rows:]
         del self.reads[reads:], self.waits[waits:]
         return training
 
@@ -294,7 +310,10 @@ class _Builder:
     ) -> int:
         return self._add_kind(self.kinds(op, attrs, len(reads), tensors), op, name, reads)
 
-    def _add_kind(self, kind: int, op: str, name: str, reads: Sequence[Read]) -> int:
+    def _add_kind(
+        self, kind: int, op: str, name: str, reads: Sequence[Read], owner: int = KEPT
+    ) -> int:
+        self.owners.append(owner)
         self.names.append(name)
         self.ops.append(op)
         self.kind.append(kind)
@@ -379,7 +398,7 @@ class _Builder:
         at: List[int] = []
         for backward, kind, suffix in step.made:
             reads = [read(r) for r in backward.inputs]  # may add the sums that it reads
-            row = self._add_kind(kind, backward.op, node.name + suffix, reads)
+            row = self._add_kind(kind, backward.op, node.name + suffix, reads, x)
             for d in backward.deps:
                 self.waits.append((row, x, x) if d is None else (row, at[d], KEPT))
             at.append(row)
@@ -407,6 +426,7 @@ class _Builder:
             ) from None
         except NotObservable as error:
             self.inexact.add(str(error))
+            self.unobserved[x] = str(error)
             found, alike = _reads_everything(graph, x), False
         step = _Step(
             tuple(

@@ -1,0 +1,238 @@
+"""Schedules: a whole training step in an order of our own, results computed as often as it pays.
+
+Marks let MXNet recompute each result at most once. A schedule says everything that one training
+step runs: operators of the network, any number of times, and their gradients. Each reads the
+latest result of what it needs. What is kept follows: a result is held for as long as something will
+read it before it is computed again, and no longer.
+
+This is enough for every schedule that makes sense. Where an older result is still held there is no
+reason to compute it again, so whoever wants it may as well take the latest.
+
+Three things are not the schedule's to choose, for then gradients would not be bit-identical:
+gradients come in MXNet's order; the random draws of an operator happen once; and the
+outputs of the network are those of the first time (they are held to the end).
+"""
+
+from typing import FrozenSet, Iterable, List, NamedTuple, Tuple
+
+import numpy as np
+
+from memonger.errors import MemongerError
+from memonger.operators import why_kept
+from memonger.training import TrainingGraph
+
+#: Outputs that a gradient reads from the first time that the operator ran, however often it runs:
+#: the mask of a Dropout, and statistics that are small, so that nothing is run again for them.
+FIRST_TIME = {"BatchNorm": frozenset((1, 2)), "Dropout": frozenset((1,))}
+NONE: FrozenSet[int] = frozenset()
+
+
+class Schedule(NamedTuple):
+    """What one training step runs, in order.
+
+    Attributes
+    ----------
+    events : np.ndarray of int32
+        ``x``: operator x (a node of the ForwardGraph) runs, for the first time or again.
+        ``~x`` (negative): the gradient of operator x runs.
+    """
+
+    events: np.ndarray
+
+    @staticmethod
+    def of(events: Iterable[int]) -> "Schedule":
+        """A schedule of these events."""
+        return Schedule(np.fromiter(events, dtype=np.int32))
+
+    @property
+    def forwards(self) -> np.ndarray:
+        """The operators that run, in order."""
+        return self.events[self.events >= 0]
+
+    def __repr__(self) -> str:
+        return "Schedule(%d events, %d of them gradients)" % (
+            len(self.events),
+            int((self.events < 0).sum()),
+        )
+
+
+class Workload(NamedTuple):
+    """What there is to schedule: all that one training step of a network must run.
+
+    Attributes
+    ----------
+    training : TrainingGraph
+    operators : tuple of int
+        The operators in the order in which they run for the first time. Operators that MXNet merges
+        with an equal one (``TrainingGraph.same``), and those that no output needs, are not there.
+    gradients : tuple of int
+        The operators whose gradient runs, in the order in which the gradients run.
+    inputs : tuple of tuple of int
+        For each node the operators that it reads, each once. Variables are always there.
+    reads : tuple of tuple of int
+        For each node the operators whose latest result its gradient reads (itself among them, if
+        so), each once. What it reads of the first time (`FIRST_TIME`) is not there: it is held
+        until then, whatever the schedule.
+    once : np.ndarray of bool
+        For each node whether it must not run again. Dropout may: it is multiplied by its mask.
+    """
+
+    training: TrainingGraph
+    operators: Tuple[int, ...]
+    gradients: Tuple[int, ...]
+    inputs: Tuple[Tuple[int, ...], ...]
+    reads: Tuple[Tuple[int, ...], ...]
+    once: np.ndarray
+
+
+def first_time(op: str, output: int) -> bool:
+    """Whether a gradient reads this output from the first time that the operator ran."""
+    return output in FIRST_TIME.get(op, NONE)
+
+
+def workload(training: TrainingGraph) -> Workload:
+    """What there is to schedule of a network with these gradients.
+
+    Raises
+    ------
+    MemongerError
+        If the network holds an operator whose gradient cannot be written out.
+    """
+    graph, tables = training.graph, training.tables
+    n = tables.forward
+    refuse(training)
+    variable = tables.variable
+    operators = [int(x) for x in tables.first if not variable[x]]
+    rows = np.unique(tables.walk_row[tables.walk_row >= 2 * n])  # in the order they were made
+    owners = training.owners[rows - 2 * n]
+    gradients = list(dict.fromkeys(int(x) for x in owners if x >= 0))
+
+    def read(start: int, stop: int) -> List[int]:
+        found = {}
+        for j in range(start, stop):
+            x, k = int(tables.read_row[j]), int(tables.read_output[j])
+            if x < n and not variable[x] and not first_time(graph.nodes[x].op, k):
+                found[x] = True
+        return list(found)
+
+    start = tables.read_start
+    inputs = [tuple(read(start[x], start[x + 1])) for x in range(n)]
+    reads: List[List[int]] = [[] for _ in range(n)]
+    for row, x in zip(rows, owners):
+        if x >= 0:
+            reads[x] += read(start[row], start[row + 1])
+    return Workload(
+        training,
+        tuple(operators),
+        tuple(gradients),
+        tuple(inputs),
+        tuple(tuple(dict.fromkeys(r)) for r in reads),
+        np.array([_once(node.op, node.attrs) for node in graph.nodes], dtype=np.bool_),
+    )
+
+
+def _once(op: str, attrs: object) -> bool:
+    return op not in ("null", "Dropout") and why_kept(op, attrs) is not None  # type: ignore[arg-type]
+
+
+def refuse(training: TrainingGraph) -> None:
+    """Refuse a network that cannot be scheduled, naming the operator."""
+    for x, why in training.unobserved.items():
+        node = training.graph.nodes[x]
+        raise MemongerError(
+            "node %r (%s) cannot be part of a schedule: %s; how='marks' can plan this network"
+            % (node.name, node.op, why)
+        )
+
+
+def check(work: Workload, schedule: Schedule) -> None:
+    """Make sure that a schedule runs all that must run, after what it reads.
+
+    Raises
+    ------
+    MemongerError
+        If it does not; a planner that makes such a schedule is wrong.
+    """
+    names = [node.name for node in work.training.graph.nodes]
+    known = set(work.operators)
+    ran = np.zeros(len(names), dtype=np.bool_)
+    firsts: List[int] = []
+    gradients: List[int] = []
+
+    def there(reads: Iterable[int], what: str, x: int) -> None:
+        for y in reads:
+            if not ran[y]:
+                raise MemongerError(
+                    "schedule: %s of %r reads %r before it ran" % (what, names[x], names[y])
+                )
+
+    for event in schedule.events.tolist():
+        if event < 0:
+            there(work.reads[~event], "the gradient", ~event)
+            gradients.append(~event)
+            continue
+        if event not in known:
+            raise MemongerError("schedule: node %d is no operator that runs" % event)
+        there(work.inputs[event], "a run", event)
+        if not ran[event]:
+            firsts.append(event)
+        elif work.once[event]:
+            raise MemongerError("schedule: %r must not run again" % names[event])
+        ran[event] = True
+    if tuple(firsts) != work.operators:
+        raise MemongerError("schedule: not every operator runs for the first time in its turn")
+    if tuple(gradients) != work.gradients:
+        raise MemongerError("schedule: the gradients are not those of the network in their order")
+
+
+def plain(work: Workload) -> Schedule:
+    """The schedule without recomputation: all operators, then all gradients."""
+    return Schedule.of([*work.operators, *(~x for x in work.gradients)])
+
+
+def of_marks(work: Workload, mask: np.ndarray) -> Schedule:
+    """The schedule that does as MXNet does with these operators marked.
+
+    The gradient of a marked operator reads what has been computed again, and so runs what of that
+    has not been; that of a kept operator runs nothing.
+
+    Parameters
+    ----------
+    work : Workload
+    mask : np.ndarray of bool
+        For each node whether it is recomputed; operators that must run once are not, whatever it
+        says.
+    """
+    events = list(work.operators)
+    again = np.asarray(mask, dtype=np.bool_) & ~work.once
+    for x in work.gradients:
+        if again[x]:
+            run_again(work, work.reads[x], again, events)
+        events.append(~x)
+    return Schedule.of(events)
+
+
+def run_again(
+    work: Workload, wanted: Iterable[int], missing: np.ndarray, events: List[int]
+) -> None:
+    """Append what must run to have some operators' results where others are missing.
+
+    Parameters
+    ----------
+    work : Workload
+    wanted : iterable of int
+        The operators whose results are needed.
+    missing : np.ndarray of bool
+        For each node whether its result is gone; changed in place.
+    events : list of int
+    """
+    stack = [x for x in wanted if missing[x]]
+    found = set(stack)
+    while stack:
+        for y in work.inputs[stack.pop()]:
+            if missing[y] and y not in found:
+                found.add(y)
+                stack.append(y)
+    for x in sorted(found):
+        missing[x] = False
+        events.append(x)
