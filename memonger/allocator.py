@@ -9,19 +9,39 @@ size (``InitDataEntryMemory`` in ``src/executor/graph_executor.cc``).
 """
 
 import os
-from typing import List, NamedTuple
+from typing import List, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
 from memonger.compiled import compiled
-from memonger.training import KEPT, TrainingGraph
+from memonger.forward import ForwardGraph
+from memonger.tables import KEPT, RowKind, Tables
 
 EXTERNAL = -2  # a gradient: its memory is the user's
 UNASSIGNED = -1
 NO_LIMIT = float("inf")
 
-#: What a tensor of the timeline was made by.
-FORWARD, RECOMPUTED, BACKWARD = 0, 1, 2
+
+class Planned(Protocol):
+    """A training graph: ``training.TrainingGraph``, or ``unrolled.TrainingStep`` of a schedule."""
+
+    @property
+    def graph(self) -> ForwardGraph: ...
+
+    @property
+    def tables(self) -> Tables: ...
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    @property
+    def ops(self) -> Sequence[str]: ...
+
+    @property
+    def kinds(self) -> Sequence[RowKind]: ...
+
+    @property
+    def phases(self) -> np.ndarray: ...
 
 
 class Timeline(NamedTuple):
@@ -39,7 +59,7 @@ class Timeline(NamedTuple):
     row, output : np.ndarray
         The node of the training graph (``TrainingGraph.names``) and which of its outputs.
     kind : np.ndarray
-        FORWARD, RECOMPUTED or BACKWARD.
+        FORWARD, RECOMPUTED or BACKWARD (``tables``).
     nbytes : np.ndarray
         With the real size of its elements.
     start, stop : np.ndarray
@@ -70,7 +90,7 @@ class Replay(NamedTuple):
 
     Attributes
     ----------
-    training : TrainingGraph
+    training : Planned
     recomputed : np.ndarray of bool
         For each forward node whether it carries ``force_mirroring``.
     order : np.ndarray
@@ -84,7 +104,7 @@ class Replay(NamedTuple):
         The pool as MXNet counts it and ``debug_str`` reports it: 4 bytes an element.
     """
 
-    training: TrainingGraph
+    training: Planned
     recomputed: np.ndarray
     order: np.ndarray
     reads: np.ndarray
@@ -137,7 +157,7 @@ class Replay(NamedTuple):
             len(order),
             row,
             made - tables.output_start[row],
-            np.minimum(row // tables.forward, BACKWARD),
+            self.training.phases[row],
             (tables.elements * tables.itemsize)[made],
             birth[made],
             stop,
@@ -145,12 +165,12 @@ class Replay(NamedTuple):
         )
 
 
-def replay(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
+def replay(training: Planned, recomputed: np.ndarray) -> Replay:
     """Order a training graph and plan its memory as MXNet will.
 
     Parameters
     ----------
-    training : TrainingGraph
+    training : Planned
     recomputed : np.ndarray of bool
         For each forward node whether it carries ``force_mirroring``.
     """
@@ -160,7 +180,7 @@ def replay(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
     return Replay(training, mask, order, reads, planned, int(pool))
 
 
-def timeline(training: TrainingGraph, recomputed: np.ndarray) -> Timeline:
+def timeline(training: Planned, recomputed: np.ndarray) -> Timeline:
     """Which tensors of a training step are alive when; parameters as those of `replay`."""
     return replay(training, recomputed).timeline()
 
@@ -406,7 +426,7 @@ def _made_and_last_read(t, recomputed, order):  # type: ignore[no-untyped-def]
     return made, last
 
 
-def _adding(training: TrainingGraph) -> np.ndarray:
+def _adding(training: Planned) -> np.ndarray:
     """The rows that add one gradient to another."""
     return np.array([op == "_grad_add" for op in training.ops], dtype=np.bool_)
 

@@ -13,7 +13,7 @@ gradients come in MXNet's order; the random draws of an operator happen once; an
 outputs of the network are those of the first time (they are held to the end).
 """
 
-from typing import FrozenSet, Iterable, List, NamedTuple, Tuple
+from typing import FrozenSet, Iterable, List, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
@@ -90,6 +90,11 @@ def first_time(op: str, output: int) -> bool:
     return output in FIRST_TIME.get(op, NONE)
 
 
+def masked(op: str, attrs: Mapping[str, str]) -> bool:
+    """Whether an operator that runs again is its input times the mask of the first time."""
+    return op == "Dropout" and float(attrs.get("p", 0.5)) > 0
+
+
 def workload(training: TrainingGraph) -> Workload:
     """What there is to schedule of a network with these gradients.
 
@@ -131,8 +136,8 @@ def workload(training: TrainingGraph) -> Workload:
     )
 
 
-def _once(op: str, attrs: object) -> bool:
-    return op not in ("null", "Dropout") and why_kept(op, attrs) is not None  # type: ignore[arg-type]
+def _once(op: str, attrs: Mapping[str, str]) -> bool:
+    return op not in ("null", "Dropout") and why_kept(op, attrs) is not None
 
 
 def refuse(training: TrainingGraph) -> None:

@@ -5,7 +5,7 @@ ever apply, in which order the nodes run that are not recomputed copies, and how
 is read if there are no copies.
 """
 
-from typing import Iterable, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Iterable, List, Mapping, NamedTuple, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from memonger.compiled import compiled
 from memonger.forward import Tensor
 
 KEPT = -1
+
+#: What a row is part of: the forward pass, what is computed again, the backward pass.
+FORWARD, RECOMPUTED, BACKWARD = 0, 1, 2
 
 #: What a row reads: (row, output, owner). Where the operator `owner` is recomputed, and so is the
 #: operator of `row`, its recomputed copy is read instead. KEPT: always the row itself.
@@ -102,7 +105,7 @@ def build(
     forward: Sequence[int],
     inputs: np.ndarray,
     deps: np.ndarray,
-    gradients: Sequence[int],
+    gradients: Union[Sequence[int], np.ndarray],
     reads: Sequence[Read],
     waits: Sequence[Tuple[int, int, int]],
     kinds: Sequence[RowKind],

@@ -112,6 +112,11 @@ class TrainingGraph(NamedTuple):
     unobserved: Dict[int, str]
     builder: "_Builder"
 
+    @property
+    def phases(self) -> np.ndarray:
+        """FORWARD, RECOMPUTED or BACKWARD for each row."""
+        return np.minimum(np.arange(len(self.ops)) // self.tables.forward, tables.BACKWARD)
+
     def with_gradients(self, wanted: Iterable[int]) -> "TrainingGraph":
         """The training graph of the same network with gradients of other arguments.
 

@@ -7,13 +7,14 @@ import mxnet as mx
 import numpy as np
 import pytest
 from memonger import marks
-from memonger.allocator import BACKWARD, EXTERNAL, FORWARD, RECOMPUTED, Replay, replay, timeline
+from memonger.allocator import EXTERNAL, Replay, replay, timeline
 from memonger.executor import bind, planned_mb
 from memonger.forward import ForwardGraph
 from memonger.gradients import read_debug_str
 from memonger.operators import CPU, why_kept
 from memonger.planners import chen2016
 from memonger.planners.cuts import cheap_cuts, single_tensor_cuts
+from memonger.tables import BACKWARD, FORWARD, RECOMPUTED
 from memonger.training import TrainingGraph, training_graph
 
 import networks
