@@ -163,6 +163,7 @@ def check(work: Workload, schedule: Schedule) -> None:
     ran = np.zeros(len(names), dtype=np.bool_)
     firsts: List[int] = []
     gradients: List[int] = []
+    ready = len(work.operators)
 
     def there(reads: Iterable[int], what: str, x: int) -> None:
         for y in reads:
@@ -173,6 +174,8 @@ def check(work: Workload, schedule: Schedule) -> None:
 
     for event in schedule.events.tolist():
         if event < 0:
+            if len(firsts) < ready:
+                raise MemongerError("schedule: gradients before all operators have run")
             there(work.reads[~event], "the gradient", ~event)
             gradients.append(~event)
             continue
@@ -215,6 +218,43 @@ def of_marks(work: Workload, mask: np.ndarray) -> Schedule:
             run_again(work, work.reads[x], again, events)
         events.append(~x)
     return Schedule.of(events)
+
+
+def adapt(work: Workload, schedule: Schedule) -> Schedule:
+    """A schedule of the same network for other gradients, or other shapes.
+
+    Gradients that are not asked for are left out, and with them what has been computed again for
+    them alone; gradients that are missing run in their turn and read what is there.
+    """
+    events: List[int] = []
+    known = set(work.gradients)
+    following = 0
+    for event in schedule.events.tolist():
+        if event < 0:
+            if ~event not in known:
+                continue
+            place = work.gradients.index(~event, following)
+            events += [~x for x in work.gradients[following:place]]
+            following = place + 1
+        events.append(event)
+    events += [~x for x in work.gradients[following:]]
+    needed = np.zeros(len(work.once), dtype=np.bool_)
+    first = np.zeros(len(events), dtype=np.bool_)
+    ran = set()
+    for k, event in enumerate(events):
+        first[k] = event >= 0 and event not in ran
+        ran.add(event)
+    kept: List[int] = []
+    for k in range(len(events) - 1, -1, -1):
+        x = events[k]
+        if x >= 0 and not first[k] and not needed[x]:
+            continue
+        kept.append(x)
+        if x >= 0:
+            needed[x] = False
+        for y in work.reads[~x] if x < 0 else work.inputs[x]:
+            needed[y] = True
+    return Schedule.of(kept[::-1])
 
 
 def run_again(

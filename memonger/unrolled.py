@@ -561,6 +561,10 @@ class TrainingStep(NamedTuple):
         phases[(rows.time > 0) | (rows.what == READER)] = RECOMPUTED
         return phases
 
+    def order(self) -> np.ndarray:
+        """The rows in the order in which MXNet runs them, variables among them."""
+        return self.tables.first
+
     def replay(self) -> Replay:
         """Order it and plan its memory as MXNet will."""
         with environment(**BIND):
