@@ -26,6 +26,11 @@ from memonger.training import TrainingGraph
 FIRST_TIME = {"BatchNorm": frozenset((1, 2)), "Dropout": frozenset((1,))}
 NONE: FrozenSet[int] = frozenset()
 
+#: Operators that no symbol can be loaded with whose gradient is written out.
+UNWRITABLE = {
+    "scatter_nd": "MXNet does not find its forward operator again (infer_graph_attr_pass.cc)",
+}
+
 
 class Schedule(NamedTuple):
     """What one training step runs, in order.
@@ -132,18 +137,34 @@ def workload(training: TrainingGraph) -> Workload:
         tuple(gradients),
         tuple(inputs),
         tuple(tuple(dict.fromkeys(r)) for r in reads),
-        np.array([_once(node.op, node.attrs) for node in graph.nodes], dtype=np.bool_),
+        _once(training),
     )
 
 
-def _once(op: str, attrs: Mapping[str, str]) -> bool:
-    return op not in ("null", "Dropout") and why_kept(op, attrs) is not None
+def _once(training: TrainingGraph) -> np.ndarray:
+    """The operators that must run once.
+
+    MKLDNN's RNN remembers where its inputs were, and its gradient reads them there
+    (``src/operator/nn/mkldnn/mkldnn_rnn.cc``): it runs once, and so does what it reads.
+    """
+    graph = training.graph
+    once = np.zeros(len(graph.nodes), dtype=np.bool_)
+    for x, node in enumerate(graph.nodes):
+        if node.is_variable or node.op == "Dropout":
+            continue
+        if node.op == "RNN":
+            once[[x, *(training.same[a] for a, _ in node.inputs)]] = True
+        elif why_kept(node.op, node.attrs) is not None:
+            once[x] = True
+    return once
 
 
 def refuse(training: TrainingGraph) -> None:
     """Refuse a network that cannot be scheduled, naming the operator."""
-    for x, why in training.unobserved.items():
-        node = training.graph.nodes[x]
+    nodes = training.graph.nodes
+    unwritable = {x: UNWRITABLE[n.op] for x, n in enumerate(nodes) if n.op in UNWRITABLE}
+    for x, why in {**training.unobserved, **unwritable}.items():
+        node = nodes[x]
         raise MemongerError(
             "node %r (%s) cannot be part of a schedule: %s; how='marks' can plan this network"
             % (node.name, node.op, why)
