@@ -118,11 +118,8 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         super().__init__(handle)
         self._recipe = recipe
 
-    def __copy__(self) -> "ScheduledSymbol":
-        return _with_recipe(super().__copy__(), self._recipe)
-
-    def __deepcopy__(self, memo: Any) -> "ScheduledSymbol":
-        return _with_recipe(super().__copy__(), self._recipe)
+    def __deepcopy__(self, memo: Any) -> "ScheduledSymbol":  # __copy__ calls it too
+        return _with_recipe(super().__deepcopy__(memo), self._recipe)
 
     def __reduce__(self) -> Any:
         return _unpickled, (self.tojson(remove_amp_cast=False), self._recipe.schedule.events)
@@ -404,15 +401,17 @@ class ScheduledExecutor(mx.executor.Executor):
         The gradients are put back afterwards, for they may still be wanted.
         """
         if self._inference is None:
-            self._inference = Symbol.bind(
-                self._symbol,
-                self._ctx,
-                dict(zip(self._symbol.list_arguments(), self.arg_arrays)),
-                None,
-                "null",
-                dict(zip(self._symbol.list_auxiliary_states(), self.aux_arrays)),
-                shared_exec=self._training,
-            )
+            # As an executor that can train runs it: without the fusions that are for inference.
+            with environment(MXNET_SUBGRAPH_BACKEND="NONE"):
+                self._inference = Symbol.bind(
+                    self._symbol,
+                    self._ctx,
+                    self.arg_dict,
+                    None,
+                    "null",
+                    self.aux_dict,
+                    shared_exec=self._training,
+                )
             self._inferred = [
                 mx.nd.zeros(out.shape, self._ctx, dtype=out.dtype)
                 for out in self._inference.outputs
