@@ -46,6 +46,16 @@ BIND: Mapping[str, str] = {
 #: Operators that write the outputs that ``list_outputs`` does not show, read or not.
 WRITES_HIDDEN = frozenset(("BatchNorm", "Pooling"))
 
+#: Gradients that MXNet never writes, those of labels: the user's array stays as it is.
+UNWRITTEN = frozenset(
+    (
+        ("_backward_linear_reg_out", 1),
+        ("_backward_logistic_reg_out", 1),
+        ("_backward_mae_reg_out", 1),
+        ("_backward_SoftmaxOutput", 1),
+    )
+)
+
 # What a row is: its template row itself, a scratch state, a Dropout that runs again, a reader of an
 # output that nobody else reads.
 ITSELF, SCRATCH, MASKED, READER = 0, 1, 2, 3
@@ -237,7 +247,9 @@ class _Maker:
                 entry = self._source(row)
             if ops[entry[0]] == "_identity_with_attr_like_rhs":
                 entry = self._source(entry[0])
-            found.append(None if ops[entry[0]] == "_zeros_without_dtype" else entry)
+            nothing = ops[entry[0]] == "_zeros_without_dtype"
+            nothing |= (ops[entry[0]], entry[1]) in UNWRITTEN
+            found.append(None if nothing else entry)
         return tuple(found)
 
     def _events(self, wanted: Any) -> List[List[int]]:
