@@ -31,7 +31,8 @@ NETS: Dict[str, Any] = {
     "fused cells": lambda: test_replay.rnn_cells("fused", steps=5, hidden=8),
 }
 
-#: Trained without MKLDNN. It lays tensors out in blocks, and MXNet 1.9.1 loses track of that where
+#: Trained without MKLDNN, as Deconvolution is, whose weight gradient it cannot write into the pool.
+#: It lays tensors out in blocks, and MXNet 1.9.1 loses track of that where
 #: an operator of its own writes in place, or adds, into such a tensor: what it does then depends on
 #: the memory plan, with and without a schedule (conv -> sigmoid -> slice alone crashes).
 LAID_OUT = {"two heads", "unet", "unet, kept copies"}
@@ -86,7 +87,7 @@ def same_memory(work: Any, schedule: Any) -> None:
     assert [op for op in ops if op != "null"] == made
 
 
-@pytest.mark.parametrize("name", sorted(set(CASES) - set(REFUSED)))
+@pytest.mark.parametrize("name", sorted(set(CASES) - set(REFUSED) - {"Deconvolution"}))
 def test_operators(name: str) -> None:
     symbol = small_net(CASES[name])
     work = work_of(symbol, SMALL_SHAPES)
@@ -115,9 +116,12 @@ def test_networks(name: str) -> None:
         same_memory(work, schedule)
 
 
-@pytest.mark.parametrize("name", sorted(LAID_OUT))
-def test_networks_without_mkldnn(name: str) -> None:
-    code = "import conftest, test_schedule as t; t.test_networks(%r)" % name
+@pytest.mark.parametrize(
+    "test, name",
+    [("operators", "Deconvolution"), *(("networks", name) for name in sorted(LAID_OUT))],
+)
+def test_without_mkldnn(test: str, name: str) -> None:
+    code = "import conftest, test_schedule as t; t.test_%s(%r)" % (test, name)
     environment = dict(os.environ, MXNET_MKLDNN_ENABLED="0")
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)

@@ -130,7 +130,7 @@ def test_steps(more: Any) -> None:
 
 
 def test_some_parameters_are_fixed() -> None:
-    fixed = {"fixed_param_names": ["fc_weight"]}
+    fixed = {"fixed_param_names": ["fc_weight", "fc_bias", "convolution0_weight"]}
 
     def gradients(symbol: Any) -> Dict[str, Any]:
         module = mx.mod.Module(symbol, **fixed)
