@@ -1,0 +1,201 @@
+"""A tree of cuts unrolled into a schedule: which operators run in which order, and how often.
+
+A node of the tree stands for a part of the network, the operators at positions lo..hi-1 of the
+execution order, whose gradients are to be computed while what they need of earlier operators is
+held. It says where the part is cut: run forward to the cut, process what is right of it, then what
+is left. What of the left part is held meanwhile, its flag tells. A leaf runs what its gradients
+read and is still missing, then the gradients.
+
+All that is run is run because somebody reads it: the gradients of the part, the operators on the
+way to them, or the outputs of the network.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from memonger.compiled import compiled
+from memonger.planners.binomial import LEAF
+
+#: What is held of the left part while the right one is processed, besides what the right one reads:
+#: what is alive at the cut and the left part's gradients read, all that they read, the results of
+#: costly operators, or nothing.
+ALIVE, ALL, COSTLY, NOTHING = 0, 1, 2, 3
+
+FREE, HELD, PINNED = 0, 1, 2
+
+
+class Steps(NamedTuple):
+    """A network as a schedule sees it. Positions are those of the execution order.
+
+    Attributes
+    ----------
+    read_start, read : np.ndarray
+        For each position the operators (positions) that it reads.
+    want_start, want : np.ndarray
+        The operators that its gradient reads, but for results that are kept from their first run.
+    last : np.ndarray
+        The last operator that reads it, -1 for none.
+    head : np.ndarray of bool
+        Whether the network returns a result of it.
+    once : np.ndarray of bool
+        Whether it must not run twice.
+    gradient : np.ndarray of bool
+        Whether it has a gradient that is asked for.
+    costly : np.ndarray of bool
+    work : np.ndarray of float
+        What running it forward costs.
+    """
+
+    read_start: np.ndarray
+    read: np.ndarray
+    want_start: np.ndarray
+    want: np.ndarray
+    last: np.ndarray
+    head: np.ndarray
+    once: np.ndarray
+    gradient: np.ndarray
+    costly: np.ndarray
+    work: np.ndarray
+
+
+@compiled
+def ends(tree):  # type: ignore[no-untyped-def]
+    """For each node of a tree in preorder where its subtree ends."""
+    count = tree.shape[0]
+    end = np.empty(count, dtype=np.int32)
+    for q in range(count - 1, -1, -1):
+        end[q] = q + 1 if tree[q, 0] == LEAF else end[end[q + 1]]
+    return end
+
+
+@compiled
+def _missing(s, lo, hi, held, asked, mark):  # type: ignore[no-untyped-def]
+    """Mark what the gradients and outputs of a part need, directly or to be computed."""
+    for i in range(lo, hi):
+        if s.head[i] and held[i] == FREE:
+            asked[i] = mark
+        if s.gradient[i]:
+            for q in range(s.want_start[i], s.want_start[i + 1]):
+                asked[s.want[q]] = mark
+    for i in range(hi - 1, lo - 1, -1):
+        if asked[i] == mark and held[i] == FREE:
+            for q in range(s.read_start[i], s.read_start[i + 1]):
+                asked[s.read[q]] = mark
+
+
+@compiled
+def _forward(s, lo, hi, held, asked, mark, events, count):  # type: ignore[no-untyped-def]
+    """Run what is marked and not held, and what it needs; also outputs that never ran."""
+    for i in range(hi - 1, lo - 1, -1):
+        if held[i] == FREE and (asked[i] == mark or s.head[i]):
+            asked[i] = mark
+            for q in range(s.read_start[i], s.read_start[i + 1]):
+                asked[s.read[q]] = mark
+    work = 0.0
+    for i in range(lo, hi):
+        if held[i] == FREE and asked[i] == mark:
+            events[count] = i
+            count += 1
+            held[i] = PINNED if s.head[i] or s.once[i] else HELD
+            work += s.work[i]
+    return count, work
+
+
+@compiled
+def unroll(s, tree, most_work, most_events):  # type: ignore[no-untyped-def]
+    """The events of a tree's schedule.
+
+    Parameters
+    ----------
+    s : Steps
+    tree : np.ndarray of int32, (nodes, 2)
+        Its cuts and flags in preorder; cuts outside of their part are passed over.
+    most_work : float
+    most_events : int
+        It ends early once there are more; the events are then not all there.
+
+    Returns
+    -------
+    np.ndarray of int32
+        A position: the operator runs; -1 - position: its gradient does. Each reads what ran last of
+        what it reads.
+    float
+        The work of all forward runs.
+    """
+    n = s.last.shape[0]
+    end = ends(tree)
+    held = np.zeros(n, dtype=np.int8)
+    asked = np.zeros(n, dtype=np.int32)  # by the step whose mark it carries
+    alive = np.zeros(n, dtype=np.int32)
+    kept = np.zeros(n, dtype=np.int32)
+    todo = np.empty((tree.shape[0] + 1, 3), dtype=np.int32)
+    todo[0] = (0, 0, n)
+    depth = 1
+    mark = 0
+    events = np.empty(4 * n + 16, dtype=np.int32)
+    count = 0
+    work = 0.0
+    while depth:
+        depth -= 1
+        q, lo, hi = todo[depth]
+        while tree[q, 0] != LEAF and not lo < tree[q, 0] < hi:
+            q = end[q + 1] if tree[q, 0] <= lo else q + 1
+        if count + 2 * (hi - lo) > len(events):
+            longer = np.empty(2 * len(events) + 2 * (hi - lo), dtype=np.int32)
+            longer[:count] = events[:count]
+            events = longer
+        mark += 1
+        if tree[q, 0] == LEAF:
+            for i in range(lo, hi):
+                if s.gradient[i]:
+                    for k in range(s.want_start[i], s.want_start[i + 1]):
+                        asked[s.want[k]] = mark
+            count, more = _forward(s, lo, hi, held, asked, mark, events, count)
+            work += more
+            for i in range(hi - 1, lo - 1, -1):
+                if s.gradient[i]:
+                    events[count] = -1 - i
+                    count += 1
+        else:
+            cut, flag = tree[q]
+            _missing(s, cut, hi, held, alive, mark)
+            if flag != NOTHING:
+                for i in range(lo, cut):
+                    if s.gradient[i]:
+                        for k in range(s.want_start[i], s.want_start[i + 1]):
+                            j = s.want[k]
+                            if j >= lo and s.last[j] >= cut:
+                                alive[j] = mark
+            if flag == ALL or flag == COSTLY:
+                _missing(s, lo, hi, held, asked, mark)
+                for i in range(lo, cut):
+                    if flag == COSTLY and s.costly[i] and asked[i] == mark:
+                        kept[i] = mark
+                    if flag == ALL and s.gradient[i]:
+                        for k in range(s.want_start[i], s.want_start[i + 1]):
+                            j = s.want[k]
+                            if j >= lo and asked[j] == mark:
+                                kept[j] = mark
+                mark += 1  # what is asked for is another question
+                for i in range(lo, cut):
+                    if kept[i] == mark - 1:
+                        kept[i] = asked[i] = mark
+                    if alive[i] == mark - 1:
+                        alive[i] = mark
+            for i in range(lo, cut):
+                if alive[i] == mark:
+                    asked[i] = mark
+            before = count
+            count, more = _forward(s, lo, cut, held, asked, mark, events, count)
+            work += more
+            for k in range(before, count):
+                i = events[k]
+                if held[i] == HELD and alive[i] != mark and kept[i] != mark:
+                    held[i] = FREE
+            todo[depth] = (q + 1, lo, cut)
+            todo[depth + 1] = (end[q + 1], cut, hi)  # comes first
+            depth += 2
+        if work > most_work or count > most_events:
+            break
+    return events[:count], work
