@@ -130,7 +130,7 @@ def unroll(s, tree, most_work, most_events):  # type: ignore[no-untyped-def]
     alive = np.zeros(n, dtype=np.int32)
     kept = np.zeros(n, dtype=np.int32)
     todo = np.empty((tree.shape[0] + 1, 3), dtype=np.int32)
-    todo[0] = (0, 0, n)
+    todo[0, 0], todo[0, 1], todo[0, 2] = 0, 0, n
     depth = 1
     mark = 0
     events = np.empty(4 * n + 16, dtype=np.int32)
@@ -138,7 +138,7 @@ def unroll(s, tree, most_work, most_events):  # type: ignore[no-untyped-def]
     work = 0.0
     while depth:
         depth -= 1
-        q, lo, hi = todo[depth]
+        q, lo, hi = todo[depth, 0], todo[depth, 1], todo[depth, 2]
         while tree[q, 0] != LEAF and not lo < tree[q, 0] < hi:
             q = end[q + 1] if tree[q, 0] <= lo else q + 1
         if count + 2 * (hi - lo) > len(events):
@@ -158,7 +158,7 @@ def unroll(s, tree, most_work, most_events):  # type: ignore[no-untyped-def]
                     events[count] = -1 - i
                     count += 1
         else:
-            cut, flag = tree[q]
+            cut, flag = tree[q, 0], tree[q, 1]
             _missing(s, cut, hi, held, alive, mark)
             if flag != NOTHING:
                 for i in range(lo, cut):
@@ -193,9 +193,10 @@ def unroll(s, tree, most_work, most_events):  # type: ignore[no-untyped-def]
                 i = events[k]
                 if held[i] == HELD and alive[i] != mark and kept[i] != mark:
                     held[i] = FREE
-            todo[depth] = (q + 1, lo, cut)
-            todo[depth + 1] = (end[q + 1], cut, hi)  # comes first
-            depth += 2
+            todo[depth, 0], todo[depth, 1], todo[depth, 2] = q + 1, lo, cut
+            depth += 1
+            todo[depth, 0], todo[depth, 1], todo[depth, 2] = end[q + 1], cut, hi  # comes first
+            depth += 1
         if work > most_work or count > most_events:
             break
     return events[:count], work
