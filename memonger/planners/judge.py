@@ -464,6 +464,7 @@ def judge(b, events, match_ranges, limit):  # type: ignore[no-untyped-def]
     best = -1
     for match_range in match_ranges:
         pool = allocate(rows, recomputed, order, reads, match_range, limit)[0]
-        if pool <= limit and (best < 0 or pool < best):
+        if pool <= limit:
             best = pool
+            limit = pool - 1
     return best

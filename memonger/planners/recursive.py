@@ -1,0 +1,329 @@
+"""Schedules of any depth: as little memory as there can be for so much work, or the other way.
+
+A schedule is a binary tree of cuts (``unroll``): run forward to the cut, process what is right of
+it, then what is left. The binomial schedule (``binomial``) is such a tree, so are a square root of
+segments and all that marks can express but for single operators. The search:
+
+1. Candidate boundaries: where little is alive (``cuts.cheap_cuts``).
+2. Dynamic programming over trees (``pieces``) with sizes raised to several powers, at several
+   scales of memory. One table gives the trees of a whole frontier of memory and work.
+3. Every tree's schedule is replayed to the byte (``judge``), with all match ranges: MXNet tries
+   them all when it binds a schedule.
+4. The best few are annealed (``climb``), a thread each, those that do best for longer.
+
+All of it depends on the network alone, not on the machine's speed or its cores.
+
+Optimal re-forwarding of arbitrary graphs: Feng and Huang 2021, "Optimal Gradient Checkpoint Search
+for Arbitrary Computation Graphs". With O(log n) memory: Chen et al. 2016, section 4.4.
+"""
+
+import os
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Callable, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import numpy as np
+
+from memonger.errors import MemongerError
+from memonger.planners.climb import climb, price
+from memonger.planners.cuts import cheap_cuts
+from memonger.planners.judge import Blueprint, blueprint, judge
+from memonger.planners.pieces import IMPOSSIBLE, Pieces, least_work, measure, tree_of, weigh
+from memonger.planners.unroll import unroll
+from memonger.schedule import Schedule, Workload, plain
+
+POWERS = np.array([0.75, 0.5, 0.35, 0.2])  # of a tensor's bytes
+SCALES = 3  # of memory, each closer to the least that is possible
+SLOTS = 200  # steps of memory at each scale
+WIDEST = 0.6  # of the memory without recomputation: the first scale
+CLOSER = 2.5  # times the least memory that is possible: the next
+MOST_CUTS = 80
+#: Replays in all, as forward operators: bounds the time.
+PATIENCE = 24_000_000
+ROUNDS = ((8, 0.4), (3, 0.3), (1, 0.3))  # of annealing: how many trees, and the share of all tries
+TEMPERATURES = ((0.004, 0.0002), (0.001, 0.0001))
+UNLIMITED = 1000.0  # times the forward work: more than any schedule is worth
+ENDLESS = np.int64(2) ** 60
+
+MATCH_RANGES = np.array([1, 2, 4, 8, 16])
+
+
+class Judged(NamedTuple):
+    """A schedule and what it costs.
+
+    Attributes
+    ----------
+    pool_bytes : int
+        Bytes of the pool as MXNet counts them, gradients included.
+    work : float
+        Forward operations of the whole step, times those of one forward pass.
+    schedule : Schedule
+    """
+
+    pool_bytes: int
+    work: float
+    schedule: Schedule
+
+
+class Found(NamedTuple):
+    """The best schedule, where it comes from, and whether the user ended the search."""
+
+    best: Judged
+    origin: str
+    interrupted: bool
+
+
+class _Tree(NamedTuple):
+    pool_bytes: int
+    work: float
+    tree: np.ndarray
+    family: Tuple[int, int]  # the power and the scale that it comes from
+
+
+class Recursive:
+    """The schedules of one network.
+
+    Parameters
+    ----------
+    workload : Workload
+    patience : float
+        Times the usual length of the search.
+    progress : callable, optional
+        Is told how much of a search is done, from 0 to 1.
+
+    Examples
+    --------
+    >>> found = Recursive(workload(training)).least_memory(3.0)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        patience: float = 1.0,
+        progress: Optional[Callable[[float], None]] = None,
+    ) -> None:
+        self.workload, self.patience = workload, patience
+        self.progress = progress or (lambda done: None)
+        self.blueprint: Blueprint = blueprint(workload)
+        self.one_pass = max(1.0, float(self.blueprint.steps.work.sum()))
+        self.interrupted = False
+        self._stop = np.zeros(1, dtype=np.uint8)
+        self._seeds: Optional[List[_Tree]] = None
+
+    # ------------------------------------------------------------------ what is asked for
+
+    def least_memory(
+        self, work: Optional[float] = None, others: Sequence[Tuple[str, Schedule]] = ()
+    ) -> Found:
+        """The schedule of least memory with at most ``work`` times the forward work.
+
+        Parameters
+        ----------
+        work : float, optional
+            At least 1; None: no limit.
+        others : sequence of (str, Schedule)
+            Schedules that are known already, with their names: what is found is never worse.
+
+        Raises
+        ------
+        MemongerError
+            If no schedule does with that little work.
+        """
+        if work is not None and not work >= 1:
+            raise MemongerError(
+                "work=%r: a training step runs all of the network forward at least once, so work "
+                "is 1 or more; None for no limit" % (work,)
+            )
+        limit = UNLIMITED if work is None else float(work)
+        known = [(self.judge(schedule), name) for name, schedule in self._known(others)]
+        known = [k for k in known if k[0].work <= limit * (1 + 1e-9)]
+        tree = self._climbed(limit * self.one_pass, 0)
+        if tree is not None:
+            known.append((self._judged(tree), "searched schedule"))
+        best, name = min(known, key=lambda k: (k[0].pool_bytes, k[0].work))
+        return Found(best, name, self.interrupted)
+
+    def least_work(self, budget: int, others: Sequence[Tuple[str, Schedule]] = ()) -> Found:
+        """The schedule of least work whose pool takes at most ``budget`` bytes.
+
+        Raises
+        ------
+        MemongerError
+            If none that was found does with that little memory; it says what is possible.
+        """
+        known = [(self.judge(schedule), name) for name, schedule in self._known(others)]
+        fitting = [k for k in known if k[0].pool_bytes <= budget]
+        tree = self._climbed(UNLIMITED * self.one_pass, int(budget))
+        if tree is not None and tree.pool_bytes <= budget:
+            fitting.append((self._judged(tree), "searched schedule"))
+        if not fitting:
+            least = self.least_memory(None, others)
+            if least.best.pool_bytes > budget:
+                raise MemongerError(
+                    "no schedule was found that needs at most %d bytes (%.1f MB); the smallest "
+                    "needs %d (%.1f MB)"
+                    % (
+                        budget,
+                        budget / 2**20,
+                        least.best.pool_bytes,
+                        least.best.pool_bytes / 2**20,
+                    )
+                )
+            return least
+        best, name = min(fitting, key=lambda k: (k[0].work, k[0].pool_bytes))
+        return Found(best, name, self.interrupted)
+
+    def frontier(self) -> List[Tuple[int, float]]:
+        """Pool bytes and work of the schedules that no other beats, before they are annealed."""
+        points: List[Tuple[int, float]] = []
+        for seed in sorted(self._all_seeds(), key=lambda s: (s.pool_bytes, s.work)):
+            if not points or seed.work < points[-1][1]:
+                points.append((seed.pool_bytes, seed.work / self.one_pass))
+        return points
+
+    def judge(self, schedule: Schedule) -> Judged:
+        """What a schedule costs."""
+        b = self.blueprint
+        nodes = schedule.events
+        forward = nodes >= 0
+        events = np.where(forward, b.position[nodes], ~b.position[~nodes]).astype(np.int32)
+        pool = int(judge(b, events, MATCH_RANGES, ENDLESS))
+        work = float(b.steps.work[events[forward]].sum())
+        return Judged(pool, work / self.one_pass, schedule)
+
+    def schedule(self, tree: np.ndarray) -> Schedule:
+        """The schedule of a tree of cuts."""
+        b = self.blueprint
+        events, _ = unroll(b.steps, tree, np.inf, ENDLESS)
+        forward = events >= 0
+        nodes = np.where(forward, b.node[events], ~b.node[~events])
+        return Schedule(nodes.astype(np.int32))
+
+    # ------------------------------------------------------------------ how it is found
+
+    def _known(self, others: Sequence[Tuple[str, Schedule]]) -> List[Tuple[str, Schedule]]:
+        return [("no recomputation", plain(self.workload)), *others]
+
+    def _judged(self, tree: _Tree) -> Judged:
+        return Judged(tree.pool_bytes, tree.work / self.one_pass, self.schedule(tree.tree))
+
+    def boundaries(self, most: int = MOST_CUTS) -> np.ndarray:
+        """Candidate boundaries (positions), 0 and the end among them."""
+        b = self.blueprint
+        count = len(b.node)
+        if count - 1 <= most:
+            return np.arange(count + 1, dtype=np.int32)
+        cuts = cheap_cuts(self.workload.training.graph, most)
+        after = {int(b.position[cut.after]) + 1 for cut in cuts if b.position[cut.after] >= 0}
+        chosen = {p for p in after if 0 < p < count}
+        if len(chosen) < most:  # few local minima: evenly spaced ones as well
+            chosen.update(np.linspace(0, count, most - len(chosen) + 2).astype(int)[1:-1].tolist())
+        return np.array([0, *sorted(chosen), count], dtype=np.int32)
+
+    def _all_seeds(self) -> List[_Tree]:
+        if self._seeds is None:
+            self._seeds = self.seeds(self.boundaries())
+        return self._seeds
+
+    def seeds(self, bounds: np.ndarray) -> List[_Tree]:
+        """Trees of the whole frontier, by dynamic programming over these boundaries."""
+        b = self.blueprint
+        weighed = weigh(b, POWERS)
+        ends = bounds[[0, -1]]
+        undivided = np.full(len(POWERS), np.inf)
+        whole = Pieces(ends, *measure(b, weighed, ends, undivided)).leaf[0, 0, 1]
+        pieces = Pieces(bounds, *measure(b, weighed, bounds, whole * WIDEST))
+        found: List[_Tree] = []
+        seen: Set[bytes] = set()
+        for power in range(len(POWERS)):
+            most = float(whole[power]) * WIDEST
+            for scale in range(SCALES):
+                work, choice = least_work(pieces, power, most, SLOTS)
+                frontier = work[0, -1]
+                possible = np.flatnonzero(frontier < IMPOSSIBLE)
+                if not len(possible):
+                    break
+                steps = possible[np.append(True, np.diff(frontier[possible]) < 0)]
+                for slot in steps.tolist():
+                    tree = tree_of(pieces, choice, power, most, slot)
+                    if tree.tobytes() not in seen:
+                        seen.add(tree.tobytes())
+                        pool, took = price(
+                            b, tree, MATCH_RANGES, UNLIMITED * self.one_pass, ENDLESS
+                        )
+                        if pool >= 0:
+                            found.append(_Tree(int(pool), float(took), tree, (power, scale)))
+                most = min(most / 1.5, CLOSER * most / SLOTS * float(possible[0]))
+        return found
+
+    def _climbed(self, most_work: float, budget: int) -> Optional[_Tree]:
+        """The best tree that annealing finds; None if there is none to start from."""
+
+        def key(tree: _Tree) -> Tuple[float, float]:
+            return (tree.work, tree.pool_bytes) if budget else (tree.pool_bytes, tree.work)
+
+        allowed = [
+            seed
+            for seed in self._all_seeds()
+            if seed.work <= most_work * (1 + 1e-9) and (not budget or seed.pool_bytes <= budget)
+        ]
+        trees: List[_Tree] = []
+        for seed in sorted(allowed, key=key):  # not too many of a family
+            if sum(tree.family == seed.family for tree in trees) < 2:
+                trees.append(seed)
+        if not trees:
+            return None
+        tries = int(self.patience * PATIENCE / len(self.blueprint.node))
+        done = 0.0
+        for number, (most, share) in enumerate(ROUNDS):
+            trees = trees[:most]
+            each = max(1, int(tries * share / len(trees)))
+            trees = self._anneal(trees, most_work, budget, each, number, done, share)
+            trees.sort(key=key)
+            done += share
+            if self.interrupted:
+                break
+        return trees[0]
+
+    def _anneal(
+        self,
+        trees: Sequence[_Tree],
+        most_work: float,
+        budget: int,
+        tries: int,
+        number: int,
+        done_before: float,
+        share: float,
+    ) -> List[_Tree]:
+        done = [np.zeros(1, dtype=np.int64) for _ in trees]
+
+        def work(k: int) -> _Tree:
+            hot, cold = TEMPERATURES[k % len(TEMPERATURES)]
+            tree, pool, took = climb(
+                self.blueprint,
+                trees[k].tree,
+                MATCH_RANGES,
+                most_work * (1 + 1e-9),
+                budget,
+                100 * number + k,
+                tries,
+                hot,
+                cold,
+                self._stop,
+                done[k],
+            )
+            return _Tree(int(pool), float(took), tree, trees[k].family)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            futures = [pool.submit(work, k) for k in range(len(trees))]
+            running: Set["Future[_Tree]"] = set(futures)
+            while running:
+                try:
+                    _, running = wait(running, timeout=0.1)
+                    part = sum(int(d[0]) for d in done) / (tries * len(trees))
+                    self.progress(done_before + share * part)
+                except KeyboardInterrupt:
+                    if self.interrupted:
+                        raise
+                    self.interrupted = True
+                    self._stop[0] = 1  # the threads end with the best that they have
+        return [future.result() for future in futures]
