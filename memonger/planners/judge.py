@@ -1,20 +1,21 @@
-"""What a schedule costs: its training graph, order and memory, in compiled code.
+"""What a schedule costs, in compiled code: its training graph, MXNet's order, MXNet's memory.
 
-The same graph that ``schedule`` writes out for MXNet, without names and attributes: every run of
-an operator, every gradient, the sums of gradients, and who waits for whom. It is ordered and
-planned by the replay of MXNet's planner (``tables``, ``allocator``).
+The graph is the one that ``unrolled`` writes out for MXNet, the order and the memory are those of
+the replay (``tables``, ``allocator``). Here they are put together without a Python object for each
+node, so that a search can judge thousands of schedules.
 """
 
-from typing import NamedTuple, Sequence, Tuple
+from typing import List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from memonger.allocator import NO_LIMIT, allocate
+from memonger.allocator import allocate
 from memonger.compiled import compiled
 from memonger.flops import forward_flops
 from memonger.planners.unroll import Steps
 from memonger.schedule import Workload, first_time
-from memonger.tables import KEPT, Tables, _walk
+from memonger.tables import KEPT, RowKind, Tables, _made, _walk
+from memonger.unrolled import ITSELF, MASKED, READER, SCRATCH, Parts, Template, _unroll, parts
 
 #: Operators whose results are worth keeping where others are computed again.
 COSTLY = frozenset(
@@ -23,50 +24,85 @@ COSTLY = frozenset(
     "_contrib_interleaved_matmul_selfatt_qk _contrib_interleaved_matmul_selfatt_valatt "
     "_contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_encdec_valatt".split()
 )
-SMALLEST = 4  # bytes of what reads a result that nobody else does
+
+
+class Kinds(NamedTuple):
+    """The kinds of rows (``RowKind``) as arrays; ``*_start`` has one more element than there are.
+
+    Attributes
+    ----------
+    of_row, of_masked, of_reader, of_scratch : np.ndarray
+        The kind of each template row, and of what stands for it (``unrolled.Parts``).
+    variable : np.ndarray of bool
+    output_start : np.ndarray
+    rank : np.ndarray
+        Of each output the place of its size in ``sizes``.
+    size, dtype : np.ndarray
+        Of each output: two of the same size have equal numbers; so do two of the same type.
+    made : np.ndarray
+        The outputs of each kind in the order in which they get memory.
+    ignored_start, ignored : np.ndarray
+        For each input whether it is read for its shape alone.
+    option_start, option_input, option_output, option_identity : np.ndarray
+    sizes : np.ndarray
+        Bytes, 4 to an element, ascending.
+    """
+
+    of_row: np.ndarray
+    of_masked: np.ndarray
+    of_reader: np.ndarray
+    of_scratch: np.ndarray
+    variable: np.ndarray
+    output_start: np.ndarray
+    rank: np.ndarray
+    size: np.ndarray
+    dtype: np.ndarray
+    made: np.ndarray
+    ignored_start: np.ndarray
+    ignored: np.ndarray
+    option_start: np.ndarray
+    option_input: np.ndarray
+    option_output: np.ndarray
+    option_identity: np.ndarray
+    sizes: np.ndarray
 
 
 class Blueprint(NamedTuple):
-    """A network, ready to be scheduled in compiled code. Rows and entries are those of ``Tables``.
+    """A network, ready to be scheduled in compiled code.
 
     Attributes
     ----------
     steps : Steps
     tables : Tables
+        Of the network without a schedule.
+    template : Template
+    kinds : Kinds
+    gradient_row, gradient_output : np.ndarray
+        The outputs of the training symbol that are gradients (template rows), each once.
     node : np.ndarray
         The forward node of each position.
     position : np.ndarray
         The position of each forward node, -1 where it never runs.
-    masked : np.ndarray of bool
-        For each forward node whether it runs again as a product with its mask (Dropout).
     first : np.ndarray of bool
-        For each entry whether it is read from the first time that its operator ran.
+        For each entry of the tables whether it is read from the first time that its operator ran.
     emit_start, emit : np.ndarray
-        For each position the rows that come with its gradient, and then those that come last.
-    early : np.ndarray of bool
-        For each gradient row (from 2n on) whether it adds up a sum of many terms, which what comes
-        next has to wait for.
-    wait_start, wait : np.ndarray
-        For each gradient row what must have run before it.
-    rank : np.ndarray
-        Of each entry the place of its size in ``sizes``.
-    sizes : np.ndarray
-        Bytes, ascending.
+        For each position the gradient rows that run with it.
+    sums : np.ndarray of bool
+        For each row of the tables whether it adds gradients up.
     """
 
     steps: Steps
     tables: Tables
+    template: Template
+    kinds: Kinds
+    gradient_row: np.ndarray
+    gradient_output: np.ndarray
     node: np.ndarray
     position: np.ndarray
-    masked: np.ndarray
     first: np.ndarray
     emit_start: np.ndarray
     emit: np.ndarray
-    early: np.ndarray
-    wait_start: np.ndarray
-    wait: np.ndarray
-    rank: np.ndarray
-    sizes: np.ndarray
+    sums: np.ndarray
 
 
 def blueprint(workload: Workload) -> Blueprint:
@@ -74,39 +110,71 @@ def blueprint(workload: Workload) -> Blueprint:
     training, graph = workload.training, workload.training.graph
     t = training.tables
     n, rows = t.forward, len(t.variable)
+    made = parts(workload)
+    template = made.template
     node = np.array(workload.operators, dtype=np.int32)
     position = np.full(n, -1, dtype=np.int32)
     position[node] = np.arange(len(node))
-    runs = np.zeros(rows, dtype=np.bool_)
-    runs[t.walk_row[t.walk_row >= 2 * n]] = True
-    emit_start, emit = _emitted(workload, runs, position)
-    early = np.array([op == "_grad_add" for op in training.ops[2 * n :]], dtype=np.bool_)
-    waits = [
-        (row - 2 * n, before)
-        for row, before in training.waits
-        if before < n or not early[before - 2 * n]
-    ]
     first = np.zeros(len(t.elements), dtype=np.bool_)
     for i in node.tolist():
         for k in range(len(graph.tensors[i])):
             first[t.output_start[i] + k] = first_time(graph.nodes[i].op, k)
-    sizes = np.unique(np.append(t.sizes, SMALLEST))
-    wait_start, wait = _grouped([(row, before) for row, before in waits], rows - 2 * n)
+    gradients = list(dict.fromkeys(entry for entry in made.gradients if entry is not None))
+    asked = np.array(gradients, dtype=np.int32).reshape(-1, 2)
+    emitted = [
+        (p, int(row))
+        for p, i in enumerate(workload.operators)
+        for row in template.event_row[template.event_start[i] : template.event_start[i + 1]]
+    ]
+    sums = np.zeros(rows, dtype=np.bool_)
+    sums[2 * n :] = (training.owners < 0) & ~t.variable[2 * n :]
     return Blueprint(
         _steps(workload, position),
         t,
+        template,
+        _kinds(made),
+        np.ascontiguousarray(asked[:, 0]),
+        np.ascontiguousarray(asked[:, 1]),
         node,
         position,
-        np.array([item.op == "Dropout" for item in graph.nodes], dtype=np.bool_),
         first,
-        emit_start,
-        emit,
-        early,
-        wait_start,
-        wait,
-        np.searchsorted(sizes, t.sizes)[t.rank].astype(np.int32),
-        sizes,
+        *_grouped(emitted, len(node)),
+        sums,
     )
+
+
+def _kinds(made: Parts) -> Kinds:
+    kinds: List[RowKind] = made.kinds
+    tensors = [tensor for kind in kinds for tensor in kind.tensors]
+    elements = np.array([tensor.elements for tensor in tensors], dtype=np.int64)
+    itemsize = np.array([np.dtype(tensor.dtype).itemsize for tensor in tensors], dtype=np.int64)
+    sizes, rank = np.unique(4 * elements, return_inverse=True)
+    _, size = np.unique(elements * 16 + itemsize, return_inverse=True)
+    start = _starts([len(kind.tensors) for kind in kinds])
+    options = [option for kind in kinds for option in kind.options]
+    return Kinds(
+        made.kind_of,
+        made.masked_kind,
+        made.reader_kind,
+        made.scratch_kind,
+        np.array([kind.op == "null" for kind in kinds], dtype=np.bool_),
+        start,
+        rank.astype(np.int32),
+        size.astype(np.int32),
+        np.array([np.dtype(tensor.dtype).num for tensor in tensors], dtype=np.int32),
+        _made(start, elements).astype(np.int32),
+        _starts([kind.inputs for kind in kinds]),
+        np.array([k in kind.ignored for kind in kinds for k in range(kind.inputs)], dtype=np.bool_),
+        _starts([len(kind.options) for kind in kinds]),
+        np.array([option[0] for option in options], dtype=np.int32),
+        np.array([option[1] for option in options], dtype=np.int32),
+        np.array([option[2] for option in options], dtype=np.bool_),
+        sizes.astype(np.int64),
+    )
+
+
+def _starts(counts: Sequence[int]) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
 
 
 def _grouped(pairs: Sequence[Tuple[int, int]], groups: int) -> Tuple[np.ndarray, np.ndarray]:
@@ -143,44 +211,11 @@ def _steps(workload: Workload, position: np.ndarray) -> Steps:
     )
 
 
-def _emitted(
-    workload: Workload, runs: np.ndarray, position: np.ndarray
-) -> Tuple[np.ndarray, np.ndarray]:
-    """With the gradient of which position each row comes: as late as it may, but early sums."""
-    training, t = workload.training, workload.training.tables
-    n, rows, count = t.forward, len(t.variable), len(workload.operators)
-    owners = training.owners.tolist()
-    sources = [
-        [b for b in t.read_row[t.read_start[r] : t.read_start[r + 1]].tolist() if b >= 2 * n]
-        for r in range(2 * n, rows)
-    ]
-    # Times: 0 for the gradient of the last position, count for after that of the first.
-    soonest = np.zeros(rows, dtype=np.int64)
-    for row, (owner, before) in enumerate(zip(owners, sources), 2 * n):
-        if owner >= 0:
-            soonest[row] = count - 1 - position[owner]
-        elif before:
-            soonest[row] = max(soonest[b] for b in before)
-    when = np.full(rows, count, dtype=np.int64)
-    for row in range(rows - 1, 2 * n - 1, -1):  # what reads it has been seen
-        if runs[row]:
-            if owners[row - 2 * n] >= 0 or training.ops[row] == "_grad_add":
-                when[row] = soonest[row]
-            for before in sources[row - 2 * n]:
-                when[before] = min(when[before], when[row])
-    pairs = [
-        (count if when[r] == count else count - 1 - when[r], r)
-        for r in range(2 * n, rows)
-        if runs[r] and not t.variable[r]
-    ]
-    return _grouped(pairs, count + 1)
-
-
-class Rows(NamedTuple):
+class Flat(NamedTuple):
     """The training graph of a schedule as ``allocator.allocate`` reads it; see ``Tables``.
 
-    Rows are numbered in the order in which the schedule has them; variables have none. ``before``
-    are the rows that must have run before each.
+    Variables have rows, but nothing of theirs is read. ``before`` are the rows, other than
+    variables, that must have run before each.
     """
 
     forward: int
@@ -207,249 +242,142 @@ class Rows(NamedTuple):
     outputs: int
     before_start: np.ndarray
     before: np.ndarray
-    base: np.ndarray  # the row of ``Tables``, -1 for a reader of what nobody reads
 
 
 @compiled
-def _counts(b, events):  # type: ignore[no-untyped-def]
-    """How many rows, reads, in-place options, entries and waits a schedule has, at most."""
-    t = b.tables
-    n = t.forward
-    rows = reads = options = entries = waits = 0
-    last = b.node.shape[0]
-    for e in range(events.shape[0] + 1):
-        event = events[e] if e < events.shape[0] else -1 - last
-        if event >= 0:
-            base = b.node[event]
-            rows += 2  # it and a reader of it
-            reads += max(2, t.read_start[base + 1] - t.read_start[base]) + 1
-            options += max(2, t.inplace_start[base + 1] - t.inplace_start[base])
-            entries += t.output_start[base + 1] - t.output_start[base] + 1
-            waits += 2
-        else:
-            for q in range(b.emit_start[-1 - event], b.emit_start[-event]):
-                base = b.emit[q]
-                rows += 1
-                reads += t.read_start[base + 1] - t.read_start[base]
-                options += t.inplace_start[base + 1] - t.inplace_start[base]
-                entries += t.output_start[base + 1] - t.output_start[base]
-                waits += b.wait_start[base - 2 * n + 1] - b.wait_start[base - 2 * n] + 2
-    return rows, reads, options, entries, waits
-
-
-@compiled
-def lay_out(b, events):  # type: ignore[no-untyped-def]
-    """The training graph of a schedule.
+def flatten(b, rows):  # type: ignore[no-untyped-def]
+    """The rows of a training step for the allocator; as ``tables.build`` makes them.
 
     Parameters
     ----------
     b : Blueprint
-    events : np.ndarray of int32
-        As ``unroll`` makes them.
+    rows : unrolled.Rows
 
     Returns
     -------
-    Rows
+    Flat
     """
-    t, n = b.tables, b.tables.forward
-    most_rows, most_reads, most_options, most_entries, most_waits = _counts(b, events)
-    base_of = np.full(most_rows, -1, dtype=np.int32)
-    use_start = np.zeros(most_rows + 1, dtype=np.int32)
-    use_entry = np.empty(most_reads, dtype=np.int32)
-    output_start = np.zeros(most_rows + 1, dtype=np.int32)
-    rank = np.empty(most_entries, dtype=np.int32)
-    made = np.empty(most_entries, dtype=np.int32)
-    inplace_start = np.zeros(most_rows + 1, dtype=np.int32)
-    inplace_input = np.empty(most_options, dtype=np.int32)
-    inplace_entry = np.empty(most_options, dtype=np.int32)
-    inplace_output = np.empty(most_options, dtype=np.int32)
-    inplace_identity = np.zeros(most_options, dtype=np.bool_)
-    before_start = np.zeros(most_rows + 1, dtype=np.int32)
-    before = np.empty(most_reads + most_waits, dtype=np.int32)
-    slot = np.full(most_rows, -1, dtype=np.int32)  # a place in `before` that is still free
-    read = np.zeros(most_rows, dtype=np.bool_)  # whether the first output is
-    latest = np.full(n, -1, dtype=np.int32)
-    first = np.full(n, -1, dtype=np.int32)
-    of_gradient = np.full(t.variable.shape[0] - 2 * n, -1, dtype=np.int32)
-    pending = np.empty(most_rows, dtype=np.int32)
-    waiting = 0
-    rows = uses = options = befores = 0
-    previous = -1
-    last = b.node.shape[0]
-    for e in range(events.shape[0] + 1):
-        event = events[e] if e < events.shape[0] else -1 - last
-        forward = event >= 0
-        if forward:
-            start, stop = b.node[event], b.node[event] + 1
+    kinds = b.kinds
+    count = rows.source.shape[0]
+    kind = np.empty(count, dtype=np.int32)
+    variable = np.empty(count, dtype=np.bool_)
+    output_start = np.zeros(count + 1, dtype=np.int32)
+    options = 0
+    for row in range(count):
+        if rows.what[row] == ITSELF:
+            k = kinds.of_row[rows.source[row]]
+        elif rows.what[row] == MASKED:
+            k = kinds.of_masked[rows.source[row]]
+        elif rows.what[row] == READER:
+            k = kinds.of_reader[rows.source[row]]
         else:
-            start, stop = b.emit_start[-1 - event], b.emit_start[-event]
-        for k in range(start, stop):
-            base = k if forward else b.emit[k]
-            row = rows
-            rows += 1
-            base_of[row] = base
-            outputs = t.output_start[base + 1] - t.output_start[base]
-            entry = output_start[row]
-            again = forward and first[base] >= 0 and b.masked[base]
-            if again:  # a product with the mask of the first time
-                outputs = 1
-            for j in range(t.read_start[base], t.read_start[base + 1]):
-                source = t.read_row[j]
-                if t.variable[source]:
-                    continue
-                at = t.output_start[source] + t.read_output[j]
-                if source >= 2 * n:
-                    origin = of_gradient[source - 2 * n]
-                else:
-                    origin = first[source] if b.first[at] else latest[source]
-                before[befores] = origin
+            k = kinds.of_scratch[rows.source[row]]
+        kind[row] = k
+        variable[row] = kinds.variable[k]
+        output_start[row + 1] = output_start[row] + kinds.output_start[k + 1] - kinds.output_start[k]
+        options += kinds.option_start[k + 1] - kinds.option_start[k]
+    reads = rows.read_row.shape[0]
+    use_start = np.zeros(count + 1, dtype=np.int32)
+    use_entry = np.empty(reads, dtype=np.int32)
+    rank = np.empty(output_start[count], dtype=np.int32)
+    size = np.empty(output_start[count], dtype=np.int32)
+    made = np.empty(output_start[count], dtype=np.int32)
+    dtype = np.empty(output_start[count], dtype=np.int32)
+    inplace_start = np.zeros(count + 1, dtype=np.int32)
+    inplace_input = np.empty(options, dtype=np.int32)
+    inplace_entry = np.empty(options, dtype=np.int32)
+    inplace_output = np.empty(options, dtype=np.int32)
+    inplace_identity = np.empty(options, dtype=np.bool_)
+    before_start = np.zeros(count + 1, dtype=np.int32)
+    before = np.empty(reads + rows.wait_row.shape[0], dtype=np.int32)
+    uses = befores = option = 0
+    for row in range(count):
+        k = kind[row]
+        entry = output_start[row]
+        shift = entry - kinds.output_start[k]
+        for q in range(kinds.output_start[k], kinds.output_start[k + 1]):
+            rank[q + shift] = kinds.rank[q]
+            size[q + shift] = kinds.size[q]
+            dtype[q + shift] = kinds.dtype[q]
+            made[q + shift] = kinds.made[q] + shift
+        first = rows.read_start[row]
+        ignored = kinds.ignored_start[k] - first
+        holds = False
+        for j in range(first, rows.read_start[row + 1]):
+            source = rows.read_row[j]
+            holds |= not kinds.ignored[ignored + j]
+            if not variable[source]:
+                before[befores] = source
                 befores += 1
-                if t.read_output[j] == 0:
-                    read[origin] = True
-                if not t.read_ignored[j]:
-                    use_entry[uses] = output_start[origin] + t.read_output[j]
+                if not kinds.ignored[ignored + j]:
+                    use_entry[uses] = output_start[source] + rows.read_output[j]
                     uses += 1
-            if again:
-                before[befores] = first[base]
-                befores += 1
-                use_entry[uses] = output_start[first[base]] + 1
-                uses += 1
-                for j in range(uses - use_start[row]):
-                    inplace_input[options] = j
-                    inplace_entry[options] = use_entry[use_start[row] + j]
-                    inplace_output[options] = entry
-                    options += 1
-            else:
-                for j in range(t.inplace_start[base], t.inplace_start[base + 1]):
-                    source = t.inplace_row[j]
-                    at = t.inplace_entry[j]
-                    if source >= 2 * n:
-                        origin = of_gradient[source - 2 * n]
-                    else:
-                        origin = first[source] if b.first[at] else latest[source]
-                    inplace_input[options] = t.inplace_input[j]
-                    inplace_entry[options] = output_start[origin] + at - t.output_start[source]
-                    inplace_output[options] = entry + t.inplace_output[j] - t.output_start[base]
-                    inplace_identity[options] = t.inplace_identity[j]
-                    options += 1
-            k_made = entry
-            for j in range(t.output_start[base], t.output_start[base + 1]):
-                if t.made[j] - t.output_start[base] < outputs:
-                    made[k_made] = entry + t.made[j] - t.output_start[base]
-                    k_made += 1
-            for j in range(outputs):
-                rank[entry + j] = b.rank[t.output_start[base] + j]
-            waits = forward
-            if forward:
-                if previous >= 0:
-                    before[befores] = previous
-                    befores += 1
-            else:
-                for j in range(b.wait_start[base - 2 * n], b.wait_start[base - 2 * n + 1]):
-                    other = b.wait[j]
-                    waits = True
-                    if other < n:
-                        before[befores] = first[other] if b.masked[other] else latest[other]
-                    else:
-                        before[befores] = of_gradient[other - 2 * n]
-                    befores += 1
-            if waits:
-                for j in range(waiting):
-                    before[befores] = pending[j]
-                    befores += 1
-                waiting = 0
-                slot[row] = befores
-                before[befores] = row  # nothing, as it stands
-                befores += 1
-                previous = row
-            if forward:
-                latest[base] = row
-                if first[base] < 0:
-                    first[base] = row
-            else:
-                of_gradient[base - 2 * n] = row
-                if b.early[base - 2 * n]:
-                    pending[waiting] = row
-                    waiting += 1
-            use_start[row + 1] = uses
-            inplace_start[row + 1] = options
-            output_start[row + 1] = entry + outputs
-            before_start[row + 1] = befores
-    heads = t.head_row.shape[0]
-    head_row = np.empty(heads, dtype=np.int32)
-    head_entry = np.empty(heads, dtype=np.int32)
-    for h in range(heads):
-        source = t.head_row[h]
-        if source >= 2 * n:
-            head_row[h] = of_gradient[source - 2 * n]
-        else:
-            head_row[h] = first[source]
-        output = t.head_entry[h] - t.output_start[source]
-        head_entry[h] = output_start[head_row[h]] + output
-        if output == 0:
-            read[head_row[h]] = True
-    scheduled = rows
-    for row in range(scheduled):  # what nobody reads is not computed: give it a reader
-        if slot[row] < 0:
-            continue
-        for j in range(before_start[row], before_start[row + 1]):
-            other = before[j]
-            if 0 <= base_of[other] < n and not read[other]:
-                read[other] = True
-                before[befores] = other
-                befores += 1
-                use_entry[uses] = output_start[other]
-                uses += 1
-                before[slot[row]] = rows
-                entry = output_start[rows]
-                rank[entry] = np.searchsorted(b.sizes, SMALLEST)
-                made[entry] = entry
-                rows += 1
-                use_start[rows] = uses
-                inplace_start[rows] = options
-                output_start[rows] = entry + 1
-                before_start[rows] = befores
-    none = np.full(max(uses, options, heads, before_start[rows]) + 1, KEPT, dtype=np.int32)
-    return Rows(
-        rows,
-        np.zeros(rows, dtype=np.bool_),
-        use_start[: rows + 1],
+        for j in range(rows.wait_start[row], rows.wait_start[row + 1]):
+            before[befores] = rows.wait_row[j]
+            befores += 1
+        for q in range(kinds.option_start[k], kinds.option_start[k + 1]):
+            j = first + kinds.option_input[q]
+            source = rows.read_row[j]
+            into = output_start[source] + rows.read_output[j]
+            out = entry + kinds.option_output[q]
+            if variable[source] or size[into] != size[out]:
+                continue
+            same = kinds.option_identity[q] and dtype[into] == dtype[out]
+            if same or holds:
+                inplace_input[option] = kinds.option_input[q]
+                inplace_entry[option] = into
+                inplace_output[option] = out
+                inplace_identity[option] = same
+                option += 1
+        use_start[row + 1] = uses
+        before_start[row + 1] = befores
+        inplace_start[row + 1] = option
+    t = b.template
+    outputs = t.head_row.shape[0]
+    head_row = np.empty(outputs + b.gradient_row.shape[0], dtype=np.int32)
+    head_entry = np.empty(head_row.shape[0], dtype=np.int32)
+    heads = 0
+    for h in range(outputs):
+        head_row[heads] = rows.first[t.head_row[h]]
+        head_entry[heads] = output_start[head_row[heads]] + t.head_output[h]
+        heads += 1
+    for h in range(b.gradient_row.shape[0]):
+        row = rows.latest[b.gradient_row[h]]
+        entry = output_start[row] + b.gradient_output[h]
+        new = True
+        for other in range(outputs):
+            new &= head_entry[other] != entry
+        if new:
+            head_row[heads] = row
+            head_entry[heads] = entry
+            heads += 1
+    own = np.full(max(uses, options, heads, befores) + 1, KEPT, dtype=np.int32)
+    return Flat(
+        count,
+        variable,
+        use_start,
         use_entry[:uses],
-        none,
-        none,
-        output_start[: rows + 1],
-        rank[: output_start[rows]],  # for its length
-        rank[: output_start[rows]],
-        b.sizes,
-        made[: output_start[rows]],
-        inplace_start[: rows + 1],
-        inplace_input[:options],
-        inplace_entry[:options],
-        none,
-        none,
-        inplace_output[:options],
-        inplace_identity[:options],
-        head_row,
-        head_entry,
-        none,
+        own,
+        own,
+        output_start,
+        rank,  # for its length
+        rank,
+        kinds.sizes,
+        made,
+        inplace_start,
+        inplace_input[:option],
+        inplace_entry[:option],
+        own,
+        own,
+        inplace_output[:option],
+        inplace_identity[:option],
+        head_row[:heads],
+        head_entry[:heads],
+        own,
         heads,
-        before_start[: rows + 1],
-        before[: before_start[rows]],
-        base_of[:rows],
+        before_start,
+        before[:befores],
     )
-
-
-@compiled
-def order_of(rows):  # type: ignore[no-untyped-def]
-    """The order in which MXNet runs the rows, and how often each entry is read."""
-    order, _ = _walk(0, rows.before_start, rows.before, rows.use_owner, rows.head_row, rows.head_owner)
-    reads = np.zeros(rows.rank.shape[0], dtype=np.int32)
-    for row in order:
-        for q in range(rows.use_start[row], rows.use_start[row + 1]):
-            reads[rows.use_entry[q]] += 1
-    for entry in rows.head_entry:
-        reads[entry] += 1
-    return order, reads
 
 
 @compiled
@@ -457,13 +385,32 @@ def judge(b, events, match_ranges, limit):  # type: ignore[no-untyped-def]
     """Bytes of the pool of a schedule, 4 to an element; -1 if it is more than ``limit``.
 
     The gradients are part of it: they are outputs of the training symbol.
+
+    Parameters
+    ----------
+    b : Blueprint
+    events : np.ndarray of int32
+        As ``unroll`` makes them, positions.
+    match_ranges : np.ndarray
+        Those that MXNet tries; it takes the best.
+    limit : int
+        Bytes.
     """
-    rows = lay_out(b, events)
-    order, reads = order_of(rows)
+    nodes = np.empty(events.shape[0], dtype=np.int32)
+    for k in range(events.shape[0]):
+        nodes[k] = b.node[events[k]] if events[k] >= 0 else ~b.node[~events[k]]
+    flat = flatten(b, _unroll(b.template, nodes))
+    order, _ = _walk(0, flat.before_start, flat.before, flat.use_owner, flat.head_row, flat.use_owner)
+    reads = np.zeros(flat.rank.shape[0], dtype=np.int32)
+    for row in order:
+        for q in range(flat.use_start[row], flat.use_start[row + 1]):
+            reads[flat.use_entry[q]] += 1
+    for entry in flat.head_entry:
+        reads[entry] += 1
     recomputed = np.zeros(1, dtype=np.bool_)
     best = -1
     for match_range in match_ranges:
-        pool = allocate(rows, recomputed, order, reads, match_range, limit)[0]
+        pool = allocate(flat, recomputed, order, reads, match_range, limit)[0]
         if pool <= limit:
             best = pool
             limit = pool - 1

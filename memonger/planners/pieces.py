@@ -83,34 +83,29 @@ def weigh(b: Blueprint, powers: np.ndarray) -> Weighed:
     """Sizes raised to these powers."""
     t, n = b.tables, b.tables.forward
     entries, count = len(t.elements), len(b.node)
-    nbytes = b.sizes[b.rank].astype(np.float64)
-    nbytes[t.elements == 0] = 0
+    nbytes = 4.0 * t.elements
     weight = np.where(nbytes[:, None] > 0, np.maximum(nbytes, 1)[:, None] ** powers, 0.0)
-    row_of = np.repeat(np.arange(len(t.variable)), np.diff(t.output_start))
-    when = np.full(len(t.variable), -2, dtype=np.int64)  # position; -1: after all of them
+    rows = len(t.variable)
+    row_of = np.repeat(np.arange(rows), np.diff(t.output_start))
+    when = np.full(rows, -1, dtype=np.int64)  # the position with which it runs
     when[b.node] = np.arange(count)
-    when[b.emit] = np.repeat(np.append(np.arange(count), -1), np.diff(b.emit_start))
-    used = np.repeat(np.arange(len(t.variable)), np.diff(t.use_start))
-    runs = when[used] >= -1
+    when[b.emit] = np.repeat(np.arange(count), np.diff(b.emit_start))
+    used = np.repeat(np.arange(rows), np.diff(t.use_start))
+    runs = when[used] >= 0
     entry, by = t.use_entry[runs], used[runs]
-    forward = by < n
+    gradient, late = row_of >= 2 * n, row_of[entry] >= 2 * n
     reader = np.full(entries, -1, dtype=np.int64)
-    np.maximum.at(reader, entry[forward], when[by[forward]])
-    late = (row_of[entry] >= 2 * n) & ~forward
+    np.maximum.at(reader, entry[by < n], when[by[by < n]])
     first = np.full(entries, count, dtype=np.int64)
     np.minimum.at(first, entry[late], when[by[late]])
-    gradient = row_of >= 2 * n
     reader[gradient] = np.where(first == count, -1, first)[gradient]
-    # What ends in a gradient that was asked for: the heads, what is added up at the end, and sums
-    # of many terms that lead there.
-    asked = np.zeros(entries, dtype=np.bool_)
-    asked[t.head_entry[t.outputs :]] = True
-    asked |= gradient & (reader == -1)
-    sums = {int(r): t.use_entry[t.use_start[r] : t.use_start[r + 1]] for r in b.emit}
-    for row in sorted(sums, reverse=True):
-        if b.early[row - 2 * n] and asked[t.output_start[row]]:
-            for e in sums[row]:
-                asked[e] |= row_of[e] >= 2 * n and b.early[row_of[e] - 2 * n]
+    # What ends in a gradient that was asked for: nobody reads it, or it is added up to such a one.
+    asked = gradient & (reader == -1)
+    asked[t.output_start[b.gradient_row] + b.gradient_output] = True
+    for row in sorted(b.emit[b.sums[b.emit]].tolist(), reverse=True):
+        if asked[t.output_start[row]]:
+            for e in t.use_entry[t.use_start[row] : t.use_start[row + 1]].tolist():
+                asked[e] |= bool(b.sums[row_of[e]])
     weight[asked] = 0.0
     return Weighed(weight, reader, np.where(gradient, when[row_of], -1))
 
