@@ -23,6 +23,7 @@ from memonger.planners.unroll import FREE, HELD
 FLAGS = 3  # ALIVE, ALL, COSTLY: what is held of the left part
 ASKED_FAR = 30  # pieces: further on, nearly all that is alive at a cut is asked for
 IMPOSSIBLE = np.float32(1e30)
+DIVIDED = 1
 
 
 class Weighed(NamedTuple):
@@ -262,6 +263,7 @@ def measure(b, g, bounds, cap):  # type: ignore[no-untyped-def]
     b : Blueprint
     g : Weighed
     bounds : np.ndarray of int32
+        Ascending; they need not begin or end where the network does.
     cap : np.ndarray, powers
         Pieces that need more than that undivided, for every power, need not be known.
     """
@@ -301,7 +303,7 @@ def measure(b, g, bounds, cap):  # type: ignore[no-untyped-def]
         most[:] = 0.0
         done = 0.0
         to = s + 1
-        for i in range(bounds[s], count):
+        for i in range(bounds[s], bounds[-1]):
             row = b.node[i]
             in_place = t.inplace_start[row + 1] > t.inplace_start[row]
             for p in range(powers):
@@ -335,7 +337,7 @@ def measure(b, g, bounds, cap):  # type: ignore[no-untyped-def]
     for s in range(m - 1):
         for flag in range(FLAGS):
             for to in range(s + 1, m):
-                if flag and to == m - 1:
+                if flag and bounds[to] == count:
                     break
                 mark += 2
                 leaf_work[flag, s, to] = _leaf(
@@ -361,7 +363,7 @@ def measure(b, g, bounds, cap):  # type: ignore[no-untyped-def]
                 reading[s_.want[q]] = i
     for c in range(m):
         for to in range(m):
-            if 0 < c < to < m - 1 and to - c <= ASKED_FAR:
+            if 0 < c < to and bounds[to] < count and to - c <= ASKED_FAR:
                 mark += 1
                 for i in range(bounds[c], bounds[to]):
                     held[i] = HELD if s_.last[i] >= bounds[to] or s_.head[i] else FREE
@@ -401,7 +403,7 @@ def _held_at(x, s, c, t, p):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def least_work(x, power, most, slots):  # type: ignore[no-untyped-def]
+def least_work(x, power, most, slots, inner):  # type: ignore[no-untyped-def]
     """The least work of each piece within each memory up to ``most``, in ``slots`` equal steps.
 
     Parameters
@@ -411,13 +413,16 @@ def least_work(x, power, most, slots):  # type: ignore[no-untyped-def]
         Which of the powers.
     most : float
     slots : int
+    inner : np.ndarray, (s, slots + 1)
+        The least work of the pieces between neighbouring boundaries if they are divided further;
+        `IMPOSSIBLE` where they cannot be.
 
     Returns
     -------
     np.ndarray, (s, t, slots + 1)
         Work; `IMPOSSIBLE` where there is no way.
     np.ndarray, (s, t, slots + 1)
-        0: undivided; 4 c + flag: cut at boundary c.
+        0: undivided; 1: divided further; 4 c + flag: cut at boundary c.
     """
     m = x.bounds.shape[0]
     unit = most / slots
@@ -429,7 +434,12 @@ def least_work(x, power, most, slots):  # type: ignore[no-untyped-def]
             t = s + length
             for k in range(_slot(x.leaf[0, s, t, power], unit, far), slots + 1):
                 best[s, t, k] = x.leaf_work[0, s, t]
-            behind = x.gradients[t, power] + (x.alive[s, t, power] if t < m - 1 else 0.0)
+            if length == 1:
+                for k in range(slots + 1):
+                    if inner[s, k] < best[s, t, k]:
+                        best[s, t, k] = inner[s, k]
+                        choice[s, t, k] = DIVIDED
+            behind = x.gradients[t, power] + x.alive[s, t, power]
             for c in range(s + 1, t):
                 held = _held_at(x, s, c, t, power)
                 nothing = held == 0.0 and x.alive[s, c, power] > 0.0
@@ -469,7 +479,8 @@ def tree_of(x, choice, power, most, slot):  # type: ignore[no-untyped-def]
     Returns
     -------
     np.ndarray of int32, (nodes, 2)
-        Cuts (positions) and flags in preorder.
+        Cuts (positions) and flags in preorder. A leaf that is divided further, the one from
+        boundary s, stands as (-2 - s, its slot).
     """
     m = x.bounds.shape[0]
     slots = choice.shape[2] - 1
@@ -482,8 +493,10 @@ def tree_of(x, choice, power, most, slot):  # type: ignore[no-untyped-def]
         depth -= 1
         s, t, k = todo[depth, 0], todo[depth, 1], todo[depth, 2]
         chosen = -1 if s < 0 else int(choice[s, t, k])
-        if chosen <= 0:
+        if chosen <= DIVIDED:
             tree[count, 0], tree[count, 1] = LEAF, 0
+            if chosen == DIVIDED:
+                tree[count, 0], tree[count, 1] = LEAF - 1 - s, k
             count += 1
             continue
         c, flag = chosen // 4, chosen % 4
@@ -498,3 +511,39 @@ def tree_of(x, choice, power, most, slot):  # type: ignore[no-untyped-def]
         todo[depth, 0], todo[depth, 1], todo[depth, 2] = -1 if flag else s, c, k
         depth += 1
     return tree[:count]
+
+
+def alive_at(b: Blueprint, g: Weighed) -> np.ndarray:
+    """What is alive before each position, weighed with the first power; one more at the end."""
+    t, count = b.tables, len(b.node)
+    change = np.zeros(count + 2)
+    for i, row in enumerate(b.node.tolist()):
+        entries = slice(t.output_start[row], t.output_start[row + 1])
+        for last, weight in zip(g.reader[entries].tolist(), g.weight[entries, 0].tolist()):
+            if last > i:
+                change[i + 1] += weight
+                change[last + 1] -= weight
+    return np.cumsum(change)[:-1]
+
+
+def boundaries(alive: np.ndarray, lo: int, hi: int, most: int) -> np.ndarray:
+    """At most so many boundaries between two positions, and these: where little is alive.
+
+    All of them if they are few; otherwise local minima, and if these are few others as well; the
+    least of each of as many equal stretches.
+    """
+    inside = np.arange(lo + 1, hi)
+    if len(inside) > most:
+        here = alive[inside]
+        low = inside[(here <= alive[inside - 1]) & (here < alive[inside + 1])]
+        chosen = _least_of_stretches(alive, low, most)
+        rest = np.setdiff1d(inside, chosen)
+        inside = np.union1d(chosen, _least_of_stretches(alive, rest, most - len(chosen)))
+    return np.concatenate([[lo], inside, [hi]]).astype(np.int32)
+
+
+def _least_of_stretches(alive: np.ndarray, where: np.ndarray, most: int) -> np.ndarray:
+    if len(where) <= most:
+        return where
+    stretches = np.array_split(where, most) if most else []
+    return np.array([part[np.argmin(alive[part])] for part in stretches], dtype=np.int64)

@@ -19,25 +19,36 @@ for Arbitrary Computation Graphs". With O(log n) memory: Chen et al. 2016, secti
 
 import os
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Callable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
 from memonger.errors import MemongerError
+from memonger.planners.binomial import LEAF
 from memonger.planners.climb import climb, price
-from memonger.planners.cuts import cheap_cuts
 from memonger.planners.judge import Blueprint, blueprint, judge
-from memonger.planners.pieces import IMPOSSIBLE, Pieces, least_work, measure, tree_of, weigh
+from memonger.planners.pieces import (
+    IMPOSSIBLE,
+    Pieces,
+    alive_at,
+    boundaries,
+    least_work,
+    measure,
+    tree_of,
+    weigh,
+)
 from memonger.planners.unroll import unroll
 from memonger.schedule import Schedule, Workload, plain
 
 POWERS = np.array([0.75, 0.5, 0.35, 0.2])  # of a tensor's bytes
-SCALES = 3  # of memory, each closer to the least that is possible
+SCALES = 4  # of memory, each closer to the least that is possible
 SLOTS = 200  # steps of memory at each scale
 WIDEST = 0.6  # of the memory without recomputation: the first scale
-CLOSER = 2.5  # times the least memory that is possible: the next
+CLOSER = 1.5  # times the least memory that is possible: the last
 MOST_CUTS = 80
-#: Replays in all, as forward operators: bounds the time.
+MOST_INNER_CUTS = 24  # between two of them
+SEEDS = 4_000_000  # replays of trees that dynamic programming finds, as forward operators
+#: Replays while annealing, as forward operators: bounds the time.
 PATIENCE = 24_000_000
 ROUNDS = ((8, 0.4), (3, 0.3), (1, 0.3))  # of annealing: how many trees, and the share of all tries
 TEMPERATURES = ((0.004, 0.0002), (0.001, 0.0001))
@@ -206,45 +217,43 @@ class Recursive:
     def _judged(self, tree: _Tree) -> Judged:
         return Judged(tree.pool_bytes, tree.work / self.one_pass, self.schedule(tree.tree))
 
-    def boundaries(self, most: int = MOST_CUTS) -> np.ndarray:
-        """Candidate boundaries (positions), 0 and the end among them."""
-        b = self.blueprint
-        count = len(b.node)
-        if count - 1 <= most:
-            return np.arange(count + 1, dtype=np.int32)
-        cuts = cheap_cuts(self.workload.training.graph, most)
-        after = {int(b.position[cut.after]) + 1 for cut in cuts if b.position[cut.after] >= 0}
-        chosen = {p for p in after if 0 < p < count}
-        if len(chosen) < most:  # few local minima: evenly spaced ones as well
-            chosen.update(np.linspace(0, count, most - len(chosen) + 2).astype(int)[1:-1].tolist())
-        return np.array([0, *sorted(chosen), count], dtype=np.int32)
-
     def _all_seeds(self) -> List[_Tree]:
         if self._seeds is None:
-            self._seeds = self.seeds(self.boundaries())
+            self._seeds = self.seeds()
         return self._seeds
 
-    def seeds(self, bounds: np.ndarray) -> List[_Tree]:
-        """Trees of the whole frontier, by dynamic programming over these boundaries."""
+    def seeds(self) -> List[_Tree]:
+        """Trees of the whole frontier, by dynamic programming.
+
+        Pieces between neighbouring boundaries are divided further, at boundaries of their own.
+        """
         b = self.blueprint
         weighed = weigh(b, POWERS)
-        ends = bounds[[0, -1]]
+        alive = alive_at(b, weighed)
+        count = len(b.node)
+        ends = np.array([0, count], dtype=np.int32)
         undivided = np.full(len(POWERS), np.inf)
         whole = Pieces(ends, *measure(b, weighed, ends, undivided)).leaf[0, 0, 1]
-        pieces = Pieces(bounds, *measure(b, weighed, bounds, whole * WIDEST))
+        bounds = boundaries(alive, 0, count, MOST_CUTS)
+        outer = Pieces(bounds, *measure(b, weighed, bounds, whole * WIDEST))
+        inner: List[Optional[Pieces]] = []
+        for s, (lo, hi) in enumerate(zip(bounds.tolist(), bounds[1:].tolist())):
+            within = boundaries(alive, lo, hi, MOST_INNER_CUTS)
+            cap = outer.leaf[0, s, s + 1]
+            inner.append(
+                Pieces(within, *measure(b, weighed, within, cap)) if len(within) > 2 else None
+            )
         found: List[_Tree] = []
         seen: Set[bytes] = set()
+        each = int(SEEDS / count / len(POWERS) / SCALES) + 1
         for power in range(len(POWERS)):
             most = float(whole[power]) * WIDEST
             for scale in range(SCALES):
-                work, choice = least_work(pieces, power, most, SLOTS)
-                frontier = work[0, -1]
-                possible = np.flatnonzero(frontier < IMPOSSIBLE)
-                if not len(possible):
+                trees = list(self._trees(outer, inner, power, most))
+                if not trees:
                     break
-                steps = possible[np.append(True, np.diff(frontier[possible]) < 0)]
-                for slot in steps.tolist():
-                    tree = tree_of(pieces, choice, power, most, slot)
+                chosen = np.linspace(0, len(trees) - 1, min(each, len(trees))).astype(int)
+                for slot, tree in [trees[k] for k in chosen.tolist()]:
                     if tree.tobytes() not in seen:
                         seen.add(tree.tobytes())
                         pool, took = price(
@@ -252,8 +261,38 @@ class Recursive:
                         )
                         if pool >= 0:
                             found.append(_Tree(int(pool), float(took), tree, (power, scale)))
-                most = min(most / 1.5, CLOSER * most / SLOTS * float(possible[0]))
+                # Even steps on the way to little more than the least that is possible.
+                last = CLOSER * most / SLOTS * trees[0][0]
+                most *= min(0.7, (last / most) ** (1 / max(1, SCALES - 1 - scale)))
         return found
+
+    def _trees(
+        self, outer: Pieces, inner: Sequence[Optional[Pieces]], power: int, most: float
+    ) -> Iterator[Tuple[int, np.ndarray]]:
+        """For each memory up to ``most`` that makes a difference: its slot and the tree."""
+        nothing = np.full((1, SLOTS + 1), IMPOSSIBLE, dtype=np.float32)
+        divided = np.repeat(nothing, len(inner), axis=0)
+        choices = []
+        for s, pieces in enumerate(inner):
+            choices.append(nothing[:, :, None])
+            if pieces is not None:
+                none = np.repeat(nothing, len(pieces.bounds) - 1, axis=0)
+                work, choice = least_work(pieces, power, most, SLOTS, none)
+                divided[s], choices[s] = work[0, -1], choice
+        work, choice = least_work(outer, power, most, SLOTS, divided)
+        possible = np.flatnonzero(work[0, -1] < IMPOSSIBLE)
+        better = np.append(True, np.diff(work[0, -1][possible]) < 0)
+        for slot in possible[better[: len(possible)]].tolist():
+            tree = tree_of(outer, choice, power, most, slot)
+            parts = []
+            for q, (cut, held) in enumerate(tree.tolist()):
+                pieces = inner[LEAF - 1 - cut] if cut < LEAF else None
+                parts.append(
+                    tree[q : q + 1]
+                    if pieces is None
+                    else tree_of(pieces, choices[LEAF - 1 - cut], power, most, held)
+                )
+            yield slot, np.concatenate(parts)
 
     def _climbed(self, most_work: float, budget: int) -> Optional[_Tree]:
         """The best tree that annealing finds; None if there is none to start from."""
