@@ -150,9 +150,14 @@ def climb(b, tree, match_ranges, most_work, budget, seed, tries, hot, cold, stop
             continue
         tree = new
         current = cost
-        if (found, work) < (best_bytes, best_work) if budget <= 0 else (work, found) < (
-            best_work,
-            best_bytes,
+        if (
+            (found, work) < (best_bytes, best_work)
+            if budget <= 0
+            else (work, found)
+            < (
+                best_work,
+                best_bytes,
+            )
         ):
             best, best_bytes, best_work = new, found, work
             lowest = min(lowest, cost)

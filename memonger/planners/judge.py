@@ -13,9 +13,9 @@ from memonger.allocator import allocate
 from memonger.compiled import compiled
 from memonger.flops import forward_flops
 from memonger.planners.unroll import Steps
-from memonger.schedule import Workload, first_time
-from memonger.tables import KEPT, RowKind, Tables, _made, _walk
-from memonger.unrolled import ITSELF, MASKED, READER, SCRATCH, Parts, Template, _unroll, parts
+from memonger.schedule import Workload
+from memonger.tables import KEPT, RowKind, _made, _walk
+from memonger.unrolled import ITSELF, MASKED, READER, Parts, Template, _unroll, parts
 
 #: Operators whose results are worth keeping where others are computed again.
 COSTLY = frozenset(
@@ -73,74 +73,43 @@ class Blueprint(NamedTuple):
     Attributes
     ----------
     steps : Steps
-    tables : Tables
-        Of the network without a schedule.
     template : Template
     kinds : Kinds
     gradient_row, gradient_output : np.ndarray
         The outputs of the training symbol that are gradients (template rows), each once.
     node : np.ndarray
         The forward node of each position.
-    position : np.ndarray
-        The position of each forward node, -1 where it never runs.
-    first : np.ndarray of bool
-        For each entry of the tables whether it is read from the first time that its operator ran.
-    emit_start, emit : np.ndarray
-        For each position the gradient rows that run with it.
-    sums : np.ndarray of bool
-        For each row of the tables whether it adds gradients up.
     """
 
     steps: Steps
-    tables: Tables
     template: Template
     kinds: Kinds
     gradient_row: np.ndarray
     gradient_output: np.ndarray
     node: np.ndarray
-    position: np.ndarray
-    first: np.ndarray
-    emit_start: np.ndarray
-    emit: np.ndarray
-    sums: np.ndarray
 
 
 def blueprint(workload: Workload) -> Blueprint:
     """Make the arrays for a network."""
-    training, graph = workload.training, workload.training.graph
-    t = training.tables
-    n, rows = t.forward, len(t.variable)
     made = parts(workload)
-    template = made.template
-    node = np.array(workload.operators, dtype=np.int32)
-    position = np.full(n, -1, dtype=np.int32)
-    position[node] = np.arange(len(node))
-    first = np.zeros(len(t.elements), dtype=np.bool_)
-    for i in node.tolist():
-        for k in range(len(graph.tensors[i])):
-            first[t.output_start[i] + k] = first_time(graph.nodes[i].op, k)
     gradients = list(dict.fromkeys(entry for entry in made.gradients if entry is not None))
     asked = np.array(gradients, dtype=np.int32).reshape(-1, 2)
-    emitted = [
-        (p, int(row))
-        for p, i in enumerate(workload.operators)
-        for row in template.event_row[template.event_start[i] : template.event_start[i + 1]]
-    ]
-    sums = np.zeros(rows, dtype=np.bool_)
-    sums[2 * n :] = (training.owners < 0) & ~t.variable[2 * n :]
+    node = np.array(workload.operators, dtype=np.int32)
     return Blueprint(
-        _steps(workload, position),
-        t,
-        template,
+        _steps(workload, positions(node, len(workload.once))),
+        made.template,
         _kinds(made),
         np.ascontiguousarray(asked[:, 0]),
         np.ascontiguousarray(asked[:, 1]),
         node,
-        position,
-        first,
-        *_grouped(emitted, len(node)),
-        sums,
     )
+
+
+def positions(node: np.ndarray, nodes: int) -> np.ndarray:
+    """The position of each forward node, -1 where it never runs."""
+    position = np.full(nodes, -1, dtype=np.int32)
+    position[node] = np.arange(len(node))
+    return position
 
 
 def _kinds(made: Parts) -> Kinds:
@@ -177,7 +146,7 @@ def _starts(counts: Sequence[int]) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
 
 
-def _grouped(pairs: Sequence[Tuple[int, int]], groups: int) -> Tuple[np.ndarray, np.ndarray]:
+def grouped(pairs: Sequence[Tuple[int, int]], groups: int) -> Tuple[np.ndarray, np.ndarray]:
     """(group, value) pairs by group: where each group starts, and the values, in their order."""
     array = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     start = np.concatenate([[0], np.cumsum(np.bincount(array[:, 0], minlength=groups))])
@@ -200,8 +169,8 @@ def _steps(workload: Workload, position: np.ndarray) -> Steps:
     head[[position[workload.training.same[a]] for a, _ in graph.heads]] = True
     nodes = list(operators)
     return Steps(
-        *_grouped(reads, count),
-        *_grouped(wants, count),
+        *grouped(reads, count),
+        *grouped(wants, count),
         last,
         head,
         workload.once[nodes],
@@ -274,7 +243,9 @@ def flatten(b, rows):  # type: ignore[no-untyped-def]
             k = kinds.of_scratch[rows.source[row]]
         kind[row] = k
         variable[row] = kinds.variable[k]
-        output_start[row + 1] = output_start[row] + kinds.output_start[k + 1] - kinds.output_start[k]
+        output_start[row + 1] = (
+            output_start[row] + kinds.output_start[k + 1] - kinds.output_start[k]
+        )
         options += kinds.option_start[k + 1] - kinds.option_start[k]
     reads = rows.read_row.shape[0]
     use_start = np.zeros(count + 1, dtype=np.int32)
@@ -400,7 +371,9 @@ def judge(b, events, match_ranges, limit):  # type: ignore[no-untyped-def]
     for k in range(events.shape[0]):
         nodes[k] = b.node[events[k]] if events[k] >= 0 else ~b.node[~events[k]]
     flat = flatten(b, _unroll(b.template, nodes))
-    order, _ = _walk(0, flat.before_start, flat.before, flat.use_owner, flat.head_row, flat.use_owner)
+    order, _ = _walk(
+        0, flat.before_start, flat.before, flat.use_owner, flat.head_row, flat.use_owner
+    )
     reads = np.zeros(flat.rank.shape[0], dtype=np.int32)
     for row in order:
         for q in range(flat.use_start[row], flat.use_start[row + 1]):

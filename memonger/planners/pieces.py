@@ -16,9 +16,9 @@ import numpy as np
 
 from memonger.compiled import compiled
 from memonger.planners.binomial import LEAF
-from memonger.planners.judge import Blueprint
-from memonger.planners.unroll import ALL, COSTLY, _missing
-from memonger.planners.unroll import FREE, HELD
+from memonger.planners.judge import Blueprint, grouped
+from memonger.planners.unroll import ALL, COSTLY, FREE, HELD, Steps, _missing
+from memonger.schedule import Workload, first_time
 
 FLAGS = 3  # ALIVE, ALL, COSTLY: what is held of the left part
 ASKED_FAR = 30  # pieces: further on, nearly all that is alive at a cut is asked for
@@ -26,20 +26,47 @@ IMPOSSIBLE = np.float32(1e30)
 DIVIDED = 1
 
 
-class Weighed(NamedTuple):
-    """What the entries of a network weigh, and who reads them when; all by entry of ``Tables``.
+class Entries(NamedTuple):
+    """What the results and gradients of a network weigh, who makes and who reads them.
+
+    Rows and entries are those of ``Tables``.
 
     Attributes
     ----------
+    steps : Steps
+    node : np.ndarray
+        The forward node of each position.
+    forward : int
+        Rows from twice that on are gradients.
+    emit_start, emit : np.ndarray
+        For each position the gradient rows that run with it.
+    output_start, use_start, use_entry, inplace_start, ..., inplace_identity
+        As in ``Tables``.
+    first : np.ndarray of bool
+        For each entry whether it is read from the first time that its operator ran.
     weight : np.ndarray, (entries, powers)
         0 where the entry is part of a gradient that the user asked for: that stays to the end.
     reader : np.ndarray
-        Results of operators: the last position that reads them.
-        Gradients: the first position whose gradient reads them (so the last to run).
+        Of results of operators the last position that reads them; of gradients the first position
+        whose gradient reads them (so the last to run); -1 for none.
     made : np.ndarray
-        Gradients: the position with whose gradient they are made.
+        Of gradients the position with whose gradient they are made; otherwise -1.
     """
 
+    steps: Steps
+    node: np.ndarray
+    forward: int
+    emit_start: np.ndarray
+    emit: np.ndarray
+    output_start: np.ndarray
+    use_start: np.ndarray
+    use_entry: np.ndarray
+    inplace_start: np.ndarray
+    inplace_input: np.ndarray
+    inplace_entry: np.ndarray
+    inplace_output: np.ndarray
+    inplace_identity: np.ndarray
+    first: np.ndarray
     weight: np.ndarray
     reader: np.ndarray
     made: np.ndarray
@@ -80,17 +107,30 @@ class Pieces(NamedTuple):
     spare: np.ndarray
 
 
-def weigh(b: Blueprint, powers: np.ndarray) -> Weighed:
-    """Sizes raised to these powers."""
-    t, n = b.tables, b.tables.forward
-    entries, count = len(t.elements), len(b.node)
+def weigh(workload: Workload, b: Blueprint, powers: np.ndarray) -> Entries:
+    """The entries of a network, their sizes raised to these powers."""
+    training, graph = workload.training, workload.training.graph
+    t, template = training.tables, b.template
+    n, entries, count = t.forward, len(t.elements), len(b.node)
+    emitted = [
+        (p, int(row))
+        for p, i in enumerate(workload.operators)
+        for row in template.event_row[template.event_start[i] : template.event_start[i + 1]]
+    ]
+    emit_start, emit = grouped(emitted, count)
+    is_first = np.zeros(entries, dtype=np.bool_)
+    for i in workload.operators:
+        for k in range(len(graph.tensors[i])):
+            is_first[t.output_start[i] + k] = first_time(graph.nodes[i].op, k)
+    sums = np.zeros(len(t.variable), dtype=np.bool_)  # rows that add gradients up
+    sums[2 * n :] = (training.owners < 0) & ~t.variable[2 * n :]
     nbytes = 4.0 * t.elements
     weight = np.where(nbytes[:, None] > 0, np.maximum(nbytes, 1)[:, None] ** powers, 0.0)
     rows = len(t.variable)
     row_of = np.repeat(np.arange(rows), np.diff(t.output_start))
     when = np.full(rows, -1, dtype=np.int64)  # the position with which it runs
     when[b.node] = np.arange(count)
-    when[b.emit] = np.repeat(np.arange(count), np.diff(b.emit_start))
+    when[emit] = np.repeat(np.arange(count), np.diff(emit_start))
     used = np.repeat(np.arange(rows), np.diff(t.use_start))
     runs = when[used] >= 0
     entry, by = t.use_entry[runs], used[runs]
@@ -103,19 +143,37 @@ def weigh(b: Blueprint, powers: np.ndarray) -> Weighed:
     # What ends in a gradient that was asked for: nobody reads it, or it is added up to such a one.
     asked = gradient & (reader == -1)
     asked[t.output_start[b.gradient_row] + b.gradient_output] = True
-    for row in sorted(b.emit[b.sums[b.emit]].tolist(), reverse=True):
+    for row in sorted(emit[sums[emit]].tolist(), reverse=True):
         if asked[t.output_start[row]]:
             for e in t.use_entry[t.use_start[row] : t.use_start[row + 1]].tolist():
-                asked[e] |= bool(b.sums[row_of[e]])
+                asked[e] |= bool(sums[row_of[e]])
     weight[asked] = 0.0
-    return Weighed(weight, reader, np.where(gradient, when[row_of], -1))
+    return Entries(
+        b.steps,
+        b.node,
+        n,
+        emit_start,
+        emit,
+        t.output_start,
+        t.use_start,
+        t.use_entry,
+        t.inplace_start,
+        t.inplace_input,
+        t.inplace_entry,
+        t.inplace_output,
+        t.inplace_identity,
+        is_first,
+        weight,
+        reader,
+        np.where(gradient, when[row_of], -1),
+    )
 
 
 @compiled
-def _leaf(b, g, lo, hi, flag, mark, held, asked, kept, rows, refs, storage, stamp, need, state):  # type: ignore[no-untyped-def]
+def _leaf(g, lo, hi, flag, mark, held, asked, rows, refs, storage, stamp, need, state):  # type: ignore[no-untyped-def]
     """Memory of an undivided piece, by simulation; ``need`` and ``state`` get it, work returned."""
-    t, s = b.tables, b.steps
-    n, count = t.forward, b.node.shape[0]
+    s = g.steps
+    n, count = g.forward, g.node.shape[0]
     powers = g.weight.shape[1]
     for i in range(lo, hi):
         held[i] = HELD if s.last[i] >= hi else FREE
@@ -143,35 +201,35 @@ def _leaf(b, g, lo, hi, flag, mark, held, asked, kept, rows, refs, storage, stam
     number = 0
     for i in range(lo, hi):
         if held[i] == HELD:
-            rows[number] = b.node[i]
+            rows[number] = g.node[i]
             number += 1
     sources = number
     work = 0.0
     for i in range(lo, hi):
         if asked[i] == mark and held[i] == FREE:
-            rows[number] = b.node[i]
+            rows[number] = g.node[i]
             number += 1
             work += s.work[i]
     for i in range(hi - 1, lo - 1, -1):
-        for q in range(b.emit_start[i], b.emit_start[i + 1]):
-            rows[number] = b.emit[q]
+        for q in range(g.emit_start[i], g.emit_start[i + 1]):
+            rows[number] = g.emit[q]
             number += 1
     live = np.zeros(powers)
     for k in range(number):
         row = rows[k]
-        for e in range(t.output_start[row], t.output_start[row + 1]):
+        for e in range(g.output_start[row], g.output_start[row + 1]):
             stamp[e] = mark
             refs[e] = 1 if row >= 2 * n and g.reader[e] < lo else 0
             storage[e] = -1
     for k in range(sources, number):
         row = rows[k]
-        for q in range(t.use_start[row], t.use_start[row + 1]):
-            e = t.use_entry[q]
-            if row >= 2 * n and b.first[e]:
+        for q in range(g.use_start[row], g.use_start[row + 1]):
+            e = g.use_entry[q]
+            if row >= 2 * n and g.first[e]:
                 continue
             if stamp[e] == mark:
                 refs[e] += 1
-            elif t.use_row[q] >= 2 * n:  # a gradient that comes from further on
+            elif e >= g.output_start[2 * n]:  # a gradient that comes from further on
                 stamp[e] = mark
                 refs[e] = 2 if g.reader[e] < lo else 1
                 storage[e] = e
@@ -181,7 +239,7 @@ def _leaf(b, g, lo, hi, flag, mark, held, asked, kept, rows, refs, storage, stam
         state[p] = 0.0
     for k in range(sources):
         row = rows[k]
-        for e in range(t.output_start[row], t.output_start[row + 1]):
+        for e in range(g.output_start[row], g.output_start[row + 1]):
             if refs[e] > 0:
                 storage[e] = e
             for p in range(powers):
@@ -194,37 +252,37 @@ def _leaf(b, g, lo, hi, flag, mark, held, asked, kept, rows, refs, storage, stam
     for k in range(sources, number):
         row = rows[k]
         taken = 0
-        for q in range(t.inplace_start[row], t.inplace_start[row + 1]):
-            out, e = t.inplace_output[q], t.inplace_entry[q]
+        for q in range(g.inplace_start[row], g.inplace_start[row + 1]):
+            out, e = g.inplace_output[q], g.inplace_entry[q]
             if storage[out] >= 0 or refs[out] == 0 or g.weight[out, 0] == 0.0:
                 continue
-            if stamp[e] != mark or storage[e] < 0 or (taken >> t.inplace_input[q]) & 1:
+            if stamp[e] != mark or storage[e] < 0 or (taken >> g.inplace_input[q]) & 1:
                 continue
-            if row >= 2 * n and b.first[e]:
+            if row >= 2 * n and g.first[e]:
                 continue
             own = storage[e]
-            if refs[own] == 1 or t.inplace_identity[q]:
-                taken |= 1 << t.inplace_input[q]
+            if refs[own] == 1 or g.inplace_identity[q]:
+                taken |= 1 << g.inplace_input[q]
                 storage[out] = own
                 if own != out:
                     refs[own] += refs[out]
-        for e in range(t.output_start[row], t.output_start[row + 1]):
+        for e in range(g.output_start[row], g.output_start[row + 1]):
             if storage[e] < 0:
                 storage[e] = e
                 for p in range(powers):
                     live[p] += g.weight[e, p]
         for p in range(powers):
             need[p] = max(need[p], live[p])
-        for q in range(t.use_start[row], t.use_start[row + 1]):
-            e = t.use_entry[q]
-            if stamp[e] != mark or storage[e] < 0 or (row >= 2 * n and b.first[e]):
+        for q in range(g.use_start[row], g.use_start[row + 1]):
+            e = g.use_entry[q]
+            if stamp[e] != mark or storage[e] < 0 or (row >= 2 * n and g.first[e]):
                 continue
             own = storage[e]
             refs[own] -= 1
             if refs[own] == 0:
                 for p in range(powers):
                     live[p] -= g.weight[own, p]
-        for e in range(t.output_start[row], t.output_start[row + 1]):
+        for e in range(g.output_start[row], g.output_start[row + 1]):
             if refs[e] == 0 and storage[e] == e:
                 for p in range(powers):
                     live[p] -= g.weight[e, p]
@@ -255,20 +313,19 @@ def _through(g, bounds, entry):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def measure(b, g, bounds, cap):  # type: ignore[no-untyped-def]
+def measure(g, bounds, cap):  # type: ignore[no-untyped-def]
     """Work out `Pieces`.
 
     Parameters
     ----------
-    b : Blueprint
-    g : Weighed
+    g : Entries
     bounds : np.ndarray of int32
         Ascending; they need not begin or end where the network does.
     cap : np.ndarray, powers
         Pieces that need more than that undivided, for every power, need not be known.
     """
-    t, s_ = b.tables, b.steps
-    n, count = t.forward, b.node.shape[0]
+    s_ = g.steps
+    n, count = g.forward, g.node.shape[0]
     m, powers = bounds.shape[0], g.weight.shape[1]
     alive = np.zeros((m, m, powers))
     highest = np.zeros((m, m, powers))
@@ -276,23 +333,23 @@ def measure(b, g, bounds, cap):  # type: ignore[no-untyped-def]
     leaf = np.full((FLAGS, m, m, powers), np.inf)
     kept_ = np.zeros((FLAGS, m, m, powers))
     leaf_work = np.zeros((FLAGS, m, m))
-    passing = _through(g, bounds, np.arange(t.output_start[2 * n], t.elements.shape[0]))
+    passing = _through(g, bounds, np.arange(g.output_start[2 * n], g.reader.shape[0]))
     gradients = np.zeros((m, powers))
     for k in range(m):
         gradients[k] = passing[k, k]
     # Running through.
     ending_start = np.zeros(count + 2, dtype=np.int64)
     for i in range(count):
-        row = b.node[i]
-        for e in range(t.output_start[row], t.output_start[row + 1]):
+        row = g.node[i]
+        for e in range(g.output_start[row], g.output_start[row + 1]):
             if g.reader[e] >= 0:
                 ending_start[g.reader[e] + 2] += 1
     ending_start = np.cumsum(ending_start)
     ending = np.empty(ending_start[-1], dtype=np.int64)
     maker = np.empty(ending_start[-1], dtype=np.int64)
     for i in range(count):
-        row = b.node[i]
-        for e in range(t.output_start[row], t.output_start[row + 1]):
+        row = g.node[i]
+        for e in range(g.output_start[row], g.output_start[row + 1]):
             if g.reader[e] >= 0:
                 ending[ending_start[g.reader[e] + 1]] = e
                 maker[ending_start[g.reader[e] + 1]] = i
@@ -304,11 +361,11 @@ def measure(b, g, bounds, cap):  # type: ignore[no-untyped-def]
         done = 0.0
         to = s + 1
         for i in range(bounds[s], bounds[-1]):
-            row = b.node[i]
-            in_place = t.inplace_start[row + 1] > t.inplace_start[row]
+            row = g.node[i]
+            in_place = g.inplace_start[row + 1] > g.inplace_start[row]
             for p in range(powers):
                 total = going = freed = 0.0
-                for e in range(t.output_start[row], t.output_start[row + 1]):
+                for e in range(g.output_start[row], g.output_start[row + 1]):
                     total += g.weight[e, p]
                     if g.reader[e] > i:
                         going += g.weight[e, p]
@@ -325,11 +382,10 @@ def measure(b, g, bounds, cap):  # type: ignore[no-untyped-def]
                 work[s, to] = done
                 to += 1
     # Undivided.
-    entries = t.elements.shape[0]
+    entries = g.reader.shape[0]
     held = np.zeros(count, dtype=np.int8)
     asked = np.zeros(count, dtype=np.int32)
-    kept = np.zeros(count, dtype=np.int32)
-    rows = np.empty(2 * count + b.emit.shape[0], dtype=np.int32)
+    rows = np.empty(2 * count + g.emit.shape[0], dtype=np.int32)
     refs = np.zeros(entries, dtype=np.int32)
     storage = np.zeros(entries, dtype=np.int32)
     stamp = np.zeros(entries, dtype=np.int32)
@@ -341,7 +397,7 @@ def measure(b, g, bounds, cap):  # type: ignore[no-untyped-def]
                     break
                 mark += 2
                 leaf_work[flag, s, to] = _leaf(
-                    b, g, bounds[s], bounds[to], flag, mark, held, asked, kept, rows, refs,
+ g, bounds[s], bounds[to], flag, mark, held, asked, rows, refs,
                     storage, stamp, leaf[flag, s, to], kept_[flag, s, to],
                 )  # fmt: skip
                 enough = True
@@ -377,8 +433,8 @@ def measure(b, g, bounds, cap):  # type: ignore[no-untyped-def]
                             spare = np.concatenate((spare, spare))
                         spare_at[found] = i
                         spare[found] = 0.0
-                        row = b.node[i]
-                        for e in range(t.output_start[row], t.output_start[row + 1]):
+                        row = g.node[i]
+                        for e in range(g.output_start[row], g.output_start[row + 1]):
                             if g.reader[e] >= bounds[c]:
                                 for p in range(powers):
                                     spare[found, p] += g.weight[e, p]
@@ -513,12 +569,12 @@ def tree_of(x, choice, power, most, slot):  # type: ignore[no-untyped-def]
     return tree[:count]
 
 
-def alive_at(b: Blueprint, g: Weighed) -> np.ndarray:
+def alive_at(g: Entries) -> np.ndarray:
     """What is alive before each position, weighed with the first power; one more at the end."""
-    t, count = b.tables, len(b.node)
+    count = len(g.node)
     change = np.zeros(count + 2)
-    for i, row in enumerate(b.node.tolist()):
-        entries = slice(t.output_start[row], t.output_start[row + 1])
+    for i, row in enumerate(g.node.tolist()):
+        entries = slice(g.output_start[row], g.output_start[row + 1])
         for last, weight in zip(g.reader[entries].tolist(), g.weight[entries, 0].tolist()):
             if last > i:
                 change[i + 1] += weight

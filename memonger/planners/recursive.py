@@ -26,7 +26,7 @@ import numpy as np
 from memonger.errors import MemongerError
 from memonger.planners.binomial import LEAF
 from memonger.planners.climb import climb, price
-from memonger.planners.judge import Blueprint, blueprint, judge
+from memonger.planners.judge import Blueprint, blueprint, judge, positions
 from memonger.planners.pieces import (
     IMPOSSIBLE,
     Pieces,
@@ -115,6 +115,7 @@ class Recursive:
         self.workload, self.patience = workload, patience
         self.progress = progress or (lambda done: None)
         self.blueprint: Blueprint = blueprint(workload)
+        self.position = positions(self.blueprint.node, len(workload.once))
         self.one_pass = max(1.0, float(self.blueprint.steps.work.sum()))
         self.interrupted = False
         self._stop = np.zeros(1, dtype=np.uint8)
@@ -196,7 +197,7 @@ class Recursive:
         b = self.blueprint
         nodes = schedule.events
         forward = nodes >= 0
-        events = np.where(forward, b.position[nodes], ~b.position[~nodes]).astype(np.int32)
+        events = np.where(forward, self.position[nodes], ~self.position[~nodes]).astype(np.int32)
         pool = int(judge(b, events, MATCH_RANGES, ENDLESS))
         work = float(b.steps.work[events[forward]].sum())
         return Judged(pool, work / self.one_pass, schedule)
@@ -228,20 +229,20 @@ class Recursive:
         Pieces between neighbouring boundaries are divided further, at boundaries of their own.
         """
         b = self.blueprint
-        weighed = weigh(b, POWERS)
-        alive = alive_at(b, weighed)
+        entries = weigh(self.workload, b, POWERS)
+        alive = alive_at(entries)
         count = len(b.node)
         ends = np.array([0, count], dtype=np.int32)
         undivided = np.full(len(POWERS), np.inf)
-        whole = Pieces(ends, *measure(b, weighed, ends, undivided)).leaf[0, 0, 1]
+        whole = Pieces(ends, *measure(entries, ends, undivided)).leaf[0, 0, 1]
         bounds = boundaries(alive, 0, count, MOST_CUTS)
-        outer = Pieces(bounds, *measure(b, weighed, bounds, whole * WIDEST))
+        outer = Pieces(bounds, *measure(entries, bounds, whole * WIDEST))
         inner: List[Optional[Pieces]] = []
         for s, (lo, hi) in enumerate(zip(bounds.tolist(), bounds[1:].tolist())):
             within = boundaries(alive, lo, hi, MOST_INNER_CUTS)
             cap = outer.leaf[0, s, s + 1]
             inner.append(
-                Pieces(within, *measure(b, weighed, within, cap)) if len(within) > 2 else None
+                Pieces(within, *measure(entries, within, cap)) if len(within) > 2 else None
             )
         found: List[_Tree] = []
         seen: Set[bytes] = set()
@@ -253,7 +254,7 @@ class Recursive:
                 if not trees:
                     break
                 chosen = np.linspace(0, len(trees) - 1, min(each, len(trees))).astype(int)
-                for slot, tree in [trees[k] for k in chosen.tolist()]:
+                for _, tree in [trees[k] for k in chosen.tolist()]:
                     if tree.tobytes() not in seen:
                         seen.add(tree.tobytes())
                         pool, took = price(
@@ -262,8 +263,8 @@ class Recursive:
                         if pool >= 0:
                             found.append(_Tree(int(pool), float(took), tree, (power, scale)))
                 # Even steps on the way to little more than the least that is possible.
-                last = CLOSER * most / SLOTS * trees[0][0]
-                most *= min(0.7, (last / most) ** (1 / max(1, SCALES - 1 - scale)))
+                last = CLOSER * trees[0][0] / SLOTS
+                most *= min(0.7, float(last ** (1 / max(1, SCALES - 1 - scale))))
         return found
 
     def _trees(
@@ -311,7 +312,8 @@ class Recursive:
                 trees.append(seed)
         if not trees:
             return None
-        tries = int(self.patience * PATIENCE / len(self.blueprint.node))
+        length = float(np.mean([1 + tree.work / self.one_pass for tree in trees])) / 3
+        tries = int(self.patience * PATIENCE / len(self.blueprint.node) / max(1.0, length))
         done = 0.0
         for number, (most, share) in enumerate(ROUNDS):
             trees = trees[:most]
@@ -354,7 +356,7 @@ class Recursive:
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             futures = [pool.submit(work, k) for k in range(len(trees))]
-            running: Set["Future[_Tree]"] = set(futures)
+            running: Set[Future[_Tree]] = set(futures)
             while running:
                 try:
                     _, running = wait(running, timeout=0.1)

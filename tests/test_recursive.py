@@ -1,0 +1,263 @@
+"""Recursive schedules: the binomial oracle, trees of cuts, their cost, what the search finds."""
+
+from typing import Any, Dict, List, Tuple
+
+import memonger
+import mxnet as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from memonger import marks
+from memonger.forward import forward_graph
+from memonger.inputs import read_shapes
+from memonger.planners.binomial import LEAF, binomial_tree, forward_steps
+from memonger.planners.recursive import Recursive
+from memonger.planners.unroll import ALIVE, NOTHING, Steps, unroll
+from memonger.schedule import Schedule, Workload, check, of_marks, workload
+from memonger.training import training_graph
+from memonger.unrolled import parts
+from memonger.unrolled import unroll as written_out
+
+import networks
+from generated import build, recipes
+
+ENDLESS = 2**60
+
+
+def workload_of(network: Tuple[Any, Dict[str, Any]]) -> Workload:
+    symbol, shapes = network
+    graph = forward_graph(symbol, read_shapes(symbol, shapes, {}, None))
+    wanted = [a for a in graph.arguments if graph.nodes[a].name not in shapes]
+    return workload(training_graph(graph, wanted))
+
+
+# ---------------------------------------------------------------- the oracle
+
+
+def chain_of(steps: int) -> Steps:
+    """Equal steps, each of which needs for its reversal what it was computed from."""
+    count = np.arange(steps, dtype=np.int32)
+    no = np.zeros(steps, dtype=np.bool_)
+    before = np.maximum(np.arange(-1, steps, dtype=np.int32), 0)  # the first reads a variable
+    return Steps(
+        before,
+        count[:-1],
+        before,
+        count[:-1],
+        np.append(count[1:], -1).astype(np.int32),
+        count == steps - 1,
+        no,
+        ~no,
+        no,
+        np.ones(steps),
+    )
+
+
+def most_states(steps: int, events: List[int]) -> int:
+    """The most states that are held at once by their readers, the first one among them."""
+    made: Dict[int, int] = {}
+    last: Dict[Tuple[int, int], int] = {}
+    for k, event in enumerate(events):
+        step = event if event >= 0 else -1 - event
+        if step:  # what it reads, as it was made last
+            last[(step - 1, made[step - 1])] = k
+        if event >= 0:
+            made[event] = k
+    change = np.zeros(len(events) + 1, dtype=np.int64)
+    for (_, start), stop in last.items():
+        change[start] += 1
+        change[stop] -= 1
+    return 1 + int(np.cumsum(change).max(initial=0))
+
+
+@pytest.mark.parametrize("steps", range(1, 61))
+def test_binomial_schedules_take_the_steps_of_the_closed_formula(steps: int) -> None:
+    chain = chain_of(steps)
+    for states in range(1, steps + 2):
+        tree = np.array(binomial_tree(steps, states), dtype=np.int32)
+        events, work = unroll(chain, tree, np.inf, ENDLESS)
+        # The last step runs once more than it must for its reversal: the network returns it.
+        assert (events >= 0).sum() == work == forward_steps(steps, states) + 1
+        assert [-1 - e for e in events if e < 0] == list(range(steps - 1, -1, -1))
+        # What is being computed comes on top of what is kept.
+        assert most_states(steps, events.tolist()) <= states + 1
+
+
+@pytest.mark.parametrize(
+    "steps, states, expected",
+    [
+        (1, 1, 0),
+        (2, 1, 1),
+        (10, 1, 45),  # from the beginning each time
+        (10, 3, 15),  # figure 1 of Griewank and Walther (2000)
+        (56, 3, 210),  # beta(3, 5) steps: 5 * 56 - beta(4, 4) = 280 - 70
+        (60, 60, 59),  # every state kept
+    ],
+)
+def test_closed_formula(steps: int, states: int, expected: int) -> None:
+    best = np.zeros((states + 1, steps + 1), dtype=np.int64)  # by dynamic programming
+    best[0, 2:] = ENDLESS
+    for kept in range(1, states + 1):
+        for count in range(2, steps + 1):
+            best[kept, count] = min(
+                m + best[kept, m] + best[kept - 1, count - m] for m in range(1, count)
+            )
+    assert forward_steps(steps, states) == best[states, steps] == expected
+
+
+@pytest.mark.parametrize("steps, states", [(0, 3), (5, 0), (-1, 1)])
+def test_nothing_to_reverse(steps: int, states: int) -> None:
+    with pytest.raises(memonger.MemongerError, match="cannot be reversed"):
+        binomial_tree(steps, states)
+
+
+# ---------------------------------------------------------------- trees of cuts
+
+NETWORKS = {
+    "chain": lambda: networks.chain(6, hidden=8, batch=4),
+    "resnet": lambda: networks.resnet((1, 1, 1, 1), batch=2, image=32),
+    "lstm": lambda: networks.lstm(layers=2, steps=5, batch=2, hidden=8, labels=7, input=5),
+    "dropout": lambda: networks.transformer(1, 2, 8, 16, 2, vocabulary=17, dropout=0.1),
+    "two heads": lambda: networks.two_heads(),
+}
+
+
+def random_tree(draw: Any, lo: int, hi: int, depth: int) -> List[Tuple[int, int]]:
+    if hi - lo < 2 or depth == 0 or draw(st.integers(0, 4)) == 0:
+        return [(LEAF, 0)]
+    cut = draw(st.integers(lo + 1, hi - 1))
+    flag = draw(st.integers(ALIVE, NOTHING))
+    left, right = random_tree(draw, lo, cut, depth - 1), random_tree(draw, cut, hi, depth - 1)
+    return [(cut, flag), *left, *right]
+
+
+def same_as_written_out(search: Recursive, schedule: Schedule) -> None:
+    """The schedule is right, and its cost that of the training step that is written out for it."""
+    check(search.workload, schedule)
+    judged = search.judge(schedule)
+    step = written_out(parts(search.workload), schedule)
+    assert judged.pool_bytes == step.replay().pool_bytes
+    assert judged.work >= 1 - 1e-9
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), recipes())
+def test_generated_networks(data: Any, recipe: Any) -> None:
+    search = Recursive(workload_of(build(recipe)))
+    count = len(search.workload.operators)
+    tree = random_tree(data.draw, 0, count, 5)
+    same_as_written_out(search, search.schedule(np.array(tree, dtype=np.int32)))
+
+
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+def test_found_trees_are_right(name: str) -> None:
+    """Every tree of the frontier: a right schedule of the cost that the search believes."""
+    search = Recursive(workload_of(NETWORKS[name]()))
+    found = search.seeds()
+    assert len(found) > 3
+    for seed in found[:: max(1, len(found) // 8)]:
+        schedule = search.schedule(seed.tree)
+        same_as_written_out(search, schedule)
+        judged = search.judge(schedule)
+        assert judged.pool_bytes == seed.pool_bytes
+        assert judged.work == pytest.approx(seed.work / search.one_pass)
+
+
+# ---------------------------------------------------------------- what is found
+
+
+def test_a_chain_is_never_worse_than_binomial() -> None:
+    """Equal layers: whatever a binomial schedule does, one that is found does with less or equal.
+
+    A step is a layer (two operators); the gradients of tanh read its result, so the last states of
+    the chain are there anyway.
+    """
+    layers = 30
+    search = Recursive(workload_of(networks.chain(layers, hidden=8, batch=64)), patience=0.2)
+    for states in (2, 3, 5, 8):
+        tree = np.array(binomial_tree(layers, states), dtype=np.int32)
+        tree[:, 0] = np.where(tree[:, 0] == LEAF, LEAF, 2 * tree[:, 0])
+        binomial = search.judge(search.schedule(tree))
+        found = search.least_memory(binomial.work)
+        assert found.best.work <= binomial.work * (1 + 1e-9)
+        assert found.best.pool_bytes <= binomial.pool_bytes
+
+
+@pytest.mark.parametrize("work", [1.5, 2.0, 3.0, None])
+def test_least_memory(work: Any) -> None:
+    search = Recursive(workload_of(NETWORKS["resnet"]()), patience=0.02)
+    plain = search.least_memory(1.0)
+    assert plain.origin == "no recomputation" or plain.best.work == pytest.approx(1)
+    found = search.least_memory(work)
+    assert found.best.pool_bytes < plain.best.pool_bytes
+    assert work is None or found.best.work <= work
+    same_as_written_out(search, found.best.schedule)
+
+
+def test_never_worse_than_what_is_known() -> None:
+    """Marks are a schedule too: the best of both is taken."""
+    symbol, shapes = NETWORKS["resnet"]()
+    search = Recursive(workload_of((symbol, shapes)), patience=0.001)
+    planned = memonger.search_plan(symbol, shapes=shapes)
+    graph = forward_graph(planned, read_shapes(planned, shapes, {}, None))
+    chosen = {node.name for node, again in zip(graph.nodes, marks.recomputed(graph)) if again}
+    nodes = search.workload.training.graph.nodes
+    marked = of_marks(search.workload, np.array([node.name in chosen for node in nodes]))
+    found = search.least_memory(2.0, [("marks", marked)])
+    assert chosen and found.best.pool_bytes <= search.judge(marked).pool_bytes
+
+
+def test_more_work_is_never_more_memory() -> None:
+    search = Recursive(workload_of(NETWORKS["resnet"]()), patience=0.02)
+    points = search.frontier()
+    assert points == sorted(points) and len(points) > 3
+    assert all(a[1] > b[1] for a, b in zip(points, points[1:]))
+
+
+def test_least_work_within_a_budget() -> None:
+    search = Recursive(workload_of(NETWORKS["resnet"]()), patience=0.02)
+    least, most = search.least_memory().best, search.least_memory(1.0).best
+    budget = (least.pool_bytes + most.pool_bytes) // 2
+    found = search.least_work(budget).best
+    assert found.pool_bytes <= budget
+    assert 1 < found.work < least.work
+    fitting = [work for nbytes, work in search.frontier() if nbytes <= budget]
+    assert found.work <= min(fitting) * (1 + 1e-9)
+    assert search.least_work(most.pool_bytes).best.work == pytest.approx(1)
+
+
+def test_the_same_twice() -> None:
+    def found() -> Any:
+        search = Recursive(workload_of(NETWORKS["chain"]()), patience=0.02)
+        return search.least_memory(3.0).best.schedule.events
+
+    np.testing.assert_array_equal(found(), found())
+
+
+def test_a_budget_that_is_too_small() -> None:
+    search = Recursive(workload_of(NETWORKS["chain"]()), patience=0.01)
+    with pytest.raises(memonger.MemongerError, match="at most 4 bytes.*the smallest needs"):
+        search.least_work(4)
+
+
+@pytest.mark.parametrize("work", [0.5, float("nan"), -1])
+def test_too_little_work(work: float) -> None:
+    search = Recursive(workload_of(NETWORKS["chain"]()))
+    with pytest.raises(memonger.MemongerError, match="work is 1 or more"):
+        search.least_memory(work)
+
+
+def test_dropout_draws_once() -> None:
+    """Its mask is kept: in the deepest schedule that is found its draw still comes first."""
+    x = mx.sym.Variable("data")
+    for k in range(8):
+        x = mx.sym.FullyConnected(x, num_hidden=16, name="fc%d" % k)
+        x = mx.sym.Dropout(mx.sym.tanh(x, name="tanh%d" % k), p=0.5, name="drop%d" % k)
+    x = mx.sym.MakeLoss(mx.sym.sum(x), name="loss")
+    search = Recursive(workload_of((x, {"data": (64, 16)})), patience=0.02)
+    schedule = search.least_memory().best.schedule
+    graph = search.workload.training.graph
+    again = [i for i in schedule.forwards.tolist() if graph.nodes[i].op == "Dropout"]
+    assert len(again) > 8
+    same_as_written_out(search, schedule)
