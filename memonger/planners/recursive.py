@@ -19,7 +19,7 @@ for Arbitrary Computation Graphs". With O(log n) memory: Chen et al. 2016, secti
 
 import os
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Callable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -48,6 +48,10 @@ CLOSER = 1.5  # times the least memory that is possible: the last
 MOST_CUTS = 80
 MOST_INNER_CUTS = 24  # between two of them
 SEEDS = 4_000_000  # replays of trees that dynamic programming finds, as forward operators
+REFINEMENTS = 2  # rounds of dynamic programming over the cuts of the best trees
+MOST_REFINED = 8  # trees
+MOST_REFINED_CUTS = 110
+MOST_OF_FAMILY = 40  # trees of one power and scale
 #: Replays while annealing, as forward operators: bounds the time.
 PATIENCE = 24_000_000
 ROUNDS = ((8, 0.4), (3, 0.3), (1, 0.3))  # of annealing: how many trees, and the share of all tries
@@ -87,7 +91,7 @@ class _Tree(NamedTuple):
     pool_bytes: int
     work: float
     tree: np.ndarray
-    family: Tuple[int, int]  # the power and the scale that it comes from
+    family: Tuple[int, float]  # the power and the memory scale that it comes from
 
 
 class Recursive:
@@ -116,6 +120,7 @@ class Recursive:
         self.progress = progress or (lambda done: None)
         self.blueprint: Blueprint = blueprint(workload)
         self.position = positions(self.blueprint.node, len(workload.once))
+        self.entries = weigh(workload, self.blueprint, POWERS)
         self.one_pass = max(1.0, float(self.blueprint.steps.work.sum()))
         self.interrupted = False
         self._stop = np.zeros(1, dtype=np.uint8)
@@ -228,10 +233,8 @@ class Recursive:
 
         Pieces between neighbouring boundaries are divided further, at boundaries of their own.
         """
-        b = self.blueprint
-        entries = weigh(self.workload, b, POWERS)
+        b, count, entries = self.blueprint, len(self.blueprint.node), self.entries
         alive = alive_at(entries)
-        count = len(b.node)
         ends = np.array([0, count], dtype=np.int32)
         undivided = np.full(len(POWERS), np.inf)
         whole = Pieces(ends, *measure(entries, ends, undivided)).leaf[0, 0, 1]
@@ -254,23 +257,54 @@ class Recursive:
                 if not trees:
                     break
                 chosen = np.linspace(0, len(trees) - 1, min(each, len(trees))).astype(int)
-                for _, tree in [trees[k] for k in chosen.tolist()]:
+                for _, tree, _ in [trees[k] for k in chosen.tolist()]:
                     if tree.tobytes() not in seen:
                         seen.add(tree.tobytes())
                         pool, took = price(
                             b, tree, MATCH_RANGES, UNLIMITED * self.one_pass, ENDLESS
                         )
                         if pool >= 0:
-                            found.append(_Tree(int(pool), float(took), tree, (power, scale)))
+                            found.append(_Tree(int(pool), float(took), tree, (power, most)))
                 # Even steps on the way to little more than the least that is possible.
                 last = CLOSER * trees[0][0] / SLOTS
                 most *= min(0.7, float(last ** (1 / max(1, SCALES - 1 - scale))))
         return found
 
+    def _refined(self, trees: Sequence[_Tree]) -> List[_Tree]:
+        """Dynamic programming over the cuts of good trees and their neighbours."""
+        count = len(self.blueprint.node)
+        score: Dict[int, float] = {}
+        for rank, tree in enumerate(trees):
+            for cut in tree.tree[tree.tree[:, 0] != LEAF, 0].tolist():
+                score[cut] = score.get(cut, 0) + 1 / (1 + rank)
+        cuts = sorted(score, key=lambda cut: (-score[cut], cut))
+        near = [cut + away for away in (0, 1, -1, 2, -2, 3, -3) for cut in cuts]
+        inside = list(dict.fromkeys(cut for cut in near if 0 < cut < count))[:MOST_REFINED_CUTS]
+        bounds = np.array([0, *sorted(inside), count], dtype=np.int32)
+        families = list(dict.fromkeys(tree.family for tree in trees))
+        most = np.zeros(len(POWERS))
+        for power, scale in families:
+            most[power] = max(most[power], scale)
+        pieces = Pieces(bounds, *measure(self.entries, bounds, most))
+        undivided: List[Optional[Pieces]] = [None] * (len(bounds) - 1)
+        found: List[_Tree] = []
+        each = int(SEEDS / 2 / count / len(families)) + 1
+        for power, scale in families:
+            aim = float(np.mean([tree.work for tree in trees if tree.family == (power, scale)]))
+            made = list(self._trees(pieces, undivided, power, scale))
+            made.sort(key=lambda found: abs(found[2] - aim))
+            for _, cuts_of, _ in made[: min(each, MOST_OF_FAMILY)]:
+                pool, took = price(
+                    self.blueprint, cuts_of, MATCH_RANGES, UNLIMITED * self.one_pass, ENDLESS
+                )
+                if pool >= 0:
+                    found.append(_Tree(int(pool), float(took), cuts_of, (power, scale)))
+        return found
+
     def _trees(
         self, outer: Pieces, inner: Sequence[Optional[Pieces]], power: int, most: float
-    ) -> Iterator[Tuple[int, np.ndarray]]:
-        """For each memory up to ``most`` that makes a difference: its slot and the tree."""
+    ) -> Iterator[Tuple[int, np.ndarray, float]]:
+        """For each memory up to ``most`` that makes a difference: its slot, the tree, its work."""
         nothing = np.full((1, SLOTS + 1), IMPOSSIBLE, dtype=np.float32)
         divided = np.repeat(nothing, len(inner), axis=0)
         choices = []
@@ -293,7 +327,7 @@ class Recursive:
                     if pieces is None
                     else tree_of(pieces, choices[LEAF - 1 - cut], power, most, held)
                 )
-            yield slot, np.concatenate(parts)
+            yield slot, np.concatenate(parts), float(work[0, -1, slot])
 
     def _climbed(self, most_work: float, budget: int) -> Optional[_Tree]:
         """The best tree that annealing finds; None if there is none to start from."""
@@ -306,6 +340,15 @@ class Recursive:
             for seed in self._all_seeds()
             if seed.work <= most_work * (1 + 1e-9) and (not budget or seed.pool_bytes <= budget)
         ]
+        for _ in range(REFINEMENTS):
+            if allowed:
+                best = sorted(allowed, key=key)[:MOST_REFINED]
+                allowed += [
+                    tree
+                    for tree in self._refined(best)
+                    if tree.work <= most_work * (1 + 1e-9)
+                    and (not budget or tree.pool_bytes <= budget)
+                ]
         trees: List[_Tree] = []
         for seed in sorted(allowed, key=key):  # not too many of a family
             if sum(tree.family == seed.family for tree in trees) < 2:
