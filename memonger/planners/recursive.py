@@ -193,8 +193,9 @@ class Recursive:
         """Pool bytes and work of the schedules that no other beats, before they are annealed."""
         points: List[Tuple[int, float]] = []
         for seed in sorted(self._all_seeds(), key=lambda s: (s.pool_bytes, s.work)):
-            if not points or seed.work < points[-1][1]:
-                points.append((seed.pool_bytes, seed.work / self.one_pass))
+            work = seed.work / self.one_pass
+            if not points or work < points[-1][1]:
+                points.append((seed.pool_bytes, work))
         return points
 
     def judge(self, schedule: Schedule) -> Judged:

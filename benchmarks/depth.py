@@ -1,0 +1,144 @@
+"""Memory against depth: chains of equal layers without a plan, with marks, and with schedules.
+
+    python benchmarks/depth.py                       # 64 to 1024 layers
+    python benchmarks/depth.py 64 4096 --work 3 inf  # these depths, these limits of forward work
+    python benchmarks/depth.py 256 --hidden 32 --batch 8192 --json out.json
+
+Every figure is MB (2**20 bytes) of the pool as MXNet plans it, with schedules less the bytes of the
+parameters' gradients, which their pool holds and that of a marks plan does not. In brackets the
+forward work of a whole step, times that of one forward pass, and the seconds of planning. Each
+schedule's symbol is bound: what MXNet then reports must be what was predicted. By default every
+tensor of the chain is 1 MB and a layer's weight 4 KB, so that depth alone counts.
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+import memonger
+import mxnet as mx
+from memonger.executor import planned_mb
+from memonger.forward import ForwardGraph, forward_graph
+from memonger.gradients import environment, unallocated
+from memonger.inputs import read_shapes
+from memonger.planners.recursive import Recursive
+from memonger.schedule import Schedule, Workload, workload
+from memonger.training import training_graph
+from memonger.unrolled import BIND, parts, unroll, write
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+import networks
+
+MB = 2**20
+
+
+def bound_mb(work: Workload, schedule: Schedule) -> int:
+    """What MXNet reports when it binds the symbol of a schedule, whole MB."""
+    graph: ForwardGraph = work.training.graph
+    written = write(unroll(parts(work), schedule))
+    tensors = {
+        node.name: graph.tensors[i][0] for i, node in enumerate(graph.nodes) if node.is_variable
+    }
+    tensors.update(written.scratch)
+    for head, name in written.heads.items():
+        a, b = graph.heads[head]
+        tensors[name] = graph.tensors[a][b]
+
+    def arrays(names: List[str]) -> Dict[str, Any]:
+        found = {name: tensors[name] for name in names}
+        return {name: unallocated(t.shape, t.dtype, mx.cpu()) for name, t in found.items()}
+
+    symbol = written.symbol
+    with environment(**BIND):
+        executor = symbol.bind(
+            mx.cpu(),
+            arrays(symbol.list_arguments()),
+            None,
+            "null",
+            arrays(symbol.list_auxiliary_states()),
+        )
+    return planned_mb(executor)
+
+
+def of_depth(depth: int, options: argparse.Namespace) -> Dict[str, Any]:
+    """The figures of a chain of so many layers."""
+    symbol, shapes = networks.chain(depth, options.hidden, options.batch)
+    figures: Dict[str, Any] = {"depth": depth, "none": memonger.get_cost(symbol, shapes=shapes)}
+    if options.marks:
+        planned = memonger.search_plan(symbol, shapes=shapes)
+        figures["marks"] = memonger.get_cost(planned, shapes=shapes)
+    graph = forward_graph(symbol, read_shapes(symbol, shapes, {}, None))
+    wanted = [a for a in graph.arguments if graph.nodes[a].name not in shapes]
+    gradients = sum(4 * graph.tensors[a][0].elements for a in wanted)
+    start = time.perf_counter()
+    work = workload(training_graph(graph, wanted))
+    search = Recursive(work, options.patience)
+    figures["schedules"] = []
+    for limit in options.work:
+        best = search.least_memory(limit).best
+        seconds = time.perf_counter() - start
+        bound = bound_mb(work, best.schedule)
+        figures["schedules"].append(
+            {
+                "limit": limit,
+                "mb": (best.pool_bytes - gradients) / MB,
+                "work": best.work,
+                "seconds": seconds,
+                "bound_as_predicted": bound == best.pool_bytes // MB,
+            }
+        )
+        start = time.perf_counter()
+    return figures
+
+
+def line(figures: Dict[str, Any]) -> str:
+    cells = ["%d" % figures["depth"], "%d" % figures["none"]]
+    cells.append("%d" % figures["marks"] if "marks" in figures else "-")
+    for found in figures["schedules"]:
+        cell = "%(mb).1f (%(work).2f, %(seconds).1f s)" % found
+        cells.append(cell + ("" if found["bound_as_predicted"] else " NOT AS BOUND"))
+    return "| %s |" % " | ".join(cells)
+
+
+def limit(text: str) -> Optional[float]:
+    """A limit of forward work from the command line; None: there is none."""
+    value = float(text)
+    if not value >= 1:
+        raise argparse.ArgumentTypeError("%r: a limit of work is 1 or more, or inf" % text)
+    return None if math.isinf(value) else value
+
+
+def main(arguments: List[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("depths", nargs="*", type=int, help="numbers of layers")
+    parser.add_argument("--work", nargs="+", type=limit, default=[2.0, 3.0, 4.0, None], metavar="R")
+    parser.add_argument("--hidden", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=8192)
+    parser.add_argument("--patience", type=float, default=1.0, help="times the usual search")
+    parser.add_argument("--no-marks", dest="marks", action="store_false", help="to save time")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
+    options = parser.parse_args(arguments)
+    limits = ["no limit" if w is None else "R = %g" % w for w in options.work]
+    print("| layers | none | marks | %s |" % " | ".join(limits))
+    print("|---|---|---|%s" % ("---|" * len(limits)), flush=True)
+    rows = []
+    for depth in options.depths or [64, 256, 1024]:
+        rows.append(of_depth(depth, options))
+        print(line(rows[-1]), flush=True)
+        if options.json is not None:
+            options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    found = [schedule for row in rows for schedule in row["schedules"]]
+    return int(not all(schedule["bound_as_predicted"] for schedule in found))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except memonger.MemongerError as error:
+        sys.exit(str(error))
