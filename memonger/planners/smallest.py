@@ -74,6 +74,7 @@ OPERATORS = Phase(4, 0.15, ((0.001, 0.0001),), 1.0)
 WORK = 120_000_000  # nodes replayed in all tries: bounds the time
 IN_CACHE = 10_000  # the replay of a network of more nodes is slower by the node
 MOST_TRIES = 160_000  # enough for small networks
+NO_CUTS = "no cuts"  # the original's plan for a network without marks: everything is recomputed
 
 
 class Smallest(NamedTuple):
@@ -144,17 +145,15 @@ def smallest(
     nothing = np.zeros(len(graph.nodes), dtype=np.bool_)
     found = {"no plan": _Candidate(cost(nothing), nothing)}
     interrupted = False
-    marked = {"your marks": stages}
-    if not cheap:
-        marked["single-tensor cuts"] = dict.fromkeys(single_tensor_cuts(graph), "True")
+    marked = {"your marks" if stages else NO_CUTS: stages}
+    single = {} if cheap else dict.fromkeys(single_tensor_cuts(graph), "True")
+    if single:
+        marked["single-tensor cuts"] = single
     try:
         for name, of_name in marked.items():
-            if of_name:
-                trials = chen2016.search(
-                    graph, of_name, lambda mask: cost(rules.apply(mask)), ntrial
-                )
-                trial = chen2016.best(trials)
-                found[name] = _Candidate(trial.cost, rules.apply(trial.plan.mask))
+            trials = chen2016.search(graph, of_name, lambda mask: cost(rules.apply(mask)), ntrial)
+            trial = chen2016.best(trials)
+            found[name] = _Candidate(trial.cost, rules.apply(trial.plan.mask))
         if cheap:
             search = _Search(rules, stages, copies, progress)
             try:
