@@ -3,8 +3,8 @@
 A set of cuts is a plan: what is alive at a cut is kept, everything between is recomputed, what
 comes after the last cut is not. The search:
 
-1. The network gets a kept copy (``forward.with_copies``) wherever keeping an operator would hold
-   what it was computed from.
+1. Where the network may be cut it gets kept copies (``forward.with_copies``) of operators that
+   would hold what they were computed from if they were kept themselves.
 2. Seeds: dynamic programming over the cuts with sizes raised to several powers (the cuts that keep
    least for a bound on the pieces between them), and the original's walk with a budget between two
    cuts (Chen et al. 2016, algorithm 3), its number of cuts by golden section.
@@ -225,8 +225,9 @@ class _Search:
         states = self.anneal(BOTH, self.space, states)
         mask = self.plan_of(self.space, states[0])
         self.offer(mask[self.moved], needed_copies(self.moved, self.at, mask))
-        if self.interrupted or self.best is None:
+        if self.interrupted:
             return
+        assert self.best is not None  # it has been offered one
         copies = self.best.copies
         _, moved = self.plain.with_copies(copies)
         space = self.make_space(copies, self.full(self.best.mask, copies), ())
