@@ -573,6 +573,13 @@ class TrainingStep(NamedTuple):
         phases[(rows.time > 0) | (rows.what == READER)] = RECOMPUTED
         return phases
 
+    @property
+    def heads(self) -> List[Entry]:
+        """The outputs of the symbol: those of the network, then gradients."""
+        t = self.tables
+        outputs = t.head_entry - t.output_start[t.head_row]
+        return list(zip(t.head_row.tolist(), outputs.tolist()))
+
     def order(self) -> np.ndarray:
         """The rows in the order in which MXNet runs them, variables among them."""
         return self.tables.first
@@ -711,7 +718,6 @@ def write(step: TrainingStep) -> Written:
     rows, graph, training = step.rows, step.graph, step.training
     names = step.names
     kinds = step.kinds
-    head_entries = list(zip(step.tables.head_row.tolist(), _head_outputs(step)))
     used = np.zeros(len(names), dtype=np.bool_)
     used[rows.read_row] = True
     used[step.tables.head_row] = True
@@ -752,7 +758,7 @@ def write(step: TrainingStep) -> Written:
         {
             "nodes": nodes,
             "arg_nodes": [i for i, node in enumerate(nodes) if node["op"] == "null"],
-            "heads": [[place[row], k, 0] for row, k in head_entries],
+            "heads": [[place[row], k, 0] for row, k in step.heads],
             "attrs": {"mxnet_version": MXNET_VERSION},
         }
     )
@@ -764,11 +770,6 @@ def write(step: TrainingStep) -> Written:
         heads,
         scratch,
     )
-
-
-def _head_outputs(step: TrainingStep) -> List[int]:
-    t = step.tables
-    return (t.head_entry - t.output_start[t.head_row]).tolist()
 
 
 def _attributes(kind: RowKind) -> Mapping[str, str]:

@@ -115,6 +115,7 @@ def smallest(
     cheap: bool = True,
     copies: bool = True,
     progress: Optional[Callable[[float], None]] = None,
+    patience: float = 1.0,
 ) -> Smallest:
     """The cheapest of no plan, the original's search, and searched cuts.
 
@@ -135,6 +136,8 @@ def smallest(
         Whether results may be kept in copies.
     progress : callable, optional
         Is told how much of the search is done, from 0 to 1.
+    patience : float
+        Times the usual length of the search.
 
     Raises
     ------
@@ -155,7 +158,7 @@ def smallest(
             trial = chen2016.best(trials)
             found[name] = _Candidate(trial.cost, rules.apply(trial.plan.mask))
         if cheap:
-            search = _Search(rules, stages, copies, progress)
+            search = _Search(rules, stages, copies, progress, patience)
             try:
                 search.run()
             finally:
@@ -179,7 +182,8 @@ class _Search:
         rules: Rules,
         stages: Mapping[int, str],
         copies: bool,
-        progress: Optional[Callable[[float], None]],
+        progress: Optional[Callable[[float], None]] = None,
+        patience: float = 1.0,
     ) -> None:
         self.plain, self.progress = rules, progress or (lambda done: None)
         self.best: Optional[_Candidate] = None
@@ -192,7 +196,8 @@ class _Search:
         self.cuts = behind_copies(cuts, self.moved, self.at)
         self.space = self.make_space(self.at, self.rules.allowed, self.cuts)
         count = len(self.graph.nodes)
-        self.tries = int(min(MOST_TRIES, WORK / count * min(1, IN_CACHE / count)))
+        tries = min(MOST_TRIES, WORK / count * min(1, IN_CACHE / count))
+        self.tries = int(patience * tries)
         self.done = 0.0
 
     def make_space(
