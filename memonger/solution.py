@@ -146,12 +146,13 @@ def solve(
         native, memory, symbol = (), unplanned, marks.clear(request.symbol)
         warnings.append(
             "no plan costs less than the network as it is (%.1f MB), so it is returned unmarked: %s"
-            % (cost.unplanned / MB, _why_nothing_helps(network, found.candidates))
+            % (unplanned.counted_bytes / MB, _why_nothing_helps(network, found.candidates))
         )
     elif saved < 0:
         warnings.append(
             "this plan needs more memory (%.1f MB) than the network as it is (%.1f MB), which "
-            "planner='smallest' never does" % (memory.counted_bytes / MB, cost.unplanned / MB)
+            "planner='smallest' never does"
+            % (memory.counted_bytes / MB, unplanned.counted_bytes / MB)
         )
     log.info("Find best plan with cost=%s MB", memory.bound)
     facts = {
