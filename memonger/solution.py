@@ -205,12 +205,11 @@ def _smallest(network: Network, cost: CostModel, ntrial: int, kept_copies: bool)
     for name, counted in found.candidates.items():
         log.info("%s: %.1f MB", name, counted / MB)
     _log_kept(network)
-    candidates = dict(found.candidates)
-    winner = min(candidates, key=lambda name: candidates[name])  # of equals the first
+    winner = min(found.candidates, key=lambda name: found.candidates[name])  # of equals the first
     copies = marks.inferable(network.request.symbol, found.copies, network.request.spec.shapes)
     if copies != found.copies:
-        candidates[winner] = _replayed(network, found.mask, copies).pool_bytes
-    return Found(found.mask, copies, candidates[winner], winner, candidates, found.interrupted)
+        found = found._replace(cost=_replayed(network, found.mask, copies).pool_bytes)
+    return Found(found.mask, copies, found.cost, winner, found.candidates, found.interrupted)
 
 
 def _chen2016(network: Network, cost: CostModel, ntrial: int, rules: bool) -> Found:
