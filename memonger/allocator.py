@@ -160,11 +160,6 @@ def replay(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
     return Replay(training, mask, order, reads, planned, int(pool))
 
 
-def timeline(training: TrainingGraph, recomputed: np.ndarray) -> Timeline:
-    """Which tensors of a training step are alive when; parameters as those of `replay`."""
-    return replay(training, recomputed).timeline()
-
-
 def match_ranges() -> List[int]:
     """The factors that MXNet will try, from the environment (``MXPlanMemory``)."""
     largest = int(os.environ.get("NNVM_EXEC_MATCH_RANGE", "16"))

@@ -19,7 +19,7 @@ from memonger.forward import KeptCopy, forward_graph, mask_with_copies, no_colle
 from memonger.inputs import InputSpec
 from memonger.network import Network, Request, read_network, wanted
 from memonger.planners import chen2016
-from memonger.planners.smallest import smallest
+from memonger.planners.smallest import NO_CUTS, smallest
 from memonger.progress import Progress
 from memonger.rules import kept_summary
 from memonger.training import training_graph
@@ -269,7 +269,7 @@ def _why_nothing_helps(network: Network, candidates: Mapping[str, int]) -> str:
         return "every operator must be kept (%s)" % kept_summary(
             (graph.nodes[i].op, why) for i, why in rules.reasons.items()
         )
-    if len(candidates) == 1:
+    if set(candidates) <= {"no plan", NO_CUTS}:
         return "there is no point at which it can be cut"
     tried = ", ".join(
         "%s give %.1f MB" % (name, cost / MB)

@@ -3,8 +3,8 @@
 A set of cuts is a plan: what is alive at a cut is kept, everything between is recomputed, what
 comes after the last cut is not. The search:
 
-1. The network gets a kept copy (``forward.with_copies``) wherever keeping an operator would hold
-   what it was computed from.
+1. Where the network may be cut it gets kept copies (``forward.with_copies``) of operators that
+   would hold what they were computed from if they were kept themselves.
 2. Seeds: dynamic programming over the cuts with sizes raised to several powers (the cuts that keep
    least for a bound on the pieces between them), and the original's walk with a budget between two
    cuts (Chen et al. 2016, algorithm 3), its number of cuts by golden section.
@@ -75,6 +75,7 @@ OPERATORS = Phase(4, 0.15, ((0.001, 0.0001),), 1.0)
 WORK = 120_000_000  # nodes replayed in all tries: bounds the time
 IN_CACHE = 10_000  # the replay of a network of more nodes is slower by the node
 MOST_TRIES = 160_000  # enough for small networks
+NO_CUTS = "no cuts"  # the original's plan for a network without marks: everything is recomputed
 
 
 class Smallest(NamedTuple):
@@ -145,17 +146,15 @@ def smallest(
     nothing = np.zeros(len(graph.nodes), dtype=np.bool_)
     found = {"no plan": _Candidate(cost(nothing), nothing)}
     interrupted = False
-    marked = {"your marks": stages}
-    if not cheap:
-        marked["single-tensor cuts"] = dict.fromkeys(single_tensor_cuts(graph), "True")
+    marked = {"your marks" if stages else NO_CUTS: stages}
+    single = {} if cheap else dict.fromkeys(single_tensor_cuts(graph), "True")
+    if single:
+        marked["single-tensor cuts"] = single
     try:
         for name, of_name in marked.items():
-            if of_name:
-                trials = chen2016.search(
-                    graph, of_name, lambda mask: cost(rules.apply(mask)), ntrial
-                )
-                trial = chen2016.best(trials)
-                found[name] = _Candidate(trial.cost, rules.apply(trial.plan.mask))
+            trials = chen2016.search(graph, of_name, lambda mask: cost(rules.apply(mask)), ntrial)
+            trial = chen2016.best(trials)
+            found[name] = _Candidate(trial.cost, rules.apply(trial.plan.mask))
         if cheap:
             search = _Search(rules, stages, copies, progress)
             try:
@@ -227,8 +226,9 @@ class _Search:
         states = self.anneal(BOTH, self.space, states)
         mask = self.plan_of(self.space, states[0])
         self.offer(mask[self.moved], needed_copies(self.moved, self.at, mask))
-        if self.interrupted or self.best is None:
+        if self.interrupted:
             return
+        assert self.best is not None  # it has been offered one
         copies = self.best.copies
         _, moved = self.plain.with_copies(copies)
         space = self.make_space(copies, self.full(self.best.mask, copies), ())
