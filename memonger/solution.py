@@ -129,9 +129,7 @@ def solve(
         )
     native = tuple(network.rules.native(found.mask))
     nothing = np.zeros(len(network.graph.nodes), dtype=np.bool_)
-    unplanned = Memory(
-        replay(network.training, nothing), cost.unplanned // MB, network.training.inexact
-    )
+    unplanned = Memory(replay(network.training, nothing), cost.bound, network.training.inexact)
     memory = unplanned
     symbol = marked(request.symbol, found.mask, native, found.copies)
     if found.mask.any():
@@ -148,12 +146,13 @@ def solve(
         native, memory, symbol = (), unplanned, marks.clear(request.symbol)
         warnings.append(
             "no plan costs less than the network as it is (%.1f MB), so it is returned unmarked: %s"
-            % (cost.unplanned / MB, _why_nothing_helps(network, found.candidates))
+            % (unplanned.counted_bytes / MB, _why_nothing_helps(network, found.candidates))
         )
     elif saved < 0:
         warnings.append(
             "this plan needs more memory (%.1f MB) than the network as it is (%.1f MB), which "
-            "planner='smallest' never does" % (memory.counted_bytes / MB, cost.unplanned / MB)
+            "planner='smallest' never does"
+            % (memory.counted_bytes / MB, unplanned.counted_bytes / MB)
         )
     log.info("Find best plan with cost=%s MB", memory.bound)
     facts = {
@@ -189,10 +188,13 @@ def _confirmed(network: Network, found: Found, symbol: Any) -> Memory:
     """What MXNet plans for the symbol that was made of what was found, and what is predicted."""
     asked = network.training.wanted
     bound = planned_mb(bind(symbol, network.graph, network.request.device, asked))
-    rules, moved = network.rules.with_copies(found.copies)
-    mask = mask_with_copies(found.mask, moved, found.copies, len(rules.graph.nodes))
-    training = rules.trainings[0]
-    return Memory(replay(training, mask), bound, training.inexact)
+    replayed = _replayed(network, found.mask, found.copies)
+    return Memory(replayed, bound, replayed.training.inexact)
+
+
+def _replayed(network: Network, mask: np.ndarray, copies: Sequence[KeptCopy]) -> Replay:
+    rules, moved = network.rules.with_copies(copies)
+    return replay(rules.trainings[0], mask_with_copies(mask, moved, copies, len(rules.graph.nodes)))
 
 
 def _smallest(network: Network, cost: CostModel, ntrial: int, kept_copies: bool) -> Found:
@@ -204,7 +206,10 @@ def _smallest(network: Network, cost: CostModel, ntrial: int, kept_copies: bool)
         log.info("%s: %.1f MB", name, counted / MB)
     _log_kept(network)
     winner = min(found.candidates, key=lambda name: found.candidates[name])  # of equals the first
-    return Found(found.mask, found.copies, found.cost, winner, found.candidates, found.interrupted)
+    copies = marks.inferable(network.request.symbol, found.copies, network.request.spec.shapes)
+    if copies != found.copies:
+        found = found._replace(cost=_replayed(network, found.mask, copies).pool_bytes)
+    return Found(found.mask, copies, found.cost, winner, found.candidates, found.interrupted)
 
 
 def _chen2016(network: Network, cost: CostModel, ntrial: int, rules: bool) -> Found:
