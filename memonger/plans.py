@@ -56,8 +56,9 @@ class Plan:
         What MXNet asks a GPU for: the pool, the inputs and parameters, the gradients of those that
         ``grad_req`` asks for, and auxiliary states, each rounded as MXNet rounds it. Not in it are
         the state of an optimiser, the workspaces of operators (cuDNN's above all) and what CUDA
-        takes for itself. It is exact with ``MXNET_USE_FUSION=0``: pointwise fusion, which is on by
-        default on a GPU, may add to the pool where there are ``copies`` (up to 14 %, ResNet-50).
+        takes for itself. Pointwise fusion is in it only if the plan is for a GPU (``ctx``): it is
+        on by default on a GPU (``MXNET_USE_FUSION``), and makes the ``copies`` of a plan for any
+        device take memory of their own (ResNet-50 v1: 9 % more than is told here).
     recomputed_flops : float
         Work added to a training step, as a share of the FLOPs of the forward pass.
     kept, recomputed : tuple of str
@@ -67,7 +68,7 @@ class Plan:
     planner : str
         What found it: one of ``candidates``, 'no plan' if the network is better left as it is.
     candidates : dict
-        The cost of each candidate, in bytes as MXNet counts them.
+        The cost of each candidate, in bytes as MXNet counts them, without pointwise fusion.
     exact : bool
         Whether the memory was replayed to the byte and agreed with MXNet. Where it is False, it was
         learned by binding: in whole MB (2**20 bytes), rounded down, and ``peak_bytes``,
@@ -192,7 +193,10 @@ def plan(
         ('null'), by which its memory differs a little.
     ctx : mx.Context, optional
         The device to plan for. By default the plan is made on the CPU and holds for CPU and GPU;
-        a plan for ``mx.cpu()`` leaves cuDNN's BatchNorm on and does not hold for a GPU.
+        a plan for ``mx.cpu()`` leaves cuDNN's BatchNorm on and does not hold for a GPU. Where you
+        train on a GPU, give it, such as ``mx.gpu(0)``: what is kept then costs nothing more with
+        pointwise fusion, and the memory that is told is that with ``MXNET_USE_FUSION`` as it is
+        set. Such a plan is not for the CPU: inference there may round differently.
     planner : {'smallest', 'chen2016'}
         'smallest' searches cuts of the network for the least memory, marks or no marks, and takes
         nothing that is worse than the original's plan with the rules or than none;
@@ -226,7 +230,7 @@ def plan(
 
     Examples
     --------
-    >>> plan = memonger.plan(net, {'data': (32, 3, 224, 224)})
+    >>> plan = memonger.plan(net, {'data': (32, 3, 224, 224)}, ctx=mx.gpu())
     >>> print(plan)
     >>> mod = mx.mod.Module(plan.symbol, context=mx.gpu())
     """

@@ -47,7 +47,7 @@ def solve_schedule(
     made = parts(todo)
     cost = network.cost_model()
     nothing = np.zeros(len(network.graph.nodes), dtype=np.bool_)
-    unplanned = memories.of_marks(network.training, nothing, cost.unplanned // MB)
+    unplanned = memories.of_marks(network.training, nothing, cost.bound)
 
     def memory(schedule: Schedule, bound: Optional[int] = None) -> Memory:
         found = memories.of_step(unroll(made, schedule), request.grad_req, 0)

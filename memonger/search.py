@@ -58,7 +58,7 @@ def search_plan(
 
     Examples
     --------
-    >>> planned = memonger.search_plan(net, data=(32, 3, 224, 224))
+    >>> planned = memonger.search_plan(net, ctx=mx.gpu(), data=(32, 3, 224, 224))
     >>> mod = mx.mod.Module(planned, context=mx.gpu())
     """
     return plan(

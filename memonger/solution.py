@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 import numpy as np
 
 from memonger import marks
-from memonger.allocator import Replay
+from memonger.allocator import Replay, replay
 from memonger.costs import MB, CostModel
 from memonger.executor import bind, planned_mb
 from memonger.flops import forward_flops
@@ -23,6 +23,7 @@ from memonger.progress import Progress
 from memonger.rules import kept_summary
 from memonger.schedule import Schedule
 from memonger.scheduled import scheduled
+from memonger.training import TrainingGraph
 
 log = logging.getLogger("memonger")
 
@@ -92,7 +93,7 @@ def solve(
         )
     native = tuple(network.rules.native(found.mask))
     nothing = np.zeros(len(network.graph.nodes), dtype=np.bool_)
-    memory = unplanned = of_marks(network.training, nothing, cost.unplanned // MB)
+    memory = unplanned = of_marks(network.training, nothing, cost.bound)
     symbol = marked(request.symbol, found.mask, native, found.copies)
     if found.mask.any():
         memory = _confirmed(network, found, symbol)
@@ -110,7 +111,8 @@ def solve(
     elif saved < 0:
         warnings.append(
             "this plan needs more memory (%.1f MB) than the network as it is (%.1f MB), which "
-            "planner='smallest' never does" % (memory.counted_bytes / MB, cost.unplanned / MB)
+            "planner='smallest' never does"
+            % (memory.counted_bytes / MB, unplanned.counted_bytes / MB)
         )
     log.info("Find best plan with cost=%s MB", memory.bound)
     facts = {
@@ -153,9 +155,17 @@ def _confirmed(network: Network, found: Found, symbol: Any) -> Memory:
     """What MXNet plans for the symbol that was made of what was found, and what is predicted."""
     asked = network.training.wanted
     bound = planned_mb(bind(symbol, network.graph, network.request.device, asked))
-    rules, moved = network.rules.with_copies(found.copies)
-    mask = mask_with_copies(found.mask, moved, found.copies, len(rules.graph.nodes))
-    return of_marks(rules.trainings[0], mask, bound)
+    training, mask = _with_copies(network, found.mask, found.copies)
+    return of_marks(training, mask, bound)
+
+
+def _with_copies(
+    network: Network, mask: np.ndarray, copies: Sequence[KeptCopy]
+) -> Tuple[TrainingGraph, np.ndarray]:
+    """The training graph of the network with copies, and the nodes of it that are recomputed."""
+    rules, moved = network.rules.with_copies(copies)
+    full = mask_with_copies(mask, moved, copies, len(rules.graph.nodes))
+    return rules.trainings[0], full
 
 
 def _smallest(
@@ -176,7 +186,10 @@ def _smallest(
         log.info("%s: %.1f MB", name, counted / MB)
     _log_kept(network)
     winner = min(found.candidates, key=lambda name: found.candidates[name])  # of equals the first
-    return Found(found.mask, found.copies, found.cost, winner, found.candidates, found.interrupted)
+    copies = marks.inferable(network.request.symbol, found.copies, network.request.spec.shapes)
+    if copies != found.copies:
+        found = found._replace(cost=replay(*_with_copies(network, found.mask, copies)).pool_bytes)
+    return Found(found.mask, copies, found.cost, winner, found.candidates, found.interrupted)
 
 
 def _chen2016(network: Network, cost: CostModel, ntrial: int, rules: bool) -> Found:

@@ -26,6 +26,7 @@ import numpy as np
 from memonger.allocator import NO_LIMIT, match_ranges, replay
 from memonger.flops import forward_flops
 from memonger.forward import Entry, KeptCopy, mask_with_copies
+from memonger.operators import CPU, GPU_FUSION
 from memonger.planners import chen2016
 from memonger.planners.anneal import Space, anneal, cheapest_cuts, fill, price
 from memonger.planners.cuts import (
@@ -455,7 +456,8 @@ def copyable(rules: Rules) -> Tuple[KeptCopy, ...]:
     Their gradients read inputs, which they would hold if they were kept themselves. Only their
     first output is read, by operators, so that the copy runs right after them; it is no output of
     the network, where two gradients would be added up in another order. They are tied where the
-    recomputed copy of the operator must be read, which its gradient does not do.
+    recomputed copy of the operator must be read, which its gradient does not do. Pointwise fusion
+    leaves them alone where the network is trained with it and nowhere else than on a GPU.
     """
     graph, facts = rules.graph, rules.trainings[0].facts
     read = {a for node in graph.nodes for a, b in node.inputs if b == 0}
@@ -466,8 +468,11 @@ def copyable(rules: Rules) -> Tuple[KeptCopy, ...]:
     merged = {i for i, first in enumerate(same) if i != first}
     merged |= {same[i] for i in merged}
     tolerant = rules.tables[0].tolerant
+    unfused = GPU_FUSION in rules.targets and CPU not in rules.targets
     return tuple(
-        KeptCopy(i, "" if tolerant[i] or facts[i].own_output else graph.tensors[i][0].dtype)
+        KeptCopy(
+            i, "" if tolerant[i] or facts[i].own_output else graph.tensors[i][0].dtype, unfused
+        )
         for i in graph.operators
         if i in read and rules.allowed[i] and facts[i].inputs and i not in merged
     )
