@@ -166,6 +166,7 @@ def test_copies_keep_the_schedule() -> None:
     ]
     for other in copies:
         assert isinstance(other, ScheduledSymbol)
+        assert other.schedule is not None and symbol.schedule is not None
         assert np.array_equal(other.schedule.events, symbol.schedule.events)
         assert other.tojson() == symbol.tojson()
 
