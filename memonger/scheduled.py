@@ -263,7 +263,13 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
                     raise MemongerError("bind: the %s %r is missing" % (kind, name))
         given = {name: given[name] for name in names}
         aux = {name: aux[name] for name in self.list_auxiliary_states()}
-        grads = {n: grads[n] for n in names if requests[n] != "null"}
+        grads = {n: grads[n] for n in names if grads.get(n) is not None}
+        for name, array in grads.items():
+            if isinstance(shared_exec, ScheduledExecutor) and shared_exec.holds(array):
+                raise MemongerError(
+                    "bind: the array for the gradient of %r lies in the memory that is shared with "
+                    "shared_exec; give it one of its own" % name
+                )
         arrays.refuse_sparse({n: a.stype for n, a in [*given.items(), *grads.items()]})
         self._recipe.tensors(
             self,

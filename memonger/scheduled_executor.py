@@ -13,7 +13,7 @@ import ctypes
 import hashlib
 import threading
 from collections import OrderedDict
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from memonger.gradients import environment, unallocated
 from memonger.inputs import InputSpec
 from memonger.schedule import Schedule, adapt, check, workload
 from memonger.training import training_graph
-from memonger.unrolled import BIND, Written, parts, unroll, write
+from memonger.unrolled import BIND, ITSELF, Written, parts, unroll, write
 
 REMEMBERED = 16  # training steps of one symbol: shapes, gradients
 
@@ -50,15 +50,15 @@ class Step(NamedTuple):
         How many nodes run (variables counted) before the outputs are there, and in all.
     operators : int
         How many of the nodes are operators.
-    again : frozenset of str
-        Names of the nodes that the network has not.
+    called : dict of str or None
+        What MXNet calls the nodes that have another name here; None for those that it has not.
     """
 
     written: Written
     forward: int
     nodes: int
     operators: int
-    again: frozenset
+    called: Mapping[str, Optional[str]]
 
 
 class Recipe:
@@ -125,14 +125,19 @@ def make_step(
     step = unroll(parts(work), fitting)
     order = step.order()
     first = np.flatnonzero(step.rows.time[order] == 0)
-    names = step.names
-    again = (step.rows.time > 0) | (step.rows.what != 0)
+    called: Dict[str, Optional[str]] = {}
+    rows, usual = step.rows, step.training.names
+    for name, source, what, time in zip(step.names, rows.source, rows.what, rows.time):
+        if time > 0 or what != ITSELF:
+            called[name] = None
+        elif name != usual[source]:
+            called[name] = usual[source]
     return Step(
         write(step),
         int(first.max(initial=-1)) + 1,
         len(order),
         int((~step.tables.variable[order]).sum()),
-        frozenset(names[k] for k in np.flatnonzero(again)),
+        called,
     )
 
 
@@ -187,8 +192,9 @@ class ScheduledExecutor(mx.executor.Executor):
         self._training = _bind(written, ctx, variables, states, of_memory(shared_exec))
         _check_size(self._training, step)
         self._inference: Any = None
+        self._moves: List[Tuple[Any, Any, bool]] = []
         self._plain: Any = None
-        self._ran_forward = False
+        self._ran_forward = self._has_gradients = False
         self.arg_arrays = [args[name] for name in names]
         self.aux_arrays = [aux[name] for name in symbol.list_auxiliary_states()]
         self.outputs = self._training.outputs[: written.outputs]
@@ -231,11 +237,15 @@ class ScheduledExecutor(mx.executor.Executor):
             )
         return self._plain.handle
 
+    def holds(self, array: Any) -> bool:
+        """Whether this is a gradient in the memory pool."""
+        return arrays.address(array) in {arrays.address(own) for own in self._own}
+
     def _gradient(self, name: str) -> Any:
         """The array of a gradient, and how it is filled."""
         request, made = self._grad_req[name], self._step.written.gradients
         if request == "null":
-            return None
+            return self._given_grads.get(name)
         output = made.get(name)
         source = None if output is None else self._training.outputs[output]
         array = self._given_grads.get(name)
@@ -268,11 +278,12 @@ class ScheduledExecutor(mx.executor.Executor):
                     % (name, self.arg_dict[name].shape, array.shape)
                 )
             self.arg_dict[name][:] = array
+        self._ran_forward = bool(is_train)
         if is_train:
+            self._has_gradients = False
             _run(self._training, 0, self._step.forward)
         else:
             self._infer()
-        self._ran_forward = bool(is_train)
         return self.outputs
 
     def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
@@ -297,7 +308,7 @@ class ScheduledExecutor(mx.executor.Executor):
             if not isinstance(out_grads[k], mx.nd.NDArray):
                 raise TypeError("inputs must be NDArray")
             out_grads[k].copyto(array)
-        self._ran_forward = False
+        self._ran_forward, self._has_gradients = False, True
         _run(self._training, self._step.forward, self._step.nodes)
         for array, source, request in self._copied:
             if request == "add":
@@ -311,7 +322,8 @@ class ScheduledExecutor(mx.executor.Executor):
     def _infer(self) -> None:
         """Outputs of the plain network in inference, which uses the memory of the training step.
 
-        The gradients are put back afterwards, for they may still be wanted.
+        Gradients that lie there are put back afterwards, for they may still be wanted; until then
+        they are held in the memory of the host.
         """
         if self._inference is None:
             with environment(**INFERENCE):
@@ -324,11 +336,16 @@ class ScheduledExecutor(mx.executor.Executor):
                     self.aux_dict,
                     shared_exec=self._training,
                 )
+            self._moves = _moves(self._inference.outputs, self.outputs)
             if self._monitor_callback is not None:
                 self._watch(self._inference)
-        held = [array.copy() for array in self._own]
-        found = [array.copy() for array in self._inference.forward(is_train=False)]
-        for array, copy in zip([*self._own, *self.outputs], [*held, *found]):
+        own = self._own if self._has_gradients else []
+        held = [array.copyto(mx.cpu()) for array in own]
+        self._inference.forward(is_train=False)
+        moved = [source.copy() if crossing else source for source, _, crossing in self._moves]
+        for source, (_, target, _) in zip(moved, self._moves):
+            source.copyto(target)
+        for copy, array in zip(held, own):
             copy.copyto(array)
 
     # ------------------------------------------------------------------ the rest
@@ -369,7 +386,7 @@ class ScheduledExecutor(mx.executor.Executor):
             self,
         )
         if self._monitor_callback is not None:
-            made._monitor_with(self._monitor_function, self._monitor_all)
+            made.set_monitor_callback(self._monitor_function, self._monitor_all)
         return made
 
     def debug_str(self) -> str:
@@ -377,22 +394,10 @@ class ScheduledExecutor(mx.executor.Executor):
         return str(self._training.debug_str())
 
     def set_monitor_callback(self, callback: Any, monitor_all: bool = False) -> None:
-        """Install a callback; it sees each result once, however often it is computed."""
-        self._monitor_with(callback, monitor_all)
-
-    def _monitor_with(self, callback: Any, monitor_all: bool) -> None:
-        again = self._step.again
-
-        def first_time(name: Any, array: Any, _: Any) -> None:
-            if _belongs(mx.base.py_str(name), again):
-                # What is handed to a callback is its own to free.
-                mx.nd.NDArray(ctypes.cast(array, mx.base.NDArrayHandle))
-            else:
-                callback(name, array)
-
+        """Install a callback; it is told of each result once, however often it is computed."""
         kind = ctypes.CFUNCTYPE(None, ctypes.c_char_p, mx.base.NDArrayHandle, ctypes.c_void_p)
-        self._monitor_function = callback
-        self._monitor_callback, self._monitor_all = kind(first_time), monitor_all
+        self._monitor_function, self._monitor_all = callback, monitor_all
+        self._monitor_callback = kind(_once_each(callback, self._symbol, self._step, monitor_all))
         self._watch(self._training)
         if self._inference is not None:
             self._watch(self._inference)
@@ -410,13 +415,49 @@ def of_memory(executor: Any) -> Any:
     return executor._training if isinstance(executor, ScheduledExecutor) else executor
 
 
-def _belongs(text: str, nodes: frozenset) -> bool:
-    """Whether what a monitor is told of is a result or an input of one of these nodes.
+def _moves(sources: Sequence[Any], targets: Sequence[Any]) -> List[Tuple[Any, Any, bool]]:
+    """What must be copied to what, and whether through a copy of it.
 
-    Its name is that of the node, '_' and that of the input or output; of a variable its name alone.
+    Arrays of a pool start where its blocks do, so that two overlap if they start at one address.
     """
-    places = [k for k, letter in enumerate(text) if letter == "_"]
-    return any(text[:k] in nodes for k in (*places, len(text)))
+    places = [arrays.address(array) for array in targets]
+    moved = [(s, t) for s, t, place in zip(sources, targets, places) if arrays.address(s) != place]
+    return [(s, t, arrays.address(s) in places) for s, t in moved]
+
+
+def _once_each(callback: Any, symbol: Any, step: Step, inputs: bool) -> Any:
+    """A monitor's callback that is not told of what is computed again, nor of names of ours.
+
+    What it is told of has the name of the node, '_' and that of the output or input. Before an
+    input that is a variable it is told of the variable, by its own name
+    (``GraphExecutor::ExecuteMonInputCallback``).
+    """
+    variables = {*symbol.list_inputs(), *step.written.scratch} if inputs else set()
+    held: List[Any] = []
+
+    def told(name: Any, array: Any, _: Any) -> None:
+        text = mx.base.py_str(name)
+        if not held and text in variables:
+            held.append((name, array))
+            return
+        found = [*held, (_called(text, step.called), array)]
+        held.clear()
+        for said, value in found:
+            if found[-1][0] is None:  # what is handed to a callback is its own to free
+                mx.nd.NDArray(ctypes.cast(value, mx.base.NDArrayHandle))
+            else:
+                callback(said, value)
+
+    return told
+
+
+def _called(text: str, called: Mapping[str, Optional[str]]) -> Optional[bytes]:
+    """What MXNet calls an input or output; None if it has none such."""
+    for k, letter in enumerate(text):
+        if letter == "_" and text[:k] in called:
+            name = called[text[:k]]
+            return None if name is None else (name + text[k:]).encode()
+    return text.encode()
 
 
 # ---------------------------------------------------------------------- MXNet
