@@ -740,7 +740,7 @@ def write(step: TrainingStep) -> Written:
         else:
             attrs = _attributes(kind)
             if rows.what[k] == ITSELF and int(rows.source[k]) in multiplied:
-                # cuDNN's mask is one of bits, nothing to multiply by (src/operator/nn/dropout-inl.h)
+                # cuDNN's mask is one of bits, no factors (src/operator/nn/dropout-inl.h)
                 attrs = {**attrs, "cudnn_off": "True"}
         node: Dict[str, Any] = {"op": kind.op, "name": name, "inputs": []}
         node["inputs"] = [

@@ -34,11 +34,11 @@ def net(loss: bool = True) -> Any:
         return S.SoftmaxOutput(x, name="softmax") if loss else x
 
 
-def planned(loss: bool = True) -> ScheduledSymbol:
+def planned(loss: bool = True) -> Any:
     return with_schedule(net(loss), loss)
 
 
-def with_schedule(symbol: Any, loss: bool = True) -> ScheduledSymbol:
+def with_schedule(symbol: Any, loss: bool = True) -> Any:
     shapes = {"data": (BATCH, 3, 8, 8), **({"softmax_label": (BATCH,)} if loss else {})}
     return scheduled(symbol, nested(work_of(symbol, shapes), 4, 1, 0.8))
 
@@ -53,7 +53,7 @@ def parameters(symbol: Any) -> Dict[str, Any]:
     }
 
 
-class PartialIter(mx.io.DataIter):  # type: ignore[misc, name-defined]
+class PartialIter(mx.io.DataIter):
     """Batches of which the last is smaller."""
 
     def __init__(self) -> None:
@@ -338,26 +338,26 @@ def test_sequential_module() -> None:
     same(run(False), run(True))
 
 
-def unrolled(steps: int) -> Any:
+def unrolled(steps: int, hidden: int = 16) -> Any:
     with mx.name.NameManager():
         stack = mx.rnn.SequentialRNNCell()
-        stack.add(mx.rnn.LSTMCell(16, prefix="lstm_"))
+        stack.add(mx.rnn.LSTMCell(hidden, prefix="lstm_"))
         stack.add(mx.rnn.DropoutCell(0.1))
-        stack.add(mx.rnn.GRUCell(16, prefix="gru_"))
-        x = S.Embedding(S.Variable("data"), input_dim=20, output_dim=16, name="embed")
+        stack.add(mx.rnn.GRUCell(hidden, prefix="gru_"))
+        x = S.Embedding(S.Variable("data"), input_dim=20, output_dim=hidden, name="embed")
         x, _ = stack.unroll(steps, inputs=x, merge_outputs=True)
-        x = S.FullyConnected(S.Reshape(x, shape=(-1, 16)), num_hidden=20, name="decode")
+        x = S.FullyConnected(S.Reshape(x, shape=(-1, hidden)), num_hidden=20, name="decode")
         label = S.Reshape(S.Variable("softmax_label"), shape=(-1,))
         return S.SoftmaxOutput(x, label, name="softmax")
 
 
-def planned_unrolled(steps: int) -> ScheduledSymbol:
+def planned_unrolled(steps: int) -> Any:
     symbol = unrolled(steps)
     work = work_of(symbol, {"data": (4, steps), "softmax_label": (4, steps)})
     return scheduled(symbol, nested(work, 3, steps, 0.8))
 
 
-class SentenceIter(mx.io.DataIter):  # type: ignore[misc, name-defined]
+class SentenceIter(mx.io.DataIter):
     """Batches of several lengths."""
 
     def __init__(self, lengths: List[int]) -> None:
