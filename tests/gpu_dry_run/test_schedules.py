@@ -252,6 +252,61 @@ def test_float16(gpu_dry_run: GpuDryRun) -> None:
         assert means and all(moved["0x%x" % mean] == STEPS for mean in means)
 
 
+def released(dry: DryRun) -> Any:
+    """What is held before a network is bound, with it, and after it is gone."""
+    import gc
+
+    import mxnet as mx
+    import numpy as np
+    from memonger.schedule import Schedule
+    from memonger.scheduled import scheduled
+
+    text, events, shapes = dry.args
+    net = scheduled(mx.sym.load_json(text), Schedule(np.array(events, dtype=np.int32)))
+
+    def train() -> int:
+        requests = {n: "null" if n in shapes else "write" for n in net.list_arguments()}
+        executor = net.simple_bind(mx.gpu(0), grad_req=requests, **shapes)
+        seen: Any = mx.mon.Monitor(1, monitor_all=True)
+        seen.install(executor)
+        smaller = executor.reshape(**{name: (8, *shape[1:]) for name, shape in shapes.items()})
+        for one in (executor, smaller):
+            one.forward(is_train=True)
+            one.backward()
+            one.forward(is_train=False)
+        mx.nd.waitall()
+        return dry.used_bytes()
+
+    found = []
+    for _ in range(3):
+        held = train()
+        gc.collect()
+        mx.nd.waitall()
+        mx.gpu(0).empty_cache()
+        found.append([held, dry.used_bytes()])
+    return found
+
+
+def test_memory_is_given_back(gpu_dry_run: GpuDryRun) -> None:
+    """That of executors, their reshaped ones, and of all that a monitor is not told of."""
+    symbol, shapes = dropped_out()
+    events = everything(work_of(symbol, shapes)).events.tolist()
+    args = [symbol.tojson(), events, shapes]
+    result = gpu_dry_run.run(released, args=args)
+    assert result.ok, result.message
+    for held, after in result.value:
+        assert held > after + 8 * MB
+    assert result.value[-1] == result.value[-2]
+
+
+def test_too_small_a_device_is_an_error(gpu_dry_run: GpuDryRun) -> None:
+    """Not a crash: what runs out of memory runs in MXNet's engine, and is told when waited for."""
+    symbol, shapes = dropped_out()
+    events = everything(work_of(symbol, shapes)).events.tolist()
+    result = gpu_dry_run.run(released, args=[symbol.tojson(), events, shapes], memory_mb=12)
+    assert result.returncode == 1 and "out of memory" in result.message, result.message
+
+
 # -- Module -----------------------------------------------------------------------------------
 
 
