@@ -728,6 +728,7 @@ def write(step: TrainingStep) -> Written:
     wait_row = rows.wait_row.tolist()
     heads: Dict[int, str] = {}
     scratch: Dict[str, Tensor] = {}
+    multiplied = set(rows.source[rows.what == MASKED].tolist())
     for k, name in enumerate(names):
         kind = kinds[k]
         place.append(len(nodes))
@@ -744,6 +745,9 @@ def write(step: TrainingStep) -> Written:
                 heads[int(training.names[source].rsplit("_", 1)[1])] = name
         else:
             attrs = _attributes(kind)
+            if rows.what[k] == ITSELF and int(rows.source[k]) in multiplied:
+                # cuDNN's mask is one of bits, no factors (src/operator/nn/dropout-inl.h)
+                attrs = {**attrs, "cudnn_off": "True"}
         node: Dict[str, Any] = {"op": kind.op, "name": name, "inputs": []}
         node["inputs"] = [
             [place[read_row[j]], read_output[j], 0] for j in range(read_start[k], read_start[k + 1])
