@@ -303,6 +303,8 @@ class ScheduledExecutor(mx.executor.Executor):
         self._training = _bind(written, ctx, variables, states, shared_exec)
         self.handle = self._training.handle
         _check_size(self._training, step)
+        for output in self._training.outputs[written.outputs :]:
+            _address(output)  # MKLDNN's Deconvolution needs the memory before it writes
         self._inference: Any = None
         self._inferred: List[Any] = []
         self._ran_forward = False
