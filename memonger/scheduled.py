@@ -12,6 +12,7 @@ gradients change when they always do. Inference runs the plain network, in the s
 
 import ctypes
 import logging
+import os
 import threading
 from collections import OrderedDict
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -328,6 +329,13 @@ class ScheduledExecutor(mx.executor.Executor):
         if request == "null":
             return None
         output = made.get(name)
+        if name in self._step.written.left_out and _has_mkldnn(self._ctx):
+            log.warning(
+                "%r gets no gradient, for the weight it belongs to gets none: MXNet leaves it out "
+                "on the CPU, with or without a schedule, unless MXNET_MKLDNN_ENABLED=0",
+                name,
+            )
+            output = None
         source = None if output is None else self._training.outputs[output]
         array = self._given_grads.get(name)
         if array is None:
@@ -533,6 +541,13 @@ def _check_size(executor: Any, step: Step) -> None:
             "MXNet has made %d operators of the %d of a training step; please report this network"
             % (found, step.operators)
         )
+
+
+def _has_mkldnn(ctx: Any) -> bool:
+    """Whether MKLDNN computes on this device."""
+    enabled = os.environ.get("MXNET_MKLDNN_ENABLED", "1") not in ("0", "false", "False")
+    built = mx.runtime.Features().is_enabled("MKLDNN")
+    return enabled and built and ctx.device_type.startswith("cpu")
 
 
 def _address(array: Any) -> int:

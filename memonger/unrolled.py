@@ -20,7 +20,7 @@ What makes MXNet run it in that order and not merge it again:
 """
 
 import json
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Sized, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Sized, Tuple
 
 import numpy as np
 
@@ -29,9 +29,9 @@ from memonger._mxnet import mx
 from memonger.allocator import Replay, replay
 from memonger.compiled import compiled
 from memonger.errors import MemongerError
-from memonger.forward import Entry, Tensor, no_collection
+from memonger.forward import FLOAT, Entry, Tensor, no_collection
 from memonger.gradients import MXNET_VERSION, environment
-from memonger.layouts import AFTER, BEFORE, MAKE, Expected, Insert
+from memonger.layouts import AFTER, AXES, BEFORE, MAKE, Expected, Insert
 from memonger.operators import truth
 from memonger.schedule import Schedule, Workload, first_time, masked
 from memonger.tables import BACKWARD, FORWARD, KEPT, RECOMPUTED, RowKind, Tables
@@ -47,6 +47,10 @@ BIND: Mapping[str, str] = {
 
 #: Operators that write the outputs that ``list_outputs`` does not show, read or not.
 WRITES_HIDDEN = frozenset(("BatchNorm", "Pooling"))
+
+#: Its output 2, the gradient of the bias, is written by MKLDNN only if its output 1 is, that of the
+#: weight (``src/operator/nn/mkldnn/mkldnn_fully_connected.cc``).
+WITH_WEIGHT = "_backward_FullyConnected"
 
 #: Gradients that MXNet never writes, those of labels: the user's array stays as it is.
 UNWRITTEN = frozenset(
@@ -110,6 +114,8 @@ class Parts(NamedTuple):
         The scratch states.
     gradients : tuple of (row, output) or None
         Of each argument that gets a gradient.
+    left_out : frozenset of int
+        The arguments whose gradient MKLDNN leaves out.
     expected : Expected or None
         The layouts of the network without a schedule; None if MKLDNN lays out no tensor of it.
     """
@@ -123,6 +129,7 @@ class Parts(NamedTuple):
     scratch_kind: np.ndarray
     scratch: Tuple[Tensor, ...]
     gradients: Tuple[Optional[Entry], ...]
+    left_out: FrozenSet[int]
     expected: Optional[Expected]
 
 
@@ -226,8 +233,23 @@ class _Maker:
             np.array(scratch_kind, dtype=np.int64),
             scratch,
             gradients,
+            self._left_out(gradients),
             self._expected(),
         )
+
+    def _left_out(self, gradients: Sequence[Optional[Entry]]) -> FrozenSet[int]:
+        """See `WITH_WEIGHT`: the bias of a FullyConnected whose weight gets no gradient."""
+        t, kinds = self.tables, self.training.kinds
+        found = set()
+        for a, entry in zip(self.training.wanted, gradients):
+            if entry is None or entry[1] != 2 or kinds[entry[0]].op != WITH_WEIGHT:
+                continue
+            head, tensor = self._source(entry[0]), self.graph.tensors[a][0]
+            axes = len(kinds[head[0]].tensors[head[1]].shape)
+            if tensor.dtype == FLOAT and axes <= AXES:
+                if t.reads[t.output_start[entry[0]] + 1] == 0:
+                    found.add(a)
+        return frozenset(found)
 
     def _expected(self) -> Optional[Expected]:
         if not any(node.op in MAKE for node in self.graph.nodes):
@@ -802,6 +824,8 @@ class Written(NamedTuple):
         How many of its outputs are the network's.
     gradients : dict
         For each argument that gets a gradient which output of the symbol that is; None for zeros.
+    left_out : frozenset of str
+        The arguments whose gradient MKLDNN leaves out: that output is not written.
     heads : dict
         For each output of the network whose gradient must be given the argument that it is given
         in. Empty if all outputs are losses.
@@ -812,6 +836,7 @@ class Written(NamedTuple):
     symbol: Any
     outputs: int
     gradients: Dict[str, Optional[int]]
+    left_out: FrozenSet[str]
     heads: Dict[int, str]
     scratch: Dict[str, Tensor]
 
@@ -872,6 +897,7 @@ def write(step: TrainingStep) -> Written:
         mx.sym.load_json(text),
         len(graph.heads),
         dict(zip(arguments, step.gradients)),
+        frozenset([graph.nodes[a].name for a in step.parts.left_out]),
         heads,
         scratch,
     )
