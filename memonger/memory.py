@@ -113,8 +113,9 @@ def measure(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: A
     asked = wanted(graph, grad_req)
     bound = planned_mb(bind(symbol, graph, device, asked))
     training = training_graph(graph, asked)
-    if isinstance(symbol, ScheduledSymbol):
+    schedule = symbol.schedule if isinstance(symbol, ScheduledSymbol) else None
+    if schedule is not None:
         work = workload(training)
-        step = unroll(parts(work), adapt(work, symbol.schedule))
+        step = unroll(parts(work), adapt(work, schedule))
         return of_step(step, grad_req, bound)
     return of_marks(training, marks.recomputed(graph), bound)
