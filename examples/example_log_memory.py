@@ -11,10 +11,12 @@ logarithm (Chen et al. 2016, section 4.4). The plan here is the one of least wor
 
 import argparse
 import math
+import multiprocessing
 import re
 import sys
 import time
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import memonger  # before mxnet: it makes MXNet importable on newer NumPy
 import mxnet as mx
@@ -57,9 +59,19 @@ def planned(symbol: Any, batch: int, **options: Any) -> memonger.Plan:
     return memonger.plan(symbol, shapes, grad_req=requests, **options)
 
 
-def train(symbol: Any, layers: int, batch: int, steps: int) -> Tuple[float, float]:
-    """Train with Module.fit; return the accuracy and the seconds of a step."""
+class Trained(NamedTuple):
+    """What came of training: of the process that did, resident MB before and at most."""
+
+    accuracy: float
+    step_seconds: float
+    before_mb: int
+    peak_mb: int
+
+
+def train(symbol: Any, layers: int, batch: int, steps: int) -> Trained:
+    """Train with Module.fit."""
     points, arms = spiral(batch * steps)
+    before = resident_mb("VmRSS")
     mx.random.seed(0)
     module = mx.mod.Module(symbol)
     start = time.perf_counter()
@@ -77,7 +89,7 @@ def train(symbol: Any, layers: int, batch: int, steps: int) -> Tuple[float, floa
     mx.nd.waitall()
     seconds = (time.perf_counter() - start) / steps
     accuracy = module.score(mx.io.NDArrayIter(*spiral(batch, seed=1), batch), "acc")[0][1]
-    return accuracy, seconds
+    return Trained(accuracy, seconds, before, resident_mb("VmHWM"))
 
 
 def resident_mb(what: str) -> int:
@@ -176,11 +188,19 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         flush=True,
     )
     if options.steps:
-        before = resident_mb("VmRSS")
-        accuracy, seconds = train(plan.symbol, options.layers, options.batch, options.steps)
+        asked = plan.symbol, options.layers, options.batch, options.steps
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            trained = process.submit(train, *asked).result()
         print(
             "trained for %d steps of %.1f s: accuracy %.3f, resident memory %d MB at most (%d MB "
-            "before)" % (options.steps, seconds, accuracy, resident_mb("VmHWM"), before)
+            "before)"
+            % (
+                options.steps,
+                trained.step_seconds,
+                trained.accuracy,
+                trained.peak_mb,
+                trained.before_mb,
+            )
         )
     if options.plot:
         draw(options.plot, DEPTHS, measure(DEPTHS, options.hidden, options.batch))
