@@ -169,6 +169,7 @@ def check_network(dry_run: GpuDryRun, net: Network, schedules: Dict[str, Schedul
     symbol, shapes = net
     work = work_of(symbol, shapes)
     result = run_steps(dry_run, net, {"unplanned": None, **schedules})
+    assert "MXNET_SUBGRAPH_BACKEND" not in result.stderr  # nothing is logged at each bind
     nodes = work.training.graph.nodes
     norms = [node for node in nodes if node.op == "BatchNorm"]
     dropouts = [x for x, node in enumerate(nodes) if node.op == "Dropout"]
