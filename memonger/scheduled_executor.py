@@ -11,6 +11,7 @@ its memory.
 
 import ctypes
 import hashlib
+import logging
 import os
 import threading
 from collections import OrderedDict
@@ -29,6 +30,8 @@ from memonger.inputs import InputSpec
 from memonger.schedule import Schedule, adapt, check, workload
 from memonger.training import training_graph
 from memonger.unrolled import BIND, ITSELF, Written, parts, unroll, write
+
+log = logging.getLogger("memonger")
 
 REMEMBERED = 16  # training steps of one symbol: shapes, gradients
 
@@ -199,6 +202,8 @@ class ScheduledExecutor(mx.executor.Executor):
         states.update({name: arrays.zeros(tensor, ctx) for name, tensor in written.scratch.items()})
         self._training = _bind(written, ctx, variables, states, of_memory(shared_exec))
         _check_size(self._training, step)
+        for output in self._training.outputs[written.outputs :]:
+            arrays.address(output)  # MKLDNN's Deconvolution needs the memory before it writes
         self._inference: Any = None
         self._moves: List[Tuple[Any, Any, bool]] = []
         self._plain: Any = None
@@ -255,6 +260,13 @@ class ScheduledExecutor(mx.executor.Executor):
         if request == "null":
             return self._given_grads.get(name)
         output = made.get(name)
+        if name in self._step.written.left_out and _has_mkldnn(self._ctx):
+            log.warning(
+                "%r gets no gradient, for the weight it belongs to gets none: MXNet leaves it out "
+                "on the CPU, with or without a schedule, unless MXNET_MKLDNN_ENABLED=0",
+                name,
+            )
+            output = None
         source = None if output is None else self._training.outputs[output]
         array = self._given_grads.get(name)
         if array is None:
@@ -513,6 +525,13 @@ def _run(executor: Any, first: int, end: int) -> None:
     function.argtypes = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_size_t, ctypes.c_size_t]
     function.restype = None
     function(executor.handle, True, first, end)
+
+
+def _has_mkldnn(ctx: Any) -> bool:
+    """Whether MKLDNN computes on this device."""
+    enabled = os.environ.get("MXNET_MKLDNN_ENABLED", "1") not in ("0", "false", "False")
+    built = mx.runtime.Features().is_enabled("MKLDNN")
+    return enabled and built and ctx.device_type.startswith("cpu")
 
 
 def _check_size(executor: Any, step: Step) -> None:

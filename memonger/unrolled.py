@@ -20,7 +20,7 @@ What makes MXNet run it in that order and not merge it again:
 """
 
 import json
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Sized, Tuple
 
 import numpy as np
 
@@ -28,8 +28,10 @@ from memonger import tables
 from memonger._mxnet import mx
 from memonger.allocator import Replay, replay
 from memonger.compiled import compiled
-from memonger.forward import Entry, Tensor, no_collection
+from memonger.errors import MemongerError
+from memonger.forward import FLOAT, Entry, Tensor, no_collection
 from memonger.gradients import MXNET_VERSION, environment
+from memonger.layouts import AFTER, AXES, BEFORE, MAKE, Expected, Insert
 from memonger.operators import truth
 from memonger.schedule import Schedule, Workload, first_time, masked
 from memonger.tables import BACKWARD, FORWARD, KEPT, RECOMPUTED, RowKind, Tables
@@ -46,6 +48,10 @@ BIND: Mapping[str, str] = {
 #: Operators that write the outputs that ``list_outputs`` does not show, read or not.
 WRITES_HIDDEN = frozenset(("BatchNorm", "Pooling"))
 
+#: Its output 2, the gradient of the bias, is written by MKLDNN only if its output 1 is, that of the
+#: weight (``src/operator/nn/mkldnn/mkldnn_fully_connected.cc``).
+WITH_WEIGHT = "_backward_FullyConnected"
+
 #: Gradients that MXNet never writes, those of labels: the user's array stays as it is.
 UNWRITTEN = frozenset(
     (
@@ -56,9 +62,12 @@ UNWRITTEN = frozenset(
     )
 )
 
+#: So often a training step is gone through for `layouts`; what is put in there changes little.
+ROUNDS = 8
+
 # What a row is: its template row itself, a scratch state, a Dropout that runs again, a reader of an
-# output that nobody else reads.
-ITSELF, SCRATCH, MASKED, READER = 0, 1, 2, 3
+# output that nobody else reads, what `layouts` puts in.
+ITSELF, SCRATCH, MASKED, READER, INSERTED = 0, 1, 2, 3, 4
 
 
 class Template(NamedTuple):
@@ -105,6 +114,10 @@ class Parts(NamedTuple):
         The scratch states.
     gradients : tuple of (row, output) or None
         Of each argument that gets a gradient.
+    left_out : frozenset of int
+        The arguments whose gradient MKLDNN leaves out.
+    expected : Expected or None
+        The layouts of the network without a schedule; None if MKLDNN lays out no tensor of it.
     """
 
     work: Workload
@@ -116,6 +129,8 @@ class Parts(NamedTuple):
     scratch_kind: np.ndarray
     scratch: Tuple[Tensor, ...]
     gradients: Tuple[Optional[Entry], ...]
+    left_out: FrozenSet[int]
+    expected: Optional[Expected]
 
 
 class Rows(NamedTuple):
@@ -124,8 +139,8 @@ class Rows(NamedTuple):
     Attributes
     ----------
     source : np.ndarray
-        The template row, the number of a scratch state, or for a `READER` the place in
-        ``Template.needed``.
+        The template row, the number of a scratch state, for a `READER` the place in
+        ``Template.needed``, for what is `INSERTED` its kind.
     what : np.ndarray
         `ITSELF`, `SCRATCH`, ...
     time : np.ndarray
@@ -218,7 +233,28 @@ class _Maker:
             np.array(scratch_kind, dtype=np.int64),
             scratch,
             gradients,
+            self._left_out(gradients),
+            self._expected(),
         )
+
+    def _left_out(self, gradients: Sequence[Optional[Entry]]) -> FrozenSet[int]:
+        """See `WITH_WEIGHT`: the bias of a FullyConnected whose weight gets no gradient."""
+        t, kinds = self.tables, self.training.kinds
+        found = set()
+        for a, entry in zip(self.training.wanted, gradients):
+            if entry is None or entry[1] != 2 or kinds[entry[0]].op != WITH_WEIGHT:
+                continue
+            head, tensor = self._source(entry[0]), self.graph.tensors[a][0]
+            axes = len(kinds[head[0]].tensors[head[1]].shape)
+            if tensor.dtype == FLOAT and axes <= AXES:
+                if t.reads[t.output_start[entry[0]] + 1] == 0:
+                    found.add(a)
+        return frozenset(found)
+
+    def _expected(self) -> Optional[Expected]:
+        if not any(node.op in MAKE for node in self.graph.nodes):
+            return None
+        return Expected(replay(self.training, np.zeros(self.n, dtype=np.bool_)))
 
     def _read_head_gradients_themselves(self) -> None:
         """MXNet hands on the gradient of an output through an identity, which takes memory."""
@@ -333,7 +369,7 @@ class _Maker:
         return [k for k in (0, *hidden) if t.reads[t.output_start[x] + k] > 0]
 
 
-def _starts(lists: List[List[int]]) -> np.ndarray:
+def _starts(lists: Sequence[Sized]) -> np.ndarray:
     return np.concatenate([[0], np.cumsum([len(one) for one in lists])]).astype(np.int64)
 
 
@@ -570,8 +606,16 @@ class TrainingStep(NamedTuple):
         rows = self.rows
         phases = np.full(len(rows.source), BACKWARD)
         phases[rows.time == 0] = FORWARD
-        phases[(rows.time > 0) | (rows.what == READER)] = RECOMPUTED
+        again = (rows.time > 0) | (rows.what == READER) | (rows.what == INSERTED)
+        phases[again] = RECOMPUTED
         return phases
+
+    @property
+    def heads(self) -> List[Entry]:
+        """The outputs of the symbol: those of the network, then gradients."""
+        t = self.tables
+        outputs = t.head_entry - t.output_start[t.head_row]
+        return list(zip(t.head_row.tolist(), outputs.tolist()))
 
     def order(self) -> np.ndarray:
         """The rows in the order in which MXNet runs them, variables among them."""
@@ -598,8 +642,26 @@ def unroll(made: Parts, schedule: Schedule) -> TrainingStep:
     TrainingStep
         Linear in the number of events; no symbol is made yet.
     """
+    step = _step(
+        made, _unroll(made.template, np.ascontiguousarray(schedule.events, dtype=np.int32))
+    )
+    if made.expected is None:
+        return step
+    for _ in range(ROUNDS):
+        rows = step.rows
+        stands_for = np.where((rows.what == ITSELF) | (rows.what == MASKED), rows.source, -1)
+        inserts = made.expected.differences(step.replay(), step.kinds, stands_for)
+        if not inserts:
+            return step
+        step = _step(made, _insert(step, inserts))
+    raise MemongerError(
+        "MKLDNN lays out tensors in another way by this schedule than without one, so that it "
+        "rounds differently; how='marks' can plan this network"
+    )
+
+
+def _step(made: Parts, rows: Rows) -> TrainingStep:
     template = made.template
-    rows = _unroll(template, np.ascontiguousarray(schedule.events, dtype=np.int32))
     heads = [
         (int(rows.first[row]), int(k)) for row, k in zip(template.head_row, template.head_output)
     ]
@@ -636,6 +698,80 @@ def unroll(made: Parts, schedule: Schedule) -> TrainingStep:
     )
 
 
+def _insert(step: TrainingStep, inserts: List[Insert]) -> Rows:
+    """The rows of a training step with more operators."""
+    rows, kinds = step.rows, step.kinds
+    kind_of = step.training.builder.kinds
+    at: Dict[Tuple[int, bool], List[Insert]] = {}
+    for insert in inserts:
+        at.setdefault((insert.row, insert.where == BEFORE), []).append(insert)
+    source: List[int] = []
+    what: List[int] = []
+    time: List[int] = []
+    reads: List[List[Entry]] = []
+    waits: List[List[int]] = []
+    place: List[int] = []  # of each old row
+    instead: Dict[Entry, Entry] = {}
+    chain: List[int] = []  # the last row that others wait for
+    pending: List[int] = []
+
+    def add(code: int, kind: int, count: int, read: List[Entry], wait: List[int]) -> int:
+        source.append(kind)
+        what.append(code)
+        time.append(count)
+        reads.append(read)
+        waits.append(wait)
+        return len(source) - 1
+
+    def put_in(insert: Insert, entry: Entry, wait: List[int]) -> Entry:
+        row, k = entry
+        tensor = made[row].tensors[k]
+        result = Tensor((1,), tensor.dtype) if insert.op == "max" else tensor
+        kind = kind_of(insert.op, insert.attrs, 1, (result,))
+        made.append(kind_of.all[kind])
+        return add(INSERTED, kind, -1, [entry], wait), 0
+
+    made: List[RowKind] = []
+    read_start, wait_start = rows.read_start.tolist(), rows.wait_start.tolist()
+    read_row, read_output = rows.read_row.tolist(), rows.read_output.tolist()
+    wait_row = rows.wait_row.tolist()
+    for row, kind in enumerate(kinds):
+        read = []
+        for j in range(read_start[row], read_start[row + 1]):
+            entry = place[read_row[j]], read_output[j]
+            read.append(instead.get(entry, entry))
+        for insert in at.get((row, True), ()):
+            read[insert.place] = put_in(insert, read[insert.place], list(chain))
+        wait = [place[w] for w in wait_row[wait_start[row] : wait_start[row + 1]]]
+        if wait:
+            wait += pending
+            pending = []
+        place.append(add(rows.what[row], rows.source[row], rows.time[row], read, wait))
+        made.append(kind)
+        if wait or rows.time[row] >= 0:
+            chain = [place[row]]
+        for insert in at.get((row, False), ()):
+            if insert.where == AFTER:
+                entry = place[row], insert.place
+                instead[entry] = put_in(insert, entry, [])
+            else:
+                put_in(insert, read[insert.place], [place[row]])
+            pending.append(len(source) - 1)
+    moved = np.array([*place, -1], dtype=np.int32)
+    return Rows(
+        np.array(source, dtype=np.int32),
+        np.array(what, dtype=np.int32),
+        np.array(time, dtype=np.int32),
+        _starts(reads),
+        _flat([[r for r, _ in one] for one in reads]).astype(np.int32),
+        _flat([[k for _, k in one] for one in reads]).astype(np.int32),
+        _starts(waits),
+        _flat(waits).astype(np.int32),
+        moved[rows.first],
+        moved[rows.latest],
+    )
+
+
 def _kind_numbers(made: Parts, rows: Rows) -> np.ndarray:
     kinds = made.kind_of[np.where(rows.what == ITSELF, rows.source, 0)]
     for what, of in (
@@ -645,6 +781,8 @@ def _kind_numbers(made: Parts, rows: Rows) -> np.ndarray:
     ):
         chosen = rows.what == what
         kinds[chosen] = of[rows.source[chosen]]
+    chosen = rows.what == INSERTED
+    kinds[chosen] = rows.source[chosen]
     return kinds
 
 
@@ -672,6 +810,8 @@ def _names(step: TrainingStep) -> List[str]:
             names.append(new("scratch"))
         elif what == READER:
             names.append(new(names[read_row[rows.read_start[k]]] + "_read"))
+        elif what == INSERTED:
+            names.append(new(names[read_row[rows.read_start[k]]] + "_laid_out"))
         elif source < len(step.graph.nodes):
             names.append(given[source] if time <= 0 else new(given[source] + "_again"))
         else:
@@ -691,6 +831,8 @@ class Written(NamedTuple):
         How many of its outputs are the network's.
     gradients : dict
         For each argument that gets a gradient which output of the symbol that is; None for zeros.
+    left_out : frozenset of str
+        The arguments whose gradient MKLDNN leaves out: that output is not written.
     heads : dict
         For each output of the network whose gradient must be given the argument that it is given
         in. Empty if all outputs are losses.
@@ -701,6 +843,7 @@ class Written(NamedTuple):
     symbol: Any
     outputs: int
     gradients: Dict[str, Optional[int]]
+    left_out: FrozenSet[str]
     heads: Dict[int, str]
     scratch: Dict[str, Tensor]
 
@@ -711,7 +854,6 @@ def write(step: TrainingStep) -> Written:
     rows, graph, training = step.rows, step.graph, step.training
     names = step.names
     kinds = step.kinds
-    head_entries = list(zip(step.tables.head_row.tolist(), _head_outputs(step)))
     used = np.zeros(len(names), dtype=np.bool_)
     used[rows.read_row] = True
     used[step.tables.head_row] = True
@@ -756,7 +898,7 @@ def write(step: TrainingStep) -> Written:
         {
             "nodes": nodes,
             "arg_nodes": [i for i, node in enumerate(nodes) if node["op"] == "null"],
-            "heads": [[place[row], k, 0] for row, k in head_entries],
+            "heads": [[place[row], k, 0] for row, k in step.heads],
             "attrs": {"mxnet_version": MXNET_VERSION},
         }
     )
@@ -765,14 +907,10 @@ def write(step: TrainingStep) -> Written:
         mx.sym.load_json(text),
         len(graph.heads),
         dict(zip(arguments, step.gradients)),
+        frozenset([graph.nodes[a].name for a in step.parts.left_out]),
         heads,
         scratch,
     )
-
-
-def _head_outputs(step: TrainingStep) -> List[int]:
-    t = step.tables
-    return (t.head_entry - t.output_start[t.head_row]).tolist()
 
 
 def _attributes(kind: RowKind) -> Mapping[str, str]:

@@ -1,6 +1,6 @@
 """Helpers of the tests: schedules of one, two and many levels, at random."""
 
-from typing import Any, Iterable, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
 
 import numpy as np
 from memonger.schedule import Schedule, Workload, of_marks, plain, run_again, workload
@@ -53,17 +53,24 @@ def everything(work: Workload) -> Schedule:
     return Schedule.of(events)
 
 
+LEVELS: Dict[str, Callable[[Workload, int], Schedule]] = {
+    "plain": lambda work, seed: plain(work),
+    "marks": lambda work, seed: of_marks(work, _drawn(work, seed, 0.7)),
+    "one level": lambda work, seed: nested(work, 1, seed, 0.9),
+    "three levels": lambda work, seed: nested(work, 3, seed),
+    "six levels": lambda work, seed: nested(work, 6, seed, 0.8),
+    "everything": lambda work, seed: everything(work),
+}
+
+
 def schedules(work: Workload, seed: int = 0) -> Sequence[Schedule]:
     """Schedules without recomputation, and of one, two and many levels."""
-    random = np.random.RandomState(seed)
-    return [
-        plain(work),
-        of_marks(work, random.uniform(size=len(work.once)) < 0.7),
-        nested(work, 1, seed, 0.9),
-        nested(work, 3, seed),
-        nested(work, 6, seed, 0.8),
-        *([everything(work)] if len(work.operators) < 60 else []),
-    ]
+    small = len(work.operators) < 60
+    return [make(work, seed) for name, make in LEVELS.items() if small or name != "everything"]
+
+
+def _drawn(work: Workload, seed: int, share: float) -> np.ndarray:
+    return np.random.RandomState(seed).uniform(size=len(work.once)) < share
 
 
 def _cuts(count: int, depth: int, random: Any) -> Iterable[int]:

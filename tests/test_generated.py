@@ -5,14 +5,18 @@ from typing import Any
 import memonger
 import mxnet as mx
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from memonger import marks
 from memonger.allocator import replay
 from memonger.executor import bind, planned_mb
 from memonger.gradients import read_debug_str
+from memonger.schedule import check
+from memonger.scheduled import scheduled
 
 from generated import networks
 from planned import rules_of
+from schedules import LEVELS, work_of
 
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
@@ -69,3 +73,50 @@ def test_replay_is_what_mxnet_does(drawn: Any, seed: int, share: float) -> None:
             node["op"] for node in read_debug_str(executor.debug_str())[1]
         ]
         assert found.pool_bytes >> 20 == planned_mb(executor)
+
+
+def requests(symbol: Any, shapes: Any, kind: str, seed: int) -> Any:
+    """The grad_req of each argument: all, those of the parameters, or some."""
+    names = symbol.list_arguments()
+    if kind in ("write", "add"):
+        # There is no gradient of what an Embedding looks up.
+        looked_up = {"data"} if "embed_weight" in names else set()
+        return {n: "null" if n in looked_up else kind for n in names}
+    drawn = np.random.RandomState(seed).randint(0, 3, len(names))
+    given = [("null", "write", "add")[k] if kind == "mixed" else "write" for k in drawn]
+    chosen = {n: "null" if n in shapes else request for n, request in zip(names, given)}
+    if set(chosen.values()) == {"null"}:
+        chosen[next(n for n in names if n not in shapes)] = "write"
+    return chosen
+
+
+def trains_by_any_schedule(drawn: Any, level: str, asked: str, seed: int) -> None:
+    symbol, shapes = drawn
+    grad_req = requests(symbol, shapes, asked, seed)
+    work = work_of(symbol, shapes, [n for n, r in grad_req.items() if r != "null"])
+    schedule = LEVELS[level](work, seed)
+    check(work, schedule)
+    planned = scheduled(symbol, schedule)
+    report = memonger.check(symbol, planned, shapes, seed=seed, grad_req=grad_req)
+    assert report, str(report)
+
+
+SCHEDULED = given(
+    networks(),
+    st.sampled_from(sorted(LEVELS)),
+    st.sampled_from(["parameters", "write", "add", "mixed"]),
+    st.integers(0, 2**16),
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=QUIET)
+@SCHEDULED
+def test_any_schedule_trains_bit_for_bit(drawn: Any, level: str, asked: str, seed: int) -> None:
+    trains_by_any_schedule(drawn, level, asked, seed)
+
+
+@pytest.mark.slow
+@settings(max_examples=1500, deadline=None, suppress_health_check=QUIET)
+@SCHEDULED
+def test_many_schedules_train_bit_for_bit(drawn: Any, level: str, asked: str, seed: int) -> None:
+    trains_by_any_schedule(drawn, level, asked, seed)
