@@ -50,6 +50,12 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
     and by ``symbol[0]``, ``symbol['softmax_output']``, ``symbol[:]`` and loops over a network with
     one output.
 
+    Bound without gradients it is MXNet's own executor; bound for training, a `ScheduledExecutor`,
+    on one device (no ``group2ctx``), with dense arrays, and with the same results, bit for bit (but
+    for ``grad_req`` 'add', see there). It may share arrays and memory with executors of other
+    symbols, planned or not. Where gradient arrays are given (``bind``; FeedForward does), the
+    memory of the gradients is taken twice: there, and in the pool.
+
     It is lost, and what comes of the network must be planned by itself, with
 
     * files: ``save``, ``tojson``, ``save_checkpoint``, ``do_checkpoint`` write the plain network,

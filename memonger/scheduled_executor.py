@@ -148,8 +148,15 @@ def make_step(
 class ScheduledExecutor(mx.executor.Executor):
     """An executor of a training step that is written out; made by `ScheduledSymbol`.
 
-    What differs from MXNet's own: ``backward`` runs once after each ``forward(is_train=True)``, and
-    gradients may be in the memory pool (see the module's docstring).
+    What differs from MXNet's own:
+
+    * ``backward`` runs once after each ``forward(is_train=True)``.
+    * Gradients may be in the memory pool (see the module's docstring).
+    * With 'add', the whole gradient of a step is added. MXNet adds some term by term: those that
+      are sums of five to seven terms, and rows that an Embedding reads more than once. The last
+      bits may differ there.
+    * With ``MXNET_ENGINE_TYPE=NaiveEngine`` an operator that fails ends the process, after MXNet's
+      message (`_run`).
 
     Parameters
     ----------
@@ -339,7 +346,7 @@ class ScheduledExecutor(mx.executor.Executor):
         they are held in the memory of the host.
         """
         if self._inference is None:
-            with environment(**INFERENCE):
+            with environment(**_settings(INFERENCE, self._ctx)):
                 self._inference = Symbol.bind(
                     self._symbol,
                     self._ctx,
@@ -476,11 +483,18 @@ def _called(text: str, called: Mapping[str, Optional[str]]) -> Optional[bytes]:
 # ---------------------------------------------------------------------- MXNet
 
 
+def _settings(usual: Mapping[str, str], ctx: Any) -> Mapping[str, str]:
+    """Without the subgraph backend where there is none anyhow, for MXNet logs that it has none."""
+    backend = "MXNET_SUBGRAPH_BACKEND"  # MKLDNN if it is not set, which is for the CPU
+    silent = ctx.device_type == "gpu" and backend not in os.environ
+    return {name: value for name, value in usual.items() if not (silent and name == backend)}
+
+
 def _bind(written: Written, ctx: Any, args: Arrays, aux: Arrays, shared_exec: Any) -> Any:
     names = written.symbol.list_arguments()
     states = written.symbol.list_auxiliary_states()
     try:
-        with environment(**BIND):
+        with environment(**_settings(BIND, ctx)):
             return written.symbol.bind(
                 ctx,
                 {name: args[name] for name in names},
@@ -502,6 +516,11 @@ _RUN_OPS = "_ZN5mxnet4exec13GraphExecutor6RunOpsEbmm"
 
 
 def _run(executor: Any, first: int, end: int) -> None:
+    """Run some of the nodes.
+
+    Operators run in MXNet's engine, and their errors are told when something waits for them. Only
+    the engine for debugging runs them at once, and no C function is there to catch what they throw.
+    """
     function = getattr(mx.base._LIB, _RUN_OPS)
     function.argtypes = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_size_t, ctypes.c_size_t]
     function.restype = None

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from memonger.gradients import environment
 from memonger.scheduled import ScheduledSymbol, scheduled
+from memonger.scheduled_executor import _moves
 from mxnet.contrib import amp
 
 from schedules import everything, nested, work_of
@@ -174,25 +175,28 @@ def test_gradients_outlast_inference() -> None:
     )
 
 
-def test_several_outputs_are_inferred() -> None:
-    """Outputs of inference may lie where others belong."""
-    with mx.name.NameManager():
-        x = S.Variable("data")
-        heads = []
-        for k in range(6):
-            x = S.Activation(S.FullyConnected(x, num_hidden=8), act_type="tanh")
-            heads.append(S.identity(x * (k + 1)))
-        symbol = S.Group([heads[k] for k in (3, 0, 5, 1, 4, 2)])
-    work = work_of(symbol, {"data": (4, 8)})
-    found = []
-    ways: List[Any] = [symbol, scheduled(symbol, everything(work))]
-    for one in ways:
-        executor = one.simple_bind(mx.cpu(), data=(4, 8))
-        for k, array in enumerate(executor.arg_arrays):
-            array[:] = mx.nd.array(np.random.RandomState(k).normal(size=array.shape))
-        executor.forward(is_train=True)
-        found.append([array.asnumpy() for array in executor.forward(is_train=False)])
-    assert all(np.array_equal(one, other) for one, other in zip(*found))
+def test_outputs_of_inference_may_lie_where_others_belong() -> None:
+    a, b, c, d = (mx.nd.array([k]) for k in range(4))
+    assert _moves([a, b], [a, b]) == []
+    assert _moves([c, b], [a, b]) == [(c, a, False)]
+    assert _moves([b, a, d], [a, b, c]) == [(b, a, True), (a, b, True), (d, c, False)]
+
+
+def test_gradients_are_arrays_of_their_own() -> None:
+    """Where MXNet computes one for several, or hands on that of the output."""
+    x, y, z = (S.Variable(name) for name in "xyz")
+    symbol = S.Group([x + y, z])
+    plan: Any = scheduled(symbol, everything(work_of(symbol, {"x": (3,), "z": (3,)}, "xyz")))
+    heads = [mx.nd.array([1, 2, 3]), mx.nd.array([4, 5, 6])]
+    executor = plan.simple_bind(mx.cpu(), x=(3,), z=(3,))
+    executor.forward(is_train=True, x=heads[0], y=heads[0], z=heads[1])
+    executor.backward(heads)
+    for name in "xyz":
+        array = executor.grad_dict[name]
+        assert np.array_equal(array.asnumpy(), heads[name == "z"].asnumpy())
+        array[:] = 0
+    assert np.array_equal(executor.outputs[0].asnumpy(), [2, 4, 6])
+    assert np.array_equal(executor.outputs[1].asnumpy(), executor.arg_dict["z"].asnumpy())
 
 
 def test_an_attribute_set_later_counts() -> None:

@@ -165,17 +165,20 @@ def expected_bytes(work: Workload, schedule: Schedule) -> int:
     return int(rounded(np.concatenate([blocks, np.array(bound, dtype=np.int64)])).sum())
 
 
-def check_network(dry_run: GpuDryRun, net: Network, schedules: Dict[str, Schedule]) -> None:
+def check_network(
+    dry_run: GpuDryRun, name: str, net: Network, schedules: Dict[str, Schedule]
+) -> None:
     symbol, shapes = net
     work = work_of(symbol, shapes)
     result = run_steps(dry_run, net, {"unplanned": None, **schedules})
+    assert "MXNET_SUBGRAPH_BACKEND" not in result.stderr  # nothing is logged at each bind
     nodes = work.training.graph.nodes
     norms = [node for node in nodes if node.op == "BatchNorm"]
     dropouts = [x for x, node in enumerate(nodes) if node.op == "Dropout"]
     for found in result.emitted[:-1]:
         called = calls(result.trace, found)
         moved = moves(called)
-        means = [a for name, a in found["states"].items() if name.endswith("moving_mean")]
+        means = [a for state, a in found["states"].items() if state.endswith("_mean")]
         assert len(means) == len(norms)
         # Those of the network once in each step; those of ours may move as they like.
         assert [moved.pop("0x%x" % mean) for mean in means] == [STEPS] * len(norms)
@@ -197,9 +200,18 @@ def check_network(dry_run: GpuDryRun, net: Network, schedules: Dict[str, Schedul
         assert found["pool"] == pool // MB
         needed = expected_bytes(work, schedule)
         assert 0 <= found["trained"] - needed < max(0.03 * needed, 10 * MB)
-        # Inference, and training after it, in the same memory.
-        assert found["inferred"] - found["trained"] <= 0.04 * found["trained"] + 2 * MB
-        assert found["in all"] - found["trained"] <= 0.04 * found["trained"] + 2 * MB
+        # Inference, and training after it, in the same memory, if that is enough for inference.
+        more = 0.1 if "LSTM" in name else 0.04
+        assert found["inferred"] - found["trained"] <= more * found["trained"] + 2 * MB
+        assert found["in all"] - found["trained"] <= more * found["trained"] + 2 * MB
+        print(
+            "\n%-12s %-11s pool %d, device %.1f expected, %.1f trained, %.1f with inference"
+            % (
+                (name, found["name"], found["pool"], needed / MB)
+                + (found["trained"] / MB, found["in all"] / MB)
+            ),
+            end="",
+        )
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -209,7 +221,7 @@ def test_schedules_step_in_the_memory_predicted(gpu_dry_run: GpuDryRun, name: st
     chosen = {"plain": plain(work), "many levels": nested(work, 4, 1, 0.8)}
     if name == "RNN":
         chosen["everything"] = everything(work)
-    check_network(gpu_dry_run, net, chosen)
+    check_network(gpu_dry_run, name, net, chosen)
 
 
 @pytest.mark.slow
@@ -230,7 +242,7 @@ def test_searched_schedules_step_in_the_memory_predicted(gpu_dry_run: Any, name:
     net = large[name]()
     search = Recursive(work_of(*net), patience=0.1)
     chosen = {str(r): search.least_memory(r).best.schedule for r in (2.0, 4.0, None)}
-    check_network(gpu_dry_run, net, chosen)
+    check_network(gpu_dry_run, name, net, chosen)
 
 
 def test_float16(gpu_dry_run: GpuDryRun) -> None:
@@ -247,7 +259,7 @@ def test_float16(gpu_dry_run: GpuDryRun) -> None:
         needed = expected_bytes(work, schedule)
         assert found["pool"] * MB > 1.5 * needed
         assert 0 <= found["trained"] - needed < 0.03 * needed
-        means = [a for name, a in found["states"].items() if name.endswith("moving_mean")]
+        means = [a for state, a in found["states"].items() if state.endswith("_mean")]
         moved = moves(calls(result.trace, found))
         assert means and all(moved["0x%x" % mean] == STEPS for mean in means)
 
@@ -335,7 +347,7 @@ def fit(dry: DryRun) -> Any:
         address(array)
         for executor in group.execs
         for name, array in executor.aux_dict.items()
-        if name.endswith("moving_mean")
+        if name.endswith("_mean")
     ]
     dry.note("run")
     module.fit(
@@ -378,6 +390,7 @@ def test_fit_on_two_devices(gpu_dry_run: GpuDryRun) -> None:
         pools, peaks, later, means = runs[name] = result.value
         moved = moves(result.trace[result.trace.index("run") : result.trace.index("ran")])
         assert means and [moved["0x%x" % mean] for mean in means] == [STEPS] * len(means)
+    assert all(more <= 1.05 * most for most, more in zip(peaks, later))
     assert pools == [unroll(parts(work), schedule).replay().pool_bytes // MB] * 2
     between = max(later) // MB + 10
     assert between < min(runs["unplanned"][1]) // MB
@@ -439,7 +452,9 @@ def test_buckets_share_the_memory_of_the_longest(gpu_dry_run: GpuDryRun) -> None
         texts[length] = symbol.tojson()
         events[length] = nested(work_of(symbol, shapes), 4, 1, 0.8).events.tolist()
     found = {}
-    for name, some in (("planned", events), ("unplanned", dict.fromkeys(events))):
+    mixed = {length: each if length == 24 else None for length, each in events.items()}
+    unplanned = dict.fromkeys(events)
+    for name, some in (("planned", events), ("mixed", mixed), ("unplanned", unplanned)):
         result = gpu_dry_run.run(buckets, args=[texts, some, batch, lengths])
         assert result.ok, result.message
         found[name] = result.value
@@ -448,3 +463,5 @@ def test_buckets_share_the_memory_of_the_longest(gpu_dry_run: GpuDryRun) -> None
     print("\nmemory of all buckets over that of the longest:", growth)
     assert growth["planned"] < 1.15
     assert max(found["planned"]) < min(found["unplanned"])
+    # The others need what they need without a plan; a third of that they find in the first's.
+    assert found["mixed"][-1] < found["planned"][0] + 0.65 * found["unplanned"][-1]
