@@ -290,6 +290,12 @@ class ScheduledExecutor(mx.executor.Executor):
         tensors = {n: Tensor(tuple(a.shape), np.dtype(a.dtype).name) for n, a in args.items()}
         step = symbol._recipe.step(symbol, tensors, wanted)
         written = step.written
+        if written.unwritten and _has_mkldnn(ctx):
+            raise MemongerError(
+                "the bias of %r is used more than once, and its gradient would be wrong, with or "
+                "without a schedule: MKLDNN leaves it out where the weight gets none; fix the bias "
+                "too, or set MXNET_MKLDNN_ENABLED=0" % written.unwritten[0]
+            )
         self._symbol, self._ctx, self._step = symbol, ctx, step
         self._grad_req, self._group2ctx = dict(requests), None
         self._given_grads = grads
