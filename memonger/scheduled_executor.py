@@ -189,6 +189,12 @@ class ScheduledExecutor(mx.executor.Executor):
         tensors = {name: arrays.tensor_of(array) for name, array in args.items()}
         step = recipe.step(symbol, tensors, wanted)
         written = step.written
+        if written.unwritten and _has_mkldnn(ctx):
+            raise MemongerError(
+                "the bias of %r is used more than once, and its gradient would be wrong, with or "
+                "without a schedule: MKLDNN leaves it out where the weight gets none; fix the bias "
+                "too, or set MXNET_MKLDNN_ENABLED=0" % written.unwritten[0]
+            )
         self._symbol, self._recipe, self._ctx, self._step = symbol, recipe, ctx, step
         self._grad_req, self._group2ctx = dict(requests), None
         self._given_grads = grads

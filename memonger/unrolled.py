@@ -116,6 +116,8 @@ class Parts(NamedTuple):
         Of each argument that gets a gradient.
     left_out : frozenset of int
         The arguments whose gradient MKLDNN leaves out.
+    unwritten : tuple of str
+        The operators with a gradient that MKLDNN leaves out, and MXNet adds to others all the same.
     expected : Expected or None
         The layouts of the network without a schedule; None if MKLDNN lays out no tensor of it.
     """
@@ -130,6 +132,7 @@ class Parts(NamedTuple):
     scratch: Tuple[Tensor, ...]
     gradients: Tuple[Optional[Entry], ...]
     left_out: FrozenSet[int]
+    unwritten: Tuple[str, ...]
     expected: Optional[Expected]
 
 
@@ -233,23 +236,31 @@ class _Maker:
             np.array(scratch_kind, dtype=np.int64),
             scratch,
             gradients,
-            self._left_out(gradients),
+            *self._left_out(gradients),
             self._expected(),
         )
 
-    def _left_out(self, gradients: Sequence[Optional[Entry]]) -> FrozenSet[int]:
-        """See `WITH_WEIGHT`: the bias of a FullyConnected whose weight gets no gradient."""
-        t, kinds = self.tables, self.training.kinds
+    def _left_out(
+        self, gradients: Sequence[Optional[Entry]]
+    ) -> Tuple[FrozenSet[int], Tuple[str, ...]]:
+        """See `WITH_WEIGHT`: arguments whose gradient is left out, and operators where it is read.
+
+        Such are the biases of FullyConnected operators whose weight gets no gradient.
+        """
+        t, kinds, n = self.tables, self.training.kinds, self.n
         found = set()
-        for a, entry in zip(self.training.wanted, gradients):
-            if entry is None or entry[1] != 2 or kinds[entry[0]].op != WITH_WEIGHT:
-                continue
-            head, tensor = self._source(entry[0]), self.graph.tensors[a][0]
-            axes = len(kinds[head[0]].tensors[head[1]].shape)
-            if tensor.dtype == FLOAT and axes <= AXES:
-                if t.reads[t.output_start[entry[0]] + 1] == 0:
-                    found.add(a)
-        return frozenset(found)
+        for row in (r for r in t.walk_row.tolist() if r >= 2 * n and kinds[r].op == WITH_WEIGHT):
+            weight = int(t.output_start[row]) + 1
+            head = self._source(row)
+            given = kinds[head[0]].tensors[head[1]]
+            known = given.dtype == FLOAT and len(given.shape) <= AXES
+            if len(kinds[row].tensors) > 2 and known and t.reads[weight] == 0:
+                found.add((row, 2))
+        read = {(int(r), int(k)) for r, k in zip(self.read_row, self.read_output)}
+        return (
+            frozenset(a for a, e in zip(self.training.wanted, gradients) if e in found),
+            tuple(self.graph.nodes[self._owner(row)].name for row, k in sorted(found & read)),
+        )
 
     def _expected(self) -> Optional[Expected]:
         if not any(node.op in MAKE for node in self.graph.nodes):
@@ -833,6 +844,8 @@ class Written(NamedTuple):
         For each argument that gets a gradient which output of the symbol that is; None for zeros.
     left_out : frozenset of str
         The arguments whose gradient MKLDNN leaves out: that output is not written.
+    unwritten : tuple of str
+        As in `Parts`.
     heads : dict
         For each output of the network whose gradient must be given the argument that it is given
         in. Empty if all outputs are losses.
@@ -844,6 +857,7 @@ class Written(NamedTuple):
     outputs: int
     gradients: Dict[str, Optional[int]]
     left_out: FrozenSet[str]
+    unwritten: Tuple[str, ...]
     heads: Dict[int, str]
     scratch: Dict[str, Tensor]
 
@@ -908,6 +922,7 @@ def write(step: TrainingStep) -> Written:
         len(graph.heads),
         dict(zip(arguments, step.gradients)),
         frozenset([graph.nodes[a].name for a in step.parts.left_out]),
+        step.parts.unwritten,
         heads,
         scratch,
     )

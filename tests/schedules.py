@@ -9,9 +9,11 @@ from memonger.training import training_graph
 from planned import forward
 
 
-def work_of(symbol: Any, shapes: Any, wanted: Optional[Iterable[str]] = None) -> Workload:
+def work_of(
+    symbol: Any, shapes: Any, wanted: Optional[Iterable[str]] = None, type_dict: Any = None
+) -> Workload:
     """What there is to schedule, by default with gradients of the parameters."""
-    graph = forward(symbol, shapes)
+    graph = forward(symbol, shapes, type_dict)
     names = [node.name for node in graph.nodes]
     chosen = {names[a] for a in graph.arguments} - set(shapes) if wanted is None else set(wanted)
     return workload(training_graph(graph, [a for a in graph.arguments if names[a] in chosen]))
