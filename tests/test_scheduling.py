@@ -137,7 +137,7 @@ def test_remembered_for_the_same_network_of_other_names(caplog: pytest.LogCaptur
 def test_never_more_than_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are a candidate, whatever the search for schedules comes to."""
     network = layers(48)
-    monkeypatch.setattr(scheduling.Recursive, "_climbed", lambda *args: None)
+    monkeypatch.setattr(scheduling.Recursive, "_search", lambda *args: None)
     plan = planned(network, work=2.0)
     assert plan.planner == "marks" and plan.exact and plan.recomputed
     assert plan.pool_bytes < plan.unplanned_bytes / 2
