@@ -27,9 +27,9 @@ from memonger.executor import reason
 from memonger.forward import Tensor, forward_graph
 from memonger.gradients import environment, unallocated
 from memonger.inputs import InputSpec
-from memonger.schedule import Schedule, adapt, check, workload
+from memonger.schedule import Schedule, Workload, adapt, check, workload
 from memonger.training import training_graph
-from memonger.unrolled import BIND, ITSELF, Written, parts, unroll, write
+from memonger.unrolled import BIND, ITSELF, TrainingStep, Written, parts, unroll, write
 
 log = logging.getLogger("memonger")
 
@@ -90,10 +90,17 @@ class Recipe:
 
         return self._remembered((_digest(symbol), "tensors", given), make)
 
-    def step(self, symbol: Any, tensors: Mapping[str, Tensor], wanted: Sequence[str]) -> Step:
-        """The training step for inputs of these shapes and types, with these gradients."""
-        key = _digest(symbol), tuple(sorted(tensors.items())), tuple(wanted)
-        return self._remembered(key, lambda: make_step(symbol, self.schedule, tensors, wanted))
+    def step(
+        self, symbol: Any, tensors: Mapping[str, Tensor], wanted: Sequence[str], mkldnn: bool
+    ) -> Step:
+        """The training step for inputs of these shapes and types, with these gradients.
+
+        ``mkldnn``: whether MKLDNN will compute it.
+        """
+        key = _digest(symbol), tuple(sorted(tensors.items())), tuple(wanted), mkldnn
+        return self._remembered(
+            key, lambda: make_step(symbol, self.schedule, tensors, wanted, mkldnn)
+        )
 
     def _remembered(self, key: Any, make: Callable[[], Any]) -> Any:
         with self._lock:
@@ -113,8 +120,26 @@ def _digest(symbol: Any) -> bytes:
     return hashlib.sha256(symbol.tojson(remove_amp_cast=False).encode()).digest()
 
 
+def unrolled_on(work: Workload, schedule: Schedule, mkldnn: bool) -> TrainingStep:
+    """The training step of a schedule; where MKLDNN does not compute, no layout of its is refused.
+
+    Where none needs to be, it is the same everywhere, for it takes the memory that was predicted.
+    """
+    made = parts(work)
+    try:
+        return unroll(made, schedule)
+    except MemongerError:
+        if mkldnn or made.expected is None:
+            raise
+        return unroll(made._replace(expected=None), schedule)
+
+
 def make_step(
-    symbol: Any, schedule: Schedule, tensors: Mapping[str, Tensor], wanted: Sequence[str]
+    symbol: Any,
+    schedule: Schedule,
+    tensors: Mapping[str, Tensor],
+    wanted: Sequence[str],
+    mkldnn: bool,
 ) -> Step:
     """Write out a training step; parameters as those of `Recipe.step`."""
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
@@ -126,7 +151,7 @@ def make_step(
     )
     fitting = adapt(work, schedule)
     check(work, fitting)
-    step = unroll(parts(work), fitting)
+    step = unrolled_on(work, fitting, mkldnn)
     order = step.order()
     first = np.flatnonzero(step.rows.time[order] == 0)
     called: Dict[str, Optional[str]] = {}
@@ -187,7 +212,7 @@ class ScheduledExecutor(mx.executor.Executor):
         names = symbol.list_arguments()
         wanted = [name for name in names if requests[name] != "null"]
         tensors = {name: arrays.tensor_of(array) for name, array in args.items()}
-        step = recipe.step(symbol, tensors, wanted)
+        step = recipe.step(symbol, tensors, wanted, _has_mkldnn(ctx))
         written = step.written
         if written.unwritten and _has_mkldnn(ctx):
             raise MemongerError(
