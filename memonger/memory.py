@@ -8,7 +8,7 @@ from memonger import marks
 from memonger.allocator import Replay, replay
 from memonger.costs import MB
 from memonger.device import device_bytes
-from memonger.executor import bind, planned_mb
+from memonger.executor import bind, has_mkldnn, planned_mb
 from memonger.forward import Entry, Tensor, forward_graph
 from memonger.inputs import InputSpec
 from memonger.network import wanted
@@ -116,6 +116,6 @@ def measure(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: A
     schedule = symbol.schedule if isinstance(symbol, ScheduledSymbol) else None
     if schedule is not None:
         work = workload(training)
-        step = unroll(parts(work), adapt(work, schedule))
+        step = unroll(parts(work), adapt(work, schedule), has_mkldnn(device))
         return of_step(step, grad_req, bound)
     return of_marks(training, marks.recomputed(graph), bound)

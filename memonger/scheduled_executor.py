@@ -23,13 +23,13 @@ from memonger import arrays
 from memonger._mxnet import mx
 from memonger.arrays import Arrays
 from memonger.errors import MemongerError
-from memonger.executor import reason
+from memonger.executor import has_mkldnn, reason
 from memonger.forward import Tensor, forward_graph
 from memonger.gradients import environment, unallocated
 from memonger.inputs import InputSpec
-from memonger.schedule import Schedule, Workload, adapt, check, workload
+from memonger.schedule import Schedule, adapt, check, workload
 from memonger.training import training_graph
-from memonger.unrolled import BIND, ITSELF, TrainingStep, Written, parts, unroll, write
+from memonger.unrolled import BIND, ITSELF, Written, parts, unroll, write
 
 log = logging.getLogger("memonger")
 
@@ -120,20 +120,6 @@ def _digest(symbol: Any) -> bytes:
     return hashlib.sha256(symbol.tojson(remove_amp_cast=False).encode()).digest()
 
 
-def unrolled_on(work: Workload, schedule: Schedule, mkldnn: bool) -> TrainingStep:
-    """The training step of a schedule; where MKLDNN does not compute, no layout of its is refused.
-
-    Where none needs to be, it is the same everywhere, for it takes the memory that was predicted.
-    """
-    made = parts(work)
-    try:
-        return unroll(made, schedule)
-    except MemongerError:
-        if mkldnn or made.expected is None:
-            raise
-        return unroll(made._replace(expected=None), schedule)
-
-
 def make_step(
     symbol: Any,
     schedule: Schedule,
@@ -151,7 +137,7 @@ def make_step(
     )
     fitting = adapt(work, schedule)
     check(work, fitting)
-    step = unrolled_on(work, fitting, mkldnn)
+    step = unroll(parts(work), fitting, mkldnn)
     order = step.order()
     first = np.flatnonzero(step.rows.time[order] == 0)
     called: Dict[str, Optional[str]] = {}
@@ -212,9 +198,9 @@ class ScheduledExecutor(mx.executor.Executor):
         names = symbol.list_arguments()
         wanted = [name for name in names if requests[name] != "null"]
         tensors = {name: arrays.tensor_of(array) for name, array in args.items()}
-        step = recipe.step(symbol, tensors, wanted, _has_mkldnn(ctx))
+        step = recipe.step(symbol, tensors, wanted, has_mkldnn(ctx))
         written = step.written
-        if written.unwritten and _has_mkldnn(ctx):
+        if written.unwritten and has_mkldnn(ctx):
             raise MemongerError(
                 "the bias of %r is used more than once, and its gradient would be wrong, with or "
                 "without a schedule: MKLDNN leaves it out where the weight gets none; fix the bias "
@@ -291,7 +277,7 @@ class ScheduledExecutor(mx.executor.Executor):
         if request == "null":
             return self._given_grads.get(name)
         output = made.get(name)
-        if name in self._step.written.left_out and _has_mkldnn(self._ctx):
+        if name in self._step.written.left_out and has_mkldnn(self._ctx):
             log.warning(
                 "%r gets no gradient, for the weight it belongs to gets none: MXNet leaves it out "
                 "on the CPU, with or without a schedule, unless MXNET_MKLDNN_ENABLED=0",
@@ -556,13 +542,6 @@ def _run(executor: Any, first: int, end: int) -> None:
     function.argtypes = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_size_t, ctypes.c_size_t]
     function.restype = None
     function(executor.handle, True, first, end)
-
-
-def _has_mkldnn(ctx: Any) -> bool:
-    """Whether MKLDNN computes on this device."""
-    enabled = os.environ.get("MXNET_MKLDNN_ENABLED", "1") not in ("0", "false", "False")
-    built = mx.runtime.Features().is_enabled("MKLDNN")
-    return enabled and built and ctx.device_type.startswith("cpu")
 
 
 def _check_size(executor: Any, step: Step) -> None:

@@ -10,7 +10,7 @@ from memonger import marks
 from memonger import memory as memories
 from memonger.costs import MB, CostModel
 from memonger.errors import MemongerError
-from memonger.executor import bind, planned_mb
+from memonger.executor import bind, has_mkldnn, planned_mb
 from memonger.forward import no_collection
 from memonger.memory import Memory
 from memonger.network import Network, Request, read_network
@@ -45,12 +45,13 @@ def solve_schedule(
     if request.until is not None:
         todo.once[request.until :] = True
     made = parts(todo)
+    mkldnn = request.ctx is None or has_mkldnn(request.ctx)
     cost = network.cost_model()
     nothing = np.zeros(len(network.graph.nodes), dtype=np.bool_)
     unplanned = memories.of_marks(network.training, nothing, cost.bound)
 
     def memory(schedule: Schedule, bound: Optional[int] = None) -> Memory:
-        found = memories.of_step(unroll(made, schedule), request.grad_req, 0)
+        found = memories.of_step(unroll(made, schedule, mkldnn), request.grad_req, 0)
         return found._replace(bound=found.replay.pool_bytes // MB if bound is None else bound)
 
     with Progress(SEARCHING) as progress:

@@ -638,7 +638,7 @@ class TrainingStep(NamedTuple):
             return replay(self, np.zeros(0, dtype=np.bool_))
 
 
-def unroll(made: Parts, schedule: Schedule) -> TrainingStep:
+def unroll(made: Parts, schedule: Schedule, mkldnn: bool = True) -> TrainingStep:
     """Write out the training step of a schedule.
 
     Parameters
@@ -647,13 +647,21 @@ def unroll(made: Parts, schedule: Schedule) -> TrainingStep:
         Of the network (`parts`).
     schedule : Schedule
         A right one (``schedule.check``).
+    mkldnn : bool
+        Whether MKLDNN may compute it. Where not, no schedule is refused for its layouts; one that
+        need not be is the same everywhere, so that it takes the memory that was predicted.
 
     Returns
     -------
     TrainingStep
         Linear in the number of events; no symbol is made yet.
+
+    Raises
+    ------
+    MemongerError
+        If MKLDNN would round differently than without a schedule.
     """
-    step = _step(
+    plain = step = _step(
         made, _unroll(made.template, np.ascontiguousarray(schedule.events, dtype=np.int32))
     )
     if made.expected is None:
@@ -665,6 +673,8 @@ def unroll(made: Parts, schedule: Schedule) -> TrainingStep:
         if not inserts:
             return step
         step = _step(made, _insert(step, inserts))
+    if not mkldnn:
+        return plain
     raise MemongerError(
         "MKLDNN lays out tensors in another way by this schedule than without one, so that it "
         "rounds differently; how='marks' can plan this network"

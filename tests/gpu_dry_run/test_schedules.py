@@ -16,7 +16,7 @@ from memonger.forward import forward_graph
 from memonger.inputs import read_shapes
 from memonger.planners.recursive import Recursive
 from memonger.schedule import Schedule, Workload, plain, workload
-from memonger.scheduled_executor import unrolled_on
+from memonger.unrolled import parts, unroll
 from memonger.training import training_graph
 from memonger.unrolled import write
 
@@ -159,7 +159,7 @@ def count_of(lines: List[str], words: str) -> int:
 
 def expected_bytes(work: Workload, schedule: Schedule) -> int:
     """What a GPU must hold: the pool with the gradients, arguments, states, and states of ours."""
-    step, graph = unrolled_on(work, schedule, mkldnn=False), work.training.graph
+    step, graph = unroll(parts(work), schedule, mkldnn=False), work.training.graph
     bound = [graph.tensors[i][0].nbytes for i in (*graph.arguments, *sorted(graph.auxiliary))]
     bound += [tensor.nbytes for tensor in write(step).scratch.values()]
     blocks = step.replay().block_bytes()
@@ -197,7 +197,7 @@ def check_network(
         )
         assert found["fused"] == 0  # of whatever the user has set, which stays set
         assert found["setting"] == found["fusion"]
-        pool = unrolled_on(work, schedule, mkldnn=False).replay().pool_bytes
+        pool = unroll(parts(work), schedule, mkldnn=False).replay().pool_bytes
         assert found["pool"] == pool // MB
         needed = expected_bytes(work, schedule)
         assert 0 <= found["trained"] - needed < max(0.03 * needed, 10 * MB)
@@ -256,7 +256,9 @@ def test_float16(gpu_dry_run: GpuDryRun) -> None:
     schedule = nested(work, 4, 1, 0.8)
     result = run_steps(gpu_dry_run, (symbol, shapes), {"it": schedule}, types)
     for found in result.emitted[:-1]:
-        assert found["pool"] == unrolled_on(work, schedule, mkldnn=False).replay().pool_bytes // MB
+        assert (
+            found["pool"] == unroll(parts(work), schedule, mkldnn=False).replay().pool_bytes // MB
+        )
         needed = expected_bytes(work, schedule)
         assert found["pool"] * MB > 1.5 * needed
         assert 0 <= found["trained"] - needed < 0.03 * needed
@@ -392,7 +394,7 @@ def test_fit_on_two_devices(gpu_dry_run: GpuDryRun) -> None:
         moved = moves(result.trace[result.trace.index("run") : result.trace.index("ran")])
         assert means and [moved["0x%x" % mean] for mean in means] == [STEPS] * len(means)
     assert all(more <= 1.05 * most for most, more in zip(peaks, later))
-    assert pools == [unrolled_on(work, schedule, mkldnn=False).replay().pool_bytes // MB] * 2
+    assert pools == [unroll(parts(work), schedule, mkldnn=False).replay().pool_bytes // MB] * 2
     between = max(later) // MB + 10
     assert between < min(runs["unplanned"][1]) // MB
     for events in (None, schedule.events.tolist()):
