@@ -66,14 +66,23 @@ class Recipe:
         self._known: OrderedDict[Any, Step] = OrderedDict()
         self._lock = threading.Lock()
 
-    def step(self, symbol: Any, tensors: Mapping[str, Tensor], wanted: Sequence[str]) -> Step:
-        """The training step for inputs of these shapes and types, with these gradients."""
-        key = (tuple(sorted(tensors.items())), tuple(wanted))
+    def step(
+        self,
+        symbol: Any,
+        tensors: Mapping[str, Tensor],
+        wanted: Sequence[str],
+        added: Sequence[str] = (),
+    ) -> Step:
+        """The training step for inputs of these shapes and types, with these gradients.
+
+        Those of ``added`` are added to totals.
+        """
+        key = (tuple(sorted(tensors.items())), tuple(wanted), tuple(added))
         with self._lock:
             if key in self._known:
                 self._known.move_to_end(key)
                 return self._known[key]
-        step = make_step(symbol, self.schedule, tensors, wanted)
+        step = make_step(symbol, self.schedule, tensors, wanted, added)
         with self._lock:
             self._known[key] = step
             while len(self._known) > REMEMBERED:
@@ -82,7 +91,11 @@ class Recipe:
 
 
 def make_step(
-    symbol: Any, schedule: Schedule, tensors: Mapping[str, Tensor], wanted: Sequence[str]
+    symbol: Any,
+    schedule: Schedule,
+    tensors: Mapping[str, Tensor],
+    wanted: Sequence[str],
+    added: Sequence[str] = (),
 ) -> Step:
     """Write out a training step; parameters as those of `Recipe.step`."""
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
@@ -94,7 +107,8 @@ def make_step(
     )
     fitting = adapt(work, schedule)
     check(work, fitting)
-    step = unroll(parts(work), fitting)
+    sums = [a for a in graph.arguments if graph.nodes[a].name in set(added)]
+    step = unroll(parts(work), fitting, sums)
     order = step.order()
     first = np.flatnonzero(step.rows.time[order] == 0)
     names = step.names
@@ -288,7 +302,8 @@ class ScheduledExecutor(mx.executor.Executor):
         names = symbol.list_arguments()
         wanted = [name for name in names if requests[name] != "null"]
         tensors = {n: Tensor(tuple(a.shape), np.dtype(a.dtype).name) for n, a in args.items()}
-        step = symbol._recipe.step(symbol, tensors, wanted)
+        added = [name for name in wanted if requests[name] == "add"]
+        step = symbol._recipe.step(symbol, tensors, wanted, added)
         written = step.written
         if written.unwritten and _has_mkldnn(ctx):
             raise MemongerError(
@@ -298,13 +313,17 @@ class ScheduledExecutor(mx.executor.Executor):
             )
         self._symbol, self._ctx, self._step = symbol, ctx, step
         self._grad_req, self._group2ctx = dict(requests), None
-        self._given_grads = grads
+        self._given_grads = dict(grads)
+        for name in written.totals:
+            if self._given_grads.get(name) is None:
+                self._given_grads[name] = _zeros(tensors[name], ctx)
         self._heads = {
             k: mx.nd.zeros(shape, ctx, dtype=dtype)
             for k, (shape, dtype) in _head_shapes(symbol, tensors, written).items()
         }
         variables = dict(args)
         variables.update({written.heads[k]: array for k, array in self._heads.items()})
+        variables.update({written.totals[n]: self._given_grads[n] for n in written.totals})
         states = dict(aux)
         states.update({name: _zeros(tensor, ctx) for name, tensor in written.scratch.items()})
         self._training = _bind(written, ctx, variables, states, shared_exec)
@@ -350,6 +369,8 @@ class ScheduledExecutor(mx.executor.Executor):
                 return source
             like = self.arg_arrays[self._symbol.list_arguments().index(name)]
             array = mx.nd.zeros(like.shape, self._ctx, dtype=like.dtype)
+        if name in self._step.written.totals:
+            request = "write"  # what comes out is the new total
         self._copied.append((array, source, request))
         return array
 
