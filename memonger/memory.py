@@ -102,7 +102,7 @@ def of_step(step: TrainingStep, grad_req: Mapping[str, str], bound: int) -> Memo
         write = grad_req[training.graph.nodes[a].name] == "write"
         if write and entry is not None and entry not in pooled:
             pooled.add(entry)
-        else:
+        elif a not in step.totals:  # those are among the variables
             beside.append(training.graph.tensors[a][0])
     return Memory(step.replay(), bound, step.inexact, tuple(beside), frozenset(pooled))
 
@@ -116,6 +116,7 @@ def measure(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: A
     schedule = symbol.schedule if isinstance(symbol, ScheduledSymbol) else None
     if schedule is not None:
         work = workload(training)
-        step = unroll(parts(work), adapt(work, schedule), has_mkldnn(device))
+        added = [a for a in asked if grad_req[graph.nodes[a].name] == "add"]
+        step = unroll(parts(work), adapt(work, schedule), has_mkldnn(device), added)
         return of_step(step, grad_req, bound)
     return of_marks(training, marks.recomputed(graph), bound)

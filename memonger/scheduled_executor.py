@@ -91,15 +91,24 @@ class Recipe:
         return self._remembered((_digest(symbol), "tensors", given), make)
 
     def step(
-        self, symbol: Any, tensors: Mapping[str, Tensor], wanted: Sequence[str], mkldnn: bool
+        self, symbol: Any, tensors: Mapping[str, Tensor], requests: Mapping[str, str], mkldnn: bool
     ) -> Step:
-        """The training step for inputs of these shapes and types, with these gradients.
+        """The training step for inputs of these shapes and types.
 
-        ``mkldnn``: whether MKLDNN will compute it.
+        Parameters
+        ----------
+        symbol : ScheduledSymbol
+        tensors : dict of Tensor
+            The arguments.
+        requests : dict of str
+            'write', 'add' or 'null' for each.
+        mkldnn : bool
+            Whether MKLDNN will compute it.
         """
-        key = _digest(symbol), tuple(sorted(tensors.items())), tuple(wanted), mkldnn
+        inputs = tuple(sorted(tensors.items())), tuple(sorted(requests.items()))
         return self._remembered(
-            key, lambda: make_step(symbol, self.schedule, tensors, wanted, mkldnn)
+            (_digest(symbol), inputs, mkldnn),
+            lambda: make_step(symbol, self.schedule, tensors, requests, mkldnn),
         )
 
     def _remembered(self, key: Any, make: Callable[[], Any]) -> Any:
@@ -124,20 +133,18 @@ def make_step(
     symbol: Any,
     schedule: Schedule,
     tensors: Mapping[str, Tensor],
-    wanted: Sequence[str],
+    requests: Mapping[str, str],
     mkldnn: bool,
 ) -> Step:
     """Write out a training step; parameters as those of `Recipe.step`."""
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     types = {name: tensor.dtype for name, tensor in tensors.items()}
     graph = forward_graph(symbol, InputSpec(shapes, types))
-    chosen = set(wanted)
-    work = workload(
-        training_graph(graph, [a for a in graph.arguments if graph.nodes[a].name in chosen])
-    )
+    asked = {a: requests[graph.nodes[a].name] for a in graph.arguments}
+    work = workload(training_graph(graph, [a for a in asked if asked[a] != "null"]))
     fitting = adapt(work, schedule)
     check(work, fitting)
-    step = unroll(parts(work), fitting, mkldnn)
+    step = unroll(parts(work), fitting, mkldnn, [a for a in asked if asked[a] == "add"])
     order = step.order()
     first = np.flatnonzero(step.rows.time[order] == 0)
     called: Dict[str, Optional[str]] = {}
@@ -196,9 +203,8 @@ class ScheduledExecutor(mx.executor.Executor):
         shared_exec: Any,
     ) -> None:
         names = symbol.list_arguments()
-        wanted = [name for name in names if requests[name] != "null"]
         tensors = {name: arrays.tensor_of(array) for name, array in args.items()}
-        step = recipe.step(symbol, tensors, wanted, has_mkldnn(ctx))
+        step = recipe.step(symbol, tensors, requests, has_mkldnn(ctx))
         written = step.written
         if written.unwritten and has_mkldnn(ctx):
             raise MemongerError(
@@ -208,13 +214,17 @@ class ScheduledExecutor(mx.executor.Executor):
             )
         self._symbol, self._recipe, self._ctx, self._step = symbol, recipe, ctx, step
         self._grad_req, self._group2ctx = dict(requests), None
-        self._given_grads = grads
+        self._given_grads = dict(grads)
+        for name in written.totals:
+            if self._given_grads.get(name) is None:
+                self._given_grads[name] = arrays.zeros(tensors[name], ctx)
         self._heads = {
             k: arrays.zeros(tensor, ctx)
             for k, tensor in _head_tensors(symbol, tensors, written).items()
         }
         variables = dict(args)
         variables.update({written.heads[k]: array for k, array in self._heads.items()})
+        variables.update({written.totals[n]: self._given_grads[n] for n in written.totals})
         states = dict(aux)
         states.update({name: arrays.zeros(tensor, ctx) for name, tensor in written.scratch.items()})
         self._training = _bind(written, ctx, variables, states, of_memory(shared_exec))
@@ -292,6 +302,8 @@ class ScheduledExecutor(mx.executor.Executor):
                 return source
             like = self.arg_arrays[self._symbol.list_arguments().index(name)]
             array = mx.nd.zeros(like.shape, self._ctx, dtype=like.dtype)
+        if name in self._step.written.totals:
+            request = "write"  # what comes out is the new total
         self._copied.append((array, source, request))
         return array
 

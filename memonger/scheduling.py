@@ -45,13 +45,15 @@ def solve_schedule(
     if request.until is not None:
         todo.once[request.until :] = True
     made = parts(todo)
+    nodes = network.graph.nodes
+    added = [a for a in network.training.wanted if request.grad_req[nodes[a].name] == "add"]
     mkldnn = request.ctx is None or has_mkldnn(request.ctx)
     cost = network.cost_model()
     nothing = np.zeros(len(network.graph.nodes), dtype=np.bool_)
     unplanned = memories.of_marks(network.training, nothing, cost.bound)
 
     def memory(schedule: Schedule, bound: Optional[int] = None) -> Memory:
-        found = memories.of_step(unroll(made, schedule, mkldnn), request.grad_req, 0)
+        found = memories.of_step(unroll(made, schedule, mkldnn, added), request.grad_req, 0)
         return found._replace(bound=found.replay.pool_bytes // MB if bound is None else bound)
 
     with Progress(SEARCHING) as progress:

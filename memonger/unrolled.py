@@ -20,7 +20,20 @@ What makes MXNet run it in that order and not merge it again:
 """
 
 import json
-from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Sized, Tuple
+from collections import Counter
+from typing import (
+    Any,
+    Dict,
+    FrozenSet,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Sized,
+    Tuple,
+)
 
 import numpy as np
 
@@ -31,7 +44,7 @@ from memonger.compiled import compiled
 from memonger.errors import MemongerError
 from memonger.forward import FLOAT, Entry, Tensor, no_collection
 from memonger.gradients import MXNET_VERSION, environment
-from memonger.layouts import AFTER, AXES, BEFORE, MAKE, Expected, Insert
+from memonger.layouts import AFTER, AXES, BEFORE, MAKE, TOTAL, Expected, Insert
 from memonger.operators import truth
 from memonger.schedule import Schedule, Workload, first_time, masked
 from memonger.tables import BACKWARD, FORWARD, KEPT, RECOMPUTED, RowKind, Tables
@@ -576,12 +589,16 @@ class TrainingStep(NamedTuple):
     gradients : tuple of int or None
         For each argument that gets a gradient which output of the symbol it is. Two may be the
         same; None is a gradient of zeros.
+    totals : dict of int
+        Of arguments (node indices) whose gradient is added to a total the row of the variable that
+        holds it; their output is then the new total.
     """
 
     parts: Parts
     rows: Rows
     tables: Tables
     gradients: Tuple[Optional[int], ...]
+    totals: Dict[int, int]
 
     @property
     def training(self) -> TrainingGraph:
@@ -638,7 +655,9 @@ class TrainingStep(NamedTuple):
             return replay(self, np.zeros(0, dtype=np.bool_))
 
 
-def unroll(made: Parts, schedule: Schedule, mkldnn: bool = True) -> TrainingStep:
+def unroll(
+    made: Parts, schedule: Schedule, mkldnn: bool = True, added: Iterable[int] = ()
+) -> TrainingStep:
     """Write out the training step of a schedule.
 
     Parameters
@@ -650,6 +669,8 @@ def unroll(made: Parts, schedule: Schedule, mkldnn: bool = True) -> TrainingStep
     mkldnn : bool
         Whether MKLDNN may compute it. Where not, no schedule is refused for its layouts; one that
         need not be is the same everywhere, so that it takes the memory that was predicted.
+    added : iterable of int
+        The arguments whose gradient is added to a total (grad_req 'add'), as far as it can be.
 
     Returns
     -------
@@ -661,9 +682,8 @@ def unroll(made: Parts, schedule: Schedule, mkldnn: bool = True) -> TrainingStep
     MemongerError
         If MKLDNN would round differently than without a schedule.
     """
-    plain = step = _step(
-        made, _unroll(made.template, np.ascontiguousarray(schedule.events, dtype=np.int32))
-    )
+    rows = _unroll(made.template, np.ascontiguousarray(schedule.events, dtype=np.int32))
+    plain = step = _with_totals(_step(made, rows), frozenset(added))
     if made.expected is None:
         return step
     for _ in range(ROUNDS):
@@ -672,7 +692,7 @@ def unroll(made: Parts, schedule: Schedule, mkldnn: bool = True) -> TrainingStep
         inserts = made.expected.differences(step.replay(), step.kinds, stands_for)
         if not inserts:
             return step
-        step = _step(made, _insert(step, inserts))
+        step = _insert(step, inserts)
     if not mkldnn:
         return plain
     raise MemongerError(
@@ -681,7 +701,35 @@ def unroll(made: Parts, schedule: Schedule, mkldnn: bool = True) -> TrainingStep
     )
 
 
-def _step(made: Parts, rows: Rows) -> TrainingStep:
+def _with_totals(step: TrainingStep, added: FrozenSet[int]) -> TrainingStep:
+    """Add gradients up as MXNet does: the operator that makes one adds to the total itself.
+
+    Some round otherwise than by adding what they have made (an Embedding adds row after row). The
+    executor sees to it that the second input of a ``_grad_add`` is added to the first
+    (``src/executor/inplace_addto_detect_pass.cc``), here a copy of the total. Where a gradient is
+    read by others too it is not done: it is added up afterwards.
+    """
+    made, rows = step.parts, step.rows
+    count = Counter(zip(rows.read_row.tolist(), rows.read_output.tolist()))
+    count.update(step.heads)
+    inserts = []
+    for a, found in zip(step.training.wanted, made.gradients):
+        if a in added and found is not None and a not in made.left_out:
+            entry = int(rows.latest[found[0]]), found[1]
+            if count[entry] == 1 and step.gradients.count(_output(step, a)) == 1:
+                inserts.append(Insert(entry[0], TOTAL, entry[1], "_grad_add", {}, a))
+    return _insert(step, inserts) if inserts else step
+
+
+def _output(step: TrainingStep, argument: int) -> Optional[int]:
+    return step.gradients[step.training.wanted.index(argument)]
+
+
+def _step(
+    made: Parts, rows: Rows, totals: Optional[Dict[int, Tuple[int, int]]] = None
+) -> TrainingStep:
+    """The training step of these rows; of each total the rows of the variable and the sum."""
+    totals = totals or {}
     template = made.template
     heads = [
         (int(rows.first[row]), int(k)) for row, k in zip(template.head_row, template.head_output)
@@ -689,11 +737,11 @@ def _step(made: Parts, rows: Rows) -> TrainingStep:
     outputs = {entry: k for k, entry in reversed(list(enumerate(heads)))}
     gradients: List[Optional[int]] = []
     kinds = _kind_numbers(made, rows)
-    for found in made.gradients:
+    for a, found in zip(made.work.training.wanted, made.gradients):
         if found is None:
             gradients.append(None)
             continue
-        entry = int(rows.latest[found[0]]), found[1]
+        entry = (totals[a][1], 0) if a in totals else (int(rows.latest[found[0]]), found[1])
         if entry not in outputs:
             outputs[entry] = len(heads)
             heads.append(entry)
@@ -716,11 +764,12 @@ def _step(made: Parts, rows: Rows) -> TrainingStep:
             len(heads),
         ),
         tuple(gradients),
+        {a: variable for a, (variable, _) in totals.items()},
     )
 
 
-def _insert(step: TrainingStep, inserts: List[Insert]) -> Rows:
-    """The rows of a training step with more operators."""
+def _insert(step: TrainingStep, inserts: List[Insert]) -> TrainingStep:
+    """A training step with more operators."""
     rows, kinds = step.rows, step.kinds
     kind_of = step.training.builder.kinds
     at: Dict[Tuple[int, bool], List[Insert]] = {}
@@ -752,7 +801,18 @@ def _insert(step: TrainingStep, inserts: List[Insert]) -> Rows:
         made.append(kind_of.all[kind])
         return add(INSERTED, kind, -1, [entry], wait), 0
 
+    def put_total(insert: Insert) -> int:
+        """A variable and a copy of it."""
+        tensors = (kinds[insert.row].tensors[insert.place],)
+        null, copy = kind_of("null", {}, 0, tensors), kind_of("_copy", {}, 1, tensors)
+        made.extend([kind_of.all[null], kind_of.all[copy]])
+        totals[insert.argument] = add(INSERTED, null, -1, [], []), -1
+        return add(INSERTED, copy, -1, [(len(source) - 1, 0)], list(chain))
+
     made: List[RowKind] = []
+    totals: Dict[int, Tuple[int, int]] = {}
+    copies: Dict[int, int] = {}
+    ahead: Dict[int, List[int]] = {}  # copies of totals before rows that wait for nothing
     read_start, wait_start = rows.read_start.tolist(), rows.wait_start.tolist()
     read_row, read_output = rows.read_row.tolist(), rows.read_output.tolist()
     wait_row = rows.wait_row.tolist()
@@ -763,7 +823,16 @@ def _insert(step: TrainingStep, inserts: List[Insert]) -> Rows:
             read.append(instead.get(entry, entry))
         for insert in at.get((row, True), ()):
             read[insert.place] = put_in(insert, read[insert.place], list(chain))
-        wait = [place[w] for w in wait_row[wait_start[row] : wait_start[row + 1]]]
+        for insert in at.get((row, False), ()):
+            if insert.where == TOTAL:
+                copies[insert.argument] = put_total(insert)
+                if wait_start[row] < wait_start[row + 1]:
+                    pending.append(copies[insert.argument])
+                else:
+                    ahead.setdefault(row, []).append(copies[insert.argument])
+        wait = []
+        for w in wait_row[wait_start[row] : wait_start[row + 1]]:
+            wait += [*ahead.get(w, ()), place[w]]
         if wait:
             wait += pending
             pending = []
@@ -775,22 +844,42 @@ def _insert(step: TrainingStep, inserts: List[Insert]) -> Rows:
             if insert.where == AFTER:
                 entry = place[row], insert.place
                 instead[entry] = put_in(insert, entry, [])
+            elif insert.where == TOTAL:
+                a = insert.argument
+                sum_of = kind_of("_grad_add", {}, 2, kind.tensors[insert.place : insert.place + 1])
+                made.append(kind_of.all[sum_of])
+                both = [(copies[a], 0), (place[row], insert.place)]
+                totals[a] = totals[a][0], add(INSERTED, sum_of, -1, both, [])
             else:
                 put_in(insert, read[insert.place], [place[row]])
             pending.append(len(source) - 1)
     moved = np.array([*place, -1], dtype=np.int32)
-    return Rows(
-        np.array(source, dtype=np.int32),
-        np.array(what, dtype=np.int32),
-        np.array(time, dtype=np.int32),
-        _starts(reads),
-        _flat([[r for r, _ in one] for one in reads]).astype(np.int32),
-        _flat([[k for _, k in one] for one in reads]).astype(np.int32),
-        _starts(waits),
-        _flat(waits).astype(np.int32),
-        moved[rows.first],
-        moved[rows.latest],
+    for a, variable in step.totals.items():
+        total = _sum(step, a)
+        totals[a] = place[variable], instead.get((place[total], 0), (place[total], 0))[0]
+    return _step(
+        step.parts,
+        Rows(
+            np.array(source, dtype=np.int32),
+            np.array(what, dtype=np.int32),
+            np.array(time, dtype=np.int32),
+            _starts(reads),
+            _flat([[r for r, _ in one] for one in reads]).astype(np.int32),
+            _flat([[k for _, k in one] for one in reads]).astype(np.int32),
+            _starts(waits),
+            _flat(waits).astype(np.int32),
+            moved[rows.first],
+            moved[rows.latest],
+        ),
+        totals,
     )
+
+
+def _sum(step: TrainingStep, argument: int) -> int:
+    """The row of a new total."""
+    output = _output(step, argument)
+    assert output is not None
+    return int(step.tables.head_row[output])
 
 
 def _kind_numbers(made: Parts, rows: Rows) -> np.ndarray:
@@ -831,6 +920,8 @@ def _names(step: TrainingStep) -> List[str]:
             names.append(new("scratch"))
         elif what == READER:
             names.append(new(names[read_row[rows.read_start[k]]] + "_read"))
+        elif what == INSERTED and rows.read_start[k] == rows.read_start[k + 1]:
+            names.append(new("total"))
         elif what == INSERTED:
             names.append(new(names[read_row[rows.read_start[k]]] + "_laid_out"))
         elif source < len(step.graph.nodes):
@@ -856,6 +947,9 @@ class Written(NamedTuple):
         The arguments whose gradient MKLDNN leaves out: that output is not written.
     unwritten : tuple of str
         As in `Parts`.
+    totals : dict of str
+        For arguments whose gradient is added to a total the argument that it is given in; the
+        output is the new total.
     heads : dict
         For each output of the network whose gradient must be given the argument that it is given
         in. Empty if all outputs are losses.
@@ -868,6 +962,7 @@ class Written(NamedTuple):
     gradients: Dict[str, Optional[int]]
     left_out: FrozenSet[str]
     unwritten: Tuple[str, ...]
+    totals: Dict[str, str]
     heads: Dict[int, str]
     scratch: Dict[str, Tensor]
 
@@ -889,6 +984,7 @@ def write(step: TrainingStep) -> Written:
     heads: Dict[int, str] = {}
     scratch: Dict[str, Tensor] = {}
     multiplied = set(rows.source[rows.what == MASKED].tolist())
+    totals: Dict[int, str] = {}
     for k, name in enumerate(names):
         kind = kinds[k]
         place.append(len(nodes))
@@ -897,7 +993,9 @@ def write(step: TrainingStep) -> Written:
                 continue
             source = int(rows.source[k])
             attrs: Mapping[str, str] = {}
-            if rows.what[k] == SCRATCH:
+            if rows.what[k] == INSERTED:
+                totals[k] = name
+            elif rows.what[k] == SCRATCH:
                 scratch[name] = kind.tensors[0]
             elif source < len(graph.nodes):
                 attrs = graph.nodes[source].hidden
@@ -933,6 +1031,7 @@ def write(step: TrainingStep) -> Written:
         dict(zip(arguments, step.gradients)),
         frozenset([graph.nodes[a].name for a in step.parts.left_out]),
         step.parts.unwritten,
+        {graph.nodes[a].name: totals[row] for a, row in step.totals.items()},
         heads,
         scratch,
     )

@@ -49,15 +49,17 @@ def equal(symbol: Any, planned: Any, shapes: Any, **more: Any) -> None:
     assert report, str(report)
 
 
-def same_memory(work: Any, schedule: Any) -> None:
+def same_memory(work: Any, schedule: Any, added: Iterable[int] = ()) -> None:
     """The replay is what MXNet does: every operator in its turn, and the pool."""
-    step = unroll(parts(work), schedule)
+    step = unroll(parts(work), schedule, added=added)
     written, graph = write(step), work.training.graph
     tensors = {graph.nodes[i].name: graph.tensors[i][0] for i in graph.arguments}
     tensors.update({graph.nodes[i].name: graph.tensors[i][0] for i in graph.auxiliary})
     tensors.update(written.scratch)
     for k, name in written.heads.items():
         tensors[name] = graph.tensors[graph.heads[k][0]][graph.heads[k][1]]
+    for argument, name in written.totals.items():
+        tensors[name] = tensors[argument]
     symbol = written.symbol
 
     def arrays(names: List[str]) -> Dict[str, Any]:
@@ -166,6 +168,20 @@ def test_bias_of_fixed_weights_is_refused_where_it_is_shared() -> None:
     planned = scheduled(net, schedules(work)[-1])
     with pytest.raises(memonger.MemongerError, match="bias of '[ab]' is used more than once"):
         planned.simple_bind(mx.cpu(), {"bias": "write"}, data=(2, 4))
+
+
+@pytest.mark.parametrize("name", ["Convolution", "DeformableConvolution", "Embedding", "add_n"])
+def test_gradients_are_added_up_as_without_a_schedule(name: str) -> None:
+    """Some operators add row after row to the total, which is not the sum of what they made."""
+    symbol = small_net(CASES[name])
+    names = symbol.list_arguments()
+    requests = {n: "null" if n in SMALL_SHAPES else "add" for n in names}
+    work = work_of(symbol, SMALL_SHAPES)
+    values = positive(symbol, SMALL_SHAPES)
+    for schedule in schedules(work):
+        planned = scheduled(symbol, schedule)
+        equal(symbol, planned, SMALL_SHAPES, values=values, grad_req=requests)
+        same_memory(work, schedule, work.training.wanted)
 
 
 @pytest.mark.parametrize("name", ["Convolution", "BatchNorm", "FullyConnected", "LayerNorm"])
