@@ -13,55 +13,17 @@ tensor of the chain is 1 MB and a layer's weight 4 KB, so that depth alone count
 
 import argparse
 import json
-import math
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List
 
 import memonger
-import mxnet as mx
-from memonger.executor import planned_mb
-from memonger.forward import ForwardGraph, forward_graph
-from memonger.gradients import environment, unallocated
-from memonger.inputs import read_shapes
 from memonger.planners.recursive import Recursive
-from memonger.schedule import Schedule, Workload, workload
-from memonger.training import training_graph
-from memonger.unrolled import BIND, parts, unroll, write
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import networks
-
-MB = 2**20
-
-
-def bound_mb(work: Workload, schedule: Schedule) -> int:
-    """What MXNet reports when it binds the symbol of a schedule, whole MB."""
-    graph: ForwardGraph = work.training.graph
-    written = write(unroll(parts(work), schedule))
-    tensors = {
-        node.name: graph.tensors[i][0] for i, node in enumerate(graph.nodes) if node.is_variable
-    }
-    tensors.update(written.scratch)
-    for head, name in written.heads.items():
-        a, b = graph.heads[head]
-        tensors[name] = graph.tensors[a][b]
-
-    def arrays(names: List[str]) -> Dict[str, Any]:
-        found = {name: tensors[name] for name in names}
-        return {name: unallocated(t.shape, t.dtype, mx.cpu()) for name, t in found.items()}
-
-    symbol = written.symbol
-    with environment(**BIND):
-        executor = symbol.bind(
-            mx.cpu(),
-            arrays(symbol.list_arguments()),
-            None,
-            "null",
-            arrays(symbol.list_auxiliary_states()),
-        )
-    return planned_mb(executor)
+from within_work import limit, measure, workload_of
 
 
 def of_depth(depth: int, options: argparse.Namespace) -> Dict[str, Any]:
@@ -71,27 +33,12 @@ def of_depth(depth: int, options: argparse.Namespace) -> Dict[str, Any]:
     if options.marks:
         planned = memonger.search_plan(symbol, shapes=shapes)
         figures["marks"] = memonger.get_cost(planned, shapes=shapes)
-    graph = forward_graph(symbol, read_shapes(symbol, shapes, {}, None))
-    wanted = [a for a in graph.arguments if graph.nodes[a].name not in shapes]
-    gradients = sum(4 * graph.tensors[a][0].elements for a in wanted)
-    start = time.perf_counter()
-    work = workload(training_graph(graph, wanted))
+    work, gradients = workload_of((symbol, shapes))
     search = Recursive(work, options.patience)
     figures["schedules"] = []
-    for limit in options.work:
-        best = search.least_memory(limit).best
-        seconds = time.perf_counter() - start
-        bound = bound_mb(work, best.schedule)
-        figures["schedules"].append(
-            {
-                "limit": limit,
-                "mb": (best.pool_bytes - gradients) / MB,
-                "work": best.work,
-                "seconds": seconds,
-                "bound_as_predicted": bound == best.pool_bytes // MB,
-            }
-        )
+    for most in options.work:
         start = time.perf_counter()
+        figures["schedules"].append(measure(search, gradients, most, start))
     return figures
 
 
@@ -102,14 +49,6 @@ def line(figures: Dict[str, Any]) -> str:
         cell = "%(mb).1f (%(work).2f, %(seconds).1f s)" % found
         cells.append(cell + ("" if found["bound_as_predicted"] else " NOT AS BOUND"))
     return "| %s |" % " | ".join(cells)
-
-
-def limit(text: str) -> Optional[float]:
-    """A limit of forward work from the command line; None: there is none."""
-    value = float(text)
-    if not value >= 1:
-        raise argparse.ArgumentTypeError("%r: a limit of work is 1 or more, or inf" % text)
-    return None if math.isinf(value) else value
 
 
 def main(arguments: List[str]) -> int:

@@ -1,9 +1,9 @@
 """The memory of networks trained by schedules, within a limit of forward work.
 
-    python benchmarks/schedules.py                      # all networks at their limits: minutes
-    python benchmarks/schedules.py vgg19 lstm-4x100     # some of them
-    python benchmarks/schedules.py resnet50_v1 --work 2 3 inf --json out.json
-    python benchmarks/schedules.py --patience 4         # times the usual search
+    python benchmarks/within_work.py                      # all networks at their limits: minutes
+    python benchmarks/within_work.py vgg19 lstm-4x100     # some of them
+    python benchmarks/within_work.py resnet50_v1 --work 2 3 inf --json out.json
+    python benchmarks/within_work.py --patience 4         # times the usual search
 
 Every figure is MB (2**20 bytes) of the pool less the bytes of the parameters' gradients, which the
 pool of a schedule holds and that of a marks plan does not. Work is the forward work of a whole
