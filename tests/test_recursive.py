@@ -1,6 +1,8 @@
 """Recursive schedules: the binomial oracle, trees of cuts, their cost, what the search finds."""
 
 import functools
+import hashlib
+import threading
 from typing import Any, Dict, List, Tuple
 
 import memonger
@@ -13,10 +15,11 @@ from memonger import marks
 from memonger.forward import forward_graph
 from memonger.inputs import read_shapes
 from memonger.planners.binomial import LEAF, binomial_tree, forward_steps
+from memonger.planners import recursive
 from memonger.planners.judge import Blueprint, blueprint
 from memonger.planners.recursive import Recursive
-from memonger.planners.unroll import ALIVE, NOTHING, Steps, unroll
-from memonger.schedule import Schedule, Workload, check, of_marks, workload
+from memonger.planners.unroll import ALIVE, NOTHING, Steps, tree_keeping, unroll
+from memonger.schedule import Schedule, Workload, check, of_marks, plain, workload
 from memonger.training import training_graph
 from memonger.unrolled import parts
 from memonger.unrolled import unroll as written_out
@@ -209,6 +212,25 @@ def test_least_memory(work: Any) -> None:
     same_as_written_out(search, found.best.schedule)
 
 
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+def test_trees_that_keep(name: str) -> None:
+    """With everything kept nothing runs again; with nothing kept all that gradients read does."""
+    search = Recursive(workload_of(NETWORKS[name]()))
+    steps = search.blueprint.steps
+    count = len(steps.last)
+    rng = np.random.RandomState(0)
+    for kept in (np.ones(count, bool), np.zeros(count, bool), rng.rand(count) < 0.8):
+        tree = tree_keeping(steps, kept)
+        cuts = tree[tree[:, 0] != LEAF, 0]
+        for cut in cuts.tolist():  # all that is alive at a cut is kept
+            assert kept[:cut][steps.last[:cut] >= cut].all()
+        schedule = search.schedule(tree)
+        same_as_written_out(search, schedule)
+        if kept.all():
+            assert len(schedule.forwards) == count
+    assert len(cuts) > 1
+
+
 def test_never_worse_than_what_is_known() -> None:
     """Marks are a schedule too: the best of both is taken."""
     symbol, shapes = NETWORKS["resnet"]()
@@ -241,12 +263,65 @@ def test_least_work_within_a_budget() -> None:
     assert search.least_work(most.pool_bytes).best.work == pytest.approx(1)
 
 
-def test_the_same_twice() -> None:
-    def found() -> Any:
+def test_a_bigger_budget_is_never_more_work() -> None:
+    search = Recursive(workload_of(NETWORKS["resnet"]()), patience=0.02)
+    least, most = search.least_memory().best, search.least_memory(1.0).best
+    budgets = np.linspace(least.pool_bytes, most.pool_bytes, 8).astype(int).tolist()
+    found = [search.least_work(budget).best for budget in budgets]
+    assert all(one.pool_bytes <= budget for one, budget in zip(found, budgets))
+    works = [one.work for one in found]
+    assert works == sorted(works, reverse=True) and works[0] > works[3] > works[-1] == 1
+    # Nor is more work more memory.
+    limits = [1.2, 1.5, 2.0, 3.0]
+    pools = [search.least_memory(limit).best.pool_bytes for limit in limits]
+    assert pools == sorted(pools, reverse=True)
+
+
+def test_the_same_whatever_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(cores: int) -> Any:
+        monkeypatch.setattr(recursive, "_cores", lambda: cores)
         search = Recursive(workload_of(NETWORKS["chain"]()), patience=0.02)
         return search.least_memory(3.0).best.schedule.events
 
-    np.testing.assert_array_equal(found(), found())
+    one = found(1)
+    np.testing.assert_array_equal(one, found(7))
+    digest = hashlib.sha256(one.astype("<i4").tobytes()).hexdigest()
+    assert digest.startswith("65ce929ed0fa2439"), "another version of Python finds another schedule"
+
+
+@pytest.mark.parametrize("budget", [False, True])
+def test_progress_never_jumps_back(budget: bool) -> None:
+    told: List[float] = []
+    search = Recursive(workload_of(networks.chain(16, hidden=8, batch=64)), 0.02, told.append)
+    if budget:
+        search.least_work(search.judge(plain(search.workload)).pool_bytes // 2)
+    else:
+        search.least_memory(2.0)
+    assert told == sorted(told) and told[0] == 0 and told[-1] == 1
+    assert len(set(told)) > 6
+
+
+@pytest.mark.parametrize("after", [0.0, 0.05, 0.2, 0.32, 0.5, 0.9])
+def test_ctrl_c_gives_the_best_so_far(after: float) -> None:
+    """Wherever it comes: while there are seeds, refinements, or trees that are annealed."""
+    left = [1]
+
+    def interrupt(done: float) -> None:
+        if done >= after and left:
+            left.pop()
+            raise KeyboardInterrupt
+
+    search = Recursive(workload_of(NETWORKS["resnet"]()), 0.1, interrupt)
+    unplanned = search.judge(plain(search.workload))
+    threads = threading.active_count()
+    found = search.least_memory(2.0)
+    assert found.interrupted and not left and threading.active_count() == threads
+    assert found.best.work <= 2.0
+    if after > 0.1:
+        assert found.best.pool_bytes < unplanned.pool_bytes
+    same_as_written_out(search, found.best.schedule)
+    again = search.least_memory(2.0)  # nothing that was found is lost
+    assert not again.interrupted and again.best.pool_bytes <= found.best.pool_bytes
 
 
 def test_a_budget_that_is_too_small() -> None:

@@ -22,6 +22,7 @@ from memonger.schedule import Workload, first_time
 
 FLAGS = 3  # ALIVE, ALL, COSTLY: what is held of the left part
 ASKED_FAR = 30  # pieces: further on, nearly all that is alive at a cut is asked for
+ENOUGH = 1.25  # times the cuts that are wanted: all of them are taken
 IMPOSSIBLE = np.float32(1e30)
 DIVIDED = 1
 
@@ -585,17 +586,27 @@ def alive_at(g: Entries) -> np.ndarray:
 def boundaries(alive: np.ndarray, lo: int, hi: int, most: int) -> np.ndarray:
     """At most so many boundaries between two positions, and these: where little is alive.
 
-    All of them if they are few; otherwise local minima, and if these are few others as well; the
-    least of each of as many equal stretches.
+    All of them if they are few; otherwise local minima, of these the deepest (the local minima
+    among them) as long as there are enough, or if there are few others as well; the least of each
+    of as many equal stretches.
     """
     inside = np.arange(lo + 1, hi)
     if len(inside) > most:
-        here = alive[inside]
-        low = inside[(here <= alive[inside - 1]) & (here < alive[inside + 1])]
-        chosen = _least_of_stretches(alive, low, most)
-        rest = np.setdiff1d(inside, chosen)
-        inside = np.union1d(chosen, _least_of_stretches(alive, rest, most - len(chosen)))
+        low = _minima(alive, inside)
+        deeper = _minima(alive, low)
+        while most <= len(deeper) < len(low):
+            low, deeper = deeper, _minima(alive, deeper)
+        if len(low) > ENOUGH * most:
+            low = _least_of_stretches(alive, low, most)
+        rest = np.setdiff1d(inside, low)
+        inside = np.union1d(low, _least_of_stretches(alive, rest, max(0, most - len(low))))
     return np.concatenate([[lo], inside, [hi]]).astype(np.int32)
+
+
+def _minima(alive: np.ndarray, where: np.ndarray) -> np.ndarray:
+    """Of some positions those at which less is alive than at their neighbours among them."""
+    here = np.concatenate([[np.inf], alive[where], [np.inf]])
+    return where[(here[1:-1] <= here[:-2]) & (here[1:-1] < here[2:])]
 
 
 def _least_of_stretches(alive: np.ndarray, where: np.ndarray, most: int) -> np.ndarray:

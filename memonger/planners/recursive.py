@@ -46,23 +46,44 @@ SCALES = 4  # of memory, each closer to the least that is possible
 SLOTS = 200  # steps of memory at each scale
 WIDEST = 0.6  # of the memory without recomputation: the first scale
 CLOSER = 1.5  # times the least memory that is possible: the last
-MOST_CUTS = 80
-MOST_INNER_CUTS = 24  # between two of them
-SEEDS = 4_000_000  # replays of trees that dynamic programming finds, as forward operators
+#: Cuts: so many of any network, and more of those up to a thousand operators.
+MOST_CUTS, MORE_CUTS, THOUSAND = 80, 60, 1000
+MOST_INNER_CUTS = 16  # between two of them
+SEEDS = 3_000_000  # replays of trees that dynamic programming finds, as forward operators
 REFINEMENTS = 2  # rounds of dynamic programming over the cuts of the best trees
 MOST_REFINED = 8  # trees
 MOST_REFINED_CUTS = 110
 MOST_OF_FAMILY = 40  # trees of one power and scale
 #: Tries while annealing: the time that they may take, that of one, and that of each event of its
 #: schedule. In units of about a microsecond, but counted and not measured: the same everywhere.
-PATIENCE = 16_000_000
+#: Networks of more operators than usual get so much more for each of these, up to a limit.
+PATIENCE = 18_000_000
+USUAL, FOR_MORE, MOST_MORE = 4000, 6000, 12_000_000
 TRY, EVENT = 30, 0.17
-MOST_TRIES = 2000  # for each forward operator
-ROUNDS = ((8, 0.4), (3, 0.3), (1, 0.3))  # of annealing: how many trees, and the share of all tries
-TEMPERATURES = ((0.004, 0.0002), (0.001, 0.0001))
+MOST_TRIES = 6000  # for each forward operator
 SEEDING, REFINING, ANNEALING = 0.3, 0.05, 0.6  # parts of the search, as far as progress knows
 UNLIMITED = 1000.0  # times the forward work: more than any schedule is worth
 SLACK = 1 + 1e-9  # for rounding where work is compared
+
+
+class Annealing(NamedTuple):
+    """How the tries are spent.
+
+    Attributes
+    ----------
+    rounds : tuple of (int, float)
+        How many of the best trees each round starts from, and its share of all tries.
+    temperatures : tuple of (float, float)
+        At the beginning and at the end, as shares of the cost; the starts take turns.
+    """
+
+    rounds: Tuple[Tuple[int, float], ...]
+    temperatures: Tuple[Tuple[float, float], ...]
+
+
+SHORT = Annealing(((3, 0.5), (1, 0.5)), ((0.004, 0.0002), (0.001, 0.0001)))
+LONG = Annealing(((8, 0.4), (3, 0.3), (1, 0.3)), ((0.004, 0.0002), (0.001, 0.0001)))
+LONG_FROM = 40_000  # tries
 
 
 class Judged(NamedTuple):
@@ -245,7 +266,6 @@ class Recursive:
         self.interrupted = False
         self._stop.clear()
         self._done = 0.0
-        self.progress(0.0)
 
         def allowed() -> List[_Tree]:
             fit = (t for t in self._found if t.work <= most_work)
@@ -253,15 +273,16 @@ class Recursive:
             return sorted(fit, key=_by_work if budget else _by_memory)
 
         try:
+            self.progress(0.0)
             self._all_seeds()
             if allowed():
                 self._climb(allowed, most_work, budget)
             elif budget:  # perhaps the least memory that can be found fits
                 self._climb(lambda: sorted(self._found, key=_by_memory), most_work, 0)
+            if not self.interrupted:
+                self.progress(1.0)
         except KeyboardInterrupt:
             self.interrupted = True
-        if not self.interrupted:
-            self.progress(1.0)
         found = allowed()
         return found[0] if found else None
 
@@ -319,7 +340,8 @@ class Recursive:
         ends = np.array([0, count], dtype=np.int32)
         undivided = np.full(len(POWERS), np.inf)
         whole = Pieces(ends, *measure(entries, ends, undivided)).leaf[0, 0, 1]
-        bounds = boundaries(alive, 0, count, MOST_CUTS)
+        most_cuts = MOST_CUTS + MORE_CUTS * THOUSAND // max(THOUSAND, count)
+        bounds = boundaries(alive, 0, count, most_cuts)
         outer = Pieces(bounds, *measure(entries, bounds, whole * WIDEST))
         inner: List[Optional[Pieces]] = []
         for s, (lo, hi) in enumerate(zip(bounds.tolist(), bounds[1:].tolist())):
@@ -414,46 +436,49 @@ class Recursive:
         for seed in allowed():  # not too many of a family
             if sum(tree.family == seed.family for tree in trees) < 2:
                 trees.append(seed)
-        trees = trees[: ROUNDS[0][0]]
-        count = len(self.blueprint.node)
-        events = count * float(np.mean([1 + tree.work / self.one_pass for tree in trees]))
-        tries = self.patience * min(MOST_TRIES * count, PATIENCE / (TRY + EVENT * events))
-        for number, (most, share) in enumerate(ROUNDS):
+        tries = self._tries(trees[: LONG.rounds[0][0]])
+        how = SHORT if tries < LONG_FROM * self.patience else LONG
+        for number, (starts, share) in enumerate(how.rounds):
             if self.interrupted:
                 return
-            trees = sorted(trees, key=_by_work if budget else _by_memory)[:most]
+            trees = sorted(trees, key=_by_work if budget else _by_memory)[:starts]
             each = max(1, int(tries * share / len(trees)))
-            trees = self._annealed(trees, most_work, budget, each, number, share * ANNEALING)
+            seeds = range(100 * number, 100 * number + len(trees))
+            heats = [how.temperatures[k % len(how.temperatures)] for k in range(len(trees))]
+            jobs = list(zip(trees, seeds, heats))
+            trees = self._annealed(jobs, most_work, budget, each, share * ANNEALING)
             self._found += trees
+
+    def _tries(self, trees: Sequence[_Tree]) -> int:
+        """How many there may be while annealing."""
+        count = len(self.blueprint.node)
+        events = count * float(np.mean([1 + tree.work / self.one_pass for tree in trees]))
+        patience = PATIENCE + min(MOST_MORE, FOR_MORE * max(0, count - USUAL))
+        tries = min(MOST_TRIES * count, patience / (TRY + EVENT * events))
+        return max(1, int(self.patience * tries))
 
     def _annealed(
         self,
-        trees: Sequence[_Tree],
+        jobs: Sequence[Tuple[_Tree, int, Tuple[float, float]]],
         most_work: float,
         budget: int,
         tries: int,
-        number: int,
         share: float,
     ) -> List[_Tree]:
-        done = [0] * len(trees)
+        """Trees after so many tries each; with each its random seed and its temperatures."""
+        done = [0] * len(jobs)
 
         def one(k: int) -> _Tree:
             def tick() -> bool:
                 done[k] += 1
                 return not self._stop.is_set()
 
-            hot, cold = TEMPERATURES[k % len(TEMPERATURES)]
-            seed = 100 * number + k
-            best = climb(
-                self.blueprint, trees[k].tree, most_work, budget, seed, tries, hot, cold, tick
-            )
-            return _Tree(best.pool_bytes, best.work, best.tree, trees[k].family)
+            tree, seed, (hot, cold) = jobs[k]
+            best = climb(self.blueprint, tree.tree, most_work, budget, seed, tries, hot, cold, tick)
+            return _Tree(best.pool_bytes, best.work, best.tree, tree.family)
 
-        return list(
-            self._in_threads(
-                one, range(len(trees)), share, lambda: sum(done) / (tries * len(trees))
-            )
-        )
+        total = tries * len(jobs)
+        return list(self._in_threads(one, range(len(jobs)), share, lambda: sum(done) / total))
 
 
 def _by_memory(tree: _Tree) -> Tuple[float, float]:
