@@ -20,15 +20,6 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 import memonger
-import mxnet as mx
-from memonger.executor import planned_mb
-from memonger.forward import ForwardGraph, forward_graph
-from memonger.gradients import environment, unallocated
-from memonger.inputs import read_shapes
-from memonger.planners.recursive import Recursive
-from memonger.schedule import Schedule, Workload, workload
-from memonger.training import training_graph
-from memonger.unrolled import BIND, parts, unroll, write
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import networks
@@ -36,68 +27,39 @@ import networks
 MB = 2**20
 
 
-def bound_mb(work: Workload, schedule: Schedule) -> int:
-    """What MXNet reports when it binds the symbol of a schedule, whole MB."""
-    graph: ForwardGraph = work.training.graph
-    written = write(unroll(parts(work), schedule))
-    tensors = {
-        node.name: graph.tensors[i][0] for i, node in enumerate(graph.nodes) if node.is_variable
-    }
-    tensors.update(written.scratch)
-    for head, name in written.heads.items():
-        a, b = graph.heads[head]
-        tensors[name] = graph.tensors[a][b]
-
-    def arrays(names: List[str]) -> Dict[str, Any]:
-        found = {name: tensors[name] for name in names}
-        return {name: unallocated(t.shape, t.dtype, mx.cpu()) for name, t in found.items()}
-
-    symbol = written.symbol
-    with environment(**BIND):
-        executor = symbol.bind(
-            mx.cpu(),
-            arrays(symbol.list_arguments()),
-            None,
-            "null",
-            arrays(symbol.list_auxiliary_states()),
-        )
-    return planned_mb(executor)
-
-
 def of_depth(depth: int, options: argparse.Namespace) -> Dict[str, Any]:
     """The figures of a chain of so many layers."""
     symbol, shapes = networks.chain(depth, options.hidden, options.batch)
+    requests = {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
     figures: Dict[str, Any] = {"depth": depth, "none": memonger.get_cost(symbol, shapes=shapes)}
     if options.marks:
-        planned = memonger.search_plan(symbol, shapes=shapes)
-        figures["marks"] = memonger.get_cost(planned, shapes=shapes)
-    graph = forward_graph(symbol, read_shapes(symbol, shapes, {}, None))
-    wanted = [a for a in graph.arguments if graph.nodes[a].name not in shapes]
-    gradients = sum(4 * graph.tensors[a][0].elements for a in wanted)
-    start = time.perf_counter()
-    work = workload(training_graph(graph, wanted))
-    search = Recursive(work, options.patience)
+        figures["marks"] = memonger.plan(symbol, shapes, grad_req=requests).pool_bytes / MB
     figures["schedules"] = []
     for limit in options.work:
-        best = search.least_memory(limit).best
-        seconds = time.perf_counter() - start
-        bound = bound_mb(work, best.schedule)
+        start = time.perf_counter()
+        plan = memonger.plan(
+            symbol,
+            shapes,
+            how="schedule",
+            work=limit,
+            patience=options.patience,
+            grad_req=requests,
+        )
         figures["schedules"].append(
             {
                 "limit": limit,
-                "mb": (best.pool_bytes - gradients) / MB,
-                "work": best.work,
-                "seconds": seconds,
-                "bound_as_predicted": bound == best.pool_bytes // MB,
+                "mb": plan.pool_bytes / MB,
+                "work": 1 + plan.recomputed_flops,
+                "seconds": time.perf_counter() - start,
+                "bound_as_predicted": plan.exact,
             }
         )
-        start = time.perf_counter()
     return figures
 
 
 def line(figures: Dict[str, Any]) -> str:
     cells = ["%d" % figures["depth"], "%d" % figures["none"]]
-    cells.append("%d" % figures["marks"] if "marks" in figures else "-")
+    cells.append("%.1f" % figures["marks"] if "marks" in figures else "-")
     for found in figures["schedules"]:
         cell = "%(mb).1f (%(work).2f, %(seconds).1f s)" % found
         cells.append(cell + ("" if found["bound_as_predicted"] else " NOT AS BOUND"))

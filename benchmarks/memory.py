@@ -4,6 +4,7 @@
     python benchmarks/memory.py vgg19 unet --json out.json  # some of them
     python benchmarks/memory.py --batch 8 alexnet vgg16     # any of Gluon's model zoo
     python benchmarks/memory.py --symbols DIR               # those of a folder
+    python benchmarks/memory.py --work 2 3 4                # schedules instead, for so much work
 
 Every figure is MB (2**20 bytes) as MXNet reports it when it binds the result: the network without
 a plan (none), with the plan of the original's algorithm on the network's mirror_stage marks, or on
@@ -13,12 +14,18 @@ forward operations that our plan does again, as a share of one forward pass.
 Every step runs in a process of its own. Seconds are those of the whole process: imports, start of
 the compiled code, reading the symbol, planning, and the bind that confirms the plan. The original's
 are its search as it is, every trial bound by simple_bind.
+
+With --work a table of schedules (how='schedule') instead: for each limit of the forward work of a
+step, in times that of one forward pass, the MB of the pool without the parameters' gradients (which
+it holds and that of marks does not), the work that it takes, and the seconds. They are planned and
+bound as Module binds: with no gradients of inputs.
 """
 
 import argparse
 import functools
 import gzip
 import json
+import math
 import os
 import platform
 import subprocess
@@ -33,7 +40,6 @@ import mxnet as mx
 import numpy as np
 from memonger import marks
 from memonger.executor import planned_mb
-from memonger.flops import recomputed_share
 from memonger.forward import forward_graph
 from memonger.inputs import read_shapes
 from memonger.planners import chen2016
@@ -42,6 +48,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import networks
 
 Builder = Callable[..., networks.Network]
+MB = 2**20
 
 # -- where networks come from -----------------------------------------------------------------
 
@@ -62,6 +69,22 @@ NETWORKS: Dict[str, Builder] = {
     "lstm-4x1000": functools.partial(networks.lstm, steps=1000),
 }
 
+#: For schedules.
+DEEP: Dict[str, Builder] = {
+    "example_resnet": networks.resnet,
+    "resnet-10-100-213-10": functools.partial(networks.resnet, (10, 100, 213, 10)),
+    "resnet152-v1": functools.partial(networks.model_zoo, "resnet152_v1", batch=16),
+    "resnet50-v1": functools.partial(networks.model_zoo, "resnet50_v1", batch=64),
+    "densenet121": functools.partial(networks.model_zoo, "densenet121"),
+    "densenet201": functools.partial(networks.model_zoo, "densenet201", batch=16),
+    "inception-v3": functools.partial(networks.model_zoo, "inceptionv3", image=300),
+    "vgg19": functools.partial(networks.model_zoo, "vgg19", batch=64),
+    "alexnet": functools.partial(networks.model_zoo, "alexnet", batch=1024),
+    "lstm-4x100": functools.partial(networks.lstm, steps=100),
+    "lstm-4x300": functools.partial(networks.lstm, steps=300),
+    "lstm-4x1000": functools.partial(networks.lstm, steps=1000),
+}
+
 SYMBOLS = (
     "a folder of NAME-symbol.json or NAME-symbol.json.gz, instead of our own networks; shapes are "
     'in its nets.json, {NAME: {"shapes": {INPUT: [...]}}}, or in NAME.json, {"shapes": {...}}; '
@@ -69,7 +92,7 @@ SYMBOLS = (
 )
 
 
-def own(name: str, batch: Optional[int]) -> Builder:
+def own(name: str, batch: Optional[int], known: Dict[str, Builder]) -> Builder:
     """One of our own networks, or of Gluon's model zoo.
 
     Raises
@@ -77,8 +100,8 @@ def own(name: str, batch: Optional[int]) -> Builder:
     ValueError
         If it is in neither.
     """
-    if name in NETWORKS:
-        builder = NETWORKS[name]
+    if name in known:
+        builder = known[name]
     else:
         mx.gluon.model_zoo.vision.get_model(name)  # raises
         image = 299 if name == "inceptionv3" else 224
@@ -108,6 +131,10 @@ def load(name: str, file: Path) -> networks.Network:
     return mx.sym.load_json(text.decode()), shapes
 
 
+class Failure(Exception):
+    """A step that came to no result."""
+
+
 # -- what runs in a process of its own --------------------------------------------------------
 
 # Each step reads the network in a folder, and leaves its result there.
@@ -133,7 +160,9 @@ def write_symbol(folder: Path, name: str, symbol: Any) -> None:
 
 def plan_ours(folder: Path) -> None:
     symbol, shapes = read(folder)
-    write_symbol(folder, "ours", memonger.search_plan(symbol, shapes=shapes))  # binds to confirm
+    plan = memonger.plan(symbol, shapes)  # binds to confirm
+    write_symbol(folder, "ours", plan.symbol)
+    (folder / "work.json").write_text(json.dumps({"recomputed": plan.recomputed_flops}))
 
 
 def plan_original(folder: Path) -> None:
@@ -163,20 +192,43 @@ def measure(folder: Path) -> None:
             continue
         planned = read_symbol(folder, name)
         figures[name] = memonger.get_cost(planned, shapes=shapes)
-        if name == "ours":
-            graph = forward_graph(planned, read_shapes(planned, shapes, {}, None))
-            figures["recomputed"] = recomputed_share(graph, marks.recomputed(graph))
+    if "ours" in figures:
+        figures.update(json.loads((folder / "work.json").read_text()))
     (folder / "figures.json").write_text(json.dumps(figures))
+
+
+def plan_marks(folder: Path) -> None:
+    plan_deep(folder, "marks", how="marks")
+
+
+def plan_schedule(folder: Path) -> None:
+    limit = float((folder / "limit").read_text())
+    work = None if math.isinf(limit) else limit
+    plan_deep(folder, "schedule", how="schedule", work=work)
+
+
+def plan_deep(folder: Path, name: str, **options: Any) -> None:
+    symbol, shapes = read(folder)
+    plan = memonger.plan(symbol, shapes, grad_req=as_module_does(symbol, shapes), **options)
+    if not plan.exact:  # the bind that confirms it says otherwise
+        raise Failure("the bind differs from the prediction: %r" % plan)
+    figures = {
+        "none": plan.unplanned_bytes // MB,
+        "mb": plan.pool_bytes // MB,
+        "work": 1 + plan.recomputed_flops,
+    }
+    (folder / (name + ".json")).write_text(json.dumps(figures))
+
+
+def as_module_does(symbol: Any, shapes: Any) -> Dict[str, str]:
+    return {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
 
 
 Step = Callable[[Path], None]
 STEPS: Dict[str, Step] = {
-    step.__name__: step for step in (plan_ours, plan_original, plan_ruled, measure)
+    step.__name__: step
+    for step in (plan_ours, plan_original, plan_ruled, measure, plan_marks, plan_schedule)
 }
-
-
-class Failure(Exception):
-    """A step that came to no result."""
 
 
 def run(step: Step, folder: Path, timeout: float) -> float:
@@ -201,9 +253,12 @@ def run(step: Step, folder: Path, timeout: float) -> float:
 # -- the table --------------------------------------------------------------------------------
 
 
-def compare(name: str, network: networks.Network, original: bool, timeout: float) -> Dict[str, Any]:
+Row = Dict[str, Any]
+
+
+def compare(name: str, network: networks.Network, original: bool, timeout: float) -> Row:
     """Plan a network in every way and bind it; what fails is told on stderr and left out."""
-    figures: Dict[str, Any] = {"name": name}
+    figures: Row = {"name": name}
 
     def attempt(step: Step) -> Optional[float]:
         try:
@@ -223,6 +278,44 @@ def compare(name: str, network: networks.Network, original: bool, timeout: float
         if attempt(measure) is not None:
             figures.update(json.loads((folder / "figures.json").read_text()))
     return figures
+
+
+def deepen(name: str, network: networks.Network, limits: List[float], timeout: float) -> Row:
+    """Plan a network by marks and by a schedule for each limit of work; all are bound."""
+    figures: Row = {"name": name, "schedules": []}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write(folder, network)
+        for limit in [None, *limits]:
+            (folder / "limit").write_text(str(limit))
+            step, file = (plan_marks, "marks") if limit is None else (plan_schedule, "schedule")
+            try:
+                seconds = run(step, folder, timeout)
+            except Failure as failure:
+                print("%s: %s" % (name, failure), file=sys.stderr)
+                figures["failed"] = True
+                continue
+            found = json.loads((folder / (file + ".json")).read_text())
+            figures["none"] = found.pop("none")
+            found.update(limit=limit, seconds=seconds)
+            if limit is None:
+                figures["marks"] = found
+            else:
+                figures["schedules"].append(found)
+    return figures
+
+
+def deep_line(figures: Row, limits: List[float]) -> str:
+    found = {one["limit"]: one for one in figures["schedules"]}
+    cells = [figures["name"], "%d" % figures["none"] if "none" in figures else "-"]
+    for one in [figures.get("marks"), *map(found.get, limits)]:
+        cells.append("%(mb)d (%(work).2fx, %(seconds).0f s)" % one if one else "-")
+    return "| %s |" % " | ".join(cells)
+
+
+def deep_header(limits: List[float]) -> str:
+    names = ["R = %g" % limit for limit in limits]
+    return "\n| network | none | marks | %s |\n%s|" % (" | ".join(names), "|---" * (3 + len(names)))
 
 
 HEADER = """
@@ -253,6 +346,13 @@ def start_up(timeout: float) -> float:
         return run(plan_ours, Path(temporary), timeout)
 
 
+def limit_of_work(text: str) -> float:
+    value = float(text)
+    if not value >= 1:
+        raise argparse.ArgumentTypeError("%r: a limit of work is 1 or more, or inf" % text)
+    return value
+
+
 def parse(arguments: List[str]) -> argparse.Namespace:
     """Read the command line; ``options.nets`` is then a dict from names to builders."""
     parser = argparse.ArgumentParser(
@@ -265,16 +365,20 @@ def parse(arguments: List[str]) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     parser.add_argument("--no-original", action="store_true", help="ours alone, to save time")
     parser.add_argument(
+        "--work", nargs="+", type=limit_of_work, metavar="R", help="schedules (inf: no limit)"
+    )
+    parser.add_argument(
         "--timeout", type=float, default=1800, metavar="S", help="seconds for one step (1800)"
     )
     options = parser.parse_args(arguments)
     if options.symbols is not None and options.batch is not None:
         parser.error("--batch is of our own networks; those of --symbols have theirs in a file")
     if options.symbols is None:
+        known = DEEP if options.work else NETWORKS
         try:
-            options.nets = {n: own(n, options.batch) for n in options.nets or NETWORKS}
+            options.nets = {n: own(n, options.batch, known) for n in options.nets or known}
         except ValueError as error:
-            parser.error("%s\nOur own networks are\n\t%s" % (error, "\n\t".join(NETWORKS)))
+            parser.error("%s\nOur own networks are\n\t%s" % (error, "\n\t".join(known)))
         return options
     builders = saved(options.symbols)
     if not builders:
@@ -303,11 +407,15 @@ def main(arguments: List[str]) -> int:
     print("%(machine)s, %(cores)d cores, Python %(python)s, MXNet %(mxnet)s" % result, flush=True)
     result["start_up_seconds"] = start_up(options.timeout)
     print("a network of next to nothing takes %.1f s" % result["start_up_seconds"])
-    print(HEADER, flush=True)
+    print(deep_header(options.work) if options.work else HEADER, flush=True)
     rows = result["networks"] = []
     for name, build in options.nets.items():
-        rows.append(compare(name, build(), not options.no_original, options.timeout))
-        print(line(rows[-1]), flush=True)
+        if options.work:
+            rows.append(deepen(name, build(), options.work, options.timeout))
+            print(deep_line(rows[-1], options.work), flush=True)
+        else:
+            rows.append(compare(name, build(), not options.no_original, options.timeout))
+            print(line(rows[-1]), flush=True)
         if options.json is not None:
             options.json.write_text(json.dumps(result, indent=1) + "\n")
     return int(any("failed" in figures for figures in rows))

@@ -9,12 +9,12 @@ size (``InitDataEntryMemory`` in ``src/executor/graph_executor.cc``).
 """
 
 import os
-from typing import List, NamedTuple, Protocol, Sequence
+from typing import Collection, List, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
 from memonger.compiled import compiled
-from memonger.forward import ForwardGraph
+from memonger.forward import Entry, ForwardGraph
 from memonger.tables import KEPT, RowKind, Tables
 
 EXTERNAL = -2  # a gradient: its memory is the user's
@@ -76,9 +76,19 @@ class Timeline(NamedTuple):
     stop: np.ndarray
     storage: np.ndarray
 
-    def live_bytes(self, *kinds: int) -> np.ndarray:
-        """Bytes alive in each step, of tensors of these kinds (of all by default)."""
+    def live_bytes(self, *kinds: int, without: Collection[Entry] = ()) -> np.ndarray:
+        """Bytes alive in each step, of tensors of these kinds (of all by default).
+
+        Parameters
+        ----------
+        *kinds : int
+        without : collection of (row, output)
+            Tensors that do not count.
+        """
         chosen = np.isin(self.kind, kinds) if kinds else np.ones(len(self.kind), dtype=np.bool_)
+        if without:
+            made = zip(self.row.tolist(), self.output.tolist())
+            chosen &= np.array([entry not in without for entry in made], dtype=np.bool_)
         change = np.zeros(self.steps + 1, dtype=np.int64)
         np.add.at(change, self.start[chosen], self.nbytes[chosen])
         np.add.at(change, self.stop[chosen] + 1, -self.nbytes[chosen])
@@ -178,11 +188,6 @@ def replay(training: Planned, recomputed: np.ndarray) -> Replay:
     mask = np.ascontiguousarray(recomputed, dtype=np.bool_)
     order, reads, planned, pool = _replay(tables, mask, np.array(match_ranges()))
     return Replay(training, mask, order, reads, planned, int(pool))
-
-
-def timeline(training: Planned, recomputed: np.ndarray) -> Timeline:
-    """Which tensors of a training step are alive when; parameters as those of `replay`."""
-    return replay(training, recomputed).timeline()
 
 
 def match_ranges() -> List[int]:

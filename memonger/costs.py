@@ -9,6 +9,7 @@ from memonger import marks
 from memonger.allocator import replay
 from memonger.executor import bind, planned_mb
 from memonger.forward import ForwardGraph
+from memonger.gradients import environment
 from memonger.training import TrainingGraph
 
 log = logging.getLogger("memonger")
@@ -19,15 +20,24 @@ class CostModel:
     """The memory of plans of one network, in bytes as MXNet counts them (4 to an element).
 
     The replay is trusted if it knows everything about the network and agrees with one bind of the
-    unplanned network; otherwise every plan is bound, which tells whole MB, and the log says why.
+    unplanned network; otherwise every plan is bound, which tells whole MB, and the log says why. It
+    knows nothing of pointwise fusion, which is left out of that bind on a GPU.
+
+    Attributes
+    ----------
+    bound : int
+        What MXNet plans for the unplanned network as it will be trained, in whole MB.
     """
 
     def __init__(self, symbol: Any, graph: ForwardGraph, training: TrainingGraph, ctx: Any) -> None:
         self.symbol, self.graph, self.training, self.ctx = symbol, graph, training, ctx
         nothing = np.zeros(len(graph.nodes), dtype=np.bool_)
-        bound = self._bound(symbol)
+        self.bound = bound = self._bound(symbol)
         self.unplanned = replay(training, nothing).pool_bytes
         why = "; ".join(training.inexact)
+        if not why and ctx.device_type == "gpu":
+            with environment(MXNET_USE_FUSION="0"):
+                bound = self._bound(symbol)
         if not why and self.unplanned // MB != bound:
             why = "it gives %d MB for the unplanned network, MXNet %d MB" % (
                 self.unplanned // MB,
@@ -35,7 +45,7 @@ class CostModel:
             )
         self.exact = not why
         if why:
-            self.unplanned = bound * MB
+            self.unplanned = self.bound * MB
             log.info("each plan is bound to learn its memory, for the replay is not exact: %s", why)
         self._known: Dict[bytes, int] = {nothing.tobytes(): self.unplanned}
 

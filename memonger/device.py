@@ -7,11 +7,12 @@ Gradients of outputs are allocated where an operator reads them (``InitDataEntry
 """
 
 import os
-from typing import Any
+from typing import Any, Iterable
 
 import numpy as np
 
 from memonger.allocator import Replay
+from memonger.forward import Tensor
 
 PAGE = 4096
 LARGE = 2 * 2**20
@@ -49,21 +50,24 @@ def _up(sizes: np.ndarray, multiple: int) -> np.ndarray:
     return (sizes + multiple - 1) // multiple * multiple
 
 
-def device_bytes(found: Replay) -> int:
+def device_bytes(found: Replay, gradients: Iterable[Tensor]) -> int:
     """Bytes of a GPU that a training step takes, for a network that is bound as it was replayed.
 
-    The pool, the arguments, the gradients that were asked for, the auxiliary states, and the
-    gradients of outputs where they are read; each rounded as MXNet rounds it. Without the state of
-    an optimiser, the workspaces of operators, and what CUDA and its libraries take for themselves.
+    The pool, the variables (arguments, auxiliary states, and the gradients of outputs where they
+    are read), and gradients; each rounded as MXNet rounds it. Without the state of an optimiser,
+    the workspaces of operators, and what CUDA and its libraries take for themselves.
+
+    Parameters
+    ----------
+    found : Replay
+    gradients : iterable of Tensor
+        Those that are written to arrays of their own.
     """
-    training = found.training
-    graph, tables = training.graph, training.tables
-    bound = [*graph.arguments, *training.wanted, *sorted(graph.auxiliary)]
-    heads = found.order[found.order >= 2 * tables.forward]
-    heads = tables.output_start[heads[tables.variable[heads]]]
+    tables = found.training.tables
+    variables = found.order[tables.variable[found.order]]
     arrays = [
         found.block_bytes(),
-        np.array([graph.tensors[i][0].nbytes for i in bound], dtype=np.int64),
-        (tables.elements * tables.itemsize)[heads],
+        (tables.elements * tables.itemsize)[tables.output_start[variables]],
+        np.array([tensor.nbytes for tensor in gradients], dtype=np.int64),
     ]
     return int(rounded(np.concatenate(arrays)).sum())

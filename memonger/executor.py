@@ -1,5 +1,6 @@
 """The real thing: what MXNet says when it binds a network. Nothing is allocated by it."""
 
+import os
 import re
 from typing import Any, Dict, Iterable, Optional, Set
 
@@ -53,6 +54,13 @@ def bind(
         raise MemongerError(
             "MXNet cannot bind this network on %s: %s" % (ctx, reason(error))
         ) from None
+
+
+def has_mkldnn(ctx: Any) -> bool:
+    """Whether MKLDNN computes on this device."""
+    enabled = os.environ.get("MXNET_MKLDNN_ENABLED", "1") not in ("0", "false", "False")
+    built = mx.runtime.Features().is_enabled("MKLDNN")
+    return enabled and built and ctx.device_type.startswith("cpu")
 
 
 def sparse_gradients(graph: ForwardGraph) -> Set[int]:

@@ -16,7 +16,6 @@ from typing import Callable, Dict, Iterable, Mapping, Sequence, Tuple
 
 import numpy as np
 
-from memonger.errors import MemongerError
 from memonger.forward import ForwardGraph
 from memonger.operators import truth
 
@@ -313,27 +312,3 @@ def forward_flops(graph: ForwardGraph) -> np.ndarray:
             [tensor.shape for tensor in graph.tensors[i][: graph.visible[i]]],
         )
     return counts
-
-
-def recomputed_share(graph: ForwardGraph, mask: np.ndarray) -> float:
-    """Operations that a plan does again, as a share of those of the forward pass.
-
-    Parameters
-    ----------
-    graph : ForwardGraph
-    mask : np.ndarray of bool
-        For each node, whether it is recomputed: ``marks.recomputed(graph)`` of a planned symbol.
-
-    Returns
-    -------
-    float
-        From 0 to 1; 1 is one more forward pass.
-    """
-    if len(mask) != len(graph.nodes):
-        raise MemongerError(
-            "the mask is of %d nodes and the graph has %d; a plan's mask goes with the graph of "
-            "its own symbol" % (len(mask), len(graph.nodes))
-        )
-    counts = forward_flops(graph)
-    total = int(counts.sum())
-    return int(counts[mask].sum()) / total if total else 0.0

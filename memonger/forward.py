@@ -34,6 +34,12 @@ Entry = Tuple[int, int]  # a node's index and which of its outputs
 
 FLOAT = "float32"
 COPY = "_copy"  # the identity: takes its input's memory, and its gradient reads nothing
+# The same, of a tensor and itself. Pointwise fusion knows neither it nor its gradient
+# (`_backward_copy`; ``ops_desc`` in ``src/operator/fusion/fused_op-inl.h``), while `_copy`, whose
+# gradient is `_copy` too, becomes one more output of a fused operator, with memory of its own.
+# But it fails where its input's shape is inferred from what reads it, and MKLDNN's inference, which
+# sees through `_copy`, does not fuse a convolution with what is behind it.
+UNFUSED_COPY = "reshape_like"
 # What a tied copy has before it: a product with one, which pointwise fusion leaves alone and whose
 # gradient reads its input.
 ONE, PRODUCT = "_ones", "broadcast_mul"
@@ -180,10 +186,13 @@ class KeptCopy(NamedTuple):
     tie : str
         Where the recomputed copy of the node must have a reader (``rules``), the NumPy type of the
         output: a product with one then stands between the two and is recomputed. Otherwise ''.
+    unfused : bool
+        Whether it is an identity that pointwise fusion leaves alone: for training on a GPU alone.
     """
 
     node: int
     tie: str = ""
+    unfused: bool = False
 
     @property
     def offset(self) -> int:
@@ -192,13 +201,18 @@ class KeptCopy(NamedTuple):
 
     def nodes(self) -> List["Inserted"]:
         """What stands behind the node, the kept copy last."""
+        source = 2 if self.tie else 0
+        if self.unfused:
+            copy = Inserted(UNFUSED_COPY, {}, "", (source, source), False)
+        else:
+            copy = Inserted(COPY, {}, "", (source,), False)
         if not self.tie:
-            return [Inserted(COPY, {}, "", (0,), False)]
+            return [copy]
         one = {"shape": "(1,)", "dtype": self.tie}
         return [
             Inserted(ONE, one, "_one", (), False),
             Inserted(PRODUCT, {}, "_tie", (0, 1), True),
-            Inserted(COPY, {}, "", (2,), False),
+            copy,
         ]
 
 

@@ -6,13 +6,13 @@ set can be told from what the user set, and ``unplan`` gives the original back.
 """
 
 import json
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from memonger._mxnet import mx
 from memonger.forward import ForwardGraph, KeptCopy, copy_names
-from memonger.inputs import check_symbol
+from memonger.inputs import Shape, check_symbol
 from memonger.operators import truth, untouched
 
 FORCE = "__force_mirroring__"
@@ -74,6 +74,38 @@ def apply(
         attrs.update(new)
     _insert(graph, {copy.node: copy for copy in copies})
     return mx.sym.load_json(json.dumps(graph))
+
+
+def inferable(
+    symbol: Any, copies: Sequence[KeptCopy], shapes: Mapping[str, Shape]
+) -> Tuple[KeptCopy, ...]:
+    """The same copies, but none left unfused through which MXNet could not infer the shapes.
+
+    That is where a shape is inferred from what reads it, such as that of the first product with
+    the state of an RNN cell, which begins as zeros of a batch that is not told.
+
+    Parameters
+    ----------
+    symbol : mx.sym.Symbol
+    copies : sequence of KeptCopy
+    shapes : dict
+        Of the inputs.
+    """
+    names = [node["name"] for node in json.loads(symbol.tojson(remove_amp_cast=False))["nodes"]]
+    found = tuple(copies)
+    while any(copy.unfused for copy in found):
+        try:
+            apply(symbol, np.zeros(len(names), dtype=np.bool_), (), found).infer_shape(**shapes)
+            break
+        except mx.MXNetError as error:
+            said = str(error)
+        added = copy_names(names, found)
+        failed = {i for i, of in added.items() if "Error in operator %s:" % of[-1] in said}
+        found = tuple(
+            copy._replace(unfused=False) if copy.node in failed or not failed else copy
+            for copy in found
+        )
+    return found
 
 
 def unplan(symbol: Any) -> Any:

@@ -19,11 +19,13 @@ from memonger.errors import MemongerError
 from memonger.forward import copy_names
 from memonger.inputs import check_count
 from memonger.network import Request, read_request
-from memonger.solution import Solution, marked, solve
+from memonger.schedule import Schedule
+from memonger.scheduling import check_limits, solve_schedule
+from memonger.solution import Solution, solve
 
 log = logging.getLogger("memonger")
 
-WAYS = ("marks",)
+WAYS = ("marks", "schedule")
 PLANNERS = ("smallest", "chen2016")
 REMEMBERED = 256  # plans
 
@@ -42,7 +44,11 @@ class Plan:
     unplanned_bytes : int
         The same without a plan.
     counted_bytes : int
-        The pool as MXNet reports it (``get_cost``), with 4 bytes for an element of any type.
+        The pool as MXNet reports it (``get_cost``), with 4 bytes for an element of any type, and
+        with the gradients that it holds.
+    gradient_bytes : int
+        Gradients that the pool holds besides, which is where a schedule writes them; with marks
+        they are arrays of their own, and this is 0.
     peak_bytes : int
         The most bytes of that memory that are alive at once; the pool is larger by what MXNet's
         planner leaves unused in its blocks.
@@ -50,8 +56,9 @@ class Plan:
         What MXNet asks a GPU for: the pool, the inputs and parameters, the gradients of those that
         ``grad_req`` asks for, and auxiliary states, each rounded as MXNet rounds it. Not in it are
         the state of an optimiser, the workspaces of operators (cuDNN's above all) and what CUDA
-        takes for itself. It is exact with ``MXNET_USE_FUSION=0``: pointwise fusion, which is on by
-        default on a GPU, may add to the pool where there are ``copies`` (up to 14 %, ResNet-50).
+        takes for itself. Pointwise fusion is in it only if the plan is for a GPU (``ctx``): it is
+        on by default on a GPU (``MXNET_USE_FUSION``), and makes the ``copies`` of a plan for any
+        device take memory of their own (ResNet-50 v1: 9 % more than is told here).
     recomputed_flops : float
         Work added to a training step, as a share of the FLOPs of the forward pass.
     kept, recomputed : tuple of str
@@ -61,19 +68,22 @@ class Plan:
     planner : str
         What found it: one of ``candidates``, 'no plan' if the network is better left as it is.
     candidates : dict
-        The cost of each candidate, in bytes as MXNet counts them.
+        The cost of each candidate, in bytes as MXNet counts them, without pointwise fusion.
     exact : bool
         Whether the memory was replayed to the byte and agreed with MXNet. Where it is False, it was
         learned by binding: in whole MB (2**20 bytes), rounded down, and ``peak_bytes``,
         ``device_bytes`` and the sizes of elements that have not 4 bytes are estimates.
     interrupted : bool
         Whether the search was ended early (Ctrl-C); this is the best that it had found.
+    schedule : Schedule or None
+        What a training step runs, in which order; None where that is left to MXNet.
     """
 
     symbol: Any
     pool_bytes: int
     unplanned_bytes: int
     counted_bytes: int
+    gradient_bytes: int
     peak_bytes: int
     device_bytes: int
     recomputed_flops: float
@@ -84,6 +94,7 @@ class Plan:
     candidates: Dict[str, int]
     exact: bool
     interrupted: bool
+    schedule: Optional[Schedule] = None
 
     def __str__(self) -> str:
         saved = self.unplanned_bytes - self.pool_bytes
@@ -135,6 +146,9 @@ def plan(
     shapes: Any = None,
     *,
     how: str = "marks",
+    work: Optional[float] = None,
+    budget: Optional[int] = None,
+    patience: float = 1.0,
     type_dict: Optional[Mapping[str, Any]] = None,
     grad_req: Any = "write",
     ctx: Any = None,
@@ -158,9 +172,18 @@ def plan(
     shapes : dict or list of mx.io.DataDesc
         Shapes of the inputs: ``{'data': (32, 3, 224, 224)}``, or ``iterator.provide_data +
         iterator.provide_label``. They may be given as keywords too.
-    how : {'marks'}
+    how : {'marks', 'schedule'}
         'marks': each result is computed again at most once, by marks on the operators that MXNet's
-        executor reads.
+        executor reads. 'schedule': as often as it pays; the whole training step is written out
+        when the symbol is bound.
+    work : float, optional
+        The most forward work of a training step, in times that of one forward pass: 2.0 allows one
+        pass more. By default there is no limit. Marks take at most 2.
+    budget : int, optional
+        Bytes that ``pool_bytes`` may be. The schedule is then the one of least work. Needs
+        ``how='schedule'``.
+    patience : float
+        Times the usual length of the search, for smaller plans.
     type_dict : dict, optional
         Types of inputs by name, as ``simple_bind`` takes it; float32 where nothing is told.
     grad_req : str, list or dict
@@ -170,7 +193,10 @@ def plan(
         ('null'), by which its memory differs a little.
     ctx : mx.Context, optional
         The device to plan for. By default the plan is made on the CPU and holds for CPU and GPU;
-        a plan for ``mx.cpu()`` leaves cuDNN's BatchNorm on and does not hold for a GPU.
+        a plan for ``mx.cpu()`` leaves cuDNN's BatchNorm on and does not hold for a GPU. Where you
+        train on a GPU, give it, such as ``mx.gpu(0)``: what is kept then costs nothing more with
+        pointwise fusion, and the memory that is told is that with ``MXNET_USE_FUSION`` as it is
+        set. Such a plan is not for the CPU: inference there may round differently.
     planner : {'smallest', 'chen2016'}
         'smallest' searches cuts of the network for the least memory, marks or no marks, and takes
         nothing that is worse than the original's plan with the rules or than none;
@@ -204,21 +230,31 @@ def plan(
 
     Examples
     --------
-    >>> plan = memonger.plan(net, {'data': (32, 3, 224, 224)})
+    >>> plan = memonger.plan(net, {'data': (32, 3, 224, 224)}, ctx=mx.gpu())
     >>> print(plan)
     >>> mod = mx.mod.Module(plan.symbol, context=mx.gpu())
     """
     _check_choice("way (how)", how, WAYS)
     _check_choice("planner", planner, PLANNERS)
     ntrial = check_count("ntrial", ntrial, 1)
+    work, budget, patience = check_limits(how, work, budget, patience)
+    if how == "schedule" and (planner != "smallest" or not rules):
+        raise MemongerError(
+            "planner=%r, rules=%r: these are of how='marks'; a schedule has a planner of its own, "
+            "and needs no rules" % (planner, bool(rules))
+        )
     request = read_request(net, shapes, input_shapes, type_dict, grad_req, ctx, until, devices)
-    key = _key(request, [how, planner, ntrial, bool(kept_copies), bool(rules)])
+    asked = [how, work, budget, patience, planner, ntrial, bool(kept_copies), bool(rules)]
+    key = _key(request, asked)
     with _lock:
         solution = _remembered.get(key)
         if solution is not None:
             _remembered.move_to_end(key)
     if solution is None:
-        solution, symbol = solve(request, planner, ntrial, kept_copies, rules)
+        if how == "schedule":
+            solution, symbol = solve_schedule(request, work, budget, patience, ntrial)
+        else:
+            solution, symbol = solve(request, planner, ntrial, kept_copies, rules, patience)
         if not solution.facts["interrupted"]:
             with _lock:
                 _remembered[key] = solution
@@ -226,7 +262,7 @@ def plan(
                     _remembered.popitem(last=False)
     else:
         log.info("this network was planned before; its plan is used again")
-        symbol = marked(request.symbol, solution.mask, solution.native, solution.copies)
+        symbol = solution.carry_out(request.symbol)
     for warning in solution.warnings:
         log.warning(warning)
     return _plan_of(request.symbol, symbol, solution)
@@ -250,6 +286,7 @@ def _plan_of(original: Any, planned: Any, solution: Solution) -> Plan:
         kept=tuple(name for name, again in operators if not again),
         recomputed=tuple(name for name, again in operators if again),
         copies=tuple(itertools.chain(*copies.values())),
+        schedule=solution.schedule,
         **{**solution.facts, "candidates": dict(solution.facts["candidates"])},
     )
 

@@ -219,7 +219,7 @@ def plain(work: Workload) -> Schedule:
     return Schedule.of([*work.operators, *(~x for x in work.gradients)])
 
 
-def of_marks(work: Workload, mask: np.ndarray) -> Schedule:
+def of_marks(work: Workload, mask: np.ndarray, held: Iterable[int] = ()) -> Schedule:
     """The schedule that does as MXNet does with these operators marked.
 
     The gradient of a marked operator reads what has been computed again, and so runs what of that
@@ -231,12 +231,16 @@ def of_marks(work: Workload, mask: np.ndarray) -> Schedule:
     mask : np.ndarray of bool
         For each node whether it is recomputed; operators that must run once are not, whatever it
         says.
+    held : iterable of int
+        Recomputed nodes whose result is kept all the same, in a copy.
     """
     events = list(work.operators)
     again = np.asarray(mask, dtype=np.bool_) & ~work.once
+    missing = again.copy()
+    missing[list(held)] = False
     for x in work.gradients:
         if again[x]:
-            run_again(work, work.reads[x], again, events)
+            run_again(work, work.reads[x], missing, events)
         events.append(~x)
     return Schedule.of(events)
 

@@ -9,10 +9,11 @@ from memonger.errors import MemongerError
 from memonger.executor import bind, planned_mb
 from memonger.forward import forward_graph
 from memonger.inputs import check_count, check_device, check_symbol, read_grad_req, read_shapes
+from memonger.memory import measure
 from memonger.network import read_network, read_request
 from memonger.planners import chen2016
 from memonger.plans import plan
-from memonger.solution import BARE, measure
+from memonger.solution import BARE
 
 log = logging.getLogger("memonger")
 
@@ -23,6 +24,10 @@ def search_plan(
     type_dict: Optional[Mapping[str, Any]] = None,
     *,
     planner: str = "smallest",
+    how: str = "marks",
+    work: Optional[float] = None,
+    budget: Optional[int] = None,
+    patience: float = 1.0,
     ctx: Any = None,
     shapes: Any = None,
     rules: bool = True,
@@ -38,7 +43,9 @@ def search_plan(
     ----------
     sym : mx.sym.Symbol
         The network.
-    ntrial, type_dict, planner, ctx, shapes, rules, until, devices, kept_copies, grad_req
+    ntrial, type_dict, planner, how, work, budget, patience, ctx, shapes, rules, until, devices
+        As for ``plan``.
+    kept_copies, grad_req
         As for ``plan``.
     **input_shapes
         Shapes of inputs by name, the batch first: ``data=(32, 3, 224, 224)``.
@@ -51,12 +58,16 @@ def search_plan(
 
     Examples
     --------
-    >>> planned = memonger.search_plan(net, data=(32, 3, 224, 224))
+    >>> planned = memonger.search_plan(net, ctx=mx.gpu(), data=(32, 3, 224, 224))
     >>> mod = mx.mod.Module(planned, context=mx.gpu())
     """
     return plan(
         sym,
         shapes,
+        how=how,
+        work=work,
+        budget=budget,
+        patience=patience,
         type_dict=type_dict,
         grad_req=grad_req,
         ctx=ctx,

@@ -5,24 +5,25 @@ must agree; where they do not, it is said, and MXNet's figure is the plan's.
 """
 
 import logging
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from memonger import marks
 from memonger.allocator import Replay, replay
 from memonger.costs import MB, CostModel
-from memonger.device import device_bytes
 from memonger.executor import bind, planned_mb
 from memonger.flops import forward_flops
-from memonger.forward import KeptCopy, forward_graph, mask_with_copies, no_collection
-from memonger.inputs import InputSpec
-from memonger.network import Network, Request, read_network, wanted
+from memonger.forward import KeptCopy, mask_with_copies, no_collection
+from memonger.memory import Memory, of_marks
+from memonger.network import Network, Request, read_network
 from memonger.planners import chen2016
-from memonger.planners.smallest import smallest
+from memonger.planners.smallest import NO_CUTS, smallest
 from memonger.progress import Progress
 from memonger.rules import kept_summary
-from memonger.training import training_graph
+from memonger.schedule import Schedule
+from memonger.scheduled import scheduled
+from memonger.training import TrainingGraph
 
 log = logging.getLogger("memonger")
 
@@ -31,50 +32,6 @@ BARE = (
     "the bare plan was asked for (rules=False): it may abort on a GPU, move BatchNorm statistics "
     "twice, or give wrong gradients"
 )
-
-
-class Memory(NamedTuple):
-    """What a symbol takes in training: replayed and bound.
-
-    Attributes
-    ----------
-    replay : Replay
-    bound : int
-        MXNet's own total, in whole MB rounded down.
-    inexact : tuple of str
-        Why the replay may be wrong.
-    """
-
-    replay: Replay
-    bound: int
-    inexact: Tuple[str, ...]
-
-    @property
-    def exact(self) -> bool:
-        return not self.inexact and self.replay.pool_bytes // MB == self.bound
-
-    @property
-    def counted_bytes(self) -> int:
-        return self.replay.pool_bytes if self.exact else self.bound * MB
-
-    @property
-    def pool_bytes(self) -> int:
-        """With the real size of elements; where the replay is not exact, in its proportion."""
-        if self.exact:
-            return self.replay.allocated_bytes
-        counted, real = self.replay.pool_bytes, self.replay.allocated_bytes
-        return round(self.counted_bytes * real / max(1, counted))
-
-    @property
-    def device_bytes(self) -> int:
-        """Of a GPU, all that it is bound to included; where the replay is not, not exact."""
-        return device_bytes(self.replay) + self.pool_bytes - self.replay.allocated_bytes
-
-    def saved(self, unplanned: "Memory") -> int:
-        """Bytes less than without a plan, as MXNet counts them; whole MB unless both are exact."""
-        if self.exact and unplanned.exact:
-            return unplanned.counted_bytes - self.counted_bytes
-        return (unplanned.bound - self.bound) * MB
 
 
 class Found(NamedTuple):
@@ -96,11 +53,18 @@ class Solution(NamedTuple):
     copies: Tuple[KeptCopy, ...]
     facts: Mapping[str, Any]  # the fields of Plan that do not depend on the operators' names
     warnings: Tuple[str, ...]
+    schedule: Optional[Schedule] = None
+
+    def carry_out(self, symbol: Any) -> Any:
+        """A copy of a symbol (without marks) that trains by this plan."""
+        if self.schedule is not None:
+            return scheduled(symbol, self.schedule)
+        return marked(symbol, self.mask, self.native, self.copies)
 
 
 @no_collection()
 def solve(
-    request: Request, planner: str, ntrial: int, kept_copies: bool, rules: bool
+    request: Request, planner: str, ntrial: int, kept_copies: bool, rules: bool, patience: float
 ) -> Tuple[Solution, Any]:
     """Search, and confirm what was found; the parameters are those of ``memonger.plan``.
 
@@ -121,7 +85,7 @@ def solve(
                 "planner='smallest' needs none"
             )
     else:
-        found = _smallest(network, cost, ntrial, kept_copies)
+        found = _smallest(network, cost, ntrial, kept_copies, patience)
     if found.interrupted:
         warnings.append(
             "interrupted: this is the best plan that was found so far, of %.1f MB (%.1f MB without "
@@ -129,10 +93,7 @@ def solve(
         )
     native = tuple(network.rules.native(found.mask))
     nothing = np.zeros(len(network.graph.nodes), dtype=np.bool_)
-    unplanned = Memory(
-        replay(network.training, nothing), cost.unplanned // MB, network.training.inexact
-    )
-    memory = unplanned
+    memory = unplanned = of_marks(network.training, nothing, cost.bound)
     symbol = marked(request.symbol, found.mask, native, found.copies)
     if found.mask.any():
         memory = _confirmed(network, found, symbol)
@@ -146,29 +107,43 @@ def solve(
     if planner == "smallest" and saved <= 0:
         found = found._replace(mask=nothing, copies=(), planner="no plan")
         native, memory, symbol = (), unplanned, marks.clear(request.symbol)
-        warnings.append(
-            "no plan costs less than the network as it is (%.1f MB), so it is returned unmarked: %s"
-            % (cost.unplanned / MB, _why_nothing_helps(network, found.candidates))
-        )
+        warnings.append(left_as_it_is(network, unplanned, found.candidates))
     elif saved < 0:
         warnings.append(
             "this plan needs more memory (%.1f MB) than the network as it is (%.1f MB), which "
-            "planner='smallest' never does" % (memory.counted_bytes / MB, cost.unplanned / MB)
+            "planner='smallest' never does"
+            % (memory.counted_bytes / MB, unplanned.counted_bytes / MB)
         )
     log.info("Find best plan with cost=%s MB", memory.bound)
     facts = {
-        "pool_bytes": memory.pool_bytes,
-        "unplanned_bytes": unplanned.pool_bytes,
-        "counted_bytes": memory.counted_bytes,
-        "peak_bytes": memory.replay.peak_bytes,
-        "device_bytes": memory.device_bytes,
+        **memory_facts(memory, unplanned),
         "recomputed_flops": _work_added(memory.replay),
         "planner": found.planner,
         "candidates": found.candidates,
-        "exact": memory.exact,
         "interrupted": found.interrupted,
     }
     return Solution(found.mask, native, found.copies, facts, tuple(warnings)), symbol
+
+
+def memory_facts(memory: Memory, unplanned: Memory) -> Dict[str, Any]:
+    """The fields of Plan that tell its memory."""
+    return {
+        "pool_bytes": memory.pool_bytes,
+        "unplanned_bytes": unplanned.pool_bytes,
+        "counted_bytes": memory.counted_bytes,
+        "gradient_bytes": memory.gradient_bytes,
+        "peak_bytes": memory.peak_bytes,
+        "device_bytes": memory.device_bytes,
+        "exact": memory.exact,
+    }
+
+
+def left_as_it_is(network: Network, unplanned: Memory, candidates: Mapping[str, int]) -> str:
+    """The warning that no plan helps, and why."""
+    return (
+        "no plan costs less than the network as it is (%.1f MB), so it is returned unmarked: %s"
+        % (unplanned.counted_bytes / MB, _why_nothing_helps(network, candidates))
+    )
 
 
 def marked(symbol: Any, mask: np.ndarray, native: Sequence[int], copies: Sequence[KeptCopy]) -> Any:
@@ -176,35 +151,45 @@ def marked(symbol: Any, mask: np.ndarray, native: Sequence[int], copies: Sequenc
     return marks.apply(symbol, mask, native, copies) if mask.any() else marks.clear(symbol)
 
 
-def measure(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: Any) -> Memory:
-    """Replay and bind a symbol, with the marks that it carries."""
-    graph = forward_graph(symbol, spec)
-    asked = wanted(graph, grad_req)
-    training = training_graph(graph, asked)
-    found = replay(training, marks.recomputed(graph))
-    return Memory(found, planned_mb(bind(symbol, graph, device, asked)), training.inexact)
-
-
 def _confirmed(network: Network, found: Found, symbol: Any) -> Memory:
     """What MXNet plans for the symbol that was made of what was found, and what is predicted."""
     asked = network.training.wanted
     bound = planned_mb(bind(symbol, network.graph, network.request.device, asked))
-    rules, moved = network.rules.with_copies(found.copies)
-    mask = mask_with_copies(found.mask, moved, found.copies, len(rules.graph.nodes))
-    training = rules.trainings[0]
-    return Memory(replay(training, mask), bound, training.inexact)
+    training, mask = _with_copies(network, found.mask, found.copies)
+    return of_marks(training, mask, bound)
 
 
-def _smallest(network: Network, cost: CostModel, ntrial: int, kept_copies: bool) -> Found:
+def _with_copies(
+    network: Network, mask: np.ndarray, copies: Sequence[KeptCopy]
+) -> Tuple[TrainingGraph, np.ndarray]:
+    """The training graph of the network with copies, and the nodes of it that are recomputed."""
+    rules, moved = network.rules.with_copies(copies)
+    full = mask_with_copies(mask, moved, copies, len(rules.graph.nodes))
+    return rules.trainings[0], full
+
+
+def _smallest(
+    network: Network, cost: CostModel, ntrial: int, kept_copies: bool, patience: float
+) -> Found:
     with Progress(SEARCHING) as progress:
         found = smallest(
-            network.stages, cost, network.rules, ntrial, cost.exact, kept_copies, progress
+            network.stages,
+            cost,
+            network.rules,
+            ntrial,
+            cost.exact,
+            kept_copies,
+            progress,
+            patience=patience,
         )
     for name, counted in found.candidates.items():
         log.info("%s: %.1f MB", name, counted / MB)
     _log_kept(network)
     winner = min(found.candidates, key=lambda name: found.candidates[name])  # of equals the first
-    return Found(found.mask, found.copies, found.cost, winner, found.candidates, found.interrupted)
+    copies = marks.inferable(network.request.symbol, found.copies, network.request.spec.shapes)
+    if copies != found.copies:
+        found = found._replace(cost=replay(*_with_copies(network, found.mask, copies)).pool_bytes)
+    return Found(found.mask, copies, found.cost, winner, found.candidates, found.interrupted)
 
 
 def _chen2016(network: Network, cost: CostModel, ntrial: int, rules: bool) -> Found:
@@ -264,7 +249,7 @@ def _why_nothing_helps(network: Network, candidates: Mapping[str, int]) -> str:
         return "every operator must be kept (%s)" % kept_summary(
             (graph.nodes[i].op, why) for i, why in rules.reasons.items()
         )
-    if len(candidates) == 1:
+    if set(candidates) <= {"no plan", NO_CUTS}:
         return "there is no point at which it can be cut"
     tried = ", ".join(
         "%s give %.1f MB" % (name, cost / MB)

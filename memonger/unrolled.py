@@ -638,6 +638,13 @@ class TrainingStep(NamedTuple):
         phases[again] = RECOMPUTED
         return phases
 
+    @property
+    def heads(self) -> List[Entry]:
+        """The outputs of the symbol: those of the network, then gradients."""
+        t = self.tables
+        outputs = t.head_entry - t.output_start[t.head_row]
+        return list(zip(t.head_row.tolist(), outputs.tolist()))
+
     def order(self) -> np.ndarray:
         """The rows in the order in which MXNet runs them, variables among them."""
         return self.tables.first
@@ -648,7 +655,9 @@ class TrainingStep(NamedTuple):
             return replay(self, np.zeros(0, dtype=np.bool_))
 
 
-def unroll(made: Parts, schedule: Schedule, added: Iterable[int] = ()) -> TrainingStep:
+def unroll(
+    made: Parts, schedule: Schedule, mkldnn: bool = True, added: Iterable[int] = ()
+) -> TrainingStep:
     """Write out the training step of a schedule.
 
     Parameters
@@ -657,6 +666,9 @@ def unroll(made: Parts, schedule: Schedule, added: Iterable[int] = ()) -> Traini
         Of the network (`parts`).
     schedule : Schedule
         A right one (``schedule.check``).
+    mkldnn : bool
+        Whether MKLDNN may compute it. Where not, no schedule is refused for its layouts; one that
+        need not be is the same everywhere, so that it takes the memory that was predicted.
     added : iterable of int
         The arguments whose gradient is added to a total (grad_req 'add'), as far as it can be.
 
@@ -664,9 +676,14 @@ def unroll(made: Parts, schedule: Schedule, added: Iterable[int] = ()) -> Traini
     -------
     TrainingStep
         Linear in the number of events; no symbol is made yet.
+
+    Raises
+    ------
+    MemongerError
+        If MKLDNN would round differently than without a schedule.
     """
     rows = _unroll(made.template, np.ascontiguousarray(schedule.events, dtype=np.int32))
-    step = _with_totals(_step(made, rows), frozenset(added))
+    plain = step = _with_totals(_step(made, rows), frozenset(added))
     if made.expected is None:
         return step
     for _ in range(ROUNDS):
@@ -676,6 +693,8 @@ def unroll(made: Parts, schedule: Schedule, added: Iterable[int] = ()) -> Traini
         if not inserts:
             return step
         step = _insert(step, inserts)
+    if not mkldnn:
+        return plain
     raise MemongerError(
         "MKLDNN lays out tensors in another way by this schedule than without one, so that it "
         "rounds differently; how='marks' can plan this network"
@@ -692,7 +711,7 @@ def _with_totals(step: TrainingStep, added: FrozenSet[int]) -> TrainingStep:
     """
     made, rows = step.parts, step.rows
     count = Counter(zip(rows.read_row.tolist(), rows.read_output.tolist()))
-    count.update(zip(step.tables.head_row.tolist(), _head_outputs(step)))
+    count.update(step.heads)
     inserts = []
     for a, found in zip(step.training.wanted, made.gradients):
         if a in added and found is not None and a not in made.left_out:
@@ -954,7 +973,6 @@ def write(step: TrainingStep) -> Written:
     rows, graph, training = step.rows, step.graph, step.training
     names = step.names
     kinds = step.kinds
-    head_entries = list(zip(step.tables.head_row.tolist(), _head_outputs(step)))
     used = np.zeros(len(names), dtype=np.bool_)
     used[rows.read_row] = True
     used[step.tables.head_row] = True
@@ -966,6 +984,7 @@ def write(step: TrainingStep) -> Written:
     heads: Dict[int, str] = {}
     scratch: Dict[str, Tensor] = {}
     totals: Dict[int, str] = {}
+    multiplied = set(rows.source[rows.what == MASKED].tolist())
     for k, name in enumerate(names):
         kind = kinds[k]
         place.append(len(nodes))
@@ -984,6 +1003,9 @@ def write(step: TrainingStep) -> Written:
                 heads[int(training.names[source].rsplit("_", 1)[1])] = name
         else:
             attrs = _attributes(kind)
+            if rows.what[k] == ITSELF and int(rows.source[k]) in multiplied:
+                # cuDNN's mask is one of bits, no factors (src/operator/nn/dropout-inl.h)
+                attrs = {**attrs, "cudnn_off": "True"}
         node: Dict[str, Any] = {"op": kind.op, "name": name, "inputs": []}
         node["inputs"] = [
             [place[read_row[j]], read_output[j], 0] for j in range(read_start[k], read_start[k + 1])
@@ -998,7 +1020,7 @@ def write(step: TrainingStep) -> Written:
         {
             "nodes": nodes,
             "arg_nodes": [i for i, node in enumerate(nodes) if node["op"] == "null"],
-            "heads": [[place[row], k, 0] for row, k in head_entries],
+            "heads": [[place[row], k, 0] for row, k in step.heads],
             "attrs": {"mxnet_version": MXNET_VERSION},
         }
     )
@@ -1013,11 +1035,6 @@ def write(step: TrainingStep) -> Written:
         heads,
         scratch,
     )
-
-
-def _head_outputs(step: TrainingStep) -> List[int]:
-    t = step.tables
-    return (t.head_entry - t.output_start[t.head_row]).tolist()
 
 
 def _attributes(kind: RowKind) -> Mapping[str, str]:

@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Iterator
+from typing import Any, Iterator, List, Tuple
 
 # MXNet's CPU build is not repeatable with more: bit-for-bit comparisons need one.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -34,22 +34,30 @@ def nothing_planned_before() -> Iterator[None]:
     yield
 
 
+def _lengths() -> List[Tuple[Any, str]]:
+    """What bounds the length of the searches."""
+    from memonger.planners import recursive, smallest
+
+    return [
+        (smallest, "WORK"),
+        (smallest, "MOST_TRIES"),
+        (recursive, "SEEDS"),
+        (recursive, "PATIENCE"),
+    ]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def short_search() -> Iterator[None]:
     """A fiftieth of the search: few tests depend on how good a plan is."""
-    from memonger.planners import smallest
-
-    full = smallest.WORK, smallest.MOST_TRIES
-    smallest.WORK, smallest.MOST_TRIES = full[0] // SHORTER, full[1] // SHORTER
-    yield
-    smallest.WORK, smallest.MOST_TRIES = full
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in _lengths():
+            patch.setattr(module, name, getattr(module, name) // SHORTER)
+        yield
 
 
 @pytest.fixture(autouse=True)
 def full_search(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole search for tests that are marked so, and for slow ones."""
     if any(request.node.get_closest_marker(name) for name in ("full_search", "slow")):
-        from memonger.planners import smallest
-
-        monkeypatch.setattr(smallest, "WORK", smallest.WORK * SHORTER)
-        monkeypatch.setattr(smallest, "MOST_TRIES", smallest.MOST_TRIES * SHORTER)
+        for module, name in _lengths():
+            monkeypatch.setattr(module, name, getattr(module, name) * SHORTER)

@@ -11,10 +11,9 @@ from typing import Any, Dict, List
 import memonger
 import networks
 import pytest
-from memonger import marks
-from memonger.flops import recomputed_share
 from planned import forward
 
+MB = 2**20
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -45,15 +44,14 @@ def test_a_folder_of_symbols(tmp_path: Path) -> None:
 
     original = memonger.search_plan(symbol, planner="chen2016", rules=False, shapes=shapes)
     ruled = memonger.search_plan(symbol, planner="chen2016", shapes=shapes)
-    ours = memonger.search_plan(symbol, shapes=shapes)
-    graph = forward(ours, shapes)
+    ours = memonger.plan(symbol, shapes)
     expected: Dict[str, Any] = {
         "name": "small",
         "none": memonger.get_cost(symbol, shapes=shapes),
         "original": memonger.get_cost(original, shapes=shapes),
         "ruled": memonger.get_cost(ruled, shapes=shapes),
-        "ours": memonger.get_cost(ours, shapes=shapes),
-        "recomputed": recomputed_share(graph, marks.recomputed(graph)),
+        "ours": memonger.get_cost(ours.symbol, shapes=shapes),
+        "recomputed": ours.recomputed_flops,
     }
     assert expected["ours"] < expected["original"] < expected["none"]
     assert {key: figures.pop(key) for key in expected} == expected
@@ -62,6 +60,26 @@ def test_a_folder_of_symbols(tmp_path: Path) -> None:
     assert min(figures.values()) > 0.2
     shown = [str(expected[key]) for key in ("name", "none", "original", "ruled", "ours")]
     assert cells(done.stdout.splitlines()[-1])[:6] == shown + ["%.2f" % expected["recomputed"]]
+
+
+@pytest.mark.full_search
+def test_schedules(tmp_path: Path) -> None:
+    symbol, shapes = networks.chain(depth=32, hidden=32, batch=8192)
+    symbol.save(str(tmp_path / "small-symbol.json"))
+    (tmp_path / "small.json").write_text(json.dumps({"shapes": shapes}))
+    out = str(tmp_path / "out.json")
+    done = run("--symbols", str(tmp_path), "--work", "2", "inf", "--json", out)
+    assert done.returncode == 0, done.stderr
+    (figures,) = json.loads(Path(out).read_text())["networks"]
+    requests = {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
+    plan = memonger.plan(symbol, shapes, how="schedule", work=2.0, grad_req=requests)
+    marks = figures["marks"]
+    two, endless = figures["schedules"]
+    assert two["mb"] == plan.pool_bytes // MB
+    assert two["work"] == 1 + plan.recomputed_flops <= 2 < endless["work"]
+    assert endless["mb"] <= two["mb"] < marks["mb"] < figures["none"]
+    shown = "%d (%.2fx, %.0f s)" % (two["mb"], two["work"], two["seconds"])
+    assert cells(done.stdout.splitlines()[-1])[3] == shown
 
 
 def test_what_fails_is_left_out_and_told(tmp_path: Path) -> None:

@@ -178,3 +178,45 @@ def test_detection_by_module_fit(detection: Any) -> None:
         for name, value in one.items():
             assert np.all(np.isfinite(value)), name
             assert np.array_equal(value, other[name]), name
+
+
+# -- memory against depth ---------------------------------------------------------------------
+
+
+def test_a_deep_network_trains_within_its_budget() -> None:
+    printed, _ = run(
+        "example_log_memory.py",
+        "--layers",
+        "60",
+        "--batch",
+        "512",
+        "--steps",
+        "40",
+        "--budget",
+        "0.8",
+    )
+    unplanned = number(r"no plan +([\d.]+) MB", printed)
+    marks = number(r"smallest marks +([\d.]+) MB", printed)
+    assert number(r"schedule +([\d.]+) MB", printed) <= 0.8 < marks < unplanned / 4
+    assert number(r"accuracy ([\d.]+)", printed) > 0.5  # of three arms
+    assert number(r"memory (\d+) MB at most", printed) >= number(r"\((\d+) MB before", printed)
+
+
+def test_the_picture_of_memory_against_depth(tmp_path: Path) -> None:
+    import example_log_memory
+
+    depths = (64, 128)
+    names = ["no plan", "marks", "schedule, 3 x forward work", "schedule, any work"]
+    found = example_log_memory.measure(depths, hidden=8, batch=16384)
+    assert list(found) == names
+    assert all(a > b for a, b in zip(found["no plan"], found["marks"]))
+    for more, less in zip(names, names[1:]):
+        assert found[more][1] >= found[less][1]
+    growth = [found[name][1] / found[name][0] for name in names]
+    assert growth[0] == pytest.approx(2, rel=0.05) and growth[1] < 1.7 and growth[3] < 1.35
+    file = tmp_path / "memory.png"
+    example_log_memory.draw(str(file), depths, found)
+    head = file.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = (int.from_bytes(head[k : k + 4], "big") for k in (16, 20))
+    assert (width, height) == (1200, 800)

@@ -2,15 +2,12 @@
 
 from typing import Any, Dict, Sequence, Tuple
 
-import memonger
 import mxnet as mx
 import networks
-import numpy as np
 import pytest
-from memonger import marks
-from memonger.flops import _FORMULAS, flops, forward_flops, recomputed_share
+from memonger.flops import _FORMULAS, flops, forward_flops
 from operator_cases import CASES, SMALL_SHAPES, small_net
-from planned import forward, with_marks
+from planned import forward
 
 Shapes = Sequence[Tuple[int, ...]]
 
@@ -352,30 +349,3 @@ def test_networks(name: str, image: int, published: float) -> None:
 
 
 # -- the share of a plan ----------------------------------------------------------------------
-
-
-def _chain() -> Tuple[Any, Dict[str, Tuple[int, ...]]]:
-    """Per layer and row 10 * (2 * 10 + 1) + 10 = 220 operations, and 0 for the regression."""
-    return networks.chain(depth=4, hidden=10, batch=3)
-
-
-def test_share_of_a_plan() -> None:
-    symbol, shapes = _chain()
-    planned = with_marks(symbol, ["tanh0", "fc1", "tanh2"])
-    graph = forward(planned, shapes)
-    assert forward_flops(graph).sum() == 3 * 4 * 220
-    assert recomputed_share(graph, marks.recomputed(graph)) == (10 + 210 + 10) / 880
-    assert recomputed_share(graph, np.zeros(len(graph.nodes), bool)) == 0
-    assert recomputed_share(graph, np.ones(len(graph.nodes), bool)) == 1
-
-
-def test_share_where_nothing_is_computed() -> None:
-    symbol = mx.sym.BlockGrad(mx.sym.Variable("data"))
-    graph = forward(symbol, {"data": (2, 3)})
-    assert recomputed_share(graph, np.ones(2, bool)) == 0
-
-
-def test_a_mask_of_another_graph() -> None:
-    graph = forward(*_chain())
-    with pytest.raises(memonger.MemongerError, match="the mask is of 3 nodes and the graph has"):
-        recomputed_share(graph, np.zeros(3, bool))

@@ -13,7 +13,7 @@ from memonger.allocator import replay
 from memonger.executor import bind, planned_mb
 from memonger.forward import KeptCopy, copy_names, forward_graph, mask_with_copies, with_copies
 from memonger.inputs import read_shapes
-from memonger.operators import CPU
+from memonger.operators import CPU, targets_of
 from memonger.planners.smallest import copyable, settle
 
 import networks
@@ -23,10 +23,13 @@ from planned import nodes, rules_of
 S = mx.sym
 
 
-def random_plan(rules: Any, seed: int, share: float) -> Tuple[np.ndarray, Tuple[KeptCopy, ...]]:
+def random_plan(
+    rules: Any, seed: int, share: float, unfused: bool = False
+) -> Tuple[np.ndarray, Tuple[KeptCopy, ...]]:
     """A random plan with random copies, as far as it is right."""
     random = np.random.RandomState(seed)
     copies = tuple(copy for copy in copyable(rules) if random.uniform() < 0.5)
+    copies = tuple(copy._replace(unfused=unfused) for copy in copies)
     mask = rules.allowed & (random.uniform(size=len(rules.allowed)) < share)
     mask[[copy.node for copy in copies]] = True
     _, _, mask, copies = settle(rules, mask, copies)
@@ -38,11 +41,14 @@ def random_plan(rules: Any, seed: int, share: float) -> Tuple[np.ndarray, Tuple[
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-@given(generated(), st.integers(0, 2**16), st.sampled_from([0.5, 0.9, 1.0]))
-def test_random_copies_train_bit_for_bit(drawn: Any, seed: int, share: float) -> None:
+@given(generated(), st.integers(0, 2**16), st.sampled_from([0.5, 0.9, 1.0]), st.booleans())
+def test_random_copies_train_bit_for_bit(
+    drawn: Any, seed: int, share: float, unfused: bool
+) -> None:
     symbol, shapes = drawn
     rules = rules_of(symbol, shapes)
-    mask, copies = random_plan(rules, seed, share)
+    mask, copies = random_plan(rules, seed, share, unfused)
+    copies = marks.inferable(symbol, copies, shapes)
     planned = marks.apply(symbol, mask, rules.native(mask), copies)
     report = memonger.check(symbol, planned, shapes, seed=seed)
     assert report, str(report)
@@ -68,7 +74,7 @@ def test_graph_and_symbol_agree(name: str) -> None:
     rules = rules_of(symbol, shapes)
     tied = 0
     for seed in range(4):
-        mask, copies = random_plan(rules, seed, 0.9)
+        mask, copies = random_plan(rules, seed, 0.9, unfused=seed % 2 == 1)
         assert copies
         tied += sum(bool(copy.tie) for copy in copies)
         planned = marks.apply(symbol, mask, rules.native(mask), copies)
@@ -126,14 +132,48 @@ def test_names_that_are_taken() -> None:
     assert found == {0: ["x_1_keep"], 2: ["y_one_keep", "y_tie_1_keep", "y_keep"]}
 
 
+def test_only_plans_for_fusion_alone_have_unfused_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MKLDNN's inference would run a convolution and what is behind such a copy apart."""
+    monkeypatch.setenv("MXNET_USE_FUSION", "1")
+    for device, expected in (("gpu", True), ("cpu", False), (None, False)):
+        copies = copyable(rules_of(gate(), {"data": (4, 8)}, targets_of(device)))
+        assert copies and all(copy.unfused == expected for copy in copies)
+    monkeypatch.setenv("MXNET_USE_FUSION", "0")
+    copies = copyable(rules_of(gate(), {"data": (4, 8)}, targets_of("gpu")))
+    assert copies and not any(copy.unfused for copy in copies)
+
+
+def rnn() -> Tuple[Any, Any]:
+    """Its states begin as zeros of a batch that MXNet infers from what they are added to."""
+    steps, _ = mx.rnn.LSTMCell(8, prefix="").unroll(3, S.Variable("data"), merge_outputs=True)
+    net = S.LinearRegressionOutput(S.FullyConnected(steps, num_hidden=2), name="out")
+    return net, {"data": (4, 3, 5)}
+
+
+def test_unfused_copies_leave_shapes_to_be_inferred() -> None:
+    symbol, shapes = rnn()
+    names = [node["name"] for node in nodes(symbol)]
+    products = ("t0_i2h", "t0_h2h", "t1_h2h")
+    copies = [KeptCopy(names.index(name), "", True) for name in products]
+    mask = np.zeros(len(names), dtype=np.bool_)
+    with pytest.raises(mx.MXNetError, match="t0_h2h_keep"):
+        marks.apply(symbol, mask, (), copies).infer_shape(**shapes)
+    left = marks.inferable(symbol, copies, shapes)
+    assert [copy.unfused for copy in left] == [True, False, True]
+    planned = marks.apply(symbol, mask, (), left)
+    assert planned.infer_shape(**shapes) == symbol.infer_shape(**shapes)
+    assert memonger.unplan(planned).tojson() == symbol.tojson()
+
+
 def test_float64_ties() -> None:
     symbol, shapes, types = gate(), {"data": (4, 8)}, {"data": "float64"}
     spec = read_shapes(symbol, shapes, {}, types)
     graph = forward_graph(symbol, spec)
     product = [node.name for node in graph.nodes].index("product")
     mask = np.array([node.op == "elemwise_mul" for node in graph.nodes])
-    planned = marks.apply(symbol, mask, (), [KeptCopy(product, "float64")])
-    assert memonger.check(symbol, planned, shapes, type_dict=types)
+    for unfused in (False, True):
+        planned = marks.apply(symbol, mask, (), [KeptCopy(product, "float64", unfused)])
+        assert memonger.check(symbol, planned, shapes, type_dict=types)
 
 
 def test_an_option_leaves_the_operators_untouched() -> None:

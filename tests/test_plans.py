@@ -194,10 +194,10 @@ def test_what_mxnet_finds_worse_than_no_plan_is_not_returned(
 ) -> None:
     real = solution.smallest
 
-    def wrong(stages: Any, cost: Any, rules: Any, *args: Any) -> Any:
+    def wrong(stages: Any, cost: Any, rules: Any, *args: Any, **options: Any) -> Any:
         """Recompute a layer for nothing, and say that it costs nothing."""
         mask = np.array([n.name == "tanh7" for n in rules.graph.nodes])
-        return real(stages, cost, rules, *args)._replace(mask=mask, copies=(), cost=0)
+        return real(stages, cost, rules, *args, **options)._replace(mask=mask, copies=(), cost=0)
 
     monkeypatch.setattr(solution, "smallest", wrong)
     plan = memonger.plan(net(), SHAPES)
@@ -440,7 +440,8 @@ def test_bucketing_module_plans_each_bucket_once(searches: List[int]) -> None:
 
 
 def interrupt() -> None:
-    """Ctrl-C."""
+    """Ctrl-C; a shell has its background jobs ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.kill(os.getpid(), signal.SIGINT)
     for _ in range(1000):  # the handler runs between two of these
         pass
@@ -534,12 +535,12 @@ from test_plans import SHAPES, net
 smallest.WORK = smallest.MOST_TRIES = 1000
 real = solution.smallest
 
-def slow(*args):
+def slow(*args, **options):
     progress = args[-1]
     for done in range(8):
         progress(done / 8)
         time.sleep(float(sys.argv[1]) / 8)
-    return real(*args)
+    return real(*args, **options)
 
 solution.smallest = slow
 memonger.plan(net(), SHAPES)
@@ -590,7 +591,19 @@ def test_no_bar_elsewhere() -> None:
 # -- misuse -----------------------------------------------------------------------------------
 
 MISUSE: Dict[str, Tuple[Any, List[str]]] = {
-    "how": ({"how": "schedule"}, ["(how)", "'schedule'", "'marks'"]),
+    "how": ({"how": "luck"}, ["(how)", "'luck'", "'schedule'", "'marks'"]),
+    "too little work": ({"how": "schedule", "work": 0.5}, ["work=0.5", "at least once"]),
+    "work, no number": ({"how": "schedule", "work": "2"}, ["work must be a number", "'2'"]),
+    "work, not a number": ({"how": "schedule", "work": float("nan")}, ["work=nan"]),
+    "little work with marks": ({"work": 1.5}, ["work=1.5", "how='schedule'"]),
+    "budget with marks": ({"budget": 2**30}, ["budget", "how='schedule'"]),
+    "budget, no bytes": ({"how": "schedule", "budget": 0.5}, ["number of bytes", "0.5"]),
+    "no patience": ({"patience": 0}, ["patience=0", "more than 0"]),
+    "schedule by the original": (
+        {"how": "schedule", "planner": "chen2016"},
+        ["planner='chen2016'", "how='marks'"],
+    ),
+    "schedule without rules": ({"how": "schedule", "rules": False}, ["rules=False", "no rules"]),
     "planner": ({"planner": "fastest"}, ["'fastest'", "'smallest', 'chen2016'"]),
     "planner of no type": ({"planner": ["chen2016"]}, ["planner", "'smallest', 'chen2016'"]),
     "until": ({"until": "tanh77"}, ["until='tanh77'", "did you mean 'tanh7'"]),

@@ -7,7 +7,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from memonger import marks
-from memonger.allocator import EXTERNAL, Replay, replay, timeline
+from memonger.allocator import EXTERNAL, Replay, replay
 from memonger.executor import bind, planned_mb
 from memonger.forward import ForwardGraph
 from memonger.gradients import read_debug_str
@@ -545,7 +545,7 @@ def test_what_is_alive_when(again: Any, table: Any, live: Any) -> None:
     graph = forward(*networks.chain(depth=2))
     training = training_graph(graph)
     mask = np.array([node.name in again for node in graph.nodes])
-    found = timeline(training, mask)
+    found = replay(training, mask).timeline()
     names = [training.names[row] for row in found.row]
     assert list(zip(names, found.kind, found.start, found.stop, found.storage)) == table
     assert not found.output.any() and set(found.nbytes) == {MB}

@@ -51,7 +51,7 @@ def equal(symbol: Any, planned: Any, shapes: Any, **more: Any) -> None:
 
 def same_memory(work: Any, schedule: Any, added: Iterable[int] = ()) -> None:
     """The replay is what MXNet does: every operator in its turn, and the pool."""
-    step = unroll(parts(work), schedule, added)
+    step = unroll(parts(work), schedule, added=added)
     written, graph = write(step), work.training.graph
     tensors = {graph.nodes[i].name: graph.tensors[i][0] for i in graph.arguments}
     tensors.update({graph.nodes[i].name: graph.tensors[i][0] for i in graph.auxiliary})

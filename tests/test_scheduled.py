@@ -1,19 +1,22 @@
 """Training by a schedule with MXNet's own Module, as the user's script does it: bit for bit."""
 
-import copy
 import pickle
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List
 
-import memonger
+import memonger  # noqa: F401
 import mxnet as mx
 import numpy as np
 import pytest
+from memonger.gradients import environment
 from memonger.scheduled import ScheduledSymbol, scheduled
 
 from schedules import nested, work_of
 
 S = mx.sym
+#: MXNet 1.9.1 cannot simple_bind what it fuses for inference on the CPU: its new inputs have no
+#: device (graph_executor.cc, in_arg_ctx_map).
+NO_FUSION = {"MXNET_SUBGRAPH_BACKEND": "NONE"}
 BATCH = 32
 RANDOM = np.random.RandomState(0)
 IMAGES = RANDOM.normal(size=(72, 3, 8, 8)).astype("f")
@@ -31,8 +34,11 @@ def net(loss: bool = True) -> Any:
         return S.SoftmaxOutput(x, name="softmax") if loss else x
 
 
-def planned(loss: bool = True) -> ScheduledSymbol:
-    symbol = net(loss)
+def planned(loss: bool = True) -> Any:
+    return with_schedule(net(loss), loss)
+
+
+def with_schedule(symbol: Any, loss: bool = True) -> Any:
     shapes = {"data": (BATCH, 3, 8, 8), **({"softmax_label": (BATCH,)} if loss else {})}
     return scheduled(symbol, nested(work_of(symbol, shapes), 4, 1, 0.8))
 
@@ -47,21 +53,60 @@ def parameters(symbol: Any) -> Dict[str, Any]:
     }
 
 
-def fitted(symbol: Any, handle: str = "pad", context: Any = None, **more: Any) -> Dict[str, Any]:
+class PartialIter(mx.io.DataIter):
+    """Batches of which the last is smaller."""
+
+    def __init__(self) -> None:
+        super().__init__(BATCH)
+        self.provide_data = [("data", (BATCH, 3, 8, 8))]
+        self.provide_label = [("softmax_label", (BATCH,))]
+        self.reset()
+
+    def reset(self) -> None:
+        self._start = 0
+
+    def next(self) -> Any:
+        if self._start >= len(IMAGES):
+            raise StopIteration
+        part = slice(self._start, self._start + BATCH)
+        self._start += BATCH
+        return batch_of(IMAGES[part], LABELS[part])
+
+
+def batch_of(images: Any, labels: Any) -> Any:
+    return mx.io.DataBatch(
+        [mx.nd.array(images)],
+        None if labels is None else [mx.nd.array(labels)],
+        pad=0,
+        provide_data=[("data", images.shape)],
+        provide_label=None if labels is None else [("softmax_label", labels.shape)],
+    )
+
+
+def fitted(
+    symbol: Any, handle: str = "pad", context: Any = None, workload: Any = None, **more: Any
+) -> Dict[str, Any]:
     """Parameters, auxiliary states, score and predictions after two epochs of Module.fit."""
     mx.random.seed(3)
     np.random.seed(3)
-    data = mx.io.NDArrayIter(IMAGES, LABELS.astype("f"), BATCH, last_batch_handle=handle)
-    module = mx.mod.Module(symbol, context=context or mx.cpu())
+    labels = LABELS.astype("f")
+    data = (
+        PartialIter()
+        if handle == "partial"
+        else mx.io.NDArrayIter(IMAGES, labels, BATCH, last_batch_handle=handle)
+    )
+    module = mx.mod.Module(symbol, context=context or mx.cpu(), work_load_list=workload)
+    if more.get("monitor"):
+        more = {**more, "monitor": mx.mon.Monitor(1)}
     module.fit(
         data,
         num_epoch=2,
-        optimizer_params={"learning_rate": 0.05, "momentum": 0.9},
         arg_params=parameters(symbol),
         initializer=mx.init.One(),
+        eval_data=mx.io.NDArrayIter(IMAGES, labels, 24),
         # Module reads BatchNorm's statistics before they are written.
         batch_end_callback=lambda _: mx.nd.waitall(),
-        **more,
+        **{"optimizer_params": {"learning_rate": 0.05, "momentum": 0.9}, **more},
     )
     arguments, auxiliary = module.get_params()
     found = {name: array.asnumpy() for name, array in {**arguments, **auxiliary}.items()}
@@ -77,13 +122,24 @@ def same(one: Dict[str, Any], other: Dict[str, Any]) -> None:
     assert [name for name in one if not np.array_equal(one[name], other[name])] == []
 
 
-@pytest.mark.parametrize(
-    "more",
-    [{}, {"handle": "roll_over"}, {"context": [mx.cpu(0), mx.cpu(1)]}, {"kvstore": None}],
-    ids=["once", "roll over", "two contexts", "no kvstore"],
-)
-def test_fit(more: Any) -> None:
-    same(fitted(net(), **more), fitted(planned(), **more))
+FITS: Dict[str, Any] = {
+    "once": {},
+    "roll over": {"handle": "roll_over"},
+    "discard": {"handle": "discard"},
+    "partial batch": {"handle": "partial"},
+    "two contexts": {"context": [mx.cpu(0), mx.cpu(1)]},
+    "uneven contexts": {"context": [mx.cpu(0), mx.cpu(1)], "workload": [1, 3]},
+    "contexts, partial batch": {"context": [mx.cpu(0), mx.cpu(1)], "handle": "partial"},
+    "kvstore device": {"context": [mx.cpu(0), mx.cpu(1)], "kvstore": "device"},
+    "no kvstore": {"kvstore": None},
+    "adam": {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.01}},
+    "monitored": {"monitor": True},
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_fit(name: str) -> None:
+    same(fitted(net(), **FITS[name]), fitted(planned(), **FITS[name]))
 
 
 def stepped(symbol: Any, loss: bool = True, **more: Any) -> Dict[str, Any]:
@@ -105,12 +161,7 @@ def stepped(symbol: Any, loss: bool = True, **more: Any) -> Dict[str, Any]:
             found.append(module.get_input_grads()[0].asnumpy())
 
     for size in (BATCH, BATCH, 8, BATCH):
-        batch = mx.io.DataBatch(
-            [mx.nd.array(IMAGES[:size])],
-            [mx.nd.array(LABELS[:size])] if loss else None,
-            provide_data=[("data", (size, 3, 8, 8))],
-            provide_label=[("softmax_label", (size,))] if loss else None,
-        )
+        batch = batch_of(IMAGES[:size], LABELS[:size] if loss else None)
         module.forward(batch, is_train=True)
         module.backward(None if loss else [module.get_outputs()[0] * 2 - 1])
         look()
@@ -119,14 +170,81 @@ def stepped(symbol: Any, loss: bool = True, **more: Any) -> Dict[str, Any]:
     return {str(k): array for k, array in enumerate(found)}
 
 
-@pytest.mark.parametrize(
-    "more",
-    [{}, {"grad_req": "add"}, {"inputs_need_grad": True}, {"loss": False}],
-    ids=["write", "add", "input gradients", "no loss"],
-)
-def test_steps(more: Any) -> None:
+MIXED = {"fc_weight": "add", "convolution1_weight": "write", "batchnorm2_gamma": "add"}
+STEPPED: Dict[str, Any] = {
+    "write": {},
+    "add": {"grad_req": "add"},
+    "mixed": {"grad_req": MIXED},
+    "input gradients": {"inputs_need_grad": True},
+    "input gradients, added": {"inputs_need_grad": True, "grad_req": "add"},
+    "no loss": {"loss": False},
+    "no loss, added": {"loss": False, "grad_req": "add", "inputs_need_grad": True},
+}
+
+
+@pytest.mark.parametrize("name", STEPPED)
+def test_steps(name: str) -> None:
+    more = dict(STEPPED[name])
     loss = more.get("loss", True)
+    if isinstance(more.get("grad_req"), dict):  # of the labels too, which get none
+        more["grad_req"] = {n: MIXED.get(n, "null") for n in net().list_arguments()}
     same(stepped(net(loss), **more), stepped(planned(loss), **more))
+
+
+def test_bound_again() -> None:
+    """Bound for inference, for training with other shapes, and reshaped."""
+
+    def run(symbol: Any) -> Dict[str, Any]:
+        module = mx.mod.Module(symbol)
+        found = []
+        mx.random.seed(2)
+        for size, training in ((BATCH, True), (16, False), (48, True)):
+            shapes = [("data", (size, 3, 8, 8))], [("softmax_label", (size,))]
+            module.bind(*shapes, for_training=training, force_rebind=True)
+            module.init_params(mx.init.One(), arg_params=parameters(symbol), force_init=True)
+            batches = [batch_of(IMAGES[:size], LABELS[:size])]
+            if training:
+                module.init_optimizer(force_init=True)
+                module.reshape([("data", (size + 8, 3, 8, 8))], [("softmax_label", (size + 8,))])
+                batches.append(batch_of(IMAGES[: size + 8], LABELS[: size + 8]))
+            for batch in reversed(batches):
+                module.forward(batch, is_train=training)
+                if training:
+                    module.backward()
+                    module.update()
+                mx.nd.waitall()
+                found.append(module.get_outputs()[0].asnumpy())
+            found += [a.asnumpy() for some in module.get_params() for a in some.values()]
+        return {str(k): array for k, array in enumerate(found)}
+
+    with environment(**NO_FUSION):
+        same(run(net()), run(planned()))
+
+
+def test_module_for_inference_shares_with_one_that_trains() -> None:
+    def run(symbol: Any) -> Dict[str, Any]:
+        module, other = mx.mod.Module(symbol), mx.mod.Module(symbol)
+        module.bind([("data", (BATCH, 3, 8, 8))], [("softmax_label", (BATCH,))])
+        module.init_params(mx.init.One(), arg_params=parameters(symbol), allow_missing=True)
+        module.init_optimizer()
+        other.bind(
+            [("data", (8, 3, 8, 8))],
+            [("softmax_label", (8,))],
+            for_training=False,
+            shared_module=module,
+        )
+        mx.random.seed(2)
+        found = []
+        for _ in range(2):
+            module.forward_backward(batch_of(IMAGES[:BATCH], LABELS[:BATCH]))
+            module.update()
+            mx.nd.waitall()
+            other.forward(batch_of(IMAGES[:8], LABELS[:8]), is_train=False)
+            found.append(other.get_outputs()[0].asnumpy())
+        return {str(k): array for k, array in enumerate(found)}
+
+    with environment(**NO_FUSION):
+        same(run(net()), run(planned()))
 
 
 def test_some_parameters_are_fixed() -> None:
@@ -146,49 +264,249 @@ def test_some_parameters_are_fixed() -> None:
     same(gradients(net()), gradients(planned()))
 
 
-def test_what_is_saved_is_the_network(tmp_path: Path) -> None:
-    module = mx.mod.Module(planned())
-    module.bind([("data", (BATCH, 3, 8, 8))], [("softmax_label", (BATCH,))])
-    module.init_params()
-    module.save_checkpoint(str(tmp_path / "net"), 1)
-    loaded, _, _ = mx.model.load_checkpoint(str(tmp_path / "net"), 1)
-    assert loaded.tojson() == net().tojson()
-    assert not isinstance(loaded, ScheduledSymbol)
+def test_checkpoint_and_resume(tmp_path: Path) -> None:
+    """Four epochs at once are two epochs, saved, loaded and planned again, and two more."""
+
+    def train(symbol: Any, epochs: range, **more: Any) -> Any:
+        mx.random.seed(epochs.start)
+        module = mx.mod.Module(symbol)
+        prefix = str(tmp_path / ("planned" if isinstance(symbol, ScheduledSymbol) else "plain"))
+        module.fit(
+            mx.io.NDArrayIter(IMAGES, LABELS.astype("f"), BATCH),
+            begin_epoch=epochs.start,
+            num_epoch=epochs.stop,
+            initializer=mx.init.One(),
+            epoch_end_callback=mx.callback.do_checkpoint(prefix),
+            batch_end_callback=lambda _: mx.nd.waitall(),
+            optimizer_params={"learning_rate": 0.05, "momentum": 0.9},
+            **more,
+        )
+        module.save_optimizer_states(prefix + ".states")
+        return module, prefix
+
+    def resumed(symbol: Any, again: Any) -> Dict[str, Any]:
+        _, prefix = train(symbol, range(2), arg_params=parameters(symbol))
+        loaded, arguments, states = mx.model.load_checkpoint(prefix, 2)
+        assert loaded.tojson() == net().tojson()
+        assert not isinstance(loaded, ScheduledSymbol)
+        module = mx.mod.Module.load(prefix, 2, load_optimizer_states=False)
+        assert not isinstance(module.symbol, ScheduledSymbol)
+        module = mx.mod.Module(again(loaded))
+        module.bind([("data", (BATCH, 3, 8, 8))], [("softmax_label", (BATCH,))])
+        module.init_params(arg_params=arguments, aux_params=states)
+        module.init_optimizer(optimizer_params={"learning_rate": 0.05, "momentum": 0.9})
+        module.load_optimizer_states(prefix + ".states")
+        mx.random.seed(2)
+        module.fit(
+            mx.io.NDArrayIter(IMAGES, LABELS.astype("f"), BATCH),
+            begin_epoch=2,
+            num_epoch=4,
+            batch_end_callback=lambda _: mx.nd.waitall(),
+        )
+        arguments, states = module.get_params()
+        return {name: array.asnumpy() for name, array in {**arguments, **states}.items()}
+
+    same(resumed(net(), lambda s: s), resumed(planned(), with_schedule))
 
 
-def test_copies_keep_the_schedule() -> None:
-    symbol = planned()
-    copies = [
-        copy.copy(symbol),
-        copy.deepcopy(symbol),
-        pickle.loads(pickle.dumps(symbol)),
-        symbol[0],
-    ]
-    for other in copies:
-        assert isinstance(other, ScheduledSymbol)
-        assert np.array_equal(other.schedule.events, symbol.schedule.events)
-        assert other.tojson() == symbol.tojson()
+# ---------------------------------------------------------------------- other modules
 
 
-def test_monitor_sees_each_result_once() -> None:
-    module = mx.mod.Module(planned())
-    module.bind([("data", (BATCH, 3, 8, 8))], [("softmax_label", (BATCH,))])
-    monitor = mx.mon.Monitor(1)
-    module.install_monitor(monitor)
-    module.init_params()
-    monitor.tic()
-    batch = mx.io.DataBatch([mx.nd.array(IMAGES[:BATCH])], [mx.nd.array(LABELS[:BATCH])])
-    module.forward_backward(batch)
-    names = [name for _, name, _ in monitor.toc() if name.endswith("_output")]
-    assert len(names) == len(set(names))
-    assert {n for n in net().get_internals().list_outputs() if n.endswith("_output")} <= set(names)
+def test_sequential_module() -> None:
+    """The first module's gradients come from the second's inputs."""
+
+    def run(plan: bool) -> Dict[str, Any]:
+        with mx.name.NameManager():
+            one, two = S.Variable("data"), S.Variable("data")
+            for _ in range(3):
+                one = S.Activation(S.FullyConnected(one, num_hidden=16), act_type="tanh")
+                two = S.Activation(S.FullyConnected(two, num_hidden=16), act_type="tanh")
+            two = S.SoftmaxOutput(S.FullyConnected(two, num_hidden=4), name="softmax")
+        if plan:
+            work = work_of(one, {"data": (BATCH, 192)})
+            one = scheduled(one, nested(work, 2, 1, 0.9))
+            work = work_of(two, {"data": (BATCH, 16), "softmax_label": (BATCH,)})
+            two = scheduled(two, nested(work, 2, 1, 0.9))
+        mx.random.seed(3)
+        module = mx.mod.SequentialModule()
+        module.add(mx.mod.Module(one, label_names=None))
+        module.add(mx.mod.Module(two), take_labels=True, auto_wiring=True)
+        data = mx.io.NDArrayIter(IMAGES.reshape(len(IMAGES), -1), LABELS, BATCH)
+        module.fit(data, num_epoch=2, initializer=mx.init.Xavier())
+        return {name: array.asnumpy() for name, array in module.get_params()[0].items()}
+
+    same(run(False), run(True))
 
 
-def test_backward_needs_its_forward() -> None:
-    symbol = planned(loss=False)
-    executor = symbol.simple_bind(mx.cpu(), data=(2, 3, 8, 8))
-    with pytest.raises(memonger.MemongerError, match="call that first"):
-        executor.backward()
-    executor.forward(is_train=True)
-    with pytest.raises(memonger.MemongerError, match="'fc_output' is no loss"):
-        executor.backward()
+def unrolled(steps: int, hidden: int = 16) -> Any:
+    with mx.name.NameManager():
+        stack = mx.rnn.SequentialRNNCell()
+        stack.add(mx.rnn.LSTMCell(hidden, prefix="lstm_"))
+        stack.add(mx.rnn.DropoutCell(0.1))
+        stack.add(mx.rnn.GRUCell(hidden, prefix="gru_"))
+        x = S.Embedding(S.Variable("data"), input_dim=20, output_dim=hidden, name="embed")
+        x, _ = stack.unroll(steps, inputs=x, merge_outputs=True)
+        x = S.FullyConnected(S.Reshape(x, shape=(-1, hidden)), num_hidden=20, name="decode")
+        label = S.Reshape(S.Variable("softmax_label"), shape=(-1,))
+        return S.SoftmaxOutput(x, label, name="softmax")
+
+
+def planned_unrolled(steps: int) -> Any:
+    symbol = unrolled(steps)
+    work = work_of(symbol, {"data": (4, steps), "softmax_label": (4, steps)})
+    return scheduled(symbol, nested(work, 3, steps, 0.8))
+
+
+class SentenceIter(mx.io.DataIter):
+    """Batches of several lengths."""
+
+    def __init__(self, lengths: List[int]) -> None:
+        super().__init__(4)
+        self.lengths, self.default_bucket_key = lengths, max(lengths)
+        self.provide_data = [("data", (4, max(lengths)))]
+        self.provide_label = [("softmax_label", (4, max(lengths)))]
+        self.reset()
+
+    def reset(self) -> None:
+        self._random, self._left = np.random.RandomState(0), 8
+
+    def next(self) -> Any:
+        if not self._left:
+            raise StopIteration
+        self._left -= 1
+        steps = self.lengths[self._random.randint(len(self.lengths))]
+        words = self._random.randint(0, 20, (4, steps))
+        return mx.io.DataBatch(
+            [mx.nd.array(words)],
+            [mx.nd.array((words + 1) % 20)],
+            pad=0,
+            bucket_key=steps,
+            provide_data=[("data", (4, steps))],
+            provide_label=[("softmax_label", (4, steps))],
+        )
+
+
+def fitted_buckets(network: Callable[[int], Any], request: str = "write") -> Dict[str, Any]:
+    mx.random.seed(3)
+    np.random.seed(3)
+    data = SentenceIter([4, 7, 12])
+    module = mx.mod.BucketingModule(
+        lambda key: (network(key), ["data"], ["softmax_label"]), default_bucket_key=12
+    )
+    module.bind(data.provide_data, data.provide_label, grad_req=request)
+    module.fit(
+        data,
+        num_epoch=2,
+        eval_metric=mx.metric.Perplexity(None),
+        initializer=mx.init.Xavier(),
+        optimizer_params={"learning_rate": 0.1, "momentum": 0.9},
+    )
+    arguments, _ = module.get_params()
+    found = {name: array.asnumpy() for name, array in arguments.items()}
+    found["score"] = np.array(module.score(data, mx.metric.Perplexity(None))[0][1])
+    return found
+
+
+def check_buckets(network: Callable[[int], Any], request: str) -> None:
+    usual, planned = fitted_buckets(unrolled, request), fitted_buckets(network, request)
+    if request == "write":
+        return same(usual, planned)
+    # MXNet adds to a gradient what it is a sum of (5 to 7 uses; an Embedding's rows) term by term,
+    # a schedule the sum.
+    assert usual.keys() == planned.keys()
+    for name, array in usual.items():
+        np.testing.assert_allclose(planned[name], array, 1e-3, 1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("request_", ["write", "add"])
+def test_buckets(request_: str) -> None:
+    check_buckets(planned_unrolled, request_)
+
+
+@pytest.mark.parametrize("request_", ["write", "add"])
+@pytest.mark.parametrize("chosen", [{12}, {4, 7}, {7, 12}], ids=str)
+def test_some_buckets_are_planned(chosen: Any, request_: str) -> None:
+    def network(steps: int) -> Any:
+        return planned_unrolled(steps) if steps in chosen else unrolled(steps)
+
+    check_buckets(network, request_)
+
+
+def test_feed_forward(tmp_path: Path) -> None:
+    """It calls bind; it is pickled with its plan, and saved without."""
+
+    def run(symbol: Any) -> Dict[str, Any]:
+        mx.random.seed(3)
+        np.random.seed(3)
+        model = mx.model.FeedForward(
+            symbol,
+            num_epoch=2,
+            numpy_batch_size=BATCH,
+            learning_rate=0.05,
+            momentum=0.9,
+            initializer=mx.init.Xavier(),
+            arg_params=parameters(symbol),
+        )
+        labels = LABELS.astype("f")
+        model.fit(
+            IMAGES,
+            labels,
+            eval_data=(IMAGES, labels),
+            batch_end_callback=lambda _: mx.nd.waitall(),
+        )
+        found = {n: a.asnumpy() for n, a in {**model.arg_params, **model.aux_params}.items()}
+        found["score"] = np.array(model.score(mx.io.NDArrayIter(IMAGES, labels, BATCH)))
+        again = pickle.loads(pickle.dumps(model))
+        assert type(again.symbol) is type(symbol)
+        model.save(str(tmp_path / "net"))
+        loaded = mx.model.FeedForward.load(str(tmp_path / "net"), 2)
+        assert type(loaded.symbol) is S.Symbol
+        for name, one in (("predicted", model), ("pickled", again), ("loaded", loaded)):
+            found[name] = one.predict(IMAGES)
+        return found
+
+    with environment(**NO_FUSION):
+        same(run(net()), run(planned()))
+
+
+def test_feed_forward_with_buckets() -> None:
+    def run(network: Callable[[int], Any]) -> Dict[str, Any]:
+        mx.random.seed(3)
+        np.random.seed(3)
+        model = mx.model.FeedForward(network, num_epoch=2, initializer=mx.init.Xavier())
+        model.fit(SentenceIter([7]), eval_metric=mx.metric.Perplexity(None))
+        return {name: array.asnumpy() for name, array in model.arg_params.items()}
+
+    same(run(unrolled), run(planned_unrolled))
+
+
+# ---------------------------------------------------------------------- monitors
+
+#: What nobody reads is not written: the gradients of data and labels; masks of inference.
+UNWRITTEN = {"convolution0_backward_output0", "softmax_backward_output1"}
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("inputs", [True, False], ids=["inputs too", "outputs"])
+def test_monitor_is_told_what_it_is_told_of_the_network(inputs: bool, training: bool) -> None:
+    def seen(symbol: Any) -> List[Any]:
+        mx.random.seed(1)
+        module = mx.mod.Module(symbol)
+        module.bind([("data", (BATCH, 3, 8, 8))], [("softmax_label", (BATCH,))])
+        module.init_params(mx.init.One(), arg_params=parameters(symbol), allow_missing=True)
+        monitor = mx.mon.Monitor(1, monitor_all=inputs)
+        module.install_monitor(monitor)
+        monitor.tic()
+        module.forward(batch_of(IMAGES[:8], LABELS[:8]))  # reshaped
+        smaller = [(name, value) for _, name, value in monitor.toc()]
+        monitor.tic()
+        module.forward(batch_of(IMAGES[:BATCH], LABELS[:BATCH]), is_train=training)
+        if training:
+            module.backward()
+        found = sorted([*smaller, *((name, value) for _, name, value in monitor.toc())])
+        ignored = UNWRITTEN if training else {"dropout0_mask"}
+        return [(name, None if name in ignored else value) for name, value in found]
+
+    told = seen(planned())
+    assert told == seen(net())
+    assert len(told) > 100

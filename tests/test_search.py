@@ -165,6 +165,16 @@ def test_trimming_costs_nothing() -> None:
     assert search.best.mask.sum() < before.mask.sum()
 
 
+def test_the_original_plan_of_a_network_without_marks_is_a_candidate() -> None:
+    """It recomputes everything, which no set of cuts does: not what comes after the last."""
+    head = mx.sym.Activation(mx.sym.var("data"), act_type="softrelu")
+    symbol = mx.sym.MakeLoss(head)
+    ours = memonger.plan(symbol, {"data": (1, 2)})
+    original = memonger.plan(symbol, {"data": (1, 2)}, planner="chen2016")
+    assert ours.candidates["no cuts"] == original.counted_bytes
+    assert ours.counted_bytes <= original.counted_bytes
+
+
 @settings(
     max_examples=25,
     deadline=None,

@@ -1,95 +1,134 @@
-"""Trees of cuts annealed on the exact cost of their schedules, in compiled code.
+"""Trees of cuts annealed on the exact cost of their schedules.
 
 A step moves, adds or drops a cut, replaces a node by one of its children, or changes what is held
 of its left part. Steps for the worse are taken with a probability that falls as the search cools
-(Kirkpatrick et al. 1983). The same seed gives the same result.
+(Kirkpatrick et al. 1983). The same seed gives the same result on every machine.
 """
+
+import math
+import random
+from typing import Callable, NamedTuple, Tuple
 
 import numpy as np
 
-from memonger.compiled import compiled
 from memonger.planners.binomial import LEAF
-from memonger.planners.judge import judge
-from memonger.planners.unroll import ALIVE, ALL, NOTHING, ends, unroll
+from memonger.planners.judge import Blueprint, judge
+from memonger.planners.unroll import ALIVE, ALL, NOTHING, part_of, unroll
 
+#: The factors that MXNet tries (``allocator.match_ranges``).
+MATCH_RANGES = np.array([1, 2, 4, 8, 16])
+ENDLESS = 2**60
 FEW = 3  # times the forward operators per unit of work: more runs than that are of no use
+SELDOM = 16  # tries for one with all match ranges
+AGAIN = 0.3  # the probability of one more change in a step
+
+LEAF_NODE = np.array([[LEAF, 0]], dtype=np.int32)
 
 
-@compiled
-def _parts(tree, count):  # type: ignore[no-untyped-def]
-    """For each node of a tree the part of the network that it stands for."""
-    end = ends(tree)
-    part = np.empty((tree.shape[0], 2), dtype=np.int32)
-    part[0, 0], part[0, 1] = 0, count
-    for q in range(tree.shape[0]):
-        if tree[q, 0] != LEAF:
-            lo, hi = part[q, 0], part[q, 1]
-            cut = min(max(tree[q, 0], lo), hi)
-            part[q + 1, 0], part[q + 1, 1] = lo, cut
-            part[end[q + 1], 0], part[end[q + 1], 1] = cut, hi
-    return part, end
+class Cost(NamedTuple):
+    """Bytes of the pool and work of a tree's schedule; ``pool_bytes`` is -1 if over a limit."""
+
+    pool_bytes: int
+    work: float
+    match_range: int  # the place of the best one
 
 
-@compiled
-def _spliced(tree, start, stop, middle):  # type: ignore[no-untyped-def]
+class Annealed(NamedTuple):
+    """The best tree of an annealing, and its cost."""
+
+    tree: np.ndarray
+    pool_bytes: int
+    work: float
+
+
+def price(
+    b: Blueprint,
+    tree: np.ndarray,
+    most_work: float,
+    limit: int = ENDLESS,
+    ranges: np.ndarray = MATCH_RANGES,
+) -> Cost:
+    """What the schedule of a tree costs.
+
+    Parameters
+    ----------
+    b : Blueprint
+    tree : np.ndarray of int32, (nodes, 2)
+    most_work : float
+    limit : int
+        Bytes.
+    ranges : np.ndarray
+        The match ranges to try.
+    """
+    relative = most_work / max(1.0, float(b.steps.work.sum()))
+    most_events = int(min(FEW * (2 + relative) * len(b.node), ENDLESS))
+    events, work = unroll(b, tree, most_work, most_events)
+    if work > most_work or len(events) > most_events:
+        return Cost(-1, float(work), 0)
+    pool, best = judge(b, events, ranges, int(limit))
+    return Cost(int(pool), float(work), int(best))
+
+
+def step(tree: np.ndarray, count: int, draw: Callable[[], float]) -> np.ndarray:
+    """A tree with one change, or the tree itself where the change that was drawn cannot be made.
+
+    Parameters
+    ----------
+    tree : np.ndarray of int32, (nodes, 2)
+        Of a network of ``count`` operators.
+    draw : callable
+        Gives random numbers from 0 to 1.
+    """
+    q = int(draw() * len(tree))
+    lo, hi, right, end = part_of(tree, q, count)
+    kind = draw()
+    cut = int(tree[q, 0])
+    if cut == LEAF:
+        if hi - lo < 2 or kind >= 0.5:
+            return tree
+        new = (lo + 1 + int(draw() * (hi - lo - 1)), max(0, int(draw() * 6) - 2))
+        return _spliced(tree, q, q + 1, np.array([new, (LEAF, 0), (LEAF, 0)], dtype=np.int32))
+    if kind < 0.55:
+        far = 1 + int(draw() * (12 if draw() < 0.33 else 3))
+        cut += far if draw() < 0.5 else -far
+        return _changed(tree, q, 0, cut) if lo < cut < hi else tree
+    if kind < 0.62:
+        if hi - lo < 2:
+            return tree
+        return _changed(tree, q, 0, lo + 1 + int(draw() * (hi - lo - 1)))
+    if kind < 0.72:
+        flag = ALIVE + int(draw() * (NOTHING + 1 - ALIVE))
+        tree = _changed(tree, q, 1, flag)
+        return _spliced(tree, q + 1, right, LEAF_NODE) if flag == ALL else tree
+    if kind < 0.8:
+        return _spliced(tree, q, end, LEAF_NODE)
+    if kind < 0.88:
+        return _spliced(tree, q, end, tree[right:end])
+    return _spliced(tree, q, end, tree[q + 1 : right])
+
+
+def _changed(tree: np.ndarray, q: int, column: int, value: int) -> np.ndarray:
+    tree = tree.copy()
+    tree[q, column] = value
+    return tree
+
+
+def _spliced(tree: np.ndarray, start: int, stop: int, middle: np.ndarray) -> np.ndarray:
     """A tree with the nodes from start to stop replaced."""
     return np.concatenate((tree[:start], middle, tree[stop:]))
 
 
-@compiled
-def step(tree, count):  # type: ignore[no-untyped-def]
-    """A tree with one change, or the tree itself where the change that was drawn cannot be made."""
-    leaf = np.array([[LEAF, 0]], dtype=np.int32)
-    part, end = _parts(tree, count)
-    q = np.random.randint(tree.shape[0])
-    lo, hi = part[q, 0], part[q, 1]
-    kind = np.random.random()
-    if tree[q, 0] == LEAF:
-        if hi - lo < 2 or kind >= 0.5:
-            return tree
-        flag = max(0, np.random.randint(6) - 2)
-        cut = np.array([[np.random.randint(lo + 1, hi), flag]], dtype=np.int32)
-        return _spliced(tree, q, q + 1, np.concatenate((cut, leaf, leaf)))
-    if kind < 0.55:
-        far = np.random.randint(1, 13 if np.random.random() < 0.33 else 4)
-        cut = tree[q, 0] + (far if np.random.random() < 0.5 else -far)
-        if not lo < cut < hi:
-            return tree
-        tree = tree.copy()
-        tree[q, 0] = cut
-        return tree
-    if kind < 0.62:
-        if hi - lo < 2:
-            return tree
-        tree = tree.copy()
-        tree[q, 0] = np.random.randint(lo + 1, hi)
-        return tree
-    if kind < 0.72:
-        flag = np.random.randint(ALIVE, NOTHING + 1)
-        tree = tree.copy()
-        tree[q, 1] = flag
-        if flag == ALL:
-            tree = _spliced(tree, q + 1, end[q + 1], leaf)
-        return tree
-    if kind < 0.8:
-        return _spliced(tree, q, end[q], leaf)
-    if kind < 0.88:
-        return _spliced(tree, q, end[q], tree[end[q + 1] : end[q]])
-    return _spliced(tree, q, end[q], tree[q + 1 : end[q + 1]])
-
-
-@compiled
-def price(b, tree, match_ranges, most_work, limit):  # type: ignore[no-untyped-def]
-    """Bytes and work of a tree's schedule; bytes of -1 where either is more than allowed."""
-    most_events = int(FEW * (2 + most_work / max(1.0, b.steps.work.sum())) * b.node.shape[0])
-    events, work = unroll(b.steps, tree, most_work, most_events)
-    if work > most_work or events.shape[0] > most_events:
-        return -1, work
-    return judge(b, events, match_ranges, limit), work
-
-
-@compiled
-def climb(b, tree, match_ranges, most_work, budget, seed, tries, hot, cold, stop, done):  # type: ignore[no-untyped-def]
+def climb(
+    b: Blueprint,
+    tree: np.ndarray,
+    most_work: float,
+    budget: int,
+    seed: int,
+    tries: int,
+    hot: float,
+    cold: float,
+    tick: Callable[[], bool],
+) -> Annealed:
     """Anneal a tree.
 
     Parameters
@@ -97,7 +136,6 @@ def climb(b, tree, match_ranges, most_work, budget, seed, tries, hot, cold, stop
     b : Blueprint
     tree : np.ndarray of int32, (nodes, 2)
         One that is allowed.
-    match_ranges : np.ndarray
     most_work : float
         No schedule may take more.
     budget : int
@@ -106,59 +144,40 @@ def climb(b, tree, match_ranges, most_work, budget, seed, tries, hot, cold, stop
     seed, tries : int
     hot, cold : float
         Temperatures at the beginning and at the end, as shares of the cost.
-    stop : np.ndarray
-        The search ends when its element is not 0; another thread may set it.
-    done : np.ndarray
-        Its element counts the tries.
-
-    Returns
-    -------
-    np.ndarray
-        The best tree.
-    int
-        Its bytes.
-    float
-        Its work.
+    tick : callable
+        Called before each try; the search ends when it is false.
     """
-    np.random.seed(seed)
-    count = b.node.shape[0]
-    best = tree
-    most = budget if budget > 0 else np.int64(2) ** 60
-    best_bytes, best_work = price(b, tree, match_ranges, most_work, most)
-    if best_bytes < 0:
-        return best, best_bytes, best_work
-    current = float(best_work if budget > 0 else best_bytes)
-    lowest = current
+    draw = random.Random(seed).random  # the same numbers in every version of Python
+    count = len(b.node)
+    found = price(b, tree, most_work, budget or ENDLESS)
+    best = Annealed(tree, found.pool_bytes, found.work)
+
+    def cost(pool_bytes: int, work: float) -> Tuple[float, float]:
+        return (work, pool_bytes) if budget else (pool_bytes, work)
+
+    current = lowest = cost(found.pool_bytes, found.work)[0]
+    one = MATCH_RANGES[found.match_range : found.match_range + 1]
     for k in range(tries):
-        if stop[0]:
+        if not tick():
             break
-        done[0] += 1
-        new = step(tree, count)
-        while np.random.random() < 0.3:
-            new = step(new, count)
+        new = step(tree, count, draw)
+        while draw() < AGAIN:
+            new = step(new, count, draw)
         if new is tree:
             continue
         heat = hot * (cold / hot) ** (k / tries) * lowest
-        limit = current - heat * np.log(1 - np.random.random())  # Metropolis
-        if budget > 0:
-            found, work = price(b, new, match_ranges, min(most_work, limit), budget)
-            cost = work
-        else:
-            found, work = price(b, new, match_ranges, most_work, int(limit))
-            cost = float(found)
-        if found < 0 or cost > limit:
+        most = current - heat * math.log(1 - draw())  # Metropolis
+        within = min(most_work, most) if budget else most_work
+        limit = budget or int(most)
+        found = price(b, new, within, limit, MATCH_RANGES if k % SELDOM == 0 else one)
+        if found.pool_bytes < 0:
             continue
-        tree = new
-        current = cost
-        if (
-            (found, work) < (best_bytes, best_work)
-            if budget <= 0
-            else (work, found)
-            < (
-                best_work,
-                best_bytes,
-            )
-        ):
-            best, best_bytes, best_work = new, found, work
-            lowest = min(lowest, cost)
-    return best, best_bytes, best_work
+        better = cost(found.pool_bytes, found.work) < cost(best.pool_bytes, best.work)
+        if better or k % SELDOM == 0:
+            found = price(b, new, most_work)
+            one = MATCH_RANGES[found.match_range : found.match_range + 1]
+        tree, current = new, cost(found.pool_bytes, found.work)[0]
+        if better:
+            best = Annealed(new, found.pool_bytes, found.work)
+            lowest = min(lowest, current)
+    return best

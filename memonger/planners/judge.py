@@ -168,6 +168,9 @@ def _steps(workload: Workload, position: np.ndarray) -> Steps:
     head = np.zeros(count, dtype=np.bool_)
     head[[position[workload.training.same[a]] for a, _ in graph.heads]] = True
     nodes = list(operators)
+    work = forward_flops(graph)[nodes].astype(np.float64)
+    if not work.any():  # copies alone: every run counts the same
+        work[:] = 1.0
     return Steps(
         *grouped(reads, count),
         *grouped(wants, count),
@@ -176,7 +179,7 @@ def _steps(workload: Workload, position: np.ndarray) -> Steps:
         workload.once[nodes],
         gradient,
         np.array([graph.nodes[i].op in COSTLY for i in operators], dtype=np.bool_),
-        forward_flops(graph)[nodes].astype(np.float64),
+        work,
     )
 
 
@@ -366,6 +369,13 @@ def judge(b, events, match_ranges, limit):  # type: ignore[no-untyped-def]
         Those that MXNet tries; it takes the best.
     limit : int
         Bytes.
+
+    Returns
+    -------
+    int
+        Bytes, or -1.
+    int
+        The place of the best match range.
     """
     nodes = np.empty(events.shape[0], dtype=np.int32)
     for k in range(events.shape[0]):
@@ -382,9 +392,11 @@ def judge(b, events, match_ranges, limit):  # type: ignore[no-untyped-def]
         reads[entry] += 1
     recomputed = np.zeros(1, dtype=np.bool_)
     best = -1
-    for match_range in match_ranges:
-        pool = allocate(flat, recomputed, order, reads, match_range, limit)[0]
+    place = 0
+    for k in range(match_ranges.shape[0]):
+        pool = allocate(flat, recomputed, order, reads, match_ranges[k], limit)[0]
         if pool <= limit:
             best = pool
+            place = k
             limit = pool - 1
-    return best
+    return best, place

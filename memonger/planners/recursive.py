@@ -18,14 +18,15 @@ for Arbitrary Computation Graphs". With O(log n) memory: Chen et al. 2016, secti
 """
 
 import os
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from memonger.errors import MemongerError
 from memonger.planners.binomial import LEAF
-from memonger.planners.climb import climb, price
+from memonger.planners.climb import ENDLESS, MATCH_RANGES, climb, price
 from memonger.planners.judge import Blueprint, blueprint, judge, positions
 from memonger.planners.pieces import (
     IMPOSSIBLE,
@@ -37,7 +38,7 @@ from memonger.planners.pieces import (
     tree_of,
     weigh,
 )
-from memonger.planners.unroll import unroll
+from memonger.planners.unroll import tree_keeping, unroll
 from memonger.schedule import Schedule, Workload, plain
 
 POWERS = np.array([0.75, 0.5, 0.35, 0.2])  # of a tensor's bytes
@@ -52,14 +53,16 @@ REFINEMENTS = 2  # rounds of dynamic programming over the cuts of the best trees
 MOST_REFINED = 8  # trees
 MOST_REFINED_CUTS = 110
 MOST_OF_FAMILY = 40  # trees of one power and scale
-#: Replays while annealing, as forward operators: bounds the time.
-PATIENCE = 24_000_000
+#: Tries while annealing: the time that they may take, that of one, and that of each event of its
+#: schedule. In units of about a microsecond, but counted and not measured: the same everywhere.
+PATIENCE = 16_000_000
+TRY, EVENT = 30, 0.17
+MOST_TRIES = 2000  # for each forward operator
 ROUNDS = ((8, 0.4), (3, 0.3), (1, 0.3))  # of annealing: how many trees, and the share of all tries
 TEMPERATURES = ((0.004, 0.0002), (0.001, 0.0001))
+SEEDING, REFINING, ANNEALING = 0.3, 0.05, 0.6  # parts of the search, as far as progress knows
 UNLIMITED = 1000.0  # times the forward work: more than any schedule is worth
-ENDLESS = np.int64(2) ** 60
-
-MATCH_RANGES = np.array([1, 2, 4, 8, 16])
+SLACK = 1 + 1e-9  # for rounding where work is compared
 
 
 class Judged(NamedTuple):
@@ -94,8 +97,14 @@ class _Tree(NamedTuple):
     family: Tuple[int, float]  # the power and the memory scale that it comes from
 
 
+KNOWN = (-1, 0.0)  # the family of schedules that were known before
+
+
 class Recursive:
     """The schedules of one network.
+
+    All that is found is remembered: whoever asks one object for more and more memory never gets
+    more work, and the other way.
 
     Parameters
     ----------
@@ -123,8 +132,10 @@ class Recursive:
         self.entries = weigh(workload, self.blueprint, POWERS)
         self.one_pass = max(1.0, float(self.blueprint.steps.work.sum()))
         self.interrupted = False
-        self._stop = np.zeros(1, dtype=np.uint8)
+        self._stop = threading.Event()
+        self._done = 0.0
         self._seeds: Optional[List[_Tree]] = None
+        self._found: List[_Tree] = []
 
     # ------------------------------------------------------------------ what is asked for
 
@@ -138,7 +149,8 @@ class Recursive:
         work : float, optional
             At least 1; None: no limit.
         others : sequence of (str, Schedule)
-            Schedules that are known already, with their names: what is found is never worse.
+            Schedules that are known already, with their names: what is found is never worse, and
+            the search starts from them as well.
 
         Raises
         ------
@@ -151,9 +163,8 @@ class Recursive:
                 "is 1 or more; None for no limit" % (work,)
             )
         limit = UNLIMITED if work is None else float(work)
-        known = [(self.judge(schedule), name) for name, schedule in self._known(others)]
-        known = [k for k in known if k[0].work <= limit * (1 + 1e-9)]
-        tree = self._climbed(limit * self.one_pass, 0)
+        known = [k for k in self._known(others) if k[0].work <= limit * SLACK]
+        tree = self._search(limit * self.one_pass * SLACK, 0)
         if tree is not None:
             known.append((self._judged(tree), "searched schedule"))
         best, name = min(known, key=lambda k: (k[0].pool_bytes, k[0].work))
@@ -167,25 +178,20 @@ class Recursive:
         MemongerError
             If none that was found does with that little memory; it says what is possible.
         """
-        known = [(self.judge(schedule), name) for name, schedule in self._known(others)]
+        known = self._known(others)
+        unplanned, name = known[0]
+        if unplanned.pool_bytes <= budget:  # no work can be less
+            return Found(unplanned, name, False)
+        tree = self._search(UNLIMITED * self.one_pass, int(budget))
+        if tree is not None:
+            known.append((self._judged(tree), "searched schedule"))
         fitting = [k for k in known if k[0].pool_bytes <= budget]
-        tree = self._climbed(UNLIMITED * self.one_pass, int(budget))
-        if tree is not None and tree.pool_bytes <= budget:
-            fitting.append((self._judged(tree), "searched schedule"))
         if not fitting:
-            least = self.least_memory(None, others)
-            if least.best.pool_bytes > budget:
-                raise MemongerError(
-                    "no schedule was found that needs at most %d bytes (%.1f MB); the smallest "
-                    "needs %d (%.1f MB)"
-                    % (
-                        budget,
-                        budget / 2**20,
-                        least.best.pool_bytes,
-                        least.best.pool_bytes / 2**20,
-                    )
-                )
-            return least
+            least = min([k[0].pool_bytes for k in known] + [t.pool_bytes for t in self._found])
+            raise MemongerError(
+                "no schedule was found that needs at most %d bytes (%.1f MB); the smallest "
+                "needs %d (%.1f MB)" % (budget, budget / 2**20, least, least / 2**20)
+            )
         best, name = min(fitting, key=lambda k: (k[0].work, k[0].pool_bytes))
         return Found(best, name, self.interrupted)
 
@@ -204,37 +210,111 @@ class Recursive:
         nodes = schedule.events
         forward = nodes >= 0
         events = np.where(forward, self.position[nodes], ~self.position[~nodes]).astype(np.int32)
-        pool = int(judge(b, events, MATCH_RANGES, ENDLESS))
+        pool = int(judge(b, events, MATCH_RANGES, ENDLESS)[0])
         work = float(b.steps.work[events[forward]].sum())
         return Judged(pool, work / self.one_pass, schedule)
 
     def schedule(self, tree: np.ndarray) -> Schedule:
         """The schedule of a tree of cuts."""
         b = self.blueprint
-        events, _ = unroll(b.steps, tree, np.inf, ENDLESS)
+        events, _ = unroll(b, tree, np.inf, ENDLESS)
         forward = events >= 0
         nodes = np.where(forward, b.node[events], ~b.node[~events])
         return Schedule(nodes.astype(np.int32))
 
     # ------------------------------------------------------------------ how it is found
 
-    def _known(self, others: Sequence[Tuple[str, Schedule]]) -> List[Tuple[str, Schedule]]:
-        return [("no recomputation", plain(self.workload)), *others]
+    def _known(self, others: Sequence[Tuple[str, Schedule]]) -> List[Tuple[Judged, str]]:
+        """What is known already, the schedule without recomputation first; as trees as well."""
+        known = [(self.judge(plain(self.workload)), "no recomputation")]
+        for name, schedule in others:
+            known.append((self.judge(schedule), name))
+            forwards = self.position[schedule.forwards]
+            kept = np.bincount(forwards, minlength=len(self.blueprint.node)) == 1
+            self._found += self._priced([tree_keeping(self.blueprint.steps, kept)], KNOWN)
+        return known
 
     def _judged(self, tree: _Tree) -> Judged:
         return Judged(tree.pool_bytes, tree.work / self.one_pass, self.schedule(tree.tree))
 
+    def _search(self, most_work: float, budget: int) -> Optional[_Tree]:
+        """The tree of least memory, or with a budget that of least work, of all that are found.
+
+        None if there is none. Ctrl-C ends the search; what has been found by then counts.
+        """
+        self.interrupted = False
+        self._stop.clear()
+        self._done = 0.0
+        self.progress(0.0)
+
+        def allowed() -> List[_Tree]:
+            fit = (t for t in self._found if t.work <= most_work)
+            fit = (t for t in fit if not budget or t.pool_bytes <= budget)
+            return sorted(fit, key=_by_work if budget else _by_memory)
+
+        try:
+            self._all_seeds()
+            if allowed():
+                self._climb(allowed, most_work, budget)
+            elif budget:  # perhaps the least memory that can be found fits
+                self._climb(lambda: sorted(self._found, key=_by_memory), most_work, 0)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        if not self.interrupted:
+            self.progress(1.0)
+        found = allowed()
+        return found[0] if found else None
+
     def _all_seeds(self) -> List[_Tree]:
         if self._seeds is None:
-            self._seeds = self.seeds()
+            seeds = self.seeds()
+            self._found += seeds
+            if self.interrupted:
+                return seeds
+            self._seeds = seeds
         return self._seeds
+
+    def _in_threads(self, function: Any, items: Sequence[Any], share: float, part: Any) -> Any:
+        """The function of each item, in order. After Ctrl-C some may be missing.
+
+        Meanwhile ``progress`` is told of this share of the search; ``part()`` is done of it.
+        """
+        with ThreadPoolExecutor(_cores()) as pool:
+            futures = [pool.submit(function, item) for item in items]
+            try:
+                waiting: Any = futures
+                while waiting:
+                    _, waiting = wait(futures, timeout=0.1)
+                    self.progress(min(1.0, self._done + share * min(1.0, part())))
+                self._done += share
+            except KeyboardInterrupt:
+                self.interrupted = True
+                self._stop.set()  # the threads end with the best that they have
+                for future in futures:
+                    future.cancel()
+        return [future.result() for future in futures if not future.cancelled()]
+
+    def _priced(
+        self, trees: Sequence[np.ndarray], family: Tuple[int, float], share: float = 0.0
+    ) -> List[_Tree]:
+        count = [0]
+
+        def one(tree: np.ndarray) -> Optional[_Tree]:
+            count[0] += 1
+            if self._stop.is_set():
+                return None
+            cost = price(self.blueprint, tree, UNLIMITED * self.one_pass)
+            return _Tree(cost.pool_bytes, cost.work, tree, family) if cost.pool_bytes >= 0 else None
+
+        found = self._in_threads(one, trees, share, lambda: count[0] / max(1, len(trees)))
+        return [tree for tree in found if tree is not None]
 
     def seeds(self) -> List[_Tree]:
         """Trees of the whole frontier, by dynamic programming.
 
         Pieces between neighbouring boundaries are divided further, at boundaries of their own.
         """
-        b, count, entries = self.blueprint, len(self.blueprint.node), self.entries
+        count, entries = len(self.blueprint.node), self.entries
         alive = alive_at(entries)
         ends = np.array([0, count], dtype=np.int32)
         undivided = np.full(len(POWERS), np.inf)
@@ -249,23 +329,18 @@ class Recursive:
                 Pieces(within, *measure(entries, within, cap)) if len(within) > 2 else None
             )
         found: List[_Tree] = []
-        seen: Set[bytes] = set()
+        seen: Dict[bytes, None] = {}
         each = int(SEEDS / count / len(POWERS) / SCALES) + 1
         for power in range(len(POWERS)):
             most = float(whole[power]) * WIDEST
             for scale in range(SCALES):
                 trees = list(self._trees(outer, inner, power, most))
-                if not trees:
+                if not trees or self.interrupted:
                     break
                 chosen = np.linspace(0, len(trees) - 1, min(each, len(trees))).astype(int)
-                for _, tree, _ in [trees[k] for k in chosen.tolist()]:
-                    if tree.tobytes() not in seen:
-                        seen.add(tree.tobytes())
-                        pool, took = price(
-                            b, tree, MATCH_RANGES, UNLIMITED * self.one_pass, ENDLESS
-                        )
-                        if pool >= 0:
-                            found.append(_Tree(int(pool), float(took), tree, (power, most)))
+                new = [trees[k][1] for k in chosen.tolist() if trees[k][1].tobytes() not in seen]
+                seen.update((tree.tobytes(), None) for tree in new)
+                found += self._priced(new, (power, most), SEEDING / len(POWERS) / SCALES)
                 # Even steps on the way to little more than the least that is possible.
                 last = CLOSER * trees[0][0] / SLOTS
                 most *= min(0.7, float(last ** (1 / max(1, SCALES - 1 - scale))))
@@ -282,7 +357,7 @@ class Recursive:
         near = [cut + away for away in (0, 1, -1, 2, -2, 3, -3) for cut in cuts]
         inside = list(dict.fromkeys(cut for cut in near if 0 < cut < count))[:MOST_REFINED_CUTS]
         bounds = np.array([0, *sorted(inside), count], dtype=np.int32)
-        families = list(dict.fromkeys(tree.family for tree in trees))
+        families = list(dict.fromkeys(tree.family for tree in trees if tree.family != KNOWN))
         most = np.zeros(len(POWERS))
         for power, scale in families:
             most[power] = max(most[power], scale)
@@ -294,12 +369,8 @@ class Recursive:
             aim = float(np.mean([tree.work for tree in trees if tree.family == (power, scale)]))
             made = list(self._trees(pieces, undivided, power, scale))
             made.sort(key=lambda found: abs(found[2] - aim))
-            for _, cuts_of, _ in made[: min(each, MOST_OF_FAMILY)]:
-                pool, took = price(
-                    self.blueprint, cuts_of, MATCH_RANGES, UNLIMITED * self.one_pass, ENDLESS
-                )
-                if pool >= 0:
-                    found.append(_Tree(int(pool), float(took), cuts_of, (power, scale)))
+            chosen = [tree for _, tree, _ in made[: min(each, MOST_OF_FAMILY)]]
+            found += self._priced(chosen, (power, scale))
         return found
 
     def _trees(
@@ -330,85 +401,72 @@ class Recursive:
                 )
             yield slot, np.concatenate(parts), float(work[0, -1, slot])
 
-    def _climbed(self, most_work: float, budget: int) -> Optional[_Tree]:
-        """The best tree that annealing finds; None if there is none to start from."""
-
-        def key(tree: _Tree) -> Tuple[float, float]:
-            return (tree.work, tree.pool_bytes) if budget else (tree.pool_bytes, tree.work)
-
-        allowed = [
-            seed
-            for seed in self._all_seeds()
-            if seed.work <= most_work * (1 + 1e-9) and (not budget or seed.pool_bytes <= budget)
-        ]
+    def _climb(self, allowed: Callable[[], List[_Tree]], most_work: float, budget: int) -> None:
+        """Refine and anneal the best that is found, and remember what comes of it."""
         for _ in range(REFINEMENTS):
-            if allowed:
-                best = sorted(allowed, key=key)[:MOST_REFINED]
-                allowed += [
-                    tree
-                    for tree in self._refined(best)
-                    if tree.work <= most_work * (1 + 1e-9)
-                    and (not budget or tree.pool_bytes <= budget)
-                ]
+            if self.interrupted:
+                return
+            best = [tree for tree in allowed() if tree.family != KNOWN][:MOST_REFINED]
+            if best:
+                self._found += self._refined(best)
+            self._done += REFINING / REFINEMENTS
         trees: List[_Tree] = []
-        for seed in sorted(allowed, key=key):  # not too many of a family
+        for seed in allowed():  # not too many of a family
             if sum(tree.family == seed.family for tree in trees) < 2:
                 trees.append(seed)
-        if not trees:
-            return None
-        length = float(np.mean([1 + tree.work / self.one_pass for tree in trees])) / 3
-        tries = int(self.patience * PATIENCE / len(self.blueprint.node) / max(1.0, length))
-        done = 0.0
+        trees = trees[: ROUNDS[0][0]]
+        count = len(self.blueprint.node)
+        events = count * float(np.mean([1 + tree.work / self.one_pass for tree in trees]))
+        tries = self.patience * min(MOST_TRIES * count, PATIENCE / (TRY + EVENT * events))
         for number, (most, share) in enumerate(ROUNDS):
-            trees = trees[:most]
-            each = max(1, int(tries * share / len(trees)))
-            trees = self._anneal(trees, most_work, budget, each, number, done, share)
-            trees.sort(key=key)
-            done += share
             if self.interrupted:
-                break
-        return trees[0]
+                return
+            trees = sorted(trees, key=_by_work if budget else _by_memory)[:most]
+            each = max(1, int(tries * share / len(trees)))
+            trees = self._annealed(trees, most_work, budget, each, number, share * ANNEALING)
+            self._found += trees
 
-    def _anneal(
+    def _annealed(
         self,
         trees: Sequence[_Tree],
         most_work: float,
         budget: int,
         tries: int,
         number: int,
-        done_before: float,
         share: float,
     ) -> List[_Tree]:
-        done = [np.zeros(1, dtype=np.int64) for _ in trees]
+        done = [0] * len(trees)
 
-        def work(k: int) -> _Tree:
+        def one(k: int) -> _Tree:
+            def tick() -> bool:
+                done[k] += 1
+                return not self._stop.is_set()
+
             hot, cold = TEMPERATURES[k % len(TEMPERATURES)]
-            tree, pool, took = climb(
-                self.blueprint,
-                trees[k].tree,
-                MATCH_RANGES,
-                most_work * (1 + 1e-9),
-                budget,
-                100 * number + k,
-                tries,
-                hot,
-                cold,
-                self._stop,
-                done[k],
+            seed = 100 * number + k
+            best = climb(
+                self.blueprint, trees[k].tree, most_work, budget, seed, tries, hot, cold, tick
             )
-            return _Tree(int(pool), float(took), tree, trees[k].family)
+            return _Tree(best.pool_bytes, best.work, best.tree, trees[k].family)
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            futures = [pool.submit(work, k) for k in range(len(trees))]
-            running: Set[Future[_Tree]] = set(futures)
-            while running:
-                try:
-                    _, running = wait(running, timeout=0.1)
-                    part = sum(int(d[0]) for d in done) / (tries * len(trees))
-                    self.progress(done_before + share * part)
-                except KeyboardInterrupt:
-                    if self.interrupted:
-                        raise
-                    self.interrupted = True
-                    self._stop[0] = 1  # the threads end with the best that they have
-        return [future.result() for future in futures]
+        return list(
+            self._in_threads(
+                one, range(len(trees)), share, lambda: sum(done) / (tries * len(trees))
+            )
+        )
+
+
+def _by_memory(tree: _Tree) -> Tuple[float, float]:
+    return tree.pool_bytes, tree.work
+
+
+def _by_work(tree: _Tree) -> Tuple[float, float]:
+    return tree.work, tree.pool_bytes
+
+
+def _cores() -> int:
+    """The processors that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        return os.cpu_count() or 1

@@ -3,8 +3,8 @@
 A set of cuts is a plan: what is alive at a cut is kept, everything between is recomputed, what
 comes after the last cut is not. The search:
 
-1. The network gets a kept copy (``forward.with_copies``) wherever keeping an operator would hold
-   what it was computed from.
+1. Where the network may be cut it gets kept copies (``forward.with_copies``) of operators that
+   would hold what they were computed from if they were kept themselves.
 2. Seeds: dynamic programming over the cuts with sizes raised to several powers (the cuts that keep
    least for a bound on the pieces between them), and the original's walk with a budget between two
    cuts (Chen et al. 2016, algorithm 3), its number of cuts by golden section.
@@ -26,6 +26,7 @@ import numpy as np
 from memonger.allocator import NO_LIMIT, match_ranges, replay
 from memonger.flops import forward_flops
 from memonger.forward import Entry, KeptCopy, mask_with_copies
+from memonger.operators import CPU, GPU_FUSION
 from memonger.planners import chen2016
 from memonger.planners.anneal import Space, anneal, cheapest_cuts, fill, price
 from memonger.planners.cuts import (
@@ -74,6 +75,7 @@ OPERATORS = Phase(4, 0.15, ((0.001, 0.0001),), 1.0)
 WORK = 120_000_000  # nodes replayed in all tries: bounds the time
 IN_CACHE = 10_000  # the replay of a network of more nodes is slower by the node
 MOST_TRIES = 160_000  # enough for small networks
+NO_CUTS = "no cuts"  # the original's plan for a network without marks: everything is recomputed
 
 
 class Smallest(NamedTuple):
@@ -114,6 +116,7 @@ def smallest(
     cheap: bool = True,
     copies: bool = True,
     progress: Optional[Callable[[float], None]] = None,
+    patience: float = 1.0,
 ) -> Smallest:
     """The cheapest of no plan, the original's search, and searched cuts.
 
@@ -134,6 +137,8 @@ def smallest(
         Whether results may be kept in copies.
     progress : callable, optional
         Is told how much of the search is done, from 0 to 1.
+    patience : float
+        Times the usual length of the search.
 
     Raises
     ------
@@ -144,19 +149,17 @@ def smallest(
     nothing = np.zeros(len(graph.nodes), dtype=np.bool_)
     found = {"no plan": _Candidate(cost(nothing), nothing)}
     interrupted = False
-    marked = {"your marks": stages}
-    if not cheap:
-        marked["single-tensor cuts"] = dict.fromkeys(single_tensor_cuts(graph), "True")
+    marked = {"your marks" if stages else NO_CUTS: stages}
+    single = {} if cheap else dict.fromkeys(single_tensor_cuts(graph), "True")
+    if single:
+        marked["single-tensor cuts"] = single
     try:
         for name, of_name in marked.items():
-            if of_name:
-                trials = chen2016.search(
-                    graph, of_name, lambda mask: cost(rules.apply(mask)), ntrial
-                )
-                trial = chen2016.best(trials)
-                found[name] = _Candidate(trial.cost, rules.apply(trial.plan.mask))
+            trials = chen2016.search(graph, of_name, lambda mask: cost(rules.apply(mask)), ntrial)
+            trial = chen2016.best(trials)
+            found[name] = _Candidate(trial.cost, rules.apply(trial.plan.mask))
         if cheap:
-            search = _Search(rules, stages, copies, progress)
+            search = _Search(rules, stages, copies, progress, patience)
             try:
                 search.run()
             finally:
@@ -180,7 +183,8 @@ class _Search:
         rules: Rules,
         stages: Mapping[int, str],
         copies: bool,
-        progress: Optional[Callable[[float], None]],
+        progress: Optional[Callable[[float], None]] = None,
+        patience: float = 1.0,
     ) -> None:
         self.plain, self.progress = rules, progress or (lambda done: None)
         self.best: Optional[_Candidate] = None
@@ -193,7 +197,8 @@ class _Search:
         self.cuts = behind_copies(cuts, self.moved, self.at)
         self.space = self.make_space(self.at, self.rules.allowed, self.cuts)
         count = len(self.graph.nodes)
-        self.tries = int(min(MOST_TRIES, WORK / count * min(1, IN_CACHE / count)))
+        tries = min(MOST_TRIES, WORK / count * min(1, IN_CACHE / count))
+        self.tries = int(patience * tries)
         self.done = 0.0
 
     def make_space(
@@ -226,8 +231,9 @@ class _Search:
         states = self.anneal(BOTH, self.space, states)
         mask = self.plan_of(self.space, states[0])
         self.offer(mask[self.moved], needed_copies(self.moved, self.at, mask))
-        if self.interrupted or self.best is None:
+        if self.interrupted:
             return
+        assert self.best is not None  # it has been offered one
         copies = self.best.copies
         _, moved = self.plain.with_copies(copies)
         space = self.make_space(copies, self.full(self.best.mask, copies), ())
@@ -450,7 +456,8 @@ def copyable(rules: Rules) -> Tuple[KeptCopy, ...]:
     Their gradients read inputs, which they would hold if they were kept themselves. Only their
     first output is read, by operators, so that the copy runs right after them; it is no output of
     the network, where two gradients would be added up in another order. They are tied where the
-    recomputed copy of the operator must be read, which its gradient does not do.
+    recomputed copy of the operator must be read, which its gradient does not do. Pointwise fusion
+    leaves them alone where the network is trained with it and nowhere else than on a GPU.
     """
     graph, facts = rules.graph, rules.trainings[0].facts
     read = {a for node in graph.nodes for a, b in node.inputs if b == 0}
@@ -461,8 +468,11 @@ def copyable(rules: Rules) -> Tuple[KeptCopy, ...]:
     merged = {i for i, first in enumerate(same) if i != first}
     merged |= {same[i] for i in merged}
     tolerant = rules.tables[0].tolerant
+    unfused = GPU_FUSION in rules.targets and CPU not in rules.targets
     return tuple(
-        KeptCopy(i, "" if tolerant[i] or facts[i].own_output else graph.tensors[i][0].dtype)
+        KeptCopy(
+            i, "" if tolerant[i] or facts[i].own_output else graph.tensors[i][0].dtype, unfused
+        )
         for i in graph.operators
         if i in read and rules.allowed[i] and facts[i].inputs and i not in merged
     )

@@ -10,7 +10,7 @@ All that is run is run because somebody reads it: the gradients of the part, the
 way to them, or the outputs of the network.
 """
 
-from typing import NamedTuple
+from typing import List, NamedTuple
 
 import numpy as np
 
@@ -70,6 +70,26 @@ def ends(tree):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def part_of(tree, q, count):  # type: ignore[no-untyped-def]
+    """What node q of a tree stands for in a network of ``count`` operators: lo, hi.
+
+    Then where the subtree of its right child starts (0 for a leaf), and where its own ends.
+    """
+    end = ends(tree)
+    lo, hi = 0, count
+    p = 0
+    while p != q:
+        cut = min(max(tree[p, 0], lo), hi)
+        if q < end[p + 1]:
+            hi = cut
+            p += 1
+        else:
+            lo = cut
+            p = end[p + 1]
+    return lo, hi, 0 if tree[q, 0] == LEAF else end[q + 1], end[q]
+
+
+@compiled
 def _missing(s, lo, hi, held, asked, mark):  # type: ignore[no-untyped-def]
     """Mark what the gradients and outputs of a part need, directly or to be computed."""
     for i in range(lo, hi):
@@ -103,12 +123,13 @@ def _forward(s, lo, hi, held, asked, mark, events, count):  # type: ignore[no-un
 
 
 @compiled
-def unroll(s, tree, most_work, most_events):  # type: ignore[no-untyped-def]
+def unroll(b, tree, most_work, most_events):  # type: ignore[no-untyped-def]
     """The events of a tree's schedule.
 
     Parameters
     ----------
-    s : Steps
+    b : Blueprint
+        Its ``steps`` are read. (numba takes tuples of tuples faster than plain ones.)
     tree : np.ndarray of int32, (nodes, 2)
         Its cuts and flags in preorder; cuts outside of their part are passed over.
     most_work : float
@@ -123,6 +144,7 @@ def unroll(s, tree, most_work, most_events):  # type: ignore[no-untyped-def]
     float
         The work of all forward runs.
     """
+    s = b.steps
     n = s.last.shape[0]
     end = ends(tree)
     held = np.zeros(n, dtype=np.int8)
@@ -200,3 +222,34 @@ def unroll(s, tree, most_work, most_events):  # type: ignore[no-untyped-def]
         if work > most_work or count > most_events:
             break
     return events[:count], work
+
+
+def tree_keeping(s: Steps, kept: np.ndarray) -> np.ndarray:
+    """A tree that keeps about these operators: one level of segments, as a set of marks has.
+
+    It is cut where all that is alive is kept. Segments of which everything, or all that is costly,
+    is kept are held so.
+    """
+    count = len(s.last)
+    gone = np.zeros(count + 2, dtype=np.int64)  # how many results are alive there and not kept
+    made = np.flatnonzero(~kept & (s.last > np.arange(count)))
+    np.add.at(gone, made + 1, 1)
+    np.add.at(gone, s.last[made] + 1, -1)
+    again = np.concatenate([[0], np.cumsum(~kept)])
+    costly = np.concatenate([[0], np.cumsum(~kept & s.costly)])
+    cuts = [0]
+    flags: List[int] = []
+    for cut in np.flatnonzero(np.cumsum(gone)[:-1] == 0).tolist():
+        if not 0 < cut < count:
+            continue
+        lo = cuts[-1]
+        if again[cut] == again[lo]:
+            if flags and flags[-1] == ALL:  # one segment with that before it
+                cuts.pop()
+                flags.pop()
+            flags.append(ALL)
+        else:
+            flags.append(COSTLY if costly[cut] == costly[lo] else ALIVE)
+        cuts.append(cut)
+    tree = [node for cut, flag in zip(cuts[1:], flags) for node in ((cut, flag), (LEAF, 0))]
+    return np.array([*tree, (LEAF, 0)], dtype=np.int32)

@@ -1,0 +1,203 @@
+"""Training steps for real: their time, and the peak resident memory of a process that runs them.
+
+    OMP_NUM_THREADS=1 python benchmarks/step.py                    # a chain, and two ResNets
+    OMP_NUM_THREADS=1 python benchmarks/step.py resnet50-v1 --work 2 3 --rounds 5
+
+Each network is trained without a plan, with marks, and with a schedule for each limit of forward
+work (inf: none). Time: the plans take turns in one process, and the figure is the median of the
+ratios to the unplanned step of the same round. Memory: each plan in a process of its own, MB (2**20
+bytes) by which its resident memory grows from before the network is bound to its peak; beside it
+what was predicted, with the parameters' gradients.
+"""
+
+import argparse
+import functools
+import json
+import math
+import os
+import pickle
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+import memonger
+import mxnet as mx
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+import networks
+
+MB = 2**20
+STEPS = 2  # in a process that measures memory
+
+NETWORKS: Dict[str, Callable[[], networks.Network]] = {
+    "chain-1024": functools.partial(networks.chain, 1024, hidden=32, batch=8192),
+    "resnet50-v1": functools.partial(networks.model_zoo, "resnet50_v1", batch=8),
+    "example-resnet-3-4-6-3": functools.partial(networks.resnet, (3, 4, 6, 3), batch=4),
+}
+
+
+def trained(symbol: Any, shapes: Any) -> Callable[[], None]:
+    """Bind a network with Module; return what runs one training step of it, to the end."""
+    labels = {name: shape for name, shape in shapes.items() if "label" in name}
+    module = mx.mod.Module(
+        symbol,
+        data_names=[name for name in shapes if name not in labels],
+        label_names=list(labels) or None,
+    )
+    module.bind(
+        [(n, s) for n, s in shapes.items() if n not in labels], list(labels.items()) or None
+    )
+    mx.random.seed(0)
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(optimizer_params={"learning_rate": 1e-4})
+    batch = mx.io.DataBatch(
+        [mx.nd.random.uniform(shape=s) for n, s in shapes.items() if n not in labels],
+        [mx.nd.zeros(shape) for shape in labels.values()],
+    )
+
+    def step() -> None:
+        module.forward_backward(batch)
+        module.update()
+        mx.nd.waitall()
+
+    return step
+
+
+def resident_mb(what: str) -> float:
+    """VmRSS: now; VmHWM: at most so far."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.findall(what + r":\s*(\d+) kB", status)[0]) / 2**10
+
+
+def growth(file: str) -> None:
+    """Run some steps of a pickled network; print by how many MB the resident memory grew."""
+    symbol, shapes = pickle.loads(Path(file).read_bytes())
+    trained(*networks.chain(2, 4, 4))()  # what MXNet sets up once
+    before = resident_mb("VmRSS")
+    step = trained(symbol, shapes)
+    for _ in range(STEPS):
+        step()
+    print(resident_mb("VmHWM") - before)
+
+
+def measured_growth(symbol: Any, shapes: Any) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "network"
+        file.write_bytes(pickle.dumps((symbol, shapes)))
+        command = [sys.executable, __file__, "--growth", str(file)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    return float(done.stdout.split()[-1])
+
+
+def plans(symbol: Any, shapes: Any, limits: List[float]) -> Dict[str, Any]:
+    """Plans by name, as Module binds: without gradients of inputs."""
+    requests = {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
+    found = {"marks": memonger.plan(symbol, shapes, grad_req=requests)}
+    for limit in limits:
+        work = None if math.isinf(limit) else limit
+        found["R = %g" % limit] = memonger.plan(
+            symbol, shapes, grad_req=requests, how="schedule", work=work
+        )
+    return found
+
+
+def compare(name: str, network: networks.Network, options: argparse.Namespace) -> Dict[str, Any]:
+    symbol, shapes = network
+    found = plans(symbol, shapes, options.work)
+    symbols = {"none": symbol, **{key: plan.symbol for key, plan in found.items()}}
+    arguments = zip(symbol.list_arguments(), symbol.infer_shape(**shapes)[0])
+    gradients = sum(4 * int(np.prod(shape)) for key, shape in arguments if key not in shapes)
+    predicted = {key: (plan.pool_bytes + gradients) / MB for key, plan in found.items()}
+    predicted["none"] = (found["marks"].unplanned_bytes + gradients) / MB
+    peak = {key: measured_growth(s, shapes) for key, s in symbols.items()}
+    steps = {key: trained(s, shapes) for key, s in symbols.items()}
+    seconds: Dict[str, List[float]] = {key: [] for key in steps}
+    for k in range(options.rounds + 1):
+        for key, step in steps.items():
+            start = time.perf_counter()
+            step()
+            if k:  # the first round allocates
+                seconds[key].append(time.perf_counter() - start)
+    none = np.array(seconds["none"])
+    return {
+        "name": name,
+        "rows": [
+            {
+                "plan": key,
+                "predicted_mb": predicted[key],
+                "peak_mb": peak[key],
+                "work": 1 + found[key].recomputed_flops if key in found else 1.0,
+                "seconds": float(np.median(seconds[key])),
+                "ratio": float(np.median(np.array(seconds[key]) / none)),
+            }
+            for key in symbols
+        ],
+    }
+
+
+HEADER = """
+| network | plan | predicted MB | peak MB | of none | forward work | s a step | time of none |
+|---|---|---|---|---|---|---|---|"""
+
+
+def main(arguments: List[str]) -> int:
+    if arguments[:1] == ["--growth"]:
+        growth(arguments[1])
+        return 0
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "nets", nargs="*", metavar="NET", help="by default all: %s" % list(NETWORKS)
+    )
+    parser.add_argument("--work", nargs="+", type=float, default=[2.0, math.inf], metavar="R")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.nets if name not in NETWORKS]
+    if unknown:
+        parser.error("no network %s; there are %s" % (", ".join(unknown), ", ".join(NETWORKS)))
+    print(
+        "%s, %d cores, %s OpenMP threads, Python %s, MXNet %s"
+        % (
+            platform.machine(),
+            os.cpu_count() or 1,
+            os.environ.get("OMP_NUM_THREADS", "all"),
+            platform.python_version(),
+            mx.__version__,
+        )
+    )
+    print(HEADER, flush=True)
+    found = []
+    for name in options.nets or NETWORKS:
+        found.append(compare(name, NETWORKS[name](), options))
+        rows = found[-1]["rows"]
+        for row in rows:
+            share = row["peak_mb"] / rows[0]["peak_mb"]
+            print(
+                "| %s | %s | %.0f | %.0f | %.3f | %.2f | %.2f | %.2f |"
+                % (
+                    name,
+                    row["plan"],
+                    row["predicted_mb"],
+                    row["peak_mb"],
+                    share,
+                    row["work"],
+                    row["seconds"],
+                    row["ratio"],
+                ),
+                flush=True,
+            )
+        if options.json is not None:
+            options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

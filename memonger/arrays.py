@@ -1,0 +1,136 @@
+"""The arrays that an executor is bound to: new ones, those of another, views of larger ones."""
+
+import ctypes
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from memonger._mxnet import mx
+from memonger.errors import MemongerError
+from memonger.executor import sparse_gradients
+from memonger.forward import ForwardGraph, Tensor
+from memonger.inputs import GRAD_REQS
+
+Arrays = Dict[str, Any]
+
+STORED_DENSELY = ("-1", "0")  # __storage_type__ of a variable: unknown, default
+
+
+def requests_of(names: Sequence[str], grad_req: Any) -> Dict[str, str]:
+    """'write', 'add' or 'null' for each argument, from what ``bind`` takes."""
+    if isinstance(grad_req, str):
+        found = dict.fromkeys(names, grad_req)
+    elif isinstance(grad_req, (list, tuple)):
+        found = dict(zip(names, grad_req))
+    else:
+        found = {name: grad_req.get(name, "null") for name in names}
+    for name, request in found.items():
+        if request not in GRAD_REQS:
+            raise MemongerError(
+                "grad_req of %r is %r; there are %s"
+                % (name, request, ", ".join(map(repr, GRAD_REQS)))
+            )
+    return {name: found.get(name, "null") for name in names}
+
+
+def refuse_groups(group2ctx: Any) -> None:
+    """Refuse the split of a network among devices."""
+    groups = group2ctx if isinstance(group2ctx, (list, tuple)) else [group2ctx]
+    if any(groups):
+        raise MemongerError(
+            "a schedule runs on one device, so its network cannot be split with group2ctx; leave "
+            "it out, or plan with marks"
+        )
+
+
+def refuse_sparse(kinds: Mapping[str, str]) -> None:
+    """Refuse inputs that are stored otherwise than densely."""
+    for name, kind in kinds.items():
+        if kind != "default":
+            raise MemongerError(
+                "input %r is stored as %s; a schedule takes dense inputs only, so plan this "
+                "network with marks, or make it dense with tostype('default')" % (name, kind)
+            )
+
+
+def by_name(arrays: Any, names: Sequence[str]) -> Arrays:
+    """The arrays that ``bind`` was given, by name."""
+    if arrays is None:
+        return {}
+    return dict(arrays) if isinstance(arrays, dict) else dict(zip(names, arrays))
+
+
+def tensors_of(symbol: Any, graph: ForwardGraph) -> Tuple[Dict[str, Tensor], Dict[str, Tensor]]:
+    """Shape and type of each argument and each auxiliary state; only dense ones are taken."""
+    nodes = graph.nodes
+    of = {nodes[i].name: graph.tensors[i][0] for i in (*graph.arguments, *graph.auxiliary)}
+    kinds = mx.ndarray.ndarray._STORAGE_TYPE_ID_TO_STR
+    refuse_sparse(
+        {
+            nodes[i].name: kinds[int(nodes[i].hidden["__storage_type__"])]
+            for i in graph.arguments
+            if nodes[i].hidden.get("__storage_type__", "0") not in STORED_DENSELY
+        }
+    )
+    sparse = sparse_gradients(graph)
+    if sparse:
+        raise MemongerError(
+            "the gradient of %r is made row by row (sparse_grad), which a schedule cannot hold; "
+            "set sparse_grad=False, or plan with marks" % nodes[min(sparse)].name
+        )
+    return (
+        {name: of[name] for name in symbol.list_arguments()},
+        {name: of[name] for name in symbol.list_auxiliary_states()},
+    )
+
+
+def tensor_of(array: Any) -> Tensor:
+    """Shape and type of an array."""
+    return Tensor(tuple(array.shape), np.dtype(array.dtype).name)
+
+
+def zeros(tensor: Tensor, ctx: Any) -> Any:
+    """A new array."""
+    return mx.nd.zeros(tensor.shape, ctx, dtype=tensor.dtype)
+
+
+def shared(arrays: Mapping[str, Any], name: str, tensor: Tensor) -> Any:
+    """The array of another executor, if it has one that fits."""
+    array = arrays.get(name)
+    return None if array is None or tensor_of(array) != tensor else array
+
+
+def buffered(buffer: Optional[Arrays], name: str, tensor: Tensor, ctx: Any) -> Any:
+    """An array in memory that is there for all executors, which is made if there is too little."""
+    if buffer is None:
+        return None
+    array = buffer.get(name)
+    fits = array is not None and np.dtype(array.dtype).name == tensor.dtype
+    if array is None or not fits or array.size < tensor.elements:
+        buffer[name] = array = zeros(tensor, ctx)
+    return _view(array, tensor)
+
+
+def resized(name: str, array: Any, tensor: Tensor, ctx: Any, up: bool) -> Any:
+    """An array with another shape: a view where it has become smaller, new where it may grow."""
+    if array.size >= tensor.elements:
+        return _view(array, tensor)
+    if not up:
+        raise MemongerError(
+            "reshape makes %r larger, from %s to %s; allow it with allow_up_sizing=True"
+            % (name, array.shape, tensor.shape)
+        )
+    return zeros(tensor, ctx)
+
+
+def _view(array: Any, tensor: Tensor) -> Any:
+    if array.shape == tensor.shape:
+        return array
+    return array.reshape((-1,))[: tensor.elements].reshape(tensor.shape)
+
+
+def address(array: Any) -> int:
+    """Where its values are in memory, which is taken if it has not been yet."""
+    pointer = ctypes.c_void_p()
+    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    return pointer.value or 0

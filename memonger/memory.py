@@ -1,0 +1,121 @@
+"""What a network takes in training: replayed, and bound once to make sure of it."""
+
+from typing import Any, FrozenSet, List, Mapping, NamedTuple, Set, Tuple
+
+import numpy as np
+
+from memonger import marks
+from memonger.allocator import Replay, replay
+from memonger.costs import MB
+from memonger.device import device_bytes
+from memonger.executor import bind, has_mkldnn, planned_mb
+from memonger.forward import Entry, Tensor, forward_graph
+from memonger.inputs import InputSpec
+from memonger.network import wanted
+from memonger.schedule import adapt, workload
+from memonger.scheduled import ScheduledSymbol
+from memonger.training import TrainingGraph, training_graph
+from memonger.unrolled import TrainingStep, parts, unroll
+
+
+class Memory(NamedTuple):
+    """What a symbol takes in training: replayed and bound.
+
+    Attributes
+    ----------
+    replay : Replay
+    bound : int
+        MXNet's own total, in whole MB rounded down.
+    inexact : tuple of str
+        Why the replay may be wrong.
+    gradients : tuple of Tensor
+        Those that are written to arrays of their own.
+    pooled : frozenset of (row, output)
+        Those that the pool holds, to the end.
+    """
+
+    replay: Replay
+    bound: int
+    inexact: Tuple[str, ...]
+    gradients: Tuple[Tensor, ...]
+    pooled: FrozenSet[Entry] = frozenset()
+
+    @property
+    def exact(self) -> bool:
+        return not self.inexact and self.replay.pool_bytes // MB == self.bound
+
+    @property
+    def counted_bytes(self) -> int:
+        """The pool as MXNet counts it: 4 bytes to an element, with the gradients in it."""
+        return self.replay.pool_bytes if self.exact else self.bound * MB
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of the gradients in the pool, with the real size of elements."""
+        tables = self.replay.training.tables
+        held = [tables.output_start[row] + k for row, k in self.pooled]
+        return int((tables.elements * tables.itemsize)[held].sum())
+
+    @property
+    def pool_bytes(self) -> int:
+        """With the real size of elements; where the replay is not exact, in its proportion."""
+        if self.exact:
+            return self.replay.allocated_bytes - self.gradient_bytes
+        counted, real = self.replay.pool_bytes, self.replay.allocated_bytes
+        return round(self.counted_bytes * real / max(1, counted)) - self.gradient_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is alive at once of ``pool_bytes``."""
+        return int(self.replay.timeline().live_bytes(without=self.pooled).max(initial=0))
+
+    @property
+    def device_bytes(self) -> int:
+        """Of a GPU, all that it is bound to included; where the replay is not, not exact."""
+        beside = self.gradient_bytes - self.replay.allocated_bytes
+        return device_bytes(self.replay, self.gradients) + self.pool_bytes + beside
+
+    def saved(self, unplanned: "Memory") -> int:
+        """Bytes less than without a plan; whole MB unless both are exact."""
+        if self.exact and unplanned.exact:
+            return unplanned.pool_bytes - self.pool_bytes
+        return (unplanned.bound - self.bound) * MB + self.gradient_bytes
+
+
+def of_marks(training: TrainingGraph, mask: np.ndarray, bound: int) -> Memory:
+    """Of a network with these operators marked; ``bound`` is MXNet's own total in MB."""
+    gradients = tuple(training.graph.tensors[a][0] for a in training.wanted)
+    return Memory(replay(training, mask), bound, training.inexact, gradients)
+
+
+def of_step(step: TrainingStep, grad_req: Mapping[str, str], bound: int) -> Memory:
+    """Of a training step that is written out; ``bound`` is MXNet's own total in MB.
+
+    Gradients that are to be written stay in the pool, but for one that is an output of the network
+    too, or the gradient of an argument before; those that are to be added have arrays of their own.
+    """
+    training, heads = step.training, step.heads
+    pooled: Set[Entry] = set()
+    beside: List[Tensor] = []
+    for a, place in zip(training.wanted, step.gradients):
+        entry = None if place is None or place < len(training.graph.heads) else heads[place]
+        write = grad_req[training.graph.nodes[a].name] == "write"
+        if write and entry is not None and entry not in pooled:
+            pooled.add(entry)
+        else:
+            beside.append(training.graph.tensors[a][0])
+    return Memory(step.replay(), bound, step.inexact, tuple(beside), frozenset(pooled))
+
+
+def measure(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: Any) -> Memory:
+    """Replay and bind a symbol, with the marks or the schedule that it carries."""
+    graph = forward_graph(symbol, spec)
+    asked = wanted(graph, grad_req)
+    bound = planned_mb(bind(symbol, graph, device, asked))
+    training = training_graph(graph, asked)
+    schedule = symbol.schedule if isinstance(symbol, ScheduledSymbol) else None
+    if schedule is not None:
+        work = workload(training)
+        step = unroll(parts(work), adapt(work, schedule), has_mkldnn(device))
+        return of_step(step, grad_req, bound)
+    return of_marks(training, marks.recomputed(graph), bound)

@@ -1,0 +1,580 @@
+"""The executor of a training step that is written out (``unrolled``), as MXNet's own to its users.
+
+It runs what comes before the network's outputs in ``forward`` and the rest in ``backward``, so that
+each does what it does in MXNet: statistics move, random numbers are drawn and gradients change when
+they always do. Inference runs the plain network, in the same memory.
+
+The gradients that are written (not added to) and for which no arrays are given are outputs of the
+step, in its memory pool: they last until the next ``forward`` of it, or of an executor that shares
+its memory.
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+import threading
+from collections import OrderedDict
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from memonger import arrays
+from memonger._mxnet import mx
+from memonger.arrays import Arrays
+from memonger.errors import MemongerError
+from memonger.executor import has_mkldnn, reason
+from memonger.forward import Tensor, forward_graph
+from memonger.gradients import environment, unallocated
+from memonger.inputs import InputSpec
+from memonger.schedule import Schedule, adapt, check, workload
+from memonger.training import training_graph
+from memonger.unrolled import BIND, ITSELF, Written, parts, unroll, write
+
+log = logging.getLogger("memonger")
+
+REMEMBERED = 16  # training steps of one symbol: shapes, gradients
+
+#: The environment in which inference is bound: as an executor that can train runs it, without the
+#: fusions that are for inference, and in as little memory as a training step.
+INFERENCE: Mapping[str, str] = {
+    name: BIND[name] for name in ("MXNET_SUBGRAPH_BACKEND", "NNVM_AUTO_SEARCH_MATCH_RANGE")
+}
+
+Symbol = mx.sym.Symbol
+
+
+class Step(NamedTuple):
+    """A training step, ready to be bound.
+
+    Attributes
+    ----------
+    written : Written
+    forward, nodes : int
+        How many nodes run (variables counted) before the outputs are there, and in all.
+    operators : int
+        How many of the nodes are operators.
+    called : dict of str or None
+        What MXNet calls the nodes that have another name here; None for those that it has not.
+    """
+
+    written: Written
+    forward: int
+    nodes: int
+    operators: int
+    called: Mapping[str, Optional[str]]
+
+
+class Recipe:
+    """A schedule, and what was made of it; shared by copies of a symbol.
+
+    Attributes
+    ----------
+    schedule : Schedule
+    told : set
+        The places where its loss has been told.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.told: Any = set()
+        self._known: OrderedDict[Any, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def tensors(self, symbol: Any, spec: InputSpec) -> Tuple[Dict[str, Tensor], Dict[str, Tensor]]:
+        """Shape and type of each argument and auxiliary state of the network."""
+        given = tuple(sorted(spec.shapes.items())), tuple(sorted(spec.types.items()))
+
+        def make() -> Any:
+            return arrays.tensors_of(symbol, forward_graph(symbol, spec))
+
+        return self._remembered((_digest(symbol), "tensors", given), make)
+
+    def step(
+        self,
+        symbol: Any,
+        tensors: Mapping[str, Tensor],
+        wanted: Sequence[str],
+        mkldnn: bool,
+        added: Sequence[str] = (),
+    ) -> Step:
+        """The training step for inputs of these shapes and types, with these gradients.
+
+        ``mkldnn``: whether MKLDNN will compute it; ``added``: gradients that are added to totals.
+        """
+        key = _digest(symbol), tuple(sorted(tensors.items())), tuple(wanted), mkldnn, tuple(added)
+        return self._remembered(
+            key, lambda: make_step(symbol, self.schedule, tensors, wanted, mkldnn, added)
+        )
+
+    def _remembered(self, key: Any, make: Callable[[], Any]) -> Any:
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+                return self._known[key]
+        made = make()
+        with self._lock:
+            self._known[key] = made
+            while len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        return made
+
+
+def _digest(symbol: Any) -> bytes:
+    """Of the network as it is now: attributes can be set at any time."""
+    return hashlib.sha256(symbol.tojson(remove_amp_cast=False).encode()).digest()
+
+
+def make_step(
+    symbol: Any,
+    schedule: Schedule,
+    tensors: Mapping[str, Tensor],
+    wanted: Sequence[str],
+    mkldnn: bool,
+    added: Sequence[str] = (),
+) -> Step:
+    """Write out a training step; parameters as those of `Recipe.step`."""
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    types = {name: tensor.dtype for name, tensor in tensors.items()}
+    graph = forward_graph(symbol, InputSpec(shapes, types))
+    chosen = set(wanted)
+    work = workload(
+        training_graph(graph, [a for a in graph.arguments if graph.nodes[a].name in chosen])
+    )
+    fitting = adapt(work, schedule)
+    check(work, fitting)
+    sums = [a for a in graph.arguments if graph.nodes[a].name in set(added)]
+    step = unroll(parts(work), fitting, mkldnn, sums)
+    order = step.order()
+    first = np.flatnonzero(step.rows.time[order] == 0)
+    called: Dict[str, Optional[str]] = {}
+    rows, usual = step.rows, step.training.names
+    for name, source, what, time in zip(step.names, rows.source, rows.what, rows.time):
+        if time > 0 or what != ITSELF:
+            called[name] = None
+        elif name != usual[source]:
+            called[name] = usual[source]
+    return Step(
+        write(step),
+        int(first.max(initial=-1)) + 1,
+        len(order),
+        int((~step.tables.variable[order]).sum()),
+        called,
+    )
+
+
+class ScheduledExecutor(mx.executor.Executor):
+    """An executor of a training step that is written out; made by `ScheduledSymbol`.
+
+    What differs from MXNet's own:
+
+    * ``backward`` runs once after each ``forward(is_train=True)``.
+    * Gradients may be in the memory pool (see the module's docstring).
+    * With 'add', a gradient that other gradients are made of is added once. MXNet hands on the
+      total that it was added to, which is wrong (``elemwise_add`` of an argument).
+    * With ``MXNET_ENGINE_TYPE=NaiveEngine`` an operator that fails ends the process, after MXNet's
+      message (`_run`).
+
+    Parameters
+    ----------
+    symbol : ScheduledSymbol
+    recipe : Recipe
+    ctx : mx.Context
+    args, aux : dict of NDArray
+    grads : dict of NDArray
+        Where gradients are to go. For others that are asked for, arrays are made, or are the
+        training step's own.
+    requests : dict of str
+        'write', 'add' or 'null' for each argument.
+    shared_exec : mx.executor.Executor, optional
+        Whose memory is used.
+    """
+
+    def __init__(
+        self,
+        symbol: Any,
+        recipe: Recipe,
+        ctx: Any,
+        args: Arrays,
+        grads: Arrays,
+        requests: Mapping[str, str],
+        aux: Arrays,
+        shared_exec: Any,
+    ) -> None:
+        names = symbol.list_arguments()
+        wanted = [name for name in names if requests[name] != "null"]
+        tensors = {name: arrays.tensor_of(array) for name, array in args.items()}
+        added = [name for name in wanted if requests[name] == "add"]
+        step = recipe.step(symbol, tensors, wanted, has_mkldnn(ctx), added)
+        written = step.written
+        if written.unwritten and has_mkldnn(ctx):
+            raise MemongerError(
+                "the bias of %r is used more than once, and its gradient would be wrong, with or "
+                "without a schedule: MKLDNN leaves it out where the weight gets none; fix the bias "
+                "too, or set MXNET_MKLDNN_ENABLED=0" % written.unwritten[0]
+            )
+        self._symbol, self._recipe, self._ctx, self._step = symbol, recipe, ctx, step
+        self._grad_req, self._group2ctx = dict(requests), None
+        self._given_grads = dict(grads)
+        for name in written.totals:
+            if self._given_grads.get(name) is None:
+                self._given_grads[name] = arrays.zeros(tensors[name], ctx)
+        self._heads = {
+            k: arrays.zeros(tensor, ctx)
+            for k, tensor in _head_tensors(symbol, tensors, written).items()
+        }
+        variables = dict(args)
+        variables.update({written.heads[k]: array for k, array in self._heads.items()})
+        variables.update({written.totals[n]: self._given_grads[n] for n in written.totals})
+        states = dict(aux)
+        states.update({name: arrays.zeros(tensor, ctx) for name, tensor in written.scratch.items()})
+        self._training = _bind(written, ctx, variables, states, of_memory(shared_exec))
+        _check_size(self._training, step)
+        for output in self._training.outputs[written.outputs :]:
+            arrays.address(output)  # MKLDNN's Deconvolution needs the memory before it writes
+        self._inference: Any = None
+        self._moves: List[Tuple[Any, Any, bool]] = []
+        self._plain: Any = None
+        self._ran_forward = self._has_gradients = False
+        self.arg_arrays = [args[name] for name in names]
+        self.aux_arrays = [aux[name] for name in symbol.list_auxiliary_states()]
+        self.outputs = self._training.outputs[: written.outputs]
+        self._optimized_symbol = None
+        self._arg_dict = self._grad_dict = self._aux_dict = self._output_dict = None
+        self._monitor_callback: Any = None
+        self._monitor_all: Any = None
+        self._own: List[Any] = []  # gradients in the memory of the training step
+        self._copied: List[Tuple[Any, Any, str]] = []  # to, from, request
+        self.grad_arrays = [self._gradient(name) for name in names]
+
+    def __del__(self) -> None:
+        pass  # the handles are those of other executors
+
+    @property
+    def handle(self) -> Any:
+        """Of an executor that never runs: that of the plain network with the same arrays.
+
+        MXNet takes arrays and memory from it for an executor of an unplanned network that shares
+        with this one (another bucket). Gradients in the pool are not handed on: the other executor
+        gets its own.
+        """
+        if self._plain is None:
+            own = {id(array) for array in self._own}
+            grads = {
+                name: unallocated(array.shape, np.dtype(array.dtype).name, self._ctx)
+                if id(array) in own
+                else array
+                for name, array in self.grad_dict.items()
+                if array is not None
+            }
+            self._plain = Symbol.bind(
+                self._symbol,
+                self._ctx,
+                self.arg_dict,
+                grads,
+                self._grad_req,
+                self.aux_dict,
+                shared_exec=self._training,
+            )
+        return self._plain.handle
+
+    def holds(self, array: Any) -> bool:
+        """Whether this is a gradient in the memory pool."""
+        return arrays.address(array) in {arrays.address(own) for own in self._own}
+
+    def _gradient(self, name: str) -> Any:
+        """The array of a gradient, and how it is filled."""
+        request, made = self._grad_req[name], self._step.written.gradients
+        if request == "null":
+            return self._given_grads.get(name)
+        output = made.get(name)
+        if name in self._step.written.left_out and has_mkldnn(self._ctx):
+            log.warning(
+                "%r gets no gradient, for the weight it belongs to gets none: MXNet leaves it out "
+                "on the CPU, with or without a schedule, unless MXNET_MKLDNN_ENABLED=0",
+                name,
+            )
+            output = None
+        source = None if output is None else self._training.outputs[output]
+        array = self._given_grads.get(name)
+        if array is None:
+            if request == "write" and source is not None and not self._taken(source):
+                self._own.append(source)
+                return source
+            like = self.arg_arrays[self._symbol.list_arguments().index(name)]
+            array = mx.nd.zeros(like.shape, self._ctx, dtype=like.dtype)
+        if name in self._step.written.totals:
+            request = "write"  # what comes out is the new total
+        self._copied.append((array, source, request))
+        return array
+
+    def _taken(self, array: Any) -> bool:
+        """Whether an array is in the same memory as an output or another gradient."""
+        others = [*self._own, *self.outputs, *self.arg_arrays, *self._heads.values()]
+        return arrays.address(array) in {arrays.address(other) for other in others}
+
+    # ------------------------------------------------------------------ running
+
+    def forward(self, is_train: bool = False, **kwargs: Any) -> List[Any]:
+        """Compute the outputs; parameters as those of ``mx.executor.Executor.forward``."""
+        for name, array in kwargs.items():
+            if not isinstance(array, (mx.nd.NDArray, np.ndarray)):
+                raise ValueError("only accept keyword argument of NDArrays and numpy.ndarray")
+            if name not in self.arg_dict:
+                raise TypeError("Unknown argument %s" % name)
+            if self.arg_dict[name].shape != array.shape:
+                raise ValueError(
+                    "Shape not match! Argument %s, need: %s, received: %s"
+                    % (name, self.arg_dict[name].shape, array.shape)
+                )
+            self.arg_dict[name][:] = array
+        self._ran_forward = bool(is_train)
+        if is_train:
+            self._has_gradients = False
+            _run(self._training, 0, self._step.forward)
+        else:
+            self._infer()
+        return self.outputs
+
+    def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
+        """Compute the gradients; parameters as those of ``mx.executor.Executor.backward``."""
+        if not self._ran_forward or not is_train:
+            raise MemongerError(
+                "a scheduled network computes its gradients once after each "
+                "forward(is_train=True), in training mode; call that first"
+            )
+        if out_grads is None:
+            out_grads = []
+        elif isinstance(out_grads, mx.nd.NDArray):
+            out_grads = [out_grads]
+        elif isinstance(out_grads, dict):
+            out_grads = [out_grads[name] for name in self._symbol.list_outputs()]
+        for k, array in self._heads.items():
+            if k >= len(out_grads):
+                raise MemongerError(
+                    "output %r is no loss, so backward needs its gradient (out_grads); to minimize "
+                    "it, make a loss of it with mx.sym.MakeLoss" % self._symbol.list_outputs()[k]
+                )
+            if not isinstance(out_grads[k], mx.nd.NDArray):
+                raise TypeError("inputs must be NDArray")
+            out_grads[k].copyto(array)
+        self._ran_forward, self._has_gradients = False, True
+        _run(self._training, self._step.forward, self._step.nodes)
+        for array, source, request in self._copied:
+            if request == "add":
+                if source is not None:
+                    array += source
+            elif source is None:
+                array[:] = 0
+            else:
+                source.copyto(array)
+
+    def _infer(self) -> None:
+        """Outputs of the plain network in inference, which uses the memory of the training step.
+
+        Gradients that lie there are put back afterwards, for they may still be wanted; until then
+        they are held in the memory of the host.
+        """
+        if self._inference is None:
+            with environment(**_settings(INFERENCE, self._ctx)):
+                self._inference = Symbol.bind(
+                    self._symbol,
+                    self._ctx,
+                    self.arg_dict,
+                    None,
+                    "null",
+                    self.aux_dict,
+                    shared_exec=self._training,
+                )
+            self._moves = _moves(self._inference.outputs, self.outputs)
+            if self._monitor_callback is not None:
+                self._watch(self._inference)
+        own = self._own if self._has_gradients else []
+        held = [array.copyto(mx.cpu()) for array in own]
+        self._inference.forward(is_train=False)
+        moved = [source.copy() if crossing else source for source, _, crossing in self._moves]
+        for source, (_, target, _) in zip(moved, self._moves):
+            source.copyto(target)
+        for copy, array in zip(held, own):
+            copy.copyto(array)
+
+    # ------------------------------------------------------------------ the rest
+
+    def reshape(
+        self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Any
+    ) -> "ScheduledExecutor":
+        """An executor for other shapes that shares arrays and memory with this one."""
+        known = self.arg_dict
+        shapes = {k: tuple(v) for k, v in kwargs.items() if k in known or k in self.aux_dict}
+        if all(known[k].shape == v for k, v in shapes.items() if k in known):
+            return self
+        types = {name: np.dtype(array.dtype).name for name, array in known.items()}
+        tensors, auxiliary = self._recipe.tensors(self._symbol, InputSpec(shapes, types))
+        for name, tensor in tensors.items():
+            if known[name].shape != tensor.shape and name not in shapes and not partial_shaping:
+                raise MemongerError(
+                    "reshape changes the shape of %r from %s to %s; give it too, or "
+                    "partial_shaping=True" % (name, known[name].shape, tensor.shape)
+                )
+
+        def sized(old: Mapping[str, Any], new: Mapping[str, Tensor]) -> Arrays:
+            return {
+                name: arrays.resized(name, array, new[name], self._ctx, allow_up_sizing)
+                for name, array in old.items()
+            }
+
+        grads = {name: array for name, array in self.grad_dict.items() if array is not None}
+        own = {id(array) for array in self._own}
+        made = ScheduledExecutor(
+            self._symbol,
+            self._recipe,
+            self._ctx,
+            sized(known, tensors),
+            sized({n: g for n, g in grads.items() if id(g) not in own}, tensors),
+            self._grad_req,
+            sized(self.aux_dict, auxiliary),
+            self,
+        )
+        if self._monitor_callback is not None:
+            made.set_monitor_callback(self._monitor_function, self._monitor_all)
+        return made
+
+    def debug_str(self) -> str:
+        """The training step as MXNet has bound it, and the memory planned for it."""
+        return str(self._training.debug_str())
+
+    def set_monitor_callback(self, callback: Any, monitor_all: bool = False) -> None:
+        """Install a callback; it is told of each result once, however often it is computed."""
+        kind = ctypes.CFUNCTYPE(None, ctypes.c_char_p, mx.base.NDArrayHandle, ctypes.c_void_p)
+        self._monitor_function, self._monitor_all = callback, monitor_all
+        self._monitor_callback = kind(_once_each(callback, self._symbol, self._step, monitor_all))
+        self._watch(self._training)
+        if self._inference is not None:
+            self._watch(self._inference)
+
+    def _watch(self, executor: Any) -> None:
+        mx.base.check_call(
+            mx.base._LIB.MXExecutorSetMonitorCallbackEX(
+                executor.handle, self._monitor_callback, None, ctypes.c_int(bool(self._monitor_all))
+            )
+        )
+
+
+def of_memory(executor: Any) -> Any:
+    """The executor of MXNet whose memory one that is to be bound may share."""
+    return executor._training if isinstance(executor, ScheduledExecutor) else executor
+
+
+def _moves(sources: Sequence[Any], targets: Sequence[Any]) -> List[Tuple[Any, Any, bool]]:
+    """What must be copied to what, and whether through a copy of it.
+
+    Arrays of a pool start where its blocks do, so that two overlap if they start at one address.
+    """
+    places = [arrays.address(array) for array in targets]
+    moved = [(s, t) for s, t, place in zip(sources, targets, places) if arrays.address(s) != place]
+    return [(s, t, arrays.address(s) in places) for s, t in moved]
+
+
+def _once_each(callback: Any, symbol: Any, step: Step, inputs: bool) -> Any:
+    """A monitor's callback that is not told of what is computed again, nor of names of ours.
+
+    What it is told of has the name of the node, '_' and that of the output or input. Before an
+    input that is a variable it is told of the variable, by its own name
+    (``GraphExecutor::ExecuteMonInputCallback``).
+    """
+    variables = {*symbol.list_inputs(), *step.written.scratch} if inputs else set()
+    held: List[Any] = []
+
+    def told(name: Any, array: Any, _: Any) -> None:
+        text = mx.base.py_str(name)
+        if not held and text in variables:
+            held.append((name, array))
+            return
+        found = [*held, (_called(text, step.called), array)]
+        held.clear()
+        for said, value in found:
+            if found[-1][0] is None:  # what is handed to a callback is its own to free
+                mx.nd.NDArray(ctypes.cast(value, mx.base.NDArrayHandle))
+            else:
+                callback(said, value)
+
+    return told
+
+
+def _called(text: str, called: Mapping[str, Optional[str]]) -> Optional[bytes]:
+    """What MXNet calls an input or output; None if it has none such."""
+    for k, letter in enumerate(text):
+        if letter == "_" and text[:k] in called:
+            name = called[text[:k]]
+            return None if name is None else (name + text[k:]).encode()
+    return text.encode()
+
+
+# ---------------------------------------------------------------------- MXNet
+
+
+def _settings(usual: Mapping[str, str], ctx: Any) -> Mapping[str, str]:
+    """Without the subgraph backend where there is none anyhow, for MXNet logs that it has none."""
+    backend = "MXNET_SUBGRAPH_BACKEND"  # MKLDNN if it is not set, which is for the CPU
+    silent = ctx.device_type == "gpu" and backend not in os.environ
+    return {name: value for name, value in usual.items() if not (silent and name == backend)}
+
+
+def _bind(written: Written, ctx: Any, args: Arrays, aux: Arrays, shared_exec: Any) -> Any:
+    names = written.symbol.list_arguments()
+    states = written.symbol.list_auxiliary_states()
+    try:
+        with environment(**_settings(BIND, ctx)):
+            return written.symbol.bind(
+                ctx,
+                {name: args[name] for name in names},
+                None,
+                "null",
+                {name: aux[name] for name in states},
+                shared_exec=shared_exec,
+            )
+    except mx.MXNetError as error:
+        raise MemongerError(
+            "MXNet cannot bind the schedule of this network on %s: %s" % (ctx, reason(error))
+        ) from None
+
+
+#: ``GraphExecutor::RunOps(bool is_train, size_t first, size_t end)``: the nodes first to end - 1 of
+#: the graph run (``src/executor/graph_executor.cc``). ``MXExecutorForward`` calls it for all nodes;
+#: there is no C function for some of them, but the libraries of 1.9.1 export the method itself.
+_RUN_OPS = "_ZN5mxnet4exec13GraphExecutor6RunOpsEbmm"
+
+
+def _run(executor: Any, first: int, end: int) -> None:
+    """Run some of the nodes.
+
+    Operators run in MXNet's engine, and their errors are told when something waits for them. Only
+    the engine for debugging runs them at once, and no C function is there to catch what they throw.
+    """
+    function = getattr(mx.base._LIB, _RUN_OPS)
+    function.argtypes = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_size_t, ctypes.c_size_t]
+    function.restype = None
+    function(executor.handle, True, first, end)
+
+
+def _check_size(executor: Any, step: Step) -> None:
+    """Make sure that the executor has the nodes that `_run` will ask for."""
+    if not hasattr(mx.base._LIB, _RUN_OPS):
+        raise MemongerError("this build of MXNet cannot run a schedule: it exports no RunOps")
+    found = executor.debug_str().count("\nOp:")
+    if found != step.operators:
+        raise MemongerError(
+            "MXNet has made %d operators of the %d of a training step; please report this network"
+            % (found, step.operators)
+        )
+
+
+def _head_tensors(
+    symbol: Any, tensors: Mapping[str, Tensor], written: Written
+) -> Dict[int, Tensor]:
+    """Of each output that needs a gradient its shape and type."""
+    if not written.heads:
+        return {}
+    _, shapes, _ = symbol.infer_shape(**{n: t.shape for n, t in tensors.items()})
+    _, types, _ = symbol.infer_type(**{n: t.dtype for n, t in tensors.items()})
+    return {k: Tensor(tuple(shapes[k]), np.dtype(types[k]).name) for k in written.heads}

@@ -1,0 +1,169 @@
+"""The schedule that a search finds for a network, made into a symbol and confirmed by MXNet."""
+
+import logging
+import numbers
+from typing import Any, Dict, List, Optional, Tuple
+
+import numpy as np
+
+from memonger import marks
+from memonger import memory as memories
+from memonger.costs import MB, CostModel
+from memonger.errors import MemongerError
+from memonger.executor import bind, has_mkldnn, planned_mb
+from memonger.forward import no_collection
+from memonger.memory import Memory
+from memonger.network import Network, Request, read_network
+from memonger.planners.recursive import Found, Recursive
+from memonger.planners.smallest import smallest
+from memonger.progress import Progress
+from memonger.schedule import Schedule, Workload, of_marks, plain, workload
+from memonger.scheduled import scheduled
+from memonger.solution import SEARCHING, Solution, left_as_it_is, memory_facts
+from memonger.unrolled import parts, unroll
+
+log = logging.getLogger("memonger")
+
+MARKS_PATIENCE = 0.1  # of the search for marks, which are schedules too: one to compare with
+MOST_SEARCHES = 4  # for a budget in bytes, of elements that are not what MXNet's planner counts
+
+
+@no_collection()
+def solve_schedule(
+    request: Request, work: Optional[float], budget: Optional[int], patience: float, ntrial: int
+) -> Tuple[Solution, Any]:
+    """Search, and confirm what was found; the parameters are those of ``memonger.plan``.
+
+    Returns
+    -------
+    Solution
+    mx.sym.Symbol
+        The planned network.
+    """
+    network = read_network(request)
+    todo = workload(network.training)
+    if request.until is not None:
+        todo.once[request.until :] = True
+    made = parts(todo)
+    mkldnn = request.ctx is None or has_mkldnn(request.ctx)
+    cost = network.cost_model()
+    nothing = np.zeros(len(network.graph.nodes), dtype=np.bool_)
+    unplanned = memories.of_marks(network.training, nothing, cost.bound)
+
+    def memory(schedule: Schedule, bound: Optional[int] = None) -> Memory:
+        found = memories.of_step(unroll(made, schedule, mkldnn), request.grad_req, 0)
+        return found._replace(bound=found.replay.pool_bytes // MB if bound is None else bound)
+
+    with Progress(SEARCHING) as progress:
+        others = _as_schedule(todo, network, cost, patience, ntrial)
+        search = Recursive(todo, patience, progress)
+        if budget is None:
+            found = search.least_memory(work, others)
+        else:
+            found = _within(search, budget, work, others, memory)
+    schedule = found.best.schedule
+    symbol = scheduled(request.symbol, schedule)
+    bound = planned_mb(bind(symbol, network.graph, request.device, network.training.wanted))
+    planned = memory(schedule, bound)
+    warnings = []
+    if not planned.inexact and not planned.exact:
+        warnings.append(
+            "the memory of this schedule was predicted as %.1f MB, and MXNet plans %d MB for it; "
+            "the figures of the plan are MXNet's" % (planned.replay.pool_bytes / MB, bound)
+        )
+    if found.interrupted:
+        warnings.append(
+            "interrupted: this is the best schedule that was found so far, of %.1f MB (%.1f MB "
+            "without a plan)" % (planned.pool_bytes / MB, unplanned.pool_bytes / MB)
+        )
+    candidates = {"no plan": unplanned.counted_bytes, found.origin: planned.counted_bytes}
+    origin, times = found.origin, np.bincount(schedule.forwards, minlength=len(nothing))
+    facts: Dict[str, Any] = {"recomputed_flops": max(0.0, found.best.work - 1)}
+    chosen: Optional[Schedule] = schedule
+    if planned.saved(unplanned) <= 0:
+        symbol, chosen, planned, origin = marks.clear(request.symbol), None, unplanned, "no plan"
+        facts["recomputed_flops"], times = 0.0, np.minimum(times, 1)
+        warnings.append(left_as_it_is(network, unplanned, candidates))
+    facts.update(
+        memory_facts(planned, unplanned),
+        planner=origin,
+        candidates=candidates,
+        interrupted=found.interrupted,
+    )
+    return Solution(times > 1, (), (), facts, tuple(warnings), chosen), symbol
+
+
+def check_limits(how: str, work: Any, budget: Any, patience: Any) -> Tuple[Any, Any, float]:
+    """Check what the user says of work and memory; ``work``, ``budget`` and ``patience``."""
+    if work is not None:
+        work = _number("work", work)
+        if not work >= 1:
+            raise MemongerError(
+                "work=%g: a training step runs all of the network forward at least once, so work "
+                "is 1 or more; None for no limit" % work
+            )
+    if how == "marks" and work is not None and work < 2:
+        raise MemongerError(
+            "work=%g cannot be kept with how='marks', by which each result is computed again at "
+            "most once (work=2); how='schedule' can" % work
+        )
+    if budget is not None:
+        if how == "marks":
+            raise MemongerError("a budget of memory needs how='schedule'")
+        if isinstance(budget, bool) or not isinstance(budget, numbers.Integral) or budget < 1:
+            raise MemongerError(
+                "budget must be a number of bytes, such as 6 * 2**30, not %r" % (budget,)
+            )
+        budget = int(budget)
+    patience = _number("patience", patience)
+    if not 0 < patience < float("inf"):
+        raise MemongerError(
+            "patience=%g: it is how many times the usual length the search takes, more than 0"
+            % patience
+        )
+    return work, budget, patience
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise MemongerError("%s must be a number, not %r" % (name, value))
+    return float(value)
+
+
+def _as_schedule(
+    todo: Workload, network: Network, cost: CostModel, patience: float, ntrial: int
+) -> List[Tuple[str, Schedule]]:
+    """The best marks of a short search."""
+    if not cost.exact:
+        return []
+    found = smallest(
+        network.stages, cost, network.rules, ntrial, patience=patience * MARKS_PATIENCE
+    )
+    held = [copy.node for copy in found.copies]
+    return [("marks", of_marks(todo, found.mask, held))]
+
+
+def _within(
+    search: Recursive, budget: int, work: Optional[float], others: Any, memory: Any
+) -> Found:
+    """The schedule of least work within a budget of the pool's bytes, gradients apart."""
+    usual = memory(plain(search.workload))
+    limit = budget + usual.gradient_bytes
+    limit = int(limit * usual.replay.pool_bytes / max(1, usual.replay.allocated_bytes))
+    for _ in range(MOST_SEARCHES):
+        found = search.least_work(limit, others)
+        taken = memory(found.best.schedule).pool_bytes
+        if taken <= budget:
+            break
+        limit = int(limit * 0.99 * budget / taken)
+    else:
+        raise MemongerError(
+            "no schedule was found that needs at most %d bytes (%.1f MB); the smallest that was "
+            "tried needs %d (%.1f MB)" % (budget, budget / MB, taken, taken / MB)
+        )
+    if work is not None and found.best.work > work * (1 + 1e-9):
+        raise MemongerError(
+            "a budget of %.1f MB takes %.2f times the forward work, more than work=%g; give either "
+            "more memory or more work" % (budget / MB, found.best.work, work)
+        )
+    return found

@@ -1,0 +1,478 @@
+"""A scheduled symbol in hand: bound by hand, copied, made into something else, refused."""
+
+import copy
+import gc
+import logging
+import os
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+import memonger
+import mxnet as mx
+import numpy as np
+import pytest
+from memonger.gradients import environment
+from memonger.scheduled import ScheduledSymbol, scheduled
+from memonger.scheduled_executor import _moves
+from mxnet.contrib import amp
+
+from schedules import everything, nested, work_of
+from test_scheduled import BATCH, IMAGES, LABELS, NO_FUSION, net, parameters, planned, same
+
+S = mx.sym
+SHAPES: Dict[str, Any] = {"data": (BATCH, 3, 8, 8), "softmax_label": (BATCH,)}
+Error = memonger.MemongerError
+
+
+def filled(executor: Any) -> Any:
+    """The executor, with values."""
+    given = parameters(executor._symbol)
+    batch = executor.arg_dict["data"].shape[0]
+    given["data"] = mx.nd.array(IMAGES[:batch])
+    if "softmax_label" in executor.arg_dict:
+        given["softmax_label"] = mx.nd.array(LABELS[:batch])
+    ones = {name: mx.nd.ones(array.shape) for name, array in executor.aux_dict.items()}
+    executor.copy_params_from(given, ones)
+    return executor
+
+
+def stepped(executor: Any, out_grads: Any = None) -> Dict[str, Any]:
+    """All that three steps leave."""
+    mx.random.seed(7)
+    found = {}
+    for k in range(3):
+        executor.forward(is_train=True)
+        executor.backward(out_grads)
+        mx.nd.waitall()
+        for kind in ("output", "grad", "aux"):
+            for name, array in getattr(executor, kind + "_dict").items():
+                if array is not None:
+                    found["%s %s %d" % (kind, name, k)] = array.asnumpy()
+    return found
+
+
+# ---------------------------------------------------------------------- bound by hand
+
+
+def bound(symbol: Any, request: Any = "write", batch: int = BATCH, label: bool = True) -> Any:
+    """By ``bind``, with arrays of our own."""
+    shapes, _, states = symbol.infer_shape(data=(batch, 3, 8, 8))
+    named = dict(zip(symbol.list_arguments(), shapes))
+    grads = {n: mx.nd.zeros(s) for n, s in named.items() if n != "data"}
+    return symbol.bind(
+        mx.cpu(),
+        {name: mx.nd.zeros(shape) for name, shape in named.items()},
+        grads,
+        request,
+        [mx.nd.zeros(shape) for shape in states],
+    )
+
+
+@pytest.mark.parametrize(
+    "request_",
+    ["write", "add", {"fc_weight": "add", "convolution0_bias": "write"}, ["write"] * 22],
+    ids=["write", "add", "dict", "list"],
+)
+def test_bind_and_simple_bind(request_: Any) -> None:
+    assert len(net().list_arguments()) == 22
+    usual = stepped(filled(bound(net(), request_)))
+    ours = bound(planned(), request_)
+    given = list(ours.grad_arrays)
+    same(usual, stepped(filled(ours)))
+    assert all(one is other for one, other in zip(given, ours.grad_arrays))
+    for symbol in (net(), planned()):
+        executor = filled(symbol.simple_bind(mx.cpu(), grad_req=request_, **SHAPES))
+        found = stepped(executor)  # without arrays for what is not asked for
+        same({k: usual[k] for k in found if k in usual}, {k: found[k] for k in found if k in usual})
+        assert len(found) >= 3 * (1 + 2 + 8)
+
+
+def test_head_gradients() -> None:
+    """As an array, a list or a dict; of two outputs, one of which is a loss."""
+    with mx.name.NameManager():
+        x = S.Variable("data")
+        for _ in range(4):
+            x = S.Activation(S.FullyConnected(x, num_hidden=8), act_type="tanh")
+        loss = S.MakeLoss(S.sum(x * x), name="loss")
+        symbol = S.Group([loss, S.FullyConnected(x, num_hidden=3, name="scores")])
+    shapes = {"data": (5, 7)}
+    plan = scheduled(symbol, nested(work_of(symbol, shapes, symbol.list_arguments()), 2, 1, 0.9))
+    scores = mx.nd.array(np.random.RandomState(0).normal(size=(5, 3)))
+    found = []
+    ways: List[Any] = [symbol, plan]
+    for one in ways:
+        executor = one.simple_bind(mx.cpu(), **shapes)
+        for k, array in enumerate(executor.arg_arrays):
+            array[:] = mx.nd.array(np.random.RandomState(k).normal(size=array.shape))
+        heads = [mx.nd.ones((1,)), scores]
+        by_name = dict(zip(("loss_output", "scores_output"), heads))
+        found += [stepped(executor, heads), stepped(executor, by_name)]
+    for other in found[1:]:
+        same(found[0], other)
+    with pytest.raises(Error, match="'scores_output' is no loss"):
+        executor.forward(is_train=True)
+        executor.backward(heads[:1])
+
+
+def test_reshape_by_hand() -> None:
+    def run(symbol: Any, request: str) -> List[Any]:
+        # Nobody writes the gradient of a label, not even zeros.
+        requests = {n: request for n in symbol.list_arguments() if n != "softmax_label"}
+        executor = filled(symbol.simple_bind(mx.cpu(), grad_req=requests, **SHAPES))
+        found = [stepped(executor)]
+        for size in (8, BATCH, 48):
+            other = executor.reshape(
+                allow_up_sizing=True, data=(size, 3, 8, 8), softmax_label=(size,)
+            )
+            for name in executor.arg_dict:
+                if name not in SHAPES:
+                    assert other.arg_dict[name].asnumpy().any() or "beta" in name
+            if size == 48:  # MXNet takes new arrays as they come
+                other.grad_dict["data"][:] = 0
+            found.append(stepped(filled(other)))
+        return found
+
+    for request in ("write", "add"):
+        for one, other in zip(run(net(), request), run(planned(), request)):
+            same(one, other)
+    executor = planned().simple_bind(mx.cpu(), **SHAPES)
+    assert executor.reshape(**SHAPES) is executor
+    with pytest.raises(Error, match="makes 'data' larger"):
+        executor.reshape(data=(48, 3, 8, 8), softmax_label=(48,))
+    with pytest.raises(Error, match="changes the shape of 'softmax_label'"):
+        executor.reshape(data=(8, 3, 8, 8))
+    partial = executor.reshape(partial_shaping=True, data=(8, 3, 8, 8))
+    assert partial.arg_dict["softmax_label"].shape == (8,)
+
+
+def test_outputs_stay_where_they_are() -> None:
+    """Whoever holds the output arrays sees what was computed last, in training and inference."""
+    executor = filled(planned().simple_bind(mx.cpu(), **SHAPES))
+    usual = filled(net().simple_bind(mx.cpu(), **SHAPES))
+    held = executor.outputs[0]
+    assert executor.output_dict == {"softmax_output": held}
+    for k, training in enumerate((True, False, False, True)):
+        for one in (executor, usual):
+            mx.random.seed(k)
+            returned = one.forward(is_train=training, data=IMAGES[k : k + BATCH])
+        assert np.array_equal(held.asnumpy(), returned[0].asnumpy())
+        assert executor.outputs[0] is held
+
+
+def test_gradients_outlast_inference() -> None:
+    executor = filled(planned().simple_bind(mx.cpu(), **SHAPES))
+    executor.forward(is_train=True)
+    executor.backward()
+    before = [array.asnumpy() for array in executor.grad_arrays]
+    assert any(array.any() for array in before)
+    executor.forward(is_train=False)
+    assert all(
+        np.array_equal(one, other.asnumpy()) for one, other in zip(before, executor.grad_arrays)
+    )
+
+
+def test_outputs_of_inference_may_lie_where_others_belong() -> None:
+    a, b, c, d = (mx.nd.array([k]) for k in range(4))
+    assert _moves([a, b], [a, b]) == []
+    assert _moves([c, b], [a, b]) == [(c, a, False)]
+    assert _moves([b, a, d], [a, b, c]) == [(b, a, True), (a, b, True), (d, c, False)]
+
+
+def test_gradients_are_arrays_of_their_own() -> None:
+    """Where MXNet computes one for several, or hands on that of the output."""
+    x, y, z = (S.Variable(name) for name in "xyz")
+    symbol = S.Group([x + y, z])
+    plan: Any = scheduled(symbol, everything(work_of(symbol, {"x": (3,), "z": (3,)}, "xyz")))
+    heads = [mx.nd.array([1, 2, 3]), mx.nd.array([4, 5, 6])]
+    executor = plan.simple_bind(mx.cpu(), x=(3,), z=(3,))
+    executor.forward(is_train=True, x=heads[0], y=heads[0], z=heads[1])
+    executor.backward(heads)
+    for name in "xyz":
+        array = executor.grad_dict[name]
+        assert np.array_equal(array.asnumpy(), heads[name == "z"].asnumpy())
+        array[:] = 0
+    assert np.array_equal(executor.outputs[0].asnumpy(), [2, 4, 6])
+    assert np.array_equal(executor.outputs[1].asnumpy(), executor.arg_dict["z"].asnumpy())
+
+
+def test_an_attribute_set_later_counts() -> None:
+    """Steps that were made before are not used for another network."""
+    symbol = planned()
+    first = stepped(filled(symbol.simple_bind(mx.cpu(), **SHAPES)))
+    symbol.get_internals()["pooling0_output"]._set_attr(pool_type="max")
+    usual = mx.sym.load_json(symbol.tojson())
+    later = stepped(filled(symbol.simple_bind(mx.cpu(), **SHAPES)))
+    same(stepped(filled(usual.simple_bind(mx.cpu(), **SHAPES))), later)
+    assert not np.array_equal(first["output softmax_output 0"], later["output softmax_output 0"])
+
+
+def test_evaluated() -> None:
+    arrays = parameters(net())
+    arrays.update(data=mx.nd.array(IMAGES[:BATCH]), softmax_label=mx.nd.array(LABELS[:BATCH]))
+    aux = {n: mx.nd.ones((6,)) for n in net().list_auxiliary_states()}
+    with environment(**NO_FUSION):
+        with_aux = [s.bind(mx.cpu(), arrays, aux_states=aux).forward() for s in (net(), planned())]
+    assert np.array_equal(with_aux[0][0].asnumpy(), with_aux[1][0].asnumpy())
+
+
+def test_nothing_is_left_behind() -> None:
+    """Executors and their memory go when nobody holds them; a monitor holds none."""
+    import weakref
+
+    executor = filled(planned().simple_bind(mx.cpu(), **SHAPES))
+    executor.set_monitor_callback(lambda name, array: mx.nd.NDArray(_handle(array)))
+    executor.forward(is_train=True)
+    executor.backward()
+    gone = [weakref.ref(executor), weakref.ref(executor._training)]
+    mx.nd.waitall()
+    del executor
+    gc.collect()
+    assert [one() for one in gone] == [None, None]
+
+
+def _handle(array: Any) -> Any:
+    import ctypes
+
+    return ctypes.cast(array, mx.base.NDArrayHandle)
+
+
+# ---------------------------------------------------------------------- kept and lost
+
+
+def names_once() -> Any:
+    """Two outputs."""
+    with mx.name.NameManager():
+        x = S.FullyConnected(S.Variable("data"), num_hidden=4, name="fc")
+        x = S.Activation(S.FullyConnected(x, num_hidden=4, name="last"), act_type="tanh", name="a")
+        symbol = S.Group([S.SoftmaxOutput(x, name="softmax"), S.BlockGrad(x, name="seen")])
+    shapes = {"data": (4, 3), "softmax_label": (4,)}
+    return scheduled(symbol, nested(work_of(symbol, shapes), 1, 1, 0.9))
+
+
+KEPT: Dict[str, Callable[[Any], Any]] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda s: pickle.loads(pickle.dumps(s)),
+    "index": lambda s: s[0],
+    "name": lambda s: s["softmax_output"],
+    "slice": lambda s: s[:],
+    "loop": lambda s: next(iter(s)),
+    "as_nd_ndarray": lambda s: s.as_nd_ndarray(),
+}
+
+
+@pytest.mark.parametrize("way", KEPT)
+def test_kept(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    symbol = planned()
+    other: Any = KEPT[way](symbol)
+    assert isinstance(other, ScheduledSymbol)
+    assert other.schedule is not None and symbol.schedule is not None
+    assert np.array_equal(other.schedule.events, symbol.schedule.events)
+    assert other.tojson() == symbol.tojson()
+    assert "_again" in other.simple_bind(mx.cpu(), **SHAPES).debug_str()
+    assert not caplog.records
+
+
+#: What is made of a network with two outputs, and what is said when that is bound for training.
+TAKEN: Dict[str, Any] = {
+    "index": (lambda s: s[0], "an output was taken"),
+    "name": (lambda s: s["softmax_output"], "an output was taken"),
+    "slice": (lambda s: s[:1], "outputs were taken"),
+    "loop": (lambda s: next(iter(s)), "an output was taken"),
+    "internals": (lambda s: s.get_internals()["a_output"], r"get_internals\(\)"),
+    "children": (lambda s: s.get_children()[0], r"get_children\(\)"),
+    "children's children": (lambda s: s.get_children().get_children()[0], r"get_children\(\)"),
+    "composed": (lambda s: s(data=S.Variable("data")), "composed"),
+    "composed in place": (lambda s: (s._compose(data=S.Variable("data")), s)[1], "composed"),
+    "copied": (lambda s: copy.copy(s.get_internals())["a_output"], r"get_internals\(\)"),
+    "pickled": (lambda s: pickle.loads(pickle.dumps(s[0])), "an output was taken"),
+    "optimize_for": (lambda s: s.optimize_for("MKLDNN"), "optimized for"),
+    "get_backend_symbol": (lambda s: s.get_backend_symbol("MKLDNN"), "partitioned for"),
+}
+
+
+@pytest.mark.parametrize("way", TAKEN)
+def test_told_when_bound_for_training(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    make, said = TAKEN[way]
+    other = make(names_once())
+    assert other.schedule is None
+    shapes: Dict[str, Any] = {"data": (4, 3)}
+    if "softmax_label" in other.list_arguments():
+        shapes["softmax_label"] = (4,)
+    other.simple_bind(mx.cpu(), grad_req="null", **shapes)
+    assert not caplog.records
+    for _ in range(2):
+        executor = other.simple_bind(mx.cpu(), **shapes)
+        assert "_again" not in executor.debug_str()
+    (record,) = caplog.records
+    assert record.name == "memonger" and record.levelno == logging.WARNING
+    assert re.search(said, record.getMessage())
+    assert "plan it" in record.getMessage()
+
+
+def gluon(symbol: Any) -> Any:
+    names = ("data", "softmax_label")
+    block = mx.gluon.SymbolBlock(symbol, [S.Variable(name) for name in names])
+    block.initialize()
+    return block(mx.nd.ones((4, 3)), mx.nd.ones((4,)))
+
+
+#: What it becomes part of, and what is said at once.
+PART_OF: Dict[str, Any] = {
+    "operator": (lambda s: S.FullyConnected(s[0], num_hidden=2), "part of another symbol"),
+    "arithmetic": (lambda s: s[0] + 1, "part of another symbol"),
+    "method": (lambda s: s[0].reshape((-1,)), "part of another symbol"),
+    "group": (lambda s: S.Group([s, S.Variable("x")]), "part of another symbol"),
+    "input": (
+        lambda s: S.FullyConnected(num_hidden=2, name="f")(f_data=s[0]),
+        "part of another symbol",
+    ),
+    "numpy": (lambda s: s.as_np_ndarray(), "as_np_ndarray"),
+    "amp": (lambda s: amp.convert_symbol(s), "mx.contrib.amp"),
+    "gluon": (gluon, "Gluon"),
+}
+
+
+@pytest.mark.parametrize("way", PART_OF)
+def test_told_at_once(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    make, said = PART_OF[way]
+    symbol = names_once()
+    for _ in range(2):
+        assert not isinstance(make(symbol), ScheduledSymbol)
+    (record,) = caplog.records
+    assert record.name == "memonger" and record.levelno == logging.WARNING
+    assert said in record.getMessage()
+
+
+def test_nothing_is_told_of_looking_at_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: Any
+) -> None:
+    symbol = names_once()
+    shapes = {"data": (4, 3), "softmax_label": (4,)}
+    mx.viz.print_summary(symbol[0], shape=shapes)
+    try:
+        mx.viz.plot_network(symbol[0], shape=shapes)
+    except ImportError:
+        pass  # without graphviz; it looks at the symbol before
+    symbol.save(str(tmp_path / "net.json"))
+    list(symbol), list(symbol.get_internals()), repr(symbol), symbol.debug_str()
+    symbol.infer_shape(**shapes), symbol.infer_type(data="float32"), symbol.attr_dict()
+    symbol[0]._set_attr(grad_scale="2")
+    module = mx.mod.Module(symbol)
+    module.bind([("data", (4, 3))], [("softmax_label", (4,))])
+    module.init_params()
+    module.init_optimizer()
+    module.install_monitor(mx.mon.Monitor(1))
+    module.save_checkpoint(str(tmp_path / "net"), 1, save_optimizer_states=True)
+    module.forward_backward(mx.io.DataBatch([mx.nd.ones((4, 3))], [mx.nd.ones((4,))]))
+    module.get_outputs(), module.update()
+    feature = symbol.get_internals()["a_output"]
+    feature.simple_bind(mx.cpu(), grad_req="null", data=(4, 3))
+    assert not caplog.records
+
+
+# ---------------------------------------------------------------------- refused
+
+
+def embedding(**more: Any) -> Any:
+    x = S.Embedding(
+        S.Variable("data"),
+        S.Variable("words", **more.pop("variable", {})),
+        input_dim=9,
+        output_dim=4,
+        name="e",
+        **more,
+    )
+    return S.SoftmaxOutput(S.FullyConnected(x, num_hidden=3, name="fc"), name="softmax")
+
+
+def scheduled_embedding(**more: Any) -> Any:
+    shapes = {"data": (4,), "softmax_label": (4,)}
+    plan = nested(work_of(embedding(), shapes), 1, 1, 0.9)
+    return scheduled(embedding(**more), plan)
+
+
+def test_refused() -> None:
+    symbol, shapes = scheduled_embedding(), {"data": (4,), "softmax_label": (4,)}
+    refused: Dict[str, Callable[[], Any]] = {
+        "group2ctx": lambda: symbol.simple_bind(mx.cpu(), group2ctx={"a": mx.cpu(1)}, **shapes),
+        "input 'words' is stored as row_sparse": lambda: symbol.simple_bind(
+            mx.cpu(), stype_dict={"words": "row_sparse"}, **shapes
+        ),
+        "input 'words' is stored as row_spars": lambda: scheduled_embedding(
+            variable={"stype": "row_sparse"}
+        ).simple_bind(mx.cpu(), **shapes),
+        "gradient of 'words' is made row by row": lambda: scheduled_embedding(
+            sparse_grad=True
+        ).simple_bind(mx.cpu(), **shapes),
+        "grad_req of 'data' is 'writ'": lambda: symbol.simple_bind(
+            mx.cpu(), grad_req="writ", **shapes
+        ),
+    }
+    executor = symbol.simple_bind(mx.cpu(), **shapes)
+    args, grads = executor.arg_dict, {n: a.copy() for n, a in executor.grad_dict.items()}
+    sparse = {**grads, "words": mx.nd.sparse.zeros("row_sparse", (9, 4))}
+    missing = {name: array for name, array in args.items() if name != "words"}
+    refused.update(
+        {
+            "input 'words' is stored as row_spar": lambda: symbol.bind(mx.cpu(), args, sparse),
+            "argument 'words' is missing": lambda: symbol.bind(mx.cpu(), missing, grads),
+            "bind: group2ctx|split with group2ctx": lambda: symbol.bind(
+                mx.cpu(), args, grads, group2ctx={"a": mx.cpu(1)}
+            ),
+            "gradient of 'data' lies in the memory": lambda: symbol.bind(
+                mx.cpu(), args, executor.grad_dict, shared_exec=executor
+            ),
+        }
+    )
+    for words, attempt in refused.items():
+        with pytest.raises(Error, match=words):
+            attempt()
+    module = mx.mod.Module(symbol, group2ctxs={"a": mx.cpu(1)})
+    with pytest.raises(Error, match="group2ctx"):
+        module.bind([("data", (4,))], [("softmax_label", (4,))])
+    # Inference takes all of it, as MXNet does.
+    symbol.simple_bind(mx.cpu(), grad_req="null", group2ctx={"a": mx.cpu(1)}, **shapes)
+
+
+def test_backward_needs_its_forward() -> None:
+    executor = planned(loss=False).simple_bind(mx.cpu(), data=(2, 3, 8, 8))
+    heads = mx.nd.ones((2, 4))
+
+    def refused(**more: Any) -> None:
+        with pytest.raises(Error, match="call that first"):
+            executor.backward(heads, **more)
+
+    refused()
+    executor.forward(is_train=True)
+    with pytest.raises(Error, match="'fc_output' is no loss"):
+        executor.backward()
+    with pytest.raises(TypeError, match="NDArray"):
+        executor.backward([1.0])
+    refused(is_train=False)
+    executor.backward(heads)
+    refused()
+    executor.forward(is_train=True)
+    executor.forward(is_train=False)
+    refused()
+
+
+def test_forward_checks_what_it_is_given() -> None:
+    executor = planned().simple_bind(mx.cpu(), **SHAPES)
+    with pytest.raises(TypeError, match="Unknown argument"):
+        executor.forward(is_train=True, dat=mx.nd.ones((2, 2)))
+    with pytest.raises(ValueError, match="Shape not match"):
+        executor.forward(is_train=True, data=mx.nd.ones((2, 2)))
+    with pytest.raises(ValueError, match="NDArrays"):
+        executor.forward(is_train=True, data=3.0)
+
+
+def test_with_the_engine_that_waits() -> None:
+    code = "import conftest, test_scheduled as t; t.test_fit('once'); t.test_steps('add')"
+    environment = dict(os.environ, MXNET_ENGINE_TYPE="NaiveEngine")
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)

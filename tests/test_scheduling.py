@@ -1,0 +1,188 @@
+"""``memonger.plan(how='schedule')``: limits of work and memory, and what the plan tells."""
+
+import json
+import pickle
+from typing import Any, Dict, Tuple
+
+import memonger
+import mxnet as mx
+import numpy as np
+import pytest
+from memonger import scheduling
+from memonger.device import rounded
+from memonger.forward import Tensor
+from memonger.scheduled import ScheduledSymbol
+
+import networks
+
+MB = 2**20
+Network = Tuple[Any, Dict[str, Any]]
+
+
+def layers(depth: int = 24) -> Network:
+    """Each tensor 64 KB, a weight 4 KB."""
+    return networks.chain(depth, hidden=32, batch=512)
+
+
+def as_module_does(symbol: Any, shapes: Any) -> Dict[str, str]:
+    return {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
+
+
+def planned(network: Network, **options: Any) -> memonger.Plan:
+    symbol, shapes = network
+    options.setdefault("grad_req", as_module_does(symbol, shapes))
+    return memonger.plan(symbol, shapes, how="schedule", **options)
+
+
+def test_less_memory_for_more_work() -> None:
+    network = layers(48)
+    marks = memonger.plan(*network, grad_req=as_module_does(*network))
+    plans = [planned(network, work=work) for work in (1.5, 2.0, 3.0, None)]
+    assert all(p.exact and isinstance(p.symbol, ScheduledSymbol) for p in plans)
+    assert all(p.recomputed_flops <= w - 1 for p, w in zip(plans, (1.5, 2.0, 3.0)))
+    pools = [p.pool_bytes for p in plans]
+    assert pools == sorted(pools, reverse=True) and pools[-1] < pools[1] < marks.pool_bytes
+    times = np.bincount(plans[-1].schedule.forwards)  # type: ignore[union-attr]
+    assert times.max() > 2  # no marks can do that
+
+
+def test_memory_is_told_as_mxnet_allocates_it() -> None:
+    symbol, shapes = networks.resnet((1, 1, 1, 1), batch=4, image=64)
+    plan = memonger.plan(symbol, shapes, how="schedule", work=2.0)
+    assert plan.exact and not plan.copies
+    assert plan.counted_bytes // MB == memonger.get_cost(plan.symbol, shapes=shapes)
+    assert plan.pool_bytes == memonger.pool_bytes(plan.symbol, shapes=shapes)
+    assert plan.counted_bytes == plan.pool_bytes + plan.gradient_bytes
+    parameters = sum(
+        4 * int(np.prod(shape))
+        for name, shape in zip(symbol.list_arguments(), symbol.infer_shape(**shapes)[0])
+        if name != "softmax_label"  # whose gradient is never written
+    )
+    assert plan.gradient_bytes == parameters
+    assert plan.peak_bytes <= plan.pool_bytes < plan.unplanned_bytes
+    assert set(plan.kept) | set(plan.recomputed) == {
+        node["name"] for node in json.loads(symbol.tojson())["nodes"] if node["op"] != "null"
+    }
+
+
+def test_gradients_that_are_added_are_no_part_of_the_pool() -> None:
+    network = layers()
+    written, added = (
+        planned(network, work=3.0, grad_req=dict(as_module_does(*network), **change))
+        for change in ({}, {"fc0_weight": "add"})
+    )
+    assert written.gradient_bytes - added.gradient_bytes == 4 * 32 * 32
+    assert planned(network, work=3.0, grad_req={"fc0_weight": "add"}).gradient_bytes == 0
+
+
+def test_the_memory_of_a_device() -> None:
+    """The pool's blocks, what it is bound to, and the gradients that are not in the pool."""
+    symbol, shapes = layers()
+    requests = dict(as_module_does(symbol, shapes), fc0_weight="add")
+    plan = planned((symbol, shapes), work=3.0, grad_req=requests)
+    found = symbol.infer_shape(**shapes)[0]
+    arguments = sum(int(rounded(Tensor(s, "float32").nbytes)) for s in found)
+    blocks = plan.device_bytes - arguments - 4 * 32 * 32
+    assert 0 <= blocks - plan.counted_bytes < 4096 * 200
+
+
+def test_least_work_within_a_budget() -> None:
+    network = layers(48)
+    least = planned(network)
+    budgets = [least.pool_bytes, least.pool_bytes * 3 // 2, least.pool_bytes * 3]
+    plans = [planned(network, budget=budget) for budget in budgets]
+    assert all(p.pool_bytes <= budget for p, budget in zip(plans, budgets))
+    work = [p.recomputed_flops for p in plans]
+    assert work == sorted(work, reverse=True) and work[-1] < work[0]
+    with pytest.raises(memonger.MemongerError, match="no schedule was found that needs at most"):
+        planned(network, budget=least.pool_bytes // 4)
+    with pytest.raises(memonger.MemongerError, match="give either more memory or more work"):
+        planned(network, budget=least.pool_bytes, work=1.1)
+
+
+def test_what_comes_after_a_layer_is_kept() -> None:
+    plan = planned(layers(), work=3.0, until="fc12")
+    assert plan.recomputed and plan.pool_bytes < plan.unplanned_bytes
+    assert all(int(name[4 if name[0] == "t" else 2 :]) < 12 for name in plan.recomputed)
+
+
+def test_a_share_of_the_batch() -> None:
+    symbol, shapes = layers()
+    half = {name: (shape[0] // 2, *shape[1:]) for name, shape in shapes.items()}
+    assert (
+        planned((symbol, shapes), work=2.0, devices=2).pool_bytes
+        == planned((symbol, half), work=2.0).pool_bytes
+    )
+
+
+def test_remembered_for_the_same_network_of_other_names(caplog: pytest.LogCaptureFixture) -> None:
+    def net(prefix: str) -> Any:
+        with mx.name.Prefix(prefix):
+            x = mx.sym.Variable("data")
+            for k in range(12):
+                x = mx.sym.FullyConnected(x, mx.sym.Variable("w%d" % k), num_hidden=32, no_bias=1)
+                x = mx.sym.Activation(x, act_type="tanh")
+            return mx.sym.LinearRegressionOutput(x, mx.sym.Variable("label"), name="out")
+
+    first, second = (planned((net(p), {"data": (512, 32)}), work=3.0) for p in ("a_", "b_"))
+    assert (first.pool_bytes, first.recomputed_flops) == (
+        second.pool_bytes,
+        second.recomputed_flops,
+    )
+    assert [n.replace("a_", "b_") for n in first.recomputed] == list(second.recomputed) != []
+    assert second.symbol.get_internals().list_outputs()[2].startswith("b_")
+    assert planned((net("a_"), {"data": (512, 32)}), work=2.0).recomputed_flops <= 1
+
+
+def test_never_more_than_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are a candidate, whatever the search for schedules comes to."""
+    network = layers(48)
+    monkeypatch.setattr(scheduling.Recursive, "_search", lambda *args: None)
+    plan = planned(network, work=2.0)
+    assert plan.planner == "marks" and plan.exact and plan.recomputed
+    assert plan.pool_bytes < plan.unplanned_bytes / 2
+
+
+def test_nothing_to_gain() -> None:
+    x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4)
+    symbol = mx.sym.LinearRegressionOutput(x, mx.sym.Variable("label"))
+    plan = planned((symbol, {"data": (2, 4)}))
+    assert plan.schedule is None and not isinstance(plan.symbol, ScheduledSymbol)
+    assert plan.planner == "no plan" and plan.pool_bytes == plan.unplanned_bytes
+    assert plan.gradient_bytes == 0 and plan.recomputed_flops == 0
+
+
+def test_an_interrupted_search(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = scheduling.Recursive.least_memory
+    monkeypatch.setattr(
+        scheduling.Recursive, "least_memory", lambda *a: real(*a)._replace(interrupted=True)
+    )
+    plan = planned(layers(), work=2.0)
+    assert plan.interrupted and plan.exact and "interrupted" in caplog.text
+
+
+def test_search_plan_takes_the_same() -> None:
+    symbol, shapes = layers()
+    found = memonger.search_plan(symbol, how="schedule", work=3.0, patience=0.5, **shapes)
+    assert isinstance(found, ScheduledSymbol)
+    again = memonger.plan(symbol, shapes, how="schedule", work=3.0, patience=0.5)
+    assert np.array_equal(found.schedule.events, again.schedule.events)  # type: ignore[union-attr]
+    assert isinstance(pickle.loads(pickle.dumps(found)), ScheduledSymbol)
+
+
+def test_planned_anew() -> None:
+    """A planned symbol is planned as the network that it is of."""
+    symbol, shapes = layers()
+    first = planned((symbol, shapes), work=2.0)
+    assert not isinstance(memonger.unplan(first.symbol), ScheduledSymbol)
+    marks = memonger.plan(first.symbol, shapes)
+    assert marks.pool_bytes == memonger.plan(symbol, shapes).pool_bytes
+    assert not isinstance(marks.symbol, ScheduledSymbol)
+
+
+def test_trains_as_the_network_does() -> None:
+    symbol, shapes = networks.resnet((1, 1, 1, 1), batch=2, image=64)
+    plan = memonger.plan(symbol, shapes, how="schedule", work=3.0)
+    assert memonger.check(symbol, plan.symbol, shapes, steps=2)
