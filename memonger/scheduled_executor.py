@@ -170,9 +170,6 @@ class ScheduledExecutor(mx.executor.Executor):
 
     * ``backward`` runs once after each ``forward(is_train=True)``.
     * Gradients may be in the memory pool (see the module's docstring).
-    * With 'add', the whole gradient of a step is added. MXNet adds some term by term: those that
-      are sums of five to seven terms, and rows that an Embedding reads more than once. The last
-      bits may differ there.
     * With ``MXNET_ENGINE_TYPE=NaiveEngine`` an operator that fails ends the process, after MXNet's
       message (`_run`).
 

@@ -408,14 +408,7 @@ def fitted_buckets(network: Callable[[int], Any], request: str = "write") -> Dic
 
 
 def check_buckets(network: Callable[[int], Any], request: str) -> None:
-    usual, planned = fitted_buckets(unrolled, request), fitted_buckets(network, request)
-    if request == "write":
-        return same(usual, planned)
-    # MXNet adds to a gradient what it is a sum of (5 to 7 uses; an Embedding's rows) term by term,
-    # a schedule the sum.
-    assert usual.keys() == planned.keys()
-    for name, array in usual.items():
-        np.testing.assert_allclose(planned[name], array, 1e-3, 1e-5, err_msg=name)
+    same(fitted_buckets(unrolled, request), fitted_buckets(network, request))
 
 
 @pytest.mark.parametrize("request_", ["write", "add"])
