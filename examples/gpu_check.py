@@ -16,6 +16,7 @@ be compared strictly; the same with fusion, whose kernels round otherwise; and a
 import argparse
 import ctypes
 import json
+import multiprocessing
 import os
 import platform
 import re
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 try:
@@ -432,6 +434,16 @@ def check_gpu(number: int) -> str:
 # -- the three settings -----------------------------------------------------------------------
 
 
+def planned(net: Any, shapes: Shapes, device: str) -> memonger.Plan:
+    """Plan for the device, in a process of its own: this one keeps nothing of a GPU to itself."""
+    name, number = device.split(":")
+    requests = {n: "null" if n in shapes else "write" for n in net.list_arguments()}
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(
+            memonger.plan, net, shapes, grad_req=requests, ctx=mx.Context(name, int(number))
+        ).result()
+
+
 class Check:
     """A network, its plan, and what is found out about them."""
 
@@ -440,8 +452,7 @@ class Check:
         self.steps, self.folder = steps, folder
         self.on_cpu = device.startswith("cpu")
         self.verdict = Verdict()
-        requests = {n: "null" if n in shapes else "write" for n in net.list_arguments()}
-        self.plan = memonger.plan(net, shapes, grad_req=requests)
+        self.plan = planned(net, shapes, device)
         self.same = same_kernels(net, self.plan.symbol)
 
     def run(self, what: str, net: Any, env: Mapping[str, str], timed: bool = False) -> Trained:

@@ -213,13 +213,13 @@ def test_a_broken_plan_fails(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
 ) -> None:
-    right = memonger.plan
+    right = gpu_check.planned
 
-    def broken_plan(net: Any, *args: Any, **kwargs: Any) -> Any:
-        return dataclasses.replace(right(net, *args, **kwargs), symbol=breaks(net))
+    def broken_plan(net: Any, shapes: Any, device: str) -> Any:
+        return dataclasses.replace(right(net, shapes, device), symbol=breaks(net))
 
     monkeypatch.setitem(gpu_check.NETS, "norms", (small_norms, 0))
-    monkeypatch.setattr(memonger, "plan", broken_plan)
+    monkeypatch.setattr(gpu_check, "planned", broken_plan)
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))
     status = gpu_check.main(["--net", "norms", "--batch", "8", "--device", "cpu", "--steps", "3"])
     printed = capsys.readouterr().out
