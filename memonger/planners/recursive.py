@@ -4,12 +4,12 @@ A schedule is a binary tree of cuts (``unroll``): run forward to the cut, proces
 it, then what is left. The binomial schedule (``binomial``) is such a tree, so are a square root of
 segments and all that marks can express but for single operators. The search:
 
-1. Candidate boundaries: where little is alive (``cuts.cheap_cuts``).
+1. Candidate boundaries: where little is alive (``pieces.boundaries``).
 2. Dynamic programming over trees (``pieces``) with sizes raised to several powers, at several
    scales of memory. One table gives the trees of a whole frontier of memory and work.
 3. Every tree's schedule is replayed to the byte (``judge``), with all match ranges: MXNet tries
    them all when it binds a schedule.
-4. The best few are annealed (``climb``), a thread each, those that do best for longer.
+4. The best few are annealed (``climb``), a thread each, then the best of these for longer.
 
 All of it depends on the network alone, not on the machine's speed or its cores.
 
@@ -83,7 +83,7 @@ class Annealing(NamedTuple):
 
 SHORT = Annealing(((3, 0.5), (1, 0.5)), ((0.004, 0.0002), (0.001, 0.0001)))
 LONG = Annealing(((8, 0.4), (3, 0.3), (1, 0.3)), ((0.004, 0.0002), (0.001, 0.0001)))
-LONG_FROM = 40_000  # tries
+LONG_FROM = 45_000  # tries
 
 
 class Judged(NamedTuple):
