@@ -41,10 +41,10 @@ def solve_schedule(
         The planned network.
     """
     network = read_network(request)
-    todo = workload(network.training)
+    load = workload(network.training)
     if request.until is not None:
-        todo.once[request.until :] = True
-    made = parts(todo)
+        load.once[request.until :] = True
+    made = parts(load)
     nodes = network.graph.nodes
     added = [a for a in network.training.wanted if request.grad_req[nodes[a].name] == "add"]
     mkldnn = request.ctx is None or has_mkldnn(request.ctx)
@@ -57,8 +57,8 @@ def solve_schedule(
         return found._replace(bound=found.replay.pool_bytes // MB if bound is None else bound)
 
     with Progress(SEARCHING) as progress:
-        others = _as_schedule(todo, network, cost, patience, ntrial)
-        search = Recursive(todo, patience, progress)
+        others = _as_schedule(load, network, cost, patience, ntrial)
+        search = Recursive(load, patience, progress)
         if budget is None:
             found = search.least_memory(work, others)
         else:
@@ -133,7 +133,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _as_schedule(
-    todo: Workload, network: Network, cost: CostModel, patience: float, ntrial: int
+    load: Workload, network: Network, cost: CostModel, patience: float, ntrial: int
 ) -> List[Tuple[str, Schedule]]:
     """The best marks of a short search."""
     if not cost.exact:
@@ -142,7 +142,7 @@ def _as_schedule(
         network.stages, cost, network.rules, ntrial, patience=patience * MARKS_PATIENCE
     )
     held = [copy.node for copy in found.copies]
-    return [("marks", of_marks(todo, found.mask, held))]
+    return [("marks", of_marks(load, found.mask, held))]
 
 
 def _within(

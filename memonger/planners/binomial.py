@@ -69,16 +69,16 @@ def binomial_tree(steps: int, states: int) -> Tree:
             % (steps, states)
         )
     tree: Tree = []
-    todo = [(0, steps, states)]
-    while todo:
-        lo, hi, kept = todo.pop()
+    pending = [(0, steps, states)]
+    while pending:
+        lo, hi, kept = pending.pop()
         if hi - lo == 1:
             tree.append((LEAF, 0))
             continue
         cut = lo + _first_part(hi - lo, kept)
         tree.append((cut, 0))
-        todo.append((cut, hi, kept - 1))
-        todo.append((lo, cut, kept))
+        pending.append((cut, hi, kept - 1))
+        pending.append((lo, cut, kept))
     return tree
 
 
