@@ -202,9 +202,9 @@ def plan_marks(folder: Path) -> None:
 
 
 def plan_schedule(folder: Path) -> None:
-    limit = float((folder / "limit").read_text())
+    limit, patience = map(float, (folder / "limit").read_text().split())
     work = None if math.isinf(limit) else limit
-    plan_deep(folder, "schedule", how="schedule", work=work)
+    plan_deep(folder, "schedule", how="schedule", work=work, patience=patience)
 
 
 def plan_deep(folder: Path, name: str, **options: Any) -> None:
@@ -280,14 +280,16 @@ def compare(name: str, network: networks.Network, original: bool, timeout: float
     return figures
 
 
-def deepen(name: str, network: networks.Network, limits: List[float], timeout: float) -> Row:
+def deepen(
+    name: str, network: networks.Network, limits: List[float], patience: float, timeout: float
+) -> Row:
     """Plan a network by marks and by a schedule for each limit of work; all are bound."""
     figures: Row = {"name": name, "schedules": []}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write(folder, network)
         for limit in [None, *limits]:
-            (folder / "limit").write_text(str(limit))
+            (folder / "limit").write_text("%s %s" % (limit, patience))
             step, file = (plan_marks, "marks") if limit is None else (plan_schedule, "schedule")
             try:
                 seconds = run(step, folder, timeout)
@@ -368,6 +370,9 @@ def parse(arguments: List[str]) -> argparse.Namespace:
         "--work", nargs="+", type=limit_of_work, metavar="R", help="schedules (inf: no limit)"
     )
     parser.add_argument(
+        "--patience", type=float, default=1.0, metavar="P", help="of schedules: times the search"
+    )
+    parser.add_argument(
         "--timeout", type=float, default=1800, metavar="S", help="seconds for one step (1800)"
     )
     options = parser.parse_args(arguments)
@@ -411,7 +416,8 @@ def main(arguments: List[str]) -> int:
     rows = result["networks"] = []
     for name, build in options.nets.items():
         if options.work:
-            rows.append(deepen(name, build(), options.work, options.timeout))
+            made = deepen(name, build(), options.work, options.patience, options.timeout)
+            rows.append(made)
             print(deep_line(rows[-1], options.work), flush=True)
         else:
             rows.append(compare(name, build(), not options.no_original, options.timeout))

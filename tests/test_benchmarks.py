@@ -68,11 +68,12 @@ def test_schedules(tmp_path: Path) -> None:
     symbol.save(str(tmp_path / "small-symbol.json"))
     (tmp_path / "small.json").write_text(json.dumps({"shapes": shapes}))
     out = str(tmp_path / "out.json")
-    done = run("--symbols", str(tmp_path), "--work", "2", "inf", "--json", out)
+    short = "--patience", "0.02"
+    done = run("--symbols", str(tmp_path), "--work", "2", "inf", "--json", out, *short)
     assert done.returncode == 0, done.stderr
     (figures,) = json.loads(Path(out).read_text())["networks"]
     requests = {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
-    plan = memonger.plan(symbol, shapes, how="schedule", work=2.0, grad_req=requests)
+    plan = memonger.plan(symbol, shapes, how="schedule", work=2.0, patience=0.02, grad_req=requests)
     marks = figures["marks"]
     two, endless = figures["schedules"]
     assert two["mb"] == plan.pool_bytes // MB
