@@ -2,7 +2,7 @@
 
 import os
 import re
-from typing import Any, Dict, Iterable, Optional, Set
+from typing import Any, Dict, Iterable, Mapping, Optional, Set, Union
 
 from memonger._mxnet import mx
 from memonger.errors import MemongerError
@@ -16,7 +16,7 @@ def bind(
     graph: ForwardGraph,
     ctx: Any,
     wanted: Optional[Iterable[int]] = None,
-    request: str = "write",
+    request: Union[str, Mapping[str, str]] = "write",
 ) -> Any:
     """Bind a symbol for training with arrays that are never allocated.
 
@@ -28,8 +28,8 @@ def bind(
     ctx : mx.Context
     wanted : iterable of int, optional
         The arguments (nodes of ``graph``) that get a gradient; all of them by default.
-    request : {'write', 'add'}
-        What is done with these gradients; both take the same memory.
+    request : {'write', 'add'} or dict of str
+        What is done with these gradients; both take the same memory, but for a schedule.
     """
 
     def arrays(nodes: Iterable[int]) -> Dict[str, Any]:
@@ -42,12 +42,13 @@ def bind(
         if name in gradients:  # without rows: nothing is allocated for it either
             gradients[name] = mx.nd.sparse.zeros("row_sparse", tensor.shape, ctx, tensor.dtype)
     names = symbol.list_arguments()
+    requests = dict.fromkeys(names, request) if isinstance(request, str) else request
     try:
         return symbol.bind(
             ctx,
             arrays(graph.arguments),
             gradients,
-            {name: request if name in gradients else "null" for name in names},
+            {name: requests[name] if name in gradients else "null" for name in names},
             arrays(graph.auxiliary),
         )
     except mx.MXNetError as error:

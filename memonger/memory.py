@@ -111,7 +111,7 @@ def measure(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: A
     """Replay and bind a symbol, with the marks or the schedule that it carries."""
     graph = forward_graph(symbol, spec)
     asked = wanted(graph, grad_req)
-    bound = planned_mb(bind(symbol, graph, device, asked))
+    bound = planned_mb(bind(symbol, graph, device, asked, grad_req))
     training = training_graph(graph, asked)
     schedule = symbol.schedule if isinstance(symbol, ScheduledSymbol) else None
     if schedule is not None:

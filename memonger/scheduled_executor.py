@@ -170,6 +170,7 @@ class ScheduledExecutor(mx.executor.Executor):
 
     * ``backward`` runs once after each ``forward(is_train=True)``.
     * Gradients may be in the memory pool (see the module's docstring).
+    * With 'add', a gradient is added to a copy of its array, in the pool, and the sum copied back.
     * With ``MXNET_ENGINE_TYPE=NaiveEngine`` an operator that fails ends the process, after MXNet's
       message (`_run`).
 
@@ -231,7 +232,7 @@ class ScheduledExecutor(mx.executor.Executor):
         self._inference: Any = None
         self._moves: List[Tuple[Any, Any, bool]] = []
         self._plain: Any = None
-        self._ran_forward = self._has_gradients = False
+        self._ran_forward = self._has_gradients = self._has_looked = False
         self.arg_arrays = [args[name] for name in names]
         self.aux_arrays = [aux[name] for name in symbol.list_auxiliary_states()]
         self.outputs = self._training.outputs[: written.outputs]
@@ -354,6 +355,9 @@ class ScheduledExecutor(mx.executor.Executor):
             if not isinstance(out_grads[k], mx.nd.NDArray):
                 raise TypeError("inputs must be NDArray")
             out_grads[k].copyto(array)
+        if not self._has_looked:
+            self._has_looked = True
+            self._refuse_one_array_for_two()
         self._ran_forward, self._has_gradients = False, True
         _run(self._training, self._step.forward, self._step.nodes)
         for array, source, request in self._copied:
@@ -364,6 +368,19 @@ class ScheduledExecutor(mx.executor.Executor):
                 array[:] = 0
             else:
                 source.copyto(array)
+
+    def _refuse_one_array_for_two(self) -> None:
+        """Not when it is bound, for then the memory of the arrays may not have been taken yet."""
+        seen: Dict[int, str] = {}
+        for name in filter(self._step.written.totals.get, self._symbol.list_arguments()):
+            place = arrays.address(self._given_grads[name])
+            if place in seen:
+                raise MemongerError(
+                    "the gradients of %r and %r are added to one array, and a schedule copies back "
+                    "each sum by itself; give each an array of its own, or plan with how='marks'"
+                    % (seen[place], name)
+                )
+            seen[place] = name
 
     def _infer(self) -> None:
         """Outputs of the plain network in inference, which uses the memory of the training step.
@@ -478,7 +495,8 @@ def _once_each(callback: Any, symbol: Any, step: Step, inputs: bool) -> Any:
     input that is a variable it is told of the variable, by its own name
     (``GraphExecutor::ExecuteMonInputCallback``).
     """
-    variables = {*symbol.list_inputs(), *step.written.scratch} if inputs else set()
+    ours = {*step.written.scratch, *step.written.totals.values()}
+    variables = {*symbol.list_inputs(), *ours} if inputs else set()
     held: List[Any] = []
 
     def told(name: Any, array: Any, _: Any) -> None:

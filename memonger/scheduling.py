@@ -65,7 +65,8 @@ def solve_schedule(
             found = _within(search, budget, work, others, memory)
     schedule = found.best.schedule
     symbol = scheduled(request.symbol, schedule)
-    bound = planned_mb(bind(symbol, network.graph, request.device, network.training.wanted))
+    wanted, grad_req = network.training.wanted, request.grad_req
+    bound = planned_mb(bind(symbol, network.graph, request.device, wanted, grad_req))
     planned = memory(schedule, bound)
     warnings = []
     if not planned.inexact and not planned.exact:

@@ -1,0 +1,267 @@
+"""grad_req 'add': a schedule adds to the user's arrays as MXNet does, bit for bit."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import memonger
+import mxnet as mx
+import numpy as np
+import pytest
+from memonger.inputs import read_shapes
+from memonger.memory import measure
+from memonger.scheduled import scheduled
+
+from operator_cases import CASES, SMALL_SHAPES, small_net
+from planned import positive
+from schedules import LEVELS, work_of
+from test_schedule import KNOWN
+
+S = mx.sym
+Network = Tuple[Any, Dict[str, Any]]
+
+
+def lstm(steps: int) -> Network:
+    """Its weights are read once in each step, so their gradients have so many terms."""
+    with mx.name.NameManager():
+        x = S.Embedding(S.Variable("data"), input_dim=11, output_dim=24, name="embed")
+        x, _ = mx.rnn.LSTMCell(24, prefix="lstm_").unroll(steps, inputs=x, merge_outputs=True)
+        x = S.FullyConnected(S.Reshape(x, shape=(-1, 24)), num_hidden=11, name="decode")
+        label = S.Reshape(S.Variable("softmax_label"), shape=(-1,))
+        shapes = {"data": (8, steps), "softmax_label": (8, steps)}
+        return S.SoftmaxOutput(x, label, name="softmax"), shapes
+
+
+def embedded_twice() -> Network:
+    """Two inputs read the rows of one Embedding, each many times."""
+    with mx.name.NameManager():
+        weight = S.Variable("weight")
+        x = [
+            S.Embedding(S.Variable(name), weight, input_dim=3, output_dim=16)
+            for name in ("data", "other")
+        ]
+        x = S.FullyConnected(x[0] * S.tanh(x[1]), num_hidden=8, flatten=False)
+        x = S.FullyConnected(S.tanh(x), num_hidden=4, name="fc")
+        shapes = {"data": (16, 9), "other": (16, 9), "softmax_label": (16,)}
+        return S.SoftmaxOutput(x, name="softmax"), shapes
+
+
+def embedded_once() -> Network:
+    """The gradient that comes last is that of an Embedding: nothing comes after it."""
+    with mx.name.NameManager():
+        x = S.Embedding(S.Variable("data"), input_dim=3, output_dim=16, name="embed")
+        x = S.FullyConnected(S.tanh(x), num_hidden=4, name="fc")
+        return S.SoftmaxOutput(x, name="softmax"), {"data": (16, 30), "softmax_label": (16,)}
+
+
+def layers(batch: int = 1500) -> Network:
+    """The gradient of a weight is a sum over the batch, that of data one over 1200 units."""
+    with mx.name.NameManager():
+        x = S.Variable("data")
+        for width in (40, 1200, 40, 40, 40):
+            x = S.Activation(S.FullyConnected(x, num_hidden=width), act_type="tanh")
+        x = S.FullyConnected(x, num_hidden=10, name="fc")
+        return S.SoftmaxOutput(x, name="softmax"), {"data": (batch, 40), "softmax_label": (batch,)}
+
+
+def products() -> Network:
+    """Of matrices, by MXNet's own operators, with float64."""
+    with mx.name.NameManager():
+        x = S.Variable("data")
+        for k in range(4):
+            x = S.tanh(S.dot(x, S.Variable("w%d" % k, shape=(32, 32))))
+            x = S.broadcast_add(x, S.Variable("b%d" % k, shape=(1, 32)))
+        return S.MakeLoss(S.sum(x * x)), {"data": (1100, 32)}
+
+
+def convolutions() -> Network:
+    with mx.name.NameManager():
+        x = S.Convolution(S.Variable("data"), kernel=(3, 3), pad=(1, 1), num_filter=16)
+        shared = S.Variable("shared_weight")
+        for _ in range(6):
+            y = S.Activation(S.BatchNorm(x, fix_gamma=False), act_type="relu")
+            x = x + S.Convolution(y, shared, kernel=(3, 3), pad=(1, 1), num_filter=16, no_bias=True)
+        x = S.Deconvolution(x, kernel=(2, 2), stride=(2, 2), num_filter=8)
+        x = S.Pooling(x, global_pool=True, pool_type="avg", kernel=(1, 1))
+        x = S.FullyConnected(x, num_hidden=4, name="fc")
+        shapes = {"data": (8, 3, 12, 12), "softmax_label": (8,)}
+        return S.SoftmaxOutput(x, name="softmax"), shapes
+
+
+def without_loss() -> Network:
+    with mx.name.NameManager():
+        x, weight = S.Variable("data"), S.Variable("weight")
+        for _ in range(5):
+            x = S.tanh(S.FullyConnected(x, weight, num_hidden=48, no_bias=True))
+        return S.Group([x * 2, S.BlockGrad(x)]), {"data": (1100, 48)}
+
+
+NETWORKS: Dict[str, Any] = {
+    **{"lstm of %d steps" % steps: lambda steps=steps: lstm(steps) for steps in (5, 6, 7, 9)},
+    "embedded once": embedded_once,
+    "embedded twice": embedded_twice,
+    "layers": layers,
+    "products": products,
+    "convolutions": convolutions,
+    "without a loss": without_loss,
+}
+
+
+def gradients(symbol: Any, shapes: Dict[str, Any], requests: Dict[str, str]) -> List[Any]:
+    """Outputs and gradients of three steps, without a zero or an update in between."""
+    random = np.random.RandomState(0)
+    known = symbol.infer_shape(**shapes)
+    args = {}
+    for name, shape in zip(symbol.list_arguments(), known[0]):
+        whole = name.endswith("label") or (name in shapes and "embed" in symbol.tojson())
+        value = random.randint(0, 3, shape) if whole else random.normal(size=shape) * 0.3
+        args[name] = mx.nd.array(value)
+    grads = {n: mx.nd.array(random.normal(size=args[n].shape)) for n in requests}
+    aux = [mx.nd.ones(shape) for shape in known[2]]
+    executor = symbol.bind(
+        mx.cpu(),
+        args,
+        grads,
+        {n: requests.get(n, "null") for n in args},
+        dict(zip(symbol.list_auxiliary_states(), aux)),
+    )
+    found: List[Any] = []
+    for _ in range(3):
+        executor.forward(is_train=True)
+        executor.backward([mx.nd.array(random.normal(size=o.shape)) for o in executor.outputs])
+        found += [array.asnumpy() for array in (*executor.outputs, *grads.values())]
+        args["data"][:] = args["data"][::-1]
+    return found
+
+
+def compare(network: Network, requests: Dict[str, str], level: str) -> None:
+    symbol, shapes = network
+    planned = scheduled(symbol, LEVELS[level](work_of(symbol, shapes), 1))
+    expected = gradients(symbol, shapes, requests)
+    found = gradients(planned, shapes, requests)
+    assert len(expected) == len(found)
+    assert [k for k in range(len(found)) if not np.array_equal(expected[k], found[k])] == []
+    assert np.ptp(expected[-1]) > 0
+
+
+def parameters(network: Network) -> List[str]:
+    return [name for name in network[0].list_arguments() if name not in network[1]]
+
+
+@pytest.mark.parametrize("level", ["plain", "one level", "three levels"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_added_as_mxnet_does(name: str, level: str) -> None:
+    network = NETWORKS[name]()
+    compare(network, dict.fromkeys(parameters(network), "add"), level)
+
+
+@pytest.mark.parametrize("name", ["layers", "convolutions", "products", "without a loss"])
+def test_gradients_of_inputs_too(name: str) -> None:
+    network = NETWORKS[name]()
+    compare(network, dict.fromkeys([*parameters(network), "data"], "add"), "three levels")
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_some_are_written(name: str) -> None:
+    network = NETWORKS[name]()
+    requests = {n: ("add", "write")[k % 2] for k, n in enumerate(parameters(network))}
+    compare(network, requests, "one level")
+
+
+@pytest.mark.parametrize("level", ["plain", "three levels"])
+@pytest.mark.parametrize("request_", ["add", "mixed"])
+def test_their_memory_is_predicted(level: str, request_: str) -> None:
+    symbol, shapes = layers(4000)
+    names = symbol.list_arguments()
+    requests = dict.fromkeys(names, "null")
+    for k, name in enumerate(parameters((symbol, shapes))):
+        requests[name] = "write" if request_ == "mixed" and k % 2 else "add"
+    given = read_shapes(symbol, shapes, {}, None)
+    planned = scheduled(symbol, LEVELS[level](work_of(symbol, shapes), 1))
+    found = measure(planned, given, requests, mx.cpu())
+    assert found.exact and found.bound > 20
+    sizes = dict(zip(names, symbol.infer_shape(**shapes)[0]))
+    written = [4 * int(np.prod(sizes[n])) for n, r in requests.items() if r == "write"]
+    assert found.gradient_bytes == sum(written)
+
+
+def test_two_gradients_in_one_array() -> None:
+    symbol, shapes = layers(4)
+    planned = scheduled(symbol, LEVELS["plain"](work_of(symbol, shapes), 1))
+    known = dict(zip(symbol.list_arguments(), symbol.infer_shape(**shapes)[0]))
+    args = {n: mx.nd.zeros(shape) for n, shape in known.items()}
+    grads = {n: mx.nd.zeros(known[n]) for n in parameters((symbol, shapes))}
+    names = [n for n, shape in known.items() if shape == (40,)][:2]
+    grads[names[1]] = grads[names[0]].reshape((40,))
+    requests = {n: "add" if n in grads else "null" for n in known}
+    executor = planned.bind(mx.cpu(), args, grads, requests)
+    executor.forward(is_train=True)
+    with pytest.raises(memonger.MemongerError, match="%s' and '%s" % tuple(names)):
+        executor.backward()
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_operators(name: str) -> None:
+    symbol = small_net(CASES[name])
+    planned = scheduled(symbol, LEVELS["one level"](work_of(symbol, SMALL_SHAPES), 0))
+    values = positive(symbol, SMALL_SHAPES)
+    report = memonger.check(symbol, planned, SMALL_SHAPES, grad_req="add", values=values)
+    assert report, str(report)
+
+
+def test_sums_of_what_is_given() -> None:
+    """Of head gradients alone: no operator of the forward pass comes before them."""
+    a, b = S.Variable("a"), S.Variable("b")
+    symbol, shapes = S.add_n(*[a] * 3, *[b] * 6), {"a": (3, 4), "b": (3, 4)}
+    planned = scheduled(symbol, LEVELS["plain"](work_of(symbol, shapes, "ab"), 0))
+    report = memonger.check(symbol, planned, shapes, grad_req="add")
+    assert report, str(report)
+
+
+def beside(identity: bool) -> Network:
+    """The gradient of ``a`` is what the gradient of the weight is computed from."""
+    a = S.Variable("a")
+    x = S.tanh(S.FullyConnected(S.Variable("data"), num_hidden=4, name="fc"))
+    total = (S.identity(a) if identity else a) + x
+    return S.MakeLoss(S.sum(S.square(total))), {"data": (3, 5), "a": (3, 4)}
+
+
+def test_what_mxnet_adds_to_and_reads_is_right() -> None:
+    """MXNet itself hands on the sum with what was in the array before."""
+
+    def first_gradient(network: Network, before: float) -> Any:
+        symbol, shapes = network
+        names = symbol.list_arguments()
+        sizes = dict(zip(names, symbol.infer_shape(**shapes)[0]))
+        grads = {n: mx.nd.full(sizes[n], before) for n in names}
+        requests = {n: "add" if n == "a" else "write" for n in names}
+        args = {n: mx.nd.ones(sizes[n]) * 0.1 for n in names}
+        executor = symbol.bind(mx.cpu(), args, grads, requests)
+        executor.forward(is_train=True)
+        executor.backward()
+        return grads["fc_weight"].asnumpy()
+
+    network = beside(False)
+    assert not np.allclose(first_gradient(network, 0), first_gradient(network, 7))  # MXNet's own
+    schedule = LEVELS["plain"](work_of(*network, ["a", "fc_weight", "fc_bias"]), 0)
+    right = scheduled(network[0], schedule), network[1]
+    assert np.array_equal(first_gradient(right, 0), first_gradient(network, 0))
+    assert np.array_equal(first_gradient(right, 7), first_gradient(network, 0))
+    symbol, shapes = beside(True)
+    work = work_of(symbol, shapes, ["a", "fc_weight", "fc_bias"])
+    planned = scheduled(symbol, LEVELS["plain"](work, 0))
+    found = [first_gradient((s, shapes), before) for s in (symbol, planned) for before in (0, 7)]
+    assert all(np.array_equal(found[0], other) for other in found[1:])
+
+
+def test_without_mkldnn() -> None:
+    """Products of matrices then add to the array within their sums."""
+    code = "import conftest, test_added as t; %s" % "; ".join(
+        "t.test_added_as_mxnet_does(%r, 'three levels')" % name
+        for name in ("layers", "convolutions", "lstm of 7 steps")
+    )
+    environment = dict(os.environ, MXNET_MKLDNN_ENABLED="0")
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)
