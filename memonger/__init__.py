@@ -2,7 +2,7 @@
 
 from memonger._mxnet import mx as _mx  # noqa: F401  first: it makes MXNet importable
 from memonger.checking import CheckReport, check
-from memonger.errors import MemongerError
+from memonger.errors import BudgetError, MemongerError
 from memonger.marks import unplan
 from memonger.plans import Plan, plan
 from memonger.search import get_cost, make_mirror_plan, pool_bytes, search_plan
@@ -10,6 +10,7 @@ from memonger.search import get_cost, make_mirror_plan, pool_bytes, search_plan
 __version__ = "1.0.0.dev0"
 
 __all__ = [
+    "BudgetError",
     "CheckReport",
     "MemongerError",
     "Plan",

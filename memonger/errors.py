@@ -7,3 +7,17 @@ class MemongerError(ValueError):
 
 class MXNetImportError(MemongerError, ImportError):
     """Raised when a usable MXNet 1.9 cannot be imported; the message says what to install."""
+
+
+class BudgetError(MemongerError):
+    """A budget of memory that no plan keeps.
+
+    Attributes
+    ----------
+    least_bytes : int
+        The least memory that was found.
+    """
+
+    def __init__(self, message: str, least_bytes: int) -> None:
+        super().__init__(message)
+        self.least_bytes = least_bytes

@@ -2,14 +2,14 @@
 
 import logging
 import numbers
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
 from memonger import marks
 from memonger import memory as memories
 from memonger.costs import MB, CostModel
-from memonger.errors import MemongerError
+from memonger.errors import BudgetError, MemongerError
 from memonger.executor import bind, has_mkldnn, planned_mb
 from memonger.forward import no_collection
 from memonger.memory import Memory
@@ -57,9 +57,11 @@ def solve_schedule(
         return found._replace(bound=found.replay.pool_bytes // MB if bound is None else bound)
 
     with Progress(SEARCHING) as progress:
-        others = _as_schedule(load, network, cost, patience, ntrial)
+        others, interrupted = _as_schedule(load, network, cost, patience, ntrial)
         search = Recursive(load, patience, progress)
-        if budget is None:
+        if interrupted:
+            found = _in_hand(search, others, work, budget, memory)
+        elif budget is None:
             found = search.least_memory(work, others)
         else:
             found = _within(search, budget, work, others, memory)
@@ -135,15 +137,32 @@ def _number(name: str, value: Any) -> float:
 
 def _as_schedule(
     load: Workload, network: Network, cost: CostModel, patience: float, ntrial: int
-) -> List[Tuple[str, Schedule]]:
-    """The best marks of a short search."""
+) -> Tuple[List[Tuple[str, Schedule]], bool]:
+    """The best marks of a short search, and whether it was interrupted."""
     if not cost.exact:
-        return []
+        return [], False
     found = smallest(
         network.stages, cost, network.rules, ntrial, patience=patience * MARKS_PATIENCE
     )
     held = [copy.node for copy in found.copies]
-    return [("marks", of_marks(load, found.mask, held))]
+    return [("marks", of_marks(load, found.mask, held))], found.interrupted
+
+
+def _in_hand(
+    search: Recursive,
+    others: List[Tuple[str, Schedule]],
+    work: Optional[float],
+    budget: Optional[int],
+    memory: Callable[[Schedule], Memory],
+) -> Found:
+    """What is known when the user ends the search before it has begun."""
+    name, schedule = others[0]
+    best = search.judge(schedule)
+    if (work is not None and best.work > work) or (
+        budget is not None and memory(schedule).pool_bytes > budget
+    ):
+        raise KeyboardInterrupt
+    return Found(best, name, True)
 
 
 def _within(
@@ -153,17 +172,27 @@ def _within(
     usual = memory(plain(search.workload))
     limit = budget + usual.gradient_bytes
     limit = int(limit * usual.replay.pool_bytes / max(1, usual.replay.allocated_bytes))
+    least = usual.pool_bytes
     for _ in range(MOST_SEARCHES):
-        found = search.least_work(limit, others)
+        try:
+            found = search.least_work(limit, others)
+        except BudgetError as error:
+            counted = error.least_bytes * usual.replay.allocated_bytes / usual.replay.pool_bytes
+            least = min(least, round(counted) - usual.gradient_bytes)
+            break
         taken = memory(found.best.schedule).pool_bytes
         if taken <= budget:
-            break
+            return _within_work(found, budget, work)
+        least = min(least, taken)
         limit = int(limit * 0.99 * budget / taken)
-    else:
-        raise MemongerError(
-            "no schedule was found that needs at most %d bytes (%.1f MB); the smallest that was "
-            "tried needs %d (%.1f MB)" % (budget, budget / MB, taken, taken / MB)
-        )
+    raise BudgetError(
+        "no schedule was found that needs at most %d bytes (%.1f MB); the smallest needs %d "
+        "(%.1f MB), without gradients" % (budget, budget / MB, least, least / MB),
+        least,
+    )
+
+
+def _within_work(found: Found, budget: int, work: Optional[float]) -> Found:
     if work is not None and found.best.work > work * (1 + 1e-9):
         raise MemongerError(
             "a budget of %.1f MB takes %.2f times the forward work, more than work=%g; give either "

@@ -24,7 +24,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 import numpy as np
 
-from memonger.errors import MemongerError
+from memonger.errors import BudgetError, MemongerError
 from memonger.planners.binomial import LEAF
 from memonger.planners.climb import ENDLESS, MATCH_RANGES, climb, price
 from memonger.planners.judge import Blueprint, blueprint, judge, positions
@@ -196,7 +196,7 @@ class Recursive:
 
         Raises
         ------
-        MemongerError
+        BudgetError
             If none that was found does with that little memory; it says what is possible.
         """
         known = self._known(others)
@@ -209,9 +209,10 @@ class Recursive:
         fitting = [k for k in known if k[0].pool_bytes <= budget]
         if not fitting:
             least = min([k[0].pool_bytes for k in known] + [t.pool_bytes for t in self._found])
-            raise MemongerError(
+            raise BudgetError(
                 "no schedule was found that needs at most %d bytes (%.1f MB); the smallest "
-                "needs %d (%.1f MB)" % (budget, budget / 2**20, least, least / 2**20)
+                "needs %d (%.1f MB)" % (budget, budget / 2**20, least, least / 2**20),
+                least,
             )
         best, name = min(fitting, key=lambda k: (k[0].work, k[0].pool_bytes))
         return Found(best, name, self.interrupted)
