@@ -134,7 +134,7 @@ def draw(file: str, depths: Sequence[int], found: Dict[str, List[float]]) -> Non
     for (name, megabytes), (colour, marker) in zip(found.items(), styles):
         axes.loglog(depths, megabytes, color=colour, marker=marker, linewidth=2, label=name)
         axes.annotate(
-            "%.0f MB" % megabytes[-1],
+            "%.3g MB" % megabytes[-1],
             (depths[-1], megabytes[-1]),
             xytext=(8, 0),
             textcoords="offset points",
