@@ -16,9 +16,9 @@ the compiled code, reading the symbol, planning, and the bind that confirms the 
 are its search as it is, every trial bound by simple_bind.
 
 With --work a table of schedules (how='schedule') instead: for each limit of the forward work of a
-step, in times that of one forward pass, the MB of the pool without the parameters' gradients (which
-it holds and that of marks does not), the work that it takes, and the seconds. They are planned and
-bound as Module binds: with no gradients of inputs.
+step, in times that of one forward pass, the MB of the pool as MXNet reports it, without the
+parameters' gradients (which it holds and that of marks does not), the work that it takes, and the
+seconds. They are planned and bound as Module binds: with no gradients of inputs.
 """
 
 import argparse
@@ -213,8 +213,8 @@ def plan_deep(folder: Path, name: str, **options: Any) -> None:
     if not plan.exact:  # the bind that confirms it says otherwise
         raise Failure("the bind differs from the prediction: %r" % plan)
     figures = {
-        "none": plan.unplanned_bytes // MB,
-        "mb": plan.pool_bytes // MB,
+        "none": plan.candidates["no plan"] // MB,
+        "mb": (plan.counted_bytes - plan.gradient_bytes) // MB,
         "work": 1 + plan.recomputed_flops,
     }
     (folder / (name + ".json")).write_text(json.dumps(figures))
