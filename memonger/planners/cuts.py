@@ -4,7 +4,10 @@ from typing import Callable, Collection, Dict, List, NamedTuple, Set, Tuple
 
 import numpy as np
 
+from memonger.allocator import Timeline, replay
+from memonger.compiled import compiled
 from memonger.forward import Entry, ForwardGraph
+from memonger.tables import KEPT
 from memonger.training import TrainingGraph
 
 
@@ -125,7 +128,7 @@ class Weights(NamedTuple):
         What gradients read of the results of all operators before each cut.
     highest : np.ndarray, n + 2
         The most that there is while the gradients of the piece before a cut run, were nothing
-        recomputed: ``until`` the operator, the gradient of its result and that of its input.
+        recomputed: ``until`` the operator, and what else is alive then.
     keep : np.ndarray, n + 2
         What must be kept at each cut.
     """
@@ -151,9 +154,12 @@ class Weigher:
             if facts[i].own_output:
                 read.add((i, 0))
         self._read = sorted(entry for entry in read if not graph.nodes[entry[0]].is_variable)
+        self._step, self._timeline = _gradient_steps(training)
+        line = self._timeline
+        self._orders = [np.argsort(at, kind="stable") for at in (self._step, line.start, line.stop)]
 
     def __call__(self, power: float) -> Weights:
-        graph, cuts = self.graph, self.cuts
+        graph, cuts, line = self.graph, self.cuts, self._timeline
 
         def weight(entry: Entry) -> float:
             return float((4.0 * graph.tensors[entry[0]][entry[1]].elements) ** power)
@@ -162,15 +168,79 @@ class Weigher:
         for entry in self._read:
             results[entry[0] + 1] += weight(entry)
         until = np.cumsum(results)
-        highest = until[1:].copy()
-        for i in graph.operators:
-            highest[i] += 2 * weight((i, 0))
+        weights = line.nbytes.astype(np.float64) ** power
+        besides = _besides(self._step, line.row, line.start, line.stop, weights, *self._orders)
+        highest = until[1:] + besides
         after = [0] + [cut.after + 1 for cut in cuts] + [len(graph.nodes)]
         return Weights(
             until[after],
             np.array([0.0] + [highest[a:b].max() for a, b in zip(after, after[1:])]),
             np.array([0.0] + [sum(map(weight, cut.entries)) for cut in cuts] + [0.0]),
         )
+
+
+def _gradient_steps(training: TrainingGraph) -> Tuple[np.ndarray, Timeline]:
+    """For each forward node the last step in which a gradient of it runs, -1 for none; no plan."""
+    tables = training.tables
+    found = replay(training, np.zeros(tables.forward, dtype=np.bool_))
+    step = np.full(tables.forward, -1, dtype=np.int64)
+    place = np.full(len(tables.variable), -1, dtype=np.int64)
+    place[found.order] = np.arange(len(found.order))
+    rows = np.repeat(np.arange(len(tables.variable)), np.diff(tables.read_start))
+    gradient = (tables.read_owner != KEPT) & (rows >= 2 * tables.forward) & (place[rows] >= 0)
+    np.maximum.at(step, tables.read_owner[gradient], place[rows[gradient]])
+    return step, found.timeline()
+
+
+@compiled
+def _besides(step, row, start, stop, weight, asked, begin, end):  # type: ignore[no-untyped-def]
+    """What is alive when the gradient of each forward node runs, but for results before it.
+
+    These are gradients, and results of later operators whose readers have not run yet. Rows are
+    forward nodes up to ``len(step)``; sums over them are kept in a tree (Fenwick 1994). The last
+    three arguments sort ``step``, ``start`` and ``stop``.
+    """
+    n = step.shape[0]
+    tree = np.zeros(n + 1)
+    besides = np.zeros(n)
+    gradients = 0.0
+    b = e = 0
+    for i in asked:
+        if step[i] < 0:
+            continue
+        while b < len(begin) and start[begin[b]] <= step[i]:
+            tensor = begin[b]
+            b += 1
+            if row[tensor] >= n:
+                gradients += weight[tensor]
+            else:
+                _add(tree, row[tensor], weight[tensor])
+        while e < len(end) and stop[end[e]] < step[i]:
+            tensor = end[e]
+            e += 1
+            if row[tensor] >= n:
+                gradients -= weight[tensor]
+            else:
+                _add(tree, row[tensor], -weight[tensor])
+        later = 0.0
+        at = n
+        while at > 0:
+            later += tree[at]
+            at -= at & -at
+        at = i + 1
+        while at > 0:
+            later -= tree[at]
+            at -= at & -at
+        besides[i] = max(0.0, gradients + later)
+    return besides
+
+
+@compiled
+def _add(tree, i, weight):  # type: ignore[no-untyped-def]
+    i += 1
+    while i < tree.shape[0]:
+        tree[i] += weight
+        i += i & -i
 
 
 def walk(weights: Weights, pieces: float) -> List[int]:
