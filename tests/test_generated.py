@@ -6,7 +6,7 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, given, reject, settings, strategies as st
 from memonger import marks
 from memonger.allocator import replay
 from memonger.executor import bind, planned_mb
@@ -111,7 +111,13 @@ def trains_by_any_schedule(drawn: Any, level: str, asked: str, seed: int) -> Non
     schedule = LEVELS[level](work, seed)
     check(work, schedule)
     planned = scheduled(symbol, schedule)
-    report = memonger.check(symbol, planned, shapes, seed=seed, grad_req=grad_req)
+    try:
+        report = memonger.check(symbol, planned, shapes, seed=seed, grad_req=grad_req)
+    except memonger.MemongerError:
+        # MXNet may not be able to run it by itself: slices of what MKLDNN has laid out in blocks.
+        with pytest.raises(memonger.MemongerError):
+            memonger.check(symbol, symbol, shapes, 1, seed=seed, grad_req=grad_req)
+        reject()
     assert report, str(report)
 
 

@@ -189,14 +189,15 @@ def test_cuts_keep_what_is_alive() -> None:
     x = S.FullyConnected(S.Variable("data"), num_hidden=8, name="fc")
     skip = S.tanh(x, name="skip")
     inner = S.sigmoid(skip, name="inner")
-    symbol = S.LinearRegressionOutput(S.broadcast_add(S.sum(inner, axis=1, keepdims=True), skip))
+    total = S.sum(inner, axis=1, keepdims=True, name="total")
+    symbol = S.LinearRegressionOutput(S.broadcast_add(total, skip), name="out")
     graph = forward(symbol, {"data": (4, 3)})
     name = [n.name for n in graph.nodes]
     cuts = {name[c.after]: ([name[i] for i in c.keep], c.size) for c in all_cuts(graph)}
     assert cuts["fc"] == (["fc"], 4 * 8 * 4)
     assert cuts["skip"] == (["skip"], 4 * 8 * 4)
     assert cuts["inner"] == (["skip", "inner"], 2 * 4 * 8 * 4)
-    assert cuts["sum0"][1] == 4 * 8 * 4 + 4 * 4
+    assert cuts["total"][1] == 4 * 8 * 4 + 4 * 4
     assert len(cheap_cuts(graph, 2)) == 2
 
 
