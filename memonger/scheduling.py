@@ -2,7 +2,7 @@
 
 import logging
 import numbers
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -25,7 +25,8 @@ from memonger.unrolled import parts, unroll
 log = logging.getLogger("memonger")
 
 MARKS_PATIENCE = 0.1  # of the search for marks, which are schedules too: one to compare with
-MOST_SEARCHES = 4  # for a budget in bytes, of elements that are not what MXNet's planner counts
+MOST_SEARCHES = 5  # for a budget, until what is allocated fits
+TOO_MUCH = 1.01  # times what a schedule takes too much, its limit is lowered for the next search
 
 
 @no_collection()
@@ -166,25 +167,37 @@ def _in_hand(
 
 
 def _within(
-    search: Recursive, budget: int, work: Optional[float], others: Any, memory: Any
+    search: Recursive,
+    budget: int,
+    work: Optional[float],
+    others: Sequence[Tuple[str, Schedule]],
+    memory: Callable[[Schedule], Memory],
 ) -> Found:
-    """The schedule of least work within a budget of the pool's bytes, gradients apart."""
+    """The schedule of least work within a budget of the pool's bytes, gradients apart.
+
+    The search counts as MXNet's planner does: 4 bytes to an element, gradients included. What is
+    allocated is known of one schedule at a time, so the limit of the search is put right by what
+    its schedule takes too much.
+    """
     usual = memory(plain(search.workload))
-    limit = budget + usual.gradient_bytes
-    limit = int(limit * usual.replay.pool_bytes / max(1, usual.replay.allocated_bytes))
-    least = usual.pool_bytes
+    share = usual.replay.pool_bytes / max(1, usual.replay.allocated_bytes)
+    limit = int((budget + usual.gradient_bytes) * share)
+    least, smallest_tried = usual.pool_bytes, False
     for _ in range(MOST_SEARCHES):
         try:
             found = search.least_work(limit, others)
         except BudgetError as error:
-            counted = error.least_bytes * usual.replay.allocated_bytes / usual.replay.pool_bytes
-            least = min(least, round(counted) - usual.gradient_bytes)
-            break
+            if smallest_tried:
+                break
+            limit, smallest_tried = error.least_bytes, True
+            continue
         taken = memory(found.best.schedule).pool_bytes
         if taken <= budget:
             return _within_work(found, budget, work)
         least = min(least, taken)
-        limit = int(limit * 0.99 * budget / taken)
+        if smallest_tried:
+            break
+        limit = max(1, int(limit - TOO_MUCH * (taken - budget) * share))
     raise BudgetError(
         "no schedule was found that needs at most %d bytes (%.1f MB); the smallest needs %d "
         "(%.1f MB), without gradients" % (budget, budget / MB, least, least / MB),

@@ -72,6 +72,7 @@ def test_gradients_that_are_added_are_no_part_of_the_pool() -> None:
         planned(network, work=3.0, grad_req=dict(as_module_does(*network), **change))
         for change in ({}, {"fc0_weight": "add"})
     )
+    assert written.exact and added.exact
     assert written.gradient_bytes - added.gradient_bytes == 4 * 32 * 32
     assert planned(network, work=3.0, grad_req={"fc0_weight": "add"}).gradient_bytes == 0
 
@@ -101,6 +102,24 @@ def test_least_work_within_a_budget() -> None:
     assert caught.value.least_bytes == pytest.approx(least.pool_bytes, rel=0.25)
     with pytest.raises(memonger.MemongerError, match="give either more memory or more work"):
         planned(network, budget=least.pool_bytes, work=1.1)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        networks.resnet((1, 1, 1, 1), batch=1, image=32),  # gradients 100 times its activations
+        networks.lstm(layers=1, steps=8, hidden=64, batch=2, labels=20),  # sums in place
+    ],
+    ids=["resnet", "lstm"],
+)
+def test_a_budget_that_can_be_met_is_met(network: Network) -> None:
+    least, unplanned = planned(network).pool_bytes, planned(network).unplanned_bytes
+    for budget in (least + (unplanned - least) // 50, least + (unplanned - least) // 10):
+        assert planned(network, budget=budget).pool_bytes <= budget
+    with pytest.raises(BudgetError) as caught:
+        planned(network, budget=least // 2)
+    enough = caught.value.least_bytes
+    assert planned(network, budget=enough).pool_bytes <= enough
 
 
 def test_what_comes_after_a_layer_is_kept() -> None:

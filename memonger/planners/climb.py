@@ -7,7 +7,7 @@ of its left part. Steps for the worse are taken with a probability that falls as
 
 import math
 import random
-from typing import Callable, NamedTuple, Tuple
+from typing import Callable, Dict, NamedTuple, Tuple
 
 import numpy as np
 
@@ -157,6 +157,7 @@ def climb(
 
     current = lowest = cost(found.pool_bytes, found.work)[0]
     one = MATCH_RANGES[found.match_range : found.match_range + 1]
+    refused: Dict[Tuple[bytes, bytes], Tuple[float, int]] = {}  # a sixth of all tries come again
     for k in range(tries):
         if not tick():
             break
@@ -169,8 +170,13 @@ def climb(
         most = current - heat * math.log(1 - draw())  # Metropolis
         within = min(most_work, most) if budget else most_work
         limit = budget or int(most)
-        found = price(b, new, within, limit, MATCH_RANGES if k % SELDOM == 0 else one)
+        ranges = MATCH_RANGES if k % SELDOM == 0 else one
+        key = new.tobytes(), ranges.tobytes()
+        if key in refused and within <= refused[key][0] and limit <= refused[key][1]:
+            continue
+        found = price(b, new, within, limit, ranges)
         if found.pool_bytes < 0:
+            refused[key] = within, limit
             continue
         better = cost(found.pool_bytes, found.work) < cost(best.pool_bytes, best.work)
         if better or k % SELDOM == 0:

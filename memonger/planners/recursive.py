@@ -57,8 +57,8 @@ MOST_OF_FAMILY = 40  # trees of one power and scale
 #: Tries while annealing: the time that they may take, that of one, and that of each event of its
 #: schedule. In units of about a microsecond, but counted and not measured: the same everywhere.
 #: Networks of more operators than usual get so much more for each of these, up to a limit.
-PATIENCE = 18_000_000
-USUAL, FOR_MORE, MOST_MORE = 4000, 6000, 12_000_000
+PATIENCE = 15_000_000
+USUAL, FOR_MORE, MOST_MORE = 4000, 6000, 8_000_000
 TRY, EVENT = 30, 0.17
 MOST_TRIES = 6000  # for each forward operator
 SEEDING, REFINING, ANNEALING = 0.3, 0.05, 0.6  # parts of the search, as far as progress knows
