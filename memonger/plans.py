@@ -48,10 +48,12 @@ class Plan:
         with the gradients that it holds.
     gradient_bytes : int
         Gradients that the pool holds besides, which is where a schedule writes them; with marks
-        they are arrays of their own, and this is 0.
+        they are arrays of their own, and this is 0. A pool takes ``pool_bytes + gradient_bytes``.
     peak_bytes : int
-        The most bytes of that memory that are alive at once; the pool is larger by what MXNet's
-        planner leaves unused in its blocks.
+        The most bytes of activations and of gradients that are handed on that are alive at once,
+        those of ``gradient_bytes`` apart. The whole pool is larger by what MXNet's planner leaves
+        unused in its blocks. ``pool_bytes`` of a schedule can still be less: where the gradients
+        are the most of it, activations lie for a while where a gradient will be.
     device_bytes : int
         What MXNet asks a GPU for: the pool, the inputs and parameters, the gradients of those that
         ``grad_req`` asks for, and auxiliary states, each rounded as MXNet rounds it. Not in it are

@@ -17,9 +17,9 @@ MB = 2**20
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run(*options: str) -> "subprocess.CompletedProcess[str]":
+def run(*options: str, script: str = "memory.py") -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, os.path.join("benchmarks", "memory.py"), *options],
+        [sys.executable, os.path.join("benchmarks", script), *options],
         cwd=str(ROOT),
         env=dict(os.environ, PYTHONPATH=str(ROOT)),
         capture_output=True,
@@ -112,6 +112,51 @@ def test_bad_options(options: List[str], told: str) -> None:
 def test_the_list() -> None:
     assert run("--list").stdout.split()[:2] == ["example_resnet", "resnet50-v2"]
     assert run("--symbols", "tests/golden", "--list").stdout.split()[0] == "lstm-4x16"
+
+
+def test_depth(tmp_path: Path) -> None:
+    out = str(tmp_path / "out.json")
+    done = run(
+        *("12", "24", "--hidden", "32", "--batch", "512", "--work", "2", "inf"),
+        *("--patience", "0.02", "--json", out),
+        script="depth.py",
+    )
+    assert done.returncode == 0, done.stderr
+    few, many = json.loads(Path(out).read_text())
+    symbol, shapes = networks.chain(24, 32, 512)
+    assert many["none"] == memonger.get_cost(symbol, shapes=shapes)
+    requests = {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
+    assert many["marks"] * MB < memonger.plan(symbol, shapes, grad_req=requests).unplanned_bytes
+    two, endless = many["schedules"]
+    assert endless["mb"] <= two["mb"] < many["marks"] and two["work"] <= 2
+    assert all(found["bound_as_predicted"] for found in few["schedules"] + many["schedules"])
+    assert cells(done.stdout.splitlines()[-1])[0] == "24"
+
+
+def test_steps() -> None:
+    """Of a network that is its own: those of the script take minutes."""
+    program = (
+        "import argparse, json, sys; sys.path.insert(0, 'benchmarks'); import step; "
+        "options = argparse.Namespace(work=[2.0], rounds=2); "
+        "network = step.networks.chain(48, 32, 8192); "
+        "print(json.dumps(step.compare('chain', network, options)['rows']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=str(ROOT),
+        env=dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = {row["plan"]: row for row in json.loads(done.stdout.splitlines()[-1])}
+    assert list(rows) == ["none", "marks", "R = 2"]
+    # What is measured of a process is what was predicted, and what the allocator adds to it.
+    for row in rows.values():
+        assert 0.8 * row["predicted_mb"] < row["peak_mb"] < row["predicted_mb"] + 40
+        assert row["seconds"] > 0
+    assert rows["none"]["ratio"] == 1 and rows["R = 2"]["work"] <= 2
 
 
 # -- the networks -----------------------------------------------------------------------------
