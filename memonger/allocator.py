@@ -23,7 +23,7 @@ NO_LIMIT = float("inf")
 
 
 class Planned(Protocol):
-    """A training graph: ``training.TrainingGraph``, or ``unrolled.TrainingStep`` of a schedule."""
+    """``training.TrainingGraph``, or ``training_step.TrainingStep``, that of a schedule."""
 
     @property
     def graph(self) -> ForwardGraph: ...

@@ -71,13 +71,11 @@ AXES = 4
 
 PLAIN = 0  # the layout of arrays that are not laid out in blocks
 NOT_IN_PLACE, ADDED = -1, -2
-BEFORE, AFTER, HOLD, TOTAL = "before", "after", "hold", "total"
+BEFORE, AFTER, HOLD = "before", "after", "hold"
 
 
 class Insert(NamedTuple):
     """An operator to put in: `BEFORE` or `AFTER` a row, or to read an input after it (`HOLD`).
-
-    Or what adds an output to a total (`TOTAL`), the gradient of an argument.
 
     Attributes
     ----------
@@ -94,7 +92,6 @@ class Insert(NamedTuple):
     place: int
     op: str
     attrs: Dict[str, str]
-    argument: int = -1
 
 
 class Layouts(NamedTuple):

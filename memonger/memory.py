@@ -15,7 +15,8 @@ from memonger.network import wanted
 from memonger.schedule import adapt, workload
 from memonger.scheduled import ScheduledSymbol
 from memonger.training import TrainingGraph, training_graph
-from memonger.unrolled import TrainingStep, parts, unroll
+from memonger.training_step import TrainingStep
+from memonger.unrolled import parts, unroll
 
 
 class Memory(NamedTuple):

@@ -27,9 +27,12 @@ from memonger.executor import has_mkldnn, reason
 from memonger.forward import Tensor, forward_graph
 from memonger.gradients import environment, unallocated
 from memonger.inputs import InputSpec
+from memonger.rows import ITSELF
 from memonger.schedule import Schedule, adapt, check, workload
 from memonger.training import training_graph
-from memonger.unrolled import BIND, ITSELF, Written, parts, unroll, write
+from memonger.training_step import BIND
+from memonger.unrolled import parts, unroll
+from memonger.written import Written, write
 
 log = logging.getLogger("memonger")
 

@@ -5,7 +5,7 @@ ever apply, in which order the nodes run that are not recomputed copies, and how
 is read if there are no copies.
 """
 
-from typing import Iterable, List, Mapping, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Iterable, List, Mapping, NamedTuple, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -159,7 +159,7 @@ def build(
     reader = np.repeat(np.arange(rows), np.diff(read_start))
 
     used = ~read_ignored & ~variable[read_row]
-    use_start = _starts(np.bincount(reader[used], minlength=rows))
+    use_start = starts(np.bincount(reader[used], minlength=rows))
 
     # In-place options, those that can apply.
     row = np.repeat(np.arange(rows), np.diff(inplace_start))
@@ -184,9 +184,9 @@ def build(
     before_of = before_of[by_row]
     before = np.concatenate([read_row, deps[:, 1], wait_for])[by_row]
     before_owner = np.concatenate([read_owner, np.full(len(deps), KEPT), wait_owner])[by_row]
-    next_start = _starts(np.bincount(before_of, minlength=rows))
-    first, _ = _walk(0, next_start, before, before_owner, head_row[:outputs], head_owner)
-    walk_row, walk_owner = _walk(
+    next_start = starts(np.bincount(before_of, minlength=rows))
+    first, _ = walk(0, next_start, before, before_owner, head_row[:outputs], head_owner)
+    walk_row, walk_owner = walk(
         n, next_start, before, before_owner, head_row[outputs:], head_owner[outputs:]
     )
     telling = (walk_row >= n) | ((walk_owner != KEPT) & ~variable[walk_row])
@@ -234,8 +234,8 @@ def build(
         itemsize=itemsize,
         rank=small(rank),
         sizes=sizes.astype(np.int64),
-        made=small(_made(output_start, elements)),
-        inplace_start=small(_starts(np.bincount(row, minlength=rows))),
+        made=small(largest_first(output_start, elements)),
+        inplace_start=small(starts(np.bincount(row, minlength=rows))),
         inplace_input=small(option_input[fits]),
         inplace_entry=small(into[fits]),
         inplace_row=small(read_row[j]),
@@ -249,10 +249,10 @@ def build(
         first=small(first),
         walk_row=small(walk_row),
         walk_owner=small(walk_owner),
-        before_start=small(_starts(np.bincount(before_of[inner], minlength=n))),
+        before_start=small(starts(np.bincount(before_of[inner], minlength=n))),
         before_row=small(before[inner]),
         reads=small(base),
-        again_start=small(_starts(np.bincount(again_owner, minlength=n))),
+        again_start=small(starts(np.bincount(again_owner, minlength=n))),
         again_entry=small(again_entry[by_owner]),
         again_row=small(again_row[by_owner]),
     )
@@ -269,13 +269,20 @@ def depth_first(
     of = np.concatenate([reader, deps[:, 0]])
     by_row = np.argsort(of, kind="stable")
     before = np.concatenate([inputs[:, 0], deps[:, 1]])[by_row]
-    start = _starts(np.bincount(of, minlength=len(counts)))
+    start = starts(np.bincount(of, minlength=len(counts)))
     own = np.full(len(before), KEPT)
-    return _walk(0, start, before, own, np.array(heads, dtype=np.int64), own)[0].tolist()
+    return walk(0, start, before, own, np.array(heads, dtype=np.int64), own)[0].tolist()
 
 
-def _starts(counts: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(counts)])
+def starts(counts: Union[Sequence[int], np.ndarray]) -> np.ndarray:
+    """Where each of some lists of these lengths starts if they follow one another, and the end."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def ragged(lists: Sequence[Sequence[Any]]) -> Tuple[np.ndarray, np.ndarray]:
+    """Lists as one array: where each starts, and what is in them."""
+    items = [item for one in lists for item in one]
+    return starts([len(one) for one in lists]), np.array(items, dtype=np.int64)
 
 
 def _columns(items: Sequence[Tuple[int, ...]], width: int) -> np.ndarray:
@@ -284,14 +291,13 @@ def _columns(items: Sequence[Tuple[int, ...]], width: int) -> np.ndarray:
 
 def _each_row(kind: np.ndarray, values: List[Sequence[int]]) -> Tuple[np.ndarray, np.ndarray]:
     """For each row in turn the values of its kind: where they start, and all of them."""
-    counts = np.array([len(v) for v in values], dtype=np.int64)
-    flat = np.array([item for v in values for item in v], dtype=np.int64)
-    start = _starts(counts[kind])
-    shift = _starts(counts)[kind] - start[:-1]
-    return start, flat[np.arange(start[-1]) + np.repeat(shift, counts[kind])]
+    own, flat = ragged(values)
+    counts = np.diff(own)[kind]
+    start = starts(counts)
+    return start, flat[np.arange(start[-1]) + np.repeat(own[kind] - start[:-1], counts)]
 
 
-def _made(output_start: np.ndarray, elements: np.ndarray) -> np.ndarray:
+def largest_first(output_start: np.ndarray, elements: np.ndarray) -> np.ndarray:
     """The outputs of each row, the largest first; of equals the last (a reversed multimap)."""
     made = np.arange(len(elements))
     row = np.repeat(np.arange(len(output_start) - 1), np.diff(output_start))
@@ -299,7 +305,7 @@ def _made(output_start: np.ndarray, elements: np.ndarray) -> np.ndarray:
 
 
 @compiled
-def _walk(known, start, before, owner, heads, head_owner):  # type: ignore[no-untyped-def]
+def walk(known, start, before, owner, heads, head_owner):  # type: ignore[no-untyped-def]
     """Rows depth first from the heads (``nnvm::DFSVisit``), each after what it reads.
 
     The rows below ``known`` have run already: they are put down whenever they are met, with the

@@ -8,9 +8,12 @@ import pytest
 from memonger import layouts
 from memonger.executor import planned_mb
 from memonger.gradients import environment, read_debug_str, unallocated
+from memonger.rows import INSERTED
 from memonger.schedule import check
 from memonger.scheduled import scheduled
-from memonger.unrolled import BIND, INSERTED, parts, unroll, write
+from memonger.training_step import BIND
+from memonger.unrolled import parts, unroll
+from memonger.written import write
 
 import networks
 import test_replay

@@ -13,9 +13,11 @@ from memonger.allocator import allocate
 from memonger.compiled import compiled
 from memonger.flops import forward_flops
 from memonger.planners.unroll import Steps
+from memonger.rows import ITSELF, MASKED, READER, Template, rows_of
 from memonger.schedule import Workload
-from memonger.tables import KEPT, RowKind, _made, _walk
-from memonger.unrolled import ITSELF, MASKED, READER, Parts, Template, _unroll, parts
+from memonger.tables import KEPT, RowKind, largest_first, starts, walk
+from memonger.training_step import Parts
+from memonger.unrolled import parts
 
 #: Operators whose results are worth keeping where others are computed again.
 COSTLY = frozenset(
@@ -32,7 +34,7 @@ class Kinds(NamedTuple):
     Attributes
     ----------
     of_row, of_masked, of_reader, of_scratch : np.ndarray
-        The kind of each template row, and of what stands for it (``unrolled.Parts``).
+        The kind of each template row, and of what stands for it (``training_step.Parts``).
     variable : np.ndarray of bool
     output_start : np.ndarray
     rank : np.ndarray
@@ -119,7 +121,7 @@ def _kinds(made: Parts) -> Kinds:
     itemsize = np.array([np.dtype(tensor.dtype).itemsize for tensor in tensors], dtype=np.int64)
     sizes, rank = np.unique(4 * elements, return_inverse=True)
     _, size = np.unique(elements * 16 + itemsize, return_inverse=True)
-    start = _starts([len(kind.tensors) for kind in kinds])
+    start = starts([len(kind.tensors) for kind in kinds]).astype(np.int32)
     options = [option for kind in kinds for option in kind.options]
     return Kinds(
         made.kind_of,
@@ -131,10 +133,10 @@ def _kinds(made: Parts) -> Kinds:
         rank.astype(np.int32),
         size.astype(np.int32),
         np.array([np.dtype(tensor.dtype).num for tensor in tensors], dtype=np.int32),
-        _made(start, elements).astype(np.int32),
-        _starts([kind.inputs for kind in kinds]),
+        largest_first(start, elements).astype(np.int32),
+        starts([kind.inputs for kind in kinds]).astype(np.int32),
         np.array([k in kind.ignored for kind in kinds for k in range(kind.inputs)], dtype=np.bool_),
-        _starts([len(kind.options) for kind in kinds]),
+        starts([len(kind.options) for kind in kinds]).astype(np.int32),
         np.array([option[0] for option in options], dtype=np.int32),
         np.array([option[1] for option in options], dtype=np.int32),
         np.array([option[2] for option in options], dtype=np.bool_),
@@ -142,14 +144,10 @@ def _kinds(made: Parts) -> Kinds:
     )
 
 
-def _starts(counts: Sequence[int]) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-
-
 def grouped(pairs: Sequence[Tuple[int, int]], groups: int) -> Tuple[np.ndarray, np.ndarray]:
     """(group, value) pairs by group: where each group starts, and the values, in their order."""
     array = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-    start = np.concatenate([[0], np.cumsum(np.bincount(array[:, 0], minlength=groups))])
+    start = starts(np.bincount(array[:, 0], minlength=groups))
     order = np.argsort(array[:, 0], kind="stable")
     return start.astype(np.int32), array[order, 1].astype(np.int32)
 
@@ -223,7 +221,7 @@ def flatten(b, rows):  # type: ignore[no-untyped-def]
     Parameters
     ----------
     b : Blueprint
-    rows : unrolled.Rows
+    rows : rows.Rows
 
     Returns
     -------
@@ -380,8 +378,8 @@ def judge(b, events, match_ranges, limit):  # type: ignore[no-untyped-def]
     nodes = np.empty(events.shape[0], dtype=np.int32)
     for k in range(events.shape[0]):
         nodes[k] = b.node[events[k]] if events[k] >= 0 else ~b.node[~events[k]]
-    flat = flatten(b, _unroll(b.template, nodes))
-    order, _ = _walk(
+    flat = flatten(b, rows_of(b.template, nodes))
+    order, _ = walk(
         0, flat.before_start, flat.before, flat.use_owner, flat.head_row, flat.use_owner
     )
     reads = np.zeros(flat.rank.shape[0], dtype=np.int32)

@@ -16,9 +16,9 @@ from memonger.forward import forward_graph
 from memonger.inputs import read_shapes
 from memonger.planners.recursive import Recursive
 from memonger.schedule import Schedule, Workload, plain, workload
-from memonger.unrolled import parts, unroll
 from memonger.training import training_graph
-from memonger.unrolled import write
+from memonger.unrolled import parts, unroll
+from memonger.written import write
 
 import networks
 from schedules import everything, nested, work_of
