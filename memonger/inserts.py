@@ -54,7 +54,11 @@ def with_totals(step: TrainingStep, added: Collection[int]) -> TrainingStep:
 def insert(
     step: TrainingStep, inserts: Sequence[Insert], totals: Sequence[Total] = ()
 ) -> TrainingStep:
-    """A training step with more operators."""
+    """A training step with more operators.
+
+    What is put in before a row waits for what ran before; what is put in behind it waits for
+    nothing, and the next row that may wait, waits for it.
+    """
     rows, kinds = step.rows, step.kinds
     new = _Rows(step)
     before = _by_row(one for one in inserts if one.where == BEFORE)

@@ -85,6 +85,10 @@ class Rows(NamedTuple):
     first: np.ndarray
     latest: np.ndarray
 
+    def stands_for(self) -> np.ndarray:
+        """Of each row the template row whose place in the network it takes; -1 for none."""
+        return np.where((self.what == ITSELF) | (self.what == MASKED), self.source, -1)
+
     def inputs(self) -> Tuple[List[List[Entry]], List[List[int]]]:
         """For each row what it reads, (row, output), and the rows that it waits for."""
         entries = list(zip(self.read_row.tolist(), self.read_output.tolist()))

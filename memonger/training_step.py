@@ -6,7 +6,7 @@ import numpy as np
 
 from memonger import tables
 from memonger.allocator import Replay, replay
-from memonger.forward import Entry, ForwardGraph, Tensor
+from memonger.forward import Entry, ForwardGraph
 from memonger.gradients import environment
 from memonger.layouts import Expected
 from memonger.rows import INSERTED, ITSELF, MASKED, READER, SCRATCH, Rows, Template
@@ -39,8 +39,7 @@ class Parts(NamedTuple):
     masked_kind, reader_kind : np.ndarray
         Of forward rows that are `MASKED`; of the reader of each output that must have one.
     scratch_kind : np.ndarray
-    scratch : tuple of Tensor
-        The scratch states.
+        Of each scratch state.
     gradients : tuple of (row, output) or None
         Of each argument that gets a gradient.
     left_out : frozenset of int
@@ -58,7 +57,6 @@ class Parts(NamedTuple):
     masked_kind: np.ndarray
     reader_kind: np.ndarray
     scratch_kind: np.ndarray
-    scratch: Tuple[Tensor, ...]
     gradients: Tuple[Optional[Entry], ...]
     left_out: FrozenSet[int]
     unwritten: Tuple[str, ...]

@@ -8,7 +8,7 @@ gradients and the last bits are those of MXNet (``inserts``), and its graph (``t
 That tells its memory; ``written`` makes the symbol that MXNet binds.
 """
 
-from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple
+from typing import Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from memonger.forward import FLOAT, Entry, Tensor, no_collection
 from memonger.inserts import insert, with_totals
 from memonger.layouts import AXES, MAKE, Expected
 from memonger.operators import truth
-from memonger.rows import ITSELF, MASKED, Template, rows_of
+from memonger.rows import Template, rows_of
 from memonger.schedule import Schedule, Workload, first_time, masked
 from memonger.tables import Tables, ragged
 from memonger.training import TrainingGraph
@@ -71,7 +71,7 @@ class _Maker:
         self._read_head_gradients_themselves()
         gradients = self._gradients()
         scratch, read_scratch = self._scratch()
-        event_start, event_row = ragged(self._events({row for row, _ in filter(None, gradients)}))
+        event_start, event_row = ragged(self._events())
         wait_start, wait_row = ragged(self._waits())
         is_masked = [masked(node.op, node.attrs) for node in graph.nodes]
         masked_kind = [self._masked_kind(x) if m else -1 for x, m in enumerate(is_masked)]
@@ -113,7 +113,6 @@ class _Maker:
             np.array(masked_kind, dtype=np.int64),
             np.array(reader_kind, dtype=np.int64),
             np.array(scratch_kind, dtype=np.int64),
-            scratch,
             gradients,
             *self._left_out(gradients),
             self._expected(),
@@ -178,7 +177,7 @@ class _Maker:
             found.append(None if nothing else entry)
         return tuple(found)
 
-    def _events(self, wanted: Any) -> List[List[int]]:
+    def _events(self) -> List[List[int]]:
         """For each forward node the gradient rows that run in the event of its gradient.
 
         Sums run with the last of what they add, what reads nothing with the first that reads it.
@@ -187,7 +186,6 @@ class _Maker:
         place = {x: k for k, x in enumerate(self.work.gradients)}
         walk = [int(r) for r in t.walk_row if r >= 2 * n and not t.variable[r]]
         event: Dict[int, int] = {}
-        sources: List[int] = []
         for row in sorted(walk):
             start, stop = self.read_start[row], self.read_start[row + 1]
             owner = self._owner(row)
@@ -196,7 +194,6 @@ class _Maker:
             elif start < stop:
                 event[row] = max(event.get(int(r), 0) for r in self.read_row[start:stop])
             else:
-                sources.append(row)
                 event[row] = max(0, len(place) - 1)
             for r in self.read_row[start:stop]:
                 if int(r) in event and self.read_start[r] == self.read_start[r + 1]:
@@ -289,11 +286,9 @@ def unroll(
     rows = rows_of(made.template, np.ascontiguousarray(schedule.events, dtype=np.int32))
     plain = step = with_totals(step_of(made, rows, {}), frozenset(added))
     if made.expected is None:
-        return step
+        return plain
     for _ in range(ROUNDS):
-        rows = step.rows
-        stands_for = np.where((rows.what == ITSELF) | (rows.what == MASKED), rows.source, -1)
-        inserts = made.expected.differences(step.replay(), step.kinds, stands_for)
+        inserts = made.expected.differences(step.replay(), step.kinds, step.rows.stands_for())
         if not inserts:
             return step
         step = insert(step, inserts)
