@@ -23,8 +23,9 @@ from memonger._mxnet import mx
 from memonger.arrays import Arrays
 from memonger.errors import MemongerError
 from memonger.inputs import InputSpec
+from memonger.recipe import Recipe
 from memonger.schedule import Schedule
-from memonger.scheduled_executor import Recipe, ScheduledExecutor, of_memory
+from memonger.scheduled_executor import ScheduledExecutor, of_memory
 
 log = logging.getLogger("memonger")
 

@@ -1,4 +1,4 @@
-"""The executor of a training step that is written out (``unrolled``), as MXNet's own to its users.
+"""The executor of a training step that is written out (``written``), as MXNet's own to its users.
 
 It runs what comes before the network's outputs in ``forward`` and the rest in ``backward``, so that
 each does what it does in MXNet: statistics move, random numbers are drawn and gradients change when
@@ -10,160 +10,25 @@ its memory.
 """
 
 import ctypes
-import hashlib
 import logging
-import os
-import threading
-from collections import OrderedDict
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 import numpy as np
 
 from memonger import arrays
 from memonger._mxnet import mx
 from memonger.arrays import Arrays
+from memonger.binding import bind_inference, bind_step, run
 from memonger.errors import MemongerError
-from memonger.executor import has_mkldnn, reason
-from memonger.forward import Tensor, forward_graph
-from memonger.gradients import environment, unallocated
+from memonger.executor import has_mkldnn
+from memonger.forward import Tensor
+from memonger.gradients import unallocated
 from memonger.inputs import InputSpec
-from memonger.rows import ITSELF
-from memonger.schedule import Schedule, adapt, check, workload
-from memonger.training import training_graph
-from memonger.training_step import BIND
-from memonger.unrolled import parts, unroll
-from memonger.written import Written, write
+from memonger.monitoring import once_each
+from memonger.recipe import Recipe
+from memonger.written import Written
 
 log = logging.getLogger("memonger")
-
-REMEMBERED = 16  # training steps of one symbol: shapes, gradients
-
-#: The environment in which inference is bound: as an executor that can train runs it, without the
-#: fusions that are for inference, and in as little memory as a training step.
-INFERENCE: Mapping[str, str] = {
-    name: BIND[name] for name in ("MXNET_SUBGRAPH_BACKEND", "NNVM_AUTO_SEARCH_MATCH_RANGE")
-}
-
-Symbol = mx.sym.Symbol
-
-
-class Step(NamedTuple):
-    """A training step, ready to be bound.
-
-    Attributes
-    ----------
-    written : Written
-    forward, nodes : int
-        How many nodes run (variables counted) before the outputs are there, and in all.
-    operators : int
-        How many of the nodes are operators.
-    called : dict of str or None
-        What MXNet calls the nodes that have another name here; None for those that it has not.
-    """
-
-    written: Written
-    forward: int
-    nodes: int
-    operators: int
-    called: Mapping[str, Optional[str]]
-
-
-class Recipe:
-    """A schedule, and what was made of it; shared by copies of a symbol.
-
-    Attributes
-    ----------
-    schedule : Schedule
-    told : set
-        The places where its loss has been told.
-    """
-
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
-        self.told: Any = set()
-        self._known: OrderedDict[Any, Any] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def tensors(self, symbol: Any, spec: InputSpec) -> Tuple[Dict[str, Tensor], Dict[str, Tensor]]:
-        """Shape and type of each argument and auxiliary state of the network."""
-        given = tuple(sorted(spec.shapes.items())), tuple(sorted(spec.types.items()))
-
-        def make() -> Any:
-            return arrays.tensors_of(symbol, forward_graph(symbol, spec))
-
-        return self._remembered((_digest(symbol), "tensors", given), make)
-
-    def step(
-        self, symbol: Any, tensors: Mapping[str, Tensor], requests: Mapping[str, str], mkldnn: bool
-    ) -> Step:
-        """The training step for inputs of these shapes and types.
-
-        Parameters
-        ----------
-        symbol : ScheduledSymbol
-        tensors : dict of Tensor
-            The arguments.
-        requests : dict of str
-            'write', 'add' or 'null' for each.
-        mkldnn : bool
-            Whether MKLDNN will compute it.
-        """
-        inputs = tuple(sorted(tensors.items())), tuple(sorted(requests.items()))
-        return self._remembered(
-            (_digest(symbol), inputs, mkldnn),
-            lambda: make_step(symbol, self.schedule, tensors, requests, mkldnn),
-        )
-
-    def _remembered(self, key: Any, make: Callable[[], Any]) -> Any:
-        with self._lock:
-            if key in self._known:
-                self._known.move_to_end(key)
-                return self._known[key]
-        made = make()
-        with self._lock:
-            self._known[key] = made
-            while len(self._known) > REMEMBERED:
-                self._known.popitem(last=False)
-        return made
-
-
-def _digest(symbol: Any) -> bytes:
-    """Of the network as it is now: attributes can be set at any time."""
-    return hashlib.sha256(symbol.tojson(remove_amp_cast=False).encode()).digest()
-
-
-def make_step(
-    symbol: Any,
-    schedule: Schedule,
-    tensors: Mapping[str, Tensor],
-    requests: Mapping[str, str],
-    mkldnn: bool,
-) -> Step:
-    """Write out a training step; parameters as those of `Recipe.step`."""
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    types = {name: tensor.dtype for name, tensor in tensors.items()}
-    graph = forward_graph(symbol, InputSpec(shapes, types))
-    asked = {a: requests[graph.nodes[a].name] for a in graph.arguments}
-    work = workload(training_graph(graph, [a for a in asked if asked[a] != "null"]))
-    fitting = adapt(work, schedule)
-    check(work, fitting)
-    step = unroll(parts(work), fitting, mkldnn, [a for a in asked if asked[a] == "add"])
-    order = step.order()
-    first = np.flatnonzero(step.rows.time[order] == 0)
-    called: Dict[str, Optional[str]] = {}
-    rows, usual = step.rows, step.training.names
-    for name, source, what, time in zip(step.names, rows.source, rows.what, rows.time):
-        if time > 0 or what != ITSELF:
-            called[name] = None
-        elif name != usual[source]:
-            called[name] = usual[source]
-    return Step(
-        write(step),
-        int(first.max(initial=-1)) + 1,
-        len(order),
-        int((~step.tables.variable[order]).sum()),
-        called,
-    )
 
 
 class ScheduledExecutor(mx.executor.Executor):
@@ -175,7 +40,7 @@ class ScheduledExecutor(mx.executor.Executor):
     * Gradients may be in the memory pool (see the module's docstring).
     * With 'add', a gradient is added to a copy of its array, in the pool, and the sum copied back.
     * With ``MXNET_ENGINE_TYPE=NaiveEngine`` an operator that fails ends the process, after MXNet's
-      message (`_run`).
+      message (``binding.run``).
 
     Parameters
     ----------
@@ -228,8 +93,7 @@ class ScheduledExecutor(mx.executor.Executor):
         variables.update({written.totals[n]: self._given_grads[n] for n in written.totals})
         states = dict(aux)
         states.update({name: arrays.zeros(tensor, ctx) for name, tensor in written.scratch.items()})
-        self._training = _bind(written, ctx, variables, states, of_memory(shared_exec))
-        _check_size(self._training, step)
+        self._training = bind_step(step, ctx, variables, states, of_memory(shared_exec))
         for output in self._training.outputs[written.outputs :]:
             arrays.address(output)  # MKLDNN's Deconvolution needs the memory before it writes
         self._inference: Any = None
@@ -267,7 +131,7 @@ class ScheduledExecutor(mx.executor.Executor):
                 for name, array in self.grad_dict.items()
                 if array is not None
             }
-            self._plain = Symbol.bind(
+            self._plain = mx.sym.Symbol.bind(
                 self._symbol,
                 self._ctx,
                 self.arg_dict,
@@ -331,7 +195,7 @@ class ScheduledExecutor(mx.executor.Executor):
         self._ran_forward = bool(is_train)
         if is_train:
             self._has_gradients = False
-            _run(self._training, 0, self._step.forward)
+            run(self._training, 0, self._step.forward)
         else:
             self._infer()
         return self.outputs
@@ -362,7 +226,7 @@ class ScheduledExecutor(mx.executor.Executor):
             self._has_looked = True
             self._refuse_one_array_for_two()
         self._ran_forward, self._has_gradients = False, True
-        _run(self._training, self._step.forward, self._step.nodes)
+        run(self._training, self._step.forward, self._step.nodes)
         for array, source, request in self._copied:
             if request == "add":
                 if source is not None:
@@ -392,16 +256,9 @@ class ScheduledExecutor(mx.executor.Executor):
         they are held in the memory of the host.
         """
         if self._inference is None:
-            with environment(**_settings(INFERENCE, self._ctx)):
-                self._inference = Symbol.bind(
-                    self._symbol,
-                    self._ctx,
-                    self.arg_dict,
-                    None,
-                    "null",
-                    self.aux_dict,
-                    shared_exec=self._training,
-                )
+            self._inference = bind_inference(
+                self._symbol, self._ctx, self.arg_dict, self.aux_dict, self._training
+            )
             self._moves = _moves(self._inference.outputs, self.outputs)
             if self._monitor_callback is not None:
                 self._watch(self._inference)
@@ -463,7 +320,7 @@ class ScheduledExecutor(mx.executor.Executor):
         """Install a callback; it is told of each result once, however often it is computed."""
         kind = ctypes.CFUNCTYPE(None, ctypes.c_char_p, mx.base.NDArrayHandle, ctypes.c_void_p)
         self._monitor_function, self._monitor_all = callback, monitor_all
-        self._monitor_callback = kind(_once_each(callback, self._symbol, self._step, monitor_all))
+        self._monitor_callback = kind(once_each(callback, self._symbol, self._step, monitor_all))
         self._watch(self._training)
         if self._inference is not None:
             self._watch(self._inference)
@@ -489,101 +346,6 @@ def _moves(sources: Sequence[Any], targets: Sequence[Any]) -> List[Tuple[Any, An
     places = [arrays.address(array) for array in targets]
     moved = [(s, t) for s, t, place in zip(sources, targets, places) if arrays.address(s) != place]
     return [(s, t, arrays.address(s) in places) for s, t in moved]
-
-
-def _once_each(callback: Any, symbol: Any, step: Step, inputs: bool) -> Any:
-    """A monitor's callback that is not told of what is computed again, nor of names of ours.
-
-    What it is told of has the name of the node, '_' and that of the output or input. Before an
-    input that is a variable it is told of the variable, by its own name
-    (``GraphExecutor::ExecuteMonInputCallback``).
-    """
-    ours = {*step.written.scratch, *step.written.totals.values()}
-    variables = {*symbol.list_inputs(), *ours} if inputs else set()
-    held: List[Any] = []
-
-    def told(name: Any, array: Any, _: Any) -> None:
-        text = mx.base.py_str(name)
-        if not held and text in variables:
-            held.append((name, array))
-            return
-        found = [*held, (_called(text, step.called), array)]
-        held.clear()
-        for said, value in found:
-            if found[-1][0] is None:  # what is handed to a callback is its own to free
-                mx.nd.NDArray(ctypes.cast(value, mx.base.NDArrayHandle))
-            else:
-                callback(said, value)
-
-    return told
-
-
-def _called(text: str, called: Mapping[str, Optional[str]]) -> Optional[bytes]:
-    """What MXNet calls an input or output; None if it has none such."""
-    for k, letter in enumerate(text):
-        if letter == "_" and text[:k] in called:
-            name = called[text[:k]]
-            return None if name is None else (name + text[k:]).encode()
-    return text.encode()
-
-
-# ---------------------------------------------------------------------- MXNet
-
-
-def _settings(usual: Mapping[str, str], ctx: Any) -> Mapping[str, str]:
-    """Without the subgraph backend where there is none anyhow, for MXNet logs that it has none."""
-    backend = "MXNET_SUBGRAPH_BACKEND"  # MKLDNN if it is not set, which is for the CPU
-    silent = ctx.device_type == "gpu" and backend not in os.environ
-    return {name: value for name, value in usual.items() if not (silent and name == backend)}
-
-
-def _bind(written: Written, ctx: Any, args: Arrays, aux: Arrays, shared_exec: Any) -> Any:
-    names = written.symbol.list_arguments()
-    states = written.symbol.list_auxiliary_states()
-    try:
-        with environment(**_settings(BIND, ctx)):
-            return written.symbol.bind(
-                ctx,
-                {name: args[name] for name in names},
-                None,
-                "null",
-                {name: aux[name] for name in states},
-                shared_exec=shared_exec,
-            )
-    except mx.MXNetError as error:
-        raise MemongerError(
-            "MXNet cannot bind the schedule of this network on %s: %s" % (ctx, reason(error))
-        ) from None
-
-
-#: ``GraphExecutor::RunOps(bool is_train, size_t first, size_t end)``: the nodes first to end - 1 of
-#: the graph run (``src/executor/graph_executor.cc``). ``MXExecutorForward`` calls it for all nodes;
-#: there is no C function for some of them, but the libraries of 1.9.1 export the method itself.
-_RUN_OPS = "_ZN5mxnet4exec13GraphExecutor6RunOpsEbmm"
-
-
-def _run(executor: Any, first: int, end: int) -> None:
-    """Run some of the nodes.
-
-    Operators run in MXNet's engine, and their errors are told when something waits for them. Only
-    the engine for debugging runs them at once, and no C function is there to catch what they throw.
-    """
-    function = getattr(mx.base._LIB, _RUN_OPS)
-    function.argtypes = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_size_t, ctypes.c_size_t]
-    function.restype = None
-    function(executor.handle, True, first, end)
-
-
-def _check_size(executor: Any, step: Step) -> None:
-    """Make sure that the executor has the nodes that `_run` will ask for."""
-    if not hasattr(mx.base._LIB, _RUN_OPS):
-        raise MemongerError("this build of MXNet cannot run a schedule: it exports no RunOps")
-    found = executor.debug_str().count("\nOp:")
-    if found != step.operators:
-        raise MemongerError(
-            "MXNet has made %d operators of the %d of a training step; please report this network"
-            % (found, step.operators)
-        )
 
 
 def _head_tensors(

@@ -1,0 +1,83 @@
+"""MXNet's own executors for a network with a schedule: bound as they must be, and run in parts."""
+
+import ctypes
+import os
+from typing import Any, Mapping
+
+from memonger._mxnet import mx
+from memonger.arrays import Arrays
+from memonger.errors import MemongerError
+from memonger.executor import reason
+from memonger.gradients import environment
+from memonger.recipe import Step
+from memonger.training_step import BIND
+
+#: The environment in which inference is bound: as an executor that can train runs it, without the
+#: fusions that are for inference, and in as little memory as a training step.
+INFERENCE: Mapping[str, str] = {
+    name: BIND[name] for name in ("MXNET_SUBGRAPH_BACKEND", "NNVM_AUTO_SEARCH_MATCH_RANGE")
+}
+
+#: ``GraphExecutor::RunOps(bool is_train, size_t first, size_t end)``: the nodes first to end - 1 of
+#: the graph run (``src/executor/graph_executor.cc``). ``MXExecutorForward`` calls it for all nodes;
+#: there is no C function for some of them, but the libraries of 1.9.1 export the method itself.
+_RUN_OPS = "_ZN5mxnet4exec13GraphExecutor6RunOpsEbmm"
+
+
+def bind_step(step: Step, ctx: Any, args: Arrays, aux: Arrays, shared_exec: Any) -> Any:
+    """The executor of a training step, with these arrays (there may be others among them).
+
+    Raises
+    ------
+    MemongerError
+        If MXNet cannot bind it, or has made something else of it.
+    """
+    symbol = step.written.symbol
+    args = {name: args[name] for name in symbol.list_arguments()}
+    aux = {name: aux[name] for name in symbol.list_auxiliary_states()}
+    try:
+        with environment(**_settings(BIND, ctx)):
+            made = symbol.bind(ctx, args, None, "null", aux, shared_exec=shared_exec)
+    except mx.MXNetError as error:
+        raise MemongerError(
+            "MXNet cannot bind the schedule of this network on %s: %s" % (ctx, reason(error))
+        ) from None
+    _check_size(made, step)
+    return made
+
+
+def bind_inference(symbol: Any, ctx: Any, args: Arrays, aux: Arrays, shared_exec: Any) -> Any:
+    """The executor of the plain network, for inference."""
+    with environment(**_settings(INFERENCE, ctx)):
+        return mx.sym.Symbol.bind(symbol, ctx, args, None, "null", aux, shared_exec=shared_exec)
+
+
+def run(executor: Any, first: int, end: int) -> None:
+    """Run some of the nodes.
+
+    Operators run in MXNet's engine, and their errors are told when something waits for them. Only
+    the engine for debugging runs them at once, and no C function is there to catch what they throw.
+    """
+    function = getattr(mx.base._LIB, _RUN_OPS)
+    function.argtypes = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_size_t, ctypes.c_size_t]
+    function.restype = None
+    function(executor.handle, True, first, end)
+
+
+def _settings(usual: Mapping[str, str], ctx: Any) -> Mapping[str, str]:
+    """Without the subgraph backend where there is none anyhow, for MXNet logs that it has none."""
+    backend = "MXNET_SUBGRAPH_BACKEND"  # MKLDNN if it is not set, which is for the CPU
+    silent = ctx.device_type == "gpu" and backend not in os.environ
+    return {name: value for name, value in usual.items() if not (silent and name == backend)}
+
+
+def _check_size(executor: Any, step: Step) -> None:
+    """Make sure that the executor has the nodes that `run` will ask for."""
+    if not hasattr(mx.base._LIB, _RUN_OPS):
+        raise MemongerError("this build of MXNet cannot run a schedule: it exports no RunOps")
+    found = executor.debug_str().count("\nOp:")
+    if found != step.operators:
+        raise MemongerError(
+            "MXNet has made %d operators of the %d of a training step; please report this network"
+            % (found, step.operators)
+        )

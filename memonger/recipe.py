@@ -1,0 +1,138 @@
+"""The training steps of a network with a schedule: made when they are bound, and remembered."""
+
+import hashlib
+import threading
+from collections import OrderedDict
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from memonger import arrays
+from memonger.forward import Tensor, forward_graph
+from memonger.inputs import InputSpec
+from memonger.rows import ITSELF
+from memonger.schedule import Schedule, adapt, check, workload
+from memonger.training import training_graph
+from memonger.unrolled import parts, unroll
+from memonger.written import Written, write
+
+REMEMBERED = 16  # training steps of one symbol: shapes, gradients
+
+
+class Step(NamedTuple):
+    """A training step, ready to be bound.
+
+    Attributes
+    ----------
+    written : Written
+    forward, nodes : int
+        How many nodes run (variables counted) before the outputs are there, and in all.
+    operators : int
+        How many of the nodes are operators.
+    called : dict of str or None
+        What MXNet calls the nodes that have another name here; None for those that it has not.
+    """
+
+    written: Written
+    forward: int
+    nodes: int
+    operators: int
+    called: Mapping[str, Optional[str]]
+
+
+class Recipe:
+    """A schedule, and what was made of it; shared by copies of a symbol.
+
+    Attributes
+    ----------
+    schedule : Schedule
+    told : set
+        The places where its loss has been told.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.told: Any = set()
+        self._known: OrderedDict[Any, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def tensors(self, symbol: Any, spec: InputSpec) -> Tuple[Dict[str, Tensor], Dict[str, Tensor]]:
+        """Shape and type of each argument and auxiliary state of the network."""
+        given = tuple(sorted(spec.shapes.items())), tuple(sorted(spec.types.items()))
+
+        def make() -> Any:
+            return arrays.tensors_of(symbol, forward_graph(symbol, spec))
+
+        return self._remembered((_digest(symbol), "tensors", given), make)
+
+    def step(
+        self, symbol: Any, tensors: Mapping[str, Tensor], requests: Mapping[str, str], mkldnn: bool
+    ) -> Step:
+        """The training step for inputs of these shapes and types.
+
+        Parameters
+        ----------
+        symbol : ScheduledSymbol
+        tensors : dict of Tensor
+            The arguments.
+        requests : dict of str
+            'write', 'add' or 'null' for each.
+        mkldnn : bool
+            Whether MKLDNN will compute it.
+        """
+        inputs = tuple(sorted(tensors.items())), tuple(sorted(requests.items()))
+        return self._remembered(
+            (_digest(symbol), inputs, mkldnn),
+            lambda: make_step(symbol, self.schedule, tensors, requests, mkldnn),
+        )
+
+    def _remembered(self, key: Any, make: Callable[[], Any]) -> Any:
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+                return self._known[key]
+        made = make()
+        with self._lock:
+            self._known[key] = made
+            while len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        return made
+
+
+def _digest(symbol: Any) -> bytes:
+    """Of the network as it is now: attributes can be set at any time."""
+    return hashlib.sha256(symbol.tojson(remove_amp_cast=False).encode()).digest()
+
+
+def make_step(
+    symbol: Any,
+    schedule: Schedule,
+    tensors: Mapping[str, Tensor],
+    requests: Mapping[str, str],
+    mkldnn: bool,
+) -> Step:
+    """Write out a training step; parameters as those of `Recipe.step`."""
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    types = {name: tensor.dtype for name, tensor in tensors.items()}
+    graph = forward_graph(symbol, InputSpec(shapes, types))
+    asked = {a: requests[graph.nodes[a].name] for a in graph.arguments}
+    work = workload(training_graph(graph, [a for a in asked if asked[a] != "null"]))
+    fitting = adapt(work, schedule)
+    check(work, fitting)
+    step = unroll(parts(work), fitting, mkldnn, [a for a in asked if asked[a] == "add"])
+    order = step.order()
+    first = np.flatnonzero(step.rows.time[order] == 0)
+    called: Dict[str, Optional[str]] = {}
+    rows, usual = step.rows, step.training.names
+    for name, source, what, time in zip(step.names, rows.source, rows.what, rows.time):
+        if time > 0 or what != ITSELF:
+            called[name] = None
+        elif name != usual[source]:
+            called[name] = usual[source]
+    return Step(
+        write(step),
+        int(first.max(initial=-1)) + 1,
+        len(order),
+        int((~step.tables.variable[order]).sum()),
+        called,
+    )
