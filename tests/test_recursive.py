@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from memonger import marks
 from memonger.forward import forward_graph
 from memonger.inputs import read_shapes
-from memonger.planners.binomial import LEAF, binomial_tree, forward_steps
+from memonger.planners.binomial import binomial_tree, forward_steps
 from memonger.planners import recursive
 from memonger.planners.judge import Blueprint, blueprint
 from memonger.planners.recursive import Recursive
-from memonger.planners.unroll import ALIVE, NOTHING, Steps, tree_keeping, unroll
+from memonger.planners.unroll import ALIVE, LEAF, NOTHING, Steps, tree_keeping, unroll
 from memonger.schedule import Schedule, Workload, check, of_marks, plain, workload
 from memonger.training import training_graph
 from memonger.unrolled import parts

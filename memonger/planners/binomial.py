@@ -6,19 +6,20 @@ complexity in reverse automatic differentiation") and Revolve (Griewank and Walt
 forward to a cut, reverse what is right of it with s - 1 states, then what is left of it with s.
 
 It is provably optimal if all steps cost the same, all states are equally large, and a state that is
-kept takes up a place until it is no longer wanted. Real networks are none of that; here it is the
-oracle that the search on any graph (``recursive``) is held against.
+kept takes up a place until it is no longer wanted. Real networks are none of that, so no plan is
+made by it: it is the oracle that the search on any graph (``recursive``) is held against. On chains
+of equal layers that must find schedules that take no more memory for the same work.
 """
 
 from math import comb
 from typing import List, Tuple
 
 from memonger.errors import MemongerError
+from memonger.planners.unroll import LEAF
 
 #: A binary tree of cuts in preorder: (position, flag), the left part before the right one;
 #: (LEAF, 0) for a part that is not divided.
 Tree = List[Tuple[int, int]]
-LEAF = -1
 
 
 def reach(states: int, repeats: int) -> int:

@@ -11,9 +11,8 @@ from typing import Callable, Dict, NamedTuple, Tuple
 
 import numpy as np
 
-from memonger.planners.binomial import LEAF
 from memonger.planners.judge import Blueprint, judge
-from memonger.planners.unroll import ALIVE, ALL, NOTHING, part_of, unroll
+from memonger.planners.unroll import ALIVE, ALL, LEAF, NOTHING, part_of, unroll
 
 #: The factors that MXNet tries (``allocator.match_ranges``).
 MATCH_RANGES = np.array([1, 2, 4, 8, 16])

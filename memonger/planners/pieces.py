@@ -1,13 +1,8 @@
-"""Dynamic programming over trees of cuts: the least forward work within a memory.
+"""What the pieces between the boundaries of a network need, as memory and work.
 
 Between n + 1 candidate boundaries of the execution order lie n(n + 1)/2 *pieces*. For each of them
 is worked out what it needs if it is not divided (a leaf of the tree: what is missing runs, then the
-gradients), how much memory running through it takes, and how much is alive behind it. Then, as in
-Revolve but with the real sizes: a piece with a memory m is a leaf, or it is cut where running to
-the cut, the right part with what is left of m, and the left part with all of m take least work.
-
-The memory is counted in live tensors whose sizes are raised to a power, for several powers at once:
-MXNet's planner hands out whole blocks, so that their number counts as well as their bytes.
+gradients), how much memory running through it takes, and how much is alive behind it.
 """
 
 from typing import NamedTuple
@@ -15,62 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from memonger.compiled import compiled
-from memonger.planners.binomial import LEAF
-from memonger.planners.judge import Blueprint, grouped
-from memonger.planners.unroll import ALL, COSTLY, FREE, HELD, Steps, _missing
-from memonger.schedule import Workload, first_time
+from memonger.planners.unroll import ALL, COSTLY, FREE, HELD, ask, ask_back, missing
 
 FLAGS = 3  # ALIVE, ALL, COSTLY: what is held of the left part
 ASKED_FAR = 30  # pieces: further on, nearly all that is alive at a cut is asked for
-ENOUGH = 1.25  # times the cuts that are wanted: all of them are taken
-IMPOSSIBLE = np.float32(1e30)
-DIVIDED = 1
-
-
-class Entries(NamedTuple):
-    """What the results and gradients of a network weigh, who makes and who reads them.
-
-    Rows and entries are those of ``Tables``.
-
-    Attributes
-    ----------
-    steps : Steps
-    node : np.ndarray
-        The forward node of each position.
-    forward : int
-        Rows from twice that on are gradients.
-    emit_start, emit : np.ndarray
-        For each position the gradient rows that run with it.
-    output_start, use_start, use_entry, inplace_start, ..., inplace_identity
-        As in ``Tables``.
-    first : np.ndarray of bool
-        For each entry whether it is read from the first time that its operator ran.
-    weight : np.ndarray, (entries, powers)
-        0 where the entry is part of a gradient that the user asked for: that stays to the end.
-    reader : np.ndarray
-        Of results of operators the last position that reads them; of gradients the first position
-        whose gradient reads them (so the last to run); -1 for none.
-    made : np.ndarray
-        Of gradients the position with whose gradient they are made; otherwise -1.
-    """
-
-    steps: Steps
-    node: np.ndarray
-    forward: int
-    emit_start: np.ndarray
-    emit: np.ndarray
-    output_start: np.ndarray
-    use_start: np.ndarray
-    use_entry: np.ndarray
-    inplace_start: np.ndarray
-    inplace_input: np.ndarray
-    inplace_entry: np.ndarray
-    inplace_output: np.ndarray
-    inplace_identity: np.ndarray
-    first: np.ndarray
-    weight: np.ndarray
-    reader: np.ndarray
-    made: np.ndarray
 
 
 class Pieces(NamedTuple):
@@ -108,68 +51,6 @@ class Pieces(NamedTuple):
     spare: np.ndarray
 
 
-def weigh(workload: Workload, b: Blueprint, powers: np.ndarray) -> Entries:
-    """The entries of a network, their sizes raised to these powers."""
-    training, graph = workload.training, workload.training.graph
-    t, template = training.tables, b.template
-    n, entries, count = t.forward, len(t.elements), len(b.node)
-    emitted = [
-        (p, int(row))
-        for p, i in enumerate(workload.operators)
-        for row in template.event_row[template.event_start[i] : template.event_start[i + 1]]
-    ]
-    emit_start, emit = grouped(emitted, count)
-    is_first = np.zeros(entries, dtype=np.bool_)
-    for i in workload.operators:
-        for k in range(len(graph.tensors[i])):
-            is_first[t.output_start[i] + k] = first_time(graph.nodes[i].op, k)
-    sums = np.zeros(len(t.variable), dtype=np.bool_)  # rows that add gradients up
-    sums[2 * n :] = (training.owners < 0) & ~t.variable[2 * n :]
-    nbytes = 4.0 * t.elements
-    weight = np.where(nbytes[:, None] > 0, np.maximum(nbytes, 1)[:, None] ** powers, 0.0)
-    rows = len(t.variable)
-    row_of = np.repeat(np.arange(rows), np.diff(t.output_start))
-    when = np.full(rows, -1, dtype=np.int64)  # the position with which it runs
-    when[b.node] = np.arange(count)
-    when[emit] = np.repeat(np.arange(count), np.diff(emit_start))
-    used = np.repeat(np.arange(rows), np.diff(t.use_start))
-    runs = when[used] >= 0
-    entry, by = t.use_entry[runs], used[runs]
-    gradient, late = row_of >= 2 * n, row_of[entry] >= 2 * n
-    reader = np.full(entries, -1, dtype=np.int64)
-    np.maximum.at(reader, entry[by < n], when[by[by < n]])
-    first = np.full(entries, count, dtype=np.int64)
-    np.minimum.at(first, entry[late], when[by[late]])
-    reader[gradient] = np.where(first == count, -1, first)[gradient]
-    # What ends in a gradient that was asked for: nobody reads it, or it is added up to such a one.
-    asked = gradient & (reader == -1)
-    asked[t.output_start[b.gradient_row] + b.gradient_output] = True
-    for row in sorted(emit[sums[emit]].tolist(), reverse=True):
-        if asked[t.output_start[row]]:
-            for e in t.use_entry[t.use_start[row] : t.use_start[row + 1]].tolist():
-                asked[e] |= bool(sums[row_of[e]])
-    weight[asked] = 0.0
-    return Entries(
-        b.steps,
-        b.node,
-        n,
-        emit_start,
-        emit,
-        t.output_start,
-        t.use_start,
-        t.use_entry,
-        t.inplace_start,
-        t.inplace_input,
-        t.inplace_entry,
-        t.inplace_output,
-        t.inplace_identity,
-        is_first,
-        weight,
-        reader,
-        np.where(gradient, when[row_of], -1),
-    )
-
-
 @compiled
 def _leaf(g, lo, hi, flag, mark, held, asked, rows, refs, storage, stamp, need, state):  # type: ignore[no-untyped-def]
     """Memory of an undivided piece, by simulation; ``need`` and ``state`` get it, work returned."""
@@ -185,19 +66,13 @@ def _leaf(g, lo, hi, flag, mark, held, asked, rows, refs, storage, stamp, need, 
                     if s.want[q] >= lo:
                         held[s.want[q]] = HELD
     elif flag == COSTLY:
-        _missing(s, lo, hi, held, asked, mark)
+        missing(s, lo, hi, held, asked, mark)
         for i in range(lo, hi):
             if s.costly[i] and asked[i] == mark:
                 held[i] = HELD
     mark += 1
-    for i in range(lo, hi):
-        if s.gradient[i]:
-            for q in range(s.want_start[i], s.want_start[i + 1]):
-                asked[s.want[q]] = mark
-    for i in range(hi - 1, lo - 1, -1):
-        if asked[i] == mark and held[i] == FREE:
-            for q in range(s.read_start[i], s.read_start[i + 1]):
-                asked[s.read[q]] = mark
+    ask(s, lo, hi, asked, mark)
+    ask_back(s, lo, hi, held, asked, mark)
     # What runs, in order; before it, what is held.
     number = 0
     for i in range(lo, hi):
@@ -291,7 +166,7 @@ def _leaf(g, lo, hi, flag, mark, held, asked, rows, refs, storage, stamp, need, 
 
 
 @compiled
-def _through(g, bounds, entry):  # type: ignore[no-untyped-def]
+def _passing(g, bounds, entry):  # type: ignore[no-untyped-def]
     """For each piece the gradients that are made behind it and read before it."""
     m, powers = bounds.shape[0], g.weight.shape[1]
     passing = np.zeros((m + 1, m + 1, powers))
@@ -325,20 +200,23 @@ def measure(g, bounds, cap):  # type: ignore[no-untyped-def]
     cap : np.ndarray, powers
         Pieces that need more than that undivided, for every power, need not be known.
     """
-    s_ = g.steps
-    n, count = g.forward, g.node.shape[0]
     m, powers = bounds.shape[0], g.weight.shape[1]
-    alive = np.zeros((m, m, powers))
-    highest = np.zeros((m, m, powers))
-    work = np.zeros((m, m))
-    leaf = np.full((FLAGS, m, m, powers), np.inf)
-    kept_ = np.zeros((FLAGS, m, m, powers))
-    leaf_work = np.zeros((FLAGS, m, m))
-    passing = _through(g, bounds, np.arange(g.output_start[2 * n], g.reader.shape[0]))
+    first = g.output_start[2 * g.forward]
+    passing = _passing(g, bounds, np.arange(first, g.reader.shape[0]))
     gradients = np.zeros((m, powers))
     for k in range(m):
         gradients[k] = passing[k, k]
-    # Running through.
+    through, undivided = _through(g, bounds), _undivided(g, bounds, passing, cap)
+    return (*through, gradients, *undivided, *_spare(g, bounds))
+
+
+@compiled
+def _through(g, bounds):  # type: ignore[no-untyped-def]
+    """What is alive behind each piece, the most that is while it is run through, and the work."""
+    count, m, powers = g.node.shape[0], bounds.shape[0], g.weight.shape[1]
+    alive = np.zeros((m, m, powers))
+    highest = np.zeros((m, m, powers))
+    work = np.zeros((m, m))
     ending_start = np.zeros(count + 2, dtype=np.int64)
     for i in range(count):
         row = g.node[i]
@@ -376,13 +254,22 @@ def measure(g, bounds, cap):  # type: ignore[no-untyped-def]
                 more = 0.0 if in_place and freed >= total else total
                 most[p] = max(most[p], live[p] + more)
                 live[p] += going - freed
-            done += s_.work[i]
+            done += g.steps.work[i]
             if i + 1 == bounds[to]:
                 alive[s, to] = live
                 highest[s, to] = most
                 work[s, to] = done
                 to += 1
-    # Undivided.
+    return alive, highest, work
+
+
+@compiled
+def _undivided(g, bounds, passing, cap):  # type: ignore[no-untyped-def]
+    """What undivided pieces need, what is held for them meanwhile, and their work."""
+    count, m, powers = g.node.shape[0], bounds.shape[0], g.weight.shape[1]
+    leaf = np.full((FLAGS, m, m, powers), np.inf)
+    kept = np.zeros((FLAGS, m, m, powers))
+    leaf_work = np.zeros((FLAGS, m, m))
     entries = g.reader.shape[0]
     held = np.zeros(count, dtype=np.int8)
     asked = np.zeros(count, dtype=np.int32)
@@ -397,9 +284,10 @@ def measure(g, bounds, cap):  # type: ignore[no-untyped-def]
                 if flag and bounds[to] == count:
                     break
                 mark += 2
+                need, state = leaf[flag, s, to], kept[flag, s, to]
                 leaf_work[flag, s, to] = _leaf(
- g, bounds[s], bounds[to], flag, mark, held, asked, rows, refs,
-                    storage, stamp, leaf[flag, s, to], kept_[flag, s, to],
+                    g, bounds[s], bounds[to], flag, mark, held, asked, rows, refs, storage, stamp,
+                    need, state,
                 )  # fmt: skip
                 enough = True
                 for p in range(powers):
@@ -407,26 +295,35 @@ def measure(g, bounds, cap):  # type: ignore[no-untyped-def]
                     enough &= leaf[flag, s, to, p] > cap[p]
                 if enough:
                     break
-    # What is alive at c, not asked for by [c, t], and not by gradients before c.
+    return leaf, kept, leaf_work
+
+
+@compiled
+def _spare(g, bounds):  # type: ignore[no-untyped-def]
+    """What is alive at c, not asked for by [c, t], and not by gradients before c."""
+    s = g.steps
+    count, m, powers = g.node.shape[0], bounds.shape[0], g.weight.shape[1]
+    held = np.zeros(count, dtype=np.int8)
+    asked = np.zeros(count, dtype=np.int32)
+    mark = 0
     spare_start = np.zeros(m * m + 1, dtype=np.int64)
     spare_at = np.empty(16, dtype=np.int32)
     spare = np.empty((16, powers))
     found = 0
-    reading = np.zeros(count, dtype=np.int32)  # the first gradient that reads it
-    reading[:] = count
+    reading = np.full(count, count, dtype=np.int32)  # the first gradient that reads it
     for i in range(count - 1, -1, -1):
-        if s_.gradient[i]:
-            for q in range(s_.want_start[i], s_.want_start[i + 1]):
-                reading[s_.want[q]] = i
+        if s.gradient[i]:
+            for q in range(s.want_start[i], s.want_start[i + 1]):
+                reading[s.want[q]] = i
     for c in range(m):
         for to in range(m):
             if 0 < c < to and bounds[to] < count and to - c <= ASKED_FAR:
                 mark += 1
                 for i in range(bounds[c], bounds[to]):
-                    held[i] = HELD if s_.last[i] >= bounds[to] or s_.head[i] else FREE
-                _missing(s_, bounds[c], bounds[to], held, asked, mark)
+                    held[i] = HELD if s.last[i] >= bounds[to] or s.head[i] else FREE
+                missing(s, bounds[c], bounds[to], held, asked, mark)
                 for i in range(bounds[c]):
-                    if bounds[c] <= s_.last[i] < bounds[to] and asked[i] != mark:
+                    if bounds[c] <= s.last[i] < bounds[to] and asked[i] != mark:
                         if reading[i] < bounds[c]:
                             continue
                         if found == len(spare_at):
@@ -441,176 +338,4 @@ def measure(g, bounds, cap):  # type: ignore[no-untyped-def]
                                     spare[found, p] += g.weight[e, p]
                         found += 1
             spare_start[c * m + to + 1] = found
-    return (
-        alive, highest, work, gradients, leaf, kept_, leaf_work,
-        spare_start, spare_at[:found], spare[:found],
-    )  # fmt: skip
-
-
-@compiled
-def _held_at(x, s, c, t, p):  # type: ignore[no-untyped-def]
-    """What of [s, c] is held while [c, t] is processed, if nothing is kept for the left part."""
-    amount = x.alive[s, c, p]
-    m = x.bounds.shape[0]
-    spared = amount
-    for q in range(x.spare_start[c * m + t], x.spare_start[c * m + t + 1]):
-        if x.spare_at[q] >= x.bounds[s]:
-            spared -= x.spare[q, p]
-    return 0.0 if spared <= amount * 1e-6 else spared
-
-
-@compiled
-def least_work(x, power, most, slots, inner):  # type: ignore[no-untyped-def]
-    """The least work of each piece within each memory up to ``most``, in ``slots`` equal steps.
-
-    Parameters
-    ----------
-    x : Pieces
-    power : int
-        Which of the powers.
-    most : float
-    slots : int
-    inner : np.ndarray, (s, slots + 1)
-        The least work of the pieces between neighbouring boundaries if they are divided further;
-        `IMPOSSIBLE` where they cannot be.
-
-    Returns
-    -------
-    np.ndarray, (s, t, slots + 1)
-        Work; `IMPOSSIBLE` where there is no way.
-    np.ndarray, (s, t, slots + 1)
-        0: undivided; 1: divided further; 4 c + flag: cut at boundary c.
-    """
-    m = x.bounds.shape[0]
-    unit = most / slots
-    best = np.full((m, m, slots + 1), IMPOSSIBLE, dtype=np.float32)
-    choice = np.zeros((m, m, slots + 1), dtype=np.uint16)
-    far = slots + 1
-    for length in range(1, m):
-        for s in range(m - length):
-            t = s + length
-            for k in range(_slot(x.leaf[0, s, t, power], unit, far), slots + 1):
-                best[s, t, k] = x.leaf_work[0, s, t]
-            if length == 1:
-                for k in range(slots + 1):
-                    if inner[s, k] < best[s, t, k]:
-                        best[s, t, k] = inner[s, k]
-                        choice[s, t, k] = DIVIDED
-            behind = x.gradients[t, power] + x.alive[s, t, power]
-            for c in range(s + 1, t):
-                held = _held_at(x, s, c, t, power)
-                nothing = held == 0.0 and x.alive[s, c, power] > 0.0
-                run = np.float32(0.0 if nothing else x.work[s, c])
-                through = behind if nothing else behind + x.highest[s, c, power]
-                through = _slot(through, unit, far)
-                shift = _slot(held, unit, far)
-                for k in range(max(through, shift), slots + 1):
-                    total = run + best[c, t, k - shift] + best[s, c, k]
-                    if total < best[s, t, k]:
-                        best[s, t, k] = total
-                        choice[s, t, k] = 4 * c
-                if nothing:
-                    continue
-                for flag in range(1, FLAGS):
-                    shift = _slot(max(x.kept[flag, s, c, power], held), unit, far)
-                    least = max(shift, through, _slot(x.leaf[flag, s, c, power], unit, far))
-                    run = np.float32(x.work[s, c] + x.leaf_work[flag, s, c])
-                    for k in range(least, slots + 1):
-                        total = run + best[c, t, k - shift]
-                        if total < best[s, t, k]:
-                            best[s, t, k] = total
-                            choice[s, t, k] = 4 * c + flag
-    return best, choice
-
-
-@compiled
-def _slot(amount, unit, far):  # type: ignore[no-untyped-def]
-    value = np.ceil(amount / unit - 1e-9)
-    return far if value >= far else int(value)
-
-
-@compiled
-def tree_of(x, choice, power, most, slot):  # type: ignore[no-untyped-def]
-    """The tree that ``least_work`` found for a memory.
-
-    Returns
-    -------
-    np.ndarray of int32, (nodes, 2)
-        Cuts (positions) and flags in preorder. A leaf that is divided further, the one from
-        boundary s, stands as (-2 - s, its slot).
-    """
-    m = x.bounds.shape[0]
-    slots = choice.shape[2] - 1
-    unit = most / slots
-    tree = np.empty((4 * m, 2), dtype=np.int32)
-    todo = np.empty((2 * m, 3), dtype=np.int64)
-    todo[0, 0], todo[0, 1], todo[0, 2] = 0, m - 1, slot
-    depth, count = 1, 0
-    while depth:
-        depth -= 1
-        s, t, k = todo[depth, 0], todo[depth, 1], todo[depth, 2]
-        chosen = -1 if s < 0 else int(choice[s, t, k])
-        if chosen <= DIVIDED:
-            tree[count, 0], tree[count, 1] = LEAF, 0
-            if chosen == DIVIDED:
-                tree[count, 0], tree[count, 1] = LEAF - 1 - s, k
-            count += 1
-            continue
-        c, flag = chosen // 4, chosen % 4
-        held = _held_at(x, s, c, t, power)
-        if flag:
-            held = max(held, x.kept[flag, s, c, power])
-        tree[count, 0], tree[count, 1] = x.bounds[c], flag
-        count += 1
-        todo[depth, 0], todo[depth, 1] = c, t
-        todo[depth, 2] = k - _slot(held, unit, slots + 1)
-        depth += 1
-        todo[depth, 0], todo[depth, 1], todo[depth, 2] = -1 if flag else s, c, k
-        depth += 1
-    return tree[:count]
-
-
-def alive_at(g: Entries) -> np.ndarray:
-    """What is alive before each position, weighed with the first power; one more at the end."""
-    count = len(g.node)
-    change = np.zeros(count + 2)
-    for i, row in enumerate(g.node.tolist()):
-        entries = slice(g.output_start[row], g.output_start[row + 1])
-        for last, weight in zip(g.reader[entries].tolist(), g.weight[entries, 0].tolist()):
-            if last > i:
-                change[i + 1] += weight
-                change[last + 1] -= weight
-    return np.cumsum(change)[:-1]
-
-
-def boundaries(alive: np.ndarray, lo: int, hi: int, most: int) -> np.ndarray:
-    """At most so many boundaries between two positions, and these: where little is alive.
-
-    All of them if they are few; otherwise local minima, of these the deepest (the local minima
-    among them) as long as there are enough, or if there are few others as well; the least of each
-    of as many equal stretches.
-    """
-    inside = np.arange(lo + 1, hi)
-    if len(inside) > most:
-        low = _minima(alive, inside)
-        deeper = _minima(alive, low)
-        while most <= len(deeper) < len(low):
-            low, deeper = deeper, _minima(alive, deeper)
-        if len(low) > ENOUGH * most:
-            low = _least_of_stretches(alive, low, most)
-        rest = np.setdiff1d(inside, low)
-        inside = np.union1d(low, _least_of_stretches(alive, rest, max(0, most - len(low))))
-    return np.concatenate([[lo], inside, [hi]]).astype(np.int32)
-
-
-def _minima(alive: np.ndarray, where: np.ndarray) -> np.ndarray:
-    """Of some positions those at which less is alive than at their neighbours among them."""
-    here = np.concatenate([[np.inf], alive[where], [np.inf]])
-    return where[(here[1:-1] <= here[:-2]) & (here[1:-1] < here[2:])]
-
-
-def _least_of_stretches(alive: np.ndarray, where: np.ndarray, most: int) -> np.ndarray:
-    if len(where) <= most:
-        return where
-    stretches = np.array_split(where, most) if most else []
-    return np.array([part[np.argmin(alive[part])] for part in stretches], dtype=np.int64)
+    return spare_start, spare_at[:found], spare[:found]

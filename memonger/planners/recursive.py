@@ -4,9 +4,10 @@ A schedule is a binary tree of cuts (``unroll``): run forward to the cut, proces
 it, then what is left. The binomial schedule (``binomial``) is such a tree, so are a square root of
 segments and all that marks can express but for single operators. The search:
 
-1. Candidate boundaries: where little is alive (``pieces.boundaries``).
-2. Dynamic programming over trees (``pieces``) with sizes raised to several powers, at several
-   scales of memory. One table gives the trees of a whole frontier of memory and work.
+1. Candidate boundaries: where little is alive (``boundaries``).
+2. What the pieces between them need (``pieces``), sizes being raised to several powers
+   (``entries``). Dynamic programming over trees of cuts (``least_work``), at several scales of
+   memory: one table gives the trees of a whole frontier of memory and work.
 3. Every tree's schedule is replayed to the byte (``judge``), with all match ranges: MXNet tries
    them all when it binds a schedule.
 4. The best few are annealed (``climb``), a thread each, then the best of these for longer.
@@ -25,20 +26,13 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 import numpy as np
 
 from memonger.errors import BudgetError, MemongerError
-from memonger.planners.binomial import LEAF
+from memonger.planners.boundaries import boundaries
 from memonger.planners.climb import ENDLESS, MATCH_RANGES, climb, price
+from memonger.planners.entries import alive_at, weigh
 from memonger.planners.judge import Blueprint, blueprint, judge, positions
-from memonger.planners.pieces import (
-    IMPOSSIBLE,
-    Pieces,
-    alive_at,
-    boundaries,
-    least_work,
-    measure,
-    tree_of,
-    weigh,
-)
-from memonger.planners.unroll import tree_keeping, unroll
+from memonger.planners.least_work import IMPOSSIBLE, least_work, tree_of
+from memonger.planners.pieces import Pieces, measure
+from memonger.planners.unroll import LEAF, tree_keeping, unroll
 from memonger.schedule import Schedule, Workload, plain
 
 POWERS = np.array([0.75, 0.5, 0.35, 0.2])  # of a tensor's bytes

@@ -15,7 +15,8 @@ from typing import List, NamedTuple
 import numpy as np
 
 from memonger.compiled import compiled
-from memonger.planners.binomial import LEAF
+
+LEAF = -1  # in the place of a cut: the part is not divided
 
 #: What is held of the left part while the right one is processed, besides what the right one reads:
 #: what is alive at the cut and the left part's gradients read, all that they read, the results of
@@ -90,14 +91,24 @@ def part_of(tree, q, count):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _missing(s, lo, hi, held, asked, mark):  # type: ignore[no-untyped-def]
-    """Mark what the gradients and outputs of a part need, directly or to be computed."""
+def push(stack, depth, a, b, c):  # type: ignore[no-untyped-def]
+    """Put three numbers on a stack; its new depth."""
+    stack[depth, 0], stack[depth, 1], stack[depth, 2] = a, b, c
+    return depth + 1
+
+
+@compiled
+def ask(s, lo, hi, asked, mark):  # type: ignore[no-untyped-def]
+    """Mark what the gradients of a part read."""
     for i in range(lo, hi):
-        if s.head[i] and held[i] == FREE:
-            asked[i] = mark
         if s.gradient[i]:
             for q in range(s.want_start[i], s.want_start[i + 1]):
                 asked[s.want[q]] = mark
+
+
+@compiled
+def ask_back(s, lo, hi, held, asked, mark):  # type: ignore[no-untyped-def]
+    """Mark what is needed to compute what is marked of a part and not held."""
     for i in range(hi - 1, lo - 1, -1):
         if asked[i] == mark and held[i] == FREE:
             for q in range(s.read_start[i], s.read_start[i + 1]):
@@ -105,13 +116,26 @@ def _missing(s, lo, hi, held, asked, mark):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def missing(s, lo, hi, held, asked, mark):  # type: ignore[no-untyped-def]
+    """Mark what the gradients and outputs of a part need, directly or to be computed."""
+    _ask_for_heads(s, lo, hi, held, asked, mark)
+    ask(s, lo, hi, asked, mark)
+    ask_back(s, lo, hi, held, asked, mark)
+
+
+@compiled
+def _ask_for_heads(s, lo, hi, held, asked, mark):  # type: ignore[no-untyped-def]
+    """Mark the outputs of the network that have not run (those that have are PINNED)."""
+    for i in range(lo, hi):
+        if s.head[i] and held[i] == FREE:
+            asked[i] = mark
+
+
+@compiled
 def _forward(s, lo, hi, held, asked, mark, events, count):  # type: ignore[no-untyped-def]
     """Run what is marked and not held, and what it needs; also outputs that never ran."""
-    for i in range(hi - 1, lo - 1, -1):
-        if held[i] == FREE and (asked[i] == mark or s.head[i]):
-            asked[i] = mark
-            for q in range(s.read_start[i], s.read_start[i + 1]):
-                asked[s.read[q]] = mark
+    _ask_for_heads(s, lo, hi, held, asked, mark)
+    ask_back(s, lo, hi, held, asked, mark)
     work = 0.0
     for i in range(lo, hi):
         if held[i] == FREE and asked[i] == mark:
@@ -151,16 +175,15 @@ def unroll(b, tree, most_work, most_events):  # type: ignore[no-untyped-def]
     asked = np.zeros(n, dtype=np.int32)  # by the step whose mark it carries
     alive = np.zeros(n, dtype=np.int32)
     kept = np.zeros(n, dtype=np.int32)
-    todo = np.empty((tree.shape[0] + 1, 3), dtype=np.int32)
-    todo[0, 0], todo[0, 1], todo[0, 2] = 0, 0, n
-    depth = 1
+    pending = np.empty((tree.shape[0] + 1, 3), dtype=np.int32)
+    depth = push(pending, 0, 0, 0, n)
     mark = 0
     events = np.empty(4 * n + 16, dtype=np.int32)
     count = 0
     work = 0.0
     while depth:
         depth -= 1
-        q, lo, hi = todo[depth, 0], todo[depth, 1], todo[depth, 2]
+        q, lo, hi = pending[depth, 0], pending[depth, 1], pending[depth, 2]
         while tree[q, 0] != LEAF and not lo < tree[q, 0] < hi:
             q = end[q + 1] if tree[q, 0] <= lo else q + 1
         if count + 2 * (hi - lo) > len(events):
@@ -169,10 +192,7 @@ def unroll(b, tree, most_work, most_events):  # type: ignore[no-untyped-def]
             events = longer
         mark += 1
         if tree[q, 0] == LEAF:
-            for i in range(lo, hi):
-                if s.gradient[i]:
-                    for k in range(s.want_start[i], s.want_start[i + 1]):
-                        asked[s.want[k]] = mark
+            ask(s, lo, hi, asked, mark)
             count, more = _forward(s, lo, hi, held, asked, mark, events, count)
             work += more
             for i in range(hi - 1, lo - 1, -1):
@@ -181,7 +201,7 @@ def unroll(b, tree, most_work, most_events):  # type: ignore[no-untyped-def]
                     count += 1
         else:
             cut, flag = tree[q, 0], tree[q, 1]
-            _missing(s, cut, hi, held, alive, mark)
+            missing(s, cut, hi, held, alive, mark)
             if flag != NOTHING:
                 for i in range(lo, cut):
                     if s.gradient[i]:
@@ -190,7 +210,7 @@ def unroll(b, tree, most_work, most_events):  # type: ignore[no-untyped-def]
                             if j >= lo and s.last[j] >= cut:
                                 alive[j] = mark
             if flag == ALL or flag == COSTLY:
-                _missing(s, lo, hi, held, asked, mark)
+                missing(s, lo, hi, held, asked, mark)
                 for i in range(lo, cut):
                     if flag == COSTLY and s.costly[i] and asked[i] == mark:
                         kept[i] = mark
@@ -215,10 +235,8 @@ def unroll(b, tree, most_work, most_events):  # type: ignore[no-untyped-def]
                 i = events[k]
                 if held[i] == HELD and alive[i] != mark and kept[i] != mark:
                     held[i] = FREE
-            todo[depth, 0], todo[depth, 1], todo[depth, 2] = q + 1, lo, cut
-            depth += 1
-            todo[depth, 0], todo[depth, 1], todo[depth, 2] = end[q + 1], cut, hi  # comes first
-            depth += 1
+            depth = push(pending, depth, q + 1, lo, cut)
+            depth = push(pending, depth, end[q + 1], cut, hi)  # comes first
         if work > most_work or count > most_events:
             break
     return events[:count], work
