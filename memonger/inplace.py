@@ -440,17 +440,15 @@ _IGNORED: Dict[str, Tuple[int, ...]] = {
 }
 
 
-def ignored_inputs(op: str, attrs: Attrs, num_inputs: int) -> Tuple[int, ...]:
+def ignored_inputs(op: str) -> Tuple[int, ...]:
     """The inputs of which an operator reads no more than the shape; they are not kept for it.
-
-    Parameters are those of `inplace_options`.
 
     Source: ``FIgnoreInputs`` of each operator. Operators that look only at the shape without saying
     so (``shape_array``, ``broadcast_like``, ``slice_like``) keep their inputs alive.
 
     Examples
     --------
-    >>> ignored_inputs("reshape_like", {}, 2)
+    >>> ignored_inputs("reshape_like")
     (1,)
     """
     return _IGNORED.get(_ALIASES.get(op, op), ())

@@ -201,7 +201,7 @@ class _Kinds:
         fitting = tuple(o for o in options if o[0] < inputs and o[1] < len(tensors))
         if any(k > 62 for k, _, _ in fitting):  # the compiled loop keeps a bit for each
             self.inexact.add("%s has more than 63 inputs that it may overwrite" % op)
-        ignored = ignored_inputs(op, attrs, inputs)
+        ignored = ignored_inputs(op)
         return RowKind(op, attrs, inputs, ignored, fitting, tensors)
 
 

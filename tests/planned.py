@@ -10,6 +10,7 @@ from memonger.forward import ForwardGraph, forward_graph
 from memonger.inputs import read_shapes
 from memonger.marks import FORCE
 from memonger.operators import ANYWHERE
+from memonger.planners.cuts import Cut, cheap_cuts
 from memonger.rules import Rules
 from memonger.training import training_graph
 
@@ -36,6 +37,11 @@ def with_marks(symbol: Any, names: Iterable[str]) -> Any:
 def forward(symbol: Any, shapes: Any, type_dict: Any = None) -> ForwardGraph:
     """The forward graph of a symbol."""
     return forward_graph(symbol, read_shapes(symbol, shapes, {}, type_dict))
+
+
+def every_cut(graph: ForwardGraph) -> List[Cut]:
+    """The cuts after all operators but the last, where anything is alive."""
+    return cheap_cuts(graph, len(graph.operators), graph.operators)
 
 
 def positive(symbol: Any, shapes: Any) -> Dict[str, np.ndarray]:

@@ -484,7 +484,7 @@ def replay(seen: Observed, instead: Optional[Dict[str, Options]] = None) -> int:
     references: Dict[int, int] = {}
     ignored: List[Tuple[int, ...]] = []
     for node in seen.nodes:
-        ignored.append(ignored_inputs(node.op, node.attrs, len(node.inputs)))
+        ignored.append(ignored_inputs(node.op))
         for i, entry in enumerate(node.inputs):
             references[entry] = references.get(entry, 0) + (i not in ignored[-1])
     for entry in seen.heads:

@@ -7,12 +7,12 @@ import mxnet as mx
 import numpy as np
 import pytest
 from memonger.operators import ANYWHERE, CPU
-from memonger.planners.cuts import all_cuts, cheap_cuts, single_tensor_cuts
+from memonger.planners.cuts import cheap_cuts, single_tensor_cuts
 from memonger.plans import forget
 from memonger.training import merged_nodes
 
 import networks
-from planned import forward, marked, nodes, rules_of
+from planned import every_cut, forward, marked, nodes, rules_of
 
 S = mx.sym
 SHAPES = {"data": (256, 512)}
@@ -193,7 +193,7 @@ def test_cuts_keep_what_is_alive() -> None:
     symbol = S.LinearRegressionOutput(S.broadcast_add(total, skip), name="out")
     graph = forward(symbol, {"data": (4, 3)})
     name = [n.name for n in graph.nodes]
-    cuts = {name[c.after]: ([name[i] for i in c.keep], c.size) for c in all_cuts(graph)}
+    cuts = {name[c.after]: ([name[i] for i in c.keep], c.size) for c in every_cut(graph)}
     assert cuts["fc"] == (["fc"], 4 * 8 * 4)
     assert cuts["skip"] == (["skip"], 4 * 8 * 4)
     assert cuts["inner"] == (["skip", "inner"], 2 * 4 * 8 * 4)

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from memonger.allocator import NO_LIMIT, replay
 from memonger.planners import smallest as planner
 from memonger.planners.anneal import anneal, cheapest_cuts, fill, price
-from memonger.planners.cuts import Weigher, Weights, all_cuts, cheap_cuts, golden_section, walk
+from memonger.planners.cuts import Weigher, Weights, cheap_cuts, golden_section, walk
 from memonger.planners.smallest import behind_copies, copyable, smallest
 
 import networks
 from generated import networks as generated
-from planned import rules_of
+from planned import every_cut, rules_of
 
 S = mx.sym
 
@@ -86,7 +86,7 @@ def test_weights_of_a_chain() -> None:
     """Gradients read both results of a layer (fc, activation) and the output; few live at once."""
     symbol, shapes = networks.chain(8, hidden=256, batch=256)
     rules = rules_of(symbol, shapes)
-    cuts = all_cuts(rules.graph)
+    cuts = every_cut(rules.graph)
     w = Weigher(rules.trainings[0], cuts)(1.0)
     tensor = 4 * 256 * 256
     assert w.until[-1] / tensor == 2 * 8 + 1
@@ -213,7 +213,7 @@ def test_cuts_come_after_copies_and_at_marks() -> None:
     assert len(cheap_cuts(rules.graph, 3, marked)) <= 3  # too many marks
     with_them, moved = rules.with_copies(copies)
     nodes = with_them.graph.nodes
-    told = {cut.after: cut for cut in all_cuts(with_them.graph)}
+    told = {cut.after: cut for cut in every_cut(with_them.graph)}
     followed = {int(moved[c.node]) + k for c in copies for k in range(c.offset)}
     for cut in behind_copies(cuts, moved, copies):
         assert cut.after not in followed

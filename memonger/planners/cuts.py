@@ -77,11 +77,6 @@ def _cuts(graph: ForwardGraph, where: Collection[int]) -> List[Cut]:
     return cuts
 
 
-def all_cuts(graph: ForwardGraph) -> List[Cut]:
-    """One cut after each operator but the last; variables do not count, they are there anyway."""
-    return _cuts(graph, set(graph.operators[:-1]))
-
-
 def single_tensor_cuts(graph: ForwardGraph) -> List[int]:
     """The operators whose result alone carries everything onwards (articulation points)."""
     operators, (_, alive) = graph.operators, _profile(graph)
