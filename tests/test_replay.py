@@ -447,14 +447,17 @@ def test_module_binds_what_is_replayed() -> None:
         assert found.pool_bytes // MB == planned_mb(executor)
 
 
+def of_type(network: Network, dtype: str) -> Tuple[TrainingGraph, List[Job], List[Replay]]:
+    """The training graph in float32, and `jobs_of` a few plans with all arguments of a type."""
+    graph = forward(*network)
+    types = {graph.nodes[a].name: dtype for a in graph.arguments}
+    return (training_graph(graph), *jobs_of(network, few(network), types))
+
+
 @pytest.mark.parametrize("name", ["resnet-2-2-2-2", "lstm", "transformer", "many uses"])
 def test_float64(name: str) -> None:
     """MXNet counts 4 bytes an element; what it allocates, and the entries it logs, have 8."""
-    symbol, shapes = NETS[name]()
-    graph = forward(symbol, shapes)
-    wide = {graph.nodes[a].name: "float64" for a in graph.arguments}
-    single = training_graph(graph)
-    jobs, plans = jobs_of((symbol, shapes), few((symbol, shapes)), wide)
+    single, jobs, plans = of_type(NETS[name](), "float64")
     for job, plan, nodes in zip(jobs, plans, logged(jobs)):
         assert log_of(plan) == nodes
         executor = bind(mx.sym.load_json(job.json), plan.training.graph, mx.cpu())
@@ -467,11 +470,7 @@ def test_float64(name: str) -> None:
 @pytest.mark.parametrize("name", ["chain", "many uses", "shared weights"])
 def test_float16(name: str) -> None:
     """It cannot run on a CPU but it can be bound: half the bytes of float32 are allocated."""
-    symbol, shapes = NETS[name]()
-    graph = forward(symbol, shapes)
-    half = {graph.nodes[a].name: "float16" for a in graph.arguments}
-    single = training_graph(graph)
-    jobs, plans = jobs_of((symbol, shapes), few((symbol, shapes)), half)
+    single, jobs, plans = of_type(NETS[name](), "float16")
     for plan, nodes in zip(plans, logged(jobs)):
         assert log_of(plan) == nodes
         before = replay(single, plan.recomputed)
