@@ -24,7 +24,7 @@ from memonger.compiled import compiled
 from memonger.forward import Entry
 
 # What a row is: its template row itself, a scratch state, a Dropout that runs again, a reader of an
-# output that nobody else reads, what `layouts` puts in.
+# output that nobody else reads, what ``inserts`` puts in.
 ITSELF, SCRATCH, MASKED, READER, INSERTED = 0, 1, 2, 3, 4
 
 

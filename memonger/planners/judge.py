@@ -1,6 +1,6 @@
 """What a schedule costs, in compiled code: its training graph, MXNet's order, MXNet's memory.
 
-The graph is the one that ``unrolled`` writes out for MXNet, the order and the memory are those of
+The graph is the one that is written out for MXNet (``rows``), the order and the memory are those of
 the replay (``tables``, ``allocator``). Here they are put together without a Python object for each
 node, so that a search can judge thousands of schedules.
 """

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memonger.compiled import compiled
+from memonger.planners.entries import Entries
 from memonger.planners.unroll import ALL, COSTLY, FREE, HELD, ask, ask_back, missing
 
 FLAGS = 3  # ALIVE, ALL, COSTLY: what is held of the left part
@@ -49,6 +50,37 @@ class Pieces(NamedTuple):
     spare_start: np.ndarray
     spare_at: np.ndarray
     spare: np.ndarray
+
+
+def measure(g: Entries, bounds: np.ndarray, cap: np.ndarray) -> Pieces:
+    """Work out what the pieces between these boundaries need.
+
+    Parameters
+    ----------
+    g : Entries
+    bounds : np.ndarray of int32
+        Ascending; they need not begin or end where the network does.
+    cap : np.ndarray, powers
+        Pieces that need more than that undivided, for every power, need not be known.
+    """
+    passing = _passing(g, bounds)
+    alive, highest, work = _through(g, bounds)
+    leaf, kept, leaf_work = _undivided(g, bounds, passing, cap)
+    gradients = np.ascontiguousarray(np.diagonal(passing).T)
+    spared = _spare(g, bounds)
+    return Pieces(bounds, alive, highest, work, gradients, leaf, kept, leaf_work, *spared)
+
+
+def _passing(g: Entries, bounds: np.ndarray) -> np.ndarray:
+    """For each piece the gradients that are made behind it and read before it."""
+    m, powers = len(bounds), g.weight.shape[1]
+    entries = np.flatnonzero((g.made >= 0) & (g.reader >= 0))
+    after = np.searchsorted(bounds, g.made[entries], side="right") - 1  # the last t before it
+    before = np.searchsorted(bounds, g.reader[entries], side="right")  # the first s behind it
+    passing = np.zeros((m + 1, m + 1, powers))
+    np.add.at(passing, (before, after), g.weight[entries])
+    passing = np.cumsum(passing[:m, :m], axis=0)
+    return np.ascontiguousarray(np.cumsum(passing[:, ::-1], axis=1)[:, ::-1])
 
 
 @compiled
@@ -163,51 +195,6 @@ def _leaf(g, lo, hi, flag, mark, held, asked, rows, refs, storage, stamp, need, 
                 for p in range(powers):
                     live[p] -= g.weight[e, p]
     return work
-
-
-@compiled
-def _passing(g, bounds, entry):  # type: ignore[no-untyped-def]
-    """For each piece the gradients that are made behind it and read before it."""
-    m, powers = bounds.shape[0], g.weight.shape[1]
-    passing = np.zeros((m + 1, m + 1, powers))
-    for e in entry:
-        if g.reader[e] < 0 or g.made[e] < 0:
-            continue
-        after = np.searchsorted(bounds, g.made[e], side="right") - 1  # the last t before it
-        before = np.searchsorted(bounds, g.reader[e], side="right")  # the first s behind it
-        for p in range(powers):
-            passing[before, after, p] += g.weight[e, p]
-    for s in range(1, m):
-        for t in range(m):
-            for p in range(powers):
-                passing[s, t, p] += passing[s - 1, t, p]
-    for s in range(m):
-        for t in range(m - 2, -1, -1):
-            for p in range(powers):
-                passing[s, t, p] += passing[s, t + 1, p]
-    return passing
-
-
-@compiled
-def measure(g, bounds, cap):  # type: ignore[no-untyped-def]
-    """Work out `Pieces`.
-
-    Parameters
-    ----------
-    g : Entries
-    bounds : np.ndarray of int32
-        Ascending; they need not begin or end where the network does.
-    cap : np.ndarray, powers
-        Pieces that need more than that undivided, for every power, need not be known.
-    """
-    m, powers = bounds.shape[0], g.weight.shape[1]
-    first = g.output_start[2 * g.forward]
-    passing = _passing(g, bounds, np.arange(first, g.reader.shape[0]))
-    gradients = np.zeros((m, powers))
-    for k in range(m):
-        gradients[k] = passing[k, k]
-    through, undivided = _through(g, bounds), _undivided(g, bounds, passing, cap)
-    return (*through, gradients, *undivided, *_spare(g, bounds))
 
 
 @compiled

@@ -334,17 +334,15 @@ class Recursive:
         alive = alive_at(entries)
         ends = np.array([0, count], dtype=np.int32)
         undivided = np.full(len(POWERS), np.inf)
-        whole = Pieces(ends, *measure(entries, ends, undivided)).leaf[0, 0, 1]
+        whole = measure(entries, ends, undivided).leaf[0, 0, 1]
         most_cuts = MOST_CUTS + MORE_CUTS * THOUSAND // max(THOUSAND, count)
         bounds = boundaries(alive, 0, count, most_cuts)
-        outer = Pieces(bounds, *measure(entries, bounds, whole * WIDEST))
+        outer = measure(entries, bounds, whole * WIDEST)
         inner: List[Optional[Pieces]] = []
         for s, (lo, hi) in enumerate(zip(bounds.tolist(), bounds[1:].tolist())):
             within = boundaries(alive, lo, hi, MOST_INNER_CUTS)
             cap = outer.leaf[0, s, s + 1]
-            inner.append(
-                Pieces(within, *measure(entries, within, cap)) if len(within) > 2 else None
-            )
+            inner.append(measure(entries, within, cap) if len(within) > 2 else None)
         found: List[_Tree] = []
         seen: Dict[bytes, None] = {}
         each = int(SEEDS / count / len(POWERS) / SCALES) + 1
@@ -378,7 +376,7 @@ class Recursive:
         most = np.zeros(len(POWERS))
         for power, scale in families:
             most[power] = max(most[power], scale)
-        pieces = Pieces(bounds, *measure(self.entries, bounds, most))
+        pieces = measure(self.entries, bounds, most)
         undivided: List[Optional[Pieces]] = [None] * (len(bounds) - 1)
         found: List[_Tree] = []
         each = int(SEEDS / 2 / count / len(families)) + 1

@@ -16,7 +16,7 @@ import numpy as np
 
 from memonger.compiled import compiled
 
-LEAF = -1  # in the place of a cut: the part is not divided
+LEAF = -1  # instead of a cut: the part is not divided
 
 #: What is held of the left part while the right one is processed, besides what the right one reads:
 #: what is alive at the cut and the left part's gradients read, all that they read, the results of
