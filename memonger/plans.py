@@ -180,7 +180,8 @@ def plan(
         when the symbol is bound.
     work : float, optional
         The most forward work of a training step, in times that of one forward pass: 2.0 allows one
-        pass more. By default there is no limit. Marks take at most 2.
+        pass more. Marks take at most 2. By default there is no limit but one for schedules: what
+        O(log n) memory takes, at most 2 log2(n) for a network of n operators. More can be told.
     budget : int, optional
         Bytes that ``pool_bytes`` may be. The schedule is then the one of least work. Needs
         ``how='schedule'``.

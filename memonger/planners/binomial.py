@@ -6,11 +6,12 @@ complexity in reverse automatic differentiation") and Revolve (Griewank and Walt
 forward to a cut, reverse what is right of it with s - 1 states, then what is left of it with s.
 
 It is provably optimal if all steps cost the same, all states are equally large, and a state that is
-kept takes up a place until it is no longer wanted. Real networks are none of that, so no plan is
-made by it: it is the oracle that the search on any graph (``recursive``) is held against. On chains
-of equal layers that must find schedules that take no more memory for the same work.
+kept takes up a place until it is no longer wanted. Real networks are none of that: the search on any
+graph (``recursive``) takes it for a start among others, and is held against it. On chains of equal
+layers that must find schedules that take no more memory for the same work.
 """
 
+import functools
 from math import comb
 from typing import List, Tuple
 
@@ -47,6 +48,21 @@ def forward_steps(steps: int, states: int) -> int:
     """
     repeats = _repeats(steps, states)
     return repeats * steps - reach(states + 1, repeats - 1)
+
+
+def fewest_states(steps: int, repeats: int) -> int:
+    """How many states must be kept at least so that no step runs more often than ``repeats`` times.
+
+    Parameters
+    ----------
+    steps : int
+    repeats : int
+        At least 1.
+    """
+    states = 1
+    while reach(states, repeats) < steps:
+        states += 1
+    return states
 
 
 def binomial_tree(steps: int, states: int) -> Tree:
@@ -91,6 +107,7 @@ def _repeats(steps: int, states: int) -> int:
     return repeats
 
 
+@functools.lru_cache(maxsize=2**16)
 def _first_part(steps: int, states: int) -> int:
     """The fewest steps that may lie left of the first cut of an optimal schedule (equation 5)."""
     repeats = _repeats(steps, states)

@@ -8,9 +8,11 @@ segments and all that marks can express but for single operators. The search:
 2. What the pieces between them need (``pieces``), sizes being raised to several powers
    (``entries``). Dynamic programming over trees of cuts (``least_work``), at several scales of
    memory: one table gives the trees of a whole frontier of memory and work.
-3. Every tree's schedule is replayed to the byte (``judge``), with all match ranges: MXNet tries
+3. Binomial trees over all boundaries and over fewer of them: for little memory in deep networks,
+   whose boundaries are too many for the table.
+4. Every tree's schedule is replayed to the byte (``judge``), with all match ranges: MXNet tries
    them all when it binds a schedule.
-4. The best few are annealed (``climb``), a thread each, then the best of these for longer.
+5. The best few are annealed (``climb``), a thread each, then the best of these for longer.
 
 All of it depends on the network alone, not on the machine's speed or its cores.
 
@@ -18,6 +20,7 @@ Optimal re-forwarding of arbitrary graphs: Feng and Huang 2021, "Optimal Gradien
 for Arbitrary Computation Graphs". With O(log n) memory: Chen et al. 2016, section 4.4.
 """
 
+import math
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -26,6 +29,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 import numpy as np
 
 from memonger.errors import BudgetError, MemongerError
+from memonger.planners.binomial import binomial_tree, fewest_states
 from memonger.planners.boundaries import boundaries
 from memonger.planners.climb import ENDLESS, MATCH_RANGES, climb, price
 from memonger.planners.entries import alive_at, weigh
@@ -56,7 +60,13 @@ USUAL, FOR_MORE, MOST_MORE = 4000, 6000, 8_000_000
 TRY, EVENT = 30, 0.17
 MOST_TRIES = 6000  # for each forward operator
 SEEDING, REFINING, ANNEALING = 0.3, 0.05, 0.6  # parts of the search, as far as progress knows
+STRIDES = (1, 2, 4, 8)  # binomial trees: boundaries at every operator, every second ...
 UNLIMITED = 1000.0  # times the forward work: more than any schedule is worth
+#: Where no limit is given: times log2 of the operators. With n log n work there is O(log n) memory
+#: (Chen et al. 2016). With more it is constant, but then MXNet's executor, which has a few KB for
+#: every operator that runs, takes more of the host than is saved.
+LOGARITHMS = 2.0
+LEAST_UNLIMITED = 4.0
 SLACK = 1 + 1e-9  # for rounding where work is compared
 
 
@@ -146,10 +156,12 @@ class Recursive:
         self.position = positions(self.blueprint.node, len(workload.once))
         self.entries = weigh(workload, self.blueprint, POWERS)
         self.one_pass = max(1.0, float(self.blueprint.steps.work.sum()))
+        self.unlimited = max(LEAST_UNLIMITED, LOGARITHMS * math.log2(len(self.blueprint.node) + 1))
         self.interrupted = False
         self._stop = threading.Event()
         self._done = 0.0
         self._seeds: Optional[List[_Tree]] = None
+        self._repeats = 1  # of binomial trees that are among those that are found
         self._found: List[_Tree] = []
 
     # ------------------------------------------------------------------ what is asked for
@@ -162,7 +174,7 @@ class Recursive:
         Parameters
         ----------
         work : float, optional
-            At least 1; None: no limit.
+            At least 1; None: no limit but what O(log n) memory takes (`LOGARITHMS`).
         others : sequence of (str, Schedule)
             Schedules that are known already, with their names: what is found is never worse, and
             the search starts from them as well.
@@ -177,7 +189,7 @@ class Recursive:
                 "work=%r: a training step runs all of the network forward at least once, so work "
                 "is 1 or more; None for no limit" % (work,)
             )
-        limit = UNLIMITED if work is None else float(work)
+        limit = self.unlimited if work is None else float(work)
         known = [k for k in self._known(others) if k[0].work <= limit * SLACK]
         tree = self._search(limit * self.one_pass * SLACK, 0)
         if tree is not None:
@@ -270,6 +282,7 @@ class Recursive:
         try:
             self.progress(0.0)
             self._all_seeds()
+            self._found += self._binomial(min(self.unlimited, most_work / self.one_pass))
             if allowed():
                 self._climb(allowed, most_work, budget)
             elif budget:  # perhaps the least memory that can be found fits
@@ -359,6 +372,25 @@ class Recursive:
                 # Even steps on the way to little more than the least that is possible.
                 last = CLOSER * trees[0][0] / SLOTS
                 most *= min(0.7, float(last ** (1 / max(1, SCALES - 1 - scale))))
+        return found
+
+    def _binomial(self, most_work: float) -> List[_Tree]:
+        """The binomial trees that repeat an operator up to so many times, those of before apart."""
+        count = len(self.blueprint.node)
+        alive = alive_at(self.entries)
+        more = range(self._repeats + 1, int(most_work) + 1)
+        trees: Dict[bytes, np.ndarray] = {}
+        for stride in STRIDES:
+            bounds = boundaries(alive, 0, count, count // stride)
+            for repeats in more:
+                steps = len(bounds) - 1
+                tree = np.array(binomial_tree(steps, fewest_states(steps, repeats)), dtype=np.int32)
+                cut = tree[:, 0] != LEAF
+                tree[cut, 0] = bounds[tree[cut, 0]]
+                trees[tree.tobytes()] = tree
+        found = self._priced(list(trees.values()), KNOWN)
+        if not self.interrupted:
+            self._repeats = max(self._repeats, int(most_work))
         return found
 
     def _refined(self, trees: Sequence[_Tree]) -> List[_Tree]:
