@@ -4,21 +4,20 @@ What was found (``solution``) is remembered in this process by everything that i
 that a ``sym_gen`` that plans may be called again and again.
 """
 
-import hashlib
 import itertools
 import json
 import logging
-import os
-import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
+from memonger import fastest
+from memonger.budgets import read_budget
 from memonger.costs import MB
 from memonger.errors import MemongerError
 from memonger.forward import copy_names
 from memonger.inputs import check_count
-from memonger.network import Request, read_request
+from memonger.network import read_request
+from memonger.remembered import Remembered, fingerprint
 from memonger.schedule import Schedule
 from memonger.scheduling import check_limits, solve_schedule
 from memonger.solution import Solution, solve
@@ -75,6 +74,9 @@ class Plan:
         ``device_bytes`` and the sizes of elements that have not 4 bytes are estimates.
     interrupted : bool
         Whether the search was ended early (Ctrl-C); this is the best that it had found.
+    added_time : float or None
+        The time that the plan is predicted to add to a training step, as a share of the step's
+        without a plan; None where the search did not look at time.
     schedule : Schedule or None
         What a training step runs, in which order; None where that is left to MXNet.
     """
@@ -94,6 +96,7 @@ class Plan:
     candidates: Dict[str, int]
     exact: bool
     interrupted: bool
+    added_time: Optional[float] = None
     schedule: Optional[Schedule] = None
 
     def __str__(self) -> str:
@@ -137,8 +140,7 @@ class Plan:
         )
 
 
-_remembered: "OrderedDict[str, Solution]" = OrderedDict()
-_lock = threading.Lock()
+_remembered: "Remembered[Solution]" = Remembered(REMEMBERED)
 
 
 def plan(
@@ -147,7 +149,10 @@ def plan(
     *,
     how: str = "marks",
     work: Optional[float] = None,
-    budget: Optional[int] = None,
+    budget: Any = None,
+    budget_of: Optional[str] = None,
+    optimizer: Any = None,
+    measure: bool = False,
     patience: float = 1.0,
     type_dict: Optional[Mapping[str, Any]] = None,
     grad_req: Any = "write",
@@ -179,9 +184,18 @@ def plan(
     work : float, optional
         The most forward work of a training step, in times that of one forward pass: 2.0 allows one
         pass more. By default there is no limit. Marks take at most 2.
-    budget : int, optional
-        Bytes that ``pool_bytes`` may be. The schedule is then the one of least work. Needs
-        ``how='schedule'``.
+    budget : int, str or float, optional
+        The memory that may be taken: the plan is then the fastest that fits. Bytes (an int), text
+        in decimal or binary units ('6GB', '6GiB', '800MB'), a share of the memory without a plan
+        ('60%', or a float in (0, 1]), or 'device': what is free on the GPU ``ctx``.
+    budget_of : {'pool', 'device'}, optional
+        What the budget bounds: ``pool_bytes`` (the default), or all that the GPU holds:
+        ``device_bytes`` and the optimiser's state; not what cuDNN and CUDA take for themselves.
+    optimizer : str, (str, dict) or mx.optimizer.Optimizer, optional
+        Whose state counts with ``budget_of='device'``: 'adam', or ``('sgd', {'momentum': 0.9})``.
+    measure : bool
+        Whether the time of each operator is measured on the device, once, instead of predicted
+        from its FLOPs and bytes. For a budget of ``how='marks'``; a schedule counts FLOPs.
     patience : float
         Times the usual length of the search, for smaller plans.
     type_dict : dict, optional
@@ -225,6 +239,8 @@ def plan(
     ------
     MemongerError
         If something about the network, the shapes or the call is wrong; it says what to do.
+    BudgetError
+        If no plan that was found fits the budget; it tells the least memory that was found.
     KeyboardInterrupt
         If it is interrupted before anything was found; later, the best so far is returned.
 
@@ -237,44 +253,47 @@ def plan(
     _check_choice("way (how)", how, WAYS)
     _check_choice("planner", planner, PLANNERS)
     ntrial = check_count("ntrial", ntrial, 1)
-    work, budget, patience = check_limits(how, work, budget, patience)
+    work, patience = check_limits(how, work, patience)
+    bound = read_budget(budget, budget_of, optimizer, ctx)
+    if how == "marks" and bound is not None and (planner != "smallest" or not rules):
+        raise MemongerError(
+            "planner=%r, rules=%r: a budget has a planner of its own, and needs the rules"
+            % (planner, bool(rules))
+        )
     if how == "schedule" and (planner != "smallest" or not rules):
         raise MemongerError(
             "planner=%r, rules=%r: these are of how='marks'; a schedule has a planner of its own, "
             "and needs no rules" % (planner, bool(rules))
         )
     request = read_request(net, shapes, input_shapes, type_dict, grad_req, ctx, until, devices)
-    asked = [how, work, budget, patience, planner, ntrial, bool(kept_copies), bool(rules)]
-    key = _key(request, asked)
-    with _lock:
-        solution = _remembered.get(key)
-        if solution is not None:
-            _remembered.move_to_end(key)
+    asked = [how, work, bound, patience, planner, ntrial, *map(bool, (kept_copies, rules, measure))]
+    key = fingerprint(request, asked)
+    solution = _remembered.get(key)
     if solution is None:
         if how == "schedule":
-            solution, symbol = solve_schedule(request, work, budget, patience, ntrial)
+            solution, symbol = solve_schedule(request, work, bound, patience, ntrial)
+        elif bound is not None:
+            search = fastest.Options(ntrial, bool(kept_copies), patience, bool(measure))
+            solution, symbol = fastest.solve_budget(request, bound, search)
         else:
             solution, symbol = solve(request, planner, ntrial, kept_copies, rules, patience)
         if not solution.facts["interrupted"]:
-            with _lock:
-                _remembered[key] = solution
-                while len(_remembered) > REMEMBERED:
-                    _remembered.popitem(last=False)
+            _remembered.put(key, solution)
     else:
         log.info("this network was planned before; its plan is used again")
         symbol = solution.carry_out(request.symbol)
     for warning in solution.warnings:
         log.warning(warning)
-    return _plan_of(request.symbol, symbol, solution)
+    return plan_of(request.symbol, symbol, solution)
 
 
 def forget() -> None:
     """Forget the plans that were made in this process."""
-    with _lock:
-        _remembered.clear()
+    _remembered.clear()
+    fastest.forget()
 
 
-def _plan_of(original: Any, planned: Any, solution: Solution) -> Plan:
+def plan_of(original: Any, planned: Any, solution: Solution) -> Plan:
     """The Plan for a symbol, with the names of its operators."""
     nodes = json.loads(original.tojson(remove_amp_cast=False))["nodes"]
     operators = [
@@ -289,22 +308,6 @@ def _plan_of(original: Any, planned: Any, solution: Solution) -> Plan:
         schedule=solution.schedule,
         **{**solution.facts, "candidates": dict(solution.facts["candidates"])},
     )
-
-
-def _key(request: Request, options: Sequence[Any]) -> str:
-    """A fingerprint of everything that a plan depends on.
-
-    Operators count by their place and not by their name, for a ``sym_gen`` that leaves naming to
-    MXNet makes the same network under other names each time.
-    """
-    graph = json.loads(request.symbol.tojson(remove_amp_cast=False))
-    for node in graph["nodes"]:
-        if node["op"] != "null":
-            del node["name"]
-    environment = {k: v for k, v in os.environ.items() if k.startswith(("MXNET_", "NNVM_"))}
-    asked = [request.spec, request.grad_req, str(request.ctx), request.until]
-    text = json.dumps([graph, environment, asked, options], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _check_choice(what: str, value: Any, known: Sequence[str]) -> None:

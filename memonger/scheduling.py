@@ -8,6 +8,7 @@ import numpy as np
 
 from memonger import marks
 from memonger import memory as memories
+from memonger.budgets import Budget, told
 from memonger.costs import MB, CostModel
 from memonger.errors import BudgetError, MemongerError
 from memonger.executor import bind, has_mkldnn, planned_mb
@@ -30,7 +31,7 @@ MOST_SEARCHES = 4  # for a budget in bytes, of elements that are not what MXNet'
 
 @no_collection()
 def solve_schedule(
-    request: Request, work: Optional[float], budget: Optional[int], patience: float, ntrial: int
+    request: Request, work: Optional[float], budget: Optional[Budget], patience: float, ntrial: int
 ) -> Tuple[Solution, Any]:
     """Search, and confirm what was found; the parameters are those of ``memonger.plan``.
 
@@ -56,15 +57,21 @@ def solve_schedule(
         found = memories.of_step(unroll(made, schedule, mkldnn, added), request.grad_req, 0)
         return found._replace(bound=found.replay.pool_bytes // MB if bound is None else bound)
 
+    def taken(found: Memory) -> int:
+        if budget is None:
+            return found.pool_bytes
+        return budget.taken(found, network.graph, request.grad_req)
+
+    limit = None if budget is None else budget.limit(taken(unplanned))
     with Progress(SEARCHING) as progress:
         others, interrupted = _as_schedule(load, network, cost, patience, ntrial)
         search = Recursive(load, patience, progress)
         if interrupted:
-            found = _in_hand(search, others, work, budget, memory)
-        elif budget is None:
+            found = _in_hand(search, others, work, limit, memory, taken)
+        elif limit is None:
             found = search.least_memory(work, others)
         else:
-            found = _within(search, budget, work, others, memory)
+            found = _within(search, limit, work, others, memory, taken)
     schedule = found.best.schedule
     symbol = scheduled(request.symbol, schedule)
     wanted, grad_req = network.training.wanted, request.grad_req
@@ -98,8 +105,8 @@ def solve_schedule(
     return Solution(times > 1, (), (), facts, tuple(warnings), chosen), symbol
 
 
-def check_limits(how: str, work: Any, budget: Any, patience: Any) -> Tuple[Any, Any, float]:
-    """Check what the user says of work and memory; ``work``, ``budget`` and ``patience``."""
+def check_limits(how: str, work: Any, patience: Any) -> Tuple[Any, float]:
+    """Check what the user says of work and the search; ``work`` and ``patience``."""
     if work is not None:
         work = _number("work", work)
         if not work >= 1:
@@ -112,21 +119,13 @@ def check_limits(how: str, work: Any, budget: Any, patience: Any) -> Tuple[Any, 
             "work=%g cannot be kept with how='marks', by which each result is computed again at "
             "most once (work=2); how='schedule' can" % work
         )
-    if budget is not None:
-        if how == "marks":
-            raise MemongerError("a budget of memory needs how='schedule'")
-        if isinstance(budget, bool) or not isinstance(budget, numbers.Integral) or budget < 1:
-            raise MemongerError(
-                "budget must be a number of bytes, such as 6 * 2**30, not %r" % (budget,)
-            )
-        budget = int(budget)
     patience = _number("patience", patience)
     if not 0 < patience < float("inf"):
         raise MemongerError(
             "patience=%g: it is how many times the usual length the search takes, more than 0"
             % patience
         )
-    return work, budget, patience
+    return work, patience
 
 
 def _number(name: str, value: Any) -> float:
@@ -154,40 +153,50 @@ def _in_hand(
     work: Optional[float],
     budget: Optional[int],
     memory: Callable[[Schedule], Memory],
+    taken: Callable[[Memory], int],
 ) -> Found:
     """What is known when the user ends the search before it has begun."""
     name, schedule = others[0]
     best = search.judge(schedule)
     if (work is not None and best.work > work) or (
-        budget is not None and memory(schedule).pool_bytes > budget
+        budget is not None and taken(memory(schedule)) > budget
     ):
         raise KeyboardInterrupt
     return Found(best, name, True)
 
 
 def _within(
-    search: Recursive, budget: int, work: Optional[float], others: Any, memory: Any
+    search: Recursive,
+    budget: int,
+    work: Optional[float],
+    others: List[Tuple[str, Schedule]],
+    memory: Callable[[Schedule], Memory],
+    taken: Callable[[Memory], int],
 ) -> Found:
-    """The schedule of least work within a budget of the pool's bytes, gradients apart."""
+    """The schedule of least work of which no more than the budget is taken."""
     usual = memory(plain(search.workload))
-    limit = budget + usual.gradient_bytes
-    limit = int(limit * usual.replay.pool_bytes / max(1, usual.replay.allocated_bytes))
-    least = usual.pool_bytes
+    beside = taken(usual) - usual.pool_bytes - usual.gradient_bytes  # what no schedule changes
+    real = usual.replay.allocated_bytes / max(1, usual.replay.pool_bytes)
+    limit = max(1, int((budget - beside) / real))
+    least = usual
     for _ in range(MOST_SEARCHES):
         try:
             found = search.least_work(limit, others)
         except BudgetError as error:
-            counted = error.least_bytes * usual.replay.allocated_bytes / usual.replay.pool_bytes
-            least = min(least, round(counted) - usual.gradient_bytes)
-            break
-        taken = memory(found.best.schedule).pool_bytes
-        if taken <= budget:
+            counted = round(error.least_bytes * real) + beside
+            raise _refusal(budget, min(counted, taken(least)), least) from None
+        planned = memory(found.best.schedule)
+        if taken(planned) <= budget:
             return _within_work(found, budget, work)
-        least = min(least, taken)
-        limit = int(limit * 0.99 * budget / taken)
-    raise BudgetError(
-        "no schedule was found that needs at most %d bytes (%.1f MB); the smallest needs %d "
-        "(%.1f MB), without gradients" % (budget, budget / MB, least, least / MB),
+        least = min(least, planned, key=taken)
+        limit = max(1, int(limit * 0.99 * min(1, budget / taken(planned))))
+    raise _refusal(budget, taken(least), least)
+
+
+def _refusal(budget: int, least: int, memory: Memory) -> BudgetError:
+    return BudgetError(
+        "no schedule was found that needs at most %s; the smallest needs %s"
+        % (told(budget), told(least)),
         least,
     )
 

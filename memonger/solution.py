@@ -91,6 +91,20 @@ def solve(
             "interrupted: this is the best plan that was found so far, of %.1f MB (%.1f MB without "
             "a plan)" % (found.cost / MB, cost.unplanned / MB)
         )
+    return confirm(network, cost, found, warnings, leave=planner == "smallest")
+
+
+def confirm(
+    network: Network, cost: CostModel, found: Found, warnings: Sequence[str], leave: bool
+) -> Tuple[Solution, Any]:
+    """Make what was found into a symbol, and have MXNet confirm its memory with one bind.
+
+    Parameters
+    ----------
+    leave : bool
+        Whether the network is left as it is where the plan saves nothing.
+    """
+    request, warnings = network.request, list(warnings)
     native = tuple(network.rules.native(found.mask))
     nothing = np.zeros(len(network.graph.nodes), dtype=np.bool_)
     memory = unplanned = of_marks(network.training, nothing, cost.bound)
@@ -104,7 +118,7 @@ def solve(
             )
             memory = memory._replace(inexact=("the bind differs from the search",))
     saved = memory.saved(unplanned)
-    if planner == "smallest" and saved <= 0:
+    if leave and saved <= 0:
         found = found._replace(mask=nothing, copies=(), planner="no plan")
         native, memory, symbol = (), unplanned, marks.clear(request.symbol)
         warnings.append(left_as_it_is(network, unplanned, found.candidates))

@@ -1,0 +1,233 @@
+"""Budgets: the fastest plan that fits, the frontier of all that none beats, the largest batch.
+
+One search (``planners.budget``) finds the plans of every size. It is remembered in this process, so
+that another budget for the same network is a choice from what is known.
+"""
+
+import logging
+from typing import Any, Callable, NamedTuple, Tuple
+
+import numpy as np
+
+from memonger import marks, timing
+from memonger.allocator import Replay
+from memonger.budgets import Budget, told
+from memonger.costs import MB, CostModel
+from memonger.errors import BudgetError
+from memonger.forward import mask_with_copies, no_collection
+from memonger.memory import Memory, of_marks
+from memonger.network import Network, Request, read_network
+from memonger.planners.budget import Fast, Front, Search, front_of
+from memonger.planners.smallest import smallest
+from memonger.progress import Progress
+from memonger.remembered import Remembered, fingerprint
+from memonger.rules import Rules
+from memonger.solution import SEARCHING, Found, Solution, confirm
+from memonger.tables import RECOMPUTED
+from memonger.training import TrainingGraph
+
+log = logging.getLogger("memonger")
+
+REMEMBERED = 32  # fronts
+MOST_BINDS = 5  # of plans whose memory MXNet plans otherwise than predicted
+
+
+class Options(NamedTuple):
+    """How to search; as for ``memonger.plan``."""
+
+    ntrial: int = 6
+    kept_copies: bool = True
+    patience: float = 1.0
+    measure: bool = False
+
+
+class Known(NamedTuple):
+    """A front and what is known with it."""
+
+    front: Front
+    step: float  # seconds of a training step without a plan
+
+
+_fronts: "Remembered[Known]" = Remembered(REMEMBERED)
+
+
+def forget() -> None:
+    """Forget the fronts that were found in this process."""
+    _fronts.clear()
+
+
+NodeTimes = Callable[[Rules], Tuple[np.ndarray, np.ndarray]]
+
+
+def node_times(network: Network, measure: bool) -> Tuple[NodeTimes, float]:
+    """The times of nodes, as ``budget.Search`` asks for them; the seconds of an unplanned step."""
+    ctx = network.request.device
+    rates = timing.rates_of(ctx)
+
+    def of(training: TrainingGraph) -> timing.Times:
+        return timing.measured(training, ctx) if measure else timing.predicted(training, rates)
+
+    def times(rules: Rules) -> Tuple[np.ndarray, np.ndarray]:
+        training = rules.trainings[0]
+        return of(training).forward, timing.moved_bytes(training)[: training.tables.forward]
+
+    return times, of(network.training).step
+
+
+def find_front(network: Network, cost: CostModel, options: Options) -> Known:
+    """The plans of every size that none beats; the network's, or those that are remembered."""
+    key = fingerprint(network.request, [*options])
+    known = _fronts.get(key)
+    if known is not None:
+        log.info("the plans of this network are known; one of them is chosen")
+        return known
+    times, step = node_times(network, options.measure)
+    with Progress(SEARCHING) as progress:
+        least = smallest(
+            network.stages,
+            cost,
+            network.rules,
+            options.ntrial,
+            cost.exact,
+            options.kept_copies,
+            lambda done: progress(done / 2),
+            patience=options.patience,
+        )
+        search = Search(
+            network.rules,
+            times,
+            options.kept_copies,
+            lambda done: progress((1 + done) / 2),
+            options.patience,
+        )
+        small = search.fast(least.mask, least.copies)
+        if not cost.exact or least.interrupted:
+            nothing = np.zeros(len(network.graph.nodes), dtype=np.bool_)
+            plans = [search.fast(nothing, ()), small]
+            if not cost.exact:
+                plans = [plan._replace(pool_bytes=cost(plan.mask)) for plan in plans]
+            front = Front(front_of(plans), least.interrupted)
+        else:
+            front = search.run([(least.mask, least.copies)])
+    found = Known(front, step)
+    if not front.interrupted:
+        _fronts.put(key, found)
+    return found
+
+
+def memory_of(network: Network, cost: CostModel, plan: Fast) -> Memory:
+    """What a plan takes, without a bind."""
+    rules, moved = network.rules.with_copies(plan.copies)
+    mask = mask_with_copies(plan.mask, moved, plan.copies, len(rules.graph.nodes))
+    return of_marks(rules.trainings[0], mask, plan.pool_bytes // MB)
+
+
+@no_collection()
+def solve_budget(request: Request, budget: Budget, options: Options) -> Tuple[Solution, Any]:
+    """The fastest plan within a budget, confirmed by MXNet.
+
+    Returns
+    -------
+    Solution
+    mx.sym.Symbol
+        The planned network.
+
+    Raises
+    ------
+    BudgetError
+        If none fits.
+    """
+    network = read_network(request)
+    cost = network.cost_model()
+    nothing = np.zeros(len(network.graph.nodes), dtype=np.bool_)
+    unplanned = of_marks(network.training, nothing, cost.bound)
+
+    def taken(memory: Memory) -> int:
+        return budget.taken(memory, network.graph, request.grad_req)
+
+    limit = budget.limit(taken(unplanned))
+    if taken(unplanned) <= limit:
+        none = Fast(cost.unplanned, 0.0, nothing, ())
+        return solution_of(network, cost, none, 0.0, False)
+    found = find_front(network, cost, options)
+    predicted = [(taken(memory_of(network, cost, plan)), plan) for plan in found.front.plans]
+    fitting = [(nbytes, plan) for nbytes, plan in predicted if nbytes <= limit]
+    for _ in range(MOST_BINDS):
+        if not fitting:
+            break
+        nbytes, plan = fitting[0]
+        solution, symbol = solution_of(network, cost, plan, found.step, found.front.interrupted)
+        if budget.of == "pool":
+            really = solution.facts["pool_bytes"]
+        else:
+            state = budget.state_bytes(network.graph, request.grad_req)
+            really = solution.facts["device_bytes"] + state
+        if really <= limit:
+            return solution, symbol
+        fitting = [pair for pair in fitting if pair[0] <= 0.98 * nbytes * limit / really]
+    least_bytes, plan = min(predicted, key=lambda pair: pair[0])
+    memory = memory_of(network, cost, plan)
+    raise BudgetError(
+        "no plan was found that needs at most %s; the smallest needs %s. %s%s"
+        % (
+            told(limit),
+            told(least_bytes),
+            floor(memory.replay),
+            "" if budget.of == "pool" else beside(memory, taken(memory)),
+        ),
+        least_bytes,
+    )
+
+
+def solution_of(
+    network: Network, cost: CostModel, plan: Fast, step: float, interrupted: bool
+) -> Tuple[Solution, Any]:
+    """A plan of the front as a solution, confirmed by MXNet, and its symbol."""
+    request = network.request
+    copies = marks.inferable(request.symbol, plan.copies, request.spec.shapes)
+    planner = "fastest" if plan.mask.any() else "no plan"
+    candidates = {"no plan": cost.unplanned, planner: plan.pool_bytes}
+    found = Found(plan.mask, copies, plan.pool_bytes, planner, candidates, interrupted)
+    solution, symbol = confirm(network, cost, found, [], leave=False)
+    solution.facts["added_time"] = plan.seconds / step if step else 0.0  # type: ignore[index]
+    return solution, symbol
+
+
+def floor(replay: Replay) -> str:
+    """Which operator sets the least memory, for a message: the one that runs at the peak."""
+    timeline = replay.timeline()
+    live = timeline.live_bytes()
+    if not len(live) or not live.max():
+        return ""
+    at = int(live.argmax())
+    row = int(replay.order[at])
+    training = replay.training
+    touched = int(timeline.nbytes[_touched(replay, row, timeline)].sum())
+    again = " (computed again)" if training.phases[row] == RECOMPUTED else ""
+    return "Its peak of %.1f MB is where %r (%s)%s runs, which alone reads and writes %.1f MB." % (
+        live[at] / MB,
+        training.names[row],
+        training.ops[row],
+        again,
+        touched / MB,
+    )
+
+
+def _touched(replay: Replay, row: int, timeline: Any) -> np.ndarray:
+    """The tensors of a timeline that a row reads or writes."""
+    t, mask = replay.training.tables, replay.recomputed
+    copies = t.output_start[t.forward]
+    entries = set(range(t.output_start[row], t.output_start[row + 1]))
+    for q in range(t.use_start[row], t.use_start[row + 1]):
+        owner, entry = t.use_owner[q], int(t.use_entry[q])
+        again = owner >= 0 and mask[owner] and mask[t.use_row[q]]
+        entries.add(entry + int(copies) if again else entry)
+    made = t.output_start[timeline.row] + timeline.output
+    return np.isin(made, sorted(entries))
+
+
+def beside(memory: Memory, taken: int) -> str:
+    """What a device holds besides the pool, for a message."""
+    return " %s of it are parameters, gradients, inputs and the optimizer's state." % told(
+        taken - memory.pool_bytes
+    )
