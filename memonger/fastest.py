@@ -1,11 +1,11 @@
-"""Budgets: the fastest plan that fits, the frontier of all that none beats, the largest batch.
+"""The fastest plan within a budget, confirmed by MXNet; all the plans that none beats.
 
 One search (``planners.budget``) finds the plans of every size. It is remembered in this process, so
 that another budget for the same network is a choice from what is known.
 """
 
 import logging
-from typing import Any, Callable, NamedTuple, Tuple
+from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -74,8 +74,19 @@ def node_times(network: Network, measure: bool) -> Tuple[NodeTimes, float]:
     return times, of(network.training).step
 
 
-def find_front(network: Network, cost: CostModel, options: Options) -> Known:
-    """The plans of every size that none beats; the network's, or those that are remembered."""
+def find_front(
+    network: Network, cost: CostModel, options: Options, others: Sequence[Fast] = ()
+) -> Known:
+    """The plans of every size that none beats; or those that are remembered.
+
+    Parameters
+    ----------
+    network : Network
+    cost : CostModel
+    options : Options
+    others : sequence of Fast
+        Known plans of this network at other shapes, from which the search starts as well.
+    """
     key = fingerprint(network.request, [*options])
     known = _fronts.get(key)
     if known is not None:
@@ -108,7 +119,8 @@ def find_front(network: Network, cost: CostModel, options: Options) -> Known:
                 plans = [plan._replace(pool_bytes=cost(plan.mask)) for plan in plans]
             front = Front(front_of(plans), least.interrupted)
         else:
-            front = search.run([(least.mask, least.copies)])
+            known_plans = [(plan.mask, plan.copies) for plan in others]
+            front = search.run([(least.mask, least.copies), *known_plans])
     found = Known(front, step)
     if not front.interrupted:
         _fronts.put(key, found)
@@ -177,6 +189,25 @@ def solve_budget(request: Request, budget: Budget, options: Options) -> Tuple[So
         ),
         least_bytes,
     )
+
+
+@no_collection()
+def solve_front(request: Request, options: Options, points: int) -> List[Tuple[Solution, Any]]:
+    """Plans that no other beats in both memory and time, the fastest first: at most ``points``.
+
+    Where there are more, those are taken whose memory is nearest to equal steps between no plan and
+    the smallest, both of which are among them.
+    """
+    network = read_network(request)
+    cost = network.cost_model()
+    found = find_front(network, cost, options)
+    plans = found.front.plans
+    if len(plans) > points:
+        pools = np.array([plan.pool_bytes for plan in plans])
+        steps = np.linspace(pools[0], pools[-1], points)
+        nearest = sorted({int(np.abs(pools - step).argmin()) for step in steps})
+        plans = tuple(plans[k] for k in nearest)
+    return [solution_of(network, cost, plan, found.step, found.front.interrupted) for plan in plans]
 
 
 def solution_of(

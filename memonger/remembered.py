@@ -16,7 +16,7 @@ class Remembered(Generic[T]):
     """The last so many of what was found; safe to use from several threads."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self.most = most
         self._found: OrderedDict[str, T] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -32,7 +32,7 @@ class Remembered(Generic[T]):
         """Remember a value, and forget the one that was longest of no use."""
         with self._lock:
             self._found[key] = value
-            while len(self._found) > self._most:
+            while len(self._found) > self.most:
                 self._found.popitem(last=False)
 
     def clear(self) -> None:

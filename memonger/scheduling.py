@@ -189,7 +189,7 @@ def _within(
         if taken(planned) <= budget:
             return _within_work(found, budget, work)
         least = min(least, planned, key=taken)
-        limit = max(1, int(limit * 0.99 * min(1, budget / taken(planned))))
+        limit = max(1, int(limit - 1.01 * (taken(planned) - budget) / real))
     raise _refusal(budget, taken(least), least)
 
 

@@ -388,7 +388,7 @@ def test_the_environment_counts(searches: List[int], monkeypatch: pytest.MonkeyP
 
 
 def test_the_cache_is_bounded(searches: List[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "REMEMBERED", 2)
+    monkeypatch.setattr(plans._remembered, "most", 2)
     for batch in (8, 16, 8, 32):  # 16 is used least
         memonger.plan(net(2), {"data": (batch, 512)})
     assert len(searches) == 3
@@ -596,8 +596,12 @@ MISUSE: Dict[str, Tuple[Any, List[str]]] = {
     "work, no number": ({"how": "schedule", "work": "2"}, ["work must be a number", "'2'"]),
     "work, not a number": ({"how": "schedule", "work": float("nan")}, ["work=nan"]),
     "little work with marks": ({"work": 1.5}, ["work=1.5", "how='schedule'"]),
-    "budget with marks": ({"budget": 2**30}, ["budget", "how='schedule'"]),
-    "budget, no bytes": ({"how": "schedule", "budget": 0.5}, ["number of bytes", "0.5"]),
+    "no budget": ({"how": "schedule", "budget": 0}, ["budget=0", "at least one byte"]),
+    "budget by the original": (
+        {"planner": "chen2016", "budget": "50%"},
+        ["planner='chen2016'", "planner of its own"],
+    ),
+    "budget without rules": ({"rules": False, "budget": "50%"}, ["rules=False", "needs the rules"]),
     "no patience": ({"patience": 0}, ["patience=0", "more than 0"]),
     "schedule by the original": (
         {"how": "schedule", "planner": "chen2016"},
