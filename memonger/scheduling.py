@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from memonger import marks
+from memonger import marks, timing
 from memonger import memory as memories
 from memonger.budgets import Budget, told
 from memonger.costs import MB, CostModel
@@ -89,12 +89,17 @@ def solve_schedule(
             "without a plan)" % (planned.pool_bytes / MB, unplanned.pool_bytes / MB)
         )
     candidates = {"no plan": unplanned.counted_bytes, found.origin: planned.counted_bytes}
-    origin, times = found.origin, np.bincount(schedule.forwards, minlength=len(nothing))
+    origin, counts = found.origin, np.bincount(schedule.forwards, minlength=len(nothing))
     facts: Dict[str, Any] = {"recomputed_flops": max(0.0, found.best.work - 1)}
+    if budget is not None:
+        times = timing.predicted(network.training, timing.rates_of(request.device))
+        seconds = (np.maximum(counts - 1, 0) * times.forward).sum()
+        facts["added_time"] = float(seconds / times.step)
     chosen: Optional[Schedule] = schedule
     if planned.saved(unplanned) <= 0:
         symbol, chosen, planned, origin = marks.clear(request.symbol), None, unplanned, "no plan"
-        facts["recomputed_flops"], times = 0.0, np.minimum(times, 1)
+        facts["recomputed_flops"], counts = 0.0, np.minimum(counts, 1)
+        facts["added_time"] = None if budget is None else 0.0
         warnings.append(left_as_it_is(network, unplanned, candidates))
     facts.update(
         memory_facts(planned, unplanned),
@@ -102,7 +107,7 @@ def solve_schedule(
         candidates=candidates,
         interrupted=found.interrupted,
     )
-    return Solution(times > 1, (), (), facts, tuple(warnings), chosen), symbol
+    return Solution(counts > 1, (), (), facts, tuple(warnings), chosen), symbol
 
 
 def check_limits(how: str, work: Any, patience: Any) -> Tuple[Any, float]:

@@ -157,3 +157,13 @@ def test_costly() -> None:
     seconds = np.array([0.0, 1.0, 1.0, 1.0, 30.0, 0.01])
     moved = np.array([0.0, 10.0, 10.0, 10.0, 20.0, 0.001])
     assert costly(seconds, moved).tolist() == [False, False, False, False, True, False]
+
+
+def test_where_plans_are_bound_to_learn_their_memory() -> None:
+    """The choice is between no plan and the smallest that was found."""
+    symbol, shapes = networks.detection(batch=32, image=256, filters=16)
+    smallest = memonger.plan(symbol, shapes)
+    plan = memonger.plan(symbol, shapes, budget=smallest.pool_bytes)
+    assert not plan.exact and plan.pool_bytes == smallest.pool_bytes and plan.recomputed
+    with pytest.raises(BudgetError):
+        memonger.plan(symbol, shapes, budget=smallest.pool_bytes // 2)
