@@ -37,6 +37,7 @@ setup(
     extras_require={
         "cpu": ["mxnet==1.9.1"],
         "cu112": CUDA,
+        "plot": ["matplotlib"],
         "examples": ["scikit-learn", "matplotlib"],
         "test": ["pytest>=7", "hypothesis>=6", "scikit-learn", "matplotlib"],
         "lint": ["ruff==0.17.5", "mypy==1.14.1"],

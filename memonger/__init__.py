@@ -3,6 +3,7 @@
 from memonger._mxnet import mx as _mx  # noqa: F401  first: it makes MXNet importable
 from memonger.checking import CheckReport, check
 from memonger.errors import BudgetError, MemongerError
+from memonger.explanation import Explanation, explain
 from memonger.frontiers import Frontier, LargestBatch, frontier, largest_batch
 from memonger.marks import unplan
 from memonger.plans import Plan, plan
@@ -13,11 +14,13 @@ __version__ = "1.0.0.dev0"
 __all__ = [
     "BudgetError",
     "CheckReport",
+    "Explanation",
     "Frontier",
     "LargestBatch",
     "MemongerError",
     "Plan",
     "check",
+    "explain",
     "frontier",
     "get_cost",
     "largest_batch",

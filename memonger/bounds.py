@@ -38,6 +38,10 @@ class Floor(NamedTuple):
     operator: int
     own_bytes: int
 
+    def sets(self, name: str, op: str, nodes: int) -> str:
+        """What sets it in words, from the operator's name and kind and the number of nodes."""
+        return ("the gradient of %r (%s)" if self.row >= 2 * nodes else "%r (%s)") % (name, op)
+
 
 def floor(training: TrainingGraph, bare: bool = False) -> Floor:
     """The least memory that any plan of a network needs.

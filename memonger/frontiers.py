@@ -85,7 +85,7 @@ def frontier(
         check_count("ntrial", ntrial, 1), bool(kept_copies), patience, bool(measure)
     )
     found = fastest.solve_front(request, options, points)
-    return Frontier(plan_of(request.symbol, symbol, solution) for solution, symbol in found)
+    return Frontier(plan_of(request, symbol, solution) for solution, symbol in found)
 
 
 class LargestBatch(NamedTuple):

@@ -10,13 +10,14 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
-from memonger import fastest
+from memonger import fastest, report
 from memonger.budgets import read_budget
 from memonger.costs import MB
 from memonger.errors import MemongerError
+from memonger.explanation import Segment, Step, step_of
 from memonger.forward import copy_names
 from memonger.inputs import check_count
-from memonger.network import read_request
+from memonger.network import Request, read_request
 from memonger.remembered import Remembered, fingerprint
 from memonger.schedule import Schedule
 from memonger.scheduling import check_limits, solve_schedule
@@ -74,6 +75,14 @@ class Plan:
         ``device_bytes`` and the sizes of elements that have not 4 bytes are estimates.
     interrupted : bool
         Whether the search was ended early (Ctrl-C); this is the best that it had found.
+    floor_bytes : int
+        What is alive at once under any plan of this network, at least.
+    floor : str
+        The operator that sets it; empty if none does.
+    slowest : str
+        The most work that is done again between two gradients; empty if nothing is.
+    request : Request
+        What was asked for: the network without a plan, its shapes, its gradients.
     added_time : float or None
         The time that the plan is predicted to add to a training step, as a share of the step's
         without a plan; None where the search did not look at time.
@@ -96,36 +105,93 @@ class Plan:
     candidates: Dict[str, int]
     exact: bool
     interrupted: bool
+    floor_bytes: int
+    floor: str
+    slowest: str
+    request: Request
     added_time: Optional[float] = None
     schedule: Optional[Schedule] = None
 
     def __str__(self) -> str:
         saved = self.unplanned_bytes - self.pool_bytes
+        operators = len(self.kept) + len(self.recomputed)
         lines = [
-            "memory   %.1f MB instead of %.1f MB (%.1f MB or %.0f %% saved), %.1f MB alive at once"
-            % (
-                self.pool_bytes / MB,
-                self.unplanned_bytes / MB,
-                saved / MB,
-                100 * saved / max(1, self.unplanned_bytes),
-                self.peak_bytes / MB,
+            ("before", "%.1f MB without a plan" % (self.unplanned_bytes / MB)),
+            (
+                "after",
+                "%.1f MB, of which %.1f MB are alive at once"
+                % (self.pool_bytes / MB, self.peak_bytes / MB),
             ),
-            "device   %.1f MB of a GPU: that, parameters, gradients and inputs, in MXNet's blocks"
-            % (self.device_bytes / MB),
-            "work     %d of %d operators computed again: %.0f %% of the forward pass"
-            % (
-                len(self.recomputed),
-                len(self.kept) + len(self.recomputed),
-                100 * self.recomputed_flops,
+            (
+                "saved",
+                "%.1f MB, %.0f %%" % (saved / MB, 100 * saved / max(1, self.unplanned_bytes)),
             ),
-            "plan     %s, memory %s%s"
-            % (
-                self.planner,
-                "replayed to the byte" if self.exact else "bound, in whole MB",
-                "; the search was interrupted" if self.interrupted else "",
+            (
+                "floor",
+                "%.1f MB must be alive at once under any plan%s"
+                % (self.floor_bytes / MB, self.floor and ", in " + self.floor),
+            ),
+            (
+                "device",
+                "%.1f MB of a GPU: that, parameters, gradients and inputs, in MXNet's blocks"
+                % (self.device_bytes / MB),
+            ),
+            ("work", "%.0f %% of the forward pass is done again" % (100 * self.recomputed_flops)),
+            ("slowest", self.slowest or "nothing is computed again"),
+            (
+                "again",
+                "%d of %d operators are computed again, %s"
+                % (
+                    len(self.recomputed),
+                    operators,
+                    "once each" if self.schedule is None else "as often as the schedule says",
+                ),
+            ),
+            (
+                "kept",
+                "%d operators, and %d results in copies" % (len(self.kept), len(self.copies)),
+            ),
+            (
+                "plan",
+                "%s, memory %s%s"
+                % (
+                    self.planner,
+                    "replayed to the byte" if self.exact else "bound, in whole MB",
+                    "; the search was interrupted" if self.interrupted else "",
+                ),
             ),
         ]
-        return "\n".join(lines)
+        return "\n".join("%-8s %s" % line for line in lines)
+
+    def plot(self, file: Any) -> None:
+        """Draw memory over the training step, without the plan and with it.
+
+        Parameters
+        ----------
+        file : str or path
+            A picture of 1200 by 800 pixels where it ends in ``.png``; ``.svg`` and ``.pdf`` too.
+
+        Raises
+        ------
+        MemongerError
+            If matplotlib is not installed, or the file cannot be written.
+
+        Examples
+        --------
+        >>> memonger.plan(net, {'data': (32, 3, 224, 224)}).plot('plan.png')
+        """
+        before, after = self._step(self.request.symbol), self._step(self.symbol)
+        report.plot_memory(
+            file,
+            [
+                ("without a plan: %.1f MB" % (self.unplanned_bytes / MB), before),
+                ("with the plan: %.1f MB" % (self.pool_bytes / MB), after),
+            ],
+        )
+
+    def _step(self, symbol: Any) -> Step:
+        request = self.request
+        return step_of(symbol, request.spec, request.grad_req, request.device)
 
     def __repr__(self) -> str:
         return (
@@ -284,7 +350,7 @@ def plan(
         symbol = solution.carry_out(request.symbol)
     for warning in solution.warnings:
         log.warning(warning)
-    return plan_of(request.symbol, symbol, solution)
+    return plan_of(request, symbol, solution)
 
 
 def forget() -> None:
@@ -293,20 +359,39 @@ def forget() -> None:
     fastest.forget()
 
 
-def plan_of(original: Any, planned: Any, solution: Solution) -> Plan:
+def plan_of(request: Request, planned: Any, solution: Solution) -> Plan:
     """The Plan for a symbol, with the names of its operators."""
-    nodes = json.loads(original.tojson(remove_amp_cast=False))["nodes"]
+    nodes = json.loads(request.symbol.tojson(remove_amp_cast=False))["nodes"]
+    names = [node["name"] for node in nodes]
     operators = [
         (node["name"], again) for node, again in zip(nodes, solution.mask) if node["op"] != "null"
     ]
-    copies = copy_names([node["name"] for node in nodes], solution.copies)
+    copies = copy_names(names, solution.copies)
+    floor = solution.floor
+    chosen = nodes[floor.operator]
     return Plan(
         symbol=planned,
+        floor_bytes=floor.nbytes,
+        floor=floor.sets(chosen["name"], chosen["op"], len(nodes)) if floor.row >= 0 else "",
+        slowest=_segment(names, solution.slowest),
+        request=request,
         kept=tuple(name for name, again in operators if not again),
         recomputed=tuple(name for name, again in operators if again),
         copies=tuple(itertools.chain(*copies.values())),
         schedule=solution.schedule,
         **{**solution.facts, "candidates": dict(solution.facts["candidates"])},
+    )
+
+
+def _segment(names: Sequence[str], segment: Optional[Segment]) -> str:
+    """The slowest segment in words."""
+    if segment is None:
+        return ""
+    return "%r to %r: %d operators, %.0f %% of the forward pass, are run again at once" % (
+        names[segment.first],
+        names[segment.last],
+        segment.operators,
+        100 * segment.flops,
     )
 
 

@@ -8,10 +8,12 @@ import numpy as np
 
 from memonger import marks, timing
 from memonger import memory as memories
+from memonger.bounds import floor
 from memonger.budgets import Budget, told
 from memonger.costs import MB, CostModel
 from memonger.errors import BudgetError, MemongerError
 from memonger.executor import bind, has_mkldnn, planned_mb
+from memonger.explanation import slowest_segment
 from memonger.forward import no_collection
 from memonger.memory import Memory
 from memonger.network import Network, Request, read_network
@@ -20,7 +22,14 @@ from memonger.planners.smallest import smallest
 from memonger.progress import Progress
 from memonger.schedule import Schedule, Workload, of_marks, plain, workload
 from memonger.scheduled import scheduled
-from memonger.solution import SEARCHING, Solution, left_as_it_is, memory_facts
+from memonger.solution import (
+    LITTLE,
+    SEARCHING,
+    Solution,
+    left_as_it_is,
+    memory_facts,
+    saves_little,
+)
 from memonger.unrolled import parts, unroll
 
 log = logging.getLogger("memonger")
@@ -101,13 +110,16 @@ def solve_schedule(
         facts["recomputed_flops"], counts = 0.0, np.minimum(counts, 1)
         facts["added_time"] = None if budget is None else 0.0
         warnings.append(left_as_it_is(network, unplanned, candidates))
+    elif budget is None and planned.saved(unplanned) < LITTLE * unplanned.pool_bytes:
+        warnings.append(saves_little(network, unplanned, planned, candidates))
     facts.update(
         memory_facts(planned, unplanned),
         planner=origin,
         candidates=candidates,
         interrupted=found.interrupted,
     )
-    return Solution(counts > 1, (), (), facts, tuple(warnings), chosen), symbol
+    least, slowest = floor(network.training), slowest_segment(planned.replay)
+    return Solution(counts > 1, (), (), facts, tuple(warnings), chosen, least, slowest), symbol
 
 
 def check_limits(how: str, work: Any, patience: Any) -> Tuple[Any, float]:

@@ -115,13 +115,18 @@ def test_it_prints_what_counts() -> None:
     plan = memonger.plan(net(), SHAPES)
     text = str(plan)
     for words in (
-        "%.1f MB instead of %.1f MB" % (plan.pool_bytes / MB, plan.unplanned_bytes / MB),
+        "before   %.1f MB" % (plan.unplanned_bytes / MB),
+        "after    %.1f MB" % (plan.pool_bytes / MB),
+        "floor    %.1f MB" % (plan.floor_bytes / MB),
+        "the gradient of ",
+        plan.slowest,
         "%.1f MB of a GPU" % (plan.device_bytes / MB),
         "%d of 25 operators" % len(plan.recomputed),
-        "%.0f %% of the forward pass" % (100 * plan.recomputed_flops),
+        "%.0f %% of the forward pass is done again" % (100 * plan.recomputed_flops),
         plan.planner,
     ):
         assert words in text, text
+    assert plan.slowest and len(text.splitlines()) == 10
     assert repr(plan).startswith("Plan(pool_bytes=%d, " % plan.pool_bytes)
 
 

@@ -1,0 +1,116 @@
+"""Pictures of a plan (with matplotlib, ``pip install 'memonger[plot]'``)."""
+
+from typing import Any, Sequence, Tuple
+
+import numpy as np
+
+from memonger.costs import MB
+from memonger.errors import MemongerError
+from memonger.explanation import Step
+from memonger.tables import BACKWARD, FORWARD, RECOMPUTED
+
+#: Safe for colour-blind readers (Wong 2011, Nature Methods 8:441), and different in print.
+COLOURS = {
+    FORWARD: ("results of the forward pass", "#0072B2"),
+    RECOMPUTED: ("computed again", "#E69F00"),
+    BACKWARD: ("gradients", "#56B4E9"),
+}
+SIZE, DPI = (12, 8), 100  # 1200 x 800 pixels
+
+
+def plot_memory(file: Any, steps: Sequence[Tuple[str, Step]]) -> None:
+    """Draw memory over the training step, one panel for each step.
+
+    Parameters
+    ----------
+    file : str or path
+        By its ending PNG, SVG or PDF.
+    steps : sequence of (str, Step)
+        What each is called, such as 'without a plan'.
+
+    Raises
+    ------
+    MemongerError
+        If matplotlib is not there, or the file cannot be written.
+    """
+    Figure = _figure()
+    figure = Figure(figsize=SIZE, dpi=DPI)
+    panels = np.atleast_1d(figure.subplots(len(steps), 1, sharey=True))
+    for axes, (title, step) in zip(panels, steps):
+        _panel(axes, title, step)
+    highest = max(int(step.live.max(initial=1)) for _, step in steps) / MB
+    panels[0].set_ylim(0, 1.22 * highest)  # room for what is written
+    panels[-1].set_xlabel("operators of one training step, in the order in which they run")
+    panels[0].legend(
+        loc="lower right",
+        bbox_to_anchor=(1, 1.0),
+        ncol=len(COLOURS),
+        frameon=False,
+        fontsize=12,
+        borderaxespad=0.2,
+    )
+    figure.tight_layout()
+    save(figure, file)
+
+
+def _panel(axes: Any, title: str, step: Step) -> None:
+    found = step.memory.replay
+    runs = ~found.training.tables.variable[found.order]  # variables take no time
+    at = np.arange(int(runs.sum()) + 1)  # the last one has an end too
+    stacks, colours, names = [], [], []
+    for kind, (name, colour) in COLOURS.items():
+        live = step.timeline.live_bytes(kind, without=step.memory.pooled)
+        stacks.append(np.append(live[runs], live[runs][-1:]) / MB)
+        colours.append(colour)
+        names.append(name)
+    axes.stackplot(at, *stacks, colors=colours, labels=names, step="post", linewidth=0)
+    peak = step.peak
+    x, y = runs[:peak].sum() + 0.5, step.live[peak] / MB
+    axes.plot([x], [y], marker="v", color="black", markersize=9)
+    right = x > 0.55 * len(at)
+    axes.annotate(
+        "peak %.1f MB in %s" % (y, step.running(peak)),
+        (x, y),
+        xytext=(-10 if right else 10, 3),
+        textcoords="offset points",
+        ha="right" if right else "left",
+        va="bottom",
+        fontsize=12,
+    )
+    first = np.flatnonzero(found.training.phases[found.order][runs] != FORWARD)
+    if len(first):
+        axes.axvline(first[0], color="black", linewidth=1, linestyle=":")
+        axes.annotate(
+            "backward pass",
+            (first[0], 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(4, -4),
+            textcoords="offset points",
+            va="top",
+            fontsize=11,
+        )
+    axes.set_title(title, fontsize=14, loc="left")
+    axes.set_ylabel("MB alive (2**20 bytes)", fontsize=12)
+    axes.set_xlim(0, max(1, len(at) - 1))
+    axes.tick_params(labelsize=11)
+    axes.xaxis.label.set_size(12)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _figure() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MemongerError(
+            "pictures need matplotlib, which is not installed: pip install matplotlib"
+        ) from None
+    return Figure
+
+
+def save(figure: Any, file: Any) -> None:
+    """Write a picture to a file."""
+    try:
+        figure.savefig(file)
+    except (OSError, ValueError) as error:
+        raise MemongerError("the picture cannot be written to %s: %s" % (file, error)) from None

@@ -1,0 +1,108 @@
+"""What is told of a plan and of a network: read off the replay, so it adds up to the byte."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import memonger
+import mxnet as mx
+import pytest
+from memonger.errors import MemongerError
+
+import networks
+
+S = mx.sym
+MB = 2**20
+CHAIN: Any = networks.chain(16)
+
+
+# -- a network --------------------------------------------------------------------------------
+
+
+def test_the_peak_of_a_chain() -> None:
+    """At the first gradient: two results of each of 16 layers, the output, and its gradient."""
+    symbol, shapes = CHAIN
+    found = memonger.explain(symbol, shapes)
+    assert found.pool_bytes == memonger.pool_bytes(symbol, shapes=shapes)
+    assert found.peak_bytes == 34 * MB == sum(t.nbytes for t in found.tensors)
+    assert found.peak == "the gradient of 'out' (LinearRegressionOutput)"
+    assert [t.kind for t in found.tensors].count("gradient") == 1
+    assert sorted(t.name for t in found.tensors if t.kind == "result") == sorted(
+        ["out"] + ["%s%d" % (name, i) for name in ("fc", "tanh") for i in range(16)]
+    )
+    assert found.floor_bytes == 4 * MB and "'tanh15' (Activation)" in found.bounded_by
+    text = str(found)
+    assert "peak      34.0 MB alive at once, in the gradient of 'out'" in text
+    assert "in 22 more" in text
+
+
+@pytest.mark.parametrize("how", ["marks", "schedule"])
+def test_a_planned_network_is_explained_with_its_plan(how: str) -> None:
+    symbol, shapes = networks.chain(16, hidden=64, batch=4096)
+    plan = memonger.plan(symbol, shapes, how=how)
+    found = memonger.explain(plan.symbol, shapes)
+    assert found.peak_bytes == plan.peak_bytes == sum(t.nbytes for t in found.tensors)
+    assert found.pool_bytes == plan.pool_bytes
+    assert found.floor_bytes == plan.floor_bytes and plan.floor in str(found)
+
+
+def test_what_must_not_be_computed_again_is_told() -> None:
+    x = S.Dropout(S.FullyConnected(S.Variable("data"), num_hidden=64, name="fc"), name="drop")
+    found = memonger.explain(S.SoftmaxOutput(x, name="softmax"), {"data": (1024, 64)})
+    ruled = {t.name: t.rule for t in found.tensors if t.rule}
+    assert "drop[1]" in ruled and "mask" in ruled["drop[1]"]
+    assert "must not be computed again" in found.bounded_by
+
+
+# -- why a plan saves little ------------------------------------------------------------------
+
+
+def test_one_operator_that_makes_the_peak(caplog: pytest.LogCaptureFixture) -> None:
+    x = S.FullyConnected(S.Variable("data"), num_hidden=4096, name="wide")
+    x = S.Activation(x, act_type="tanh", name="tanh")
+    symbol = S.LinearRegressionOutput(S.FullyConnected(x, num_hidden=1, name="fc"), name="out")
+    with caplog.at_level(logging.WARNING, logger="memonger"):
+        plan = memonger.plan(symbol, {"data": (256, 8)})
+    assert plan.pool_bytes > 0.95 * plan.unplanned_bytes
+    assert "alone needs" in caplog.text and "of the peak" in caplog.text
+
+
+def test_masks_that_make_the_peak(caplog: pytest.LogCaptureFixture) -> None:
+    x = S.Activation(S.Variable("data"), act_type="tanh")
+    for _ in range(24):
+        x = S.Dropout(x, p=0.5)
+    with caplog.at_level(logging.WARNING, logger="memonger"):
+        plan = memonger.plan(S.LinearRegressionOutput(x, name="out"), {"data": (256, 64)})
+    saved = 1 - plan.pool_bytes / plan.unplanned_bytes
+    assert saved < 0.05
+    assert "of the peak must not be computed again (24 Dropout)" in caplog.text
+
+
+# -- pictures ---------------------------------------------------------------------------------
+
+
+def size_of(file: Path) -> Any:
+    head = file.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    return tuple(int.from_bytes(head[k : k + 4], "big") for k in (16, 20))
+
+
+@pytest.mark.parametrize("how", ["marks", "schedule"])
+def test_the_picture(how: str, tmp_path: Path) -> None:
+    symbol, shapes = networks.chain(16, hidden=64, batch=4096)
+    plan = memonger.plan(symbol, shapes, how=how)
+    plan.plot(tmp_path / "plan.png")
+    assert size_of(tmp_path / "plan.png") == (1200, 800)
+    with pytest.raises(MemongerError, match="cannot be written"):
+        plan.plot(tmp_path / "no such folder" / "plan.png")
+    with pytest.raises(MemongerError, match="cannot be written"):
+        plan.plot(tmp_path / "plan.xyz")
+
+
+def test_a_picture_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import sys
+
+    plan = memonger.plan(*networks.chain(4, hidden=8, batch=8))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MemongerError, match="pip install"):
+        plan.plot(tmp_path / "plan.png")
