@@ -3,7 +3,7 @@
 from memonger._mxnet import mx as _mx  # noqa: F401  first: it makes MXNet importable
 from memonger.checking import CheckReport, check
 from memonger.errors import BudgetError, MemongerError
-from memonger.explanation import Explanation, explain
+from memonger.explanation import Explanation, PlanExplanation, explain
 from memonger.frontiers import Frontier, LargestBatch, frontier, largest_batch
 from memonger.marks import unplan
 from memonger.plans import Plan, plan
@@ -19,6 +19,7 @@ __all__ = [
     "LargestBatch",
     "MemongerError",
     "Plan",
+    "PlanExplanation",
     "check",
     "explain",
     "frontier",

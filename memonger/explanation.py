@@ -4,10 +4,11 @@ All of it is read off the replay of one training step (``allocator.Timeline``): 
 what runs then, and who reads it. Nothing is bound.
 """
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from memonger import marks
 from memonger.allocator import Replay, Timeline
 from memonger.bounds import Floor, floor
 from memonger.costs import MB
@@ -15,8 +16,10 @@ from memonger.flops import forward_flops
 from memonger.forward import ForwardGraph, forward_graph, no_collection
 from memonger.inputs import InputSpec, check_device, check_symbol, read_grad_req, read_shapes
 from memonger.memory import Memory, predict
+from memonger.network import Network
 from memonger.operators import why_kept
-from memonger.tables import BACKWARD, FORWARD, RECOMPUTED
+from memonger.rules import Rules
+from memonger.tables import BACKWARD, FORWARD, KEPT, RECOMPUTED
 from memonger.training import TrainingGraph
 from memonger.unrolled import ITSELF, MASKED, TrainingStep
 
@@ -326,3 +329,200 @@ def held_by_rule(found: Replay, reasons: Mapping[int, str]) -> Dict[int, int]:
         if x in reasons:
             held[x] = held.get(x, 0) + nbytes
     return held
+
+
+# -- a plan -----------------------------------------------------------------------------------
+
+
+class Choice(NamedTuple):
+    """What a plan does with one tensor of the forward pass.
+
+    Attributes
+    ----------
+    name : str
+        The operator that makes it; with ``[1]`` its second output, and so on.
+    op : str
+    nbytes : int
+    choice : str
+        'kept' from the forward pass for the backward pass; computed 'again'; or 'freed' in the
+        forward pass, for no gradient reads it, or its memory is handed on to what is.
+    times : int
+        How often its operator runs in a training step.
+    why : str
+        Why it is kept: 'output' of the network; by a 'rule'; 'mark', where the original's planner
+        keeps what the user marked; 'cut', where what follows is computed again from it; 'gradient',
+        where that of a kept operator reads it; 'cheap', where it is small or gone before the peak;
+        'search', where no smaller plan without it was found. Empty where it is not kept.
+    reason : str
+        The same in words.
+    """
+
+    name: str
+    op: str
+    nbytes: int
+    choice: str
+    times: int
+    why: str
+    reason: str
+
+
+class PlanExplanation(NamedTuple):
+    """What a plan does with each tensor of the forward pass, in execution order."""
+
+    tensors: Tuple[Choice, ...]
+
+    def __str__(self) -> str:
+        lines = []
+        for choice in ("kept", "again", "freed"):
+            chosen = [t.nbytes for t in self.tensors if t.choice == choice]
+            lines.append("%-6s %10.1f MB in %d tensors" % (choice, sum(chosen) / MB, len(chosen)))
+        lines += ["", "%-6s %10s  %-9s %-20s %s" % ("", "MB", "why", "operator", "tensor")]
+        for t in self.tensors:
+            line = "%-6s %10.2f  %-9s %-20s %s" % (t.choice, t.nbytes / MB, t.why, t.op, t.name)
+            lines.append(line + (": " + t.reason if t.reason else ""))
+        return "\n".join(lines)
+
+
+@no_collection()
+def choices(network: Network, step: Step, original: bool) -> PlanExplanation:
+    """Explain a plan tensor by tensor.
+
+    Parameters
+    ----------
+    network : Network
+        As it was planned.
+    step : Step
+        A training step with the plan.
+    original : bool
+        Whether the planner was the original's, which keeps by the user's marks.
+    """
+    found, line, graph = step.memory.replay, step.timeline, step.graph
+    training, n = found.training, len(step.graph.nodes)
+    forward = (training.phases == FORWARD) & (step.operator >= 0)
+    forward &= ~training.tables.variable
+    places = np.flatnonzero(forward[found.order])
+    border = int(places[-1]) if len(places) else 0
+    times = np.bincount(
+        step.operator[found.order[(training.phases != BACKWARD)[found.order]]] + 1, minlength=n + 1
+    )[1:]
+    readers = _readers(step)
+    before = _before_copies(graph)
+    kept_by_rule = _kept_by_rule(network, before, times > 1, graph)
+    heads = set(graph.heads)
+    threshold = SMALL * int(step.live.max(initial=0))
+    tensors: List[Choice] = []
+    for k in range(len(line.row)):
+        row, output = int(line.row[k]), int(line.output[k])
+        if line.kind[k] != FORWARD or not forward[row]:
+            continue
+        x = int(step.operator[row])
+        node, nbytes = graph.nodes[x], int(line.nbytes[k])
+        why = reason = ""
+        choice = "kept" if line.start[k] <= border < line.stop[k] else "freed"
+        if choice == "freed" and times[x] > 1:
+            choice = "again"
+        if choice == "kept":
+            again, gradients = readers.get((row, output), ((), ()))
+            if (x, output) in heads:
+                why, reason = "output", "it is an output of the network"
+            elif x in kept_by_rule:
+                why, reason = "rule", kept_by_rule[x]
+            elif again:
+                why = "mark" if original else "cut"
+                reason = "%s computed again from it" % _some(graph, again, "is", "are")
+            elif times[x] > 1:
+                why = "gradient"
+                reason = "the gradient of %s reads it" % _some(graph, gradients)
+            elif nbytes <= threshold:
+                why, reason = "cheap", "less than 1/1000 of the peak"
+            elif not line.start[k] <= step.peak <= line.stop[k]:
+                why, reason = "cheap", "it is gone at the peak"
+            else:
+                why, reason = "search", "no smaller plan was found that computes it again"
+        name = "%s[%d]" % (node.name, output) if output else node.name
+        tensors.append(Choice(name, node.op, nbytes, choice, int(times[x]), why, reason))
+    return PlanExplanation(tuple(tensors))
+
+
+def _some(graph: ForwardGraph, nodes: Sequence[int], one: str = "", more: str = "") -> str:
+    """Some nodes by name: the first, and how many others."""
+    if not nodes:
+        return "a kept operator"
+    text = repr(graph.nodes[nodes[0]].name)
+    if len(nodes) > 1:
+        return ("%s and %d more %s" % (text, len(nodes) - 1, more)).rstrip()
+    return ("%s %s" % (text, one)).rstrip()
+
+
+def _readers(step: Step) -> Dict[Tuple[int, int], Tuple[List[int], List[int]]]:
+    """Of each tensor the operators that read it when computed again, and by their gradients."""
+    found = step.memory.replay
+    t, again = found.training.tables, found.recomputed
+    phases = found.training.phases
+    copies = int(t.output_start[t.forward])
+    maker = np.repeat(np.arange(len(t.variable)), np.diff(t.output_start))
+    of: Dict[Tuple[int, int], Tuple[List[int], List[int]]] = {}
+    for row in found.order.tolist():
+        phase, x = int(phases[row]), int(step.operator[row])
+        if phase == FORWARD or x < 0:
+            continue
+        for j in range(t.use_start[row], t.use_start[row + 1]):
+            entry, owner = int(t.use_entry[j]), int(t.use_owner[j])
+            if owner != KEPT and again[owner] and again[t.use_row[j]]:
+                entry += copies
+            made = int(maker[entry])
+            lists = of.setdefault((made, entry - int(t.output_start[made])), ([], []))
+            into = lists[0] if phase == RECOMPUTED else lists[1]
+            if x not in into:
+                into.append(x)
+    return of
+
+
+def _before_copies(graph: ForwardGraph) -> np.ndarray:
+    """For each node its index in the network without kept copies; -1 for these."""
+    ours = np.array([n.hidden.get(marks.RECORD) == marks.INSERTED for n in graph.nodes], dtype=bool)
+    return np.where(ours, -1, np.cumsum(~ours) - 1)
+
+
+def _kept_by_rule(
+    network: Network, before: np.ndarray, again: np.ndarray, graph: ForwardGraph
+) -> Dict[int, str]:
+    """Of the nodes that a rule keeps, which one.
+
+    Those that must run once are known. For the others it is tried: recomputed beside what is
+    recomputed already, do the rules leave them so?
+    """
+    rules: Rules = network.rules
+    found = {
+        i: rules.reasons[int(x)] for i, x in enumerate(before) if x >= 0 and int(x) in rules.reasons
+    }
+    until = network.request.until
+    for i, x in enumerate(before):
+        if x >= 0 and until is not None and x >= until and not graph.nodes[i].is_variable:
+            found.setdefault(i, "it does not come before %r" % network.graph.nodes[until].name)
+    mask = np.zeros(len(network.graph.nodes), dtype=np.bool_)
+    mask[before[(before >= 0) & again]] = True
+    if not mask.any():
+        return found
+    candidates = [
+        i
+        for i, x in enumerate(before)
+        if x >= 0 and not again[i] and rules.allowed[x] and i not in found
+    ]
+    if len(candidates) * len(before) > MOST_TRIED:
+        return found
+    same = rules.trainings[0].same
+    for i in candidates:
+        x = int(before[i])
+        tried = mask.copy()
+        tried[x] = True
+        if rules.apply(tried)[x]:
+            continue
+        twins = [y for y in range(len(same)) if same[y] == same[x] and y != x]
+        if twins:
+            found[i] = "MXNet merges it with %r, which has the same marks therefore" % (
+                network.graph.nodes[twins[0]].name
+            )
+        else:
+            found[i] = "nobody would read what is computed again, which not every device bears"
+    return found

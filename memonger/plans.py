@@ -14,10 +14,10 @@ from memonger import fastest, report
 from memonger.budgets import read_budget
 from memonger.costs import MB
 from memonger.errors import MemongerError
-from memonger.explanation import Segment, Step, step_of
+from memonger.explanation import PlanExplanation, Segment, Step, choices, step_of
 from memonger.forward import copy_names
 from memonger.inputs import check_count
-from memonger.network import Request, read_request
+from memonger.network import Request, read_network, read_request
 from memonger.remembered import Remembered, fingerprint
 from memonger.schedule import Schedule
 from memonger.scheduling import check_limits, solve_schedule
@@ -184,10 +184,25 @@ class Plan:
         report.plot_memory(
             file,
             [
-                ("without a plan: %.1f MB" % (self.unplanned_bytes / MB), before),
-                ("with the plan: %.1f MB" % (self.pool_bytes / MB), after),
+                ("without a plan: a pool of %.1f MB" % (self.unplanned_bytes / MB), before),
+                ("with the plan: a pool of %.1f MB" % (self.pool_bytes / MB), after),
             ],
         )
+
+    def explain(self) -> PlanExplanation:
+        """Tell tensor by tensor what is kept, what is computed again, and why.
+
+        Returns
+        -------
+        PlanExplanation
+            A table where it is printed.
+
+        Examples
+        --------
+        >>> print(memonger.plan(net, {'data': (32, 3, 224, 224)}).explain())
+        """
+        original = self.planner == "chen2016"
+        return choices(read_network(self.request), self._step(self.symbol), original)
 
     def _step(self, symbol: Any) -> Step:
         request = self.request

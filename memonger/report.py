@@ -77,12 +77,13 @@ def _panel(axes: Any, title: str, step: Step) -> None:
         va="bottom",
         fontsize=12,
     )
-    first = np.flatnonzero(found.training.phases[found.order][runs] != FORWARD)
-    if len(first):
-        axes.axvline(first[0], color="black", linewidth=1, linestyle=":")
+    forward = np.flatnonzero(found.training.phases[found.order][runs] == FORWARD)
+    if len(forward):
+        border = forward[-1] + 1
+        axes.axvline(border, color="black", linewidth=1, linestyle=":")
         axes.annotate(
             "backward pass",
-            (first[0], 1),
+            (border, 1),
             xycoords=("data", "axes fraction"),
             xytext=(4, -4),
             textcoords="offset points",

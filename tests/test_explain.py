@@ -106,3 +106,58 @@ def test_a_picture_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MemongerError, match="pip install"):
         plan.plot(tmp_path / "plan.png")
+
+
+# -- a plan, tensor by tensor -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["marks", "schedule"])
+def test_every_tensor_of_a_plan(how: str) -> None:
+    """All of 16 layers are in it, and what is recomputed, kept or cut at agrees with the plan."""
+    symbol, shapes = networks.chain(16, hidden=64, batch=4096)
+    plan = memonger.plan(symbol, shapes, how=how)
+    found = plan.explain().tensors
+    names = ["%s%d" % (name, i) for i in range(16) for name in ("fc", "tanh")] + ["out"]
+    assert [t.name for t in found if t.name not in plan.copies] == names
+    assert {t.nbytes for t in found} == {MB}
+    assert {t.name for t in found if t.times > 1} - set(plan.copies) == set(plan.recomputed)
+    kept = [t for t in found if t.choice == "kept"]
+    assert [t.name for t in kept if t.why == "output"] == ["out"]
+    cuts = [t for t in kept if t.why == "cut"]
+    assert cuts and all("computed again from it" in t.reason for t in cuts)
+    assert all(t.why and t.reason for t in kept)
+    assert not any(t.why for t in found if t.choice != "kept")
+    assert len(kept) * MB <= plan.peak_bytes
+    text = str(plan.explain())
+    assert "kept   %10.1f MB in %d tensors" % (len(kept), len(kept)) in text
+    assert len(text.splitlines()) == 5 + len(found)
+
+
+def test_no_plan_keeps_all() -> None:
+    plan = memonger.plan(*networks.chain(1, hidden=64, batch=64))
+    assert plan.planner == "no plan"
+    found = {t.name: (t.choice, t.why) for t in plan.explain().tensors}
+    assert found["out"] == ("kept", "output") and found["tanh0"][0] == "kept"
+    assert not any(choice == "again" for choice, _ in found.values())
+
+
+def test_the_reasons_of_the_rules() -> None:
+    """A Dropout, twins of which one is kept, and what comes after ``until``."""
+    symbol, shapes = networks.chain(16, hidden=64, batch=4096)
+    plan = memonger.plan(symbol, shapes, until="fc9")
+    late = [t for t in plan.explain().tensors if t.name == "tanh12"]
+    assert late[0].why == "rule" and late[0].reason == "it does not come before 'fc9'"
+    x = S.Variable("data")
+    for i in range(12):
+        x = S.Activation(S.FullyConnected(x, num_hidden=64, name="fc%d" % i), act_type="tanh")
+        x = S.Dropout(x, p=0.5, name="drop%d" % i) if i == 5 else x
+    plan = memonger.plan(S.LinearRegressionOutput(x, name="out"), {"data": (4096, 64)})
+    reasons = {t.name: t.reason for t in plan.explain().tensors if t.why == "rule"}
+    assert "its mask is kept" in reasons["drop5[1]"]
+
+
+def test_the_original_keeps_by_marks() -> None:
+    symbol, shapes = networks.resnet((1, 1, 1, 1), batch=4, image=64, classes=10, filters=16)
+    plan = memonger.plan(symbol, shapes, planner="chen2016")
+    reasons = {t.why for t in plan.explain().tensors}
+    assert "mark" in reasons and "cut" not in reasons
