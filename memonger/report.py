@@ -69,7 +69,7 @@ def _panel(axes: Any, title: str, step: Step) -> None:
     axes.plot([x], [y], marker="v", color="black", markersize=9)
     right = x > 0.55 * len(at)
     axes.annotate(
-        "peak %.1f MB in %s" % (y, step.running(peak)),
+        shortened("peak %.1f MB in %s" % (y, step.running(peak))),
         (x, y),
         xytext=(-10 if right else 10, 3),
         textcoords="offset points",
@@ -97,6 +97,13 @@ def _panel(axes: Any, title: str, step: Step) -> None:
     axes.xaxis.label.set_size(12)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+
+
+def shortened(text: str, most: int = 64) -> str:
+    """A text of so many characters, the middle left out: what fits beside a peak."""
+    if len(text) <= most:
+        return text
+    return text[: most // 2] + " ... " + text[len(text) - most // 2 + 5 :]
 
 
 def _figure() -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import memonger
 import mxnet as mx
 import pytest
+from memonger import report
 from memonger.errors import MemongerError
 
 import networks
@@ -97,6 +98,12 @@ def test_the_picture(how: str, tmp_path: Path) -> None:
         plan.plot(tmp_path / "no such folder" / "plan.png")
     with pytest.raises(MemongerError, match="cannot be written"):
         plan.plot(tmp_path / "plan.xyz")
+
+
+def test_long_names_are_shortened() -> None:
+    assert report.shortened("a peak") == "a peak"
+    short = report.shortened("peak 1.0 MB in " + "x" * 200 + "_end")
+    assert len(short) == 64 and " ... " in short and short.endswith("x_end")
 
 
 def test_a_picture_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
