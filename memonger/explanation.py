@@ -318,6 +318,28 @@ def floor_text(training: TrainingGraph, least: Floor) -> str:
     return least.sets(nodes[least.operator].name, nodes[least.operator].op, len(nodes))
 
 
+def where_it_peaks(memory: Memory) -> str:
+    """Where the most of a plan is alive, as a sentence."""
+    found = memory.replay
+    live = found.timeline().live_bytes(without=memory.pooled)
+    if not live.max(initial=0):
+        return ""
+    peak = int(np.argmax(live))
+    running = described(found, operators_of(found), int(found.order[peak]))
+    return "Its peak of %.1f MB is in %s. " % (live[peak] / MB, running)
+
+
+def why_not_less(network: Network) -> str:
+    """What no plan can do without, as a sentence."""
+    least = floor(network.training, bare=network.rules.bare)
+    if least.operator < 0:
+        return ""
+    return "No plan can do with less than %.1f MB alive at once, for %s needs them." % (
+        least.nbytes / MB,
+        floor_text(network.training, least),
+    )
+
+
 def held_by_rule(found: Replay, reasons: Mapping[int, str]) -> Dict[int, int]:
     """Bytes at the peak of what must not be computed again, for each such operator (node)."""
     line = found.timeline()
@@ -352,7 +374,8 @@ class Choice(NamedTuple):
         Why it is kept: 'output' of the network; by a 'rule'; 'mark', where the original's planner
         keeps what the user marked; 'cut', where what follows is computed again from it; 'gradient',
         where that of a kept operator reads it; 'cheap', where it is small or gone before the peak;
-        'search', where no smaller plan without it was found. Empty where it is not kept.
+        'budget', where the plan is the fastest within one, which allows it; 'search', where no
+        smaller plan without it was found. Empty where it is not kept.
     reason : str
         The same in words.
     """
@@ -384,7 +407,9 @@ class PlanExplanation(NamedTuple):
 
 
 @no_collection()
-def choices(network: Network, step: Step, original: bool) -> PlanExplanation:
+def choices(
+    network: Network, step: Step, original: bool, budgeted: bool = False
+) -> PlanExplanation:
     """Explain a plan tensor by tensor.
 
     Parameters
@@ -395,6 +420,8 @@ def choices(network: Network, step: Step, original: bool) -> PlanExplanation:
         A training step with the plan.
     original : bool
         Whether the planner was the original's, which keeps by the user's marks.
+    budgeted : bool
+        Whether the plan is the fastest within a budget, and not the smallest.
     """
     found, line, graph = step.memory.replay, step.timeline, step.graph
     training, n = found.training, len(step.graph.nodes)
@@ -437,6 +464,8 @@ def choices(network: Network, step: Step, original: bool) -> PlanExplanation:
                 why, reason = "cheap", "less than 1/1000 of the peak"
             elif not line.start[k] <= step.peak <= line.stop[k]:
                 why, reason = "cheap", "it is gone at the peak"
+            elif budgeted:
+                why, reason = "budget", "the budget allows it, and computing it again takes time"
             else:
                 why, reason = "search", "no smaller plan was found that computes it again"
         name = "%s[%d]" % (node.name, output) if output else node.name

@@ -10,10 +10,10 @@ from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from memonger import marks, timing
-from memonger.allocator import Replay
 from memonger.budgets import Budget, told
 from memonger.costs import MB, CostModel
 from memonger.errors import BudgetError
+from memonger.explanation import where_it_peaks, why_not_less
 from memonger.forward import mask_with_copies, no_collection
 from memonger.memory import Memory, of_marks
 from memonger.network import Network, Request, read_network
@@ -22,8 +22,7 @@ from memonger.planners.smallest import smallest
 from memonger.progress import Progress
 from memonger.remembered import Remembered, fingerprint
 from memonger.rules import Rules
-from memonger.solution import SEARCHING, Found, Solution, confirm
-from memonger.tables import RECOMPUTED
+from memonger.solution import SEARCHING, Found, Solution, confirm, left_alone
 from memonger.training import TrainingGraph
 
 log = logging.getLogger("memonger")
@@ -159,8 +158,7 @@ def solve_budget(request: Request, budget: Budget, options: Options) -> Tuple[So
 
     limit = budget.limit(taken(unplanned))
     if taken(unplanned) <= limit:
-        none = Fast(cost.unplanned, 0.0, nothing, ())
-        return solution_of(network, cost, none, 0.0, False)
+        return left_alone(network, cost)
     found = find_front(network, cost, options)
     predicted = [(taken(memory_of(network, cost, plan)), plan) for plan in found.front.plans]
     fitting = [(nbytes, plan) for nbytes, plan in predicted if nbytes <= limit]
@@ -184,7 +182,7 @@ def solve_budget(request: Request, budget: Budget, options: Options) -> Tuple[So
         % (
             told(limit),
             told(least_bytes),
-            floor(memory.replay),
+            where_it_peaks(memory) + why_not_less(network),
             "" if budget.of == "pool" else beside(memory, taken(memory)),
         ),
         least_bytes,
@@ -220,41 +218,8 @@ def solution_of(
     candidates = {"no plan": cost.unplanned, planner: plan.pool_bytes}
     found = Found(plan.mask, copies, plan.pool_bytes, planner, candidates, interrupted)
     solution, symbol = confirm(network, cost, found, [], leave=False)
-    solution.facts["added_time"] = plan.seconds / step if step else 0.0  # type: ignore[index]
-    return solution, symbol
-
-
-def floor(replay: Replay) -> str:
-    """Which operator sets the least memory, for a message: the one that runs at the peak."""
-    timeline = replay.timeline()
-    live = timeline.live_bytes()
-    if not len(live) or not live.max():
-        return ""
-    at = int(live.argmax())
-    row = int(replay.order[at])
-    training = replay.training
-    touched = int(timeline.nbytes[_touched(replay, row, timeline)].sum())
-    again = " (computed again)" if training.phases[row] == RECOMPUTED else ""
-    return "Its peak of %.1f MB is where %r (%s)%s runs, which alone reads and writes %.1f MB." % (
-        live[at] / MB,
-        training.names[row],
-        training.ops[row],
-        again,
-        touched / MB,
-    )
-
-
-def _touched(replay: Replay, row: int, timeline: Any) -> np.ndarray:
-    """The tensors of a timeline that a row reads or writes."""
-    t, mask = replay.training.tables, replay.recomputed
-    copies = t.output_start[t.forward]
-    entries = set(range(t.output_start[row], t.output_start[row + 1]))
-    for q in range(t.use_start[row], t.use_start[row + 1]):
-        owner, entry = t.use_owner[q], int(t.use_entry[q])
-        again = owner >= 0 and mask[owner] and mask[t.use_row[q]]
-        entries.add(entry + int(copies) if again else entry)
-    made = t.output_start[timeline.row] + timeline.output
-    return np.isin(made, sorted(entries))
+    added = plan.seconds / step if step else 0.0
+    return solution._replace(facts={**solution.facts, "added_time": added}), symbol
 
 
 def beside(memory: Memory, taken: int) -> str:

@@ -136,7 +136,7 @@ class Plan:
                 "%.1f MB of a GPU: that, parameters, gradients and inputs, in MXNet's blocks"
                 % (self.device_bytes / MB),
             ),
-            ("work", "%.0f %% of the forward pass is done again" % (100 * self.recomputed_flops)),
+            ("work", self._work()),
             ("slowest", self.slowest or "nothing is computed again"),
             (
                 "again",
@@ -162,6 +162,15 @@ class Plan:
             ),
         ]
         return "\n".join("%-8s %s" % line for line in lines)
+
+    def _work(self) -> str:
+        text = "%.0f %% of the forward pass is done again" % (100 * self.recomputed_flops)
+        if self.added_time is None:
+            return text
+        return "%s; %.1f %% of the time of a step is added, as predicted" % (
+            text,
+            100 * self.added_time,
+        )
 
     def plot(self, file: Any) -> None:
         """Draw memory over the training step, without the plan and with it.
@@ -201,8 +210,8 @@ class Plan:
         --------
         >>> print(memonger.plan(net, {'data': (32, 3, 224, 224)}).explain())
         """
-        original = self.planner == "chen2016"
-        return choices(read_network(self.request), self._step(self.symbol), original)
+        original, budgeted = self.planner == "chen2016", self.added_time is not None
+        return choices(read_network(self.request), self._step(self.symbol), original, budgeted)
 
     def _step(self, symbol: Any) -> Step:
         request = self.request

@@ -13,7 +13,7 @@ from memonger.budgets import Budget, told
 from memonger.costs import MB, CostModel
 from memonger.errors import BudgetError, MemongerError
 from memonger.executor import bind, has_mkldnn, planned_mb
-from memonger.explanation import slowest_segment
+from memonger.explanation import slowest_segment, why_not_less
 from memonger.forward import no_collection
 from memonger.memory import Memory
 from memonger.network import Network, Request, read_network
@@ -26,6 +26,7 @@ from memonger.solution import (
     LITTLE,
     SEARCHING,
     Solution,
+    left_alone,
     left_as_it_is,
     memory_facts,
     saves_little,
@@ -72,6 +73,8 @@ def solve_schedule(
         return budget.taken(found, network.graph, request.grad_req)
 
     limit = None if budget is None else budget.limit(taken(unplanned))
+    if limit is not None and taken(unplanned) <= limit:
+        return left_alone(network, cost)
     with Progress(SEARCHING) as progress:
         others, interrupted = _as_schedule(load, network, cost, patience, ntrial)
         search = Recursive(load, patience, progress)
@@ -80,7 +83,7 @@ def solve_schedule(
         elif limit is None:
             found = search.least_memory(work, others)
         else:
-            found = _within(search, limit, work, others, memory, taken)
+            found = _within(network, search, limit, work, others, memory, taken)
     schedule = found.best.schedule
     symbol = scheduled(request.symbol, schedule)
     wanted, grad_req = network.training.wanted, request.grad_req
@@ -183,6 +186,7 @@ def _in_hand(
 
 
 def _within(
+    network: Network,
     search: Recursive,
     budget: int,
     work: Optional[float],
@@ -201,19 +205,19 @@ def _within(
             found = search.least_work(limit, others)
         except BudgetError as error:
             counted = round(error.least_bytes * real) + beside
-            raise _refusal(budget, min(counted, taken(least)), least) from None
+            raise _refusal(network, budget, min(counted, taken(least))) from None
         planned = memory(found.best.schedule)
         if taken(planned) <= budget:
             return _within_work(found, budget, work)
         least = min(least, planned, key=taken)
         limit = max(1, int(limit - 1.01 * (taken(planned) - budget) / real))
-    raise _refusal(budget, taken(least), least)
+    raise _refusal(network, budget, taken(least))
 
 
-def _refusal(budget: int, least: int, memory: Memory) -> BudgetError:
+def _refusal(network: Network, budget: int, least: int) -> BudgetError:
     return BudgetError(
-        "no schedule was found that needs at most %s; the smallest needs %s"
-        % (told(budget), told(least)),
+        "no schedule was found that needs at most %s; the smallest needs %s. %s"
+        % (told(budget), told(least), why_not_less(network)),
         least,
     )
 

@@ -168,3 +168,24 @@ def test_the_original_keeps_by_marks() -> None:
     plan = memonger.plan(symbol, shapes, planner="chen2016")
     reasons = {t.why for t in plan.explain().tensors}
     assert "mark" in reasons and "cut" not in reasons
+
+
+def test_what_a_budget_allows_is_kept_for_the_time() -> None:
+    symbol, shapes = CHAIN
+    plan = memonger.plan(symbol, shapes, budget="60%")
+    assert plan.added_time and "%.1f %% of the time" % (100 * plan.added_time) in str(plan)
+    reasons = {t.reason for t in plan.explain().tensors if t.why == "budget"}
+    assert reasons == {"the budget allows it, and computing it again takes time"}
+    assert len(str(plan).splitlines()) == 10
+    smallest = memonger.plan(symbol, shapes)
+    assert not any(t.why == "budget" for t in smallest.explain().tensors)
+
+
+@pytest.mark.parametrize("how", ["marks", "schedule"])
+def test_a_budget_that_needs_no_plan(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is wrong, so nothing is warned of."""
+    symbol, shapes = CHAIN
+    plan = memonger.plan(symbol, shapes, how=how, budget="100%")
+    assert plan.planner == "no plan" and plan.added_time == 0 and not plan.recomputed
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert {t.why for t in plan.explain().tensors if t.choice == "kept"} <= {"budget", "output"}
