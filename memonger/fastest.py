@@ -74,9 +74,15 @@ def node_times(network: Network, measure: bool) -> Tuple[NodeTimes, float]:
 
 
 def find_front(
-    network: Network, cost: CostModel, options: Options, others: Sequence[Fast] = ()
+    network: Network,
+    cost: CostModel,
+    options: Options,
+    others: Sequence[Fast] = (),
+    searching: bool = True,
 ) -> Known:
     """The plans of every size that none beats; or those that are remembered.
+
+    If it is interrupted (Ctrl-C), those that are known by then.
 
     Parameters
     ----------
@@ -85,6 +91,13 @@ def find_front(
     options : Options
     others : sequence of Fast
         Known plans of this network at other shapes, from which the search starts as well.
+    searching : bool
+        False for the choice among what is known already: no plan, and ``others``.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        If it is interrupted before anything was found.
     """
     key = fingerprint(network.request, [*options])
     known = _fronts.get(key)
@@ -92,17 +105,24 @@ def find_front(
         log.info("the plans of this network are known; one of them is chosen")
         return known
     times, step = node_times(network, options.measure)
+    nothing = np.zeros(len(network.graph.nodes), dtype=np.bool_)
+    plans = [(nothing, ()), *((plan.mask, plan.copies) for plan in others)]
+    front = None
     with Progress(SEARCHING) as progress:
-        least = smallest(
-            network.stages,
-            cost,
-            network.rules,
-            options.ntrial,
-            cost.exact,
-            options.kept_copies,
-            lambda done: progress(done / 2),
-            patience=options.patience,
-        )
+        interrupted = not searching
+        if searching:
+            least = smallest(
+                network.stages,
+                cost,
+                network.rules,
+                options.ntrial,
+                cost.exact,
+                options.kept_copies,
+                lambda done: progress(done / 2),
+                patience=options.patience,
+            )
+            interrupted = least.interrupted
+            plans.insert(1, (least.mask, least.copies))
         search = Search(
             network.rules,
             times,
@@ -110,16 +130,16 @@ def find_front(
             lambda done: progress((1 + done) / 2),
             options.patience,
         )
-        small = search.fast(least.mask, least.copies)
-        if not cost.exact or least.interrupted:
-            nothing = np.zeros(len(network.graph.nodes), dtype=np.bool_)
-            plans = [search.fast(nothing, ()), small]
-            if not cost.exact:
-                plans = [plan._replace(pool_bytes=cost(plan.mask)) for plan in plans]
-            front = Front(front_of(plans), least.interrupted)
-        else:
-            known_plans = [(plan.mask, plan.copies) for plan in others]
-            front = search.run([(least.mask, least.copies), *known_plans])
+        if cost.exact and not interrupted:
+            try:
+                front = search.run(plans[1:])
+            except KeyboardInterrupt:
+                interrupted = True
+    if front is None:
+        known_plans = [search.fast(mask, copies) for mask, copies in plans]
+        if not cost.exact:
+            known_plans = [plan._replace(pool_bytes=cost(plan.mask)) for plan in known_plans]
+        front = Front(front_of(known_plans), interrupted)
     found = Known(front, step)
     if not front.interrupted:
         _fronts.put(key, found)
@@ -134,8 +154,14 @@ def memory_of(network: Network, cost: CostModel, plan: Fast) -> Memory:
 
 
 @no_collection()
-def solve_budget(request: Request, budget: Budget, options: Options) -> Tuple[Solution, Any]:
-    """The fastest plan within a budget, confirmed by MXNet.
+def solve_budget(
+    request: Request,
+    budget: Budget,
+    options: Options,
+    others: Sequence[Fast] = (),
+    searching: bool = True,
+) -> Tuple[Solution, Any]:
+    """The fastest plan within a budget, confirmed by MXNet; parameters as of `find_front`.
 
     Returns
     -------
@@ -159,7 +185,7 @@ def solve_budget(request: Request, budget: Budget, options: Options) -> Tuple[So
     limit = budget.limit(taken(unplanned))
     if taken(unplanned) <= limit:
         return left_alone(network, cost)
-    found = find_front(network, cost, options)
+    found = find_front(network, cost, options, others, searching)
     predicted = [(taken(memory_of(network, cost, plan)), plan) for plan in found.front.plans]
     fitting = [(nbytes, plan) for nbytes, plan in predicted if nbytes <= limit]
     for _ in range(MOST_BINDS):
@@ -194,7 +220,13 @@ def solve_front(request: Request, options: Options, points: int) -> List[Tuple[S
     """Plans that no other beats in both memory and time, the fastest first: at most ``points``.
 
     Where there are more, those are taken whose memory is nearest to equal steps between no plan and
-    the smallest, both of which are among them.
+    the smallest, both of which are among them. If it is interrupted (Ctrl-C), those of them that
+    MXNet has confirmed by then.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        If it is interrupted before any is.
     """
     network = read_network(request)
     cost = network.cost_model()
@@ -205,7 +237,22 @@ def solve_front(request: Request, options: Options, points: int) -> List[Tuple[S
         steps = np.linspace(pools[0], pools[-1], points)
         nearest = sorted({int(np.abs(pools - step).argmin()) for step in steps})
         plans = tuple(plans[k] for k in nearest)
-    return [solution_of(network, cost, plan, found.step, found.front.interrupted) for plan in plans]
+    solutions: List[Tuple[Solution, Any]] = []
+    interrupted = found.front.interrupted
+    for plan in plans:
+        try:
+            solutions.append(solution_of(network, cost, plan, found.step, interrupted))
+        except KeyboardInterrupt:
+            if not solutions:
+                raise
+            interrupted = True
+            break
+    if interrupted:
+        log.warning("interrupted: these are the plans that were found so far")
+    return [
+        (solution._replace(facts={**solution.facts, "interrupted": interrupted}), symbol)
+        for solution, symbol in solutions
+    ]
 
 
 def solution_of(

@@ -1,21 +1,24 @@
 """``frontier``: the plans that no other beats; ``largest_batch``: the most that fits a budget."""
 
+import logging
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from memonger import fastest
+from memonger import fastest, report
 from memonger.allocator import replay
 from memonger.budgets import Budget, read_budget, told
 from memonger.costs import MB
 from memonger.errors import BudgetError, MemongerError
-from memonger.inputs import check_count
+from memonger.inputs import Shape, check_count, read_pairs
 from memonger.memory import of_marks
 from memonger.network import Network, read_network, read_request
 from memonger.planners.budget import Fast
 from memonger.planners.smallest import settle
-from memonger.plans import Plan, plan, plan_of
+from memonger.plans import Plan, plan_of
 from memonger.scheduling import check_limits
+
+log = logging.getLogger("memonger")
 
 FIRST_BATCH = 8  # whose smallest plan tells how large a batch may be
 LARGEST = 2**20
@@ -25,19 +28,51 @@ ROUNDS = 2  # of looking for a smaller plan at the batch that was found
 class Frontier(Tuple[Plan, ...]):
     """Plans that no other beats in both memory and time, the fastest first; prints as a table."""
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether the search was ended early (Ctrl-C): these are the best that it had found."""
+        return any(each.interrupted for each in self)
+
     def __str__(self) -> str:
-        lines = ["%12s %8s %12s %8s" % ("memory (MB)", "of it", "added time", "copies")]
+        lines = [
+            "%12s %8s %12s %8s %8s" % ("memory (MB)", "of it", "added time", "again", "copies")
+        ]
         for each in self:
             lines.append(
-                "%12.1f %6.0f %% %10.1f %% %8d"
+                "%12.1f %6.0f %% %10.1f %% %8d %8d"
                 % (
                     each.pool_bytes / MB,
                     100 * each.pool_bytes / max(1, each.unplanned_bytes),
                     100 * (each.added_time or 0),
+                    len(each.recomputed),
                     len(each.copies),
                 )
             )
         return "\n".join(lines)
+
+    def plot(self, file: Any) -> None:
+        """Draw memory against the predicted time.
+
+        Parameters
+        ----------
+        file : str or path
+            A picture of 1200 by 800 pixels where it ends in ``.png``; ``.svg`` and ``.pdf`` too.
+
+        Raises
+        ------
+        MemongerError
+            If matplotlib is not installed, or the file cannot be written.
+
+        Examples
+        --------
+        >>> memonger.frontier(net, {'data': (32, 3, 224, 224)}).plot('frontier.png')
+        """
+        report.plot_frontier(
+            file,
+            [each.pool_bytes for each in self],
+            [each.added_time or 0.0 for each in self],
+            self[0].unplanned_bytes,
+        )
 
 
 def frontier(
@@ -71,7 +106,14 @@ def frontier(
     Returns
     -------
     Frontier
-        A tuple of ``Plan``, the fastest first. Printed it is a table.
+        A tuple of ``Plan``, the fastest first. Printed it is a table; ``plot`` draws it.
+
+    Raises
+    ------
+    MemongerError
+        If something about the network, the shapes or the call is wrong; it says what to do.
+    KeyboardInterrupt
+        If it is interrupted before anything was found; later, what was found so far is returned.
 
     Examples
     --------
@@ -90,6 +132,9 @@ def frontier(
 
 class LargestBatch(NamedTuple):
     """The largest batch that fits a budget.
+
+    If ``plan.interrupted``, the search was ended early (Ctrl-C), and this is the largest that was
+    found so far.
 
     Attributes
     ----------
@@ -114,7 +159,7 @@ class LargestBatch(NamedTuple):
 
 def largest_batch(
     net: Any,
-    shapes: Mapping[str, Any],
+    shapes: Any,
     budget: Any,
     *,
     budget_of: Optional[str] = None,
@@ -135,8 +180,9 @@ def largest_batch(
     Parameters
     ----------
     net : mx.sym.Symbol
-    shapes : dict
-        Shapes of the inputs with None where the batch goes: ``{'data': (None, 3, 224, 224)}``.
+    shapes : dict or list of mx.io.DataDesc
+        Shapes of the inputs with None where the batch goes: ``{'data': (None, 3, 224, 224)}``; or
+        ``iterator.provide_data + iterator.provide_label``, whose layouts tell where it goes.
     budget : int or str
         Bytes, text such as '11GB', or 'device'.
     budget_of, optimizer, measure, patience, type_dict, grad_req, ctx, ntrial, kept_copies
@@ -151,7 +197,10 @@ def largest_batch(
     BudgetError
         If not even a batch of one fits.
     MemongerError
-        If no shape holds a None, or the budget is a share.
+        If no shape says where the batch goes, or the budget is a share.
+    KeyboardInterrupt
+        If it is interrupted before any batch is known to fit; later, the largest so far is
+        returned.
 
     Examples
     --------
@@ -164,35 +213,36 @@ def largest_batch(
             "budget=%r: the largest batch needs a budget in bytes, such as '11GB'; a share is of "
             "a network whose batch is known" % (budget,)
         )
-    if not isinstance(shapes, Mapping) or not any(None in tuple(s) for s in shapes.values()):
-        raise MemongerError(
-            "no shape has None where the batch goes; give shapes such as "
-            "{'data': (None, 3, 224, 224)}, not %r" % (shapes,)
-        )
+    sized, types = _sized(shapes)
+    types.update(type_dict or {})
     _, patience = check_limits("marks", None, patience)
     options = fastest.Options(
         check_count("ntrial", ntrial, 1), bool(kept_copies), patience, bool(measure)
     )
 
-    def sized(batch: int) -> Dict[str, Tuple[int, ...]]:
-        return {k: tuple(batch if n is None else n for n in s) for k, s in shapes.items()}
-
     def network(batch: int) -> Network:
-        return read_network(read_request(net, sized(batch), {}, type_dict, grad_req, ctx))
+        return read_network(read_request(net, sized(batch), {}, types, grad_req, ctx))
 
     memory = _Memory(network, bound)
     limit = int(bound.amount)
     nothing = memory.no_plan()
     unplanned = _largest(lambda n: memory(n, nothing), limit)
     plans, batch, start = [nothing], unplanned, max(FIRST_BATCH, unplanned)
-    for _ in range(ROUNDS):
-        at = memory.network(start)
-        found = fastest.find_front(at, at.cost_model(), options, plans[1:])
-        plans.append(found.front.plans[-1])
-        batch = max(batch, _largest(lambda n: memory(n, plans[-1]), limit))
-        if batch in (0, start):
-            break
-        start = batch
+    interrupted = False
+    try:
+        for _ in range(ROUNDS):
+            at = memory.network(start)
+            found = fastest.find_front(at, at.cost_model(), options, plans[1:])
+            plans.append(found.front.plans[-1])
+            batch = max(batch, _largest(lambda n: memory(n, plans[-1]), limit))
+            interrupted = found.front.interrupted
+            if interrupted or batch in (0, start):
+                break
+            start = batch
+    except KeyboardInterrupt:
+        if not batch:
+            raise
+        interrupted = True
     if not batch:
         least = min(memory(1, each) for each in plans)
         raise BudgetError(
@@ -200,23 +250,50 @@ def largest_batch(
             % (told(limit), told(least)),
             least,
         )
-    at = memory.network(batch)
-    fastest.find_front(at, at.cost_model(), options, plans[1:])  # remembered for the plan
-    fitting = plan(
-        net,
-        sized(batch),
-        budget=limit,
-        budget_of=bound.of,
-        optimizer=optimizer,
-        measure=measure,
-        patience=patience,
-        type_dict=type_dict,
-        grad_req=grad_req,
-        ctx=ctx,
-        ntrial=ntrial,
-        kept_copies=kept_copies,
-    )
-    return LargestBatch(batch, fitting, unplanned)
+    if interrupted:
+        log.warning("interrupted: a batch of %d is the largest that was found so far", batch)
+    while True:
+        request = memory.network(batch).request
+        try:
+            solution, symbol = fastest.solve_budget(
+                request, bound, options, plans[1:], searching=not interrupted
+            )
+            break
+        except BudgetError as error:  # where memory is learned by binding alone
+            if batch == 1:
+                raise
+            batch = max(1, min(batch - 1, batch * limit // error.least_bytes))
+    if interrupted:
+        solution = solution._replace(facts={**solution.facts, "interrupted": True})
+    for warning in solution.warnings:
+        log.warning(warning)
+    return LargestBatch(batch, plan_of(request, symbol, solution), unplanned)
+
+
+def _sized(shapes: Any) -> Tuple[Callable[[int], Dict[str, Shape]], Dict[str, Any]]:
+    """Shapes with a batch yet to be told: a function that puts it in; the types that are told."""
+    types: Dict[str, Any] = {}
+    axes: Dict[str, int] = {}
+    given = dict(read_pairs(shapes, types, axes))
+    for name, shape in given.items():
+        if not isinstance(shape, (list, tuple)):
+            raise MemongerError("input %r: a shape is a tuple of integers, not %r" % (name, shape))
+    places = {name: [k for k, n in enumerate(s) if n is None] for name, s in given.items()}
+    if not any(places.values()):  # an iterator knows where the batch is, and how large it was
+        places = {name: [axis] for name, axis in axes.items() if 0 <= axis < len(given[name])}
+    if not places:
+        raise MemongerError(
+            "no shape has None where the batch goes; give shapes such as "
+            "{'data': (None, 3, 224, 224)}, not %r" % (shapes,)
+        )
+
+    def sized(batch: int) -> Dict[str, Shape]:
+        return {
+            name: tuple(batch if k in places.get(name, ()) else n for k, n in enumerate(shape))
+            for name, shape in given.items()
+        }
+
+    return sized, types
 
 
 class _Memory:

@@ -99,6 +99,57 @@ def _panel(axes: Any, title: str, step: Step) -> None:
         axes.spines[side].set_visible(False)
 
 
+def plot_frontier(file: Any, pools: Sequence[int], added: Sequence[float], unplanned: int) -> None:
+    """Draw the plans that no other beats: memory against time.
+
+    Parameters
+    ----------
+    file : str or path
+        By its ending PNG, SVG or PDF.
+    pools : sequence of int
+        Bytes of each plan.
+    added : sequence of float
+        The time that it adds to a step, as a share.
+    unplanned : int
+        Bytes without a plan.
+
+    Raises
+    ------
+    MemongerError
+        If matplotlib is not there, or the file cannot be written.
+    """
+    Figure = _figure()
+    figure = Figure(figsize=SIZE, dpi=DPI)
+    axes = figure.subplots()
+    x, y = np.array(pools) / MB, 100 * np.array(added)
+    axes.step(x, y, where="pre", color=COLOURS[FORWARD][1], linewidth=2)
+    axes.plot(x, y, "o", color=COLOURS[FORWARD][1], markersize=8)
+    highest = max(1.0, float(y.max(initial=0)))
+    axes.set_xlim(0, 1.06 * max(unplanned / MB, float(x.max(initial=0))))
+    axes.set_ylim(-0.03 * highest, 1.15 * highest)
+    for k, name in {0: "no plan" if not added[0] else "", len(x) - 1: "smallest"}.items():
+        axes.annotate(
+            "%s %.1f MB\n+%.1f %% time" % (name, x[k], y[k]),
+            (x[k], y[k]),
+            xytext=(0, 12),
+            textcoords="offset points",
+            ha="right" if x[k] > 0.5 * axes.get_xlim()[1] else "left",
+            va="bottom",
+            fontsize=12,
+        )
+    axes.set_xlabel("memory of the pool in MB (2**20 bytes)", fontsize=12)
+    axes.set_ylabel("predicted time added to a training step (%)", fontsize=12)
+    share = 100 * MB / unplanned  # % of a MB
+    shares = axes.secondary_xaxis("top", functions=(lambda x: x * share, lambda x: x / share))
+    shares.set_xlabel("of the memory without a plan (%)", fontsize=12)
+    for each in (axes, shares):
+        each.tick_params(labelsize=11)
+    axes.grid(color="0.9")
+    axes.spines["right"].set_visible(False)
+    figure.tight_layout()
+    save(figure, file)
+
+
 def shortened(text: str, most: int = 64) -> str:
     """A text of so many characters, the middle left out: what fits beside a peak."""
     if len(text) <= most:

@@ -1,8 +1,9 @@
 """Budgets for plans of marks: the fastest that fits; the frontier; the largest batch."""
 
-from typing import Any, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List
 
 import memonger
+import mxnet as mx
 import numpy as np
 import pytest
 from memonger import BudgetError, fastest, timing
@@ -137,12 +138,109 @@ def test_largest_batch_without_need_of_a_plan() -> None:
         (BATCHES, "50%", "budget in bytes"),
         (BATCHES, None, "budget in bytes"),
         (SHAPES, "1GB", "None where the batch goes"),
-        ([("data", (None, 3))], "1GB", "None where the batch goes"),
+        ({"data": 4}, "1GB", "a shape is a tuple"),
+        ([("data", (4, 3, 64, 64))], "1GB", "None where the batch goes"),
     ],
 )
 def test_largest_batch_misuse(shapes: Any, budget: Any, words: str) -> None:
     with pytest.raises(memonger.MemongerError, match=words):
         memonger.largest_batch(net(), shapes, budget)
+
+
+def test_largest_batch_of_an_iterator() -> None:
+    """Its layouts tell where the batch goes; how large it was does not count."""
+    described = [mx.io.DataDesc("data", (2, 3, 64, 64)), mx.io.DataDesc("softmax_label", (2,))]
+    found = memonger.largest_batch(net(), described, "60MB")
+    assert found[::2] == memonger.largest_batch(net(), BATCHES, "60MB")[::2]
+    half = [mx.io.DataDesc("data", (None, 3, 64, 64), "float16")]
+    assert memonger.largest_batch(net(), half, "60MB").unplanned_batch > found.unplanned_batch
+
+
+# -- Ctrl-C -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, int], List[int]]:
+    """Press it once, in the so-manieth search, when that is done to a share; counts searches."""
+
+    def press(share: float, search: int = 1) -> List[int]:
+        begun: List[int] = []
+        pressed: List[int] = []
+
+        class Pressed(fastest.Progress):
+            def __enter__(self) -> "Pressed":
+                begun.append(1)
+                return self
+
+            def __call__(self, done: float) -> None:
+                if done >= share and len(begun) == search and not pressed:
+                    pressed.append(1)
+                    raise KeyboardInterrupt
+
+        monkeypatch.setattr(fastest, "Progress", Pressed)
+        return begun
+
+    return press
+
+
+def test_frontier_interrupted(ctrl_c: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """In the search for fast plans: those that were met."""
+    ctrl_c(0.6)
+    plans = memonger.frontier(net(), SHAPES, points=4)
+    assert plans.interrupted and len(plans) >= 2 and "interrupted" in caplog.text
+    assert plans[0].planner == "no plan" and plans[-1].pool_bytes < plans[0].pool_bytes
+    again = memonger.frontier(net(), SHAPES, points=4)  # it is not remembered
+    assert not again.interrupted and again[-1].pool_bytes <= plans[-1].pool_bytes
+
+
+def test_frontier_interrupted_early(ctrl_c: Any) -> None:
+    """In the search for the smallest plan: that and none."""
+    ctrl_c(0.4)
+    plans = memonger.frontier(net(), SHAPES)
+    assert plans.interrupted and len(plans) == 2
+
+
+def test_frontier_interrupted_while_it_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, confirmed = fastest.solution_of, []
+
+    def third(*args: Any) -> Any:
+        confirmed.append(1)
+        if len(confirmed) == 3:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(fastest, "solution_of", third)
+    plans = memonger.frontier(net(), SHAPES, points=4)
+    assert plans.interrupted and len(plans) == 2
+
+
+@pytest.mark.parametrize(("share", "search"), [(0.4, 1), (0.6, 1), (0.0, 2), (0.6, 2)])
+def test_largest_batch_interrupted(
+    share: float, search: int, ctrl_c: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The largest so far, with a plan that fits; nothing more is searched."""
+    begun = ctrl_c(share, search)
+    found = memonger.largest_batch(net(), BATCHES, "60MB")
+    assert found.plan.interrupted and found.plan.pool_bytes <= 60e6
+    assert found.batch > found.unplanned_batch > 0 and found.plan.recomputed
+    assert len(begun) == search + 1  # the choice of a plan in hand
+    assert "a batch of %d is the largest that was found so far" % found.batch in caplog.text
+
+
+def test_interrupted_before_anything_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fits without a plan is known by then."""
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fastest, "smallest", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        memonger.frontier(net(), SHAPES)
+    found = memonger.largest_batch(net(), BATCHES, "60MB")
+    assert found.batch == found.unplanned_batch > 0 and found.plan.planner == "no plan"
+    assert found.plan.interrupted
+    with pytest.raises(KeyboardInterrupt):  # no batch fits without a plan
+        memonger.largest_batch(net(), BATCHES, "3MB")
 
 
 def test_front_of() -> None:

@@ -448,9 +448,7 @@ class Search:
             saved = np.zeros(n + 1)
             for i in graph.operators:
                 if allowed[i] and not space.costly[i] and (facts[i].inputs or facts[i].own_output):
-                    saved[i + 1] = sum(
-                        float(4.0 * graph.tensors[i][0].elements) ** power for _ in (0,)
-                    )
+                    saved[i + 1] = (4.0 * graph.tensors[i][0].elements) ** power
             cheap = np.minimum(np.cumsum(saved)[bounds], weights.until)
             whole = float(weights.until[-1])
             for price in whole / total * np.geomspace(0.01, 30, PRICES):
