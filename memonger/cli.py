@@ -1,8 +1,8 @@
 """The command ``memonger``, for networks that are in a ``-symbol.json`` file.
 
 Every verb is a public function of the package. Tables are for people, ``--json`` for programs. The
-exit status is 0 where all is well, 1 where ``check`` finds a difference, 2 for a mistake, of which
-one line tells.
+exit status is 0 where all is well, 1 where the answer is no (``check`` finds a difference, nothing
+fits the budget), 2 for a mistake; one line on stderr tells which.
 """
 
 import argparse
@@ -11,19 +11,24 @@ import json
 import logging
 import os
 import sys
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import memonger
 from memonger._mxnet import mx
 from memonger.costs import MB
-from memonger.errors import MemongerError
+from memonger.errors import BudgetError, MemongerError
 
-OK, DIFFERENT, MISTAKE = 0, 1, 2
+OK, NO, MISTAKE = 0, 1, 2
+BATCH = "N"  # where the batch goes in a shape
+PLANNING = ("how", "work", "budget", "budget_of", "optimizer", "measure", "patience")
 
 EXAMPLES = {
-    "plan": "memonger plan net-symbol.json --shape data=32,3,224,224 -o planned-symbol.json",
+    "plan": "memonger plan net-symbol.json --shape data=32,3,224,224 --budget 6GB "
+    "-o planned-symbol.json",
     "cost": "memonger cost net-symbol.json --shape data=32,3,224,224 --type data=float16",
     "explain": "memonger explain net-symbol.json --shape data=32,3,224,224",
+    "frontier": "memonger frontier net-symbol.json --shape data=32,3,224,224 --plot frontier.png",
+    "batch": "memonger batch net-symbol.json --shape data=N,3,224,224 --budget 11GB",
     "check": "memonger check net-symbol.json planned-symbol.json --shape data=2,3,32,32",
 }
 
@@ -47,9 +52,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     )
     try:
         return options.run(options)
-    except MemongerError as error:
-        print("memonger: %s" % " ".join(str(error).split()), file=sys.stderr)
-        return MISTAKE
+    except (MemongerError, mx.MXNetError) as error:
+        print("memonger: %s" % _one_line(error), file=sys.stderr)
+        return NO if isinstance(error, BudgetError) else MISTAKE
     except KeyboardInterrupt:
         print("memonger: interrupted before anything was found", file=sys.stderr)
         return MISTAKE
@@ -64,7 +69,8 @@ def _plan(options: argparse.Namespace) -> int:
             "a schedule cannot be saved in a file that MXNet loads; leave out --output, or plan "
             "with --how marks"
         )
-    plan = memonger.plan(_network(options.network), **_of(options, "how", "work", "patience"))
+    _check_files(options.output, options.plot)
+    plan = memonger.plan(_network(options.network), **_of(options, *PLANNING))
     if options.output:
         _save(plan.symbol, options.output)
     if options.plot:
@@ -73,6 +79,35 @@ def _plan(options: argparse.Namespace) -> int:
         _print_json(_figures(plan))
     else:
         print(plan)
+    return OK
+
+
+def _frontier(options: argparse.Namespace) -> int:
+    _check_files(options.plot)
+    plans = memonger.frontier(
+        _network(options.network), **_of(options, "points", "measure", "patience")
+    )
+    if options.plot:
+        plans.plot(options.plot)
+    if options.json:
+        _print_json([_figures(plan) for plan in plans])
+    else:
+        print(plans)
+    return OK
+
+
+def _batch(options: argparse.Namespace) -> int:
+    _check_files(options.output)
+    given = _of(options, "budget", "budget_of", "optimizer", "measure", "patience")
+    del given["devices"]
+    found = memonger.largest_batch(_network(options.network), **given)
+    if options.output:
+        _save(found.plan.symbol, options.output)
+    if options.json:
+        figures = {"batch": found.batch, "unplanned_batch": found.unplanned_batch}
+        _print_json({**figures, "plan": _figures(found.plan)})
+    else:
+        print(found)
     return OK
 
 
@@ -98,7 +133,7 @@ def _explain(options: argparse.Namespace) -> int:
     network = _network(options.network)
     found: Any
     if options.plan:
-        found = memonger.plan(network, **_of(options, "how", "work", "patience")).explain()
+        found = memonger.plan(network, **_of(options, *PLANNING)).explain()
     else:
         found = memonger.explain(network, **_of(options))
     if options.json:
@@ -121,7 +156,7 @@ def _check(options: argparse.Namespace) -> int:
         _print_json({**_as_data(report), "equal": bool(report)})
     else:
         print(report)
-    return OK if report else DIFFERENT
+    return OK if report else NO
 
 
 # -- what goes in and out ---------------------------------------------------------------------
@@ -133,7 +168,7 @@ def _of(options: argparse.Namespace, *names: str) -> Dict[str, Any]:
         "shapes": options.shapes,
         "type_dict": options.types,
         "ctx": options.device,
-        "devices": options.devices,
+        "devices": getattr(options, "devices", 1),
     }
     return {**given, **{name: getattr(options, name) for name in names}}
 
@@ -149,6 +184,14 @@ def _network(file: str) -> Any:
             "%r holds no network that MXNet can read; it takes what symbol.save and "
             "save_checkpoint write (*-symbol.json)" % file
         ) from None
+
+
+def _check_files(*files: Optional[str]) -> None:
+    """That files can be written, before a long search is begun for them."""
+    for file in filter(None, files):
+        folder = os.path.dirname(os.path.abspath(file))
+        if not os.path.isdir(folder):
+            raise MemongerError("%r cannot be written: there is no folder %r" % (file, folder))
 
 
 def _save(symbol: Any, file: str) -> None:
@@ -176,7 +219,15 @@ def _as_data(found: Any) -> Dict[str, Any]:
     return data
 
 
-def _print_json(data: Dict[str, Any]) -> None:
+def _one_line(error: Exception) -> str:
+    """What an error says, without the stack trace that MXNet's come with."""
+    text = str(error)
+    if isinstance(error, mx.MXNetError):
+        text = "MXNet says: " + (text.strip() or type(error).__name__).splitlines()[-1]
+    return " ".join(text.split())
+
+
+def _print_json(data: Any) -> None:
     print(json.dumps(data, indent=2))
 
 
@@ -187,12 +238,17 @@ class _Shapes(argparse.Action):
     """``--shape data=32,3,224,224``, any number of times."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        name, shape = _pair(parser, values, option, "data=32,3,224,224")
-        try:
-            sizes = tuple(int(size) for size in shape.strip("()").rstrip(",").split(","))
-        except ValueError:
-            parser.error("%s %s: sizes are whole numbers, as data=32,3,224,224" % (option, values))
-        namespace.shapes = {**(namespace.shapes or {}), name: sizes}
+        example = "data=%s,3,224,224" % (BATCH if namespace.open else 32)
+        name, shape = _pair(parser, values, option, example)
+        sizes: List[Optional[int]] = []
+        for size in shape.strip("()").rstrip(",").split(","):
+            if size.strip() == BATCH and namespace.open:
+                sizes.append(None)
+            elif size.strip().isdigit():
+                sizes.append(int(size))
+            else:
+                parser.error("%s %s: sizes are whole numbers, as %s" % (option, values, example))
+        namespace.shapes = {**(namespace.shapes or {}), name: tuple(sizes)}
 
 
 class _Types(argparse.Action):
@@ -218,6 +274,31 @@ def _device(text: str) -> Any:
     return mx.Context(kind, int(number or 0))
 
 
+def _budget(text: str) -> Any:
+    """A budget: an int or a float where it is a number, otherwise as it is."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _optimizer(text: str) -> Any:
+    """An optimiser by name, or with its parameters: 'adam', 'sgd,momentum=0.9'."""
+    name, *given = text.split(",")
+    pairs = [pair.partition("=") for pair in given]
+    try:
+        parameters = {key: json.loads(value) for key, _, value in pairs}
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            "%r: an optimizer is written as sgd,momentum=0.9" % text
+        ) from None
+    return (name, parameters) if parameters else name
+
+
 class _Parser(argparse.ArgumentParser):
     """With mistakes in one line."""
 
@@ -233,18 +314,22 @@ def _parser() -> argparse.ArgumentParser:
 
     def verb(name: str, what: str, run: Callable[[Any], int]) -> argparse.ArgumentParser:
         made = verbs.add_parser(
-            name, help=what, description=what, epilog="example: " + EXAMPLES[name]
+            name,
+            help=what,
+            description=what,
+            epilog="example:\n  " + EXAMPLES[name],
+            formatter_class=argparse.RawDescriptionHelpFormatter,  # the example in one line
         )
         made.add_argument("network", help="a -symbol.json file")
-        made.set_defaults(run=run, shapes=None, types=None)
+        made.set_defaults(run=run, shapes=None, types=None, open=name == "batch")
         return made
 
-    def common(made: argparse.ArgumentParser) -> None:
+    def common(made: argparse.ArgumentParser, batch: str = "the batch first") -> None:
         made.add_argument(
             "--shape",
             action=_Shapes,
             metavar="NAME=N,N,..",
-            help="shape of an input, the batch first; as often as there are inputs",
+            help="shape of an input, %s; as often as there are inputs" % batch,
         )
         made.add_argument(
             "--type",
@@ -263,6 +348,39 @@ def _parser() -> argparse.ArgumentParser:
             "--devices", type=int, default=1, metavar="N", help="that share the batch (default: 1)"
         )
 
+    def searching(made: argparse.ArgumentParser) -> None:
+        made.add_argument(
+            "--measure",
+            action="store_true",
+            help="measure the time of operators on the device, once, instead of predicting it",
+        )
+        made.add_argument(
+            "--patience", type=float, default=1.0, metavar="TIMES", help="times the usual search"
+        )
+
+    def bounded(made: argparse.ArgumentParser, required: bool = False) -> None:
+        made.add_argument(
+            "--budget",
+            type=_budget,
+            required=required,
+            metavar="MEMORY",
+            help="memory that may be taken: 6GB, 6GiB, bytes%s or 'device', what is free on the "
+            "GPU of --device" % ("" if required else ", 60%% (of that without a plan)"),
+        )
+        made.add_argument(
+            "--budget-of",
+            choices=("pool", "device"),
+            help="what it bounds: MXNet's pool, or parameters, gradients and the optimizer's state "
+            "too (default: pool)",
+        )
+        made.add_argument(
+            "--optimizer",
+            type=_optimizer,
+            metavar="NAME",
+            help="whose state counts with --budget-of device: adam, or sgd,momentum=0.9",
+        )
+        searching(made)
+
     def planning(made: argparse.ArgumentParser) -> None:
         made.add_argument(
             "--how",
@@ -270,17 +388,37 @@ def _parser() -> argparse.ArgumentParser:
             default="marks",
             help="compute each result again once, or as often as it pays (default: marks)",
         )
-        made.add_argument("--work", type=float, metavar="TIMES", help="the most forward work")
         made.add_argument(
-            "--patience", type=float, default=1.0, metavar="TIMES", help="times the usual search"
+            "--work",
+            type=float,
+            metavar="TIMES",
+            help="the most forward work of a step, in forward passes (default: no limit)",
         )
+        bounded(made)
+
+    def output(made: argparse.ArgumentParser) -> None:
+        made.add_argument("-o", "--output", metavar="FILE", help="write the planned network")
 
     made = verb("plan", "Plan a network and save it; plain MXNet loads and trains it.", _plan)
     common(made)
     split(made)
     planning(made)
-    made.add_argument("-o", "--output", metavar="FILE", help="write the planned network")
+    output(made)
     made.add_argument("--plot", metavar="FILE", help="draw memory over the training step")
+
+    made = verb("frontier", "Tell the plans that no other beats in memory and time.", _frontier)
+    common(made)
+    split(made)
+    searching(made)
+    made.add_argument(
+        "--points", type=int, default=20, metavar="N", help="the most plans (default: 20)"
+    )
+    made.add_argument("--plot", metavar="FILE", help="draw memory against time")
+
+    made = verb("batch", "Tell the largest batch that fits, with a plan and without.", _batch)
+    common(made, "N where the batch goes")
+    bounded(made, required=True)
+    output(made)
 
     made = verb("cost", "Tell the memory that a network takes in training as it is.", _cost)
     common(made)

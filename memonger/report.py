@@ -39,17 +39,16 @@ def plot_memory(file: Any, steps: Sequence[Tuple[str, Step]]) -> None:
     for axes, (title, step) in zip(panels, steps):
         _panel(axes, title, step)
     highest = max(int(step.live.max(initial=1)) for _, step in steps) / MB
-    panels[0].set_ylim(0, 1.22 * highest)  # room for what is written
+    panels[0].set_ylim(0, 1.28 * highest)  # room for what is written
     panels[-1].set_xlabel("operators of one training step, in the order in which they run")
-    panels[0].legend(
-        loc="lower right",
-        bbox_to_anchor=(1, 1.0),
+    figure.legend(
+        *panels[0].get_legend_handles_labels(),
+        loc="upper center",
         ncol=len(COLOURS),
         frameon=False,
         fontsize=12,
-        borderaxespad=0.2,
     )
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0, 1, 0.96))
     save(figure, file)
 
 
@@ -69,9 +68,9 @@ def _panel(axes: Any, title: str, step: Step) -> None:
     axes.plot([x], [y], marker="v", color="black", markersize=9)
     right = x > 0.55 * len(at)
     axes.annotate(
-        shortened("peak %.1f MB in %s" % (y, step.running(peak))),
+        "peak %.1f MB alive at once\nin %s" % (y, shortened(step.running(peak))),
         (x, y),
-        xytext=(-10 if right else 10, 3),
+        xytext=(-10 if right else 10, 0),
         textcoords="offset points",
         ha="right" if right else "left",
         va="bottom",
@@ -91,7 +90,7 @@ def _panel(axes: Any, title: str, step: Step) -> None:
             fontsize=11,
         )
     axes.set_title(title, fontsize=14, loc="left")
-    axes.set_ylabel("MB alive (2**20 bytes)", fontsize=12)
+    axes.set_ylabel("memory alive in MB (2**20 bytes)", fontsize=12)
     axes.set_xlim(0, max(1, len(at) - 1))
     axes.tick_params(labelsize=11)
     axes.xaxis.label.set_size(12)
@@ -125,16 +124,19 @@ def plot_frontier(file: Any, pools: Sequence[int], added: Sequence[float], unpla
     axes.step(x, y, where="pre", color=COLOURS[FORWARD][1], linewidth=2)
     axes.plot(x, y, "o", color=COLOURS[FORWARD][1], markersize=8)
     highest = max(1.0, float(y.max(initial=0)))
-    axes.set_xlim(0, 1.06 * max(unplanned / MB, float(x.max(initial=0))))
-    axes.set_ylim(-0.03 * highest, 1.15 * highest)
-    for k, name in {0: "no plan" if not added[0] else "", len(x) - 1: "smallest"}.items():
+    axes.set_xlim(0, 1.15 * max(unplanned / MB, float(x.max(initial=0))))  # room for a label
+    axes.set_ylim(-0.06 * highest, 1.2 * highest)
+    ends = {len(x) - 1: ("smallest", (0, 12), "bottom")}
+    if not added[0]:
+        ends[0] = ("no plan", (12, 0), "center")  # beside it, for the others are left of it
+    for k, (name, offset, side) in ends.items():
         axes.annotate(
-            "%s %.1f MB\n+%.1f %% time" % (name, x[k], y[k]),
+            "%s\n%.1f MB" % (name, x[k]) + ("\n+%.1f %% time" % y[k] if y[k] else ""),
             (x[k], y[k]),
-            xytext=(0, 12),
+            xytext=offset,
             textcoords="offset points",
-            ha="right" if x[k] > 0.5 * axes.get_xlim()[1] else "left",
-            va="bottom",
+            ha="left",
+            va=side,
             fontsize=12,
         )
     axes.set_xlabel("memory of the pool in MB (2**20 bytes)", fontsize=12)
