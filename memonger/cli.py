@@ -51,7 +51,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         format="memonger: %(message)s", level=logging.INFO if options.verbose else logging.WARNING
     )
     try:
-        return options.run(options)
+        status: int = options.run(options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # who reads has seen enough, as with | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
     except (MemongerError, mx.MXNetError) as error:
         print("memonger: %s" % _one_line(error), file=sys.stderr)
         return NO if isinstance(error, BudgetError) else MISTAKE

@@ -252,3 +252,13 @@ def test_the_command_line(net: Any) -> None:
     assert done.returncode == 2 and not done.stdout
     assert "Traceback" not in done.stderr.decode()
     assert done.stderr.decode().strip().splitlines()[-1].startswith("memonger: ")
+
+
+def test_a_reader_who_has_seen_enough(net: Any) -> None:
+    """As with ``| head -1``: no traceback."""
+    command = [sys.executable, "-W", "ignore", "-m", "memonger.cli", "explain", net[2], *SHAPES]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert running.stdout is not None and running.stderr is not None
+    running.stdout.close()
+    error = running.stderr.read().decode()
+    assert running.wait(120) == 0 and "Traceback" not in error and "BrokenPipe" not in error
