@@ -2,16 +2,16 @@
 
 import numbers
 import re
-from typing import Any, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple, Optional, Tuple
 
 import numpy as np
 
 from memonger._mxnet import mx
 from memonger.costs import MB
 from memonger.errors import MemongerError
-from memonger.forward import ForwardGraph
 from memonger.inputs import check_device
 from memonger.memory import Memory
+from memonger.network import Network
 
 OF = ("pool", "device")
 UNITS = {"B": 1}
@@ -41,16 +41,18 @@ class Budget(NamedTuple):
     of: str
     state: float
 
-    def taken(self, memory: Memory, graph: ForwardGraph, grad_req: Mapping[str, str]) -> int:
+    def taken(self, memory: Memory, network: Network) -> int:
         """The bytes of a plan that the budget bounds."""
         if self.of == "pool":
             return memory.pool_bytes
-        return memory.device_bytes + self.state_bytes(graph, grad_req)
+        return memory.device_bytes + self.state_bytes(network)
 
-    def state_bytes(self, graph: ForwardGraph, grad_req: Mapping[str, str]) -> int:
-        """Of the optimiser."""
-        learned = [a for a in graph.arguments if grad_req[graph.nodes[a].name] != "null"]
-        return round(self.state * sum(graph.tensors[a][0].elements for a in learned))
+    def state_bytes(self, network: Network) -> int:
+        """Of the optimiser: for what is learned, not for the inputs whose shapes are given."""
+        nodes, tensors = network.graph.nodes, network.graph.tensors
+        inputs = network.request.spec.shapes
+        learned = [a for a in network.training.wanted if nodes[a].name not in inputs]
+        return round(self.state * sum(tensors[a][0].elements for a in learned))
 
     def limit(self, unplanned: int) -> int:
         """In bytes, for a network that takes ``unplanned`` without a plan."""

@@ -180,7 +180,7 @@ def solve_budget(
     unplanned = of_marks(network.training, nothing, cost.bound)
 
     def taken(memory: Memory) -> int:
-        return budget.taken(memory, network.graph, request.grad_req)
+        return budget.taken(memory, network)
 
     limit = budget.limit(taken(unplanned))
     if taken(unplanned) <= limit:
@@ -196,7 +196,7 @@ def solve_budget(
         if budget.of == "pool":
             really = solution.facts["pool_bytes"]
         else:
-            state = budget.state_bytes(network.graph, request.grad_req)
+            state = budget.state_bytes(network)
             really = solution.facts["device_bytes"] + state
         if really <= limit:
             return solution, symbol

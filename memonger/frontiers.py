@@ -321,7 +321,7 @@ class _Memory:
         training = rules.trainings[0]
         bound = replay(training, full).pool_bytes // MB
         found = of_marks(training, full, bound)
-        return self._budget.taken(found, network.graph, network.request.grad_req)
+        return self._budget.taken(found, network)
 
 
 def _largest(taken: Callable[[int], int], limit: int) -> int:

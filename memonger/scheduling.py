@@ -70,7 +70,7 @@ def solve_schedule(
     def taken(found: Memory) -> int:
         if budget is None:
             return found.pool_bytes
-        return budget.taken(found, network.graph, request.grad_req)
+        return budget.taken(found, network)
 
     limit = None if budget is None else budget.limit(taken(unplanned))
     if limit is not None and taken(unplanned) <= limit:
