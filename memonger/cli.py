@@ -21,6 +21,7 @@ from memonger.errors import BudgetError, MemongerError
 OK, NO, MISTAKE = 0, 1, 2
 BATCH = "N"  # where the batch goes in a shape
 PLANNING = ("how", "work", "budget", "budget_of", "optimizer", "measure", "patience")
+DEFAULTS = {"how": "marks", "measure": False, "patience": 1.0}  # None for the others
 
 EXAMPLES = {
     "plan": "memonger plan net-symbol.json --shape data=32,3,224,224 --budget 6GB "
@@ -137,6 +138,9 @@ def _cost(options: argparse.Namespace) -> int:
 def _explain(options: argparse.Namespace) -> int:
     network = _network(options.network)
     found: Any
+    given = [name for name in PLANNING if getattr(options, name) != DEFAULTS.get(name)]
+    if given and not options.plan:
+        raise MemongerError("--%s is of a plan; give --plan too" % given[0].replace("_", "-"))
     if options.plan:
         found = memonger.plan(network, **_of(options, *PLANNING)).explain()
     else:
@@ -360,7 +364,11 @@ def _parser() -> argparse.ArgumentParser:
             help="measure the time of operators on the device, once, instead of predicting it",
         )
         made.add_argument(
-            "--patience", type=float, default=1.0, metavar="TIMES", help="times the usual search"
+            "--patience",
+            type=float,
+            default=DEFAULTS["patience"],
+            metavar="TIMES",
+            help="times the usual search",
         )
 
     def bounded(made: argparse.ArgumentParser, required: bool = False) -> None:
@@ -390,7 +398,7 @@ def _parser() -> argparse.ArgumentParser:
         made.add_argument(
             "--how",
             choices=("marks", "schedule"),
-            default="marks",
+            default=DEFAULTS["how"],
             help="compute each result again once, or as often as it pays (default: marks)",
         )
         made.add_argument(

@@ -127,6 +127,8 @@ def frontier(
         check_count("ntrial", ntrial, 1), bool(kept_copies), patience, bool(measure)
     )
     found = fastest.solve_front(request, options, points)
+    for warning in dict.fromkeys(text for solution, _ in found for text in solution.warnings):
+        log.warning(warning)
     return Frontier(plan_of(request, symbol, solution) for solution, symbol in found)
 
 

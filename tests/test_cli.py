@@ -201,6 +201,11 @@ MISTAKES = {
         "cannot be saved",
     ),
     "no folder": ("plan {net} --shape data=4096,64 -o {folder}/none/x.json", "there is no folder"),
+    "a budget of no plan": (
+        "explain {net} --shape data=4,64 --budget-of device",
+        "--budget-of is of a plan; give --plan too",
+    ),
+    "times of no plan": ("explain {net} --shape data=4,64 --measure", "--measure is of a plan"),
     "no batch": ("batch {net} --shape data=4,64 --budget 1MB", "None where the batch goes"),
     "a batch elsewhere": ("plan {net} --shape data=N,64", "whole numbers"),
     "no budget": ("batch {net} --shape data=N,64", "--budget"),
