@@ -199,6 +199,9 @@ def solve_budget(
             state = budget.state_bytes(network)
             really = solution.facts["device_bytes"] + state
         if really <= limit:
+            if found.front.interrupted and searching:
+                warning = "interrupted: this is the fastest plan that fits of those found so far"
+                solution = solution._replace(warnings=(*solution.warnings, warning))
             return solution, symbol
         fitting = [pair for pair in fitting if pair[0] <= 0.98 * nbytes * limit / really]
     least_bytes, plan = min(predicted, key=lambda pair: pair[0])

@@ -194,6 +194,13 @@ def test_frontier_interrupted(ctrl_c: Any, caplog: pytest.LogCaptureFixture) -> 
     assert not again.interrupted and again[-1].pool_bytes <= plans[-1].pool_bytes
 
 
+def test_a_budget_interrupted(ctrl_c: Any, caplog: pytest.LogCaptureFixture) -> None:
+    ctrl_c(0.6)
+    plan = memonger.plan(net(), SHAPES, budget="60%")
+    assert plan.interrupted and plan.pool_bytes <= 0.6 * plan.unplanned_bytes
+    assert "interrupted: this is the fastest plan that fits" in caplog.text
+
+
 def test_frontier_interrupted_early(ctrl_c: Any) -> None:
     """In the search for the smallest plan: that and none."""
     ctrl_c(0.4)
