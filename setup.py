@@ -25,6 +25,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["memonger", "memonger.*"]),
+    entry_points={"console_scripts": ["memonger=memonger.cli:main"]},
     python_requires=">=3.8,<3.13",
     install_requires=[
         # What MXNet 1.9.1 can be imported with (memonger supplies np.bool to 1.26).
@@ -37,6 +38,7 @@ setup(
     extras_require={
         "cpu": ["mxnet==1.9.1"],
         "cu112": CUDA,
+        "plot": ["matplotlib"],
         "examples": ["scikit-learn", "matplotlib"],
         "test": ["pytest>=7", "hypothesis>=6", "scikit-learn", "matplotlib"],
         "lint": ["ruff==0.17.5", "mypy==1.14.1"],

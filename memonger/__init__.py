@@ -3,6 +3,8 @@
 from memonger._mxnet import mx as _mx  # noqa: F401  first: it makes MXNet importable
 from memonger.checking import CheckReport, check
 from memonger.errors import BudgetError, MemongerError
+from memonger.explanation import Explanation, PlanExplanation, explain
+from memonger.frontiers import Frontier, LargestBatch, frontier, largest_batch
 from memonger.marks import unplan
 from memonger.plans import Plan, plan
 from memonger.search import get_cost, make_mirror_plan, pool_bytes, search_plan
@@ -12,10 +14,17 @@ __version__ = "1.0.0.dev0"
 __all__ = [
     "BudgetError",
     "CheckReport",
+    "Explanation",
+    "Frontier",
+    "LargestBatch",
     "MemongerError",
     "Plan",
+    "PlanExplanation",
     "check",
+    "explain",
+    "frontier",
     "get_cost",
+    "largest_batch",
     "make_mirror_plan",
     "plan",
     "pool_bytes",

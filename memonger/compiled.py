@@ -4,20 +4,25 @@ numba keeps what it compiled of a function until the function's own file changes
 that another file has: that of a function which it calls, or of the tuple that both read by place.
 Stale code would then read and write where nothing is. So the cache has a folder of its own for
 every state of this package's source.
+
+A Ctrl-C that comes while compiled code runs is noticed when its result is handed over, where it
+becomes a SystemError ("returned a result with an error set"). It is made a KeyboardInterrupt again.
 """
 
 import hashlib
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable, TypeVar, cast
 
 import numba
+from numba.core.registry import CPUDispatcher
 
 F = TypeVar("F", bound=Callable[..., object])
 
 _njit: Any = numba.njit  # its type, and the names in the other, differ from one numba to the next
 _config: Any = numba.config
+_CPUDispatcher: Any = CPUDispatcher
 
 
 def compiled(function: F) -> F:
@@ -25,10 +30,24 @@ def compiled(function: F) -> F:
     before = _config.CACHE_DIR
     _config.CACHE_DIR = _FOLDER  # read when the decorator is applied
     try:
-        made: F = _njit(cache=True, nogil=True)(function)
-        return made
+        made: Any = _njit(cache=True, nogil=True)(function)
+        if isinstance(made, _CPUDispatcher):  # not with NUMBA_DISABLE_JIT
+            made.__class__ = _Interruptible
+        return cast(F, made)
     finally:
         _config.CACHE_DIR = before
+
+
+class _Interruptible(_CPUDispatcher):
+    """A compiled function, with Ctrl-C as Python has it."""
+
+    def __call__(self, *args: Any) -> object:
+        try:
+            return super().__call__(*args)
+        except SystemError as error:
+            if isinstance(error.__cause__, KeyboardInterrupt):
+                raise KeyboardInterrupt from None
+            raise
 
 
 def _folder() -> str:

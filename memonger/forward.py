@@ -342,11 +342,10 @@ def _infer_shapes(
     symbol: Any, internals: Any, spec: InputSpec, nodes: Tuple[Node, ...]
 ) -> List[Shape]:
     try:
-        with warnings.catch_warnings():  # that shapes are missing is said below, in full
-            warnings.simplefilter("ignore")
-            _, shapes, _ = internals.infer_shape(**spec.shapes)
-            if shapes is None:
-                partial, _, _ = symbol.infer_shape_partial(**spec.shapes)
+        # What infer_shape calls, without what it prints: all that is wrong is said below.
+        _, shapes, _ = internals._infer_shape_impl(False, **spec.shapes)
+        if shapes is None:
+            partial, _, _ = symbol.infer_shape_partial(**spec.shapes)
     except mx.MXNetError as error:
         raise MemongerError(_shape_complaint(internals, spec, nodes, str(error))) from None
     if shapes is None:

@@ -143,7 +143,7 @@ def _entry(text: str) -> Tuple[str, int]:
 FORWARD = "f"
 
 
-def _alone(
+def alone(
     op: str, attrs: Mapping[str, str], count: int, zero_heads: bool
 ) -> Tuple[List[Dict[str, Any]], int]:
     """JSON nodes of the operator between variables x0, x1, ...; how many outputs it shows."""
@@ -158,14 +158,14 @@ def _alone(
             "inputs": [[k, 0, 0] for k in range(count)],
         }
     )
-    shown = len(_load(nodes, [[count, 0, 0]]).get_internals().list_outputs()) - count
+    shown = len(load_nodes(nodes, [[count, 0, 0]]).get_internals().list_outputs()) - count
     if zero_heads:
         for k in range(shown):
             nodes.append({"op": "BlockGrad", "name": "stop%d" % k, "inputs": [[count, k, 0]]})
     return nodes, shown
 
 
-def _load(nodes: List[Dict[str, Any]], heads: List[List[int]]) -> Any:
+def load_nodes(nodes: List[Dict[str, Any]], heads: List[List[int]]) -> Any:
     graph = {
         "nodes": nodes,
         "arg_nodes": [i for i, n in enumerate(nodes) if n["op"] == "null"],
@@ -182,9 +182,9 @@ def _observe(
     if count == 0:
         return OperatorGradient((), ())
     try:
-        nodes, shown = _alone(op, attrs, count, zero_heads)
+        nodes, shown = alone(op, attrs, count, zero_heads)
         heads = [[count + 1 + k, 0, 0] if zero_heads else [count, k, 0] for k in range(shown)]
-        symbol = _load(nodes, heads)
+        symbol = load_nodes(nodes, heads)
         arguments = symbol.list_arguments()
         cpu = mx.cpu()
 
@@ -280,7 +280,7 @@ def _with_tensors(
     """Give every gradient node its outputs' shapes and types, inferred by MXNet."""
     if not made:
         return ()
-    nodes, shown = _alone(op, attrs, len(inputs), False)
+    nodes, shown = alone(op, attrs, len(inputs), False)
     forward = len(inputs)
     heads = {}
     for k in range(shown):
@@ -309,7 +309,9 @@ def _with_tensors(
             }
         )
     try:
-        symbol = _load(nodes, [[start + j, 0, 0] for j in range(len(made))] + [[forward, 0, 0]])
+        symbol = load_nodes(
+            nodes, [[start + j, 0, 0] for j in range(len(made))] + [[forward, 0, 0]]
+        )
         internals = symbol.get_internals()
         outs = [
             Tensor(tuple(int(n) for n in shape), np.dtype(kind).name)
@@ -341,8 +343,8 @@ def _infer(internals: Any, inputs: Sequence[Tensor], heads: Sequence[Tensor]) ->
 
 def _head_tensors(op: str, attrs: Mapping[str, str], inputs: Sequence[Tensor]) -> List[Tensor]:
     """Shapes and types of the outputs of an operator that ``list_outputs`` shows."""
-    nodes, shown = _alone(op, attrs, len(inputs), False)
-    symbol = _load(nodes, [[len(inputs), k, 0] for k in range(shown)])
+    nodes, shown = alone(op, attrs, len(inputs), False)
+    symbol = load_nodes(nodes, [[len(inputs), k, 0] for k in range(shown)])
     names = ["x%d" % k for k in range(len(inputs))]
     _, shapes, _ = symbol.infer_shape(**{n: t.shape for n, t in zip(names, inputs)})
     _, types, _ = symbol.infer_type(**{n: t.dtype for n, t in zip(names, inputs)})
@@ -372,7 +374,7 @@ def merges(op: str, attrs: Mapping[str, str], inputs: Sequence[Tensor]) -> bool:
         cpu = mx.cpu()
         arrays = {n: unallocated(t.shape, t.dtype, cpu) for n, t in zip(names, inputs)}
         try:
-            symbol = _load(nodes, [[len(inputs) + 2, 0, 0], [len(inputs) + 3, 0, 0]])
+            symbol = load_nodes(nodes, [[len(inputs) + 2, 0, 0], [len(inputs) + 3, 0, 0]])
             auxiliary = {n: arrays[n] for n in symbol.list_auxiliary_states()}
             arguments = {n: arrays[n] for n in symbol.list_arguments()}
             request = "write"  # without gradients MKLDNN would replace the operators by its own

@@ -127,7 +127,7 @@ def read_shapes(
     found: Dict[str, Shape] = {}
     types: Dict[str, str] = {}
     axes: Dict[str, int] = {}
-    given: List[Tuple[str, Any]] = _pairs(shapes, types, axes) + list(keywords.items())
+    given: List[Tuple[str, Any]] = read_pairs(shapes, types, axes) + list(keywords.items())
     for name, shape in given:
         _check_name(name, known, "a shape was given for %r, which is no input of the network")
         checked = _check_shape(name, shape)
@@ -202,7 +202,7 @@ def missing_inputs(arguments: Sequence[str], shapes: Sequence[Optional[Shape]]) 
     return [name for name in unknown if not name.endswith(PARAMETER_ENDINGS)] or unknown
 
 
-def _pairs(shapes: Any, types: Dict[str, str], axes: Dict[str, int]) -> List[Tuple[str, Any]]:
+def read_pairs(shapes: Any, types: Dict[str, str], axes: Dict[str, int]) -> List[Tuple[str, Any]]:
     """Names and shapes; DataDescs tell types and batch axes (-1: none) as well."""
     if shapes is None:
         return []
@@ -221,7 +221,7 @@ def _pairs(shapes: Any, types: Dict[str, str], axes: Dict[str, int]) -> List[Tup
         elif isinstance(item, (list, tuple)) and len(item) == 2 and isinstance(item[0], str):
             pairs.append((item[0], item[1]))
         elif item is None or isinstance(item, (list, tuple)):
-            pairs.extend(_pairs(item, types, axes))  # (data_shapes, label_shapes)
+            pairs.extend(read_pairs(item, types, axes))  # (data_shapes, label_shapes)
         else:
             raise MemongerError("shapes: %r is neither a DataDesc nor (name, shape)" % (item,))
     return pairs

@@ -9,7 +9,7 @@ from memonger.allocator import Replay, replay
 from memonger.costs import MB
 from memonger.device import device_bytes
 from memonger.executor import bind, has_mkldnn, planned_mb
-from memonger.forward import Entry, Tensor, forward_graph
+from memonger.forward import Entry, ForwardGraph, Tensor, forward_graph
 from memonger.inputs import InputSpec
 from memonger.network import wanted
 from memonger.schedule import adapt, workload
@@ -111,13 +111,20 @@ def of_step(step: TrainingStep, grad_req: Mapping[str, str], bound: int) -> Memo
 def measure(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: Any) -> Memory:
     """Replay and bind a symbol, with the marks or the schedule that it carries."""
     graph = forward_graph(symbol, spec)
+    bound = planned_mb(bind(symbol, graph, device, wanted(graph, grad_req), grad_req))
+    return predict(symbol, graph, grad_req, device)._replace(bound=bound)
+
+
+def predict(symbol: Any, graph: ForwardGraph, grad_req: Mapping[str, str], device: Any) -> Memory:
+    """As `measure`, without a bind: MXNet's total is taken to be that of the replay."""
     asked = wanted(graph, grad_req)
-    bound = planned_mb(bind(symbol, graph, device, asked, grad_req))
     training = training_graph(graph, asked)
     schedule = symbol.schedule if isinstance(symbol, ScheduledSymbol) else None
     if schedule is not None:
         work = workload(training)
         added = [a for a in asked if grad_req[graph.nodes[a].name] == "add"]
         step = unroll(parts(work), adapt(work, schedule), has_mkldnn(device), added)
-        return of_step(step, grad_req, bound)
-    return of_marks(training, marks.recomputed(graph), bound)
+        found = of_step(step, grad_req, 0)
+    else:
+        found = of_marks(training, marks.recomputed(graph), 0)
+    return found._replace(bound=found.replay.pool_bytes // MB)

@@ -4,21 +4,21 @@ What was found (``solution``) is remembered in this process by everything that i
 that a ``sym_gen`` that plans may be called again and again.
 """
 
-import hashlib
 import itertools
 import json
 import logging
-import os
-import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
+from memonger import fastest, report
+from memonger.budgets import read_budget
 from memonger.costs import MB
 from memonger.errors import MemongerError
+from memonger.explanation import PlanExplanation, Segment, Step, choices, step_of
 from memonger.forward import copy_names
 from memonger.inputs import check_count
-from memonger.network import Request, read_request
+from memonger.network import Request, read_network, read_request
+from memonger.remembered import Remembered, fingerprint
 from memonger.schedule import Schedule
 from memonger.scheduling import check_limits, solve_schedule
 from memonger.solution import Solution, solve
@@ -77,6 +77,17 @@ class Plan:
         ``device_bytes`` and the sizes of elements that have not 4 bytes are estimates.
     interrupted : bool
         Whether the search was ended early (Ctrl-C); this is the best that it had found.
+    floor_bytes : int
+        What is alive at once under any plan of this network, at least.
+    floor : str
+        The operator that sets it; empty if none does.
+    slowest : str
+        The most work that is done again between two gradients; empty if nothing is.
+    request : Request
+        What was asked for: the network without a plan, its shapes, its gradients.
+    added_time : float or None
+        The time that the plan is predicted to add to a training step, as a share of the step's
+        without a plan; None where the search did not look at time.
     schedule : Schedule or None
         What a training step runs, in which order; None where that is left to MXNet.
     """
@@ -96,35 +107,117 @@ class Plan:
     candidates: Dict[str, int]
     exact: bool
     interrupted: bool
+    floor_bytes: int
+    floor: str
+    slowest: str
+    request: Request
+    added_time: Optional[float] = None
     schedule: Optional[Schedule] = None
 
     def __str__(self) -> str:
         saved = self.unplanned_bytes - self.pool_bytes
+        operators = len(self.kept) + len(self.recomputed)
         lines = [
-            "memory   %.1f MB instead of %.1f MB (%.1f MB or %.0f %% saved), %.1f MB alive at once"
-            % (
-                self.pool_bytes / MB,
-                self.unplanned_bytes / MB,
-                saved / MB,
-                100 * saved / max(1, self.unplanned_bytes),
-                self.peak_bytes / MB,
+            ("before", "%.1f MB without a plan" % (self.unplanned_bytes / MB)),
+            (
+                "after",
+                "%.1f MB, of which %.1f MB are alive at once"
+                % (self.pool_bytes / MB, self.peak_bytes / MB),
             ),
-            "device   %.1f MB of a GPU: that, parameters, gradients and inputs, in MXNet's blocks"
-            % (self.device_bytes / MB),
-            "work     %d of %d operators computed again: %.0f %% of the forward pass"
-            % (
-                len(self.recomputed),
-                len(self.kept) + len(self.recomputed),
-                100 * self.recomputed_flops,
+            (
+                "saved",
+                "%.1f MB, %.0f %%" % (saved / MB, 100 * saved / max(1, self.unplanned_bytes)),
             ),
-            "plan     %s, memory %s%s"
-            % (
-                self.planner,
-                "replayed to the byte" if self.exact else "bound, in whole MB",
-                "; the search was interrupted" if self.interrupted else "",
+            (
+                "floor",
+                "%.1f MB must be alive at once under any plan%s"
+                % (self.floor_bytes / MB, self.floor and ", in " + self.floor),
+            ),
+            (
+                "device",
+                "%.1f MB of a GPU: that, parameters, gradients and inputs, in MXNet's blocks"
+                % (self.device_bytes / MB),
+            ),
+            ("work", self._work()),
+            ("slowest", self.slowest or "nothing is computed again"),
+            (
+                "again",
+                "%d of %d operators are computed again, %s"
+                % (
+                    len(self.recomputed),
+                    operators,
+                    "once each" if self.schedule is None else "as often as the schedule says",
+                ),
+            ),
+            (
+                "kept",
+                "%d operators, and %d results in copies" % (len(self.kept), len(self.copies)),
+            ),
+            (
+                "plan",
+                "%s, memory %s%s"
+                % (
+                    self.planner,
+                    "replayed to the byte" if self.exact else "bound, in whole MB",
+                    "; the search was interrupted" if self.interrupted else "",
+                ),
             ),
         ]
-        return "\n".join(lines)
+        return "\n".join("%-8s %s" % line for line in lines)
+
+    def _work(self) -> str:
+        text = "%.0f %% of the forward pass is done again" % (100 * self.recomputed_flops)
+        if self.added_time is None:
+            return text
+        return "%s; %.1f %% of the time of a step is added, as predicted" % (
+            text,
+            100 * self.added_time,
+        )
+
+    def plot(self, file: Any) -> None:
+        """Draw memory over the training step, without the plan and with it.
+
+        Parameters
+        ----------
+        file : str or path
+            A picture of 1200 by 800 pixels where it ends in ``.png``; ``.svg`` and ``.pdf`` too.
+
+        Raises
+        ------
+        MemongerError
+            If matplotlib is not installed, or the file cannot be written.
+
+        Examples
+        --------
+        >>> memonger.plan(net, {'data': (32, 3, 224, 224)}).plot('plan.png')
+        """
+        before, after = self._step(self.request.symbol), self._step(self.symbol)
+        report.plot_memory(
+            file,
+            [
+                ("without a plan: a pool of %.1f MB" % (self.unplanned_bytes / MB), before),
+                ("with the plan: a pool of %.1f MB" % (self.pool_bytes / MB), after),
+            ],
+        )
+
+    def explain(self) -> PlanExplanation:
+        """Tell tensor by tensor what is kept, what is computed again, and why.
+
+        Returns
+        -------
+        PlanExplanation
+            A table where it is printed.
+
+        Examples
+        --------
+        >>> print(memonger.plan(net, {'data': (32, 3, 224, 224)}).explain())
+        """
+        original, budgeted = self.planner == "chen2016", self.added_time is not None
+        return choices(read_network(self.request), self._step(self.symbol), original, budgeted)
+
+    def _step(self, symbol: Any) -> Step:
+        request = self.request
+        return step_of(symbol, request.spec, request.grad_req, request.device)
 
     def __repr__(self) -> str:
         return (
@@ -139,8 +232,7 @@ class Plan:
         )
 
 
-_remembered: "OrderedDict[str, Solution]" = OrderedDict()
-_lock = threading.Lock()
+_remembered: "Remembered[Solution]" = Remembered(REMEMBERED)
 
 
 def plan(
@@ -149,7 +241,10 @@ def plan(
     *,
     how: str = "marks",
     work: Optional[float] = None,
-    budget: Optional[int] = None,
+    budget: Any = None,
+    budget_of: Optional[str] = None,
+    optimizer: Any = None,
+    measure: bool = False,
     patience: float = 1.0,
     type_dict: Optional[Mapping[str, Any]] = None,
     grad_req: Any = "write",
@@ -182,9 +277,18 @@ def plan(
         The most forward work of a training step, in times that of one forward pass: 2.0 allows one
         pass more. Marks take at most 2. By default there is no limit but one for schedules: what
         O(log n) memory takes, at most 2 log2(n) for a network of n operators. More can be told.
-    budget : int, optional
-        Bytes that ``pool_bytes`` may be. The schedule is then the one of least work. Needs
-        ``how='schedule'``.
+    budget : int, str or float, optional
+        The memory that may be taken: the plan is then the fastest that fits. Bytes (an int), text
+        in decimal or binary units ('6GB', '6GiB', '800MB'), a share of the memory without a plan
+        ('60%', or a float in (0, 1]), or 'device': what is free on the GPU ``ctx``.
+    budget_of : {'pool', 'device'}, optional
+        What the budget bounds: ``pool_bytes`` (the default), or all that the GPU holds:
+        ``device_bytes`` and the optimiser's state; not what cuDNN and CUDA take for themselves.
+    optimizer : str, (str, dict) or mx.optimizer.Optimizer, optional
+        Whose state counts with ``budget_of='device'``: 'adam', or ``('sgd', {'momentum': 0.9})``.
+    measure : bool
+        Whether the time of each operator is measured on the device, once, instead of predicted
+        from its FLOPs and bytes. For a budget of ``how='marks'``; a schedule counts FLOPs.
     patience : float
         Times the usual length of the search, for smaller plans.
     type_dict : dict, optional
@@ -228,6 +332,8 @@ def plan(
     ------
     MemongerError
         If something about the network, the shapes or the call is wrong; it says what to do.
+    BudgetError
+        If no plan that was found fits the budget; it tells the least memory that was found.
     KeyboardInterrupt
         If it is interrupted before anything was found; later, the best so far is returned.
 
@@ -240,52 +346,62 @@ def plan(
     _check_choice("way (how)", how, WAYS)
     _check_choice("planner", planner, PLANNERS)
     ntrial = check_count("ntrial", ntrial, 1)
-    work, budget, patience = check_limits(how, work, budget, patience)
+    work, patience = check_limits(how, work, patience)
+    bound = read_budget(budget, budget_of, optimizer, ctx)
+    if how == "marks" and bound is not None and (planner != "smallest" or not rules):
+        raise MemongerError(
+            "planner=%r, rules=%r: a budget has a planner of its own, and needs the rules"
+            % (planner, bool(rules))
+        )
     if how == "schedule" and (planner != "smallest" or not rules):
         raise MemongerError(
             "planner=%r, rules=%r: these are of how='marks'; a schedule has a planner of its own, "
             "and needs no rules" % (planner, bool(rules))
         )
     request = read_request(net, shapes, input_shapes, type_dict, grad_req, ctx, until, devices)
-    asked = [how, work, budget, patience, planner, ntrial, bool(kept_copies), bool(rules)]
-    key = _key(request, asked)
-    with _lock:
-        solution = _remembered.get(key)
-        if solution is not None:
-            _remembered.move_to_end(key)
+    asked = [how, work, bound, patience, planner, ntrial, *map(bool, (kept_copies, rules, measure))]
+    key = fingerprint(request, asked)
+    solution = _remembered.get(key)
     if solution is None:
         if how == "schedule":
-            solution, symbol = solve_schedule(request, work, budget, patience, ntrial)
+            solution, symbol = solve_schedule(request, work, bound, patience, ntrial)
+        elif bound is not None:
+            search = fastest.Options(ntrial, bool(kept_copies), patience, bool(measure))
+            solution, symbol = fastest.solve_budget(request, bound, search)
         else:
             solution, symbol = solve(request, planner, ntrial, kept_copies, rules, patience)
         if not solution.facts["interrupted"]:
-            with _lock:
-                _remembered[key] = solution
-                while len(_remembered) > REMEMBERED:
-                    _remembered.popitem(last=False)
+            _remembered.put(key, solution)
     else:
         log.info("this network was planned before; its plan is used again")
         symbol = solution.carry_out(request.symbol)
     for warning in solution.warnings:
         log.warning(warning)
-    return _plan_of(request.symbol, symbol, solution)
+    return plan_of(request, symbol, solution)
 
 
 def forget() -> None:
     """Forget the plans that were made in this process."""
-    with _lock:
-        _remembered.clear()
+    _remembered.clear()
+    fastest.forget()
 
 
-def _plan_of(original: Any, planned: Any, solution: Solution) -> Plan:
+def plan_of(request: Request, planned: Any, solution: Solution) -> Plan:
     """The Plan for a symbol, with the names of its operators."""
-    nodes = json.loads(original.tojson(remove_amp_cast=False))["nodes"]
+    nodes = json.loads(request.symbol.tojson(remove_amp_cast=False))["nodes"]
+    names = [node["name"] for node in nodes]
     operators = [
         (node["name"], again) for node, again in zip(nodes, solution.mask) if node["op"] != "null"
     ]
-    copies = copy_names([node["name"] for node in nodes], solution.copies)
+    copies = copy_names(names, solution.copies)
+    floor = solution.floor
+    chosen = nodes[floor.operator]
     return Plan(
         symbol=planned,
+        floor_bytes=floor.nbytes,
+        floor=floor.sets(chosen["name"], chosen["op"], len(nodes)) if floor.row >= 0 else "",
+        slowest=_segment(names, solution.slowest),
+        request=request,
         kept=tuple(name for name, again in operators if not again),
         recomputed=tuple(name for name, again in operators if again),
         copies=tuple(itertools.chain(*copies.values())),
@@ -294,20 +410,16 @@ def _plan_of(original: Any, planned: Any, solution: Solution) -> Plan:
     )
 
 
-def _key(request: Request, options: Sequence[Any]) -> str:
-    """A fingerprint of everything that a plan depends on.
-
-    Operators count by their place and not by their name, for a ``sym_gen`` that leaves naming to
-    MXNet makes the same network under other names each time.
-    """
-    graph = json.loads(request.symbol.tojson(remove_amp_cast=False))
-    for node in graph["nodes"]:
-        if node["op"] != "null":
-            del node["name"]
-    environment = {k: v for k, v in os.environ.items() if k.startswith(("MXNET_", "NNVM_"))}
-    asked = [request.spec, request.grad_req, str(request.ctx), request.until]
-    text = json.dumps([graph, environment, asked, options], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+def _segment(names: Sequence[str], segment: Optional[Segment]) -> str:
+    """The slowest segment in words."""
+    if segment is None:
+        return ""
+    return "%r to %r: %d operators, %.0f %% of the forward pass, are run again at once" % (
+        names[segment.first],
+        names[segment.last],
+        segment.operators,
+        100 * segment.flops,
+    )
 
 
 def _check_choice(what: str, value: Any, known: Sequence[str]) -> None:

@@ -6,11 +6,14 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from memonger import marks
+from memonger import marks, timing
 from memonger import memory as memories
+from memonger.bounds import floor
+from memonger.budgets import Budget, told
 from memonger.costs import MB, CostModel
 from memonger.errors import BudgetError, MemongerError
 from memonger.executor import bind, has_mkldnn, planned_mb
+from memonger.explanation import slowest_segment, why_not_less
 from memonger.forward import no_collection
 from memonger.memory import Memory
 from memonger.network import Network, Request, read_network
@@ -19,7 +22,15 @@ from memonger.planners.smallest import smallest
 from memonger.progress import Progress
 from memonger.schedule import Schedule, Workload, of_marks, plain, workload
 from memonger.scheduled import scheduled
-from memonger.solution import SEARCHING, Solution, left_as_it_is, memory_facts
+from memonger.solution import (
+    LITTLE,
+    SEARCHING,
+    Solution,
+    left_alone,
+    left_as_it_is,
+    memory_facts,
+    saves_little,
+)
 from memonger.unrolled import parts, unroll
 
 log = logging.getLogger("memonger")
@@ -31,7 +42,7 @@ TOO_MUCH = 1.01  # times what a schedule takes too much, its limit is lowered fo
 
 @no_collection()
 def solve_schedule(
-    request: Request, work: Optional[float], budget: Optional[int], patience: float, ntrial: int
+    request: Request, work: Optional[float], budget: Optional[Budget], patience: float, ntrial: int
 ) -> Tuple[Solution, Any]:
     """Search, and confirm what was found; the parameters are those of ``memonger.plan``.
 
@@ -57,15 +68,23 @@ def solve_schedule(
         found = memories.of_step(unroll(made, schedule, mkldnn, added), request.grad_req, 0)
         return found._replace(bound=found.replay.pool_bytes // MB if bound is None else bound)
 
+    def taken(found: Memory) -> int:
+        if budget is None:
+            return found.pool_bytes
+        return budget.taken(found, network)
+
+    limit = None if budget is None else budget.limit(taken(unplanned))
+    if limit is not None and taken(unplanned) <= limit:
+        return left_alone(network, cost)
     with Progress(SEARCHING) as progress:
         others, interrupted = _as_schedule(load, network, cost, patience, ntrial)
         search = Recursive(load, patience, progress)
         if interrupted:
-            found = _in_hand(search, others, work, budget, memory)
-        elif budget is None:
+            found = _in_hand(search, others, work, limit, memory, taken)
+        elif limit is None:
             found = search.least_memory(work, others)
         else:
-            found = _within(search, budget, work, others, memory)
+            found = _within(network, search, limit, work, others, memory, taken)
     schedule = found.best.schedule
     symbol = scheduled(request.symbol, schedule)
     wanted, grad_req = network.training.wanted, request.grad_req
@@ -83,24 +102,32 @@ def solve_schedule(
             "without a plan)" % (planned.pool_bytes / MB, unplanned.pool_bytes / MB)
         )
     candidates = {"no plan": unplanned.counted_bytes, found.origin: planned.counted_bytes}
-    origin, times = found.origin, np.bincount(schedule.forwards, minlength=len(nothing))
+    origin, counts = found.origin, np.bincount(schedule.forwards, minlength=len(nothing))
     facts: Dict[str, Any] = {"recomputed_flops": max(0.0, found.best.work - 1)}
+    if budget is not None:
+        times = timing.predicted(network.training, timing.rates_of(request.device))
+        seconds = (np.maximum(counts - 1, 0) * times.forward).sum()
+        facts["added_time"] = float(seconds / times.step)
     chosen: Optional[Schedule] = schedule
     if planned.saved(unplanned) <= 0:
         symbol, chosen, planned, origin = marks.clear(request.symbol), None, unplanned, "no plan"
-        facts["recomputed_flops"], times = 0.0, np.minimum(times, 1)
+        facts["recomputed_flops"], counts = 0.0, np.minimum(counts, 1)
+        facts["added_time"] = None if budget is None else 0.0
         warnings.append(left_as_it_is(network, unplanned, candidates))
+    elif budget is None and planned.saved(unplanned) < LITTLE * unplanned.pool_bytes:
+        warnings.append(saves_little(network, unplanned, planned, candidates))
     facts.update(
         memory_facts(planned, unplanned),
         planner=origin,
         candidates=candidates,
         interrupted=found.interrupted,
     )
-    return Solution(times > 1, (), (), facts, tuple(warnings), chosen), symbol
+    least, slowest = floor(network.training), slowest_segment(planned.replay)
+    return Solution(counts > 1, (), (), facts, tuple(warnings), chosen, least, slowest), symbol
 
 
-def check_limits(how: str, work: Any, budget: Any, patience: Any) -> Tuple[Any, Any, float]:
-    """Check what the user says of work and memory; ``work``, ``budget`` and ``patience``."""
+def check_limits(how: str, work: Any, patience: Any) -> Tuple[Any, float]:
+    """Check what the user says of work and the search; ``work`` and ``patience``."""
     if work is not None:
         work = _number("work", work)
         if not work >= 1:
@@ -113,21 +140,13 @@ def check_limits(how: str, work: Any, budget: Any, patience: Any) -> Tuple[Any, 
             "work=%g cannot be kept with how='marks', by which each result is computed again at "
             "most once (work=2); how='schedule' can" % work
         )
-    if budget is not None:
-        if how == "marks":
-            raise MemongerError("a budget of memory needs how='schedule'")
-        if isinstance(budget, bool) or not isinstance(budget, numbers.Integral) or budget < 1:
-            raise MemongerError(
-                "budget must be a number of bytes, such as 6 * 2**30, not %r" % (budget,)
-            )
-        budget = int(budget)
     patience = _number("patience", patience)
     if not 0 < patience < float("inf"):
         raise MemongerError(
             "patience=%g: it is how many times the usual length the search takes, more than 0"
             % patience
         )
-    return work, budget, patience
+    return work, patience
 
 
 def _number(name: str, value: Any) -> float:
@@ -155,34 +174,38 @@ def _in_hand(
     work: Optional[float],
     budget: Optional[int],
     memory: Callable[[Schedule], Memory],
+    taken: Callable[[Memory], int],
 ) -> Found:
     """What is known when the user ends the search before it has begun."""
     name, schedule = others[0]
     best = search.judge(schedule)
     if (work is not None and best.work > work) or (
-        budget is not None and memory(schedule).pool_bytes > budget
+        budget is not None and taken(memory(schedule)) > budget
     ):
         raise KeyboardInterrupt
     return Found(best, name, True)
 
 
 def _within(
+    network: Network,
     search: Recursive,
     budget: int,
     work: Optional[float],
     others: Sequence[Tuple[str, Schedule]],
     memory: Callable[[Schedule], Memory],
+    taken: Callable[[Memory], int],
 ) -> Found:
-    """The schedule of least work within a budget of the pool's bytes, gradients apart.
+    """The schedule of least work of which no more than the budget is taken.
 
     The search counts as MXNet's planner does: 4 bytes to an element, gradients included. What is
     allocated is known of one schedule at a time, so the limit of the search is put right by what
     its schedule takes too much.
     """
     usual = memory(plain(search.workload))
+    beside = taken(usual) - usual.pool_bytes - usual.gradient_bytes  # what no schedule changes
     share = usual.replay.pool_bytes / max(1, usual.replay.allocated_bytes)
-    limit = int((budget + usual.gradient_bytes) * share)
-    least, smallest_tried = usual.pool_bytes, False
+    limit = max(1, int((budget - beside) * share))
+    least, smallest_tried = taken(usual), False
     for _ in range(MOST_SEARCHES):
         try:
             found = search.least_work(limit, others)
@@ -191,16 +214,16 @@ def _within(
                 break
             limit, smallest_tried = error.least_bytes, True
             continue
-        taken = memory(found.best.schedule).pool_bytes
-        if taken <= budget:
+        needed = taken(memory(found.best.schedule))
+        if needed <= budget:
             return _within_work(found, budget, work)
-        least = min(least, taken)
+        least = min(least, needed)
         if smallest_tried:
             break
-        limit = max(1, int(limit - TOO_MUCH * (taken - budget) * share))
+        limit = max(1, int(limit - TOO_MUCH * (needed - budget) * share))
     raise BudgetError(
-        "no schedule was found that needs at most %d bytes (%.1f MB); the smallest needs %d "
-        "(%.1f MB), without gradients" % (budget, budget / MB, least, least / MB),
+        "no schedule was found that needs at most %s; the smallest needs %s. %s"
+        % (told(budget), told(least), why_not_less(network)),
         least,
     )
 

@@ -26,7 +26,10 @@ def search_plan(
     planner: str = "smallest",
     how: str = "marks",
     work: Optional[float] = None,
-    budget: Optional[int] = None,
+    budget: Any = None,
+    budget_of: Optional[str] = None,
+    optimizer: Any = None,
+    measure: bool = False,
     patience: float = 1.0,
     ctx: Any = None,
     shapes: Any = None,
@@ -43,7 +46,9 @@ def search_plan(
     ----------
     sym : mx.sym.Symbol
         The network.
-    ntrial, type_dict, planner, how, work, budget, patience, ctx, shapes, rules, until, devices
+    ntrial, type_dict, planner, how, work, budget, budget_of, optimizer, measure, patience
+        As for ``plan``.
+    ctx, shapes, rules, until, devices
         As for ``plan``.
     kept_copies, grad_req
         As for ``plan``.
@@ -67,6 +72,9 @@ def search_plan(
         how=how,
         work=work,
         budget=budget,
+        budget_of=budget_of,
+        optimizer=optimizer,
+        measure=measure,
         patience=patience,
         type_dict=type_dict,
         grad_req=grad_req,

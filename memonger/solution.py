@@ -11,8 +11,10 @@ import numpy as np
 
 from memonger import marks
 from memonger.allocator import Replay, replay
+from memonger.bounds import Floor, floor
 from memonger.costs import MB, CostModel
 from memonger.executor import bind, planned_mb
+from memonger.explanation import Segment, floor_text, held_by_rule, slowest_segment
 from memonger.flops import forward_flops
 from memonger.forward import KeptCopy, mask_with_copies, no_collection
 from memonger.memory import Memory, of_marks
@@ -26,6 +28,9 @@ from memonger.scheduled import scheduled
 from memonger.training import TrainingGraph
 
 log = logging.getLogger("memonger")
+
+LITTLE = 0.05  # of the memory: a plan that saves less is explained
+MOST, MOST_HELD = 0.8, 0.5  # shares of the peak that are reason enough
 
 SEARCHING = "memonger: searching"  # what the progress bar says
 BARE = (
@@ -54,6 +59,8 @@ class Solution(NamedTuple):
     facts: Mapping[str, Any]  # the fields of Plan that do not depend on the operators' names
     warnings: Tuple[str, ...]
     schedule: Optional[Schedule] = None
+    floor: Floor = Floor(0, -1, -1, 0)
+    slowest: Optional[Segment] = None
 
     def carry_out(self, symbol: Any) -> Any:
         """A copy of a symbol (without marks) that trains by this plan."""
@@ -91,6 +98,20 @@ def solve(
             "interrupted: this is the best plan that was found so far, of %.1f MB (%.1f MB without "
             "a plan)" % (found.cost / MB, cost.unplanned / MB)
         )
+    return confirm(network, cost, found, warnings, leave=planner == "smallest")
+
+
+def confirm(
+    network: Network, cost: CostModel, found: Found, warnings: Sequence[str], leave: bool
+) -> Tuple[Solution, Any]:
+    """Make what was found into a symbol, and have MXNet confirm its memory with one bind.
+
+    Parameters
+    ----------
+    leave : bool
+        Whether the network is left as it is where the plan saves nothing.
+    """
+    request, warnings = network.request, list(warnings)
     native = tuple(network.rules.native(found.mask))
     nothing = np.zeros(len(network.graph.nodes), dtype=np.bool_)
     memory = unplanned = of_marks(network.training, nothing, cost.bound)
@@ -104,7 +125,7 @@ def solve(
             )
             memory = memory._replace(inexact=("the bind differs from the search",))
     saved = memory.saved(unplanned)
-    if planner == "smallest" and saved <= 0:
+    if leave and saved <= 0:
         found = found._replace(mask=nothing, copies=(), planner="no plan")
         native, memory, symbol = (), unplanned, marks.clear(request.symbol)
         warnings.append(left_as_it_is(network, unplanned, found.candidates))
@@ -114,6 +135,8 @@ def solve(
             "planner='smallest' never does"
             % (memory.counted_bytes / MB, unplanned.counted_bytes / MB)
         )
+    elif leave and saved < LITTLE * unplanned.pool_bytes:
+        warnings.append(saves_little(network, unplanned, memory, found.candidates))
     log.info("Find best plan with cost=%s MB", memory.bound)
     facts = {
         **memory_facts(memory, unplanned),
@@ -122,7 +145,24 @@ def solve(
         "candidates": found.candidates,
         "interrupted": found.interrupted,
     }
-    return Solution(found.mask, native, found.copies, facts, tuple(warnings)), symbol
+    slowest = slowest_segment(memory.replay)
+    if slowest is not None:
+        slowest = slowest.before(network.rules.with_copies(found.copies)[1])
+    least = floor(network.training, bare=network.rules.bare)
+    return (
+        Solution(found.mask, native, found.copies, facts, tuple(warnings), None, least, slowest),
+        symbol,
+    )
+
+
+def left_alone(network: Network, cost: CostModel) -> Tuple[Solution, Any]:
+    """The network without a plan, where the budget allows that: nothing is faster."""
+    nothing = np.zeros(len(network.graph.nodes), dtype=np.bool_)
+    candidates = {"no plan": cost.unplanned}
+    found = Found(nothing, (), cost.unplanned, "no plan", candidates, False)
+    solution, symbol = confirm(network, cost, found, [], leave=False)
+    log.info("the budget allows the network as it is, so nothing is computed again")
+    return solution._replace(facts={**solution.facts, "added_time": 0.0}), symbol
 
 
 def memory_facts(memory: Memory, unplanned: Memory) -> Dict[str, Any]:
@@ -142,7 +182,18 @@ def left_as_it_is(network: Network, unplanned: Memory, candidates: Mapping[str, 
     """The warning that no plan helps, and why."""
     return (
         "no plan costs less than the network as it is (%.1f MB), so it is returned unmarked: %s"
-        % (unplanned.counted_bytes / MB, _why_nothing_helps(network, candidates))
+        % (unplanned.counted_bytes / MB, _why(network, unplanned, candidates))
+    )
+
+
+def saves_little(
+    network: Network, unplanned: Memory, planned: Memory, candidates: Mapping[str, int]
+) -> str:
+    """The warning that a plan helps little, and why."""
+    return "the plan saves %.1f %% of %.1f MB: %s" % (
+        100 * planned.saved(unplanned) / unplanned.pool_bytes,
+        unplanned.pool_bytes / MB,
+        _why(network, unplanned, candidates),
     )
 
 
@@ -239,7 +290,8 @@ def _log_kept(network: Network) -> None:
         log.info("kept by rule: %s", kept)
 
 
-def _why_nothing_helps(network: Network, candidates: Mapping[str, int]) -> str:
+def _why(network: Network, unplanned: Memory, candidates: Mapping[str, int]) -> str:
+    """Why no plan of a network helps much."""
     graph, rules = network.graph, network.rules
     operators = graph.operators
     if not any(rules.allowed[i] for i in operators):
@@ -248,6 +300,21 @@ def _why_nothing_helps(network: Network, candidates: Mapping[str, int]) -> str:
             return "nothing that could be recomputed comes before %r" % graph.nodes[until].name
         return "every operator must be kept (%s)" % kept_summary(
             (graph.nodes[i].op, why) for i, why in rules.reasons.items()
+        )
+    least, peak = floor(network.training), unplanned.peak_bytes
+    if least.own_bytes >= MOST * peak:
+        return "%s alone needs %.1f MB at once, %.0f %% of the %.1f MB of the peak" % (
+            floor_text(network.training, least),
+            least.own_bytes / MB,
+            100 * least.own_bytes / max(1, peak),
+            peak / MB,
+        )
+    held = held_by_rule(unplanned.replay, rules.reasons)
+    if sum(held.values()) >= MOST_HELD * peak:
+        return "%.1f MB of the %.1f MB of the peak must not be computed again (%s)" % (
+            sum(held.values()) / MB,
+            peak / MB,
+            kept_summary((graph.nodes[i].op, rules.reasons[i]) for i in held),
         )
     if set(candidates) <= {"no plan", NO_CUTS}:
         return "there is no point at which it can be cut"

@@ -36,14 +36,24 @@ def nothing_planned_before() -> Iterator[None]:
 
 def _lengths() -> List[Tuple[Any, str]]:
     """What bounds the length of the searches."""
-    from memonger.planners import recursive, smallest
+    from memonger.planners import budget, recursive, smallest
 
     return [
         (smallest, "WORK"),
         (smallest, "MOST_TRIES"),
+        (budget, "WORK"),
+        (budget, "MOST_TRIES"),
         (recursive, "SEEDS"),
         (recursive, "PATIENCE"),
     ]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def measurements_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is measured here is not left in the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMONGER_CACHE", str(tmp_path_factory.mktemp("measured")))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,6 +13,7 @@ import memonger
 import mxnet as mx
 import networks
 import numpy as np
+import pictures
 from planned import marked, nodes
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -111,6 +112,17 @@ def test_digits_are_learnt_in_less_resident_memory() -> None:
     accuracy, saved = digits()
     assert accuracy > 0.8
     assert saved > 10
+
+
+def test_the_pictures_of_the_documentation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures.draw(*networks.chain(4, hidden=64, batch=4096), tmp_path)
+    for name in ("memory-marks", "memory-schedule", "frontier"):
+        head = (tmp_path / (name + ".png")).read_bytes()[:24]
+        assert [int.from_bytes(head[k : k + 4], "big") for k in (16, 20)] == [1200, 800]
+        assert (ROOT / "docs" / (name + ".png")).is_file()
+    assert "added time" in capsys.readouterr().out
 
 
 # -- detection: a Custom operator, MultiBox operators, two losses -----------------------------

@@ -115,13 +115,18 @@ def test_it_prints_what_counts() -> None:
     plan = memonger.plan(net(), SHAPES)
     text = str(plan)
     for words in (
-        "%.1f MB instead of %.1f MB" % (plan.pool_bytes / MB, plan.unplanned_bytes / MB),
+        "before   %.1f MB" % (plan.unplanned_bytes / MB),
+        "after    %.1f MB" % (plan.pool_bytes / MB),
+        "floor    %.1f MB" % (plan.floor_bytes / MB),
+        "the gradient of ",
+        plan.slowest,
         "%.1f MB of a GPU" % (plan.device_bytes / MB),
         "%d of 25 operators" % len(plan.recomputed),
-        "%.0f %% of the forward pass" % (100 * plan.recomputed_flops),
+        "%.0f %% of the forward pass is done again" % (100 * plan.recomputed_flops),
         plan.planner,
     ):
         assert words in text, text
+    assert plan.slowest and len(text.splitlines()) == 10
     assert repr(plan).startswith("Plan(pool_bytes=%d, " % plan.pool_bytes)
 
 
@@ -388,7 +393,7 @@ def test_the_environment_counts(searches: List[int], monkeypatch: pytest.MonkeyP
 
 
 def test_the_cache_is_bounded(searches: List[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "REMEMBERED", 2)
+    monkeypatch.setattr(plans._remembered, "most", 2)
     for batch in (8, 16, 8, 32):  # 16 is used least
         memonger.plan(net(2), {"data": (batch, 512)})
     assert len(searches) == 3
@@ -596,8 +601,12 @@ MISUSE: Dict[str, Tuple[Any, List[str]]] = {
     "work, no number": ({"how": "schedule", "work": "2"}, ["work must be a number", "'2'"]),
     "work, not a number": ({"how": "schedule", "work": float("nan")}, ["work=nan"]),
     "little work with marks": ({"work": 1.5}, ["work=1.5", "how='schedule'"]),
-    "budget with marks": ({"budget": 2**30}, ["budget", "how='schedule'"]),
-    "budget, no bytes": ({"how": "schedule", "budget": 0.5}, ["number of bytes", "0.5"]),
+    "no budget": ({"how": "schedule", "budget": 0}, ["budget=0", "at least one byte"]),
+    "budget by the original": (
+        {"planner": "chen2016", "budget": "50%"},
+        ["planner='chen2016'", "planner of its own"],
+    ),
+    "budget without rules": ({"rules": False, "budget": "50%"}, ["rules=False", "needs the rules"]),
     "no patience": ({"patience": 0}, ["patience=0", "more than 0"]),
     "schedule by the original": (
         {"how": "schedule", "planner": "chen2016"},

@@ -123,6 +123,18 @@ def test_a_budget_that_can_be_met_is_met(network: Network) -> None:
     assert planned(network, budget=enough).pool_bytes <= enough
 
 
+def test_a_budget_as_a_share_and_of_the_device() -> None:
+    network = layers(48)
+    plain = planned(network, budget=1.0)
+    assert not plain.recomputed and plain.recomputed_flops == 0 == plain.added_time
+    half = planned(network, budget="50%")
+    assert half.pool_bytes <= plain.unplanned_bytes // 2 and half.recomputed
+    assert half.added_time is not None and half.added_time > 0
+    budget = plain.device_bytes - plain.unplanned_bytes // 2
+    of_device = planned(network, budget=budget, budget_of="device")
+    assert of_device.device_bytes <= budget and of_device.recomputed
+
+
 def test_what_comes_after_a_layer_is_kept() -> None:
     plan = planned(layers(), work=3.0, until="fc12")
     assert plan.recomputed and plan.pool_bytes < plan.unplanned_bytes

@@ -1,0 +1,48 @@
+"""Draw the pictures of the documentation: memory over a training step, and the frontier.
+
+    python examples/pictures.py docs         # needs matplotlib: pip install 'memonger[plot]'
+
+The network is ResNet-50 v1 of Gluon's model zoo. Memory is the same on every machine; the times of
+the frontier are predicted from the rates of the device that it is drawn on.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import memonger  # before mxnet: it makes MXNet importable on newer NumPy
+
+import networks
+
+
+def draw(symbol: Any, shapes: Any, folder: Path) -> None:
+    """Write the three pictures of a network into a folder.
+
+    Parameters
+    ----------
+    symbol : mx.sym.Symbol
+    shapes : dict
+        Shapes of its inputs.
+    folder : Path
+    """
+    for how in ("marks", "schedule"):
+        plan = memonger.plan(symbol, shapes, how=how)
+        plan.plot(folder / ("memory-%s.png" % how))
+        print(plan, end="\n\n")
+    plans = memonger.frontier(symbol, shapes)
+    plans.plot(folder / "frontier.png")
+    print(plans)
+
+
+def main() -> None:
+    """Run the example."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path, help="where they go")
+    parser.add_argument("--net", default="resnet50_v1", help="any of Gluon's model zoo")
+    parser.add_argument("--batch", type=int, default=32)
+    options = parser.parse_args()
+    draw(*networks.model_zoo(options.net, options.batch), options.folder)
+
+
+if __name__ == "__main__":
+    main()

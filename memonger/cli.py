@@ -1,0 +1,458 @@
+"""The command ``memonger``, for networks that are in a ``-symbol.json`` file.
+
+Every verb is a public function of the package. Tables are for people, ``--json`` for programs. The
+exit status is 0 where all is well, 1 where the answer is no (``check`` finds a difference, nothing
+fits the budget), 2 for a mistake; one line on stderr tells which.
+"""
+
+import argparse
+import dataclasses
+import json
+import logging
+import os
+import sys
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import memonger
+from memonger._mxnet import mx
+from memonger.costs import MB
+from memonger.errors import BudgetError, MemongerError
+
+OK, NO, MISTAKE = 0, 1, 2
+BATCH = "N"  # where the batch goes in a shape
+PLANNING = ("how", "work", "budget", "budget_of", "optimizer", "measure", "patience")
+DEFAULTS = {"how": "marks", "measure": False, "patience": 1.0}  # None for the others
+
+EXAMPLES = {
+    "plan": "memonger plan net-symbol.json --shape data=32,3,224,224 --budget 6GB "
+    "-o planned-symbol.json",
+    "cost": "memonger cost net-symbol.json --shape data=32,3,224,224 --type data=float16",
+    "explain": "memonger explain net-symbol.json --shape data=32,3,224,224",
+    "frontier": "memonger frontier net-symbol.json --shape data=32,3,224,224 --plot frontier.png",
+    "batch": "memonger batch net-symbol.json --shape data=N,3,224,224 --budget 11GB",
+    "check": "memonger check net-symbol.json planned-symbol.json --shape data=2,3,32,32",
+}
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Run the command.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Those of the process by default.
+
+    Returns
+    -------
+    int
+        The exit status.
+    """
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(
+        format="memonger: %(message)s", level=logging.INFO if options.verbose else logging.WARNING
+    )
+    try:
+        status: int = options.run(options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # who reads has seen enough, as with | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except (MemongerError, mx.MXNetError) as error:
+        print("memonger: %s" % _one_line(error), file=sys.stderr)
+        return NO if isinstance(error, BudgetError) else MISTAKE
+    except KeyboardInterrupt:
+        print("memonger: interrupted before anything was found", file=sys.stderr)
+        return MISTAKE
+
+
+# -- the verbs --------------------------------------------------------------------------------
+
+
+def _plan(options: argparse.Namespace) -> int:
+    if options.how == "schedule" and options.output:
+        raise MemongerError(
+            "a schedule cannot be saved in a file that MXNet loads; leave out --output, or plan "
+            "with --how marks"
+        )
+    _check_files(options.output, options.plot)
+    plan = memonger.plan(_network(options.network), **_of(options, *PLANNING))
+    if options.output:
+        _save(plan.symbol, options.output)
+    if options.plot:
+        plan.plot(options.plot)
+    if options.json:
+        _print_json(_figures(plan))
+    else:
+        print(plan)
+    return OK
+
+
+def _frontier(options: argparse.Namespace) -> int:
+    _check_files(options.plot)
+    plans = memonger.frontier(
+        _network(options.network), **_of(options, "points", "measure", "patience")
+    )
+    if options.plot:
+        plans.plot(options.plot)
+    if options.json:
+        _print_json([_figures(plan) for plan in plans])
+    else:
+        print(plans)
+    return OK
+
+
+def _batch(options: argparse.Namespace) -> int:
+    _check_files(options.output)
+    given = _of(options, "budget", "budget_of", "optimizer", "measure", "patience")
+    del given["devices"]
+    found = memonger.largest_batch(_network(options.network), **given)
+    if options.output:
+        _save(found.plan.symbol, options.output)
+    if options.json:
+        figures = {"batch": found.batch, "unplanned_batch": found.unplanned_batch}
+        _print_json({**figures, "plan": _figures(found.plan)})
+    else:
+        print(found)
+    return OK
+
+
+def _cost(options: argparse.Namespace) -> int:
+    network = _network(options.network)
+    found = memonger.explain(network, **_of(options))
+    exact = not found.inexact
+    pool = found.pool_bytes
+    if not exact:  # what the replay does not know, a bind does, in whole MB
+        if options.devices != 1:
+            raise MemongerError("--devices: give one device's shapes for this network")
+        given = {"type_dict": options.types, "ctx": options.device, "shapes": options.shapes}
+        pool = MB * memonger.get_cost(network, **given)
+    if options.json:
+        _print_json({"pool_bytes": pool, "peak_bytes": found.peak_bytes, "exact": exact})
+    else:
+        print("pool     %.1f MB%s" % (pool / MB, "" if exact else ", bound, in whole MB"))
+        print("peak     %.1f MB alive at once, in %s" % (found.peak_bytes / MB, found.peak))
+    return OK
+
+
+def _explain(options: argparse.Namespace) -> int:
+    network = _network(options.network)
+    found: Any
+    given = [name for name in PLANNING if getattr(options, name) != DEFAULTS.get(name)]
+    if given and not options.plan:
+        raise MemongerError("--%s is of a plan; give --plan too" % given[0].replace("_", "-"))
+    if options.plan:
+        found = memonger.plan(network, **_of(options, *PLANNING)).explain()
+    else:
+        found = memonger.explain(network, **_of(options))
+    if options.json:
+        _print_json(_as_data(found))
+    else:
+        print(found)
+    return OK
+
+
+def _check(options: argparse.Namespace) -> int:
+    report = memonger.check(
+        _network(options.network),
+        _network(options.planned),
+        options.shapes,
+        options.steps,
+        type_dict=options.types,
+        ctx=options.device,
+    )
+    if options.json:
+        _print_json({**_as_data(report), "equal": bool(report)})
+    else:
+        print(report)
+    return OK if report else NO
+
+
+# -- what goes in and out ---------------------------------------------------------------------
+
+
+def _of(options: argparse.Namespace, *names: str) -> Dict[str, Any]:
+    """Keyword arguments of a function of the package."""
+    given = {
+        "shapes": options.shapes,
+        "type_dict": options.types,
+        "ctx": options.device,
+        "devices": getattr(options, "devices", 1),
+    }
+    return {**given, **{name: getattr(options, name) for name in names}}
+
+
+def _network(file: str) -> Any:
+    """The network of a file."""
+    if not os.path.isfile(file):
+        raise MemongerError("there is no file %r" % file)
+    try:
+        return mx.sym.load(file)
+    except mx.MXNetError:
+        raise MemongerError(
+            "%r holds no network that MXNet can read; it takes what symbol.save and "
+            "save_checkpoint write (*-symbol.json)" % file
+        ) from None
+
+
+def _check_files(*files: Optional[str]) -> None:
+    """That files can be written, before a long search is begun for them."""
+    for file in filter(None, files):
+        folder = os.path.dirname(os.path.abspath(file))
+        if not os.path.isdir(folder):
+            raise MemongerError("%r cannot be written: there is no folder %r" % (file, folder))
+
+
+def _save(symbol: Any, file: str) -> None:
+    try:
+        with open(file, "w") as out:
+            out.write(symbol.tojson(remove_amp_cast=False))
+    except OSError as error:
+        raise MemongerError("%r cannot be written: %s" % (file, error.strerror)) from None
+
+
+def _figures(plan: Any) -> Dict[str, Any]:
+    """A Plan without its symbol, as data."""
+    fields = [field.name for field in dataclasses.fields(plan)]
+    data = {name: getattr(plan, name) for name in fields if name not in ("symbol", "request")}
+    schedule = data.pop("schedule")
+    return {**data, "schedule": None if schedule is None else schedule.events.tolist()}
+
+
+def _as_data(found: Any) -> Dict[str, Any]:
+    """A named tuple as a dict, and those in it too."""
+    data = found._asdict()
+    for name, value in data.items():
+        if isinstance(value, tuple):
+            data[name] = [_as_data(v) if hasattr(v, "_asdict") else v for v in value]
+    return data
+
+
+def _one_line(error: Exception) -> str:
+    """What an error says, without the stack trace that MXNet's come with."""
+    text = str(error)
+    if isinstance(error, mx.MXNetError):
+        text = "MXNet says: " + (text.strip() or type(error).__name__).splitlines()[-1]
+    return " ".join(text.split())
+
+
+def _print_json(data: Any) -> None:
+    print(json.dumps(data, indent=2))
+
+
+# -- the options ------------------------------------------------------------------------------
+
+
+class _Shapes(argparse.Action):
+    """``--shape data=32,3,224,224``, any number of times."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        example = "data=%s,3,224,224" % (BATCH if namespace.open else 32)
+        name, shape = _pair(parser, values, option, example)
+        sizes: List[Optional[int]] = []
+        for size in shape.strip("()").rstrip(",").split(","):
+            if size.strip() == BATCH and namespace.open:
+                sizes.append(None)
+            elif size.strip().isdigit():
+                sizes.append(int(size))
+            else:
+                parser.error("%s %s: sizes are whole numbers, as %s" % (option, values, example))
+        namespace.shapes = {**(namespace.shapes or {}), name: tuple(sizes)}
+
+
+class _Types(argparse.Action):
+    """``--type data=float16``, any number of times."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        name, kind = _pair(parser, values, option, "data=float16")
+        namespace.types = {**(namespace.types or {}), name: kind}
+
+
+def _pair(parser: Any, text: str, option: str, example: str) -> Tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        parser.error("%s %s: it is written as %s" % (option, text, example))
+    return name, value
+
+
+def _device(text: str) -> Any:
+    """A device by name: 'cpu', 'gpu' or 'gpu(1)'."""
+    kind, _, number = text.rstrip(")").partition("(")
+    if kind not in ("cpu", "gpu") or not (number or "0").isdigit():
+        raise argparse.ArgumentTypeError("%r is no device; there are cpu, gpu and gpu(1)" % text)
+    return mx.Context(kind, int(number or 0))
+
+
+def _budget(text: str) -> Any:
+    """A budget: an int or a float where it is a number, otherwise as it is."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _optimizer(text: str) -> Any:
+    """An optimiser by name, or with its parameters: 'adam', 'sgd,momentum=0.9'."""
+    name, *given = text.split(",")
+    pairs = [pair.partition("=") for pair in given]
+    try:
+        parameters = {key: json.loads(value) for key, _, value in pairs}
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            "%r: an optimizer is written as sgd,momentum=0.9" % text
+        ) from None
+    return (name, parameters) if parameters else name
+
+
+class _Parser(argparse.ArgumentParser):
+    """With mistakes in one line."""
+
+    def error(self, message: str) -> Any:
+        print("%s: %s; see %s --help" % (self.prog, message, self.prog), file=sys.stderr)
+        raise SystemExit(MISTAKE)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="memonger", description=memonger.__doc__)
+    parser.add_argument("--version", action="version", version=memonger.__version__)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
+
+    def verb(name: str, what: str, run: Callable[[Any], int]) -> argparse.ArgumentParser:
+        made = verbs.add_parser(
+            name,
+            help=what,
+            description=what,
+            epilog="example:\n  " + EXAMPLES[name],
+            formatter_class=argparse.RawDescriptionHelpFormatter,  # the example in one line
+        )
+        made.add_argument("network", help="a -symbol.json file")
+        made.set_defaults(run=run, shapes=None, types=None, open=name == "batch")
+        return made
+
+    def common(made: argparse.ArgumentParser, batch: str = "the batch first") -> None:
+        made.add_argument(
+            "--shape",
+            action=_Shapes,
+            metavar="NAME=N,N,..",
+            help="shape of an input, %s; as often as there are inputs" % batch,
+        )
+        made.add_argument(
+            "--type",
+            action=_Types,
+            metavar="NAME=TYPE",
+            help="type of an input (default: float32)",
+        )
+        made.add_argument(
+            "--device", type=_device, metavar="DEVICE", help="cpu or gpu(0); by default any"
+        )
+        made.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
+        made.add_argument("--verbose", action="store_true", help="tell what is done")
+
+    def split(made: argparse.ArgumentParser) -> None:
+        made.add_argument(
+            "--devices", type=int, default=1, metavar="N", help="that share the batch (default: 1)"
+        )
+
+    def searching(made: argparse.ArgumentParser) -> None:
+        made.add_argument(
+            "--measure",
+            action="store_true",
+            help="measure the time of operators on the device, once, instead of predicting it",
+        )
+        made.add_argument(
+            "--patience",
+            type=float,
+            default=DEFAULTS["patience"],
+            metavar="TIMES",
+            help="times the usual search",
+        )
+
+    def bounded(made: argparse.ArgumentParser, required: bool = False) -> None:
+        made.add_argument(
+            "--budget",
+            type=_budget,
+            required=required,
+            metavar="MEMORY",
+            help="memory that may be taken: 6GB, 6GiB, bytes%s or 'device', what is free on the "
+            "GPU of --device" % ("" if required else ", 60%% (of that without a plan)"),
+        )
+        made.add_argument(
+            "--budget-of",
+            choices=("pool", "device"),
+            help="what it bounds: MXNet's pool, or parameters, gradients and the optimizer's state "
+            "too (default: pool)",
+        )
+        made.add_argument(
+            "--optimizer",
+            type=_optimizer,
+            metavar="NAME",
+            help="whose state counts with --budget-of device: adam, or sgd,momentum=0.9",
+        )
+        searching(made)
+
+    def planning(made: argparse.ArgumentParser) -> None:
+        made.add_argument(
+            "--how",
+            choices=("marks", "schedule"),
+            default=DEFAULTS["how"],
+            help="compute each result again once, or as often as it pays (default: marks)",
+        )
+        made.add_argument(
+            "--work",
+            type=float,
+            metavar="TIMES",
+            help="the most forward work of a step, in forward passes (default: no limit)",
+        )
+        bounded(made)
+
+    def output(made: argparse.ArgumentParser) -> None:
+        made.add_argument("-o", "--output", metavar="FILE", help="write the planned network")
+
+    made = verb("plan", "Plan a network and save it; plain MXNet loads and trains it.", _plan)
+    common(made)
+    split(made)
+    planning(made)
+    output(made)
+    made.add_argument("--plot", metavar="FILE", help="draw memory over the training step")
+
+    made = verb("frontier", "Tell the plans that no other beats in memory and time.", _frontier)
+    common(made)
+    split(made)
+    searching(made)
+    made.add_argument(
+        "--points", type=int, default=20, metavar="N", help="the most plans (default: 20)"
+    )
+    made.add_argument("--plot", metavar="FILE", help="draw memory against time")
+
+    made = verb("batch", "Tell the largest batch that fits, with a plan and without.", _batch)
+    common(made, "N where the batch goes")
+    bounded(made, required=True)
+    output(made)
+
+    made = verb("cost", "Tell the memory that a network takes in training as it is.", _cost)
+    common(made)
+    split(made)
+
+    made = verb("explain", "Tell what makes up the memory of a network, or of a plan.", _explain)
+    common(made)
+    split(made)
+    planning(made)
+    made.add_argument(
+        "--plan", action="store_true", help="plan it, and tell of each tensor why it is kept"
+    )
+
+    made = verb("check", "Train a network and its plan and compare them bit for bit.", _check)
+    made.add_argument("planned", help="the planned network's -symbol.json file")
+    common(made)
+    made.add_argument(
+        "--steps", type=int, default=3, metavar="N", help="training steps (default: 3)"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

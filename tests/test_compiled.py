@@ -1,0 +1,39 @@
+"""Compiled functions behave as Python's do where a user would notice."""
+
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+from memonger.compiled import compiled
+
+
+@compiled
+def filled(n):
+    """Take a while, for a large n."""
+    made = np.zeros(4)
+    for i in range(n):
+        made[i % 4] += i % 7
+    return made, n
+
+
+@compiled
+def calls_another(n):
+    return filled(n)[1]
+
+
+def test_ctrl_c_while_compiled_code_runs() -> None:
+    """And not a SystemError, which nobody catches."""
+    assert filled(8)[0].tolist() == [4, 6, 8, 3] and calls_another(8) == 8
+    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(100):  # until it comes
+            filled(30_000_000)
+    timer.join()
+
+
+def test_other_mistakes_are_as_they_were() -> None:
+    with pytest.raises(TypeError):
+        filled(8, 9)  # type: ignore[call-arg]

@@ -1,0 +1,97 @@
+"""README and docs: their code runs, the files that they name are there, their links lead somewhere.
+
+The blocks of a page run one after the other in one namespace, as a reader would type them. What
+the reader has is here: ``my_network()`` and ``train_iter``, small ones. Of shell blocks the lines
+of the command ``memonger`` run; of the others the scripts must be there.
+"""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import memonger
+import mxnet as mx
+import numpy as np
+import pytest
+from memonger import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+BATCH, IMAGE, CLASSES = 32, 224, 10  # the pages say (32, 3, 224, 224)
+
+
+def my_network() -> Any:
+    """Ten small convolutions."""
+    x = mx.sym.Variable("data")
+    for i in range(10):
+        x = mx.sym.Convolution(
+            x, num_filter=8, kernel=(3, 3), pad=(1, 1), stride=(1, 1) if i else (4, 4)
+        )
+        x = mx.sym.Activation(mx.sym.BatchNorm(x, fix_gamma=False), act_type="relu")
+    x = mx.sym.Pooling(x, global_pool=True, pool_type="avg", kernel=(1, 1))
+    return mx.sym.SoftmaxOutput(
+        mx.sym.FullyConnected(mx.sym.Flatten(x), num_hidden=CLASSES), name="softmax"
+    )
+
+
+def train_iter() -> Any:
+    """One batch of images."""
+    images = np.random.RandomState(0).uniform(-1, 1, (BATCH, 3, IMAGE, IMAGE))
+    return mx.io.NDArrayIter(images.astype(np.float32), np.arange(BATCH) % CLASSES, BATCH)
+
+
+def blocks(page: Path) -> List[Tuple[str, int, str]]:
+    """The language, the line and the text of each fenced block."""
+    text = page.read_text(encoding="utf-8")
+    fences = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
+    return [(f.group(1), text[: f.start(2)].count("\n"), f.group(2)) for f in fences]
+
+
+def commands(text: str) -> List[str]:
+    """The lines of a shell block, joined where they go on."""
+    return [line.strip() for line in text.replace("\\\n", " ").splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_code_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    my_network().save("net-symbol.json")
+    here: Dict[str, Any] = {"my_network": my_network, "train_iter": train_iter()}
+    for language, line, text in blocks(ROOT / name):
+        if language == "python":
+            exec(compile("\n" * line + text, name, "exec"), here)
+        else:
+            assert language == "sh", "%s:%d: a block in %r is not run" % (name, line, language)
+            for command in commands(text):
+                if command.startswith("memonger "):
+                    assert cli.main(shlex.split(command)[1:]) == 0, command
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_named_is_there(name: str) -> None:
+    """Links, and scripts with their options."""
+    page = ROOT / name
+    text = page.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (page.parent / link).is_file(), link
+    for script, given in re.findall(r"((?:examples|benchmarks)/\w+\.py)([^`&|\n]*)", text):
+        assert (ROOT / script).is_file(), script
+        for option in re.findall(r"(--[\w-]+)", given):
+            assert '"%s"' % option in (ROOT / script).read_text(encoding="utf-8"), option
+    for test in re.findall(r"tests/\w+(?:\.py)?", text):
+        assert (ROOT / test).exists(), test
+
+
+def test_every_public_name_is_in_the_readme() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    functions = [name for name in memonger.__all__ if name[0].islower()]
+    assert [name for name in functions if "`%s(" % name not in text] == []
+    for verb in cli.EXAMPLES:
+        assert "memonger %s " % verb in text, verb
+
+
+def test_pages_lead_to_each_other() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in NAMES[1:] if "(%s)" % name not in text] == []

@@ -1,0 +1,276 @@
+"""Budgets for plans of marks: the fastest that fits; the frontier; the largest batch."""
+
+from typing import Any, Callable, Dict, Iterator, List
+
+import memonger
+import mxnet as mx
+import numpy as np
+import pytest
+from memonger import BudgetError, fastest, timing
+from memonger.planners.budget import Fast, costly, front_of
+from memonger.timing import Rates
+
+import networks
+from planned import marked
+
+SHAPES = {"data": (4, 3, 64, 64)}
+BATCHES: Dict[str, Any] = {"data": (None, 3, 64, 64)}
+
+
+@pytest.fixture(autouse=True)
+def a_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Of 1 TFLOP/s and 100 GB/s, whatever the tests run on."""
+    monkeypatch.setattr(timing, "rates_of", lambda ctx: Rates(1e12, 1e11, 1e-6))
+    yield
+
+
+def net() -> Any:
+    return networks.resnet((1, 1, 1, 1), batch=4, image=64)[0]
+
+
+def test_all_of_it_recomputes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fastest, "find_front", None)  # there is nothing to search
+    for budget in ("100%", 1.0, 10**12):
+        plan = memonger.plan(net(), SHAPES, budget=budget)
+        assert plan.planner == "no plan" and not plan.recomputed and not marked(plan.symbol)
+        assert plan.pool_bytes == plan.unplanned_bytes and plan.added_time == 0
+
+
+def test_more_memory_is_never_slower() -> None:
+    least = memonger.frontier(net(), SHAPES)[-1]
+    unplanned = least.unplanned_bytes
+    budgets = np.linspace(least.pool_bytes, unplanned, 30).astype(int).tolist()
+    plans = [memonger.plan(net(), SHAPES, budget=budget) for budget in budgets]
+    assert all(p.exact and p.pool_bytes <= b for p, b in zip(plans, budgets))
+    added = [p.added_time for p in plans]
+    assert added == sorted(added, key=lambda t: -t) and added[-1] == 0 < added[0]  # type: ignore[operator]
+    assert len(set(added)) > 5
+
+
+def test_the_ways_to_write_a_budget_agree() -> None:
+    unplanned = memonger.plan(net(), SHAPES, budget=1.0).unplanned_bytes
+    ways = [0.6, "60%", int(0.6 * unplanned), "%.9fMB" % (int(0.6 * unplanned) / 1e6)]
+    found = [memonger.search_plan(net(), budget=way, shapes=SHAPES) for way in ways]
+    first = found[0].tojson()
+    assert all(symbol.tojson() == first for symbol in found) and marked(found[0])
+
+
+def test_a_planned_step_is_bit_for_bit_the_same() -> None:
+    symbol, shapes = networks.resnet((1, 1, 1, 1), batch=2, image=32, classes=10)
+    plan = memonger.plan(symbol, shapes, budget="60%")
+    assert plan.recomputed and memonger.check(symbol, plan.symbol, shapes)
+
+
+def test_a_budget_that_cannot_be_met() -> None:
+    with pytest.raises(BudgetError) as caught:
+        memonger.plan(net(), SHAPES, budget="1%")
+    message, least = str(caught.value), caught.value.least_bytes
+    assert str(least) in message and "Its peak of " in message
+    assert "No plan can do with less than " in message and " for the gradient of " in message
+    fitting = memonger.plan(net(), SHAPES, budget=least)
+    assert fitting.pool_bytes == least
+    with pytest.raises(BudgetError):
+        memonger.plan(net(), SHAPES, budget=least - 1)
+
+
+def test_a_budget_of_the_device() -> None:
+    plain = memonger.plan(net(), SHAPES, budget=1.0)
+    symbol = net()
+    sizes = zip(symbol.list_arguments(), symbol.infer_shape(**SHAPES)[0])
+    learned = sum(int(np.prod(s)) for name, s in sizes if name not in SHAPES)
+    budget = plain.device_bytes + 8 * learned - plain.unplanned_bytes // 2
+    plan = memonger.plan(symbol, SHAPES, budget=budget, budget_of="device", optimizer="adam")
+    assert plan.device_bytes + 8 * learned <= budget and plan.recomputed
+    alone = memonger.plan(symbol, SHAPES, budget=budget, budget_of="device")
+    assert not alone.recomputed  # without the state it fits as it is
+    with pytest.raises(BudgetError, match="parameters, gradients, inputs and the optimizer's"):
+        memonger.plan(symbol, SHAPES, budget=8 * learned, budget_of="device", optimizer="adam")
+
+
+def test_one_search_for_all_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches: List[Any] = []
+    search = fastest.Search
+
+    def counted(*args: Any) -> Any:
+        searches.append(1)
+        return search(*args)
+
+    monkeypatch.setattr(fastest, "Search", counted)
+    for budget in (0.9, 0.7, 0.5):
+        memonger.plan(net(), SHAPES, budget=budget)
+    memonger.frontier(net(), SHAPES, points=3)
+    assert len(searches) == 1
+    memonger.plan(net(), {"data": (5, 3, 64, 64)}, budget=0.7)
+    assert len(searches) == 2
+
+
+def test_frontier() -> None:
+    plans = memonger.frontier(net(), SHAPES, points=6)
+    assert isinstance(plans, tuple) and 3 <= len(plans) <= 6
+    pools, added = [p.pool_bytes for p in plans], [p.added_time for p in plans]
+    assert pools == sorted(set(pools), reverse=True)
+    assert added == sorted(set(added))  # type: ignore[type-var]
+    assert plans[0].planner == "no plan" and added[0] == 0
+    assert plans[-1].pool_bytes <= memonger.plan(net(), SHAPES).pool_bytes
+    lines = str(plans).split("\n")
+    assert len(lines) == 1 + len(plans) and "added time" in lines[0] and "100 %" in lines[1]
+
+
+def test_largest_batch() -> None:
+    found = memonger.largest_batch(net(), BATCHES, "60MB")
+    assert found.batch > found.unplanned_batch > 0
+    assert found.plan.pool_bytes <= 60e6
+    for batch, fits in ((found.unplanned_batch, True), (found.unplanned_batch + 1, False)):
+        plain = memonger.plan(net(), {"data": (batch, 3, 64, 64)}, budget=1.0)
+        assert (plain.pool_bytes <= 60e6) == fits
+    assert str(found).startswith("a batch of %d fits with a plan" % found.batch)
+
+
+def test_largest_batch_without_need_of_a_plan() -> None:
+    symbol = networks.chain(2, hidden=4, batch=8)[0]
+    found = memonger.largest_batch(symbol, {"data": (None, 4)}, "3kB")
+    assert found.batch >= found.unplanned_batch >= 1
+
+
+@pytest.mark.parametrize(
+    ("shapes", "budget", "words"),
+    [
+        (BATCHES, "1kB", "not even a batch of one"),
+        (BATCHES, "50%", "budget in bytes"),
+        (BATCHES, None, "budget in bytes"),
+        (SHAPES, "1GB", "None where the batch goes"),
+        ({"data": 4}, "1GB", "a shape is a tuple"),
+        ([("data", (4, 3, 64, 64))], "1GB", "None where the batch goes"),
+    ],
+)
+def test_largest_batch_misuse(shapes: Any, budget: Any, words: str) -> None:
+    with pytest.raises(memonger.MemongerError, match=words):
+        memonger.largest_batch(net(), shapes, budget)
+
+
+def test_largest_batch_of_an_iterator() -> None:
+    """Its layouts tell where the batch goes; how large it was does not count."""
+    described = [mx.io.DataDesc("data", (2, 3, 64, 64)), mx.io.DataDesc("softmax_label", (2,))]
+    found = memonger.largest_batch(net(), described, "60MB")
+    assert found[::2] == memonger.largest_batch(net(), BATCHES, "60MB")[::2]
+    half = [mx.io.DataDesc("data", (None, 3, 64, 64), "float16")]
+    assert memonger.largest_batch(net(), half, "60MB").unplanned_batch > found.unplanned_batch
+
+
+# -- Ctrl-C -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, int], List[int]]:
+    """Press it once, in the so-manieth search, when that is done to a share; counts searches."""
+
+    def press(share: float, search: int = 1) -> List[int]:
+        begun: List[int] = []
+        pressed: List[int] = []
+
+        class Pressed(fastest.Progress):
+            def __enter__(self) -> "Pressed":
+                begun.append(1)
+                return self
+
+            def __call__(self, done: float) -> None:
+                if done >= share and len(begun) == search and not pressed:
+                    pressed.append(1)
+                    raise KeyboardInterrupt
+
+        monkeypatch.setattr(fastest, "Progress", Pressed)
+        return begun
+
+    return press
+
+
+def test_frontier_interrupted(ctrl_c: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """In the search for fast plans: those that were met."""
+    ctrl_c(0.6)
+    plans = memonger.frontier(net(), SHAPES, points=4)
+    assert plans.interrupted and len(plans) >= 2 and "interrupted" in caplog.text
+    assert plans[0].planner == "no plan" and plans[-1].pool_bytes < plans[0].pool_bytes
+    again = memonger.frontier(net(), SHAPES, points=4)  # it is not remembered
+    assert not again.interrupted and again[-1].pool_bytes <= plans[-1].pool_bytes
+
+
+def test_a_budget_interrupted(ctrl_c: Any, caplog: pytest.LogCaptureFixture) -> None:
+    ctrl_c(0.6)
+    plan = memonger.plan(net(), SHAPES, budget="60%")
+    assert plan.interrupted and plan.pool_bytes <= 0.6 * plan.unplanned_bytes
+    assert "interrupted: this is the fastest plan that fits" in caplog.text
+
+
+def test_frontier_interrupted_early(ctrl_c: Any) -> None:
+    """In the search for the smallest plan: that and none."""
+    ctrl_c(0.4)
+    plans = memonger.frontier(net(), SHAPES)
+    assert plans.interrupted and len(plans) == 2
+
+
+def test_frontier_interrupted_while_it_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, confirmed = fastest.solution_of, []
+
+    def third(*args: Any) -> Any:
+        confirmed.append(1)
+        if len(confirmed) == 3:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(fastest, "solution_of", third)
+    plans = memonger.frontier(net(), SHAPES, points=4)
+    assert plans.interrupted and len(plans) == 2
+
+
+@pytest.mark.parametrize(("share", "search"), [(0.4, 1), (0.6, 1), (0.0, 2), (0.6, 2)])
+def test_largest_batch_interrupted(
+    share: float, search: int, ctrl_c: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The largest so far, with a plan that fits; nothing more is searched."""
+    begun = ctrl_c(share, search)
+    found = memonger.largest_batch(net(), BATCHES, "60MB")
+    assert found.plan.interrupted and found.plan.pool_bytes <= 60e6
+    assert found.batch > found.unplanned_batch > 0 and found.plan.recomputed
+    assert len(begun) == search + 1  # the choice of a plan in hand
+    assert "a batch of %d is the largest that was found so far" % found.batch in caplog.text
+
+
+def test_interrupted_before_anything_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fits without a plan is known by then."""
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fastest, "smallest", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        memonger.frontier(net(), SHAPES)
+    found = memonger.largest_batch(net(), BATCHES, "60MB")
+    assert found.batch == found.unplanned_batch > 0 and found.plan.planner == "no plan"
+    assert found.plan.interrupted
+    with pytest.raises(KeyboardInterrupt):  # no batch fits without a plan
+        memonger.largest_batch(net(), BATCHES, "3MB")
+
+
+def test_front_of() -> None:
+    nothing = np.zeros(0, dtype=np.bool_)
+    plans = [
+        Fast(pool, time, nothing, ()) for pool, time in ((9, 0), (8, 1), (8, 2), (9, 3), (5, 4))
+    ]
+    assert [(p.pool_bytes, p.seconds) for p in front_of(plans)] == [(9, 0), (8, 1), (5, 4)]
+
+
+def test_costly() -> None:
+    """Slow for their bytes, and of some weight."""
+    seconds = np.array([0.0, 1.0, 1.0, 1.0, 30.0, 0.01])
+    moved = np.array([0.0, 10.0, 10.0, 10.0, 20.0, 0.001])
+    assert costly(seconds, moved).tolist() == [False, False, False, False, True, False]
+
+
+def test_where_plans_are_bound_to_learn_their_memory() -> None:
+    """The choice is between no plan and the smallest that was found."""
+    symbol, shapes = networks.detection(batch=32, image=256, filters=16)
+    smallest = memonger.plan(symbol, shapes)
+    plan = memonger.plan(symbol, shapes, budget=smallest.pool_bytes)
+    assert not plan.exact and plan.pool_bytes == smallest.pool_bytes and plan.recomputed
+    with pytest.raises(BudgetError):
+        memonger.plan(symbol, shapes, budget=smallest.pool_bytes // 2)

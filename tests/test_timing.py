@@ -1,0 +1,124 @@
+"""The time of operators: what is counted, what is measured, and what is kept on disk."""
+
+import json
+from pathlib import Path
+from typing import Any, List
+
+import memonger  # noqa: F401
+import mxnet as mx
+import numpy as np
+import pytest
+from memonger import timing
+from memonger.timing import Rates
+from memonger.training import TrainingGraph, training_graph
+
+import planned
+
+S = mx.sym
+CPU = mx.cpu()
+
+
+def two_layers() -> TrainingGraph:
+    """data (4, 3) -> product with (5, 3) -> tanh -> reshape -> loss."""
+    x = S.FullyConnected(S.Variable("data"), num_hidden=5, no_bias=True, name="fc")
+    x = S.Reshape(S.Activation(x, act_type="tanh", name="tanh"), shape=(2, 10), name="flat")
+    symbol = S.LinearRegressionOutput(x, S.Variable("label"), name="out")
+    graph = planned.forward(symbol, {"data": (4, 3), "label": (2, 10)})
+    weight = [a for a in graph.arguments if graph.nodes[a].name == "fc_weight"]
+    return training_graph(graph, weight)
+
+
+def by_name(training: TrainingGraph, values: np.ndarray) -> Any:
+    n = training.tables.forward
+    rows = [i for i in range(len(values)) if i < n or i >= 2 * n]
+    return {training.names[i]: float(values[i]) for i in rows if values[i]}
+
+
+def test_flops() -> None:
+    """A product 2 * 4 * 5 * 3; its gradient once as much for each input that gets one."""
+    work = by_name(two_layers(), timing.row_flops(two_layers()))
+    assert work["fc"] == 2 * 4 * 5 * 3 and work["tanh"] == 20
+    assert work["fc_backward"] == 2 * work["fc"] and work["tanh_backward"] == 20
+
+
+def test_bytes() -> None:
+    """What is read and written, 4 bytes an element, each tensor once."""
+    moved = by_name(two_layers(), timing.moved_bytes(two_layers()))
+    assert moved["fc"] == 4 * (4 * 3 + 5 * 3 + 4 * 5)
+    assert moved["tanh"] == 4 * (20 + 20)
+    assert moved["tanh_backward"] >= 4 * (20 + 20 + 20)  # gradient, output, what is made
+    assert "data" not in moved
+
+
+def test_roofline() -> None:
+    training = two_layers()
+    names = list(training.names)
+    fc, tanh, flat = (names.index(name) for name in ("fc", "tanh", "flat"))
+    arithmetic = timing.predicted(training, Rates(1.0, 1e12, 0.5))
+    assert arithmetic.forward[[fc, tanh, flat]] == pytest.approx([120.5, 20.5, 0])
+    memory = timing.predicted(training, Rates(1e12, 1.0, 0.0))
+    assert memory.forward[[fc, tanh, flat]] == pytest.approx([188, 160, 0])
+    assert memory.step > memory.forward.sum()
+
+
+def test_rates_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMONGER_CACHE", str(tmp_path))
+    runs: List[Any] = []
+
+    def measure(ctx: Any) -> Rates:
+        runs.append(ctx)
+        return Rates(3, 2, 1)
+
+    monkeypatch.setattr(timing, "_measure_rates", measure)
+    assert timing.rates_of(CPU) == timing.rates_of(CPU) == Rates(3, 2, 1)
+    assert runs == [CPU]
+    (kept,) = tmp_path.iterdir()
+    content = json.loads(kept.read_text())
+    assert content["mxnet"] == mx.__version__ and content["rates"] == [3, 2, 1]
+    kept.write_text("{broken")
+    assert timing.rates_of(CPU) == Rates(3, 2, 1) and len(runs) == 2
+    monkeypatch.setattr(timing, "device_name", lambda ctx: "another")
+    timing.rates_of(CPU)
+    assert len(runs) == 3 and len(list(tmp_path.iterdir())) == 2
+
+
+def test_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MEMONGER_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(timing, "_measure_rates", lambda ctx: Rates(3, 2, 1))
+    assert timing.rates_of(CPU) == Rates(3, 2, 1)
+
+
+def test_real_rates() -> None:
+    assert all(rate > 0 for rate in timing._measure_rates(CPU))
+
+
+def test_operators_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each distinct one; its time is that of recomputing it, and counts in the step."""
+    monkeypatch.setenv("MEMONGER_CACHE", str(tmp_path))
+    monkeypatch.setattr(timing, "_measure_rates", lambda ctx: Rates(1e9, 1e9, 0))
+    asked: List[str] = []
+
+    def measure(graph: Any, i: int, ctx: Any) -> Any:
+        asked.append(graph.nodes[i].op)
+        return {"FullyConnected": (7.0, 20.0), "Activation": (2.0, 3.0)}.get(graph.nodes[i].op)
+
+    monkeypatch.setattr(timing, "_measure", measure)
+    x = S.Variable("data")
+    for k in range(3):  # three equal layers
+        x = S.Activation(S.FullyConnected(x, num_hidden=5, name="fc%d" % k), act_type="tanh")
+    symbol = S.LinearRegressionOutput(x, S.Variable("label"), name="out")
+    training = training_graph(planned.forward(symbol, {"data": (4, 5)}))
+    for _ in range(2):
+        times = timing.measured(training, CPU)
+        assert asked == ["FullyConnected", "Activation", "LinearRegressionOutput"]
+        found = [times.forward[list(training.names).index("fc%d" % k)] for k in range(3)]
+        assert found == [7.0] * 3
+        assert times.step == pytest.approx(3 * (20 + 3), abs=0.01)
+
+
+def test_an_operator_alone() -> None:
+    symbol = S.Embedding(S.Variable("data"), input_dim=10, output_dim=4, name="e")
+    graph = planned.forward(symbol, {"data": (3,)}, {"data": "int32", "e_weight": "float32"})
+    found = timing._measure(graph, graph.operators[0], CPU)
+    assert found is not None and 0 < found[0] and 0 < found[1]
