@@ -42,23 +42,34 @@ NETWORKS: Dict[str, Callable[[], networks.Network]] = {
 }
 
 
-def trained(symbol: Any, shapes: Any) -> Callable[[], None]:
-    """Bind a network with Module; return what runs one training step of it, to the end."""
+def module_of(symbol: Any, shapes: Any, shared: Any = None) -> Any:
+    """A network bound with Module, ready to train.
+
+    With ``shared`` it has the arrays, the optimizer and the memory of another module, for the two
+    to take turns.
+    """
     labels = {name: shape for name, shape in shapes.items() if "label" in name}
     module = mx.mod.Module(
         symbol,
         data_names=[name for name in shapes if name not in labels],
         label_names=list(labels) or None,
     )
-    module.bind(
-        [(n, s) for n, s in shapes.items() if n not in labels], list(labels.items()) or None
-    )
+    data = [(name, shape) for name, shape in shapes.items() if name not in labels]
+    module.bind(data, list(labels.items()) or None, shared_module=shared)
+    if shared is not None:
+        module.borrow_optimizer(shared)
+        return module
     mx.random.seed(0)
     module.init_params(mx.init.Xavier())
     module.init_optimizer(optimizer_params={"learning_rate": 1e-4})
+    return module
+
+
+def step_of(module: Any, shapes: Any) -> Callable[[], None]:
+    """What runs one training step of a module, to the end."""
     batch = mx.io.DataBatch(
-        [mx.nd.random.uniform(shape=s) for n, s in shapes.items() if n not in labels],
-        [mx.nd.zeros(shape) for shape in labels.values()],
+        [mx.nd.random.uniform(shape=s) for n, s in shapes.items() if "label" not in n],
+        [mx.nd.zeros(shape) for n, shape in shapes.items() if "label" in n],
     )
 
     def step() -> None:
@@ -67,6 +78,11 @@ def trained(symbol: Any, shapes: Any) -> Callable[[], None]:
         mx.nd.waitall()
 
     return step
+
+
+def trained(symbol: Any, shapes: Any) -> Callable[[], None]:
+    """Bind a network with Module; return what runs one training step of it, to the end."""
+    return step_of(module_of(symbol, shapes), shapes)
 
 
 def resident_mb(what: str) -> float:

@@ -23,7 +23,6 @@ from memonger.progress import Progress
 from memonger.remembered import Remembered, fingerprint
 from memonger.rules import Rules
 from memonger.solution import SEARCHING, Found, Solution, confirm, left_alone
-from memonger.training import TrainingGraph
 
 log = logging.getLogger("memonger")
 
@@ -61,16 +60,13 @@ NodeTimes = Callable[[Rules], Tuple[np.ndarray, np.ndarray]]
 def node_times(network: Network, measure: bool) -> Tuple[NodeTimes, float]:
     """The times of nodes, as ``budget.Search`` asks for them; the seconds of an unplanned step."""
     ctx = network.request.device
-    rates = timing.rates_of(ctx)
-
-    def of(training: TrainingGraph) -> timing.Times:
-        return timing.measured(training, ctx) if measure else timing.predicted(training, rates)
 
     def times(rules: Rules) -> Tuple[np.ndarray, np.ndarray]:
         training = rules.trainings[0]
-        return of(training).forward, timing.moved_bytes(training)[: training.tables.forward]
+        seconds = timing.times_of(training, ctx, measure).forward
+        return seconds, timing.moved_bytes(training)[: training.tables.forward]
 
-    return times, of(network.training).step
+    return times, timing.times_of(network.training, ctx, measure).step
 
 
 def find_front(

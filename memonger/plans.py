@@ -8,12 +8,12 @@ import itertools
 import json
 import logging
 from dataclasses import dataclass
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from memonger import fastest, report
+from memonger import fastest, report, scheduling
 from memonger.budgets import read_budget
 from memonger.costs import MB
-from memonger.errors import MemongerError
+from memonger.errors import BudgetError, MemongerError
 from memonger.explanation import PlanExplanation, Segment, Step, choices, step_of
 from memonger.forward import copy_names
 from memonger.inputs import check_count
@@ -26,6 +26,7 @@ from memonger.solution import Solution, solve
 log = logging.getLogger("memonger")
 
 WAYS = ("marks", "schedule")
+EITHER = "auto"
 PLANNERS = ("smallest", "chen2016")
 REMEMBERED = 256  # plans
 
@@ -269,10 +270,12 @@ def plan(
     shapes : dict or list of mx.io.DataDesc
         Shapes of the inputs: ``{'data': (32, 3, 224, 224)}``, or ``iterator.provide_data +
         iterator.provide_label``. They may be given as keywords too.
-    how : {'marks', 'schedule'}
+    how : {'marks', 'schedule', 'auto'}
         'marks': each result is computed again at most once, by marks on the operators that MXNet's
         executor reads. 'schedule': as often as it pays; the whole training step is written out
-        when the symbol is bound.
+        when the symbol is bound. 'auto', with a budget: of both the one that is predicted to be
+        faster, and that needs both searches. Mostly that is a schedule, for marks cannot keep the
+        result of a convolution without what it was computed from, unless it runs again.
     work : float, optional
         The most forward work of a training step, in times that of one forward pass: 2.0 allows one
         pass more. Marks take at most 2. By default there is no limit but one for schedules: what
@@ -288,7 +291,7 @@ def plan(
         Whose state counts with ``budget_of='device'``: 'adam', or ``('sgd', {'momentum': 0.9})``.
     measure : bool
         Whether the time of each operator is measured on the device, once, instead of predicted
-        from its FLOPs and bytes. For a budget of ``how='marks'``; a schedule counts FLOPs.
+        from its FLOPs and bytes. For a budget.
     patience : float
         Times the usual length of the search, for smaller plans.
     type_dict : dict, optional
@@ -343,11 +346,40 @@ def plan(
     >>> print(plan)
     >>> mod = mx.mod.Module(plan.symbol, context=mx.gpu())
     """
-    _check_choice("way (how)", how, WAYS)
+    _check_choice("way (how)", how, (*WAYS, EITHER))
     _check_choice("planner", planner, PLANNERS)
     ntrial = check_count("ntrial", ntrial, 1)
     work, patience = check_limits(how, work, patience)
     bound = read_budget(budget, budget_of, optimizer, ctx)
+    if how == EITHER:
+        if bound is None:
+            raise MemongerError(
+                "how='auto' is for a budget, within which the faster of both ways is taken; give "
+                "a budget, or how='marks' or how='schedule'"
+            )
+        return _faster(
+            lambda way: plan(
+                net,
+                shapes,
+                how=way,
+                work=work,
+                budget=budget,
+                budget_of=budget_of,
+                optimizer=optimizer,
+                measure=measure,
+                patience=patience,
+                type_dict=type_dict,
+                grad_req=grad_req,
+                ctx=ctx,
+                planner=planner,
+                ntrial=ntrial,
+                until=until,
+                devices=devices,
+                kept_copies=kept_copies,
+                rules=rules,
+                **input_shapes,
+            )
+        )
     if how == "marks" and bound is not None and (planner != "smallest" or not rules):
         raise MemongerError(
             "planner=%r, rules=%r: a budget has a planner of its own, and needs the rules"
@@ -364,7 +396,7 @@ def plan(
     solution = _remembered.get(key)
     if solution is None:
         if how == "schedule":
-            solution, symbol = solve_schedule(request, work, bound, patience, ntrial)
+            solution, symbol = solve_schedule(request, work, bound, patience, ntrial, bool(measure))
         elif bound is not None:
             search = fastest.Options(ntrial, bool(kept_copies), patience, bool(measure))
             solution, symbol = fastest.solve_budget(request, bound, search)
@@ -380,10 +412,29 @@ def plan(
     return plan_of(request, symbol, solution)
 
 
+def _faster(planned: Callable[[str], Plan]) -> Plan:
+    """The faster of the plans of both ways; marks where they are equally fast."""
+    plans: List[Plan] = []
+    refused: List[MemongerError] = []
+    for way in WAYS:
+        try:
+            plans.append(planned(way))
+        except MemongerError as error:  # no schedule of this network, or no plan that fits
+            log.info("how='auto': no plan by how=%r: %s", way, error)
+            refused.append(error)
+        if plans and not plans[-1].added_time:  # none can be faster
+            break
+    if not plans:
+        short = [error for error in refused if isinstance(error, BudgetError)]
+        raise min(short, key=lambda error: error.least_bytes) if short else refused[0]
+    return min(plans, key=lambda plan: plan.added_time or 0.0)
+
+
 def forget() -> None:
     """Forget the plans that were made in this process."""
     _remembered.clear()
     fastest.forget()
+    scheduling.forget()
 
 
 def plan_of(request: Request, planned: Any, solution: Solution) -> Plan:

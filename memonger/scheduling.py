@@ -14,13 +14,15 @@ from memonger.costs import MB, CostModel
 from memonger.errors import BudgetError, MemongerError
 from memonger.executor import bind, has_mkldnn, planned_mb
 from memonger.explanation import slowest_segment, why_not_less
+from memonger.flops import forward_flops
 from memonger.forward import no_collection
 from memonger.memory import Memory
 from memonger.network import Network, Request, read_network
 from memonger.planners.recursive import Found, Recursive
 from memonger.planners.smallest import smallest
 from memonger.progress import Progress
-from memonger.schedule import Schedule, Workload, of_marks, plain, workload
+from memonger.remembered import Remembered, fingerprint
+from memonger.schedule import Schedule, Workload, of_marks, workload
 from memonger.scheduled import scheduled
 from memonger.solution import (
     LITTLE,
@@ -36,15 +38,30 @@ from memonger.unrolled import parts, unroll
 log = logging.getLogger("memonger")
 
 MARKS_PATIENCE = 0.1  # of the search for marks, which are schedules too: one to compare with
-MOST_SEARCHES = 5  # for a budget, until what is allocated fits
-TOO_MUCH = 1.01  # times what a schedule takes too much, its limit is lowered for the next search
+NEARLY = 1.1  # times a budget: what is predicted to take more is not looked at
+REMEMBERED = 16  # fronts
+
+#: For each network the schedules of every size that none beats, the fastest first.
+_fronts: "Remembered[List[Found]]" = Remembered(REMEMBERED)
+
+
+def forget() -> None:
+    """Forget the schedules that were found in this process."""
+    _fronts.clear()
 
 
 @no_collection()
 def solve_schedule(
-    request: Request, work: Optional[float], budget: Optional[Budget], patience: float, ntrial: int
+    request: Request,
+    work: Optional[float],
+    budget: Optional[Budget],
+    patience: float,
+    ntrial: int,
+    measure: bool = False,
 ) -> Tuple[Solution, Any]:
     """Search, and confirm what was found; the parameters are those of ``memonger.plan``.
+
+    Without a budget that is the smallest, with one the fastest.
 
     Returns
     -------
@@ -73,18 +90,41 @@ def solve_schedule(
             return found.pool_bytes
         return budget.taken(found, network)
 
-    limit = None if budget is None else budget.limit(taken(unplanned))
-    if limit is not None and taken(unplanned) <= limit:
-        return left_alone(network, cost)
-    with Progress(SEARCHING) as progress:
-        others, interrupted = _as_schedule(load, network, cost, patience, ntrial)
-        search = Recursive(load, patience, progress)
-        if interrupted:
-            found = _in_hand(search, others, work, limit, memory, taken)
-        elif limit is None:
-            found = search.least_memory(work, others)
-        else:
-            found = _within(network, search, limit, work, others, memory, taken)
+    def least_memory(others: Sequence[Tuple[str, Schedule]] = ()) -> Found:
+        with Progress(SEARCHING) as progress:
+            known, interrupted = _as_schedule(load, network, cost, patience, ntrial)
+            search = Recursive(load, patience, progress)
+            if interrupted:
+                return _in_hand(search, known, work)
+            return search.least_memory(work, [*known, *others])
+
+    def front() -> List[Found]:
+        with Progress(SEARCHING) as progress:
+            known, interrupted = _as_schedule(load, network, cost, patience, ntrial)
+            search = Recursive(load, patience, progress, times.forward)
+            if interrupted:
+                return [_in_hand(search, known, None)]
+            return search.front(known)
+
+    def again(schedule: Schedule) -> float:
+        return _work(network, schedule, forward_flops(network.graph))
+
+    if budget is None:
+        found = least_memory()
+    else:
+        times = timing.times_of(network.training, request.device, measure)
+        limit = budget.limit(taken(unplanned))
+        if taken(unplanned) <= limit:
+            return left_alone(network, cost)
+        key = fingerprint(request, ["schedule", patience, ntrial, measure])
+        plans = _fronts.get(key) or front()
+        if not plans[0].interrupted:
+            _fronts.put(key, plans)
+        try:
+            found = _within(network, plans, limit, work, memory, taken, again)
+        except BudgetError:  # a search for nothing but little memory may find less
+            plans = [*plans, least_memory([("front", plans[-1].best.schedule)])]
+            found = _within(network, plans, limit, work, memory, taken, again)
     schedule = found.best.schedule
     symbol = scheduled(request.symbol, schedule)
     wanted, grad_req = network.training.wanted, request.grad_req
@@ -103,9 +143,8 @@ def solve_schedule(
         )
     candidates = {"no plan": unplanned.counted_bytes, found.origin: planned.counted_bytes}
     origin, counts = found.origin, np.bincount(schedule.forwards, minlength=len(nothing))
-    facts: Dict[str, Any] = {"recomputed_flops": max(0.0, found.best.work - 1)}
+    facts: Dict[str, Any] = {"recomputed_flops": max(0.0, again(schedule) - 1)}
     if budget is not None:
-        times = timing.predicted(network.training, timing.rates_of(request.device))
         seconds = (np.maximum(counts - 1, 0) * times.forward).sum()
         facts["added_time"] = float(seconds / times.step)
     chosen: Optional[Schedule] = schedule
@@ -168,70 +207,62 @@ def _as_schedule(
     return [("marks", of_marks(load, found.mask, held))], found.interrupted
 
 
-def _in_hand(
-    search: Recursive,
-    others: List[Tuple[str, Schedule]],
-    work: Optional[float],
-    budget: Optional[int],
-    memory: Callable[[Schedule], Memory],
-    taken: Callable[[Memory], int],
-) -> Found:
+def _in_hand(search: Recursive, others: List[Tuple[str, Schedule]], work: Optional[float]) -> Found:
     """What is known when the user ends the search before it has begun."""
     name, schedule = others[0]
     best = search.judge(schedule)
-    if (work is not None and best.work > work) or (
-        budget is not None and taken(memory(schedule)) > budget
-    ):
+    if work is not None and best.work > work:
         raise KeyboardInterrupt
     return Found(best, name, True)
 
 
+def _work(network: Network, schedule: Schedule, weights: np.ndarray) -> float:
+    """The forward work of a schedule, in times that of one forward pass."""
+    counts = np.bincount(schedule.forwards, minlength=len(weights))
+    once = float(weights[counts > 0].sum())
+    return float((counts * weights).sum()) / once if once else 1.0
+
+
 def _within(
     network: Network,
-    search: Recursive,
+    plans: Sequence[Found],
     budget: int,
     work: Optional[float],
-    others: Sequence[Tuple[str, Schedule]],
     memory: Callable[[Schedule], Memory],
     taken: Callable[[Memory], int],
+    flops: Callable[[Schedule], float],
 ) -> Found:
-    """The schedule of least work of which no more than the budget is taken.
+    """The fastest of these schedules of which no more than the budget is taken.
 
-    The search counts as MXNet's planner does: 4 bytes to an element, gradients included. What is
-    allocated is known of one schedule at a time, so the limit of the search is put right by what
-    its schedule takes too much.
+    It is the first that fits: with more memory it can only be the same, or one before it.
     """
-    usual = memory(plain(search.workload))
+    usual = memory(plans[0].best.schedule)  # without recomputation
     beside = taken(usual) - usual.pool_bytes - usual.gradient_bytes  # what no schedule changes
-    share = usual.replay.pool_bytes / max(1, usual.replay.allocated_bytes)
-    limit = max(1, int((budget - beside) * share))
-    least, smallest_tried = taken(usual), False
-    for _ in range(MOST_SEARCHES):
-        try:
-            found = search.least_work(limit, others)
-        except BudgetError as error:
-            if smallest_tried:
-                break
-            limit, smallest_tried = error.least_bytes, True
+    real = usual.replay.allocated_bytes / max(1, usual.replay.pool_bytes)
+    least, most_work = usual, 0.0
+    for found in plans:
+        if found.best.pool_bytes * real + beside > NEARLY * budget and found is not plans[-1]:
             continue
-        needed = taken(memory(found.best.schedule))
-        if needed <= budget:
-            return _within_work(found, budget, work)
-        least = min(least, needed)
-        if smallest_tried:
-            break
-        limit = max(1, int(limit - TOO_MUCH * (needed - budget) * share))
-    raise BudgetError(
+        planned = memory(found.best.schedule)
+        least = min(least, planned, key=taken)
+        if taken(planned) <= budget:
+            needed = flops(found.best.schedule)
+            if work is None or needed <= work * (1 + 1e-9):
+                return found
+            most_work = max(most_work, needed)
+    if work is not None and most_work:
+        raise MemongerError(
+            "a budget of %.1f MB takes %.2f times the forward work, more than work=%g; give either "
+            "more memory or more work" % (budget / MB, most_work, work)
+        )
+    if plans[0].interrupted:
+        raise KeyboardInterrupt
+    raise _refusal(network, budget, taken(least))
+
+
+def _refusal(network: Network, budget: int, least: int) -> BudgetError:
+    return BudgetError(
         "no schedule was found that needs at most %s; the smallest needs %s. %s"
         % (told(budget), told(least), why_not_less(network)),
         least,
     )
-
-
-def _within_work(found: Found, budget: int, work: Optional[float]) -> Found:
-    if work is not None and found.best.work > work * (1 + 1e-9):
-        raise MemongerError(
-            "a budget of %.1f MB takes %.2f times the forward work, more than work=%g; give either "
-            "more memory or more work" % (budget / MB, found.best.work, work)
-        )
-    return found

@@ -2,7 +2,8 @@
 
 Predicted: an operator takes as long as its arithmetic or as moving what it reads and writes,
 whichever takes longer, and the time of a call besides (a roofline; Williams et al. 2009, "Roofline:
-an insightful visual performance model"). The three rates are measured once on a device.
+an insightful visual performance model"). The three rates are measured once on a device, and so is
+how much longer the kinds of operators take (``kinds``).
 
 Measured: each distinct operator (its parameters, shapes and types) is bound alone, warmed, and run
 some times, forward and with its gradient; the median counts.
@@ -21,21 +22,28 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
+from memonger import kinds
 from memonger._mxnet import mx
+from memonger.errors import MemongerError
+from memonger.executor import has_mkldnn
 from memonger.flops import forward_flops
-from memonger.forward import ForwardGraph, Tensor
+from memonger.forward import ForwardGraph, Tensor, forward_graph
 from memonger.gradients import alone, load_nodes
-from memonger.training import TrainingGraph
+from memonger.inputs import InputSpec
+from memonger.kinds import Example
+from memonger.training import TrainingGraph, training_graph
 
 log = logging.getLogger("memonger")
 
 SIDE = 1024  # of the square matrices that are multiplied
 LONG = 2**24  # elements of the array that is copied
 TIMES = 5  # runs, of which the median counts
+QUICKER = 0.98  # a time that is shorter by more than the clock's noise
+PACES = (0.5, 20.0)  # the least and the most that is believed
 MATTERS = 1e-4  # of the FLOPs and bytes of the forward pass: an operator with less is predicted
 
 
@@ -57,6 +65,18 @@ class Rates(NamedTuple):
     call: float
 
 
+class Pace(NamedTuple):
+    """How many times as long as by the roofline the operators of a kind take.
+
+    Attributes
+    ----------
+    forward, gradient : float
+    """
+
+    forward: float
+    gradient: float
+
+
 class Times(NamedTuple):
     """Seconds that the rows of a training graph take.
 
@@ -72,17 +92,46 @@ class Times(NamedTuple):
     step: float
 
 
+def times_of(training: TrainingGraph, ctx: Any, measure: bool = False) -> Times:
+    """The times of a training step on a device; what has to be measured first is."""
+    if measure:
+        return measured(training, ctx)
+    return predicted(training, rates_of(ctx), paces_of(training, ctx))
+
+
 # ---------------------------------------------------------------- predicted
 
 
-def predicted(training: TrainingGraph, rates: Rates) -> Times:
+def predicted(
+    training: TrainingGraph, rates: Rates, paces: Optional[Mapping[int, Pace]] = None
+) -> Times:
     """The times of a training step by a roofline.
 
     The gradient of an operator has its FLOPs for each of the inputs that it has a gradient for, two
     at the most. What its nodes read and write is moved; what only changes a shape moves nothing.
+
+    Parameters
+    ----------
+    training : TrainingGraph
+    rates : Rates
+    paces : dict of Pace, optional
+        Of forward nodes: how much longer they take.
     """
+    return _times(training, _rows(training, rates, paces or {}))
+
+
+def _rows(training: TrainingGraph, rates: Rates, paces: Mapping[int, Pace]) -> np.ndarray:
+    """Seconds of each row of a training graph."""
+    n = training.tables.forward
     seconds = np.maximum(row_flops(training) / rates.flops, moved_bytes(training) / rates.nbytes)
-    return _times(training, np.where(_views(training), 0.0, seconds + rates.call))
+    seconds += rates.call
+    forward, gradient = np.ones(n), np.ones(n + 1)  # the last is that of rows without an owner
+    for i, pace in paces.items():
+        forward[i], gradient[i] = pace
+    seconds[:n] *= forward
+    seconds[n : 2 * n] *= forward
+    seconds[2 * n :] *= gradient[training.owners]
+    return np.where(_views(training), 0.0, seconds)
 
 
 def row_flops(training: TrainingGraph) -> np.ndarray:
@@ -116,9 +165,13 @@ def moved_bytes(training: TrainingGraph) -> np.ndarray:
 
 
 def _views(training: TrainingGraph) -> np.ndarray:
-    """The rows that take no time: variables, and what may hand on its input as it is."""
+    """The rows that take no time: variables, and what may hand on its input as it is.
+
+    And ``_grad_add``: the gradient before it is added in place
+    (``src/executor/inplace_addto_detect_pass.cc``).
+    """
     t = training.tables
-    free = t.variable.copy()
+    free = t.variable | (np.array(training.ops) == "_grad_add")
     row = np.repeat(np.arange(len(free)), np.diff(t.inplace_start))
     free[row[t.inplace_identity]] = True
     return free
@@ -148,28 +201,110 @@ def _measure_rates(ctx: Any) -> Rates:
     product = mx.nd.zeros((SIDE, SIDE), ctx)
     array, sums = (mx.nd.zeros((LONG,), ctx) for _ in range(2))
     one = mx.nd.zeros((1,), ctx)
-    product_time = _median(lambda: mx.nd.dot(square, square, out=product))
-    sum_time = _median(lambda: mx.nd.elemwise_add(array, array, out=sums))
+    product_time = _quickest(lambda: mx.nd.dot(square, square, out=product))
+    sum_time = _quickest(lambda: mx.nd.elemwise_add(array, array, out=sums))
     calls = 100
+    x = mx.sym.Variable("x")
+    for _ in range(calls):
+        x = mx.sym.elemwise_add(x, x)
+    chain = x.bind(ctx, {"x": one})
 
     def many() -> Any:
-        for _ in range(calls):
-            mx.nd.elemwise_add(one, one, out=one)
-        return one
+        return chain.forward()[0]
 
-    call = _median(many) / calls
+    call = _quickest(many) / calls
     return Rates(2 * SIDE**3 / product_time, 2 * 4 * LONG / sum_time, call)
 
 
-def _median(run: Callable[[], Any]) -> float:
-    """Seconds that it takes until its result is there, warmed."""
+def _seconds(run: Callable[[], Any]) -> float:
+    """Seconds that it takes until its result is there, warmed.
+
+    Of one thread the processor's time counts, which other processes do not lengthen.
+    """
+    on_cpu = run().context.device_type.startswith("cpu")
+    one_thread = on_cpu and os.environ.get("OMP_NUM_THREADS") == "1"
+    now = time.process_time if one_thread else time.perf_counter
+    mx.nd.waitall()
+    start = now()
     run().wait_to_read()
-    times = []
-    for _ in range(TIMES):
-        start = time.perf_counter()
-        run().wait_to_read()
-        times.append(time.perf_counter() - start)
-    return float(np.median(times))
+    return now() - start
+
+
+def _median(run: Callable[[], Any]) -> float:
+    """The median of several times."""
+    return float(np.median([_seconds(run) for _ in range(TIMES)]))
+
+
+def _quickest(run: Callable[[], Any]) -> float:
+    """What the device can do, whatever else it does just then.
+
+    Until so many times in a row are not shorter.
+    """
+    best, since = _seconds(run), 0
+    while since < TIMES:
+        seconds = _seconds(run)
+        since = 0 if seconds < QUICKER * best else since + 1
+        best = min(best, seconds)
+    return best
+
+
+_paces: Dict[Tuple[Path, str, Example], Optional[Pace]] = {}
+
+
+def paces_of(training: TrainingGraph, ctx: Any) -> Dict[int, Pace]:
+    """How much longer than by the roofline the forward nodes of a network take.
+
+    Kinds that were not met before are measured; nodes of no known kind are left out.
+    """
+    graph, found = training.graph, {}
+    device, where = device_name(ctx), folder()
+    examples = {i: kinds.example_of(graph, i) for i in graph.operators}
+    new = {e for e in examples.values() if e is not None and (where, device, e) not in _paces}
+    if new:
+        rates = rates_of(ctx)
+        with _kept("kinds", ctx) as kept:
+            for example in sorted(new):
+                key = json.dumps(example)
+                if key not in kept:
+                    kept[key] = _measure_pace(example, rates, ctx)
+                _paces[where, device, example] = None if kept[key] is None else Pace(*kept[key])
+    for i, kind in examples.items():
+        pace = None if kind is None else _paces[where, device, kind]
+        if pace is not None:
+            found[i] = pace
+    return found
+
+
+def _measure_pace(example: Example, rates: Rates, ctx: Any) -> Optional[Pace]:
+    """The pace of a kind; None: its example cannot be run."""
+    try:
+        graph = kinds.graph_of(example)
+        training = training_graph(graph)
+        symbols = kinds.symbols_of(example)
+    except (MemongerError, mx.MXNetError):
+        return None
+    (i,) = graph.operators
+    expected = np.array(
+        [predicted(training, rates).forward[i], predicted_gradients(training, rates)[i]]
+    )
+    if not expected[0]:
+        return None
+    seconds = np.zeros(2)
+    for symbol in symbols:
+        shapes = {"x%d" % k: shape for k, shape in enumerate(example.shapes)}
+        names = symbol.list_inputs()
+        known = {n: s for n, s in [("data", kinds.IMAGES), *shapes.items()] if n in names}
+        whole = forward_graph(symbol, InputSpec(known, {}))
+        inputs = {
+            node.name: whole.tensors[v][0] for v, node in enumerate(whole.nodes) if node.is_variable
+        }
+        # Of both signs, for kernels that branch have it easy where all go one way.
+        found = _run(symbol, inputs, ctx, _quickest, -0.9)
+        if found is None:
+            return None
+        seconds = np.array([found[0], found[1] - found[0]]) - seconds
+    forward, gradient = np.clip(seconds / np.maximum(expected, 1e-9), *PACES)
+    return Pace(float(forward), float(gradient) if expected[1] else 1.0)
 
 
 def measured(training: TrainingGraph, ctx: Any) -> Times:
@@ -177,15 +312,19 @@ def measured(training: TrainingGraph, ctx: Any) -> Times:
 
     What cannot be bound alone, and what is too small to matter, is predicted.
     """
-    rates = rates_of(ctx)
-    base = predicted(training, rates)
+    rates, paces = rates_of(ctx), paces_of(training, ctx)
+    base = predicted(training, rates, paces)
     graph, n = training.graph, training.tables.forward
     work, moved = row_flops(training)[:n], moved_bytes(training)[:n]
     matters = (work > MATTERS * work.sum()) | (moved > MATTERS * moved.sum())
     matters &= ~_views(training)[:n]
+    if has_mkldnn(ctx):  # alone they would get other layouts than in the network
+        for i in np.flatnonzero(matters):
+            kind = kinds.example_of(graph, i)
+            matters[i] = kind is None or not kind.behind or i not in paces
     forward, change = base.forward.copy(), 0.0
     once = set(training.tables.first.tolist())
-    gradient = predicted_gradients(training, rates)
+    gradient = predicted_gradients(training, rates, paces)
     with _kept("operators", ctx) as kept:
         for i in graph.operators:
             if not matters[i] or i not in once:
@@ -201,11 +340,12 @@ def measured(training: TrainingGraph, ctx: Any) -> Times:
     return Times(forward, base.step + change)
 
 
-def predicted_gradients(training: TrainingGraph, rates: Rates) -> np.ndarray:
+def predicted_gradients(
+    training: TrainingGraph, rates: Rates, paces: Optional[Mapping[int, Pace]] = None
+) -> np.ndarray:
     """Seconds that the gradient of each forward node takes, by a roofline."""
     n = training.tables.forward
-    seconds = np.maximum(row_flops(training) / rates.flops, moved_bytes(training) / rates.nbytes)
-    rows = np.where(_views(training), 0.0, seconds + rates.call)[2 * n :]
+    rows = _rows(training, rates, paces or {})[2 * n :]
     owned = training.owners >= 0
     return np.bincount(training.owners[owned], rows[owned], minlength=n)
 
@@ -223,7 +363,24 @@ def _measure(graph: ForwardGraph, i: int, ctx: Any) -> Optional[Tuple[float, flo
     try:
         nodes, shown = alone(node.op, node.attrs, len(tensors), False)
         symbol = load_nodes(nodes, [[len(tensors), k, 0] for k in range(shown)])
-        arrays = {"x%d" % k: _values(tensor, ctx) for k, tensor in enumerate(tensors)}
+    except mx.MXNetError:
+        return None
+    return _run(symbol, {"x%d" % k: tensor for k, tensor in enumerate(tensors)}, ctx, _median)
+
+
+def _run(
+    symbol: Any,
+    inputs: Dict[str, Tensor],
+    ctx: Any,
+    clock: Callable[[Callable[[], Any]], float],
+    least: float = 0.1,
+) -> Optional[Tuple[float, float]]:
+    """Seconds of a symbol: forward, and forward with its gradients; None: it cannot be run.
+
+    Its inputs are random numbers from ``least`` to 0.9; indices are 0.
+    """
+    try:
+        arrays = {name: _values(tensor, ctx, least) for name, tensor in inputs.items()}
         names, states = symbol.list_arguments(), symbol.list_auxiliary_states()
         floating = [n for n in names if arrays[n].dtype.__name__.startswith("float")]
         gradients = {n: mx.nd.zeros_like(arrays[n]) for n in floating}
@@ -244,17 +401,16 @@ def _measure(graph: ForwardGraph, i: int, ctx: Any) -> Optional[Tuple[float, flo
             executor.backward(heads)
             return gradients[floating[-1]]
 
-        seconds = _median(forward)
-        return seconds, _median(both) if floating else seconds
+        seconds = clock(forward)
+        return seconds, clock(both) if floating else seconds
     except mx.MXNetError:
         return None
 
 
-def _values(tensor: Tensor, ctx: Any) -> Any:
-    """Values that any operator takes: indices are 0, all else is between 0 and 1."""
+def _values(tensor: Tensor, ctx: Any, least: float) -> Any:
     if not tensor.dtype.startswith("float"):
         return mx.nd.zeros(tensor.shape, ctx, tensor.dtype)
-    return mx.nd.random.uniform(0.1, 0.9, tensor.shape, ctx=ctx).astype(tensor.dtype)
+    return mx.nd.random.uniform(least, 0.9, tensor.shape, ctx=ctx).astype(tensor.dtype)
 
 
 # ---------------------------------------------------------------- on disk

@@ -1,4 +1,4 @@
-"""The benchmark of memory on small networks, and the networks that it measures."""
+"""The benchmarks of memory and time on small networks, and the networks that they measure."""
 
 import gzip
 import json
@@ -195,3 +195,27 @@ def test_networks_train_when_small(network: networks.Network) -> None:
     symbol, shapes = network
     report = memonger.check(symbol, memonger.search_plan(symbol, shapes=shapes), shapes)
     assert report, report
+
+
+def test_time(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    options = ["tiny", "--budgets", "1.0", "0.6", "0.01", "--rounds", "2", "--patience", "0.05"]
+    done = run(*options, "--json", str(out), script="time.py")
+    assert done.returncode == 0, done.stderr
+    ((name, rows),) = [(net["name"], net["rows"]) for net in json.loads(out.read_text())]
+    by = {(row["plan"], row["budget"]): row for row in rows}
+    budgets = ["100 %", "60 %", "1 %", "as original"]
+    assert list(by)[:2] == [("none", ""), ("original", "")]
+    assert list(by)[2:] == [(how, budget) for how in ("marks", "schedule") for budget in budgets]
+    none, original = by["none", ""], by["original", ""]
+    assert none["measured"] == 0 < none["seconds"] and original["bytes"] < none["bytes"]
+    for how in ("marks", "schedule"):
+        assert by[how, "100 %"]["predicted"] == 0
+        assert by[how, "60 %"]["bytes"] <= 0.6 * none["bytes"] and by[how, "60 %"]["predicted"] > 0
+        assert by[how, "as original"]["bytes"] <= original["bytes"]
+        assert 0.01 < by[how, "1 %"]["least"] < 0.6 and "measured" not in by[how, "1 %"]
+    lines = done.stdout.splitlines()[-len(rows) :]
+    assert [cells(line)[:3] for line in lines] == [["tiny", plan, b] for plan, b in by]
+    assert name == "tiny" and cells(lines[0])[3:6] == ["100 %", "+0.0 %", "+0.0 %"]
+    measured = by["marks", "60 %"]["measured"]
+    assert cells(lines[3])[5] == "%+.1f %%" % (100 * measured)

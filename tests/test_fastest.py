@@ -21,6 +21,7 @@ BATCHES: Dict[str, Any] = {"data": (None, 3, 64, 64)}
 def a_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Of 1 TFLOP/s and 100 GB/s, whatever the tests run on."""
     monkeypatch.setattr(timing, "rates_of", lambda ctx: Rates(1e12, 1e11, 1e-6))
+    monkeypatch.setattr(timing, "paces_of", lambda training, ctx: {})
     yield
 
 
@@ -274,3 +275,48 @@ def test_where_plans_are_bound_to_learn_their_memory() -> None:
     assert not plan.exact and plan.pool_bytes == smallest.pool_bytes and plan.recomputed
     with pytest.raises(BudgetError):
         memonger.plan(symbol, shapes, budget=smallest.pool_bytes // 2)
+
+
+def test_auto_takes_the_faster_way() -> None:
+    common: Dict[str, Any] = {"budget": 0.6, "patience": 0.05}
+    ways = {way: memonger.plan(net(), SHAPES, how=way, **common) for way in ("marks", "schedule")}
+    auto = memonger.plan(net(), SHAPES, how="auto", **common)
+    assert auto.added_time == min(plan.added_time for plan in ways.values())  # type: ignore[type-var]
+    assert auto.schedule is not None and auto.pool_bytes <= 0.6 * auto.unplanned_bytes
+    # A kept convolution costs a schedule nothing, and marks one more run of it.
+    assert ways["marks"].added_time > ways["schedule"].added_time  # type: ignore[operator]
+    whole = memonger.plan(net(), SHAPES, how="auto", budget=1.0)
+    assert whole.schedule is None and whole.planner == "no plan"
+
+
+def test_auto_where_there_is_no_schedule() -> None:
+    """Control flow has none; marks can plan around it."""
+    x = mx.sym.Variable("data")
+    for k in range(6):
+        x = mx.sym.FullyConnected(
+            mx.sym.Activation(x, act_type="tanh"), num_hidden=64, name=f"f{k}"
+        )
+    x = mx.sym.contrib.foreach(lambda row, state: (row, state), x, [])[0]
+    symbol = mx.sym.LinearRegressionOutput(x, name="out")
+    shapes = {"data": (512, 64)}
+    with pytest.raises(memonger.MemongerError, match="foreach"):
+        memonger.plan(symbol, shapes, how="schedule", budget=0.8)
+    marked_plan = memonger.plan(symbol, shapes, budget=0.8)
+    auto = memonger.plan(symbol, shapes, how="auto", budget=0.8)
+    assert auto.symbol.tojson() == marked_plan.symbol.tojson() and auto.recomputed
+
+
+def test_auto_without_a_plan_that_fits() -> None:
+    with pytest.raises(BudgetError) as caught:
+        memonger.plan(net(), SHAPES, how="auto", budget="1%", patience=0.05)
+    least = []
+    for way in ("marks", "schedule"):
+        with pytest.raises(BudgetError) as each:
+            memonger.plan(net(), SHAPES, how=way, budget="1%", patience=0.05)
+        least.append(each.value.least_bytes)
+    assert caught.value.least_bytes == min(least)
+
+
+def test_auto_needs_a_budget() -> None:
+    with pytest.raises(memonger.MemongerError, match="give a budget"):
+        memonger.plan(net(), SHAPES, how="auto")

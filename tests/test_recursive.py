@@ -251,30 +251,46 @@ def test_more_work_is_never_more_memory() -> None:
     assert all(a[1] > b[1] for a, b in zip(points, points[1:]))
 
 
-def test_least_work_within_a_budget() -> None:
+def test_the_front() -> None:
+    """Schedules of every size; none is beaten by what any other search finds quickly."""
     search = Recursive(workload_of(NETWORKS["resnet"]()), patience=0.02)
-    least, most = search.least_memory().best, search.least_memory(1.0).best
-    budget = (least.pool_bytes + most.pool_bytes) // 2
-    found = search.least_work(budget).best
-    assert found.pool_bytes <= budget
-    assert 1 < found.work < least.work
-    fitting = [work for nbytes, work in search.frontier() if nbytes <= budget]
-    assert found.work <= min(fitting) * (1 + 1e-9)
-    assert search.least_work(most.pool_bytes).best.work == pytest.approx(1)
+    smallest = search.least_memory().best
+    front = [found.best for found in search.front()]
+    pools, works = [each.pool_bytes for each in front], [each.work for each in front]
+    assert pools == sorted(set(pools), reverse=True) and works == sorted(set(works))
+    assert len(front) > 10 and works[0] == 1 and pools[-1] <= smallest.pool_bytes
+    for each in front:
+        assert search.judge(each.schedule)[:2] == pytest.approx(each[:2])
+    same_as_written_out(search, front[len(front) // 2].schedule)
+    for nbytes, work in search.frontier():
+        assert min(w for p, w in zip(pools, works) if p <= nbytes) <= work * (1 + 1e-9)
 
 
-def test_a_bigger_budget_is_never_more_work() -> None:
+def test_more_work_is_allowed_never_more_memory() -> None:
     search = Recursive(workload_of(NETWORKS["resnet"]()), patience=0.02)
-    least, most = search.least_memory().best, search.least_memory(1.0).best
-    budgets = np.linspace(least.pool_bytes, most.pool_bytes, 8).astype(int).tolist()
-    found = [search.least_work(budget).best for budget in budgets]
-    assert all(one.pool_bytes <= budget for one, budget in zip(found, budgets))
-    works = [one.work for one in found]
-    assert works == sorted(works, reverse=True) and works[0] > works[3] > works[-1] == 1
-    # Nor is more work more memory.
     limits = [1.2, 1.5, 2.0, 3.0]
     pools = [search.least_memory(limit).best.pool_bytes for limit in limits]
     assert pools == sorted(pools, reverse=True)
+
+
+def test_work_is_what_the_caller_says() -> None:
+    """In any unit; what takes no time is recomputed first."""
+    work = workload_of(NETWORKS["resnet"]())
+    graph = work.training.graph
+    free = np.array([node.op in ("BatchNorm", "Activation", "LeakyReLU") for node in graph.nodes])
+    weights = np.where(free, 0.0, 1e-6)
+    for scale in (1.0, 1e6):
+        search = Recursive(work, patience=0.02, weights=scale * weights)
+        front = search.front()
+        assert front[0].best.work == 1
+        for found in front:
+            counts = np.bincount(found.best.schedule.forwards, minlength=len(weights))
+            once = weights[list(work.operators)].sum()
+            assert (counts * weights).sum() / once == pytest.approx(found.best.work, rel=1e-6)
+        cheap = [found.best for found in front if found.best.work == 1]
+        assert cheap[-1].pool_bytes < front[0].best.pool_bytes or len(cheap) == 1
+        counts = np.bincount(cheap[-1].schedule.forwards, minlength=len(weights))
+        assert free[counts > 1].all() and (counts > 1).any()
 
 
 def test_the_same_whatever_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,12 +305,12 @@ def test_the_same_whatever_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert digest.startswith("e86537ae248e82ca"), "another version of Python finds another schedule"
 
 
-@pytest.mark.parametrize("budget", [False, True])
-def test_progress_never_jumps_back(budget: bool) -> None:
+@pytest.mark.parametrize("front", [False, True])
+def test_progress_never_jumps_back(front: bool) -> None:
     told: List[float] = []
     search = Recursive(workload_of(networks.chain(16, hidden=8, batch=64)), 0.02, told.append)
-    if budget:
-        search.least_work(search.judge(plain(search.workload)).pool_bytes // 2)
+    if front:
+        search.front()
     else:
         search.least_memory(2.0)
     assert told == sorted(told) and told[0] == 0 and told[-1] == 1
@@ -324,10 +340,14 @@ def test_ctrl_c_gives_the_best_so_far(after: float) -> None:
     assert not again.interrupted and again.best.pool_bytes <= found.best.pool_bytes
 
 
-def test_a_budget_that_is_too_small() -> None:
-    search = Recursive(workload_of(NETWORKS["chain"]()), patience=0.01)
-    with pytest.raises(memonger.MemongerError, match="at most 4 bytes.*the smallest needs"):
-        search.least_work(4)
+def test_ctrl_c_in_the_front() -> None:
+    def interrupt(done: float) -> None:
+        if done > 0.5:
+            raise KeyboardInterrupt
+
+    search = Recursive(workload_of(NETWORKS["resnet"]()), 0.1, interrupt)
+    front = search.front()
+    assert len(front) > 3 and all(found.interrupted for found in front)
 
 
 @pytest.mark.parametrize("work", [0.5, float("nan"), -1])

@@ -8,8 +8,8 @@ import memonger  # noqa: F401
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger import timing
-from memonger.timing import Rates
+from memonger import kinds, timing
+from memonger.timing import Pace, Rates
 from memonger.training import TrainingGraph, training_graph
 
 import planned
@@ -82,6 +82,83 @@ def test_rates_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(runs) == 3 and len(list(tmp_path.iterdir())) == 2
 
 
+def last(symbol: Any, shapes: Any) -> Any:
+    """A graph and its last operator."""
+    graph = planned.forward(symbol, shapes)
+    return graph, graph.operators[-1]
+
+
+def of_kind(symbol: Any, **shapes: Any) -> Any:
+    return kinds.example_of(*last(symbol, shapes))
+
+
+def test_kinds() -> None:
+    """Operators of any size are of a kind, if their kernels do the same."""
+    x = S.Variable("data")
+
+    def convolution(shape: Any, **attrs: Any) -> Any:
+        return of_kind(S.Convolution(x, name="c", **attrs), data=shape)
+
+    assert convolution((2, 32, 9, 9), num_filter=7, kernel=(1, 1)) == convolution(
+        (9, 512, 4, 4), num_filter=99, kernel=(1, 1), stride=(2, 2)
+    )
+    every = [
+        convolution((2, 32, 9, 9), num_filter=32, kernel=(3, 3)),
+        convolution((2, 3, 9, 9), num_filter=32, kernel=(3, 3)),
+        convolution((2, 32, 9, 9), num_filter=32, kernel=(3, 3), num_group=32),
+        convolution((2, 32, 9, 9), num_filter=32, kernel=(3, 3), num_group=4),
+        of_kind(S.clip(x, 0, 6), data=(2, 3, 4, 5)),
+        of_kind(S.clip(x, 0, 6), data=(2, 3)),
+        of_kind(S.BatchNorm(x, name="b"), data=(2, 3, 4, 5)),
+        of_kind(S.Pooling(x, kernel=(2, 2), pool_type="max"), data=(2, 3, 4, 5)),
+        of_kind(S.SliceChannel(x, num_outputs=2)[0], data=(2, 6)),
+        of_kind(S.FullyConnected(x, num_hidden=3, name="f"), data=(2, 6)),
+    ]
+    assert len({*every}) == len(every) and None not in every
+    assert of_kind(S.Dropout(x), data=(2, 3)) is None  # never recomputed
+    assert of_kind(S.transpose(x), data=(2, 3)) is None
+    assert of_kind(S.BatchNorm(x, name="b"), data=(2, 3)) is None
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_examples_run(behind: bool) -> None:
+    """An operator that takes long is found to, behind a convolution and alone."""
+    x, shape = S.Variable("data"), (2, 3, 4, 5) if behind else (2, 3)
+    example = of_kind(S.broadcast_power(x, x), data=shape)
+    assert example.behind == behind
+    symbols = kinds.symbols_of(example)
+    assert len(symbols) == 1 + behind and all(len(s.list_outputs()) == 1 for s in symbols)
+    rates = timing._measure_rates(CPU)
+    slow, quick = (
+        timing._measure_pace(of_kind(op(x, x), data=shape), rates, CPU)
+        for op in (S.broadcast_power, S.elemwise_add)
+    )
+    assert slow is not None and quick is not None
+    assert slow.forward > 3 * quick.forward
+
+
+def test_paces_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMONGER_CACHE", str(tmp_path))
+    monkeypatch.setattr(timing, "rates_of", lambda ctx: Rates(1e9, 1e9, 0))
+    asked: List[str] = []
+
+    def measure(example: Any, rates: Any, ctx: Any) -> Any:
+        asked.append(example.op)
+        return Pace(10.0, 100.0) if example.op == "FullyConnected" else None
+
+    monkeypatch.setattr(timing, "_measure_pace", measure)
+    training = two_layers()
+    fc = list(training.names).index("fc")
+    for _ in range(2):
+        monkeypatch.setattr(timing, "_paces", {})  # what is on disk is read again
+        assert timing.paces_of(training, CPU) == {fc: Pace(10.0, 100.0)}
+    assert asked == ["Activation", "FullyConnected", "LinearRegressionOutput"]
+    plain, slow = timing.predicted(training, Rates(1e9, 1e9, 0)), timing.times_of(training, CPU)
+    assert slow.forward[fc] == 10 * plain.forward[fc]
+    gradient = timing.predicted_gradients(training, Rates(1e9, 1e9, 0))[fc]
+    assert slow.step == pytest.approx(plain.step + 9 * plain.forward[fc] + 99 * gradient)
+
+
 def test_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MEMONGER_CACHE", str(tmp_path / "file"))
@@ -104,6 +181,7 @@ def test_operators_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return {"FullyConnected": (7.0, 20.0), "Activation": (2.0, 3.0)}.get(graph.nodes[i].op)
 
     monkeypatch.setattr(timing, "_measure", measure)
+    monkeypatch.setattr(timing, "paces_of", lambda training, ctx: {})
     x = S.Variable("data")
     for k in range(3):  # three equal layers
         x = S.Activation(S.FullyConnected(x, num_hidden=5, name="fc%d" % k), act_type="tanh")

@@ -485,6 +485,7 @@ class Search:
         met = undominated(found)
         least = int(found.pools[met].min())
         limits = np.geomspace(least, self.unplanned, 2 * LIMITS + 1)[part : 2 * LIMITS : 2]
+        limits = np.maximum(limits, least)  # the first may have been rounded to less
         archives = [self.archive() for _ in limits]
         done = [np.zeros(1, dtype=np.int64) for _ in limits]
         tries = self.tries // (2 * LIMITS)

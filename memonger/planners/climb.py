@@ -7,7 +7,7 @@ of its left part. Steps for the worse are taken with a probability that falls as
 
 import math
 import random
-from typing import Callable, Dict, NamedTuple, Tuple
+from typing import Callable, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -127,6 +127,7 @@ def climb(
     hot: float,
     cold: float,
     tick: Callable[[], bool],
+    met: Optional[Callable[[Annealed], None]] = None,
 ) -> Annealed:
     """Anneal a tree.
 
@@ -145,6 +146,8 @@ def climb(
         Temperatures at the beginning and at the end, as shares of the cost.
     tick : callable
         Called before each try; the search ends when it is false.
+    met : callable, optional
+        Is told each tree that the search goes to, with a bound on its memory.
     """
     draw = random.Random(seed).random  # the same numbers in every version of Python
     count = len(b.node)
@@ -182,6 +185,8 @@ def climb(
             found = price(b, new, most_work)
             one = MATCH_RANGES[found.match_range : found.match_range + 1]
         tree, current = new, cost(found.pool_bytes, found.work)[0]
+        if met is not None:
+            met(Annealed(new, found.pool_bytes, found.work))
         if better:
             best = Annealed(new, found.pool_bytes, found.work)
             lowest = min(lowest, current)

@@ -5,7 +5,7 @@ the replay (``tables``, ``allocator``). Here they are put together without a Pyt
 node, so that a search can judge thousands of schedules.
 """
 
-from typing import List, NamedTuple, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -26,6 +26,9 @@ COSTLY = frozenset(
     "_contrib_interleaved_matmul_selfatt_qk _contrib_interleaved_matmul_selfatt_valatt "
     "_contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_encdec_valatt".split()
 )
+
+
+ONE_PASS = 1e9  # the work of one forward pass where it is not counted in FLOPs
 
 
 class Kinds(NamedTuple):
@@ -91,14 +94,21 @@ class Blueprint(NamedTuple):
     node: np.ndarray
 
 
-def blueprint(workload: Workload) -> Blueprint:
-    """Make the arrays for a network."""
+def blueprint(workload: Workload, weights: Optional[np.ndarray] = None) -> Blueprint:
+    """Make the arrays for a network.
+
+    Parameters
+    ----------
+    workload : Workload
+    weights : np.ndarray, optional
+        The work of each forward node, in any unit; by default its FLOPs.
+    """
     made = parts(workload)
     gradients = list(dict.fromkeys(entry for entry in made.gradients if entry is not None))
     asked = np.array(gradients, dtype=np.int32).reshape(-1, 2)
     node = np.array(workload.operators, dtype=np.int32)
     return Blueprint(
-        _steps(workload, positions(node, len(workload.once))),
+        _steps(workload, positions(node, len(workload.once)), weights),
         made.template,
         _kinds(made),
         np.ascontiguousarray(asked[:, 0]),
@@ -152,7 +162,7 @@ def grouped(pairs: Sequence[Tuple[int, int]], groups: int) -> Tuple[np.ndarray, 
     return start.astype(np.int32), array[order, 1].astype(np.int32)
 
 
-def _steps(workload: Workload, position: np.ndarray) -> Steps:
+def _steps(workload: Workload, position: np.ndarray, weights: Optional[np.ndarray]) -> Steps:
     graph = workload.training.graph
     operators = workload.operators
     count = len(operators)
@@ -167,6 +177,9 @@ def _steps(workload: Workload, position: np.ndarray) -> Steps:
     head[[position[workload.training.same[a]] for a, _ in graph.heads]] = True
     nodes = list(operators)
     work = forward_flops(graph)[nodes].astype(np.float64)
+    if weights is not None:
+        # Whole numbers: their sums do not depend on the order.
+        work = np.ceil(weights[nodes] * (ONE_PASS / max(float(weights[nodes].sum()), 1e-300)))
     if not work.any():  # copies alone: every run counts the same
         work[:] = 1.0
     return Steps(

@@ -12,9 +12,12 @@ segments and all that marks can express but for single operators. The search:
    whose boundaries are too many for the table.
 4. Every tree's schedule is replayed to the byte (``judge``), with all match ranges: MXNet tries
    them all when it binds a schedule.
-5. The best few are annealed (``climb``), a thread each, then the best of these for longer.
+5. The best few are annealed (``climb``), a thread each, then the best of these for longer. For the
+   schedules of every size (``front``) they are annealed at several limits of memory, and all that
+   is met counts.
 
-All of it depends on the network alone, not on the machine's speed or its cores.
+Work is FLOPs, or what the caller says that each operator takes (its time). All else depends on the
+network alone, not on the machine's speed or its cores.
 
 Optimal re-forwarding of arbitrary graphs: Feng and Huang 2021, "Optimal Gradient Checkpoint Search
 for Arbitrary Computation Graphs". With O(log n) memory: Chen et al. 2016, section 4.4.
@@ -28,10 +31,10 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 import numpy as np
 
-from memonger.errors import BudgetError, MemongerError
+from memonger.errors import MemongerError
 from memonger.planners.binomial import binomial_tree, fewest_states
 from memonger.planners.boundaries import boundaries
-from memonger.planners.climb import ENDLESS, MATCH_RANGES, climb, price
+from memonger.planners.climb import ENDLESS, MATCH_RANGES, Annealed, climb, price
 from memonger.planners.entries import alive_at, weigh
 from memonger.planners.judge import Blueprint, blueprint, judge, positions
 from memonger.planners.least_work import IMPOSSIBLE, least_work, tree_of
@@ -61,6 +64,9 @@ TRY, EVENT = 30, 0.17
 MOST_TRIES = 6000  # for each forward operator
 SEEDING, REFINING, ANNEALING = 0.3, 0.05, 0.6  # parts of the search, as far as progress knows
 STRIDES = (1, 2, 4, 8)  # binomial trees: boundaries at every operator, every second ...
+#: For the schedules of every size: limits of memory in each of two rounds, the tries of a round in
+#: those of a usual search, the sizes that are told apart, and the part of the search.
+LIMITS, FRONT, BINS, FRONT_ANNEALING = 8, 1.0, 200, 0.7
 UNLIMITED = 1000.0  # times the forward work: more than any schedule is worth
 #: Where no limit is given: times log2 of the operators. With n log n work there is O(log n) memory
 #: (Chen et al. 2016). With more it is constant, but then MXNet's executor, which has a few KB for
@@ -138,6 +144,8 @@ class Recursive:
         Times the usual length of the search.
     progress : callable, optional
         Is told how much of a search is done, from 0 to 1.
+    weights : np.ndarray, optional
+        The work of each forward node, in any unit; by default its FLOPs.
 
     Examples
     --------
@@ -149,10 +157,11 @@ class Recursive:
         workload: Workload,
         patience: float = 1.0,
         progress: Optional[Callable[[float], None]] = None,
+        weights: Optional[np.ndarray] = None,
     ) -> None:
         self.workload, self.patience = workload, patience
         self.progress = progress or (lambda done: None)
-        self.blueprint: Blueprint = blueprint(workload)
+        self.blueprint: Blueprint = blueprint(workload, weights)
         self.position = positions(self.blueprint.node, len(workload.once))
         self.entries = weigh(workload, self.blueprint, POWERS)
         self.one_pass = max(1.0, float(self.blueprint.steps.work.sum()))
@@ -191,37 +200,45 @@ class Recursive:
             )
         limit = self.unlimited if work is None else float(work)
         known = [k for k in self._known(others) if k[0].work <= limit * SLACK]
-        tree = self._search(limit * self.one_pass * SLACK, 0)
+        tree = self._search(limit * self.one_pass * SLACK)
         if tree is not None:
             known.append((self._judged(tree), "searched schedule"))
         best, name = min(known, key=lambda k: (k[0].pool_bytes, k[0].work))
         return Found(best, name, self.interrupted)
 
-    def least_work(self, budget: int, others: Sequence[Tuple[str, Schedule]] = ()) -> Found:
-        """The schedule of least work whose pool takes at most ``budget`` bytes.
+    def front(self, others: Sequence[Tuple[str, Schedule]] = ()) -> List[Found]:
+        """The schedules that no other beats in both memory and work, the least work first.
 
-        Raises
-        ------
-        BudgetError
-            If none that was found does with that little memory; it says what is possible.
+        One search for all of them, so that who has more memory chooses among more.
+
+        Parameters
+        ----------
+        others : sequence of (str, Schedule)
+            Schedules that are known already, with their names.
         """
         known = self._known(others)
-        unplanned, name = known[0]
-        if unplanned.pool_bytes <= budget:  # no work can be less
-            return Found(unplanned, name, False)
-        tree = self._search(UNLIMITED * self.one_pass, int(budget))
-        if tree is not None:
-            known.append((self._judged(tree), "searched schedule"))
-        fitting = [k for k in known if k[0].pool_bytes <= budget]
-        if not fitting:
-            least = min([k[0].pool_bytes for k in known] + [t.pool_bytes for t in self._found])
-            raise BudgetError(
-                "no schedule was found that needs at most %d bytes (%.1f MB); the smallest "
-                "needs %d (%.1f MB)" % (budget, budget / 2**20, least, least / 2**20),
-                least,
-            )
-        best, name = min(fitting, key=lambda k: (k[0].work, k[0].pool_bytes))
-        return Found(best, name, self.interrupted)
+        self.interrupted = False
+        self._stop.clear()
+        self._done = 0.0
+        try:
+            self.progress(0.0)
+            self._all_seeds()
+            self._found += self._binomial(self.unlimited)
+            if self._found:
+                for part in range(2):
+                    self._round(part, max(judged.pool_bytes for judged, _ in known))
+            if not self.interrupted:
+                self.progress(1.0)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        # Judged anew: what was met while annealing has been tried with one match range alone.
+        trees = [self.judge(self.schedule(tree.tree)) for tree in _undominated(self._found)]
+        known += [(judged, "searched schedule") for judged in trees]
+        front: List[Found] = []
+        for judged, name in sorted(known, key=lambda k: (k[0].work, k[0].pool_bytes)):
+            if not front or judged.pool_bytes < front[-1].best.pool_bytes:
+                front.append(Found(judged, name, self.interrupted))
+        return front
 
     def frontier(self) -> List[Tuple[int, float]]:
         """Pool bytes and work of the schedules that no other beats, before they are annealed."""
@@ -265,8 +282,8 @@ class Recursive:
     def _judged(self, tree: _Tree) -> Judged:
         return Judged(tree.pool_bytes, tree.work / self.one_pass, self.schedule(tree.tree))
 
-    def _search(self, most_work: float, budget: int) -> Optional[_Tree]:
-        """The tree of least memory, or with a budget that of least work, of all that are found.
+    def _search(self, most_work: float) -> Optional[_Tree]:
+        """The tree of least memory of all that are found.
 
         None if there is none. Ctrl-C ends the search; what has been found by then counts.
         """
@@ -275,18 +292,14 @@ class Recursive:
         self._done = 0.0
 
         def allowed() -> List[_Tree]:
-            fit = (t for t in self._found if t.work <= most_work)
-            fit = (t for t in fit if not budget or t.pool_bytes <= budget)
-            return sorted(fit, key=_by_work if budget else _by_memory)
+            return sorted((t for t in self._found if t.work <= most_work), key=_by_memory)
 
         try:
             self.progress(0.0)
             self._all_seeds()
             self._found += self._binomial(min(self.unlimited, most_work / self.one_pass))
             if allowed():
-                self._climb(allowed, most_work, budget)
-            elif budget:  # perhaps the least memory that can be found fits
-                self._climb(lambda: sorted(self._found, key=_by_memory), most_work, 0)
+                self._climb(allowed, most_work)
             if not self.interrupted:
                 self.progress(1.0)
         except KeyboardInterrupt:
@@ -448,7 +461,7 @@ class Recursive:
                 )
             yield slot, np.concatenate(parts), float(work[0, -1, slot])
 
-    def _climb(self, allowed: Callable[[], List[_Tree]], most_work: float, budget: int) -> None:
+    def _climb(self, allowed: Callable[[], List[_Tree]], most_work: float) -> None:
         """Refine and anneal the best that is found, and remember what comes of it."""
         for _ in range(REFINEMENTS):
             if self.interrupted:
@@ -466,13 +479,32 @@ class Recursive:
         for number, (starts, share) in enumerate(how.rounds):
             if self.interrupted:
                 return
-            trees = sorted(trees, key=_by_work if budget else _by_memory)[:starts]
+            trees = sorted(trees, key=_by_memory)[:starts]
             each = max(1, int(tries * share / len(trees)))
             seeds = range(100 * number, 100 * number + len(trees))
             heats = [how.temperatures[k % len(how.temperatures)] for k in range(len(trees))]
-            jobs = list(zip(trees, seeds, heats))
-            trees = self._annealed(jobs, most_work, budget, each, share * ANNEALING)
+            jobs = [(*job, 0) for job in zip(trees, seeds, heats)]
+            trees = self._annealed(jobs, most_work, each, share * ANNEALING)
             self._found += trees
+
+    def _round(self, part: int, most: int) -> None:
+        """Anneal at every other of several limits of memory; remember all that is met.
+
+        The last limit of the second round is none: the aim is then the least memory.
+        """
+        if self.interrupted:
+            return
+        best = _undominated(self._found)
+        least = best[-1].pool_bytes
+        limits = np.geomspace(least, max(most, least), 2 * LIMITS + 1)[part : 2 * LIMITS : 2]
+        aims = [int(limit) + 1 for limit in limits] + ([0] if part else [])
+        jobs = []
+        for k, limit in enumerate(aims):
+            tree = next((t for t in best if t.pool_bytes <= limit), best[-1])
+            jobs.append((tree, 100 * part + k, LONG.temperatures[0], limit))
+        tries = max(1, int(self._tries([job[0] for job in jobs]) * FRONT / len(jobs)))
+        everything = UNLIMITED * self.one_pass
+        self._found += self._annealed(jobs, everything, tries, FRONT_ANNEALING / 2, most / BINS)
 
     def _tries(self, trees: Sequence[_Tree]) -> int:
         """How many there may be while annealing."""
@@ -484,26 +516,61 @@ class Recursive:
 
     def _annealed(
         self,
-        jobs: Sequence[Tuple[_Tree, int, Tuple[float, float]]],
+        jobs: Sequence[Tuple[_Tree, int, Tuple[float, float], int]],
         most_work: float,
-        budget: int,
         tries: int,
         share: float,
+        bin_bytes: float = 0.0,
     ) -> List[_Tree]:
-        """Trees after so many tries each; with each its random seed and its temperatures."""
+        """Trees after so many tries each; with each its random seed, temperatures and budget.
+
+        With ``bin_bytes`` not only these, but for each size, in steps of so many bytes, the tree
+        of least work that is met on the way.
+        """
         done = [0] * len(jobs)
 
-        def one(k: int) -> _Tree:
+        def one(k: int) -> List[_Tree]:
+            bins: Dict[int, Annealed] = {}
+
             def tick() -> bool:
                 done[k] += 1
                 return not self._stop.is_set()
 
-            tree, seed, (hot, cold) = jobs[k]
-            best = climb(self.blueprint, tree.tree, most_work, budget, seed, tries, hot, cold, tick)
-            return _Tree(best.pool_bytes, best.work, best.tree, tree.family)
+            def met(at: Annealed) -> None:
+                place = int(at.pool_bytes / bin_bytes)
+                if place not in bins or at.work < bins[place].work:
+                    bins[place] = at
+
+            tree, seed, (hot, cold), budget = jobs[k]
+            best = climb(
+                self.blueprint,
+                tree.tree,
+                most_work,
+                budget,
+                seed,
+                tries,
+                hot,
+                cold,
+                tick,
+                met if bin_bytes else None,
+            )
+            found = [
+                _Tree(t.pool_bytes, t.work, t.tree, tree.family) for t in (best, *bins.values())
+            ]
+            return found[:1] + _undominated(found[1:])
 
         total = tries * len(jobs)
-        return list(self._in_threads(one, range(len(jobs)), share, lambda: sum(done) / total))
+        each = self._in_threads(one, range(len(jobs)), share, lambda: sum(done) / total)
+        return [tree for found in each for tree in found]
+
+
+def _undominated(trees: Sequence[_Tree]) -> List[_Tree]:
+    """Those that no other beats in both memory and work, the least work first."""
+    best: List[_Tree] = []
+    for tree in sorted(trees, key=_by_work):
+        if not best or tree.pool_bytes < best[-1].pool_bytes:
+            best.append(tree)
+    return best
 
 
 def _by_memory(tree: _Tree) -> Tuple[float, float]:

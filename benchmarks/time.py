@@ -1,0 +1,198 @@
+"""The time of a training step within a budget of memory, predicted and measured.
+
+    OMP_NUM_THREADS=1 python benchmarks/time.py                      # six networks
+    OMP_NUM_THREADS=1 python benchmarks/time.py vgg16 --how marks    # one of them, marks alone
+    OMP_NUM_THREADS=1 python benchmarks/time.py --budgets 0.5 0.7 --measure --json out.json
+
+Each network is trained without a plan, with the plan of the original's algorithm on its
+mirror_stage marks, and with the fastest plan that is found within several shares of the memory that
+it needs without one, and within the memory of the original's plan, if that saves any. All are bound
+to the same parameters, gradients and memory, and take turns; a figure is the median of the ratios
+to the unplanned step of the same round. Time that is added is a share of that step: predicted, from
+FLOPs and bytes or with --measure from the time of each operator alone, and measured. Where plans
+for different budgets are the same, they are measured once. Use one thread, and a core that nothing
+else runs on (taskset), for figures that can be compared; or one thread and --processor-time.
+"""
+
+import argparse
+import functools
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List
+
+import memonger
+import mxnet as mx
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+import networks
+from step import module_of, step_of
+
+MB = 2**20
+BUDGETS = [1.0, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3]
+
+NETWORKS = {
+    "example-resnet-3-4-6-3": functools.partial(networks.resnet, (3, 4, 6, 3), batch=4),
+    "resnet50-v2": functools.partial(networks.resnet_v2, batch=4),
+    "vgg16": functools.partial(networks.model_zoo, "vgg16", batch=2),
+    "densenet121": functools.partial(networks.model_zoo, "densenet121", batch=4),
+    "mobilenetv2": functools.partial(networks.mobilenet_v2, batch=8),
+    "lstm-2x20": functools.partial(
+        networks.lstm, 2, steps=20, batch=32, hidden=512, labels=1000, use_loss=False
+    ),
+    "tiny": functools.partial(networks.resnet, (1, 1), batch=4, image=32, classes=10, filters=8),
+}
+USUAL = [name for name in NETWORKS if name != "tiny"]
+
+
+def plans(symbol: Any, shapes: Any, options: argparse.Namespace) -> List[Dict[str, Any]]:
+    """A row for each plan, as Module binds: without gradients of inputs."""
+    requests = {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
+    common = {"grad_req": requests, "patience": options.patience}
+    none = memonger.plan(symbol, shapes, budget=1.0, grad_req=requests)
+    original = memonger.plan(symbol, shapes, planner="chen2016", rules=False, grad_req=requests)
+    rows = [row("none", "", 1.0, none), row("original", "", None, original)]
+    budgets: List[Any] = list(options.budgets)
+    if original.pool_bytes < none.pool_bytes:
+        budgets.append(original.pool_bytes)
+    for how in options.how:
+        for budget in budgets:
+            told = "as original" if isinstance(budget, int) else "%.0f %%" % (100 * budget)
+            start = time.perf_counter()
+            try:
+                plan = memonger.plan(
+                    symbol, shapes, how=how, budget=budget, measure=options.measure, **common
+                )
+            except memonger.BudgetError as error:
+                least = error.least_bytes / none.pool_bytes
+                rows.append({"plan": how, "budget": told, "least": least})
+                continue
+            rows.append(row(how, told, plan.added_time, plan))
+            rows[-1]["seconds_to_plan"] = time.perf_counter() - start
+    for found in rows:
+        if "bytes" in found:
+            found["memory"] = found["bytes"] / none.pool_bytes
+    rows[0]["predicted"] = 0.0
+    return rows
+
+
+def row(name: str, budget: str, predicted: Any, plan: Any) -> Dict[str, Any]:
+    """A plan and what is predicted of it; measured is added."""
+    events = None if plan.schedule is None else plan.schedule.events.tolist()
+    return {
+        "plan": name,
+        "budget": budget,
+        "bytes": plan.pool_bytes,
+        "predicted": predicted,
+        "recomputed_flops": plan.recomputed_flops,
+        "symbol": plan.symbol,
+        "key": json.dumps([plan.symbol.tojson(remove_amp_cast=False), events]),
+    }
+
+
+def measure(rows: List[Dict[str, Any]], shapes: Any, rounds: int, clock: Any) -> None:
+    """Train all plans in turns; adds what they take to the rows, and takes the symbols out."""
+    steps: Dict[str, Any] = {}
+    first = None
+    for found in rows:
+        if "symbol" not in found:
+            continue
+        key, symbol = found["key"], found.pop("symbol")
+        if key not in steps:
+            module = module_of(symbol, shapes, first)
+            first = first or module
+            steps[key] = step_of(module, shapes)
+    seconds: Dict[str, List[float]] = {key: [] for key in steps}
+    for k in range(rounds + 1):
+        for key, step in steps.items():
+            start = clock()
+            step()
+            if k:  # the first round allocates
+                seconds[key].append(clock() - start)
+    none = np.array(seconds[rows[0]["key"]])
+    for found in rows:
+        key = found.pop("key", None)
+        if key is not None:
+            found["seconds"] = float(np.median(seconds[key]))
+            found["measured"] = float(np.median(np.array(seconds[key]) / none)) - 1
+
+
+HEADER = """
+| network | plan | budget | memory | predicted time | measured time | s a step |
+|---|---|---|---|---|---|---|"""
+
+
+def line(name: str, found: Dict[str, Any]) -> str:
+    """A row of the table."""
+    if "least" in found:
+        at_least = "at least %.0f %%" % (100 * found["least"])
+        return "| %s | %s | %s | %s | - | - | - |" % (
+            name,
+            found["plan"],
+            found["budget"],
+            at_least,
+        )
+    predicted = found["predicted"]
+    return "| %s | %s | %s | %.0f %% | %s | %+.1f %% | %.3f |" % (
+        name,
+        found["plan"],
+        found["budget"],
+        100 * found["memory"],
+        "-" if predicted is None else "%+.1f %%" % (100 * predicted),
+        100 * found["measured"],
+        found["seconds"],
+    )
+
+
+def main(arguments: List[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "nets", nargs="*", metavar="NET", help="of %s; all but tiny" % list(NETWORKS)
+    )
+    parser.add_argument("--how", nargs="+", choices=["marks", "schedule"])
+    parser.add_argument("--budgets", nargs="+", type=float, default=BUDGETS, metavar="SHARE")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--measure", action="store_true", help="predict by operators measured")
+    parser.add_argument(
+        "--processor-time", action="store_true", help="do not count what other processes take"
+    )
+    parser.add_argument("--patience", type=float, default=1.0)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
+    options = parser.parse_args(arguments)
+    options.how = options.how or ["marks", "schedule"]
+    unknown = [name for name in options.nets if name not in NETWORKS]
+    if unknown:
+        parser.error("no network %s; there are %s" % (", ".join(unknown), ", ".join(NETWORKS)))
+    print(
+        "%s, %d cores, %s OpenMP threads, Python %s, MXNet %s"
+        % (
+            platform.machine(),
+            os.cpu_count() or 1,
+            os.environ.get("OMP_NUM_THREADS", "all"),
+            platform.python_version(),
+            mx.__version__,
+        )
+    )
+    print(HEADER, flush=True)
+    figures = []
+    for name in options.nets or USUAL:
+        symbol, shapes = NETWORKS[name]()
+        rows = plans(symbol, shapes, options)
+        clock = time.process_time if options.processor_time else time.perf_counter
+        measure(rows, shapes, options.rounds, clock)
+        figures.append({"name": name, "rows": rows})
+        for found in rows:
+            print(line(name, found), flush=True)
+        if options.json is not None:
+            options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,56 @@
+"""More memory never makes a slower plan, and all of it none at all: over generated networks."""
+
+from typing import Any, Iterator, List
+
+import memonger
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+from memonger import timing
+from memonger.timing import Rates
+
+from generated import networks
+
+QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
+SHARES = [0.3, 0.5, 0.7, 0.85, 0.95]
+
+
+@pytest.fixture(autouse=True)
+def a_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(timing, "rates_of", lambda ctx: Rates(1e12, 1e11, 1e-6))
+    monkeypatch.setattr(timing, "paces_of", lambda training, ctx: {})
+    yield
+
+
+@pytest.mark.parametrize("how", ["marks", "schedule", "auto"])
+@settings(max_examples=15, deadline=None, suppress_health_check=QUIET)
+@given(networks(), st.randoms(use_true_random=False))
+def test_more_memory_is_never_slower(how: str, drawn: Any, random: Any) -> None:
+    """Whatever is asked for first."""
+    symbol, shapes = drawn
+    memonger.plans.forget()
+
+    def planned(share: float) -> Any:
+        return memonger.plan(symbol, shapes, how=how, budget=share, patience=0.01)
+
+    whole = planned(1.0)
+    assert whole.added_time == 0 and not whole.recomputed and whole.recomputed_flops == 0
+    limit = whole.unplanned_bytes
+    order = list(SHARES)
+    random.shuffle(order)
+    added = {}
+    for share in order:
+        try:
+            plan = planned(share)
+        except memonger.BudgetError as error:
+            assert error.least_bytes > share * limit - 1
+            added[share] = float("inf")
+            continue
+        assert plan.pool_bytes <= share * limit
+        assert plan.added_time is not None and plan.added_time >= 0
+        assert (plan.added_time > 0) == bool(plan.recomputed) or how != "marks"
+        added[share] = plan.added_time
+    found: List[float] = [added[share] for share in SHARES]
+    assert found == sorted(found, reverse=True)
+    for share, time in zip(SHARES, found):  # and nothing is remembered otherwise
+        if time < float("inf"):
+            assert planned(share).added_time == time
