@@ -6,8 +6,8 @@ complexity in reverse automatic differentiation") and Revolve (Griewank and Walt
 forward to a cut, reverse what is right of it with s - 1 states, then what is left of it with s.
 
 It is provably optimal if all steps cost the same, all states are equally large, and a state that is
-kept takes up a place until it is no longer wanted. Real networks are none of that: the search on any
-graph (``recursive``) takes it for a start among others, and is held against it. On chains of equal
+kept takes up a place until it is no longer wanted. Real networks are none of that: the search on
+any graph (``recursive``) starts from it among others, and is held against it. On chains of equal
 layers that must find schedules that take no more memory for the same work.
 """
 
