@@ -7,7 +7,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from memonger import BudgetError, fastest, timing
-from memonger.planners.budget import Fast, costly, front_of
+from memonger.planners.budget import Archive, Fast, costly, front_of, record, undominated
 from memonger.timing import Rates
 
 import networks
@@ -320,3 +320,26 @@ def test_auto_without_a_plan_that_fits() -> None:
 def test_auto_needs_a_budget() -> None:
     with pytest.raises(memonger.MemongerError, match="give a budget"):
         memonger.plan(net(), SHAPES, how="auto")
+
+
+@pytest.mark.parametrize("most", [1, 57, 10**12 + 7])
+def test_the_fastest_of_each_size_is_kept(most: int) -> None:
+    """To the byte: no plan is as large as the unplanned network, and is lost for rounding."""
+    sizes = 200
+    archive = Archive(
+        most,
+        np.full(sizes, np.inf),
+        np.zeros(sizes, dtype=np.int64),
+        np.zeros((sizes, 2), dtype=np.bool_),
+    )
+    record(archive, 0.0, most + 1, np.array([True, True]))
+    assert undominated(archive) == []
+    record(archive, 1.0, most, np.array([False, False]))
+    assert undominated(archive) == [sizes - 1]
+    smaller = most * (sizes - 1) // sizes  # the largest of the size below
+    record(archive, 2.0, smaller, np.array([True, False]))
+    record(archive, 3.0, smaller, np.array([False, True]))
+    assert archive.pools[undominated(archive)].tolist() == [smaller, most]
+    assert archive.seconds[undominated(archive)].tolist() == [2.0, 1.0]
+    record(archive, 0.5, smaller, np.array([False, True]))
+    assert archive.pools[undominated(archive)].tolist() == [smaller]

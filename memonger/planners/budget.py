@@ -99,9 +99,9 @@ class Space(NamedTuple):
 
 
 class Archive(NamedTuple):
-    """The fastest plan of each size; plan k needs at most k + 1 times ``edge`` bytes."""
+    """The fastest plan of each size; of n, plan k needs at most k + 1 n-ths of ``most`` bytes."""
 
-    edge: float
+    most: int
     seconds: np.ndarray
     pools: np.ndarray
     masks: np.ndarray
@@ -193,10 +193,9 @@ def _change(s, mask):  # type: ignore[no-untyped-def]
 @compiled
 def record(archive, seconds, pool, mask):  # type: ignore[no-untyped-def]
     """Keep a plan if it is the fastest of its size."""
-    k = int(np.ceil(pool / archive.edge)) - 1
-    if k >= len(archive.seconds):
+    if pool > archive.most:
         return
-    k = max(0, k)
+    k = max(0, (pool * len(archive.seconds) - 1) // archive.most)
     if seconds < archive.seconds[k] or (seconds == archive.seconds[k] and pool < archive.pools[k]):
         archive.seconds[k] = seconds
         archive.pools[k] = pool
@@ -370,7 +369,7 @@ class Search:
     def archive(self) -> Archive:
         n = len(self.rules.graph.nodes)
         return Archive(
-            self.unplanned / BINS,
+            max(1, self.unplanned),
             np.full(BINS, np.inf),
             np.zeros(BINS, dtype=np.int64),
             np.zeros((BINS, n), dtype=np.bool_),
