@@ -181,8 +181,9 @@ def climb(
             refused[key] = within, limit
             continue
         better = cost(found.pool_bytes, found.work) < cost(best.pool_bytes, best.work)
-        if better or k % SELDOM == 0:
+        if better and ranges is one:
             found = price(b, new, most_work)
+        if better or ranges is not one:
             one = MATCH_RANGES[found.match_range : found.match_range + 1]
         tree, current = new, cost(found.pool_bytes, found.work)[0]
         if met is not None:
