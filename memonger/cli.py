@@ -17,6 +17,7 @@ import memonger
 from memonger._mxnet import mx
 from memonger.costs import MB
 from memonger.errors import BudgetError, MemongerError
+from memonger.frontiers import FRONTS
 
 OK, NO, MISTAKE = 0, 1, 2
 BATCH = "N"  # where the batch goes in a shape
@@ -91,7 +92,7 @@ def _plan(options: argparse.Namespace) -> int:
 def _frontier(options: argparse.Namespace) -> int:
     _check_files(options.plot)
     plans = memonger.frontier(
-        _network(options.network), **_of(options, "points", "measure", "patience")
+        _network(options.network), **_of(options, "how", "points", "measure", "patience")
     )
     if options.plot:
         plans.plot(options.plot)
@@ -423,6 +424,12 @@ def _parser() -> argparse.ArgumentParser:
     common(made)
     split(made)
     searching(made)
+    made.add_argument(
+        "--how",
+        choices=tuple(FRONTS),
+        default="marks",
+        help="plans of marks, schedules, or the best of both (default: marks)",
+    )
     made.add_argument(
         "--points", type=int, default=20, metavar="N", help="the most plans (default: 20)"
     )

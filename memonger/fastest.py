@@ -22,7 +22,15 @@ from memonger.planners.smallest import smallest
 from memonger.progress import Progress
 from memonger.remembered import Remembered, fingerprint
 from memonger.rules import Rules
-from memonger.solution import SEARCHING, Found, Solution, confirm, left_alone
+from memonger.solution import (
+    ALLOWED,
+    SEARCHING,
+    Candidate,
+    Found,
+    Solution,
+    confirm,
+    left_alone,
+)
 
 log = logging.getLogger("memonger")
 
@@ -180,6 +188,7 @@ def solve_budget(
 
     limit = budget.limit(taken(unplanned))
     if taken(unplanned) <= limit:
+        log.info(ALLOWED)
         return left_alone(network, cost)
     found = find_front(network, cost, options, others, searching)
     predicted = [(taken(memory_of(network, cost, plan)), plan) for plan in found.front.plans]
@@ -215,12 +224,14 @@ def solve_budget(
 
 
 @no_collection()
-def solve_front(request: Request, options: Options, points: int) -> List[Tuple[Solution, Any]]:
-    """Plans that no other beats in both memory and time, the fastest first: at most ``points``.
+def candidates(request: Request, options: Options) -> Tuple[List[Candidate], bool]:
+    """The plans that no other beats in both memory and time, the fastest first.
 
-    Where there are more, those are taken whose memory is nearest to equal steps between no plan and
-    the smallest, both of which are among them. If it is interrupted (Ctrl-C), those of them that
-    MXNet has confirmed by then.
+    Returns
+    -------
+    list of Candidate
+    bool
+        Whether the search was interrupted: these are what it had found.
 
     Raises
     ------
@@ -230,28 +241,15 @@ def solve_front(request: Request, options: Options, points: int) -> List[Tuple[S
     network = read_network(request)
     cost = network.cost_model()
     found = find_front(network, cost, options)
-    plans = found.front.plans
-    if len(plans) > points:
-        pools = np.array([plan.pool_bytes for plan in plans])
-        steps = np.linspace(pools[0], pools[-1], points)
-        nearest = sorted({int(np.abs(pools - step).argmin()) for step in steps})
-        plans = tuple(plans[k] for k in nearest)
-    solutions: List[Tuple[Solution, Any]] = []
-    interrupted = found.front.interrupted
-    for plan in plans:
-        try:
-            solutions.append(solution_of(network, cost, plan, found.step, interrupted))
-        except KeyboardInterrupt:
-            if not solutions:
-                raise
-            interrupted = True
-            break
-    if interrupted:
-        log.warning("interrupted: these are the plans that were found so far")
-    return [
-        (solution._replace(facts={**solution.facts, "interrupted": interrupted}), symbol)
-        for solution, symbol in solutions
-    ]
+
+    def candidate(plan: Fast) -> Candidate:
+        return Candidate(
+            plan.pool_bytes,
+            plan.seconds / found.step if found.step else 0.0,
+            lambda interrupted: solution_of(network, cost, plan, found.step, interrupted),
+        )
+
+    return [candidate(plan) for plan in found.front.plans], found.front.interrupted
 
 
 def solution_of(

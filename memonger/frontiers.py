@@ -1,11 +1,22 @@
 """``frontier``: the plans that no other beats; ``largest_batch``: the most that fits a budget."""
 
 import logging
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    TypeVar,
+)
 
 import numpy as np
 
-from memonger import fastest, report
+from memonger import fastest, report, scheduling
 from memonger.allocator import replay
 from memonger.budgets import Budget, read_budget, told
 from memonger.costs import MB
@@ -15,14 +26,19 @@ from memonger.memory import of_marks
 from memonger.network import Network, read_network, read_request
 from memonger.planners.budget import Fast
 from memonger.planners.smallest import settle
-from memonger.plans import Plan, plan_of
+from memonger.plans import Plan, check_choice, plan_of
 from memonger.scheduling import check_limits
+from memonger.solution import Candidate, Solution
 
 log = logging.getLogger("memonger")
 
 FIRST_BATCH = 8  # whose smallest plan tells how large a batch may be
 LARGEST = 2**20
+#: By ``how=`` of ``frontier``, the kinds of plans.
+FRONTS = {"marks": ("marks",), "schedule": ("schedule",), "auto": ("marks", "schedule")}
 ROUNDS = 2  # of looking for a smaller plan at the batch that was found
+
+P = TypeVar("P", Candidate, Plan)
 
 
 class Frontier(Tuple[Plan, ...]):
@@ -79,6 +95,7 @@ def frontier(
     net: Any,
     shapes: Any = None,
     *,
+    how: str = "marks",
     points: int = 20,
     measure: bool = False,
     patience: float = 1.0,
@@ -96,8 +113,11 @@ def frontier(
     Parameters
     ----------
     net : mx.sym.Symbol
+    how : {'marks', 'schedule', 'auto'}
+        Plans of which kind; 'auto': of both, by two searches.
     points : int
-        The most plans that are returned; each is bound once.
+        The most plans that are returned; each is bound once. Where there are more, those are taken
+        whose memory is nearest to equal steps between no plan and the smallest.
     shapes, measure, patience, type_dict, grad_req, ctx, ntrial, until, devices, kept_copies
         As for ``plan``.
     **input_shapes
@@ -120,16 +140,70 @@ def frontier(
     >>> plans = memonger.frontier(net, {'data': (32, 3, 224, 224)})
     >>> print(plans)
     """
+    check_choice("way (how)", how, list(FRONTS))
     points = check_count("points", points, 2)
+    ntrial = check_count("ntrial", ntrial, 1)
     _, patience = check_limits("marks", None, patience)
     request = read_request(net, shapes, input_shapes, type_dict, grad_req, ctx, until, devices)
-    options = fastest.Options(
-        check_count("ntrial", ntrial, 1), bool(kept_copies), patience, bool(measure)
-    )
-    found = fastest.solve_front(request, options, points)
-    for warning in dict.fromkeys(text for solution, _ in found for text in solution.warnings):
+    options = fastest.Options(ntrial, bool(kept_copies), patience, bool(measure))
+    searches: Dict[str, Callable[[], Tuple[List[Candidate], bool]]] = {
+        "marks": lambda: fastest.candidates(request, options),
+        "schedule": lambda: scheduling.candidates(request, patience, ntrial, bool(measure)),
+    }
+    candidates: List[Candidate] = []
+    interrupted = False
+    for way in FRONTS[how]:
+        try:
+            found, interrupted = searches[way]()
+        except (MemongerError, KeyboardInterrupt) as error:  # a network that no schedule can hold
+            if not candidates:
+                raise
+            log.info("no plans by how=%r: %s", way, error)
+            interrupted, found = isinstance(error, KeyboardInterrupt), []
+        candidates += found
+        if interrupted:
+            break
+    candidates = _undominated(candidates)
+    pools = [candidate.pool_bytes for candidate in candidates]
+    solutions: List[Tuple[Solution, Any]] = []
+    for k in _spread(pools, points):
+        try:
+            solutions.append(candidates[k].confirmed(interrupted))
+        except KeyboardInterrupt:
+            if not solutions:
+                raise
+            interrupted = True
+            break
+    if interrupted:
+        log.warning("interrupted: these are the plans that were found so far")
+    for warning in dict.fromkeys(text for solution, _ in solutions for text in solution.warnings):
         log.warning(warning)
-    return Frontier(plan_of(request, symbol, solution) for solution, symbol in found)
+    plans = [
+        plan_of(
+            request,
+            symbol,
+            solution._replace(facts={**solution.facts, "interrupted": interrupted}),
+        )
+        for solution, symbol in solutions
+    ]
+    return Frontier(_undominated(plans))
+
+
+def _undominated(plans: Sequence[P]) -> List[P]:
+    """Those that no other beats in both memory and time, the fastest first."""
+    best: List[P] = []
+    for plan in sorted(plans, key=lambda plan: (plan.added_time or 0.0, plan.pool_bytes)):
+        if not best or plan.pool_bytes < best[-1].pool_bytes:
+            best.append(plan)
+    return best
+
+
+def _spread(pools: Sequence[int], points: int) -> List[int]:
+    """The places of at most so many plans, nearest to equal steps from the first to the last."""
+    steps = np.linspace(pools[0], pools[-1], points)
+    if len(pools) <= points:
+        return list(range(len(pools)))
+    return sorted({int(np.abs(np.array(pools) - step).argmin()) for step in steps})
 
 
 class LargestBatch(NamedTuple):

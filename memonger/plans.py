@@ -346,8 +346,8 @@ def plan(
     >>> print(plan)
     >>> mod = mx.mod.Module(plan.symbol, context=mx.gpu())
     """
-    _check_choice("way (how)", how, (*WAYS, EITHER))
-    _check_choice("planner", planner, PLANNERS)
+    check_choice("way (how)", how, (*WAYS, EITHER))
+    check_choice("planner", planner, PLANNERS)
     ntrial = check_count("ntrial", ntrial, 1)
     work, patience = check_limits(how, work, patience)
     bound = read_budget(budget, budget_of, optimizer, ctx)
@@ -473,7 +473,7 @@ def _segment(names: Sequence[str], segment: Optional[Segment]) -> str:
     )
 
 
-def _check_choice(what: str, value: Any, known: Sequence[str]) -> None:
+def check_choice(what: str, value: Any, known: Sequence[str]) -> None:
     if value not in known:
         raise MemongerError(
             "there is no %s %r; there are %s" % (what, value, ", ".join(map(repr, known)))

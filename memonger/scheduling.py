@@ -3,7 +3,7 @@
 import logging
 import math
 import numbers
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -19,15 +19,17 @@ from memonger.flops import forward_flops
 from memonger.forward import no_collection
 from memonger.memory import Memory
 from memonger.network import Request, read_network
-from memonger.planners.recursive import Found, Recursive
+from memonger.planners.recursive import NOTHING, Found, Recursive
 from memonger.planners.smallest import smallest
 from memonger.progress import Progress
 from memonger.remembered import Remembered, fingerprint
 from memonger.schedule import Schedule, of_marks, workload
 from memonger.scheduled import scheduled
 from memonger.solution import (
+    ALLOWED,
     LITTLE,
     SEARCHING,
+    Candidate,
     Solution,
     left_alone,
     left_as_it_is,
@@ -76,11 +78,46 @@ def solve_schedule(
     network = scheduling.network
     unplanned = budget.taken(scheduling.unplanned, network)
     if unplanned <= budget.limit(unplanned):
+        log.info(ALLOWED)
         return left_alone(network, scheduling.cost)
     times = timing.times_of(network.training, request.device, measure)
-    key = fingerprint(request, ["schedule", patience, ntrial, measure])
-    found = scheduling.fastest(budget, work, times, key)
-    return scheduling.confirmed(found, times)
+    plans = scheduling.front(times, _front_key(request, patience, ntrial, measure))
+    return scheduling.confirmed(scheduling.within(plans, budget, work), times)
+
+
+@no_collection()
+def candidates(
+    request: Request, patience: float, ntrial: int, measure: bool
+) -> Tuple[List[Candidate], bool]:
+    """The schedules that no other beats in both memory and time, the fastest first.
+
+    Returns
+    -------
+    list of Candidate
+    bool
+        Whether the search was interrupted: these are what it had found.
+    """
+    scheduling = _Scheduling(request, patience, ntrial)
+    network = scheduling.network
+    times = timing.times_of(network.training, request.device, measure)
+    plans = scheduling.front(times, _front_key(request, patience, ntrial, measure))
+    taken = scheduling.predicted(plans[0].best.schedule)
+
+    def candidate(found: Found) -> Candidate:
+        added = scheduling.added_time(found.best.schedule, times)
+
+        def confirmed(interrupted: bool) -> Tuple[Solution, Any]:
+            if not added and found.origin == NOTHING:
+                return left_alone(network, scheduling.cost)
+            return scheduling.confirmed(found._replace(interrupted=interrupted), times)
+
+        return Candidate(round(taken(found)), added, confirmed)
+
+    return [candidate(found) for found in plans], plans[0].interrupted
+
+
+def _front_key(request: Request, patience: float, ntrial: int, measure: bool) -> str:
+    return fingerprint(request, ["schedule", patience, ntrial, measure])
 
 
 class _Scheduling:
@@ -119,6 +156,20 @@ class _Scheduling:
         once = float(flops[counts > 0].sum())
         return float((counts * flops).sum()) / once if once else 1.0
 
+    def added_time(self, schedule: Schedule, times: timing.Times) -> float:
+        """Of the operators that run again, as a share of a step without a plan."""
+        again = np.maximum(self.counts(schedule) - 1, 0)
+        return float((again * times.forward).sum() / times.step)
+
+    def predicted(self, like: Schedule) -> Callable[[Found], float]:
+        """What tells the bytes of a schedule's pool, about: as much as `like` of what is counted.
+
+        The search counts as MXNet's planner does, 4 bytes to an element, gradients included.
+        """
+        memory = self.memory(like)
+        real = memory.replay.allocated_bytes / max(1, memory.replay.pool_bytes)
+        return lambda found: found.best.pool_bytes * real - memory.gradient_bytes
+
     # ------------------------------------------------------------------ searches
 
     def smallest(self, work: Optional[float], others: Sequence[Tuple[str, Schedule]] = ()) -> Found:
@@ -130,28 +181,32 @@ class _Scheduling:
                 return _in_hand(search, known, work)
             return search.least_memory(work, [*known, *others])
 
-    def front(self, times: timing.Times) -> List[Found]:
-        """The schedules of every size that none beats in memory and time, the fastest first."""
+    def front(self, times: timing.Times, key: str) -> List[Found]:
+        """The schedules of every size that none beats in memory and time, the fastest first.
+
+        They are remembered by ``key``.
+        """
+        plans = _fronts.get(key)
+        if plans is not None:
+            return plans
         with Progress(SEARCHING) as progress:
             known, interrupted = self._marks()
             search = Recursive(self.load, self.patience, progress, times.forward)
             if interrupted:
                 return [_in_hand(search, known, None)]
-            return search.front(known)
+            plans = search.front(known)
+        if not plans[0].interrupted:
+            _fronts.put(key, plans)
+        return plans
 
-    def fastest(
-        self, budget: Budget, work: Optional[float], times: timing.Times, key: str
-    ) -> Found:
-        """The fastest schedule within a budget; ``key`` is what the front is remembered by.
+    def within(self, plans: Sequence[Found], budget: Budget, work: Optional[float]) -> Found:
+        """The fastest of these schedules within a budget.
 
         Raises
         ------
         BudgetError
             If none fits.
         """
-        plans = _fronts.get(key) or self.front(times)
-        if not plans[0].interrupted:
-            _fronts.put(key, plans)
         try:
             return self._within(plans, budget, work)
         except BudgetError:  # a search for nothing but little memory may find less
@@ -179,11 +234,11 @@ class _Scheduling:
 
         limit = budget.limit(taken(self.unplanned))
         usual = self.memory(plans[0].best.schedule)
-        beside = taken(usual) - usual.pool_bytes - usual.gradient_bytes  # what no schedule changes
-        real = usual.replay.allocated_bytes / max(1, usual.replay.pool_bytes)
+        beside = taken(usual) - usual.pool_bytes  # what no schedule changes
+        pool = self.predicted(plans[0].best.schedule)
         least, least_work = taken(usual), math.inf
         for found in plans:
-            if found.best.pool_bytes * real + beside > NEARLY * limit and found is not plans[-1]:
+            if pool(found) + beside > NEARLY * limit and found is not plans[-1]:
                 continue
             needed = taken(self.memory(found.best.schedule))
             least = min(least, needed)
@@ -251,8 +306,7 @@ class _Scheduling:
             "interrupted": found.interrupted,
         }
         if times is not None:
-            seconds = (np.maximum(counts - 1, 0) * times.forward).sum()
-            facts["added_time"] = float(seconds / times.step)
+            facts["added_time"] = 0.0 if chosen is None else self.added_time(chosen, times)
         least, slowest = floor(network.training), slowest_segment(planned.replay)
         return Solution(counts > 1, (), (), facts, tuple(warnings), chosen, least, slowest), symbol
 

@@ -5,7 +5,7 @@ must agree; where they do not, it is said, and MXNet's figure is the plan's.
 """
 
 import logging
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -32,6 +32,7 @@ log = logging.getLogger("memonger")
 LITTLE = 0.05  # of the memory: a plan that saves less is explained
 MOST, MOST_HELD = 0.8, 0.5  # shares of the peak that are reason enough
 
+ALLOWED = "the budget allows the network as it is, so nothing is computed again"
 SEARCHING = "memonger: searching"  # what the progress bar says
 BARE = (
     "the bare plan was asked for (rules=False): it may abort on a GPU, move BatchNorm statistics "
@@ -155,13 +156,30 @@ def confirm(
     )
 
 
+class Candidate(NamedTuple):
+    """A plan among which is chosen, not yet confirmed by MXNet.
+
+    Attributes
+    ----------
+    pool_bytes : int
+        As predicted.
+    added_time : float
+        Predicted, as a share of a step without a plan.
+    confirmed : callable
+        Makes the Solution and the planned symbol; is told whether the search was interrupted.
+    """
+
+    pool_bytes: int
+    added_time: float
+    confirmed: Callable[[bool], Tuple[Solution, Any]]
+
+
 def left_alone(network: Network, cost: CostModel) -> Tuple[Solution, Any]:
-    """The network without a plan, where the budget allows that: nothing is faster."""
+    """The network without a plan, where that may be: nothing is faster."""
     nothing = np.zeros(len(network.graph.nodes), dtype=np.bool_)
     candidates = {"no plan": cost.unplanned}
     found = Found(nothing, (), cost.unplanned, "no plan", candidates, False)
     solution, symbol = confirm(network, cost, found, [], leave=False)
-    log.info("the budget allows the network as it is, so nothing is computed again")
     return solution._replace(facts={**solution.facts, "added_time": 0.0}), symbol
 
 

@@ -142,6 +142,10 @@ def test_frontier(net: Any, capsys: Any, tmp_path: Path) -> None:
     assert picture.read_bytes()[1:4] == b"PNG"
     status, printed, _ = run(capsys, *asked, "--json")
     assert [p["pool_bytes"] for p in json.loads(printed)] == [p.pool_bytes for p in plans]
+    status, printed, _ = run(capsys, *asked, "--how", "schedule", "--json")
+    scheduled = memonger.frontier(symbol, shapes, how="schedule", points=5)
+    assert [p["pool_bytes"] for p in json.loads(printed)] == [p.pool_bytes for p in scheduled]
+    assert scheduled[-1].pool_bytes != plans[-1].pool_bytes
 
 
 def test_batch(net: Any, capsys: Any, tmp_path: Path) -> None:

@@ -117,6 +117,40 @@ def test_frontier() -> None:
     assert len(lines) == 1 + len(plans) and "added time" in lines[0] and "100 %" in lines[1]
 
 
+@pytest.mark.parametrize("how", ["schedule", "auto"])
+def test_frontier_of_schedules(how: str) -> None:
+    plans = memonger.frontier(net(), SHAPES, how=how, points=40)
+    pools, added = [p.pool_bytes for p in plans], [p.added_time or 0.0 for p in plans]
+    assert pools == sorted(set(pools), reverse=True)
+    assert added == sorted(set(added))
+    assert plans[0].planner == "no plan" and added[0] == 0 and plans[0].schedule is None
+    assert all(p.exact for p in plans) and any(p.schedule is not None for p in plans)
+    assert 4 < len(plans) <= 40 and not plans.interrupted
+    for p in plans[1:]:
+        again = memonger.plan(net(), SHAPES, how=how, budget=p.pool_bytes)
+        assert again.pool_bytes <= p.pool_bytes
+        assert again.added_time <= p.added_time * (1 + 1e-9)  # type: ignore[operator]
+    if how == "auto":
+        for mark in memonger.frontier(net(), SHAPES, points=40):
+            assert min(a for a, b in zip(added, pools) if b <= 1.05 * mark.pool_bytes) <= (
+                mark.added_time or 0.0
+            ) * (1 + 1e-9)
+
+
+def test_frontier_where_there_is_no_schedule(caplog: pytest.LogCaptureFixture) -> None:
+    x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=16)
+    x = mx.sym.gather_nd(mx.sym.tanh(mx.sym.tanh(x)), mx.sym.Variable("places"))
+    symbol = mx.sym.LinearRegressionOutput(x, mx.sym.Variable("label"))
+    shapes = {"data": (64, 4), "places": (1, 8), "label": (8, 16)}
+    with pytest.raises(memonger.MemongerError, match="gather_nd"):
+        memonger.frontier(symbol, shapes, how="schedule")
+    caplog.set_level("INFO")
+    plans = memonger.frontier(symbol, shapes, how="auto")
+    assert plans[0].planner == "no plan" and "no plans by how='schedule'" in caplog.text
+    with pytest.raises(memonger.MemongerError, match="there is no way"):
+        memonger.frontier(symbol, shapes, how="both")
+
+
 def test_largest_batch() -> None:
     found = memonger.largest_batch(net(), BATCHES, "60MB")
     assert found.batch > found.unplanned_batch > 0

@@ -128,6 +128,7 @@ class _Tree(NamedTuple):
     family: Tuple[int, float]  # the power and the memory scale that it comes from
 
 
+NOTHING = "no recomputation"  # the origin of the schedule that runs nothing again
 KNOWN = (-1, 0.0)  # the family of schedules that were known before
 
 
@@ -271,7 +272,7 @@ class Recursive:
 
     def _known(self, others: Sequence[Tuple[str, Schedule]]) -> List[Tuple[Judged, str]]:
         """What is known already, the schedule without recomputation first; as trees as well."""
-        known = [(self.judge(plain(self.workload)), "no recomputation")]
+        known = [(self.judge(plain(self.workload)), NOTHING)]
         for name, schedule in others:
             known.append((self.judge(schedule), name))
             forwards = self.position[schedule.forwards]
