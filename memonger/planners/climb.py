@@ -5,6 +5,7 @@ of its left part. Steps for the worse are taken with a probability that falls as
 (Kirkpatrick et al. 1983). The same seed gives the same result on every machine.
 """
 
+import hashlib
 import math
 import random
 from typing import Callable, Dict, NamedTuple, Optional, Tuple
@@ -40,32 +41,59 @@ class Annealed(NamedTuple):
     work: float
 
 
-def price(
-    b: Blueprint,
-    tree: np.ndarray,
-    most_work: float,
-    limit: int = ENDLESS,
-    ranges: np.ndarray = MATCH_RANGES,
-) -> Cost:
-    """What the schedule of a tree costs.
+class _Judged(NamedTuple):
+    pool_bytes: int  # -1 if over the limit
+    match_range: int
+    limit: int
+
+
+class Prices:
+    """What the schedules of trees cost.
+
+    Every schedule is judged once: a quarter of the trees that annealing comes to have one that was
+    there before. Threads may share it.
 
     Parameters
     ----------
     b : Blueprint
-    tree : np.ndarray of int32, (nodes, 2)
-    most_work : float
-    limit : int
-        Bytes.
-    ranges : np.ndarray
-        The match ranges to try.
     """
-    relative = most_work / max(1.0, float(b.steps.work.sum()))
-    most_events = int(min(FEW * (2 + relative) * len(b.node), ENDLESS))
-    events, work = unroll(b, tree, most_work, most_events)
-    if work > most_work or len(events) > most_events:
-        return Cost(-1, float(work), 0)
-    pool, best = judge(b, events, ranges, int(limit))
-    return Cost(int(pool), float(work), int(best))
+
+    def __init__(self, b: Blueprint) -> None:
+        self.blueprint = b
+        self.one_pass = max(1.0, float(b.steps.work.sum()))
+        self._judged: Dict[Tuple[bytes, bytes], _Judged] = {}
+
+    def __call__(
+        self,
+        tree: np.ndarray,
+        most_work: float,
+        limit: int = ENDLESS,
+        ranges: np.ndarray = MATCH_RANGES,
+    ) -> Cost:
+        """What the schedule of a tree costs.
+
+        Parameters
+        ----------
+        tree : np.ndarray of int32, (nodes, 2)
+        most_work : float
+        limit : int
+            Bytes.
+        ranges : np.ndarray
+            The match ranges to try.
+        """
+        b = self.blueprint
+        most_events = int(min(FEW * (2 + most_work / self.one_pass) * len(b.node), ENDLESS))
+        events, work = unroll(b, tree, most_work, most_events)
+        if work > most_work or len(events) > most_events:
+            return Cost(-1, float(work), 0)
+        key = hashlib.blake2b(events, digest_size=16).digest(), ranges.tobytes()
+        known = self._judged.get(key)
+        if known is None or known.pool_bytes < 0 and known.limit < limit:
+            pool, best = judge(b, events, ranges, int(limit))
+            known = self._judged[key] = _Judged(int(pool), int(best), int(limit))
+        if known.pool_bytes > limit:
+            return Cost(-1, float(work), 0)
+        return Cost(known.pool_bytes, float(work), known.match_range)
 
 
 def step(tree: np.ndarray, count: int, draw: Callable[[], float]) -> np.ndarray:
@@ -118,7 +146,7 @@ def _spliced(tree: np.ndarray, start: int, stop: int, middle: np.ndarray) -> np.
 
 
 def climb(
-    b: Blueprint,
+    price: Prices,
     tree: np.ndarray,
     most_work: float,
     budget: int,
@@ -133,7 +161,7 @@ def climb(
 
     Parameters
     ----------
-    b : Blueprint
+    price : Prices
     tree : np.ndarray of int32, (nodes, 2)
         One that is allowed.
     most_work : float
@@ -150,8 +178,8 @@ def climb(
         Is told each tree that the search goes to, with a bound on its memory.
     """
     draw = random.Random(seed).random  # the same numbers in every version of Python
-    count = len(b.node)
-    found = price(b, tree, most_work, budget or ENDLESS)
+    count = len(price.blueprint.node)
+    found = price(tree, most_work, budget or ENDLESS)
     best = Annealed(tree, found.pool_bytes, found.work)
 
     def cost(pool_bytes: int, work: float) -> Tuple[float, float]:
@@ -159,7 +187,6 @@ def climb(
 
     current = lowest = cost(found.pool_bytes, found.work)[0]
     one = MATCH_RANGES[found.match_range : found.match_range + 1]
-    refused: Dict[Tuple[bytes, bytes], Tuple[float, int]] = {}  # a sixth of all tries come again
     for k in range(tries):
         if not tick():
             break
@@ -173,16 +200,12 @@ def climb(
         within = min(most_work, most) if budget else most_work
         limit = budget or int(most)
         ranges = MATCH_RANGES if k % SELDOM == 0 else one
-        key = new.tobytes(), ranges.tobytes()
-        if key in refused and within <= refused[key][0] and limit <= refused[key][1]:
-            continue
-        found = price(b, new, within, limit, ranges)
+        found = price(new, within, limit, ranges)
         if found.pool_bytes < 0:
-            refused[key] = within, limit
             continue
         better = cost(found.pool_bytes, found.work) < cost(best.pool_bytes, best.work)
         if better and ranges is one:
-            found = price(b, new, most_work)
+            found = price(new, most_work)
         if better or ranges is not one:
             one = MATCH_RANGES[found.match_range : found.match_range + 1]
         tree, current = new, cost(found.pool_bytes, found.work)[0]

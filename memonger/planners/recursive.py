@@ -34,7 +34,7 @@ import numpy as np
 from memonger.errors import MemongerError
 from memonger.planners.binomial import binomial_tree, fewest_states
 from memonger.planners.boundaries import boundaries
-from memonger.planners.climb import ENDLESS, MATCH_RANGES, Annealed, climb, price
+from memonger.planners.climb import ENDLESS, MATCH_RANGES, Annealed, Prices, climb
 from memonger.planners.entries import alive_at, weigh
 from memonger.planners.judge import Blueprint, blueprint, judge, positions
 from memonger.planners.least_work import IMPOSSIBLE, least_work, tree_of
@@ -163,9 +163,10 @@ class Recursive:
         self.workload, self.patience = workload, patience
         self.progress = progress or (lambda done: None)
         self.blueprint: Blueprint = blueprint(workload, weights)
+        self.price = Prices(self.blueprint)
         self.position = positions(self.blueprint.node, len(workload.once))
         self.entries = weigh(workload, self.blueprint, POWERS)
-        self.one_pass = max(1.0, float(self.blueprint.steps.work.sum()))
+        self.one_pass = self.price.one_pass
         self.unlimited = max(LEAST_UNLIMITED, LOGARITHMS * math.log2(len(self.blueprint.node) + 1))
         self.interrupted = False
         self._stop = threading.Event()
@@ -346,7 +347,7 @@ class Recursive:
             count[0] += 1
             if self._stop.is_set():
                 return None
-            cost = price(self.blueprint, tree, UNLIMITED * self.one_pass)
+            cost = self.price(tree, UNLIMITED * self.one_pass)
             return _Tree(cost.pool_bytes, cost.work, tree, family) if cost.pool_bytes >= 0 else None
 
         found = self._in_threads(one, trees, share, lambda: count[0] / max(1, len(trees)))
@@ -544,7 +545,7 @@ class Recursive:
 
             tree, seed, (hot, cold), budget = jobs[k]
             best = climb(
-                self.blueprint,
+                self.price,
                 tree.tree,
                 most_work,
                 budget,
