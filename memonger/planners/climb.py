@@ -41,6 +41,11 @@ class Annealed(NamedTuple):
     work: float
 
 
+class _Unrolled(NamedTuple):
+    work: float
+    events: bytes  # a digest; empty if there is more work than was allowed
+
+
 class _Judged(NamedTuple):
     pool_bytes: int  # -1 if over the limit
     match_range: int
@@ -50,8 +55,8 @@ class _Judged(NamedTuple):
 class Prices:
     """What the schedules of trees cost.
 
-    Every schedule is judged once: a quarter of the trees that annealing comes to have one that was
-    there before. Threads may share it.
+    What is known already is not worked out again: a sixth of the trees that annealing comes to were
+    there before, and another quarter have a schedule that was. Threads may share it.
 
     Parameters
     ----------
@@ -61,6 +66,7 @@ class Prices:
     def __init__(self, b: Blueprint) -> None:
         self.blueprint = b
         self.one_pass = max(1.0, float(b.steps.work.sum()))
+        self._unrolled: Dict[bytes, _Unrolled] = {}
         self._judged: Dict[Tuple[bytes, bytes], _Judged] = {}
 
     def __call__(
@@ -81,19 +87,36 @@ class Prices:
         ranges : np.ndarray
             The match ranges to try.
         """
-        b = self.blueprint
-        most_events = int(min(FEW * (2 + most_work / self.one_pass) * len(b.node), ENDLESS))
-        events, work = unroll(b, tree, most_work, most_events)
-        if work > most_work or len(events) > most_events:
-            return Cost(-1, float(work), 0)
-        key = hashlib.blake2b(events, digest_size=16).digest(), ranges.tobytes()
-        known = self._judged.get(key)
-        if known is None or known.pool_bytes < 0 and known.limit < limit:
-            pool, best = judge(b, events, ranges, int(limit))
-            known = self._judged[key] = _Judged(int(pool), int(best), int(limit))
-        if known.pool_bytes > limit:
-            return Cost(-1, float(work), 0)
-        return Cost(known.pool_bytes, float(work), known.match_range)
+        key = tree.tobytes()
+        unrolled = self._unrolled.get(key)
+        events = None
+        if unrolled is None or not unrolled.events and unrolled.work <= most_work:
+            events, work = self._unroll(tree, most_work)
+            digest = b"" if events is None else hashlib.blake2b(events, digest_size=16).digest()
+            unrolled = self._unrolled[key] = _Unrolled(work, digest)
+        if unrolled.work > most_work or not unrolled.events:
+            return Cost(-1, unrolled.work, 0)
+        which = unrolled.events, ranges.tobytes()
+        judged = self._judged.get(which)
+        if judged is None or judged.pool_bytes < 0 and judged.limit < limit:
+            if events is None:
+                events, _ = self._unroll(tree, most_work)
+            pool, best = judge(self.blueprint, events, ranges, int(limit))
+            judged = self._judged[which] = _Judged(int(pool), int(best), int(limit))
+        if judged.pool_bytes > limit:
+            return Cost(-1, unrolled.work, 0)
+        return Cost(judged.pool_bytes, unrolled.work, judged.match_range)
+
+    def _unroll(self, tree: np.ndarray, most_work: float) -> Tuple[Optional[np.ndarray], float]:
+        """The events of a tree and their work; no events if there is more."""
+        most_events = FEW * (2 + most_work / self.one_pass) * len(self.blueprint.node)
+        most_events = int(min(most_events, ENDLESS))
+        events, work = unroll(self.blueprint, tree, most_work, most_events)
+        if work > most_work:
+            return None, float(work)
+        if len(events) > most_events:
+            return None, np.inf
+        return events, float(work)
 
 
 def step(tree: np.ndarray, count: int, draw: Callable[[], float]) -> np.ndarray:

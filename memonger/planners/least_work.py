@@ -28,6 +28,22 @@ def _held_at(x, s, c, t, p):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def _lower(best, choice, run, right, left, chosen):  # type: ignore[no-untyped-def]
+    """Take a choice where it is better.
+
+    Written so that the compiler makes vector instructions of it: nothing is read or stored under a
+    condition, and no type is changed in the loop.
+    """
+    number = np.uint16(chosen)
+    for k in range(best.shape[0]):
+        total = run + right[k] + left[k]
+        known, made = best[k], choice[k]
+        better = total < known
+        best[k] = total if better else known
+        choice[k] = number if better else made
+
+
+@compiled
 def least_work(x, power, most, slots, inner):  # type: ignore[no-untyped-def]
     """The least work of each piece within each memory up to ``most``, in ``slots`` equal steps.
 
@@ -53,6 +69,7 @@ def least_work(x, power, most, slots, inner):  # type: ignore[no-untyped-def]
     unit = most / slots
     best = np.full((m, m, slots + 1), IMPOSSIBLE, dtype=np.float32)
     choice = np.zeros((m, m, slots + 1), dtype=np.uint16)
+    nothing_left = np.zeros(slots + 1, dtype=np.float32)
     far = slots + 1
     for length in range(1, m):
         for s in range(m - length):
@@ -72,22 +89,17 @@ def least_work(x, power, most, slots, inner):  # type: ignore[no-untyped-def]
                 through = behind if nothing else behind + x.highest[s, c, power]
                 through = _slot(through, unit, far)
                 shift = _slot(held, unit, far)
-                for k in range(max(through, shift), slots + 1):
-                    total = run + best[c, t, k - shift] + best[s, c, k]
-                    if total < best[s, t, k]:
-                        best[s, t, k] = total
-                        choice[s, t, k] = 4 * c
+                least = max(through, shift)
+                right, left = best[c, t, least - shift :], best[s, c, least:]
+                _lower(best[s, t, least:], choice[s, t, least:], run, right, left, 4 * c)
                 if nothing:
                     continue
                 for flag in range(1, FLAGS):
                     shift = _slot(max(x.kept[flag, s, c, power], held), unit, far)
                     least = max(shift, through, _slot(x.leaf[flag, s, c, power], unit, far))
                     run = np.float32(x.work[s, c] + x.leaf_work[flag, s, c])
-                    for k in range(least, slots + 1):
-                        total = run + best[c, t, k - shift]
-                        if total < best[s, t, k]:
-                            best[s, t, k] = total
-                            choice[s, t, k] = 4 * c + flag
+                    right, left = best[c, t, least - shift :], nothing_left[least:]
+                    _lower(best[s, t, least:], choice[s, t, least:], run, right, left, 4 * c + flag)
     return best, choice
 
 
