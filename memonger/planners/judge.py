@@ -173,6 +173,9 @@ def _steps(workload: Workload, position: np.ndarray, weights: Optional[np.ndarra
     last = np.full(count, -1, dtype=np.int32)
     for p, j in reads:
         last[j] = p
+    first_want = np.full(count, count, dtype=np.int32)
+    for p, j in wants:
+        first_want[j] = min(first_want[j], p)
     head = np.zeros(count, dtype=np.bool_)
     head[[position[workload.training.same[a]] for a, _ in graph.heads]] = True
     nodes = list(operators)
@@ -186,6 +189,8 @@ def _steps(workload: Workload, position: np.ndarray, weights: Optional[np.ndarra
         *grouped(reads, count),
         *grouped(wants, count),
         last,
+        first_want,
+        np.flatnonzero(head).astype(np.int32),
         head,
         workload.once[nodes],
         gradient,

@@ -11,7 +11,7 @@ import numpy as np
 
 from memonger.compiled import compiled
 from memonger.planners.entries import Entries
-from memonger.planners.unroll import ALL, COSTLY, FREE, HELD, ask, ask_back, missing
+from memonger.planners.unroll import ALL, COSTLY, FREE, HELD, missing, wanted
 
 FLAGS = 3  # ALIVE, ALL, COSTLY: what is held of the left part
 ASKED_FAR = 30  # pieces: further on, nearly all that is alive at a cut is asked for
@@ -103,8 +103,7 @@ def _leaf(g, lo, hi, flag, mark, held, asked, rows, refs, storage, stamp, need, 
             if s.costly[i] and asked[i] == mark:
                 held[i] = HELD
     mark += 1
-    ask(s, lo, hi, asked, mark)
-    ask_back(s, lo, hi, held, asked, mark)
+    wanted(s, lo, hi, held, asked, mark)
     # What runs, in order; before it, what is held.
     number = 0
     for i in range(lo, hi):

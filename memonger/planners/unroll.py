@@ -37,8 +37,12 @@ class Steps(NamedTuple):
         The operators that its gradient reads, but for results that are kept from their first run.
     last : np.ndarray
         The last operator that reads it, -1 for none.
+    first_want : np.ndarray
+        The first operator whose gradient reads it; their number for none.
+    heads : np.ndarray
+        The operators of which the network returns a result.
     head : np.ndarray of bool
-        Whether the network returns a result of it.
+        Whether it is one of them.
     once : np.ndarray of bool
         Whether it must not run twice.
     gradient : np.ndarray of bool
@@ -53,6 +57,8 @@ class Steps(NamedTuple):
     want_start: np.ndarray
     want: np.ndarray
     last: np.ndarray
+    first_want: np.ndarray
+    heads: np.ndarray
     head: np.ndarray
     once: np.ndarray
     gradient: np.ndarray
@@ -98,18 +104,12 @@ def push(stack, depth, a, b, c):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def ask(s, lo, hi, asked, mark):  # type: ignore[no-untyped-def]
-    """Mark what the gradients of a part read."""
-    for i in range(lo, hi):
+def wanted(s, lo, hi, held, asked, mark):  # type: ignore[no-untyped-def]
+    """Mark what the gradients of a part read, and what is needed to compute it and not held."""
+    for i in range(hi - 1, lo - 1, -1):
         if s.gradient[i]:
             for q in range(s.want_start[i], s.want_start[i + 1]):
                 asked[s.want[q]] = mark
-
-
-@compiled
-def ask_back(s, lo, hi, held, asked, mark):  # type: ignore[no-untyped-def]
-    """Mark what is needed to compute what is marked of a part and not held."""
-    for i in range(hi - 1, lo - 1, -1):
         if asked[i] == mark and held[i] == FREE:
             for q in range(s.read_start[i], s.read_start[i + 1]):
                 asked[s.read[q]] = mark
@@ -119,23 +119,23 @@ def ask_back(s, lo, hi, held, asked, mark):  # type: ignore[no-untyped-def]
 def missing(s, lo, hi, held, asked, mark):  # type: ignore[no-untyped-def]
     """Mark what the gradients and outputs of a part need, directly or to be computed."""
     _ask_for_heads(s, lo, hi, held, asked, mark)
-    ask(s, lo, hi, asked, mark)
-    ask_back(s, lo, hi, held, asked, mark)
+    wanted(s, lo, hi, held, asked, mark)
 
 
 @compiled
 def _ask_for_heads(s, lo, hi, held, asked, mark):  # type: ignore[no-untyped-def]
-    """Mark the outputs of the network that have not run (those that have are PINNED)."""
-    for i in range(lo, hi):
-        if s.head[i] and held[i] == FREE:
+    """Mark the outputs of the network that have not run (those that have are PINNED); the first."""
+    first = hi
+    for i in s.heads:
+        if lo <= i < hi and held[i] == FREE:
             asked[i] = mark
+            first = min(first, i)
+    return first
 
 
 @compiled
-def _forward(s, lo, hi, held, asked, mark, events, count):  # type: ignore[no-untyped-def]
-    """Run what is marked and not held, and what it needs; also outputs that never ran."""
-    _ask_for_heads(s, lo, hi, held, asked, mark)
-    ask_back(s, lo, hi, held, asked, mark)
+def _run(s, lo, hi, held, asked, mark, events, count):  # type: ignore[no-untyped-def]
+    """Run what is marked and not held."""
     work = 0.0
     for i in range(lo, hi):
         if held[i] == FREE and asked[i] == mark:
@@ -192,8 +192,8 @@ def unroll(b, tree, most_work, most_events):  # type: ignore[no-untyped-def]
             events = longer
         mark += 1
         if tree[q, 0] == LEAF:
-            ask(s, lo, hi, asked, mark)
-            count, more = _forward(s, lo, hi, held, asked, mark, events, count)
+            missing(s, lo, hi, held, asked, mark)
+            count, more = _run(s, lo, hi, held, asked, mark, events, count)
             work += more
             for i in range(hi - 1, lo - 1, -1):
                 if s.gradient[i]:
@@ -203,12 +203,8 @@ def unroll(b, tree, most_work, most_events):  # type: ignore[no-untyped-def]
             cut, flag = tree[q, 0], tree[q, 1]
             missing(s, cut, hi, held, alive, mark)
             if flag != NOTHING:
-                for i in range(lo, cut):
-                    if s.gradient[i]:
-                        for k in range(s.want_start[i], s.want_start[i + 1]):
-                            j = s.want[k]
-                            if j >= lo and s.last[j] >= cut:
-                                alive[j] = mark
+                for j in range(lo, cut):
+                    alive[j] = mark if s.last[j] >= cut and s.first_want[j] < cut else alive[j]
             if flag == ALL or flag == COSTLY:
                 missing(s, lo, hi, held, asked, mark)
                 for i in range(lo, cut):
@@ -225,11 +221,22 @@ def unroll(b, tree, most_work, most_events):  # type: ignore[no-untyped-def]
                         kept[i] = asked[i] = mark
                     if alive[i] == mark - 1:
                         alive[i] = mark
+            first = _ask_for_heads(s, lo, cut, held, asked, mark)
             for i in range(lo, cut):
                 if alive[i] == mark:
                     asked[i] = mark
+                if asked[i] == mark:
+                    first = min(first, i)
+            i = cut - 1
+            while i >= first:
+                if asked[i] == mark and held[i] == FREE:
+                    for k in range(s.read_start[i], s.read_start[i + 1]):
+                        j = s.read[k]
+                        asked[j] = mark
+                        first = max(lo, min(first, j))
+                i -= 1
             before = count
-            count, more = _forward(s, lo, cut, held, asked, mark, events, count)
+            count, more = _run(s, first, cut, held, asked, mark, events, count)
             work += more
             for k in range(before, count):
                 i = events[k]
