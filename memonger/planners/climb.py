@@ -19,7 +19,7 @@ from memonger.planners.unroll import ALIVE, ALL, LEAF, NOTHING, part_of, unroll
 MATCH_RANGES = np.array([1, 2, 4, 8, 16])
 ENDLESS = 2**60
 FEW = 3  # times the forward operators per unit of work: more runs than that are of no use
-SELDOM = 4  # tries for one with all match ranges
+SELDOM = 8  # tries for one with all match ranges
 AGAIN = 0.3  # the probability of one more change in a step
 
 LEAF_NODE = np.array([[LEAF, 0]], dtype=np.int32)

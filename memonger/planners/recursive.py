@@ -27,7 +27,7 @@ import math
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -50,7 +50,9 @@ CLOSER = 1.5  # times the least memory that is possible: the last
 #: Cuts: so many of any network, and more of those up to a thousand operators.
 MOST_CUTS, MORE_CUTS, THOUSAND = 80, 60, 1000
 MOST_INNER_CUTS = 16  # between two of them
-SEEDS = 3_000_000  # replays of trees that dynamic programming finds, as forward operators
+#: Replays of trees that dynamic programming finds, as forward operators: of a whole frontier, of
+#: those whose work is near a limit.
+SEEDS, SEEDS_NEAR = 3_000_000, 600_000
 REFINEMENTS = 2  # rounds of dynamic programming over the cuts of the best trees
 MOST_REFINED = 8  # trees
 MOST_REFINED_CUTS = 110
@@ -171,7 +173,7 @@ class Recursive:
         self.interrupted = False
         self._stop = threading.Event()
         self._done = 0.0
-        self._seeds: Optional[List[_Tree]] = None
+        self._seeded: Set[Optional[float]] = set()
         self._repeats = 1  # of binomial trees that are among those that are found
         self._found: List[_Tree] = []
 
@@ -224,8 +226,7 @@ class Recursive:
         self._done = 0.0
         try:
             self.progress(0.0)
-            self._all_seeds()
-            self._found += self._binomial(self.unlimited)
+            self._seed(None)
             if self._found:
                 for part in range(2):
                     self._round(part, max(judged.pool_bytes for judged, _ in known))
@@ -241,15 +242,6 @@ class Recursive:
             if not front or judged.pool_bytes < front[-1].best.pool_bytes:
                 front.append(Found(judged, name, self.interrupted))
         return front
-
-    def frontier(self) -> List[Tuple[int, float]]:
-        """Pool bytes and work of the schedules that no other beats, before they are annealed."""
-        points: List[Tuple[int, float]] = []
-        for seed in sorted(self._all_seeds(), key=lambda s: (s.pool_bytes, s.work)):
-            work = seed.work / self.one_pass
-            if not points or work < points[-1][1]:
-                points.append((seed.pool_bytes, work))
-        return points
 
     def judge(self, schedule: Schedule) -> Judged:
         """What a schedule costs."""
@@ -298,8 +290,7 @@ class Recursive:
 
         try:
             self.progress(0.0)
-            self._all_seeds()
-            self._found += self._binomial(min(self.unlimited, most_work / self.one_pass))
+            self._seed(most_work)
             if allowed():
                 self._climb(allowed, most_work)
             if not self.interrupted:
@@ -309,14 +300,16 @@ class Recursive:
         found = allowed()
         return found[0] if found else None
 
-    def _all_seeds(self) -> List[_Tree]:
-        if self._seeds is None:
-            seeds = self.seeds()
-            self._found += seeds
-            if self.interrupted:
-                return seeds
-            self._seeds = seeds
-        return self._seeds
+    def _seed(self, most_work: Optional[float]) -> None:
+        """Find the trees to start from, once for each limit of work."""
+        if most_work not in self._seeded:
+            self._found += self.seeds(most_work)
+            most = self.unlimited
+            if most_work is not None:
+                most = min(most, most_work / self.one_pass)
+            self._found += self._binomial(most)
+            if not self.interrupted:
+                self._seeded.add(most_work)
 
     def _in_threads(self, function: Any, items: Sequence[Any], share: float, part: Any) -> Any:
         """The function of each item, in order. After Ctrl-C some may be missing.
@@ -353,8 +346,8 @@ class Recursive:
         found = self._in_threads(one, trees, share, lambda: count[0] / max(1, len(trees)))
         return [tree for tree in found if tree is not None]
 
-    def seeds(self) -> List[_Tree]:
-        """Trees of the whole frontier, by dynamic programming.
+    def seeds(self, most_work: Optional[float] = None) -> List[_Tree]:
+        """Trees of the whole frontier, or those about a limit of work, by dynamic programming.
 
         Pieces between neighbouring boundaries are divided further, at boundaries of their own.
         """
@@ -373,14 +366,20 @@ class Recursive:
             inner.append(measure(entries, within, cap) if len(within) > 2 else None)
         found: List[_Tree] = []
         seen: Dict[bytes, None] = {}
-        each = int(SEEDS / count / len(POWERS) / SCALES) + 1
+        replays = SEEDS if most_work is None else SEEDS_NEAR
+        each = int(replays / count / len(POWERS) / SCALES) + 1
         for power in range(len(POWERS)):
             most = float(whole[power]) * WIDEST
             for scale in range(SCALES):
                 trees = list(self._trees(outer, inner, power, most))
                 if not trees or self.interrupted:
                     break
-                chosen = np.linspace(0, len(trees) - 1, min(each, len(trees))).astype(int)
+                if most_work is None:
+                    chosen = np.linspace(0, len(trees) - 1, min(each, len(trees))).astype(int)
+                else:
+                    chosen = np.argsort(
+                        [abs(work - most_work) for _, _, work in trees], kind="stable"
+                    )[:each]
                 new = [trees[k][1] for k in chosen.tolist() if trees[k][1].tobytes() not in seen]
                 seen.update((tree.tobytes(), None) for tree in new)
                 found += self._priced(new, (power, most), SEEDING / len(POWERS) / SCALES)
