@@ -100,9 +100,9 @@ def _leaf(g, lo, hi, flag, mark, held, asked, rows, refs, storage, stamp, need, 
     elif flag == COSTLY:
         missing(s, lo, hi, held, asked, mark)
         for i in range(lo, hi):
-            if s.costly[i] and asked[i] == mark:
+            if s.costly[i] and asked[i] >= mark:
                 held[i] = HELD
-    mark += 1
+    mark += count + 1
     wanted(s, lo, hi, held, asked, mark)
     # What runs, in order; before it, what is held.
     number = 0
@@ -113,7 +113,7 @@ def _leaf(g, lo, hi, flag, mark, held, asked, rows, refs, storage, stamp, need, 
     sources = number
     work = 0.0
     for i in range(lo, hi):
-        if asked[i] == mark and held[i] == FREE:
+        if asked[i] >= mark and held[i] == FREE:
             rows[number] = g.node[i]
             number += 1
             work += s.work[i]
@@ -258,18 +258,18 @@ def _undivided(g, bounds, passing, cap):  # type: ignore[no-untyped-def]
     leaf_work = np.zeros((FLAGS, m, m))
     entries = g.reader.shape[0]
     held = np.zeros(count, dtype=np.int8)
-    asked = np.zeros(count, dtype=np.int32)
+    asked = np.zeros(count, dtype=np.int64)
     rows = np.empty(2 * count + g.emit.shape[0], dtype=np.int32)
     refs = np.zeros(entries, dtype=np.int32)
     storage = np.zeros(entries, dtype=np.int32)
-    stamp = np.zeros(entries, dtype=np.int32)
+    stamp = np.zeros(entries, dtype=np.int64)
     mark = 0
     for s in range(m - 1):
         for flag in range(FLAGS):
             for to in range(s + 1, m):
                 if flag and bounds[to] == count:
                     break
-                mark += 2
+                mark += 2 * (count + 1)
                 need, state = leaf[flag, s, to], kept[flag, s, to]
                 leaf_work[flag, s, to] = _leaf(
                     g, bounds[s], bounds[to], flag, mark, held, asked, rows, refs, storage, stamp,
@@ -290,7 +290,7 @@ def _spare(g, bounds):  # type: ignore[no-untyped-def]
     s = g.steps
     count, m, powers = g.node.shape[0], bounds.shape[0], g.weight.shape[1]
     held = np.zeros(count, dtype=np.int8)
-    asked = np.zeros(count, dtype=np.int32)
+    asked = np.zeros(count, dtype=np.int64)
     mark = 0
     spare_start = np.zeros(m * m + 1, dtype=np.int64)
     spare_at = np.empty(16, dtype=np.int32)
@@ -304,12 +304,12 @@ def _spare(g, bounds):  # type: ignore[no-untyped-def]
     for c in range(m):
         for to in range(m):
             if 0 < c < to and bounds[to] < count and to - c <= ASKED_FAR:
-                mark += 1
+                mark += count + 1
                 for i in range(bounds[c], bounds[to]):
                     held[i] = HELD if s.last[i] >= bounds[to] or s.head[i] else FREE
                 missing(s, bounds[c], bounds[to], held, asked, mark)
                 for i in range(bounds[c]):
-                    if bounds[c] <= s.last[i] < bounds[to] and asked[i] != mark:
+                    if bounds[c] <= s.last[i] < bounds[to] and asked[i] < mark:
                         if reading[i] < bounds[c]:
                             continue
                         if found == len(spare_at):

@@ -105,14 +105,18 @@ def push(stack, depth, a, b, c):  # type: ignore[no-untyped-def]
 
 @compiled
 def wanted(s, lo, hi, held, asked, mark):  # type: ignore[no-untyped-def]
-    """Mark what the gradients of a part read, and what is needed to compute it and not held."""
+    """Mark what the gradients of a part read, and what is needed to compute it and not held.
+
+    A mark is ``mark`` plus the last operator that asks. Those before it are less, by more than the
+    number of operators.
+    """
     for i in range(hi - 1, lo - 1, -1):
         if s.gradient[i]:
             for q in range(s.want_start[i], s.want_start[i + 1]):
-                asked[s.want[q]] = mark
-        if asked[i] == mark and held[i] == FREE:
+                asked[s.want[q]] = max(asked[s.want[q]], mark + i)
+        if asked[i] >= mark and held[i] == FREE:
             for q in range(s.read_start[i], s.read_start[i + 1]):
-                asked[s.read[q]] = mark
+                asked[s.read[q]] = max(asked[s.read[q]], mark + i)
 
 
 @compiled
@@ -128,7 +132,7 @@ def _ask_for_heads(s, lo, hi, held, asked, mark):  # type: ignore[no-untyped-def
     first = hi
     for i in s.heads:
         if lo <= i < hi and held[i] == FREE:
-            asked[i] = mark
+            asked[i] = max(asked[i], mark + i)
             first = min(first, i)
     return first
 
@@ -138,7 +142,7 @@ def _run(s, lo, hi, held, asked, mark, events, count):  # type: ignore[no-untype
     """Run what is marked and not held."""
     work = 0.0
     for i in range(lo, hi):
-        if held[i] == FREE and asked[i] == mark:
+        if held[i] == FREE and asked[i] >= mark:
             events[count] = i
             count += 1
             held[i] = PINNED if s.head[i] or s.once[i] else HELD
@@ -172,64 +176,56 @@ def unroll(b, tree, most_work, most_events):  # type: ignore[no-untyped-def]
     n = s.last.shape[0]
     end = ends(tree)
     held = np.zeros(n, dtype=np.int8)
-    asked = np.zeros(n, dtype=np.int32)  # by the step whose mark it carries
-    alive = np.zeros(n, dtype=np.int32)
-    kept = np.zeros(n, dtype=np.int32)
+    needed = np.zeros(n, dtype=np.int64)  # by the gradients of what is right of a cut
+    asked = np.zeros(n, dtype=np.int64)
+    alive = np.zeros(n, dtype=np.int64)  # at a cut, to be held
     pending = np.empty((tree.shape[0] + 1, 3), dtype=np.int32)
     depth = push(pending, 0, 0, 0, n)
     mark = 0
     events = np.empty(4 * n + 16, dtype=np.int32)
     count = 0
     work = 0.0
-    while depth:
+    while depth and work <= most_work and count <= most_events:
         depth -= 1
         q, lo, hi = pending[depth, 0], pending[depth, 1], pending[depth, 2]
-        while tree[q, 0] != LEAF and not lo < tree[q, 0] < hi:
-            q = end[q + 1] if tree[q, 0] <= lo else q + 1
-        if count + 2 * (hi - lo) > len(events):
-            longer = np.empty(2 * len(events) + 2 * (hi - lo), dtype=np.int32)
-            longer[:count] = events[:count]
-            events = longer
-        mark += 1
-        if tree[q, 0] == LEAF:
-            missing(s, lo, hi, held, asked, mark)
-            count, more = _run(s, lo, hi, held, asked, mark, events, count)
-            work += more
-            for i in range(hi - 1, lo - 1, -1):
-                if s.gradient[i]:
-                    events[count] = -1 - i
-                    count += 1
-        else:
-            cut, flag = tree[q, 0], tree[q, 1]
-            missing(s, cut, hi, held, alive, mark)
-            if flag != NOTHING:
-                for j in range(lo, cut):
-                    alive[j] = mark if s.last[j] >= cut and s.first_want[j] < cut else alive[j]
+        # From here to the right: what the gradients before hi need is marked once for all cuts, for
+        # nothing right of a cut runs before that is processed.
+        right = -1
+        while True:
+            while tree[q, 0] != LEAF and not lo < tree[q, 0] < hi:
+                q = end[q + 1] if tree[q, 0] <= lo else q + 1
+            leaf = tree[q, 0] == LEAF
+            cut, flag = lo if leaf else tree[q, 0], tree[q, 1]
+            mark += n + 1
+            if right < 0:
+                right = mark
+                missing(s, cut, hi, held, needed, right)
+            if count + 2 * (hi - lo) > len(events):
+                longer = np.empty(2 * len(events) + 2 * (hi - lo), dtype=np.int32)
+                longer[:count] = events[:count]
+                events = longer
+            if leaf:
+                break
             if flag == ALL or flag == COSTLY:
                 missing(s, lo, hi, held, asked, mark)
                 for i in range(lo, cut):
-                    if flag == COSTLY and s.costly[i] and asked[i] == mark:
-                        kept[i] = mark
+                    if flag == COSTLY and s.costly[i] and asked[i] >= mark:
+                        alive[i] = mark + n
                     if flag == ALL and s.gradient[i]:
                         for k in range(s.want_start[i], s.want_start[i + 1]):
                             j = s.want[k]
-                            if j >= lo and asked[j] == mark:
-                                kept[j] = mark
-                mark += 1  # what is asked for is another question
-                for i in range(lo, cut):
-                    if kept[i] == mark - 1:
-                        kept[i] = asked[i] = mark
-                    if alive[i] == mark - 1:
-                        alive[i] = mark
+                            if j >= lo and asked[j] >= mark:
+                                alive[j] = mark + n
+                mark += n + 1  # what is asked for is another question
             first = _ask_for_heads(s, lo, cut, held, asked, mark)
             for i in range(lo, cut):
-                if alive[i] == mark:
-                    asked[i] = mark
-                if asked[i] == mark:
+                crosses = s.last[i] >= cut and s.first_want[i] < cut
+                if needed[i] >= right + cut or (crosses and flag != NOTHING) or alive[i] == mark - 1:
+                    alive[i] = asked[i] = mark
                     first = min(first, i)
             i = cut - 1
             while i >= first:
-                if asked[i] == mark and held[i] == FREE:
+                if asked[i] >= mark and held[i] == FREE:
                     for k in range(s.read_start[i], s.read_start[i + 1]):
                         j = s.read[k]
                         asked[j] = mark
@@ -240,12 +236,19 @@ def unroll(b, tree, most_work, most_events):  # type: ignore[no-untyped-def]
             work += more
             for k in range(before, count):
                 i = events[k]
-                if held[i] == HELD and alive[i] != mark and kept[i] != mark:
+                if held[i] == HELD and alive[i] != mark:
                     held[i] = FREE
             depth = push(pending, depth, q + 1, lo, cut)
-            depth = push(pending, depth, end[q + 1], cut, hi)  # comes first
-        if work > most_work or count > most_events:
-            break
+            q, lo = end[q + 1], cut
+            if work > most_work or count > most_events:
+                break
+        if leaf:
+            count, more = _run(s, lo, hi, held, needed, right, events, count)
+            work += more
+            for i in range(hi - 1, lo - 1, -1):
+                if s.gradient[i]:
+                    events[count] = -1 - i
+                    count += 1
     return events[:count], work
 
 
