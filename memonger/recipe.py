@@ -13,6 +13,7 @@ from memonger.inputs import InputSpec
 from memonger.rows import ITSELF
 from memonger.schedule import Schedule, adapt, check, workload
 from memonger.training import training_graph
+from memonger.training_step import TrainingStep
 from memonger.unrolled import parts, unroll
 from memonger.written import Written, write
 
@@ -58,12 +59,10 @@ class Recipe:
 
     def tensors(self, symbol: Any, spec: InputSpec) -> Tuple[Dict[str, Tensor], Dict[str, Tensor]]:
         """Shape and type of each argument and auxiliary state of the network."""
-        given = tuple(sorted(spec.shapes.items())), tuple(sorted(spec.types.items()))
-
-        def make() -> Any:
-            return arrays.tensors_of(symbol, forward_graph(symbol, spec))
-
-        return self._remembered((_digest(symbol), "tensors", given), make)
+        return self._remembered(
+            _tensors_key(symbol, spec),
+            lambda: arrays.tensors_of(symbol, forward_graph(symbol, spec)),
+        )
 
     def step(
         self, symbol: Any, tensors: Mapping[str, Tensor], requests: Mapping[str, str], mkldnn: bool
@@ -80,11 +79,21 @@ class Recipe:
         mkldnn : bool
             Whether MKLDNN will compute it.
         """
-        inputs = tuple(sorted(tensors.items())), tuple(sorted(requests.items()))
         return self._remembered(
-            (_digest(symbol), inputs, mkldnn),
+            _key(symbol, tensors, requests, mkldnn),
             lambda: make_step(symbol, self.schedule, tensors, requests, mkldnn),
         )
+
+    def remember(
+        self, symbol: Any, made: TrainingStep, requests: Mapping[str, str], mkldnn: bool
+    ) -> None:
+        """Take a training step that is there already; parameters as those of `step`."""
+        graph = made.graph
+        tensors, auxiliary = arrays.tensors_of(symbol, graph)
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        types = {name: tensor.dtype for name, tensor in tensors.items()}
+        self._put(_tensors_key(symbol, InputSpec(shapes, types)), (tensors, auxiliary))
+        self._put(_key(symbol, tensors, requests, mkldnn), finished(made))
 
     def _remembered(self, key: Any, make: Callable[[], Any]) -> Any:
         with self._lock:
@@ -92,11 +101,26 @@ class Recipe:
                 self._known.move_to_end(key)
                 return self._known[key]
         made = make()
+        self._put(key, made)
+        return made
+
+    def _put(self, key: Any, made: Any) -> None:
         with self._lock:
             self._known[key] = made
             while len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)
-        return made
+
+
+def _key(
+    symbol: Any, tensors: Mapping[str, Tensor], requests: Mapping[str, str], mkldnn: bool
+) -> Any:
+    inputs = tuple(sorted(tensors.items())), tuple(sorted(requests.items()))
+    return _digest(symbol), inputs, mkldnn
+
+
+def _tensors_key(symbol: Any, spec: InputSpec) -> Any:
+    given = tuple(sorted(spec.shapes.items())), tuple(sorted(spec.types.items()))
+    return _digest(symbol), "tensors", given
 
 
 def _digest(symbol: Any) -> bytes:
@@ -119,7 +143,12 @@ def make_step(
     work = workload(training_graph(graph, [a for a in asked if asked[a] != "null"]))
     fitting = adapt(work, schedule)
     check(work, fitting)
-    step = unroll(parts(work), fitting, mkldnn, [a for a in asked if asked[a] == "add"])
+    added = [a for a in asked if asked[a] == "add"]
+    return finished(unroll(parts(work), fitting, mkldnn, added))
+
+
+def finished(step: TrainingStep) -> Step:
+    """A training step, written out."""
     order = step.order()
     first = np.flatnonzero(step.rows.time[order] == 0)
     called: Dict[str, Optional[str]] = {}

@@ -26,6 +26,7 @@ from memonger.inputs import InputSpec
 from memonger.recipe import Recipe
 from memonger.schedule import Schedule
 from memonger.scheduled_executor import ScheduledExecutor, of_memory
+from memonger.training_step import TrainingStep
 
 log = logging.getLogger("memonger")
 
@@ -97,6 +98,10 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
     def schedule(self) -> Optional[Schedule]:
         """What a training step runs; None if this was made of a network with a schedule."""
         return self._recipe.schedule if self._lost is None else None
+
+    def remember(self, step: TrainingStep, requests: Mapping[str, str], mkldnn: bool) -> None:
+        """Take a training step that is there already; see ``Recipe.remember``."""
+        self._recipe.remember(self, step, requests, mkldnn)
 
     def _tell(self, place: str) -> None:
         if place not in self._recipe.told:

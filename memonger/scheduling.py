@@ -23,7 +23,7 @@ from memonger.planners.recursive import NOTHING, Found, Recursive
 from memonger.planners.smallest import smallest
 from memonger.progress import Progress
 from memonger.remembered import Remembered, fingerprint
-from memonger.schedule import Schedule, of_marks, workload
+from memonger.schedule import Schedule, check, of_marks, workload
 from memonger.scheduled import scheduled
 from memonger.solution import (
     ALLOWED,
@@ -36,6 +36,7 @@ from memonger.solution import (
     memory_facts,
     saves_little,
 )
+from memonger.training_step import TrainingStep
 from memonger.unrolled import parts, unroll
 
 log = logging.getLogger("memonger")
@@ -140,9 +141,12 @@ class _Scheduling:
 
     # ------------------------------------------------------------------ what a schedule takes
 
-    def memory(self, schedule: Schedule, bound: Optional[int] = None) -> Memory:
-        """Of a schedule; ``bound`` is MXNet's own total in MB, by default what is predicted."""
-        step = unroll(self.parts, schedule, self.mkldnn, self.added)
+    def memory(self, schedule: Schedule) -> Memory:
+        """Of a schedule, as it is predicted."""
+        return self.memory_of(unroll(self.parts, schedule, self.mkldnn, self.added))
+
+    def memory_of(self, step: TrainingStep, bound: Optional[int] = None) -> Memory:
+        """Of a training step; ``bound`` is MXNet's own total in MB, else it is predicted."""
         found = memories.of_step(step, self.request.grad_req, 0)
         return found._replace(bound=found.replay.pool_bytes // MB if bound is None else bound)
 
@@ -176,7 +180,7 @@ class _Scheduling:
         """The schedule of least memory, with at most so much forward work."""
         with Progress(SEARCHING) as progress:
             known, interrupted = self._marks()
-            search = Recursive(self.load, self.patience, progress)
+            search = Recursive(self.load, self.patience, progress, made=self.parts)
             if interrupted:
                 return _in_hand(search, known, work)
             return search.least_memory(work, [*known, *others])
@@ -191,7 +195,7 @@ class _Scheduling:
             return plans
         with Progress(SEARCHING) as progress:
             known, interrupted = self._marks()
-            search = Recursive(self.load, self.patience, progress, times.forward)
+            search = Recursive(self.load, self.patience, progress, times.forward, self.parts)
             if interrupted:
                 return [_in_hand(search, known, None)]
             plans = search.front(known)
@@ -269,10 +273,13 @@ class _Scheduling:
         """
         request, network, unplanned = self.request, self.network, self.unplanned
         schedule, counts = found.best.schedule, self.counts(found.best.schedule)
+        check(self.load, schedule)
+        step = unroll(self.parts, schedule, self.mkldnn, self.added)
         symbol = scheduled(request.symbol, schedule)
+        symbol.remember(step, request.grad_req, self.mkldnn)
         wanted, grad_req = network.training.wanted, request.grad_req
         bound = planned_mb(bind(symbol, network.graph, request.device, wanted, grad_req))
-        planned = self.memory(schedule, bound)
+        planned = self.memory_of(step, bound)
         warnings = []
         if not planned.inexact and not planned.exact:
             warnings.append(

@@ -44,6 +44,7 @@ def _lengths() -> List[Tuple[Any, str]]:
         (budget, "WORK"),
         (budget, "MOST_TRIES"),
         (recursive, "SEEDS"),
+        (recursive, "SEEDS_NEAR"),
         (recursive, "PATIENCE"),
     ]
 

@@ -42,7 +42,7 @@ def workload_of(network: Tuple[Any, Dict[str, Any]]) -> Workload:
 
 @functools.lru_cache(None)
 def some_blueprint() -> Blueprint:
-    return blueprint(workload_of(networks.chain(2, hidden=8, batch=4)))
+    return blueprint(parts(workload_of(networks.chain(2, hidden=8, batch=4))))
 
 
 def chain_of(steps: int) -> Blueprint:
@@ -59,6 +59,8 @@ def chain_of(steps: int) -> Blueprint:
         before,
         count[:-1],
         np.append(count[1:], -1).astype(np.int32),
+        count + 1,
+        count[-1:],
         count == steps - 1,
         no,
         ~no,
@@ -244,11 +246,16 @@ def test_never_worse_than_what_is_known() -> None:
     assert chosen and found.best.pool_bytes <= search.judge(marked).pool_bytes
 
 
-def test_more_work_is_never_more_memory() -> None:
+def test_seeds_of_a_limit() -> None:
+    """Where work is limited, most seeds are about there, and none of the others is better."""
     search = Recursive(workload_of(NETWORKS["resnet"]()), patience=0.02)
-    points = search.frontier()
-    assert points == sorted(points) and len(points) > 3
-    assert all(a[1] > b[1] for a, b in zip(points, points[1:]))
+    limit = 2.0 * search.one_pass
+
+    def best(seeds: Any) -> int:
+        return min(seed.pool_bytes for seed in seeds if seed.work <= limit)
+
+    near, every = search.seeds(limit), search.seeds()
+    assert best(near) <= best(every) and len(near) < len(every)
 
 
 def test_the_front() -> None:
@@ -262,8 +269,9 @@ def test_the_front() -> None:
     for each in front:
         assert search.judge(each.schedule)[:2] == pytest.approx(each[:2])
     same_as_written_out(search, front[len(front) // 2].schedule)
-    for nbytes, work in search.frontier():
-        assert min(w for p, w in zip(pools, works) if p <= nbytes) <= work * (1 + 1e-9)
+    for seed in search.seeds():
+        within = [w for p, w in zip(pools, works) if p <= seed.pool_bytes]
+        assert min(within) <= seed.work / search.one_pass * (1 + 1e-9)
 
 
 def test_more_work_is_allowed_never_more_memory() -> None:

@@ -92,7 +92,11 @@ class Prices:
         events = None
         if unrolled is None or not unrolled.events and unrolled.work <= most_work:
             events, work = self._unroll(tree, most_work)
-            digest = b"" if events is None else hashlib.blake2b(events, digest_size=16).digest()
+            digest = (
+                b""
+                if events is None
+                else hashlib.blake2b(events.tobytes(), digest_size=16).digest()
+            )
             unrolled = self._unrolled[key] = _Unrolled(work, digest)
         if unrolled.work > most_work or not unrolled.events:
             return Cost(-1, unrolled.work, 0)
@@ -117,6 +121,10 @@ class Prices:
         if len(events) > most_events:
             return None, np.inf
         return events, float(work)
+
+
+def _digest(events: np.ndarray) -> bytes:
+    return hashlib.blake2b(events.tobytes(), digest_size=16).digest()
 
 
 def step(tree: np.ndarray, count: int, draw: Callable[[], float]) -> np.ndarray:

@@ -17,7 +17,6 @@ from memonger.rows import ITSELF, MASKED, READER, Template, rows_of
 from memonger.schedule import Workload
 from memonger.tables import KEPT, RowKind, largest_first, starts, walk
 from memonger.training_step import Parts
-from memonger.unrolled import parts
 
 #: Operators whose results are worth keeping where others are computed again.
 COSTLY = frozenset(
@@ -94,16 +93,16 @@ class Blueprint(NamedTuple):
     node: np.ndarray
 
 
-def blueprint(workload: Workload, weights: Optional[np.ndarray] = None) -> Blueprint:
+def blueprint(made: Parts, weights: Optional[np.ndarray] = None) -> Blueprint:
     """Make the arrays for a network.
 
     Parameters
     ----------
-    workload : Workload
+    made : Parts
     weights : np.ndarray, optional
         The work of each forward node, in any unit; by default its FLOPs.
     """
-    made = parts(workload)
+    workload = made.work
     gradients = list(dict.fromkeys(entry for entry in made.gradients if entry is not None))
     asked = np.array(gradients, dtype=np.int32).reshape(-1, 2)
     node = np.array(workload.operators, dtype=np.int32)

@@ -41,14 +41,17 @@ from memonger.planners.least_work import IMPOSSIBLE, least_work, tree_of
 from memonger.planners.pieces import Pieces, measure
 from memonger.planners.unroll import LEAF, tree_keeping, unroll
 from memonger.schedule import Schedule, Workload, plain
+from memonger.training_step import Parts
+from memonger.unrolled import parts
 
 POWERS = np.array([0.75, 0.5, 0.35, 0.2])  # of a tensor's bytes
 SCALES = 4  # of memory, each closer to the least that is possible
 SLOTS = 200  # steps of memory at each scale
 WIDEST = 0.6  # of the memory without recomputation: the first scale
 CLOSER = 1.5  # times the least memory that is possible: the last
-#: Cuts: so many of any network, and more of those up to a thousand operators.
-MOST_CUTS, MORE_CUTS, THOUSAND = 80, 60, 1000
+#: Cuts: so many of any network, and more of those up to a thousand operators. Pieces between them
+#: are measured in time that grows with the square of that number.
+MOST_CUTS, MORE_CUTS, THOUSAND = 40, 100, 1000
 MOST_INNER_CUTS = 16  # between two of them
 #: Replays of trees that dynamic programming finds, as forward operators: of a whole frontier, of
 #: those whose work is near a limit.
@@ -59,9 +62,7 @@ MOST_REFINED_CUTS = 110
 MOST_OF_FAMILY = 40  # trees of one power and scale
 #: Tries while annealing: the time that they may take, that of one, and that of each event of its
 #: schedule. In units of about a microsecond, but counted and not measured: the same everywhere.
-#: Networks of more operators than usual get so much more for each of these, up to a limit.
 PATIENCE = 15_000_000
-USUAL, FOR_MORE, MOST_MORE = 4000, 6000, 8_000_000
 TRY, EVENT = 30, 0.17
 MOST_TRIES = 6000  # for each forward operator
 SEEDING, REFINING, ANNEALING = 0.3, 0.05, 0.6  # parts of the search, as far as progress knows
@@ -149,6 +150,8 @@ class Recursive:
         Is told how much of a search is done, from 0 to 1.
     weights : np.ndarray, optional
         The work of each forward node, in any unit; by default its FLOPs.
+    made : Parts, optional
+        The parts of the workload, if they are there already.
 
     Examples
     --------
@@ -161,10 +164,11 @@ class Recursive:
         patience: float = 1.0,
         progress: Optional[Callable[[float], None]] = None,
         weights: Optional[np.ndarray] = None,
+        made: Optional[Parts] = None,
     ) -> None:
         self.workload, self.patience = workload, patience
         self.progress = progress or (lambda done: None)
-        self.blueprint: Blueprint = blueprint(workload, weights)
+        self.blueprint: Blueprint = blueprint(made or parts(workload), weights)
         self.price = Prices(self.blueprint)
         self.position = positions(self.blueprint.node, len(workload.once))
         self.entries = weigh(workload, self.blueprint, POWERS)
@@ -356,8 +360,7 @@ class Recursive:
         ends = np.array([0, count], dtype=np.int32)
         undivided = np.full(len(POWERS), np.inf)
         whole = measure(entries, ends, undivided).leaf[0, 0, 1]
-        most_cuts = MOST_CUTS + MORE_CUTS * THOUSAND // max(THOUSAND, count)
-        bounds = boundaries(alive, 0, count, most_cuts)
+        bounds = boundaries(alive, 0, count, _most_cuts(count))
         outer = measure(entries, bounds, whole * WIDEST)
         inner: List[Optional[Pieces]] = []
         for s, (lo, hi) in enumerate(zip(bounds.tolist(), bounds[1:].tolist())):
@@ -511,8 +514,7 @@ class Recursive:
         """How many there may be while annealing."""
         count = len(self.blueprint.node)
         events = count * float(np.mean([1 + tree.work / self.one_pass for tree in trees]))
-        patience = PATIENCE + min(MOST_MORE, FOR_MORE * max(0, count - USUAL))
-        tries = min(MOST_TRIES * count, patience / (TRY + EVENT * events))
+        tries = min(MOST_TRIES * count, PATIENCE / (TRY + EVENT * events))
         return max(1, int(self.patience * tries))
 
     def _annealed(
@@ -563,6 +565,10 @@ class Recursive:
         total = tries * len(jobs)
         each = self._in_threads(one, range(len(jobs)), share, lambda: sum(done) / total)
         return [tree for found in each for tree in found]
+
+
+def _most_cuts(operators: int) -> int:
+    return MOST_CUTS + int(MORE_CUTS * math.sqrt(THOUSAND / max(THOUSAND, operators)))
 
 
 def _undominated(trees: Sequence[_Tree]) -> List[_Tree]:

@@ -220,7 +220,11 @@ def unroll(b, tree, most_work, most_events):  # type: ignore[no-untyped-def]
             first = _ask_for_heads(s, lo, cut, held, asked, mark)
             for i in range(lo, cut):
                 crosses = s.last[i] >= cut and s.first_want[i] < cut
-                if needed[i] >= right + cut or (crosses and flag != NOTHING) or alive[i] == mark - 1:
+                if (
+                    needed[i] >= right + cut
+                    or (crosses and flag != NOTHING)
+                    or alive[i] == mark - 1
+                ):
                     alive[i] = asked[i] = mark
                     first = min(first, i)
             i = cut - 1
