@@ -2,8 +2,9 @@
 
 from memonger._mxnet import mx as _mx  # noqa: F401  first: it makes MXNet importable
 from memonger.checking import CheckReport, check
+from memonger.choices import PlanExplanation
 from memonger.errors import BudgetError, MemongerError
-from memonger.explanation import Explanation, PlanExplanation, explain
+from memonger.explanation import Explanation, explain
 from memonger.frontiers import Frontier, LargestBatch, frontier, largest_batch
 from memonger.marks import unplan
 from memonger.plans import Plan, plan

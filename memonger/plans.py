@@ -12,9 +12,10 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from memonger import fastest, report, scheduling
 from memonger.budgets import read_budget
+from memonger.choices import PlanExplanation, explain_choices
 from memonger.costs import MB
 from memonger.errors import BudgetError, MemongerError
-from memonger.explanation import PlanExplanation, Segment, Step, choices, step_of
+from memonger.explanation import Segment, Step, step_of
 from memonger.forward import copy_names
 from memonger.inputs import check_count
 from memonger.network import Request, read_network, read_request
@@ -213,8 +214,12 @@ class Plan:
         --------
         >>> print(memonger.plan(net, {'data': (32, 3, 224, 224)}).explain())
         """
-        original, budgeted = self.planner == "chen2016", self.added_time is not None
-        return choices(read_network(self.request), self._step(self.symbol), original, budgeted)
+        return explain_choices(
+            read_network(self.request),
+            self._step(self.symbol),
+            original=self.planner == "chen2016",
+            budgeted=self.added_time is not None,
+        )
 
     def _step(self, symbol: Any) -> Step:
         request = self.request

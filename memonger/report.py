@@ -68,7 +68,7 @@ def _panel(axes: Any, title: str, step: Step) -> None:
     axes.plot([x], [y], marker="v", color="black", markersize=9)
     right = x > 0.55 * len(at)
     axes.annotate(
-        "peak %.1f MB alive at once\nin %s" % (y, shortened(step.running(peak))),
+        "peak %.1f MB alive at once\nin %s" % (y, shortened(step.running)),
         (x, y),
         xytext=(-10 if right else 10, 0),
         textcoords="offset points",

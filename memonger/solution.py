@@ -327,7 +327,7 @@ def _why(network: Network, unplanned: Memory, candidates: Mapping[str, int]) -> 
             100 * least.own_bytes / max(1, peak),
             peak / MB,
         )
-    held = held_by_rule(unplanned.replay, rules.reasons)
+    held = held_by_rule(unplanned, rules.reasons)
     if sum(held.values()) >= MOST_HELD * peak:
         return "%.1f MB of the %.1f MB of the peak must not be computed again (%s)" % (
             sum(held.values()) / MB,
