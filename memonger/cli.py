@@ -17,7 +17,7 @@ import memonger
 from memonger._mxnet import mx
 from memonger.costs import MB
 from memonger.errors import BudgetError, MemongerError
-from memonger.frontiers import FRONTS
+from memonger.plans import EITHER, WAYS
 
 OK, NO, MISTAKE = 0, 1, 2
 BATCH = "N"  # where the batch goes in a shape
@@ -371,7 +371,7 @@ def _parser() -> argparse.ArgumentParser:
     def planning(made: argparse.ArgumentParser) -> None:
         made.add_argument(
             "--how",
-            choices=("marks", "schedule"),
+            choices=WAYS,
             default=DEFAULTS["how"],
             help="compute each result again once, or as often as it pays (default: marks)",
         )
@@ -399,7 +399,7 @@ def _parser() -> argparse.ArgumentParser:
     searching(made)
     made.add_argument(
         "--how",
-        choices=tuple(FRONTS),
+        choices=(*WAYS, EITHER),
         default="marks",
         help="plans of marks, schedules, or the best of both (default: marks)",
     )
