@@ -188,8 +188,8 @@ def _figures(plan: Any) -> Dict[str, Any]:
     """A Plan without its symbol, as data."""
     fields = [field.name for field in dataclasses.fields(plan)]
     data = {name: getattr(plan, name) for name in fields if name not in ("symbol", "request")}
-    schedule = data.pop("schedule")
-    return {**data, "schedule": None if schedule is None else schedule.events.tolist()}
+    data["schedule"] = None if plan.schedule is None else plan.schedule.events.tolist()
+    return data
 
 
 def _as_data(found: Any) -> Dict[str, Any]:

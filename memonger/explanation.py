@@ -37,7 +37,8 @@ class Step(NamedTuple):
         again, or whose gradient it is; -1 for sums of gradients and the like.
     timeline : Timeline
     live : np.ndarray of int
-        Bytes alive in each step, without the gradients that a schedule's pool holds.
+        Bytes alive while each row runs, by its place in the order (``Replay.order``), without the
+        gradients that a schedule's pool holds.
     """
 
     memory: Memory
@@ -47,7 +48,7 @@ class Step(NamedTuple):
 
     @classmethod
     def of(cls, memory: Memory) -> "Step":
-        """The step that was replayed to learn what it takes."""
+        """The training step that was replayed to learn what it takes."""
         line = memory.replay.timeline()
         return cls(
             memory, operators_of(memory.replay), line, line.live_bytes(without=memory.pooled)
@@ -59,18 +60,18 @@ class Step(NamedTuple):
 
     @property
     def peak(self) -> int:
-        """The step in which the most is alive."""
+        """The place at which the most is alive."""
         return int(np.argmax(self.live))
 
     @property
     def alive(self) -> np.ndarray:
-        """The tensors of the timeline that are alive then."""
+        """The tensors of the timeline that are alive there."""
         line, peak = self.timeline, self.peak
         return np.flatnonzero((line.start <= peak) & (line.stop >= peak))
 
     @property
     def running(self) -> str:
-        """What runs then, in words."""
+        """What runs there, in words."""
         row = int(self.memory.replay.order[self.peak])
         training, x = self.memory.replay.training, int(self.operator[row])
         if x < 0:
@@ -89,16 +90,16 @@ def step_of(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: A
 def operators_of(found: Replay) -> np.ndarray:
     """For each row the operator that it is part of (see `Step`)."""
     training: Any = found.training
-    n = len(training.graph.nodes)
-    if isinstance(training, TrainingStep):
-        rows, plain = training.rows, training.training
-        own = (rows.what == ITSELF) | (rows.what == MASKED)
-        return np.where(own, _of_rows(plain, n)[np.where(own, rows.source, 0)], -1)
-    return _of_rows(training, n)
+    if not isinstance(training, TrainingStep):
+        return _of_rows(training)
+    rows = training.rows
+    own = (rows.what == ITSELF) | (rows.what == MASKED)
+    return np.where(own, _of_rows(training.training)[np.where(own, rows.source, 0)], -1)
 
 
-def _of_rows(training: TrainingGraph, n: int) -> np.ndarray:
-    return np.concatenate([np.arange(n), np.arange(n), training.owners])
+def _of_rows(training: TrainingGraph) -> np.ndarray:
+    operators = np.arange(len(training.graph.nodes))
+    return np.concatenate([operators, operators, training.owners])
 
 
 def tensor_name(name: str, output: int) -> str:

@@ -238,6 +238,20 @@ class Plan:
         )
 
 
+class _Asked(NamedTuple):
+    """What was asked of a plan, beside the network; as for `plan`."""
+
+    how: str
+    work: Optional[float]
+    budget: Optional[Budget]
+    patience: float
+    planner: str
+    ntrial: int
+    kept_copies: bool
+    rules: bool
+    measure: bool
+
+
 _remembered: "Remembered[Solution]" = Remembered(REMEMBERED)
 
 
@@ -365,20 +379,6 @@ def plan(
     flags = map(bool, (kept_copies, rules, measure))
     asked = _Asked(how, work, bound, patience, planner, ntrial, *flags)
     return _faster(request, asked) if how == EITHER else _planned(request, asked)
-
-
-class _Asked(NamedTuple):
-    """What was asked of a plan, beside the network; as for `plan`."""
-
-    how: str
-    work: Optional[float]
-    budget: Optional[Budget]
-    patience: float
-    planner: str
-    ntrial: int
-    kept_copies: bool
-    rules: bool
-    measure: bool
 
 
 def _planned(request: Request, asked: _Asked) -> Plan:
