@@ -17,12 +17,13 @@ import math
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List
 
 import memonger
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import networks
+from common import as_module_does, as_plan_takes_it, limit_of_work
 
 MB = 2**20
 
@@ -30,24 +31,24 @@ MB = 2**20
 def of_depth(depth: int, options: argparse.Namespace) -> Dict[str, Any]:
     """The figures of a chain of so many layers."""
     symbol, shapes = networks.chain(depth, options.hidden, options.batch)
-    requests = {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
+    requests = as_module_does(symbol, shapes)
     figures: Dict[str, Any] = {"depth": depth, "none": memonger.get_cost(symbol, shapes=shapes)}
     if options.marks:
         figures["marks"] = memonger.plan(symbol, shapes, grad_req=requests).pool_bytes / MB
     figures["schedules"] = []
-    for limit in options.work:
+    for work in map(as_plan_takes_it, options.work):
         start = time.perf_counter()
         plan = memonger.plan(
             symbol,
             shapes,
             how="schedule",
-            work=limit,
+            work=work,
             patience=options.patience,
             grad_req=requests,
         )
         figures["schedules"].append(
             {
-                "limit": limit,
+                "limit": work,
                 "mb": plan.pool_bytes / MB,
                 "work": 1 + plan.recomputed_flops,
                 "seconds": time.perf_counter() - start,
@@ -66,27 +67,21 @@ def line(figures: Dict[str, Any]) -> str:
     return "| %s |" % " | ".join(cells)
 
 
-def limit(text: str) -> Optional[float]:
-    """A limit of forward work from the command line; None: there is none."""
-    value = float(text)
-    if not value >= 1:
-        raise argparse.ArgumentTypeError("%r: a limit of work is 1 or more, or inf" % text)
-    return None if math.isinf(value) else value
-
-
 def main(arguments: List[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("depths", nargs="*", type=int, help="numbers of layers")
-    parser.add_argument("--work", nargs="+", type=limit, default=[2.0, 3.0, 4.0, None], metavar="R")
+    parser.add_argument(
+        "--work", nargs="+", type=limit_of_work, default=[2.0, 3.0, 4.0, math.inf], metavar="R"
+    )
     parser.add_argument("--hidden", type=int, default=32)
     parser.add_argument("--batch", type=int, default=8192)
     parser.add_argument("--patience", type=float, default=1.0, help="times the usual search")
     parser.add_argument("--no-marks", dest="marks", action="store_false", help="to save time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     options = parser.parse_args(arguments)
-    limits = ["no limit" if w is None else "R = %g" % w for w in options.work]
+    limits = ["no limit" if math.isinf(limit) else "R = %g" % limit for limit in options.work]
     print("| layers | none | marks | %s |" % " | ".join(limits))
     print("|---|---|---|%s" % ("---|" * len(limits)), flush=True)
     rows = []

@@ -25,7 +25,6 @@ import argparse
 import functools
 import gzip
 import json
-import math
 import os
 import platform
 import subprocess
@@ -46,6 +45,7 @@ from memonger.planners import chen2016
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import networks
+from common import as_module_does, as_plan_takes_it, check_names, limit_of_work
 
 Builder = Callable[..., networks.Network]
 MB = 2**20
@@ -203,7 +203,7 @@ def plan_marks(folder: Path) -> None:
 
 def plan_schedule(folder: Path) -> None:
     limit, patience = map(float, (folder / "limit").read_text().split())
-    work = None if math.isinf(limit) else limit
+    work = as_plan_takes_it(limit)
     plan_deep(folder, "schedule", how="schedule", work=work, patience=patience)
 
 
@@ -218,10 +218,6 @@ def plan_deep(folder: Path, name: str, **options: Any) -> None:
         "work": 1 + plan.recomputed_flops,
     }
     (folder / (name + ".json")).write_text(json.dumps(figures))
-
-
-def as_module_does(symbol: Any, shapes: Any) -> Dict[str, str]:
-    return {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
 
 
 Step = Callable[[Path], None]
@@ -348,13 +344,6 @@ def start_up(timeout: float) -> float:
         return run(plan_ours, Path(temporary), timeout)
 
 
-def limit_of_work(text: str) -> float:
-    value = float(text)
-    if not value >= 1:
-        raise argparse.ArgumentTypeError("%r: a limit of work is 1 or more, or inf" % text)
-    return value
-
-
 def parse(arguments: List[str]) -> argparse.Namespace:
     """Read the command line; ``options.nets`` is then a dict from names to builders."""
     parser = argparse.ArgumentParser(
@@ -388,9 +377,7 @@ def parse(arguments: List[str]) -> argparse.Namespace:
     builders = saved(options.symbols)
     if not builders:
         parser.error("there is no *-symbol.json and no *-symbol.json.gz in %s" % options.symbols)
-    unknown = [name for name in options.nets if name not in builders]
-    if unknown:
-        parser.error("no network %s; there are %s" % (", ".join(unknown), ", ".join(builders)))
+    check_names(parser, options.nets, builders)
     options.nets = {name: builders[name] for name in options.nets or builders}
     return options
 
@@ -416,8 +403,7 @@ def main(arguments: List[str]) -> int:
     rows = result["networks"] = []
     for name, build in options.nets.items():
         if options.work:
-            made = deepen(name, build(), options.work, options.patience, options.timeout)
-            rows.append(made)
+            rows.append(deepen(name, build(), options.work, options.patience, options.timeout))
             print(deep_line(rows[-1], options.work), flush=True)
         else:
             rows.append(compare(name, build(), not options.no_original, options.timeout))

@@ -11,8 +11,6 @@ time in a process, operators are bound one by one to see their gradients.
 """
 
 import argparse
-import os
-import platform
 import statistics
 import sys
 import time
@@ -30,6 +28,7 @@ from memonger.training import training_graph
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import networks
+from common import check_names, machine
 
 NETS: Dict[str, Callable[[], Any]] = {
     "resnet50_v2": lambda: networks.model_zoo("resnet50_v2"),
@@ -69,13 +68,8 @@ def main(arguments: List[str]) -> None:
     parser.add_argument("--replays", type=int, default=50, help="in each round")
     parser.add_argument("--no-simple-bind", action="store_true")
     options = parser.parse_args(arguments)
-    for name in options.networks:
-        if name not in NETS:
-            parser.error("there is no network %r; there are %s" % (name, ", ".join(NETS)))
-    print(
-        "%s, %d cores, Python %s, MXNet %s"
-        % (platform.machine(), os.cpu_count() or 1, platform.python_version(), mx.__version__)
-    )
+    check_names(parser, options.networks, NETS)
+    print(machine())
     print("| network | nodes | graphs s | simple_bind s | bind s | replay ms | replays in a bind |")
     print("|---|---|---|---|---|---|---|")
     for name in options.networks or NETS:

@@ -14,14 +14,11 @@ import argparse
 import functools
 import json
 import math
-import os
 import pickle
-import platform
 import re
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
@@ -31,6 +28,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import networks
+from common import as_module_does, as_plan_takes_it, check_names, in_turns, limit_of_work, machine
 
 MB = 2**20
 STEPS = 2  # in a process that measures memory
@@ -115,12 +113,11 @@ def measured_growth(symbol: Any, shapes: Any) -> float:
 
 def plans(symbol: Any, shapes: Any, limits: List[float]) -> Dict[str, Any]:
     """Plans by name, as Module binds: without gradients of inputs."""
-    requests = {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
+    requests = as_module_does(symbol, shapes)
     found = {"marks": memonger.plan(symbol, shapes, grad_req=requests)}
     for limit in limits:
-        work = None if math.isinf(limit) else limit
         found["R = %g" % limit] = memonger.plan(
-            symbol, shapes, grad_req=requests, how="schedule", work=work
+            symbol, shapes, grad_req=requests, how="schedule", work=as_plan_takes_it(limit)
         )
     return found
 
@@ -135,14 +132,7 @@ def compare(name: str, network: networks.Network, options: argparse.Namespace) -
     predicted["none"] = (found["marks"].unplanned_bytes + gradients) / MB
     peak = {key: measured_growth(s, shapes) for key, s in symbols.items()}
     steps = {key: trained(s, shapes) for key, s in symbols.items()}
-    seconds: Dict[str, List[float]] = {key: [] for key in steps}
-    for k in range(options.rounds + 1):
-        for key, step in steps.items():
-            start = time.perf_counter()
-            step()
-            if k:  # the first round allocates
-                seconds[key].append(time.perf_counter() - start)
-    none = np.array(seconds["none"])
+    seconds = in_turns(steps, options.rounds)
     return {
         "name": name,
         "rows": [
@@ -152,7 +142,7 @@ def compare(name: str, network: networks.Network, options: argparse.Namespace) -
                 "peak_mb": peak[key],
                 "work": 1 + found[key].recomputed_flops if key in found else 1.0,
                 "seconds": float(np.median(seconds[key])),
-                "ratio": float(np.median(np.array(seconds[key]) / none)),
+                "ratio": float(np.median(seconds[key] / seconds["none"])),
             }
             for key in symbols
         ],
@@ -174,23 +164,14 @@ def main(arguments: List[str]) -> int:
     parser.add_argument(
         "nets", nargs="*", metavar="NET", help="by default all: %s" % list(NETWORKS)
     )
-    parser.add_argument("--work", nargs="+", type=float, default=[2.0, math.inf], metavar="R")
+    parser.add_argument(
+        "--work", nargs="+", type=limit_of_work, default=[2.0, math.inf], metavar="R"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     options = parser.parse_args(arguments)
-    unknown = [name for name in options.nets if name not in NETWORKS]
-    if unknown:
-        parser.error("no network %s; there are %s" % (", ".join(unknown), ", ".join(NETWORKS)))
-    print(
-        "%s, %d cores, %s OpenMP threads, Python %s, MXNet %s"
-        % (
-            platform.machine(),
-            os.cpu_count() or 1,
-            os.environ.get("OMP_NUM_THREADS", "all"),
-            platform.python_version(),
-            mx.__version__,
-        )
-    )
+    check_names(parser, options.nets, NETWORKS)
+    print(machine())
     print(HEADER, flush=True)
     found = []
     for name in options.nets or NETWORKS:

@@ -17,19 +17,17 @@ else runs on (taskset), for figures that can be compared; or one thread and --pr
 import argparse
 import functools
 import json
-import os
-import platform
 import sys
 import time
 from pathlib import Path
 from typing import Any, Dict, List
 
 import memonger
-import mxnet as mx
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import networks
+from common import as_module_does, check_names, in_turns, machine
 from step import module_of, step_of
 
 MB = 2**20
@@ -51,7 +49,7 @@ USUAL = [name for name in NETWORKS if name != "tiny"]
 
 def plans(symbol: Any, shapes: Any, options: argparse.Namespace) -> List[Dict[str, Any]]:
     """A row for each plan, as Module binds: without gradients of inputs."""
-    requests = {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
+    requests = as_module_does(symbol, shapes)
     common = {"grad_req": requests, "patience": options.patience}
     none = memonger.plan(symbol, shapes, budget=1.0, grad_req=requests)
     original = memonger.plan(symbol, shapes, planner="chen2016", rules=False, grad_req=requests)
@@ -106,19 +104,13 @@ def measure(rows: List[Dict[str, Any]], shapes: Any, rounds: int, clock: Any) ->
             module = module_of(symbol, shapes, first)
             first = first or module
             steps[key] = step_of(module, shapes)
-    seconds: Dict[str, List[float]] = {key: [] for key in steps}
-    for k in range(rounds + 1):
-        for key, step in steps.items():
-            start = clock()
-            step()
-            if k:  # the first round allocates
-                seconds[key].append(clock() - start)
-    none = np.array(seconds[rows[0]["key"]])
+    seconds = in_turns(steps, rounds, clock)
+    none = seconds[rows[0]["key"]]
     for found in rows:
         key = found.pop("key", None)
         if key is not None:
             found["seconds"] = float(np.median(seconds[key]))
-            found["measured"] = float(np.median(np.array(seconds[key]) / none)) - 1
+            found["measured"] = float(np.median(seconds[key] / none)) - 1
 
 
 HEADER = """
@@ -166,19 +158,8 @@ def main(arguments: List[str]) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     options = parser.parse_args(arguments)
     options.how = options.how or ["marks", "schedule"]
-    unknown = [name for name in options.nets if name not in NETWORKS]
-    if unknown:
-        parser.error("no network %s; there are %s" % (", ".join(unknown), ", ".join(NETWORKS)))
-    print(
-        "%s, %d cores, %s OpenMP threads, Python %s, MXNet %s"
-        % (
-            platform.machine(),
-            os.cpu_count() or 1,
-            os.environ.get("OMP_NUM_THREADS", "all"),
-            platform.python_version(),
-            mx.__version__,
-        )
-    )
+    check_names(parser, options.nets, NETWORKS)
+    print(machine())
     print(HEADER, flush=True)
     figures = []
     for name in options.nets or USUAL:

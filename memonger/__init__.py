@@ -1,10 +1,12 @@
 """Train MXNet 1.9 networks in a fraction of the memory, without changing what they learn."""
 
 from memonger._mxnet import mx as _mx  # noqa: F401  first: it makes MXNet importable
+from memonger.batches import LargestBatch, largest_batch
 from memonger.checking import CheckReport, check
+from memonger.choices import PlanExplanation
 from memonger.errors import BudgetError, MemongerError
-from memonger.explanation import Explanation, PlanExplanation, explain
-from memonger.frontiers import Frontier, LargestBatch, frontier, largest_batch
+from memonger.explanation import Explanation, explain
+from memonger.frontiers import Frontier, frontier
 from memonger.marks import unplan
 from memonger.plans import Plan, plan
 from memonger.search import get_cost, make_mirror_plan, pool_bytes, search_plan

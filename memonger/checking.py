@@ -1,6 +1,6 @@
 """Is a planned network the same network? Both are trained side by side and compared bit for bit."""
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
 
@@ -99,7 +99,9 @@ class CheckReport(NamedTuple):
         return "; ".join(lines)
 
 
-class _Arrays(NamedTuple):
+class _Computed(NamedTuple):
+    """An array that a training step left, named as in `Difference`."""
+
     step: int
     kind: str
     name: str
@@ -165,10 +167,16 @@ def check(
     device = check_device(ctx)
     spec = read_shapes(symbol, shapes, {}, type_dict)
     graph = forward_graph(symbol, spec)
-    start = _initial_values(graph, seed, values or {}, set(spec.shapes))
+    inputs = set(spec.shapes)
+    names = symbol.list_arguments()
+    if grad_req is None:
+        requests = {name: "null" if name in inputs else "write" for name in names}
+    else:
+        requests = read_grad_req(names, grad_req)
+    start = _initial_values(graph, seed, values or {}, inputs)
 
-    def run(net: Any) -> List[_Arrays]:
-        return _train(net, graph, start, steps, device, grad_req, seed, set(spec.shapes))
+    def run(net: Any) -> List[_Computed]:
+        return _train(net, graph, start, steps, device, requests, seed, inputs)
 
     expected, found = run(symbol), run(planned)
     differences = _compare(expected, found)
@@ -178,7 +186,7 @@ def check(
 
 
 def _initial_values(
-    graph: ForwardGraph, seed: int, given: Mapping[str, Any], inputs: Any
+    graph: ForwardGraph, seed: int, given: Mapping[str, Any], inputs: Set[str]
 ) -> Dict[str, np.ndarray]:
     random = np.random.RandomState(seed)
     indices = {
@@ -211,31 +219,22 @@ def _train(
     start: Mapping[str, np.ndarray],
     steps: int,
     ctx: Any,
-    grad_req: Any,
+    requests: Mapping[str, str],
     seed: int,
-    inputs: Any,
-) -> List[_Arrays]:
-    arguments = {graph.nodes[i].name: graph.tensors[i][0] for i in graph.arguments}
-    names = list(arguments)
-    if grad_req is None:
-        requests = {name: "null" if name in inputs else "write" for name in names}
-    else:
-        requests = read_grad_req(names, grad_req)
+    inputs: Set[str],
+) -> List[_Computed]:
+    """What each of some training steps leaves: outputs, gradients, auxiliary states."""
+    sparse = {graph.nodes[i].name for i in sparse_gradients(graph)}
     try:
-        args = {n: mx.nd.array(start[n], ctx, t.dtype) for n, t in arguments.items()}
-        sparse = {graph.nodes[i].name for i in sparse_gradients(graph)}
+        arrays = {n: mx.nd.array(value, ctx, value.dtype) for n, value in start.items()}
+        args = {graph.nodes[i].name: arrays[graph.nodes[i].name] for i in graph.arguments}
+        aux = {graph.nodes[i].name: arrays[graph.nodes[i].name] for i in graph.auxiliary}
         grads = {
-            n: mx.nd.zeros(t.shape, ctx, t.dtype).tostype(
+            n: mx.nd.zeros(a.shape, ctx, a.dtype).tostype(
                 "row_sparse" if n in sparse else "default"
             )
-            for n, t in arguments.items()
+            for n, a in args.items()
             if requests[n] != "null"
-        }
-        aux = {
-            graph.nodes[i].name: mx.nd.array(
-                start[graph.nodes[i].name], ctx, graph.tensors[i][0].dtype
-            )
-            for i in graph.auxiliary
         }
         executor = net.bind(ctx, args, grads, requests, aux)
         momentum = {n: mx.nd.zeros(g.shape, ctx, dtype=g.dtype) for n, g in grads.items()}
@@ -244,7 +243,7 @@ def _train(
             mx.nd.array(random.uniform(-1, 1, out.shape), ctx, out.dtype)
             for out in executor.outputs
         ]
-        result: List[_Arrays] = []
+        result: List[_Computed] = []
         for step in range(steps):
             mx.random.seed(seed + step)
             executor.forward(is_train=True)
@@ -255,7 +254,7 @@ def _train(
                 ("gradient", grads),
                 ("auxiliary state", aux),
             ):
-                result += [_Arrays(step, kind, n, a.asnumpy()) for n, a in arrays.items()]
+                result += [_Computed(step, kind, n, a.asnumpy()) for n, a in arrays.items()]
             for n, gradient in grads.items():
                 if n not in inputs and np.dtype(gradient.dtype).kind == "f":
                     mx.nd.sgd_mom_update(
@@ -271,7 +270,7 @@ def _train(
         raise MemongerError("the network cannot be run on %s: %s" % (ctx, reason(error))) from None
 
 
-def _compare(expected: List[_Arrays], found: List[_Arrays]) -> List[Difference]:
+def _compare(expected: List[_Computed], found: List[_Computed]) -> List[Difference]:
     differences = []
     for a, b in zip(expected, found):
         if not np.array_equal(a.value, b.value):

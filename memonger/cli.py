@@ -17,7 +17,7 @@ import memonger
 from memonger._mxnet import mx
 from memonger.costs import MB
 from memonger.errors import BudgetError, MemongerError
-from memonger.frontiers import FRONTS
+from memonger.plans import EITHER, WAYS
 
 OK, NO, MISTAKE = 0, 1, 2
 BATCH = "N"  # where the batch goes in a shape
@@ -77,62 +77,51 @@ def _plan(options: argparse.Namespace) -> int:
             "with --how marks"
         )
     _check_files(options.output, options.plot)
-    plan = memonger.plan(_network(options.network), **_of(options, *PLANNING))
+    plan = memonger.plan(_network(options.network), **_of(options, "devices", *PLANNING))
     if options.output:
         _save(plan.symbol, options.output)
     if options.plot:
         plan.plot(options.plot)
-    if options.json:
-        _print_json(_figures(plan))
-    else:
-        print(plan)
+    _tell(options, plan, _figures(plan))
     return OK
 
 
 def _frontier(options: argparse.Namespace) -> int:
     _check_files(options.plot)
-    plans = memonger.frontier(
-        _network(options.network), **_of(options, "how", "points", "measure", "patience")
-    )
+    asked = _of(options, "devices", "how", "points", "measure", "patience")
+    plans = memonger.frontier(_network(options.network), **asked)
     if options.plot:
         plans.plot(options.plot)
-    if options.json:
-        _print_json([_figures(plan) for plan in plans])
-    else:
-        print(plans)
+    _tell(options, plans, [_figures(plan) for plan in plans])
     return OK
 
 
 def _batch(options: argparse.Namespace) -> int:
     _check_files(options.output)
-    given = _of(options, "budget", "budget_of", "optimizer", "measure", "patience")
-    del given["devices"]
-    found = memonger.largest_batch(_network(options.network), **given)
+    asked = _of(options, "budget", "budget_of", "optimizer", "measure", "patience")
+    found = memonger.largest_batch(_network(options.network), **asked)
     if options.output:
         _save(found.plan.symbol, options.output)
-    if options.json:
-        figures = {"batch": found.batch, "unplanned_batch": found.unplanned_batch}
-        _print_json({**figures, "plan": _figures(found.plan)})
-    else:
-        print(found)
+    figures = {"batch": found.batch, "unplanned_batch": found.unplanned_batch}
+    _tell(options, found, {**figures, "plan": _figures(found.plan)})
     return OK
 
 
 def _cost(options: argparse.Namespace) -> int:
     network = _network(options.network)
-    found = memonger.explain(network, **_of(options))
+    found = memonger.explain(network, **_of(options, "devices"))
     exact = not found.inexact
     pool = found.pool_bytes
     if not exact:  # what the replay does not know, a bind does, in whole MB
         if options.devices != 1:
             raise MemongerError("--devices: give one device's shapes for this network")
-        given = {"type_dict": options.types, "ctx": options.device, "shapes": options.shapes}
-        pool = MB * memonger.get_cost(network, **given)
-    if options.json:
-        _print_json({"pool_bytes": pool, "peak_bytes": found.peak_bytes, "exact": exact})
-    else:
-        print("pool     %.1f MB%s" % (pool / MB, "" if exact else ", bound, in whole MB"))
-        print("peak     %.1f MB alive at once, in %s" % (found.peak_bytes / MB, found.peak))
+        pool = MB * memonger.get_cost(network, **_of(options))
+    lines = [
+        "pool     %.1f MB%s" % (pool / MB, "" if exact else ", bound, in whole MB"),
+        "peak     %.1f MB alive at once, in %s" % (found.peak_bytes / MB, found.peak),
+    ]
+    figures = {"pool_bytes": pool, "peak_bytes": found.peak_bytes, "exact": exact}
+    _tell(options, "\n".join(lines), figures)
     return OK
 
 
@@ -143,29 +132,17 @@ def _explain(options: argparse.Namespace) -> int:
     if given and not options.plan:
         raise MemongerError("--%s is of a plan; give --plan too" % given[0].replace("_", "-"))
     if options.plan:
-        found = memonger.plan(network, **_of(options, *PLANNING)).explain()
+        found = memonger.plan(network, **_of(options, "devices", *PLANNING)).explain()
     else:
-        found = memonger.explain(network, **_of(options))
-    if options.json:
-        _print_json(_as_data(found))
-    else:
-        print(found)
+        found = memonger.explain(network, **_of(options, "devices"))
+    _tell(options, found, _as_data(found))
     return OK
 
 
 def _check(options: argparse.Namespace) -> int:
-    report = memonger.check(
-        _network(options.network),
-        _network(options.planned),
-        options.shapes,
-        options.steps,
-        type_dict=options.types,
-        ctx=options.device,
-    )
-    if options.json:
-        _print_json({**_as_data(report), "equal": bool(report)})
-    else:
-        print(report)
+    networks = _network(options.network), _network(options.planned)
+    report = memonger.check(*networks, **_of(options, "steps"))
+    _tell(options, report, {**_as_data(report), "equal": bool(report)})
     return OK if report else NO
 
 
@@ -173,13 +150,8 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _of(options: argparse.Namespace, *names: str) -> Dict[str, Any]:
-    """Keyword arguments of a function of the package."""
-    given = {
-        "shapes": options.shapes,
-        "type_dict": options.types,
-        "ctx": options.device,
-        "devices": getattr(options, "devices", 1),
-    }
+    """Keyword arguments of a function of the package: what all take, and those of these names."""
+    given = {"shapes": options.shapes, "type_dict": options.types, "ctx": options.device}
     return {**given, **{name: getattr(options, name) for name in names}}
 
 
@@ -216,8 +188,8 @@ def _figures(plan: Any) -> Dict[str, Any]:
     """A Plan without its symbol, as data."""
     fields = [field.name for field in dataclasses.fields(plan)]
     data = {name: getattr(plan, name) for name in fields if name not in ("symbol", "request")}
-    schedule = data.pop("schedule")
-    return {**data, "schedule": None if schedule is None else schedule.events.tolist()}
+    data["schedule"] = None if plan.schedule is None else plan.schedule.events.tolist()
+    return data
 
 
 def _as_data(found: Any) -> Dict[str, Any]:
@@ -237,8 +209,9 @@ def _one_line(error: Exception) -> str:
     return " ".join(text.split())
 
 
-def _print_json(data: Any) -> None:
-    print(json.dumps(data, indent=2))
+def _tell(options: argparse.Namespace, found: Any, data: Any) -> None:
+    """Print what was found, or with ``--json`` the data of it."""
+    print(json.dumps(data, indent=2) if options.json else found)
 
 
 # -- the options ------------------------------------------------------------------------------
@@ -398,7 +371,7 @@ def _parser() -> argparse.ArgumentParser:
     def planning(made: argparse.ArgumentParser) -> None:
         made.add_argument(
             "--how",
-            choices=("marks", "schedule"),
+            choices=WAYS,
             default=DEFAULTS["how"],
             help="compute each result again once, or as often as it pays (default: marks)",
         )
@@ -426,7 +399,7 @@ def _parser() -> argparse.ArgumentParser:
     searching(made)
     made.add_argument(
         "--how",
-        choices=tuple(FRONTS),
+        choices=(*WAYS, EITHER),
         default="marks",
         help="plans of marks, schedules, or the best of both (default: marks)",
     )

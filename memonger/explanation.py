@@ -1,14 +1,13 @@
-"""Why a network needs the memory that it needs, and why a plan keeps what it keeps.
+"""Why a network needs the memory that it needs, with its marks or its schedule if it has any.
 
 All of it is read off the replay of one training step (``allocator.Timeline``): what is alive when,
-what runs then, and who reads it. Nothing is bound.
+and what runs then. Nothing is bound.
 """
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from memonger import marks
 from memonger.allocator import Replay, Timeline
 from memonger.bounds import Floor, floor
 from memonger.costs import MB
@@ -19,15 +18,12 @@ from memonger.memory import Memory, predict
 from memonger.network import Network
 from memonger.operators import why_kept
 from memonger.rows import ITSELF, MASKED
-from memonger.rules import Rules
-from memonger.tables import BACKWARD, FORWARD, KEPT, RECOMPUTED
+from memonger.tables import BACKWARD, FORWARD, RECOMPUTED
 from memonger.training import TrainingGraph
 from memonger.training_step import TrainingStep
 
 SHOWN = 12  # tensors of the peak that are printed
-SMALL = 1 / 1000  # of the peak: what is not worth computing again
 KINDS = {"result": "results", "computed again": "again", "gradient": "gradients"}
-MOST_TRIED = 20_000_000  # tensors x nodes for which it is tried whether a rule keeps them
 
 
 class Step(NamedTuple):
@@ -41,7 +37,8 @@ class Step(NamedTuple):
         again, or whose gradient it is; -1 for sums of gradients and the like.
     timeline : Timeline
     live : np.ndarray of int
-        Bytes alive in each step, without the gradients that a schedule's pool holds.
+        Bytes alive while each row runs, by its place in the order (``Replay.order``), without the
+        gradients that a schedule's pool holds.
     """
 
     memory: Memory
@@ -49,56 +46,65 @@ class Step(NamedTuple):
     timeline: Timeline
     live: np.ndarray
 
+    @classmethod
+    def of(cls, memory: Memory) -> "Step":
+        """The training step that was replayed to learn what it takes."""
+        line = memory.replay.timeline()
+        return cls(
+            memory, operators_of(memory.replay), line, line.live_bytes(without=memory.pooled)
+        )
+
     @property
     def graph(self) -> ForwardGraph:
         return self.memory.replay.training.graph
 
     @property
     def peak(self) -> int:
-        """The step in which the most is alive."""
+        """The place at which the most is alive."""
         return int(np.argmax(self.live))
 
-    def running(self, place: int) -> str:
-        """What runs in a step, in words."""
-        return described(self.memory.replay, self.operator, int(self.memory.replay.order[place]))
+    @property
+    def alive(self) -> np.ndarray:
+        """The tensors of the timeline that are alive there."""
+        line, peak = self.timeline, self.peak
+        return np.flatnonzero((line.start <= peak) & (line.stop >= peak))
+
+    @property
+    def running(self) -> str:
+        """What runs there, in words."""
+        row = int(self.memory.replay.order[self.peak])
+        training, x = self.memory.replay.training, int(self.operator[row])
+        if x < 0:
+            return "%r (%s)" % (training.names[row], training.ops[row])
+        how = {FORWARD: "%r (%s)", RECOMPUTED: "%r (%s) again", BACKWARD: "the gradient of %r (%s)"}
+        node = self.graph.nodes[x]
+        return how[int(training.phases[row])] % (node.name, node.op)
 
 
 @no_collection()
 def step_of(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: Any) -> Step:
     """Replay a training step of a symbol, with the marks or the schedule that it carries."""
-    memory = predict(symbol, forward_graph(symbol, spec), grad_req, device)
-    timeline = memory.replay.timeline()
-    return Step(
-        memory,
-        operators_of(memory.replay),
-        timeline,
-        timeline.live_bytes(without=memory.pooled),
-    )
+    return Step.of(predict(symbol, forward_graph(symbol, spec), grad_req, device))
 
 
 def operators_of(found: Replay) -> np.ndarray:
     """For each row the operator that it is part of (see `Step`)."""
     training: Any = found.training
-    n = len(training.graph.nodes)
-    if isinstance(training, TrainingStep):
-        rows, plain = training.rows, training.training
-        own = (rows.what == ITSELF) | (rows.what == MASKED)
-        return np.where(own, _of_rows(plain, n)[np.where(own, rows.source, 0)], -1)
-    return _of_rows(training, n)
+    if not isinstance(training, TrainingStep):
+        return _of_rows(training)
+    rows = training.rows
+    own = (rows.what == ITSELF) | (rows.what == MASKED)
+    return np.where(own, _of_rows(training.training)[np.where(own, rows.source, 0)], -1)
 
 
-def _of_rows(training: TrainingGraph, n: int) -> np.ndarray:
-    return np.concatenate([np.arange(n), np.arange(n), training.owners])
+def _of_rows(training: TrainingGraph) -> np.ndarray:
+    operators = np.arange(len(training.graph.nodes))
+    return np.concatenate([operators, operators, training.owners])
 
 
-def described(found: Replay, operator: np.ndarray, row: int) -> str:
-    """What a row runs, in words."""
-    x, phase = int(operator[row]), int(found.training.phases[row])
-    if x < 0:
-        return "%r (%s)" % (found.training.names[row], found.training.ops[row])
-    node = found.training.graph.nodes[x]
-    how = {FORWARD: "%r (%s)", RECOMPUTED: "%r (%s) again", BACKWARD: "the gradient of %r (%s)"}
-    return how[phase] % (node.name, node.op)
+def tensor_name(name: str, output: int) -> str:
+    """An output of an operator of this name; the first goes by the operator's."""
+    return "%s[%d]" % (name, output) if output else name
 
 
 class Segment(NamedTuple):
@@ -130,13 +136,12 @@ def slowest_segment(found: Replay) -> Optional[Segment]:
     operator = operators_of(found)[found.order]
     phase = found.training.phases[found.order]
     each = forward_flops(found.training.graph)
-    own = np.where((phase == RECOMPUTED) & (operator >= 0), each[operator], 0.0)
     again = np.flatnonzero((phase == RECOMPUTED) & (operator >= 0))
     if not len(again):
         return None
     gradients = np.cumsum(phase == BACKWARD)[again]  # that have run before
     _, start = np.unique(gradients, return_index=True)
-    work = np.add.reduceat(own[again], start)
+    work = np.add.reduceat(each[operator[again]], start)
     count = np.diff(np.append(start, len(again)))
     k = int(np.lexsort((count, work))[-1])
     nodes = operator[again[start[k] : start[k] + count[k]]]
@@ -271,44 +276,33 @@ def explain(
 
 def explained(step: Step) -> Explanation:
     """The Explanation of a training step."""
-    found, line = step.memory.replay, step.timeline
-    alive = np.flatnonzero((line.start <= step.peak) & (line.stop >= step.peak))
-    pooled = step.memory.pooled
+    training, line = step.memory.replay.training, step.timeline
     tensors: List[Alive] = []
-    for k in alive.tolist():
-        row, output = int(line.row[k]), int(line.output[k])
-        if (row, output) in pooled:
+    for k in step.alive.tolist():
+        row, output, phase = int(line.row[k]), int(line.output[k]), int(line.kind[k])
+        if (row, output) in step.memory.pooled:
             continue
         x = int(step.operator[row])
-        phase = int(line.kind[k])
-        name, op = found.training.names[row], found.training.ops[row]
-        rule = ""
+        name, op, rule = training.names[row], training.ops[row], ""
         if x >= 0:
             node = step.graph.nodes[x]
             name, op = node.name, node.op
             rule = (why_kept(op, node.attrs) or "") if phase == FORWARD else ""
         kind = {FORWARD: "result", RECOMPUTED: "computed again", BACKWARD: "gradient"}[phase]
-        named = "%s[%d]" % (name, output) if output else name
-        tensors.append(Alive(named, op, kind, int(line.nbytes[k]), rule))
+        tensors.append(Alive(tensor_name(name, output), op, kind, int(line.nbytes[k]), rule))
     tensors.sort(key=lambda t: -t.nbytes)
-    least, plain = floor_of(found)
+    plain: Any = training.training if isinstance(training, TrainingStep) else training
+    least = floor(plain)
     return Explanation(
         step.memory.pool_bytes,
-        int(step.live.max(initial=0)),
-        step.running(step.peak) if len(step.live) else "",
+        int(step.live[step.peak]),
+        step.running,
         tuple(tensors),
         least.nbytes,
         least.own_bytes,
         floor_text(plain, least),
         step.memory.inexact,
     )
-
-
-def floor_of(found: Replay) -> Tuple[Floor, TrainingGraph]:
-    """The floor under all plans of a network, and the training graph that it is told in."""
-    training: Any = found.training
-    plain: TrainingGraph = training.training if isinstance(training, TrainingStep) else training
-    return floor(plain), plain
 
 
 def floor_text(training: TrainingGraph, least: Floor) -> str:
@@ -321,13 +315,9 @@ def floor_text(training: TrainingGraph, least: Floor) -> str:
 
 def where_it_peaks(memory: Memory) -> str:
     """Where the most of a plan is alive, as a sentence."""
-    found = memory.replay
-    live = found.timeline().live_bytes(without=memory.pooled)
-    if not live.max(initial=0):
-        return ""
-    peak = int(np.argmax(live))
-    running = described(found, operators_of(found), int(found.order[peak]))
-    return "Its peak of %.1f MB is in %s. " % (live[peak] / MB, running)
+    step = Step.of(memory)
+    most = int(step.live[step.peak])
+    return "Its peak of %.1f MB is in %s. " % (most / MB, step.running) if most else ""
 
 
 def why_not_less(network: Network) -> str:
@@ -341,218 +331,13 @@ def why_not_less(network: Network) -> str:
     )
 
 
-def held_by_rule(found: Replay, reasons: Mapping[int, str]) -> Dict[int, int]:
+def held_by_rule(memory: Memory, reasons: Mapping[int, str]) -> Dict[int, int]:
     """Bytes at the peak of what must not be computed again, for each such operator (node)."""
-    line = found.timeline()
-    peak = int(np.argmax(line.live_bytes()))
-    there = (line.start <= peak) & (line.stop >= peak) & (line.kind == FORWARD)
-    operator = operators_of(found)[line.row[there]]
+    step = Step.of(memory)
+    line = step.timeline
+    there = step.alive[line.kind[step.alive] == FORWARD]
     held: Dict[int, int] = {}
-    for x, nbytes in zip(operator.tolist(), line.nbytes[there].tolist()):
+    for x, nbytes in zip(step.operator[line.row[there]].tolist(), line.nbytes[there].tolist()):
         if x in reasons:
             held[x] = held.get(x, 0) + nbytes
     return held
-
-
-# -- a plan -----------------------------------------------------------------------------------
-
-
-class Choice(NamedTuple):
-    """What a plan does with one tensor of the forward pass.
-
-    Attributes
-    ----------
-    name : str
-        The operator that makes it; with ``[1]`` its second output, and so on.
-    op : str
-    nbytes : int
-    choice : str
-        'kept' from the forward pass for the backward pass; computed 'again'; or 'freed' in the
-        forward pass, for no gradient reads it, or its memory is handed on to what is.
-    times : int
-        How often its operator runs in a training step.
-    why : str
-        Why it is kept: 'output' of the network; by a 'rule'; 'mark', where the original's planner
-        keeps what the user marked; 'cut', where what follows is computed again from it; 'gradient',
-        where that of a kept operator reads it; 'cheap', where it is small or gone before the peak;
-        'budget', where the plan is the fastest within one, which allows it; 'search', where no
-        smaller plan without it was found. Empty where it is not kept.
-    reason : str
-        The same in words.
-    """
-
-    name: str
-    op: str
-    nbytes: int
-    choice: str
-    times: int
-    why: str
-    reason: str
-
-
-class PlanExplanation(NamedTuple):
-    """What a plan does with each tensor of the forward pass, in execution order."""
-
-    tensors: Tuple[Choice, ...]
-
-    def __str__(self) -> str:
-        lines = []
-        for choice in ("kept", "again", "freed"):
-            chosen = [t.nbytes for t in self.tensors if t.choice == choice]
-            lines.append("%-6s %10.1f MB in %d tensors" % (choice, sum(chosen) / MB, len(chosen)))
-        lines += ["", "%-6s %10s  %-9s %-20s %s" % ("", "MB", "why", "operator", "tensor")]
-        for t in self.tensors:
-            line = "%-6s %10.2f  %-9s %-20s %s" % (t.choice, t.nbytes / MB, t.why, t.op, t.name)
-            lines.append(line + (": " + t.reason if t.reason else ""))
-        return "\n".join(lines)
-
-
-@no_collection()
-def choices(
-    network: Network, step: Step, original: bool, budgeted: bool = False
-) -> PlanExplanation:
-    """Explain a plan tensor by tensor.
-
-    Parameters
-    ----------
-    network : Network
-        As it was planned.
-    step : Step
-        A training step with the plan.
-    original : bool
-        Whether the planner was the original's, which keeps by the user's marks.
-    budgeted : bool
-        Whether the plan is the fastest within a budget, and not the smallest.
-    """
-    found, line, graph = step.memory.replay, step.timeline, step.graph
-    training, n = found.training, len(step.graph.nodes)
-    forward = (training.phases == FORWARD) & (step.operator >= 0)
-    forward &= ~training.tables.variable
-    places = np.flatnonzero(forward[found.order])
-    border = int(places[-1]) if len(places) else 0
-    times = np.bincount(
-        step.operator[found.order[(training.phases != BACKWARD)[found.order]]] + 1, minlength=n + 1
-    )[1:]
-    readers = _readers(step)
-    before = _before_copies(graph)
-    kept_by_rule = _kept_by_rule(network, before, times > 1, graph)
-    heads = set(graph.heads)
-    threshold = SMALL * int(step.live.max(initial=0))
-    tensors: List[Choice] = []
-    for k in range(len(line.row)):
-        row, output = int(line.row[k]), int(line.output[k])
-        if line.kind[k] != FORWARD or not forward[row]:
-            continue
-        x = int(step.operator[row])
-        node, nbytes = graph.nodes[x], int(line.nbytes[k])
-        why = reason = ""
-        choice = "kept" if line.start[k] <= border < line.stop[k] else "freed"
-        if choice == "freed" and times[x] > 1:
-            choice = "again"
-        if choice == "kept":
-            again, gradients = readers.get((row, output), ((), ()))
-            if (x, output) in heads:
-                why, reason = "output", "it is an output of the network"
-            elif x in kept_by_rule:
-                why, reason = "rule", kept_by_rule[x]
-            elif again:
-                why = "mark" if original else "cut"
-                reason = "%s computed again from it" % _some(graph, again, "is", "are")
-            elif times[x] > 1:
-                why = "gradient"
-                reason = "the gradient of %s reads it" % _some(graph, gradients)
-            elif nbytes <= threshold:
-                why, reason = "cheap", "less than 1/1000 of the peak"
-            elif not line.start[k] <= step.peak <= line.stop[k]:
-                why, reason = "cheap", "it is gone at the peak"
-            elif budgeted:
-                why, reason = "budget", "the budget allows it, and computing it again takes time"
-            else:
-                why, reason = "search", "no smaller plan was found that computes it again"
-        name = "%s[%d]" % (node.name, output) if output else node.name
-        tensors.append(Choice(name, node.op, nbytes, choice, int(times[x]), why, reason))
-    return PlanExplanation(tuple(tensors))
-
-
-def _some(graph: ForwardGraph, nodes: Sequence[int], one: str = "", more: str = "") -> str:
-    """Some nodes by name: the first, and how many others."""
-    if not nodes:
-        return "a kept operator"
-    text = repr(graph.nodes[nodes[0]].name)
-    if len(nodes) > 1:
-        return ("%s and %d more %s" % (text, len(nodes) - 1, more)).rstrip()
-    return ("%s %s" % (text, one)).rstrip()
-
-
-def _readers(step: Step) -> Dict[Tuple[int, int], Tuple[List[int], List[int]]]:
-    """Of each tensor the operators that read it when computed again, and by their gradients."""
-    found = step.memory.replay
-    t, again = found.training.tables, found.recomputed
-    phases = found.training.phases
-    copies = int(t.output_start[t.forward])
-    maker = np.repeat(np.arange(len(t.variable)), np.diff(t.output_start))
-    of: Dict[Tuple[int, int], Tuple[List[int], List[int]]] = {}
-    for row in found.order.tolist():
-        phase, x = int(phases[row]), int(step.operator[row])
-        if phase == FORWARD or x < 0:
-            continue
-        for j in range(t.use_start[row], t.use_start[row + 1]):
-            entry, owner = int(t.use_entry[j]), int(t.use_owner[j])
-            if owner != KEPT and again[owner] and again[t.use_row[j]]:
-                entry += copies
-            made = int(maker[entry])
-            lists = of.setdefault((made, entry - int(t.output_start[made])), ([], []))
-            into = lists[0] if phase == RECOMPUTED else lists[1]
-            if x not in into:
-                into.append(x)
-    return of
-
-
-def _before_copies(graph: ForwardGraph) -> np.ndarray:
-    """For each node its index in the network without kept copies; -1 for these."""
-    ours = np.array([n.hidden.get(marks.RECORD) == marks.INSERTED for n in graph.nodes], dtype=bool)
-    return np.where(ours, -1, np.cumsum(~ours) - 1)
-
-
-def _kept_by_rule(
-    network: Network, before: np.ndarray, again: np.ndarray, graph: ForwardGraph
-) -> Dict[int, str]:
-    """Of the nodes that a rule keeps, which one.
-
-    Those that must run once are known. For the others it is tried: recomputed beside what is
-    recomputed already, do the rules leave them so?
-    """
-    rules: Rules = network.rules
-    found = {
-        i: rules.reasons[int(x)] for i, x in enumerate(before) if x >= 0 and int(x) in rules.reasons
-    }
-    until = network.request.until
-    for i, x in enumerate(before):
-        if x >= 0 and until is not None and x >= until and not graph.nodes[i].is_variable:
-            found.setdefault(i, "it does not come before %r" % network.graph.nodes[until].name)
-    mask = np.zeros(len(network.graph.nodes), dtype=np.bool_)
-    mask[before[(before >= 0) & again]] = True
-    if not mask.any():
-        return found
-    candidates = [
-        i
-        for i, x in enumerate(before)
-        if x >= 0 and not again[i] and rules.allowed[x] and i not in found
-    ]
-    if len(candidates) * len(before) > MOST_TRIED:
-        return found
-    same = rules.trainings[0].same
-    for i in candidates:
-        x = int(before[i])
-        tried = mask.copy()
-        tried[x] = True
-        if rules.apply(tried)[x]:
-            continue
-        twins = [y for y in range(len(same)) if same[y] == same[x] and y != x]
-        if twins:
-            found[i] = "MXNet merges it with %r, which has the same marks therefore" % (
-                network.graph.nodes[twins[0]].name
-            )
-        else:
-            found[i] = "nobody would read what is computed again, which not every device bears"
-    return found

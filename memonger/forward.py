@@ -27,7 +27,7 @@ import numpy as np
 
 from memonger._mxnet import mx
 from memonger.errors import MemongerError
-from memonger.inplace import hidden_outputs, may_hide_outputs
+from memonger.hidden_outputs import hidden_outputs, may_hide_outputs
 from memonger.inputs import InputSpec, Shape, missing_inputs
 
 Entry = Tuple[int, int]  # a node's index and which of its outputs

@@ -1,10 +1,9 @@
-"""What MXNet's memory planner asks of an operator: in-place options and hidden outputs.
+"""What MXNet's memory planner asks of an operator: in-place options and ignored inputs.
 
 ``MXAllocMemory`` (``src/nnvm/plan_memory.cc``) lets an output take over the memory of an input
 where the operator's ``FInplaceOption`` offers the pair, the sizes agree and nobody else still reads
 that memory (or, where ``FInplaceIdentity`` says that the output IS the input, even then). An input
-named by ``FIgnoreInputs`` is not read at all. Outputs that ``Symbol.list_outputs`` does not show
-(the mean of a BatchNorm, the mask of a Dropout) are allocated like any other.
+named by ``FIgnoreInputs`` is not read at all.
 
 MXNet has no Python interface to these attributes, so they stand here as tables, a group of
 operators to an entry, with the source files of 1.9.1 that register them. A backward node counts as
@@ -20,10 +19,8 @@ the operators of mx.np (src/operator/numpy) that are not other names of those li
 """
 
 import re
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Mapping, Optional, Tuple
 
-Shape = Tuple[int, ...]
-Tensor = Tuple[Shape, str]  # shape and NumPy type name
 Options = Tuple[Tuple[int, int, bool], ...]  # input, output, identity
 Attrs = Mapping[str, str]
 
@@ -34,6 +31,34 @@ _EITHER: Options = ((0, 0, False), (1, 0, False))
 _FIRST_TO_SECOND: Options = ((0, 1, False),)
 _FIRST_TO_BOTH: Options = ((0, 0, False), (0, 1, False))
 _SAME: Options = ((0, 0, True),)
+
+# ------------------------------------------------------------------ names
+
+# Other names of operators (nnvm's add_alias). Symbols that MXNet made carry the canonical one.
+_ALIASES: Dict[str, str] = {
+    "ElementWiseSum": "add_n",
+    "Softmax": "SoftmaxOutput",
+    "_Plus": "elemwise_add",
+    "_plus": "elemwise_add",
+    "_minus": "elemwise_sub",
+    "_mul": "elemwise_mul",
+    "_div": "elemwise_div",
+    "cast": "Cast",
+    "concat": "Concat",
+    "flatten": "Flatten",
+    "identity": "_copy",
+    "pad": "Pad",
+    "reshape": "Reshape",
+    "split": "SliceChannel",
+    "stop_gradient": "BlockGrad",
+    "swapaxes": "SwapAxis",
+}
+
+
+def canonical(op: str) -> str:
+    """The name that the tables, here and of hidden outputs, know an operator by."""
+    return _ALIASES.get(op, op)
+
 
 # ------------------------------------------------------------------ in-place options
 
@@ -327,7 +352,7 @@ def _true(attrs: Attrs, key: str) -> bool:
     return attrs.get(key, "False") in ("True", "true", "1")
 
 
-def _pooling_workspace(attrs: Attrs) -> bool:
+def pooling_workspace(attrs: Attrs) -> bool:
     """Whether MKLDNN's max pooling keeps a workspace: src/operator/nn/pooling.cc, GetNumOutputs."""
     return (
         attrs.get("pool_type", "max") == "max"
@@ -337,7 +362,7 @@ def _pooling_workspace(attrs: Attrs) -> bool:
 
 
 def _pooling_gradient(attrs: Attrs) -> Options:
-    return _SECOND if _pooling_workspace(attrs) else _NONE
+    return _SECOND if pooling_workspace(attrs) else _NONE
 
 
 def _softmax_gradient(attrs: Attrs) -> Options:
@@ -368,26 +393,6 @@ _BY_ATTRIBUTES: Dict[str, Callable[[Attrs], Options]] = {
     "_backward_amp_multicast": _multicast,
 }
 
-# Other names of operators (nnvm's add_alias). Symbols that MXNet made carry the canonical one.
-_ALIASES: Dict[str, str] = {
-    "ElementWiseSum": "add_n",
-    "Softmax": "SoftmaxOutput",
-    "_Plus": "elemwise_add",
-    "_plus": "elemwise_add",
-    "_minus": "elemwise_sub",
-    "_mul": "elemwise_mul",
-    "_div": "elemwise_div",
-    "cast": "Cast",
-    "concat": "Concat",
-    "flatten": "Flatten",
-    "identity": "_copy",
-    "pad": "Pad",
-    "reshape": "Reshape",
-    "split": "SliceChannel",
-    "stop_gradient": "BlockGrad",
-    "swapaxes": "SwapAxis",
-}
-
 
 def inplace_options(op: str, attrs: Attrs, num_inputs: int) -> Optional[Options]:
     """The in-place pairs that an operator offers, in the order in which the planner tries them.
@@ -415,7 +420,7 @@ def inplace_options(op: str, attrs: Attrs, num_inputs: int) -> Optional[Options]
     >>> inplace_options("Convolution", {"kernel": "(3, 3)", "num_filter": "8"}, 3)
     ()
     """
-    op = _ALIASES.get(op, op)
+    op = canonical(op)
     rule = _BY_ATTRIBUTES.get(op)
     options = _OPTIONS.get(op) if rule is None else rule(attrs)
     return options and tuple(pair for pair in options if pair[0] < num_inputs)
@@ -451,160 +456,4 @@ def ignored_inputs(op: str) -> Tuple[int, ...]:
     >>> ignored_inputs("reshape_like")
     (1,)
     """
-    return _IGNORED.get(_ALIASES.get(op, op), ())
-
-
-# ------------------------------------------------------------------ hidden outputs
-
-_INT = "int32"  # type of indices in wheels, which are built without large tensors
-
-
-def _integers(text: str) -> List[int]:
-    return [int(n) for n in re.findall(r"-?\d+", text)]
-
-
-def _layer_norm(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> List[Tensor]:
-    """Mean and deviation."""
-    shape, dtype = ins[0]
-    axis = int(attrs.get("axis", "-1")) % len(shape)
-    return [((*shape[:axis], 1, *shape[axis + 1 :]), dtype)] * 2
-
-
-def _l2_norm(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> List[Tensor]:
-    shape, dtype = ins[0]
-    mode = attrs.get("mode", "instance")
-    if mode == "channel":
-        return [((shape[0], 1, *shape[2:]), dtype)]
-    return [(shape[:2] if mode == "spatial" else shape[:1], dtype)]
-
-
-def _dropout(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> List[Tensor]:
-    """Mask, shared along ``axes``."""
-    shape, dtype = ins[0]
-    axes = {axis % len(shape) for axis in _integers(attrs.get("axes", ""))}
-    return [(tuple(1 if i in axes else size for i, size in enumerate(shape)), dtype)]
-
-
-def _column(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> List[Tensor]:
-    """One number for each row of the output."""
-    shape, dtype = outs[0]
-    return [((*shape[:-1], 1), dtype)]
-
-
-def _sampler(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> List[Tensor]:
-    """Grid, transposed."""
-    (batch, _, height, width), dtype = ins[1]
-    return [((batch, height, width, 2), dtype)]
-
-
-def _grid(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> List[Tensor]:
-    """Coordinates of the target."""
-    (_, _, height, width), dtype = outs[0]
-    warp = attrs["transform_type"] == "warp"
-    return [((2, height, width) if warp else (3, height * width), dtype)]
-
-
-def _transformer(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> List[Tensor]:
-    """Coordinates of target and source."""
-    (batch, _, height, width), dtype = outs[0]
-    return [((3, height * width), dtype), ((batch, 2, height * width), dtype)]
-
-
-def _correlation(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> List[Tensor]:
-    """Padded copies of both inputs."""
-    (batch, channels, height, width), dtype = ins[0]
-    pad = 2 * int(attrs.get("pad_size", "0"))
-    return [((batch, height + pad, width + pad, channels), dtype)] * 2
-
-
-def _determinant(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> List[Tensor]:
-    """LU factors and pivots."""
-    return [*outs[1:], ins[0], (ins[0][0][:-1], _INT)]
-
-
-# All outputs after the first, hidden or not: a parameter such as output_mean_var may show them.
-_FURTHER_OUTPUTS: Dict[str, Callable[[Attrs, Sequence[Tensor], Sequence[Tensor]], List[Tensor]]] = {
-    # src/operator/nn/batch_norm.cc, contrib/batch_norm_relu.cc (workspace): mean and variance
-    "BatchNorm": lambda attrs, ins, outs: [ins[1], ins[1]],
-    "_contrib_BatchNormWithReLU": lambda attrs, ins, outs: [ins[1], ins[1], ins[0]],
-    # src/operator/batch_norm_v1-inl.h, contrib/sync_batch_norm-inl.h: mean and variance
-    "BatchNorm_v1": lambda attrs, ins, outs: [(ins[0][0][1:2], ins[0][1])] * 2,
-    "_contrib_SyncBatchNorm": lambda attrs, ins, outs: [(ins[0][0][1:2], ins[0][1])] * 2,
-    # src/operator/nn/layer_norm.cc, group_norm.cc, lrn.cc; instance_norm-inl.h,
-    # l2_normalization-inl.h: moments, sums of squares, norm
-    "LayerNorm": _layer_norm,
-    "GroupNorm": lambda attrs, ins, outs: (
-        [((ins[0][0][0], int(attrs.get("num_groups", "1"))), ins[0][1])] * 2
-    ),
-    "LRN": lambda attrs, ins, outs: [ins[0]],
-    "InstanceNorm": lambda attrs, ins, outs: [(ins[0][0][:2], ins[0][1])] * 2,
-    "L2Normalization": _l2_norm,
-    # src/operator/nn/dropout.cc, pooling.cc, ctc_loss-inl.h: mask, MKLDNN's workspace, gradient
-    "Dropout": _dropout,
-    "Pooling": lambda attrs, ins, outs: [(outs[0][0], _INT)] if _pooling_workspace(attrs) else [],
-    "CTCLoss": lambda attrs, ins, outs: [ins[0]],
-    # src/operator/roi_pooling-inl.h, contrib/deformable_psroi_pooling-inl.h: maxima, counts
-    "ROIPooling": lambda attrs, ins, outs: [(outs[0][0], _INT)],
-    "_contrib_DeformablePSROIPooling": lambda attrs, ins, outs: [outs[0]],
-    # src/operator/contrib/proposal-inl.h, multi_proposal-inl.h, bounding_box-inl.h: scores, sources
-    "_contrib_Proposal": _column,
-    "_contrib_MultiProposal": _column,
-    "_contrib_box_nms": _column,
-    # src/operator/bilinear_sampler-inl.h, grid_generator-inl.h, spatial_transformer-inl.h,
-    # correlation-inl.h
-    "BilinearSampler": _sampler,
-    "GridGenerator": _grid,
-    "SpatialTransformer": _transformer,
-    "Correlation": _correlation,
-    # src/operator/tensor/la_op.h, ordering_op-inl.h: factors and pivots, indices
-    "_linalg_det": _determinant,
-    "_linalg_slogdet": _determinant,
-    "sort": lambda attrs, ins, outs: [(outs[0][0], _INT)],
-    "topk": lambda attrs, ins, outs: (
-        [(outs[0][0], _INT)] if attrs.get("ret_typ", "indices") in ("value", "both") else []
-    ),
-}
-
-
-def may_hide_outputs(op: str) -> bool:
-    """Whether `hidden_outputs` has something to say about an operator."""
-    return _ALIASES.get(op, op) in _FURTHER_OUTPUTS
-
-
-def hidden_outputs(
-    op: str,
-    attrs: Attrs,
-    in_shapes: Sequence[Shape],
-    in_dtypes: Sequence[str],
-    out_shapes: Sequence[Shape],
-    out_dtypes: Sequence[str],
-) -> Tuple[Tensor, ...]:
-    """Shapes and types of the outputs that ``Symbol.list_outputs`` does not show.
-
-    Parameters
-    ----------
-    op, attrs
-        As in `inplace_options`.
-    in_shapes, in_dtypes : sequence
-        Shape and NumPy type name of every input, auxiliary states included.
-    out_shapes, out_dtypes : sequence
-        The same of every output that is shown.
-
-    Returns
-    -------
-    tuple of (shape, NumPy type name)
-        In the order of the operator's outputs, after those that are shown.
-
-    Source: ``FNumVisibleOutputs``, ``FInferShape`` and ``FInferType`` of each operator.
-
-    Examples
-    --------
-    >>> hidden_outputs("Dropout", {}, [(4, 8)], ["float32"], [(4, 8)], ["float32"])
-    (((4, 8), 'float32'),)
-    """
-    further = _FURTHER_OUTPUTS.get(_ALIASES.get(op, op))
-    if further is None:
-        return ()
-    ins = [(tuple(shape), dtype) for shape, dtype in zip(in_shapes, in_dtypes)]
-    outs = [(tuple(shape), dtype) for shape, dtype in zip(out_shapes, out_dtypes)]
-    return tuple(further(attrs, ins, outs)[len(outs) - 1 :])
+    return _IGNORED.get(canonical(op), ())

@@ -8,13 +8,14 @@ import itertools
 import json
 import logging
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from memonger import fastest, report, scheduling
-from memonger.budgets import read_budget
+from memonger.budgets import Budget, read_budget
+from memonger.choices import PlanExplanation, explain_choices
 from memonger.costs import MB
 from memonger.errors import BudgetError, MemongerError
-from memonger.explanation import PlanExplanation, Segment, Step, choices, step_of
+from memonger.explanation import Segment, Step, step_of
 from memonger.forward import copy_names
 from memonger.inputs import check_count
 from memonger.network import Request, read_network, read_request
@@ -213,8 +214,12 @@ class Plan:
         --------
         >>> print(memonger.plan(net, {'data': (32, 3, 224, 224)}).explain())
         """
-        original, budgeted = self.planner == "chen2016", self.added_time is not None
-        return choices(read_network(self.request), self._step(self.symbol), original, budgeted)
+        return explain_choices(
+            read_network(self.request),
+            self._step(self.symbol),
+            original=self.planner == "chen2016",
+            budgeted=self.added_time is not None,
+        )
 
     def _step(self, symbol: Any) -> Step:
         request = self.request
@@ -231,6 +236,20 @@ class Plan:
                 self.exact,
             )
         )
+
+
+class _Asked(NamedTuple):
+    """What was asked of a plan, beside the network; as for `plan`."""
+
+    how: str
+    work: Optional[float]
+    budget: Optional[Budget]
+    patience: float
+    planner: str
+    ntrial: int
+    kept_copies: bool
+    rules: bool
+    measure: bool
 
 
 _remembered: "Remembered[Solution]" = Remembered(REMEMBERED)
@@ -351,57 +370,32 @@ def plan(
     ntrial = check_count("ntrial", ntrial, 1)
     work, patience = check_limits(how, work, patience)
     bound = read_budget(budget, budget_of, optimizer, ctx)
-    if how == EITHER:
-        if bound is None:
-            raise MemongerError(
-                "how='auto' is for a budget, within which the faster of both ways is taken; give "
-                "a budget, or how='marks' or how='schedule'"
-            )
-        return _faster(
-            lambda way: plan(
-                net,
-                shapes,
-                how=way,
-                work=work,
-                budget=budget,
-                budget_of=budget_of,
-                optimizer=optimizer,
-                measure=measure,
-                patience=patience,
-                type_dict=type_dict,
-                grad_req=grad_req,
-                ctx=ctx,
-                planner=planner,
-                ntrial=ntrial,
-                until=until,
-                devices=devices,
-                kept_copies=kept_copies,
-                rules=rules,
-                **input_shapes,
-            )
-        )
-    if how == "marks" and bound is not None and (planner != "smallest" or not rules):
+    if how == EITHER and bound is None:
         raise MemongerError(
-            "planner=%r, rules=%r: a budget has a planner of its own, and needs the rules"
-            % (planner, bool(rules))
-        )
-    if how == "schedule" and (planner != "smallest" or not rules):
-        raise MemongerError(
-            "planner=%r, rules=%r: these are of how='marks'; a schedule has a planner of its own, "
-            "and needs no rules" % (planner, bool(rules))
+            "how='auto' is for a budget, within which the faster of both ways is taken; give a "
+            "budget, or how='marks' or how='schedule'"
         )
     request = read_request(net, shapes, input_shapes, type_dict, grad_req, ctx, until, devices)
-    asked = [how, work, bound, patience, planner, ntrial, *map(bool, (kept_copies, rules, measure))]
+    flags = map(bool, (kept_copies, rules, measure))
+    asked = _Asked(how, work, bound, patience, planner, ntrial, *flags)
+    return _faster(request, asked) if how == EITHER else _planned(request, asked)
+
+
+def _planned(request: Request, asked: _Asked) -> Plan:
+    """The plan by one way, searched for or remembered."""
+    if asked.planner != "smallest" or not asked.rules:
+        given = "planner=%r, rules=%r: " % (asked.planner, asked.rules)
+        if asked.how == "schedule":
+            raise MemongerError(
+                given + "these are of how='marks'; a schedule has a planner of its own, and needs "
+                "no rules"
+            )
+        if asked.budget is not None:
+            raise MemongerError(given + "a budget has a planner of its own, and needs the rules")
     key = fingerprint(request, asked)
     solution = _remembered.get(key)
     if solution is None:
-        if how == "schedule":
-            solution, symbol = solve_schedule(request, work, bound, patience, ntrial, bool(measure))
-        elif bound is not None:
-            search = fastest.Options(ntrial, bool(kept_copies), patience, bool(measure))
-            solution, symbol = fastest.solve_budget(request, bound, search)
-        else:
-            solution, symbol = solve(request, planner, ntrial, kept_copies, rules, patience)
+        solution, symbol = _solved(request, asked)
         if not solution.facts["interrupted"]:
             _remembered.put(key, solution)
     else:
@@ -412,13 +406,25 @@ def plan(
     return plan_of(request, symbol, solution)
 
 
-def _faster(planned: Callable[[str], Plan]) -> Plan:
+def _solved(request: Request, asked: _Asked) -> Tuple[Solution, Any]:
+    """What the search finds that is for what was asked, and the planned symbol."""
+    _, work, budget, patience, planner, ntrial, kept_copies, rules, measure = asked
+    if asked.how == "schedule":
+        return solve_schedule(request, work, budget, patience, ntrial, measure)
+    if budget is not None:
+        options = fastest.Options(ntrial, kept_copies, patience, measure)
+        return fastest.solve_budget(request, budget, options)
+    return solve(request, planner, ntrial, kept_copies, rules, patience)
+
+
+def _faster(request: Request, asked: _Asked) -> Plan:
     """The faster of the plans of both ways; marks where they are equally fast."""
     plans: List[Plan] = []
     refused: List[MemongerError] = []
     for way in WAYS:
         try:
-            plans.append(planned(way))
+            check_limits(way, asked.work, asked.patience)
+            plans.append(_planned(request, asked._replace(how=way)))
         except MemongerError as error:  # no schedule of this network, or no plan that fits
             log.info("how='auto': no plan by how=%r: %s", way, error)
             refused.append(error)

@@ -33,8 +33,7 @@ def plot_memory(file: Any, steps: Sequence[Tuple[str, Step]]) -> None:
     MemongerError
         If matplotlib is not there, or the file cannot be written.
     """
-    Figure = _figure()
-    figure = Figure(figsize=SIZE, dpi=DPI)
+    figure = _figure()
     panels = np.atleast_1d(figure.subplots(len(steps), 1, sharey=True))
     for axes, (title, step) in zip(panels, steps):
         _panel(axes, title, step)
@@ -49,7 +48,7 @@ def plot_memory(file: Any, steps: Sequence[Tuple[str, Step]]) -> None:
         fontsize=12,
     )
     figure.tight_layout(rect=(0, 0, 1, 0.96))
-    save(figure, file)
+    _save(figure, file)
 
 
 def _panel(axes: Any, title: str, step: Step) -> None:
@@ -68,7 +67,7 @@ def _panel(axes: Any, title: str, step: Step) -> None:
     axes.plot([x], [y], marker="v", color="black", markersize=9)
     right = x > 0.55 * len(at)
     axes.annotate(
-        "peak %.1f MB alive at once\nin %s" % (y, shortened(step.running(peak))),
+        "peak %.1f MB alive at once\nin %s" % (y, shortened(step.running)),
         (x, y),
         xytext=(-10 if right else 10, 0),
         textcoords="offset points",
@@ -117,8 +116,7 @@ def plot_frontier(file: Any, pools: Sequence[int], added: Sequence[float], unpla
     MemongerError
         If matplotlib is not there, or the file cannot be written.
     """
-    Figure = _figure()
-    figure = Figure(figsize=SIZE, dpi=DPI)
+    figure = _figure()
     axes = figure.subplots()
     x, y = np.array(pools) / MB, 100 * np.array(added)
     axes.step(x, y, where="pre", color=COLOURS[FORWARD][1], linewidth=2)
@@ -149,7 +147,7 @@ def plot_frontier(file: Any, pools: Sequence[int], added: Sequence[float], unpla
     axes.grid(color="0.9")
     axes.spines["right"].set_visible(False)
     figure.tight_layout()
-    save(figure, file)
+    _save(figure, file)
 
 
 def shortened(text: str, most: int = 64) -> str:
@@ -160,16 +158,17 @@ def shortened(text: str, most: int = 64) -> str:
 
 
 def _figure() -> Any:
+    """An empty picture; matplotlib is imported by no more than this."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise MemongerError(
             "pictures need matplotlib, which is not installed: pip install matplotlib"
         ) from None
-    return Figure
+    return Figure(figsize=SIZE, dpi=DPI)
 
 
-def save(figure: Any, file: Any) -> None:
+def _save(figure: Any, file: Any) -> None:
     """Write a picture to a file."""
     try:
         figure.savefig(file)

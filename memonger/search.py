@@ -46,11 +46,7 @@ def search_plan(
     ----------
     sym : mx.sym.Symbol
         The network.
-    ntrial, type_dict, planner, how, work, budget, budget_of, optimizer, measure, patience
-        As for ``plan``.
-    ctx, shapes, rules, until, devices
-        As for ``plan``.
-    kept_copies, grad_req
+    ntrial, type_dict, planner and all that follow it
         As for ``plan``.
     **input_shapes
         Shapes of inputs by name, the batch first: ``data=(32, 3, 224, 224)``.

@@ -59,9 +59,9 @@ class Solution(NamedTuple):
     copies: Tuple[KeptCopy, ...]
     facts: Mapping[str, Any]  # the fields of Plan that do not depend on the operators' names
     warnings: Tuple[str, ...]
-    schedule: Optional[Schedule] = None
-    floor: Floor = Floor(0, -1, -1, 0)
-    slowest: Optional[Segment] = None
+    schedule: Optional[Schedule]
+    floor: Floor
+    slowest: Optional[Segment]
 
     def carry_out(self, symbol: Any) -> Any:
         """A copy of a symbol (without marks) that trains by this plan."""
@@ -149,11 +149,17 @@ def confirm(
     slowest = slowest_segment(memory.replay)
     if slowest is not None:
         slowest = slowest.before(network.rules.with_copies(found.copies)[1])
-    least = floor(network.training, bare=network.rules.bare)
-    return (
-        Solution(found.mask, native, found.copies, facts, tuple(warnings), None, least, slowest),
-        symbol,
+    solution = Solution(
+        found.mask,
+        native,
+        found.copies,
+        facts,
+        tuple(warnings),
+        schedule=None,
+        floor=floor(network.training, bare=network.rules.bare),
+        slowest=slowest,
     )
+    return solution, symbol
 
 
 class Candidate(NamedTuple):
@@ -327,7 +333,7 @@ def _why(network: Network, unplanned: Memory, candidates: Mapping[str, int]) -> 
             100 * least.own_bytes / max(1, peak),
             peak / MB,
         )
-    held = held_by_rule(unplanned.replay, rules.reasons)
+    held = held_by_rule(unplanned, rules.reasons)
     if sum(held.values()) >= MOST_HELD * peak:
         return "%.1f MB of the %.1f MB of the peak must not be computed again (%s)" % (
             sum(held.values()) / MB,

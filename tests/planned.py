@@ -1,6 +1,10 @@
-"""Helpers of the tests: what a planned symbol carries, and plans of one's own."""
+"""Helpers of the tests: what a planned symbol carries, plans of one's own, other processes."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, Dict, Iterable, List
 
 import memonger  # noqa: F401
@@ -13,6 +17,21 @@ from memonger.operators import ANYWHERE
 from memonger.planners.cuts import Cut, cheap_cuts
 from memonger.rules import Rules
 from memonger.training import training_graph
+
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run_python(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run Python in the project root; the package need not be installed."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=str(ROOT),
+        env=dict(os.environ, PYTHONPATH=str(ROOT)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def nodes(symbol: Any) -> List[Dict[str, Any]]:

@@ -4,28 +4,19 @@ import gzip
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
 import memonger
 import networks
 import pytest
-from planned import forward
+from planned import forward, run_python
 
 MB = 2**20
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(*options: str, script: str = "memory.py") -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, os.path.join("benchmarks", script), *options],
-        cwd=str(ROOT),
-        env=dict(os.environ, PYTHONPATH=str(ROOT)),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_python(os.path.join("benchmarks", script), *options)
 
 
 def cells(line: str) -> List[str]:
@@ -141,14 +132,7 @@ def test_steps() -> None:
         "network = step.networks.chain(48, 32, 8192); "
         "print(json.dumps(step.compare('chain', network, options)['rows']))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=str(ROOT),
-        env=dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-c", program)
     assert done.returncode == 0, done.stderr
     rows = {row["plan"]: row for row in json.loads(done.stdout.splitlines()[-1])}
     assert list(rows) == ["none", "marks", "R = 2"]

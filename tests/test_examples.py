@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
@@ -14,24 +12,14 @@ import mxnet as mx
 import networks
 import numpy as np
 import pictures
-from planned import marked, nodes
-
-ROOT = Path(__file__).resolve().parents[1]
+from planned import ROOT, marked, nodes, run_python
 
 # -- the scripts ------------------------------------------------------------------------------
 
 
 def run(script: str, *options: str) -> Tuple[str, str]:
     """Run an example from the project root; return what it printed, and its log."""
-    done = subprocess.run(
-        [sys.executable, os.path.join("examples", script), *options],
-        cwd=str(ROOT),
-        # The package need not be installed for the tests.
-        env=dict(os.environ, PYTHONPATH=str(ROOT)),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python(os.path.join("examples", script), *options)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 

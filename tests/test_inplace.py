@@ -1,4 +1,4 @@
-"""The tables of `memonger.inplace` against what MXNet 1.9.1 really plans.
+"""The tables of `inplace` and `hidden_outputs` against what MXNet 1.9.1 really plans.
 
 MXNet does not show an operator's in-place options, but it shows the plan: ``Executor.debug_str``
 ends with the megabytes of the pool, and with MXNET_MEM_PLAN_VERBOSE_LOGGING=1 each bind logs the
@@ -20,7 +20,8 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 import pytest
 
 from memonger._mxnet import mx
-from memonger.inplace import hidden_outputs, ignored_inputs, inplace_options
+from memonger.hidden_outputs import hidden_outputs
+from memonger.inplace import ignored_inputs, inplace_options
 
 Shape = Tuple[int, ...]
 

@@ -1,0 +1,67 @@
+"""What the benchmarks have in common: how they are called, what they run on, and how they time."""
+
+import argparse
+import math
+import os
+import platform
+import time
+from typing import Any, Callable, Collection, Dict, Mapping, Optional, Sequence
+
+import mxnet as mx
+import numpy as np
+
+
+def machine() -> str:
+    """What figures were measured on, in a line."""
+    return "%s, %d cores, %s OpenMP threads, Python %s, MXNet %s" % (
+        platform.machine(),
+        os.cpu_count() or 1,
+        os.environ.get("OMP_NUM_THREADS", "all"),
+        platform.python_version(),
+        mx.__version__,
+    )
+
+
+def check_names(
+    parser: argparse.ArgumentParser, names: Sequence[str], known: Collection[str]
+) -> None:
+    """End with a message if not all names are those of known networks."""
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        parser.error("no network %s; there are %s" % (", ".join(unknown), ", ".join(known)))
+
+
+def limit_of_work(text: str) -> float:
+    """A limit of forward work on the command line, in forward passes; inf: there is none."""
+    value = float(text)
+    if not value >= 1:
+        raise argparse.ArgumentTypeError("%r: a limit of work is 1 or more, or inf" % text)
+    return value
+
+
+def as_plan_takes_it(limit: float) -> Optional[float]:
+    """The ``work`` of ``memonger.plan``."""
+    return None if math.isinf(limit) else limit
+
+
+def as_module_does(symbol: Any, shapes: Any) -> Dict[str, str]:
+    """The ``grad_req`` with which Module binds: no gradients of inputs."""
+    return {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
+
+
+def in_turns(
+    steps: Mapping[str, Callable[[], None]],
+    rounds: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Dict[str, np.ndarray]:
+    """Run each of some steps once a round; the seconds of each, by round.
+
+    One round more is run before, in which memory is allocated, and not counted.
+    """
+    seconds: Dict[str, np.ndarray] = {key: np.empty(1 + rounds) for key in steps}
+    for k in range(1 + rounds):
+        for key, step in steps.items():
+            start = clock()
+            step()
+            seconds[key][k] = clock() - start
+    return {key: each[1:] for key, each in seconds.items()}
