@@ -8,7 +8,7 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger import scheduling
+from memonger import recipe, scheduling
 from memonger.device import rounded
 from memonger.errors import BudgetError
 from memonger.forward import Tensor
@@ -249,3 +249,18 @@ def test_trains_as_the_network_does() -> None:
     symbol, shapes = networks.resnet((1, 1, 1, 1), batch=2, image=64)
     plan = memonger.plan(symbol, shapes, how="schedule", work=3.0)
     assert memonger.check(symbol, plan.symbol, shapes, steps=2)
+
+
+def test_what_is_planned_is_written_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Binding as it was planned takes the step that planning has confirmed."""
+    symbol, shapes = layers()
+    plan = planned((symbol, shapes), work=2.0)
+
+    def never(*arguments: Any) -> Any:
+        raise AssertionError("made anew")
+
+    monkeypatch.setattr(recipe, "make_step", never)
+    requests = as_module_does(symbol, shapes)
+    plan.symbol.simple_bind(mx.cpu(), grad_req=requests, **shapes)
+    with pytest.raises(AssertionError, match="made anew"):
+        plan.symbol.simple_bind(mx.cpu(), grad_req={**requests, "data": "write"}, **shapes)
