@@ -51,7 +51,7 @@ WIDEST = 0.6  # of the memory without recomputation: the first scale
 CLOSER = 1.5  # times the least memory that is possible: the last
 #: Cuts: so many of any network, and more of those up to a thousand operators. Pieces between them
 #: are measured in time that grows with the square of that number.
-MOST_CUTS, MORE_CUTS, THOUSAND = 40, 100, 1000
+MOST_CUTS, MORE_CUTS, THOUSAND = 20, 120, 1000
 MOST_INNER_CUTS = 16  # between two of them
 #: Replays of trees that dynamic programming finds, as forward operators: of a whole frontier, of
 #: those whose work is near a limit.
