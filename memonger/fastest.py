@@ -62,17 +62,17 @@ def forget() -> None:
     _fronts.clear()
 
 
-NodeTimes = Callable[[Rules], Tuple[np.ndarray, np.ndarray]]
+NodeTimes = Callable[[Rules], Tuple[np.ndarray, np.ndarray, float]]
 
 
 def node_times(network: Network, measure: bool) -> Tuple[NodeTimes, float]:
     """The times of nodes, as ``budget.Search`` asks for them; the seconds of an unplanned step."""
     ctx = network.request.device
 
-    def times(rules: Rules) -> Tuple[np.ndarray, np.ndarray]:
+    def times(rules: Rules) -> Tuple[np.ndarray, np.ndarray, float]:
         training = rules.trainings[0]
-        seconds = timing.times_of(training, ctx, measure).forward
-        return seconds, timing.moved_bytes(training)[: training.tables.forward]
+        found = timing.times_of(training, ctx, measure)
+        return found.forward, timing.moved_bytes(training)[: training.tables.forward], found.step
 
     return times, timing.times_of(network.training, ctx, measure).step
 

@@ -325,7 +325,8 @@ class Search:
     rules : Rules
         Of the network without copies.
     times : callable
-        From rules (of the network with copies) to the seconds of each node, and its moved bytes.
+        From rules (of the network with copies) to the seconds of each node, its moved bytes, and
+        the seconds of a step that recomputes nothing.
     copies : bool
         Whether results may be kept in copies.
     progress : callable, optional
@@ -337,7 +338,7 @@ class Search:
     def __init__(
         self,
         rules: Rules,
-        times: Callable[[Rules], Tuple[np.ndarray, np.ndarray]],
+        times: Callable[[Rules], Tuple[np.ndarray, np.ndarray, float]],
         copies: bool = True,
         progress: Optional[Callable[[float], None]] = None,
         patience: float = 1.0,
@@ -351,7 +352,8 @@ class Search:
         self.rules, self.moved = rules.with_copies(self.at)
         self.cuts = behind_copies(cuts, self.moved, self.at)
         n = len(self.rules.graph.nodes)
-        seconds, moved_bytes = times(self.rules)
+        seconds, moved_bytes, _ = times(self.rules)
+        self.step = times(rules)[2]
         keep = [i for cut in self.cuts for i in cut.keep]
         self.space = Space(
             self.rules.tables[0],
@@ -419,8 +421,10 @@ class Search:
     def fast(self, mask: np.ndarray, copies: Tuple[KeptCopy, ...]) -> Fast:
         """A plan of the plain network as it will be carried out."""
         rules, full, mask, copies = settle(self.plain, mask, copies)
-        space = self.space._replace(rules=rules.tables[0], seconds=self.times(rules)[0])
+        forward, _, step = self.times(rules)
+        space = self.space._replace(rules=rules.tables[0], seconds=forward)
         seconds, pool = weigh_plan(space, full, NO_LIMIT)
+        seconds += max(0.0, step - self.step)  # of copies that are products with one
         return Fast(int(pool), float(seconds), mask, copies)
 
     def seed(self, found: Archive, mask: np.ndarray) -> None:
