@@ -84,11 +84,14 @@ class Times(NamedTuple):
     ----------
     forward : np.ndarray, n
         Of each forward node; it takes as long again when it is recomputed.
+    gradient : np.ndarray, n
+        Of the gradient of each, as far as it is computed.
     step : float
         Of a training step without a plan.
     """
 
     forward: np.ndarray
+    gradient: np.ndarray
     step: float
 
 
@@ -180,8 +183,11 @@ def _views(training: TrainingGraph) -> np.ndarray:
 def _times(training: TrainingGraph, rows: np.ndarray) -> Times:
     t = training.tables
     n = t.forward
-    gradients = np.unique(t.walk_row[t.walk_row >= 2 * n])
-    return Times(rows[n : 2 * n].copy(), float(rows[t.first].sum() + rows[gradients].sum()))
+    run = np.unique(t.walk_row[t.walk_row >= 2 * n])
+    owned = run[training.owners[run - 2 * n] >= 0]
+    gradient = np.bincount(training.owners[owned - 2 * n], rows[owned], minlength=n)
+    step = float(rows[t.first].sum() + rows[run].sum())
+    return Times(rows[n : 2 * n].copy(), gradient, step)
 
 
 # ---------------------------------------------------------------- measured
@@ -284,9 +290,8 @@ def _measure_pace(example: Example, rates: Rates, ctx: Any) -> Optional[Pace]:
     except (MemongerError, mx.MXNetError):
         return None
     (i,) = graph.operators
-    expected = np.array(
-        [predicted(training, rates).forward[i], predicted_gradients(training, rates)[i]]
-    )
+    by_roofline = predicted(training, rates)
+    expected = np.array([by_roofline.forward[i], by_roofline.gradient[i]])
     if not expected[0]:
         return None
     seconds = np.zeros(2)
@@ -322,9 +327,8 @@ def measured(training: TrainingGraph, ctx: Any) -> Times:
         for i in np.flatnonzero(matters):
             kind = kinds.example_of(graph, i)
             matters[i] = kind is None or not kind.behind or i not in paces
-    forward, change = base.forward.copy(), 0.0
+    forward, gradient, change = base.forward.copy(), base.gradient.copy(), 0.0
     once = set(training.tables.first.tolist())
-    gradient = predicted_gradients(training, rates, paces)
     with _kept("operators", ctx) as kept:
         for i in graph.operators:
             if not matters[i] or i not in once:
@@ -335,19 +339,10 @@ def measured(training: TrainingGraph, ctx: Any) -> Times:
             if kept[key] is None:
                 continue
             alone_forward, alone_both = kept[key]
-            change += max(alone_forward, alone_both) - forward[i] - gradient[i]
-            forward[i] = alone_forward
-    return Times(forward, base.step + change)
-
-
-def predicted_gradients(
-    training: TrainingGraph, rates: Rates, paces: Optional[Mapping[int, Pace]] = None
-) -> np.ndarray:
-    """Seconds that the gradient of each forward node takes, by a roofline."""
-    n = training.tables.forward
-    rows = _rows(training, rates, paces or {})[2 * n :]
-    owned = training.owners >= 0
-    return np.bincount(training.owners[owned], rows[owned], minlength=n)
+            alone_gradient = max(0.0, alone_both - alone_forward) if gradient[i] else 0.0
+            change += alone_forward + alone_gradient - forward[i] - gradient[i]
+            forward[i], gradient[i] = alone_forward, alone_gradient
+    return Times(forward, gradient, base.step + change)
 
 
 def _signature(graph: ForwardGraph, i: int) -> str:
