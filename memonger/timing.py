@@ -330,10 +330,12 @@ def measured(training: TrainingGraph, ctx: Any) -> Times:
     work, moved = row_flops(training)[:n], moved_bytes(training)[:n]
     matters = (work > MATTERS * work.sum()) | (moved > MATTERS * moved.sum())
     matters &= ~_views(training)[:n]
-    if has_mkldnn(ctx):  # alone they would get other layouts than in the network
-        for i in np.flatnonzero(matters):
-            kind = kinds.example_of(graph, i)
-            matters[i] = kind is None or not kind.behind or i not in paces
+    blocks = has_mkldnn(ctx)
+    for i in np.flatnonzero(matters):
+        kind = kinds.example_of(graph, i)
+        if kind is not None and i in paces:
+            # Alone they would get other layouts than in the network, and their constants gradients.
+            matters[i] = not (blocks and kind.behind or kinds.ONE in kind.shapes)
     forward, gradient, change = base.forward.copy(), base.gradient.copy(), 0.0
     once = set(training.tables.first.tolist())
     with _kept("operators", ctx) as kept:

@@ -245,6 +245,26 @@ def test_operators_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert times.step == pytest.approx(3 * (20 + 3), abs=0.01)
 
 
+def test_constants_are_not_measured_as_inputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As inputs they would get a gradient, which takes time: the pace of the kind counts."""
+    monkeypatch.setenv("MEMONGER_CACHE", str(tmp_path))
+    monkeypatch.setattr(timing, "_measure_rates", lambda ctx: Rates(1e9, 1e9, 0))
+    monkeypatch.setattr(timing, "_measure_pace", lambda example, rates, ctx: Pace(2.0, 3.0))
+    asked: List[str] = []
+    monkeypatch.setattr(timing, "_measure", lambda graph, i, ctx: asked.append(graph.nodes[i].op))
+    x = S.FullyConnected(S.Variable("data"), num_hidden=5, name="fc")
+    tied = S.broadcast_mul(x, S.ones((1,)), name="tie")
+    symbol = S.LinearRegressionOutput(tied, S.Variable("label"), name="out")
+    training = training_graph(planned.forward(symbol, {"data": (4, 5)}))
+    tie = list(training.names).index("tie")
+    found, plain = timing.measured(training, CPU), timing.predicted(training, Rates(1e9, 1e9, 0))
+    assert "FullyConnected" in asked and "broadcast_mul" not in asked
+    assert found.forward[tie] == 2 * plain.forward[tie] > 0
+    assert found.gradient[tie] == 3 * plain.gradient[tie] > 0
+
+
 def test_an_operator_alone() -> None:
     symbol = S.Embedding(S.Variable("data"), input_dim=10, output_dim=4, name="e")
     graph = planned.forward(symbol, {"data": (3,)}, {"data": "int32", "e_weight": "float32"})
