@@ -17,7 +17,7 @@ from memonger.explanation import where_it_peaks, why_not_less
 from memonger.forward import mask_with_copies, no_collection
 from memonger.memory import Memory, of_marks
 from memonger.network import Network, Request, read_network
-from memonger.planners.budget import Fast, Front, Search, front_of
+from memonger.planners.budget import Fast, Front, NodeTimes, Search, front_of
 from memonger.planners.smallest import smallest
 from memonger.progress import Progress
 from memonger.remembered import Remembered, fingerprint
@@ -62,17 +62,15 @@ def forget() -> None:
     _fronts.clear()
 
 
-NodeTimes = Callable[[Rules], Tuple[np.ndarray, np.ndarray]]
-
-
-def node_times(network: Network, measure: bool) -> Tuple[NodeTimes, float]:
+def node_times(network: Network, measure: bool) -> Tuple[Callable[[Rules], NodeTimes], float]:
     """The times of nodes, as ``budget.Search`` asks for them; the seconds of an unplanned step."""
     ctx = network.request.device
 
-    def times(rules: Rules) -> Tuple[np.ndarray, np.ndarray]:
+    def times(rules: Rules) -> NodeTimes:
         training = rules.trainings[0]
-        seconds = timing.times_of(training, ctx, measure).forward
-        return seconds, timing.moved_bytes(training)[: training.tables.forward]
+        found = timing.times_of(training, ctx, measure)
+        moved = timing.moved_bytes(training)[: training.tables.forward]
+        return NodeTimes(found.forward, found.gradient, moved)
 
     return times, timing.times_of(network.training, ctx, measure).step
 

@@ -20,6 +20,7 @@ from memonger.inputs import InputSpec
 from memonger.operators import why_kept
 
 IMAGES: Shape = (8, 64, 56, 56)  # for operators that take images of any shape
+ONE: Shape = (1,)  # of a constant, which gets no gradient
 ROWS: Shape = (256, 2048)  # for operators that take anything
 FEW = 16  # channels: a convolution of fewer is another kind
 
@@ -33,7 +34,7 @@ class Example(NamedTuple):
     attrs : tuple of (str, str)
         Its parameters, sorted.
     shapes : tuple of tuple of int
-        Of its inputs, float32.
+        Of its inputs, float32; those of the shape ``ONE`` are constants.
     behind : bool
         Whether it is measured behind a convolution of its inputs that are ``IMAGES``, and if its
         result is too, before another.
@@ -54,11 +55,20 @@ def example_of(graph: ForwardGraph, i: int) -> Optional[Example]:
     if node.op in _EXAMPLES:
         return _EXAMPLES[node.op](node, inputs)
     outputs = graph.tensors[i][: graph.visible[i]]
-    same = {tensor.shape for tensor in (*inputs, *outputs)}
+    constant = [
+        tensor.shape == ONE and _is_made_of_nothing(graph.nodes[a])
+        for (a, _), tensor in zip(node.inputs, inputs)
+    ]
+    same = {tensor.shape for tensor in outputs}
+    same |= {tensor.shape for tensor, is_one in zip(inputs, constant) if not is_one}
     if len(same) == 1 and all(tensor.dtype == "float32" for tensor in inputs):
-        images = len(inputs[0].shape) == 4
-        return _example(node, node.attrs, *[IMAGES if images else ROWS] * len(inputs))
+        whole = IMAGES if len(outputs[0].shape) == 4 else ROWS
+        return _example(node, node.attrs, *[ONE if is_one else whole for is_one in constant])
     return None
+
+
+def _is_made_of_nothing(node: Node) -> bool:
+    return not node.is_variable and not node.inputs
 
 
 def graph_of(example: Example) -> ForwardGraph:
@@ -74,12 +84,15 @@ def symbols_of(example: Example) -> List[Any]:
     x, behind = mx.sym.Variable("data"), example.behind
     nodes, shown = alone(example.op, dict(example.attrs), len(example.shapes), False)
     symbol = load_nodes(nodes, [[len(example.shapes), k, 0] for k in range(shown)])
+    constants = {"x%d" % k: mx.sym.ones(ONE) for k, s in enumerate(example.shapes) if s == ONE}
+    if constants:
+        symbol = symbol(**constants)
     if not behind:
         return [symbol]
     x = _pointwise(x, "before")
     images = {"x%d" % k: x for k, shape in enumerate(example.shapes) if shape == IMAGES}
     made = symbol(**images)[0]
-    shapes = {"x%d" % k: s for k, s in enumerate(example.shapes) if s != IMAGES}
+    shapes = {"x%d" % k: s for k, s in enumerate(example.shapes) if s not in (IMAGES, ONE)}
     if made.infer_shape(data=IMAGES, **shapes)[1] == [IMAGES]:
         return [_pointwise(x, "behind"), _pointwise(made, "behind")]
     return [x, made]
@@ -91,7 +104,7 @@ def _pointwise(x: Any, name: str) -> Any:
 
 def _example(node: Node, attrs: Mapping[str, Any], *shapes: Shape) -> Example:
     told = tuple(sorted((k, str(v)) for k, v in attrs.items()))
-    return Example(node.op, told, shapes, shapes[0] == IMAGES)
+    return Example(node.op, told, shapes, IMAGES in shapes)
 
 
 def _convolution(node: Node, inputs: Any) -> Optional[Example]:

@@ -22,7 +22,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -45,6 +45,9 @@ TIMES = 5  # runs, of which the median counts
 QUICKER = 0.98  # a time that is shorter by more than the clock's noise
 PACES = (0.5, 20.0)  # the least and the most that is believed
 MATTERS = 1e-4  # of the FLOPs and bytes of the forward pass: an operator with less is predicted
+
+
+Run = Callable[[], Any]  # begins something and gives an array that is ready when it is done
 
 
 class Rates(NamedTuple):
@@ -84,11 +87,14 @@ class Times(NamedTuple):
     ----------
     forward : np.ndarray, n
         Of each forward node; it takes as long again when it is recomputed.
+    gradient : np.ndarray, n
+        Of the gradient of each, as far as it is computed.
     step : float
         Of a training step without a plan.
     """
 
     forward: np.ndarray
+    gradient: np.ndarray
     step: float
 
 
@@ -180,8 +186,11 @@ def _views(training: TrainingGraph) -> np.ndarray:
 def _times(training: TrainingGraph, rows: np.ndarray) -> Times:
     t = training.tables
     n = t.forward
-    gradients = np.unique(t.walk_row[t.walk_row >= 2 * n])
-    return Times(rows[n : 2 * n].copy(), float(rows[t.first].sum() + rows[gradients].sum()))
+    run = np.unique(t.walk_row[t.walk_row >= 2 * n])
+    owned = run[training.owners[run - 2 * n] >= 0]
+    gradient = np.bincount(training.owners[owned - 2 * n], rows[owned], minlength=n)
+    step = float(rows[t.first].sum() + rows[run].sum())
+    return Times(rows[n : 2 * n].copy(), gradient, step)
 
 
 # ---------------------------------------------------------------- measured
@@ -201,22 +210,21 @@ def _measure_rates(ctx: Any) -> Rates:
     product = mx.nd.zeros((SIDE, SIDE), ctx)
     array, sums = (mx.nd.zeros((LONG,), ctx) for _ in range(2))
     one = mx.nd.zeros((1,), ctx)
-    product_time = _quickest(lambda: mx.nd.dot(square, square, out=product))
-    sum_time = _quickest(lambda: mx.nd.elemwise_add(array, array, out=sums))
     calls = 100
     x = mx.sym.Variable("x")
     for _ in range(calls):
         x = mx.sym.elemwise_add(x, x)
     chain = x.bind(ctx, {"x": one})
 
-    def many() -> Any:
-        return chain.forward()[0]
+    product_time, sum_time, call_time = _quickest(
+        lambda: mx.nd.dot(square, square, out=product),
+        lambda: mx.nd.elemwise_add(array, array, out=sums),
+        lambda: chain.forward()[0],
+    )
+    return Rates(2 * SIDE**3 / product_time, 2 * 4 * LONG / sum_time, call_time / calls)
 
-    call = _quickest(many) / calls
-    return Rates(2 * SIDE**3 / product_time, 2 * 4 * LONG / sum_time, call)
 
-
-def _seconds(run: Callable[[], Any]) -> float:
+def _seconds(run: Run) -> float:
     """Seconds that it takes until its result is there, warmed.
 
     Of one thread the processor's time counts, which other processes do not lengthen.
@@ -230,22 +238,22 @@ def _seconds(run: Callable[[], Any]) -> float:
     return now() - start
 
 
-def _median(run: Callable[[], Any]) -> float:
+def _median(run: Run) -> float:
     """The median of several times."""
     return float(np.median([_seconds(run) for _ in range(TIMES)]))
 
 
-def _quickest(run: Callable[[], Any]) -> float:
-    """What the device can do, whatever else it does just then.
+def _quickest(*runs: Run) -> List[float]:
+    """The seconds of what is to be compared, whatever else the device does just then.
 
-    Until so many times in a row are not shorter.
+    They take turns, until so many times in a row none is shorter.
     """
-    best, since = _seconds(run), 0
+    best, since = np.array([_seconds(run) for run in runs]), 0
     while since < TIMES:
-        seconds = _seconds(run)
-        since = 0 if seconds < QUICKER * best else since + 1
-        best = min(best, seconds)
-    return best
+        seconds = np.array([_seconds(run) for run in runs])
+        since = 0 if (seconds < QUICKER * best).any() else since + 1
+        best = np.minimum(best, seconds)
+    return best.tolist()
 
 
 _paces: Dict[Tuple[Path, str, Example], Optional[Pace]] = {}
@@ -261,11 +269,13 @@ def paces_of(training: TrainingGraph, ctx: Any) -> Dict[int, Pace]:
     examples = {i: kinds.example_of(graph, i) for i in graph.operators}
     new = {e for e in examples.values() if e is not None and (where, device, e) not in _paces}
     if new:
-        rates = rates_of(ctx)
         with _kept("kinds", ctx) as kept:
+            rates = None
             for example in sorted(new):
                 key = json.dumps(example)
                 if key not in kept:
+                    # Not the rates that are kept: what else runs just then slows both down.
+                    rates = rates or _measure_rates(ctx)
                     kept[key] = _measure_pace(example, rates, ctx)
                 _paces[where, device, example] = None if kept[key] is None else Pace(*kept[key])
     for i, kind in examples.items():
@@ -284,12 +294,11 @@ def _measure_pace(example: Example, rates: Rates, ctx: Any) -> Optional[Pace]:
     except (MemongerError, mx.MXNetError):
         return None
     (i,) = graph.operators
-    expected = np.array(
-        [predicted(training, rates).forward[i], predicted_gradients(training, rates)[i]]
-    )
+    by_roofline = predicted(training, rates)
+    expected = np.array([by_roofline.forward[i], by_roofline.gradient[i]])
     if not expected[0]:
         return None
-    seconds = np.zeros(2)
+    runs: List[Run] = []
     for symbol in symbols:
         shapes = {"x%d" % k: shape for k, shape in enumerate(example.shapes)}
         names = symbol.list_inputs()
@@ -299,11 +308,14 @@ def _measure_pace(example: Example, rates: Rates, ctx: Any) -> Optional[Pace]:
             node.name: whole.tensors[v][0] for v, node in enumerate(whole.nodes) if node.is_variable
         }
         # Of both signs, for kernels that branch have it easy where all go one way.
-        found = _run(symbol, inputs, ctx, _quickest, -0.9)
+        found = _runs(symbol, inputs, ctx, -0.9)
         if found is None:
             return None
-        seconds = np.array([found[0], found[1] - found[0]]) - seconds
-    forward, gradient = np.clip(seconds / np.maximum(expected, 1e-9), *PACES)
+        runs += found
+    seconds = np.reshape(_quickest(*runs), (-1, 2))
+    forward, both = seconds[-1] - (seconds[0] if example.behind else 0.0)
+    taken = np.array([forward, both - forward])
+    forward, gradient = np.clip(taken / np.maximum(expected, 1e-9), *PACES)
     return Pace(float(forward), float(gradient) if expected[1] else 1.0)
 
 
@@ -318,13 +330,14 @@ def measured(training: TrainingGraph, ctx: Any) -> Times:
     work, moved = row_flops(training)[:n], moved_bytes(training)[:n]
     matters = (work > MATTERS * work.sum()) | (moved > MATTERS * moved.sum())
     matters &= ~_views(training)[:n]
-    if has_mkldnn(ctx):  # alone they would get other layouts than in the network
-        for i in np.flatnonzero(matters):
-            kind = kinds.example_of(graph, i)
-            matters[i] = kind is None or not kind.behind or i not in paces
-    forward, change = base.forward.copy(), 0.0
+    blocks = has_mkldnn(ctx)
+    for i in np.flatnonzero(matters):
+        kind = kinds.example_of(graph, i)
+        if kind is not None and i in paces:
+            # Alone they would get other layouts than in the network, and their constants gradients.
+            matters[i] = not (blocks and kind.behind or kinds.ONE in kind.shapes)
+    forward, gradient, change = base.forward.copy(), base.gradient.copy(), 0.0
     once = set(training.tables.first.tolist())
-    gradient = predicted_gradients(training, rates, paces)
     with _kept("operators", ctx) as kept:
         for i in graph.operators:
             if not matters[i] or i not in once:
@@ -335,19 +348,10 @@ def measured(training: TrainingGraph, ctx: Any) -> Times:
             if kept[key] is None:
                 continue
             alone_forward, alone_both = kept[key]
-            change += max(alone_forward, alone_both) - forward[i] - gradient[i]
-            forward[i] = alone_forward
-    return Times(forward, base.step + change)
-
-
-def predicted_gradients(
-    training: TrainingGraph, rates: Rates, paces: Optional[Mapping[int, Pace]] = None
-) -> np.ndarray:
-    """Seconds that the gradient of each forward node takes, by a roofline."""
-    n = training.tables.forward
-    rows = _rows(training, rates, paces or {})[2 * n :]
-    owned = training.owners >= 0
-    return np.bincount(training.owners[owned], rows[owned], minlength=n)
+            alone_gradient = max(0.0, alone_both - alone_forward) if gradient[i] else 0.0
+            change += alone_forward + alone_gradient - forward[i] - gradient[i]
+            forward[i], gradient[i] = alone_forward, alone_gradient
+    return Times(forward, gradient, base.step + change)
 
 
 def _signature(graph: ForwardGraph, i: int) -> str:
@@ -365,17 +369,14 @@ def _measure(graph: ForwardGraph, i: int, ctx: Any) -> Optional[Tuple[float, flo
         symbol = load_nodes(nodes, [[len(tensors), k, 0] for k in range(shown)])
     except mx.MXNetError:
         return None
-    return _run(symbol, {"x%d" % k: tensor for k, tensor in enumerate(tensors)}, ctx, _median)
+    runs = _runs(symbol, {"x%d" % k: tensor for k, tensor in enumerate(tensors)}, ctx)
+    return None if runs is None else (_median(runs[0]), _median(runs[1]))
 
 
-def _run(
-    symbol: Any,
-    inputs: Dict[str, Tensor],
-    ctx: Any,
-    clock: Callable[[Callable[[], Any]], float],
-    least: float = 0.1,
-) -> Optional[Tuple[float, float]]:
-    """Seconds of a symbol: forward, and forward with its gradients; None: it cannot be run.
+def _runs(
+    symbol: Any, inputs: Dict[str, Tensor], ctx: Any, least: float = 0.1
+) -> Optional[Tuple[Run, Run]]:
+    """What runs a symbol forward, and forward with its gradients; None: it cannot be run.
 
     Its inputs are random numbers from ``least`` to 0.9; indices are 0.
     """
@@ -401,8 +402,9 @@ def _run(
             executor.backward(heads)
             return gradients[floating[-1]]
 
-        seconds = clock(forward)
-        return seconds, clock(both) if floating else seconds
+        whole = both if floating else forward
+        whole().wait_to_read()
+        return forward, whole
     except mx.MXNetError:
         return None
 

@@ -7,11 +7,24 @@ import mxnet as mx
 import numpy as np
 import pytest
 from memonger import BudgetError, fastest, timing
-from memonger.planners.budget import Archive, Fast, costly, front_of, record, undominated
+from memonger.allocator import NO_LIMIT
+from memonger.planners.budget import (
+    Archive,
+    Fast,
+    NodeTimes,
+    Search,
+    costly,
+    front_of,
+    record,
+    undominated,
+    weigh_plan,
+)
+from memonger.planners.smallest import copyable
+from memonger.rules import Rules
 from memonger.timing import Rates
 
 import networks
-from planned import marked
+from planned import marked, rules_of
 
 SHAPES = {"data": (4, 3, 64, 64)}
 BATCHES: Dict[str, Any] = {"data": (None, 3, 64, 64)}
@@ -299,6 +312,67 @@ def test_costly() -> None:
     seconds = np.array([0.0, 1.0, 1.0, 1.0, 30.0, 0.01])
     moved = np.array([0.0, 10.0, 10.0, 10.0, 20.0, 0.001])
     assert costly(seconds, moved).tolist() == [False, False, False, False, True, False]
+
+
+def unit_times(forward: float, gradient: float) -> Callable[[Rules], NodeTimes]:
+    """Each operator takes 1, its gradient 5; the products with one as told, and copies nothing."""
+    told = {"null": (0, 0), "_copy": (0, 0), "_ones": (0, 0), "broadcast_mul": (forward, gradient)}
+
+    def times(rules: Rules) -> NodeTimes:
+        nodes = rules.graph.nodes
+        ahead, back = np.array([told.get(node.op, (1, 5)) for node in nodes], dtype=np.float64).T
+        return NodeTimes(ahead, back, np.ones(len(nodes)))
+
+    return times
+
+
+def test_a_product_with_one_takes_time() -> None:
+    """Once, where a plan makes use of it, and so does its gradient; nobody reads it again."""
+    x = mx.sym.Variable("data")
+    for k in range(3):
+        x = mx.sym.FullyConnected(x, num_hidden=4, name="fc%d" % k)
+        x = mx.sym.clip(x, 0, 6, name="clip%d" % k)
+    rules = rules_of(mx.sym.LinearRegressionOutput(x, name="out"), {"data": (8, 4)})
+    names = [node.name for node in rules.graph.nodes]
+    copies = {names[copy.node]: copy for copy in copyable(rules)}
+    assert copies["clip0"].tie and not copies["fc1"].tie
+    search = Search(rules, unit_times(20, 300))
+    for recomputed, copied, seconds in (
+        (["fc0", "clip0"], ["clip0"], 2 + 320),
+        (["fc0", "clip0", "fc1"], [], 3),
+        (["fc0", "clip0", "fc1"], ["fc1"], 3),
+        (["fc0", "clip0", "fc1"], ["clip0", "fc1"], 3 + 320),
+        (["fc0", "clip0", "fc1", "clip1"], ["clip0", "clip1"], 4 + 2 * 320),
+    ):
+        mask = np.isin(names, recomputed)
+        plan = search.fast(mask, tuple(copies[name] for name in copied))
+        assert (plan.mask == mask).all() and [names[c.node] for c in plan.copies] == copied
+        assert plan.seconds == seconds
+
+
+def test_the_search_counts_what_it_tells() -> None:
+    """It weighs plans with all copies in, and tells of them with those alone that are needed."""
+    rules = rules_of(*networks.lstm(steps=6))
+    search = Search(rules, unit_times(7, 30), patience=0.02)
+    plans = search.run().plans
+    assert any(copy.tie for plan in plans for copy in plan.copies)
+    for plan in plans:
+        full = search.widened(plan.mask, plan.copies)
+        assert weigh_plan(search.space, full, NO_LIMIT)[0] == plan.seconds
+
+
+@pytest.mark.full_search
+def test_slow_products_with_one_are_avoided() -> None:
+    """Where half of the memory is left."""
+    rules = rules_of(*networks.mobilenet_v2(batch=2, image=64, divide=4))
+
+    def share_tied(forward: float, gradient: float) -> float:
+        search = Search(rules, unit_times(forward, gradient), patience=0.02)
+        plans = [p for p in search.run().plans if 2 * p.pool_bytes >= search.unplanned]
+        assert len(plans) > 5
+        return float(np.mean([any(copy.tie for copy in plan.copies) for plan in plans]))
+
+    assert share_tied(0, 0) > 0.2 and share_tied(100, 1000) < 0.1
 
 
 def test_where_plans_are_bound_to_learn_their_memory() -> None:

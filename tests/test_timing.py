@@ -120,6 +120,36 @@ def test_kinds() -> None:
     assert of_kind(S.BatchNorm(x, name="b"), data=(2, 3)) is None
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 3)])
+def test_constants_of_one_element(shape: Any) -> None:
+    """A product with one is of a kind, and its one gets no gradient; a learned factor would."""
+    x = S.Variable("data")
+    example = of_kind(S.broadcast_mul(x, S.ones((1,))), data=shape)
+    other = of_kind(S.broadcast_mul(S.ones((1,)), x), data=shape)
+    whole = kinds.IMAGES if len(shape) == 4 else kinds.ROWS
+    assert example.shapes == (whole, kinds.ONE) and other.shapes == (kinds.ONE, whole)
+    for symbol in (*kinds.symbols_of(example), *kinds.symbols_of(other)):
+        names = [name for name in symbol.list_arguments() if not name.endswith("_weight")]
+        assert len(names) == 1 and symbol.infer_shape(**{names[0]: whole})[1] == [whole]
+    assert timing._measure_pace(example, Rates(1e9, 1e9, 0), CPU) is not None
+    factor = S.Variable("factor", shape=(1,))
+    assert of_kind(S.broadcast_mul(x, factor), data=shape) is None
+
+
+def test_what_is_compared_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until none was shorter for some time; the shortest of each counts."""
+    times = {"a": [9.0, 9.0, 4.0] + [8.0] * 9, "b": [5.0] * 12}
+    asked: List[str] = []
+
+    def seconds(run: Any) -> float:
+        asked.append(run())
+        return times[run()].pop(0)
+
+    monkeypatch.setattr(timing, "_seconds", seconds)
+    assert timing._quickest(lambda: "a", lambda: "b") == [4, 5]
+    assert asked == ["a", "b"] * (3 + timing.TIMES)
+
+
 @pytest.mark.parametrize("behind", [True, False])
 def test_examples_run(behind: bool) -> None:
     """An operator that takes long is found to, behind a convolution and alone."""
@@ -139,10 +169,13 @@ def test_examples_run(behind: bool) -> None:
 
 def test_paces_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMONGER_CACHE", str(tmp_path))
+    now = Rates(3e8, 5e8, 0)  # something else runs while they are measured
+    monkeypatch.setattr(timing, "_measure_rates", lambda ctx: now)
     monkeypatch.setattr(timing, "rates_of", lambda ctx: Rates(1e9, 1e9, 0))
     asked: List[str] = []
 
     def measure(example: Any, rates: Any, ctx: Any) -> Any:
+        assert rates == now
         asked.append(example.op)
         return Pace(10.0, 100.0) if example.op == "FullyConnected" else None
 
@@ -155,8 +188,25 @@ def test_paces_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert asked == ["Activation", "FullyConnected", "LinearRegressionOutput"]
     plain, slow = timing.predicted(training, Rates(1e9, 1e9, 0)), timing.times_of(training, CPU)
     assert slow.forward[fc] == 10 * plain.forward[fc]
-    gradient = timing.predicted_gradients(training, Rates(1e9, 1e9, 0))[fc]
+    gradient = plain.gradient[fc]
     assert slow.step == pytest.approx(plain.step + 9 * plain.forward[fc] + 99 * gradient)
+
+
+def test_gradients_that_are_not_computed() -> None:
+    """They take no time: those of what does not lead to what is trained."""
+    x = S.FullyConnected(S.Variable("data"), num_hidden=5, no_bias=True, name="frozen")
+    x = S.FullyConnected(
+        S.Activation(x, act_type="tanh", name="tanh"), num_hidden=5, no_bias=True, name="fc"
+    )
+    symbol = S.LinearRegressionOutput(x, S.Variable("label"), name="out")
+    graph = planned.forward(symbol, {"data": (4, 5), "label": (4, 5)})
+    names = [node.name for node in graph.nodes]
+    training = training_graph(graph, [names.index("fc_weight")])
+    times = timing.predicted(training, Rates(1.0, 1e12, 0))
+    gradient = dict(zip(names, times.gradient.tolist()))
+    assert gradient["frozen"] == gradient["tanh"] == 0 and gradient["fc"] >= 2 * 4 * 5 * 5
+    everything = timing.predicted(training_graph(graph), Rates(1.0, 1e12, 0))
+    assert (everything.gradient[graph.operators[:3]] > 0).all()
 
 
 def test_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +243,26 @@ def test_operators_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         found = [times.forward[list(training.names).index("fc%d" % k)] for k in range(3)]
         assert found == [7.0] * 3
         assert times.step == pytest.approx(3 * (20 + 3), abs=0.01)
+
+
+def test_constants_are_not_measured_as_inputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As inputs they would get a gradient, which takes time: the pace of the kind counts."""
+    monkeypatch.setenv("MEMONGER_CACHE", str(tmp_path))
+    monkeypatch.setattr(timing, "_measure_rates", lambda ctx: Rates(1e9, 1e9, 0))
+    monkeypatch.setattr(timing, "_measure_pace", lambda example, rates, ctx: Pace(2.0, 3.0))
+    asked: List[str] = []
+    monkeypatch.setattr(timing, "_measure", lambda graph, i, ctx: asked.append(graph.nodes[i].op))
+    x = S.FullyConnected(S.Variable("data"), num_hidden=5, name="fc")
+    tied = S.broadcast_mul(x, S.ones((1,)), name="tie")
+    symbol = S.LinearRegressionOutput(tied, S.Variable("label"), name="out")
+    training = training_graph(planned.forward(symbol, {"data": (4, 5)}))
+    tie = list(training.names).index("tie")
+    found, plain = timing.measured(training, CPU), timing.predicted(training, Rates(1e9, 1e9, 0))
+    assert "FullyConnected" in asked and "broadcast_mul" not in asked
+    assert found.forward[tie] == 2 * plain.forward[tie] > 0
+    assert found.gradient[tie] == 3 * plain.gradient[tie] > 0
 
 
 def test_an_operator_alone() -> None:

@@ -86,6 +86,9 @@ class Space(NamedTuple):
         For each cut the node after which it lies, and the nodes that it keeps.
     flippable : np.ndarray
         The nodes that may be recomputed, but for small ones.
+    copied, copies, copy_seconds : np.ndarray
+        Of each kept copy that takes time its node, the copy, and the seconds that it adds to a step
+        where a plan makes use of it: where the node is recomputed and the copy is not.
     """
 
     rules: RuleTables
@@ -96,6 +99,25 @@ class Space(NamedTuple):
     keep_start: np.ndarray
     keep: np.ndarray
     flippable: np.ndarray
+    copied: np.ndarray
+    copies: np.ndarray
+    copy_seconds: np.ndarray
+
+
+class NodeTimes(NamedTuple):
+    """What is known of the nodes of a network.
+
+    Attributes
+    ----------
+    forward, gradient : np.ndarray
+        Seconds that each takes, and its gradient.
+    moved_bytes : np.ndarray
+        That each reads and writes.
+    """
+
+    forward: np.ndarray
+    gradient: np.ndarray
+    moved_bytes: np.ndarray
 
 
 class Archive(NamedTuple):
@@ -123,15 +145,54 @@ def costly(seconds: np.ndarray, moved: np.ndarray) -> np.ndarray:
     return busy & share & (seconds > 2 * pace * moved)
 
 
+def without_copies(
+    forward: np.ndarray, moved: np.ndarray, copies: Sequence[KeptCopy]
+) -> np.ndarray:
+    """The seconds of nodes that are recomputed: none for what stands behind copied ones.
+
+    Nobody reads it again, so MXNet asks for no result (``kNullOp``), and none is computed.
+    """
+    seconds = forward.copy()
+    for copy in copies:
+        place = int(moved[copy.node])
+        seconds[place + 1 : place + copy.offset + 1] = 0
+    return seconds
+
+
+def copy_times(
+    times: NodeTimes, moved: np.ndarray, copies: Sequence[KeptCopy]
+) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of the copies that take time their nodes, themselves, and the seconds (see `Space`).
+
+    An identity takes none; a product with one runs, and so does its gradient.
+    """
+    places = moved[[copy.node for copy in copies]].astype(np.int64)
+    kept = places + np.array([copy.offset for copy in copies], dtype=np.int64)
+    until = np.concatenate([[0.0], np.cumsum(times.forward + times.gradient)])
+    seconds = until[kept + 1] - until[places + 1]
+    slow = seconds > 0
+    return places[slow], kept[slow], seconds[slow]
+
+
 @compiled
-def weigh_plan(s, mask, limit):  # type: ignore[no-untyped-def]
-    """Obey the rules in ``mask``; the seconds that it adds, and its bytes (more than the limit)."""
-    order, reads = obey(s.rules, mask)
+def added_seconds(s, mask, order):  # type: ignore[no-untyped-def]
+    """The seconds that a plan adds to a step that runs in this order."""
     n = mask.shape[0]
     seconds = 0.0
     for row in order:
         if n <= row < 2 * n:
             seconds += s.seconds[row - n]
+    for k in range(s.copied.shape[0]):
+        if mask[s.copied[k]] and not mask[s.copies[k]]:
+            seconds += s.copy_seconds[k]
+    return seconds
+
+
+@compiled
+def weigh_plan(s, mask, limit):  # type: ignore[no-untyped-def]
+    """Obey the rules in ``mask``; the seconds that it adds, and its bytes (more than the limit)."""
+    order, reads = obey(s.rules, mask)
+    seconds = added_seconds(s, mask, order)
     best = -1
     for match_range in s.match_ranges:
         pool = allocate(s.rules.tables, mask, order, reads, match_range, limit)[0]
@@ -227,7 +288,6 @@ def quicken(s, mask, seed, tries, hot, cold, limit, archive, stop, done):  # typ
         return
     record(archive, current, pool, mask)
     new = mask.copy()
-    n = mask.shape[0]
     for step in range(tries):
         if stop[0]:
             return
@@ -240,10 +300,7 @@ def quicken(s, mask, seed, tries, hot, cold, limit, archive, stop, done):  # typ
         heat = hot * (cold / hot) ** (step / tries)
         most = current - heat * np.log(1 - np.random.random())  # Metropolis
         order, reads = obey(s.rules, new)
-        seconds = 0.0
-        for row in order:
-            if n <= row < 2 * n:
-                seconds += s.seconds[row - n]
+        seconds = added_seconds(s, new, order)
         if seconds > most:
             continue
         pool = -1
@@ -325,7 +382,7 @@ class Search:
     rules : Rules
         Of the network without copies.
     times : callable
-        From rules (of the network with copies) to the seconds of each node, and its moved bytes.
+        From rules (of the network with copies) to `NodeTimes`.
     copies : bool
         Whether results may be kept in copies.
     progress : callable, optional
@@ -337,7 +394,7 @@ class Search:
     def __init__(
         self,
         rules: Rules,
-        times: Callable[[Rules], Tuple[np.ndarray, np.ndarray]],
+        times: Callable[[Rules], NodeTimes],
         copies: bool = True,
         progress: Optional[Callable[[float], None]] = None,
         patience: float = 1.0,
@@ -351,17 +408,19 @@ class Search:
         self.rules, self.moved = rules.with_copies(self.at)
         self.cuts = behind_copies(cuts, self.moved, self.at)
         n = len(self.rules.graph.nodes)
-        seconds, moved_bytes = times(self.rules)
+        known = times(self.rules)
+        seconds = without_copies(known.forward, self.moved, self.at)
         keep = [i for cut in self.cuts for i in cut.keep]
         self.space = Space(
             self.rules.tables[0],
             np.array(match_ranges()),
             seconds,
-            costly(seconds, moved_bytes),
+            costly(seconds, known.moved_bytes),
             np.array([cut.after for cut in self.cuts], dtype=np.int64),
             np.cumsum([0] + [len(cut.keep) for cut in self.cuts]),
             np.array(keep, dtype=np.int64),
             np.flatnonzero(self.rules.allowed),
+            *copy_times(known, self.moved, self.at),
         )
         self.tries = int(patience * min(MOST_TRIES, WORK / n))
         self.unplanned = int(weigh_plan(self.space, np.zeros(n, dtype=np.bool_), NO_LIMIT)[1])
@@ -419,7 +478,15 @@ class Search:
     def fast(self, mask: np.ndarray, copies: Tuple[KeptCopy, ...]) -> Fast:
         """A plan of the plain network as it will be carried out."""
         rules, full, mask, copies = settle(self.plain, mask, copies)
-        space = self.space._replace(rules=rules.tables[0], seconds=self.times(rules)[0])
+        times, moved = self.times(rules), self.plain.with_copies(copies)[1]
+        copied, kept, copy_seconds = copy_times(times, moved, copies)
+        space = self.space._replace(
+            rules=rules.tables[0],
+            seconds=without_copies(times.forward, moved, copies),
+            copied=copied,
+            copies=kept,
+            copy_seconds=copy_seconds,
+        )
         seconds, pool = weigh_plan(space, full, NO_LIMIT)
         return Fast(int(pool), float(seconds), mask, copies)
 
