@@ -49,8 +49,8 @@ SCALES = 4  # of memory, each closer to the least that is possible
 SLOTS = 200  # steps of memory at each scale
 WIDEST = 0.6  # of the memory without recomputation: the first scale
 CLOSER = 1.5  # times the least memory that is possible: the last
-#: Cuts: so many of any network, and more of those up to a thousand operators. Pieces between them
-#: are measured in time that grows with the square of that number.
+#: Cuts: so many of any network, and more of those up to a thousand operators. The pieces between
+#: them are measured in time that grows with the square of their number.
 MOST_CUTS, MORE_CUTS, THOUSAND = 20, 120, 1000
 MOST_INNER_CUTS = 16  # between two of them
 #: Replays of trees that dynamic programming finds, as forward operators: of a whole frontier, of
@@ -58,7 +58,7 @@ MOST_INNER_CUTS = 16  # between two of them
 SEEDS, SEEDS_NEAR = 3_000_000, 600_000
 REFINEMENTS = 2  # rounds of dynamic programming over the cuts of the best trees
 MOST_REFINED = 8  # trees
-MOST_REFINED_CUTS = 110
+MOST_REFINED_CUTS = 110  # of up to a thousand operators
 MOST_OF_FAMILY = 40  # trees of one power and scale
 #: Tries while annealing: the time that they may take, that of one, and that of each event of its
 #: schedule. In units of about a microsecond, but counted and not measured: the same everywhere.
@@ -360,7 +360,7 @@ class Recursive:
         ends = np.array([0, count], dtype=np.int32)
         undivided = np.full(len(POWERS), np.inf)
         whole = measure(entries, ends, undivided).leaf[0, 0, 1]
-        bounds = boundaries(alive, 0, count, _most_cuts(count))
+        bounds = boundaries(alive, 0, count, MOST_CUTS + int(MORE_CUTS * _share(count)))
         outer = measure(entries, bounds, whole * WIDEST)
         inner: List[Optional[Pieces]] = []
         for s, (lo, hi) in enumerate(zip(bounds.tolist(), bounds[1:].tolist())):
@@ -567,8 +567,9 @@ class Recursive:
         return [tree for found in each for tree in found]
 
 
-def _most_cuts(operators: int) -> int:
-    return MOST_CUTS + int(MORE_CUTS * math.sqrt(THOUSAND / max(THOUSAND, operators)))
+def _share(operators: int) -> float:
+    """Of the cuts that a network of up to a thousand operators may have."""
+    return math.sqrt(THOUSAND / max(THOUSAND, operators))
 
 
 def _undominated(trees: Sequence[_Tree]) -> List[_Tree]:
