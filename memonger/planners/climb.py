@@ -43,7 +43,7 @@ class Annealed(NamedTuple):
 
 class _Unrolled(NamedTuple):
     work: float
-    events: bytes  # a digest; empty if there is more work than was allowed
+    events: bytes  # a digest; empty if there is more work than was allowed, and `work` a part of it
 
 
 class _Judged(NamedTuple):
@@ -87,18 +87,13 @@ class Prices:
         ranges : np.ndarray
             The match ranges to try.
         """
-        key = tree.tobytes()
-        unrolled = self._unrolled.get(key)
-        events = None
+        key = _digest(tree)
+        unrolled, events = self._unrolled.get(key), None
         if unrolled is None or not unrolled.events and unrolled.work <= most_work:
             events, work = self._unroll(tree, most_work)
-            digest = (
-                b""
-                if events is None
-                else hashlib.blake2b(events.tobytes(), digest_size=16).digest()
-            )
-            unrolled = self._unrolled[key] = _Unrolled(work, digest)
-        if unrolled.work > most_work or not unrolled.events:
+            unrolled = _Unrolled(work, b"" if events is None else _digest(events))
+            self._unrolled[key] = unrolled
+        if not unrolled.events or unrolled.work > most_work:
             return Cost(-1, unrolled.work, 0)
         which = unrolled.events, ranges.tobytes()
         judged = self._judged.get(which)
@@ -112,19 +107,17 @@ class Prices:
         return Cost(judged.pool_bytes, unrolled.work, judged.match_range)
 
     def _unroll(self, tree: np.ndarray, most_work: float) -> Tuple[Optional[np.ndarray], float]:
-        """The events of a tree and their work; no events if there is more."""
+        """The events of a tree and their work; no events, and a part of it, if there is more."""
         most_events = FEW * (2 + most_work / self.one_pass) * len(self.blueprint.node)
         most_events = int(min(most_events, ENDLESS))
         events, work = unroll(self.blueprint, tree, most_work, most_events)
         if work > most_work:
             return None, float(work)
-        if len(events) > most_events:
-            return None, np.inf
-        return events, float(work)
+        return (None, math.inf) if len(events) > most_events else (events, float(work))
 
 
-def _digest(events: np.ndarray) -> bytes:
-    return hashlib.blake2b(events.tobytes(), digest_size=16).digest()
+def _digest(array: np.ndarray) -> bytes:
+    return hashlib.blake2b(array.tobytes(), digest_size=16).digest()
 
 
 def step(tree: np.ndarray, count: int, draw: Callable[[], float]) -> np.ndarray:
