@@ -419,7 +419,8 @@ class Recursive:
                 score[cut] = score.get(cut, 0) + 1 / (1 + rank)
         cuts = sorted(score, key=lambda cut: (-score[cut], cut))
         near = [cut + away for away in (0, 1, -1, 2, -2, 3, -3) for cut in cuts]
-        inside = list(dict.fromkeys(cut for cut in near if 0 < cut < count))[:MOST_REFINED_CUTS]
+        inside = list(dict.fromkeys(cut for cut in near if 0 < cut < count))
+        inside = inside[: int(MOST_REFINED_CUTS * _share(count))]
         bounds = np.array([0, *sorted(inside), count], dtype=np.int32)
         families = list(dict.fromkeys(tree.family for tree in trees if tree.family != KNOWN))
         most = np.zeros(len(POWERS))
