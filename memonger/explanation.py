@@ -320,10 +320,14 @@ def where_it_peaks(memory: Memory) -> str:
     return "Its peak of %.1f MB is in %s. " % (most / MB, step.running) if most else ""
 
 
-def why_not_less(network: Network) -> str:
-    """What no plan can do without, as a sentence."""
+def why_not_less(network: Network, pool_bytes: float) -> str:
+    """What no plan can do without, as a sentence; ``pool_bytes`` is the least that was found.
+
+    Empty if that is less: a schedule's results may lie where a gradient will be, which is not
+    counted twice.
+    """
     least = floor(network.training, bare=network.rules.bare)
-    if least.operator < 0:
+    if least.operator < 0 or least.nbytes > pool_bytes:
         return ""
     return "No plan can do with less than %.1f MB alive at once, for %s needs them." % (
         least.nbytes / MB,

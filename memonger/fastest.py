@@ -214,7 +214,7 @@ def solve_budget(
         % (
             told(limit),
             told(least_bytes),
-            where_it_peaks(memory) + why_not_less(network),
+            where_it_peaks(memory) + why_not_less(network, memory.pool_bytes),
             "" if budget.of == "pool" else beside(memory, taken(memory)),
         ),
         least_bytes,

@@ -258,11 +258,12 @@ class _Scheduling:
             )
         if plans[0].interrupted:
             raise KeyboardInterrupt
-        raise BudgetError(
-            "no schedule was found that needs at most %s; the smallest needs %s. %s"
-            % (told(limit), told(least), why_not_less(self.network)),
-            least,
+        message = "no schedule was found that needs at most %s; the smallest needs %s. %s" % (
+            told(limit),
+            told(least),
+            why_not_less(self.network, least - beside),
         )
+        raise BudgetError(message.rstrip(), least)
 
     # ------------------------------------------------------------------ what was found
 
