@@ -36,15 +36,15 @@ def nothing_planned_before() -> Iterator[None]:
 
 def _lengths() -> List[Tuple[Any, str]]:
     """What bounds the length of the searches."""
-    from memonger.planners import budget, recursive, smallest
+    from memonger.planners import budget, recursive, seeds, smallest
 
     return [
         (smallest, "WORK"),
         (smallest, "MOST_TRIES"),
         (budget, "WORK"),
         (budget, "MOST_TRIES"),
-        (recursive, "SEEDS"),
-        (recursive, "SEEDS_NEAR"),
+        (seeds, "SEEDS"),
+        (seeds, "SEEDS_NEAR"),
         (recursive, "PATIENCE"),
     ]
 

@@ -9,7 +9,7 @@ segments and all that marks can express but for single operators. The search:
    (``entries``). Dynamic programming over trees of cuts (``least_work``), at several scales of
    memory: one table gives the trees of a whole frontier of memory and work.
 3. Binomial trees over all boundaries and over fewer of them: for little memory in deep networks,
-   whose boundaries are too many for the table.
+   whose boundaries are too many for the table (all of these trees: ``seeds``).
 4. Every tree's schedule is replayed to the byte (``judge``), with all match ranges: MXNet tries
    them all when it binds a schedule.
 5. The best few are annealed (``climb``), a thread each, then the best of these for longer. For the
@@ -27,46 +27,37 @@ import math
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
 from memonger.errors import MemongerError
-from memonger.planners.binomial import binomial_tree, fewest_states
-from memonger.planners.boundaries import boundaries
 from memonger.planners.climb import ENDLESS, MATCH_RANGES, Annealed, Prices, climb
-from memonger.planners.entries import alive_at, weigh
+from memonger.planners.entries import weigh
 from memonger.planners.judge import Blueprint, blueprint, judge, positions
-from memonger.planners.least_work import IMPOSSIBLE, least_work, tree_of
-from memonger.planners.pieces import Pieces, measure
-from memonger.planners.unroll import LEAF, tree_keeping, unroll
+from memonger.planners.seeds import (
+    KNOWN,
+    POWERS,
+    SCALES,
+    Family,
+    Tree,
+    binomials,
+    dynamic,
+    refined,
+)
+from memonger.planners.unroll import tree_keeping, unroll
 from memonger.schedule import Schedule, Workload, plain
 from memonger.training_step import Parts
 from memonger.unrolled import parts
 
-POWERS = np.array([0.75, 0.5, 0.35, 0.2])  # of a tensor's bytes
-SCALES = 4  # of memory, each closer to the least that is possible
-SLOTS = 200  # steps of memory at each scale
-WIDEST = 0.6  # of the memory without recomputation: the first scale
-CLOSER = 1.5  # times the least memory that is possible: the last
-#: Cuts: so many of any network, and more of those up to a thousand operators. The pieces between
-#: them are measured in time that grows with the square of their number.
-MOST_CUTS, MORE_CUTS, THOUSAND = 20, 120, 1000
-MOST_INNER_CUTS = 16  # between two of them
-#: Replays of trees that dynamic programming finds, as forward operators: of a whole frontier, of
-#: those whose work is near a limit.
-SEEDS, SEEDS_NEAR = 3_000_000, 600_000
 REFINEMENTS = 2  # rounds of dynamic programming over the cuts of the best trees
 MOST_REFINED = 8  # trees
-MOST_REFINED_CUTS = 110  # of up to a thousand operators
-MOST_OF_FAMILY = 40  # trees of one power and scale
 #: Tries while annealing: the time that they may take, that of one, and that of each event of its
 #: schedule. In units of about a microsecond, but counted and not measured: the same everywhere.
 PATIENCE = 15_000_000
 TRY, EVENT = 30, 0.17
 MOST_TRIES = 6000  # for each forward operator
 SEEDING, REFINING, ANNEALING = 0.3, 0.05, 0.6  # parts of the search, as far as progress knows
-STRIDES = (1, 2, 4, 8)  # binomial trees: boundaries at every operator, every second ...
 #: For the schedules of every size: limits of memory in each of two rounds, the tries of a round in
 #: those of a usual search, the sizes that are told apart, and the part of the search.
 LIMITS, FRONT, BINS, FRONT_ANNEALING = 8, 1.0, 200, 0.7
@@ -124,15 +115,7 @@ class Found(NamedTuple):
     interrupted: bool
 
 
-class _Tree(NamedTuple):
-    pool_bytes: int
-    work: float
-    tree: np.ndarray
-    family: Tuple[int, float]  # the power and the memory scale that it comes from
-
-
 NOTHING = "no recomputation"  # the origin of the schedule that runs nothing again
-KNOWN = (-1, 0.0)  # the family of schedules that were known before
 
 
 class Recursive:
@@ -179,7 +162,7 @@ class Recursive:
         self._done = 0.0
         self._seeded: Set[Optional[float]] = set()
         self._repeats = 1  # of binomial trees that are among those that are found
-        self._found: List[_Tree] = []
+        self._found: List[Tree] = []
 
     # ------------------------------------------------------------------ what is asked for
 
@@ -277,10 +260,10 @@ class Recursive:
             self._found += self._priced([tree_keeping(self.blueprint.steps, kept)], KNOWN)
         return known
 
-    def _judged(self, tree: _Tree) -> Judged:
+    def _judged(self, tree: Tree) -> Judged:
         return Judged(tree.pool_bytes, tree.work / self.one_pass, self.schedule(tree.tree))
 
-    def _search(self, most_work: float) -> Optional[_Tree]:
+    def _search(self, most_work: float) -> Optional[Tree]:
         """The tree of least memory of all that are found.
 
         None if there is none. Ctrl-C ends the search; what has been found by then counts.
@@ -289,7 +272,7 @@ class Recursive:
         self._stop.clear()
         self._done = 0.0
 
-        def allowed() -> List[_Tree]:
+        def allowed() -> List[Tree]:
             return sorted((t for t in self._found if t.work <= most_work), key=_by_memory)
 
         try:
@@ -311,9 +294,11 @@ class Recursive:
             most = self.unlimited
             if most_work is not None:
                 most = min(most, most_work / self.one_pass)
-            self._found += self._binomial(most)
+            trees = binomials(self.entries, range(self._repeats + 1, int(most) + 1))
+            self._found += self._priced(trees, KNOWN)
             if not self.interrupted:
                 self._seeded.add(most_work)
+                self._repeats = max(self._repeats, int(most))
 
     def _in_threads(self, function: Any, items: Sequence[Any], share: float, part: Any) -> Any:
         """The function of each item, in order. After Ctrl-C some may be missing.
@@ -336,146 +321,41 @@ class Recursive:
         return [future.result() for future in futures if not future.cancelled()]
 
     def _priced(
-        self, trees: Sequence[np.ndarray], family: Tuple[int, float], share: float = 0.0
-    ) -> List[_Tree]:
+        self, trees: Sequence[np.ndarray], family: Family, share: float = 0.0
+    ) -> List[Tree]:
         count = [0]
 
-        def one(tree: np.ndarray) -> Optional[_Tree]:
+        def one(tree: np.ndarray) -> Optional[Tree]:
             count[0] += 1
             if self._stop.is_set():
                 return None
             cost = self.price(tree, UNLIMITED * self.one_pass)
-            return _Tree(cost.pool_bytes, cost.work, tree, family) if cost.pool_bytes >= 0 else None
+            return Tree(cost.pool_bytes, cost.work, tree, family) if cost.pool_bytes >= 0 else None
 
         found = self._in_threads(one, trees, share, lambda: count[0] / max(1, len(trees)))
         return [tree for tree in found if tree is not None]
 
-    def seeds(self, most_work: Optional[float] = None) -> List[_Tree]:
-        """Trees of the whole frontier, or those about a limit of work, by dynamic programming.
-
-        Pieces between neighbouring boundaries are divided further, at boundaries of their own.
-        """
-        count, entries = len(self.blueprint.node), self.entries
-        alive = alive_at(entries)
-        ends = np.array([0, count], dtype=np.int32)
-        undivided = np.full(len(POWERS), np.inf)
-        whole = measure(entries, ends, undivided).leaf[0, 0, 1]
-        bounds = boundaries(alive, 0, count, MOST_CUTS + int(MORE_CUTS * _share(count)))
-        outer = measure(entries, bounds, whole * WIDEST)
-        inner: List[Optional[Pieces]] = []
-        for s, (lo, hi) in enumerate(zip(bounds.tolist(), bounds[1:].tolist())):
-            within = boundaries(alive, lo, hi, MOST_INNER_CUTS)
-            cap = outer.leaf[0, s, s + 1]
-            inner.append(measure(entries, within, cap) if len(within) > 2 else None)
-        found: List[_Tree] = []
-        seen: Dict[bytes, None] = {}
-        replays = SEEDS if most_work is None else SEEDS_NEAR
-        each = int(replays / count / len(POWERS) / SCALES) + 1
-        for power in range(len(POWERS)):
-            most = float(whole[power]) * WIDEST
-            for scale in range(SCALES):
-                trees = list(self._trees(outer, inner, power, most))
-                if not trees or self.interrupted:
-                    break
-                if most_work is None:
-                    chosen = np.linspace(0, len(trees) - 1, min(each, len(trees))).astype(int)
-                else:
-                    chosen = np.argsort(
-                        [abs(work - most_work) for _, _, work in trees], kind="stable"
-                    )[:each]
-                new = [trees[k][1] for k in chosen.tolist() if trees[k][1].tobytes() not in seen]
-                seen.update((tree.tobytes(), None) for tree in new)
-                found += self._priced(new, (power, most), SEEDING / len(POWERS) / SCALES)
-                # Even steps on the way to little more than the least that is possible.
-                last = CLOSER * trees[0][0] / SLOTS
-                most *= min(0.7, float(last ** (1 / max(1, SCALES - 1 - scale))))
+    def seeds(self, most_work: Optional[float] = None) -> List[Tree]:
+        """Trees of the whole frontier, or those about a limit of work."""
+        found: List[Tree] = []
+        share = SEEDING / len(POWERS) / SCALES
+        for family, trees in dynamic(self.entries, most_work):
+            found += self._priced(trees, family, share)
+            if self.interrupted:
+                break
         return found
 
-    def _binomial(self, most_work: float) -> List[_Tree]:
-        """The binomial trees that repeat an operator up to so many times, those of before apart."""
-        count = len(self.blueprint.node)
-        alive = alive_at(self.entries)
-        more = range(self._repeats + 1, int(most_work) + 1)
-        trees: Dict[bytes, np.ndarray] = {}
-        for stride in STRIDES:
-            bounds = boundaries(alive, 0, count, count // stride)
-            for repeats in more:
-                steps = len(bounds) - 1
-                tree = np.array(binomial_tree(steps, fewest_states(steps, repeats)), dtype=np.int32)
-                cut = tree[:, 0] != LEAF
-                tree[cut, 0] = bounds[tree[cut, 0]]
-                trees[tree.tobytes()] = tree
-        found = self._priced(list(trees.values()), KNOWN)
-        if not self.interrupted:
-            self._repeats = max(self._repeats, int(most_work))
-        return found
-
-    def _refined(self, trees: Sequence[_Tree]) -> List[_Tree]:
-        """Dynamic programming over the cuts of good trees and their neighbours."""
-        count = len(self.blueprint.node)
-        score: Dict[int, float] = {}
-        for rank, tree in enumerate(trees):
-            for cut in tree.tree[tree.tree[:, 0] != LEAF, 0].tolist():
-                score[cut] = score.get(cut, 0) + 1 / (1 + rank)
-        cuts = sorted(score, key=lambda cut: (-score[cut], cut))
-        near = [cut + away for away in (0, 1, -1, 2, -2, 3, -3) for cut in cuts]
-        inside = list(dict.fromkeys(cut for cut in near if 0 < cut < count))
-        inside = inside[: int(MOST_REFINED_CUTS * _share(count))]
-        bounds = np.array([0, *sorted(inside), count], dtype=np.int32)
-        families = list(dict.fromkeys(tree.family for tree in trees if tree.family != KNOWN))
-        most = np.zeros(len(POWERS))
-        for power, scale in families:
-            most[power] = max(most[power], scale)
-        pieces = measure(self.entries, bounds, most)
-        undivided: List[Optional[Pieces]] = [None] * (len(bounds) - 1)
-        found: List[_Tree] = []
-        each = int(SEEDS / 2 / count / len(families)) + 1
-        for power, scale in families:
-            aim = float(np.mean([tree.work for tree in trees if tree.family == (power, scale)]))
-            made = list(self._trees(pieces, undivided, power, scale))
-            made.sort(key=lambda found: abs(found[2] - aim))
-            chosen = [tree for _, tree, _ in made[: min(each, MOST_OF_FAMILY)]]
-            found += self._priced(chosen, (power, scale))
-        return found
-
-    def _trees(
-        self, outer: Pieces, inner: Sequence[Optional[Pieces]], power: int, most: float
-    ) -> Iterator[Tuple[int, np.ndarray, float]]:
-        """For each memory up to ``most`` that makes a difference: its slot, the tree, its work."""
-        nothing = np.full((1, SLOTS + 1), IMPOSSIBLE, dtype=np.float32)
-        divided = np.repeat(nothing, len(inner), axis=0)
-        choices = []
-        for s, pieces in enumerate(inner):
-            choices.append(nothing[:, :, None])
-            if pieces is not None:
-                none = np.repeat(nothing, len(pieces.bounds) - 1, axis=0)
-                work, choice = least_work(pieces, power, most, SLOTS, none)
-                divided[s], choices[s] = work[0, -1], choice
-        work, choice = least_work(outer, power, most, SLOTS, divided)
-        possible = np.flatnonzero(work[0, -1] < IMPOSSIBLE)
-        better = np.append(True, np.diff(work[0, -1][possible]) < 0)
-        for slot in possible[better[: len(possible)]].tolist():
-            tree = tree_of(outer, choice, power, most, slot)
-            parts = []
-            for q, (cut, held) in enumerate(tree.tolist()):
-                pieces = inner[LEAF - 1 - cut] if cut < LEAF else None
-                parts.append(
-                    tree[q : q + 1]
-                    if pieces is None
-                    else tree_of(pieces, choices[LEAF - 1 - cut], power, most, held)
-                )
-            yield slot, np.concatenate(parts), float(work[0, -1, slot])
-
-    def _climb(self, allowed: Callable[[], List[_Tree]], most_work: float) -> None:
+    def _climb(self, allowed: Callable[[], List[Tree]], most_work: float) -> None:
         """Refine and anneal the best that is found, and remember what comes of it."""
         for _ in range(REFINEMENTS):
             if self.interrupted:
                 return
             best = [tree for tree in allowed() if tree.family != KNOWN][:MOST_REFINED]
             if best:
-                self._found += self._refined(best)
+                for family, found in refined(self.entries, best):
+                    self._found += self._priced(found, family)
             self._done += REFINING / REFINEMENTS
-        trees: List[_Tree] = []
+        trees: List[Tree] = []
         for seed in allowed():  # not too many of a family
             if sum(tree.family == seed.family for tree in trees) < 2:
                 trees.append(seed)
@@ -511,7 +391,7 @@ class Recursive:
         everything = UNLIMITED * self.one_pass
         self._found += self._annealed(jobs, everything, tries, FRONT_ANNEALING / 2, most / BINS)
 
-    def _tries(self, trees: Sequence[_Tree]) -> int:
+    def _tries(self, trees: Sequence[Tree]) -> int:
         """How many there may be while annealing."""
         count = len(self.blueprint.node)
         events = count * float(np.mean([1 + tree.work / self.one_pass for tree in trees]))
@@ -520,12 +400,12 @@ class Recursive:
 
     def _annealed(
         self,
-        jobs: Sequence[Tuple[_Tree, int, Tuple[float, float], int]],
+        jobs: Sequence[Tuple[Tree, int, Tuple[float, float], int]],
         most_work: float,
         tries: int,
         share: float,
         bin_bytes: float = 0.0,
-    ) -> List[_Tree]:
+    ) -> List[Tree]:
         """Trees after so many tries each; with each its random seed, temperatures and budget.
 
         With ``bin_bytes`` not only these, but for each size, in steps of so many bytes, the tree
@@ -533,7 +413,7 @@ class Recursive:
         """
         done = [0] * len(jobs)
 
-        def one(k: int) -> List[_Tree]:
+        def one(k: int) -> List[Tree]:
             bins: Dict[int, Annealed] = {}
 
             def tick() -> bool:
@@ -559,7 +439,7 @@ class Recursive:
                 met if bin_bytes else None,
             )
             found = [
-                _Tree(t.pool_bytes, t.work, t.tree, tree.family) for t in (best, *bins.values())
+                Tree(t.pool_bytes, t.work, t.tree, tree.family) for t in (best, *bins.values())
             ]
             return found[:1] + _undominated(found[1:])
 
@@ -568,25 +448,20 @@ class Recursive:
         return [tree for found in each for tree in found]
 
 
-def _share(operators: int) -> float:
-    """Of the cuts that a network of up to a thousand operators may have."""
-    return math.sqrt(THOUSAND / max(THOUSAND, operators))
-
-
-def _undominated(trees: Sequence[_Tree]) -> List[_Tree]:
+def _undominated(trees: Sequence[Tree]) -> List[Tree]:
     """Those that no other beats in both memory and work, the least work first."""
-    best: List[_Tree] = []
+    best: List[Tree] = []
     for tree in sorted(trees, key=_by_work):
         if not best or tree.pool_bytes < best[-1].pool_bytes:
             best.append(tree)
     return best
 
 
-def _by_memory(tree: _Tree) -> Tuple[float, float]:
+def _by_memory(tree: Tree) -> Tuple[float, float]:
     return tree.pool_bytes, tree.work
 
 
-def _by_work(tree: _Tree) -> Tuple[float, float]:
+def _by_work(tree: Tree) -> Tuple[float, float]:
     return tree.work, tree.pool_bytes
 
 
