@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import random
 import threading
 from typing import Any, Dict, List, Tuple
 
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 from memonger import marks
 from memonger.forward import forward_graph
 from memonger.inputs import read_shapes
-from memonger.planners.binomial import binomial_tree, forward_steps
 from memonger.planners import recursive
+from memonger.planners.binomial import binomial_tree, forward_steps
+from memonger.planners.climb import ENDLESS, MATCH_RANGES, Prices, step
 from memonger.planners.judge import Blueprint, blueprint
 from memonger.planners.recursive import Recursive
 from memonger.planners.unroll import ALIVE, LEAF, NOTHING, Steps, tree_keeping, unroll
@@ -26,8 +28,6 @@ from memonger.unrolled import unroll as written_out
 
 import networks
 from generated import build, recipes
-
-ENDLESS = 2**60
 
 
 def workload_of(network: Tuple[Any, Dict[str, Any]]) -> Workload:
@@ -167,6 +167,26 @@ def test_generated_networks(data: Any, recipe: Any) -> None:
     count = len(search.workload.operators)
     tree = random_tree(data.draw, 0, count, 5)
     same_as_written_out(search, search.schedule(np.array(tree, dtype=np.int32)))
+
+
+def test_a_price_does_not_depend_on_what_was_asked_before() -> None:
+    """Limits that go up and down, with one match range and with all."""
+    b = blueprint(parts(workload_of(NETWORKS["resnet"]())))
+    shared, draw = Prices(b), random.Random(1)
+    tree = np.array([[LEAF, 0]], dtype=np.int32)
+    outcomes = set()
+    for _ in range(600):
+        tree = step(tree, len(b.node), draw.random)
+        whole = Prices(b)(tree, ENDLESS)
+        limit = int(whole.pool_bytes * draw.choice([0.9, 1, 1.1]))
+        work = whole.work * draw.choice([0.9, 1.0, 1.1])
+        ranges = MATCH_RANGES[: draw.choice([1, 5])]
+        found, anew = (price(tree, work, limit, ranges) for price in (shared, Prices(b)))
+        assert found.pool_bytes == anew.pool_bytes
+        if found.pool_bytes >= 0:
+            assert found == anew
+        outcomes.add((found.pool_bytes >= 0, len(ranges)))
+    assert len(outcomes) == 4
 
 
 @pytest.mark.parametrize("name", sorted(NETWORKS))
