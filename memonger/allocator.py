@@ -306,6 +306,12 @@ def allocate(t, recomputed, order, reads, match_range, limit):  # type: ignore[n
     following = np.empty(outputs, dtype=np.int32)  # of each free block the next of its size
     preceding = np.empty(outputs, dtype=np.int32)
     ranks = t.sizes.shape[0]
+    # Of each size where those that it may have a block of start and end; at itself for none.
+    smallest = np.arange(ranks)
+    largest = np.arange(ranks)
+    if match_range > 0:
+        smallest = np.searchsorted(t.sizes, t.sizes // match_range)
+        largest = np.searchsorted(t.sizes, t.sizes * match_range, side="right")
     oldest = np.full(ranks, -1, dtype=np.int32)  # free block of each size
     newest = np.full(ranks, -1, dtype=np.int32)
     for p in range(order.shape[0]):
@@ -336,32 +342,29 @@ def allocate(t, recomputed, order, reads, match_range, limit):  # type: ignore[n
                 continue
             r = t.rank[out]
             block = -1
-            if match_range > 0:
-                most = t.sizes[r] * match_range
-                c = r
-                while c < ranks and oldest[c] < 0:
-                    c += 1
-                if c < ranks and t.sizes[c] <= most:
-                    block = oldest[c]
-                    oldest[c] = following[block]
-                    if oldest[c] < 0:
-                        newest[c] = -1
-                    else:
-                        preceding[oldest[c]] = -1
+            c = r
+            while c < largest[r] and oldest[c] < 0:
+                c += 1
+            if c < largest[r]:
+                block = oldest[c]
+                oldest[c] = following[block]
+                if oldest[c] < 0:
+                    newest[c] = -1
                 else:
-                    least = t.sizes[r] // match_range
-                    c = r - 1
-                    while c >= 0 and newest[c] < 0:
-                        c -= 1
-                    if c >= 0 and t.sizes[c] >= least:
-                        block = newest[c]
-                        newest[c] = preceding[block]
-                        if newest[c] < 0:
-                            oldest[c] = -1
-                        else:
-                            following[newest[c]] = -1
-                        rank[block] = r
-                        pool += t.sizes[r] - t.sizes[c]
+                    preceding[oldest[c]] = -1
+            else:
+                c = r - 1
+                while c >= smallest[r] and newest[c] < 0:
+                    c -= 1
+                if c >= smallest[r]:
+                    block = newest[c]
+                    newest[c] = preceding[block]
+                    if newest[c] < 0:
+                        oldest[c] = -1
+                    else:
+                        following[newest[c]] = -1
+                    rank[block] = r
+                    pool += t.sizes[r] - t.sizes[c]
             if block < 0:
                 block = blocks
                 blocks += 1
