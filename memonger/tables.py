@@ -138,7 +138,7 @@ def build(
     variable = np.array([k.op == "null" for k in kinds], dtype=np.bool_)[kind]
 
     def each(values: Iterable[Sequence[int]]) -> Tuple[np.ndarray, np.ndarray]:
-        return _each_row(kind, list(values))
+        return each_row(kind, list(values))
 
     read_start, ignored = each([int(i in k.ignored) for i in range(k.inputs)] for k in kinds)
     output_start, elements = each([t.elements for t in k.tensors] for k in kinds)
@@ -289,7 +289,7 @@ def _columns(items: Sequence[Tuple[int, ...]], width: int) -> np.ndarray:
     return np.array(items, dtype=np.int64).reshape(len(items), width).T
 
 
-def _each_row(kind: np.ndarray, values: List[Sequence[int]]) -> Tuple[np.ndarray, np.ndarray]:
+def each_row(kind: np.ndarray, values: List[Sequence[int]]) -> Tuple[np.ndarray, np.ndarray]:
     """For each row in turn the values of its kind: where they start, and all of them."""
     own, flat = ragged(values)
     counts = np.diff(own)[kind]

@@ -5,13 +5,12 @@ once, for a search makes thousands. What a row of it has, whatever the schedule,
 beforehand: its *pattern*. Variables take no memory of the pool, so there are no rows of theirs.
 """
 
-from typing import Any, List, NamedTuple, Sequence, Tuple
+from typing import NamedTuple
 
 import numpy as np
 
 from memonger.compiled import compiled
-from memonger.rows import Template
-from memonger.tables import KEPT, RowKind, largest_first, ragged
+from memonger.tables import KEPT, each_row, largest_first, starts
 from memonger.training_step import Parts
 
 #: How a row is part of the chain in which each waits for the one before it (``rows``): it is, the
@@ -37,23 +36,27 @@ class Patterns(NamedTuple):
     output_start, rank, made : np.ndarray
         Of each output the place of its size in ``sizes``; the outputs of each pattern in the order
         in which they get memory.
-    read_start, read_row, read_output : np.ndarray
-        What it reads of operators, template rows.
-    read_first, read_used : np.ndarray of bool
-        Whether of the first time that it ran; whether more than its shape is read.
-    wait_start, wait_row, wait_first : np.ndarray
-        What a gradient waits for, its forward node first, and whether for the first time.
-    option_start, option_input, option_read, option_output, option_identity : np.ndarray
-        The in-place options that can apply: the number of the input, its place in ``read_row``,
-        the output.
+    read_start, read_at, read_output : np.ndarray
+        What it reads of operators: a template row, or that and the number of patterns if it is read
+        of the first time that it ran.
+    read_used : np.ndarray
+        1 if more than its shape is read, else 0.
+    wait_start, wait_at : np.ndarray
+        What a gradient waits for, its forward node first; as ``read_at``.
+    option_start, option_input, option_at, option_read, option_output, option_identity : np.ndarray
+        The in-place options that can apply: the number of the input, what is read by it and which
+        output of that, the output.
     event_start, event_row : np.ndarray
         For forward rows: the gradient rows of their event (``Template.event_row``).
-    needed_start, needed : np.ndarray
-        For forward rows: the outputs that must have a reader; as places in ``forward_start``.
-    masked : np.ndarray of bool
-        For forward rows (``Template.masked``).
     forward_start : np.ndarray
         Of forward rows where their outputs start if all are numbered through.
+    needed_start, needed : np.ndarray
+        For forward rows: the outputs that must have a reader, by that number.
+    masked : np.ndarray of bool
+        For forward rows (``Template.masked``).
+    mark_start, mark : np.ndarray
+        What is read of forward rows, used, by that number, and their total more if it is read of
+        the first time: by each pattern, then by all gradient rows of each event.
     head_row, head_output : np.ndarray
         The outputs of the network that are operators'.
     gradient_row, gradient_output : np.ndarray
@@ -68,24 +71,25 @@ class Patterns(NamedTuple):
     rank: np.ndarray
     made: np.ndarray
     read_start: np.ndarray
-    read_row: np.ndarray
+    read_at: np.ndarray
     read_output: np.ndarray
-    read_first: np.ndarray
     read_used: np.ndarray
     wait_start: np.ndarray
-    wait_row: np.ndarray
-    wait_first: np.ndarray
+    wait_at: np.ndarray
     option_start: np.ndarray
     option_input: np.ndarray
+    option_at: np.ndarray
     option_read: np.ndarray
     option_output: np.ndarray
     option_identity: np.ndarray
     event_start: np.ndarray
     event_row: np.ndarray
+    forward_start: np.ndarray
     needed_start: np.ndarray
     needed: np.ndarray
     masked: np.ndarray
-    forward_start: np.ndarray
+    mark_start: np.ndarray
+    mark: np.ndarray
     head_row: np.ndarray
     head_output: np.ndarray
     gradient_row: np.ndarray
@@ -93,146 +97,119 @@ class Patterns(NamedTuple):
     sizes: np.ndarray
 
 
-class _Read(NamedTuple):
-    row: int
-    output: int
-    first: bool
-
-
-class _Maker:
-    """Makes the `Patterns` of a network."""
-
-    def __init__(self, made: Parts) -> None:
-        self.made = made
-        self.template: Template = made.template
-        self.n = len(self.template.masked)
-        self.kind: List[RowKind] = []
-        self.target: List[int] = []
-        self.link: List[int] = []
-        self.read: List[List[Tuple[int, int, bool, bool]]] = []
-        self.wait: List[List[int]] = []
-        self.option: List[List[Tuple[int, int, int, bool]]] = []
-
-    def patterns(self) -> Patterns:
-        made, t, n = self.made, self.template, self.n
-        kinds = made.kinds
-        rows = len(t.variable)
-        for row in range(rows):
-            waits = t.wait_row[t.wait_start[row] : t.wait_start[row + 1]].tolist()
-            reads = self._reads(row)
-            alone = not waits and row >= n
-            link = CHAINED if not alone else AWAITED if reads else LOOSE
-            self._add(kinds[made.kind_of[row]], row, link, reads, waits)
-        for x in range(n):
-            kind, reads = kinds[made.kind_of[x]], self._reads(x)
-            if t.masked[x]:
-                kind, reads = kinds[made.masked_kind[x]], [reads[0], _Read(x, 1, True)]
-            self._add(kind, x, CHAINED, reads, [])
-        for x in range(n):
-            for q in range(t.needed_start[x], t.needed_start[x + 1]):
-                reads = [_Read(x, int(t.needed[q]), False)]
-                self._add(kinds[made.reader_kind[q]], NO_TARGET, AWAITED, reads, [])
-        return self._arrays()
-
-    def _reads(self, row: int) -> List[_Read]:
-        t = self.template
-        span = slice(t.read_start[row], t.read_start[row + 1])
-        columns = t.read_row[span], t.read_output[span], t.read_first[span]
-        return [_Read(*read) for read in zip(*(column.tolist() for column in columns))]
-
-    def _add(
-        self, kind: RowKind, target: int, link: int, reads: Sequence[_Read], waits: List[int]
-    ) -> None:
-        """One more pattern. What it reads of variables is left out."""
-        places = {}
-        kept: List[Tuple[int, int, bool, bool]] = []
-        for k, read in enumerate(reads):
-            if not self.template.variable[read.row]:
-                places[k] = len(kept)
-                kept.append((*read, k not in kind.ignored))
-        holds = len(kind.ignored) < len(reads)
-        options = []
-        for k, out, identity in kind.options:
-            if k in places:
-                read, result = reads[k], kind.tensors[out]
-                given = self.made.kinds[self.made.kind_of[read.row]].tensors[read.output]
-                into, onto = np.dtype(given.dtype), np.dtype(result.dtype)
-                same = identity and into == onto
-                fits = given.elements == result.elements and into.itemsize == onto.itemsize
-                if fits and (same or holds):
-                    options.append((k, places[k], out, same))
-        self.kind.append(kind)
-        self.target.append(target)
-        self.link.append(link)
-        self.read.append(kept)
-        self.wait.append(waits)
-        self.option.append(options)
-
-    def _arrays(self) -> Patterns:
-        t, n = self.template, self.n
-        tensors = [kind.tensors for kind in self.kind]
-        output_start, elements = ragged([[tensor.elements for tensor in own] for own in tensors])
-        sizes, rank = np.unique(4 * elements, return_inverse=True)
-        made = largest_first(output_start, elements)
-        made -= np.repeat(output_start[:-1], np.diff(output_start))
-        read_start, read = ragged(self.read)
-        read = read.reshape(-1, 4)
-        wait_start, wait = ragged(self.wait)
-        option_start, option = ragged(self.option)
-        option = option.reshape(-1, 4)
-        count = np.diff(option_start)
-        option[:, 1] += np.repeat(read_start[:-1], count)
-        first = np.zeros(len(t.variable), dtype=np.bool_)
-        first[:n] = t.masked
-        needed = t.needed + np.repeat(output_start[:n], np.diff(t.needed_start[: n + 1]))
-        heads = ~t.variable[t.head_row]
-        asked = list(dict.fromkeys(e for e in self.made.gradients if e is not None))
-        gradients = np.array([e for e in asked if not t.variable[e[0]]], dtype=np.int64).reshape(
-            -1, 2
-        )
-
-        def small(array: Any) -> np.ndarray:
-            return np.ascontiguousarray(array, dtype=np.int32)
-
-        def flags(array: Any) -> np.ndarray:
-            return np.ascontiguousarray(array, dtype=np.bool_)
-
-        return Patterns(
-            small(self.target),
-            small(self.link),
-            small(output_start),
-            small(rank),
-            small(made),
-            small(read_start),
-            small(read[:, 0]),
-            small(read[:, 1]),
-            flags(read[:, 2]),
-            flags(read[:, 3]),
-            small(wait_start),
-            small(wait),
-            first[wait.astype(np.int64)],
-            small(option_start),
-            small(option[:, 0]),
-            small(option[:, 1]),
-            small(option[:, 2]),
-            flags(option[:, 3]),
-            small(t.event_start),
-            small(t.event_row),
-            small(t.needed_start),
-            small(needed),
-            t.masked,
-            small(output_start[: n + 1]),
-            small(t.head_row[heads]),
-            small(t.head_output[heads]),
-            small(gradients[:, 0]),
-            small(gradients[:, 1]),
-            sizes.astype(np.int64),
-        )
-
-
 def patterns(made: Parts) -> Patterns:
     """What the rows of a network's training steps can be."""
-    return _Maker(made).patterns()
+    t, kinds = made.template, made.kinds
+    rows, n = len(t.variable), len(t.masked)
+    kind = np.concatenate(
+        [made.kind_of, np.where(t.masked, made.masked_kind, made.kind_of[:n]), made.reader_kind]
+    )
+    count = len(kind)
+    output_start, elements = each_row(kind, [[o.elements for o in k.tensors] for k in kinds])
+    _, itemsize = each_row(kind, [[np.dtype(o.dtype).itemsize for o in k.tensors] for k in kinds])
+    _, dtype = each_row(kind, [[np.dtype(o.dtype).num for o in k.tensors] for k in kinds])
+    sizes, rank = np.unique(4 * elements, return_inverse=True)
+
+    # What each reads: when it runs again, a masked one itself instead of all but its data.
+    owner = np.repeat(np.arange(rows), np.diff(t.read_start))
+    rerun = owner < n
+    rerun[rerun] = ~t.masked[owner[rerun]]
+    rerun[t.read_start[:n][t.masked]] = True
+    masked = np.flatnonzero(t.masked)
+    needing = np.repeat(np.arange(n), np.diff(t.needed_start))
+    readers = rows + n + np.arange(len(needing))
+    reader = np.concatenate([owner, rows + owner[rerun], rows + masked, readers])
+    by = np.argsort(reader, kind="stable")
+    reader = reader[by]
+    read_row = np.concatenate([t.read_row, t.read_row[rerun], masked, needing])[by]
+    ones = np.ones(len(masked), dtype=np.int64)
+    read_output = np.concatenate([t.read_output, t.read_output[rerun], ones, t.needed])[by]
+    nothing = np.zeros(len(reader), dtype=np.bool_)
+    read_first = np.concatenate([t.read_first, nothing[: rerun.sum()], ones, nothing])
+    at = read_row + count * read_first[: len(reader)][by].astype(np.int64)
+    start, ignored = each_row(kind, [[i in k.ignored for i in range(k.inputs)] for k in kinds])
+    used = ~ignored.astype(np.bool_)
+    kept = ~t.variable[read_row]  # variables take no memory of the pool
+
+    option_start, option_input = each_row(kind, [[o[0] for o in k.options] for k in kinds])
+    _, option_output = each_row(kind, [[o[1] for o in k.options] for k in kinds])
+    _, identity = each_row(kind, [[o[2] for o in k.options] for k in kinds])
+    option = np.repeat(np.arange(count), np.diff(option_start))
+    j = start[option] + option_input
+    into, out = output_start[read_row[j]] + read_output[j], output_start[option] + option_output
+    same = identity.astype(np.bool_) & (dtype[into] == dtype[out])
+    fits = (
+        kept[j]
+        & (elements[into] == elements[out])
+        & (itemsize[into] == itemsize[out])
+        & (same | (np.bincount(reader[used], minlength=count)[option] > 0))
+    )
+
+    waits = np.diff(t.wait_start) > 0
+    waits[:n] = True
+    link = np.full(count, AWAITED)
+    link[:rows] = np.where(waits, CHAINED, np.where(np.diff(t.read_start) > 0, AWAITED, LOOSE))
+    link[rows : rows + n] = CHAINED
+    of_masked = np.zeros(rows, dtype=np.int64)
+    of_masked[masked] = count
+
+    marks = kept & used & (read_row < n)
+    mark_start = starts(np.bincount(reader[marks], minlength=count))
+    outputs = output_start[n]
+    mark = output_start[read_row[marks]] + read_output[marks] + outputs * (at[marks] >= count)
+    length = np.diff(mark_start)[t.event_row]
+    of_event = starts(length)
+    event_mark = mark[
+        np.arange(of_event[-1]) + np.repeat(mark_start[t.event_row] - of_event[:-1], length)
+    ]
+
+    heads = ~t.variable[t.head_row]
+    asked = list(dict.fromkeys(entry for entry in made.gradients if entry is not None))
+    gradients = np.array(asked, dtype=np.int64).reshape(-1, 2)
+    gradients = gradients[~t.variable[gradients[:, 0]]]
+
+    def small(array: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(array, dtype=np.int32)
+
+    return Patterns(
+        target=small(
+            np.concatenate([np.arange(rows), np.arange(n), np.full(len(needing), NO_TARGET)])
+        ),
+        link=small(link),
+        output_start=small(output_start),
+        rank=small(rank),
+        made=small(
+            largest_first(output_start, elements)
+            - np.repeat(output_start[:-1], np.diff(output_start))
+        ),
+        read_start=small(starts(np.bincount(reader[kept], minlength=count))),
+        read_at=small(at[kept]),
+        read_output=small(read_output[kept]),
+        read_used=small(used[kept]),
+        wait_start=small(np.concatenate([t.wait_start, np.full(count - rows, t.wait_start[-1])])),
+        wait_at=small(t.wait_row + of_masked[t.wait_row]),
+        option_start=small(starts(np.bincount(option[fits], minlength=count))),
+        option_input=small(option_input[fits]),
+        option_at=small(at[j[fits]]),
+        option_read=small(read_output[j[fits]]),
+        option_output=small(option_output[fits]),
+        option_identity=np.ascontiguousarray(same[fits]),
+        event_start=small(t.event_start),
+        event_row=small(t.event_row),
+        forward_start=small(output_start[: n + 1]),
+        needed_start=small(t.needed_start),
+        needed=small(output_start[needing] + t.needed),
+        masked=t.masked,
+        mark_start=small(
+            np.concatenate([mark_start, mark_start[-1] + of_event[t.event_start[1:]]])
+        ),
+        mark=small(np.concatenate([mark, event_mark])),
+        head_row=small(t.head_row[heads]),
+        head_output=small(t.head_output[heads]),
+        gradient_row=small(gradients[:, 0]),
+        gradient_output=small(gradients[:, 1]),
+        sizes=sizes.astype(np.int64),
+    )
 
 
 class Flat(NamedTuple):
@@ -295,40 +272,33 @@ def line_up(p, node, events):  # type: ignore[no-untyped-def]
         rows += 1 + p.needed_start[x + 1] - p.needed_start[x]
         pattern[e] = x + again if ran[x] else x
         ran[x] = True
-    # From the end: which outputs of what runs are read until it runs again.
-    latest = np.zeros(p.forward_start[n], dtype=np.bool_)
-    first = np.zeros(p.forward_start[n], dtype=np.bool_)
+    # From the end: which outputs of what runs are read until it runs again, and which of the first
+    # time ever.
+    outputs = p.forward_start[n]
+    read = np.zeros(2 * outputs, dtype=np.bool_)
     for h in range(p.head_row.shape[0]):
-        first[p.forward_start[p.head_row[h]] + p.head_output[h]] = True
+        read[outputs + p.forward_start[p.head_row[h]] + p.head_output[h]] = True
     unread = np.empty(rows, dtype=np.int32)
     at = np.empty(rows, dtype=np.int32)
     count = 0
     for e in range(events.shape[0] - 1, -1, -1):
         x = events[e]
         if x < 0:
-            x = node[~x]
-            start, stop = p.event_start[x], p.event_start[x + 1]
+            marking = p.target.shape[0] + node[~x]
         else:
             x = node[x]
-            start, stop = 0, 1
-            if pattern[e] == x or not p.masked[x]:
+            marking = pattern[e]
+            if marking == x or not p.masked[x]:
                 for q in range(p.needed_start[x + 1] - 1, p.needed_start[x] - 1, -1):
                     entry = p.needed[q]
-                    if not latest[entry] and not (pattern[e] == x and first[entry]):
+                    if not read[entry] and not (marking == x and read[outputs + entry]):
                         unread[count] = readers + q
                         at[count] = e
                         count += 1
             for entry in range(p.forward_start[x], p.forward_start[x + 1]):
-                latest[entry] = False
-        for k in range(start, stop):
-            row = p.event_row[k] if events[e] < 0 else pattern[e]
-            for j in range(p.read_start[row], p.read_start[row + 1]):
-                y = p.read_row[j]
-                if y < n and p.read_used[j]:
-                    if p.read_first[j]:
-                        first[p.forward_start[y] + p.read_output[j]] = True
-                    else:
-                        latest[p.forward_start[y] + p.read_output[j]] = True
+                read[entry] = False
+        for j in range(p.mark_start[marking], p.mark_start[marking + 1]):
+            read[p.mark[j]] = True
     line = np.empty(rows, dtype=np.int32)
     rows = 0
     for e in range(events.shape[0]):
@@ -374,7 +344,7 @@ def lay_out(p, line):  # type: ignore[no-untyped-def]
     rank = np.empty(entries, dtype=np.int32)
     made = np.empty(entries, dtype=np.int32)
     use_start = np.zeros(count + 1, dtype=np.int32)
-    use_entry = np.empty(uses, dtype=np.int32)
+    use_entry = np.empty(uses + 1, dtype=np.int32)
     inplace_start = np.zeros(count + 1, dtype=np.int32)
     inplace_input = np.empty(options, dtype=np.int32)
     inplace_entry = np.empty(options, dtype=np.int32)
@@ -382,9 +352,8 @@ def lay_out(p, line):  # type: ignore[no-untyped-def]
     inplace_identity = np.empty(options, dtype=np.bool_)
     before_start = np.zeros(count + 1, dtype=np.int32)
     before = np.empty(befores + uses, dtype=np.int32)
-    templates = p.target.shape[0] - p.needed.shape[0]
-    first = np.full(templates, -1, dtype=np.int32)
-    latest = np.full(templates, -1, dtype=np.int32)
+    patterns = p.target.shape[0]
+    became = np.full(2 * patterns, -1, dtype=np.int32)  # its last row and its first one
     awaited = np.empty(count, dtype=np.int32)  # by the next row in the chain
     awaiting = 0
     chain = -1  # the last row in it
@@ -397,26 +366,20 @@ def lay_out(p, line):  # type: ignore[no-untyped-def]
             made[entries] = entry + p.made[q]
             entries += 1
         for j in range(p.read_start[k], p.read_start[k + 1]):
-            y = p.read_row[j]
-            source = first[y] if p.read_first[j] else latest[y]
+            source = became[p.read_at[j]]
             before[befores] = source
             befores += 1
-            if p.read_used[j]:
-                use_entry[uses] = output_start[source] + p.read_output[j]
-                uses += 1
+            use_entry[uses] = output_start[source] + p.read_output[j]
+            uses += p.read_used[j]
         for q in range(p.option_start[k], p.option_start[k + 1]):
-            j = p.option_read[q]
-            y = p.read_row[j]
-            source = first[y] if p.read_first[j] else latest[y]
             inplace_input[option] = p.option_input[q]
-            inplace_entry[option] = output_start[source] + p.read_output[j]
+            inplace_entry[option] = output_start[became[p.option_at[q]]] + p.option_read[q]
             inplace_output[option] = entry + p.option_output[q]
             inplace_identity[option] = p.option_identity[q]
             option += 1
         if p.link[k] == CHAINED:
             for j in range(p.wait_start[k], p.wait_start[k + 1]):
-                y = p.wait_row[j]
-                before[befores] = first[y] if p.wait_first[j] else latest[y]
+                before[befores] = became[p.wait_at[j]]
                 befores += 1
             if chain >= 0:
                 before[befores] = chain
@@ -431,9 +394,9 @@ def lay_out(p, line):  # type: ignore[no-untyped-def]
             awaiting += 1
         y = p.target[k]
         if y >= 0:
-            latest[y] = row
-            if first[y] < 0:
-                first[y] = row
+            became[y] = row
+            if became[patterns + y] < 0:
+                became[patterns + y] = row
         output_start[row + 1] = entries
         use_start[row + 1] = uses
         inplace_start[row + 1] = option
@@ -443,11 +406,11 @@ def lay_out(p, line):  # type: ignore[no-untyped-def]
     head_entry = np.empty(head_row.shape[0], dtype=np.int32)
     heads = 0
     for h in range(outputs):
-        head_row[heads] = first[p.head_row[h]]
+        head_row[heads] = became[patterns + p.head_row[h]]
         head_entry[heads] = output_start[head_row[heads]] + p.head_output[h]
         heads += 1
     for h in range(p.gradient_row.shape[0]):
-        source = latest[p.gradient_row[h]]
+        source = became[p.gradient_row[h]]
         entry = output_start[source] + p.gradient_output[h]
         new = True
         for other in range(outputs):
