@@ -1,8 +1,8 @@
 """The rows of a schedule's training step: what runs, what each row reads and waits for.
 
-A *template* holds all that a network's training steps are made of, whatever the schedule. From it
-and the events of a schedule compiled code makes the rows, so that a search can do so thousands of
-times (``planners.judge``).
+A *template* holds all that a network's training steps are made of, whatever the schedule. What a
+row can be is a *pattern*. Compiled code lines them up for the events of a schedule, so that a
+search can do so thousands of times (``planners.flat``).
 
 Each row waits for the one before it by a control dependency, for MXNet orders nodes depth first
 from the outputs (``nnvm::DFSVisit``), inputs before control dependencies. Two rules of MXNet's
@@ -16,16 +16,22 @@ shape this:
   may not be either. Where the network would have it read, it is given a reader.
 """
 
-from typing import List, NamedTuple, Tuple
+from functools import partial
+from typing import Any, List, NamedTuple, Tuple
 
 import numpy as np
 
 from memonger.compiled import compiled
 from memonger.forward import Entry
+from memonger.tables import starts
 
 # What a row is: its template row itself, a scratch state, a Dropout that runs again, a reader of an
 # output that nobody else reads, what ``inserts`` puts in.
 ITSELF, SCRATCH, MASKED, READER, INSERTED = 0, 1, 2, 3, 4
+
+# How a row is part of the chain in which each waits for the one before it: it is, the next that is
+# waits for it, or nothing does.
+CHAINED, AWAITED, LOOSE = 0, 1, 2
 
 
 class Template(NamedTuple):
@@ -99,190 +105,281 @@ class Rows(NamedTuple):
         )
 
 
-@compiled
-def _read(t, events):  # type: ignore[no-untyped-def]
-    """Which outputs of each event are read (`slot` has where those of an event start)."""
-    n = t.masked.shape[0]
-    latest = np.full(n, -1, dtype=np.int64)
-    first = np.full(n, -1, dtype=np.int64)
-    slot = np.zeros(events.shape[0] + 1, dtype=np.int64)
-    for e in range(events.shape[0]):
-        slot[e + 1] = slot[e] + (t.outputs[events[e]] if events[e] >= 0 else 0)
-    read = np.zeros(slot[-1], dtype=np.bool_)
-    for e in range(events.shape[0]):
-        x = events[e]
-        if x >= 0:
-            for j in range(t.read_start[x], t.read_start[x + 1]):
-                y = t.read_row[j]
-                if not t.variable[y] and not t.read_ignored[j]:
-                    read[slot[latest[y]] + t.read_output[j]] = True
-            latest[x] = e
-            if first[x] < 0:
-                first[x] = e
-            continue
-        for q in range(t.event_start[~x], t.event_start[~x + 1]):
-            row = t.event_row[q]
-            for j in range(t.read_start[row], t.read_start[row + 1]):
-                y = t.read_row[j]
-                if y < n and not t.variable[y] and not t.read_ignored[j]:
-                    source = first[y] if t.read_first[j] else latest[y]
-                    read[slot[source] + t.read_output[j]] = True
-    for h in range(t.head_row.shape[0]):
-        if not t.variable[t.head_row[h]]:
-            read[slot[first[t.head_row[h]]] + t.head_output[h]] = True
-    return slot, read
+class Patterns(NamedTuple):
+    """What rows can be.
+
+    The first are the template rows. Then come the forward rows when they run again (a Dropout is
+    then a product with its mask, and states are scratch), the readers of outputs that must be read,
+    and the scratch states. ``*_start`` has one more element than there are.
+
+    Attributes
+    ----------
+    source, what : np.ndarray
+        As in `Rows`.
+    target : np.ndarray
+        The pattern whose place in the network it takes: for forward rows that of the first time.
+    link : np.ndarray
+        CHAINED, AWAITED or LOOSE.
+    read_start, read_row, read_output : np.ndarray
+        What it reads, template rows.
+    read_at : np.ndarray
+        The target that is read: its last row, or its first one if that and ``first`` are added up.
+    read_ignored : np.ndarray of bool
+    wait_start, wait_at : np.ndarray
+        What a gradient waits for by itself, its forward node first; as ``read_at``.
+    first : int
+        How many patterns there are.
+    readers : int
+        The first reader.
+    variable : np.ndarray
+        The patterns of variables and scratch states.
+    event_start, event_row : np.ndarray
+        For forward rows: the gradient rows of their event, in order.
+    output_start : np.ndarray
+        Of forward rows where their outputs start if all are numbered through.
+    needed_start, needed : np.ndarray
+        For forward rows: the outputs that must have a reader, by that number.
+    masked : np.ndarray of bool
+        For forward rows.
+    mark_start, mark : np.ndarray
+        What is read of operators by each pattern, then by all gradient rows of each event, by that
+        number; their total is added if it is read of the first time.
+    head : np.ndarray
+        The outputs of the network that are operators', by that number.
+    """
+
+    source: np.ndarray
+    what: np.ndarray
+    target: np.ndarray
+    link: np.ndarray
+    read_start: np.ndarray
+    read_row: np.ndarray
+    read_output: np.ndarray
+    read_at: np.ndarray
+    read_ignored: np.ndarray
+    wait_start: np.ndarray
+    wait_at: np.ndarray
+    first: int
+    readers: int
+    variable: np.ndarray
+    event_start: np.ndarray
+    event_row: np.ndarray
+    output_start: np.ndarray
+    needed_start: np.ndarray
+    needed: np.ndarray
+    masked: np.ndarray
+    mark_start: np.ndarray
+    mark: np.ndarray
+    head: np.ndarray
+
+
+def patterns(t: Template) -> Patterns:
+    """What the rows of a network's training steps can be."""
+    rows, n = len(t.variable), len(t.masked)
+    masked = np.flatnonzero(t.masked)
+    needing = np.repeat(np.arange(n), np.diff(t.needed_start))
+    readers = rows + n
+    scratch = readers + len(needing)
+    count = scratch + t.scratches
+
+    # When it runs again, a masked row reads its mask instead of all but its data.
+    owner = np.repeat(np.arange(rows), np.diff(t.read_start))
+    again = owner < n
+    again[again] = ~t.masked[owner[again]]
+    again[t.read_start[:n][t.masked]] = True
+    reader = np.concatenate(
+        [owner, rows + owner[again], rows + masked, readers + np.arange(len(needing))]
+    )
+    by = np.argsort(reader, kind="stable")
+
+    def reads(given: np.ndarray, rerun: np.ndarray, mask: Any, needed: Any) -> np.ndarray:
+        added = np.broadcast_to(mask, len(masked)), np.broadcast_to(needed, len(needing))
+        return np.concatenate([given, rerun[again], *added])[by]
+
+    rerun = np.where(t.read_scratch >= 0, scratch + t.read_scratch, t.read_row)
+    read_row = reads(t.read_row, t.read_row, masked, needing)
+    read_output = reads(t.read_output, t.read_output, 1, t.needed)
+    ignored = reads(t.read_ignored, t.read_ignored, False, False)
+    given = t.read_row + count * t.read_first
+    read_at = reads(given, rerun, masked + count, needing)
+    read_start = starts(np.bincount(reader, minlength=count))
+
+    link = np.full(count, LOOSE)
+    link[:rows] = np.where(np.diff(t.read_start) > 0, AWAITED, LOOSE)
+    link[:rows][np.diff(t.wait_start) > 0] = CHAINED
+    link[:n] = link[rows:readers] = CHAINED
+    link[readers:scratch] = AWAITED
+
+    output_start = starts(t.outputs[:n])
+    marks = (read_row < n) & ~t.variable[read_row] & ~ignored
+    mark = output_start[read_row[marks]] + read_output[marks]
+    mark += output_start[-1] * (read_at[marks] >= count)
+    mark_start = starts(np.bincount(reader[by][marks], minlength=count))
+    event, _ = gathered(mark_start, t.event_row)
+    event_start = starts(np.diff(mark_start)[t.event_row])[t.event_start]
+    heads = ~t.variable[t.head_row]
+    waiting = np.zeros(rows, dtype=np.int64)  # for a masked row it is for the first time
+    waiting[masked] = count
+    small = partial(np.ascontiguousarray, dtype=np.int32)
+    return Patterns(
+        source=small(
+            np.concatenate(
+                [np.arange(rows), np.arange(n), np.arange(len(needing)), np.arange(t.scratches)]
+            )
+        ),
+        what=small(
+            np.repeat([ITSELF, ITSELF, READER, SCRATCH], [rows, n, len(needing), t.scratches])
+            + MASKED * np.isin(np.arange(count), rows + masked)
+        ),
+        target=small(np.concatenate([np.arange(rows), np.arange(n), np.arange(readers, count)])),
+        link=small(link),
+        read_start=small(read_start),
+        read_row=small(read_row),
+        read_output=small(read_output),
+        read_at=small(read_at),
+        read_ignored=ignored,
+        wait_start=small(np.concatenate([t.wait_start, np.full(count - rows, t.wait_start[-1])])),
+        wait_at=small(t.wait_row + waiting[t.wait_row]),
+        first=count,
+        readers=readers,
+        variable=np.concatenate(
+            [
+                [x for x in np.flatnonzero(t.variable) if not n <= x < 2 * n],
+                np.arange(scratch, count),
+            ]
+        ).astype(np.int64),
+        event_start=small(t.event_start),
+        event_row=small(t.event_row),
+        output_start=small(output_start),
+        needed_start=small(t.needed_start),
+        needed=small(output_start[needing] + t.needed),
+        masked=t.masked,
+        mark_start=small(np.concatenate([mark_start, mark_start[-1] + event_start[1:]])),
+        mark=small(np.concatenate([mark, mark[event]])),
+        head=small(output_start[t.head_row[heads]] + t.head_output[heads]),
+    )
+
+
+def gathered(start: np.ndarray, which: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    """The places of what some rows own, one row after the other; and for each of which row."""
+    length = np.diff(start)[which]
+    row = np.repeat(np.arange(len(which)), length)
+    return np.arange(len(row)) + (start[which] - starts(length)[:-1])[row], row
 
 
 @compiled
-def _wait(chain, pending, pendings, wait_row, waits):  # type: ignore[no-untyped-def]
-    """Let a row wait for the last one of the chain, and for what is pending."""
-    if chain >= 0:
-        wait_row[waits] = chain
-        waits += 1
-    for k in range(pendings):
-        wait_row[waits] = pending[k]
-        waits += 1
-    return waits
-
-
-@compiled
-def rows_of(t, events):  # type: ignore[no-untyped-def]
-    """The rows of a schedule's training step.
+def line_up(p, events):  # type: ignore[no-untyped-def]
+    """The patterns of the rows that run, in order.
 
     Parameters
     ----------
-    t : Template
+    p : Patterns
+    events : np.ndarray of int32
+        Those of a schedule.
+    """
+    n = p.masked.shape[0]
+    ran = np.zeros(n, dtype=np.bool_)
+    pattern = np.empty(events.shape[0], dtype=np.int32)
+    rows = 0
+    for e in range(events.shape[0]):
+        x = events[e]
+        if x < 0:
+            rows += p.event_start[~x + 1] - p.event_start[~x]
+            continue
+        rows += 1 + p.needed_start[x + 1] - p.needed_start[x]
+        pattern[e] = x + p.readers - n if ran[x] else x
+        ran[x] = True
+    # From the end: which outputs of what runs are read until it runs again, and which of the first
+    # time ever.
+    outputs = p.output_start[n]
+    read = np.zeros(2 * outputs, dtype=np.bool_)
+    for entry in p.head:
+        read[outputs + entry] = True
+    unread = np.empty(rows, dtype=np.int32)
+    at = np.empty(rows, dtype=np.int32)
+    count = 0
+    for e in range(events.shape[0] - 1, -1, -1):
+        x = events[e]
+        marking = p.first + ~x
+        if x >= 0:
+            marking = pattern[e]
+            if marking == x or not p.masked[x]:
+                for q in range(p.needed_start[x + 1] - 1, p.needed_start[x] - 1, -1):
+                    entry = p.needed[q]
+                    if not read[entry] and not (marking == x and read[outputs + entry]):
+                        unread[count] = p.readers + q
+                        at[count] = e
+                        count += 1
+            for entry in range(p.output_start[x], p.output_start[x + 1]):
+                read[entry] = False
+        for j in range(p.mark_start[marking], p.mark_start[marking + 1]):
+            read[p.mark[j]] = True
+    line = np.empty(rows, dtype=np.int32)
+    rows = 0
+    for e in range(events.shape[0]):
+        x = events[e]
+        if x < 0:
+            for q in range(p.event_start[~x], p.event_start[~x + 1]):
+                line[rows] = p.event_row[q]
+                rows += 1
+            continue
+        line[rows] = pattern[e]
+        rows += 1
+        while count and at[count - 1] == e:
+            count -= 1
+            line[rows] = unread[count]
+            rows += 1
+    return line[:rows]
+
+
+def rows_of(p: Patterns, events: np.ndarray) -> Rows:
+    """The rows of a schedule's training step: variables, whether read or not, then what runs.
+
+    Parameters
+    ----------
+    p : Patterns
     events : np.ndarray of int32
         Those of the schedule.
-
-    Returns
-    -------
-    Rows
-        Linear in the number of events.
     """
-    n = t.masked.shape[0]
-    slot, is_read = _read(t, events)
-    most_rows = t.variable.sum() + t.scratches
-    most_reads = 0
-    most_waits = 0
-    for e in range(events.shape[0]):
-        x = events[e]
-        if x >= 0:
-            readers = t.needed_start[x + 1] - t.needed_start[x]
-            most_rows += 1 + readers
-            most_reads += max(2, t.read_start[x + 1] - t.read_start[x]) + readers
-            most_waits += 1 + readers
-            continue
-        for q in range(t.event_start[~x], t.event_start[~x + 1]):
-            row = t.event_row[q]
-            most_rows += 1
-            most_reads += t.read_start[row + 1] - t.read_start[row]
-            most_waits += 2 + t.wait_start[row + 1] - t.wait_start[row]
-    source = np.empty(most_rows, dtype=np.int32)
-    what = np.full(most_rows, ITSELF, dtype=np.int32)
-    time = np.full(most_rows, -1, dtype=np.int32)
-    read_start = np.zeros(most_rows + 1, dtype=np.int64)
-    read_row = np.empty(most_reads, dtype=np.int32)
-    read_output = np.empty(most_reads, dtype=np.int32)
-    wait_start = np.zeros(most_rows + 1, dtype=np.int64)
-    wait_row = np.empty(most_waits, dtype=np.int32)
-    first = np.full(t.variable.shape[0], -1, dtype=np.int32)
-    latest = np.full(t.variable.shape[0], -1, dtype=np.int32)
-    count = 0
-    for row in range(t.variable.shape[0]):  # variables that nothing reads do no harm
-        if t.variable[row] and (row < n or row >= 2 * n):
-            source[count] = row
-            first[row] = latest[row] = count
-            count += 1
-    scratch = count
-    for k in range(t.scratches):
-        source[count] = k
-        what[count] = SCRATCH
-        count += 1
-    times = np.zeros(n, dtype=np.int32)
-    pending = np.empty(most_rows, dtype=np.int32)  # what the next row in the chain waits for
-    pendings = 0
-    chain = -1  # the last row that waits for the one before it
-    reads = 0
-    waits = 0
-    for e in range(events.shape[0]):
-        x = events[e]
-        if x >= 0:
-            again = times[x] > 0
-            source[count] = x
-            if again and t.masked[x]:
-                what[count] = MASKED
-                data = t.read_start[x]
-                read_row[reads] = latest[t.read_row[data]]
-                read_output[reads] = t.read_output[data]
-                read_row[reads + 1] = first[x]
-                read_output[reads + 1] = 1
-                reads += 2
-            else:
-                for j in range(t.read_start[x], t.read_start[x + 1]):
-                    if again and t.read_scratch[j] >= 0:
-                        read_row[reads] = scratch + t.read_scratch[j]
-                    else:
-                        read_row[reads] = latest[t.read_row[j]]
-                    read_output[reads] = t.read_output[j]
-                    reads += 1
-            waits = _wait(chain, pending, pendings, wait_row, waits)
-            pendings = 0
-            time[count] = times[x]
-            times[x] += 1
-            if not again:
-                first[x] = count
-            latest[x] = chain = count
-            count += 1
-            read_start[count] = reads
-            wait_start[count] = waits
-            if what[count - 1] == MASKED:
-                continue
-            for q in range(t.needed_start[x], t.needed_start[x + 1]):
-                if not is_read[slot[e] + t.needed[q]]:
-                    source[count] = q
-                    what[count] = READER
-                    read_row[reads] = latest[x]
-                    read_output[reads] = t.needed[q]
-                    reads += 1
-                    pending[pendings] = count
-                    pendings += 1
-                    count += 1
-                    read_start[count] = reads
-                    wait_start[count] = waits
-            continue
-        for q in range(t.event_start[~x], t.event_start[~x + 1]):
-            row = t.event_row[q]
-            source[count] = row
-            for j in range(t.read_start[row], t.read_start[row + 1]):
-                y = t.read_row[j]
-                read_row[reads] = first[y] if t.read_first[j] else latest[y]
-                read_output[reads] = t.read_output[j]
-                reads += 1
-            if t.wait_start[row] < t.wait_start[row + 1]:
-                for j in range(t.wait_start[row], t.wait_start[row + 1]):
-                    y = t.wait_row[j]
-                    wait_row[waits] = first[y] if y < n and t.masked[y] else latest[y]
-                    waits += 1
-                waits = _wait(chain, pending, pendings, wait_row, waits)
-                pendings = 0
-                chain = count
-            elif t.read_start[row] < t.read_start[row + 1]:
-                pending[pendings] = count
-                pendings += 1
-            first[row] = latest[row] = count
-            count += 1
-            read_start[count] = reads
-            wait_start[count] = waits
+    n, templates = len(p.masked), p.readers - len(p.masked)
+    pattern = np.concatenate([p.variable, line_up(p, events)])
+    count = len(pattern)
+    row = np.arange(count)
+    # Each row by its target, then in order.
+    target = p.target[pattern].astype(np.int64)
+    became = np.sort(target * count + row)
+    group = np.searchsorted(became, np.arange(p.first + 1) * count)
+
+    def rows_at(at: np.ndarray, by: np.ndarray) -> np.ndarray:
+        """What these rows find at ``read_at``."""
+        again, of = np.divmod(at.astype(np.int64), p.first)
+        last = np.searchsorted(became, of * count + by) - 1
+        return became[np.where(again == 1, group[of], last)] % count
+
+    j, reader = gathered(p.read_start, pattern)
+    waits, waiting = gathered(p.wait_start, pattern)
+    chained, awaited = (np.flatnonzero(p.link[pattern] == link) for link in (CHAINED, AWAITED))
+    place = np.searchsorted(chained, awaited)
+    awaited, place = awaited[place < len(chained)], place[place < len(chained)]
+    by = np.concatenate([waiting, chained[1:], chained[place]])
+    wait_row = np.concatenate([rows_at(p.wait_at[waits], waiting), chained[:-1], awaited])
+    time = np.empty(count, dtype=np.int64)
+    time[became % count] = row - group[became // count]
+    time[(target >= n) | (row < len(p.variable))] = -1
+    ran = np.diff(group[: templates + 1]) > 0
+    first, latest = (np.full(templates, -1, dtype=np.int64) for _ in range(2))
+    first[ran] = became[group[:templates][ran]] % count
+    latest[ran] = became[group[1 : templates + 1][ran] - 1] % count
+    small = partial(np.ascontiguousarray, dtype=np.int32)
     return Rows(
-        source[:count],
-        what[:count],
-        time[:count],
-        read_start[: count + 1],
-        read_row[:reads],
-        read_output[:reads],
-        wait_start[: count + 1],
-        wait_row[:waits],
-        first,
-        latest,
+        p.source[pattern],
+        p.what[pattern],
+        small(time),
+        starts(np.diff(p.read_start)[pattern]),
+        small(rows_at(p.read_at[j], reader)),
+        p.read_output[j],
+        starts(np.bincount(by, minlength=count)),
+        small(wait_row[np.argsort(by, kind="stable")]),
+        small(first),
+        small(latest),
     )

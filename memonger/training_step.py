@@ -9,7 +9,7 @@ from memonger.allocator import Replay, replay
 from memonger.forward import Entry, ForwardGraph
 from memonger.gradients import environment
 from memonger.layouts import Expected
-from memonger.rows import INSERTED, ITSELF, MASKED, READER, SCRATCH, Rows, Template
+from memonger.rows import INSERTED, ITSELF, MASKED, READER, SCRATCH, Patterns, Rows, Template
 from memonger.schedule import Workload
 from memonger.tables import BACKWARD, FORWARD, KEPT, RECOMPUTED, RowKind, Tables
 from memonger.training import TrainingGraph
@@ -33,6 +33,7 @@ class Parts(NamedTuple):
     ----------
     work : Workload
     template : Template
+    patterns : Patterns
     kinds : list of RowKind
     kind_of : np.ndarray
         Of each template row.
@@ -52,6 +53,7 @@ class Parts(NamedTuple):
 
     work: Workload
     template: Template
+    patterns: Patterns
     kinds: List[RowKind]
     kind_of: np.ndarray
     masked_kind: np.ndarray

@@ -18,7 +18,7 @@ from memonger.forward import FLOAT, Entry, Tensor, no_collection
 from memonger.inserts import insert, with_totals
 from memonger.layouts import AXES, MAKE, Expected
 from memonger.operators import truth
-from memonger.rows import Template, rows_of
+from memonger.rows import Template, patterns, rows_of
 from memonger.schedule import Schedule, Workload, first_time, masked
 from memonger.tables import Tables, ragged
 from memonger.training import TrainingGraph
@@ -108,6 +108,7 @@ class _Maker:
         return Parts(
             self.work,
             template,
+            patterns(template),
             self.kinds.all,
             np.array([places[id(kind)] for kind in self.training.kinds], dtype=np.int64),
             np.array(masked_kind, dtype=np.int64),
@@ -283,7 +284,7 @@ def unroll(
     MemongerError
         If MKLDNN would round differently than without a schedule.
     """
-    rows = rows_of(made.template, np.ascontiguousarray(schedule.events, dtype=np.int32))
+    rows = rows_of(made.patterns, np.ascontiguousarray(schedule.events, dtype=np.int32))
     plain = step = with_totals(step_of(made, rows, {}), frozenset(added))
     if made.expected is None:
         return plain

@@ -12,9 +12,9 @@ import numpy as np
 from memonger.allocator import allocate
 from memonger.compiled import compiled
 from memonger.flops import forward_flops
-from memonger.planners.flat import Patterns, lay_out, line_up, patterns
+from memonger.planners.flat import Footprints, footprints, lay_out
 from memonger.planners.unroll import Steps
-from memonger.rows import Template
+from memonger.rows import Patterns, Template, line_up
 from memonger.schedule import Workload
 from memonger.tables import starts, walk
 from memonger.training_step import Parts
@@ -39,6 +39,7 @@ class Blueprint(NamedTuple):
     steps : Steps
     template : Template
     patterns : Patterns
+    footprints : Footprints
     node : np.ndarray
         The forward node of each position.
     """
@@ -46,6 +47,7 @@ class Blueprint(NamedTuple):
     steps: Steps
     template: Template
     patterns: Patterns
+    footprints: Footprints
     node: np.ndarray
 
 
@@ -63,7 +65,8 @@ def blueprint(made: Parts, weights: Optional[np.ndarray] = None) -> Blueprint:
     return Blueprint(
         _steps(workload, positions(node, len(workload.once)), weights),
         made.template,
-        patterns(made),
+        made.patterns,
+        footprints(made),
         node,
     )
 
@@ -143,7 +146,10 @@ def judge(b, events, match_ranges, limit):  # type: ignore[no-untyped-def]
     int
         The place of the best match range.
     """
-    flat = lay_out(b.patterns, line_up(b.patterns, b.node, events))
+    nodes = np.empty(events.shape[0], dtype=np.int32)
+    for k in range(events.shape[0]):
+        nodes[k] = b.node[events[k]] if events[k] >= 0 else ~b.node[~events[k]]
+    flat = lay_out(b.patterns, b.footprints, line_up(b.patterns, nodes))
     order, _ = walk(
         0, flat.before_start, flat.before, flat.use_owner, flat.head_row, flat.use_owner
     )
