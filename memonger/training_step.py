@@ -64,6 +64,11 @@ class Parts(NamedTuple):
     unwritten: Tuple[str, ...]
     expected: Optional[Expected]
 
+    def asked(self) -> np.ndarray:
+        """The outputs of template rows that are gradients, (row, output), each once."""
+        asked = dict.fromkeys(entry for entry in self.gradients if entry is not None)
+        return np.array(list(asked), dtype=np.int64).reshape(-1, 2)
+
 
 class TrainingStep(NamedTuple):
     """The training graph of a schedule, as ``training.TrainingGraph`` is that of a set of marks.

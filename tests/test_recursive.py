@@ -1,5 +1,6 @@
 """Recursive schedules: the binomial oracle, trees of cuts, their cost, what the search finds."""
 
+import collections
 import functools
 import hashlib
 import random
@@ -21,8 +22,10 @@ from memonger.planners.climb import ENDLESS, MATCH_RANGES, Prices, step
 from memonger.planners.judge import Blueprint, blueprint
 from memonger.planners.recursive import Recursive
 from memonger.planners.unroll import ALIVE, LEAF, NOTHING, Steps, tree_keeping, unroll
+from memonger.rows import ITSELF, READER, SCRATCH
 from memonger.schedule import Schedule, Workload, check, of_marks, plain, workload
 from memonger.training import training_graph
+from memonger.training_step import TrainingStep
 from memonger.unrolled import parts
 from memonger.unrolled import unroll as written_out
 
@@ -130,12 +133,22 @@ def test_nothing_to_reverse(steps: int, states: int) -> None:
 
 # ---------------------------------------------------------------- trees of cuts
 
+
+def shifted() -> Tuple[Any, Dict[str, Any]]:
+    """A network without a loss of which one gradient is that of its output."""
+    x = mx.sym.Variable("data")
+    for _ in range(16):
+        x = mx.sym.tanh(mx.sym.FullyConnected(x, num_hidden=4))
+    return mx.sym.elemwise_add(x, mx.sym.Variable("shift")), {"data": (2, 3)}
+
+
 NETWORKS = {
     "chain": lambda: networks.chain(6, hidden=8, batch=4),
     "resnet": lambda: networks.resnet((1, 1, 1, 1), batch=2, image=32),
     "lstm": lambda: networks.lstm(layers=2, steps=5, batch=2, hidden=8, labels=7, input=5),
     "dropout": lambda: networks.transformer(1, 2, 8, 16, 2, vocabulary=17, dropout=0.1),
     "two heads": lambda: networks.two_heads(),
+    "no loss": lambda: shifted(),
 }
 
 
@@ -158,6 +171,49 @@ def same_as_written_out(search: Recursive, schedule: Schedule) -> None:
     step = written_out(parts(search.workload)._replace(expected=None), schedule)
     assert judged.pool_bytes == step.replay().pool_bytes
     assert judged.work >= 1 - 1e-9
+    runs_in_order(step, schedule)
+    writes_what_is_read(step)
+    moves_states_once(step)
+
+
+def runs_in_order(step: TrainingStep, schedule: Schedule) -> None:
+    """All that waits for what runs before it does run in the order of the events."""
+    t = step.parts.template
+    forward, waits = np.arange(len(t.variable)) < len(t.masked), np.diff(t.wait_start) > 0
+    chained = ~t.variable & (forward | waits)
+    expected: List[int] = []
+    for event in schedule.events.tolist():
+        if event >= 0:
+            expected.append(event)
+        else:
+            gradients = t.event_row[t.event_start[~event] : t.event_start[~event + 1]]
+            expected += gradients[chained[gradients]].tolist()
+    source = step.rows.stands_for()[step.order()]
+    assert [row for row in source if row >= 0 and chained[row]] == expected
+
+
+def writes_what_is_read(step: TrainingStep) -> None:
+    """What must be read is, by a reader of its own only where nobody else does."""
+    t, rows, tables = step.parts.template, step.rows, step.tables
+    read = zip(tables.read_row[~tables.read_ignored], tables.read_output[~tables.read_ignored])
+    times = collections.Counter([(int(row), int(k)) for row, k in read] + step.heads)
+    inputs, _ = rows.inputs()
+    for row, (source, what) in enumerate(zip(rows.source, rows.what)):
+        if what == READER:
+            assert times[inputs[row][0]] == 1
+        elif what == ITSELF and source < len(t.masked):
+            needed = t.needed[t.needed_start[source] : t.needed_start[source + 1]]
+            assert all(times[row, int(k)] > 0 for k in needed)
+
+
+def moves_states_once(step: TrainingStep) -> None:
+    """What runs again has states of its own."""
+    t, rows = step.parts.template, step.rows
+    inputs, _ = rows.inputs()
+    for row in np.flatnonzero((rows.what == ITSELF) & (rows.time > 0)).tolist():
+        start = t.read_start[rows.source[row]]
+        for k, (read, _) in enumerate(inputs[row]):
+            assert (rows.what[read] == SCRATCH) == (t.read_scratch[start + k] >= 0)
 
 
 @settings(max_examples=60, deadline=None)

@@ -94,7 +94,7 @@ def weigh(workload: Workload, b: Blueprint, powers: np.ndarray) -> Entries:
     reader[gradient] = np.where(first == count, -1, first)[gradient]
     # What ends in a gradient that was asked for: nobody reads it, or it is added up to such a one.
     asked = gradient & (reader == -1)
-    asked[t.output_start[b.footprints.gradient_row] + b.footprints.gradient_output] = True
+    asked[t.output_start[b.asked[:, 0]] + b.asked[:, 1]] = True
     for row in sorted(emit[sums[emit]].tolist(), reverse=True):
         if asked[t.output_start[row]]:
             for e in t.use_entry[t.use_start[row] : t.use_start[row + 1]].tolist():

@@ -31,10 +31,9 @@ class Footprints(NamedTuple):
     option_start, option_input, option_at, option_read, option_output, option_identity : np.ndarray
         The in-place options that can apply: the number of the input, what is read by it (as
         ``read_at``) and which output of that, the output.
-    head_row, head_output : np.ndarray
-        The outputs of the network that are operators'.
-    gradient_row, gradient_output : np.ndarray
-        The outputs of the training symbol that are gradients, each once.
+    head_at, head_output : np.ndarray
+        The outputs of the training symbol that are operators': those of the network (as
+        ``read_at``), then gradients.
     sizes : np.ndarray
     """
 
@@ -51,10 +50,8 @@ class Footprints(NamedTuple):
     option_read: np.ndarray
     option_output: np.ndarray
     option_identity: np.ndarray
-    head_row: np.ndarray
+    head_at: np.ndarray
     head_output: np.ndarray
-    gradient_row: np.ndarray
-    gradient_output: np.ndarray
     sizes: np.ndarray
 
 
@@ -92,10 +89,11 @@ def footprints(made: Parts) -> Footprints:
     )
     j = j[fits]
 
-    heads = ~t.variable[t.head_row]
-    asked = list(dict.fromkeys(entry for entry in made.gradients if entry is not None))
-    gradients = np.array(asked, dtype=np.int64).reshape(-1, 2)
-    gradients = gradients[~t.variable[gradients[:, 0]]]
+    gradient_row, gradient_output = made.asked().T
+    head_row = np.concatenate([t.head_row, gradient_row])
+    head_at = head_row + np.repeat([count, 0], [len(t.head_row), len(gradient_row)])
+    head_output = np.concatenate([t.head_output, gradient_output])
+    heads = ~t.variable[head_row]
     small = partial(np.ascontiguousarray, dtype=np.int32)
     return Footprints(
         output_start=small(output_start),
@@ -111,10 +109,8 @@ def footprints(made: Parts) -> Footprints:
         option_read=small(p.read_output[j]),
         option_output=small(output[fits]),
         option_identity=np.ascontiguousarray(same[fits]),
-        head_row=small(t.head_row[heads]),
-        head_output=small(t.head_output[heads]),
-        gradient_row=small(gradients[:, 0]),
-        gradient_output=small(gradients[:, 1]),
+        head_at=small(head_at[heads]),
+        head_output=small(head_output[heads]),
         sizes=sizes.astype(np.int64),
     )
 
@@ -233,24 +229,12 @@ def lay_out(p, f, line):  # type: ignore[no-untyped-def]
         use_start[row + 1] = uses
         inplace_start[row + 1] = option
         before_start[row + 1] = befores
-    outputs = f.head_row.shape[0]
-    head_row = np.empty(outputs + f.gradient_row.shape[0], dtype=np.int32)
-    head_entry = np.empty(head_row.shape[0], dtype=np.int32)
-    heads = 0
-    for h in range(outputs):
-        head_row[heads] = became[p.first + f.head_row[h]]
-        head_entry[heads] = output_start[head_row[heads]] + f.head_output[h]
-        heads += 1
-    for h in range(f.gradient_row.shape[0]):
-        source = became[f.gradient_row[h]]
-        entry = output_start[source] + f.gradient_output[h]
-        new = True
-        for other in range(outputs):
-            new &= head_entry[other] != entry
-        if new:
-            head_row[heads] = source
-            head_entry[heads] = entry
-            heads += 1
+    heads = f.head_at.shape[0]
+    head_row = np.empty(heads, dtype=np.int32)
+    head_entry = np.empty(heads, dtype=np.int32)
+    for h in range(heads):
+        head_row[h] = became[f.head_at[h]]
+        head_entry[h] = output_start[head_row[h]] + f.head_output[h]
     own = np.full(max(uses, option, heads, befores) + 1, KEPT, dtype=np.int32)
     return Flat(
         count,
@@ -271,8 +255,8 @@ def lay_out(p, f, line):  # type: ignore[no-untyped-def]
         own,
         inplace_output[:option],
         inplace_identity[:option],
-        head_row[:heads],
-        head_entry[:heads],
+        head_row,
+        head_entry,
         own,
         heads,
         before_start,

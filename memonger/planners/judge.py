@@ -40,6 +40,8 @@ class Blueprint(NamedTuple):
     template : Template
     patterns : Patterns
     footprints : Footprints
+    asked : np.ndarray
+        The outputs that are gradients (``Parts.asked``).
     node : np.ndarray
         The forward node of each position.
     """
@@ -48,6 +50,7 @@ class Blueprint(NamedTuple):
     template: Template
     patterns: Patterns
     footprints: Footprints
+    asked: np.ndarray
     node: np.ndarray
 
 
@@ -67,6 +70,7 @@ def blueprint(made: Parts, weights: Optional[np.ndarray] = None) -> Blueprint:
         made.template,
         made.patterns,
         footprints(made),
+        made.asked(),
         node,
     )
 
