@@ -142,6 +142,15 @@ def shifted() -> Tuple[Any, Dict[str, Any]]:
     return mx.sym.elemwise_add(x, mx.sym.Variable("shift")), {"data": (2, 3)}
 
 
+def halves() -> Tuple[Any, Dict[str, Any]]:
+    """Outputs that nobody reads: their gradients are zeros, which read nothing."""
+    x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=8)
+    for _ in range(8):
+        half, _ = mx.sym.SliceChannel(mx.sym.tanh(x), num_outputs=2, axis=1)
+        x = mx.sym.FullyConnected(half, num_hidden=8)
+    return mx.sym.SoftmaxOutput(x, name="softmax"), {"data": (2, 3), "softmax_label": (2,)}
+
+
 NETWORKS = {
     "chain": lambda: networks.chain(6, hidden=8, batch=4),
     "resnet": lambda: networks.resnet((1, 1, 1, 1), batch=2, image=32),
@@ -149,6 +158,7 @@ NETWORKS = {
     "dropout": lambda: networks.transformer(1, 2, 8, 16, 2, vocabulary=17, dropout=0.1),
     "two heads": lambda: networks.two_heads(),
     "no loss": lambda: shifted(),
+    "half unread": lambda: halves(),
 }
 
 
