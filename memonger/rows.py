@@ -23,7 +23,7 @@ import numpy as np
 
 from memonger.compiled import compiled
 from memonger.forward import Entry
-from memonger.tables import starts
+from memonger.tables import gathered, starts
 
 # What a row is: its template row itself, a scratch state, a Dropout that runs again, a reader of an
 # output that nobody else reads, what ``inserts`` puts in.
@@ -258,13 +258,6 @@ def patterns(t: Template) -> Patterns:
         mark=small(np.concatenate([mark, mark[event]])),
         head=small(output_start[t.head_row[heads]] + t.head_output[heads]),
     )
-
-
-def gathered(start: np.ndarray, which: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """The places of what some rows own, one row after the other; and for each of which row."""
-    length = np.diff(start)[which]
-    row = np.repeat(np.arange(len(which)), length)
-    return np.arange(len(row)) + (start[which] - starts(length)[:-1])[row], row
 
 
 @compiled

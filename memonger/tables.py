@@ -289,12 +289,17 @@ def _columns(items: Sequence[Tuple[int, ...]], width: int) -> np.ndarray:
     return np.array(items, dtype=np.int64).reshape(len(items), width).T
 
 
+def gathered(start: np.ndarray, which: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    """The places of what some rows own, one row after the other; and for each of which row."""
+    length = np.diff(start)[which]
+    row = np.repeat(np.arange(len(which)), length)
+    return np.arange(len(row)) + (start[which] - starts(length)[:-1])[row], row
+
+
 def each_row(kind: np.ndarray, values: List[Sequence[int]]) -> Tuple[np.ndarray, np.ndarray]:
     """For each row in turn the values of its kind: where they start, and all of them."""
     own, flat = ragged(values)
-    counts = np.diff(own)[kind]
-    start = starts(counts)
-    return start, flat[np.arange(start[-1]) + np.repeat(own[kind] - start[:-1], counts)]
+    return starts(np.diff(own)[kind]), flat[gathered(own, kind)[0]]
 
 
 def largest_first(output_start: np.ndarray, elements: np.ndarray) -> np.ndarray:

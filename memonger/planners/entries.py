@@ -62,12 +62,12 @@ class Entries(NamedTuple):
 def weigh(workload: Workload, b: Blueprint, powers: np.ndarray) -> Entries:
     """The entries of a network, their sizes raised to these powers."""
     training, graph = workload.training, workload.training.graph
-    t, template = training.tables, b.template
+    t, p = training.tables, b.patterns
     n, entries, count = t.forward, len(t.elements), len(b.node)
     emitted = [
-        (p, int(row))
-        for p, i in enumerate(workload.operators)
-        for row in template.event_row[template.event_start[i] : template.event_start[i + 1]]
+        (k, int(row))
+        for k, i in enumerate(workload.operators)
+        for row in p.event_row[p.event_start[i] : p.event_start[i + 1]]
     ]
     emit_start, emit = grouped(emitted, count)
     is_first = np.zeros(entries, dtype=np.bool_)

@@ -14,7 +14,7 @@ from memonger.compiled import compiled
 from memonger.flops import forward_flops
 from memonger.planners.flat import Footprints, footprints, lay_out
 from memonger.planners.unroll import Steps
-from memonger.rows import Patterns, Template, line_up
+from memonger.rows import Patterns, line_up
 from memonger.schedule import Workload
 from memonger.tables import starts, walk
 from memonger.training_step import Parts
@@ -37,7 +37,6 @@ class Blueprint(NamedTuple):
     Attributes
     ----------
     steps : Steps
-    template : Template
     patterns : Patterns
     footprints : Footprints
     asked : np.ndarray
@@ -47,7 +46,6 @@ class Blueprint(NamedTuple):
     """
 
     steps: Steps
-    template: Template
     patterns: Patterns
     footprints: Footprints
     asked: np.ndarray
@@ -67,7 +65,6 @@ def blueprint(made: Parts, weights: Optional[np.ndarray] = None) -> Blueprint:
     node = np.array(workload.operators, dtype=np.int32)
     return Blueprint(
         _steps(workload, positions(node, len(workload.once)), weights),
-        made.template,
         made.patterns,
         footprints(made),
         made.asked(),
