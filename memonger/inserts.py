@@ -10,7 +10,7 @@ from typing import Collection, Dict, Iterable, List, Mapping, NamedTuple, Sequen
 import numpy as np
 
 from memonger.forward import Entry, Tensor
-from memonger.layouts import AFTER, BEFORE, Insert
+from memonger.layouts import AFTER, BEFORE, HOLD, Insert
 from memonger.rows import INSERTED, Rows
 from memonger.tables import RowKind, ragged
 from memonger.training_step import TrainingStep, step_of
@@ -159,7 +159,10 @@ class _Rows:
         """What a layout needs, reading this."""
         row, k = entry
         tensor = self._kinds[row].tensors[k]
-        result = Tensor((1,), tensor.dtype) if one.op == "max" else tensor
+        shape = tensor.shape
+        if one.where == HOLD:
+            shape = (1,) if one.op == "max" else (*shape[:2], 1, 1)
+        result = Tensor(shape, tensor.dtype)
         return self.insert(one.op, one.attrs, result, [entry], wait), 0
 
     def rows(self, first: np.ndarray, latest: np.ndarray) -> Rows:
