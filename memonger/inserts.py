@@ -159,11 +159,12 @@ class _Rows:
         """What a layout needs, reading this."""
         row, k = entry
         tensor = self._kinds[row].tensors[k]
-        shape = tensor.shape
-        if one.where == HOLD:
-            shape = (1,) if one.op == "max" else (*shape[:2], 1, 1)
-        result = Tensor(shape, tensor.dtype)
-        return self.insert(one.op, one.attrs, result, [entry], wait), 0
+        if one.op == "Pooling":  # it must be read itself, for it refuses not to write
+            mean = Tensor((*tensor.shape[:2], 1, 1), tensor.dtype)
+            entry, wait = (self.insert(one.op, one.attrs, mean, [entry], wait), 0), []
+        op, attrs = ("max", {}) if one.where == HOLD else (one.op, one.attrs)
+        result = Tensor((1,), tensor.dtype) if one.where == HOLD else tensor
+        return self.insert(op, attrs, result, [entry], wait), 0
 
     def rows(self, first: np.ndarray, latest: np.ndarray) -> Rows:
         """All of them; of each template row the first and the last."""
