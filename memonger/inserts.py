@@ -10,10 +10,15 @@ from typing import Collection, Dict, Iterable, List, Mapping, NamedTuple, Sequen
 import numpy as np
 
 from memonger.forward import Entry, Tensor
-from memonger.layouts import AFTER, BEFORE, HOLD, Insert
+from memonger.layouts import AFTER, AXES, BEFORE, HOLD, Insert
 from memonger.rows import INSERTED, Rows
 from memonger.tables import RowKind, ragged
 from memonger.training_step import TrainingStep, step_of
+
+#: The mean of each channel reads blocks. For an operator that cannot, such as ``max``, MXNet's
+#: executor makes a plain copy and keeps it for as long as it lives (``StorageFallbackOpExecutor``,
+#: ``src/executor/attach_op_execs_pass.cc``). It must be read: without MKLDNN, Pooling has to write.
+MEAN = {"global_pool": "True", "kernel": "(1, 1)", "pool_type": "avg"}
 
 
 class Total(NamedTuple):
@@ -159,12 +164,12 @@ class _Rows:
         """What a layout needs, reading this."""
         row, k = entry
         tensor = self._kinds[row].tensors[k]
-        if one.op == "Pooling":  # it must be read itself, for it refuses not to write
+        if one.where != HOLD:
+            return self.insert(one.op, one.attrs, tensor, [entry], wait), 0
+        if len(tensor.shape) == AXES:
             mean = Tensor((*tensor.shape[:2], 1, 1), tensor.dtype)
-            entry, wait = (self.insert(one.op, one.attrs, mean, [entry], wait), 0), []
-        op, attrs = ("max", {}) if one.where == HOLD else (one.op, one.attrs)
-        result = Tensor((1,), tensor.dtype) if one.where == HOLD else tensor
-        return self.insert(op, attrs, result, [entry], wait), 0
+            entry, wait = (self.insert("Pooling", MEAN, mean, [entry], wait), 0), []
+        return self.insert("max", {}, Tensor((1,), tensor.dtype), [entry], wait), 0
 
     def rows(self, first: np.ndarray, latest: np.ndarray) -> Rows:
         """All of them; of each template row the first and the last."""

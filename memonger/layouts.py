@@ -20,7 +20,8 @@ without, an operator is put in (`insert`):
 - a reader of an input, after the operator that would overwrite it.
 """
 
-from typing import Any, Dict, List, NamedTuple, Sequence, Set, Tuple
+from types import MappingProxyType
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -73,9 +74,6 @@ PLAIN = 0  # the layout of arrays that are not laid out in blocks
 NOT_IN_PLACE, ADDED = -1, -2
 BEFORE, AFTER, HOLD = "before", "after", "hold"
 
-#: A reader that knows blocks: the mean of each channel.
-MEAN = {"global_pool": "True", "kernel": "(1, 1)", "pool_type": "avg"}
-
 
 class Insert(NamedTuple):
     """An operator to put in: `BEFORE` or `AFTER` a row, or to read an input after it (`HOLD`).
@@ -88,13 +86,14 @@ class Insert(NamedTuple):
         Which input of the row it stands for, or which output.
     op : str
     attrs : dict
+        Of what is put in `BEFORE` or `AFTER`.
     """
 
     row: int
     where: str
     place: int
-    op: str
-    attrs: Dict[str, str]
+    op: str = ""
+    attrs: Mapping[str, str] = MappingProxyType({})
 
 
 class Layouts(NamedTuple):
@@ -312,7 +311,7 @@ class _Comparer(_Follower):
         if len(shape) <= AXES:
             self.inserts.append(Insert(row, AFTER, k, "Reshape", {"shape": str(shape)}))
         elif place >= 0:
-            self.hold(row, place)
+            self.inserts.append(Insert(row, HOLD, place))
         else:
             self.refuse(row)
         self.write(out, PLAIN)
@@ -328,18 +327,8 @@ class _Comparer(_Follower):
         if place != NOT_IN_PLACE:
             self.inserts.append(Insert(row, BEFORE, place, "add_n", {"num_args": "1"}))
         if have >= 0:
-            self.hold(row, have)
+            self.inserts.append(Insert(row, HOLD, have))
         self.write(out, want)
-
-    def hold(self, row: int, place: int) -> None:
-        """Read an input after a row, so that it is not overwritten.
-
-        An operator that does not know blocks would read a plain copy, which MXNet's executor keeps
-        for as long as it lives (``StorageFallbackOpExecutor``).
-        """
-        axes = len(self.shape(self.entries[self.inputs[row] + place]))
-        op, attrs = ("Pooling", MEAN) if axes == AXES else ("max", {})
-        self.inserts.append(Insert(row, HOLD, place, op, attrs))
 
     def shape(self, entry: int) -> Tuple[int, ...]:
         row = int(np.searchsorted(self.outputs, entry, side="right")) - 1
