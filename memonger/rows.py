@@ -208,6 +208,7 @@ def patterns(t: Template) -> Patterns:
     link[:rows] = np.where(np.diff(t.read_start) > 0, AWAITED, LOOSE)
     link[:rows][np.diff(t.wait_start) > 0] = CHAINED
     link[:n] = link[rows:readers] = CHAINED
+    link[:rows][t.variable] = LOOSE
     link[readers:scratch] = AWAITED
 
     output_start = starts(t.outputs[:n])

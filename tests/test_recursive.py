@@ -187,7 +187,7 @@ def same_as_written_out(search: Recursive, schedule: Schedule) -> None:
 
 
 def runs_in_order(step: TrainingStep, schedule: Schedule) -> None:
-    """All that waits for what runs before it does run in the order of the events."""
+    """All that waits for what runs before it runs in the order of the events; no others wait."""
     t = step.parts.template
     forward, waits = np.arange(len(t.variable)) < len(t.masked), np.diff(t.wait_start) > 0
     chained = ~t.variable & (forward | waits)
@@ -198,8 +198,9 @@ def runs_in_order(step: TrainingStep, schedule: Schedule) -> None:
         else:
             gradients = t.event_row[t.event_start[~event] : t.event_start[~event + 1]]
             expected += gradients[chained[gradients]].tolist()
-    source = step.rows.stands_for()[step.order()]
-    assert [row for row in source if row >= 0 and chained[row]] == expected
+    source = step.rows.stands_for()
+    assert [row for row in source[step.order()] if row >= 0 and chained[row]] == expected
+    assert not np.diff(step.rows.wait_start)[(source >= 0) & ~chained[source]].any()
 
 
 def writes_what_is_read(step: TrainingStep) -> None:
