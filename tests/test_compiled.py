@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,3 +45,16 @@ def test_ctrl_c_while_compiled_code_runs() -> None:
 def test_other_mistakes_are_as_they_were() -> None:
     with pytest.raises(TypeError):
         filled(8, 9)  # type: ignore[call-arg]
+
+
+@pytest.mark.slow
+def test_nothing_is_read_outside_its_array(tmp_path: Path) -> None:
+    """Compiled code does not look: the tests of the searches run again, with code that does."""
+    looking = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
+    tests = ["tests/test_recursive.py", "tests/test_search.py"]
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *tests],
+        cwd=Path(__file__).parent.parent,
+        env={**os.environ, **looking},
+        check=True,
+    )
