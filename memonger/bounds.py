@@ -2,8 +2,9 @@
 
 An operator, or its gradient, has all that it reads and makes in memory while it runs. Beside it
 stand the outputs of the network, and what can be computed only once and a later gradient reads (the
-mask of a Dropout, random draws). Gradients run in the same order under every plan, so the sum of
-these is known for each of them, and the largest bounds every plan from below.
+mask of a Dropout, random draws). Gradients run in the same order under all marks, and in another
+under all schedules, so the sum of these is known for each of them, and the largest bounds those
+plans from below; the lesser of the two, every plan.
 
 What may share memory counts once: an output that can take an input's memory is left out, an
 identity (Flatten, Reshape) is the tensor that it passes on. Sums of gradients are left out, for a
@@ -61,8 +62,6 @@ def floor(training: TrainingGraph, bare: bool = False) -> Floor:
     owner = np.full(len(t.variable), -1, dtype=np.int64)
     owner[:n] = np.arange(n)
     owner[2 * n :] = training.owners
-    place = np.full(len(t.variable), -1, dtype=np.int64)  # among the gradients
-    place[gradients] = np.arange(len(gradients))
 
     # What each row needs itself: (row, tensor), each once.
     reader = np.repeat(np.arange(len(t.variable)), np.diff(t.use_start))
@@ -86,25 +85,33 @@ def floor(training: TrainingGraph, bare: bool = False) -> Floor:
     row, tensor = needs // len(nbytes), needs % len(nbytes)
     own = np.bincount(row, nbytes[tensor], len(t.variable))
 
-    # What is held over it: until its last gradient, or to the end.
-    last = np.full(len(nbytes), -1, dtype=np.int64)
     held = _only_once(training) if not bare else np.zeros(len(nbytes), dtype=np.bool_)
-    read = (place[reader] >= 0) & held[t.use_entry]
-    np.maximum.at(last, same[t.use_entry[read]], place[reader][read])
     outputs = t.head_entry[: t.outputs]
-    last[same[outputs[~t.variable[t.head_row[: t.outputs]]]]] = len(gradients)
-    ending = np.bincount(last[last >= 0], nbytes[last >= 0], len(gradients) + 1)
-    over = np.zeros(len(t.variable))
-    over[gradients] = np.cumsum(ending[::-1])[::-1][place[gradients]]
-    counted = (place[row] >= 0) & (last[tensor] >= place[row])  # in both
-    over -= np.bincount(row[counted], nbytes[tensor[counted]], len(t.variable))
-
+    to_the_end = same[outputs[~t.variable[t.head_row[: t.outputs]]]]
     rows = rows[(owner[rows] >= 0) & ~t.variable[rows]]
     if not len(rows):
         return Floor(0, -1, -1, 0)
-    total = own + over
-    most = int(rows[np.argmax(total[rows])])
-    return Floor(int(total[most]), most, int(owner[most]), int(own[most]))
+
+    def under(order: np.ndarray) -> Floor:
+        """The floor under plans with the gradients in this order."""
+        place = np.full(len(t.variable), -1, dtype=np.int64)
+        place[order] = np.arange(len(order))
+        # What is held over each row: until its last gradient, or to the end.
+        last = np.full(len(nbytes), -1, dtype=np.int64)
+        read = (place[reader] >= 0) & held[t.use_entry]
+        np.maximum.at(last, same[t.use_entry[read]], place[reader][read])
+        last[to_the_end] = len(order)
+        ending = np.bincount(last[last >= 0], nbytes[last >= 0], len(order) + 1)
+        over = np.zeros(len(t.variable))
+        over[order] = np.cumsum(ending[::-1])[::-1][place[order]]
+        counted = (place[row] >= 0) & (last[tensor] >= place[row])  # in both
+        over -= np.bincount(row[counted], nbytes[tensor[counted]], len(t.variable))
+        total = own + over
+        most = int(rows[np.argmax(total[rows])])
+        return Floor(int(total[most]), most, int(owner[most]), int(own[most]))
+
+    as_made = np.unique(gradients)  # so they run in schedules
+    return min((under(order) for order in (gradients, as_made)), key=lambda least: least.nbytes)
 
 
 def _passed_on(training: TrainingGraph) -> np.ndarray:

@@ -254,7 +254,8 @@ class _Comparer(_Follower):
         self.rows = rows.tolist()
         self.names = found.training
         self.inserts: List[Insert] = []
-        self.readers = np.bincount(self.entries, minlength=len(self.planned)).tolist()
+        read = np.asarray(self.entries, dtype=np.int64)[~self.tables.read_ignored]
+        self.readers = np.bincount(read, minlength=len(self.planned)).tolist()
         # Outputs that are made plain by what has been put in.
         self.corrected = {
             self.entries[self.inputs[row]]
