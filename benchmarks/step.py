@@ -1,6 +1,6 @@
 """Training steps for real: their time, and the peak resident memory of a process that runs them.
 
-    OMP_NUM_THREADS=1 python benchmarks/step.py                    # a chain, and two ResNets
+    OMP_NUM_THREADS=1 python benchmarks/step.py                    # a chain, and three CNNs
     OMP_NUM_THREADS=1 python benchmarks/step.py resnet50-v1 --work 2 3 --rounds 5
 
 Each network is trained without a plan, with marks, and with a schedule for each limit of forward
@@ -37,6 +37,7 @@ NETWORKS: Dict[str, Callable[[], networks.Network]] = {
     "chain-1024": functools.partial(networks.chain, 1024, hidden=32, batch=8192),
     "resnet50-v1": functools.partial(networks.model_zoo, "resnet50_v1", batch=8),
     "example-resnet-3-4-6-3": functools.partial(networks.resnet, (3, 4, 6, 3), batch=4),
+    "mobilenetv2": functools.partial(networks.mobilenet_v2, batch=8),
 }
 
 
