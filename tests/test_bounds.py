@@ -47,6 +47,22 @@ def test_what_is_computed_once_is_held() -> None:
     assert described(dropped, shapes)[0] == plain + 3  # the gradient of the last has run by then
 
 
+def test_schedules_have_an_order_of_their_own() -> None:
+    """In it the gradient of a side branch comes first, and its mask is not held any longer."""
+    x = S.Variable("data")
+    for i in range(2):
+        x = S.Activation(S.FullyConnected(x, num_hidden=1024, name="fc%d" % i), act_type="tanh")
+    aside = S.FullyConnected(S.Dropout(S.Variable("aside"), p=0.5), num_hidden=8, name="side")
+    x = S.elemwise_add(S.FullyConnected(x, num_hidden=8, name="last"), aside)
+    symbol = S.LinearRegressionOutput(x, S.Variable("label"), name="out")
+    shapes = {"data": (256, 1024), "aside": (256, 1024), "label": (256, 8)}
+    wanted = [name for name in symbol.list_arguments() if name != "label"]
+    work = work_of(symbol, shapes, wanted)
+    step = unroll(parts(work), LEVELS["everything"](work, 0))
+    least = of_step(step, dict.fromkeys(wanted, "write"), 0).peak_bytes
+    assert floor(work.training).nbytes == least
+
+
 def test_nothing_to_hold() -> None:
     graph = forward(S.BlockGrad(S.Variable("data")), {"data": (4, 4)})
     assert floor(training_graph(graph)).nbytes <= 64
