@@ -145,6 +145,14 @@ def test_put_in_where_layouts_differ() -> None:
     assert found == {"Pooling", "Reshape", "add_n", "max"}
 
 
+def test_what_is_read_for_its_shape_may_lie_in_any_layout() -> None:
+    """A BlockGrad's gradient is zeros of its input's shape: no schedule is refused for that."""
+    x = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), pad=(1, 1), num_filter=2)
+    x = mx.sym.FullyConnected(mx.sym.BlockGrad(mx.sym.Dropout(x, p=0.3)), num_hidden=3)
+    symbol = mx.sym.SoftmaxOutput(x, name="softmax")
+    train(symbol, {"data": (1, 2, 2, 2), "softmax_label": (1,)}, LEVELS)
+
+
 def test_nothing_is_put_in_without_convolutions() -> None:
     symbol, shapes = networks.lstm(steps=5)
     assert parts(work_of(symbol, shapes)).expected is None
