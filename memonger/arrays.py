@@ -21,6 +21,10 @@ def requests_of(names: Sequence[str], grad_req: Any) -> Dict[str, str]:
     if isinstance(grad_req, str):
         found = dict.fromkeys(names, grad_req)
     elif isinstance(grad_req, (list, tuple)):
+        if len(grad_req) != len(names):
+            raise MemongerError(
+                "grad_req has %d entries for %d arguments" % (len(grad_req), len(names))
+            )
         found = dict(zip(names, grad_req))
     else:
         found = {name: grad_req.get(name, "null") for name in names}
@@ -57,7 +61,11 @@ def by_name(arrays: Any, names: Sequence[str]) -> Arrays:
     """The arrays that ``bind`` was given, by name."""
     if arrays is None:
         return {}
-    return dict(arrays) if isinstance(arrays, dict) else dict(zip(names, arrays))
+    if isinstance(arrays, dict):
+        return dict(arrays)
+    if len(arrays) != len(names):
+        raise MemongerError("bind: %d arrays were given for %d inputs" % (len(arrays), len(names)))
+    return dict(zip(names, arrays))
 
 
 def tensors_of(symbol: Any, graph: ForwardGraph) -> Tuple[Dict[str, Tensor], Dict[str, Tensor]]:

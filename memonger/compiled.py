@@ -45,7 +45,10 @@ class _Interruptible(_CPUDispatcher):
         try:
             return super().__call__(*args)
         except SystemError as error:
-            if isinstance(error.__cause__, KeyboardInterrupt):
+            cause: Any = error.__cause__
+            while isinstance(cause, SystemError):  # one for each call that it passed through
+                cause = cause.__cause__
+            if isinstance(cause, KeyboardInterrupt):
                 raise KeyboardInterrupt from None
             raise
 

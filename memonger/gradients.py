@@ -172,7 +172,7 @@ def load_nodes(nodes: List[Dict[str, Any]], heads: List[List[int]]) -> Any:
         "heads": heads,
         "attrs": {"mxnet_version": MXNET_VERSION},
     }
-    return mx.sym.load_json(json.dumps(graph))
+    return mx.sym.load_json(json.dumps(graph, ensure_ascii=False))
 
 
 def _observe(

@@ -73,7 +73,7 @@ def apply(
         attrs[RECORD] = json.dumps(before, sort_keys=True)
         attrs.update(new)
     _insert(graph, {copy.node: copy for copy in copies})
-    return mx.sym.load_json(json.dumps(graph))
+    return mx.sym.load_json(json.dumps(graph, ensure_ascii=False))
 
 
 def inferable(
@@ -137,7 +137,7 @@ def unplan(symbol: Any) -> Any:
         if not node.get("attrs", True):
             del node["attrs"]
     _remove(graph)
-    return mx.sym.load_json(json.dumps(graph))
+    return mx.sym.load_json(json.dumps(graph, ensure_ascii=False))
 
 
 def clear(symbol: Any) -> Any:
@@ -150,7 +150,7 @@ def clear(symbol: Any) -> Any:
         attrs = node.get("attrs", {})
         if FORCE in attrs and not untouched(node["op"]):
             attrs[RECORD] = json.dumps({FORCE: attrs.pop(FORCE)})
-    return mx.sym.load_json(json.dumps(graph))
+    return mx.sym.load_json(json.dumps(graph, ensure_ascii=False))
 
 
 def _is_ours(node: Mapping[str, Any]) -> bool:

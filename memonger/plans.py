@@ -4,6 +4,7 @@ What was found (``solution``) is remembered in this process by everything that i
 that a ``sym_gen`` that plans may be called again and again.
 """
 
+import dataclasses
 import itertools
 import json
 import logging
@@ -428,12 +429,19 @@ def _faster(request: Request, asked: _Asked) -> Plan:
         except MemongerError as error:  # no schedule of this network, or no plan that fits
             log.info("how='auto': no plan by how=%r: %s", way, error)
             refused.append(error)
-        if plans and not plans[-1].added_time:  # none can be faster
+        except KeyboardInterrupt:
+            if not plans:
+                raise
+            log.warning("interrupted: this is the fastest plan that fits of those found so far")
+            plans = [dataclasses.replace(plan, interrupted=True) for plan in plans]
+            break
+        if plans and (plans[-1].interrupted or not plans[-1].added_time):  # none can be faster
             break
     if not plans:
         short = [error for error in refused if isinstance(error, BudgetError)]
         raise min(short, key=lambda error: error.least_bytes) if short else refused[0]
-    return min(plans, key=lambda plan: plan.added_time or 0.0)
+    best = min(plans, key=lambda plan: plan.added_time or 0.0)
+    return dataclasses.replace(best, interrupted=any(plan.interrupted for plan in plans))
 
 
 def forget() -> None:

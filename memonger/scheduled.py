@@ -217,17 +217,18 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         }
         types = {k: np.dtype(v).name for k, v in (type_dict or {}).items() if k in inputs}
         tensors, auxiliary = self._recipe.tensors(self, InputSpec(shapes, types))
-        sharing = set(shared_arg_names or ()) if shared_exec is not None else set()
+        sharer = shared_exec if shared_buffer is not None else None  # MXNet shares by a buffer only
+        sharing = set(shared_arg_names or ()) if sharer is not None else set()
         args = {
             name: arrays.shared(shared_exec.arg_dict, name, tensor)
             if name in sharing
             else arrays.buffered(shared_buffer, name, tensor, ctx)
             for name, tensor in tensors.items()
         }
-        known = {} if shared_exec is None else shared_exec.aux_dict
+        known = {} if sharer is None else sharer.aux_dict
         aux = {name: arrays.shared(known, name, tensor) for name, tensor in auxiliary.items()}
         grads: Arrays = {}
-        if shared_exec is not None:  # what gradients are added to is the same for all that share
+        if sharer is not None:  # what gradients are added to is the same for all that share
             for name, request in requests.items():
                 if request == "add" and name in sharing:
                     found = arrays.shared(shared_exec.grad_dict, name, tensors[name])

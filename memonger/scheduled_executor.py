@@ -11,7 +11,7 @@ its memory.
 
 import ctypes
 import logging
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -29,6 +29,12 @@ from memonger.recipe import Recipe
 from memonger.written import Written
 
 log = logging.getLogger("memonger")
+
+
+class _Pool:
+    """A memory pool, of all executors that share it."""
+
+    holder: Optional["ScheduledExecutor"] = None  # whose gradients lie in it
 
 
 class ScheduledExecutor(mx.executor.Executor):
@@ -99,7 +105,9 @@ class ScheduledExecutor(mx.executor.Executor):
         self._inference: Any = None
         self._moves: List[Tuple[Any, Any, bool]] = []
         self._plain: Any = None
-        self._ran_forward = self._has_gradients = self._has_looked = False
+        self._ran_forward = self._has_looked = False
+        self._pool = shared_exec._pool if isinstance(shared_exec, ScheduledExecutor) else _Pool()
+        self._origin = self  # what this was reshaped from
         self.arg_arrays = [args[name] for name in names]
         self.aux_arrays = [aux[name] for name in symbol.list_auxiliary_states()]
         self.outputs = self._training.outputs[: written.outputs]
@@ -194,7 +202,8 @@ class ScheduledExecutor(mx.executor.Executor):
             self.arg_dict[name][:] = array
         self._ran_forward = bool(is_train)
         if is_train:
-            self._has_gradients = False
+            if self._pool.holder is self:
+                self._pool.holder = None
             run(self._training, 0, self._step.forward)
         else:
             self._infer()
@@ -225,7 +234,7 @@ class ScheduledExecutor(mx.executor.Executor):
         if not self._has_looked:
             self._has_looked = True
             self._refuse_one_array_for_two()
-        self._ran_forward, self._has_gradients = False, True
+        self._ran_forward, self._pool.holder = False, self
         run(self._training, self._step.forward, self._step.nodes)
         for array, source, request in self._copied:
             if request == "add":
@@ -262,7 +271,7 @@ class ScheduledExecutor(mx.executor.Executor):
             self._moves = _moves(self._inference.outputs, self.outputs)
             if self._monitor_callback is not None:
                 self._watch(self._inference)
-        own = self._own if self._has_gradients else []
+        own = self._pool.holder._own if self._pool.holder is not None else []
         held = [array.copyto(mx.cpu()) for array in own]
         self._inference.forward(is_train=False)
         moved = [source.copy() if crossing else source for source, _, crossing in self._moves]
@@ -280,6 +289,7 @@ class ScheduledExecutor(mx.executor.Executor):
         known = self.arg_dict
         shapes = {k: tuple(v) for k, v in kwargs.items() if k in known or k in self.aux_dict}
         if all(known[k].shape == v for k, v in shapes.items() if k in known):
+            self._take_gradients()
             return self
         types = {name: np.dtype(array.dtype).name for name, array in known.items()}
         tensors, auxiliary = self._recipe.tensors(self._symbol, InputSpec(shapes, types))
@@ -308,9 +318,26 @@ class ScheduledExecutor(mx.executor.Executor):
             sized(self.aux_dict, auxiliary),
             self,
         )
+        made._origin = self._origin
+        made._take_gradients()
         if self._monitor_callback is not None:
             made.set_monitor_callback(self._monitor_function, self._monitor_all)
         return made
+
+    def _take_gradients(self) -> None:
+        """Have the gradients in the pool that another executor of this network has made.
+
+        MXNet's executors have the same arrays for them when they are reshaped.
+        """
+        holder = self._pool.holder
+        if holder is None or holder is self or holder._origin is not self._origin:
+            return
+        own = {id(array) for array in holder._own}
+        made = {n: g.copyto(mx.cpu()) for n, g in holder.grad_dict.items() if id(g) in own}
+        for name, array in self.grad_dict.items():
+            if name in made and made[name].shape == array.shape:
+                made[name].copyto(array)
+        self._pool.holder = self
 
     def debug_str(self) -> str:
         """The training step as MXNet has bound it, and the memory planned for it."""

@@ -88,7 +88,8 @@ def write(step: TrainingStep) -> Written:
             "arg_nodes": [i for i, node in enumerate(nodes) if node["op"] == "null"],
             "heads": [[place[row], k, 0] for row, k in step.heads],
             "attrs": {"mxnet_version": MXNET_VERSION},
-        }
+        },
+        ensure_ascii=False,  # MXNet's reader of JSON knows no \\u
     )
     arguments = [graph.nodes[a].name for a in step.training.wanted]
     return Written(

@@ -264,6 +264,41 @@ def test_some_parameters_are_fixed() -> None:
     same(gradients(net()), gradients(planned()))
 
 
+BETWEEN: Dict[str, Callable[[Any], None]] = {
+    "the same batch": lambda module: evaluate(module, BATCH),
+    "another": lambda module: evaluate(module, 5),
+    "another and back": lambda module: [evaluate(module, n) for n in (5, BATCH)],
+    "two others": lambda module: [evaluate(module, n) for n in (5, 7)],
+    "reshaped": lambda module: module.reshape([("data", (5, 3, 8, 8))], [("softmax_label", (5,))]),
+}
+
+
+def evaluate(module: Any, size: int) -> None:
+    module.forward(batch_of(IMAGES[:size], LABELS[:size]), is_train=False)
+
+
+@pytest.mark.parametrize("between", sorted(BETWEEN))
+def test_gradients_outlive(between: str) -> None:
+    """What comes between ``backward`` and ``update`` may use the memory that they lie in."""
+
+    def train(symbol: Any) -> Dict[str, Any]:
+        module = mx.mod.Module(symbol)
+        module.bind([("data", (BATCH, 3, 8, 8))], [("softmax_label", (BATCH,))])
+        module.init_params(arg_params=parameters(symbol), initializer=mx.init.Zero())
+        module.init_optimizer(optimizer_params={"learning_rate": 0.05, "momentum": 0.9})
+        mx.random.seed(3)
+        for _ in range(2):
+            module.forward_backward(batch_of(IMAGES[:BATCH], LABELS[:BATCH]))
+            mx.nd.waitall()  # nothing that reads the statistics waits until they have moved
+            BETWEEN[between](module)
+            module.update()
+        arguments, states = module.get_params()
+        return {name: array.asnumpy() for name, array in {**arguments, **states}.items()}
+
+    with environment(**NO_FUSION):
+        same(train(net()), train(planned()))
+
+
 def test_checkpoint_and_resume(tmp_path: Path) -> None:
     """Four epochs at once are two epochs, saved, loaded and planned again, and two more."""
 
