@@ -9,7 +9,7 @@ from memonger import fastest
 from memonger.allocator import replay
 from memonger.budgets import Budget, read_budget, told
 from memonger.costs import MB
-from memonger.errors import BudgetError, MemongerError
+from memonger.errors import BudgetError, MemongerError, TooLargeError
 from memonger.inputs import Shape, check_count, read_pairs
 from memonger.memory import of_marks
 from memonger.network import Network, read_network, read_request
@@ -211,7 +211,10 @@ class _Memory:
 
     def __call__(self, batch: int, fast: Fast) -> int:
         """The bytes that the budget bounds, of a plan that was made at another batch."""
-        network = self.network(batch)
+        try:
+            network = self.network(batch)
+        except TooLargeError:
+            return round(self._budget.amount) * 2
         rules, full, _, _ = settle(network.rules, fast.mask, fast.copies)
         training = rules.trainings[0]
         bound = replay(training, full).pool_bytes // MB

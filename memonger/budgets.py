@@ -19,6 +19,7 @@ UNITS.update({prefix + "B": 1000**k for k, prefix in enumerate("KMGT", 1)})
 UNITS.update({prefix + "IB": 1024**k for k, prefix in enumerate("KMGT", 1)})
 KNOWN = "bytes (an int), text such as '6GB', '6GiB' or '60%', a share such as 0.6, or 'device'"
 _TEXT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+|%)\s*", re.I)
+MOST_BYTES = 2**63
 SAMPLE = (4, 4)  # the shape of a weight that an optimiser is asked to keep state for
 
 
@@ -105,7 +106,7 @@ def _amount(budget: Any) -> Tuple[float, bool]:
         nbytes = int(budget)
         if nbytes < 1:
             raise MemongerError("budget=%d: it must be at least one byte" % nbytes)
-        return float(nbytes), False
+        return _in_memory(nbytes), False
     if isinstance(budget, numbers.Real) and not isinstance(budget, bool):
         share = float(budget)
         if not 0 < share <= 1:
@@ -131,7 +132,13 @@ def _amount(budget: Any) -> Tuple[float, bool]:
         )
     if number * UNITS[unit] < 1:
         raise MemongerError("budget=%r: it must be at least one byte" % (budget,))
-    return number * UNITS[unit], False
+    return _in_memory(number * UNITS[unit]), False
+
+
+def _in_memory(nbytes: float) -> float:
+    if nbytes > MOST_BYTES:
+        raise MemongerError("budget: there is no memory of more than 2**63 bytes")
+    return float(nbytes)
 
 
 def _free(ctx: Any) -> int:
@@ -165,7 +172,7 @@ def state_per_element(optimizer: Any) -> float:
             made = mx.optimizer.create(optimizer)
         elif isinstance(optimizer, tuple) and len(optimizer) == 2:
             made = mx.optimizer.create(optimizer[0], **optimizer[1])
-    except (ValueError, TypeError, AssertionError) as error:
+    except (ValueError, TypeError, AttributeError, AssertionError) as error:
         raise MemongerError("optimizer=%r cannot be made: %s" % (optimizer, error)) from None
     if not isinstance(made, mx.optimizer.Optimizer):
         raise MemongerError(

@@ -9,6 +9,10 @@ class MXNetImportError(MemongerError, ImportError):
     """Raised when a usable MXNet 1.9 cannot be imported; the message says what to install."""
 
 
+class TooLargeError(MemongerError):
+    """A tensor of more elements than MXNet can count."""
+
+
 class BudgetError(MemongerError):
     """A budget of memory that no plan keeps.
 

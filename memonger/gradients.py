@@ -8,6 +8,7 @@ allocated make the bind cheap at any size, and an operator is bound once for eac
 
 import contextlib
 import json
+import math
 import os
 import re
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -15,9 +16,11 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 import numpy as np
 
 from memonger._mxnet import mx
+from memonger.errors import TooLargeError
 from memonger.forward import Tensor
 
 MXNET_VERSION = ["int", 10901]
+MOST_ELEMENTS = 2**31 - 1  # without INT64_TENSOR_SIZE
 
 #: How the gradient nodes of an operator refer to what they read.
 #: ('head', k): gradient of output k; ('in', k), ('out', k): its inputs and outputs;
@@ -105,7 +108,19 @@ def environment(**new: str) -> Iterator[None]:
 
 
 def unallocated(shape: Sequence[int], dtype: str, ctx: Any) -> Any:
-    """An NDArray of which MXNet knows shape and type, and for which no memory is taken."""
+    """An NDArray of which MXNet knows shape and type, and for which no memory is taken.
+
+    Raises
+    ------
+    TooLargeError
+        If MXNet cannot count its elements.
+    """
+    large = math.prod(shape) > MOST_ELEMENTS
+    if large and not mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE"):
+        raise TooLargeError(
+            "a tensor of shape %s has more than 2**31 - 1 elements, which this MXNet cannot count; "
+            "make the batch smaller" % (tuple(shape),)
+        )
     handle = mx.nd.ndarray._new_alloc_handle(tuple(shape), ctx, True, np.dtype(dtype).type)
     return mx.nd.NDArray(handle)
 

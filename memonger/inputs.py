@@ -136,13 +136,12 @@ def read_shapes(
                 "input %r was given two shapes, %s and %s" % (name, found[name], checked)
             )
     if type_dict is not None and not isinstance(type_dict, Mapping):
-        raise MemongerError("type_dict must be a dict of input names and types, not %r" % type_dict)
+        raise MemongerError(
+            "type_dict must be a dict of input names and types, not %r" % (type_dict,)
+        )
     for name, kind in (type_dict or {}).items():
         _check_name(name, known, "a type was given for %r, which is no input of the network")
-        try:
-            types[name] = np.dtype(kind).name
-        except TypeError as error:
-            raise MemongerError("input %r: NumPy knows no type %r" % (name, kind)) from error
+        types[name] = _type(name, kind)
     devices = check_count("devices", devices, 1)
     return InputSpec(_largest_share(found, axes, devices) if devices > 1 else found, types)
 
@@ -215,7 +214,7 @@ def read_pairs(shapes: Any, types: Dict[str, str], axes: Dict[str, int]) -> List
     pairs: List[Tuple[str, Any]] = []
     for item in shapes:
         if isinstance(item, mx.io.DataDesc):
-            types[item.name] = np.dtype(item.dtype).name
+            types[item.name] = _type(item.name, item.dtype)
             axes[item.name] = mx.io.DataDesc.get_batch_axis(item.layout)
             pairs.append((item.name, tuple(item.shape)))
         elif isinstance(item, (list, tuple)) and len(item) == 2 and isinstance(item[0], str):
@@ -281,8 +280,19 @@ def _check_name(name: Any, known: Sequence[str], complaint: str) -> None:
     if name not in known:
         inputs = [n for n in known if not n.endswith(PARAMETER_ENDINGS)]
         raise MemongerError(
-            complaint % name + did_you_mean(name, known, "its inputs are %s" % ", ".join(inputs))
+            complaint % (name,) + did_you_mean(name, known, "its inputs are %s" % ", ".join(inputs))
         )
+
+
+def _type(name: str, kind: Any) -> str:
+    """The name of a type that MXNet has."""
+    try:
+        found = np.dtype(kind)
+    except (TypeError, ValueError, SyntaxError):
+        raise MemongerError("input %r: NumPy knows no type %r" % (name, kind)) from None
+    if found.type not in mx.nd.ndarray._DTYPE_NP_TO_MX:
+        raise MemongerError("input %r: MXNet has no type %s" % (name, found.name))
+    return found.name
 
 
 def _check_shape(name: str, shape: Any) -> Shape:

@@ -488,7 +488,7 @@ def _segment(names: Sequence[str], segment: Optional[Segment]) -> str:
 
 
 def check_choice(what: str, value: Any, known: Sequence[str]) -> None:
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise MemongerError(
             "there is no %s %r; there are %s" % (what, value, ", ".join(map(repr, known)))
         )

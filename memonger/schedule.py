@@ -27,7 +27,11 @@ FIRST_TIME = {"BatchNorm": frozenset((1, 2)), "Dropout": frozenset((1,))}
 NONE: FrozenSet[int] = frozenset()
 
 #: Operators that no symbol can be loaded with whose gradient is written out.
+_PYTHON = "its gradient is Python code, which no symbol can hold"
 UNWRITABLE = {
+    "Custom": _PYTHON,
+    "_NDArray": _PYTHON,
+    "_Native": _PYTHON,
     "scatter_nd": "MXNet does not find its forward operator again (infer_graph_attr_pass.cc)",
 }
 
@@ -113,6 +117,8 @@ def workload(training: TrainingGraph) -> Workload:
     refuse(training)
     variable = tables.variable
     operators = [int(x) for x in tables.first if not variable[x]]
+    if not operators:
+        raise MemongerError("the network has no operators, so there is nothing to schedule")
     rows = np.unique(tables.walk_row[tables.walk_row >= 2 * n])  # in the order they were made
     owners = training.owners[rows - 2 * n]
     gradients = list(dict.fromkeys(int(x) for x in owners if x >= 0))

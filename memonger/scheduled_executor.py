@@ -106,7 +106,8 @@ class ScheduledExecutor(mx.executor.Executor):
         self._moves: List[Tuple[Any, Any, bool]] = []
         self._plain: Any = None
         self._ran_forward = self._has_looked = False
-        self._pool = shared_exec._pool if isinstance(shared_exec, ScheduledExecutor) else _Pool()
+        shares = isinstance(shared_exec, ScheduledExecutor)
+        self._pool: _Pool = shared_exec._pool if shares else _Pool()
         self._origin = self  # what this was reshaped from
         self.arg_arrays = [args[name] for name in names]
         self.aux_arrays = [aux[name] for name in symbol.list_auxiliary_states()]
@@ -271,7 +272,7 @@ class ScheduledExecutor(mx.executor.Executor):
             self._moves = _moves(self._inference.outputs, self.outputs)
             if self._monitor_callback is not None:
                 self._watch(self._inference)
-        own = self._pool.holder._own if self._pool.holder is not None else []
+        own = self._own if self._pool.holder is self else []
         held = [array.copyto(mx.cpu()) for array in own]
         self._inference.forward(is_train=False)
         moved = [source.copy() if crossing else source for source, _, crossing in self._moves]

@@ -9,6 +9,7 @@ import numpy as np
 
 from memonger import marks, timing
 from memonger import memory as memories
+from memonger.arrays import tensors_of
 from memonger.bounds import floor
 from memonger.budgets import Budget, told
 from memonger.costs import MB
@@ -42,6 +43,7 @@ from memonger.unrolled import parts, unroll
 log = logging.getLogger("memonger")
 
 MARKS_PATIENCE = 0.1  # of the search for marks, which are schedules too: one to compare with
+MOST_PATIENCE = 1e9
 NEARLY = 1.1  # times a budget: what is predicted to take more is not looked at
 REMEMBERED = 16  # fronts
 
@@ -128,6 +130,7 @@ class _Scheduling:
         self.request, self.patience, self.ntrial = request, patience, ntrial
         self.network = read_network(request)
         training = self.network.training
+        tensors_of(request.symbol, training.graph)  # refuses what is sparse
         self.load = workload(training)
         if request.until is not None:
             self.load.once[request.until :] = True
@@ -213,7 +216,7 @@ class _Scheduling:
         """
         try:
             return self._within(plans, budget, work)
-        except BudgetError:  # a search for nothing but little memory may find less
+        except BudgetError:  # a search for little memory, with so much work, may find less
             last = plans[-1]
             least = self.smallest(work, [(last.origin, last.best.schedule)])
             return self._within([*plans, least], budget, work)
@@ -252,13 +255,15 @@ class _Scheduling:
                     return found
                 least_work = min(least_work, needed_work)
         if work is not None and least_work < math.inf:
-            raise MemongerError(
+            raise BudgetError(
                 "a budget of %.1f MB takes %.2f times the forward work, more than work=%g; give "
-                "either more memory or more work" % (limit / MB, least_work, work)
+                "either more memory or more work" % (limit / MB, least_work, work),
+                least,
             )
         if plans[0].interrupted:
             raise KeyboardInterrupt
-        message = "no schedule was found that needs at most %s; the smallest needs %s. %s" % (
+        message = "no schedule%s was found that needs at most %s; the smallest needs %s. %s" % (
+            "" if work is None else " of work=%g" % work,
             told(limit),
             told(least),
             why_not_less(self.network, least - beside),
@@ -343,10 +348,10 @@ def check_limits(how: str, work: Any, patience: Any) -> Tuple[Any, float]:
             "most once (work=2); how='schedule' can" % work
         )
     patience = _number("patience", patience)
-    if not 0 < patience < float("inf"):
+    if not 0 < patience <= MOST_PATIENCE:
         raise MemongerError(
-            "patience=%g: it is how many times the usual length the search takes, more than 0"
-            % patience
+            "patience=%g: it is how many times the usual length the search takes, more than 0 and "
+            "at most %g" % (patience, MOST_PATIENCE)
         )
     return work, patience
 
@@ -354,4 +359,7 @@ def check_limits(how: str, work: Any, patience: Any) -> Tuple[Any, float]:
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise MemongerError("%s must be a number, not %r" % (name, value))
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise MemongerError("%s is larger than any number that counts here" % name) from None

@@ -54,6 +54,18 @@ CASES: Dict[str, Any] = {
         ["'data'", "two shapes"],
     ),
     "unknown type": (lambda f: f(net(), type_dict={"data": "flaot"}, **SHAPES), ["'flaot'"]),
+    "types in no dict": (
+        lambda f: f(net(), type_dict=("data", "float32"), **SHAPES),
+        ["type_dict must be a dict", "('data', 'float32')"],
+    ),
+    "no type at all": (
+        lambda f: f(net(), type_dict={"data": "f4,,"}, **SHAPES),
+        ["'data'", "knows no type 'f4,,'"],
+    ),
+    "type that MXNet has not": (
+        lambda f: f(net(), type_dict={"data": "complex64"}, **SHAPES),
+        ["'data'", "MXNet has no type complex64"],
+    ),
     "type of no input": (
         lambda f: f(net(), type_dict={"daat": "float32"}, **SHAPES),
         ["'daat'", "did you mean 'data'"],
@@ -194,3 +206,28 @@ def test_check_wants_finite_numbers() -> None:
 def test_numpy_integers_are_integers() -> None:
     shape = tuple(np.array([2, 3, 8, 8]))
     assert memonger.get_cost(net(), data=shape) == memonger.get_cost(net(), **SHAPES)
+
+
+NUMBERS: Dict[str, Any] = {
+    "at most 1e.09": {"patience": 1e300},
+    "work is larger": {"work": 10**400, "how": "schedule"},
+    "no memory of more": {"budget": 10**400},
+    "2\\*\\*63 bytes": {"budget": "9" * 400 + "GB"},
+    "cannot be made": {"budget": "1GB", "budget_of": "device", "optimizer": (5, {})},
+    "no way": {"how": np.array(["marks", "schedule"])},
+}
+
+
+@pytest.mark.parametrize("match", sorted(NUMBERS))
+def test_what_no_search_can_do(match: str) -> None:
+    with pytest.raises(memonger.MemongerError, match=match):
+        memonger.plan(net(), SHAPES, **NUMBERS[match])
+
+
+def test_more_elements_than_mxnet_counts() -> None:
+    """Told in words, and no batch that fits."""
+    shapes = {"data": (2**17, 3, 64, 64)}
+    with pytest.raises(memonger.MemongerError, match="batch smaller"):
+        memonger.plan(net(), shapes)
+    found = memonger.largest_batch(net(), {"data": (None, 3, 64, 64)}, "100TB", patience=0.01)
+    assert found.batch == (2**31 - 1) // (4 * 64 * 64)

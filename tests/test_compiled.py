@@ -42,6 +42,23 @@ def test_ctrl_c_while_compiled_code_runs() -> None:
         signal.signal(signal.SIGINT, before)
 
 
+def test_ctrl_c_while_results_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result of several parts: each has an error of its own, the one from the other."""
+
+    def interrupted(*_: object) -> None:
+        try:
+            try:
+                raise KeyboardInterrupt
+            except KeyboardInterrupt as first:
+                raise SystemError("a part") from first
+        except SystemError as second:
+            raise SystemError("the whole") from second
+
+    monkeypatch.setattr(type(filled).__mro__[1], "__call__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        filled(8)
+
+
 def test_other_mistakes_are_as_they_were() -> None:
     with pytest.raises(TypeError):
         filled(8, 9)  # type: ignore[call-arg]

@@ -6,7 +6,7 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger import BudgetError, fastest, timing
+from memonger import BudgetError, fastest, plans, timing
 from memonger.allocator import NO_LIMIT
 from memonger.planners.budget import (
     Archive,
@@ -451,3 +451,39 @@ def test_the_fastest_of_each_size_is_kept(most: int) -> None:
     assert archive.seconds[undominated(archive)].tolist() == [2.0, 1.0]
     record(archive, 0.5, smaller, np.array([False, True]))
     assert archive.pools[undominated(archive)].tolist() == [smaller]
+
+
+def test_auto_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best so far: the marks, where a schedule is being looked for."""
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plans, "solve_schedule", interrupted)
+    found = memonger.plan(net(), SHAPES, how="auto", budget=0.8, patience=0.05)
+    assert found.interrupted and found.schedule is None
+    assert found.pool_bytes <= 0.8 * found.unplanned_bytes
+
+
+def test_auto_looks_no_further_when_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    solve = plans._solved
+
+    def cut_short(request: Any, asked: Any) -> Any:
+        assert asked.how == "marks"
+        solution, symbol = solve(request, asked)
+        return solution._replace(facts={**solution.facts, "interrupted": True}), symbol
+
+    monkeypatch.setattr(plans, "_solved", cut_short)
+    assert memonger.plan(net(), SHAPES, how="auto", budget=0.8, patience=0.05).interrupted
+
+
+def test_a_budget_and_a_limit_of_work_that_a_plan_keeps() -> None:
+    """The schedules that are fastest for their memory may all take more work than one that fits."""
+    symbol, shapes = networks.chain(16)
+    least = memonger.plan(symbol, shapes, how="schedule", work=2.0, patience=0.1)
+    both = memonger.plan(
+        symbol, shapes, how="schedule", work=2.0, budget=least.pool_bytes, patience=0.1
+    )
+    assert both.pool_bytes <= least.pool_bytes and both.recomputed_flops <= 1 + 1e-9
+    with pytest.raises(memonger.BudgetError, match="of work=1 was found|more than work=1"):
+        memonger.plan(symbol, shapes, how="schedule", work=1.0, budget=0.3, patience=0.1)

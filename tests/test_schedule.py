@@ -153,6 +153,46 @@ def test_what_is_read_for_its_shape_may_lie_in_any_layout() -> None:
     train(symbol, {"data": (1, 2, 2, 2), "softmax_label": (1,)}, LEVELS)
 
 
+def test_names_that_are_not_ascii() -> None:
+    x = mx.sym.Variable("données")
+    for i in range(4):
+        x = mx.sym.Activation(mx.sym.FullyConnected(x, num_hidden=4, name="é%d" % i), "tanh")
+    symbol, shapes = mx.sym.SoftmaxOutput(x, name="softmax"), {"données": (2, 4)}
+    train(symbol, shapes, LEVELS)
+    marks = memonger.search_plan(symbol, shapes=shapes)
+    assert memonger.check(symbol, marks, shapes) and memonger.unplan(marks).tojson()
+
+
+def nothing_to_plan() -> Dict[str, Any]:
+    x = mx.sym.Variable("data")
+    fc = mx.sym.FullyConnected(mx.sym.BlockGrad(x), num_hidden=2, name="fc")
+    return {
+        "one operator": mx.sym.MakeLoss(x),
+        "no gradient": mx.sym.BlockGrad(x),
+        "no gradient inside": mx.sym.SoftmaxOutput(fc, name="softmax"),
+    }
+
+
+@pytest.mark.parametrize("name", sorted(nothing_to_plan()))
+def test_networks_with_nothing_to_plan(name: str) -> None:
+    symbol, shapes = nothing_to_plan()[name], {"data": (4, 8)}
+    for options in ({}, {"grad_req": {"data": "write"}}, {"budget": 1.0}):
+        plan = memonger.plan(symbol, shapes, how="schedule", patience=0.02, **options)
+        assert plan.pool_bytes <= plan.unplanned_bytes
+    assert memonger.frontier(symbol, shapes, how="schedule", patience=0.02)
+    with pytest.raises(memonger.MemongerError, match="no operators"):
+        memonger.plan(mx.sym.Variable("data"), shapes, how="schedule")
+
+
+def test_refused_in_words() -> None:
+    """What cannot be observed, before it is tried."""
+    x = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=5, output_dim=2, sparse_grad=True)
+    with pytest.raises(memonger.MemongerError, match="row by row"):
+        memonger.plan(mx.sym.MakeLoss(x), {"data": (4,)}, how="schedule")
+    with pytest.raises(memonger.MemongerError, match="Python code"):
+        work_of(small_net(CASES["Custom"]), SMALL_SHAPES)
+
+
 def test_nothing_is_put_in_without_convolutions() -> None:
     symbol, shapes = networks.lstm(steps=5)
     assert parts(work_of(symbol, shapes)).expected is None

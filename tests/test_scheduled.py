@@ -267,14 +267,15 @@ def test_some_parameters_are_fixed() -> None:
 BETWEEN: Dict[str, Callable[[Any], None]] = {
     "the same batch": lambda module: evaluate(module, BATCH),
     "another": lambda module: evaluate(module, 5),
-    "another and back": lambda module: [evaluate(module, n) for n in (5, BATCH)],
-    "two others": lambda module: [evaluate(module, n) for n in (5, 7)],
+    "another and back": lambda module: evaluate(module, 5, BATCH),
+    "two others": lambda module: evaluate(module, 5, 7),
     "reshaped": lambda module: module.reshape([("data", (5, 3, 8, 8))], [("softmax_label", (5,))]),
 }
 
 
-def evaluate(module: Any, size: int) -> None:
-    module.forward(batch_of(IMAGES[:size], LABELS[:size]), is_train=False)
+def evaluate(module: Any, *sizes: int) -> None:
+    for size in sizes:
+        module.forward(batch_of(IMAGES[:size], LABELS[:size]), is_train=False)
 
 
 @pytest.mark.parametrize("between", sorted(BETWEEN))

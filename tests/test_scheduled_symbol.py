@@ -199,6 +199,32 @@ def test_gradients_are_arrays_of_their_own() -> None:
     assert np.array_equal(executor.outputs[1].asnumpy(), executor.arg_dict["z"].asnumpy())
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda symbol, given: symbol.bind(mx.cpu(), given, given[:-1]),
+        lambda symbol, given: symbol.bind(mx.cpu(), [*given, given[0]], given),
+        lambda symbol, given: symbol.simple_bind(mx.cpu(), grad_req=["write"], **SHAPES),
+    ],
+    ids=["gradients", "arguments", "requests"],
+)
+def test_lists_of_the_wrong_length(wrong: Any) -> None:
+    """Else what is missing would not be trained."""
+    given = planned().simple_bind(mx.cpu(), **SHAPES).arg_arrays
+    with pytest.raises(Error, match=r"\d+ (arrays|entries)"):
+        wrong(planned(), given)
+
+
+def test_arrays_are_shared_by_a_buffer_only() -> None:
+    """MXNet makes new ones without (``src/executor/graph_executor.cc``)."""
+    for symbol in (net(), planned()):
+        one = symbol.simple_bind(mx.cpu(), **SHAPES)
+        names = [name for name in symbol.list_arguments() if name not in SHAPES]
+        other = symbol.simple_bind(mx.cpu(), shared_exec=one, shared_arg_names=names, **SHAPES)
+        one.arg_dict["fc_weight"][:] = 7
+        assert not other.arg_dict["fc_weight"].asnumpy().any()
+
+
 def test_an_attribute_set_later_counts() -> None:
     """Steps that were made before are not used for another network."""
     symbol = planned()

@@ -86,7 +86,7 @@ def dynamic(
     each = int(replays / count / len(POWERS) / SCALES) + 1
     for power in range(len(POWERS)):
         most = float(whole[power]) * WIDEST
-        for scale in range(SCALES):
+        for scale in range(SCALES if most > 0 else 0):
             trees = list(_trees(outer, inner, power, most))
             if not trees:
                 break
@@ -132,6 +132,8 @@ def refined(entries: Entries, trees: Sequence[Tree]) -> Iterator[Tuple[Family, L
     inside = inside[: int(MOST_REFINED_CUTS * _share(count))]
     bounds = np.array([0, *sorted(inside), count], dtype=np.int32)
     families = list(dict.fromkeys(tree.family for tree in trees if tree.family != KNOWN))
+    if not families:
+        return
     most = np.zeros(len(POWERS))
     for power, scale in families:
         most[power] = max(most[power], scale)
