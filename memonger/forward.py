@@ -434,7 +434,15 @@ def _infer_types(
 
 
 def _type_name(kind: Optional[Any]) -> str:
-    return FLOAT if kind is None else np.dtype(kind).name
+    if kind is None:
+        return FLOAT
+    found = np.dtype(kind)
+    if found.kind == "V":
+        raise MemongerError(
+            "the network computes in bfloat16, which NumPy does not know, and MXNet cannot train; "
+            "cast to float16 or float32"
+        )
+    return found.name
 
 
 def _first_line(error: BaseException) -> str:

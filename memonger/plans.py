@@ -122,11 +122,7 @@ class Plan:
         operators = len(self.kept) + len(self.recomputed)
         lines = [
             ("before", "%.1f MB without a plan" % (self.unplanned_bytes / MB)),
-            (
-                "after",
-                "%.1f MB, of which %.1f MB are alive at once"
-                % (self.pool_bytes / MB, self.peak_bytes / MB),
-            ),
+            ("after", self._after()),
             (
                 "saved",
                 "%.1f MB, %.0f %%" % (saved / MB, 100 * saved / max(1, self.unplanned_bytes)),
@@ -167,6 +163,18 @@ class Plan:
             ),
         ]
         return "\n".join("%-8s %s" % line for line in lines)
+
+    def _after(self) -> str:
+        if not self.gradient_bytes:
+            return "%.1f MB, of which %.1f MB are alive at once" % (
+                self.pool_bytes / MB,
+                self.peak_bytes / MB,
+            )
+        return (
+            "%.1f MB, and %.1f MB of gradients of parameters, in whose place results lie before; "
+            "%.1f MB of results are alive at once"
+            % (self.pool_bytes / MB, self.gradient_bytes / MB, self.peak_bytes / MB)
+        )
 
     def _work(self) -> str:
         text = "%.0f %% of the forward pass is done again" % (100 * self.recomputed_flops)

@@ -151,7 +151,8 @@ def get_cost(
     """The memory that MXNet plans for training a network, in MB (2**20 bytes), as it reports it.
 
     It is bound for gradients of all arguments, and nothing is allocated. MXNet counts 4 bytes for
-    every element; parameters, their gradients, inputs and operator workspaces are not in it.
+    every element; parameters, their gradients, inputs and operator workspaces are not in it. A
+    schedule's pool holds the parameters' gradients too (``Plan.gradient_bytes``): they are in it.
 
     Parameters
     ----------

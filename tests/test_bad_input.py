@@ -7,6 +7,7 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
+from mxnet.contrib import amp
 
 from operator_cases import DYNAMIC_CASES, SMALL_SHAPES, small_net
 from planned import marked
@@ -54,6 +55,10 @@ CASES: Dict[str, Any] = {
         ["'data'", "two shapes"],
     ),
     "unknown type": (lambda f: f(net(), type_dict={"data": "flaot"}, **SHAPES), ["'flaot'"]),
+    "bfloat16": (
+        lambda f: f(amp.convert_symbol(net(), target_dtype="bfloat16"), **SHAPES),
+        ["bfloat16", "cast to float16 or float32"],
+    ),
     "types in no dict": (
         lambda f: f(net(), type_dict=("data", "float32"), **SHAPES),
         ["type_dict must be a dict", "('data', 'float32')"],

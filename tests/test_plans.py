@@ -654,3 +654,14 @@ def test_devices_need_shapes() -> None:
     symbol = net()(data=S.Variable("data", shape=SHAPES["data"]))
     with pytest.raises(memonger.MemongerError, match="devices=2: no input was given"):
         memonger.plan(symbol, devices=2)
+
+
+def test_a_schedule_tells_of_the_gradients_in_its_pool() -> None:
+    """Results lie where they will be, so more may be alive than the rest of the pool holds."""
+    x = S.Variable("data")
+    for i in range(6):
+        x = S.Activation(S.FullyConnected(x, num_hidden=256, name="fc%d" % i), act_type="tanh")
+    net = S.SoftmaxOutput(x, name="softmax")
+    plan = memonger.plan(net, {"data": (16, 256)}, how="schedule", patience=0.02)
+    assert plan.peak_bytes > plan.pool_bytes and plan.floor_bytes <= plan.peak_bytes
+    assert "and %.1f MB of gradients" % (plan.gradient_bytes / 2**20) in str(plan)
