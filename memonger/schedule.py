@@ -26,8 +26,8 @@ from memonger.training import TrainingGraph
 FIRST_TIME = {"BatchNorm": frozenset((1, 2)), "Dropout": frozenset((1,))}
 NONE: FrozenSet[int] = frozenset()
 
-#: Operators that no symbol can be loaded with whose gradient is written out.
 _PYTHON = "its gradient is Python code, which no symbol can hold"
+#: Operators that no symbol can be loaded with whose gradient is written out.
 UNWRITABLE = {
     "Custom": _PYTHON,
     "_NDArray": _PYTHON,

@@ -11,7 +11,8 @@ its memory.
 
 import ctypes
 import logging
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+import weakref
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -34,7 +35,17 @@ log = logging.getLogger("memonger")
 class _Pool:
     """A memory pool, of all executors that share it."""
 
-    holder: Optional["ScheduledExecutor"] = None  # whose gradients lie in it
+    def __init__(self) -> None:
+        self._holder: Callable[[], Optional[ScheduledExecutor]] = lambda: None
+
+    @property
+    def holder(self) -> Optional["ScheduledExecutor"]:
+        """Whose gradients lie in it. It is not kept: memory is free once the user lets go."""
+        return self._holder()
+
+    @holder.setter
+    def holder(self, executor: Optional["ScheduledExecutor"]) -> None:
+        self._holder = weakref.ref(executor) if executor is not None else lambda: None
 
 
 class ScheduledExecutor(mx.executor.Executor):
@@ -108,7 +119,7 @@ class ScheduledExecutor(mx.executor.Executor):
         self._ran_forward = self._has_looked = False
         shares = isinstance(shared_exec, ScheduledExecutor)
         self._pool: _Pool = shared_exec._pool if shares else _Pool()
-        self._origin = self  # what this was reshaped from
+        self._origin = object()  # the same of all that are reshaped from one another
         self.arg_arrays = [args[name] for name in names]
         self.aux_arrays = [aux[name] for name in symbol.list_auxiliary_states()]
         self.outputs = self._training.outputs[: written.outputs]

@@ -43,7 +43,7 @@ from memonger.unrolled import parts, unroll
 log = logging.getLogger("memonger")
 
 MARKS_PATIENCE = 0.1  # of the search for marks, which are schedules too: one to compare with
-MOST_PATIENCE = 1e9
+MOST_PATIENCE = 1e9  # it is multiplied, and must stay a number
 NEARLY = 1.1  # times a budget: what is predicted to take more is not looked at
 REMEMBERED = 16  # fronts
 

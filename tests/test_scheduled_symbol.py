@@ -8,6 +8,7 @@ import pickle
 import re
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
@@ -223,6 +224,25 @@ def test_arrays_are_shared_by_a_buffer_only() -> None:
         other = symbol.simple_bind(mx.cpu(), shared_exec=one, shared_arg_names=names, **SHAPES)
         one.arg_dict["fc_weight"][:] = 7
         assert not other.arg_dict["fc_weight"].asnumpy().any()
+
+
+def test_an_executor_is_freed_when_it_is_let_go() -> None:
+    """Not some time later, by the collector: its memory is wanted for the next one."""
+
+    def let_go() -> List[Any]:
+        executor = filled(planned().simple_bind(mx.cpu(), **SHAPES))
+        smaller = executor.reshape(data=(5, 3, 8, 8), softmax_label=(5,))
+        smaller.forward(is_train=True)
+        smaller.backward()
+        return [weakref.ref(executor), weakref.ref(smaller)]
+
+    let_go()  # what is set up once holds the first one until it is collected
+    gc.collect()
+    gc.disable()
+    try:
+        assert [each() for each in let_go()] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_an_attribute_set_later_counts() -> None:
