@@ -16,7 +16,7 @@ are equal layouts, whatever they are. What is in place does not depend on the si
 
 import ast
 import zlib
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -69,9 +69,7 @@ _CHOOSE = MAKE | {"FullyConnected", "_backward_FullyConnected"}
 #: Those whose numbers are the same in all layouts: they choose, add two numbers, or copy.
 _EXACT = _CHOOSE | RESHAPE | COPY | {"Concat", "_backward_Concat", "elemwise_add"}
 #: One number after the other; all but `_PIECEWISE` may round as they are computed in vectors.
-_POINTWISE = frozenset(
-    ("Activation", "LeakyReLU", "_backward_Activation", "_backward_LeakyReLU")
-)
+_POINTWISE = frozenset(("Activation", "LeakyReLU", "_backward_Activation", "_backward_LeakyReLU"))
 _PIECEWISE = frozenset(("leaky", "relu"))
 #: What MKLDNN computes of them (``SupportMKLDNNAct``, ``SupportMKLDNNLeakyRelu``).
 _SUPPORTED = frozenset(("elu", "gelu", "leaky", "relu", "sigmoid", "softrelu", "tanh"))
@@ -218,9 +216,9 @@ def _chosen(kind: RowKind, k: int, data: Optional[Tensor]) -> int:
 
     Seen with ``DNNL_VERBOSE=1`` in thousands of convolutions, on CPUs with AVX2 and with AVX512
     (``tests/test_layouts.py``): channels that are not a multiple of 8 are not laid out in blocks;
-    multiples of 16 that are made of 3 channels, of multiples of 16, or each of its own one, are laid
-    out in the usual blocks, by kernels of at most 7 that are not dilated, with little padding and
-    on images that are not smaller than the kernel.
+    multiples of 16 that are made of 3 channels, of multiples of 16, or each of its own one, are
+    laid out in the usual blocks, by kernels of at most 7 that are not dilated, with little padding
+    and on images that are not smaller than the kernel.
     """
     shape = kind.tensors[k].shape
     if kind.op not in ("Convolution", "_backward_Convolution") or k > 0 or len(shape) != AXES:

@@ -1,8 +1,9 @@
 """The rule that a plan of marks leaves every tensor in the layout that it has without a plan.
 
 What is recomputed is no longer held for the gradient. So an operator that knows no layouts of
-MKLDNN writes over it in place, and leaves in blocks what is plain without a plan (``layout_facts``).
-Who reads that rounds otherwise: outputs in the last bits, gradients by up to a percent.
+MKLDNN writes over it in place, and leaves in blocks what is plain without a plan
+(``layout_facts``). Who reads that rounds otherwise: outputs in the last bits, gradients by up to a
+percent.
 
 Here the layouts of the planned step are compared with those of the unplanned one, where numbers may
 depend on them. Where an operator writes in place over what the unplanned step still holds, one
@@ -107,7 +108,7 @@ NO_RULE = LayoutRule(
 
 
 def unplanned_layouts(training: TrainingGraph) -> Optional[Unplanned]:
-    """Follow the layouts of a network without a plan; None if no plan can change one that matters."""
+    """Follow the layouts of a network without a plan; None if no plan can change those that count."""
     if not any(node.op in MAKE for node in training.graph.nodes):
         return None
     t = training.tables
@@ -252,9 +253,7 @@ def _gradients(training: TrainingGraph, plain: TrainingGraph, new: np.ndarray) -
             result.append((key, count[key]))
         return result
 
-    known = {
-        key: row for row, key in enumerate(keys(plain, plain.owners.tolist()), 2 * n0)
-    }
+    known = {key: row for row, key in enumerate(keys(plain, plain.owners.tolist()), 2 * n0)}
     owners = [int(back[o]) if o >= 0 else -1 for o in training.owners.tolist()]
     found = np.array([known.get(key, -1) for key in keys(training, owners)], dtype=np.int64)
     inserted = np.array([o >= 0 and back[o] < 0 for o in training.owners.tolist()], dtype=np.bool_)
@@ -286,7 +285,6 @@ def other_layouts(t, facts, rule, order, reads, mask, found):  # type: ignore[no
     bool
         Whether there are any.
     """
-    n = t.forward
     made, seen, place, entries = follow(t, rule.layouts, mask, order, reads)
     differs = False
     for j in range(seen.shape[0]):
