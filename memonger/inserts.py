@@ -10,7 +10,8 @@ from typing import Collection, Dict, Iterable, List, Mapping, NamedTuple, Sequen
 import numpy as np
 
 from memonger.forward import Entry, Tensor
-from memonger.layouts import AFTER, AXES, BEFORE, HOLD, Insert
+from memonger.layout_facts import AXES
+from memonger.layouts import AFTER, BEFORE, HOLD, Insert
 from memonger.rows import INSERTED, Rows
 from memonger.tables import RowKind, ragged
 from memonger.training_step import TrainingStep, step_of

@@ -94,7 +94,7 @@ _FIRST = 5  # that of the first input
 _PASSES = 6  # the usual blocks if the first input has them
 _NORM_GRADIENT = 7  # that of the data (input 3), or of the gradient where that is plain
 _OTHER = 8  # some function of the inputs' layouts
-_CHOSEN = 9  # some layout, whatever those of the inputs
+CHOSEN = 9  # some layout, whatever those of the inputs
 _USUAL = 10  # the usual blocks
 
 
@@ -222,14 +222,14 @@ def _chosen(kind: RowKind, k: int, data: Optional[Tensor]) -> int:
     """
     shape = kind.tensors[k].shape
     if kind.op not in ("Convolution", "_backward_Convolution") or k > 0 or len(shape) != AXES:
-        return _CHOSEN
+        return CHOSEN
     channels, groups = shape[1], int(kind.attrs.get("num_group", "1"))
     if groups not in (1, channels):
-        return _CHOSEN
+        return CHOSEN
     if kind.op == "_backward_Convolution":
-        return _PLAIN if channels % 8 and groups == 1 else _CHOSEN
+        return _PLAIN if channels % 8 and groups == 1 else CHOSEN
     if data is None or len(data.shape) != AXES or (groups > 1 and data.shape[1] != groups):
-        return _CHOSEN
+        return CHOSEN
     if channels % 8:
         return _PLAIN
     kernel, size = _pair(kind.attrs, "kernel"), data.shape[2:]
@@ -242,7 +242,7 @@ def _chosen(kind: RowKind, k: int, data: Optional[Tensor]) -> int:
         and _pair(kind.attrs, "dilate") == (1, 1)
         and all(2 * p < width <= s for p, width, s in zip(pad, kernel, size))
     )
-    return _USUAL if usual else _CHOSEN
+    return _USUAL if usual else CHOSEN
 
 
 def _pair(attrs: Mapping[str, str], name: str, default: int = 1) -> Tuple[int, ...]:
@@ -277,7 +277,7 @@ def layout_of(code, number, place, before, found, plays):  # type: ignore[no-unt
             if first == PLAIN:
                 first = found[j]
             alike &= found[j] == found[0]
-    if first == PLAIN and before == PLAIN and code != _CHOSEN and code != _USUAL:
+    if first == PLAIN and before == PLAIN and code != CHOSEN and code != _USUAL:
         return PLAIN
     if code == _PLAIN:
         return PLAIN
@@ -308,7 +308,7 @@ def layout_of(code, number, place, before, found, plays):  # type: ignore[no-unt
 
 
 @compiled
-def follow(t, layouts, recomputed, order, reads):  # type: ignore[no-untyped-def]
+def follow(t, layouts, recomputed, order, reads, copy_of):  # type: ignore[no-untyped-def]
     """Follow the layouts through a training graph in the order in which it runs.
 
     Parameters
@@ -319,6 +319,10 @@ def follow(t, layouts, recomputed, order, reads):  # type: ignore[no-untyped-def
         For each forward node whether it carries ``force_mirroring``.
     order, reads : np.ndarray
         As ``order_and_reads`` gives them.
+    copy_of : np.ndarray of int64
+        Of each forward node that a plan may insert the node that it copies, of others -1 (or
+        nothing at all). A copy of what is not recomputed will not be there: its layout is that of
+        the node.
 
     Returns
     -------
@@ -366,7 +370,9 @@ def follow(t, layouts, recomputed, order, reads):  # type: ignore[no-untyped-def
             if place[out] != NOT_IN_PLACE:
                 before = now[blocks[out]]
             symbols[out - begin] = PLAIN
-            if reads[out] > 0:
+            if row < copy_of.shape[0] and copy_of[row] >= 0 and not recomputed[copy_of[row]]:
+                symbols[out - begin] = found[first]
+            elif reads[out] > 0:
                 symbols[out - begin] = layout_of(
                     layouts.code[out],
                     layouts.number[out],
@@ -380,6 +386,9 @@ def follow(t, layouts, recomputed, order, reads):  # type: ignore[no-untyped-def
             if blocks[out] >= 0:
                 now[blocks[out]] = made[out]
     return made, found, place, entries
+
+
+NO_COPIES = np.zeros(0, dtype=np.int64)
 
 
 def mattering(

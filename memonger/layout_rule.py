@@ -19,6 +19,7 @@ from memonger.allocator import NO_LIMIT, allocate, order_and_reads
 from memonger.compiled import compiled
 from memonger.layout_facts import (
     MAKE,
+    NO_COPIES,
     NOT_IN_PLACE,
     PLAIN,
     LayoutTables,
@@ -108,14 +109,14 @@ NO_RULE = LayoutRule(
 
 
 def unplanned_layouts(training: TrainingGraph) -> Optional[Unplanned]:
-    """Follow the layouts of a network without a plan; None if no plan can change those that count."""
+    """Follow the layouts of an unplanned network; None if no plan can change one that matters."""
     if not any(node.op in MAKE for node in training.graph.nodes):
         return None
     t = training.tables
     layouts = layout_tables(training)
     nothing = np.zeros(t.forward, dtype=np.bool_)
     order, reads = order_and_reads(t, nothing)
-    made, found, place, entries = follow(t, layouts, nothing, order, reads)
+    made, found, place, entries = follow(t, layouts, nothing, order, reads, NO_COPIES)
     matters = mattering(training, layouts, order, entries)
     if not _may_change(training, layouts, order, found, entries, matters):
         return None
@@ -285,7 +286,7 @@ def other_layouts(t, facts, rule, order, reads, mask, found):  # type: ignore[no
     bool
         Whether there are any.
     """
-    made, seen, place, entries = follow(t, rule.layouts, mask, order, reads)
+    made, seen, place, entries = follow(t, rule.layouts, mask, order, reads, rule.copy_of)
     differs = False
     for j in range(seen.shape[0]):
         if seen[j] >= 0 and rule.found[j] >= 0 and seen[j] != rule.found[j]:
@@ -314,6 +315,7 @@ def other_layouts(t, facts, rule, order, reads, mask, found):  # type: ignore[no
                         any_found = True
     if not any_found:
         found[:] = mask
+        return bool(mask.any())
     return True
 
 

@@ -1,18 +1,11 @@
 """Tensors that MKLDNN has laid out in blocks: in a schedule the same ones as without.
 
-On the CPU a convolution writes its output in blocks of 8 or 16 channels. Operators that know such
-layouts (`KNOW`) compute in the layout that they find, and some round differently in each: the sums
-of a BatchNorm, log_softmax. All others convert what they read, and write plainly, but for one case:
-what they write in place, or add, goes into an array that is laid out in blocks and stays so
-(``SetupDefaultBlobsOut`` in ``src/common/exec_utils.h``; the layout belongs to the memory,
-``NDArray::Chunk::mkl_mem_``). So the layout in which a tensor is found, and with it the last bits
-of what is made of it, depends on what the memory planner does in place. Worse, what is *added*
-(kAddTo) to an array in blocks is added to uninitialised memory, and some operators crash on blocks
-(slice, BatchNorm with an axis of its own).
+A schedule has another memory plan than the network, and the layouts of MKLDNN follow the memory
+(``layout_facts``). What is *added* (kAddTo) to an array in blocks is even added to uninitialised
+memory, and some operators crash on blocks (slice, BatchNorm with an axis of its own).
 
-A schedule has another memory plan. Here the layouts of both are followed, as symbols: equal ones
-are equal layouts, whatever they are. Where a schedule would find another one than the network does
-without, an operator is put in (`insert`):
+Here the layouts of both are followed. Where a schedule would find another one than the network does
+without, and numbers depend on it, an operator is put in (`insert`):
 
 - a Reshape to the same shape, in place: it makes any layout plain;
 - ``add_n`` of one tensor: a copy in the same layout, into which the next operator then writes in
@@ -27,51 +20,21 @@ import numpy as np
 
 from memonger.allocator import Replay
 from memonger.errors import MemongerError
+from memonger.layout_facts import (
+    ADDED,
+    AXES,
+    CHOSEN,
+    KNOW,
+    NO_COPIES,
+    NOT_IN_PLACE,
+    PLAIN,
+    follow,
+    layout_of,
+    layout_tables,
+    mattering,
+)
 from memonger.tables import RowKind
 
-#: Operators that compute in the layout that they find: ``TIsMKLDNN`` in MXNet's source.
-_FORWARD = frozenset(
-    (
-        "Activation",
-        "BatchNorm",
-        "Concat",
-        "Convolution",
-        "Deconvolution",
-        "FullyConnected",
-        "LRN",
-        "LeakyReLU",
-        "Pooling",
-        "RNN",
-        "_contrib_BatchNormWithReLU",
-        "_copy",
-        "add_n",
-        "amp_cast",
-        "amp_multicast",
-        "elemwise_add",
-        "log_softmax",
-        "softmax",
-    )
-)
-KNOW = (
-    _FORWARD
-    | {"_backward_" + op for op in _FORWARD}
-    | {"_backward_add", "_backward_contrib_BatchNormWithReLU", "_backward_copy"}
-    | {"Flatten", "Reshape", "SoftmaxOutput", "expand_dims", "slice", "transpose"}
-)
-#: Those that make blocks of plain tensors.
-MAKE = frozenset(
-    ("Convolution", "Deconvolution", "_backward_Convolution", "_backward_Deconvolution")
-)
-#: Those whose output is laid out as their inputs are, if these are alike.
-ALIKE = frozenset(("Activation", "LeakyReLU", "_backward_Activation", "add_n", "elemwise_add"))
-#: Those that make any layout plain, up to 4 axes (``src/operator/nn/mkldnn/mkldnn_reshape.cc``).
-RESHAPE = frozenset(("Flatten", "Reshape", "expand_dims"))
-#: Those that copy in place by doing nothing, and plainly otherwise.
-COPY = frozenset(("_backward_add", "_backward_copy", "_copy"))
-AXES = 4
-
-PLAIN = 0  # the layout of arrays that are not laid out in blocks
-NOT_IN_PLACE, ADDED = -1, -2
 BEFORE, AFTER, HOLD = "before", "after", "hold"
 
 
@@ -96,24 +59,6 @@ class Insert(NamedTuple):
     attrs: Mapping[str, str] = MappingProxyType({})
 
 
-class Layouts(NamedTuple):
-    """The layouts in one training graph, as symbols.
-
-    Attributes
-    ----------
-    made : list of int
-        Of each output when it is made.
-    found : list of int
-        Of each input when it is read.
-    place : list of int
-        Of each output the input in whose memory it is, `NOT_IN_PLACE` or `ADDED`.
-    """
-
-    made: List[int]
-    found: List[int]
-    place: List[int]
-
-
 class Expected:
     """The layouts of a network without a schedule.
 
@@ -124,13 +69,17 @@ class Expected:
     """
 
     def __init__(self, found: Replay) -> None:
-        self.symbols: Dict[Any, int] = {}
-        self.tables = found.training.tables
-        kinds = found.training.kinds
-        follower = _Follower(found, kinds, self.symbols)
-        self.layouts = follower.follow()
-        self.added = {row for row in follower.order if follower.is_added(row)}
-        self.matters = _matters(found, kinds)
+        training = found.training
+        self.tables = training.tables
+        layouts = layout_tables(training)
+        made, seen, place, entries = follow(
+            training.tables, layouts, found.recomputed, found.order, found.reads, NO_COPIES
+        )
+        self.made, self.found, self.place = made.tolist(), seen.tolist(), place.tolist()
+        second = entries[training.tables.read_start[:-1][layouts.adding] + 1]
+        rows = np.flatnonzero(layouts.adding)
+        self.added = set(rows[place[second] == ADDED].tolist())
+        self.matters = mattering(training, layouts, found.order, entries).tolist()
 
     def differences(self, found: Replay, kinds: Sequence[RowKind], rows: Any) -> List[Insert]:
         """What to put into the training step of a schedule for its layouts to be as expected.
@@ -144,103 +93,13 @@ class Expected:
         rows : np.ndarray
             Of each of its rows the row of the network's training graph that it stands for, or -1.
         """
-        follower = _Comparer(found, kinds, self, rows)
-        follower.follow()
-        return follower.inserts
+        comparer = _Comparer(found, kinds, self, rows)
+        for row in comparer.order:
+            comparer.run(row)
+        return comparer.inserts
 
 
-class _Follower:
-    """Follows the layouts through a training graph in the order in which it runs."""
-
-    def __init__(self, found: Replay, kinds: Sequence[RowKind], symbols: Dict[Any, int]) -> None:
-        t = found.training.tables
-        self.tables, self.kinds, self.symbols = t, kinds, symbols
-        self.order = [row for row in found.order.tolist() if not t.variable[row]]
-        self.outputs, self.inputs = t.output_start.tolist(), t.read_start.tolist()
-        self.entries = (t.output_start[t.read_row] + t.read_output).tolist()
-        self.ignored = t.read_ignored.tolist()
-        self.planned, self.block = found.planned.tolist(), found.blocks.tolist()
-        self.reads = found.reads.tolist()
-        self.layouts = Layouts(
-            [PLAIN] * len(self.planned),
-            [PLAIN] * len(self.entries),
-            [NOT_IN_PLACE] * len(self.planned),
-        )
-        self.now: Dict[int, int] = {}  # of each block
-
-    def follow(self) -> Layouts:
-        for row in self.order:
-            self.run(row)
-        return self.layouts
-
-    def read(self, j: int) -> int:
-        """The layout in which an input is found."""
-        entry = self.entries[j]
-        block = self.block[entry]
-        return self.layouts.made[entry] if block < 0 else self.now.get(block, PLAIN)
-
-    def write(self, entry: int, symbol: int) -> None:
-        self.layouts.made[entry] = symbol
-        if self.block[entry] >= 0:
-            self.now[self.block[entry]] = symbol
-
-    def run(self, row: int) -> None:
-        kind, layouts = self.kinds[row], self.layouts
-        first, last = self.inputs[row], self.inputs[row + 1]
-        for j in range(first, last):
-            layouts.found[j] = self.read(j)
-        outputs = range(self.outputs[row], self.outputs[row + 1])
-        if self.is_added(row):  # the sum is there already
-            layouts.made[outputs[0]] = self.now.get(self.block[outputs[0]], PLAIN)
-            return
-        symbols = tuple([layouts.found[j] for j in range(first, last) if not self.ignored[j]])
-        made = []
-        for k, out in enumerate(outputs):
-            layouts.place[out] = place = self.place(out, first, last)
-            before = self.now.get(self.block[out], PLAIN) if place != NOT_IN_PLACE else PLAIN
-            unread = self.reads[out] == 0
-            made.append(PLAIN if unread else self.symbol(kind, k, place, symbols, before))
-        for out, symbol in zip(outputs, made):
-            self.write(out, symbol)
-
-    def is_added(self, row: int) -> bool:
-        """Whether this is a sum that is not run, for its second term is added to the first."""
-        if self.kinds[row].op != "_grad_add":
-            return False
-        term = self.entries[self.inputs[row] + 1]
-        return self.planned[term] != self.block[term]
-
-    def place(self, out: int, first: int, last: int) -> int:
-        if self.block[out] != self.planned[out]:
-            return ADDED
-        if self.planned[out] >= 0:
-            for j in range(first, last):
-                if self.planned[self.entries[j]] == self.planned[out]:
-                    return j - first
-        return NOT_IN_PLACE
-
-    def symbol(
-        self, kind: RowKind, k: int, place: int, symbols: Tuple[int, ...], before: int
-    ) -> int:
-        """The layout of an output, written over a layout."""
-        op, axes = kind.op, len(kind.tensors[k].shape)
-        if op not in KNOW:
-            return before
-        if op not in MAKE and before == PLAIN and not any(symbols):
-            return PLAIN
-        if op in RESHAPE and axes <= AXES:
-            return PLAIN
-        if op in COPY and place != ADDED:
-            return before
-        if op in ALIKE and place != ADDED and len(set(symbols)) == 1:
-            return symbols[0]
-        if axes <= 2:  # MKLDNN has no blocks for them
-            return PLAIN
-        key = (id(kind), k, place, symbols, before)
-        return self.symbols.setdefault(key, len(self.symbols) + 1)
-
-
-class _Comparer(_Follower):
+class _Comparer:
     """Follows the layouts of a schedule, and finds what to put in for them to be as expected.
 
     From where something is put in it goes on as if that had been there.
@@ -249,12 +108,23 @@ class _Comparer(_Follower):
     def __init__(
         self, found: Replay, kinds: Sequence[RowKind], expected: Expected, rows: np.ndarray
     ) -> None:
-        super().__init__(found, kinds, expected.symbols)
-        self.expected = expected
+        t = found.training.tables
+        self.tables, self.kinds, self.expected = t, kinds, expected
+        self.order = [row for row in found.order.tolist() if not t.variable[row]]
+        self.outputs, self.inputs = t.output_start.tolist(), t.read_start.tolist()
+        self.entries = (t.output_start[t.read_row] + t.read_output).tolist()
+        self.layouts = layout_tables(found.training)
+        self.shows = self.layouts.shows.tolist()
+        self.makes = (self.layouts.code >= CHOSEN).tolist()
+        self.planned, self.block = found.planned.tolist(), found.blocks.tolist()
+        self.reads = found.reads.tolist()
+        self.made = [PLAIN] * len(self.planned)
+        self.place = [NOT_IN_PLACE] * len(self.planned)
+        self.now: Dict[int, int] = {}  # of each block
         self.rows = rows.tolist()
         self.names = found.training
         self.inserts: List[Insert] = []
-        read = np.asarray(self.entries, dtype=np.int64)[~self.tables.read_ignored]
+        read = np.asarray(self.entries, dtype=np.int64)[~t.read_ignored]
         self.readers = np.bincount(read, minlength=len(self.planned)).tolist()
         # Outputs that are made plain by what has been put in.
         self.corrected = {
@@ -271,31 +141,80 @@ class _Comparer(_Follower):
                 if self.rows[row] not in expected.added:
                     self.sums.add(self.entries[term - 1])
 
+    def read(self, j: int) -> int:
+        """The layout in which an input is found."""
+        entry = self.entries[j]
+        block = self.block[entry]
+        return self.made[entry] if block < 0 else self.now.get(block, PLAIN)
+
+    def write(self, entry: int, symbol: int) -> None:
+        self.made[entry] = symbol
+        if self.block[entry] >= 0:
+            self.now[self.block[entry]] = symbol
+
+    def is_added(self, row: int) -> bool:
+        """Whether this is a sum that is not run, for its second term is added to the first."""
+        if not self.layouts.adding[row]:
+            return False
+        term = self.entries[self.inputs[row] + 1]
+        return self.planned[term] != self.block[term]
+
+    def find_place(self, out: int, first: int, last: int) -> int:
+        if self.block[out] != self.planned[out]:
+            return ADDED
+        if self.planned[out] >= 0:
+            for j in range(first, last):
+                if self.planned[self.entries[j]] == self.planned[out]:
+                    return j - first
+        return NOT_IN_PLACE
+
+    def follow(self, row: int) -> None:
+        """Find the layouts of what a row makes."""
+        first, last = self.inputs[row], self.inputs[row + 1]
+        outputs = range(self.outputs[row], self.outputs[row + 1])
+        if self.is_added(row):  # the sum is there already
+            self.made[outputs[0]] = self.now.get(self.block[outputs[0]], PLAIN)
+            return
+        found = np.array([self.read(j) for j in range(first, last)], dtype=np.int64)
+        made = []
+        for out in outputs:
+            self.place[out] = place = self.find_place(out, first, last)
+            before = self.now.get(self.block[out], PLAIN) if place != NOT_IN_PLACE else PLAIN
+            if self.reads[out] == 0 or not (before or found.any() or self.makes[out]):
+                made.append(PLAIN)
+                continue
+            code, number = self.layouts.code[out], self.layouts.number[out]
+            plays = self.layouts.plays[first:last]
+            made.append(int(layout_of(code, number, place, before, found, plays)))
+        for out, symbol in zip(outputs, made):
+            self.write(out, symbol)
+
     def run(self, row: int) -> None:
+        """Find the layouts of what a row reads and makes, and what to put in before and behind."""
         r = self.rows[row]
         first, last = self.inputs[row], self.inputs[row + 1]
-        plain, wanted = self.expected.tables, self.expected.layouts
-        if r >= 0 and self.kinds[row].op in KNOW - RESHAPE - COPY:  # these do not compute
+        expected = self.expected
+        if r >= 0:
             for j in range(first, last):
-                want = wanted.found[plain.read_start[r] + j - first]
-                if not self.ignored[j] and self.read(j) != want:
+                want = expected.found[expected.tables.read_start[r] + j - first]
+                if self.shows[j] and self.read(j) != want:
                     self.lay_out_input(row, j, want)
-        super().run(row)
+        self.follow(row)
         for k, out in enumerate(range(self.outputs[row], self.outputs[row + 1])):
-            have = self.layouts.made[out]
+            have = self.made[out]
             if self.readers[out] == 0 or (out in self.corrected and self.readers[out] == 1):
                 continue
             if out in self.sums and have != PLAIN:
                 self.make_plain(row, k)
             if r < 0:
                 continue
-            same = plain.output_start[r] + k
-            if have == wanted.made[same] or not self.expected.matters[same]:
+            same = expected.tables.output_start[r] + k
+            if have == expected.made[same] or not expected.matters[same]:
                 continue
             if self.kinds[row].op == "zeros_like":  # the same in all layouts
-                self.write(out, wanted.made[same])
+                self.write(out, expected.made[same])
             else:
-                self.lay_out_output(row, k, wanted.made[same], wanted.place[same])
+                self.lay_out_output(row, k, expected.made[same], expected.place[same])
 
     def lay_out_input(self, row: int, j: int, want: int) -> None:
         shape = self.shape(self.entries[j])
@@ -308,7 +227,7 @@ class _Comparer(_Follower):
     def make_plain(self, row: int, k: int) -> None:
         """Make an output plain, by a Reshape; with more axes by not writing it in place."""
         out = self.outputs[row] + k
-        shape, place = self.shape(out), self.layouts.place[out]
+        shape, place = self.shape(out), self.place[out]
         if len(shape) <= AXES:
             self.inserts.append(Insert(row, AFTER, k, "Reshape", {"shape": str(shape)}))
         elif place >= 0:
@@ -320,7 +239,7 @@ class _Comparer(_Follower):
     def lay_out_output(self, row: int, k: int, want: int, place: int) -> None:
         """Make the layout of an output as expected."""
         out = self.outputs[row] + k
-        have = self.layouts.place[out]
+        have = self.place[out]
         if want == PLAIN:
             return self.make_plain(row, k)
         if place == have or place == ADDED:
@@ -341,24 +260,3 @@ class _Comparer(_Follower):
             "one, so that it rounds differently; how='marks' can plan this network"
             % (self.names.names[row], self.kinds[row].op)
         )
-
-
-def _matters(found: Replay, kinds: Sequence[RowKind]) -> List[bool]:
-    """Of each output whether an operator may come to know the layout that it has."""
-    t = found.training.tables
-    entries = t.output_start[t.read_row] + t.read_output
-    matters = np.zeros(len(t.elements), dtype=np.bool_)
-    for row in found.order[::-1].tolist():
-        if t.variable[row]:
-            continue
-        kind = kinds[row]
-        first, last = int(t.read_start[row]), int(t.read_start[row + 1])
-        if kind.op in KNOW:
-            reads = [j for j in range(first, last) if not t.read_ignored[j]]
-        elif kind.op == "_grad_add":
-            reads = [first]
-        else:
-            out = int(t.output_start[row])
-            reads = [first + j for j, k, _ in kind.options if matters[out + k]]
-        matters[entries[reads]] = True
-    return matters.tolist()

@@ -16,7 +16,8 @@ from memonger.allocator import replay
 from memonger.errors import MemongerError
 from memonger.forward import FLOAT, Entry, Tensor, no_collection
 from memonger.inserts import insert, with_totals
-from memonger.layouts import AXES, MAKE, Expected
+from memonger.layout_facts import AXES, MAKE
+from memonger.layouts import Expected
 from memonger.operators import truth
 from memonger.rows import Template, patterns, rows_of
 from memonger.schedule import Schedule, Workload, first_time, masked
