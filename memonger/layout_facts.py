@@ -66,8 +66,9 @@ RESHAPE = frozenset(("Flatten", "Reshape", "expand_dims"))
 COPY = frozenset(("_backward_add", "_backward_copy", "_copy"))
 #: Those that bring what they read into a layout of their own choice.
 _CHOOSE = MAKE | {"FullyConnected", "_backward_FullyConnected"}
-#: Those whose numbers are the same in all layouts: they choose, add two numbers, or copy.
-_EXACT = _CHOOSE | RESHAPE | COPY | {"Concat", "_backward_Concat", "elemwise_add"}
+#: Those whose numbers are the same in all layouts: they choose, add two numbers, copy, or add up
+#: each window in the same order.
+_EXACT = _CHOOSE | RESHAPE | COPY | {"Concat", "Pooling", "_backward_Concat", "elemwise_add"}
 #: One number after the other; all but `_PIECEWISE` may round as they are computed in vectors.
 _POINTWISE = frozenset(("Activation", "LeakyReLU", "_backward_Activation", "_backward_LeakyReLU"))
 _PIECEWISE = frozenset(("leaky", "relu"))
@@ -167,10 +168,15 @@ def _facts(kind: RowKind, data: Optional[Tensor]) -> _Facts:
         shows = plays = [False] * kind.inputs
     elif kind.op == "_backward_Pooling":
         read = _POOLING_READS.get(kind.inputs, tuple(reads))
-        shows = plays = [p in read for p in reads]
+        plays = [p in read for p in reads]
+        # Windows that overlap are added up in another order in blocks (seen with AVX2).
+        shows = (
+            plays if kind.attrs.get("global_pool", "False") == "False" else [False] * kind.inputs
+        )
     else:
-        piecewise = kind.op in _POINTWISE and _act_type(kind) in _PIECEWISE
-        shows = [kind.op not in _EXACT and not piecewise] * kind.inputs
+        exact = kind.op in _EXACT or (kind.op == "add_n" and kind.inputs <= 2)
+        exact |= kind.op in _POINTWISE and _act_type(kind) in _PIECEWISE
+        shows = [not exact] * kind.inputs
         plays = [kind.op not in _CHOOSE] * kind.inputs
     return _Facts(code, [zlib.crc32(f"{same} {k}".encode()) for k in outputs], shows, plays)
 
