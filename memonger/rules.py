@@ -170,6 +170,11 @@ class Rules:
         """Whether plans may have to keep operators for the layouts of MKLDNN."""
         return any(layout.active for layout in self.layouts)
 
+    @property
+    def effort(self) -> int:
+        """How many times as long as a replay it takes to obey them and replay, about."""
+        return 3 if self.watches_layouts else 1
+
     def _reasons(self) -> Dict[int, str]:
         reasons: Dict[int, str] = {}
         for i, node in enumerate(self.graph.nodes):

@@ -34,6 +34,11 @@ MOST, MOST_HELD = 0.8, 0.5  # shares of the peak that are reason enough
 
 ALLOWED = "the budget allows the network as it is, so nothing is computed again"
 SEARCHING = "memonger: searching"  # what the progress bar says
+LAYOUTS = (
+    "operators are kept so that MKLDNN lays out every tensor on the CPU as it does without a plan, "
+    "and rounds alike; how='schedule', ctx=mx.gpu() (a plan for GPUs alone) or MXNET_MKLDNN_ENABLED=0 "
+    "may allow more"
+)
 BARE = (
     "the bare plan was asked for (rules=False): it may abort on a GPU, move BatchNorm statistics "
     "twice, or give wrong gradients"
@@ -138,6 +143,8 @@ def confirm(
         )
     elif leave and saved < LITTLE * unplanned.pool_bytes:
         warnings.append(saves_little(network, unplanned, memory, found.candidates))
+    if leave and saved < LITTLE * unplanned.pool_bytes and network.rules.watches_layouts:
+        warnings.append(LAYOUTS)
     log.info("Find best plan with cost=%s MB", memory.bound)
     facts = {
         **memory_facts(memory, unplanned),

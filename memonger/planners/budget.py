@@ -422,7 +422,7 @@ class Search:
             np.flatnonzero(self.rules.allowed),
             *copy_times(known, self.moved, self.at),
         )
-        self.tries = int(patience * min(MOST_TRIES, WORK / n))
+        self.tries = int(patience * min(MOST_TRIES, WORK / n) / self.rules.effort)
         self.unplanned = int(weigh_plan(self.space, np.zeros(n, dtype=np.bool_), NO_LIMIT)[1])
 
     def archive(self) -> Archive:

@@ -198,7 +198,7 @@ class _Search:
         self.space = self.make_space(self.at, self.rules.allowed, self.cuts)
         count = len(self.graph.nodes)
         tries = min(MOST_TRIES, WORK / count * min(1, IN_CACHE / count))
-        self.tries = int(patience * tries)
+        self.tries = int(patience * tries / self.rules.effort)
         self.done = 0.0
 
     def make_space(
