@@ -209,7 +209,7 @@ def _code(kind: RowKind, k: int, data: Optional[Tensor]) -> int:
         if largest or (valid and kind.attrs.get("pool_type") == "avg"):
             return _PASSES
     if op in _CHOOSE:
-        return _chosen(kind, k, data)
+        return _chosen(kind, data) if op == "Convolution" else CHOSEN
     return _OTHER
 
 
@@ -217,8 +217,8 @@ def _act_type(kind: RowKind) -> str:
     return kind.attrs.get("act_type", "leaky")
 
 
-def _chosen(kind: RowKind, k: int, data: Optional[Tensor]) -> int:
-    """How a convolution lays out an output, as far as that is the same for many of them.
+def _chosen(kind: RowKind, data: Optional[Tensor]) -> int:
+    """How a convolution lays out its output, as far as that is the same for many of them.
 
     Seen with ``DNNL_VERBOSE=1`` in thousands of convolutions, on CPUs with AVX2 and with AVX512
     (``tests/test_layouts.py``): channels that are not a multiple of 8 are not laid out in blocks;
@@ -226,15 +226,11 @@ def _chosen(kind: RowKind, k: int, data: Optional[Tensor]) -> int:
     laid out in the usual blocks, by kernels of at most 7 that are not dilated, with little padding
     and on images that are not smaller than the kernel.
     """
-    shape = kind.tensors[k].shape
-    if kind.op not in ("Convolution", "_backward_Convolution") or k > 0 or len(shape) != AXES:
+    shape = kind.tensors[0].shape
+    if data is None or len(shape) != AXES or len(data.shape) != AXES:
         return CHOSEN
     channels, groups = shape[1], int(kind.attrs.get("num_group", "1"))
-    if groups not in (1, channels):
-        return CHOSEN
-    if kind.op == "_backward_Convolution":
-        return _PLAIN if channels % 8 and groups == 1 else CHOSEN
-    if data is None or len(data.shape) != AXES or (groups > 1 and data.shape[1] != groups):
+    if groups > 1 and not groups == channels == data.shape[1]:
         return CHOSEN
     if channels % 8:
         return _PLAIN

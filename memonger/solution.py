@@ -36,8 +36,8 @@ ALLOWED = "the budget allows the network as it is, so nothing is computed again"
 SEARCHING = "memonger: searching"  # what the progress bar says
 LAYOUTS = (
     "operators are kept so that MKLDNN lays out every tensor on the CPU as it does without a plan, "
-    "and rounds alike; how='schedule', ctx=mx.gpu() (a plan for GPUs alone) or MXNET_MKLDNN_ENABLED=0 "
-    "may allow more"
+    "and rounds alike; how='schedule', ctx=mx.gpu() (a plan for GPUs alone) or "
+    "MXNET_MKLDNN_ENABLED=0 may allow more"
 )
 BARE = (
     "the bare plan was asked for (rules=False): it may abort on a GPU, move BatchNorm statistics "

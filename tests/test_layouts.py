@@ -1,0 +1,164 @@
+"""Marks leave every tensor in the layout that MKLDNN gives it without a plan."""
+
+import os
+import re
+import subprocess
+import sys
+from typing import Any, Dict, List, Tuple
+
+import memonger
+import mxnet as mx
+import numpy as np
+import pytest
+from blocked_networks import KINDS, drawn
+from memonger.allocator import order_and_reads
+from memonger.layout_facts import BLOCKS, NO_COPIES, PLAIN, follow, layout_tables
+from memonger.plans import forget
+from memonger.training import training_graph
+from planned import forward
+
+S = mx.sym
+WAYS: Dict[str, Dict[str, Any]] = {
+    "default": {},
+    "chen2016": {"planner": "chen2016"},
+    "no copies": {"kept_copies": False},
+    "cpu": {"ctx": mx.cpu()},
+    "budget": {"budget": "70%"},
+}
+#: Drawn networks in which MXNet itself dies on the CPU, with no plan: slices of blocks.
+DIE = frozenset(())
+
+
+def same_bits(symbol: Any, shapes: Any, **options: Any) -> Any:
+    """The plan, which trains to the same bits; or None where none keeps the budget."""
+    try:
+        plan = memonger.plan(symbol, shapes, patience=0.02, **options)
+    except memonger.BudgetError:
+        return None
+    report = memonger.check(symbol, plan.symbol, shapes, 2)
+    assert report, f"{options}: {report}"
+    return plan
+
+
+def runs(symbol: Any, shapes: Any) -> bool:
+    """Whether MXNet can run it without a plan."""
+    try:
+        return bool(memonger.check(symbol, symbol, shapes, 1))
+    except memonger.MemongerError:
+        return False
+
+
+def train_all(seeds: Any) -> int:
+    """Plan drawn networks in all ways; how many plans recompute anything."""
+    planned = 0
+    for seed in seeds:
+        symbol, shapes = drawn(seed)
+        if seed in DIE or not runs(symbol, shapes):
+            continue
+        for options in WAYS.values():
+            plan = same_bits(symbol, shapes, **options)
+            planned += plan is not None and plan.pool_bytes < plan.unplanned_bytes
+    return planned
+
+
+def test_drawn_networks() -> None:
+    assert train_all(range(5)) > 12
+
+
+@pytest.mark.slow
+def test_many_drawn_networks() -> None:
+    assert train_all(range(5, 60)) > 150
+
+
+@pytest.mark.parametrize("name", sorted(KINDS))
+def test_kinds_that_people_train(name: str) -> None:
+    symbol, shapes = KINDS[name]()
+    plan = same_bits(symbol, shapes)
+    assert plan.pool_bytes < 0.7 * plan.unplanned_bytes
+
+
+def test_no_layouts_without_mkldnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More can be recomputed then."""
+    symbol, shapes = KINDS["SE-ResNet"]()
+    followed = memonger.plan(symbol, shapes, patience=0.02, ctx=mx.cpu()).pool_bytes
+    monkeypatch.setenv("MXNET_MKLDNN_ENABLED", "0")
+    forget()
+    assert memonger.plan(symbol, shapes, patience=0.02, ctx=mx.cpu()).pool_bytes < followed
+
+
+# ---------------------------------------------------------------- how convolutions lay out
+
+CONVOLUTIONS = """
+import sys
+import mxnet as mx
+for line in sys.stdin:
+    mb, ic, oc, size, kernel, stride, pad, groups = map(int, line.split())
+    x, w = mx.nd.ones((mb, ic, size, size)), mx.nd.ones((oc, ic // groups, kernel, kernel))
+    x.attach_grad()
+    with mx.autograd.record():
+        y = mx.nd.Convolution(x, w, kernel=(kernel, kernel), stride=(stride, stride),
+                              pad=(pad, pad), num_filter=oc, num_group=groups, no_bias=True)
+    y.backward()
+    mx.nd.waitall()
+"""
+Convolution = Tuple[int, int, int, int, int, int, int, int]
+
+
+def convolutions(count: int) -> List[Convolution]:
+    """Batch, channels in and out, size, kernel, stride, padding and groups, drawn."""
+    random = np.random.RandomState(0)
+    found = set()
+    while len(found) < count:
+        ic, oc = (int(c) for c in random.choice([1, 3, 5, 8, 12, 16, 20, 24, 32, 64, 96, 128], 2))
+        groups = 1
+        if random.randint(4) == 0:
+            oc = groups = ic
+        kernel = int(random.choice([1, 2, 3, 5, 7, 9]))
+        size = int(random.choice([1, 4, 7, 9, 14, 28]))
+        stride, pad = int(random.randint(1, 4)), int(random.choice([0, kernel // 2, kernel - 1]))
+        if size + 2 * pad >= kernel:
+            found.add((int(random.choice([1, 2, 3])), ic, oc, size, kernel, stride, pad, groups))
+    return sorted(found)
+
+
+def predicted(conv: Convolution) -> int:
+    """The layout of a convolution's output."""
+    mb, ic, oc, size, kernel, stride, pad, groups = conv
+    x = S.Convolution(
+        S.var("data"),
+        num_filter=oc,
+        kernel=(kernel, kernel),
+        stride=(stride, stride),
+        pad=(pad, pad),
+        num_group=groups,
+        no_bias=True,
+        name="conv",
+    )
+    training = training_graph(forward(x, {"data": (mb, ic, size, size)}))
+    t, nothing = training.tables, np.zeros(training.tables.forward, dtype=np.bool_)
+    made = follow(t, layout_tables(training), nothing, *order_and_reads(t, nothing), NO_COPIES)[0]
+    return int(made[t.output_start[training.ops.index("Convolution")]])
+
+
+@pytest.mark.parametrize("isa, blocks", [("AVX2", "aBcd8b"), ("ALL", "aBcd(8|16)b")])
+def test_how_convolutions_lay_out(isa: str, blocks: str) -> None:
+    """What is said to be plain is plain, and what is said to be in the usual blocks is in them."""
+    tried = convolutions(150)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", f"import memonger\n{CONVOLUTIONS}"],
+        input="\n".join(" ".join(map(str, conv)) for conv in tried),
+        env=dict(
+            os.environ, DNNL_VERBOSE="1", DNNL_MAX_CPU_ISA=isa, PYTHONPATH=os.pathsep.join(sys.path)
+        ),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    seen = re.findall(
+        r"exec.*,convolution,.*forward_training.* dst_f32::blocked:(\w+)", done.stdout
+    )
+    assert len(seen) == len(tried)
+    layouts = [predicted(conv) for conv in tried]
+    assert all(found == "abcd" for found, said in zip(seen, layouts) if said == PLAIN)
+    assert all(re.fullmatch(blocks, found) for found, said in zip(seen, layouts) if said == BLOCKS)
+    assert layouts.count(PLAIN) > 30 and layouts.count(BLOCKS) > 15
