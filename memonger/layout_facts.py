@@ -221,10 +221,10 @@ def _chosen(kind: RowKind, data: Optional[Tensor]) -> int:
     """How a convolution lays out its output, as far as that is the same for many of them.
 
     Seen with ``DNNL_VERBOSE=1`` in thousands of convolutions, on CPUs with AVX2 and with AVX512
-    (``tests/test_layouts.py``): channels that are not a multiple of 8 are not laid out in blocks;
-    multiples of 16 that are made of 3 channels, of multiples of 16, or each of its own one, are
-    laid out in the usual blocks, by kernels of at most 7 that are not dilated, with little padding
-    and on images that are not smaller than the kernel.
+    (``tests/test_layouts.py``). More than 4 channels that are not a multiple of 8 are plain.
+    Multiples of 16 are in the usual blocks where they are made of 3 channels, of a multiple of 16,
+    or each of its own one, by kernels of at most 7 that are not dilated, with little padding and on
+    images that are not smaller than the kernel.
     """
     shape = kind.tensors[0].shape
     if data is None or len(shape) != AXES or len(data.shape) != AXES:
@@ -232,7 +232,7 @@ def _chosen(kind: RowKind, data: Optional[Tensor]) -> int:
     channels, groups = shape[1], int(kind.attrs.get("num_group", "1"))
     if groups > 1 and not groups == channels == data.shape[1]:
         return CHOSEN
-    if channels % 8:
+    if channels % 8 and channels > 4:
         return _PLAIN
     kernel, size = _pair(kind.attrs, "kernel"), data.shape[2:]
     pad = _pair(kind.attrs, "pad", 0)
