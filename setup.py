@@ -40,7 +40,7 @@ setup(
         "cu112": CUDA,
         "plot": ["matplotlib"],
         "examples": ["scikit-learn", "matplotlib"],
-        "test": ["pytest>=7", "hypothesis>=6", "scikit-learn", "matplotlib"],
+        "test": ["pytest>=7", "pytest-xdist>=3.2", "hypothesis>=6", "scikit-learn", "matplotlib"],
         "lint": ["ruff==0.17.5", "mypy==1.14.1"],
     },
     classifiers=[

@@ -34,7 +34,8 @@ def of_depth(depth: int, options: argparse.Namespace) -> Dict[str, Any]:
     requests = as_module_does(symbol, shapes)
     figures: Dict[str, Any] = {"depth": depth, "none": memonger.get_cost(symbol, shapes=shapes)}
     if options.marks:
-        figures["marks"] = memonger.plan(symbol, shapes, grad_req=requests).pool_bytes / MB
+        marks = memonger.plan(symbol, shapes, patience=options.patience, grad_req=requests)
+        figures["marks"] = marks.pool_bytes / MB
     figures["schedules"] = []
     for work in map(as_plan_takes_it, options.work):
         start = time.perf_counter()

@@ -140,13 +140,18 @@ class Failure(Exception):
 # Each step reads the network in a folder, and leaves its result there.
 
 
+def patience_of(folder: Path) -> float:
+    return float((folder / "patience").read_text())
+
+
 def read(folder: Path) -> networks.Network:
     shapes = json.loads((folder / "shapes.json").read_text())
     return read_symbol(folder, "network"), {key: tuple(shape) for key, shape in shapes.items()}
 
 
-def write(folder: Path, network: networks.Network) -> None:
+def write(folder: Path, network: networks.Network, patience: float) -> None:
     write_symbol(folder, "network", network[0])
+    (folder / "patience").write_text(str(patience))
     (folder / "shapes.json").write_text(json.dumps(network[1]))
 
 
@@ -160,7 +165,7 @@ def write_symbol(folder: Path, name: str, symbol: Any) -> None:
 
 def plan_ours(folder: Path) -> None:
     symbol, shapes = read(folder)
-    plan = memonger.plan(symbol, shapes)  # binds to confirm
+    plan = memonger.plan(symbol, shapes, patience=patience_of(folder))  # binds to confirm
     write_symbol(folder, "ours", plan.symbol)
     (folder / "work.json").write_text(json.dumps({"recomputed": plan.recomputed_flops}))
 
@@ -202,14 +207,14 @@ def plan_marks(folder: Path) -> None:
 
 
 def plan_schedule(folder: Path) -> None:
-    limit, patience = map(float, (folder / "limit").read_text().split())
-    work = as_plan_takes_it(limit)
-    plan_deep(folder, "schedule", how="schedule", work=work, patience=patience)
+    work = as_plan_takes_it(float((folder / "limit").read_text()))
+    plan_deep(folder, "schedule", how="schedule", work=work)
 
 
 def plan_deep(folder: Path, name: str, **options: Any) -> None:
     symbol, shapes = read(folder)
-    plan = memonger.plan(symbol, shapes, grad_req=as_module_does(symbol, shapes), **options)
+    options.update(grad_req=as_module_does(symbol, shapes), patience=patience_of(folder))
+    plan = memonger.plan(symbol, shapes, **options)
     if not plan.exact:  # the bind that confirms it says otherwise
         raise Failure("the bind differs from the prediction: %r" % plan)
     figures = {
@@ -252,7 +257,9 @@ def run(step: Step, folder: Path, timeout: float) -> float:
 Row = Dict[str, Any]
 
 
-def compare(name: str, network: networks.Network, original: bool, timeout: float) -> Row:
+def compare(
+    name: str, network: networks.Network, original: bool, patience: float, timeout: float
+) -> Row:
     """Plan a network in every way and bind it; what fails is told on stderr and left out."""
     figures: Row = {"name": name}
 
@@ -266,7 +273,7 @@ def compare(name: str, network: networks.Network, original: bool, timeout: float
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        write(folder, network)
+        write(folder, network, patience)
         figures["seconds"] = attempt(plan_ours)
         if original:
             figures["original_seconds"] = attempt(plan_original)
@@ -283,9 +290,9 @@ def deepen(
     figures: Row = {"name": name, "schedules": []}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        write(folder, network)
+        write(folder, network, patience)
         for limit in [None, *limits]:
-            (folder / "limit").write_text("%s %s" % (limit, patience))
+            (folder / "limit").write_text(str(limit))
             step, file = (plan_marks, "marks") if limit is None else (plan_schedule, "schedule")
             try:
                 seconds = run(step, folder, timeout)
@@ -339,7 +346,7 @@ def line(figures: Dict[str, Any]) -> str:
 def start_up(timeout: float) -> float:
     """Seconds for a network of next to nothing, which compiles what was not compiled yet."""
     with tempfile.TemporaryDirectory() as temporary:
-        write(Path(temporary), networks.chain(depth=8, hidden=4, batch=4))
+        write(Path(temporary), networks.chain(depth=8, hidden=4, batch=4), patience=0.01)
         run(plan_ours, Path(temporary), timeout)
         return run(plan_ours, Path(temporary), timeout)
 
@@ -359,7 +366,7 @@ def parse(arguments: List[str]) -> argparse.Namespace:
         "--work", nargs="+", type=limit_of_work, metavar="R", help="schedules (inf: no limit)"
     )
     parser.add_argument(
-        "--patience", type=float, default=1.0, metavar="P", help="of schedules: times the search"
+        "--patience", type=float, default=1.0, metavar="P", help="times the usual search"
     )
     parser.add_argument(
         "--timeout", type=float, default=1800, metavar="S", help="seconds for one step (1800)"
@@ -406,7 +413,8 @@ def main(arguments: List[str]) -> int:
             rows.append(deepen(name, build(), options.work, options.patience, options.timeout))
             print(deep_line(rows[-1], options.work), flush=True)
         else:
-            rows.append(compare(name, build(), not options.no_original, options.timeout))
+            original = not options.no_original
+            rows.append(compare(name, build(), original, options.patience, options.timeout))
             print(line(rows[-1]), flush=True)
         if options.json is not None:
             options.json.write_text(json.dumps(result, indent=1) + "\n")

@@ -112,20 +112,22 @@ def measured_growth(symbol: Any, shapes: Any) -> float:
     return float(done.stdout.split()[-1])
 
 
-def plans(symbol: Any, shapes: Any, limits: List[float]) -> Dict[str, Any]:
+def plans(
+    symbol: Any, shapes: Any, limits: List[float], patience: float
+) -> Dict[str, memonger.Plan]:
     """Plans by name, as Module binds: without gradients of inputs."""
-    requests = as_module_does(symbol, shapes)
-    found = {"marks": memonger.plan(symbol, shapes, grad_req=requests)}
+    asked: Dict[str, Any] = {"grad_req": as_module_does(symbol, shapes), "patience": patience}
+    found = {"marks": memonger.plan(symbol, shapes, **asked)}
     for limit in limits:
         found["R = %g" % limit] = memonger.plan(
-            symbol, shapes, grad_req=requests, how="schedule", work=as_plan_takes_it(limit)
+            symbol, shapes, how="schedule", work=as_plan_takes_it(limit), **asked
         )
     return found
 
 
 def compare(name: str, network: networks.Network, options: argparse.Namespace) -> Dict[str, Any]:
     symbol, shapes = network
-    found = plans(symbol, shapes, options.work)
+    found = plans(symbol, shapes, options.work, options.patience)
     symbols = {"none": symbol, **{key: plan.symbol for key, plan in found.items()}}
     arguments = zip(symbol.list_arguments(), symbol.infer_shape(**shapes)[0])
     gradients = sum(4 * int(np.prod(shape)) for key, shape in arguments if key not in shapes)
@@ -169,6 +171,7 @@ def main(arguments: List[str]) -> int:
         "--work", nargs="+", type=limit_of_work, default=[2.0, math.inf], metavar="R"
     )
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--patience", type=float, default=1.0, help="times the usual search")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     options = parser.parse_args(arguments)
     check_names(parser, options.nets, NETWORKS)

@@ -8,7 +8,7 @@ from memonger.errors import BudgetError, MemongerError
 from memonger.explanation import Explanation, explain
 from memonger.frontiers import Frontier, frontier
 from memonger.marks import unplan
-from memonger.plans import Plan, plan
+from memonger.plans import Plan, load_plan, plan
 from memonger.search import get_cost, make_mirror_plan, pool_bytes, search_plan
 
 __version__ = "1.0.0.dev0"
@@ -27,6 +27,7 @@ __all__ = [
     "frontier",
     "get_cost",
     "largest_batch",
+    "load_plan",
     "make_mirror_plan",
     "plan",
     "pool_bytes",

@@ -28,7 +28,7 @@ import numpy as np
 from memonger._mxnet import mx
 from memonger.errors import MemongerError
 from memonger.hidden_outputs import hidden_outputs, may_hide_outputs
-from memonger.inputs import InputSpec, Shape, missing_inputs
+from memonger.inputs import TYPE, InputSpec, Shape, missing_inputs, without_old_types
 
 Entry = Tuple[int, int]  # a node's index and which of its outputs
 
@@ -136,6 +136,7 @@ def forward_graph(symbol: Any, spec: InputSpec) -> ForwardGraph:
     MemongerError
         If a shape is missing, or does not fit; the message names the input or the node.
     """
+    symbol = without_old_types(symbol, spec)
     internals = symbol.get_internals()
     inner = json.loads(internals.tojson(remove_amp_cast=False))
     nodes = tuple(_node(item) for item in inner["nodes"])
@@ -412,7 +413,7 @@ def _infer_types(
     """Types of all tensors; as in ``simple_bind`` every input is float32 where none is told."""
     types = dict(spec.types)
     if not types:
-        own = {node.name for node in nodes if node.is_variable and "__dtype__" in node.hidden}
+        own = {node.name for node in nodes if node.is_variable and TYPE in node.hidden}
         types = {name: FLOAT for name in symbol.list_arguments() if name not in own}
     try:
         try:

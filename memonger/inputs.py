@@ -5,6 +5,7 @@ input and the remedy.
 """
 
 import difflib
+import json
 import numbers
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -20,6 +21,10 @@ GRAD_REQS = ("write", "add", "null")
 
 #: Endings of the names that MXNet gives to the parameters that an operator makes for itself.
 PARAMETER_ENDINGS = ("weight", "bias", "gamma", "beta")
+
+
+#: Where a variable keeps the type that it was made with.
+TYPE = "__dtype__"
 
 
 class InputSpec(NamedTuple):
@@ -144,6 +149,53 @@ def read_shapes(
         types[name] = _type(name, kind)
     devices = check_count("devices", devices, 1)
     return InputSpec(_largest_share(found, axes, devices) if devices > 1 else found, types)
+
+
+def without_old_types(symbol: Any, spec: InputSpec) -> Any:
+    """Return the symbol without types of its variables that contradict those that are given.
+
+    The variables of a Gluon block that was cast keep the ``__dtype__`` of before. MXNet's inference
+    (infer_graph_attr_pass.cc) takes it for given, and fails.
+
+    Parameters
+    ----------
+    symbol : mx.sym.Symbol
+    spec : InputSpec
+        The types that are given; they win, and what follows from them.
+
+    Returns
+    -------
+    mx.sym.Symbol
+        The symbol itself where nothing contradicts, or where this does not help.
+    """
+    text = symbol.tojson(remove_amp_cast=False) if spec.types else ""
+    if TYPE not in text or _types_of(symbol, spec) is not None:
+        return symbol
+    bare, graph = json.loads(text), json.loads(text)
+    for node in _variables(bare):
+        node.get("attrs", {}).pop(TYPE, None)
+    types = _types_of(mx.sym.load_json(json.dumps(bare, ensure_ascii=False)), spec)
+    if types is None:
+        return symbol
+    for node in _variables(graph):
+        if types[node["name"]] is not None:
+            node.get("attrs", {}).pop(TYPE, None)
+    return mx.sym.load_json(json.dumps(graph, ensure_ascii=False))
+
+
+def _variables(graph: Any) -> List[Any]:
+    return [node for node in graph["nodes"] if node["op"] == "null"]
+
+
+def _types_of(symbol: Any, spec: InputSpec) -> Optional[Dict[str, Any]]:
+    """The types of all inputs, None where nothing tells; None if they contradict one another."""
+    try:
+        arguments, _, auxiliary = symbol.infer_type_partial(**spec.types)
+    except mx.MXNetError:
+        return None
+    return dict(
+        zip(symbol.list_arguments() + symbol.list_auxiliary_states(), arguments + auxiliary)
+    )
 
 
 def read_grad_req(arguments: Sequence[str], grad_req: Any) -> Dict[str, str]:

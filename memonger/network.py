@@ -22,6 +22,7 @@ from memonger.inputs import (
     did_you_mean,
     read_grad_req,
     read_shapes,
+    without_old_types,
 )
 from memonger.operators import targets_of
 from memonger.rules import Rules, refuse
@@ -109,7 +110,7 @@ def read_request(
     check_device(ctx)
     spec = read_shapes(sym, shapes, input_shapes, type_dict, devices)
     requests = read_grad_req(sym.list_arguments(), grad_req)
-    symbol = marks.clear(marks.unplan(sym))
+    symbol = marks.clear(marks.unplan(without_old_types(sym, spec)))
     return Request(symbol, spec, requests, ctx, None if until is None else _layer(symbol, until))
 
 

@@ -11,7 +11,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from memonger import fastest, report, scheduling
+from memonger import fastest, plan_files, report, scheduling
 from memonger.budgets import Budget, read_budget
 from memonger.choices import PlanExplanation, explain_choices
 from memonger.costs import MB
@@ -211,6 +211,31 @@ class Plan:
             ],
         )
 
+    def save(self, file: Any) -> None:
+        """Write the plan to a file, from which `load_plan` makes it in other processes.
+
+        Plans with a budget depend on times that are measured on the machine, so workers of one job
+        may find different ones: let one of them plan, and the others load its plan.
+
+        Parameters
+        ----------
+        file : str or path
+            JSON. It is whole or not there; one that was there is replaced.
+
+        Raises
+        ------
+        MemongerError
+            If it cannot be written.
+
+        Examples
+        --------
+        >>> memonger.plan(net, {'data': (32, 3, 224, 224)}, budget='60%').save('plan.json')
+        """
+        apart = ("symbol", "schedule", "request")
+        figures = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        figures = {name: value for name, value in figures.items() if name not in apart}
+        plan_files.write(file, self.symbol, self.schedule, self.request, figures)
+
     def explain(self) -> PlanExplanation:
         """Tell tensor by tensor what is kept, what is computed again, and why.
 
@@ -388,6 +413,40 @@ def plan(
     flags = map(bool, (kept_copies, rules, measure))
     asked = _Asked(how, work, bound, patience, planner, ntrial, *flags)
     return _faster(request, asked) if how == EITHER else _planned(request, asked)
+
+
+def load_plan(file: Any, net: Any = None, shapes: Any = None, **input_shapes: Any) -> Plan:
+    """Read a plan that `Plan.save` has written; nothing is searched or bound.
+
+    Parameters
+    ----------
+    file : str or path
+    net : mx.sym.Symbol, optional
+        The network, to make sure that the plan is of it. Operators may have other names, inputs may
+        not. Without it the plan's own is taken on trust.
+    shapes : dict or list of mx.io.DataDesc, optional
+        With ``net``: the shapes of inputs, to make sure that the plan is for them.
+    **input_shapes
+        Shapes of inputs by name.
+
+    Returns
+    -------
+    Plan
+        With the figures of when it was made. A warning is logged where MXNet's environment
+        variables were others then.
+
+    Raises
+    ------
+    MemongerError
+        If the file cannot be read, is cut short, damaged or none of a plan, or if the plan is of
+        another network or for other shapes; it says where they differ.
+
+    Examples
+    --------
+    >>> plan = memonger.load_plan('plan.json', net, data=(32, 3, 224, 224))
+    >>> mod = mx.mod.Module(plan.symbol, context=mx.gpu())
+    """
+    return Plan(**plan_files.read(file, net, shapes, input_shapes))
 
 
 def _planned(request: Request, asked: _Asked) -> Plan:

@@ -5,7 +5,7 @@ import json
 import os
 import threading
 from collections import OrderedDict
-from typing import Generic, Optional, Sequence, TypeVar
+from typing import Any, Dict, Generic, Optional, Sequence, TypeVar
 
 from memonger.network import Request
 
@@ -41,17 +41,25 @@ class Remembered(Generic[T]):
             self._found.clear()
 
 
-def fingerprint(request: Request, options: Sequence[object]) -> str:
-    """A fingerprint of everything that a plan depends on.
+def structure(symbol: Any) -> Dict[str, Any]:
+    """The graph of a symbol, in which operators count by their place and not by their name.
 
-    Operators count by their place and not by their name, for a ``sym_gen`` that leaves naming to
-    MXNet makes the same network under other names each time.
+    A ``sym_gen`` that leaves naming to MXNet makes the same network under other names each time.
     """
-    graph = json.loads(request.symbol.tojson(remove_amp_cast=False))
+    graph: Dict[str, Any] = json.loads(symbol.tojson(remove_amp_cast=False))
     for node in graph["nodes"]:
         if node["op"] != "null":
             del node["name"]
-    environment = {k: v for k, v in os.environ.items() if k.startswith(("MXNET_", "NNVM_"))}
+    return graph
+
+
+def settings() -> Dict[str, str]:
+    """The environment variables that MXNet reads."""
+    return {k: v for k, v in os.environ.items() if k.startswith(("MXNET_", "NNVM_"))}
+
+
+def fingerprint(request: Request, options: Sequence[object]) -> str:
+    """A fingerprint of everything that a plan depends on."""
     asked = [request.spec, request.grad_req, str(request.ctx), request.until]
-    text = json.dumps([graph, environment, asked, options], sort_keys=True)
+    text = json.dumps([structure(request.symbol), settings(), asked, options], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -23,6 +23,7 @@ if os.environ.get("CI"):
 
 
 SHORTER = 50
+LONG = ("full_search", "slow", "exhaustive")  # tests that search as long as a user does
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +70,6 @@ def short_search() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def full_search(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole search for tests that are marked so, and for slow ones."""
-    if any(request.node.get_closest_marker(name) for name in ("full_search", "slow")):
+    if any(request.node.get_closest_marker(name) for name in LONG):
         for module, name in _lengths():
             monkeypatch.setattr(module, name, getattr(module, name) * SHORTER)

@@ -14,6 +14,9 @@ from planned import forward, run_python
 
 MB = 2**20
 
+# The scripts search as long as a user does; so do the tests that find the same again (full_search).
+SHORT = ("--patience", "0.02")
+
 
 def run(*options: str, script: str = "memory.py") -> "subprocess.CompletedProcess[str]":
     return run_python(os.path.join("benchmarks", script), *options)
@@ -29,13 +32,13 @@ def test_a_folder_of_symbols(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "small-symbol.json.gz", "wt") as file:
         file.write(symbol.tojson())
     (tmp_path / "nets.json").write_text(json.dumps({"small": {"shapes": {"data": shapes["data"]}}}))
-    done = run("--symbols", str(tmp_path), "--json", str(tmp_path / "out.json"))
+    done = run("--symbols", str(tmp_path), "--json", str(tmp_path / "out.json"), *SHORT)
     assert done.returncode == 0, done.stderr
     (figures,) = json.loads((tmp_path / "out.json").read_text())["networks"]
 
     original = memonger.search_plan(symbol, planner="chen2016", rules=False, shapes=shapes)
     ruled = memonger.search_plan(symbol, planner="chen2016", shapes=shapes)
-    ours = memonger.plan(symbol, shapes)
+    ours = memonger.plan(symbol, shapes, patience=0.02)
     expected: Dict[str, Any] = {
         "name": "small",
         "none": memonger.get_cost(symbol, shapes=shapes),
@@ -59,8 +62,7 @@ def test_schedules(tmp_path: Path) -> None:
     symbol.save(str(tmp_path / "small-symbol.json"))
     (tmp_path / "small.json").write_text(json.dumps({"shapes": shapes}))
     out = str(tmp_path / "out.json")
-    short = "--patience", "0.02"
-    done = run("--symbols", str(tmp_path), "--work", "2", "inf", "--json", out, *short)
+    done = run("--symbols", str(tmp_path), "--work", "2", "inf", "--json", out, *SHORT)
     assert done.returncode == 0, done.stderr
     (figures,) = json.loads(Path(out).read_text())["networks"]
     requests = {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
@@ -109,7 +111,7 @@ def test_depth(tmp_path: Path) -> None:
     out = str(tmp_path / "out.json")
     done = run(
         *("12", "24", "--hidden", "32", "--batch", "512", "--work", "2", "inf"),
-        *("--patience", "0.02", "--json", out),
+        *("--json", out, *SHORT),
         script="depth.py",
     )
     assert done.returncode == 0, done.stderr
@@ -128,7 +130,7 @@ def test_steps() -> None:
     """Of a network that is its own: those of the script take minutes."""
     program = (
         "import argparse, json, sys; sys.path.insert(0, 'benchmarks'); import step; "
-        "options = argparse.Namespace(work=[2.0], rounds=2); "
+        "options = argparse.Namespace(work=[2.0], rounds=2, patience=0.02); "
         "network = step.networks.chain(48, 32, 8192); "
         "print(json.dumps(step.compare('chain', network, options)['rows']))"
     )
@@ -183,7 +185,7 @@ def test_networks_train_when_small(network: networks.Network) -> None:
 
 def test_time(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    options = ["tiny", "--budgets", "1.0", "0.6", "0.01", "--rounds", "2", "--patience", "0.05"]
+    options = ["tiny", "--budgets", "1.0", "0.6", "0.01", "--rounds", "2", *SHORT]
     done = run(*options, "--json", str(out), script="time.py")
     assert done.returncode == 0, done.stderr
     ((name, rows),) = [(net["name"], net["rows"]) for net in json.loads(out.read_text())]

@@ -17,6 +17,8 @@ from memonger import cli
 import networks
 from planned import marked
 
+pytestmark = pytest.mark.python_differs
+
 MB = 2**20
 SHAPES = ("--shape", "data=4096,64", "--shape", "label=4096,64")
 

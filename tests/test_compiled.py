@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from memonger.compiled import compiled
 
+pytestmark = pytest.mark.python_differs
+
 
 @compiled
 def filled(n):

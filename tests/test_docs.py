@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 from memonger import cli
 
+pytestmark = pytest.mark.python_differs
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]

@@ -12,6 +12,8 @@ from memonger.errors import MemongerError
 
 import networks
 
+pytestmark = pytest.mark.python_differs
+
 S = mx.sym
 MB = 2**20
 CHAIN: Any = networks.chain(16)

@@ -504,6 +504,47 @@ def test_float64(kind: str) -> None:
     assert_equal(*ends)
 
 
+@pytest.mark.parametrize("how", ["marks", "schedule"])
+def test_a_gluon_block_that_was_cast(how: str) -> None:
+    """Its variables keep the type of before, by which MXNet refuses the one that is given."""
+    block = mx.gluon.nn.HybridSequential()
+    for _ in range(6):
+        block.add(mx.gluon.nn.Dense(64, activation="tanh", in_units=64))
+    block(mx.sym.var("data"))
+    block.cast("float64")
+    net, shapes, types = block(mx.sym.var("data")), {"data": (512, 64)}, {"data": "float64"}
+    with pytest.raises(RuntimeError, match="expected float64, got float32"):
+        net.simple_bind(mx.cpu(), type_dict=types, **shapes)
+    found = memonger.plan(net, shapes, type_dict=types, how=how, patience=0.02)
+    all_types = dict.fromkeys(net.list_arguments(), "float64")
+    same = memonger.plan(net, shapes, type_dict=all_types, how=how, patience=0.02)
+    assert found.recomputed and found.pool_bytes == same.pool_bytes < found.unplanned_bytes
+    assert memonger.check(net, found.symbol, shapes, type_dict=types)
+    module = mx.mod.Module(found.symbol, label_names=None)
+    module.bind([mx.io.DataDesc("data", shapes["data"], "float64")])
+    module.init_params(mx.init.Xavier())
+    weights, _ = module.get_params()
+    assert {array.dtype for array in weights.values()} == {np.float64}
+    types[net.list_arguments()[1]] = "float32"
+    with pytest.raises(memonger.MemongerError, match="the types do not fit"):
+        memonger.plan(net, shapes, type_dict=types)
+
+
+def test_types_of_variables_that_nothing_contradicts() -> None:
+    """They stay; also where another's gives way."""
+    x = mx.sym.Cast(mx.sym.Variable("free", dtype="float64"), dtype="float32")
+    for k in range(6):
+        old = mx.sym.Variable("old%d" % k, dtype="float16")
+        x = mx.sym.Activation(mx.sym.FullyConnected(x, old, num_hidden=16, no_bias=True), "tanh")
+    shapes = {"free": (512, 16)}
+    plan = memonger.plan(x, shapes, type_dict={"old0": "float32"}, patience=0.02)
+    kept = {name: a.get("__dtype__") for name, a in plan.symbol.attr_dict().items()}
+    assert [kept["free"], kept.get("old0"), kept.get("old5")] == ["1", None, None]
+    contradicted = dict.fromkeys(("old0", "old5"), "float16")
+    with pytest.raises(memonger.MemongerError, match="the types do not fit"):
+        memonger.plan(x, shapes, type_dict=contradicted, patience=0.02)
+
+
 # -- marks and shapes, however they are given -------------------------------------------------
 
 

@@ -14,6 +14,8 @@ from memonger.training import merged_nodes
 import networks
 from planned import every_cut, forward, marked, nodes, rules_of
 
+pytestmark = pytest.mark.python_differs
+
 S = mx.sym
 SHAPES = {"data": (256, 512)}
 

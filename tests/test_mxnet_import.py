@@ -11,6 +11,8 @@ import pytest
 import memonger  # noqa: F401
 from memonger import _mxnet
 
+pytestmark = pytest.mark.python_differs
+
 PROJECT = Path(__file__).resolve().parents[1]
 
 

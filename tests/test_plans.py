@@ -25,6 +25,8 @@ from memonger.network import read_network, read_request
 import networks
 from planned import forward, marked, nodes
 
+pytestmark = pytest.mark.python_differs
+
 S = mx.sym
 MB = 2**20
 SHAPES: Any = {"data": (256, 512)}

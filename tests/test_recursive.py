@@ -32,6 +32,8 @@ from memonger.unrolled import unroll as written_out
 import networks
 from generated import build, recipes
 
+pytestmark = pytest.mark.python_differs
+
 
 def workload_of(network: Tuple[Any, Dict[str, Any]]) -> Workload:
     symbol, shapes = network

@@ -131,9 +131,9 @@ NETS: Dict[str, Callable[[], Network]] = {
     "mobilenetv2": lambda: networks.model_zoo("mobilenetv2_1.0"),
     "densenet121": lambda: networks.model_zoo("densenet121"),
     "unet": lambda: networks.unet(),
-    "lstm": lambda: networks.lstm(steps=40),
+    "lstm": lambda: networks.lstm(steps=20),
     "lstm, one softmax": lambda: networks.lstm(
-        steps=40, concat_decode=True, use_loss=False, dropout=0.3
+        steps=20, concat_decode=True, use_loss=False, dropout=0.3
     ),
     "transformer": lambda: networks.transformer(dropout=0.1),
     "highway": lambda: networks.highway(),

@@ -115,6 +115,14 @@ def test_operators_inside_a_network(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", KNOWN)
+def test_all_operators_inside_a_network(name: str) -> None:
+    symbol = planned_net(CASES[name])
+    values = positive(symbol, PLANNED_SHAPES)
+    train(symbol, PLANNED_SHAPES, ["marks", "three levels"], values=values)
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "build, shapes", [(small_net, SMALL_SHAPES), (planned_net, PLANNED_SHAPES)]
 )

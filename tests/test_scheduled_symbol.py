@@ -24,6 +24,8 @@ from mxnet.contrib import amp
 from schedules import everything, nested, work_of
 from test_scheduled import BATCH, IMAGES, LABELS, NO_FUSION, net, parameters, planned, same
 
+pytestmark = pytest.mark.python_differs
+
 S = mx.sym
 SHAPES: Dict[str, Any] = {"data": (BATCH, 3, 8, 8), "softmax_label": (BATCH,)}
 Error = memonger.MemongerError

@@ -245,6 +245,7 @@ def test_planned_anew() -> None:
     assert not isinstance(marks.symbol, ScheduledSymbol)
 
 
+@pytest.mark.python_differs
 def test_trains_as_the_network_does() -> None:
     symbol, shapes = networks.resnet((1, 1, 1, 1), batch=2, image=64)
     plan = memonger.plan(symbol, shapes, how="schedule", work=3.0)

@@ -19,6 +19,8 @@ import networks
 from generated import networks as generated
 from planned import every_cut, rules_of
 
+pytestmark = pytest.mark.python_differs
+
 S = mx.sym
 
 

@@ -14,6 +14,8 @@ from memonger.training import TrainingGraph, training_graph
 
 import planned
 
+pytestmark = pytest.mark.python_differs
+
 S = mx.sym
 CPU = mx.cpu()
 
