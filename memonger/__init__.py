@@ -10,6 +10,7 @@ from memonger.frontiers import Frontier, frontier
 from memonger.marks import unplan
 from memonger.plans import Plan, plan
 from memonger.search import get_cost, make_mirror_plan, pool_bytes, search_plan
+from memonger.symbol_file import load
 
 __version__ = "1.0.0.dev0"
 
@@ -27,6 +28,7 @@ __all__ = [
     "frontier",
     "get_cost",
     "largest_batch",
+    "load",
     "make_mirror_plan",
     "plan",
     "pool_bytes",

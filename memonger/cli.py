@@ -77,7 +77,7 @@ def _plan(options: argparse.Namespace) -> int:
             "with --how marks"
         )
     _check_files(options.output, options.plot)
-    plan = memonger.plan(_network(options.network), **_of(options, "devices", *PLANNING))
+    plan = memonger.plan(memonger.load(options.network), **_of(options, "devices", *PLANNING))
     if options.output:
         _save(plan.symbol, options.output)
     if options.plot:
@@ -89,7 +89,7 @@ def _plan(options: argparse.Namespace) -> int:
 def _frontier(options: argparse.Namespace) -> int:
     _check_files(options.plot)
     asked = _of(options, "devices", "how", "points", "measure", "patience")
-    plans = memonger.frontier(_network(options.network), **asked)
+    plans = memonger.frontier(memonger.load(options.network), **asked)
     if options.plot:
         plans.plot(options.plot)
     _tell(options, plans, [_figures(plan) for plan in plans])
@@ -99,7 +99,7 @@ def _frontier(options: argparse.Namespace) -> int:
 def _batch(options: argparse.Namespace) -> int:
     _check_files(options.output)
     asked = _of(options, "budget", "budget_of", "optimizer", "measure", "patience")
-    found = memonger.largest_batch(_network(options.network), **asked)
+    found = memonger.largest_batch(memonger.load(options.network), **asked)
     if options.output:
         _save(found.plan.symbol, options.output)
     figures = {"batch": found.batch, "unplanned_batch": found.unplanned_batch}
@@ -108,7 +108,7 @@ def _batch(options: argparse.Namespace) -> int:
 
 
 def _cost(options: argparse.Namespace) -> int:
-    network = _network(options.network)
+    network = memonger.load(options.network)
     found = memonger.explain(network, **_of(options, "devices"))
     exact = not found.inexact
     pool = found.pool_bytes
@@ -126,7 +126,7 @@ def _cost(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    network = _network(options.network)
+    network = memonger.load(options.network)
     found: Any
     given = [name for name in PLANNING if getattr(options, name) != DEFAULTS.get(name)]
     if given and not options.plan:
@@ -140,7 +140,7 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    networks = _network(options.network), _network(options.planned)
+    networks = memonger.load(options.network), memonger.load(options.planned)
     report = memonger.check(*networks, **_of(options, "steps"))
     _tell(options, report, {**_as_data(report), "equal": bool(report)})
     return OK if report else NO
@@ -153,19 +153,6 @@ def _of(options: argparse.Namespace, *names: str) -> Dict[str, Any]:
     """Keyword arguments of a function of the package: what all take, and those of these names."""
     given = {"shapes": options.shapes, "type_dict": options.types, "ctx": options.device}
     return {**given, **{name: getattr(options, name) for name in names}}
-
-
-def _network(file: str) -> Any:
-    """The network of a file."""
-    if not os.path.isfile(file):
-        raise MemongerError("there is no file %r" % file)
-    try:
-        return mx.sym.load(file)
-    except mx.MXNetError:
-        raise MemongerError(
-            "%r holds no network that MXNet can read; it takes what symbol.save and "
-            "save_checkpoint write (*-symbol.json)" % file
-        ) from None
 
 
 def _check_files(*files: Optional[str]) -> None:

@@ -29,6 +29,7 @@ from memonger._mxnet import mx
 from memonger.errors import MemongerError
 from memonger.hidden_outputs import hidden_outputs, may_hide_outputs
 from memonger.inputs import InputSpec, Shape, missing_inputs
+from memonger.symbols import read
 
 Entry = Tuple[int, int]  # a node's index and which of its outputs
 
@@ -137,7 +138,7 @@ def forward_graph(symbol: Any, spec: InputSpec) -> ForwardGraph:
         If a shape is missing, or does not fit; the message names the input or the node.
     """
     internals = symbol.get_internals()
-    inner = json.loads(internals.tojson(remove_amp_cast=False))
+    inner = read(internals)
     nodes = tuple(_node(item) for item in inner["nodes"])
     heads = _heads(symbol)
     arguments, auxiliary = symbol.list_arguments(), set(symbol.list_auxiliary_states())

@@ -7,7 +7,6 @@ allocated make the bind cheap at any size, and an operator is bound once for eac
 """
 
 import contextlib
-import json
 import math
 import os
 import re
@@ -18,6 +17,7 @@ import numpy as np
 from memonger._mxnet import mx
 from memonger.errors import TooLargeError
 from memonger.forward import Tensor
+from memonger.symbols import as_json, read
 
 MXNET_VERSION = ["int", 10901]
 MOST_ELEMENTS = 2**31 - 1  # without INT64_TENSOR_SIZE
@@ -187,7 +187,7 @@ def load_nodes(nodes: List[Dict[str, Any]], heads: List[List[int]]) -> Any:
         "heads": heads,
         "attrs": {"mxnet_version": MXNET_VERSION},
     }
-    return mx.sym.load_json(json.dumps(graph, ensure_ascii=False))
+    return mx.sym.load_json(as_json(graph))
 
 
 def _observe(
@@ -332,7 +332,7 @@ def _with_tensors(
             Tensor(tuple(int(n) for n in shape), np.dtype(kind).name)
             for shape, kind in zip(*_infer(internals, inputs, _head_tensors(op, attrs, inputs)))
         ]
-        entries = json.loads(internals.tojson(remove_amp_cast=False))
+        entries = read(internals)
     except (mx.MXNetError, TypeError) as error:
         raise NotObservable(
             "%s: shapes of its gradient: %s" % (op, str(error).strip().split("\n")[0])

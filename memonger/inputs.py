@@ -12,6 +12,7 @@ import numpy as np
 
 from memonger._mxnet import mx
 from memonger.errors import MemongerError
+from memonger.symbols import check_links
 
 Shape = Tuple[int, ...]
 
@@ -53,6 +54,7 @@ def check_symbol(symbol: Any) -> Any:
         raise MemongerError(
             "the network must be an mx.sym.Symbol, not %s %r" % (type(symbol).__name__, symbol)
         )
+    check_links(symbol)  # or MXNet may end the process at the next line
     if len(symbol.list_outputs()) == 0:
         raise MemongerError("the Symbol is a Group of nothing: it has no outputs to train")
     names = symbol.list_inputs()

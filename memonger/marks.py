@@ -14,6 +14,7 @@ from memonger._mxnet import mx
 from memonger.forward import ForwardGraph, KeptCopy, copy_names
 from memonger.inputs import Shape, check_symbol
 from memonger.operators import truth, untouched
+from memonger.symbols import as_json, read
 
 FORCE = "__force_mirroring__"
 STAGE = "__mirror_stage__"
@@ -59,7 +60,7 @@ def apply(
         it (``forward.with_copies``). If the node itself were kept, its gradient would read, and so
         hold, the originals of its inputs.
     """
-    graph = json.loads(symbol.tojson(remove_amp_cast=False))
+    graph = read(symbol)
     native = set(native)
     for i, node in enumerate(graph["nodes"]):
         if node["op"] == "null" or untouched(node["op"]):
@@ -73,7 +74,7 @@ def apply(
         attrs[RECORD] = json.dumps(before, sort_keys=True)
         attrs.update(new)
     _insert(graph, {copy.node: copy for copy in copies})
-    return mx.sym.load_json(json.dumps(graph, ensure_ascii=False))
+    return mx.sym.load_json(as_json(graph))
 
 
 def inferable(
@@ -91,7 +92,7 @@ def inferable(
     shapes : dict
         Of the inputs.
     """
-    names = [node["name"] for node in json.loads(symbol.tojson(remove_amp_cast=False))["nodes"]]
+    names = [node["name"] for node in read(symbol)["nodes"]]
     found = tuple(copies)
     while any(copy.unfused for copy in found):
         try:
@@ -130,14 +131,14 @@ def unplan(symbol: Any) -> Any:
     text = check_symbol(symbol).tojson(remove_amp_cast=False)
     if RECORD not in text:
         return mx.sym.load_json(text)
-    graph = json.loads(text)
+    graph = json.loads(text, strict=False)
     for node in graph["nodes"]:
         if not _is_ours(node):
             _restore(node.get("attrs", {}))
         if not node.get("attrs", True):
             del node["attrs"]
     _remove(graph)
-    return mx.sym.load_json(json.dumps(graph, ensure_ascii=False))
+    return mx.sym.load_json(as_json(graph))
 
 
 def clear(symbol: Any) -> Any:
@@ -145,12 +146,12 @@ def clear(symbol: Any) -> Any:
     text = symbol.tojson(remove_amp_cast=False)
     if FORCE not in text:
         return mx.sym.load_json(text)
-    graph = json.loads(text)
+    graph = json.loads(text, strict=False)
     for node in graph["nodes"]:
         attrs = node.get("attrs", {})
         if FORCE in attrs and not untouched(node["op"]):
             attrs[RECORD] = json.dumps({FORCE: attrs.pop(FORCE)})
-    return mx.sym.load_json(json.dumps(graph, ensure_ascii=False))
+    return mx.sym.load_json(as_json(graph))
 
 
 def _is_ours(node: Mapping[str, Any]) -> bool:

@@ -6,7 +6,6 @@ that a ``sym_gen`` that plans may be called again and again.
 
 import dataclasses
 import itertools
-import json
 import logging
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -24,6 +23,7 @@ from memonger.remembered import Remembered, fingerprint
 from memonger.schedule import Schedule
 from memonger.scheduling import check_limits, solve_schedule
 from memonger.solution import Solution, solve
+from memonger.symbols import read
 
 log = logging.getLogger("memonger")
 
@@ -461,7 +461,7 @@ def forget() -> None:
 
 def plan_of(request: Request, planned: Any, solution: Solution) -> Plan:
     """The Plan for a symbol, with the names of its operators."""
-    nodes = json.loads(request.symbol.tojson(remove_amp_cast=False))["nodes"]
+    nodes = read(request.symbol)["nodes"]
     names = [node["name"] for node in nodes]
     operators = [
         (node["name"], again) for node, again in zip(nodes, solution.mask) if node["op"] != "null"

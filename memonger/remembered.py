@@ -8,6 +8,7 @@ from collections import OrderedDict
 from typing import Generic, Optional, Sequence, TypeVar
 
 from memonger.network import Request
+from memonger.symbols import read
 
 T = TypeVar("T")
 
@@ -47,7 +48,7 @@ def fingerprint(request: Request, options: Sequence[object]) -> str:
     Operators count by their place and not by their name, for a ``sym_gen`` that leaves naming to
     MXNet makes the same network under other names each time.
     """
-    graph = json.loads(request.symbol.tojson(remove_amp_cast=False))
+    graph = read(request.symbol)
     for node in graph["nodes"]:
         if node["op"] != "null":
             del node["name"]
