@@ -4,6 +4,8 @@ import json
 import multiprocessing
 import os
 import stat
+import subprocess
+import sys
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
@@ -14,6 +16,7 @@ import pytest
 from memonger import MemongerError, files
 
 import mutants
+import networks
 from operator_cases import CASES, DYNAMIC_CASES, planned_net, small_net
 
 S = mx.sym
@@ -383,9 +386,50 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_place_where_nothing_can_be_written(place: str, tmp_path: Path) -> None:
-    os.chdir(tmp_path)
+def test_a_place_where_nothing_can_be_written(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     for call in (files.check_writable, lambda path: files.write(path, b"")):
         with pytest.raises(MemongerError, match=PLACES[place]):
             call(place)
     assert not list(tmp_path.iterdir())
+
+
+LIMITED = """
+import resource, signal, sys
+sys.path[:0] = %r
+import memonger, mxnet as mx
+from memonger import cli
+import networks
+kind = sys.argv[1]
+if kind == "limit":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512))
+elif kind == "interrupt":
+    import os
+    fsync = os.fsync
+    os.fsync = lambda number: (fsync(number), os.kill(os.getpid(), signal.SIGINT))
+elif kind == "full":
+    import os, errno
+    def full(number):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.fsync = full
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["limit", "interrupt", "full"])
+def test_the_old_file_stays_whole(kind: str, tmp_path: Path) -> None:
+    """With a limit, Ctrl-C or a full disk; what the search found is told all the same."""
+    symbol, _ = networks.chain(16, hidden=64, batch=4096)
+    source, out = tmp_path / "net-symbol.json", tmp_path / "out-symbol.json"
+    symbol.save(str(source))
+    out.write_text("old")
+    shapes = ("--shape", "data=4096,64", "--shape", "label=4096,64", "--patience", ".01")
+    code = LIMITED % [str(mutants.__file__).rsplit("/", 1)[0], networks.__file__.rsplit("/", 1)[0]]
+    command = [sys.executable, "-W", "ignore", "-c", code, kind, "plan", str(source), *shapes]
+    done = subprocess.run([*command, "-o", str(out)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("memonger: ")
+    assert done.stdout.startswith("before") and "after" in done.stdout
+    assert out.read_text() == "old" and sorted(tmp_path.iterdir()) == [source, out]
