@@ -19,9 +19,9 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import memonger
 from memonger import files
 from memonger.errors import BudgetError, MemongerError
+from memonger.sizes import MB, in_words
 
 OK, NO, MISTAKE = 0, 1, 2
-MB = 2**20
 HOW = ("marks", "schedule", "auto")
 BATCH = "N"  # where the batch goes in a shape
 PLANNING = ("how", "work", "budget", "budget_of", "optimizer", "measure", "patience")
@@ -78,6 +78,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         from memonger.symbols import said_by_mxnet
 
         return _complain("MXNet says: " + said_by_mxnet(error), MISTAKE)
+    except MemoryError as error:
+        return _complain("this machine has not memory enough: %s" % error, MISTAKE)
     except KeyboardInterrupt:
         return _complain("interrupted before anything was found", MISTAKE)
 
@@ -98,6 +100,7 @@ def _plan(options: argparse.Namespace) -> int:
     _check_files(options.output, options.plot)
     network = memonger.load(options.network)
     plan = memonger.plan(network, **_of(options, "devices", *PLANNING))
+    plan = dataclasses.replace(plan, added_time=plan.predict_time(options.measure))
     report = _checked(network, plan) if options.check else None
     found: Any = plan
     data = _figures(plan)
@@ -141,11 +144,11 @@ def _cost(options: argparse.Namespace) -> int:
             raise MemongerError("--devices: give one device's shapes for this network")
         pool = MB * memonger.get_cost(network, **_of(options))
     lines = [
-        "pool     %.1f MB%s" % (pool / MB, "" if exact else ", bound, in whole MB"),
-        "peak     %.1f MB alive at once, in %s" % (found.peak_bytes / MB, found.peak),
+        "pool     %s%s" % (in_words(pool), "" if exact else ", bound, in whole MB"),
+        "peak     %s alive at once, in %s" % (in_words(found.peak_bytes), found.peak),
     ]
     figures = {"pool_bytes": pool, "peak_bytes": found.peak_bytes, "exact": exact}
-    _tell(options, "\n".join(lines), figures)
+    _tell(options, "\n".join(lines) if found.tensors or pool else found, figures)
     return OK
 
 

@@ -5,13 +5,14 @@ input and the remedy.
 """
 
 import difflib
+import math
 import numbers
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from memonger._mxnet import mx
-from memonger.errors import MemongerError
+from memonger.errors import MemongerError, TooLargeError
 from memonger.symbols import check_links
 
 Shape = Tuple[int, ...]
@@ -21,6 +22,9 @@ GRAD_REQS = ("write", "add", "null")
 
 #: Endings of the names that MXNet gives to the parameters that an operator makes for itself.
 PARAMETER_ENDINGS = ("weight", "bias", "gamma", "beta")
+
+
+MOST_ELEMENTS = 2**31 - 1  # of a tensor, without INT64_TENSOR_SIZE
 
 
 class InputSpec(NamedTuple):
@@ -310,4 +314,20 @@ def _check_shape(name: str, shape: Any) -> Shape:
                 "input %r: shape %s holds %d; every size, the batch too, must be at least 1"
                 % (name, tuple(shape), size)
             )
-    return tuple(int(size) for size in shape)
+    return check_elements(tuple(int(size) for size in shape))
+
+
+def check_elements(shape: Shape) -> Shape:
+    """Return a shape whose elements MXNet can count.
+
+    Raises
+    ------
+    TooLargeError
+    """
+    large = math.prod(shape) > MOST_ELEMENTS
+    if large and not mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE"):
+        raise TooLargeError(
+            "a tensor of shape %s has more than 2**31 - 1 elements, which this MXNet cannot count; "
+            "make the batch smaller" % (shape,)
+        )
+    return shape

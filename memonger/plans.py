@@ -10,7 +10,9 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from memonger import fastest, report, scheduling
+import numpy as np
+
+from memonger import fastest, report, scheduling, timing
 from memonger.budgets import Budget, read_budget
 from memonger.choices import PlanExplanation, explain_choices
 from memonger.costs import MB
@@ -229,6 +231,36 @@ class Plan:
             original=self.planner == "chen2016",
             budgeted=self.added_time is not None,
         )
+
+    def predict_time(self, measure: bool = False) -> float:
+        """Predict the time that the plan adds to a training step, where no budget asked for it.
+
+        Parameters
+        ----------
+        measure : bool
+            Whether each operator is measured on the device, once, instead of predicted.
+
+        Returns
+        -------
+        float
+            As a share of a step's time without a plan; ``added_time`` where that is known.
+
+        Examples
+        --------
+        >>> memonger.plan(net, {'data': (32, 3, 224, 224)}).predict_time()
+        """
+        if self.added_time is not None:
+            return self.added_time
+        device = self.request.device
+        if self.schedule is not None:
+            times = timing.times_of(read_network(self.request).training, device, measure)
+            runs = np.bincount(self.schedule.forwards, minlength=len(times.forward))
+            return float((np.maximum(runs - 1, 0) * times.forward).sum() / times.step)
+        found = self._step(self.symbol).memory.replay
+        training: Any = found.training
+        times = timing.times_of(training, device, measure)
+        again = found.order[found.order >= len(times.forward)] - len(times.forward)
+        return float(times.forward[again[again < len(times.forward)]].sum() / times.step)
 
     def _step(self, symbol: Any) -> Step:
         request = self.request

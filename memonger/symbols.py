@@ -10,7 +10,7 @@ depends on its attributes: MXNet is asked of each operator alone.
 import functools
 import json
 import re
-from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple, Union
 
 from memonger._mxnet import mx
 from memonger.errors import MemongerError
@@ -247,7 +247,7 @@ def _operators() -> FrozenSet[str]:
     return frozenset(mx.operator.get_all_registered_operators())
 
 
-def said_by_mxnet(error: BaseException) -> str:
+def said_by_mxnet(error: Union[BaseException, str]) -> str:
     """What an error of MXNet says, in one line and without its stack trace."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     lines = [line for line in lines if "Error: " in line] or lines or [type(error).__name__]
