@@ -27,8 +27,8 @@ VERBS: Dict[str, Tuple[str, ...]] = {
 
 
 def networks() -> Dict[str, Tuple[Any, Dict[str, Tuple[int, ...]]]]:
-    """Four small networks and the shapes of their inputs."""
-    import memonger  # noqa: F401  makes MXNet importable
+    """Four small networks, one of them with a plan, and the shapes of their inputs."""
+    import memonger
     import mxnet as mx
 
     s = mx.sym
@@ -40,6 +40,7 @@ def networks() -> Dict[str, Tuple[Any, Dict[str, Tuple[int, ...]]]]:
         x = s.Activation(s.BatchNorm(x, fix_gamma=False, name="bn%d" % i), act_type="relu")
         x = s.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="max", name="pool%d" % i)
     convolutional = s.SoftmaxOutput(s.FullyConnected(x, num_hidden=3, name="fc"), name="softmax")
+    planned = memonger.search_plan(convolutional, data=(64, 3, 8, 8), patience=0.01)
 
     parts = list(s.SliceChannel(data, num_outputs=2, axis=1, name="parts"))
     for i in range(2):
@@ -59,7 +60,7 @@ def networks() -> Dict[str, Tuple[Any, Dict[str, Tuple[int, ...]]]]:
     outputs, _ = s.contrib.foreach(body, data, s.zeros((BATCH, WIDTH)))
     loop = s.MakeLoss(s.sum(outputs), name="loss")
     return {
-        "convolutional": (convolutional, {"data": (BATCH, 3, 8, 8)}),
+        "planned": (planned, {"data": (BATCH, 3, 8, 8)}),
         "gated": (gated, {"data": (BATCH, 2 * WIDTH)}),
         "two outputs": (two, {"data": (BATCH, 5)}),
         "loop": (loop, {"data": (3, BATCH, WIDTH)}),

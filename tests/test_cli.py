@@ -301,14 +301,14 @@ def test_plan_and_check(how: str, net: Any, capsys: Any, monkeypatch: pytest.Mon
     found = memonger.CheckReport(1, 1, (), ("softmax_output",), True)
     given = {}
 
-    def check(*networks: Any, **options: Any) -> memonger.CheckReport:
-        given.update(options)
+    def check(net: Any, planned: Any, shapes: Any, **options: Any) -> memonger.CheckReport:
+        given.update(shapes)
         return found
 
     monkeypatch.setattr(memonger, "check", check)
     status, printed, _ = run(capsys, *asked, "--how", how, "--check", "--json")
     assert status == 1 and json.loads(printed)["check"]["not_finite"] == ["softmax_output"]
-    assert given["shapes"] == {"data": (32, 64), "label": (32, 64)}
+    assert given == {"data": (32, 64), "label": (32, 64)}
 
 
 def test_a_network_without_operators(capsys: Any, tmp_path: Path) -> None:
@@ -398,9 +398,9 @@ def test_what_cannot_be_imported_is_one_line(case: str, net: Any, tmp_path: Path
 
 
 def test_names_that_the_terminal_cannot_show(tmp_path: Path) -> None:
-    x = mx.sym.FullyConnected(mx.sym.Variable("данные"), num_hidden=3, name="слой")
+    x = mx.sym.FullyConnected(mx.sym.Variable("данные"), num_hidden=3)
     file = tmp_path / "сеть-symbol.json"
-    mx.sym.MakeLoss(x).save(str(file))
+    mx.sym.MakeLoss(x, name="слой").save(str(file))
     command = (
         "import os, sys; os.environ['PYTHONIOENCODING'] = 'ascii'; "
         "os.execv(sys.executable, [sys.executable, '-W', 'ignore', '-m', 'memonger.cli', "

@@ -38,7 +38,8 @@ def test_nothing_that_mxnet_takes_is_refused(build: Callable[..., Any], tmp_path
 
 
 def fused() -> Any:
-    return mutants.networks()["convolutional"][0].optimize_for("MKLDNN")
+    x = S.Convolution(S.Variable("data"), kernel=(3, 3), num_filter=4, name="conv")
+    return S.Activation(S.BatchNorm(x, name="bn"), act_type="relu").optimize_for("MKLDNN")
 
 
 def attributes() -> Any:
