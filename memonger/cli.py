@@ -21,6 +21,8 @@ from memonger import files
 from memonger.errors import BudgetError, MemongerError
 from memonger.sizes import MB, in_words
 
+log = logging.getLogger("memonger")
+
 OK, NO, MISTAKE = 0, 1, 2
 HOW = ("marks", "schedule", "auto")
 BATCH = "N"  # where the batch goes in a shape
@@ -100,14 +102,22 @@ def _plan(options: argparse.Namespace) -> int:
     _check_files(options.output, options.plot)
     network = memonger.load(options.network)
     plan = memonger.plan(network, **_of(options, "devices", *PLANNING))
-    plan = dataclasses.replace(plan, added_time=plan.predict_time(options.measure))
-    report = _checked(network, plan) if options.check else None
+    try:
+        plan = dataclasses.replace(plan, added_time=plan.predict_time(options.measure))
+    except (MemongerError, KeyboardInterrupt) as error:  # the plan is known all the same
+        log.warning("the time that it adds is not predicted: %s", error or "interrupted")
     found: Any = plan
     data = _figures(plan)
-    if report is not None:
-        found = "%s\n%-8s %s" % (plan, "check", report)
-        data["check"] = _as_data(report)
-    _tell(options, found, data, plan=plan)
+    report = None
+    try:
+        if options.check:
+            report = _checked(network, plan)
+            found = "%s\n%-8s %s" % (plan, "check", report)
+            data["check"] = _as_data(report)
+    except KeyboardInterrupt:
+        raise MemongerError("interrupted before the plan was checked") from None
+    finally:
+        _tell(options, found, data, plan=plan)
     return OK if report is None or report else NO
 
 

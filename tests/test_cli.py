@@ -292,6 +292,26 @@ def test_the_faster_of_both(net: Any, capsys: Any, tmp_path: Path) -> None:
         assert status == 2 and "cannot be saved" in error and not out.exists()
 
 
+def test_ctrl_c_after_the_search(
+    net: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What it found is told and written."""
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "planned-symbol.json"
+    monkeypatch.setattr(memonger.Plan, "predict_time", interrupted)
+    status, printed, _ = run(capsys, "plan", net[2], *SHAPES, "-o", out)
+    assert status == 0 and printed.startswith("before") and "as predicted" not in printed
+    assert marked(mx.sym.load(str(out)))
+    out.unlink()
+    monkeypatch.setattr(memonger, "check", interrupted)
+    status, printed, error = run(capsys, "plan", net[2], *SHAPES, "-o", out, "--check")
+    assert status == 2 and printed.startswith("before") and "before the plan was checked" in error
+    assert marked(mx.sym.load(str(out)))
+
+
 @pytest.mark.parametrize("how", ["marks", "schedule"])
 def test_plan_and_check(how: str, net: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The share of one device is trained; a difference is status 1."""
