@@ -1,15 +1,21 @@
 """Train MXNet 1.9 networks in a fraction of the memory, without changing what they learn."""
 
-from memonger._mxnet import mx as _mx  # noqa: F401  first: it makes MXNet importable
-from memonger.batches import LargestBatch, largest_batch
-from memonger.checking import CheckReport, check
-from memonger.choices import PlanExplanation
+import importlib
+from typing import TYPE_CHECKING, Any, List
+
+from memonger import _mxnet  # first: it makes MXNet importable
 from memonger.errors import BudgetError, MemongerError
-from memonger.explanation import Explanation, explain
-from memonger.frontiers import Frontier, frontier
-from memonger.marks import unplan
-from memonger.plans import Plan, load_plan, plan
-from memonger.search import get_cost, make_mirror_plan, pool_bytes, search_plan
+
+if TYPE_CHECKING:
+    from memonger.batches import LargestBatch, largest_batch
+    from memonger.checking import CheckReport, check
+    from memonger.choices import PlanExplanation
+    from memonger.explanation import Explanation, explain
+    from memonger.frontiers import Frontier, frontier
+    from memonger.marks import unplan
+    from memonger.plans import Plan, load_plan, plan
+    from memonger.search import get_cost, make_mirror_plan, pool_bytes, search_plan
+    from memonger.symbol_file import load
 
 __version__ = "1.0.0.dev0"
 
@@ -27,6 +33,7 @@ __all__ = [
     "frontier",
     "get_cost",
     "largest_batch",
+    "load",
     "load_plan",
     "make_mirror_plan",
     "plan",
@@ -34,3 +41,29 @@ __all__ = [
     "search_plan",
     "unplan",
 ]
+
+#: Where the public names are: imported when they are first asked for, for that takes seconds.
+_ROOMS = {
+    "batches": ("LargestBatch", "largest_batch"),
+    "checking": ("CheckReport", "check"),
+    "choices": ("PlanExplanation",),
+    "explanation": ("Explanation", "explain"),
+    "frontiers": ("Frontier", "frontier"),
+    "marks": ("unplan",),
+    "plans": ("Plan", "load_plan", "plan"),
+    "search": ("get_cost", "make_mirror_plan", "pool_bytes", "search_plan"),
+    "symbol_file": ("load",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for room, names in _ROOMS.items():
+        if name in names:
+            _mxnet.mx  # noqa: B018  says what is wrong with it or NumPy before anything else can
+            globals()[name] = found = getattr(importlib.import_module("memonger." + room), name)
+            return found
+    raise AttributeError("module %r has no attribute %r" % (__name__, name))
+
+
+def __dir__() -> List[str]:
+    return sorted({*globals(), *__all__})

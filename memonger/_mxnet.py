@@ -4,18 +4,17 @@ MXNet 1.9.1 was released in 2022. What it lacks since is supplied here before it
 name ``numpy.bool`` (gone in NumPy 1.24) and the module ``distutils`` (gone in Python 3.12, brought
 back by setuptools). The CUDA libraries of the ``cu112`` extra are wheels of their own, which the
 loader does not search: they are loaded here, in the order in which they need one another.
+
+All of it costs seconds, so it is done when MXNet is first imported, by whoever does: this module
+is light, and imports MXNet where its ``mx`` is asked for.
 """
 
-import ctypes
-import importlib.metadata
 import importlib.util
 import os
 import re
 import sys
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
-
-import numpy
+from typing import Any, Dict, List, Optional, Tuple
 
 from memonger.errors import MXNetImportError
 
@@ -48,6 +47,8 @@ INSTALL = (
 
 def _installed_builds() -> List[Tuple[str, Path]]:
     """Name and package folder of every MXNet wheel that is installed."""
+    import importlib.metadata
+
     found: Dict[Tuple[str, Path], None] = {}
     for distribution in importlib.metadata.distributions():
         name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
@@ -81,6 +82,8 @@ def _chosen_build() -> Optional[str]:
 
 
 def _supply_missing_names() -> None:
+    import numpy
+
     if int(numpy.__version__.split(".")[0]) >= 2:
         raise MXNetImportError(
             "MXNet 1.9 cannot be used with NumPy %s; pip install 'numpy==%s'"
@@ -110,6 +113,8 @@ def _load_cuda_libraries() -> List[str]:
     MXNetImportError
         If one is there and cannot be loaded.
     """
+    import ctypes
+
     spec = importlib.util.find_spec("nvidia")
     roots = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
     missing = []
@@ -163,22 +168,38 @@ def _explain(error: BaseException, build: Optional[str], missing: List[str]) -> 
     )
 
 
-def _import():  # type: ignore[no-untyped-def]
-    # Every bind would print a line about MKLDNN on stderr; read once, at the first bind.
-    os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
-    if "mxnet" not in sys.modules:
-        build = _chosen_build()
-        missing: List[str] = []
-        if build is not None:
-            _supply_missing_names()
-            if build != "mxnet":
-                missing = _load_cuda_libraries()
-        try:
-            import mxnet
-        except (ImportError, OSError) as error:
-            raise MXNetImportError(_explain(error, build, missing)) from error
-    import mxnet
+class _Preparation:
+    """A finder of modules that finds none, but prepares the import of MXNet."""
 
+    def __init__(self) -> None:
+        self.build: Optional[str] = None  # the wheel that is imported
+        self.missing: List[str] = []  # sonames for which there is no wheel
+        self._begun = "mxnet" in sys.modules
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Prepare the first import of MXNet; leave it to others to find it."""
+        if name != "mxnet" or self._begun:
+            return
+        self._begun = True
+        try:
+            self.build = _chosen_build()
+            if self.build is not None:
+                _supply_missing_names()
+                if self.build != "mxnet":
+                    self.missing = _load_cuda_libraries()
+        except BaseException:
+            self._begun = False
+            raise
+
+
+def _import() -> Any:
+    try:
+        import mxnet
+    except MXNetImportError:
+        raise
+    except (ImportError, OSError) as error:
+        said = _explain(error, _preparation.build, _preparation.missing)
+        raise MXNetImportError(said) from error
     if not re.match(r"1\.9\.", mxnet.__version__):
         raise MXNetImportError(
             "memonger knows how MXNet 1.9 plans memory, but MXNet %s is installed; "
@@ -187,4 +208,14 @@ def _import():  # type: ignore[no-untyped-def]
     return mxnet
 
 
-mx = _import()
+def __getattr__(name: str) -> Any:
+    if name != "mx":
+        raise AttributeError("module %r has no attribute %r" % (__name__, name))
+    globals()[name] = found = _import()
+    return found
+
+
+# Every bind would print a line about MKLDNN on stderr; read once, at the first bind.
+os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
+_preparation = _Preparation()
+sys.meta_path.insert(0, _preparation)

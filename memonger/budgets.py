@@ -7,11 +7,11 @@ from typing import Any, NamedTuple, Optional, Tuple
 import numpy as np
 
 from memonger._mxnet import mx
-from memonger.costs import MB
 from memonger.errors import MemongerError
 from memonger.inputs import check_device
 from memonger.memory import Memory
 from memonger.network import Network
+from memonger.sizes import in_words
 
 OF = ("pool", "device")
 UNITS = {"B": 1}
@@ -192,4 +192,4 @@ def _nbytes(state: Any) -> int:
 
 def told(nbytes: float) -> str:
     """Bytes for a message."""
-    return "%d bytes (%.1f MB)" % (nbytes, nbytes / MB)
+    return "%d bytes (%s)" % (nbytes, in_words(nbytes))

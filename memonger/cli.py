@@ -2,7 +2,8 @@
 
 Every verb is a public function of the package. Tables are for people, ``--json`` for programs. The
 exit status is 0 where all is well, 1 where the answer is no (``check`` finds a difference, nothing
-fits the budget), 2 for a mistake; one line on stderr tells which.
+fits the budget), 2 for a mistake; one line on stderr tells which. What a search has found is
+printed where it cannot be written too.
 """
 
 import argparse
@@ -10,19 +11,28 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import sys
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
+# Nothing here imports MXNet, which takes seconds, before a verb is carried out.
 import memonger
-from memonger._mxnet import mx
-from memonger.costs import MB
+from memonger import files
 from memonger.errors import BudgetError, MemongerError
-from memonger.plans import EITHER, WAYS
+from memonger.sizes import MB, in_words
+
+log = logging.getLogger("memonger")
 
 OK, NO, MISTAKE = 0, 1, 2
+HOW = ("marks", "schedule", "auto")
 BATCH = "N"  # where the batch goes in a shape
 PLANNING = ("how", "work", "budget", "budget_of", "optimizer", "measure", "patience")
 DEFAULTS = {"how": "marks", "measure": False, "patience": 1.0}  # None for the others
+
+UNSAVED = (
+    "a schedule cannot be saved in a file that MXNet loads; leave out --output, or plan with "
+    "--how marks"
+)
 
 EXAMPLES = {
     "plan": "memonger plan net-symbol.json --shape data=32,3,224,224 --budget 6GB "
@@ -48,6 +58,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     int
         The exit status.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # names need not be of the terminal's letters
+            stream.reconfigure(errors="backslashreplace")
     options = _parser().parse_args(arguments)
     logging.basicConfig(
         format="memonger: %(message)s", level=logging.INFO if options.verbose else logging.WARNING
@@ -59,12 +72,25 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     except BrokenPipeError:  # who reads has seen enough, as with | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
-    except (MemongerError, mx.MXNetError) as error:
-        print("memonger: %s" % _one_line(error), file=sys.stderr)
-        return NO if isinstance(error, BudgetError) else MISTAKE
+    except MemongerError as error:
+        return _complain(str(error), NO if isinstance(error, BudgetError) else MISTAKE)
+    except RuntimeError as error:
+        if type(error).__name__ != "MXNetError":
+            raise
+        from memonger.symbols import said_by_mxnet
+
+        return _complain("MXNet says: " + said_by_mxnet(error), MISTAKE)
+    except MemoryError as error:
+        return _complain("this machine has not memory enough: %s" % error, MISTAKE)
     except KeyboardInterrupt:
-        print("memonger: interrupted before anything was found", file=sys.stderr)
-        return MISTAKE
+        return _complain("interrupted before anything was found", MISTAKE)
+
+
+def _complain(text: str, status: int) -> int:
+    """Say in one line on stderr what is wrong; return the exit status."""
+    sys.stdout.flush()
+    print("memonger: " + " ".join(text.split()), file=sys.stderr)
+    return status
 
 
 # -- the verbs --------------------------------------------------------------------------------
@@ -72,43 +98,54 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     if options.how == "schedule" and options.output:
-        raise MemongerError(
-            "a schedule cannot be saved in a file that MXNet loads; leave out --output, or plan "
-            "with --how marks"
-        )
+        raise MemongerError(UNSAVED)
     _check_files(options.output, options.plot)
-    plan = memonger.plan(_network(options.network), **_of(options, "devices", *PLANNING))
-    if options.output:
-        _save(plan.symbol, options.output)
-    if options.plot:
-        plan.plot(options.plot)
-    _tell(options, plan, _figures(plan))
-    return OK
+    network = memonger.load(options.network)
+    plan = memonger.plan(network, **_of(options, "devices", *PLANNING))
+    try:
+        plan = dataclasses.replace(plan, added_time=plan.predict_time(options.measure))
+    except (MemongerError, KeyboardInterrupt) as error:  # the plan is known all the same
+        log.warning("the time that it adds is not predicted: %s", error or "interrupted")
+    found: Any = plan
+    data = _figures(plan)
+    report = None
+    try:
+        if options.check:
+            report = _checked(network, plan)
+            found = "%s\n%-8s %s" % (plan, "check", report)
+            data["check"] = _as_data(report)
+    except KeyboardInterrupt:
+        raise MemongerError("interrupted before the plan was checked") from None
+    finally:
+        _tell(options, found, data, plan=plan)
+    return OK if report is None or report else NO
+
+
+def _checked(network: Any, plan: Any) -> Any:
+    """What ``check`` says of a plan, of the share of one device."""
+    spec, ctx = plan.request.spec, plan.request.ctx
+    return memonger.check(network, plan.symbol, spec.shapes, type_dict=spec.types, ctx=ctx)
 
 
 def _frontier(options: argparse.Namespace) -> int:
-    _check_files(options.plot)
+    _check_files(None, options.plot)
     asked = _of(options, "devices", "how", "points", "measure", "patience")
-    plans = memonger.frontier(_network(options.network), **asked)
-    if options.plot:
-        plans.plot(options.plot)
-    _tell(options, plans, [_figures(plan) for plan in plans])
+    plans = memonger.frontier(memonger.load(options.network), **asked)
+    _tell(options, plans, [_figures(plan) for plan in plans], picture=plans)
     return OK
 
 
 def _batch(options: argparse.Namespace) -> int:
     _check_files(options.output)
     asked = _of(options, "budget", "budget_of", "optimizer", "measure", "patience")
-    found = memonger.largest_batch(_network(options.network), **asked)
-    if options.output:
-        _save(found.plan.symbol, options.output)
+    found = memonger.largest_batch(memonger.load(options.network), **asked)
     figures = {"batch": found.batch, "unplanned_batch": found.unplanned_batch}
-    _tell(options, found, {**figures, "plan": _figures(found.plan)})
+    _tell(options, found, {**figures, "plan": _figures(found.plan)}, plan=found.plan)
     return OK
 
 
 def _cost(options: argparse.Namespace) -> int:
-    network = _network(options.network)
+    network = memonger.load(options.network)
     found = memonger.explain(network, **_of(options, "devices"))
     exact = not found.inexact
     pool = found.pool_bytes
@@ -117,16 +154,16 @@ def _cost(options: argparse.Namespace) -> int:
             raise MemongerError("--devices: give one device's shapes for this network")
         pool = MB * memonger.get_cost(network, **_of(options))
     lines = [
-        "pool     %.1f MB%s" % (pool / MB, "" if exact else ", bound, in whole MB"),
-        "peak     %.1f MB alive at once, in %s" % (found.peak_bytes / MB, found.peak),
+        "pool     %s%s" % (in_words(pool), "" if exact else ", bound, in whole MB"),
+        "peak     %s alive at once, in %s" % (in_words(found.peak_bytes), found.peak),
     ]
     figures = {"pool_bytes": pool, "peak_bytes": found.peak_bytes, "exact": exact}
-    _tell(options, "\n".join(lines), figures)
+    _tell(options, "\n".join(lines) if found.tensors or pool else found, figures)
     return OK
 
 
 def _explain(options: argparse.Namespace) -> int:
-    network = _network(options.network)
+    network = memonger.load(options.network)
     found: Any
     given = [name for name in PLANNING if getattr(options, name) != DEFAULTS.get(name)]
     if given and not options.plan:
@@ -140,7 +177,7 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    networks = _network(options.network), _network(options.planned)
+    networks = memonger.load(options.network), memonger.load(options.planned)
     report = memonger.check(*networks, **_of(options, "steps"))
     _tell(options, report, {**_as_data(report), "equal": bool(report)})
     return OK if report else NO
@@ -151,37 +188,29 @@ def _check(options: argparse.Namespace) -> int:
 
 def _of(options: argparse.Namespace, *names: str) -> Dict[str, Any]:
     """Keyword arguments of a function of the package: what all take, and those of these names."""
-    given = {"shapes": options.shapes, "type_dict": options.types, "ctx": options.device}
+    from memonger._mxnet import mx
+
+    ctx = None if options.device is None else mx.Context(*options.device)
+    given = {"shapes": options.shapes, "type_dict": options.types, "ctx": ctx}
     return {**given, **{name: getattr(options, name) for name in names}}
 
 
-def _network(file: str) -> Any:
-    """The network of a file."""
-    if not os.path.isfile(file):
-        raise MemongerError("there is no file %r" % file)
-    try:
-        return mx.sym.load(file)
-    except mx.MXNetError:
-        raise MemongerError(
-            "%r holds no network that MXNet can read; it takes what symbol.save and "
-            "save_checkpoint write (*-symbol.json)" % file
-        ) from None
-
-
-def _check_files(*files: Optional[str]) -> None:
+def _check_files(output: Optional[str], plot: Optional[str] = None) -> None:
     """That files can be written, before a long search is begun for them."""
-    for file in filter(None, files):
-        folder = os.path.dirname(os.path.abspath(file))
-        if not os.path.isdir(folder):
-            raise MemongerError("%r cannot be written: there is no folder %r" % (file, folder))
+    if output is not None:
+        files.check_writable(output)
+    if plot is not None:
+        from memonger import report
+
+        report.check_picture(plot)
+        if output is not None and os.path.realpath(output) == os.path.realpath(plot):
+            raise MemongerError("--output and --plot are the same file, %r" % plot)
 
 
-def _save(symbol: Any, file: str) -> None:
-    try:
-        with open(file, "w") as out:
-            out.write(symbol.tojson(remove_amp_cast=False))
-    except OSError as error:
-        raise MemongerError("%r cannot be written: %s" % (file, error.strerror)) from None
+def _save(plan: Any, file: str) -> None:
+    if plan.schedule is not None:
+        raise MemongerError(UNSAVED)
+    files.write(file, plan.symbol.tojson(remove_amp_cast=False).encode())
 
 
 def _figures(plan: Any) -> Dict[str, Any]:
@@ -201,17 +230,23 @@ def _as_data(found: Any) -> Dict[str, Any]:
     return data
 
 
-def _one_line(error: Exception) -> str:
-    """What an error says, without the stack trace that MXNet's come with."""
-    text = str(error)
-    if isinstance(error, mx.MXNetError):
-        text = "MXNet says: " + (text.strip() or type(error).__name__).splitlines()[-1]
-    return " ".join(text.split())
+def _tell(
+    options: argparse.Namespace, found: Any, data: Any, plan: Any = None, picture: Any = None
+) -> None:
+    """Print what was found, or with ``--json`` the data of it, and write the files.
 
-
-def _tell(options: argparse.Namespace, found: Any, data: Any) -> None:
-    """Print what was found, or with ``--json`` the data of it."""
-    print(json.dumps(data, indent=2) if options.json else found)
+    It is printed whether they can be written or not.
+    """
+    picture = picture or plan
+    try:
+        if getattr(options, "output", None) is not None:
+            _save(plan, options.output)
+        if getattr(options, "plot", None) is not None:
+            picture.plot(options.plot)
+    except KeyboardInterrupt:
+        raise MemongerError("interrupted before all was written") from None
+    finally:
+        print(json.dumps(data, indent=2) if options.json else found)
 
 
 # -- the options ------------------------------------------------------------------------------
@@ -227,11 +262,11 @@ class _Shapes(argparse.Action):
         for size in shape.strip("()").rstrip(",").split(","):
             if size.strip() == BATCH and namespace.open:
                 sizes.append(None)
-            elif size.strip().isdigit():
+            elif re.match(r"\s*[0-9]{1,18}\s*$", size):
                 sizes.append(int(size))
             else:
                 parser.error("%s %s: sizes are whole numbers, as %s" % (option, values, example))
-        namespace.shapes = {**(namespace.shapes or {}), name: tuple(sizes)}
+        namespace.shapes = _added(parser, namespace.shapes, option, name, tuple(sizes))
 
 
 class _Types(argparse.Action):
@@ -239,7 +274,13 @@ class _Types(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
         name, kind = _pair(parser, values, option, "data=float16")
-        namespace.types = {**(namespace.types or {}), name: kind}
+        namespace.types = _added(parser, namespace.types, option, name, kind)
+
+
+def _added(parser: Any, known: Any, option: str, name: str, value: Any) -> Dict[str, Any]:
+    if name in (known or {}):
+        parser.error("%s %s is given twice" % (option, name))
+    return {**(known or {}), name: value}
 
 
 def _pair(parser: Any, text: str, option: str, example: str) -> Tuple[str, str]:
@@ -252,9 +293,9 @@ def _pair(parser: Any, text: str, option: str, example: str) -> Tuple[str, str]:
 def _device(text: str) -> Any:
     """A device by name: 'cpu', 'gpu' or 'gpu(1)'."""
     kind, _, number = text.rstrip(")").partition("(")
-    if kind not in ("cpu", "gpu") or not (number or "0").isdigit():
+    if kind not in ("cpu", "gpu") or not re.match("[0-9]{1,9}$", number or "0"):
         raise argparse.ArgumentTypeError("%r is no device; there are cpu, gpu and gpu(1)" % text)
-    return mx.Context(kind, int(number or 0))
+    return kind, int(number or 0)
 
 
 def _budget(text: str) -> Any:
@@ -371,9 +412,10 @@ def _parser() -> argparse.ArgumentParser:
     def planning(made: argparse.ArgumentParser) -> None:
         made.add_argument(
             "--how",
-            choices=WAYS,
+            choices=HOW,
             default=DEFAULTS["how"],
-            help="compute each result again once, or as often as it pays (default: marks)",
+            help="compute each result again once (marks), as often as it pays (schedule), or the "
+            "faster of both within a budget (auto) (default: marks)",
         )
         made.add_argument(
             "--work",
@@ -392,6 +434,11 @@ def _parser() -> argparse.ArgumentParser:
     planning(made)
     output(made)
     made.add_argument("--plot", metavar="FILE", help="draw memory over the training step")
+    made.add_argument(
+        "--check",
+        action="store_true",
+        help="train the network and its plan on the device and compare them bit for bit",
+    )
 
     made = verb("frontier", "Tell the plans that no other beats in memory and time.", _frontier)
     common(made)
@@ -399,7 +446,7 @@ def _parser() -> argparse.ArgumentParser:
     searching(made)
     made.add_argument(
         "--how",
-        choices=(*WAYS, EITHER),
+        choices=HOW,
         default="marks",
         help="plans of marks, schedules, or the best of both (default: marks)",
     )

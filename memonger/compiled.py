@@ -5,12 +5,16 @@ that another file has: that of a function which it calls, or of the tuple that b
 Stale code would then read and write where nothing is. So the cache has a folder of its own for
 every state of this package's source.
 
+A process that finds the folder empty says so in the log where nobody sees a progress bar.
+
 A Ctrl-C that comes while compiled code runs is noticed when its result is handed over, where it
 becomes a SystemError ("returned a result with an error set"). It is made a KeyboardInterrupt again.
 """
 
 import hashlib
+import logging
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Callable, TypeVar, cast
@@ -18,6 +22,7 @@ from typing import Any, Callable, TypeVar, cast
 import numba
 from numba.core.registry import CPUDispatcher
 
+log = logging.getLogger("memonger")
 F = TypeVar("F", bound=Callable[..., object])
 
 _njit: Any = numba.njit  # its type, and the names in the other, differ from one numba to the next
@@ -33,15 +38,29 @@ def compiled(function: F) -> F:
         made: Any = _njit(cache=True, nogil=True)(function)
         if isinstance(made, _CPUDispatcher):  # not with NUMBA_DISABLE_JIT
             made.__class__ = _Interruptible
+            made._cache.save_overload = _where_it_can(made._cache.save_overload)
         return cast(F, made)
     finally:
         _config.CACHE_DIR = before
+
+
+def _where_it_can(save: Callable[..., None]) -> Callable[..., None]:
+    """Numba's writing of what it has compiled, which a full disk does not end."""
+
+    def saved(*args: Any) -> None:
+        try:
+            save(*args)
+        except OSError as error:
+            log.info("what is compiled cannot be kept in %s: %s", _FOLDER, error)
+
+    return saved
 
 
 class _Interruptible(_CPUDispatcher):
     """A compiled function, with Ctrl-C as Python has it."""
 
     def __call__(self, *args: Any) -> object:
+        _announce()
         try:
             return super().__call__(*args)
         except SystemError as error:
@@ -51,6 +70,15 @@ class _Interruptible(_CPUDispatcher):
             if isinstance(cause, KeyboardInterrupt):
                 raise KeyboardInterrupt from None
             raise
+
+
+def _announce() -> None:
+    """Say once that compiling takes a while, where it does."""
+    global _new
+    if _new:
+        _new = False
+        if sys.stderr is None or not sys.stderr.isatty():
+            log.warning("compiling the search, once; it starts at once from the next time on")
 
 
 def _folder() -> str:
@@ -75,3 +103,4 @@ def _folder() -> str:
 
 
 _FOLDER = _folder()
+_new = not any(Path(_FOLDER).rglob("*.nbi"))  # numba's indices of what is compiled

@@ -10,10 +10,10 @@ from memonger.allocator import replay
 from memonger.executor import bind, planned_mb
 from memonger.forward import ForwardGraph
 from memonger.gradients import environment
+from memonger.sizes import MB as MB
 from memonger.training import TrainingGraph
 
 log = logging.getLogger("memonger")
-MB = 2**20
 
 
 class CostModel:

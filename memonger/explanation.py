@@ -10,7 +10,6 @@ import numpy as np
 
 from memonger.allocator import Replay, Timeline
 from memonger.bounds import Floor, floor
-from memonger.costs import MB
 from memonger.flops import forward_flops
 from memonger.forward import ForwardGraph, forward_graph, no_collection
 from memonger.inputs import InputSpec, check_device, check_symbol, read_grad_req, read_shapes
@@ -18,6 +17,7 @@ from memonger.memory import Memory, predict
 from memonger.network import Network
 from memonger.operators import why_kept
 from memonger.rows import ITSELF, MASKED
+from memonger.sizes import in_words
 from memonger.tables import BACKWARD, FORWARD, RECOMPUTED
 from memonger.training import TrainingGraph
 from memonger.training_step import TrainingStep
@@ -152,6 +152,9 @@ def slowest_segment(found: Replay) -> Optional[Segment]:
 # -- a network --------------------------------------------------------------------------------
 
 
+NO_OPERATORS = "the network has no operators, so nothing is held for a backward pass"
+
+
 class Alive(NamedTuple):
     """A tensor that is alive at the peak.
 
@@ -210,35 +213,37 @@ class Explanation(NamedTuple):
     def bounded_by(self) -> str:
         """What bounds the memory of any plan from below, in words."""
         ruled = sum(t.nbytes for t in self.tensors if t.rule)
-        text = "%s needs %.1f MB at once" % (self.floor or "nothing", self.floor_own_bytes / MB)
+        text = "%s needs %s at once" % (self.floor or "nothing", in_words(self.floor_own_bytes))
         over = self.floor_bytes - self.floor_own_bytes
         if over:
-            text += ", and %.1f MB that cannot be computed again are held over it" % (over / MB)
+            text += ", and %s that cannot be computed again are held over it" % in_words(over)
         if ruled:
-            text += "; %.1f MB of the peak must not be computed again" % (ruled / MB)
+            text += "; %s of the peak must not be computed again" % in_words(ruled)
         return text
 
     def __str__(self) -> str:
+        if not self.tensors and not self.pool_bytes:
+            return NO_OPERATORS
         lines = [
-            "pool      %.1f MB" % (self.pool_bytes / MB),
-            "peak      %.1f MB alive at once, in %s" % (self.peak_bytes / MB, self.peak),
-            "floor     %.1f MB: %s" % (self.floor_bytes / MB, self.bounded_by),
+            "pool      " + in_words(self.pool_bytes),
+            "peak      %s alive at once, in %s" % (in_words(self.peak_bytes), self.peak),
+            "floor     %s: %s" % (in_words(self.floor_bytes), self.bounded_by),
         ]
         for kind, title in KINDS.items():
             chosen = [t.nbytes for t in self.tensors if t.kind == kind]
             if chosen:
                 share = 100 * sum(chosen) / max(1, self.peak_bytes)
                 lines.append(
-                    "%-9s %.1f MB of the peak (%.0f %%), %d tensors"
-                    % (title, sum(chosen) / MB, share, len(chosen))
+                    "%-9s %s of the peak (%.0f %%), %d tensors"
+                    % (title, in_words(sum(chosen)), share, len(chosen))
                 )
-        lines += ["", "%10s  %-14s  %-20s  %s" % ("MB", "kind", "operator", "of")]
+        lines += ["", "%10s  %-14s  %-20s  %s" % ("memory", "kind", "operator", "of")]
         for t in self.tensors[:SHOWN]:
-            row = "%10.1f  %-14s  %-20s  %s" % (t.nbytes / MB, t.kind, t.op, t.name)
+            row = "%10s  %-14s  %-20s  %s" % (in_words(t.nbytes), t.kind, t.op, t.name)
             lines.append(row + (" (never again: %s)" % t.rule if t.rule else ""))
         rest = [t.nbytes for t in self.tensors[SHOWN:]]
         if rest:
-            lines.append("%10.1f  in %d more" % (sum(rest) / MB, len(rest)))
+            lines.append("%10s  in %d more" % (in_words(sum(rest)), len(rest)))
         return "\n".join(lines)
 
 
@@ -317,7 +322,7 @@ def where_it_peaks(memory: Memory) -> str:
     """Where the most of a plan is alive, as a sentence."""
     step = Step.of(memory)
     most = int(step.live[step.peak])
-    return "Its peak of %.1f MB is in %s. " % (most / MB, step.running) if most else ""
+    return "Its peak of %s is in %s. " % (in_words(most), step.running) if most else ""
 
 
 def why_not_less(network: Network, pool_bytes: float) -> str:
@@ -329,8 +334,8 @@ def why_not_less(network: Network, pool_bytes: float) -> str:
     least = floor(network.training, bare=network.rules.bare)
     if least.operator < 0 or least.nbytes > pool_bytes:
         return ""
-    return "No plan can do with less than %.1f MB alive at once, for %s needs them." % (
-        least.nbytes / MB,
+    return "No plan can do with less than %s alive at once, for %s needs them." % (
+        in_words(least.nbytes),
         floor_text(network.training, least),
     )
 

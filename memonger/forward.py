@@ -6,11 +6,14 @@ first from the outputs, ``nnvm::DFSVisit``); a node's index is its identity, for
 
 import contextlib
 import gc
+import io
 import json
 import re
+import sys
 import warnings
 from typing import (
     Any,
+    Callable,
     Dict,
     FrozenSet,
     Iterable,
@@ -29,6 +32,7 @@ from memonger._mxnet import mx
 from memonger.errors import MemongerError
 from memonger.hidden_outputs import hidden_outputs, may_hide_outputs
 from memonger.inputs import TYPE, InputSpec, Shape, missing_inputs, without_old_types
+from memonger.symbols import read, said_by_mxnet
 
 Entry = Tuple[int, int]  # a node's index and which of its outputs
 
@@ -138,7 +142,7 @@ def forward_graph(symbol: Any, spec: InputSpec) -> ForwardGraph:
     """
     symbol = without_old_types(symbol, spec)
     internals = symbol.get_internals()
-    inner = json.loads(internals.tojson(remove_amp_cast=False))
+    inner = read(internals)
     nodes = tuple(_node(item) for item in inner["nodes"])
     heads = _heads(symbol)
     arguments, auxiliary = symbol.list_arguments(), set(symbol.list_auxiliary_states())
@@ -344,7 +348,7 @@ def _infer_shapes(
 ) -> List[Shape]:
     try:
         # What infer_shape calls, without what it prints: all that is wrong is said below.
-        _, shapes, _ = internals._infer_shape_impl(False, **spec.shapes)
+        _, shapes, _ = _asked(nodes, internals._infer_shape_impl, False, **spec.shapes)
         if shapes is None:
             partial, _, _ = symbol.infer_shape_partial(**spec.shapes)
     except mx.MXNetError as error:
@@ -364,12 +368,30 @@ def _infer_shapes(
     return [tuple(shape) for shape in shapes]
 
 
+def _asked(nodes: Tuple[Node, ...], call: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    """Ask MXNet. What a CustomOpProp says where it fails goes into the error, not to stdout."""
+    if not any(node.op == "Custom" for node in nodes):
+        return call(*args, **keywords)
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            found = call(*args, **keywords)
+    except mx.MXNetError as error:
+        said = re.findall(r"^[\w.]+: .*", printed.getvalue(), re.M)
+        where = str(error).partition("Check failed")[0]
+        raise mx.MXNetError(where + said[-1] if said else error) from None
+    sys.stdout.write(printed.getvalue())
+    return found
+
+
 def _shape_complaint(internals: Any, spec: InputSpec, nodes: Tuple[Node, ...], message: str) -> str:
     """MXNet's own words without its stack trace, with the node and the shapes that it was given."""
     found = re.search(r"Error in operator ([^:]+): (?:\[[^\]]*\] [^ ]+: )?(.*)", message, re.S)
     if not found:
-        return "the shapes do not fit the network: %s" % message.strip().split("\n")[0]
+        return "the shapes do not fit the network: %s" % said_by_mxnet(message)
     name, reason = found.group(1), found.group(2).strip().split("\n")[0]
+    if "Traceback" in reason:
+        reason = said_by_mxnet(found.group(2))
     node = next((n for n in nodes if n.name == name and not n.is_variable), None)
     if node is None:
         return "the shapes do not fit at node %r: %s" % (name, reason)
@@ -417,10 +439,10 @@ def _infer_types(
         types = {name: FLOAT for name in symbol.list_arguments() if name not in own}
     try:
         try:
-            _, found, _ = internals.infer_type_partial(**types)
+            _, found, _ = _asked(nodes, internals.infer_type_partial, **types)
         except mx.MXNetError:  # an operator that must know its first input: the data is float32
             types = {**dict.fromkeys(spec.shapes, FLOAT), **types}
-            _, found, _ = internals.infer_type_partial(**types)
+            _, found, _ = _asked(nodes, internals.infer_type_partial, **types)
         if found is None or any(t is None for t in found):
             # simple_bind would refuse here; whatever nothing decides is float32 in training
             known, _, _ = symbol.infer_type_partial(**types)
@@ -429,7 +451,7 @@ def _infer_types(
                     types[name] = FLOAT
             _, found, _ = internals.infer_type_partial(**types)
     except mx.MXNetError as error:
-        raise MemongerError("the types do not fit: " + _first_line(error)) from None
+        raise MemongerError("the types do not fit: " + said_by_mxnet(error)) from None
     names = {t: _type_name(t) for t in set(found)}
     return [names[t] for t in found]
 
@@ -444,9 +466,3 @@ def _type_name(kind: Optional[Any]) -> str:
             "cast to float16 or float32"
         )
     return found.name
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).strip().split("\n") if line.strip()]
-    said = [line for line in lines if "Error" in line] or lines
-    return re.sub(r"\[[0-9:]+\] [^ ]+: |^\w*Error: ", "", said[0])

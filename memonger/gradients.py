@@ -7,8 +7,6 @@ allocated make the bind cheap at any size, and an operator is bound once for eac
 """
 
 import contextlib
-import json
-import math
 import os
 import re
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -16,11 +14,11 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 import numpy as np
 
 from memonger._mxnet import mx
-from memonger.errors import TooLargeError
 from memonger.forward import Tensor
+from memonger.inputs import check_elements
+from memonger.symbols import as_json, read
 
 MXNET_VERSION = ["int", 10901]
-MOST_ELEMENTS = 2**31 - 1  # without INT64_TENSOR_SIZE
 
 #: How the gradient nodes of an operator refer to what they read.
 #: ('head', k): gradient of output k; ('in', k), ('out', k): its inputs and outputs;
@@ -115,13 +113,9 @@ def unallocated(shape: Sequence[int], dtype: str, ctx: Any) -> Any:
     TooLargeError
         If MXNet cannot count its elements.
     """
-    large = math.prod(shape) > MOST_ELEMENTS
-    if large and not mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE"):
-        raise TooLargeError(
-            "a tensor of shape %s has more than 2**31 - 1 elements, which this MXNet cannot count; "
-            "make the batch smaller" % (tuple(shape),)
-        )
-    handle = mx.nd.ndarray._new_alloc_handle(tuple(shape), ctx, True, np.dtype(dtype).type)
+    handle = mx.nd.ndarray._new_alloc_handle(
+        check_elements(tuple(shape)), ctx, True, np.dtype(dtype).type
+    )
     return mx.nd.NDArray(handle)
 
 
@@ -187,7 +181,7 @@ def load_nodes(nodes: List[Dict[str, Any]], heads: List[List[int]]) -> Any:
         "heads": heads,
         "attrs": {"mxnet_version": MXNET_VERSION},
     }
-    return mx.sym.load_json(json.dumps(graph, ensure_ascii=False))
+    return mx.sym.load_json(as_json(graph))
 
 
 def _observe(
@@ -332,7 +326,7 @@ def _with_tensors(
             Tensor(tuple(int(n) for n in shape), np.dtype(kind).name)
             for shape, kind in zip(*_infer(internals, inputs, _head_tensors(op, attrs, inputs)))
         ]
-        entries = json.loads(internals.tojson(remove_amp_cast=False))
+        entries = read(internals)
     except (mx.MXNetError, TypeError) as error:
         raise NotObservable(
             "%s: shapes of its gradient: %s" % (op, str(error).strip().split("\n")[0])

@@ -5,14 +5,15 @@ input and the remedy.
 """
 
 import difflib
-import json
+import math
 import numbers
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from memonger._mxnet import mx
-from memonger.errors import MemongerError
+from memonger.errors import MemongerError, TooLargeError
+from memonger.symbols import as_json, check_links, read
 
 Shape = Tuple[int, ...]
 
@@ -25,6 +26,7 @@ PARAMETER_ENDINGS = ("weight", "bias", "gamma", "beta")
 
 #: Where a variable keeps the type that it was made with.
 TYPE = "__dtype__"
+MOST_ELEMENTS = 2**31 - 1  # of a tensor, without INT64_TENSOR_SIZE
 
 
 class InputSpec(NamedTuple):
@@ -58,6 +60,7 @@ def check_symbol(symbol: Any) -> Any:
         raise MemongerError(
             "the network must be an mx.sym.Symbol, not %s %r" % (type(symbol).__name__, symbol)
         )
+    check_links(symbol)  # or MXNet may end the process at the next line
     if len(symbol.list_outputs()) == 0:
         raise MemongerError("the Symbol is a Group of nothing: it has no outputs to train")
     names = symbol.list_inputs()
@@ -168,19 +171,18 @@ def without_old_types(symbol: Any, spec: InputSpec) -> Any:
     mx.sym.Symbol
         The symbol itself where nothing contradicts, or where this does not help.
     """
-    text = symbol.tojson(remove_amp_cast=False) if spec.types else ""
-    if TYPE not in text or _types_of(symbol, spec) is not None:
+    if not spec.types or _types_of(symbol, spec) is not None:
         return symbol
-    bare, graph = json.loads(text), json.loads(text)
+    bare, graph = read(symbol), read(symbol)
     for node in _variables(bare):
         node.get("attrs", {}).pop(TYPE, None)
-    types = _types_of(mx.sym.load_json(json.dumps(bare, ensure_ascii=False)), spec)
+    types = _types_of(mx.sym.load_json(as_json(bare)), spec)
     if types is None:
         return symbol
     for node in _variables(graph):
         if types[node["name"]] is not None:
             node.get("attrs", {}).pop(TYPE, None)
-    return mx.sym.load_json(json.dumps(graph, ensure_ascii=False))
+    return mx.sym.load_json(as_json(graph))
 
 
 def _variables(graph: Any) -> List[Any]:
@@ -360,4 +362,20 @@ def _check_shape(name: str, shape: Any) -> Shape:
                 "input %r: shape %s holds %d; every size, the batch too, must be at least 1"
                 % (name, tuple(shape), size)
             )
-    return tuple(int(size) for size in shape)
+    return check_elements(tuple(int(size) for size in shape))
+
+
+def check_elements(shape: Shape) -> Shape:
+    """Return a shape whose elements MXNet can count.
+
+    Raises
+    ------
+    TooLargeError
+    """
+    large = math.prod(shape) > MOST_ELEMENTS
+    if large and not mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE"):
+        raise TooLargeError(
+            "a tensor of shape %s has more than 2**31 - 1 elements, which this MXNet cannot count; "
+            "make the batch smaller" % (shape,)
+        )
+    return shape

@@ -6,19 +6,22 @@ set can be told from what the user set, and ``unplan`` gives the original back.
 """
 
 import json
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
 from memonger._mxnet import mx
+from memonger.errors import MemongerError
 from memonger.forward import ForwardGraph, KeptCopy, copy_names
 from memonger.inputs import Shape, check_symbol
 from memonger.operators import truth, untouched
+from memonger.symbols import as_json, read
 
 FORCE = "__force_mirroring__"
 STAGE = "__mirror_stage__"
 RECORD = "__memonger__"  # JSON: attribute -> what it was before, null if it was not there
 INSERTED = '"inserted"'  # the record of a node that was not there at all
+_GONE = -1  # where a node was that had no inputs
 
 # NB: a plain ``tojson()`` would leave out the casts that AMP has put in (``remove_amp_cast``).
 
@@ -59,7 +62,7 @@ def apply(
         it (``forward.with_copies``). If the node itself were kept, its gradient would read, and so
         hold, the originals of its inputs.
     """
-    graph = json.loads(symbol.tojson(remove_amp_cast=False))
+    graph = read(symbol)
     native = set(native)
     for i, node in enumerate(graph["nodes"]):
         if node["op"] == "null" or untouched(node["op"]):
@@ -68,12 +71,12 @@ def apply(
         if i in native:
             new["cudnn_off"] = "True"
         attrs = node.setdefault("attrs", {})
-        before = json.loads(attrs.get(RECORD, "{}"))  # of ``clear``
+        before = dict(_record(attrs) or {})  # of ``clear``
         before.update((key, attrs.get(key)) for key in new if key not in before)
         attrs[RECORD] = json.dumps(before, sort_keys=True)
         attrs.update(new)
     _insert(graph, {copy.node: copy for copy in copies})
-    return mx.sym.load_json(json.dumps(graph, ensure_ascii=False))
+    return mx.sym.load_json(as_json(graph))
 
 
 def inferable(
@@ -91,7 +94,7 @@ def inferable(
     shapes : dict
         Of the inputs.
     """
-    names = [node["name"] for node in json.loads(symbol.tojson(remove_amp_cast=False))["nodes"]]
+    names = [node["name"] for node in read(symbol)["nodes"]]
     found = tuple(copies)
     while any(copy.unfused for copy in found):
         try:
@@ -130,14 +133,14 @@ def unplan(symbol: Any) -> Any:
     text = check_symbol(symbol).tojson(remove_amp_cast=False)
     if RECORD not in text:
         return mx.sym.load_json(text)
-    graph = json.loads(text)
+    graph = json.loads(text, strict=False)
     for node in graph["nodes"]:
         if not _is_ours(node):
             _restore(node.get("attrs", {}))
         if not node.get("attrs", True):
             del node["attrs"]
     _remove(graph)
-    return mx.sym.load_json(json.dumps(graph, ensure_ascii=False))
+    return mx.sym.load_json(as_json(graph))
 
 
 def clear(symbol: Any) -> Any:
@@ -145,12 +148,12 @@ def clear(symbol: Any) -> Any:
     text = symbol.tojson(remove_amp_cast=False)
     if FORCE not in text:
         return mx.sym.load_json(text)
-    graph = json.loads(text)
+    graph = json.loads(text, strict=False)
     for node in graph["nodes"]:
         attrs = node.get("attrs", {})
         if FORCE in attrs and not untouched(node["op"]):
             attrs[RECORD] = json.dumps({FORCE: attrs.pop(FORCE)})
-    return mx.sym.load_json(json.dumps(graph, ensure_ascii=False))
+    return mx.sym.load_json(as_json(graph))
 
 
 def _is_ours(node: Mapping[str, Any]) -> bool:
@@ -190,8 +193,13 @@ def _remove(graph: Dict[str, Any]) -> None:
 
     for i, node in enumerate(graph["nodes"]):
         node["inputs"] = entries(node["inputs"])
+        if not _is_ours(node) and any(a == _GONE for a, *_ in node["inputs"]):
+            raise MemongerError(
+                "node %r reads what a plan has put in for itself alone: this planned network is "
+                "damaged; plan the original again" % node["name"]
+            )
         if _is_ours(node):
-            into, stands_for[i], *_ = node["inputs"][0] if node["inputs"] else (-1, 0)
+            into, stands_for[i], *_ = node["inputs"][0] if node["inputs"] else (_GONE, 0)
             moved.append(into)
         else:
             moved.append(len(nodes))
@@ -210,11 +218,28 @@ def _replace_nodes(graph: Dict[str, Any], nodes: List[Dict[str, Any]], moved: Li
     graph.pop("node_row_ptr", None)  # MXNet makes it anew
 
 
+def _record(attrs: _Attrs) -> Optional[Mapping[str, Optional[str]]]:
+    """What attributes were before a plan; None where none has changed them."""
+    if RECORD not in attrs:
+        return None
+    try:
+        record = json.loads(attrs[RECORD])
+    except ValueError:
+        record = None
+    if not isinstance(record, dict) or not all(
+        value is None or isinstance(value, str) for value in record.values()
+    ):
+        raise MemongerError(
+            "an attribute %s holds %r, which no plan has written: this planned network is damaged; "
+            "plan the original again" % (RECORD, attrs[RECORD])
+        )
+    return record
+
+
 def _restore(attrs: _Attrs) -> None:
-    record: Optional[Union[str, Mapping[str, Optional[str]]]] = attrs.pop(RECORD, None)
-    if record is None:
-        return
-    for key, value in json.loads(str(record)).items():
+    record = _record(attrs)
+    attrs.pop(RECORD, None)
+    for key, value in (record or {}).items():
         if value is None:
             attrs.pop(key, None)
         else:

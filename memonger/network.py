@@ -4,7 +4,6 @@ In two steps, for the second costs seconds on a large network and a plan that wa
 this process needs only the first.
 """
 
-import json
 import logging
 import os
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
@@ -26,6 +25,7 @@ from memonger.inputs import (
 )
 from memonger.operators import targets_of
 from memonger.rules import Rules, refuse
+from memonger.symbols import read
 from memonger.training import TrainingGraph, training_graph
 
 log = logging.getLogger("memonger")
@@ -146,7 +146,7 @@ def wanted(graph: ForwardGraph, grad_req: Mapping[str, str]) -> Tuple[int, ...]:
 def _layer(symbol: Any, name: Any) -> int:
     """The first operator of this name, or with an output of this name."""
     internals = symbol.get_internals()
-    graph = json.loads(internals.tojson(remove_amp_cast=False))
+    graph = read(internals)
     found: Dict[str, int] = {}
     for i, node in enumerate(graph["nodes"]):
         if node["op"] != "null":

@@ -4,7 +4,6 @@ JSON in UTF-8: the planned network, what a schedule runs, the figures of the pla
 Nothing in it is run or unpickled, and MXNet sees nothing of a file that is not whole.
 """
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -13,7 +12,7 @@ from typing import Any, Dict, Mapping, Optional
 
 import numpy as np
 
-from memonger import marks
+from memonger import files, marks
 from memonger._mxnet import mx
 from memonger.errors import MemongerError
 from memonger.inputs import InputSpec, check_symbol, read_shapes, without_old_types
@@ -31,7 +30,7 @@ FORMAT = 1  # of what is written
 def write(
     file: Any, symbol: Any, schedule: Optional[Schedule], request: Request, figures: Dict[str, Any]
 ) -> None:
-    """Write a plan beside its place, and move it there when it is whole.
+    """Write a plan whole or not at all.
 
     Parameters
     ----------
@@ -62,19 +61,7 @@ def write(
     }
     text = json.dumps(plan, sort_keys=True, default=_plain)
     whole = {KIND: FORMAT, "sha256": _checksum(text), "plan": json.loads(text)}
-    try:
-        path = os.fsdecode(file)
-        part = "%s.%d.part" % (path, os.getpid())
-        try:
-            with open(part, "w", encoding="utf-8") as out:
-                json.dump(whole, out)
-            os.replace(part, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.remove(part)
-            raise
-    except (OSError, TypeError, ValueError) as error:
-        raise MemongerError("the plan cannot be written to %r: %s" % (file, error)) from None
+    files.write(file, json.dumps(whole).encode())
 
 
 def read(file: Any, net: Any, shapes: Any, input_shapes: Mapping[str, Any]) -> Dict[str, Any]:

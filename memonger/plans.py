@@ -6,15 +6,15 @@ that a ``sym_gen`` that plans may be called again and again.
 
 import dataclasses
 import itertools
-import json
 import logging
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from memonger import fastest, plan_files, report, scheduling
+import numpy as np
+
+from memonger import fastest, plan_files, report, scheduling, timing
 from memonger.budgets import Budget, read_budget
 from memonger.choices import PlanExplanation, explain_choices
-from memonger.costs import MB
 from memonger.errors import BudgetError, MemongerError
 from memonger.explanation import Segment, Step, step_of
 from memonger.forward import copy_names
@@ -23,7 +23,9 @@ from memonger.network import Request, read_network, read_request
 from memonger.remembered import Remembered, fingerprint
 from memonger.schedule import Schedule
 from memonger.scheduling import check_limits, solve_schedule
+from memonger.sizes import in_words
 from memonger.solution import Solution, solve
+from memonger.symbols import read
 
 log = logging.getLogger("memonger")
 
@@ -121,21 +123,21 @@ class Plan:
         saved = self.unplanned_bytes - self.pool_bytes
         operators = len(self.kept) + len(self.recomputed)
         lines = [
-            ("before", "%.1f MB without a plan" % (self.unplanned_bytes / MB)),
+            ("before", "%s without a plan" % in_words(self.unplanned_bytes)),
             ("after", self._after()),
             (
                 "saved",
-                "%.1f MB, %.0f %%" % (saved / MB, 100 * saved / max(1, self.unplanned_bytes)),
+                "%s, %.0f %%" % (in_words(saved), 100 * saved / max(1, self.unplanned_bytes)),
             ),
             (
                 "floor",
-                "%.1f MB must be alive at once under any plan%s"
-                % (self.floor_bytes / MB, self.floor and ", in " + self.floor),
+                "%s must be alive at once under any plan%s"
+                % (in_words(self.floor_bytes), self.floor and ", in " + self.floor),
             ),
             (
                 "device",
-                "%.1f MB of a GPU: that, parameters, gradients and inputs, in MXNet's blocks"
-                % (self.device_bytes / MB),
+                "%s of a GPU: that, parameters, gradients and inputs, in MXNet's blocks"
+                % in_words(self.device_bytes),
             ),
             ("work", self._work()),
             ("slowest", self.slowest or "nothing is computed again"),
@@ -166,14 +168,14 @@ class Plan:
 
     def _after(self) -> str:
         if not self.gradient_bytes:
-            return "%.1f MB, of which %.1f MB are alive at once" % (
-                self.pool_bytes / MB,
-                self.peak_bytes / MB,
+            return "%s, of which %s are alive at once" % (
+                in_words(self.pool_bytes),
+                in_words(self.peak_bytes),
             )
         return (
-            "%.1f MB, and %.1f MB of gradients of parameters, in whose place results lie before; "
-            "%.1f MB of results are alive at once"
-            % (self.pool_bytes / MB, self.gradient_bytes / MB, self.peak_bytes / MB)
+            "%s, and %s of gradients of parameters, in whose place results lie before; "
+            "%s of results are alive at once"
+            % tuple(map(in_words, (self.pool_bytes, self.gradient_bytes, self.peak_bytes)))
         )
 
     def _work(self) -> str:
@@ -206,8 +208,8 @@ class Plan:
         report.plot_memory(
             file,
             [
-                ("without a plan: a pool of %.1f MB" % (self.unplanned_bytes / MB), before),
-                ("with the plan: a pool of %.1f MB" % (self.pool_bytes / MB), after),
+                ("without a plan: a pool of %s" % in_words(self.unplanned_bytes), before),
+                ("with the plan: a pool of %s" % in_words(self.pool_bytes), after),
             ],
         )
 
@@ -254,6 +256,36 @@ class Plan:
             original=self.planner == "chen2016",
             budgeted=self.added_time is not None,
         )
+
+    def predict_time(self, measure: bool = False) -> float:
+        """Predict the time that the plan adds to a training step, where no budget asked for it.
+
+        Parameters
+        ----------
+        measure : bool
+            Whether each operator is measured on the device, once, instead of predicted.
+
+        Returns
+        -------
+        float
+            As a share of a step's time without a plan; ``added_time`` where that is known.
+
+        Examples
+        --------
+        >>> memonger.plan(net, {'data': (32, 3, 224, 224)}).predict_time()
+        """
+        if self.added_time is not None:
+            return self.added_time
+        device = self.request.device
+        if self.schedule is not None:
+            times = timing.times_of(read_network(self.request).training, device, measure)
+            runs = np.bincount(self.schedule.forwards, minlength=len(times.forward))
+            return float((np.maximum(runs - 1, 0) * times.forward).sum() / times.step)
+        found = self._step(self.symbol).memory.replay
+        training: Any = found.training
+        times = timing.times_of(training, device, measure)
+        again = found.order[found.order >= len(times.forward)] - len(times.forward)
+        return float(times.forward[again[again < len(times.forward)]].sum() / times.step)
 
     def _step(self, symbol: Any) -> Step:
         request = self.request
@@ -520,7 +552,7 @@ def forget() -> None:
 
 def plan_of(request: Request, planned: Any, solution: Solution) -> Plan:
     """The Plan for a symbol, with the names of its operators."""
-    nodes = json.loads(request.symbol.tojson(remove_amp_cast=False))["nodes"]
+    nodes = read(request.symbol)["nodes"]
     names = [node["name"] for node in nodes]
     operators = [
         (node["name"], again) for node, again in zip(nodes, solution.mask) if node["op"] != "null"

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from typing import Any, Dict, Generic, Optional, Sequence, TypeVar
 
 from memonger.network import Request
+from memonger.symbols import read
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ def structure(symbol: Any) -> Dict[str, Any]:
 
     A ``sym_gen`` that leaves naming to MXNet makes the same network under other names each time.
     """
-    graph: Dict[str, Any] = json.loads(symbol.tojson(remove_amp_cast=False))
+    graph = read(symbol)
     for node in graph["nodes"]:
         if node["op"] != "null":
             del node["name"]

@@ -1,9 +1,12 @@
 """Pictures of a plan (with matplotlib, ``pip install 'memonger[plot]'``)."""
 
+import io
+import os
 from typing import Any, Sequence, Tuple
 
 import numpy as np
 
+from memonger import files
 from memonger.costs import MB
 from memonger.errors import MemongerError
 from memonger.explanation import Step
@@ -157,6 +160,33 @@ def shortened(text: str, most: int = 64) -> str:
     return text[: most // 2] + " ... " + text[len(text) - most // 2 + 5 :]
 
 
+def check_picture(file: Any) -> str:
+    """Check that a picture can be written, before a long search is begun for it.
+
+    Parameters
+    ----------
+    file : str or path
+
+    Returns
+    -------
+    str
+        What it will be, by its ending: 'png', 'svg', 'pdf', ...
+
+    Raises
+    ------
+    MemongerError
+        If matplotlib is not there, does not draw such a file, or it cannot be written.
+    """
+    kinds = _figure().canvas.get_supported_filetypes()
+    kind = os.path.splitext(os.fsdecode(file))[1][1:].lower()
+    if kind not in kinds:
+        raise MemongerError(
+            "the picture cannot be written to %s: its name must end in .png, .svg or .pdf" % file
+        )
+    files.check_writable(file)
+    return kind
+
+
 def _figure() -> Any:
     """An empty picture; matplotlib is imported by no more than this."""
     try:
@@ -170,7 +200,10 @@ def _figure() -> Any:
 
 def _save(figure: Any, file: Any) -> None:
     """Write a picture to a file."""
+    drawn = io.BytesIO()
+    kind = check_picture(file)
     try:
-        figure.savefig(file)
-    except (OSError, ValueError) as error:
+        figure.savefig(drawn, format=kind)
+    except (OSError, ValueError, RuntimeError) as error:
         raise MemongerError("the picture cannot be written to %s: %s" % (file, error)) from None
+    files.write(file, drawn.getvalue())

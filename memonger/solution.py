@@ -14,7 +14,7 @@ from memonger.allocator import Replay, replay
 from memonger.bounds import Floor, floor
 from memonger.costs import MB, CostModel
 from memonger.executor import bind, planned_mb
-from memonger.explanation import Segment, floor_text, held_by_rule, slowest_segment
+from memonger.explanation import NO_OPERATORS, Segment, floor_text, held_by_rule, slowest_segment
 from memonger.flops import forward_flops
 from memonger.forward import KeptCopy, mask_with_copies, no_collection
 from memonger.memory import Memory, of_marks
@@ -25,6 +25,7 @@ from memonger.progress import Progress
 from memonger.rules import kept_summary
 from memonger.schedule import Schedule
 from memonger.scheduled import scheduled
+from memonger.sizes import in_words
 from memonger.training import TrainingGraph
 
 log = logging.getLogger("memonger")
@@ -137,9 +138,9 @@ def confirm(
         warnings.append(left_as_it_is(network, unplanned, found.candidates))
     elif saved < 0:
         warnings.append(
-            "this plan needs more memory (%.1f MB) than the network as it is (%.1f MB), which "
+            "this plan needs more memory (%s) than the network as it is (%s), which "
             "planner='smallest' never does"
-            % (memory.counted_bytes / MB, unplanned.counted_bytes / MB)
+            % (in_words(memory.counted_bytes), in_words(unplanned.counted_bytes))
         )
     elif leave and saved < LITTLE * unplanned.pool_bytes:
         warnings.append(saves_little(network, unplanned, memory, found.candidates))
@@ -211,9 +212,9 @@ def memory_facts(memory: Memory, unplanned: Memory) -> Dict[str, Any]:
 
 def left_as_it_is(network: Network, unplanned: Memory, candidates: Mapping[str, int]) -> str:
     """The warning that no plan helps, and why."""
-    return (
-        "no plan costs less than the network as it is (%.1f MB), so it is returned unmarked: %s"
-        % (unplanned.counted_bytes / MB, _why(network, unplanned, candidates))
+    return "no plan costs less than the network as it is (%s), so it is returned unmarked: %s" % (
+        in_words(unplanned.counted_bytes),
+        _why(network, unplanned, candidates),
     )
 
 
@@ -221,9 +222,9 @@ def saves_little(
     network: Network, unplanned: Memory, planned: Memory, candidates: Mapping[str, int]
 ) -> str:
     """The warning that a plan helps little, and why."""
-    return "the plan saves %.1f %% of %.1f MB: %s" % (
+    return "the plan saves %.1f %% of %s: %s" % (
         100 * planned.saved(unplanned) / unplanned.pool_bytes,
-        unplanned.pool_bytes / MB,
+        in_words(unplanned.pool_bytes),
         _why(network, unplanned, candidates),
     )
 
@@ -325,6 +326,8 @@ def _why(network: Network, unplanned: Memory, candidates: Mapping[str, int]) -> 
     """Why no plan of a network helps much."""
     graph, rules = network.graph, network.rules
     operators = graph.operators
+    if not operators:
+        return NO_OPERATORS
     if not any(rules.allowed[i] for i in operators):
         until = network.request.until
         if until is not None and all(i >= until for i in operators if i not in rules.reasons):
@@ -334,30 +337,30 @@ def _why(network: Network, unplanned: Memory, candidates: Mapping[str, int]) -> 
         )
     least, peak = floor(network.training), unplanned.peak_bytes
     if least.own_bytes >= MOST * peak:
-        return "%s alone needs %.1f MB at once, %.0f %% of the %.1f MB of the peak" % (
+        return "%s alone needs %s at once, %.0f %% of the %s of the peak" % (
             floor_text(network.training, least),
-            least.own_bytes / MB,
+            in_words(least.own_bytes),
             100 * least.own_bytes / max(1, peak),
-            peak / MB,
+            in_words(peak),
         )
     held = held_by_rule(unplanned, rules.reasons)
     if sum(held.values()) >= MOST_HELD * peak:
-        return "%.1f MB of the %.1f MB of the peak must not be computed again (%s)" % (
-            sum(held.values()) / MB,
-            peak / MB,
+        return "%s of the %s of the peak must not be computed again (%s)" % (
+            in_words(sum(held.values())),
+            in_words(peak),
             kept_summary((graph.nodes[i].op, rules.reasons[i]) for i in held),
         )
     if set(candidates) <= {"no plan", NO_CUTS}:
         return "there is no point at which it can be cut"
     tried = ", ".join(
-        "%s give %.1f MB" % (name, cost / MB)
+        "%s give %s" % (name, in_words(cost))
         for name, cost in candidates.items()
         if name != "no plan"
     )
     largest = max((t.nbytes, i) for i in operators for t in graph.tensors[i])
-    return "%s; its largest result is %.1f MB, of node %r (%s)" % (
+    return "%s; its largest result is %s, of node %r (%s)" % (
         tried,
-        largest[0] / MB,
+        in_words(largest[0]),
         graph.nodes[largest[1]].name,
         graph.nodes[largest[1]].op,
     )

@@ -19,14 +19,13 @@ import logging
 import os
 import platform
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from memonger import kinds
+from memonger import files, kinds
 from memonger._mxnet import mx
 from memonger.errors import MemongerError
 from memonger.executor import has_mkldnn
@@ -443,19 +442,11 @@ def _kept(what: str, ctx: Any) -> Iterator[Dict[str, Any]]:
         yield kept
     finally:
         if json.dumps(kept) != before:
-            _write(path, json.dumps(kept))
-
-
-def _write(path: Path, text: str) -> None:
-    """All of it or nothing, for another process may read it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=str(path.parent))
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.replace(name, str(path))
-    except OSError as error:
-        log.info("measurements cannot be kept in %s: %s", path.parent, error)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                files.write(path, json.dumps(kept).encode())
+            except (OSError, MemongerError) as error:
+                log.info("measurements cannot be kept in %s: %s", path.parent, error)
 
 
 @functools.lru_cache(maxsize=None)

@@ -1,12 +1,12 @@
 """The symbol of a training step: a network for MXNet that runs what the schedule says, in order."""
 
-import json
 from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
 
 from memonger._mxnet import mx
 from memonger.forward import Tensor, no_collection
 from memonger.gradients import MXNET_VERSION
 from memonger.rows import ITSELF, MASKED, SCRATCH
+from memonger.symbols import as_json
 from memonger.tables import RowKind
 from memonger.training_step import TrainingStep
 
@@ -82,14 +82,13 @@ def write(step: TrainingStep) -> Written:
         if waits[k]:
             node["control_deps"] = list(dict.fromkeys(place[row] for row in waits[k]))
         nodes.append(node)
-    text = json.dumps(
+    text = as_json(
         {
             "nodes": nodes,
             "arg_nodes": [i for i, node in enumerate(nodes) if node["op"] == "null"],
             "heads": [[place[row], k, 0] for row, k in step.heads],
             "attrs": {"mxnet_version": MXNET_VERSION},
         },
-        ensure_ascii=False,  # MXNet's reader of JSON knows no \\u
     )
     arguments = [graph.nodes[a].name for a in step.training.wanted]
     return Written(

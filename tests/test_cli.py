@@ -1,5 +1,6 @@
 """The command ``memonger``: figures of the package, JSON, exit status, mistakes in one line."""
 
+import dataclasses
 import json
 import os
 import re
@@ -45,7 +46,8 @@ def test_a_planned_file_is_the_plan(net: Any, capsys: Any, tmp_path: Path) -> No
     out, picture = tmp_path / "planned-symbol.json", tmp_path / "plan.png"
     status, printed, _ = run(capsys, "plan", file, *SHAPES, "-o", out, "--plot", picture)
     plan = memonger.plan(symbol, shapes)
-    assert status == 0 and printed == str(plan) + "\n"
+    plan = dataclasses.replace(plan, added_time=plan.predict_time())
+    assert status == 0 and printed == str(plan) + "\n" and "as predicted" in printed
     assert marked(mx.sym.load(str(out))) == marked(plan.symbol)
     assert picture.read_bytes()[1:4] == b"PNG"
 
@@ -231,19 +233,203 @@ MISTAKES = {
     ),
     "shapes that do not fit": ("plan {net} --shape data=4,64 --shape label=5,64", "do not fit"),
     "work of marks": ("plan {net} --shape data=4,64 --work 1.5", "how='schedule' can"),
+    "a shape twice": ("cost {net} --shape data=4,64 --shape data=4,64", "data is given twice"),
+    "a type twice": ("cost {net} --type data=float16 --type data=int8", "data is given twice"),
+    "a small number": ("cost {net} --shape data=²,64", "whole numbers"),
+    "a long number": ("cost {net} --shape data=%s,64" % ("9" * 5000), "whole numbers"),
+    "more than can be counted": ("cost {net} --shape data=99999999999,64", "2**31 - 1 elements"),
+    "a product that is": ("cost {net} --shape data=2147483647,2", "2**31 - 1 elements"),
+    "no size": ("explain {net} --shape data=0,64", "at least 1"),
+    "no GPU of this number": ("cost {net} --device gpu(99999999999)", "is no device"),
+    "auto without a budget": ("plan {net} --shape data=4,64 --how auto", "give a budget"),
+}
+
+#: What is seen before the search is begun.
+PLACES = {
+    "no name": ("plan {net} --shape data=4096,64 -o ''", "it is no name of a file"),
+    "a folder": ("plan {net} --shape data=4096,64 -o {folder}", "it is a folder"),
+    "here": ("batch {net} --shape data=N,64 --budget 1MB -o .", "it is a folder"),
+    "no picture": ("plan {net} --shape data=4,64 --plot {folder}/x.xyz", "must end in .png"),
+    "no ending": ("frontier {net} --shape data=4,64 --plot {folder}/x", "must end in .png"),
+    "no name of a picture": ("frontier {net} --shape data=4,64 --plot ''", "must end in .png"),
+    "one file twice": (
+        "plan {net} --shape data=4,64 -o {folder}/x.png --plot {folder}/../{name}/x.png",
+        "are the same file",
+    ),
 }
 
 
-@pytest.mark.parametrize("case", MISTAKES)
-def test_a_mistake_is_one_line(case: str, net: Any, capsys: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", [*MISTAKES, *PLACES])
+def test_a_mistake_is_one_line(
+    case: str, net: Any, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if case in PLACES:
+        for search in ("plan", "frontier", "largest_batch"):
+            monkeypatch.delattr(memonger, search, raising=False)
+            monkeypatch.setattr(memonger, search, None)
     (tmp_path / "text.json").write_text("text")
-    command, said = MISTAKES[case]
-    given = command.format(net=net[2], folder=tmp_path)
+    command, said = {**MISTAKES, **PLACES}[case]
+    given = command.format(net=net[2], folder=tmp_path, name=tmp_path.name)
     status, printed, error = run(capsys, *shlex.split(given))
     assert status == 2 and not printed
     lines = [line for line in error.splitlines() if line.startswith("memonger")]
     assert len(lines) == 1 and said in lines[0], error
     assert "Traceback" not in error
+
+
+def test_the_faster_of_both(net: Any, capsys: Any, tmp_path: Path) -> None:
+    """By ``--how auto``; where that is a schedule it is told, and not saved."""
+    symbol, shapes, file = net
+    out = tmp_path / "planned-symbol.json"
+    asked = ("plan", file, *SHAPES, "--budget", "60%", "--how", "auto", "--json")
+    status, printed, _ = run(capsys, *asked)
+    plan = memonger.plan(symbol, shapes, budget="60%", how="auto")
+    assert status == 0 and json.loads(printed)["pool_bytes"] == plan.pool_bytes
+    assert (json.loads(printed)["schedule"] is None) == (plan.schedule is None)
+    status, printed, error = run(capsys, *asked, "-o", out)
+    assert json.loads(printed)["pool_bytes"] == plan.pool_bytes
+    if plan.schedule is None:
+        assert status == 0 and marked(mx.sym.load(str(out))) == marked(plan.symbol)
+    else:
+        assert status == 2 and "cannot be saved" in error and not out.exists()
+
+
+def test_ctrl_c_after_the_search(
+    net: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What it found is told and written."""
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "planned-symbol.json"
+    monkeypatch.setattr(memonger.Plan, "predict_time", interrupted)
+    status, printed, _ = run(capsys, "plan", net[2], *SHAPES, "-o", out)
+    assert status == 0 and printed.startswith("before") and "as predicted" not in printed
+    assert marked(mx.sym.load(str(out)))
+    out.unlink()
+    monkeypatch.setattr(memonger, "check", interrupted)
+    status, printed, error = run(capsys, "plan", net[2], *SHAPES, "-o", out, "--check")
+    assert status == 2 and printed.startswith("before") and "before the plan was checked" in error
+    assert marked(mx.sym.load(str(out)))
+
+
+@pytest.mark.parametrize("how", ["marks", "schedule"])
+def test_plan_and_check(how: str, net: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The share of one device is trained; a difference is status 1."""
+    asked = ("plan", net[2], "--shape", "data=64,64", "--shape", "label=64,64", "--devices", "2")
+    status, printed, _ = run(capsys, *asked, "--how", how, "--check")
+    assert status == 0 and re.search(r"^check    equal: \d+ arrays in 3 steps", printed, re.M)
+    found = memonger.CheckReport(1, 1, (), ("softmax_output",), True)
+    given = {}
+
+    def check(net: Any, planned: Any, shapes: Any, **options: Any) -> memonger.CheckReport:
+        given.update(shapes)
+        return found
+
+    monkeypatch.setattr(memonger, "check", check)
+    status, printed, _ = run(capsys, *asked, "--how", how, "--check", "--json")
+    assert status == 1 and json.loads(printed)["check"]["not_finite"] == ["softmax_output"]
+    assert given == {"data": (32, 64), "label": (32, 64)}
+
+
+def test_a_network_without_operators(capsys: Any, tmp_path: Path) -> None:
+    file = str(tmp_path / "net-symbol.json")
+    mx.sym.Variable("x").save(file)
+    for verb in ("cost", "explain"):
+        status, printed, _ = run(capsys, verb, file, "--shape", "x=2,3")
+        assert status == 0 and printed.startswith("the network has no operators")
+
+
+def test_sizes_below_one_mb(capsys: Any, tmp_path: Path) -> None:
+    symbol, _ = networks.chain(2, hidden=8, batch=4)
+    file = str(tmp_path / "net-symbol.json")
+    symbol.save(file)
+    shapes = ("--shape", "data=4,8", "--shape", "label=4,8")
+    pool = memonger.pool_bytes(symbol, data=(4, 8), label=(4, 8))
+    for verb in ("cost", "explain", "plan"):
+        status, printed, _ = run(capsys, verb, file, *shapes)
+        assert status == 0 and "%.1f KB" % (pool / 1024) in printed and " MB" not in printed
+
+
+def test_what_a_custom_operator_says(capsys: Any) -> None:
+    """In the message, not on stdout; and without a trace."""
+
+    @mx.operator.register("tests_bad_shape")
+    class Bad(mx.operator.CustomOpProp):  # type: ignore[misc, name-defined, unused-ignore]
+        def infer_shape(self, in_shape: Any) -> Any:
+            raise ValueError("two inputs are wanted, \\1 not %d" % len(in_shape))
+
+    bad = mx.sym.Custom(mx.sym.Variable("data"), op_type="tests_bad_shape", name="mine")
+    with pytest.raises(memonger.MemongerError) as caught:
+        memonger.plan(mx.sym.MakeLoss(bad), data=(2, 3))
+    message = str(caught.value)
+    assert message.endswith("ValueError: two inputs are wanted, \\1 not 1") and "'mine'" in message
+    assert "Traceback" not in message and not capsys.readouterr().out
+
+
+# -- as a process -----------------------------------------------------------------------------
+
+LIGHT = """
+import sys
+from memonger import cli
+try:
+    cli.main(sys.argv[1:])
+except SystemExit as ended:
+    assert not ended.code
+heavy = {"mxnet", "numpy", "numba", "tqdm", "matplotlib"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def process(*command: str, path: Path) -> Any:
+    """A process that finds stand-ins for what it imports at ``path``."""
+    project = Path(memonger.__file__).resolve().parents[1]
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(path), str(project)]))
+    command = (sys.executable, "-W", "ignore", *command)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize("asked", [("--version",), ("--help",), ("plan", "--help"), ()])
+def test_help_imports_nothing_heavy(asked: Any, tmp_path: Path) -> None:
+    """And needs no MXNet."""
+    (tmp_path / "mxnet.py").write_text("raise ImportError('not here')")
+    done = process("-c", LIGHT, *asked, path=tmp_path)
+    assert done.returncode == (0 if asked else 1), done.stderr
+    assert asked or done.stderr.startswith("memonger: the following arguments are required: VERB")
+
+
+STAND_INS = {
+    "no MXNet": ("mxnet", "raise ModuleNotFoundError('none', name='mxnet')", "is not installed"),
+    "NumPy 2": ("numpy", "__version__ = '2.1.0'", "cannot be used with NumPy 2.1.0"),
+    "Ctrl-C": ("mxnet", "raise KeyboardInterrupt", "interrupted before anything was found"),
+}
+
+
+@pytest.mark.parametrize("case", STAND_INS)
+def test_what_cannot_be_imported_is_one_line(case: str, net: Any, tmp_path: Path) -> None:
+    module, content, said = STAND_INS[case]
+    (tmp_path / "stand-ins" / module).mkdir(parents=True)
+    (tmp_path / "stand-ins" / module / "__init__.py").write_text(content)
+    command = ("-m", "memonger.cli", "cost", net[2], *SHAPES)
+    done = process(*command, path=tmp_path / "stand-ins")
+    assert done.returncode == 2 and not done.stdout
+    assert len(done.stderr.splitlines()) == 1 and said in done.stderr, done.stderr
+
+
+def test_names_that_the_terminal_cannot_show(tmp_path: Path) -> None:
+    x = mx.sym.FullyConnected(mx.sym.Variable("данные"), num_hidden=3)
+    file = tmp_path / "сеть-symbol.json"
+    mx.sym.MakeLoss(x, name="слой").save(str(file))
+    command = (
+        "import os, sys; os.environ['PYTHONIOENCODING'] = 'ascii'; "
+        "os.execv(sys.executable, [sys.executable, '-W', 'ignore', '-m', 'memonger.cli', "
+        "'explain', sys.argv[1], '--shape', 'данные=4,4'])"
+    )
+    done = process("-c", command, str(file), path=tmp_path)
+    assert done.returncode == 0 and "\\u0441\\u043b" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("verb", sorted(cli.EXAMPLES))

@@ -77,3 +77,24 @@ def test_nothing_is_read_outside_its_array(tmp_path: Path) -> None:
         env={**os.environ, **looking},
         check=True,
     )
+
+
+FULL = """
+import resource, sys
+sys.path[:0] = %r
+resource.setrlimit(resource.RLIMIT_FSIZE, (256, 256))
+from test_compiled import filled
+print(filled(8)[0].tolist())
+"""
+
+
+def test_a_full_disk_keeps_nothing_and_ends_nothing(tmp_path: Path) -> None:
+    """What is compiled runs, and is compiled again the next time."""
+    code = FULL % [str(Path(__file__).parent)]
+    environment = dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0 and done.stdout == "[4.0, 6.0, 8.0, 3.0]\n", done.stderr
+    assert done.stderr == "compiling the search, once; it starts at once from the next time on\n"
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]

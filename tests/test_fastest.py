@@ -1,5 +1,6 @@
 """Budgets for plans of marks: the fastest that fits; the frontier; the largest batch."""
 
+import dataclasses
 from typing import Any, Callable, Dict, Iterator, List
 
 import memonger
@@ -487,3 +488,15 @@ def test_a_budget_and_a_limit_of_work_that_a_plan_keeps() -> None:
     assert both.pool_bytes <= least.pool_bytes and both.recomputed_flops <= 1 + 1e-9
     with pytest.raises(memonger.BudgetError, match="of work=1 was found|more than work=1"):
         memonger.plan(symbol, shapes, how="schedule", work=1.0, budget=0.3, patience=0.1)
+
+
+@pytest.mark.parametrize("how", ["marks", "schedule"])
+def test_the_time_without_a_budget_is_that_with_one(how: str) -> None:
+    """Of the same plan; and it is what makes the plan's step longer."""
+    symbol, shapes = networks.chain(16, hidden=64, batch=4096)
+    plan = memonger.plan(symbol, shapes, how=how, budget="50%")
+    assert plan.added_time and plan.predict_time() == plan.added_time
+    alone = dataclasses.replace(plan, added_time=None)
+    assert alone.predict_time() == pytest.approx(plan.added_time, rel=0.05)
+    least = memonger.plan(symbol, shapes, how=how)
+    assert least.added_time is None and least.predict_time() >= alone.predict_time() * 0.95

@@ -1,5 +1,6 @@
 """Marks on a symbol: what is added, what is kept, and that it comes off again."""
 
+import json
 from typing import Any
 
 import memonger
@@ -216,3 +217,24 @@ def test_networks_without_single_tensor_cuts_are_planned() -> None:
     forget()
     assert memonger.search_plan(symbol, shapes=SHAPES).tojson() == planned.tojson()
     assert memonger.check(symbol, planned, SHAPES)
+
+
+@pytest.mark.parametrize("record", ["", "[]", "{", '{"x": 1}', '"other"', "null"])
+def test_a_damaged_record_of_a_plan(record: str) -> None:
+    """Of a planned network whose file was changed."""
+    graph = json.loads(memonger.search_plan(net(), shapes=SHAPES).tojson())
+    node = next(n for n in graph["nodes"] if n["op"] != "null")
+    node["attrs"]["__memonger__"] = record
+    damaged = mx.sym.load_json(json.dumps(graph))
+    for call in (memonger.unplan, lambda symbol: memonger.plan(symbol, SHAPES)):
+        with pytest.raises(memonger.MemongerError, match="no plan has written"):
+            call(damaged)
+
+
+def test_a_node_that_no_plan_has_put_in() -> None:
+    """A source of the network that is marked as if it were the plan's own."""
+    x = mx.sym.ones((2, 3)) + mx.sym.Variable("data")
+    graph = json.loads(x.tojson())
+    next(n for n in graph["nodes"] if n["op"] == "_ones")["attrs"]["__memonger__"] = '"inserted"'
+    with pytest.raises(memonger.MemongerError, match="for itself alone"):
+        memonger.unplan(mx.sym.load_json(json.dumps(graph)))

@@ -1,0 +1,352 @@
+"""Damaged files of networks, and a process that tries the command line on them: for a fuzz test."""
+
+import contextlib
+import copy
+import io
+import json
+import os
+import random
+import resource
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+
+BATCH, WIDTH = 4, 8
+
+#: The verbs of the command line, with the options that each takes here.
+VERBS: Dict[str, Tuple[str, ...]] = {
+    "plan": ("--patience", ".01", "-o", "{out}"),
+    "plan --budget": ("--patience", ".01", "--budget", "80%", "-o", "{out}", "--json"),
+    "plan --how schedule": ("--patience", ".01", "--how", "schedule", "--work", "1.5"),
+    "cost": (),
+    "explain": ("--json",),
+    "frontier": ("--patience", ".01", "--points", "3"),
+    "batch": ("--patience", ".01", "--budget", "1MB", "-o", "{out}"),
+    "check": ("--steps", "1"),
+}
+
+
+def networks() -> Dict[str, Tuple[Any, Dict[str, Tuple[int, ...]]]]:
+    """Four small networks, one of them with a plan, and the shapes of their inputs."""
+    import memonger
+    import mxnet as mx
+
+    s = mx.sym
+    data = s.Variable("data")
+
+    x = data
+    for i in range(2):
+        x = s.Convolution(x, kernel=(3, 3), pad=(1, 1), num_filter=4, name="conv%d" % i)
+        x = s.Activation(s.BatchNorm(x, fix_gamma=False, name="bn%d" % i), act_type="relu")
+        x = s.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="max", name="pool%d" % i)
+    convolutional = s.SoftmaxOutput(s.FullyConnected(x, num_hidden=3, name="fc"), name="softmax")
+    planned = memonger.search_plan(convolutional, data=(64, 3, 8, 8), patience=0.01)
+
+    parts = list(s.SliceChannel(data, num_outputs=2, axis=1, name="parts"))
+    for i in range(2):
+        gate = s.sigmoid(s.FullyConnected(parts[0], num_hidden=WIDTH, name="gate%d" % i))
+        parts = [s.tanh(s.FullyConnected(gate * parts[1], num_hidden=WIDTH)), gate]
+    gated = s.MakeLoss(s.mean(s.square(s.Concat(*parts, dim=1))), name="loss")
+
+    x = s.Embedding(data, input_dim=10, output_dim=WIDTH, name="embedding")
+    x = s.Dropout(s.LayerNorm(x, name="norm"), p=0.1, name="dropout")
+    x = s.slice_axis(s.transpose(x, axes=(1, 0, 2)), axis=0, begin=0, end=2, name="slice")
+    two = s.Group([s.MakeLoss(s.sum(x)), s.BlockGrad(s.topk(x, k=1, ret_typ="indices"))])
+
+    def body(item: Any, state: Any) -> Any:
+        state = s.FullyConnected(item, num_hidden=WIDTH, name="inner") + state
+        return s.tanh(state), state
+
+    outputs, _ = s.contrib.foreach(body, data, s.zeros((BATCH, WIDTH)))
+    loop = s.MakeLoss(s.sum(outputs), name="loss")
+    return {
+        "planned": (planned, {"data": (BATCH, 3, 8, 8)}),
+        "gated": (gated, {"data": (BATCH, 2 * WIDTH)}),
+        "two outputs": (two, {"data": (BATCH, 5)}),
+        "loop": (loop, {"data": (3, BATCH, WIDTH)}),
+    }
+
+
+class Mutant(NamedTuple):
+    """A damaged file and how it is tried."""
+
+    name: str
+    content: bytes
+    arguments: Tuple[str, ...]
+
+
+# -- what damages a file -----------------------------------------------------------------------
+
+Graph = Dict[str, Any]
+Draw = random.Random
+
+
+def _spot(graph: Any, draw: Draw) -> Tuple[Any, Any]:
+    """Some list or dict within a graph, and one of its keys."""
+    while True:
+        at: Any = graph
+        for _ in range(draw.randint(0, 5)):
+            into = at[draw.choice(list(at) if isinstance(at, dict) else range(len(at)))]
+            if not isinstance(into, (list, dict)) or not into:
+                break
+            at = into
+        if at:
+            return at, draw.choice(list(at) if isinstance(at, dict) else range(len(at)))
+
+
+ODD: Tuple[Any, ...] = (
+    None, True, -1, 0, 1, 7, 2**31, 2**32, 2**64, 1.5, 1e400, "", "x", "(0, 0)", "null", "None",
+    [], [0], [[0, 0, 0]], [[0]], {}, {"a": 1}, {"op": "null", "name": "x", "inputs": []},
+    "\ud800", "\x00", "\x01", "é",
+)  # fmt: skip
+VALUES = (
+    "0|-1|1|2|3|99999999999|2147483648|1e3||()|(0, 0)|(0,)|(-1, -1)|(1,)|(3, 3, 3)|None|True|nan|"
+    "relu|valid|x|(99999999999, 1)|[1, 2]|(2, 2|float16"
+).split("|")
+OPERATORS = (
+    "BatchNorm RNN Custom _foreach _cond _CachedOp SliceChannel Concat _zeros null NoSuchOperator "
+    "Pooling FullyConnected Deconvolution _backward_Convolution _sg_mkldnn_conv sgd_update dot "
+    "_NDArray Reshape _split_v2 add_n _FusedOp _contrib_MultiBoxTarget _Native"
+).split()
+
+
+def _odd_value(graph: Graph, draw: Draw) -> None:
+    at, key = _spot(graph, draw)
+    at[key] = copy.deepcopy(draw.choice(ODD))
+
+
+def _deleted(graph: Graph, draw: Draw) -> None:
+    at, key = _spot(graph, draw)
+    del at[key]
+
+
+def _doubled(graph: Graph, draw: Draw) -> None:
+    at, key = _spot(graph, draw)
+    if isinstance(at, list):
+        at.insert(key, copy.deepcopy(at[key]))
+    else:
+        at[key + draw.choice(("", "s", "_weight", "_lr_mult"))] = copy.deepcopy(at[key])
+
+
+def _entry(graph: Graph, draw: Draw) -> None:
+    """An input or a head names another output."""
+    entries = [entry for node in graph["nodes"] for entry in node["inputs"]] + graph["heads"]
+    entry = draw.choice(entries)
+    which = draw.randint(0, 1)
+    entry[which] = draw.choice((entry[which] + 1, 0, 1, 2, len(graph["nodes"]), 10**6, -1))
+    if draw.random() < 0.3:
+        entry[0] = draw.randrange(len(graph["nodes"]))
+
+
+def _inputs(graph: Graph, draw: Draw) -> None:
+    """A node has more inputs, fewer, or none."""
+    node = draw.choice([n for n in graph["nodes"] if n["inputs"]] + graph["nodes"][:2])
+    change = draw.randint(0, 3)
+    if change == 0:
+        node["inputs"] = []
+    elif change == 1:
+        node["inputs"] = node["inputs"][:-1]
+    elif change == 2:
+        node["inputs"].append([draw.randrange(len(graph["nodes"])), 0, 0])
+    else:
+        draw.shuffle(node["inputs"])
+
+
+def _operator(graph: Graph, draw: Draw) -> None:
+    node = draw.choice(graph["nodes"])
+    node["op"] = draw.choice((*OPERATORS, *(n["op"] for n in graph["nodes"])))
+    if draw.random() < 0.3:
+        node.pop("attrs", None)
+
+
+def _attribute(graph: Graph, draw: Draw) -> None:
+    node = draw.choice([n for n in graph["nodes"] if n.get("attrs")] or graph["nodes"])
+    attrs = node.setdefault("attrs", {})
+    keys = [*attrs, "num_args", "num_outputs", "__shape__", "__dtype__", "__force_mirroring__"]
+    attrs[draw.choice(keys)] = draw.choice(VALUES)
+
+
+def _name(graph: Graph, draw: Draw) -> None:
+    node = draw.choice(graph["nodes"])
+    others = [n["name"] for n in graph["nodes"]]
+    node["name"] = draw.choice((*others, "", "a\nb", "\x07", "\u202e", "x" * 5000, "%s", "{}"))
+
+
+def _order(graph: Graph, draw: Draw) -> None:
+    """Nodes in another order, or one less."""
+    if draw.random() < 0.5:
+        draw.shuffle(graph["nodes"])
+    else:
+        del graph["nodes"][draw.randrange(len(graph["nodes"]))]
+
+
+def _extra(graph: Graph, draw: Draw) -> None:
+    node = draw.choice(graph["nodes"])
+    last = len(graph["nodes"]) - 1
+    key, value = draw.choice(
+        [
+            ("control_deps", [last]), ("control_deps", [0]), ("control_deps", "x"),
+            ("subgraphs", [{"nodes": [], "arg_nodes": [], "heads": []}]), ("subgraphs", [{}]),
+            ("subgraphs", [graph["nodes"][0]]), ("param", {"x": "y"}), ("attr", {"lr_mult": "x"}),
+            ("attr", {"weight_lr_mult": "2"}), ("backward_source_id", -1), ("colour", "red"),
+        ]
+    )  # fmt: skip
+    node[key] = copy.deepcopy(value)
+
+
+def _version(graph: Graph, draw: Draw) -> None:
+    old = [
+        None,
+        ["int", 800],
+        ["int", 904],
+        ["int", 10901],
+        ["int", 20000],
+        ["str", "x"],
+        ["int"],
+        3,
+    ]
+    version = draw.choice(old)
+    if version is None:
+        graph.pop("attrs", None)
+    else:
+        graph["attrs"] = {draw.choice(("mxnet_version", "is_np_shape", "x")): version}
+    if draw.random() < 0.5:
+        for node in graph["nodes"]:
+            if "attrs" in node:
+                node[draw.choice(("attr", "param"))] = node.pop("attrs")
+
+
+GRAPHS: Tuple[Callable[[Graph, Draw], None], ...] = (
+    _odd_value, _deleted, _doubled, _entry, _entry, _inputs, _operator, _attribute, _attribute,
+    _name, _order, _extra, _version,
+)  # fmt: skip
+
+
+def _truncated(text: bytes, draw: Draw) -> bytes:
+    return text[: draw.randrange(len(text))]
+
+
+def _flipped(text: bytes, draw: Draw) -> bytes:
+    at = draw.randrange(len(text))
+    return text[:at] + bytes([draw.randrange(256)]) + text[at + 1 :]
+
+
+def _cut_out(text: bytes, draw: Draw) -> bytes:
+    at = draw.randrange(len(text))
+    return text[:at] + text[at + draw.randint(1, 40) :]
+
+
+def _put_in(text: bytes, draw: Draw) -> bytes:
+    at = draw.choice((0, len(text), draw.randrange(len(text))))
+    put = (b"\xef\xbb\xbf", b"\xff\xfe", b"\x00", b"\xc3", b'"', b"]", b"}", b",", b"[" * 3000)
+    return text[:at] + draw.choice(put) + text[at:]
+
+
+TEXTS: Tuple[Callable[[bytes, Draw], bytes], ...] = (_truncated, _flipped, _cut_out, _put_in)
+
+
+def mutant(number: int, files: Dict[str, Tuple[str, Dict[str, Tuple[int, ...]]]]) -> Mutant:
+    """The mutant of this number.
+
+    Parameters
+    ----------
+    number : int
+    files : dict
+        JSON and shapes of each network by name.
+    """
+    draw = random.Random(number)
+    which = list(files)[number % len(files)]
+    verb = list(VERBS)[number // len(files) % len(VERBS)]
+    text, shapes = files[which]
+    made: List[str] = []
+    if draw.random() < 0.75:
+        graph = json.loads(text)
+        for _ in range(draw.choice((1, 1, 1, 2))):
+            change = draw.choice(GRAPHS)
+            made.append(change.__name__)
+            try:
+                change(graph, draw)
+            except (KeyError, IndexError, TypeError, AttributeError):
+                pass  # the change before has left no such place
+        content = json.dumps(graph, ensure_ascii=draw.random() < 0.3)
+        data = content.encode("utf-8", "surrogatepass")
+    else:
+        damage = draw.choice(TEXTS)
+        made.append(damage.__name__)
+        data = damage(text.encode(), draw)
+    arguments = [verb.split()[0], "{net}"]
+    if arguments[0] == "check":
+        arguments.append("{net}")
+    for name, shape in shapes.items():
+        sizes = [str(n) for n in shape]
+        if arguments[0] == "batch":
+            sizes[1 if which == "loop" else 0] = "N"
+        arguments += ["--shape", "%s=%s" % (name, ",".join(sizes))]
+    arguments += VERBS[verb]
+    name = "%d: %s of %r for %r" % (number, " and ".join(made).replace("_", " "), which, verb)
+    return Mutant(name, data, tuple(arguments))
+
+
+# -- trying them -------------------------------------------------------------------------------
+
+
+class Tried(NamedTuple):
+    """What came of a mutant: '' where all is well."""
+
+    name: str
+    complaint: str
+    status: int
+
+
+def tried(each: Mutant, folder: Path) -> Tried:
+    """Run the command line on one mutant, within this process."""
+    import traceback
+
+    import mxnet as mx
+    from memonger import cli
+
+    net, out = folder / "net-symbol.json", folder / "out-symbol.json"
+    net.write_bytes(each.content)
+    out.write_text("old")
+    names = {"net": str(net), "out": str(out)}
+    arguments = [argument.format(**names) for argument in each.arguments]
+    printed, said, status = io.StringIO(), io.StringIO(), -1
+    complaint = ""
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
+        try:
+            status = cli.main(arguments)
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        except BaseException:
+            complaint = traceback.format_exc()
+    lines = [line for line in said.getvalue().splitlines() if line.strip()]
+    written = out.read_text()
+    if complaint:
+        pass
+    elif status not in (0, 1, 2):
+        complaint = "status %d" % status
+    elif "Traceback" in said.getvalue() + printed.getvalue() or "Stack trace" in said.getvalue():
+        complaint = "a trace: " + said.getvalue()
+    elif status and not printed.getvalue() and not (lines and lines[-1].startswith("memonger")):
+        complaint = "nothing is said: %r" % said.getvalue()
+    elif sorted(p.name for p in folder.iterdir()) != [net.name, out.name]:
+        complaint = "files are left: %s" % sorted(folder.iterdir())
+    elif written != "old" and status == 0:
+        mx.sym.load(str(out))  # whole
+    elif written != "old":
+        complaint = "half-written: %r" % written[:80]
+    return Tried(each.name, complaint, status)
+
+
+def work(pipe: Connection, folder: str, memory: int) -> None:
+    """Try the mutants whose numbers come through the pipe, until it is closed."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    files = {name: (net.tojson(), shapes) for name, (net, shapes) in networks().items()}
+    pipe.send(None)  # ready
+    while True:
+        try:
+            number = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(tried(mutant(number, files), Path(folder)))
