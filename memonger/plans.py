@@ -58,12 +58,19 @@ class Plan:
         unused in its blocks. ``pool_bytes`` of a schedule can still be less: where the gradients
         are the most of it, activations lie for a while where a gradient will be.
     device_bytes : int
-        What MXNet asks a GPU for: the pool, the inputs and parameters, the gradients of those that
-        ``grad_req`` asks for, and auxiliary states, each rounded as MXNet rounds it. Not in it are
-        the state of an optimiser, the workspaces of operators (cuDNN's above all) and what CUDA
-        takes for itself. Pointwise fusion is in it only if the plan is for a GPU (``ctx``): it is
-        on by default on a GPU (``MXNET_USE_FUSION``), and makes the ``copies`` of a plan for any
-        device take memory of their own (ResNet-50 v1: 9 % more than is told here).
+        What MXNet asks the device for (a GPU, where none was given): the pool, the inputs and
+        parameters, the gradients of those that ``grad_req`` asks for, auxiliary states,
+        ``held_bytes`` and ``temporary_bytes``, each rounded as MXNet rounds it. Not in it are the
+        state of an optimiser, cuDNN's workspaces and what CUDA takes for itself. Pointwise fusion
+        is in it only if the plan is for a GPU (``ctx``): it is on by default on a GPU
+        (``MXNET_USE_FUSION``), and makes the ``copies`` of a plan for any device take memory of
+        their own (ResNet-50 v1: 9 % more than is told here).
+    held_bytes : int
+        What operators hold beside the pool for the life of the executor, with a plan or without:
+        the reserve spaces of ``RNN``. What cuDNN holds is not documented, and told as it was once
+        measured.
+    temporary_bytes : int
+        The largest temporary space that an operator is known to ask for; all share one.
     recomputed_flops : float
         Work added to a training step, as a share of the FLOPs of the forward pass.
     kept, recomputed : tuple of str
@@ -102,6 +109,8 @@ class Plan:
     gradient_bytes: int
     peak_bytes: int
     device_bytes: int
+    held_bytes: int
+    temporary_bytes: int
     recomputed_flops: float
     kept: Tuple[str, ...]
     recomputed: Tuple[str, ...]
@@ -132,11 +141,8 @@ class Plan:
                 "%.1f MB must be alive at once under any plan%s"
                 % (self.floor_bytes / MB, self.floor and ", in " + self.floor),
             ),
-            (
-                "device",
-                "%.1f MB of a GPU: that, parameters, gradients and inputs, in MXNet's blocks"
-                % (self.device_bytes / MB),
-            ),
+            ("device", self._device()),
+            *self._held(),
             ("work", self._work()),
             ("slowest", self.slowest or "nothing is computed again"),
             (
@@ -163,6 +169,29 @@ class Plan:
             ),
         ]
         return "\n".join("%-8s %s" % line for line in lines)
+
+    def _device(self) -> str:
+        ctx = self.request.ctx
+        if ctx is None or ctx.device_type == "gpu":
+            where, blocks = "a GPU", ", in MXNet's blocks"
+        else:
+            where, blocks = "the CPU", ""
+        return "%.1f MB of %s: that, parameters, gradients and inputs%s" % (
+            self.device_bytes / MB,
+            where,
+            blocks,
+        )
+
+    def _held(self) -> List[Tuple[str, str]]:
+        """What of the device's memory is the operators' own, if anything is."""
+        lines = []
+        if self.held_bytes:
+            text = "%.1f MB of it are held by operators (RNN), with a plan or without"
+            lines.append(("held", text % (self.held_bytes / MB)))
+        if self.temporary_bytes:
+            text = "%.1f MB of it are temporary space, which operators share"
+            lines.append(("shared", text % (self.temporary_bytes / MB)))
+        return lines
 
     def _after(self) -> str:
         if not self.gradient_bytes:

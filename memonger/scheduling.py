@@ -140,7 +140,7 @@ class _Scheduling:
         self.mkldnn = request.ctx is None or has_mkldnn(request.ctx)
         self.cost = self.network.cost_model()
         nothing = np.zeros(len(nodes), dtype=np.bool_)
-        self.unplanned = memories.of_marks(training, nothing, self.cost.bound)
+        self.unplanned = memories.of_marks(training, nothing, self.cost.bound, self.network.held)
 
     # ------------------------------------------------------------------ what a schedule takes
 
@@ -150,7 +150,7 @@ class _Scheduling:
 
     def memory_of(self, step: TrainingStep, bound: Optional[int] = None) -> Memory:
         """Of a training step; ``bound`` is MXNet's own total in MB, else it is predicted."""
-        found = memories.of_step(step, self.request.grad_req, 0)
+        found = memories.of_step(step, self.request.grad_req, 0, self.network.held)
         return found._replace(bound=found.replay.pool_bytes // MB if bound is None else bound)
 
     def counts(self, schedule: Schedule) -> np.ndarray:

@@ -115,7 +115,7 @@ def confirm(
     request, warnings = network.request, list(warnings)
     native = tuple(network.rules.native(found.mask))
     nothing = np.zeros(len(network.graph.nodes), dtype=np.bool_)
-    memory = unplanned = of_marks(network.training, nothing, cost.bound)
+    memory = unplanned = of_marks(network.training, nothing, cost.bound, network.held)
     symbol = marked(request.symbol, found.mask, native, found.copies)
     if found.mask.any():
         memory = _confirmed(network, found, symbol)
@@ -198,6 +198,8 @@ def memory_facts(memory: Memory, unplanned: Memory) -> Dict[str, Any]:
         "gradient_bytes": memory.gradient_bytes,
         "peak_bytes": memory.peak_bytes,
         "device_bytes": memory.device_bytes,
+        "held_bytes": memory.held.nbytes,
+        "temporary_bytes": memory.held.temporary,
         "exact": memory.exact,
     }
 
@@ -231,7 +233,7 @@ def _confirmed(network: Network, found: Found, symbol: Any) -> Memory:
     asked = network.training.wanted
     bound = planned_mb(bind(symbol, network.graph, network.request.device, asked))
     training, mask = _with_copies(network, found.mask, found.copies)
-    return of_marks(training, mask, bound)
+    return of_marks(training, mask, bound, network.held)
 
 
 def _with_copies(
