@@ -125,8 +125,8 @@ class Replay(NamedTuple):
     def blocks(self) -> np.ndarray:
         """The block that each output really has: terms may be added up where the sum is."""
         blocks = self.planned.copy()
-        adding = _adding(self.training)
-        _add_in_place(self.training.tables, self.recomputed, self.order, adding, blocks)
+        adding = adding_rows(self.training)
+        add_in_place(self.training.tables, self.recomputed, self.order, adding, blocks)
         return blocks
 
     @property
@@ -152,7 +152,7 @@ class Replay(NamedTuple):
         tables, mask, order = self.training.tables, self.recomputed, self.order
         _, storage = allocate(tables, mask, order, self.reads, 0, NO_LIMIT)
         birth, last = _made_and_last_read(tables, mask, order)
-        _add_in_place(tables, mask, order, _adding(self.training), storage)
+        add_in_place(tables, mask, order, adding_rows(self.training), storage)
         made = np.flatnonzero(storage >= 0)
         made = made[np.lexsort((made, birth[made]))]
         row = np.searchsorted(tables.output_start, made, side="right") - 1
@@ -200,7 +200,7 @@ def match_ranges() -> List[int]:
 
 
 @compiled
-def _resolve(forward, recomputed, row, owner):  # type: ignore[no-untyped-def]
+def resolve(forward, recomputed, row, owner):  # type: ignore[no-untyped-def]
     """The row that is read: the recomputed copy where both reader and read are recomputed."""
     if owner != KEPT and row < forward and recomputed[owner] and recomputed[row]:
         return row + forward
@@ -271,7 +271,7 @@ def order_and_reads(t, recomputed):  # type: ignore[no-untyped-def]
 
 @compiled
 def _entry(recomputed, copies, entry, row, owner):  # type: ignore[no-untyped-def]
-    """`_resolve` for an output by its number."""
+    """`resolve` for an output by its number."""
     if owner != KEPT and recomputed[owner] and recomputed[row]:
         return entry + copies
     return entry
@@ -434,13 +434,13 @@ def _made_and_last_read(t, recomputed, order):  # type: ignore[no-untyped-def]
     return made, last
 
 
-def _adding(training: Planned) -> np.ndarray:
+def adding_rows(training: Planned) -> np.ndarray:
     """The rows that add one gradient to another."""
     return np.array([op == "_grad_add" for op in training.ops], dtype=np.bool_)
 
 
 @compiled
-def _add_in_place(t, recomputed, order, adding, storage):  # type: ignore[no-untyped-def]
+def add_in_place(t, recomputed, order, adding, storage):  # type: ignore[no-untyped-def]
     """Put the terms of a sum where the sum is, in the storages of a plan.
 
     Once the memory is planned, the second input of a ``_grad_add`` may be computed with the write
@@ -455,14 +455,14 @@ def _add_in_place(t, recomputed, order, adding, storage):  # type: ignore[no-unt
         row = order[p]
         place[row] = p
         for j in range(t.read_start[row], t.read_start[row + 1]):
-            source = _resolve(t.forward, recomputed, t.read_row[j], t.read_owner[j])
+            source = resolve(t.forward, recomputed, t.read_row[j], t.read_owner[j])
             count[t.output_start[source] + t.read_output[j]] += 1
     for row in order:
         if not adding[row]:
             continue
         j = t.read_start[row]
-        total = _resolve(t.forward, recomputed, t.read_row[j], t.read_owner[j])
-        term = _resolve(t.forward, recomputed, t.read_row[j + 1], t.read_owner[j + 1])
+        total = resolve(t.forward, recomputed, t.read_row[j], t.read_owner[j])
+        term = resolve(t.forward, recomputed, t.read_row[j + 1], t.read_owner[j + 1])
         into = t.output_start[total] + t.read_output[j]
         added = t.output_start[term] + t.read_output[j + 1]
         if (

@@ -1,6 +1,5 @@
 """The real thing: what MXNet says when it binds a network. Nothing is allocated by it."""
 
-import os
 import re
 from typing import Any, Dict, Iterable, Mapping, Optional, Set, Union
 
@@ -8,7 +7,7 @@ from memonger._mxnet import mx
 from memonger.errors import MemongerError
 from memonger.forward import ForwardGraph
 from memonger.gradients import unallocated
-from memonger.operators import truth
+from memonger.operators import mkldnn_enabled, truth
 
 
 def bind(
@@ -59,9 +58,8 @@ def bind(
 
 def has_mkldnn(ctx: Any) -> bool:
     """Whether MKLDNN computes on this device."""
-    enabled = os.environ.get("MXNET_MKLDNN_ENABLED", "1") not in ("0", "false", "False")
     built = mx.runtime.Features().is_enabled("MKLDNN")
-    return enabled and built and ctx.device_type.startswith("cpu")
+    return mkldnn_enabled() and built and ctx.device_type.startswith("cpu")
 
 
 def sparse_gradients(graph: ForwardGraph) -> Set[int]:

@@ -164,8 +164,7 @@ def tolerates_unread(
         return targets <= {CPU} or native
     if op in ("Convolution", "Deconvolution"):
         # MXNet's own kernels check the request; MKLDNN's and cuDNN's do not.
-        mkldnn = os.environ.get("MXNET_MKLDNN_ENABLED", "1") not in ("0", "false", "False")
-        on_cpu = mkldnn and all(dtype == "float32" for dtype in dtypes)
+        on_cpu = mkldnn_enabled() and all(dtype == "float32" for dtype in dtypes)
         on_gpu = not truth(attrs.get("cudnn_off"))
         return (CPU not in targets or on_cpu) and (targets <= {CPU} or on_gpu)
     if op == "UpSampling":
@@ -173,6 +172,11 @@ def tolerates_unread(
     if op == "_contrib_SyncBatchNorm":
         return True  # with one device; with more it is kept
     return op in _EVERYWHERE or (GPU_FUSION not in targets and op in _WITHOUT_FUSION)
+
+
+def mkldnn_enabled() -> bool:
+    """Whether MKLDNN may compute on a CPU."""
+    return os.environ.get("MXNET_MKLDNN_ENABLED", "1") not in ("0", "false", "False")
 
 
 def targets_of(device_type: Optional[str]) -> FrozenSet[str]:

@@ -1,6 +1,6 @@
 """The rules that keep a plan right: what may be recomputed, and what must then be read.
 
-Four rules, for whatever a planner proposes:
+Five rules, for whatever a planner proposes:
 1. An operator that must run once is kept (``operators.why_kept``).
 2. Operators that MXNet merges as a common sub-expression share one mark. With different marks it
    would not merge them, and gradients would add up in another order.
@@ -12,6 +12,8 @@ Four rules, for whatever a planner proposes:
    gradient into one kernel: a cycle through the copy, and a bind that fails. For the same reason a
    result that so many operators read that its gradient is summed in a chain (of control
    dependencies) is kept there.
+5. Where MKLDNN may compute, every tensor is found in the layout that it has without a plan
+   (``layout_rule``).
 """
 
 from collections import Counter
@@ -23,10 +25,19 @@ from memonger.allocator import order_and_reads
 from memonger.compiled import compiled
 from memonger.errors import MemongerError
 from memonger.forward import ForwardGraph, KeptCopy, with_copies
+from memonger.layout_rule import (
+    NO_RULE,
+    LayoutRule,
+    Unplanned,
+    layout_rule,
+    other_layouts,
+    unplanned_layouts,
+)
 from memonger.operators import (
     ANYWHERE,
     CPU,
     GPU_FUSION,
+    mkldnn_enabled,
     tolerates_unread,
     truth,
     untouched,
@@ -51,6 +62,8 @@ class Rules:
         The node from which on everything is kept.
     bare : bool
         Whether to do without them: everything that MXNet can recompute may be.
+    layouts : sequence of LayoutRule, optional
+        Of a network with kept copies, one for each training graph.
 
     Attributes
     ----------
@@ -68,9 +81,13 @@ class Rules:
         targets: FrozenSet[str] = ANYWHERE,
         until: Optional[int] = None,
         bare: bool = False,
+        layouts: Optional[Sequence[LayoutRule]] = None,
     ) -> None:
         self.trainings, self.targets, self.until, self.bare = trainings, targets, until, bare
         self._with_copies: Dict[Tuple[KeptCopy, ...], Tuple[Rules, np.ndarray]] = {}
+        if layouts is None:
+            layouts = self._layouts()
+        self.layouts = layouts
         self.graph: ForwardGraph = trainings[0].graph
         nodes = self.graph.nodes
         self.reasons = {} if bare else self._reasons()
@@ -100,8 +117,9 @@ class Rules:
                 GPU_FUSION in targets and not bare,
                 np.cumsum([0] + [len(group) for group in twins]),
                 np.array([i for group in twins for i in group], dtype=np.int64),
+                layout,
             )
-            for training in trainings
+            for training, layout in zip(trainings, self.layouts)
         ]
 
     def with_copies(self, copies: Iterable[KeptCopy]) -> Tuple["Rules", np.ndarray]:
@@ -122,8 +140,35 @@ class Rules:
             training = training_graph(graph, first)
             trainings = [training, *map(training.with_gradients, others)]
             until = None if self.until is None else int(moved[self.until])
-            self._with_copies[key] = Rules(trainings, self.targets, until, self.bare), moved
+            inserted = [
+                (int(moved[copy.node]) + k, int(moved[copy.node]))
+                for copy in key
+                for k, new in enumerate(copy.nodes(), 1)
+                if new.inputs
+            ]
+            layouts = [
+                NO_RULE if plain is None else layout_rule(plain, training, moved, inserted)
+                for plain, training in zip(self._unplanned, trainings)
+            ]
+            rules = Rules(trainings, self.targets, until, self.bare, layouts)
+            self._with_copies[key] = rules, moved
         return self._with_copies[key]
+
+    def _layouts(self) -> List[LayoutRule]:
+        """The rule about layouts for each training graph, where MKLDNN may compute."""
+        followed = CPU in self.targets and mkldnn_enabled() and not self.bare
+        self._unplanned: List[Optional[Unplanned]] = [
+            unplanned_layouts(training) if followed else None for training in self.trainings
+        ]
+        return [
+            NO_RULE if plain is None else layout_rule(plain, training)
+            for plain, training in zip(self._unplanned, self.trainings)
+        ]
+
+    @property
+    def watches_layouts(self) -> bool:
+        """Whether plans may have to keep operators for the layouts of MKLDNN."""
+        return any(layout.active for layout in self.layouts)
 
     def _reasons(self) -> Dict[int, str]:
         reasons: Dict[int, str] = {}
@@ -222,6 +267,7 @@ class RuleTables(NamedTuple):
     fusion: bool
     twins_start: np.ndarray  # groups of nodes that share a mark
     twins: np.ndarray
+    layouts: LayoutRule
 
 
 @compiled
@@ -241,7 +287,10 @@ def obey(r, mask):  # type: ignore[no-untyped-def]
                 mask[i] = together
         order, reads = order_and_reads(r.tables, mask)
         if not _wrong(r.tables, r.facts, order, reads, r.tolerant, r.fusion, found):
-            return order, reads
+            if not r.layouts.active:
+                return order, reads
+            if not other_layouts(r.tables, r.facts, r.layouts, order, reads, mask, found):
+                return order, reads
         for i in range(n):
             mask[i] &= not found[i]
             found[i] = False
