@@ -16,7 +16,9 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
+from memonger.allocator import Replay
 from memonger.forward import ForwardGraph, Tensor
+from memonger.layout_facts import KNOW, MAKE, PLAIN, follow, layout_tables
 from memonger.operators import GPU, truth
 
 GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
@@ -38,11 +40,14 @@ class Held(NamedTuple):
         Bytes of each array that is there for the life of the executor.
     temporary : int
         Bytes of the largest temporary space, as far as it is known.
+    in_blocks : bool
+        Whether MKLDNN lays out tensors in blocks there, so that there are `plain_copies`.
     """
 
     device_type: str = GPU
     arrays: Tuple[int, ...] = ()
     temporary: int = 0
+    in_blocks: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -71,7 +76,35 @@ def held_by(graph: ForwardGraph, device_type: str, mkldnn: bool) -> Held:
             arrays += _rnn(node.attrs, inputs[0], device_type, mkldnn)
         elif node.op in _TEMPORARY:
             temporary = max(temporary, _TEMPORARY[node.op](inputs, outputs))
-    return Held(device_type, tuple(arrays), temporary)
+    return Held(device_type, tuple(arrays), temporary, mkldnn)
+
+
+def plain_copies(found: Replay) -> int:
+    """Bytes that operators hold of what MKLDNN has laid out in blocks, in a training step.
+
+    One that knows no such layouts keeps a plain copy of each input that it finds in blocks, and of
+    each output that it writes in place over blocks, from its first step on
+    (``StorageFallbackOpExecutor`` in ``src/executor/attach_op_execs_pass.cc``,
+    ``SetupDefaultBlobsInOut`` in ``src/common/exec_utils.h``). So does its recomputed copy.
+    """
+    t, kinds = found.training.tables, found.training.kinds
+    made_in = [len(kind.tensors[0].shape) for kind in kinds if kind.op in MAKE]
+    if not made_in:
+        return 0
+    layouts = layout_tables(found.training)
+    made, read, _, entries = follow(t, layouts, found.recomputed, found.order, found.reads)
+    ignorant = np.array([kind.op not in KNOW for kind in kinds], dtype=np.bool_)
+    ignorant &= ~t.variable & ~layouts.adding
+    runs = np.zeros(len(kinds), dtype=np.bool_)
+    runs[found.order] = True
+    # What has fewer axes than any convolution's output is in no blocks.
+    axes = np.array([len(tensor.shape) for kind in kinds for tensor in kind.tensors])
+    nbytes = np.where(axes >= min(made_in), t.elements * t.itemsize, 0)
+    reader = np.repeat(np.arange(len(kinds)), np.diff(t.read_start))
+    writer = np.repeat(np.arange(len(kinds)), np.diff(t.output_start))
+    copied = (ignorant & runs)[reader] & (read > PLAIN) & ~t.read_ignored
+    written = (ignorant & runs)[writer] & (made > PLAIN)
+    return int(nbytes[entries[copied]].sum() + nbytes[written].sum())
 
 
 # ---------------------------------------------------------------- RNN

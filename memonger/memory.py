@@ -10,7 +10,7 @@ from memonger.costs import MB
 from memonger.device import device_bytes
 from memonger.executor import bind, has_mkldnn, planned_mb
 from memonger.forward import Entry, ForwardGraph, Tensor, forward_graph
-from memonger.held import NOTHING, Held
+from memonger.held import NOTHING, Held, plain_copies
 from memonger.inputs import InputSpec
 from memonger.network import wanted
 from memonger.schedule import adapt, workload
@@ -79,7 +79,18 @@ class Memory(NamedTuple):
         """Of the device, all that it is bound to and what operators hold included; where the
         replay is not, not exact."""
         beside = self.gradient_bytes - self.replay.allocated_bytes
+        if self.held.in_blocks:
+            beside += plain_copies(self.replay)
         return device_bytes(self.replay, self.gradients, self.held) + self.pool_bytes + beside
+
+    @property
+    def held_bytes(self) -> int:
+        """Of what operators hold for the life of the executor."""
+        return self.held.nbytes + (plain_copies(self.replay) if self.held.in_blocks else 0)
+
+    def holds_more_than(self, unplanned: "Memory") -> bool:
+        """Whether it takes more of a CPU, for what operators hold in their own layout."""
+        return self.held.in_blocks and self.device_bytes > unplanned.device_bytes
 
     def saved(self, unplanned: "Memory") -> int:
         """Bytes less than without a plan; whole MB unless both are exact."""

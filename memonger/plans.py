@@ -66,9 +66,11 @@ class Plan:
         (``MXNET_USE_FUSION``), and makes the ``copies`` of a plan for any device take memory of
         their own (ResNet-50 v1: 9 % more than is told here).
     held_bytes : int
-        What operators hold beside the pool for the life of the executor, with a plan or without:
-        the reserve spaces of ``RNN``. What cuDNN holds is not documented, and told as it was once
-        measured.
+        What operators hold beside the pool for the life of the executor: the reserve spaces of
+        ``RNN``, which no plan changes; and on the CPU plain copies of what MKLDNN has laid out in
+        blocks. What cuDNN holds is not documented, and told as it was once measured.
+    unplanned_held_bytes : int
+        The same without a plan.
     temporary_bytes : int
         The largest temporary space that an operator is known to ask for; all share one.
     recomputed_flops : float
@@ -110,6 +112,7 @@ class Plan:
     peak_bytes: int
     device_bytes: int
     held_bytes: int
+    unplanned_held_bytes: int
     temporary_bytes: int
     recomputed_flops: float
     kept: Tuple[str, ...]
@@ -185,9 +188,10 @@ class Plan:
     def _held(self) -> List[Tuple[str, str]]:
         """What of the device's memory is the operators' own, if anything is."""
         lines = []
-        if self.held_bytes:
-            text = "%.1f MB of it are held by operators (RNN), with a plan or without"
-            lines.append(("held", text % (self.held_bytes / MB)))
+        if self.held_bytes or self.unplanned_held_bytes:
+            text = "%.1f MB of it are held by operators, %.1f MB without a plan"
+            figures = (self.held_bytes / MB, self.unplanned_held_bytes / MB)
+            lines.append(("held", text % figures))
         if self.temporary_bytes:
             text = "%.1f MB of it are temporary space, which operators share"
             lines.append(("shared", text % (self.temporary_bytes / MB)))

@@ -126,10 +126,13 @@ def confirm(
             )
             memory = memory._replace(inexact=("the bind differs from the search",))
     saved = memory.saved(unplanned)
-    if leave and saved <= 0:
+    if leave and (saved <= 0 or memory.holds_more_than(unplanned)):
+        if saved > 0:
+            warnings.append(left_for_copies(memory, unplanned))
+        else:
+            warnings.append(left_as_it_is(network, unplanned, found.candidates))
         found = found._replace(mask=nothing, copies=(), planner="no plan")
         native, memory, symbol = (), unplanned, marks.clear(request.symbol)
-        warnings.append(left_as_it_is(network, unplanned, found.candidates))
     elif saved < 0:
         warnings.append(
             "this plan needs more memory (%.1f MB) than the network as it is (%.1f MB), which "
@@ -198,7 +201,8 @@ def memory_facts(memory: Memory, unplanned: Memory) -> Dict[str, Any]:
         "gradient_bytes": memory.gradient_bytes,
         "peak_bytes": memory.peak_bytes,
         "device_bytes": memory.device_bytes,
-        "held_bytes": memory.held.nbytes,
+        "held_bytes": memory.held_bytes,
+        "unplanned_held_bytes": unplanned.held_bytes,
         "temporary_bytes": memory.held.temporary,
         "exact": memory.exact,
     }
@@ -209,6 +213,24 @@ def left_as_it_is(network: Network, unplanned: Memory, candidates: Mapping[str, 
     return (
         "no plan costs less than the network as it is (%.1f MB), so it is returned unmarked: %s"
         % (unplanned.counted_bytes / MB, _why(network, unplanned, candidates))
+    )
+
+
+def left_for_copies(planned: Memory, unplanned: Memory) -> str:
+    """The warning that a plan would take more of the CPU, although less of the pool."""
+    return (
+        "the plan that was found takes %.1f MB of the pool in place of %.1f MB, but operators that "
+        "know no layouts of MKLDNN would hold %.1f MB of copies in place of %.1f MB, so that the "
+        "network is returned unmarked; plan with MXNET_MKLDNN_ENABLED=0, by which there are none"
+        % tuple(
+            nbytes / MB
+            for nbytes in (
+                planned.pool_bytes,
+                unplanned.pool_bytes,
+                planned.held_bytes,
+                unplanned.held_bytes,
+            )
+        )
     )
 
 

@@ -3,11 +3,11 @@
 ``gpu_dry_run/test_held.py`` has the same on a GPU.
 """
 
-import json
 import os
+import pickle
 import subprocess
 import sys
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import memonger
 import mxnet as mx
@@ -62,6 +62,9 @@ class Recurrent(NamedTuple):
         shapes = {"data": (*rows, self.inputs), "softmax_label": rows}
         return mx.sym.SoftmaxOutput(x, label, name="softmax"), shapes
 
+    def small(self) -> "Recurrent":
+        return self._replace(steps=2, batch=2, units=16, inputs=16)
+
     def _state(self, name: str) -> Any:
         layers = self.stacked * (2 if self.bidirectional else 1)
         return mx.sym.Variable(name, shape=(layers, self.batch, self.units))
@@ -96,10 +99,41 @@ NETWORKS: Dict[str, Recurrent] = {
 }
 
 
+class Convolutions(NamedTuple):
+    """Convolutions with operators between them that know no layouts of MKLDNN."""
+
+    between: str
+    blocks: int
+    channels: int = 64
+    image: int = 64
+    batch: int = 8
+
+    def build(self) -> Tuple[Any, Dict[str, Tuple[int, ...]]]:
+        """Build the symbol; the shapes of its inputs."""
+        x = mx.sym.Variable("data")
+        for _ in range(self.blocks):
+            y = mx.sym.Convolution(x, kernel=(3, 3), pad=(1, 1), num_filter=self.channels)
+            if self.between == "softsign":
+                x = mx.sym.softsign(y)
+            elif self.between == "norm":
+                x = mx.sym.tanh(mx.sym.BatchNorm(y, fix_gamma=False))
+            else:
+                gate = mx.sym.Pooling(y, global_pool=True, kernel=(1, 1), pool_type="avg")
+                gate = mx.sym.Activation(gate, act_type="sigmoid")
+                x = mx.sym.Activation(mx.sym.broadcast_mul(y, gate) + x, act_type="relu")
+        shape = (self.batch, self.channels, self.image, self.image)
+        return mx.sym.MakeLoss(x), {"data": shape}
+
+    def small(self) -> "Convolutions":
+        return self._replace(batch=1, image=8, blocks=1)
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_resident_memory_is_what_is_told(name: str) -> None:
     """Without a plan, with marks and with a schedule; and no plan takes more than none."""
-    found = measured(NETWORKS[name])
+    network = NETWORKS[name]
+    ways: Dict[str, Any] = {"no plan": {"budget": 1.0}, **HOWS}
+    found = dict(zip(ways, measured([(network, options) for options in ways.values()])))
     for told, grown in found.values():
         assert abs(grown - told) < 0.03 * told, found
     plain = found["no plan"]
@@ -110,8 +144,30 @@ def test_resident_memory_is_what_is_told(name: str) -> None:
 def test_kernels_that_are_not_of_mkldnn_hold_no_more_than_is_told() -> None:
     """They write only a part of what they ask for; MXNET_USE_MKLDNN_RNN is read by MXNet."""
     network = Recurrent("lstm", stacked=2, residual=True)
-    for told, grown in measured(network, MXNET_USE_MKLDNN_RNN="0").values():
+    jobs = [(network, options) for options in HOWS.values()]
+    for told, grown in measured(jobs, MXNET_USE_MKLDNN_RNN="0"):
         assert 0.85 * told < grown < 1.03 * told
+
+
+@pytest.mark.parametrize("between", ["softsign", "gate", "norm"])
+@pytest.mark.parametrize("budget", [1.0, 0.7])
+def test_plain_copies_are_told(between: str, budget: float) -> None:
+    """By how much a network of more blocks takes more: the rest is of MKLDNN's convolutions."""
+    few, many = Convolutions(between, 4), Convolutions(between, 8)
+    options = {"budget": budget}
+    (told, grown), (told_of_many, grown_of_many) = measured([(few, options), (many, options)])
+    more = told_of_many - told
+    assert abs(grown_of_many - grown - more) < 0.03 * more
+
+
+def test_a_plan_that_takes_more_of_the_cpu_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
+    """Copies that the recomputed operators hold are more than what the pool saves."""
+    symbol, shapes = Convolutions("softsign", 6).build()
+    plan = memonger.plan(symbol, shapes, ctx=mx.cpu(), patience=PATIENCE)
+    assert not plan.recomputed and plan.held_bytes == plan.unplanned_held_bytes > plan.pool_bytes
+    assert "MXNET_MKLDNN_ENABLED=0" in caplog.text
+    anywhere = memonger.plan(symbol, shapes, patience=PATIENCE)
+    assert anywhere.recomputed and anywhere.held_bytes == 0
 
 
 def test_a_budget_of_the_device_bounds_what_operators_hold_too() -> None:
@@ -148,10 +204,11 @@ def test_the_largest_batch_counts_what_operators_hold() -> None:
     assert found.plan.device_bytes <= budget
 
 
-def measured(network: Recurrent, **environment: str) -> Dict[str, Tuple[int, int]]:
-    """Bytes that are told of each way, and by which the memory of a process grows."""
+def measured(jobs: Sequence[Tuple[Any, Any]], **environment: str) -> List[Tuple[int, int]]:
+    """Plan networks with these options; what is told, and by what the memory of a process grows."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", __file__, json.dumps(network)],
+        [sys.executable, "-W", "ignore", __file__],
+        input=pickle.dumps([(type(net).__name__, tuple(net), how) for net, how in jobs]),
         env=dict(
             os.environ,
             PYTHONPATH=os.pathsep.join(sys.path),
@@ -163,7 +220,8 @@ def measured(network: Recurrent, **environment: str) -> Dict[str, Tuple[int, int
         timeout=300,
     )
     assert done.returncode == 0, done.stderr.decode()[-2000:]
-    return {how: tuple(pair) for how, pair in map(json.loads, done.stdout.splitlines())}
+    pairs = (line.split() for line in done.stdout.decode().splitlines())
+    return [(int(told), int(grown)) for told, grown in pairs]
 
 
 def _resident() -> int:
@@ -183,28 +241,27 @@ def _step(symbol: Any, shapes: Any) -> Any:
     return executor
 
 
-def _main(network: Recurrent) -> None:
-    """Take steps by each way, in a process of its own."""
-    symbol, shapes = network.build()
-    ways: List[Tuple[str, Any, int]] = []
-    for how in HOWS:
-        plan = plan_of(network, how, ctx=mx.cpu())
-        ways.append((how, plan.symbol, plan.device_bytes))
-    plain = unplanned(symbol, shapes, ctx=mx.cpu())
-    ways.append(("no plan", symbol, plain.device_bytes))
-    for how, planned, told in ways:
+def _main(jobs: Sequence[Tuple[str, Any, Dict[str, Any]]]) -> None:
+    """Plan each network, and take steps in a process of its own."""
+    for kind, fields, options in jobs:
+        network = globals()[kind](*fields)
+        symbol, shapes = network.build()
+        requests = as_module(symbol, shapes)
+        plan = memonger.plan(
+            symbol, shapes, grad_req=requests, ctx=mx.cpu(), patience=PATIENCE, **options
+        )
         process = os.fork()
         if process:
             if os.waitpid(process, 0)[1]:
                 raise SystemExit(1)
             continue
-        _step(*network._replace(steps=2, batch=2, units=16, inputs=16).build())
+        _step(*network.small().build())
         before = _resident()
-        executor = _step(planned, shapes)
-        print(json.dumps([how, [told, _resident() - before]]), flush=True)
+        executor = _step(plan.symbol, shapes)
+        print(plan.device_bytes, _resident() - before, flush=True)
         del executor
         os._exit(0)
 
 
 if __name__ == "__main__":
-    _main(Recurrent(*json.loads(sys.argv[1])))
+    _main(pickle.load(sys.stdin.buffer))
