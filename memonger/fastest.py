@@ -267,6 +267,6 @@ def solution_of(
 def beside(memory: Memory, taken: int) -> str:
     """What a device holds besides the pool, for a message."""
     return (
-        " %s of it are parameters, gradients, inputs, what operators hold, and the optimizer's "
-        "state." % told(taken - memory.pool_bytes)
+        " %s of it are parameters, gradients, inputs and the optimizer's state, and what operators "
+        "hold." % told(taken - memory.pool_bytes)
     )
