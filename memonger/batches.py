@@ -218,7 +218,7 @@ class _Memory:
         rules, full, _, _ = settle(network.rules, fast.mask, fast.copies)
         training = rules.trainings[0]
         bound = replay(training, full).pool_bytes // MB
-        found = of_marks(training, full, bound)
+        found = of_marks(training, full, bound, network.held)
         return self._budget.taken(found, network)
 
 

@@ -13,6 +13,8 @@ import numpy as np
 
 from memonger.allocator import Replay
 from memonger.forward import Tensor
+from memonger.held import Held
+from memonger.operators import GPU
 
 PAGE = 4096
 LARGE = 2 * 2**20
@@ -50,18 +52,21 @@ def _up(sizes: np.ndarray, multiple: int) -> np.ndarray:
     return (sizes + multiple - 1) // multiple * multiple
 
 
-def device_bytes(found: Replay, gradients: Iterable[Tensor]) -> int:
-    """Bytes of a GPU that a training step takes, for a network that is bound as it was replayed.
+def device_bytes(found: Replay, gradients: Iterable[Tensor], held: Held) -> int:
+    """Bytes of a device that a training step takes, for a network that is bound as it was replayed.
 
     The pool, the variables (arguments, auxiliary states, and the gradients of outputs where they
-    are read), and gradients; each rounded as MXNet rounds it. Without the state of an optimiser,
-    the workspaces of operators, and what CUDA and its libraries take for themselves.
+    are read), gradients, and what operators hold; each rounded as MXNet rounds it on a GPU. Without
+    the state of an optimiser, cuDNN's workspaces, and what CUDA and its libraries take for
+    themselves.
 
     Parameters
     ----------
     found : Replay
     gradients : iterable of Tensor
         Those that are written to arrays of their own.
+    held : Held
+        By operators, and on which device.
     """
     tables = found.training.tables
     variables = found.order[tables.variable[found.order]]
@@ -69,5 +74,7 @@ def device_bytes(found: Replay, gradients: Iterable[Tensor]) -> int:
         found.block_bytes(),
         (tables.elements * tables.itemsize)[tables.output_start[variables]],
         np.array([tensor.nbytes for tensor in gradients], dtype=np.int64),
+        np.array([*held.arrays, held.temporary], dtype=np.int64),
     ]
-    return int(rounded(np.concatenate(arrays)).sum())
+    nbytes = np.concatenate(arrays)
+    return int((rounded(nbytes) if held.device_type == GPU else nbytes).sum())

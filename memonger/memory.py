@@ -10,6 +10,7 @@ from memonger.costs import MB
 from memonger.device import device_bytes
 from memonger.executor import bind, has_mkldnn, planned_mb
 from memonger.forward import Entry, ForwardGraph, Tensor, forward_graph
+from memonger.held import NOTHING, Held, plain_copies
 from memonger.inputs import InputSpec
 from memonger.network import wanted
 from memonger.schedule import adapt, workload
@@ -33,6 +34,8 @@ class Memory(NamedTuple):
         Those that are written to arrays of their own.
     pooled : frozenset of (row, output)
         Those that the pool holds, to the end.
+    held : Held
+        By operators, beside the pool.
     """
 
     replay: Replay
@@ -40,6 +43,7 @@ class Memory(NamedTuple):
     inexact: Tuple[str, ...]
     gradients: Tuple[Tensor, ...]
     pooled: FrozenSet[Entry] = frozenset()
+    held: Held = NOTHING
 
     @property
     def exact(self) -> bool:
@@ -72,9 +76,21 @@ class Memory(NamedTuple):
 
     @property
     def device_bytes(self) -> int:
-        """Of a GPU, all that it is bound to included; where the replay is not, not exact."""
+        """Of the device, all that it is bound to and what operators hold included; where the
+        replay is not, not exact."""
         beside = self.gradient_bytes - self.replay.allocated_bytes
-        return device_bytes(self.replay, self.gradients) + self.pool_bytes + beside
+        if self.held.in_blocks:
+            beside += plain_copies(self.replay)
+        return device_bytes(self.replay, self.gradients, self.held) + self.pool_bytes + beside
+
+    @property
+    def held_bytes(self) -> int:
+        """Of what operators hold for the life of the executor."""
+        return self.held.nbytes + (plain_copies(self.replay) if self.held.in_blocks else 0)
+
+    def holds_more_than(self, unplanned: "Memory") -> bool:
+        """Whether it takes more of a CPU, for what operators hold in their own layout."""
+        return self.held.in_blocks and self.device_bytes > unplanned.device_bytes
 
     def saved(self, unplanned: "Memory") -> int:
         """Bytes less than without a plan; whole MB unless both are exact."""
@@ -83,13 +99,15 @@ class Memory(NamedTuple):
         return (unplanned.bound - self.bound) * MB + self.gradient_bytes
 
 
-def of_marks(training: TrainingGraph, mask: np.ndarray, bound: int) -> Memory:
+def of_marks(training: TrainingGraph, mask: np.ndarray, bound: int, held: Held = NOTHING) -> Memory:
     """Of a network with these operators marked; ``bound`` is MXNet's own total in MB."""
     gradients = tuple(training.graph.tensors[a][0] for a in training.wanted)
-    return Memory(replay(training, mask), bound, training.inexact, gradients)
+    return Memory(replay(training, mask), bound, training.inexact, gradients, held=held)
 
 
-def of_step(step: TrainingStep, grad_req: Mapping[str, str], bound: int) -> Memory:
+def of_step(
+    step: TrainingStep, grad_req: Mapping[str, str], bound: int, held: Held = NOTHING
+) -> Memory:
     """Of a training step that is written out; ``bound`` is MXNet's own total in MB.
 
     Gradients that are to be written stay in the pool, but for one that is an output of the network
@@ -105,7 +123,7 @@ def of_step(step: TrainingStep, grad_req: Mapping[str, str], bound: int) -> Memo
             pooled.add(entry)
         elif a not in step.totals:  # those are among the variables
             beside.append(training.graph.tensors[a][0])
-    return Memory(step.replay(), bound, step.inexact, tuple(beside), frozenset(pooled))
+    return Memory(step.replay(), bound, step.inexact, tuple(beside), frozenset(pooled), held)
 
 
 def measure(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: Any) -> Memory:

@@ -13,7 +13,9 @@ import numpy as np
 from memonger import marks
 from memonger.costs import CostModel
 from memonger.errors import MemongerError
+from memonger.executor import has_mkldnn
 from memonger.forward import ForwardGraph, forward_graph
+from memonger.held import Held, held_by
 from memonger.inputs import (
     InputSpec,
     check_device,
@@ -23,7 +25,7 @@ from memonger.inputs import (
     read_shapes,
     without_old_types,
 )
-from memonger.operators import targets_of
+from memonger.operators import CPU, GPU, targets_of
 from memonger.rules import Rules, refuse
 from memonger.symbols import read
 from memonger.training import TrainingGraph, training_graph
@@ -80,6 +82,13 @@ class Network(NamedTuple):
     stages: Dict[int, str]
     training: TrainingGraph
     rules: Rules
+
+    @property
+    def held(self) -> Held:
+        """What operators hold in training, on a GPU where no device was given."""
+        ctx = self.request.ctx
+        device_type = GPU if ctx is None or ctx.device_type == "gpu" else CPU
+        return held_by(self.graph, device_type, device_type == CPU and has_mkldnn(ctx))
 
     def cost_model(self) -> CostModel:
         """What plans of it cost. The network is bound once for it."""

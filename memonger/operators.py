@@ -68,8 +68,8 @@ def why_kept(op: str, attrs: Mapping[str, str]) -> Optional[str]:
         return "a second draw of random numbers would differ from the first"
     if op == "LeakyReLU" and attrs.get("act_type") == "rrelu":
         return "a second draw of random slopes would differ from the first"
-    if op == "RNN" and float(attrs.get("p", 0)) > 0:
-        return "a second draw of its dropout would differ from the first"
+    if op == "RNN":
+        return "each copy would hold a reserve space of its own, larger than what it frees"
     if _MUTATING.match(op):
         return "it changes its inputs, which must happen once"
     if op == "_contrib_SyncBatchNorm" and int(attrs.get("ndev", 1)) > 1:

@@ -60,12 +60,21 @@ class Plan:
         unused in its blocks. ``pool_bytes`` of a schedule can still be less: where the gradients
         are the most of it, activations lie for a while where a gradient will be.
     device_bytes : int
-        What MXNet asks a GPU for: the pool, the inputs and parameters, the gradients of those that
-        ``grad_req`` asks for, and auxiliary states, each rounded as MXNet rounds it. Not in it are
-        the state of an optimiser, the workspaces of operators (cuDNN's above all) and what CUDA
-        takes for itself. Pointwise fusion is in it only if the plan is for a GPU (``ctx``): it is
-        on by default on a GPU (``MXNET_USE_FUSION``), and makes the ``copies`` of a plan for any
-        device take memory of their own (ResNet-50 v1: 9 % more than is told here).
+        What MXNet asks the device for (a GPU, where none was given): the pool, the inputs and
+        parameters, the gradients of those that ``grad_req`` asks for, auxiliary states,
+        ``held_bytes`` and ``temporary_bytes``, each rounded as MXNet rounds it. Not in it are the
+        state of an optimiser, cuDNN's workspaces and what CUDA takes for itself. Pointwise fusion
+        is in it only if the plan is for a GPU (``ctx``): it is on by default on a GPU
+        (``MXNET_USE_FUSION``), and makes the ``copies`` of a plan for any device take memory of
+        their own (ResNet-50 v1: 9 % more than is told here).
+    held_bytes : int
+        What operators hold beside the pool for the life of the executor: the reserve spaces of
+        ``RNN``, which no plan changes; and on the CPU plain copies of what MKLDNN has laid out in
+        blocks. What cuDNN holds is not documented, and told as it was once measured.
+    unplanned_held_bytes : int
+        The same without a plan.
+    temporary_bytes : int
+        The largest temporary space that an operator is known to ask for; all share one.
     recomputed_flops : float
         Work added to a training step, as a share of the FLOPs of the forward pass.
     kept, recomputed : tuple of str
@@ -104,6 +113,9 @@ class Plan:
     gradient_bytes: int
     peak_bytes: int
     device_bytes: int
+    held_bytes: int
+    unplanned_held_bytes: int
+    temporary_bytes: int
     recomputed_flops: float
     kept: Tuple[str, ...]
     recomputed: Tuple[str, ...]
@@ -134,11 +146,8 @@ class Plan:
                 "%s must be alive at once under any plan%s"
                 % (in_words(self.floor_bytes), self.floor and ", in " + self.floor),
             ),
-            (
-                "device",
-                "%s of a GPU: that, parameters, gradients and inputs, in MXNet's blocks"
-                % in_words(self.device_bytes),
-            ),
+            ("device", self._device()),
+            *self._held(),
             ("work", self._work()),
             ("slowest", self.slowest or "nothing is computed again"),
             (
@@ -165,6 +174,30 @@ class Plan:
             ),
         ]
         return "\n".join("%-8s %s" % line for line in lines)
+
+    def _device(self) -> str:
+        ctx = self.request.ctx
+        if ctx is None or ctx.device_type == "gpu":
+            where, blocks = "a GPU", ", in MXNet's blocks"
+        else:
+            where, blocks = "the CPU", ""
+        return "%s of %s: that, parameters, gradients and inputs%s" % (
+            in_words(self.device_bytes),
+            where,
+            blocks,
+        )
+
+    def _held(self) -> List[Tuple[str, str]]:
+        """What of the device's memory is the operators' own, if anything is."""
+        lines = []
+        if self.held_bytes or self.unplanned_held_bytes:
+            text = "%s of it are held by operators, %s without a plan"
+            figures = in_words(self.held_bytes), in_words(self.unplanned_held_bytes)
+            lines.append(("held", text % figures))
+        if self.temporary_bytes:
+            text = "%s of it are temporary space, which operators share"
+            lines.append(("shared", text % in_words(self.temporary_bytes)))
+        return lines
 
     def _after(self) -> str:
         if not self.gradient_bytes:

@@ -34,6 +34,7 @@ from memonger.solution import (
     Solution,
     left_alone,
     left_as_it_is,
+    left_for_copies,
     memory_facts,
     saves_little,
 )
@@ -140,7 +141,7 @@ class _Scheduling:
         self.mkldnn = request.ctx is None or has_mkldnn(request.ctx)
         self.cost = self.network.cost_model()
         nothing = np.zeros(len(nodes), dtype=np.bool_)
-        self.unplanned = memories.of_marks(training, nothing, self.cost.bound)
+        self.unplanned = memories.of_marks(training, nothing, self.cost.bound, self.network.held)
 
     # ------------------------------------------------------------------ what a schedule takes
 
@@ -150,7 +151,7 @@ class _Scheduling:
 
     def memory_of(self, step: TrainingStep, bound: Optional[int] = None) -> Memory:
         """Of a training step; ``bound`` is MXNet's own total in MB, else it is predicted."""
-        found = memories.of_step(step, self.request.grad_req, 0)
+        found = memories.of_step(step, self.request.grad_req, 0, self.network.held)
         return found._replace(bound=found.replay.pool_bytes // MB if bound is None else bound)
 
     def counts(self, schedule: Schedule) -> np.ndarray:
@@ -300,7 +301,12 @@ class _Scheduling:
         candidates = {"no plan": unplanned.counted_bytes, found.origin: planned.counted_bytes}
         origin = found.origin
         chosen: Optional[Schedule] = schedule
-        if planned.saved(unplanned) <= 0:
+        saved = planned.saved(unplanned)
+        if saved <= 0 or (times is None and planned.holds_more_than(unplanned)):
+            if saved > 0:
+                warnings.append(left_for_copies(planned, unplanned))
+            else:
+                warnings.append(left_as_it_is(network, unplanned, candidates))
             symbol, chosen, planned, origin = (
                 marks.clear(request.symbol),
                 None,
@@ -308,8 +314,7 @@ class _Scheduling:
                 "no plan",
             )
             counts = np.minimum(counts, 1)
-            warnings.append(left_as_it_is(network, unplanned, candidates))
-        elif times is None and planned.saved(unplanned) < LITTLE * unplanned.pool_bytes:
+        elif times is None and saved < LITTLE * unplanned.pool_bytes:
             warnings.append(saves_little(network, unplanned, planned, candidates))
         facts = {
             **memory_facts(planned, unplanned),

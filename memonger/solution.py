@@ -121,7 +121,7 @@ def confirm(
     request, warnings = network.request, list(warnings)
     native = tuple(network.rules.native(found.mask))
     nothing = np.zeros(len(network.graph.nodes), dtype=np.bool_)
-    memory = unplanned = of_marks(network.training, nothing, cost.bound)
+    memory = unplanned = of_marks(network.training, nothing, cost.bound, network.held)
     symbol = marked(request.symbol, found.mask, native, found.copies)
     if found.mask.any():
         memory = _confirmed(network, found, symbol)
@@ -132,10 +132,13 @@ def confirm(
             )
             memory = memory._replace(inexact=("the bind differs from the search",))
     saved = memory.saved(unplanned)
-    if leave and saved <= 0:
+    if leave and (saved <= 0 or memory.holds_more_than(unplanned)):
+        if saved > 0:
+            warnings.append(left_for_copies(memory, unplanned))
+        else:
+            warnings.append(left_as_it_is(network, unplanned, found.candidates))
         found = found._replace(mask=nothing, copies=(), planner="no plan")
         native, memory, symbol = (), unplanned, marks.clear(request.symbol)
-        warnings.append(left_as_it_is(network, unplanned, found.candidates))
     elif saved < 0:
         warnings.append(
             "this plan needs more memory (%s) than the network as it is (%s), which "
@@ -206,6 +209,9 @@ def memory_facts(memory: Memory, unplanned: Memory) -> Dict[str, Any]:
         "gradient_bytes": memory.gradient_bytes,
         "peak_bytes": memory.peak_bytes,
         "device_bytes": memory.device_bytes,
+        "held_bytes": memory.held_bytes,
+        "unplanned_held_bytes": unplanned.held_bytes,
+        "temporary_bytes": memory.held.temporary,
         "exact": memory.exact,
     }
 
@@ -215,6 +221,24 @@ def left_as_it_is(network: Network, unplanned: Memory, candidates: Mapping[str, 
     return "no plan costs less than the network as it is (%s), so it is returned unmarked: %s" % (
         in_words(unplanned.counted_bytes),
         _why(network, unplanned, candidates),
+    )
+
+
+def left_for_copies(planned: Memory, unplanned: Memory) -> str:
+    """The warning that a plan would take more of the CPU, although less of the pool."""
+    return (
+        "the plan that was found takes %.1f MB of the pool in place of %.1f MB, but operators that "
+        "know no layouts of MKLDNN would hold %.1f MB of copies in place of %.1f MB, so that the "
+        "network is returned unmarked; plan with MXNET_MKLDNN_ENABLED=0, by which there are none"
+        % tuple(
+            nbytes / MB
+            for nbytes in (
+                planned.pool_bytes,
+                unplanned.pool_bytes,
+                planned.held_bytes,
+                unplanned.held_bytes,
+            )
+        )
     )
 
 
@@ -239,7 +263,7 @@ def _confirmed(network: Network, found: Found, symbol: Any) -> Memory:
     asked = network.training.wanted
     bound = planned_mb(bind(symbol, network.graph, network.request.device, asked))
     training, mask = _with_copies(network, found.mask, found.copies)
-    return of_marks(training, mask, bound)
+    return of_marks(training, mask, bound, network.held)
 
 
 def _with_copies(

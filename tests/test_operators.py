@@ -32,7 +32,12 @@ from planned import forward, marked, nodes, positive, rules_of, with_marks
 ON_CPU: FrozenSet[str] = frozenset((CPU,))
 
 #: Cases whose operators must be kept, every one by rule.
-KEPT = sorted(name for name, case in CASES.items() if case.draws) + ["foreach", "Custom", "moments"]
+KEPT = [
+    *sorted(name for name, case in CASES.items() if case.draws or name.startswith("RNN_")),
+    "foreach",
+    "Custom",
+    "moments",
+]
 
 
 def check(symbol: Any, planned: Any, shapes: Any) -> memonger.CheckReport:

@@ -138,9 +138,9 @@ def test_unread_cudnn_batch_norm_aborts(gpu_dry_run: GpuDryRun, fusion: str) -> 
 
 
 def test_rnn_steps(gpu_dry_run: GpuDryRun) -> None:
-    """MXNet checks cuDNN's parameter count against its own; what is kept is known by gate."""
-    gates = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
-    modes = [(mode, bidirectional) for mode in gates for bidirectional in (False, True)]
+    """MXNet checks cuDNN's parameter count against its own; what is kept is as once measured."""
+    arrays = {"rnn_relu": 2, "rnn_tanh": 2, "lstm": 6, "gru": 7}
+    modes = [(mode, bidirectional) for mode in arrays for bidirectional in (False, True)]
     steps, batch, hidden, layers = 16, 4, 64, 2
 
     def body(dry: DryRun) -> Any:
@@ -167,10 +167,10 @@ def test_rnn_steps(gpu_dry_run: GpuDryRun) -> None:
     calls = ("cudnnGetRNNTrainingReserveSize", "cudnnRNNForward", "cudnnRNNBackward")
     expected = []
     for mode, bidirectional in modes:
-        # Each gate of each step, and the cell of an LSTM, in float32.
-        kept = (gates[mode] + (mode == "lstm")) * (2 if bidirectional else 1)
+        # Arrays of the size of a layer's output, in float32; the last is the output itself.
+        kept = (arrays[mode] * layers - 1) * (2 if bidirectional else 1)
         expected += [
-            f"cudnnGetRNNTrainingReserveSize {4 * steps * batch * hidden * layers * kept}",
+            f"cudnnGetRNNTrainingReserveSize {4 * steps * batch * hidden * kept}",
             "cudnnRNNForwardTrainingEx",
             "cudnnRNNBackwardDataEx",
             "cudnnRNNBackwardWeightsEx",

@@ -1,0 +1,270 @@
+"""What operators hold beside the pool: counted, and found in the resident memory of a process.
+
+``gpu_dry_run/test_held.py`` has the same on a GPU.
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+
+import memonger
+import mxnet as mx
+import pytest
+
+MB = 2**20
+HOWS: Dict[str, Dict[str, Any]] = {"marks": {}, "schedule": {"how": "schedule", "work": 2.0}}
+PATIENCE = 0.02
+
+
+class Recurrent(NamedTuple):
+    """A network with fused recurrent layers, between what can be recomputed."""
+
+    mode: str
+    bidirectional: bool = False
+    stacked: int = 1  # layers of each RNN
+    residual: bool = False
+    dropout: bool = False
+    inputs: int = 200
+    steps: int = 80
+    batch: int = 32
+    units: int = 200
+    blocks: int = 2
+
+    def build(self) -> Tuple[Any, Dict[str, Tuple[int, ...]]]:
+        """Build the symbol; the shapes of its inputs."""
+        x = mx.sym.Variable("data")
+        for k in range(self.blocks):
+            more = {}
+            if self.mode == "lstm":
+                more = {"state_cell": self._state("cell%d" % k)}
+            y = mx.sym.RNN(
+                x,
+                mx.sym.Variable("parameters%d" % k),
+                self._state("state%d" % k),
+                mode=self.mode,
+                state_size=self.units,
+                num_layers=self.stacked,
+                bidirectional=self.bidirectional,
+                name="rnn%d" % k,
+                **more,
+            )
+            for j in range(3):
+                y = mx.sym.FullyConnected(y, num_hidden=self.units, flatten=False)
+                y = mx.sym.Activation(y, act_type=("sigmoid", "tanh", "softrelu")[j])
+            if self.residual and (k or self.inputs == self.units):
+                y = y + x
+            x = mx.sym.Dropout(y, p=0.2) if self.dropout else y
+        x = mx.sym.FullyConnected(mx.sym.reshape(x, shape=(-1, self.units)), num_hidden=10)
+        label = mx.sym.reshape(mx.sym.Variable("softmax_label"), shape=(-1,))
+        rows = (self.steps, self.batch)
+        shapes = {"data": (*rows, self.inputs), "softmax_label": rows}
+        return mx.sym.SoftmaxOutput(x, label, name="softmax"), shapes
+
+    def small(self) -> "Recurrent":
+        return self._replace(steps=2, batch=2, units=16, inputs=16)
+
+    def _state(self, name: str) -> Any:
+        layers = self.stacked * (2 if self.bidirectional else 1)
+        return mx.sym.Variable(name, shape=(layers, self.batch, self.units))
+
+
+def as_module(symbol: Any, shapes: Any) -> Dict[str, str]:
+    """The gradients that Module asks for."""
+    return {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
+
+
+def plan_of(network: Recurrent, how: str, **options: Any) -> memonger.Plan:
+    symbol, shapes = network.build()
+    options.update(HOWS[how])
+    requests = as_module(symbol, shapes)
+    return memonger.plan(symbol, shapes, grad_req=requests, patience=PATIENCE, **options)
+
+
+def unplanned(symbol: Any, shapes: Any, **options: Any) -> memonger.Plan:
+    """No plan, for a budget that allows it."""
+    requests = as_module(symbol, shapes)
+    return memonger.plan(symbol, shapes, grad_req=requests, budget=1.0, **options)
+
+
+NETWORKS: Dict[str, Recurrent] = {
+    "stacked LSTM": Recurrent("lstm", stacked=3),
+    "residual LSTM with Dropout": Recurrent("lstm", residual=True, dropout=True, blocks=3),
+    "bidirectional LSTM": Recurrent("lstm", bidirectional=True, stacked=2, inputs=120),
+    "bidirectional GRU": Recurrent("gru", bidirectional=True, residual=True, blocks=3),
+    "stacked GRU with Dropout": Recurrent("gru", stacked=3, dropout=True, inputs=80, blocks=3),
+    "tanh, large batch": Recurrent("rnn_tanh", stacked=4, steps=40, batch=144, blocks=3),
+    "bidirectional relu": Recurrent("rnn_relu", bidirectional=True, stacked=2, residual=True),
+}
+
+
+class Convolutions(NamedTuple):
+    """Convolutions with operators between them that know no layouts of MKLDNN."""
+
+    between: str
+    blocks: int
+    channels: int = 64
+    image: int = 64
+    batch: int = 8
+
+    def build(self) -> Tuple[Any, Dict[str, Tuple[int, ...]]]:
+        """Build the symbol; the shapes of its inputs."""
+        x = mx.sym.Variable("data")
+        for _ in range(self.blocks):
+            y = mx.sym.Convolution(x, kernel=(3, 3), pad=(1, 1), num_filter=self.channels)
+            if self.between == "softsign":
+                x = mx.sym.softsign(y)
+            elif self.between == "norm":
+                x = mx.sym.tanh(mx.sym.BatchNorm(y, fix_gamma=False))
+            else:
+                gate = mx.sym.Pooling(y, global_pool=True, kernel=(1, 1), pool_type="avg")
+                gate = mx.sym.Activation(gate, act_type="sigmoid")
+                x = mx.sym.Activation(mx.sym.broadcast_mul(y, gate) + x, act_type="relu")
+        shape = (self.batch, self.channels, self.image, self.image)
+        return mx.sym.MakeLoss(x), {"data": shape}
+
+    def small(self) -> "Convolutions":
+        return self._replace(batch=1, image=8, blocks=1)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_resident_memory_is_what_is_told(name: str) -> None:
+    """Without a plan, with marks and with a schedule; and no plan takes more than none."""
+    network = NETWORKS[name]
+    ways: Dict[str, Any] = {"no plan": {"budget": 1.0}, **HOWS}
+    found = dict(zip(ways, measured([(network, options) for options in ways.values()])))
+    for told, grown in found.values():
+        assert abs(grown - told) < 0.03 * told, found
+    plain = found["no plan"]
+    for how in HOWS:
+        assert found[how][0] < plain[0] and found[how][1] < plain[1], found
+
+
+def test_kernels_that_are_not_of_mkldnn_hold_no_more_than_is_told() -> None:
+    """They write only a part of what they ask for; MXNET_USE_MKLDNN_RNN is read by MXNet."""
+    network = Recurrent("lstm", stacked=2, residual=True)
+    jobs = [(network, options) for options in HOWS.values()]
+    for told, grown in measured(jobs, MXNET_USE_MKLDNN_RNN="0"):
+        assert 0.85 * told < grown < 1.03 * told
+
+
+# With a plan of the gates the few convolutions ask for 12 MB less of temporary space than the many.
+@pytest.mark.parametrize(
+    "between, budget",
+    [("softsign", 1.0), ("softsign", 0.7), ("gate", 1.0), ("norm", 1.0), ("norm", 0.7)],
+)
+def test_plain_copies_are_told(between: str, budget: float) -> None:
+    """By how much a network of more blocks takes more: the rest is of MKLDNN's convolutions."""
+    few, many = Convolutions(between, 4), Convolutions(between, 8)
+    options = {"budget": budget}
+    (told, grown), (told_of_many, grown_of_many) = measured([(few, options), (many, options)])
+    more = told_of_many - told
+    assert abs(grown_of_many - grown - more) < 0.03 * more
+
+
+def test_a_plan_that_takes_more_of_the_cpu_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
+    """Copies that the recomputed operators hold are more than what the pool saves."""
+    symbol, shapes = Convolutions("softsign", 6).build()
+    plan = memonger.plan(symbol, shapes, ctx=mx.cpu(), patience=PATIENCE)
+    assert not plan.recomputed and plan.held_bytes == plan.unplanned_held_bytes > plan.pool_bytes
+    assert "MXNET_MKLDNN_ENABLED=0" in caplog.text
+    anywhere = memonger.plan(symbol, shapes, patience=PATIENCE)
+    assert anywhere.recomputed and anywhere.held_bytes == 0
+
+
+def test_a_budget_of_the_device_bounds_what_operators_hold_too() -> None:
+    network = Recurrent("lstm", residual=True, dropout=True, steps=20, units=128, inputs=128)
+    symbol, shapes = network.build()
+    plain = unplanned(symbol, shapes)
+    assert plain.held_bytes == 2 * 20 * 32 * 128 * (6 - 1) * 4  # as cuDNN is said to hold
+    options: Any = {"budget_of": "device", "grad_req": as_module(symbol, shapes)}
+    with pytest.raises(memonger.BudgetError, match="what operators hold") as raised:
+        memonger.plan(symbol, shapes, budget=plain.held_bytes, patience=PATIENCE, **options)
+    least = raised.value.least_bytes
+    assert plain.held_bytes < least < plain.device_bytes
+    for how in HOWS.values():
+        plan = memonger.plan(symbol, shapes, budget=least, patience=PATIENCE, **options, **how)
+        assert plan.device_bytes <= least and plan.held_bytes == plain.held_bytes
+
+
+def test_the_largest_batch_counts_what_operators_hold() -> None:
+    """It grows with the batch."""
+    network = Recurrent("gru", stacked=2, steps=20, units=128, inputs=128)
+    symbol, _ = network._replace(batch=0).build()
+    of_a_row = 2 * 20 * 128 * (2 * 7 - 1) * 4  # as cuDNN is said to hold
+    budget = 32 * of_a_row
+
+    def sized(batch: Any) -> Any:
+        states = {"state%d" % k: (network.stacked, batch, 128) for k in range(network.blocks)}
+        return {"data": (20, batch, 128), "softmax_label": (20, batch), **states}
+
+    found = memonger.largest_batch(
+        symbol, sized(None), budget=budget, budget_of="device", patience=PATIENCE
+    )
+    assert 8 < found.unplanned_batch <= found.batch < 32
+    assert found.plan.held_bytes == found.batch * of_a_row
+    assert found.plan.device_bytes <= budget
+
+
+def measured(jobs: Sequence[Tuple[Any, Any]], **environment: str) -> List[Tuple[int, int]]:
+    """Plan networks with these options; what is told, and by what the memory of a process grows."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", __file__],
+        input=pickle.dumps([(type(net).__name__, tuple(net), how) for net, how in jobs]),
+        env=dict(
+            os.environ,
+            PYTHONPATH=os.pathsep.join(sys.path),
+            MALLOC_MMAP_THRESHOLD_="65536",  # large arrays go back at once
+            OMP_NUM_THREADS="1",
+            **environment,
+        ),
+        capture_output=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    pairs = (line.split() for line in done.stdout.decode().splitlines())
+    return [(int(told), int(grown)) for told, grown in pairs]
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _step(symbol: Any, shapes: Any) -> Any:
+    """Bind, fill, and take two steps; an executor with all its memory."""
+    executor = symbol.simple_bind(mx.cpu(), grad_req=as_module(symbol, shapes), **shapes)
+    for array in executor.arg_arrays:
+        array[:] = 0.01
+    for _ in range(2):
+        executor.forward(is_train=True)
+        executor.backward()
+        mx.nd.waitall()
+    return executor
+
+
+def _main(jobs: Sequence[Tuple[str, Any, Dict[str, Any]]]) -> None:
+    """Plan each network, and take steps in a process of its own."""
+    for kind, fields, options in jobs:
+        network = globals()[kind](*fields)
+        symbol, shapes = network.build()
+        requests = as_module(symbol, shapes)
+        plan = memonger.plan(
+            symbol, shapes, grad_req=requests, ctx=mx.cpu(), patience=PATIENCE, **options
+        )
+        process = os.fork()
+        if process:
+            if os.waitpid(process, 0)[1]:
+                raise SystemExit(1)
+            continue
+        _step(*network.small().build())
+        before = _resident()
+        executor = _step(plan.symbol, shapes)
+        print(plan.device_bytes, _resident() - before, flush=True)
+        del executor
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    _main(pickle.load(sys.stdin.buffer))
