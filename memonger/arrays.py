@@ -1,7 +1,7 @@
 """The arrays that an executor is bound to: new ones, those of another, views of larger ones."""
 
 import ctypes
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -137,8 +137,57 @@ def _view(array: Any, tensor: Tensor) -> Any:
     return array.reshape((-1,))[: tensor.elements].reshape(tensor.shape)
 
 
+def held(array: Any) -> Any:
+    """A copy of an array in a memory pool, in the memory of the host.
+
+    MKLDNN's layout belongs to the memory (``NDArray::Chunk::mkl_mem_``). Executors that are not
+    ours may have used it for others since; then the array is lost, and a copy would fail, or end
+    the process. To ask for its address makes it plain, whatever is there.
+    """
+    if array.context.device_type == "cpu":
+        address(array)
+    return array.copyto(mx.cpu())
+
+
+def put_back(source: Any, target: Any) -> None:
+    """Copy to an array in a memory pool, which has been used for others since.
+
+    What an operator writes to forgets the layout of what was there, but ``copyto`` takes it for
+    that of the target (``CopyFromToDnsImpl`` in ``src/ndarray/ndarray.cc``).
+    """
+    target[:] = 0  # by an operator
+    source.copyto(target)
+
+
+def touch(arrays: Sequence[Any]) -> None:
+    """Have MXNet's engine order what reads these arrays as if they were written now.
+
+    One operator for all, in place, which computes nothing.
+
+    Parameters
+    ----------
+    arrays : sequence of NDArray
+        Of one type.
+    """
+    mx.nd.amp_multicast(*arrays, num_outputs=len(arrays), out=list(arrays))
+
+
+def by_type(arrays: Sequence[Any]) -> List[List[Any]]:
+    """Arrays of one type together."""
+    found: Dict[Any, List[Any]] = {}
+    for array in arrays:
+        found.setdefault(array.dtype, []).append(array)
+    return list(found.values())
+
+
 def address(array: Any) -> int:
-    """Where its values are in memory, which is taken if it has not been yet."""
+    """Where its values are in memory, which is taken if it has not been yet.
+
+    MXNet makes it plain, but looks before it waits (``MXNDArrayGetData`` in
+    ``src/c_api/c_api.cc``), and convolutions that have run lay out their weights later
+    (``MKLDNNDataReorderAsync``).
+    """
+    mx.nd.waitall()
     pointer = ctypes.c_void_p()
     mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     return pointer.value or 0

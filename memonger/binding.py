@@ -12,12 +12,6 @@ from memonger.gradients import environment
 from memonger.recipe import Step
 from memonger.training_step import BIND
 
-#: The environment in which inference is bound: as an executor that can train runs it, without the
-#: fusions that are for inference, and in as little memory as a training step.
-INFERENCE: Mapping[str, str] = {
-    name: BIND[name] for name in ("MXNET_SUBGRAPH_BACKEND", "NNVM_AUTO_SEARCH_MATCH_RANGE")
-}
-
 #: ``GraphExecutor::RunOps(bool is_train, size_t first, size_t end)``: the nodes first to end - 1 of
 #: the graph run (``src/executor/graph_executor.cc``). ``MXExecutorForward`` calls it for all nodes;
 #: there is no C function for some of them, but the libraries of 1.9.1 export the method itself.
@@ -46,14 +40,8 @@ def bind_step(step: Step, ctx: Any, args: Arrays, aux: Arrays, shared_exec: Any)
     return made
 
 
-def bind_inference(symbol: Any, ctx: Any, args: Arrays, aux: Arrays, shared_exec: Any) -> Any:
-    """The executor of the plain network, for inference."""
-    with environment(**_settings(INFERENCE, ctx)):
-        return mx.sym.Symbol.bind(symbol, ctx, args, None, "null", aux, shared_exec=shared_exec)
-
-
-def run(executor: Any, first: int, end: int) -> None:
-    """Run some of the nodes.
+def run(executor: Any, first: int, end: int, is_train: bool = True) -> None:
+    """Run some of the nodes, in training or in inference.
 
     Operators run in MXNet's engine, and their errors are told when something waits for them. Only
     the engine for debugging runs them at once, and no C function is there to catch what they throw.
@@ -61,7 +49,7 @@ def run(executor: Any, first: int, end: int) -> None:
     function = getattr(mx.base._LIB, _RUN_OPS)
     function.argtypes = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_size_t, ctypes.c_size_t]
     function.restype = None
-    function(executor.handle, True, first, end)
+    function(executor.handle, is_train, first, end)
 
 
 def _settings(usual: Mapping[str, str], ctx: Any) -> Mapping[str, str]:

@@ -2,7 +2,8 @@
 
 It runs what comes before the network's outputs in ``forward`` and the rest in ``backward``, so that
 each does what it does in MXNet: statistics move, random numbers are drawn and gradients change when
-they always do. Inference runs the plain network, in the same memory.
+they always do. Inference runs the first part too, as in MXNet's executors: in the layouts of
+MKLDNN that training has, and so with the same roundings.
 
 The gradients that are written (not added to) and for which no arrays are given are outputs of the
 step, in its memory pool: they last until the next ``forward`` of it, or of an executor that shares
@@ -12,14 +13,14 @@ its memory.
 import ctypes
 import logging
 import weakref
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
 from memonger import arrays
 from memonger._mxnet import mx
 from memonger.arrays import Arrays
-from memonger.binding import bind_inference, bind_step, run
+from memonger.binding import bind_step, run
 from memonger.errors import MemongerError
 from memonger.executor import has_mkldnn
 from memonger.forward import Tensor
@@ -113,10 +114,8 @@ class ScheduledExecutor(mx.executor.Executor):
         self._training = bind_step(step, ctx, variables, states, of_memory(shared_exec))
         for output in self._training.outputs[written.outputs :]:
             arrays.address(output)  # MKLDNN's Deconvolution needs the memory before it writes
-        self._inference: Any = None
-        self._moves: List[Tuple[Any, Any, bool]] = []
         self._plain: Any = None
-        self._ran_forward = self._has_looked = False
+        self._ran_forward = self._has_looked = self._trains = False
         shares = isinstance(shared_exec, ScheduledExecutor)
         self._pool: _Pool = shared_exec._pool if shares else _Pool()
         self._origin = object()  # the same of all that are reshaped from one another
@@ -213,10 +212,14 @@ class ScheduledExecutor(mx.executor.Executor):
                 )
             self.arg_dict[name][:] = array
         self._ran_forward = bool(is_train)
+        if self._trains != self._ran_forward:
+            # MXNet tells the operators at once (GraphExecutor::RunOps), those too that still wait.
+            for output in self.outputs:
+                output.wait_to_read()
+            self._trains = self._ran_forward
         if is_train:
-            if self._pool.holder is self:
-                self._pool.holder = None
-            run(self._training, 0, self._step.forward)
+            self._pool.holder = None
+            self._train(0, self._step.forward)
         else:
             self._infer()
         return self.outputs
@@ -247,7 +250,7 @@ class ScheduledExecutor(mx.executor.Executor):
             self._has_looked = True
             self._refuse_one_array_for_two()
         self._ran_forward, self._pool.holder = False, self
-        run(self._training, self._step.forward, self._step.nodes)
+        self._train(self._step.forward, self._step.nodes)
         for array, source, request in self._copied:
             if request == "add":
                 if source is not None:
@@ -270,27 +273,33 @@ class ScheduledExecutor(mx.executor.Executor):
                 )
             seen[place] = name
 
-    def _infer(self) -> None:
-        """Outputs of the plain network in inference, which uses the memory of the training step.
+    def _train(self, first: int, end: int) -> None:
+        """Run a part of the training step, in order with what reads auxiliary states.
 
-        Gradients that lie there are put back afterwards, for they may still be wanted; until then
-        they are held in the memory of the host.
+        MXNet's engine takes an operator that moves them (BatchNorm, its gradient) for one that
+        reads them (``GraphExecutor::InitCachedOps``), so that other readers need not wait.
         """
-        if self._inference is None:
-            self._inference = bind_inference(
-                self._symbol, self._ctx, self.arg_dict, self.aux_dict, self._training
-            )
-            self._moves = _moves(self._inference.outputs, self.outputs)
-            if self._monitor_callback is not None:
-                self._watch(self._inference)
+        self._touch_states()
+        run(self._training, first, end)
+        self._touch_states()
+
+    def _touch_states(self) -> None:
+        for states in arrays.by_type(self.aux_arrays):
+            arrays.touch(states)
+
+    def _infer(self) -> None:
+        """Compute the outputs in inference.
+
+        Its gradients in the memory pool are put back afterwards, for they may still be wanted;
+        until then they are held in the memory of the host.
+        """
+        if self._pool.holder is not self:
+            self._pool.holder = None
         own = self._own if self._pool.holder is self else []
-        held = [array.copyto(mx.cpu()) for array in own]
-        self._inference.forward(is_train=False)
-        moved = [source.copy() if crossing else source for source, _, crossing in self._moves]
-        for source, (_, target, _) in zip(moved, self._moves):
-            source.copyto(target)
+        held = [arrays.held(array) for array in own]
+        run(self._training, 0, self._step.forward, is_train=False)
         for copy, array in zip(held, own):
-            copy.copyto(array)
+            arrays.put_back(copy, array)
 
     # ------------------------------------------------------------------ the rest
 
@@ -345,10 +354,10 @@ class ScheduledExecutor(mx.executor.Executor):
         if holder is None or holder is self or holder._origin is not self._origin:
             return
         own = {id(array) for array in holder._own}
-        made = {n: g.copyto(mx.cpu()) for n, g in holder.grad_dict.items() if id(g) in own}
+        made = {n: arrays.held(g) for n, g in holder.grad_dict.items() if id(g) in own}
         for name, array in self.grad_dict.items():
             if name in made and made[name].shape == array.shape:
-                made[name].copyto(array)
+                arrays.put_back(made[name], array)
         self._pool.holder = self
 
     def debug_str(self) -> str:
@@ -360,14 +369,12 @@ class ScheduledExecutor(mx.executor.Executor):
         kind = ctypes.CFUNCTYPE(None, ctypes.c_char_p, mx.base.NDArrayHandle, ctypes.c_void_p)
         self._monitor_function, self._monitor_all = callback, monitor_all
         self._monitor_callback = kind(once_each(callback, self._symbol, self._step, monitor_all))
-        self._watch(self._training)
-        if self._inference is not None:
-            self._watch(self._inference)
-
-    def _watch(self, executor: Any) -> None:
         mx.base.check_call(
             mx.base._LIB.MXExecutorSetMonitorCallbackEX(
-                executor.handle, self._monitor_callback, None, ctypes.c_int(bool(self._monitor_all))
+                self._training.handle,
+                self._monitor_callback,
+                None,
+                ctypes.c_int(bool(self._monitor_all)),
             )
         )
 
@@ -375,16 +382,6 @@ class ScheduledExecutor(mx.executor.Executor):
 def of_memory(executor: Any) -> Any:
     """The executor of MXNet whose memory one that is to be bound may share."""
     return executor._training if isinstance(executor, ScheduledExecutor) else executor
-
-
-def _moves(sources: Sequence[Any], targets: Sequence[Any]) -> List[Tuple[Any, Any, bool]]:
-    """What must be copied to what, and whether through a copy of it.
-
-    Arrays of a pool start where its blocks do, so that two overlap if they start at one address.
-    """
-    places = [arrays.address(array) for array in targets]
-    moved = [(s, t) for s, t, place in zip(sources, targets, places) if arrays.address(s) != place]
-    return [(s, t, arrays.address(s) in places) for s, t in moved]
 
 
 def _head_tensors(

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from memonger.gradients import environment
 from memonger.scheduled import ScheduledSymbol, scheduled
-from memonger.scheduled_executor import _moves
 from mxnet.contrib import amp
 
 from schedules import everything, nested, work_of
@@ -176,13 +175,6 @@ def test_gradients_outlast_inference() -> None:
     assert all(
         np.array_equal(one, other.asnumpy()) for one, other in zip(before, executor.grad_arrays)
     )
-
-
-def test_outputs_of_inference_may_lie_where_others_belong() -> None:
-    a, b, c, d = (mx.nd.array([k]) for k in range(4))
-    assert _moves([a, b], [a, b]) == []
-    assert _moves([c, b], [a, b]) == [(c, a, False)]
-    assert _moves([b, a, d], [a, b, c]) == [(b, a, True), (a, b, True), (d, c, False)]
 
 
 def test_gradients_are_arrays_of_their_own() -> None:

@@ -1,0 +1,261 @@
+"""Small networks that are trained and scored in turns, without and with a schedule.
+
+``python scoring.py FIRST LAST`` tries one network for each seed, in a process of its own, for what
+shares memory wrongly may end it. It prints a line for each: ``equal``, or what is not.
+
+The networks mix convolutions whose channels MKLDNN lays out in blocks with operators that compute
+in the layout that they find, and with some that know no layouts.
+"""
+
+import os
+import sys
+from typing import Any, Callable, Dict, List, Tuple
+
+if __name__ == "__main__":
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+import memonger
+import mxnet as mx
+import numpy as np
+from memonger.schedule import Schedule
+from memonger.scheduled import scheduled
+
+from schedules import everything, nested, work_of
+
+S = mx.sym
+CLASSES = 5
+Random = np.random.RandomState
+Shapes = Dict[str, Tuple[int, ...]]
+Found = List[Tuple[str, np.ndarray]]
+
+
+class Network:
+    """Draws a network, the same for the same seed; names count up, so that buckets share them."""
+
+    def __init__(self, seed: int) -> None:
+        self.random, self.count = Random(seed), 0
+        self.channels = int(self.random.choice([4, 6, 8, 16, 16, 24, 32]))
+
+    def named(self, make: Callable[..., Any], *inputs: Any, **attributes: Any) -> Any:
+        self.count += 1
+        return make(*inputs, name="n%d" % self.count, **attributes)
+
+    def convolution(self, x: Any, channels: int, kernel: int = 3, **more: Any) -> Any:
+        size = {"kernel": (kernel, kernel), "pad": (kernel // 2, kernel // 2)}
+        bare = bool(self.random.rand() < 0.5)
+        return self.named(S.Convolution, x, num_filter=channels, no_bias=bare, **size, **more)
+
+    def activation(self, x: Any) -> Any:
+        kind = self.random.choice(["relu", "relu", "sigmoid", "tanh", "leaky", "elu", "gelu"])
+        make = S.LeakyReLU if kind in ("leaky", "elu", "gelu") else S.Activation
+        return self.named(make, x, act_type=str(kind))
+
+    def normalised(self, x: Any) -> Any:
+        fixed = bool(self.random.rand() < 0.3)
+        return self.activation(self.named(S.BatchNorm, x, fix_gamma=fixed))
+
+    def residual(self, x: Any) -> Any:
+        y = x
+        for _ in range(self.random.randint(1, 3)):
+            kernel = int(self.random.choice([1, 3]))
+            y = self.convolution(self.normalised(y), self.channels, kernel)
+        return x + (self.activation(y) if self.random.rand() < 0.5 else y)
+
+    def joined(self, x: Any) -> Any:
+        y = self.normalised(self.convolution(x, self.channels, 1))
+        return self.convolution(self.named(S.Concat, x, y, dim=1), self.channels, 1)
+
+    def gated(self, x: Any) -> Any:
+        y = self.named(S.Pooling, x, global_pool=True, pool_type="avg", kernel=(1, 1))
+        y = self.activation(self.convolution(y, max(2, self.channels // 4), 1))
+        y = S.sigmoid(self.convolution(y, self.channels, 1))
+        return self.named(S.broadcast_mul, x, y)
+
+    def pooled(self, x: Any) -> Any:
+        kind, size = str(self.random.choice(["max", "avg"])), {"kernel": (3, 3), "pad": (1, 1)}
+        return self.named(S.Pooling, x, pool_type=kind, **size)
+
+    def dropped(self, x: Any) -> Any:
+        return self.named(S.Dropout, self.normalised(x), p=0.2)
+
+    def upwards(self, x: Any) -> Any:
+        size = {"kernel": (3, 3), "pad": (1, 1), "num_filter": self.channels}
+        return x + self.named(S.Deconvolution, self.activation(x), **size)
+
+    def grouped(self, x: Any) -> Any:
+        return self.convolution(self.normalised(x), self.channels, num_group=2)
+
+    def made(self) -> Any:
+        parts = [self.residual] * 4 + [self.joined, self.gated, self.pooled, self.dropped]
+        parts += [self.upwards, self.grouped]
+        x = self.convolution(S.Variable("data"), self.channels)
+        for _ in range(self.random.randint(2, 7)):
+            x = parts[self.random.randint(len(parts))](x)
+        y = self.named(S.Pooling, x, global_pool=True, pool_type="avg", kernel=(1, 1))
+        y = self.named(S.FullyConnected, S.flatten(y), num_hidden=CLASSES)
+        return S.SoftmaxOutput(y, S.Variable("softmax_label"), name="softmax")
+
+
+def schedule_of(symbol: Any, shapes: Shapes, seed: int) -> Schedule:
+    work, random = work_of(symbol, shapes), Random(seed)
+    if random.rand() < 0.25:
+        return everything(work)
+    return nested(work, int(random.randint(1, 6)), seed, float(random.choice([0.3, 0.6, 0.9])))
+
+
+def sized(batch: int, size: int) -> Shapes:
+    return {"data": (batch, 3, size, size), "softmax_label": (batch,)}
+
+
+def drawn(random: Random, batch: int, size: int, key: Any = None) -> Any:
+    shapes = sized(batch, size)
+    return mx.io.DataBatch(
+        [mx.nd.array(random.normal(size=shapes["data"]))],
+        [mx.nd.array(random.randint(CLASSES, size=batch))],
+        bucket_key=key,
+        provide_data=[("data", shapes["data"])],
+        provide_label=[("softmax_label", shapes["softmax_label"])],
+    )
+
+
+def prepared(module: Any, symbol: Any, batch: int, size: int, random: Random) -> None:
+    shapes = sized(batch, size)
+    module.bind([("data", shapes["data"])], [("softmax_label", shapes["softmax_label"])])
+    names, (found, _, _) = symbol.list_arguments(), symbol.infer_shape(**shapes)
+    given = {n: mx.nd.array(random.normal(size=s) * 0.3) for n, s in zip(names, found)}
+    module.init_params(
+        mx.init.One(),
+        {n: a for n, a in given.items() if n not in shapes and not n.endswith("gamma")},
+        allow_missing=True,
+    )
+    module.init_optimizer(optimizer_params={"learning_rate": 0.05, "momentum": 0.9})
+
+
+def parameters(module: Any) -> Found:
+    """As they are when they are asked for: nothing here waits before the copies are made."""
+    arguments, states = module.get_params()
+    every = sorted({**arguments, **states}.items())
+    return [(name, array.asnumpy()) for name, array in every]
+
+
+def in_turns(planned: Callable[[Any, Shapes], Any], seed: int, wait: Callable[[], None]) -> Found:
+    """Training steps and scores with batches of several sizes, on one device or two."""
+    random = Random(seed)
+    batch, size = int(random.choice([4, 8, 16, 32])), int(random.choice([6, 8, 9]))
+    devices = 2 if random.rand() < 0.3 else 1
+    module = mx.mod.Module(
+        planned(Network(seed).made(), sized(batch // devices, size)),
+        context=[mx.cpu(k) for k in range(devices)],
+    )
+    prepared(module, module.symbol, batch, size, random)
+    mx.random.seed(seed)
+    found: Found = []
+
+    def look(what: str) -> None:
+        found.append((what + " output", module.get_outputs()[0].asnumpy()))
+        group = module._exec_group
+        for name, copies in zip(group.param_names, group.grad_arrays):
+            found.extend((what + " gradient of " + name, array.asnumpy()) for array in copies)
+
+    for k in range(6):
+        other = int(random.choice([batch, batch // 2, batch + 4])) if k else batch
+        data = drawn(random, other, size)
+        turn = str(random.choice(["train", "train", "score", "both"])) if k else "train"
+        if turn == "score":
+            module.forward(data, is_train=False)
+        else:
+            module.forward_backward(data)
+            wait()
+            if turn == "both":  # the gradients are still needed
+                module.forward(data, is_train=False)
+        wait()
+        if k % 2:
+            look("%d, %s:" % (k, turn))
+        if turn != "score":
+            module.update()
+        wait()
+        if k % 3 == 2:
+            found += parameters(module)
+    return found + parameters(module)
+
+
+def fitted(planned: Callable[[Any, Shapes], Any], seed: int, wait: Callable[[], None]) -> Found:
+    """Module.fit with a last batch that is padded, validation, score and predictions."""
+    random = Random(seed)
+    batch, size = int(random.choice([4, 8, 16])), int(random.choice([6, 8]))
+    module = mx.mod.Module(planned(Network(seed).made(), sized(batch, size)))
+    prepared(module, module.symbol, batch, size, random)
+    mx.random.seed(seed)
+    images = random.normal(size=(3 * batch - 1, 3, size, size)).astype("f")
+    labels = random.randint(CLASSES, size=len(images)).astype("f")
+    found: Found = []
+
+    def scored(told: Any) -> None:
+        found.append(("score", np.array(told.eval_metric.get()[1])))
+
+    module.fit(
+        mx.io.NDArrayIter(images, labels, batch),
+        mx.io.NDArrayIter(images, labels, batch // 2),
+        "ce",
+        num_epoch=2,
+        eval_end_callback=scored,
+        batch_end_callback=lambda _: wait(),
+    )
+    found += parameters(module)
+    data = mx.io.NDArrayIter(images, labels, batch + 1)
+    return [*found, ("predictions", module.predict(data).asnumpy())]
+
+
+def bucketed(planned: Callable[[Any, Shapes], Any], seed: int, wait: Callable[[], None]) -> Found:
+    """A BucketingModule whose buckets are sizes of images."""
+    random = Random(seed)
+    batch = int(random.choice([4, 8, 16]))
+
+    def network(size: int) -> Any:
+        symbol = planned(Network(seed).made(), sized(batch, size))
+        return symbol, ("data",), ("softmax_label",)
+
+    module = mx.mod.BucketingModule(network, default_bucket_key=9)
+    prepared(module, network(9)[0], batch, 9, random)
+    mx.random.seed(seed)
+    found: Found = []
+    for k in range(6):
+        size = int(random.choice([6, 8, 9]))
+        data = drawn(random, batch, size, size)
+        if random.rand() < 0.4:
+            module.forward(data, is_train=False)
+        else:
+            module.forward_backward(data)
+            module.update()
+        wait()
+        found.append(("%d: output" % k, module.get_outputs()[0].asnumpy()))
+    return found + parameters(module)
+
+
+WAYS = (in_turns, in_turns, fitted, bucketed)
+
+
+def outcome(seed: int) -> str:
+    """What differs of one network, the plain one waiting for all that it has started."""
+    way = WAYS[seed % len(WAYS)]
+    plain = way(lambda symbol, _: symbol, seed, mx.nd.waitall)
+
+    def by_schedule(symbol: Any, shapes: Shapes) -> Any:
+        return scheduled(symbol, schedule_of(symbol, shapes, seed))
+
+    try:
+        found = way(by_schedule, seed, lambda: None)
+    except memonger.MemongerError as error:
+        return "refused: %s" % error
+    except mx.MXNetError as error:
+        return "failed: " + str(error).strip().splitlines()[-1]
+    assert [name for name, _ in plain] == [name for name, _ in found]
+    differ = [n for (n, a), (_, b) in zip(plain, found) if a.tobytes() != b.tobytes()]
+    if not differ:
+        return "equal"
+    return "%s: %d of %d differ: %s" % (way.__name__, len(differ), len(plain), differ[:4])
+
+
+if __name__ == "__main__":
+    for number in range(int(sys.argv[1]), int(sys.argv[2])):
+        print("%d %s" % (number, outcome(number)), flush=True)

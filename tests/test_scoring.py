@@ -1,0 +1,140 @@
+"""Training and scoring in turns by a schedule: memory that both use, and states that both read."""
+
+import os
+from typing import Any, Callable, Dict
+
+import memonger
+import mxnet as mx
+import numpy as np
+import pytest
+from memonger.gradients import environment
+from memonger.scheduled import scheduled
+
+from planned import ROOT, run_python
+from schedules import everything, work_of
+from scoring import drawn, parameters, prepared, sized
+
+S = mx.sym
+BATCH, SIZE, CHANNELS = 16, 8, 16
+SHAPES = sized(BATCH, SIZE)
+
+
+def residual(layers: int) -> Any:
+    """Convolutions that MKLDNN computes in blocks, and as many BatchNorms."""
+    attributes: Dict[str, Any] = {"kernel": (3, 3), "pad": (1, 1), "num_filter": CHANNELS}
+    with mx.name.NameManager():
+        x = S.Convolution(S.Variable("data"), **attributes)
+        for _ in range(layers):
+            y = S.Activation(S.BatchNorm(x, fix_gamma=False), act_type="relu")
+            x = x + S.LeakyReLU(S.Convolution(y, **attributes), act_type="leaky")
+        x = S.FullyConnected(
+            S.Pooling(x, global_pool=True, pool_type="avg", kernel=(1, 1)), num_hidden=5
+        )
+        return S.SoftmaxOutput(x, S.Variable("softmax_label"), name="softmax")
+
+
+def by_schedule(symbol: Any) -> Any:
+    return scheduled(symbol, everything(work_of(symbol, SHAPES)))
+
+
+@pytest.mark.parametrize(
+    ("engine", "first", "last"), [("ThreadedEnginePerDevice", 36, 84), ("NaiveEngine", 0, 12)]
+)
+def test_generated_networks(
+    engine: str, first: int, last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MXNET_ENGINE_TYPE", engine)
+    ran = run_python(os.path.join(str(ROOT), "tests", "scoring.py"), str(first), str(last))
+    found = ran.stdout.splitlines()
+    assert [line for line in found if not line.endswith(" equal")] == []
+    assert (ran.returncode, len(found)) == (0, last - first), ran.stderr[-2000:]
+
+
+def fitted(symbol: Any, wait: Callable[[], None]) -> Dict[str, np.ndarray]:
+    random = np.random.RandomState(1)
+    module = mx.mod.Module(symbol)
+    prepared(module, residual(12), BATCH, SIZE, random)
+    images = random.normal(size=(3 * BATCH, *SHAPES["data"][1:]))
+    data = mx.io.NDArrayIter(images, random.randint(5, size=len(images)).astype("f"), BATCH)
+    module.fit(data, num_epoch=2, batch_end_callback=lambda _: wait())
+    return dict(parameters(module))
+
+
+def test_statistics_after_fit() -> None:
+    """Module reads them when an epoch ends, and waits for nothing."""
+    expected = fitted(residual(12), mx.nd.waitall)
+    found = fitted(by_schedule(residual(12)), lambda: None)
+    assert [
+        name for name, array in expected.items() if not np.array_equal(array, found[name])
+    ] == []
+
+
+def test_states_are_read_after_the_step() -> None:
+    module = mx.mod.Module(by_schedule(residual(12)))
+    prepared(module, module.symbol, BATCH, SIZE, np.random.RandomState(1))
+    states = module._exec_group.execs[0].aux_dict
+    for k in range(3):
+        module.forward_backward(drawn(np.random.RandomState(k), BATCH, SIZE))
+        copies = {name: array.copy() for name, array in states.items()}
+        mx.nd.waitall()
+        for name, array in states.items():
+            assert np.array_equal(copies[name].asnumpy(), array.asnumpy()), (k, name)
+
+
+def test_check_reads_states_of_a_schedule_without_waiting() -> None:
+    symbol = residual(12)
+    report = memonger.check(symbol, by_schedule(symbol), SHAPES)
+    assert report, report
+
+
+def test_training_and_inference_do_not_mix() -> None:
+    """A step that has been started is not told that it is inference now; without waiting for it."""
+    for seed in (1, 2):
+        module = mx.mod.Module(by_schedule(residual(4)))
+        prepared(module, module.symbol, BATCH, SIZE, np.random.RandomState(seed))
+        data = drawn(np.random.RandomState(seed), BATCH, SIZE)
+        found = []
+        for wait in (mx.nd.waitall, lambda: None):
+            executor = module._exec_group.execs[0]
+            executor.copy_params_from(
+                {}, {n: mx.nd.ones(a.shape) for n, a in executor.aux_dict.items()}
+            )
+            module.forward(data, is_train=True)
+            wait()
+            module.backward()
+            wait()
+            module.forward(data, is_train=False)
+            wait()
+            scored = module.get_outputs()[0].copy()
+            module.forward(data, is_train=True)
+            found.append([scored.asnumpy(), module.get_outputs()[0].asnumpy()])
+        assert np.array_equal(found[0], found[1])
+
+
+def test_gradients_that_another_executor_has_overwritten() -> None:
+    """One of MXNet's own, which uses the memory without a word: they are lost, nothing else is."""
+
+    def scores(symbol: Any) -> Any:
+        module, other = mx.mod.Module(symbol), mx.mod.Module(symbol)
+        small = 1, SIZE + 1  # what it computes is as large as gradients are
+        prepared(module, symbol, BATCH, SIZE, np.random.RandomState(1))
+        shapes = sized(*small)
+        other.bind(
+            [("data", shapes["data"])],
+            [("softmax_label", shapes["softmax_label"])],
+            for_training=False,
+            shared_module=module,
+        )
+        random, found = np.random.RandomState(2), []
+        for _ in range(3):
+            module.forward_backward(drawn(random, BATCH, SIZE))
+            module.update()
+            mx.nd.waitall()
+            for one, batch, size in ((other, *small), (module, BATCH, SIZE)):
+                one.forward(drawn(random, batch, size), is_train=False)
+                found.append(one.get_outputs()[0].asnumpy())
+        return found
+
+    with environment(MXNET_SUBGRAPH_BACKEND="NONE"):
+        for one, other in zip(scores(residual(4)), scores(by_schedule(residual(4)))):
+            assert np.array_equal(one, other)
