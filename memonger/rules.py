@@ -19,10 +19,11 @@ from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequen
 
 import numpy as np
 
-from memonger.allocator import order_and_reads
+from memonger.allocator import Replay, order_and_reads, replay
 from memonger.compiled import compiled
 from memonger.errors import MemongerError
 from memonger.forward import ForwardGraph, KeptCopy, with_copies
+from memonger.fusion import Fusible, fusible, replay_fused, unfused
 from memonger.operators import (
     ANYWHERE,
     CPU,
@@ -60,6 +61,8 @@ class Rules:
         Why an operator must be kept.
     tables : list of RuleTables
         For compiled code, one for each training graph.
+    fuses : bool
+        Whether it is trained on a GPU with pointwise fusion, and nowhere else.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Rules:
             groups.setdefault(first, []).append(i)
         twins = [group for group in groups.values() if len(group) > 1 and not bare]
         tolerant = self._tolerant()
+        self.fuses = GPU_FUSION in targets and CPU not in targets
         self.tables = [
             RuleTables(
                 training.tables,
@@ -98,6 +102,7 @@ class Rules:
                 self.allowed,
                 tolerant,
                 GPU_FUSION in targets and not bare,
+                fusible(training) if self.fuses else unfused(),
                 np.cumsum([0] + [len(group) for group in twins]),
                 np.array([i for group in twins for i in group], dtype=np.int64),
             )
@@ -169,6 +174,10 @@ class Rules:
             and not truth(node.attrs.get("use_global_stats"))
         ]
 
+    def replay(self, mask: np.ndarray) -> Replay:
+        """What MXNet plans where these nodes are recomputed; fused, where it fuses."""
+        return (replay_fused if self.fuses else replay)(self.trainings[0], mask)
+
     def apply(self, mask: np.ndarray) -> np.ndarray:
         """The part of a plan that is right: a copy of ``mask`` with less recomputed."""
         mask = np.array(mask, dtype=np.bool_)
@@ -220,6 +229,7 @@ class RuleTables(NamedTuple):
     allowed: np.ndarray
     tolerant: np.ndarray
     fusion: bool
+    fusible: Fusible
     twins_start: np.ndarray  # groups of nodes that share a mark
     twins: np.ndarray
 

@@ -140,7 +140,9 @@ class _Scheduling:
         self.mkldnn = request.ctx is None or has_mkldnn(request.ctx)
         self.cost = self.network.cost_model()
         nothing = np.zeros(len(nodes), dtype=np.bool_)
-        self.unplanned = memories.of_marks(training, nothing, self.cost.bound)
+        self.unplanned = memories.of_marks(
+            training, nothing, self.cost.bound, self.network.rules.fuses
+        )
 
     # ------------------------------------------------------------------ what a schedule takes
 

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 import numpy as np
 
 from memonger import marks
-from memonger.allocator import Replay, replay
+from memonger.allocator import Replay
 from memonger.bounds import Floor, floor
 from memonger.costs import MB, CostModel
 from memonger.executor import bind, planned_mb
@@ -115,7 +115,8 @@ def confirm(
     request, warnings = network.request, list(warnings)
     native = tuple(network.rules.native(found.mask))
     nothing = np.zeros(len(network.graph.nodes), dtype=np.bool_)
-    memory = unplanned = of_marks(network.training, nothing, cost.bound)
+    fuses = network.rules.fuses
+    memory = unplanned = of_marks(network.training, nothing, cost.bound, fuses)
     symbol = marked(request.symbol, found.mask, native, found.copies)
     if found.mask.any():
         memory = _confirmed(network, found, symbol)
@@ -231,7 +232,7 @@ def _confirmed(network: Network, found: Found, symbol: Any) -> Memory:
     asked = network.training.wanted
     bound = planned_mb(bind(symbol, network.graph, network.request.device, asked))
     training, mask = _with_copies(network, found.mask, found.copies)
-    return of_marks(training, mask, bound)
+    return of_marks(training, mask, bound, network.rules.fuses)
 
 
 def _with_copies(
@@ -263,7 +264,9 @@ def _smallest(
     winner = min(found.candidates, key=lambda name: found.candidates[name])  # of equals the first
     copies = marks.inferable(network.request.symbol, found.copies, network.request.spec.shapes)
     if copies != found.copies:
-        found = found._replace(cost=replay(*_with_copies(network, found.mask, copies)).pool_bytes)
+        _, full = _with_copies(network, found.mask, copies)
+        cost_with = network.rules.with_copies(copies)[0].replay(full).pool_bytes
+        found = found._replace(cost=cost_with)
     return Found(found.mask, copies, found.cost, winner, found.candidates, found.interrupted)
 
 

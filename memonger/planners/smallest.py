@@ -23,7 +23,7 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from memonger.allocator import NO_LIMIT, match_ranges, replay
+from memonger.allocator import NO_LIMIT, match_ranges
 from memonger.flops import forward_flops
 from memonger.forward import Entry, KeptCopy, mask_with_copies
 from memonger.operators import CPU, GPU_FUSION
@@ -256,7 +256,7 @@ class _Search:
     def offer(self, mask: np.ndarray, copies: Tuple[KeptCopy, ...]) -> None:
         """Take a plan of the plain network if it is the best so far."""
         rules, full, mask, copies = settle(self.plain, mask, copies)
-        cost = replay(rules.trainings[0], full).pool_bytes
+        cost = rules.replay(full).pool_bytes
         if self.best is None or cost <= self.best.cost:
             self.best = _Candidate(cost, mask, copies)
 
@@ -286,7 +286,7 @@ class _Search:
             without = mask.copy()
             without[run] = False
             without = rules.apply(without)
-            if replay(rules.trainings[0], without).pool_bytes <= best.cost:
+            if rules.replay(without).pool_bytes <= best.cost:
                 mask = without
             elif len(run) > 1:
                 for half in np.array_split(run, 2):
