@@ -52,6 +52,8 @@ class Rules:
         The node from which on everything is kept.
     bare : bool
         Whether to do without them: everything that MXNet can recompute may be.
+    fuses : bool
+        Whether memory is told with pointwise fusion where that is on.
 
     Attributes
     ----------
@@ -62,7 +64,8 @@ class Rules:
     tables : list of RuleTables
         For compiled code, one for each training graph.
     fuses : bool
-        Whether it is trained on a GPU with pointwise fusion, and nowhere else.
+        Whether memory is told with pointwise fusion: it is trained on a GPU with it, and nowhere
+        else.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Rules:
         targets: FrozenSet[str] = ANYWHERE,
         until: Optional[int] = None,
         bare: bool = False,
+        fuses: bool = True,
     ) -> None:
         self.trainings, self.targets, self.until, self.bare = trainings, targets, until, bare
         self._with_copies: Dict[Tuple[KeptCopy, ...], Tuple[Rules, np.ndarray]] = {}
@@ -94,7 +98,7 @@ class Rules:
             groups.setdefault(first, []).append(i)
         twins = [group for group in groups.values() if len(group) > 1 and not bare]
         tolerant = self._tolerant()
-        self.fuses = GPU_FUSION in targets and CPU not in targets
+        self.fuses = fuses and GPU_FUSION in targets and CPU not in targets
         self.tables = [
             RuleTables(
                 training.tables,
@@ -127,7 +131,10 @@ class Rules:
             training = training_graph(graph, first)
             trainings = [training, *map(training.with_gradients, others)]
             until = None if self.until is None else int(moved[self.until])
-            self._with_copies[key] = Rules(trainings, self.targets, until, self.bare), moved
+            self._with_copies[key] = (
+                Rules(trainings, self.targets, until, self.bare, self.fuses),
+                moved,
+            )
         return self._with_copies[key]
 
     def _reasons(self) -> Dict[int, str]:
@@ -173,6 +180,10 @@ class Rules:
             and not truth(node.attrs.get("cudnn_off"))
             and not truth(node.attrs.get("use_global_stats"))
         ]
+
+    def unfused(self) -> "Rules":
+        """The same rules, but memory is told as if nothing were fused."""
+        return Rules(self.trainings, self.targets, self.until, self.bare, fuses=False)
 
     def replay(self, mask: np.ndarray) -> Replay:
         """What MXNet plans where these nodes are recomputed; fused, where it fuses."""

@@ -20,15 +20,16 @@ from memonger.forward import KeptCopy, mask_with_copies, no_collection
 from memonger.memory import Memory, of_marks
 from memonger.network import Network, Request, read_network
 from memonger.planners import chen2016
-from memonger.planners.smallest import NO_CUTS, smallest
+from memonger.planners.smallest import NO_CUTS, Smallest, smallest
 from memonger.progress import Progress
-from memonger.rules import kept_summary
+from memonger.rules import Rules, kept_summary
 from memonger.schedule import Schedule
 from memonger.scheduled import scheduled
 from memonger.training import TrainingGraph
 
 log = logging.getLogger("memonger")
 
+LEAST_PATIENCE = 1e-9  # of a search that the user has ended
 LITTLE = 0.05  # of the memory: a plan that saves less is explained
 MOST, MOST_HELD = 0.8, 0.5  # shares of the peak that are reason enough
 
@@ -49,6 +50,7 @@ class Found(NamedTuple):
     planner: str
     candidates: Dict[str, int]
     interrupted: bool
+    unfused: Optional[int] = None  # the least that was found without pointwise fusion
 
 
 class Solution(NamedTuple):
@@ -126,6 +128,9 @@ def confirm(
                 "the figures of the plan are MXNet's" % (found.cost / MB, memory.bound)
             )
             memory = memory._replace(inexact=("the bind differs from the search",))
+    fusion = fusion_costs(memory, found.unfused)
+    if fusion:
+        warnings.append(fusion)
     saved = memory.saved(unplanned)
     if leave and saved <= 0:
         found = found._replace(mask=nothing, copies=(), planner="no plan")
@@ -161,6 +166,30 @@ def confirm(
         slowest=slowest,
     )
     return solution, symbol
+
+
+def fusion_costs(memory: Memory, least: Optional[int] = None) -> str:
+    """The warning that a plan takes less without pointwise fusion; empty where it does not.
+
+    Parameters
+    ----------
+    memory : Memory
+        Of the plan.
+    least : int, optional
+        Bytes, as MXNet counts them, of the smallest plan without fusion if that was searched for.
+    """
+    with_it, without = memory.planned.pool_bytes, memory.replay.pool_bytes
+    what = "this plan takes"
+    if least is not None and least < without:
+        without, what = least, "there is a plan of"
+    if without >= (1 - LITTLE) * with_it:
+        return ""
+    return (
+        "pointwise fusion (MXNET_USE_FUSION, on by default on a GPU) takes memory here: without it "
+        "%s %.1f MB, with it %.1f MB, for a fused operator keeps all that it reads until it runs; "
+        "set MXNET_USE_FUSION=0 and plan again, or take how='schedule', which runs without fusion"
+        % (what, without / MB, with_it / MB)
+    )
 
 
 class Candidate(NamedTuple):
@@ -247,17 +276,26 @@ def _with_copies(
 def _smallest(
     network: Network, cost: CostModel, ntrial: int, kept_copies: bool, patience: float
 ) -> Found:
+    unfused = None
     with Progress(SEARCHING) as progress:
-        found = smallest(
-            network.stages,
-            cost,
-            network.rules,
-            ntrial,
-            cost.exact,
-            kept_copies,
-            progress,
-            patience=patience,
-        )
+
+        def search(rules: Rules, first: float, last: float, patience: float) -> Smallest:
+            return smallest(
+                network.stages,
+                cost if rules is network.rules else lambda mask: rules.replay(mask).pool_bytes,
+                rules,
+                ntrial,
+                cost.exact,
+                kept_copies,
+                lambda done: progress(first + (last - first) * done),
+                patience,
+                unfused,
+            )
+
+        if network.rules.fuses and cost.exact:
+            unfused = search(network.rules.unfused(), 0.0, 0.4, patience)
+            patience = LEAST_PATIENCE if unfused.interrupted else patience
+        found = search(network.rules, 0.4 if unfused else 0.0, 1.0, patience)
     for name, counted in found.candidates.items():
         log.info("%s: %.1f MB", name, counted / MB)
     _log_kept(network)
@@ -267,7 +305,9 @@ def _smallest(
         _, full = _with_copies(network, found.mask, copies)
         cost_with = network.rules.with_copies(copies)[0].replay(full).pool_bytes
         found = found._replace(cost=cost_with)
-    return Found(found.mask, copies, found.cost, winner, found.candidates, found.interrupted)
+    interrupted = found.interrupted or (unfused is not None and unfused.interrupted)
+    least = None if unfused is None else unfused.cost
+    return Found(found.mask, copies, found.cost, winner, found.candidates, interrupted, least)
 
 
 def _chen2016(network: Network, cost: CostModel, ntrial: int, rules: bool) -> Found:

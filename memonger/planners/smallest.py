@@ -75,6 +75,7 @@ OPERATORS = Phase(4, 0.15, ((0.001, 0.0001),), 1.0)
 WORK = 120_000_000  # nodes replayed in all tries: bounds the time
 IN_CACHE = 10_000  # the replay of a network of more nodes is slower by the node
 MOST_TRIES = 160_000  # enough for small networks
+FUSING = 3  # times fewer tries with pointwise fusion: a replay takes longer by more than that
 NO_CUTS = "no cuts"  # the original's plan for a network without marks: everything is recomputed
 
 
@@ -117,6 +118,7 @@ def smallest(
     copies: bool = True,
     progress: Optional[Callable[[float], None]] = None,
     patience: float = 1.0,
+    known: Optional[Smallest] = None,
 ) -> Smallest:
     """The cheapest of no plan, the original's search, and searched cuts.
 
@@ -139,6 +141,8 @@ def smallest(
         Is told how much of the search is done, from 0 to 1.
     patience : float
         Times the usual length of the search.
+    known : Smallest, optional
+        A plan that was found elsewhere, which the search may go on from.
 
     Raises
     ------
@@ -159,7 +163,7 @@ def smallest(
             trial = chen2016.best(trials)
             found[name] = _Candidate(trial.cost, rules.apply(trial.plan.mask))
         if cheap:
-            search = _Search(rules, stages, copies, progress, patience)
+            search = _Search(rules, stages, copies, progress, patience, known)
             try:
                 search.run()
             finally:
@@ -185,7 +189,9 @@ class _Search:
         copies: bool,
         progress: Optional[Callable[[float], None]] = None,
         patience: float = 1.0,
+        known: Optional[Smallest] = None,
     ) -> None:
+        self.known = known
         self.plain, self.progress = rules, progress or (lambda done: None)
         self.best: Optional[_Candidate] = None
         self.interrupted = False
@@ -198,7 +204,7 @@ class _Search:
         self.space = self.make_space(self.at, self.rules.allowed, self.cuts)
         count = len(self.graph.nodes)
         tries = min(MOST_TRIES, WORK / count * min(1, IN_CACHE / count))
-        self.tries = int(patience * tries)
+        self.tries = int(patience * tries / (FUSING if rules.fuses else 1))
         self.done = 0.0
 
     def make_space(
@@ -231,6 +237,8 @@ class _Search:
         states = self.anneal(BOTH, self.space, states)
         mask = self.plan_of(self.space, states[0])
         self.offer(mask[self.moved], needed_copies(self.moved, self.at, mask))
+        if self.known is not None:
+            self.offer(self.known.mask, self.known.copies)
         if self.interrupted:
             return
         assert self.best is not None  # it has been offered one

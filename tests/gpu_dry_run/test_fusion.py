@@ -6,6 +6,8 @@ Runs on stand-ins for CUDA (see the package's docstring). Run with ``-s`` to see
 from pathlib import Path
 from typing import Any
 
+import memonger
+import mxnet as mx
 import pytest
 
 from .child import DryRun
@@ -13,6 +15,7 @@ from .dry_run import GpuDryRun
 
 pytestmark = pytest.mark.gpu_dry_run
 
+MB = memonger.costs.MB
 TESTS = str(Path(__file__).resolve().parents[1])
 NETWORKS = 150
 FUSION = {"MXNET_USE_FUSION": "1"}
@@ -30,7 +33,7 @@ def fused_networks(dry: DryRun) -> Any:
 
     paths, networks = dry.args
     sys.path[:0] = paths
-    import memonger  # noqa: F401
+    import memonger
     import mxnet as mx
     import numpy as np
     from generated import build, recipes
@@ -120,3 +123,143 @@ def test_generated_networks_are_fused_as_mxnet_fuses_them(gpu_dry_run: GpuDryRun
     assert count["networks"] == NETWORKS
     assert count["recomputed"] > NETWORKS / 2 and count["copies"] > 20
     assert count["fused"] > NETWORKS / 2 and count["other memory"] > NETWORKS / 5
+
+
+# -- whole plans ------------------------------------------------------------------------------
+
+
+def plans(dry: DryRun) -> Any:
+    """Plan networks for the GPU with fusion on and off, and train them; what is told and taken.
+
+    Emits, for each network and setting: the plan's MB and bytes of the device, MXNet's own MB, the
+    bytes that a step asks of the device, whether the plan is exact, and the warnings.
+    """
+    import gc
+    import logging
+    import os
+
+    import memonger
+    import mxnet as mx
+    from memonger.executor import planned_mb
+
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("memonger").addHandler(handler)
+    mx.nd.ones((4,), ctx=mx.gpu(0)).wait_to_read()
+    for name, (text, shapes) in dry.args[0].items():
+        symbol = mx.sym.load_json(text)
+        shapes = {n: tuple(shape) for n, shape in shapes.items()}
+        requests = {n: "null" if n in shapes else "write" for n in symbol.list_arguments()}
+        for fusion in ("1", "0"):
+            os.environ["MXNET_USE_FUSION"] = fusion  # read at each bind
+            del said[:]
+            plan = memonger.plan(symbol, shapes, ctx=mx.gpu(0), grad_req=requests, patience=0.02)
+            gc.collect()
+            mx.nd.waitall()
+            mx.gpu(0).empty_cache()
+            before = dry.used_bytes()
+            dry.reset_peak()
+            executor = plan.symbol.simple_bind(mx.gpu(0), grad_req=requests, **shapes)
+            pool = planned_mb(executor)
+            executor.forward(is_train=True)
+            executor.backward()
+            mx.nd.waitall()
+            taken = dry.peak_bytes() - before
+            del executor
+            figures = plan.counted_bytes, plan.device_bytes, pool, taken, plan.exact, list(said)
+            dry.emit([name, fusion, *figures])
+    return "done"
+
+
+def wavenet() -> Any:
+    """Gated convolutions whose results are added up: a sum that is fused holds all its terms."""
+    S, steps = mx.sym, 2048
+    x = S.Convolution(S.Variable("data"), num_filter=32, kernel=(1,), name="first")
+    total = None
+    for i in range(8):
+        y = S.expand_dims(x, axis=2)
+        y = S.Convolution(y, num_filter=64, kernel=(1, 2), dilate=(1, 2**i), pad=(0, 2**i))
+        y = S.slice_axis(S.squeeze(y, axis=2), axis=2, begin=0, end=steps)
+        one, other = S.SliceChannel(y, num_outputs=2, axis=1)
+        z = S.tanh(one) * S.sigmoid(other)
+        skip = S.Convolution(z, num_filter=32, kernel=(1,))
+        total = skip if total is None else total + skip
+        x = x + S.Convolution(z, num_filter=32, kernel=(1,))
+    y = S.Convolution(S.relu(total), num_filter=64, kernel=(1,))
+    net = S.SoftmaxOutput(y, multi_output=True, name="softmax")
+    return net, {"data": (16, 1, steps), "softmax_label": (16, steps)}
+
+
+def style_transfer() -> Any:
+    """Convolutions with InstanceNorm, residuals, and two ways to grow an image again."""
+    S = mx.sym
+
+    def conv(x: Any, filters: int, kernel: int, stride: int, name: str) -> Any:
+        pad = (kernel // 2, kernel // 2)
+        x = S.Convolution(
+            x, num_filter=filters, kernel=(kernel, kernel), stride=(stride, stride), pad=pad
+        )
+        return S.InstanceNorm(x, S.Variable(name + "_gamma"), S.Variable(name + "_beta"))
+
+    x = S.relu(conv(S.Variable("data"), 16, 9, 1, "first"))
+    x = S.relu(conv(x, 32, 3, 2, "second"))
+    for i in range(4):
+        y = S.relu(conv(x, 32, 3, 1, "a%d" % i))
+        x = x + conv(y, 32, 3, 1, "b%d" % i)
+    x = S.UpSampling(x, scale=2, sample_type="nearest")
+    x = S.relu(conv(x, 16, 3, 1, "third"))
+    x = S.Deconvolution(x, num_filter=16, kernel=(4, 4), stride=(2, 2), pad=(1, 1))
+    x = S.tanh(conv(x, 3, 9, 2, "last")) * 150 + 127.5
+    image = (8, 3, 126, 126)  # no array of it fills its blocks of 2 MB
+    net = S.LinearRegressionOutput(x, S.Variable("image_label"))
+    return net, {"data": image, "image_label": image}
+
+
+def test_device_bytes_with_fusion_and_without(gpu_dry_run: GpuDryRun) -> None:
+    """To 3 % of what is asked of the device; where fusion takes more memory, that is said."""
+    nets = {"wavenet": wavenet(), "style_transfer": style_transfer()}
+    texts = {name: [symbol.tojson(), shapes] for name, (symbol, shapes) in nets.items()}
+    result = gpu_dry_run.run(plans, args=[texts])
+    assert result.ok, result.message
+    found = {(name, fusion): figures for name, fusion, *figures in result.emitted[:-1]}
+    for (name, fusion), (counted, device, pool, taken, exact, said) in found.items():
+        print("\n", name, fusion, counted // MB, pool, device / MB, taken / MB, said)
+        assert exact and counted // MB == pool
+        assert abs(device - taken) < 0.03 * taken
+        costs = [text for text in said if "pointwise fusion" in text]
+        assert len(costs) == ((name, fusion) == ("wavenet", "1"))
+        for text in costs:
+            assert "MXNET_USE_FUSION=0" in text and "how='schedule'" in text
+            assert "with it %.1f MB" % (counted / MB) in text
+    assert found["wavenet", "0"][0] < 0.8 * found["wavenet", "1"][0]
+
+
+def leaky(dry: DryRun) -> Any:
+    """Plan a LeakyReLU without act_type, with fusion and without."""
+    import os
+
+    import memonger
+    import mxnet as mx
+
+    x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4)
+    net = mx.sym.MakeLoss(mx.sym.LeakyReLU(x, name="leaky") * 2)
+    said = []
+    for fusion in ("1", "0"):
+        os.environ["MXNET_USE_FUSION"] = fusion
+        try:
+            memonger.plan(net, {"data": (4, 4)}, ctx=mx.gpu(0), patience=0.02)
+            said.append("")
+        except memonger.MemongerError as error:
+            said.append(str(error))
+    return said
+
+
+def test_a_leaky_relu_that_fusion_cannot_read(gpu_dry_run: GpuDryRun) -> None:
+    """MXNet's own message is ``_Map_base::at``."""
+    result = gpu_dry_run.run(leaky)
+    assert result.ok, result.message
+    with_fusion, without = result.value
+    assert "'leaky'" in with_fusion and "act_type" in with_fusion
+    assert "MXNET_USE_FUSION=0" in with_fusion and "_Map_base" not in with_fusion
+    assert without == ""
