@@ -17,7 +17,7 @@ were freed one after the other may be alive at once.
    of any of its inputs (``_FusedOp`` in ``src/operator/fusion/fused_op.cc``).
 """
 
-from typing import List, NamedTuple, Tuple
+from typing import Dict, List, NamedTuple, Tuple
 
 import numpy as np
 
@@ -181,6 +181,21 @@ def replay_fused(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
         training.phases[own],
     )
     return Replay(made, none, tables.first, tables.reads, planned, int(pool))
+
+
+def fused_forward(training: TrainingGraph, recomputed: np.ndarray) -> List[List[int]]:
+    """The operators (nodes) of each fused operator of the forward pass, in execution order.
+
+    Those that reach farthest come first: what they read is held the longest.
+    """
+    t, mask = training.tables, np.ascontiguousarray(recomputed, dtype=np.bool_)
+    order, _ = order_and_reads(t, mask)
+    groups: Dict[int, List[int]] = {}
+    member = _members(t, fusible(training), mask, order)
+    for row in order[order < t.forward].tolist():
+        if member[row] >= 0:
+            groups.setdefault(int(member[row]), []).append(row)
+    return sorted(groups.values(), key=lambda nodes: nodes[0] - nodes[-1])
 
 
 @compiled
@@ -560,6 +575,45 @@ def _run(member, maker, read_start, read, before_start, before, heads):  # type:
 
 
 @compiled
+def _places(t, recomputed, order):  # type: ignore[no-untyped-def]
+    """Where the rows of an order stand in it.
+
+    Returns
+    -------
+    place, maker : np.ndarray
+        The place of each row, and of each entry.
+    heads : np.ndarray
+        The entries that are outputs of the graph.
+    int
+        The last place of the forward pass.
+    """
+    place = np.full(t.variable.shape[0], -1, dtype=np.int32)
+    maker = np.full(t.elements.shape[0], -1, dtype=np.int32)
+    for p in range(order.shape[0]):
+        place[order[p]] = p
+        maker[t.output_start[order[p]] : t.output_start[order[p] + 1]] = p
+    heads = np.empty(t.head_row.shape[0], dtype=np.int32)
+    forward = -1
+    for h in range(heads.shape[0]):
+        row = row_read(t.forward, recomputed, t.head_row[h], t.head_owner[h])
+        heads[h] = t.output_start[row] + t.head_entry[h] - t.output_start[t.head_row[h]]
+        if h < t.outputs:
+            forward = max(forward, place[row])
+    return place, maker, heads, forward
+
+
+@compiled
+def _members(t, f, recomputed, order):  # type: ignore[no-untyped-def]
+    """Of each row the fused operator that it is part of, or -1."""
+    _, maker, _, forward = _places(t, recomputed, order)
+    start, entry = _reads(t, recomputed, order)
+    member, _ = _subsets(f.how[order], start, maker[entry], forward)
+    found = np.full(t.variable.shape[0], -1, dtype=np.int32)
+    found[order] = member
+    return found
+
+
+@compiled
 def fuse(t, f, recomputed, order):  # type: ignore[no-untyped-def]
     """Fuse a training graph as MXNet does.
 
@@ -580,20 +634,7 @@ def fuse(t, f, recomputed, order):  # type: ignore[no-untyped-def]
         Of each of them the row that it is in ``t``; of a fused operator -1 minus that of its last
         output.
     """
-    n = t.forward
-    count = order.shape[0]
-    place = np.full(t.variable.shape[0], -1, dtype=np.int32)
-    maker = np.full(t.elements.shape[0], -1, dtype=np.int32)
-    for p in range(count):
-        place[order[p]] = p
-        maker[t.output_start[order[p]] : t.output_start[order[p] + 1]] = p
-    heads = np.empty(t.head_row.shape[0], dtype=np.int32)
-    forward = -1
-    for h in range(heads.shape[0]):
-        row = row_read(n, recomputed, t.head_row[h], t.head_owner[h])
-        heads[h] = t.output_start[row] + t.head_entry[h] - t.output_start[t.head_row[h]]
-        if h < t.outputs:
-            forward = max(forward, place[row])
+    place, maker, heads, forward = _places(t, recomputed, order)
     start, entry = _reads(t, recomputed, order)
     wait_start, wait = _waits(t, f, recomputed, order, place)
     member, groups = _subsets(f.how[order], start, maker[entry], forward)

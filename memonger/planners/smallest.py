@@ -26,6 +26,7 @@ import numpy as np
 from memonger.allocator import NO_LIMIT, match_ranges
 from memonger.flops import forward_flops
 from memonger.forward import Entry, KeptCopy, mask_with_copies
+from memonger.fusion import fused_forward
 from memonger.operators import CPU, GPU_FUSION
 from memonger.planners import chen2016
 from memonger.planners.anneal import Space, anneal, cheapest_cuts, fill, price
@@ -76,6 +77,8 @@ WORK = 120_000_000  # nodes replayed in all tries: bounds the time
 IN_CACHE = 10_000  # the replay of a network of more nodes is slower by the node
 MOST_TRIES = 160_000  # enough for small networks
 FUSING = 3  # times fewer tries with pointwise fusion: a replay takes longer by more than that
+MOST_SUMS = 8  # that are tried to keep apart from fusion, each by itself
+WORTH = 0.01  # of the memory, that it must save
 NO_CUTS = "no cuts"  # the original's plan for a network without marks: everything is recomputed
 
 
@@ -198,6 +201,10 @@ class _Search:
         self.stop = np.zeros(1, dtype=np.uint8)
         cuts = cheap_cuts(rules.graph, MOST_CUTS, stages)
         self.at = copies_at(rules, cuts) if copies else ()
+        if known is not None and copies:
+            apart = apart_from_fusion(rules, known.mask, known.copies)
+            self.at = tuple(sorted((*self.at, *apart)))
+            self.known = known._replace(copies=tuple(sorted((*known.copies, *apart))))
         self.rules, self.moved = rules.with_copies(self.at)
         self.graph = self.rules.graph
         self.cuts = behind_copies(cuts, self.moved, self.at)
@@ -239,6 +246,8 @@ class _Search:
         self.offer(mask[self.moved], needed_copies(self.moved, self.at, mask))
         if self.known is not None:
             self.offer(self.known.mask, self.known.copies)
+            assert self.best is not None
+            self.offer(self.best.mask, tuple(copy for copy in self.best.copies if not copy.apart))
         if self.interrupted:
             return
         assert self.best is not None  # it has been offered one
@@ -423,7 +432,9 @@ def needed_copies(
     moved: np.ndarray, copies: Sequence[KeptCopy], mask: np.ndarray
 ) -> Tuple[KeptCopy, ...]:
     """The copies that a plan of the network with copies makes use of: kept, of what is not."""
-    return tuple(c for c in copies if mask[moved[c.node]] and not mask[moved[c.node] + c.offset])
+    return tuple(
+        c for c in copies if c.apart or (mask[moved[c.node]] and not mask[moved[c.node] + c.offset])
+    )
 
 
 def copies_at(rules: Rules, cuts: Sequence[Cut]) -> Tuple[KeptCopy, ...]:
@@ -443,6 +454,43 @@ def copies_at(rules: Rules, cuts: Sequence[Cut]) -> Tuple[KeptCopy, ...]:
             if i not in possible and not facts[i].inputs:
                 asked.extend(a for a, _ in graph.nodes[i].inputs)
     return tuple(possible[i] for i in sorted(found & set(possible)))
+
+
+def apart_from_fusion(
+    rules: Rules, mask: np.ndarray, copies: Tuple[KeptCopy, ...]
+) -> Tuple[KeptCopy, ...]:
+    """Identities in long sums of the forward pass, where a plan needs less memory with them.
+
+    A sum that pointwise fusion makes one operator of holds all its terms until it runs. With
+    something between that is not fused each term is gone once it has been added.
+
+    Parameters
+    ----------
+    rules : Rules
+        Of the plain network.
+    mask, copies
+        A plan of it.
+    """
+    if not rules.fuses:
+        return ()
+
+    def cost(more: Tuple[KeptCopy, ...]) -> int:
+        made, full, _, _ = settle(rules, mask, tuple(sorted((*copies, *more))))
+        return made.replay(full).pool_bytes
+
+    training, places = rules.trainings[0], _places_for_copies(rules)
+    found: Tuple[KeptCopy, ...] = ()
+    least = cost(())
+    sums = [
+        [i for i in nodes if i in places and not training.facts[i].inputs]
+        for nodes in fused_forward(training, mask)
+    ]
+    for nodes in [nodes for nodes in sums if nodes][:MOST_SUMS]:
+        more = (*found, *(KeptCopy(i, unfused=True, apart=True) for i in nodes))
+        with_more = cost(more)
+        if with_more < least * (1 - WORTH):
+            found, least = more, with_more
+    return found
 
 
 def behind_copies(cuts: Sequence[Cut], moved: np.ndarray, copies: Sequence[KeptCopy]) -> List[Cut]:
@@ -468,13 +516,7 @@ def copyable(rules: Rules) -> Tuple[KeptCopy, ...]:
     leaves them alone where the network is trained with it and nowhere else than on a GPU.
     """
     graph, facts = rules.graph, rules.trainings[0].facts
-    read = {a for node in graph.nodes for a, b in node.inputs if b == 0}
-    read -= {a for node in graph.nodes for a, b in node.inputs if b > 0}
-    read -= {d for node in graph.nodes for d in node.deps}
-    read -= {a for a, _ in graph.heads}
-    same = rules.trainings[0].same
-    merged = {i for i, first in enumerate(same) if i != first}
-    merged |= {same[i] for i in merged}
+    places = _places_for_copies(rules)
     tolerant = rules.tables[0].tolerant
     unfused = GPU_FUSION in rules.targets and CPU not in rules.targets
     return tuple(
@@ -482,5 +524,18 @@ def copyable(rules: Rules) -> Tuple[KeptCopy, ...]:
             i, "" if tolerant[i] or facts[i].own_output else graph.tensors[i][0].dtype, unfused
         )
         for i in graph.operators
-        if i in read and rules.allowed[i] and facts[i].inputs and i not in merged
+        if i in places and rules.allowed[i] and facts[i].inputs
     )
+
+
+def _places_for_copies(rules: Rules) -> Set[int]:
+    """The nodes that a copy may stand behind (see ``copyable``)."""
+    graph = rules.graph
+    read = {a for node in graph.nodes for a, b in node.inputs if b == 0}
+    read -= {a for node in graph.nodes for a, b in node.inputs if b > 0}
+    read -= {d for node in graph.nodes for d in node.deps}
+    read -= {a for a, _ in graph.heads}
+    same = rules.trainings[0].same
+    merged = {i for i, first in enumerate(same) if i != first}
+    merged |= {same[i] for i in merged}
+    return {i for i in graph.operators if i in read and i not in merged}
