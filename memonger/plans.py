@@ -69,7 +69,8 @@ class Plan:
     kept, recomputed : tuple of str
         Names of the operators, in execution order.
     copies : tuple of str
-        Names of the nodes that were added to keep a result whose operator is recomputed.
+        Names of the nodes that were added to keep a result whose operator is recomputed, or a sum
+        apart from pointwise fusion.
     planner : str
         What found it: one of ``candidates``, 'no plan' if the network is better left as it is.
     candidates : dict

@@ -220,9 +220,14 @@ class _Search:
         rules, moved = self.plain.with_copies(copies)
         elements = np.array([max(t.elements for t in ts) for ts in rules.graph.tensors])
         largest = elements[rules.allowed].max(initial=0)
-        added = np.zeros(len(elements), dtype=np.bool_)  # between a node and its copy
+        added = np.zeros(
+            len(elements), dtype=np.bool_
+        )  # between a node and its copy; copies that stay
         for copy in copies:
-            added[moved[copy.node] + 1 : moved[copy.node] + copy.offset] = True
+            added[moved[copy.node] + 1 : moved[copy.node] + copy.offset + copy.apart] = True
+        always = [moved[copy.node] + copy.offset for copy in copies if copy.apart]
+        base = base.copy()
+        base[always] = False
         keep = [i for cut in cuts for i in cut.keep]
         return Space(
             rules.tables[0],
@@ -246,8 +251,6 @@ class _Search:
         self.offer(mask[self.moved], needed_copies(self.moved, self.at, mask))
         if self.known is not None:
             self.offer(self.known.mask, self.known.copies)
-            assert self.best is not None
-            self.offer(self.best.mask, tuple(copy for copy in self.best.copies if not copy.apart))
         if self.interrupted:
             return
         assert self.best is not None  # it has been offered one
@@ -261,6 +264,7 @@ class _Search:
         self.offer(mask[moved], needed_copies(moved, copies, mask))
         if not self.interrupted:
             self.trim()
+            self.offer(self.best.mask, tuple(copy for copy in self.best.copies if not copy.apart))
 
     def state(self, cuts: np.ndarray) -> "_State":
         return _State(0, cuts, np.zeros(len(self.graph.nodes), dtype=np.int8))
