@@ -183,6 +183,8 @@ class Rules:
 
     def unfused(self) -> "Rules":
         """The same rules, but memory is told as if nothing were fused."""
+        if not self.fuses:
+            return self
         return Rules(self.trainings, self.targets, self.until, self.bare, fuses=False)
 
     def replay(self, mask: np.ndarray) -> Replay:

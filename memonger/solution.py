@@ -20,16 +20,15 @@ from memonger.forward import KeptCopy, mask_with_copies, no_collection
 from memonger.memory import Memory, of_marks
 from memonger.network import Network, Request, read_network
 from memonger.planners import chen2016
-from memonger.planners.smallest import NO_CUTS, Smallest, smallest
+from memonger.planners.smallest import NO_CUTS, smallest
 from memonger.progress import Progress
-from memonger.rules import Rules, kept_summary
+from memonger.rules import kept_summary
 from memonger.schedule import Schedule
 from memonger.scheduled import scheduled
 from memonger.training import TrainingGraph
 
 log = logging.getLogger("memonger")
 
-LEAST_PATIENCE = 1e-9  # of a search that the user has ended
 LITTLE = 0.05  # of the memory: a plan that saves less is explained
 MOST, MOST_HELD = 0.8, 0.5  # shares of the peak that are reason enough
 
@@ -276,26 +275,17 @@ def _with_copies(
 def _smallest(
     network: Network, cost: CostModel, ntrial: int, kept_copies: bool, patience: float
 ) -> Found:
-    unfused = None
     with Progress(SEARCHING) as progress:
-
-        def search(rules: Rules, first: float, last: float, patience: float) -> Smallest:
-            return smallest(
-                network.stages,
-                cost if rules is network.rules else lambda mask: rules.replay(mask).pool_bytes,
-                rules,
-                ntrial,
-                cost.exact,
-                kept_copies,
-                lambda done: progress(first + (last - first) * done),
-                patience,
-                unfused,
-            )
-
-        if network.rules.fuses and cost.exact:
-            unfused = search(network.rules.unfused(), 0.0, 0.4, patience)
-            patience = LEAST_PATIENCE if unfused.interrupted else patience
-        found = search(network.rules, 0.4 if unfused else 0.0, 1.0, patience)
+        found = smallest(
+            network.stages,
+            cost,
+            network.rules,
+            ntrial,
+            cost.exact,
+            kept_copies,
+            progress,
+            patience=patience,
+        )
     for name, counted in found.candidates.items():
         log.info("%s: %.1f MB", name, counted / MB)
     _log_kept(network)
@@ -305,9 +295,15 @@ def _smallest(
         _, full = _with_copies(network, found.mask, copies)
         cost_with = network.rules.with_copies(copies)[0].replay(full).pool_bytes
         found = found._replace(cost=cost_with)
-    interrupted = found.interrupted or (unfused is not None and unfused.interrupted)
-    least = None if unfused is None else unfused.cost
-    return Found(found.mask, copies, found.cost, winner, found.candidates, interrupted, least)
+    return Found(
+        found.mask,
+        copies,
+        found.cost,
+        winner,
+        found.candidates,
+        found.interrupted,
+        found.unfused,
+    )
 
 
 def _chen2016(network: Network, cost: CostModel, ntrial: int, rules: bool) -> Found:
