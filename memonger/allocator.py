@@ -200,7 +200,7 @@ def match_ranges() -> List[int]:
 
 
 @compiled
-def resolve(forward, recomputed, row, owner):  # type: ignore[no-untyped-def]
+def row_read(forward, recomputed, row, owner):  # type: ignore[no-untyped-def]
     """The row that is read: the recomputed copy where both reader and read are recomputed."""
     if owner != KEPT and row < forward and recomputed[owner] and recomputed[row]:
         return row + forward
@@ -270,8 +270,8 @@ def order_and_reads(t, recomputed):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _entry(recomputed, copies, entry, row, owner):  # type: ignore[no-untyped-def]
-    """`resolve` for an output by its number."""
+def entry_read(recomputed, copies, entry, row, owner):  # type: ignore[no-untyped-def]
+    """`row_read` for an output by its number."""
     if owner != KEPT and recomputed[owner] and recomputed[row]:
         return entry + copies
     return entry
@@ -427,7 +427,7 @@ def _made_and_last_read(t, recomputed, order):  # type: ignore[no-untyped-def]
             made[out] = p
             last[out] = p
         for j in range(t.use_start[row], t.use_start[row + 1]):
-            entry = _entry(recomputed, copies, t.use_entry[j], t.use_row[j], t.use_owner[j])
+            entry = entry_read(recomputed, copies, t.use_entry[j], t.use_row[j], t.use_owner[j])
             last[entry] = p
     for h in range(t.outputs):
         last[t.head_entry[h]] = order.shape[0] - 1
@@ -450,19 +450,19 @@ def add_in_place(t, recomputed, order, adding, storage):  # type: ignore[no-unty
     count = np.zeros(storage.shape[0], dtype=np.int64)  # of readers, those that ignore it as well
     place = np.zeros(t.variable.shape[0], dtype=np.int64)
     for h in range(t.head_row.shape[0]):
-        count[_entry(recomputed, copies, t.head_entry[h], t.head_row[h], t.head_owner[h])] += 1
+        count[entry_read(recomputed, copies, t.head_entry[h], t.head_row[h], t.head_owner[h])] += 1
     for p in range(order.shape[0]):
         row = order[p]
         place[row] = p
         for j in range(t.read_start[row], t.read_start[row + 1]):
-            source = resolve(t.forward, recomputed, t.read_row[j], t.read_owner[j])
+            source = row_read(t.forward, recomputed, t.read_row[j], t.read_owner[j])
             count[t.output_start[source] + t.read_output[j]] += 1
     for row in order:
         if not adding[row]:
             continue
         j = t.read_start[row]
-        total = resolve(t.forward, recomputed, t.read_row[j], t.read_owner[j])
-        term = resolve(t.forward, recomputed, t.read_row[j + 1], t.read_owner[j + 1])
+        total = row_read(t.forward, recomputed, t.read_row[j], t.read_owner[j])
+        term = row_read(t.forward, recomputed, t.read_row[j + 1], t.read_owner[j + 1])
         into = t.output_start[total] + t.read_output[j]
         added = t.output_start[term] + t.read_output[j + 1]
         if (

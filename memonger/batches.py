@@ -6,7 +6,6 @@ from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
 import numpy as np
 
 from memonger import fastest
-from memonger.allocator import replay
 from memonger.budgets import Budget, read_budget, told
 from memonger.costs import MB
 from memonger.errors import BudgetError, MemongerError, TooLargeError
@@ -216,9 +215,8 @@ class _Memory:
         except TooLargeError:
             return round(self._budget.amount) * 2
         rules, full, _, _ = settle(network.rules, fast.mask, fast.copies)
-        training = rules.trainings[0]
-        bound = replay(training, full).pool_bytes // MB
-        found = of_marks(training, full, bound, network.held)
+        bound = rules.replay(full).pool_bytes // MB
+        found = of_marks(rules.trainings[0], full, bound, network.held, rules.fuses)
         return self._budget.taken(found, network)
 
 

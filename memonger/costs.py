@@ -9,7 +9,7 @@ from memonger import marks
 from memonger.allocator import replay
 from memonger.executor import bind, planned_mb
 from memonger.forward import ForwardGraph
-from memonger.gradients import environment
+from memonger.fusion import replay_fused
 from memonger.sizes import MB as MB
 from memonger.training import TrainingGraph
 
@@ -20,8 +20,14 @@ class CostModel:
     """The memory of plans of one network, in bytes as MXNet counts them (4 to an element).
 
     The replay is trusted if it knows everything about the network and agrees with one bind of the
-    unplanned network; otherwise every plan is bound, which tells whole MB, and the log says why. It
-    knows nothing of pointwise fusion, which is left out of that bind on a GPU.
+    unplanned network; otherwise every plan is bound, which tells whole MB, and the log says why.
+
+    Parameters
+    ----------
+    symbol, graph, training, ctx
+        The network, what is known of it, and where it is bound.
+    fuses : bool
+        Whether it is trained there with pointwise fusion.
 
     Attributes
     ----------
@@ -29,19 +35,24 @@ class CostModel:
         What MXNet plans for the unplanned network as it will be trained, in whole MB.
     """
 
-    def __init__(self, symbol: Any, graph: ForwardGraph, training: TrainingGraph, ctx: Any) -> None:
+    def __init__(
+        self,
+        symbol: Any,
+        graph: ForwardGraph,
+        training: TrainingGraph,
+        ctx: Any,
+        fuses: bool = False,
+    ) -> None:
         self.symbol, self.graph, self.training, self.ctx = symbol, graph, training, ctx
+        self._replay = replay_fused if fuses else replay
         nothing = np.zeros(len(graph.nodes), dtype=np.bool_)
-        self.bound = bound = self._bound(symbol)
-        self.unplanned = replay(training, nothing).pool_bytes
+        self.bound = self._bound(symbol)
+        self.unplanned = self._replay(training, nothing).pool_bytes
         why = "; ".join(training.inexact)
-        if not why and ctx.device_type == "gpu":
-            with environment(MXNET_USE_FUSION="0"):
-                bound = self._bound(symbol)
-        if not why and self.unplanned // MB != bound:
+        if not why and self.unplanned // MB != self.bound:
             why = "it gives %d MB for the unplanned network, MXNet %d MB" % (
                 self.unplanned // MB,
-                bound,
+                self.bound,
             )
         self.exact = not why
         if why:
@@ -53,7 +64,7 @@ class CostModel:
         key = mask.tobytes()
         if key not in self._known:
             self._known[key] = (
-                replay(self.training, mask).pool_bytes
+                self._replay(self.training, mask).pool_bytes
                 if self.exact
                 else MB * self._bound(marks.apply(self.symbol, mask))
             )

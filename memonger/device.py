@@ -52,7 +52,7 @@ def _up(sizes: np.ndarray, multiple: int) -> np.ndarray:
     return (sizes + multiple - 1) // multiple * multiple
 
 
-def device_bytes(found: Replay, gradients: Iterable[Tensor], held: Held) -> int:
+def device_bytes(found: Replay, gradients: Iterable[Tensor], held: Held, pool_bytes: int) -> int:
     """Bytes of a device that a training step takes, for a network that is bound as it was replayed.
 
     The pool, the variables (arguments, auxiliary states, and the gradients of outputs where they
@@ -67,11 +67,16 @@ def device_bytes(found: Replay, gradients: Iterable[Tensor], held: Held) -> int:
         Those that are written to arrays of their own.
     held : Held
         By operators, and on which device.
+    pool_bytes : int
+        Of the pool as MXNet allocates it. Where that is not what was replayed, the blocks are taken
+        to be as many, each larger or smaller by the same factor.
     """
-    tables = found.training.tables
+    tables, blocks = found.training.tables, found.block_bytes()
+    if pool_bytes != blocks.sum():
+        blocks = np.ceil(blocks * (pool_bytes / max(1, blocks.sum()))).astype(np.int64)
     variables = found.order[tables.variable[found.order]]
     arrays = [
-        found.block_bytes(),
+        blocks,
         (tables.elements * tables.itemsize)[tables.output_start[variables]],
         np.array([tensor.nbytes for tensor in gradients], dtype=np.int64),
         np.array([*held.arrays, held.temporary], dtype=np.int64),

@@ -51,9 +51,23 @@ def bind(
             arrays(graph.auxiliary),
         )
     except mx.MXNetError as error:
-        raise MemongerError(
-            "MXNet cannot bind this network on %s: %s" % (ctx, reason(error))
-        ) from None
+        why = (_unfusible(graph) if "_Map_base" in str(error) else "") or reason(error)
+        raise MemongerError("MXNet cannot bind this network on %s: %s" % (ctx, why)) from None
+
+
+def _unfusible(graph: ForwardGraph) -> str:
+    """What pointwise fusion looks for in vain, and what to do; empty if there is no such node.
+
+    It reads the parameter of every LeakyReLU as it was written, and MXNet writes no defaults
+    (``IsFusionCompatible`` in ``src/executor/pointwise_fusion_pass.cc``).
+    """
+    for node in graph.nodes:
+        if node.op == "LeakyReLU" and "act_type" not in node.attrs:
+            return (
+                "node %r (LeakyReLU) has no act_type, without which pointwise fusion fails; write "
+                "act_type='leaky', which is its default, or set MXNET_USE_FUSION=0" % node.name
+            )
+    return ""
 
 
 def has_mkldnn(ctx: Any) -> bool:

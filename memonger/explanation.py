@@ -180,6 +180,8 @@ class Alive(NamedTuple):
 class Explanation(NamedTuple):
     """What makes up the memory of a training step.
 
+    All but ``pool_bytes`` is told operator by operator, as if pointwise fusion were off.
+
     Attributes
     ----------
     pool_bytes : int

@@ -152,7 +152,7 @@ def memory_of(network: Network, cost: CostModel, plan: Fast) -> Memory:
     """What a plan takes, without a bind."""
     rules, moved = network.rules.with_copies(plan.copies)
     mask = mask_with_copies(plan.mask, moved, plan.copies, len(rules.graph.nodes))
-    return of_marks(rules.trainings[0], mask, plan.pool_bytes // MB, network.held)
+    return of_marks(rules.trainings[0], mask, plan.pool_bytes // MB, network.held, rules.fuses)
 
 
 @no_collection()
@@ -179,7 +179,8 @@ def solve_budget(
     network = read_network(request)
     cost = network.cost_model()
     nothing = np.zeros(len(network.graph.nodes), dtype=np.bool_)
-    unplanned = of_marks(network.training, nothing, cost.bound, network.held)
+    held, fuses = network.held, network.rules.fuses
+    unplanned = of_marks(network.training, nothing, cost.bound, held, fuses)
 
     def taken(memory: Memory) -> int:
         return budget.taken(memory, network)

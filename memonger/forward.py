@@ -193,11 +193,15 @@ class KeptCopy(NamedTuple):
         output: a product with one then stands between the two and is recomputed. Otherwise ''.
     unfused : bool
         Whether it is an identity that pointwise fusion leaves alone: for training on a GPU alone.
+    apart : bool
+        Whether it stands there for that alone, so that what is before it is not fused with what is
+        behind it, though the node may be kept.
     """
 
     node: int
     tie: str = ""
     unfused: bool = False
+    apart: bool = False
 
     @property
     def offset(self) -> int:

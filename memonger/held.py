@@ -18,7 +18,7 @@ import numpy as np
 
 from memonger.allocator import Replay
 from memonger.forward import ForwardGraph, Tensor
-from memonger.layout_facts import KNOW, MAKE, PLAIN, follow, layout_tables
+from memonger.layout_facts import KNOW, MAKE, NO_COPIES, PLAIN, follow, layout_tables
 from memonger.operators import GPU, truth
 
 GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
@@ -92,7 +92,9 @@ def plain_copies(found: Replay) -> int:
     if not made_in:
         return 0
     layouts = layout_tables(found.training)
-    made, read, _, entries = follow(t, layouts, found.recomputed, found.order, found.reads)
+    made, read, _, entries = follow(
+        t, layouts, found.recomputed, found.order, found.reads, NO_COPIES
+    )
     ignorant = np.array([kind.op not in KNOW for kind in kinds], dtype=np.bool_)
     ignorant &= ~t.variable & ~layouts.adding
     runs = np.zeros(len(kinds), dtype=np.bool_)

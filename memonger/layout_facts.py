@@ -20,7 +20,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from memonger.allocator import NO_LIMIT, Planned, add_in_place, adding_rows, allocate, resolve
+from memonger.allocator import NO_LIMIT, Planned, add_in_place, adding_rows, allocate, row_read
 from memonger.compiled import compiled
 from memonger.forward import FLOAT, Tensor
 from memonger.tables import RowKind
@@ -352,7 +352,7 @@ def follow(t, layouts, recomputed, order, reads, copy_of):  # type: ignore[no-un
             continue
         first, last = t.read_start[row], t.read_start[row + 1]
         for j in range(first, last):
-            source = resolve(t.forward, recomputed, t.read_row[j], t.read_owner[j])
+            source = row_read(t.forward, recomputed, t.read_row[j], t.read_owner[j])
             entry = t.output_start[source] + t.read_output[j]
             entries[j] = entry
             found[j] = made[entry] if blocks[entry] < 0 else now[blocks[entry]]

@@ -1,6 +1,6 @@
 """What a network takes in training: replayed, and bound once to make sure of it."""
 
-from typing import Any, FrozenSet, List, Mapping, NamedTuple, Set, Tuple
+from typing import Any, FrozenSet, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
 
@@ -10,9 +10,11 @@ from memonger.costs import MB
 from memonger.device import device_bytes
 from memonger.executor import bind, has_mkldnn, planned_mb
 from memonger.forward import Entry, ForwardGraph, Tensor, forward_graph
+from memonger.fusion import replay_fused
 from memonger.held import NOTHING, Held, plain_copies
 from memonger.inputs import InputSpec
 from memonger.network import wanted
+from memonger.operators import GPU_FUSION, targets_of
 from memonger.schedule import adapt, workload
 from memonger.scheduled import ScheduledSymbol
 from memonger.training import TrainingGraph, training_graph
@@ -26,6 +28,7 @@ class Memory(NamedTuple):
     Attributes
     ----------
     replay : Replay
+        Operator by operator.
     bound : int
         MXNet's own total, in whole MB rounded down.
     inexact : tuple of str
@@ -36,6 +39,8 @@ class Memory(NamedTuple):
         Those that the pool holds, to the end.
     held : Held
         By operators, beside the pool.
+    fused : Replay, optional
+        The same step as pointwise fusion leaves it, where that is on.
     """
 
     replay: Replay
@@ -44,15 +49,21 @@ class Memory(NamedTuple):
     gradients: Tuple[Tensor, ...]
     pooled: FrozenSet[Entry] = frozenset()
     held: Held = NOTHING
+    fused: Optional[Replay] = None
+
+    @property
+    def planned(self) -> Replay:
+        """What MXNet plans the memory of."""
+        return self.fused or self.replay
 
     @property
     def exact(self) -> bool:
-        return not self.inexact and self.replay.pool_bytes // MB == self.bound
+        return not self.inexact and self.planned.pool_bytes // MB == self.bound
 
     @property
     def counted_bytes(self) -> int:
         """The pool as MXNet counts it: 4 bytes to an element, with the gradients in it."""
-        return self.replay.pool_bytes if self.exact else self.bound * MB
+        return self.planned.pool_bytes if self.exact else self.bound * MB
 
     @property
     def gradient_bytes(self) -> int:
@@ -65,23 +76,22 @@ class Memory(NamedTuple):
     def pool_bytes(self) -> int:
         """With the real size of elements; where the replay is not exact, in its proportion."""
         if self.exact:
-            return self.replay.allocated_bytes - self.gradient_bytes
-        counted, real = self.replay.pool_bytes, self.replay.allocated_bytes
+            return self.planned.allocated_bytes - self.gradient_bytes
+        counted, real = self.planned.pool_bytes, self.planned.allocated_bytes
         return round(self.counted_bytes * real / max(1, counted)) - self.gradient_bytes
 
     @property
     def peak_bytes(self) -> int:
         """The most that is alive at once of ``pool_bytes``."""
-        return int(self.replay.timeline().live_bytes(without=self.pooled).max(initial=0))
+        return int(self.planned.timeline().live_bytes(without=self.pooled).max(initial=0))
 
     @property
     def device_bytes(self) -> int:
         """Of the device, all that it is bound to and what operators hold included; where the
         replay is not, not exact."""
-        beside = self.gradient_bytes - self.replay.allocated_bytes
-        if self.held.in_blocks:
-            beside += plain_copies(self.replay)
-        return device_bytes(self.replay, self.gradients, self.held) + self.pool_bytes + beside
+        pool = self.pool_bytes + self.gradient_bytes
+        copies = plain_copies(self.replay) if self.held.in_blocks else 0
+        return device_bytes(self.planned, self.gradients, self.held, pool) + copies
 
     @property
     def held_bytes(self) -> int:
@@ -99,10 +109,21 @@ class Memory(NamedTuple):
         return (unplanned.bound - self.bound) * MB + self.gradient_bytes
 
 
-def of_marks(training: TrainingGraph, mask: np.ndarray, bound: int, held: Held = NOTHING) -> Memory:
-    """Of a network with these operators marked; ``bound`` is MXNet's own total in MB."""
+def of_marks(
+    training: TrainingGraph,
+    mask: np.ndarray,
+    bound: int,
+    held: Held = NOTHING,
+    fuses: bool = False,
+) -> Memory:
+    """Of a network with these operators marked; ``bound`` is MXNet's own total in MB.
+
+    ``fuses`` says whether it is trained with pointwise fusion.
+    """
     gradients = tuple(training.graph.tensors[a][0] for a in training.wanted)
-    return Memory(replay(training, mask), bound, training.inexact, gradients, held=held)
+    fused = replay_fused(training, mask) if fuses else None
+    found = replay(training, mask)
+    return Memory(found, bound, training.inexact, gradients, held=held, fused=fused)
 
 
 def of_step(
@@ -144,5 +165,6 @@ def predict(symbol: Any, graph: ForwardGraph, grad_req: Mapping[str, str], devic
         step = unroll(parts(work), adapt(work, schedule), has_mkldnn(device), added)
         found = of_step(step, grad_req, 0)
     else:
-        found = of_marks(training, marks.recomputed(graph), 0)
-    return found._replace(bound=found.replay.pool_bytes // MB)
+        fuses = GPU_FUSION in targets_of(device.device_type)
+        found = of_marks(training, marks.recomputed(graph), 0, fuses=fuses)
+    return found._replace(bound=found.planned.pool_bytes // MB)

@@ -93,7 +93,9 @@ class Network(NamedTuple):
     def cost_model(self) -> CostModel:
         """What plans of it cost. The network is bound once for it."""
         request = self.request
-        return CostModel(request.symbol, self.graph, self.training, request.device)
+        return CostModel(
+            request.symbol, self.graph, self.training, request.device, self.rules.fuses
+        )
 
     def within(self, mask: np.ndarray) -> np.ndarray:
         """The part of a plan that comes before ``until``."""

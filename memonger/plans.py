@@ -80,11 +80,13 @@ class Plan:
     kept, recomputed : tuple of str
         Names of the operators, in execution order.
     copies : tuple of str
-        Names of the nodes that were added to keep a result whose operator is recomputed.
+        Names of the nodes that were added to keep a result whose operator is recomputed, or a sum
+        apart from pointwise fusion.
     planner : str
         What found it: one of ``candidates``, 'no plan' if the network is better left as it is.
     candidates : dict
-        The cost of each candidate, in bytes as MXNet counts them, without pointwise fusion.
+        The cost of each candidate, in bytes as MXNet counts them; with pointwise fusion where the
+        plan is for a GPU that has it on.
     exact : bool
         Whether the memory was replayed to the byte and agreed with MXNet. Where it is False, it was
         learned by binding: in whole MB (2**20 bytes), rounded down, and ``peak_bytes``,

@@ -21,10 +21,11 @@ from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequen
 
 import numpy as np
 
-from memonger.allocator import order_and_reads
+from memonger.allocator import Replay, order_and_reads, replay
 from memonger.compiled import compiled
 from memonger.errors import MemongerError
 from memonger.forward import ForwardGraph, KeptCopy, with_copies
+from memonger.fusion import Fusible, fusible, replay_fused, unfused
 from memonger.layout_rule import (
     NO_RULE,
     LayoutRule,
@@ -62,6 +63,8 @@ class Rules:
         The node from which on everything is kept.
     bare : bool
         Whether to do without them: everything that MXNet can recompute may be.
+    fuses : bool
+        Whether memory is told with pointwise fusion where that is on.
     layouts : sequence of LayoutRule, optional
         Of a network with kept copies, one for each training graph.
 
@@ -73,6 +76,9 @@ class Rules:
         Why an operator must be kept.
     tables : list of RuleTables
         For compiled code, one for each training graph.
+    fuses : bool
+        Whether memory is told with pointwise fusion: it is trained on a GPU with it, and nowhere
+        else.
     """
 
     def __init__(
@@ -81,6 +87,7 @@ class Rules:
         targets: FrozenSet[str] = ANYWHERE,
         until: Optional[int] = None,
         bare: bool = False,
+        fuses: bool = True,
         layouts: Optional[Sequence[LayoutRule]] = None,
     ) -> None:
         self.trainings, self.targets, self.until, self.bare = trainings, targets, until, bare
@@ -108,6 +115,7 @@ class Rules:
             groups.setdefault(first, []).append(i)
         twins = [group for group in groups.values() if len(group) > 1 and not bare]
         tolerant = self._tolerant()
+        self.fuses = fuses and GPU_FUSION in targets and CPU not in targets
         self.tables = [
             RuleTables(
                 training.tables,
@@ -115,6 +123,7 @@ class Rules:
                 self.allowed,
                 tolerant,
                 GPU_FUSION in targets and not bare,
+                fusible(training) if self.fuses else unfused(),
                 np.cumsum([0] + [len(group) for group in twins]),
                 np.array([i for group in twins for i in group], dtype=np.int64),
                 layout,
@@ -150,7 +159,7 @@ class Rules:
                 NO_RULE if plain is None else layout_rule(plain, training, moved, inserted)
                 for plain, training in zip(self._unplanned, trainings)
             ]
-            rules = Rules(trainings, self.targets, until, self.bare, layouts)
+            rules = Rules(trainings, self.targets, until, self.bare, self.fuses, layouts)
             self._with_copies[key] = rules, moved
         return self._with_copies[key]
 
@@ -173,7 +182,7 @@ class Rules:
     @property
     def effort(self) -> int:
         """How many times as long as a replay it takes to obey them and replay, about."""
-        return 3 if self.watches_layouts else 1
+        return (3 if self.watches_layouts else 1) * (3 if self.fuses else 1)
 
     def _reasons(self) -> Dict[int, str]:
         reasons: Dict[int, str] = {}
@@ -218,6 +227,16 @@ class Rules:
             and not truth(node.attrs.get("cudnn_off"))
             and not truth(node.attrs.get("use_global_stats"))
         ]
+
+    def unfused(self) -> "Rules":
+        """The same rules, but memory is told as if nothing were fused."""
+        if not self.fuses:
+            return self
+        return Rules(self.trainings, self.targets, self.until, self.bare, fuses=False)
+
+    def replay(self, mask: np.ndarray) -> Replay:
+        """What MXNet plans where these nodes are recomputed; fused, where it fuses."""
+        return (replay_fused if self.fuses else replay)(self.trainings[0], mask)
 
     def apply(self, mask: np.ndarray) -> np.ndarray:
         """The part of a plan that is right: a copy of ``mask`` with less recomputed."""
@@ -270,6 +289,7 @@ class RuleTables(NamedTuple):
     allowed: np.ndarray
     tolerant: np.ndarray
     fusion: bool
+    fusible: Fusible
     twins_start: np.ndarray  # groups of nodes that share a mark
     twins: np.ndarray
     layouts: LayoutRule

@@ -141,7 +141,8 @@ class _Scheduling:
         self.mkldnn = request.ctx is None or has_mkldnn(request.ctx)
         self.cost = self.network.cost_model()
         nothing = np.zeros(len(nodes), dtype=np.bool_)
-        self.unplanned = memories.of_marks(training, nothing, self.cost.bound, self.network.held)
+        held, fuses = self.network.held, self.network.rules.fuses
+        self.unplanned = memories.of_marks(training, nothing, self.cost.bound, held, fuses)
 
     # ------------------------------------------------------------------ what a schedule takes
 
@@ -227,7 +228,12 @@ class _Scheduling:
         if not self.cost.exact:
             return [], False
         network, patience = self.network, self.patience * MARKS_PATIENCE
-        found = smallest(network.stages, self.cost, network.rules, self.ntrial, patience=patience)
+        rules = network.rules.unfused()  # as a schedule is bound
+
+        def cost(mask: np.ndarray) -> int:
+            return rules.replay(mask).pool_bytes
+
+        found = smallest(network.stages, cost, rules, self.ntrial, patience=patience)
         held = [copy.node for copy in found.copies]
         return [("marks", of_marks(self.load, found.mask, held))], found.interrupted
 

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 import numpy as np
 
 from memonger import marks
-from memonger.allocator import Replay, replay
+from memonger.allocator import Replay
 from memonger.bounds import Floor, floor
 from memonger.costs import MB, CostModel
 from memonger.executor import bind, planned_mb
@@ -55,6 +55,7 @@ class Found(NamedTuple):
     planner: str
     candidates: Dict[str, int]
     interrupted: bool
+    unfused: Optional[int] = None  # the least that was found without pointwise fusion
 
 
 class Solution(NamedTuple):
@@ -121,7 +122,8 @@ def confirm(
     request, warnings = network.request, list(warnings)
     native = tuple(network.rules.native(found.mask))
     nothing = np.zeros(len(network.graph.nodes), dtype=np.bool_)
-    memory = unplanned = of_marks(network.training, nothing, cost.bound, network.held)
+    fuses = network.rules.fuses
+    memory = unplanned = of_marks(network.training, nothing, cost.bound, network.held, fuses)
     symbol = marked(request.symbol, found.mask, native, found.copies)
     if found.mask.any():
         memory = _confirmed(network, found, symbol)
@@ -131,6 +133,9 @@ def confirm(
                 "the figures of the plan are MXNet's" % (found.cost / MB, memory.bound)
             )
             memory = memory._replace(inexact=("the bind differs from the search",))
+    fusion = fusion_costs(memory, found.unfused)
+    if fusion:
+        warnings.append(fusion)
     saved = memory.saved(unplanned)
     if leave and (saved <= 0 or memory.holds_more_than(unplanned)):
         if saved > 0:
@@ -171,6 +176,30 @@ def confirm(
         slowest=slowest,
     )
     return solution, symbol
+
+
+def fusion_costs(memory: Memory, least: Optional[int] = None) -> str:
+    """The warning that a plan takes less without pointwise fusion; empty where it does not.
+
+    Parameters
+    ----------
+    memory : Memory
+        Of the plan.
+    least : int, optional
+        Bytes, as MXNet counts them, of the smallest plan without fusion if that was searched for.
+    """
+    with_it, without = memory.planned.pool_bytes, memory.replay.pool_bytes
+    what = "this plan takes"
+    if least is not None and least < without:
+        without, what = least, "there is a plan of"
+    if without >= (1 - LITTLE) * with_it:
+        return ""
+    return (
+        "pointwise fusion (MXNET_USE_FUSION, on by default on a GPU) takes memory here: without it "
+        "%s %.1f MB, with it %.1f MB, for a fused operator keeps all that it reads until it runs; "
+        "set MXNET_USE_FUSION=0 and plan again, or take how='schedule', which runs without fusion"
+        % (what, without / MB, with_it / MB)
+    )
 
 
 class Candidate(NamedTuple):
@@ -263,7 +292,7 @@ def _confirmed(network: Network, found: Found, symbol: Any) -> Memory:
     asked = network.training.wanted
     bound = planned_mb(bind(symbol, network.graph, network.request.device, asked))
     training, mask = _with_copies(network, found.mask, found.copies)
-    return of_marks(training, mask, bound, network.held)
+    return of_marks(training, mask, bound, network.held, network.rules.fuses)
 
 
 def _with_copies(
@@ -295,8 +324,18 @@ def _smallest(
     winner = min(found.candidates, key=lambda name: found.candidates[name])  # of equals the first
     copies = marks.inferable(network.request.symbol, found.copies, network.request.spec.shapes)
     if copies != found.copies:
-        found = found._replace(cost=replay(*_with_copies(network, found.mask, copies)).pool_bytes)
-    return Found(found.mask, copies, found.cost, winner, found.candidates, found.interrupted)
+        _, full = _with_copies(network, found.mask, copies)
+        cost_with = network.rules.with_copies(copies)[0].replay(full).pool_bytes
+        found = found._replace(cost=cost_with)
+    return Found(
+        found.mask,
+        copies,
+        found.cost,
+        winner,
+        found.candidates,
+        found.interrupted,
+        found.unfused,
+    )
 
 
 def _chen2016(network: Network, cost: CostModel, ntrial: int, rules: bool) -> Found:

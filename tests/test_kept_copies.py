@@ -165,6 +165,28 @@ def test_unfused_copies_leave_shapes_to_be_inferred() -> None:
     assert memonger.unplan(planned).tojson() == symbol.tojson()
 
 
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_copies_that_keep_a_sum_apart_change_no_bit(recomputed: bool) -> None:
+    """They stay in a plan, whether the sum is computed again or not."""
+    x, total = S.Variable("data"), None
+    for k in range(4):
+        x = S.tanh(S.FullyConnected(x, num_hidden=8, name="fc%d" % k))
+        total = x if total is None else total + x
+    net = S.LinearRegressionOutput(S.FullyConnected(S.relu(total), num_hidden=2), name="out")
+    shapes = {"data": (4, 8)}
+    rules = rules_of(net, shapes, targets_of("gpu"))
+    sums = [i for i, node in enumerate(rules.graph.nodes) if node.op == "elemwise_add"]
+    apart = tuple(KeptCopy(i, unfused=True, apart=True) for i in sums)
+    wanted = rules.allowed.copy()
+    wanted[sums] &= recomputed
+    _, _, mask, left = settle(rules, wanted, apart)
+    assert left == apart and len(left) == 3 and mask.any()
+    planned = marks.apply(net, mask, rules.native(mask), left)
+    assert sum(n["op"] == "reshape_like" for n in nodes(planned)) == 3
+    assert memonger.check(net, planned, shapes)
+    assert memonger.unplan(planned).tojson() == net.tojson()
+
+
 def test_float64_ties() -> None:
     symbol, shapes, types = gate(), {"data": (4, 8)}, {"data": "float64"}
     spec = read_shapes(symbol, shapes, {}, types)

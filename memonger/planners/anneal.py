@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memonger.allocator import NO_LIMIT, allocate
+from memonger.allocator import NO_LIMIT
 from memonger.compiled import compiled
+from memonger.fusion import plan_bytes
 from memonger.rules import RuleTables, obey
 
 KEEP, RECOMPUTE = 1, 2  # flips; 0: as the cuts say
@@ -62,12 +63,7 @@ def fill(s, cuts, flips, mask):  # type: ignore[no-untyped-def]
 def price(s, cuts, flips, mask, limit):  # type: ignore[no-untyped-def]
     """The bytes that a state costs, or some that are more than ``limit``; ``mask``: its plan."""
     order, reads = fill(s, cuts, flips, mask)
-    best = -1
-    for match_range in s.match_ranges:
-        pool = allocate(s.rules.tables, mask, order, reads, match_range, limit)[0]
-        if best < 0 or pool < best:
-            best = pool
-    return best
+    return plan_bytes(s.rules.tables, s.rules.fusible, mask, order, reads, s.match_ranges, limit)
 
 
 @compiled

@@ -24,9 +24,10 @@ from typing import Callable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from memonger.allocator import NO_LIMIT, allocate, match_ranges
+from memonger.allocator import NO_LIMIT, match_ranges
 from memonger.compiled import compiled
 from memonger.forward import KeptCopy, mask_with_copies
+from memonger.fusion import plan_bytes
 from memonger.planners.cuts import Weigher, Weights, cheap_cuts
 from memonger.planners.smallest import behind_copies, copies_at, needed_copies, settle
 from memonger.rules import Rules, RuleTables, obey
@@ -193,12 +194,9 @@ def weigh_plan(s, mask, limit):  # type: ignore[no-untyped-def]
     """Obey the rules in ``mask``; the seconds that it adds, and its bytes (more than the limit)."""
     order, reads = obey(s.rules, mask)
     seconds = added_seconds(s, mask, order)
-    best = -1
-    for match_range in s.match_ranges:
-        pool = allocate(s.rules.tables, mask, order, reads, match_range, limit)[0]
-        if best < 0 or pool < best:
-            best = pool
-    return seconds, best
+    return seconds, plan_bytes(
+        s.rules.tables, s.rules.fusible, mask, order, reads, s.match_ranges, limit
+    )
 
 
 @compiled
@@ -303,11 +301,7 @@ def quicken(s, mask, seed, tries, hot, cold, limit, archive, stop, done):  # typ
         seconds = added_seconds(s, new, order)
         if seconds > most:
             continue
-        pool = -1
-        for match_range in s.match_ranges:
-            of_range = allocate(s.rules.tables, new, order, reads, match_range, limit)[0]
-            if pool < 0 or of_range < pool:
-                pool = of_range
+        pool = plan_bytes(s.rules.tables, s.rules.fusible, new, order, reads, s.match_ranges, limit)
         if pool > limit:
             continue
         current = seconds

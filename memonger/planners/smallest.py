@@ -23,9 +23,10 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from memonger.allocator import NO_LIMIT, match_ranges, replay
+from memonger.allocator import NO_LIMIT, match_ranges
 from memonger.flops import forward_flops
 from memonger.forward import Entry, KeptCopy, mask_with_copies
+from memonger.fusion import fused_forward
 from memonger.operators import CPU, GPU_FUSION
 from memonger.planners import chen2016
 from memonger.planners.anneal import Space, anneal, cheapest_cuts, fill, price
@@ -75,6 +76,10 @@ OPERATORS = Phase(4, 0.15, ((0.001, 0.0001),), 1.0)
 WORK = 120_000_000  # nodes replayed in all tries: bounds the time
 IN_CACHE = 10_000  # the replay of a network of more nodes is slower by the node
 MOST_TRIES = 160_000  # enough for small networks
+UNFUSED_SHARE = 0.4  # of the time of a search with fusion: what the one without takes
+LEAST_PATIENCE = 1e-9  # where the user has ended the first of the two
+MOST_SUMS = 8  # that are tried to keep apart from fusion, each by itself
+WORTH = 0.01  # of the memory, that it must save
 NO_CUTS = "no cuts"  # the original's plan for a network without marks: everything is recomputed
 
 
@@ -93,6 +98,8 @@ class Smallest(NamedTuple):
         Costs by name.
     interrupted : bool
         Whether the search was ended by the user.
+    unfused : int, optional
+        The cost of the best plan without pointwise fusion, where that is on.
     """
 
     mask: np.ndarray
@@ -100,6 +107,7 @@ class Smallest(NamedTuple):
     cost: int
     candidates: Dict[str, int]
     interrupted: bool
+    unfused: Optional[int] = None
 
 
 class _Candidate(NamedTuple):
@@ -119,6 +127,9 @@ def smallest(
     patience: float = 1.0,
 ) -> Smallest:
     """The cheapest of no plan, the original's search, and searched cuts.
+
+    Where pointwise fusion is on, a search without it comes first: a replay then takes a fraction of
+    the time, and what is found shows what fusion costs.
 
     Parameters
     ----------
@@ -145,6 +156,50 @@ def smallest(
     KeyboardInterrupt
         If it comes before anything better than no plan was found.
     """
+    report = progress or (lambda done: None)
+    if not (rules.fuses and cheap):
+        return _smallest(stages, cost, rules, ntrial, cheap, copies, report, patience)
+    plain = rules.unfused()
+
+    def unfused_cost(mask: np.ndarray) -> int:
+        return plain.replay(mask).pool_bytes
+
+    known = _smallest(
+        stages,
+        unfused_cost,
+        plain,
+        ntrial,
+        cheap,
+        copies,
+        lambda done: report(UNFUSED_SHARE * done),
+        patience,
+    )
+    found = _smallest(
+        stages,
+        cost,
+        rules,
+        ntrial,
+        cheap,
+        copies,
+        lambda done: report(UNFUSED_SHARE + (1 - UNFUSED_SHARE) * done),
+        LEAST_PATIENCE if known.interrupted else patience,
+        known,
+    )
+    return found._replace(interrupted=found.interrupted or known.interrupted, unfused=known.cost)
+
+
+def _smallest(
+    stages: Mapping[int, str],
+    cost: Callable[[np.ndarray], int],
+    rules: Rules,
+    ntrial: int,
+    cheap: bool,
+    copies: bool,
+    progress: Callable[[float], None],
+    patience: float,
+    known: Optional[Smallest] = None,
+) -> Smallest:
+    """One search; ``known`` is a plan that was found elsewhere, which it may go on from."""
     graph = rules.graph
     nothing = np.zeros(len(graph.nodes), dtype=np.bool_)
     found = {"no plan": _Candidate(cost(nothing), nothing)}
@@ -159,7 +214,7 @@ def smallest(
             trial = chen2016.best(trials)
             found[name] = _Candidate(trial.cost, rules.apply(trial.plan.mask))
         if cheap:
-            search = _Search(rules, stages, copies, progress, patience)
+            search = _Search(rules, stages, copies, progress, patience, known)
             try:
                 search.run()
             finally:
@@ -185,13 +240,19 @@ class _Search:
         copies: bool,
         progress: Optional[Callable[[float], None]] = None,
         patience: float = 1.0,
+        known: Optional[Smallest] = None,
     ) -> None:
+        self.known = known
         self.plain, self.progress = rules, progress or (lambda done: None)
         self.best: Optional[_Candidate] = None
         self.interrupted = False
         self.stop = np.zeros(1, dtype=np.uint8)
         cuts = cheap_cuts(rules.graph, MOST_CUTS, stages)
         self.at = copies_at(rules, cuts) if copies else ()
+        if known is not None and copies:
+            apart = apart_from_fusion(rules, known.mask, known.copies)
+            self.at = tuple(sorted((*self.at, *apart)))
+            self.known = known._replace(copies=tuple(sorted((*known.copies, *apart))))
         self.rules, self.moved = rules.with_copies(self.at)
         self.graph = self.rules.graph
         self.cuts = behind_copies(cuts, self.moved, self.at)
@@ -207,9 +268,14 @@ class _Search:
         rules, moved = self.plain.with_copies(copies)
         elements = np.array([max(t.elements for t in ts) for ts in rules.graph.tensors])
         largest = elements[rules.allowed].max(initial=0)
-        added = np.zeros(len(elements), dtype=np.bool_)  # between a node and its copy
+        added = np.zeros(
+            len(elements), dtype=np.bool_
+        )  # between a node and its copy; copies that stay
         for copy in copies:
-            added[moved[copy.node] + 1 : moved[copy.node] + copy.offset] = True
+            added[moved[copy.node] + 1 : moved[copy.node] + copy.offset + copy.apart] = True
+        always = [moved[copy.node] + copy.offset for copy in copies if copy.apart]
+        base = base.copy()
+        base[always] = False
         keep = [i for cut in cuts for i in cut.keep]
         return Space(
             rules.tables[0],
@@ -231,6 +297,8 @@ class _Search:
         states = self.anneal(BOTH, self.space, states)
         mask = self.plan_of(self.space, states[0])
         self.offer(mask[self.moved], needed_copies(self.moved, self.at, mask))
+        if self.known is not None:
+            self.offer(self.known.mask, self.known.copies)
         if self.interrupted:
             return
         assert self.best is not None  # it has been offered one
@@ -244,6 +312,7 @@ class _Search:
         self.offer(mask[moved], needed_copies(moved, copies, mask))
         if not self.interrupted:
             self.trim()
+            self.offer(self.best.mask, tuple(copy for copy in self.best.copies if not copy.apart))
 
     def state(self, cuts: np.ndarray) -> "_State":
         return _State(0, cuts, np.zeros(len(self.graph.nodes), dtype=np.int8))
@@ -256,7 +325,7 @@ class _Search:
     def offer(self, mask: np.ndarray, copies: Tuple[KeptCopy, ...]) -> None:
         """Take a plan of the plain network if it is the best so far."""
         rules, full, mask, copies = settle(self.plain, mask, copies)
-        cost = replay(rules.trainings[0], full).pool_bytes
+        cost = rules.replay(full).pool_bytes
         if self.best is None or cost <= self.best.cost:
             self.best = _Candidate(cost, mask, copies)
 
@@ -286,7 +355,7 @@ class _Search:
             without = mask.copy()
             without[run] = False
             without = rules.apply(without)
-            if replay(rules.trainings[0], without).pool_bytes <= best.cost:
+            if rules.replay(without).pool_bytes <= best.cost:
                 mask = without
             elif len(run) > 1:
                 for half in np.array_split(run, 2):
@@ -415,7 +484,9 @@ def needed_copies(
     moved: np.ndarray, copies: Sequence[KeptCopy], mask: np.ndarray
 ) -> Tuple[KeptCopy, ...]:
     """The copies that a plan of the network with copies makes use of: kept, of what is not."""
-    return tuple(c for c in copies if mask[moved[c.node]] and not mask[moved[c.node] + c.offset])
+    return tuple(
+        c for c in copies if c.apart or (mask[moved[c.node]] and not mask[moved[c.node] + c.offset])
+    )
 
 
 def copies_at(rules: Rules, cuts: Sequence[Cut]) -> Tuple[KeptCopy, ...]:
@@ -435,6 +506,43 @@ def copies_at(rules: Rules, cuts: Sequence[Cut]) -> Tuple[KeptCopy, ...]:
             if i not in possible and not facts[i].inputs:
                 asked.extend(a for a, _ in graph.nodes[i].inputs)
     return tuple(possible[i] for i in sorted(found & set(possible)))
+
+
+def apart_from_fusion(
+    rules: Rules, mask: np.ndarray, copies: Tuple[KeptCopy, ...]
+) -> Tuple[KeptCopy, ...]:
+    """Identities in long sums of the forward pass, where a plan needs less memory with them.
+
+    A sum that pointwise fusion makes one operator of holds all its terms until it runs. With
+    something between that is not fused each term is gone once it has been added.
+
+    Parameters
+    ----------
+    rules : Rules
+        Of the plain network.
+    mask, copies
+        A plan of it.
+    """
+    if not rules.fuses:
+        return ()
+
+    def cost(more: Tuple[KeptCopy, ...]) -> int:
+        made, full, _, _ = settle(rules, mask, tuple(sorted((*copies, *more))))
+        return made.replay(full).pool_bytes
+
+    training, places = rules.trainings[0], _places_for_copies(rules)
+    found: Tuple[KeptCopy, ...] = ()
+    least = cost(())
+    sums = [
+        [i for i in nodes if i in places and not training.facts[i].inputs]
+        for nodes in fused_forward(training, mask)
+    ]
+    for nodes in [nodes for nodes in sums if nodes][:MOST_SUMS]:
+        more = (*found, *(KeptCopy(i, unfused=True, apart=True) for i in nodes))
+        with_more = cost(more)
+        if with_more < least * (1 - WORTH):
+            found, least = more, with_more
+    return found
 
 
 def behind_copies(cuts: Sequence[Cut], moved: np.ndarray, copies: Sequence[KeptCopy]) -> List[Cut]:
@@ -460,13 +568,7 @@ def copyable(rules: Rules) -> Tuple[KeptCopy, ...]:
     leaves them alone where the network is trained with it and nowhere else than on a GPU.
     """
     graph, facts = rules.graph, rules.trainings[0].facts
-    read = {a for node in graph.nodes for a, b in node.inputs if b == 0}
-    read -= {a for node in graph.nodes for a, b in node.inputs if b > 0}
-    read -= {d for node in graph.nodes for d in node.deps}
-    read -= {a for a, _ in graph.heads}
-    same = rules.trainings[0].same
-    merged = {i for i, first in enumerate(same) if i != first}
-    merged |= {same[i] for i in merged}
+    places = _places_for_copies(rules)
     tolerant = rules.tables[0].tolerant
     unfused = GPU_FUSION in rules.targets and CPU not in rules.targets
     return tuple(
@@ -474,5 +576,18 @@ def copyable(rules: Rules) -> Tuple[KeptCopy, ...]:
             i, "" if tolerant[i] or facts[i].own_output else graph.tensors[i][0].dtype, unfused
         )
         for i in graph.operators
-        if i in read and rules.allowed[i] and facts[i].inputs and i not in merged
+        if i in places and rules.allowed[i] and facts[i].inputs
     )
+
+
+def _places_for_copies(rules: Rules) -> Set[int]:
+    """The nodes that a copy may stand behind (see ``copyable``)."""
+    graph = rules.graph
+    read = {a for node in graph.nodes for a, b in node.inputs if b == 0}
+    read -= {a for node in graph.nodes for a, b in node.inputs if b > 0}
+    read -= {d for node in graph.nodes for d in node.deps}
+    read -= {a for a, _ in graph.heads}
+    same = rules.trainings[0].same
+    merged = {i for i, first in enumerate(same) if i != first}
+    merged |= {same[i] for i in merged}
+    return {i for i in graph.operators if i in read and i not in merged}
