@@ -64,6 +64,8 @@ class Plan:
         takes for itself. Pointwise fusion is in it only if the plan is for a GPU (``ctx``): it is
         on by default on a GPU (``MXNET_USE_FUSION``), and makes the ``copies`` of a plan for any
         device take memory of their own (ResNet-50 v1: 9 % more than is told here).
+    unplanned_device_bytes : int
+        The same without a plan.
     recomputed_flops : float
         Work added to a training step, as a share of the FLOPs of the forward pass.
     kept, recomputed : tuple of str
@@ -102,6 +104,7 @@ class Plan:
     gradient_bytes: int
     peak_bytes: int
     device_bytes: int
+    unplanned_device_bytes: int
     recomputed_flops: float
     kept: Tuple[str, ...]
     recomputed: Tuple[str, ...]
@@ -118,15 +121,13 @@ class Plan:
     schedule: Optional[Schedule] = None
 
     def __str__(self) -> str:
+        before = self.unplanned_bytes + self.gradient_bytes
         saved = self.unplanned_bytes - self.pool_bytes
         operators = len(self.kept) + len(self.recomputed)
         lines = [
-            ("before", "%.1f MB without a plan" % (self.unplanned_bytes / MB)),
+            ("before", self._before()),
             ("after", self._after()),
-            (
-                "saved",
-                "%.1f MB, %.0f %%" % (saved / MB, 100 * saved / max(1, self.unplanned_bytes)),
-            ),
+            ("saved", "%.1f MB, %.0f %%" % (saved / MB, 100 * saved / max(1, before))),
             (
                 "floor",
                 "%.1f MB must be alive at once under any plan%s"
@@ -134,8 +135,8 @@ class Plan:
             ),
             (
                 "device",
-                "%.1f MB of a GPU: that, parameters, gradients and inputs, in MXNet's blocks"
-                % (self.device_bytes / MB),
+                "%.1f MB of a GPU, %.1f MB without a plan: that, parameters, gradients and inputs, "
+                "in MXNet's blocks" % (self.device_bytes / MB, self.unplanned_device_bytes / MB),
             ),
             ("work", self._work()),
             ("slowest", self.slowest or "nothing is computed again"),
@@ -164,17 +165,23 @@ class Plan:
         ]
         return "\n".join("%-8s %s" % line for line in lines)
 
-    def _after(self) -> str:
+    def _before(self) -> str:
         if not self.gradient_bytes:
-            return "%.1f MB, of which %.1f MB are alive at once" % (
-                self.pool_bytes / MB,
-                self.peak_bytes / MB,
-            )
+            return "%.1f MB without a plan" % (self.unplanned_bytes / MB)
         return (
-            "%.1f MB, and %.1f MB of gradients of parameters, in whose place results lie before; "
-            "%.1f MB of results are alive at once"
-            % (self.pool_bytes / MB, self.gradient_bytes / MB, self.peak_bytes / MB)
+            "%.1f MB without a plan: a pool of %.1f MB, and %.1f MB of gradients of parameters"
+            % (
+                (self.unplanned_bytes + self.gradient_bytes) / MB,
+                self.unplanned_bytes / MB,
+                self.gradient_bytes / MB,
+            )
         )
+
+    def _after(self) -> str:
+        text = "%.1f MB, of which %.1f MB are alive at once"
+        if self.gradient_bytes:
+            text = "%.1f MB, these gradients in it; %.1f MB of results are alive at once"
+        return text % ((self.pool_bytes + self.gradient_bytes) / MB, self.peak_bytes / MB)
 
     def _work(self) -> str:
         text = "%.0f %% of the forward pass is done again" % (100 * self.recomputed_flops)

@@ -198,6 +198,7 @@ def memory_facts(memory: Memory, unplanned: Memory) -> Dict[str, Any]:
         "gradient_bytes": memory.gradient_bytes,
         "peak_bytes": memory.peak_bytes,
         "device_bytes": memory.device_bytes,
+        "unplanned_device_bytes": unplanned.device_bytes,
         "exact": memory.exact,
     }
 
