@@ -67,6 +67,8 @@ class Plan:
         is in it only if the plan is for a GPU (``ctx``): it is on by default on a GPU
         (``MXNET_USE_FUSION``), and makes the ``copies`` of a plan for any device take memory of
         their own (ResNet-50 v1: 9 % more than is told here).
+    unplanned_device_bytes : int
+        The same without a plan.
     held_bytes : int
         What operators hold beside the pool for the life of the executor: the reserve spaces of
         ``RNN``, which no plan changes; and on the CPU plain copies of what MKLDNN has laid out in
@@ -115,6 +117,7 @@ class Plan:
     gradient_bytes: int
     peak_bytes: int
     device_bytes: int
+    unplanned_device_bytes: int
     held_bytes: int
     unplanned_held_bytes: int
     temporary_bytes: int
@@ -134,15 +137,13 @@ class Plan:
     schedule: Optional[Schedule] = None
 
     def __str__(self) -> str:
+        before = self.unplanned_bytes + self.gradient_bytes
         saved = self.unplanned_bytes - self.pool_bytes
         operators = len(self.kept) + len(self.recomputed)
         lines = [
-            ("before", "%s without a plan" % in_words(self.unplanned_bytes)),
+            ("before", self._before()),
             ("after", self._after()),
-            (
-                "saved",
-                "%s, %.0f %%" % (in_words(saved), 100 * saved / max(1, self.unplanned_bytes)),
-            ),
+            ("saved", "%s, %.0f %%" % (in_words(saved), 100 * saved / max(1, before))),
             (
                 "floor",
                 "%s must be alive at once under any plan%s"
@@ -183,9 +184,10 @@ class Plan:
             where, blocks = "a GPU", ", in MXNet's blocks"
         else:
             where, blocks = "the CPU", ""
-        return "%s of %s: that, parameters, gradients and inputs%s" % (
+        return "%s of %s, %s without a plan: that, parameters, gradients and inputs%s" % (
             in_words(self.device_bytes),
             where,
+            in_words(self.unplanned_device_bytes),
             blocks,
         )
 
@@ -201,17 +203,19 @@ class Plan:
             lines.append(("shared", text % in_words(self.temporary_bytes)))
         return lines
 
-    def _after(self) -> str:
+    def _before(self) -> str:
         if not self.gradient_bytes:
-            return "%s, of which %s are alive at once" % (
-                in_words(self.pool_bytes),
-                in_words(self.peak_bytes),
-            )
-        return (
-            "%s, and %s of gradients of parameters, in whose place results lie before; "
-            "%s of results are alive at once"
-            % tuple(map(in_words, (self.pool_bytes, self.gradient_bytes, self.peak_bytes)))
+            return "%s without a plan" % in_words(self.unplanned_bytes)
+        whole = self.unplanned_bytes + self.gradient_bytes
+        return "%s without a plan: a pool of %s, and %s of gradients of parameters" % tuple(
+            map(in_words, (whole, self.unplanned_bytes, self.gradient_bytes))
         )
+
+    def _after(self) -> str:
+        text = "%s, of which %s are alive at once"
+        if self.gradient_bytes:
+            text = "%s, these gradients in it; %s of results are alive at once"
+        return text % (in_words(self.pool_bytes + self.gradient_bytes), in_words(self.peak_bytes))
 
     def _work(self) -> str:
         text = "%.0f %% of the forward pass is done again" % (100 * self.recomputed_flops)

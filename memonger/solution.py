@@ -238,6 +238,7 @@ def memory_facts(memory: Memory, unplanned: Memory) -> Dict[str, Any]:
         "gradient_bytes": memory.gradient_bytes,
         "peak_bytes": memory.peak_bytes,
         "device_bytes": memory.device_bytes,
+        "unplanned_device_bytes": unplanned.device_bytes,
         "held_bytes": memory.held_bytes,
         "unplanned_held_bytes": unplanned.held_bytes,
         "temporary_bytes": memory.held.temporary,

@@ -5,6 +5,7 @@ import logging
 import os
 import pickle
 import pty
+import re
 import signal
 import struct
 import subprocess
@@ -122,7 +123,8 @@ def test_it_prints_what_counts() -> None:
         "floor    %.1f MB" % (plan.floor_bytes / MB),
         "the gradient of ",
         plan.slowest,
-        "%.1f MB of a GPU" % (plan.device_bytes / MB),
+        "%.1f MB of a GPU, %.1f MB without"
+        % (plan.device_bytes / MB, plan.unplanned_device_bytes / MB),
         "%d of 25 operators" % len(plan.recomputed),
         "%.0f %% of the forward pass is done again" % (100 * plan.recomputed_flops),
         plan.planner,
@@ -667,3 +669,23 @@ def test_a_schedule_tells_of_the_gradients_in_its_pool() -> None:
     plan = memonger.plan(net, {"data": (16, 256)}, how="schedule", patience=0.02)
     assert plan.peak_bytes > plan.pool_bytes and plan.floor_bytes <= plan.peak_bytes
     assert "and %.1f MB of gradients" % (plan.gradient_bytes / 2**20) in str(plan)
+
+
+def test_the_figures_of_a_schedule_do_not_contradict_one_another() -> None:
+    """The whole is told first, with the gradients, before and after."""
+    symbol, shapes = networks.chain(12, hidden=512, batch=4096)
+    plan = memonger.plan(symbol, shapes, how="schedule", patience=0.02)
+    assert plan.recomputed and plan.gradient_bytes > 10 * MB
+    before, after, saved, floor, device = map(figures, str(plan).splitlines()[:5])
+    whole, pool, gradients = before
+    assert whole == pytest.approx(pool + gradients, abs=0.11)
+    assert saved[0] == pytest.approx(whole - after[0], abs=0.11)
+    assert saved[1] == pytest.approx(100 * (1 - after[0] / whole), abs=0.6)
+    assert whole > after[0] > after[1] >= floor[0] > 10
+    assert device[1] > whole and device[1] > device[0] > after[0]
+    # Blocks are rounded up, so that a device may have to give more.
+    assert device[1] - device[0] == pytest.approx(saved[0], rel=0.1)
+
+
+def figures(line: str) -> List[float]:
+    return [float(number) for number in re.findall(r"\b\d+(?:\.\d)?(?= MB| %)", line)]
