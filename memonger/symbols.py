@@ -230,14 +230,14 @@ def _arity(
     graph = {"nodes": [node], "arg_nodes": [], "heads": [[0, 0, 0]]}
     graph["attrs"] = {"mxnet_version": ["int", VERSION]}
     alone = mx.sym.load_json(as_json(graph))
-    row = json.loads(alone.tojson(remove_amp_cast=False))["node_row_ptr"]
+    row = read(alone)["node_row_ptr"]
     if op in CONTROL_FLOW:
         return None, row[-1]
     try:
         composed = alone(name="n")
     except mx.MXNetError:  # it names no inputs, and is made with all or not at all
         composed = alone(*[mx.sym.var("n_%d" % k) for k in range(count)], name="n")
-    nodes = json.loads(composed.tojson(remove_amp_cast=False))["nodes"]
+    nodes = read(composed)["nodes"]
     return tuple(each["name"][2:] for each in nodes[:-1]), row[-1]
 
 

@@ -49,7 +49,7 @@ def attributes() -> Any:
 
 def choice() -> Any:
     a, b = S.Variable("a"), S.Variable("b")
-    return S.contrib.cond(S.sum(a) > 0, lambda: a * 2, lambda: b + 1)
+    return S.contrib.cond(S.sum(a) > 0, lambda: S.square(a, name="\x02"), lambda: b + 1)
 
 
 def counted() -> Any:
