@@ -97,7 +97,7 @@ def check_graph(graph: Mapping[str, Any], what: str, version: int = VERSION) -> 
             _check_link(a, b, nodes, outputs, where, "an input")
         for a in node.get("control_deps", ()):
             _check_link(a, 0, nodes, outputs, where, "a control dependency")
-        outputs.append(_count_outputs(node, where, version))
+        outputs.append(_count_outputs(node, nodes, where, version))
     for a, b, *_ in graph["heads"]:
         _check_link(a, b, nodes, outputs, what, "an output of the network")
     for a in graph["arg_nodes"]:
@@ -127,7 +127,7 @@ def _check_link(
     raise MemongerError("%s: %s is output %s" % (where, what, said))
 
 
-def _count_outputs(node: Mapping[str, Any], where: str, version: int) -> int:
+def _count_outputs(node: Mapping[str, Any], nodes: Sequence[Any], where: str, version: int) -> int:
     """How many outputs a node has; its inputs must be as many as its operator takes."""
     op, count = node["op"], len(node["inputs"])
     subgraphs: List[Any] = node.get("subgraphs", [])
@@ -147,7 +147,7 @@ def _count_outputs(node: Mapping[str, Any], where: str, version: int) -> int:
     outgrown = [key for key in attrs if version < VERSION and _is_outgrown(key)]
     given = {key: value for key, value in attrs.items() if key not in outgrown}
     _check_counts(op, given, count, len(subgraphs), where)
-    names, outputs = _asked(op, given, subgraphs, count, where)
+    names, states, outputs = _asked(op, given, subgraphs, count, where)
     if outputs > MOST_OUTPUTS:
         raise MemongerError("%s: %s has %d outputs" % (where, op, outputs))
     if (
@@ -156,6 +156,13 @@ def _count_outputs(node: Mapping[str, Any], where: str, version: int) -> int:
         and not (version < OWN_STATES and count < len(names))
     ):
         raise MemongerError("%s: %s takes %d inputs, not %d" % (where, op, len(names), count))
+    for k in states:  # the operator writes there; MXNet dies when it is something else
+        source = nodes[node["inputs"][k][0]] if k < count else {"op": "null"}
+        if source["op"] != "null":
+            raise MemongerError(
+                "%s: input %d of %s must be a variable, not the output of %r (%s)"
+                % (where, k, op, source["name"], source["op"])
+            )
     for key in outgrown:  # MXNet looks the input up that an attribute such as gamma_lr_mult is of
         if key.rsplit("_", 2)[0] in (names or ())[count:]:
             raise MemongerError("%s: its %r is of an input that is not there" % (where, key))
@@ -203,8 +210,9 @@ def _is_outgrown(key: str) -> bool:
 
 def _asked(
     op: str, attrs: Mapping[str, str], subgraphs: Sequence[Any], count: int, where: str
-) -> Tuple[Optional[Tuple[str, ...]], int]:
-    """The names of an operator's inputs (None if any number will do), and how many outputs."""
+) -> Tuple[Optional[Tuple[str, ...]], Tuple[int, ...], int]:
+    """The names of an operator's inputs (None if any number will do), which of them are auxiliary
+    states, and how many outputs it has."""
     ask: Any = _arity
     if op == "Custom":  # what is registered may be another one tomorrow, and reads all attributes
         ask = _arity.__wrapped__
@@ -222,7 +230,7 @@ def _asked(
 @functools.lru_cache(maxsize=4096)
 def _arity(
     op: str, attrs: Tuple[Tuple[str, str], ...], subgraphs: str, count: int
-) -> Tuple[Optional[Tuple[str, ...]], int]:
+) -> Tuple[Optional[Tuple[str, ...]], Tuple[int, ...], int]:
     node = {"op": op, "name": "n", "attrs": dict(attrs), "inputs": []}
     node["subgraphs"] = json.loads(subgraphs)
     if not node["subgraphs"]:
@@ -232,13 +240,15 @@ def _arity(
     alone = mx.sym.load_json(as_json(graph))
     row = read(alone)["node_row_ptr"]
     if op in CONTROL_FLOW:
-        return None, row[-1]
+        return None, (), row[-1]
     try:
         composed = alone(name="n")
     except mx.MXNetError:  # it names no inputs, and is made with all or not at all
         composed = alone(*[mx.sym.var("n_%d" % k) for k in range(count)], name="n")
-    nodes = read(composed)["nodes"]
-    return tuple(each["name"][2:] for each in nodes[:-1]), row[-1]
+    names = [each["name"] for each in read(composed)["nodes"][:-1]]
+    states = set(composed.list_auxiliary_states())
+    places = tuple(k for k, name in enumerate(names) if name in states)
+    return tuple(name[2:] for name in names), places, row[-1]
 
 
 @functools.lru_cache(maxsize=1)

@@ -169,6 +169,10 @@ BAD: Dict[str, Tuple[Change, str]] = {
         lambda g: g["nodes"][10]["inputs"].append([0, 0, 0]),
         "SoftmaxOutput takes 2 inputs, not 3",
     ),
+    "a state that is no variable": (
+        lambda g: g["nodes"][8]["inputs"].__setitem__(4, [3, 0, 0]),
+        "input 4 of BatchNorm must be a variable, not the output of 'fc' (FullyConnected)",
+    ),
     "half an input": (lambda g: g["nodes"][3]["inputs"][0].clear(), "is written as [node, output]"),
     "an input that is a fraction": (
         lambda g: g["nodes"][3].update(inputs=[[0.5, 0], [1, 0], [2, 0]]),

@@ -1,0 +1,66 @@
+"""What it costs to leave every tensor in the layout that MKLDNN gives it without a plan.
+
+    python benchmarks/layouts.py [--patience 1] [name ...]
+
+Plans networks of the kinds that mix convolutions with operators that know no blocks, once as for
+any device, and once as if no layout had to be followed (without it, training on the CPU may differ
+in the last bits). Prints MB of the pool, and the seconds of the plan.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Callable, Dict, List, Optional, Tuple
+from unittest import mock
+
+import memonger
+from common import check_names, machine
+from memonger.plans import forget
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+import blocked_networks as blocked
+
+MB = 2**20
+NETWORKS: Dict[str, Callable[[], blocked.Network]] = {
+    "SE-ResNet-50": lambda: blocked.se_resnet(64, 224, (3, 4, 6, 3)),
+    "MobileNetV3": lambda: blocked.mobilenet_v3(40, 224, 15),
+    "ShuffleNet": lambda: blocked.shufflenet(240, 112, 16),
+    "ShuffleNetV2": lambda: blocked.shufflenet_v2(240, 112, 16),
+    "EfficientNet": lambda: blocked.efficientnet(32, 224, 16),
+    "hourglass": lambda: blocked.hourglass(256, 128, 4),
+    "DeepLab": lambda: blocked.deeplab(64, 256),
+}
+
+
+def planned(name: str, patience: float, follow: bool) -> Tuple[memonger.Plan, float]:
+    """A plan, and the CPU seconds that it took."""
+    symbol, shapes = NETWORKS[name]()
+    forget()
+    start = time.process_time()
+    # What is compiled for the rule is compiled for both.
+    with mock.patch("memonger.rules.mkldnn_enabled", lambda: follow):
+        plan = memonger.plan(symbol, shapes, patience=patience)
+    return plan, time.process_time() - start
+
+
+def main(arguments: Optional[List[str]] = None) -> None:
+    parser = argparse.ArgumentParser(description="The price of layouts that stay as they are.")
+    parser.add_argument("names", nargs="*", metavar="name", help=", ".join(NETWORKS))
+    parser.add_argument("--patience", type=float, default=1.0)
+    options = parser.parse_args(arguments)
+    names = options.names or list(NETWORKS)
+    check_names(parser, names, NETWORKS)
+    print(machine(), "", sep="\n")
+    print("| net | no plan | layouts followed | not followed | CPU s | CPU s, not followed |")
+    print("|---|---|---|---|---|---|")
+    planned(names[0], 0.01, True)  # compiles
+    for name in names:
+        (one, seconds), (other, fewer) = (planned(name, options.patience, f) for f in (True, False))
+        sizes = (one.unplanned_bytes, one.pool_bytes, other.pool_bytes)
+        figures = " | ".join(f"{size / MB:.0f}" for size in sizes)
+        print(f"| {name} | {figures} | {seconds:.0f} | {fewer:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
