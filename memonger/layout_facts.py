@@ -94,9 +94,10 @@ _ALIKE = 4  # that of the inputs if they are alike
 _FIRST = 5  # that of the first input
 _PASSES = 6  # the usual blocks if the first input has them
 _NORM_GRADIENT = 7  # that of the data (input 3), or of the gradient where that is plain
-_OTHER = 8  # some function of the inputs' layouts
-CHOSEN = 9  # some layout, whatever those of the inputs
-_USUAL = 10  # the usual blocks
+_POOLING_GRADIENT = 8  # the usual blocks if the input of Pooling has them
+_OTHER = 9  # some function of the inputs' layouts
+CHOSEN = 10  # some layout, whatever those of the inputs
+_USUAL = 11  # the usual blocks
 
 
 class LayoutTables(NamedTuple):
@@ -170,9 +171,7 @@ def _facts(kind: RowKind, data: Optional[Tensor]) -> _Facts:
         read = _POOLING_READS.get(kind.inputs, tuple(reads))
         plays = [p in read for p in reads]
         # Windows that overlap are added up in another order in blocks (seen with AVX2).
-        shows = (
-            plays if kind.attrs.get("global_pool", "False") == "False" else [False] * kind.inputs
-        )
+        shows = plays if _overlap(kind) else [False] * kind.inputs
     else:
         exact = kind.op in _EXACT or (kind.op == "add_n" and kind.inputs <= 2)
         exact |= kind.op in _POINTWISE and _act_type(kind) in _PIECEWISE
@@ -203,6 +202,8 @@ def _code(kind: RowKind, k: int, data: Optional[Tensor]) -> int:
         return _PASSES
     if op == "_backward_BatchNorm" and k == 0 and images:
         return _NORM_GRADIENT
+    if op == "_backward_Pooling" and k == 0 and axes == AXES and kind.inputs in _POOLING_READS:
+        return _POOLING_GRADIENT
     if op == "Pooling" and k == 0 and axes == AXES:
         largest = kind.attrs.get("pool_type", "max") == "max"
         valid = kind.attrs.get("pooling_convention", "valid") == "valid"
@@ -211,6 +212,13 @@ def _code(kind: RowKind, k: int, data: Optional[Tensor]) -> int:
     if op in _CHOOSE:
         return _chosen(kind, data) if op == "Convolution" else CHOSEN
     return _OTHER
+
+
+def _overlap(kind: RowKind) -> bool:
+    """Whether windows of a Pooling have elements in common."""
+    whole = kind.attrs.get("global_pool", "False") != "False"
+    kernel, stride = (ast.literal_eval(kind.attrs.get(name, "()")) for name in ("kernel", "stride"))
+    return not whole and any(s < k for k, s in zip(kernel, stride or (1,) * len(kernel)))
 
 
 def _act_type(kind: RowKind) -> str:
@@ -294,6 +302,8 @@ def layout_of(code, number, place, before, found, plays):  # type: ignore[no-unt
             return found[0]
         if code == _PASSES and found[0] == BLOCKS:
             return BLOCKS
+        if code == _POOLING_GRADIENT and found[found.shape[0] // 2] == BLOCKS:
+            return BLOCKS
         if code == _NORM_GRADIENT:
             if found[3] == BLOCKS or found[3] == found[0]:
                 return found[3]
@@ -307,6 +317,17 @@ def layout_of(code, number, place, before, found, plays):  # type: ignore[no-unt
         if plays[j]:
             symbol = symbol * 1000003 + found[j]
     return (symbol & 0x3FFFFFFFFFFFFFFF) + 2
+
+
+@compiled
+def convert(code, found):  # type: ignore[no-untyped-def]
+    """Write the layouts in which an operator computes over those that it finds (``found``).
+
+    The gradient of BatchNorm brings what is plain into the blocks of its data
+    (``MKLDNNBatchNormBackwardImpl``).
+    """
+    if code == _NORM_GRADIENT and found[3] == BLOCKS and found[0] == PLAIN:
+        found[0] = BLOCKS
 
 
 @compiled
@@ -331,7 +352,7 @@ def follow(t, layouts, recomputed, order, reads, copy_of):  # type: ignore[no-un
     made : np.ndarray of int64
         The layout of each output when it is made.
     found : np.ndarray of int64
-        That of each input when it is read; -1 where the row does not run.
+        That in which each input is computed with (`convert`); -1 where the row does not run.
     place : np.ndarray of int32
         Of each output the input in whose memory it is, `NOT_IN_PLACE` or `ADDED`.
     entries : np.ndarray of int64
@@ -357,6 +378,8 @@ def follow(t, layouts, recomputed, order, reads, copy_of):  # type: ignore[no-un
             entries[j] = entry
             found[j] = made[entry] if blocks[entry] < 0 else now[blocks[entry]]
         begin, end = t.output_start[row], t.output_start[row + 1]
+        if end > begin:
+            convert(layouts.code[begin], found[first:last])
         if layouts.adding[row] and planned[entries[first + 1]] != blocks[entries[first + 1]]:
             made[begin] = now[blocks[begin]]  # the sum is there already
             continue

@@ -141,18 +141,16 @@ def _may_change(
             continue
         if layouts.adding[row]:
             return True
-        options = slice(int(t.inplace_start[row]), int(t.inplace_start[row + 1]))
         possible: Dict[int, Set[int]] = {}
-        for out, j, same in zip(
-            t.inplace_output[options].tolist(),
-            t.inplace_input[options].tolist(),
-            t.inplace_identity[options].tolist(),
-        ):
+        for q in range(int(t.inplace_start[row]), int(t.inplace_start[row + 1])):
+            out, j = int(t.inplace_output[q]), int(t.inplace_input[q])
+            if row >= 2 * t.forward and t.inplace_row[q] >= 2 * t.forward:
+                continue  # gradients read gradients in the same order under any plan
             known = layouts.code[out], layouts.number[out]
             plays = layouts.plays[first:last]
             results = possible.setdefault(out, set())
             results.add(int(layout_of(*known, j, into[j], into, plays)))
-            if not same:
+            if not t.inplace_identity[q]:
                 results.add(int(layout_of(*known, NOT_IN_PLACE, PLAIN, into, plays)))
             elif int(into[j]) not in results and shown[entries[first + j]]:
                 return True  # others find what this has made of their memory, or do not

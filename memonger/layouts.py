@@ -28,6 +28,7 @@ from memonger.layout_facts import (
     NO_COPIES,
     NOT_IN_PLACE,
     PLAIN,
+    convert,
     follow,
     layout_of,
     layout_tables,
@@ -147,6 +148,14 @@ class _Comparer:
         block = self.block[entry]
         return self.made[entry] if block < 0 else self.now.get(block, PLAIN)
 
+    def found(self, row: int) -> np.ndarray:
+        """The layouts in which a row computes."""
+        reads = range(self.inputs[row], self.inputs[row + 1])
+        found = np.array([self.read(j) for j in reads], dtype=np.int64)
+        if self.outputs[row] < self.outputs[row + 1]:
+            convert(self.layouts.code[self.outputs[row]], found)
+        return found
+
     def write(self, entry: int, symbol: int) -> None:
         self.made[entry] = symbol
         if self.block[entry] >= 0:
@@ -175,7 +184,7 @@ class _Comparer:
         if self.is_added(row):  # the sum is there already
             self.made[outputs[0]] = self.now.get(self.block[outputs[0]], PLAIN)
             return
-        found = np.array([self.read(j) for j in range(first, last)], dtype=np.int64)
+        found = self.found(row)
         made = []
         for out in outputs:
             self.place[out] = place = self.find_place(out, first, last)
@@ -195,9 +204,10 @@ class _Comparer:
         first, last = self.inputs[row], self.inputs[row + 1]
         expected = self.expected
         if r >= 0:
+            found = self.found(row)
             for j in range(first, last):
                 want = expected.found[expected.tables.read_start[r] + j - first]
-                if self.shows[j] and self.read(j) != want:
+                if self.shows[j] and found[j - first] != want:
                     self.lay_out_input(row, j, want)
         self.follow(row)
         for k, out in enumerate(range(self.outputs[row], self.outputs[row + 1])):

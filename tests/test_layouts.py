@@ -109,13 +109,16 @@ def convolutions(count: int) -> List[Convolution]:
     random = np.random.RandomState(0)
     found: Set[Convolution] = set()
     while len(found) < count:
-        ic, oc = (int(c) for c in random.choice([1, 3, 5, 8, 12, 16, 20, 24, 32, 64, 96, 128], 2))
+        ic, oc = (int(c) for c in random.choice([1, 3, 5, 8, 12, 16, 20, 32, 48, 64, 96, 128], 2))
         groups = 1
         if random.randint(4) == 0:
             oc = groups = ic
-        kernel = int(random.choice([1, 2, 3, 5, 7, 9]))
+        kernel = int(random.choice([1, 1, 3, 3, 5, 7, 9]))
         size = int(random.choice([1, 4, 7, 9, 14, 28]))
-        stride, pad = int(random.randint(1, 4)), int(random.choice([0, kernel // 2, kernel - 1]))
+        stride, pad = (
+            int(random.randint(1, 4)),
+            int(random.choice([0, kernel // 2, kernel // 2, kernel - 1])),
+        )
         if size + 2 * pad >= kernel:
             found.add((int(random.choice([1, 2, 3])), ic, oc, size, kernel, stride, pad, groups))
     return sorted(found)
