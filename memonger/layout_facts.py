@@ -94,7 +94,7 @@ _ALIKE = 4  # that of the inputs if they are alike
 _FIRST = 5  # that of the first input
 _PASSES = 6  # the usual blocks if the first input has them
 _NORM_GRADIENT = 7  # that of the data (input 3), or of the gradient where that is plain
-_POOLING_GRADIENT = 8  # the usual blocks if the input of Pooling has them
+_POOLING_GRADIENT = 8  # the usual blocks if the input of Pooling has them (its input 1 or 2)
 _OTHER = 9  # some function of the inputs' layouts
 CHOSEN = 10  # some layout, whatever those of the inputs
 _USUAL = 11  # the usual blocks
@@ -203,7 +203,7 @@ def _code(kind: RowKind, k: int, data: Optional[Tensor]) -> int:
     if op == "_backward_BatchNorm" and k == 0 and images:
         return _NORM_GRADIENT
     if op == "_backward_Pooling" and k == 0 and axes == AXES and kind.inputs in _POOLING_READS:
-        return _POOLING_GRADIENT
+        return _OTHER if _overlap(kind) else _POOLING_GRADIENT
     if op == "Pooling" and k == 0 and axes == AXES:
         largest = kind.attrs.get("pool_type", "max") == "max"
         valid = kind.attrs.get("pooling_convention", "valid") == "valid"
