@@ -124,8 +124,17 @@ class LayoutTables(NamedTuple):
     adding: np.ndarray
 
 
-def layout_tables(training: Planned) -> LayoutTables:
-    """Look up what is known of the layouts in a training graph."""
+def layout_tables(training: Planned, scoring: bool = False) -> LayoutTables:
+    """Look up what is known of the layouts in a training graph.
+
+    Parameters
+    ----------
+    training : Planned
+    scoring : bool
+        Whether it must hold in inference too. There a CPU with AVX512 has other usual blocks for
+        some convolutions than for others (oneDNN's brgconv writes the channels last), so that no
+        two of them are taken to be alike.
+    """
     t, kinds = training.tables, training.kinds
     code = np.zeros(len(t.elements), dtype=np.int8)
     number = np.zeros(len(t.elements), dtype=np.int64)
@@ -145,6 +154,8 @@ def layout_tables(training: Planned) -> LayoutTables:
         number[outputs[row] : outputs[row + 1]] = facts.number
         shows[first:last] = facts.shows
         plays[first:last] = facts.plays
+    if scoring:
+        code[code == _USUAL] = CHOSEN
     ignored = t.read_ignored
     return LayoutTables(code, number, shows & ~ignored, plays & ~ignored, adding_rows(training))
 

@@ -72,7 +72,7 @@ class Expected:
     def __init__(self, found: Replay) -> None:
         training = found.training
         self.tables = training.tables
-        layouts = layout_tables(training)
+        layouts = layout_tables(training, scoring=True)
         made, seen, place, entries = follow(
             training.tables, layouts, found.recomputed, found.order, found.reads, NO_COPIES
         )
@@ -114,7 +114,7 @@ class _Comparer:
         self.order = [row for row in found.order.tolist() if not t.variable[row]]
         self.outputs, self.inputs = t.output_start.tolist(), t.read_start.tolist()
         self.entries = (t.output_start[t.read_row] + t.read_output).tolist()
-        self.layouts = layout_tables(found.training)
+        self.layouts = layout_tables(found.training, scoring=True)
         self.shows = self.layouts.shows.tolist()
         self.makes = (self.layouts.code >= CHOSEN).tolist()
         self.planned, self.block = found.planned.tolist(), found.blocks.tolist()
