@@ -2,6 +2,7 @@
 
 from typing import Any, Dict, Iterable, List
 
+import blocked_networks
 import memonger
 import mxnet as mx
 import pytest
@@ -141,8 +142,8 @@ def test_what_is_put_in_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_put_in_where_layouts_differ() -> None:
-    """Convolution, then what is done in place or not, then what rounds as its input is laid out."""
-    work = work_of(planned_net(CASES["log_softmax"]), PLANNED_SHAPES)
+    """Convolutions, then what is done in place or not, then what rounds as its input is laid out."""
+    work = work_of(*blocked_networks.drawn(7))
     made = parts(work)
     found = {
         kind.op
