@@ -55,7 +55,7 @@ class CheckReport(NamedTuple):
     compared : int
         Arrays that were compared, all steps together.
     differences : tuple of Difference
-        In the order in which they came up.
+        Step by step: outputs, gradients, auxiliary states.
     not_finite : tuple of str
         Arrays of the original network that hold infinities or not-a-number, by which nothing can
         be shown.
@@ -254,12 +254,10 @@ def _train(
             executor.backward(heads)
             if not isinstance(executor, ScheduledExecutor):
                 mx.nd.waitall()  # nothing that reads states waits for MXNet's own until they moved
-            for kind, arrays in (
-                ("auxiliary state", aux),
-                ("output", dict(zip(net.list_outputs(), executor.outputs))),
-                ("gradient", grads),
-            ):
-                result += [_Computed(step, kind, n, a.asnumpy()) for n, a in arrays.items()]
+            states = _read(step, "auxiliary state", aux)  # before anything waits for the outputs
+            result += _read(step, "output", dict(zip(net.list_outputs(), executor.outputs)))
+            result += _read(step, "gradient", grads)
+            result += states
             for n, gradient in grads.items():
                 if n not in inputs and np.dtype(gradient.dtype).kind == "f":
                     mx.nd.sgd_mom_update(
@@ -273,6 +271,10 @@ def _train(
         return result
     except mx.MXNetError as error:
         raise MemongerError("the network cannot be run on %s: %s" % (ctx, reason(error))) from None
+
+
+def _read(step: int, kind: str, arrays: Mapping[str, Any]) -> List[_Computed]:
+    return [_Computed(step, kind, name, array.asnumpy()) for name, array in arrays.items()]
 
 
 def _compare(expected: List[_Computed], found: List[_Computed]) -> List[Difference]:

@@ -270,7 +270,7 @@ def test_what_is_planned_is_written_out_once(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_no_plan_can_do_without_is_no_more_than_what_was_found() -> None:
     """A schedule's results may lie where a gradient will be."""
     network = networks.chain(24, hidden=256, batch=16)  # more bytes of gradients than are alive
-    with pytest.raises(BudgetError, match=r"the smallest needs \d+ bytes \(0.\d MB\)\.$"):
+    with pytest.raises(BudgetError, match=r"the smallest needs \d+ bytes \(\d+\.\d KB\)\.$"):
         planned(network, budget=1000, patience=0.05)
     with pytest.raises(BudgetError, match=r"No plan can do with less .*'tanh3'.* needs them\.$"):
         planned(layers(4), budget=1000, patience=0.05)

@@ -6,7 +6,7 @@ Runs on stand-ins for CUDA (see the package's docstring). Run with ``-s`` to see
 from pathlib import Path
 from typing import Any
 
-import memonger
+import memonger.costs
 import mxnet as mx
 import pytest
 
