@@ -142,7 +142,7 @@ def test_what_is_put_in_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_put_in_where_layouts_differ() -> None:
-    """Convolutions, then what is done in place or not, then what rounds as its input is laid out."""
+    """Convolutions, then what is done in place or not, then what rounds by its input's layout."""
     work = work_of(*blocked_networks.drawn(7))
     made = parts(work)
     found = {
