@@ -10,7 +10,11 @@ from memonger.errors import MemongerError
 from memonger.executor import reason
 from memonger.gradients import environment
 from memonger.recipe import Step
+from memonger.stderr import without_line
 from memonger.training_step import BIND
+
+#: What MXNet logs of it at each bind (the constructor of ``GraphExecutor``).
+_DETECTED = b"MXNET_SUBGRAPH_BACKEND=NONE is detected"
 
 #: ``GraphExecutor::RunOps(bool is_train, size_t first, size_t end)``: the nodes first to end - 1 of
 #: the graph run (``src/executor/graph_executor.cc``). ``MXExecutorForward`` calls it for all nodes;
@@ -30,7 +34,7 @@ def bind_step(step: Step, ctx: Any, args: Arrays, aux: Arrays, shared_exec: Any)
     args = {name: args[name] for name in symbol.list_arguments()}
     aux = {name: aux[name] for name in symbol.list_auxiliary_states()}
     try:
-        with environment(**_settings(BIND, ctx)):
+        with environment(**_settings(BIND, ctx)), without_line(_DETECTED):
             made = symbol.bind(ctx, args, None, "null", aux, shared_exec=shared_exec)
     except mx.MXNetError as error:
         raise MemongerError(
