@@ -3,6 +3,8 @@
 ``gpu_dry_run/test_held.py`` has the same on a GPU.
 """
 
+import ctypes
+import gc
 import os
 import pickle
 import subprocess
@@ -259,6 +261,8 @@ def _main(jobs: Sequence[Tuple[str, Any, Dict[str, Any]]]) -> None:
                 raise SystemExit(1)
             continue
         _step(*network.small().build())
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # or arrays would lie in what planning has let go of
         before = _resident()
         executor = _step(plan.symbol, shapes)
         print(plan.device_bytes, _resident() - before, flush=True)

@@ -397,9 +397,9 @@ def test_fit_on_two_devices(gpu_dry_run: GpuDryRun) -> None:
     between = max(later) // MB + 10
     assert between < min(runs["unplanned"][1]) // MB
     for events in (None, schedule.events.tolist()):
-        # Without a plan the workers of both devices run out of memory. MXNet's engine notes what
-        # they throw without a lock (AddToGlobalExceptions in src/engine/threaded_engine.h), so that
-        # the process may end before it can tell. Its engine for debugging has no workers.
+        # Without a plan both devices run out of memory, and their workers note what they throw
+        # without a lock (AddToGlobalExceptions in src/engine/threaded_engine.h), so that the
+        # process may crash before it can tell. MXNet's engine for debugging has no workers.
         result = gpu_dry_run.run(
             fit,
             args=[text, events, shapes, "device"],
