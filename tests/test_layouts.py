@@ -86,6 +86,17 @@ def test_no_layouts_without_mkldnn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memonger.plan(symbol, shapes, patience=0.02, ctx=mx.cpu()).pool_bytes < followed
 
 
+def test_the_remedies_are_named_where_nothing_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    """One gate, and its input must be held for what it makes to be plain."""
+    x = S.Convolution(S.var("data"), num_filter=16, kernel=(3, 3), pad=(1, 1))
+    x = S.broadcast_mul(x, S.Pooling(x, global_pool=True, kernel=(1, 1), pool_type="avg"))
+    x = S.Flatten(S.BatchNorm(x, fix_gamma=False))
+    plan = same_bits(S.SoftmaxOutput(x, name="softmax"), {"data": (2, 3, 8, 8)})
+    assert plan.pool_bytes > 0.95 * plan.unplanned_bytes
+    for remedy in ("how='schedule'", "ctx=mx.gpu()", "MXNET_MKLDNN_ENABLED=0"):
+        assert remedy in caplog.text
+
+
 # ---------------------------------------------------------------- how convolutions lay out
 
 CONVOLUTIONS = """
