@@ -31,7 +31,8 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 try:
     import memonger
-except ImportError as error:  # it says what is missing
+    from memonger import plan  # noqa: F401  imports MXNet, and says what is missing
+except ImportError as error:
     print(error, file=sys.stderr)
     sys.exit(2)
 

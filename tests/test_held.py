@@ -29,7 +29,7 @@ class Recurrent(NamedTuple):
     residual: bool = False
     dropout: bool = False
     inputs: int = 200
-    steps: int = 80
+    steps: int = 120
     batch: int = 32
     units: int = 200
     blocks: int = 2
@@ -96,7 +96,7 @@ NETWORKS: Dict[str, Recurrent] = {
     "bidirectional LSTM": Recurrent("lstm", bidirectional=True, stacked=2, inputs=120),
     "bidirectional GRU": Recurrent("gru", bidirectional=True, residual=True, blocks=3),
     "stacked GRU with Dropout": Recurrent("gru", stacked=3, dropout=True, inputs=80, blocks=3),
-    "tanh, large batch": Recurrent("rnn_tanh", stacked=4, steps=40, batch=144, blocks=3),
+    "tanh, large batch": Recurrent("rnn_tanh", stacked=4, steps=60, batch=144, blocks=3),
     "bidirectional relu": Recurrent("rnn_relu", bidirectional=True, stacked=2, residual=True),
 }
 

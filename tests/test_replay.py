@@ -81,7 +81,11 @@ def rnn_cells(kind: str, steps: int = 12, hidden: int = 256) -> Network:
         cell.add(mx.rnn.ResidualCell(mx.rnn.GRUCell(hidden, prefix="second_")))
     x = S.Embedding(S.Variable("data"), input_dim=1000, output_dim=hidden, name="embed")
     outputs, _ = cell.unroll(steps, S.swapaxes(x, 0, 1), layout="TNC", merge_outputs=True)
-    x = S.FullyConnected(S.reshape(outputs, (-3, 0)), num_hidden=1000, name="decoder")
+    x = S.reshape(outputs, (-3, 0))
+    if kind == "fused":  # which is kept, so that more must be there to choose among
+        for i in range(3):
+            x = S.Activation(S.FullyConnected(x, num_hidden=hidden, name="fc%d" % i), "tanh")
+    x = S.FullyConnected(x, num_hidden=1000, name="decoder")
     label = S.reshape(S.Variable("softmax_label"), (-1,))
     shapes: Dict[str, Tuple[int, ...]] = {"data": (64, steps), "softmax_label": (64, steps)}
     return S.SoftmaxOutput(x, label, name="softmax"), shapes

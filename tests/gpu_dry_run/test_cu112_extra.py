@@ -101,6 +101,7 @@ needed = re.findall(r'NEEDED.*\\[(.*)\\]', subprocess.check_output(
 problem = None
 try:
     import memonger
+    memonger.plan  # MXNet is imported when it is first needed
 except ImportError as error:
     problem = error
 loaded = {Path(line.split()[-1]) for line in open('/proc/self/maps') if '.so' in line}
@@ -184,6 +185,7 @@ import ctypes, importlib.util
 from pathlib import Path
 try:
     import memonger
+    memonger.plan  # MXNet is imported when it is first needed
 except ImportError:
     pass  # for want of the driver; the CUDA libraries are loaded before
 root = Path(list(importlib.util.find_spec('nvidia').submodule_search_locations)[0])
