@@ -16,7 +16,7 @@ from unittest import mock
 
 import memonger
 from common import check_names, machine
-from memonger.plans import forget
+from memonger.api.plan import forget
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import blocked_networks as blocked
@@ -39,7 +39,7 @@ def planned(name: str, patience: float, follow: bool) -> Tuple[memonger.Plan, fl
     forget()
     start = time.process_time()
     # What is compiled for the rule is compiled for both.
-    with mock.patch("memonger.rules.mkldnn_enabled", lambda: follow):
+    with mock.patch("memonger.planners.marks.rules.mkldnn_enabled", lambda: follow):
         plan = memonger.plan(symbol, shapes, patience=patience)
     return plan, time.process_time() - start
 

@@ -37,11 +37,11 @@ from typing import Any, Callable, Dict, List, Optional
 import memonger
 import mxnet as mx
 import numpy as np
-from memonger import marks
-from memonger.executor import planned_mb
-from memonger.forward import forward_graph
-from memonger.inputs import read_shapes
-from memonger.planners import chen2016
+from memonger.graph import marks
+from memonger.costs.bind import planned_mb
+from memonger.graph.forward import forward_graph
+from memonger.graph.inputs import read_shapes
+from memonger.planners.marks import chen2016
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import networks

@@ -20,11 +20,11 @@ from typing import Any, Callable, Dict, List
 import memonger  # noqa: F401
 import mxnet as mx
 import numpy as np
-from memonger.allocator import replay
-from memonger.executor import bind, planned_mb
-from memonger.forward import ForwardGraph, forward_graph
-from memonger.inputs import read_shapes
-from memonger.training import training_graph
+from memonger.costs.allocator import replay
+from memonger.costs.bind import bind, planned_mb
+from memonger.graph.forward import ForwardGraph, forward_graph
+from memonger.graph.inputs import read_shapes
+from memonger.graph.training import training_graph
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import networks

@@ -3,19 +3,19 @@
 import importlib
 from typing import TYPE_CHECKING, Any, List
 
-from memonger import _mxnet  # first: it makes MXNet importable
-from memonger.errors import BudgetError, MemongerError
+from memonger.support import mxnet as _mxnet  # first: it makes MXNet importable
+from memonger.support.errors import BudgetError, MemongerError
 
 if TYPE_CHECKING:
-    from memonger.batches import LargestBatch, largest_batch
-    from memonger.checking import CheckReport, check
-    from memonger.choices import PlanExplanation
-    from memonger.explanation import Explanation, explain
-    from memonger.frontiers import Frontier, frontier
-    from memonger.marks import unplan
-    from memonger.plans import Plan, load_plan, plan
-    from memonger.search import get_cost, make_mirror_plan, pool_bytes, search_plan
-    from memonger.symbol_file import load
+    from memonger.api.batches import LargestBatch, largest_batch
+    from memonger.api.check import CheckReport, check
+    from memonger.api.choices import PlanExplanation
+    from memonger.api.explain import Explanation, explain
+    from memonger.api.frontier import Frontier, frontier
+    from memonger.api.original import get_cost, make_mirror_plan, pool_bytes, search_plan
+    from memonger.api.plan import Plan, load_plan, plan
+    from memonger.graph.marks import unplan
+    from memonger.graph.symbol_file import load
 
 __version__ = "1.0.0.dev0"
 
@@ -44,15 +44,15 @@ __all__ = [
 
 #: Where the public names are: imported when they are first asked for, for that takes seconds.
 _ROOMS = {
-    "batches": ("LargestBatch", "largest_batch"),
-    "checking": ("CheckReport", "check"),
-    "choices": ("PlanExplanation",),
-    "explanation": ("Explanation", "explain"),
-    "frontiers": ("Frontier", "frontier"),
-    "marks": ("unplan",),
-    "plans": ("Plan", "load_plan", "plan"),
-    "search": ("get_cost", "make_mirror_plan", "pool_bytes", "search_plan"),
-    "symbol_file": ("load",),
+    "api.batches": ("LargestBatch", "largest_batch"),
+    "api.check": ("CheckReport", "check"),
+    "api.choices": ("PlanExplanation",),
+    "api.explain": ("Explanation", "explain"),
+    "api.frontier": ("Frontier", "frontier"),
+    "graph.marks": ("unplan",),
+    "api.plan": ("Plan", "load_plan", "plan"),
+    "api.original": ("get_cost", "make_mirror_plan", "pool_bytes", "search_plan"),
+    "graph.symbol_file": ("load",),
 }
 
 

@@ -17,9 +17,9 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 # Nothing here imports MXNet, which takes seconds, before a verb is carried out.
 import memonger
-from memonger import files
-from memonger.errors import BudgetError, MemongerError
-from memonger.sizes import MB, in_words
+from memonger.support import files
+from memonger.support.errors import BudgetError, MemongerError
+from memonger.support.sizes import MB, in_words
 
 log = logging.getLogger("memonger")
 
@@ -77,7 +77,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     except RuntimeError as error:
         if type(error).__name__ != "MXNetError":
             raise
-        from memonger.symbols import said_by_mxnet
+        from memonger.support.symbols import said_by_mxnet
 
         return _complain("MXNet says: " + said_by_mxnet(error), MISTAKE)
     except MemoryError as error:
@@ -188,7 +188,7 @@ def _check(options: argparse.Namespace) -> int:
 
 def _of(options: argparse.Namespace, *names: str) -> Dict[str, Any]:
     """Keyword arguments of a function of the package: what all take, and those of these names."""
-    from memonger._mxnet import mx
+    from memonger.support.mxnet import mx
 
     ctx = None if options.device is None else mx.Context(*options.device)
     given = {"shapes": options.shapes, "type_dict": options.types, "ctx": ctx}
@@ -200,7 +200,7 @@ def _check_files(output: Optional[str], plot: Optional[str] = None) -> None:
     if output is not None:
         files.check_writable(output)
     if plot is not None:
-        from memonger import report
+        from memonger.api import plot as report
 
         report.check_picture(plot)
         if output is not None and os.path.realpath(output) == os.path.realpath(plot):

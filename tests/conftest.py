@@ -29,7 +29,7 @@ LONG = ("full_search", "slow", "exhaustive")  # tests that search as long as a u
 @pytest.fixture(autouse=True)
 def nothing_planned_before() -> Iterator[None]:
     """Every test plans for itself."""
-    from memonger.plans import forget
+    from memonger.api.plan import forget
 
     forget()
     yield
@@ -37,7 +37,10 @@ def nothing_planned_before() -> Iterator[None]:
 
 def _lengths() -> List[Tuple[Any, str]]:
     """What bounds the length of the searches."""
-    from memonger.planners import budget, recursive, seeds, smallest
+    from memonger.planners.marks import budget
+    from memonger.planners.trees import search as recursive
+    from memonger.planners.trees import seeds
+    from memonger.planners.marks import smallest
 
     return [
         (smallest, "WORK"),

@@ -87,7 +87,7 @@ def _child(what: str, jobs: Sequence[Job], environment: Dict[str, str]) -> Any:
 def _main(what: str, path: str) -> None:
     import memonger  # noqa: F401
     import mxnet as mx
-    from memonger.executor import bind
+    from memonger.costs.bind import bind
     from planned import forward
 
     steps = []

@@ -10,13 +10,13 @@ from typing import Any, Dict, Iterable, List
 import memonger  # noqa: F401
 import mxnet as mx
 import numpy as np
-from memonger.forward import ForwardGraph, forward_graph
-from memonger.inputs import read_shapes
-from memonger.marks import FORCE
-from memonger.operators import ANYWHERE
-from memonger.planners.cuts import Cut, cheap_cuts
-from memonger.rules import Rules
-from memonger.training import training_graph
+from memonger.graph.forward import ForwardGraph, forward_graph
+from memonger.graph.inputs import read_shapes
+from memonger.graph.marks import FORCE
+from memonger.graph.operators.recompute import ANYWHERE
+from memonger.planners.marks.cuts import Cut, cheap_cuts
+from memonger.planners.marks.rules import Rules
+from memonger.graph.training import training_graph
 
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -3,8 +3,8 @@
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
 
 import numpy as np
-from memonger.schedule import Schedule, Workload, of_marks, plain, run_again, workload
-from memonger.training import training_graph
+from memonger.schedules.schedule import Schedule, Workload, of_marks, plain, run_again, workload
+from memonger.graph.training import training_graph
 
 from planned import forward
 

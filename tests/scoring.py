@@ -17,8 +17,8 @@ if __name__ == "__main__":
 import memonger
 import mxnet as mx
 import numpy as np
-from memonger.schedule import Schedule
-from memonger.scheduled import scheduled
+from memonger.schedules.schedule import Schedule
+from memonger.schedules.execution.symbol import scheduled
 
 from schedules import everything, nested, work_of
 

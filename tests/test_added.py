@@ -10,9 +10,9 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.inputs import read_shapes
-from memonger.memory import measure
-from memonger.scheduled import scheduled
+from memonger.graph.inputs import read_shapes
+from memonger.api.memory import measure
+from memonger.schedules.execution.symbol import scheduled
 
 from operator_cases import CASES, SMALL_SHAPES, small_net
 from planned import positive

@@ -5,11 +5,11 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 from hypothesis import HealthCheck, given, settings, strategies as st
-from memonger.allocator import replay
-from memonger.bounds import floor
-from memonger.memory import of_step
-from memonger.training import training_graph
-from memonger.unrolled import parts, unroll
+from memonger.costs.allocator import replay
+from memonger.costs.lower_bound import floor
+from memonger.api.memory import of_step
+from memonger.graph.training import training_graph
+from memonger.schedules.expand import parts, unroll
 
 import networks
 from generated import networks as generated

@@ -5,8 +5,8 @@ from typing import Any, List, Tuple
 import memonger
 import mxnet as mx
 import pytest
-from memonger import budgets
-from memonger.budgets import Budget, read_budget, state_per_element
+from memonger.api import budgets
+from memonger.api.budgets import Budget, read_budget, state_per_element
 
 READ: List[Tuple[Any, float, bool]] = [
     (1, 1.0, False),

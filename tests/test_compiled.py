@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from memonger.compiled import compiled
+from memonger.support.compiled import compiled
 
 pytestmark = pytest.mark.python_differs
 

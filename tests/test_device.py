@@ -8,7 +8,7 @@ from typing import Any, Dict
 import memonger
 import mxnet as mx
 import pytest
-from memonger.device import rounded
+from memonger.costs.device import rounded
 
 import networks
 

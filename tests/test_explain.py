@@ -7,8 +7,8 @@ from typing import Any
 import memonger
 import mxnet as mx
 import pytest
-from memonger import report
-from memonger.errors import MemongerError
+from memonger.api import plot as report
+from memonger.support.errors import MemongerError
 
 import networks
 

@@ -7,9 +7,12 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger import BudgetError, fastest, plans, timing
-from memonger.allocator import NO_LIMIT
-from memonger.planners.budget import (
+from memonger.api import fastest
+from memonger.api import plan as plans
+from memonger.costs.time import measured as timing
+from memonger import BudgetError
+from memonger.costs.allocator import NO_LIMIT
+from memonger.planners.marks.budget import (
     Archive,
     Fast,
     NodeTimes,
@@ -20,9 +23,9 @@ from memonger.planners.budget import (
     undominated,
     weigh_plan,
 )
-from memonger.planners.smallest import copyable
-from memonger.rules import Rules
-from memonger.timing import Rates
+from memonger.planners.marks.smallest import copyable
+from memonger.planners.marks.rules import Rules
+from memonger.costs.time.measured import Rates
 
 import networks
 from planned import marked, rules_of

@@ -13,7 +13,8 @@ from typing import Any, Callable, Dict, List, Tuple
 import memonger
 import mxnet as mx
 import pytest
-from memonger import MemongerError, files
+from memonger.support import files
+from memonger import MemongerError
 
 import mutants
 import networks

@@ -5,7 +5,7 @@ from typing import Any, Dict, Sequence, Tuple
 import mxnet as mx
 import networks
 import pytest
-from memonger.flops import _FORMULAS, flops, forward_flops
+from memonger.costs.time.flops import _FORMULAS, flops, forward_flops
 from operator_cases import CASES, SMALL_SHAPES, small_net
 from planned import forward
 

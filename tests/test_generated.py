@@ -7,12 +7,12 @@ import mxnet as mx
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, reject, settings, strategies as st
-from memonger import marks
-from memonger.allocator import replay
-from memonger.executor import bind, planned_mb
-from memonger.gradients import read_debug_str
-from memonger.schedule import check
-from memonger.scheduled import scheduled
+from memonger.graph import marks
+from memonger.costs.allocator import replay
+from memonger.costs.bind import bind, planned_mb
+from memonger.graph.operators.gradients import read_debug_str
+from memonger.schedules.schedule import check
+from memonger.schedules.execution.symbol import scheduled
 
 from generated import networks
 from planned import rules_of

@@ -9,10 +9,10 @@ from typing import Any, Dict, Tuple
 import memonger
 import mxnet as mx
 import pytest
-from memonger.costs import CostModel
-from memonger.planners import chen2016
-from memonger.marks import stages
-from memonger.training import training_graph
+from memonger.costs.model import CostModel
+from memonger.planners.marks import chen2016
+from memonger.graph.marks import stages
+from memonger.graph.training import training_graph
 
 import networks
 from planned import forward, marked

@@ -19,9 +19,9 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 
 import pytest
 
-from memonger._mxnet import mx
-from memonger.hidden_outputs import hidden_outputs
-from memonger.inplace import ignored_inputs, inplace_options
+from memonger.support.mxnet import mx
+from memonger.graph.operators.hidden_outputs import hidden_outputs
+from memonger.graph.operators.inplace import ignored_inputs, inplace_options
 
 Shape = Tuple[int, ...]
 

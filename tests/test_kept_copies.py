@@ -8,13 +8,19 @@ import mxnet as mx
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from memonger import marks
-from memonger.allocator import replay
-from memonger.executor import bind, planned_mb
-from memonger.forward import KeptCopy, copy_names, forward_graph, mask_with_copies, with_copies
-from memonger.inputs import read_shapes
-from memonger.operators import CPU, targets_of
-from memonger.planners.smallest import copyable, settle
+from memonger.graph import marks
+from memonger.costs.allocator import replay
+from memonger.costs.bind import bind, planned_mb
+from memonger.graph.forward import (
+    KeptCopy,
+    copy_names,
+    forward_graph,
+    mask_with_copies,
+    with_copies,
+)
+from memonger.graph.inputs import read_shapes
+from memonger.graph.operators.recompute import CPU, targets_of
+from memonger.planners.marks.smallest import copyable, settle
 
 import networks
 from generated import networks as generated

@@ -11,10 +11,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 from blocked_networks import KINDS, drawn
-from memonger.allocator import order_and_reads
-from memonger.layout_facts import BLOCKS, NO_COPIES, PLAIN, follow, layout_tables
-from memonger.plans import forget
-from memonger.training import training_graph
+from memonger.costs.allocator import order_and_reads
+from memonger.costs.layouts import BLOCKS, NO_COPIES, PLAIN, follow, layout_tables
+from memonger.api.plan import forget
+from memonger.graph.training import training_graph
 from planned import forward
 
 S = mx.sym

@@ -7,10 +7,10 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.operators import ANYWHERE, CPU
-from memonger.planners.cuts import cheap_cuts, single_tensor_cuts
-from memonger.plans import forget
-from memonger.training import merged_nodes
+from memonger.graph.operators.recompute import ANYWHERE, CPU
+from memonger.planners.marks.cuts import cheap_cuts, single_tensor_cuts
+from memonger.api.plan import forget
+from memonger.graph.training import merged_nodes
 
 import networks
 from planned import every_cut, forward, marked, nodes, rules_of

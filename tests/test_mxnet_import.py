@@ -9,7 +9,7 @@ from typing import Any, Dict, Tuple
 import pytest
 
 import memonger  # noqa: F401
-from memonger import _mxnet
+from memonger.support import mxnet as _mxnet
 
 pytestmark = pytest.mark.python_differs
 
@@ -37,7 +37,7 @@ def failure(environment: Dict[str, str], before: str = "") -> str:
     )
     assert done.returncode != 0
     last = done.stderr.strip().split("\n")[-1]
-    assert last.startswith("memonger.errors.MXNetImportError: "), done.stderr
+    assert last.startswith("memonger.support.errors.MXNetImportError: "), done.stderr
     return last
 
 

@@ -9,7 +9,7 @@ from typing import Any, FrozenSet, List
 
 import memonger
 import pytest
-from memonger.operators import (
+from memonger.graph.operators.recompute import (
     ANYWHERE,
     CPU,
     LISTED,

@@ -18,10 +18,11 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger import plans, solution
-from memonger.costs import CostModel
-from memonger.executor import planned_mb
-from memonger.network import read_network, read_request
+from memonger.api import plan as plans
+from memonger.api import solution
+from memonger.costs.model import CostModel
+from memonger.costs.bind import planned_mb
+from memonger.api.request import read_network, read_request
 
 import networks
 from planned import forward, marked, nodes
@@ -537,8 +538,8 @@ def test_the_original_planner_interrupted(
 
 SLOW = """
 import conftest, memonger, sys, time
-from memonger import solution
-from memonger.planners import smallest
+from memonger.api import solution
+from memonger.planners.marks import smallest
 from test_plans import SHAPES, net
 
 smallest.WORK = smallest.MOST_TRIES = 1000

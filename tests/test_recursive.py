@@ -13,21 +13,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memonger import marks
-from memonger.forward import forward_graph
-from memonger.inputs import read_shapes
-from memonger.planners import recursive
-from memonger.planners.binomial import binomial_tree, forward_steps
-from memonger.planners.climb import ENDLESS, MATCH_RANGES, Prices, step
-from memonger.planners.judge import Blueprint, blueprint
-from memonger.planners.recursive import Recursive
-from memonger.planners.unroll import ALIVE, LEAF, NOTHING, Steps, tree_keeping, unroll
-from memonger.rows import ITSELF, READER, SCRATCH
-from memonger.schedule import Schedule, Workload, check, of_marks, plain, workload
-from memonger.training import training_graph
-from memonger.training_step import TrainingStep
-from memonger.unrolled import parts
-from memonger.unrolled import unroll as written_out
+from memonger.graph import marks
+from memonger.graph.forward import forward_graph
+from memonger.graph.inputs import read_shapes
+from memonger.planners.trees import search as recursive
+from memonger.planners.trees.binomial import binomial_tree, forward_steps
+from memonger.planners.trees.climb import ENDLESS, MATCH_RANGES, Prices, step
+from memonger.planners.trees.judge import Blueprint, blueprint
+from memonger.planners.trees.search import Recursive
+from memonger.planners.trees.unroll import ALIVE, LEAF, NOTHING, Steps, tree_keeping, unroll
+from memonger.schedules.nodes import ITSELF, READER, SCRATCH
+from memonger.schedules.schedule import Schedule, Workload, check, of_marks, plain, workload
+from memonger.graph.training import training_graph
+from memonger.schedules.training_step import TrainingStep
+from memonger.schedules.expand import parts
+from memonger.schedules.expand import unroll as written_out
 
 import networks
 from generated import build, recipes

@@ -6,16 +6,16 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger import marks
-from memonger.allocator import EXTERNAL, Replay, replay
-from memonger.executor import bind, planned_mb
-from memonger.forward import ForwardGraph
-from memonger.gradients import read_debug_str
-from memonger.operators import CPU, why_kept
-from memonger.planners import chen2016
-from memonger.planners.cuts import cheap_cuts, single_tensor_cuts
-from memonger.tables import BACKWARD, FORWARD, RECOMPUTED
-from memonger.training import TrainingGraph, training_graph
+from memonger.graph import marks
+from memonger.costs.allocator import EXTERNAL, Replay, replay
+from memonger.costs.bind import bind, planned_mb
+from memonger.graph.forward import ForwardGraph
+from memonger.graph.operators.gradients import read_debug_str
+from memonger.graph.operators.recompute import CPU, why_kept
+from memonger.planners.marks import chen2016
+from memonger.planners.marks.cuts import cheap_cuts, single_tensor_cuts
+from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
+from memonger.graph.training import TrainingGraph, training_graph
 
 import networks
 import test_golden

@@ -6,15 +6,15 @@ import blocked_networks
 import memonger
 import mxnet as mx
 import pytest
-from memonger import layouts
-from memonger.executor import planned_mb
-from memonger.gradients import environment, read_debug_str, unallocated
-from memonger.rows import INSERTED
-from memonger.schedule import check
-from memonger.scheduled import scheduled
-from memonger.training_step import BIND
-from memonger.unrolled import parts, unroll
-from memonger.written import write
+from memonger.schedules import layouts
+from memonger.costs.bind import planned_mb
+from memonger.graph.operators.gradients import environment, read_debug_str, unallocated
+from memonger.schedules.nodes import INSERTED
+from memonger.schedules.schedule import check
+from memonger.schedules.execution.symbol import scheduled
+from memonger.schedules.training_step import BIND
+from memonger.schedules.expand import parts, unroll
+from memonger.schedules.execution.write import write
 
 import networks
 import test_replay

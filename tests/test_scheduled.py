@@ -8,8 +8,8 @@ import memonger  # noqa: F401
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.gradients import environment
-from memonger.scheduled import ScheduledSymbol, scheduled
+from memonger.graph.operators.gradients import environment
+from memonger.schedules.execution.symbol import ScheduledSymbol, scheduled
 
 from schedules import nested, work_of
 

@@ -16,8 +16,8 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.gradients import environment
-from memonger.scheduled import ScheduledSymbol, scheduled
+from memonger.graph.operators.gradients import environment
+from memonger.schedules.execution.symbol import ScheduledSymbol, scheduled
 from mxnet.contrib import amp
 
 from schedules import everything, nested, work_of

@@ -8,11 +8,12 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger import recipe, scheduling
-from memonger.device import rounded
-from memonger.errors import BudgetError
-from memonger.forward import Tensor
-from memonger.scheduled import ScheduledSymbol
+from memonger.schedules.execution import lowered as recipe
+from memonger.api import scheduling
+from memonger.costs.device import rounded
+from memonger.support.errors import BudgetError
+from memonger.graph.operators.tensors import Tensor
+from memonger.schedules.execution.symbol import ScheduledSymbol
 
 import networks
 

@@ -7,8 +7,8 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.gradients import environment
-from memonger.scheduled import scheduled
+from memonger.graph.operators.gradients import environment
+from memonger.schedules.execution.symbol import scheduled
 
 from planned import ROOT, run_python
 from schedules import everything, work_of

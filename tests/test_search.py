@@ -9,11 +9,11 @@ import mxnet as mx
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from memonger.allocator import NO_LIMIT, replay
-from memonger.planners import smallest as planner
-from memonger.planners.anneal import anneal, cheapest_cuts, fill, price
-from memonger.planners.cuts import Weigher, Weights, cheap_cuts, golden_section, walk
-from memonger.planners.smallest import behind_copies, copyable, smallest
+from memonger.costs.allocator import NO_LIMIT, replay
+from memonger.planners.marks import smallest as planner
+from memonger.planners.marks.anneal import anneal, cheapest_cuts, fill, price
+from memonger.planners.marks.cuts import Weigher, Weights, cheap_cuts, golden_section, walk
+from memonger.planners.marks.smallest import behind_copies, copyable, smallest
 
 import networks
 from generated import networks as generated

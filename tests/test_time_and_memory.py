@@ -5,8 +5,8 @@ from typing import Any, Iterator, List
 import memonger
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from memonger import timing
-from memonger.timing import Rates
+from memonger.costs.time import measured as timing
+from memonger.costs.time.measured import Rates
 
 from generated import networks
 
@@ -27,7 +27,7 @@ def a_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_more_memory_is_never_slower(how: str, drawn: Any, random: Any) -> None:
     """Whatever is asked for first."""
     symbol, shapes = drawn
-    memonger.plans.forget()
+    memonger.api.plan.forget()
 
     def planned(share: float) -> Any:
         return memonger.plan(symbol, shapes, how=how, budget=share, patience=0.01)

@@ -8,9 +8,10 @@ import memonger  # noqa: F401
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger import kinds, timing
-from memonger.timing import Pace, Rates
-from memonger.training import TrainingGraph, training_graph
+from memonger.costs.time import classes as kinds
+from memonger.costs.time import measured as timing
+from memonger.costs.time.measured import Pace, Rates
+from memonger.graph.training import TrainingGraph, training_graph
 
 import planned
 

@@ -130,8 +130,8 @@ def test_every_library_but_the_drivers_is_found(python: Path) -> None:
     # One sentence, at the end of the traceback.
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1] == (
-        "memonger.errors.MXNetImportError: mxnet-cu112 is installed, but this machine has no "
-        "NVIDIA driver (libcuda.so.1); install the driver, or use the CPU build: "
+        "memonger.support.errors.MXNetImportError: mxnet-cu112 is installed, but this machine has "
+        "no NVIDIA driver (libcuda.so.1); install the driver, or use the CPU build: "
         "pip uninstall -y mxnet-cu112 && pip install 'memonger[cpu]'"
     )
 

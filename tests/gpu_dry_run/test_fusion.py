@@ -6,7 +6,7 @@ Runs on stand-ins for CUDA (see the package's docstring). Run with ``-s`` to see
 from pathlib import Path
 from typing import Any
 
-import memonger.costs
+import memonger.costs.model
 import mxnet as mx
 import pytest
 
@@ -15,7 +15,7 @@ from .dry_run import GpuDryRun
 
 pytestmark = pytest.mark.gpu_dry_run
 
-MB = memonger.costs.MB
+MB = memonger.costs.model.MB
 TESTS = str(Path(__file__).resolve().parents[1])
 NETWORKS = 150
 FUSION = {"MXNET_USE_FUSION": "1"}
@@ -40,13 +40,13 @@ def fused_networks(dry: DryRun) -> Any:
     from generated import build, recipes
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import strategies as st
-    from memonger import marks
-    from memonger.allocator import replay
-    from memonger.executor import bind, planned_mb
-    from memonger.forward import KeptCopy
-    from memonger.fusion import replay_fused
-    from memonger.operators import targets_of
-    from memonger.planners.smallest import copyable, settle
+    from memonger.graph import marks
+    from memonger.costs.allocator import replay
+    from memonger.costs.bind import bind, planned_mb
+    from memonger.graph.forward import KeptCopy
+    from memonger.costs.fusion import replay_fused
+    from memonger.graph.operators.recompute import targets_of
+    from memonger.planners.marks.smallest import copyable, settle
     from planned import rules_of
 
     counted = ("networks", "recomputed", "copies", "apart", "fused", "other memory", "operators")
@@ -153,7 +153,7 @@ def plans(dry: DryRun) -> Any:
 
     import memonger
     import mxnet as mx
-    from memonger.executor import planned_mb
+    from memonger.costs.bind import planned_mb
 
     said = []
     handler = logging.Handler()

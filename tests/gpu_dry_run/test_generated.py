@@ -33,9 +33,9 @@ def random_plans(dry: DryRun) -> Any:
     from generated import build, recipes
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import strategies as st
-    from memonger import marks
-    from memonger.operators import targets_of
-    from memonger.planners.smallest import copyable, settle
+    from memonger.graph import marks
+    from memonger.graph.operators.recompute import targets_of
+    from memonger.planners.marks.smallest import copyable, settle
     from planned import rules_of
 
     counted = ("networks", "recomputed", "copies", "unfused", "unbound without rules")

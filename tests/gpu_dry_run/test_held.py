@@ -26,8 +26,8 @@ def steps(dry: DryRun) -> Any:
 
     import mxnet as mx
     import numpy as np
-    from memonger.schedule import Schedule
-    from memonger.scheduled import scheduled
+    from memonger.schedules.schedule import Schedule
+    from memonger.schedules.execution.symbol import scheduled
 
     ways, shapes, requests = dry.args
     shapes = {name: tuple(shape) for name, shape in shapes.items()}

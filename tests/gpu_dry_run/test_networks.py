@@ -15,12 +15,12 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger import marks
-from memonger.allocator import replay
-from memonger.forward import forward_graph
-from memonger.inputs import read_shapes
-from memonger.network import wanted
-from memonger.training import training_graph
+from memonger.graph import marks
+from memonger.costs.allocator import replay
+from memonger.graph.forward import forward_graph
+from memonger.graph.inputs import read_shapes
+from memonger.api.request import wanted
+from memonger.graph.training import training_graph
 
 import networks
 from planned import nodes
@@ -258,7 +258,7 @@ def plan_for_gpu(dry: DryRun) -> Any:
 
     import memonger
     import mxnet as mx
-    from memonger.planners import smallest
+    from memonger.planners.marks import smallest
 
     text, shapes, requests, smallest.WORK, smallest.MOST_TRIES = dry.args
     shapes = {name: tuple(shape) for name, shape in shapes.items()}
@@ -270,7 +270,7 @@ def plan_for_gpu(dry: DryRun) -> Any:
 
 def planned_for_gpu(dry_run: GpuDryRun, symbol: Any, shapes: Any) -> Planned:
     """The plan with ``ctx=mx.gpu(0)``; it is made on a device that is too small to train on."""
-    from memonger.planners import smallest
+    from memonger.planners.marks import smallest
 
     text, requests = symbol.tojson(remove_amp_cast=False), as_module(symbol, shapes)
     args = [text, shapes, requests, smallest.WORK, smallest.MOST_TRIES]

@@ -26,8 +26,8 @@ def every_operator(dry: DryRun) -> Any:
     import memonger  # noqa: F401
     import mxnet as mx
     import numpy as np
-    from memonger import marks
-    from memonger.operators import ANYWHERE
+    from memonger.graph import marks
+    from memonger.graph.operators.recompute import ANYWHERE
     from operator_cases import AFTER, BEFORE, CASES, SMALL_SHAPES, small_net
     from planned import rules_of
     from test_operators import inner

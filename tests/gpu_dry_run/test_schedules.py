@@ -11,14 +11,14 @@ import memonger  # noqa: F401
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.device import rounded
-from memonger.forward import forward_graph
-from memonger.inputs import read_shapes
-from memonger.planners.recursive import Recursive
-from memonger.schedule import Schedule, Workload, plain, workload
-from memonger.training import training_graph
-from memonger.unrolled import parts, unroll
-from memonger.written import write
+from memonger.costs.device import rounded
+from memonger.graph.forward import forward_graph
+from memonger.graph.inputs import read_shapes
+from memonger.planners.trees.search import Recursive
+from memonger.schedules.schedule import Schedule, Workload, plain, workload
+from memonger.graph.training import training_graph
+from memonger.schedules.expand import parts, unroll
+from memonger.schedules.execution.write import write
 
 import networks
 from schedules import everything, nested, work_of
@@ -75,9 +75,9 @@ def steps(dry: DryRun) -> Any:
 
     import mxnet as mx
     import numpy as np
-    from memonger.arrays import address
-    from memonger.schedule import Schedule
-    from memonger.scheduled import scheduled
+    from memonger.schedules.execution.arrays import address
+    from memonger.schedules.schedule import Schedule
+    from memonger.schedules.execution.symbol import scheduled
 
     text, schedules, shapes, fusions, count, types = dry.args
     shapes = {name: tuple(shape) for name, shape in shapes.items()}
@@ -272,8 +272,8 @@ def released(dry: DryRun) -> Any:
 
     import mxnet as mx
     import numpy as np
-    from memonger.schedule import Schedule
-    from memonger.scheduled import scheduled
+    from memonger.schedules.schedule import Schedule
+    from memonger.schedules.execution.symbol import scheduled
 
     text, events, shapes = dry.args
     net = scheduled(mx.sym.load_json(text), Schedule(np.array(events, dtype=np.int32)))
@@ -330,9 +330,9 @@ def fit(dry: DryRun) -> Any:
 
     import mxnet as mx
     import numpy as np
-    from memonger.arrays import address
-    from memonger.schedule import Schedule
-    from memonger.scheduled import scheduled
+    from memonger.schedules.execution.arrays import address
+    from memonger.schedules.schedule import Schedule
+    from memonger.schedules.execution.symbol import scheduled
 
     text, events, shapes, kvstore = dry.args
     arrays = {name: mx.nd.zeros(shape) for name, shape in shapes.items()}
@@ -415,8 +415,8 @@ def buckets(dry: DryRun) -> Any:
     """BucketingModule: the memory held after a step of each length, the longest first."""
     import mxnet as mx
     import numpy as np
-    from memonger.schedule import Schedule
-    from memonger.scheduled import scheduled
+    from memonger.schedules.schedule import Schedule
+    from memonger.schedules.execution.symbol import scheduled
 
     texts, events, batch, lengths = dry.args
 

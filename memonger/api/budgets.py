@@ -1,0 +1,195 @@
+"""Budgets of memory: what the user writes, read, and held against what a plan takes."""
+
+import numbers
+import re
+from typing import Any, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from memonger.api.memory import Memory
+from memonger.api.request import Network
+from memonger.graph.inputs import check_device
+from memonger.support.errors import MemongerError
+from memonger.support.mxnet import mx
+from memonger.support.sizes import in_words
+
+OF = ("pool", "device")
+UNITS = {"B": 1}
+UNITS.update({prefix + "B": 1000**k for k, prefix in enumerate("KMGT", 1)})
+UNITS.update({prefix + "IB": 1024**k for k, prefix in enumerate("KMGT", 1)})
+KNOWN = "bytes (an int), text such as '6GB', '6GiB' or '60%', a share such as 0.6, or 'device'"
+_TEXT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+|%)\s*", re.I)
+MOST_BYTES = 2**63
+SAMPLE = (4, 4)  # the shape of a weight that an optimiser is asked to keep state for
+
+
+class Budget(NamedTuple):
+    """A budget as it was asked for.
+
+    Attributes
+    ----------
+    amount : float
+        Bytes, or a share of what the network takes without a plan.
+    is_share : bool
+    of : {'pool', 'device'}
+        What it bounds: ``Plan.pool_bytes``, or ``Plan.device_bytes`` with ``state``.
+    state : float
+        Bytes of an optimiser's state for each element of a parameter, where ``of`` is 'device'.
+    """
+
+    amount: float
+    is_share: bool
+    of: str
+    state: float
+
+    def taken(self, memory: Memory, network: Network) -> int:
+        """The bytes of a plan that the budget bounds."""
+        if self.of == "pool":
+            return memory.pool_bytes
+        return memory.device_bytes + self.state_bytes(network)
+
+    def state_bytes(self, network: Network) -> int:
+        """Of the optimiser: for what is learned, not for the inputs whose shapes are given."""
+        nodes, tensors = network.graph.nodes, network.graph.tensors
+        inputs = network.request.spec.shapes
+        learned = [a for a in network.training.wanted if nodes[a].name not in inputs]
+        return round(self.state * sum(tensors[a][0].elements for a in learned))
+
+    def limit(self, unplanned: int) -> int:
+        """In bytes, for a network that takes ``unplanned`` without a plan."""
+        return int(self.amount * unplanned) if self.is_share else int(self.amount)
+
+
+def read_budget(budget: Any, of: Optional[str], optimizer: Any, ctx: Any) -> Optional[Budget]:
+    """Check what the user says of memory; the parameters are those of ``memonger.plan``.
+
+    Returns
+    -------
+    Budget or None
+        None where no budget was given.
+
+    Raises
+    ------
+    MemongerError
+        If it cannot be read, or asks a device for its memory that is no GPU.
+
+    Examples
+    --------
+    >>> read_budget("6GiB", None, None, None).amount
+    6442450944.0
+    """
+    if of is not None and of not in OF:
+        raise MemongerError("budget_of must be 'pool' or 'device', not %r" % (of,))
+    if budget is None:
+        if of is not None or optimizer is not None:
+            raise MemongerError("budget_of= and optimizer= are of a budget; give budget= too")
+        return None
+    if isinstance(budget, str) and budget.strip().lower() == "device":
+        if of == "pool":
+            raise MemongerError(
+                "budget='device' is all that is free on the GPU, so it cannot bound the pool "
+                "alone; leave budget_of out"
+            )
+        return Budget(_free(ctx), False, "device", state_per_element(optimizer))
+    of = of or "pool"
+    if optimizer is not None and of == "pool":
+        raise MemongerError(
+            "the state of an optimizer is not in the pool; give budget_of='device' with optimizer="
+        )
+    amount, is_share = _amount(budget)
+    return Budget(amount, is_share, of, state_per_element(optimizer))
+
+
+def _amount(budget: Any) -> Tuple[float, bool]:
+    """Bytes, or a share and that it is one."""
+    if isinstance(budget, numbers.Integral) and not isinstance(budget, bool):
+        nbytes = int(budget)
+        if nbytes < 1:
+            raise MemongerError("budget=%d: it must be at least one byte" % nbytes)
+        return _in_memory(nbytes), False
+    if isinstance(budget, numbers.Real) and not isinstance(budget, bool):
+        share = float(budget)
+        if not 0 < share <= 1:
+            raise MemongerError(
+                "budget=%r: a float is a share of the memory without a plan, more than 0 and at "
+                "most 1; give bytes as an int" % (budget,)
+            )
+        return share, True
+    found = _TEXT.fullmatch(budget) if isinstance(budget, str) else None
+    if found is None:
+        raise MemongerError("budget=%r cannot be read; give %s" % (budget, KNOWN))
+    number, unit = float(found.group(1)), found.group(2).upper()
+    if unit == "%":
+        if not 0 < number <= 100:
+            raise MemongerError(
+                "budget=%r: a share is more than 0 %% and at most 100 %%" % (budget,)
+            )
+        return number / 100, True
+    if unit not in UNITS:
+        raise MemongerError(
+            "budget=%r: there is no unit %r; there are kB, MB, GB and TB (thousands) and KiB, MiB, "
+            "GiB and TiB (1024s)" % (budget, found.group(2))
+        )
+    if number * UNITS[unit] < 1:
+        raise MemongerError("budget=%r: it must be at least one byte" % (budget,))
+    return _in_memory(number * UNITS[unit]), False
+
+
+def _in_memory(nbytes: float) -> float:
+    if nbytes > MOST_BYTES:
+        raise MemongerError("budget: there is no memory of more than 2**63 bytes")
+    return float(nbytes)
+
+
+def _free(ctx: Any) -> int:
+    """Bytes that are free on a GPU."""
+    device = check_device(ctx)
+    if device.device_type != "gpu":
+        raise MemongerError(
+            "budget='device' is what is free on a GPU; say which with ctx=mx.gpu(0), or give bytes"
+        )
+    return int(mx.context.gpu_memory_info(device.device_id)[0])
+
+
+def state_per_element(optimizer: Any) -> float:
+    """Bytes that an optimiser keeps for each element of a parameter: asked of the optimiser.
+
+    Parameters
+    ----------
+    optimizer : str, (str, dict), mx.optimizer.Optimizer or None
+        A name, a name with ``optimizer_params``, or an optimiser. None keeps nothing.
+
+    Examples
+    --------
+    >>> state_per_element("adam"), state_per_element(("sgd", {"momentum": 0.9}))
+    (8.0, 4.0)
+    """
+    if optimizer is None:
+        return 0.0
+    made = optimizer
+    try:
+        if isinstance(optimizer, str):
+            made = mx.optimizer.create(optimizer)
+        elif isinstance(optimizer, tuple) and len(optimizer) == 2:
+            made = mx.optimizer.create(optimizer[0], **optimizer[1])
+    except (ValueError, TypeError, AttributeError, AssertionError) as error:
+        raise MemongerError("optimizer=%r cannot be made: %s" % (optimizer, error)) from None
+    if not isinstance(made, mx.optimizer.Optimizer):
+        raise MemongerError(
+            "optimizer must be a name such as 'adam', a name with its parameters such as "
+            "('sgd', {'momentum': 0.9}), or an mx.optimizer.Optimizer, not %r" % (optimizer,)
+        )
+    weight = mx.nd.ones(SAMPLE)
+    return _nbytes(made.create_state_multi_precision(0, weight)) / weight.size
+
+
+def _nbytes(state: Any) -> int:
+    """Of all arrays in the state of an optimiser."""
+    if isinstance(state, (list, tuple)):
+        return sum(map(_nbytes, state))
+    return state.size * np.dtype(state.dtype).itemsize if isinstance(state, mx.nd.NDArray) else 0
+
+
+def told(nbytes: float) -> str:
+    """Bytes for a message."""
+    return "%d bytes (%s)" % (nbytes, in_words(nbytes))

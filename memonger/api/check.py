@@ -1,0 +1,286 @@
+"""Is a planned network the same network? Both are trained side by side and compared bit for bit."""
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+
+import numpy as np
+
+from memonger.costs.bind import reason, sparse_gradients
+from memonger.graph.forward import ForwardGraph, forward_graph
+from memonger.graph.inputs import (
+    check_count,
+    check_device,
+    check_symbol,
+    read_grad_req,
+    read_shapes,
+)
+from memonger.schedules.execution.executor import ScheduledExecutor
+from memonger.support.errors import MemongerError
+from memonger.support.mxnet import mx
+
+#: Inputs that hold whole numbers: operator -> positions.
+INDEX_INPUTS: Mapping[str, Tuple[int, ...]] = {
+    "Embedding": (0,),
+    "SVMOutput": (1,),
+    "SequenceLast": (1,),
+    "SequenceMask": (1,),
+    "SequenceReverse": (1,),
+    "SoftmaxOutput": (1,),
+    "CTCLoss": (1,),
+    "batch_take": (1,),
+    "gather_nd": (1,),
+    "one_hot": (0,),
+    "pick": (1,),
+    "softmax_cross_entropy": (1,),
+    "take": (1,),
+}
+LEARNING_RATE, MOMENTUM = 0.01, 0.9
+
+
+class Difference(NamedTuple):
+    """An array that differs: in which step (from 0), of what kind, which, and by how much."""
+
+    step: int
+    kind: str  # 'output', 'gradient' or 'auxiliary state'
+    name: str
+    largest: float  # absolute difference; nan where either holds one
+
+
+class CheckReport(NamedTuple):
+    """What ``check`` found; true if the planned network is right.
+
+    Attributes
+    ----------
+    steps : int
+        Training steps that were run.
+    compared : int
+        Arrays that were compared, all steps together.
+    differences : tuple of Difference
+        Step by step: outputs, gradients, auxiliary states.
+    not_finite : tuple of str
+        Arrays of the original network that hold infinities or not-a-number, by which nothing can
+        be shown.
+    repeatable : bool
+        Whether the original network, run again from the same values, was equal to itself. Looked
+        at only where something differs; with more than one OpenMP thread MXNet often is not.
+    """
+
+    steps: int
+    compared: int
+    differences: Tuple[Difference, ...]
+    not_finite: Tuple[str, ...]
+    repeatable: bool
+
+    def __bool__(self) -> bool:
+        return not self.differences and not self.not_finite
+
+    def __str__(self) -> str:
+        if self:
+            return "equal: %d arrays in %d steps, bit for bit" % (self.compared, self.steps)
+        lines = []
+        if self.differences:
+            first = self.differences[0]
+            lines.append(
+                "%d of %d arrays differ, first %s %r in step %d (by %g)"
+                % (
+                    len(self.differences),
+                    self.compared,
+                    first.kind,
+                    first.name,
+                    first.step,
+                    first.largest,
+                )
+            )
+            if not self.repeatable:
+                lines.append(
+                    "the original differs from itself too when run twice: set OMP_NUM_THREADS=1 "
+                    "before MXNet is imported"
+                )
+        if self.not_finite:
+            lines.append("not finite in the original: " + ", ".join(self.not_finite[:5]))
+        return "; ".join(lines)
+
+
+class _Computed(NamedTuple):
+    """An array that a training step left, named as in `Difference`."""
+
+    step: int
+    kind: str
+    name: str
+    value: np.ndarray
+
+
+def check(
+    symbol: Any,
+    planned: Any,
+    shapes: Any,
+    steps: int = 3,
+    *,
+    type_dict: Optional[Mapping[str, Any]] = None,
+    ctx: Any = None,
+    grad_req: Any = None,
+    seed: int = 0,
+    values: Optional[Mapping[str, Any]] = None,
+) -> CheckReport:
+    """Train a network and its plan from the same values and compare all they compute.
+
+    What a schedule has computed is read without waiting for it, as Module does; MXNet's own
+    executors, of the network and of marks, do not order that (see ``docs/questions.md``).
+
+    Parameters
+    ----------
+    symbol, planned : mx.sym.Symbol
+    shapes : dict or list of mx.io.DataDesc
+        Shapes of the inputs.
+    steps : int
+        Training steps, with an SGD-momentum update between them.
+    type_dict, ctx
+        As for ``search_plan``; the CPU by default.
+    grad_req : str, list or dict, optional
+        As ``simple_bind`` takes it. By default as Module has it: 'write', but 'null' for the inputs
+        named in ``shapes``.
+    seed : int
+        Of the values and of MXNet's random operators.
+    values : dict, optional
+        Arrays for inputs whose values matter; others are drawn, whole numbers 0 and 1 where an
+        operator expects an index or a class.
+
+    Returns
+    -------
+    CheckReport
+        True if outputs, gradients and auxiliary states are equal byte for byte, and finite.
+
+    Raises
+    ------
+    MemongerError
+        If the two have not the same inputs and outputs, or one of them cannot run.
+
+    Examples
+    --------
+    >>> report = memonger.check(net, planned, {'data': (2, 3, 32, 32)})
+    >>> assert report, report
+    """
+    steps = check_count("steps", steps, 1)
+    for what in ("arguments", "auxiliary_states", "outputs"):
+        one, other = (getattr(s, "list_" + what)() for s in map(check_symbol, (symbol, planned)))
+        if one != other:
+            names = sorted(set(one) ^ set(other))
+            raise MemongerError(
+                "these are not the same network: their %s differ (%s)"
+                % (what.replace("_", " "), ", ".join(names[:5]) or "in order")
+            )
+    device = check_device(ctx)
+    spec = read_shapes(symbol, shapes, {}, type_dict)
+    graph = forward_graph(symbol, spec)
+    inputs = set(spec.shapes)
+    names = symbol.list_arguments()
+    if grad_req is None:
+        requests = {name: "null" if name in inputs else "write" for name in names}
+    else:
+        requests = read_grad_req(names, grad_req)
+    start = _initial_values(graph, seed, values or {}, inputs)
+
+    def run(net: Any) -> List[_Computed]:
+        return _train(net, graph, start, steps, device, requests, seed, inputs)
+
+    expected, found = run(symbol), run(planned)
+    differences = _compare(expected, found)
+    repeatable = not differences or not _compare(expected, run(symbol))
+    not_finite = tuple(dict.fromkeys(a.name for a in expected if not np.all(np.isfinite(a.value))))
+    return CheckReport(steps, len(expected), tuple(differences), not_finite, repeatable)
+
+
+def _initial_values(
+    graph: ForwardGraph, seed: int, given: Mapping[str, Any], inputs: Set[str]
+) -> Dict[str, np.ndarray]:
+    random = np.random.RandomState(seed)
+    indices = {
+        node.inputs[k][0]
+        for node in graph.nodes
+        for k in INDEX_INPUTS.get(node.op, ())
+        if k < len(node.inputs)
+    }
+    result = {}
+    for i in list(graph.arguments) + sorted(graph.auxiliary):
+        name, (shape, dtype) = graph.nodes[i].name, graph.tensors[i][0]
+        if name in given:
+            value = np.asarray(given[name]).reshape(shape)
+        elif i in graph.auxiliary or name.endswith("gamma"):
+            value = random.uniform(0.5, 1.5, shape)
+        elif i in indices or np.dtype(dtype).kind in "iu" or name.endswith("label"):
+            value = random.randint(0, 2, shape)
+        elif name in inputs:
+            value = random.uniform(-1, 1, shape)
+        else:
+            fan_in = max(1, int(np.prod(shape[1:])))
+            value = random.uniform(-1, 1, shape) / np.sqrt(fan_in)
+        result[name] = value.astype(dtype)
+    return result
+
+
+def _train(
+    net: Any,
+    graph: ForwardGraph,
+    start: Mapping[str, np.ndarray],
+    steps: int,
+    ctx: Any,
+    requests: Mapping[str, str],
+    seed: int,
+    inputs: Set[str],
+) -> List[_Computed]:
+    """What each of some training steps leaves: outputs, gradients, auxiliary states."""
+    sparse = {graph.nodes[i].name for i in sparse_gradients(graph)}
+    try:
+        arrays = {n: mx.nd.array(value, ctx, value.dtype) for n, value in start.items()}
+        args = {graph.nodes[i].name: arrays[graph.nodes[i].name] for i in graph.arguments}
+        aux = {graph.nodes[i].name: arrays[graph.nodes[i].name] for i in graph.auxiliary}
+        grads = {
+            n: mx.nd.zeros(a.shape, ctx, a.dtype).tostype(
+                "row_sparse" if n in sparse else "default"
+            )
+            for n, a in args.items()
+            if requests[n] != "null"
+        }
+        executor = net.bind(ctx, args, grads, requests, aux)
+        momentum = {n: mx.nd.zeros(g.shape, ctx, dtype=g.dtype) for n, g in grads.items()}
+        random = np.random.RandomState(seed)
+        heads = [
+            mx.nd.array(random.uniform(-1, 1, out.shape), ctx, out.dtype)
+            for out in executor.outputs
+        ]
+        result: List[_Computed] = []
+        for step in range(steps):
+            mx.random.seed(seed + step)
+            executor.forward(is_train=True)
+            executor.backward(heads)
+            if not isinstance(executor, ScheduledExecutor):
+                mx.nd.waitall()  # nothing that reads states waits for MXNet's own until they moved
+            states = _read(step, "auxiliary state", aux)  # before anything waits for the outputs
+            result += _read(step, "output", dict(zip(net.list_outputs(), executor.outputs)))
+            result += _read(step, "gradient", grads)
+            result += states
+            for n, gradient in grads.items():
+                if n not in inputs and np.dtype(gradient.dtype).kind == "f":
+                    mx.nd.sgd_mom_update(
+                        args[n],
+                        gradient,
+                        momentum[n],
+                        lr=LEARNING_RATE,
+                        momentum=MOMENTUM,
+                        out=args[n],
+                    )
+        return result
+    except mx.MXNetError as error:
+        raise MemongerError("the network cannot be run on %s: %s" % (ctx, reason(error))) from None
+
+
+def _read(step: int, kind: str, arrays: Mapping[str, Any]) -> List[_Computed]:
+    return [_Computed(step, kind, name, array.asnumpy()) for name, array in arrays.items()]
+
+
+def _compare(expected: List[_Computed], found: List[_Computed]) -> List[Difference]:
+    differences = []
+    for a, b in zip(expected, found):
+        if not np.array_equal(a.value, b.value):
+            largest = float(np.max(np.abs(a.value.astype("f8") - b.value.astype("f8"))))
+            differences.append(Difference(a.step, a.kind, a.name, largest))
+    return differences

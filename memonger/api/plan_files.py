@@ -1,0 +1,165 @@
+"""Files of plans: what ``Plan.save`` writes and ``load_plan`` reads.
+
+JSON in UTF-8: the planned network, what a schedule runs, the figures of the plan, and a checksum.
+Nothing in it is run or unpickled, and MXNet sees nothing of a file that is not whole.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from typing import Any, Dict, Mapping, Optional
+
+import numpy as np
+
+from memonger.api.remembered import settings, structure
+from memonger.api.request import Request
+from memonger.graph import marks
+from memonger.graph.inputs import InputSpec, check_symbol, read_shapes, without_old_types
+from memonger.schedules.execution.symbol import scheduled
+from memonger.schedules.schedule import Schedule
+from memonger.support import files
+from memonger.support.errors import MemongerError
+from memonger.support.mxnet import mx
+
+log = logging.getLogger("memonger")
+
+KIND = "memonger plan"
+FORMAT = 1  # of what is written
+
+
+def write(
+    file: Any, symbol: Any, schedule: Optional[Schedule], request: Request, figures: Dict[str, Any]
+) -> None:
+    """Write a plan whole or not at all.
+
+    Parameters
+    ----------
+    file : str or path
+    symbol : mx.sym.Symbol
+        The planned network.
+    schedule : Schedule or None
+    request : Request
+    figures : dict
+        The other fields of the plan.
+
+    Raises
+    ------
+    MemongerError
+        If the file cannot be written; one that was there is as it was.
+    """
+    asked = {
+        **request._asdict(),
+        "symbol": symbol.tojson(remove_amp_cast=False),
+        "spec": request.spec._asdict(),
+        "ctx": request.ctx and [request.ctx.device_type, request.ctx.device_id],
+    }
+    plan = {
+        "request": asked,
+        "schedule": None if schedule is None else schedule.events,
+        "figures": figures,
+        "settings": settings(),
+    }
+    text = json.dumps(plan, sort_keys=True, default=_plain)
+    whole = {KIND: FORMAT, "sha256": _checksum(text), "plan": json.loads(text)}
+    files.write(file, json.dumps(whole).encode())
+
+
+def read(file: Any, net: Any, shapes: Any, input_shapes: Mapping[str, Any]) -> Dict[str, Any]:
+    """Read a plan; the fields of ``Plan``. Parameters and errors are those of ``load_plan``."""
+    whole = _whole(file)
+    asked, events = whole["request"], whole["schedule"]
+    planned = mx.sym.load_json(asked["symbol"])
+    bare = marks.clear(marks.unplan(planned))
+    schedule = None
+    if events is not None:
+        schedule = Schedule(np.array(events, dtype=np.int32))
+        planned = scheduled(bare, schedule)
+    shaped = {k: tuple(shape) for k, shape in asked["spec"]["shapes"].items()}
+    ctx = None if asked["ctx"] is None else mx.Context(*asked["ctx"])
+    spec = InputSpec(shaped, asked["spec"]["types"])
+    request = Request(**{**asked, "symbol": bare, "spec": spec, "ctx": ctx})
+    if net is not None:
+        _compare(file, request, check_symbol(net), shapes, input_shapes)
+    elif shapes is not None or input_shapes:
+        raise MemongerError("load_plan: shapes are checked with the network; give it as well")
+    here = settings()
+    others = sorted(
+        k for k in {**here, **whole["settings"]} if here.get(k) != whole["settings"].get(k)
+    )
+    if others:
+        log.warning(
+            "the plan of %r was made with other settings of %s: here it may take other memory",
+            file,
+            ", ".join(others),
+        )
+    figures = {k: tuple(v) if isinstance(v, list) else v for k, v in whole["figures"].items()}
+    return {**figures, "symbol": planned, "request": request, "schedule": schedule}
+
+
+def _whole(file: Any) -> Dict[str, Any]:
+    """What a file holds, if it is as it was written."""
+    try:
+        with open(os.fsdecode(file), encoding="utf-8") as f:
+            found = json.load(f)
+    except OSError as error:
+        raise MemongerError("the plan %r cannot be read: %s" % (file, error)) from None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise MemongerError(
+            "%r is no plan, or is cut short (%s); write it anew with plan.save()" % (file, error)
+        ) from None
+    if not isinstance(found, dict) or KIND not in found:
+        raise MemongerError("%r is no plan that plan.save() has written" % (file,))
+    if found[KIND] != FORMAT:
+        raise MemongerError(
+            "the plan %r is of another version of memonger (format %r, not %d); write it anew with "
+            "plan.save()" % (file, found[KIND], FORMAT)
+        )
+    plan: Any = found.get("plan")
+    if found.get("sha256") != _checksum(json.dumps(plan, sort_keys=True)):
+        raise MemongerError(
+            "the plan %r is not what was written (its checksum differs); write it anew with "
+            "plan.save()" % (file,)
+        )
+    return dict(plan)
+
+
+def _compare(
+    file: Any, request: Request, net: Any, shapes: Any, input_shapes: Mapping[str, Any]
+) -> None:
+    """Make sure that a plan is of this network and of these shapes."""
+    spec = read_shapes(net, shapes, input_shapes, None)
+    named = "the plan %r is of another network: " % (file,)
+    there = structure(request.symbol)
+    bare = marks.clear(marks.unplan(without_old_types(net, request.spec)))
+    here = structure(bare)
+    if here != there:
+        ours, theirs = ([json.dumps(n, sort_keys=True) for n in g["nodes"]] for g in (here, there))
+        for k, (one, other) in enumerate(zip(ours, theirs)):
+            if one != other:
+                raise MemongerError(named + f"node {k} is {one} here, and {other} there")
+        counts = f"it has {len(ours)} nodes here, and {len(theirs)} there, or other outputs"
+        raise MemongerError(named + counts)
+    given: Dict[str, Mapping[str, Any]] = {"shape": spec.shapes, "type": spec.types}
+    known: Dict[str, Mapping[str, Any]] = {
+        "shape": request.spec.shapes,
+        "type": request.spec.types,
+    }
+    for what in given:
+        for name, value in given[what].items():
+            if known[what].get(name, value) != value:
+                raise MemongerError(
+                    f"the plan {file!r} is for another {what} of input {name!r}: it is {value} "
+                    f"here, and {known[what][name]} there; plan for this one"
+                )
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers and arrays as JSON has them."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    raise TypeError("a plan holds %r, which no file can" % (value,))

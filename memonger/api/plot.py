@@ -1,0 +1,209 @@
+"""Pictures of a plan (with matplotlib, ``pip install 'memonger[plot]'``)."""
+
+import io
+import os
+from typing import Any, Sequence, Tuple
+
+import numpy as np
+
+from memonger.api.explain import Step
+from memonger.costs.model import MB
+from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
+from memonger.support import files
+from memonger.support.errors import MemongerError
+
+#: Safe for colour-blind readers (Wong 2011, Nature Methods 8:441), and different in print.
+COLOURS = {
+    FORWARD: ("results of the forward pass", "#0072B2"),
+    RECOMPUTED: ("computed again", "#E69F00"),
+    BACKWARD: ("gradients", "#56B4E9"),
+}
+SIZE, DPI = (12, 8), 100  # 1200 x 800 pixels
+
+
+def plot_memory(file: Any, steps: Sequence[Tuple[str, Step]]) -> None:
+    """Draw memory over the training step, one panel for each step.
+
+    Parameters
+    ----------
+    file : str or path
+        By its ending PNG, SVG or PDF.
+    steps : sequence of (str, Step)
+        What each is called, such as 'without a plan'.
+
+    Raises
+    ------
+    MemongerError
+        If matplotlib is not there, or the file cannot be written.
+    """
+    figure = _figure()
+    panels = np.atleast_1d(figure.subplots(len(steps), 1, sharey=True))
+    for axes, (title, step) in zip(panels, steps):
+        _panel(axes, title, step)
+    highest = max(int(step.live.max(initial=1)) for _, step in steps) / MB
+    panels[0].set_ylim(0, 1.28 * highest)  # room for what is written
+    panels[-1].set_xlabel("operators of one training step, in the order in which they run")
+    figure.legend(
+        *panels[0].get_legend_handles_labels(),
+        loc="upper center",
+        ncol=len(COLOURS),
+        frameon=False,
+        fontsize=12,
+    )
+    figure.tight_layout(rect=(0, 0, 1, 0.96))
+    _save(figure, file)
+
+
+def _panel(axes: Any, title: str, step: Step) -> None:
+    found = step.memory.replay
+    runs = ~found.training.tables.variable[found.order]  # variables take no time
+    at = np.arange(int(runs.sum()) + 1)  # the last one has an end too
+    stacks, colours, names = [], [], []
+    for kind, (name, colour) in COLOURS.items():
+        live = step.timeline.live_bytes(kind, without=step.memory.pooled)
+        stacks.append(np.append(live[runs], live[runs][-1:]) / MB)
+        colours.append(colour)
+        names.append(name)
+    axes.stackplot(at, *stacks, colors=colours, labels=names, step="post", linewidth=0)
+    peak = step.peak
+    x, y = runs[:peak].sum() + 0.5, step.live[peak] / MB
+    axes.plot([x], [y], marker="v", color="black", markersize=9)
+    right = x > 0.55 * len(at)
+    axes.annotate(
+        "peak %.1f MB alive at once\nin %s" % (y, shortened(step.running)),
+        (x, y),
+        xytext=(-10 if right else 10, 0),
+        textcoords="offset points",
+        ha="right" if right else "left",
+        va="bottom",
+        fontsize=12,
+    )
+    forward = np.flatnonzero(found.training.phases[found.order][runs] == FORWARD)
+    if len(forward):
+        border = forward[-1] + 1
+        axes.axvline(border, color="black", linewidth=1, linestyle=":")
+        axes.annotate(
+            "backward pass",
+            (border, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(4, -4),
+            textcoords="offset points",
+            va="top",
+            fontsize=11,
+        )
+    axes.set_title(title, fontsize=14, loc="left")
+    axes.set_ylabel("memory alive in MB (2**20 bytes)", fontsize=12)
+    axes.set_xlim(0, max(1, len(at) - 1))
+    axes.tick_params(labelsize=11)
+    axes.xaxis.label.set_size(12)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def plot_frontier(file: Any, pools: Sequence[int], added: Sequence[float], unplanned: int) -> None:
+    """Draw the plans that no other beats: memory against time.
+
+    Parameters
+    ----------
+    file : str or path
+        By its ending PNG, SVG or PDF.
+    pools : sequence of int
+        Bytes of each plan.
+    added : sequence of float
+        The time that it adds to a step, as a share.
+    unplanned : int
+        Bytes without a plan.
+
+    Raises
+    ------
+    MemongerError
+        If matplotlib is not there, or the file cannot be written.
+    """
+    figure = _figure()
+    axes = figure.subplots()
+    x, y = np.array(pools) / MB, 100 * np.array(added)
+    axes.step(x, y, where="pre", color=COLOURS[FORWARD][1], linewidth=2)
+    axes.plot(x, y, "o", color=COLOURS[FORWARD][1], markersize=8)
+    highest = max(1.0, float(y.max(initial=0)))
+    axes.set_xlim(0, 1.15 * max(unplanned / MB, float(x.max(initial=0))))  # room for a label
+    axes.set_ylim(-0.06 * highest, 1.2 * highest)
+    ends = {len(x) - 1: ("smallest", (0, 12), "bottom")}
+    if not added[0]:
+        ends[0] = ("no plan", (12, 0), "center")  # beside it, for the others are left of it
+    for k, (name, offset, side) in ends.items():
+        axes.annotate(
+            "%s\n%.1f MB" % (name, x[k]) + ("\n+%.1f %% time" % y[k] if y[k] else ""),
+            (x[k], y[k]),
+            xytext=offset,
+            textcoords="offset points",
+            ha="left",
+            va=side,
+            fontsize=12,
+        )
+    axes.set_xlabel("memory of the pool in MB (2**20 bytes)", fontsize=12)
+    axes.set_ylabel("predicted time added to a training step (%)", fontsize=12)
+    share = 100 * MB / unplanned  # % of a MB
+    shares = axes.secondary_xaxis("top", functions=(lambda x: x * share, lambda x: x / share))
+    shares.set_xlabel("of the memory without a plan (%)", fontsize=12)
+    for each in (axes, shares):
+        each.tick_params(labelsize=11)
+    axes.grid(color="0.9")
+    axes.spines["right"].set_visible(False)
+    figure.tight_layout()
+    _save(figure, file)
+
+
+def shortened(text: str, most: int = 64) -> str:
+    """A text of so many characters, the middle left out: what fits beside a peak."""
+    if len(text) <= most:
+        return text
+    return text[: most // 2] + " ... " + text[len(text) - most // 2 + 5 :]
+
+
+def check_picture(file: Any) -> str:
+    """Check that a picture can be written, before a long search is begun for it.
+
+    Parameters
+    ----------
+    file : str or path
+
+    Returns
+    -------
+    str
+        What it will be, by its ending: 'png', 'svg', 'pdf', ...
+
+    Raises
+    ------
+    MemongerError
+        If matplotlib is not there, does not draw such a file, or it cannot be written.
+    """
+    kinds = _figure().canvas.get_supported_filetypes()
+    kind = os.path.splitext(os.fsdecode(file))[1][1:].lower()
+    if kind not in kinds:
+        raise MemongerError(
+            "the picture cannot be written to %s: its name must end in .png, .svg or .pdf" % file
+        )
+    files.check_writable(file)
+    return kind
+
+
+def _figure() -> Any:
+    """An empty picture; matplotlib is imported by no more than this."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MemongerError(
+            "pictures need matplotlib, which is not installed: pip install matplotlib"
+        ) from None
+    return Figure(figsize=SIZE, dpi=DPI)
+
+
+def _save(figure: Any, file: Any) -> None:
+    """Write a picture to a file."""
+    drawn = io.BytesIO()
+    kind = check_picture(file)
+    try:
+        figure.savefig(drawn, format=kind)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise MemongerError("the picture cannot be written to %s: %s" % (file, error)) from None
+    files.write(file, drawn.getvalue())

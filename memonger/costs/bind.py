@@ -1,0 +1,102 @@
+"""The real thing: what MXNet says when it binds a network. Nothing is allocated by it."""
+
+import re
+from typing import Any, Dict, Iterable, Mapping, Optional, Set, Union
+
+from memonger.graph.forward import ForwardGraph
+from memonger.graph.operators.gradients import unallocated
+from memonger.graph.operators.recompute import mkldnn_enabled, truth
+from memonger.support.errors import MemongerError
+from memonger.support.mxnet import mx
+
+
+def bind(
+    symbol: Any,
+    graph: ForwardGraph,
+    ctx: Any,
+    wanted: Optional[Iterable[int]] = None,
+    request: Union[str, Mapping[str, str]] = "write",
+) -> Any:
+    """Bind a symbol for training with arrays that are never allocated.
+
+    Parameters
+    ----------
+    symbol : mx.sym.Symbol
+    graph : ForwardGraph
+        Its shapes and types.
+    ctx : mx.Context
+    wanted : iterable of int, optional
+        The arguments (nodes of ``graph``) that get a gradient; all of them by default.
+    request : {'write', 'add'} or dict of str
+        What is done with these gradients; both take the same memory, but for a schedule.
+    """
+
+    def arrays(nodes: Iterable[int]) -> Dict[str, Any]:
+        tensors = {graph.nodes[i].name: graph.tensors[i][0] for i in nodes}
+        return {name: unallocated(t.shape, t.dtype, ctx) for name, t in tensors.items()}
+
+    gradients = arrays(graph.arguments if wanted is None else wanted)
+    for i in sparse_gradients(graph):
+        name, tensor = graph.nodes[i].name, graph.tensors[i][0]
+        if name in gradients:  # without rows: nothing is allocated for it either
+            gradients[name] = mx.nd.sparse.zeros("row_sparse", tensor.shape, ctx, tensor.dtype)
+    names = symbol.list_arguments()
+    requests = dict.fromkeys(names, request) if isinstance(request, str) else request
+    try:
+        return symbol.bind(
+            ctx,
+            arrays(graph.arguments),
+            gradients,
+            {name: requests[name] if name in gradients else "null" for name in names},
+            arrays(graph.auxiliary),
+        )
+    except mx.MXNetError as error:
+        why = (_unfusible(graph) if "_Map_base" in str(error) else "") or reason(error)
+        raise MemongerError("MXNet cannot bind this network on %s: %s" % (ctx, why)) from None
+
+
+def _unfusible(graph: ForwardGraph) -> str:
+    """What pointwise fusion looks for in vain, and what to do; empty if there is no such node.
+
+    It reads the parameter of every LeakyReLU as it was written, and MXNet writes no defaults
+    (``IsFusionCompatible`` in ``src/executor/pointwise_fusion_pass.cc``).
+    """
+    for node in graph.nodes:
+        if node.op == "LeakyReLU" and "act_type" not in node.attrs:
+            return (
+                "node %r (LeakyReLU) has no act_type, without which pointwise fusion fails; write "
+                "act_type='leaky', which is its default, or set MXNET_USE_FUSION=0" % node.name
+            )
+    return ""
+
+
+def has_mkldnn(ctx: Any) -> bool:
+    """Whether MKLDNN computes on this device."""
+    built = mx.runtime.Features().is_enabled("MKLDNN")
+    return mkldnn_enabled() and built and ctx.device_type.startswith("cpu")
+
+
+def sparse_gradients(graph: ForwardGraph) -> Set[int]:
+    """The arguments whose gradient MXNet makes row by row (``sparse_grad`` of the reader)."""
+    return {
+        a
+        for node in graph.nodes
+        if truth(node.attrs.get("sparse_grad"))
+        for a, _ in node.inputs[1:]
+        if graph.nodes[a].is_variable
+    }
+
+
+def planned_mb(executor: Any) -> int:
+    """The pool that MXNet has planned, in whole MB (2**20 bytes), rounded down."""
+    found = re.search(r"^Total (\d+) MB allocated$", executor.debug_str()[-200:], re.M)
+    if found is None:
+        raise MemongerError("this MXNet does not report its memory plan in debug_str()")
+    return int(found.group(1))
+
+
+def reason(error: BaseException) -> str:
+    """MXNet's own words without its stack trace."""
+    lines = [line.strip() for line in str(error).split("\n") if line.strip()]
+    said = [line for line in lines if "Error" in line or "Check failed" in line] or lines
+    return re.sub(r"\[[0-9:]+\] \S+: |^\w*Error: ", "", said[-1])

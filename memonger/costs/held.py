@@ -1,0 +1,244 @@
+"""Memory that operators hold for the life of an executor, beside its pool.
+
+An operator with a state of its own (``FCreateOpState``) may keep arrays in it; of those that are
+trained only ``RNN`` does, from its first step on. What it keeps is larger than its output, which is
+all that recomputing it could free, and a recomputed copy is a second operator with a second state:
+so it is never recomputed (``operators.why_kept``), and what it holds is the same under any plan.
+
+What operators ask for while they run (``ResourceRequest::kTempSpace``) is one space of the device
+(``MXNET_GPU_TEMP_COPY``), as large as the largest that was asked for (``src/resource.cc``).
+
+``docs/held-by-operators.md`` lists all operators that were looked at.
+"""
+
+import os
+from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+import numpy as np
+
+from memonger.costs.allocator import Replay
+from memonger.costs.layouts import KNOW, MAKE, NO_COPIES, PLAIN, follow, layout_tables
+from memonger.graph.forward import ForwardGraph
+from memonger.graph.operators.recompute import GPU, truth
+from memonger.graph.operators.tensors import Tensor
+
+GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
+#: Arrays of the size of a layer's output that cuDNN keeps for each layer; one less in all. Not
+#: documented: a developer of it gave 736 and 864 million bytes for an LSTM and a GRU of 4 layers of
+#: 320 units (github.com/pytorch/pytorch/issues/2895), which is this for 25000 rows. Of the others
+#: it is the gate and the output.
+CUDNN = {"rnn_relu": 2, "rnn_tanh": 2, "lstm": 6, "gru": 7}
+PAGE = 4096
+
+
+class Held(NamedTuple):
+    """What the operators of a network hold on a device.
+
+    Attributes
+    ----------
+    device_type : {'gpu', 'cpu'}
+    arrays : tuple of int
+        Bytes of each array that is there for the life of the executor.
+    temporary : int
+        Bytes of the largest temporary space, as far as it is known.
+    in_blocks : bool
+        Whether MKLDNN lays out tensors in blocks there, so that there are `plain_copies`.
+    """
+
+    device_type: str = GPU
+    arrays: Tuple[int, ...] = ()
+    temporary: int = 0
+    in_blocks: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held for the life of the executor."""
+        return sum(self.arrays)
+
+
+NOTHING = Held()
+
+
+def held_by(graph: ForwardGraph, device_type: str, mkldnn: bool) -> Held:
+    """Tell what the operators of a network hold in training.
+
+    Parameters
+    ----------
+    graph : ForwardGraph
+    device_type : {'gpu', 'cpu'}
+    mkldnn : bool
+        Whether MXNet was built with MKLDNN, on the CPU.
+    """
+    arrays: List[int] = []
+    temporary = 0
+    for outputs, node in zip(graph.tensors, graph.nodes):
+        inputs = [graph.tensors[a][b] for a, b in node.inputs]
+        if node.op == "RNN":
+            arrays += _rnn(node.attrs, inputs[0], device_type, mkldnn)
+        elif node.op in _TEMPORARY:
+            temporary = max(temporary, _TEMPORARY[node.op](inputs, outputs))
+    return Held(device_type, tuple(arrays), temporary, mkldnn)
+
+
+def plain_copies(found: Replay) -> int:
+    """Bytes that operators hold of what MKLDNN has laid out in blocks, in a training step.
+
+    One that knows no such layouts keeps a plain copy of each input that it finds in blocks, and of
+    each output that it writes in place over blocks, from its first step on
+    (``StorageFallbackOpExecutor`` in ``src/executor/attach_op_execs_pass.cc``,
+    ``SetupDefaultBlobsInOut`` in ``src/common/exec_utils.h``). So does its recomputed copy.
+    """
+    t, kinds = found.training.tables, found.training.kinds
+    made_in = [len(kind.tensors[0].shape) for kind in kinds if kind.op in MAKE]
+    if not made_in:
+        return 0
+    layouts = layout_tables(found.training)
+    made, read, _, entries = follow(
+        t, layouts, found.recomputed, found.order, found.reads, NO_COPIES
+    )
+    ignorant = np.array([kind.op not in KNOW for kind in kinds], dtype=np.bool_)
+    ignorant &= ~t.variable & ~layouts.adding
+    runs = np.zeros(len(kinds), dtype=np.bool_)
+    runs[found.order] = True
+    # What has fewer axes than any convolution's output is in no blocks.
+    axes = np.array([len(tensor.shape) for kind in kinds for tensor in kind.tensors])
+    nbytes = np.where(axes >= min(made_in), t.elements * t.itemsize, 0)
+    reader = np.repeat(np.arange(len(kinds)), np.diff(t.read_start))
+    writer = np.repeat(np.arange(len(kinds)), np.diff(t.output_start))
+    copied = (ignorant & runs)[reader] & (read > PLAIN) & ~t.read_ignored
+    written = (ignorant & runs)[writer] & (made > PLAIN)
+    return int(nbytes[entries[copied]].sum() + nbytes[written].sum())
+
+
+# ---------------------------------------------------------------- RNN
+
+
+class _Rnn(NamedTuple):
+    """The sizes of a fused recurrent network, or of layers of it that MKLDNN runs as one."""
+
+    mode: str
+    layers: int
+    directions: int
+    steps: int
+    batch: int
+    inputs: int
+    units: int
+
+    @property
+    def gates(self) -> int:
+        return GATES[self.mode]
+
+    @property
+    def rows(self) -> int:
+        return self.directions * self.steps * self.batch
+
+
+def _rnn(attrs: Mapping[str, str], data: Tensor, device_type: str, mkldnn: bool) -> List[int]:
+    """Bytes of the arrays that one RNN holds."""
+    rnn = _Rnn(
+        attrs["mode"],
+        int(attrs["num_layers"]),
+        2 if truth(attrs.get("bidirectional")) else 1,
+        data.shape[0],
+        data.shape[1],
+        data.shape[2],
+        int(attrs["state_size"]),
+    )
+    itemsize = np.dtype(data.dtype).itemsize
+    if device_type == GPU:
+        return [rnn.rows * rnn.units * (CUDNN[rnn.mode] * rnn.layers - 1) * itemsize]
+    # SupportMKLDNNRnn in src/operator/nn/mkldnn/mkldnn_rnn-inl.h
+    asked = os.environ.get("MXNET_USE_MKLDNN_RNN", "1") not in ("0", "false", "False")
+    projected = attrs.get("projection_size", "None") != "None"
+    if mkldnn and asked and data.dtype == "float32" and not projected:
+        return _mkldnn(rnn)
+    return [_reserve(rnn) * itemsize, _workspace(rnn) * itemsize]
+
+
+def _reserve(rnn: _Rnn) -> int:
+    """Elements: ``GetRNNReserveSpaceSize`` in ``src/operator/rnn-inl.h``."""
+    each, step = rnn.rows * rnn.units, rnn.directions * rnn.batch * rnn.units
+    if rnn.mode == "lstm":
+        return each * (7 * rnn.layers - 1)
+    if rnn.mode == "gru":
+        return each * (9 * rnn.layers + 6) + 9 * step + 6 * rnn.units * rnn.steps
+    return each * (6 * rnn.layers + 1) + 3 * step + 2 * rnn.units * rnn.steps
+
+
+def _workspace(rnn: _Rnn) -> int:
+    """Elements, which are kept as well: ``GetRNNWorkspaceSize`` in ``src/operator/rnn-inl.h``."""
+    step, directions = rnn.batch * rnn.units, rnn.directions
+    if rnn.mode == "lstm":
+        both = directions if directions > 1 else 0
+        return rnn.steps * (step * (4 + directions + both) + 8 * rnn.units) + 6 * step
+    if rnn.mode == "gru":
+        return rnn.rows * rnn.units * 4 + step * (6 + directions)
+    return rnn.rows * rnn.units * 2 + step * (1 + directions)
+
+
+def _mkldnn(rnn: _Rnn) -> List[int]:
+    """Bytes that become resident of what MKLDNN's RNN allocates, which is about twice as much.
+
+    Layers of equal sizes are one primitive (``MKLDNNRnnFullParamParser`` in
+    ``src/operator/nn/mkldnn/mkldnn_rnn.cc``).
+    """
+    first = rnn._replace(layers=1)
+    if rnn.directions == 2:
+        parts = [first] + [first._replace(inputs=2 * rnn.units)] * (rnn.layers - 1)
+    elif rnn.inputs == rnn.units:
+        parts = [rnn]
+    else:
+        parts = [first, rnn._replace(layers=rnn.layers - 1, inputs=rnn.units)][: rnn.layers]
+    arrays = [size for part in parts for size in _primitive(part)]
+    between = 4 * rnn.rows * rnn.units
+    if len(parts) > 1:  # dst_ and diff_src
+        arrays += [between * (len(parts) - 1), 4 * rnn.steps * rnn.batch * parts[-1].inputs]
+    return arrays
+
+
+def _primitive(rnn: _Rnn) -> List[int]:
+    """Bytes: its workspace, its scratch memory, its weights in each layout.
+
+    The workspace is oneDNN's (``set_conf`` and ``set_offsets`` in ``src/cpu/rnn/rnn_utils``, 2.4)
+    without what is never written: the states that lie in the input and output of one direction,
+    and spaces for projections. Forward and backward have a scratch memory each.
+    """
+    layers, directions = rnn.layers, rnn.directions
+    gates, wide = _leading(rnn.gates * rnn.units), _leading(max(rnn.inputs, rnn.units))
+    states = layers - 1 if directions == 1 else layers + 1
+    workspace = layers * rnn.rows * gates + states * rnn.rows * wide
+    workspace += (2 * layers + 1) * rnn.rows * wide  # gradients of both kinds of states
+    cell = rnn.batch * rnn.units
+    compared = 0
+    if rnn.mode == "lstm":
+        workspace += 2 * layers * rnn.rows * rnn.units
+    elif rnn.mode == "gru":  # every fourth part is written
+        compared = layers * directions * rnn.steps * min(16 * cell, 4 * cell + PAGE)
+    scratch = rnn.steps * rnn.batch * gates
+    forward = scratch if rnn.batch < 128 else rnn.batch * gates
+    # As MXNet lays them out, forward's, backward's, and gradients in two.
+    weights = 5 * layers * directions * rnn.gates * rnn.units * (rnn.inputs + rnn.units)
+    return [4 * workspace + compared, 4 * forward, 4 * scratch, 4 * weights]
+
+
+def _leading(size: int) -> int:
+    """``get_good_ld`` in oneDNN's ``src/cpu/rnn/rnn_utils.cpp``, for 4 bytes."""
+    size = -(-size // 16) * 16
+    return size + 16 if size % 256 == 0 else size
+
+
+# ---------------------------------------------------------------- temporary space
+
+
+def _targets(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+    """``src/operator/contrib/multibox_target-inl.h``: anchors, labels, classes."""
+    anchors, labels, classes = inputs
+    each = np.dtype(classes.dtype).itemsize
+    return 11 * labels.shape[0] * anchors.shape[1] * labels.shape[1] * each
+
+
+_TEMPORARY: Dict[str, Callable[[Sequence[Tensor], Sequence[Tensor]], int]] = {
+    "_contrib_MultiBoxTarget": _targets,
+    # src/operator/contrib/multibox_detection-inl.h
+    "_contrib_MultiBoxDetection": lambda inputs, outputs: outputs[0].nbytes,
+}

@@ -1,0 +1,471 @@
+"""In which layout MKLDNN leaves each tensor of a training step, as far as memory decides it.
+
+On the CPU a convolution writes its output in blocks of 8 or 16 channels. Operators that know such
+layouts (`KNOW`) compute in the layout that they find, and some round differently in each: the sums
+of a BatchNorm, an average, a log_softmax. All others convert what they read, and write plainly, but
+for one case: what they write in place goes into an array that is laid out in blocks and stays so
+(``SetupDefaultBlobsOut`` in ``src/common/exec_utils.h``; the layout belongs to the memory,
+``NDArray::Chunk::mkl_mem_``). An operator that knows blocks keeps them too where it writes in place
+(``CreateMKLDNNMem``, ``CommitOutput`` in ``src/operator/nn/mkldnn/mkldnn_base.cc``). What is not
+written in place has lost its old layout before (``InvalidateOutputs``).
+
+So the layout in which a tensor is found, and with it the last bits of what is computed from it,
+depends on what the memory planner does in place. Here layouts are followed as symbols: equal ones
+are equal layouts, whatever they are. What is in place does not depend on the sizes of blocks.
+"""
+
+import ast
+import zlib
+from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from memonger.costs.allocator import (
+    NO_LIMIT,
+    Planned,
+    add_in_place,
+    adding_rows,
+    allocate,
+    row_read,
+)
+from memonger.graph.arrays import RowKind
+from memonger.graph.forward import FLOAT
+from memonger.graph.operators.tensors import Tensor
+from memonger.support.compiled import compiled
+
+# ---------------------------------------------------------------- operators
+
+_FORWARD = frozenset(
+    (
+        "Activation",
+        "BatchNorm",
+        "Concat",
+        "Convolution",
+        "Deconvolution",
+        "FullyConnected",
+        "LRN",
+        "LeakyReLU",
+        "Pooling",
+        "RNN",
+        "_contrib_BatchNormWithReLU",
+        "_copy",
+        "add_n",
+        "amp_cast",
+        "amp_multicast",
+        "elemwise_add",
+        "log_softmax",
+        "softmax",
+    )
+)
+#: Operators that compute in the layout that they find: ``TIsMKLDNN`` in MXNet's source.
+KNOW = (
+    _FORWARD
+    | {"_backward_" + op for op in _FORWARD}
+    | {"_backward_add", "_backward_contrib_BatchNormWithReLU", "_backward_copy"}
+    | {"Flatten", "Reshape", "SoftmaxOutput", "expand_dims", "slice", "transpose"}
+)
+#: Those that make blocks of plain tensors.
+MAKE = frozenset(
+    ("Convolution", "Deconvolution", "_backward_Convolution", "_backward_Deconvolution")
+)
+#: Those that make any layout plain, up to 4 axes (``src/operator/nn/mkldnn/mkldnn_reshape.cc``).
+RESHAPE = frozenset(("Flatten", "Reshape", "expand_dims"))
+#: Those that copy in place by doing nothing, and plainly otherwise.
+COPY = frozenset(("_backward_add", "_backward_copy", "_copy"))
+#: Those that bring what they read into a layout of their own choice.
+_CHOOSE = MAKE | {"FullyConnected", "_backward_FullyConnected"}
+#: Those whose numbers are the same in all layouts: they choose, add two numbers, copy, or add up
+#: each window in the same order.
+_EXACT = _CHOOSE | RESHAPE | COPY | {"Concat", "Pooling", "_backward_Concat", "elemwise_add"}
+#: One number after the other; all but `_PIECEWISE` may round as they are computed in vectors.
+_POINTWISE = frozenset(("Activation", "LeakyReLU", "_backward_Activation", "_backward_LeakyReLU"))
+_PIECEWISE = frozenset(("leaky", "relu"))
+#: What MKLDNN computes of them (``SupportMKLDNNAct``, ``SupportMKLDNNLeakyRelu``).
+_SUPPORTED = frozenset(("elu", "gelu", "leaky", "relu", "sigmoid", "softrelu", "tanh"))
+#: Of the gradient of Pooling, by its number of inputs, those that MKLDNN reads other than for their
+#: shape: the input of Pooling (whose layout decides on the computation), and the workspace.
+_POOLING_READS = {3: (1,), 5: (2, 4)}
+AXES = 4
+
+# ---------------------------------------------------------------- layouts as symbols
+
+PLAIN = 0  # not laid out in blocks
+BLOCKS = 1  # the usual blocks of this CPU: of 16 channels, or of 8
+NOT_IN_PLACE, ADDED = -1, -2  # instead of the input in whose memory an output is
+
+# How the layout of an output comes about:
+_KEEPS = 0  # as the memory was where it is written in place, plain otherwise
+_PLAIN = 1  # always plain
+_COPIES = 2
+_SUMS = 3  # that of the first input which is not plain
+_ALIKE = 4  # that of the inputs if they are alike
+_FIRST = 5  # that of the first input
+_PASSES = 6  # the usual blocks if the first input has them
+_NORM_GRADIENT = 7  # that of the data (input 3), or of the gradient where that is plain
+_POOLING_GRADIENT = 8  # the usual blocks if the input of Pooling has them (its input 1 or 2)
+_OTHER = 9  # some function of the inputs' layouts
+CHOSEN = 10  # some layout, whatever those of the inputs
+_USUAL = 11  # the usual blocks
+
+
+class LayoutTables(NamedTuple):
+    """What is known of the layouts in a training graph, for compiled code.
+
+    Attributes
+    ----------
+    code : np.ndarray of int8
+        Of each output how its layout comes about.
+    number : np.ndarray of int64
+        Of each output; the same for those that the same operator makes of the same shapes.
+    shows : np.ndarray of bool
+        Of each read whether the numbers may depend on the layout that is found.
+    plays : np.ndarray of bool
+        Of each read whether the layouts of the outputs may.
+    adding : np.ndarray of bool
+        The rows that add one gradient to another.
+    """
+
+    code: np.ndarray
+    number: np.ndarray
+    shows: np.ndarray
+    plays: np.ndarray
+    adding: np.ndarray
+
+
+def layout_tables(training: Planned, scoring: bool = False) -> LayoutTables:
+    """Look up what is known of the layouts in a training graph.
+
+    Parameters
+    ----------
+    training : Planned
+    scoring : bool
+        Whether it must hold in inference too. There a CPU with AVX512 has other usual blocks for
+        some convolutions than for others (oneDNN's brgconv writes the channels last), so that no
+        two of them are taken to be alike.
+    """
+    t, kinds = training.tables, training.kinds
+    code = np.zeros(len(t.elements), dtype=np.int8)
+    number = np.zeros(len(t.elements), dtype=np.int64)
+    shows = np.zeros(len(t.read_row), dtype=np.bool_)
+    plays = np.zeros(len(t.read_row), dtype=np.bool_)
+    known: Dict[Tuple[int, Optional[Tensor]], _Facts] = {}
+    outputs, reads = t.output_start.tolist(), t.read_start.tolist()
+    sources, places = t.read_row.tolist(), t.read_output.tolist()
+    for row, kind in enumerate(kinds):
+        first, last = reads[row], reads[row + 1]
+        data = kinds[sources[first]].tensors[places[first]] if last > first else None
+        key = id(kind), data if kind.op == "Convolution" else None
+        if key not in known:
+            known[key] = _facts(kind, data)
+        facts = known[key]
+        code[outputs[row] : outputs[row + 1]] = facts.code
+        number[outputs[row] : outputs[row + 1]] = facts.number
+        shows[first:last] = facts.shows
+        plays[first:last] = facts.plays
+    if scoring:
+        code[code == _USUAL] = CHOSEN
+    ignored = t.read_ignored
+    return LayoutTables(code, number, shows & ~ignored, plays & ~ignored, adding_rows(training))
+
+
+class _Facts(NamedTuple):
+    """`LayoutTables` of the rows of one kind."""
+
+    code: List[int]
+    number: List[int]
+    shows: List[bool]
+    plays: List[bool]
+
+
+def _facts(kind: RowKind, data: Optional[Tensor]) -> _Facts:
+    outputs = range(len(kind.tensors))
+    # Which of two kernels runs on a GPU is no matter here.
+    attrs = sorted(pair for pair in kind.attrs.items() if pair[0] != "cudnn_off")
+    same = repr((kind.op, attrs, kind.inputs, [tuple(tensor) for tensor in kind.tensors]))
+    code = [_code(kind, k, data) for k in outputs]
+    reads = range(kind.inputs)
+    if all(c == _KEEPS for c in code):
+        shows = plays = [False] * kind.inputs
+    elif kind.op == "_backward_Pooling":
+        read = _POOLING_READS.get(kind.inputs, tuple(reads))
+        plays = [p in read for p in reads]
+        # Windows that overlap are added up in another order in blocks (seen with AVX2).
+        shows = plays if _overlap(kind) else [False] * kind.inputs
+    else:
+        exact = kind.op in _EXACT or (kind.op == "add_n" and kind.inputs <= 2)
+        exact |= kind.op in _POINTWISE and _act_type(kind) in _PIECEWISE
+        shows = [not exact] * kind.inputs
+        plays = [kind.op not in _CHOOSE] * kind.inputs
+    return _Facts(code, [zlib.crc32(f"{same} {k}".encode()) for k in outputs], shows, plays)
+
+
+def _code(kind: RowKind, k: int, data: Optional[Tensor]) -> int:
+    op, tensor = kind.op, kind.tensors[k]
+    axes = len(tensor.shape)
+    if op not in KNOW or tensor.dtype != FLOAT or op == "_backward_Concat":
+        return _KEEPS
+    if op in RESHAPE and axes <= AXES:
+        return _PLAIN
+    if op in COPY:
+        return _COPIES
+    if op in _POINTWISE:
+        return _FIRST if _act_type(kind) in _SUPPORTED else _KEEPS
+    if axes <= 2:  # MKLDNN has no blocks for them
+        return _PLAIN
+    if op == "elemwise_add":
+        return _SUMS if axes <= AXES else _KEEPS
+    if op == "add_n":
+        return _ALIKE
+    images = axes == AXES and kind.attrs.get("axis", "1") == "1"
+    if op == "BatchNorm" and k == 0 and images:
+        return _PASSES
+    if op == "_backward_BatchNorm" and k == 0 and images:
+        return _NORM_GRADIENT
+    if op == "_backward_Pooling" and k == 0 and axes == AXES and kind.inputs in _POOLING_READS:
+        return _OTHER if _overlap(kind) else _POOLING_GRADIENT
+    if op == "Pooling" and k == 0 and axes == AXES:
+        largest = kind.attrs.get("pool_type", "max") == "max"
+        valid = kind.attrs.get("pooling_convention", "valid") == "valid"
+        if largest or (valid and kind.attrs.get("pool_type") == "avg"):
+            return _PASSES
+    if op in _CHOOSE:
+        return _chosen(kind, data) if op == "Convolution" else CHOSEN
+    return _OTHER
+
+
+def _overlap(kind: RowKind) -> bool:
+    """Whether windows of a Pooling have elements in common."""
+    whole = kind.attrs.get("global_pool", "False") != "False"
+    kernel, stride = (ast.literal_eval(kind.attrs.get(name, "()")) for name in ("kernel", "stride"))
+    return not whole and any(s < k for k, s in zip(kernel, stride or (1,) * len(kernel)))
+
+
+def _act_type(kind: RowKind) -> str:
+    return kind.attrs.get("act_type", "leaky")
+
+
+def _chosen(kind: RowKind, data: Optional[Tensor]) -> int:
+    """How a convolution lays out its output, as far as that is the same for many of them.
+
+    Seen with ``DNNL_VERBOSE=1`` in thousands of convolutions, on CPUs with AVX2 and with AVX512
+    (``tests/test_layouts.py``). More than 4 channels that are not a multiple of 8 are plain.
+    Multiples of 16 are in the usual blocks where they are made of 3 channels, of a multiple of 16,
+    or each of its own one, by kernels of at most 7 that are not dilated, with little padding and on
+    images that are not smaller than the kernel.
+    """
+    shape = kind.tensors[0].shape
+    if data is None or len(shape) != AXES or len(data.shape) != AXES:
+        return CHOSEN
+    channels, groups = shape[1], int(kind.attrs.get("num_group", "1"))
+    if groups > 1 and not groups == channels == data.shape[1]:
+        return CHOSEN
+    if channels % 8 and channels > 4:
+        return _PLAIN
+    kernel, size = _pair(kind.attrs, "kernel"), data.shape[2:]
+    pad = _pair(kind.attrs, "pad", 0)
+    usual = (
+        channels % 16 == 0
+        and (data.shape[1] % 16 == 0 or data.shape[1] == 3)
+        and max(kernel) <= 7
+        and max(_pair(kind.attrs, "stride")) <= 2
+        and _pair(kind.attrs, "dilate") == (1, 1)
+        and all(2 * p < width <= s for p, width, s in zip(pad, kernel, size))
+    )
+    return _USUAL if usual else CHOSEN
+
+
+def _pair(attrs: Mapping[str, str], name: str, default: int = 1) -> Tuple[int, ...]:
+    value = ast.literal_eval(attrs.get(name, "()"))
+    return tuple(value) or (default, default)
+
+
+# ---------------------------------------------------------------- following them
+
+
+@compiled
+def layout_of(code, number, place, before, found, plays):  # type: ignore[no-untyped-def]
+    """The layout of an output.
+
+    Parameters
+    ----------
+    code, number : int
+        As in `LayoutTables`.
+    place : int
+        The input in whose memory it is written, `NOT_IN_PLACE` or `ADDED`.
+    before : int
+        The layout of that memory, PLAIN if it is not in place.
+    found, plays : np.ndarray
+        Of each input the layout that is found, and whether it plays a part.
+    """
+    if code == _KEEPS:
+        return before
+    first = PLAIN  # that is not
+    alike = True
+    for j in range(found.shape[0]):
+        if plays[j]:
+            if first == PLAIN:
+                first = found[j]
+            alike &= found[j] == found[0]
+    if first == PLAIN and before == PLAIN and code != CHOSEN and code != _USUAL:
+        return PLAIN
+    if code == _PLAIN:
+        return PLAIN
+    if place != ADDED:
+        if code == _COPIES or (place != NOT_IN_PLACE and code < _OTHER):
+            return before
+        if code == _SUMS and (alike or first == BLOCKS):
+            return first
+        if code == _ALIKE and alike:
+            return first
+        if code == _FIRST:
+            return found[0]
+        if code == _PASSES and found[0] == BLOCKS:
+            return BLOCKS
+        if code == _POOLING_GRADIENT and found[found.shape[0] // 2] == BLOCKS:
+            return BLOCKS
+        if code == _NORM_GRADIENT:
+            if found[3] == BLOCKS or found[3] == found[0]:
+                return found[3]
+            if found[3] == PLAIN:
+                return found[0]
+        if code == _USUAL:
+            return BLOCKS
+    symbol = number * 31 + place
+    symbol = symbol * 1000003 + before
+    for j in range(found.shape[0]):
+        if plays[j]:
+            symbol = symbol * 1000003 + found[j]
+    return (symbol & 0x3FFFFFFFFFFFFFFF) + 2
+
+
+@compiled
+def convert(code, found):  # type: ignore[no-untyped-def]
+    """Write the layouts in which an operator computes over those that it finds (``found``).
+
+    The gradient of BatchNorm brings what is plain into the blocks of its data
+    (``MKLDNNBatchNormBackwardImpl``).
+    """
+    if code == _NORM_GRADIENT and found[3] == BLOCKS and found[0] == PLAIN:
+        found[0] = BLOCKS
+
+
+@compiled
+def follow(t, layouts, recomputed, order, reads, copy_of):  # type: ignore[no-untyped-def]
+    """Follow the layouts through a training graph in the order in which it runs.
+
+    Parameters
+    ----------
+    t : Tables
+    layouts : LayoutTables
+    recomputed : np.ndarray of bool
+        For each forward node whether it carries ``force_mirroring``.
+    order, reads : np.ndarray
+        As ``order_and_reads`` gives them.
+    copy_of : np.ndarray of int64
+        Of each forward node that a plan may insert the node that it copies, of others -1 (or
+        nothing at all). A copy of what is not recomputed will not be there: its layout is that of
+        the node.
+
+    Returns
+    -------
+    made : np.ndarray of int64
+        The layout of each output when it is made.
+    found : np.ndarray of int64
+        That in which each input is computed with (`convert`); -1 where the row does not run.
+    place : np.ndarray of int32
+        Of each output the input in whose memory it is, `NOT_IN_PLACE` or `ADDED`.
+    entries : np.ndarray of int64
+        Of each input the output that it reads.
+    """
+    planned = allocate(t, recomputed, order, reads, 0, NO_LIMIT)[1]
+    blocks = planned.copy()
+    add_in_place(t, recomputed, order, layouts.adding, blocks)
+    made = np.zeros(planned.shape[0], dtype=np.int64)
+    place = np.full(planned.shape[0], NOT_IN_PLACE, dtype=np.int32)
+    found = np.full(t.read_row.shape[0], -1, dtype=np.int64)
+    entries = np.zeros(t.read_row.shape[0], dtype=np.int64)
+    now = np.zeros(planned.shape[0], dtype=np.int64)  # of each block
+    symbols = np.zeros(planned.shape[0], dtype=np.int64)  # of a row's outputs
+    for p in range(order.shape[0]):
+        row = order[p]
+        if t.variable[row]:
+            continue
+        first, last = t.read_start[row], t.read_start[row + 1]
+        for j in range(first, last):
+            source = row_read(t.forward, recomputed, t.read_row[j], t.read_owner[j])
+            entry = t.output_start[source] + t.read_output[j]
+            entries[j] = entry
+            found[j] = made[entry] if blocks[entry] < 0 else now[blocks[entry]]
+        begin, end = t.output_start[row], t.output_start[row + 1]
+        if end > begin:
+            convert(layouts.code[begin], found[first:last])
+        if layouts.adding[row] and planned[entries[first + 1]] != blocks[entries[first + 1]]:
+            made[begin] = now[blocks[begin]]  # the sum is there already
+            continue
+        for out in range(begin, end):
+            if blocks[out] != planned[out]:
+                place[out] = ADDED
+            elif planned[out] >= 0:
+                for j in range(first, last):
+                    if planned[entries[j]] == planned[out]:
+                        place[out] = j - first
+                        break
+            before = PLAIN
+            if place[out] != NOT_IN_PLACE:
+                before = now[blocks[out]]
+            symbols[out - begin] = PLAIN
+            if row < copy_of.shape[0] and copy_of[row] >= 0 and not recomputed[copy_of[row]]:
+                symbols[out - begin] = found[first]
+            elif reads[out] > 0:
+                symbols[out - begin] = layout_of(
+                    layouts.code[out],
+                    layouts.number[out],
+                    place[out],
+                    before,
+                    found[first:last],
+                    layouts.plays[first:last],
+                )
+        for out in range(begin, end):
+            made[out] = symbols[out - begin]
+            if blocks[out] >= 0:
+                now[blocks[out]] = made[out]
+    return made, found, place, entries
+
+
+NO_COPIES = np.zeros(0, dtype=np.int64)
+
+
+def mattering(
+    training: Planned, layouts: LayoutTables, order: np.ndarray, entries: np.ndarray
+) -> np.ndarray:
+    """The outputs of whose layout the numbers may come to depend.
+
+    Parameters
+    ----------
+    training : Planned
+    layouts : LayoutTables
+    order : np.ndarray
+        The rows in the order in which they run.
+    entries : np.ndarray
+        Of each input the output that it reads (`follow`).
+
+    Returns
+    -------
+    np.ndarray of bool
+    """
+    t, kinds = training.tables, training.kinds
+    matters = np.zeros(len(t.elements), dtype=np.bool_)
+    for row in order[::-1].tolist():
+        if t.variable[row]:
+            continue
+        first, last = int(t.read_start[row]), int(t.read_start[row + 1])
+        begin, end = int(t.output_start[row]), int(t.output_start[row + 1])
+        read = layouts.shows[first:last].copy()
+        if matters[begin:end].any():
+            read |= layouts.plays[first:last]
+            if layouts.adding[row]:
+                read[0] = True
+            for j, k, _ in kinds[row].options:
+                read[j] |= matters[begin + k]
+        matters[entries[first:last][read]] = True
+    return matters

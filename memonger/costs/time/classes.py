@@ -1,0 +1,169 @@
+"""Kinds of operators: how much longer than by the roofline an operator of a kind takes.
+
+The arithmetic and the bytes of an operator bound its time from below. How near to that it comes is
+a matter of its kernel: on a CPU MXNet's max pooling takes four times as long, the gradient of a
+convolution a quarter longer than its two products. So one operator of each kind that a network has
+is run on the device, of some million elements, and what it takes beyond the roofline counts for all
+of its kind.
+
+MKLDNN hands on images in layouts of its own. BatchNorm and pooling are several times faster on
+these, and operators that do not know them have them put back into order first (``clip`` takes five
+times as long for it). So operators on images are measured behind a convolution.
+"""
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from memonger.graph.forward import ForwardGraph, Node, forward_graph
+from memonger.graph.inputs import InputSpec
+from memonger.graph.operators.gradients import alone, load_nodes
+from memonger.graph.operators.recompute import why_kept
+from memonger.graph.operators.tensors import Shape, Tensor
+from memonger.support.mxnet import mx
+
+IMAGES: Shape = (8, 64, 56, 56)  # for operators that take images of any shape
+ONE: Shape = (1,)  # of a constant, which gets no gradient
+ROWS: Shape = (256, 2048)  # for operators that take anything
+FEW = 16  # channels: a convolution of fewer is another kind
+
+
+class Example(NamedTuple):
+    """An operator that stands for its kind.
+
+    Attributes
+    ----------
+    op : str
+    attrs : tuple of (str, str)
+        Its parameters, sorted.
+    shapes : tuple of tuple of int
+        Of its inputs, float32; those of the shape ``ONE`` are constants.
+    behind : bool
+        Whether it is measured behind a convolution of its inputs that are ``IMAGES``, and if its
+        result is too, before another.
+    """
+
+    op: str
+    attrs: Tuple[Tuple[str, str], ...]
+    shapes: Tuple[Shape, ...]
+    behind: bool
+
+
+def example_of(graph: ForwardGraph, i: int) -> Optional[Example]:
+    """The operator that stands for the kind of an operator, if there is one."""
+    node = graph.nodes[i]
+    inputs = [graph.tensors[a][b] for a, b in node.inputs]
+    if not inputs or node.subgraphs or why_kept(node.op, node.attrs) is not None:
+        return None
+    if node.op in _EXAMPLES:
+        return _EXAMPLES[node.op](node, inputs)
+    outputs = graph.tensors[i][: graph.visible[i]]
+    constant = [
+        tensor.shape == ONE and _is_made_of_nothing(graph.nodes[a])
+        for (a, _), tensor in zip(node.inputs, inputs)
+    ]
+    same = {tensor.shape for tensor in outputs}
+    same |= {tensor.shape for tensor, is_one in zip(inputs, constant) if not is_one}
+    if len(same) == 1 and all(tensor.dtype == "float32" for tensor in inputs):
+        whole = IMAGES if len(outputs[0].shape) == 4 else ROWS
+        return _example(node, node.attrs, *[ONE if is_one else whole for is_one in constant])
+    return None
+
+
+def _is_made_of_nothing(node: Node) -> bool:
+    return not node.is_variable and not node.inputs
+
+
+def graph_of(example: Example) -> ForwardGraph:
+    """The graph of an example, whose one operator is the last node."""
+    nodes, shown = alone(example.op, dict(example.attrs), len(example.shapes), False)
+    symbol = load_nodes(nodes, [[len(example.shapes), k, 0] for k in range(shown)])
+    shapes = {"x%d" % k: shape for k, shape in enumerate(example.shapes)}
+    return forward_graph(symbol, InputSpec(shapes, {}))
+
+
+def symbols_of(example: Example) -> List[Any]:
+    """What is run to measure an example: without it, if it is ``behind`` others, and with it."""
+    x, behind = mx.sym.Variable("data"), example.behind
+    nodes, shown = alone(example.op, dict(example.attrs), len(example.shapes), False)
+    symbol = load_nodes(nodes, [[len(example.shapes), k, 0] for k in range(shown)])
+    constants = {"x%d" % k: mx.sym.ones(ONE) for k, s in enumerate(example.shapes) if s == ONE}
+    if constants:
+        symbol = symbol(**constants)
+    if not behind:
+        return [symbol]
+    x = _pointwise(x, "before")
+    images = {"x%d" % k: x for k, shape in enumerate(example.shapes) if shape == IMAGES}
+    made = symbol(**images)[0]
+    shapes = {"x%d" % k: s for k, s in enumerate(example.shapes) if s not in (IMAGES, ONE)}
+    if made.infer_shape(data=IMAGES, **shapes)[1] == [IMAGES]:
+        return [_pointwise(x, "behind"), _pointwise(made, "behind")]
+    return [x, made]
+
+
+def _pointwise(x: Any, name: str) -> Any:
+    return mx.sym.Convolution(x, num_filter=IMAGES[1], kernel=(1, 1), no_bias=True, name=name)
+
+
+def _example(node: Node, attrs: Mapping[str, Any], *shapes: Shape) -> Example:
+    told = tuple(sorted((k, str(v)) for k, v in attrs.items()))
+    return Example(node.op, told, shapes, IMAGES in shapes)
+
+
+def _convolution(node: Node, inputs: Any) -> Optional[Example]:
+    data: Tensor = inputs[0]
+    layout = node.attrs.get("layout", "None")
+    if len(data.shape) != 4 or layout not in ("None", "NCHW"):
+        return None
+    weight = inputs[1].shape
+    kernel = weight[2:]
+    groups, channels = int(node.attrs.get("num_group", 1)), data.shape[1]
+    attrs: Dict[str, Any] = {"kernel": kernel, "no_bias": True}
+    if groups > 1:
+        filters = 192
+        groups = filters if groups == channels else min(groups, 32)
+        if filters % groups:
+            return None
+        attrs.update(num_filter=filters, num_group=groups, pad=tuple(k // 2 for k in kernel))
+        return _example(node, attrs, (8, filters, 28, 28), (filters, filters // groups, *kernel))
+    if channels < FEW:
+        attrs.update(num_filter=64, stride=node.attrs.get("stride", "(1, 1)"))
+        attrs.update(pad=tuple(k // 2 for k in kernel))
+        return _example(node, attrs, (4, channels, 112, 112), (64, channels, *kernel))
+    if kernel == (1, 1):
+        attrs.update(num_filter=128)
+        return _example(node, attrs, (8, 256, 28, 28), (128, 256, 1, 1))
+    attrs.update(kernel=(3, 3), num_filter=128, pad=(1, 1))
+    return _example(node, attrs, (4, 128, 28, 28), (128, 128, 3, 3))
+
+
+def _fully_connected(node: Node, inputs: Any) -> Example:
+    batch = 32 if inputs[0].shape[0] < 128 else 256
+    attrs = {"num_hidden": 1024, "no_bias": True}
+    return _example(node, attrs, (batch, 1024), (1024, 1024))
+
+
+def _batch_norm(node: Node, inputs: Any) -> Optional[Example]:
+    if node.attrs.get("axis", "1") != "1" or len(inputs[0].shape) != 4:
+        return None
+    counts = {"fix_gamma": False, "use_global_stats": node.attrs.get("use_global_stats", False)}
+    return _example(node, counts, IMAGES, *[(IMAGES[1],)] * 4)
+
+
+def _pooling(node: Node, inputs: Any) -> Optional[Example]:
+    if len(inputs[0].shape) != 4 or node.attrs.get("layout", "None") not in ("None", "NCHW"):
+        return None
+    return _example(node, node.attrs, IMAGES)
+
+
+def _slices(node: Node, inputs: Any) -> Optional[Example]:
+    if len(inputs[0].shape) != 2:
+        return None
+    return _example(node, {"num_outputs": 4, "axis": 1}, ROWS)
+
+
+_EXAMPLES = {
+    "Convolution": _convolution,
+    "FullyConnected": _fully_connected,
+    "BatchNorm": _batch_norm,
+    "Pooling": _pooling,
+    "SliceChannel": _slices,
+}

@@ -1,0 +1,357 @@
+"""The training graph as arrays, for the compiled replay.
+
+What does not depend on the plan is worked out here, once for a network: which in-place options can
+ever apply, in which order the nodes run that are not recomputed copies, and how often each tensor
+is read if there are no copies.
+"""
+
+from typing import Any, Iterable, List, Mapping, NamedTuple, Sequence, Tuple, Union
+
+import numpy as np
+
+from memonger.graph.operators.tensors import Tensor
+from memonger.support.compiled import compiled
+
+KEPT = -1
+
+#: What a row is part of: the forward pass, what is computed again, the backward pass.
+FORWARD, RECOMPUTED, BACKWARD = 0, 1, 2
+
+#: What a row reads: (row, output, owner). Where the operator `owner` is recomputed, and so is the
+#: operator of `row`, its recomputed copy is read instead. KEPT: always the row itself.
+Read = Tuple[int, int, int]
+
+
+class RowKind(NamedTuple):
+    """What rows have in common that run the same operator on tensors of the same shapes.
+
+    Attributes
+    ----------
+    op : str
+        'null' for a variable.
+    attrs : dict of str
+        Its parameters.
+    inputs : int
+        How many it reads.
+    ignored : tuple of int
+        Those of them that are read for their shape alone.
+    options : tuple of (input, output, identity)
+        Its in-place options.
+    tensors : sequence of Tensor
+        Its outputs.
+    """
+
+    op: str
+    attrs: Mapping[str, str]
+    inputs: int
+    ignored: Tuple[int, ...]
+    options: Tuple[Tuple[int, int, bool], ...]
+    tensors: Sequence[Tensor]
+
+
+class Tables(NamedTuple):
+    """The training graph as arrays.
+
+    Rows 0 to n-1 are the forward nodes, n to 2n-1 their recomputed copies, then the gradients.
+    ``*_start`` has one more element than there are rows: row r owns [start[r], start[r + 1]). The
+    outputs of all rows are numbered through: ``output_start[row] + output``; an *entry* is such a
+    number.
+    """
+
+    forward: int  # n
+    variable: np.ndarray
+    read_start: np.ndarray
+    read_row: np.ndarray
+    read_output: np.ndarray
+    read_owner: np.ndarray
+    read_ignored: np.ndarray
+    # The reads that hold memory: not ignored, not of variables.
+    use_start: np.ndarray
+    use_entry: np.ndarray
+    use_row: np.ndarray
+    use_owner: np.ndarray
+    output_start: np.ndarray
+    elements: np.ndarray  # of each output
+    itemsize: np.ndarray  # bytes of one element of it
+    rank: np.ndarray  # of each output the place of its size in `sizes`
+    sizes: np.ndarray  # bytes, 4 to an element, ascending
+    made: np.ndarray  # the outputs of each row in the order in which they get memory
+    # The in-place options that can apply: sizes agree, the input is no variable.
+    inplace_start: np.ndarray
+    inplace_input: np.ndarray
+    inplace_entry: np.ndarray  # read by that input
+    inplace_row: np.ndarray
+    inplace_owner: np.ndarray
+    inplace_output: np.ndarray  # an entry
+    inplace_identity: np.ndarray
+    head_row: np.ndarray  # the outputs of the network, then the gradients
+    head_entry: np.ndarray
+    head_owner: np.ndarray
+    outputs: int  # how many of them are outputs of the network
+    # The order: `first`, then `walk_row`. In that stands a gradient, to be run, or a forward node,
+    # met by the gradient of walk_owner: its copy, if there is one, must have run by then.
+    first: np.ndarray
+    walk_row: np.ndarray
+    walk_owner: np.ndarray
+    before_start: np.ndarray  # for forward rows: the operators that must have run before
+    before_row: np.ndarray
+    reads: np.ndarray  # of each output, how often it is read if nothing is recomputed
+    again_start: np.ndarray  # for forward rows: what their gradients read of operators
+    again_entry: np.ndarray
+    again_row: np.ndarray
+
+
+def build(
+    forward: Sequence[int],
+    inputs: np.ndarray,
+    deps: np.ndarray,
+    gradients: Union[Sequence[int], np.ndarray],
+    reads: Sequence[Read],
+    waits: Sequence[Tuple[int, int, int]],
+    kinds: Sequence[RowKind],
+    heads: Sequence[Read],
+    outputs: int,
+) -> Tables:
+    """Make the tables.
+
+    Parameters
+    ----------
+    forward, gradients : sequence of int
+        The kind of each forward node and of each gradient node.
+    inputs : np.ndarray
+        (row, output) of each input of the forward nodes, one node after the other.
+    deps : np.ndarray
+        (node, node that must have run before it) for the forward nodes, in order.
+    reads : sequence of Read
+        Those of the gradient nodes, one after the other.
+    waits : sequence of (row, row, owner)
+        The gradient nodes, in order, and what must have run before them.
+    kinds : sequence of RowKind
+    heads : sequence of Read
+        The outputs of the network, then the gradients.
+    outputs : int
+        How many of them are outputs.
+    """
+    n = len(forward)
+    kind = np.concatenate([forward, forward, gradients]).astype(np.int64)
+    rows = len(kind)
+    variable = np.array([k.op == "null" for k in kinds], dtype=np.bool_)[kind]
+
+    def each(values: Iterable[Sequence[int]]) -> Tuple[np.ndarray, np.ndarray]:
+        return each_row(kind, list(values))
+
+    read_start, ignored = each([int(i in k.ignored) for i in range(k.inputs)] for k in kinds)
+    output_start, elements = each([t.elements for t in k.tensors] for k in kinds)
+    _, itemsize = each([np.dtype(t.dtype).itemsize for t in k.tensors] for k in kinds)
+    _, dtype = each([np.dtype(t.dtype).num for t in k.tensors] for k in kinds)
+    inplace_start, option_input = each([o[0] for o in k.options] for k in kinds)
+    _, option_output = each([o[1] for o in k.options] for k in kinds)
+    _, identity = each([int(o[2]) for o in k.options] for k in kinds)
+
+    own = np.full(len(inputs), KEPT)
+    copied = np.repeat(np.arange(n), np.diff(read_start[: n + 1]))
+    later = _columns(reads, 3)
+    read_row = np.concatenate([inputs[:, 0], inputs[:, 0], later[0]])
+    read_output = np.concatenate([inputs[:, 1], inputs[:, 1], later[1]])
+    read_owner = np.concatenate([own, copied, later[2]])
+    read_ignored = ignored.astype(np.bool_)
+    read_entry = output_start[read_row] + read_output
+    reader = np.repeat(np.arange(rows), np.diff(read_start))
+
+    used = ~read_ignored & ~variable[read_row]
+    use_start = starts(np.bincount(reader[used], minlength=rows))
+
+    # In-place options, those that can apply.
+    row = np.repeat(np.arange(rows), np.diff(inplace_start))
+    j = read_start[row] + option_input
+    into, out = read_entry[j], output_start[row] + option_output
+    same = identity.astype(np.bool_) & (dtype[into] == dtype[out])
+    counts = np.bincount(reader[~read_ignored], minlength=rows)
+    fits = (
+        (elements[into] == elements[out])
+        & (itemsize[into] == itemsize[out])
+        & ~variable[read_row[j]]
+        & (same | (counts[row] > 0))  # not if all inputs are ignored
+    )
+    row, j = row[fits], j[fits]
+    head_row, head_output, head_owner = _columns(heads, 3)
+    head_entry = output_start[head_row] + head_output
+
+    # The order, as far as it is the same for every plan.
+    wait_row, wait_for, wait_owner = _columns(waits, 3)
+    before_of = np.concatenate([reader, deps[:, 0], wait_row])
+    by_row = np.argsort(before_of, kind="stable")  # inputs before control dependencies
+    before_of = before_of[by_row]
+    before = np.concatenate([read_row, deps[:, 1], wait_for])[by_row]
+    before_owner = np.concatenate([read_owner, np.full(len(deps), KEPT), wait_owner])[by_row]
+    next_start = starts(np.bincount(before_of, minlength=rows))
+    first, _ = walk(0, next_start, before, before_owner, head_row[:outputs], head_owner)
+    walk_row, walk_owner = walk(
+        n, next_start, before, before_owner, head_row[outputs:], head_owner[outputs:]
+    )
+    telling = (walk_row >= n) | ((walk_owner != KEPT) & ~variable[walk_row])
+    walk_row, walk_owner = walk_row[telling], walk_owner[telling]
+    _, once = np.unique(walk_row * (n + 1) + walk_owner + 1, return_index=True)
+    once.sort()
+    walk_row, walk_owner = walk_row[once], walk_owner[once]
+    inner = (before_of < n) & ~variable[before]
+
+    runs = np.zeros(rows, dtype=np.bool_)
+    runs[first] = True
+    runs[walk_row[walk_row >= n]] = True
+    base = np.bincount(read_entry[used & runs[reader]], minlength=len(elements))
+    np.add.at(base, head_entry, 1)
+
+    swaps = used & runs[reader] & (reader >= 2 * n) & (read_owner != KEPT) & (read_row < n)
+    head_swaps = (head_owner != KEPT) & (head_row < n) & ~variable[head_row]
+    again_owner = np.concatenate([read_owner[swaps], head_owner[head_swaps]])
+    again_row = np.concatenate([read_row[swaps], head_row[head_swaps]])
+    again_entry = np.concatenate([read_entry[swaps], head_entry[head_swaps]])
+    by_owner = np.argsort(again_owner, kind="stable")
+
+    of_operators = ~np.repeat(variable, np.diff(output_start))
+    sizes, place = np.unique(4 * elements[of_operators], return_inverse=True)
+    rank = np.zeros(len(elements), dtype=np.int64)
+    rank[of_operators] = place
+
+    def small(array: np.ndarray) -> np.ndarray:
+        return array.astype(np.int32)
+
+    return Tables(
+        forward=n,
+        variable=variable,
+        read_start=small(read_start),
+        read_row=small(read_row),
+        read_output=small(read_output),
+        read_owner=small(read_owner),
+        read_ignored=read_ignored,
+        use_start=small(use_start),
+        use_entry=small(read_entry[used]),
+        use_row=small(read_row[used]),
+        use_owner=small(read_owner[used]),
+        output_start=small(output_start),
+        elements=elements,
+        itemsize=itemsize,
+        rank=small(rank),
+        sizes=sizes.astype(np.int64),
+        made=small(largest_first(output_start, elements)),
+        inplace_start=small(starts(np.bincount(row, minlength=rows))),
+        inplace_input=small(option_input[fits]),
+        inplace_entry=small(into[fits]),
+        inplace_row=small(read_row[j]),
+        inplace_owner=small(read_owner[j]),
+        inplace_output=small(out[fits]),
+        inplace_identity=same[fits],
+        head_row=small(head_row),
+        head_entry=small(head_entry),
+        head_owner=small(head_owner),
+        outputs=outputs,
+        first=small(first),
+        walk_row=small(walk_row),
+        walk_owner=small(walk_owner),
+        before_start=small(starts(np.bincount(before_of[inner], minlength=n))),
+        before_row=small(before[inner]),
+        reads=small(base),
+        again_start=small(starts(np.bincount(again_owner, minlength=n))),
+        again_entry=small(again_entry[by_owner]),
+        again_row=small(again_row[by_owner]),
+    )
+
+
+def depth_first(
+    inputs: np.ndarray, counts: np.ndarray, deps: np.ndarray, heads: Sequence[int]
+) -> List[int]:
+    """The forward nodes in the order in which they run; arguments as those of `build`.
+
+    ``counts`` says how many of the inputs are each node's.
+    """
+    reader = np.repeat(np.arange(len(counts)), counts)
+    of = np.concatenate([reader, deps[:, 0]])
+    by_row = np.argsort(of, kind="stable")
+    before = np.concatenate([inputs[:, 0], deps[:, 1]])[by_row]
+    start = starts(np.bincount(of, minlength=len(counts)))
+    own = np.full(len(before), KEPT)
+    return walk(0, start, before, own, np.array(heads, dtype=np.int64), own)[0].tolist()
+
+
+def starts(counts: Union[Sequence[int], np.ndarray]) -> np.ndarray:
+    """Where each of some lists of these lengths starts if they follow one another, and the end."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def ragged(lists: Sequence[Sequence[Any]]) -> Tuple[np.ndarray, np.ndarray]:
+    """Lists as one array: where each starts, and what is in them."""
+    items = [item for one in lists for item in one]
+    return starts([len(one) for one in lists]), np.array(items, dtype=np.int64)
+
+
+def _columns(items: Sequence[Tuple[int, ...]], width: int) -> np.ndarray:
+    return np.array(items, dtype=np.int64).reshape(len(items), width).T
+
+
+def gathered(start: np.ndarray, which: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    """The places of what some rows own, one row after the other; and for each of which row."""
+    length = np.diff(start)[which]
+    row = np.repeat(np.arange(len(which)), length)
+    return np.arange(len(row)) + (start[which] - starts(length)[:-1])[row], row
+
+
+def each_row(kind: np.ndarray, values: List[Sequence[int]]) -> Tuple[np.ndarray, np.ndarray]:
+    """For each row in turn the values of its kind: where they start, and all of them."""
+    own, flat = ragged(values)
+    return starts(np.diff(own)[kind]), flat[gathered(own, kind)[0]]
+
+
+def largest_first(output_start: np.ndarray, elements: np.ndarray) -> np.ndarray:
+    """The outputs of each row, the largest first; of equals the last (a reversed multimap)."""
+    made = np.arange(len(elements))
+    row = np.repeat(np.arange(len(output_start) - 1), np.diff(output_start))
+    return made[np.lexsort((-made, -elements, row))]
+
+
+@compiled
+def walk(known, start, before, owner, heads, head_owner):  # type: ignore[no-untyped-def]
+    """Rows depth first from the heads (``nnvm::DFSVisit``), each after what it reads.
+
+    The rows below ``known`` have run already: they are put down whenever they are met, with the
+    owner of the read.
+    """
+    rows = start.shape[0] - 1
+    seen = np.zeros(rows, dtype=np.bool_)
+    stack = np.empty(rows, dtype=np.int64)
+    at = np.empty(rows, dtype=np.int64)
+    met = np.empty(rows + before.shape[0] + heads.shape[0], dtype=np.int64)
+    by = np.full(rows + before.shape[0] + heads.shape[0], KEPT, dtype=np.int64)
+    count = 0
+    for h in range(heads.shape[0]):
+        if heads[h] < known:
+            met[count] = heads[h]
+            by[count] = head_owner[h]
+            count += 1
+            continue
+        if seen[heads[h]]:
+            continue
+        seen[heads[h]] = True
+        depth = 0
+        stack[0] = heads[h]
+        at[0] = start[heads[h]]
+        while depth >= 0:
+            row = stack[depth]
+            k = at[depth]
+            if k == start[row + 1]:
+                met[count] = row
+                count += 1
+                depth -= 1
+                continue
+            at[depth] += 1
+            following = before[k]
+            if following < known:
+                met[count] = following
+                by[count] = owner[k]
+                count += 1
+            elif not seen[following]:
+                seen[following] = True
+                depth += 1
+                stack[depth] = following
+                at[depth] = start[following]
+    return met[:count], by[:count]

@@ -1,0 +1,362 @@
+"""What the user hands in, checked: the symbol, the shapes and types of its inputs, the device.
+
+Every mistake that can be seen before MXNet is asked becomes a ``MemongerError`` that names the
+input and the remedy.
+"""
+
+import difflib
+import numbers
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from memonger.graph.operators.tensors import Shape, check_elements
+from memonger.support.errors import MemongerError
+from memonger.support.mxnet import mx
+from memonger.support.symbols import as_json, check_links, read
+
+#: What ``simple_bind`` may be asked to do with a gradient.
+GRAD_REQS = ("write", "add", "null")
+
+#: Endings of the names that MXNet gives to the parameters that an operator makes for itself.
+PARAMETER_ENDINGS = ("weight", "bias", "gamma", "beta")
+
+
+#: Where a variable keeps the type that it was made with.
+TYPE = "__dtype__"
+
+
+class InputSpec(NamedTuple):
+    """Shapes and NumPy type names of a symbol's inputs, as far as the user gave them."""
+
+    shapes: Dict[str, Shape]
+    types: Dict[str, str]
+
+
+def check_symbol(symbol: Any) -> Any:
+    """Return ``symbol`` if it is a Symbol with at least one output; say what to do otherwise."""
+    if isinstance(symbol, mx.gluon.Block):
+        raise MemongerError(
+            "%s is a Gluon block, not a Symbol; call it on a variable to get its symbol: "
+            "net(mx.sym.var('data'))" % type(symbol).__name__
+        )
+    if isinstance(symbol, mx.mod.BaseModule):
+        raise MemongerError(
+            "%s is a Module, not a Symbol; plan its symbol before the Module is made"
+            % type(symbol).__name__
+        )
+    if isinstance(symbol, (list, tuple)):
+        raise MemongerError(
+            "a %s of %d symbols was given; make one Symbol of them with mx.sym.Group"
+            % (type(symbol).__name__, len(symbol))
+            if symbol
+            else "there is nothing to plan: an empty %s was given, not a Symbol"
+            % type(symbol).__name__
+        )
+    if not isinstance(symbol, mx.sym.Symbol):
+        raise MemongerError(
+            "the network must be an mx.sym.Symbol, not %s %r" % (type(symbol).__name__, symbol)
+        )
+    check_links(symbol)  # or MXNet may end the process at the next line
+    if len(symbol.list_outputs()) == 0:
+        raise MemongerError("the Symbol is a Group of nothing: it has no outputs to train")
+    names = symbol.list_inputs()
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise MemongerError(
+            "two inputs have the same name, %r, so MXNet cannot tell them apart; name the "
+            "operators that make them differently, or share one mx.sym.Variable" % twice
+        )
+    return symbol
+
+
+def check_count(name: str, value: Any, least: int) -> int:
+    """Return ``value`` as an int of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise MemongerError("%s must be an integer, not %r" % (name, value))
+    if value < least:
+        raise MemongerError("%s must be at least %d, not %d" % (name, least, value))
+    return int(value)
+
+
+def check_device(ctx: Any) -> Any:
+    """Return the device to bind on: the CPU if none is told; one that is there."""
+    if ctx is None:
+        return mx.cpu()
+    if not isinstance(ctx, mx.Context):
+        raise MemongerError("ctx must be a device such as mx.cpu() or mx.gpu(0), not %r" % (ctx,))
+    if ctx.device_type == "gpu":
+        try:
+            count = mx.context.num_gpus()
+        except mx.MXNetError:  # a CUDA build without a usable driver
+            count = 0
+        if ctx.device_id >= count:
+            raise MemongerError(
+                "%s is not there: MXNet sees %d GPUs; leave ctx out to plan on the CPU, "
+                "the plan holds for the GPU too" % (ctx, count)
+            )
+    return ctx
+
+
+def read_shapes(
+    symbol: Any,
+    shapes: Any,
+    keywords: Mapping[str, Any],
+    type_dict: Optional[Mapping[str, Any]],
+    devices: int = 1,
+) -> InputSpec:
+    """Gather the inputs' shapes and types from everything the user may give.
+
+    Parameters
+    ----------
+    symbol : mx.sym.Symbol
+    shapes : dict, sequence or None
+        Name to shape, or DataDesc (or ``(name, shape)``) lists as ``Module.bind`` takes them; a
+        list of such lists, such as ``(data_shapes, label_shapes)``, will do as well.
+    keywords : dict
+        Shapes given as keyword arguments.
+    type_dict : dict or None
+        Name to type, as ``simple_bind`` takes it.
+    devices : int
+        The shapes are of the whole batch; what is returned is the largest share that ``Module``
+        gives to one of so many devices.
+
+    Raises
+    ------
+    MemongerError
+        A name that is no input of the symbol, a shape that is not made of positive integers, a
+        type that NumPy does not know, one input given two different shapes, a batch that cannot be
+        split.
+    """
+    known = symbol.list_arguments() + symbol.list_auxiliary_states()
+    found: Dict[str, Shape] = {}
+    types: Dict[str, str] = {}
+    axes: Dict[str, int] = {}
+    given: List[Tuple[str, Any]] = read_pairs(shapes, types, axes) + list(keywords.items())
+    for name, shape in given:
+        _check_name(name, known, "a shape was given for %r, which is no input of the network")
+        checked = _check_shape(name, shape)
+        if found.setdefault(name, checked) != checked:
+            raise MemongerError(
+                "input %r was given two shapes, %s and %s" % (name, found[name], checked)
+            )
+    if type_dict is not None and not isinstance(type_dict, Mapping):
+        raise MemongerError(
+            "type_dict must be a dict of input names and types, not %r" % (type_dict,)
+        )
+    for name, kind in (type_dict or {}).items():
+        _check_name(name, known, "a type was given for %r, which is no input of the network")
+        types[name] = _type(name, kind)
+    devices = check_count("devices", devices, 1)
+    return InputSpec(_largest_share(found, axes, devices) if devices > 1 else found, types)
+
+
+def without_old_types(symbol: Any, spec: InputSpec) -> Any:
+    """Return the symbol without types of its variables that contradict those that are given.
+
+    The variables of a Gluon block that was cast keep the ``__dtype__`` of before. MXNet's inference
+    (infer_graph_attr_pass.cc) takes it for given, and fails.
+
+    Parameters
+    ----------
+    symbol : mx.sym.Symbol
+    spec : InputSpec
+        The types that are given; they win, and what follows from them.
+
+    Returns
+    -------
+    mx.sym.Symbol
+        The symbol itself where nothing contradicts, or where this does not help.
+    """
+    if not spec.types or _types_of(symbol, spec) is not None:
+        return symbol
+    bare, graph = read(symbol), read(symbol)
+    for node in _variables(bare):
+        node.get("attrs", {}).pop(TYPE, None)
+    types = _types_of(mx.sym.load_json(as_json(bare)), spec)
+    if types is None:
+        return symbol
+    for node in _variables(graph):
+        if types[node["name"]] is not None:
+            node.get("attrs", {}).pop(TYPE, None)
+    return mx.sym.load_json(as_json(graph))
+
+
+def _variables(graph: Any) -> List[Any]:
+    return [node for node in graph["nodes"] if node["op"] == "null"]
+
+
+def _types_of(symbol: Any, spec: InputSpec) -> Optional[Dict[str, Any]]:
+    """The types of all inputs, None where nothing tells; None if they contradict one another."""
+    try:
+        arguments, _, auxiliary = symbol.infer_type_partial(**spec.types)
+    except mx.MXNetError:
+        return None
+    return dict(
+        zip(symbol.list_arguments() + symbol.list_auxiliary_states(), arguments + auxiliary)
+    )
+
+
+def read_grad_req(arguments: Sequence[str], grad_req: Any) -> Dict[str, str]:
+    """What is asked for each argument's gradient: 'write', 'add' or 'null'.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        As ``list_arguments`` gives them.
+    grad_req : str, list of str or dict
+        As ``simple_bind`` takes it: one for all, one for each argument in order, or by name, where
+        those that are not named get 'null'.
+
+    Raises
+    ------
+    MemongerError
+        An unknown request or name, a list of another length, or nothing but 'null'.
+    """
+    if isinstance(grad_req, str):
+        found = dict.fromkeys(arguments, grad_req)
+    elif isinstance(grad_req, (list, tuple)):
+        if len(grad_req) != len(arguments):
+            raise MemongerError(
+                "grad_req lists %d requests for the %d arguments of the network; give one for each "
+                "of list_arguments(), or a dict" % (len(grad_req), len(arguments))
+            )
+        found = dict(zip(arguments, grad_req))
+    elif isinstance(grad_req, Mapping):
+        for name in grad_req:
+            _check_name(name, arguments, "grad_req names %r, which is no argument of the network")
+        found = {name: grad_req.get(name, "null") for name in arguments}
+    else:
+        raise MemongerError(
+            "grad_req must be a string, a list or a dict of names, not %r" % (grad_req,)
+        )
+    for name, request in found.items():
+        if request not in GRAD_REQS:
+            raise MemongerError(
+                "grad_req of %r is %r; there are %s"
+                % (name, request, ", ".join(map(repr, GRAD_REQS)))
+            )
+    if all(request == "null" for request in found.values()):
+        raise MemongerError(
+            "grad_req asks for no gradient at all: without a backward pass nothing is kept for it, "
+            "and there is nothing to plan"
+        )
+    return found
+
+
+def missing_inputs(arguments: Sequence[str], shapes: Sequence[Optional[Shape]]) -> List[str]:
+    """The arguments without a complete shape: parameters only where nothing else is missing."""
+    unknown = [
+        name for name, shape in zip(arguments, shapes) if not shape or any(n <= 0 for n in shape)
+    ]
+    return [name for name in unknown if not name.endswith(PARAMETER_ENDINGS)] or unknown
+
+
+def read_pairs(shapes: Any, types: Dict[str, str], axes: Dict[str, int]) -> List[Tuple[str, Any]]:
+    """Names and shapes; DataDescs tell types and batch axes (-1: none) as well."""
+    if shapes is None:
+        return []
+    if isinstance(shapes, Mapping):
+        return list(shapes.items())
+    if not isinstance(shapes, (list, tuple)):
+        raise MemongerError(
+            "shapes must be a dict of names and shapes or a list of DataDesc, not %r" % (shapes,)
+        )
+    pairs: List[Tuple[str, Any]] = []
+    for item in shapes:
+        if isinstance(item, mx.io.DataDesc):
+            types[item.name] = _type(item.name, item.dtype)
+            axes[item.name] = mx.io.DataDesc.get_batch_axis(item.layout)
+            pairs.append((item.name, tuple(item.shape)))
+        elif isinstance(item, (list, tuple)) and len(item) == 2 and isinstance(item[0], str):
+            pairs.append((item[0], item[1]))
+        elif item is None or isinstance(item, (list, tuple)):
+            pairs.extend(read_pairs(item, types, axes))  # (data_shapes, label_shapes)
+        else:
+            raise MemongerError("shapes: %r is neither a DataDesc nor (name, shape)" % (item,))
+    return pairs
+
+
+def _largest_share(
+    shapes: Mapping[str, Shape], axes: Mapping[str, int], devices: int
+) -> Dict[str, Shape]:
+    """The shapes of the largest share (``DataParallelExecutorGroup.decide_slices``)."""
+    batch: Optional[int] = None
+    for name, shape in shapes.items():
+        axis = axes.get(name, 0)
+        if axis < 0:
+            continue
+        if axis >= len(shape):
+            raise MemongerError("input %r: shape %s has no batch axis %d" % (name, shape, axis))
+        if batch is None:
+            first, batch = name, shape[axis]
+        elif shape[axis] != batch:
+            raise MemongerError(
+                "devices=%d: all inputs must have one batch size to be split, but %r has %d and "
+                "%r %d; give an input that is not split as a DataDesc whose layout has no 'N', and "
+                "the shape of a parameter on its variable"
+                % (devices, first, batch, name, shape[axis])
+            )
+    if batch is None:
+        raise MemongerError(
+            "devices=%d: no input was given whose batch could be split; give the shapes of the "
+            "whole batch, such as data=(32, 3, 224, 224)" % devices
+        )
+    if batch < devices:
+        raise MemongerError(
+            "a batch of %d cannot be split among devices=%d; every device needs at least one sample"
+            % (batch, devices)
+        )
+    try:
+        shares = mx.executor_manager._split_input_slice(batch, [1] * devices)
+    except ValueError:
+        raise MemongerError(
+            "a batch of %d cannot be split among devices=%d: Module would leave one without a "
+            "sample; make the batch a multiple of %d" % (batch, devices, devices)
+        ) from None
+    share = max(part.stop - part.start for part in shares)
+    return {
+        name: tuple(share if k == axes.get(name, 0) else n for k, n in enumerate(shape))
+        for name, shape in shapes.items()
+    }
+
+
+def did_you_mean(name: Any, known: Sequence[str], otherwise: str) -> str:
+    """The end of a complaint about an unknown name: the nearest that is known, if one is near."""
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    return "; did you mean %r?" % near[0] if near else "; " + otherwise
+
+
+def _check_name(name: Any, known: Sequence[str], complaint: str) -> None:
+    if name not in known:
+        inputs = [n for n in known if not n.endswith(PARAMETER_ENDINGS)]
+        raise MemongerError(
+            complaint % (name,) + did_you_mean(name, known, "its inputs are %s" % ", ".join(inputs))
+        )
+
+
+def _type(name: str, kind: Any) -> str:
+    """The name of a type that MXNet has."""
+    try:
+        found = np.dtype(kind)
+    except (TypeError, ValueError, SyntaxError):
+        raise MemongerError("input %r: NumPy knows no type %r" % (name, kind)) from None
+    if found.type not in mx.nd.ndarray._DTYPE_NP_TO_MX:
+        raise MemongerError("input %r: MXNet has no type %s" % (name, found.name))
+    return found.name
+
+
+def _check_shape(name: str, shape: Any) -> Shape:
+    if isinstance(shape, (str, bytes)) or not isinstance(shape, (list, tuple, np.ndarray)):
+        raise MemongerError("input %r: a shape is a tuple of integers, not %r" % (name, shape))
+    for size in shape:
+        if isinstance(size, (bool, np.bool_)) or not isinstance(size, numbers.Integral):
+            raise MemongerError(
+                "input %r: shape %s holds %r, which is not an integer" % (name, tuple(shape), size)
+            )
+        if size < 1:
+            raise MemongerError(
+                "input %r: shape %s holds %d; every size, the batch too, must be at least 1"
+                % (name, tuple(shape), size)
+            )
+    return check_elements(tuple(int(size) for size in shape))

@@ -1,0 +1,247 @@
+"""The marks of a plan on a symbol: written, read, taken off again. The user's symbol is copied.
+
+MXNet recomputes the operators whose attribute ``force_mirroring`` (stored ``__force_mirroring__``)
+is true. Whatever a plan changes on a node is recorded in one attribute of our own, so that what we
+set can be told from what the user set, and ``unplan`` gives the original back.
+"""
+
+import json
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from memonger.graph.forward import ForwardGraph, KeptCopy, copy_names
+from memonger.graph.inputs import check_symbol
+from memonger.graph.operators.recompute import truth, untouched
+from memonger.graph.operators.tensors import Shape
+from memonger.support.errors import MemongerError
+from memonger.support.mxnet import mx
+from memonger.support.symbols import as_json, read
+
+FORCE = "__force_mirroring__"
+STAGE = "__mirror_stage__"
+RECORD = "__memonger__"  # JSON: attribute -> what it was before, null if it was not there
+INSERTED = '"inserted"'  # the record of a node that was not there at all
+_GONE = -1  # where a node was that had no inputs
+
+# NB: a plain ``tojson()`` would leave out the casts that AMP has put in (``remove_amp_cast``).
+
+_Attrs = Dict[str, str]
+
+
+def stages(graph: ForwardGraph) -> Dict[int, str]:
+    """The user's ``mirror_stage`` of each node that has one."""
+    return {i: node.hidden[STAGE] for i, node in enumerate(graph.nodes) if STAGE in node.hidden}
+
+
+def recomputed(graph: ForwardGraph) -> np.ndarray:
+    """The nodes that MXNet will recompute, by the marks that they carry now."""
+    return np.array(
+        [
+            not n.is_variable and n.op != "Dropout" and truth(n.hidden.get(FORCE))
+            for n in graph.nodes
+        ],
+        dtype=np.bool_,
+    )
+
+
+def apply(
+    symbol: Any, mask: np.ndarray, native: Iterable[int] = (), copies: Iterable[KeptCopy] = ()
+) -> Any:
+    """A copy of ``symbol`` in which just the operators of ``mask`` are recomputed.
+
+    Parameters
+    ----------
+    symbol : mx.sym.Symbol
+        Without marks of a plan of ours (``unplan``).
+    mask : np.ndarray of bool
+        For each node of the symbol's JSON.
+    native : iterable of int
+        Nodes that are to run with MXNet's own kernel instead of cuDNN's.
+    copies : iterable of KeptCopy
+        Recomputed nodes whose first output is kept all the same, in an identity that is put behind
+        it (``forward.with_copies``). If the node itself were kept, its gradient would read, and so
+        hold, the originals of its inputs.
+    """
+    graph = read(symbol)
+    native = set(native)
+    for i, node in enumerate(graph["nodes"]):
+        if node["op"] == "null" or untouched(node["op"]):
+            continue
+        new = {FORCE: "True" if mask[i] else "False"}
+        if i in native:
+            new["cudnn_off"] = "True"
+        attrs = node.setdefault("attrs", {})
+        before = dict(_record(attrs) or {})  # of ``clear``
+        before.update((key, attrs.get(key)) for key in new if key not in before)
+        attrs[RECORD] = json.dumps(before, sort_keys=True)
+        attrs.update(new)
+    _insert(graph, {copy.node: copy for copy in copies})
+    return mx.sym.load_json(as_json(graph))
+
+
+def inferable(
+    symbol: Any, copies: Sequence[KeptCopy], shapes: Mapping[str, Shape]
+) -> Tuple[KeptCopy, ...]:
+    """The same copies, but none left unfused through which MXNet could not infer the shapes.
+
+    That is where a shape is inferred from what reads it, such as that of the first product with
+    the state of an RNN cell, which begins as zeros of a batch that is not told.
+
+    Parameters
+    ----------
+    symbol : mx.sym.Symbol
+    copies : sequence of KeptCopy
+    shapes : dict
+        Of the inputs.
+    """
+    names = [node["name"] for node in read(symbol)["nodes"]]
+    found = tuple(copies)
+    while any(copy.unfused for copy in found):
+        try:
+            apply(symbol, np.zeros(len(names), dtype=np.bool_), (), found).infer_shape(**shapes)
+            break
+        except mx.MXNetError as error:
+            said = str(error)
+        added = copy_names(names, found)
+        failed = {i for i, of in added.items() if "Error in operator %s:" % of[-1] in said}
+        found = tuple(
+            copy._replace(unfused=False) if copy.node in failed or not failed else copy
+            for copy in found
+        )
+    return found
+
+
+def unplan(symbol: Any) -> Any:
+    """The network as it was before memonger planned it.
+
+    Parameters
+    ----------
+    symbol : mx.sym.Symbol
+        A planned symbol; one that memonger never planned comes back as an equal copy.
+
+    Returns
+    -------
+    mx.sym.Symbol
+        A copy without anything that a plan added, with the user's own attributes as they were.
+
+    Examples
+    --------
+    >>> planned = memonger.search_plan(net, data=(32, 3, 224, 224))
+    >>> memonger.unplan(planned).tojson() == net.tojson()
+    True
+    """
+    text = check_symbol(symbol).tojson(remove_amp_cast=False)
+    if RECORD not in text:
+        return mx.sym.load_json(text)
+    graph = json.loads(text, strict=False)
+    for node in graph["nodes"]:
+        if not _is_ours(node):
+            _restore(node.get("attrs", {}))
+        if not node.get("attrs", True):
+            del node["attrs"]
+    _remove(graph)
+    return mx.sym.load_json(as_json(graph))
+
+
+def clear(symbol: Any) -> Any:
+    """A copy in which nothing is recomputed; marks that the user set are recorded."""
+    text = symbol.tojson(remove_amp_cast=False)
+    if FORCE not in text:
+        return mx.sym.load_json(text)
+    graph = json.loads(text, strict=False)
+    for node in graph["nodes"]:
+        attrs = node.get("attrs", {})
+        if FORCE in attrs and not untouched(node["op"]):
+            attrs[RECORD] = json.dumps({FORCE: attrs.pop(FORCE)})
+    return mx.sym.load_json(as_json(graph))
+
+
+def _is_ours(node: Mapping[str, Any]) -> bool:
+    """Whether ``apply`` put this node in."""
+    return node.get("attrs", {}).get(RECORD) == INSERTED
+
+
+def _insert(graph: Dict[str, Any], copies: Mapping[int, KeptCopy]) -> None:
+    """Put kept copies behind the first output of some nodes of a symbol's JSON."""
+    names = copy_names([node["name"] for node in graph["nodes"]], copies.values())
+    nodes: List[Dict[str, Any]] = []
+    moved: List[int] = []
+    for i, node in enumerate(graph["nodes"]):
+        moved.append(len(nodes))
+        node["inputs"] = [
+            [moved[a] + (copies[a].offset if b == 0 and a in copies else 0), b, *rest]
+            for a, b, *rest in node["inputs"]
+        ]
+        nodes.append(node)
+        if i in copies:
+            for new, name in zip(copies[i].nodes(), names[i]):
+                attrs = {**new.attrs, FORCE: str(new.recomputed), RECORD: INSERTED}
+                inputs = [[moved[i] + k, 0, 0] for k in new.inputs]
+                nodes.append({"op": new.op, "name": name, "attrs": attrs, "inputs": inputs})
+    graph["heads"] = [[moved[a], *rest] for a, *rest in graph["heads"]]
+    _replace_nodes(graph, nodes, moved)
+
+
+def _remove(graph: Dict[str, Any]) -> None:
+    """Take out of a symbol's JSON what ``_insert`` put in."""
+    nodes: List[Dict[str, Any]] = []
+    moved: List[int] = []
+    stands_for: Dict[int, int] = {}  # an inserted node -> the output that it copies
+
+    def entries(old: List[List[int]]) -> List[List[int]]:
+        return [[moved[a], stands_for.get(a, b), *rest] for a, b, *rest in old]
+
+    for i, node in enumerate(graph["nodes"]):
+        node["inputs"] = entries(node["inputs"])
+        if not _is_ours(node) and any(a == _GONE for a, *_ in node["inputs"]):
+            raise MemongerError(
+                "node %r reads what a plan has put in for itself alone: this planned network is "
+                "damaged; plan the original again" % node["name"]
+            )
+        if _is_ours(node):
+            into, stands_for[i], *_ = node["inputs"][0] if node["inputs"] else (_GONE, 0)
+            moved.append(into)
+        else:
+            moved.append(len(nodes))
+            nodes.append(node)
+    graph["heads"] = entries(graph["heads"])
+    _replace_nodes(graph, nodes, moved)
+
+
+def _replace_nodes(graph: Dict[str, Any], nodes: List[Dict[str, Any]], moved: List[int]) -> None:
+    """Give a symbol's JSON other nodes; ``moved``: the new index of each old one."""
+    for node in nodes:
+        if "control_deps" in node:
+            node["control_deps"] = [moved[d] for d in node["control_deps"]]
+    graph["nodes"] = nodes
+    graph["arg_nodes"] = [i for i, node in enumerate(nodes) if node["op"] == "null"]
+    graph.pop("node_row_ptr", None)  # MXNet makes it anew
+
+
+def _record(attrs: _Attrs) -> Optional[Mapping[str, Optional[str]]]:
+    """What attributes were before a plan; None where none has changed them."""
+    if RECORD not in attrs:
+        return None
+    try:
+        record = json.loads(attrs[RECORD])
+    except ValueError:
+        record = None
+    if not isinstance(record, dict) or not all(
+        value is None or isinstance(value, str) for value in record.values()
+    ):
+        raise MemongerError(
+            "an attribute %s holds %r, which no plan has written: this planned network is damaged; "
+            "plan the original again" % (RECORD, attrs[RECORD])
+        )
+    return record
+
+
+def _restore(attrs: _Attrs) -> None:
+    record = _record(attrs)
+    attrs.pop(RECORD, None)
+    for key, value in (record or {}).items():
+        if value is None:
+            attrs.pop(key, None)
+        else:
+            attrs[key] = value

@@ -1,0 +1,48 @@
+"""Shapes and types of what operators read and make."""
+
+import math
+from typing import NamedTuple, Tuple
+
+import numpy as np
+
+from memonger.support.errors import TooLargeError
+from memonger.support.mxnet import mx
+
+Shape = Tuple[int, ...]
+
+MOST_ELEMENTS = 2**31 - 1  # of a tensor, without INT64_TENSOR_SIZE
+
+
+class Tensor(NamedTuple):
+    """Shape and NumPy type name of one output of a node."""
+
+    shape: Shape
+    dtype: str
+
+    @property
+    def elements(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes with the real size of an element."""
+        return self.elements * np.dtype(self.dtype).itemsize
+
+
+def check_elements(shape: Shape) -> Shape:
+    """Return a shape whose elements MXNet can count.
+
+    Raises
+    ------
+    TooLargeError
+    """
+    large = math.prod(shape) > MOST_ELEMENTS
+    if large and not mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE"):
+        raise TooLargeError(
+            "a tensor of shape %s has more than 2**31 - 1 elements, which this MXNet cannot count; "
+            "make the batch smaller" % (shape,)
+        )
+    return shape

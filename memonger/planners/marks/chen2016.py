@@ -1,0 +1,138 @@
+"""The original planner: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
+
+Algorithm 3 of the paper (arXiv 1604.06174) as dmlc/mxnet-memonger carries it out: walk the network
+once, add up the bytes of its results, and at each stage that the user marked keep the result if
+what has gathered since the last kept one exceeds a threshold; everything else is recomputed. Then
+search the threshold: three guesses, each the square root that balances the kept and the local
+memory of the last, and a grid between them. Written anew after
+https://github.com/dmlc/mxnet-memonger, trial for trial and threshold for threshold, its habits
+included: sizes count 4 bytes an element, parameters are known by the endings of their names,
+labels and auxiliary states count as results.
+"""
+
+import math
+from typing import Callable, Dict, List, Mapping, NamedTuple
+
+import numpy as np
+
+from memonger.graph.forward import ForwardGraph
+from memonger.graph.inputs import PARAMETER_ENDINGS
+from memonger.graph.operators.recompute import untouched
+
+MB = 2**20
+
+
+class MirrorPlan(NamedTuple):
+    """What one threshold gives.
+
+    Attributes
+    ----------
+    mask : np.ndarray of bool
+        The nodes that are recomputed.
+    save_size : int
+        Bytes of what is kept.
+    max_size : int
+        Bytes of the largest block between two kept results.
+    """
+
+    mask: np.ndarray
+    save_size: int
+    max_size: int
+
+
+class Trial(NamedTuple):
+    """One threshold (MB) of the search, its plan and its cost."""
+
+    threshold: int
+    plan: MirrorPlan
+    cost: int
+
+
+def mirror_plan(graph: ForwardGraph, stages: Mapping[int, str], threshold: int) -> MirrorPlan:
+    """The plan for one threshold.
+
+    Parameters
+    ----------
+    graph : ForwardGraph
+    stages : dict
+        The ``mirror_stage`` of the nodes that may be kept: 'True' for a cut of its own, any other
+        label for a cut that all nodes of that label make together.
+    threshold : int
+        MB that may gather before a result is kept.
+    """
+    limit = threshold * MB
+    marks: Dict[int, bool] = {}
+    local_size = save_size = max_size = 0
+    last_stage, kept = "", False
+    for i in range(len(graph.nodes)):
+        for name, tensor in zip(graph.output_names[i], graph.tensors[i]):
+            if name != "data" and name.endswith(PARAMETER_ENDINGS):
+                continue
+            size = 4 * tensor.elements
+            local_size += size
+            marks[i] = True
+            stage = stages.get(i)
+            if stage is None:
+                continue
+            if stage == "True" or stage != last_stage:
+                kept = local_size > limit
+                if kept:
+                    save_size += size
+                    max_size = max(max_size, local_size)
+                    local_size = 0
+                    marks[i] = False
+                last_stage = stage
+            elif kept:
+                save_size += size
+                marks[i] = False
+    mask = np.array(
+        [
+            marks.get(i, False) and not node.is_variable and not untouched(node.op)
+            for i, node in enumerate(graph.nodes)
+        ],
+        dtype=np.bool_,
+    )
+    return MirrorPlan(mask, save_size, max_size)
+
+
+def search(
+    graph: ForwardGraph,
+    stages: Mapping[int, str],
+    cost: Callable[[np.ndarray], int],
+    ntrial: int = 6,
+) -> List[Trial]:
+    """The original's search over thresholds, every trial in order.
+
+    Parameters
+    ----------
+    graph, stages
+        As for ``mirror_plan``.
+    cost : callable
+        What a set of recomputed nodes costs. The original's unit is the whole MB.
+    ntrial : int
+        Thresholds of the grid.
+    """
+    trials: List[Trial] = []
+
+    def attempt(threshold: int) -> MirrorPlan:
+        plan = mirror_plan(graph, stages, threshold)
+        trials.append(Trial(threshold, plan, cost(plan.mask)))
+        return plan
+
+    guess, local_sizes = 0, []
+    for _ in range(3):
+        plan = attempt(guess)
+        local_size = plan.max_size // MB
+        local_sizes.append(local_size)
+        guess = int(math.sqrt((plan.save_size // MB) * local_size / 2))
+    smallest = min(local_sizes)
+    step = int((guess * math.sqrt(2) - smallest) / ntrial)
+    if step > 0:
+        for k in range(1, ntrial + 1):
+            attempt(smallest + k * step)
+    return trials
+
+
+def best(trials: List[Trial]) -> Trial:
+    """The cheapest trial, of equals the first."""
+    return min(trials, key=lambda trial: trial.cost)

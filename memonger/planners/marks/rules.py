@@ -1,0 +1,366 @@
+"""The rules that keep a plan right: what may be recomputed, and what must then be read.
+
+Five rules, for whatever a planner proposes:
+1. An operator that must run once is kept (``operators.why_kept``).
+2. Operators that MXNet merges as a common sub-expression share one mark. With different marks it
+   would not merge them, and gradients would add up in another order.
+3. A recomputed operator whose first output nobody reads is kept, unless it tolerates that. Keeping
+   one may leave the next unread, so this is repeated until nothing changes.
+4. Where pointwise fusion may be on, the recomputed copy of an operator must be tied by data, not by
+   a control dependency alone, to the gradient that runs after it. Fusion looks at data only
+   (``src/executor/pointwise_fusion_pass.cc``) and may otherwise put the copy's inputs and that
+   gradient into one kernel: a cycle through the copy, and a bind that fails. For the same reason a
+   result that so many operators read that its gradient is summed in a chain (of control
+   dependencies) is kept there.
+5. Where MKLDNN may compute, every tensor is found in the layout that it has without a plan
+   (``layout_rule``).
+"""
+
+from collections import Counter
+from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from memonger.costs.allocator import Replay, order_and_reads, replay
+from memonger.costs.fusion import Fusible, fusible, replay_fused, unfused
+from memonger.graph.arrays import Tables
+from memonger.graph.forward import ForwardGraph, KeptCopy, with_copies
+from memonger.graph.operators.recompute import (
+    ANYWHERE,
+    CPU,
+    GPU_FUSION,
+    mkldnn_enabled,
+    tolerates_unread,
+    truth,
+    untouched,
+    why_kept,
+    why_refused,
+)
+from memonger.graph.training import TrainingGraph, sum_cap, training_graph
+from memonger.planners.marks.layout_rule import (
+    NO_RULE,
+    LayoutRule,
+    Unplanned,
+    layout_rule,
+    other_layouts,
+    unplanned_layouts,
+)
+from memonger.support.compiled import compiled
+from memonger.support.errors import MemongerError
+
+
+class Rules:
+    """The rules for one network.
+
+    Parameters
+    ----------
+    trainings : sequence of TrainingGraph
+        One for each way in which the network may be trained (with gradients of all arguments, with
+        those of its parameters alone); the rules hold for all of them.
+    targets : frozenset of str
+        Where it may be trained (``operators``).
+    until : int, optional
+        The node from which on everything is kept.
+    bare : bool
+        Whether to do without them: everything that MXNet can recompute may be.
+    fuses : bool
+        Whether memory is told with pointwise fusion where that is on.
+    layouts : sequence of LayoutRule, optional
+        Of a network with kept copies, one for each training graph.
+
+    Attributes
+    ----------
+    allowed : np.ndarray of bool
+        The nodes that may be recomputed.
+    reasons : dict of str
+        Why an operator must be kept.
+    tables : list of RuleTables
+        For compiled code, one for each training graph.
+    fuses : bool
+        Whether memory is told with pointwise fusion: it is trained on a GPU with it, and nowhere
+        else.
+    """
+
+    def __init__(
+        self,
+        trainings: Sequence[TrainingGraph],
+        targets: FrozenSet[str] = ANYWHERE,
+        until: Optional[int] = None,
+        bare: bool = False,
+        fuses: bool = True,
+        layouts: Optional[Sequence[LayoutRule]] = None,
+    ) -> None:
+        self.trainings, self.targets, self.until, self.bare = trainings, targets, until, bare
+        self._with_copies: Dict[Tuple[KeptCopy, ...], Tuple[Rules, np.ndarray]] = {}
+        if layouts is None:
+            layouts = self._layouts()
+        self.layouts = layouts
+        self.graph: ForwardGraph = trainings[0].graph
+        nodes = self.graph.nodes
+        self.reasons = {} if bare else self._reasons()
+        self.allowed = np.array(
+            [
+                not node.is_variable
+                and i not in self.reasons
+                and node.op != "Dropout"
+                and not untouched(node.op)
+                for i, node in enumerate(nodes)
+            ],
+            dtype=np.bool_,
+        )
+        if until is not None:
+            self.allowed[until:] = False
+        groups: Dict[int, List[int]] = {}
+        for i, first in enumerate(trainings[0].same):
+            groups.setdefault(first, []).append(i)
+        twins = [group for group in groups.values() if len(group) > 1 and not bare]
+        tolerant = self._tolerant()
+        self.fuses = fuses and GPU_FUSION in targets and CPU not in targets
+        self.tables = [
+            RuleTables(
+                training.tables,
+                _facts_of(training),
+                self.allowed,
+                tolerant,
+                GPU_FUSION in targets and not bare,
+                fusible(training) if self.fuses else unfused(),
+                np.cumsum([0] + [len(group) for group in twins]),
+                np.array([i for group in twins for i in group], dtype=np.int64),
+                layout,
+            )
+            for training, layout in zip(trainings, self.layouts)
+        ]
+
+    def with_copies(self, copies: Iterable[KeptCopy]) -> Tuple["Rules", np.ndarray]:
+        """The rules for the network with kept copies (``forward.with_copies``); remembered.
+
+        Returns
+        -------
+        Rules
+        np.ndarray of int
+            The new index of each node.
+        """
+        key = tuple(copies)
+        if not key:
+            return self, np.arange(len(self.graph.nodes))
+        if key not in self._with_copies:
+            graph, moved = with_copies(self.graph, key)
+            first, *others = [tuple(moved[list(t.wanted)]) for t in self.trainings]
+            training = training_graph(graph, first)
+            trainings = [training, *map(training.with_gradients, others)]
+            until = None if self.until is None else int(moved[self.until])
+            inserted = [
+                (int(moved[copy.node]) + k, int(moved[copy.node]))
+                for copy in key
+                for k, new in enumerate(copy.nodes(), 1)
+                if new.inputs
+            ]
+            layouts = [
+                NO_RULE if plain is None else layout_rule(plain, training, moved, inserted)
+                for plain, training in zip(self._unplanned, trainings)
+            ]
+            rules = Rules(trainings, self.targets, until, self.bare, self.fuses, layouts)
+            self._with_copies[key] = rules, moved
+        return self._with_copies[key]
+
+    def _layouts(self) -> List[LayoutRule]:
+        """The rule about layouts for each training graph, where MKLDNN may compute."""
+        followed = CPU in self.targets and mkldnn_enabled() and not self.bare
+        self._unplanned: List[Optional[Unplanned]] = [
+            unplanned_layouts(training) if followed else None for training in self.trainings
+        ]
+        return [
+            NO_RULE if plain is None else layout_rule(plain, training)
+            for plain, training in zip(self._unplanned, self.trainings)
+        ]
+
+    @property
+    def watches_layouts(self) -> bool:
+        """Whether plans may have to keep operators for the layouts of MKLDNN."""
+        return any(layout.active for layout in self.layouts)
+
+    @property
+    def effort(self) -> int:
+        """How many times as long as a replay it takes to obey them and replay, about."""
+        return (3 if self.watches_layouts else 1) * (3 if self.fuses else 1)
+
+    def _reasons(self) -> Dict[int, str]:
+        reasons: Dict[int, str] = {}
+        for i, node in enumerate(self.graph.nodes):
+            reason = None if node.is_variable else why_kept(node.op, node.attrs)
+            if reason is not None:
+                reasons[i] = reason
+        if GPU_FUSION in self.targets:
+            for i, facts in enumerate(self.trainings[0].facts):
+                if facts.summed >= sum_cap():
+                    reasons.setdefault(i, "so many operators read it that fusion may fail")
+        return reasons
+
+    def _tolerant(self) -> np.ndarray:
+        """The nodes that may be recomputed although nobody reads them then."""
+        nodes = self.graph.nodes
+        if self.bare:
+            return np.ones(len(nodes), dtype=np.bool_)
+        native = set(self.native(np.ones(len(nodes), dtype=np.bool_)))
+        tolerant = np.zeros(len(nodes), dtype=np.bool_)
+        for i, node in enumerate(nodes):
+            if not node.is_variable:
+                attrs = dict(node.attrs, cudnn_off="True") if i in native else node.attrs
+                dtypes = [self.graph.tensors[a][b].dtype for a, b in node.inputs]
+                tolerant[i] = tolerates_unread(node.op, attrs, dtypes, self.targets)
+        return tolerant
+
+    def native(self, mask: np.ndarray) -> List[int]:
+        """The recomputed nodes that must not run cuDNN's kernel.
+
+        cuDNN's BatchNorm moves its running mean and variance in the forward pass, so a recomputed
+        one would move them twice a step; MXNet's own moves them in the backward pass
+        (``src/operator/nn/batch_norm.cu``).
+        """
+        if self.bare or self.targets <= {CPU}:
+            return []
+        return [
+            i
+            for i, node in enumerate(self.graph.nodes)
+            if mask[i]
+            and node.op == "BatchNorm"
+            and not truth(node.attrs.get("cudnn_off"))
+            and not truth(node.attrs.get("use_global_stats"))
+        ]
+
+    def unfused(self) -> "Rules":
+        """The same rules, but memory is told as if nothing were fused."""
+        if not self.fuses:
+            return self
+        return Rules(self.trainings, self.targets, self.until, self.bare, fuses=False)
+
+    def replay(self, mask: np.ndarray) -> Replay:
+        """What MXNet plans where these nodes are recomputed; fused, where it fuses."""
+        return (replay_fused if self.fuses else replay)(self.trainings[0], mask)
+
+    def apply(self, mask: np.ndarray) -> np.ndarray:
+        """The part of a plan that is right: a copy of ``mask`` with less recomputed."""
+        mask = np.array(mask, dtype=np.bool_)
+        while True:
+            before = mask.sum()
+            for tables in self.tables:
+                obey(tables, mask)
+            if mask.sum() == before:
+                return mask
+
+
+class _Facts(NamedTuple):
+    """``GradientFacts`` as arrays: of each forward node, and of each of its inputs in turn."""
+
+    own_output: np.ndarray
+    follows: np.ndarray
+    any_gradient: np.ndarray
+    read_start: np.ndarray  # the inputs, numbered as in Tables, that read a node
+    read: np.ndarray
+    reader: np.ndarray  # of each input the node that has it
+    passes: np.ndarray
+    again: np.ndarray  # of each input whether the gradient reads it
+
+
+def _facts_of(training: TrainingGraph) -> _Facts:
+    tables, facts = training.tables, training.facts
+    n = tables.forward
+    count = int(tables.read_start[n])
+    sources = tables.read_row[:count]
+    reader = np.repeat(np.arange(n), np.diff(tables.read_start[: n + 1]))
+    place = np.arange(count) - tables.read_start[reader]
+    return _Facts(
+        np.array([f.own_output for f in facts], dtype=np.bool_),
+        np.array([f.follows for f in facts], dtype=np.bool_),
+        np.array([bool(f.passes) for f in facts], dtype=np.bool_),
+        np.concatenate([[0], np.cumsum(np.bincount(sources, minlength=n))]),
+        np.argsort(sources, kind="stable"),
+        reader,
+        np.array([k in facts[x].passes for x, k in zip(reader, place)], dtype=np.bool_),
+        np.array([k in facts[x].inputs for x, k in zip(reader, place)], dtype=np.bool_),
+    )
+
+
+class RuleTables(NamedTuple):
+    """The rules for one training graph as arrays, for compiled code."""
+
+    tables: Tables
+    facts: _Facts
+    allowed: np.ndarray
+    tolerant: np.ndarray
+    fusion: bool
+    fusible: Fusible
+    twins_start: np.ndarray  # groups of nodes that share a mark
+    twins: np.ndarray
+    layouts: LayoutRule
+
+
+@compiled
+def obey(r, mask):  # type: ignore[no-untyped-def]
+    """Keep in ``mask`` (in place) what is right; what ``order_and_reads`` says of the result."""
+    n = mask.shape[0]
+    for i in range(n):
+        mask[i] &= r.allowed[i]
+    found = np.zeros(n, dtype=np.bool_)
+    while True:
+        for g in range(r.twins_start.shape[0] - 1):
+            twins = r.twins[r.twins_start[g] : r.twins_start[g + 1]]
+            together = True
+            for i in twins:
+                together &= mask[i]
+            for i in twins:
+                mask[i] = together
+        order, reads = order_and_reads(r.tables, mask)
+        if not _wrong(r.tables, r.facts, order, reads, r.tolerant, r.fusion, found):
+            if not r.layouts.active:
+                return order, reads
+            if not other_layouts(r.tables, r.facts, r.layouts, order, reads, mask, found):
+                return order, reads
+        for i in range(n):
+            mask[i] &= not found[i]
+            found[i] = False
+
+
+@compiled
+def _wrong(t, f, order, reads, tolerant, fusion, found):  # type: ignore[no-untyped-def]
+    """Whether rules 3 and 4 keep anything, as far as can be seen at once, and what (``found``)."""
+    n = t.forward
+    copied = np.zeros(n, dtype=np.bool_)
+    any_found = False
+    for row in order:
+        if n <= row < 2 * n:
+            copied[row - n] = True
+            if reads[t.output_start[row]] == 0 and not tolerant[row - n]:
+                found[row - n] = any_found = True
+    if not fusion:
+        return any_found
+    tied = np.zeros(n, dtype=np.bool_)  # whether a gradient before its own depends on its output
+    for x in range(n - 1, -1, -1):
+        if not copied[x]:
+            continue
+        tied[x] = f.own_output[x]
+        if f.any_gradient[x] and not tied[x]:  # a gradient of zeros depends on nothing before it
+            for q in range(f.read_start[x], f.read_start[x + 1]):
+                j = f.read[q]
+                c = f.reader[j]
+                if copied[c] and f.passes[j] and (f.again[j] or f.own_output[c] or tied[c]):
+                    tied[x] = True
+        if f.follows[x] and not tied[x]:
+            for j in range(t.read_start[x], t.read_start[x + 1]):
+                if copied[t.read_row[j]] and not f.again[j]:
+                    found[x] = any_found = True
+    return any_found
+
+
+def refuse(graph: ForwardGraph) -> None:
+    """Refuse a network that cannot be planned, saying why."""
+    for node in graph.nodes:
+        reason = None if node.is_variable else why_refused(node.op, node.attrs)
+        if reason is not None:
+            raise MemongerError("node %r (%s) cannot be planned: %s" % (node.name, node.op, reason))
+
+
+def kept_summary(reasons: Iterable[Tuple[str, str]]) -> str:
+    """How many operators are kept by rule, for the log: '3 Dropout, 1 Custom'."""
+    counts = Counter(op for op, _ in reasons)
+    return ", ".join("%d %s" % (count, op) for op, count in counts.most_common())

@@ -1,0 +1,194 @@
+"""The arrays that an executor is bound to: new ones, those of another, views of larger ones."""
+
+import ctypes
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from memonger.costs.bind import sparse_gradients
+from memonger.graph.forward import ForwardGraph
+from memonger.graph.inputs import GRAD_REQS
+from memonger.graph.operators.tensors import Tensor
+from memonger.support.errors import MemongerError
+from memonger.support.mxnet import mx
+
+Arrays = Dict[str, Any]
+
+STORED_DENSELY = ("-1", "0")  # __storage_type__ of a variable: unknown, default
+
+
+def requests_of(names: Sequence[str], grad_req: Any) -> Dict[str, str]:
+    """'write', 'add' or 'null' for each argument, from what ``bind`` takes."""
+    if isinstance(grad_req, str):
+        found = dict.fromkeys(names, grad_req)
+    elif isinstance(grad_req, (list, tuple)):
+        if len(grad_req) != len(names):
+            raise MemongerError(
+                "grad_req has %d entries for %d arguments" % (len(grad_req), len(names))
+            )
+        found = dict(zip(names, grad_req))
+    else:
+        found = {name: grad_req.get(name, "null") for name in names}
+    for name, request in found.items():
+        if request not in GRAD_REQS:
+            raise MemongerError(
+                "grad_req of %r is %r; there are %s"
+                % (name, request, ", ".join(map(repr, GRAD_REQS)))
+            )
+    return {name: found.get(name, "null") for name in names}
+
+
+def refuse_groups(group2ctx: Any) -> None:
+    """Refuse the split of a network among devices."""
+    groups = group2ctx if isinstance(group2ctx, (list, tuple)) else [group2ctx]
+    if any(groups):
+        raise MemongerError(
+            "a schedule runs on one device, so its network cannot be split with group2ctx; leave "
+            "it out, or plan with marks"
+        )
+
+
+def refuse_sparse(kinds: Mapping[str, str]) -> None:
+    """Refuse inputs that are stored otherwise than densely."""
+    for name, kind in kinds.items():
+        if kind != "default":
+            raise MemongerError(
+                "input %r is stored as %s; a schedule takes dense inputs only, so plan this "
+                "network with marks, or make it dense with tostype('default')" % (name, kind)
+            )
+
+
+def by_name(arrays: Any, names: Sequence[str]) -> Arrays:
+    """The arrays that ``bind`` was given, by name."""
+    if arrays is None:
+        return {}
+    if isinstance(arrays, dict):
+        return dict(arrays)
+    if len(arrays) != len(names):
+        raise MemongerError("bind: %d arrays were given for %d inputs" % (len(arrays), len(names)))
+    return dict(zip(names, arrays))
+
+
+def tensors_of(symbol: Any, graph: ForwardGraph) -> Tuple[Dict[str, Tensor], Dict[str, Tensor]]:
+    """Shape and type of each argument and each auxiliary state; only dense ones are taken."""
+    nodes = graph.nodes
+    of = {nodes[i].name: graph.tensors[i][0] for i in (*graph.arguments, *graph.auxiliary)}
+    kinds = mx.ndarray.ndarray._STORAGE_TYPE_ID_TO_STR
+    refuse_sparse(
+        {
+            nodes[i].name: kinds[int(nodes[i].hidden["__storage_type__"])]
+            for i in graph.arguments
+            if nodes[i].hidden.get("__storage_type__", "0") not in STORED_DENSELY
+        }
+    )
+    sparse = sparse_gradients(graph)
+    if sparse:
+        raise MemongerError(
+            "the gradient of %r is made row by row (sparse_grad), which a schedule cannot hold; "
+            "set sparse_grad=False, or plan with marks" % nodes[min(sparse)].name
+        )
+    return (
+        {name: of[name] for name in symbol.list_arguments()},
+        {name: of[name] for name in symbol.list_auxiliary_states()},
+    )
+
+
+def tensor_of(array: Any) -> Tensor:
+    """Shape and type of an array."""
+    return Tensor(tuple(array.shape), np.dtype(array.dtype).name)
+
+
+def zeros(tensor: Tensor, ctx: Any) -> Any:
+    """A new array."""
+    return mx.nd.zeros(tensor.shape, ctx, dtype=tensor.dtype)
+
+
+def shared(arrays: Mapping[str, Any], name: str, tensor: Tensor) -> Any:
+    """The array of another executor, if it has one that fits."""
+    array = arrays.get(name)
+    return None if array is None or tensor_of(array) != tensor else array
+
+
+def buffered(buffer: Optional[Arrays], name: str, tensor: Tensor, ctx: Any) -> Any:
+    """An array in memory that is there for all executors, which is made if there is too little."""
+    if buffer is None:
+        return None
+    array = buffer.get(name)
+    fits = array is not None and np.dtype(array.dtype).name == tensor.dtype
+    if array is None or not fits or array.size < tensor.elements:
+        buffer[name] = array = zeros(tensor, ctx)
+    return _view(array, tensor)
+
+
+def resized(name: str, array: Any, tensor: Tensor, ctx: Any, up: bool) -> Any:
+    """An array with another shape: a view where it has become smaller, new where it may grow."""
+    if array.size >= tensor.elements:
+        return _view(array, tensor)
+    if not up:
+        raise MemongerError(
+            "reshape makes %r larger, from %s to %s; allow it with allow_up_sizing=True"
+            % (name, array.shape, tensor.shape)
+        )
+    return zeros(tensor, ctx)
+
+
+def _view(array: Any, tensor: Tensor) -> Any:
+    if array.shape == tensor.shape:
+        return array
+    return array.reshape((-1,))[: tensor.elements].reshape(tensor.shape)
+
+
+def held(array: Any) -> Any:
+    """A copy of an array in a memory pool, in the memory of the host.
+
+    MKLDNN's layout belongs to the memory (``NDArray::Chunk::mkl_mem_``). Executors that are not
+    ours may have used it for others since; then the array is lost, and a copy would fail, or end
+    the process. To ask for its address makes it plain, whatever is there.
+    """
+    if array.context.device_type == "cpu":
+        address(array)
+    return array.copyto(mx.cpu())
+
+
+def put_back(source: Any, target: Any) -> None:
+    """Copy to an array in a memory pool, which has been used for others since.
+
+    What an operator writes to forgets the layout of what was there, but ``copyto`` takes it for
+    that of the target (``CopyFromToDnsImpl`` in ``src/ndarray/ndarray.cc``).
+    """
+    target[:] = 0  # by an operator
+    source.copyto(target)
+
+
+def touch(arrays: Sequence[Any]) -> None:
+    """Have MXNet's engine order what reads these arrays as if they were written now.
+
+    One operator for all, in place, which computes nothing.
+
+    Parameters
+    ----------
+    arrays : sequence of NDArray
+        Of one type.
+    """
+    mx.nd.amp_multicast(*arrays, num_outputs=len(arrays), out=list(arrays))
+
+
+def by_type(arrays: Sequence[Any]) -> List[List[Any]]:
+    """Arrays of one type together."""
+    found: Dict[Any, List[Any]] = {}
+    for array in arrays:
+        found.setdefault(array.dtype, []).append(array)
+    return list(found.values())
+
+
+def address(array: Any) -> int:
+    """Where its values are in memory, which is taken if it has not been yet.
+
+    MXNet makes it plain, but looks before it waits (``MXNDArrayGetData`` in
+    ``src/c_api/c_api.cc``), and convolutions that have run lay out their weights later
+    (``MKLDNNDataReorderAsync``).
+    """
+    mx.nd.waitall()
+    pointer = ctypes.c_void_p()
+    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    return pointer.value or 0

@@ -1,0 +1,395 @@
+"""The executor of a training step that is written out (``written``), as MXNet's own to its users.
+
+It runs what comes before the network's outputs in ``forward`` and the rest in ``backward``, so that
+each does what it does in MXNet: statistics move, random numbers are drawn and gradients change when
+they always do. Inference runs the first part too, as in MXNet's executors: in the layouts of
+MKLDNN that training has, and so with the same roundings.
+
+The gradients that are written (not added to) and for which no arrays are given are outputs of the
+step, in its memory pool: they last until the next ``forward`` of it, or of an executor that shares
+its memory.
+"""
+
+import ctypes
+import logging
+import weakref
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+
+import numpy as np
+
+from memonger.costs.bind import has_mkldnn
+from memonger.graph.inputs import InputSpec
+from memonger.graph.operators.gradients import unallocated
+from memonger.graph.operators.tensors import Tensor
+from memonger.schedules.execution import arrays
+from memonger.schedules.execution.arrays import Arrays
+from memonger.schedules.execution.binding import bind_step, run
+from memonger.schedules.execution.lowered import Recipe
+from memonger.schedules.execution.monitoring import once_each
+from memonger.schedules.execution.write import Written
+from memonger.support.errors import MemongerError
+from memonger.support.mxnet import mx
+
+log = logging.getLogger("memonger")
+
+
+class _Pool:
+    """A memory pool, of all executors that share it."""
+
+    def __init__(self) -> None:
+        self._holder: Callable[[], Optional[ScheduledExecutor]] = lambda: None
+
+    @property
+    def holder(self) -> Optional["ScheduledExecutor"]:
+        """Whose gradients lie in it. It is not kept: memory is free once the user lets go."""
+        return self._holder()
+
+    @holder.setter
+    def holder(self, executor: Optional["ScheduledExecutor"]) -> None:
+        self._holder = weakref.ref(executor) if executor is not None else lambda: None
+
+
+class ScheduledExecutor(mx.executor.Executor):
+    """An executor of a training step that is written out; made by `ScheduledSymbol`.
+
+    What differs from MXNet's own:
+
+    * ``backward`` runs once after each ``forward(is_train=True)``.
+    * Gradients may be in the memory pool (see the module's docstring).
+    * With 'add', a gradient is added to a copy of its array, in the pool, and the sum copied back.
+    * With ``MXNET_ENGINE_TYPE=NaiveEngine`` an operator that fails ends the process, after MXNet's
+      message (``binding.run``).
+
+    Parameters
+    ----------
+    symbol : ScheduledSymbol
+    recipe : Recipe
+    ctx : mx.Context
+    args, aux : dict of NDArray
+    grads : dict of NDArray
+        Where gradients are to go. For others that are asked for, arrays are made, or are the
+        training step's own.
+    requests : dict of str
+        'write', 'add' or 'null' for each argument.
+    shared_exec : mx.executor.Executor, optional
+        Whose memory is used.
+    """
+
+    def __init__(
+        self,
+        symbol: Any,
+        recipe: Recipe,
+        ctx: Any,
+        args: Arrays,
+        grads: Arrays,
+        requests: Mapping[str, str],
+        aux: Arrays,
+        shared_exec: Any,
+    ) -> None:
+        names = symbol.list_arguments()
+        tensors = {name: arrays.tensor_of(array) for name, array in args.items()}
+        step = recipe.step(symbol, tensors, requests, has_mkldnn(ctx))
+        written = step.written
+        if written.unwritten and has_mkldnn(ctx):
+            raise MemongerError(
+                "the bias of %r is used more than once, and its gradient would be wrong, with or "
+                "without a schedule: MKLDNN leaves it out where the weight gets none; fix the bias "
+                "too, or set MXNET_MKLDNN_ENABLED=0" % written.unwritten[0]
+            )
+        self._symbol, self._recipe, self._ctx, self._step = symbol, recipe, ctx, step
+        self._grad_req, self._group2ctx = dict(requests), None
+        self._given_grads = dict(grads)
+        for name in written.totals:
+            if self._given_grads.get(name) is None:
+                self._given_grads[name] = arrays.zeros(tensors[name], ctx)
+        self._heads = {
+            k: arrays.zeros(tensor, ctx)
+            for k, tensor in _head_tensors(symbol, tensors, written).items()
+        }
+        variables = dict(args)
+        variables.update({written.heads[k]: array for k, array in self._heads.items()})
+        variables.update({written.totals[n]: self._given_grads[n] for n in written.totals})
+        states = dict(aux)
+        states.update({name: arrays.zeros(tensor, ctx) for name, tensor in written.scratch.items()})
+        self._training = bind_step(step, ctx, variables, states, of_memory(shared_exec))
+        for output in self._training.outputs[written.outputs :]:
+            arrays.address(output)  # MKLDNN's Deconvolution needs the memory before it writes
+        self._plain: Any = None
+        self._ran_forward = self._has_looked = self._trains = False
+        shares = isinstance(shared_exec, ScheduledExecutor)
+        self._pool: _Pool = shared_exec._pool if shares else _Pool()
+        self._origin = object()  # the same of all that are reshaped from one another
+        self.arg_arrays = [args[name] for name in names]
+        self.aux_arrays = [aux[name] for name in symbol.list_auxiliary_states()]
+        self.outputs = self._training.outputs[: written.outputs]
+        self._optimized_symbol = None
+        self._arg_dict = self._grad_dict = self._aux_dict = self._output_dict = None
+        self._monitor_callback: Any = None
+        self._monitor_all: Any = None
+        self._own: List[Any] = []  # gradients in the memory of the training step
+        self._copied: List[Tuple[Any, Any, str]] = []  # to, from, request
+        self.grad_arrays = [self._gradient(name) for name in names]
+
+    def __del__(self) -> None:
+        pass  # the handles are those of other executors
+
+    @property
+    def handle(self) -> Any:
+        """Of an executor that never runs: that of the plain network with the same arrays.
+
+        MXNet takes arrays and memory from it for an executor of an unplanned network that shares
+        with this one (another bucket). Gradients in the pool are not handed on: the other executor
+        gets its own.
+        """
+        if self._plain is None:
+            own = {id(array) for array in self._own}
+            grads = {
+                name: unallocated(array.shape, np.dtype(array.dtype).name, self._ctx)
+                if id(array) in own
+                else array
+                for name, array in self.grad_dict.items()
+                if array is not None
+            }
+            self._plain = mx.sym.Symbol.bind(
+                self._symbol,
+                self._ctx,
+                self.arg_dict,
+                grads,
+                self._grad_req,
+                self.aux_dict,
+                shared_exec=self._training,
+            )
+        return self._plain.handle
+
+    def holds(self, array: Any) -> bool:
+        """Whether this is a gradient in the memory pool."""
+        return arrays.address(array) in {arrays.address(own) for own in self._own}
+
+    def _gradient(self, name: str) -> Any:
+        """The array of a gradient, and how it is filled."""
+        request, made = self._grad_req[name], self._step.written.gradients
+        if request == "null":
+            return self._given_grads.get(name)
+        output = made.get(name)
+        if name in self._step.written.left_out and has_mkldnn(self._ctx):
+            log.warning(
+                "%r gets no gradient, for the weight it belongs to gets none: MXNet leaves it out "
+                "on the CPU, with or without a schedule, unless MXNET_MKLDNN_ENABLED=0",
+                name,
+            )
+            output = None
+        source = None if output is None else self._training.outputs[output]
+        array = self._given_grads.get(name)
+        if array is None:
+            if request == "write" and source is not None and not self._taken(source):
+                self._own.append(source)
+                return source
+            like = self.arg_arrays[self._symbol.list_arguments().index(name)]
+            array = mx.nd.zeros(like.shape, self._ctx, dtype=like.dtype)
+        if name in self._step.written.totals:
+            request = "write"  # what comes out is the new total
+        self._copied.append((array, source, request))
+        return array
+
+    def _taken(self, array: Any) -> bool:
+        """Whether an array is in the same memory as an output or another gradient."""
+        others = [*self._own, *self.outputs, *self.arg_arrays, *self._heads.values()]
+        return arrays.address(array) in {arrays.address(other) for other in others}
+
+    # ------------------------------------------------------------------ running
+
+    def forward(self, is_train: bool = False, **kwargs: Any) -> List[Any]:
+        """Compute the outputs; parameters as those of ``mx.executor.Executor.forward``."""
+        for name, array in kwargs.items():
+            if not isinstance(array, (mx.nd.NDArray, np.ndarray)):
+                raise ValueError("only accept keyword argument of NDArrays and numpy.ndarray")
+            if name not in self.arg_dict:
+                raise TypeError("Unknown argument %s" % name)
+            if self.arg_dict[name].shape != array.shape:
+                raise ValueError(
+                    "Shape not match! Argument %s, need: %s, received: %s"
+                    % (name, self.arg_dict[name].shape, array.shape)
+                )
+            self.arg_dict[name][:] = array
+        self._ran_forward = bool(is_train)
+        if self._trains != self._ran_forward:
+            # MXNet tells the operators at once (GraphExecutor::RunOps), those too that still wait.
+            for output in self.outputs:
+                output.wait_to_read()
+            self._trains = self._ran_forward
+        if is_train:
+            self._pool.holder = None
+            self._train(0, self._step.forward)
+        else:
+            self._infer()
+        return self.outputs
+
+    def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
+        """Compute the gradients; parameters as those of ``mx.executor.Executor.backward``."""
+        if not self._ran_forward or not is_train:
+            raise MemongerError(
+                "a scheduled network computes its gradients once after each "
+                "forward(is_train=True), in training mode; call that first"
+            )
+        if out_grads is None:
+            out_grads = []
+        elif isinstance(out_grads, mx.nd.NDArray):
+            out_grads = [out_grads]
+        elif isinstance(out_grads, dict):
+            out_grads = [out_grads[name] for name in self._symbol.list_outputs()]
+        for k, array in self._heads.items():
+            if k >= len(out_grads):
+                raise MemongerError(
+                    "output %r is no loss, so backward needs its gradient (out_grads); to minimize "
+                    "it, make a loss of it with mx.sym.MakeLoss" % self._symbol.list_outputs()[k]
+                )
+            if not isinstance(out_grads[k], mx.nd.NDArray):
+                raise TypeError("inputs must be NDArray")
+            out_grads[k].copyto(array)
+        if not self._has_looked:
+            self._has_looked = True
+            self._refuse_one_array_for_two()
+        self._ran_forward, self._pool.holder = False, self
+        self._train(self._step.forward, self._step.nodes)
+        for array, source, request in self._copied:
+            if request == "add":
+                if source is not None:
+                    array += source
+            elif source is None:
+                array[:] = 0
+            else:
+                source.copyto(array)
+
+    def _refuse_one_array_for_two(self) -> None:
+        """Not when it is bound, for then the memory of the arrays may not have been taken yet."""
+        seen: Dict[int, str] = {}
+        for name in filter(self._step.written.totals.get, self._symbol.list_arguments()):
+            place = arrays.address(self._given_grads[name])
+            if place in seen:
+                raise MemongerError(
+                    "the gradients of %r and %r are added to one array, and a schedule copies back "
+                    "each sum by itself; give each an array of its own, or plan with how='marks'"
+                    % (seen[place], name)
+                )
+            seen[place] = name
+
+    def _train(self, first: int, end: int) -> None:
+        """Run a part of the training step, in order with what reads auxiliary states.
+
+        MXNet's engine takes an operator that moves them (BatchNorm, its gradient) for one that
+        reads them (``GraphExecutor::InitCachedOps``), so that other readers need not wait.
+        """
+        self._touch_states()
+        run(self._training, first, end)
+        self._touch_states()
+
+    def _touch_states(self) -> None:
+        for states in arrays.by_type(self.aux_arrays):
+            arrays.touch(states)
+
+    def _infer(self) -> None:
+        """Compute the outputs in inference.
+
+        Its gradients in the memory pool are put back afterwards, for they may still be wanted;
+        until then they are held in the memory of the host.
+        """
+        if self._pool.holder is not self:
+            self._pool.holder = None
+        own = self._own if self._pool.holder is self else []
+        held = [arrays.held(array) for array in own]
+        run(self._training, 0, self._step.forward, is_train=False)
+        for copy, array in zip(held, own):
+            arrays.put_back(copy, array)
+
+    # ------------------------------------------------------------------ the rest
+
+    def reshape(
+        self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Any
+    ) -> "ScheduledExecutor":
+        """An executor for other shapes that shares arrays and memory with this one."""
+        known = self.arg_dict
+        shapes = {k: tuple(v) for k, v in kwargs.items() if k in known or k in self.aux_dict}
+        if all(known[k].shape == v for k, v in shapes.items() if k in known):
+            self._take_gradients()
+            return self
+        types = {name: np.dtype(array.dtype).name for name, array in known.items()}
+        tensors, auxiliary = self._recipe.tensors(self._symbol, InputSpec(shapes, types))
+        for name, tensor in tensors.items():
+            if known[name].shape != tensor.shape and name not in shapes and not partial_shaping:
+                raise MemongerError(
+                    "reshape changes the shape of %r from %s to %s; give it too, or "
+                    "partial_shaping=True" % (name, known[name].shape, tensor.shape)
+                )
+
+        def sized(old: Mapping[str, Any], new: Mapping[str, Tensor]) -> Arrays:
+            return {
+                name: arrays.resized(name, array, new[name], self._ctx, allow_up_sizing)
+                for name, array in old.items()
+            }
+
+        grads = {name: array for name, array in self.grad_dict.items() if array is not None}
+        own = {id(array) for array in self._own}
+        made = ScheduledExecutor(
+            self._symbol,
+            self._recipe,
+            self._ctx,
+            sized(known, tensors),
+            sized({n: g for n, g in grads.items() if id(g) not in own}, tensors),
+            self._grad_req,
+            sized(self.aux_dict, auxiliary),
+            self,
+        )
+        made._origin = self._origin
+        made._take_gradients()
+        if self._monitor_callback is not None:
+            made.set_monitor_callback(self._monitor_function, self._monitor_all)
+        return made
+
+    def _take_gradients(self) -> None:
+        """Have the gradients in the pool that another executor of this network has made.
+
+        MXNet's executors have the same arrays for them when they are reshaped.
+        """
+        holder = self._pool.holder
+        if holder is None or holder is self or holder._origin is not self._origin:
+            return
+        own = {id(array) for array in holder._own}
+        made = {n: arrays.held(g) for n, g in holder.grad_dict.items() if id(g) in own}
+        for name, array in self.grad_dict.items():
+            if name in made and made[name].shape == array.shape:
+                arrays.put_back(made[name], array)
+        self._pool.holder = self
+
+    def debug_str(self) -> str:
+        """The training step as MXNet has bound it, and the memory planned for it."""
+        return str(self._training.debug_str())
+
+    def set_monitor_callback(self, callback: Any, monitor_all: bool = False) -> None:
+        """Install a callback; it is told of each result once, however often it is computed."""
+        kind = ctypes.CFUNCTYPE(None, ctypes.c_char_p, mx.base.NDArrayHandle, ctypes.c_void_p)
+        self._monitor_function, self._monitor_all = callback, monitor_all
+        self._monitor_callback = kind(once_each(callback, self._symbol, self._step, monitor_all))
+        mx.base.check_call(
+            mx.base._LIB.MXExecutorSetMonitorCallbackEX(
+                self._training.handle,
+                self._monitor_callback,
+                None,
+                ctypes.c_int(bool(self._monitor_all)),
+            )
+        )
+
+
+def of_memory(executor: Any) -> Any:
+    """The executor of MXNet whose memory one that is to be bound may share."""
+    return executor._training if isinstance(executor, ScheduledExecutor) else executor
+
+
+def _head_tensors(
+    symbol: Any, tensors: Mapping[str, Tensor], written: Written
+) -> Dict[int, Tensor]:
+    """Of each output that needs a gradient its shape and type."""
+    if not written.heads:
+        return {}
+    _, shapes, _ = symbol.infer_shape(**{n: t.shape for n, t in tensors.items()})
+    _, types, _ = symbol.infer_type(**{n: t.dtype for n, t in tensors.items()})
+    return {k: Tensor(tuple(shapes[k]), np.dtype(types[k]).name) for k in written.heads}

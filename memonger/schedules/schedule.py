@@ -1,0 +1,314 @@
+"""Schedules: a whole training step in an order of our own, results computed as often as it pays.
+
+Marks let MXNet recompute each result at most once. A schedule says everything that one training
+step runs: operators of the network, any number of times, and their gradients. Each reads the
+latest result of what it needs. What is kept follows: a result is held for as long as something will
+read it before it is computed again, and no longer.
+
+This is enough for every schedule that makes sense. Where an older result is still held there is no
+reason to compute it again, so whoever wants it may as well take the latest.
+
+Three things are not the schedule's to choose, for then gradients would not be bit-identical:
+gradients come in MXNet's order; the random draws of an operator happen once; and the
+outputs of the network are those of the first time (they are held to the end).
+"""
+
+from typing import FrozenSet, Iterable, List, Mapping, NamedTuple, Tuple
+
+import numpy as np
+
+from memonger.graph.operators.recompute import why_kept
+from memonger.graph.training import TrainingGraph
+from memonger.support.errors import MemongerError
+
+#: Outputs that a gradient reads from the first time that the operator ran, however often it runs:
+#: the mask of a Dropout, and statistics that are small, so that nothing is run again for them.
+FIRST_TIME = {"BatchNorm": frozenset((1, 2)), "Dropout": frozenset((1,))}
+NONE: FrozenSet[int] = frozenset()
+
+_PYTHON = "its gradient is Python code, which no symbol can hold"
+#: Operators that no symbol can be loaded with whose gradient is written out.
+UNWRITABLE = {
+    "Custom": _PYTHON,
+    "_NDArray": _PYTHON,
+    "_Native": _PYTHON,
+    "scatter_nd": "MXNet does not find its forward operator again (infer_graph_attr_pass.cc)",
+}
+
+
+class Schedule(NamedTuple):
+    """What one training step runs, in order.
+
+    Attributes
+    ----------
+    events : np.ndarray of int32
+        ``x``: operator x (a node of the ForwardGraph) runs, for the first time or again.
+        ``~x`` (negative): the gradient of operator x runs.
+    """
+
+    events: np.ndarray
+
+    @staticmethod
+    def of(events: Iterable[int]) -> "Schedule":
+        """A schedule of these events."""
+        return Schedule(np.fromiter(events, dtype=np.int32))
+
+    @property
+    def forwards(self) -> np.ndarray:
+        """The operators that run, in order."""
+        return self.events[self.events >= 0]
+
+    def __repr__(self) -> str:
+        return "Schedule(%d events, %d of them gradients)" % (
+            len(self.events),
+            int((self.events < 0).sum()),
+        )
+
+
+class Workload(NamedTuple):
+    """What there is to schedule: all that one training step of a network must run.
+
+    Attributes
+    ----------
+    training : TrainingGraph
+    operators : tuple of int
+        The operators in the order in which they run for the first time. Operators that MXNet merges
+        with an equal one (``TrainingGraph.same``), and those that no output needs, are not there.
+    gradients : tuple of int
+        The operators whose gradient runs, in the order in which the gradients run.
+    inputs : tuple of tuple of int
+        For each node the operators that it reads, each once. Variables are always there.
+    reads : tuple of tuple of int
+        For each node the operators whose latest result its gradient reads (itself among them, if
+        so), each once. What it reads of the first time (`FIRST_TIME`) is not there: it is held
+        until then, whatever the schedule.
+    once : np.ndarray of bool
+        For each node whether it must not run again. Dropout may: it is multiplied by its mask.
+    """
+
+    training: TrainingGraph
+    operators: Tuple[int, ...]
+    gradients: Tuple[int, ...]
+    inputs: Tuple[Tuple[int, ...], ...]
+    reads: Tuple[Tuple[int, ...], ...]
+    once: np.ndarray
+
+
+def first_time(op: str, output: int) -> bool:
+    """Whether a gradient reads this output from the first time that the operator ran."""
+    return output in FIRST_TIME.get(op, NONE)
+
+
+def masked(op: str, attrs: Mapping[str, str]) -> bool:
+    """Whether an operator that runs again is its input times the mask of the first time."""
+    return op == "Dropout" and float(attrs.get("p", 0.5)) > 0
+
+
+def workload(training: TrainingGraph) -> Workload:
+    """What there is to schedule of a network with these gradients.
+
+    Raises
+    ------
+    MemongerError
+        If the network holds an operator whose gradient cannot be written out.
+    """
+    graph, tables = training.graph, training.tables
+    n = tables.forward
+    refuse(training)
+    variable = tables.variable
+    operators = [int(x) for x in tables.first if not variable[x]]
+    if not operators:
+        raise MemongerError("the network has no operators, so there is nothing to schedule")
+    rows = np.unique(tables.walk_row[tables.walk_row >= 2 * n])  # in the order they were made
+    owners = training.owners[rows - 2 * n]
+    gradients = list(dict.fromkeys(int(x) for x in owners if x >= 0))
+
+    def read(start: int, stop: int) -> List[int]:
+        found = {}
+        for j in range(start, stop):
+            x, k = int(tables.read_row[j]), int(tables.read_output[j])
+            if x < n and not variable[x] and not first_time(graph.nodes[x].op, k):
+                found[x] = True
+        return list(found)
+
+    start = tables.read_start
+    inputs = [tuple(read(start[x], start[x + 1])) for x in range(n)]
+    reads: List[List[int]] = [[] for _ in range(n)]
+    for row, x in zip(rows, owners):
+        if x >= 0:
+            reads[x] += read(start[row], start[row + 1])
+    return Workload(
+        training,
+        tuple(operators),
+        tuple(gradients),
+        tuple(inputs),
+        tuple(tuple(dict.fromkeys(r)) for r in reads),
+        _once(training),
+    )
+
+
+def _once(training: TrainingGraph) -> np.ndarray:
+    """The operators that must run once.
+
+    MKLDNN's RNN remembers where its inputs were, and its gradient reads them there
+    (``src/operator/nn/mkldnn/mkldnn_rnn.cc``): it runs once, and so does what it reads.
+    """
+    graph = training.graph
+    once = np.zeros(len(graph.nodes), dtype=np.bool_)
+    for x, node in enumerate(graph.nodes):
+        if node.is_variable or node.op == "Dropout":
+            continue
+        if node.op == "RNN":
+            once[[x, *(training.same[a] for a, _ in node.inputs)]] = True
+        elif why_kept(node.op, node.attrs) is not None:
+            once[x] = True
+    return once
+
+
+def refuse(training: TrainingGraph) -> None:
+    """Refuse a network that cannot be scheduled, naming the operator."""
+    nodes = training.graph.nodes
+    unwritable = {x: UNWRITABLE[n.op] for x, n in enumerate(nodes) if n.op in UNWRITABLE}
+    for x, why in {**training.unobserved, **unwritable}.items():
+        node = nodes[x]
+        raise MemongerError(
+            "node %r (%s) cannot be part of a schedule: %s; how='marks' can plan this network"
+            % (node.name, node.op, why)
+        )
+
+
+def check(work: Workload, schedule: Schedule) -> None:
+    """Make sure that a schedule runs all that must run, after what it reads.
+
+    Raises
+    ------
+    MemongerError
+        If it does not; a planner that makes such a schedule is wrong.
+    """
+    names = [node.name for node in work.training.graph.nodes]
+    known = set(work.operators)
+    ran = np.zeros(len(names), dtype=np.bool_)
+    firsts: List[int] = []
+    gradients: List[int] = []
+    ready = len(work.operators)
+
+    def there(reads: Iterable[int], what: str, x: int) -> None:
+        for y in reads:
+            if not ran[y]:
+                raise MemongerError(
+                    "schedule: %s of %r reads %r before it ran" % (what, names[x], names[y])
+                )
+
+    for event in schedule.events.tolist():
+        if event < 0:
+            if len(firsts) < ready:
+                raise MemongerError("schedule: gradients before all operators have run")
+            there(work.reads[~event], "the gradient", ~event)
+            gradients.append(~event)
+            continue
+        if event not in known:
+            raise MemongerError("schedule: node %d is no operator that runs" % event)
+        there(work.inputs[event], "a run", event)
+        if not ran[event]:
+            firsts.append(event)
+        elif work.once[event]:
+            raise MemongerError("schedule: %r must not run again" % names[event])
+        ran[event] = True
+    if tuple(firsts) != work.operators:
+        raise MemongerError("schedule: not every operator runs for the first time in its turn")
+    if tuple(gradients) != work.gradients:
+        raise MemongerError("schedule: the gradients are not those of the network in their order")
+
+
+def plain(work: Workload) -> Schedule:
+    """The schedule without recomputation: all operators, then all gradients."""
+    return Schedule.of([*work.operators, *(~x for x in work.gradients)])
+
+
+def of_marks(work: Workload, mask: np.ndarray, held: Iterable[int] = ()) -> Schedule:
+    """The schedule that does as MXNet does with these operators marked.
+
+    The gradient of a marked operator reads what has been computed again, and so runs what of that
+    has not been; that of a kept operator runs nothing.
+
+    Parameters
+    ----------
+    work : Workload
+    mask : np.ndarray of bool
+        For each node whether it is recomputed; operators that must run once are not, whatever it
+        says.
+    held : iterable of int
+        Recomputed nodes whose result is kept all the same, in a copy.
+    """
+    events = list(work.operators)
+    again = np.asarray(mask, dtype=np.bool_) & ~work.once
+    missing = again.copy()
+    missing[list(held)] = False
+    for x in work.gradients:
+        if again[x]:
+            run_again(work, work.reads[x], missing, events)
+        events.append(~x)
+    return Schedule.of(events)
+
+
+def adapt(work: Workload, schedule: Schedule) -> Schedule:
+    """A schedule of the same network for other gradients, or other shapes.
+
+    Gradients that are not asked for are left out, and with them what has been computed again for
+    them alone; gradients that are missing run in their turn and read what is there.
+    """
+    events: List[int] = []
+    known = set(work.gradients)
+    following = 0
+    for event in schedule.events.tolist():
+        if event < 0:
+            if ~event not in known:
+                continue
+            place = work.gradients.index(~event, following)
+            events += [~x for x in work.gradients[following:place]]
+            following = place + 1
+        events.append(event)
+    events += [~x for x in work.gradients[following:]]
+    needed = np.zeros(len(work.once), dtype=np.bool_)
+    first = np.zeros(len(events), dtype=np.bool_)
+    ran = set()
+    for k, event in enumerate(events):
+        first[k] = event >= 0 and event not in ran
+        ran.add(event)
+    kept: List[int] = []
+    for k in range(len(events) - 1, -1, -1):
+        x = events[k]
+        if x >= 0 and not first[k] and not needed[x]:
+            continue
+        kept.append(x)
+        if x >= 0:
+            needed[x] = False
+        for y in work.reads[~x] if x < 0 else work.inputs[x]:
+            needed[y] = True
+    return Schedule.of(kept[::-1])
+
+
+def run_again(
+    work: Workload, wanted: Iterable[int], missing: np.ndarray, events: List[int]
+) -> None:
+    """Append what must run to have some operators' results where others are missing.
+
+    Parameters
+    ----------
+    work : Workload
+    wanted : iterable of int
+        The operators whose results are needed.
+    missing : np.ndarray of bool
+        For each node whether its result is gone; changed in place.
+    events : list of int
+    """
+    stack = [x for x in wanted if missing[x]]
+    found = set(stack)
+    while stack:
+        for y in work.inputs[stack.pop()]:
+            if missing[y] and y not in found:
+                found.add(y)
+                stack.append(y)
+    for x in sorted(found):
+        missing[x] = False
+        events.append(x)

@@ -1,0 +1,108 @@
+"""Compiled functions (numba), cached on disk so that the next process need not compile them.
+
+numba keeps what it compiled of a function until the function's own file changes. It does not see
+that another file has: that of a function which it calls, or of the tuple that both read by place.
+Stale code would then read and write where nothing is. So the cache has a folder of its own for
+every state of the files that hold compiled functions, which hold all that these read too.
+
+A process that finds the folder empty says so in the log where nobody sees a progress bar.
+
+A Ctrl-C that comes while compiled code runs is noticed when its result is handed over, where it
+becomes a SystemError ("returned a result with an error set"). It is made a KeyboardInterrupt again.
+"""
+
+import hashlib
+import logging
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Callable, TypeVar, cast
+
+import numba
+from numba.core.registry import CPUDispatcher
+
+log = logging.getLogger("memonger")
+F = TypeVar("F", bound=Callable[..., object])
+
+_njit: Any = numba.njit  # its type, and the names in the other, differ from one numba to the next
+_config: Any = numba.config
+_CPUDispatcher: Any = CPUDispatcher
+
+
+def compiled(function: F) -> F:
+    """``numba.njit`` with a cache, without the interpreter's lock."""
+    before = _config.CACHE_DIR
+    _config.CACHE_DIR = _FOLDER  # read when the decorator is applied
+    try:
+        made: Any = _njit(cache=True, nogil=True)(function)
+        if isinstance(made, _CPUDispatcher):  # not with NUMBA_DISABLE_JIT
+            made.__class__ = _Interruptible
+            made._cache.save_overload = _where_it_can(made._cache.save_overload)
+        return cast(F, made)
+    finally:
+        _config.CACHE_DIR = before
+
+
+def _where_it_can(save: Callable[..., None]) -> Callable[..., None]:
+    """Numba's writing of what it has compiled, which a full disk does not end."""
+
+    def saved(*args: Any) -> None:
+        try:
+            save(*args)
+        except OSError as error:
+            log.info("what is compiled cannot be kept in %s: %s", _FOLDER, error)
+
+    return saved
+
+
+class _Interruptible(_CPUDispatcher):
+    """A compiled function, with Ctrl-C as Python has it."""
+
+    def __call__(self, *args: Any) -> object:
+        _announce()
+        try:
+            return super().__call__(*args)
+        except SystemError as error:
+            cause: Any = error.__cause__
+            while isinstance(cause, SystemError):  # one for each call that it passed through
+                cause = cause.__cause__
+            if isinstance(cause, KeyboardInterrupt):
+                raise KeyboardInterrupt from None
+            raise
+
+
+def _announce() -> None:
+    """Say once that compiling takes a while, where it does."""
+    global _new
+    if _new:
+        _new = False
+        if sys.stderr is None or not sys.stderr.isatty():
+            log.warning("compiling the search, once; it starts at once from the next time on")
+
+
+def _folder() -> str:
+    """A folder for this state of the source that can be written: beside it, or the user's."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for source in sorted(package.rglob("*.py")):
+        text = source.read_bytes()
+        if b"@compiled" in text:
+            digest.update(text)
+    name = "memonger-" + digest.hexdigest()[:16]
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    places = [_config.CACHE_DIR, package / "__pycache__", cache, tempfile.gettempdir()]
+    for place in places:
+        if place:
+            folder = os.path.join(place, name)
+            try:
+                os.makedirs(folder, exist_ok=True)
+                with tempfile.TemporaryFile(dir=folder):
+                    return folder
+            except OSError:
+                continue
+    return str(_config.CACHE_DIR)
+
+
+_FOLDER = _folder()
+_new = not any(Path(_FOLDER).rglob("*.nbi"))  # numba's indices of what is compiled

@@ -1,0 +1,91 @@
+"""Files, written whole or not at all.
+
+What is written goes to a new file beside its place, and is moved there when all of it is on the
+disk. A full disk, a limit or Ctrl-C leaves what was there before, and nothing else.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+from typing import Any, Union
+
+from memonger.support.errors import MemongerError
+
+Path = Union[str, bytes, "os.PathLike[Any]"]
+
+
+def check_writable(path: Path) -> None:
+    """Check that a file can be written, before a long search is begun for it.
+
+    Raises
+    ------
+    MemongerError
+        If there is no such folder, or it or the file is write-protected.
+    """
+    shown = _shown(path)
+    try:
+        place = os.path.realpath(os.fsdecode(path))
+    except TypeError:
+        raise MemongerError("%s cannot be written: it is no name of a file" % shown) from None
+    folder = os.path.dirname(place)
+    reason = ""
+    try:
+        if not os.fsdecode(path):
+            reason = "it is no name of a file"
+        elif os.path.isdir(place):
+            reason = "it is a folder"
+        elif not os.path.isdir(folder):
+            reason = "there is no folder %r" % folder
+        elif os.path.exists(place) and not os.access(place, os.W_OK):
+            reason = "it is write-protected"
+        elif not os.access(folder, os.W_OK) and not _is_device(place):
+            reason = "nothing can be written in the folder %r" % folder
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.stat(place)  # its name may be too long
+    except OSError as error:
+        reason = str(error.strerror)
+    if reason:
+        raise MemongerError("%s cannot be written: %s" % (shown, reason))
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file; what was there before is there until the new one is whole.
+
+    Raises
+    ------
+    MemongerError
+        If it cannot be written; it tells why.
+    """
+    check_writable(path)
+    place = os.path.realpath(os.fsdecode(path))  # a link stays a link
+    try:
+        if _is_device(place):
+            with open(place, "wb") as file:
+                file.write(data)
+            return
+        part = os.path.join(os.path.dirname(place), ".memonger-" + secrets.token_hex(8))
+        try:
+            with open(part, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            if os.path.exists(place):
+                shutil.copymode(place, part)
+            os.replace(part, place)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+            raise
+    except OSError as error:
+        raise MemongerError("%s cannot be written: %s" % (_shown(path), error.strerror)) from None
+
+
+def _is_device(place: str) -> bool:
+    """Whether something else than a file is there, such as /dev/null or a pipe."""
+    return os.path.exists(place) and not os.path.isfile(place)
+
+
+def _shown(path: Path) -> str:
+    return repr(os.fsdecode(path) if isinstance(path, (bytes, os.PathLike)) else path)

@@ -1,0 +1,264 @@
+"""Symbols and their JSON, and a check of what MXNet takes on trust.
+
+MXNet's reader (``nnvm/src/pass/saveload_json.cc``, ``src/nnvm/legacy_json_util.cc``) follows the
+numbers in a graph without looking: an input or a head that names an output that is not there, a
+node that comes after its reader, an operator without the inputs that it needs, each makes it read
+memory that is not its own, and ends the process. How many inputs and outputs an operator has
+depends on its attributes: MXNet is asked of each operator alone.
+"""
+
+import functools
+import json
+import re
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple, Union
+
+from memonger.support.errors import MemongerError
+from memonger.support.mxnet import mx
+
+VERSION = 10901  # what MXNet 1.9.1 writes; a file that tells none is of 0.8
+OWN_STATES = 900  # before, auxiliary states were not written: MXNet puts in the inputs that lack
+
+#: What MXNet took for attributes of a variable before it hid them (``c_api_symbolic.cc``); until
+#: 1.9.1 an attribute may begin or end so, as in ``weight_lr_mult``.
+HIDDEN = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")
+
+#: Attributes that tell a number of inputs or outputs (``key_var_num_args`` and the like).
+COUNTS = ("num_args", "num_arrays", "num_weights", "num_tensors")
+MOST_OUTPUTS = 2**20  # of one operator; MXNet would name each
+
+#: Subgraphs of each operator of control flow, which ``num_args`` counts as inputs.
+CONTROL_FLOW = {"_foreach": 1, "_while_loop": 2, "_cond": 3}
+
+#: These hold a pointer, of the process that made them.
+OF_A_PROCESS = ("_Native", "_NDArray")
+
+_CONTROL = re.compile(r"\\(?:u00([01][0-9a-f])|([bf])|.)")
+
+
+def check_links(symbol: Any, what: str = "the network") -> None:
+    """Check that all that a Symbol's nodes read is there, which MXNet does not.
+
+    Raises
+    ------
+    MemongerError
+        At the first node that reads an output that no node has, or has too few inputs.
+    """
+    try:
+        graph = read(symbol)
+    except (mx.MXNetError, ValueError) as error:  # a cycle, or a name that is not UTF-8
+        raise MemongerError("%s has no JSON: %s" % (what, said_by_mxnet(error))) from None
+    check_graph(graph, what)
+
+
+def read(symbol: Any) -> Dict[str, Any]:
+    """The graph of a Symbol: what its JSON holds, with the casts that AMP has put in."""
+    return json.loads(symbol.tojson(remove_amp_cast=False), strict=False)
+
+
+def as_json(graph: Mapping[str, Any]) -> str:
+    r"""The JSON of a symbol as MXNet reads it: it knows no ``\u``, ``\b`` and ``\f``."""
+
+    def plain(found: Any) -> str:
+        if found.group(2):
+            return "\b" if found.group(2) == "b" else "\f"
+        return chr(int(found.group(1), 16)) if found.group(1) else found.group()
+
+    text = json.dumps(graph, ensure_ascii=False)
+    return _CONTROL.sub(plain, text) if "\\" in text else text
+
+
+def attributes(node: Mapping[str, Any]) -> Dict[str, str]:
+    """The attributes of a node of a symbol's JSON, by all the names that they have had."""
+    last = [key for key in node if key in ("attr", "attrs")][-1:]
+    return {**node.get("param", {}), **(node[last[0]] if last else {})}
+
+
+def check_graph(graph: Mapping[str, Any], what: str, version: int = VERSION) -> None:
+    """Check that every node reads outputs of nodes before it, as many as its operator takes.
+
+    Parameters
+    ----------
+    graph : dict
+        The JSON of a symbol, all of its type.
+    what : str
+        The beginning of a complaint.
+    version : int
+        Of the MXNet that has written it.
+
+    Raises
+    ------
+    MemongerError
+    """
+    nodes: List[Mapping[str, Any]] = graph["nodes"]
+    outputs: List[int] = []
+    for i, node in enumerate(nodes):
+        where = "%s: node %d (%r)" % (what, i, node["name"])
+        for a, b, *_ in node["inputs"]:
+            _check_link(a, b, nodes, outputs, where, "an input")
+        for a in node.get("control_deps", ()):
+            _check_link(a, 0, nodes, outputs, where, "a control dependency")
+        outputs.append(_count_outputs(node, nodes, where, version))
+    for a, b, *_ in graph["heads"]:
+        _check_link(a, b, nodes, outputs, what, "an output of the network")
+    for a in graph["arg_nodes"]:
+        if a >= len(nodes) or nodes[a]["op"] != "null":
+            raise MemongerError(
+                "%s: arg_nodes names node %d, which is no variable (op 'null')" % (what, a)
+            )
+
+
+def _check_link(
+    a: int, b: int, nodes: Sequence[Any], outputs: Sequence[int], where: str, what: str
+) -> None:
+    if a >= len(nodes):
+        said = "of node %d, but there are only %d nodes" % (a, len(nodes))
+    elif a >= len(outputs):
+        said = "of node %d, which does not come before it" % a
+    elif b >= outputs[a]:
+        said = "%d of node %d (%r, %s), which has %d" % (
+            b,
+            a,
+            nodes[a]["name"],
+            "a variable" if nodes[a]["op"] == "null" else nodes[a]["op"],
+            outputs[a],
+        )
+    else:
+        return
+    raise MemongerError("%s: %s is output %s" % (where, what, said))
+
+
+def _count_outputs(node: Mapping[str, Any], nodes: Sequence[Any], where: str, version: int) -> int:
+    """How many outputs a node has; its inputs must be as many as its operator takes."""
+    op, count = node["op"], len(node["inputs"])
+    subgraphs: List[Any] = node.get("subgraphs", [])
+    for subgraph in subgraphs:
+        check_graph(subgraph, where + ", subgraph")
+    if op == "null":
+        if count or subgraphs:
+            raise MemongerError("%s: it is a variable, and has inputs" % where)
+        return 1
+    if op not in _operators():
+        raise MemongerError("%s: MXNet %s has no operator %r" % (where, mx.__version__, op))
+    if op in OF_A_PROCESS:
+        raise MemongerError("%s: %s is of the process that made it, and of no file" % (where, op))
+    if "backward" in op.split("_"):
+        raise MemongerError("%s: %s is a gradient; give the network without them" % (where, op))
+    attrs = attributes(node)
+    outgrown = [key for key in attrs if version < VERSION and _is_outgrown(key)]
+    given = {key: value for key, value in attrs.items() if key not in outgrown}
+    _check_counts(op, given, count, len(subgraphs), where)
+    names, states, outputs = _asked(op, given, subgraphs, count, where)
+    if outputs > MOST_OUTPUTS:
+        raise MemongerError("%s: %s has %d outputs" % (where, op, outputs))
+    if (
+        names is not None
+        and len(names) != count
+        and not (version < OWN_STATES and count < len(names))
+    ):
+        raise MemongerError("%s: %s takes %d inputs, not %d" % (where, op, len(names), count))
+    for k in states:  # the operator writes there; MXNet dies when it is something else
+        source = nodes[node["inputs"][k][0]] if k < count else {"op": "null"}
+        if source["op"] != "null":
+            raise MemongerError(
+                "%s: input %d of %s must be a variable, not the output of %r (%s)"
+                % (where, k, op, source["name"], source["op"])
+            )
+    for key in outgrown:  # MXNet looks the input up that an attribute such as gamma_lr_mult is of
+        if key.rsplit("_", 2)[0] in (names or ())[count:]:
+            raise MemongerError("%s: its %r is of an input that is not there" % (where, key))
+    return outputs
+
+
+def _check_counts(
+    op: str, attrs: Mapping[str, str], count: int, subgraphs: int, where: str
+) -> None:
+    """What must hold before MXNet can be asked of an operator."""
+    told = {key: _number(attrs[key]) for key in COUNTS if key in attrs}
+    if op in CONTROL_FLOW:
+        if subgraphs != CONTROL_FLOW[op]:
+            raise MemongerError(
+                "%s: %s takes %d subgraphs, not %d" % (where, op, CONTROL_FLOW[op], subgraphs)
+            )
+        if told.get("num_args") != count + subgraphs:
+            raise MemongerError(
+                "%s: it has %d inputs and %d subgraphs, but num_args=%r"
+                % (where, count, subgraphs, attrs.get("num_args"))
+            )
+        for key, value in attrs.items():
+            places = value.strip("()[] ").split(",") if key.endswith("_locs") else ()
+            if any(_number(place) >= count for place in places):
+                raise MemongerError("%s: it has %d inputs, but %s=%r" % (where, count, key, value))
+    elif subgraphs == 0 and op.startswith("_sg_"):
+        raise MemongerError("%s: %s takes a subgraph, and has none" % (where, op))
+    elif any(number > count for number in told.values()):
+        key = next(key for key, number in told.items() if number > count)
+        raise MemongerError("%s: %s takes %s inputs, not %d" % (where, op, attrs[key], count))
+    if _number(attrs.get("num_outputs", "")) > MOST_OUTPUTS:
+        raise MemongerError("%s: %s has %s outputs" % (where, op, attrs["num_outputs"]))
+
+
+def _number(text: str) -> int:
+    """The number that MXNet reads, -1 where it reads none."""
+    found = re.match(r"\s*\+?([0-9]+)\s*$", text)
+    return int(found.group(1)[:18]) if found else -1
+
+
+def _is_outgrown(key: str) -> bool:
+    """Whether MXNet makes a hidden attribute of one (``UpgradeJSON_FixParsing``)."""
+    return any(key.rfind(word) == 0 or key.endswith(word) for word in HIDDEN)
+
+
+def _asked(
+    op: str, attrs: Mapping[str, str], subgraphs: Sequence[Any], count: int, where: str
+) -> Tuple[Optional[Tuple[str, ...]], Tuple[int, ...], int]:
+    """The names of an operator's inputs (None if any number will do), which of them are auxiliary
+    states, and how many outputs it has."""
+    ask: Any = _arity
+    if op == "Custom":  # what is registered may be another one tomorrow, and reads all attributes
+        ask = _arity.__wrapped__
+    else:
+        attrs = {key: value for key, value in attrs.items() if not key.startswith("__")}
+    try:
+        return ask(op, tuple(sorted(attrs.items())), json.dumps(subgraphs), count)
+    except (mx.MXNetError, UnicodeDecodeError) as error:
+        said = said_by_mxnet(error)
+    if "Cannot find custom operator" in said:
+        said = "no operator %r is registered (mx.operator.register)" % attrs.get("op_type")
+    raise MemongerError("%s: %s: %s" % (where, op, said))
+
+
+@functools.lru_cache(maxsize=4096)
+def _arity(
+    op: str, attrs: Tuple[Tuple[str, str], ...], subgraphs: str, count: int
+) -> Tuple[Optional[Tuple[str, ...]], Tuple[int, ...], int]:
+    node = {"op": op, "name": "n", "attrs": dict(attrs), "inputs": []}
+    node["subgraphs"] = json.loads(subgraphs)
+    if not node["subgraphs"]:
+        del node["subgraphs"]
+    graph = {"nodes": [node], "arg_nodes": [], "heads": [[0, 0, 0]]}
+    graph["attrs"] = {"mxnet_version": ["int", VERSION]}
+    alone = mx.sym.load_json(as_json(graph))
+    row = read(alone)["node_row_ptr"]
+    if op in CONTROL_FLOW:
+        return None, (), row[-1]
+    try:
+        composed = alone(name="n")
+    except mx.MXNetError:  # it names no inputs, and is made with all or not at all
+        composed = alone(*[mx.sym.var("n_%d" % k) for k in range(count)], name="n")
+    names = [each["name"] for each in read(composed)["nodes"][:-1]]
+    states = set(composed.list_auxiliary_states())
+    places = tuple(k for k, name in enumerate(names) if name in states)
+    return tuple(name[2:] for name in names), places, row[-1]
+
+
+@functools.lru_cache(maxsize=1)
+def _operators() -> FrozenSet[str]:
+    """The names of all operators, aliases too."""
+    return frozenset(mx.operator.get_all_registered_operators())
+
+
+def said_by_mxnet(error: Union[BaseException, str]) -> str:
+    """What an error of MXNet says, in one line and without its stack trace."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    lines = [line for line in lines if "Error: " in line] or lines or [type(error).__name__]
+    return re.sub(r"^(\w+\.)*\w*Error: |\[[0-9:]+\] \S+: |Check failed: ", "", lines[-1])
