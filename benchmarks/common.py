@@ -1,11 +1,13 @@
 """What the benchmarks have in common: how they are called, what they run on, and how they time."""
 
+from __future__ import annotations
+
 import argparse
 import math
 import os
 import platform
 import time
-from typing import Any, Callable, Collection, Dict, Mapping, Optional, Sequence
+from typing import Any, Callable, Collection, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -28,23 +30,23 @@ def check_names(
     """End with a message if not all names are those of known networks."""
     unknown = [name for name in names if name not in known]
     if unknown:
-        parser.error("no network %s; there are %s" % (", ".join(unknown), ", ".join(known)))
+        parser.error(f"no network {', '.join(unknown)}; there are {', '.join(known)}")
 
 
 def limit_of_work(text: str) -> float:
     """A limit of forward work on the command line, in forward passes; inf: there is none."""
     value = float(text)
     if not value >= 1:
-        raise argparse.ArgumentTypeError("%r: a limit of work is 1 or more, or inf" % text)
+        raise argparse.ArgumentTypeError(f"{text!r}: a limit of work is 1 or more, or inf")
     return value
 
 
-def as_plan_takes_it(limit: float) -> Optional[float]:
+def as_plan_takes_it(limit: float) -> float | None:
     """The ``work`` of ``memonger.plan``."""
     return None if math.isinf(limit) else limit
 
 
-def as_module_does(symbol: Any, shapes: Any) -> Dict[str, str]:
+def as_module_does(symbol: Any, shapes: Any) -> dict[str, str]:
     """The ``grad_req`` with which Module binds: no gradients of inputs."""
     return {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
 
@@ -53,12 +55,12 @@ def in_turns(
     steps: Mapping[str, Callable[[], None]],
     rounds: int,
     clock: Callable[[], float] = time.perf_counter,
-) -> Dict[str, np.ndarray]:
+) -> dict[str, np.ndarray]:
     """Run each of some steps once a round; the seconds of each, by round.
 
     One round more is run before, in which memory is allocated, and not counted.
     """
-    seconds: Dict[str, np.ndarray] = {key: np.empty(1 + rounds) for key in steps}
+    seconds: dict[str, np.ndarray] = {key: np.empty(1 + rounds) for key in steps}
     for k in range(1 + rounds):
         for key, step in steps.items():
             start = clock()

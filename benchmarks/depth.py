@@ -11,13 +11,15 @@ schedule's symbol is bound: what MXNet then reports must be what was predicted. 
 tensor of the chain is 1 MB and a layer's weight 4 KB, so that depth alone counts.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import math
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import memonger
 
@@ -28,11 +30,11 @@ from common import as_module_does, as_plan_takes_it, limit_of_work
 MB = 2**20
 
 
-def of_depth(depth: int, options: argparse.Namespace) -> Dict[str, Any]:
+def of_depth(depth: int, options: argparse.Namespace) -> dict[str, Any]:
     """The figures of a chain of so many layers."""
     symbol, shapes = networks.chain(depth, options.hidden, options.batch)
     requests = as_module_does(symbol, shapes)
-    figures: Dict[str, Any] = {"depth": depth, "none": memonger.get_cost(symbol, shapes=shapes)}
+    figures: dict[str, Any] = {"depth": depth, "none": memonger.get_cost(symbol, shapes=shapes)}
     if options.marks:
         marks = memonger.plan(symbol, shapes, patience=options.patience, grad_req=requests)
         figures["marks"] = marks.pool_bytes / MB
@@ -59,16 +61,16 @@ def of_depth(depth: int, options: argparse.Namespace) -> Dict[str, Any]:
     return figures
 
 
-def line(figures: Dict[str, Any]) -> str:
+def line(figures: dict[str, Any]) -> str:
     cells = ["%d" % figures["depth"], "%d" % figures["none"]]
-    cells.append("%.1f" % figures["marks"] if "marks" in figures else "-")
+    cells.append(f"{figures['marks']:.1f}" if "marks" in figures else "-")
     for found in figures["schedules"]:
-        cell = "%(mb).1f (%(work).2f, %(seconds).1f s)" % found
+        cell = "{mb:.1f} ({work:.2f}, {seconds:.1f} s)".format(**found)
         cells.append(cell + ("" if found["bound_as_predicted"] else " NOT AS BOUND"))
-    return "| %s |" % " | ".join(cells)
+    return f"| {' | '.join(cells)} |"
 
 
-def main(arguments: List[str]) -> int:
+def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -82,9 +84,9 @@ def main(arguments: List[str]) -> int:
     parser.add_argument("--no-marks", dest="marks", action="store_false", help="to save time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     options = parser.parse_args(arguments)
-    limits = ["no limit" if math.isinf(limit) else "R = %g" % limit for limit in options.work]
-    print("| layers | none | marks | %s |" % " | ".join(limits))
-    print("|---|---|---|%s" % ("---|" * len(limits)), flush=True)
+    limits = ["no limit" if math.isinf(limit) else f"R = {limit:g}" for limit in options.work]
+    print(f"| layers | none | marks | {' | '.join(limits)} |")
+    print(f"|---|---|---|{'---|' * len(limits)}", flush=True)
     rows = []
     for depth in options.depths or [64, 256, 1024]:
         rows.append(of_depth(depth, options))

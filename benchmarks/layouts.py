@@ -7,11 +7,13 @@ any device, and once as if no layout had to be followed (without it, training on
 in the last bits). Prints MB of the pool, and the seconds of the plan.
 """
 
+from __future__ import annotations
+
 import argparse
 import sys
 import time
 from pathlib import Path
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable
 from unittest import mock
 
 import memonger
@@ -22,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import blocked_networks as blocked
 
 MB = 2**20
-NETWORKS: Dict[str, Callable[[], blocked.Network]] = {
+NETWORKS: dict[str, Callable[[], blocked.Network]] = {
     "SE-ResNet-50": lambda: blocked.se_resnet(64, 224, (3, 4, 6, 3)),
     "MobileNetV3": lambda: blocked.mobilenet_v3(40, 224, 15),
     "ShuffleNet": lambda: blocked.shufflenet(240, 112, 16),
@@ -33,7 +35,7 @@ NETWORKS: Dict[str, Callable[[], blocked.Network]] = {
 }
 
 
-def planned(name: str, patience: float, follow: bool) -> Tuple[memonger.Plan, float]:
+def planned(name: str, patience: float, follow: bool) -> tuple[memonger.Plan, float]:
     """A plan, and the CPU seconds that it took."""
     symbol, shapes = NETWORKS[name]()
     forget()
@@ -44,7 +46,7 @@ def planned(name: str, patience: float, follow: bool) -> Tuple[memonger.Plan, fl
     return plan, time.process_time() - start
 
 
-def main(arguments: Optional[List[str]] = None) -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="The price of layouts that stay as they are.")
     parser.add_argument("names", nargs="*", metavar="name", help=", ".join(NETWORKS))
     parser.add_argument("--patience", type=float, default=1.0)

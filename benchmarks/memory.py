@@ -21,6 +21,8 @@ parameters' gradients (which it holds and that of marks does not), the work that
 seconds. They are planned and bound as Module binds: with no gradients of inputs.
 """
 
+from __future__ import annotations
+
 import argparse
 import functools
 import gzip
@@ -32,7 +34,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict
 
 import memonger
 import mxnet as mx
@@ -52,7 +54,7 @@ MB = 2**20
 
 # -- where networks come from -----------------------------------------------------------------
 
-NETWORKS: Dict[str, Builder] = {
+NETWORKS: dict[str, Builder] = {
     "example_resnet": networks.resnet,
     "resnet50-v2": networks.resnet_v2,
     "resnet152-v2": functools.partial(networks.resnet_v2, (3, 8, 36, 3)),
@@ -70,7 +72,7 @@ NETWORKS: Dict[str, Builder] = {
 }
 
 #: For schedules.
-DEEP: Dict[str, Builder] = {
+DEEP: dict[str, Builder] = {
     "example_resnet": networks.resnet,
     "resnet-10-100-213-10": functools.partial(networks.resnet, (10, 100, 213, 10)),
     "resnet152-v1": functools.partial(networks.model_zoo, "resnet152_v1", batch=16),
@@ -92,7 +94,7 @@ SYMBOLS = (
 )
 
 
-def own(name: str, batch: Optional[int], known: Dict[str, Builder]) -> Builder:
+def own(name: str, batch: int | None, known: dict[str, Builder]) -> Builder:
     """One of our own networks, or of Gluon's model zoo.
 
     Raises
@@ -109,7 +111,7 @@ def own(name: str, batch: Optional[int], known: Dict[str, Builder]) -> Builder:
     return builder if batch is None else functools.partial(builder, batch=batch)
 
 
-def saved(folder: Path) -> Dict[str, Builder]:
+def saved(folder: Path) -> dict[str, Builder]:
     """The symbols of a folder, by name."""
     files = sorted(folder.glob("*-symbol.json")) + sorted(folder.glob("*-symbol.json.gz"))
     found = {file.name.split("-symbol.json")[0]: file for file in files}
@@ -124,7 +126,7 @@ def load(name: str, file: Path) -> networks.Network:
         told = json.loads(common.read_text()).get(name) if common.exists() else None
     if told is None or "shapes" not in told:
         raise memonger.MemongerError(
-            "the shapes of %s are neither in %s nor in %s" % (name, single, common)
+            f"the shapes of {name} are neither in {single} nor in {common}"
         )
     text = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     shapes = {key: tuple(shape) for key, shape in told["shapes"].items()}
@@ -191,7 +193,7 @@ def plan_ruled(folder: Path) -> None:
 def measure(folder: Path) -> None:
     """Bind the network and whatever plans of it there are."""
     symbol, shapes = read(folder)
-    figures: Dict[str, Any] = {"none": memonger.get_cost(symbol, shapes=shapes)}
+    figures: dict[str, Any] = {"none": memonger.get_cost(symbol, shapes=shapes)}
     for name in ("original", "ruled", "ours"):
         if not (folder / (name + "-symbol.json")).exists():
             continue
@@ -216,7 +218,7 @@ def plan_deep(folder: Path, name: str, **options: Any) -> None:
     options.update(grad_req=as_module_does(symbol, shapes), patience=patience_of(folder))
     plan = memonger.plan(symbol, shapes, **options)
     if not plan.exact:  # the bind that confirms it says otherwise
-        raise Failure("the bind differs from the prediction: %r" % plan)
+        raise Failure(f"the bind differs from the prediction: {plan!r}")
     figures = {
         "none": plan.candidates["no plan"] // MB,
         "mb": (plan.counted_bytes - plan.gradient_bytes) // MB,
@@ -226,7 +228,7 @@ def plan_deep(folder: Path, name: str, **options: Any) -> None:
 
 
 Step = Callable[[Path], None]
-STEPS: Dict[str, Step] = {
+STEPS: dict[str, Step] = {
     step.__name__: step
     for step in (plan_ours, plan_original, plan_ruled, measure, plan_marks, plan_schedule)
 }
@@ -245,9 +247,9 @@ def run(step: Step, folder: Path, timeout: float) -> float:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise Failure("%s took more than %g s" % (step.__name__, timeout)) from None
+        raise Failure(f"{step.__name__} took more than {timeout:g} s") from None
     if done.returncode != 0:
-        raise Failure("%s failed:\n%s" % (step.__name__, done.stderr[-2000:]))
+        raise Failure(f"{step.__name__} failed:\n{done.stderr[-2000:]}")
     return time.perf_counter() - start
 
 
@@ -263,11 +265,11 @@ def compare(
     """Plan a network in every way and bind it; what fails is told on stderr and left out."""
     figures: Row = {"name": name}
 
-    def attempt(step: Step) -> Optional[float]:
+    def attempt(step: Step) -> float | None:
         try:
             return run(step, folder, timeout)
         except Failure as failure:
-            print("%s: %s" % (name, failure), file=sys.stderr)
+            print(f"{name}: {failure}", file=sys.stderr)
             figures["failed"] = True
             return None
 
@@ -284,7 +286,7 @@ def compare(
 
 
 def deepen(
-    name: str, network: networks.Network, limits: List[float], patience: float, timeout: float
+    name: str, network: networks.Network, limits: list[float], patience: float, timeout: float
 ) -> Row:
     """Plan a network by marks and by a schedule for each limit of work; all are bound."""
     figures: Row = {"name": name, "schedules": []}
@@ -297,7 +299,7 @@ def deepen(
             try:
                 seconds = run(step, folder, timeout)
             except Failure as failure:
-                print("%s: %s" % (name, failure), file=sys.stderr)
+                print(f"{name}: {failure}", file=sys.stderr)
                 figures["failed"] = True
                 continue
             found = json.loads((folder / (file + ".json")).read_text())
@@ -310,17 +312,17 @@ def deepen(
     return figures
 
 
-def deep_line(figures: Row, limits: List[float]) -> str:
+def deep_line(figures: Row, limits: list[float]) -> str:
     found = {one["limit"]: one for one in figures["schedules"]}
     cells = [figures["name"], "%d" % figures["none"] if "none" in figures else "-"]
     for one in [figures.get("marks"), *map(found.get, limits)]:
         cells.append("%(mb)d (%(work).2fx, %(seconds).0f s)" % one if one else "-")
-    return "| %s |" % " | ".join(cells)
+    return f"| {' | '.join(cells)} |"
 
 
-def deep_header(limits: List[float]) -> str:
-    names = ["R = %g" % limit for limit in limits]
-    return "\n| network | none | marks | %s |\n%s|" % (" | ".join(names), "|---" * (3 + len(names)))
+def deep_header(limits: list[float]) -> str:
+    names = [f"R = {limit:g}" for limit in limits]
+    return f"\n| network | none | marks | {' | '.join(names)} |\n{'|---' * (3 + len(names))}|"
 
 
 HEADER = """
@@ -338,9 +340,9 @@ COLUMNS = (
 )
 
 
-def line(figures: Dict[str, Any]) -> str:
+def line(figures: dict[str, Any]) -> str:
     cells = ["-" if figures.get(key) is None else form % figures[key] for key, form in COLUMNS]
-    return "| %s |" % " | ".join(cells)
+    return f"| {' | '.join(cells)} |"
 
 
 def start_up(timeout: float) -> float:
@@ -351,7 +353,7 @@ def start_up(timeout: float) -> float:
         return run(plan_ours, Path(temporary), timeout)
 
 
-def parse(arguments: List[str]) -> argparse.Namespace:
+def parse(arguments: list[str]) -> argparse.Namespace:
     """Read the command line; ``options.nets`` is then a dict from names to builders."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -379,17 +381,17 @@ def parse(arguments: List[str]) -> argparse.Namespace:
         try:
             options.nets = {n: own(n, options.batch, known) for n in options.nets or known}
         except ValueError as error:
-            parser.error("%s\nOur own networks are\n\t%s" % (error, "\n\t".join(known)))
+            parser.error("{}\nOur own networks are\n\t{}".format(error, "\n\t".join(known)))
         return options
     builders = saved(options.symbols)
     if not builders:
-        parser.error("there is no *-symbol.json and no *-symbol.json.gz in %s" % options.symbols)
+        parser.error(f"there is no *-symbol.json and no *-symbol.json.gz in {options.symbols}")
     check_names(parser, options.nets, builders)
     options.nets = {name: builders[name] for name in options.nets or builders}
     return options
 
 
-def main(arguments: List[str]) -> int:
+def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--step"]:
         STEPS[arguments[1]](Path(arguments[2]))
         return 0
@@ -397,7 +399,7 @@ def main(arguments: List[str]) -> int:
     if options.list:
         print("\n".join(options.nets))
         return 0
-    result: Dict[str, Any] = {
+    result: dict[str, Any] = {
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
@@ -405,7 +407,7 @@ def main(arguments: List[str]) -> int:
     }
     print("%(machine)s, %(cores)d cores, Python %(python)s, MXNet %(mxnet)s" % result, flush=True)
     result["start_up_seconds"] = start_up(options.timeout)
-    print("a network of next to nothing takes %.1f s" % result["start_up_seconds"])
+    print(f"a network of next to nothing takes {result['start_up_seconds']:.1f} s")
     print(deep_header(options.work) if options.work else HEADER, flush=True)
     rows = result["networks"] = []
     for name, build in options.nets.items():

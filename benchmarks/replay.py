@@ -10,12 +10,14 @@ plans, each another. Medians. The largest network takes 3 GB of memory (its para
 time in a process, operators are bound one by one to see their gradients.
 """
 
+from __future__ import annotations
+
 import argparse
 import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 import memonger  # noqa: F401
 import mxnet as mx
@@ -30,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import networks
 from common import check_names, machine
 
-NETS: Dict[str, Callable[[], Any]] = {
+NETS: dict[str, Callable[[], Any]] = {
     "resnet50_v2": lambda: networks.model_zoo("resnet50_v2"),
     "example_resnet [3,24,36,3]": lambda: networks.resnet((3, 24, 36, 3)),
     "example_resnet [10,100,213,10]": lambda: networks.resnet((10, 100, 213, 10)),
@@ -43,7 +45,7 @@ def timed(call: Callable[..., Any], *args: Any) -> float:
     return time.perf_counter() - start
 
 
-def simple_bind(symbol: Any, shapes: Dict[str, Any]) -> None:
+def simple_bind(symbol: Any, shapes: dict[str, Any]) -> None:
     """As the original does for each trial, until all of it is done."""
     planned_mb(symbol.simple_bind(mx.cpu(), grad_req="write", **shapes))
     mx.nd.waitall()
@@ -54,14 +56,14 @@ def plain_bind(symbol: Any, graph: ForwardGraph) -> None:
     planned_mb(bind(symbol, graph, mx.cpu()))
 
 
-def plans(graph: ForwardGraph, count: int) -> List[np.ndarray]:
+def plans(graph: ForwardGraph, count: int) -> list[np.ndarray]:
     random = np.random.RandomState(0)
     movable = np.array([node.op not in ("null", "Dropout") for node in graph.nodes])
     shares = random.uniform(0.3, 0.95, size=count)
     return [movable & (random.uniform(size=len(movable)) < share) for share in shares]
 
 
-def main(arguments: List[str]) -> None:
+def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("networks", nargs="*", metavar="network", help=", ".join(NETS))
     parser.add_argument("--rounds", type=int, default=7)
@@ -80,9 +82,9 @@ def main(arguments: List[str]) -> None:
         built = time.perf_counter() - start
         masks = plans(graph, options.replays)
         replay(training, masks[0])  # compiled, or read from the cache
-        allocating: List[float] = []
-        binding: List[float] = []
-        replaying: List[float] = []
+        allocating: list[float] = []
+        binding: list[float] = []
+        replaying: list[float] = []
         for _ in range(options.rounds):
             if not options.no_simple_bind:
                 allocating.append(timed(simple_bind, symbol, shapes))
@@ -95,7 +97,7 @@ def main(arguments: List[str]) -> None:
                 name,
                 len(graph.nodes),
                 built,
-                "%.3f" % statistics.median(allocating) if allocating else "",
+                f"{statistics.median(allocating):.3f}" if allocating else "",
                 statistics.median(binding),
                 1000 * one,
                 statistics.median(binding) / one,

@@ -10,6 +10,8 @@ bytes) by which its resident memory grows from before the network is bound to it
 what was predicted, with the parameters' gradients.
 """
 
+from __future__ import annotations
+
 import argparse
 import functools
 import json
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 import memonger
 import mxnet as mx
@@ -33,7 +35,7 @@ from common import as_module_does, as_plan_takes_it, check_names, in_turns, limi
 MB = 2**20
 STEPS = 2  # in a process that measures memory
 
-NETWORKS: Dict[str, Callable[[], networks.Network]] = {
+NETWORKS: dict[str, Callable[[], networks.Network]] = {
     "chain-1024": functools.partial(networks.chain, 1024, hidden=32, batch=8192),
     "resnet50-v1": functools.partial(networks.model_zoo, "resnet50_v1", batch=8),
     "example-resnet-3-4-6-3": functools.partial(networks.resnet, (3, 4, 6, 3), batch=4),
@@ -113,19 +115,19 @@ def measured_growth(symbol: Any, shapes: Any) -> float:
 
 
 def plans(
-    symbol: Any, shapes: Any, limits: List[float], patience: float
-) -> Dict[str, memonger.Plan]:
+    symbol: Any, shapes: Any, limits: list[float], patience: float
+) -> dict[str, memonger.Plan]:
     """Plans by name, as Module binds: without gradients of inputs."""
-    asked: Dict[str, Any] = {"grad_req": as_module_does(symbol, shapes), "patience": patience}
+    asked: dict[str, Any] = {"grad_req": as_module_does(symbol, shapes), "patience": patience}
     found = {"marks": memonger.plan(symbol, shapes, **asked)}
     for limit in limits:
-        found["R = %g" % limit] = memonger.plan(
+        found[f"R = {limit:g}"] = memonger.plan(
             symbol, shapes, how="schedule", work=as_plan_takes_it(limit), **asked
         )
     return found
 
 
-def compare(name: str, network: networks.Network, options: argparse.Namespace) -> Dict[str, Any]:
+def compare(name: str, network: networks.Network, options: argparse.Namespace) -> dict[str, Any]:
     symbol, shapes = network
     found = plans(symbol, shapes, options.work, options.patience)
     symbols = {"none": symbol, **{key: plan.symbol for key, plan in found.items()}}
@@ -157,16 +159,14 @@ HEADER = """
 |---|---|---|---|---|---|---|---|"""
 
 
-def main(arguments: List[str]) -> int:
+def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--growth"]:
         growth(arguments[1])
         return 0
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "nets", nargs="*", metavar="NET", help="by default all: %s" % list(NETWORKS)
-    )
+    parser.add_argument("nets", nargs="*", metavar="NET", help=f"by default all: {list(NETWORKS)}")
     parser.add_argument(
         "--work", nargs="+", type=limit_of_work, default=[2.0, math.inf], metavar="R"
     )
@@ -184,17 +184,8 @@ def main(arguments: List[str]) -> int:
         for row in rows:
             share = row["peak_mb"] / rows[0]["peak_mb"]
             print(
-                "| %s | %s | %.0f | %.0f | %.3f | %.2f | %.2f | %.2f |"
-                % (
-                    name,
-                    row["plan"],
-                    row["predicted_mb"],
-                    row["peak_mb"],
-                    share,
-                    row["work"],
-                    row["seconds"],
-                    row["ratio"],
-                ),
+                f"| {name} | {row['plan']} | {row['predicted_mb']:.0f} | {row['peak_mb']:.0f} | "
+                f"{share:.3f} | {row['work']:.2f} | {row['seconds']:.2f} | {row['ratio']:.2f} |",
                 flush=True,
             )
         if options.json is not None:

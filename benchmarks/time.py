@@ -14,13 +14,15 @@ for different budgets are the same, they are measured once. Use one thread, and 
 else runs on (taskset), for figures that can be compared; or one thread and --processor-time.
 """
 
+from __future__ import annotations
+
 import argparse
 import functools
 import json
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import memonger
 import numpy as np
@@ -47,14 +49,14 @@ NETWORKS = {
 USUAL = [name for name in NETWORKS if name != "tiny"]
 
 
-def plans(symbol: Any, shapes: Any, options: argparse.Namespace) -> List[Dict[str, Any]]:
+def plans(symbol: Any, shapes: Any, options: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each plan, as Module binds: without gradients of inputs."""
     requests = as_module_does(symbol, shapes)
     common = {"grad_req": requests, "patience": options.patience}
     none = memonger.plan(symbol, shapes, budget=1.0, grad_req=requests)
     original = memonger.plan(symbol, shapes, planner="chen2016", rules=False, grad_req=requests)
     rows = [row("none", "", 1.0, none), row("original", "", None, original)]
-    budgets: List[Any] = list(options.budgets)
+    budgets: list[Any] = list(options.budgets)
     if original.pool_bytes < none.pool_bytes:
         budgets.append(original.pool_bytes)
     for how in options.how:
@@ -78,7 +80,7 @@ def plans(symbol: Any, shapes: Any, options: argparse.Namespace) -> List[Dict[st
     return rows
 
 
-def row(name: str, budget: str, predicted: Any, plan: Any) -> Dict[str, Any]:
+def row(name: str, budget: str, predicted: Any, plan: Any) -> dict[str, Any]:
     """A plan and what is predicted of it; measured is added."""
     events = None if plan.schedule is None else plan.schedule.events.tolist()
     return {
@@ -92,9 +94,9 @@ def row(name: str, budget: str, predicted: Any, plan: Any) -> Dict[str, Any]:
     }
 
 
-def measure(rows: List[Dict[str, Any]], shapes: Any, rounds: int, clock: Any) -> None:
+def measure(rows: list[dict[str, Any]], shapes: Any, rounds: int, clock: Any) -> None:
     """Train all plans in turns; adds what they take to the rows, and takes the symbols out."""
-    steps: Dict[str, Any] = {}
+    steps: dict[str, Any] = {}
     first = None
     for found in rows:
         if "symbol" not in found:
@@ -118,18 +120,18 @@ HEADER = """
 |---|---|---|---|---|---|---|"""
 
 
-def line(name: str, found: Dict[str, Any]) -> str:
+def line(name: str, found: dict[str, Any]) -> str:
     """A row of the table."""
     if "least" in found:
         at_least = "at least %.0f %%" % (100 * found["least"])
-        return "| %s | %s | %s | %s | - | - | - |" % (
+        return "| {} | {} | {} | {} | - | - | - |".format(
             name,
             found["plan"],
             found["budget"],
             at_least,
         )
     predicted = found["predicted"]
-    return "| %s | %s | %s | %.0f %% | %s | %+.1f %% | %.3f |" % (
+    return "| {} | {} | {} | {:.0f} % | {} | {:+.1f} % | {:.3f} |".format(
         name,
         found["plan"],
         found["budget"],
@@ -140,13 +142,11 @@ def line(name: str, found: Dict[str, Any]) -> str:
     )
 
 
-def main(arguments: List[str]) -> int:
+def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "nets", nargs="*", metavar="NET", help="of %s; all but tiny" % list(NETWORKS)
-    )
+    parser.add_argument("nets", nargs="*", metavar="NET", help=f"of {list(NETWORKS)}; all but tiny")
     parser.add_argument("--how", nargs="+", choices=["marks", "schedule"])
     parser.add_argument("--budgets", nargs="+", type=float, default=BUDGETS, metavar="SHARE")
     parser.add_argument("--rounds", type=int, default=5)

@@ -134,7 +134,7 @@ def draw(file: str, depths: Sequence[int], found: Dict[str, List[float]]) -> Non
     for (name, megabytes), (colour, marker) in zip(found.items(), styles):
         axes.loglog(depths, megabytes, color=colour, marker=marker, linewidth=2, label=name)
         axes.annotate(
-            "%.3g MB" % megabytes[-1],
+            f"{megabytes[-1]:.3g} MB",
             (depths[-1], megabytes[-1]),
             xytext=(8, 0),
             textcoords="offset points",
@@ -183,8 +183,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     print("smallest marks  %8.1f MB" % (marks.pool_bytes / MB), flush=True)
     plan = planned(symbol, options.batch, how="schedule", budget=int(options.budget * MB))
     print(
-        "schedule        %8.1f MB, %.2f times the forward work"
-        % (plan.pool_bytes / MB, 1 + plan.recomputed_flops),
+        f"schedule        {plan.pool_bytes / MB:8.1f} MB, {1 + plan.recomputed_flops:.2f} times "
+        "the forward work",
         flush=True,
     )
     if options.steps:
@@ -204,7 +204,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         )
     if options.plot:
         draw(options.plot, DEPTHS, measure(DEPTHS, options.hidden, options.batch))
-        print("drawn to %s" % options.plot)
+        print(f"drawn to {options.plot}")
     return 0
 
 

@@ -44,7 +44,7 @@ def planned_and_told(net: Any, shapes: Dict[str, Any], planner: str) -> Any:
     seconds = time.perf_counter() - start
     print("Old feature map cost=%d MB" % memonger.get_cost(net, shapes=shapes))
     print("New feature map cost=%d MB" % memonger.get_cost(planned, shapes=shapes))
-    print("Search took %.1f s" % seconds, flush=True)
+    print(f"Search took {seconds:.1f} s", flush=True)
     return planned
 
 

@@ -241,7 +241,7 @@ def trained(
             if done.returncode < 0
             else "exit status %d" % done.returncode
         )
-        raise CrashError("%s: %s" % (how, (telling or said or ["nothing said"])[-1]))
+        raise CrashError("{}: {}".format(how, (telling or said or ["nothing said"])[-1]))
     return Trained(**json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -297,14 +297,14 @@ def differences(first: Arrays, again: Arrays, planned: Arrays, names: Sequence[s
     found = []
     for name in names:
         if name not in planned or planned[name].shape != first[name].shape:
-            found.append("%s is missing or of another shape" % name)
+            found.append(f"{name} is missing or of another shape")
         elif not np.all(np.isfinite(planned[name])):
-            found.append("%s is not finite" % name)
+            found.append(f"{name} is not finite")
         else:
             by = float(np.max(np.abs(planned[name].astype("f8") - first[name]), initial=0))
             limit = allowed(first[name], again[name])
             if not by <= limit:
-                found.append("%s differs by %g, allowed %g" % (name, by, limit))
+                found.append(f"{name} differs by {by:g}, allowed {limit:g}")
     return found
 
 
@@ -312,7 +312,7 @@ def nothing_shown(first: Arrays) -> Optional[str]:
     """Say why a comparison with these arrays shows nothing, if it does not."""
     bad = [name for name, value in first.items() if not np.all(np.isfinite(value))]
     if bad:
-        return "%s is not finite in the unplanned network" % bad[0]
+        return f"{bad[0]} is not finite in the unplanned network"
     gradients = of_kind(first, "gradient")
     if not any(np.any(first[name]) for name in gradients):
         return "all gradients of the unplanned network are zero: nothing was computed"
@@ -322,7 +322,7 @@ def nothing_shown(first: Arrays) -> Optional[str]:
         if name.startswith("0/") and np.array_equal(first[name], first["1/" + name[2:]])
     ]
     if still:
-        return "%s of the unplanned network does not move" % still[0]
+        return f"{still[0]} of the unplanned network does not move"
     return None
 
 
@@ -348,7 +348,7 @@ class Verdict:
     def say(self, passed: bool, what: str) -> None:
         """Print one line."""
         self.failed += not passed
-        print("%s  %s" % ("PASS" if passed else "FAIL", what), flush=True)
+        print("{}  {}".format("PASS" if passed else "FAIL", what), flush=True)
 
 
 def table(rows: Sequence[Sequence[str]]) -> None:
@@ -371,7 +371,7 @@ def versions() -> str:
     """Name the software that runs."""
     wanted = re.compile(r"(mxnet|nvidia)[-_].*|mxnet|numpy", re.I)
     found = {
-        "%s %s" % (d.metadata["Name"], d.version)
+        "{} {}".format(d.metadata["Name"], d.version)
         for d in importlib.metadata.distributions()
         if wanted.fullmatch(d.metadata["Name"] or "")
     }
@@ -391,8 +391,8 @@ def check_gpu(number: int) -> str:
         count = mx.context.num_gpus()
     except mx.MXNetError as error:
         raise MemongerError(
-            "the NVIDIA driver does not answer (%s); see what nvidia-smi says"
-            % str(error).strip().splitlines()[-1]
+            f"the NVIDIA driver does not answer ({str(error).strip().splitlines()[-1]}); see what "
+            "nvidia-smi says"
         ) from None
     cuda = mx.runtime.Features().is_enabled("CUDA")
     if not cuda:
@@ -469,15 +469,16 @@ class Check:
         if self.on_cpu:
             env = dict(env, **ON_CPU)
         steps, compared = (self.steps, 0) if timed else (COMPARED_STEPS, COMPARED_STEPS)
-        print("  training %s ..." % what, file=sys.stderr, flush=True)
+        print(f"  training {what} ...", file=sys.stderr, flush=True)
         try:
             return trained(net, self.shapes, self.device, steps, compared, self.folder, env)
         except CrashError as error:
             if net is self.plan.symbol:
                 raise
             raise MemongerError(
-                "%s cannot be trained here, so that there is nothing to compare with (%s); try a "
-                "smaller --batch" % (what, error)
+                f"{what} cannot be trained here, so that there is nothing to compare with "
+                f"({error}); try a "
+                "smaller --batch"
             ) from None
 
     def strict(self) -> None:
@@ -489,7 +490,7 @@ class Check:
         try:
             planned = self.run("the planned network", self.plan.symbol, WITHOUT_FUSION)
         except CrashError as error:
-            self.verdict.say(False, "the planned network does not run: %s" % error)
+            self.verdict.say(False, f"the planned network does not run: {error}")
             return
         self.memory(one, planned)
         reason = nothing_shown(first)
@@ -508,7 +509,7 @@ class Check:
                 continue
             wrong = differences(first, again, found, names)
             if reason:
-                self.verdict.say(False, "%s: nothing is shown, for %s" % (what, reason))
+                self.verdict.say(False, f"{what}: nothing is shown, for {reason}")
             elif wrong:
                 self.verdict.say(
                     False, "%s: %d of %d wrong, first %s" % (what, len(wrong), len(names), wrong[0])
@@ -536,7 +537,7 @@ class Check:
         seen = unplanned.bytes - planned.bytes
         self.verdict.say(
             seen >= SAVING_SEEN * saving and planned.bytes >= SAVING_SEEN * predicted,
-            "device memory: %s MB saved of %s MB predicted" % (mb(seen), mb(saving)),
+            f"device memory: {mb(seen)} MB saved of {mb(saving)} MB predicted",
         )
 
     def fused(self) -> None:
@@ -547,7 +548,7 @@ class Check:
         try:
             planned = self.run("the planned network", self.plan.symbol, WITH_FUSION)
         except CrashError as error:
-            self.verdict.say(False, "the planned network does not run: %s" % error)
+            self.verdict.say(False, f"the planned network does not run: {error}")
             return
         table(
             [
@@ -561,9 +562,9 @@ class Check:
             if not names:
                 continue
             by = relative_difference(first, found, names)
-            text = "%s: relative difference %.1e, allowed %g" % (what, by, ALLOWED_BY_ROUNDING)
+            text = f"{what}: relative difference {by:.1e}, allowed {ALLOWED_BY_ROUNDING:g}"
             if reason:
-                text = "%s: nothing is shown, for %s" % (what, reason)
+                text = f"{what}: nothing is shown, for {reason}"
             self.verdict.say(not reason and by <= ALLOWED_BY_ROUNDING, text)
 
     def timed(self) -> None:
@@ -573,18 +574,15 @@ class Check:
         try:
             planned = self.run("the planned network", self.plan.symbol, {}, timed=True)
         except CrashError as error:
-            self.verdict.say(False, "the planned network does not run: %s" % error)
+            self.verdict.say(False, f"the planned network does not run: {error}")
             return
         rows = [["", "MB measured", "seconds a step"]]
         for name, found in (("unplanned", unplanned), ("planned", planned)):
-            rows.append([name, mb(found.bytes), "%.4f" % found.step_seconds])
+            rows.append([name, mb(found.bytes), f"{found.step_seconds:.4f}"])
         table(rows)
         print(
-            "  a step takes %.2f times as long; %.0f %% of the forward pass is computed again"
-            % (
-                planned.step_seconds / unplanned.step_seconds,
-                100 * self.plan.recomputed_flops,
-            ),
+            f"  a step takes {planned.step_seconds / unplanned.step_seconds:.2f} times as long; "
+            f"{100 * self.plan.recomputed_flops:.0f} % of the forward pass is computed again",
             flush=True,
         )
 
@@ -607,7 +605,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         return 0
     for name in ("batch", "steps"):
         if getattr(options, name) < 1:
-            parser.error("--%s must be at least 1" % name)
+            parser.error(f"--{name} must be at least 1")
     on_cpu = options.device == "cpu"
     try:
         print(versions())

@@ -330,10 +330,10 @@ def _inception(x: Any, name: str, filters: Sequence[int]) -> Any:
         stride=(1, 1),
         pad=(1, 1),
         pool_type="max",
-        name="max_pool_%s_pool" % name,
+        name=f"max_pool_{name}_pool",
     )
     pooled = _named_conv(pooled, name + "_proj", project, 1)
-    return mx.sym.Concat(branch1, branch3, branch5, pooled, name="ch_concat_%s_chconcat" % name)
+    return mx.sym.Concat(branch1, branch3, branch5, pooled, name=f"ch_concat_{name}_chconcat")
 
 
 # Table 1 of the paper, grouped by what stands between two poolings.
@@ -445,11 +445,11 @@ def _inception_v3_module(
         stride=(stride, stride),
         pad=(2 - stride, 2 - stride),
         pool_type=pool,
-        name="%s_pool_%s_pool" % (pool, name),
+        name=f"{pool}_pool_{name}_pool",
     )
     if project:
         y = _bn_conv(y, name + "_tower_2_conv", project // divide)
-    return mx.sym.Concat(*branches, y, name="ch_concat_%s_chconcat" % name)
+    return mx.sym.Concat(*branches, y, name=f"ch_concat_{name}_chconcat")
 
 
 def _inception_v3_modules() -> List[Dict[str, Any]]:

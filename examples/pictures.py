@@ -27,7 +27,7 @@ def draw(symbol: Any, shapes: Any, folder: Path) -> None:
     """
     for how in ("marks", "schedule"):
         plan = memonger.plan(symbol, shapes, how=how)
-        plan.plot(folder / ("memory-%s.png" % how))
+        plan.plot(folder / (f"memory-{how}.png"))
         print(plan, end="\n\n")
     plans = memonger.frontier(symbol, shapes)
     plans.plot(folder / "frontier.png")

@@ -1,7 +1,9 @@
 """Train MXNet 1.9 networks in a fraction of the memory, without changing what they learn."""
 
+from __future__ import annotations
+
 import importlib
-from typing import TYPE_CHECKING, Any, List
+from typing import TYPE_CHECKING, Any
 
 from memonger.support import mxnet as _mxnet  # first: it makes MXNet importable
 from memonger.support.errors import BudgetError, MemongerError
@@ -62,8 +64,8 @@ def __getattr__(name: str) -> Any:
             _mxnet.mx  # noqa: B018  says what is wrong with it or NumPy before anything else can
             globals()[name] = found = getattr(importlib.import_module("memonger." + room), name)
             return found
-    raise AttributeError("module %r has no attribute %r" % (__name__, name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def __dir__() -> List[str]:
+def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})

@@ -6,6 +6,8 @@ fits the budget), 2 for a mistake; one line on stderr tells which. What a search
 printed where it cannot be written too.
 """
 
+from __future__ import annotations
+
 import argparse
 import dataclasses
 import json
@@ -13,7 +15,7 @@ import logging
 import os
 import re
 import sys
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Sequence
 
 # Nothing here imports MXNet, which takes seconds, before a verb is carried out.
 import memonger
@@ -45,7 +47,7 @@ EXAMPLES = {
 }
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Parameters
@@ -81,7 +83,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
         return _complain("MXNet says: " + said_by_mxnet(error), MISTAKE)
     except MemoryError as error:
-        return _complain("this machine has not memory enough: %s" % error, MISTAKE)
+        return _complain(f"this machine has not memory enough: {error}", MISTAKE)
     except KeyboardInterrupt:
         return _complain("interrupted before anything was found", MISTAKE)
 
@@ -112,7 +114,7 @@ def _plan(options: argparse.Namespace) -> int:
     try:
         if options.check:
             report = _checked(network, plan)
-            found = "%s\n%-8s %s" % (plan, "check", report)
+            found = f"{plan}\n{'check':8} {report}"
             data["check"] = _as_data(report)
     except KeyboardInterrupt:
         raise MemongerError("interrupted before the plan was checked") from None
@@ -154,8 +156,8 @@ def _cost(options: argparse.Namespace) -> int:
             raise MemongerError("--devices: give one device's shapes for this network")
         pool = MB * memonger.get_cost(network, **_of(options))
     lines = [
-        "pool     %s%s" % (in_words(pool), "" if exact else ", bound, in whole MB"),
-        "peak     %s alive at once, in %s" % (in_words(found.peak_bytes), found.peak),
+        f"pool     {in_words(pool)}{'' if exact else ', bound, in whole MB'}",
+        f"peak     {in_words(found.peak_bytes)} alive at once, in {found.peak}",
     ]
     figures = {"pool_bytes": pool, "peak_bytes": found.peak_bytes, "exact": exact}
     _tell(options, "\n".join(lines) if found.tensors or pool else found, figures)
@@ -167,7 +169,7 @@ def _explain(options: argparse.Namespace) -> int:
     found: Any
     given = [name for name in PLANNING if getattr(options, name) != DEFAULTS.get(name)]
     if given and not options.plan:
-        raise MemongerError("--%s is of a plan; give --plan too" % given[0].replace("_", "-"))
+        raise MemongerError(f"--{given[0].replace('_', '-')} is of a plan; give --plan too")
     if options.plan:
         found = memonger.plan(network, **_of(options, "devices", *PLANNING)).explain()
     else:
@@ -186,7 +188,7 @@ def _check(options: argparse.Namespace) -> int:
 # -- what goes in and out ---------------------------------------------------------------------
 
 
-def _of(options: argparse.Namespace, *names: str) -> Dict[str, Any]:
+def _of(options: argparse.Namespace, *names: str) -> dict[str, Any]:
     """Keyword arguments of a function of the package: what all take, and those of these names."""
     from memonger.support.mxnet import mx
 
@@ -195,7 +197,7 @@ def _of(options: argparse.Namespace, *names: str) -> Dict[str, Any]:
     return {**given, **{name: getattr(options, name) for name in names}}
 
 
-def _check_files(output: Optional[str], plot: Optional[str] = None) -> None:
+def _check_files(output: str | None, plot: str | None = None) -> None:
     """That files can be written, before a long search is begun for them."""
     if output is not None:
         files.check_writable(output)
@@ -204,7 +206,7 @@ def _check_files(output: Optional[str], plot: Optional[str] = None) -> None:
 
         report.check_picture(plot)
         if output is not None and os.path.realpath(output) == os.path.realpath(plot):
-            raise MemongerError("--output and --plot are the same file, %r" % plot)
+            raise MemongerError(f"--output and --plot are the same file, {plot!r}")
 
 
 def _save(plan: Any, file: str) -> None:
@@ -213,7 +215,7 @@ def _save(plan: Any, file: str) -> None:
     files.write(file, plan.symbol.tojson(remove_amp_cast=False).encode())
 
 
-def _figures(plan: Any) -> Dict[str, Any]:
+def _figures(plan: Any) -> dict[str, Any]:
     """A Plan without its symbol, as data."""
     fields = [field.name for field in dataclasses.fields(plan)]
     data = {name: getattr(plan, name) for name in fields if name not in ("symbol", "request")}
@@ -221,7 +223,7 @@ def _figures(plan: Any) -> Dict[str, Any]:
     return data
 
 
-def _as_data(found: Any) -> Dict[str, Any]:
+def _as_data(found: Any) -> dict[str, Any]:
     """A named tuple as a dict, and those in it too."""
     data = found._asdict()
     for name, value in data.items():
@@ -256,16 +258,16 @@ class _Shapes(argparse.Action):
     """``--shape data=32,3,224,224``, any number of times."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        example = "data=%s,3,224,224" % (BATCH if namespace.open else 32)
+        example = f"data={BATCH if namespace.open else 32},3,224,224"
         name, shape = _pair(parser, values, option, example)
-        sizes: List[Optional[int]] = []
+        sizes: list[int | None] = []
         for size in shape.strip("()").rstrip(",").split(","):
             if size.strip() == BATCH and namespace.open:
                 sizes.append(None)
             elif re.match(r"\s*[0-9]{1,18}\s*$", size):
                 sizes.append(int(size))
             else:
-                parser.error("%s %s: sizes are whole numbers, as %s" % (option, values, example))
+                parser.error(f"{option} {values}: sizes are whole numbers, as {example}")
         namespace.shapes = _added(parser, namespace.shapes, option, name, tuple(sizes))
 
 
@@ -277,16 +279,16 @@ class _Types(argparse.Action):
         namespace.types = _added(parser, namespace.types, option, name, kind)
 
 
-def _added(parser: Any, known: Any, option: str, name: str, value: Any) -> Dict[str, Any]:
+def _added(parser: Any, known: Any, option: str, name: str, value: Any) -> dict[str, Any]:
     if name in (known or {}):
-        parser.error("%s %s is given twice" % (option, name))
+        parser.error(f"{option} {name} is given twice")
     return {**(known or {}), name: value}
 
 
-def _pair(parser: Any, text: str, option: str, example: str) -> Tuple[str, str]:
+def _pair(parser: Any, text: str, option: str, example: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals and value):
-        parser.error("%s %s: it is written as %s" % (option, text, example))
+        parser.error(f"{option} {text}: it is written as {example}")
     return name, value
 
 
@@ -294,7 +296,7 @@ def _device(text: str) -> Any:
     """A device by name: 'cpu', 'gpu' or 'gpu(1)'."""
     kind, _, number = text.rstrip(")").partition("(")
     if kind not in ("cpu", "gpu") or not re.match("[0-9]{1,9}$", number or "0"):
-        raise argparse.ArgumentTypeError("%r is no device; there are cpu, gpu and gpu(1)" % text)
+        raise argparse.ArgumentTypeError(f"{text!r} is no device; there are cpu, gpu and gpu(1)")
     return kind, int(number or 0)
 
 
@@ -318,7 +320,7 @@ def _optimizer(text: str) -> Any:
         parameters = {key: json.loads(value) for key, _, value in pairs}
     except ValueError:
         raise argparse.ArgumentTypeError(
-            "%r: an optimizer is written as sgd,momentum=0.9" % text
+            f"{text!r}: an optimizer is written as sgd,momentum=0.9"
         ) from None
     return (name, parameters) if parameters else name
 
@@ -327,7 +329,7 @@ class _Parser(argparse.ArgumentParser):
     """With mistakes in one line."""
 
     def error(self, message: str) -> Any:
-        print("%s: %s; see %s --help" % (self.prog, message, self.prog), file=sys.stderr)
+        print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
         raise SystemExit(MISTAKE)
 
 
@@ -353,7 +355,7 @@ def _parser() -> argparse.ArgumentParser:
             "--shape",
             action=_Shapes,
             metavar="NAME=N,N,..",
-            help="shape of an input, %s; as often as there are inputs" % batch,
+            help=f"shape of an input, {batch}; as often as there are inputs",
         )
         made.add_argument(
             "--type",

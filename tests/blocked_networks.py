@@ -1,7 +1,9 @@
 """Networks that mix convolutions, whose outputs MKLDNN lays out in blocks, with operators that know
 no blocks: drawn ones (`drawn`), and small ones of the kinds that people train (`KINDS`)."""
 
-from typing import Any, Callable, Dict, List, Tuple
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Tuple
 
 import memonger  # noqa: F401
 import mxnet as mx
@@ -108,7 +110,7 @@ class _Drawn:
 
     def network(self) -> Network:
         random = self.random
-        families: List[Callable[[Any, int], Any]] = [
+        families: list[Callable[[Any, int], Any]] = [
             self.gated,
             self.gated_fully,
             self.shifted,
@@ -177,7 +179,7 @@ def _gate(x: Any, channels: int, inner: int, last: Callable[[Any], Any]) -> Any:
     return S.broadcast_mul(x, last(S.Convolution(y, num_filter=channels, kernel=(1, 1))))
 
 
-def se_resnet(width: int = 16, side: int = 32, blocks: Tuple[int, ...] = (2, 2)) -> Network:
+def se_resnet(width: int = 16, side: int = 32, blocks: tuple[int, ...] = (2, 2)) -> Network:
     """Pre-activated bottlenecks with squeeze and excitation (Hu et al. 2018)."""
     x = _conv(S.var("data"), width, 3)
     for stage, count in enumerate(blocks):
@@ -285,7 +287,7 @@ def deeplab(width: int = 16, side: int = 32, classes: int = 5) -> Network:
     return out, {"data": (2, 3, side, side), "softmax_label": (2, side, side)}
 
 
-KINDS: Dict[str, Callable[..., Network]] = {
+KINDS: dict[str, Callable[..., Network]] = {
     "SE-ResNet": se_resnet,
     "MobileNetV3": mobilenet_v3,
     "ShuffleNet": shufflenet,

@@ -1,9 +1,11 @@
 """Set up before anything imports MXNet: one OpenMP thread, and the examples on the path."""
 
+from __future__ import annotations
+
 import os
 import sys
 from pathlib import Path
-from typing import Any, Iterator, List, Tuple
+from typing import Any, Iterator
 
 # MXNet's CPU build is not repeatable with more: bit-for-bit comparisons need one.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -35,7 +37,7 @@ def nothing_planned_before() -> Iterator[None]:
     yield
 
 
-def _lengths() -> List[Tuple[Any, str]]:
+def _lengths() -> list[tuple[Any, str]]:
     """What bounds the length of the searches."""
     from memonger.planners.marks import budget
     from memonger.planners.trees import search as recursive

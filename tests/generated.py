@@ -8,8 +8,10 @@ The networks run on the CPU in an instant, and every head is a loss or has no gr
 ``executor.backward()`` needs no arguments. Arguments of at most 1 keep all numbers finite.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, NamedTuple, Tuple
 
 import memonger  # noqa: F401  makes MXNet importable on newer NumPy
 import mxnet as mx
@@ -40,7 +42,7 @@ class Step:
     source: int = 0
     other: int = 0
     variant: int = 0
-    mark: Optional[str] = None
+    mark: str | None = None
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ class Recipe:
     data: str
     batch: int
     width: int
-    steps: Tuple[Step, ...]
-    heads: Tuple[Head, ...]
+    steps: tuple[Step, ...]
+    heads: tuple[Head, ...]
 
 
 class Tensor(NamedTuple):
@@ -74,10 +76,10 @@ class Network:
 
     def __init__(self, recipe: Recipe) -> None:
         self.rows = (recipe.batch, recipe.width)
-        self.shapes: Dict[str, Shape] = {}
-        self._variables: Dict[str, Any] = {}
-        self._tensors: List[Tensor] = []
-        self._readers: List[int] = []
+        self.shapes: dict[str, Shape] = {}
+        self._variables: dict[str, Any] = {}
+        self._tensors: list[Tensor] = []
+        self._readers: list[int] = []
 
     def add(self, tensor: Tensor) -> None:
         """Let later steps read the tensor."""
@@ -95,7 +97,7 @@ class Network:
         self._readers[chosen] += 1
         return self._tensors[chosen]
 
-    def variable(self, name: str, shape: Optional[Shape] = None) -> Any:
+    def variable(self, name: str, shape: Shape | None = None) -> Any:
         """Return the variable of that name, always the same; data and labels tell their shape."""
         if shape is not None:
             self.shapes[name] = shape
@@ -312,7 +314,7 @@ def _second_input(net: Network, a: Tensor, b: Tensor, variant: int) -> Tensor:
 
 
 # The first ones are the simplest: examples shrink to them.
-OPERATIONS: Dict[str, Operation] = {
+OPERATIONS: dict[str, Operation] = {
     "activation": _unary(
         S.tanh,
         lambda x: S.Activation(x, act_type="relu"),
@@ -386,7 +388,7 @@ def _monitor(net: Network, a: Tensor, name: str) -> Any:
     return S.BlockGrad(a.symbol, name=name)
 
 
-LOSSES: Dict[str, Callable[[Network, Tensor, str], Any]] = {
+LOSSES: dict[str, Callable[[Network, Tensor, str], Any]] = {
     "softmax": _softmax,
     "regression": _regression,
     "make_loss": _make_loss,
@@ -396,7 +398,7 @@ LOSSES: Dict[str, Callable[[Network, Tensor, str], Any]] = {
 # -- from recipe to network ----------------------------------------------------------------------
 
 
-def _inputs(net: Network, kind: str) -> List[Tensor]:
+def _inputs(net: Network, kind: str) -> list[Tensor]:
     """Make the input and a first layer with weights, so that gradients go all the way."""
     batch, width = net.rows
     if kind == "tokens":
@@ -411,7 +413,7 @@ def _inputs(net: Network, kind: str) -> List[Tensor]:
     return [images, _convolution(net, images, images, 0)]
 
 
-def build(recipe: Recipe) -> Tuple[Any, Dict[str, Shape]]:
+def build(recipe: Recipe) -> tuple[Any, dict[str, Shape]]:
     """Carry out a recipe.
 
     Returns
@@ -476,6 +478,6 @@ def recipes(
 
 def networks(
     max_steps: int = 12, marks: bool = True, draws: bool = True
-) -> st.SearchStrategy[Tuple[Any, Dict[str, Shape]]]:
+) -> st.SearchStrategy[tuple[Any, dict[str, Shape]]]:
     """Draw networks, ``(symbol, shapes)``; the parameters are those of `recipes`."""
     return recipes(max_steps, marks, draws).map(build)

@@ -7,6 +7,8 @@ count all outputs in that order), each with its shape and KB; not which block of
 address of every output, as a monitor gets it.
 """
 
+from __future__ import annotations
+
 import os
 import pickle
 import re
@@ -14,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, NamedTuple, Sequence, Tuple
 
 Entry = Tuple[int, Tuple[int, ...], int]  # number, shape, KB
 
@@ -23,7 +25,7 @@ class Job(NamedTuple):
     """A marked symbol as JSON, its shapes and types, and the arguments that get a gradient."""
 
     json: str
-    shapes: Dict[str, Tuple[int, ...]]
+    shapes: dict[str, tuple[int, ...]]
     types: Any
     wanted: Sequence[str]
     request: str = "write"
@@ -31,14 +33,14 @@ class Job(NamedTuple):
 
 class LoggedNode(NamedTuple):
     op: str  # 'var' for a variable
-    inputs: List[Entry]
-    outputs: List[Entry]
+    inputs: list[Entry]
+    outputs: list[Entry]
 
 
-def logged(jobs: Sequence[Job]) -> List[List[LoggedNode]]:
+def logged(jobs: Sequence[Job]) -> list[list[LoggedNode]]:
     """The plan that MXNet logs when it binds each of some networks."""
     text = _child("log", jobs, {"MXNET_MEM_PLAN_VERBOSE_LOGGING": "1"}).stderr
-    plans: List[List[LoggedNode]] = []
+    plans: list[list[LoggedNode]] = []
     for line in text.split("\n"):
         if line == "memory_log: next":
             plans.append([])
@@ -57,11 +59,11 @@ def logged(jobs: Sequence[Job]) -> List[List[LoggedNode]]:
 class Step(NamedTuple):
     """The addresses of all outputs in the order in which they were made, and of the gradients."""
 
-    outputs: List[int]
-    gradients: List[int]
+    outputs: list[int]
+    gradients: list[int]
 
 
-def stepped(jobs: Sequence[Job]) -> List[Step]:
+def stepped(jobs: Sequence[Job]) -> list[Step]:
     """Run one training step of each of some networks."""
     # MKLDNN may move a tensor to another address; it has no say in the plan. An address is asked
     # for only after the operator that first writes there has run: one operator at a time.
@@ -69,7 +71,7 @@ def stepped(jobs: Sequence[Job]) -> List[Step]:
     return [Step(*step) for step in pickle.loads(_child("step", jobs, plain).stdout)]
 
 
-def _child(what: str, jobs: Sequence[Job], environment: Dict[str, str]) -> Any:
+def _child(what: str, jobs: Sequence[Job], environment: dict[str, str]) -> Any:
     with tempfile.NamedTemporaryFile() as file:
         pickle.dump([tuple(job) for job in jobs], file)
         file.flush()
@@ -104,8 +106,8 @@ def _main(what: str, path: str) -> None:
         sys.stdout.buffer.write(pickle.dumps(steps))
 
 
-def _step(mx: Any, symbol: Any, graph: Any, wanted: List[int], request: str) -> Step:
-    def arrays(nodes: Any) -> Dict[str, Any]:
+def _step(mx: Any, symbol: Any, graph: Any, wanted: list[int], request: str) -> Step:
+    def arrays(nodes: Any) -> dict[str, Any]:
         tensors = {graph.nodes[i].name: graph.tensors[i][0] for i in nodes}
         return {n: mx.nd.zeros(t.shape, dtype=t.dtype) for n, t in tensors.items()}
 
@@ -113,7 +115,7 @@ def _step(mx: Any, symbol: Any, graph: Any, wanted: List[int], request: str) -> 
     executor = symbol.bind(
         mx.cpu(), arrays(graph.arguments), gradients, request, arrays(graph.auxiliary)
     )
-    found: List[int] = []
+    found: list[int] = []
 
     def callback(name: str, handle: int) -> None:
         found.append(_address(mx, mx.nd.NDArray(mx.base.NDArrayHandle(handle))))

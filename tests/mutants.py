@@ -1,5 +1,7 @@
 """Damaged files of networks, and a process that tries the command line on them: for a fuzz test."""
 
+from __future__ import annotations
+
 import contextlib
 import copy
 import io
@@ -9,12 +11,12 @@ import random
 import resource
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, NamedTuple
 
 BATCH, WIDTH = 4, 8
 
 #: The verbs of the command line, with the options that each takes here.
-VERBS: Dict[str, Tuple[str, ...]] = {
+VERBS: dict[str, tuple[str, ...]] = {
     "plan": ("--patience", ".01", "-o", "{out}"),
     "plan --budget": ("--patience", ".01", "--budget", "80%", "-o", "{out}", "--json"),
     "plan --how schedule": ("--patience", ".01", "--how", "schedule", "--work", "1.5"),
@@ -26,7 +28,7 @@ VERBS: Dict[str, Tuple[str, ...]] = {
 }
 
 
-def networks() -> Dict[str, Tuple[Any, Dict[str, Tuple[int, ...]]]]:
+def networks() -> dict[str, tuple[Any, dict[str, tuple[int, ...]]]]:
     """Four small networks, one of them with a plan, and the shapes of their inputs."""
     import memonger
     import mxnet as mx
@@ -72,7 +74,7 @@ class Mutant(NamedTuple):
 
     name: str
     content: bytes
-    arguments: Tuple[str, ...]
+    arguments: tuple[str, ...]
 
 
 # -- what damages a file -----------------------------------------------------------------------
@@ -81,7 +83,7 @@ Graph = Dict[str, Any]
 Draw = random.Random
 
 
-def _spot(graph: Any, draw: Draw) -> Tuple[Any, Any]:
+def _spot(graph: Any, draw: Draw) -> tuple[Any, Any]:
     """Some list or dict within a graph, and one of its keys."""
     while True:
         at: Any = graph
@@ -94,7 +96,7 @@ def _spot(graph: Any, draw: Draw) -> Tuple[Any, Any]:
             return at, draw.choice(list(at) if isinstance(at, dict) else range(len(at)))
 
 
-ODD: Tuple[Any, ...] = (
+ODD: tuple[Any, ...] = (
     None, True, -1, 0, 1, 7, 2**31, 2**32, 2**64, 1.5, 1e400, "", "x", "(0, 0)", "null", "None",
     [], [0], [[0, 0, 0]], [[0]], {}, {"a": 1}, {"op": "null", "name": "x", "inputs": []},
     "\ud800", "\x00", "\x01", "é",
@@ -216,7 +218,7 @@ def _version(graph: Graph, draw: Draw) -> None:
                 node[draw.choice(("attr", "param"))] = node.pop("attrs")
 
 
-GRAPHS: Tuple[Callable[[Graph, Draw], None], ...] = (
+GRAPHS: tuple[Callable[[Graph, Draw], None], ...] = (
     _odd_value, _deleted, _doubled, _entry, _entry, _inputs, _operator, _attribute, _attribute,
     _name, _order, _extra, _version,
 )  # fmt: skip
@@ -242,10 +244,10 @@ def _put_in(text: bytes, draw: Draw) -> bytes:
     return text[:at] + draw.choice(put) + text[at:]
 
 
-TEXTS: Tuple[Callable[[bytes, Draw], bytes], ...] = (_truncated, _flipped, _cut_out, _put_in)
+TEXTS: tuple[Callable[[bytes, Draw], bytes], ...] = (_truncated, _flipped, _cut_out, _put_in)
 
 
-def mutant(number: int, files: Dict[str, Tuple[str, Dict[str, Tuple[int, ...]]]]) -> Mutant:
+def mutant(number: int, files: dict[str, tuple[str, dict[str, tuple[int, ...]]]]) -> Mutant:
     """The mutant of this number.
 
     Parameters
@@ -258,7 +260,7 @@ def mutant(number: int, files: Dict[str, Tuple[str, Dict[str, Tuple[int, ...]]]]
     which = list(files)[number % len(files)]
     verb = list(VERBS)[number // len(files) % len(VERBS)]
     text, shapes = files[which]
-    made: List[str] = []
+    made: list[str] = []
     if draw.random() < 0.75:
         graph = json.loads(text)
         for _ in range(draw.choice((1, 1, 1, 2))):
@@ -281,7 +283,7 @@ def mutant(number: int, files: Dict[str, Tuple[str, Dict[str, Tuple[int, ...]]]]
         sizes = [str(n) for n in shape]
         if arguments[0] == "batch":
             sizes[1 if which == "loop" else 0] = "N"
-        arguments += ["--shape", "%s=%s" % (name, ",".join(sizes))]
+        arguments += ["--shape", f"{name}={','.join(sizes)}"]
     arguments += VERBS[verb]
     name = "%d: %s of %r for %r" % (number, " and ".join(made).replace("_", " "), which, verb)
     return Mutant(name, data, tuple(arguments))
@@ -328,13 +330,13 @@ def tried(each: Mutant, folder: Path) -> Tried:
     elif "Traceback" in said.getvalue() + printed.getvalue() or "Stack trace" in said.getvalue():
         complaint = "a trace: " + said.getvalue()
     elif status and not printed.getvalue() and not (lines and lines[-1].startswith("memonger")):
-        complaint = "nothing is said: %r" % said.getvalue()
+        complaint = f"nothing is said: {said.getvalue()!r}"
     elif sorted(p.name for p in folder.iterdir()) != [net.name, out.name]:
-        complaint = "files are left: %s" % sorted(folder.iterdir())
+        complaint = f"files are left: {sorted(folder.iterdir())}"
     elif written != "old" and status == 0:
         mx.sym.load(str(out))  # whole
     elif written != "old":
-        complaint = "half-written: %r" % written[:80]
+        complaint = f"half-written: {written[:80]!r}"
     return Tried(each.name, complaint, status)
 
 

@@ -9,8 +9,10 @@ alone; `planned_net` puts it inside a network that is worth planning. What follo
 softsign: it saturates slowly, so that large values keep a gradient to compare.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 import memonger  # noqa: F401  makes MXNet importable on newer NumPy
 import mxnet as mx
@@ -156,7 +158,7 @@ def _foreach(x: Any) -> Any:
 
 # -- the table -----------------------------------------------------------------------------------
 
-_LAYERS: Dict[str, Callable[[Any], Any]] = {
+_LAYERS: dict[str, Callable[[Any], Any]] = {
     "FullyConnected": lambda x: S.FullyConnected(x, num_hidden=8),
     "FullyConnected_no_bias": lambda x: S.FullyConnected(
         x, num_hidden=8, no_bias=True, flatten=False
@@ -214,7 +216,7 @@ _LAYERS: Dict[str, Callable[[Any], Any]] = {
     "Custom": lambda x: S.Custom(x, op_type="hard_swish"),
 }
 
-_ACTIVATIONS: Dict[str, Callable[[Any], Any]] = {
+_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "Activation_relu": lambda x: S.Activation(x - 1, act_type="relu"),
     "Activation_softrelu": lambda x: S.Activation(x, act_type="softrelu"),
     "Activation_softsign": lambda x: S.Activation(x, act_type="softsign"),
@@ -233,7 +235,7 @@ _ACTIVATIONS: Dict[str, Callable[[Any], Any]] = {
     "smooth_l1": lambda x: S.smooth_l1(x, scalar=1.0),
 }
 
-_ARITHMETIC: Dict[str, Callable[[Any], Any]] = {
+_ARITHMETIC: dict[str, Callable[[Any], Any]] = {
     "_minus_scalar": lambda x: x - 0.3,
     "_rminus_scalar": lambda x: 1 - x,
     "_mul_scalar": lambda x: x * 0.3,
@@ -283,7 +285,7 @@ _ARITHMETIC: Dict[str, Callable[[Any], Any]] = {
     "sign_ste": lambda x: C.sign_ste(x - 1) * x,
 }
 
-_REDUCTIONS: Dict[str, Callable[[Any], Any]] = {
+_REDUCTIONS: dict[str, Callable[[Any], Any]] = {
     "sum": lambda x: S.sum(x, axis=1),
     "mean": lambda x: S.mean(x, axis=(2, 3)),
     "prod": lambda x: S.prod(x, axis=3),
@@ -303,7 +305,7 @@ _REDUCTIONS: Dict[str, Callable[[Any], Any]] = {
     "argsort": lambda x: S.argsort(x, axis=1) * x,
 }
 
-_SHAPES: Dict[str, Callable[[Any], Any]] = {
+_SHAPES: dict[str, Callable[[Any], Any]] = {
     "Reshape": lambda x: S.reshape(x, (4, -1)),
     "reshape_like": lambda x: S.reshape_like(x, S.zeros((4, 288))),
     "Flatten": lambda x: S.Flatten(x),
@@ -351,7 +353,7 @@ _SHAPES: Dict[str, Callable[[Any], Any]] = {
     "bilinear_resize": lambda x: C.BilinearResize2D(x, height=9, width=9),
 }
 
-_LOOKUPS: Dict[str, Callable[[Any], Any]] = {
+_LOOKUPS: dict[str, Callable[[Any], Any]] = {
     "take": lambda x: S.take(x, S.zeros((3,))),
     "take_computed": lambda x: S.take(S.reshape(x, (-1,)), _indices(x, 8)),
     "batch_take": lambda x: (
@@ -384,7 +386,7 @@ _LOOKUPS: Dict[str, Callable[[Any], Any]] = {
     ),
 }
 
-_ALGEBRA: Dict[str, Callable[[Any], Any]] = {
+_ALGEBRA: dict[str, Callable[[Any], Any]] = {
     "dot": lambda x: S.dot(_rows(x), V("case_weight", shape=(288, 5))),
     "batch_dot": lambda x: S.batch_dot(_series(x), _series(x), transpose_b=True),
     "khatri_rao": lambda x: S.broadcast_mul(
@@ -418,7 +420,7 @@ _ALGEBRA: Dict[str, Callable[[Any], Any]] = {
     ),
 }
 
-_VISION: Dict[str, Callable[[Any], Any]] = {
+_VISION: dict[str, Callable[[Any], Any]] = {
     "ROIPooling": lambda x: S.ROIPooling(x, _rois(), pooled_size=(2, 2), spatial_scale=1.0),
     "ROIAlign": lambda x: C.ROIAlign(x, _rois(), pooled_size=(2, 2), spatial_scale=1.0),
     "PSROIPooling": lambda x: C.PSROIPooling(
@@ -460,7 +462,7 @@ _VISION: Dict[str, Callable[[Any], Any]] = {
     ),
 }
 
-_LOSSES: Dict[str, Callable[[Any], Any]] = {
+_LOSSES: dict[str, Callable[[Any], Any]] = {
     "SoftmaxOutput": lambda x: S.SoftmaxOutput(_rows(x), S.ones((4,))),
     "SoftmaxOutput_multi": lambda x: S.SoftmaxOutput(
         x, S.ones((4, 6, 6)), multi_output=True, use_ignore=True, ignore_label=0
@@ -477,7 +479,7 @@ _LOSSES: Dict[str, Callable[[Any], Any]] = {
     "L1_chain": lambda x: S.mean(S.abs(x - x * x), axis=0),
 }
 
-_CONTROL_FLOW: Dict[str, Callable[[Any], Any]] = {"foreach": _foreach}
+_CONTROL_FLOW: dict[str, Callable[[Any], Any]] = {"foreach": _foreach}
 
 # Functions of one value, by name.
 _UNARY = [
@@ -520,7 +522,7 @@ _STEPS = ["ceil", "fix", "floor", "rint", "round", "sign", "trunc"]
 _INVERSE = ["arccos", "arcsin", "arctanh", "erfinv"]
 
 # Samplers: their parameters.
-_SAMPLED: Dict[str, Dict[str, float]] = {
+_SAMPLED: dict[str, dict[str, float]] = {
     "uniform": {"low": 0.1, "high": 0.9},
     "normal": {"loc": 0.1, "scale": 0.5},
     "gamma": {"alpha": 2.0, "beta": 0.5},
@@ -542,7 +544,7 @@ def _drawn_like(name: str) -> Callable[[Any], Any]:
 
 
 # Not LeakyReLU with rrelu: in training on the CPU it writes where it must not and crashes.
-_RANDOM: Dict[str, Callable[[Any], Any]] = {
+_RANDOM: dict[str, Callable[[Any], Any]] = {
     "Dropout": lambda x: S.Dropout(x, p=0.5),
     "Dropout_axes": lambda x: S.Dropout(x, p=0.5, axes=(2, 3)),
     "Dropout_always": lambda x: S.Dropout(x, p=0.3, mode="always"),
@@ -559,7 +561,7 @@ _RANDOM: Dict[str, Callable[[Any], Any]] = {
     "shuffle": lambda x: S.BlockGrad(S.shuffle(S.arange(4))) * S.mean(_rows(x), axis=1),
 }
 
-CASES: Dict[str, Case] = {}
+CASES: dict[str, Case] = {}
 for _table in (
     _LAYERS,
     _ACTIVATIONS,
@@ -578,11 +580,11 @@ CASES.update((name, Case(_stepping(getattr(S, name)))) for name in _STEPS)
 CASES.update((name, Case(_halved(getattr(S, name)))) for name in _INVERSE)
 CASES.update((name, Case(build, draws=True)) for name, build in _RANDOM.items())
 CASES.update(("random_" + name, Case(_drawn(name), draws=True)) for name in _SAMPLED)
-CASES.update(("random_%s_like" % name, Case(_drawn_like(name), draws=True)) for name in _SAMPLED)
+CASES.update((f"random_{name}_like", Case(_drawn_like(name), draws=True)) for name in _SAMPLED)
 
 # Their shapes are known to MXNet only when they run: simple_bind refuses them, bind takes them
 # (with the arrays of all arguments, in `small_net`), and nothing can be planned.
-DYNAMIC_CASES: Dict[str, Case] = {
+DYNAMIC_CASES: dict[str, Case] = {
     "while_loop": Case(_while),
     "cond": Case(lambda x: C.cond(S.sum(x) > 1, lambda: S.tanh(x), lambda: x * 2)),
 }

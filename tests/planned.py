@@ -1,11 +1,13 @@
 """Helpers of the tests: what a planned symbol carries, plans of one's own, other processes."""
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterable, List
+from typing import Any, Iterable
 
 import memonger  # noqa: F401
 import mxnet as mx
@@ -22,7 +24,7 @@ from memonger.graph.training import training_graph
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run_python(*arguments: str) -> "subprocess.CompletedProcess[str]":
+def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python in the project root; the package need not be installed."""
     return subprocess.run(
         [sys.executable, *arguments],
@@ -34,12 +36,12 @@ def run_python(*arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def nodes(symbol: Any) -> List[Dict[str, Any]]:
+def nodes(symbol: Any) -> list[dict[str, Any]]:
     """The nodes of a symbol's JSON."""
     return json.loads(symbol.tojson(remove_amp_cast=False))["nodes"]
 
 
-def marked(symbol: Any, value: str = "True") -> List[str]:
+def marked(symbol: Any, value: str = "True") -> list[str]:
     """Names of the nodes whose force_mirroring is ``value``."""
     return [n["name"] for n in nodes(symbol) if n.get("attrs", {}).get(FORCE) == value]
 
@@ -58,12 +60,12 @@ def forward(symbol: Any, shapes: Any, type_dict: Any = None) -> ForwardGraph:
     return forward_graph(symbol, read_shapes(symbol, shapes, {}, type_dict))
 
 
-def every_cut(graph: ForwardGraph) -> List[Cut]:
+def every_cut(graph: ForwardGraph) -> list[Cut]:
     """The cuts after all operators but the last, where anything is alive."""
     return cheap_cuts(graph, len(graph.operators), graph.operators)
 
 
-def positive(symbol: Any, shapes: Any) -> Dict[str, np.ndarray]:
+def positive(symbol: Any, shapes: Any) -> dict[str, np.ndarray]:
     """Values in [0, 0.5) for all arguments, and 0.5 for auxiliary states."""
     random, graph = np.random.RandomState(0), forward(symbol, shapes)
     tensors = {graph.nodes[i].name: graph.tensors[i][0] for i in graph.arguments}

@@ -1,6 +1,8 @@
 """Helpers of the tests: schedules of one, two and many levels, at random."""
 
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, Sequence
 
 import numpy as np
 from memonger.schedules.schedule import Schedule, Workload, of_marks, plain, run_again, workload
@@ -10,7 +12,7 @@ from planned import forward
 
 
 def work_of(
-    symbol: Any, shapes: Any, wanted: Optional[Iterable[str]] = None, type_dict: Any = None
+    symbol: Any, shapes: Any, wanted: Iterable[str] | None = None, type_dict: Any = None
 ) -> Workload:
     """What there is to schedule, by default with gradients of the parameters."""
     graph = forward(symbol, shapes, type_dict)
@@ -26,7 +28,7 @@ def nested(work: Workload, levels: int, seed: int, share: float = 0.5) -> Schedu
     what a gradient misses is computed again. With more levels there are more and shorter stretches.
     """
     random = np.random.RandomState(seed)
-    events: List[int] = list(work.operators)
+    events: list[int] = list(work.operators)
     gone = np.zeros(len(work.once), dtype=np.bool_)
     cuts = {k: depth for depth in range(levels) for k in _cuts(len(work.gradients), depth, random)}
     for k, x in enumerate(work.gradients):
@@ -46,7 +48,7 @@ def drop(work: Workload, gone: np.ndarray, chosen: np.ndarray) -> None:
 
 def everything(work: Workload) -> Schedule:
     """The schedule that keeps nothing: all that a gradient reads is computed anew for it."""
-    events: List[int] = list(work.operators)
+    events: list[int] = list(work.operators)
     for x in work.gradients:
         gone = np.zeros(len(work.once), dtype=np.bool_)
         drop(work, gone, np.ones(len(gone), dtype=np.bool_))
@@ -55,7 +57,7 @@ def everything(work: Workload) -> Schedule:
     return Schedule.of(events)
 
 
-LEVELS: Dict[str, Callable[[Workload, int], Schedule]] = {
+LEVELS: dict[str, Callable[[Workload, int], Schedule]] = {
     "plain": lambda work, seed: plain(work),
     "marks": lambda work, seed: of_marks(work, _drawn(work, seed, 0.7)),
     "one level": lambda work, seed: nested(work, 1, seed, 0.9),

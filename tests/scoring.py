@@ -7,6 +7,8 @@ The networks mix convolutions whose channels MKLDNN lays out in blocks with oper
 in the layout that they find, and with some that know no layouts.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 from typing import Any, Callable, Dict, List, Tuple
@@ -246,14 +248,14 @@ def outcome(seed: int) -> str:
     try:
         found = way(by_schedule, seed, lambda: None)
     except memonger.MemongerError as error:
-        return "refused: %s" % error
+        return f"refused: {error}"
     except mx.MXNetError as error:
         return "failed: " + str(error).strip().splitlines()[-1]
     assert [name for name, _ in plain] == [name for name, _ in found]
     differ = [n for (n, a), (_, b) in zip(plain, found) if a.tobytes() != b.tobytes()]
     if not differ:
         return "equal"
-    return "%s: %d of %d differ: %s" % (way.__name__, len(differ), len(plain), differ[:4])
+    return f"{way.__name__}: {len(differ)} of {len(plain)} differ: {differ[:4]}"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """grad_req 'add': a schedule adds to the user's arrays as MXNet does, bit for bit."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, Tuple
 
 import memonger
 import mxnet as mx
@@ -98,7 +100,7 @@ def without_loss() -> Network:
         return S.Group([x * 2, S.BlockGrad(x)]), {"data": (1100, 48)}
 
 
-NETWORKS: Dict[str, Any] = {
+NETWORKS: dict[str, Any] = {
     **{"lstm of %d steps" % steps: lambda steps=steps: lstm(steps) for steps in (5, 6, 7, 9)},
     "embedded once": embedded_once,
     "embedded twice": embedded_twice,
@@ -109,7 +111,7 @@ NETWORKS: Dict[str, Any] = {
 }
 
 
-def gradients(symbol: Any, shapes: Dict[str, Any], requests: Dict[str, str]) -> List[Any]:
+def gradients(symbol: Any, shapes: dict[str, Any], requests: dict[str, str]) -> list[Any]:
     """Outputs and gradients of three steps, without a zero or an update in between."""
     random = np.random.RandomState(0)
     known = symbol.infer_shape(**shapes)
@@ -127,7 +129,7 @@ def gradients(symbol: Any, shapes: Dict[str, Any], requests: Dict[str, str]) -> 
         {n: requests.get(n, "null") for n in args},
         dict(zip(symbol.list_auxiliary_states(), aux)),
     )
-    found: List[Any] = []
+    found: list[Any] = []
     for _ in range(3):
         executor.forward(is_train=True)
         executor.backward([mx.nd.array(random.normal(size=o.shape)) for o in executor.outputs])
@@ -136,7 +138,7 @@ def gradients(symbol: Any, shapes: Dict[str, Any], requests: Dict[str, str]) -> 
     return found
 
 
-def compare(network: Network, requests: Dict[str, str], level: str) -> None:
+def compare(network: Network, requests: dict[str, str], level: str) -> None:
     symbol, shapes = network
     planned = scheduled(symbol, LEVELS[level](work_of(symbol, shapes), 1))
     expected = gradients(symbol, shapes, requests)
@@ -146,7 +148,7 @@ def compare(network: Network, requests: Dict[str, str], level: str) -> None:
     assert np.ptp(expected[-1]) > 0
 
 
-def parameters(network: Network) -> List[str]:
+def parameters(network: Network) -> list[str]:
     return [name for name in network[0].list_arguments() if name not in network[1]]
 
 
@@ -198,7 +200,7 @@ def test_two_gradients_in_one_array() -> None:
     requests = {n: "add" if n in grads else "null" for n in known}
     executor = planned.bind(mx.cpu(), args, grads, requests)
     executor.forward(is_train=True)
-    with pytest.raises(memonger.MemongerError, match="%s' and '%s" % tuple(names)):
+    with pytest.raises(memonger.MemongerError, match="{}' and '{}".format(*tuple(names))):
         executor.backward()
 
 
@@ -258,9 +260,11 @@ def test_what_mxnet_adds_to_and_reads_is_right() -> None:
 
 def test_without_mkldnn() -> None:
     """Products of matrices then add to the array within their sums."""
-    code = "import conftest, test_added as t; %s" % "; ".join(
-        "t.test_added_as_mxnet_does(%r, 'three levels')" % name
-        for name in ("layers", "convolutions", "lstm of 7 steps")
+    code = "import conftest, test_added as t; {}".format(
+        "; ".join(
+            f"t.test_added_as_mxnet_does({name!r}, 'three levels')"
+            for name in ("layers", "convolutions", "lstm of 7 steps")
+        )
     )
     environment = dict(os.environ, MXNET_MKLDNN_ENABLED="0")
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])

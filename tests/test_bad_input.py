@@ -1,7 +1,9 @@
 """Every mistake gets a MemongerError that names the thing and the remedy."""
 
+from __future__ import annotations
+
 import logging
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 import memonger
 import mxnet as mx
@@ -32,7 +34,7 @@ def block() -> Any:
     return mx.gluon.nn.Dense(3)
 
 
-CASES: Dict[str, Any] = {
+CASES: dict[str, Any] = {
     "no shapes": (lambda f: f(net()), ["'data'", "data=(...)", "shapes={"]),
     "unknown input": (lambda f: f(net(), dat=(2, 3, 8, 8)), ["'dat'", "did you mean 'data'"]),
     "unknown, nothing near": (lambda f: f(net(), zzz=(2, 3)), ["'zzz'", "data, softmax_label"]),
@@ -213,7 +215,7 @@ def test_numpy_integers_are_integers() -> None:
     assert memonger.get_cost(net(), data=shape) == memonger.get_cost(net(), **SHAPES)
 
 
-NUMBERS: Dict[str, Any] = {
+NUMBERS: dict[str, Any] = {
     "at most 1e.09": {"patience": 1e300},
     "work is larger": {"work": 10**400, "how": "schedule"},
     "no memory of more": {"budget": 10**400},

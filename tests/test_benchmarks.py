@@ -1,11 +1,13 @@
 """The benchmarks of memory and time on small networks, and the networks that they measure."""
 
+from __future__ import annotations
+
 import gzip
 import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import memonger
 import networks
@@ -18,11 +20,11 @@ MB = 2**20
 SHORT = ("--patience", "0.02")
 
 
-def run(*options: str, script: str = "memory.py") -> "subprocess.CompletedProcess[str]":
+def run(*options: str, script: str = "memory.py") -> subprocess.CompletedProcess[str]:
     return run_python(os.path.join("benchmarks", script), *options)
 
 
-def cells(line: str) -> List[str]:
+def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
@@ -39,7 +41,7 @@ def test_a_folder_of_symbols(tmp_path: Path) -> None:
     original = memonger.search_plan(symbol, planner="chen2016", rules=False, shapes=shapes)
     ruled = memonger.search_plan(symbol, planner="chen2016", shapes=shapes)
     ours = memonger.plan(symbol, shapes, patience=0.02)
-    expected: Dict[str, Any] = {
+    expected: dict[str, Any] = {
         "name": "small",
         "none": memonger.get_cost(symbol, shapes=shapes),
         "original": memonger.get_cost(original, shapes=shapes),
@@ -53,7 +55,7 @@ def test_a_folder_of_symbols(tmp_path: Path) -> None:
     # A process that imports MXNet takes no less.
     assert min(figures.values()) > 0.2
     shown = [str(expected[key]) for key in ("name", "none", "original", "ruled", "ours")]
-    assert cells(done.stdout.splitlines()[-1])[:6] == shown + ["%.2f" % expected["recomputed"]]
+    assert cells(done.stdout.splitlines()[-1])[:6] == shown + [f"{expected['recomputed']:.2f}"]
 
 
 @pytest.mark.full_search
@@ -96,7 +98,7 @@ def test_what_fails_is_left_out_and_told(tmp_path: Path) -> None:
     ],
     ids=lambda value: str(value[0]) if isinstance(value, list) else "",
 )
-def test_bad_options(options: List[str], told: str) -> None:
+def test_bad_options(options: list[str], told: str) -> None:
     done = run(*options)
     assert done.returncode == 2
     assert told in done.stderr
@@ -204,4 +206,4 @@ def test_time(tmp_path: Path) -> None:
     assert [cells(line)[:3] for line in lines] == [["tiny", plan, b] for plan, b in by]
     assert name == "tiny" and cells(lines[0])[3:6] == ["100 %", "+0.0 %", "+0.0 %"]
     measured = by["marks", "60 %"]["measured"]
-    assert cells(lines[3])[5] == "%+.1f %%" % (100 * measured)
+    assert cells(lines[3])[5] == f"{100 * measured:+.1f} %"

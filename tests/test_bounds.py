@@ -1,5 +1,7 @@
 """The floor under all plans: exact where it can be counted by hand, below whatever is planned."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import mxnet as mx

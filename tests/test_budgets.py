@@ -1,6 +1,8 @@
 """Budgets as users write them, and what an optimiser keeps."""
 
-from typing import Any, List, Tuple
+from __future__ import annotations
+
+from typing import Any
 
 import memonger
 import mxnet as mx
@@ -8,7 +10,7 @@ import pytest
 from memonger.api import budgets
 from memonger.api.budgets import Budget, read_budget, state_per_element
 
-READ: List[Tuple[Any, float, bool]] = [
+READ: list[tuple[Any, float, bool]] = [
     (1, 1.0, False),
     (6 * 2**30, 6442450944.0, False),
     ("6GB", 6e9, False),
@@ -41,7 +43,7 @@ def test_limit() -> None:
     assert Budget(0.6e3, False, "pool", 0.0).limit(10**6) == 600
 
 
-WRONG: List[Tuple[Any, List[str]]] = [
+WRONG: list[tuple[Any, list[str]]] = [
     (0, ["budget=0", "at least one byte"]),
     (-5, ["budget=-5"]),
     ("0MB", ["'0MB'", "at least one byte"]),
@@ -61,7 +63,7 @@ WRONG: List[Tuple[Any, List[str]]] = [
 
 
 @pytest.mark.parametrize(("written", "words"), WRONG)
-def test_cannot_be_read(written: Any, words: List[str]) -> None:
+def test_cannot_be_read(written: Any, words: list[str]) -> None:
     with pytest.raises(memonger.MemongerError) as caught:
         read_budget(written, None, None, None)
     assert all(word in str(caught.value) for word in words), caught.value
@@ -80,7 +82,7 @@ def test_cannot_be_read(written: Any, words: List[str]) -> None:
         (("60%", "device", 3), "such as 'adam'"),
     ],
 )
-def test_options_that_do_not_fit(options: Tuple[Any, Any, Any], words: str) -> None:
+def test_options_that_do_not_fit(options: tuple[Any, Any, Any], words: str) -> None:
     with pytest.raises(memonger.MemongerError) as caught:
         read_budget(*options, None)
     assert words in str(caught.value)

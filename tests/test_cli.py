@@ -1,5 +1,7 @@
 """The command ``memonger``: figures of the package, JSON, exit status, mistakes in one line."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import os
@@ -8,7 +10,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Tuple
+from typing import Any
 
 import memonger
 import mxnet as mx
@@ -25,7 +27,7 @@ SHAPES = ("--shape", "data=4096,64", "--shape", "label=4096,64")
 
 
 @pytest.fixture
-def net(tmp_path: Path) -> Tuple[Any, Any, str]:
+def net(tmp_path: Path) -> tuple[Any, Any, str]:
     """A network, its shapes, and the file that it is in."""
     symbol, shapes = networks.chain(16, hidden=64, batch=4096)
     file = tmp_path / "net-symbol.json"
@@ -33,7 +35,7 @@ def net(tmp_path: Path) -> Tuple[Any, Any, str]:
     return symbol, shapes, str(file)
 
 
-def run(capsys: Any, *arguments: Any) -> Tuple[int, str, str]:
+def run(capsys: Any, *arguments: Any) -> tuple[int, str, str]:
     try:
         status = cli.main([str(a) for a in arguments])
     except SystemExit as ended:
@@ -104,7 +106,7 @@ def test_cost(net: Any, capsys: Any) -> None:
     symbol, shapes, file = net
     status, printed, _ = run(capsys, "cost", file, *SHAPES)
     pool = memonger.pool_bytes(symbol, shapes=shapes)
-    assert status == 0 and "pool     %.1f MB" % (pool / MB) in printed
+    assert status == 0 and f"pool     {pool / MB:.1f} MB" in printed
     status, printed, _ = run(capsys, "cost", file, *SHAPES, "--json")
     assert json.loads(printed) == {"pool_bytes": pool, "peak_bytes": 34 * MB, "exact": True}
 
@@ -349,7 +351,7 @@ def test_sizes_below_one_mb(capsys: Any, tmp_path: Path) -> None:
     pool = memonger.pool_bytes(symbol, data=(4, 8), label=(4, 8))
     for verb in ("cost", "explain", "plan"):
         status, printed, _ = run(capsys, verb, file, *shapes)
-        assert status == 0 and "%.1f KB" % (pool / 1024) in printed and " MB" not in printed
+        assert status == 0 and f"{pool / 1024:.1f} KB" in printed and " MB" not in printed
 
 
 def test_what_a_custom_operator_says(capsys: Any) -> None:
@@ -358,7 +360,7 @@ def test_what_a_custom_operator_says(capsys: Any) -> None:
     @mx.operator.register("tests_bad_shape")
     class Bad(mx.operator.CustomOpProp):  # type: ignore[misc, name-defined, unused-ignore]
         def infer_shape(self, in_shape: Any) -> Any:
-            raise ValueError("two inputs are wanted, \\1 not %d" % len(in_shape))
+            raise ValueError(f"two inputs are wanted, \\1 not {len(in_shape)}")
 
     bad = mx.sym.Custom(mx.sym.Variable("data"), op_type="tests_bad_shape", name="mine")
     with pytest.raises(memonger.MemongerError) as caught:

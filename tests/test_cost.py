@@ -1,5 +1,7 @@
 """What costs are: as MXNet reports them, with real element sizes, and without allocating."""
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess

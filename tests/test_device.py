@@ -3,7 +3,9 @@
 That it is what the GPU build asks for is shown in ``gpu_dry_run/test_networks.py``.
 """
 
-from typing import Any, Dict
+from __future__ import annotations
+
+from typing import Any
 
 import memonger
 import mxnet as mx
@@ -14,7 +16,7 @@ import networks
 
 KB, MB = 2**10, 2**20
 POOL = "MXNET_GPU_MEM_POOL_"
-ASKED_AND_TAKEN: Dict[str, Any] = {
+ASKED_AND_TAKEN: dict[str, Any] = {
     "default": (
         {},
         [(0, 0), (1, 4 * KB), (4 * KB, 4 * KB), (4 * KB + 1, 8 * KB)]

@@ -5,10 +5,12 @@ the reader has is here: ``my_network()`` and ``train_iter``, small ones. Of shel
 of the command ``memonger`` run; of the others the scripts must be there.
 """
 
+from __future__ import annotations
+
 import re
 import shlex
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import memonger
 import mxnet as mx
@@ -44,14 +46,14 @@ def train_iter() -> Any:
     return mx.io.NDArrayIter(images.astype(np.float32), np.arange(BATCH) % CLASSES, BATCH)
 
 
-def blocks(page: Path) -> List[Tuple[str, int, str]]:
+def blocks(page: Path) -> list[tuple[str, int, str]]:
     """The language, the line and the text of each fenced block."""
     text = page.read_text(encoding="utf-8")
     fences = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
     return [(f.group(1), text[: f.start(2)].count("\n"), f.group(2)) for f in fences]
 
 
-def commands(text: str) -> List[str]:
+def commands(text: str) -> list[str]:
     """The lines of a shell block, joined where they go on."""
     return [line.strip() for line in text.replace("\\\n", " ").splitlines() if line.strip()]
 
@@ -60,7 +62,7 @@ def commands(text: str) -> List[str]:
 def test_code_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     my_network().save("net-symbol.json")
-    here: Dict[str, Any] = {"my_network": my_network, "train_iter": train_iter()}
+    here: dict[str, Any] = {"my_network": my_network, "train_iter": train_iter()}
     for language, line, text in blocks(ROOT / name):
         if language == "python":
             exec(compile("\n" * line + text, name, "exec"), here)
@@ -81,7 +83,7 @@ def test_what_is_named_is_there(name: str) -> None:
     for script, given in re.findall(r"((?:examples|benchmarks)/\w+\.py)([^`&|\n]*)", text):
         assert (ROOT / script).is_file(), script
         for option in re.findall(r"(--[\w-]+)", given):
-            assert '"%s"' % option in (ROOT / script).read_text(encoding="utf-8"), option
+            assert f'"{option}"' in (ROOT / script).read_text(encoding="utf-8"), option
     for test in re.findall(r"tests/\w+(?:\.py)?", text):
         assert (ROOT / test).exists(), test
 
@@ -89,11 +91,11 @@ def test_what_is_named_is_there(name: str) -> None:
 def test_every_public_name_is_in_the_readme() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     functions = [name for name in memonger.__all__ if name[0].islower()]
-    assert [name for name in functions if "`%s(" % name not in text] == []
+    assert [name for name in functions if f"`{name}(" not in text] == []
     for verb in cli.EXAMPLES:
-        assert "memonger %s " % verb in text, verb
+        assert f"memonger {verb} " in text, verb
 
 
 def test_pages_lead_to_each_other() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [name for name in NAMES[1:] if "(%s)" % name not in text] == []
+    assert [name for name in NAMES[1:] if f"({name})" not in text] == []

@@ -1,9 +1,11 @@
 """The examples as a user runs them, and a detection network with an operator written in Python."""
 
+from __future__ import annotations
+
 import os
 import re
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from planned import ROOT, marked, nodes, run_python
 # -- the scripts ------------------------------------------------------------------------------
 
 
-def run(script: str, *options: str) -> Tuple[str, str]:
+def run(script: str, *options: str) -> tuple[str, str]:
     """Run an example from the project root; return what it printed, and its log."""
     done = run_python(os.path.join("examples", script), *options)
     assert done.returncode == 0, done.stderr
@@ -57,7 +59,7 @@ def test_resnet_is_no_worse_than_the_original_by_default() -> None:
 )
 def test_training_in_the_planned_network(command: Any) -> None:
     printed, _ = run(*command, "--train", "3")
-    old, new = (number(r"%s feature map cost=(\d+) MB" % w, printed) for w in ("Old", "New"))
+    old, new = (number(rf"{w} feature map cost=(\d+) MB", printed) for w in ("Old", "New"))
     assert new < old
     losses = [float(loss) for loss in re.findall(r"Batch \d: loss=([\d.]+), ", printed)]
     assert len(losses) == 3
@@ -79,7 +81,7 @@ All \d+ parameters and auxiliary states are equal bit for bit
 $"""
 
 
-def digits(*options: str) -> Tuple[float, float]:
+def digits(*options: str) -> tuple[float, float]:
     """Run the example of the digits; return the accuracy and the MB of resident memory saved."""
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     printed, _ = run("train_digits.py", *options)
@@ -117,7 +119,7 @@ def test_the_pictures_of_the_documentation(
 
 
 @pytest.fixture(scope="module", params=["search_plan", "make_mirror_plan"])
-def detection(request: Any) -> Tuple[Any, Any, Dict[str, np.ndarray]]:
+def detection(request: Any) -> tuple[Any, Any, dict[str, np.ndarray]]:
     """Build and plan the network; return it, its plan and one batch of images with boxes.
 
     ``make_mirror_plan`` finds no mirror_stage to keep, and so recomputes all that it may.

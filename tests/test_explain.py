@@ -1,5 +1,7 @@
 """What is told of a plan and of a network: read off the replay, so it adds up to the byte."""
 
+from __future__ import annotations
+
 import logging
 from pathlib import Path
 from typing import Any
@@ -138,7 +140,7 @@ def test_every_tensor_of_a_plan(how: str) -> None:
     assert not any(t.why for t in found if t.choice != "kept")
     assert len(kept) * MB <= plan.peak_bytes
     text = str(plan.explain())
-    assert "kept   %10.1f MB in %d tensors" % (len(kept), len(kept)) in text
+    assert f"kept   {len(kept):10.1f} MB in {len(kept)} tensors" in text
     assert len(text.splitlines()) == 5 + len(found)
 
 
@@ -175,7 +177,7 @@ def test_the_original_keeps_by_marks() -> None:
 def test_what_a_budget_allows_is_kept_for_the_time() -> None:
     symbol, shapes = CHAIN
     plan = memonger.plan(symbol, shapes, budget="60%")
-    assert plan.added_time and "%.1f %% of the time" % (100 * plan.added_time) in str(plan)
+    assert plan.added_time and f"{100 * plan.added_time:.1f} % of the time" in str(plan)
     reasons = {t.reason for t in plan.explain().tensors if t.why == "budget"}
     assert reasons == {"the budget allows it, and computing it again takes time"}
     assert len(str(plan).splitlines()) == 10

@@ -1,7 +1,9 @@
 """Budgets for plans of marks: the fastest that fits; the frontier; the largest batch."""
 
+from __future__ import annotations
+
 import dataclasses
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Iterator
 
 import memonger
 import mxnet as mx
@@ -31,7 +33,7 @@ import networks
 from planned import marked, rules_of
 
 SHAPES = {"data": (4, 3, 64, 64)}
-BATCHES: Dict[str, Any] = {"data": (None, 3, 64, 64)}
+BATCHES: dict[str, Any] = {"data": (None, 3, 64, 64)}
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +69,7 @@ def test_more_memory_is_never_slower() -> None:
 
 def test_the_ways_to_write_a_budget_agree() -> None:
     unplanned = memonger.plan(net(), SHAPES, budget=1.0).unplanned_bytes
-    ways = [0.6, "60%", int(0.6 * unplanned), "%.9fMB" % (int(0.6 * unplanned) / 1e6)]
+    ways = [0.6, "60%", int(0.6 * unplanned), f"{int(0.6 * unplanned) / 1000000.0:.9f}MB"]
     found = [memonger.search_plan(net(), budget=way, shapes=SHAPES) for way in ways]
     first = found[0].tojson()
     assert all(symbol.tojson() == first for symbol in found) and marked(found[0])
@@ -106,7 +108,7 @@ def test_a_budget_of_the_device() -> None:
 
 
 def test_one_search_for_all_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    searches: List[Any] = []
+    searches: list[Any] = []
     search = fastest.Search
 
     def counted(*args: Any) -> Any:
@@ -213,15 +215,15 @@ def test_largest_batch_of_an_iterator() -> None:
 
 
 @pytest.fixture
-def ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, int], List[int]]:
+def ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, int], list[int]]:
     """Press it once, in the so-manieth search, when that is done to a share; counts searches."""
 
-    def press(share: float, search: int = 1) -> List[int]:
-        begun: List[int] = []
-        pressed: List[int] = []
+    def press(share: float, search: int = 1) -> list[int]:
+        begun: list[int] = []
+        pressed: list[int] = []
 
         class Pressed(fastest.Progress):
-            def __enter__(self) -> "Pressed":
+            def __enter__(self) -> Pressed:
                 begun.append(1)
                 return self
 
@@ -390,7 +392,7 @@ def test_where_plans_are_bound_to_learn_their_memory() -> None:
 
 
 def test_auto_takes_the_faster_way() -> None:
-    common: Dict[str, Any] = {"budget": 0.6, "patience": 0.05}
+    common: dict[str, Any] = {"budget": 0.6, "patience": 0.05}
     ways = {way: memonger.plan(net(), SHAPES, how=way, **common) for way in ("marks", "schedule")}
     auto = memonger.plan(net(), SHAPES, how="auto", **common)
     assert auto.added_time == min(plan.added_time for plan in ways.values())  # type: ignore[type-var]

@@ -1,5 +1,7 @@
 """Files: what is damaged is told in one line, and what is written is whole or not there."""
 
+from __future__ import annotations
+
 import json
 import multiprocessing
 import os
@@ -8,7 +10,7 @@ import subprocess
 import sys
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict
 
 import memonger
 import mxnet as mx
@@ -132,7 +134,7 @@ def net() -> Any:
 Change = Callable[[Dict[str, Any]], Any]
 
 #: The nodes: data, fc_weight, fc_bias, fc, bn_gamma, beta, mean, var, bn, softmax_label, softmax.
-BAD: Dict[str, Tuple[Change, str]] = {
+BAD: dict[str, tuple[Change, str]] = {
     "no list": (lambda g: g.update(nodes={}), "'nodes' is an object, not a list"),
     "no heads": (lambda g: g.pop("heads"), "has no 'heads'"),
     "another field": (lambda g: g.update(layers=[]), "no field 'layers'"),
@@ -241,7 +243,7 @@ def test_a_bad_file(case: str, tmp_path: Path) -> None:
     assert said in message and str(file) in message and "\n" not in message, message
 
 
-TEXTS: Dict[str, Tuple[bytes, str]] = {
+TEXTS: dict[str, tuple[bytes, str]] = {
     "empty": (b" \n", "is empty"),
     "cut in a list": (b'{"nodes": [', "it ends at byte 11"),
     "cut in a text": (b'{"no', "it ends at byte 4"),
@@ -319,9 +321,9 @@ def test_damaged_files(tmp_path: Path) -> None:
     """Every verb says in one line what is wrong: no crash, no trace, no hang, no half a file."""
     context = multiprocessing.get_context("spawn")
     numbers = list(range(MUTANTS))
-    wrong: List[str] = []
+    wrong: list[str] = []
     statuses = []
-    trying: Dict[Any, Tuple[Any, int]] = {}  # pipe: process, the mutant that it tries
+    trying: dict[Any, tuple[Any, int]] = {}  # pipe: process, the mutant that it tries
 
     def start() -> None:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
@@ -335,7 +337,7 @@ def test_damaged_files(tmp_path: Path) -> None:
     for _ in range(WORKERS):
         start()
     while trying:
-        ready: List[Any] = list(wait(list(trying), timeout=PATIENT))
+        ready: list[Any] = list(wait(list(trying), timeout=PATIENT))
         if not ready:
             wrong += ["a hang: %d" % number for _, number in trying.values()]
         for pipe in ready or list(trying):
@@ -346,7 +348,7 @@ def test_damaged_files(tmp_path: Path) -> None:
             except EOFError:
                 wrong.append("a crash: %d" % number)
             if found and found.complaint:
-                wrong.append("%s: %s" % (found.name, found.complaint))
+                wrong.append(f"{found.name}: {found.complaint}")
             if found:
                 statuses.append(found.status)
             if (found or number < 0) and numbers:

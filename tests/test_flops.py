@@ -1,6 +1,8 @@
 """Operations of a forward pass: by hand, against what MXNet computes, and as published."""
 
-from typing import Any, Dict, Sequence, Tuple
+from __future__ import annotations
+
+from typing import Any, Sequence, Tuple
 
 import mxnet as mx
 import networks
@@ -233,7 +235,7 @@ BY_HAND = [
 @pytest.mark.parametrize(
     "op, attrs, inputs, outputs, expected",
     BY_HAND,
-    ids=["%s %s" % (row[0], row[1]) for row in BY_HAND],
+    ids=[f"{row[0]} {row[1]}" for row in BY_HAND],
 )
 def test_formulas(op: str, attrs: str, inputs: Shapes, outputs: Shapes, expected: int) -> None:
     found = flops(op, dict(a.split("=") for a in attrs.split()), inputs, outputs)
@@ -254,7 +256,7 @@ def _exists(op: str) -> bool:
 
 # A product of ones is the number of its summands.
 S, V = mx.sym, mx.sym.Variable
-PRODUCTS: Dict[str, Tuple[Any, Dict[str, Tuple[int, ...]]]] = {
+PRODUCTS: dict[str, tuple[Any, dict[str, tuple[int, ...]]]] = {
     "convolution": (
         S.Convolution(V("a"), kernel=(3, 2), num_filter=6, stride=(2, 1), no_bias=True),
         {"a": (2, 4, 9, 7)},

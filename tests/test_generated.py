@@ -1,5 +1,7 @@
 """Properties over generated networks: whatever is marked, what the rules leave of it is right."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import memonger

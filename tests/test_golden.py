@@ -1,10 +1,12 @@
 """The original's answers on five networks, recorded with the original on MXNet 1.9.1 (CPU)."""
 
+from __future__ import annotations
+
 import gzip
 import json
 import logging
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import memonger
 import mxnet as mx
@@ -30,7 +32,7 @@ COSTS = {
 }
 
 
-def load(name: str) -> Tuple[Any, Dict[str, Tuple[int, ...]], Dict[str, Any]]:
+def load(name: str) -> tuple[Any, dict[str, tuple[int, ...]], dict[str, Any]]:
     record = json.loads((GOLDEN / (name + ".json")).read_text())
     with gzip.open(str(GOLDEN / (name + "-symbol.json.gz")), "rt") as f:
         symbol = mx.sym.load_json(f.read())
@@ -42,7 +44,7 @@ def test_every_threshold_as_recorded(name: str) -> None:
     symbol, shapes, record = load(name)
     assert len(record["thresholds"]) >= 3
     for expected in record["thresholds"]:
-        info: Dict[str, int] = {}
+        info: dict[str, int] = {}
         planned = memonger.make_mirror_plan(
             symbol, expected["threshold"], info, rules=False, shapes=shapes
         )

@@ -3,20 +3,22 @@
 ``gpu_dry_run/test_held.py`` has the same on a GPU.
 """
 
+from __future__ import annotations
+
 import ctypes
 import gc
 import os
 import pickle
 import subprocess
 import sys
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, NamedTuple, Sequence
 
 import memonger
 import mxnet as mx
 import pytest
 
 MB = 2**20
-HOWS: Dict[str, Dict[str, Any]] = {"marks": {}, "schedule": {"how": "schedule", "work": 2.0}}
+HOWS: dict[str, dict[str, Any]] = {"marks": {}, "schedule": {"how": "schedule", "work": 2.0}}
 PATIENCE = 0.02
 
 
@@ -34,7 +36,7 @@ class Recurrent(NamedTuple):
     units: int = 200
     blocks: int = 2
 
-    def build(self) -> Tuple[Any, Dict[str, Tuple[int, ...]]]:
+    def build(self) -> tuple[Any, dict[str, tuple[int, ...]]]:
         """Build the symbol; the shapes of its inputs."""
         x = mx.sym.Variable("data")
         for k in range(self.blocks):
@@ -64,7 +66,7 @@ class Recurrent(NamedTuple):
         shapes = {"data": (*rows, self.inputs), "softmax_label": rows}
         return mx.sym.SoftmaxOutput(x, label, name="softmax"), shapes
 
-    def small(self) -> "Recurrent":
+    def small(self) -> Recurrent:
         return self._replace(steps=2, batch=2, units=16, inputs=16)
 
     def _state(self, name: str) -> Any:
@@ -72,7 +74,7 @@ class Recurrent(NamedTuple):
         return mx.sym.Variable(name, shape=(layers, self.batch, self.units))
 
 
-def as_module(symbol: Any, shapes: Any) -> Dict[str, str]:
+def as_module(symbol: Any, shapes: Any) -> dict[str, str]:
     """The gradients that Module asks for."""
     return {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
 
@@ -90,7 +92,7 @@ def unplanned(symbol: Any, shapes: Any, **options: Any) -> memonger.Plan:
     return memonger.plan(symbol, shapes, grad_req=requests, budget=1.0, **options)
 
 
-NETWORKS: Dict[str, Recurrent] = {
+NETWORKS: dict[str, Recurrent] = {
     "stacked LSTM": Recurrent("lstm", stacked=3),
     "residual LSTM with Dropout": Recurrent("lstm", residual=True, dropout=True, blocks=5),
     "bidirectional LSTM": Recurrent("lstm", bidirectional=True, stacked=2, inputs=120),
@@ -110,7 +112,7 @@ class Convolutions(NamedTuple):
     image: int = 64
     batch: int = 8
 
-    def build(self) -> Tuple[Any, Dict[str, Tuple[int, ...]]]:
+    def build(self) -> tuple[Any, dict[str, tuple[int, ...]]]:
         """Build the symbol; the shapes of its inputs."""
         x = mx.sym.Variable("data")
         for _ in range(self.blocks):
@@ -126,7 +128,7 @@ class Convolutions(NamedTuple):
         shape = (self.batch, self.channels, self.image, self.image)
         return mx.sym.MakeLoss(x), {"data": shape}
 
-    def small(self) -> "Convolutions":
+    def small(self) -> Convolutions:
         return self._replace(batch=1, image=8, blocks=1)
 
 
@@ -134,7 +136,7 @@ class Convolutions(NamedTuple):
 def test_resident_memory_is_what_is_told(name: str) -> None:
     """Without a plan, with marks and with a schedule; and no plan takes more than none."""
     network = NETWORKS[name]
-    ways: Dict[str, Any] = {"no plan": {"budget": 1.0}, **HOWS}
+    ways: dict[str, Any] = {"no plan": {"budget": 1.0}, **HOWS}
     found = dict(zip(ways, measured([(network, options) for options in ways.values()])))
     for told, grown in found.values():
         assert abs(grown - told) < 0.03 * told, found
@@ -210,7 +212,7 @@ def test_the_largest_batch_counts_what_operators_hold() -> None:
     assert found.plan.device_bytes <= budget
 
 
-def measured(jobs: Sequence[Tuple[Any, Any]], **environment: str) -> List[Tuple[int, int]]:
+def measured(jobs: Sequence[tuple[Any, Any]], **environment: str) -> list[tuple[int, int]]:
     """Plan networks with these options; what is told, and by what the memory of a process grows."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", __file__],
@@ -247,7 +249,7 @@ def _step(symbol: Any, shapes: Any) -> Any:
     return executor
 
 
-def _main(jobs: Sequence[Tuple[str, Any, Dict[str, Any]]]) -> None:
+def _main(jobs: Sequence[tuple[str, Any, dict[str, Any]]]) -> None:
     """Plan each network, and take steps in a process of its own."""
     for kind, fields, options in jobs:
         network = globals()[kind](*fields)

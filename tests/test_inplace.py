@@ -9,13 +9,15 @@ The totals must agree, and `test_tables_matter` makes sure that a wrong table wo
 The variable is read once per process, so one subprocess (this file as a script) does the binds.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import re
 import subprocess
 import sys
 from bisect import bisect_left, bisect_right, insort
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Iterator, NamedTuple, Sequence, Tuple
 
 import pytest
 
@@ -37,11 +39,11 @@ class Case(NamedTuple):
     """One operator: large inputs come from `_mul_scalar`, the others are variables."""
 
     op: str
-    attrs: Dict[str, str]
-    shapes: Sequence[Optional[Shape]]  # None: inferred
+    attrs: dict[str, str]
+    shapes: Sequence[Shape | None]  # None: inferred
 
 
-def case(op: str, *shapes: Optional[Shape], **attrs: str) -> Case:
+def case(op: str, *shapes: Shape | None, **attrs: str) -> Case:
     return Case(op, attrs, shapes)
 
 
@@ -77,7 +79,7 @@ BINARY = """
 """
 POOL = {"kernel": "(3, 3)", "pad": "(1, 1)"}
 ANCHORS = {"scales": "(8,)", "ratios": "(1,)", "rpn_post_nms_top_n": "300"}
-CASES: List[Case] = [
+CASES: list[Case] = [
     *[case(op, T) for op in UNARY.split()],
     *[case(op, T, scalar="2") for op in SCALAR.split()],
     *[case(op, T, T) for op in BINARY.split()],
@@ -274,14 +276,14 @@ CASES: List[Case] = [
     *[case("_random_pdf_exponential", (512, 512, 1), M)],
 ]
 # The attributes without which these operators are refused.
-REQUIRED: Dict[str, Dict[str, str]] = {
+REQUIRED: dict[str, dict[str, str]] = {
     "LRN": {"nsize": "3"},
     "moments": {"axes": "(1,)"},
     "smooth_l1": {"scalar": "1"},
     "_contrib_quadratic": {"a": "1"},
 }
 CASES = [c._replace(attrs={**REQUIRED.get(c.op, {}), **c.attrs}) for c in CASES]
-NAMES = ["%s %s" % (c.op, " ".join(k + v for k, v in c.attrs.items())) for c in CASES]
+NAMES = [f"{c.op} {' '.join((k + v for k, v in c.attrs.items()))}" for c in CASES]
 NAMES = ["%d %s" % item for item in enumerate(NAMES)]
 
 # The graphs around each operator: what is kept to the end, so that its memory is not free when the
@@ -302,13 +304,13 @@ VARIANTS = (
 # ------------------------------------------------------------------ in the subprocess: bind
 
 
-def json_symbol(nodes: List[Dict[str, Any]], heads: List[List[int]]) -> Any:
+def json_symbol(nodes: list[dict[str, Any]], heads: list[list[int]]) -> Any:
     args = [i for i, node in enumerate(nodes) if node["op"] == "null"]
     graph = {"nodes": nodes, "arg_nodes": args, "heads": heads}
     return mx.sym.load_json(json.dumps({**graph, "attrs": {"mxnet_version": ["int", 10901]}}))
 
 
-def visible_outputs(nodes: List[Dict[str, Any]]) -> int:
+def visible_outputs(nodes: list[dict[str, Any]]) -> int:
     """How many outputs of the last node Symbol.list_outputs shows."""
     internals = json_symbol(nodes, [[len(nodes) - 1, 0, 0]]).get_internals()
     heads = json.loads(internals.tojson())["heads"]
@@ -325,21 +327,21 @@ def elements(shape: Shape) -> int:
     return count
 
 
-def is_large(shape: Optional[Shape]) -> bool:
+def is_large(shape: Shape | None) -> bool:
     return shape is not None and elements(shape) >= LARGE
 
 
 def build(c: Case, variant: str) -> Any:
     """Input(s) -> _mul_scalar -> the operator -> _mul_scalar for each output."""
-    nodes: List[Dict[str, Any]] = []
+    nodes: list[dict[str, Any]] = []
 
-    def emit(op: str, name: str, inputs: Sequence[Tuple[int, int]] = (), **attrs: str) -> int:
+    def emit(op: str, name: str, inputs: Sequence[tuple[int, int]] = (), **attrs: str) -> int:
         links = [[i, k, 0] for i, k in inputs]
         nodes.append({"op": op, "name": name, "inputs": links, "attrs": attrs})
         return len(nodes) - 1
 
     large = [i for i, shape in enumerate(c.shapes) if is_large(shape)]
-    inputs: Dict[int, int] = {}
+    inputs: dict[int, int] = {}
     for i, shape in reversed(list(enumerate(c.shapes))):
         if "chained" in variant and i in large and shape == (*c.shapes, None)[i + 1]:
             source = inputs[i + 1]
@@ -394,11 +396,11 @@ def bind_all() -> None:
 
     for name, c in zip(NAMES, CASES):
         for variant in VARIANTS:
-            say("CASE %s|%s" % (name, variant))
+            say(f"CASE {name}|{variant}")
             try:
                 say("DEBUG\n" + bind(c, variant))
             except Exception as error:
-                say("FAILED %s" % str(error).replace("\n", " ")[:300])
+                say("FAILED {}".format(str(error).replace("\n", " ")[:300]))
 
 
 # ------------------------------------------------------------------ in the test: read and replay
@@ -407,17 +409,17 @@ def bind_all() -> None:
 class Node(NamedTuple):
     name: str
     op: str
-    attrs: Dict[str, str]
-    inputs: List[int]  # entries
-    outputs: List[int]
+    attrs: dict[str, str]
+    inputs: list[int]  # entries
+    outputs: list[int]
 
 
 class Observed(NamedTuple):
-    nodes: List[Node]
-    shapes: Dict[int, Shape]  # of each entry
-    itemsize: Dict[int, int]
-    heads: List[int]  # entries that are the network's outputs
-    gradients: List[int]  # entries that are written to the caller's arrays
+    nodes: list[Node]
+    shapes: dict[int, Shape]  # of each entry
+    itemsize: dict[int, int]
+    heads: list[int]  # entries that are the network's outputs
+    gradients: list[int]  # entries that are written to the caller's arrays
     total: int  # MB
 
 
@@ -449,7 +451,7 @@ def parse(text: str, variant: str) -> Observed:
     log, debug = text.split("DEBUG\n")
     seen = read_log(log)
     index, part = -1, ""
-    outputs: List[Tuple[str, int]] = []
+    outputs: list[tuple[str, int]] = []
     for line in debug.splitlines():
         head = re.match(r"\toutput\[\d+\]=(.*)\((\d+)\)$", line)
         if head:
@@ -479,11 +481,11 @@ def parse(text: str, variant: str) -> Observed:
 Options = Tuple[Tuple[int, int, bool], ...]
 
 
-def replay(seen: Observed, instead: Optional[Dict[str, Options]] = None) -> int:
+def replay(seen: Observed, instead: dict[str, Options] | None = None) -> int:
     """Megabytes that MXAllocMemory (src/nnvm/plan_memory.cc) allocates, with our tables."""
     instead = instead or {}
-    references: Dict[int, int] = {}
-    ignored: List[Tuple[int, ...]] = []
+    references: dict[int, int] = {}
+    ignored: list[tuple[int, ...]] = []
     for node in seen.nodes:
         ignored.append(ignored_inputs(node.op))
         for i, entry in enumerate(node.inputs):
@@ -491,10 +493,10 @@ def replay(seen: Observed, instead: Optional[Dict[str, Options]] = None) -> int:
     for entry in seen.heads:
         references[entry] = references.get(entry, 0) + 1
     external = -1
-    block: Dict[int, int] = dict.fromkeys(seen.gradients, external)
-    size: List[int] = []  # of each block
-    count: List[int] = []  # references to each block
-    free: List[Tuple[int, int, int]] = []  # size, order of release, block
+    block: dict[int, int] = dict.fromkeys(seen.gradients, external)
+    size: list[int] = []  # of each block
+    count: list[int] = []  # references to each block
+    free: list[tuple[int, int, int]] = []  # size, order of release, block
     released = 0
 
     def release(b: int) -> None:
@@ -524,7 +526,7 @@ def replay(seen: Observed, instead: Optional[Dict[str, Options]] = None) -> int:
         options = instead.get(node.op)
         if options is None:
             options = inplace_options(node.op, node.attrs, len(node.inputs))
-        assert options is not None, "%s is not in the tables" % node.op
+        assert options is not None, f"{node.op} is not in the tables"
         taken = set()
         for i, k, identity in options:
             source, target = node.inputs[i], node.outputs[k]
@@ -558,7 +560,7 @@ def replay(seen: Observed, instead: Optional[Dict[str, Options]] = None) -> int:
 
 
 @pytest.fixture(scope="module")
-def plans() -> Dict[Tuple[str, str], str]:
+def plans() -> dict[tuple[str, str], str]:
     """What the subprocess said, for each case and variant."""
     env = {
         **os.environ,
@@ -586,7 +588,7 @@ def plans() -> Dict[Tuple[str, str], str]:
     return said
 
 
-def read(plans: Dict[Tuple[str, str], str], name: str) -> List[Observed]:
+def read(plans: dict[tuple[str, str], str], name: str) -> list[Observed]:
     """The plans of a case; an operator without gradient has only that of the forward graph."""
     found = []
     for variant in VARIANTS:
@@ -599,7 +601,7 @@ def read(plans: Dict[Tuple[str, str], str], name: str) -> List[Observed]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_total(plans: Dict[Tuple[str, str], str], name: str) -> None:
+def test_total(plans: dict[tuple[str, str], str], name: str) -> None:
     seen = read(plans, name)
     assert [replay(s) for s in seen] == [s.total for s in seen]
 
@@ -630,9 +632,9 @@ UNSEEN_PAIRS = """
 """
 
 
-def test_tables_matter(plans: Dict[Tuple[str, str], str]) -> None:
+def test_tables_matter(plans: dict[tuple[str, str], str]) -> None:
     """With another entry for an operator, some total would not be what MXNet says."""
-    shown: Dict[str, bool] = {}  # operator, or operator and pair: would it be seen?
+    shown: dict[str, bool] = {}  # operator, or operator and pair: would it be seen?
     operators = set()
     for name in NAMES:
         for seen in read(plans, name):
@@ -646,7 +648,7 @@ def test_tables_matter(plans: Dict[Tuple[str, str], str]) -> None:
     assert operators - {key.split(":")[0] for key in shown} == set(DIFFERENT_SIZES.split())
 
 
-def wrong_options(seen: Observed, node: Node) -> Iterator[Tuple[str, Options]]:
+def wrong_options(seen: Observed, node: Node) -> Iterator[tuple[str, Options]]:
     """One pair less; or, for an operator without, a pair of input and output of one size."""
     options = inplace_options(node.op, node.attrs, len(node.inputs)) or ()
     for pair in options:
@@ -659,12 +661,12 @@ def wrong_options(seen: Observed, node: Node) -> Iterator[Tuple[str, Options]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_hidden_outputs(plans: Dict[Tuple[str, str], str], name: str) -> None:
+def test_hidden_outputs(plans: dict[tuple[str, str], str], name: str) -> None:
     """Shapes as the plan logs them, types as MXNet infers them for heads at the hidden outputs."""
     c = CASES[NAMES.index(name)]
     seen = parse(plans[name, "forward"], "forward")
     node = next(n for n in seen.nodes if n.name == "f")
-    nodes: List[Dict[str, Any]] = [
+    nodes: list[dict[str, Any]] = [
         {"op": "null", "name": "x%d" % i, "inputs": []} for i in range(len(c.shapes))
     ]
     links = [[i, 0, 0] for i in range(len(c.shapes))]

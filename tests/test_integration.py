@@ -1,7 +1,9 @@
 """The ways in which MXNet networks are trained: each with a plan, equal bit for bit to without."""
 
+from __future__ import annotations
+
 import logging
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple, Sequence
 
 import pytest
 
@@ -64,7 +66,7 @@ def plan(symbol: Any, **options: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def pair() -> Tuple[Any, Any]:
+def pair() -> tuple[Any, Any]:
     """Make the residual network and its plan."""
     net = residual()
     return net, plan(net, shapes=SHAPES)
@@ -73,7 +75,7 @@ def pair() -> Tuple[Any, Any]:
 # -- training, and comparing ------------------------------------------------------------------
 
 
-def inputs(shapes: Dict[str, Any], count: int = 3) -> mx.io.NDArrayIter:
+def inputs(shapes: dict[str, Any], count: int = 3) -> mx.io.NDArrayIter:
     """Draw ``count`` batches; labels are classes, except those of a regression (``value``)."""
     random = np.random.RandomState(11)
     data, labels = {}, {}
@@ -106,7 +108,7 @@ def module_of(symbol: Any, **options: Any) -> mx.mod.Module:
     return mx.mod.Module(symbol, label_names=labels, **options)
 
 
-FIT: Dict[str, Any] = {
+FIT: dict[str, Any] = {
     "optimizer_params": {"learning_rate": 0.05, "momentum": 0.9},
     "batch_end_callback": after_batch,
 }
@@ -115,7 +117,7 @@ FIT: Dict[str, Any] = {
 def fit(module: Any, data: Any, **options: Any) -> Any:
     """Fit, always from the same seed."""
     mx.random.seed(5)
-    chosen: Dict[str, Any] = dict(FIT, num_epoch=2, initializer=mx.init.Xavier())
+    chosen: dict[str, Any] = dict(FIT, num_epoch=2, initializer=mx.init.Xavier())
     chosen.setdefault("eval_metric", mx.metric.Loss())
     chosen.update(options)
     module.fit(data, **chosen)
@@ -123,30 +125,30 @@ def fit(module: Any, data: Any, **options: Any) -> Any:
     return module
 
 
-def parameters(module: Any) -> Dict[str, np.ndarray]:
+def parameters(module: Any) -> dict[str, np.ndarray]:
     """Read all parameters and auxiliary states."""
     arguments, auxiliary = module.get_params()
     return {k: v.asnumpy() for k, v in [*arguments.items(), *auxiliary.items()]}
 
 
-def gradients(module: mx.mod.Module) -> Dict[str, np.ndarray]:
+def gradients(module: mx.mod.Module) -> dict[str, np.ndarray]:
     """Read the gradients that a Module on one device holds."""
     held = module._exec_group.execs[0].grad_dict
     return {k: v.asnumpy() for k, v in held.items() if v is not None}
 
 
-def outputs(module: mx.mod.Module) -> Dict[str, np.ndarray]:
+def outputs(module: mx.mod.Module) -> dict[str, np.ndarray]:
     """Read the outputs of the last batch."""
     return {n: v.asnumpy() for n, v in zip(module.output_names, module.get_outputs())}
 
 
-def everything(module: mx.mod.Module) -> Dict[str, np.ndarray]:
+def everything(module: mx.mod.Module) -> dict[str, np.ndarray]:
     """Read parameters, auxiliary states, gradients and outputs of a Module on one device."""
     kinds = (parameters(module), gradients(module), outputs(module))
     return {"%d %s" % (k, n): v for k, arrays in enumerate(kinds) for n, v in arrays.items()}
 
 
-def assert_equal(expected: Dict[str, np.ndarray], found: Dict[str, np.ndarray]) -> None:
+def assert_equal(expected: dict[str, np.ndarray], found: dict[str, np.ndarray]) -> None:
     """Compare bit for bit."""
     assert expected
     assert expected.keys() == found.keys()
@@ -155,7 +157,7 @@ def assert_equal(expected: Dict[str, np.ndarray], found: Dict[str, np.ndarray]) 
         assert np.array_equal(value, found[name]), name
 
 
-def assert_same_training(pair: Sequence[Any], shapes: Dict[str, Any], **options: Any) -> None:
+def assert_same_training(pair: Sequence[Any], shapes: dict[str, Any], **options: Any) -> None:
     """Fit a Module of each of a pair, and compare all it holds."""
     one, other = (everything(fit(module_of(s, **options), inputs(shapes))) for s in pair)
     assert_equal(one, other)
@@ -169,7 +171,7 @@ def step(module: Any, batch: Any, update: bool = True) -> None:
     mx.nd.waitall()
 
 
-def ready(symbol: Any, shapes: Dict[str, Any], **options: Any) -> mx.mod.Module:
+def ready(symbol: Any, shapes: dict[str, Any], **options: Any) -> mx.mod.Module:
     """Make a Module that is ready for ``step``."""
     mx.random.seed(5)
     module = module_of(symbol)
@@ -235,7 +237,7 @@ class Sentences(mx.io.DataIter):
     def __init__(self, lengths: Sequence[int], batch: int) -> None:
         super().__init__(batch)
         random = np.random.RandomState(2)
-        self.batches: List[Any] = []
+        self.batches: list[Any] = []
         self.default_bucket_key = max(lengths)
         for length in (*lengths, *lengths):
             data = mx.nd.array(random.randint(0, 50, (batch, length)))
@@ -385,7 +387,7 @@ def test_monitor(pair: Any) -> None:
     node are named after its copy. The values are those of the unplanned network. The Monitor is
     installed without ``monitor_all``, with which MXNet never ends on networks with MakeLoss.
     """
-    seen: List[Dict[Tuple[int, str], np.ndarray]] = []
+    seen: list[dict[tuple[int, str], np.ndarray]] = []
     for symbol in pair:
         module = ready(symbol, SHAPES)
         monitor = mx.mon.Monitor(1, stat_func=lambda x: x.copy())
@@ -572,8 +574,8 @@ def test_mirror_stage_is_the_same_however_it_is_set() -> None:
 class Given(NamedTuple):
     """A way of giving shapes, as arguments of ``search_plan`` and ``get_cost``."""
 
-    options: Dict[str, Any]
-    data_shape: Optional[Tuple[int, ...]] = None  # of the variable itself
+    options: dict[str, Any]
+    data_shape: tuple[int, ...] | None = None  # of the variable itself
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Kept copies: identities that a plan puts behind operators, on graphs and on symbols."""
 
+from __future__ import annotations
+
 import json
-from typing import Any, Tuple
+from typing import Any
 
 import memonger
 import mxnet as mx
@@ -31,7 +33,7 @@ S = mx.sym
 
 def random_plan(
     rules: Any, seed: int, share: float, unfused: bool = False
-) -> Tuple[np.ndarray, Tuple[KeptCopy, ...]]:
+) -> tuple[np.ndarray, tuple[KeptCopy, ...]]:
     """A random plan with random copies, as far as it is right."""
     random = np.random.RandomState(seed)
     copies = tuple(copy for copy in copyable(rules) if random.uniform() < 0.5)
@@ -149,7 +151,7 @@ def test_only_plans_for_fusion_alone_have_unfused_copies(monkeypatch: pytest.Mon
     assert copies and not any(copy.unfused for copy in copies)
 
 
-def rnn() -> Tuple[Any, Any]:
+def rnn() -> tuple[Any, Any]:
     """Its states begin as zeros of a batch that MXNet infers from what they are added to."""
     steps, _ = mx.rnn.LSTMCell(8, prefix="").unroll(3, S.Variable("data"), merge_outputs=True)
     net = S.LinearRegressionOutput(S.FullyConnected(steps, num_hidden=2), name="out")

@@ -1,10 +1,12 @@
 """Marks leave every tensor in the layout that MKLDNN gives it without a plan."""
 
+from __future__ import annotations
+
 import os
 import re
 import subprocess
 import sys
-from typing import Any, Dict, List, Set, Tuple
+from typing import Any, Tuple
 
 import memonger
 import mxnet as mx
@@ -18,7 +20,7 @@ from memonger.graph.training import training_graph
 from planned import forward
 
 S = mx.sym
-WAYS: Dict[str, Dict[str, Any]] = {
+WAYS: dict[str, dict[str, Any]] = {
     "default": {},
     "chen2016": {"planner": "chen2016"},
     "no copies": {"kept_copies": False},
@@ -115,10 +117,10 @@ for line in sys.stdin:
 Convolution = Tuple[int, int, int, int, int, int, int, int]
 
 
-def convolutions(count: int) -> List[Convolution]:
+def convolutions(count: int) -> list[Convolution]:
     """Batch, channels in and out, size, kernel, stride, padding and groups, drawn."""
     random = np.random.RandomState(0)
-    found: Set[Convolution] = set()
+    found: set[Convolution] = set()
     while len(found) < count:
         ic, oc = (int(c) for c in random.choice([1, 3, 5, 8, 12, 16, 20, 32, 48, 64, 96, 128], 2))
         groups = 1

@@ -1,5 +1,7 @@
 """Marks on a symbol: what is added, what is kept, and that it comes off again."""
 
+from __future__ import annotations
+
 import json
 from typing import Any
 

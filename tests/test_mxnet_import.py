@@ -1,10 +1,12 @@
 """What is said when MXNet cannot be imported, and that it can where it should."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import pytest
 
@@ -16,19 +18,19 @@ pytestmark = pytest.mark.python_differs
 PROJECT = Path(__file__).resolve().parents[1]
 
 
-def fake(folder: Path, name: str, init: str, dist: Tuple[str, ...] = ("mxnet",)) -> Dict[str, str]:
+def fake(folder: Path, name: str, init: str, dist: tuple[str, ...] = ("mxnet",)) -> dict[str, str]:
     """A site with a stand-in for MXNet that does ``init`` when it is imported."""
     package = folder / name
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(init)
     for wheel in dist:
-        info = folder / ("%s-1.9.1.dist-info" % wheel.replace("-", "_"))
+        info = folder / (f"{wheel.replace('-', '_')}-1.9.1.dist-info")
         info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: %s\nVersion: 1.9.1\n" % wheel)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {wheel}\nVersion: 1.9.1\n")
     return dict(os.environ, PYTHONPATH=os.pathsep.join([str(folder), str(PROJECT)]))
 
 
-def failure(environment: Dict[str, str], before: str = "") -> str:
+def failure(environment: dict[str, str], before: str = "") -> str:
     done = subprocess.run(
         [sys.executable, "-c", before + "import memonger; memonger.plan"],
         env=environment,
@@ -54,8 +56,8 @@ def failure(environment: Dict[str, str], before: str = "") -> str:
 def test_a_missing_library_is_explained(
     wheel: str, library: str, words: Any, tmp_path: Path
 ) -> None:
-    said = "%s: cannot open shared object file: No such file or directory" % library
-    message = failure(fake(tmp_path, "mxnet", "raise OSError(%r)" % said, (wheel,)))
+    said = f"{library}: cannot open shared object file: No such file or directory"
+    message = failure(fake(tmp_path, "mxnet", f"raise OSError({said!r})", (wheel,)))
     assert all(word in message for word in words), message
 
 
@@ -90,8 +92,8 @@ def test_both_wheels_over_each_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", ["1.8.0", "2.0.0", "1.10.0"])
 def test_another_version(version: str, tmp_path: Path) -> None:
-    message = failure(fake(tmp_path, "mxnet", "__version__ = %r" % version))
-    assert "MXNet %s is installed" % version in message and "mxnet==1.9.1" in message
+    message = failure(fake(tmp_path, "mxnet", f"__version__ = {version!r}"))
+    assert f"MXNet {version} is installed" in message and "mxnet==1.9.1" in message
 
 
 def test_numpy_2_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

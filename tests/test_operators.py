@@ -1,11 +1,13 @@
 """One operator at a time: recomputed between kept neighbours, and inside a planned network."""
 
+from __future__ import annotations
+
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, FrozenSet, List
+from typing import Any
 
 import memonger
 import pytest
@@ -29,7 +31,7 @@ from operator_cases import (
 )
 from planned import forward, marked, nodes, positive, rules_of, with_marks
 
-ON_CPU: FrozenSet[str] = frozenset((CPU,))
+ON_CPU: frozenset[str] = frozenset((CPU,))
 
 #: Cases whose operators must be kept, every one by rule.
 KEPT = [
@@ -44,7 +46,7 @@ def check(symbol: Any, planned: Any, shapes: Any) -> memonger.CheckReport:
     return memonger.check(symbol, planned, shapes, values=positive(symbol, shapes))
 
 
-def inner(symbol: Any) -> List[str]:
+def inner(symbol: Any) -> list[str]:
     """The operators of a case: those between BEFORE and AFTER."""
     order = [n["name"] for n in nodes(symbol) if n["op"] != "null"]
     outside = {n["name"] for n in nodes(symbol.get_internals()[BEFORE + "_output"])}
@@ -112,14 +114,14 @@ def test_operators_that_must_run_once_are_kept(name: str) -> None:
             assert "__force_mirroring__" not in attributes.get(node.name, {})
 
 
-def tolerant_cases() -> List[Any]:
+def tolerant_cases() -> list[Any]:
     found = []
     for name, case in CASES.items():
         symbol = small_net(case)
         names = set(inner(symbol))
         for node in forward(symbol, SMALL_SHAPES).nodes:
             if node.name in names and tolerates_unread(node.op, node.attrs, ["float32"], ON_CPU):
-                found.append(pytest.param(name, node.name, id="%s-%s" % (name, node.name)))
+                found.append(pytest.param(name, node.name, id=f"{name}-{node.name}"))
     return found
 
 

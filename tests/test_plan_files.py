@@ -1,11 +1,13 @@
 """``Plan.save`` and ``load_plan``: one plan for all workers of a job."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import os
 import random
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import memonger
 import mxnet as mx
@@ -95,7 +97,7 @@ def test_a_file_that_is_not_as_it_was_written(saved: Any, tmp_path: Path) -> Non
         k = drawn.randrange(len(whole))
         texts.append(whole[:k] + bytes([drawn.randrange(256)]) + whole[k + 1 :])
     other = json.loads(whole)
-    no_plans: List[Any] = [[], {}, 1, {**other, "plan": None}, other["plan"]]
+    no_plans: list[Any] = [[], {}, 1, {**other, "plan": None}, other["plan"]]
     texts += [json.dumps(one).encode() for one in no_plans]
     texts.append(json.dumps({**other, "memonger plan": 2}).encode())
     refused = 0

@@ -1,5 +1,7 @@
 """``memonger.plan``: what a Plan tells is what MXNet does, whatever is asked for."""
 
+from __future__ import annotations
+
 import fcntl
 import logging
 import os
@@ -12,7 +14,7 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import memonger
 import mxnet as mx
@@ -44,9 +46,9 @@ def net(layers: int = 8) -> Any:
 
 
 @pytest.fixture
-def searches(monkeypatch: pytest.MonkeyPatch) -> List[int]:
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each search that is made."""
-    made: List[int] = []
+    made: list[int] = []
     real = solution.smallest
 
     def counted(*args: Any, **options: Any) -> Any:
@@ -119,15 +121,15 @@ def test_it_prints_what_counts() -> None:
     plan = memonger.plan(net(), SHAPES)
     text = str(plan)
     for words in (
-        "before   %.1f MB" % (plan.unplanned_bytes / MB),
-        "after    %.1f MB" % (plan.pool_bytes / MB),
-        "floor    %.1f MB" % (plan.floor_bytes / MB),
+        f"before   {plan.unplanned_bytes / MB:.1f} MB",
+        f"after    {plan.pool_bytes / MB:.1f} MB",
+        f"floor    {plan.floor_bytes / MB:.1f} MB",
         "the gradient of ",
         plan.slowest,
-        "%.1f MB of a GPU, %.1f MB without"
-        % (plan.device_bytes / MB, plan.unplanned_device_bytes / MB),
-        "%d of 25 operators" % len(plan.recomputed),
-        "%.0f %% of the forward pass is done again" % (100 * plan.recomputed_flops),
+        f"{plan.device_bytes / MB:.1f} MB of a GPU, {plan.unplanned_device_bytes / MB:.1f} MB "
+        "without",
+        f"{len(plan.recomputed)} of 25 operators",
+        f"{100 * plan.recomputed_flops:.0f} % of the forward pass is done again",
         plan.planner,
     ):
         assert words in text, text
@@ -219,11 +221,11 @@ def test_what_mxnet_finds_worse_than_no_plan_is_not_returned(
 # -- gradients --------------------------------------------------------------------------------
 
 
-def as_module(symbol: Any, shapes: Any, request: str = "write") -> Dict[str, str]:
+def as_module(symbol: Any, shapes: Any, request: str = "write") -> dict[str, str]:
     return {name: "null" if name in shapes else request for name in symbol.list_arguments()}
 
 
-REQUESTS: Dict[str, Any] = {
+REQUESTS: dict[str, Any] = {
     "write": lambda names: "write",
     "add": lambda names: "add",
     "parameters": lambda names: {n: "write" for n in names if n not in ("data", "softmax_label")},
@@ -333,7 +335,7 @@ def test_devices_and_layouts() -> None:
 # -- the cache --------------------------------------------------------------------------------
 
 
-def test_the_same_is_planned_once(searches: List[int]) -> None:
+def test_the_same_is_planned_once(searches: list[int]) -> None:
     first = memonger.plan(net(), SHAPES)
     first.symbol._set_attr(spoiled="yes")
     first.candidates.clear()
@@ -346,7 +348,7 @@ def test_the_same_is_planned_once(searches: List[int]) -> None:
     assert len(searches) == 2
 
 
-def test_names_that_mxnet_makes_do_not_matter(searches: List[int]) -> None:
+def test_names_that_mxnet_makes_do_not_matter(searches: list[int]) -> None:
     """A network built twice has other operator names; the plan has those of its own network."""
 
     def built() -> Any:
@@ -364,7 +366,7 @@ def test_names_that_mxnet_makes_do_not_matter(searches: List[int]) -> None:
     assert memonger.unplan(again.symbol).tojson() == other.tojson()
 
 
-CHANGES: Dict[str, Any] = {
+CHANGES: dict[str, Any] = {
     "network": lambda p: p(net(9), SHAPES),
     "argument's name": lambda p: p(net()(data=S.Variable("pixels")), {"pixels": SHAPES["data"]}),
     "attribute": lambda p: p(
@@ -383,13 +385,13 @@ CHANGES: Dict[str, Any] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_what_differs_is_planned_anew(what: str, searches: List[int]) -> None:
+def test_what_differs_is_planned_anew(what: str, searches: list[int]) -> None:
     memonger.plan(net(), SHAPES)
     CHANGES[what](memonger.plan)
     assert len(searches) == 2
 
 
-def test_the_environment_counts(searches: List[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_counts(searches: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     memonger.plan(net(), SHAPES)
     monkeypatch.setenv("NNVM_AUTO_SEARCH_MATCH_RANGE", "1")
     plan = memonger.plan(net(), SHAPES)
@@ -397,7 +399,7 @@ def test_the_environment_counts(searches: List[int], monkeypatch: pytest.MonkeyP
     assert plan.counted_bytes // MB == memonger.get_cost(plan.symbol, shapes=SHAPES)
 
 
-def test_the_cache_is_bounded(searches: List[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_bounded(searches: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans._remembered, "most", 2)
     for batch in (8, 16, 8, 32):  # 16 is used least
         memonger.plan(net(2), {"data": (batch, 512)})
@@ -408,9 +410,9 @@ def test_the_cache_is_bounded(searches: List[int], monkeypatch: pytest.MonkeyPat
     assert len(searches) == 4
 
 
-def test_bucketing_module_plans_each_bucket_once(searches: List[int]) -> None:
+def test_bucketing_module_plans_each_bucket_once(searches: list[int]) -> None:
     buckets = list(range(2, 22))
-    calls: List[int] = []
+    calls: list[int] = []
 
     def generate(length: int) -> Any:
         calls.append(length)
@@ -458,7 +460,7 @@ def interrupt() -> None:
 
 
 def test_interrupted_with_something_in_hand(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, searches: List[int]
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, searches: list[int]
 ) -> None:
     """A planner that hands over what it has."""
     counted = solution.smallest
@@ -472,7 +474,7 @@ def test_interrupted_with_something_in_hand(
     assert plan.counted_bytes // MB == memonger.get_cost(plan.symbol, shapes=SHAPES)
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(warnings) == 1 and warnings[0].startswith("interrupted: this is the best plan")
-    assert "%.1f MB" % (plan.counted_bytes / MB) in warnings[0]
+    assert f"{plan.counted_bytes / MB:.1f} MB" in warnings[0]
     assert "interrupted" in str(plan)
     monkeypatch.setattr(solution, "smallest", counted)
     assert not memonger.plan(net(), SHAPES).interrupted  # was not cached
@@ -485,7 +487,7 @@ def test_the_search_interrupted(
 ) -> None:
     """Ctrl-C early and late in a search of seconds."""
     monkeypatch.undo()  # the whole search
-    calls: List[float] = []
+    calls: list[float] = []
 
     def progress(self: Any, done: float) -> None:
         calls.append(done)
@@ -503,7 +505,7 @@ def test_the_search_interrupted(
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
     """Ctrl-C while the cost of the so many-th plan is learned."""
     real = CostModel.__call__
-    calls: List[int] = []
+    calls: list[int] = []
 
     def costed(self: Any, mask: np.ndarray) -> int:
         calls.append(1)
@@ -557,7 +559,7 @@ memonger.plan(net(), SHAPES)
 """
 
 
-def run_slow(seconds: float, stderr: int) -> "subprocess.Popen[bytes]":
+def run_slow(seconds: float, stderr: int) -> subprocess.Popen[bytes]:
     here = Path(__file__).parent
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(here), *sys.path]))
     return subprocess.Popen(
@@ -600,7 +602,7 @@ def test_no_bar_elsewhere() -> None:
 
 # -- misuse -----------------------------------------------------------------------------------
 
-MISUSE: Dict[str, Tuple[Any, List[str]]] = {
+MISUSE: dict[str, tuple[Any, list[str]]] = {
     "how": ({"how": "luck"}, ["(how)", "'luck'", "'schedule'", "'marks'"]),
     "too little work": ({"how": "schedule", "work": 0.5}, ["work=0.5", "at least once"]),
     "work, no number": ({"how": "schedule", "work": "2"}, ["work must be a number", "'2'"]),
@@ -669,7 +671,7 @@ def test_a_schedule_tells_of_the_gradients_in_its_pool() -> None:
     net = S.SoftmaxOutput(x, name="softmax")
     plan = memonger.plan(net, {"data": (16, 256)}, how="schedule", patience=0.02)
     assert plan.peak_bytes > plan.pool_bytes and plan.floor_bytes <= plan.peak_bytes
-    assert "and %.1f MB of gradients" % (plan.gradient_bytes / 2**20) in str(plan)
+    assert f"and {plan.gradient_bytes / 2**20:.1f} MB of gradients" in str(plan)
 
 
 def test_the_figures_of_a_schedule_do_not_contradict_one_another() -> None:
@@ -688,5 +690,5 @@ def test_the_figures_of_a_schedule_do_not_contradict_one_another() -> None:
     assert device[1] - device[0] == pytest.approx(saved[0], rel=0.1)
 
 
-def figures(line: str) -> List[float]:
+def figures(line: str) -> list[float]:
     return [float(number) for number in re.findall(r"\b\d+(?:\.\d)?(?= MB| %)", line)]

@@ -1,11 +1,13 @@
 """Recursive schedules: the binomial oracle, trees of cuts, their cost, what the search finds."""
 
+from __future__ import annotations
+
 import collections
 import functools
 import hashlib
 import random
 import threading
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import memonger
 import mxnet as mx
@@ -35,7 +37,7 @@ from generated import build, recipes
 pytestmark = pytest.mark.python_differs
 
 
-def workload_of(network: Tuple[Any, Dict[str, Any]]) -> Workload:
+def workload_of(network: tuple[Any, dict[str, Any]]) -> Workload:
     symbol, shapes = network
     graph = forward_graph(symbol, read_shapes(symbol, shapes, {}, None))
     wanted = [a for a in graph.arguments if graph.nodes[a].name not in shapes]
@@ -75,10 +77,10 @@ def chain_of(steps: int) -> Blueprint:
     return some_blueprint()._replace(steps=chain)
 
 
-def most_states(steps: int, events: List[int]) -> int:
+def most_states(steps: int, events: list[int]) -> int:
     """The most states that are held at once by their readers, the first one among them."""
-    made: Dict[int, int] = {}
-    last: Dict[Tuple[int, int], int] = {}
+    made: dict[int, int] = {}
+    last: dict[tuple[int, int], int] = {}
     for k, event in enumerate(events):
         step = event if event >= 0 else -1 - event
         if step:  # what it reads, as it was made last
@@ -136,7 +138,7 @@ def test_nothing_to_reverse(steps: int, states: int) -> None:
 # ---------------------------------------------------------------- trees of cuts
 
 
-def shifted() -> Tuple[Any, Dict[str, Any]]:
+def shifted() -> tuple[Any, dict[str, Any]]:
     """A network without a loss of which one gradient is that of its output."""
     x = mx.sym.Variable("data")
     for _ in range(16):
@@ -144,7 +146,7 @@ def shifted() -> Tuple[Any, Dict[str, Any]]:
     return mx.sym.elemwise_add(x, mx.sym.Variable("shift")), {"data": (2, 3)}
 
 
-def halves() -> Tuple[Any, Dict[str, Any]]:
+def halves() -> tuple[Any, dict[str, Any]]:
     """Outputs that nobody reads: their gradients are zeros, which read nothing."""
     x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=8)
     for _ in range(8):
@@ -164,7 +166,7 @@ NETWORKS = {
 }
 
 
-def random_tree(draw: Any, lo: int, hi: int, depth: int) -> List[Tuple[int, int]]:
+def random_tree(draw: Any, lo: int, hi: int, depth: int) -> list[tuple[int, int]]:
     if hi - lo < 2 or depth == 0 or draw(st.integers(0, 4)) == 0:
         return [(LEAF, 0)]
     cut = draw(st.integers(lo + 1, hi - 1))
@@ -193,7 +195,7 @@ def runs_in_order(step: TrainingStep, schedule: Schedule) -> None:
     t = step.parts.template
     forward, waits = np.arange(len(t.variable)) < len(t.masked), np.diff(t.wait_start) > 0
     chained = ~t.variable & (forward | waits)
-    expected: List[int] = []
+    expected: list[int] = []
     for event in schedule.events.tolist():
         if event >= 0:
             expected.append(event)
@@ -404,7 +406,7 @@ def test_the_same_whatever_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("front", [False, True])
 def test_progress_never_jumps_back(front: bool) -> None:
-    told: List[float] = []
+    told: list[float] = []
     search = Recursive(workload_of(networks.chain(16, hidden=8, batch=64)), 0.02, told.append)
     if front:
         search.front()

@@ -1,6 +1,8 @@
 """The replay of MXNet's memory planner equals MXNet: its total, its order, every block."""
 
-from typing import Any, Callable, Container, Dict, Iterator, List, Tuple
+from __future__ import annotations
+
+from typing import Any, Callable, Container, Dict, Iterator, Tuple
 
 import memonger
 import mxnet as mx
@@ -87,7 +89,7 @@ def rnn_cells(kind: str, steps: int = 12, hidden: int = 256) -> Network:
             x = S.Activation(S.FullyConnected(x, num_hidden=hidden, name="fc%d" % i), "tanh")
     x = S.FullyConnected(x, num_hidden=1000, name="decoder")
     label = S.reshape(S.Variable("softmax_label"), (-1,))
-    shapes: Dict[str, Tuple[int, ...]] = {"data": (64, steps), "softmax_label": (64, steps)}
+    shapes: dict[str, tuple[int, ...]] = {"data": (64, steps), "softmax_label": (64, steps)}
     return S.SoftmaxOutput(x, label, name="softmax"), shapes
 
 
@@ -95,9 +97,9 @@ def kept_copies(network: Network, every: int) -> Network:
     """An identity after every so many operators, of which it alone is read."""
     symbol, shapes = network
     graph = forward(symbol, shapes)
-    nodes: List[Any] = []
-    place: Dict[int, int] = {}
-    copied: Dict[int, int] = {}
+    nodes: list[Any] = []
+    place: dict[int, int] = {}
+    copied: dict[int, int] = {}
     import json
 
     inner = json.loads(symbol.tojson(remove_amp_cast=False))
@@ -123,7 +125,7 @@ def golden(name: str) -> Network:
     return test_golden.load(name)[:2]
 
 
-NETS: Dict[str, Callable[[], Network]] = {
+NETS: dict[str, Callable[[], Network]] = {
     "resnet50_v1": lambda: networks.model_zoo("resnet50_v1"),
     "resnet50_v2": lambda: networks.model_zoo("resnet50_v2"),
     **{name: lambda name=name: golden(name) for name in test_golden.NETS},  # type: ignore[misc]
@@ -159,7 +161,7 @@ NETS: Dict[str, Callable[[], Network]] = {
 }
 
 #: Bound so small that a step runs in no time, with tensors of many sizes.
-TINY: Dict[str, Callable[[], Network]] = {
+TINY: dict[str, Callable[[], Network]] = {
     "resnet": lambda: networks.resnet((1, 2, 1), batch=2, image=32, filters=4, classes=7),
     "lstm": lambda: networks.lstm(layers=2, steps=9, batch=3, hidden=8, labels=11, input=5),
     "lstm, one softmax": lambda: networks.lstm(
@@ -230,7 +232,7 @@ def structured_plans(graph: ForwardGraph) -> Iterator[np.ndarray]:
 # ------------------------------------------------------------------ the total, in MB
 
 
-def assert_total(symbol: Any, training: TrainingGraph, mask: np.ndarray) -> Tuple[Replay, Any]:
+def assert_total(symbol: Any, training: TrainingGraph, mask: np.ndarray) -> tuple[Replay, Any]:
     """That the replayed pool is the one that MXNet reports, and what it reports."""
     executor = bind(marks.apply(symbol, mask), training.graph, mx.cpu())
     found = replay(training, mask)
@@ -286,11 +288,11 @@ def test_the_searched_plan_costs_what_mxnet_says(name: str) -> None:
 # ------------------------------------------------------------------ entry by entry
 
 
-def log_of(plan: Replay) -> List[LoggedNode]:
+def log_of(plan: Replay) -> list[LoggedNode]:
     """What MXNet logs of a plan, from its replay."""
     training, tables = plan.training, plan.training.tables
-    number: Dict[int, int] = {}  # of each output in the order in which they are made
-    tensor: Dict[int, Any] = {}
+    number: dict[int, int] = {}  # of each output in the order in which they are made
+    tensor: dict[int, Any] = {}
     for row in plan.order:
         for k, made in enumerate(training.kinds[row].tensors):
             number[int(tables.output_start[row]) + k] = len(number)
@@ -318,11 +320,11 @@ def log_of(plan: Replay) -> List[LoggedNode]:
 
 def jobs_of(
     network: Network,
-    masks: List[np.ndarray],
+    masks: list[np.ndarray],
     types: Any = None,
     request: str = "write",
     but: Container[str] = (),
-) -> Tuple[List[Job], List[Replay]]:
+) -> tuple[list[Job], list[Replay]]:
     """What to bind in another process, for gradients of all but some; and its replay here."""
     symbol, shapes = network
     graph = forward(symbol, shapes, types)
@@ -339,16 +341,16 @@ def jobs_of(
     return jobs, plans
 
 
-def few(network: Network, count: int = 2) -> List[np.ndarray]:
+def few(network: Network, count: int = 2) -> list[np.ndarray]:
     graph = forward(*network)
     return [np.zeros(len(graph.nodes), bool), *random_plans(graph, count), operators(graph)]
 
 
 @pytest.mark.parametrize("nets", [TINY, pytest.param(NETS, marks=pytest.mark.slow)])
-def test_every_entry_is_as_logged(nets: Dict[str, Callable[[], Network]]) -> None:
+def test_every_entry_is_as_logged(nets: dict[str, Callable[[], Network]]) -> None:
     """Order, operators, who reads what, shapes and KB of every entry, of every network."""
-    jobs: List[Job] = []
-    plans: List[Replay] = []
+    jobs: list[Job] = []
+    plans: list[Replay] = []
     for build in nets.values():
         network = build()
         found = jobs_of(network, few(network))
@@ -363,8 +365,8 @@ def test_every_entry_is_as_logged(nets: Dict[str, Callable[[], Network]]) -> Non
 def test_every_output_has_the_replayed_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step is run: outputs have one address if, and only if, the replay gives them one block."""
     monkeypatch.setenv("MXNET_MKLDNN_ENABLED", "0")  # as in the child: Convolution must be read
-    jobs: List[Job] = []
-    plans: List[Replay] = []
+    jobs: list[Job] = []
+    plans: list[Replay] = []
     for build in TINY.values():
         network = build()
         for request in ("write", "add"):
@@ -377,7 +379,7 @@ def test_every_output_has_the_replayed_block(monkeypatch: pytest.MonkeyPatch) ->
     for plan, step in zip(plans, stepped(jobs)):
         training, tables, blocks = plan.training, plan.training.tables, plan.blocks
         placed = iter(step.outputs)
-        of_block: Dict[int, int] = {}
+        of_block: dict[int, int] = {}
         for row in plan.order:
             if training.ops[row] == "null":
                 continue
@@ -451,7 +453,7 @@ def test_module_binds_what_is_replayed() -> None:
         assert found.pool_bytes // MB == planned_mb(executor)
 
 
-def of_type(network: Network, dtype: str) -> Tuple[TrainingGraph, List[Job], List[Replay]]:
+def of_type(network: Network, dtype: str) -> tuple[TrainingGraph, list[Job], list[Replay]]:
     """The training graph in float32, and `jobs_of` a few plans with all arguments of a type."""
     graph = forward(*network)
     types = {graph.nodes[a].name: dtype for a in graph.arguments}

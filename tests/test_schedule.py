@@ -1,6 +1,8 @@
 """The training step of a schedule is the network's, bit for bit; its memory, byte for byte."""
 
-from typing import Any, Dict, Iterable, List
+from __future__ import annotations
+
+from typing import Any, Iterable
 
 import blocked_networks
 import memonger
@@ -26,13 +28,13 @@ from schedules import LEVELS, schedules, work_of
 REFUSED = {"Custom": "Custom", "foreach": "_foreach", "gather_nd": "gather_nd"}
 REFUSED["scatter_nd"] = "scatter_nd"
 
-NETS: Dict[str, Any] = {
+NETS: dict[str, Any] = {
     **test_replay.TINY,
     "cells": lambda: test_replay.rnn_cells("cells", steps=5, hidden=8),
     "fused cells": lambda: test_replay.rnn_cells("fused", steps=5, hidden=8),
 }
 
-LARGE: Dict[str, Any] = {
+LARGE: dict[str, Any] = {
     "resnet50_v1": lambda: networks.model_zoo("resnet50_v1"),
     "densenet121": lambda: networks.model_zoo("densenet121"),
     "inceptionv3": lambda: networks.model_zoo("inceptionv3", image=299),
@@ -66,7 +68,7 @@ def same_memory(work: Any, schedule: Any, added: Iterable[int] = ()) -> None:
         tensors[name] = tensors[argument]
     symbol = written.symbol
 
-    def arrays(names: List[str]) -> Dict[str, Any]:
+    def arrays(names: list[str]) -> dict[str, Any]:
         return {n: unallocated(tensors[n].shape, tensors[n].dtype, mx.cpu()) for n in names}
 
     with environment(**BIND):
@@ -172,7 +174,7 @@ def test_names_that_are_not_ascii() -> None:
     assert memonger.check(symbol, marks, shapes) and memonger.unplan(marks).tojson()
 
 
-def nothing_to_plan() -> Dict[str, Any]:
+def nothing_to_plan() -> dict[str, Any]:
     x = mx.sym.Variable("data")
     fc = mx.sym.FullyConnected(mx.sym.BlockGrad(x), num_hidden=2, name="fc")
     return {
@@ -259,7 +261,7 @@ def test_float64(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_refused_by_name(name: str) -> None:
-    with pytest.raises(memonger.MemongerError, match=r"\(%s\) cannot be part" % REFUSED[name]):
+    with pytest.raises(memonger.MemongerError, match=rf"\({REFUSED[name]}\) cannot be part"):
         work_of(small_net(CASES[name]), SMALL_SHAPES)
 
 

@@ -1,8 +1,10 @@
 """Training by a schedule with MXNet's own Module, as the user's script does it: bit for bit."""
 
+from __future__ import annotations
+
 import pickle
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 import memonger  # noqa: F401
 import mxnet as mx
@@ -43,7 +45,7 @@ def with_schedule(symbol: Any, loss: bool = True) -> Any:
     return scheduled(symbol, nested(work_of(symbol, shapes), 4, 1, 0.8))
 
 
-def parameters(symbol: Any) -> Dict[str, Any]:
+def parameters(symbol: Any) -> dict[str, Any]:
     random = np.random.RandomState(1)
     shapes = zip(symbol.list_arguments(), symbol.infer_shape(data=(BATCH, 3, 8, 8))[0])
     return {
@@ -85,7 +87,7 @@ def batch_of(images: Any, labels: Any) -> Any:
 
 def fitted(
     symbol: Any, handle: str = "pad", context: Any = None, workload: Any = None, **more: Any
-) -> Dict[str, Any]:
+) -> dict[str, Any]:
     """Parameters, auxiliary states, score and predictions after two epochs of Module.fit."""
     mx.random.seed(3)
     np.random.seed(3)
@@ -117,12 +119,12 @@ def fitted(
     return found
 
 
-def same(one: Dict[str, Any], other: Dict[str, Any]) -> None:
+def same(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert one.keys() == other.keys()
     assert [name for name in one if not np.array_equal(one[name], other[name])] == []
 
 
-FITS: Dict[str, Any] = {
+FITS: dict[str, Any] = {
     "once": {},
     "roll over": {"handle": "roll_over"},
     "discard": {"handle": "discard"},
@@ -142,14 +144,14 @@ def test_fit(name: str) -> None:
     same(fitted(net(), **FITS[name]), fitted(planned(), **FITS[name]))
 
 
-def stepped(symbol: Any, loss: bool = True, **more: Any) -> Dict[str, Any]:
+def stepped(symbol: Any, loss: bool = True, **more: Any) -> dict[str, Any]:
     """Outputs and gradients of steps with batches of several sizes, each followed by inference."""
     module = mx.mod.Module(symbol, label_names=["softmax_label"] if loss else None)
     label = [("softmax_label", (BATCH,))] if loss else None
     module.bind([("data", (BATCH, 3, 8, 8))], label, **more)
     module.init_params(mx.init.One(), arg_params=parameters(symbol), allow_missing=True)
     mx.random.seed(5)
-    found: List[Any] = []
+    found: list[Any] = []
 
     def look() -> None:
         mx.nd.waitall()
@@ -171,7 +173,7 @@ def stepped(symbol: Any, loss: bool = True, **more: Any) -> Dict[str, Any]:
 
 
 MIXED = {"fc_weight": "add", "convolution1_weight": "write", "batchnorm2_gamma": "add"}
-STEPPED: Dict[str, Any] = {
+STEPPED: dict[str, Any] = {
     "write": {},
     "add": {"grad_req": "add"},
     "mixed": {"grad_req": MIXED},
@@ -194,7 +196,7 @@ def test_steps(name: str) -> None:
 def test_bound_again() -> None:
     """Bound for inference, for training with other shapes, and reshaped."""
 
-    def run(symbol: Any) -> Dict[str, Any]:
+    def run(symbol: Any) -> dict[str, Any]:
         module = mx.mod.Module(symbol)
         found = []
         mx.random.seed(2)
@@ -222,7 +224,7 @@ def test_bound_again() -> None:
 
 
 def test_module_for_inference_shares_with_one_that_trains() -> None:
-    def run(symbol: Any) -> Dict[str, Any]:
+    def run(symbol: Any) -> dict[str, Any]:
         module, other = mx.mod.Module(symbol), mx.mod.Module(symbol)
         module.bind([("data", (BATCH, 3, 8, 8))], [("softmax_label", (BATCH,))])
         module.init_params(mx.init.One(), arg_params=parameters(symbol), allow_missing=True)
@@ -250,7 +252,7 @@ def test_module_for_inference_shares_with_one_that_trains() -> None:
 def test_some_parameters_are_fixed() -> None:
     fixed = {"fixed_param_names": ["fc_weight", "fc_bias", "convolution0_weight"]}
 
-    def gradients(symbol: Any) -> Dict[str, Any]:
+    def gradients(symbol: Any) -> dict[str, Any]:
         module = mx.mod.Module(symbol, **fixed)
         module.bind([("data", (BATCH, 3, 8, 8))], [("softmax_label", (BATCH,))])
         module.init_params(mx.init.One(), arg_params=parameters(symbol))
@@ -264,7 +266,7 @@ def test_some_parameters_are_fixed() -> None:
     same(gradients(net()), gradients(planned()))
 
 
-BETWEEN: Dict[str, Callable[[Any], None]] = {
+BETWEEN: dict[str, Callable[[Any], None]] = {
     "the same batch": lambda module: evaluate(module, BATCH),
     "another": lambda module: evaluate(module, 5),
     "another and back": lambda module: evaluate(module, 5, BATCH),
@@ -282,7 +284,7 @@ def evaluate(module: Any, *sizes: int) -> None:
 def test_gradients_outlive(between: str) -> None:
     """What comes between ``backward`` and ``update`` may use the memory that they lie in."""
 
-    def train(symbol: Any) -> Dict[str, Any]:
+    def train(symbol: Any) -> dict[str, Any]:
         module = mx.mod.Module(symbol)
         module.bind([("data", (BATCH, 3, 8, 8))], [("softmax_label", (BATCH,))])
         module.init_params(arg_params=parameters(symbol), initializer=mx.init.Zero())
@@ -320,7 +322,7 @@ def test_checkpoint_and_resume(tmp_path: Path) -> None:
         module.save_optimizer_states(prefix + ".states")
         return module, prefix
 
-    def resumed(symbol: Any, again: Any) -> Dict[str, Any]:
+    def resumed(symbol: Any, again: Any) -> dict[str, Any]:
         _, prefix = train(symbol, range(2), arg_params=parameters(symbol))
         loaded, arguments, states = mx.model.load_checkpoint(prefix, 2)
         assert loaded.tojson() == net().tojson()
@@ -351,7 +353,7 @@ def test_checkpoint_and_resume(tmp_path: Path) -> None:
 def test_sequential_module() -> None:
     """The first module's gradients come from the second's inputs."""
 
-    def run(plan: bool) -> Dict[str, Any]:
+    def run(plan: bool) -> dict[str, Any]:
         with mx.name.NameManager():
             one, two = S.Variable("data"), S.Variable("data")
             for _ in range(3):
@@ -396,7 +398,7 @@ def planned_unrolled(steps: int) -> Any:
 class SentenceIter(mx.io.DataIter):
     """Batches of several lengths."""
 
-    def __init__(self, lengths: List[int]) -> None:
+    def __init__(self, lengths: list[int]) -> None:
         super().__init__(4)
         self.lengths, self.default_bucket_key = lengths, max(lengths)
         self.provide_data = [("data", (4, max(lengths)))]
@@ -422,7 +424,7 @@ class SentenceIter(mx.io.DataIter):
         )
 
 
-def fitted_buckets(network: Callable[[int], Any], request: str = "write") -> Dict[str, Any]:
+def fitted_buckets(network: Callable[[int], Any], request: str = "write") -> dict[str, Any]:
     mx.random.seed(3)
     np.random.seed(3)
     data = SentenceIter([4, 7, 12])
@@ -464,7 +466,7 @@ def test_some_buckets_are_planned(chosen: Any, request_: str) -> None:
 def test_feed_forward(tmp_path: Path) -> None:
     """It calls bind; it is pickled with its plan, and saved without."""
 
-    def run(symbol: Any) -> Dict[str, Any]:
+    def run(symbol: Any) -> dict[str, Any]:
         mx.random.seed(3)
         np.random.seed(3)
         model = mx.model.FeedForward(
@@ -499,7 +501,7 @@ def test_feed_forward(tmp_path: Path) -> None:
 
 
 def test_feed_forward_with_buckets() -> None:
-    def run(network: Callable[[int], Any]) -> Dict[str, Any]:
+    def run(network: Callable[[int], Any]) -> dict[str, Any]:
         mx.random.seed(3)
         np.random.seed(3)
         model = mx.model.FeedForward(network, num_epoch=2, initializer=mx.init.Xavier())
@@ -518,7 +520,7 @@ UNWRITTEN = {"convolution0_backward_output0", "softmax_backward_output1"}
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("inputs", [True, False], ids=["inputs too", "outputs"])
 def test_monitor_is_told_what_it_is_told_of_the_network(inputs: bool, training: bool) -> None:
-    def seen(symbol: Any) -> List[Any]:
+    def seen(symbol: Any) -> list[Any]:
         mx.random.seed(1)
         module = mx.mod.Module(symbol)
         module.bind([("data", (BATCH, 3, 8, 8))], [("softmax_label", (BATCH,))])

@@ -1,5 +1,7 @@
 """A scheduled symbol in hand: bound by hand, copied, made into something else, refused."""
 
+from __future__ import annotations
+
 import copy
 import gc
 import logging
@@ -10,7 +12,7 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 import memonger
 import mxnet as mx
@@ -26,7 +28,7 @@ from test_scheduled import BATCH, IMAGES, LABELS, NO_FUSION, net, parameters, pl
 pytestmark = pytest.mark.python_differs
 
 S = mx.sym
-SHAPES: Dict[str, Any] = {"data": (BATCH, 3, 8, 8), "softmax_label": (BATCH,)}
+SHAPES: dict[str, Any] = {"data": (BATCH, 3, 8, 8), "softmax_label": (BATCH,)}
 Error = memonger.MemongerError
 
 
@@ -42,7 +44,7 @@ def filled(executor: Any) -> Any:
     return executor
 
 
-def stepped(executor: Any, out_grads: Any = None) -> Dict[str, Any]:
+def stepped(executor: Any, out_grads: Any = None) -> dict[str, Any]:
     """All that three steps leave."""
     mx.random.seed(7)
     found = {}
@@ -105,7 +107,7 @@ def test_head_gradients() -> None:
     plan = scheduled(symbol, nested(work_of(symbol, shapes, symbol.list_arguments()), 2, 1, 0.9))
     scores = mx.nd.array(np.random.RandomState(0).normal(size=(5, 3)))
     found = []
-    ways: List[Any] = [symbol, plan]
+    ways: list[Any] = [symbol, plan]
     for one in ways:
         executor = one.simple_bind(mx.cpu(), **shapes)
         for k, array in enumerate(executor.arg_arrays):
@@ -121,7 +123,7 @@ def test_head_gradients() -> None:
 
 
 def test_reshape_by_hand() -> None:
-    def run(symbol: Any, request: str) -> List[Any]:
+    def run(symbol: Any, request: str) -> list[Any]:
         # Nobody writes the gradient of a label, not even zeros.
         requests = {n: request for n in symbol.list_arguments() if n != "softmax_label"}
         executor = filled(symbol.simple_bind(mx.cpu(), grad_req=requests, **SHAPES))
@@ -223,7 +225,7 @@ def test_arrays_are_shared_by_a_buffer_only() -> None:
 def test_an_executor_is_freed_when_it_is_let_go() -> None:
     """Not some time later, by the collector: its memory is wanted for the next one."""
 
-    def let_go() -> List[Any]:
+    def let_go() -> list[Any]:
         executor = filled(planned().simple_bind(mx.cpu(), **SHAPES))
         smaller = executor.reshape(data=(5, 3, 8, 8), softmax_label=(5,))
         smaller.forward(is_train=True)
@@ -293,7 +295,7 @@ def names_once() -> Any:
     return scheduled(symbol, nested(work_of(symbol, shapes), 1, 1, 0.9))
 
 
-KEPT: Dict[str, Callable[[Any], Any]] = {
+KEPT: dict[str, Callable[[Any], Any]] = {
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
     "pickle": lambda s: pickle.loads(pickle.dumps(s)),
@@ -318,7 +320,7 @@ def test_kept(way: str, caplog: pytest.LogCaptureFixture) -> None:
 
 
 #: What is made of a network with two outputs, and what is said when that is bound for training.
-TAKEN: Dict[str, Any] = {
+TAKEN: dict[str, Any] = {
     "index": (lambda s: s[0], "an output was taken"),
     "name": (lambda s: s["softmax_output"], "an output was taken"),
     "slice": (lambda s: s[:1], "outputs were taken"),
@@ -340,7 +342,7 @@ def test_told_when_bound_for_training(way: str, caplog: pytest.LogCaptureFixture
     make, said = TAKEN[way]
     other = make(names_once())
     assert other.schedule is None
-    shapes: Dict[str, Any] = {"data": (4, 3)}
+    shapes: dict[str, Any] = {"data": (4, 3)}
     if "softmax_label" in other.list_arguments():
         shapes["softmax_label"] = (4,)
     other.simple_bind(mx.cpu(), grad_req="null", **shapes)
@@ -362,7 +364,7 @@ def gluon(symbol: Any) -> Any:
 
 
 #: What it becomes part of, and what is said at once.
-PART_OF: Dict[str, Any] = {
+PART_OF: dict[str, Any] = {
     "operator": (lambda s: S.FullyConnected(s[0], num_hidden=2), "part of another symbol"),
     "arithmetic": (lambda s: s[0] + 1, "part of another symbol"),
     "method": (lambda s: s[0].reshape((-1,)), "part of another symbol"),
@@ -438,7 +440,7 @@ def scheduled_embedding(**more: Any) -> Any:
 
 def test_refused() -> None:
     symbol, shapes = scheduled_embedding(), {"data": (4,), "softmax_label": (4,)}
-    refused: Dict[str, Callable[[], Any]] = {
+    refused: dict[str, Callable[[], Any]] = {
         "group2ctx": lambda: symbol.simple_bind(mx.cpu(), group2ctx={"a": mx.cpu(1)}, **shapes),
         "input 'words' is stored as row_sparse": lambda: symbol.simple_bind(
             mx.cpu(), stype_dict={"words": "row_sparse"}, **shapes

@@ -1,5 +1,7 @@
 """``memonger.plan(how='schedule')``: limits of work and memory, and what the plan tells."""
 
+from __future__ import annotations
+
 import json
 import pickle
 from typing import Any, Dict, Tuple
@@ -26,7 +28,7 @@ def layers(depth: int = 24) -> Network:
     return networks.chain(depth, hidden=32, batch=512)
 
 
-def as_module_does(symbol: Any, shapes: Any) -> Dict[str, str]:
+def as_module_does(symbol: Any, shapes: Any) -> dict[str, str]:
     return {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
 
 

@@ -1,7 +1,9 @@
 """Training and scoring in turns by a schedule: memory that both use, and states that both read."""
 
+from __future__ import annotations
+
 import os
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 import memonger
 import mxnet as mx
@@ -21,7 +23,7 @@ SHAPES = sized(BATCH, SIZE)
 
 def residual(layers: int) -> Any:
     """Convolutions that MKLDNN computes in blocks, and as many BatchNorms."""
-    attributes: Dict[str, Any] = {"kernel": (3, 3), "pad": (1, 1), "num_filter": CHANNELS}
+    attributes: dict[str, Any] = {"kernel": (3, 3), "pad": (1, 1), "num_filter": CHANNELS}
     with mx.name.NameManager():
         x = S.Convolution(S.Variable("data"), **attributes)
         for _ in range(layers):
@@ -50,7 +52,7 @@ def test_generated_networks(
     assert (ran.returncode, len(found)) == (0, last - first), ran.stderr[-2000:]
 
 
-def fitted(symbol: Any, wait: Callable[[], None]) -> Dict[str, np.ndarray]:
+def fitted(symbol: Any, wait: Callable[[], None]) -> dict[str, np.ndarray]:
     random = np.random.RandomState(1)
     module = mx.mod.Module(symbol)
     prepared(module, residual(12), BATCH, SIZE, random)

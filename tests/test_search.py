@@ -1,8 +1,10 @@
 """The search for the smallest plan: seeds, annealing, what comes out."""
 
+from __future__ import annotations
+
 import itertools
 import os
-from typing import Any, List, Optional
+from typing import Any
 
 import memonger
 import mxnet as mx
@@ -38,7 +40,7 @@ def weights(draw: Any) -> Weights:
     return Weights(sums, np.array(highest), np.array(keep))
 
 
-def kept(w: Weights, cuts: List[int], limit: float) -> Optional[float]:
+def kept(w: Weights, cuts: list[int], limit: float) -> float | None:
     """What these cuts keep, or None if a piece needs more than the limit."""
     total, ends = 0.0, [0] + [k + 1 for k in cuts] + [len(w.keep) - 1]
     for i, j in zip(ends, ends[1:]):
@@ -65,7 +67,7 @@ def test_cheapest_cuts_against_all_sets_of_cuts(w: Weights, limit: int) -> None:
 
 
 def test_golden_section_finds_the_minimum() -> None:
-    asked: List[float] = []
+    asked: list[float] = []
 
     def cost(x: float) -> float:
         asked.append(x)

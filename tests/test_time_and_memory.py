@@ -1,6 +1,8 @@
 """More memory never makes a slower plan, and all of it none at all: over generated networks."""
 
-from typing import Any, Iterator, List
+from __future__ import annotations
+
+from typing import Any, Iterator
 
 import memonger
 import pytest
@@ -49,7 +51,7 @@ def test_more_memory_is_never_slower(how: str, drawn: Any, random: Any) -> None:
         assert plan.added_time is not None and plan.added_time >= 0
         assert (plan.added_time > 0) == bool(plan.recomputed) or how != "marks"
         added[share] = plan.added_time
-    found: List[float] = [added[share] for share in SHARES]
+    found: list[float] = [added[share] for share in SHARES]
     assert found == sorted(found, reverse=True)
     for share, time in zip(SHARES, found):  # and nothing is remembered otherwise
         if time < float("inf"):

@@ -1,8 +1,10 @@
 """The time of operators: what is counted, what is measured, and what is kept on disk."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import memonger  # noqa: F401
 import mxnet as mx
@@ -66,7 +68,7 @@ def test_roofline() -> None:
 
 def test_rates_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMONGER_CACHE", str(tmp_path))
-    runs: List[Any] = []
+    runs: list[Any] = []
 
     def measure(ctx: Any) -> Rates:
         runs.append(ctx)
@@ -142,7 +144,7 @@ def test_constants_of_one_element(shape: Any) -> None:
 def test_what_is_compared_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until none was shorter for some time; the shortest of each counts."""
     times = {"a": [9.0, 9.0, 4.0] + [8.0] * 9, "b": [5.0] * 12}
-    asked: List[str] = []
+    asked: list[str] = []
 
     def seconds(run: Any) -> float:
         asked.append(run())
@@ -175,7 +177,7 @@ def test_paces_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     now = Rates(3e8, 5e8, 0)  # something else runs while they are measured
     monkeypatch.setattr(timing, "_measure_rates", lambda ctx: now)
     monkeypatch.setattr(timing, "rates_of", lambda ctx: Rates(1e9, 1e9, 0))
-    asked: List[str] = []
+    asked: list[str] = []
 
     def measure(example: Any, rates: Any, ctx: Any) -> Any:
         assert rates == now
@@ -227,7 +229,7 @@ def test_operators_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """Each distinct one; its time is that of recomputing it, and counts in the step."""
     monkeypatch.setenv("MEMONGER_CACHE", str(tmp_path))
     monkeypatch.setattr(timing, "_measure_rates", lambda ctx: Rates(1e9, 1e9, 0))
-    asked: List[str] = []
+    asked: list[str] = []
 
     def measure(graph: Any, i: int, ctx: Any) -> Any:
         asked.append(graph.nodes[i].op)
@@ -255,7 +257,7 @@ def test_constants_are_not_measured_as_inputs(
     monkeypatch.setenv("MEMONGER_CACHE", str(tmp_path))
     monkeypatch.setattr(timing, "_measure_rates", lambda ctx: Rates(1e9, 1e9, 0))
     monkeypatch.setattr(timing, "_measure_pace", lambda example, rates, ctx: Pace(2.0, 3.0))
-    asked: List[str] = []
+    asked: list[str] = []
     monkeypatch.setattr(timing, "_measure", lambda graph, i, ctx: asked.append(graph.nodes[i].op))
     x = S.FullyConnected(S.Variable("data"), num_hidden=5, name="fc")
     tied = S.broadcast_mul(x, S.ones((1,)), name="tie")

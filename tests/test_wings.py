@@ -1,8 +1,10 @@
 """The wings of the package: who may import whom, and who may touch MXNet."""
 
+from __future__ import annotations
+
 import ast
 from pathlib import Path
-from typing import Dict, Iterator, List, Set
+from typing import Iterator
 
 import pytest
 
@@ -40,7 +42,7 @@ MXNET = {
 MXNET_WINGS = {"schedules.execution", "api", "cli"}
 
 
-def rooms() -> Dict[str, ast.Module]:
+def rooms() -> dict[str, ast.Module]:
     """Every file of the package but its `__init__`: its dotted name below it, and its source."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -50,7 +52,7 @@ def rooms() -> Dict[str, ast.Module]:
     return found
 
 
-def imported(source: ast.Module, known: Set[str]) -> Iterator[str]:
+def imported(source: ast.Module, known: set[str]) -> Iterator[str]:
     """The rooms that a file imports, also within functions."""
     for node in ast.walk(source):
         if isinstance(node, ast.Import):
@@ -58,7 +60,7 @@ def imported(source: ast.Module, known: Set[str]) -> Iterator[str]:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("memonger."):
             module = (node.module or "")[len("memonger.") :]
             for name in node.names:
-                room = "%s.%s" % (module, name.name)
+                room = f"{module}.{name.name}"
                 yield room if room in known else module
 
 
@@ -82,7 +84,7 @@ def test_imports_go_down(room: str) -> None:
 
 
 def test_no_circle_between_files() -> None:
-    below: Dict[str, List[str]] = {
+    below: dict[str, list[str]] = {
         room: list(imported(source, set(ROOMS))) for room, source in ROOMS.items()
     }
     while below:

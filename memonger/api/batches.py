@@ -1,7 +1,9 @@
 """``largest_batch``: the largest batch that fits a budget."""
 
+from __future__ import annotations
+
 import logging
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Mapping, NamedTuple
 
 import numpy as np
 
@@ -57,11 +59,11 @@ def largest_batch(
     shapes: Any,
     budget: Any,
     *,
-    budget_of: Optional[str] = None,
+    budget_of: str | None = None,
     optimizer: Any = None,
     measure: bool = False,
     patience: float = 1.0,
-    type_dict: Optional[Mapping[str, Any]] = None,
+    type_dict: Mapping[str, Any] | None = None,
     grad_req: Any = "write",
     ctx: Any = None,
     ntrial: int = 6,
@@ -105,8 +107,8 @@ def largest_batch(
     bound = read_budget(budget, budget_of, optimizer, ctx)
     if bound is None or bound.is_share:
         raise MemongerError(
-            "budget=%r: the largest batch needs a budget in bytes, such as '11GB'; a share is of "
-            "a network whose batch is known" % (budget,)
+            f"budget={budget!r}: the largest batch needs a budget in bytes, such as '11GB'; a "
+            "share is of a network whose batch is known"
         )
     sized, types = _sized(shapes)
     types.update(type_dict or {})
@@ -141,8 +143,7 @@ def largest_batch(
     if not batch:
         least = min(memory(1, each) for each in plans)
         raise BudgetError(
-            "not even a batch of one was found to fit into %s: it needs %s"
-            % (told(limit), told(least)),
+            f"not even a batch of one was found to fit into {told(limit)}: it needs {told(least)}",
             least,
         )
     if interrupted:
@@ -165,24 +166,24 @@ def largest_batch(
     return LargestBatch(batch, plan_of(request, symbol, solution), unplanned)
 
 
-def _sized(shapes: Any) -> Tuple[Callable[[int], Dict[str, Shape]], Dict[str, Any]]:
+def _sized(shapes: Any) -> tuple[Callable[[int], dict[str, Shape]], dict[str, Any]]:
     """Shapes with a batch yet to be told: a function that puts it in; the types that are told."""
-    types: Dict[str, Any] = {}
-    axes: Dict[str, int] = {}
+    types: dict[str, Any] = {}
+    axes: dict[str, int] = {}
     given = dict(read_pairs(shapes, types, axes))
     for name, shape in given.items():
         if not isinstance(shape, (list, tuple)):
-            raise MemongerError("input %r: a shape is a tuple of integers, not %r" % (name, shape))
+            raise MemongerError(f"input {name!r}: a shape is a tuple of integers, not {shape!r}")
     places = {name: [k for k, n in enumerate(s) if n is None] for name, s in given.items()}
     if not any(places.values()):  # an iterator knows where the batch is, and how large it was
         places = {name: [axis] for name, axis in axes.items() if 0 <= axis < len(given[name])}
     if not places:
         raise MemongerError(
             "no shape has None where the batch goes; give shapes such as "
-            "{'data': (None, 3, 224, 224)}, not %r" % (shapes,)
+            f"{{'data': (None, 3, 224, 224)}}, not {shapes!r}"
         )
 
-    def sized(batch: int) -> Dict[str, Shape]:
+    def sized(batch: int) -> dict[str, Shape]:
         return {
             name: tuple(batch if k in places.get(name, ()) else n for k, n in enumerate(shape))
             for name, shape in given.items()
@@ -196,7 +197,7 @@ class _Memory:
 
     def __init__(self, network: Callable[[int], Network], budget: Budget) -> None:
         self._make, self._budget = network, budget
-        self._networks: Dict[int, Network] = {}
+        self._networks: dict[int, Network] = {}
 
     def network(self, batch: int) -> Network:
         """The network at a batch."""

@@ -1,8 +1,10 @@
 """Budgets of memory: what the user writes, read, and held against what a plan takes."""
 
+from __future__ import annotations
+
 import numbers
 import re
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,7 +62,7 @@ class Budget(NamedTuple):
         return int(self.amount * unplanned) if self.is_share else int(self.amount)
 
 
-def read_budget(budget: Any, of: Optional[str], optimizer: Any, ctx: Any) -> Optional[Budget]:
+def read_budget(budget: Any, of: str | None, optimizer: Any, ctx: Any) -> Budget | None:
     """Check what the user says of memory; the parameters are those of ``memonger.plan``.
 
     Returns
@@ -79,7 +81,7 @@ def read_budget(budget: Any, of: Optional[str], optimizer: Any, ctx: Any) -> Opt
     6442450944.0
     """
     if of is not None and of not in OF:
-        raise MemongerError("budget_of must be 'pool' or 'device', not %r" % (of,))
+        raise MemongerError(f"budget_of must be 'pool' or 'device', not {of!r}")
     if budget is None:
         if of is not None or optimizer is not None:
             raise MemongerError("budget_of= and optimizer= are of a budget; give budget= too")
@@ -100,7 +102,7 @@ def read_budget(budget: Any, of: Optional[str], optimizer: Any, ctx: Any) -> Opt
     return Budget(amount, is_share, of, state_per_element(optimizer))
 
 
-def _amount(budget: Any) -> Tuple[float, bool]:
+def _amount(budget: Any) -> tuple[float, bool]:
     """Bytes, or a share and that it is one."""
     if isinstance(budget, numbers.Integral) and not isinstance(budget, bool):
         nbytes = int(budget)
@@ -111,27 +113,26 @@ def _amount(budget: Any) -> Tuple[float, bool]:
         share = float(budget)
         if not 0 < share <= 1:
             raise MemongerError(
-                "budget=%r: a float is a share of the memory without a plan, more than 0 and at "
-                "most 1; give bytes as an int" % (budget,)
+                f"budget={budget!r}: a float is a share of the memory without a plan, more than 0 "
+                "and at most 1; give bytes as an int"
             )
         return share, True
     found = _TEXT.fullmatch(budget) if isinstance(budget, str) else None
     if found is None:
-        raise MemongerError("budget=%r cannot be read; give %s" % (budget, KNOWN))
+        raise MemongerError(f"budget={budget!r} cannot be read; give {KNOWN}")
     number, unit = float(found.group(1)), found.group(2).upper()
     if unit == "%":
         if not 0 < number <= 100:
-            raise MemongerError(
-                "budget=%r: a share is more than 0 %% and at most 100 %%" % (budget,)
-            )
+            raise MemongerError(f"budget={budget!r}: a share is more than 0 % and at most 100 %")
         return number / 100, True
     if unit not in UNITS:
         raise MemongerError(
-            "budget=%r: there is no unit %r; there are kB, MB, GB and TB (thousands) and KiB, MiB, "
-            "GiB and TiB (1024s)" % (budget, found.group(2))
+            f"budget={budget!r}: there is no unit {found.group(2)!r}; there are kB, MB, GB and TB "
+            "(thousands) and KiB, MiB, "
+            "GiB and TiB (1024s)"
         )
     if number * UNITS[unit] < 1:
-        raise MemongerError("budget=%r: it must be at least one byte" % (budget,))
+        raise MemongerError(f"budget={budget!r}: it must be at least one byte")
     return _in_memory(number * UNITS[unit]), False
 
 
@@ -173,11 +174,11 @@ def state_per_element(optimizer: Any) -> float:
         elif isinstance(optimizer, tuple) and len(optimizer) == 2:
             made = mx.optimizer.create(optimizer[0], **optimizer[1])
     except (ValueError, TypeError, AttributeError, AssertionError) as error:
-        raise MemongerError("optimizer=%r cannot be made: %s" % (optimizer, error)) from None
+        raise MemongerError(f"optimizer={optimizer!r} cannot be made: {error}") from None
     if not isinstance(made, mx.optimizer.Optimizer):
         raise MemongerError(
             "optimizer must be a name such as 'adam', a name with its parameters such as "
-            "('sgd', {'momentum': 0.9}), or an mx.optimizer.Optimizer, not %r" % (optimizer,)
+            f"('sgd', {{'momentum': 0.9}}), or an mx.optimizer.Optimizer, not {optimizer!r}"
         )
     weight = mx.nd.ones(SAMPLE)
     return _nbytes(made.create_state_multi_precision(0, weight)) / weight.size

@@ -1,6 +1,8 @@
 """Is a planned network the same network? Both are trained side by side and compared bit for bit."""
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+from __future__ import annotations
+
+from typing import Any, Mapping, NamedTuple
 
 import numpy as np
 
@@ -18,7 +20,7 @@ from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
 
 #: Inputs that hold whole numbers: operator -> positions.
-INDEX_INPUTS: Mapping[str, Tuple[int, ...]] = {
+INDEX_INPUTS: Mapping[str, tuple[int, ...]] = {
     "Embedding": (0,),
     "SVMOutput": (1,),
     "SequenceLast": (1,),
@@ -66,8 +68,8 @@ class CheckReport(NamedTuple):
 
     steps: int
     compared: int
-    differences: Tuple[Difference, ...]
-    not_finite: Tuple[str, ...]
+    differences: tuple[Difference, ...]
+    not_finite: tuple[str, ...]
     repeatable: bool
 
     def __bool__(self) -> bool:
@@ -115,11 +117,11 @@ def check(
     shapes: Any,
     steps: int = 3,
     *,
-    type_dict: Optional[Mapping[str, Any]] = None,
+    type_dict: Mapping[str, Any] | None = None,
     ctx: Any = None,
     grad_req: Any = None,
     seed: int = 0,
-    values: Optional[Mapping[str, Any]] = None,
+    values: Mapping[str, Any] | None = None,
 ) -> CheckReport:
     """Train a network and its plan from the same values and compare all they compute.
 
@@ -165,8 +167,8 @@ def check(
         if one != other:
             names = sorted(set(one) ^ set(other))
             raise MemongerError(
-                "these are not the same network: their %s differ (%s)"
-                % (what.replace("_", " "), ", ".join(names[:5]) or "in order")
+                f"these are not the same network: their {what.replace('_', ' ')} differ "
+                f"({', '.join(names[:5]) or 'in order'})"
             )
     device = check_device(ctx)
     spec = read_shapes(symbol, shapes, {}, type_dict)
@@ -179,7 +181,7 @@ def check(
         requests = read_grad_req(names, grad_req)
     start = _initial_values(graph, seed, values or {}, inputs)
 
-    def run(net: Any) -> List[_Computed]:
+    def run(net: Any) -> list[_Computed]:
         return _train(net, graph, start, steps, device, requests, seed, inputs)
 
     expected, found = run(symbol), run(planned)
@@ -190,8 +192,8 @@ def check(
 
 
 def _initial_values(
-    graph: ForwardGraph, seed: int, given: Mapping[str, Any], inputs: Set[str]
-) -> Dict[str, np.ndarray]:
+    graph: ForwardGraph, seed: int, given: Mapping[str, Any], inputs: set[str]
+) -> dict[str, np.ndarray]:
     random = np.random.RandomState(seed)
     indices = {
         node.inputs[k][0]
@@ -225,8 +227,8 @@ def _train(
     ctx: Any,
     requests: Mapping[str, str],
     seed: int,
-    inputs: Set[str],
-) -> List[_Computed]:
+    inputs: set[str],
+) -> list[_Computed]:
     """What each of some training steps leaves: outputs, gradients, auxiliary states."""
     sparse = {graph.nodes[i].name for i in sparse_gradients(graph)}
     try:
@@ -247,7 +249,7 @@ def _train(
             mx.nd.array(random.uniform(-1, 1, out.shape), ctx, out.dtype)
             for out in executor.outputs
         ]
-        result: List[_Computed] = []
+        result: list[_Computed] = []
         for step in range(steps):
             mx.random.seed(seed + step)
             executor.forward(is_train=True)
@@ -270,14 +272,14 @@ def _train(
                     )
         return result
     except mx.MXNetError as error:
-        raise MemongerError("the network cannot be run on %s: %s" % (ctx, reason(error))) from None
+        raise MemongerError(f"the network cannot be run on {ctx}: {reason(error)}") from None
 
 
-def _read(step: int, kind: str, arrays: Mapping[str, Any]) -> List[_Computed]:
+def _read(step: int, kind: str, arrays: Mapping[str, Any]) -> list[_Computed]:
     return [_Computed(step, kind, name, array.asnumpy()) for name, array in arrays.items()]
 
 
-def _compare(expected: List[_Computed], found: List[_Computed]) -> List[Difference]:
+def _compare(expected: list[_Computed], found: list[_Computed]) -> list[Difference]:
     differences = []
     for a, b in zip(expected, found):
         if not np.array_equal(a.value, b.value):

@@ -4,7 +4,9 @@ It is read off the replay of one training step with the plan (``explanation.Step
 tensor, and when. What the rules leave no choice in is told by the rules themselves.
 """
 
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from __future__ import annotations
+
+from typing import NamedTuple, Sequence
 
 import numpy as np
 
@@ -55,16 +57,16 @@ class Choice(NamedTuple):
 class PlanExplanation(NamedTuple):
     """What a plan does with each tensor of the forward pass, in execution order."""
 
-    tensors: Tuple[Choice, ...]
+    tensors: tuple[Choice, ...]
 
     def __str__(self) -> str:
         lines = []
         for choice in ("kept", "again", "freed"):
             chosen = [t.nbytes for t in self.tensors if t.choice == choice]
-            lines.append("%-6s %10.1f MB in %d tensors" % (choice, sum(chosen) / MB, len(chosen)))
+            lines.append(f"{choice:6} {sum(chosen) / MB:10.1f} MB in {len(chosen)} tensors")
         lines += ["", "%-6s %10s  %-9s %-20s %s" % ("", "MB", "why", "operator", "tensor")]
         for t in self.tensors:
-            line = "%-6s %10.2f  %-9s %-20s %s" % (t.choice, t.nbytes / MB, t.why, t.op, t.name)
+            line = f"{t.choice:6} {t.nbytes / MB:10.2f}  {t.why:9} {t.op:20} {t.name}"
             lines.append(line + (": " + t.reason if t.reason else ""))
         return "\n".join(lines)
 
@@ -99,7 +101,7 @@ def explain_choices(
     heads, peak = set(graph.heads), step.peak
     little = SMALL * int(step.live[peak])
 
-    def why_of(k: int) -> Tuple[str, str]:
+    def why_of(k: int) -> tuple[str, str]:
         """Why a tensor of the timeline is kept, in a word and in words."""
         row, output = int(line.row[k]), int(line.output[k])
         x = int(step.operator[row])
@@ -109,10 +111,10 @@ def explain_choices(
         if x in kept_by_rule:
             return "rule", kept_by_rule[x]
         if again:
-            reason = "%s computed again from it" % _some(graph, again, "is", "are")
+            reason = f"{_some(graph, again, 'is', 'are')} computed again from it"
             return "mark" if original else "cut", reason
         if times[x] > 1:
-            return "gradient", "the gradient of %s reads it" % _some(graph, gradients)
+            return "gradient", f"the gradient of {_some(graph, gradients)} reads it"
         if line.nbytes[k] <= little:
             return "cheap", "less than 1/1000 of the peak"
         if not line.start[k] <= peak <= line.stop[k]:
@@ -121,7 +123,7 @@ def explain_choices(
             return "budget", "the budget allows it, and computing it again takes time"
         return "search", "no smaller plan was found that computes it again"
 
-    tensors: List[Choice] = []
+    tensors: list[Choice] = []
     for k in np.flatnonzero((line.kind == FORWARD) & forward[line.row]).tolist():
         output, x = int(line.output[k]), int(step.operator[line.row[k]])
         why = reason = ""
@@ -143,17 +145,17 @@ def _some(graph: ForwardGraph, nodes: Sequence[int], one: str = "", more: str = 
     text = repr(graph.nodes[nodes[0]].name)
     if len(nodes) > 1:
         return ("%s and %d more %s" % (text, len(nodes) - 1, more)).rstrip()
-    return ("%s %s" % (text, one)).rstrip()
+    return (f"{text} {one}").rstrip()
 
 
-def _readers(step: Step) -> Dict[Tuple[int, int], Tuple[List[int], List[int]]]:
+def _readers(step: Step) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
     """Of each tensor the operators that read it when computed again, and by their gradients."""
     found = step.memory.replay
     t, again = found.training.tables, found.recomputed
     phases = found.training.phases
     copies = int(t.output_start[t.forward])
     maker = np.repeat(np.arange(len(t.variable)), np.diff(t.output_start))
-    of: Dict[Tuple[int, int], Tuple[List[int], List[int]]] = {}
+    of: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
     for row in found.order.tolist():
         phase, x = int(phases[row]), int(step.operator[row])
         if phase == FORWARD or x < 0:
@@ -176,7 +178,7 @@ def _before_copies(graph: ForwardGraph) -> np.ndarray:
     return np.where(ours, -1, np.cumsum(~ours) - 1)
 
 
-def _kept_by_rule(network: Network, graph: ForwardGraph, again: np.ndarray) -> Dict[int, str]:
+def _kept_by_rule(network: Network, graph: ForwardGraph, again: np.ndarray) -> dict[int, str]:
     """Of the nodes that a rule keeps, which one.
 
     Those that must run once are known. For the others it is tried: recomputed beside what is
@@ -195,7 +197,7 @@ def _kept_by_rule(network: Network, graph: ForwardGraph, again: np.ndarray) -> D
     found = {i: rules.reasons[x] for i, x in enumerate(before.tolist()) if x in rules.reasons}
     until = network.request.until
     if until is not None:
-        late = "it does not come before %r" % network.graph.nodes[until].name
+        late = f"it does not come before {network.graph.nodes[until].name!r}"
         for i in np.flatnonzero(before >= until).tolist():
             if not graph.nodes[i].is_variable:
                 found.setdefault(i, late)
@@ -216,7 +218,8 @@ def _kept_by_rule(network: Network, graph: ForwardGraph, again: np.ndarray) -> D
         if twin is None:
             found[i] = "nobody would read what is computed again, which not every device bears"
         else:
-            found[i] = "MXNet merges it with %r, which has the same marks therefore" % (
-                network.graph.nodes[twin].name
+            found[i] = (
+                f"MXNet merges it with {network.graph.nodes[twin].name!r}, which has the same "
+                "marks therefore"
             )
     return found

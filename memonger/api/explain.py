@@ -4,7 +4,9 @@ All of it is read off the replay of one training step (``allocator.Timeline``): 
 and what runs then. Nothing is bound.
 """
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from __future__ import annotations
+
+from typing import Any, Mapping, NamedTuple
 
 import numpy as np
 
@@ -47,7 +49,7 @@ class Step(NamedTuple):
     live: np.ndarray
 
     @classmethod
-    def of(cls, memory: Memory) -> "Step":
+    def of(cls, memory: Memory) -> Step:
         """The training step that was replayed to learn what it takes."""
         line = memory.replay.timeline()
         return cls(
@@ -75,7 +77,7 @@ class Step(NamedTuple):
         row = int(self.memory.replay.order[self.peak])
         training, x = self.memory.replay.training, int(self.operator[row])
         if x < 0:
-            return "%r (%s)" % (training.names[row], training.ops[row])
+            return f"{training.names[row]!r} ({training.ops[row]})"
         how = {FORWARD: "%r (%s)", RECOMPUTED: "%r (%s) again", BACKWARD: "the gradient of %r (%s)"}
         node = self.graph.nodes[x]
         return how[int(training.phases[row])] % (node.name, node.op)
@@ -125,13 +127,13 @@ class Segment(NamedTuple):
     operators: int
     flops: float
 
-    def before(self, moved: np.ndarray) -> "Segment":
+    def before(self, moved: np.ndarray) -> Segment:
         """The same in the network without kept copies; ``moved`` is its nodes' new indices."""
         first, last = np.searchsorted(moved, [self.first, self.last], side="right") - 1
         return self._replace(first=int(first), last=int(last))
 
 
-def slowest_segment(found: Replay) -> Optional[Segment]:
+def slowest_segment(found: Replay) -> Segment | None:
     """The most work that is done again at once; None where nothing is."""
     operator = operators_of(found)[found.order]
     phase = found.training.phases[found.order]
@@ -205,22 +207,22 @@ class Explanation(NamedTuple):
     pool_bytes: int
     peak_bytes: int
     peak: str
-    tensors: Tuple[Alive, ...]
+    tensors: tuple[Alive, ...]
     floor_bytes: int
     floor_own_bytes: int
     floor: str
-    inexact: Tuple[str, ...]
+    inexact: tuple[str, ...]
 
     @property
     def bounded_by(self) -> str:
         """What bounds the memory of any plan from below, in words."""
         ruled = sum(t.nbytes for t in self.tensors if t.rule)
-        text = "%s needs %s at once" % (self.floor or "nothing", in_words(self.floor_own_bytes))
+        text = f"{self.floor or 'nothing'} needs {in_words(self.floor_own_bytes)} at once"
         over = self.floor_bytes - self.floor_own_bytes
         if over:
-            text += ", and %s that cannot be computed again are held over it" % in_words(over)
+            text += f", and {in_words(over)} that cannot be computed again are held over it"
         if ruled:
-            text += "; %s of the peak must not be computed again" % in_words(ruled)
+            text += f"; {in_words(ruled)} of the peak must not be computed again"
         return text
 
     def __str__(self) -> str:
@@ -228,21 +230,21 @@ class Explanation(NamedTuple):
             return NO_OPERATORS
         lines = [
             "pool      " + in_words(self.pool_bytes),
-            "peak      %s alive at once, in %s" % (in_words(self.peak_bytes), self.peak),
-            "floor     %s: %s" % (in_words(self.floor_bytes), self.bounded_by),
+            f"peak      {in_words(self.peak_bytes)} alive at once, in {self.peak}",
+            f"floor     {in_words(self.floor_bytes)}: {self.bounded_by}",
         ]
         for kind, title in KINDS.items():
             chosen = [t.nbytes for t in self.tensors if t.kind == kind]
             if chosen:
                 share = 100 * sum(chosen) / max(1, self.peak_bytes)
                 lines.append(
-                    "%-9s %s of the peak (%.0f %%), %d tensors"
-                    % (title, in_words(sum(chosen)), share, len(chosen))
+                    f"{title:9} {in_words(sum(chosen))} of the peak ({share:.0f} %), "
+                    f"{len(chosen)} tensors"
                 )
         lines += ["", "%10s  %-14s  %-20s  %s" % ("memory", "kind", "operator", "of")]
         for t in self.tensors[:SHOWN]:
             row = "%10s  %-14s  %-20s  %s" % (in_words(t.nbytes), t.kind, t.op, t.name)
-            lines.append(row + (" (never again: %s)" % t.rule if t.rule else ""))
+            lines.append(row + (f" (never again: {t.rule})" if t.rule else ""))
         rest = [t.nbytes for t in self.tensors[SHOWN:]]
         if rest:
             lines.append("%10s  in %d more" % (in_words(sum(rest)), len(rest)))
@@ -253,7 +255,7 @@ def explain(
     net: Any,
     shapes: Any = None,
     *,
-    type_dict: Optional[Mapping[str, Any]] = None,
+    type_dict: Mapping[str, Any] | None = None,
     grad_req: Any = "write",
     ctx: Any = None,
     devices: int = 1,
@@ -284,7 +286,7 @@ def explain(
 def explained(step: Step) -> Explanation:
     """The Explanation of a training step."""
     training, line = step.memory.replay.training, step.timeline
-    tensors: List[Alive] = []
+    tensors: list[Alive] = []
     for k in step.alive.tolist():
         row, output, phase = int(line.row[k]), int(line.output[k]), int(line.kind[k])
         if (row, output) in step.memory.pooled:
@@ -324,7 +326,7 @@ def where_it_peaks(memory: Memory) -> str:
     """Where the most of a plan is alive, as a sentence."""
     step = Step.of(memory)
     most = int(step.live[step.peak])
-    return "Its peak of %s is in %s. " % (in_words(most), step.running) if most else ""
+    return f"Its peak of {in_words(most)} is in {step.running}. " if most else ""
 
 
 def why_not_less(network: Network, pool_bytes: float) -> str:
@@ -336,18 +338,18 @@ def why_not_less(network: Network, pool_bytes: float) -> str:
     least = floor(network.training, bare=network.rules.bare)
     if least.operator < 0 or least.nbytes > pool_bytes:
         return ""
-    return "No plan can do with less than %s alive at once, for %s needs them." % (
-        in_words(least.nbytes),
-        floor_text(network.training, least),
+    return (
+        f"No plan can do with less than {in_words(least.nbytes)} alive at once, for "
+        f"{floor_text(network.training, least)} needs them."
     )
 
 
-def held_by_rule(memory: Memory, reasons: Mapping[int, str]) -> Dict[int, int]:
+def held_by_rule(memory: Memory, reasons: Mapping[int, str]) -> dict[int, int]:
     """Bytes at the peak of what must not be computed again, for each such operator (node)."""
     step = Step.of(memory)
     line = step.timeline
     there = step.alive[line.kind[step.alive] == FORWARD]
-    held: Dict[int, int] = {}
+    held: dict[int, int] = {}
     for x, nbytes in zip(step.operator[line.row[there]].tolist(), line.nbytes[there].tolist()):
         if x in reasons:
             held[x] = held.get(x, 0) + nbytes

@@ -4,8 +4,10 @@ One search (``planners.budget``) finds the plans of every size. It is remembered
 that another budget for the same network is a choice from what is known.
 """
 
+from __future__ import annotations
+
 import logging
-from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -55,7 +57,7 @@ class Known(NamedTuple):
     step: float  # seconds of a training step without a plan
 
 
-_fronts: "Remembered[Known]" = Remembered(REMEMBERED)
+_fronts: Remembered[Known] = Remembered(REMEMBERED)
 
 
 def forget() -> None:
@@ -63,7 +65,7 @@ def forget() -> None:
     _fronts.clear()
 
 
-def node_times(network: Network, measure: bool) -> Tuple[Callable[[Rules], NodeTimes], float]:
+def node_times(network: Network, measure: bool) -> tuple[Callable[[Rules], NodeTimes], float]:
     """The times of nodes, as ``budget.Search`` asks for them; the seconds of an unplanned step."""
     ctx = network.request.device
 
@@ -163,7 +165,7 @@ def solve_budget(
     options: Options,
     others: Sequence[Fast] = (),
     searching: bool = True,
-) -> Tuple[Solution, Any]:
+) -> tuple[Solution, Any]:
     """The fastest plan within a budget, confirmed by MXNet; parameters as of `find_front`.
 
     Returns
@@ -211,20 +213,18 @@ def solve_budget(
         fitting = [pair for pair in fitting if pair[0] <= 0.98 * nbytes * limit / really]
     least_bytes, plan = min(predicted, key=lambda pair: pair[0])
     memory = memory_of(network, cost, plan)
+    reasons = where_it_peaks(memory) + why_not_less(network, memory.pool_bytes)
+    if budget.of != "pool":
+        reasons += beside(memory, taken(memory))
     raise BudgetError(
-        "no plan was found that needs at most %s; the smallest needs %s. %s%s"
-        % (
-            told(limit),
-            told(least_bytes),
-            where_it_peaks(memory) + why_not_less(network, memory.pool_bytes),
-            "" if budget.of == "pool" else beside(memory, taken(memory)),
-        ),
+        f"no plan was found that needs at most {told(limit)}; the smallest needs "
+        f"{told(least_bytes)}. {reasons}",
         least_bytes,
     )
 
 
 @no_collection()
-def candidates(request: Request, options: Options) -> Tuple[List[Candidate], bool]:
+def candidates(request: Request, options: Options) -> tuple[list[Candidate], bool]:
     """The plans that no other beats in both memory and time, the fastest first.
 
     Returns
@@ -254,7 +254,7 @@ def candidates(request: Request, options: Options) -> Tuple[List[Candidate], boo
 
 def solution_of(
     network: Network, cost: CostModel, plan: Fast, step: float, interrupted: bool
-) -> Tuple[Solution, Any]:
+) -> tuple[Solution, Any]:
     """A plan of the front as a solution, confirmed by MXNet, and its symbol."""
     request = network.request
     copies = marks.inferable(request.symbol, plan.copies, request.spec.shapes)
@@ -269,6 +269,7 @@ def solution_of(
 def beside(memory: Memory, taken: int) -> str:
     """What a device holds besides the pool, for a message."""
     return (
-        " %s of it are parameters, gradients, inputs and the optimizer's state, and what operators "
-        "hold." % told(taken - memory.pool_bytes)
+        f" {told(taken - memory.pool_bytes)} of it are parameters, gradients, inputs and the "
+        "optimizer's state, and what operators "
+        "hold."
     )

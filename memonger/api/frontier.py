@@ -1,7 +1,9 @@
 """``frontier``: the plans that no other beats in memory and time."""
 
+from __future__ import annotations
+
 import logging
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Mapping, Sequence, Tuple, TypeVar
 
 import numpy as np
 
@@ -34,14 +36,10 @@ class Frontier(Tuple[Plan, ...]):
         ]
         for each in self:
             lines.append(
-                "%12.1f %6.0f %% %10.1f %% %8d %8d"
-                % (
-                    each.pool_bytes / MB,
-                    100 * each.pool_bytes / max(1, each.unplanned_bytes),
-                    100 * (each.added_time or 0),
-                    len(each.recomputed),
-                    len(each.copies),
-                )
+                f"{each.pool_bytes / MB:12.1f} "
+                f"{100 * each.pool_bytes / max(1, each.unplanned_bytes):6.0f} % "
+                f"{100 * (each.added_time or 0):10.1f} % {len(each.recomputed):8} "
+                f"{len(each.copies):8}"
             )
         return "\n".join(lines)
 
@@ -78,11 +76,11 @@ def frontier(
     points: int = 20,
     measure: bool = False,
     patience: float = 1.0,
-    type_dict: Optional[Mapping[str, Any]] = None,
+    type_dict: Mapping[str, Any] | None = None,
     grad_req: Any = "write",
     ctx: Any = None,
     ntrial: int = 6,
-    until: Optional[str] = None,
+    until: str | None = None,
     devices: int = 1,
     kept_copies: bool = True,
     **input_shapes: Any,
@@ -125,11 +123,11 @@ def frontier(
     _, patience = check_limits("marks", None, patience)
     request = read_request(net, shapes, input_shapes, type_dict, grad_req, ctx, until, devices)
     options = fastest.Options(ntrial, bool(kept_copies), patience, bool(measure))
-    searches: Dict[str, Callable[[], Tuple[List[Candidate], bool]]] = {
+    searches: dict[str, Callable[[], tuple[list[Candidate], bool]]] = {
         "marks": lambda: fastest.candidates(request, options),
         "schedule": lambda: scheduling.candidates(request, patience, ntrial, bool(measure)),
     }
-    candidates: List[Candidate] = []
+    candidates: list[Candidate] = []
     interrupted = False
     for way in WAYS if how == EITHER else (how,):
         try:
@@ -144,7 +142,7 @@ def frontier(
             break
     candidates = _undominated(candidates)
     pools = [candidate.pool_bytes for candidate in candidates]
-    solutions: List[Tuple[Solution, Any]] = []
+    solutions: list[tuple[Solution, Any]] = []
     for k in _spread(pools, points):
         try:
             solutions.append(candidates[k].confirmed(interrupted))
@@ -168,16 +166,16 @@ def frontier(
     return Frontier(_undominated(plans))
 
 
-def _undominated(plans: Sequence[P]) -> List[P]:
+def _undominated(plans: Sequence[P]) -> list[P]:
     """Those that no other beats in both memory and time, the fastest first."""
-    best: List[P] = []
+    best: list[P] = []
     for plan in sorted(plans, key=lambda plan: (plan.added_time or 0.0, plan.pool_bytes)):
         if not best or plan.pool_bytes < best[-1].pool_bytes:
             best.append(plan)
     return best
 
 
-def _spread(pools: Sequence[int], points: int) -> List[int]:
+def _spread(pools: Sequence[int], points: int) -> list[int]:
     """The places of at most so many plans, nearest to equal steps from the first to the last."""
     if len(pools) <= points:
         return list(range(len(pools)))

@@ -1,6 +1,8 @@
 """What a network takes in training: replayed, and bound once to make sure of it."""
 
-from typing import Any, FrozenSet, List, Mapping, NamedTuple, Optional, Set, Tuple
+from __future__ import annotations
+
+from typing import Any, Mapping, NamedTuple
 
 import numpy as np
 
@@ -46,11 +48,11 @@ class Memory(NamedTuple):
 
     replay: Replay
     bound: int
-    inexact: Tuple[str, ...]
-    gradients: Tuple[Tensor, ...]
-    pooled: FrozenSet[Entry] = frozenset()
+    inexact: tuple[str, ...]
+    gradients: tuple[Tensor, ...]
+    pooled: frozenset[Entry] = frozenset()
     held: Held = NOTHING
-    fused: Optional[Replay] = None
+    fused: Replay | None = None
 
     @property
     def planned(self) -> Replay:
@@ -99,11 +101,11 @@ class Memory(NamedTuple):
         """Of what operators hold for the life of the executor."""
         return self.held.nbytes + (plain_copies(self.replay) if self.held.in_blocks else 0)
 
-    def holds_more_than(self, unplanned: "Memory") -> bool:
+    def holds_more_than(self, unplanned: Memory) -> bool:
         """Whether it takes more of a CPU, for what operators hold in their own layout."""
         return self.held.in_blocks and self.device_bytes > unplanned.device_bytes
 
-    def saved(self, unplanned: "Memory") -> int:
+    def saved(self, unplanned: Memory) -> int:
         """Bytes less than without a plan; whole MB unless both are exact."""
         if self.exact and unplanned.exact:
             return unplanned.pool_bytes - self.pool_bytes
@@ -136,8 +138,8 @@ def of_step(
     too, or the gradient of an argument before; those that are to be added have arrays of their own.
     """
     training, heads = step.training, step.heads
-    pooled: Set[Entry] = set()
-    beside: List[Tensor] = []
+    pooled: set[Entry] = set()
+    beside: list[Tensor] = []
     for a, place in zip(training.wanted, step.gradients):
         entry = None if place is None or place < len(training.graph.heads) else heads[place]
         write = grad_req[training.graph.nodes[a].name] == "write"

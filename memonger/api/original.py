@@ -1,7 +1,9 @@
 """The calls of the original: ``search_plan``, ``make_mirror_plan``, ``get_cost``."""
 
+from __future__ import annotations
+
 import logging
-from typing import Any, Mapping, MutableMapping, Optional
+from typing import Any, Mapping, MutableMapping
 
 from memonger.api.memory import measure
 from memonger.api.plan import plan
@@ -27,20 +29,20 @@ log = logging.getLogger("memonger")
 def search_plan(
     sym: Any,
     ntrial: int = 6,
-    type_dict: Optional[Mapping[str, Any]] = None,
+    type_dict: Mapping[str, Any] | None = None,
     *,
     planner: str = "smallest",
     how: str = "marks",
-    work: Optional[float] = None,
+    work: float | None = None,
     budget: Any = None,
-    budget_of: Optional[str] = None,
+    budget_of: str | None = None,
     optimizer: Any = None,
     measure: bool = False,
     patience: float = 1.0,
     ctx: Any = None,
     shapes: Any = None,
     rules: bool = True,
-    until: Optional[str] = None,
+    until: str | None = None,
     devices: int = 1,
     kept_copies: bool = True,
     grad_req: Any = "write",
@@ -94,13 +96,13 @@ def search_plan(
 def make_mirror_plan(
     sym: Any,
     threshold: int,
-    plan_info: Optional[MutableMapping[str, int]] = None,
+    plan_info: MutableMapping[str, int] | None = None,
     *,
-    type_dict: Optional[Mapping[str, Any]] = None,
+    type_dict: Mapping[str, Any] | None = None,
     ctx: Any = None,
     shapes: Any = None,
     rules: bool = True,
-    until: Optional[str] = None,
+    until: str | None = None,
     devices: int = 1,
     **input_shapes: Any,
 ) -> Any:
@@ -148,7 +150,7 @@ def make_mirror_plan(
 
 def get_cost(
     sym: Any,
-    type_dict: Optional[Mapping[str, Any]] = None,
+    type_dict: Mapping[str, Any] | None = None,
     *,
     ctx: Any = None,
     shapes: Any = None,
@@ -179,7 +181,7 @@ def get_cost(
 
 def pool_bytes(
     sym: Any,
-    type_dict: Optional[Mapping[str, Any]] = None,
+    type_dict: Mapping[str, Any] | None = None,
     *,
     ctx: Any = None,
     shapes: Any = None,

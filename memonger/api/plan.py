@@ -4,11 +4,13 @@ What was found (``solution``) is remembered in this process by everything that i
 that a ``sym_gen`` that plans may be called again and again.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import logging
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -124,32 +126,34 @@ class Plan:
     unplanned_held_bytes: int
     temporary_bytes: int
     recomputed_flops: float
-    kept: Tuple[str, ...]
-    recomputed: Tuple[str, ...]
-    copies: Tuple[str, ...]
+    kept: tuple[str, ...]
+    recomputed: tuple[str, ...]
+    copies: tuple[str, ...]
     planner: str
-    candidates: Dict[str, int]
+    candidates: dict[str, int]
     exact: bool
     interrupted: bool
     floor_bytes: int
     floor: str
     slowest: str
     request: Request
-    added_time: Optional[float] = None
-    schedule: Optional[Schedule] = None
+    added_time: float | None = None
+    schedule: Schedule | None = None
 
     def __str__(self) -> str:
         before = self.unplanned_bytes + self.gradient_bytes
         saved = self.unplanned_bytes - self.pool_bytes
         operators = len(self.kept) + len(self.recomputed)
+        exact = "replayed to the byte" if self.exact else "bound, in whole MB"
+        interrupted = "; the search was interrupted" if self.interrupted else ""
         lines = [
             ("before", self._before()),
             ("after", self._after()),
-            ("saved", "%s, %.0f %%" % (in_words(saved), 100 * saved / max(1, before))),
+            ("saved", f"{in_words(saved)}, {100 * saved / max(1, before):.0f} %"),
             (
                 "floor",
-                "%s must be alive at once under any plan%s"
-                % (in_words(self.floor_bytes), self.floor and ", in " + self.floor),
+                f"{in_words(self.floor_bytes)} must be alive at once under any "
+                f"plan{self.floor and ', in ' + self.floor}",
             ),
             ("device", self._device()),
             *self._held(),
@@ -166,16 +170,11 @@ class Plan:
             ),
             (
                 "kept",
-                "%d operators, and %d results in copies" % (len(self.kept), len(self.copies)),
+                f"{len(self.kept)} operators, and {len(self.copies)} results in copies",
             ),
             (
                 "plan",
-                "%s, memory %s%s"
-                % (
-                    self.planner,
-                    "replayed to the byte" if self.exact else "bound, in whole MB",
-                    "; the search was interrupted" if self.interrupted else "",
-                ),
+                f"{self.planner}, memory {exact}{interrupted}",
             ),
         ]
         return "\n".join("%-8s %s" % line for line in lines)
@@ -186,14 +185,12 @@ class Plan:
             where, blocks = "a GPU", ", in MXNet's blocks"
         else:
             where, blocks = "the CPU", ""
-        return "%s of %s, %s without a plan: that, parameters, gradients and inputs%s" % (
-            in_words(self.device_bytes),
-            where,
-            in_words(self.unplanned_device_bytes),
-            blocks,
+        return (
+            f"{in_words(self.device_bytes)} of {where}, {in_words(self.unplanned_device_bytes)} "
+            f"without a plan: that, parameters, gradients and inputs{blocks}"
         )
 
-    def _held(self) -> List[Tuple[str, str]]:
+    def _held(self) -> list[tuple[str, str]]:
         """What of the device's memory is the operators' own, if anything is."""
         lines = []
         if self.held_bytes or self.unplanned_held_bytes:
@@ -207,10 +204,10 @@ class Plan:
 
     def _before(self) -> str:
         if not self.gradient_bytes:
-            return "%s without a plan" % in_words(self.unplanned_bytes)
+            return f"{in_words(self.unplanned_bytes)} without a plan"
         whole = self.unplanned_bytes + self.gradient_bytes
-        return "%s without a plan: a pool of %s, and %s of gradients of parameters" % tuple(
-            map(in_words, (whole, self.unplanned_bytes, self.gradient_bytes))
+        return "{} without a plan: a pool of {}, and {} of gradients of parameters".format(
+            *tuple(map(in_words, (whole, self.unplanned_bytes, self.gradient_bytes)))
         )
 
     def _after(self) -> str:
@@ -220,13 +217,10 @@ class Plan:
         return text % (in_words(self.pool_bytes + self.gradient_bytes), in_words(self.peak_bytes))
 
     def _work(self) -> str:
-        text = "%.0f %% of the forward pass is done again" % (100 * self.recomputed_flops)
+        text = f"{100 * self.recomputed_flops:.0f} % of the forward pass is done again"
         if self.added_time is None:
             return text
-        return "%s; %.1f %% of the time of a step is added, as predicted" % (
-            text,
-            100 * self.added_time,
-        )
+        return f"{text}; {100 * self.added_time:.1f} % of the time of a step is added, as predicted"
 
     def plot(self, file: Any) -> None:
         """Draw memory over the training step, without the plan and with it.
@@ -249,8 +243,8 @@ class Plan:
         report.plot_memory(
             file,
             [
-                ("without a plan: a pool of %s" % in_words(self.unplanned_bytes), before),
-                ("with the plan: a pool of %s" % in_words(self.pool_bytes), after),
+                (f"without a plan: a pool of {in_words(self.unplanned_bytes)}", before),
+                (f"with the plan: a pool of {in_words(self.pool_bytes)}", after),
             ],
         )
 
@@ -349,8 +343,8 @@ class _Asked(NamedTuple):
     """What was asked of a plan, beside the network; as for `plan`."""
 
     how: str
-    work: Optional[float]
-    budget: Optional[Budget]
+    work: float | None
+    budget: Budget | None
     patience: float
     planner: str
     ntrial: int
@@ -359,7 +353,7 @@ class _Asked(NamedTuple):
     measure: bool
 
 
-_remembered: "Remembered[Solution]" = Remembered(REMEMBERED)
+_remembered: Remembered[Solution] = Remembered(REMEMBERED)
 
 
 def plan(
@@ -367,18 +361,18 @@ def plan(
     shapes: Any = None,
     *,
     how: str = "marks",
-    work: Optional[float] = None,
+    work: float | None = None,
     budget: Any = None,
-    budget_of: Optional[str] = None,
+    budget_of: str | None = None,
     optimizer: Any = None,
     measure: bool = False,
     patience: float = 1.0,
-    type_dict: Optional[Mapping[str, Any]] = None,
+    type_dict: Mapping[str, Any] | None = None,
     grad_req: Any = "write",
     ctx: Any = None,
     planner: str = "smallest",
     ntrial: int = 6,
-    until: Optional[str] = None,
+    until: str | None = None,
     devices: int = 1,
     kept_copies: bool = True,
     rules: bool = True,
@@ -525,7 +519,7 @@ def load_plan(file: Any, net: Any = None, shapes: Any = None, **input_shapes: An
 def _planned(request: Request, asked: _Asked) -> Plan:
     """The plan by one way, searched for or remembered."""
     if asked.planner != "smallest" or not asked.rules:
-        given = "planner=%r, rules=%r: " % (asked.planner, asked.rules)
+        given = f"planner={asked.planner!r}, rules={asked.rules!r}: "
         if asked.how == "schedule":
             raise MemongerError(
                 given + "these are of how='marks'; a schedule has a planner of its own, and needs "
@@ -547,7 +541,7 @@ def _planned(request: Request, asked: _Asked) -> Plan:
     return plan_of(request, symbol, solution)
 
 
-def _solved(request: Request, asked: _Asked) -> Tuple[Solution, Any]:
+def _solved(request: Request, asked: _Asked) -> tuple[Solution, Any]:
     """What the search finds that is for what was asked, and the planned symbol."""
     _, work, budget, patience, planner, ntrial, kept_copies, rules, measure = asked
     if asked.how == "schedule":
@@ -560,8 +554,8 @@ def _solved(request: Request, asked: _Asked) -> Tuple[Solution, Any]:
 
 def _faster(request: Request, asked: _Asked) -> Plan:
     """The faster of the plans of both ways; marks where they are equally fast."""
-    plans: List[Plan] = []
-    refused: List[MemongerError] = []
+    plans: list[Plan] = []
+    refused: list[MemongerError] = []
     for way in WAYS:
         try:
             check_limits(way, asked.work, asked.patience)
@@ -615,7 +609,7 @@ def plan_of(request: Request, planned: Any, solution: Solution) -> Plan:
     )
 
 
-def _segment(names: Sequence[str], segment: Optional[Segment]) -> str:
+def _segment(names: Sequence[str], segment: Segment | None) -> str:
     """The slowest segment in words."""
     if segment is None:
         return ""
@@ -630,5 +624,5 @@ def _segment(names: Sequence[str], segment: Optional[Segment]) -> str:
 def check_choice(what: str, value: Any, known: Sequence[str]) -> None:
     if not isinstance(value, str) or value not in known:
         raise MemongerError(
-            "there is no %s %r; there are %s" % (what, value, ", ".join(map(repr, known)))
+            f"there is no {what} {value!r}; there are {', '.join(map(repr, known))}"
         )

@@ -4,11 +4,13 @@ JSON in UTF-8: the planned network, what a schedule runs, the figures of the pla
 Nothing in it is run or unpickled, and MXNet sees nothing of a file that is not whole.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import logging
 import os
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Mapping
 
 import numpy as np
 
@@ -29,7 +31,7 @@ FORMAT = 1  # of what is written
 
 
 def write(
-    file: Any, symbol: Any, schedule: Optional[Schedule], request: Request, figures: Dict[str, Any]
+    file: Any, symbol: Any, schedule: Schedule | None, request: Request, figures: dict[str, Any]
 ) -> None:
     """Write a plan whole or not at all.
 
@@ -65,7 +67,7 @@ def write(
     files.write(file, json.dumps(whole).encode())
 
 
-def read(file: Any, net: Any, shapes: Any, input_shapes: Mapping[str, Any]) -> Dict[str, Any]:
+def read(file: Any, net: Any, shapes: Any, input_shapes: Mapping[str, Any]) -> dict[str, Any]:
     """Read a plan; the fields of ``Plan``. Parameters and errors are those of ``load_plan``."""
     whole = _whole(file)
     asked, events = whole["request"], whole["schedule"]
@@ -97,19 +99,19 @@ def read(file: Any, net: Any, shapes: Any, input_shapes: Mapping[str, Any]) -> D
     return {**figures, "symbol": planned, "request": request, "schedule": schedule}
 
 
-def _whole(file: Any) -> Dict[str, Any]:
+def _whole(file: Any) -> dict[str, Any]:
     """What a file holds, if it is as it was written."""
     try:
         with open(os.fsdecode(file), encoding="utf-8") as f:
             found = json.load(f)
     except OSError as error:
-        raise MemongerError("the plan %r cannot be read: %s" % (file, error)) from None
+        raise MemongerError(f"the plan {file!r} cannot be read: {error}") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise MemongerError(
-            "%r is no plan, or is cut short (%s); write it anew with plan.save()" % (file, error)
+            f"{file!r} is no plan, or is cut short ({error}); write it anew with plan.save()"
         ) from None
     if not isinstance(found, dict) or KIND not in found:
-        raise MemongerError("%r is no plan that plan.save() has written" % (file,))
+        raise MemongerError(f"{file!r} is no plan that plan.save() has written")
     if found[KIND] != FORMAT:
         raise MemongerError(
             "the plan %r is of another version of memonger (format %r, not %d); write it anew with "
@@ -118,8 +120,8 @@ def _whole(file: Any) -> Dict[str, Any]:
     plan: Any = found.get("plan")
     if found.get("sha256") != _checksum(json.dumps(plan, sort_keys=True)):
         raise MemongerError(
-            "the plan %r is not what was written (its checksum differs); write it anew with "
-            "plan.save()" % (file,)
+            f"the plan {file!r} is not what was written (its checksum differs); write it anew with "
+            "plan.save()"
         )
     return dict(plan)
 
@@ -129,7 +131,7 @@ def _compare(
 ) -> None:
     """Make sure that a plan is of this network and of these shapes."""
     spec = read_shapes(net, shapes, input_shapes, None)
-    named = "the plan %r is of another network: " % (file,)
+    named = f"the plan {file!r} is of another network: "
     there = structure(request.symbol)
     bare = marks.clear(marks.unplan(without_old_types(net, request.spec)))
     here = structure(bare)
@@ -140,8 +142,8 @@ def _compare(
                 raise MemongerError(named + f"node {k} is {one} here, and {other} there")
         counts = f"it has {len(ours)} nodes here, and {len(theirs)} there, or other outputs"
         raise MemongerError(named + counts)
-    given: Dict[str, Mapping[str, Any]] = {"shape": spec.shapes, "type": spec.types}
-    known: Dict[str, Mapping[str, Any]] = {
+    given: dict[str, Mapping[str, Any]] = {"shape": spec.shapes, "type": spec.types}
+    known: dict[str, Mapping[str, Any]] = {
         "shape": request.spec.shapes,
         "type": request.spec.types,
     }
@@ -162,4 +164,4 @@ def _plain(value: Any) -> Any:
     """NumPy's numbers and arrays as JSON has them."""
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
-    raise TypeError("a plan holds %r, which no file can" % (value,))
+    raise TypeError(f"a plan holds {value!r}, which no file can")

@@ -1,8 +1,10 @@
 """Pictures of a plan (with matplotlib, ``pip install 'memonger[plot]'``)."""
 
+from __future__ import annotations
+
 import io
 import os
-from typing import Any, Sequence, Tuple
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -21,7 +23,7 @@ COLOURS = {
 SIZE, DPI = (12, 8), 100  # 1200 x 800 pixels
 
 
-def plot_memory(file: Any, steps: Sequence[Tuple[str, Step]]) -> None:
+def plot_memory(file: Any, steps: Sequence[tuple[str, Step]]) -> None:
     """Draw memory over the training step, one panel for each step.
 
     Parameters
@@ -70,7 +72,7 @@ def _panel(axes: Any, title: str, step: Step) -> None:
     axes.plot([x], [y], marker="v", color="black", markersize=9)
     right = x > 0.55 * len(at)
     axes.annotate(
-        "peak %.1f MB alive at once\nin %s" % (y, shortened(step.running)),
+        f"peak {y:.1f} MB alive at once\nin {shortened(step.running)}",
         (x, y),
         xytext=(-10 if right else 10, 0),
         textcoords="offset points",
@@ -132,7 +134,7 @@ def plot_frontier(file: Any, pools: Sequence[int], added: Sequence[float], unpla
         ends[0] = ("no plan", (12, 0), "center")  # beside it, for the others are left of it
     for k, (name, offset, side) in ends.items():
         axes.annotate(
-            "%s\n%.1f MB" % (name, x[k]) + ("\n+%.1f %% time" % y[k] if y[k] else ""),
+            f"{name}\n{x[k]:.1f} MB" + (f"\n+{y[k]:.1f} % time" if y[k] else ""),
             (x[k], y[k]),
             xytext=offset,
             textcoords="offset points",
@@ -181,7 +183,7 @@ def check_picture(file: Any) -> str:
     kind = os.path.splitext(os.fsdecode(file))[1][1:].lower()
     if kind not in kinds:
         raise MemongerError(
-            "the picture cannot be written to %s: its name must end in .png, .svg or .pdf" % file
+            f"the picture cannot be written to {file}: its name must end in .png, .svg or .pdf"
         )
     files.check_writable(file)
     return kind
@@ -205,5 +207,5 @@ def _save(figure: Any, file: Any) -> None:
     try:
         figure.savefig(drawn, format=kind)
     except (OSError, ValueError, RuntimeError) as error:
-        raise MemongerError("the picture cannot be written to %s: %s" % (file, error)) from None
+        raise MemongerError(f"the picture cannot be written to {file}: {error}") from None
     files.write(file, drawn.getvalue())

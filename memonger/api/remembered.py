@@ -1,11 +1,13 @@
 """What is remembered in this process, by everything that it depends on."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
 import threading
 from collections import OrderedDict
-from typing import Any, Dict, Generic, Optional, Sequence, TypeVar
+from typing import Any, Generic, Sequence, TypeVar
 
 from memonger.api.request import Request
 from memonger.support.symbols import read
@@ -21,7 +23,7 @@ class Remembered(Generic[T]):
         self._found: OrderedDict[str, T] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: str) -> Optional[T]:
+    def get(self, key: str) -> T | None:
         """What is remembered under a key, or None."""
         with self._lock:
             found = self._found.get(key)
@@ -42,7 +44,7 @@ class Remembered(Generic[T]):
             self._found.clear()
 
 
-def structure(symbol: Any) -> Dict[str, Any]:
+def structure(symbol: Any) -> dict[str, Any]:
     """The graph of a symbol, in which operators count by their place and not by their name.
 
     A ``sym_gen`` that leaves naming to MXNet makes the same network under other names each time.
@@ -54,7 +56,7 @@ def structure(symbol: Any) -> Dict[str, Any]:
     return graph
 
 
-def settings() -> Dict[str, str]:
+def settings() -> dict[str, str]:
     """The environment variables that MXNet reads."""
     return {k: v for k, v in os.environ.items() if k.startswith(("MXNET_", "NNVM_"))}
 

@@ -4,9 +4,11 @@ In two steps, for the second costs seconds on a large network and a plan that wa
 this process needs only the first.
 """
 
+from __future__ import annotations
+
 import logging
 import os
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Mapping, NamedTuple
 
 import numpy as np
 
@@ -52,9 +54,9 @@ class Request(NamedTuple):
 
     symbol: Any
     spec: InputSpec
-    grad_req: Dict[str, str]
+    grad_req: dict[str, str]
     ctx: Any
-    until: Optional[int]
+    until: int | None
 
     @property
     def device(self) -> Any:
@@ -79,7 +81,7 @@ class Network(NamedTuple):
 
     request: Request
     graph: ForwardGraph
-    stages: Dict[int, str]
+    stages: dict[int, str]
     training: TrainingGraph
     rules: Rules
 
@@ -109,10 +111,10 @@ def read_request(
     sym: Any,
     shapes: Any,
     input_shapes: Mapping[str, Any],
-    type_dict: Optional[Mapping[str, Any]] = None,
+    type_dict: Mapping[str, Any] | None = None,
     grad_req: Any = "write",
     ctx: Any = None,
-    until: Optional[str] = None,
+    until: str | None = None,
     devices: int = 1,
 ) -> Request:
     """Check what the user gives; the parameters are those of ``memonger.plan``."""
@@ -149,7 +151,7 @@ def read_network(request: Request, rules: bool = True) -> Network:
     return Network(request, graph, marks.stages(graph), training, obeyed)
 
 
-def wanted(graph: ForwardGraph, grad_req: Mapping[str, str]) -> Tuple[int, ...]:
+def wanted(graph: ForwardGraph, grad_req: Mapping[str, str]) -> tuple[int, ...]:
     """The arguments (nodes) whose gradient is asked for."""
     return tuple(a for a in graph.arguments if grad_req[graph.nodes[a].name] != "null")
 
@@ -158,7 +160,7 @@ def _layer(symbol: Any, name: Any) -> int:
     """The first operator of this name, or with an output of this name."""
     internals = symbol.get_internals()
     graph = read(internals)
-    found: Dict[str, int] = {}
+    found: dict[str, int] = {}
     for i, node in enumerate(graph["nodes"]):
         if node["op"] != "null":
             found.setdefault(node["name"], i)
@@ -167,18 +169,9 @@ def _layer(symbol: Any, name: Any) -> int:
         if graph["nodes"][head[0]]["op"] != "null":
             found.setdefault(output, head[0])
     if not isinstance(name, str) or name not in found:
-        raise MemongerError(
-            "until=%r is no operator of the network%s"
-            % (
-                name,
-                did_you_mean(
-                    name,
-                    operators,
-                    "give the name of one, such as %s"
-                    % ", ".join(map(repr, operators[len(operators) // 2 :][:3])),
-                ),
-            )
-        )
+        some = ", ".join(map(repr, operators[len(operators) // 2 :][:3]))
+        hint = did_you_mean(name, operators, f"give the name of one, such as {some}")
+        raise MemongerError(f"until={name!r} is no operator of the network{hint}")
     return found[name]
 
 
@@ -186,6 +179,6 @@ def _refuse_global_mirroring() -> None:
     value = os.environ.get("MXNET_BACKWARD_DO_MIRROR", "0")
     if value not in ("", "0"):
         raise MemongerError(
-            "MXNET_BACKWARD_DO_MIRROR is set to %r: MXNet then recomputes nearly every operator, "
-            "whatever the plan says, and BatchNorm statistics may stop moving; unset it" % value
+            f"MXNET_BACKWARD_DO_MIRROR is set to {value!r}: MXNet then recomputes nearly every "
+            "operator, whatever the plan says, and BatchNorm statistics may stop moving; unset it"
         )

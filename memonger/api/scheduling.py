@@ -1,9 +1,11 @@
 """The schedule that a search finds for a network, made into a symbol and confirmed by MXNet."""
 
+from __future__ import annotations
+
 import logging
 import math
 import numbers
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
@@ -50,7 +52,7 @@ NEARLY = 1.1  # times a budget: what is predicted to take more is not looked at
 REMEMBERED = 16  # fronts
 
 #: For each network the schedules of every size that none beats, the fastest first.
-_fronts: "Remembered[List[Found]]" = Remembered(REMEMBERED)
+_fronts: Remembered[list[Found]] = Remembered(REMEMBERED)
 
 
 def forget() -> None:
@@ -61,12 +63,12 @@ def forget() -> None:
 @no_collection()
 def solve_schedule(
     request: Request,
-    work: Optional[float],
-    budget: Optional[Budget],
+    work: float | None,
+    budget: Budget | None,
     patience: float,
     ntrial: int,
     measure: bool = False,
-) -> Tuple[Solution, Any]:
+) -> tuple[Solution, Any]:
     """Search, and confirm what was found; the parameters are those of ``memonger.plan``.
 
     Without a budget that is the smallest, with one the fastest.
@@ -93,7 +95,7 @@ def solve_schedule(
 @no_collection()
 def candidates(
     request: Request, patience: float, ntrial: int, measure: bool
-) -> Tuple[List[Candidate], bool]:
+) -> tuple[list[Candidate], bool]:
     """The schedules that no other beats in both memory and time, the fastest first.
 
     Returns
@@ -111,7 +113,7 @@ def candidates(
     def candidate(found: Found) -> Candidate:
         added = scheduling.added_time(found.best.schedule, times)
 
-        def confirmed(interrupted: bool) -> Tuple[Solution, Any]:
+        def confirmed(interrupted: bool) -> tuple[Solution, Any]:
             if not added and found.origin == NOTHING:
                 return left_alone(network, scheduling.cost)
             return scheduling.confirmed(found._replace(interrupted=interrupted), times)
@@ -151,7 +153,7 @@ class _Scheduling:
         """Of a schedule, as it is predicted."""
         return self.memory_of(unroll(self.parts, schedule, self.mkldnn, self.added))
 
-    def memory_of(self, step: TrainingStep, bound: Optional[int] = None) -> Memory:
+    def memory_of(self, step: TrainingStep, bound: int | None = None) -> Memory:
         """Of a training step; ``bound`` is MXNet's own total in MB, else it is predicted."""
         found = memories.of_step(step, self.request.grad_req, 0, self.network.held)
         return found._replace(bound=found.replay.pool_bytes // MB if bound is None else bound)
@@ -182,7 +184,7 @@ class _Scheduling:
 
     # ------------------------------------------------------------------ searches
 
-    def smallest(self, work: Optional[float], others: Sequence[Tuple[str, Schedule]] = ()) -> Found:
+    def smallest(self, work: float | None, others: Sequence[tuple[str, Schedule]] = ()) -> Found:
         """The schedule of least memory, with at most so much forward work."""
         with Progress(SEARCHING) as progress:
             known, interrupted = self._marks()
@@ -191,7 +193,7 @@ class _Scheduling:
                 return _in_hand(search, known, work)
             return search.least_memory(work, [*known, *others])
 
-    def front(self, times: timing.Times, key: str) -> List[Found]:
+    def front(self, times: timing.Times, key: str) -> list[Found]:
         """The schedules of every size that none beats in memory and time, the fastest first.
 
         They are remembered by ``key``.
@@ -209,7 +211,7 @@ class _Scheduling:
             _fronts.put(key, plans)
         return plans
 
-    def within(self, plans: Sequence[Found], budget: Budget, work: Optional[float]) -> Found:
+    def within(self, plans: Sequence[Found], budget: Budget, work: float | None) -> Found:
         """The fastest of these schedules within a budget.
 
         Raises
@@ -224,7 +226,7 @@ class _Scheduling:
             least = self.smallest(work, [(last.origin, last.best.schedule)])
             return self._within([*plans, least], budget, work)
 
-    def _marks(self) -> Tuple[List[Tuple[str, Schedule]], bool]:
+    def _marks(self) -> tuple[list[tuple[str, Schedule]], bool]:
         """The best marks of a short search, and whether it was interrupted."""
         if not self.cost.exact:
             return [], False
@@ -238,7 +240,7 @@ class _Scheduling:
         held = [copy.node for copy in found.copies]
         return [("marks", of_marks(self.load, found.mask, held))], found.interrupted
 
-    def _within(self, plans: Sequence[Found], budget: Budget, work: Optional[float]) -> Found:
+    def _within(self, plans: Sequence[Found], budget: Budget, work: float | None) -> Found:
         """The first of these schedules of which no more than the budget is taken.
 
         So with more memory it can only be the same, or one before it.
@@ -264,23 +266,23 @@ class _Scheduling:
                 least_work = min(least_work, needed_work)
         if work is not None and least_work < math.inf:
             raise BudgetError(
-                "a budget of %.1f MB takes %.2f times the forward work, more than work=%g; give "
-                "either more memory or more work" % (limit / MB, least_work, work),
+                f"a budget of {limit / MB:.1f} MB takes {least_work:.2f} times the forward work, "
+                f"more than work={work:g}; give "
+                "either more memory or more work",
                 least,
             )
         if plans[0].interrupted:
             raise KeyboardInterrupt
-        message = "no schedule%s was found that needs at most %s; the smallest needs %s. %s" % (
-            "" if work is None else " of work=%g" % work,
-            told(limit),
-            told(least),
-            why_not_less(self.network, least - beside),
+        message = (
+            f"no schedule{('' if work is None else f' of work={work:g}')} was found that needs at "
+            f"most {told(limit)}; the smallest needs {told(least)}. "
+            f"{why_not_less(self.network, least - beside)}"
         )
         raise BudgetError(message.rstrip(), least)
 
     # ------------------------------------------------------------------ what was found
 
-    def confirmed(self, found: Found, times: Optional[timing.Times]) -> Tuple[Solution, Any]:
+    def confirmed(self, found: Found, times: timing.Times | None) -> tuple[Solution, Any]:
         """A schedule bound by MXNet, or the network as it is if nothing is saved; its symbol.
 
         ``times`` are those of operators where there is a budget.
@@ -302,12 +304,13 @@ class _Scheduling:
             )
         if found.interrupted:
             warnings.append(
-                "interrupted: this is the best schedule that was found so far, of %.1f MB (%.1f "
-                "MB without a plan)" % (planned.pool_bytes / MB, unplanned.pool_bytes / MB)
+                "interrupted: this is the best schedule that was found so far, of "
+                f"{planned.pool_bytes / MB:.1f} MB ({unplanned.pool_bytes / MB:.1f} "
+                "MB without a plan)"
             )
         candidates = {"no plan": unplanned.counted_bytes, found.origin: planned.counted_bytes}
         origin = found.origin
-        chosen: Optional[Schedule] = schedule
+        chosen: Schedule | None = schedule
         saved = planned.saved(unplanned)
         if saved <= 0 or (times is None and planned.holds_more_than(unplanned)):
             if saved > 0:
@@ -336,7 +339,7 @@ class _Scheduling:
         return Solution(counts > 1, (), (), facts, tuple(warnings), chosen, least, slowest), symbol
 
 
-def _in_hand(search: Recursive, others: List[Tuple[str, Schedule]], work: Optional[float]) -> Found:
+def _in_hand(search: Recursive, others: list[tuple[str, Schedule]], work: float | None) -> Found:
     """What is known when the user ends the search before it has begun."""
     name, schedule = others[0]
     best = search.judge(schedule)
@@ -345,33 +348,33 @@ def _in_hand(search: Recursive, others: List[Tuple[str, Schedule]], work: Option
     return Found(best, name, True)
 
 
-def check_limits(how: str, work: Any, patience: Any) -> Tuple[Any, float]:
+def check_limits(how: str, work: Any, patience: Any) -> tuple[Any, float]:
     """Check what the user says of work and the search; ``work`` and ``patience``."""
     if work is not None:
         work = _number("work", work)
         if not work >= 1:
             raise MemongerError(
-                "work=%g: a training step runs all of the network forward at least once, so work "
-                "is 1 or more; None for no limit" % work
+                f"work={work:g}: a training step runs all of the network forward at least once, so "
+                "work is 1 or more; None for no limit"
             )
     if how == "marks" and work is not None and work < 2:
         raise MemongerError(
-            "work=%g cannot be kept with how='marks', by which each result is computed again at "
-            "most once (work=2); how='schedule' can" % work
+            f"work={work:g} cannot be kept with how='marks', by which each result is computed "
+            "again at most once (work=2); how='schedule' can"
         )
     patience = _number("patience", patience)
     if not 0 < patience <= MOST_PATIENCE:
         raise MemongerError(
-            "patience=%g: it is how many times the usual length the search takes, more than 0 and "
-            "at most %g" % (patience, MOST_PATIENCE)
+            f"patience={patience:g}: it is how many times the usual length the search takes, more "
+            f"than 0 and at most {MOST_PATIENCE:g}"
         )
     return work, patience
 
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise MemongerError("%s must be a number, not %r" % (name, value))
+        raise MemongerError(f"{name} must be a number, not {value!r}")
     try:
         return float(value)
     except OverflowError:
-        raise MemongerError("%s is larger than any number that counts here" % name) from None
+        raise MemongerError(f"{name} is larger than any number that counts here") from None

@@ -4,8 +4,10 @@ The memory that the search predicts for a plan is compared with one bind of the 
 must agree; where they do not, it is said, and MXNet's figure is the plan's.
 """
 
+from __future__ import annotations
+
 import logging
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -50,25 +52,25 @@ class Found(NamedTuple):
     """What a planner found: nodes by index, which candidate won, all candidates' costs."""
 
     mask: np.ndarray
-    copies: Tuple[KeptCopy, ...]
+    copies: tuple[KeptCopy, ...]
     cost: int
     planner: str
-    candidates: Dict[str, int]
+    candidates: dict[str, int]
     interrupted: bool
-    unfused: Optional[int] = None  # the least that was found without pointwise fusion
+    unfused: int | None = None  # the least that was found without pointwise fusion
 
 
 class Solution(NamedTuple):
     """What is remembered of a plan: nothing in it is the caller's, nor has an operator's name."""
 
     mask: np.ndarray
-    native: Tuple[int, ...]
-    copies: Tuple[KeptCopy, ...]
+    native: tuple[int, ...]
+    copies: tuple[KeptCopy, ...]
     facts: Mapping[str, Any]  # the fields of Plan that do not depend on the operators' names
-    warnings: Tuple[str, ...]
-    schedule: Optional[Schedule]
+    warnings: tuple[str, ...]
+    schedule: Schedule | None
     floor: Floor
-    slowest: Optional[Segment]
+    slowest: Segment | None
 
     def carry_out(self, symbol: Any) -> Any:
         """A copy of a symbol (without marks) that trains by this plan."""
@@ -80,7 +82,7 @@ class Solution(NamedTuple):
 @no_collection()
 def solve(
     request: Request, planner: str, ntrial: int, kept_copies: bool, rules: bool, patience: float
-) -> Tuple[Solution, Any]:
+) -> tuple[Solution, Any]:
     """Search, and confirm what was found; the parameters are those of ``memonger.plan``.
 
     Returns
@@ -103,15 +105,16 @@ def solve(
         found = _smallest(network, cost, ntrial, kept_copies, patience)
     if found.interrupted:
         warnings.append(
-            "interrupted: this is the best plan that was found so far, of %.1f MB (%.1f MB without "
-            "a plan)" % (found.cost / MB, cost.unplanned / MB)
+            f"interrupted: this is the best plan that was found so far, of {found.cost / MB:.1f} "
+            f"MB ({cost.unplanned / MB:.1f} MB without "
+            "a plan)"
         )
     return confirm(network, cost, found, warnings, leave=planner == "smallest")
 
 
 def confirm(
     network: Network, cost: CostModel, found: Found, warnings: Sequence[str], leave: bool
-) -> Tuple[Solution, Any]:
+) -> tuple[Solution, Any]:
     """Make what was found into a symbol, and have MXNet confirm its memory with one bind.
 
     Parameters
@@ -146,9 +149,9 @@ def confirm(
         native, memory, symbol = (), unplanned, marks.clear(request.symbol)
     elif saved < 0:
         warnings.append(
-            "this plan needs more memory (%s) than the network as it is (%s), which "
+            f"this plan needs more memory ({in_words(memory.counted_bytes)}) than the network as "
+            f"it is ({in_words(unplanned.counted_bytes)}), which "
             "planner='smallest' never does"
-            % (in_words(memory.counted_bytes), in_words(unplanned.counted_bytes))
         )
     elif leave and saved < LITTLE * unplanned.pool_bytes:
         warnings.append(saves_little(network, unplanned, memory, found.candidates))
@@ -178,7 +181,7 @@ def confirm(
     return solution, symbol
 
 
-def fusion_costs(memory: Memory, least: Optional[int] = None) -> str:
+def fusion_costs(memory: Memory, least: int | None = None) -> str:
     """The warning that a plan takes less without pointwise fusion; empty where it does not.
 
     Parameters
@@ -196,9 +199,9 @@ def fusion_costs(memory: Memory, least: Optional[int] = None) -> str:
         return ""
     return (
         "pointwise fusion (MXNET_USE_FUSION, on by default on a GPU) takes memory here: without it "
-        "%s %.1f MB, with it %.1f MB, for a fused operator keeps all that it reads until it runs; "
+        f"{what} {without / MB:.1f} MB, with it {with_it / MB:.1f} MB, for a fused operator keeps "
+        "all that it reads until it runs; "
         "set MXNET_USE_FUSION=0 and plan again, or take how='schedule', which runs without fusion"
-        % (what, without / MB, with_it / MB)
     )
 
 
@@ -217,10 +220,10 @@ class Candidate(NamedTuple):
 
     pool_bytes: int
     added_time: float
-    confirmed: Callable[[bool], Tuple[Solution, Any]]
+    confirmed: Callable[[bool], tuple[Solution, Any]]
 
 
-def left_alone(network: Network, cost: CostModel) -> Tuple[Solution, Any]:
+def left_alone(network: Network, cost: CostModel) -> tuple[Solution, Any]:
     """The network without a plan, where that may be: nothing is faster."""
     nothing = np.zeros(len(network.graph.nodes), dtype=np.bool_)
     candidates = {"no plan": cost.unplanned}
@@ -229,7 +232,7 @@ def left_alone(network: Network, cost: CostModel) -> Tuple[Solution, Any]:
     return solution._replace(facts={**solution.facts, "added_time": 0.0}), symbol
 
 
-def memory_facts(memory: Memory, unplanned: Memory) -> Dict[str, Any]:
+def memory_facts(memory: Memory, unplanned: Memory) -> dict[str, Any]:
     """The fields of Plan that tell its memory."""
     return {
         "pool_bytes": memory.pool_bytes,
@@ -248,27 +251,20 @@ def memory_facts(memory: Memory, unplanned: Memory) -> Dict[str, Any]:
 
 def left_as_it_is(network: Network, unplanned: Memory, candidates: Mapping[str, int]) -> str:
     """The warning that no plan helps, and why."""
-    return "no plan costs less than the network as it is (%s), so it is returned unmarked: %s" % (
-        in_words(unplanned.counted_bytes),
-        _why(network, unplanned, candidates),
+    return (
+        f"no plan costs less than the network as it is ({in_words(unplanned.counted_bytes)}), so "
+        f"it is returned unmarked: {_why(network, unplanned, candidates)}"
     )
 
 
 def left_for_copies(planned: Memory, unplanned: Memory) -> str:
     """The warning that a plan would take more of the CPU, although less of the pool."""
     return (
-        "the plan that was found takes %.1f MB of the pool in place of %.1f MB, but operators that "
-        "know no layouts of MKLDNN would hold %.1f MB of copies in place of %.1f MB, so that the "
-        "network is returned unmarked; plan with MXNET_MKLDNN_ENABLED=0, by which there are none"
-        % tuple(
-            nbytes / MB
-            for nbytes in (
-                planned.pool_bytes,
-                unplanned.pool_bytes,
-                planned.held_bytes,
-                unplanned.held_bytes,
-            )
-        )
+        f"the plan that was found takes {planned.pool_bytes / MB:.1f} MB of the pool in place of "
+        f"{unplanned.pool_bytes / MB:.1f} MB, but operators that know no layouts of MKLDNN would "
+        f"hold {planned.held_bytes / MB:.1f} MB of copies in place of "
+        f"{unplanned.held_bytes / MB:.1f} MB, so that the network is returned unmarked; plan with "
+        "MXNET_MKLDNN_ENABLED=0, by which there are none"
     )
 
 
@@ -276,10 +272,9 @@ def saves_little(
     network: Network, unplanned: Memory, planned: Memory, candidates: Mapping[str, int]
 ) -> str:
     """The warning that a plan helps little, and why."""
-    return "the plan saves %.1f %% of %s: %s" % (
-        100 * planned.saved(unplanned) / unplanned.pool_bytes,
-        in_words(unplanned.pool_bytes),
-        _why(network, unplanned, candidates),
+    return (
+        f"the plan saves {100 * planned.saved(unplanned) / unplanned.pool_bytes:.1f} % of "
+        f"{in_words(unplanned.pool_bytes)}: {_why(network, unplanned, candidates)}"
     )
 
 
@@ -298,7 +293,7 @@ def _confirmed(network: Network, found: Found, symbol: Any) -> Memory:
 
 def _with_copies(
     network: Network, mask: np.ndarray, copies: Sequence[KeptCopy]
-) -> Tuple[TrainingGraph, np.ndarray]:
+) -> tuple[TrainingGraph, np.ndarray]:
     """The training graph of the network with copies, and the nodes of it that are recomputed."""
     rules, moved = network.rules.with_copies(copies)
     full = mask_with_copies(mask, moved, copies, len(rules.graph.nodes))
@@ -340,7 +335,7 @@ def _smallest(
 
 
 def _chen2016(network: Network, cost: CostModel, ntrial: int, rules: bool) -> Found:
-    tried: List[Tuple[int, np.ndarray]] = []
+    tried: list[tuple[int, np.ndarray]] = []
     interrupted = False
     try:
         with Progress(SEARCHING) as progress:
@@ -395,36 +390,31 @@ def _why(network: Network, unplanned: Memory, candidates: Mapping[str, int]) -> 
     if not any(rules.allowed[i] for i in operators):
         until = network.request.until
         if until is not None and all(i >= until for i in operators if i not in rules.reasons):
-            return "nothing that could be recomputed comes before %r" % graph.nodes[until].name
-        return "every operator must be kept (%s)" % kept_summary(
-            (graph.nodes[i].op, why) for i, why in rules.reasons.items()
+            return f"nothing that could be recomputed comes before {graph.nodes[until].name!r}"
+        return (
+            "every operator must be kept "
+            f"({kept_summary(((graph.nodes[i].op, why) for i, why in rules.reasons.items()))})"
         )
     least, peak = floor(network.training), unplanned.peak_bytes
     if least.own_bytes >= MOST * peak:
-        return "%s alone needs %s at once, %.0f %% of the %s of the peak" % (
-            floor_text(network.training, least),
-            in_words(least.own_bytes),
-            100 * least.own_bytes / max(1, peak),
-            in_words(peak),
+        return (
+            f"{floor_text(network.training, least)} alone needs {in_words(least.own_bytes)} at "
+            f"once, {100 * least.own_bytes / max(1, peak):.0f} % of the {in_words(peak)} of the "
+            "peak"
         )
     held = held_by_rule(unplanned, rules.reasons)
     if sum(held.values()) >= MOST_HELD * peak:
-        return "%s of the %s of the peak must not be computed again (%s)" % (
-            in_words(sum(held.values())),
-            in_words(peak),
-            kept_summary((graph.nodes[i].op, rules.reasons[i]) for i in held),
+        return (
+            f"{in_words(sum(held.values()))} of the {in_words(peak)} of the peak must not be "
+            f"computed again ({kept_summary((graph.nodes[i].op, rules.reasons[i]) for i in held)})"
         )
     if set(candidates) <= {"no plan", NO_CUTS}:
         return "there is no point at which it can be cut"
     tried = ", ".join(
-        "%s give %s" % (name, in_words(cost))
-        for name, cost in candidates.items()
-        if name != "no plan"
+        f"{name} give {in_words(cost)}" for name, cost in candidates.items() if name != "no plan"
     )
     largest = max((t.nbytes, i) for i in operators for t in graph.tensors[i])
-    return "%s; its largest result is %s, of node %r (%s)" % (
-        tried,
-        in_words(largest[0]),
-        graph.nodes[largest[1]].name,
-        graph.nodes[largest[1]].op,
+    return (
+        f"{tried}; its largest result is {in_words(largest[0])}, of node "
+        f"{graph.nodes[largest[1]].name!r} ({graph.nodes[largest[1]].op})"
     )

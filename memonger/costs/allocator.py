@@ -8,8 +8,10 @@ split. The planner counts 4 bytes for every element; what is then allocated has 
 size (``InitDataEntryMemory`` in ``src/executor/graph_executor.cc``).
 """
 
+from __future__ import annotations
+
 import os
-from typing import Collection, List, NamedTuple, Protocol, Sequence
+from typing import Collection, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
@@ -190,7 +192,7 @@ def replay(training: Planned, recomputed: np.ndarray) -> Replay:
     return Replay(training, mask, order, reads, planned, int(pool))
 
 
-def match_ranges() -> List[int]:
+def match_ranges() -> list[int]:
     """The factors that MXNet will try, from the environment (``MXPlanMemory``)."""
     largest = int(os.environ.get("NNVM_EXEC_MATCH_RANGE", "16"))
     search = os.environ.get("NNVM_AUTO_SEARCH_MATCH_RANGE", "0") not in ("", "0", "false", "False")

@@ -1,7 +1,9 @@
 """The real thing: what MXNet says when it binds a network. Nothing is allocated by it."""
 
+from __future__ import annotations
+
 import re
-from typing import Any, Dict, Iterable, Mapping, Optional, Set, Union
+from typing import Any, Iterable, Mapping
 
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.gradients import unallocated
@@ -14,8 +16,8 @@ def bind(
     symbol: Any,
     graph: ForwardGraph,
     ctx: Any,
-    wanted: Optional[Iterable[int]] = None,
-    request: Union[str, Mapping[str, str]] = "write",
+    wanted: Iterable[int] | None = None,
+    request: str | Mapping[str, str] = "write",
 ) -> Any:
     """Bind a symbol for training with arrays that are never allocated.
 
@@ -31,7 +33,7 @@ def bind(
         What is done with these gradients; both take the same memory, but for a schedule.
     """
 
-    def arrays(nodes: Iterable[int]) -> Dict[str, Any]:
+    def arrays(nodes: Iterable[int]) -> dict[str, Any]:
         tensors = {graph.nodes[i].name: graph.tensors[i][0] for i in nodes}
         return {name: unallocated(t.shape, t.dtype, ctx) for name, t in tensors.items()}
 
@@ -52,7 +54,7 @@ def bind(
         )
     except mx.MXNetError as error:
         why = (_unfusible(graph) if "_Map_base" in str(error) else "") or reason(error)
-        raise MemongerError("MXNet cannot bind this network on %s: %s" % (ctx, why)) from None
+        raise MemongerError(f"MXNet cannot bind this network on {ctx}: {why}") from None
 
 
 def _unfusible(graph: ForwardGraph) -> str:
@@ -64,8 +66,8 @@ def _unfusible(graph: ForwardGraph) -> str:
     for node in graph.nodes:
         if node.op == "LeakyReLU" and "act_type" not in node.attrs:
             return (
-                "node %r (LeakyReLU) has no act_type, without which pointwise fusion fails; write "
-                "act_type='leaky', which is its default, or set MXNET_USE_FUSION=0" % node.name
+                f"node {node.name!r} (LeakyReLU) has no act_type, without which pointwise fusion "
+                "fails; write act_type='leaky', which is its default, or set MXNET_USE_FUSION=0"
             )
     return ""
 
@@ -76,7 +78,7 @@ def has_mkldnn(ctx: Any) -> bool:
     return mkldnn_enabled() and built and ctx.device_type.startswith("cpu")
 
 
-def sparse_gradients(graph: ForwardGraph) -> Set[int]:
+def sparse_gradients(graph: ForwardGraph) -> set[int]:
     """The arguments whose gradient MXNet makes row by row (``sparse_grad`` of the reader)."""
     return {
         a

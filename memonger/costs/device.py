@@ -6,6 +6,8 @@ Gradients of outputs are allocated where an operator reads them (``InitDataEntry
 ``src/executor/graph_executor.cc``).
 """
 
+from __future__ import annotations
+
 import os
 from typing import Any, Iterable
 

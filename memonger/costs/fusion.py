@@ -17,7 +17,9 @@ were freed one after the other may be alive at once.
    of any of its inputs (``_FusedOp`` in ``src/operator/fusion/fused_op.cc``).
 """
 
-from typing import Dict, List, NamedTuple, Tuple
+from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -112,7 +114,7 @@ def fusible(training: TrainingGraph) -> Fusible:
     if len(set(inputs)) < len(inputs):  # CheckForInputNameDuplicates
         return unfused()
     how = {id(kind): fused_as(kind) for kind in training.kinds}
-    waits: List[List[int]] = [[same[d] for d in node.deps] for node in graph.nodes] * 2
+    waits: list[list[int]] = [[same[d] for d in node.deps] for node in graph.nodes] * 2
     waits += [[] for _ in range(2 * n, len(training.ops))]
     for row, before in training.waits:
         waits[row].append(before)
@@ -133,9 +135,9 @@ class FusedGraph(NamedTuple):
 
     graph: ForwardGraph
     tables: Tables
-    names: Tuple[str, ...]
-    ops: Tuple[str, ...]
-    kinds: Tuple[RowKind, ...]
+    names: tuple[str, ...]
+    ops: tuple[str, ...]
+    kinds: tuple[RowKind, ...]
     phases: np.ndarray
 
 
@@ -183,14 +185,14 @@ def replay_fused(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
     return Replay(made, none, tables.first, tables.reads, planned, int(pool))
 
 
-def fused_forward(training: TrainingGraph, recomputed: np.ndarray) -> List[List[int]]:
+def fused_forward(training: TrainingGraph, recomputed: np.ndarray) -> list[list[int]]:
     """The operators (nodes) of each fused operator of the forward pass, in execution order.
 
     Those that reach farthest come first: what they read is held the longest.
     """
     t, mask = training.tables, np.ascontiguousarray(recomputed, dtype=np.bool_)
     order, _ = order_and_reads(t, mask)
-    groups: Dict[int, List[int]] = {}
+    groups: dict[int, list[int]] = {}
     member = _members(t, fusible(training), mask, order)
     for row in order[order < t.forward].tolist():
         if member[row] >= 0:

@@ -11,8 +11,10 @@ What operators ask for while they run (``ResourceRequest::kTempSpace``) is one s
 ``docs/held-by-operators.md`` lists all operators that were looked at.
 """
 
+from __future__ import annotations
+
 import os
-from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -46,7 +48,7 @@ class Held(NamedTuple):
     """
 
     device_type: str = GPU
-    arrays: Tuple[int, ...] = ()
+    arrays: tuple[int, ...] = ()
     temporary: int = 0
     in_blocks: bool = False
 
@@ -69,7 +71,7 @@ def held_by(graph: ForwardGraph, device_type: str, mkldnn: bool) -> Held:
     mkldnn : bool
         Whether MXNet was built with MKLDNN, on the CPU.
     """
-    arrays: List[int] = []
+    arrays: list[int] = []
     temporary = 0
     for outputs, node in zip(graph.tensors, graph.nodes):
         inputs = [graph.tensors[a][b] for a, b in node.inputs]
@@ -133,7 +135,7 @@ class _Rnn(NamedTuple):
         return self.directions * self.steps * self.batch
 
 
-def _rnn(attrs: Mapping[str, str], data: Tensor, device_type: str, mkldnn: bool) -> List[int]:
+def _rnn(attrs: Mapping[str, str], data: Tensor, device_type: str, mkldnn: bool) -> list[int]:
     """Bytes of the arrays that one RNN holds."""
     rnn = _Rnn(
         attrs["mode"],
@@ -176,7 +178,7 @@ def _workspace(rnn: _Rnn) -> int:
     return rnn.rows * rnn.units * 2 + step * (1 + directions)
 
 
-def _mkldnn(rnn: _Rnn) -> List[int]:
+def _mkldnn(rnn: _Rnn) -> list[int]:
     """Bytes that become resident of what MKLDNN's RNN allocates, which is about twice as much.
 
     Layers of equal sizes are one primitive (``MKLDNNRnnFullParamParser`` in
@@ -196,7 +198,7 @@ def _mkldnn(rnn: _Rnn) -> List[int]:
     return arrays
 
 
-def _primitive(rnn: _Rnn) -> List[int]:
+def _primitive(rnn: _Rnn) -> list[int]:
     """Bytes: its workspace, its scratch memory, its weights in each layout.
 
     The workspace is oneDNN's (``set_conf`` and ``set_offsets`` in ``src/cpu/rnn/rnn_utils``, 2.4)
@@ -237,7 +239,7 @@ def _targets(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
     return 11 * labels.shape[0] * anchors.shape[1] * labels.shape[1] * each
 
 
-_TEMPORARY: Dict[str, Callable[[Sequence[Tensor], Sequence[Tensor]], int]] = {
+_TEMPORARY: dict[str, Callable[[Sequence[Tensor], Sequence[Tensor]], int]] = {
     "_contrib_MultiBoxTarget": _targets,
     # src/operator/contrib/multibox_detection-inl.h
     "_contrib_MultiBoxDetection": lambda inputs, outputs: outputs[0].nbytes,

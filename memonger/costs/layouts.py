@@ -14,9 +14,11 @@ depends on what the memory planner does in place. Here layouts are followed as s
 are equal layouts, whatever they are. What is in place does not depend on the sizes of blocks.
 """
 
+from __future__ import annotations
+
 import ast
 import zlib
-from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Mapping, NamedTuple
 
 import numpy as np
 
@@ -148,7 +150,7 @@ def layout_tables(training: Planned, scoring: bool = False) -> LayoutTables:
     number = np.zeros(len(t.elements), dtype=np.int64)
     shows = np.zeros(len(t.read_row), dtype=np.bool_)
     plays = np.zeros(len(t.read_row), dtype=np.bool_)
-    known: Dict[Tuple[int, Optional[Tensor]], _Facts] = {}
+    known: dict[tuple[int, Tensor | None], _Facts] = {}
     outputs, reads = t.output_start.tolist(), t.read_start.tolist()
     sources, places = t.read_row.tolist(), t.read_output.tolist()
     for row, kind in enumerate(kinds):
@@ -171,13 +173,13 @@ def layout_tables(training: Planned, scoring: bool = False) -> LayoutTables:
 class _Facts(NamedTuple):
     """`LayoutTables` of the rows of one kind."""
 
-    code: List[int]
-    number: List[int]
-    shows: List[bool]
-    plays: List[bool]
+    code: list[int]
+    number: list[int]
+    shows: list[bool]
+    plays: list[bool]
 
 
-def _facts(kind: RowKind, data: Optional[Tensor]) -> _Facts:
+def _facts(kind: RowKind, data: Tensor | None) -> _Facts:
     outputs = range(len(kind.tensors))
     # Which of two kernels runs on a GPU is no matter here.
     attrs = sorted(pair for pair in kind.attrs.items() if pair[0] != "cudnn_off")
@@ -199,7 +201,7 @@ def _facts(kind: RowKind, data: Optional[Tensor]) -> _Facts:
     return _Facts(code, [zlib.crc32(f"{same} {k}".encode()) for k in outputs], shows, plays)
 
 
-def _code(kind: RowKind, k: int, data: Optional[Tensor]) -> int:
+def _code(kind: RowKind, k: int, data: Tensor | None) -> int:
     op, tensor = kind.op, kind.tensors[k]
     axes = len(tensor.shape)
     if op not in KNOW or tensor.dtype != FLOAT or op == "_backward_Concat":
@@ -244,7 +246,7 @@ def _act_type(kind: RowKind) -> str:
     return kind.attrs.get("act_type", "leaky")
 
 
-def _chosen(kind: RowKind, data: Optional[Tensor]) -> int:
+def _chosen(kind: RowKind, data: Tensor | None) -> int:
     """How a convolution lays out its output, as far as that is the same for many of them.
 
     Seen with ``DNNL_VERBOSE=1`` in thousands of convolutions, on CPUs with AVX2 and with AVX512
@@ -274,7 +276,7 @@ def _chosen(kind: RowKind, data: Optional[Tensor]) -> int:
     return _USUAL if usual else CHOSEN
 
 
-def _pair(attrs: Mapping[str, str], name: str, default: int = 1) -> Tuple[int, ...]:
+def _pair(attrs: Mapping[str, str], name: str, default: int = 1) -> tuple[int, ...]:
     value = ast.literal_eval(attrs.get(name, "()"))
     return tuple(value) or (default, default)
 

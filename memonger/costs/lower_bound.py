@@ -11,6 +11,8 @@ identity (Flatten, Reshape) is the tensor that it passes on. Sums of gradients a
 term may be added up where the sum is. So the bound is safe, not sharp.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import numpy as np

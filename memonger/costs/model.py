@@ -1,7 +1,9 @@
 """What a set of recomputed operators costs: replayed where the replay is exact, bound where not."""
 
+from __future__ import annotations
+
 import logging
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +60,7 @@ class CostModel:
         if why:
             self.unplanned = self.bound * MB
             log.info("each plan is bound to learn its memory, for the replay is not exact: %s", why)
-        self._known: Dict[bytes, int] = {nothing.tobytes(): self.unplanned}
+        self._known: dict[bytes, int] = {nothing.tobytes(): self.unplanned}
 
     def __call__(self, mask: np.ndarray) -> int:
         key = mask.tobytes()

@@ -5,7 +5,9 @@ ever apply, in which order the nodes run that are not recomputed copies, and how
 is read if there are no copies.
 """
 
-from typing import Any, Iterable, List, Mapping, NamedTuple, Sequence, Tuple, Union
+from __future__ import annotations
+
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -44,8 +46,8 @@ class RowKind(NamedTuple):
     op: str
     attrs: Mapping[str, str]
     inputs: int
-    ignored: Tuple[int, ...]
-    options: Tuple[Tuple[int, int, bool], ...]
+    ignored: tuple[int, ...]
+    options: tuple[tuple[int, int, bool], ...]
     tensors: Sequence[Tensor]
 
 
@@ -105,9 +107,9 @@ def build(
     forward: Sequence[int],
     inputs: np.ndarray,
     deps: np.ndarray,
-    gradients: Union[Sequence[int], np.ndarray],
+    gradients: Sequence[int] | np.ndarray,
     reads: Sequence[Read],
-    waits: Sequence[Tuple[int, int, int]],
+    waits: Sequence[tuple[int, int, int]],
     kinds: Sequence[RowKind],
     heads: Sequence[Read],
     outputs: int,
@@ -137,7 +139,7 @@ def build(
     rows = len(kind)
     variable = np.array([k.op == "null" for k in kinds], dtype=np.bool_)[kind]
 
-    def each(values: Iterable[Sequence[int]]) -> Tuple[np.ndarray, np.ndarray]:
+    def each(values: Iterable[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
         return each_row(kind, list(values))
 
     read_start, ignored = each([int(i in k.ignored) for i in range(k.inputs)] for k in kinds)
@@ -260,7 +262,7 @@ def build(
 
 def depth_first(
     inputs: np.ndarray, counts: np.ndarray, deps: np.ndarray, heads: Sequence[int]
-) -> List[int]:
+) -> list[int]:
     """The forward nodes in the order in which they run; arguments as those of `build`.
 
     ``counts`` says how many of the inputs are each node's.
@@ -274,29 +276,29 @@ def depth_first(
     return walk(0, start, before, own, np.array(heads, dtype=np.int64), own)[0].tolist()
 
 
-def starts(counts: Union[Sequence[int], np.ndarray]) -> np.ndarray:
+def starts(counts: Sequence[int] | np.ndarray) -> np.ndarray:
     """Where each of some lists of these lengths starts if they follow one another, and the end."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-def ragged(lists: Sequence[Sequence[Any]]) -> Tuple[np.ndarray, np.ndarray]:
+def ragged(lists: Sequence[Sequence[Any]]) -> tuple[np.ndarray, np.ndarray]:
     """Lists as one array: where each starts, and what is in them."""
     items = [item for one in lists for item in one]
     return starts([len(one) for one in lists]), np.array(items, dtype=np.int64)
 
 
-def _columns(items: Sequence[Tuple[int, ...]], width: int) -> np.ndarray:
+def _columns(items: Sequence[tuple[int, ...]], width: int) -> np.ndarray:
     return np.array(items, dtype=np.int64).reshape(len(items), width).T
 
 
-def gathered(start: np.ndarray, which: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+def gathered(start: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The places of what some rows own, one row after the other; and for each of which row."""
     length = np.diff(start)[which]
     row = np.repeat(np.arange(len(which)), length)
     return np.arange(len(row)) + (start[which] - starts(length)[:-1])[row], row
 
 
-def each_row(kind: np.ndarray, values: List[Sequence[int]]) -> Tuple[np.ndarray, np.ndarray]:
+def each_row(kind: np.ndarray, values: list[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     """For each row in turn the values of its kind: where they start, and all of them."""
     own, flat = ragged(values)
     return starts(np.diff(own)[kind]), flat[gathered(own, kind)[0]]

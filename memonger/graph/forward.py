@@ -4,6 +4,8 @@ The nodes are those of the symbol's JSON, which nnvm writes in the order in whic
 first from the outputs, ``nnvm::DFSVisit``); a node's index is its identity, for names may repeat.
 """
 
+from __future__ import annotations
+
 import contextlib
 import gc
 import io
@@ -14,14 +16,10 @@ import warnings
 from typing import (
     Any,
     Callable,
-    Dict,
-    FrozenSet,
     Iterable,
     Iterator,
-    List,
     Mapping,
     NamedTuple,
-    Optional,
     Sequence,
     Tuple,
 )
@@ -57,8 +55,8 @@ class Node(NamedTuple):
     op: str
     attrs: Mapping[str, str]  # the operator's own parameters
     hidden: Mapping[str, str]  # what executors and planners read: __force_mirroring__ and the like
-    inputs: Tuple[Entry, ...]
-    deps: Tuple[int, ...]  # nodes that must have run before
+    inputs: tuple[Entry, ...]
+    deps: tuple[int, ...]  # nodes that must have run before
     subgraphs: bool  # a control-flow operator
 
     @property
@@ -87,16 +85,16 @@ class ForwardGraph(NamedTuple):
         The variables that are auxiliary states.
     """
 
-    nodes: Tuple[Node, ...]
-    tensors: Tuple[Tuple[Tensor, ...], ...]
-    visible: Tuple[int, ...]
-    output_names: Tuple[Tuple[str, ...], ...]
-    heads: Tuple[Entry, ...]
-    arguments: Tuple[int, ...]
-    auxiliary: FrozenSet[int]
+    nodes: tuple[Node, ...]
+    tensors: tuple[tuple[Tensor, ...], ...]
+    visible: tuple[int, ...]
+    output_names: tuple[tuple[str, ...], ...]
+    heads: tuple[Entry, ...]
+    arguments: tuple[int, ...]
+    auxiliary: frozenset[int]
 
     @property
-    def operators(self) -> List[int]:
+    def operators(self) -> list[int]:
         """Indices of the nodes that are not variables."""
         return [i for i, node in enumerate(self.nodes) if not node.is_variable]
 
@@ -130,14 +128,14 @@ def forward_graph(symbol: Any, spec: InputSpec) -> ForwardGraph:
     arguments, auxiliary = symbol.list_arguments(), set(symbol.list_auxiliary_states())
     shapes = _infer_shapes(symbol, internals, spec, nodes)
     types = _infer_types(symbol, internals, spec, nodes)
-    visible: List[List[Tensor]] = [[] for _ in nodes]
-    names: List[List[str]] = [[] for _ in nodes]
+    visible: list[list[Tensor]] = [[] for _ in nodes]
+    names: list[list[str]] = [[] for _ in nodes]
     for head, name, shape, dtype in zip(inner["heads"], internals.list_outputs(), shapes, types):
         visible[head[0]].append(Tensor(shape, dtype))
         names[head[0]].append(name)
-    tensors: List[Tuple[Tensor, ...]] = []
+    tensors: list[tuple[Tensor, ...]] = []
     for i, node in enumerate(nodes):
-        hidden: Tuple[Tensor, ...] = ()
+        hidden: tuple[Tensor, ...] = ()
         if may_hide_outputs(node.op):
             into = [tensors[a][b] for a, b in node.inputs]
             hidden = tuple(
@@ -190,7 +188,7 @@ class KeptCopy(NamedTuple):
         """How far behind the node it stands."""
         return 3 if self.tie else 1
 
-    def nodes(self) -> List["Inserted"]:
+    def nodes(self) -> list[Inserted]:
         """What stands behind the node, the kept copy last."""
         source = 2 if self.tie else 0
         if self.unfused:
@@ -211,13 +209,13 @@ class Inserted(NamedTuple):
     """A node of a kept copy."""
 
     op: str
-    attrs: Dict[str, str]
+    attrs: dict[str, str]
     stem: str  # of its name, after that of the node
-    inputs: Tuple[int, ...]  # 0: the node, k: the k-th that is inserted
+    inputs: tuple[int, ...]  # 0: the node, k: the k-th that is inserted
     recomputed: bool
 
 
-def with_copies(graph: ForwardGraph, copies: Iterable[KeptCopy]) -> Tuple[ForwardGraph, np.ndarray]:
+def with_copies(graph: ForwardGraph, copies: Iterable[KeptCopy]) -> tuple[ForwardGraph, np.ndarray]:
     """The graph with identities (named ``*_keep``) behind the first output of some nodes.
 
     All that read such an output read the kept copy instead; outputs of the network stay what they
@@ -238,10 +236,10 @@ def with_copies(graph: ForwardGraph, copies: Iterable[KeptCopy]) -> Tuple[Forwar
     at = {copy.node: copy for copy in copies}
     names = copy_names([node.name for node in graph.nodes], at.values())
     moved = np.zeros(len(graph.nodes), dtype=np.int64)
-    nodes: List[Node] = []
-    tensors: List[Tuple[Tensor, ...]] = []
-    visible: List[int] = []
-    output_names: List[Tuple[str, ...]] = []
+    nodes: list[Node] = []
+    tensors: list[tuple[Tensor, ...]] = []
+    visible: list[int] = []
+    output_names: list[tuple[str, ...]] = []
 
     def entry(a: int, b: int) -> Entry:
         return (int(moved[a]) + (at[a].offset if b == 0 and a in at else 0), b)
@@ -285,7 +283,7 @@ def mask_with_copies(
     return full
 
 
-def copy_names(names: Sequence[str], copies: Iterable[KeptCopy]) -> Dict[int, List[str]]:
+def copy_names(names: Sequence[str], copies: Iterable[KeptCopy]) -> dict[int, list[str]]:
     """The names of the nodes that stand for copies (``KeptCopy.nodes``), by the node they are of.
 
     Parameters
@@ -309,14 +307,14 @@ def copy_names(names: Sequence[str], copies: Iterable[KeptCopy]) -> Dict[int, Li
     }
 
 
-def _heads(symbol: Any) -> List[List[int]]:
+def _heads(symbol: Any) -> list[list[int]]:
     """The outputs of a symbol, from the end of its JSON: [node, output, version] each."""
     text = symbol.tojson(remove_amp_cast=False)
     start = text.index("[", text.rindex('"heads"'))
     return json.JSONDecoder().raw_decode(text, start)[0]
 
 
-def _node(item: Dict[str, Any]) -> Node:
+def _node(item: dict[str, Any]) -> Node:
     attrs = item.get("attrs", {})
     return Node(
         item["name"],
@@ -330,8 +328,8 @@ def _node(item: Dict[str, Any]) -> Node:
 
 
 def _infer_shapes(
-    symbol: Any, internals: Any, spec: InputSpec, nodes: Tuple[Node, ...]
-) -> List[Shape]:
+    symbol: Any, internals: Any, spec: InputSpec, nodes: tuple[Node, ...]
+) -> list[Shape]:
     try:
         # What infer_shape calls, without what it prints: all that is wrong is said below.
         _, shapes, _ = _asked(nodes, internals._infer_shape_impl, False, **spec.shapes)
@@ -348,13 +346,13 @@ def _infer_shapes(
                 % (", ".join(sorted({n.op for n in nodes if n.subgraphs})) or "dynamic operators")
             )
         raise MemongerError(
-            "the shapes of these inputs are needed: %s; give them as %s=(...) or in shapes={...}"
-            % (", ".join(map(repr, missing)), missing[0] if missing else "data")
+            f"the shapes of these inputs are needed: {', '.join(map(repr, missing))}; give them "
+            f"as {missing[0] if missing else 'data'}=(...) or in shapes={{...}}"
         )
     return [tuple(shape) for shape in shapes]
 
 
-def _asked(nodes: Tuple[Node, ...], call: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+def _asked(nodes: tuple[Node, ...], call: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     """Ask MXNet. What a CustomOpProp says where it fails goes into the error, not to stdout."""
     if not any(node.op == "Custom" for node in nodes):
         return call(*args, **keywords)
@@ -370,28 +368,24 @@ def _asked(nodes: Tuple[Node, ...], call: Callable[..., Any], *args: Any, **keyw
     return found
 
 
-def _shape_complaint(internals: Any, spec: InputSpec, nodes: Tuple[Node, ...], message: str) -> str:
+def _shape_complaint(internals: Any, spec: InputSpec, nodes: tuple[Node, ...], message: str) -> str:
     """MXNet's own words without its stack trace, with the node and the shapes that it was given."""
     found = re.search(r"Error in operator ([^:]+): (?:\[[^\]]*\] [^ ]+: )?(.*)", message, re.S)
     if not found:
-        return "the shapes do not fit the network: %s" % said_by_mxnet(message)
+        return f"the shapes do not fit the network: {said_by_mxnet(message)}"
     name, reason = found.group(1), found.group(2).strip().split("\n")[0]
     if "Traceback" in reason:
         reason = said_by_mxnet(found.group(2))
     node = next((n for n in nodes if n.name == name and not n.is_variable), None)
     if node is None:
-        return "the shapes do not fit at node %r: %s" % (name, reason)
-    return "the shapes do not fit at node %r (%s, inputs %s): %s" % (
-        name,
-        node.op,
-        ", ".join("%s %s" % pair for pair in _input_shapes(internals, spec, nodes, node)),
-        reason,
-    )
+        return f"the shapes do not fit at node {name!r}: {reason}"
+    inputs = ", ".join(f"{a} {b}" for a, b in _input_shapes(internals, spec, nodes, node))
+    return f"the shapes do not fit at node {name!r} ({node.op}, inputs {inputs}): {reason}"
 
 
 def _input_shapes(
-    internals: Any, spec: InputSpec, nodes: Tuple[Node, ...], node: Node
-) -> List[Tuple[str, str]]:
+    internals: Any, spec: InputSpec, nodes: tuple[Node, ...], node: Node
+) -> list[tuple[str, str]]:
     """Name and shape of each input of a node where inference failed, as far as it came."""
     outputs = internals.list_outputs()
     result = []
@@ -416,8 +410,8 @@ def _input_shapes(
 
 
 def _infer_types(
-    symbol: Any, internals: Any, spec: InputSpec, nodes: Tuple[Node, ...]
-) -> List[str]:
+    symbol: Any, internals: Any, spec: InputSpec, nodes: tuple[Node, ...]
+) -> list[str]:
     """Types of all tensors; as in ``simple_bind`` every input is float32 where none is told."""
     types = dict(spec.types)
     if not types:
@@ -442,7 +436,7 @@ def _infer_types(
     return [names[t] for t in found]
 
 
-def _type_name(kind: Optional[Any]) -> str:
+def _type_name(kind: Any | None) -> str:
     if kind is None:
         return FLOAT
     found = np.dtype(kind)

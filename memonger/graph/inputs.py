@@ -4,9 +4,11 @@ Every mistake that can be seen before MXNet is asked becomes a ``MemongerError``
 input and the remedy.
 """
 
+from __future__ import annotations
+
 import difflib
 import numbers
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -29,33 +31,35 @@ TYPE = "__dtype__"
 class InputSpec(NamedTuple):
     """Shapes and NumPy type names of a symbol's inputs, as far as the user gave them."""
 
-    shapes: Dict[str, Shape]
-    types: Dict[str, str]
+    shapes: dict[str, Shape]
+    types: dict[str, str]
 
 
 def check_symbol(symbol: Any) -> Any:
     """Return ``symbol`` if it is a Symbol with at least one output; say what to do otherwise."""
     if isinstance(symbol, mx.gluon.Block):
         raise MemongerError(
-            "%s is a Gluon block, not a Symbol; call it on a variable to get its symbol: "
-            "net(mx.sym.var('data'))" % type(symbol).__name__
+            f"{type(symbol).__name__} is a Gluon block, not a Symbol; call it on a variable to get "
+            "its symbol: net(mx.sym.var('data'))"
         )
     if isinstance(symbol, mx.mod.BaseModule):
         raise MemongerError(
-            "%s is a Module, not a Symbol; plan its symbol before the Module is made"
-            % type(symbol).__name__
+            f"{type(symbol).__name__} is a Module, not a Symbol; plan its symbol before the "
+            "Module is made"
         )
     if isinstance(symbol, (list, tuple)):
         raise MemongerError(
-            "a %s of %d symbols was given; make one Symbol of them with mx.sym.Group"
-            % (type(symbol).__name__, len(symbol))
+            f"a {type(symbol).__name__} of {len(symbol)} symbols was given; make one Symbol of "
+            "them with mx.sym.Group"
             if symbol
-            else "there is nothing to plan: an empty %s was given, not a Symbol"
-            % type(symbol).__name__
+            else (
+                f"there is nothing to plan: an empty {type(symbol).__name__} was given, not a "
+                "Symbol"
+            )
         )
     if not isinstance(symbol, mx.sym.Symbol):
         raise MemongerError(
-            "the network must be an mx.sym.Symbol, not %s %r" % (type(symbol).__name__, symbol)
+            f"the network must be an mx.sym.Symbol, not {type(symbol).__name__} {symbol!r}"
         )
     check_links(symbol)  # or MXNet may end the process at the next line
     if len(symbol.list_outputs()) == 0:
@@ -64,8 +68,8 @@ def check_symbol(symbol: Any) -> Any:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise MemongerError(
-            "two inputs have the same name, %r, so MXNet cannot tell them apart; name the "
-            "operators that make them differently, or share one mx.sym.Variable" % twice
+            f"two inputs have the same name, {twice!r}, so MXNet cannot tell them apart; name the "
+            "operators that make them differently, or share one mx.sym.Variable"
         )
     return symbol
 
@@ -73,7 +77,7 @@ def check_symbol(symbol: Any) -> Any:
 def check_count(name: str, value: Any, least: int) -> int:
     """Return ``value`` as an int of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise MemongerError("%s must be an integer, not %r" % (name, value))
+        raise MemongerError(f"{name} must be an integer, not {value!r}")
     if value < least:
         raise MemongerError("%s must be at least %d, not %d" % (name, least, value))
     return int(value)
@@ -84,7 +88,7 @@ def check_device(ctx: Any) -> Any:
     if ctx is None:
         return mx.cpu()
     if not isinstance(ctx, mx.Context):
-        raise MemongerError("ctx must be a device such as mx.cpu() or mx.gpu(0), not %r" % (ctx,))
+        raise MemongerError(f"ctx must be a device such as mx.cpu() or mx.gpu(0), not {ctx!r}")
     if ctx.device_type == "gpu":
         try:
             count = mx.context.num_gpus()
@@ -102,7 +106,7 @@ def read_shapes(
     symbol: Any,
     shapes: Any,
     keywords: Mapping[str, Any],
-    type_dict: Optional[Mapping[str, Any]],
+    type_dict: Mapping[str, Any] | None,
     devices: int = 1,
 ) -> InputSpec:
     """Gather the inputs' shapes and types from everything the user may give.
@@ -129,21 +133,17 @@ def read_shapes(
         split.
     """
     known = symbol.list_arguments() + symbol.list_auxiliary_states()
-    found: Dict[str, Shape] = {}
-    types: Dict[str, str] = {}
-    axes: Dict[str, int] = {}
-    given: List[Tuple[str, Any]] = read_pairs(shapes, types, axes) + list(keywords.items())
+    found: dict[str, Shape] = {}
+    types: dict[str, str] = {}
+    axes: dict[str, int] = {}
+    given: list[tuple[str, Any]] = read_pairs(shapes, types, axes) + list(keywords.items())
     for name, shape in given:
         _check_name(name, known, "a shape was given for %r, which is no input of the network")
         checked = _check_shape(name, shape)
         if found.setdefault(name, checked) != checked:
-            raise MemongerError(
-                "input %r was given two shapes, %s and %s" % (name, found[name], checked)
-            )
+            raise MemongerError(f"input {name!r} was given two shapes, {found[name]} and {checked}")
     if type_dict is not None and not isinstance(type_dict, Mapping):
-        raise MemongerError(
-            "type_dict must be a dict of input names and types, not %r" % (type_dict,)
-        )
+        raise MemongerError(f"type_dict must be a dict of input names and types, not {type_dict!r}")
     for name, kind in (type_dict or {}).items():
         _check_name(name, known, "a type was given for %r, which is no input of the network")
         types[name] = _type(name, kind)
@@ -182,11 +182,11 @@ def without_old_types(symbol: Any, spec: InputSpec) -> Any:
     return mx.sym.load_json(as_json(graph))
 
 
-def _variables(graph: Any) -> List[Any]:
+def _variables(graph: Any) -> list[Any]:
     return [node for node in graph["nodes"] if node["op"] == "null"]
 
 
-def _types_of(symbol: Any, spec: InputSpec) -> Optional[Dict[str, Any]]:
+def _types_of(symbol: Any, spec: InputSpec) -> dict[str, Any] | None:
     """The types of all inputs, None where nothing tells; None if they contradict one another."""
     try:
         arguments, _, auxiliary = symbol.infer_type_partial(**spec.types)
@@ -197,7 +197,7 @@ def _types_of(symbol: Any, spec: InputSpec) -> Optional[Dict[str, Any]]:
     )
 
 
-def read_grad_req(arguments: Sequence[str], grad_req: Any) -> Dict[str, str]:
+def read_grad_req(arguments: Sequence[str], grad_req: Any) -> dict[str, str]:
     """What is asked for each argument's gradient: 'write', 'add' or 'null'.
 
     Parameters
@@ -218,8 +218,8 @@ def read_grad_req(arguments: Sequence[str], grad_req: Any) -> Dict[str, str]:
     elif isinstance(grad_req, (list, tuple)):
         if len(grad_req) != len(arguments):
             raise MemongerError(
-                "grad_req lists %d requests for the %d arguments of the network; give one for each "
-                "of list_arguments(), or a dict" % (len(grad_req), len(arguments))
+                f"grad_req lists {len(grad_req)} requests for the {len(arguments)} arguments of "
+                "the network; give one for each of list_arguments(), or a dict"
             )
         found = dict(zip(arguments, grad_req))
     elif isinstance(grad_req, Mapping):
@@ -228,13 +228,12 @@ def read_grad_req(arguments: Sequence[str], grad_req: Any) -> Dict[str, str]:
         found = {name: grad_req.get(name, "null") for name in arguments}
     else:
         raise MemongerError(
-            "grad_req must be a string, a list or a dict of names, not %r" % (grad_req,)
+            f"grad_req must be a string, a list or a dict of names, not {grad_req!r}"
         )
     for name, request in found.items():
         if request not in GRAD_REQS:
             raise MemongerError(
-                "grad_req of %r is %r; there are %s"
-                % (name, request, ", ".join(map(repr, GRAD_REQS)))
+                f"grad_req of {name!r} is {request!r}; there are {', '.join(map(repr, GRAD_REQS))}"
             )
     if all(request == "null" for request in found.values()):
         raise MemongerError(
@@ -244,7 +243,7 @@ def read_grad_req(arguments: Sequence[str], grad_req: Any) -> Dict[str, str]:
     return found
 
 
-def missing_inputs(arguments: Sequence[str], shapes: Sequence[Optional[Shape]]) -> List[str]:
+def missing_inputs(arguments: Sequence[str], shapes: Sequence[Shape | None]) -> list[str]:
     """The arguments without a complete shape: parameters only where nothing else is missing."""
     unknown = [
         name for name, shape in zip(arguments, shapes) if not shape or any(n <= 0 for n in shape)
@@ -252,7 +251,7 @@ def missing_inputs(arguments: Sequence[str], shapes: Sequence[Optional[Shape]]) 
     return [name for name in unknown if not name.endswith(PARAMETER_ENDINGS)] or unknown
 
 
-def read_pairs(shapes: Any, types: Dict[str, str], axes: Dict[str, int]) -> List[Tuple[str, Any]]:
+def read_pairs(shapes: Any, types: dict[str, str], axes: dict[str, int]) -> list[tuple[str, Any]]:
     """Names and shapes; DataDescs tell types and batch axes (-1: none) as well."""
     if shapes is None:
         return []
@@ -260,9 +259,9 @@ def read_pairs(shapes: Any, types: Dict[str, str], axes: Dict[str, int]) -> List
         return list(shapes.items())
     if not isinstance(shapes, (list, tuple)):
         raise MemongerError(
-            "shapes must be a dict of names and shapes or a list of DataDesc, not %r" % (shapes,)
+            f"shapes must be a dict of names and shapes or a list of DataDesc, not {shapes!r}"
         )
-    pairs: List[Tuple[str, Any]] = []
+    pairs: list[tuple[str, Any]] = []
     for item in shapes:
         if isinstance(item, mx.io.DataDesc):
             types[item.name] = _type(item.name, item.dtype)
@@ -273,15 +272,15 @@ def read_pairs(shapes: Any, types: Dict[str, str], axes: Dict[str, int]) -> List
         elif item is None or isinstance(item, (list, tuple)):
             pairs.extend(read_pairs(item, types, axes))  # (data_shapes, label_shapes)
         else:
-            raise MemongerError("shapes: %r is neither a DataDesc nor (name, shape)" % (item,))
+            raise MemongerError(f"shapes: {item!r} is neither a DataDesc nor (name, shape)")
     return pairs
 
 
 def _largest_share(
     shapes: Mapping[str, Shape], axes: Mapping[str, int], devices: int
-) -> Dict[str, Shape]:
+) -> dict[str, Shape]:
     """The shapes of the largest share (``DataParallelExecutorGroup.decide_slices``)."""
-    batch: Optional[int] = None
+    batch: int | None = None
     for name, shape in shapes.items():
         axis = axes.get(name, 0)
         if axis < 0:
@@ -324,14 +323,14 @@ def _largest_share(
 def did_you_mean(name: Any, known: Sequence[str], otherwise: str) -> str:
     """The end of a complaint about an unknown name: the nearest that is known, if one is near."""
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    return "; did you mean %r?" % near[0] if near else "; " + otherwise
+    return f"; did you mean {near[0]!r}?" if near else "; " + otherwise
 
 
 def _check_name(name: Any, known: Sequence[str], complaint: str) -> None:
     if name not in known:
         inputs = [n for n in known if not n.endswith(PARAMETER_ENDINGS)]
         raise MemongerError(
-            complaint % (name,) + did_you_mean(name, known, "its inputs are %s" % ", ".join(inputs))
+            complaint % (name,) + did_you_mean(name, known, f"its inputs are {', '.join(inputs)}")
         )
 
 
@@ -340,19 +339,19 @@ def _type(name: str, kind: Any) -> str:
     try:
         found = np.dtype(kind)
     except (TypeError, ValueError, SyntaxError):
-        raise MemongerError("input %r: NumPy knows no type %r" % (name, kind)) from None
+        raise MemongerError(f"input {name!r}: NumPy knows no type {kind!r}") from None
     if found.type not in mx.nd.ndarray._DTYPE_NP_TO_MX:
-        raise MemongerError("input %r: MXNet has no type %s" % (name, found.name))
+        raise MemongerError(f"input {name!r}: MXNet has no type {found.name}")
     return found.name
 
 
 def _check_shape(name: str, shape: Any) -> Shape:
     if isinstance(shape, (str, bytes)) or not isinstance(shape, (list, tuple, np.ndarray)):
-        raise MemongerError("input %r: a shape is a tuple of integers, not %r" % (name, shape))
+        raise MemongerError(f"input {name!r}: a shape is a tuple of integers, not {shape!r}")
     for size in shape:
         if isinstance(size, (bool, np.bool_)) or not isinstance(size, numbers.Integral):
             raise MemongerError(
-                "input %r: shape %s holds %r, which is not an integer" % (name, tuple(shape), size)
+                f"input {name!r}: shape {tuple(shape)} holds {size!r}, which is not an integer"
             )
         if size < 1:
             raise MemongerError(

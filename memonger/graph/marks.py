@@ -5,8 +5,10 @@ is true. Whatever a plan changes on a node is recorded in one attribute of our o
 set can be told from what the user set, and ``unplan`` gives the original back.
 """
 
+from __future__ import annotations
+
 import json
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -29,7 +31,7 @@ _GONE = -1  # where a node was that had no inputs
 _Attrs = Dict[str, str]
 
 
-def stages(graph: ForwardGraph) -> Dict[int, str]:
+def stages(graph: ForwardGraph) -> dict[int, str]:
     """The user's ``mirror_stage`` of each node that has one."""
     return {i: node.hidden[STAGE] for i, node in enumerate(graph.nodes) if STAGE in node.hidden}
 
@@ -82,7 +84,7 @@ def apply(
 
 def inferable(
     symbol: Any, copies: Sequence[KeptCopy], shapes: Mapping[str, Shape]
-) -> Tuple[KeptCopy, ...]:
+) -> tuple[KeptCopy, ...]:
     """The same copies, but none left unfused through which MXNet could not infer the shapes.
 
     That is where a shape is inferred from what reads it, such as that of the first product with
@@ -104,7 +106,7 @@ def inferable(
         except mx.MXNetError as error:
             said = str(error)
         added = copy_names(names, found)
-        failed = {i for i, of in added.items() if "Error in operator %s:" % of[-1] in said}
+        failed = {i for i, of in added.items() if f"Error in operator {of[-1]}:" in said}
         found = tuple(
             copy._replace(unfused=False) if copy.node in failed or not failed else copy
             for copy in found
@@ -162,11 +164,11 @@ def _is_ours(node: Mapping[str, Any]) -> bool:
     return node.get("attrs", {}).get(RECORD) == INSERTED
 
 
-def _insert(graph: Dict[str, Any], copies: Mapping[int, KeptCopy]) -> None:
+def _insert(graph: dict[str, Any], copies: Mapping[int, KeptCopy]) -> None:
     """Put kept copies behind the first output of some nodes of a symbol's JSON."""
     names = copy_names([node["name"] for node in graph["nodes"]], copies.values())
-    nodes: List[Dict[str, Any]] = []
-    moved: List[int] = []
+    nodes: list[dict[str, Any]] = []
+    moved: list[int] = []
     for i, node in enumerate(graph["nodes"]):
         moved.append(len(nodes))
         node["inputs"] = [
@@ -183,21 +185,21 @@ def _insert(graph: Dict[str, Any], copies: Mapping[int, KeptCopy]) -> None:
     _replace_nodes(graph, nodes, moved)
 
 
-def _remove(graph: Dict[str, Any]) -> None:
+def _remove(graph: dict[str, Any]) -> None:
     """Take out of a symbol's JSON what ``_insert`` put in."""
-    nodes: List[Dict[str, Any]] = []
-    moved: List[int] = []
-    stands_for: Dict[int, int] = {}  # an inserted node -> the output that it copies
+    nodes: list[dict[str, Any]] = []
+    moved: list[int] = []
+    stands_for: dict[int, int] = {}  # an inserted node -> the output that it copies
 
-    def entries(old: List[List[int]]) -> List[List[int]]:
+    def entries(old: list[list[int]]) -> list[list[int]]:
         return [[moved[a], stands_for.get(a, b), *rest] for a, b, *rest in old]
 
     for i, node in enumerate(graph["nodes"]):
         node["inputs"] = entries(node["inputs"])
         if not _is_ours(node) and any(a == _GONE for a, *_ in node["inputs"]):
             raise MemongerError(
-                "node %r reads what a plan has put in for itself alone: this planned network is "
-                "damaged; plan the original again" % node["name"]
+                f"node {node['name']!r} reads what a plan has put in for itself alone: this "
+                "planned network is damaged; plan the original again"
             )
         if _is_ours(node):
             into, stands_for[i], *_ = node["inputs"][0] if node["inputs"] else (_GONE, 0)
@@ -209,7 +211,7 @@ def _remove(graph: Dict[str, Any]) -> None:
     _replace_nodes(graph, nodes, moved)
 
 
-def _replace_nodes(graph: Dict[str, Any], nodes: List[Dict[str, Any]], moved: List[int]) -> None:
+def _replace_nodes(graph: dict[str, Any], nodes: list[dict[str, Any]], moved: list[int]) -> None:
     """Give a symbol's JSON other nodes; ``moved``: the new index of each old one."""
     for node in nodes:
         if "control_deps" in node:
@@ -219,7 +221,7 @@ def _replace_nodes(graph: Dict[str, Any], nodes: List[Dict[str, Any]], moved: Li
     graph.pop("node_row_ptr", None)  # MXNet makes it anew
 
 
-def _record(attrs: _Attrs) -> Optional[Mapping[str, Optional[str]]]:
+def _record(attrs: _Attrs) -> Mapping[str, str | None] | None:
     """What attributes were before a plan; None where none has changed them."""
     if RECORD not in attrs:
         return None
@@ -231,8 +233,9 @@ def _record(attrs: _Attrs) -> Optional[Mapping[str, Optional[str]]]:
         value is None or isinstance(value, str) for value in record.values()
     ):
         raise MemongerError(
-            "an attribute %s holds %r, which no plan has written: this planned network is damaged; "
-            "plan the original again" % (RECORD, attrs[RECORD])
+            f"an attribute {RECORD} holds {attrs[RECORD]!r}, which no plan has written: this "
+            "planned network is damaged; "
+            "plan the original again"
         )
     return record
 

@@ -1,8 +1,10 @@
 """Networks in files (``-symbol.json``): read and checked before MXNet sees them."""
 
+from __future__ import annotations
+
 import json
 import os
-from typing import Any, Dict, Mapping, Sequence, Tuple, Union
+from typing import Any, Dict, Mapping, Sequence
 
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
@@ -16,11 +18,11 @@ from memonger.support.symbols import (
 )
 
 _Fields = Dict[str, type]
-_GRAPH: Tuple[_Fields, _Fields] = (
+_GRAPH: tuple[_Fields, _Fields] = (
     {"nodes": list, "arg_nodes": list, "heads": list},
     {"node_row_ptr": list, "attrs": dict},
 )
-_NODE: Tuple[_Fields, _Fields] = (
+_NODE: tuple[_Fields, _Fields] = (
     {"op": str, "name": str, "inputs": list},
     {
         "attrs": dict,
@@ -34,7 +36,7 @@ _NODE: Tuple[_Fields, _Fields] = (
 _WORDS = {list: "a list", dict: "an object", str: "a text", int: "a whole number"}
 
 
-def load(path: Union[str, bytes, "os.PathLike[Any]"]) -> Any:
+def load(path: str | bytes | os.PathLike[Any]) -> Any:
     """Read a network from a file, and check it before MXNet sees it.
 
     MXNet itself ends the process where a file is damaged in some ways. What it can load is loaded
@@ -63,15 +65,15 @@ def load(path: Union[str, bytes, "os.PathLike[Any]"]) -> Any:
     shown = repr(os.fsdecode(path))
     try:
         if not os.path.isfile(path):
-            raise MemongerError("there is no file %s" % shown)
+            raise MemongerError(f"there is no file {shown}")
         with open(path, "rb") as file:
             data = file.read()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         if isinstance(error, MemongerError):
             raise
         reason = error.strerror if isinstance(error, OSError) else error
-        raise MemongerError("%s cannot be read: %s" % (shown, reason)) from None
-    what = "%s holds no network that MXNet can read" % shown
+        raise MemongerError(f"{shown} cannot be read: {reason}") from None
+    what = f"{shown} holds no network that MXNet can read"
     graph = _parsed(data, shown, what)
     _check_fields(graph, what)
     version = _version(graph)
@@ -105,9 +107,9 @@ def _parsed(data: bytes, shown: str, what: str) -> Any:
             "%s: it is no JSON at byte %d, line %d: %s" % (what, at, error.lineno, error.msg)
         ) from None
     except RecursionError:
-        raise MemongerError("%s: its lists are nested too deeply" % what) from None
+        raise MemongerError(f"{what}: its lists are nested too deeply") from None
     except ValueError as error:  # a number of thousands of digits
-        raise MemongerError("%s: %s" % (what, error)) from None
+        raise MemongerError(f"{what}: {error}") from None
 
 
 def _ends_early(error: json.JSONDecodeError) -> bool:
@@ -123,10 +125,10 @@ def _ends_early(error: json.JSONDecodeError) -> bool:
 
 def _truncated(shown: str, data: bytes) -> MemongerError:
     if not data.strip():
-        return MemongerError("%s is empty: it holds no network" % shown)
+        return MemongerError(f"{shown} is empty: it holds no network")
     return MemongerError(
-        "%s holds no whole network: it ends at byte %d, before its JSON does; it was truncated, so "
-        "copy or save it again" % (shown, len(data))
+        f"{shown} holds no whole network: it ends at byte {len(data)}, before its JSON does; it "
+        "was truncated, so copy or save it again"
     )
 
 
@@ -139,12 +141,12 @@ def _check_fields(graph: Any, what: str) -> None:
     for i, node in enumerate(graph["nodes"]):
         where = "%s: node %d" % (what, i)
         _check_types(node, _NODE, where)
-        where = "%s (%r)" % (where, node["name"])
+        where = f"{where} ({node['name']!r})"
         _check_text(node["name"], where)
         for field in ("attrs", "attr", "param"):
             for key, value in node.get(field, {}).items():
                 if not isinstance(value, str):
-                    raise MemongerError("%s: attribute %r is no text: %r" % (where, key, value))
+                    raise MemongerError(f"{where}: attribute {key!r} is no text: {value!r}")
                 _check_text(key, where)
                 _check_text(value, where)
         _check_entries(node["inputs"], where, "an input")
@@ -161,19 +163,19 @@ def _check_fields(graph: Any, what: str) -> None:
     _check_numbers(graph.get("node_row_ptr", ()), what, "node_row_ptr")
 
 
-def _check_types(found: Any, fields: Tuple[_Fields, _Fields], where: str) -> None:
+def _check_types(found: Any, fields: tuple[_Fields, _Fields], where: str) -> None:
     required, optional = fields
     if not isinstance(found, dict):
-        raise MemongerError("%s: it is %s, not an object" % (where, _kind(found)))
+        raise MemongerError(f"{where}: it is {_kind(found)}, not an object")
     for key, value in found.items():
         kind = required.get(key) or optional.get(key)
         if kind is None:
-            raise MemongerError("%s: MXNet knows no field %r" % (where, key))
+            raise MemongerError(f"{where}: MXNet knows no field {key!r}")
         if type(value) is not kind:
-            raise MemongerError("%s: %r is %s, not %s" % (where, key, _kind(value), _WORDS[kind]))
+            raise MemongerError(f"{where}: {key!r} is {_kind(value)}, not {_WORDS[kind]}")
     for key in required:
         if key not in found:
-            raise MemongerError("%s: it has no %r" % (where, key))
+            raise MemongerError(f"{where}: it has no {key!r}")
 
 
 def _kind(value: Any) -> str:
@@ -185,23 +187,21 @@ def _check_text(text: str, where: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise MemongerError("%s: %r is no UTF-8" % (where, text)) from None
+        raise MemongerError(f"{where}: {text!r} is no UTF-8") from None
     if "\0" in text:
-        raise MemongerError("%s: %r holds a NUL" % (where, text))
+        raise MemongerError(f"{where}: {text!r} holds a NUL")
 
 
 def _check_entries(entries: Sequence[Any], where: str, what: str) -> None:
     for entry in entries:
         if type(entry) is not list or len(entry) not in (2, 3) or not all(map(_is_count, entry)):
-            raise MemongerError(
-                "%s: %s is written as [node, output], not %r" % (where, what, entry)
-            )
+            raise MemongerError(f"{where}: {what} is written as [node, output], not {entry!r}")
 
 
 def _check_numbers(numbers: Sequence[Any], where: str, what: str) -> None:
     for number in numbers:
         if not _is_count(number):
-            raise MemongerError("%s: %r holds %r, which numbers no node" % (where, what, number))
+            raise MemongerError(f"{where}: {what!r} holds {number!r}, which numbers no node")
 
 
 def _is_count(number: Any) -> bool:
@@ -220,4 +220,4 @@ def _loaded(text: str, what: str) -> Any:
     try:
         return mx.sym.load_json(text)
     except (mx.MXNetError, UnicodeDecodeError) as error:  # MXNet cuts lines within a character
-        raise MemongerError("%s: %s" % (what, said_by_mxnet(error))) from None
+        raise MemongerError(f"{what}: {said_by_mxnet(error)}") from None

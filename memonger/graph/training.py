@@ -8,18 +8,14 @@ a gradient reads depends on the marks alone, so one table serves every plan:
 the gradient of X reads the copies where X itself is recomputed, the originals where X is kept.
 """
 
+from __future__ import annotations
+
 import os
 from typing import (
-    Dict,
-    FrozenSet,
     Iterable,
-    List,
     Mapping,
     NamedTuple,
-    Optional,
     Sequence,
-    Set,
-    Tuple,
 )
 
 import numpy as np
@@ -62,8 +58,8 @@ class GradientFacts(NamedTuple):
     """
 
     own_output: bool
-    inputs: FrozenSet[int]
-    passes: FrozenSet[int]
+    inputs: frozenset[int]
+    passes: frozenset[int]
     summed: int
     follows: bool
 
@@ -101,24 +97,24 @@ class TrainingGraph(NamedTuple):
 
     graph: ForwardGraph
     tables: Tables
-    names: Tuple[str, ...]
-    ops: Tuple[str, ...]
-    kinds: Tuple[RowKind, ...]
-    facts: Tuple[GradientFacts, ...]
-    same: Tuple[int, ...]
-    inexact: Tuple[str, ...]
-    wanted: Tuple[int, ...]
+    names: tuple[str, ...]
+    ops: tuple[str, ...]
+    kinds: tuple[RowKind, ...]
+    facts: tuple[GradientFacts, ...]
+    same: tuple[int, ...]
+    inexact: tuple[str, ...]
+    wanted: tuple[int, ...]
     owners: np.ndarray
-    waits: Tuple[Tuple[int, int], ...]
-    unobserved: Dict[int, str]
-    builder: "_Builder"
+    waits: tuple[tuple[int, int], ...]
+    unobserved: dict[int, str]
+    builder: _Builder
 
     @property
     def phases(self) -> np.ndarray:
         """FORWARD, RECOMPUTED or BACKWARD for each row."""
         return np.minimum(np.arange(len(self.ops)) // self.tables.forward, tables.BACKWARD)
 
-    def with_gradients(self, wanted: Iterable[int]) -> "TrainingGraph":
+    def with_gradients(self, wanted: Iterable[int]) -> TrainingGraph:
         """The training graph of the same network with gradients of other arguments.
 
         As `training_graph` makes it, and much faster.
@@ -127,7 +123,7 @@ class TrainingGraph(NamedTuple):
 
 
 @no_collection()
-def training_graph(graph: ForwardGraph, wanted: Optional[Iterable[int]] = None) -> TrainingGraph:
+def training_graph(graph: ForwardGraph, wanted: Iterable[int] | None = None) -> TrainingGraph:
     """Build the training graph of a network.
 
     Parameters
@@ -150,7 +146,7 @@ def sum_cap() -> int:
     return int(os.environ.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", "8"))
 
 
-def merged_nodes(graph: ForwardGraph) -> List[int]:
+def merged_nodes(graph: ForwardGraph) -> list[int]:
     """For each node the one that common-subexpression elimination leaves in its place.
 
     Source: ``src/executor/eliminate_common_expr_pass.cc``. Two operators are one if they are the
@@ -159,7 +155,7 @@ def merged_nodes(graph: ForwardGraph) -> List[int]:
     same = list(range(len(graph.nodes)))
     if os.environ.get("MXNET_ELIMINATE_COMMON_EXPR", "1") in ("0", "false", "False"):
         return same
-    first: Dict[object, List[int]] = {}
+    first: dict[object, list[int]] = {}
     for i, node in enumerate(graph.nodes):
         if node.op == "null" or not node.inputs:
             continue
@@ -179,9 +175,9 @@ class _Kinds:
     """The kinds of rows that there are, by number."""
 
     def __init__(self) -> None:
-        self.all: List[RowKind] = []
-        self.inexact: Set[str] = set()
-        self._known: Dict[object, int] = {}
+        self.all: list[RowKind] = []
+        self.inexact: set[str] = set()
+        self._known: dict[object, int] = {}
 
     def __call__(
         self, op: str, attrs: Mapping[str, str], inputs: int, tensors: Sequence[Tensor]
@@ -197,11 +193,11 @@ class _Kinds:
     ) -> RowKind:
         options = () if op == "null" else inplace_options(op, attrs, inputs)
         if options is None:
-            self.inexact.add("the in-place options of %s are not listed" % op)
+            self.inexact.add(f"the in-place options of {op} are not listed")
             options = ()
         fitting = tuple(o for o in options if o[0] < inputs and o[1] < len(tensors))
         if any(k > 62 for k, _, _ in fitting):  # the compiled loop keeps a bit for each
-            self.inexact.add("%s has more than 63 inputs that it may overwrite" % op)
+            self.inexact.add(f"{op} has more than 63 inputs that it may overwrite")
         ignored = ignored_inputs(op)
         return RowKind(op, attrs, inputs, ignored, fitting, tensors)
 
@@ -209,9 +205,9 @@ class _Kinds:
 class _Step(NamedTuple):
     """How an operator's gradient is added to the graph: the same for all alike."""
 
-    made: Tuple[Tuple[BackwardNode, int, str], ...]  # node, kind, what its name ends in
-    gradients: Tuple[Optional[Reference], ...]
-    facts: Dict[int, GradientFacts]  # by how many gradients are summed
+    made: tuple[tuple[BackwardNode, int, str], ...]  # node, kind, what its name ends in
+    gradients: tuple[Reference | None, ...]
+    facts: dict[int, GradientFacts]  # by how many gradients are summed
 
 
 class _Builder:
@@ -225,17 +221,17 @@ class _Builder:
         self.inexact = self.kinds.inexact
         self.cap = sum_cap()
         # The gradient nodes; row 2n is the first. What they read and wait for has their order.
-        self.names: List[str] = []
-        self.ops: List[str] = []
-        self.kind: List[int] = []
-        self.owners: List[int] = []
-        self.reads: List[Read] = []
-        self.waits: List[Tuple[int, int, int]] = []
-        self.gradients: Dict[Entry, List[Read]] = {}  # what has met at an entry so far
-        self.sums: Dict[Entry, Read] = {}
-        self.facts: List[GradientFacts] = [NO_GRADIENT] * self.n
-        self.steps: Dict[object, _Step] = {}
-        self.unobserved: Dict[int, str] = {}
+        self.names: list[str] = []
+        self.ops: list[str] = []
+        self.kind: list[int] = []
+        self.owners: list[int] = []
+        self.reads: list[Read] = []
+        self.waits: list[tuple[int, int, int]] = []
+        self.gradients: dict[Entry, list[Read]] = {}  # what has met at an entry so far
+        self.sums: dict[Entry, Read] = {}
+        self.facts: list[GradientFacts] = [NO_GRADIENT] * self.n
+        self.steps: dict[object, _Step] = {}
+        self.unobserved: dict[int, str] = {}
         if os.environ.get("NNVM_EXEC_NUM_TEMP", "1") not in ("0", "1"):
             self.inexact.add("NNVM_EXEC_NUM_TEMP is set")
         self.heads = [(self.same[a], b) for a, b in graph.heads]
@@ -263,8 +259,8 @@ class _Builder:
         """Add the gradients of these arguments."""
         graph = self.graph
         base = len(self.kind), len(self.reads), len(self.waits), dict(self.sums)
-        heads: List[Read] = [(a, b, KEPT) for a, b in self.heads]
-        seen: Set[Read] = set()
+        heads: list[Read] = [(a, b, KEPT) for a, b in self.heads]
+        seen: set[Read] = set()
         for a in wanted:
             read = self._sum((a, 0))
             if read in seen:  # no two gradients may be the same array (MXGradient, copy_op)
@@ -401,7 +397,7 @@ class _Builder:
                 return (at[k], reference[2], KEPT)
             return self._sum((x, k))
 
-        at: List[int] = []
+        at: list[int] = []
         for backward, kind, suffix in step.made:
             reads = [read(r) for r in backward.inputs]  # may add the sums that it reads
             row = self._add_kind(kind, backward.op, node.name + suffix, reads, x)
@@ -422,13 +418,13 @@ class _Builder:
         alike = True
         try:
             if node.subgraphs:
-                raise NotObservable("%s holds a graph of its own" % node.op)
+                raise NotObservable(f"{node.op} holds a graph of its own")
             found = gradient_of(node.op, node.attrs, tensors, zero_heads)
         except NotDifferentiable:
             raise MemongerError(
-                "node %r: MXNet has no gradient for the operator %s, so the network cannot be "
-                "trained through it; put mx.sym.BlockGrad after it if no gradient should pass"
-                % (node.name, node.op)
+                f"node {node.name!r}: MXNet has no gradient for the operator {node.op}, so the "
+                "network cannot be trained through it; put mx.sym.BlockGrad after it if no "
+                "gradient should pass"
             ) from None
         except NotObservable as error:
             self.inexact.add(str(error))
@@ -472,7 +468,7 @@ def _reads_everything(graph: ForwardGraph, x: int) -> OperatorGradient:
     node: Node = graph.nodes[x]
     outputs = range(graph.visible[x])
     inputs = [k for k, (a, _) in enumerate(node.inputs) if a not in graph.auxiliary]
-    reads: List[Reference] = [("head", k) for k in outputs]
+    reads: list[Reference] = [("head", k) for k in outputs]
     reads += [("in", k) for k in range(len(node.inputs))]
     reads += [("out", k) for k in outputs]
     made = BackwardNode(

@@ -8,7 +8,9 @@ gradients and the last bits are those of MXNet (``inserts``), and its graph (``t
 That tells its memory; ``written`` makes the symbol that MXNet binds.
 """
 
-from typing import Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple
+from __future__ import annotations
+
+from typing import Iterable, Sequence
 
 import numpy as np
 
@@ -122,8 +124,8 @@ class _Maker:
         )
 
     def _left_out(
-        self, gradients: Sequence[Optional[Entry]]
-    ) -> Tuple[FrozenSet[int], Tuple[str, ...]]:
+        self, gradients: Sequence[Entry | None]
+    ) -> tuple[frozenset[int], tuple[str, ...]]:
         """See `WITH_WEIGHT`: arguments whose gradient is left out, and operators where it is read.
 
         Such are the biases of FullyConnected operators whose weight gets no gradient.
@@ -143,7 +145,7 @@ class _Maker:
             tuple(self.graph.nodes[self._owner(row)].name for row, k in sorted(found & read)),
         )
 
-    def _expected(self) -> Optional[Expected]:
+    def _expected(self) -> Expected | None:
         if not any(node.op in MAKE for node in self.graph.nodes):
             return None
         return Expected(replay(self.training, np.zeros(self.n, dtype=np.bool_)))
@@ -164,10 +166,10 @@ class _Maker:
     def _owner(self, row: int) -> int:
         return int(self.training.owners[row - 2 * self.n])
 
-    def _gradients(self) -> Tuple[Optional[Entry], ...]:
+    def _gradients(self) -> tuple[Entry | None, ...]:
         """Where the gradient of each argument comes from, without copies of what is another's."""
         t, ops, names = self.tables, self.training.ops, self.training.names
-        found: List[Optional[Entry]] = []
+        found: list[Entry | None] = []
         for h, a in enumerate(self.training.wanted, t.outputs):
             row = int(t.head_row[h])
             entry = row, int(t.head_entry[h] - t.output_start[row])
@@ -180,7 +182,7 @@ class _Maker:
             found.append(None if nothing else entry)
         return tuple(found)
 
-    def _events(self) -> List[List[int]]:
+    def _events(self) -> list[list[int]]:
         """For each forward node the gradient rows that run in the event of its gradient.
 
         Sums run with the last of what they add, what reads nothing with the first that reads it.
@@ -188,7 +190,7 @@ class _Maker:
         n, t = self.n, self.tables
         place = {x: k for k, x in enumerate(self.work.gradients)}
         walk = [int(r) for r in t.walk_row if r >= 2 * n and not t.variable[r]]
-        event: Dict[int, int] = {}
+        event: dict[int, int] = {}
         for row in sorted(walk):
             start, stop = self.read_start[row], self.read_start[row + 1]
             owner = self._owner(row)
@@ -201,7 +203,7 @@ class _Maker:
             for r in self.read_row[start:stop]:
                 if int(r) in event and self.read_start[r] == self.read_start[r + 1]:
                     event[int(r)] = min(event[int(r)], event[row])
-        result: List[List[int]] = [[] for _ in range(n)]
+        result: list[list[int]] = [[] for _ in range(n)]
         if place:
             for row in walk:  # in the order in which MXNet would run them
                 result[self.work.gradients[event[row]]].append(row)
@@ -216,9 +218,9 @@ class _Maker:
                 first[j] = first_time(nodes[x].op, int(self.read_output[j]))
         return first
 
-    def _scratch(self) -> Tuple[Tuple[Tensor, ...], np.ndarray]:
+    def _scratch(self) -> tuple[tuple[Tensor, ...], np.ndarray]:
         """States for operators that run again: cuDNN's BatchNorm moves its own when it runs."""
-        known: Dict[Tuple[int, Tensor], int] = {}
+        known: dict[tuple[int, Tensor], int] = {}
         read = np.full(len(self.read_row), -1, dtype=np.int32)
         for x in self.work.operators:
             node = self.graph.nodes[x]
@@ -231,9 +233,9 @@ class _Maker:
                     read[j] = known.setdefault(key, len(known))
         return tuple(tensor for _, tensor in known), read
 
-    def _waits(self) -> List[List[int]]:
+    def _waits(self) -> list[list[int]]:
         """What gradient rows wait for by themselves, not what orders their sums."""
-        waits: List[List[int]] = [[] for _ in range(self.rows)]
+        waits: list[list[int]] = [[] for _ in range(self.rows)]
         for row, before in self.training.waits:
             if self._owner(row) >= 0 and (waits[row] or self._waits_itself(row, before)):
                 waits[row].append(before)
@@ -249,7 +251,7 @@ class _Maker:
         assert node.op == "Dropout"
         return self.kinds(op, {}, 2, result[:1])
 
-    def _needed(self, x: int) -> List[int]:
+    def _needed(self, x: int) -> list[int]:
         """The outputs of an operator that must be read, for they are if it runs once."""
         t, node = self.tables, self.graph.nodes[x]
         if node.is_variable:

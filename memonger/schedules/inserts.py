@@ -4,8 +4,10 @@ That is where a gradient is added to a total, and where a tensor would be laid o
 (``layouts``).
 """
 
+from __future__ import annotations
+
 from collections import Counter
-from typing import Collection, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple, TypeVar
+from typing import Collection, Iterable, Mapping, NamedTuple, Sequence, TypeVar
 
 import numpy as np
 
@@ -71,12 +73,12 @@ def insert(
     before = _by_row(one for one in inserts if one.where == BEFORE)
     behind = _by_row(one for one in inserts if one.where != BEFORE)
     summed = _by_row(totals)
-    place: List[int] = []  # of each old row
-    instead: Dict[Entry, Entry] = {}
-    chain: List[int] = []  # the last row that others wait for
-    pending: List[int] = []  # what the next row that may wait, waits for
-    ahead: Dict[int, List[int]] = {}  # copies of totals before rows that wait for nothing
-    sums: Dict[int, Tuple[int, int]] = {}  # of each argument: the variable of its total, the sum
+    place: list[int] = []  # of each old row
+    instead: dict[Entry, Entry] = {}
+    chain: list[int] = []  # the last row that others wait for
+    pending: list[int] = []  # what the next row that may wait, waits for
+    ahead: dict[int, list[int]] = {}  # copies of totals before rows that wait for nothing
+    sums: dict[int, tuple[int, int]] = {}  # of each argument: the variable of its total, the sum
     sources, whats, times = rows.source.tolist(), rows.what.tolist(), rows.time.tolist()
     reads, waits = rows.inputs()
     for row, kind in enumerate(kinds):
@@ -125,8 +127,8 @@ def insert(
 Row = TypeVar("Row", Insert, Total)
 
 
-def _by_row(items: Iterable[Row]) -> Mapping[int, List[Row]]:
-    found: Dict[int, List[Row]] = {}
+def _by_row(items: Iterable[Row]) -> Mapping[int, list[Row]]:
+    found: dict[int, list[Row]] = {}
     for item in items:
         found.setdefault(item.row, []).append(item)
     return found
@@ -137,15 +139,15 @@ class _Rows:
 
     def __init__(self, step: TrainingStep) -> None:
         self._number = step.training.builder.kinds
-        self._kinds: List[RowKind] = []
-        self._source: List[int] = []
-        self._what: List[int] = []
-        self._time: List[int] = []
-        self._reads: List[List[Entry]] = []
-        self._waits: List[List[int]] = []
+        self._kinds: list[RowKind] = []
+        self._source: list[int] = []
+        self._what: list[int] = []
+        self._time: list[int] = []
+        self._reads: list[list[Entry]] = []
+        self._waits: list[list[int]] = []
 
     def add(
-        self, kind: RowKind, source: int, what: int, time: int, read: List[Entry], wait: List[int]
+        self, kind: RowKind, source: int, what: int, time: int, read: list[Entry], wait: list[int]
     ) -> int:
         self._kinds.append(kind)
         self._source.append(source)
@@ -156,13 +158,13 @@ class _Rows:
         return len(self._kinds) - 1
 
     def insert(
-        self, op: str, attrs: Mapping[str, str], tensor: Tensor, read: List[Entry], wait: List[int]
+        self, op: str, attrs: Mapping[str, str], tensor: Tensor, read: list[Entry], wait: list[int]
     ) -> int:
         """A row that the schedule does not have, with one output."""
         number = self._number(op, attrs, len(read), (tensor,))
         return self.add(self._number.all[number], number, INSERTED, -1, read, wait)
 
-    def put_in(self, one: Insert, entry: Entry, wait: List[int]) -> Entry:
+    def put_in(self, one: Insert, entry: Entry, wait: list[int]) -> Entry:
         """What a layout needs, reading this."""
         row, k = entry
         tensor = self._kinds[row].tensors[k]

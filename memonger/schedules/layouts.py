@@ -13,8 +13,10 @@ without, and numbers depend on it, an operator is put in (`insert`):
 - a reader of an input, after the operator that would overwrite it.
 """
 
+from __future__ import annotations
+
 from types import MappingProxyType
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -82,7 +84,7 @@ class Expected:
         self.added = set(rows[place[second] == ADDED].tolist())
         self.matters = mattering(training, layouts, found.order, entries).tolist()
 
-    def differences(self, found: Replay, kinds: Sequence[RowKind], rows: Any) -> List[Insert]:
+    def differences(self, found: Replay, kinds: Sequence[RowKind], rows: Any) -> list[Insert]:
         """What to put into the training step of a schedule for its layouts to be as expected.
 
         Parameters
@@ -121,10 +123,10 @@ class _Comparer:
         self.reads = found.reads.tolist()
         self.made = [PLAIN] * len(self.planned)
         self.place = [NOT_IN_PLACE] * len(self.planned)
-        self.now: Dict[int, int] = {}  # of each block
+        self.now: dict[int, int] = {}  # of each block
         self.rows = rows.tolist()
         self.names = found.training
-        self.inserts: List[Insert] = []
+        self.inserts: list[Insert] = []
         read = np.asarray(self.entries, dtype=np.int64)[~t.read_ignored]
         self.readers = np.bincount(read, minlength=len(self.planned)).tolist()
         # Outputs that are made plain by what has been put in.
@@ -134,7 +136,7 @@ class _Comparer:
             if self.rows[row] < 0 and kinds[row].op == "Reshape"
         }
         # What is added to here alone, by an operator that knows no layouts.
-        self.sums: Set[int] = set()
+        self.sums: set[int] = set()
         knows = np.repeat([kind.op in KNOW for kind in kinds], np.diff(self.outputs)).tolist()
         for row in self.order:
             term = self.inputs[row] + 1
@@ -260,13 +262,13 @@ class _Comparer:
             self.inserts.append(Insert(row, HOLD, have))
         self.write(out, want)
 
-    def shape(self, entry: int) -> Tuple[int, ...]:
+    def shape(self, entry: int) -> tuple[int, ...]:
         row = int(np.searchsorted(self.outputs, entry, side="right")) - 1
         return tuple(self.kinds[row].tensors[entry - self.outputs[row]].shape)
 
     def refuse(self, row: int) -> None:
         raise MemongerError(
-            "MKLDNN would lay out what %r (%s) reads in another way by this schedule than without "
+            f"MKLDNN would lay out what {self.names.names[row]!r} ({self.kinds[row].op}) reads in "
+            "another way by this schedule than without "
             "one, so that it rounds differently; how='marks' can plan this network"
-            % (self.names.names[row], self.kinds[row].op)
         )

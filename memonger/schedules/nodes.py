@@ -16,8 +16,10 @@ shape this:
   may not be either. Where the network would have it read, it is given a reader.
 """
 
+from __future__ import annotations
+
 from functools import partial
-from typing import Any, List, NamedTuple, Tuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -95,7 +97,7 @@ class Rows(NamedTuple):
         """Of each row the template row whose place in the network it takes; -1 for none."""
         return np.where((self.what == ITSELF) | (self.what == MASKED), self.source, -1)
 
-    def inputs(self) -> Tuple[List[List[Entry]], List[List[int]]]:
+    def inputs(self) -> tuple[list[list[Entry]], list[list[int]]]:
         """For each row what it reads, (row, output), and the rows that it waits for."""
         entries = list(zip(self.read_row.tolist(), self.read_output.tolist()))
         rows = self.wait_row.tolist()

@@ -13,7 +13,9 @@ gradients come in MXNet's order; the random draws of an operator happen once; an
 outputs of the network are those of the first time (they are held to the end).
 """
 
-from typing import FrozenSet, Iterable, List, Mapping, NamedTuple, Tuple
+from __future__ import annotations
+
+from typing import Iterable, Mapping, NamedTuple
 
 import numpy as np
 
@@ -24,7 +26,7 @@ from memonger.support.errors import MemongerError
 #: Outputs that a gradient reads from the first time that the operator ran, however often it runs:
 #: the mask of a Dropout, and statistics that are small, so that nothing is run again for them.
 FIRST_TIME = {"BatchNorm": frozenset((1, 2)), "Dropout": frozenset((1,))}
-NONE: FrozenSet[int] = frozenset()
+NONE: frozenset[int] = frozenset()
 
 _PYTHON = "its gradient is Python code, which no symbol can hold"
 #: Operators that no symbol can be loaded with whose gradient is written out.
@@ -49,7 +51,7 @@ class Schedule(NamedTuple):
     events: np.ndarray
 
     @staticmethod
-    def of(events: Iterable[int]) -> "Schedule":
+    def of(events: Iterable[int]) -> Schedule:
         """A schedule of these events."""
         return Schedule(np.fromiter(events, dtype=np.int32))
 
@@ -59,9 +61,8 @@ class Schedule(NamedTuple):
         return self.events[self.events >= 0]
 
     def __repr__(self) -> str:
-        return "Schedule(%d events, %d of them gradients)" % (
-            len(self.events),
-            int((self.events < 0).sum()),
+        return (
+            f"Schedule({len(self.events)} events, {int((self.events < 0).sum())} of them gradients)"
         )
 
 
@@ -87,10 +88,10 @@ class Workload(NamedTuple):
     """
 
     training: TrainingGraph
-    operators: Tuple[int, ...]
-    gradients: Tuple[int, ...]
-    inputs: Tuple[Tuple[int, ...], ...]
-    reads: Tuple[Tuple[int, ...], ...]
+    operators: tuple[int, ...]
+    gradients: tuple[int, ...]
+    inputs: tuple[tuple[int, ...], ...]
+    reads: tuple[tuple[int, ...], ...]
     once: np.ndarray
 
 
@@ -123,7 +124,7 @@ def workload(training: TrainingGraph) -> Workload:
     owners = training.owners[rows - 2 * n]
     gradients = list(dict.fromkeys(int(x) for x in owners if x >= 0))
 
-    def read(start: int, stop: int) -> List[int]:
+    def read(start: int, stop: int) -> list[int]:
         found = {}
         for j in range(start, stop):
             x, k = int(tables.read_row[j]), int(tables.read_output[j])
@@ -133,7 +134,7 @@ def workload(training: TrainingGraph) -> Workload:
 
     start = tables.read_start
     inputs = [tuple(read(start[x], start[x + 1])) for x in range(n)]
-    reads: List[List[int]] = [[] for _ in range(n)]
+    reads: list[list[int]] = [[] for _ in range(n)]
     for row, x in zip(rows, owners):
         if x >= 0:
             reads[x] += read(start[row], start[row + 1])
@@ -172,8 +173,8 @@ def refuse(training: TrainingGraph) -> None:
     for x, why in {**training.unobserved, **unwritable}.items():
         node = nodes[x]
         raise MemongerError(
-            "node %r (%s) cannot be part of a schedule: %s; how='marks' can plan this network"
-            % (node.name, node.op, why)
+            f"node {node.name!r} ({node.op}) cannot be part of a schedule: {why}; how='marks' can "
+            "plan this network"
         )
 
 
@@ -188,15 +189,15 @@ def check(work: Workload, schedule: Schedule) -> None:
     names = [node.name for node in work.training.graph.nodes]
     known = set(work.operators)
     ran = np.zeros(len(names), dtype=np.bool_)
-    firsts: List[int] = []
-    gradients: List[int] = []
+    firsts: list[int] = []
+    gradients: list[int] = []
     ready = len(work.operators)
 
     def there(reads: Iterable[int], what: str, x: int) -> None:
         for y in reads:
             if not ran[y]:
                 raise MemongerError(
-                    "schedule: %s of %r reads %r before it ran" % (what, names[x], names[y])
+                    f"schedule: {what} of {names[x]!r} reads {names[y]!r} before it ran"
                 )
 
     for event in schedule.events.tolist():
@@ -212,7 +213,7 @@ def check(work: Workload, schedule: Schedule) -> None:
         if not ran[event]:
             firsts.append(event)
         elif work.once[event]:
-            raise MemongerError("schedule: %r must not run again" % names[event])
+            raise MemongerError(f"schedule: {names[event]!r} must not run again")
         ran[event] = True
     if tuple(firsts) != work.operators:
         raise MemongerError("schedule: not every operator runs for the first time in its turn")
@@ -257,7 +258,7 @@ def adapt(work: Workload, schedule: Schedule) -> Schedule:
     Gradients that are not asked for are left out, and with them what has been computed again for
     them alone; gradients that are missing run in their turn and read what is there.
     """
-    events: List[int] = []
+    events: list[int] = []
     known = set(work.gradients)
     following = 0
     for event in schedule.events.tolist():
@@ -275,7 +276,7 @@ def adapt(work: Workload, schedule: Schedule) -> Schedule:
     for k, event in enumerate(events):
         first[k] = event >= 0 and event not in ran
         ran.add(event)
-    kept: List[int] = []
+    kept: list[int] = []
     for k in range(len(events) - 1, -1, -1):
         x = events[k]
         if x >= 0 and not first[k] and not needed[x]:
@@ -289,7 +290,7 @@ def adapt(work: Workload, schedule: Schedule) -> Schedule:
 
 
 def run_again(
-    work: Workload, wanted: Iterable[int], missing: np.ndarray, events: List[int]
+    work: Workload, wanted: Iterable[int], missing: np.ndarray, events: list[int]
 ) -> None:
     """Append what must run to have some operators' results where others are missing.
 

@@ -1,6 +1,8 @@
 """The training step of a schedule as a graph, for the replay of its memory and for the symbol."""
 
-from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
+from __future__ import annotations
+
+from typing import Mapping, NamedTuple
 
 import numpy as np
 
@@ -63,15 +65,15 @@ class Parts(NamedTuple):
     work: Workload
     template: Template
     patterns: Patterns
-    kinds: List[RowKind]
+    kinds: list[RowKind]
     kind_of: np.ndarray
     masked_kind: np.ndarray
     reader_kind: np.ndarray
     scratch_kind: np.ndarray
-    gradients: Tuple[Optional[Entry], ...]
-    left_out: FrozenSet[int]
-    unwritten: Tuple[str, ...]
-    expected: Optional[Expected]
+    gradients: tuple[Entry | None, ...]
+    left_out: frozenset[int]
+    unwritten: tuple[str, ...]
+    expected: Expected | None
 
     def asked(self) -> np.ndarray:
         """The outputs of template rows that are gradients, (row, output), each once."""
@@ -100,8 +102,8 @@ class TrainingStep(NamedTuple):
     parts: Parts
     rows: Rows
     tables: Tables
-    gradients: Tuple[Optional[int], ...]
-    totals: Mapping[int, Tuple[int, int]]
+    gradients: tuple[int | None, ...]
+    totals: Mapping[int, tuple[int, int]]
 
     @property
     def training(self) -> TrainingGraph:
@@ -113,21 +115,21 @@ class TrainingStep(NamedTuple):
         return self.training.graph
 
     @property
-    def inexact(self) -> Tuple[str, ...]:
+    def inexact(self) -> tuple[str, ...]:
         """Why the replay of this graph may differ from MXNet; empty if it should not."""
         return tuple(sorted(self.training.builder.inexact))
 
     @property
-    def kinds(self) -> List[RowKind]:
+    def kinds(self) -> list[RowKind]:
         """Operator, parameters, shapes and types of each row."""
         return [self.parts.kinds[k] for k in _kind_numbers(self.parts, self.rows).tolist()]
 
     @property
-    def ops(self) -> List[str]:
+    def ops(self) -> list[str]:
         return [kind.op for kind in self.kinds]
 
     @property
-    def names(self) -> List[str]:
+    def names(self) -> list[str]:
         """Of each row; those of variables and of what runs for the first time are the network's."""
         return _names(self)
 
@@ -142,7 +144,7 @@ class TrainingStep(NamedTuple):
         return phases
 
     @property
-    def heads(self) -> List[Entry]:
+    def heads(self) -> list[Entry]:
         """The outputs of the symbol: those of the network, then gradients."""
         t = self.tables
         outputs = t.head_entry - t.output_start[t.head_row]
@@ -158,14 +160,14 @@ class TrainingStep(NamedTuple):
             return replay(self, np.zeros(0, dtype=np.bool_))
 
 
-def step_of(made: Parts, rows: Rows, totals: Mapping[int, Tuple[int, int]]) -> TrainingStep:
+def step_of(made: Parts, rows: Rows, totals: Mapping[int, tuple[int, int]]) -> TrainingStep:
     """The training step of these rows; ``totals`` as in `TrainingStep`."""
     template = made.template
     heads = [
         (int(rows.first[row]), int(k)) for row, k in zip(template.head_row, template.head_output)
     ]
     outputs = {entry: k for k, entry in reversed(list(enumerate(heads)))}
-    gradients: List[Optional[int]] = []
+    gradients: list[int | None] = []
     kinds = _kind_numbers(made, rows)
     for a, found in zip(made.work.training.wanted, made.gradients):
         if found is None:
@@ -212,12 +214,12 @@ def _kind_numbers(made: Parts, rows: Rows) -> np.ndarray:
     return kinds
 
 
-def _names(step: TrainingStep) -> List[str]:
+def _names(step: TrainingStep) -> list[str]:
     """A name for each row; MXNet wants those of variables to differ, people all."""
     given = step.training.names
     rows = step.rows
     taken = {node.name for node in step.graph.nodes}
-    count: Dict[str, int] = {}
+    count: dict[str, int] = {}
 
     def new(stem: str) -> str:
         name = stem
@@ -227,7 +229,7 @@ def _names(step: TrainingStep) -> List[str]:
         taken.add(name)
         return name
 
-    names: List[str] = []
+    names: list[str] = []
     reads, _ = rows.inputs()
     columns = rows.source.tolist(), rows.what.tolist(), rows.time.tolist()
     for source, what, time, read in zip(*columns, reads):

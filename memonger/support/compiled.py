@@ -11,6 +11,8 @@ A Ctrl-C that comes while compiled code runs is noticed when its result is hande
 becomes a SystemError ("returned a result with an error set"). It is made a KeyboardInterrupt again.
 """
 
+from __future__ import annotations
+
 import hashlib
 import logging
 import os

@@ -4,6 +4,8 @@ What is written goes to a new file beside its place, and is moved there when all
 disk. A full disk, a limit or Ctrl-C leaves what was there before, and nothing else.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import secrets
@@ -27,7 +29,7 @@ def check_writable(path: Path) -> None:
     try:
         place = os.path.realpath(os.fsdecode(path))
     except TypeError:
-        raise MemongerError("%s cannot be written: it is no name of a file" % shown) from None
+        raise MemongerError(f"{shown} cannot be written: it is no name of a file") from None
     folder = os.path.dirname(place)
     reason = ""
     try:
@@ -36,18 +38,18 @@ def check_writable(path: Path) -> None:
         elif os.path.isdir(place):
             reason = "it is a folder"
         elif not os.path.isdir(folder):
-            reason = "there is no folder %r" % folder
+            reason = f"there is no folder {folder!r}"
         elif os.path.exists(place) and not os.access(place, os.W_OK):
             reason = "it is write-protected"
         elif not os.access(folder, os.W_OK) and not _is_device(place):
-            reason = "nothing can be written in the folder %r" % folder
+            reason = f"nothing can be written in the folder {folder!r}"
         else:
             with contextlib.suppress(FileNotFoundError):
                 os.stat(place)  # its name may be too long
     except OSError as error:
         reason = str(error.strerror)
     if reason:
-        raise MemongerError("%s cannot be written: %s" % (shown, reason))
+        raise MemongerError(f"{shown} cannot be written: {reason}")
 
 
 def write(path: Path, data: bytes) -> None:
@@ -79,7 +81,7 @@ def write(path: Path, data: bytes) -> None:
                 os.unlink(part)
             raise
     except OSError as error:
-        raise MemongerError("%s cannot be written: %s" % (_shown(path), error.strerror)) from None
+        raise MemongerError(f"{_shown(path)} cannot be written: {error.strerror}") from None
 
 
 def _is_device(place: str) -> bool:

@@ -9,17 +9,19 @@ All of it costs seconds, so it is done when MXNet is first imported, by whoever 
 is light, and imports MXNet where its ``mx`` is asked for.
 """
 
+from __future__ import annotations
+
 import importlib.util
 import os
 import re
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 from memonger.support.errors import MXNetImportError
 
 #: Folder in the ``nvidia`` namespace package and soname, each after those that it needs.
-CUDA_LIBRARIES: Tuple[Tuple[str, str], ...] = (
+CUDA_LIBRARIES: tuple[tuple[str, str], ...] = (
     ("cuda_runtime", "libcudart.so.11.0"),
     ("nvtx", "libnvToolsExt.so.1"),
     ("cuda_nvrtc", "libnvrtc.so.11.2"),
@@ -45,11 +47,11 @@ INSTALL = (
 )
 
 
-def _installed_builds() -> List[Tuple[str, Path]]:
+def _installed_builds() -> list[tuple[str, Path]]:
     """Name and package folder of every MXNet wheel that is installed."""
     import importlib.metadata
 
-    found: Dict[Tuple[str, Path], None] = {}
+    found: dict[tuple[str, Path], None] = {}
     for distribution in importlib.metadata.distributions():
         name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
         if name == "mxnet" or name.startswith("mxnet-"):
@@ -59,7 +61,7 @@ def _installed_builds() -> List[Tuple[str, Path]]:
     return list(found)
 
 
-def _chosen_build() -> Optional[str]:
+def _chosen_build() -> str | None:
     """The wheel that ``import mxnet`` will take, or None if there is no MXNet.
 
     Raises
@@ -74,9 +76,8 @@ def _chosen_build() -> Optional[str]:
     names = sorted(name for name, place in _installed_builds() if place == folder)
     if len(names) > 1:
         raise MXNetImportError(
-            "%s are installed over each other, so the files of MXNet are a mixture of them; "
-            "remove both (pip uninstall -y %s), then %s"
-            % (" and ".join(names), " ".join(names), INSTALL)
+            f"{' and '.join(names)} are installed over each other, so the files of MXNet are a "
+            f"mixture of them; remove both (pip uninstall -y {' '.join(names)}), then {INSTALL}"
         )
     return names[0] if names else "mxnet"
 
@@ -86,8 +87,8 @@ def _supply_missing_names() -> None:
 
     if int(numpy.__version__.split(".")[0]) >= 2:
         raise MXNetImportError(
-            "MXNet 1.9 cannot be used with NumPy %s; pip install 'numpy==%s'"
-            % (numpy.__version__, "1.26.4" if sys.version_info >= (3, 12) else "1.23.5")
+            f"MXNet 1.9 cannot be used with NumPy {numpy.__version__}; pip install "
+            f"'numpy=={'1.26.4' if sys.version_info >= (3, 12) else '1.23.5'}'"
         )
     if "bool" not in vars(numpy):
         numpy.bool = numpy.bool_  # type: ignore[attr-defined, misc, unused-ignore]
@@ -105,7 +106,7 @@ def _supply_missing_names() -> None:
             ) from error
 
 
-def _load_cuda_libraries() -> List[str]:
+def _load_cuda_libraries() -> list[str]:
     """Load the libraries of the CUDA wheels; returns the sonames for which no wheel was found.
 
     Raises
@@ -128,14 +129,13 @@ def _load_cuda_libraries() -> List[str]:
                 ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
             except OSError as error:
                 raise MXNetImportError(
-                    "the CUDA library %s cannot be loaded (%s); install it anew: "
-                    "pip install --force-reinstall --no-deps nvidia-%s-cu11"
-                    % (soname, error, folder.replace("_", "-"))
+                    f"the CUDA library {soname} cannot be loaded ({error}); install it anew: pip "
+                    f"install --force-reinstall --no-deps nvidia-{folder.replace('_', '-')}-cu11"
                 ) from error
     return missing
 
 
-def _explain(error: BaseException, build: Optional[str], missing: List[str]) -> str:
+def _explain(error: BaseException, build: str | None, missing: list[str]) -> str:
     """What is missing, in plain words, when ``import mxnet`` fails."""
     if build is None or (isinstance(error, ModuleNotFoundError) and error.name == "mxnet"):
         return "MXNet is not installed; " + INSTALL
@@ -143,37 +143,28 @@ def _explain(error: BaseException, build: Optional[str], missing: List[str]) -> 
     library = found.group(1) if found else ""
     if library == "libcuda.so.1":
         return (
-            "%s is installed, but this machine has no NVIDIA driver (libcuda.so.1); install the "
-            "driver, or use the CPU build: pip uninstall -y %s && pip install 'memonger[cpu]'"
-            % (build, build)
+            f"{build} is installed, but this machine has no NVIDIA driver (libcuda.so.1); install "
+            f"the driver, or use the CPU build: pip uninstall -y {build} && pip install "
+            "'memonger[cpu]'"
         )
     if library in SYSTEM_LIBRARIES:
-        return "MXNet needs the system library %s; apt-get install %s" % (
-            library,
-            SYSTEM_LIBRARIES[library],
+        return (
+            f"MXNet needs the system library {library}; apt-get install {SYSTEM_LIBRARIES[library]}"
         )
     if library in [soname for _, soname in CUDA_LIBRARIES]:
         return (
-            "%s needs %s; pip install 'memonger[cu112]' brings the CUDA libraries (missing: %s)"
-            % (
-                build,
-                library,
-                ", ".join(missing) or library,
-            )
+            f"{build} needs {library}; pip install 'memonger[cu112]' brings the CUDA libraries "
+            f"(missing: {', '.join(missing) or library})"
         )
-    return "MXNet (%s) is installed but cannot be imported: %s: %s" % (
-        build,
-        type(error).__name__,
-        error,
-    )
+    return f"MXNet ({build}) is installed but cannot be imported: {type(error).__name__}: {error}"
 
 
 class _Preparation:
     """A finder of modules that finds none, but prepares the import of MXNet."""
 
     def __init__(self) -> None:
-        self.build: Optional[str] = None  # the wheel that is imported
-        self.missing: List[str] = []  # sonames for which there is no wheel
+        self.build: str | None = None  # the wheel that is imported
+        self.missing: list[str] = []  # sonames for which there is no wheel
         self._begun = "mxnet" in sys.modules
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
@@ -202,15 +193,15 @@ def _import() -> Any:
         raise MXNetImportError(said) from error
     if not re.match(r"1\.9\.", mxnet.__version__):
         raise MXNetImportError(
-            "memonger knows how MXNet 1.9 plans memory, but MXNet %s is installed; "
-            "pip install mxnet==1.9.1 (or mxnet-cu112==1.9.1)" % mxnet.__version__
+            f"memonger knows how MXNet 1.9 plans memory, but MXNet {mxnet.__version__} is "
+            "installed; pip install mxnet==1.9.1 (or mxnet-cu112==1.9.1)"
         )
     return mxnet
 
 
 def __getattr__(name: str) -> Any:
     if name != "mx":
-        raise AttributeError("module %r has no attribute %r" % (__name__, name))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found = _import()
     return found
 

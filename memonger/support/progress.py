@@ -1,7 +1,8 @@
 """A bar on a terminal for what takes over a second; nothing where nobody looks."""
 
+from __future__ import annotations
+
 from types import TracebackType
-from typing import Optional, Type
 
 from tqdm import tqdm
 
@@ -25,13 +26,13 @@ class Progress:
     def __call__(self, done: float) -> None:
         self._bar.update(min(done, 1.0) - self._bar.n)
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> Progress:
         return self
 
     def __exit__(
         self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._bar.close()

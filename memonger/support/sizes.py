@@ -6,5 +6,5 @@ KB, MB = 2**10, 2**20
 def in_words(nbytes: float) -> str:
     """Bytes in MB (2**20 bytes), or in KB (2**10 bytes) where they are fewer than one MB."""
     if 0 < abs(nbytes) < MB:
-        return "%.1f KB" % (nbytes / KB)
-    return "%.1f MB" % (nbytes / MB)
+        return f"{nbytes / KB:.1f} KB"
+    return f"{nbytes / MB:.1f} MB"

@@ -1,5 +1,7 @@
 """One line of MXNet's, kept from standard error."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import sys

@@ -7,10 +7,12 @@ memory that is not its own, and ends the process. How many inputs and outputs an
 depends on its attributes: MXNet is asked of each operator alone.
 """
 
+from __future__ import annotations
+
 import functools
 import json
 import re
-from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Mapping, Sequence
 
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
@@ -46,11 +48,11 @@ def check_links(symbol: Any, what: str = "the network") -> None:
     try:
         graph = read(symbol)
     except (mx.MXNetError, ValueError) as error:  # a cycle, or a name that is not UTF-8
-        raise MemongerError("%s has no JSON: %s" % (what, said_by_mxnet(error))) from None
+        raise MemongerError(f"{what} has no JSON: {said_by_mxnet(error)}") from None
     check_graph(graph, what)
 
 
-def read(symbol: Any) -> Dict[str, Any]:
+def read(symbol: Any) -> dict[str, Any]:
     """The graph of a Symbol: what its JSON holds, with the casts that AMP has put in."""
     return json.loads(symbol.tojson(remove_amp_cast=False), strict=False)
 
@@ -67,7 +69,7 @@ def as_json(graph: Mapping[str, Any]) -> str:
     return _CONTROL.sub(plain, text) if "\\" in text else text
 
 
-def attributes(node: Mapping[str, Any]) -> Dict[str, str]:
+def attributes(node: Mapping[str, Any]) -> dict[str, str]:
     """The attributes of a node of a symbol's JSON, by all the names that they have had."""
     last = [key for key in node if key in ("attr", "attrs")][-1:]
     return {**node.get("param", {}), **(node[last[0]] if last else {})}
@@ -89,8 +91,8 @@ def check_graph(graph: Mapping[str, Any], what: str, version: int = VERSION) -> 
     ------
     MemongerError
     """
-    nodes: List[Mapping[str, Any]] = graph["nodes"]
-    outputs: List[int] = []
+    nodes: list[Mapping[str, Any]] = graph["nodes"]
+    outputs: list[int] = []
     for i, node in enumerate(nodes):
         where = "%s: node %d (%r)" % (what, i, node["name"])
         for a, b, *_ in node["inputs"]:
@@ -124,25 +126,25 @@ def _check_link(
         )
     else:
         return
-    raise MemongerError("%s: %s is output %s" % (where, what, said))
+    raise MemongerError(f"{where}: {what} is output {said}")
 
 
 def _count_outputs(node: Mapping[str, Any], nodes: Sequence[Any], where: str, version: int) -> int:
     """How many outputs a node has; its inputs must be as many as its operator takes."""
     op, count = node["op"], len(node["inputs"])
-    subgraphs: List[Any] = node.get("subgraphs", [])
+    subgraphs: list[Any] = node.get("subgraphs", [])
     for subgraph in subgraphs:
         check_graph(subgraph, where + ", subgraph")
     if op == "null":
         if count or subgraphs:
-            raise MemongerError("%s: it is a variable, and has inputs" % where)
+            raise MemongerError(f"{where}: it is a variable, and has inputs")
         return 1
     if op not in _operators():
-        raise MemongerError("%s: MXNet %s has no operator %r" % (where, mx.__version__, op))
+        raise MemongerError(f"{where}: MXNet {mx.__version__} has no operator {op!r}")
     if op in OF_A_PROCESS:
-        raise MemongerError("%s: %s is of the process that made it, and of no file" % (where, op))
+        raise MemongerError(f"{where}: {op} is of the process that made it, and of no file")
     if "backward" in op.split("_"):
-        raise MemongerError("%s: %s is a gradient; give the network without them" % (where, op))
+        raise MemongerError(f"{where}: {op} is a gradient; give the network without them")
     attrs = attributes(node)
     outgrown = [key for key in attrs if version < VERSION and _is_outgrown(key)]
     given = {key: value for key, value in attrs.items() if key not in outgrown}
@@ -165,7 +167,7 @@ def _count_outputs(node: Mapping[str, Any], nodes: Sequence[Any], where: str, ve
             )
     for key in outgrown:  # MXNet looks the input up that an attribute such as gamma_lr_mult is of
         if key.rsplit("_", 2)[0] in (names or ())[count:]:
-            raise MemongerError("%s: its %r is of an input that is not there" % (where, key))
+            raise MemongerError(f"{where}: its {key!r} is of an input that is not there")
     return outputs
 
 
@@ -189,12 +191,12 @@ def _check_counts(
             if any(_number(place) >= count for place in places):
                 raise MemongerError("%s: it has %d inputs, but %s=%r" % (where, count, key, value))
     elif subgraphs == 0 and op.startswith("_sg_"):
-        raise MemongerError("%s: %s takes a subgraph, and has none" % (where, op))
+        raise MemongerError(f"{where}: {op} takes a subgraph, and has none")
     elif any(number > count for number in told.values()):
         key = next(key for key, number in told.items() if number > count)
         raise MemongerError("%s: %s takes %s inputs, not %d" % (where, op, attrs[key], count))
     if _number(attrs.get("num_outputs", "")) > MOST_OUTPUTS:
-        raise MemongerError("%s: %s has %s outputs" % (where, op, attrs["num_outputs"]))
+        raise MemongerError(f"{where}: {op} has {attrs['num_outputs']} outputs")
 
 
 def _number(text: str) -> int:
@@ -210,7 +212,7 @@ def _is_outgrown(key: str) -> bool:
 
 def _asked(
     op: str, attrs: Mapping[str, str], subgraphs: Sequence[Any], count: int, where: str
-) -> Tuple[Optional[Tuple[str, ...]], Tuple[int, ...], int]:
+) -> tuple[tuple[str, ...] | None, tuple[int, ...], int]:
     """The names of an operator's inputs (None if any number will do), which of them are auxiliary
     states, and how many outputs it has."""
     ask: Any = _arity
@@ -223,14 +225,14 @@ def _asked(
     except (mx.MXNetError, UnicodeDecodeError) as error:
         said = said_by_mxnet(error)
     if "Cannot find custom operator" in said:
-        said = "no operator %r is registered (mx.operator.register)" % attrs.get("op_type")
-    raise MemongerError("%s: %s: %s" % (where, op, said))
+        said = f"no operator {attrs.get('op_type')!r} is registered (mx.operator.register)"
+    raise MemongerError(f"{where}: {op}: {said}")
 
 
 @functools.lru_cache(maxsize=4096)
 def _arity(
-    op: str, attrs: Tuple[Tuple[str, str], ...], subgraphs: str, count: int
-) -> Tuple[Optional[Tuple[str, ...]], Tuple[int, ...], int]:
+    op: str, attrs: tuple[tuple[str, str], ...], subgraphs: str, count: int
+) -> tuple[tuple[str, ...] | None, tuple[int, ...], int]:
     node = {"op": op, "name": "n", "attrs": dict(attrs), "inputs": []}
     node["subgraphs"] = json.loads(subgraphs)
     if not node["subgraphs"]:
@@ -252,12 +254,12 @@ def _arity(
 
 
 @functools.lru_cache(maxsize=1)
-def _operators() -> FrozenSet[str]:
+def _operators() -> frozenset[str]:
     """The names of all operators, aliases too."""
     return frozenset(mx.operator.get_all_registered_operators())
 
 
-def said_by_mxnet(error: Union[BaseException, str]) -> str:
+def said_by_mxnet(error: BaseException | str) -> str:
     """What an error of MXNet says, in one line and without its stack trace."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     lines = [line for line in lines if "Error: " in line] or lines or [type(error).__name__]

@@ -4,6 +4,8 @@ Runs one body and appends what it has to say to the report line by line, so that
 a crash is lost.
 """
 
+from __future__ import annotations
+
 import __future__
 
 import ctypes
@@ -11,7 +13,7 @@ import inspect
 import json
 import sys
 import traceback
-from typing import Any, Dict, List
+from typing import Any
 
 
 class DryRun:
@@ -23,7 +25,7 @@ class DryRun:
         The ``args`` given to ``run``.
     """
 
-    def __init__(self, report_path: str, args: List[Any]) -> None:
+    def __init__(self, report_path: str, args: list[Any]) -> None:
         self.args = args
         self._report_path = report_path
         # The whole CUDA stack is one library, so any of its names leads to the counters.
@@ -61,7 +63,7 @@ def main(body_path: str, report_path: str) -> int:
     with open(body_path) as f:
         body = json.load(f)
     dry = DryRun(report_path, body["args"])
-    namespace: Dict[str, Any] = {"__name__": "__dry_run__", "dry": dry}
+    namespace: dict[str, Any] = {"__name__": "__dry_run__", "dry": dry}
     try:
         # Annotations of a body stay text: the names in them are not known here.
         lazy = __future__.annotations.compiler_flag

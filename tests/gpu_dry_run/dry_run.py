@@ -20,6 +20,8 @@ The wheel and the stand-ins are installed once, below ``.gpu-dry-run/`` in the p
 ``MEMONGER_GPU_DRY_RUN_DIR`` says (0.9 GB on disk, half a minute the first time).
 """
 
+from __future__ import annotations
+
 import fcntl
 import hashlib
 import inspect
@@ -35,7 +37,7 @@ import textwrap
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import pytest
 
@@ -78,13 +80,13 @@ class Result:
 
     returncode: int
     value: Any
-    emitted: List[Any]
-    used_bytes: Optional[int]
-    peak_bytes: Optional[int]
-    trace: List[str]
+    emitted: list[Any]
+    used_bytes: int | None
+    peak_bytes: int | None
+    trace: list[str]
     stdout: str
     stderr: str
-    error: Optional[str]
+    error: str | None
 
     @property
     def ok(self) -> bool:
@@ -113,13 +115,13 @@ class GpuDryRun:
 
     def run(
         self,
-        body: Union[str, Callable[..., Any]],
+        body: str | Callable[..., Any],
         *,
         args: Sequence[Any] = (),
         devices: int = 1,
         memory_mb: int = 32768,
         capability: int = 70,
-        env: Optional[Mapping[str, str]] = None,
+        env: Mapping[str, str] | None = None,
         trace: bool = False,
         timeout: float = 600,
     ) -> Result:
@@ -180,7 +182,7 @@ class GpuDryRun:
             said = [json.loads(line) for line in _lines(report_path)]
             recorded = _lines(trace_path)
         emitted = [x["value"] for x in said if "value" in x]
-        last: Dict[str, Any] = said[-1] if said else {}
+        last: dict[str, Any] = said[-1] if said else {}
         return Result(
             returncode=process.returncode,
             value=emitted[-1] if emitted else None,
@@ -194,13 +196,13 @@ class GpuDryRun:
         )
 
 
-def _as_source(body: Union[str, Callable[..., Any]]) -> Dict[str, Any]:
+def _as_source(body: str | Callable[..., Any]) -> dict[str, Any]:
     if isinstance(body, str):
         return {"source": textwrap.dedent(body), "function": None}
     return {"source": textwrap.dedent(inspect.getsource(body)), "function": body.__name__}
 
 
-def _lines(path: str) -> List[str]:
+def _lines(path: str) -> list[str]:
     if not os.path.exists(path):
         return []
     with open(path, errors="replace") as f:

@@ -7,12 +7,14 @@ every CUDA function that ``cuda_stub.c`` does not define, and links both into on
 symbolic link for each library name. Needs gcc, nm and readelf; takes a second.
 """
 
+from __future__ import annotations
+
 import re
 import subprocess
 import sys
 from itertools import chain
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Tuple
+from typing import Iterator
 
 SOURCE = Path(__file__).resolve().parent / "cuda_stub.c"
 
@@ -30,7 +32,7 @@ NOTHING = re.compile(
 OURS = "CUDASTUB"
 
 
-def undefined_symbols(library: Path) -> Iterator[Tuple[str, Optional[str]]]:
+def undefined_symbols(library: Path) -> Iterator[tuple[str, str | None]]:
     """Yield (name, version or None) of the CUDA symbols that a library needs."""
     out = subprocess.check_output(["nm", "-D", "--undefined-only", str(library)], text=True)
     for line in out.splitlines():
@@ -40,7 +42,7 @@ def undefined_symbols(library: Path) -> Iterator[Tuple[str, Optional[str]]]:
             yield name, version or None
 
 
-def needed_libraries(library: Path) -> List[str]:
+def needed_libraries(library: Path) -> list[str]:
     """Return the sonames of the CUDA libraries that a library is linked against."""
     out = subprocess.check_output(["readelf", "-d", str(library)], text=True)
     return [x for x in re.findall(r"\(NEEDED\).*\[(.*)\]", out) if CUDA.match(x)]
@@ -56,7 +58,7 @@ def weak_definition(name: str) -> str:
 def build(library: Path, outdir: Path) -> None:
     """Build the stand-ins for what ``library`` needs in ``outdir``."""
     outdir.mkdir(parents=True, exist_ok=True)
-    names: Dict[str, List[str]] = {}
+    names: dict[str, list[str]] = {}
     for name, version in undefined_symbols(library):
         names.setdefault(version or OURS, []).append(name)
 

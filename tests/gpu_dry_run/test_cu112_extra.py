@@ -6,6 +6,8 @@ CUDA's runtime too, which speaks to none but a real driver. What needs no GPU is
 real: every library is loaded, and the compiler that pointwise fusion uses compiles a kernel.
 """
 
+from __future__ import annotations
+
 import ctypes
 import os
 import re
@@ -74,12 +76,12 @@ def python() -> Iterator[Path]:
             cannot = [line for line in done.stdout.splitlines() if NOT_TO_BE_HAD.match(line)]
             # With "from versions: 1, 2" the index was there, and it is our pin that is wrong.
             if cannot and not re.search(r"\(from versions: (?!none)", done.stdout):
-                pytest.skip("pip cannot get the wheels: %s" % cannot[-1])
+                pytest.skip(f"pip cannot get the wheels: {cannot[-1]}")
             pytest.fail(done.stdout[-2000:])
         yield python
 
 
-def run(python: Path, code: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+def run(python: Path, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "LD_LIBRARY_PATH")}
     return subprocess.run(
         [str(python), "-W", "ignore", "-c", code],
@@ -158,7 +160,7 @@ def test_with_the_driver_it_imports(python: Path, driver: Path) -> None:
     done = run(python, LOADED, LD_LIBRARY_PATH=str(driver))
     assert done.returncode == 0, done.stderr
     assert "MISSING" not in done.stdout
-    assert "libcuda.so.1 %s" % (driver / "libcuda.so.1") in done.stdout
+    assert f"libcuda.so.1 {driver / 'libcuda.so.1'}" in done.stdout
 
 
 def test_with_the_stand_in_there_is_a_gpu(python: Path, driver: Path) -> None:

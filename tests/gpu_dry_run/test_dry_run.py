@@ -1,5 +1,7 @@
 """What the stand-ins promise: crashes come back, memory is counted, calls are recorded."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import pytest

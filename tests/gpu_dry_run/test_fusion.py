@@ -3,6 +3,8 @@
 Runs on stand-ins for CUDA (see the package's docstring). Run with ``-s`` to see the figures.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 
@@ -247,7 +249,7 @@ def test_device_bytes_with_fusion_and_without(gpu_dry_run: GpuDryRun) -> None:
             assert len(costs) == ((name, setting) == ("wavenet", "without copies"))
         for text in costs:
             assert "MXNET_USE_FUSION=0" in text and "how='schedule'" in text
-            assert "with it %.1f MB" % (counted / MB) in text
+            assert f"with it {counted / MB:.1f} MB" in text
     fused, without_copies, unfused = (figures[0] for figures in list(found.values())[:3])
     assert unfused < 0.8 * without_copies  # the sum holds all its terms
     assert fused < 1.1 * unfused  # but where it is kept apart from fusion

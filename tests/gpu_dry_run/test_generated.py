@@ -3,8 +3,10 @@
 Runs on stand-ins for CUDA (see the package's docstring). Run with ``-s`` to see the figures.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 
@@ -85,7 +87,7 @@ def random_plans(dry: DryRun) -> Any:
 
 
 @pytest.mark.parametrize("fusion, device", [("0", None), ("1", None), ("1", "gpu")])
-def test_random_plans_bind(gpu_dry_run: GpuDryRun, fusion: str, device: Optional[str]) -> None:
+def test_random_plans_bind(gpu_dry_run: GpuDryRun, fusion: str, device: str | None) -> None:
     """``device``: what the plans are made for; for a GPU alone their copies are unfused."""
     result = gpu_dry_run.run(
         random_plans, args=[[str(TESTS)], NETWORKS, device], env={"MXNET_USE_FUSION": fusion}

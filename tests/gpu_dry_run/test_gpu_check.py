@@ -1,12 +1,14 @@
 """``examples/gpu_check.py``, where numbers are real (the CPU) and where memory is (the dry run)."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import os
 import re
 import subprocess
 import sys
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import pytest
 
@@ -25,7 +27,7 @@ SMALL = ["--net", "resnet14", "--batch", "4", "--steps", "3"]
 # -- what is compared -------------------------------------------------------------------------
 
 
-def arrays(gradient: Any = (1.0, -2.0), statistic: Any = (0.5,)) -> Dict[str, np.ndarray]:
+def arrays(gradient: Any = (1.0, -2.0), statistic: Any = (0.5,)) -> dict[str, np.ndarray]:
     """Two steps of a network with one gradient, one output and one statistic."""
     found = {}
     for step in range(2):
@@ -115,7 +117,7 @@ def test_every_network_has_values_to_start_from(name: str) -> None:
 # -- the whole script, on the CPU -------------------------------------------------------------
 
 
-def command(*options: str) -> "subprocess.CompletedProcess[str]":
+def command(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "ignore", "examples/gpu_check.py", *options],
         cwd=str(PROJECT),
@@ -126,7 +128,7 @@ def command(*options: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def verdicts(printed: str) -> List[Tuple[str, str]]:
+def verdicts(printed: str) -> list[tuple[str, str]]:
     """PASS or FAIL, and of what."""
     return re.findall(r"^(PASS|FAIL)  ([^:]*)", printed, re.M)
 
@@ -152,10 +154,10 @@ def test_without_a_gpu_it_says_so() -> None:
 
 
 @pytest.mark.parametrize("options", [["--batch", "0"], ["--steps", "-1"]])
-def test_senseless_options(options: List[str]) -> None:
+def test_senseless_options(options: list[str]) -> None:
     done = command(*options)
     assert done.returncode == 2
-    assert "%s must be at least 1" % options[0] in done.stderr
+    assert f"{options[0]} must be at least 1" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -208,7 +210,7 @@ def crashing(net: Any) -> Any:
 )
 def test_a_broken_plan_fails(
     breaks: Any,
-    wrong: List[str],
+    wrong: list[str],
     words: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
@@ -226,7 +228,7 @@ def test_a_broken_plan_fails(
     assert status == 1
     assert [what for verdict, what in verdicts(printed) if verdict == "FAIL"] == wrong, printed
     assert re.search(words, printed), printed
-    assert printed.splitlines()[-1].startswith("FAIL: %d of the checks" % len(wrong))
+    assert printed.splitlines()[-1].startswith(f"FAIL: {len(wrong)} of the checks")
 
 
 # -- in the dry run ---------------------------------------------------------------------------
@@ -277,7 +279,7 @@ def test_dry_run(gpu_dry_run: GpuDryRun) -> None:
     ids=["no-such-gpu", "hopper", "small-gpu"],
 )
 def test_a_gpu_that_will_not_do(
-    gpu_dry_run: GpuDryRun, options: List[str], env: Dict[str, str], words: str
+    gpu_dry_run: GpuDryRun, options: list[str], env: dict[str, str], words: str
 ) -> None:
     options = ["--net", "resnet14", "--batch", "64", "--image", "128", "--steps", "2", *options]
     done = gpu_dry_run.run(whole, args=[options, str(PROJECT / "examples")], env=env)

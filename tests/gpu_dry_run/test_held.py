@@ -3,7 +3,9 @@
 ``test_held.py`` of the tests has the same on the CPU.
 """
 
-from typing import Any, Dict, List, Tuple
+from __future__ import annotations
+
+from typing import Any
 
 import memonger
 import mxnet as mx
@@ -49,9 +51,9 @@ def steps(dry: DryRun) -> Any:
         mx.gpu(0).empty_cache()
 
 
-def taken(dry_run: GpuDryRun, symbol: Any, shapes: Any, plans: Dict[str, Any]) -> Dict[str, int]:
+def taken(dry_run: GpuDryRun, symbol: Any, shapes: Any, plans: dict[str, Any]) -> dict[str, int]:
     """What a GPU held at most without a plan and with each."""
-    ways: List[Tuple[str, str, Any]] = [("no plan", symbol.tojson(), None)]
+    ways: list[tuple[str, str, Any]] = [("no plan", symbol.tojson(), None)]
     for how, plan in plans.items():
         if plan.schedule is None:
             ways.append((how, plan.symbol.tojson(remove_amp_cast=False), None))
@@ -63,18 +65,18 @@ def taken(dry_run: GpuDryRun, symbol: Any, shapes: Any, plans: Dict[str, Any]) -
     return dict(result.emitted[:-1])
 
 
-def check_told(dry_run: GpuDryRun, symbol: Any, shapes: Any, plans: Dict[str, Any]) -> None:
+def check_told(dry_run: GpuDryRun, symbol: Any, shapes: Any, plans: dict[str, Any]) -> None:
     requests = as_module(symbol, shapes)
     unplanned = memonger.plan(symbol, shapes, grad_req=requests, budget=1.0)
     found = taken(dry_run, symbol, shapes, plans)
     for how, plan in {"no plan": unplanned, **plans}.items():
         told, seen = plan.device_bytes, found[how]
-        print("\n%-9s told %.1f MB, seen %.1f MB" % (how, told / MB, seen / MB), end="")
+        print(f"\n{how:9} told {told / MB:.1f} MB, seen {seen / MB:.1f} MB", end="")
         assert abs(seen - told) < 0.03 * told, (how, told / MB, seen / MB)
         assert seen <= found["no plan"]
 
 
-NETWORKS: Dict[str, Recurrent] = {
+NETWORKS: dict[str, Recurrent] = {
     "residual LSTM with Dropout": Recurrent(
         "lstm", residual=True, dropout=True, inputs=512, units=512, steps=200, blocks=8
     ),
@@ -90,7 +92,7 @@ def test_plans_of_fused_rnn_take_what_is_told(gpu_dry_run: GpuDryRun, name: str)
     check_told(gpu_dry_run, symbol, shapes, {how: plan_of(NETWORKS[name], how) for how in HOWS})
 
 
-def detector() -> Tuple[Any, Dict[str, Tuple[int, ...]]]:
+def detector() -> tuple[Any, dict[str, tuple[int, ...]]]:
     """The head of an SSD: of 16384 anchors and 20 boxes an image MultiBoxTarget sorts all pairs."""
     batch, classes, size = 4, 5, 64
     x = mx.sym.Variable("data")

@@ -5,11 +5,13 @@ the package's docstring). Nothing is computed there, so networks have their full
 ``-s`` to see the figures.
 """
 
+from __future__ import annotations
+
 import collections
 import json
 import math
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Tuple
 
 import memonger
 import mxnet as mx
@@ -37,7 +39,7 @@ PATHS = [str(TESTS), str(TESTS.parent / "examples")]
 STEPS = 2
 
 Network = Tuple[Any, Dict[str, Any]]
-NETWORKS: Dict[str, Callable[[], Network]] = {
+NETWORKS: dict[str, Callable[[], Network]] = {
     "example_resnet": lambda: networks.resnet((3, 4, 6, 3)),
     "ResNet-50 v1": lambda: networks.model_zoo("resnet50_v1"),
     "ResNet-50 v2": networks.resnet_v2,
@@ -52,7 +54,7 @@ NETWORKS: Dict[str, Callable[[], Network]] = {
 }
 
 
-def as_module(symbol: Any, shapes: Any) -> Dict[str, str]:
+def as_module(symbol: Any, shapes: Any) -> dict[str, str]:
     """The gradients that Module asks for."""
     return {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
 
@@ -74,13 +76,13 @@ def steps(dry: DryRun) -> Any:
     for name, text in symbols.items():
         for fusion in fusions:
             os.environ["MXNET_USE_FUSION"] = fusion  # read at each bind
-            dry.note("bind %s %s" % (name, fusion))
+            dry.note(f"bind {name} {fusion}")
             dry.reset_peak()
             executor = mx.sym.load_json(text).simple_bind(
                 mx.gpu(0), grad_req=requests, type_dict=types, **shapes
             )
             mx.nd.waitall()
-            dry.note("run %s %s" % (name, fusion))
+            dry.note(f"run {name} {fusion}")
             for _ in range(count):
                 executor.forward(is_train=True)
                 executor.backward()
@@ -96,9 +98,9 @@ def steps(dry: DryRun) -> Any:
 
 def run_steps(
     dry_run: GpuDryRun,
-    symbols: Dict[str, Any],
-    shapes: Dict[str, Any],
-    fusions: Tuple[str, ...] = ("0", "1"),
+    symbols: dict[str, Any],
+    shapes: dict[str, Any],
+    fusions: tuple[str, ...] = ("0", "1"),
     types: Any = None,
     count: int = STEPS,
     **options: Any,
@@ -115,20 +117,20 @@ def marked_nodes(symbol: Any) -> np.ndarray:
     return np.array([n.get("attrs", {}).get(marks.FORCE) == "True" for n in nodes(symbol)])
 
 
-def batch_norms(symbol: Any) -> Tuple[int, int]:
+def batch_norms(symbol: Any) -> tuple[int, int]:
     """How many BatchNorm a symbol has, and how many of them run MXNet's own kernel."""
     found = [n.get("attrs", {}) for n in nodes(symbol) if n["op"] == "BatchNorm"]
     return len(found), sum(a.get("cudnn_off") == "True" for a in found)
 
 
-def moves(trace: List[str], name: str, fusion: str) -> Dict[str, int]:
+def moves(trace: list[str], name: str, fusion: str) -> dict[str, int]:
     """How often running statistics moved in the steps of a symbol.
 
     cuDNN's kernel moves them in the forward pass, and the trace has the address of each mean;
     MXNet's own does in the backward pass: those calls are counted together, under 'own'.
     """
-    start = trace.index("run %s %s" % (name, fusion)) + 1
-    found: Dict[str, int] = collections.Counter()
+    start = trace.index(f"run {name} {fusion}") + 1
+    found: dict[str, int] = collections.Counter()
     for line in trace[start:]:
         if line.startswith("bind "):
             break
@@ -141,13 +143,13 @@ def moves(trace: List[str], name: str, fusion: str) -> Dict[str, int]:
     return found
 
 
-def expected_moves(symbol: Any) -> List[int]:
+def expected_moves(symbol: Any) -> list[int]:
     """What ``moves`` counts if each BatchNorm's statistics move once in each step."""
     norms, own = batch_norms(symbol)
     return sorted([STEPS] * (norms - own) + [STEPS * own] * (own > 0))
 
 
-def table_row(name: str, plans: Dict[str, Any], emitted: List[Any]) -> str:
+def table_row(name: str, plans: dict[str, Any], emitted: list[Any]) -> str:
     """Pool MB as predicted and as seen with fusion off and on, the ratios, device MB."""
     seen = {(symbol, fusion): (pool, peak) for symbol, fusion, pool, peak in emitted[:-1]}
     lines = []

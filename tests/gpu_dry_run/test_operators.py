@@ -4,8 +4,10 @@ Runs on stand-ins for CUDA (see the package's docstring): an abort or a bind tha
 numbers do not.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import pytest
 
@@ -59,7 +61,7 @@ def every_operator(dry: DryRun) -> Any:
 def test_every_operator_steps_through_the_rules(gpu_dry_run: GpuDryRun, fusion: str) -> None:
     from operator_cases import CASES
 
-    left: List[str] = list(CASES)
+    left: list[str] = list(CASES)
     stepped = set()
     while left:
         result = gpu_dry_run.run(
@@ -70,7 +72,7 @@ def test_every_operator_steps_through_the_rules(gpu_dry_run: GpuDryRun, fusion: 
         if result.ok:
             break
         name, stage = reached[-1]
-        assert stage == "unmarked", "%s: %s" % (name, result.message)
+        assert stage == "unmarked", f"{name}: {result.message}"
         left = left[left.index(name) + 1 :]  # its unmarked network kills the process
     not_run = sorted(set(CASES) - stepped)  # they fail without a mark
     print(len(stepped), "stepped; fail unmarked:", ", ".join(not_run))

@@ -4,8 +4,10 @@ Schedules are made on the CPU build and carried out on stand-ins for CUDA (see t
 docstring). Nothing is computed there, so what is seen is memory and which calls were made.
 """
 
+from __future__ import annotations
+
 import collections
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, Tuple
 
 import memonger  # noqa: F401
 import mxnet as mx
@@ -57,7 +59,7 @@ def fused_rnn() -> Network:
     return mx.sym.SoftmaxOutput(x, label, name="softmax"), shapes
 
 
-NETWORKS: Dict[str, Callable[[], Network]] = {
+NETWORKS: dict[str, Callable[[], Network]] = {
     "ResNet": lambda: networks.resnet((2, 2, 2, 2)),
     "LSTM": lambda: networks.lstm(layers=2, steps=10, use_loss=False),
     "Dropout": dropped_out,
@@ -94,11 +96,11 @@ def steps(dry: DryRun) -> Any:
             states = {n: address(a) for n, a in executor.aux_dict.items()}
             mx.nd.waitall()
             for k in range(count):
-                dry.note("run %s %s" % (name, fusion) if k == 0 else "again")
+                dry.note(f"run {name} {fusion}" if k == 0 else "again")
                 executor.forward(is_train=True)
                 executor.backward()
                 mx.nd.waitall()
-            dry.note("ran %s %s" % (name, fusion))
+            dry.note(f"ran {name} {fusion}")
             said = executor.debug_str()
             found = {
                 "name": name,
@@ -126,7 +128,7 @@ def steps(dry: DryRun) -> Any:
 
 
 def run_steps(
-    dry_run: GpuDryRun, net: Network, schedules: Dict[str, Any], types: Any = None
+    dry_run: GpuDryRun, net: Network, schedules: dict[str, Any], types: Any = None
 ) -> Result:
     symbol, shapes = net
     events = {k: None if s is None else s.events.tolist() for k, s in schedules.items()}
@@ -136,15 +138,15 @@ def run_steps(
     return result
 
 
-def calls(trace: List[str], found: Any) -> List[str]:
+def calls(trace: list[str], found: Any) -> list[str]:
     """What was called in the steps of one schedule."""
-    which = "%s %s" % (found["name"], found["fusion"])
+    which = f"{found['name']} {found['fusion']}"
     return trace[trace.index("run " + which) + 1 : trace.index("ran " + which)]
 
 
-def moves(lines: List[str]) -> Dict[str, int]:
+def moves(lines: list[str]) -> dict[str, int]:
     """How often cuDNN moved each running mean, by its address."""
-    found: Dict[str, int] = collections.Counter()
+    found: dict[str, int] = collections.Counter()
     for line in lines:
         if line.startswith("cudnnBatchNormalizationForwardTraining"):
             fields = dict(part.split("=") for part in line.split()[1:])
@@ -153,7 +155,7 @@ def moves(lines: List[str]) -> Dict[str, int]:
     return found
 
 
-def count_of(lines: List[str], words: str) -> int:
+def count_of(lines: list[str], words: str) -> int:
     return sum(words in line for line in lines)
 
 
@@ -167,7 +169,7 @@ def expected_bytes(work: Workload, schedule: Schedule) -> int:
 
 
 def check_network(
-    dry_run: GpuDryRun, name: str, net: Network, schedules: Dict[str, Schedule]
+    dry_run: GpuDryRun, name: str, net: Network, schedules: dict[str, Schedule]
 ) -> None:
     symbol, shapes = net
     work = work_of(symbol, shapes)
@@ -182,7 +184,7 @@ def check_network(
         means = [a for state, a in found["states"].items() if state.endswith("_mean")]
         assert len(means) == len(norms)
         # Those of the network once in each step; those of ours may move as they like.
-        assert [moved.pop("0x%x" % mean) for mean in means] == [STEPS] * len(norms)
+        assert [moved.pop(f"0x{mean:x}") for mean in means] == [STEPS] * len(norms)
         if found["name"] == "unplanned":
             assert not moved
             assert count_of(called, "cudnnDropoutForward") == STEPS * len(dropouts)
@@ -230,7 +232,7 @@ def test_schedules_step_in_the_memory_predicted(gpu_dry_run: GpuDryRun, name: st
 )
 def test_searched_schedules_step_in_the_memory_predicted(gpu_dry_run: Any, name: str) -> None:
     """Of large networks, the smallest that twice and four times the work, and any, can do."""
-    large: Dict[str, Callable[[], Network]] = {
+    large: dict[str, Callable[[], Network]] = {
         "ResNet": lambda: networks.resnet((3, 24, 36, 3)),
         "DenseNet-121": lambda: networks.model_zoo("densenet121"),
         "Inception-v3": networks.inception_v3,
@@ -263,7 +265,7 @@ def test_float16(gpu_dry_run: GpuDryRun) -> None:
         assert 0 <= found["trained"] - needed < 0.03 * needed
         means = [a for state, a in found["states"].items() if state.endswith("_mean")]
         moved = moves(calls(result.trace, found))
-        assert means and all(moved["0x%x" % mean] == STEPS for mean in means)
+        assert means and all(moved[f"0x{mean:x}"] == STEPS for mean in means)
 
 
 def released(dry: DryRun) -> Any:
@@ -391,7 +393,7 @@ def test_fit_on_two_devices(gpu_dry_run: GpuDryRun) -> None:
         assert result.ok, result.message
         pools, peaks, later, means = runs[name] = result.value
         moved = moves(result.trace[result.trace.index("run") : result.trace.index("ran")])
-        assert means and [moved["0x%x" % mean] for mean in means] == [STEPS] * len(means)
+        assert means and [moved[f"0x{mean:x}"] for mean in means] == [STEPS] * len(means)
     assert all(more <= 1.05 * most for most, more in zip(peaks, later))
     assert pools == [unroll(parts(work), schedule, mkldnn=False).replay().pool_bytes // MB] * 2
     between = max(later) // MB + 10
@@ -428,7 +430,7 @@ def buckets(dry: DryRun) -> Any:
         return symbol, ["data"], ["softmax_label"]
 
     module = mx.mod.BucketingModule(network, max(lengths), context=mx.gpu(0))
-    held: List[int] = []
+    held: list[int] = []
     for length in lengths:
         shape = (batch, length)
         data = mx.nd.zeros(shape)

@@ -11,7 +11,9 @@ these, and operators that do not know them have them put back into order first (
 times as long for it). So operators on images are measured behind a convolution.
 """
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from __future__ import annotations
+
+from typing import Any, Mapping, NamedTuple
 
 from memonger.graph.forward import ForwardGraph, Node, forward_graph
 from memonger.graph.inputs import InputSpec
@@ -42,12 +44,12 @@ class Example(NamedTuple):
     """
 
     op: str
-    attrs: Tuple[Tuple[str, str], ...]
-    shapes: Tuple[Shape, ...]
+    attrs: tuple[tuple[str, str], ...]
+    shapes: tuple[Shape, ...]
     behind: bool
 
 
-def example_of(graph: ForwardGraph, i: int) -> Optional[Example]:
+def example_of(graph: ForwardGraph, i: int) -> Example | None:
     """The operator that stands for the kind of an operator, if there is one."""
     node = graph.nodes[i]
     inputs = [graph.tensors[a][b] for a, b in node.inputs]
@@ -80,7 +82,7 @@ def graph_of(example: Example) -> ForwardGraph:
     return forward_graph(symbol, InputSpec(shapes, {}))
 
 
-def symbols_of(example: Example) -> List[Any]:
+def symbols_of(example: Example) -> list[Any]:
     """What is run to measure an example: without it, if it is ``behind`` others, and with it."""
     x, behind = mx.sym.Variable("data"), example.behind
     nodes, shown = alone(example.op, dict(example.attrs), len(example.shapes), False)
@@ -108,7 +110,7 @@ def _example(node: Node, attrs: Mapping[str, Any], *shapes: Shape) -> Example:
     return Example(node.op, told, shapes, IMAGES in shapes)
 
 
-def _convolution(node: Node, inputs: Any) -> Optional[Example]:
+def _convolution(node: Node, inputs: Any) -> Example | None:
     data: Tensor = inputs[0]
     layout = node.attrs.get("layout", "None")
     if len(data.shape) != 4 or layout not in ("None", "NCHW"):
@@ -116,7 +118,7 @@ def _convolution(node: Node, inputs: Any) -> Optional[Example]:
     weight = inputs[1].shape
     kernel = weight[2:]
     groups, channels = int(node.attrs.get("num_group", 1)), data.shape[1]
-    attrs: Dict[str, Any] = {"kernel": kernel, "no_bias": True}
+    attrs: dict[str, Any] = {"kernel": kernel, "no_bias": True}
     if groups > 1:
         filters = 192
         groups = filters if groups == channels else min(groups, 32)
@@ -141,20 +143,20 @@ def _fully_connected(node: Node, inputs: Any) -> Example:
     return _example(node, attrs, (batch, 1024), (1024, 1024))
 
 
-def _batch_norm(node: Node, inputs: Any) -> Optional[Example]:
+def _batch_norm(node: Node, inputs: Any) -> Example | None:
     if node.attrs.get("axis", "1") != "1" or len(inputs[0].shape) != 4:
         return None
     counts = {"fix_gamma": False, "use_global_stats": node.attrs.get("use_global_stats", False)}
     return _example(node, counts, IMAGES, *[(IMAGES[1],)] * 4)
 
 
-def _pooling(node: Node, inputs: Any) -> Optional[Example]:
+def _pooling(node: Node, inputs: Any) -> Example | None:
     if len(inputs[0].shape) != 4 or node.attrs.get("layout", "None") not in ("None", "NCHW"):
         return None
     return _example(node, node.attrs, IMAGES)
 
 
-def _slices(node: Node, inputs: Any) -> Optional[Example]:
+def _slices(node: Node, inputs: Any) -> Example | None:
     if len(inputs[0].shape) != 2:
         return None
     return _example(node, {"num_outputs": 4, "axis": 1}, ROWS)

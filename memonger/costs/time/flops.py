@@ -11,8 +11,10 @@ Layouts, groups and dilation need no attention: a weight's shape tells how many 
 one output, whatever the order of the axes (``src/operator/nn/convolution.cc``).
 """
 
+from __future__ import annotations
+
 import re
-from typing import Callable, Dict, Iterable, Mapping, Sequence, Tuple
+from typing import Callable, Iterable, Mapping, Sequence, Tuple
 
 import numpy as np
 
@@ -211,7 +213,7 @@ def _rnn(attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
 
 # ---------------------------------------------------------------- the tables
 
-_FORMULAS: Dict[str, Formula] = {
+_FORMULAS: dict[str, Formula] = {
     "Convolution": _convolution_of(1),
     "Convolution_v1": _convolution_of(1),
     "_contrib_DeformableConvolution": _deformable_of(2, 8),  # four multiply-adds

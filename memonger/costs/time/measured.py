@@ -11,6 +11,8 @@ some times, forward and with its gradient; the median counts.
 Both are kept on disk, by device, MXNet's version, and what else bears on them.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import hashlib
@@ -21,7 +23,7 @@ import platform
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Iterator, Mapping, NamedTuple
 
 import numpy as np
 
@@ -110,7 +112,7 @@ def times_of(training: TrainingGraph, ctx: Any, measure: bool = False) -> Times:
 
 
 def predicted(
-    training: TrainingGraph, rates: Rates, paces: Optional[Mapping[int, Pace]] = None
+    training: TrainingGraph, rates: Rates, paces: Mapping[int, Pace] | None = None
 ) -> Times:
     """The times of a training step by a roofline.
 
@@ -244,7 +246,7 @@ def _median(run: Run) -> float:
     return float(np.median([_seconds(run) for _ in range(TIMES)]))
 
 
-def _quickest(*runs: Run) -> List[float]:
+def _quickest(*runs: Run) -> list[float]:
     """The seconds of what is to be compared, whatever else the device does just then.
 
     They take turns, until so many times in a row none is shorter.
@@ -257,10 +259,10 @@ def _quickest(*runs: Run) -> List[float]:
     return best.tolist()
 
 
-_paces: Dict[Tuple[Path, str, Example], Optional[Pace]] = {}
+_paces: dict[tuple[Path, str, Example], Pace | None] = {}
 
 
-def paces_of(training: TrainingGraph, ctx: Any) -> Dict[int, Pace]:
+def paces_of(training: TrainingGraph, ctx: Any) -> dict[int, Pace]:
     """How much longer than by the roofline the forward nodes of a network take.
 
     Kinds that were not met before are measured; nodes of no known kind are left out.
@@ -286,7 +288,7 @@ def paces_of(training: TrainingGraph, ctx: Any) -> Dict[int, Pace]:
     return found
 
 
-def _measure_pace(example: Example, rates: Rates, ctx: Any) -> Optional[Pace]:
+def _measure_pace(example: Example, rates: Rates, ctx: Any) -> Pace | None:
     """The pace of a kind; None: its example cannot be run."""
     try:
         graph = kinds.graph_of(example)
@@ -299,7 +301,7 @@ def _measure_pace(example: Example, rates: Rates, ctx: Any) -> Optional[Pace]:
     expected = np.array([by_roofline.forward[i], by_roofline.gradient[i]])
     if not expected[0]:
         return None
-    runs: List[Run] = []
+    runs: list[Run] = []
     for symbol in symbols:
         shapes = {"x%d" % k: shape for k, shape in enumerate(example.shapes)}
         names = symbol.list_inputs()
@@ -361,7 +363,7 @@ def _signature(graph: ForwardGraph, i: int) -> str:
     return json.dumps([node.op, sorted(node.attrs.items()), tensors])
 
 
-def _measure(graph: ForwardGraph, i: int, ctx: Any) -> Optional[Tuple[float, float]]:
+def _measure(graph: ForwardGraph, i: int, ctx: Any) -> tuple[float, float] | None:
     """Seconds of an operator alone: forward, and forward with its gradient; None: it cannot be."""
     node = graph.nodes[i]
     tensors = [graph.tensors[a][b] for a, b in node.inputs]
@@ -375,8 +377,8 @@ def _measure(graph: ForwardGraph, i: int, ctx: Any) -> Optional[Tuple[float, flo
 
 
 def _runs(
-    symbol: Any, inputs: Dict[str, Tensor], ctx: Any, least: float = 0.1
-) -> Optional[Tuple[Run, Run]]:
+    symbol: Any, inputs: dict[str, Tensor], ctx: Any, least: float = 0.1
+) -> tuple[Run, Run] | None:
     """What runs a symbol forward, and forward with its gradients; None: it cannot be run.
 
     Its inputs are random numbers from ``least`` to 0.9; indices are 0.
@@ -427,14 +429,14 @@ def folder() -> Path:
 
 
 @contextlib.contextmanager
-def _kept(what: str, ctx: Any) -> Iterator[Dict[str, Any]]:
+def _kept(what: str, ctx: Any) -> Iterator[dict[str, Any]]:
     """Measurements of a device, as a dict; what is added to it is written to disk.
 
     What is there but cannot be read is made anew; where nothing can be written, nothing is kept.
     """
     device = device_name(ctx)
     digest = hashlib.sha256(json.dumps([device, mx.__version__]).encode()).hexdigest()[:16]
-    path = folder() / ("%s-%s.json" % (what, digest))
+    path = folder() / (f"{what}-{digest}.json")
     try:
         kept = dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
@@ -457,7 +459,7 @@ def device_name(ctx: Any) -> str:
     if ctx.device_type == "gpu":
         return _gpu_name(ctx.device_id)
     threads = os.environ.get("OMP_NUM_THREADS") or str(os.cpu_count())
-    return "%s, %s threads" % (_cpu_name(), threads)
+    return f"{_cpu_name()}, {threads} threads"
 
 
 def _cpu_name() -> str:

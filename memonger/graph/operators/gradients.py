@@ -6,10 +6,12 @@ nodes have the same name; that of one operator between variables is not. Arrays 
 allocated make the bind cheap at any size, and an operator is bound once for each signature.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import re
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -30,16 +32,16 @@ class BackwardNode(NamedTuple):
 
     op: str
     attrs: Mapping[str, str]
-    inputs: Tuple[Reference, ...]
-    deps: Tuple[Optional[int], ...]  # gradient nodes; None: the forward node itself
-    tensors: Tuple[Tensor, ...]
+    inputs: tuple[Reference, ...]
+    deps: tuple[int | None, ...]  # gradient nodes; None: the forward node itself
+    tensors: tuple[Tensor, ...]
 
 
 class OperatorGradient(NamedTuple):
     """The gradient nodes of one operator, and the gradient of each of its inputs (or None)."""
 
-    nodes: Tuple[BackwardNode, ...]
-    gradients: Tuple[Optional[Reference], ...]
+    nodes: tuple[BackwardNode, ...]
+    gradients: tuple[Reference | None, ...]
 
 
 class NotObservable(Exception):
@@ -51,7 +53,7 @@ class NotDifferentiable(Exception):
 
 
 _ENTRY = re.compile(r"^(.*)\((\d+)\)(?: version=\d+)?$")
-_known: Dict[Any, Any] = {}
+_known: dict[Any, Any] = {}
 
 
 def gradient_of(
@@ -118,10 +120,10 @@ def unallocated(shape: Sequence[int], dtype: str, ctx: Any) -> Any:
     return mx.nd.NDArray(handle)
 
 
-def read_debug_str(text: str) -> Tuple[List[Tuple[str, int]], List[Dict[str, Any]]]:
+def read_debug_str(text: str) -> tuple[list[tuple[str, int]], list[dict[str, Any]]]:
     """Parse ``Executor.debug_str()``: the outputs, and the operators in the order they run."""
-    outputs: List[Tuple[str, int]] = []
-    nodes: List[Dict[str, Any]] = []
+    outputs: list[tuple[str, int]] = []
+    nodes: list[dict[str, Any]] = []
     part = ""
     for line in text.split("\n"):
         if line.startswith("\toutput["):
@@ -142,7 +144,7 @@ def read_debug_str(text: str) -> Tuple[List[Tuple[str, int]], List[Dict[str, Any
     return outputs, nodes
 
 
-def _entry(text: str) -> Tuple[str, int]:
+def _entry(text: str) -> tuple[str, int]:
     found = _ENTRY.match(text)
     assert found is not None, text
     return found.group(1), int(found.group(2))
@@ -153,9 +155,9 @@ FORWARD = "f"
 
 def alone(
     op: str, attrs: Mapping[str, str], count: int, zero_heads: bool
-) -> Tuple[List[Dict[str, Any]], int]:
+) -> tuple[list[dict[str, Any]], int]:
     """JSON nodes of the operator between variables x0, x1, ...; how many outputs it shows."""
-    nodes: List[Dict[str, Any]] = [
+    nodes: list[dict[str, Any]] = [
         {"op": "null", "name": "x%d" % k, "inputs": []} for k in range(count)
     ]
     nodes.append(
@@ -173,7 +175,7 @@ def alone(
     return nodes, shown
 
 
-def load_nodes(nodes: List[Dict[str, Any]], heads: List[List[int]]) -> Any:
+def load_nodes(nodes: list[dict[str, Any]], heads: list[list[int]]) -> Any:
     graph = {
         "nodes": nodes,
         "arg_nodes": [i for i, n in enumerate(nodes) if n["op"] == "null"],
@@ -196,7 +198,7 @@ def _observe(
         arguments = symbol.list_arguments()
         cpu = mx.cpu()
 
-        def arrays(names: Sequence[str]) -> Dict[str, Any]:
+        def arrays(names: Sequence[str]) -> dict[str, Any]:
             of = [inputs[int(n[1:])] for n in names]
             return {n: unallocated(t.shape, t.dtype, cpu) for n, t in zip(names, of)}
 
@@ -211,7 +213,7 @@ def _observe(
     except mx.MXNetError as error:
         if "non-differentiable" in str(error):
             raise NotDifferentiable(op) from None
-        raise NotObservable("%s cannot be bound alone" % op) from None
+        raise NotObservable(f"{op} cannot be bound alone") from None
     outputs, found = read_debug_str(text)
     made, gradients = _Reader(op, count, zero_heads).read(outputs[shown:], found, arguments)
     return OperatorGradient(_with_tensors(op, attrs, inputs, made), gradients)
@@ -224,13 +226,13 @@ class _Reader:
         self.op = op
         self.count = count
         self.zero_heads = zero_heads
-        self.made: List[Dict[str, Any]] = []
-        self.where: Dict[str, List[int]] = {}  # name -> gradient nodes so named, oldest first
-        self.copies: Dict[str, Reference] = {}
+        self.made: list[dict[str, Any]] = []
+        self.where: dict[str, list[int]] = {}  # name -> gradient nodes so named, oldest first
+        self.copies: dict[str, Reference] = {}
 
     def read(
-        self, outputs: List[Tuple[str, int]], found: List[Dict[str, Any]], arguments: List[str]
-    ) -> Tuple[List[Dict[str, Any]], Tuple[Optional[Reference], ...]]:
+        self, outputs: list[tuple[str, int]], found: list[dict[str, Any]], arguments: list[str]
+    ) -> tuple[list[dict[str, Any]], tuple[Reference | None, ...]]:
         forward_seen = False
         for node in found:
             name = node["name"]
@@ -252,15 +254,15 @@ class _Reader:
                 }
             )
             self.where.setdefault(name, []).append(len(self.made) - 1)
-        gradients: List[Optional[Reference]] = [None] * self.count
+        gradients: list[Reference | None] = [None] * self.count
         for name, entry in zip(arguments, outputs):
             gradients[int(name[1:])] = self.reference(entry, as_gradient=True)
         return self.made, tuple(gradients)
 
-    def dependency(self, name: str) -> Optional[int]:
+    def dependency(self, name: str) -> int | None:
         return None if name == FORWARD else self.where[name][-1]
 
-    def reference(self, entry: Tuple[str, int], as_gradient: bool = False) -> Reference:
+    def reference(self, entry: tuple[str, int], as_gradient: bool = False) -> Reference:
         name, index = entry
         if name == FORWARD and not (as_gradient and name in self.where):
             return ("out", index)
@@ -274,17 +276,17 @@ class _Reader:
             return ("head", int(head.group(1) if head.group(3) is None else head.group(3)))
         at = self.where.get(name)
         if not at:
-            raise NotObservable("%s: its gradient reads %r, which is not shown" % (self.op, name))
+            raise NotObservable(f"{self.op}: its gradient reads {name!r}, which is not shown")
         if len(at) > 1:
             if any(self.made[j] != self.made[at[0]] for j in at):
-                raise NotObservable("%s: its gradient has several nodes %r" % (self.op, name))
+                raise NotObservable(f"{self.op}: its gradient has several nodes {name!r}")
             return ("node", at.pop(0), index)  # equal nodes, read one after the other
         return ("node", at[0], index)
 
 
 def _with_tensors(
-    op: str, attrs: Mapping[str, str], inputs: Sequence[Tensor], made: List[Dict[str, Any]]
-) -> Tuple[BackwardNode, ...]:
+    op: str, attrs: Mapping[str, str], inputs: Sequence[Tensor], made: list[dict[str, Any]]
+) -> tuple[BackwardNode, ...]:
     """Give every gradient node its outputs' shapes and types, inferred by MXNet."""
     if not made:
         return ()
@@ -296,7 +298,7 @@ def _with_tensors(
         nodes.append({"op": "null", "name": "g%d" % k, "inputs": []})
     start = len(nodes)
 
-    def place(reference: Reference) -> List[int]:
+    def place(reference: Reference) -> list[int]:
         kind, k = reference[0], reference[1]
         if kind == "head":
             return [heads[k], 0, 0]
@@ -328,9 +330,9 @@ def _with_tensors(
         entries = read(internals)
     except (mx.MXNetError, TypeError) as error:
         raise NotObservable(
-            "%s: shapes of its gradient: %s" % (op, str(error).strip().split("\n")[0])
+            "{}: shapes of its gradient: {}".format(op, str(error).strip().split("\n")[0])
         ) from None
-    tensors: Dict[str, List[Tensor]] = {}
+    tensors: dict[str, list[Tensor]] = {}
     for head, tensor in zip(entries["heads"], outs):
         tensors.setdefault(entries["nodes"][head[0]]["name"], []).append(tensor)
     return tuple(
@@ -339,7 +341,7 @@ def _with_tensors(
     )
 
 
-def _infer(internals: Any, inputs: Sequence[Tensor], heads: Sequence[Tensor]) -> Tuple[Any, Any]:
+def _infer(internals: Any, inputs: Sequence[Tensor], heads: Sequence[Tensor]) -> tuple[Any, Any]:
     shown = internals.list_inputs()
     known = {"x%d" % k: t for k, t in enumerate(inputs)}
     known.update({"g%d" % k: t for k, t in enumerate(heads)})
@@ -349,7 +351,7 @@ def _infer(internals: Any, inputs: Sequence[Tensor], heads: Sequence[Tensor]) ->
     return shapes, types
 
 
-def _head_tensors(op: str, attrs: Mapping[str, str], inputs: Sequence[Tensor]) -> List[Tensor]:
+def _head_tensors(op: str, attrs: Mapping[str, str], inputs: Sequence[Tensor]) -> list[Tensor]:
     """Shapes and types of the outputs of an operator that ``list_outputs`` shows."""
     nodes, shown = alone(op, attrs, len(inputs), False)
     symbol = load_nodes(nodes, [[len(inputs), k, 0] for k in range(shown)])
@@ -359,7 +361,7 @@ def _head_tensors(op: str, attrs: Mapping[str, str], inputs: Sequence[Tensor]) -
     return [Tensor(tuple(int(n) for n in s), np.dtype(t).name) for s, t in zip(shapes, types)]
 
 
-_merging: Dict[Any, bool] = {}
+_merging: dict[Any, bool] = {}
 
 
 def merges(op: str, attrs: Mapping[str, str], inputs: Sequence[Tensor]) -> bool:
@@ -371,7 +373,7 @@ def merges(op: str, attrs: Mapping[str, str], inputs: Sequence[Tensor]) -> bool:
     key = (op, tuple(sorted(attrs.items())))
     if key not in _merging:
         names = ["x%d" % k for k in range(len(inputs))]
-        nodes: List[Dict[str, Any]] = [{"op": "null", "name": n, "inputs": []} for n in names]
+        nodes: list[dict[str, Any]] = [{"op": "null", "name": n, "inputs": []} for n in names]
         into = [[k, 0, 0] for k in range(len(inputs))]
         nodes += [{"op": op, "name": n, "attrs": dict(attrs), "inputs": into} for n in ("f", "g")]
         # Read by different operators: heads of the network are never quite merged.

@@ -5,8 +5,10 @@ shapes and types stand here as a table, an operator to an entry, with the source
 infer them. ``tests/test_inplace.py`` compares the table with what MXNet plans.
 """
 
+from __future__ import annotations
+
 import re
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Callable, Sequence, Tuple
 
 from memonger.graph.operators.inplace import Attrs, canonical, pooling_workspace
 from memonger.graph.operators.tensors import Shape
@@ -16,18 +18,18 @@ Tensor = Tuple[Shape, str]  # shape and NumPy type name
 _INT = "int32"  # type of indices in wheels, which are built without large tensors
 
 
-def _integers(text: str) -> List[int]:
+def _integers(text: str) -> list[int]:
     return [int(n) for n in re.findall(r"-?\d+", text)]
 
 
-def _layer_norm(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> List[Tensor]:
+def _layer_norm(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> list[Tensor]:
     """Mean and deviation."""
     shape, dtype = ins[0]
     axis = int(attrs.get("axis", "-1")) % len(shape)
     return [((*shape[:axis], 1, *shape[axis + 1 :]), dtype)] * 2
 
 
-def _l2_norm(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> List[Tensor]:
+def _l2_norm(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> list[Tensor]:
     shape, dtype = ins[0]
     mode = attrs.get("mode", "instance")
     if mode == "channel":
@@ -35,52 +37,52 @@ def _l2_norm(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> Lis
     return [(shape[:2] if mode == "spatial" else shape[:1], dtype)]
 
 
-def _dropout(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> List[Tensor]:
+def _dropout(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> list[Tensor]:
     """Mask, shared along ``axes``."""
     shape, dtype = ins[0]
     axes = {axis % len(shape) for axis in _integers(attrs.get("axes", ""))}
     return [(tuple(1 if i in axes else size for i, size in enumerate(shape)), dtype)]
 
 
-def _column(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> List[Tensor]:
+def _column(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> list[Tensor]:
     """One number for each row of the output."""
     shape, dtype = outs[0]
     return [((*shape[:-1], 1), dtype)]
 
 
-def _sampler(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> List[Tensor]:
+def _sampler(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> list[Tensor]:
     """Grid, transposed."""
     (batch, _, height, width), dtype = ins[1]
     return [((batch, height, width, 2), dtype)]
 
 
-def _grid(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> List[Tensor]:
+def _grid(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> list[Tensor]:
     """Coordinates of the target."""
     (_, _, height, width), dtype = outs[0]
     warp = attrs["transform_type"] == "warp"
     return [((2, height, width) if warp else (3, height * width), dtype)]
 
 
-def _transformer(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> List[Tensor]:
+def _transformer(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> list[Tensor]:
     """Coordinates of target and source."""
     (batch, _, height, width), dtype = outs[0]
     return [((3, height * width), dtype), ((batch, 2, height * width), dtype)]
 
 
-def _correlation(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> List[Tensor]:
+def _correlation(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> list[Tensor]:
     """Padded copies of both inputs."""
     (batch, channels, height, width), dtype = ins[0]
     pad = 2 * int(attrs.get("pad_size", "0"))
     return [((batch, height + pad, width + pad, channels), dtype)] * 2
 
 
-def _determinant(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> List[Tensor]:
+def _determinant(attrs: Attrs, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> list[Tensor]:
     """LU factors and pivots."""
     return [*outs[1:], ins[0], (ins[0][0][:-1], _INT)]
 
 
 # All outputs after the first, hidden or not: a parameter such as output_mean_var may show them.
-_FURTHER_OUTPUTS: Dict[str, Callable[[Attrs, Sequence[Tensor], Sequence[Tensor]], List[Tensor]]] = {
+_FURTHER_OUTPUTS: dict[str, Callable[[Attrs, Sequence[Tensor], Sequence[Tensor]], list[Tensor]]] = {
     # src/operator/nn/batch_norm.cc, contrib/batch_norm_relu.cc (workspace): mean and variance
     "BatchNorm": lambda attrs, ins, outs: [ins[1], ins[1]],
     "_contrib_BatchNormWithReLU": lambda attrs, ins, outs: [ins[1], ins[1], ins[0]],
@@ -135,7 +137,7 @@ def hidden_outputs(
     in_dtypes: Sequence[str],
     out_shapes: Sequence[Shape],
     out_dtypes: Sequence[str],
-) -> Tuple[Tensor, ...]:
+) -> tuple[Tensor, ...]:
     """Shapes and types of the outputs that ``Symbol.list_outputs`` does not show.
 
     Parameters

@@ -18,8 +18,10 @@ Not listed, and so None: optimizer updates, control flow, quantized operators, i
 the operators of mx.np (src/operator/numpy) that are not other names of those listed.
 """
 
+from __future__ import annotations
+
 import re
-from typing import Callable, Dict, Mapping, Optional, Tuple
+from typing import Callable, Mapping, Tuple
 
 Options = Tuple[Tuple[int, int, bool], ...]  # input, output, identity
 Attrs = Mapping[str, str]
@@ -35,7 +37,7 @@ _SAME: Options = ((0, 0, True),)
 # ------------------------------------------------------------------ names
 
 # Other names of operators (nnvm's add_alias). Symbols that MXNet made carry the canonical one.
-_ALIASES: Dict[str, str] = {
+_ALIASES: dict[str, str] = {
     "ElementWiseSum": "add_n",
     "Softmax": "SoftmaxOutput",
     "_Plus": "elemwise_add",
@@ -62,7 +64,7 @@ def canonical(op: str) -> str:
 
 # ------------------------------------------------------------------ in-place options
 
-_TABLE: Tuple[Tuple[Options, str], ...] = (
+_TABLE: tuple[tuple[Options, str], ...] = (
     # src/operator/tensor/elemwise_binary_scalar_op*.h, .cc:
     # MXNET_OPERATOR_REGISTER_BINARY_SCALAR; tensor/elemwise_scatter_op.cc
     (
@@ -344,7 +346,7 @@ _LEGACY = """
     _contrib_MultiProposal _contrib_PSROIPooling _contrib_Proposal _contrib_SyncBatchNorm
 """
 
-_OPTIONS: Dict[str, Options] = {op: pairs for pairs, names in _TABLE for op in names.split()}
+_OPTIONS: dict[str, Options] = {op: pairs for pairs, names in _TABLE for op in names.split()}
 _OPTIONS.update((prefix + op, _NONE) for op in _LEGACY.split() for prefix in ("", "_backward_"))
 
 
@@ -383,7 +385,7 @@ def _multicast(attrs: Attrs) -> Options:
     return tuple((i, i, True) for i in range(int(attrs["num_outputs"])))
 
 
-_BY_ATTRIBUTES: Dict[str, Callable[[Attrs], Options]] = {
+_BY_ATTRIBUTES: dict[str, Callable[[Attrs], Options]] = {
     "_backward_Pooling": _pooling_gradient,
     "_backward_softmax": _softmax_gradient,
     "_backward_log_softmax": _softmax_gradient,
@@ -394,7 +396,7 @@ _BY_ATTRIBUTES: Dict[str, Callable[[Attrs], Options]] = {
 }
 
 
-def inplace_options(op: str, attrs: Attrs, num_inputs: int) -> Optional[Options]:
+def inplace_options(op: str, attrs: Attrs, num_inputs: int) -> Options | None:
     """The in-place pairs that an operator offers, in the order in which the planner tries them.
 
     Parameters
@@ -429,7 +431,7 @@ def inplace_options(op: str, attrs: Attrs, num_inputs: int) -> Optional[Options]
 # ------------------------------------------------------------------ ignored inputs
 
 # src/operator/tensor/init_op.cc, elemwise_unary_op_basic.cc; src/operator/random/sample_op.cc
-_IGNORED: Dict[str, Tuple[int, ...]] = {
+_IGNORED: dict[str, tuple[int, ...]] = {
     "zeros_like": (0,),
     "ones_like": (0,),
     "_contrib_arange_like": (0,),
@@ -445,7 +447,7 @@ _IGNORED: Dict[str, Tuple[int, ...]] = {
 }
 
 
-def ignored_inputs(op: str) -> Tuple[int, ...]:
+def ignored_inputs(op: str) -> tuple[int, ...]:
     """The inputs of which an operator reads no more than the shape; they are not kept for it.
 
     Source: ``FIgnoreInputs`` of each operator. Operators that look only at the shape without saying

@@ -4,15 +4,17 @@ Both tables were measured, one operator at a time between kept neighbours, on th
 the GPU executor dry run; ``tests/test_operators.py`` holds every entry of them.
 """
 
+from __future__ import annotations
+
 import os
 import re
-from typing import FrozenSet, Mapping, Optional, Sequence
+from typing import Mapping, Sequence
 
 CPU = "cpu"
 GPU = "gpu"
 GPU_FUSION = "gpu with pointwise fusion"
 #: Where a plan may be trained when nothing is told.
-ANYWHERE: FrozenSet[str] = frozenset((CPU, GPU, GPU_FUSION))
+ANYWHERE: frozenset[str] = frozenset((CPU, GPU, GPU_FUSION))
 
 # ---------------------------------------------------------------- what must be kept, and why
 
@@ -50,7 +52,7 @@ def untouched(op: str) -> bool:
     return op in UNTOUCHED
 
 
-def why_kept(op: str, attrs: Mapping[str, str]) -> Optional[str]:
+def why_kept(op: str, attrs: Mapping[str, str]) -> str | None:
     """Why an operator must not be recomputed, or None if it may be.
 
     Parameters
@@ -83,7 +85,7 @@ def why_kept(op: str, attrs: Mapping[str, str]) -> Optional[str]:
     return None
 
 
-def why_refused(op: str, attrs: Mapping[str, str]) -> Optional[str]:
+def why_refused(op: str, attrs: Mapping[str, str]) -> str | None:
     """Why a network that holds this operator cannot be planned at all, or None if it can."""
     if op.startswith(("_sg_mkldnn", "_sg_onednn", "_TensorRT", "_FusedOp")):
         return (
@@ -100,7 +102,7 @@ def why_refused(op: str, attrs: Mapping[str, str]) -> Optional[str]:
     return None
 
 
-def truth(value: Optional[str]) -> bool:
+def truth(value: str | None) -> bool:
     """Whether MXNet reads this attribute as true."""
     return value in ("True", "true", "1")
 
@@ -138,7 +140,7 @@ _WITHOUT_FUSION = frozenset(
 )
 
 #: Every operator that the tables list, under whatever condition.
-LISTED: FrozenSet[str] = (
+LISTED: frozenset[str] = (
     _EVERYWHERE
     | _WITHOUT_FUSION
     | {"BatchNorm", "Convolution", "Deconvolution", "UpSampling", "_contrib_SyncBatchNorm"}
@@ -146,7 +148,7 @@ LISTED: FrozenSet[str] = (
 
 
 def tolerates_unread(
-    op: str, attrs: Mapping[str, str], dtypes: Sequence[str], targets: FrozenSet[str]
+    op: str, attrs: Mapping[str, str], dtypes: Sequence[str], targets: frozenset[str]
 ) -> bool:
     """Whether a recomputed operator may have an output 0 that nobody reads.
 
@@ -179,7 +181,7 @@ def mkldnn_enabled() -> bool:
     return os.environ.get("MXNET_MKLDNN_ENABLED", "1") not in ("0", "false", "False")
 
 
-def targets_of(device_type: Optional[str]) -> FrozenSet[str]:
+def targets_of(device_type: str | None) -> frozenset[str]:
     """Where a plan for this device type ('cpu', 'gpu' or None: any) may be trained."""
     if device_type is None:
         return ANYWHERE

@@ -1,5 +1,7 @@
 """Shapes and types of what operators read and make."""
 
+from __future__ import annotations
+
 import math
 from typing import NamedTuple, Tuple
 
@@ -42,7 +44,7 @@ def check_elements(shape: Shape) -> Shape:
     large = math.prod(shape) > MOST_ELEMENTS
     if large and not mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE"):
         raise TooLargeError(
-            "a tensor of shape %s has more than 2**31 - 1 elements, which this MXNet cannot count; "
-            "make the batch smaller" % (shape,)
+            f"a tensor of shape {shape} has more than 2**31 - 1 elements, which this MXNet cannot "
+            "count; make the batch smaller"
         )
     return shape

@@ -7,6 +7,8 @@ taken with a probability that falls as the search cools (Kirkpatrick et al. 1983
 Simulated Annealing"). The same seed gives the same result.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import numpy as np

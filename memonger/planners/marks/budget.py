@@ -18,9 +18,11 @@ never slower. It depends on the network and the times of its operators alone.
 With the choices of Jain et al. 2020, "Checkmate", without its solver.
 """
 
+from __future__ import annotations
+
 import os
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Callable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -62,13 +64,13 @@ class Fast(NamedTuple):
     pool_bytes: int
     seconds: float
     mask: np.ndarray
-    copies: Tuple[KeptCopy, ...]
+    copies: tuple[KeptCopy, ...]
 
 
 class Front(NamedTuple):
     """The plans that no other beats, the fastest first: from no plan to the smallest."""
 
-    plans: Tuple[Fast, ...]
+    plans: tuple[Fast, ...]
     interrupted: bool
 
 
@@ -162,7 +164,7 @@ def without_copies(
 
 def copy_times(
     times: NodeTimes, moved: np.ndarray, copies: Sequence[KeptCopy]
-) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of the copies that take time their nodes, themselves, and the seconds (see `Space`).
 
     An identity takes none; a product with one runs, and so does its gradient.
@@ -390,7 +392,7 @@ class Search:
         rules: Rules,
         times: Callable[[Rules], NodeTimes],
         copies: bool = True,
-        progress: Optional[Callable[[float], None]] = None,
+        progress: Callable[[float], None] | None = None,
         patience: float = 1.0,
     ) -> None:
         self.plain, self.times = rules, times
@@ -428,7 +430,7 @@ class Search:
             np.zeros((BINS, n), dtype=np.bool_),
         )
 
-    def run(self, others: Sequence[Tuple[np.ndarray, Tuple[KeptCopy, ...]]] = ()) -> Front:
+    def run(self, others: Sequence[tuple[np.ndarray, tuple[KeptCopy, ...]]] = ()) -> Front:
         """Search.
 
         Parameters
@@ -455,7 +457,7 @@ class Search:
         ]
         return Front(front_of(known + plans), self.interrupted)
 
-    def widened(self, mask: np.ndarray, copies: Tuple[KeptCopy, ...]) -> np.ndarray:
+    def widened(self, mask: np.ndarray, copies: tuple[KeptCopy, ...]) -> np.ndarray:
         """A plan of the plain network in that with all copies."""
         n = len(self.rules.graph.nodes)
         full = mask_with_copies(mask, self.moved, self.at, n)
@@ -466,10 +468,10 @@ class Search:
                 full[place + 1 : place + copy.offset + 1] = mask[copy.node]
         return full
 
-    def needed(self, full: np.ndarray) -> Tuple[KeptCopy, ...]:
+    def needed(self, full: np.ndarray) -> tuple[KeptCopy, ...]:
         return needed_copies(self.moved, self.at, full)
 
-    def fast(self, mask: np.ndarray, copies: Tuple[KeptCopy, ...]) -> Fast:
+    def fast(self, mask: np.ndarray, copies: tuple[KeptCopy, ...]) -> Fast:
         """A plan of the plain network as it will be carried out."""
         rules, full, mask, copies = settle(self.plain, mask, copies)
         times, moved = self.times(rules), self.plain.with_copies(copies)[1]
@@ -491,7 +493,7 @@ class Search:
 
     # ------------------------------------------------------------------ dynamic programming
 
-    def seeds(self) -> List[np.ndarray]:
+    def seeds(self) -> list[np.ndarray]:
         """Plans of all sizes to start from."""
         space, n = self.space, len(self.rules.graph.nodes)
         allowed = self.rules.allowed
@@ -569,7 +571,7 @@ class Search:
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             futures = [pool.submit(work, k) for k in range(len(limits))]
-            running: Set[Future[None]] = set(futures)
+            running: set[Future[None]] = set(futures)
             while running:
                 try:
                     _, running = wait(running, timeout=0.1)
@@ -588,7 +590,7 @@ class Search:
         return found
 
 
-def undominated(archive: Archive) -> List[int]:
+def undominated(archive: Archive) -> list[int]:
     """The plans of an archive that no smaller one is as fast as, the smallest first."""
     best, chosen = np.inf, []
     for k in np.flatnonzero(np.isfinite(archive.seconds)):
@@ -598,9 +600,9 @@ def undominated(archive: Archive) -> List[int]:
     return chosen
 
 
-def front_of(plans: Sequence[Fast]) -> Tuple[Fast, ...]:
+def front_of(plans: Sequence[Fast]) -> tuple[Fast, ...]:
     """The plans that no other beats in both memory and time, the fastest first."""
-    front: List[Fast] = []
+    front: list[Fast] = []
     for plan in sorted(plans, key=lambda plan: (plan.seconds, plan.pool_bytes)):
         if not front or plan.pool_bytes < front[-1].pool_bytes:
             front.append(plan)

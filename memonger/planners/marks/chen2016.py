@@ -10,8 +10,10 @@ included: sizes count 4 bytes an element, parameters are known by the endings of
 labels and auxiliary states count as results.
 """
 
+from __future__ import annotations
+
 import math
-from typing import Callable, Dict, List, Mapping, NamedTuple
+from typing import Callable, Mapping, NamedTuple
 
 import numpy as np
 
@@ -61,7 +63,7 @@ def mirror_plan(graph: ForwardGraph, stages: Mapping[int, str], threshold: int) 
         MB that may gather before a result is kept.
     """
     limit = threshold * MB
-    marks: Dict[int, bool] = {}
+    marks: dict[int, bool] = {}
     local_size = save_size = max_size = 0
     last_stage, kept = "", False
     for i in range(len(graph.nodes)):
@@ -100,7 +102,7 @@ def search(
     stages: Mapping[int, str],
     cost: Callable[[np.ndarray], int],
     ntrial: int = 6,
-) -> List[Trial]:
+) -> list[Trial]:
     """The original's search over thresholds, every trial in order.
 
     Parameters
@@ -112,7 +114,7 @@ def search(
     ntrial : int
         Thresholds of the grid.
     """
-    trials: List[Trial] = []
+    trials: list[Trial] = []
 
     def attempt(threshold: int) -> MirrorPlan:
         plan = mirror_plan(graph, stages, threshold)
@@ -133,6 +135,6 @@ def search(
     return trials
 
 
-def best(trials: List[Trial]) -> Trial:
+def best(trials: list[Trial]) -> Trial:
     """The cheapest trial, of equals the first."""
     return min(trials, key=lambda trial: trial.cost)

@@ -1,6 +1,8 @@
 """Where a network can be cut: what must be kept at each point of its execution order."""
 
-from typing import Callable, Collection, Dict, List, NamedTuple, Set, Tuple
+from __future__ import annotations
+
+from typing import Callable, Collection, NamedTuple
 
 import numpy as np
 
@@ -25,18 +27,18 @@ class Cut(NamedTuple):
     """
 
     after: int
-    entries: Tuple[Entry, ...]
+    entries: tuple[Entry, ...]
     size: int
 
     @property
-    def keep(self) -> Tuple[int, ...]:
+    def keep(self) -> tuple[int, ...]:
         """The operators whose results are alive there."""
         return tuple(sorted({a for a, _ in self.entries}))
 
 
-def _ends(graph: ForwardGraph) -> Dict[Entry, int]:
+def _ends(graph: ForwardGraph) -> dict[Entry, int]:
     """The last reader of each result of an operator that has one."""
-    last: Dict[Entry, int] = {}
+    last: dict[Entry, int] = {}
     for i, node in enumerate(graph.nodes):
         for entry in node.inputs:
             if not graph.nodes[entry[0]].is_variable:
@@ -44,7 +46,7 @@ def _ends(graph: ForwardGraph) -> Dict[Entry, int]:
     return last
 
 
-def _profile(graph: ForwardGraph) -> Tuple[np.ndarray, np.ndarray]:
+def _profile(graph: ForwardGraph) -> tuple[np.ndarray, np.ndarray]:
     """After each operator the bytes and the number of results that are alive."""
     size = np.zeros(len(graph.nodes) + 1, dtype=np.int64)
     count = np.zeros(len(graph.nodes) + 1, dtype=np.int64)
@@ -58,14 +60,14 @@ def _profile(graph: ForwardGraph) -> Tuple[np.ndarray, np.ndarray]:
     return np.cumsum(size)[operators], np.cumsum(count)[operators]
 
 
-def _cuts(graph: ForwardGraph, where: Collection[int]) -> List[Cut]:
+def _cuts(graph: ForwardGraph, where: Collection[int]) -> list[Cut]:
     """The cuts after these operators."""
-    starting: Dict[int, List[Entry]] = {}
-    ending: Dict[int, List[Entry]] = {}
+    starting: dict[int, list[Entry]] = {}
+    ending: dict[int, list[Entry]] = {}
     for entry, end in _ends(graph).items():
         starting.setdefault(entry[0], []).append(entry)
         ending.setdefault(end, []).append(entry)
-    alive: Dict[Entry, int] = {}
+    alive: dict[Entry, int] = {}
     cuts = []
     for i in graph.operators:
         for a, b in sorted(starting.get(i, ())):
@@ -77,7 +79,7 @@ def _cuts(graph: ForwardGraph, where: Collection[int]) -> List[Cut]:
     return cuts
 
 
-def single_tensor_cuts(graph: ForwardGraph) -> List[int]:
+def single_tensor_cuts(graph: ForwardGraph) -> list[int]:
     """The operators whose result alone carries everything onwards (articulation points)."""
     operators, (_, alive) = graph.operators, _profile(graph)
     ends = _ends(graph)
@@ -85,7 +87,7 @@ def single_tensor_cuts(graph: ForwardGraph) -> List[int]:
     return [i for i, a, b in zip(operators[:-1], alive, own) if a == b > 0]
 
 
-def cheap_cuts(graph: ForwardGraph, most: int, wanted: Collection[int] = ()) -> List[Cut]:
+def cheap_cuts(graph: ForwardGraph, most: int, wanted: Collection[int] = ()) -> list[Cut]:
     """At most about ``most`` cuts that are worth trying: local minima of the bytes they keep.
 
     Where there are more, the cheapest of each of ``most`` equal stretches of the order are taken.
@@ -140,10 +142,10 @@ class Weigher:
     their bytes; the smaller the power, the more.
     """
 
-    def __init__(self, training: TrainingGraph, cuts: List[Cut]) -> None:
+    def __init__(self, training: TrainingGraph, cuts: list[Cut]) -> None:
         graph, facts = training.graph, training.facts
         self.graph, self.cuts = graph, cuts
-        read: Set[Entry] = set()  # by gradients
+        read: set[Entry] = set()  # by gradients
         for i in graph.operators:
             read.update(graph.nodes[i].inputs[k] for k in facts[i].inputs)
             if facts[i].own_output:
@@ -174,7 +176,7 @@ class Weigher:
         )
 
 
-def _gradient_steps(training: TrainingGraph) -> Tuple[np.ndarray, Timeline]:
+def _gradient_steps(training: TrainingGraph) -> tuple[np.ndarray, Timeline]:
     """For each forward node the last step in which a gradient of it runs, -1 for none; no plan."""
     tables = training.tables
     found = replay(training, np.zeros(tables.forward, dtype=np.bool_))
@@ -238,7 +240,7 @@ def _add(tree, i, weight):  # type: ignore[no-untyped-def]
         i += i & -i
 
 
-def walk(weights: Weights, pieces: float) -> List[int]:
+def walk(weights: Weights, pieces: float) -> list[int]:
     """Cuts, by index, that divide a network into about so many pieces of equal weight.
 
     As the original's walk (Chen et al. 2016, algorithm 3) with a budget between two cuts; of the
@@ -246,7 +248,7 @@ def walk(weights: Weights, pieces: float) -> List[int]:
     """
     budget = weights.until[-1] / pieces
     at, keep = weights.until[1:-1], weights.keep[1:-1]
-    chosen: List[int] = []
+    chosen: list[int] = []
     start = 0.0
     while True:
         near = np.flatnonzero((at > start + budget / 2) & (at <= start + budget * 1.25))

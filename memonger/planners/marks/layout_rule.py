@@ -11,7 +11,9 @@ operator is kept whose gradient holds it; and where it cannot write in place any
 read the same memory again are kept.
 """
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from __future__ import annotations
+
+from typing import NamedTuple, Sequence
 
 import numpy as np
 
@@ -108,7 +110,7 @@ NO_RULE = LayoutRule(
 )
 
 
-def unplanned_layouts(training: TrainingGraph) -> Optional[Unplanned]:
+def unplanned_layouts(training: TrainingGraph) -> Unplanned | None:
     """Follow the layouts of an unplanned network; None if no plan can change one that matters."""
     if not any(node.op in MAKE for node in training.graph.nodes):
         return None
@@ -141,7 +143,7 @@ def _may_change(
             continue
         if layouts.adding[row]:
             return True
-        possible: Dict[int, Set[int]] = {}
+        possible: dict[int, set[int]] = {}
         for q in range(int(t.inplace_start[row]), int(t.inplace_start[row + 1])):
             out, j = int(t.inplace_output[q]), int(t.inplace_input[q])
             if row >= 2 * t.forward and t.inplace_row[q] >= 2 * t.forward:
@@ -162,7 +164,7 @@ def _may_change(
 def layout_rule(
     unplanned: Unplanned,
     training: TrainingGraph,
-    moved: Optional[np.ndarray] = None,
+    moved: np.ndarray | None = None,
     copies: Sequence[Sequence[int]] = (),
 ) -> LayoutRule:
     """Make the rule for a network, or for that with kept copies.
@@ -208,7 +210,7 @@ def layout_rule(
     nothing = np.zeros(n, dtype=np.bool_)
     order, count = order_and_reads(t, nothing)
     chain = allocate(t, nothing, order, count, 0, NO_LIMIT)[1]
-    members: List[List[int]] = [[] for _ in range(int(chain.max(initial=-1)) + 1)]
+    members: list[list[int]] = [[] for _ in range(int(chain.max(initial=-1)) + 1)]
     for node in range(n):
         for out in range(int(t.output_start[node]), int(t.output_start[node + 1])):
             if chain[out] >= 0:
@@ -230,7 +232,7 @@ def layout_rule(
 
 def _both(
     start: np.ndarray, rows: np.ndarray, old_start: np.ndarray, old: np.ndarray
-) -> Tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray]:
     """What some rows own, and what the rows own that they stand for."""
     return gathered(start, rows)[0], gathered(old_start, old)[0]
 
@@ -241,9 +243,9 @@ def _gradients(training: TrainingGraph, plain: TrainingGraph, new: np.ndarray) -
     back = np.full(n + 1, -1, dtype=np.int64)  # the last for rows that no operator owns
     back[new] = np.arange(n0)
 
-    def keys(graph: TrainingGraph, owners: Sequence[int]) -> List[object]:
-        count: Dict[object, int] = {}
-        result: List[object] = []
+    def keys(graph: TrainingGraph, owners: Sequence[int]) -> list[object]:
+        count: dict[object, int] = {}
+        result: list[object] = []
         for row, owner in enumerate(owners, 2 * graph.tables.forward):
             kind = graph.kinds[row]
             name = owner if owner >= 0 else graph.names[row]

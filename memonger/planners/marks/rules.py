@@ -16,8 +16,10 @@ Five rules, for whatever a planner proposes:
    (``layout_rule``).
 """
 
+from __future__ import annotations
+
 from collections import Counter
-from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Iterable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -84,14 +86,14 @@ class Rules:
     def __init__(
         self,
         trainings: Sequence[TrainingGraph],
-        targets: FrozenSet[str] = ANYWHERE,
-        until: Optional[int] = None,
+        targets: frozenset[str] = ANYWHERE,
+        until: int | None = None,
         bare: bool = False,
         fuses: bool = True,
-        layouts: Optional[Sequence[LayoutRule]] = None,
+        layouts: Sequence[LayoutRule] | None = None,
     ) -> None:
         self.trainings, self.targets, self.until, self.bare = trainings, targets, until, bare
-        self._with_copies: Dict[Tuple[KeptCopy, ...], Tuple[Rules, np.ndarray]] = {}
+        self._with_copies: dict[tuple[KeptCopy, ...], tuple[Rules, np.ndarray]] = {}
         if layouts is None:
             layouts = self._layouts()
         self.layouts = layouts
@@ -110,7 +112,7 @@ class Rules:
         )
         if until is not None:
             self.allowed[until:] = False
-        groups: Dict[int, List[int]] = {}
+        groups: dict[int, list[int]] = {}
         for i, first in enumerate(trainings[0].same):
             groups.setdefault(first, []).append(i)
         twins = [group for group in groups.values() if len(group) > 1 and not bare]
@@ -131,7 +133,7 @@ class Rules:
             for training, layout in zip(trainings, self.layouts)
         ]
 
-    def with_copies(self, copies: Iterable[KeptCopy]) -> Tuple["Rules", np.ndarray]:
+    def with_copies(self, copies: Iterable[KeptCopy]) -> tuple[Rules, np.ndarray]:
         """The rules for the network with kept copies (``forward.with_copies``); remembered.
 
         Returns
@@ -163,10 +165,10 @@ class Rules:
             self._with_copies[key] = rules, moved
         return self._with_copies[key]
 
-    def _layouts(self) -> List[LayoutRule]:
+    def _layouts(self) -> list[LayoutRule]:
         """The rule about layouts for each training graph, where MKLDNN may compute."""
         followed = CPU in self.targets and mkldnn_enabled() and not self.bare
-        self._unplanned: List[Optional[Unplanned]] = [
+        self._unplanned: list[Unplanned | None] = [
             unplanned_layouts(training) if followed else None for training in self.trainings
         ]
         return [
@@ -184,8 +186,8 @@ class Rules:
         """How many times as long as a replay it takes to obey them and replay, about."""
         return (3 if self.watches_layouts else 1) * (3 if self.fuses else 1)
 
-    def _reasons(self) -> Dict[int, str]:
-        reasons: Dict[int, str] = {}
+    def _reasons(self) -> dict[int, str]:
+        reasons: dict[int, str] = {}
         for i, node in enumerate(self.graph.nodes):
             reason = None if node.is_variable else why_kept(node.op, node.attrs)
             if reason is not None:
@@ -210,7 +212,7 @@ class Rules:
                 tolerant[i] = tolerates_unread(node.op, attrs, dtypes, self.targets)
         return tolerant
 
-    def native(self, mask: np.ndarray) -> List[int]:
+    def native(self, mask: np.ndarray) -> list[int]:
         """The recomputed nodes that must not run cuDNN's kernel.
 
         cuDNN's BatchNorm moves its running mean and variance in the forward pass, so a recomputed
@@ -228,7 +230,7 @@ class Rules:
             and not truth(node.attrs.get("use_global_stats"))
         ]
 
-    def unfused(self) -> "Rules":
+    def unfused(self) -> Rules:
         """The same rules, but memory is told as if nothing were fused."""
         if not self.fuses:
             return self
@@ -357,10 +359,10 @@ def refuse(graph: ForwardGraph) -> None:
     for node in graph.nodes:
         reason = None if node.is_variable else why_refused(node.op, node.attrs)
         if reason is not None:
-            raise MemongerError("node %r (%s) cannot be planned: %s" % (node.name, node.op, reason))
+            raise MemongerError(f"node {node.name!r} ({node.op}) cannot be planned: {reason}")
 
 
-def kept_summary(reasons: Iterable[Tuple[str, str]]) -> str:
+def kept_summary(reasons: Iterable[tuple[str, str]]) -> str:
     """How many operators are kept by rule, for the log: '3 Dropout, 1 Custom'."""
     counts = Counter(op for op, _ in reasons)
     return ", ".join("%d %s" % (count, op) for op, count in counts.most_common())

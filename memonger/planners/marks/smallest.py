@@ -16,10 +16,12 @@ comes after the last cut is not. The search:
 All of it depends on the network alone, not on the machine's speed or its cores.
 """
 
+from __future__ import annotations
+
 import heapq
 import os
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -66,7 +68,7 @@ class Phase(NamedTuple):
 
     starts: int
     share: float
-    temperatures: Tuple[Tuple[float, float], ...]
+    temperatures: tuple[tuple[float, float], ...]
     flipping: float
 
 
@@ -103,17 +105,17 @@ class Smallest(NamedTuple):
     """
 
     mask: np.ndarray
-    copies: Tuple[KeptCopy, ...]
+    copies: tuple[KeptCopy, ...]
     cost: int
-    candidates: Dict[str, int]
+    candidates: dict[str, int]
     interrupted: bool
-    unfused: Optional[int] = None
+    unfused: int | None = None
 
 
 class _Candidate(NamedTuple):
     cost: int
     mask: np.ndarray
-    copies: Tuple[KeptCopy, ...] = ()
+    copies: tuple[KeptCopy, ...] = ()
 
 
 def smallest(
@@ -123,7 +125,7 @@ def smallest(
     ntrial: int = 6,
     cheap: bool = True,
     copies: bool = True,
-    progress: Optional[Callable[[float], None]] = None,
+    progress: Callable[[float], None] | None = None,
     patience: float = 1.0,
 ) -> Smallest:
     """The cheapest of no plan, the original's search, and searched cuts.
@@ -197,7 +199,7 @@ def _smallest(
     copies: bool,
     progress: Callable[[float], None],
     patience: float,
-    known: Optional[Smallest] = None,
+    known: Smallest | None = None,
 ) -> Smallest:
     """One search; ``known`` is a plan that was found elsewhere, which it may go on from."""
     graph = rules.graph
@@ -238,13 +240,13 @@ class _Search:
         rules: Rules,
         stages: Mapping[int, str],
         copies: bool,
-        progress: Optional[Callable[[float], None]] = None,
+        progress: Callable[[float], None] | None = None,
         patience: float = 1.0,
-        known: Optional[Smallest] = None,
+        known: Smallest | None = None,
     ) -> None:
         self.known = known
         self.plain, self.progress = rules, progress or (lambda done: None)
-        self.best: Optional[_Candidate] = None
+        self.best: _Candidate | None = None
         self.interrupted = False
         self.stop = np.zeros(1, dtype=np.uint8)
         cuts = cheap_cuts(rules.graph, MOST_CUTS, stages)
@@ -263,7 +265,7 @@ class _Search:
         self.done = 0.0
 
     def make_space(
-        self, copies: Tuple[KeptCopy, ...], base: np.ndarray, cuts: Sequence[Cut]
+        self, copies: tuple[KeptCopy, ...], base: np.ndarray, cuts: Sequence[Cut]
     ) -> Space:
         rules, moved = self.plain.with_copies(copies)
         elements = np.array([max(t.elements for t in ts) for ts in rules.graph.tensors])
@@ -314,22 +316,22 @@ class _Search:
             self.trim()
             self.offer(self.best.mask, tuple(copy for copy in self.best.copies if not copy.apart))
 
-    def state(self, cuts: np.ndarray) -> "_State":
+    def state(self, cuts: np.ndarray) -> _State:
         return _State(0, cuts, np.zeros(len(self.graph.nodes), dtype=np.int8))
 
-    def plan_of(self, space: Space, state: "_State") -> np.ndarray:
+    def plan_of(self, space: Space, state: _State) -> np.ndarray:
         mask = np.empty(len(space.base), dtype=np.bool_)
         fill(space, state.cuts, state.flips, mask)
         return mask
 
-    def offer(self, mask: np.ndarray, copies: Tuple[KeptCopy, ...]) -> None:
+    def offer(self, mask: np.ndarray, copies: tuple[KeptCopy, ...]) -> None:
         """Take a plan of the plain network if it is the best so far."""
         rules, full, mask, copies = settle(self.plain, mask, copies)
         cost = rules.replay(full).pool_bytes
         if self.best is None or cost <= self.best.cost:
             self.best = _Candidate(cost, mask, copies)
 
-    def full(self, mask: np.ndarray, copies: Tuple[KeptCopy, ...]) -> np.ndarray:
+    def full(self, mask: np.ndarray, copies: tuple[KeptCopy, ...]) -> np.ndarray:
         """A plan of the plain network for the network with these copies."""
         rules, moved = self.plain.with_copies(copies)
         return mask_with_copies(mask, moved, copies, len(rules.graph.nodes))
@@ -364,9 +366,9 @@ class _Search:
 
     # ------------------------------------------------------------------ seeds
 
-    def seeds(self) -> List[np.ndarray]:
+    def seeds(self) -> list[np.ndarray]:
         """The cheapest sets of cuts to start from."""
-        known: Dict[bytes, int] = {}
+        known: dict[bytes, int] = {}
         no_flips = np.zeros(len(self.graph.nodes), dtype=np.int8)
         mask = np.empty(len(self.graph.nodes), dtype=np.bool_)
 
@@ -402,7 +404,7 @@ class _Search:
 
     # ------------------------------------------------------------------ threads
 
-    def anneal(self, phase: Phase, space: Space, states: Sequence["_State"]) -> List["_State"]:
+    def anneal(self, phase: Phase, space: Space, states: Sequence[_State]) -> list[_State]:
         """Anneal the first states, a thread each; all that came of it, the cheapest first."""
         states = states[: phase.starts]
         tries = int(self.tries * phase.share) // phase.starts
@@ -418,7 +420,7 @@ class _Search:
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             futures = [pool.submit(work, k) for k in range(len(states))]
-            running: Set[Future[_State]] = set(futures)
+            running: set[Future[_State]] = set(futures)
             while running:
                 try:
                     _, running = wait(running, timeout=0.1)
@@ -442,13 +444,13 @@ class _State(NamedTuple):
     flips: np.ndarray
 
     @property
-    def key(self) -> Tuple[bytes, bytes]:
+    def key(self) -> tuple[bytes, bytes]:
         return self.cuts.tobytes(), self.flips.tobytes()
 
 
 def settle(
-    plain: Rules, mask: np.ndarray, copies: Tuple[KeptCopy, ...]
-) -> Tuple[Rules, np.ndarray, np.ndarray, Tuple[KeptCopy, ...]]:
+    plain: Rules, mask: np.ndarray, copies: tuple[KeptCopy, ...]
+) -> tuple[Rules, np.ndarray, np.ndarray, tuple[KeptCopy, ...]]:
     """The part of a plan that is right, with none but the copies that it needs.
 
     Parameters
@@ -482,14 +484,14 @@ def settle(
 
 def needed_copies(
     moved: np.ndarray, copies: Sequence[KeptCopy], mask: np.ndarray
-) -> Tuple[KeptCopy, ...]:
+) -> tuple[KeptCopy, ...]:
     """The copies that a plan of the network with copies makes use of: kept, of what is not."""
     return tuple(
         c for c in copies if c.apart or (mask[moved[c.node]] and not mask[moved[c.node] + c.offset])
     )
 
 
-def copies_at(rules: Rules, cuts: Sequence[Cut]) -> Tuple[KeptCopy, ...]:
+def copies_at(rules: Rules, cuts: Sequence[Cut]) -> tuple[KeptCopy, ...]:
     """The copies that may help where the network is cut.
 
     Those of what is kept, and where that needs none (a sum, whose gradient reads nothing), of what
@@ -497,7 +499,7 @@ def copies_at(rules: Rules, cuts: Sequence[Cut]) -> Tuple[KeptCopy, ...]:
     """
     possible = {copy.node: copy for copy in copyable(rules)}
     graph, facts = rules.graph, rules.trainings[0].facts
-    found: Set[int] = set()
+    found: set[int] = set()
     asked = [i for cut in cuts for i in cut.keep]
     while asked:
         i = asked.pop()
@@ -509,8 +511,8 @@ def copies_at(rules: Rules, cuts: Sequence[Cut]) -> Tuple[KeptCopy, ...]:
 
 
 def apart_from_fusion(
-    rules: Rules, mask: np.ndarray, copies: Tuple[KeptCopy, ...]
-) -> Tuple[KeptCopy, ...]:
+    rules: Rules, mask: np.ndarray, copies: tuple[KeptCopy, ...]
+) -> tuple[KeptCopy, ...]:
     """Identities in long sums of the forward pass, where a plan needs less memory with them.
 
     A sum that pointwise fusion makes one operator of holds all its terms until it runs. With
@@ -526,12 +528,12 @@ def apart_from_fusion(
     if not rules.fuses:
         return ()
 
-    def cost(more: Tuple[KeptCopy, ...]) -> int:
+    def cost(more: tuple[KeptCopy, ...]) -> int:
         made, full, _, _ = settle(rules, mask, tuple(sorted((*copies, *more))))
         return made.replay(full).pool_bytes
 
     training, places = rules.trainings[0], _places_for_copies(rules)
-    found: Tuple[KeptCopy, ...] = ()
+    found: tuple[KeptCopy, ...] = ()
     least = cost(())
     sums = [
         [i for i in nodes if i in places and not training.facts[i].inputs]
@@ -545,7 +547,7 @@ def apart_from_fusion(
     return found
 
 
-def behind_copies(cuts: Sequence[Cut], moved: np.ndarray, copies: Sequence[KeptCopy]) -> List[Cut]:
+def behind_copies(cuts: Sequence[Cut], moved: np.ndarray, copies: Sequence[KeptCopy]) -> list[Cut]:
     """The cuts of the plain network in the network with copies: there the copies are kept."""
     offsets = {copy.node: copy.offset for copy in copies}
 
@@ -558,7 +560,7 @@ def behind_copies(cuts: Sequence[Cut], moved: np.ndarray, copies: Sequence[KeptC
     ]
 
 
-def copyable(rules: Rules) -> Tuple[KeptCopy, ...]:
+def copyable(rules: Rules) -> tuple[KeptCopy, ...]:
     """The copies that may help, and may stand where they do.
 
     Their gradients read inputs, which they would hold if they were kept themselves. Only their
@@ -580,7 +582,7 @@ def copyable(rules: Rules) -> Tuple[KeptCopy, ...]:
     )
 
 
-def _places_for_copies(rules: Rules) -> Set[int]:
+def _places_for_copies(rules: Rules) -> set[int]:
     """The nodes that a copy may stand behind (see ``copyable``)."""
     graph = rules.graph
     read = {a for node in graph.nodes for a, b in node.inputs if b == 0}

@@ -11,6 +11,8 @@ any graph (``recursive``) starts from it among others, and is held against it. O
 layers that must find schedules that take no more memory for the same work.
 """
 
+from __future__ import annotations
+
 import functools
 from math import comb
 from typing import List, Tuple

@@ -5,10 +5,12 @@ of its left part. Steps for the worse are taken with a probability that falls as
 (Kirkpatrick et al. 1983). The same seed gives the same result on every machine.
 """
 
+from __future__ import annotations
+
 import hashlib
 import math
 import random
-from typing import Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Callable, NamedTuple
 
 import numpy as np
 
@@ -66,8 +68,8 @@ class Prices:
     def __init__(self, b: Blueprint) -> None:
         self.blueprint = b
         self.one_pass = max(1.0, float(b.steps.work.sum()))
-        self._unrolled: Dict[bytes, _Unrolled] = {}
-        self._judged: Dict[Tuple[bytes, bytes], _Judged] = {}
+        self._unrolled: dict[bytes, _Unrolled] = {}
+        self._judged: dict[tuple[bytes, bytes], _Judged] = {}
 
     def __call__(
         self,
@@ -106,7 +108,7 @@ class Prices:
             return Cost(-1, unrolled.work, 0)
         return Cost(judged.pool_bytes, unrolled.work, judged.match_range)
 
-    def _unroll(self, tree: np.ndarray, most_work: float) -> Tuple[Optional[np.ndarray], float]:
+    def _unroll(self, tree: np.ndarray, most_work: float) -> tuple[np.ndarray | None, float]:
         """The events of a tree and their work; no events, and a part of it, if there is more."""
         most_events = FEW * (2 + most_work / self.one_pass) * len(self.blueprint.node)
         most_events = int(min(most_events, ENDLESS))
@@ -179,7 +181,7 @@ def climb(
     hot: float,
     cold: float,
     tick: Callable[[], bool],
-    met: Optional[Callable[[Annealed], None]] = None,
+    met: Callable[[Annealed], None] | None = None,
 ) -> Annealed:
     """Anneal a tree.
 
@@ -206,7 +208,7 @@ def climb(
     found = price(tree, most_work, budget or ENDLESS)
     best = Annealed(tree, found.pool_bytes, found.work)
 
-    def cost(pool_bytes: int, work: float) -> Tuple[float, float]:
+    def cost(pool_bytes: int, work: float) -> tuple[float, float]:
         return (work, pool_bytes) if budget else (pool_bytes, work)
 
     current = lowest = cost(found.pool_bytes, found.work)[0]

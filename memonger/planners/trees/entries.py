@@ -4,6 +4,8 @@ The memory is counted in live tensors whose sizes are raised to a power, for sev
 MXNet's planner hands out whole blocks, so that their number counts as well as their bytes.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import numpy as np

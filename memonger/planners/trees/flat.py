@@ -5,6 +5,8 @@ once, for a search makes thousands. Variables take no memory of the pool, so the
 theirs.
 """
 
+from __future__ import annotations
+
 from functools import partial
 from typing import NamedTuple
 

@@ -5,7 +5,9 @@ the replay (``tables``, ``allocator``). Here they are put together without a Pyt
 node, so that a search can judge thousands of schedules.
 """
 
-from typing import NamedTuple, Optional, Sequence, Tuple
+from __future__ import annotations
+
+from typing import NamedTuple, Sequence
 
 import numpy as np
 
@@ -52,7 +54,7 @@ class Blueprint(NamedTuple):
     node: np.ndarray
 
 
-def blueprint(made: Parts, weights: Optional[np.ndarray] = None) -> Blueprint:
+def blueprint(made: Parts, weights: np.ndarray | None = None) -> Blueprint:
     """Make the arrays for a network.
 
     Parameters
@@ -79,7 +81,7 @@ def positions(node: np.ndarray, nodes: int) -> np.ndarray:
     return position
 
 
-def grouped(pairs: Sequence[Tuple[int, int]], groups: int) -> Tuple[np.ndarray, np.ndarray]:
+def grouped(pairs: Sequence[tuple[int, int]], groups: int) -> tuple[np.ndarray, np.ndarray]:
     """(group, value) pairs by group: where each group starts, and the values, in their order."""
     array = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     start = starts(np.bincount(array[:, 0], minlength=groups))
@@ -87,7 +89,7 @@ def grouped(pairs: Sequence[Tuple[int, int]], groups: int) -> Tuple[np.ndarray, 
     return start.astype(np.int32), array[order, 1].astype(np.int32)
 
 
-def _steps(workload: Workload, position: np.ndarray, weights: Optional[np.ndarray]) -> Steps:
+def _steps(workload: Workload, position: np.ndarray, weights: np.ndarray | None) -> Steps:
     graph = workload.training.graph
     operators = workload.operators
     count = len(operators)

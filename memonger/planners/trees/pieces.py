@@ -5,6 +5,8 @@ is worked out what it needs if it is not divided (a leaf of the tree: what is mi
 gradients), how much memory running through it takes, and how much is alive behind it.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import numpy as np

@@ -23,11 +23,13 @@ Optimal re-forwarding of arbitrary graphs: Feng and Huang 2021, "Optimal Gradien
 for Arbitrary Computation Graphs". With O(log n) memory: Chen et al. 2016, section 4.4.
 """
 
+from __future__ import annotations
+
 import math
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -81,8 +83,8 @@ class Annealing(NamedTuple):
         At the beginning and at the end, as shares of the cost; the starts take turns.
     """
 
-    rounds: Tuple[Tuple[int, float], ...]
-    temperatures: Tuple[Tuple[float, float], ...]
+    rounds: tuple[tuple[int, float], ...]
+    temperatures: tuple[tuple[float, float], ...]
 
 
 SHORT = Annealing(((3, 0.5), (1, 0.5)), ((0.004, 0.0002), (0.001, 0.0001)))
@@ -145,9 +147,9 @@ class Recursive:
         self,
         workload: Workload,
         patience: float = 1.0,
-        progress: Optional[Callable[[float], None]] = None,
-        weights: Optional[np.ndarray] = None,
-        made: Optional[Parts] = None,
+        progress: Callable[[float], None] | None = None,
+        weights: np.ndarray | None = None,
+        made: Parts | None = None,
     ) -> None:
         self.workload, self.patience = workload, patience
         self.progress = progress or (lambda done: None)
@@ -160,14 +162,14 @@ class Recursive:
         self.interrupted = False
         self._stop = threading.Event()
         self._done = 0.0
-        self._seeded: Set[Optional[float]] = set()
+        self._seeded: set[float | None] = set()
         self._repeats = 1  # of binomial trees that are among those that are found
-        self._found: List[Tree] = []
+        self._found: list[Tree] = []
 
     # ------------------------------------------------------------------ what is asked for
 
     def least_memory(
-        self, work: Optional[float] = None, others: Sequence[Tuple[str, Schedule]] = ()
+        self, work: float | None = None, others: Sequence[tuple[str, Schedule]] = ()
     ) -> Found:
         """The schedule of least memory with at most ``work`` times the forward work.
 
@@ -186,8 +188,8 @@ class Recursive:
         """
         if work is not None and not work >= 1:
             raise MemongerError(
-                "work=%r: a training step runs all of the network forward at least once, so work "
-                "is 1 or more; None for no limit" % (work,)
+                f"work={work!r}: a training step runs all of the network forward at least once, so "
+                "work is 1 or more; None for no limit"
             )
         limit = self.unlimited if work is None else float(work)
         known = [k for k in self._known(others) if k[0].work <= limit * SLACK]
@@ -197,7 +199,7 @@ class Recursive:
         best, name = min(known, key=lambda k: (k[0].pool_bytes, k[0].work))
         return Found(best, name, self.interrupted)
 
-    def front(self, others: Sequence[Tuple[str, Schedule]] = ()) -> List[Found]:
+    def front(self, others: Sequence[tuple[str, Schedule]] = ()) -> list[Found]:
         """The schedules that no other beats in both memory and work, the least work first.
 
         One search for all of them, so that who has more memory chooses among more.
@@ -224,7 +226,7 @@ class Recursive:
         # Judged anew: what was met while annealing has been tried with one match range alone.
         trees = [self.judge(self.schedule(tree.tree)) for tree in _undominated(self._found)]
         known += [(judged, "searched schedule") for judged in trees]
-        front: List[Found] = []
+        front: list[Found] = []
         for judged, name in sorted(known, key=lambda k: (k[0].work, k[0].pool_bytes)):
             if not front or judged.pool_bytes < front[-1].best.pool_bytes:
                 front.append(Found(judged, name, self.interrupted))
@@ -250,7 +252,7 @@ class Recursive:
 
     # ------------------------------------------------------------------ how it is found
 
-    def _known(self, others: Sequence[Tuple[str, Schedule]]) -> List[Tuple[Judged, str]]:
+    def _known(self, others: Sequence[tuple[str, Schedule]]) -> list[tuple[Judged, str]]:
         """What is known already, the schedule without recomputation first; as trees as well."""
         known = [(self.judge(plain(self.workload)), NOTHING)]
         for name, schedule in others:
@@ -263,7 +265,7 @@ class Recursive:
     def _judged(self, tree: Tree) -> Judged:
         return Judged(tree.pool_bytes, tree.work / self.one_pass, self.schedule(tree.tree))
 
-    def _search(self, most_work: float) -> Optional[Tree]:
+    def _search(self, most_work: float) -> Tree | None:
         """The tree of least memory of all that are found.
 
         None if there is none. Ctrl-C ends the search; what has been found by then counts.
@@ -272,7 +274,7 @@ class Recursive:
         self._stop.clear()
         self._done = 0.0
 
-        def allowed() -> List[Tree]:
+        def allowed() -> list[Tree]:
             return sorted((t for t in self._found if t.work <= most_work), key=_by_memory)
 
         try:
@@ -287,7 +289,7 @@ class Recursive:
         found = allowed()
         return found[0] if found else None
 
-    def _seed(self, most_work: Optional[float]) -> None:
+    def _seed(self, most_work: float | None) -> None:
         """Find the trees to start from, once for each limit of work."""
         if most_work not in self._seeded:
             self._found += self.seeds(most_work)
@@ -322,10 +324,10 @@ class Recursive:
 
     def _priced(
         self, trees: Sequence[np.ndarray], family: Family, share: float = 0.0
-    ) -> List[Tree]:
+    ) -> list[Tree]:
         count = [0]
 
-        def one(tree: np.ndarray) -> Optional[Tree]:
+        def one(tree: np.ndarray) -> Tree | None:
             count[0] += 1
             if self._stop.is_set():
                 return None
@@ -335,9 +337,9 @@ class Recursive:
         found = self._in_threads(one, trees, share, lambda: count[0] / max(1, len(trees)))
         return [tree for tree in found if tree is not None]
 
-    def seeds(self, most_work: Optional[float] = None) -> List[Tree]:
+    def seeds(self, most_work: float | None = None) -> list[Tree]:
         """Trees of the whole frontier, or those about a limit of work."""
-        found: List[Tree] = []
+        found: list[Tree] = []
         share = SEEDING / len(POWERS) / SCALES
         for family, trees in dynamic(self.entries, most_work):
             found += self._priced(trees, family, share)
@@ -345,7 +347,7 @@ class Recursive:
                 break
         return found
 
-    def _climb(self, allowed: Callable[[], List[Tree]], most_work: float) -> None:
+    def _climb(self, allowed: Callable[[], list[Tree]], most_work: float) -> None:
         """Refine and anneal the best that is found, and remember what comes of it."""
         for _ in range(REFINEMENTS):
             if self.interrupted:
@@ -355,7 +357,7 @@ class Recursive:
                 for family, found in refined(self.entries, best):
                     self._found += self._priced(found, family)
             self._done += REFINING / REFINEMENTS
-        trees: List[Tree] = []
+        trees: list[Tree] = []
         for seed in allowed():  # not too many of a family
             if sum(tree.family == seed.family for tree in trees) < 2:
                 trees.append(seed)
@@ -400,12 +402,12 @@ class Recursive:
 
     def _annealed(
         self,
-        jobs: Sequence[Tuple[Tree, int, Tuple[float, float], int]],
+        jobs: Sequence[tuple[Tree, int, tuple[float, float], int]],
         most_work: float,
         tries: int,
         share: float,
         bin_bytes: float = 0.0,
-    ) -> List[Tree]:
+    ) -> list[Tree]:
         """Trees after so many tries each; with each its random seed, temperatures and budget.
 
         With ``bin_bytes`` not only these, but for each size, in steps of so many bytes, the tree
@@ -413,8 +415,8 @@ class Recursive:
         """
         done = [0] * len(jobs)
 
-        def one(k: int) -> List[Tree]:
-            bins: Dict[int, Annealed] = {}
+        def one(k: int) -> list[Tree]:
+            bins: dict[int, Annealed] = {}
 
             def tick() -> bool:
                 done[k] += 1
@@ -448,20 +450,20 @@ class Recursive:
         return [tree for found in each for tree in found]
 
 
-def _undominated(trees: Sequence[Tree]) -> List[Tree]:
+def _undominated(trees: Sequence[Tree]) -> list[Tree]:
     """Those that no other beats in both memory and work, the least work first."""
-    best: List[Tree] = []
+    best: list[Tree] = []
     for tree in sorted(trees, key=_by_work):
         if not best or tree.pool_bytes < best[-1].pool_bytes:
             best.append(tree)
     return best
 
 
-def _by_memory(tree: Tree) -> Tuple[float, float]:
+def _by_memory(tree: Tree) -> tuple[float, float]:
     return tree.pool_bytes, tree.work
 
 
-def _by_work(tree: Tree) -> Tuple[float, float]:
+def _by_work(tree: Tree) -> tuple[float, float]:
     return tree.work, tree.pool_bytes
 
 

@@ -3,8 +3,10 @@
 Dynamic programming over trees whose cuts lie at few boundaries, and binomial trees over many.
 """
 
+from __future__ import annotations
+
 import math
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Iterator, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -56,8 +58,8 @@ class Tree(NamedTuple):
 
 
 def dynamic(
-    entries: Entries, most_work: Optional[float] = None
-) -> Iterator[Tuple[Family, List[np.ndarray]]]:
+    entries: Entries, most_work: float | None = None
+) -> Iterator[tuple[Family, list[np.ndarray]]]:
     """Trees of the whole frontier, or those about a limit of work, by dynamic programming.
 
     Pieces between neighbouring boundaries are divided further, at boundaries of their own.
@@ -76,12 +78,12 @@ def dynamic(
     whole = measure(entries, ends, undivided).leaf[0, 0, 1]
     bounds = boundaries(alive, 0, count, MOST_CUTS + int(MORE_CUTS * _share(count)))
     outer = measure(entries, bounds, whole * WIDEST)
-    inner: List[Optional[Pieces]] = []
+    inner: list[Pieces | None] = []
     for s, (lo, hi) in enumerate(zip(bounds.tolist(), bounds[1:].tolist())):
         within = boundaries(alive, lo, hi, MOST_INNER_CUTS)
         cap = outer.leaf[0, s, s + 1]
         inner.append(measure(entries, within, cap) if len(within) > 2 else None)
-    seen: Dict[bytes, None] = {}
+    seen: dict[bytes, None] = {}
     replays = SEEDS if most_work is None else SEEDS_NEAR
     each = int(replays / count / len(POWERS) / SCALES) + 1
     for power in range(len(POWERS)):
@@ -103,11 +105,11 @@ def dynamic(
             most *= min(0.7, float(last ** (1 / max(1, SCALES - 1 - scale))))
 
 
-def binomials(entries: Entries, more: range) -> List[np.ndarray]:
+def binomials(entries: Entries, more: range) -> list[np.ndarray]:
     """The binomial trees that repeat an operator at most so many times, for each of these."""
     count = len(entries.node)
     alive = alive_at(entries)
-    trees: Dict[bytes, np.ndarray] = {}
+    trees: dict[bytes, np.ndarray] = {}
     for stride in STRIDES:
         bounds = boundaries(alive, 0, count, count // stride)
         for repeats in more:
@@ -119,10 +121,10 @@ def binomials(entries: Entries, more: range) -> List[np.ndarray]:
     return list(trees.values())
 
 
-def refined(entries: Entries, trees: Sequence[Tree]) -> Iterator[Tuple[Family, List[np.ndarray]]]:
+def refined(entries: Entries, trees: Sequence[Tree]) -> Iterator[tuple[Family, list[np.ndarray]]]:
     """Dynamic programming over the cuts of good trees and their neighbours; as `dynamic`."""
     count = len(entries.node)
-    score: Dict[int, float] = {}
+    score: dict[int, float] = {}
     for rank, tree in enumerate(trees):
         for cut in tree.tree[tree.tree[:, 0] != LEAF, 0].tolist():
             score[cut] = score.get(cut, 0) + 1 / (1 + rank)
@@ -138,7 +140,7 @@ def refined(entries: Entries, trees: Sequence[Tree]) -> Iterator[Tuple[Family, L
     for power, scale in families:
         most[power] = max(most[power], scale)
     pieces = measure(entries, bounds, most)
-    undivided: List[Optional[Pieces]] = [None] * (len(bounds) - 1)
+    undivided: list[Pieces | None] = [None] * (len(bounds) - 1)
     each = int(SEEDS / 2 / count / len(families)) + 1
     for power, scale in families:
         aim = float(np.mean([tree.work for tree in trees if tree.family == (power, scale)]))
@@ -148,8 +150,8 @@ def refined(entries: Entries, trees: Sequence[Tree]) -> Iterator[Tuple[Family, L
 
 
 def _trees(
-    outer: Pieces, inner: Sequence[Optional[Pieces]], power: int, most: float
-) -> Iterator[Tuple[int, np.ndarray, float]]:
+    outer: Pieces, inner: Sequence[Pieces | None], power: int, most: float
+) -> Iterator[tuple[int, np.ndarray, float]]:
     """For each memory up to ``most`` that makes a difference: its slot, the tree, its work."""
     nothing = np.full((1, SLOTS + 1), IMPOSSIBLE, dtype=np.float32)
     divided = np.repeat(nothing, len(inner), axis=0)

@@ -10,7 +10,9 @@ All that is run is run because somebody reads it: the gradients of the part, the
 way to them, or the outputs of the network.
 """
 
-from typing import List, NamedTuple
+from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -270,7 +272,7 @@ def tree_keeping(s: Steps, kept: np.ndarray) -> np.ndarray:
     again = np.concatenate([[0], np.cumsum(~kept)])
     costly = np.concatenate([[0], np.cumsum(~kept & s.costly)])
     cuts = [0]
-    flags: List[int] = []
+    flags: list[int] = []
     for cut in np.flatnonzero(np.cumsum(gone)[:-1] == 0).tolist():
         if not 0 < cut < count:
             continue

@@ -1,7 +1,9 @@
 """The arrays that an executor is bound to: new ones, those of another, views of larger ones."""
 
+from __future__ import annotations
+
 import ctypes
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, Sequence
 
 import numpy as np
 
@@ -17,23 +19,20 @@ Arrays = Dict[str, Any]
 STORED_DENSELY = ("-1", "0")  # __storage_type__ of a variable: unknown, default
 
 
-def requests_of(names: Sequence[str], grad_req: Any) -> Dict[str, str]:
+def requests_of(names: Sequence[str], grad_req: Any) -> dict[str, str]:
     """'write', 'add' or 'null' for each argument, from what ``bind`` takes."""
     if isinstance(grad_req, str):
         found = dict.fromkeys(names, grad_req)
     elif isinstance(grad_req, (list, tuple)):
         if len(grad_req) != len(names):
-            raise MemongerError(
-                "grad_req has %d entries for %d arguments" % (len(grad_req), len(names))
-            )
+            raise MemongerError(f"grad_req has {len(grad_req)} entries for {len(names)} arguments")
         found = dict(zip(names, grad_req))
     else:
         found = {name: grad_req.get(name, "null") for name in names}
     for name, request in found.items():
         if request not in GRAD_REQS:
             raise MemongerError(
-                "grad_req of %r is %r; there are %s"
-                % (name, request, ", ".join(map(repr, GRAD_REQS)))
+                f"grad_req of {name!r} is {request!r}; there are {', '.join(map(repr, GRAD_REQS))}"
             )
     return {name: found.get(name, "null") for name in names}
 
@@ -53,8 +52,8 @@ def refuse_sparse(kinds: Mapping[str, str]) -> None:
     for name, kind in kinds.items():
         if kind != "default":
             raise MemongerError(
-                "input %r is stored as %s; a schedule takes dense inputs only, so plan this "
-                "network with marks, or make it dense with tostype('default')" % (name, kind)
+                f"input {name!r} is stored as {kind}; a schedule takes dense inputs only, so plan "
+                "this network with marks, or make it dense with tostype('default')"
             )
 
 
@@ -65,11 +64,11 @@ def by_name(arrays: Any, names: Sequence[str]) -> Arrays:
     if isinstance(arrays, dict):
         return dict(arrays)
     if len(arrays) != len(names):
-        raise MemongerError("bind: %d arrays were given for %d inputs" % (len(arrays), len(names)))
+        raise MemongerError(f"bind: {len(arrays)} arrays were given for {len(names)} inputs")
     return dict(zip(names, arrays))
 
 
-def tensors_of(symbol: Any, graph: ForwardGraph) -> Tuple[Dict[str, Tensor], Dict[str, Tensor]]:
+def tensors_of(symbol: Any, graph: ForwardGraph) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Shape and type of each argument and each auxiliary state; only dense ones are taken."""
     nodes = graph.nodes
     of = {nodes[i].name: graph.tensors[i][0] for i in (*graph.arguments, *graph.auxiliary)}
@@ -84,8 +83,8 @@ def tensors_of(symbol: Any, graph: ForwardGraph) -> Tuple[Dict[str, Tensor], Dic
     sparse = sparse_gradients(graph)
     if sparse:
         raise MemongerError(
-            "the gradient of %r is made row by row (sparse_grad), which a schedule cannot hold; "
-            "set sparse_grad=False, or plan with marks" % nodes[min(sparse)].name
+            f"the gradient of {nodes[min(sparse)].name!r} is made row by row (sparse_grad), which "
+            "a schedule cannot hold; set sparse_grad=False, or plan with marks"
         )
     return (
         {name: of[name] for name in symbol.list_arguments()},
@@ -109,7 +108,7 @@ def shared(arrays: Mapping[str, Any], name: str, tensor: Tensor) -> Any:
     return None if array is None or tensor_of(array) != tensor else array
 
 
-def buffered(buffer: Optional[Arrays], name: str, tensor: Tensor, ctx: Any) -> Any:
+def buffered(buffer: Arrays | None, name: str, tensor: Tensor, ctx: Any) -> Any:
     """An array in memory that is there for all executors, which is made if there is too little."""
     if buffer is None:
         return None
@@ -126,8 +125,8 @@ def resized(name: str, array: Any, tensor: Tensor, ctx: Any, up: bool) -> Any:
         return _view(array, tensor)
     if not up:
         raise MemongerError(
-            "reshape makes %r larger, from %s to %s; allow it with allow_up_sizing=True"
-            % (name, array.shape, tensor.shape)
+            f"reshape makes {name!r} larger, from {array.shape} to {tensor.shape}; allow it with "
+            "allow_up_sizing=True"
         )
     return zeros(tensor, ctx)
 
@@ -173,9 +172,9 @@ def touch(arrays: Sequence[Any]) -> None:
     mx.nd.amp_multicast(*arrays, num_outputs=len(arrays), out=list(arrays))
 
 
-def by_type(arrays: Sequence[Any]) -> List[List[Any]]:
+def by_type(arrays: Sequence[Any]) -> list[list[Any]]:
     """Arrays of one type together."""
-    found: Dict[Any, List[Any]] = {}
+    found: dict[Any, list[Any]] = {}
     for array in arrays:
         found.setdefault(array.dtype, []).append(array)
     return list(found.values())

@@ -1,5 +1,7 @@
 """MXNet's own executors for a network with a schedule: bound as they must be, and run in parts."""
 
+from __future__ import annotations
+
 import ctypes
 import os
 from typing import Any, Mapping
@@ -38,7 +40,7 @@ def bind_step(step: Step, ctx: Any, args: Arrays, aux: Arrays, shared_exec: Any)
             made = symbol.bind(ctx, args, None, "null", aux, shared_exec=shared_exec)
     except mx.MXNetError as error:
         raise MemongerError(
-            "MXNet cannot bind the schedule of this network on %s: %s" % (ctx, reason(error))
+            f"MXNet cannot bind the schedule of this network on {ctx}: {reason(error)}"
         ) from None
     _check_size(made, step)
     return made

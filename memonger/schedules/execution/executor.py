@@ -10,10 +10,12 @@ step, in its memory pool: they last until the next ``forward`` of it, or of an e
 its memory.
 """
 
+from __future__ import annotations
+
 import ctypes
 import logging
 import weakref
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Mapping
 
 import numpy as np
 
@@ -37,15 +39,15 @@ class _Pool:
     """A memory pool, of all executors that share it."""
 
     def __init__(self) -> None:
-        self._holder: Callable[[], Optional[ScheduledExecutor]] = lambda: None
+        self._holder: Callable[[], ScheduledExecutor | None] = lambda: None
 
     @property
-    def holder(self) -> Optional["ScheduledExecutor"]:
+    def holder(self) -> ScheduledExecutor | None:
         """Whose gradients lie in it. It is not kept: memory is free once the user lets go."""
         return self._holder()
 
     @holder.setter
-    def holder(self, executor: Optional["ScheduledExecutor"]) -> None:
+    def holder(self, executor: ScheduledExecutor | None) -> None:
         self._holder = weakref.ref(executor) if executor is not None else lambda: None
 
 
@@ -92,9 +94,9 @@ class ScheduledExecutor(mx.executor.Executor):
         written = step.written
         if written.unwritten and has_mkldnn(ctx):
             raise MemongerError(
-                "the bias of %r is used more than once, and its gradient would be wrong, with or "
-                "without a schedule: MKLDNN leaves it out where the weight gets none; fix the bias "
-                "too, or set MXNET_MKLDNN_ENABLED=0" % written.unwritten[0]
+                f"the bias of {written.unwritten[0]!r} is used more than once, and its gradient "
+                "would be wrong, with or without a schedule: MKLDNN leaves it out where the "
+                "weight gets none; fix the bias too, or set MXNET_MKLDNN_ENABLED=0"
             )
         self._symbol, self._recipe, self._ctx, self._step = symbol, recipe, ctx, step
         self._grad_req, self._group2ctx = dict(requests), None
@@ -126,8 +128,8 @@ class ScheduledExecutor(mx.executor.Executor):
         self._arg_dict = self._grad_dict = self._aux_dict = self._output_dict = None
         self._monitor_callback: Any = None
         self._monitor_all: Any = None
-        self._own: List[Any] = []  # gradients in the memory of the training step
-        self._copied: List[Tuple[Any, Any, str]] = []  # to, from, request
+        self._own: list[Any] = []  # gradients in the memory of the training step
+        self._copied: list[tuple[Any, Any, str]] = []  # to, from, request
         self.grad_arrays = [self._gradient(name) for name in names]
 
     def __del__(self) -> None:
@@ -198,17 +200,17 @@ class ScheduledExecutor(mx.executor.Executor):
 
     # ------------------------------------------------------------------ running
 
-    def forward(self, is_train: bool = False, **kwargs: Any) -> List[Any]:
+    def forward(self, is_train: bool = False, **kwargs: Any) -> list[Any]:
         """Compute the outputs; parameters as those of ``mx.executor.Executor.forward``."""
         for name, array in kwargs.items():
             if not isinstance(array, (mx.nd.NDArray, np.ndarray)):
                 raise ValueError("only accept keyword argument of NDArrays and numpy.ndarray")
             if name not in self.arg_dict:
-                raise TypeError("Unknown argument %s" % name)
+                raise TypeError(f"Unknown argument {name}")
             if self.arg_dict[name].shape != array.shape:
                 raise ValueError(
-                    "Shape not match! Argument %s, need: %s, received: %s"
-                    % (name, self.arg_dict[name].shape, array.shape)
+                    f"Shape not match! Argument {name}, need: {self.arg_dict[name].shape}, "
+                    f"received: {array.shape}"
                 )
             self.arg_dict[name][:] = array
         self._ran_forward = bool(is_train)
@@ -240,8 +242,9 @@ class ScheduledExecutor(mx.executor.Executor):
         for k, array in self._heads.items():
             if k >= len(out_grads):
                 raise MemongerError(
-                    "output %r is no loss, so backward needs its gradient (out_grads); to minimize "
-                    "it, make a loss of it with mx.sym.MakeLoss" % self._symbol.list_outputs()[k]
+                    f"output {self._symbol.list_outputs()[k]!r} is no loss, so backward needs its "
+                    "gradient (out_grads); to minimize "
+                    "it, make a loss of it with mx.sym.MakeLoss"
                 )
             if not isinstance(out_grads[k], mx.nd.NDArray):
                 raise TypeError("inputs must be NDArray")
@@ -262,14 +265,14 @@ class ScheduledExecutor(mx.executor.Executor):
 
     def _refuse_one_array_for_two(self) -> None:
         """Not when it is bound, for then the memory of the arrays may not have been taken yet."""
-        seen: Dict[int, str] = {}
+        seen: dict[int, str] = {}
         for name in filter(self._step.written.totals.get, self._symbol.list_arguments()):
             place = arrays.address(self._given_grads[name])
             if place in seen:
                 raise MemongerError(
-                    "the gradients of %r and %r are added to one array, and a schedule copies back "
-                    "each sum by itself; give each an array of its own, or plan with how='marks'"
-                    % (seen[place], name)
+                    f"the gradients of {seen[place]!r} and {name!r} are added to one array, and a "
+                    "schedule copies back each sum by itself; give each an array of its own, or "
+                    "plan with how='marks'"
                 )
             seen[place] = name
 
@@ -305,7 +308,7 @@ class ScheduledExecutor(mx.executor.Executor):
 
     def reshape(
         self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Any
-    ) -> "ScheduledExecutor":
+    ) -> ScheduledExecutor:
         """An executor for other shapes that shares arrays and memory with this one."""
         known = self.arg_dict
         shapes = {k: tuple(v) for k, v in kwargs.items() if k in known or k in self.aux_dict}
@@ -317,8 +320,9 @@ class ScheduledExecutor(mx.executor.Executor):
         for name, tensor in tensors.items():
             if known[name].shape != tensor.shape and name not in shapes and not partial_shaping:
                 raise MemongerError(
-                    "reshape changes the shape of %r from %s to %s; give it too, or "
-                    "partial_shaping=True" % (name, known[name].shape, tensor.shape)
+                    f"reshape changes the shape of {name!r} from {known[name].shape} to "
+                    f"{tensor.shape}; give it too, or "
+                    "partial_shaping=True"
                 )
 
         def sized(old: Mapping[str, Any], new: Mapping[str, Tensor]) -> Arrays:
@@ -386,7 +390,7 @@ def of_memory(executor: Any) -> Any:
 
 def _head_tensors(
     symbol: Any, tensors: Mapping[str, Tensor], written: Written
-) -> Dict[int, Tensor]:
+) -> dict[int, Tensor]:
     """Of each output that needs a gradient its shape and type."""
     if not written.heads:
         return {}

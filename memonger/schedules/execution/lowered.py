@@ -1,9 +1,11 @@
 """The training steps of a network with a schedule: made when they are bound, and remembered."""
 
+from __future__ import annotations
+
 import hashlib
 import threading
 from collections import OrderedDict
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Mapping, NamedTuple
 
 import numpy as np
 
@@ -39,7 +41,7 @@ class Step(NamedTuple):
     forward: int
     nodes: int
     operators: int
-    called: Mapping[str, Optional[str]]
+    called: Mapping[str, str | None]
 
 
 class Recipe:
@@ -58,7 +60,7 @@ class Recipe:
         self._known: OrderedDict[Any, Any] = OrderedDict()
         self._lock = threading.Lock()
 
-    def tensors(self, symbol: Any, spec: InputSpec) -> Tuple[Dict[str, Tensor], Dict[str, Tensor]]:
+    def tensors(self, symbol: Any, spec: InputSpec) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Shape and type of each argument and auxiliary state of the network."""
         return self._remembered(
             _tensors_key(symbol, spec),
@@ -152,7 +154,7 @@ def finished(step: TrainingStep) -> Step:
     """A training step, written out."""
     order = step.order()
     first = np.flatnonzero(step.rows.time[order] == 0)
-    called: Dict[str, Optional[str]] = {}
+    called: dict[str, str | None] = {}
     rows, usual = step.rows, step.training.names
     for name, source, what, time in zip(step.names, rows.source, rows.what, rows.time):
         if time > 0 or what != ITSELF:

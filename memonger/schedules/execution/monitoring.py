@@ -1,7 +1,9 @@
 """What the monitor of a network with a schedule is told: each result once, by MXNet's name."""
 
+from __future__ import annotations
+
 import ctypes
-from typing import Any, List, Mapping, Optional
+from typing import Any, Mapping
 
 from memonger.schedules.execution.lowered import Step
 from memonger.support.mxnet import mx
@@ -16,7 +18,7 @@ def once_each(callback: Any, symbol: Any, step: Step, inputs: bool) -> Any:
     """
     ours = {*step.written.scratch, *step.written.totals.values()}
     variables = {*symbol.list_inputs(), *ours} if inputs else set()
-    held: List[Any] = []
+    held: list[Any] = []
 
     def told(name: Any, array: Any, _: Any) -> None:
         text = mx.base.py_str(name)
@@ -34,7 +36,7 @@ def once_each(callback: Any, symbol: Any, step: Step, inputs: bool) -> Any:
     return told
 
 
-def _called(text: str, called: Mapping[str, Optional[str]]) -> Optional[bytes]:
+def _called(text: str, called: Mapping[str, str | None]) -> bytes | None:
     """What MXNet calls an input or output; None if it has none such."""
     for k, letter in enumerate(text):
         if letter == "_" and text[:k] in called:

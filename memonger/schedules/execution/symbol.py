@@ -11,10 +11,12 @@ Where it becomes part of another symbol there is no later, and it is said at onc
 once for each network and place.
 """
 
+from __future__ import annotations
+
 import logging
 import os
 import sys
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
@@ -77,7 +79,7 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
       executors. A warning is logged at once.
     """
 
-    def __init__(self, handle: Any, recipe: Recipe, lost: Optional[str] = None) -> None:
+    def __init__(self, handle: Any, recipe: Recipe, lost: str | None = None) -> None:
         super().__init__(handle)
         self._recipe = recipe
         self._lost = lost
@@ -95,7 +97,7 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         _SLOT.__set__(self, value)
 
     @property
-    def schedule(self) -> Optional[Schedule]:
+    def schedule(self) -> Schedule | None:
         """What a training step runs; None if this was made of a network with a schedule."""
         return self._recipe.schedule if self._lost is None else None
 
@@ -121,7 +123,7 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
             return None
         return _taking(symbol, self._recipe, self._lost or place)
 
-    def __deepcopy__(self, memo: Any) -> "ScheduledSymbol":  # __copy__ calls it too
+    def __deepcopy__(self, memo: Any) -> ScheduledSymbol:  # __copy__ calls it too
         return _taking(super().__deepcopy__(memo), self._recipe, self._lost)
 
     def __reduce__(self) -> Any:
@@ -160,12 +162,12 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
     def optimize_for(self, backend: str, *args: Any, **kwargs: Any) -> Any:
         """The network for a backend, without a schedule."""
         made = super().optimize_for(backend, *args, **kwargs)
-        return self._without(made, "it was optimized for the backend %r" % backend)
+        return self._without(made, f"it was optimized for the backend {backend!r}")
 
     def get_backend_symbol(self, backend: str) -> Any:
         """The network for a backend, without a schedule."""
         made = super().get_backend_symbol(backend)
-        return self._without(made, "it was partitioned for the backend %r" % backend)
+        return self._without(made, f"it was partitioned for the backend {backend!r}")
 
     def as_np_ndarray(self) -> Any:
         """The network as a symbol of NumPy's operators, without a schedule."""
@@ -186,12 +188,12 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         self,
         ctx: Any,
         grad_req: Any = "write",
-        type_dict: Optional[Mapping[str, Any]] = None,
-        stype_dict: Optional[Mapping[str, str]] = None,
+        type_dict: Mapping[str, Any] | None = None,
+        stype_dict: Mapping[str, str] | None = None,
         group2ctx: Any = None,
-        shared_arg_names: Optional[Sequence[str]] = None,
+        shared_arg_names: Sequence[str] | None = None,
         shared_exec: Any = None,
-        shared_buffer: Optional[Arrays] = None,
+        shared_buffer: Arrays | None = None,
         **kwargs: Any,
     ) -> Any:
         """Bind with arrays made for it; as ``mx.sym.Symbol.simple_bind``."""
@@ -273,15 +275,15 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         ):
             for name in asked:
                 if found.get(name) is None:
-                    raise MemongerError("bind: the %s %r is missing" % (kind, name))
+                    raise MemongerError(f"bind: the {kind} {name!r} is missing")
         given = {name: given[name] for name in names}
         aux = {name: aux[name] for name in self.list_auxiliary_states()}
         grads = {n: grads[n] for n in names if grads.get(n) is not None}
         for name, array in grads.items():
             if isinstance(shared_exec, ScheduledExecutor) and shared_exec.holds(array):
                 raise MemongerError(
-                    "bind: the array for the gradient of %r lies in the memory that is shared with "
-                    "shared_exec; give it one of its own" % name
+                    f"bind: the array for the gradient of {name!r} lies in the memory that is "
+                    "shared with shared_exec; give it one of its own"
                 )
         arrays.refuse_sparse({n: a.stype for n, a in [*given.items(), *grads.items()]})
         self._recipe.tensors(
@@ -307,12 +309,12 @@ def scheduled(symbol: Any, schedule: Schedule) -> ScheduledSymbol:
     return _taking(symbol.__copy__(), Recipe(schedule))
 
 
-def _taking(symbol: Any, recipe: Recipe, lost: Optional[str] = None) -> ScheduledSymbol:
+def _taking(symbol: Any, recipe: Recipe, lost: str | None = None) -> ScheduledSymbol:
     """A ScheduledSymbol that takes a symbol's place: the handle is its from now on."""
     made = ScheduledSymbol(symbol.handle, recipe, lost)
     symbol.handle = mx.base.SymbolHandle()
     return made
 
 
-def _unpickled(text: str, events: np.ndarray, lost: Optional[str]) -> ScheduledSymbol:
+def _unpickled(text: str, events: np.ndarray, lost: str | None) -> ScheduledSymbol:
     return _taking(mx.sym.load_json(text), Recipe(Schedule(events)), lost)

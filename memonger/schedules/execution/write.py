@@ -1,6 +1,8 @@
 """The symbol of a training step: a network for MXNet that runs what the schedule says, in order."""
 
-from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
+from __future__ import annotations
+
+from typing import Any, Mapping, NamedTuple
 
 from memonger.graph.arrays import RowKind
 from memonger.graph.forward import no_collection
@@ -40,12 +42,12 @@ class Written(NamedTuple):
 
     symbol: Any
     outputs: int
-    gradients: Dict[str, Optional[int]]
-    left_out: FrozenSet[str]
-    unwritten: Tuple[str, ...]
-    totals: Dict[str, str]
-    heads: Dict[int, str]
-    scratch: Dict[str, Tensor]
+    gradients: dict[str, int | None]
+    left_out: frozenset[str]
+    unwritten: tuple[str, ...]
+    totals: dict[str, str]
+    heads: dict[int, str]
+    scratch: dict[str, Tensor]
 
 
 @no_collection()
@@ -57,10 +59,10 @@ def write(step: TrainingStep) -> Written:
     used[step.tables.head_row] = True
     reads, waits = rows.inputs()
     multiplied = set(rows.source[rows.what == MASKED].tolist())
-    nodes: List[Dict[str, Any]] = []
-    place: List[int] = []
-    heads: Dict[int, str] = {}
-    scratch: Dict[str, Tensor] = {}
+    nodes: list[dict[str, Any]] = []
+    place: list[int] = []
+    heads: dict[int, str] = {}
+    scratch: dict[str, Tensor] = {}
     for k, (name, kind, source, what) in enumerate(zip(names, kinds, rows.source, rows.what)):
         place.append(len(nodes))
         if not used[k]:
@@ -77,7 +79,7 @@ def write(step: TrainingStep) -> Written:
             # cuDNN's mask is one of bits, no factors (src/operator/nn/dropout-inl.h)
             attrs = {**attrs, "cudnn_off": "True"}
         inputs = [[place[row], output, 0] for row, output in reads[k]]
-        node: Dict[str, Any] = {"op": kind.op, "name": name, "inputs": inputs}
+        node: dict[str, Any] = {"op": kind.op, "name": name, "inputs": inputs}
         if attrs:
             node["attrs"] = dict(attrs)
         if waits[k]:
