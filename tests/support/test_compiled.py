@@ -90,7 +90,7 @@ print(filled(8)[0].tolist())
 
 def test_a_full_disk_keeps_nothing_and_ends_nothing(tmp_path: Path) -> None:
     """What is compiled runs, and is compiled again the next time."""
-    code = FULL % [str(Path(__file__).parents[1] / "helpers")]
+    code = FULL % [str(Path(__file__).parent)]
     environment = dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path))
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
