@@ -4,7 +4,8 @@ A KeyboardInterrupt while Python imports, which takes seconds, can be lost in a 
 library. One that passes through ``exec``, with which MXNet makes its operators, is noted by Python,
 and a process of ``python -m`` then ends by the signal whatever its status is. So until a search
 begins Ctrl-C ends the process at once, and in the end the process ends without Python's shutdown,
-which a second Ctrl-C would turn into a traceback.
+which a second Ctrl-C would turn into a traceback. Only while Python starts, and for the few
+milliseconds in which it imports the package itself, Ctrl-C is Python's.
 """
 
 import contextlib
