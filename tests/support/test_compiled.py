@@ -1,5 +1,6 @@
 """Compiled functions behave as Python's do where a user would notice."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -59,6 +60,33 @@ def test_ctrl_c_while_results_are_handed_over(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(type(filled).__mro__[1], "__call__", interrupted)
     with pytest.raises(KeyboardInterrupt):
         filled(8)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_ctrl_c_while_a_function_is_compiled(
+    fails: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """LLVM calls back: what is raised there is lost, and what was to be done there is not done."""
+    real = type(filled).__mro__[1].compile  # type: ignore[attr-defined]
+
+    def called_back() -> None:
+        raise KeyboardInterrupt
+
+    def compile(self: object, signature: object) -> object:
+        ctypes.CFUNCTYPE(None)(called_back)()
+        if fails:
+            raise RuntimeError("no compiled object yet")
+        return real(self, signature)
+
+    @compiled
+    def added(n):
+        return n + 1
+
+    monkeypatch.setattr(type(filled).__mro__[1], "compile", compile)
+    with pytest.raises(KeyboardInterrupt):
+        added(8)
+    monkeypatch.undo()
+    assert added(8) == 9 and not capsys.readouterr().err
 
 
 def test_other_mistakes_are_as_they_were() -> None:
