@@ -80,7 +80,8 @@ class Plan:
     unplanned_held_bytes : int
         The same without a plan.
     temporary_bytes : int
-        The largest temporary space that an operator is known to ask for; all share one.
+        The largest temporary space that an operator is known to ask for; all share one. On the CPU
+        it has the copies of MKLDNN's own operators.
     recomputed_flops : float
         Work added to a training step, as a share of the FLOPs of the forward pass.
     kept, recomputed : tuple of str
