@@ -27,7 +27,7 @@ from typing import (
 import numpy as np
 
 from memonger.graph.inputs import TYPE, InputSpec, missing_inputs, without_old_types
-from memonger.graph.operators.hidden_outputs import hidden_outputs, may_hide_outputs
+from memonger.graph.operators.hidden_outputs import hidden_outputs
 from memonger.graph.operators.tensors import Shape, Tensor
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
@@ -135,21 +135,9 @@ def forward_graph(symbol: Any, spec: InputSpec) -> ForwardGraph:
         names[head[0]].append(name)
     tensors: list[tuple[Tensor, ...]] = []
     for i, node in enumerate(nodes):
-        hidden: tuple[Tensor, ...] = ()
-        if may_hide_outputs(node.op):
-            into = [tensors[a][b] for a, b in node.inputs]
-            hidden = tuple(
-                Tensor(*pair)
-                for pair in hidden_outputs(
-                    node.op,
-                    node.attrs,
-                    [t.shape for t in into],
-                    [t.dtype for t in into],
-                    [t.shape for t in visible[i]],
-                    [t.dtype for t in visible[i]],
-                )
-            )
-        tensors.append(tuple(visible[i]) + hidden)
+        into = [tensors[a][b] for a, b in node.inputs]
+        hidden = hidden_outputs(node.op, node.attrs, into, visible[i])
+        tensors.append((*visible[i], *hidden))
     variables = {node.name: i for i, node in enumerate(nodes) if node.is_variable}
     return ForwardGraph(
         nodes,
