@@ -22,7 +22,7 @@ from memonger.graph.operators.recompute import why_kept
 from memonger.graph.training import TrainingGraph
 from memonger.schedules.nodes import ITSELF, MASKED
 from memonger.schedules.training_step import TrainingStep
-from memonger.support.sizes import in_words
+from memonger.support.errors import in_words
 
 SHOWN = 12  # tensors of the peak that are printed
 KINDS = {"result": "results", "computed again": "again", "gradient": "gradients"}

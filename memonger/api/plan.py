@@ -29,8 +29,7 @@ from memonger.graph.inputs import check_count
 from memonger.schedules.schedule import Schedule
 from memonger.support.cache import Latest
 from memonger.support.cache import forget as forget
-from memonger.support.errors import BudgetError, MemongerError
-from memonger.support.sizes import in_words
+from memonger.support.errors import BudgetError, MemongerError, in_words
 from memonger.support.symbols import read
 
 log = logging.getLogger("memonger")

@@ -27,8 +27,8 @@ from memonger.planners.marks.rules import kept_summary
 from memonger.planners.marks.smallest import NO_CUTS, smallest
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import Schedule
+from memonger.support.errors import in_words
 from memonger.support.parallel import progress_bar
-from memonger.support.sizes import in_words
 
 log = logging.getLogger("memonger")
 

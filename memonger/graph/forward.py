@@ -29,9 +29,9 @@ import numpy as np
 from memonger.graph.inputs import TYPE, InputSpec, missing_inputs, without_old_types
 from memonger.graph.operators.hidden_outputs import hidden_outputs
 from memonger.graph.operators.tensors import Shape, Tensor
-from memonger.support.errors import MemongerError
+from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
-from memonger.support.symbols import read, said_by_mxnet
+from memonger.support.symbols import read
 
 Entry = Tuple[int, int]  # a node's index and which of its outputs
 
