@@ -7,9 +7,9 @@ from typing import Any, Iterable, Mapping
 
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.gradients import unallocated
-from memonger.graph.operators.recompute import mkldnn_enabled, truth
+from memonger.graph.operators.recompute import truth
 from memonger.support.errors import MemongerError, said_by_mxnet
-from memonger.support.mxnet import mx
+from memonger.support.mxnet import mx, settings
 
 
 def bind(
@@ -75,7 +75,7 @@ def _unfusible(graph: ForwardGraph) -> str:
 def has_mkldnn(ctx: Any) -> bool:
     """Whether MKLDNN computes on this device."""
     built = mx.runtime.Features().is_enabled("MKLDNN")
-    return mkldnn_enabled() and built and ctx.device_type.startswith("cpu")
+    return settings().mkldnn and built and ctx.device_type.startswith("cpu")
 
 
 def sparse_gradients(graph: ForwardGraph) -> set[int]:

@@ -13,7 +13,6 @@ What operators ask for while they run (``ResourceRequest::kTempSpace``) is one s
 
 from __future__ import annotations
 
-import os
 from typing import Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
@@ -23,6 +22,7 @@ from memonger.costs.layouts import KNOW, MAKE, NO_COPIES, PLAIN, follow, layout_
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.recompute import GPU, truth
 from memonger.graph.operators.tensors import Tensor
+from memonger.support.mxnet import settings
 
 GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 #: Arrays of the size of a layer's output that cuDNN keeps for each layer; one less in all. Not
@@ -150,7 +150,7 @@ def _rnn(attrs: Mapping[str, str], data: Tensor, device_type: str, mkldnn: bool)
     if device_type == GPU:
         return [rnn.rows * rnn.units * (CUDNN[rnn.mode] * rnn.layers - 1) * itemsize]
     # SupportMKLDNNRnn in src/operator/nn/mkldnn/mkldnn_rnn-inl.h
-    asked = os.environ.get("MXNET_USE_MKLDNN_RNN", "1") not in ("0", "false", "False")
+    asked = settings().mkldnn_rnn
     projected = attrs.get("projection_size", "None") != "None"
     if mkldnn and asked and data.dtype == "float32" and not projected:
         return _mkldnn(rnn)
