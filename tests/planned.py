@@ -12,7 +12,8 @@ from typing import Any, Iterable
 import memonger  # noqa: F401
 import mxnet as mx
 import numpy as np
-from memonger.graph.forward import ForwardGraph, forward_graph
+from memonger.graph.forward import ForwardGraph
+from memonger.graph.read import forward_graph
 from memonger.graph.inputs import read_shapes
 from memonger.graph.marks import FORCE
 from memonger.graph.operators.recompute import ANYWHERE

@@ -104,7 +104,7 @@ def kept_copies(network: Network, every: int) -> Network:
 
     inner = json.loads(symbol.tojson(remove_amp_cast=False))
     heads = {a for a, _ in graph.heads}
-    operators = [i for i in graph.operators if graph.visible[i] == 1 and i not in heads]
+    operators = [i for i in graph.operators if len(graph.output_names[i]) == 1 and i not in heads]
     chosen = set(operators[::every])
     for i, node in enumerate(inner["nodes"]):
         node["inputs"] = [[copied.get(a, place[a]), b, 0] for a, b, *_ in node["inputs"]]

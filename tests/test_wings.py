@@ -32,7 +32,7 @@ MXNET = {
     "graph.operators.tensors",
     "graph.operators.gradients",
     "graph.inputs",
-    "graph.forward",
+    "graph.read",
     "graph.marks",
     "graph.symbol_file",
     "costs.bind",

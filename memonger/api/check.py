@@ -7,7 +7,7 @@ from typing import Any, Mapping, NamedTuple
 import numpy as np
 
 from memonger.costs.bind import sparse_gradients
-from memonger.graph.forward import ForwardGraph, forward_graph
+from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import (
     check_count,
     check_device,
@@ -15,6 +15,7 @@ from memonger.graph.inputs import (
     read_grad_req,
     read_shapes,
 )
+from memonger.graph.read import forward_graph
 from memonger.schedules.execution.executor import ScheduledExecutor
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx

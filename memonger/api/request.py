@@ -16,7 +16,7 @@ from memonger.costs.bind import has_mkldnn
 from memonger.costs.held import Held, held_by
 from memonger.costs.model import CostModel
 from memonger.graph import marks
-from memonger.graph.forward import ForwardGraph, forward_graph
+from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import (
     InputSpec,
     check_device,
@@ -27,6 +27,7 @@ from memonger.graph.inputs import (
     without_old_types,
 )
 from memonger.graph.operators.recompute import CPU, GPU, targets_of
+from memonger.graph.read import forward_graph
 from memonger.graph.training import TrainingGraph, training_graphs
 from memonger.planners.marks.rules import Rules, refuse
 from memonger.support.errors import MemongerError

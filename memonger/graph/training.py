@@ -366,7 +366,7 @@ class _Builder:
         """Add the gradient nodes of operator x, and hand their results to its inputs."""
         graph, node, same = self.graph, self.graph.nodes[x], self.same
         into = [(same[a], b) for a, b in node.inputs]
-        met = [self.gradients.get((x, k), ()) for k in range(graph.visible[x])]
+        met = [self.gradients.get((x, k), ()) for k in range(len(graph.output_names[x]))]
         zero_heads = all(m and self._is_zero(self._sum((x, k))) for k, m in enumerate(met))
         step = self._step(x, zero_heads)
         self.facts[x] = dataclasses.replace(step.facts, summed=max(map(len, met)))
@@ -437,7 +437,7 @@ def _facts(found: OperatorGradient) -> GradientFacts:
 def _reads_everything(graph: ForwardGraph, x: int) -> OperatorGradient:
     """A stand-in for a gradient that cannot be observed: one node that reads all there is."""
     node = graph.nodes[x]
-    outputs = range(graph.visible[x])
+    outputs = range(len(graph.output_names[x]))
     inputs = [k for k, (a, _) in enumerate(node.inputs) if a not in graph.auxiliary]
     reads: list[Reference] = [("head", k) for k in outputs]
     reads += [("in", k) for k in range(len(node.inputs))]

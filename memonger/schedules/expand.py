@@ -258,7 +258,7 @@ class _Maker:
         if node.is_variable:
             return []
         last = int(t.output_start[x + 1] - t.output_start[x])
-        hidden = [] if node.op in WRITES_HIDDEN else range(max(1, self.graph.visible[x]), last)
+        hidden = [] if node.op in WRITES_HIDDEN else range(max(1, len(self.graph.shown(x))), last)
         return [k for k in (0, *hidden) if t.reads[t.output_start[x] + k] > 0]
 
 
