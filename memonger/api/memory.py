@@ -14,10 +14,11 @@ from memonger.costs.fusion import replay_fused
 from memonger.costs.held import NOTHING, Held, with_copies
 from memonger.costs.model import MB
 from memonger.graph import marks
-from memonger.graph.forward import Entry, ForwardGraph, forward_graph
+from memonger.graph.forward import Entry, ForwardGraph
 from memonger.graph.inputs import InputSpec
 from memonger.graph.operators.recompute import GPU_FUSION, targets_of
 from memonger.graph.operators.tensors import Tensor
+from memonger.graph.read import forward_graph
 from memonger.graph.training import TrainingGraph, training_graph
 from memonger.schedules.execution.symbol import ScheduledSymbol
 from memonger.schedules.expand import parts, unroll

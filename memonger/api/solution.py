@@ -27,8 +27,8 @@ from memonger.planners.marks.rules import kept_summary
 from memonger.planners.marks.smallest import NO_CUTS, smallest
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import Schedule
-from memonger.support.progress import Progress
-from memonger.support.sizes import in_words
+from memonger.support.errors import in_words
+from memonger.support.parallel import progress_bar
 
 log = logging.getLogger("memonger")
 
@@ -304,7 +304,7 @@ def _with_copies(
 def _smallest(
     network: Network, cost: CostModel, ntrial: int, kept_copies: bool, patience: float
 ) -> Found:
-    with Progress(SEARCHING) as progress:
+    with progress_bar(SEARCHING) as progress:
         found = smallest(
             network.stages,
             cost,
@@ -339,7 +339,7 @@ def _chen2016(network: Network, cost: CostModel, ntrial: int, rules: bool) -> Fo
     tried: list[tuple[int, np.ndarray]] = []
     interrupted = False
     try:
-        with Progress(SEARCHING) as progress:
+        with progress_bar(SEARCHING) as progress:
 
             def counted(mask: np.ndarray) -> int:
                 mask = network.within(mask)

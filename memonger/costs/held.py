@@ -15,7 +15,6 @@ in (``TmpMemMgr`` in ``src/operator/nn/mkldnn/mkldnn_base-inl.h``).
 
 from __future__ import annotations
 
-import os
 from typing import Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
@@ -35,6 +34,7 @@ from memonger.graph.arrays import RowKind
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.recompute import GPU, truth
 from memonger.graph.operators.tensors import Tensor
+from memonger.support.mxnet import settings
 
 GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 #: Arrays of the size of a layer's output that cuDNN keeps for each layer; one less in all. Not
@@ -176,7 +176,7 @@ def _rnn(attrs: Mapping[str, str], data: Tensor, device_type: str, mkldnn: bool)
     if device_type == GPU:
         return [rnn.rows * rnn.units * (CUDNN[rnn.mode] * rnn.layers - 1) * itemsize]
     # SupportMKLDNNRnn in src/operator/nn/mkldnn/mkldnn_rnn-inl.h
-    asked = os.environ.get("MXNET_USE_MKLDNN_RNN", "1") not in ("0", "false", "False")
+    asked = settings().mkldnn_rnn
     projected = attrs.get("projection_size", "None") != "None"
     if mkldnn and asked and data.dtype == "float32" and not projected:
         return _mkldnn(rnn)
