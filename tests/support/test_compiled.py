@@ -70,10 +70,10 @@ def test_other_mistakes_are_as_they_were() -> None:
 def test_nothing_is_read_outside_its_array(tmp_path: Path) -> None:
     """Compiled code does not look: the tests of the searches run again, with code that does."""
     looking = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
-    tests = ["tests/test_recursive.py", "tests/test_search.py"]
+    tests = ["tests/planners/test_recursive.py", "tests/api/test_search.py"]
     subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *tests],
-        cwd=Path(__file__).parent.parent,
+        cwd=Path(__file__).parents[2],
         env={**os.environ, **looking},
         check=True,
     )
@@ -90,7 +90,7 @@ print(filled(8)[0].tolist())
 
 def test_a_full_disk_keeps_nothing_and_ends_nothing(tmp_path: Path) -> None:
     """What is compiled runs, and is compiled again the next time."""
-    code = FULL % [str(Path(__file__).parent)]
+    code = FULL % [str(Path(__file__).parents[1] / "helpers")]
     environment = dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path))
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
