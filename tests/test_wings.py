@@ -21,6 +21,7 @@ WINGS = (
     "planners.marks",
     "planners.trees",
     "schedules.execution",
+    "solve",
     "api",
     "cli",
 )
@@ -39,7 +40,7 @@ MXNET = {
     "costs.time.measured",
     "costs.time.classes",
 }
-MXNET_WINGS = {"schedules.execution", "api", "cli"}
+MXNET_WINGS = {"schedules.execution", "solve", "api", "cli"}
 
 
 def rooms() -> dict[str, ast.Module]:
