@@ -24,6 +24,8 @@ WINGS = (
     "solve",
     "api",
     "cli",
+    "command",
+    "__main__",
 )
 STRANGERS = {"planners.marks", "planners.trees", "schedules.execution"}  # to one another
 

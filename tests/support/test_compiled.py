@@ -1,5 +1,6 @@
 """Compiled functions behave as Python's do where a user would notice."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -61,6 +62,33 @@ def test_ctrl_c_while_results_are_handed_over(monkeypatch: pytest.MonkeyPatch) -
         filled(8)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_ctrl_c_while_a_function_is_compiled(
+    fails: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """LLVM calls back: what is raised there is lost, and what was to be done there is not done."""
+    real = type(filled).__mro__[1].compile  # type: ignore[attr-defined]
+
+    def called_back() -> None:
+        raise KeyboardInterrupt
+
+    def compile(self: object, signature: object) -> object:
+        ctypes.CFUNCTYPE(None)(called_back)()
+        if fails:
+            raise RuntimeError("no compiled object yet")
+        return real(self, signature)
+
+    @compiled
+    def added(n):
+        return n + 1
+
+    monkeypatch.setattr(type(filled).__mro__[1], "compile", compile)
+    with pytest.raises(KeyboardInterrupt):
+        added(8)
+    monkeypatch.undo()
+    assert added(8) == 9 and not capsys.readouterr().err
+
+
 def test_other_mistakes_are_as_they_were() -> None:
     with pytest.raises(TypeError):
         filled(8, 9)  # type: ignore[call-arg]
@@ -90,7 +118,7 @@ print(filled(8)[0].tolist())
 
 def test_a_full_disk_keeps_nothing_and_ends_nothing(tmp_path: Path) -> None:
     """What is compiled runs, and is compiled again the next time."""
-    code = FULL % [str(Path(__file__).parents[1] / "helpers")]
+    code = FULL % [str(Path(__file__).parent)]
     environment = dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path))
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
