@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from memonger.api import plan as plans
 from memonger.api import solution
-from memonger.costs.model import CostModel
+from memonger.costs.memory import CostModel
 from memonger.costs.bind import planned_mb
 from memonger.api.request import read_network, read_request
 

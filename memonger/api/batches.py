@@ -13,7 +13,7 @@ from memonger.api.memory import of_marks
 from memonger.api.plan import Plan, plan_of
 from memonger.api.request import Network, read_network, read_request
 from memonger.api.scheduling import check_limits
-from memonger.costs.model import MB
+from memonger.costs.memory import MB
 from memonger.graph.inputs import check_count, read_pairs
 from memonger.graph.operators.tensors import Shape
 from memonger.planners.marks.budget import Fast

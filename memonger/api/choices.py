@@ -12,7 +12,7 @@ import numpy as np
 
 from memonger.api.explain import Step, tensor_name
 from memonger.api.request import Network
-from memonger.costs.model import MB
+from memonger.costs.memory import MB
 from memonger.graph import marks
 from memonger.graph.arrays import BACKWARD, FORWARD, KEPT, RECOMPUTED
 from memonger.graph.forward import ForwardGraph, no_collection

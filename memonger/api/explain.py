@@ -12,8 +12,8 @@ import numpy as np
 
 from memonger.api.memory import Memory, predict
 from memonger.api.request import Network
-from memonger.costs.allocator import Replay, Timeline
 from memonger.costs.lower_bound import Floor, floor
+from memonger.costs.replay import Replay, Timeline
 from memonger.costs.time.flops import forward_flops
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.graph.forward import ForwardGraph, forward_graph, no_collection

@@ -25,7 +25,7 @@ from memonger.api.solution import (
     confirm,
     left_alone,
 )
-from memonger.costs.model import MB, CostModel
+from memonger.costs.memory import MB, CostModel
 from memonger.costs.time import measured as timing
 from memonger.graph import marks
 from memonger.graph.forward import mask_with_copies, no_collection

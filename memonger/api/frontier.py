@@ -13,7 +13,7 @@ from memonger.api.plan import EITHER, WAYS, Plan, check_choice, plan_of
 from memonger.api.request import read_request
 from memonger.api.scheduling import check_limits
 from memonger.api.solution import Candidate, Solution
-from memonger.costs.model import MB
+from memonger.costs.memory import MB
 from memonger.graph.inputs import check_count
 from memonger.support.errors import MemongerError
 

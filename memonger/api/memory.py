@@ -7,12 +7,11 @@ from typing import Any, Mapping, NamedTuple
 import numpy as np
 
 from memonger.api.request import wanted
-from memonger.costs.allocator import Replay, replay
 from memonger.costs.bind import bind, has_mkldnn, planned_mb
-from memonger.costs.device import device_bytes
 from memonger.costs.fusion import replay_fused
 from memonger.costs.held import NOTHING, Held, plain_copies
-from memonger.costs.model import MB
+from memonger.costs.memory import MB, device_bytes
+from memonger.costs.replay import Replay, replay
 from memonger.graph import marks
 from memonger.graph.forward import Entry, ForwardGraph, forward_graph
 from memonger.graph.inputs import InputSpec

@@ -10,7 +10,7 @@ from memonger.api.plan import plan
 from memonger.api.request import read_network, read_request
 from memonger.api.solution import BARE
 from memonger.costs.bind import bind, planned_mb
-from memonger.costs.model import MB
+from memonger.costs.memory import MB
 from memonger.graph import marks
 from memonger.graph.forward import forward_graph
 from memonger.graph.inputs import (

@@ -9,7 +9,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from memonger.api.explain import Step
-from memonger.costs.model import MB
+from memonger.costs.memory import MB
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.support import files
 from memonger.support.errors import MemongerError

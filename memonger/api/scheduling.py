@@ -29,7 +29,7 @@ from memonger.api.solution import (
 )
 from memonger.costs.bind import bind, has_mkldnn, planned_mb
 from memonger.costs.lower_bound import floor
-from memonger.costs.model import MB
+from memonger.costs.memory import MB
 from memonger.costs.time import measured as timing
 from memonger.costs.time.flops import forward_flops
 from memonger.graph import marks

@@ -14,10 +14,10 @@ import numpy as np
 from memonger.api.explain import NO_OPERATORS, Segment, floor_text, held_by_rule, slowest_segment
 from memonger.api.memory import Memory, of_marks
 from memonger.api.request import Network, Request, read_network
-from memonger.costs.allocator import Replay
 from memonger.costs.bind import bind, planned_mb
 from memonger.costs.lower_bound import Floor, floor
-from memonger.costs.model import MB, CostModel
+from memonger.costs.memory import MB, CostModel
+from memonger.costs.replay import Replay
 from memonger.costs.time.flops import forward_flops
 from memonger.graph import marks
 from memonger.graph.forward import KeptCopy, mask_with_copies, no_collection

@@ -18,8 +18,8 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from memonger.costs.allocator import Replay
 from memonger.costs.layouts import KNOW, MAKE, NO_COPIES, PLAIN, follow, layout_tables
+from memonger.costs.replay import Replay
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.recompute import GPU, truth
 from memonger.graph.operators.tensors import Tensor

@@ -22,14 +22,8 @@ from typing import Mapping, NamedTuple
 
 import numpy as np
 
-from memonger.costs.allocator import (
-    NO_LIMIT,
-    Planned,
-    add_in_place,
-    adding_rows,
-    allocate,
-    row_read,
-)
+from memonger.costs.allocator import NO_LIMIT, add_in_place, all_read, allocate
+from memonger.costs.replay import Planned, adding_rows
 from memonger.graph.arrays import RowKind
 from memonger.graph.forward import FLOAT
 from memonger.graph.operators.tensors import Tensor
@@ -385,7 +379,7 @@ def follow(t, layouts, recomputed, order, reads, copy_of):  # type: ignore[no-un
     made = np.zeros(planned.shape[0], dtype=np.int64)
     place = np.full(planned.shape[0], NOT_IN_PLACE, dtype=np.int32)
     found = np.full(t.read_row.shape[0], -1, dtype=np.int64)
-    entries = np.zeros(t.read_row.shape[0], dtype=np.int64)
+    entries = all_read(t, recomputed)
     now = np.zeros(planned.shape[0], dtype=np.int64)  # of each block
     symbols = np.zeros(planned.shape[0], dtype=np.int64)  # of a row's outputs
     for p in range(order.shape[0]):
@@ -394,9 +388,7 @@ def follow(t, layouts, recomputed, order, reads, copy_of):  # type: ignore[no-un
             continue
         first, last = t.read_start[row], t.read_start[row + 1]
         for j in range(first, last):
-            source = row_read(t.forward, recomputed, t.read_row[j], t.read_owner[j])
-            entry = t.output_start[source] + t.read_output[j]
-            entries[j] = entry
+            entry = entries[j]
             found[j] = made[entry] if blocks[entry] < 0 else now[blocks[entry]]
         begin, end = t.output_start[row], t.output_start[row + 1]
         if end > begin:
