@@ -68,7 +68,7 @@ def fusible(training: TrainingGraph) -> Fusible:
 
 
 class FusedGraph(NamedTuple):
-    """A training graph as fusion leaves it: an ``allocator.Planned``.
+    """A training graph as fusion leaves it: a ``replay.Planned``.
 
     Its rows are those of the training graph, of which some run no more, and the fused operators.
     """
@@ -88,7 +88,7 @@ def replay_fused(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
     ----------
     training : TrainingGraph
     recomputed : np.ndarray of bool
-        As for ``allocator.replay``.
+        As for ``replay.replay``.
 
     Returns
     -------
@@ -104,12 +104,12 @@ def replay_fused(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
         if fused:
             kinds = [training.kinds[row]._replace(op=FUSED_OP, attrs={}) for row in last]
             made = FusedGraph(
-                training.graph,
-                tables,
-                (*training.names, *[training.names[row] for row in last]),
-                (*training.ops, *[FUSED_OP] * count),
-                (*training.kinds, *kinds),
-                np.concatenate([training.phases, training.phases[last]]),
+                graph=training.graph,
+                tables=tables,
+                names=(*training.names, *[training.names[row] for row in last]),
+                ops=(*training.ops, *[FUSED_OP] * count),
+                kinds=(*training.kinds, *kinds),
+                phases=np.concatenate([training.phases, training.phases[last]]),
             )
             return replay_in_order(made, mask[:0], tables.first, tables.reads)
     return replay_in_order(training, mask, order, reads)
@@ -122,9 +122,9 @@ def fused_forward(training: TrainingGraph, recomputed: np.ndarray) -> list[list[
     """
     t, mask = training.tables, np.ascontiguousarray(recomputed, dtype=np.bool_)
     order, _ = order_and_reads(t, mask)
+    member, count = fused_sets(t, fusible(training), mask, order)
     groups: dict[int, list[int]] = {}
-    member, _ = fused_sets(t, fusible(training), mask, order)
-    for row in order[order < t.forward].tolist():
+    for row in order[order < t.forward].tolist() if count else ():
         if member[row] >= 0:
             groups.setdefault(int(member[row]), []).append(row)
     return sorted(groups.values(), key=lambda nodes: nodes[0] - nodes[-1])
@@ -163,9 +163,8 @@ def fused_sets(t, f, recomputed, order):  # type: ignore[no-untyped-def]
     on through what cannot be fused (``behind``). A set depends on what any of its rows depends on,
     and so does all that depends on the set.
     """
-    found = np.full(t.variable.shape[0], -1, dtype=np.int64)
     if not f.starts.shape[0]:
-        return found, 0
+        return np.zeros(0, dtype=np.int64), 0
     count, last = order.shape[0], -1
     place = np.empty(t.variable.shape[0], dtype=np.int64)
     place[order] = np.arange(count)
@@ -209,6 +208,7 @@ def fused_sets(t, f, recomputed, order):  # type: ignore[no-untyped-def]
             sets += 1
         member[i] = mine
     several = np.bincount(member[member >= 0], minlength=sets + 1) > 1
+    found = np.full(t.variable.shape[0], -1, dtype=np.int64)
     found[order] = np.where(several, np.cumsum(several) - 1, -1)[member]  # -1: the last of them
     return found, several.sum()
 
