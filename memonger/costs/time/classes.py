@@ -17,11 +17,12 @@ from typing import Any, Mapping, NamedTuple
 
 from memonger.graph.forward import ForwardGraph, Node
 from memonger.graph.inputs import InputSpec
-from memonger.graph.operators.gradients import alone, load_nodes
+from memonger.graph.operators.gradients import alone
 from memonger.graph.operators.recompute import why_kept
 from memonger.graph.operators.tensors import Shape, Tensor
 from memonger.graph.read import forward_graph
 from memonger.support.mxnet import mx
+from memonger.support.symbols import load_nodes
 
 IMAGES: Shape = (8, 64, 56, 56)  # for operators that take images of any shape
 ONE: Shape = (1,)  # of a constant, which gets no gradient
@@ -77,8 +78,7 @@ def _is_made_of_nothing(node: Node) -> bool:
 
 def graph_of(example: Example) -> ForwardGraph:
     """The graph of an example, whose one operator is the last node."""
-    nodes, shown = alone(example.op, dict(example.attrs), len(example.shapes), False)
-    symbol = load_nodes(nodes, [[len(example.shapes), k, 0] for k in range(shown)])
+    symbol = load_nodes(*alone(example.op, dict(example.attrs), len(example.shapes)))
     shapes = {"x%d" % k: shape for k, shape in enumerate(example.shapes)}
     return forward_graph(symbol, InputSpec(shapes, {}))
 
@@ -86,8 +86,7 @@ def graph_of(example: Example) -> ForwardGraph:
 def symbols_of(example: Example) -> list[Any]:
     """What is run to measure an example: without it, if it is ``behind`` others, and with it."""
     x, behind = mx.sym.Variable("data"), example.behind
-    nodes, shown = alone(example.op, dict(example.attrs), len(example.shapes), False)
-    symbol = load_nodes(nodes, [[len(example.shapes), k, 0] for k in range(shown)])
+    symbol = load_nodes(*alone(example.op, dict(example.attrs), len(example.shapes)))
     constants = {"x%d" % k: mx.sym.ones(ONE) for k, s in enumerate(example.shapes) if s == ONE}
     if constants:
         symbol = symbol(**constants)
