@@ -6,12 +6,10 @@ from typing import Any, Mapping, NamedTuple
 
 from memonger.graph.arrays import RowKind
 from memonger.graph.forward import no_collection
-from memonger.graph.operators.gradients import MXNET_VERSION
 from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.nodes import ITSELF, MASKED, SCRATCH
 from memonger.schedules.training_step import TrainingStep
-from memonger.support.mxnet import mx
-from memonger.support.symbols import as_json
+from memonger.support.symbols import load_nodes
 
 
 class Written(NamedTuple):
@@ -85,17 +83,9 @@ def write(step: TrainingStep) -> Written:
         if waits[k]:
             node["control_deps"] = list(dict.fromkeys(place[row] for row in waits[k]))
         nodes.append(node)
-    text = as_json(
-        {
-            "nodes": nodes,
-            "arg_nodes": [i for i, node in enumerate(nodes) if node["op"] == "null"],
-            "heads": [[place[row], k, 0] for row, k in step.heads],
-            "attrs": {"mxnet_version": MXNET_VERSION},
-        },
-    )
     arguments = [graph.nodes[a].name for a in step.training.wanted]
     return Written(
-        mx.sym.load_json(text),
+        load_nodes(nodes, [[place[row], k, 0] for row, k in step.heads]),
         len(graph.heads),
         dict(zip(arguments, step.gradients)),
         frozenset([graph.nodes[a].name for a in step.parts.left_out]),
