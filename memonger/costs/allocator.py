@@ -10,8 +10,6 @@ size (``InitDataEntryMemory`` in ``src/executor/graph_executor.cc``).
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 
 from memonger.graph.arrays import KEPT
@@ -20,15 +18,6 @@ from memonger.support.compiled import compiled
 EXTERNAL = -2  # a gradient: its memory is the user's
 UNASSIGNED = -1
 NO_LIMIT = float("inf")
-
-
-def match_ranges() -> list[int]:
-    """The factors that MXNet will try, from the environment (``MXPlanMemory``)."""
-    largest = int(os.environ.get("NNVM_EXEC_MATCH_RANGE", "16"))
-    search = os.environ.get("NNVM_AUTO_SEARCH_MATCH_RANGE", "0") not in ("", "0", "false", "False")
-    if not search or largest == 0:
-        return [largest]
-    return [2**k for k in range(largest.bit_length()) if 2**k <= largest]
 
 
 @compiled

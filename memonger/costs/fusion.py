@@ -30,6 +30,7 @@ from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.pointwise import fused_as
 from memonger.graph.training import TrainingGraph
 from memonger.support.compiled import compiled
+from memonger.support.mxnet import Settings
 
 FUSED_OP = "_FusedOp"
 MOST_INPUTS = 63  # of a fused operator that can give up their memory: `allocate` has a bit for each
@@ -74,6 +75,7 @@ class FusedGraph(NamedTuple):
     """
 
     graph: ForwardGraph
+    settings: Settings
     tables: Tables
     names: tuple[str, ...]
     ops: tuple[str, ...]
@@ -105,6 +107,7 @@ def replay_fused(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
             kinds = [training.kinds[row]._replace(op=FUSED_OP, attrs={}) for row in last]
             made = FusedGraph(
                 graph=training.graph,
+                settings=training.settings,
                 tables=tables,
                 names=(*training.names, *[training.names[row] for row in last]),
                 ops=(*training.ops, *[FUSED_OP] * count),

@@ -13,11 +13,11 @@ from memonger.costs.allocator import (
     allocate,
     entries_read,
     least_pool,
-    match_ranges,
     order_and_reads,
 )
 from memonger.graph.arrays import RowKind, Tables
 from memonger.graph.forward import Entry, ForwardGraph
+from memonger.support.mxnet import Settings
 
 
 class Planned(Protocol):
@@ -25,6 +25,9 @@ class Planned(Protocol):
 
     @property
     def graph(self) -> ForwardGraph: ...
+
+    @property
+    def settings(self) -> Settings: ...
 
     @property
     def tables(self) -> Tables: ...
@@ -199,7 +202,7 @@ def replay_in_order(
     training: Planned, mask: np.ndarray, order: np.ndarray, reads: np.ndarray
 ) -> Replay:
     """Plan the memory of a training graph, as `order_and_reads` has put it in order."""
-    ranges = np.array(match_ranges())
+    ranges = np.array(training.settings.match_ranges)
     pool, planned = least_pool(training.tables, mask, order, reads, ranges, NO_LIMIT)
     return Replay(training, mask, order, reads, planned, int(pool))
 

@@ -35,10 +35,11 @@ from memonger.costs.time.roofline import (
     row_flops,
     views,
 )
-from memonger.graph.forward import ForwardGraph, forward_graph
+from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import InputSpec
 from memonger.graph.operators.gradients import alone, load_nodes
 from memonger.graph.operators.tensors import Tensor
+from memonger.graph.read import forward_graph
 from memonger.graph.training import TrainingGraph, training_graph
 from memonger.support.cache import folder, on_disk
 from memonger.support.errors import MemongerError
