@@ -29,8 +29,6 @@ from memonger.graph.forward import FLOAT
 from memonger.graph.operators.tensors import Tensor
 from memonger.support.compiled import compiled
 
-# ---------------------------------------------------------------- operators
-
 _FORWARD = frozenset(
     "Activation BatchNorm Concat Convolution Deconvolution FullyConnected LRN LeakyReLU Pooling "
     "RNN _contrib_BatchNormWithReLU _copy add_n amp_cast amp_multicast elemwise_add log_softmax "
