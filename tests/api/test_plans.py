@@ -137,6 +137,7 @@ def test_it_prints_what_counts() -> None:
         assert words in text, text
     assert plan.slowest and len(text.splitlines()) == 10
     assert repr(plan).startswith("Plan(pool_bytes=%d, " % plan.pool_bytes)
+    assert plan.recompute_overhead == plan.recomputed_flops and plan.time_overhead is None
 
 
 def test_it_is_frozen_and_pickles() -> None:
