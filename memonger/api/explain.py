@@ -21,7 +21,7 @@ from memonger.graph.operators.recompute import why_kept
 from memonger.solve.memory import Memory, predict
 from memonger.solve.request import Network
 from memonger.solve.solution import NO_OPERATORS, sets_floor
-from memonger.support.sizes import MB, in_words
+from memonger.support.errors import MB, in_words
 
 SHOWN = 12  # tensors of the peak that are printed
 KINDS = {"result": "results", "computed again": "again", "gradient": "gradients"}

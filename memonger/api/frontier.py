@@ -18,8 +18,7 @@ from memonger.solve.budget import in_bytes
 from memonger.solve.request import EITHER, WAYS, read_options, read_request
 from memonger.solve.solution import Solution, solution_of, solve
 from memonger.solve.ways import Candidate, Marks, Way, way_of
-from memonger.support.errors import BudgetError, MemongerError, TooLargeError
-from memonger.support.sizes import MB
+from memonger.support.errors import MB, BudgetError, MemongerError, TooLargeError
 
 log = logging.getLogger("memonger")
 

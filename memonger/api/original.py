@@ -8,7 +8,6 @@ from typing import Any, Mapping, MutableMapping
 from memonger.api.planning import as_for_plan, request_of
 from memonger.costs.bind import bind, planned_mb
 from memonger.graph import marks
-from memonger.graph.forward import forward_graph
 from memonger.graph.inputs import (
     check_count,
     check_device,
@@ -16,12 +15,12 @@ from memonger.graph.inputs import (
     read_grad_req,
     read_shapes,
 )
+from memonger.graph.read import forward_graph
 from memonger.planners.marks import chen2016
 from memonger.solve.memory import measure
 from memonger.solve.request import read_network
 from memonger.solve.solution import BARE
-from memonger.support.errors import MemongerError
-from memonger.support.sizes import MB
+from memonger.support.errors import MB, MemongerError
 
 log = logging.getLogger("memonger")
 

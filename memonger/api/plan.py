@@ -15,7 +15,7 @@ from memonger.schedules.schedule import Schedule
 from memonger.solve.memory import Memory, predict
 from memonger.solve.request import Request, read_network
 from memonger.solve.solution import Solution
-from memonger.support.sizes import in_words
+from memonger.support.errors import in_words
 from memonger.support.symbols import read
 
 
@@ -60,7 +60,8 @@ class Plan:
     unplanned_held_bytes : int
         The same without a plan.
     temporary_bytes : int
-        The largest temporary space that an operator is known to ask for; all share one.
+        The largest temporary space that an operator is known to ask for; all share one. On the CPU
+        it has the copies of MKLDNN's own operators.
     recomputed_flops, recompute_overhead : float
         Work added to a training step, as a share of the FLOPs of the forward pass.
     kept, recomputed : tuple of str

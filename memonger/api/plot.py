@@ -11,8 +11,7 @@ import numpy as np
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.solve.memory import Memory
 from memonger.support import files
-from memonger.support.errors import MemongerError
-from memonger.support.sizes import MB
+from memonger.support.errors import MB, MemongerError
 
 #: Safe for colour-blind readers (Wong 2011, Nature Methods 8:441), and different in print.
 COLOURS = {

@@ -10,7 +10,6 @@ size (``InitDataEntryMemory`` in ``src/executor/graph_executor.cc``).
 
 from __future__ import annotations
 
-import os
 from typing import Collection, NamedTuple, Protocol, Sequence
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy as np
 from memonger.graph.arrays import KEPT, RowKind, Tables
 from memonger.graph.forward import Entry, ForwardGraph
 from memonger.support.compiled import compiled
+from memonger.support.mxnet import Settings
 
 EXTERNAL = -2  # a gradient: its memory is the user's
 UNASSIGNED = -1
@@ -29,6 +29,9 @@ class Planned(Protocol):
 
     @property
     def graph(self) -> ForwardGraph: ...
+
+    @property
+    def settings(self) -> Settings: ...
 
     @property
     def tables(self) -> Tables: ...
@@ -188,17 +191,8 @@ def replay(training: Planned, recomputed: np.ndarray) -> Replay:
     """
     tables = training.tables
     mask = np.ascontiguousarray(recomputed, dtype=np.bool_)
-    order, reads, planned, pool = _replay(tables, mask, np.array(match_ranges()))
+    order, reads, planned, pool = _replay(tables, mask, np.array(training.settings.match_ranges))
     return Replay(training, mask, order, reads, planned, int(pool))
-
-
-def match_ranges() -> list[int]:
-    """The factors that MXNet will try, from the environment (``MXPlanMemory``)."""
-    largest = int(os.environ.get("NNVM_EXEC_MATCH_RANGE", "16"))
-    search = os.environ.get("NNVM_AUTO_SEARCH_MATCH_RANGE", "0") not in ("", "0", "false", "False")
-    if not search or largest == 0:
-        return [largest]
-    return [2**k for k in range(largest.bit_length()) if 2**k <= largest]
 
 
 @compiled

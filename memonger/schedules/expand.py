@@ -20,7 +20,7 @@ from memonger.graph.arrays import Tables, ragged
 from memonger.graph.forward import FLOAT, Entry, no_collection
 from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.tensors import Tensor
-from memonger.graph.training import TrainingGraph
+from memonger.graph.training import Kinds, TrainingGraph
 from memonger.schedules.inserts import insert, with_totals
 from memonger.schedules.layouts import Expected
 from memonger.schedules.nodes import Template, patterns, rows_of
@@ -68,7 +68,8 @@ class _Maker:
         self.read_start = self.tables.read_start
         self.read_row = self.tables.read_row.copy()
         self.read_output = self.tables.read_output.copy()
-        self.kinds = self.training.builder.kinds
+        unique = {id(kind): kind for kind in self.training.kinds}
+        self.kinds = Kinds(list(unique.values()))
 
     def parts(self) -> Parts:
         graph, n, t = self.graph, self.n, self.tables
@@ -257,7 +258,7 @@ class _Maker:
         if node.is_variable:
             return []
         last = int(t.output_start[x + 1] - t.output_start[x])
-        hidden = [] if node.op in WRITES_HIDDEN else range(max(1, self.graph.visible[x]), last)
+        hidden = [] if node.op in WRITES_HIDDEN else range(max(1, len(self.graph.shown(x))), last)
         return [k for k in (0, *hidden) if t.reads[t.output_start[x] + k] > 0]
 
 

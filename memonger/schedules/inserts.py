@@ -15,6 +15,7 @@ from memonger.costs.layouts import AXES
 from memonger.graph.arrays import RowKind, ragged
 from memonger.graph.forward import Entry
 from memonger.graph.operators.tensors import Tensor
+from memonger.graph.training import Kinds
 from memonger.schedules.layouts import AFTER, BEFORE, HOLD, Insert
 from memonger.schedules.nodes import INSERTED, Rows
 from memonger.schedules.training_step import TrainingStep, step_of
@@ -138,7 +139,7 @@ class _Rows:
     """Rows that are put down one after the other."""
 
     def __init__(self, step: TrainingStep) -> None:
-        self._number = step.training.builder.kinds
+        self._number = Kinds(step.parts.kinds)
         self._kinds: list[RowKind] = []
         self._source: list[int] = []
         self._what: list[int] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Mapping, NamedTuple
 
 import numpy as np
@@ -10,7 +11,6 @@ from memonger.costs.allocator import Replay, replay
 from memonger.graph import arrays as tables
 from memonger.graph.arrays import BACKWARD, FORWARD, KEPT, RECOMPUTED, RowKind, Tables
 from memonger.graph.forward import Entry, ForwardGraph
-from memonger.graph.operators.gradients import environment
 from memonger.graph.training import TrainingGraph
 from memonger.schedules.layouts import Expected
 from memonger.schedules.nodes import (
@@ -24,6 +24,7 @@ from memonger.schedules.nodes import (
     Template,
 )
 from memonger.schedules.schedule import Workload
+from memonger.support.mxnet import Settings
 
 #: The environment in which the symbol of a schedule must be bound, and its memory replayed. Without
 #: gradients to write (grad_req 'null') MKLDNN would fuse for inference; common subexpressions would
@@ -117,7 +118,7 @@ class TrainingStep(NamedTuple):
     @property
     def inexact(self) -> tuple[str, ...]:
         """Why the replay of this graph may differ from MXNet; empty if it should not."""
-        return tuple(sorted(self.training.builder.inexact))
+        return self.training.inexact
 
     @property
     def kinds(self) -> list[RowKind]:
@@ -154,10 +155,14 @@ class TrainingStep(NamedTuple):
         """The rows in the order in which MXNet runs them, variables among them."""
         return self.tables.first
 
+    @property
+    def settings(self) -> Settings:
+        """Those of MXNet when it is bound (`BIND`)."""
+        return replace(self.training.settings, search_match_range=True)
+
     def replay(self) -> Replay:
         """Order it and plan its memory as MXNet will."""
-        with environment(**BIND):
-            return replay(self, np.zeros(0, dtype=np.bool_))
+        return replay(self, np.zeros(0, dtype=np.bool_))
 
 
 def step_of(made: Parts, rows: Rows, totals: Mapping[int, tuple[int, int]]) -> TrainingStep:

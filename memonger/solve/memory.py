@@ -12,21 +12,22 @@ from memonger.costs.allocator import Replay, Timeline, replay
 from memonger.costs.bind import bind, has_mkldnn, planned_mb
 from memonger.costs.device import device_bytes
 from memonger.costs.fusion import replay_fused
-from memonger.costs.held import NOTHING, Held, plain_copies
+from memonger.costs.held import NOTHING, Held, with_copies
 from memonger.costs.time.flops import forward_flops
 from memonger.graph import marks
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
-from memonger.graph.forward import Entry, ForwardGraph, forward_graph
+from memonger.graph.forward import Entry, ForwardGraph
 from memonger.graph.inputs import InputSpec
 from memonger.graph.operators.recompute import GPU_FUSION, targets_of
 from memonger.graph.operators.tensors import Tensor
+from memonger.graph.read import forward_graph
 from memonger.graph.training import TrainingGraph, training_graph
 from memonger.schedules.execution.symbol import ScheduledSymbol
 from memonger.schedules.expand import parts, unroll
 from memonger.schedules.nodes import ITSELF, MASKED
 from memonger.schedules.schedule import adapt, workload
 from memonger.schedules.training_step import TrainingStep
-from memonger.support.sizes import MB
+from memonger.support.errors import MB
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,19 +99,15 @@ class Memory:
         return int(self.planned.timeline().live_bytes(without=self.pooled).max(initial=0))
 
     @cached_property
-    def _plain_copies(self) -> int:
-        return plain_copies(self.replay) if self.held.in_blocks else 0
-
-    @cached_property
     def device_bytes(self) -> int:
         """Of the device, with all that it is bound to and what operators hold."""
         pool = self.pool_bytes + self.gradient_bytes
-        return device_bytes(self.planned, self.gradients, self.held, pool) + self._plain_copies
+        return device_bytes(self.planned, self.gradients, self.taken, pool)
 
-    @property
-    def held_bytes(self) -> int:
-        """Of what operators hold for the life of the executor."""
-        return self.held.nbytes + self._plain_copies
+    @cached_property
+    def taken(self) -> Held:
+        """By operators, with the copies that they make for MKLDNN."""
+        return with_copies(self.held, self.replay)
 
     def holds_more_than(self, unplanned: Memory) -> bool:
         """Whether it takes more of a CPU, for what operators hold in their own layout."""

@@ -21,8 +21,7 @@ from memonger.schedules.execution.symbol import scheduled
 from memonger.solve.budget import in_bytes
 from memonger.solve.memory import Memory
 from memonger.solve.ways import Candidate, Found, Way
-from memonger.support.errors import BudgetError
-from memonger.support.sizes import MB, in_words
+from memonger.support.errors import MB, BudgetError, in_words
 
 log = logging.getLogger("memonger")
 
@@ -243,8 +242,8 @@ def _advised(way: Way, found: Found, confirmed: Confirmed) -> Confirmed:
         after.append(
             f"the plan that was found takes {memory.pool_bytes / MB:.1f} MB of the pool in place "
             f"of {unplanned.pool_bytes / MB:.1f} MB, but operators that know no layouts of MKLDNN "
-            f"would hold {memory.held_bytes / MB:.1f} MB of copies in place of "
-            f"{unplanned.held_bytes / MB:.1f} MB, so that the network is returned unmarked; plan "
+            f"would hold {memory.taken.nbytes / MB:.1f} MB of copies in place of "
+            f"{unplanned.taken.nbytes / MB:.1f} MB, so that the network is returned unmarked; plan "
             "with MXNET_MKLDNN_ENABLED=0, by which there are none"
         )
     elif saved < LITTLE * unplanned.pool_bytes:
@@ -277,9 +276,9 @@ def _solution(way: Way, confirmed: Confirmed, found: Found | None = None) -> tup
         "peak_bytes": memory.peak_bytes,
         "device_bytes": memory.device_bytes,
         "unplanned_device_bytes": unplanned.device_bytes,
-        "held_bytes": memory.held_bytes,
-        "unplanned_held_bytes": unplanned.held_bytes,
-        "temporary_bytes": memory.held.temporary,
+        "held_bytes": memory.taken.nbytes,
+        "unplanned_held_bytes": unplanned.taken.nbytes,
+        "temporary_bytes": memory.taken.temporary,
         "exact": memory.exact,
         "recomputed_flops": memory.recomputed_flops,
         "planner": plan.origin,

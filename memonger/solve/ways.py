@@ -31,8 +31,8 @@ from memonger.schedules.training_step import TrainingStep
 from memonger.solve.memory import Memory, of_marks, of_step
 from memonger.solve.request import Network, Options, Request, fingerprint, read_network
 from memonger.support.cache import Latest
+from memonger.support.errors import MB
 from memonger.support.parallel import progress_bar
-from memonger.support.sizes import MB
 
 log = logging.getLogger("memonger")
 

@@ -6,14 +6,11 @@ import ctypes
 import os
 from typing import Any, Mapping
 
-from memonger.costs.bind import reason
-from memonger.graph.operators.gradients import environment
 from memonger.schedules.execution.arrays import Arrays
 from memonger.schedules.execution.lowered import Step
 from memonger.schedules.training_step import BIND
-from memonger.support.errors import MemongerError
-from memonger.support.mxnet import mx
-from memonger.support.stderr import without_line
+from memonger.support.errors import MemongerError, said_by_mxnet
+from memonger.support.mxnet import environment, mx, without_line
 
 #: What MXNet logs of it at each bind (the constructor of ``GraphExecutor``).
 _DETECTED = b"MXNET_SUBGRAPH_BACKEND=NONE is detected"
@@ -40,7 +37,7 @@ def bind_step(step: Step, ctx: Any, args: Arrays, aux: Arrays, shared_exec: Any)
             made = symbol.bind(ctx, args, None, "null", aux, shared_exec=shared_exec)
     except mx.MXNetError as error:
         raise MemongerError(
-            f"MXNet cannot bind the schedule of this network on {ctx}: {reason(error)}"
+            f"MXNet cannot bind the schedule of this network on {ctx}: {said_by_mxnet(error)}"
         ) from None
     _check_size(made, step)
     return made

@@ -7,9 +7,9 @@ from typing import Any, Mapping, NamedTuple
 
 import numpy as np
 
-from memonger.graph.forward import forward_graph
 from memonger.graph.inputs import InputSpec
 from memonger.graph.operators.tensors import Tensor
+from memonger.graph.read import forward_graph
 from memonger.graph.training import training_graph
 from memonger.schedules.execution import arrays
 from memonger.schedules.execution.write import Written, write
