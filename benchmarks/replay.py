@@ -22,7 +22,7 @@ from typing import Any, Callable
 import memonger  # noqa: F401
 import mxnet as mx
 import numpy as np
-from memonger.costs.allocator import replay
+from memonger.costs.replay import replay
 from memonger.costs.bind import bind, planned_mb
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.read import forward_graph

@@ -10,197 +10,33 @@ size (``InitDataEntryMemory`` in ``src/executor/graph_executor.cc``).
 
 from __future__ import annotations
 
-from typing import Collection, NamedTuple, Protocol, Sequence
-
 import numpy as np
 
-from memonger.graph.arrays import KEPT, RowKind, Tables
-from memonger.graph.forward import Entry, ForwardGraph
+from memonger.graph.arrays import KEPT
 from memonger.support.compiled import compiled
-from memonger.support.mxnet import Settings
 
 EXTERNAL = -2  # a gradient: its memory is the user's
 UNASSIGNED = -1
 NO_LIMIT = float("inf")
 
 
-class Planned(Protocol):
-    """``training.TrainingGraph``, or ``training_step.TrainingStep``, that of a schedule."""
-
-    @property
-    def graph(self) -> ForwardGraph: ...
-
-    @property
-    def settings(self) -> Settings: ...
-
-    @property
-    def tables(self) -> Tables: ...
-
-    @property
-    def names(self) -> Sequence[str]: ...
-
-    @property
-    def ops(self) -> Sequence[str]: ...
-
-    @property
-    def kinds(self) -> Sequence[RowKind]: ...
-
-    @property
-    def phases(self) -> np.ndarray: ...
-
-
-class Timeline(NamedTuple):
-    """The tensors of one training step and when each of them takes up memory.
-
-    One element for each tensor that the pool holds, in the order in which they are made; variables
-    and their gradients are not in the pool. A step is a place in ``Replay.order``. Tensors that
-    share memory (in-place) have the same ``storage``: it counts for one of them at a time, from its
-    ``start`` until the next takes over, so that what is alive at a step adds up.
-
-    Attributes
-    ----------
-    steps : int
-        How many there are.
-    row, output : np.ndarray
-        The node of the training graph (``TrainingGraph.names``) and which of its outputs.
-    kind : np.ndarray
-        FORWARD, RECOMPUTED or BACKWARD (``tables``).
-    nbytes : np.ndarray
-        With the real size of its elements.
-    start, stop : np.ndarray
-        The first and the last step in which it takes up memory.
-    storage : np.ndarray
-    """
-
-    steps: int
-    row: np.ndarray
-    output: np.ndarray
-    kind: np.ndarray
-    nbytes: np.ndarray
-    start: np.ndarray
-    stop: np.ndarray
-    storage: np.ndarray
-
-    def live_bytes(self, *kinds: int, without: Collection[Entry] = ()) -> np.ndarray:
-        """Bytes alive in each step, of tensors of these kinds (of all by default).
-
-        Parameters
-        ----------
-        *kinds : int
-        without : collection of (row, output)
-            Tensors that do not count.
-        """
-        chosen = np.isin(self.kind, kinds) if kinds else np.ones(len(self.kind), dtype=np.bool_)
-        if without:
-            made = zip(self.row.tolist(), self.output.tolist())
-            chosen &= np.array([entry not in without for entry in made], dtype=np.bool_)
-        change = np.zeros(self.steps + 1, dtype=np.int64)
-        np.add.at(change, self.start[chosen], self.nbytes[chosen])
-        np.add.at(change, self.stop[chosen] + 1, -self.nbytes[chosen])
-        return np.cumsum(change)[:-1]
-
-
-class Replay(NamedTuple):
-    """What MXNet's planner makes of one training graph.
-
-    Attributes
-    ----------
-    training : Planned
-    recomputed : np.ndarray of bool
-        For each forward node whether it carries ``force_mirroring``.
-    order : np.ndarray
-        The rows of the training graph in the order in which they run.
-    reads : np.ndarray
-        How often each output of a row is read, by its number in ``Tables.elements``.
-    planned : np.ndarray
-        The block of the pool that the planner gives each output, by the same number; negative where
-        it gives none.
-    pool_bytes : int
-        The pool as MXNet counts it and ``debug_str`` reports it: 4 bytes an element.
-    """
-
-    training: Planned
-    recomputed: np.ndarray
-    order: np.ndarray
-    reads: np.ndarray
-    planned: np.ndarray
-    pool_bytes: int
-
-    @property
-    def blocks(self) -> np.ndarray:
-        """The block that each output really has: terms may be added up where the sum is."""
-        blocks = self.planned.copy()
-        adding = adding_rows(self.training)
-        add_in_place(self.training.tables, self.recomputed, self.order, adding, blocks)
-        return blocks
-
-    @property
-    def allocated_bytes(self) -> int:
-        """The pool as it is allocated, with the real size of the elements."""
-        return int(self.block_bytes().sum())
-
-    def block_bytes(self) -> np.ndarray:
-        """The blocks of the pool as they are allocated, in bytes."""
-        tables, blocks = self.training.tables, self.blocks
-        used = blocks >= 0
-        real = np.zeros(blocks.max(initial=-1) + 1, dtype=np.int64)
-        np.maximum.at(real, blocks[used], (tables.elements * tables.itemsize)[used])
-        return (real + 3) // 4 * 4  # pool entries are arrays of float32
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most bytes of tensors that are alive at once: what no allocator can do without."""
-        return int(self.timeline().live_bytes().max(initial=0))
-
-    def timeline(self) -> Timeline:
-        """Which tensors are alive when."""
-        tables, mask, order = self.training.tables, self.recomputed, self.order
-        _, storage = allocate(tables, mask, order, self.reads, 0, NO_LIMIT)
-        birth, last = _made_and_last_read(tables, mask, order)
-        add_in_place(tables, mask, order, adding_rows(self.training), storage)
-        made = np.flatnonzero(storage >= 0)
-        made = made[np.lexsort((made, birth[made]))]
-        row = np.searchsorted(tables.output_start, made, side="right") - 1
-        death = np.full(storage.max(initial=-1) + 1, -1, dtype=np.int64)
-        np.maximum.at(death, storage[made], last[made])
-        # In each storage a tensor gives way to the next.
-        sequence = np.lexsort((np.arange(len(made)), storage[made]))
-        stop = death[storage[made]]
-        same = storage[made][sequence][1:] == storage[made][sequence][:-1]
-        stop[sequence[:-1][same]] = birth[made][sequence[1:][same]] - 1
-        return Timeline(
-            len(order),
-            row,
-            made - tables.output_start[row],
-            self.training.phases[row],
-            (tables.elements * tables.itemsize)[made],
-            birth[made],
-            stop,
-            storage[made],
-        )
-
-
-def replay(training: Planned, recomputed: np.ndarray) -> Replay:
-    """Order a training graph and plan its memory as MXNet will.
-
-    Parameters
-    ----------
-    training : Planned
-    recomputed : np.ndarray of bool
-        For each forward node whether it carries ``force_mirroring``.
-    """
-    tables = training.tables
-    mask = np.ascontiguousarray(recomputed, dtype=np.bool_)
-    order, reads, planned, pool = _replay(tables, mask, np.array(training.settings.match_ranges))
-    return Replay(training, mask, order, reads, planned, int(pool))
+@compiled
+def entries_read(t, recomputed, entry, row, owner):  # type: ignore[no-untyped-def]
+    """The entries that are read: of the copies where both reader and read are recomputed."""
+    found = np.empty(entry.shape[0], dtype=np.int64)
+    copies = t.output_start[t.forward]  # from an output to the same of the copy
+    for k in range(entry.shape[0]):
+        found[k] = entry[k]
+        if owner[k] != KEPT and recomputed[owner[k]] and recomputed[row[k]]:
+            found[k] += copies
+    return found
 
 
 @compiled
-def row_read(forward, recomputed, row, owner):  # type: ignore[no-untyped-def]
-    """The row that is read: the recomputed copy where both reader and read are recomputed."""
-    if owner != KEPT and row < forward and recomputed[owner] and recomputed[row]:
-        return row + forward
-    return row
+def all_read(t, recomputed):  # type: ignore[no-untyped-def]
+    """`entries_read` of all reads."""
+    entry = t.output_start[t.read_row] + t.read_output
+    return entries_read(t, recomputed, entry, t.read_row, t.read_owner)
 
 
 @compiled
@@ -263,14 +99,6 @@ def order_and_reads(t, recomputed):  # type: ignore[no-untyped-def]
                 else:
                     reads[t.use_entry[q]] += 1
     return order[:count], reads
-
-
-@compiled
-def entry_read(recomputed, copies, entry, row, owner):  # type: ignore[no-untyped-def]
-    """`row_read` for an output by its number."""
-    if owner != KEPT and recomputed[owner] and recomputed[row]:
-        return entry + copies
-    return entry
 
 
 @compiled
@@ -400,39 +228,15 @@ def allocate(t, recomputed, order, reads, match_range, limit):  # type: ignore[n
 
 
 @compiled
-def _replay(t, recomputed, match_ranges):  # type: ignore[no-untyped-def]
-    order, reads = order_and_reads(t, recomputed)
-    best, storage = allocate(t, recomputed, order, reads, match_ranges[0], NO_LIMIT)
+def least_pool(t, recomputed, order, reads, match_ranges, limit):  # type: ignore[no-untyped-def]
+    """As `allocate`, with the match range that MXNet takes: the best, of equals the first."""
+    best, storage = allocate(t, recomputed, order, reads, match_ranges[0], limit)
     for k in range(1, match_ranges.shape[0]):
-        pool, other = allocate(t, recomputed, order, reads, match_ranges[k], NO_LIMIT)
+        pool, other = allocate(t, recomputed, order, reads, match_ranges[k], limit)
         if pool < best:
             best = pool
             storage = other
-    return order, reads, storage, best
-
-
-@compiled
-def _made_and_last_read(t, recomputed, order):  # type: ignore[no-untyped-def]
-    """Of each output the step in which it is made, and the last in which it is read."""
-    copies = t.output_start[t.forward]
-    made = np.zeros(t.elements.shape[0], dtype=np.int64)
-    last = np.zeros(t.elements.shape[0], dtype=np.int64)
-    for p in range(order.shape[0]):
-        row = order[p]
-        for out in range(t.output_start[row], t.output_start[row + 1]):
-            made[out] = p
-            last[out] = p
-        for j in range(t.use_start[row], t.use_start[row + 1]):
-            entry = entry_read(recomputed, copies, t.use_entry[j], t.use_row[j], t.use_owner[j])
-            last[entry] = p
-    for h in range(t.outputs):
-        last[t.head_entry[h]] = order.shape[0] - 1
-    return made, last
-
-
-def adding_rows(training: Planned) -> np.ndarray:
-    """The rows that add one gradient to another."""
-    return np.array([op == "_grad_add" for op in training.ops], dtype=np.bool_)
+    return best, storage
 
 
 @compiled
@@ -442,30 +246,26 @@ def add_in_place(t, recomputed, order, adding, storage):  # type: ignore[no-unty
     Once the memory is planned, the second input of a ``_grad_add`` may be computed with the write
     request 'add' right into the first (``src/executor/inplace_addto_detect_pass.cc``).
     """
-    copies = t.output_start[t.forward]
-    count = np.zeros(storage.shape[0], dtype=np.int64)  # of readers, those that ignore it as well
+    if not adding.any():
+        return
+    read = all_read(t, recomputed)
+    heads = entries_read(t, recomputed, t.head_entry, t.head_row, t.head_owner)
+    count = np.bincount(heads, minlength=storage.shape[0])  # of readers, those that ignore it too
     place = np.zeros(t.variable.shape[0], dtype=np.int64)
-    for h in range(t.head_row.shape[0]):
-        count[entry_read(recomputed, copies, t.head_entry[h], t.head_row[h], t.head_owner[h])] += 1
     for p in range(order.shape[0]):
-        row = order[p]
-        place[row] = p
-        for j in range(t.read_start[row], t.read_start[row + 1]):
-            source = row_read(t.forward, recomputed, t.read_row[j], t.read_owner[j])
-            count[t.output_start[source] + t.read_output[j]] += 1
+        place[order[p]] = p
+        for j in range(t.read_start[order[p]], t.read_start[order[p] + 1]):
+            count[read[j]] += 1
     for row in order:
-        if not adding[row]:
-            continue
-        j = t.read_start[row]
-        total = row_read(t.forward, recomputed, t.read_row[j], t.read_owner[j])
-        term = row_read(t.forward, recomputed, t.read_row[j + 1], t.read_owner[j + 1])
-        into = t.output_start[total] + t.read_output[j]
-        added = t.output_start[term] + t.read_output[j + 1]
-        if (
-            storage[into] == storage[t.output_start[row]]
-            and not t.variable[total]
-            and not t.variable[term]
-            and count[added] == 1
-            and place[total] < place[term]
-        ):
-            storage[added] = storage[into]
+        if adding[row]:
+            into, added = read[t.read_start[row]], read[t.read_start[row] + 1]
+            total = np.searchsorted(t.output_start, into, side="right") - 1
+            term = np.searchsorted(t.output_start, added, side="right") - 1
+            if (
+                storage[into] == storage[t.output_start[row]]
+                and not t.variable[total]
+                and not t.variable[term]
+                and count[added] == 1
+                and place[total] < place[term]
+            ):
+                storage[added] = storage[into]

@@ -19,7 +19,6 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from memonger.costs.allocator import Replay
 from memonger.costs.layouts import (
     KEEPS,
     KNOW,
@@ -30,6 +29,7 @@ from memonger.costs.layouts import (
     follow,
     layout_tables,
 )
+from memonger.costs.replay import Replay
 from memonger.graph.arrays import RowKind
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.recompute import GPU, truth

@@ -18,18 +18,12 @@ from __future__ import annotations
 
 import ast
 import zlib
-from typing import Mapping, NamedTuple
+from typing import List, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
-from memonger.costs.allocator import (
-    NO_LIMIT,
-    Planned,
-    add_in_place,
-    adding_rows,
-    allocate,
-    row_read,
-)
+from memonger.costs.allocator import NO_LIMIT, add_in_place, all_read, allocate
+from memonger.costs.replay import Planned, adding_rows
 from memonger.graph.arrays import RowKind
 from memonger.graph.forward import FLOAT
 from memonger.graph.operators.tensors import Tensor
@@ -38,26 +32,9 @@ from memonger.support.compiled import compiled
 # ---------------------------------------------------------------- operators
 
 _FORWARD = frozenset(
-    (
-        "Activation",
-        "BatchNorm",
-        "Concat",
-        "Convolution",
-        "Deconvolution",
-        "FullyConnected",
-        "LRN",
-        "LeakyReLU",
-        "Pooling",
-        "RNN",
-        "_contrib_BatchNormWithReLU",
-        "_copy",
-        "add_n",
-        "amp_cast",
-        "amp_multicast",
-        "elemwise_add",
-        "log_softmax",
-        "softmax",
-    )
+    "Activation BatchNorm Concat Convolution Deconvolution FullyConnected LRN LeakyReLU Pooling "
+    "RNN _contrib_BatchNormWithReLU _copy add_n amp_cast amp_multicast elemwise_add log_softmax "
+    "softmax".split()
 )
 #: Operators that compute in the layout that they find: ``TIsMKLDNN`` in MXNet's source.
 KNOW = (
@@ -111,27 +88,13 @@ _USUAL = 11  # the usual blocks
 
 
 class LayoutTables(NamedTuple):
-    """What is known of the layouts in a training graph, for compiled code.
+    """What is known of the layouts in a training graph, for compiled code."""
 
-    Attributes
-    ----------
-    code : np.ndarray of int8
-        Of each output how its layout comes about.
-    number : np.ndarray of int64
-        Of each output; the same for those that the same operator makes of the same shapes.
-    shows : np.ndarray of bool
-        Of each read whether the numbers may depend on the layout that is found.
-    plays : np.ndarray of bool
-        Of each read whether the layouts of the outputs may.
-    adding : np.ndarray of bool
-        The rows that add one gradient to another.
-    """
-
-    code: np.ndarray
-    number: np.ndarray
-    shows: np.ndarray
-    plays: np.ndarray
-    adding: np.ndarray
+    code: np.ndarray  # int8, of each output: how its layout comes about
+    number: np.ndarray  # int64, of each output; the same where an operator of a kind makes it
+    shows: np.ndarray  # of each read: whether the numbers may depend on the layout that is found
+    plays: np.ndarray  # of each read: whether the layouts of the outputs may
+    adding: np.ndarray  # of each row: whether it adds one gradient to another
 
 
 def layout_tables(training: Planned, scoring: bool = False) -> LayoutTables:
@@ -146,59 +109,46 @@ def layout_tables(training: Planned, scoring: bool = False) -> LayoutTables:
         two of them are taken to be alike.
     """
     t, kinds = training.tables, training.kinds
-    code = np.zeros(len(t.elements), dtype=np.int8)
-    number = np.zeros(len(t.elements), dtype=np.int64)
-    shows = np.zeros(len(t.read_row), dtype=np.bool_)
-    plays = np.zeros(len(t.read_row), dtype=np.bool_)
     known: dict[tuple[int, Tensor | None], _Facts] = {}
-    outputs, reads = t.output_start.tolist(), t.read_start.tolist()
-    sources, places = t.read_row.tolist(), t.read_output.tolist()
-    for row, kind in enumerate(kinds):
-        first, last = reads[row], reads[row + 1]
-        data = kinds[sources[first]].tensors[places[first]] if last > first else None
-        key = id(kind), data if kind.op == "Convolution" else None
-        if key not in known:
-            known[key] = _facts(kind, data)
-        facts = known[key]
-        code[outputs[row] : outputs[row + 1]] = facts.code
-        number[outputs[row] : outputs[row + 1]] = facts.number
-        shows[first:last] = facts.shows
-        plays[first:last] = facts.plays
+    facts = []
+    for kind, first in zip(kinds, t.read_start.tolist()):
+        data = None
+        if kind.op == "Convolution":
+            data = kinds[t.read_row[first]].tensors[t.read_output[first]]
+        if (id(kind), data) not in known:
+            known[id(kind), data] = _facts(kind, data)
+        facts.append(known[id(kind), data])
+    code = np.array([c for codes, _, _, _ in facts for c in codes], dtype=np.int8)
+    number = np.array([n for _, numbers, _, _ in facts for n in numbers], dtype=np.int64)
+    shows = np.array([s for _, _, shows, _ in facts for s in shows], dtype=np.bool_)
+    plays = np.array([p for _, _, _, plays in facts for p in plays], dtype=np.bool_)
     if scoring:
         code[code == _USUAL] = CHOSEN
-    ignored = t.read_ignored
-    return LayoutTables(code, number, shows & ~ignored, plays & ~ignored, adding_rows(training))
+    read = ~t.read_ignored
+    return LayoutTables(code, number, shows & read, plays & read, adding_rows(training))
 
 
-class _Facts(NamedTuple):
-    """`LayoutTables` of the rows of one kind."""
-
-    code: list[int]
-    number: list[int]
-    shows: list[bool]
-    plays: list[bool]
+#: `LayoutTables` of the rows of one kind: code and number, shows and plays.
+_Facts = Tuple[List[int], List[int], List[bool], List[bool]]
 
 
 def _facts(kind: RowKind, data: Tensor | None) -> _Facts:
-    outputs = range(len(kind.tensors))
+    outputs, reads = range(len(kind.tensors)), range(kind.inputs)
     # Which of two kernels runs on a GPU is no matter here.
     attrs = sorted(pair for pair in kind.attrs.items() if pair[0] != "cudnn_off")
     same = repr((kind.op, attrs, kind.inputs, [tuple(tensor) for tensor in kind.tensors]))
+    number = [zlib.crc32(f"{same} {k}".encode()) for k in outputs]
     code = [_code(kind, k, data) for k in outputs]
-    reads = range(kind.inputs)
+    exact = kind.op in _EXACT or (kind.op == "add_n" and kind.inputs <= 2)
+    exact |= kind.op in _POINTWISE and _act_type(kind) in _PIECEWISE
+    plays = [kind.op not in _CHOOSE] * kind.inputs
     if all(c == KEEPS for c in code):
-        shows = plays = [False] * kind.inputs
+        exact, plays = True, [False] * kind.inputs
     elif kind.op == "_backward_Pooling":
-        read = _POOLING_READS.get(kind.inputs, tuple(reads))
-        plays = [p in read for p in reads]
+        plays = [p in _POOLING_READS.get(kind.inputs, reads) for p in reads]
         # Windows that overlap are added up in another order in blocks (seen with AVX2).
-        shows = plays if _overlap(kind) else [False] * kind.inputs
-    else:
-        exact = kind.op in _EXACT or (kind.op == "add_n" and kind.inputs <= 2)
-        exact |= kind.op in _POINTWISE and _act_type(kind) in _PIECEWISE
-        shows = [not exact] * kind.inputs
-        plays = [kind.op not in _CHOOSE] * kind.inputs
-    return _Facts(code, [zlib.crc32(f"{same} {k}".encode()) for k in outputs], shows, plays)
+        return code, number, plays if _overlap(kind) else [False] * kind.inputs, plays
+    return code, number, [not exact] * kind.inputs, plays
 
 
 def _code(kind: RowKind, k: int, data: Tensor | None) -> int:
@@ -226,9 +176,9 @@ def _code(kind: RowKind, k: int, data: Tensor | None) -> int:
     if op == "_backward_Pooling" and k == 0 and axes == AXES and kind.inputs in _POOLING_READS:
         return _OTHER if _overlap(kind) else _POOLING_GRADIENT
     if op == "Pooling" and k == 0 and axes == AXES:
-        largest = kind.attrs.get("pool_type", "max") == "max"
+        pool = kind.attrs.get("pool_type", "max")
         valid = kind.attrs.get("pooling_convention", "valid") == "valid"
-        if largest or (valid and kind.attrs.get("pool_type") == "avg"):
+        if pool == "max" or (pool == "avg" and valid):
             return _PASSES
     if op in _CHOOSE:
         return _chosen(kind, data) if op == "Convolution" else CHOSEN
@@ -288,16 +238,9 @@ def _pair(attrs: Mapping[str, str], name: str, default: int = 1) -> tuple[int, .
 def layout_of(code, number, place, before, found, plays):  # type: ignore[no-untyped-def]
     """The layout of an output.
 
-    Parameters
-    ----------
-    code, number : int
-        As in `LayoutTables`.
-    place : int
-        The input in whose memory it is written, `NOT_IN_PLACE` or `ADDED`.
-    before : int
-        The layout of that memory, PLAIN if it is not in place.
-    found, plays : np.ndarray
-        Of each input the layout that is found, and whether it plays a part.
+    ``code`` and ``number`` are those of `LayoutTables`. ``place`` is the input in whose memory it
+    is written, `NOT_IN_PLACE` or `ADDED`; ``before`` the layout of that memory, PLAIN if it is not
+    in place. ``found`` has of each input the layout that is found, ``plays`` whether that matters.
     """
     if code == KEEPS:
         return before
@@ -359,10 +302,8 @@ def follow(t, layouts, recomputed, order, reads, copy_of):  # type: ignore[no-un
     ----------
     t : Tables
     layouts : LayoutTables
-    recomputed : np.ndarray of bool
-        For each forward node whether it carries ``force_mirroring``.
-    order, reads : np.ndarray
-        As ``order_and_reads`` gives them.
+    recomputed, order, reads
+        As of ``order_and_reads``.
     copy_of : np.ndarray of int64
         Of each forward node that a plan may insert the node that it copies, of others -1 (or
         nothing at all). A copy of what is not recomputed will not be there: its layout is that of
@@ -385,7 +326,7 @@ def follow(t, layouts, recomputed, order, reads, copy_of):  # type: ignore[no-un
     made = np.zeros(planned.shape[0], dtype=np.int64)
     place = np.full(planned.shape[0], NOT_IN_PLACE, dtype=np.int32)
     found = np.full(t.read_row.shape[0], -1, dtype=np.int64)
-    entries = np.zeros(t.read_row.shape[0], dtype=np.int64)
+    entries = all_read(t, recomputed)
     now = np.zeros(planned.shape[0], dtype=np.int64)  # of each block
     symbols = np.zeros(planned.shape[0], dtype=np.int64)  # of a row's outputs
     for p in range(order.shape[0]):
@@ -394,9 +335,7 @@ def follow(t, layouts, recomputed, order, reads, copy_of):  # type: ignore[no-un
             continue
         first, last = t.read_start[row], t.read_start[row + 1]
         for j in range(first, last):
-            source = row_read(t.forward, recomputed, t.read_row[j], t.read_owner[j])
-            entry = t.output_start[source] + t.read_output[j]
-            entries[j] = entry
+            entry = entries[j]
             found[j] = made[entry] if blocks[entry] < 0 else now[blocks[entry]]
         begin, end = t.output_start[row], t.output_start[row + 1]
         if end > begin:
@@ -440,20 +379,9 @@ NO_COPIES = np.zeros(0, dtype=np.int64)
 def mattering(
     training: Planned, layouts: LayoutTables, order: np.ndarray, entries: np.ndarray
 ) -> np.ndarray:
-    """The outputs of whose layout the numbers may come to depend.
+    """Find the outputs (bool, of each) of whose layout the numbers may come to depend.
 
-    Parameters
-    ----------
-    training : Planned
-    layouts : LayoutTables
-    order : np.ndarray
-        The rows in the order in which they run.
-    entries : np.ndarray
-        Of each input the output that it reads (`follow`).
-
-    Returns
-    -------
-    np.ndarray of bool
+    ``order`` has the rows as they run, ``entries`` of each input the output that it reads.
     """
     t, kinds = training.tables, training.kinds
     matters = np.zeros(len(t.elements), dtype=np.bool_)

@@ -13,7 +13,7 @@ term may be added up where the sum is. So the bound is safe, not sharp.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,7 +21,8 @@ from memonger.graph.operators.recompute import why_kept
 from memonger.graph.training import TrainingGraph
 
 
-class Floor(NamedTuple):
+@dataclass(frozen=True)
+class Floor:
     """The least memory that any plan of a network needs.
 
     Attributes
@@ -42,12 +43,12 @@ class Floor(NamedTuple):
     own_bytes: int
 
     def sets(self, name: str, op: str, nodes: int) -> str:
-        """What sets it in words, from the operator's name and kind and the number of nodes."""
-        return ("the gradient of %r (%s)" if self.row >= 2 * nodes else "%r (%s)") % (name, op)
+        """Say what sets it, from the operator's name and kind and the number of nodes."""
+        return f"{'the gradient of ' if self.row >= 2 * nodes else ''}{name!r} ({op})"
 
 
 def floor(training: TrainingGraph, bare: bool = False) -> Floor:
-    """The least memory that any plan of a network needs.
+    """Find the least memory that any plan of a network needs.
 
     Parameters
     ----------
@@ -56,64 +57,57 @@ def floor(training: TrainingGraph, bare: bool = False) -> Floor:
         Whether plans may recompute what must not be (``rules=False``).
     """
     t = training.tables
-    n = t.forward
+    n, rows = t.forward, len(t.variable)
     nbytes = t.elements * t.itemsize
     same = _passed_on(training)
+    row, tensor = _needed(training, same)
+    own = np.bincount(row, nbytes[tensor], rows)
     gradients = t.walk_row[t.walk_row >= 2 * n]
-    rows = np.concatenate([t.first, gradients])
-    owner = np.full(len(t.variable), -1, dtype=np.int64)
-    owner[:n] = np.arange(n)
-    owner[2 * n :] = training.owners
-
-    # What each row needs itself: (row, tensor), each once.
-    reader = np.repeat(np.arange(len(t.variable)), np.diff(t.use_start))
-    maker = np.repeat(np.arange(len(t.variable)), np.diff(t.output_start))
-    apart = np.zeros(len(nbytes), dtype=np.bool_)  # gradients: their memory is the user's
-    apart[t.head_entry[t.outputs :]] = True
-    overwriting = np.zeros(len(nbytes), dtype=np.bool_)
-    overwriting[t.inplace_output] = True
-    into_gradient = np.zeros(len(t.variable), dtype=np.bool_)  # may overwrite what they read
-    into_gradient[maker[apart & overwriting]] = True
-    used = ~apart[t.use_entry] & ~into_gradient[reader]
-    made = ~apart & ~overwriting & ~t.variable[maker]
-    needs = np.unique(
-        np.concatenate(
-            [
-                reader[used] * len(nbytes) + same[t.use_entry[used]],
-                maker[made] * len(nbytes) + same[np.flatnonzero(made)],
-            ]
-        )
-    )
-    row, tensor = needs // len(nbytes), needs % len(nbytes)
-    own = np.bincount(row, nbytes[tensor], len(t.variable))
-
-    held = _only_once(training) if not bare else np.zeros(len(nbytes), dtype=np.bool_)
-    outputs = t.head_entry[: t.outputs]
-    to_the_end = same[outputs[~t.variable[t.head_row[: t.outputs]]]]
-    rows = rows[(owner[rows] >= 0) & ~t.variable[rows]]
-    if not len(rows):
+    owner = np.concatenate([np.arange(n), np.full(n, -1), training.owners])
+    run = np.concatenate([t.first, gradients])
+    run = run[(owner[run] >= 0) & ~t.variable[run]]
+    if not len(run):
         return Floor(0, -1, -1, 0)
+    reader = np.repeat(np.arange(rows), np.diff(t.use_start))
+    held = np.zeros(len(nbytes), dtype=np.bool_) if bare else _only_once(training)
+    held = held[t.use_entry]
+    heads = t.head_entry[: t.outputs][~t.variable[t.head_row[: t.outputs]]]
 
     def under(order: np.ndarray) -> Floor:
         """The floor under plans with the gradients in this order."""
-        place = np.full(len(t.variable), -1, dtype=np.int64)
+        place = np.full(rows, -1, dtype=np.int64)
         place[order] = np.arange(len(order))
         # What is held over each row: until its last gradient, or to the end.
         last = np.full(len(nbytes), -1, dtype=np.int64)
-        read = (place[reader] >= 0) & held[t.use_entry]
-        np.maximum.at(last, same[t.use_entry[read]], place[reader][read])
-        last[to_the_end] = len(order)
+        read = held & (place[reader] >= 0)
+        np.maximum.at(last, same[t.use_entry[read]], place[reader[read]])
+        last[same[heads]] = len(order)
         ending = np.bincount(last[last >= 0], nbytes[last >= 0], len(order) + 1)
-        over = np.zeros(len(t.variable))
+        over = np.zeros(rows)
         over[order] = np.cumsum(ending[::-1])[::-1][place[order]]
-        counted = (place[row] >= 0) & (last[tensor] >= place[row])  # in both
-        over -= np.bincount(row[counted], nbytes[tensor[counted]], len(t.variable))
-        total = own + over
-        most = int(rows[np.argmax(total[rows])])
+        both = (place[row] >= 0) & (last[tensor] >= place[row])
+        total = own + over - np.bincount(row[both], nbytes[tensor[both]], rows)
+        most = int(run[np.argmax(total[run])])
         return Floor(int(total[most]), most, int(owner[most]), int(own[most]))
 
-    as_made = np.unique(gradients)  # so they run in schedules
-    return min((under(order) for order in (gradients, as_made)), key=lambda least: least.nbytes)
+    orders = gradients, np.unique(gradients)  # under marks; as they were made: in schedules
+    return min(map(under, orders), key=lambda least: least.nbytes)
+
+
+def _needed(training: TrainingGraph, same: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What each row needs in memory itself: (row, tensor), each once."""
+    t, entries = training.tables, len(same)
+    rows = np.arange(len(t.variable))
+    reader, maker = np.repeat(rows, np.diff(t.use_start)), np.repeat(rows, np.diff(t.output_start))
+    apart = np.zeros(entries, dtype=np.bool_)  # gradients: their memory is the user's
+    apart[t.head_entry[t.outputs :]] = True
+    overwriting = np.zeros(entries, dtype=np.bool_)
+    overwriting[t.inplace_output] = True
+    used = ~apart[t.use_entry] & ~np.isin(reader, maker[apart & overwriting])
+    made = np.flatnonzero(~apart & ~overwriting & ~t.variable[maker])
+    row = np.concatenate([reader[used], maker[made]])
+    pairs = np.unique(row * entries + same[np.concatenate([t.use_entry[used], made])])
+    return pairs // entries, pairs % entries
 
 
 def _passed_on(training: TrainingGraph) -> np.ndarray:

@@ -14,8 +14,8 @@ from typing import Iterable, Sequence
 
 import numpy as np
 
-from memonger.costs.allocator import replay
 from memonger.costs.layouts import AXES, MAKE
+from memonger.costs.replay import replay
 from memonger.graph.arrays import Tables, ragged
 from memonger.graph.forward import FLOAT, Entry, no_collection
 from memonger.graph.operators.recompute import truth

@@ -20,7 +20,6 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from memonger.costs.allocator import Replay
 from memonger.costs.layouts import (
     ADDED,
     AXES,
@@ -35,6 +34,7 @@ from memonger.costs.layouts import (
     layout_tables,
     mattering,
 )
+from memonger.costs.replay import Replay
 from memonger.graph.arrays import RowKind
 from memonger.support.errors import MemongerError
 

@@ -7,7 +7,7 @@ from typing import Mapping, NamedTuple
 
 import numpy as np
 
-from memonger.costs.allocator import Replay, replay
+from memonger.costs.replay import Replay, replay
 from memonger.graph import arrays as tables
 from memonger.graph.arrays import BACKWARD, FORWARD, KEPT, RECOMPUTED, RowKind, Tables
 from memonger.graph.forward import Entry, ForwardGraph

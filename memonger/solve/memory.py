@@ -8,11 +8,11 @@ from typing import Any, Mapping
 
 import numpy as np
 
-from memonger.costs.allocator import Replay, Timeline, replay
 from memonger.costs.bind import bind, has_mkldnn, planned_mb
-from memonger.costs.device import device_bytes
 from memonger.costs.fusion import replay_fused
 from memonger.costs.held import NOTHING, Held, with_copies
+from memonger.costs.memory import device_bytes
+from memonger.costs.replay import Replay, Timeline, replay
 from memonger.costs.time.flops import forward_flops
 from memonger.graph import marks
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED

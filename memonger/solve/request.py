@@ -20,7 +20,7 @@ import numpy as np
 
 from memonger.costs.bind import has_mkldnn
 from memonger.costs.held import Held, held_by
-from memonger.costs.model import CostModel
+from memonger.costs.memory import CostModel
 from memonger.graph import marks
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import (

@@ -12,7 +12,7 @@ from typing import Any, Callable, Mapping, Sequence
 import numpy as np
 
 from memonger.costs.bind import bind, has_mkldnn, planned_mb
-from memonger.costs.model import CostModel
+from memonger.costs.memory import CostModel
 from memonger.costs.time import measured as timing
 from memonger.costs.time.flops import forward_flops
 from memonger.graph import marks

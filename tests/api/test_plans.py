@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from memonger.api import planning
 from memonger.solve import ways as solution
-from memonger.costs.model import CostModel
+from memonger.costs.memory import CostModel
 from memonger.costs.bind import planned_mb
 from memonger.solve.request import read_network, read_request
 from memonger.support.cache import forget

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from memonger.schedules.execution import lowered as recipe
 from memonger.solve import ways
-from memonger.costs.device import rounded
+from memonger.costs.memory import rounded
 from memonger.support.errors import BudgetError
 from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.execution.symbol import ScheduledSymbol

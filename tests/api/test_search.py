@@ -11,7 +11,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from memonger.costs.allocator import NO_LIMIT, replay
+from memonger.costs.allocator import NO_LIMIT
+from memonger.costs.replay import replay
 from memonger.planners.marks import smallest as planner
 from memonger.planners.marks.anneal import anneal, cheapest_cuts, fill, price
 from memonger.planners.marks.cuts import Weigher, Weights, cheap_cuts, golden_section, walk

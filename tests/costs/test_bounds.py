@@ -7,7 +7,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 from hypothesis import HealthCheck, given, settings, strategies as st
-from memonger.costs.allocator import replay
+from memonger.costs.replay import replay
 from memonger.costs.lower_bound import floor
 from memonger.solve.memory import of_step
 from memonger.graph.training import training_graph

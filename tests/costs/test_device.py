@@ -10,7 +10,7 @@ from typing import Any
 import memonger
 import mxnet as mx
 import pytest
-from memonger.costs.device import rounded
+from memonger.costs.memory import rounded
 
 import networks
 

@@ -9,7 +9,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 from memonger.graph import marks
-from memonger.costs.allocator import EXTERNAL, Replay, replay
+from memonger.costs.allocator import EXTERNAL
+from memonger.costs.replay import Replay, replay
 from memonger.costs.bind import bind, planned_mb
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.gradients import read_debug_str

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from memonger.costs.time import classes as kinds
 from memonger.costs.time import measured as timing
-from memonger.costs.time.measured import Pace, Rates
+from memonger.costs.time.roofline import Pace, Rates
 from memonger.graph.training import TrainingGraph, training_graph
 
 import planned

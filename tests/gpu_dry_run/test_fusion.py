@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import memonger.costs.model
+import memonger.costs.memory
 import mxnet as mx
 import pytest
 
@@ -17,7 +17,7 @@ from .dry_run import GpuDryRun
 
 pytestmark = pytest.mark.gpu_dry_run
 
-MB = memonger.costs.model.MB
+MB = memonger.costs.memory.MB
 TESTS = str(Path(__file__).resolve().parents[1] / "helpers")
 NETWORKS = 150
 FUSION = {"MXNET_USE_FUSION": "1"}
@@ -43,7 +43,7 @@ def fused_networks(dry: DryRun) -> Any:
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import strategies as st
     from memonger.graph import marks
-    from memonger.costs.allocator import replay
+    from memonger.costs.replay import replay
     from memonger.costs.bind import bind, planned_mb
     from memonger.graph.forward import KeptCopy
     from memonger.costs.fusion import replay_fused

@@ -18,7 +18,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from memonger.graph import marks
-from memonger.costs.allocator import replay
+from memonger.costs.replay import replay
 from memonger.graph.read import forward_graph
 from memonger.graph.inputs import read_shapes
 from memonger.solve.memory import wanted

@@ -13,7 +13,7 @@ import memonger  # noqa: F401
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.costs.device import rounded
+from memonger.costs.memory import rounded
 from memonger.graph.read import forward_graph
 from memonger.graph.inputs import read_shapes
 from memonger.planners.trees.search import Recursive

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from memonger.graph import marks
-from memonger.costs.allocator import replay
+from memonger.costs.replay import replay
 from memonger.costs.bind import bind, planned_mb
 from memonger.graph.forward import (
     KeptCopy,

@@ -29,7 +29,7 @@ from memonger.planners.marks.budget import (
 )
 from memonger.planners.marks.smallest import copyable
 from memonger.planners.marks.rules import Rules
-from memonger.costs.time.measured import Rates
+from memonger.costs.time.roofline import Rates
 
 import networks
 from planned import marked, rules_of

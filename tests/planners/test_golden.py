@@ -11,7 +11,7 @@ from typing import Any
 import memonger
 import mxnet as mx
 import pytest
-from memonger.costs.model import CostModel
+from memonger.costs.memory import CostModel
 from memonger.planners.marks import chen2016
 from memonger.graph.marks import stages
 from memonger.graph.training import training_graph

@@ -9,7 +9,7 @@ from memonger.support.cache import forget
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from memonger.costs.time import measured as timing
-from memonger.costs.time.measured import Rates
+from memonger.costs.time.roofline import Rates
 
 from generated import networks
 

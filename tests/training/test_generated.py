@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, reject, settings, strategies as st
 from memonger.graph import marks
-from memonger.costs.allocator import replay
+from memonger.costs.replay import replay
 from memonger.costs.bind import bind, planned_mb
 from memonger.graph.operators.gradients import read_debug_str
 from memonger.schedules.schedule import check

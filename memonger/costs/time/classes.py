@@ -1,10 +1,10 @@
-"""Kinds of operators: how much longer than by the roofline an operator of a kind takes.
+"""Classes of operators: those of a class take about as many times as long as by the roofline.
 
 The arithmetic and the bytes of an operator bound its time from below. How near to that it comes is
 a matter of its kernel: on a CPU MXNet's max pooling takes four times as long, the gradient of a
-convolution a quarter longer than its two products. So one operator of each kind that a network has
+convolution a quarter longer than its two products. So one operator of each class that a network has
 is run on the device, of some million elements, and what it takes beyond the roofline counts for all
-of its kind.
+of its class.
 
 MKLDNN hands on images in layouts of its own. BatchNorm and pooling are several times faster on
 these, and operators that do not know them have them put back into order first (``clip`` takes five
@@ -26,11 +26,11 @@ from memonger.support.mxnet import mx
 IMAGES: Shape = (8, 64, 56, 56)  # for operators that take images of any shape
 ONE: Shape = (1,)  # of a constant, which gets no gradient
 ROWS: Shape = (256, 2048)  # for operators that take anything
-FEW = 16  # channels: a convolution of fewer is another kind
+FEW = 16  # channels: a convolution of fewer is of another class
 
 
 class Example(NamedTuple):
-    """An operator that stands for its kind.
+    """An operator that stands for its class.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Example(NamedTuple):
 
 
 def example_of(graph: ForwardGraph, i: int) -> Example | None:
-    """The operator that stands for the kind of an operator, if there is one."""
+    """Choose the operator that stands for the class of an operator, if there is one."""
     node = graph.nodes[i]
     inputs = [graph.tensors[a][b] for a, b in node.inputs]
     if not inputs or node.subgraphs or why_kept(node.op, node.attrs) is not None:
@@ -60,7 +60,7 @@ def example_of(graph: ForwardGraph, i: int) -> Example | None:
         return _EXAMPLES[node.op](node, inputs)
     outputs = graph.shown(i)
     constant = [
-        tensor.shape == ONE and _is_made_of_nothing(graph.nodes[a])
+        tensor.shape == ONE and not graph.nodes[a].is_variable and not graph.nodes[a].inputs
         for (a, _), tensor in zip(node.inputs, inputs)
     ]
     same = {tensor.shape for tensor in outputs}
@@ -71,33 +71,30 @@ def example_of(graph: ForwardGraph, i: int) -> Example | None:
     return None
 
 
-def _is_made_of_nothing(node: Node) -> bool:
-    return not node.is_variable and not node.inputs
+def _symbol_of(example: Example) -> Any:
+    nodes, shown = alone(example.op, dict(example.attrs), len(example.shapes), False)
+    return load_nodes(nodes, [[len(example.shapes), k, 0] for k in range(shown)])
 
 
 def graph_of(example: Example) -> ForwardGraph:
-    """The graph of an example, whose one operator is the last node."""
-    nodes, shown = alone(example.op, dict(example.attrs), len(example.shapes), False)
-    symbol = load_nodes(nodes, [[len(example.shapes), k, 0] for k in range(shown)])
-    shapes = {"x%d" % k: shape for k, shape in enumerate(example.shapes)}
-    return forward_graph(symbol, InputSpec(shapes, {}))
+    """Read the graph of an example, whose one operator is the last node."""
+    shapes = {f"x{k}": shape for k, shape in enumerate(example.shapes)}
+    return forward_graph(_symbol_of(example), InputSpec(shapes, {}))
 
 
 def symbols_of(example: Example) -> list[Any]:
-    """What is run to measure an example: without it, if it is ``behind`` others, and with it."""
-    x, behind = mx.sym.Variable("data"), example.behind
-    nodes, shown = alone(example.op, dict(example.attrs), len(example.shapes), False)
-    symbol = load_nodes(nodes, [[len(example.shapes), k, 0] for k in range(shown)])
-    constants = {"x%d" % k: mx.sym.ones(ONE) for k, s in enumerate(example.shapes) if s == ONE}
+    """Build what is run to measure an example: without it, if it is ``behind``, and with it."""
+    symbol = _symbol_of(example)
+    shapes = {f"x{k}": shape for k, shape in enumerate(example.shapes)}
+    constants = {name: mx.sym.ones(ONE) for name, shape in shapes.items() if shape == ONE}
     if constants:
         symbol = symbol(**constants)
-    if not behind:
+    if not example.behind:
         return [symbol]
-    x = _pointwise(x, "before")
-    images = {"x%d" % k: x for k, shape in enumerate(example.shapes) if shape == IMAGES}
-    made = symbol(**images)[0]
-    shapes = {"x%d" % k: s for k, s in enumerate(example.shapes) if s not in (IMAGES, ONE)}
-    if made.infer_shape(data=IMAGES, **shapes)[1] == [IMAGES]:
+    x = _pointwise(mx.sym.Variable("data"), "before")
+    made = symbol(**{name: x for name, shape in shapes.items() if shape == IMAGES})[0]
+    others = {name: shape for name, shape in shapes.items() if shape not in (IMAGES, ONE)}
+    if made.infer_shape(data=IMAGES, **others)[1] == [IMAGES]:
         return [_pointwise(x, "behind"), _pointwise(made, "behind")]
     return [x, made]
 

@@ -13,181 +13,97 @@ one output, whatever the order of the axes (``src/operator/nn/convolution.cc``).
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Callable, Iterable, Mapping, Sequence, Tuple
+from typing import Callable, Mapping, Sequence, Tuple
 
 import numpy as np
 
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.recompute import truth
 
-Shape = Tuple[int, ...]
-Shapes = Sequence[Shape]
+Shapes = Sequence[Tuple[int, ...]]
 Attrs = Mapping[str, str]
+#: Of an operator's parameters, and the shapes of its inputs and of its outputs.
 Formula = Callable[[Attrs, Shapes, Shapes], int]
 
-
-def _size(shape: Iterable[int]) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count
-
-
-def _sizes(shapes: Shapes) -> int:
-    return sum(_size(shape) for shape in shapes)
-
-
-def _numbers(value: str) -> Shape:
-    """The lengths in an attribute: '(3, 3)', '[3, 3]' or '3'."""
-    return tuple(int(number) for number in re.findall(r"\d+", value))
-
-
-# ---------------------------------------------------------------- by the element
+_size = math.prod
 
 
 def _per_input(operations: int) -> Formula:
     """So many operations for every element of the first input."""
-    return lambda attrs, inputs, outputs: operations * _size(inputs[0])
+    return lambda attrs, ins, outs: operations * _size(ins[0])
 
 
 def _per_output(operations: int) -> Formula:
     """So many operations for every element of the outputs."""
-    return lambda attrs, inputs, outputs: operations * _sizes(outputs)
+    return lambda attrs, ins, outs: operations * sum(map(_size, outs))
 
 
-_free = _per_output(0)
-_elementwise = _per_output(1)
+def _product(transposed: int) -> Formula:
+    """For every output a multiply-add over the last axis of the first input, or that one."""
+    return lambda attrs, ins, outs: (
+        2 * _size(outs[0]) * ins[0][transposed if truth(attrs.get("transpose_a")) else -1]
+    )
 
-
-def _add_n(attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
-    return (len(inputs) - 1) * _size(outputs[0])
-
-
-# ---------------------------------------------------------------- normalisation
 
 # Mean 1; variance 3 (subtract, multiply, add); normalised 3 (subtract, multiply, add), for scale
 # and deviation are one factor of a channel.
+def _batch_norm(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
+    return (3 if truth(attrs.get("use_global_stats")) else 7) * _size(ins[0])
 
 
-def _batch_norm(attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
-    return (3 if truth(attrs.get("use_global_stats")) else 7) * _size(inputs[0])
+def _convolution(weight: int, per_sample: int = 0) -> Formula:
+    """A convolution; ``per_sample`` operations interpolate a value, group by group of filters."""
 
-
-def _batch_norm_relu(attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
-    return _batch_norm(attrs, inputs, outputs) + _size(inputs[0])
-
-
-def _lrn(attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
-    """Square 1, their sum over ``nsize`` channels, multiply-add 2, power 1, multiply 1."""
-    return (int(attrs["nsize"]) + 5) * _size(inputs[0])
-
-
-# ---------------------------------------------------------------- windows
-
-
-def _convolution_of(weight: int) -> Formula:
-    def formula(attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
-        products = _size(inputs[weight]) // int(attrs["num_filter"])
-        bias = len(inputs) > weight + 1
-        return (2 * products + bias) * _size(outputs[0])
+    def formula(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
+        products = _size(ins[weight]) // int(attrs["num_filter"])
+        window = _size(int(length) for length in re.findall(r"\d+", attrs["kernel"]))
+        samples = ins[0][0] * ins[0][1] * window * _size(outs[0][2:])
+        bias = len(ins) > weight + 1
+        return (2 * products + bias) * _size(outs[0]) + per_sample * samples
 
     return formula
 
 
-def _deformable_of(weight: int, per_sample: int) -> Formula:
-    """A convolution of values that are interpolated, group by group of filters."""
-    convolution = _convolution_of(weight)
-
-    def formula(attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
-        batch, channels = inputs[0][:2]
-        samples = batch * channels * _size(_numbers(attrs["kernel"])) * _size(outputs[0][2:])
-        return convolution(attrs, inputs, outputs) + per_sample * samples
-
-    return formula
-
-
-def _deconvolution(attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
-    """Every element of the input is multiplied with the weights of its channel, and added."""
-    bias = len(inputs) > 2
-    return 2 * _size(inputs[0]) * _size(inputs[1][1:]) + bias * _size(outputs[0])
-
-
-def _up_sampling(attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
-    """Bilinear: a deconvolution with one filter a channel."""
-    if attrs.get("sample_type") == "nearest":
-        return 0
-    return 2 * _size(inputs[0]) * _size(inputs[-1][1:])
-
-
-def _pooling(attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
+def _pooling(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
     if truth(attrs.get("global_pool")):
-        return _size(inputs[0])
-    return _size(_numbers(attrs["kernel"])) * _size(outputs[0])
+        return _size(ins[0])
+    return _size(int(length) for length in re.findall(r"\d+", attrs["kernel"])) * _size(outs[0])
 
 
-def _correlation(attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
+def _correlation(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
     """A window of all channels of one image with one of the other, and the mean."""
-    window = int(attrs.get("kernel_size", 1)) ** 2 * inputs[0][1]
+    window = int(attrs.get("kernel_size", 1)) ** 2 * ins[0][1]
     # Multiply and add, or else subtract, absolute value and add.
     products = 2 if truth(attrs.get("is_multiply", "True")) else 3
-    return (products * window + 1) * _size(outputs[0])
+    return (products * window + 1) * _size(outs[0])
 
 
-# ---------------------------------------------------------------- matrix products
+def _gemm2(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
+    return _product(int(attrs.get("axis", -2)))(attrs, ins, outs)
 
 
-def _fully_connected(attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
-    bias = len(inputs) > 2
-    return (2 * _size(inputs[1][1:]) + bias) * _size(outputs[0])
-
-
-def _dot(attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
-    """Over the last axis of the first input and the first of the second."""
-    return 2 * _size(outputs[0]) * inputs[0][0 if truth(attrs.get("transpose_a")) else -1]
-
-
-def _batch_dot(attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
-    return 2 * _size(outputs[0]) * inputs[0][-2 if truth(attrs.get("transpose_a")) else -1]
-
-
-def _gemm2(attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
-    rows = int(attrs.get("axis", -2))
-    return 2 * _size(outputs[0]) * inputs[0][rows if truth(attrs.get("transpose_a")) else -1]
-
-
-def _gemm(attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
-    return _gemm2(attrs, inputs, outputs) + _size(outputs[0])
-
-
-def _syrk(attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
+def _syrk(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
     """One triangle of a product with itself; the other is a copy."""
-    side = outputs[0][-1]
-    shared = inputs[0][-2 if truth(attrs.get("transpose")) else -1]
-    return _size(outputs[0][:-2]) * side * (side + 1) * shared
+    side, shared = outs[0][-1], ins[0][-2 if truth(attrs.get("transpose")) else -1]
+    return _size(outs[0][:-2]) * side * (side + 1) * shared
 
 
-def _trmm(attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
-    """A triangle of n x n with n x m: n (n + 1) / 2 products and n (n - 1) / 2 sums a column."""
-    return inputs[0][-1] * _size(outputs[0])
+def _triangle(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
+    """A triangle of n x n with n x m: n (n + 1) / 2 products, n (n - 1) / 2 sums a column."""
+    return ins[0][-1] * _size(outs[0])
 
 
-# ---------------------------------------------------------------- attention and recurrence
-
-# src/operator/contrib/transformer.cc. Queries, keys and values of a head stand side by side in the
-# last axis: three, two or one of them.
+def _attended(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
+    return 2 * ins[1][-1] * _size(outs[0])
 
 
-def _scores_of(interleaved: int) -> Formula:
-    def formula(attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
-        width = inputs[0][-1] // interleaved // int(attrs["heads"])
-        return 2 * width * _size(outputs[0])
-
-    return formula
-
-
-def _attended(attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
-    return 2 * inputs[1][-1] * _size(outputs[0])
+def _scores(interleaved: int) -> Formula:
+    """Queries, keys and values of a head stand side by side (contrib/transformer.cc)."""
+    return lambda attrs, ins, outs: (
+        2 * (ins[0][-1] // interleaved // int(attrs["heads"])) * _size(outs[0])
+    )
 
 
 #: Gates, and operations of one element of the state beside the two matrix products: adding them
@@ -195,8 +111,8 @@ def _attended(attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
 _CELLS = {"rnn_relu": (1, 4), "rnn_tanh": (1, 4), "lstm": (4, 16 + 5), "gru": (3, 12 + 5)}
 
 
-def _rnn(attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
-    steps, batch, width = inputs[0]
+def _rnn(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
+    steps, batch, width = ins[0]
     hidden = int(attrs["state_size"])
     projected = attrs.get("projection_size", "None")
     state = hidden if projected in ("None", "0") else int(projected)
@@ -205,50 +121,58 @@ def _rnn(attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
     total = 0
     for _ in range(int(attrs["num_layers"])):
         total += hidden * (2 * gates * (width + state) + pointwise)
-        if state != hidden:
-            total += 2 * hidden * state
+        total += 2 * hidden * state * (state != hidden)
         width = state * directions
     return total * directions * steps * batch
 
 
-# ---------------------------------------------------------------- the tables
-
 _FORMULAS: dict[str, Formula] = {
-    "Convolution": _convolution_of(1),
-    "Convolution_v1": _convolution_of(1),
-    "_contrib_DeformableConvolution": _deformable_of(2, 8),  # four multiply-adds
-    "_contrib_ModulatedDeformableConvolution": _deformable_of(3, 9),
-    "Deconvolution": _deconvolution,
-    "FullyConnected": _fully_connected,
-    "dot": _dot,
-    "batch_dot": _batch_dot,
-    "_linalg_gemm": _gemm,
+    "Convolution": _convolution(1),
+    "Convolution_v1": _convolution(1),
+    "_contrib_DeformableConvolution": _convolution(2, 8),  # four multiply-adds
+    "_contrib_ModulatedDeformableConvolution": _convolution(3, 9),
+    # Every element of the input is multiplied with the weights of its channel, and added.
+    "Deconvolution": lambda attrs, ins, outs: (
+        2 * _size(ins[0]) * _size(ins[1][1:]) + (len(ins) > 2) * _size(outs[0])
+    ),
+    # Bilinear: a deconvolution with one filter a channel.
+    "UpSampling": lambda attrs, ins, outs: (
+        0 if attrs.get("sample_type") == "nearest" else 2 * _size(ins[0]) * _size(ins[-1][1:])
+    ),
+    "FullyConnected": lambda attrs, ins, outs: (
+        (2 * _size(ins[1][1:]) + (len(ins) > 2)) * _size(outs[0])
+    ),
+    "dot": _product(0),
+    "batch_dot": _product(-2),
+    "_linalg_gemm": lambda attrs, ins, outs: _gemm2(attrs, ins, outs) + _size(outs[0]),
     "_linalg_gemm2": _gemm2,
     "_linalg_syrk": _syrk,
-    "_linalg_trmm": _trmm,
-    "_linalg_trsm": _trmm,
+    "_linalg_trmm": _triangle,
+    "_linalg_trsm": _triangle,
     "RNN": _rnn,
-    "_contrib_interleaved_matmul_selfatt_qk": _scores_of(3),
-    "_contrib_interleaved_matmul_encdec_qk": _scores_of(1),
+    "_contrib_interleaved_matmul_selfatt_qk": _scores(3),
+    "_contrib_interleaved_matmul_encdec_qk": _scores(1),
     "_contrib_interleaved_matmul_selfatt_valatt": _attended,
     "_contrib_interleaved_matmul_encdec_valatt": _attended,
     "Correlation": _correlation,
     "Pooling": _pooling,
     "Pooling_v1": _pooling,
     "_contrib_AdaptiveAvgPooling2D": _per_input(1),
-    "UpSampling": _up_sampling,
     "BilinearSampler": _per_output(8),  # four multiply-adds
     "_contrib_BilinearResize2D": _per_output(8),
     "BatchNorm": _batch_norm,
     "BatchNorm_v1": _batch_norm,
     "_contrib_SyncBatchNorm": _batch_norm,
-    "_contrib_BatchNormWithReLU": _batch_norm_relu,
+    "_contrib_BatchNormWithReLU": lambda attrs, ins, outs: (
+        _batch_norm(attrs, ins, outs) + _size(ins[0])
+    ),
     "InstanceNorm": _per_input(7),
     "GroupNorm": _per_input(7),
     "LayerNorm": _per_input(8),  # scale and deviation are of different axes
     "moments": _per_input(4),
     "L2Normalization": _per_input(3),  # multiply, add, multiply with 1 / norm
-    "LRN": _lrn,
+    # Square 1, their sum over ``nsize`` channels, multiply-add 2, power 1, multiply 1.
+    "LRN": lambda attrs, ins, outs: (int(attrs["nsize"]) + 5) * _size(ins[0]),
     # Largest, subtract it, exp, their sum, and divide by it or subtract its logarithm.
     "softmax": _per_input(5),
     "log_softmax": _per_input(5),
@@ -256,7 +180,7 @@ _FORMULAS: dict[str, Formula] = {
     "SoftmaxActivation": _per_input(5),
     "SoftmaxOutput": _per_input(5),
     "softmax_cross_entropy": _per_input(5),
-    "add_n": _add_n,
+    "add_n": lambda attrs, ins, outs: (len(ins) - 1) * _size(outs[0]),
     "norm": _per_input(2),
 }
 
@@ -279,11 +203,11 @@ _MOVERS = """
 """
 
 _FORMULAS.update((op, _per_input(1)) for op in _REDUCTIONS.split())
-_FORMULAS.update((op, _free) for op in _MOVERS.split())
+_FORMULAS.update((op, _per_output(0)) for op in _MOVERS.split())
 
 
 def flops(op: str, attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
-    """Floating point operations of one operator's forward pass; a multiply-add is two.
+    """Count the floating point operations of one operator's forward pass; a multiply-add is two.
 
     Parameters
     ----------
@@ -299,11 +223,11 @@ def flops(op: str, attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
     >>> flops("FullyConnected", {"num_hidden": "10"}, [(32, 784), (10, 784), (10,)], [(32, 10)])
     502080
     """
-    return _FORMULAS.get(op, _elementwise)(attrs, inputs, outputs)
+    return _FORMULAS.get(op, _per_output(1))(attrs, inputs, outputs)
 
 
 def forward_flops(graph: ForwardGraph) -> np.ndarray:
-    """Operations of the forward pass of each node of a graph, int64; variables have none."""
+    """Count the operations of the forward pass of each node of a graph, int64."""
     counts = np.zeros(len(graph.nodes), dtype=np.int64)
     for i in graph.operators:
         node = graph.nodes[i]

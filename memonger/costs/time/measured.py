@@ -1,9 +1,7 @@
-"""The time of a training step, operator by operator: predicted from FLOPs and bytes, or measured.
+"""The time of a training step on a device, operator by operator: predicted or measured.
 
-Predicted: an operator takes as long as its arithmetic or as moving what it reads and writes,
-whichever takes longer, and the time of a call besides (a roofline; Williams et al. 2009, "Roofline:
-an insightful visual performance model"). The three rates are measured once on a device, and so is
-how much longer the kinds of operators take (``kinds``).
+Predicted: by a roofline (``roofline``). Its three rates are measured once on a device, and so is
+how much longer the classes of operators take (``classes``).
 
 Measured: each distinct operator (its parameters, shapes and types) is bound alone, warmed, and run
 some times, forward and with its gradient; the median counts.
@@ -21,14 +19,22 @@ import platform
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Callable, ContextManager, Mapping, NamedTuple
+from typing import Any, Callable, ContextManager
 
 import numpy as np
 
 from memonger.costs.bind import has_mkldnn
-from memonger.costs.time import classes as kinds
+from memonger.costs.time import classes
 from memonger.costs.time.classes import Example
-from memonger.costs.time.flops import forward_flops
+from memonger.costs.time.roofline import (
+    Pace,
+    Rates,
+    Times,
+    moved_bytes,
+    predicted,
+    row_flops,
+    views,
+)
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import InputSpec
 from memonger.graph.operators.gradients import alone, load_nodes
@@ -52,56 +58,8 @@ MATTERS = 1e-4  # of the FLOPs and bytes of the forward pass: an operator with l
 Run = Callable[[], Any]  # begins something and gives an array that is ready when it is done
 
 
-class Rates(NamedTuple):
-    """What a device can do.
-
-    Attributes
-    ----------
-    flops : float
-        Floating point operations a second, in a large matrix product.
-    nbytes : float
-        Bytes read and written a second, in a large sum of two arrays.
-    call : float
-        Seconds that an operator takes that does nothing.
-    """
-
-    flops: float
-    nbytes: float
-    call: float
-
-
-class Pace(NamedTuple):
-    """How many times as long as by the roofline the operators of a kind take.
-
-    Attributes
-    ----------
-    forward, gradient : float
-    """
-
-    forward: float
-    gradient: float
-
-
-class Times(NamedTuple):
-    """Seconds that the rows of a training graph take.
-
-    Attributes
-    ----------
-    forward : np.ndarray, n
-        Of each forward node; it takes as long again when it is recomputed.
-    gradient : np.ndarray, n
-        Of the gradient of each, as far as it is computed.
-    step : float
-        Of a training step without a plan.
-    """
-
-    forward: np.ndarray
-    gradient: np.ndarray
-    step: float
-
-
 def times_of(training: TrainingGraph, ctx: Any, measure: bool = False) -> Times:
-    """The times of a training step on a device; what has to be measured first is."""
+    """Find the times of a training step on a device; what has to be measured first is."""
     if measure:
         return measured(training, ctx)
     return predicted(training, rates_of(ctx), paces_of(training, ctx))
@@ -110,96 +68,8 @@ def times_of(training: TrainingGraph, ctx: Any, measure: bool = False) -> Times:
 # ---------------------------------------------------------------- predicted
 
 
-def predicted(
-    training: TrainingGraph, rates: Rates, paces: Mapping[int, Pace] | None = None
-) -> Times:
-    """The times of a training step by a roofline.
-
-    The gradient of an operator has its FLOPs for each of the inputs that it has a gradient for, two
-    at the most. What its nodes read and write is moved; what only changes a shape moves nothing.
-
-    Parameters
-    ----------
-    training : TrainingGraph
-    rates : Rates
-    paces : dict of Pace, optional
-        Of forward nodes: how much longer they take.
-    """
-    return _times(training, _rows(training, rates, paces or {}))
-
-
-def _rows(training: TrainingGraph, rates: Rates, paces: Mapping[int, Pace]) -> np.ndarray:
-    """Seconds of each row of a training graph."""
-    n = training.tables.forward
-    seconds = np.maximum(row_flops(training) / rates.flops, moved_bytes(training) / rates.nbytes)
-    seconds += rates.call
-    forward, gradient = np.ones(n), np.ones(n + 1)  # the last is that of rows without an owner
-    for i, pace in paces.items():
-        forward[i], gradient[i] = pace
-    seconds[:n] *= forward
-    seconds[n : 2 * n] *= forward
-    seconds[2 * n :] *= gradient[training.owners]
-    return np.where(_views(training), 0.0, seconds)
-
-
-def row_flops(training: TrainingGraph) -> np.ndarray:
-    """FLOPs of each row of a training graph."""
-    n = training.tables.forward
-    forward = forward_flops(training.graph).astype(np.float64)
-    work = np.zeros(len(training.ops))
-    work[:n] = work[n : 2 * n] = forward
-    owners = training.owners
-    owned = np.flatnonzero(owners >= 0)
-    rows = np.bincount(owners[owned], minlength=n)  # of each operator's gradient
-    gradients = np.array([min(2, max(1, len(f.passes))) for f in training.facts])
-    of = owners[owned]
-    work[2 * n + owned] = forward[of] * gradients[of] / rows[of]
-    return work
-
-
-def moved_bytes(training: TrainingGraph) -> np.ndarray:
-    """Bytes that each row of a training graph reads and writes; each tensor once."""
-    t = training.tables
-    rows = len(training.ops)
-    sizes = (t.elements * t.itemsize).astype(np.float64)
-    reader = np.repeat(np.arange(rows), np.diff(t.read_start))
-    read = t.output_start[t.read_row].astype(np.int64) + t.read_output
-    counted = ~t.read_ignored
-    pairs = np.unique(np.stack([reader[counted], read[counted]], axis=1), axis=0)
-    moved = np.bincount(pairs[:, 0], sizes[pairs[:, 1]], minlength=rows)
-    moved += np.bincount(np.repeat(np.arange(rows), np.diff(t.output_start)), sizes, minlength=rows)
-    moved[t.variable] = 0
-    return moved
-
-
-def _views(training: TrainingGraph) -> np.ndarray:
-    """The rows that take no time: variables, and what may hand on its input as it is.
-
-    And ``_grad_add``: the gradient before it is added in place
-    (``src/executor/inplace_addto_detect_pass.cc``).
-    """
-    t = training.tables
-    free = t.variable | (np.array(training.ops) == "_grad_add")
-    row = np.repeat(np.arange(len(free)), np.diff(t.inplace_start))
-    free[row[t.inplace_identity]] = True
-    return free
-
-
-def _times(training: TrainingGraph, rows: np.ndarray) -> Times:
-    t = training.tables
-    n = t.forward
-    run = np.unique(t.walk_row[t.walk_row >= 2 * n])
-    owned = run[training.owners[run - 2 * n] >= 0]
-    gradient = np.bincount(training.owners[owned - 2 * n], rows[owned], minlength=n)
-    step = float(rows[t.first].sum() + rows[run].sum())
-    return Times(rows[n : 2 * n].copy(), gradient, step)
-
-
-# ---------------------------------------------------------------- measured
-
-
 def rates_of(ctx: Any) -> Rates:
-    """What a device can do: measured the first time, then read from disk."""
+    """Look up what a device can do: measured the first time, then read from disk."""
     with _kept("rates", ctx) as kept:
         if "rates" not in kept:
             kept["rates"] = list(_measure_rates(ctx))
@@ -262,14 +132,13 @@ _paces: dict[tuple[Path, str, Example], Pace | None] = {}
 
 
 def paces_of(training: TrainingGraph, ctx: Any) -> dict[int, Pace]:
-    """How much longer than by the roofline the forward nodes of a network take.
+    """Look up how much longer than by the roofline the forward nodes of a network take.
 
-    Kinds that were not met before are measured; nodes of no known kind are left out.
+    Classes that were not met before are measured; nodes of no known class are left out.
     """
-    graph, found = training.graph, {}
-    device, where = device_name(ctx), folder()
-    examples = {i: kinds.example_of(graph, i) for i in graph.operators}
-    new = {e for e in examples.values() if e is not None and (where, device, e) not in _paces}
+    where = folder(), device_name(ctx)
+    examples = {i: classes.example_of(training.graph, i) for i in training.graph.operators}
+    new = {e for e in examples.values() if e is not None and (*where, e) not in _paces}
     if new:
         with _kept("kinds", ctx) as kept:
             rates = None
@@ -279,20 +148,17 @@ def paces_of(training: TrainingGraph, ctx: Any) -> dict[int, Pace]:
                     # Not the rates that are kept: what else runs just then slows both down.
                     rates = rates or _measure_rates(ctx)
                     kept[key] = _measure_pace(example, rates, ctx)
-                _paces[where, device, example] = None if kept[key] is None else Pace(*kept[key])
-    for i, kind in examples.items():
-        pace = None if kind is None else _paces[where, device, kind]
-        if pace is not None:
-            found[i] = pace
-    return found
+                _paces[(*where, example)] = None if kept[key] is None else Pace(*kept[key])
+    found = {i: _paces[(*where, e)] for i, e in examples.items() if e is not None}
+    return {i: pace for i, pace in found.items() if pace is not None}
 
 
 def _measure_pace(example: Example, rates: Rates, ctx: Any) -> Pace | None:
-    """The pace of a kind; None: its example cannot be run."""
+    """The pace of a class; None: its example cannot be run."""
     try:
-        graph = kinds.graph_of(example)
+        graph = classes.graph_of(example)
         training = training_graph(graph)
-        symbols = kinds.symbols_of(example)
+        symbols = classes.symbols_of(example)
     except (MemongerError, mx.MXNetError):
         return None
     (i,) = graph.operators
@@ -302,10 +168,10 @@ def _measure_pace(example: Example, rates: Rates, ctx: Any) -> Pace | None:
         return None
     runs: list[Run] = []
     for symbol in symbols:
-        shapes = {"x%d" % k: shape for k, shape in enumerate(example.shapes)}
-        names = symbol.list_inputs()
-        known = {n: s for n, s in [("data", kinds.IMAGES), *shapes.items()] if n in names}
-        whole = forward_graph(symbol, InputSpec(known, {}))
+        shapes = {f"x{k}": shape for k, shape in enumerate(example.shapes)}
+        shapes["data"] = classes.IMAGES
+        spec = InputSpec({n: shapes[n] for n in symbol.list_inputs() if n in shapes}, {})
+        whole = forward_graph(symbol, spec)
         inputs = {
             node.name: whole.tensors[v][0] for v, node in enumerate(whole.nodes) if node.is_variable
         }
@@ -322,37 +188,33 @@ def _measure_pace(example: Example, rates: Rates, ctx: Any) -> Pace | None:
 
 
 def measured(training: TrainingGraph, ctx: Any) -> Times:
-    """The times of a training step, its operators measured where they matter.
+    """Measure the operators of a training step where they matter, and predict the others.
 
-    What cannot be bound alone, and what is too small to matter, is predicted.
+    Predicted is what cannot be bound alone, too.
     """
     rates, paces = rates_of(ctx), paces_of(training, ctx)
     base = predicted(training, rates, paces)
     graph, n = training.graph, training.tables.forward
     work, moved = row_flops(training)[:n], moved_bytes(training)[:n]
     matters = (work > MATTERS * work.sum()) | (moved > MATTERS * moved.sum())
-    matters &= ~_views(training)[:n]
+    matters &= ~views(training)[:n] & np.isin(np.arange(n), training.tables.first)
     blocks = has_mkldnn(ctx)
-    for i in np.flatnonzero(matters):
-        kind = kinds.example_of(graph, i)
-        if kind is not None and i in paces:
-            # Alone they would get other layouts than in the network, and their constants gradients.
-            matters[i] = not (blocks and kind.behind or kinds.ONE in kind.shapes)
     forward, gradient, change = base.forward.copy(), base.gradient.copy(), 0.0
-    once = set(training.tables.first.tolist())
     with _kept("operators", ctx) as kept:
         for i in graph.operators:
-            if not matters[i] or i not in once:
+            example = classes.example_of(graph, i) if matters[i] and i in paces else None
+            # Alone they would get other layouts than in the network, and their constants gradients.
+            alike = example and (blocks and example.behind or classes.ONE in example.shapes)
+            if not matters[i] or alike:
                 continue
             key = _signature(graph, i)
             if key not in kept:
                 kept[key] = _measure(graph, i, ctx)
-            if kept[key] is None:
-                continue
-            alone_forward, alone_both = kept[key]
-            alone_gradient = max(0.0, alone_both - alone_forward) if gradient[i] else 0.0
-            change += alone_forward + alone_gradient - forward[i] - gradient[i]
-            forward[i], gradient[i] = alone_forward, alone_gradient
+            if kept[key] is not None:
+                alone_forward, alone_both = kept[key]
+                alone_gradient = max(0.0, alone_both - alone_forward) if gradient[i] else 0.0
+                change += alone_forward + alone_gradient - forward[i] - gradient[i]
+                forward[i], gradient[i] = alone_forward, alone_gradient
     return Times(forward, gradient, base.step + change)
 
 
@@ -371,7 +233,7 @@ def _measure(graph: ForwardGraph, i: int, ctx: Any) -> tuple[float, float] | Non
         symbol = load_nodes(nodes, [[len(tensors), k, 0] for k in range(shown)])
     except mx.MXNetError:
         return None
-    runs = _runs(symbol, {"x%d" % k: tensor for k, tensor in enumerate(tensors)}, ctx)
+    runs = _runs(symbol, {f"x{k}": tensor for k, tensor in enumerate(tensors)}, ctx)
     return None if runs is None else (_median(runs[0]), _median(runs[1]))
 
 
@@ -427,7 +289,7 @@ def _kept(what: str, ctx: Any) -> ContextManager[dict[str, Any]]:
 
 @functools.lru_cache(maxsize=None)
 def device_name(ctx: Any) -> str:
-    """A name for the hardware behind a device, and what bears on its speed."""
+    """Name the hardware behind a device, and what bears on its speed."""
     if ctx.device_type == "gpu":
         return _gpu_name(ctx.device_id)
     threads = os.environ.get("OMP_NUM_THREADS") or str(os.cpu_count())
@@ -446,9 +308,9 @@ def _cpu_name() -> str:
 
 
 def _gpu_name(number: int) -> str:
-    asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "--id=%d" % number]
+    asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", f"--id={number}"]
     try:
         found = subprocess.run(asked, stdout=subprocess.PIPE, timeout=10, check=True)
         return found.stdout.decode().strip()
     except (OSError, subprocess.SubprocessError):
-        return "a GPU of %d bytes" % mx.context.gpu_memory_info(number)[1]
+        return f"a GPU of {mx.context.gpu_memory_info(number)[1]} bytes"

@@ -6,7 +6,7 @@ from typing import Callable, Collection, NamedTuple
 
 import numpy as np
 
-from memonger.costs.allocator import Timeline, replay
+from memonger.costs.replay import Timeline, replay
 from memonger.graph.arrays import KEPT
 from memonger.graph.forward import Entry, ForwardGraph
 from memonger.graph.training import TrainingGraph

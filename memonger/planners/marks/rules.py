@@ -23,8 +23,9 @@ from typing import Iterable, NamedTuple, Sequence
 
 import numpy as np
 
-from memonger.costs.allocator import Replay, order_and_reads, replay
+from memonger.costs.allocator import order_and_reads
 from memonger.costs.fusion import Fusible, fusible, replay_fused, unfused
+from memonger.costs.replay import Replay, replay
 from memonger.graph.arrays import Tables
 from memonger.graph.forward import ForwardGraph, KeptCopy, with_copies
 from memonger.graph.operators.recompute import (
