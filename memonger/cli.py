@@ -9,6 +9,7 @@ printed where it cannot be written too.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import logging
@@ -26,10 +27,7 @@ from memonger.support.interrupts import INTERRUPTED, MISTAKE, raise_interrupts
 log = logging.getLogger("memonger")
 
 OK, NO = 0, 1
-HOW = ("marks", "schedule", "auto")
 BATCH = "N"  # where the batch goes in a shape
-PLANNING = ("how", "work", "budget", "budget_of", "optimizer", "measure", "patience")
-DEFAULTS = {"how": "marks", "measure": False, "patience": 1.0}  # None for the others
 
 UNSAVED = (
     "a schedule cannot be saved in a file that MXNet loads; leave out --output, or plan with "
@@ -98,13 +96,14 @@ def _complain(text: str, status: int) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    if options.how == "schedule" and options.output:
+    if vars(options).get("how") == "schedule" and options.output:
         raise MemongerError(UNSAVED)
     _check_files(options.output, options.plot)
     network = memonger.load(options.network)
-    plan = _searched(memonger.plan, network, options, "devices", *PLANNING)
+    plan = _searched(memonger.plan, network, options)
     try:
-        plan = dataclasses.replace(plan, added_time=plan.predict_time(options.measure))
+        measure = vars(options).get("measure", False)
+        plan = dataclasses.replace(plan, added_time=plan.predict_time(measure))
     except (MemongerError, KeyboardInterrupt) as error:  # the plan is known all the same
         log.warning("the time that it adds is not predicted: %s", error or "interrupted")
     found: Any = plan
@@ -112,7 +111,10 @@ def _plan(options: argparse.Namespace) -> int:
     report = None
     try:
         if options.check:
-            report = _checked(network, plan)
+            spec, ctx = plan.request.spec, plan.request.ctx  # of the share of one device
+            report = memonger.check(
+                network, plan.symbol, spec.shapes, type_dict=spec.types, ctx=ctx
+            )
             found = f"{plan}\n{'check':10} {report}"
             data["check"] = _as_data(report)
     except KeyboardInterrupt:
@@ -122,48 +124,35 @@ def _plan(options: argparse.Namespace) -> int:
     return OK if report is None or report else NO
 
 
-def _searched(
-    search: Callable[..., Any], network: Any, options: argparse.Namespace, *names: str
-) -> Any:
+def _searched(search: Callable[..., Any], network: Any, options: argparse.Namespace) -> Any:
     """What a search finds. All of it is imported by now; Ctrl-C ends it with what it has found."""
     raise_interrupts()
-    return search(network, **_of(options, *names))
-
-
-def _checked(network: Any, plan: Any) -> Any:
-    """What ``check`` says of a plan, of the share of one device."""
-    spec, ctx = plan.request.spec, plan.request.ctx
-    return memonger.check(network, plan.symbol, spec.shapes, type_dict=spec.types, ctx=ctx)
+    return search(network, **_given(options))
 
 
 def _frontier(options: argparse.Namespace) -> int:
     _check_files(None, options.plot)
-    network = memonger.load(options.network)
-    asked = ("devices", "how", "points", "measure", "patience")
-    plans = _searched(memonger.frontier, network, options, *asked)
+    plans = _searched(memonger.frontier, memonger.load(options.network), options)
     _tell(options, plans, [_figures(plan) for plan in plans], picture=plans)
     return OK
 
 
 def _batch(options: argparse.Namespace) -> int:
     _check_files(options.output)
-    network = memonger.load(options.network)
-    asked = ("budget", "budget_of", "optimizer", "measure", "patience")
-    found = _searched(memonger.largest_batch, network, options, *asked)
+    found = _searched(memonger.largest_batch, memonger.load(options.network), options)
     figures = {"batch": found.batch, "unplanned_batch": found.unplanned_batch}
     _tell(options, found, {**figures, "plan": _figures(found.plan)}, plan=found.plan)
     return OK
 
 
 def _cost(options: argparse.Namespace) -> int:
-    network = memonger.load(options.network)
-    found = memonger.explain(network, **_of(options, "devices"))
-    exact = not found.inexact
-    pool = found.pool_bytes
+    network, given = memonger.load(options.network), _given(options)
+    found = memonger.explain(network, **given)
+    exact, pool = not found.inexact, found.pool_bytes
     if not exact:  # what the replay does not know, a bind does, in whole MB
-        if options.devices != 1:
+        if given.pop("devices", 1) != 1:
             raise MemongerError("--devices: give one device's shapes for this network")
-        pool = MB * memonger.get_cost(network, **_of(options))
+        pool = MB * memonger.get_cost(network, **given)
     lines = [
         f"pool     {in_words(pool)}{'' if exact else ', bound, in whole MB'}",
         f"peak     {in_words(found.peak_bytes)} alive at once, in {found.peak}",
@@ -176,20 +165,20 @@ def _cost(options: argparse.Namespace) -> int:
 def _explain(options: argparse.Namespace) -> int:
     network = memonger.load(options.network)
     found: Any
-    given = [name for name in PLANNING if getattr(options, name) != DEFAULTS.get(name)]
-    if given and not options.plan:
-        raise MemongerError(f"--{given[0].replace('_', '-')} is of a plan; give --plan too")
     if options.plan:
-        found = _searched(memonger.plan, network, options, "devices", *PLANNING).explain()
+        found = _searched(memonger.plan, network, options).explain()
     else:
-        found = memonger.explain(network, **_of(options, "devices"))
+        for name in PLANNING:
+            if name in vars(options):
+                raise MemongerError(f"--{name.replace('_', '-')} is of a plan; give --plan too")
+        found = memonger.explain(network, **_given(options))
     _tell(options, found, _as_data(found))
     return OK
 
 
 def _check(options: argparse.Namespace) -> int:
     networks = memonger.load(options.network), memonger.load(options.planned)
-    report = memonger.check(*networks, **_of(options, "steps"))
+    report = memonger.check(*networks, **_given(options))
     _tell(options, report, {**_as_data(report), "equal": bool(report)})
     return OK if report else NO
 
@@ -197,13 +186,14 @@ def _check(options: argparse.Namespace) -> int:
 # -- what goes in and out ---------------------------------------------------------------------
 
 
-def _of(options: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Keyword arguments of a function of the package: what all take, and those of these names."""
-    from memonger.support.mxnet import mx
+def _given(options: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of the package's function: the options that were given."""
+    given = {name: value for name, value in vars(options).items() if name in KEYWORDS}
+    if "ctx" in given:
+        from memonger.support.mxnet import mx
 
-    ctx = None if options.device is None else mx.Context(*options.device)
-    given = {"shapes": options.shapes, "type_dict": options.types, "ctx": ctx}
-    return {**given, **{name: getattr(options, name) for name in names}}
+        given["ctx"] = mx.Context(*given["ctx"])
+    return {"shapes": None, **given}
 
 
 def _check_files(output: str | None, plot: str | None = None) -> None:
@@ -263,42 +253,30 @@ def _tell(
 # -- the options ------------------------------------------------------------------------------
 
 
-class _Shapes(argparse.Action):
-    """``--shape data=32,3,224,224``, any number of times."""
+class _Pairs(argparse.Action):
+    """``--shape data=32,3,224,224`` or ``--type data=float16``, any number of times."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        example = f"data={BATCH if namespace.open else 32},3,224,224"
-        name, shape = _pair(parser, values, option, example)
-        sizes: list[int | None] = []
-        for size in shape.strip("()").rstrip(",").split(","):
-            if size.strip() == BATCH and namespace.open:
-                sizes.append(None)
-            elif re.match(r"\s*[0-9]{1,18}\s*$", size):
-                sizes.append(int(size))
-            else:
+        name, equals, text = values.partition("=")
+        batch = BATCH if namespace.open else 32
+        example = "data=float16" if self.dest == "type_dict" else f"data={batch},3,224,224"
+        if not (name and equals and text):
+            parser.error(f"{option} {values}: it is written as {example}")
+        known, value = vars(namespace).setdefault(self.dest, {}), text
+        if name in known:
+            parser.error(f"{option} {name} is given twice")
+        if self.dest == "shapes":
+            value = tuple(_size(size) for size in text.strip("()").rstrip(",").split(","))
+            if "" in value or (None in value and not namespace.open):
                 parser.error(f"{option} {values}: sizes are whole numbers, as {example}")
-        namespace.shapes = _added(parser, namespace.shapes, option, name, tuple(sizes))
+        known[name] = value
 
 
-class _Types(argparse.Action):
-    """``--type data=float16``, any number of times."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        name, kind = _pair(parser, values, option, "data=float16")
-        namespace.types = _added(parser, namespace.types, option, name, kind)
-
-
-def _added(parser: Any, known: Any, option: str, name: str, value: Any) -> dict[str, Any]:
-    if name in (known or {}):
-        parser.error(f"{option} {name} is given twice")
-    return {**(known or {}), name: value}
-
-
-def _pair(parser: Any, text: str, option: str, example: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals and value):
-        parser.error(f"{option} {text}: it is written as {example}")
-    return name, value
+def _size(text: str) -> Any:
+    """A whole number; None for the batch; '' where it is neither."""
+    if text.strip() == BATCH:
+        return None
+    return int(text) if re.match(r"\s*[0-9]{1,18}\s*$", text) else ""
 
 
 def _device(text: str) -> Any:
@@ -311,14 +289,10 @@ def _device(text: str) -> Any:
 
 def _budget(text: str) -> Any:
     """A budget: an int or a float where it is a number, otherwise as it is."""
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            return number(text)
+    return text
 
 
 def _optimizer(text: str) -> Any:
@@ -334,6 +308,90 @@ def _optimizer(text: str) -> Any:
     return (name, parameters) if parameters else name
 
 
+#: What an option takes (its type, its choices; bool for a switch), its placeholder, what it is.
+OPTIONS: dict[str, tuple[Any, str | None, str]] = {
+    "shapes": (
+        _Pairs,
+        "NAME=N,N,..",
+        "shape of an input, the batch first (N in batch)",
+    ),
+    "type_dict": (_Pairs, "NAME=TYPE", "type of an input (default: float32)"),
+    "ctx": (_device, "DEVICE", "cpu or gpu(0); by default any"),
+    "json": (bool, None, "print JSON, sizes in bytes"),
+    "verbose": (bool, None, "tell what is done"),
+    "devices": (int, "N", "that share the batch (default: 1)"),
+    "how": (
+        ("marks", "schedule", "auto"),
+        None,
+        "recompute each result at most once (marks), as often as it pays (schedule), or the better "
+        "of both, within a budget (auto) (default: marks)",
+    ),
+    "work": (float, "TIMES", "the most forward work of a step, in forward passes (default: any)"),
+    "budget": (
+        _budget,
+        "MEMORY",
+        "memory that may be taken: 6GB, 6GiB, bytes, 60%% (of that without a plan; not for batch) "
+        "or 'device', what is free on the GPU of --device",
+    ),
+    "budget_of": (
+        ("pool", "device"),
+        None,
+        "what it bounds: MXNet's pool, or parameters, gradients and the optimizer's state too "
+        "(default: pool)",
+    ),
+    "optimizer": (
+        _optimizer,
+        "NAME",
+        "whose state counts with --budget-of device: adam, or sgd,momentum=0.9",
+    ),
+    "measure": (bool, None, "measure the time of operators on the device, once"),
+    "patience": (float, "TIMES", "times the usual search (default: 1)"),
+    "points": (int, "N", "the most plans (default: 20)"),
+    "steps": (int, "N", "training steps (default: 3)"),
+    "output": (str, "FILE", "write the planned network"),
+    "plot": (str, "FILE", "draw memory over the step (frontier: against time)"),
+    "check": (bool, None, "train the network and its plan on the device and compare them"),
+    "plan": (bool, None, "plan it, and tell of each tensor why it is kept"),
+}
+FLAGS = {
+    "shapes": ["--shape"],
+    "type_dict": ["--type"],
+    "ctx": ["--device"],
+    "output": ["-o", "--output"],
+}
+OWN = {"json": False, "verbose": False, "check": False, "plan": False, "output": None, "plot": None}
+KEYWORDS = OPTIONS.keys() - OWN  # of the package
+SEARCH = ("measure", "patience")
+BUDGET = ("budget", "budget_of", "optimizer", *SEARCH)
+PLANNING = ("how", "work", *BUDGET)
+
+#: What each verb is for, what carries it out, and its options beside those that all have.
+VERBS: dict[str, tuple[str, Callable[[argparse.Namespace], int], tuple[str, ...]]] = {
+    "plan": (
+        "Plan a network and save it; plain MXNet loads and trains it.",
+        _plan,
+        ("devices", *PLANNING, "output", "plot", "check"),
+    ),
+    "frontier": (
+        "Tell the plans that no other beats in memory and time.",
+        _frontier,
+        ("devices", *SEARCH, "how", "points", "plot"),
+    ),
+    "batch": (
+        "Tell the largest batch that fits, with a plan and without.",
+        _batch,
+        (*BUDGET, "output"),
+    ),
+    "cost": ("Tell the memory that a network takes in training as it is.", _cost, ("devices",)),
+    "explain": (
+        "Tell what makes up the memory of a network, or of a plan.",
+        _explain,
+        ("devices", *PLANNING, "plan"),
+    ),
+    "check": ("Train a network and its plan and compare them bit for bit.", _check, ("steps",)),
+}
+
+
 class _Parser(argparse.ArgumentParser):
     """With mistakes in one line."""
 
@@ -346,147 +404,31 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="memonger", description=memonger.__doc__)
     parser.add_argument("--version", action="version", version=memonger.__version__)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
-
-    def verb(name: str, what: str, run: Callable[[Any], int]) -> argparse.ArgumentParser:
-        made = verbs.add_parser(
+    for name, (what, run, options) in VERBS.items():
+        verb = verbs.add_parser(
             name,
             help=what,
             description=what,
             epilog="example:\n  " + EXAMPLES[name],
             formatter_class=argparse.RawDescriptionHelpFormatter,  # the example in one line
+            argument_default=argparse.SUPPRESS,
         )
-        made.add_argument("network", help="a -symbol.json file")
-        made.set_defaults(run=run, shapes=None, types=None, open=name == "batch")
-        return made
-
-    def common(made: argparse.ArgumentParser, batch: str = "the batch first") -> None:
-        made.add_argument(
-            "--shape",
-            action=_Shapes,
-            metavar="NAME=N,N,..",
-            help=f"shape of an input, {batch}; as often as there are inputs",
-        )
-        made.add_argument(
-            "--type",
-            action=_Types,
-            metavar="NAME=TYPE",
-            help="type of an input (default: float32)",
-        )
-        made.add_argument(
-            "--device", type=_device, metavar="DEVICE", help="cpu or gpu(0); by default any"
-        )
-        made.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
-        made.add_argument("--verbose", action="store_true", help="tell what is done")
-
-    def split(made: argparse.ArgumentParser) -> None:
-        made.add_argument(
-            "--devices", type=int, default=1, metavar="N", help="that share the batch (default: 1)"
-        )
-
-    def searching(made: argparse.ArgumentParser) -> None:
-        made.add_argument(
-            "--measure",
-            action="store_true",
-            help="measure the time of operators on the device, once, instead of predicting it",
-        )
-        made.add_argument(
-            "--patience",
-            type=float,
-            default=DEFAULTS["patience"],
-            metavar="TIMES",
-            help="times the usual search",
-        )
-
-    def bounded(made: argparse.ArgumentParser, required: bool = False) -> None:
-        made.add_argument(
-            "--budget",
-            type=_budget,
-            required=required,
-            metavar="MEMORY",
-            help="memory that may be taken: 6GB, 6GiB, bytes%s or 'device', what is free on the "
-            "GPU of --device" % ("" if required else ", 60%% (of that without a plan)"),
-        )
-        made.add_argument(
-            "--budget-of",
-            choices=("pool", "device"),
-            help="what it bounds: MXNet's pool, or parameters, gradients and the optimizer's state "
-            "too (default: pool)",
-        )
-        made.add_argument(
-            "--optimizer",
-            type=_optimizer,
-            metavar="NAME",
-            help="whose state counts with --budget-of device: adam, or sgd,momentum=0.9",
-        )
-        searching(made)
-
-    def planning(made: argparse.ArgumentParser) -> None:
-        made.add_argument(
-            "--how",
-            choices=HOW,
-            default=DEFAULTS["how"],
-            help="compute each result again once (marks), as often as it pays (schedule), or the "
-            "faster of both within a budget (auto) (default: marks)",
-        )
-        made.add_argument(
-            "--work",
-            type=float,
-            metavar="TIMES",
-            help="the most forward work of a step, in forward passes (default: no limit)",
-        )
-        bounded(made)
-
-    def output(made: argparse.ArgumentParser) -> None:
-        made.add_argument("-o", "--output", metavar="FILE", help="write the planned network")
-
-    made = verb("plan", "Plan a network and save it; plain MXNet loads and trains it.", _plan)
-    common(made)
-    split(made)
-    planning(made)
-    output(made)
-    made.add_argument("--plot", metavar="FILE", help="draw memory over the training step")
-    made.add_argument(
-        "--check",
-        action="store_true",
-        help="train the network and its plan on the device and compare them bit for bit",
-    )
-
-    made = verb("frontier", "Tell the plans that no other beats in memory and time.", _frontier)
-    common(made)
-    split(made)
-    searching(made)
-    made.add_argument(
-        "--how",
-        choices=HOW,
-        default="marks",
-        help="plans of marks, schedules, or the best of both (default: marks)",
-    )
-    made.add_argument(
-        "--points", type=int, default=20, metavar="N", help="the most plans (default: 20)"
-    )
-    made.add_argument("--plot", metavar="FILE", help="draw memory against time")
-
-    made = verb("batch", "Tell the largest batch that fits, with a plan and without.", _batch)
-    common(made, "N where the batch goes")
-    bounded(made, required=True)
-    output(made)
-
-    made = verb("cost", "Tell the memory that a network takes in training as it is.", _cost)
-    common(made)
-    split(made)
-
-    made = verb("explain", "Tell what makes up the memory of a network, or of a plan.", _explain)
-    common(made)
-    split(made)
-    planning(made)
-    made.add_argument(
-        "--plan", action="store_true", help="plan it, and tell of each tensor why it is kept"
-    )
-
-    made = verb("check", "Train a network and its plan and compare them bit for bit.", _check)
-    made.add_argument("planned", help="the planned network's -symbol.json file")
-    common(made)
-    made.add_argument(
-        "--steps", type=int, default=3, metavar="N", help="training steps (default: 3)"
-    )
+        verb.add_argument("network", help="a -symbol.json file")
+        if name == "check":
+            verb.add_argument("planned", help="the planned network's -symbol.json file")
+        verb.set_defaults(run=run, open=name == "batch")
+        for option in ("shapes", "type_dict", "ctx", "json", "verbose", *options):
+            kind, metavar, about = OPTIONS[option]
+            taken: dict[str, Any] = {"type": kind, "metavar": metavar}
+            if kind is bool:
+                taken = {"action": "store_true"}
+            elif kind is _Pairs:
+                taken = {"action": kind, "metavar": metavar}
+            elif isinstance(kind, tuple):
+                taken = {"choices": kind}
+            if option in OWN:  # the package knows the defaults of the others
+                taken["default"] = OWN[option]
+            taken["required"] = name == "batch" and option == "budget"
+            flags = FLAGS.get(option, [f"--{option.replace('_', '-')}"])
+            verb.add_argument(*flags, dest=option, help=about, **taken)
     return parser

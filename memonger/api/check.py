@@ -122,8 +122,10 @@ def check(
         Shapes of the inputs.
     steps : int
         Training steps, with an SGD-momentum update between them.
-    type_dict, ctx
-        As for ``search_plan``; the CPU by default.
+    type_dict : dict, optional
+        Types of inputs by name; float32 where nothing is told.
+    ctx : mx.Context, optional
+        Where both are trained; the CPU by default.
     grad_req : str, list or dict, optional
         As ``simple_bind`` takes it. By default as Module has it: 'write', but 'null' for the inputs
         named in ``shapes``.

@@ -17,7 +17,7 @@ from memonger.graph.operators.tensors import Shape
 from memonger.solve.budget import in_bytes
 from memonger.solve.request import EITHER, WAYS, read_options, read_request
 from memonger.solve.solution import Solution, solution_of, solve
-from memonger.solve.ways import NO_RECOMPUTATION, Candidate, Marks, Way, way_of
+from memonger.solve.ways import Candidate, Marks, Way, way_of
 from memonger.support.errors import MB, BudgetError, MemongerError, TooLargeError
 
 log = logging.getLogger("memonger")
@@ -135,7 +135,7 @@ def frontier(
             interrupted = isinstance(error, KeyboardInterrupt)
             break
         for plan, pool in zip(found.plans, way.pools(found.plans)):
-            if plan.origin == NO_RECOMPUTATION:
+            if not plan.recomputed.any():
                 plan = way.no_plan
             plans.append((plan.added_time or 0.0, pool, way, plan))
         interrupted = found.interrupted

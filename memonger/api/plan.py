@@ -324,13 +324,14 @@ def plan_of(request: Request, planned: Any, solution: Solution) -> Plan:
     """The Plan for a symbol, with the names of its operators."""
     nodes = read(request.symbol)["nodes"]
     names = [node["name"] for node in nodes]
-    found, floor, slowest = solution.plan, solution.floor, solution.slowest
+    found, floor = solution.plan, solution.floor
     operators = [(n["name"], r) for n, r in zip(nodes, found.recomputed) if n["op"] != "null"]
     chosen, text = nodes[floor.operator], ""
-    if slowest is not None:
+    if solution.slowest is not None:
+        first, last, count, flops = solution.slowest
         text = (
-            f"{names[slowest.first]!r} to {names[slowest.last]!r}: {slowest.operators} operators, "
-            f"{100 * slowest.flops:.0f} % of the forward pass, are recomputed together"
+            f"{names[first]!r} to {names[last]!r}: {count} operators, {100 * flops:.0f} % of the "
+            "forward pass, are recomputed together"
         )
     return Plan(
         symbol=planned,

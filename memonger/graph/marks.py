@@ -115,7 +115,7 @@ def inferable(
 
 
 def unplan(symbol: Any) -> Any:
-    """The network as it was before memonger planned it.
+    """Give back the network as it was before memonger planned it.
 
     Parameters
     ----------
@@ -126,6 +126,11 @@ def unplan(symbol: Any) -> Any:
     -------
     mx.sym.Symbol
         A copy without anything that a plan added, with the user's own attributes as they were.
+
+    Raises
+    ------
+    MemongerError
+        If it is no symbol.
 
     Examples
     --------

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from dataclasses import replace as changed
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Mapping
 
@@ -256,7 +255,7 @@ def measure(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: A
     """Replay a symbol as `predict` does, and bind it."""
     found = predict(symbol, spec, grad_req, device)
     executor = bind(symbol, found.graph, device, found.training.wanted, grad_req)
-    return changed(found, bound=planned_mb(executor))
+    return replace(found, bound=planned_mb(executor))
 
 
 def wanted(graph: ForwardGraph, grad_req: Mapping[str, str]) -> tuple[int, ...]:

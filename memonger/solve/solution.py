@@ -61,8 +61,9 @@ class Confirmed:
 class Solution:
     """What is remembered of a plan: nothing in it is the caller's, nor has an operator's name.
 
-    ``facts`` are the fields of ``Plan`` that do not depend on names; ``slowest`` is the longest
-    `Segment`.
+    ``facts`` are the fields of ``Plan`` that do not depend on names. ``slowest`` is the most work
+    that is recomputed with no gradient between: the first and the last node, how many operators
+    there are, and their FLOPs as a share of the forward pass.
     """
 
     plan: Candidate
@@ -70,7 +71,7 @@ class Solution:
     facts: Mapping[str, Any]
     warnings: tuple[str, ...]
     floor: Floor
-    slowest: Segment | None
+    slowest: tuple[int, int, int, float] | None
 
     def carry_out(self, symbol: Any) -> Any:
         """Copy a symbol (without marks) so that it trains by this plan."""
@@ -80,20 +81,6 @@ class Solution:
         if plan.recomputed.any():
             return marks.apply(symbol, plan.recomputed, self.native, plan.copies)
         return marks.clear(symbol)
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Operators that are recomputed one after the other, with no gradient between.
-
-    The ``first`` and the ``last`` node, how many ``operators`` there are, and their ``flops`` as a
-    share of those of the forward pass.
-    """
-
-    first: int
-    last: int
-    operators: int
-    flops: float
 
 
 # -- search, choose, confirm ------------------------------------------------------------------
@@ -306,11 +293,8 @@ def _solution(way: Way, confirmed: Confirmed, found: Found | None = None) -> tup
     return solution, confirmed.symbol
 
 
-def _slowest(memory: Memory, moved: np.ndarray) -> Segment | None:
-    """The most work that is done again at once; None where nothing is.
-
-    ``moved`` are the nodes of the network, without kept copies, as they are numbered with them.
-    """
+def _slowest(memory: Memory, moved: np.ndarray) -> tuple[int, int, int, float] | None:
+    """``Solution.slowest``; ``moved`` is how nodes are numbered where there are kept copies."""
     at, nodes, each = memory.run(RECOMPUTED), memory.recomputed, forward_flops(memory.graph)
     if not len(at):
         return None
@@ -323,7 +307,7 @@ def _slowest(memory: Memory, moved: np.ndarray) -> Segment | None:
     ends = nodes[[start[k], start[k] + count[k] - 1]]
     first, last = np.searchsorted(moved, ends, side="right") - 1
     total = each[memory.operators[order[memory.run(FORWARD)]]].sum()
-    return Segment(int(first), int(last), int(count[k]), float(work[k] / max(1.0, total)))
+    return int(first), int(last), int(count[k]), float(work[k] / max(1.0, total))
 
 
 # -- in words ---------------------------------------------------------------------------------

@@ -39,15 +39,13 @@ log = logging.getLogger("memonger")
 MARKS_PATIENCE = 0.1  # of the search for marks that a search for schedules starts from
 REMEMBERED = 48  # fronts
 SEARCHING = "memonger: searching"  # what the progress bar says
-NO_RECOMPUTATION = trees.NOTHING  # the origin of the schedule that runs nothing again
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
     """A plan that a search has found: nodes to mark and copies to keep, or a schedule.
 
-    ``counted_bytes`` are as MXNet counts them, predicted; ``added_time`` is a share of a step
-    without a plan.
+    ``counted_bytes`` are as MXNet counts them, predicted.
     """
 
     origin: str
@@ -55,7 +53,7 @@ class Candidate:
     recomputed: np.ndarray  # of bool, for each node
     copies: tuple[KeptCopy, ...] = ()
     schedule: Schedule | None = None
-    added_time: float | None = None
+    added_time: float | None = None  # as a share of a step without a plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +71,8 @@ class Found:
 
 
 _fronts: Latest[Found] = Latest(REMEMBERED)
+
+Progress = Callable[[float], None]  # is told the share of the search that is done
 
 
 class Way(abc.ABC):
@@ -150,7 +150,7 @@ class Way(abc.ABC):
         """Search for the plan of least memory."""
 
     @abc.abstractmethod
-    def _front(self, progress: Callable[[float], None], others: Sequence[Candidate]) -> Found: ...
+    def _front(self, progress: Progress, others: Sequence[Candidate]) -> Found: ...
 
     @abc.abstractmethod
     def memory(self, plan: Candidate) -> Memory:
@@ -174,11 +174,10 @@ class Marks(Way):
         plan = Candidate(origin, found.cost, found.mask, found.copies)
         return Found([plan], found.interrupted, found.candidates, found.unfused)
 
-    def _front(self, progress: Callable[[float], None], others: Sequence[Candidate]) -> Found:
+    def _front(self, progress: Progress, others: Sequence[Candidate]) -> Found:
         least = self._smallest(lambda done: progress(done / 2))
         search = self._search(lambda done: progress((1 + done) / 2))
-        plans = [(least.mask, least.copies), *((each.recomputed, each.copies) for each in others)]
-        interrupted = least.interrupted
+        plans, interrupted = [(least.mask, least.copies), *_pairs(others)], least.interrupted
         if self.cost.exact and not interrupted:
             try:
                 front = search.run(plans)
@@ -189,13 +188,11 @@ class Marks(Way):
 
     def known(self, others: Sequence[Candidate]) -> Found:
         """No plan, and plans of this network at other shapes, without a search."""
-        plans = [(each.recomputed, each.copies) for each in others]
-        return Found(self._undominated(self._search(None), plans), False)
+        return Found(self._undominated(self._search(None), _pairs(others)), False)
 
     def feasible(self, plan: Candidate) -> Candidate:
         """The plan with those copies alone whose shapes MXNet will know."""
-        symbol, shapes = self.request.symbol, self.request.spec.shapes
-        copies = marks.inferable(symbol, plan.copies, shapes)
+        copies = marks.inferable(self.request.symbol, plan.copies, self.request.spec.shapes)
         if copies == plan.copies:
             return plan
         plan = dataclasses.replace(plan, copies=copies)
@@ -221,20 +218,13 @@ class Marks(Way):
         mask = mask_with_copies(plan.recomputed, moved, plan.copies, len(rules.graph.nodes))
         return of_marks(rules.trainings[0], mask, bound, self.network.held, rules.fuses)
 
-    def _smallest(self, progress: Callable[[float], None]) -> Smallest:
+    def _smallest(self, progress: Progress) -> Smallest:
         network, cost, options = self.network, self.cost, self.options
-        return smallest(
-            network.stages,
-            cost,
-            network.rules,
-            options.ntrial,
-            cost.exact,
-            options.kept_copies,
-            progress,
-            patience=options.patience,
-        )
+        about = network.stages, cost, network.rules
+        how = options.ntrial, cost.exact, options.kept_copies
+        return smallest(*about, *how, progress, patience=options.patience)
 
-    def _search(self, progress: Callable[[float], None] | None) -> Search:
+    def _search(self, progress: Progress | None) -> Search:
         options, device = self.options, self.request.device
 
         def times(rules: Rules) -> NodeTimes:
@@ -264,6 +254,10 @@ class Marks(Way):
             log.info("kept by rule: %s", kept)
 
 
+def _pairs(plans: Sequence[Candidate]) -> list[tuple[np.ndarray, tuple[KeptCopy, ...]]]:
+    return [(plan.recomputed, plan.copies) for plan in plans]
+
+
 class Original(Marks):
     """The original's search (Chen et al. 2016), trial for trial."""
 
@@ -271,25 +265,24 @@ class Original(Marks):
         network, cost, ntrial = self.network, self.cost, self.options.ntrial
         tried: list[tuple[int, np.ndarray]] = []
         interrupted = False
+
+        def counted(mask: np.ndarray) -> int:
+            mask = network.within(mask)
+            tried.append((cost(mask) // MB, mask))
+            progress(len(tried) / (3 + ntrial))
+            return tried[-1][0]
+
         try:
             with progress_bar(SEARCHING) as progress:
-
-                def counted(mask: np.ndarray) -> int:
-                    mask = network.within(mask)
-                    tried.append((cost(mask) // MB, mask))
-                    progress(len(tried) / (3 + ntrial))
-                    return tried[-1][0]
-
                 trials = chen2016.search(network.graph, network.stages, counted, ntrial)
-        except KeyboardInterrupt:
-            if not tried:
-                raise
-            interrupted = True
-        else:
             for trial in trials:
                 log.info("Search threshold=%d MB, cost=%d MB", trial.threshold, trial.cost)
             best = chen2016.best(trials)
             log.info("Find best plan with threshold=%d, cost=%d MB", best.threshold, best.cost)
+        except KeyboardInterrupt:
+            if not tried:
+                raise
+            interrupted = True
         bare, mask = min(tried, key=lambda pair: pair[0])  # of equals the first
         if self.options.rules:
             mask = network.rules.apply(mask)
@@ -319,17 +312,15 @@ class Schedules(Way):
     def smallest(self, others: Sequence[tuple[str, Any]] = ()) -> Found:
         """``others`` are known schedules with their origins, from which the search starts too."""
         work = self.options.work
-        with progress_bar(SEARCHING) as progress:
-            search, known, interrupted = self._begun(progress, None)
-            if interrupted:
-                found = _in_hand(search, known, work)
-            else:
-                found = search.least_memory(work, [*known, *others])
-        return self._found([found], None)
 
-    def _front(self, progress: Callable[[float], None], others: Sequence[Candidate]) -> Found:
-        search, known, interrupted = self._begun(progress, self.times.forward)
-        found = [_in_hand(search, known, None)] if interrupted else search.front(known)
+        def least(search: trees.Recursive, known: list[tuple[str, Schedule]]) -> list[trees.Found]:
+            return [search.least_memory(work, [*known, *others])]
+
+        with progress_bar(SEARCHING) as progress:
+            return self._found(self._searched(progress, None, least), None)
+
+    def _front(self, progress: Progress, others: Sequence[Candidate]) -> Found:
+        found = self._searched(progress, self.times.forward, trees.Recursive.front)
         return self._found(found, self.times)
 
     def deeper(self, found: Found) -> Found | None:
@@ -368,11 +359,11 @@ class Schedules(Way):
     def _memory(self, step: TrainingStep, bound: int | None) -> Memory:
         return of_step(step, self.request.grad_req, bound, self.network.held)
 
-    def _begun(
-        self, progress: Callable[[float], None], weights: np.ndarray | None
-    ) -> tuple[trees.Recursive, list[tuple[str, Schedule]], bool]:
-        """The search, the best marks of a short one, and whether the user has ended that."""
-        network, patience = self.network, self.options.patience
+    def _searched(
+        self, progress: Progress, weights: np.ndarray | None, search: Callable[..., Any]
+    ) -> list[trees.Found]:
+        """Search from the best marks of a short search; they are what there is if that is ended."""
+        network, options = self.network, self.options
         known, interrupted = [], False
         if self.cost.exact:
             rules = network.rules.unfused()  # as a schedule is bound
@@ -380,14 +371,19 @@ class Schedules(Way):
                 network.stages,
                 lambda mask: rules.replay(mask).pool_bytes,
                 rules,
-                self.options.ntrial,
-                patience=patience * MARKS_PATIENCE,
+                options.ntrial,
+                patience=options.patience * MARKS_PATIENCE,
             )
             held = [copy.node for copy in found.copies]
             known = [("marks", schedules.of_marks(self.load, found.mask, held))]
             interrupted = found.interrupted
-        search = trees.Recursive(self.load, patience, progress, weights, self.parts)
-        return search, known, interrupted
+        recursive = trees.Recursive(self.load, options.patience, progress, weights, self.parts)
+        if not interrupted:
+            return search(recursive, known)
+        best = recursive.judge(known[0][1])
+        if options.work is not None and best.work > options.work:
+            raise KeyboardInterrupt
+        return [trees.Found(best, "marks", True)]
 
     def _found(self, found: Sequence[trees.Found], times: timing.Times | None) -> Found:
         plans = []
@@ -400,17 +396,6 @@ class Schedules(Way):
                 plan = dataclasses.replace(plan, added_time=added)
             plans.append(plan)
         return Found(plans, found[0].interrupted)
-
-
-def _in_hand(
-    search: trees.Recursive, known: Sequence[tuple[str, Schedule]], work: float | None
-) -> trees.Found:
-    """The best marks, where the user ends the search before it has begun."""
-    origin, schedule = known[0]
-    best = search.judge(schedule)
-    if work is not None and best.work > work:
-        raise KeyboardInterrupt
-    return trees.Found(best, origin, True)
 
 
 def way_of(request: Request, options: Options) -> Way:

@@ -137,6 +137,7 @@ def test_it_prints_what_counts() -> None:
         assert words in text, text
     assert plan.slowest and len(text.splitlines()) == 10
     assert repr(plan).startswith("Plan(pool_bytes=%d, " % plan.pool_bytes)
+    assert plan.recompute_overhead == plan.recomputed_flops and plan.time_overhead is None
 
 
 def test_it_is_frozen_and_pickles() -> None:
@@ -562,7 +563,7 @@ memonger.plan(net(), SHAPES)
 
 
 def run_slow(seconds: float, stderr: int) -> subprocess.Popen[bytes]:
-    here = Path(__file__).parents[1] / "helpers"
+    here = Path(__file__).parents[1]  # whose conftest it is
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(here), *sys.path]))
     return subprocess.Popen(
         [sys.executable, "-c", SLOW, str(seconds)], env=environment, stderr=stderr
