@@ -135,9 +135,7 @@ class _Scheduling:
         self.network = read_network(request)
         training = self.network.training
         tensors_of(request.symbol, training.graph)  # refuses what is sparse
-        self.load = workload(training)
-        if request.until is not None:
-            self.load.once[request.until :] = True
+        self.load = workload(training, request.until)
         self.parts = parts(self.load)
         nodes = self.network.graph.nodes
         self.added = [a for a in training.wanted if request.grad_req[nodes[a].name] == "add"]

@@ -11,7 +11,7 @@ size (``InitDataEntryMemory`` in ``src/executor/graph_executor.cc``).
 from __future__ import annotations
 
 import os
-from typing import Collection, NamedTuple, Protocol, Sequence
+from typing import Collection, Mapping, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
@@ -177,7 +177,9 @@ class Replay(NamedTuple):
         )
 
 
-def replay(training: Planned, recomputed: np.ndarray) -> Replay:
+def replay(
+    training: Planned, recomputed: np.ndarray, ranges: Sequence[int] | None = None
+) -> Replay:
     """Order a training graph and plan its memory as MXNet will.
 
     Parameters
@@ -185,17 +187,20 @@ def replay(training: Planned, recomputed: np.ndarray) -> Replay:
     training : Planned
     recomputed : np.ndarray of bool
         For each forward node whether it carries ``force_mirroring``.
+    ranges : sequence of int, optional
+        The match ranges that MXNet will try; by default those of the environment.
     """
     tables = training.tables
     mask = np.ascontiguousarray(recomputed, dtype=np.bool_)
-    order, reads, planned, pool = _replay(tables, mask, np.array(match_ranges()))
+    ranges = match_ranges() if ranges is None else ranges
+    order, reads, planned, pool = _replay(tables, mask, np.array(ranges))
     return Replay(training, mask, order, reads, planned, int(pool))
 
 
-def match_ranges() -> list[int]:
-    """The factors that MXNet will try, from the environment (``MXPlanMemory``)."""
-    largest = int(os.environ.get("NNVM_EXEC_MATCH_RANGE", "16"))
-    search = os.environ.get("NNVM_AUTO_SEARCH_MATCH_RANGE", "0") not in ("", "0", "false", "False")
+def match_ranges(environment: Mapping[str, str] = os.environ) -> list[int]:
+    """The factors that MXNet will try in an environment (``MXPlanMemory``)."""
+    largest = int(environment.get("NNVM_EXEC_MATCH_RANGE", "16"))
+    search = environment.get("NNVM_AUTO_SEARCH_MATCH_RANGE", "0") not in ("", "0", "false", "False")
     if not search or largest == 0:
         return [largest]
     return [2**k for k in range(largest.bit_length()) if 2**k <= largest]

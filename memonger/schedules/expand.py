@@ -10,22 +10,34 @@ That tells its memory; ``written`` makes the symbol that MXNet binds.
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import chain, islice
 from typing import Iterable, Sequence
 
 import numpy as np
 
 from memonger.costs.allocator import replay
 from memonger.costs.layouts import AXES, MAKE
-from memonger.graph.arrays import Tables, ragged
+from memonger.graph.arrays import RowKind, ragged, starts
 from memonger.graph.forward import FLOAT, Entry, no_collection
 from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.tensors import Tensor
-from memonger.graph.training import TrainingGraph
 from memonger.schedules.inserts import insert, with_totals
 from memonger.schedules.layouts import Expected
-from memonger.schedules.nodes import Template, patterns, rows_of
+from memonger.schedules.nodes import (
+    AWAITED,
+    CHAINED,
+    ITSELF,
+    LOOSE,
+    MASKED,
+    READER,
+    SCRATCH,
+    Patterns,
+    connect,
+    line_up,
+)
 from memonger.schedules.schedule import Schedule, Workload, first_time, masked
-from memonger.schedules.training_step import Parts, TrainingStep, step_of
+from memonger.schedules.training_step import Parts, TrainingStep, row_kind, step_of
 from memonger.support.errors import MemongerError
 
 #: Operators that write the outputs that ``list_outputs`` does not show, read or not.
@@ -45,13 +57,16 @@ UNWRITTEN = frozenset(
     )
 )
 
+#: Through this MXNet hands on the gradient of an output.
+IDENTITY = "_identity_with_attr_like_rhs"
+
 #: So often a training step is gone through for `layouts`; what is put in there changes little.
 ROUNDS = 8
 
 
 @no_collection()
 def parts(work: Workload) -> Parts:
-    """All that the training steps of a network are made of, whatever the schedule."""
+    """Find out what all training steps of a network are made of, whatever the schedule."""
     return _Maker(work).parts()
 
 
@@ -59,69 +74,139 @@ class _Maker:
     """Makes the `Parts` of a workload."""
 
     def __init__(self, work: Workload) -> None:
-        self.work = work
-        self.training: TrainingGraph = work.training
-        self.graph = self.training.graph
-        self.tables: Tables = self.training.tables
-        self.n = self.tables.forward
-        self.rows = len(self.tables.variable)
-        self.read_start = self.tables.read_start
-        self.read_row = self.tables.read_row.copy()
-        self.read_output = self.tables.read_output.copy()
-        self.kinds = self.training.builder.kinds
+        self.work, self.training, self.graph = work, work.training, work.training.graph
+        self.ops, self.names = self.training.ops, self.training.names
+        self.t = t = self.training.tables
+        self.n, self.rows = t.forward, len(t.variable)
+        start, entries = t.read_start.tolist(), zip(t.read_row.tolist(), t.read_output.tolist())
+        self.reads: list[list[Entry]] = [
+            list(islice(entries, stop - first)) for first, stop in zip(start, start[1:])
+        ]
+        for reads in self.reads[2 * self.n :]:
+            # MXNet hands on the gradient of an output through an identity, which takes memory.
+            for j, (row, _) in enumerate(reads):
+                if row >= 2 * self.n and self.ops[row] == IDENTITY and self._owner(row) < 0:
+                    reads[j] = self.reads[row][0]
+        self.needed = [self._needed(x) for x in range(self.n)]
+        self.needing = [(x, k) for x, outputs in enumerate(self.needed) for k in outputs]
+        self.masked = [masked(node.op, node.attrs) for node in self.graph.nodes]
+        self.scratch, self.states = self._scratch()
+        # Where the patterns begin that are no rows of the training graph.
+        self.readers = self.rows + self.n
+        self.scratches = self.readers + len(self.needing)
+        self.count = self.scratches + len(self.scratch)
 
     def parts(self) -> Parts:
-        graph, n, t = self.graph, self.n, self.tables
-        self._read_head_gradients_themselves()
         gradients = self._gradients()
-        scratch, read_scratch = self._scratch()
-        event_start, event_row = ragged(self._events())
-        wait_start, wait_row = ragged(self._waits())
-        is_masked = [masked(node.op, node.attrs) for node in graph.nodes]
-        masked_kind = [self._masked_kind(x) if m else -1 for x, m in enumerate(is_masked)]
-        to_read = [self._needed(x) for x in range(n)]
-        needed_start, needed = ragged(to_read)
-        reader_kind = [
-            self.kinds("max", {}, 1, (Tensor((1,), graph.tensors[x][k].dtype),))
-            for x, outputs in enumerate(to_read)
-            for k in outputs
+        kind, kinds = self._kinds()
+        patterns = self._patterns(kind, kinds)
+        left_out, unwritten = self._left_out(gradients)
+        return Parts(self.work, patterns, kinds, gradients, left_out, unwritten, self._expected())
+
+    def _patterns(self, kind: list[int], kinds: Sequence[RowKind]) -> Patterns:
+        """What nodes can be, of these kinds."""
+        t, n, rows = self.t, self.n, self.rows
+        runs = ~t.variable[:n]
+        reads, waits, events = self._reads(), self._waits(), self._events()
+        link = np.full(self.count, LOOSE)
+        link[:rows] = [CHAINED if w else AWAITED if r else LOOSE for w, r in zip(waits, reads)]
+        link[:n] = link[rows : self.readers] = np.where(runs, CHAINED, LOOSE)
+        link[self.readers : self.scratches] = AWAITED
+
+        output_start = t.output_start[: n + 1]
+        first_time_ever = int(output_start[n])
+        mark = [
+            [
+                int(output_start[at % self.count]) + k + first_time_ever * (at >= self.count)
+                for j, (at, k) in enumerate(entries)
+                if at % self.count < n and runs[at % self.count] and j not in kinds[number].ignored
+            ]
+            for number, entries in zip(kind, reads)
         ]
-        scratch_kind = [self.kinds("null", {}, 0, (tensor,)) for tensor in scratch]
-        places = {id(kind): k for k, kind in enumerate(self.kinds.all)}
+        mark += [[m for row in event for m in mark[row]] for event in events]
         heads = t.head_row[: t.outputs]
-        template = Template(
-            variable=t.variable,
-            outputs=np.diff(t.output_start),
-            read_start=self.read_start,
-            read_row=self.read_row,
-            read_output=self.read_output,
-            read_ignored=t.read_ignored,
-            read_first=self._read_first(),
-            read_scratch=read_scratch,
-            scratches=len(scratch),
-            wait_start=wait_start,
-            wait_row=wait_row,
-            event_start=event_start,
-            event_row=event_row,
-            needed_start=needed_start,
-            needed=needed,
-            masked=np.array(is_masked, dtype=np.bool_),
-            head_row=heads,
-            head_output=t.head_entry[: t.outputs] - t.output_start[heads],
+        outputs = t.head_entry[: t.outputs] - t.output_start[heads]
+        what = [MASKED if m else ITSELF for m in self.masked]
+        what = [ITSELF] * rows + what + [READER] * len(self.needing) + [SCRATCH] * len(self.scratch)
+        parts = (range(rows), range(n), range(len(self.needing)), range(len(self.scratch)))
+        variable = [r for r in np.flatnonzero(t.variable).tolist() if not n <= r < 2 * n]
+        small = partial(np.array, dtype=np.int32)
+        read_start, read = ragged(reads)
+        read_at, read_output = read.reshape(-1, 2).T
+        wait_start, wait = ragged(waits + [[]] * (self.count - rows))
+        mark_start, marks = ragged(mark)
+        event_start, event_row = ragged(events)
+        return Patterns(
+            forward=n,
+            readers=self.readers,
+            kind=small(kind),
+            source=small(list(chain(*parts))),
+            what=small(what),
+            target=small([*range(rows), *range(n), *range(self.readers, self.count)]),
+            link=small(link),
+            read_start=small(read_start),
+            read_at=small(read_at),
+            read_output=small(read_output),
+            wait_start=small(wait_start),
+            wait_at=small(wait),
+            variable=small([*variable, *range(self.scratches, self.count)]),
+            event_start=small(event_start),
+            event_row=small(event_row),
+            output_start=small(output_start),
+            needed_start=small(starts([len(one) for one in self.needed])),
+            needed=small([output_start[x] + k for x, k in self.needing]),
+            masked=np.array(self.masked, dtype=np.bool_),
+            mark_start=small(mark_start),
+            mark=small(marks),
+            head_row=small(heads[~t.variable[heads]]),
+            head_output=small(outputs[~t.variable[heads]]),
         )
-        return Parts(
-            self.work,
-            template,
-            patterns(template),
-            self.kinds.all,
-            np.array([places[id(kind)] for kind in self.training.kinds], dtype=np.int64),
-            np.array(masked_kind, dtype=np.int64),
-            np.array(reader_kind, dtype=np.int64),
-            np.array(scratch_kind, dtype=np.int64),
-            gradients,
-            *self._left_out(gradients),
-            self._expected(),
-        )
+
+    def _reads(self) -> list[list[Entry]]:
+        """What each pattern reads (``Patterns.read_at``), and which output of it."""
+        nodes, n = self.graph.nodes, self.n
+        reads = list(self.reads)
+        for row in range(2 * n, self.rows):
+            reads[row] = [
+                (r + self.count * (r < n and first_time(nodes[r].op, k)), k) for r, k in reads[row]
+            ]
+        for x in range(n):
+            if self.masked[x]:  # it reads its mask instead of all but its data
+                reads.append([self.reads[x][0], (x + self.count, 1)])
+            else:
+                state = self.states.get(x, {})
+                reads.append(
+                    [
+                        (self.scratches + state[j], k) if j in state else (r, k)
+                        for j, (r, k) in enumerate(self.reads[x])
+                    ]
+                )
+        return [*reads, *([entry] for entry in self.needing), *([] for _ in self.scratch)]
+
+    def _kinds(self) -> tuple[list[int], tuple[RowKind, ...]]:
+        """The kind of each pattern by its number, and the kinds."""
+        given, tensors = self.training.kinds, self.graph.tensors
+        kinds = list({id(kind): kind for kind in given}.values())
+        number = {id(kind): k for k, kind in enumerate(kinds)}
+        kind = [number[id(each)] for each in given]
+        known: dict[tuple[str, Tensor], int] = {}
+
+        def new(op: str, inputs: int, tensor: Tensor) -> int:
+            if (op, tensor) not in known:
+                known[op, tensor] = len(kinds)
+                kinds.append(row_kind(op, {}, inputs, (tensor,)))
+            return known[op, tensor]
+
+        for x, is_masked in enumerate(self.masked):
+            if is_masked:
+                result, mask = tensors[x][:2]
+                op = "elemwise_mul" if result.shape == mask.shape else "broadcast_mul"
+                kind.append(new(op, 2, result))
+            else:
+                kind.append(kind[x])
+        kind += [new("max", 1, Tensor((1,), tensors[x][k].dtype)) for x, k in self.needing]
+        kind += [new("null", 0, tensor) for tensor in self.scratch]
+        return kind, tuple(kinds)
 
     def _left_out(
         self, gradients: Sequence[Entry | None]
@@ -130,19 +215,19 @@ class _Maker:
 
         Such are the biases of FullyConnected operators whose weight gets no gradient.
         """
-        t, kinds, n = self.tables, self.training.kinds, self.n
+        t, kinds, n = self.t, self.training.kinds, self.n
         found = set()
         for row in (r for r in t.walk_row.tolist() if r >= 2 * n and kinds[r].op == WITH_WEIGHT):
             weight = int(t.output_start[row]) + 1
-            head = self._source(row)
-            given = kinds[head[0]].tensors[head[1]]
+            head, output = self.reads[row][0]
+            given = kinds[head].tensors[output]
             known = given.dtype == FLOAT and len(given.shape) <= AXES
             if len(kinds[row].tensors) > 2 and known and t.reads[weight] == 0:
                 found.add((row, 2))
-        read = {(int(r), int(k)) for r, k in zip(self.read_row, self.read_output)}
+        read = found & set(chain(*self.reads))
         return (
             frozenset(a for a, e in zip(self.training.wanted, gradients) if e in found),
-            tuple(self.graph.nodes[self._owner(row)].name for row, k in sorted(found & read)),
+            tuple(self.graph.nodes[self._owner(row)].name for row, _ in sorted(read)),
         )
 
     def _expected(self) -> Expected | None:
@@ -150,35 +235,22 @@ class _Maker:
             return None
         return Expected(replay(self.training, np.zeros(self.n, dtype=np.bool_)))
 
-    def _read_head_gradients_themselves(self) -> None:
-        """MXNet hands on the gradient of an output through an identity, which takes memory."""
-        ops = self.training.ops
-        for j in np.flatnonzero(self.read_row >= 2 * self.n):
-            row = self.read_row[j]
-            if ops[row] == "_identity_with_attr_like_rhs" and self._owner(row) < 0:
-                self.read_row[j], self.read_output[j] = self._source(int(row))
-
-    def _source(self, row: int) -> Entry:
-        """What a row reads first."""
-        j = self.read_start[row]
-        return int(self.read_row[j]), int(self.read_output[j])
-
     def _owner(self, row: int) -> int:
         return int(self.training.owners[row - 2 * self.n])
 
     def _gradients(self) -> tuple[Entry | None, ...]:
         """Where the gradient of each argument comes from, without copies of what is another's."""
-        t, ops, names = self.tables, self.training.ops, self.training.names
+        t, ops = self.t, self.ops
         found: list[Entry | None] = []
         for h, a in enumerate(self.training.wanted, t.outputs):
             row = int(t.head_row[h])
             entry = row, int(t.head_entry[h] - t.output_start[row])
-            if ops[row] == "_copy" and names[row] == self.graph.nodes[a].name + "_copy":
-                entry = self._source(row)
-            if ops[entry[0]] == "_identity_with_attr_like_rhs":
-                entry = self._source(entry[0])
-            nothing = ops[entry[0]] == "_zeros_without_dtype"
-            nothing |= (ops[entry[0]], entry[1]) in UNWRITTEN
+            if ops[row] == "_copy" and self.names[row] == self.graph.nodes[a].name + "_copy":
+                entry = self.reads[row][0]
+            if ops[entry[0]] == IDENTITY:
+                entry = self.reads[entry[0]][0]
+            op = ops[entry[0]]
+            nothing = op == "_zeros_without_dtype" or (op, entry[1]) in UNWRITTEN
             found.append(None if nothing else entry)
         return tuple(found)
 
@@ -187,73 +259,57 @@ class _Maker:
 
         Sums run with the last of what they add, what reads nothing with the first that reads it.
         """
-        n, t = self.n, self.tables
         place = {x: k for k, x in enumerate(self.work.gradients)}
-        walk = [int(r) for r in t.walk_row if r >= 2 * n and not t.variable[r]]
+        walk = [r for r in self.t.walk_row.tolist() if r >= 2 * self.n and not self.t.variable[r]]
         event: dict[int, int] = {}
         for row in sorted(walk):
-            start, stop = self.read_start[row], self.read_start[row + 1]
-            owner = self._owner(row)
+            owner, read = self._owner(row), [r for r, _ in self.reads[row]]
             if owner >= 0:
                 event[row] = place[owner]
-            elif start < stop:
-                event[row] = max(event.get(int(r), 0) for r in self.read_row[start:stop])
+            elif read:
+                event[row] = max(event.get(r, 0) for r in read)
             else:
                 event[row] = max(0, len(place) - 1)
-            for r in self.read_row[start:stop]:
-                if int(r) in event and self.read_start[r] == self.read_start[r + 1]:
-                    event[int(r)] = min(event[int(r)], event[row])
-        result: list[list[int]] = [[] for _ in range(n)]
+            for r in read:
+                if r in event and not self.reads[r]:
+                    event[r] = min(event[r], event[row])
+        result: list[list[int]] = [[] for _ in range(self.n)]
         if place:
             for row in walk:  # in the order in which MXNet would run them
                 result[self.work.gradients[event[row]]].append(row)
         return result
 
-    def _read_first(self) -> np.ndarray:
-        nodes, n = self.graph.nodes, self.n
-        first = np.zeros(len(self.read_row), dtype=np.bool_)
-        for j in range(int(self.read_start[2 * n]), len(first)):
-            x = self.read_row[j]
-            if x < n:
-                first[j] = first_time(nodes[x].op, int(self.read_output[j]))
-        return first
+    def _scratch(self) -> tuple[list[Tensor], dict[int, dict[int, int]]]:
+        """States for operators that run again: cuDNN's BatchNorm moves its own when it runs.
 
-    def _scratch(self) -> tuple[tuple[Tensor, ...], np.ndarray]:
-        """States for operators that run again: cuDNN's BatchNorm moves its own when it runs."""
+        Also which of them each operator reads, by the input.
+        """
         known: dict[tuple[int, Tensor], int] = {}
-        read = np.full(len(self.read_row), -1, dtype=np.int32)
+        read: dict[int, dict[int, int]] = {}
         for x in self.work.operators:
-            node = self.graph.nodes[x]
-            if self.work.once[x] or truth(node.attrs.get("use_global_stats")):
+            if self.work.once[x] or truth(self.graph.nodes[x].attrs.get("use_global_stats")):
                 continue
-            for k, j in enumerate(range(self.read_start[x], self.read_start[x + 1])):
-                state = int(self.read_row[j])
+            for j, (state, _) in enumerate(self.reads[x]):
                 if state in self.graph.auxiliary:
-                    key = (k, self.graph.tensors[state][0])
-                    read[j] = known.setdefault(key, len(known))
-        return tuple(tensor for _, tensor in known), read
+                    key = (j, self.graph.tensors[state][0])
+                    read.setdefault(x, {})[j] = known.setdefault(key, len(known))
+        return [tensor for _, tensor in known], read
 
     def _waits(self) -> list[list[int]]:
-        """What gradient rows wait for by themselves, not what orders their sums."""
+        """What gradient rows wait for by themselves (``Patterns.wait_at``)."""
         waits: list[list[int]] = [[] for _ in range(self.rows)]
         for row, before in self.training.waits:
-            if self._owner(row) >= 0 and (waits[row] or self._waits_itself(row, before)):
-                waits[row].append(before)
+            owner = self._owner(row)
+            itself = before < self.n or self._owner(before) == owner
+            if owner >= 0 and (waits[row] or itself):
+                # A masked operator is waited for as it ran for the first time.
+                once = before < self.n and self.masked[before]
+                waits[row].append(before + self.count * once)
         return waits
-
-    def _waits_itself(self, row: int, before: int) -> bool:
-        return before < self.n or self._owner(before) == self._owner(row)
-
-    def _masked_kind(self, x: int) -> int:
-        node, result = self.graph.nodes[x], self.graph.tensors[x]
-        whole = result[0].shape == result[1].shape
-        op = "elemwise_mul" if whole else "broadcast_mul"
-        assert node.op == "Dropout"
-        return self.kinds(op, {}, 2, result[:1])
 
     def _needed(self, x: int) -> list[int]:
         """The outputs of an operator that must be read, for they are if it runs once."""
-        t, node = self.tables, self.graph.nodes[x]
+        t, node = self.t, self.graph.nodes[x]
         if node.is_variable:
             return []
         last = int(t.output_start[x + 1] - t.output_start[x])
@@ -288,12 +344,14 @@ def unroll(
     MemongerError
         If MKLDNN would round differently than without a schedule.
     """
-    rows = rows_of(made.patterns, np.ascontiguousarray(schedule.events, dtype=np.int32))
-    plain = step = with_totals(step_of(made, rows, {}), frozenset(added))
+    p = made.patterns
+    line = line_up(p, np.ascontiguousarray(schedule.events, dtype=np.int32))
+    rows = connect(p, np.concatenate([p.variable, line]))
+    plain = step = with_totals(step_of(made, rows, made.kinds, {}), frozenset(added))
     if made.expected is None:
         return plain
     for _ in range(ROUNDS):
-        inserts = made.expected.differences(step.replay(), step.kinds, step.rows.stands_for())
+        inserts = made.expected.differences(step.replay(), step.stands_for)
         if not inserts:
             return step
         step = insert(step, inserts)

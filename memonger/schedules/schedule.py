@@ -15,7 +15,8 @@ outputs of the network are those of the first time (they are held to the end).
 
 from __future__ import annotations
 
-from typing import Iterable, Mapping, NamedTuple
+from dataclasses import dataclass
+from typing import Iterable, Mapping
 
 import numpy as np
 
@@ -38,7 +39,8 @@ UNWRITABLE = {
 }
 
 
-class Schedule(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Schedule:
     """What one training step runs, in order.
 
     Attributes
@@ -52,7 +54,7 @@ class Schedule(NamedTuple):
 
     @staticmethod
     def of(events: Iterable[int]) -> Schedule:
-        """A schedule of these events."""
+        """Make a schedule of these events."""
         return Schedule(np.fromiter(events, dtype=np.int32))
 
     @property
@@ -66,7 +68,8 @@ class Schedule(NamedTuple):
         )
 
 
-class Workload(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Workload:
     """What there is to schedule: all that one training step of a network must run.
 
     Attributes
@@ -105,46 +108,50 @@ def masked(op: str, attrs: Mapping[str, str]) -> bool:
     return op == "Dropout" and float(attrs.get("p", 0.5)) > 0
 
 
-def workload(training: TrainingGraph) -> Workload:
-    """What there is to schedule of a network with these gradients.
+def workload(training: TrainingGraph, until: int | None = None) -> Workload:
+    """Find out what there is to schedule of a network with these gradients.
+
+    Parameters
+    ----------
+    training : TrainingGraph
+    until : int, optional
+        The nodes from this one on must not run again.
 
     Raises
     ------
     MemongerError
         If the network holds an operator whose gradient cannot be written out.
     """
-    graph, tables = training.graph, training.tables
-    n = tables.forward
+    graph, t = training.graph, training.tables
+    n, variable = t.forward, t.variable
     refuse(training)
-    variable = tables.variable
-    operators = [int(x) for x in tables.first if not variable[x]]
+    operators = tuple(int(x) for x in t.first if not variable[x])
     if not operators:
         raise MemongerError("the network has no operators, so there is nothing to schedule")
-    rows = np.unique(tables.walk_row[tables.walk_row >= 2 * n])  # in the order they were made
+    rows = np.unique(t.walk_row[t.walk_row >= 2 * n])  # in the order they were made
     owners = training.owners[rows - 2 * n]
-    gradients = list(dict.fromkeys(int(x) for x in owners if x >= 0))
 
-    def read(start: int, stop: int) -> list[int]:
-        found = {}
-        for j in range(start, stop):
-            x, k = int(tables.read_row[j]), int(tables.read_output[j])
-            if x < n and not variable[x] and not first_time(graph.nodes[x].op, k):
-                found[x] = True
-        return list(found)
+    def read(row: int) -> list[int]:
+        read = slice(t.read_start[row], t.read_start[row + 1])
+        return [
+            x
+            for x, k in zip(t.read_row[read].tolist(), t.read_output[read].tolist())
+            if x < n and not variable[x] and not first_time(graph.nodes[x].op, k)
+        ]
 
-    start = tables.read_start
-    inputs = [tuple(read(start[x], start[x + 1])) for x in range(n)]
     reads: list[list[int]] = [[] for _ in range(n)]
-    for row, x in zip(rows, owners):
+    for row, x in zip(rows.tolist(), owners.tolist()):
         if x >= 0:
-            reads[x] += read(start[row], start[row + 1])
+            reads[x] += read(row)
+    once = _once(training)
+    once[n if until is None else until :] = True
     return Workload(
-        training,
-        tuple(operators),
-        tuple(gradients),
-        tuple(inputs),
-        tuple(tuple(dict.fromkeys(r)) for r in reads),
-        _once(training),
+        training=training,
+        operators=operators,
+        gradients=tuple(dict.fromkeys(int(x) for x in owners if x >= 0)),
+        inputs=tuple(tuple(dict.fromkeys(read(x))) for x in range(n)),
+        reads=tuple(tuple(dict.fromkeys(each)) for each in reads),
+        once=once,
     )
 
 
@@ -154,15 +161,12 @@ def _once(training: TrainingGraph) -> np.ndarray:
     MKLDNN's RNN remembers where its inputs were, and its gradient reads them there
     (``src/operator/nn/mkldnn/mkldnn_rnn.cc``): it runs once, and so does what it reads.
     """
-    graph = training.graph
-    once = np.zeros(len(graph.nodes), dtype=np.bool_)
-    for x, node in enumerate(graph.nodes):
-        if node.is_variable or node.op == "Dropout":
-            continue
+    once = np.zeros(len(training.graph.nodes), dtype=np.bool_)
+    for x, node in enumerate(training.graph.nodes):
         if node.op == "RNN":
             once[[x, *(training.same[a] for a, _ in node.inputs)]] = True
-        elif why_kept(node.op, node.attrs) is not None:
-            once[x] = True
+        elif not node.is_variable and node.op != "Dropout":
+            once[x] |= why_kept(node.op, node.attrs) is not None
     return once
 
 
@@ -208,7 +212,7 @@ def check(work: Workload, schedule: Schedule) -> None:
             gradients.append(~event)
             continue
         if event not in known:
-            raise MemongerError("schedule: node %d is no operator that runs" % event)
+            raise MemongerError(f"schedule: node {event} is no operator that runs")
         there(work.inputs[event], "a run", event)
         if not ran[event]:
             firsts.append(event)
@@ -259,33 +263,25 @@ def adapt(work: Workload, schedule: Schedule) -> Schedule:
     them alone; gradients that are missing run in their turn and read what is there.
     """
     events: list[int] = []
-    known = set(work.gradients)
-    following = 0
+    place = {x: k for k, x in enumerate(work.gradients)}
+    following = 0  # gradient
     for event in schedule.events.tolist():
-        if event < 0:
-            if ~event not in known:
-                continue
-            place = work.gradients.index(~event, following)
-            events += [~x for x in work.gradients[following:place]]
-            following = place + 1
-        events.append(event)
+        if event >= 0:
+            events.append(event)
+        elif place.get(~event, -1) >= following:
+            events += [~x for x in work.gradients[following : place[~event] + 1]]
+            following = place[~event] + 1
     events += [~x for x in work.gradients[following:]]
-    needed = np.zeros(len(work.once), dtype=np.bool_)
-    first = np.zeros(len(events), dtype=np.bool_)
-    ran = set()
-    for k, event in enumerate(events):
-        first[k] = event >= 0 and event not in ran
-        ran.add(event)
+    again = np.ones(len(events), dtype=np.bool_)
+    again[np.unique(events, return_index=True)[1]] = False
+    needed: set[int] = set()
     kept: list[int] = []
-    for k in range(len(events) - 1, -1, -1):
-        x = events[k]
-        if x >= 0 and not first[k] and not needed[x]:
+    for x, is_again in zip(events[::-1], again[::-1]):
+        if is_again and x not in needed:
             continue
         kept.append(x)
-        if x >= 0:
-            needed[x] = False
-        for y in work.reads[~x] if x < 0 else work.inputs[x]:
-            needed[y] = True
+        needed.discard(x)
+        needed.update(work.reads[~x] if x < 0 else work.inputs[x])
     return Schedule.of(kept[::-1])
 
 

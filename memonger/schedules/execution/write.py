@@ -9,7 +9,7 @@ from memonger.graph.forward import no_collection
 from memonger.graph.operators.gradients import MXNET_VERSION
 from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.nodes import ITSELF, MASKED, SCRATCH
-from memonger.schedules.training_step import TrainingStep
+from memonger.schedules.training_step import TrainingStep, nodes_of
 from memonger.support.mxnet import mx
 from memonger.support.symbols import as_json
 
@@ -57,7 +57,7 @@ def write(step: TrainingStep) -> Written:
     used = ~step.tables.variable  # variables that nothing reads are left out
     used[rows.read_row] = True
     used[step.tables.head_row] = True
-    reads, waits = rows.inputs()
+    listed = nodes_of(rows)
     multiplied = set(rows.source[rows.what == MASKED].tolist())
     nodes: list[dict[str, Any]] = []
     place: list[int] = []
@@ -78,12 +78,12 @@ def write(step: TrainingStep) -> Written:
         elif what == ITSELF and source in multiplied:
             # cuDNN's mask is one of bits, no factors (src/operator/nn/dropout-inl.h)
             attrs = {**attrs, "cudnn_off": "True"}
-        inputs = [[place[row], output, 0] for row, output in reads[k]]
+        inputs = [[place[row], output, 0] for row, output in listed[k].reads]
         node: dict[str, Any] = {"op": kind.op, "name": name, "inputs": inputs}
         if attrs:
             node["attrs"] = dict(attrs)
-        if waits[k]:
-            node["control_deps"] = list(dict.fromkeys(place[row] for row in waits[k]))
+        if listed[k].waits:
+            node["control_deps"] = list(dict.fromkeys(place[row] for row in listed[k].waits))
         nodes.append(node)
     text = as_json(
         {
