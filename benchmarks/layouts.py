@@ -20,7 +20,7 @@ import memonger
 from common import check_names, machine
 from memonger.api.plan import forget
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 import blocked_networks as blocked
 
 MB = 2**20

@@ -21,11 +21,12 @@ from typing import Any, Callable, Sequence
 import memonger
 from memonger.support import files
 from memonger.support.errors import BudgetError, MemongerError
+from memonger.support.interrupts import INTERRUPTED, MISTAKE, raise_interrupts
 from memonger.support.sizes import MB, in_words
 
 log = logging.getLogger("memonger")
 
-OK, NO, MISTAKE = 0, 1, 2
+OK, NO = 0, 1
 HOW = ("marks", "schedule", "auto")
 BATCH = "N"  # where the batch goes in a shape
 PLANNING = ("how", "work", "budget", "budget_of", "optimizer", "measure", "patience")
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         return _complain(f"this machine has not memory enough: {error}", MISTAKE)
     except KeyboardInterrupt:
-        return _complain("interrupted before anything was found", MISTAKE)
+        return _complain(INTERRUPTED, MISTAKE)
 
 
 def _complain(text: str, status: int) -> int:
@@ -103,7 +104,7 @@ def _plan(options: argparse.Namespace) -> int:
         raise MemongerError(UNSAVED)
     _check_files(options.output, options.plot)
     network = memonger.load(options.network)
-    plan = memonger.plan(network, **_of(options, "devices", *PLANNING))
+    plan = _searched(memonger.plan, network, options, "devices", *PLANNING)
     try:
         plan = dataclasses.replace(plan, added_time=plan.predict_time(options.measure))
     except (MemongerError, KeyboardInterrupt) as error:  # the plan is known all the same
@@ -123,6 +124,14 @@ def _plan(options: argparse.Namespace) -> int:
     return OK if report is None or report else NO
 
 
+def _searched(
+    search: Callable[..., Any], network: Any, options: argparse.Namespace, *names: str
+) -> Any:
+    """What a search finds. All of it is imported by now; Ctrl-C ends it with what it has found."""
+    raise_interrupts()
+    return search(network, **_of(options, *names))
+
+
 def _checked(network: Any, plan: Any) -> Any:
     """What ``check`` says of a plan, of the share of one device."""
     spec, ctx = plan.request.spec, plan.request.ctx
@@ -131,16 +140,18 @@ def _checked(network: Any, plan: Any) -> Any:
 
 def _frontier(options: argparse.Namespace) -> int:
     _check_files(None, options.plot)
-    asked = _of(options, "devices", "how", "points", "measure", "patience")
-    plans = memonger.frontier(memonger.load(options.network), **asked)
+    network = memonger.load(options.network)
+    asked = ("devices", "how", "points", "measure", "patience")
+    plans = _searched(memonger.frontier, network, options, *asked)
     _tell(options, plans, [_figures(plan) for plan in plans], picture=plans)
     return OK
 
 
 def _batch(options: argparse.Namespace) -> int:
     _check_files(options.output)
-    asked = _of(options, "budget", "budget_of", "optimizer", "measure", "patience")
-    found = memonger.largest_batch(memonger.load(options.network), **asked)
+    network = memonger.load(options.network)
+    asked = ("budget", "budget_of", "optimizer", "measure", "patience")
+    found = _searched(memonger.largest_batch, network, options, *asked)
     figures = {"batch": found.batch, "unplanned_batch": found.unplanned_batch}
     _tell(options, found, {**figures, "plan": _figures(found.plan)}, plan=found.plan)
     return OK
@@ -171,7 +182,7 @@ def _explain(options: argparse.Namespace) -> int:
     if given and not options.plan:
         raise MemongerError(f"--{given[0].replace('_', '-')} is of a plan; give --plan too")
     if options.plan:
-        found = memonger.plan(network, **_of(options, "devices", *PLANNING)).explain()
+        found = _searched(memonger.plan, network, options, "devices", *PLANNING).explain()
     else:
         found = memonger.explain(network, **_of(options, "devices"))
     _tell(options, found, _as_data(found))
@@ -481,7 +492,3 @@ def _parser() -> argparse.ArgumentParser:
         "--steps", type=int, default=3, metavar="N", help="training steps (default: 3)"
     )
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

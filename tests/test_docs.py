@@ -84,7 +84,7 @@ def test_what_is_named_is_there(name: str) -> None:
         assert (ROOT / script).is_file(), script
         for option in re.findall(r"(--[\w-]+)", given):
             assert f'"{option}"' in (ROOT / script).read_text(encoding="utf-8"), option
-    for test in re.findall(r"tests/\w+(?:\.py)?", text):
+    for test in re.findall(r"tests/[\w/]+(?:\.py)?", text):
         assert (ROOT / test).exists(), test
 
 

@@ -23,6 +23,8 @@ WINGS = (
     "schedules.execution",
     "api",
     "cli",
+    "command",
+    "__main__",
 )
 STRANGERS = {"planners.marks", "planners.trees", "schedules.execution"}  # to one another
 

@@ -239,8 +239,22 @@ def _targets(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
     return 11 * labels.shape[0] * anchors.shape[1] * labels.shape[1] * each
 
 
+def _alignments(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+    """``get_workspace_size`` in ``src/operator/nn/ctc_loss-inl.h``, for labels of full length."""
+    (steps, batch, letters), (_, labels) = inputs[0].shape, inputs[1].shape
+    states = 2 * labels + 1
+    return 4 * batch * (6 + labels + states + steps * (letters + states + 1))
+
+
 _TEMPORARY: dict[str, Callable[[Sequence[Tensor], Sequence[Tensor]], int]] = {
     "_contrib_MultiBoxTarget": _targets,
     # src/operator/contrib/multibox_detection-inl.h
     "_contrib_MultiBoxDetection": lambda inputs, outputs: outputs[0].nbytes,
+    "CTCLoss": _alignments,
+    # Its gradient, in src/operator/nn/group_norm-inl.h; without what reducing takes, which is less.
+    "GroupNorm": lambda inputs, outputs: 2 * inputs[0].nbytes + outputs[1].nbytes,
+    # src/operator/nn/moments-inl.h
+    "moments": lambda inputs, outputs: inputs[0].nbytes,
+    # src/operator/loss_binary_op-inl.h
+    "softmax_cross_entropy": lambda inputs, outputs: inputs[0].nbytes + inputs[1].nbytes,
 }

@@ -250,7 +250,7 @@ def _chosen(kind: RowKind, data: Tensor | None) -> int:
     """How a convolution lays out its output, as far as that is the same for many of them.
 
     Seen with ``DNNL_VERBOSE=1`` in thousands of convolutions, on CPUs with AVX2 and with AVX512
-    (``tests/test_layouts.py``). More than 4 channels that are not a multiple of 8 are plain.
+    (``tests/costs/test_layouts.py``). More than 4 channels that are not a multiple of 8 are plain.
     Multiples of 16 are in the usual blocks where they are made of 3 channels, of a multiple of 16,
     or each of its own one, by kernels of at most 7 that are not dilated, with little padding and on
     images that are not smaller than the kernel.

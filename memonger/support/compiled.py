@@ -9,17 +9,21 @@ A process that finds the folder empty says so in the log where nobody sees a pro
 
 A Ctrl-C that comes while compiled code runs is noticed when its result is handed over, where it
 becomes a SystemError ("returned a result with an error set"). It is made a KeyboardInterrupt again.
+One that comes while LLVM compiles is raised in a function that LLVM calls, which shows it and goes
+on. It is raised again when that is done.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 import sys
 import tempfile
+import threading
 from pathlib import Path
-from typing import Any, Callable, TypeVar, cast
+from typing import Any, Callable, Iterator, TypeVar, cast
 
 import numba
 from numba.core.registry import CPUDispatcher
@@ -61,6 +65,10 @@ def _where_it_can(save: Callable[..., None]) -> Callable[..., None]:
 class _Interruptible(_CPUDispatcher):
     """A compiled function, with Ctrl-C as Python has it."""
 
+    def compile(self, sig: Any) -> object:
+        with _none_lost():
+            return super().compile(sig)
+
     def __call__(self, *args: Any) -> object:
         _announce()
         try:
@@ -72,6 +80,32 @@ class _Interruptible(_CPUDispatcher):
             if isinstance(cause, KeyboardInterrupt):
                 raise KeyboardInterrupt from None
             raise
+
+
+@contextlib.contextmanager
+def _none_lost() -> Iterator[None]:
+    """Raise a KeyboardInterrupt at the end that Python could only show."""
+    if threading.current_thread() is not threading.main_thread():  # no other gets any
+        yield
+        return
+    shown, lost = sys.unraisablehook, []
+
+    def show(what: Any) -> None:
+        if what.exc_type is KeyboardInterrupt:
+            lost.append(what.exc_type)
+        else:
+            shown(what)
+
+    sys.unraisablehook = show
+    try:
+        yield
+    except Exception:  # where what was lost had something to do
+        if not lost:
+            raise
+    finally:
+        sys.unraisablehook = shown
+    if lost:
+        raise KeyboardInterrupt
 
 
 def _announce() -> None:

@@ -18,7 +18,7 @@ from .dry_run import GpuDryRun
 pytestmark = pytest.mark.gpu_dry_run
 
 MB = memonger.costs.model.MB
-TESTS = str(Path(__file__).resolve().parents[1])
+TESTS = str(Path(__file__).resolve().parents[1] / "helpers")
 NETWORKS = 150
 FUSION = {"MXNET_USE_FUSION": "1"}
 

@@ -90,7 +90,9 @@ def random_plans(dry: DryRun) -> Any:
 def test_random_plans_bind(gpu_dry_run: GpuDryRun, fusion: str, device: str | None) -> None:
     """``device``: what the plans are made for; for a GPU alone their copies are unfused."""
     result = gpu_dry_run.run(
-        random_plans, args=[[str(TESTS)], NETWORKS, device], env={"MXNET_USE_FUSION": fusion}
+        random_plans,
+        args=[[str(TESTS / "helpers")], NETWORKS, device],
+        env={"MXNET_USE_FUSION": fusion},
     )
     assert result.ok, result.message
     print("\n", result.value)

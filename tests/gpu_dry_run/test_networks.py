@@ -35,7 +35,7 @@ pytestmark = pytest.mark.gpu_dry_run
 MB = 2**20
 LARGE = 2**17  # MB of a device on which everything fits
 TESTS = Path(__file__).resolve().parents[1]
-PATHS = [str(TESTS), str(TESTS.parent / "examples")]
+PATHS = [str(TESTS / "helpers"), str(TESTS.parent / "examples")]
 STEPS = 2
 
 Network = Tuple[Any, Dict[str, Any]]

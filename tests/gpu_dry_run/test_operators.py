@@ -17,7 +17,7 @@ from .dry_run import GpuDryRun
 pytestmark = pytest.mark.gpu_dry_run
 
 TESTS = Path(__file__).resolve().parents[1]
-PATHS = [str(TESTS), str(TESTS.parent / "examples")]
+PATHS = [str(TESTS / "helpers"), str(TESTS.parent / "examples")]
 
 
 def every_operator(dry: DryRun) -> Any:

@@ -23,7 +23,7 @@ from memonger.schedules.expand import parts, unroll
 from memonger.schedules.execution.write import write
 
 import networks
-from schedules import everything, nested, work_of
+from drawn_schedules import everything, nested, work_of
 from test_scheduled import unrolled
 
 from .child import DryRun

@@ -2,7 +2,7 @@
 
 MXNet's memory planner allocates them like any other, and has no Python interface to them. So their
 shapes and types stand here as a table, an operator to an entry, with the source files of 1.9.1 that
-infer them. ``tests/test_inplace.py`` compares the table with what MXNet plans.
+infer them. ``tests/graph/test_inplace.py`` compares the table with what MXNet plans.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ named by ``FIgnoreInputs`` is not read at all.
 MXNet has no Python interface to these attributes, so they stand here as tables, a group of
 operators to an entry, with the source files of 1.9.1 that register them. A backward node counts as
 an operator of its own. CPU and GPU builds agree, both being built with MKLDNN, as long as pointwise
-fusion is off. ``tests/test_inplace.py`` compares the tables with what MXNet plans.
+fusion is off. ``tests/graph/test_inplace.py`` compares the tables with what MXNet plans.
 
 Legacy operators (``OperatorProperty``) offer their pairs through ``src/nnvm/legacy_op_util.cc``.
 ``OpBackInplaceOption`` there numbers the gradients wrongly for operators of two and more inputs:

@@ -1,7 +1,7 @@
 """What is known of single operators: which must not be recomputed, and which may be so unread.
 
 Both tables were measured, one operator at a time between kept neighbours, on the CPU build and in
-the GPU executor dry run; ``tests/test_operators.py`` holds every entry of them.
+the GPU executor dry run; ``tests/graph/test_operators.py`` holds every entry of them.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from memonger.support import mxnet as _mxnet
 
 pytestmark = pytest.mark.python_differs
 
-PROJECT = Path(__file__).resolve().parents[1]
+PROJECT = Path(__file__).resolve().parents[2]
 
 
 def fake(folder: Path, name: str, init: str, dist: tuple[str, ...] = ("mxnet",)) -> dict[str, str]:

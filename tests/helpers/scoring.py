@@ -22,7 +22,7 @@ import numpy as np
 from memonger.schedules.schedule import Schedule
 from memonger.schedules.execution.symbol import scheduled
 
-from schedules import everything, nested, work_of
+from drawn_schedules import everything, nested, work_of
 
 S = mx.sym
 CLASSES = 5

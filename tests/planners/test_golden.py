@@ -19,7 +19,7 @@ from memonger.graph.training import training_graph
 import networks
 from planned import forward, marked
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 NETS = ["resnet-2-2-2-2", "resnet-3-4-6-3", "resnet-3-24-36-3", "lstm-4x16", "lstm-4x64"]
 
 #: MB: no plan, the original's plan, that plan with the rules, the default at most.

@@ -13,7 +13,7 @@ from memonger.graph.operators.gradients import environment
 from memonger.schedules.execution.symbol import scheduled
 
 from planned import ROOT, run_python
-from schedules import everything, work_of
+from drawn_schedules import everything, work_of
 from scoring import drawn, parameters, prepared, sized
 
 S = mx.sym

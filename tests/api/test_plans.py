@@ -560,7 +560,7 @@ memonger.plan(net(), SHAPES)
 
 
 def run_slow(seconds: float, stderr: int) -> subprocess.Popen[bytes]:
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1] / "helpers"
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(here), *sys.path]))
     return subprocess.Popen(
         [sys.executable, "-c", SLOW, str(seconds)], env=environment, stderr=stderr

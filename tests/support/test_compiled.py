@@ -1,5 +1,6 @@
 """Compiled functions behave as Python's do where a user would notice."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -61,6 +62,33 @@ def test_ctrl_c_while_results_are_handed_over(monkeypatch: pytest.MonkeyPatch) -
         filled(8)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_ctrl_c_while_a_function_is_compiled(
+    fails: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """LLVM calls back: what is raised there is lost, and what was to be done there is not done."""
+    real = type(filled).__mro__[1].compile  # type: ignore[attr-defined]
+
+    def called_back() -> None:
+        raise KeyboardInterrupt
+
+    def compile(self: object, signature: object) -> object:
+        ctypes.CFUNCTYPE(None)(called_back)()
+        if fails:
+            raise RuntimeError("no compiled object yet")
+        return real(self, signature)
+
+    @compiled
+    def added(n):
+        return n + 1
+
+    monkeypatch.setattr(type(filled).__mro__[1], "compile", compile)
+    with pytest.raises(KeyboardInterrupt):
+        added(8)
+    monkeypatch.undo()
+    assert added(8) == 9 and not capsys.readouterr().err
+
+
 def test_other_mistakes_are_as_they_were() -> None:
     with pytest.raises(TypeError):
         filled(8, 9)  # type: ignore[call-arg]
@@ -70,10 +98,10 @@ def test_other_mistakes_are_as_they_were() -> None:
 def test_nothing_is_read_outside_its_array(tmp_path: Path) -> None:
     """Compiled code does not look: the tests of the searches run again, with code that does."""
     looking = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
-    tests = ["tests/test_recursive.py", "tests/test_search.py"]
+    tests = ["tests/planners/test_recursive.py", "tests/api/test_search.py"]
     subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *tests],
-        cwd=Path(__file__).parent.parent,
+        cwd=Path(__file__).parents[2],
         env={**os.environ, **looking},
         check=True,
     )

@@ -31,7 +31,9 @@ def test_all_else_is_handed_on(capfd: pytest.CaptureFixture[str]) -> None:
     with without_line(b"no such line"):
         os.write(2, b"first\na line with no such line in it\nsec")
         os.write(2, b"ond\n")
-        threading.Thread(target=os.write, args=(2, b"third\n")).start()
+        thread = threading.Thread(target=os.write, args=(2, b"third\n"))
+        thread.start()
+        thread.join()
     with without_line(b"no such line"), pytest.raises(ValueError):
         os.write(2, b"unfinished")
         raise ValueError

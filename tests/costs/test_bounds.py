@@ -16,7 +16,7 @@ from memonger.schedules.expand import parts, unroll
 import networks
 from generated import networks as generated
 from planned import forward, rules_of
-from schedules import LEVELS, work_of
+from drawn_schedules import LEVELS, work_of
 
 S = mx.sym
 MB = 2**20

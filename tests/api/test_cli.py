@@ -415,7 +415,7 @@ def test_what_cannot_be_imported_is_one_line(case: str, net: Any, tmp_path: Path
     module, content, said = STAND_INS[case]
     (tmp_path / "stand-ins" / module).mkdir(parents=True)
     (tmp_path / "stand-ins" / module / "__init__.py").write_text(content)
-    command = ("-m", "memonger.cli", "cost", net[2], *SHAPES)
+    command = ("-m", "memonger", "cost", net[2], *SHAPES)
     done = process(*command, path=tmp_path / "stand-ins")
     assert done.returncode == 2 and not done.stdout
     assert len(done.stderr.splitlines()) == 1 and said in done.stderr, done.stderr
@@ -427,7 +427,7 @@ def test_names_that_the_terminal_cannot_show(tmp_path: Path) -> None:
     mx.sym.MakeLoss(x, name="слой").save(str(file))
     command = (
         "import os, sys; os.environ['PYTHONIOENCODING'] = 'ascii'; "
-        "os.execv(sys.executable, [sys.executable, '-W', 'ignore', '-m', 'memonger.cli', "
+        "os.execv(sys.executable, [sys.executable, '-W', 'ignore', '-m', 'memonger', "
         "'explain', sys.argv[1], '--shape', 'данные=4,4'])"
     )
     done = process("-c", command, str(file), path=tmp_path)
@@ -446,7 +446,7 @@ def test_help_has_an_example(verb: str, capsys: Any) -> None:
 
 def test_the_command_line(net: Any) -> None:
     """As a process: status and one line."""
-    command = [sys.executable, "-W", "ignore", "-m", "memonger.cli", "cost", net[2]]
+    command = [sys.executable, "-W", "ignore", "-m", "memonger", "cost", net[2]]
     done = subprocess.run(command, capture_output=True, timeout=120)
     assert done.returncode == 2 and not done.stdout
     assert "Traceback" not in done.stderr.decode()
@@ -455,7 +455,7 @@ def test_the_command_line(net: Any) -> None:
 
 def test_a_reader_who_has_seen_enough(net: Any) -> None:
     """As with ``| head -1``: no traceback."""
-    command = [sys.executable, "-W", "ignore", "-m", "memonger.cli", "explain", net[2], *SHAPES]
+    command = [sys.executable, "-W", "ignore", "-m", "memonger", "explain", net[2], *SHAPES]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert running.stdout is not None and running.stderr is not None
     running.stdout.close()

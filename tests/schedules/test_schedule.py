@@ -22,7 +22,7 @@ import networks
 import test_replay
 from operator_cases import CASES, PLANNED_SHAPES, SMALL_SHAPES, planned_net, small_net
 from planned import forward, positive
-from schedules import LEVELS, schedules, work_of
+from drawn_schedules import LEVELS, schedules, work_of
 
 #: Cases whose operators no schedule can hold, each refused by name.
 REFUSED = {"Custom": "Custom", "foreach": "_foreach", "gather_nd": "gather_nd"}

@@ -21,7 +21,7 @@ from memonger.planners.marks.rules import Rules
 from memonger.graph.training import training_graph
 
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:

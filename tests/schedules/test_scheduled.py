@@ -13,7 +13,7 @@ import pytest
 from memonger.graph.operators.gradients import environment
 from memonger.schedules.execution.symbol import ScheduledSymbol, scheduled
 
-from schedules import nested, work_of
+from drawn_schedules import nested, work_of
 
 S = mx.sym
 #: MXNet 1.9.1 cannot simple_bind what it fuses for inference on the CPU: its new inputs have no

@@ -18,7 +18,7 @@ from memonger.schedules.execution.symbol import scheduled
 
 from generated import networks
 from planned import rules_of
-from schedules import LEVELS, work_of
+from drawn_schedules import LEVELS, work_of
 
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 

@@ -95,7 +95,7 @@ print(cost, memonger.get_cost(planned, **shapes), resident() - before)
 
 
 def run(code: str) -> str:
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1] / "helpers"
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(here), *sys.path]))
     return subprocess.run(
         [sys.executable, "-c", code],

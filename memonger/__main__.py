@@ -1,0 +1,5 @@
+"""``python -m memonger``."""
+
+from memonger.command import run
+
+run()
