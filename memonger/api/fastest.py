@@ -14,7 +14,7 @@ import numpy as np
 from memonger.api.budgets import Budget, told
 from memonger.api.explain import where_it_peaks, why_not_less
 from memonger.api.memory import Memory, of_marks
-from memonger.api.remembered import Remembered, fingerprint
+from memonger.api.remembered import fingerprint
 from memonger.api.request import Network, Request, read_network
 from memonger.api.solution import (
     ALLOWED,
@@ -32,8 +32,9 @@ from memonger.graph.forward import mask_with_copies, no_collection
 from memonger.planners.marks.budget import Fast, Front, NodeTimes, Search, front_of
 from memonger.planners.marks.rules import Rules
 from memonger.planners.marks.smallest import smallest
+from memonger.support.cache import Latest
 from memonger.support.errors import BudgetError
-from memonger.support.progress import Progress
+from memonger.support.parallel import progress_bar
 
 log = logging.getLogger("memonger")
 
@@ -57,12 +58,7 @@ class Known(NamedTuple):
     step: float  # seconds of a training step without a plan
 
 
-_fronts: Remembered[Known] = Remembered(REMEMBERED)
-
-
-def forget() -> None:
-    """Forget the fronts that were found in this process."""
-    _fronts.clear()
+_fronts: Latest[Known] = Latest(REMEMBERED)
 
 
 def node_times(network: Network, measure: bool) -> tuple[Callable[[Rules], NodeTimes], float]:
@@ -113,7 +109,7 @@ def find_front(
     nothing = np.zeros(len(network.graph.nodes), dtype=np.bool_)
     plans = [(nothing, ()), *((plan.mask, plan.copies) for plan in others)]
     front = None
-    with Progress(SEARCHING) as progress:
+    with progress_bar(SEARCHING) as progress:
         interrupted = not searching
         if searching:
             least = smallest(

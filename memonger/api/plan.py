@@ -14,12 +14,12 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from memonger.api import fastest, plan_files, scheduling
+from memonger.api import fastest, plan_files
 from memonger.api import plot as report
 from memonger.api.budgets import Budget, read_budget
 from memonger.api.choices import PlanExplanation, explain_choices
 from memonger.api.explain import Segment, Step, step_of
-from memonger.api.remembered import Remembered, fingerprint
+from memonger.api.remembered import fingerprint
 from memonger.api.request import Request, read_network, read_request
 from memonger.api.scheduling import check_limits, solve_schedule
 from memonger.api.solution import Solution, solve
@@ -27,6 +27,8 @@ from memonger.costs.time import measured as timing
 from memonger.graph.forward import copy_names
 from memonger.graph.inputs import check_count
 from memonger.schedules.schedule import Schedule
+from memonger.support.cache import Latest
+from memonger.support.cache import forget as forget
 from memonger.support.errors import BudgetError, MemongerError
 from memonger.support.sizes import in_words
 from memonger.support.symbols import read
@@ -353,7 +355,7 @@ class _Asked(NamedTuple):
     measure: bool
 
 
-_remembered: Remembered[Solution] = Remembered(REMEMBERED)
+_remembered: Latest[Solution] = Latest(REMEMBERED)
 
 
 def plan(
@@ -576,13 +578,6 @@ def _faster(request: Request, asked: _Asked) -> Plan:
         raise min(short, key=lambda error: error.least_bytes) if short else refused[0]
     best = min(plans, key=lambda plan: plan.added_time or 0.0)
     return dataclasses.replace(best, interrupted=any(plan.interrupted for plan in plans))
-
-
-def forget() -> None:
-    """Forget the plans that were made in this process."""
-    _remembered.clear()
-    fastest.forget()
-    scheduling.forget()
 
 
 def plan_of(request: Request, planned: Any, solution: Solution) -> Plan:

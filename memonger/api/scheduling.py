@@ -13,7 +13,7 @@ from memonger.api import memory as memories
 from memonger.api.budgets import Budget, told
 from memonger.api.explain import slowest_segment, why_not_less
 from memonger.api.memory import Memory
-from memonger.api.remembered import Remembered, fingerprint
+from memonger.api.remembered import fingerprint
 from memonger.api.request import Request, read_network
 from memonger.api.solution import (
     ALLOWED,
@@ -41,8 +41,9 @@ from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.expand import parts, unroll
 from memonger.schedules.schedule import Schedule, check, of_marks, workload
 from memonger.schedules.training_step import TrainingStep
+from memonger.support.cache import Latest
 from memonger.support.errors import BudgetError, MemongerError
-from memonger.support.progress import Progress
+from memonger.support.parallel import progress_bar
 
 log = logging.getLogger("memonger")
 
@@ -52,12 +53,7 @@ NEARLY = 1.1  # times a budget: what is predicted to take more is not looked at
 REMEMBERED = 16  # fronts
 
 #: For each network the schedules of every size that none beats, the fastest first.
-_fronts: Remembered[list[Found]] = Remembered(REMEMBERED)
-
-
-def forget() -> None:
-    """Forget the schedules that were found in this process."""
-    _fronts.clear()
+_fronts: Latest[list[Found]] = Latest(REMEMBERED)
 
 
 @no_collection()
@@ -184,7 +180,7 @@ class _Scheduling:
 
     def smallest(self, work: float | None, others: Sequence[tuple[str, Schedule]] = ()) -> Found:
         """The schedule of least memory, with at most so much forward work."""
-        with Progress(SEARCHING) as progress:
+        with progress_bar(SEARCHING) as progress:
             known, interrupted = self._marks()
             search = Recursive(self.load, self.patience, progress, made=self.parts)
             if interrupted:
@@ -199,7 +195,7 @@ class _Scheduling:
         plans = _fronts.get(key)
         if plans is not None:
             return plans
-        with Progress(SEARCHING) as progress:
+        with progress_bar(SEARCHING) as progress:
             known, interrupted = self._marks()
             search = Recursive(self.load, self.patience, progress, times.forward, self.parts)
             if interrupted:

@@ -27,7 +27,7 @@ from memonger.planners.marks.rules import kept_summary
 from memonger.planners.marks.smallest import NO_CUTS, smallest
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import Schedule
-from memonger.support.progress import Progress
+from memonger.support.parallel import progress_bar
 from memonger.support.sizes import in_words
 
 log = logging.getLogger("memonger")
@@ -303,7 +303,7 @@ def _with_copies(
 def _smallest(
     network: Network, cost: CostModel, ntrial: int, kept_copies: bool, patience: float
 ) -> Found:
-    with Progress(SEARCHING) as progress:
+    with progress_bar(SEARCHING) as progress:
         found = smallest(
             network.stages,
             cost,
@@ -338,7 +338,7 @@ def _chen2016(network: Network, cost: CostModel, ntrial: int, rules: bool) -> Fo
     tried: list[tuple[int, np.ndarray]] = []
     interrupted = False
     try:
-        with Progress(SEARCHING) as progress:
+        with progress_bar(SEARCHING) as progress:
 
             def counted(mask: np.ndarray) -> int:
                 mask = network.within(mask)

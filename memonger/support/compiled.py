@@ -28,6 +28,8 @@ from typing import Any, Callable, Iterator, TypeVar, cast
 import numba
 from numba.core.registry import CPUDispatcher
 
+from memonger.support import cache
+
 log = logging.getLogger("memonger")
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -126,8 +128,7 @@ def _folder() -> str:
         if b"@compiled" in text:
             digest.update(text)
     name = "memonger-" + digest.hexdigest()[:16]
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    places = [_config.CACHE_DIR, package / "__pycache__", cache, tempfile.gettempdir()]
+    places = [_config.CACHE_DIR, package / "__pycache__", cache.folder(), tempfile.gettempdir()]
     for place in places:
         if place:
             folder = os.path.join(place, name)

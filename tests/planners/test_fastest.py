@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any, Callable, Iterator
 
@@ -222,17 +223,16 @@ def ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, int], list[int]]
         begun: list[int] = []
         pressed: list[int] = []
 
-        class Pressed(fastest.Progress):
-            def __enter__(self) -> Pressed:
-                begun.append(1)
-                return self
+        def told(done: float) -> None:
+            if done >= share and len(begun) == search and not pressed:
+                pressed.append(1)
+                raise KeyboardInterrupt
 
-            def __call__(self, done: float) -> None:
-                if done >= share and len(begun) == search and not pressed:
-                    pressed.append(1)
-                    raise KeyboardInterrupt
+        def bar(what: str) -> Any:
+            begun.append(1)
+            return contextlib.nullcontext(told)
 
-        monkeypatch.setattr(fastest, "Progress", Pressed)
+        monkeypatch.setattr(fastest, "progress_bar", bar)
         return begun
 
     return press

@@ -13,9 +13,7 @@ Both are kept on disk, by device, MXNet's version, and what else bears on them.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
 import json
 import logging
 import os
@@ -23,7 +21,7 @@ import platform
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, NamedTuple
+from typing import Any, Callable, ContextManager, Mapping, NamedTuple
 
 import numpy as np
 
@@ -36,7 +34,7 @@ from memonger.graph.inputs import InputSpec
 from memonger.graph.operators.gradients import alone, load_nodes
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import TrainingGraph, training_graph
-from memonger.support import files
+from memonger.support.cache import folder, on_disk
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
 
@@ -421,36 +419,9 @@ def _values(tensor: Tensor, ctx: Any, least: float) -> Any:
 # ---------------------------------------------------------------- on disk
 
 
-def folder() -> Path:
-    """Where measurements are kept: ``MEMONGER_CACHE``, or ``memonger`` in the user's cache."""
-    told = os.environ.get("MEMONGER_CACHE")
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(told) if told else Path(cache) / "memonger"
-
-
-@contextlib.contextmanager
-def _kept(what: str, ctx: Any) -> Iterator[dict[str, Any]]:
-    """Measurements of a device, as a dict; what is added to it is written to disk.
-
-    What is there but cannot be read is made anew; where nothing can be written, nothing is kept.
-    """
-    device = device_name(ctx)
-    digest = hashlib.sha256(json.dumps([device, mx.__version__]).encode()).hexdigest()[:16]
-    path = folder() / (f"{what}-{digest}.json")
-    try:
-        kept = dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
-        kept = {"device": device, "mxnet": mx.__version__}
-    before = json.dumps(kept)
-    try:
-        yield kept
-    finally:
-        if json.dumps(kept) != before:
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                files.write(path, json.dumps(kept).encode())
-            except (OSError, MemongerError) as error:
-                log.info("measurements cannot be kept in %s: %s", path.parent, error)
+def _kept(what: str, ctx: Any) -> ContextManager[dict[str, Any]]:
+    """Measurements of a device, as a dict; what is added to it is written to disk."""
+    return on_disk(what, {"device": device_name(ctx), "mxnet": mx.__version__})
 
 
 @functools.lru_cache(maxsize=None)

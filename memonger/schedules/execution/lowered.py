@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections import OrderedDict
-from typing import Any, Callable, Mapping, NamedTuple
+from typing import Any, Mapping, NamedTuple
 
 import numpy as np
 
@@ -19,6 +17,7 @@ from memonger.schedules.expand import parts, unroll
 from memonger.schedules.nodes import ITSELF
 from memonger.schedules.schedule import Schedule, adapt, check, workload
 from memonger.schedules.training_step import TrainingStep
+from memonger.support.cache import Latest
 
 REMEMBERED = 16  # training steps of one symbol: shapes, gradients
 
@@ -57,12 +56,11 @@ class Recipe:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.told: Any = set()
-        self._known: OrderedDict[Any, Any] = OrderedDict()
-        self._lock = threading.Lock()
+        self._made: Latest[Any] = Latest(REMEMBERED)
 
     def tensors(self, symbol: Any, spec: InputSpec) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Shape and type of each argument and auxiliary state of the network."""
-        return self._remembered(
+        return self._made.get_or_make(
             _tensors_key(symbol, spec),
             lambda: arrays.tensors_of(symbol, forward_graph(symbol, spec)),
         )
@@ -82,7 +80,7 @@ class Recipe:
         mkldnn : bool
             Whether MKLDNN will compute it.
         """
-        return self._remembered(
+        return self._made.get_or_make(
             _key(symbol, tensors, requests, mkldnn),
             lambda: make_step(symbol, self.schedule, tensors, requests, mkldnn),
         )
@@ -95,23 +93,8 @@ class Recipe:
         tensors, auxiliary = arrays.tensors_of(symbol, graph)
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         types = {name: tensor.dtype for name, tensor in tensors.items()}
-        self._put(_tensors_key(symbol, InputSpec(shapes, types)), (tensors, auxiliary))
-        self._put(_key(symbol, tensors, requests, mkldnn), finished(made))
-
-    def _remembered(self, key: Any, make: Callable[[], Any]) -> Any:
-        with self._lock:
-            if key in self._known:
-                self._known.move_to_end(key)
-                return self._known[key]
-        made = make()
-        self._put(key, made)
-        return made
-
-    def _put(self, key: Any, made: Any) -> None:
-        with self._lock:
-            self._known[key] = made
-            while len(self._known) > REMEMBERED:
-                self._known.popitem(last=False)
+        self._made.put(_tensors_key(symbol, InputSpec(shapes, types)), (tensors, auxiliary))
+        self._made.put(_key(symbol, tensors, requests, mkldnn), finished(made))
 
 
 def _key(

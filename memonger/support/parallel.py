@@ -1,0 +1,109 @@
+"""The threads of a search, its progress bar, and Ctrl-C, which ends it with what it has found."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, Callable, Iterator, Sequence, TypeVar
+
+import numpy as np
+from tqdm import tqdm
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Threads:
+    """Run the rounds of one search in threads; the first Ctrl-C ends it early.
+
+    Parameters
+    ----------
+    progress : callable, optional
+        Is told the share of the search that is done, from 0 to 1.
+
+    Attributes
+    ----------
+    stop : np.ndarray, (1,) of int64
+        Not zero from the first Ctrl-C on. Compiled code can read it.
+    done : float
+        The share of the search that the finished rounds made up.
+    """
+
+    def __init__(self, progress: Callable[[float], None] | None = None) -> None:
+        self.progress = progress or (lambda done: None)
+        self.stop = np.zeros(1, dtype=np.int64)
+        self.done = 0.0
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user ended the search."""
+        return bool(self.stop[0])
+
+    def each(
+        self, job: Callable[[T, np.ndarray], R], items: Sequence[T], steps: int, share: float
+    ) -> list[R]:
+        """Run a job on each item, with as many threads as there are processors.
+
+        Parameters
+        ----------
+        job : callable
+            Takes an item and an array, (1,) of int64, in which it counts its steps for the bar.
+            It ends soon, with the best that it has, once ``stop`` is set.
+        items : sequence
+        steps : int
+            How many steps each job has.
+        share : float
+            Of the whole search.
+
+        Returns
+        -------
+        list
+            What the jobs returned, in the order of the items.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            At the second Ctrl-C.
+        """
+        steps_done = np.zeros((len(items), 1), dtype=np.int64)
+        with ThreadPoolExecutor(cores()) as pool:
+            futures = [pool.submit(job, *pair) for pair in zip(items, steps_done)]
+            running: Any = futures
+            while running:
+                try:
+                    _, running = wait(running, timeout=0.1)
+                    done = steps_done.sum() / max(1, steps * len(items))
+                    if not self.interrupted:
+                        self.progress(self.done + share * min(1.0, done))
+                except KeyboardInterrupt:
+                    if self.interrupted:
+                        raise
+                    self.stop[0] = 1
+        self.done += share
+        return [future.result() for future in futures]
+
+
+def cores() -> int:
+    """The number of processors that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        return os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[float], None]]:
+    """Show a progress bar on stderr; the callable that is given takes the share done, 0 to 1.
+
+    Nothing is shown in the first second or where stderr is no terminal, and nothing is left.
+    """
+    with tqdm(
+        total=1.0,
+        desc=what,
+        delay=1,
+        leave=False,
+        disable=None,  # where stderr is no terminal
+        bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
+    ) as bar:
+        yield lambda done: bar.update(min(done, 1.0) - bar.n)

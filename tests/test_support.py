@@ -1,0 +1,128 @@
+"""Threads, Ctrl-C, and what is kept in the process and on disk."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from memonger.support import cache
+from memonger.support.parallel import Threads, progress_bar
+
+
+def test_jobs_give_their_results_in_order_and_count_their_steps() -> None:
+    shares: list[float] = []
+    threads = Threads(shares.append)
+
+    def job(item: int, done: np.ndarray) -> int:
+        for _ in range(10):
+            time.sleep(0.03 / item)
+            done[0] += 1
+        return item**2
+
+    assert threads.each(job, [1, 2, 3], 10, 0.5) == [1, 4, 9]
+    assert threads.each(job, [], 10, 0.25) == []
+    assert threads.done == 0.75 and not threads.interrupted
+    assert shares == sorted(shares) and 0 < shares[0] < 0.5 and shares[-1] == 0.5
+
+
+def test_a_mistake_in_a_job_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        Threads().each(lambda item, done: 1 // item, [1, 0], 1, 1.0)
+
+
+def until_stopped(threads: Threads) -> list[str]:
+    def job(item: str, done: np.ndarray) -> str:
+        deadline = time.monotonic() + 30
+        while not threads.stop[0] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return item
+
+    return threads.each(job, list("abcdef"), 1, 1.0)
+
+
+def interrupt(share: float) -> None:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_ends_the_jobs_with_what_they_have() -> None:
+    """Also those that have not begun; no thread is left."""
+    before, start = threading.active_count(), time.monotonic()
+    threads = Threads(interrupt)
+    assert until_stopped(threads) == list("abcdef")
+    assert threads.interrupted and threading.active_count() == before
+    assert time.monotonic() - start < 10
+
+
+def test_a_second_ctrl_c_ends_the_search() -> None:
+    threads = Threads(interrupt)
+    threads.stop[0] = 1
+    assert until_stopped(threads) == list("abcdef")  # the bar is not told any more
+    before = threading.active_count()
+
+    def twice(item: int, done: np.ndarray) -> None:
+        for _ in range(2):
+            time.sleep(0.2)
+            _thread.interrupt_main()
+        time.sleep(0.3)
+
+    with pytest.raises(KeyboardInterrupt):
+        Threads().each(twice, [0], 1, 1.0)
+    assert threading.active_count() == before
+
+
+def test_no_bar_where_nobody_looks(capfd: pytest.CaptureFixture[str]) -> None:
+    with progress_bar("searching") as progress:
+        progress(0.5)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_latest_values_are_kept() -> None:
+    kept: cache.Latest[int] = cache.Latest(2)
+    made: list[str] = []
+
+    def value(key: str) -> int:
+        return kept.get_or_make(key, lambda: made.append(key) or len(made))  # type: ignore[func-returns-value]
+
+    assert [value(key) for key in "abacab"] == [1, 2, 1, 3, 1, 4]
+    assert made == ["a", "b", "c", "b"]  # b was of no use for longest when c came
+    kept.put("a", 7)
+    kept.put("d", 8)
+    assert [kept.get(key) for key in "abd"] == [7, None, 8]
+
+
+def test_forget_clears_what_every_room_keeps() -> None:
+    first, second = cache.Latest[int](4), cache.Latest[int](4)
+    first.put("a", 1)
+    second.put("a", 2)
+    cache.forget()
+    assert first.get("a") is None and second.get("a") is None
+
+
+def test_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each state of what the values depend on has a file of its own."""
+    monkeypatch.setenv("MEMONGER_CACHE", str(tmp_path / "new"))
+    for device, before in [("a", None), ("b", None), ("a", 1), ("b", 1)]:
+        with cache.on_disk("rates", {"device": device}) as kept:
+            assert kept.get("x") == before
+            kept["x"] = 1
+    files = list((tmp_path / "new").iterdir())
+    assert len(files) == 2
+    for file in files:
+        file.write_text("half a fi")
+    with cache.on_disk("rates", {"device": "a"}) as kept:
+        assert kept == {"device": "a"}
+
+
+def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMONGER_CACHE", "/a")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/b")
+    assert cache.folder() == Path("/a")
+    monkeypatch.delenv("MEMONGER_CACHE")
+    assert cache.folder() == Path("/b/memonger")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/c")
+    assert cache.folder() == Path("/c/.cache/memonger")
