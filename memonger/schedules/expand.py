@@ -10,15 +10,15 @@ That tells its memory; ``written`` makes the symbol that MXNet binds.
 
 from __future__ import annotations
 
-from functools import partial
-from itertools import chain, islice
-from typing import Iterable, Sequence
+from functools import lru_cache, partial
+from itertools import chain
+from typing import Iterable, NamedTuple, Sequence
 
 import numpy as np
 
 from memonger.costs.allocator import replay
 from memonger.costs.layouts import AXES, MAKE
-from memonger.graph.arrays import RowKind, ragged, starts
+from memonger.graph.arrays import RowKind, ragged
 from memonger.graph.forward import FLOAT, Entry, no_collection
 from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.tensors import Tensor
@@ -70,143 +70,148 @@ def parts(work: Workload) -> Parts:
     return _Maker(work).parts()
 
 
+class _Pattern(NamedTuple):
+    """One of the `Patterns`, before they are arrays."""
+
+    kind: RowKind
+    source: int
+    what: int
+    target: int
+    link: int
+    reads: list[Entry]  # read_at, output
+    waits: list[int]
+
+
+@lru_cache(1024)
+def _added(op: str, inputs: int, tensor: Tensor) -> RowKind:
+    """The kind of a node that only a schedule has."""
+    return row_kind(op, {}, inputs, (tensor,))
+
+
 class _Maker:
     """Makes the `Parts` of a workload."""
 
     def __init__(self, work: Workload) -> None:
         self.work, self.training, self.graph = work, work.training, work.training.graph
-        self.ops, self.names = self.training.ops, self.training.names
-        self.t = t = self.training.tables
-        self.n, self.rows = t.forward, len(t.variable)
-        start, entries = t.read_start.tolist(), zip(t.read_row.tolist(), t.read_output.tolist())
-        self.reads: list[list[Entry]] = [
-            list(islice(entries, stop - first)) for first, stop in zip(start, start[1:])
-        ]
+        self.ops, self.t = self.training.ops, self.training.tables
+        self.n, self.rows = self.t.forward, len(self.t.variable)
+        start = self.t.read_start.tolist()
+        entries = list(zip(self.t.read_row.tolist(), self.t.read_output.tolist()))
+        self.reads = [entries[first:stop] for first, stop in zip(start, start[1:])]
         for reads in self.reads[2 * self.n :]:
             # MXNet hands on the gradient of an output through an identity, which takes memory.
             for j, (row, _) in enumerate(reads):
                 if row >= 2 * self.n and self.ops[row] == IDENTITY and self._owner(row) < 0:
                     reads[j] = self.reads[row][0]
-        self.needed = [self._needed(x) for x in range(self.n)]
-        self.needing = [(x, k) for x, outputs in enumerate(self.needed) for k in outputs]
-        self.masked = [masked(node.op, node.attrs) for node in self.graph.nodes]
-        self.scratch, self.states = self._scratch()
-        # Where the patterns begin that are no rows of the training graph.
-        self.readers = self.rows + self.n
-        self.scratches = self.readers + len(self.needing)
-        self.count = self.scratches + len(self.scratch)
 
     def parts(self) -> Parts:
         gradients = self._gradients()
-        kind, kinds = self._kinds()
-        patterns = self._patterns(kind, kinds)
         left_out, unwritten = self._left_out(gradients)
-        return Parts(self.work, patterns, kinds, gradients, left_out, unwritten, self._expected())
-
-    def _patterns(self, kind: list[int], kinds: Sequence[RowKind]) -> Patterns:
-        """What nodes can be, of these kinds."""
-        t, n, rows = self.t, self.n, self.rows
-        runs = ~t.variable[:n]
-        reads, waits, events = self._reads(), self._waits(), self._events()
-        link = np.full(self.count, LOOSE)
-        link[:rows] = [CHAINED if w else AWAITED if r else LOOSE for w, r in zip(waits, reads)]
-        link[:n] = link[rows : self.readers] = np.where(runs, CHAINED, LOOSE)
-        link[self.readers : self.scratches] = AWAITED
-
-        output_start = t.output_start[: n + 1]
-        first_time_ever = int(output_start[n])
-        mark = [
-            [
-                int(output_start[at % self.count]) + k + first_time_ever * (at >= self.count)
-                for j, (at, k) in enumerate(entries)
-                if at % self.count < n and runs[at % self.count] and j not in kinds[number].ignored
-            ]
-            for number, entries in zip(kind, reads)
-        ]
-        mark += [[m for row in event for m in mark[row]] for event in events]
-        heads = t.head_row[: t.outputs]
-        outputs = t.head_entry[: t.outputs] - t.output_start[heads]
-        what = [MASKED if m else ITSELF for m in self.masked]
-        what = [ITSELF] * rows + what + [READER] * len(self.needing) + [SCRATCH] * len(self.scratch)
-        parts = (range(rows), range(n), range(len(self.needing)), range(len(self.scratch)))
-        variable = [r for r in np.flatnonzero(t.variable).tolist() if not n <= r < 2 * n]
-        small = partial(np.array, dtype=np.int32)
-        read_start, read = ragged(reads)
-        read_at, read_output = read.reshape(-1, 2).T
-        wait_start, wait = ragged(waits + [[]] * (self.count - rows))
-        mark_start, marks = ragged(mark)
-        event_start, event_row = ragged(events)
-        return Patterns(
-            forward=n,
-            readers=self.readers,
-            kind=small(kind),
-            source=small(list(chain(*parts))),
-            what=small(what),
-            target=small([*range(rows), *range(n), *range(self.readers, self.count)]),
-            link=small(link),
-            read_start=small(read_start),
-            read_at=small(read_at),
-            read_output=small(read_output),
-            wait_start=small(wait_start),
-            wait_at=small(wait),
-            variable=small([*variable, *range(self.scratches, self.count)]),
-            event_start=small(event_start),
-            event_row=small(event_row),
-            output_start=small(output_start),
-            needed_start=small(starts([len(one) for one in self.needed])),
-            needed=small([output_start[x] + k for x, k in self.needing]),
-            masked=np.array(self.masked, dtype=np.bool_),
-            mark_start=small(mark_start),
-            mark=small(marks),
-            head_row=small(heads[~t.variable[heads]]),
-            head_output=small(outputs[~t.variable[heads]]),
+        needed = [self._needed(x) for x in range(self.n)]
+        made = self._made([(x, k) for x, outputs in enumerate(needed) for k in outputs])
+        kinds = list({id(each.kind): each.kind for each in made}.values())
+        patterns = self._patterns(made, kinds, needed)
+        return Parts(
+            self.work, patterns, tuple(kinds), gradients, left_out, unwritten, self._expected()
         )
 
-    def _reads(self) -> list[list[Entry]]:
-        """What each pattern reads (``Patterns.read_at``), and which output of it."""
-        nodes, n = self.graph.nodes, self.n
-        reads = list(self.reads)
-        for row in range(2 * n, self.rows):
-            reads[row] = [
-                (r + self.count * (r < n and first_time(nodes[r].op, k)), k) for r, k in reads[row]
-            ]
+    def _made(self, needing: Sequence[Entry]) -> list[_Pattern]:
+        """What nodes can be, with readers of these outputs."""
+        n, nodes, tensors, kinds = self.n, self.graph.nodes, self.graph.tensors, self.training.kinds
+        variable = self.t.variable
+        scratch, states = self._scratch()
+        readers = self.rows + n
+        scratches = readers + len(needing)
+        count = scratches + len(scratch)
+        is_masked = [masked(node.op, node.attrs) for node in nodes]
+        waits = self._waits()
+        made = []
+        for row in range(self.rows):
+            reads, link = self.reads[row], CHAINED
+            if row >= 2 * n:
+                link = CHAINED if waits[row] else AWAITED if reads else LOOSE
+                once = [r < n and first_time(nodes[r].op, k) for r, k in reads]
+                reads = [(r + count * first, k) for (r, k), first in zip(reads, once)]
+            link = LOOSE if variable[row] else link
+            # A masked operator is waited for as it ran for the first time.
+            wait = [r + count * (r < n and is_masked[r]) for r in waits[row]]
+            made.append(_Pattern(kinds[row], row, ITSELF, row, link, reads, wait))
         for x in range(n):
-            if self.masked[x]:  # it reads its mask instead of all but its data
-                reads.append([self.reads[x][0], (x + self.count, 1)])
-            else:
-                state = self.states.get(x, {})
-                reads.append(
-                    [
-                        (self.scratches + state[j], k) if j in state else (r, k)
-                        for j, (r, k) in enumerate(self.reads[x])
-                    ]
-                )
-        return [*reads, *([entry] for entry in self.needing), *([] for _ in self.scratch)]
-
-    def _kinds(self) -> tuple[list[int], tuple[RowKind, ...]]:
-        """The kind of each pattern by its number, and the kinds."""
-        given, tensors = self.training.kinds, self.graph.tensors
-        kinds = list({id(kind): kind for kind in given}.values())
-        number = {id(kind): k for k, kind in enumerate(kinds)}
-        kind = [number[id(each)] for each in given]
-        known: dict[tuple[str, Tensor], int] = {}
-
-        def new(op: str, inputs: int, tensor: Tensor) -> int:
-            if (op, tensor) not in known:
-                known[op, tensor] = len(kinds)
-                kinds.append(row_kind(op, {}, inputs, (tensor,)))
-            return known[op, tensor]
-
-        for x, is_masked in enumerate(self.masked):
-            if is_masked:
+            what, kind, reads = ITSELF, kinds[x], self.reads[x]
+            if is_masked[x]:  # it reads its mask instead of all but its data
                 result, mask = tensors[x][:2]
                 op = "elemwise_mul" if result.shape == mask.shape else "broadcast_mul"
-                kind.append(new(op, 2, result))
-            else:
-                kind.append(kind[x])
-        kind += [new("max", 1, Tensor((1,), tensors[x][k].dtype)) for x, k in self.needing]
-        kind += [new("null", 0, tensor) for tensor in self.scratch]
-        return kind, tuple(kinds)
+                what, kind, reads = MASKED, _added(op, 2, result), [reads[0], (x + count, 1)]
+            elif x in states:
+                reads = [
+                    (scratches + states[x][j], k) if j in states[x] else (r, k)
+                    for j, (r, k) in enumerate(reads)
+                ]
+            link = LOOSE if variable[x] else CHAINED
+            made.append(_Pattern(kind, x, what, x, link, reads, []))
+        for place, (x, k) in enumerate(needing):
+            kind = _added("max", 1, Tensor((1,), tensors[x][k].dtype))
+            made.append(_Pattern(kind, place, READER, readers + place, AWAITED, [(x, k)], []))
+        for place, tensor in enumerate(scratch):
+            kind = _added("null", 0, tensor)
+            made.append(_Pattern(kind, place, SCRATCH, scratches + place, LOOSE, [], []))
+        return made
+
+    def _patterns(
+        self, made: Sequence[_Pattern], kinds: Sequence[RowKind], needed: Sequence[Sequence[int]]
+    ) -> Patterns:
+        """The same as arrays."""
+        t, n, count = self.t, self.n, len(made)
+        number = {id(kind): k for k, kind in enumerate(kinds)}
+        output_start = t.output_start[: n + 1].tolist()
+        heads = t.head_row[: t.outputs]
+        outputs = (t.head_entry[: t.outputs] - t.output_start[heads])[~t.variable[heads]]
+        variable = [
+            k
+            for k, each in enumerate(made)
+            if each.what == SCRATCH or (k < self.rows and t.variable[k] and not n <= k < 2 * n)
+        ]
+        mark = [
+            [
+                output_start[at % count] + k + output_start[n] * (at >= count)
+                for j, (at, k) in enumerate(each.reads)
+                if at % count < n and not t.variable[at % count] and j not in each.kind.ignored
+            ]
+            for each in made
+        ]
+        events = self._events()
+        mark += [[m for row in event for m in mark[row]] for event in events]
+        small = partial(np.array, dtype=np.int32)
+        read_start, read = map(small, ragged([each.reads for each in made]))
+        wait_start, wait = map(small, ragged([each.waits for each in made]))
+        mark_start, marks = map(small, ragged(mark))
+        event_start, event_row = map(small, ragged(events))
+        needed_start, needed_output = map(small, ragged(needed))
+        return Patterns(
+            forward=n,
+            readers=self.rows + n,
+            kind=small([number[id(each.kind)] for each in made]),
+            source=small([each.source for each in made]),
+            what=small([each.what for each in made]),
+            target=small([each.target for each in made]),
+            link=small([each.link for each in made]),
+            read_start=read_start,
+            read_at=read.reshape(-1, 2)[:, 0].copy(),
+            read_output=read.reshape(-1, 2)[:, 1].copy(),
+            wait_start=wait_start,
+            wait_at=wait,
+            variable=small(variable),
+            event_start=event_start,
+            event_row=event_row,
+            output_start=small(output_start),
+            needed_start=needed_start,
+            needed=needed_output + np.repeat(small(output_start[:-1]), np.diff(needed_start)),
+            masked=np.array([each.what == MASKED for each in made[self.rows : self.rows + n]]),
+            mark_start=mark_start,
+            mark=marks,
+            head_row=small(heads[~t.variable[heads]]),
+            head_output=small(outputs),
+        )
 
     def _left_out(
         self, gradients: Sequence[Entry | None]
@@ -245,7 +250,10 @@ class _Maker:
         for h, a in enumerate(self.training.wanted, t.outputs):
             row = int(t.head_row[h])
             entry = row, int(t.head_entry[h] - t.output_start[row])
-            if ops[row] == "_copy" and self.names[row] == self.graph.nodes[a].name + "_copy":
+            if (
+                ops[row] == "_copy"
+                and self.training.names[row] == self.graph.nodes[a].name + "_copy"
+            ):
                 entry = self.reads[row][0]
             if ops[entry[0]] == IDENTITY:
                 entry = self.reads[entry[0]][0]
@@ -296,15 +304,13 @@ class _Maker:
         return [tensor for _, tensor in known], read
 
     def _waits(self) -> list[list[int]]:
-        """What gradient rows wait for by themselves (``Patterns.wait_at``)."""
+        """What gradient rows wait for by themselves, not what orders their sums."""
         waits: list[list[int]] = [[] for _ in range(self.rows)]
         for row, before in self.training.waits:
             owner = self._owner(row)
             itself = before < self.n or self._owner(before) == owner
             if owner >= 0 and (waits[row] or itself):
-                # A masked operator is waited for as it ran for the first time.
-                once = before < self.n and self.masked[before]
-                waits[row].append(before + self.count * once)
+                waits[row].append(before)
         return waits
 
     def _needed(self, x: int) -> list[int]:
@@ -320,7 +326,7 @@ class _Maker:
 def unroll(
     made: Parts, schedule: Schedule, mkldnn: bool = True, added: Iterable[int] = ()
 ) -> TrainingStep:
-    """Write out the training step of a schedule.
+    """Build the training step of a schedule, in time linear in its events; no symbol is made.
 
     Parameters
     ----------
@@ -333,11 +339,6 @@ def unroll(
         need not be is the same everywhere, so that it takes the memory that was predicted.
     added : iterable of int
         The arguments whose gradient is added to a total (grad_req 'add'), as far as it can be.
-
-    Returns
-    -------
-    TrainingStep
-        Linear in the number of events; no symbol is made yet.
 
     Raises
     ------

@@ -92,11 +92,12 @@ class Rows(NamedTuple):
     latest: np.ndarray
 
 
-class Kinds(NamedTuple):
+class KindArrays(NamedTuple):
     """What `RowKind`s mean to the allocator; see ``Tables``."""
 
     variable: np.ndarray
-    ignored_start: np.ndarray
+    reads: np.ndarray  # whether it reads more than shapes
+    ignored_start: np.ndarray  # of its inputs
     ignored: np.ndarray
     output_start: np.ndarray
     elements: np.ndarray
@@ -111,7 +112,7 @@ class Kinds(NamedTuple):
     sizes: np.ndarray
 
 
-def arrays_of(kinds: Sequence[RowKind]) -> Kinds:
+def arrays_of(kinds: Sequence[RowKind]) -> KindArrays:
     """These kinds as arrays."""
     tensors = [tensor for kind in kinds for tensor in kind.tensors]
     dtypes = [np.dtype(tensor.dtype) for tensor in tensors]
@@ -125,8 +126,9 @@ def arrays_of(kinds: Sequence[RowKind]) -> Kinds:
     ignored_start, ignored = ragged([[i in k.ignored for i in range(k.inputs)] for k in kinds])
     option_start, options = ragged([kind.options for kind in kinds])
     number, output, identity = options.reshape(-1, 3).T.copy()
-    return Kinds(
+    return KindArrays(
         variable=variable,
+        reads=np.array([not {*range(k.inputs)} <= {*k.ignored} for k in kinds], dtype=np.bool_),
         ignored_start=ignored_start,
         ignored=ignored.astype(np.bool_),
         output_start=output_start,
@@ -205,7 +207,7 @@ def line_up(p, events):  # type: ignore[no-untyped-def]
 def connect(p, line):  # type: ignore[no-untyped-def]
     """Make the Rows of nodes of these patterns, in this order.
 
-    Variables may be left out: what reads them then reads -1.
+    Variables may be left out; what reads them then reads -1.
     """
     count = line.shape[0]
     patterns = p.kind.shape[0]
@@ -278,7 +280,7 @@ def lay_out(kinds, rows, head_row, head_output):  # type: ignore[no-untyped-def]
 
     Parameters
     ----------
-    kinds : Kinds
+    kinds : KindArrays
     rows : Rows
     head_row, head_output : np.ndarray of int32
         The outputs of its symbol.
@@ -294,10 +296,16 @@ def lay_out(kinds, rows, head_row, head_output):  # type: ignore[no-untyped-def]
     entries = output_start[count]
     reads = rows.read_row.shape[0]
     variable = kinds.variable[rows.kind]
-    elements = np.empty(entries, dtype=np.int64)
-    itemsize = np.empty(entries, dtype=np.int64)
-    rank = np.empty(entries, dtype=np.int32)
+    place = np.empty(entries, dtype=np.int32)  # of each output the same of its kind
     made = np.empty(entries, dtype=np.int32)
+    for row in range(count):
+        of = kinds.output_start[rows.kind[row]]
+        for out in range(output_start[row], output_start[row + 1]):
+            place[out] = of + out - output_start[row]
+            made[out] = output_start[row] + kinds.made[place[out]]
+    rank = kinds.rank[place]
+    dtype = kinds.dtype[place]
+    itemsize = kinds.itemsize[place]
     read_ignored = np.empty(reads, dtype=np.bool_)
     use_start = np.zeros(count + 1, dtype=np.int32)
     use_entry = np.empty(reads, dtype=np.int32)
@@ -312,18 +320,10 @@ def lay_out(kinds, rows, head_row, head_output):  # type: ignore[no-untyped-def]
     for row in range(count):
         k = rows.kind[row]
         begin = output_start[row]
-        of = kinds.output_start[k]
-        for q in range(kinds.output_start[k + 1] - of):
-            elements[begin + q] = kinds.elements[of + q]
-            itemsize[begin + q] = kinds.itemsize[of + q]
-            rank[begin + q] = kinds.rank[of + q]
-            made[begin + q] = begin + kinds.made[of + q]
         first = rows.read_start[row]
-        held = False  # whether more than shapes is read
         for j in range(first, rows.read_start[row + 1]):
             source = rows.read_row[j]
             read_ignored[j] = kinds.ignored[kinds.ignored_start[k] + j - first]
-            held |= not read_ignored[j]
             if source < 0:
                 continue
             before[befores] = source
@@ -340,11 +340,8 @@ def lay_out(kinds, rows, head_row, head_output):  # type: ignore[no-untyped-def]
             out = begin + kinds.option_output[q]
             if rank[entry] != rank[out] or itemsize[entry] != itemsize[out]:
                 continue
-            into = kinds.output_start[rows.kind[source]] + rows.read_output[j]
-            same = kinds.option_identity[q] and (
-                kinds.dtype[into] == kinds.dtype[of + kinds.option_output[q]]
-            )
-            if same or held:
+            same = kinds.option_identity[q] and dtype[entry] == dtype[out]
+            if same or kinds.reads[k]:
                 inplace_input[option] = kinds.option_input[q]
                 inplace_entry[option] = entry
                 inplace_output[option] = out
@@ -379,7 +376,7 @@ def lay_out(kinds, rows, head_row, head_output):  # type: ignore[no-untyped-def]
         use_row=own,
         use_owner=own,
         output_start=output_start,
-        elements=elements,
+        elements=kinds.elements[place],
         itemsize=itemsize,
         rank=rank,
         sizes=kinds.sizes,

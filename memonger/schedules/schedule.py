@@ -72,30 +72,18 @@ class Schedule:
 class Workload:
     """What there is to schedule: all that one training step of a network must run.
 
-    Attributes
-    ----------
-    training : TrainingGraph
-    operators : tuple of int
-        The operators in the order in which they run for the first time. Operators that MXNet merges
-        with an equal one (``TrainingGraph.same``), and those that no output needs, are not there.
-    gradients : tuple of int
-        The operators whose gradient runs, in the order in which the gradients run.
-    inputs : tuple of tuple of int
-        For each node the operators that it reads, each once. Variables are always there.
-    reads : tuple of tuple of int
-        For each node the operators whose latest result its gradient reads (itself among them, if
-        so), each once. What it reads of the first time (`FIRST_TIME`) is not there: it is held
-        until then, whatever the schedule.
-    once : np.ndarray of bool
-        For each node whether it must not run again. Dropout may: it is multiplied by its mask.
+    Operators that MXNet merges with an equal one (``TrainingGraph.same``), and those that no output
+    needs, are in none of it.
     """
 
     training: TrainingGraph
-    operators: tuple[int, ...]
-    gradients: tuple[int, ...]
-    inputs: tuple[tuple[int, ...], ...]
+    operators: tuple[int, ...]  # in the order in which they run for the first time
+    gradients: tuple[int, ...]  # the operators whose gradient runs, in that order
+    inputs: tuple[tuple[int, ...], ...]  # of each node the operators that it reads, each once
+    #: Of each node the operators whose latest result its gradient reads, each once. What it reads
+    #: of the first time (`FIRST_TIME`) is held until then, whatever the schedule.
     reads: tuple[tuple[int, ...], ...]
-    once: np.ndarray
+    once: np.ndarray  # bool: whether each node must not run again; Dropout may, as its mask is kept
 
 
 def first_time(op: str, output: int) -> bool:
@@ -226,12 +214,12 @@ def check(work: Workload, schedule: Schedule) -> None:
 
 
 def plain(work: Workload) -> Schedule:
-    """The schedule without recomputation: all operators, then all gradients."""
+    """Make the schedule without recomputation: all operators, then all gradients."""
     return Schedule.of([*work.operators, *(~x for x in work.gradients)])
 
 
 def of_marks(work: Workload, mask: np.ndarray, held: Iterable[int] = ()) -> Schedule:
-    """The schedule that does as MXNet does with these operators marked.
+    """Make the schedule that does as MXNet does with these operators marked.
 
     The gradient of a marked operator reads what has been computed again, and so runs what of that
     has not been; that of a kept operator runs nothing.
@@ -240,8 +228,7 @@ def of_marks(work: Workload, mask: np.ndarray, held: Iterable[int] = ()) -> Sche
     ----------
     work : Workload
     mask : np.ndarray of bool
-        For each node whether it is recomputed; operators that must run once are not, whatever it
-        says.
+        For each node whether it is recomputed; those that must run once are not, whatever it says.
     held : iterable of int
         Recomputed nodes whose result is kept all the same, in a copy.
     """
@@ -257,7 +244,7 @@ def of_marks(work: Workload, mask: np.ndarray, held: Iterable[int] = ()) -> Sche
 
 
 def adapt(work: Workload, schedule: Schedule) -> Schedule:
-    """A schedule of the same network for other gradients, or other shapes.
+    """Make a schedule of the same network for other gradients, or other shapes.
 
     Gradients that are not asked for are left out, and with them what has been computed again for
     them alone; gradients that are missing run in their turn and read what is there.
@@ -290,14 +277,7 @@ def run_again(
 ) -> None:
     """Append what must run to have some operators' results where others are missing.
 
-    Parameters
-    ----------
-    work : Workload
-    wanted : iterable of int
-        The operators whose results are needed.
-    missing : np.ndarray of bool
-        For each node whether its result is gone; changed in place.
-    events : list of int
+    ``missing`` says of each node whether its result is gone; it is changed in place, as ``events``.
     """
     stack = [x for x in wanted if missing[x]]
     found = set(stack)

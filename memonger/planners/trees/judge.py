@@ -15,7 +15,7 @@ from memonger.costs.allocator import allocate
 from memonger.costs.time.flops import forward_flops
 from memonger.graph.arrays import starts
 from memonger.planners.trees.unroll import Steps
-from memonger.schedules.nodes import Kinds, Patterns, arrays_of, connect, lay_out, line_up
+from memonger.schedules.nodes import KindArrays, Patterns, arrays_of, connect, lay_out, line_up
 from memonger.schedules.schedule import Workload
 from memonger.schedules.training_step import Parts
 from memonger.support.compiled import compiled
@@ -39,7 +39,7 @@ class Blueprint(NamedTuple):
     ----------
     steps : Steps
     patterns : Patterns
-    kinds : Kinds
+    kinds : KindArrays
     asked : np.ndarray
         The outputs that are gradients (``Parts.asked``).
     node : np.ndarray
@@ -48,7 +48,7 @@ class Blueprint(NamedTuple):
 
     steps: Steps
     patterns: Patterns
-    kinds: Kinds
+    kinds: KindArrays
     asked: np.ndarray
     node: np.ndarray
 
