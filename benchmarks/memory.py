@@ -41,7 +41,7 @@ import mxnet as mx
 import numpy as np
 from memonger.graph import marks
 from memonger.costs.bind import planned_mb
-from memonger.graph.forward import forward_graph
+from memonger.graph.read import forward_graph
 from memonger.graph.inputs import read_shapes
 from memonger.planners.marks import chen2016
 

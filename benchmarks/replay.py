@@ -24,7 +24,8 @@ import mxnet as mx
 import numpy as np
 from memonger.costs.allocator import replay
 from memonger.costs.bind import bind, planned_mb
-from memonger.graph.forward import ForwardGraph, forward_graph
+from memonger.graph.forward import ForwardGraph
+from memonger.graph.read import forward_graph
 from memonger.graph.inputs import read_shapes
 from memonger.graph.training import training_graph
 

@@ -20,9 +20,8 @@ from typing import Any, Callable, Sequence
 # Nothing here imports MXNet, which takes seconds, before a verb is carried out.
 import memonger
 from memonger.support import files
-from memonger.support.errors import BudgetError, MemongerError
+from memonger.support.errors import MB, BudgetError, MemongerError, in_words, said_by_mxnet
 from memonger.support.interrupts import INTERRUPTED, MISTAKE, raise_interrupts
-from memonger.support.sizes import MB, in_words
 
 log = logging.getLogger("memonger")
 
@@ -80,7 +79,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RuntimeError as error:
         if type(error).__name__ != "MXNetError":
             raise
-        from memonger.support.symbols import said_by_mxnet
 
         return _complain("MXNet says: " + said_by_mxnet(error), MISTAKE)
     except MemoryError as error:

@@ -11,9 +11,8 @@ import numpy as np
 from memonger.api.memory import Memory
 from memonger.api.request import Network
 from memonger.graph.inputs import check_device
-from memonger.support.errors import MemongerError
+from memonger.support.errors import MemongerError, in_words
 from memonger.support.mxnet import mx
-from memonger.support.sizes import in_words
 
 OF = ("pool", "device")
 UNITS = {"B": 1}

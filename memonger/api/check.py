@@ -6,8 +6,8 @@ from typing import Any, Mapping, NamedTuple
 
 import numpy as np
 
-from memonger.costs.bind import reason, sparse_gradients
-from memonger.graph.forward import ForwardGraph, forward_graph
+from memonger.costs.bind import sparse_gradients
+from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import (
     check_count,
     check_device,
@@ -15,8 +15,9 @@ from memonger.graph.inputs import (
     read_grad_req,
     read_shapes,
 )
+from memonger.graph.read import forward_graph
 from memonger.schedules.execution.executor import ScheduledExecutor
-from memonger.support.errors import MemongerError
+from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 
 #: Inputs that hold whole numbers: operator -> positions.
@@ -272,7 +273,7 @@ def _train(
                     )
         return result
     except mx.MXNetError as error:
-        raise MemongerError(f"the network cannot be run on {ctx}: {reason(error)}") from None
+        raise MemongerError(f"the network cannot be run on {ctx}: {said_by_mxnet(error)}") from None
 
 
 def _read(step: int, kind: str, arrays: Mapping[str, Any]) -> list[_Computed]:

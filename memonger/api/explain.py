@@ -16,13 +16,14 @@ from memonger.costs.allocator import Replay, Timeline
 from memonger.costs.lower_bound import Floor, floor
 from memonger.costs.time.flops import forward_flops
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
-from memonger.graph.forward import ForwardGraph, forward_graph, no_collection
+from memonger.graph.forward import ForwardGraph, no_collection
 from memonger.graph.inputs import InputSpec, check_device, check_symbol, read_grad_req, read_shapes
 from memonger.graph.operators.recompute import why_kept
+from memonger.graph.read import forward_graph
 from memonger.graph.training import TrainingGraph
 from memonger.schedules.nodes import ITSELF, MASKED
 from memonger.schedules.training_step import TrainingStep
-from memonger.support.sizes import in_words
+from memonger.support.errors import in_words
 
 SHOWN = 12  # tensors of the peak that are printed
 KINDS = {"result": "results", "computed again": "again", "gradient": "gradients"}

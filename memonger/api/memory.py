@@ -11,13 +11,14 @@ from memonger.costs.allocator import Replay, replay
 from memonger.costs.bind import bind, has_mkldnn, planned_mb
 from memonger.costs.device import device_bytes
 from memonger.costs.fusion import replay_fused
-from memonger.costs.held import NOTHING, Held, plain_copies
+from memonger.costs.held import NOTHING, Held, with_copies
 from memonger.costs.model import MB
 from memonger.graph import marks
-from memonger.graph.forward import Entry, ForwardGraph, forward_graph
+from memonger.graph.forward import Entry, ForwardGraph
 from memonger.graph.inputs import InputSpec
 from memonger.graph.operators.recompute import GPU_FUSION, targets_of
 from memonger.graph.operators.tensors import Tensor
+from memonger.graph.read import forward_graph
 from memonger.graph.training import TrainingGraph, training_graph
 from memonger.schedules.execution.symbol import ScheduledSymbol
 from memonger.schedules.expand import parts, unroll
@@ -93,13 +94,12 @@ class Memory(NamedTuple):
         """Of the device, all that it is bound to and what operators hold included; where the
         replay is not, not exact."""
         pool = self.pool_bytes + self.gradient_bytes
-        copies = plain_copies(self.replay) if self.held.in_blocks else 0
-        return device_bytes(self.planned, self.gradients, self.held, pool) + copies
+        return device_bytes(self.planned, self.gradients, self.taken, pool)
 
     @property
-    def held_bytes(self) -> int:
-        """Of what operators hold for the life of the executor."""
-        return self.held.nbytes + (plain_copies(self.replay) if self.held.in_blocks else 0)
+    def taken(self) -> Held:
+        """By operators, with the copies that they make for MKLDNN."""
+        return with_copies(self.held, self.replay)
 
     def holds_more_than(self, unplanned: Memory) -> bool:
         """Whether it takes more of a CPU, for what operators hold in their own layout."""

@@ -12,7 +12,6 @@ from memonger.api.solution import BARE
 from memonger.costs.bind import bind, planned_mb
 from memonger.costs.model import MB
 from memonger.graph import marks
-from memonger.graph.forward import forward_graph
 from memonger.graph.inputs import (
     check_count,
     check_device,
@@ -20,6 +19,7 @@ from memonger.graph.inputs import (
     read_grad_req,
     read_shapes,
 )
+from memonger.graph.read import forward_graph
 from memonger.planners.marks import chen2016
 from memonger.support.errors import MemongerError
 

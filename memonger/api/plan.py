@@ -29,8 +29,7 @@ from memonger.graph.inputs import check_count
 from memonger.schedules.schedule import Schedule
 from memonger.support.cache import Latest
 from memonger.support.cache import forget as forget
-from memonger.support.errors import BudgetError, MemongerError
-from memonger.support.sizes import in_words
+from memonger.support.errors import BudgetError, MemongerError, in_words
 from memonger.support.symbols import read
 
 log = logging.getLogger("memonger")
@@ -82,7 +81,8 @@ class Plan:
     unplanned_held_bytes : int
         The same without a plan.
     temporary_bytes : int
-        The largest temporary space that an operator is known to ask for; all share one.
+        The largest temporary space that an operator is known to ask for; all share one. On the CPU
+        it has the copies of MKLDNN's own operators.
     recomputed_flops : float
         Work added to a training step, as a share of the FLOPs of the forward pass.
     kept, recomputed : tuple of str

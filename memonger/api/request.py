@@ -16,7 +16,7 @@ from memonger.costs.bind import has_mkldnn
 from memonger.costs.held import Held, held_by
 from memonger.costs.model import CostModel
 from memonger.graph import marks
-from memonger.graph.forward import ForwardGraph, forward_graph
+from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import (
     InputSpec,
     check_device,
@@ -27,7 +27,8 @@ from memonger.graph.inputs import (
     without_old_types,
 )
 from memonger.graph.operators.recompute import CPU, GPU, targets_of
-from memonger.graph.training import TrainingGraph, training_graph
+from memonger.graph.read import forward_graph
+from memonger.graph.training import TrainingGraph, training_graphs
 from memonger.planners.marks.rules import Rules, refuse
 from memonger.support.errors import MemongerError
 from memonger.support.symbols import read
@@ -143,12 +144,11 @@ def read_network(request: Request, rules: bool = True) -> Network:
     asked = wanted(graph, request.grad_req)
     # Module asks for no gradients of its data and labels, which leaves fewer readers.
     parameters = tuple(a for a in graph.arguments if names[a] not in request.spec.shapes)
-    training = training_graph(graph, asked)
     others = {graph.arguments, parameters} - {asked}
-    trainings = [training, *map(training.with_gradients, sorted(others))]
+    trainings = training_graphs(graph, [asked, *sorted(others)])
     targets = targets_of(None if request.ctx is None else request.ctx.device_type)
     obeyed = Rules(trainings, targets, request.until, bare=not rules)
-    return Network(request, graph, marks.stages(graph), training, obeyed)
+    return Network(request, graph, marks.stages(graph), trainings[0], obeyed)
 
 
 def wanted(graph: ForwardGraph, grad_req: Mapping[str, str]) -> tuple[int, ...]:

@@ -27,8 +27,8 @@ from memonger.planners.marks.rules import kept_summary
 from memonger.planners.marks.smallest import NO_CUTS, smallest
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import Schedule
+from memonger.support.errors import in_words
 from memonger.support.parallel import progress_bar
-from memonger.support.sizes import in_words
 
 log = logging.getLogger("memonger")
 
@@ -234,6 +234,7 @@ def left_alone(network: Network, cost: CostModel) -> tuple[Solution, Any]:
 
 def memory_facts(memory: Memory, unplanned: Memory) -> dict[str, Any]:
     """The fields of Plan that tell its memory."""
+    taken = memory.taken
     return {
         "pool_bytes": memory.pool_bytes,
         "unplanned_bytes": unplanned.pool_bytes,
@@ -242,9 +243,9 @@ def memory_facts(memory: Memory, unplanned: Memory) -> dict[str, Any]:
         "peak_bytes": memory.peak_bytes,
         "device_bytes": memory.device_bytes,
         "unplanned_device_bytes": unplanned.device_bytes,
-        "held_bytes": memory.held_bytes,
-        "unplanned_held_bytes": unplanned.held_bytes,
-        "temporary_bytes": memory.held.temporary,
+        "held_bytes": taken.nbytes,
+        "unplanned_held_bytes": unplanned.taken.nbytes,
+        "temporary_bytes": taken.temporary,
         "exact": memory.exact,
     }
 
@@ -262,9 +263,9 @@ def left_for_copies(planned: Memory, unplanned: Memory) -> str:
     return (
         f"the plan that was found takes {planned.pool_bytes / MB:.1f} MB of the pool in place of "
         f"{unplanned.pool_bytes / MB:.1f} MB, but operators that know no layouts of MKLDNN would "
-        f"hold {planned.held_bytes / MB:.1f} MB of copies in place of "
-        f"{unplanned.held_bytes / MB:.1f} MB, so that the network is returned unmarked; plan with "
-        "MXNET_MKLDNN_ENABLED=0, by which there are none"
+        f"hold {planned.taken.nbytes / MB:.1f} MB of copies in place of "
+        f"{unplanned.taken.nbytes / MB:.1f} MB, so that the network is returned unmarked; plan "
+        "with MXNET_MKLDNN_ENABLED=0, by which there are none"
     )
 
 

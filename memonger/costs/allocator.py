@@ -10,14 +10,14 @@ size (``InitDataEntryMemory`` in ``src/executor/graph_executor.cc``).
 
 from __future__ import annotations
 
-import os
-from typing import Collection, Mapping, NamedTuple, Protocol, Sequence
+from typing import Collection, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
 from memonger.graph.arrays import KEPT, RowKind, Tables
 from memonger.graph.forward import Entry, ForwardGraph
 from memonger.support.compiled import compiled
+from memonger.support.mxnet import Settings
 
 EXTERNAL = -2  # a gradient: its memory is the user's
 UNASSIGNED = -1
@@ -29,6 +29,9 @@ class Planned(Protocol):
 
     @property
     def graph(self) -> ForwardGraph: ...
+
+    @property
+    def settings(self) -> Settings: ...
 
     @property
     def tables(self) -> Tables: ...
@@ -177,9 +180,7 @@ class Replay(NamedTuple):
         )
 
 
-def replay(
-    training: Planned, recomputed: np.ndarray, ranges: Sequence[int] | None = None
-) -> Replay:
+def replay(training: Planned, recomputed: np.ndarray) -> Replay:
     """Order a training graph and plan its memory as MXNet will.
 
     Parameters
@@ -187,23 +188,11 @@ def replay(
     training : Planned
     recomputed : np.ndarray of bool
         For each forward node whether it carries ``force_mirroring``.
-    ranges : sequence of int, optional
-        The match ranges that MXNet will try; by default those of the environment.
     """
     tables = training.tables
     mask = np.ascontiguousarray(recomputed, dtype=np.bool_)
-    ranges = match_ranges() if ranges is None else ranges
-    order, reads, planned, pool = _replay(tables, mask, np.array(ranges))
+    order, reads, planned, pool = _replay(tables, mask, np.array(training.settings.match_ranges))
     return Replay(training, mask, order, reads, planned, int(pool))
-
-
-def match_ranges(environment: Mapping[str, str] = os.environ) -> list[int]:
-    """The factors that MXNet will try in an environment (``MXPlanMemory``)."""
-    largest = int(environment.get("NNVM_EXEC_MATCH_RANGE", "16"))
-    search = environment.get("NNVM_AUTO_SEARCH_MATCH_RANGE", "0") not in ("", "0", "false", "False")
-    if not search or largest == 0:
-        return [largest]
-    return [2**k for k in range(largest.bit_length()) if 2**k <= largest]
 
 
 @compiled

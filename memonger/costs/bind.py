@@ -7,9 +7,9 @@ from typing import Any, Iterable, Mapping
 
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.gradients import unallocated
-from memonger.graph.operators.recompute import mkldnn_enabled, truth
-from memonger.support.errors import MemongerError
-from memonger.support.mxnet import mx
+from memonger.graph.operators.recompute import truth
+from memonger.support.errors import MemongerError, said_by_mxnet
+from memonger.support.mxnet import mx, settings
 
 
 def bind(
@@ -53,7 +53,7 @@ def bind(
             arrays(graph.auxiliary),
         )
     except mx.MXNetError as error:
-        why = (_unfusible(graph) if "_Map_base" in str(error) else "") or reason(error)
+        why = (_unfusible(graph) if "_Map_base" in str(error) else "") or said_by_mxnet(error)
         raise MemongerError(f"MXNet cannot bind this network on {ctx}: {why}") from None
 
 
@@ -75,7 +75,7 @@ def _unfusible(graph: ForwardGraph) -> str:
 def has_mkldnn(ctx: Any) -> bool:
     """Whether MKLDNN computes on this device."""
     built = mx.runtime.Features().is_enabled("MKLDNN")
-    return mkldnn_enabled() and built and ctx.device_type.startswith("cpu")
+    return settings().mkldnn and built and ctx.device_type.startswith("cpu")
 
 
 def sparse_gradients(graph: ForwardGraph) -> set[int]:
@@ -95,10 +95,3 @@ def planned_mb(executor: Any) -> int:
     if found is None:
         raise MemongerError("this MXNet does not report its memory plan in debug_str()")
     return int(found.group(1))
-
-
-def reason(error: BaseException) -> str:
-    """MXNet's own words without its stack trace."""
-    lines = [line.strip() for line in str(error).split("\n") if line.strip()]
-    said = [line for line in lines if "Error" in line or "Check failed" in line] or lines
-    return re.sub(r"\[[0-9:]+\] \S+: |^\w*Error: ", "", said[-1])

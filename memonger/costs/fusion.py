@@ -27,7 +27,6 @@ from memonger.costs.allocator import (
     NO_LIMIT,
     Replay,
     allocate,
-    match_ranges,
     order_and_reads,
     replay,
     row_read,
@@ -36,6 +35,7 @@ from memonger.graph.arrays import KEPT, RowKind, Tables, ragged
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.training import TrainingGraph
 from memonger.support.compiled import compiled
+from memonger.support.mxnet import Settings
 
 FUSED_OP = "_FusedOp"
 MOST_INPUTS = 63  # of a fused operator that can give up their memory: `allocate` has a bit for each
@@ -134,6 +134,7 @@ class FusedGraph(NamedTuple):
     """
 
     graph: ForwardGraph
+    settings: Settings
     tables: Tables
     names: tuple[str, ...]
     ops: tuple[str, ...]
@@ -171,11 +172,12 @@ def replay_fused(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
     none = np.zeros(0, dtype=np.bool_)
     found = [
         allocate(tables, none, tables.first, tables.reads, match_range, NO_LIMIT)
-        for match_range in match_ranges()
+        for match_range in training.settings.match_ranges
     ]
     pool, planned = min(found, key=lambda pair: pair[0])  # of equals the first
     made = FusedGraph(
         training.graph,
+        training.settings,
         tables,
         tuple([training.names[k] for k in own]),
         tuple([kind.op for kind in kinds]),

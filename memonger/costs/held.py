@@ -6,23 +6,35 @@ all that recomputing it could free, and a recomputed copy is a second operator w
 so it is never recomputed (``operators.why_kept``), and what it holds is the same under any plan.
 
 What operators ask for while they run (``ResourceRequest::kTempSpace``) is one space of the device
-(``MXNET_GPU_TEMP_COPY``), as large as the largest that was asked for (``src/resource.cc``).
+(``MXNET_GPU_TEMP_COPY``), as large as the largest that was asked for (``src/resource.cc``). On the
+CPU MKLDNN's operators ask for it, for what they find or write in another layout than they compute
+in (``TmpMemMgr`` in ``src/operator/nn/mkldnn/mkldnn_base-inl.h``).
 
 ``docs/held-by-operators.md`` lists all operators that were looked at.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from memonger.costs.allocator import Replay
-from memonger.costs.layouts import KNOW, MAKE, NO_COPIES, PLAIN, follow, layout_tables
+from memonger.costs.layouts import (
+    KEEPS,
+    KNOW,
+    MAKE,
+    NO_COPIES,
+    NOT_IN_PLACE,
+    PLAIN,
+    follow,
+    layout_tables,
+)
+from memonger.graph.arrays import RowKind
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.recompute import GPU, truth
 from memonger.graph.operators.tensors import Tensor
+from memonger.support.mxnet import settings
 
 GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 #: Arrays of the size of a layer's output that cuDNN keeps for each layer; one less in all. Not
@@ -44,7 +56,7 @@ class Held(NamedTuple):
     temporary : int
         Bytes of the largest temporary space, as far as it is known.
     in_blocks : bool
-        Whether MKLDNN lays out tensors in blocks there, so that there are `plain_copies`.
+        Whether MKLDNN lays out tensors in blocks there, so that `with_copies` adds something.
     """
 
     device_type: str = GPU
@@ -82,20 +94,21 @@ def held_by(graph: ForwardGraph, device_type: str, mkldnn: bool) -> Held:
     return Held(device_type, tuple(arrays), temporary, mkldnn)
 
 
-def plain_copies(found: Replay) -> int:
-    """Bytes that operators hold of what MKLDNN has laid out in blocks, in a training step.
+def with_copies(held: Held, found: Replay) -> Held:
+    """Add what operators take in a training step for the layouts that MKLDNN gives to tensors.
 
     One that knows no such layouts keeps a plain copy of each input that it finds in blocks, and of
     each output that it writes in place over blocks, from its first step on
     (``StorageFallbackOpExecutor`` in ``src/executor/attach_op_execs_pass.cc``,
     ``SetupDefaultBlobsInOut`` in ``src/common/exec_utils.h``). So does its recomputed copy.
+    MKLDNN's own have their copies in the temporary space.
     """
     t, kinds = found.training.tables, found.training.kinds
     made_in = [len(kind.tensors[0].shape) for kind in kinds if kind.op in MAKE]
-    if not made_in:
-        return 0
+    if not held.in_blocks or not made_in:
+        return held
     layouts = layout_tables(found.training)
-    made, read, _, entries = follow(
+    made, read, places, entries = follow(
         t, layouts, found.recomputed, found.order, found.reads, NO_COPIES
     )
     ignorant = np.array([kind.op not in KNOW for kind in kinds], dtype=np.bool_)
@@ -109,7 +122,20 @@ def plain_copies(found: Replay) -> int:
     writer = np.repeat(np.arange(len(kinds)), np.diff(t.output_start))
     copied = (ignorant & runs)[reader] & (read > PLAIN) & ~t.read_ignored
     written = (ignorant & runs)[writer] & (made > PLAIN)
-    return int(nbytes[entries[copied]].sum() + nbytes[written].sum())
+    copies = int(nbytes[entries[copied]].sum() + nbytes[written].sum())
+    temporary = held.temporary
+    for row in found.order.tolist():
+        kind = kinds[row]
+        outputs = slice(t.output_start[row], t.output_start[row + 1])
+        knows = kind.op == "_backward_Concat" or layouts.code[outputs.start] != KEEPS
+        if kind.op in _COPY and knows:
+            reads = range(t.read_start[row], t.read_start[row + 1])
+            inputs = [kinds[t.read_row[j]].tensors[t.read_output[j]] for j in reads]
+            plain = [bool(made[entries[j]] == PLAIN) for j in reads]
+            asked = _reordered(kind, inputs, plain)
+            asked += _apart(kind, plain, places[outputs].tolist(), found.reads[outputs].tolist())
+            temporary = max(temporary, asked)
+    return held._replace(arrays=(*held.arrays, copies), temporary=temporary)
 
 
 # ---------------------------------------------------------------- RNN
@@ -150,7 +176,7 @@ def _rnn(attrs: Mapping[str, str], data: Tensor, device_type: str, mkldnn: bool)
     if device_type == GPU:
         return [rnn.rows * rnn.units * (CUDNN[rnn.mode] * rnn.layers - 1) * itemsize]
     # SupportMKLDNNRnn in src/operator/nn/mkldnn/mkldnn_rnn-inl.h
-    asked = os.environ.get("MXNET_USE_MKLDNN_RNN", "1") not in ("0", "false", "False")
+    asked = settings().mkldnn_rnn
     projected = attrs.get("projection_size", "None") != "None"
     if mkldnn and asked and data.dtype == "float32" and not projected:
         return _mkldnn(rnn)
@@ -258,3 +284,52 @@ _TEMPORARY: dict[str, Callable[[Sequence[Tensor], Sequence[Tensor]], int]] = {
     # src/operator/loss_binary_op-inl.h
     "softmax_cross_entropy": lambda inputs, outputs: inputs[0].nbytes + inputs[1].nbytes,
 }
+#: Operators of MKLDNN that have copies there (callers of ``TmpMemMgr::Init``).
+_SUMS = frozenset(("add_n", "elemwise_add"))
+_COPY = MAKE | _SUMS | {"Concat", "FullyConnected", "_backward_FullyConnected"}
+_COPY |= {"_backward_" + op for op in ("Activation", "BatchNorm", "Concat", "LeakyReLU", "Pooling")}
+
+
+def _reordered(kind: RowKind, inputs: Sequence[Tensor], plain: Sequence[bool]) -> int:
+    """Bytes of the inputs that are found in another layout than the operator computes in.
+
+    Which layout that is of a convolution was seen with ``DNNL_VERBOSE=1``, on AVX512; that of the
+    gradient of one of up to 3 channels reads its output's gradient both plain and in blocks.
+    Weights are plain, and so are their gradients.
+    """
+    op, given = kind.op.replace("_backward_", ""), len(inputs)
+    backward = op != kind.op
+    if op in MAKE or op == "FullyConnected":
+        data, weight = inputs[backward], inputs[backward + 1]
+        blocks = op in MAKE
+        if blocks:
+            groups, out = int(kind.attrs.get("num_group", "1")), int(kind.attrs["num_filter"])
+            channels, unit = data.shape[1], 8 if op == "Convolution" else 16
+            groups = 1 if groups == channels == out else groups
+            blocks = channels // groups % unit == out // groups % unit == 0
+            if backward and op == "Convolution" and channels < 4 and out % unit == 0:
+                return inputs[0].nbytes
+        asked = sum(inputs[j].nbytes for j in range(1 + backward) if plain[j] == blocks)
+        return asked + blocks * (1 + backward) * weight.nbytes
+    if not backward or op == "Concat":
+        return 0
+    like = {"BatchNorm": 3, "Pooling": given // 2}.get(op, given - 1)
+    return inputs[0].nbytes if plain[0] != plain[like] else 0
+
+
+def _apart(
+    kind: RowKind, plain: Sequence[bool], places: Sequence[int], reads: Sequence[int]
+) -> int:
+    """Bytes of the outputs that are not written where they belong (``CreateMKLDNNMem``).
+
+    They are those that are added to something, those that a gradient writes in place, and those
+    that nobody reads.
+    """
+    if kind.op in _SUMS and places[0] == 0 and (all(plain) or not plain[0]):
+        return 0
+    backward = kind.op.startswith("_backward_")
+    return sum(
+        tensor.nbytes
+        for tensor, place, read in zip(kind.tensors, places, reads)
+        if place != NOT_IN_PLACE or not (read or backward)
+    )

@@ -96,7 +96,7 @@ BLOCKS = 1  # the usual blocks of this CPU: of 16 channels, or of 8
 NOT_IN_PLACE, ADDED = -1, -2  # instead of the input in whose memory an output is
 
 # How the layout of an output comes about:
-_KEEPS = 0  # as the memory was where it is written in place, plain otherwise
+KEEPS = 0  # as the memory was where it is written in place, plain otherwise
 _PLAIN = 1  # always plain
 _COPIES = 2
 _SUMS = 3  # that of the first input which is not plain
@@ -186,7 +186,7 @@ def _facts(kind: RowKind, data: Tensor | None) -> _Facts:
     same = repr((kind.op, attrs, kind.inputs, [tuple(tensor) for tensor in kind.tensors]))
     code = [_code(kind, k, data) for k in outputs]
     reads = range(kind.inputs)
-    if all(c == _KEEPS for c in code):
+    if all(c == KEEPS for c in code):
         shows = plays = [False] * kind.inputs
     elif kind.op == "_backward_Pooling":
         read = _POOLING_READS.get(kind.inputs, tuple(reads))
@@ -205,17 +205,17 @@ def _code(kind: RowKind, k: int, data: Tensor | None) -> int:
     op, tensor = kind.op, kind.tensors[k]
     axes = len(tensor.shape)
     if op not in KNOW or tensor.dtype != FLOAT or op == "_backward_Concat":
-        return _KEEPS
+        return KEEPS
     if op in RESHAPE and axes <= AXES:
         return _PLAIN
     if op in COPY:
         return _COPIES
     if op in _POINTWISE:
-        return _FIRST if _act_type(kind) in _SUPPORTED else _KEEPS
+        return _FIRST if _act_type(kind) in _SUPPORTED else KEEPS
     if axes <= 2:  # MKLDNN has no blocks for them
         return _PLAIN
     if op == "elemwise_add":
-        return _SUMS if axes <= AXES else _KEEPS
+        return _SUMS if axes <= AXES else KEEPS
     if op == "add_n":
         return _ALIKE
     images = axes == AXES and kind.attrs.get("axis", "1") == "1"
@@ -299,7 +299,7 @@ def layout_of(code, number, place, before, found, plays):  # type: ignore[no-unt
     found, plays : np.ndarray
         Of each input the layout that is found, and whether it plays a part.
     """
-    if code == _KEEPS:
+    if code == KEEPS:
         return before
     first = PLAIN  # that is not
     alike = True

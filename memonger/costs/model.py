@@ -13,7 +13,7 @@ from memonger.costs.fusion import replay_fused
 from memonger.graph import marks
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.training import TrainingGraph
-from memonger.support.sizes import MB as MB
+from memonger.support.errors import MB as MB
 
 log = logging.getLogger("memonger")
 

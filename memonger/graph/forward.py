@@ -1,37 +1,20 @@
-"""The forward graph of a symbol: its operators in execution order, with shapes and types.
+"""The forward graph of a network as plain data: its operators in execution order, with tensors.
 
 The nodes are those of the symbol's JSON, which nnvm writes in the order in which they run (depth
 first from the outputs, ``nnvm::DFSVisit``); a node's index is its identity, for names may repeat.
+``graph.read`` reads it from a symbol.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import io
-import json
-import re
-import sys
-import warnings
-from typing import (
-    Any,
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    NamedTuple,
-    Sequence,
-    Tuple,
-)
+from dataclasses import dataclass
+from typing import Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from memonger.graph.inputs import TYPE, InputSpec, missing_inputs, without_old_types
-from memonger.graph.operators.hidden_outputs import hidden_outputs, may_hide_outputs
-from memonger.graph.operators.tensors import Shape, Tensor
-from memonger.support.errors import MemongerError
-from memonger.support.mxnet import mx
-from memonger.support.symbols import read, said_by_mxnet
+from memonger.graph.operators.tensors import Tensor
 
 Entry = Tuple[int, int]  # a node's index and which of its outputs
 
@@ -64,7 +47,8 @@ class Node(NamedTuple):
         return self.op == "null"
 
 
-class ForwardGraph(NamedTuple):
+@dataclass(frozen=True)
+class ForwardGraph:
     """Everything a planner may know of a network, as plain data.
 
     Attributes
@@ -73,10 +57,8 @@ class ForwardGraph(NamedTuple):
         In execution order.
     tensors : tuple of tuple of Tensor
         The outputs of each node, those that ``list_outputs`` shows first, then the hidden ones.
-    visible : tuple of int
-        How many of a node's outputs ``list_outputs`` shows.
     output_names : tuple of tuple of str
-        Their names, as ``get_internals().list_outputs()`` gives them.
+        Of those that it shows, as ``get_internals().list_outputs()`` gives them.
     heads : tuple of Entry
         The outputs of the network.
     arguments : tuple of int
@@ -87,7 +69,6 @@ class ForwardGraph(NamedTuple):
 
     nodes: tuple[Node, ...]
     tensors: tuple[tuple[Tensor, ...], ...]
-    visible: tuple[int, ...]
     output_names: tuple[tuple[str, ...], ...]
     heads: tuple[Entry, ...]
     arguments: tuple[int, ...]
@@ -97,6 +78,10 @@ class ForwardGraph(NamedTuple):
     def operators(self) -> list[int]:
         """Indices of the nodes that are not variables."""
         return [i for i, node in enumerate(self.nodes) if not node.is_variable]
+
+    def shown(self, i: int) -> tuple[Tensor, ...]:
+        """The outputs of a node that ``list_outputs`` shows."""
+        return self.tensors[i][: len(self.output_names[i])]
 
 
 @contextlib.contextmanager
@@ -111,55 +96,17 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-@no_collection()
-def forward_graph(symbol: Any, spec: InputSpec) -> ForwardGraph:
-    """Read the forward graph of a symbol whose inputs have the shapes and types of ``spec``.
+# ---------------------------------------------------------------- kept copies
 
-    Raises
-    ------
-    MemongerError
-        If a shape is missing, or does not fit; the message names the input or the node.
-    """
-    symbol = without_old_types(symbol, spec)
-    internals = symbol.get_internals()
-    inner = read(internals)
-    nodes = tuple(_node(item) for item in inner["nodes"])
-    heads = _heads(symbol)
-    arguments, auxiliary = symbol.list_arguments(), set(symbol.list_auxiliary_states())
-    shapes = _infer_shapes(symbol, internals, spec, nodes)
-    types = _infer_types(symbol, internals, spec, nodes)
-    visible: list[list[Tensor]] = [[] for _ in nodes]
-    names: list[list[str]] = [[] for _ in nodes]
-    for head, name, shape, dtype in zip(inner["heads"], internals.list_outputs(), shapes, types):
-        visible[head[0]].append(Tensor(shape, dtype))
-        names[head[0]].append(name)
-    tensors: list[tuple[Tensor, ...]] = []
-    for i, node in enumerate(nodes):
-        hidden: tuple[Tensor, ...] = ()
-        if may_hide_outputs(node.op):
-            into = [tensors[a][b] for a, b in node.inputs]
-            hidden = tuple(
-                Tensor(*pair)
-                for pair in hidden_outputs(
-                    node.op,
-                    node.attrs,
-                    [t.shape for t in into],
-                    [t.dtype for t in into],
-                    [t.shape for t in visible[i]],
-                    [t.dtype for t in visible[i]],
-                )
-            )
-        tensors.append(tuple(visible[i]) + hidden)
-    variables = {node.name: i for i, node in enumerate(nodes) if node.is_variable}
-    return ForwardGraph(
-        nodes,
-        tuple(tensors),
-        tuple(len(v) for v in visible),
-        tuple(tuple(n) for n in names),
-        tuple((head[0], head[1]) for head in heads),
-        tuple(variables[name] for name in arguments),
-        frozenset(variables[name] for name in auxiliary),
-    )
+
+class Inserted(NamedTuple):
+    """A node that a kept copy adds to the network."""
+
+    op: str
+    attrs: dict[str, str]
+    stem: str  # of its name, after that of the node
+    inputs: tuple[int, ...]  # 0: the node, k: the k-th that is inserted
+    recomputed: bool
 
 
 class KeptCopy(NamedTuple):
@@ -191,84 +138,91 @@ class KeptCopy(NamedTuple):
     def nodes(self) -> list[Inserted]:
         """What stands behind the node, the kept copy last."""
         source = 2 if self.tie else 0
-        if self.unfused:
-            copy = Inserted(UNFUSED_COPY, {}, "", (source, source), False)
-        else:
-            copy = Inserted(COPY, {}, "", (source,), False)
+        op, inputs = (UNFUSED_COPY, (source, source)) if self.unfused else (COPY, (source,))
+        kept = Inserted(op, {}, "", inputs, False)
         if not self.tie:
-            return [copy]
+            return [kept]
         one = {"shape": "(1,)", "dtype": self.tie}
         return [
             Inserted(ONE, one, "_one", (), False),
             Inserted(PRODUCT, {}, "_tie", (0, 1), True),
-            copy,
+            kept,
         ]
 
 
-class Inserted(NamedTuple):
-    """A node of a kept copy."""
+class Insertion:
+    """Where the nodes of a network and of its kept copies stand when the copies are in.
 
-    op: str
-    attrs: dict[str, str]
-    stem: str  # of its name, after that of the node
-    inputs: tuple[int, ...]  # 0: the node, k: the k-th that is inserted
-    recomputed: bool
-
-
-def with_copies(graph: ForwardGraph, copies: Iterable[KeptCopy]) -> tuple[ForwardGraph, np.ndarray]:
-    """The graph with identities (named ``*_keep``) behind the first output of some nodes.
-
-    All that read such an output read the kept copy instead; outputs of the network stay what they
-    were. ``marks.apply`` makes the same of a symbol.
+    All that read the first output of a node with a kept copy read the copy instead; outputs of the
+    network stay what they were.
 
     Parameters
     ----------
-    graph : ForwardGraph
+    names : sequence of str
+        Of all nodes.
     copies : iterable of KeptCopy
         Of operators of whose outputs the first alone is read, and is no output of the network.
 
-    Returns
-    -------
-    ForwardGraph
-    np.ndarray of int
-        The new index of each node of ``graph``; what is put in comes right after its node.
+    Attributes
+    ----------
+    moved : np.ndarray of int
+        The new index of each node; what is inserted comes right after its node.
     """
-    at = {copy.node: copy for copy in copies}
-    names = copy_names([node.name for node in graph.nodes], at.values())
-    moved = np.zeros(len(graph.nodes), dtype=np.int64)
+
+    def __init__(self, names: Sequence[str], copies: Iterable[KeptCopy]) -> None:
+        self._at = {copy.node: copy for copy in copies}
+        self.names = copy_names(names, self._at.values())
+        sizes = [1 + (self._at[i].offset if i in self._at else 0) for i in range(len(names))]
+        self.moved = np.cumsum([0, *sizes])[: len(names)]
+        self._moved: list[int] = self.moved.tolist()
+
+    def node(self, i: int) -> int:
+        """Return the new index of a node."""
+        return self._moved[i]
+
+    def entry(self, a: int, b: int) -> Entry:
+        """Return what is read now by a node that read output ``b`` of node ``a``."""
+        return (self._moved[a] + (self._at[a].offset if b == 0 and a in self._at else 0), b)
+
+    def behind(self, i: int) -> list[tuple[str, Inserted, tuple[Entry, ...]]]:
+        """Return the name, the node and the inputs of each node that is inserted behind a node."""
+        if i not in self._at:
+            return []
+        return [
+            (name, new, tuple([(self._moved[i] + k, 0) for k in new.inputs]))
+            for name, new in zip(self.names[i], self._at[i].nodes())
+        ]
+
+
+def with_copies(graph: ForwardGraph, copies: Iterable[KeptCopy]) -> tuple[ForwardGraph, np.ndarray]:
+    """Return the graph with kept copies (named ``*_keep``), and the new index of each node.
+
+    ``marks.apply`` makes the same of a symbol; see `Insertion`.
+    """
+    made = Insertion([node.name for node in graph.nodes], copies)
     nodes: list[Node] = []
     tensors: list[tuple[Tensor, ...]] = []
-    visible: list[int] = []
     output_names: list[tuple[str, ...]] = []
-
-    def entry(a: int, b: int) -> Entry:
-        return (int(moved[a]) + (at[a].offset if b == 0 and a in at else 0), b)
-
     for i, node in enumerate(graph.nodes):
-        moved[i] = len(nodes)
-        inputs = tuple([entry(a, b) for a, b in node.inputs])
-        nodes.append(node._replace(inputs=inputs, deps=tuple([int(moved[d]) for d in node.deps])))
+        inputs = tuple([made.entry(a, b) for a, b in node.inputs])
+        nodes.append(node._replace(inputs=inputs, deps=tuple([made.node(d) for d in node.deps])))
         tensors.append(graph.tensors[i])
-        visible.append(graph.visible[i])
         output_names.append(graph.output_names[i])
-        if i in at:
-            for new, name in zip(at[i].nodes(), names[i]):
-                inputs = tuple([(int(moved[i]) + k, 0) for k in new.inputs])
-                nodes.append(Node(name, new.op, new.attrs, {}, inputs, (), False))
-                result = graph.tensors[i][0] if new.inputs else Tensor((1,), at[i].tie)
-                tensors.append((result,))
-                visible.append(1)
-                output_names.append((name + "_output",))
-    made = ForwardGraph(
-        tuple(nodes),
-        tuple(tensors),
-        tuple(visible),
-        tuple(output_names),
-        tuple((int(moved[a]), b) for a, b in graph.heads),
-        tuple(int(moved[a]) for a in graph.arguments),
-        frozenset(int(moved[a]) for a in graph.auxiliary),
+        for name, new, inputs in made.behind(i):
+            nodes.append(Node(name, new.op, new.attrs, {}, inputs, (), False))
+            tensors.append((graph.tensors[i][0] if inputs else Tensor((1,), new.attrs["dtype"]),))
+            output_names.append((name + "_output",))
+    return (
+        ForwardGraph(
+            nodes=tuple(nodes),
+            tensors=tuple(tensors),
+            output_names=tuple(output_names),
+            heads=tuple((made.node(a), b) for a, b in graph.heads),
+            arguments=tuple(made.node(a) for a in graph.arguments),
+            auxiliary=frozenset(made.node(a) for a in graph.auxiliary),
+        ),
+        made.moved,
     )
-    return made, moved
 
 
 def mask_with_copies(
@@ -297,7 +251,7 @@ def copy_names(names: Sequence[str], copies: Iterable[KeptCopy]) -> dict[int, li
     def unique(stem: str) -> str:
         name, number = stem + "_keep", 1
         while name in taken:
-            name, number = "%s_%d_keep" % (stem, number), number + 1
+            name, number = f"{stem}_{number}_keep", number + 1
         taken.add(name)
         return name
 
@@ -305,144 +259,3 @@ def copy_names(names: Sequence[str], copies: Iterable[KeptCopy]) -> dict[int, li
         copy.node: [unique(names[copy.node] + new.stem) for new in copy.nodes()]
         for copy in sorted(copies)
     }
-
-
-def _heads(symbol: Any) -> list[list[int]]:
-    """The outputs of a symbol, from the end of its JSON: [node, output, version] each."""
-    text = symbol.tojson(remove_amp_cast=False)
-    start = text.index("[", text.rindex('"heads"'))
-    return json.JSONDecoder().raw_decode(text, start)[0]
-
-
-def _node(item: dict[str, Any]) -> Node:
-    attrs = item.get("attrs", {})
-    return Node(
-        item["name"],
-        item["op"],
-        {k: v for k, v in attrs.items() if not k.startswith("__")},
-        {k: v for k, v in attrs.items() if k.startswith("__")},
-        tuple([(entry[0], entry[1]) for entry in item["inputs"]]),
-        tuple(item.get("control_deps", ())),
-        bool(item.get("subgraphs")),
-    )
-
-
-def _infer_shapes(
-    symbol: Any, internals: Any, spec: InputSpec, nodes: tuple[Node, ...]
-) -> list[Shape]:
-    try:
-        # What infer_shape calls, without what it prints: all that is wrong is said below.
-        _, shapes, _ = _asked(nodes, internals._infer_shape_impl, False, **spec.shapes)
-        if shapes is None:
-            partial, _, _ = symbol.infer_shape_partial(**spec.shapes)
-    except mx.MXNetError as error:
-        raise MemongerError(_shape_complaint(internals, spec, nodes, str(error))) from None
-    if shapes is None:
-        missing = missing_inputs(symbol.list_arguments(), partial)
-        if not missing:
-            raise MemongerError(
-                "some shapes of this network are known only when it runs (%s), so its memory "
-                "cannot be planned"
-                % (", ".join(sorted({n.op for n in nodes if n.subgraphs})) or "dynamic operators")
-            )
-        raise MemongerError(
-            f"the shapes of these inputs are needed: {', '.join(map(repr, missing))}; give them "
-            f"as {missing[0] if missing else 'data'}=(...) or in shapes={{...}}"
-        )
-    return [tuple(shape) for shape in shapes]
-
-
-def _asked(nodes: tuple[Node, ...], call: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    """Ask MXNet. What a CustomOpProp says where it fails goes into the error, not to stdout."""
-    if not any(node.op == "Custom" for node in nodes):
-        return call(*args, **keywords)
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(printed):
-            found = call(*args, **keywords)
-    except mx.MXNetError as error:
-        said = re.findall(r"^[\w.]+: .*", printed.getvalue(), re.M)
-        where = str(error).partition("Check failed")[0]
-        raise mx.MXNetError(where + said[-1] if said else error) from None
-    sys.stdout.write(printed.getvalue())
-    return found
-
-
-def _shape_complaint(internals: Any, spec: InputSpec, nodes: tuple[Node, ...], message: str) -> str:
-    """MXNet's own words without its stack trace, with the node and the shapes that it was given."""
-    found = re.search(r"Error in operator ([^:]+): (?:\[[^\]]*\] [^ ]+: )?(.*)", message, re.S)
-    if not found:
-        return f"the shapes do not fit the network: {said_by_mxnet(message)}"
-    name, reason = found.group(1), found.group(2).strip().split("\n")[0]
-    if "Traceback" in reason:
-        reason = said_by_mxnet(found.group(2))
-    node = next((n for n in nodes if n.name == name and not n.is_variable), None)
-    if node is None:
-        return f"the shapes do not fit at node {name!r}: {reason}"
-    inputs = ", ".join(f"{a} {b}" for a, b in _input_shapes(internals, spec, nodes, node))
-    return f"the shapes do not fit at node {name!r} ({node.op}, inputs {inputs}): {reason}"
-
-
-def _input_shapes(
-    internals: Any, spec: InputSpec, nodes: tuple[Node, ...], node: Node
-) -> list[tuple[str, str]]:
-    """Name and shape of each input of a node where inference failed, as far as it came."""
-    outputs = internals.list_outputs()
-    result = []
-    for a, b in node.inputs:
-        source = nodes[a]
-        if source.is_variable:
-            shape = spec.shapes.get(source.name)
-            result.append((source.name, str(shape) if shape else "(to be inferred)"))
-            continue
-        names = [source.name + "_output", source.name + "_output%d" % b]
-        part = internals[next((n for n in names if n in outputs), outputs[-1])]
-        wanted = set(part.list_inputs())
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            given = {k: v for k, v in spec.shapes.items() if k in wanted}
-            try:
-                _, shapes, _ = part.infer_shape_partial(**given)
-            except mx.MXNetError:
-                shapes = None
-        result.append((source.name, str(tuple(shapes[0])) if shapes else "(unknown)"))
-    return result
-
-
-def _infer_types(
-    symbol: Any, internals: Any, spec: InputSpec, nodes: tuple[Node, ...]
-) -> list[str]:
-    """Types of all tensors; as in ``simple_bind`` every input is float32 where none is told."""
-    types = dict(spec.types)
-    if not types:
-        own = {node.name for node in nodes if node.is_variable and TYPE in node.hidden}
-        types = {name: FLOAT for name in symbol.list_arguments() if name not in own}
-    try:
-        try:
-            _, found, _ = _asked(nodes, internals.infer_type_partial, **types)
-        except mx.MXNetError:  # an operator that must know its first input: the data is float32
-            types = {**dict.fromkeys(spec.shapes, FLOAT), **types}
-            _, found, _ = _asked(nodes, internals.infer_type_partial, **types)
-        if found is None or any(t is None for t in found):
-            # simple_bind would refuse here; whatever nothing decides is float32 in training
-            known, _, _ = symbol.infer_type_partial(**types)
-            for name, kind in zip(symbol.list_arguments(), known):
-                if kind is None:
-                    types[name] = FLOAT
-            _, found, _ = internals.infer_type_partial(**types)
-    except mx.MXNetError as error:
-        raise MemongerError("the types do not fit: " + said_by_mxnet(error)) from None
-    names = {t: _type_name(t) for t in set(found)}
-    return [names[t] for t in found]
-
-
-def _type_name(kind: Any | None) -> str:
-    if kind is None:
-        return FLOAT
-    found = np.dtype(kind)
-    if found.kind == "V":
-        raise MemongerError(
-            "the network computes in bfloat16, which NumPy does not know, and MXNet cannot train; "
-            "cast to float16 or float32"
-        )
-    return found.name

@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from memonger.graph.forward import ForwardGraph, KeptCopy, copy_names
+from memonger.graph.forward import ForwardGraph, Insertion, KeptCopy, copy_names
 from memonger.graph.inputs import check_symbol
 from memonger.graph.operators.recompute import truth, untouched
 from memonger.graph.operators.tensors import Shape
@@ -78,7 +78,7 @@ def apply(
         before.update((key, attrs.get(key)) for key in new if key not in before)
         attrs[RECORD] = json.dumps(before, sort_keys=True)
         attrs.update(new)
-    _insert(graph, {copy.node: copy for copy in copies})
+    _insert(graph, copies)
     return mx.sym.load_json(as_json(graph))
 
 
@@ -164,25 +164,19 @@ def _is_ours(node: Mapping[str, Any]) -> bool:
     return node.get("attrs", {}).get(RECORD) == INSERTED
 
 
-def _insert(graph: dict[str, Any], copies: Mapping[int, KeptCopy]) -> None:
+def _insert(graph: dict[str, Any], copies: Iterable[KeptCopy]) -> None:
     """Put kept copies behind the first output of some nodes of a symbol's JSON."""
-    names = copy_names([node["name"] for node in graph["nodes"]], copies.values())
+    made = Insertion([node["name"] for node in graph["nodes"]], copies)
     nodes: list[dict[str, Any]] = []
-    moved: list[int] = []
     for i, node in enumerate(graph["nodes"]):
-        moved.append(len(nodes))
-        node["inputs"] = [
-            [moved[a] + (copies[a].offset if b == 0 and a in copies else 0), b, *rest]
-            for a, b, *rest in node["inputs"]
-        ]
+        node["inputs"] = [[*made.entry(a, b), *rest] for a, b, *rest in node["inputs"]]
         nodes.append(node)
-        if i in copies:
-            for new, name in zip(copies[i].nodes(), names[i]):
-                attrs = {**new.attrs, FORCE: str(new.recomputed), RECORD: INSERTED}
-                inputs = [[moved[i] + k, 0, 0] for k in new.inputs]
-                nodes.append({"op": new.op, "name": name, "attrs": attrs, "inputs": inputs})
-    graph["heads"] = [[moved[a], *rest] for a, *rest in graph["heads"]]
-    _replace_nodes(graph, nodes, moved)
+        for name, new, entries in made.behind(i):
+            attrs = {**new.attrs, FORCE: str(new.recomputed), RECORD: INSERTED}
+            inputs = [[a, b, 0] for a, b in entries]
+            nodes.append({"op": new.op, "name": name, "attrs": attrs, "inputs": inputs})
+    graph["heads"] = [[made.node(a), *rest] for a, *rest in graph["heads"]]
+    _replace_nodes(graph, nodes, made.moved.tolist())
 
 
 def _remove(graph: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any, Dict, Mapping, Sequence
 
-from memonger.support.errors import MemongerError
+from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 from memonger.support.symbols import (
     OWN_STATES,
@@ -14,7 +14,6 @@ from memonger.support.symbols import (
     attributes,
     check_graph,
     check_links,
-    said_by_mxnet,
 )
 
 _Fields = Dict[str, type]

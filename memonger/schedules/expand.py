@@ -3,16 +3,16 @@
 What MXNet's executor makes of a network by itself (``training``) is made here in the order that a
 schedule says, with as many copies of an operator as it says: forward nodes, gradient nodes and
 sums, each reading the copies that it should. `parts` finds out what all the training steps of a
-network are made of; `unroll` puts one of them together: its ``rows``, what is put in so that
-gradients and the last bits are those of MXNet (``inserts``), and its graph (``training_step``).
-That tells its memory; ``written`` makes the symbol that MXNet binds.
+network are made of; `unroll` puts one of them together: its nodes (``nodes``), what is put in so
+that gradients and the last bits are those of MXNet (``inserts``), and its graph
+(``training_step``). That tells its memory; ``write`` makes the symbol that MXNet binds.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain
-from typing import Iterable, NamedTuple, Sequence
+from typing import Iterable, Sequence
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from memonger.graph.arrays import RowKind, ragged
 from memonger.graph.forward import FLOAT, Entry, no_collection
 from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.tensors import Tensor
+from memonger.graph.training import Kinds
 from memonger.schedules.inserts import insert, with_totals
 from memonger.schedules.layouts import Expected
 from memonger.schedules.nodes import (
@@ -37,7 +38,7 @@ from memonger.schedules.nodes import (
     line_up,
 )
 from memonger.schedules.schedule import Schedule, Workload, first_time, masked
-from memonger.schedules.training_step import Parts, TrainingStep, row_kind, step_of
+from memonger.schedules.training_step import Node, Parts, TrainingStep, rows_of, step_of
 from memonger.support.errors import MemongerError
 
 #: Operators that write the outputs that ``list_outputs`` does not show, read or not.
@@ -70,24 +71,6 @@ def parts(work: Workload) -> Parts:
     return _Maker(work).parts()
 
 
-class _Pattern(NamedTuple):
-    """One of the `Patterns`, before they are arrays."""
-
-    kind: RowKind
-    source: int
-    what: int
-    target: int
-    link: int
-    reads: list[Entry]  # read_at, output
-    waits: list[int]
-
-
-@lru_cache(1024)
-def _added(op: str, inputs: int, tensor: Tensor) -> RowKind:
-    """The kind of a node that only a schedule has."""
-    return row_kind(op, {}, inputs, (tensor,))
-
-
 class _Maker:
     """Makes the `Parts` of a workload."""
 
@@ -108,109 +91,106 @@ class _Maker:
         gradients = self._gradients()
         left_out, unwritten = self._left_out(gradients)
         needed = [self._needed(x) for x in range(self.n)]
-        made = self._made([(x, k) for x, outputs in enumerate(needed) for k in outputs])
-        kinds = list({id(each.kind): each.kind for each in made}.values())
-        patterns = self._patterns(made, kinds, needed)
-        return Parts(
-            self.work, patterns, tuple(kinds), gradients, left_out, unwritten, self._expected()
-        )
+        kinds = Kinds(list({id(kind): kind for kind in self.training.kinds}.values()))
+        made = self._made(kinds, [(x, k) for x, outputs in enumerate(needed) for k in outputs])
+        patterns, known = self._patterns(made, kinds.all, needed), tuple(kinds.all)
+        return Parts(self.work, patterns, known, gradients, left_out, unwritten, self._expected())
 
-    def _made(self, needing: Sequence[Entry]) -> list[_Pattern]:
-        """What nodes can be, with readers of these outputs."""
-        n, nodes, tensors, kinds = self.n, self.graph.nodes, self.graph.tensors, self.training.kinds
-        variable = self.t.variable
+    def _made(self, kinds: Kinds, needing: Sequence[Entry]) -> list[Node]:
+        """What nodes can be, with readers of these outputs; their kinds are added.
+
+        They read and wait for `Patterns.read_at`.
+        """
+        n, nodes, tensors, variable = self.n, self.graph.nodes, self.graph.tensors, self.t.variable
+        number = {id(kind): k for k, kind in enumerate(kinds.all)}
+        given = [number[id(kind)] for kind in self.training.kinds]
+        waits = self._waits()
         scratch, states = self._scratch()
-        readers = self.rows + n
-        scratches = readers + len(needing)
+        scratches = self.rows + n + len(needing)
         count = scratches + len(scratch)
         is_masked = [masked(node.op, node.attrs) for node in nodes]
-        waits = self._waits()
-        made = []
-        for row in range(self.rows):
-            reads, link = self.reads[row], CHAINED
-            if row >= 2 * n:
-                link = CHAINED if waits[row] else AWAITED if reads else LOOSE
-                once = [r < n and first_time(nodes[r].op, k) for r, k in reads]
-                reads = [(r + count * first, k) for (r, k), first in zip(reads, once)]
-            link = LOOSE if variable[row] else link
+        made = [
+            Node(given[x], x, ITSELF, -1 if variable[x] else 0, self.reads[x], []) for x in range(n)
+        ]
+        for row in range(n, self.rows):
+            once = [r < n and first_time(nodes[r].op, k) for r, k in self.reads[row]]
+            reads = [(r + count * first, k) for (r, k), first in zip(self.reads[row], once)]
             # A masked operator is waited for as it ran for the first time.
             wait = [r + count * (r < n and is_masked[r]) for r in waits[row]]
-            made.append(_Pattern(kinds[row], row, ITSELF, row, link, reads, wait))
-        for x in range(n):
-            what, kind, reads = ITSELF, kinds[x], self.reads[x]
+            made.append(Node(given[row], row, ITSELF, -1, reads, wait))
+        for x, node in enumerate(made[:n]):
             if is_masked[x]:  # it reads its mask instead of all but its data
                 result, mask = tensors[x][:2]
                 op = "elemwise_mul" if result.shape == mask.shape else "broadcast_mul"
-                what, kind, reads = MASKED, _added(op, 2, result), [reads[0], (x + count, 1)]
+                reads = [node.reads[0], (x + count, 1)]
+                node = Node(kinds(op, {}, 2, (result,)), x, MASKED, 0, reads, [])
             elif x in states:
-                reads = [
-                    (scratches + states[x][j], k) if j in states[x] else (r, k)
-                    for j, (r, k) in enumerate(reads)
-                ]
-            link = LOOSE if variable[x] else CHAINED
-            made.append(_Pattern(kind, x, what, x, link, reads, []))
+                reads = list(node.reads)
+                for j, state in states[x].items():
+                    reads[j] = scratches + state, 0
+                node = node._replace(reads=reads)
+            made.append(node)
         for place, (x, k) in enumerate(needing):
-            kind = _added("max", 1, Tensor((1,), tensors[x][k].dtype))
-            made.append(_Pattern(kind, place, READER, readers + place, AWAITED, [(x, k)], []))
+            kind = kinds("max", {}, 1, (Tensor((1,), tensors[x][k].dtype),))
+            made.append(Node(kind, place, READER, -1, [(x, k)], []))
         for place, tensor in enumerate(scratch):
-            kind = _added("null", 0, tensor)
-            made.append(_Pattern(kind, place, SCRATCH, scratches + place, LOOSE, [], []))
+            made.append(Node(kinds("null", {}, 0, (tensor,)), place, SCRATCH, -1, [], []))
         return made
 
     def _patterns(
-        self, made: Sequence[_Pattern], kinds: Sequence[RowKind], needed: Sequence[Sequence[int]]
+        self, made: Sequence[Node], kinds: Sequence[RowKind], needed: Sequence[Sequence[int]]
     ) -> Patterns:
         """The same as arrays."""
         t, n, count = self.t, self.n, len(made)
-        number = {id(kind): k for k, kind in enumerate(kinds)}
         output_start = t.output_start[: n + 1].tolist()
-        heads = t.head_row[: t.outputs]
-        outputs = (t.head_entry[: t.outputs] - t.output_start[heads])[~t.variable[heads]]
-        variable = [
-            k
-            for k, each in enumerate(made)
-            if each.what == SCRATCH or (k < self.rows and t.variable[k] and not n <= k < 2 * n)
-        ]
+        operators = set(np.flatnonzero(~t.variable[:n]).tolist())
         mark = [
             [
                 output_start[at % count] + k + output_start[n] * (at >= count)
-                for j, (at, k) in enumerate(each.reads)
-                if at % count < n and not t.variable[at % count] and j not in each.kind.ignored
+                for j, (at, k) in enumerate(node.reads)
+                if at % count in operators and j not in kinds[node.kind].ignored
             ]
-            for each in made
+            for node in made
         ]
         events = self._events()
         mark += [[m for row in event for m in mark[row]] for event in events]
         small = partial(np.array, dtype=np.int32)
-        read_start, read = map(small, ragged([each.reads for each in made]))
-        wait_start, wait = map(small, ragged([each.waits for each in made]))
         mark_start, marks = map(small, ragged(mark))
         event_start, event_row = map(small, ragged(events))
         needed_start, needed_output = map(small, ragged(needed))
+        heads = t.head_row[: t.outputs]
+        outputs = t.head_entry[: t.outputs] - t.output_start[heads]
+        rows = rows_of(made, small([]), small([]))
+        own = (rows.what == ITSELF) | (rows.what == MASKED)
+        chained = (rows.time == 0) | (np.diff(rows.wait_start) > 0)
+        variable = (rows.what == SCRATCH) | (own & t.variable[np.where(own, rows.source, 0)])
+        variable[n : 2 * n] = variable[self.rows : self.rows + n] = False
         return Patterns(
             forward=n,
             readers=self.rows + n,
-            kind=small([number[id(each.kind)] for each in made]),
-            source=small([each.source for each in made]),
-            what=small([each.what for each in made]),
-            target=small([each.target for each in made]),
-            link=small([each.link for each in made]),
-            read_start=read_start,
-            read_at=read.reshape(-1, 2)[:, 0].copy(),
-            read_output=read.reshape(-1, 2)[:, 1].copy(),
-            wait_start=wait_start,
-            wait_at=wait,
-            variable=small(variable),
+            kind=rows.kind,
+            source=rows.source,
+            what=rows.what,
+            target=np.where(own, rows.source, small(range(count))),
+            link=np.where(
+                chained, CHAINED, np.where(np.diff(rows.read_start) > 0, AWAITED, LOOSE)
+            ).astype(np.int32),
+            read_start=rows.read_start,
+            read_at=rows.read_row,
+            read_output=rows.read_output,
+            wait_start=rows.wait_start,
+            wait_at=rows.wait_row,
+            variable=small(np.flatnonzero(variable)),
             event_start=event_start,
             event_row=event_row,
             output_start=small(output_start),
             needed_start=needed_start,
             needed=needed_output + np.repeat(small(output_start[:-1]), np.diff(needed_start)),
-            masked=np.array([each.what == MASKED for each in made[self.rows : self.rows + n]]),
+            masked=rows.what[self.rows : self.rows + n] == MASKED,
             mark_start=mark_start,
             mark=marks,
             head_row=small(heads[~t.variable[heads]]),
-            head_output=small(outputs),
+            head_output=small(outputs[~t.variable[heads]]),
         )
 
     def _left_out(
@@ -319,7 +299,7 @@ class _Maker:
         if node.is_variable:
             return []
         last = int(t.output_start[x + 1] - t.output_start[x])
-        hidden = [] if node.op in WRITES_HIDDEN else range(max(1, self.graph.visible[x]), last)
+        hidden = [] if node.op in WRITES_HIDDEN else range(max(1, len(self.graph.shown(x))), last)
         return [k for k in (0, *hidden) if t.reads[t.output_start[x] + k] > 0]
 
 

@@ -14,13 +14,13 @@ import numpy as np
 from memonger.costs.layouts import AXES
 from memonger.graph.forward import Entry
 from memonger.graph.operators.tensors import Tensor
+from memonger.graph.training import Kinds
 from memonger.schedules.layouts import AFTER, BEFORE, HOLD, Insert
 from memonger.schedules.nodes import INSERTED
 from memonger.schedules.training_step import (
     Node,
     TrainingStep,
     nodes_of,
-    row_kind,
     rows_of,
     step_of,
 )
@@ -118,7 +118,7 @@ def insert(
         sums[a] = place[variable], instead.get(entry, entry)[0]
     moved = np.array([*place, -1], dtype=np.int32)
     rows = rows_of(new.nodes, moved[step.rows.first], moved[step.rows.latest])
-    return step_of(step.parts, rows, new.kinds, sums)
+    return step_of(step.parts, rows, new.kinds.all, sums)
 
 
 Item = TypeVar("Item", Insert, Total)
@@ -136,7 +136,7 @@ class _Nodes:
 
     def __init__(self, step: TrainingStep) -> None:
         self.nodes: list[Node] = []
-        self.kinds = list(step.all_kinds)
+        self.kinds = Kinds(list(step.all_kinds))
 
     def add(self, node: Node) -> int:
         self.nodes.append(node)
@@ -146,13 +146,13 @@ class _Nodes:
         self, op: str, attrs: Mapping[str, str], tensor: Tensor, read: list[Entry], wait: list[int]
     ) -> int:
         """A node that the schedule does not have, with one output."""
-        self.kinds.append(row_kind(op, attrs, len(read), (tensor,)))
-        return self.add(Node(len(self.kinds) - 1, -1, INSERTED, -1, read, wait))
+        kind = self.kinds(op, attrs, len(read), (tensor,))
+        return self.add(Node(kind, -1, INSERTED, -1, read, wait))
 
     def put_in(self, one: Insert, entry: Entry, wait: list[int]) -> Entry:
         """What a layout needs, reading this."""
         row, k = entry
-        tensor = self.kinds[self.nodes[row].kind].tensors[k]
+        tensor = self.kinds.all[self.nodes[row].kind].tensors[k]
         if one.where != HOLD:
             return self.insert(one.op, one.attrs, tensor, [entry], wait), 0
         if len(tensor.shape) == AXES:

@@ -1,7 +1,7 @@
 """Tensors that MKLDNN has laid out in blocks: in a schedule the same ones as without.
 
 A schedule has another memory plan than the network, and the layouts of MKLDNN follow the memory
-(``layout_facts``). What is *added* (kAddTo) to an array in blocks is even added to uninitialised
+(``costs.layouts``). What is *added* (kAddTo) to an array in blocks is even added to uninitialised
 memory, and some operators crash on blocks (slice, BatchNorm with an axis of its own).
 
 Here the layouts of both are followed. Where a schedule would find another one than the network does

@@ -147,7 +147,7 @@ def arrays_of(kinds: Sequence[RowKind]) -> KindArrays:
 
 @compiled
 def line_up(p, events):  # type: ignore[no-untyped-def]
-    """Tell the patterns of the nodes that run, in order, for the events of a schedule (int32)."""
+    """Tell the patterns of the nodes that run, in order, for the events of a schedule."""
     n = p.masked.shape[0]
     ran = np.zeros(n, dtype=np.bool_)
     pattern = np.empty(events.shape[0], dtype=np.int32)
@@ -274,16 +274,9 @@ def connect(p, line):  # type: ignore[no-untyped-def]
 
 @compiled
 def lay_out(kinds, rows, head_row, head_output):  # type: ignore[no-untyped-def]
-    """Make the Tables of a training step: ordered as MXNet orders it, for the allocator.
+    """Make the Tables of a training step with these outputs: ordered as MXNet orders it.
 
     There are no recomputed copies in the sense of marks: a schedule's are nodes like any other.
-
-    Parameters
-    ----------
-    kinds : KindArrays
-    rows : Rows
-    head_row, head_output : np.ndarray of int32
-        The outputs of its symbol.
     """
     count = rows.kind.shape[0]
     output_start = np.zeros(count + 1, dtype=np.int32)

@@ -27,7 +27,6 @@ from memonger.support.errors import MemongerError
 #: Outputs that a gradient reads from the first time that the operator ran, however often it runs:
 #: the mask of a Dropout, and statistics that are small, so that nothing is run again for them.
 FIRST_TIME = {"BatchNorm": frozenset((1, 2)), "Dropout": frozenset((1,))}
-NONE: frozenset[int] = frozenset()
 
 _PYTHON = "its gradient is Python code, which no symbol can hold"
 #: Operators that no symbol can be loaded with whose gradient is written out.
@@ -88,7 +87,7 @@ class Workload:
 
 def first_time(op: str, output: int) -> bool:
     """Whether a gradient reads this output from the first time that the operator ran."""
-    return output in FIRST_TIME.get(op, NONE)
+    return output in FIRST_TIME.get(op, ())
 
 
 def masked(op: str, attrs: Mapping[str, str]) -> bool:

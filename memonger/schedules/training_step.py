@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from memonger.costs.allocator import Replay, match_ranges, replay
+from memonger.costs.allocator import Replay, replay
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED, RowKind, Tables, ragged
 from memonger.graph.forward import Entry, ForwardGraph
-from memonger.graph.operators.inplace import ignored_inputs, inplace_options
-from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import TrainingGraph
 from memonger.schedules.layouts import Expected
 from memonger.schedules.nodes import (
@@ -28,6 +25,7 @@ from memonger.schedules.nodes import (
     lay_out,
 )
 from memonger.schedules.schedule import Workload
+from memonger.support.mxnet import Settings
 
 #: The environment in which the symbol of a schedule must be bound, and its memory replayed. Without
 #: gradients to write (grad_req 'null') MKLDNN would fuse for inference; common subexpressions would
@@ -39,14 +37,6 @@ BIND: Mapping[str, str] = {
     "MXNET_USE_FUSION": "0",
     "NNVM_AUTO_SEARCH_MATCH_RANGE": "1",
 }
-
-
-def row_kind(op: str, attrs: Mapping[str, str], inputs: int, tensors: Sequence[Tensor]) -> RowKind:
-    """Look up what MXNet may do with a node that a schedule adds; its options must be listed."""
-    options = () if op == "null" else inplace_options(op, attrs, inputs)
-    assert options is not None, op
-    fitting = tuple(o for o in options if o[0] < inputs and o[1] < len(tensors))
-    return RowKind(op, attrs, inputs, ignored_inputs(op), fitting, tensors)
 
 
 @dataclass(frozen=True)
@@ -176,9 +166,14 @@ class TrainingStep:
         """The rows in the order in which MXNet runs them, variables among them."""
         return self.tables.first
 
+    @property
+    def settings(self) -> Settings:
+        """Those of MXNet when it is bound (`BIND`)."""
+        return replace(self.training.settings, search_match_range=True)
+
     def replay(self) -> Replay:
         """Order it and plan its memory as MXNet will."""
-        return replay(self, np.zeros(0, dtype=np.bool_), match_ranges({**os.environ, **BIND}))
+        return replay(self, np.zeros(0, dtype=np.bool_))
 
 
 def step_of(

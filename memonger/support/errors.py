@@ -1,4 +1,10 @@
-"""The exceptions of memonger: one at the root; every message names thing and remedy."""
+"""What users are told: exceptions, whose messages name thing and remedy; MXNet's words; sizes."""
+
+from __future__ import annotations
+
+import re
+
+KB, MB = 2**10, 2**20
 
 
 class MemongerError(ValueError):
@@ -25,3 +31,18 @@ class BudgetError(MemongerError):
     def __init__(self, message: str, least_bytes: int) -> None:
         super().__init__(message)
         self.least_bytes = least_bytes
+
+
+def said_by_mxnet(error: BaseException | str) -> str:
+    """Return what an error of MXNet says, in one line and without its stack trace."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    lines = [line for line in lines if "Error: " in line or "Check failed" in line] or lines
+    said = lines[-1] if lines else type(error).__name__
+    return re.sub(r"^(\w+\.)*\w*Error: |\[[0-9:]+\] \S+: |Check failed: ", "", said)
+
+
+def in_words(nbytes: float) -> str:
+    """Return bytes in MB (2**20 bytes), or in KB (2**10 bytes) where they are fewer than one MB."""
+    if 0 < abs(nbytes) < MB:
+        return f"{nbytes / KB:.1f} KB"
+    return f"{nbytes / MB:.1f} MB"

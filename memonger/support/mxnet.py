@@ -1,4 +1,4 @@
-"""The one place that imports MXNet, made to work on today's Python and NumPy.
+"""The one place that imports MXNet and reads its settings, and what it prints without being asked.
 
 MXNet 1.9.1 was released in 2022. What it lacks since is supplied here before its first import: the
 name ``numpy.bool`` (gone in NumPy 1.24) and the module ``distutils`` (gone in Python 3.12, brought
@@ -11,12 +11,15 @@ is light, and imports MXNet where its ``mx`` is asked for.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
 import sys
+import threading
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 from memonger.support.errors import MXNetImportError
 
@@ -47,39 +50,102 @@ INSTALL = (
 )
 
 
-def _installed_builds() -> list[tuple[str, Path]]:
-    """Name and package folder of every MXNet wheel that is installed."""
-    import importlib.metadata
+@dataclass(frozen=True)
+class Settings:
+    """What MXNet's environment variables say that bears on a plan; by default what MXNet does.
 
-    found: dict[tuple[str, Path], None] = {}
-    for distribution in importlib.metadata.distributions():
-        name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
-        if name == "mxnet" or name.startswith("mxnet-"):
-            folder = Path(str(distribution.locate_file("mxnet"))).resolve()
-            if (folder / "__init__.py").exists():
-                found[(name, folder)] = None
-    return list(found)
+    Attributes
+    ----------
+    mkldnn, mkldnn_rnn : bool
+        Whether MKLDNN may compute on a CPU, and its RNN: ``MXNET_MKLDNN_ENABLED``,
+        ``MXNET_USE_MKLDNN_RNN``.
+    fusion : bool
+        Whether a GPU fuses pointwise operators: ``MXNET_USE_FUSION``.
+    merging : bool
+        Whether common subexpressions are merged: ``MXNET_ELIMINATE_COMMON_EXPR``.
+    sum_cap : int
+        From so many terms on a gradient is summed in a chain: ``MXNET_EXEC_INPLACE_GRAD_SUM_CAP``.
+    coloring : bool
+        Whether the memory planner colours the graph, which the replay does not know:
+        ``NNVM_EXEC_NUM_TEMP``.
+    match_range, search_match_range : int, bool
+        By which factor memory may be too large for a tensor, and whether all powers of two up to
+        it are tried: ``NNVM_EXEC_MATCH_RANGE``, ``NNVM_AUTO_SEARCH_MATCH_RANGE``.
+    """
+
+    mkldnn: bool = True
+    mkldnn_rnn: bool = True
+    fusion: bool = True
+    merging: bool = True
+    sum_cap: int = 8
+    coloring: bool = False
+    match_range: int = 16
+    search_match_range: bool = False
+
+    @property
+    def match_ranges(self) -> list[int]:
+        """The factors that MXNet will try (``MXPlanMemory``)."""
+        if not self.search_match_range or self.match_range == 0:
+            return [self.match_range]
+        return [2**k for k in range(self.match_range.bit_length())]
+
+
+def settings() -> Settings:
+    """Read the environment variables as they are now."""
+
+    def on(name: str, usual: str = "1") -> bool:
+        return os.environ.get(name, usual) not in ("", "0", "false", "False")
+
+    return Settings(
+        mkldnn=on("MXNET_MKLDNN_ENABLED"),
+        mkldnn_rnn=on("MXNET_USE_MKLDNN_RNN"),
+        fusion=on("MXNET_USE_FUSION"),
+        merging=on("MXNET_ELIMINATE_COMMON_EXPR"),
+        sum_cap=int(os.environ.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", "8")),
+        coloring=os.environ.get("NNVM_EXEC_NUM_TEMP", "1") not in ("0", "1"),
+        match_range=int(os.environ.get("NNVM_EXEC_MATCH_RANGE", "16")),
+        search_match_range=on("NNVM_AUTO_SEARCH_MATCH_RANGE", "0"),
+    )
+
+
+@contextlib.contextmanager
+def environment(**new: str) -> Iterator[None]:
+    """Set environment variables for as long as the block runs."""
+    old = {name: os.environ.get(name) for name in new}
+    os.environ.update(new)
+    try:
+        yield
+    finally:
+        for name, value in old.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+# ---------------------------------------------------------------- the import
 
 
 def _chosen_build() -> str | None:
-    """The wheel that ``import mxnet`` will take, or None if there is no MXNet.
+    """Return the wheel that ``import mxnet`` will take, or None; refuse one over another."""
+    import importlib.metadata
 
-    Raises
-    ------
-    MXNetImportError
-        If two wheels were installed over each other: the files are then a mixture of both.
-    """
     spec = importlib.util.find_spec("mxnet")
     if spec is None or spec.origin is None:
         return None
-    folder = Path(spec.origin).resolve().parent
-    names = sorted(name for name, place in _installed_builds() if place == folder)
+    folder, names = Path(spec.origin).resolve().parent, set()
+    for distribution in importlib.metadata.distributions():
+        name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
+        if name == "mxnet" or name.startswith("mxnet-"):
+            if Path(str(distribution.locate_file("mxnet"))).resolve() == folder:
+                names.add(name)
     if len(names) > 1:
+        both = sorted(names)
         raise MXNetImportError(
-            f"{' and '.join(names)} are installed over each other, so the files of MXNet are a "
-            f"mixture of them; remove both (pip uninstall -y {' '.join(names)}), then {INSTALL}"
+            f"{' and '.join(both)} are installed over each other, so the files of MXNet are a "
+            f"mixture of them; remove both (pip uninstall -y {' '.join(both)}), then {INSTALL}"
         )
-    return names[0] if names else "mxnet"
+    return names.pop() if names else "mxnet"
 
 
 def _supply_missing_names() -> None:
@@ -92,28 +158,19 @@ def _supply_missing_names() -> None:
         )
     if "bool" not in vars(numpy):
         numpy.bool = numpy.bool_  # type: ignore[attr-defined, misc, unused-ignore]
-    try:
-        import distutils.version  # noqa: F401
-    except ImportError:
+    if importlib.util.find_spec("distutils") is None:
         try:
-            import distutils.version  # noqa: F401
-
-            import setuptools  # noqa: F401  (its import hook brings distutils back)
+            importlib.import_module("setuptools")  # its import hook brings distutils back
+            importlib.import_module("distutils.version")
         except ImportError as error:
             raise MXNetImportError(
-                "MXNet 1.9 needs distutils, which Python %d.%d no longer has; "
-                "pip install setuptools" % sys.version_info[:2]
+                f"MXNet 1.9 needs distutils, which Python {sys.version_info[0]}."
+                f"{sys.version_info[1]} no longer has; pip install setuptools"
             ) from error
 
 
 def _load_cuda_libraries() -> list[str]:
-    """Load the libraries of the CUDA wheels; returns the sonames for which no wheel was found.
-
-    Raises
-    ------
-    MXNetImportError
-        If one is there and cannot be loaded.
-    """
+    """Load the libraries of the CUDA wheels; return the sonames for which no wheel was found."""
     import ctypes
 
     spec = importlib.util.find_spec("nvidia")
@@ -121,17 +178,17 @@ def _load_cuda_libraries() -> list[str]:
     missing = []
     for folder, soname in CUDA_LIBRARIES:
         files = [root / folder / "lib" / soname for root in roots]
-        file = next((f for f in files if f.exists()), None)
-        if file is None:
+        found = next(filter(Path.exists, files), None)
+        if found is None:
             missing.append(soname)
-        else:
-            try:
-                ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
-            except OSError as error:
-                raise MXNetImportError(
-                    f"the CUDA library {soname} cannot be loaded ({error}); install it anew: pip "
-                    f"install --force-reinstall --no-deps nvidia-{folder.replace('_', '-')}-cu11"
-                ) from error
+            continue
+        try:
+            ctypes.CDLL(str(found), mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise MXNetImportError(
+                f"the CUDA library {soname} cannot be loaded ({error}); install it anew: pip "
+                f"install --force-reinstall --no-deps nvidia-{folder.replace('_', '-')}-cu11"
+            ) from error
     return missing
 
 
@@ -204,6 +261,50 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found = _import()
     return found
+
+
+# ---------------------------------------------------------------- what it prints
+
+_STDERR = threading.Lock()  # file descriptor 2 is the process's
+_PATIENCE = 1.0  # seconds to wait for what was written
+
+
+@contextlib.contextmanager
+def without_line(text: bytes) -> Iterator[None]:
+    """Keep the lines that hold a text from standard error; all others are handed on at once.
+
+    For what MXNet logs without a condition: it writes to the file descriptor, so only there can it
+    be stopped. A process that is forked meanwhile keeps the pipe, which is then handed on until
+    that process ends.
+    """
+    with _STDERR:
+        try:
+            stderr = os.dup(2)
+        except OSError:  # it is closed
+            yield
+            return
+        if sys.stderr is not None:
+            sys.stderr.flush()
+        read, write = os.pipe()
+        forwarding = threading.Thread(target=_forward, args=(read, stderr, text), daemon=True)
+        forwarding.start()
+        os.dup2(write, 2)
+        os.close(write)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            forwarding.join(_PATIENCE)
+
+
+def _forward(read: int, stderr: int, text: bytes) -> None:
+    """Hand on all lines but those with the text, until nothing can write any more."""
+    with open(read, "rb") as lines:
+        for line in lines:
+            if text not in line:
+                with contextlib.suppress(OSError):
+                    os.write(stderr, line)
+    os.close(stderr)
 
 
 # Every bind would print a line about MKLDNN on stderr; read once, at the first bind.

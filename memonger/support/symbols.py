@@ -14,7 +14,7 @@ import json
 import re
 from typing import Any, Mapping, Sequence
 
-from memonger.support.errors import MemongerError
+from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 
 VERSION = 10901  # what MXNet 1.9.1 writes; a file that tells none is of 0.8
@@ -257,10 +257,3 @@ def _arity(
 def _operators() -> frozenset[str]:
     """The names of all operators, aliases too."""
     return frozenset(mx.operator.get_all_registered_operators())
-
-
-def said_by_mxnet(error: BaseException | str) -> str:
-    """What an error of MXNet says, in one line and without its stack trace."""
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    lines = [line for line in lines if "Error: " in line] or lines or [type(error).__name__]
-    return re.sub(r"^(\w+\.)*\w*Error: |\[[0-9:]+\] \S+: |Check failed: ", "", lines[-1])

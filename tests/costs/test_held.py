@@ -11,7 +11,7 @@ import os
 import pickle
 import subprocess
 import sys
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 import memonger
 import mxnet as mx
@@ -153,19 +153,21 @@ def test_kernels_that_are_not_of_mkldnn_hold_no_more_than_is_told() -> None:
         assert 0.85 * told < grown < 1.03 * told
 
 
-# Some plans of the gates and of softsign take 12 to 13 MB (6 %) more than is told; why is not
-# known. Which plan keeps a budget depends on measured times, so that they are not tried here.
 @pytest.mark.parametrize(
     "between, budget",
-    [("softsign", 1.0), ("gate", 1.0), ("norm", 1.0), ("norm", 0.7)],
+    [
+        ("softsign", 1.0),
+        ("softsign", 0.7),
+        ("gate", 1.0),
+        ("gate", 0.7),
+        ("norm", 1.0),
+        ("norm", 0.6),
+    ],
 )
-def test_plain_copies_are_told(between: str, budget: float) -> None:
-    """By how much a network of more blocks takes more: the rest is of MKLDNN's convolutions."""
-    few, many = Convolutions(between, 4), Convolutions(between, 8)
-    options = {"budget": budget}
-    (told, grown), (told_of_many, grown_of_many) = measured([(few, options), (many, options)])
-    more = told_of_many - told
-    assert abs(grown_of_many - grown - more) < 0.03 * more
+def test_copies_for_mkldnn_are_told(between: str, budget: float) -> None:
+    """What operators hold, and the temporary space: to 1 %, one tensor being 2 to 4 %."""
+    for told, grown in measured([(Convolutions(between, n), {"budget": budget}) for n in (4, 8)]):
+        assert abs(grown - told) < 0.01 * told
 
 
 def test_a_plan_that_takes_more_of_the_cpu_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
@@ -254,23 +256,56 @@ def _main(jobs: Sequence[tuple[str, Any, dict[str, Any]]]) -> None:
     for kind, fields, options in jobs:
         network = globals()[kind](*fields)
         symbol, shapes = network.build()
-        requests = as_module(symbol, shapes)
-        plan = memonger.plan(
-            symbol, shapes, grad_req=requests, ctx=mx.cpu(), patience=PATIENCE, **options
-        )
-        process = os.fork()
-        if process:
-            if os.waitpid(process, 0)[1]:
-                raise SystemExit(1)
-            continue
-        _step(*network.small().build())
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)  # or arrays would lie in what planning has let go of
-        before = _resident()
-        executor = _step(plan.symbol, shapes)
-        print(plan.device_bytes, _resident() - before, flush=True)
-        del executor
+        if kind == "Convolutions":  # whose temporary space shows: it is not taken over
+            symbol, told = pickle.loads(_in_a_process(_planned, symbol, shapes, options))
+        else:  # a schedule cannot be pickled
+            symbol, told = _plan(symbol, shapes, options)
+        print(told, _in_a_process(_grown, network, symbol).decode(), flush=True)
+
+
+def _plan(symbol: Any, shapes: Any, options: dict[str, Any]) -> tuple[Any, int]:
+    """The symbol, and what it takes."""
+    plan = memonger.plan(
+        symbol,
+        shapes,
+        grad_req=as_module(symbol, shapes),
+        ctx=mx.cpu(),
+        patience=PATIENCE,
+        **options,
+    )
+    return plan.symbol, plan.device_bytes
+
+
+def _planned(*given: Any) -> bytes:
+    """For a process that ends: MXNet keeps the temporary space in which times were taken."""
+    return pickle.dumps(_plan(*given))
+
+
+def _grown(network: Any, symbol: Any) -> bytes:
+    _step(*network.small().build())
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # or arrays would lie in what was let go of
+    before = _resident()
+    executor = _step(symbol, network.build()[1])
+    grown = _resident() - before
+    del executor
+    return b"%d" % grown
+
+
+def _in_a_process(work: Callable[..., bytes], *given: Any) -> bytes:
+    """What ``work`` returns in a child of this process."""
+    source, sink = os.pipe()
+    process = os.fork()
+    if not process:
+        with os.fdopen(sink, "wb") as file:
+            file.write(work(*given))
         os._exit(0)
+    os.close(sink)
+    with os.fdopen(source, "rb") as file:
+        found = file.read()
+    if os.waitpid(process, 0)[1]:
+        raise SystemExit(1)
+    return found
 
 
 if __name__ == "__main__":

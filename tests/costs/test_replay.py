@@ -17,7 +17,7 @@ from memonger.graph.operators.recompute import CPU, why_kept
 from memonger.planners.marks import chen2016
 from memonger.planners.marks.cuts import cheap_cuts, single_tensor_cuts
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
-from memonger.graph.training import TrainingGraph, training_graph
+from memonger.graph.training import TrainingGraph, training_graph, training_graphs
 
 import networks
 import test_golden
@@ -104,7 +104,7 @@ def kept_copies(network: Network, every: int) -> Network:
 
     inner = json.loads(symbol.tojson(remove_amp_cast=False))
     heads = {a for a, _ in graph.heads}
-    operators = [i for i in graph.operators if graph.visible[i] == 1 and i not in heads]
+    operators = [i for i in graph.operators if len(graph.output_names[i]) == 1 and i not in heads]
     chosen = set(operators[::every])
     for i, node in enumerate(inner["nodes"]):
         node["inputs"] = [[copied.get(a, place[a]), b, 0] for a, b, *_ in node["inputs"]]
@@ -417,7 +417,7 @@ def test_gradients_that_are_added_or_left_out(name: str, request_: str) -> None:
     inputs = [a for a, n in zip(graph.arguments, names) if n in shapes]
     totals = set()
     for wanted in (graph.arguments, parameters, parameters[1:], inputs[:1], parameters[-1:]):
-        part = training.with_gradients(wanted)
+        _, part, _ = training_graphs(graph, [inputs, wanted, parameters])  # alone as with others
         again = training_graph(graph, wanted)
         for mask in few((symbol, shapes)):
             mask = twins(training, mask)
@@ -435,7 +435,6 @@ def test_module_binds_what_is_replayed() -> None:
     """Module itself, with grad_req 'add' and gradients of its inputs, and without."""
     symbol, shapes = networks.unet(batch=1, image=64, base=8)
     graph = forward(symbol, shapes)
-    training = training_graph(graph)
     mask = list(random_plans(graph, 3))[1]
     for inputs, request in ((False, "write"), (False, "add"), (True, "add")):
         module = mx.mod.Module(marks.apply(symbol, mask), context=mx.cpu())
@@ -449,7 +448,7 @@ def test_module_binds_what_is_replayed() -> None:
         got = {name for name, array in executor.grad_dict.items() if array is not None}
         wanted = [a for a in graph.arguments if graph.nodes[a].name in got]
         assert ("data" in got) == inputs and "softmax_label" not in got
-        found = replay(training.with_gradients(wanted), mask)
+        found = replay(training_graph(graph, wanted), mask)
         assert found.pool_bytes // MB == planned_mb(executor)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from memonger.graph import marks
 from memonger.costs.allocator import replay
-from memonger.graph.forward import forward_graph
+from memonger.graph.read import forward_graph
 from memonger.graph.inputs import read_shapes
 from memonger.api.request import wanted
 from memonger.graph.training import training_graph

@@ -14,7 +14,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from memonger.costs.device import rounded
-from memonger.graph.forward import forward_graph
+from memonger.graph.read import forward_graph
 from memonger.graph.inputs import read_shapes
 from memonger.planners.trees.search import Recursive
 from memonger.schedules.schedule import Schedule, Workload, plain, workload

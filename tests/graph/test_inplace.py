@@ -24,6 +24,7 @@ import pytest
 from memonger.support.mxnet import mx
 from memonger.graph.operators.hidden_outputs import hidden_outputs
 from memonger.graph.operators.inplace import ignored_inputs, inplace_options
+from memonger.graph.operators.tensors import Tensor
 
 Shape = Tuple[int, ...]
 
@@ -674,15 +675,13 @@ def test_hidden_outputs(plans: dict[tuple[str, str], str], name: str) -> None:
     heads = [[len(links), k, 0] for k in range(len(node.outputs))]
     symbol = json_symbol(nodes, heads)
     types = symbol.infer_type(**dict.fromkeys(symbol.list_arguments(), "float32"))[1]
-    outputs = [(seen.shapes[e], t.__name__) for e, t in zip(node.outputs, types)]
+    outputs = [Tensor(seen.shapes[e], t.__name__) for e, t in zip(node.outputs, types)]
     shown = visible_outputs(nodes)
     hidden = hidden_outputs(
         c.op,
         c.attrs,
-        [seen.shapes[entry] for entry in node.inputs],
-        ["float32"] * len(node.inputs),
-        [shape for shape, _ in outputs[:shown]],
-        [dtype for _, dtype in outputs[:shown]],
+        [Tensor(seen.shapes[entry], "float32") for entry in node.inputs],
+        outputs[:shown],
     )
     assert hidden == tuple(outputs[shown:])
 
@@ -691,7 +690,8 @@ def test_unlisted_and_aliases() -> None:
     assert inplace_options("sgd_mom_update", {}, 3) is None
     assert inplace_options("_foreach", {}, 3) is None
     assert inplace_options("ElementWiseSum", {"num_args": "2"}, 2) == ((0, 0, False),)
-    assert hidden_outputs("flatten", {}, [T], ["float32"], [(4, 65536)], ["float32"]) == ()
+    flat = [Tensor((4, 65536), "float32")]
+    assert hidden_outputs("flatten", {}, [Tensor(T, "float32")], flat) == ()
 
 
 if __name__ == "__main__":

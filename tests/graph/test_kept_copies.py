@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import json
 from typing import Any
 
@@ -16,10 +18,10 @@ from memonger.costs.bind import bind, planned_mb
 from memonger.graph.forward import (
     KeptCopy,
     copy_names,
-    forward_graph,
     mask_with_copies,
     with_copies,
 )
+from memonger.graph.read import forward_graph
 from memonger.graph.inputs import read_shapes
 from memonger.graph.operators.recompute import CPU, targets_of
 from memonger.planners.marks.smallest import copyable, settle
@@ -90,10 +92,11 @@ def test_graph_and_symbol_agree(name: str) -> None:
         told = forward_graph(planned, spec)
 
         def plain(graph: Any) -> Any:  # BatchNorm's cudnn_off is the plan's own
-            return graph._replace(
+            return dataclasses.replace(
+                graph,
                 nodes=tuple(
                     n._replace(hidden={}, attrs={**n.attrs, "cudnn_off": ""}) for n in graph.nodes
-                )
+                ),
             )
 
         assert plain(graph) == plain(told)

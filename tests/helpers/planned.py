@@ -12,13 +12,14 @@ from typing import Any, Iterable
 import memonger  # noqa: F401
 import mxnet as mx
 import numpy as np
-from memonger.graph.forward import ForwardGraph, forward_graph
+from memonger.graph.forward import ForwardGraph
+from memonger.graph.read import forward_graph
 from memonger.graph.inputs import read_shapes
 from memonger.graph.marks import FORCE
 from memonger.graph.operators.recompute import ANYWHERE
 from memonger.planners.marks.cuts import Cut, cheap_cuts
 from memonger.planners.marks.rules import Rules
-from memonger.graph.training import training_graph
+from memonger.graph.training import training_graphs
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,5 +79,4 @@ def rules_of(symbol: Any, shapes: Any, targets: Any = ANYWHERE) -> Rules:
     """The rules of a network that is trained as Module trains it, or for all gradients."""
     graph = forward(symbol, shapes)
     parameters = [a for a in graph.arguments if graph.nodes[a].name not in shapes]
-    training = training_graph(graph)
-    return Rules([training, training.with_gradients(parameters)], targets)
+    return Rules(training_graphs(graph, [graph.arguments, parameters]), targets)

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memonger.graph import marks
-from memonger.graph.forward import forward_graph
+from memonger.graph.read import forward_graph
 from memonger.graph.inputs import read_shapes
 from memonger.planners.trees import search as recursive
 from memonger.planners.trees.binomial import binomial_tree, forward_steps

@@ -4,7 +4,7 @@ import os
 import threading
 
 import pytest
-from memonger.support.stderr import without_line
+from memonger.support.mxnet import without_line
 from planned import run_python
 
 TRAIN = """

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from typing import Any, Mapping, NamedTuple
 
-from memonger.graph.forward import ForwardGraph, Node, forward_graph
+from memonger.graph.forward import ForwardGraph, Node
 from memonger.graph.inputs import InputSpec
 from memonger.graph.operators.gradients import alone, load_nodes
 from memonger.graph.operators.recompute import why_kept
 from memonger.graph.operators.tensors import Shape, Tensor
+from memonger.graph.read import forward_graph
 from memonger.support.mxnet import mx
 
 IMAGES: Shape = (8, 64, 56, 56)  # for operators that take images of any shape
@@ -57,7 +58,7 @@ def example_of(graph: ForwardGraph, i: int) -> Example | None:
         return None
     if node.op in _EXAMPLES:
         return _EXAMPLES[node.op](node, inputs)
-    outputs = graph.tensors[i][: graph.visible[i]]
+    outputs = graph.shown(i)
     constant = [
         tensor.shape == ONE and _is_made_of_nothing(graph.nodes[a])
         for (a, _), tensor in zip(node.inputs, inputs)

@@ -311,6 +311,6 @@ def forward_flops(graph: ForwardGraph) -> np.ndarray:
             node.op,
             node.attrs,
             [graph.tensors[a][b].shape for a, b in node.inputs],
-            [tensor.shape for tensor in graph.tensors[i][: graph.visible[i]]],
+            [tensor.shape for tensor in graph.shown(i)],
         )
     return counts

@@ -29,10 +29,11 @@ from memonger.costs.bind import has_mkldnn
 from memonger.costs.time import classes as kinds
 from memonger.costs.time.classes import Example
 from memonger.costs.time.flops import forward_flops
-from memonger.graph.forward import ForwardGraph, forward_graph
+from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import InputSpec
 from memonger.graph.operators.gradients import alone, load_nodes
 from memonger.graph.operators.tensors import Tensor
+from memonger.graph.read import forward_graph
 from memonger.graph.training import TrainingGraph, training_graph
 from memonger.support.cache import folder, on_disk
 from memonger.support.errors import MemongerError

@@ -8,14 +8,13 @@ allocated make the bind cheap at any size, and an operator is bound once for eac
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-from typing import Any, Iterator, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from memonger.graph.operators.tensors import Tensor, check_elements
+from memonger.support.mxnet import environment as environment
 from memonger.support.mxnet import mx
 from memonger.support.symbols import as_json, read
 
@@ -89,21 +88,6 @@ def gradient_of(
     if isinstance(found, Exception):
         raise found
     return found
-
-
-@contextlib.contextmanager
-def environment(**new: str) -> Iterator[None]:
-    """Set environment variables for as long as the block runs."""
-    old = {k: os.environ.get(k) for k in new}
-    os.environ.update(new)
-    try:
-        yield
-    finally:
-        for k, v in old.items():
-            if v is None:
-                del os.environ[k]
-            else:
-                os.environ[k] = v
 
 
 def unallocated(shape: Sequence[int], dtype: str, ctx: Any) -> Any:

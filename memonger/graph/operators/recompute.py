@@ -6,9 +6,10 @@ the GPU executor dry run; ``tests/graph/test_operators.py`` holds every entry of
 
 from __future__ import annotations
 
-import os
 import re
 from typing import Mapping, Sequence
+
+from memonger.support.mxnet import settings
 
 CPU = "cpu"
 GPU = "gpu"
@@ -148,7 +149,11 @@ LISTED: frozenset[str] = (
 
 
 def tolerates_unread(
-    op: str, attrs: Mapping[str, str], dtypes: Sequence[str], targets: frozenset[str]
+    op: str,
+    attrs: Mapping[str, str],
+    dtypes: Sequence[str],
+    targets: frozenset[str],
+    mkldnn: bool = True,
 ) -> bool:
     """Whether a recomputed operator may have an output 0 that nobody reads.
 
@@ -160,13 +165,15 @@ def tolerates_unread(
         NumPy type names of its inputs.
     targets : frozenset of str
         Where it will be trained: any of CPU, GPU, GPU_FUSION.
+    mkldnn : bool
+        Whether MKLDNN may compute on a CPU.
     """
     if op == "BatchNorm":
         native = truth(attrs.get("cudnn_off")) or truth(attrs.get("use_global_stats"))
         return targets <= {CPU} or native
     if op in ("Convolution", "Deconvolution"):
         # MXNet's own kernels check the request; MKLDNN's and cuDNN's do not.
-        on_cpu = mkldnn_enabled() and all(dtype == "float32" for dtype in dtypes)
+        on_cpu = mkldnn and all(dtype == "float32" for dtype in dtypes)
         on_gpu = not truth(attrs.get("cudnn_off"))
         return (CPU not in targets or on_cpu) and (targets <= {CPU} or on_gpu)
     if op == "UpSampling":
@@ -176,17 +183,10 @@ def tolerates_unread(
     return op in _EVERYWHERE or (GPU_FUSION not in targets and op in _WITHOUT_FUSION)
 
 
-def mkldnn_enabled() -> bool:
-    """Whether MKLDNN may compute on a CPU."""
-    return os.environ.get("MXNET_MKLDNN_ENABLED", "1") not in ("0", "false", "False")
-
-
 def targets_of(device_type: str | None) -> frozenset[str]:
     """Where a plan for this device type ('cpu', 'gpu' or None: any) may be trained."""
     if device_type is None:
         return ANYWHERE
     if device_type != "gpu":
         return frozenset((CPU,))
-    if os.environ.get("MXNET_USE_FUSION", "1") in ("0", "false", "False"):
-        return frozenset((GPU,))
-    return frozenset((GPU, GPU_FUSION))
+    return frozenset((GPU, GPU_FUSION) if settings().fusion else (GPU,))

@@ -26,7 +26,7 @@ from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
 
-from memonger.costs.allocator import NO_LIMIT, match_ranges
+from memonger.costs.allocator import NO_LIMIT
 from memonger.costs.fusion import plan_bytes
 from memonger.graph.forward import KeptCopy, mask_with_copies
 from memonger.planners.marks.cuts import Weigher, Weights, cheap_cuts
@@ -409,7 +409,7 @@ class Search:
         keep = [i for cut in self.cuts for i in cut.keep]
         self.space = Space(
             self.rules.tables[0],
-            np.array(match_ranges()),
+            np.array(rules.trainings[0].settings.match_ranges),
             seconds,
             costly(seconds, known.moved_bytes),
             np.array([cut.after for cut in self.cuts], dtype=np.int64),

@@ -31,14 +31,13 @@ from memonger.graph.operators.recompute import (
     ANYWHERE,
     CPU,
     GPU_FUSION,
-    mkldnn_enabled,
     tolerates_unread,
     truth,
     untouched,
     why_kept,
     why_refused,
 )
-from memonger.graph.training import TrainingGraph, sum_cap, training_graph
+from memonger.graph.training import TrainingGraph, training_graphs
 from memonger.planners.marks.layout_rule import (
     NO_RULE,
     LayoutRule,
@@ -147,9 +146,11 @@ class Rules:
             return self, np.arange(len(self.graph.nodes))
         if key not in self._with_copies:
             graph, moved = with_copies(self.graph, key)
-            first, *others = [tuple(moved[list(t.wanted)]) for t in self.trainings]
-            training = training_graph(graph, first)
-            trainings = [training, *map(training.with_gradients, others)]
+            trainings = training_graphs(
+                graph,
+                [moved[list(t.wanted)] for t in self.trainings],
+                self.trainings[0].settings,
+            )
             until = None if self.until is None else int(moved[self.until])
             inserted = [
                 (int(moved[copy.node]) + k, int(moved[copy.node]))
@@ -167,7 +168,7 @@ class Rules:
 
     def _layouts(self) -> list[LayoutRule]:
         """The rule about layouts for each training graph, where MKLDNN may compute."""
-        followed = CPU in self.targets and mkldnn_enabled() and not self.bare
+        followed = CPU in self.targets and self.trainings[0].settings.mkldnn and not self.bare
         self._unplanned: list[Unplanned | None] = [
             unplanned_layouts(training) if followed else None for training in self.trainings
         ]
@@ -193,8 +194,9 @@ class Rules:
             if reason is not None:
                 reasons[i] = reason
         if GPU_FUSION in self.targets:
-            for i, facts in enumerate(self.trainings[0].facts):
-                if facts.summed >= sum_cap():
+            first = self.trainings[0]
+            for i, facts in enumerate(first.facts):
+                if facts.summed >= first.settings.sum_cap:
                     reasons.setdefault(i, "so many operators read it that fusion may fail")
         return reasons
 
@@ -204,12 +206,13 @@ class Rules:
         if self.bare:
             return np.ones(len(nodes), dtype=np.bool_)
         native = set(self.native(np.ones(len(nodes), dtype=np.bool_)))
+        mkldnn = self.trainings[0].settings.mkldnn
         tolerant = np.zeros(len(nodes), dtype=np.bool_)
         for i, node in enumerate(nodes):
             if not node.is_variable:
                 attrs = dict(node.attrs, cudnn_off="True") if i in native else node.attrs
                 dtypes = [self.graph.tensors[a][b].dtype for a, b in node.inputs]
-                tolerant[i] = tolerates_unread(node.op, attrs, dtypes, self.targets)
+                tolerant[i] = tolerates_unread(node.op, attrs, dtypes, self.targets, mkldnn)
         return tolerant
 
     def native(self, mask: np.ndarray) -> list[int]:

@@ -25,7 +25,7 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from memonger.costs.allocator import NO_LIMIT, match_ranges
+from memonger.costs.allocator import NO_LIMIT
 from memonger.costs.fusion import fused_forward
 from memonger.costs.time.flops import forward_flops
 from memonger.graph.forward import Entry, KeptCopy, mask_with_copies
@@ -281,7 +281,7 @@ class _Search:
         keep = [i for cut in cuts for i in cut.keep]
         return Space(
             rules.tables[0],
-            np.array(match_ranges()),
+            np.array(rules.trainings[0].settings.match_ranges),
             base,
             np.array([cut.after for cut in cuts], dtype=np.int64),
             np.cumsum([0] + [len(cut.keep) for cut in cuts]),

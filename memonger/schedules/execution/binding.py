@@ -6,14 +6,11 @@ import ctypes
 import os
 from typing import Any
 
-from memonger.costs.bind import reason
-from memonger.graph.operators.gradients import environment
 from memonger.schedules.execution.arrays import Arrays
 from memonger.schedules.execution.write import Lowered
 from memonger.schedules.training_step import BIND
-from memonger.support.errors import MemongerError
-from memonger.support.mxnet import mx
-from memonger.support.stderr import without_line
+from memonger.support.errors import MemongerError, said_by_mxnet
+from memonger.support.mxnet import environment, mx, without_line
 
 _BACKEND = "MXNET_SUBGRAPH_BACKEND"
 #: What MXNet logs of it at each bind (the constructor of ``GraphExecutor``).
@@ -45,7 +42,7 @@ def bind_step(step: Lowered, ctx: Any, args: Arrays, aux: Arrays, shared_exec: A
             made = symbol.bind(ctx, args, None, "null", aux, shared_exec=shared_exec)
     except mx.MXNetError as error:
         raise MemongerError(
-            f"MXNet cannot bind the schedule of this network on {ctx}: {reason(error)}"
+            f"MXNet cannot bind the schedule of this network on {ctx}: {said_by_mxnet(error)}"
         ) from None
     _check_size(made, step)
     return made

@@ -1,4 +1,4 @@
-"""The executor of a training step that is written out (``written``), as MXNet's own to its users.
+"""The executor of a training step that is written out (``write``), as MXNet's own to its users.
 
 It runs what comes before the network's outputs in ``forward`` and the rest in ``backward``, so that
 each does what it does in MXNet: statistics move, random numbers are drawn and gradients change when

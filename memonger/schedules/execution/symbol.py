@@ -2,7 +2,7 @@
 
 `ScheduledSymbol` is the user's network, with a schedule. Everything about it is the network's:
 names, shapes, JSON, what is saved. Only when it is bound for training does it hand out an executor
-of its own (``scheduled_executor``).
+of its own (``executor``).
 
 MXNet knows nothing of a schedule, so what it makes of such a symbol is a plain one. Where that goes
 through a method of the symbol, what is handed back remembers where it came from, and says so if it

@@ -12,10 +12,11 @@ from typing import Any, Mapping
 import numpy as np
 
 from memonger.graph.arrays import RowKind
-from memonger.graph.forward import forward_graph, no_collection
+from memonger.graph.forward import no_collection
 from memonger.graph.inputs import InputSpec
 from memonger.graph.operators.gradients import MXNET_VERSION
 from memonger.graph.operators.tensors import Tensor
+from memonger.graph.read import forward_graph
 from memonger.graph.training import training_graph
 from memonger.schedules.execution import arrays
 from memonger.schedules.expand import parts, unroll
