@@ -16,11 +16,11 @@ shape this:
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from memonger.graph.arrays import KEPT, RowKind, Tables, largest_first, ragged, starts, walk
+from memonger.graph.arrays import KEPT, Tables, walk
 from memonger.support.compiled import compiled
 
 # What a node is: its pattern itself, a scratch state, a Dropout that runs again, a reader of an
@@ -90,59 +90,6 @@ class Rows(NamedTuple):
     wait_row: np.ndarray
     first: np.ndarray
     latest: np.ndarray
-
-
-class KindArrays(NamedTuple):
-    """What `RowKind`s mean to the allocator; see ``Tables``."""
-
-    variable: np.ndarray
-    reads: np.ndarray  # whether it reads more than shapes
-    ignored_start: np.ndarray  # of its inputs
-    ignored: np.ndarray
-    output_start: np.ndarray
-    elements: np.ndarray
-    itemsize: np.ndarray
-    dtype: np.ndarray
-    rank: np.ndarray
-    made: np.ndarray
-    option_start: np.ndarray
-    option_input: np.ndarray
-    option_output: np.ndarray
-    option_identity: np.ndarray
-    sizes: np.ndarray
-
-
-def arrays_of(kinds: Sequence[RowKind]) -> KindArrays:
-    """These kinds as arrays."""
-    tensors = [tensor for kind in kinds for tensor in kind.tensors]
-    dtypes = [np.dtype(tensor.dtype) for tensor in tensors]
-    variable = np.array([kind.op == "null" for kind in kinds], dtype=np.bool_)
-    output_start = starts([len(kind.tensors) for kind in kinds])
-    elements = np.array([tensor.elements for tensor in tensors], dtype=np.int64)
-    pooled = ~np.repeat(variable, np.diff(output_start))
-    rank = np.zeros(len(elements), dtype=np.int32)
-    sizes, rank[pooled] = np.unique(4 * elements[pooled], return_inverse=True)
-    made = largest_first(output_start, elements)
-    ignored_start, ignored = ragged([[i in k.ignored for i in range(k.inputs)] for k in kinds])
-    option_start, options = ragged([kind.options for kind in kinds])
-    number, output, identity = options.reshape(-1, 3).T.copy()
-    return KindArrays(
-        variable=variable,
-        reads=np.array([not {*range(k.inputs)} <= {*k.ignored} for k in kinds], dtype=np.bool_),
-        ignored_start=ignored_start,
-        ignored=ignored.astype(np.bool_),
-        output_start=output_start,
-        elements=elements,
-        itemsize=np.array([dtype.itemsize for dtype in dtypes], dtype=np.int64),
-        dtype=np.array([dtype.num for dtype in dtypes], dtype=np.int32),
-        rank=rank,
-        made=made - np.repeat(output_start[:-1], np.diff(output_start)),
-        option_start=option_start,
-        option_input=number,
-        option_output=output,
-        option_identity=identity.astype(np.bool_),
-        sizes=sizes.astype(np.int64),
-    )
 
 
 @compiled

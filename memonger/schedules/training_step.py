@@ -9,7 +9,7 @@ from typing import Mapping, NamedTuple, Sequence
 import numpy as np
 
 from memonger.costs.allocator import Replay, replay
-from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED, RowKind, Tables, ragged
+from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED, RowKind, Tables, arrays_of, ragged
 from memonger.graph.forward import Entry, ForwardGraph
 from memonger.graph.training import TrainingGraph
 from memonger.schedules.layouts import Expected
@@ -21,7 +21,6 @@ from memonger.schedules.nodes import (
     SCRATCH,
     Patterns,
     Rows,
-    arrays_of,
     lay_out,
 )
 from memonger.schedules.schedule import Workload

@@ -13,9 +13,9 @@ import numpy as np
 
 from memonger.costs.allocator import allocate
 from memonger.costs.time.flops import forward_flops
-from memonger.graph.arrays import starts
+from memonger.graph.arrays import KindArrays, arrays_of, starts
 from memonger.planners.trees.unroll import Steps
-from memonger.schedules.nodes import KindArrays, Patterns, arrays_of, connect, lay_out, line_up
+from memonger.schedules.nodes import Patterns, connect, lay_out, line_up
 from memonger.schedules.schedule import Workload
 from memonger.schedules.training_step import Parts
 from memonger.support.compiled import compiled
