@@ -18,7 +18,7 @@ from unittest import mock
 
 import memonger
 from common import check_names, machine
-from memonger.api.plan import forget
+from memonger.support.cache import forget
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 import blocked_networks as blocked

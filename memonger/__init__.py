@@ -9,13 +9,12 @@ from memonger.support import mxnet as _mxnet  # first: it makes MXNet importable
 from memonger.support.errors import BudgetError, MemongerError
 
 if TYPE_CHECKING:
-    from memonger.api.batches import LargestBatch, largest_batch
     from memonger.api.check import CheckReport, check
-    from memonger.api.choices import PlanExplanation
-    from memonger.api.explain import Explanation, explain
-    from memonger.api.frontier import Frontier, frontier
-    from memonger.api.original import get_cost, make_mirror_plan, pool_bytes, search_plan
-    from memonger.api.plan import Plan, load_plan, plan
+    from memonger.api.explain import Explanation, PlanExplanation, explain
+    from memonger.api.frontier import Frontier, LargestBatch, frontier, largest_batch
+    from memonger.api.original import get_cost, make_mirror_plan, pool_bytes
+    from memonger.api.plan import Plan, load_plan
+    from memonger.api.planning import plan, search_plan
     from memonger.graph.marks import unplan
     from memonger.graph.symbol_file import load
 
@@ -46,14 +45,13 @@ __all__ = [
 
 #: Where the public names are: imported when they are first asked for, for that takes seconds.
 _ROOMS = {
-    "api.batches": ("LargestBatch", "largest_batch"),
     "api.check": ("CheckReport", "check"),
-    "api.choices": ("PlanExplanation",),
-    "api.explain": ("Explanation", "explain"),
-    "api.frontier": ("Frontier", "frontier"),
+    "api.explain": ("Explanation", "PlanExplanation", "explain"),
+    "api.frontier": ("Frontier", "LargestBatch", "frontier", "largest_batch"),
     "graph.marks": ("unplan",),
-    "api.plan": ("Plan", "load_plan", "plan"),
-    "api.original": ("get_cost", "make_mirror_plan", "pool_bytes", "search_plan"),
+    "api.plan": ("Plan", "load_plan"),
+    "api.planning": ("plan", "search_plan"),
+    "api.original": ("get_cost", "make_mirror_plan", "pool_bytes"),
     "graph.symbol_file": ("load",),
 }
 

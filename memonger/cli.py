@@ -113,7 +113,7 @@ def _plan(options: argparse.Namespace) -> int:
     try:
         if options.check:
             report = _checked(network, plan)
-            found = f"{plan}\n{'check':8} {report}"
+            found = f"{plan}\n{'check':10} {report}"
             data["check"] = _as_data(report)
     except KeyboardInterrupt:
         raise MemongerError("interrupted before the plan was checked") from None

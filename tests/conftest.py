@@ -31,7 +31,7 @@ LONG = ("full_search", "slow", "exhaustive")  # tests that search as long as a u
 @pytest.fixture(autouse=True)
 def nothing_planned_before() -> Iterator[None]:
     """Every test plans for itself."""
-    from memonger.api.plan import forget
+    from memonger.support.cache import forget
 
     forget()
     yield

@@ -21,6 +21,7 @@ WINGS = (
     "planners.marks",
     "planners.trees",
     "schedules.execution",
+    "solve",
     "api",
     "cli",
     "command",
@@ -41,7 +42,7 @@ MXNET = {
     "costs.time.measured",
     "costs.time.classes",
 }
-MXNET_WINGS = {"schedules.execution", "api", "cli"}
+MXNET_WINGS = {"schedules.execution", "solve", "api", "cli"}
 
 
 def rooms() -> dict[str, ast.Module]:

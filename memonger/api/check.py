@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Dict, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
@@ -36,7 +36,9 @@ INDEX_INPUTS: Mapping[str, tuple[int, ...]] = {
     "softmax_cross_entropy": (1,),
     "take": (1,),
 }
-LEARNING_RATE, MOMENTUM = 0.01, 0.9
+RATES = {"lr": 0.01, "momentum": 0.9}
+
+_Computed = Dict[Tuple[int, str, str], np.ndarray]  # by step, kind and name, as in `Difference`
 
 
 class Difference(NamedTuple):
@@ -78,20 +80,13 @@ class CheckReport(NamedTuple):
 
     def __str__(self) -> str:
         if self:
-            return "equal: %d arrays in %d steps, bit for bit" % (self.compared, self.steps)
+            return f"equal: {self.compared} arrays in {self.steps} steps, bit for bit"
         lines = []
         if self.differences:
             first = self.differences[0]
             lines.append(
-                "%d of %d arrays differ, first %s %r in step %d (by %g)"
-                % (
-                    len(self.differences),
-                    self.compared,
-                    first.kind,
-                    first.name,
-                    first.step,
-                    first.largest,
-                )
+                f"{len(self.differences)} of {self.compared} arrays differ, first {first.kind} "
+                f"{first.name!r} in step {first.step} (by {first.largest:g})"
             )
             if not self.repeatable:
                 lines.append(
@@ -101,15 +96,6 @@ class CheckReport(NamedTuple):
         if self.not_finite:
             lines.append("not finite in the original: " + ", ".join(self.not_finite[:5]))
         return "; ".join(lines)
-
-
-class _Computed(NamedTuple):
-    """An array that a training step left, named as in `Difference`."""
-
-    step: int
-    kind: str
-    name: str
-    value: np.ndarray
 
 
 def check(
@@ -174,21 +160,23 @@ def check(
     device = check_device(ctx)
     spec = read_shapes(symbol, shapes, {}, type_dict)
     graph = forward_graph(symbol, spec)
-    inputs = set(spec.shapes)
-    names = symbol.list_arguments()
+    inputs, names = set(spec.shapes), symbol.list_arguments()
     if grad_req is None:
         requests = {name: "null" if name in inputs else "write" for name in names}
     else:
         requests = read_grad_req(names, grad_req)
     start = _initial_values(graph, seed, values or {}, inputs)
 
-    def run(net: Any) -> list[_Computed]:
+    def run(net: Any) -> _Computed:
         return _train(net, graph, start, steps, device, requests, seed, inputs)
 
-    expected, found = run(symbol), run(planned)
-    differences = _compare(expected, found)
+    expected = run(symbol)
+    differences = _compare(expected, run(planned))
     repeatable = not differences or not _compare(expected, run(symbol))
-    not_finite = tuple(dict.fromkeys(a.name for a in expected if not np.all(np.isfinite(a.value))))
+    finite = {name: True for *_, name in expected}
+    for (*_, name), value in expected.items():
+        finite[name] &= bool(np.all(np.isfinite(value)))
+    not_finite = tuple(name for name in finite if not finite[name])
     return CheckReport(steps, len(expected), tuple(differences), not_finite, repeatable)
 
 
@@ -229,7 +217,7 @@ def _train(
     requests: Mapping[str, str],
     seed: int,
     inputs: set[str],
-) -> list[_Computed]:
+) -> _Computed:
     """What each of some training steps leaves: outputs, gradients, auxiliary states."""
     sparse = {graph.nodes[i].name for i in sparse_gradients(graph)}
     try:
@@ -250,7 +238,7 @@ def _train(
             mx.nd.array(random.uniform(-1, 1, out.shape), ctx, out.dtype)
             for out in executor.outputs
         ]
-        result: list[_Computed] = []
+        result: _Computed = {}
         for step in range(steps):
             mx.random.seed(seed + step)
             executor.forward(is_train=True)
@@ -258,32 +246,23 @@ def _train(
             if not isinstance(executor, ScheduledExecutor):
                 mx.nd.waitall()  # nothing that reads states waits for MXNet's own until they moved
             states = _read(step, "auxiliary state", aux)  # before anything waits for the outputs
-            result += _read(step, "output", dict(zip(net.list_outputs(), executor.outputs)))
-            result += _read(step, "gradient", grads)
-            result += states
+            result.update(_read(step, "output", dict(zip(net.list_outputs(), executor.outputs))))
+            result.update({**_read(step, "gradient", grads), **states})
             for n, gradient in grads.items():
                 if n not in inputs and np.dtype(gradient.dtype).kind == "f":
-                    mx.nd.sgd_mom_update(
-                        args[n],
-                        gradient,
-                        momentum[n],
-                        lr=LEARNING_RATE,
-                        momentum=MOMENTUM,
-                        out=args[n],
-                    )
+                    mx.nd.sgd_mom_update(args[n], gradient, momentum[n], **RATES, out=args[n])
         return result
     except mx.MXNetError as error:
         raise MemongerError(f"the network cannot be run on {ctx}: {said_by_mxnet(error)}") from None
 
 
-def _read(step: int, kind: str, arrays: Mapping[str, Any]) -> list[_Computed]:
-    return [_Computed(step, kind, name, array.asnumpy()) for name, array in arrays.items()]
+def _read(step: int, kind: str, arrays: Mapping[str, Any]) -> _Computed:
+    return {(step, kind, name): array.asnumpy() for name, array in arrays.items()}
 
 
-def _compare(expected: list[_Computed], found: list[_Computed]) -> list[Difference]:
-    differences = []
-    for a, b in zip(expected, found):
-        if not np.array_equal(a.value, b.value):
-            largest = float(np.max(np.abs(a.value.astype("f8") - b.value.astype("f8"))))
-            differences.append(Difference(a.step, a.kind, a.name, largest))
-    return differences
+def _compare(expected: _Computed, found: _Computed) -> list[Difference]:
+    return [
+        Difference(*key, float(np.max(np.abs(one.astype("f8") - found[key].astype("f8")))))
+        for key, one in expected.items()
+        if not np.array_equal(one, found[key])
+    ]

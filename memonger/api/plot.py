@@ -4,49 +4,35 @@ from __future__ import annotations
 
 import io
 import os
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from memonger.api.explain import Step
-from memonger.costs.model import MB
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
+from memonger.solve.memory import Memory
 from memonger.support import files
-from memonger.support.errors import MemongerError
+from memonger.support.errors import MB, MemongerError
 
 #: Safe for colour-blind readers (Wong 2011, Nature Methods 8:441), and different in print.
 COLOURS = {
     FORWARD: ("results of the forward pass", "#0072B2"),
-    RECOMPUTED: ("computed again", "#E69F00"),
+    RECOMPUTED: ("recomputed", "#E69F00"),
     BACKWARD: ("gradients", "#56B4E9"),
 }
 SIZE, DPI = (12, 8), 100  # 1200 x 800 pixels
 
 
-def plot_memory(file: Any, steps: Sequence[tuple[str, Step]]) -> None:
-    """Draw memory over the training step, one panel for each step.
-
-    Parameters
-    ----------
-    file : str or path
-        By its ending PNG, SVG or PDF.
-    steps : sequence of (str, Step)
-        What each is called, such as 'without a plan'.
-
-    Raises
-    ------
-    MemongerError
-        If matplotlib is not there, or the file cannot be written.
-    """
+def plot_memory(file: Any, panels: Mapping[str, Memory]) -> None:
+    """Draw memory over the training step, a panel for each title."""
     figure = _figure()
-    panels = np.atleast_1d(figure.subplots(len(steps), 1, sharey=True))
-    for axes, (title, step) in zip(panels, steps):
-        _panel(axes, title, step)
-    highest = max(int(step.live.max(initial=1)) for _, step in steps) / MB
-    panels[0].set_ylim(0, 1.28 * highest)  # room for what is written
-    panels[-1].set_xlabel("operators of one training step, in the order in which they run")
+    every = np.atleast_1d(figure.subplots(len(panels), 1, sharey=True))
+    for axes, (title, memory) in zip(every, panels.items()):
+        _panel(axes, title, memory)
+    highest = max(int(memory.live.max(initial=1)) for memory in panels.values()) / MB
+    every[0].set_ylim(0, 1.28 * highest)  # room for what is written
+    every[-1].set_xlabel("operators of one training step, in the order in which they run")
     figure.legend(
-        *panels[0].get_legend_handles_labels(),
+        *every[0].get_legend_handles_labels(),
         loc="upper center",
         ncol=len(COLOURS),
         frameon=False,
@@ -56,23 +42,23 @@ def plot_memory(file: Any, steps: Sequence[tuple[str, Step]]) -> None:
     _save(figure, file)
 
 
-def _panel(axes: Any, title: str, step: Step) -> None:
-    found = step.memory.replay
+def _panel(axes: Any, title: str, memory: Memory) -> None:
+    found = memory.replay
     runs = ~found.training.tables.variable[found.order]  # variables take no time
     at = np.arange(int(runs.sum()) + 1)  # the last one has an end too
     stacks, colours, names = [], [], []
     for kind, (name, colour) in COLOURS.items():
-        live = step.timeline.live_bytes(kind, without=step.memory.pooled)
+        live = memory.timeline.live_bytes(kind, without=memory.pooled)
         stacks.append(np.append(live[runs], live[runs][-1:]) / MB)
         colours.append(colour)
         names.append(name)
     axes.stackplot(at, *stacks, colors=colours, labels=names, step="post", linewidth=0)
-    peak = step.peak
-    x, y = runs[:peak].sum() + 0.5, step.live[peak] / MB
+    peak = memory.peak
+    x, y = runs[:peak].sum() + 0.5, memory.live[peak] / MB
     axes.plot([x], [y], marker="v", color="black", markersize=9)
     right = x > 0.55 * len(at)
     axes.annotate(
-        f"peak {y:.1f} MB alive at once\nin {shortened(step.running)}",
+        f"peak {y:.1f} MB alive at once\nin {shortened(memory.running)}",
         (x, y),
         xytext=(-10 if right else 10, 0),
         textcoords="offset points",
@@ -103,23 +89,9 @@ def _panel(axes: Any, title: str, step: Step) -> None:
 
 
 def plot_frontier(file: Any, pools: Sequence[int], added: Sequence[float], unplanned: int) -> None:
-    """Draw the plans that no other beats: memory against time.
+    """Draw plans that no other beats: their pools in bytes against the time that each adds.
 
-    Parameters
-    ----------
-    file : str or path
-        By its ending PNG, SVG or PDF.
-    pools : sequence of int
-        Bytes of each plan.
-    added : sequence of float
-        The time that it adds to a step, as a share.
-    unplanned : int
-        Bytes without a plan.
-
-    Raises
-    ------
-    MemongerError
-        If matplotlib is not there, or the file cannot be written.
+    ``added`` are shares of a step; ``unplanned`` is the pool without a plan.
     """
     figure = _figure()
     axes = figure.subplots()
@@ -165,19 +137,7 @@ def shortened(text: str, most: int = 64) -> str:
 def check_picture(file: Any) -> str:
     """Check that a picture can be written, before a long search is begun for it.
 
-    Parameters
-    ----------
-    file : str or path
-
-    Returns
-    -------
-    str
-        What it will be, by its ending: 'png', 'svg', 'pdf', ...
-
-    Raises
-    ------
-    MemongerError
-        If matplotlib is not there, does not draw such a file, or it cannot be written.
+    Returns its kind by the ending of its name: 'png', 'svg', 'pdf', ...
     """
     kinds = _figure().canvas.get_supported_filetypes()
     kind = os.path.splitext(os.fsdecode(file))[1][1:].lower()

@@ -7,8 +7,8 @@ from typing import Any
 import memonger
 import mxnet as mx
 import pytest
-from memonger.api import budgets
-from memonger.api.budgets import Budget, read_budget, state_per_element
+from memonger.solve import budget as budgets
+from memonger.solve.budget import Budget, read_budget, state_per_element
 
 READ: list[tuple[Any, float, bool]] = [
     (1, 1.0, False),

@@ -321,7 +321,7 @@ def test_plan_and_check(how: str, net: Any, capsys: Any, monkeypatch: pytest.Mon
     """The share of one device is trained; a difference is status 1."""
     asked = ("plan", net[2], "--shape", "data=64,64", "--shape", "label=64,64", "--devices", "2")
     status, printed, _ = run(capsys, *asked, "--how", how, "--check")
-    assert status == 0 and re.search(r"^check    equal: \d+ arrays in 3 steps", printed, re.M)
+    assert status == 0 and re.search(r"^check      equal: \d+ arrays in 3 steps", printed, re.M)
     found = memonger.CheckReport(1, 1, (), ("softmax_output",), True)
     given = {}
 

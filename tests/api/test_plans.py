@@ -21,11 +21,12 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.api import plan as plans
-from memonger.api import solution
+from memonger.api import planning
+from memonger.solve import ways as solution
 from memonger.costs.model import CostModel
 from memonger.costs.bind import planned_mb
-from memonger.api.request import read_network, read_request
+from memonger.solve.request import read_network, read_request
+from memonger.support.cache import forget
 
 import networks
 from planned import forward, marked, nodes
@@ -122,15 +123,15 @@ def test_it_prints_what_counts() -> None:
     plan = memonger.plan(net(), SHAPES)
     text = str(plan)
     for words in (
-        f"before   {plan.unplanned_bytes / MB:.1f} MB",
-        f"after    {plan.pool_bytes / MB:.1f} MB",
-        f"floor    {plan.floor_bytes / MB:.1f} MB",
+        f"before     {plan.unplanned_bytes / MB:.1f} MB",
+        f"after      {plan.pool_bytes / MB:.1f} MB",
+        f"floor      {plan.floor_bytes / MB:.1f} MB",
         "the gradient of ",
         plan.slowest,
         f"{plan.device_bytes / MB:.1f} MB of a GPU, {plan.unplanned_device_bytes / MB:.1f} MB "
         "without",
         f"{len(plan.recomputed)} of 25 operators",
-        f"{100 * plan.recomputed_flops:.0f} % of the forward pass is done again",
+        f"{100 * plan.recomputed_flops:.0f} % of the forward pass is recomputed",
         plan.planner,
     ):
         assert words in text, text
@@ -196,7 +197,7 @@ def test_a_wrong_prediction_is_not_passed_on(
 
     expected = memonger.plan(net(), SHAPES)
     monkeypatch.setattr(solution, "smallest", optimistic)
-    plans.forget()
+    forget()
     plan = memonger.plan(net(), SHAPES)
     assert not plan.exact and "was predicted as" in caplog.text
     assert plan.counted_bytes == MB * memonger.get_cost(expected.symbol, shapes=SHAPES)
@@ -344,7 +345,7 @@ def test_the_same_is_planned_once(searches: list[int]) -> None:
     assert len(searches) == 1
     assert "spoiled" not in again.symbol.tojson() and again.candidates
     assert again.pool_bytes == first.pool_bytes and again.recomputed == first.recomputed
-    plans.forget()
+    forget()
     assert memonger.plan(net(), SHAPES).symbol.tojson() == again.symbol.tojson()
     assert len(searches) == 2
 
@@ -401,7 +402,7 @@ def test_the_environment_counts(searches: list[int], monkeypatch: pytest.MonkeyP
 
 
 def test_the_cache_is_bounded(searches: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans._remembered, "most", 2)
+    monkeypatch.setattr(planning._solutions, "most", 2)
     for batch in (8, 16, 8, 32):  # 16 is used least
         memonger.plan(net(2), {"data": (batch, 512)})
     assert len(searches) == 3
@@ -531,7 +532,7 @@ def test_the_original_planner_interrupted(
 ) -> None:
     symbol, shapes = networks.lstm(steps=12)
     whole = memonger.plan(symbol, shapes, planner="chen2016")
-    plans.forget()
+    forget()
     interrupt_at(monkeypatch, 3)
     plan = memonger.plan(symbol, shapes, planner="chen2016")
     assert plan.interrupted and "interrupted" in caplog.text
@@ -541,7 +542,7 @@ def test_the_original_planner_interrupted(
 
 SLOW = """
 import conftest, memonger, sys, time
-from memonger.api import solution
+from memonger.solve import ways as solution
 from memonger.planners.marks import smallest
 from test_plans import SHAPES, net
 

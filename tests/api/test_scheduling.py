@@ -11,7 +11,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from memonger.schedules.execution import write as recipe
-from memonger.api import scheduling
+from memonger.solve import ways
 from memonger.costs.device import rounded
 from memonger.support.errors import BudgetError
 from memonger.graph.operators.tensors import Tensor
@@ -175,7 +175,7 @@ def test_remembered_for_the_same_network_of_other_names(caplog: pytest.LogCaptur
 def test_never_more_than_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are a candidate, whatever the search for schedules comes to."""
     network = layers(48)
-    monkeypatch.setattr(scheduling.Recursive, "_search", lambda *args: None)
+    monkeypatch.setattr(ways.trees.Recursive, "_search", lambda *args: None)
     plan = planned(network, work=2.0)
     assert plan.planner == "marks" and plan.exact and plan.recomputed
     assert plan.pool_bytes < plan.unplanned_bytes / 2
@@ -186,8 +186,8 @@ def test_what_marks_keep_in_copies_is_held(monkeypatch: pytest.MonkeyPatch) -> N
 
     Not quite the same either: what is held is no copy, and MXNet hands out blocks by other sizes.
     """
-    monkeypatch.setattr(scheduling.Recursive, "_search", lambda *args: None)
-    monkeypatch.setattr(scheduling, "MARKS_PATIENCE", 1.0)
+    monkeypatch.setattr(ways.trees.Recursive, "_search", lambda *args: None)
+    monkeypatch.setattr(ways, "MARKS_PATIENCE", 1.0)
     symbol, shapes = networks.mobilenet_v2(batch=4, image=64, divide=2)
     marks = memonger.plan(symbol, shapes, grad_req=as_module_does(symbol, shapes))
     as_schedule = planned((symbol, shapes), work=2.0)
@@ -207,9 +207,9 @@ def test_nothing_to_gain() -> None:
 def test_an_interrupted_search(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    real = scheduling.Recursive.least_memory
+    real = ways.trees.Recursive.least_memory
     monkeypatch.setattr(
-        scheduling.Recursive, "least_memory", lambda *a: real(*a)._replace(interrupted=True)
+        ways.trees.Recursive, "least_memory", lambda *a: real(*a)._replace(interrupted=True)
     )
     plan = planned(layers(), work=2.0)
     assert plan.interrupted and plan.exact and "interrupted" in caplog.text
@@ -217,10 +217,8 @@ def test_an_interrupted_search(
 
 def test_interrupted_before_it_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the short search for marks: they are what there is then, if they keep the limits."""
-    real = scheduling.smallest
-    monkeypatch.setattr(
-        scheduling, "smallest", lambda *a, **k: real(*a, **k)._replace(interrupted=True)
-    )
+    real = ways.smallest
+    monkeypatch.setattr(ways, "smallest", lambda *a, **k: real(*a, **k)._replace(interrupted=True))
     plan = planned(layers(48), work=2.0)
     assert plan.interrupted and plan.planner == "marks" and plan.exact
     with pytest.raises(KeyboardInterrupt):

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings, strategies as st
 from memonger.costs.allocator import replay
 from memonger.costs.lower_bound import floor
-from memonger.api.memory import of_step
+from memonger.solve.memory import of_step
 from memonger.graph.training import training_graph
 from memonger.schedules.expand import parts, unroll
 
@@ -61,7 +61,7 @@ def test_schedules_have_an_order_of_their_own() -> None:
     wanted = [name for name in symbol.list_arguments() if name != "label"]
     work = work_of(symbol, shapes, wanted)
     step = unroll(parts(work), LEVELS["everything"](work, 0))
-    least = of_step(step, dict.fromkeys(wanted, "write"), 0).peak_bytes
+    least = of_step(step, dict.fromkeys(wanted, "write")).peak_bytes
     assert floor(work.training).nbytes == least
 
 
@@ -90,5 +90,5 @@ def test_no_schedule_goes_below(drawn: Any, level: str, seed: int) -> None:
     symbol, shapes = drawn
     work = work_of(symbol, shapes)
     step = unroll(parts(work), LEVELS[level](work, seed), True, [])
-    memory = of_step(step, dict.fromkeys(symbol.list_arguments(), "write"), 0)
+    memory = of_step(step, dict.fromkeys(symbol.list_arguments(), "write"))
     assert floor(work.training).nbytes <= memory.peak_bytes

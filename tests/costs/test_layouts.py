@@ -15,7 +15,7 @@ import pytest
 from blocked_networks import KINDS, drawn
 from memonger.costs.allocator import order_and_reads
 from memonger.costs.layouts import BLOCKS, NO_COPIES, PLAIN, follow, layout_tables
-from memonger.api.plan import forget
+from memonger.support.cache import forget
 from memonger.graph.training import training_graph
 from planned import forward
 

@@ -21,7 +21,7 @@ from memonger.graph import marks
 from memonger.costs.allocator import replay
 from memonger.graph.read import forward_graph
 from memonger.graph.inputs import read_shapes
-from memonger.api.request import wanted
+from memonger.solve.memory import wanted
 from memonger.graph.training import training_graph
 
 import networks

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from memonger.graph.operators.recompute import ANYWHERE, CPU
 from memonger.planners.marks.cuts import cheap_cuts, single_tensor_cuts
-from memonger.api.plan import forget
+from memonger.support.cache import forget
 from memonger.graph.training import merged_nodes
 
 import networks

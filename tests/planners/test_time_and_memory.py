@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Iterator
 
 import memonger
+from memonger.support.cache import forget
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from memonger.costs.time import measured as timing
@@ -29,7 +30,7 @@ def a_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_more_memory_is_never_slower(how: str, drawn: Any, random: Any) -> None:
     """Whatever is asked for first."""
     symbol, shapes = drawn
-    memonger.api.plan.forget()
+    forget()
 
     def planned(share: float) -> Any:
         return memonger.plan(symbol, shapes, how=how, budget=share, patience=0.01)

@@ -12,7 +12,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from memonger.graph.inputs import read_shapes
-from memonger.api.memory import measure
+from memonger.solve.memory import measure
 from memonger.schedules.execution.symbol import scheduled
 
 from operator_cases import CASES, SMALL_SHAPES, small_net

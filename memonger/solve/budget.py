@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numbers
 import re
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from memonger.api.memory import Memory
-from memonger.api.request import Network
 from memonger.graph.inputs import check_device
+from memonger.solve.memory import Memory
 from memonger.support.errors import MemongerError, in_words
 from memonger.support.mxnet import mx
 
@@ -18,24 +18,17 @@ OF = ("pool", "device")
 UNITS = {"B": 1}
 UNITS.update({prefix + "B": 1000**k for k, prefix in enumerate("KMGT", 1)})
 UNITS.update({prefix + "IB": 1024**k for k, prefix in enumerate("KMGT", 1)})
-KNOWN = "bytes (an int), text such as '6GB', '6GiB' or '60%', a share such as 0.6, or 'device'"
-_TEXT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+|%)\s*", re.I)
 MOST_BYTES = 2**63
 SAMPLE = (4, 4)  # the shape of a weight that an optimiser is asked to keep state for
 
 
-class Budget(NamedTuple):
-    """A budget as it was asked for.
+@dataclass(frozen=True)
+class Budget:
+    """The memory that a plan may take.
 
-    Attributes
-    ----------
-    amount : float
-        Bytes, or a share of what the network takes without a plan.
-    is_share : bool
-    of : {'pool', 'device'}
-        What it bounds: ``Plan.pool_bytes``, or ``Plan.device_bytes`` with ``state``.
-    state : float
-        Bytes of an optimiser's state for each element of a parameter, where ``of`` is 'device'.
+    ``amount`` is in bytes, or a share of what the network takes without a plan. It bounds the
+    'pool' (``Plan.pool_bytes``), or the 'device': ``Plan.device_bytes``, and ``state`` bytes of an
+    optimiser for each element of a parameter.
     """
 
     amount: float
@@ -43,18 +36,11 @@ class Budget(NamedTuple):
     of: str
     state: float
 
-    def taken(self, memory: Memory, network: Network) -> int:
-        """The bytes of a plan that the budget bounds."""
+    def taken(self, memory: Memory, learned: int) -> int:
+        """The bytes of a plan that the budget bounds, where so many elements are learned."""
         if self.of == "pool":
             return memory.pool_bytes
-        return memory.device_bytes + self.state_bytes(network)
-
-    def state_bytes(self, network: Network) -> int:
-        """Of the optimiser: for what is learned, not for the inputs whose shapes are given."""
-        nodes, tensors = network.graph.nodes, network.graph.tensors
-        inputs = network.request.spec.shapes
-        learned = [a for a in network.training.wanted if nodes[a].name not in inputs]
-        return round(self.state * sum(tensors[a][0].elements for a in learned))
+        return memory.device_bytes + round(self.state * learned)
 
     def limit(self, unplanned: int) -> int:
         """In bytes, for a network that takes ``unplanned`` without a plan."""
@@ -62,20 +48,8 @@ class Budget(NamedTuple):
 
 
 def read_budget(budget: Any, of: str | None, optimizer: Any, ctx: Any) -> Budget | None:
-    """Check what the user says of memory; the parameters are those of ``memonger.plan``.
+    """Check a budget as ``memonger.plan`` takes it; None where there is none.
 
-    Returns
-    -------
-    Budget or None
-        None where no budget was given.
-
-    Raises
-    ------
-    MemongerError
-        If it cannot be read, or asks a device for its memory that is no GPU.
-
-    Examples
-    --------
     >>> read_budget("6GiB", None, None, None).amount
     6442450944.0
     """
@@ -98,27 +72,31 @@ def read_budget(budget: Any, of: str | None, optimizer: Any, ctx: Any) -> Budget
             "the state of an optimizer is not in the pool; give budget_of='device' with optimizer="
         )
     amount, is_share = _amount(budget)
-    return Budget(amount, is_share, of, state_per_element(optimizer))
+    if not is_share and amount < 1:
+        raise MemongerError(f"budget={budget!r}: it must be at least one byte")
+    if amount > MOST_BYTES:
+        raise MemongerError("budget: there is no memory of more than 2**63 bytes")
+    return Budget(float(amount), is_share, of, state_per_element(optimizer))
 
 
 def _amount(budget: Any) -> tuple[float, bool]:
     """Bytes, or a share and that it is one."""
-    if isinstance(budget, numbers.Integral) and not isinstance(budget, bool):
-        nbytes = int(budget)
-        if nbytes < 1:
-            raise MemongerError("budget=%d: it must be at least one byte" % nbytes)
-        return _in_memory(nbytes), False
     if isinstance(budget, numbers.Real) and not isinstance(budget, bool):
-        share = float(budget)
-        if not 0 < share <= 1:
+        if isinstance(budget, numbers.Integral):
+            return int(budget), False
+        if not 0 < float(budget) <= 1:
             raise MemongerError(
                 f"budget={budget!r}: a float is a share of the memory without a plan, more than 0 "
                 "and at most 1; give bytes as an int"
             )
-        return share, True
-    found = _TEXT.fullmatch(budget) if isinstance(budget, str) else None
+        return float(budget), True
+    pattern = r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+|%)\s*"
+    found = re.fullmatch(pattern, budget, re.I) if isinstance(budget, str) else None
     if found is None:
-        raise MemongerError(f"budget={budget!r} cannot be read; give {KNOWN}")
+        raise MemongerError(
+            f"budget={budget!r} cannot be read; give bytes (an int), text such as '6GB', '6GiB' or "
+            "'60%', a share such as 0.6, or 'device'"
+        )
     number, unit = float(found.group(1)), found.group(2).upper()
     if unit == "%":
         if not 0 < number <= 100:
@@ -127,18 +105,9 @@ def _amount(budget: Any) -> tuple[float, bool]:
     if unit not in UNITS:
         raise MemongerError(
             f"budget={budget!r}: there is no unit {found.group(2)!r}; there are kB, MB, GB and TB "
-            "(thousands) and KiB, MiB, "
-            "GiB and TiB (1024s)"
+            "(thousands) and KiB, MiB, GiB and TiB (1024s)"
         )
-    if number * UNITS[unit] < 1:
-        raise MemongerError(f"budget={budget!r}: it must be at least one byte")
-    return _in_memory(number * UNITS[unit]), False
-
-
-def _in_memory(nbytes: float) -> float:
-    if nbytes > MOST_BYTES:
-        raise MemongerError("budget: there is no memory of more than 2**63 bytes")
-    return float(nbytes)
+    return number * UNITS[unit], False
 
 
 def _free(ctx: Any) -> int:
@@ -152,15 +121,10 @@ def _free(ctx: Any) -> int:
 
 
 def state_per_element(optimizer: Any) -> float:
-    """Bytes that an optimiser keeps for each element of a parameter: asked of the optimiser.
+    """Ask an optimiser how many bytes it keeps for each element of a parameter.
 
-    Parameters
-    ----------
-    optimizer : str, (str, dict), mx.optimizer.Optimizer or None
-        A name, a name with ``optimizer_params``, or an optimiser. None keeps nothing.
+    It is given by name, by a name and ``optimizer_params``, or as it is.
 
-    Examples
-    --------
     >>> state_per_element("adam"), state_per_element(("sgd", {"momentum": 0.9}))
     (8.0, 4.0)
     """
@@ -190,6 +154,6 @@ def _nbytes(state: Any) -> int:
     return state.size * np.dtype(state.dtype).itemsize if isinstance(state, mx.nd.NDArray) else 0
 
 
-def told(nbytes: float) -> str:
-    """Bytes for a message."""
-    return "%d bytes (%s)" % (nbytes, in_words(nbytes))
+def in_bytes(nbytes: float) -> str:
+    """Bytes for a message, to the byte."""
+    return f"{nbytes:.0f} bytes ({in_words(nbytes)})"

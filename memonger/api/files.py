@@ -14,12 +14,11 @@ from typing import Any, Mapping
 
 import numpy as np
 
-from memonger.api.remembered import settings, structure
-from memonger.api.request import Request
 from memonger.graph import marks
 from memonger.graph.inputs import InputSpec, check_symbol, read_shapes, without_old_types
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import Schedule
+from memonger.solve.request import Request, settings, structure
 from memonger.support import files
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
@@ -31,30 +30,15 @@ FORMAT = 1  # of what is written
 
 
 def write(
-    file: Any, symbol: Any, schedule: Schedule | None, request: Request, figures: dict[str, Any]
+    file: Any, request: Request, schedule: Schedule | None, symbol: Any, figures: Any
 ) -> None:
-    """Write a plan whole or not at all.
-
-    Parameters
-    ----------
-    file : str or path
-    symbol : mx.sym.Symbol
-        The planned network.
-    schedule : Schedule or None
-    request : Request
-    figures : dict
-        The other fields of the plan.
-
-    Raises
-    ------
-    MemongerError
-        If the file cannot be written; one that was there is as it was.
-    """
+    """Write a plan whole or not at all: the planned ``symbol``, and the other fields as a dict."""
     asked = {
-        **request._asdict(),
         "symbol": symbol.tojson(remove_amp_cast=False),
         "spec": request.spec._asdict(),
+        "grad_req": request.grad_req,
         "ctx": request.ctx and [request.ctx.device_type, request.ctx.device_id],
+        "until": request.until,
     }
     plan = {
         "request": asked,
@@ -86,9 +70,7 @@ def read(file: Any, net: Any, shapes: Any, input_shapes: Mapping[str, Any]) -> d
     elif shapes is not None or input_shapes:
         raise MemongerError("load_plan: shapes are checked with the network; give it as well")
     here = settings()
-    others = sorted(
-        k for k in {**here, **whole["settings"]} if here.get(k) != whole["settings"].get(k)
-    )
+    others = sorted({name for name, _ in set(here.items()) ^ set(whole["settings"].items())})
     if others:
         log.warning(
             "the plan of %r was made with other settings of %s: here it may take other memory",
@@ -114,8 +96,8 @@ def _whole(file: Any) -> dict[str, Any]:
         raise MemongerError(f"{file!r} is no plan that plan.save() has written")
     if found[KIND] != FORMAT:
         raise MemongerError(
-            "the plan %r is of another version of memonger (format %r, not %d); write it anew with "
-            "plan.save()" % (file, found[KIND], FORMAT)
+            f"the plan {file!r} is of another version of memonger (format {found[KIND]!r}, not "
+            f"{FORMAT}); write it anew with plan.save()"
         )
     plan: Any = found.get("plan")
     if found.get("sha256") != _checksum(json.dumps(plan, sort_keys=True)):
@@ -140,19 +122,18 @@ def _compare(
         for k, (one, other) in enumerate(zip(ours, theirs)):
             if one != other:
                 raise MemongerError(named + f"node {k} is {one} here, and {other} there")
-        counts = f"it has {len(ours)} nodes here, and {len(theirs)} there, or other outputs"
-        raise MemongerError(named + counts)
-    given: dict[str, Mapping[str, Any]] = {"shape": spec.shapes, "type": spec.types}
-    known: dict[str, Mapping[str, Any]] = {
-        "shape": request.spec.shapes,
-        "type": request.spec.types,
-    }
-    for what in given:
-        for name, value in given[what].items():
-            if known[what].get(name, value) != value:
+        raise MemongerError(
+            f"{named}it has {len(ours)} nodes here, and {len(theirs)} there, or other outputs"
+        )
+    for what, given, known in (
+        ("shape", spec.shapes, request.spec.shapes),
+        ("type", spec.types, request.spec.types),
+    ):
+        for name, value in given.items():
+            if known.get(name, value) != value:
                 raise MemongerError(
                     f"the plan {file!r} is for another {what} of input {name!r}: it is {value} "
-                    f"here, and {known[what][name]} there; plan for this one"
+                    f"here, and {known[name]} there; plan for this one"
                 )
 
 

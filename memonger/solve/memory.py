@@ -1,0 +1,264 @@
+"""What a training step takes, and what runs in it: read off its replay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from dataclasses import replace as changed
+from functools import cached_property
+from typing import Any, Mapping
+
+import numpy as np
+
+from memonger.costs.allocator import Replay, Timeline, replay
+from memonger.costs.bind import bind, has_mkldnn, planned_mb
+from memonger.costs.device import device_bytes
+from memonger.costs.fusion import replay_fused
+from memonger.costs.held import NOTHING, Held, with_copies
+from memonger.costs.time.flops import forward_flops
+from memonger.graph import marks
+from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
+from memonger.graph.forward import Entry, ForwardGraph
+from memonger.graph.inputs import InputSpec
+from memonger.graph.operators.recompute import GPU_FUSION, targets_of
+from memonger.graph.operators.tensors import Tensor
+from memonger.graph.read import forward_graph
+from memonger.graph.training import TrainingGraph, training_graph
+from memonger.schedules.execution.symbol import ScheduledSymbol
+from memonger.schedules.expand import parts, unroll
+from memonger.schedules.nodes import ITSELF, MASKED
+from memonger.schedules.schedule import adapt, workload
+from memonger.schedules.training_step import TrainingStep
+from memonger.support.errors import MB
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What a network takes in training, with its marks or its schedule.
+
+    Attributes
+    ----------
+    replay : Replay
+        Operator by operator.
+    bound : int
+        MXNet's own total, in whole MB rounded down; that of the replay where nothing was bound.
+    inexact : tuple of str
+        Why the replay may be wrong.
+    gradients : tuple of Tensor
+        Those that are written to arrays of their own.
+    pooled : frozenset of (row, output)
+        Those that the pool holds, to the end.
+    held : Held
+        By operators, beside the pool.
+    fused : Replay, optional
+        The same step as pointwise fusion leaves it, where that is on.
+    """
+
+    replay: Replay
+    bound: int
+    inexact: tuple[str, ...]
+    gradients: tuple[Tensor, ...]
+    pooled: frozenset[Entry] = frozenset()
+    held: Held = NOTHING
+    fused: Replay | None = None
+
+    @property
+    def graph(self) -> ForwardGraph:
+        return self.replay.training.graph
+
+    @property
+    def planned(self) -> Replay:
+        """What MXNet plans the memory of."""
+        return self.fused or self.replay
+
+    @property
+    def exact(self) -> bool:
+        return not self.inexact and self.planned.pool_bytes // MB == self.bound
+
+    @property
+    def counted_bytes(self) -> int:
+        """The pool as MXNet counts it: 4 bytes to an element, with the gradients in it."""
+        return self.planned.pool_bytes if self.exact else self.bound * MB
+
+    @cached_property
+    def gradient_bytes(self) -> int:
+        """Of the gradients in the pool, with the real size of elements."""
+        tables = self.replay.training.tables
+        held = [tables.output_start[row] + k for row, k in self.pooled]
+        return int((tables.elements * tables.itemsize)[held].sum())
+
+    @cached_property
+    def pool_bytes(self) -> int:
+        """With the real size of elements; where the replay is not exact, in its proportion."""
+        real = self.planned.allocated_bytes
+        if not self.exact:
+            real = round(self.counted_bytes * real / max(1, self.planned.pool_bytes))
+        return real - self.gradient_bytes
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """The most that is alive at once of ``pool_bytes``."""
+        return int(self.planned.timeline().live_bytes(without=self.pooled).max(initial=0))
+
+    @cached_property
+    def device_bytes(self) -> int:
+        """Of the device, with all that it is bound to and what operators hold."""
+        pool = self.pool_bytes + self.gradient_bytes
+        return device_bytes(self.planned, self.gradients, self.taken, pool)
+
+    @cached_property
+    def taken(self) -> Held:
+        """By operators, with the copies that they make for MKLDNN."""
+        return with_copies(self.held, self.replay)
+
+    def holds_more_than(self, unplanned: Memory) -> bool:
+        """Whether it takes more of a CPU, for what operators hold in their own layout."""
+        return self.held.in_blocks and self.device_bytes > unplanned.device_bytes
+
+    def saved(self, unplanned: Memory) -> int:
+        """Bytes less than without a plan; whole MB unless both are exact."""
+        if self.exact and unplanned.exact:
+            return unplanned.pool_bytes - self.pool_bytes
+        return (unplanned.bound - self.bound) * MB + self.gradient_bytes
+
+    # What runs and what is alive when, as if pointwise fusion were off.
+
+    @property
+    def training(self) -> TrainingGraph:
+        """The training graph without a schedule."""
+        found: Any = self.replay.training
+        return found.training if isinstance(found, TrainingStep) else found
+
+    @cached_property
+    def operators(self) -> np.ndarray:
+        """For each row (int) the operator that it is, is a copy of, or whose gradient it is.
+
+        A forward node; -1 for sums of gradients and the like.
+        """
+        training, step = self.training, self.replay.training
+        nodes = np.arange(len(training.graph.nodes))
+        rows = np.concatenate([nodes, nodes, training.owners])
+        if not isinstance(step, TrainingStep):
+            return rows
+        own = (step.rows.what == ITSELF) | (step.rows.what == MASKED)
+        return np.where(own, rows[np.where(own, step.rows.source, 0)], -1)
+
+    def run(self, phase: int) -> np.ndarray:
+        """The places in the order at which operators run in a phase, such as RECOMPUTED."""
+        order = self.replay.order
+        phases = self.replay.training.phases[order]
+        return np.flatnonzero((phases == phase) & (self.operators[order] >= 0))
+
+    @cached_property
+    def recomputed(self) -> np.ndarray:
+        """The operators (int) that are recomputed, as often as they are and in that order."""
+        return self.operators[self.replay.order[self.run(RECOMPUTED)]]
+
+    @property
+    def recomputed_flops(self) -> float:
+        """The work of these, as a share of that of the forward pass."""
+        each = forward_flops(self.graph)
+        forward = each[self.operators[self.replay.order[self.run(FORWARD)]]].sum()
+        return float(each[self.recomputed].sum() / forward) if forward else 0.0
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        return self.replay.timeline()
+
+    @cached_property
+    def live(self) -> np.ndarray:
+        """Bytes (int) alive while each row runs, by its place in the order, without ``pooled``."""
+        return self.timeline.live_bytes(without=self.pooled)
+
+    @property
+    def peak(self) -> int:
+        """The place in the order at which the most is alive."""
+        return int(np.argmax(self.live))
+
+    @property
+    def alive(self) -> np.ndarray:
+        """The tensors of the timeline that are alive there."""
+        line, peak = self.timeline, self.peak
+        return np.flatnonzero((line.start <= peak) & (line.stop >= peak))
+
+    @property
+    def running(self) -> str:
+        """What runs there, in words."""
+        row = int(self.replay.order[self.peak])
+        training, x = self.replay.training, int(self.operators[row])
+        if x < 0:
+            return f"{training.names[row]!r} ({training.ops[row]})"
+        text = f"{self.graph.nodes[x].name!r} ({self.graph.nodes[x].op})"
+        phase = int(training.phases[row])
+        if phase == RECOMPUTED:
+            return text + ", recomputed"
+        return "the gradient of " + text if phase == BACKWARD else text
+
+
+def of_marks(
+    training: TrainingGraph,
+    mask: np.ndarray,
+    bound: int | None = None,
+    held: Held = NOTHING,
+    fuses: bool = False,
+) -> Memory:
+    """Replay a network with these operators marked.
+
+    ``bound`` is MXNet's own total in MB if it is known; ``fuses`` says whether the network is
+    trained with pointwise fusion.
+    """
+    gradients = tuple(training.graph.tensors[a][0] for a in training.wanted)
+    found, fused = replay(training, mask), replay_fused(training, mask) if fuses else None
+    if bound is None:
+        bound = (fused or found).pool_bytes // MB
+    return Memory(found, bound, training.inexact, gradients, held=held, fused=fused)
+
+
+def of_step(
+    step: TrainingStep,
+    grad_req: Mapping[str, str],
+    bound: int | None = None,
+    held: Held = NOTHING,
+) -> Memory:
+    """Replay a training step of a schedule; ``bound`` as in `of_marks`.
+
+    Gradients that are to be written stay in the pool, but for one that is an output of the network
+    too, or the gradient of an argument before; those that are to be added have arrays of their own.
+    """
+    training, heads = step.training, step.heads
+    pooled: set[Entry] = set()
+    beside: list[Tensor] = []
+    for a, place in zip(training.wanted, step.gradients):
+        entry = None if place is None or place < len(training.graph.heads) else heads[place]
+        write = grad_req[training.graph.nodes[a].name] == "write"
+        if write and entry is not None and entry not in pooled:
+            pooled.add(entry)
+        elif a not in step.totals:  # those are among the variables
+            beside.append(training.graph.tensors[a][0])
+    found = step.replay()
+    bound = found.pool_bytes // MB if bound is None else bound
+    return Memory(found, bound, step.inexact, tuple(beside), frozenset(pooled), held)
+
+
+def predict(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: Any) -> Memory:
+    """Replay a symbol, with the marks or the schedule that it carries."""
+    graph = forward_graph(symbol, spec)
+    training = training_graph(graph, wanted(graph, grad_req))
+    schedule = symbol.schedule if isinstance(symbol, ScheduledSymbol) else None
+    if schedule is None:
+        fuses = GPU_FUSION in targets_of(device.device_type)
+        return of_marks(training, marks.recomputed(graph), fuses=fuses)
+    work = workload(training)
+    added = [a for a in training.wanted if grad_req[graph.nodes[a].name] == "add"]
+    return of_step(unroll(parts(work), adapt(work, schedule), has_mkldnn(device), added), grad_req)
+
+
+def measure(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: Any) -> Memory:
+    """Replay a symbol as `predict` does, and bind it."""
+    found = predict(symbol, spec, grad_req, device)
+    executor = bind(symbol, found.graph, device, found.training.wanted, grad_req)
+    return changed(found, bound=planned_mb(executor))
+
+
+def wanted(graph: ForwardGraph, grad_req: Mapping[str, str]) -> tuple[int, ...]:
+    """The arguments (nodes) whose gradient is asked for."""
+    return tuple(a for a in graph.arguments if grad_req[graph.nodes[a].name] != "null")
