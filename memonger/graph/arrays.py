@@ -7,10 +7,12 @@ is read if there are no copies.
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, NamedTuple, Sequence, Tuple
+from types import SimpleNamespace
+from typing import Any, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
+from memonger.graph.operators.inplace import ignored_inputs, inplace_options
 from memonger.graph.operators.tensors import Tensor
 from memonger.support.compiled import compiled
 
@@ -25,30 +27,48 @@ Read = Tuple[int, int, int]
 
 
 class RowKind(NamedTuple):
-    """What rows have in common that run the same operator on tensors of the same shapes.
+    """What rows have in common that run the same operator on tensors of the same shapes."""
 
-    Attributes
+    op: str  # 'null' for a variable
+    attrs: Mapping[str, str]  # its parameters
+    inputs: int  # how many it reads
+    ignored: tuple[int, ...]  # those of them that are read for their shape alone
+    options: tuple[tuple[int, int, bool], ...]  # in-place: input, output, identity
+    tensors: Sequence[Tensor]  # its outputs
+
+
+class Kinds:
+    """Numbers the kinds of rows; a new kind is appended to ``all``.
+
+    Parameters
     ----------
-    op : str
-        'null' for a variable.
-    attrs : dict of str
-        Its parameters.
-    inputs : int
-        How many it reads.
-    ignored : tuple of int
-        Those of them that are read for their shape alone.
-    options : tuple of (input, output, identity)
-        Its in-place options.
-    tensors : sequence of Tensor
-        Its outputs.
+    known : list of RowKind
+        Those that have a number already, each once.
     """
 
-    op: str
-    attrs: Mapping[str, str]
-    inputs: int
-    ignored: tuple[int, ...]
-    options: tuple[tuple[int, int, bool], ...]
-    tensors: Sequence[Tensor]
+    def __init__(self, known: list[RowKind]) -> None:
+        self.all = known
+        self.inexact: set[str] = set()
+        self._numbers = {
+            (kind.op, tuple(kind.attrs.items()), kind.inputs, tuple(kind.tensors)): k
+            for k, kind in enumerate(known)
+        }
+
+    def __call__(
+        self, op: str, attrs: Mapping[str, str], inputs: int, tensors: Sequence[Tensor]
+    ) -> int:
+        key = (op, tuple(attrs.items()), inputs, tuple(tensors))
+        if key not in self._numbers:
+            options = () if op == "null" else inplace_options(op, attrs, inputs)
+            if options is None:
+                self.inexact.add(f"the in-place options of {op} are not listed")
+                options = ()
+            fitting = tuple(o for o in options if o[0] < inputs and o[1] < len(tensors))
+            if any(k > 62 for k, _, _ in fitting):  # the compiled loop keeps a bit for each
+                self.inexact.add(f"{op} has more than 63 inputs that it may overwrite")
+            self._numbers[key] = len(self.all)
+            self.all.append(RowKind(op, attrs, inputs, ignored_inputs(op), fitting, tensors))
+        return self._numbers[key]
 
 
 class Tables(NamedTuple):
@@ -108,8 +128,8 @@ def build(
     inputs: np.ndarray,
     deps: np.ndarray,
     gradients: Sequence[int] | np.ndarray,
-    reads: Sequence[Read],
-    waits: Sequence[tuple[int, int, int]],
+    reads: Sequence[Read] | np.ndarray,
+    waits: Sequence[tuple[int, int, int]] | np.ndarray,
     kinds: Sequence[RowKind],
     heads: Sequence[Read],
     outputs: int,
@@ -134,130 +154,113 @@ def build(
     outputs : int
         How many of them are outputs.
     """
-    n = len(forward)
     kind = np.concatenate([forward, forward, gradients]).astype(np.int64)
-    rows = len(kind)
-    variable = np.array([k.op == "null" for k in kinds], dtype=np.bool_)[kind]
+    t = SimpleNamespace(forward=len(forward), outputs=outputs)
+    t.variable = np.array([k.op == "null" for k in kinds], dtype=np.bool_)[kind]
+    t.output_start, t.elements = each_row(kind, [[o.elements for o in k.tensors] for k in kinds])
+    types = [[np.dtype(o.dtype) for o in k.tensors] for k in kinds]
+    t.itemsize = each_row(kind, [[dtype.itemsize for dtype in own] for own in types])[1]
+    t.made = largest_first(t.output_start, t.elements)
+    of_operators = ~np.repeat(t.variable, np.diff(t.output_start))
+    t.sizes, place = np.unique(4 * t.elements[of_operators], return_inverse=True)
+    t.rank = np.zeros(len(t.elements), dtype=np.int64)
+    t.rank[of_operators] = place
+    _add_reads(t, kind, kinds, inputs, _columns(reads), _columns(heads))
+    _add_inplace(t, kind, kinds, each_row(kind, [[d.num for d in own] for own in types])[1])
+    _add_order(t, deps, _columns(waits))
+    _add_recomputed(t)
+    wide = ("elements", "itemsize", "sizes", "forward", "outputs")
+    arrays: dict[str, Any] = {name: getattr(t, name) for name in Tables._fields}
+    for name, array in arrays.items():
+        if name not in wide and array.dtype == np.int64:
+            arrays[name] = array.astype(np.int32)
+    return Tables(**arrays)
 
-    def each(values: Iterable[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-        return each_row(kind, list(values))
 
-    read_start, ignored = each([int(i in k.ignored) for i in range(k.inputs)] for k in kinds)
-    output_start, elements = each([t.elements for t in k.tensors] for k in kinds)
-    _, itemsize = each([np.dtype(t.dtype).itemsize for t in k.tensors] for k in kinds)
-    _, dtype = each([np.dtype(t.dtype).num for t in k.tensors] for k in kinds)
-    inplace_start, option_input = each([o[0] for o in k.options] for k in kinds)
-    _, option_output = each([o[1] for o in k.options] for k in kinds)
-    _, identity = each([int(o[2]) for o in k.options] for k in kinds)
+def _add_reads(
+    t: Any,
+    kind: np.ndarray,
+    kinds: Sequence[RowKind],
+    inputs: np.ndarray,
+    later: np.ndarray,
+    heads: np.ndarray,
+) -> None:
+    """What the rows read, and which of it holds memory; the outputs of the symbol."""
+    ignored = [[i in k.ignored for i in range(k.inputs)] for k in kinds]
+    t.read_start, found = each_row(kind, ignored)
+    t.read_ignored = found.astype(np.bool_)
+    copied = np.repeat(np.arange(t.forward), np.diff(t.read_start[: t.forward + 1]))
+    t.read_row = np.concatenate([inputs[:, 0], inputs[:, 0], later[0]])
+    t.read_output = np.concatenate([inputs[:, 1], inputs[:, 1], later[1]])
+    t.read_owner = np.concatenate([np.full(len(inputs), KEPT), copied, later[2]])
+    t.read_entry = t.output_start[t.read_row] + t.read_output
+    t.reader = np.repeat(np.arange(len(kind)), np.diff(t.read_start))
+    t.used = ~t.read_ignored & ~t.variable[t.read_row]
+    t.use_start = starts(np.bincount(t.reader[t.used], minlength=len(kind)))
+    t.use_entry, t.use_row = t.read_entry[t.used], t.read_row[t.used]
+    t.use_owner = t.read_owner[t.used]
+    t.head_row, head_output, t.head_owner = heads
+    t.head_entry = t.output_start[t.head_row] + head_output
 
-    own = np.full(len(inputs), KEPT)
-    copied = np.repeat(np.arange(n), np.diff(read_start[: n + 1]))
-    later = _columns(reads, 3)
-    read_row = np.concatenate([inputs[:, 0], inputs[:, 0], later[0]])
-    read_output = np.concatenate([inputs[:, 1], inputs[:, 1], later[1]])
-    read_owner = np.concatenate([own, copied, later[2]])
-    read_ignored = ignored.astype(np.bool_)
-    read_entry = output_start[read_row] + read_output
-    reader = np.repeat(np.arange(rows), np.diff(read_start))
 
-    used = ~read_ignored & ~variable[read_row]
-    use_start = starts(np.bincount(reader[used], minlength=rows))
-
-    # In-place options, those that can apply.
-    row = np.repeat(np.arange(rows), np.diff(inplace_start))
-    j = read_start[row] + option_input
-    into, out = read_entry[j], output_start[row] + option_output
-    same = identity.astype(np.bool_) & (dtype[into] == dtype[out])
-    counts = np.bincount(reader[~read_ignored], minlength=rows)
+def _add_inplace(t: Any, kind: np.ndarray, kinds: Sequence[RowKind], dtype: np.ndarray) -> None:
+    """The in-place options that can apply to any plan."""
+    start, option = each_row(kind, [[n for o in k.options for n in o] for k in kinds])
+    option_input, option_output, identity = option.reshape(-1, 3).T
+    row = np.repeat(np.arange(len(kind)), np.diff(start) // 3)
+    j = t.read_start[row] + option_input
+    into, out = t.read_entry[j], t.output_start[row] + option_output
+    same = (identity > 0) & (dtype[into] == dtype[out])
+    counts = np.bincount(t.reader[~t.read_ignored], minlength=len(kind))
     fits = (
-        (elements[into] == elements[out])
-        & (itemsize[into] == itemsize[out])
-        & ~variable[read_row[j]]
+        (t.elements[into] == t.elements[out])
+        & (t.itemsize[into] == t.itemsize[out])
+        & ~t.variable[t.read_row[j]]
         & (same | (counts[row] > 0))  # not if all inputs are ignored
     )
-    row, j = row[fits], j[fits]
-    head_row, head_output, head_owner = _columns(heads, 3)
-    head_entry = output_start[head_row] + head_output
+    t.inplace_start = starts(np.bincount(row[fits], minlength=len(kind)))
+    t.inplace_input, t.inplace_entry, t.inplace_output = option_input[fits], into[fits], out[fits]
+    t.inplace_row, t.inplace_owner = t.read_row[j][fits], t.read_owner[j][fits]
+    t.inplace_identity = same[fits]
 
-    # The order, as far as it is the same for every plan.
-    wait_row, wait_for, wait_owner = _columns(waits, 3)
-    before_of = np.concatenate([reader, deps[:, 0], wait_row])
+
+def _add_order(t: Any, deps: np.ndarray, waits: np.ndarray) -> None:
+    """The order in which the rows run, as far as it is the same for every plan."""
+    n, rows = t.forward, len(t.variable)
+    before_of = np.concatenate([t.reader, deps[:, 0], waits[0]])
     by_row = np.argsort(before_of, kind="stable")  # inputs before control dependencies
     before_of = before_of[by_row]
-    before = np.concatenate([read_row, deps[:, 1], wait_for])[by_row]
-    before_owner = np.concatenate([read_owner, np.full(len(deps), KEPT), wait_owner])[by_row]
-    next_start = starts(np.bincount(before_of, minlength=rows))
-    first, _ = walk(0, next_start, before, before_owner, head_row[:outputs], head_owner)
-    walk_row, walk_owner = walk(
-        n, next_start, before, before_owner, head_row[outputs:], head_owner[outputs:]
-    )
-    telling = (walk_row >= n) | ((walk_owner != KEPT) & ~variable[walk_row])
+    before = np.concatenate([t.read_row, deps[:, 1], waits[1]])[by_row]
+    owner = np.concatenate([t.read_owner, np.full(len(deps), KEPT), waits[2]])[by_row]
+    start = starts(np.bincount(before_of, minlength=rows))
+    t.first, _ = walk(0, start, before, owner, t.head_row[: t.outputs], t.head_owner)
+    gradients = t.head_row[t.outputs :], t.head_owner[t.outputs :]
+    walk_row, walk_owner = walk(n, start, before, owner, *gradients)
+    telling = (walk_row >= n) | ((walk_owner != KEPT) & ~t.variable[walk_row])
     walk_row, walk_owner = walk_row[telling], walk_owner[telling]
     _, once = np.unique(walk_row * (n + 1) + walk_owner + 1, return_index=True)
     once.sort()
-    walk_row, walk_owner = walk_row[once], walk_owner[once]
-    inner = (before_of < n) & ~variable[before]
+    t.walk_row, t.walk_owner = walk_row[once], walk_owner[once]
+    inner = (before_of < n) & ~t.variable[before]
+    t.before_start = starts(np.bincount(before_of[inner], minlength=n))
+    t.before_row = before[inner]
 
-    runs = np.zeros(rows, dtype=np.bool_)
-    runs[first] = True
-    runs[walk_row[walk_row >= n]] = True
-    base = np.bincount(read_entry[used & runs[reader]], minlength=len(elements))
-    np.add.at(base, head_entry, 1)
 
-    swaps = used & runs[reader] & (reader >= 2 * n) & (read_owner != KEPT) & (read_row < n)
-    head_swaps = (head_owner != KEPT) & (head_row < n) & ~variable[head_row]
-    again_owner = np.concatenate([read_owner[swaps], head_owner[head_swaps]])
-    again_row = np.concatenate([read_row[swaps], head_row[head_swaps]])
-    again_entry = np.concatenate([read_entry[swaps], head_entry[head_swaps]])
-    by_owner = np.argsort(again_owner, kind="stable")
-
-    of_operators = ~np.repeat(variable, np.diff(output_start))
-    sizes, place = np.unique(4 * elements[of_operators], return_inverse=True)
-    rank = np.zeros(len(elements), dtype=np.int64)
-    rank[of_operators] = place
-
-    def small(array: np.ndarray) -> np.ndarray:
-        return array.astype(np.int32)
-
-    return Tables(
-        forward=n,
-        variable=variable,
-        read_start=small(read_start),
-        read_row=small(read_row),
-        read_output=small(read_output),
-        read_owner=small(read_owner),
-        read_ignored=read_ignored,
-        use_start=small(use_start),
-        use_entry=small(read_entry[used]),
-        use_row=small(read_row[used]),
-        use_owner=small(read_owner[used]),
-        output_start=small(output_start),
-        elements=elements,
-        itemsize=itemsize,
-        rank=small(rank),
-        sizes=sizes.astype(np.int64),
-        made=small(largest_first(output_start, elements)),
-        inplace_start=small(starts(np.bincount(row, minlength=rows))),
-        inplace_input=small(option_input[fits]),
-        inplace_entry=small(into[fits]),
-        inplace_row=small(read_row[j]),
-        inplace_owner=small(read_owner[j]),
-        inplace_output=small(out[fits]),
-        inplace_identity=same[fits],
-        head_row=small(head_row),
-        head_entry=small(head_entry),
-        head_owner=small(head_owner),
-        outputs=outputs,
-        first=small(first),
-        walk_row=small(walk_row),
-        walk_owner=small(walk_owner),
-        before_start=small(starts(np.bincount(before_of[inner], minlength=n))),
-        before_row=small(before[inner]),
-        reads=small(base),
-        again_start=small(starts(np.bincount(again_owner, minlength=n))),
-        again_entry=small(again_entry[by_owner]),
-        again_row=small(again_row[by_owner]),
-    )
+def _add_recomputed(t: Any) -> None:
+    """How often everything is read if nothing is recomputed, and what is read of copies then."""
+    n = t.forward
+    runs = np.zeros(len(t.variable), dtype=np.bool_)
+    runs[t.first] = runs[t.walk_row[t.walk_row >= n]] = True
+    read = t.used & runs[t.reader]
+    t.reads = np.bincount(t.read_entry[read], minlength=len(t.elements))
+    np.add.at(t.reads, t.head_entry, 1)
+    swaps = read & (t.reader >= 2 * n) & (t.read_owner != KEPT) & (t.read_row < n)
+    heads = (t.head_owner != KEPT) & (t.head_row < n) & ~t.variable[t.head_row]
+    owner = np.concatenate([t.read_owner[swaps], t.head_owner[heads]])
+    by_owner = np.argsort(owner, kind="stable")
+    t.again_start = starts(np.bincount(owner, minlength=n))
+    t.again_row = np.concatenate([t.read_row[swaps], t.head_row[heads]])[by_owner]
+    t.again_entry = np.concatenate([t.read_entry[swaps], t.head_entry[heads]])[by_owner]
 
 
 def depth_first(
@@ -287,8 +290,8 @@ def ragged(lists: Sequence[Sequence[Any]]) -> tuple[np.ndarray, np.ndarray]:
     return starts([len(one) for one in lists]), np.array(items, dtype=np.int64)
 
 
-def _columns(items: Sequence[tuple[int, ...]], width: int) -> np.ndarray:
-    return np.array(items, dtype=np.int64).reshape(len(items), width).T
+def _columns(items: Sequence[tuple[int, int, int]] | np.ndarray) -> np.ndarray:
+    return np.array(items, dtype=np.int64).reshape(len(items), 3).T
 
 
 def gathered(start: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -298,7 +301,7 @@ def gathered(start: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return np.arange(len(row)) + (start[which] - starts(length)[:-1])[row], row
 
 
-def each_row(kind: np.ndarray, values: list[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+def each_row(kind: np.ndarray, values: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     """For each row in turn the values of its kind: where they start, and all of them."""
     own, flat = ragged(values)
     return starts(np.diff(own)[kind]), flat[gathered(own, kind)[0]]

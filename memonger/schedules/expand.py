@@ -16,11 +16,11 @@ import numpy as np
 
 from memonger.costs.allocator import replay
 from memonger.costs.layouts import AXES, MAKE
-from memonger.graph.arrays import Tables, ragged
+from memonger.graph.arrays import Kinds, Tables, ragged
 from memonger.graph.forward import FLOAT, Entry, no_collection
 from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.tensors import Tensor
-from memonger.graph.training import Kinds, TrainingGraph
+from memonger.graph.training import TrainingGraph
 from memonger.schedules.inserts import insert, with_totals
 from memonger.schedules.layouts import Expected
 from memonger.schedules.nodes import Template, patterns, rows_of
