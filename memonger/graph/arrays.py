@@ -11,6 +11,7 @@ from typing import Any, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
+from memonger.graph.operators.inplace import ignored_inputs, inplace_options
 from memonger.graph.operators.tensors import Tensor
 from memonger.support.compiled import compiled
 
@@ -49,6 +50,40 @@ class RowKind(NamedTuple):
     ignored: tuple[int, ...]
     options: tuple[tuple[int, int, bool], ...]
     tensors: Sequence[Tensor]
+
+
+class Kinds:
+    """Numbers the kinds of rows; a new kind is appended to ``all``.
+
+    Parameters
+    ----------
+    known : list of RowKind
+        Those that have a number already, each once.
+    """
+
+    def __init__(self, known: list[RowKind]) -> None:
+        self.all = known
+        self.inexact: set[str] = set()
+        self._numbers = {
+            (kind.op, tuple(kind.attrs.items()), kind.inputs, tuple(kind.tensors)): k
+            for k, kind in enumerate(known)
+        }
+
+    def __call__(
+        self, op: str, attrs: Mapping[str, str], inputs: int, tensors: Sequence[Tensor]
+    ) -> int:
+        key = (op, tuple(attrs.items()), inputs, tuple(tensors))
+        if key not in self._numbers:
+            options = () if op == "null" else inplace_options(op, attrs, inputs)
+            if options is None:
+                self.inexact.add(f"the in-place options of {op} are not listed")
+                options = ()
+            fitting = tuple(o for o in options if o[0] < inputs and o[1] < len(tensors))
+            if any(k > 62 for k, _, _ in fitting):  # the compiled loop keeps a bit for each
+                self.inexact.add(f"{op} has more than 63 inputs that it may overwrite")
+            self._numbers[key] = len(self.all)
+            self.all.append(RowKind(op, attrs, inputs, ignored_inputs(op), fitting, tensors))
+        return self._numbers[key]
 
 
 class Tables(NamedTuple):

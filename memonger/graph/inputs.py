@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import numbers
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Container, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -37,36 +37,32 @@ class InputSpec(NamedTuple):
 
 def check_symbol(symbol: Any) -> Any:
     """Return ``symbol`` if it is a Symbol with at least one output; say what to do otherwise."""
+    kind = type(symbol).__name__
+    said = ""
     if isinstance(symbol, mx.gluon.Block):
-        raise MemongerError(
-            f"{type(symbol).__name__} is a Gluon block, not a Symbol; call it on a variable to get "
-            "its symbol: net(mx.sym.var('data'))"
+        said = (
+            f"{kind} is a Gluon block, not a Symbol; call it on a variable to get its symbol: "
+            "net(mx.sym.var('data'))"
         )
-    if isinstance(symbol, mx.mod.BaseModule):
-        raise MemongerError(
-            f"{type(symbol).__name__} is a Module, not a Symbol; plan its symbol before the "
-            "Module is made"
+    elif isinstance(symbol, mx.mod.BaseModule):
+        said = f"{kind} is a Module, not a Symbol; plan its symbol before the Module is made"
+    elif isinstance(symbol, (list, tuple)) and symbol:
+        said = (
+            f"a {kind} of {len(symbol)} symbols was given; make one Symbol of them with "
+            "mx.sym.Group"
         )
-    if isinstance(symbol, (list, tuple)):
-        raise MemongerError(
-            f"a {type(symbol).__name__} of {len(symbol)} symbols was given; make one Symbol of "
-            "them with mx.sym.Group"
-            if symbol
-            else (
-                f"there is nothing to plan: an empty {type(symbol).__name__} was given, not a "
-                "Symbol"
-            )
-        )
-    if not isinstance(symbol, mx.sym.Symbol):
-        raise MemongerError(
-            f"the network must be an mx.sym.Symbol, not {type(symbol).__name__} {symbol!r}"
-        )
+    elif isinstance(symbol, (list, tuple)):
+        said = f"there is nothing to plan: an empty {kind} was given, not a Symbol"
+    elif not isinstance(symbol, mx.sym.Symbol):
+        said = f"the network must be an mx.sym.Symbol, not {kind} {symbol!r}"
+    if said:
+        raise MemongerError(said)
     check_links(symbol)  # or MXNet may end the process at the next line
     if len(symbol.list_outputs()) == 0:
         raise MemongerError("the Symbol is a Group of nothing: it has no outputs to train")
     names = symbol.list_inputs()
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
         raise MemongerError(
             f"two inputs have the same name, {twice!r}, so MXNet cannot tell them apart; name the "
             "operators that make them differently, or share one mx.sym.Variable"
@@ -79,7 +75,7 @@ def check_count(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise MemongerError(f"{name} must be an integer, not {value!r}")
     if value < least:
-        raise MemongerError("%s must be at least %d, not %d" % (name, least, value))
+        raise MemongerError(f"{name} must be at least {least}, not {value}")
     return int(value)
 
 
@@ -96,8 +92,8 @@ def check_device(ctx: Any) -> Any:
             count = 0
         if ctx.device_id >= count:
             raise MemongerError(
-                "%s is not there: MXNet sees %d GPUs; leave ctx out to plan on the CPU, "
-                "the plan holds for the GPU too" % (ctx, count)
+                f"{ctx} is not there: MXNet sees {count} GPUs; leave ctx out to plan on the CPU, "
+                "the plan holds for the GPU too"
             )
     return ctx
 
@@ -136,16 +132,17 @@ def read_shapes(
     found: dict[str, Shape] = {}
     types: dict[str, str] = {}
     axes: dict[str, int] = {}
+    unknown = " was given for {!r}, which is no input of the network"
     given: list[tuple[str, Any]] = read_pairs(shapes, types, axes) + list(keywords.items())
     for name, shape in given:
-        _check_name(name, known, "a shape was given for %r, which is no input of the network")
+        _check_name(name, known, "a shape" + unknown)
         checked = _check_shape(name, shape)
         if found.setdefault(name, checked) != checked:
             raise MemongerError(f"input {name!r} was given two shapes, {found[name]} and {checked}")
     if type_dict is not None and not isinstance(type_dict, Mapping):
         raise MemongerError(f"type_dict must be a dict of input names and types, not {type_dict!r}")
     for name, kind in (type_dict or {}).items():
-        _check_name(name, known, "a type was given for %r, which is no input of the network")
+        _check_name(name, known, "a type" + unknown)
         types[name] = _type(name, kind)
     devices = check_count("devices", devices, 1)
     return InputSpec(_largest_share(found, axes, devices) if devices > 1 else found, types)
@@ -155,35 +152,24 @@ def without_old_types(symbol: Any, spec: InputSpec) -> Any:
     """Return the symbol without types of its variables that contradict those that are given.
 
     The variables of a Gluon block that was cast keep the ``__dtype__`` of before. MXNet's inference
-    (infer_graph_attr_pass.cc) takes it for given, and fails.
-
-    Parameters
-    ----------
-    symbol : mx.sym.Symbol
-    spec : InputSpec
-        The types that are given; they win, and what follows from them.
-
-    Returns
-    -------
-    mx.sym.Symbol
-        The symbol itself where nothing contradicts, or where this does not help.
+    (infer_graph_attr_pass.cc) takes it for given, and fails. The types of ``spec`` win, and what
+    follows from them. The symbol itself comes back where nothing contradicts, or where this does
+    not help.
     """
     if not spec.types or _types_of(symbol, spec) is not None:
         return symbol
-    bare, graph = read(symbol), read(symbol)
-    for node in _variables(bare):
-        node.get("attrs", {}).pop(TYPE, None)
-    types = _types_of(mx.sym.load_json(as_json(bare)), spec)
+
+    def without(names: Container[str]) -> Any:
+        graph = read(symbol)
+        for node in graph["nodes"]:
+            if node["op"] == "null" and node["name"] in names:
+                node.get("attrs", {}).pop(TYPE, None)
+        return mx.sym.load_json(as_json(graph))
+
+    types = _types_of(without(symbol.list_inputs()), spec)
     if types is None:
         return symbol
-    for node in _variables(graph):
-        if types[node["name"]] is not None:
-            node.get("attrs", {}).pop(TYPE, None)
-    return mx.sym.load_json(as_json(graph))
-
-
-def _variables(graph: Any) -> list[Any]:
-    return [node for node in graph["nodes"] if node["op"] == "null"]
+    return without([name for name, kind in types.items() if kind is not None])
 
 
 def _types_of(symbol: Any, spec: InputSpec) -> dict[str, Any] | None:
@@ -192,9 +178,8 @@ def _types_of(symbol: Any, spec: InputSpec) -> dict[str, Any] | None:
         arguments, _, auxiliary = symbol.infer_type_partial(**spec.types)
     except mx.MXNetError:
         return None
-    return dict(
-        zip(symbol.list_arguments() + symbol.list_auxiliary_states(), arguments + auxiliary)
-    )
+    names = symbol.list_arguments() + symbol.list_auxiliary_states()
+    return dict(zip(names, arguments + auxiliary))
 
 
 def read_grad_req(arguments: Sequence[str], grad_req: Any) -> dict[str, str]:
@@ -224,7 +209,7 @@ def read_grad_req(arguments: Sequence[str], grad_req: Any) -> dict[str, str]:
         found = dict(zip(arguments, grad_req))
     elif isinstance(grad_req, Mapping):
         for name in grad_req:
-            _check_name(name, arguments, "grad_req names %r, which is no argument of the network")
+            _check_name(name, arguments, "grad_req names {!r}, which is no argument of the network")
         found = {name: grad_req.get(name, "null") for name in arguments}
     else:
         raise MemongerError(
@@ -280,42 +265,39 @@ def _largest_share(
     shapes: Mapping[str, Shape], axes: Mapping[str, int], devices: int
 ) -> dict[str, Shape]:
     """The shapes of the largest share (``DataParallelExecutorGroup.decide_slices``)."""
-    batch: int | None = None
-    for name, shape in shapes.items():
-        axis = axes.get(name, 0)
-        if axis < 0:
-            continue
-        if axis >= len(shape):
-            raise MemongerError("input %r: shape %s has no batch axis %d" % (name, shape, axis))
-        if batch is None:
-            first, batch = name, shape[axis]
-        elif shape[axis] != batch:
-            raise MemongerError(
-                "devices=%d: all inputs must have one batch size to be split, but %r has %d and "
-                "%r %d; give an input that is not split as a DataDesc whose layout has no 'N', and "
-                "the shape of a parameter on its variable"
-                % (devices, first, batch, name, shape[axis])
-            )
-    if batch is None:
+    split = {name: axes.get(name, 0) for name in shapes if axes.get(name, 0) >= 0}
+    for name, axis in split.items():
+        if axis >= len(shapes[name]):
+            raise MemongerError(f"input {name!r}: shape {shapes[name]} has no batch axis {axis}")
+    sizes = {name: shapes[name][axis] for name, axis in split.items()}
+    if not sizes:
         raise MemongerError(
-            "devices=%d: no input was given whose batch could be split; give the shapes of the "
-            "whole batch, such as data=(32, 3, 224, 224)" % devices
+            f"devices={devices}: no input was given whose batch could be split; give the shapes of "
+            "the whole batch, such as data=(32, 3, 224, 224)"
         )
+    first, batch = next(iter(sizes.items()))
+    for name, size in sizes.items():
+        if size != batch:
+            raise MemongerError(
+                f"devices={devices}: all inputs must have one batch size to be split, but "
+                f"{first!r} has {batch} and {name!r} {size}; give an input that is not split as a "
+                "DataDesc whose layout has no 'N', and the shape of a parameter on its variable"
+            )
     if batch < devices:
         raise MemongerError(
-            "a batch of %d cannot be split among devices=%d; every device needs at least one sample"
-            % (batch, devices)
+            f"a batch of {batch} cannot be split among devices={devices}; every device needs at "
+            "least one sample"
         )
     try:
         shares = mx.executor_manager._split_input_slice(batch, [1] * devices)
     except ValueError:
         raise MemongerError(
-            "a batch of %d cannot be split among devices=%d: Module would leave one without a "
-            "sample; make the batch a multiple of %d" % (batch, devices, devices)
+            f"a batch of {batch} cannot be split among devices={devices}: Module would leave one "
+            f"without a sample; make the batch a multiple of {devices}"
         ) from None
     share = max(part.stop - part.start for part in shares)
     return {
-        name: tuple(share if k == axes.get(name, 0) else n for k, n in enumerate(shape))
+        name: tuple(share if k == split.get(name) else n for k, n in enumerate(shape))
         for name, shape in shapes.items()
     }
 
@@ -329,9 +311,8 @@ def did_you_mean(name: Any, known: Sequence[str], otherwise: str) -> str:
 def _check_name(name: Any, known: Sequence[str], complaint: str) -> None:
     if name not in known:
         inputs = [n for n in known if not n.endswith(PARAMETER_ENDINGS)]
-        raise MemongerError(
-            complaint % (name,) + did_you_mean(name, known, f"its inputs are {', '.join(inputs)}")
-        )
+        hint = did_you_mean(name, known, f"its inputs are {', '.join(inputs)}")
+        raise MemongerError(complaint.format(name) + hint)
 
 
 def _type(name: str, kind: Any) -> str:
@@ -355,7 +336,7 @@ def _check_shape(name: str, shape: Any) -> Shape:
             )
         if size < 1:
             raise MemongerError(
-                "input %r: shape %s holds %d; every size, the batch too, must be at least 1"
-                % (name, tuple(shape), size)
+                f"input {name!r}: shape {tuple(shape)} holds {size}; every size, the batch too, "
+                "must be at least 1"
             )
     return check_elements(tuple(int(size) for size in shape))

@@ -8,7 +8,7 @@ set can be told from what the user set, and ``unplan`` gives the original back.
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -27,8 +27,6 @@ INSERTED = '"inserted"'  # the record of a node that was not there at all
 _GONE = -1  # where a node was that had no inputs
 
 # NB: a plain ``tojson()`` would leave out the casts that AMP has put in (``remove_amp_cast``).
-
-_Attrs = Dict[str, str]
 
 
 def stages(graph: ForwardGraph) -> dict[int, str]:
@@ -50,7 +48,7 @@ def recomputed(graph: ForwardGraph) -> np.ndarray:
 def apply(
     symbol: Any, mask: np.ndarray, native: Iterable[int] = (), copies: Iterable[KeptCopy] = ()
 ) -> Any:
-    """A copy of ``symbol`` in which just the operators of ``mask`` are recomputed.
+    """Return a copy of ``symbol`` in which just the operators of ``mask`` are recomputed.
 
     Parameters
     ----------
@@ -62,40 +60,40 @@ def apply(
         Nodes that are to run with MXNet's own kernel instead of cuDNN's.
     copies : iterable of KeptCopy
         Recomputed nodes whose first output is kept all the same, in an identity that is put behind
-        it (``forward.with_copies``). If the node itself were kept, its gradient would read, and so
+        it (``forward.Insertion``). If the node itself were kept, its gradient would read, and so
         hold, the originals of its inputs.
     """
     graph = read(symbol)
     native = set(native)
+    made = Insertion([node["name"] for node in graph["nodes"]], copies)
+    nodes: list[dict[str, Any]] = []
     for i, node in enumerate(graph["nodes"]):
-        if node["op"] == "null" or untouched(node["op"]):
-            continue
-        new = {FORCE: "True" if mask[i] else "False"}
-        if i in native:
-            new["cudnn_off"] = "True"
-        attrs = node.setdefault("attrs", {})
-        before = dict(_record(attrs) or {})  # of ``clear``
-        before.update((key, attrs.get(key)) for key in new if key not in before)
-        attrs[RECORD] = json.dumps(before, sort_keys=True)
-        attrs.update(new)
-    _insert(graph, copies)
-    return mx.sym.load_json(as_json(graph))
+        if node["op"] != "null" and not untouched(node["op"]):
+            new = {FORCE: "True" if mask[i] else "False"}
+            if i in native:
+                new["cudnn_off"] = "True"
+            attrs = node.setdefault("attrs", {})
+            before = dict(_record(attrs) or {})  # of ``clear``
+            before.update((key, attrs.get(key)) for key in new if key not in before)
+            attrs[RECORD] = json.dumps(before, sort_keys=True)
+            attrs.update(new)
+        node["inputs"] = [[*made.entry(a, b), *rest] for a, b, *rest in node["inputs"]]
+        nodes.append(node)
+        for name, put, entries in made.behind(i):
+            attrs = {**put.attrs, FORCE: str(put.recomputed), RECORD: INSERTED}
+            inputs = [[a, b, 0] for a, b in entries]
+            nodes.append({"op": put.op, "name": name, "attrs": attrs, "inputs": inputs})
+    graph["heads"] = [[made.node(a), *rest] for a, *rest in graph["heads"]]
+    return _with_nodes(graph, nodes, made.moved.tolist())
 
 
 def inferable(
     symbol: Any, copies: Sequence[KeptCopy], shapes: Mapping[str, Shape]
 ) -> tuple[KeptCopy, ...]:
-    """The same copies, but none left unfused through which MXNet could not infer the shapes.
+    """Return the copies, but none left unfused through which MXNet could not infer the shapes.
 
     That is where a shape is inferred from what reads it, such as that of the first product with
     the state of an RNN cell, which begins as zeros of a batch that is not told.
-
-    Parameters
-    ----------
-    symbol : mx.sym.Symbol
-    copies : sequence of KeptCopy
-    shapes : dict
-        Of the inputs.
     """
     names = [node["name"] for node in read(symbol)["nodes"]]
     found = tuple(copies)
@@ -138,54 +136,7 @@ def unplan(symbol: Any) -> Any:
     >>> memonger.unplan(planned).tojson() == net.tojson()
     True
     """
-    text = check_symbol(symbol).tojson(remove_amp_cast=False)
-    if RECORD not in text:
-        return mx.sym.load_json(text)
-    graph = json.loads(text, strict=False)
-    for node in graph["nodes"]:
-        if not _is_ours(node):
-            _restore(node.get("attrs", {}))
-        if not node.get("attrs", True):
-            del node["attrs"]
-    _remove(graph)
-    return mx.sym.load_json(as_json(graph))
-
-
-def clear(symbol: Any) -> Any:
-    """A copy in which nothing is recomputed; marks that the user set are recorded."""
-    text = symbol.tojson(remove_amp_cast=False)
-    if FORCE not in text:
-        return mx.sym.load_json(text)
-    graph = json.loads(text, strict=False)
-    for node in graph["nodes"]:
-        attrs = node.get("attrs", {})
-        if FORCE in attrs and not untouched(node["op"]):
-            attrs[RECORD] = json.dumps({FORCE: attrs.pop(FORCE)})
-    return mx.sym.load_json(as_json(graph))
-
-
-def _is_ours(node: Mapping[str, Any]) -> bool:
-    """Whether ``apply`` put this node in."""
-    return node.get("attrs", {}).get(RECORD) == INSERTED
-
-
-def _insert(graph: dict[str, Any], copies: Iterable[KeptCopy]) -> None:
-    """Put kept copies behind the first output of some nodes of a symbol's JSON."""
-    made = Insertion([node["name"] for node in graph["nodes"]], copies)
-    nodes: list[dict[str, Any]] = []
-    for i, node in enumerate(graph["nodes"]):
-        node["inputs"] = [[*made.entry(a, b), *rest] for a, b, *rest in node["inputs"]]
-        nodes.append(node)
-        for name, new, entries in made.behind(i):
-            attrs = {**new.attrs, FORCE: str(new.recomputed), RECORD: INSERTED}
-            inputs = [[a, b, 0] for a, b in entries]
-            nodes.append({"op": new.op, "name": name, "attrs": attrs, "inputs": inputs})
-    graph["heads"] = [[made.node(a), *rest] for a, *rest in graph["heads"]]
-    _replace_nodes(graph, nodes, made.moved.tolist())
-
-
-def _remove(graph: dict[str, Any]) -> None:
-    """Take out of a symbol's JSON what ``_insert`` put in."""
+    graph = read(check_symbol(symbol))
     nodes: list[dict[str, Any]] = []
     moved: list[int] = []
     stands_for: dict[int, int] = {}  # an inserted node -> the output that it copies
@@ -195,32 +146,52 @@ def _remove(graph: dict[str, Any]) -> None:
 
     for i, node in enumerate(graph["nodes"]):
         node["inputs"] = entries(node["inputs"])
-        if not _is_ours(node) and any(a == _GONE for a, *_ in node["inputs"]):
+        attrs = node.get("attrs", {})
+        if attrs.get(RECORD) == INSERTED:  # ``apply`` put it in
+            into, stands_for[i], *_ = node["inputs"][0] if node["inputs"] else (_GONE, 0)
+            moved.append(into)
+            continue
+        if any(a == _GONE for a, *_ in node["inputs"]):
             raise MemongerError(
                 f"node {node['name']!r} reads what a plan has put in for itself alone: this "
                 "planned network is damaged; plan the original again"
             )
-        if _is_ours(node):
-            into, stands_for[i], *_ = node["inputs"][0] if node["inputs"] else (_GONE, 0)
-            moved.append(into)
-        else:
-            moved.append(len(nodes))
-            nodes.append(node)
+        for key, value in (_record(attrs) or {}).items():
+            if value is None:
+                attrs.pop(key, None)
+            else:
+                attrs[key] = value
+        attrs.pop(RECORD, None)
+        if not attrs:
+            node.pop("attrs", None)
+        moved.append(len(nodes))
+        nodes.append(node)
     graph["heads"] = entries(graph["heads"])
-    _replace_nodes(graph, nodes, moved)
+    return _with_nodes(graph, nodes, moved)
 
 
-def _replace_nodes(graph: dict[str, Any], nodes: list[dict[str, Any]], moved: list[int]) -> None:
-    """Give a symbol's JSON other nodes; ``moved``: the new index of each old one."""
+def clear(symbol: Any) -> Any:
+    """Return a copy in which nothing is recomputed; marks that the user set are recorded."""
+    graph = read(symbol)
+    for node in graph["nodes"]:
+        attrs = node.get("attrs", {})
+        if FORCE in attrs and not untouched(node["op"]):
+            attrs[RECORD] = json.dumps({FORCE: attrs.pop(FORCE)})
+    return mx.sym.load_json(as_json(graph))
+
+
+def _with_nodes(graph: dict[str, Any], nodes: list[dict[str, Any]], moved: list[int]) -> Any:
+    """The symbol of a JSON graph with other nodes; ``moved``: the new index of each old one."""
     for node in nodes:
         if "control_deps" in node:
             node["control_deps"] = [moved[d] for d in node["control_deps"]]
     graph["nodes"] = nodes
     graph["arg_nodes"] = [i for i, node in enumerate(nodes) if node["op"] == "null"]
     graph.pop("node_row_ptr", None)  # MXNet makes it anew
+    return mx.sym.load_json(as_json(graph))
 
 
-def _record(attrs: _Attrs) -> Mapping[str, str | None] | None:
+def _record(attrs: Mapping[str, str]) -> Mapping[str, str | None] | None:
     """What attributes were before a plan; None where none has changed them."""
     if RECORD not in attrs:
         return None
@@ -233,17 +204,6 @@ def _record(attrs: _Attrs) -> Mapping[str, str | None] | None:
     ):
         raise MemongerError(
             f"an attribute {RECORD} holds {attrs[RECORD]!r}, which no plan has written: this "
-            "planned network is damaged; "
-            "plan the original again"
+            "planned network is damaged; plan the original again"
         )
     return record
-
-
-def _restore(attrs: _Attrs) -> None:
-    record = _record(attrs)
-    attrs.pop(RECORD, None)
-    for key, value in (record or {}).items():
-        if value is None:
-            attrs.pop(key, None)
-        else:
-            attrs[key] = value

@@ -18,7 +18,7 @@ from typing import Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from memonger.graph import arrays as tables
-from memonger.graph.arrays import KEPT, Read, RowKind, Tables
+from memonger.graph.arrays import KEPT, Kinds, Read, RowKind, Tables
 from memonger.graph.forward import Entry, ForwardGraph, no_collection
 from memonger.graph.operators.gradients import (
     BackwardNode,
@@ -29,8 +29,6 @@ from memonger.graph.operators.gradients import (
     gradient_of,
     merges,
 )
-from memonger.graph.operators.inplace import ignored_inputs, inplace_options
-from memonger.graph.operators.tensors import Tensor
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import Settings, settings
 
@@ -39,74 +37,36 @@ ZEROS = ("zeros_like", "_zeros")  # what AggregateGradient leaves out of a sum
 
 @dataclass(frozen=True)
 class GradientFacts:
-    """What the gradient of one operator reads.
+    """What the gradient of one operator reads."""
 
-    Attributes
-    ----------
-    own_output : bool
-        Whether it reads the operator's first output.
-    inputs : frozenset of int
-        The inputs that it reads, other than for their shape.
-    passes : frozenset of int
-        The inputs that it has a gradient for, other than zero.
-    summed : int
-        The most gradients that meet at one of the operator's outputs.
-    follows : bool
-        Whether it runs only after the operator (a control dependency), so that a recomputed copy
-        runs even where nobody reads it.
-    """
-
-    own_output: bool = False
-    inputs: frozenset[int] = frozenset()
-    passes: frozenset[int] = frozenset()
-    summed: int = 0
+    own_output: bool = False  # whether it reads the operator's first output
+    inputs: frozenset[int] = frozenset()  # that it reads, other than for their shape
+    passes: frozenset[int] = frozenset()  # inputs that it has a gradient for, other than zero
+    summed: int = 0  # the most gradients that meet at one of the operator's outputs
+    # Whether it runs only after the operator (a control dependency), so that a recomputed copy runs
+    # even where nobody reads it.
     follows: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingGraph:
-    """A training graph for every set of recomputed operators.
-
-    Attributes
-    ----------
-    graph : ForwardGraph
-    settings : Settings
-        Those of MXNet, as they were when it was built.
-    tables : Tables
-    names, ops : tuple of str
-        Of each row; a recomputed copy is named ``*_mirror``.
-    kinds : tuple of RowKind
-        Of each row: the shapes and types of its outputs, among other things.
-    facts : tuple of GradientFacts
-        Of each forward node.
-    same : tuple of int
-        For each forward node the one that MXNet merges it with (or itself).
-    inexact : tuple of str
-        Why the replay of this graph may differ from MXNet; empty if it should not.
-    wanted : tuple of int
-        The arguments that get a gradient.
-    owners : np.ndarray of int64
-        Of each gradient row (from 2n on) the operator whose gradient it is part of; -1 for what
-        adds gradients up, and for the gradients of the outputs.
-    waits : tuple of (row, row)
-        Gradient rows, in order, and what must have run before them.
-    unobserved : dict
-        Of operators whose gradient could not be observed: why.
-    """
+    """A training graph for every set of recomputed operators; its rows are those of ``tables``."""
 
     graph: ForwardGraph
-    settings: Settings
+    settings: Settings  # of MXNet, as they were when it was built
     tables: Tables
-    names: tuple[str, ...]
-    ops: tuple[str, ...]
-    kinds: tuple[RowKind, ...]
-    facts: tuple[GradientFacts, ...]
-    same: tuple[int, ...]
-    inexact: tuple[str, ...]
-    wanted: tuple[int, ...]
+    names: tuple[str, ...]  # of each row; a recomputed copy is named ``*_mirror``
+    ops: tuple[str, ...]  # of each row
+    kinds: tuple[RowKind, ...]  # of each row: the shapes and types of its outputs, and more
+    facts: tuple[GradientFacts, ...]  # of each forward node
+    same: tuple[int, ...]  # for each forward node the one that MXNet merges it with (or itself)
+    inexact: tuple[str, ...]  # why the replay may differ from MXNet; empty if it should not
+    wanted: tuple[int, ...]  # the arguments that get a gradient
+    # Of each gradient row (from 2n on) the operator whose gradient it is part of; -1 for what adds
+    # gradients up, and for the gradients of the outputs. int64.
     owners: np.ndarray
-    waits: tuple[tuple[int, int], ...]
-    unobserved: Mapping[int, str]
+    waits: tuple[tuple[int, int], ...]  # gradient rows, in order, and what must have run before
+    unobserved: Mapping[int, str]  # operators whose gradient could not be observed: why
 
     @property
     def phases(self) -> np.ndarray:
@@ -167,40 +127,6 @@ def merged_nodes(graph: ForwardGraph) -> list[int]:
         else:
             others.append(i)
     return same
-
-
-class Kinds:
-    """Numbers the kinds of rows; a new kind is appended to ``all``.
-
-    Parameters
-    ----------
-    known : list of RowKind
-        Those that have a number already, each once.
-    """
-
-    def __init__(self, known: list[RowKind]) -> None:
-        self.all = known
-        self.inexact: set[str] = set()
-        self._numbers = {
-            (kind.op, tuple(kind.attrs.items()), kind.inputs, tuple(kind.tensors)): k
-            for k, kind in enumerate(known)
-        }
-
-    def __call__(
-        self, op: str, attrs: Mapping[str, str], inputs: int, tensors: Sequence[Tensor]
-    ) -> int:
-        key = (op, tuple(attrs.items()), inputs, tuple(tensors))
-        if key not in self._numbers:
-            options = () if op == "null" else inplace_options(op, attrs, inputs)
-            if options is None:
-                self.inexact.add(f"the in-place options of {op} are not listed")
-                options = ()
-            fitting = tuple(o for o in options if o[0] < inputs and o[1] < len(tensors))
-            if any(k > 62 for k, _, _ in fitting):  # the compiled loop keeps a bit for each
-                self.inexact.add(f"{op} has more than 63 inputs that it may overwrite")
-            self._numbers[key] = len(self.all)
-            self.all.append(RowKind(op, attrs, inputs, ignored_inputs(op), fitting, tensors))
-        return self._numbers[key]
 
 
 class _Step(NamedTuple):
@@ -302,12 +228,7 @@ class _Builder:
     # ------------------------------------------------------------------ rows
 
     def _add(
-        self,
-        op: str,
-        name: str,
-        attrs: Mapping[str, str],
-        reads: Sequence[Read],
-        like: Entry,
+        self, op: str, name: str, attrs: Mapping[str, str], reads: Sequence[Read], like: Entry
     ) -> Read:
         """Add a row whose one output is like an entry of the network; return that."""
         tensor = (self.graph.tensors[like[0]][like[1]],)

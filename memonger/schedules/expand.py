@@ -18,11 +18,10 @@ import numpy as np
 
 from memonger.costs.layouts import AXES, MAKE
 from memonger.costs.replay import replay
-from memonger.graph.arrays import RowKind, ragged
+from memonger.graph.arrays import Kinds, RowKind, ragged
 from memonger.graph.forward import FLOAT, Entry, no_collection
 from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.tensors import Tensor
-from memonger.graph.training import Kinds
 from memonger.schedules.inserts import insert, with_totals
 from memonger.schedules.layouts import Expected
 from memonger.schedules.nodes import (
