@@ -20,19 +20,11 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from memonger.costs.layouts import (
-    KEEPS,
-    KNOW,
-    MAKE,
-    NO_COPIES,
-    NOT_IN_PLACE,
-    PLAIN,
-    follow,
-    layout_tables,
-)
+from memonger.costs.layouts import KEEPS, NO_COPIES, NOT_IN_PLACE, PLAIN, follow, layout_tables
 from memonger.costs.replay import Replay
 from memonger.graph.arrays import RowKind
 from memonger.graph.forward import ForwardGraph
+from memonger.graph.operators.layouts import KNOW, MAKE
 from memonger.graph.operators.recompute import GPU, truth
 from memonger.graph.operators.tensors import Tensor
 from memonger.support.mxnet import settings

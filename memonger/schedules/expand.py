@@ -16,10 +16,10 @@ from typing import Iterable, Sequence
 
 import numpy as np
 
-from memonger.costs.layouts import AXES, MAKE
 from memonger.costs.replay import replay
 from memonger.graph.arrays import Kinds, RowKind, ragged
 from memonger.graph.forward import FLOAT, Entry, no_collection
+from memonger.graph.operators.layouts import AXES, MAKE
 from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.inserts import insert, with_totals

@@ -11,9 +11,9 @@ from typing import Collection, Iterable, Mapping, NamedTuple, Sequence, TypeVar
 
 import numpy as np
 
-from memonger.costs.layouts import AXES
 from memonger.graph.arrays import Kinds
 from memonger.graph.forward import Entry
+from memonger.graph.operators.layouts import AXES
 from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.layouts import AFTER, BEFORE, HOLD, Insert
 from memonger.schedules.nodes import INSERTED

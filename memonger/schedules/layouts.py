@@ -22,8 +22,6 @@ import numpy as np
 
 from memonger.costs.layouts import (
     ADDED,
-    AXES,
-    KNOW,
     NO_COPIES,
     NOT_IN_PLACE,
     PLAIN,
@@ -34,6 +32,7 @@ from memonger.costs.layouts import (
 )
 from memonger.costs.replay import Planned, Replay
 from memonger.graph.arrays import gathered
+from memonger.graph.operators.layouts import AXES, KNOW
 from memonger.support.errors import MemongerError
 
 BEFORE, AFTER, HOLD = "before", "after", "hold"

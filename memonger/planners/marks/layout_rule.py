@@ -19,7 +19,6 @@ import numpy as np
 
 from memonger.costs.allocator import NO_LIMIT, allocate, order_and_reads
 from memonger.costs.layouts import (
-    MAKE,
     NO_COPIES,
     NOT_IN_PLACE,
     PLAIN,
@@ -30,6 +29,7 @@ from memonger.costs.layouts import (
     mattering,
 )
 from memonger.graph.arrays import gathered, ragged
+from memonger.graph.operators.layouts import MAKE
 from memonger.graph.training import TrainingGraph
 from memonger.support.compiled import compiled
 

@@ -1,0 +1,161 @@
+"""In which layout MKLDNN's operators leave their outputs, and which of them round alike in all.
+
+On the CPU a convolution writes its output in blocks of 8 or 16 channels. What follows of that is
+worked out in ``costs.layouts``.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Mapping, Sequence
+
+from memonger.graph.operators.tensors import Tensor
+
+_FORWARD = frozenset(
+    "Activation BatchNorm Concat Convolution Deconvolution FullyConnected LRN LeakyReLU Pooling "
+    "RNN _contrib_BatchNormWithReLU _copy add_n amp_cast amp_multicast elemwise_add log_softmax "
+    "softmax".split()
+)
+#: Operators that compute in the layout that they find: ``TIsMKLDNN`` in MXNet's source.
+KNOW = (
+    _FORWARD
+    | {"_backward_" + op for op in _FORWARD}
+    | {"_backward_add", "_backward_contrib_BatchNormWithReLU", "_backward_copy"}
+    | {"Flatten", "Reshape", "SoftmaxOutput", "expand_dims", "slice", "transpose"}
+)
+#: Those that make blocks of plain tensors.
+MAKE = frozenset(
+    ("Convolution", "Deconvolution", "_backward_Convolution", "_backward_Deconvolution")
+)
+#: Those that make any layout plain, up to 4 axes (``src/operator/nn/mkldnn/mkldnn_reshape.cc``).
+_RESHAPE = frozenset(("Flatten", "Reshape", "expand_dims"))
+#: Those that copy in place by doing nothing, and plainly otherwise.
+_COPY = frozenset(("_backward_add", "_backward_copy", "_copy"))
+#: Those that bring what they read into a layout of their own choice.
+_CHOOSE = MAKE | {"FullyConnected", "_backward_FullyConnected"}
+#: Those whose numbers are the same in all layouts: they choose, add two numbers, copy, or add up
+#: each window in the same order.
+_EXACT = _CHOOSE | _RESHAPE | _COPY | {"Concat", "Pooling", "_backward_Concat", "elemwise_add"}
+#: One number after the other; all but `_PIECEWISE` may round as they are computed in vectors.
+_POINTWISE = frozenset(("Activation", "LeakyReLU", "_backward_Activation", "_backward_LeakyReLU"))
+_PIECEWISE = frozenset(("leaky", "relu"))
+#: What MKLDNN computes of them (``SupportMKLDNNAct``, ``SupportMKLDNNLeakyRelu``).
+_SUPPORTED = frozenset(("elu", "gelu", "leaky", "relu", "sigmoid", "softrelu", "tanh"))
+#: Of the gradient of Pooling, by its number of inputs, those that MKLDNN reads other than for their
+#: shape: the input of Pooling (whose layout decides on the computation), and the workspace.
+_POOLING_READS = {3: (1,), 5: (2, 4)}
+AXES = 4
+
+
+def layout_of_output(
+    op: str, attrs: Mapping[str, str], inputs: int, tensor: Tensor, k: int, data: Tensor | None
+) -> str:
+    """Tell how the layout of an output comes about.
+
+    Parameters
+    ----------
+    op, attrs
+    inputs : int
+        How many it reads.
+    tensor : Tensor
+        The output, and
+    k : int
+        its number.
+    data : Tensor, optional
+        The first input.
+
+    Returns
+    -------
+    str
+        'keeps' (as the memory was where it is written in place, plain otherwise), 'plain' (always),
+        'copies', 'sums' (that of the first input which is not plain), 'alike' (that of the inputs
+        if they are alike), 'first' (that of the first input), 'passes' (the usual blocks if the
+        first input has them), 'norm gradient' (that of the data, input 3, or of the gradient where
+        that is plain), 'pooling gradient' (the usual blocks if the input of Pooling has them, input
+        1 or 2), 'other' (some function of the inputs' layouts), 'chosen' (some layout, whatever
+        those of the inputs), or 'usual' (the usual blocks).
+    """
+    axes = len(tensor.shape)
+    if op not in KNOW or tensor.dtype != "float32" or op == "_backward_Concat":
+        return "keeps"
+    if op in _RESHAPE and axes <= AXES:
+        return "plain"
+    if op in _COPY:
+        return "copies"
+    if op in _POINTWISE:
+        return "first" if attrs.get("act_type", "leaky") in _SUPPORTED else "keeps"
+    if axes <= 2:  # MKLDNN has no blocks for them
+        return "plain"
+    if op == "elemwise_add":
+        return "sums" if axes <= AXES else "keeps"
+    if op == "add_n":
+        return "alike"
+    if op in _CHOOSE:
+        return _of_convolution(attrs, tensor, data) if op == "Convolution" else "chosen"
+    if k == 0 and axes == AXES:
+        if op in ("BatchNorm", "_backward_BatchNorm") and attrs.get("axis", "1") == "1":
+            return "passes" if op == "BatchNorm" else "norm gradient"
+        if op == "_backward_Pooling" and inputs in _POOLING_READS:
+            return "other" if _overlap(attrs) else "pooling gradient"
+        pool = attrs.get("pool_type", "max")
+        valid = attrs.get("pooling_convention", "valid") == "valid"
+        if op == "Pooling" and (pool == "max" or (pool == "avg" and valid)):
+            return "passes"
+    return "other"
+
+
+def layouts_of_inputs(
+    op: str, attrs: Mapping[str, str], inputs: int
+) -> tuple[Sequence[bool], Sequence[bool]]:
+    """Tell of each input whether the numbers, and the outputs' layouts, may depend on its layout.
+
+    They depend on none where all outputs are of the layout 'keeps'.
+    """
+    if op == "_backward_Pooling":
+        plays = [p in _POOLING_READS.get(inputs, range(inputs)) for p in range(inputs)]
+        # Windows that overlap are added up in another order in blocks (seen with AVX2).
+        return plays if _overlap(attrs) else [False] * inputs, plays
+    exact = op in _EXACT or (op == "add_n" and inputs <= 2)
+    exact |= op in _POINTWISE and attrs.get("act_type", "leaky") in _PIECEWISE
+    return [not exact] * inputs, [op not in _CHOOSE] * inputs
+
+
+def _overlap(attrs: Mapping[str, str]) -> bool:
+    """Whether windows of a Pooling have elements in common."""
+    whole = attrs.get("global_pool", "False") != "False"
+    kernel, stride = (ast.literal_eval(attrs.get(name, "()")) for name in ("kernel", "stride"))
+    return not whole and any(s < k for k, s in zip(kernel, stride or (1,) * len(kernel)))
+
+
+def _of_convolution(attrs: Mapping[str, str], tensor: Tensor, data: Tensor | None) -> str:
+    """How a convolution lays out its output, as far as that is the same for many of them.
+
+    Seen with ``DNNL_VERBOSE=1`` in thousands of convolutions, on CPUs with AVX2 and with AVX512
+    (``tests/costs/test_layouts.py``). More than 4 channels that are not a multiple of 8 are plain.
+    Multiples of 16 are in the usual blocks where they are made of 3 channels, of a multiple of 16,
+    or each of its own one, by kernels of at most 7 that are not dilated, with little padding and on
+    images that are not smaller than the kernel.
+    """
+
+    def pair(name: str, default: int = 1) -> tuple[int, ...]:
+        return tuple(ast.literal_eval(attrs.get(name, "()"))) or (default, default)
+
+    if data is None or len(tensor.shape) != AXES or len(data.shape) != AXES:
+        return "chosen"
+    channels, groups = tensor.shape[1], int(attrs.get("num_group", "1"))
+    if groups > 1 and not groups == channels == data.shape[1]:
+        return "chosen"
+    if channels % 8 and channels > 4:
+        return "plain"
+    usual = (
+        channels % 16 == 0
+        and (data.shape[1] % 16 == 0 or data.shape[1] == 3)
+        and max(pair("kernel")) <= 7
+        and max(pair("stride")) <= 2
+        and pair("dilate") == (1, 1)
+        and all(
+            2 * pad < width <= size
+            for pad, width, size in zip(pair("pad", 0), pair("kernel"), data.shape[2:])
+        )
+    )
+    return "usual" if usual else "chosen"
