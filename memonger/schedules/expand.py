@@ -327,16 +327,22 @@ def unroll(
     p = made.patterns
     line = line_up(p, np.ascontiguousarray(schedule.events, dtype=np.int32))
     rows = connect(p, np.concatenate([p.variable, line]))
-    plain = step = with_totals(step_of(made, rows, made.kinds, {}), frozenset(added))
-    if made.expected is None:
-        return plain
+    step = with_totals(step_of(made, rows, made.kinds, {}), frozenset(added))
+    try:
+        return step if made.expected is None else _laid_out(step, made.expected)
+    except MemongerError:
+        if mkldnn:
+            raise
+        return step
+
+
+def _laid_out(step: TrainingStep, expected: Expected) -> TrainingStep:
+    """The training step with what it takes for its layouts to be as expected."""
     for _ in range(ROUNDS):
-        inserts = made.expected.differences(step.replay(), step.stands_for)
+        inserts = expected.differences(step.replay(), step.stands_for)
         if not inserts:
             return step
         step = insert(step, inserts)
-    if not mkldnn:
-        return plain
     raise MemongerError(
         "MKLDNN lays out tensors in another way by this schedule than without one, so that it "
         "rounds differently; how='marks' can plan this network"

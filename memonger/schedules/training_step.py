@@ -38,7 +38,7 @@ BIND: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Parts:
     """All that the training steps of a network are made of.
 
@@ -96,7 +96,7 @@ def rows_of(nodes: Sequence[Node], first: np.ndarray, latest: np.ndarray) -> Row
     return Rows(*(np.array(each, dtype=np.int32) for each in lists))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TrainingStep:
     """The training graph of a schedule, as ``training.TrainingGraph`` is that of a set of marks.
 

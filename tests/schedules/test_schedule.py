@@ -156,6 +156,15 @@ def test_put_in_where_layouts_differ() -> None:
     assert found == {"Pooling", "Reshape", "add_n", "max"}
 
 
+def test_no_schedule_is_refused_for_layouts_where_there_are_none() -> None:
+    """A GPU has none, so the schedule is taken as it is."""
+    work = work_of(*blocked_networks.drawn(9))
+    made, schedule = parts(work), LEVELS["six levels"](work, 0)
+    with pytest.raises(memonger.MemongerError, match="would lay out what"):
+        unroll(made, schedule)
+    assert INSERTED not in unroll(made, schedule, mkldnn=False).rows.what
+
+
 def test_what_is_read_for_its_shape_may_lie_in_any_layout() -> None:
     """A BlockGrad's gradient is zeros of its input's shape: no schedule is refused for that."""
     x = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), pad=(1, 1), num_filter=2)

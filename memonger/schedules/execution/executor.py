@@ -58,19 +58,9 @@ class ScheduledExecutor(mx.executor.Executor):
     * With ``MXNET_ENGINE_TYPE=NaiveEngine`` an operator that fails ends the process, after MXNet's
       message (``binding.run``).
 
-    Parameters
-    ----------
-    symbol : ScheduledSymbol
-    recipe : Recipe
-    ctx : mx.Context
-    args, aux : dict of NDArray
-    grads : dict of NDArray
-        Where gradients are to go. For others that are asked for, arrays are made, or are the
-        training step's own.
-    requests : dict of str
-        'write', 'add' or 'null' for each argument.
-    shared_exec : mx.executor.Executor, optional
-        Whose memory is used.
+    ``grads`` are the arrays where gradients are to go. For others that are asked for, arrays are
+    made, or are the training step's own. ``requests`` says 'write', 'add' or 'null' for each
+    argument; memory is shared with ``shared_exec``.
     """
 
     def __init__(

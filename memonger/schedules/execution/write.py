@@ -28,54 +28,30 @@ from memonger.support.symbols import load_nodes
 REMEMBERED = 16  # training steps of one symbol: shapes, gradients
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Lowered:
     """A training step as a symbol.
 
-    Attributes
-    ----------
-    symbol : mx.sym.Symbol
-        Its outputs are those of the network, then the gradients. To be bound with grad_req 'null'
-        within ``environment(**training_step.BIND)``; ``forward(is_train=True)`` is a whole step.
-    outputs : int
-        How many of its outputs are the network's.
-    gradients : dict
-        For each argument that gets a gradient which output of the symbol that is; None for zeros.
-    left_out : frozenset of str
-        The arguments whose gradient MKLDNN leaves out: that output is not written.
-    unwritten : tuple of str
-        As in ``Parts``.
-    totals : dict of str
-        For arguments whose gradient is added to a total the argument that it is given in; the
-        output is the new total.
-    heads : dict
-        For each output of the network whose gradient must be given the argument that it is given
-        in. Empty if all outputs are losses.
-    head_tensors : dict of Tensor
-        Their shapes and types.
-    scratch : dict of Tensor
-        Auxiliary states that only the symbol has.
-    forward, nodes : int
-        How many nodes run (variables counted) before the outputs are there, and in all.
-    operators : int
-        How many of the nodes are operators.
-    called : dict of str or None
-        What MXNet calls the nodes that have another name here; None for those that it has not.
+    Its outputs are those of the network, then the gradients. It is to be bound with grad_req 'null'
+    within ``environment(**training_step.BIND)``; ``forward(is_train=True)`` is a whole step.
     """
 
     symbol: Any
-    outputs: int
-    gradients: Mapping[str, int | None]
-    left_out: frozenset[str]
-    unwritten: tuple[str, ...]
+    outputs: int  # of the network
+    gradients: Mapping[str, int | None]  # of arguments: which output that is; None for zeros
+    left_out: frozenset[str]  # the arguments whose gradient MKLDNN does not write
+    unwritten: tuple[str, ...]  # as in `Parts`
+    #: Of arguments whose gradient is added to a total: the argument that this is given in. The
+    #: output is the new total.
     totals: Mapping[str, str]
+    #: Of the network's outputs that are no losses: the argument that their gradient is given in.
     heads: Mapping[int, str]
     head_tensors: Mapping[int, Tensor]
-    scratch: Mapping[str, Tensor]
-    forward: int
+    scratch: Mapping[str, Tensor]  # auxiliary states that only the symbol has
+    forward: int  # nodes that run before the outputs are there, variables counted
     nodes: int
-    operators: int
-    called: Mapping[str, str | None]
+    operators: int  # nodes that are no variables
+    called: Mapping[str, str | None]  # what MXNet calls nodes with another name; None for nothing
 
 
 @no_collection()
