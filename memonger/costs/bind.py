@@ -1,4 +1,4 @@
-"""The real thing: what MXNet says when it binds a network. Nothing is allocated by it."""
+"""A network bound by MXNet itself, for what it plans. Nothing is allocated."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def _unfusible(graph: ForwardGraph) -> str:
 
 
 def has_mkldnn(ctx: Any) -> bool:
-    """Whether MKLDNN computes on this device."""
+    """Tell whether MKLDNN computes on this device."""
     built = mx.runtime.Features().is_enabled("MKLDNN")
     return settings().mkldnn and built and ctx.device_type.startswith("cpu")
 
 
 def sparse_gradients(graph: ForwardGraph) -> set[int]:
-    """The arguments whose gradient MXNet makes row by row (``sparse_grad`` of the reader)."""
+    """Find the arguments whose gradient MXNet makes row by row (``sparse_grad`` of the reader)."""
     return {
         a
         for node in graph.nodes
@@ -90,7 +90,7 @@ def sparse_gradients(graph: ForwardGraph) -> set[int]:
 
 
 def planned_mb(executor: Any) -> int:
-    """The pool that MXNet has planned, in whole MB (2**20 bytes), rounded down."""
+    """Read the pool that MXNet has planned, in whole MB (2**20 bytes), rounded down."""
     found = re.search(r"^Total (\d+) MB allocated$", executor.debug_str()[-200:], re.M)
     if found is None:
         raise MemongerError("this MXNet does not report its memory plan in debug_str()")

@@ -15,6 +15,7 @@ in (``TmpMemMgr`` in ``src/operator/nn/mkldnn/mkldnn_base-inl.h``).
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
@@ -45,7 +46,8 @@ CUDNN = {"rnn_relu": 2, "rnn_tanh": 2, "lstm": 6, "gru": 7}
 PAGE = 4096
 
 
-class Held(NamedTuple):
+@dataclass(frozen=True)
+class Held:
     """What the operators of a network hold on a device.
 
     Attributes
@@ -135,7 +137,7 @@ def with_copies(held: Held, found: Replay) -> Held:
             asked = _reordered(kind, inputs, plain)
             asked += _apart(kind, plain, places[outputs].tolist(), found.reads[outputs].tolist())
             temporary = max(temporary, asked)
-    return held._replace(arrays=(*held.arrays, copies), temporary=temporary)
+    return replace(held, arrays=(*held.arrays, copies), temporary=temporary)
 
 
 # ---------------------------------------------------------------- RNN
@@ -176,9 +178,8 @@ def _rnn(attrs: Mapping[str, str], data: Tensor, device_type: str, mkldnn: bool)
     if device_type == GPU:
         return [rnn.rows * rnn.units * (CUDNN[rnn.mode] * rnn.layers - 1) * itemsize]
     # SupportMKLDNNRnn in src/operator/nn/mkldnn/mkldnn_rnn-inl.h
-    asked = settings().mkldnn_rnn
     projected = attrs.get("projection_size", "None") != "None"
-    if mkldnn and asked and data.dtype == "float32" and not projected:
+    if mkldnn and settings().mkldnn_rnn and data.dtype == "float32" and not projected:
         return _mkldnn(rnn)
     return [_reserve(rnn) * itemsize, _workspace(rnn) * itemsize]
 

@@ -29,8 +29,6 @@ from memonger.graph.forward import FLOAT
 from memonger.graph.operators.tensors import Tensor
 from memonger.support.compiled import compiled
 
-# ---------------------------------------------------------------- operators
-
 _FORWARD = frozenset(
     "Activation BatchNorm Concat Convolution Deconvolution FullyConnected LRN LeakyReLU Pooling "
     "RNN _contrib_BatchNormWithReLU _copy add_n amp_cast amp_multicast elemwise_add log_softmax "
@@ -320,6 +318,29 @@ def follow(t, layouts, recomputed, order, reads, copy_of):  # type: ignore[no-un
     entries : np.ndarray of int64
         Of each input the output that it reads.
     """
+    nothing = np.zeros(0, dtype=np.int64)
+    return lead(t, layouts, recomputed, order, reads, copy_of, nothing, nothing)[:4]
+
+
+@compiled
+def lead(t, layouts, recomputed, order, reads, copy_of, want_found, want_made):  # type: ignore[no-untyped-def]
+    """Follow the layouts as `follow` does, and where one is not as wanted go on as if it were.
+
+    Parameters
+    ----------
+    t, layouts, recomputed, order, reads, copy_of
+        As for `follow`.
+    want_found, want_made : np.ndarray of int64
+        The layout that each input is to be found in (or else PLAIN) and each output is to be made
+        in; -1 for any. Nothing at all if there are no wishes.
+
+    Returns
+    -------
+    made, found, place, entries : np.ndarray
+        As of `follow`.
+    other_found, other_made : np.ndarray of bool
+        The inputs and outputs whose layout is not as wanted.
+    """
     planned = allocate(t, recomputed, order, reads, 0, NO_LIMIT)[1]
     blocks = planned.copy()
     add_in_place(t, recomputed, order, layouts.adding, blocks)
@@ -328,6 +349,8 @@ def follow(t, layouts, recomputed, order, reads, copy_of):  # type: ignore[no-un
     found = np.full(t.read_row.shape[0], -1, dtype=np.int64)
     entries = all_read(t, recomputed)
     now = np.zeros(planned.shape[0], dtype=np.int64)  # of each block
+    other_found = np.zeros(want_found.shape[0], dtype=np.bool_)
+    other_made = np.zeros(want_made.shape[0], dtype=np.bool_)
     symbols = np.zeros(planned.shape[0], dtype=np.int64)  # of a row's outputs
     for p in range(order.shape[0]):
         row = order[p]
@@ -340,10 +363,24 @@ def follow(t, layouts, recomputed, order, reads, copy_of):  # type: ignore[no-un
         begin, end = t.output_start[row], t.output_start[row + 1]
         if end > begin:
             convert(layouts.code[begin], found[first:last])
-        if layouts.adding[row] and planned[entries[first + 1]] != blocks[entries[first + 1]]:
-            made[begin] = now[blocks[begin]]  # the sum is there already
-            continue
+        if want_found.shape[0]:
+            other = False
+            for j in range(first, last):
+                if want_found[j] >= 0 and found[j] != want_found[j]:
+                    other_found[j] = other = True
+                    now[blocks[entries[j]]] = PLAIN
+            if other:
+                for j in range(first, last):
+                    block = blocks[entries[j]]
+                    found[j] = made[entries[j]] if block < 0 else now[block]
+                convert(layouts.code[begin], found[first:last])
+        is_there = layouts.adding[row] and (
+            planned[entries[first + 1]] != blocks[entries[first + 1]]
+        )
         for out in range(begin, end):
+            if is_there:  # the sum
+                symbols[out - begin] = now[blocks[out]]
+                continue
             if blocks[out] != planned[out]:
                 place[out] = ADDED
             elif planned[out] >= 0:
@@ -368,9 +405,12 @@ def follow(t, layouts, recomputed, order, reads, copy_of):  # type: ignore[no-un
                 )
         for out in range(begin, end):
             made[out] = symbols[out - begin]
+            if want_made.shape[0] and want_made[out] >= 0 and want_made[out] != made[out]:
+                other_made[out] = True
+                made[out] = want_made[out]
             if blocks[out] >= 0:
                 now[blocks[out]] = made[out]
-    return made, found, place, entries
+    return made, found, place, entries, other_found, other_made
 
 
 NO_COPIES = np.zeros(0, dtype=np.int64)

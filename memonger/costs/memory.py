@@ -25,7 +25,7 @@ from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.recompute import GPU
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import TrainingGraph
-from memonger.support.errors import MB as MB
+from memonger.support.errors import MB
 
 log = logging.getLogger("memonger")
 

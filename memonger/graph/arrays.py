@@ -7,7 +7,7 @@ is read if there are no copies.
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -103,6 +103,61 @@ class Tables(NamedTuple):
     again_row: np.ndarray
 
 
+class KindArrays(NamedTuple):
+    """What `RowKind`s mean to the allocator, one after the other; see `Tables`."""
+
+    variable: np.ndarray
+    reads: np.ndarray  # whether it reads more than shapes
+    ignored_start: np.ndarray  # of its inputs
+    ignored: np.ndarray
+    output_start: np.ndarray
+    elements: np.ndarray
+    itemsize: np.ndarray
+    dtype: np.ndarray
+    rank: np.ndarray
+    made: np.ndarray  # the largest first
+    option_start: np.ndarray
+    option_input: np.ndarray
+    option_output: np.ndarray
+    option_identity: np.ndarray
+    sizes: np.ndarray
+
+
+def arrays_of(kinds: Sequence[RowKind]) -> KindArrays:
+    """Look up what these kinds mean to the allocator."""
+    tensors = [tensor for kind in kinds for tensor in kind.tensors]
+    dtypes = [np.dtype(tensor.dtype) for tensor in tensors]
+    variable = np.array([kind.op == "null" for kind in kinds], dtype=np.bool_)
+    output_start = starts([len(kind.tensors) for kind in kinds])
+    owner = np.repeat(np.arange(len(kinds)), np.diff(output_start))
+    elements = np.array([tensor.elements for tensor in tensors], dtype=np.int64)
+    pooled = ~variable[owner]
+    rank = np.zeros(len(elements), dtype=np.int32)
+    sizes, rank[pooled] = np.unique(4 * elements[pooled], return_inverse=True)
+    made = np.arange(len(elements))  # of equal sizes the last (a reversed multimap)
+    made = made[np.lexsort((-made, -elements, owner))]
+    ignored_start, ignored = ragged([[i in k.ignored for i in range(k.inputs)] for k in kinds])
+    option_start, options = ragged([kind.options for kind in kinds])
+    number, output, identity = options.reshape(-1, 3).T.copy()
+    return KindArrays(
+        variable=variable,
+        reads=np.array([not {*range(k.inputs)} <= {*k.ignored} for k in kinds], dtype=np.bool_),
+        ignored_start=ignored_start,
+        ignored=ignored.astype(np.bool_),
+        output_start=output_start,
+        elements=elements,
+        itemsize=np.array([dtype.itemsize for dtype in dtypes], dtype=np.int64),
+        dtype=np.array([dtype.num for dtype in dtypes], dtype=np.int32),
+        rank=rank,
+        made=made - output_start[owner],
+        option_start=option_start,
+        option_input=number,
+        option_output=output,
+        option_identity=identity.astype(np.bool_),
+        sizes=sizes.astype(np.int64),
+    )
+
+
 def build(
     forward: Sequence[int],
     inputs: np.ndarray,
@@ -137,18 +192,22 @@ def build(
     n = len(forward)
     kind = np.concatenate([forward, forward, gradients]).astype(np.int64)
     rows = len(kind)
-    variable = np.array([k.op == "null" for k in kinds], dtype=np.bool_)[kind]
+    of = arrays_of(kinds)
+    variable = of.variable[kind]
 
-    def each(values: Iterable[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-        return each_row(kind, list(values))
+    def each(start: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Where what each row owns starts, and these values of it."""
+        place, _ = gathered(start, kind)
+        return (starts(np.diff(start)[kind]), *(value[place] for value in values))
 
-    read_start, ignored = each([int(i in k.ignored) for i in range(k.inputs)] for k in kinds)
-    output_start, elements = each([t.elements for t in k.tensors] for k in kinds)
-    _, itemsize = each([np.dtype(t.dtype).itemsize for t in k.tensors] for k in kinds)
-    _, dtype = each([np.dtype(t.dtype).num for t in k.tensors] for k in kinds)
-    inplace_start, option_input = each([o[0] for o in k.options] for k in kinds)
-    _, option_output = each([o[1] for o in k.options] for k in kinds)
-    _, identity = each([int(o[2]) for o in k.options] for k in kinds)
+    read_start, read_ignored = each(of.ignored_start, of.ignored)
+    output_start, elements, itemsize, dtype, rank, made = each(
+        of.output_start, of.elements, of.itemsize, of.dtype, of.rank, of.made
+    )
+    inplace_start, option_input, option_output, identity = each(
+        of.option_start, of.option_input, of.option_output, of.option_identity
+    )
+    made = made + np.repeat(output_start[:-1], np.diff(output_start))
 
     own = np.full(len(inputs), KEPT)
     copied = np.repeat(np.arange(n), np.diff(read_start[: n + 1]))
@@ -156,7 +215,6 @@ def build(
     read_row = np.concatenate([inputs[:, 0], inputs[:, 0], later[0]])
     read_output = np.concatenate([inputs[:, 1], inputs[:, 1], later[1]])
     read_owner = np.concatenate([own, copied, later[2]])
-    read_ignored = ignored.astype(np.bool_)
     read_entry = output_start[read_row] + read_output
     reader = np.repeat(np.arange(rows), np.diff(read_start))
 
@@ -167,13 +225,12 @@ def build(
     row = np.repeat(np.arange(rows), np.diff(inplace_start))
     j = read_start[row] + option_input
     into, out = read_entry[j], output_start[row] + option_output
-    same = identity.astype(np.bool_) & (dtype[into] == dtype[out])
-    counts = np.bincount(reader[~read_ignored], minlength=rows)
+    same = identity & (dtype[into] == dtype[out])
     fits = (
         (elements[into] == elements[out])
         & (itemsize[into] == itemsize[out])
         & ~variable[read_row[j]]
-        & (same | (counts[row] > 0))  # not if all inputs are ignored
+        & (same | of.reads[kind[row]])
     )
     row, j = row[fits], j[fits]
     head_row, head_output, head_owner = _columns(heads, 3)
@@ -211,11 +268,6 @@ def build(
     again_entry = np.concatenate([read_entry[swaps], head_entry[head_swaps]])
     by_owner = np.argsort(again_owner, kind="stable")
 
-    of_operators = ~np.repeat(variable, np.diff(output_start))
-    sizes, place = np.unique(4 * elements[of_operators], return_inverse=True)
-    rank = np.zeros(len(elements), dtype=np.int64)
-    rank[of_operators] = place
-
     def small(array: np.ndarray) -> np.ndarray:
         return array.astype(np.int32)
 
@@ -235,8 +287,8 @@ def build(
         elements=elements,
         itemsize=itemsize,
         rank=small(rank),
-        sizes=sizes.astype(np.int64),
-        made=small(largest_first(output_start, elements)),
+        sizes=of.sizes,
+        made=small(made),
         inplace_start=small(starts(np.bincount(row, minlength=rows))),
         inplace_input=small(option_input[fits]),
         inplace_entry=small(into[fits]),
@@ -296,19 +348,6 @@ def gathered(start: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarr
     length = np.diff(start)[which]
     row = np.repeat(np.arange(len(which)), length)
     return np.arange(len(row)) + (start[which] - starts(length)[:-1])[row], row
-
-
-def each_row(kind: np.ndarray, values: list[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """For each row in turn the values of its kind: where they start, and all of them."""
-    own, flat = ragged(values)
-    return starts(np.diff(own)[kind]), flat[gathered(own, kind)[0]]
-
-
-def largest_first(output_start: np.ndarray, elements: np.ndarray) -> np.ndarray:
-    """The outputs of each row, the largest first; of equals the last (a reversed multimap)."""
-    made = np.arange(len(elements))
-    row = np.repeat(np.arange(len(output_start) - 1), np.diff(output_start))
-    return made[np.lexsort((-made, -elements, row))]
 
 
 @compiled

@@ -3,29 +3,42 @@
 What MXNet's executor makes of a network by itself (``training``) is made here in the order that a
 schedule says, with as many copies of an operator as it says: forward nodes, gradient nodes and
 sums, each reading the copies that it should. `parts` finds out what all the training steps of a
-network are made of; `unroll` puts one of them together: its ``rows``, what is put in so that
-gradients and the last bits are those of MXNet (``inserts``), and its graph (``training_step``).
-That tells its memory; ``written`` makes the symbol that MXNet binds.
+network are made of; `unroll` puts one of them together: its nodes (``nodes``), what is put in so
+that gradients and the last bits are those of MXNet (``inserts``), and its graph
+(``training_step``). That tells its memory; ``write`` makes the symbol that MXNet binds.
 """
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import chain
 from typing import Iterable, Sequence
 
 import numpy as np
 
 from memonger.costs.layouts import AXES, MAKE
 from memonger.costs.replay import replay
-from memonger.graph.arrays import Tables, ragged
+from memonger.graph.arrays import RowKind, ragged
 from memonger.graph.forward import FLOAT, Entry, no_collection
 from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.tensors import Tensor
-from memonger.graph.training import Kinds, TrainingGraph
+from memonger.graph.training import Kinds
 from memonger.schedules.inserts import insert, with_totals
 from memonger.schedules.layouts import Expected
-from memonger.schedules.nodes import Template, patterns, rows_of
+from memonger.schedules.nodes import (
+    AWAITED,
+    CHAINED,
+    ITSELF,
+    LOOSE,
+    MASKED,
+    READER,
+    SCRATCH,
+    Patterns,
+    connect,
+    line_up,
+)
 from memonger.schedules.schedule import Schedule, Workload, first_time, masked
-from memonger.schedules.training_step import Parts, TrainingStep, step_of
+from memonger.schedules.training_step import Node, Parts, TrainingStep, rows_of, step_of
 from memonger.support.errors import MemongerError
 
 #: Operators that write the outputs that ``list_outputs`` does not show, read or not.
@@ -45,13 +58,16 @@ UNWRITTEN = frozenset(
     )
 )
 
+#: Through this MXNet hands on the gradient of an output.
+IDENTITY = "_identity_with_attr_like_rhs"
+
 #: So often a training step is gone through for `layouts`; what is put in there changes little.
 ROUNDS = 8
 
 
 @no_collection()
 def parts(work: Workload) -> Parts:
-    """All that the training steps of a network are made of, whatever the schedule."""
+    """Find out what all training steps of a network are made of, whatever the schedule."""
     return _Maker(work).parts()
 
 
@@ -59,69 +75,122 @@ class _Maker:
     """Makes the `Parts` of a workload."""
 
     def __init__(self, work: Workload) -> None:
-        self.work = work
-        self.training: TrainingGraph = work.training
-        self.graph = self.training.graph
-        self.tables: Tables = self.training.tables
-        self.n = self.tables.forward
-        self.rows = len(self.tables.variable)
-        self.read_start = self.tables.read_start
-        self.read_row = self.tables.read_row.copy()
-        self.read_output = self.tables.read_output.copy()
-        unique = {id(kind): kind for kind in self.training.kinds}
-        self.kinds = Kinds(list(unique.values()))
+        self.work, self.training, self.graph = work, work.training, work.training.graph
+        self.ops, self.t = self.training.ops, self.training.tables
+        self.n, self.rows = self.t.forward, len(self.t.variable)
+        start = self.t.read_start.tolist()
+        entries = list(zip(self.t.read_row.tolist(), self.t.read_output.tolist()))
+        self.reads = [entries[first:stop] for first, stop in zip(start, start[1:])]
+        for reads in self.reads[2 * self.n :]:
+            # MXNet hands on the gradient of an output through an identity, which takes memory.
+            for j, (row, _) in enumerate(reads):
+                if row >= 2 * self.n and self.ops[row] == IDENTITY and self._owner(row) < 0:
+                    reads[j] = self.reads[row][0]
 
     def parts(self) -> Parts:
-        graph, n, t = self.graph, self.n, self.tables
-        self._read_head_gradients_themselves()
         gradients = self._gradients()
-        scratch, read_scratch = self._scratch()
-        event_start, event_row = ragged(self._events())
-        wait_start, wait_row = ragged(self._waits())
-        is_masked = [masked(node.op, node.attrs) for node in graph.nodes]
-        masked_kind = [self._masked_kind(x) if m else -1 for x, m in enumerate(is_masked)]
-        to_read = [self._needed(x) for x in range(n)]
-        needed_start, needed = ragged(to_read)
-        reader_kind = [
-            self.kinds("max", {}, 1, (Tensor((1,), graph.tensors[x][k].dtype),))
-            for x, outputs in enumerate(to_read)
-            for k in outputs
+        left_out, unwritten = self._left_out(gradients)
+        needed = [self._needed(x) for x in range(self.n)]
+        kinds = Kinds(list({id(kind): kind for kind in self.training.kinds}.values()))
+        made = self._made(kinds, [(x, k) for x, outputs in enumerate(needed) for k in outputs])
+        patterns, known = self._patterns(made, kinds.all, needed), tuple(kinds.all)
+        return Parts(self.work, patterns, known, gradients, left_out, unwritten, self._expected())
+
+    def _made(self, kinds: Kinds, needing: Sequence[Entry]) -> list[Node]:
+        """What nodes can be, with readers of these outputs; their kinds are added.
+
+        They read and wait for `Patterns.read_at`.
+        """
+        n, nodes, tensors, variable = self.n, self.graph.nodes, self.graph.tensors, self.t.variable
+        number = {id(kind): k for k, kind in enumerate(kinds.all)}
+        given = [number[id(kind)] for kind in self.training.kinds]
+        waits = self._waits()
+        scratch, states = self._scratch()
+        scratches = self.rows + n + len(needing)
+        count = scratches + len(scratch)
+        is_masked = [masked(node.op, node.attrs) for node in nodes]
+        made = [
+            Node(given[x], x, ITSELF, -1 if variable[x] else 0, self.reads[x], []) for x in range(n)
         ]
-        scratch_kind = [self.kinds("null", {}, 0, (tensor,)) for tensor in scratch]
-        places = {id(kind): k for k, kind in enumerate(self.kinds.all)}
+        for row in range(n, self.rows):
+            once = [r < n and first_time(nodes[r].op, k) for r, k in self.reads[row]]
+            reads = [(r + count * first, k) for (r, k), first in zip(self.reads[row], once)]
+            # A masked operator is waited for as it ran for the first time.
+            wait = [r + count * (r < n and is_masked[r]) for r in waits[row]]
+            made.append(Node(given[row], row, ITSELF, -1, reads, wait))
+        for x, node in enumerate(made[:n]):
+            if is_masked[x]:  # it reads its mask instead of all but its data
+                result, mask = tensors[x][:2]
+                op = "elemwise_mul" if result.shape == mask.shape else "broadcast_mul"
+                reads = [node.reads[0], (x + count, 1)]
+                node = Node(kinds(op, {}, 2, (result,)), x, MASKED, 0, reads, [])
+            elif x in states:
+                reads = list(node.reads)
+                for j, state in states[x].items():
+                    reads[j] = scratches + state, 0
+                node = node._replace(reads=reads)
+            made.append(node)
+        for place, (x, k) in enumerate(needing):
+            kind = kinds("max", {}, 1, (Tensor((1,), tensors[x][k].dtype),))
+            made.append(Node(kind, place, READER, -1, [(x, k)], []))
+        for place, tensor in enumerate(scratch):
+            made.append(Node(kinds("null", {}, 0, (tensor,)), place, SCRATCH, -1, [], []))
+        return made
+
+    def _patterns(
+        self, made: Sequence[Node], kinds: Sequence[RowKind], needed: Sequence[Sequence[int]]
+    ) -> Patterns:
+        """The same as arrays."""
+        t, n, count = self.t, self.n, len(made)
+        output_start = t.output_start[: n + 1].tolist()
+        operators = set(np.flatnonzero(~t.variable[:n]).tolist())
+        mark = [
+            [
+                output_start[at % count] + k + output_start[n] * (at >= count)
+                for j, (at, k) in enumerate(node.reads)
+                if at % count in operators and j not in kinds[node.kind].ignored
+            ]
+            for node in made
+        ]
+        events = self._events()
+        mark += [[m for row in event for m in mark[row]] for event in events]
+        small = partial(np.array, dtype=np.int32)
+        mark_start, marks = map(small, ragged(mark))
+        event_start, event_row = map(small, ragged(events))
+        needed_start, needed_output = map(small, ragged(needed))
         heads = t.head_row[: t.outputs]
-        template = Template(
-            variable=t.variable,
-            outputs=np.diff(t.output_start),
-            read_start=self.read_start,
-            read_row=self.read_row,
-            read_output=self.read_output,
-            read_ignored=t.read_ignored,
-            read_first=self._read_first(),
-            read_scratch=read_scratch,
-            scratches=len(scratch),
-            wait_start=wait_start,
-            wait_row=wait_row,
+        outputs = t.head_entry[: t.outputs] - t.output_start[heads]
+        rows = rows_of(made, small([]), small([]))
+        own = (rows.what == ITSELF) | (rows.what == MASKED)
+        chained = (rows.time == 0) | (np.diff(rows.wait_start) > 0)
+        variable = (rows.what == SCRATCH) | (own & t.variable[np.where(own, rows.source, 0)])
+        variable[n : 2 * n] = variable[self.rows : self.rows + n] = False
+        return Patterns(
+            forward=n,
+            readers=self.rows + n,
+            kind=rows.kind,
+            source=rows.source,
+            what=rows.what,
+            target=np.where(own, rows.source, small(range(count))),
+            link=np.where(
+                chained, CHAINED, np.where(np.diff(rows.read_start) > 0, AWAITED, LOOSE)
+            ).astype(np.int32),
+            read_start=rows.read_start,
+            read_at=rows.read_row,
+            read_output=rows.read_output,
+            wait_start=rows.wait_start,
+            wait_at=rows.wait_row,
+            variable=small(np.flatnonzero(variable)),
             event_start=event_start,
             event_row=event_row,
+            output_start=small(output_start),
             needed_start=needed_start,
-            needed=needed,
-            masked=np.array(is_masked, dtype=np.bool_),
-            head_row=heads,
-            head_output=t.head_entry[: t.outputs] - t.output_start[heads],
-        )
-        return Parts(
-            self.work,
-            template,
-            patterns(template),
-            self.kinds.all,
-            np.array([places[id(kind)] for kind in self.training.kinds], dtype=np.int64),
-            np.array(masked_kind, dtype=np.int64),
-            np.array(reader_kind, dtype=np.int64),
-            np.array(scratch_kind, dtype=np.int64),
-            gradients,
-            *self._left_out(gradients),
-            self._expected(),
+            needed=needed_output + np.repeat(small(output_start[:-1]), np.diff(needed_start)),
+            masked=rows.what[self.rows : self.rows + n] == MASKED,
+            mark_start=mark_start,
+            mark=marks,
+            head_row=small(heads[~t.variable[heads]]),
+            head_output=small(outputs[~t.variable[heads]]),
         )
 
     def _left_out(
@@ -131,19 +200,19 @@ class _Maker:
 
         Such are the biases of FullyConnected operators whose weight gets no gradient.
         """
-        t, kinds, n = self.tables, self.training.kinds, self.n
+        t, kinds, n = self.t, self.training.kinds, self.n
         found = set()
         for row in (r for r in t.walk_row.tolist() if r >= 2 * n and kinds[r].op == WITH_WEIGHT):
             weight = int(t.output_start[row]) + 1
-            head = self._source(row)
-            given = kinds[head[0]].tensors[head[1]]
+            head, output = self.reads[row][0]
+            given = kinds[head].tensors[output]
             known = given.dtype == FLOAT and len(given.shape) <= AXES
             if len(kinds[row].tensors) > 2 and known and t.reads[weight] == 0:
                 found.add((row, 2))
-        read = {(int(r), int(k)) for r, k in zip(self.read_row, self.read_output)}
+        read = found & set(chain(*self.reads))
         return (
             frozenset(a for a, e in zip(self.training.wanted, gradients) if e in found),
-            tuple(self.graph.nodes[self._owner(row)].name for row, k in sorted(found & read)),
+            tuple(self.graph.nodes[self._owner(row)].name for row, _ in sorted(read)),
         )
 
     def _expected(self) -> Expected | None:
@@ -151,35 +220,25 @@ class _Maker:
             return None
         return Expected(replay(self.training, np.zeros(self.n, dtype=np.bool_)))
 
-    def _read_head_gradients_themselves(self) -> None:
-        """MXNet hands on the gradient of an output through an identity, which takes memory."""
-        ops = self.training.ops
-        for j in np.flatnonzero(self.read_row >= 2 * self.n):
-            row = self.read_row[j]
-            if ops[row] == "_identity_with_attr_like_rhs" and self._owner(row) < 0:
-                self.read_row[j], self.read_output[j] = self._source(int(row))
-
-    def _source(self, row: int) -> Entry:
-        """What a row reads first."""
-        j = self.read_start[row]
-        return int(self.read_row[j]), int(self.read_output[j])
-
     def _owner(self, row: int) -> int:
         return int(self.training.owners[row - 2 * self.n])
 
     def _gradients(self) -> tuple[Entry | None, ...]:
         """Where the gradient of each argument comes from, without copies of what is another's."""
-        t, ops, names = self.tables, self.training.ops, self.training.names
+        t, ops = self.t, self.ops
         found: list[Entry | None] = []
         for h, a in enumerate(self.training.wanted, t.outputs):
             row = int(t.head_row[h])
             entry = row, int(t.head_entry[h] - t.output_start[row])
-            if ops[row] == "_copy" and names[row] == self.graph.nodes[a].name + "_copy":
-                entry = self._source(row)
-            if ops[entry[0]] == "_identity_with_attr_like_rhs":
-                entry = self._source(entry[0])
-            nothing = ops[entry[0]] == "_zeros_without_dtype"
-            nothing |= (ops[entry[0]], entry[1]) in UNWRITTEN
+            if (
+                ops[row] == "_copy"
+                and self.training.names[row] == self.graph.nodes[a].name + "_copy"
+            ):
+                entry = self.reads[row][0]
+            if ops[entry[0]] == IDENTITY:
+                entry = self.reads[entry[0]][0]
+            op = ops[entry[0]]
+            nothing = op == "_zeros_without_dtype" or (op, entry[1]) in UNWRITTEN
             found.append(None if nothing else entry)
         return tuple(found)
 
@@ -188,73 +247,55 @@ class _Maker:
 
         Sums run with the last of what they add, what reads nothing with the first that reads it.
         """
-        n, t = self.n, self.tables
         place = {x: k for k, x in enumerate(self.work.gradients)}
-        walk = [int(r) for r in t.walk_row if r >= 2 * n and not t.variable[r]]
+        walk = [r for r in self.t.walk_row.tolist() if r >= 2 * self.n and not self.t.variable[r]]
         event: dict[int, int] = {}
         for row in sorted(walk):
-            start, stop = self.read_start[row], self.read_start[row + 1]
-            owner = self._owner(row)
+            owner, read = self._owner(row), [r for r, _ in self.reads[row]]
             if owner >= 0:
                 event[row] = place[owner]
-            elif start < stop:
-                event[row] = max(event.get(int(r), 0) for r in self.read_row[start:stop])
+            elif read:
+                event[row] = max(event.get(r, 0) for r in read)
             else:
                 event[row] = max(0, len(place) - 1)
-            for r in self.read_row[start:stop]:
-                if int(r) in event and self.read_start[r] == self.read_start[r + 1]:
-                    event[int(r)] = min(event[int(r)], event[row])
-        result: list[list[int]] = [[] for _ in range(n)]
+            for r in read:
+                if r in event and not self.reads[r]:
+                    event[r] = min(event[r], event[row])
+        result: list[list[int]] = [[] for _ in range(self.n)]
         if place:
             for row in walk:  # in the order in which MXNet would run them
                 result[self.work.gradients[event[row]]].append(row)
         return result
 
-    def _read_first(self) -> np.ndarray:
-        nodes, n = self.graph.nodes, self.n
-        first = np.zeros(len(self.read_row), dtype=np.bool_)
-        for j in range(int(self.read_start[2 * n]), len(first)):
-            x = self.read_row[j]
-            if x < n:
-                first[j] = first_time(nodes[x].op, int(self.read_output[j]))
-        return first
+    def _scratch(self) -> tuple[list[Tensor], dict[int, dict[int, int]]]:
+        """States for operators that run again: cuDNN's BatchNorm moves its own when it runs.
 
-    def _scratch(self) -> tuple[tuple[Tensor, ...], np.ndarray]:
-        """States for operators that run again: cuDNN's BatchNorm moves its own when it runs."""
+        Also which of them each operator reads, by the input.
+        """
         known: dict[tuple[int, Tensor], int] = {}
-        read = np.full(len(self.read_row), -1, dtype=np.int32)
+        read: dict[int, dict[int, int]] = {}
         for x in self.work.operators:
-            node = self.graph.nodes[x]
-            if self.work.once[x] or truth(node.attrs.get("use_global_stats")):
+            if self.work.once[x] or truth(self.graph.nodes[x].attrs.get("use_global_stats")):
                 continue
-            for k, j in enumerate(range(self.read_start[x], self.read_start[x + 1])):
-                state = int(self.read_row[j])
+            for j, (state, _) in enumerate(self.reads[x]):
                 if state in self.graph.auxiliary:
-                    key = (k, self.graph.tensors[state][0])
-                    read[j] = known.setdefault(key, len(known))
-        return tuple(tensor for _, tensor in known), read
+                    key = (j, self.graph.tensors[state][0])
+                    read.setdefault(x, {})[j] = known.setdefault(key, len(known))
+        return [tensor for _, tensor in known], read
 
     def _waits(self) -> list[list[int]]:
         """What gradient rows wait for by themselves, not what orders their sums."""
         waits: list[list[int]] = [[] for _ in range(self.rows)]
         for row, before in self.training.waits:
-            if self._owner(row) >= 0 and (waits[row] or self._waits_itself(row, before)):
+            owner = self._owner(row)
+            itself = before < self.n or self._owner(before) == owner
+            if owner >= 0 and (waits[row] or itself):
                 waits[row].append(before)
         return waits
 
-    def _waits_itself(self, row: int, before: int) -> bool:
-        return before < self.n or self._owner(before) == self._owner(row)
-
-    def _masked_kind(self, x: int) -> int:
-        node, result = self.graph.nodes[x], self.graph.tensors[x]
-        whole = result[0].shape == result[1].shape
-        op = "elemwise_mul" if whole else "broadcast_mul"
-        assert node.op == "Dropout"
-        return self.kinds(op, {}, 2, result[:1])
-
     def _needed(self, x: int) -> list[int]:
         """The outputs of an operator that must be read, for they are if it runs once."""
-        t, node = self.tables, self.graph.nodes[x]
+        t, node = self.t, self.graph.nodes[x]
         if node.is_variable:
             return []
         last = int(t.output_start[x + 1] - t.output_start[x])
@@ -265,7 +306,7 @@ class _Maker:
 def unroll(
     made: Parts, schedule: Schedule, mkldnn: bool = True, added: Iterable[int] = ()
 ) -> TrainingStep:
-    """Write out the training step of a schedule.
+    """Build the training step of a schedule, in time linear in its events; no symbol is made.
 
     Parameters
     ----------
@@ -279,22 +320,19 @@ def unroll(
     added : iterable of int
         The arguments whose gradient is added to a total (grad_req 'add'), as far as it can be.
 
-    Returns
-    -------
-    TrainingStep
-        Linear in the number of events; no symbol is made yet.
-
     Raises
     ------
     MemongerError
         If MKLDNN would round differently than without a schedule.
     """
-    rows = rows_of(made.patterns, np.ascontiguousarray(schedule.events, dtype=np.int32))
-    plain = step = with_totals(step_of(made, rows, {}), frozenset(added))
+    p = made.patterns
+    line = line_up(p, np.ascontiguousarray(schedule.events, dtype=np.int32))
+    rows = connect(p, np.concatenate([p.variable, line]))
+    plain = step = with_totals(step_of(made, rows, made.kinds, {}), frozenset(added))
     if made.expected is None:
         return plain
     for _ in range(ROUNDS):
-        inserts = made.expected.differences(step.replay(), step.kinds, step.rows.stands_for())
+        inserts = made.expected.differences(step.replay(), step.stands_for)
         if not inserts:
             return step
         step = insert(step, inserts)

@@ -6,19 +6,24 @@ That is where a gradient is added to a total, and where a tensor would be laid o
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Collection, Iterable, Mapping, NamedTuple, Sequence, TypeVar
 
 import numpy as np
 
 from memonger.costs.layouts import AXES
-from memonger.graph.arrays import RowKind, ragged
 from memonger.graph.forward import Entry
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import Kinds
 from memonger.schedules.layouts import AFTER, BEFORE, HOLD, Insert
-from memonger.schedules.nodes import INSERTED, Rows
-from memonger.schedules.training_step import TrainingStep, step_of
+from memonger.schedules.nodes import INSERTED
+from memonger.schedules.training_step import (
+    Node,
+    TrainingStep,
+    nodes_of,
+    rows_of,
+    step_of,
+)
 
 #: The mean of each channel reads blocks. For an operator that cannot, such as ``max``, MXNet's
 #: executor makes a plain copy and keeps it for as long as it lives (``StorageFallbackOpExecutor``,
@@ -35,18 +40,12 @@ class Total(NamedTuple):
 
 
 def with_totals(step: TrainingStep, added: Collection[int]) -> TrainingStep:
-    """Add gradients up as MXNet does: the operator that makes one adds to the total itself.
+    """Add the gradients of these arguments up as MXNet does: what makes one adds it to the total.
 
     Some round otherwise than by adding what they have made (an Embedding adds row after row). The
     executor sees to it that the second input of a ``_grad_add`` is added to the first
     (``src/executor/inplace_addto_detect_pass.cc``), here a copy of the total. Where a gradient is
     read by others too it is not done: it is added up afterwards.
-
-    Parameters
-    ----------
-    step : TrainingStep
-    added : collection of int
-        The arguments whose gradient is added to a total.
     """
     made, rows = step.parts, step.rows
     reads = Counter(zip(rows.read_row.tolist(), rows.read_output.tolist()))
@@ -64,13 +63,12 @@ def with_totals(step: TrainingStep, added: Collection[int]) -> TrainingStep:
 def insert(
     step: TrainingStep, inserts: Sequence[Insert], totals: Sequence[Total] = ()
 ) -> TrainingStep:
-    """A training step with more operators.
+    """Make a training step with more operators.
 
     What is put in before a row waits for what ran before; what is put in behind it waits for
     nothing, and the next row that may wait, waits for it.
     """
-    rows, kinds = step.rows, step.kinds
-    new = _Rows(step)
+    new = _Nodes(step)
     before = _by_row(one for one in inserts if one.where == BEFORE)
     behind = _by_row(one for one in inserts if one.where != BEFORE)
     summed = _by_row(totals)
@@ -80,31 +78,29 @@ def insert(
     pending: list[int] = []  # what the next row that may wait, waits for
     ahead: dict[int, list[int]] = {}  # copies of totals before rows that wait for nothing
     sums: dict[int, tuple[int, int]] = {}  # of each argument: the variable of its total, the sum
-    sources, whats, times = rows.source.tolist(), rows.what.tolist(), rows.time.tolist()
-    reads, waits = rows.inputs()
-    for row, kind in enumerate(kinds):
-        entries = [(place[source], k) for source, k in reads[row]]
+    for row, node in enumerate(nodes_of(step.rows)):
+        entries = [(place[source], k) for source, k in node.reads]
         read = [instead.get(entry, entry) for entry in entries]
         for one in before.get(row, ()):
             read[one.place] = new.put_in(one, read[one.place], chain)
         begun = []
         for total in summed.get(row, ()):
-            tensor = kind.tensors[total.output]
+            tensor = step.kinds[row].tensors[total.output]
             variable = new.insert("null", {}, tensor, [], [])
             copy = new.insert("_copy", {}, tensor, [(variable, 0)], chain)
-            begun.append((total, variable, copy))
-        copies = [copy for _, _, copy in begun]
-        if waits[row]:
+            begun.append((total, tensor, variable, copy))
+        copies = [copy for _, _, _, copy in begun]
+        if node.waits:
             pending += copies
         else:
             ahead[row] = copies
-        wait = [w for old in waits[row] for w in (*ahead.get(old, ()), place[old])]
+        wait = [w for old in node.waits for w in (*ahead.get(old, ()), place[old])]
         if wait:
             wait += pending
             pending = []
-        here = new.add(kind, sources[row], whats[row], times[row], read, wait)
+        here = new.add(node._replace(reads=read, waits=wait))
         place.append(here)
-        if wait or times[row] >= 0:
+        if wait or node.time >= 0:
             chain = [here]
         for one in behind.get(row, ()):
             if one.where == AFTER:
@@ -113,83 +109,53 @@ def insert(
             else:
                 put = new.put_in(one, read[one.place], [here])
             pending.append(put[0])
-        for total, variable, copy in begun:
-            both = [(copy, 0), (here, total.output)]
-            added = new.insert("_grad_add", {}, kind.tensors[total.output], both, [])
+        for total, tensor, variable, copy in begun:
+            added = new.insert("_grad_add", {}, tensor, [(copy, 0), (here, total.output)], [])
             sums[total.argument] = variable, added
             pending.append(added)
     for a, (variable, added) in step.totals.items():
         entry = place[added], 0
         sums[a] = place[variable], instead.get(entry, entry)[0]
     moved = np.array([*place, -1], dtype=np.int32)
-    return step_of(step.parts, new.rows(moved[rows.first], moved[rows.latest]), sums)
+    rows = rows_of(new.nodes, moved[step.rows.first], moved[step.rows.latest])
+    return step_of(step.parts, rows, new.kinds.all, sums)
 
 
-Row = TypeVar("Row", Insert, Total)
+Item = TypeVar("Item", Insert, Total)
 
 
-def _by_row(items: Iterable[Row]) -> Mapping[int, list[Row]]:
-    found: dict[int, list[Row]] = {}
+def _by_row(items: Iterable[Item]) -> Mapping[int, list[Item]]:
+    found: dict[int, list[Item]] = defaultdict(list)
     for item in items:
-        found.setdefault(item.row, []).append(item)
+        found[item.row].append(item)
     return found
 
 
-class _Rows:
-    """Rows that are put down one after the other."""
+class _Nodes:
+    """Nodes that are put down one after the other, and what they are."""
 
     def __init__(self, step: TrainingStep) -> None:
-        self._number = Kinds(step.parts.kinds)
-        self._kinds: list[RowKind] = []
-        self._source: list[int] = []
-        self._what: list[int] = []
-        self._time: list[int] = []
-        self._reads: list[list[Entry]] = []
-        self._waits: list[list[int]] = []
+        self.nodes: list[Node] = []
+        self.kinds = Kinds(list(step.all_kinds))
 
-    def add(
-        self, kind: RowKind, source: int, what: int, time: int, read: list[Entry], wait: list[int]
-    ) -> int:
-        self._kinds.append(kind)
-        self._source.append(source)
-        self._what.append(what)
-        self._time.append(time)
-        self._reads.append(read)
-        self._waits.append(wait)
-        return len(self._kinds) - 1
+    def add(self, node: Node) -> int:
+        self.nodes.append(node)
+        return len(self.nodes) - 1
 
     def insert(
         self, op: str, attrs: Mapping[str, str], tensor: Tensor, read: list[Entry], wait: list[int]
     ) -> int:
-        """A row that the schedule does not have, with one output."""
-        number = self._number(op, attrs, len(read), (tensor,))
-        return self.add(self._number.all[number], number, INSERTED, -1, read, wait)
+        """A node that the schedule does not have, with one output."""
+        kind = self.kinds(op, attrs, len(read), (tensor,))
+        return self.add(Node(kind, -1, INSERTED, -1, read, wait))
 
     def put_in(self, one: Insert, entry: Entry, wait: list[int]) -> Entry:
         """What a layout needs, reading this."""
         row, k = entry
-        tensor = self._kinds[row].tensors[k]
+        tensor = self.kinds.all[self.nodes[row].kind].tensors[k]
         if one.where != HOLD:
             return self.insert(one.op, one.attrs, tensor, [entry], wait), 0
         if len(tensor.shape) == AXES:
             mean = Tensor((*tensor.shape[:2], 1, 1), tensor.dtype)
             entry, wait = (self.insert("Pooling", MEAN, mean, [entry], wait), 0), []
         return self.insert("max", {}, Tensor((1,), tensor.dtype), [entry], wait), 0
-
-    def rows(self, first: np.ndarray, latest: np.ndarray) -> Rows:
-        """All of them; of each template row the first and the last."""
-        read_start, entries = ragged(self._reads)
-        wait_start, wait_row = ragged(self._waits)
-        read_row, read_output = np.ascontiguousarray(entries.reshape(-1, 2).T, dtype=np.int32)
-        return Rows(
-            np.array(self._source, dtype=np.int32),
-            np.array(self._what, dtype=np.int32),
-            np.array(self._time, dtype=np.int32),
-            read_start,
-            read_row,
-            read_output,
-            wait_start,
-            wait_row.astype(np.int32),
-            first,
-            latest,
-        )

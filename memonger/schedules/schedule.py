@@ -15,7 +15,8 @@ outputs of the network are those of the first time (they are held to the end).
 
 from __future__ import annotations
 
-from typing import Iterable, Mapping, NamedTuple
+from dataclasses import dataclass
+from typing import Iterable, Mapping
 
 import numpy as np
 
@@ -26,7 +27,6 @@ from memonger.support.errors import MemongerError
 #: Outputs that a gradient reads from the first time that the operator ran, however often it runs:
 #: the mask of a Dropout, and statistics that are small, so that nothing is run again for them.
 FIRST_TIME = {"BatchNorm": frozenset((1, 2)), "Dropout": frozenset((1,))}
-NONE: frozenset[int] = frozenset()
 
 _PYTHON = "its gradient is Python code, which no symbol can hold"
 #: Operators that no symbol can be loaded with whose gradient is written out.
@@ -38,7 +38,8 @@ UNWRITABLE = {
 }
 
 
-class Schedule(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Schedule:
     """What one training step runs, in order.
 
     Attributes
@@ -52,7 +53,7 @@ class Schedule(NamedTuple):
 
     @staticmethod
     def of(events: Iterable[int]) -> Schedule:
-        """A schedule of these events."""
+        """Make a schedule of these events."""
         return Schedule(np.fromiter(events, dtype=np.int32))
 
     @property
@@ -66,38 +67,27 @@ class Schedule(NamedTuple):
         )
 
 
-class Workload(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Workload:
     """What there is to schedule: all that one training step of a network must run.
 
-    Attributes
-    ----------
-    training : TrainingGraph
-    operators : tuple of int
-        The operators in the order in which they run for the first time. Operators that MXNet merges
-        with an equal one (``TrainingGraph.same``), and those that no output needs, are not there.
-    gradients : tuple of int
-        The operators whose gradient runs, in the order in which the gradients run.
-    inputs : tuple of tuple of int
-        For each node the operators that it reads, each once. Variables are always there.
-    reads : tuple of tuple of int
-        For each node the operators whose latest result its gradient reads (itself among them, if
-        so), each once. What it reads of the first time (`FIRST_TIME`) is not there: it is held
-        until then, whatever the schedule.
-    once : np.ndarray of bool
-        For each node whether it must not run again. Dropout may: it is multiplied by its mask.
+    Operators that MXNet merges with an equal one (``TrainingGraph.same``), and those that no output
+    needs, are in none of it.
     """
 
     training: TrainingGraph
-    operators: tuple[int, ...]
-    gradients: tuple[int, ...]
-    inputs: tuple[tuple[int, ...], ...]
+    operators: tuple[int, ...]  # in the order in which they run for the first time
+    gradients: tuple[int, ...]  # the operators whose gradient runs, in that order
+    inputs: tuple[tuple[int, ...], ...]  # of each node the operators that it reads, each once
+    #: Of each node the operators whose latest result its gradient reads, each once. What it reads
+    #: of the first time (`FIRST_TIME`) is held until then, whatever the schedule.
     reads: tuple[tuple[int, ...], ...]
-    once: np.ndarray
+    once: np.ndarray  # bool: whether each node must not run again; Dropout may, as its mask is kept
 
 
 def first_time(op: str, output: int) -> bool:
     """Whether a gradient reads this output from the first time that the operator ran."""
-    return output in FIRST_TIME.get(op, NONE)
+    return output in FIRST_TIME.get(op, ())
 
 
 def masked(op: str, attrs: Mapping[str, str]) -> bool:
@@ -105,46 +95,50 @@ def masked(op: str, attrs: Mapping[str, str]) -> bool:
     return op == "Dropout" and float(attrs.get("p", 0.5)) > 0
 
 
-def workload(training: TrainingGraph) -> Workload:
-    """What there is to schedule of a network with these gradients.
+def workload(training: TrainingGraph, until: int | None = None) -> Workload:
+    """Find out what there is to schedule of a network with these gradients.
+
+    Parameters
+    ----------
+    training : TrainingGraph
+    until : int, optional
+        The nodes from this one on must not run again.
 
     Raises
     ------
     MemongerError
         If the network holds an operator whose gradient cannot be written out.
     """
-    graph, tables = training.graph, training.tables
-    n = tables.forward
+    graph, t = training.graph, training.tables
+    n, variable = t.forward, t.variable
     refuse(training)
-    variable = tables.variable
-    operators = [int(x) for x in tables.first if not variable[x]]
+    operators = tuple(int(x) for x in t.first if not variable[x])
     if not operators:
         raise MemongerError("the network has no operators, so there is nothing to schedule")
-    rows = np.unique(tables.walk_row[tables.walk_row >= 2 * n])  # in the order they were made
+    rows = np.unique(t.walk_row[t.walk_row >= 2 * n])  # in the order they were made
     owners = training.owners[rows - 2 * n]
-    gradients = list(dict.fromkeys(int(x) for x in owners if x >= 0))
 
-    def read(start: int, stop: int) -> list[int]:
-        found = {}
-        for j in range(start, stop):
-            x, k = int(tables.read_row[j]), int(tables.read_output[j])
-            if x < n and not variable[x] and not first_time(graph.nodes[x].op, k):
-                found[x] = True
-        return list(found)
+    def read(row: int) -> list[int]:
+        read = slice(t.read_start[row], t.read_start[row + 1])
+        return [
+            x
+            for x, k in zip(t.read_row[read].tolist(), t.read_output[read].tolist())
+            if x < n and not variable[x] and not first_time(graph.nodes[x].op, k)
+        ]
 
-    start = tables.read_start
-    inputs = [tuple(read(start[x], start[x + 1])) for x in range(n)]
     reads: list[list[int]] = [[] for _ in range(n)]
-    for row, x in zip(rows, owners):
+    for row, x in zip(rows.tolist(), owners.tolist()):
         if x >= 0:
-            reads[x] += read(start[row], start[row + 1])
+            reads[x] += read(row)
+    once = _once(training)
+    once[n if until is None else until :] = True
     return Workload(
-        training,
-        tuple(operators),
-        tuple(gradients),
-        tuple(inputs),
-        tuple(tuple(dict.fromkeys(r)) for r in reads),
-        _once(training),
+        training=training,
+        operators=operators,
+        gradients=tuple(dict.fromkeys(int(x) for x in owners if x >= 0)),
+        inputs=tuple(tuple(dict.fromkeys(read(x))) for x in range(n)),
+        reads=tuple(tuple(dict.fromkeys(each)) for each in reads),
+        once=once,
     )
 
 
@@ -154,15 +148,12 @@ def _once(training: TrainingGraph) -> np.ndarray:
     MKLDNN's RNN remembers where its inputs were, and its gradient reads them there
     (``src/operator/nn/mkldnn/mkldnn_rnn.cc``): it runs once, and so does what it reads.
     """
-    graph = training.graph
-    once = np.zeros(len(graph.nodes), dtype=np.bool_)
-    for x, node in enumerate(graph.nodes):
-        if node.is_variable or node.op == "Dropout":
-            continue
+    once = np.zeros(len(training.graph.nodes), dtype=np.bool_)
+    for x, node in enumerate(training.graph.nodes):
         if node.op == "RNN":
             once[[x, *(training.same[a] for a, _ in node.inputs)]] = True
-        elif why_kept(node.op, node.attrs) is not None:
-            once[x] = True
+        elif not node.is_variable and node.op != "Dropout":
+            once[x] |= why_kept(node.op, node.attrs) is not None
     return once
 
 
@@ -208,7 +199,7 @@ def check(work: Workload, schedule: Schedule) -> None:
             gradients.append(~event)
             continue
         if event not in known:
-            raise MemongerError("schedule: node %d is no operator that runs" % event)
+            raise MemongerError(f"schedule: node {event} is no operator that runs")
         there(work.inputs[event], "a run", event)
         if not ran[event]:
             firsts.append(event)
@@ -222,12 +213,12 @@ def check(work: Workload, schedule: Schedule) -> None:
 
 
 def plain(work: Workload) -> Schedule:
-    """The schedule without recomputation: all operators, then all gradients."""
+    """Make the schedule without recomputation: all operators, then all gradients."""
     return Schedule.of([*work.operators, *(~x for x in work.gradients)])
 
 
 def of_marks(work: Workload, mask: np.ndarray, held: Iterable[int] = ()) -> Schedule:
-    """The schedule that does as MXNet does with these operators marked.
+    """Make the schedule that does as MXNet does with these operators marked.
 
     The gradient of a marked operator reads what has been computed again, and so runs what of that
     has not been; that of a kept operator runs nothing.
@@ -236,8 +227,7 @@ def of_marks(work: Workload, mask: np.ndarray, held: Iterable[int] = ()) -> Sche
     ----------
     work : Workload
     mask : np.ndarray of bool
-        For each node whether it is recomputed; operators that must run once are not, whatever it
-        says.
+        For each node whether it is recomputed; those that must run once are not, whatever it says.
     held : iterable of int
         Recomputed nodes whose result is kept all the same, in a copy.
     """
@@ -253,39 +243,31 @@ def of_marks(work: Workload, mask: np.ndarray, held: Iterable[int] = ()) -> Sche
 
 
 def adapt(work: Workload, schedule: Schedule) -> Schedule:
-    """A schedule of the same network for other gradients, or other shapes.
+    """Make a schedule of the same network for other gradients, or other shapes.
 
     Gradients that are not asked for are left out, and with them what has been computed again for
     them alone; gradients that are missing run in their turn and read what is there.
     """
     events: list[int] = []
-    known = set(work.gradients)
-    following = 0
+    place = {x: k for k, x in enumerate(work.gradients)}
+    following = 0  # gradient
     for event in schedule.events.tolist():
-        if event < 0:
-            if ~event not in known:
-                continue
-            place = work.gradients.index(~event, following)
-            events += [~x for x in work.gradients[following:place]]
-            following = place + 1
-        events.append(event)
+        if event >= 0:
+            events.append(event)
+        elif place.get(~event, -1) >= following:
+            events += [~x for x in work.gradients[following : place[~event] + 1]]
+            following = place[~event] + 1
     events += [~x for x in work.gradients[following:]]
-    needed = np.zeros(len(work.once), dtype=np.bool_)
-    first = np.zeros(len(events), dtype=np.bool_)
-    ran = set()
-    for k, event in enumerate(events):
-        first[k] = event >= 0 and event not in ran
-        ran.add(event)
+    again = np.ones(len(events), dtype=np.bool_)
+    again[np.unique(events, return_index=True)[1]] = False
+    needed: set[int] = set()
     kept: list[int] = []
-    for k in range(len(events) - 1, -1, -1):
-        x = events[k]
-        if x >= 0 and not first[k] and not needed[x]:
+    for x, is_again in zip(events[::-1], again[::-1]):
+        if is_again and x not in needed:
             continue
         kept.append(x)
-        if x >= 0:
-            needed[x] = False
-        for y in work.reads[~x] if x < 0 else work.inputs[x]:
-            needed[y] = True
+        needed.discard(x)
+        needed.update(work.reads[~x] if x < 0 else work.inputs[x])
     return Schedule.of(kept[::-1])
 
 
@@ -294,14 +276,7 @@ def run_again(
 ) -> None:
     """Append what must run to have some operators' results where others are missing.
 
-    Parameters
-    ----------
-    work : Workload
-    wanted : iterable of int
-        The operators whose results are needed.
-    missing : np.ndarray of bool
-        For each node whether its result is gone; changed in place.
-    events : list of int
+    ``missing`` says of each node whether its result is gone; it is changed in place, as ``events``.
     """
     stack = [x for x in wanted if missing[x]]
     found = set(stack)

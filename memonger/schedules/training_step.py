@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Mapping, NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from memonger.costs.replay import Replay, replay
-from memonger.graph import arrays as tables
-from memonger.graph.arrays import BACKWARD, FORWARD, KEPT, RECOMPUTED, RowKind, Tables
+from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED, RowKind, Tables, arrays_of, ragged
 from memonger.graph.forward import Entry, ForwardGraph
 from memonger.graph.training import TrainingGraph
 from memonger.schedules.layouts import Expected
@@ -21,7 +21,7 @@ from memonger.schedules.nodes import (
     SCRATCH,
     Patterns,
     Rows,
-    Template,
+    lay_out,
 )
 from memonger.schedules.schedule import Workload
 from memonger.support.mxnet import Settings
@@ -38,70 +38,77 @@ BIND: Mapping[str, str] = {
 }
 
 
-class Parts(NamedTuple):
-    """A template, and what belongs to its rows.
+@dataclass(frozen=True)
+class Parts:
+    """All that the training steps of a network are made of.
 
-    Attributes
-    ----------
-    work : Workload
-    template : Template
-    patterns : Patterns
-    kinds : list of RowKind
-    kind_of : np.ndarray
-        Of each template row.
-    masked_kind, reader_kind : np.ndarray
-        Of forward rows that are `MASKED`; of the reader of each output that must have one.
-    scratch_kind : np.ndarray
-        Of each scratch state.
-    gradients : tuple of (row, output) or None
-        Of each argument that gets a gradient.
-    left_out : frozenset of int
-        The arguments whose gradient MKLDNN leaves out.
-    unwritten : tuple of str
-        The operators with a gradient that MKLDNN leaves out, and MXNet adds to others all the same.
-    expected : Expected or None
-        The layouts of the network without a schedule; None if MKLDNN lays out no tensor of it.
+    ``kinds`` are those that the patterns refer to; ``gradients`` tells for each argument that gets
+    one which output of which row of the network's TrainingGraph it is. MKLDNN leaves out the
+    gradients of the arguments ``left_out``; MXNet adds those of the operators ``unwritten`` to
+    others all the same. ``expected`` are the layouts of the network without a schedule, None if
+    MKLDNN lays out no tensor of it.
     """
 
     work: Workload
-    template: Template
     patterns: Patterns
-    kinds: list[RowKind]
-    kind_of: np.ndarray
-    masked_kind: np.ndarray
-    reader_kind: np.ndarray
-    scratch_kind: np.ndarray
+    kinds: tuple[RowKind, ...]
     gradients: tuple[Entry | None, ...]
     left_out: frozenset[int]
     unwritten: tuple[str, ...]
     expected: Expected | None
 
     def asked(self) -> np.ndarray:
-        """The outputs of template rows that are gradients, (row, output), each once."""
+        """The rows and outputs that are gradients, (row, output), each once."""
         asked = dict.fromkeys(entry for entry in self.gradients if entry is not None)
         return np.array(list(asked), dtype=np.int64).reshape(-1, 2)
 
 
-class TrainingStep(NamedTuple):
+class Node(NamedTuple):
+    """A node of a training step: one row of `Rows`, with its reads and waits as lists."""
+
+    kind: int
+    source: int
+    what: int
+    time: int
+    reads: list[Entry]
+    waits: list[int]
+
+
+def nodes_of(rows: Rows) -> list[Node]:
+    """The rows of a training step as nodes."""
+    entries = list(zip(rows.read_row.tolist(), rows.read_output.tolist()))
+    waits = rows.wait_row.tolist()
+    return list(
+        map(
+            Node,
+            *(column.tolist() for column in rows[:4]),
+            [entries[start:stop] for start, stop in zip(rows.read_start, rows.read_start[1:])],
+            [waits[start:stop] for start, stop in zip(rows.wait_start, rows.wait_start[1:])],
+        )
+    )
+
+
+def rows_of(nodes: Sequence[Node], first: np.ndarray, latest: np.ndarray) -> Rows:
+    """Nodes as rows; ``first`` and ``latest`` as in `Rows`."""
+    *columns, reads, waits = zip(*nodes)
+    read_start, entries = ragged(reads)
+    lists = (*columns, read_start, *entries.reshape(-1, 2).T, *ragged(waits), first, latest)
+    return Rows(*(np.array(each, dtype=np.int32) for each in lists))
+
+
+@dataclass(frozen=True)
+class TrainingStep:
     """The training graph of a schedule, as ``training.TrainingGraph`` is that of a set of marks.
 
-    Attributes
-    ----------
-    parts : Parts
-    rows : Rows
-    tables : Tables
-        For the replay. There are no recomputed copies in the sense of marks: a schedule's are rows
-        like any other.
-    gradients : tuple of int or None
-        For each argument that gets a gradient which output of the symbol it is. Two may be the
-        same; None is a gradient of zeros.
-    totals : dict of (row, row)
-        Of arguments (node indices) whose gradient is added to a total: the variable that holds it,
-        and the sum, which is then their output.
+    ``gradients`` tells for each argument that gets one which output of the symbol it is; two may be
+    the same, None is a gradient of zeros. ``totals`` are the arguments (node indices) whose
+    gradient is added to a total: the row of the variable that holds it, and that of the sum, which
+    is then their output.
     """
 
     parts: Parts
     rows: Rows
+    all_kinds: Sequence[RowKind]  # that the rows refer to
     tables: Tables
     gradients: tuple[int | None, ...]
     totals: Mapping[int, tuple[int, int]]
@@ -120,29 +127,32 @@ class TrainingStep(NamedTuple):
         """Why the replay of this graph may differ from MXNet; empty if it should not."""
         return self.training.inexact
 
-    @property
+    @cached_property
     def kinds(self) -> list[RowKind]:
         """Operator, parameters, shapes and types of each row."""
-        return [self.parts.kinds[k] for k in _kind_numbers(self.parts, self.rows).tolist()]
+        return [self.all_kinds[k] for k in self.rows.kind.tolist()]
 
-    @property
+    @cached_property
     def ops(self) -> list[str]:
         return [kind.op for kind in self.kinds]
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """Of each row; those of variables and of what runs for the first time are the network's."""
         return _names(self)
 
     @property
+    def stands_for(self) -> np.ndarray:
+        """Of each row the row of the TrainingGraph whose place it takes; -1 for none."""
+        what = self.rows.what
+        return np.where((what == ITSELF) | (what == MASKED), self.rows.source, -1)
+
+    @property
     def phases(self) -> np.ndarray:
         """FORWARD, RECOMPUTED or BACKWARD for each row."""
-        rows = self.rows
-        phases = np.full(len(rows.source), BACKWARD)
-        phases[rows.time == 0] = FORWARD
-        again = (rows.time > 0) | (rows.what == READER) | (rows.what == INSERTED)
-        phases[again] = RECOMPUTED
-        return phases
+        time, what = self.rows.time, self.rows.what
+        again = (time > 0) | (what == READER) | (what == INSERTED)
+        return np.where(again, RECOMPUTED, np.where(time == 0, FORWARD, BACKWARD))
 
     @property
     def heads(self) -> list[Entry]:
@@ -165,89 +175,57 @@ class TrainingStep(NamedTuple):
         return replay(self, np.zeros(0, dtype=np.bool_))
 
 
-def step_of(made: Parts, rows: Rows, totals: Mapping[int, tuple[int, int]]) -> TrainingStep:
-    """The training step of these rows; ``totals`` as in `TrainingStep`."""
-    template = made.template
-    heads = [
-        (int(rows.first[row]), int(k)) for row, k in zip(template.head_row, template.head_output)
-    ]
-    outputs = {entry: k for k, entry in reversed(list(enumerate(heads)))}
+def step_of(
+    made: Parts, rows: Rows, kinds: Sequence[RowKind], totals: Mapping[int, tuple[int, int]]
+) -> TrainingStep:
+    """Make the training step of these rows, which are of these kinds; see `TrainingStep`."""
+    t = made.work.training.tables
+    outputs = t.head_entry[: t.outputs] - t.output_start[t.head_row[: t.outputs]]
+    heads = list(zip(rows.first[t.head_row[: t.outputs]].tolist(), outputs.tolist()))
+    place = {entry: k for k, entry in reversed(list(enumerate(heads)))}
     gradients: list[int | None] = []
-    kinds = _kind_numbers(made, rows)
     for a, found in zip(made.work.training.wanted, made.gradients):
         if found is None:
             gradients.append(None)
             continue
         entry = (totals[a][1], 0) if a in totals else (int(rows.latest[found[0]]), found[1])
-        if entry not in outputs:
-            outputs[entry] = len(heads)
+        if entry not in place:
+            place[entry] = len(heads)
             heads.append(entry)
-        gradients.append(outputs[entry])
-    read = np.stack([rows.read_row, rows.read_output, np.full(len(rows.read_row), KEPT)], axis=1)
-    waiting = np.repeat(np.arange(len(rows.source)), np.diff(rows.wait_start))
-    waits = np.stack([waiting, rows.wait_row, np.full(len(waiting), KEPT)], axis=1)
-    return TrainingStep(
-        made,
-        rows,
-        tables.build(
-            [],
-            np.zeros((0, 2), dtype=np.int64),
-            np.zeros((0, 2), dtype=np.int64),
-            kinds,
-            read,
-            waits,
-            made.kinds,
-            [(row, k, KEPT) for row, k in heads],
-            len(heads),
-        ),
-        tuple(gradients),
-        totals,
-    )
-
-
-def _kind_numbers(made: Parts, rows: Rows) -> np.ndarray:
-    kinds = made.kind_of[np.where(rows.what == ITSELF, rows.source, 0)]
-    for what, of in (
-        (SCRATCH, made.scratch_kind),
-        (MASKED, made.masked_kind),
-        (READER, made.reader_kind),
-    ):
-        chosen = rows.what == what
-        kinds[chosen] = of[rows.source[chosen]]
-    chosen = rows.what == INSERTED
-    kinds[chosen] = rows.source[chosen]
-    return kinds
+        gradients.append(place[entry])
+    head_row, head_output = np.array(heads, dtype=np.int32).T.copy()
+    tables = lay_out(arrays_of(kinds), rows, head_row, head_output)
+    return TrainingStep(made, rows, kinds, tables, tuple(gradients), totals)
 
 
 def _names(step: TrainingStep) -> list[str]:
     """A name for each row; MXNet wants those of variables to differ, people all."""
     given = step.training.names
-    rows = step.rows
-    taken = {node.name for node in step.graph.nodes}
+    forward = len(step.graph.nodes)
+    taken = set(given[:forward])
     count: dict[str, int] = {}
 
     def new(stem: str) -> str:
         name = stem
         while name in taken:
             count[stem] = count.get(stem, 0) + 1
-            name = "%s_%d" % (stem, count[stem])
+            name = f"{stem}_{count[stem]}"
         taken.add(name)
         return name
 
     names: list[str] = []
-    reads, _ = rows.inputs()
-    columns = rows.source.tolist(), rows.what.tolist(), rows.time.tolist()
-    for source, what, time, read in zip(*columns, reads):
-        if what == SCRATCH:
+    for node in nodes_of(step.rows):
+        read = names[node.reads[0][0]] if node.reads else ""
+        if node.what == SCRATCH:
             names.append(new("scratch"))
-        elif what == READER:
-            names.append(new(names[read[0][0]] + "_read"))
-        elif what == INSERTED and not read:
-            names.append(new("total"))
-        elif what == INSERTED:
-            names.append(new(names[read[0][0]] + "_laid_out"))
-        elif source < len(step.graph.nodes):
-            names.append(given[source] if time <= 0 else new(given[source] + "_again"))
+        elif node.what == READER:
+            names.append(new(read + "_read"))
+        elif node.what == INSERTED:
+            names.append(new(read + "_laid_out" if read else "total"))
+        elif node.source >= forward:
+            names.append(new(given[node.source]))
         else:
-            names.append(new(given[source]))
+            names.append(
+                new(given[node.source] + "_again") if node.time > 0 else given[node.source]
+            )
     return names

@@ -302,9 +302,7 @@ class Schedules(Way):
         super().__init__(request, options)
         training, nodes = self.network.training, self.network.graph.nodes
         tensors_of(request.symbol, training.graph)  # refuses what is sparse
-        self.load = workload(training)
-        if request.until is not None:
-            self.load.once[request.until :] = True
+        self.load = workload(training, request.until)
         self.parts = parts(self.load)
         self.added = [a for a in training.wanted if request.grad_req[nodes[a].name] == "add"]
         self.mkldnn = request.ctx is None or has_mkldnn(request.ctx)

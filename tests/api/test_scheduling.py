@@ -10,7 +10,7 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.schedules.execution import lowered as recipe
+from memonger.schedules.execution import write as recipe
 from memonger.solve import ways
 from memonger.costs.memory import rounded
 from memonger.support.errors import BudgetError

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import memonger.costs.memory
+import memonger.support.errors
 import mxnet as mx
 import pytest
 
@@ -17,7 +17,7 @@ from .dry_run import GpuDryRun
 
 pytestmark = pytest.mark.gpu_dry_run
 
-MB = memonger.costs.memory.MB
+MB = memonger.support.errors.MB
 TESTS = str(Path(__file__).resolve().parents[1] / "helpers")
 NETWORKS = 150
 FUSION = {"MXNET_USE_FUSION": "1"}

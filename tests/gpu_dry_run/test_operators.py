@@ -30,9 +30,8 @@ def every_operator(dry: DryRun) -> Any:
     import numpy as np
     from memonger.graph import marks
     from memonger.graph.operators.recompute import ANYWHERE
-    from operator_cases import AFTER, BEFORE, CASES, SMALL_SHAPES, small_net
+    from operator_cases import AFTER, BEFORE, CASES, SMALL_SHAPES, inner, small_net
     from planned import rules_of
-    from test_operators import inner
 
     def step(symbol: Any) -> None:
         executor = symbol.simple_bind(mx.gpu(0), grad_req="write", **SMALL_SHAPES)

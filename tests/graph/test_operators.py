@@ -25,6 +25,7 @@ from operator_cases import (
     CASES,
     PLANNED_SHAPES,
     SMALL_SHAPES,
+    inner,
     planned_net,
     small_net,
 )
@@ -43,13 +44,6 @@ KEPT = [
 
 def check(symbol: Any, planned: Any, shapes: Any) -> memonger.CheckReport:
     return memonger.check(symbol, planned, shapes, values=positive(symbol, shapes))
-
-
-def inner(symbol: Any) -> list[str]:
-    """The operators of a case: those between BEFORE and AFTER."""
-    order = [n["name"] for n in nodes(symbol) if n["op"] != "null"]
-    outside = {n["name"] for n in nodes(symbol.get_internals()[BEFORE + "_output"])}
-    return [n for n in order[: order.index(AFTER)] if n not in outside]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -18,6 +18,8 @@ import memonger  # noqa: F401  makes MXNet importable on newer NumPy
 import mxnet as mx
 import networks  # noqa: F401  registers the Custom operator
 
+from planned import nodes
+
 S = mx.sym
 C = mx.sym.contrib
 N = mx.sym._internal
@@ -588,3 +590,10 @@ DYNAMIC_CASES: dict[str, Case] = {
     "while_loop": Case(_while),
     "cond": Case(lambda x: C.cond(S.sum(x) > 1, lambda: S.tanh(x), lambda: x * 2)),
 }
+
+
+def inner(symbol: Any) -> list[str]:
+    """The operators of a case: those between BEFORE and AFTER."""
+    order = [n["name"] for n in nodes(symbol) if n["op"] != "null"]
+    outside = {n["name"] for n in nodes(symbol.get_internals()[BEFORE + "_output"])}
+    return [n for n in order[: order.index(AFTER)] if n not in outside]

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import random
 import threading
+from dataclasses import replace
 from typing import Any
 
 import memonger
@@ -27,7 +28,7 @@ from memonger.planners.trees.unroll import ALIVE, LEAF, NOTHING, Steps, tree_kee
 from memonger.schedules.nodes import ITSELF, READER, SCRATCH
 from memonger.schedules.schedule import Schedule, Workload, check, of_marks, plain, workload
 from memonger.graph.training import training_graph
-from memonger.schedules.training_step import TrainingStep
+from memonger.schedules.training_step import TrainingStep, nodes_of
 from memonger.schedules.expand import parts
 from memonger.schedules.expand import unroll as written_out
 
@@ -182,7 +183,7 @@ def same_as_written_out(search: Recursive, schedule: Schedule) -> None:
     """
     check(search.workload, schedule)
     judged = search.judge(schedule)
-    step = written_out(parts(search.workload)._replace(expected=None), schedule)
+    step = written_out(replace(parts(search.workload), expected=None), schedule)
     assert judged.pool_bytes == step.replay().pool_bytes
     assert judged.work >= 1 - 1e-9
     runs_in_order(step, schedule)
@@ -192,9 +193,10 @@ def same_as_written_out(search: Recursive, schedule: Schedule) -> None:
 
 def runs_in_order(step: TrainingStep, schedule: Schedule) -> None:
     """All that waits for what runs before it runs in the order of the events; no others wait."""
-    t = step.parts.template
-    forward, waits = np.arange(len(t.variable)) < len(t.masked), np.diff(t.wait_start) > 0
-    chained = ~t.variable & (forward | waits)
+    t, variable = step.parts.patterns, step.training.tables.variable
+    rows = len(variable)
+    forward, waits = np.arange(rows) < t.forward, np.diff(t.wait_start)[:rows] > 0
+    chained = ~variable & (forward | waits)
     expected: list[int] = []
     for event in schedule.events.tolist():
         if event >= 0:
@@ -202,33 +204,34 @@ def runs_in_order(step: TrainingStep, schedule: Schedule) -> None:
         else:
             gradients = t.event_row[t.event_start[~event] : t.event_start[~event + 1]]
             expected += gradients[chained[gradients]].tolist()
-    source = step.rows.stands_for()
+    source = step.stands_for
     assert [row for row in source[step.order()] if row >= 0 and chained[row]] == expected
     assert not np.diff(step.rows.wait_start)[(source >= 0) & ~chained[source]].any()
 
 
 def writes_what_is_read(step: TrainingStep) -> None:
     """What must be read is, by a reader of its own only where nobody else does."""
-    t, rows, tables = step.parts.template, step.rows, step.tables
+    t, rows, tables = step.parts.patterns, step.rows, step.tables
     read = zip(tables.read_row[~tables.read_ignored], tables.read_output[~tables.read_ignored])
     times = collections.Counter([(int(row), int(k)) for row, k in read] + step.heads)
-    inputs, _ = rows.inputs()
-    for row, (source, what) in enumerate(zip(rows.source, rows.what)):
-        if what == READER:
-            assert times[inputs[row][0]] == 1
-        elif what == ITSELF and source < len(t.masked):
-            needed = t.needed[t.needed_start[source] : t.needed_start[source + 1]]
-            assert all(times[row, int(k)] > 0 for k in needed)
+    for row, node in enumerate(nodes_of(rows)):
+        if node.what == READER:
+            assert times[node.reads[0]] == 1
+        elif node.what == ITSELF and node.source < t.forward:
+            needed = t.needed[t.needed_start[node.source] : t.needed_start[node.source + 1]]
+            outputs = needed - t.output_start[node.source]
+            assert all(times[row, int(k)] > 0 for k in outputs)
 
 
 def moves_states_once(step: TrainingStep) -> None:
     """What runs again has states of its own."""
-    t, rows = step.parts.template, step.rows
-    inputs, _ = rows.inputs()
-    for row in np.flatnonzero((rows.what == ITSELF) & (rows.time > 0)).tolist():
-        start = t.read_start[rows.source[row]]
-        for k, (read, _) in enumerate(inputs[row]):
-            assert (rows.what[read] == SCRATCH) == (t.read_scratch[start + k] >= 0)
+    nodes = nodes_of(step.rows)
+    once = {node.source: node for node in nodes if node.time == 0}
+    for node in nodes:
+        if node.what == ITSELF and node.time > 0:
+            for (read, _), (first, _) in zip(node.reads, once[node.source].reads):
+                is_state = nodes[first].source in step.graph.auxiliary
+                assert (nodes[read].what == SCRATCH) == is_state
 
 
 @settings(max_examples=60, deadline=None)

@@ -46,7 +46,9 @@ def test_generated_networks(
     engine: str, first: int, last: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MXNET_ENGINE_TYPE", engine)
-    ran = run_python(os.path.join(str(ROOT), "tests", "scoring.py"), str(first), str(last))
+    ran = run_python(
+        os.path.join(str(ROOT), "tests", "helpers", "scoring.py"), str(first), str(last)
+    )
     found = ran.stdout.splitlines()
     assert [line for line in found if not line.endswith(" equal")] == []
     assert (ran.returncode, len(found)) == (0, last - first), ran.stderr[-2000:]

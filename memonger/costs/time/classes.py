@@ -17,11 +17,12 @@ from typing import Any, Mapping, NamedTuple
 
 from memonger.graph.forward import ForwardGraph, Node
 from memonger.graph.inputs import InputSpec
-from memonger.graph.operators.gradients import alone, load_nodes
+from memonger.graph.operators.gradients import alone
 from memonger.graph.operators.recompute import why_kept
 from memonger.graph.operators.tensors import Shape, Tensor
 from memonger.graph.read import forward_graph
 from memonger.support.mxnet import mx
+from memonger.support.symbols import load_nodes
 
 IMAGES: Shape = (8, 64, 56, 56)  # for operators that take images of any shape
 ONE: Shape = (1,)  # of a constant, which gets no gradient
@@ -72,8 +73,7 @@ def example_of(graph: ForwardGraph, i: int) -> Example | None:
 
 
 def _symbol_of(example: Example) -> Any:
-    nodes, shown = alone(example.op, dict(example.attrs), len(example.shapes), False)
-    return load_nodes(nodes, [[len(example.shapes), k, 0] for k in range(shown)])
+    return load_nodes(*alone(example.op, dict(example.attrs), len(example.shapes)))
 
 
 def graph_of(example: Example) -> ForwardGraph:

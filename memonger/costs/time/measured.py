@@ -37,13 +37,14 @@ from memonger.costs.time.roofline import (
 )
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import InputSpec
-from memonger.graph.operators.gradients import alone, load_nodes
+from memonger.graph.operators.gradients import alone
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.read import forward_graph
 from memonger.graph.training import TrainingGraph, training_graph
 from memonger.support.cache import folder, on_disk
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
+from memonger.support.symbols import load_nodes
 
 log = logging.getLogger("memonger")
 
@@ -229,8 +230,7 @@ def _measure(graph: ForwardGraph, i: int, ctx: Any) -> tuple[float, float] | Non
     node = graph.nodes[i]
     tensors = [graph.tensors[a][b] for a, b in node.inputs]
     try:
-        nodes, shown = alone(node.op, node.attrs, len(tensors), False)
-        symbol = load_nodes(nodes, [[len(tensors), k, 0] for k in range(shown)])
+        symbol = load_nodes(*alone(node.op, node.attrs, len(tensors)))
     except mx.MXNetError:
         return None
     runs = _runs(symbol, {f"x{k}": tensor for k, tensor in enumerate(tensors)}, ctx)

@@ -8,17 +8,17 @@ allocated make the bind cheap at any size, and an operator is bound once for eac
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from memonger.graph.operators.tensors import Tensor, check_elements
+from memonger.support.errors import said_by_mxnet
 from memonger.support.mxnet import environment as environment
 from memonger.support.mxnet import mx
-from memonger.support.symbols import as_json, read
-
-MXNET_VERSION = ["int", 10901]
+from memonger.support.symbols import load_nodes, read
 
 #: How the gradient nodes of an operator refer to what they read.
 #: ('head', k): gradient of output k; ('in', k), ('out', k): its inputs and outputs;
@@ -51,17 +51,10 @@ class NotDifferentiable(Exception):
     """MXNet has no gradient for this operator."""
 
 
-_ENTRY = re.compile(r"^(.*)\((\d+)\)(?: version=\d+)?$")
-_known: dict[Any, Any] = {}
-
-
 def gradient_of(
-    op: str,
-    attrs: Mapping[str, str],
-    inputs: Sequence[Tensor],
-    zero_heads: bool = False,
+    op: str, attrs: Mapping[str, str], inputs: Sequence[Tensor], zero_heads: bool = False
 ) -> OperatorGradient:
-    """The gradient of an operator with inputs of these shapes and types.
+    """Return the gradient of an operator with inputs of these shapes and types.
 
     Parameters
     ----------
@@ -78,40 +71,99 @@ def gradient_of(
     ------
     NotDifferentiable, NotObservable
     """
-    key = (op, tuple(sorted(attrs.items())), tuple(inputs), zero_heads)
-    if key not in _known:
-        try:
-            _known[key] = _observe(op, attrs, inputs, zero_heads)
-        except (NotObservable, NotDifferentiable) as error:
-            _known[key] = error
-    found = _known[key]
-    if isinstance(found, Exception):
-        raise found
-    return found
+    return _observed(op, tuple(sorted(attrs.items())), tuple(inputs), zero_heads)
 
 
 def unallocated(shape: Sequence[int], dtype: str, ctx: Any) -> Any:
-    """An NDArray of which MXNet knows shape and type, and for which no memory is taken.
+    """Return an NDArray of which MXNet knows shape and type, and which takes no memory.
 
     Raises
     ------
     TooLargeError
         If MXNet cannot count its elements.
     """
-    handle = mx.nd.ndarray._new_alloc_handle(
-        check_elements(tuple(shape)), ctx, True, np.dtype(dtype).type
-    )
-    return mx.nd.NDArray(handle)
+    checked, kind = check_elements(tuple(shape)), np.dtype(dtype).type
+    return mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle(checked, ctx, True, kind))
+
+
+FORWARD = "f"
+
+
+def alone(
+    op: str, attrs: Mapping[str, str], count: int
+) -> tuple[list[dict[str, Any]], list[list[int]]]:
+    """Return JSON nodes (`symbols.load_nodes`) of an operator between variables, and its outputs.
+
+    Parameters
+    ----------
+    count : int
+        Of its inputs, which are the variables x0, x1, ...; the operator is the node after them.
+    """
+    nodes: list[dict[str, Any]] = [
+        {"op": "null", "name": f"x{k}", "inputs": []} for k in range(count)
+    ]
+    into = [[k, 0, 0] for k in range(count)]
+    nodes.append({"op": op, "name": FORWARD, "attrs": dict(attrs), "inputs": into})
+    outputs = load_nodes(nodes, [[count, 0, 0]]).get_internals().list_outputs()
+    return nodes, [[count, k, 0] for k in range(len(outputs) - count)]
+
+
+# ---------------------------------------------------------------- observed
+
+
+@functools.lru_cache(maxsize=None)
+def _observed(
+    op: str, attrs: tuple[tuple[str, str], ...], inputs: tuple[Tensor, ...], zero_heads: bool
+) -> OperatorGradient:
+    count = len(inputs)
+    if count == 0:
+        return OperatorGradient((), ())
+    try:
+        nodes, shown = alone(op, dict(attrs), count)
+        heads = shown
+        if zero_heads:
+            heads = [[count + 1 + k, 0, 0] for k in range(len(shown))]
+            nodes += [
+                {"op": "BlockGrad", "name": f"stop{k}", "inputs": [head]}
+                for k, head in enumerate(shown)
+            ]
+        symbol = load_nodes(nodes, heads)
+        outputs, found = read_debug_str(_bound(symbol, inputs, merging="0"))
+    except mx.MXNetError as error:
+        if "non-differentiable" in str(error):
+            raise NotDifferentiable(op) from None
+        raise NotObservable(f"{op} cannot be bound alone") from None
+    made, of_outputs = _referred(op, outputs[len(shown) :], found)
+    given = dict(zip(symbol.list_arguments(), of_outputs))
+    gradients = tuple([given.get(f"x{k}") for k in range(count)])
+    return OperatorGradient(_with_tensors(op, attrs, inputs, made), gradients)
+
+
+def _bound(symbol: Any, inputs: Sequence[Tensor], merging: str) -> str:
+    """``debug_str`` of a symbol of x0, x1, ..., bound for training without memory."""
+    cpu = mx.cpu()
+    arrays = {f"x{k}": unallocated(t.shape, t.dtype, cpu) for k, t in enumerate(inputs)}
+    arguments = {name: arrays[name] for name in symbol.list_arguments()}
+    auxiliary = {name: arrays[name] for name in symbol.list_auxiliary_states()}
+    with environment(MXNET_ELIMINATE_COMMON_EXPR=merging):
+        # With gradients: without any MKLDNN would replace the operators by its own.
+        return symbol.bind(cpu, arguments, arguments, "write", auxiliary).debug_str()
 
 
 def read_debug_str(text: str) -> tuple[list[tuple[str, int]], list[dict[str, Any]]]:
     """Parse ``Executor.debug_str()``: the outputs, and the operators in the order they run."""
+
+    def entry(text: str) -> tuple[str, int]:
+        found = re.match(r"^(.*)\((\d+)\)(?: version=\d+)?$", text)
+        assert found is not None, text
+        return found.group(1), int(found.group(2))
+
     outputs: list[tuple[str, int]] = []
     nodes: list[dict[str, Any]] = []
     part = ""
     for line in text.split("\n"):
         if line.startswith("\toutput["):
-            outputs.append(_entry(line.split("=", 1)[1]))
+            outputs.append(entry(line.split("=", 1)[1]))
         elif line.startswith("Op:"):
             op, name = line[3:].split(", Name=", 1)
             nodes.append({"op": op, "name": name, "inputs": [], "attrs": {}, "deps": []})
@@ -120,7 +172,7 @@ def read_debug_str(text: str) -> tuple[list[tuple[str, int]], list[dict[str, Any
         elif line.startswith("\t") and nodes:
             key, value = line[1:].split("=", 1)
             if part == "Inputs:":
-                nodes[-1]["inputs"].append(_entry(value))
+                nodes[-1]["inputs"].append(entry(value))
             elif part == "Attrs:":
                 nodes[-1]["attrs"][key] = value
             else:
@@ -128,253 +180,127 @@ def read_debug_str(text: str) -> tuple[list[tuple[str, int]], list[dict[str, Any
     return outputs, nodes
 
 
-def _entry(text: str) -> tuple[str, int]:
-    found = _ENTRY.match(text)
-    assert found is not None, text
-    return found.group(1), int(found.group(2))
+def _referred(
+    op: str, outputs: Sequence[tuple[str, int]], found: Sequence[dict[str, Any]]
+) -> tuple[list[BackwardNode], list[Reference]]:
+    """The gradient nodes of one operator's ``debug_str``, and what its outputs refer to."""
+    made: list[BackwardNode] = []
+    where: dict[str, list[int]] = {}  # name -> gradient nodes so named, oldest first
+    copies: dict[str, Reference] = {}
 
-
-FORWARD = "f"
-
-
-def alone(
-    op: str, attrs: Mapping[str, str], count: int, zero_heads: bool
-) -> tuple[list[dict[str, Any]], int]:
-    """JSON nodes of the operator between variables x0, x1, ...; how many outputs it shows."""
-    nodes: list[dict[str, Any]] = [
-        {"op": "null", "name": "x%d" % k, "inputs": []} for k in range(count)
-    ]
-    nodes.append(
-        {
-            "op": op,
-            "name": FORWARD,
-            "attrs": dict(attrs),
-            "inputs": [[k, 0, 0] for k in range(count)],
-        }
-    )
-    shown = len(load_nodes(nodes, [[count, 0, 0]]).get_internals().list_outputs()) - count
-    if zero_heads:
-        for k in range(shown):
-            nodes.append({"op": "BlockGrad", "name": "stop%d" % k, "inputs": [[count, k, 0]]})
-    return nodes, shown
-
-
-def load_nodes(nodes: list[dict[str, Any]], heads: list[list[int]]) -> Any:
-    graph = {
-        "nodes": nodes,
-        "arg_nodes": [i for i, n in enumerate(nodes) if n["op"] == "null"],
-        "heads": heads,
-        "attrs": {"mxnet_version": MXNET_VERSION},
-    }
-    return mx.sym.load_json(as_json(graph))
-
-
-def _observe(
-    op: str, attrs: Mapping[str, str], inputs: Sequence[Tensor], zero_heads: bool
-) -> OperatorGradient:
-    count = len(inputs)
-    if count == 0:
-        return OperatorGradient((), ())
-    try:
-        nodes, shown = alone(op, attrs, count, zero_heads)
-        heads = [[count + 1 + k, 0, 0] if zero_heads else [count, k, 0] for k in range(shown)]
-        symbol = load_nodes(nodes, heads)
-        arguments = symbol.list_arguments()
-        cpu = mx.cpu()
-
-        def arrays(names: Sequence[str]) -> dict[str, Any]:
-            of = [inputs[int(n[1:])] for n in names]
-            return {n: unallocated(t.shape, t.dtype, cpu) for n, t in zip(names, of)}
-
-        with environment(MXNET_ELIMINATE_COMMON_EXPR="0"):
-            text = symbol.bind(
-                cpu,
-                arrays(arguments),
-                arrays(arguments),
-                "write",
-                arrays(symbol.list_auxiliary_states()),
-            ).debug_str()
-    except mx.MXNetError as error:
-        if "non-differentiable" in str(error):
-            raise NotDifferentiable(op) from None
-        raise NotObservable(f"{op} cannot be bound alone") from None
-    outputs, found = read_debug_str(text)
-    made, gradients = _Reader(op, count, zero_heads).read(outputs[shown:], found, arguments)
-    return OperatorGradient(_with_tensors(op, attrs, inputs, made), gradients)
-
-
-class _Reader:
-    """Turns the names in one operator's ``debug_str`` into references."""
-
-    def __init__(self, op: str, count: int, zero_heads: bool) -> None:
-        self.op = op
-        self.count = count
-        self.zero_heads = zero_heads
-        self.made: list[dict[str, Any]] = []
-        self.where: dict[str, list[int]] = {}  # name -> gradient nodes so named, oldest first
-        self.copies: dict[str, Reference] = {}
-
-    def read(
-        self, outputs: list[tuple[str, int]], found: list[dict[str, Any]], arguments: list[str]
-    ) -> tuple[list[dict[str, Any]], tuple[Reference | None, ...]]:
-        forward_seen = False
-        for node in found:
-            name = node["name"]
-            if name == FORWARD and not forward_seen:
-                forward_seen = True
-                continue
-            if re.match(r"_head_grad_\d+_id$|stop\d+(_backward)?$", name):
-                continue
-            if node["op"] == "_copy" and re.search(r"_\d+_copy$", name):
-                # made so that no two gradients are the same array (MXGradient, copy_op)
-                self.copies[name] = self.reference(node["inputs"][0])
-                continue
-            self.made.append(
-                {
-                    "op": node["op"],
-                    "attrs": node["attrs"],
-                    "inputs": tuple(self.reference(e) for e in node["inputs"]),
-                    "deps": tuple(self.dependency(d) for d in node["deps"]),
-                }
-            )
-            self.where.setdefault(name, []).append(len(self.made) - 1)
-        gradients: list[Reference | None] = [None] * self.count
-        for name, entry in zip(arguments, outputs):
-            gradients[int(name[1:])] = self.reference(entry, as_gradient=True)
-        return self.made, tuple(gradients)
-
-    def dependency(self, name: str) -> int | None:
-        return None if name == FORWARD else self.where[name][-1]
-
-    def reference(self, entry: tuple[str, int], as_gradient: bool = False) -> Reference:
+    def reference(entry: tuple[str, int], as_gradient: bool = False) -> Reference:
         name, index = entry
-        if name == FORWARD and not (as_gradient and name in self.where):
+        if name == FORWARD and not (as_gradient and name in where):
             return ("out", index)
         variable = re.match(r"x(\d+)$", name)
         if variable:
             return ("in", int(variable.group(1)))
-        if name in self.copies:
-            return self.copies[name]
-        head = re.match(r"_head_grad_(\d+)(_id)?$|stop(\d+)_backward$", name)
+        if name in copies:
+            return copies[name]
+        head = re.match(r"(?:_head_grad_|stop)(\d+)(?:_id|_backward)?$", name)
         if head:
-            return ("head", int(head.group(1) if head.group(3) is None else head.group(3)))
-        at = self.where.get(name)
+            return ("head", int(head.group(1)))
+        at = where.get(name)
         if not at:
-            raise NotObservable(f"{self.op}: its gradient reads {name!r}, which is not shown")
+            raise NotObservable(f"{op}: its gradient reads {name!r}, which is not shown")
         if len(at) > 1:
-            if any(self.made[j] != self.made[at[0]] for j in at):
-                raise NotObservable(f"{self.op}: its gradient has several nodes {name!r}")
+            if any(made[j] != made[at[0]] for j in at):
+                raise NotObservable(f"{op}: its gradient has several nodes {name!r}")
             return ("node", at.pop(0), index)  # equal nodes, read one after the other
         return ("node", at[0], index)
 
+    forward = next((node for node in found if node["name"] == FORWARD), None)
+    for node in found:
+        name = node["name"]
+        if node is forward or re.match(r"_head_grad_\d+_id$|stop\d+(_backward)?$", name):
+            continue
+        if node["op"] == "_copy" and re.search(r"_\d+_copy$", name):
+            # made so that no two gradients are the same array (MXGradient, copy_op)
+            copies[name] = reference(node["inputs"][0])
+            continue
+        inputs = tuple([reference(entry) for entry in node["inputs"]])
+        deps = tuple([None if d == FORWARD else where[d][-1] for d in node["deps"]])
+        where.setdefault(name, []).append(len(made))
+        made.append(BackwardNode(node["op"], node["attrs"], inputs, deps, ()))
+    return made, [reference(entry, as_gradient=True) for entry in outputs]
+
 
 def _with_tensors(
-    op: str, attrs: Mapping[str, str], inputs: Sequence[Tensor], made: list[dict[str, Any]]
+    op: str,
+    attrs: tuple[tuple[str, str], ...],
+    inputs: Sequence[Tensor],
+    made: Sequence[BackwardNode],
 ) -> tuple[BackwardNode, ...]:
     """Give every gradient node its outputs' shapes and types, inferred by MXNet."""
     if not made:
         return ()
-    nodes, shown = alone(op, attrs, len(inputs), False)
     forward = len(inputs)
-    heads = {}
-    for k in range(shown):
-        heads[k] = len(nodes)
-        nodes.append({"op": "null", "name": "g%d" % k, "inputs": []})
-    start = len(nodes)
+    nodes, shown = alone(op, dict(attrs), forward)
+    start = len(nodes) + len(shown)  # after the gradients of the outputs, which are like them
+    nodes += [
+        {"op": "ones_like", "name": f"g{k}", "inputs": [head]} for k, head in enumerate(shown)
+    ]
 
     def place(reference: Reference) -> list[int]:
         kind, k = reference[0], reference[1]
-        if kind == "head":
-            return [heads[k], 0, 0]
-        if kind == "in":
-            return [k, 0, 0]
-        if kind == "out":
-            return [forward, k, 0]
-        return [start + k, reference[2], 0]
+        if kind == "node":
+            return [start + k, reference[2], 0]
+        return {"head": [forward + 1 + k, 0, 0], "in": [k, 0, 0], "out": [forward, k, 0]}[kind]
 
-    for j, node in enumerate(made):
-        nodes.append(
-            {
-                "op": node["op"],
-                "name": "b%d" % j,
-                "attrs": dict(node["attrs"]),
-                "inputs": [place(r) for r in node["inputs"]],
-                "control_deps": [forward if d is None else start + d for d in node["deps"]],
-            }
-        )
+    nodes += [
+        {
+            "op": node.op,
+            "name": f"b{j}",
+            "attrs": dict(node.attrs),
+            "inputs": [place(r) for r in node.inputs],
+            "control_deps": [forward if d is None else start + d for d in node.deps],
+        }
+        for j, node in enumerate(made)
+    ]
     try:
-        symbol = load_nodes(
+        internals = load_nodes(
             nodes, [[start + j, 0, 0] for j in range(len(made))] + [[forward, 0, 0]]
-        )
-        internals = symbol.get_internals()
-        outs = [
-            Tensor(tuple(int(n) for n in shape), np.dtype(kind).name)
-            for shape, kind in zip(*_infer(internals, inputs, _head_tensors(op, attrs, inputs)))
-        ]
+        ).get_internals()
+        known = {f"x{k}": tensor for k, tensor in enumerate(inputs)}
+        _, shapes, _ = internals.infer_shape(**{name: t.shape for name, t in known.items()})
+        _, types, _ = internals.infer_type(**{name: t.dtype for name, t in known.items()})
         entries = read(internals)
+        tensors: dict[str, list[Tensor]] = {}
+        for head, shape, dtype in zip(entries["heads"], shapes, types):
+            name = entries["nodes"][head[0]]["name"]
+            tensors.setdefault(name, []).append(Tensor(tuple(shape), np.dtype(dtype).name))
     except (mx.MXNetError, TypeError) as error:
-        raise NotObservable(
-            "{}: shapes of its gradient: {}".format(op, str(error).strip().split("\n")[0])
-        ) from None
-    tensors: dict[str, list[Tensor]] = {}
-    for head, tensor in zip(entries["heads"], outs):
-        tensors.setdefault(entries["nodes"][head[0]]["name"], []).append(tensor)
-    return tuple(
-        BackwardNode(n["op"], n["attrs"], n["inputs"], n["deps"], tuple(tensors["b%d" % j]))
-        for j, n in enumerate(made)
-    )
-
-
-def _infer(internals: Any, inputs: Sequence[Tensor], heads: Sequence[Tensor]) -> tuple[Any, Any]:
-    shown = internals.list_inputs()
-    known = {"x%d" % k: t for k, t in enumerate(inputs)}
-    known.update({"g%d" % k: t for k, t in enumerate(heads)})
-    known = {name: t for name, t in known.items() if name in shown}
-    _, shapes, _ = internals.infer_shape(**{n: t.shape for n, t in known.items()})
-    _, types, _ = internals.infer_type(**{n: t.dtype for n, t in known.items()})
-    return shapes, types
-
-
-def _head_tensors(op: str, attrs: Mapping[str, str], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Shapes and types of the outputs of an operator that ``list_outputs`` shows."""
-    nodes, shown = alone(op, attrs, len(inputs), False)
-    symbol = load_nodes(nodes, [[len(inputs), k, 0] for k in range(shown)])
-    names = ["x%d" % k for k in range(len(inputs))]
-    _, shapes, _ = symbol.infer_shape(**{n: t.shape for n, t in zip(names, inputs)})
-    _, types, _ = symbol.infer_type(**{n: t.dtype for n, t in zip(names, inputs)})
-    return [Tensor(tuple(int(n) for n in s), np.dtype(t).name) for s, t in zip(shapes, types)]
+        raise NotObservable(f"{op}: shapes of its gradient: {said_by_mxnet(error)}") from None
+    return tuple([n._replace(tensors=tuple(tensors[f"b{j}"])) for j, n in enumerate(made)])
 
 
 _merging: dict[Any, bool] = {}
 
 
 def merges(op: str, attrs: Mapping[str, str], inputs: Sequence[Tensor]) -> bool:
-    """Whether MXNet makes one of two operators that are the same and read the same.
+    """Return whether MXNet makes one of two operators that are the same and read the same.
 
     It does not where they keep state, draw numbers or change their inputs (``NodeEqual`` in
     ``src/executor/eliminate_common_expr_pass.cc``); which those are is observed.
     """
     key = (op, tuple(sorted(attrs.items())))
     if key not in _merging:
-        names = ["x%d" % k for k in range(len(inputs))]
-        nodes: list[dict[str, Any]] = [{"op": "null", "name": n, "inputs": []} for n in names]
-        into = [[k, 0, 0] for k in range(len(inputs))]
-        nodes += [{"op": op, "name": n, "attrs": dict(attrs), "inputs": into} for n in ("f", "g")]
+        _merging[key] = _merged(op, attrs, inputs)
+    return _merging[key]
+
+
+def _merged(op: str, attrs: Mapping[str, str], inputs: Sequence[Tensor]) -> bool:
+    count = len(inputs)
+    try:
+        nodes, _ = alone(op, attrs, count)
+        nodes.append({**nodes[-1], "name": "g"})
         # Read by different operators: heads of the network are never quite merged.
         nodes += [
-            {"op": reader, "name": reader, "inputs": [[len(inputs) + k, 0, 0]]}
+            {"op": reader, "name": reader, "inputs": [[count + k, 0, 0]]}
             for k, reader in enumerate(("identity", "negative"))
         ]
-        cpu = mx.cpu()
-        arrays = {n: unallocated(t.shape, t.dtype, cpu) for n, t in zip(names, inputs)}
-        try:
-            symbol = load_nodes(nodes, [[len(inputs) + 2, 0, 0], [len(inputs) + 3, 0, 0]])
-            auxiliary = {n: arrays[n] for n in symbol.list_auxiliary_states()}
-            arguments = {n: arrays[n] for n in symbol.list_arguments()}
-            request = "write"  # without gradients MKLDNN would replace the operators by its own
-            with environment(MXNET_ELIMINATE_COMMON_EXPR="1"):
-                text = symbol.bind(cpu, arguments, arguments, request, auxiliary).debug_str()
-            _merging[key] = sum(node["name"] in ("f", "g") for node in read_debug_str(text)[1]) == 1
-        except mx.MXNetError:
-            _merging[key] = False  # a subgraph, a Custom operator, or one without a gradient
-    return _merging[key]
+        symbol = load_nodes(nodes, [[count + 2, 0, 0], [count + 3, 0, 0]])
+        _, found = read_debug_str(_bound(symbol, inputs, merging="1"))
+        return sum(node["name"] in (FORWARD, "g") for node in found) == 1
+    except mx.MXNetError:  # a subgraph, a Custom operator, or one without a gradient
+        return False

@@ -1,7 +1,7 @@
 """What a schedule costs, in compiled code: its training graph, MXNet's order, MXNet's memory.
 
-The graph is the one that is written out for MXNet (``flat``), the order and the memory are those of
-the replay (``tables``, ``allocator``). Here they are put together without a Python object for each
+The graph is the one that is written out for MXNet (``schedules.nodes``), the order and the memory
+are those of the replay (``allocator``). Here they are put together without a Python object for each
 node, so that a search can judge thousands of schedules.
 """
 
@@ -13,10 +13,9 @@ import numpy as np
 
 from memonger.costs.allocator import allocate
 from memonger.costs.time.flops import forward_flops
-from memonger.graph.arrays import starts, walk
-from memonger.planners.trees.flat import Footprints, footprints, lay_out
+from memonger.graph.arrays import KindArrays, arrays_of, starts
 from memonger.planners.trees.unroll import Steps
-from memonger.schedules.nodes import Patterns, line_up
+from memonger.schedules.nodes import Patterns, connect, lay_out, line_up
 from memonger.schedules.schedule import Workload
 from memonger.schedules.training_step import Parts
 from memonger.support.compiled import compiled
@@ -40,7 +39,7 @@ class Blueprint(NamedTuple):
     ----------
     steps : Steps
     patterns : Patterns
-    footprints : Footprints
+    kinds : KindArrays
     asked : np.ndarray
         The outputs that are gradients (``Parts.asked``).
     node : np.ndarray
@@ -49,7 +48,7 @@ class Blueprint(NamedTuple):
 
     steps: Steps
     patterns: Patterns
-    footprints: Footprints
+    kinds: KindArrays
     asked: np.ndarray
     node: np.ndarray
 
@@ -68,7 +67,7 @@ def blueprint(made: Parts, weights: np.ndarray | None = None) -> Blueprint:
     return Blueprint(
         _steps(workload, positions(node, len(workload.once)), weights),
         made.patterns,
-        footprints(made),
+        arrays_of(made.kinds),
         made.asked(),
         node,
     )
@@ -152,21 +151,16 @@ def judge(b, events, match_ranges, limit):  # type: ignore[no-untyped-def]
     nodes = np.empty(events.shape[0], dtype=np.int32)
     for k in range(events.shape[0]):
         nodes[k] = b.node[events[k]] if events[k] >= 0 else ~b.node[~events[k]]
-    flat = lay_out(b.patterns, b.footprints, line_up(b.patterns, nodes))
-    order, _ = walk(
-        0, flat.before_start, flat.before, flat.use_owner, flat.head_row, flat.use_owner
-    )
-    reads = np.zeros(flat.rank.shape[0], dtype=np.int32)
-    for row in order:
-        for q in range(flat.use_start[row], flat.use_start[row + 1]):
-            reads[flat.use_entry[q]] += 1
-    for entry in flat.head_entry:
-        reads[entry] += 1
+    p = b.patterns
+    rows = connect(p, line_up(p, nodes))
+    head_row = np.concatenate((rows.first[p.head_row], rows.latest[b.asked[:, 0]]))
+    head_output = np.concatenate((p.head_output, b.asked[:, 1].astype(np.int32)))
+    t = lay_out(b.kinds, rows, head_row, head_output)
     recomputed = np.zeros(1, dtype=np.bool_)
     best = -1
     place = 0
     for k in range(match_ranges.shape[0]):
-        pool = allocate(flat, recomputed, order, reads, match_ranges[k], limit)[0]
+        pool = allocate(t, recomputed, t.first, t.reads, match_ranges[k], limit)[0]
         if pool <= limit:
             best = pool
             place = k

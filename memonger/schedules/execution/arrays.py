@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Dict, Mapping, Sequence
+from typing import Any, Dict, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -20,21 +20,20 @@ STORED_DENSELY = ("-1", "0")  # __storage_type__ of a variable: unknown, default
 
 
 def requests_of(names: Sequence[str], grad_req: Any) -> dict[str, str]:
-    """'write', 'add' or 'null' for each argument, from what ``bind`` takes."""
+    """Read 'write', 'add' or 'null' for each argument from what ``bind`` takes."""
     if isinstance(grad_req, str):
-        found = dict.fromkeys(names, grad_req)
+        grad_req = dict.fromkeys(names, grad_req)
     elif isinstance(grad_req, (list, tuple)):
         if len(grad_req) != len(names):
             raise MemongerError(f"grad_req has {len(grad_req)} entries for {len(names)} arguments")
-        found = dict(zip(names, grad_req))
-    else:
-        found = {name: grad_req.get(name, "null") for name in names}
+        grad_req = dict(zip(names, grad_req))
+    found = {name: grad_req.get(name, "null") for name in names}
     for name, request in found.items():
         if request not in GRAD_REQS:
             raise MemongerError(
                 f"grad_req of {name!r} is {request!r}; there are {', '.join(map(repr, GRAD_REQS))}"
             )
-    return {name: found.get(name, "null") for name in names}
+    return found
 
 
 def refuse_groups(group2ctx: Any) -> None:
@@ -59,13 +58,20 @@ def refuse_sparse(kinds: Mapping[str, str]) -> None:
 
 def by_name(arrays: Any, names: Sequence[str]) -> Arrays:
     """The arrays that ``bind`` was given, by name."""
-    if arrays is None:
-        return {}
-    if isinstance(arrays, dict):
-        return dict(arrays)
+    if arrays is None or isinstance(arrays, dict):
+        return dict(arrays or {})
     if len(arrays) != len(names):
         raise MemongerError(f"bind: {len(arrays)} arrays were given for {len(names)} inputs")
     return dict(zip(names, arrays))
+
+
+def all_of(kind: str, arrays: Any, names: Sequence[str]) -> Arrays:
+    """The same where none may be missing; ``kind`` is what they are, in words."""
+    found = by_name(arrays, names)
+    for name in names:
+        if found.get(name) is None:
+            raise MemongerError(f"bind: the {kind} {name!r} is missing")
+    return {name: found[name] for name in names}
 
 
 def tensors_of(symbol: Any, graph: ForwardGraph) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -73,13 +79,8 @@ def tensors_of(symbol: Any, graph: ForwardGraph) -> tuple[dict[str, Tensor], dic
     nodes = graph.nodes
     of = {nodes[i].name: graph.tensors[i][0] for i in (*graph.arguments, *graph.auxiliary)}
     kinds = mx.ndarray.ndarray._STORAGE_TYPE_ID_TO_STR
-    refuse_sparse(
-        {
-            nodes[i].name: kinds[int(nodes[i].hidden["__storage_type__"])]
-            for i in graph.arguments
-            if nodes[i].hidden.get("__storage_type__", "0") not in STORED_DENSELY
-        }
-    )
+    stored = {nodes[i].name: nodes[i].hidden.get("__storage_type__", "0") for i in graph.arguments}
+    refuse_sparse({n: kinds[int(k)] for n, k in stored.items() if k not in STORED_DENSELY})
     sparse = sparse_gradients(graph)
     if sparse:
         raise MemongerError(
@@ -102,19 +103,16 @@ def zeros(tensor: Tensor, ctx: Any) -> Any:
     return mx.nd.zeros(tensor.shape, ctx, dtype=tensor.dtype)
 
 
-def shared(arrays: Mapping[str, Any], name: str, tensor: Tensor) -> Any:
-    """The array of another executor, if it has one that fits."""
+def shared(arrays: Mapping[str, Any], name: str, tensor: Tensor, ctx: Any) -> Any:
+    """The array of another executor, or a new one if it has none that fits."""
     array = arrays.get(name)
-    return None if array is None or tensor_of(array) != tensor else array
+    return zeros(tensor, ctx) if array is None or tensor_of(array) != tensor else array
 
 
-def buffered(buffer: Arrays | None, name: str, tensor: Tensor, ctx: Any) -> Any:
+def buffered(buffer: Arrays, name: str, tensor: Tensor, ctx: Any) -> Any:
     """An array in memory that is there for all executors, which is made if there is too little."""
-    if buffer is None:
-        return None
     array = buffer.get(name)
-    fits = array is not None and np.dtype(array.dtype).name == tensor.dtype
-    if array is None or not fits or array.size < tensor.elements:
+    if array is None or np.dtype(array.dtype).name != tensor.dtype or array.size < tensor.elements:
         buffer[name] = array = zeros(tensor, ctx)
     return _view(array, tensor)
 
@@ -159,25 +157,16 @@ def put_back(source: Any, target: Any) -> None:
     source.copyto(target)
 
 
-def touch(arrays: Sequence[Any]) -> None:
+def touch(arrays: Iterable[Any]) -> None:
     """Have MXNet's engine order what reads these arrays as if they were written now.
 
-    One operator for all, in place, which computes nothing.
-
-    Parameters
-    ----------
-    arrays : sequence of NDArray
-        Of one type.
+    One operator for all of a type, in place, which computes nothing.
     """
-    mx.nd.amp_multicast(*arrays, num_outputs=len(arrays), out=list(arrays))
-
-
-def by_type(arrays: Sequence[Any]) -> list[list[Any]]:
-    """Arrays of one type together."""
-    found: dict[Any, list[Any]] = {}
+    by_type: dict[Any, list[Any]] = {}
     for array in arrays:
-        found.setdefault(array.dtype, []).append(array)
-    return list(found.values())
+        by_type.setdefault(array.dtype, []).append(array)
+    for alike in by_type.values():
+        mx.nd.amp_multicast(*alike, num_outputs=len(alike), out=alike)
 
 
 def address(array: Any) -> int:
@@ -191,3 +180,8 @@ def address(array: Any) -> int:
     pointer = ctypes.c_void_p()
     mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     return pointer.value or 0
+
+
+def addresses(arrays: Iterable[Any]) -> set[int]:
+    """Where their values are in memory."""
+    return {address(array) for array in arrays}

@@ -1,4 +1,4 @@
-"""The executor of a training step that is written out (``written``), as MXNet's own to its users.
+"""The executor of a training step that is written out (``write``), as MXNet's own to its users.
 
 It runs what comes before the network's outputs in ``forward`` and the rest in ``backward``, so that
 each does what it does in MXNet: statistics move, random numbers are drawn and gradients change when
@@ -25,30 +25,26 @@ from memonger.graph.operators.gradients import unallocated
 from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.execution import arrays
 from memonger.schedules.execution.arrays import Arrays
-from memonger.schedules.execution.binding import bind_step, run
-from memonger.schedules.execution.lowered import Recipe
-from memonger.schedules.execution.monitoring import once_each
-from memonger.schedules.execution.write import Written
+from memonger.schedules.execution.binding import bind_step, monitored, run
+from memonger.schedules.execution.write import Recipe
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
 
 log = logging.getLogger("memonger")
 
 
+def _nobody() -> None:
+    return None
+
+
 class _Pool:
-    """A memory pool, of all executors that share it."""
+    """A memory pool, of all executors that share it; ``holder()`` is whose gradients lie in it.
+
+    The holder is not kept: memory is free once the user lets go.
+    """
 
     def __init__(self) -> None:
-        self._holder: Callable[[], ScheduledExecutor | None] = lambda: None
-
-    @property
-    def holder(self) -> ScheduledExecutor | None:
-        """Whose gradients lie in it. It is not kept: memory is free once the user lets go."""
-        return self._holder()
-
-    @holder.setter
-    def holder(self, executor: ScheduledExecutor | None) -> None:
-        self._holder = weakref.ref(executor) if executor is not None else lambda: None
+        self.holder: Callable[[], ScheduledExecutor | None] = _nobody
 
 
 class ScheduledExecutor(mx.executor.Executor):
@@ -90,31 +86,28 @@ class ScheduledExecutor(mx.executor.Executor):
     ) -> None:
         names = symbol.list_arguments()
         tensors = {name: arrays.tensor_of(array) for name, array in args.items()}
-        step = recipe.step(symbol, tensors, requests, has_mkldnn(ctx))
-        written = step.written
-        if written.unwritten and has_mkldnn(ctx):
+        mkldnn = has_mkldnn(ctx)
+        self._step = step = recipe.step(symbol, tensors, requests, mkldnn)
+        if step.unwritten and mkldnn:
             raise MemongerError(
-                f"the bias of {written.unwritten[0]!r} is used more than once, and its gradient "
+                f"the bias of {step.unwritten[0]!r} is used more than once, and its gradient "
                 "would be wrong, with or without a schedule: MKLDNN leaves it out where the "
                 "weight gets none; fix the bias too, or set MXNET_MKLDNN_ENABLED=0"
             )
-        self._symbol, self._recipe, self._ctx, self._step = symbol, recipe, ctx, step
+        self._symbol, self._recipe, self._ctx = symbol, recipe, ctx
         self._grad_req, self._group2ctx = dict(requests), None
-        self._given_grads = dict(grads)
-        for name in written.totals:
-            if self._given_grads.get(name) is None:
-                self._given_grads[name] = arrays.zeros(tensors[name], ctx)
-        self._heads = {
-            k: arrays.zeros(tensor, ctx)
-            for k, tensor in _head_tensors(symbol, tensors, written).items()
-        }
-        variables = dict(args)
-        variables.update({written.heads[k]: array for k, array in self._heads.items()})
-        variables.update({written.totals[n]: self._given_grads[n] for n in written.totals})
-        states = dict(aux)
-        states.update({name: arrays.zeros(tensor, ctx) for name, tensor in written.scratch.items()})
-        self._training = bind_step(step, ctx, variables, states, of_memory(shared_exec))
-        for output in self._training.outputs[written.outputs :]:
+        totals = {name: grads.get(name) for name in step.totals}
+        for name, array in totals.items():
+            totals[name] = arrays.zeros(tensors[name], ctx) if array is None else array
+        self._given_grads = {**grads, **totals}
+        self._heads = {k: arrays.zeros(t, ctx) for k, t in step.head_tensors.items()}
+        variables = {step.heads[k]: array for k, array in self._heads.items()}
+        variables.update({step.totals[name]: array for name, array in totals.items()})
+        scratch = {name: arrays.zeros(tensor, ctx) for name, tensor in step.scratch.items()}
+        self._training = bind_step(
+            step, ctx, {**args, **variables}, {**aux, **scratch}, of_memory(shared_exec)
+        )
+        for output in self._training.outputs[step.outputs :]:
             arrays.address(output)  # MKLDNN's Deconvolution needs the memory before it writes
         self._plain: Any = None
         self._ran_forward = self._has_looked = self._trains = False
@@ -123,14 +116,14 @@ class ScheduledExecutor(mx.executor.Executor):
         self._origin = object()  # the same of all that are reshaped from one another
         self.arg_arrays = [args[name] for name in names]
         self.aux_arrays = [aux[name] for name in symbol.list_auxiliary_states()]
-        self.outputs = self._training.outputs[: written.outputs]
+        self.outputs = self._training.outputs[: step.outputs]
         self._optimized_symbol = None
         self._arg_dict = self._grad_dict = self._aux_dict = self._output_dict = None
         self._monitor_callback: Any = None
         self._monitor_all: Any = None
         self._own: list[Any] = []  # gradients in the memory of the training step
         self._copied: list[tuple[Any, Any, str]] = []  # to, from, request
-        self.grad_arrays = [self._gradient(name) for name in names]
+        self.grad_arrays = [self._gradient(name, tensors[name]) for name in names]
 
     def __del__(self) -> None:
         pass  # the handles are those of other executors
@@ -144,10 +137,10 @@ class ScheduledExecutor(mx.executor.Executor):
         gets its own.
         """
         if self._plain is None:
-            own = {id(array) for array in self._own}
+            own = self._own_gradients()
             grads = {
                 name: unallocated(array.shape, np.dtype(array.dtype).name, self._ctx)
-                if id(array) in own
+                if name in own
                 else array
                 for name, array in self.grad_dict.items()
                 if array is not None
@@ -163,17 +156,22 @@ class ScheduledExecutor(mx.executor.Executor):
             )
         return self._plain.handle
 
+    def _own_gradients(self) -> Arrays:
+        """Those in the memory pool, by name."""
+        own = {id(array) for array in self._own}
+        return {name: array for name, array in self.grad_dict.items() if id(array) in own}
+
     def holds(self, array: Any) -> bool:
         """Whether this is a gradient in the memory pool."""
-        return arrays.address(array) in {arrays.address(own) for own in self._own}
+        return arrays.address(array) in arrays.addresses(self._own)
 
-    def _gradient(self, name: str) -> Any:
+    def _gradient(self, name: str, tensor: Tensor) -> Any:
         """The array of a gradient, and how it is filled."""
-        request, made = self._grad_req[name], self._step.written.gradients
+        request, array = self._grad_req[name], self._given_grads.get(name)
         if request == "null":
-            return self._given_grads.get(name)
-        output = made.get(name)
-        if name in self._step.written.left_out and has_mkldnn(self._ctx):
+            return array
+        output = self._step.gradients.get(name)
+        if name in self._step.left_out and has_mkldnn(self._ctx):
             log.warning(
                 "%r gets no gradient, for the weight it belongs to gets none: MXNet leaves it out "
                 "on the CPU, with or without a schedule, unless MXNET_MKLDNN_ENABLED=0",
@@ -181,22 +179,19 @@ class ScheduledExecutor(mx.executor.Executor):
             )
             output = None
         source = None if output is None else self._training.outputs[output]
-        array = self._given_grads.get(name)
         if array is None:
             if request == "write" and source is not None and not self._taken(source):
                 self._own.append(source)
                 return source
-            like = self.arg_arrays[self._symbol.list_arguments().index(name)]
-            array = mx.nd.zeros(like.shape, self._ctx, dtype=like.dtype)
-        if name in self._step.written.totals:
-            request = "write"  # what comes out is the new total
-        self._copied.append((array, source, request))
+            array = arrays.zeros(tensor, self._ctx)
+        # What comes out for a total is the new total.
+        self._copied.append((array, source, "write" if name in self._step.totals else request))
         return array
 
     def _taken(self, array: Any) -> bool:
         """Whether an array is in the same memory as an output or another gradient."""
         others = [*self._own, *self.outputs, *self.arg_arrays, *self._heads.values()]
-        return arrays.address(array) in {arrays.address(other) for other in others}
+        return arrays.address(array) in arrays.addresses(others)
 
     # ------------------------------------------------------------------ running
 
@@ -220,7 +215,7 @@ class ScheduledExecutor(mx.executor.Executor):
                 output.wait_to_read()
             self._trains = self._ran_forward
         if is_train:
-            self._pool.holder = None
+            self._pool.holder = _nobody
             self._train(0, self._step.forward)
         else:
             self._infer()
@@ -243,8 +238,7 @@ class ScheduledExecutor(mx.executor.Executor):
             if k >= len(out_grads):
                 raise MemongerError(
                     f"output {self._symbol.list_outputs()[k]!r} is no loss, so backward needs its "
-                    "gradient (out_grads); to minimize "
-                    "it, make a loss of it with mx.sym.MakeLoss"
+                    "gradient (out_grads); to minimize it, make a loss of it with mx.sym.MakeLoss"
                 )
             if not isinstance(out_grads[k], mx.nd.NDArray):
                 raise TypeError("inputs must be NDArray")
@@ -252,7 +246,7 @@ class ScheduledExecutor(mx.executor.Executor):
         if not self._has_looked:
             self._has_looked = True
             self._refuse_one_array_for_two()
-        self._ran_forward, self._pool.holder = False, self
+        self._ran_forward, self._pool.holder = False, weakref.ref(self)
         self._train(self._step.forward, self._step.nodes)
         for array, source, request in self._copied:
             if request == "add":
@@ -266,7 +260,7 @@ class ScheduledExecutor(mx.executor.Executor):
     def _refuse_one_array_for_two(self) -> None:
         """Not when it is bound, for then the memory of the arrays may not have been taken yet."""
         seen: dict[int, str] = {}
-        for name in filter(self._step.written.totals.get, self._symbol.list_arguments()):
+        for name in filter(self._step.totals.get, self._symbol.list_arguments()):
             place = arrays.address(self._given_grads[name])
             if place in seen:
                 raise MemongerError(
@@ -282,13 +276,9 @@ class ScheduledExecutor(mx.executor.Executor):
         MXNet's engine takes an operator that moves them (BatchNorm, its gradient) for one that
         reads them (``GraphExecutor::InitCachedOps``), so that other readers need not wait.
         """
-        self._touch_states()
+        arrays.touch(self.aux_arrays)
         run(self._training, first, end)
-        self._touch_states()
-
-    def _touch_states(self) -> None:
-        for states in arrays.by_type(self.aux_arrays):
-            arrays.touch(states)
+        arrays.touch(self.aux_arrays)
 
     def _infer(self) -> None:
         """Compute the outputs in inference.
@@ -296,9 +286,9 @@ class ScheduledExecutor(mx.executor.Executor):
         Its gradients in the memory pool are put back afterwards, for they may still be wanted;
         until then they are held in the memory of the host.
         """
-        if self._pool.holder is not self:
-            self._pool.holder = None
-        own = self._own if self._pool.holder is self else []
+        own = self._own
+        if self._pool.holder() is not self:
+            self._pool.holder, own = _nobody, []
         held = [arrays.held(array) for array in own]
         run(self._training, 0, self._step.forward, is_train=False)
         for copy, array in zip(held, own):
@@ -321,8 +311,7 @@ class ScheduledExecutor(mx.executor.Executor):
             if known[name].shape != tensor.shape and name not in shapes and not partial_shaping:
                 raise MemongerError(
                     f"reshape changes the shape of {name!r} from {known[name].shape} to "
-                    f"{tensor.shape}; give it too, or "
-                    "partial_shaping=True"
+                    f"{tensor.shape}; give it too, or partial_shaping=True"
                 )
 
         def sized(old: Mapping[str, Any], new: Mapping[str, Tensor]) -> Arrays:
@@ -331,14 +320,14 @@ class ScheduledExecutor(mx.executor.Executor):
                 for name, array in old.items()
             }
 
-        grads = {name: array for name, array in self.grad_dict.items() if array is not None}
-        own = {id(array) for array in self._own}
+        own = self._own_gradients()
+        grads = {n: g for n, g in self.grad_dict.items() if g is not None and n not in own}
         made = ScheduledExecutor(
             self._symbol,
             self._recipe,
             self._ctx,
             sized(known, tensors),
-            sized({n: g for n, g in grads.items() if id(g) not in own}, tensors),
+            sized(grads, tensors),
             self._grad_req,
             sized(self.aux_dict, auxiliary),
             self,
@@ -354,15 +343,14 @@ class ScheduledExecutor(mx.executor.Executor):
 
         MXNet's executors have the same arrays for them when they are reshaped.
         """
-        holder = self._pool.holder
+        holder = self._pool.holder()
         if holder is None or holder is self or holder._origin is not self._origin:
             return
-        own = {id(array) for array in holder._own}
-        made = {n: arrays.held(g) for n, g in holder.grad_dict.items() if id(g) in own}
+        made = {name: arrays.held(array) for name, array in holder._own_gradients().items()}
         for name, array in self.grad_dict.items():
             if name in made and made[name].shape == array.shape:
                 arrays.put_back(made[name], array)
-        self._pool.holder = self
+        self._pool.holder = weakref.ref(self)
 
     def debug_str(self) -> str:
         """The training step as MXNet has bound it, and the memory planned for it."""
@@ -372,7 +360,7 @@ class ScheduledExecutor(mx.executor.Executor):
         """Install a callback; it is told of each result once, however often it is computed."""
         kind = ctypes.CFUNCTYPE(None, ctypes.c_char_p, mx.base.NDArrayHandle, ctypes.c_void_p)
         self._monitor_function, self._monitor_all = callback, monitor_all
-        self._monitor_callback = kind(once_each(callback, self._symbol, self._step, monitor_all))
+        self._monitor_callback = kind(monitored(callback, self._symbol, self._step, monitor_all))
         mx.base.check_call(
             mx.base._LIB.MXExecutorSetMonitorCallbackEX(
                 self._training.handle,
@@ -386,14 +374,3 @@ class ScheduledExecutor(mx.executor.Executor):
 def of_memory(executor: Any) -> Any:
     """The executor of MXNet whose memory one that is to be bound may share."""
     return executor._training if isinstance(executor, ScheduledExecutor) else executor
-
-
-def _head_tensors(
-    symbol: Any, tensors: Mapping[str, Tensor], written: Written
-) -> dict[int, Tensor]:
-    """Of each output that needs a gradient its shape and type."""
-    if not written.heads:
-        return {}
-    _, shapes, _ = symbol.infer_shape(**{n: t.shape for n, t in tensors.items()})
-    _, types, _ = symbol.infer_type(**{n: t.dtype for n, t in tensors.items()})
-    return {k: Tensor(tuple(shapes[k]), np.dtype(types[k]).name) for k in written.heads}

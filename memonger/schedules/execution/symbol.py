@@ -2,7 +2,7 @@
 
 `ScheduledSymbol` is the user's network, with a schedule. Everything about it is the network's:
 names, shapes, JSON, what is saved. Only when it is bound for training does it hand out an executor
-of its own (``scheduled_executor``).
+of its own (``executor``).
 
 MXNet knows nothing of a schedule, so what it makes of such a symbol is a plain one. Where that goes
 through a method of the symbol, what is handed back remembers where it came from, and says so if it
@@ -24,7 +24,7 @@ from memonger.graph.inputs import InputSpec
 from memonger.schedules.execution import arrays
 from memonger.schedules.execution.arrays import Arrays
 from memonger.schedules.execution.executor import ScheduledExecutor, of_memory
-from memonger.schedules.execution.lowered import Recipe
+from memonger.schedules.execution.write import Recipe, spec_of
 from memonger.schedules.schedule import Schedule
 from memonger.schedules.training_step import TrainingStep
 from memonger.support.errors import MemongerError
@@ -178,7 +178,7 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
 
     def _by_schedule(self, requests: Mapping[str, str]) -> bool:
         """Whether an executor with these requests runs the schedule."""
-        if all(request == "null" for request in requests.values()):
+        if set(requests.values()) <= {"null"}:
             return False
         if self._lost is not None:
             self._tell(self._lost)
@@ -199,7 +199,6 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         """Bind with arrays made for it; as ``mx.sym.Symbol.simple_bind``."""
         requests = arrays.requests_of(self.list_arguments(), grad_req)
         if not self._by_schedule(requests):
-            inference = all(request == "null" for request in requests.values())
             return super().simple_bind(
                 ctx,
                 grad_req,
@@ -207,43 +206,39 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
                 stype_dict,
                 group2ctx,
                 shared_arg_names,
-                of_memory(shared_exec) if inference else shared_exec,
+                _sharer(requests, shared_exec),
                 shared_buffer,
                 **kwargs,
             )
         arrays.refuse_groups(group2ctx)
         arrays.refuse_sparse(stype_dict or {})
         inputs = {*self.list_arguments(), *self.list_auxiliary_states()}
-        shapes = {
-            k: tuple(v) for k, v in kwargs.items() if isinstance(v, (tuple, list)) and k in inputs
-        }
+        given = {k: v for k, v in kwargs.items() if isinstance(v, (tuple, list)) and k in inputs}
         types = {k: np.dtype(v).name for k, v in (type_dict or {}).items() if k in inputs}
-        tensors, auxiliary = self._recipe.tensors(self, InputSpec(shapes, types))
-        sharer = shared_exec if shared_buffer is not None else None  # MXNet shares by a buffer only
+        spec = InputSpec({k: tuple(v) for k, v in given.items()}, types)
+        tensors, auxiliary = self._recipe.tensors(self, spec)
+        buffer: Arrays = {} if shared_buffer is None else shared_buffer
+        # MXNet shares by a buffer only.
+        sharer = shared_exec if shared_buffer is not None else None
         sharing = set(shared_arg_names or ()) if sharer is not None else set()
-        args = {
-            name: arrays.shared(shared_exec.arg_dict, name, tensor)
-            if name in sharing
-            else arrays.buffered(shared_buffer, name, tensor, ctx)
-            for name, tensor in tensors.items()
-        }
-        known = {} if sharer is None else sharer.aux_dict
-        aux = {name: arrays.shared(known, name, tensor) for name, tensor in auxiliary.items()}
-        grads: Arrays = {}
-        if sharer is not None:  # what gradients are added to is the same for all that share
-            for name, request in requests.items():
-                if request == "add" and name in sharing:
-                    found = arrays.shared(shared_exec.grad_dict, name, tensors[name])
-                    if found is not None:
-                        grads[name] = found
+        states = {} if sharer is None else sharer.aux_dict
         return ScheduledExecutor(
             self,
             self._recipe,
             ctx,
-            {n: arrays.zeros(tensors[n], ctx) if a is None else a for n, a in args.items()},
-            grads,
+            {
+                name: arrays.shared(shared_exec.arg_dict, name, tensor, ctx)
+                if name in sharing
+                else arrays.buffered(buffer, name, tensor, ctx)
+                for name, tensor in tensors.items()
+            },
+            {  # what gradients are added to is the same for all that share
+                name: arrays.shared(shared_exec.grad_dict, name, tensors[name], ctx)
+                for name, request in requests.items()
+                if request == "add" and name in sharing
+            },
             requests,
-            {n: arrays.zeros(auxiliary[n], ctx) if a is None else a for n, a in aux.items()},
+            {n: arrays.shared(states, n, tensor, ctx) for n, tensor in auxiliary.items()},
             shared_exec,
         )
 
@@ -263,21 +258,11 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         requests = arrays.requests_of(names, grad_req)
         requests = {n: r if grads.get(n) is not None else "null" for n, r in requests.items()}
         if not self._by_schedule(requests):
-            inference = all(request == "null" for request in requests.values())
-            sharing = of_memory(shared_exec) if inference else shared_exec
+            sharing = _sharer(requests, shared_exec)
             return super().bind(ctx, args, args_grad, grad_req, aux_states, group2ctx, sharing)
         arrays.refuse_groups(group2ctx)
-        given = arrays.by_name(args, names)
-        aux = arrays.by_name(aux_states, self.list_auxiliary_states())
-        for kind, found, asked in (
-            ("argument", given, names),
-            ("auxiliary state", aux, self.list_auxiliary_states()),
-        ):
-            for name in asked:
-                if found.get(name) is None:
-                    raise MemongerError(f"bind: the {kind} {name!r} is missing")
-        given = {name: given[name] for name in names}
-        aux = {name: aux[name] for name in self.list_auxiliary_states()}
+        given = arrays.all_of("argument", args, names)
+        aux = arrays.all_of("auxiliary state", aux_states, self.list_auxiliary_states())
         grads = {n: grads[n] for n in names if grads.get(n) is not None}
         for name, array in grads.items():
             if isinstance(shared_exec, ScheduledExecutor) and shared_exec.holds(array):
@@ -286,13 +271,7 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
                     "shared with shared_exec; give it one of its own"
                 )
         arrays.refuse_sparse({n: a.stype for n, a in [*given.items(), *grads.items()]})
-        self._recipe.tensors(
-            self,
-            InputSpec(
-                {n: tuple(a.shape) for n, a in given.items()},
-                {n: np.dtype(a.dtype).name for n, a in given.items()},
-            ),
-        )
+        self._recipe.tensors(self, spec_of({n: arrays.tensor_of(a) for n, a in given.items()}))
         return ScheduledExecutor(self, self._recipe, ctx, given, grads, requests, aux, shared_exec)
 
 
@@ -307,6 +286,11 @@ def scheduled(symbol: Any, schedule: Schedule) -> ScheduledSymbol:
         In the nodes of its ForwardGraph.
     """
     return _taking(symbol.__copy__(), Recipe(schedule))
+
+
+def _sharer(requests: Mapping[str, str], shared_exec: Any) -> Any:
+    """What MXNet's own executor may share with: without gradients it shares memory alone."""
+    return of_memory(shared_exec) if set(requests.values()) <= {"null"} else shared_exec
 
 
 def _taking(symbol: Any, recipe: Recipe, lost: str | None = None) -> ScheduledSymbol:
