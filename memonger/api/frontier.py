@@ -281,22 +281,8 @@ def largest_batch(
         return here.taken(here.carried_over(plan))
 
     nothing = Candidate("no plan", 0, way(1).nothing)
-    plans: list[Candidate] = []
-    batch = unplanned = _largest(lambda n: taken(n, nothing), limit)
-    start, interrupted = max(FIRST_BATCH, unplanned), False
-    try:
-        for _ in range(ROUNDS):
-            found = way(start).front(plans)
-            plans.append(found.plans[-1])
-            batch = max(batch, _largest(lambda n: taken(n, plans[-1]), limit))
-            interrupted = found.interrupted
-            if interrupted or batch in (0, start):
-                break
-            start = batch
-    except KeyboardInterrupt:
-        if not batch:
-            raise
-        interrupted = True
+    unplanned = _largest(lambda batch: taken(batch, nothing), limit)
+    plans, batch, interrupted = _grown(way, taken, limit, unplanned)
     if not batch:
         least = min(taken(1, each) for each in [nothing, *plans])
         raise BudgetError(
@@ -321,6 +307,30 @@ def largest_batch(
     plan = plan_of(here.request, symbol, solution)
     interrupted = interrupted or plan.interrupted
     return LargestBatch(batch, dataclasses.replace(plan, interrupted=interrupted), unplanned)
+
+
+def _grown(
+    way: Callable[[int], Marks], taken: Callable[[int, Candidate], int], limit: int, unplanned: int
+) -> tuple[list[Candidate], int, bool]:
+    """Find small plans, and predict how large the batch may grow with them.
+
+    Returns the plans, the batch, and whether the user has ended the search.
+    """
+    plans: list[Candidate] = []
+    batch, start = unplanned, max(FIRST_BATCH, unplanned)
+    try:
+        for _ in range(ROUNDS):
+            found = way(start).front(plans)
+            plans.append(found.plans[-1])
+            batch = max(batch, _largest(lambda n: taken(n, plans[-1]), limit))
+            if found.interrupted or batch in (0, start):
+                return plans, batch, found.interrupted
+            start = batch
+    except KeyboardInterrupt:
+        if not batch:
+            raise
+        return plans, batch, True
+    return plans, batch, False
 
 
 def _sized(shapes: Any) -> tuple[Callable[[int], dict[str, Shape]], dict[str, Any]]:

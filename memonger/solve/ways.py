@@ -58,16 +58,12 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What a search has found: of two plans the faster first, or the smallest plan alone.
-
-    ``costs`` are of all that it compared, by name; ``unfused`` is the least that it found without
-    pointwise fusion. Both are bytes as MXNet counts them.
-    """
+    """What a search has found: of two plans the faster first, or the smallest plan alone."""
 
     plans: Sequence[Candidate]
     interrupted: bool
-    costs: Mapping[str, int] | None = None
-    unfused: int | None = None
+    costs: Mapping[str, int] | None = None  # of all that was compared, as MXNet counts bytes
+    unfused: int | None = None  # the least that was found without pointwise fusion
 
 
 _fronts: Latest[Found] = Latest(REMEMBERED)
