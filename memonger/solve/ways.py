@@ -303,15 +303,8 @@ class Schedules(Way):
         self.added = [a for a in training.wanted if request.grad_req[nodes[a].name] == "add"]
         self.mkldnn = request.ctx is None or has_mkldnn(request.ctx)
 
-    def smallest(self, others: Sequence[tuple[str, Any]] = ()) -> Found:
-        """``others`` are known schedules with their origins, from which the search starts too."""
-        work = self.options.work
-
-        def least(search: trees.Recursive, known: list[tuple[str, Schedule]]) -> list[trees.Found]:
-            return [search.least_memory(work, [*known, *others])]
-
-        with progress_bar(SEARCHING) as progress:
-            return self._found(self._searched(progress, None, least), None)
+    def smallest(self) -> Found:
+        return self._found(self._least(), None)
 
     def _front(self, progress: Progress, others: Sequence[Candidate]) -> Found:
         found = self._searched(progress, self.times.forward, trees.Recursive.front)
@@ -320,8 +313,18 @@ class Schedules(Way):
     def deeper(self, found: Found) -> Found | None:
         """With little memory in mind a search within a limit of work may find less."""
         last = found.plans[-1]
-        least = self.smallest([(last.origin, last.schedule)])
+        least = self._found(self._least([(last.origin, last.schedule)]), self.times)
         return Found([*found.plans, *least.plans], least.interrupted)
+
+    def _least(self, others: Sequence[tuple[str, Any]] = ()) -> list[trees.Found]:
+        """``others`` are known schedules with their origins, from which the search starts too."""
+        work = self.options.work
+
+        def least(search: trees.Recursive, known: list[tuple[str, Schedule]]) -> list[trees.Found]:
+            return [search.least_memory(work, [*known, *others])]
+
+        with progress_bar(SEARCHING) as progress:
+            return self._searched(progress, None, least)
 
     def memory(self, plan: Candidate) -> Memory:
         return self._memory(self._step(plan), None)
