@@ -155,7 +155,8 @@ def judge(b, events, match_ranges, limit):  # type: ignore[no-untyped-def]
     rows = connect(p, line_up(p, nodes))
     head_row = np.concatenate((rows.first[p.head_row], rows.latest[b.asked[:, 0]]))
     head_output = np.concatenate((p.head_output, b.asked[:, 1].astype(np.int32)))
-    t = lay_out(b.kinds, rows, head_row, head_output)
+    runs = head_row >= 0  # the gradient of an argument may be that of an output: a variable
+    t = lay_out(b.kinds, rows, head_row[runs], head_output[runs])
     recomputed = np.zeros(1, dtype=np.bool_)
     best = -1
     place = 0
