@@ -101,13 +101,10 @@ def _none_lost() -> Iterator[None]:
     sys.unraisablehook = show
     try:
         yield
-    except Exception:  # where what was lost had something to do
-        if not lost:
-            raise
     finally:
         sys.unraisablehook = shown
-    if lost:
-        raise KeyboardInterrupt
+        if lost:  # also in place of an error that comes of what was not finished
+            raise KeyboardInterrupt from None
 
 
 def _announce() -> None:

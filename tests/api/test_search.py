@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from typing import Any
 
 import memonger
@@ -149,7 +148,7 @@ def test_the_plan_does_not_depend_on_the_cores(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(planner, "WORK", planner.WORK // 40)
     found = []
     for cores in (1, 3):
-        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        monkeypatch.setattr("memonger.support.parallel.cores", lambda cores=cores: cores)
         search = search_of(symbol, shapes)
         search.run()
         found.append((search.best.cost, search.best.mask.tobytes(), search.best.copies))

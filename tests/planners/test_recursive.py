@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from memonger.graph import marks
 from memonger.graph.read import forward_graph
 from memonger.graph.inputs import read_shapes
-from memonger.planners.trees import search as recursive
 from memonger.planners.trees.binomial import binomial_tree, forward_steps
 from memonger.planners.trees.climb import ENDLESS, MATCH_RANGES, Prices, step
 from memonger.planners.trees.judge import Blueprint, blueprint
@@ -397,7 +396,7 @@ def test_work_is_what_the_caller_says() -> None:
 
 def test_the_same_whatever_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(cores: int) -> Any:
-        monkeypatch.setattr(recursive, "_cores", lambda: cores)
+        monkeypatch.setattr("memonger.support.parallel.cores", lambda: cores)
         search = Recursive(workload_of(NETWORKS["chain"]()), patience=0.02)
         return search.least_memory(3.0).best.schedule.events
 

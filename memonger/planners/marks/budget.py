@@ -20,8 +20,6 @@ With the choices of Jain et al. 2020, "Checkmate", without its solver.
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
@@ -33,6 +31,7 @@ from memonger.planners.marks.cuts import Weigher, Weights, cheap_cuts
 from memonger.planners.marks.rules import Rules, RuleTables, obey
 from memonger.planners.marks.smallest import behind_copies, copies_at, needed_copies, settle
 from memonger.support.compiled import compiled
+from memonger.support.parallel import Threads
 
 MOST_CUTS = 300
 BINS = 200  # sizes, of the memory without a plan: the fastest plan of each is kept
@@ -396,9 +395,7 @@ class Search:
         patience: float = 1.0,
     ) -> None:
         self.plain, self.times = rules, times
-        self.progress = progress or (lambda done: None)
-        self.interrupted = False
-        self.stop = np.zeros(1, dtype=np.uint8)
+        self.threads = Threads(progress)
         cuts = cheap_cuts(rules.graph, MOST_CUTS)
         self.at = copies_at(rules, cuts) if copies else ()
         self.rules, self.moved = rules.with_copies(self.at)
@@ -455,7 +452,7 @@ class Search:
             self.fast(found.masks[k][self.moved], self.needed(found.masks[k]))
             for k in undominated(found)
         ]
-        return Front(front_of(known + plans), self.interrupted)
+        return Front(front_of(known + plans), self.threads.interrupted)
 
     def widened(self, mask: np.ndarray, copies: tuple[KeptCopy, ...]) -> np.ndarray:
         """A plan of the plain network in that with all copies."""
@@ -542,18 +539,17 @@ class Search:
 
     def round(self, found: Archive, part: int) -> Archive:
         """Anneal at several limits, a thread each; all that is the fastest of its size."""
-        if self.interrupted:
+        if self.threads.interrupted:
             return found
         met = undominated(found)
         least = int(found.pools[met].min())
         limits = np.geomspace(least, self.unplanned, 2 * LIMITS + 1)[part : 2 * LIMITS : 2]
         limits = np.maximum(limits, least)  # the first may have been rounded to less
         archives = [self.archive() for _ in limits]
-        done = [np.zeros(1, dtype=np.int64) for _ in limits]
         tries = self.tries // (2 * LIMITS)
         scale = float(self.space.seconds.sum())
 
-        def work(k: int) -> None:
+        def work(k: int, done: np.ndarray) -> None:
             fitting = [b for b in met if found.pools[b] <= limits[k]]
             mask = found.masks[min(fitting, key=lambda b: found.seconds[b])].copy()
             quicken(
@@ -565,25 +561,11 @@ class Search:
                 COLD * scale,
                 limits[k],
                 archives[k],
-                self.stop,
-                done[k],
+                self.threads.stop,
+                done,
             )
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            futures = [pool.submit(work, k) for k in range(len(limits))]
-            running: set[Future[None]] = set(futures)
-            while running:
-                try:
-                    _, running = wait(running, timeout=0.1)
-                    share = sum(int(d[0]) for d in done) / max(1, tries * len(limits))
-                    self.progress((part + share) / 2)
-                except KeyboardInterrupt:
-                    if self.interrupted:
-                        raise
-                    self.interrupted = True
-                    self.stop[0] = 1
-        for future in futures:
-            future.result()
+        self.threads.each(work, range(len(limits)), tries, 1 / 2)
         for archive in archives:
             for k in np.flatnonzero(np.isfinite(archive.seconds)):
                 record(found, archive.seconds[k], archive.pools[k], archive.masks[k])

@@ -2,7 +2,7 @@
 
 What is recomputed is no longer held for the gradient. So an operator that knows no layouts of
 MKLDNN writes over it in place, and leaves in blocks what is plain without a plan
-(``layout_facts``). Who reads that rounds otherwise: outputs in the last bits, gradients by up to a
+(``costs.layouts``). Who reads that rounds otherwise: outputs in the last bits, gradients by up to a
 percent.
 
 Here the layouts of the planned step are compared with those of the unplanned one, where numbers may
@@ -44,7 +44,7 @@ class Unplanned(NamedTuple):
     ----------
     training : TrainingGraph
     made, found, place : np.ndarray
-        As ``layout_facts.follow`` gives them.
+        As ``layouts.follow`` gives them.
     matters, shows : np.ndarray of bool
         The outputs of whose layout the numbers may come to depend; the reads of which they do.
     """

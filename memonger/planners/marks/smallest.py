@@ -19,8 +19,6 @@ All of it depends on the network alone, not on the machine's speed or its cores.
 from __future__ import annotations
 
 import heapq
-import os
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
@@ -42,6 +40,7 @@ from memonger.planners.marks.cuts import (
     walk,
 )
 from memonger.planners.marks.rules import Rules
+from memonger.support.parallel import Threads
 
 POWERS = (1.0, 0.75, 0.5, 0.35, 0.2)  # of a result's bytes
 BISECTIONS = 12  # of the bound on the pieces between cuts, for each power
@@ -220,7 +219,7 @@ def _smallest(
             try:
                 search.run()
             finally:
-                interrupted = search.interrupted
+                interrupted = search.threads.interrupted
                 if search.best is not None:
                     found["searched cuts"] = search.best
     except KeyboardInterrupt:
@@ -245,10 +244,8 @@ class _Search:
         known: Smallest | None = None,
     ) -> None:
         self.known = known
-        self.plain, self.progress = rules, progress or (lambda done: None)
+        self.plain, self.threads = rules, Threads(progress)
         self.best: _Candidate | None = None
-        self.interrupted = False
-        self.stop = np.zeros(1, dtype=np.uint8)
         cuts = cheap_cuts(rules.graph, MOST_CUTS, stages)
         self.at = copies_at(rules, cuts) if copies else ()
         if known is not None and copies:
@@ -262,7 +259,6 @@ class _Search:
         count = len(self.graph.nodes)
         tries = min(MOST_TRIES, WORK / count * min(1, IN_CACHE / count))
         self.tries = int(patience * tries / self.rules.effort)
-        self.done = 0.0
 
     def make_space(
         self, copies: tuple[KeptCopy, ...], base: np.ndarray, cuts: Sequence[Cut]
@@ -301,7 +297,7 @@ class _Search:
         self.offer(mask[self.moved], needed_copies(self.moved, self.at, mask))
         if self.known is not None:
             self.offer(self.known.mask, self.known.copies)
-        if self.interrupted:
+        if self.threads.interrupted:
             return
         assert self.best is not None  # it has been offered one
         copies = self.best.copies
@@ -312,7 +308,7 @@ class _Search:
         states = self.anneal(OPERATORS, space, [start] * OPERATORS.starts)
         mask = self.plan_of(space, states[0])
         self.offer(mask[moved], needed_copies(moved, copies, mask))
-        if not self.interrupted:
+        if not self.threads.interrupted:
             self.trim()
             self.offer(self.best.mask, tuple(copy for copy in self.best.copies if not copy.apart))
 
@@ -408,31 +404,16 @@ class _Search:
         """Anneal the first states, a thread each; all that came of it, the cheapest first."""
         states = states[: phase.starts]
         tries = int(self.tries * phase.share) // phase.starts
-        done = [np.zeros(1, dtype=np.int64) for _ in states]
 
-        def work(k: int) -> _State:
+        def work(k: int, done: np.ndarray) -> _State:
             cuts, flips = states[k].cuts.copy(), states[k].flips.copy()
             hot, cold = phase.temperatures[k % len(phase.temperatures)]
-            cost = anneal(
-                space, cuts, flips, k, tries, hot, cold, phase.flipping, self.stop, done[k]
-            )
+            stop = self.threads.stop
+            cost = anneal(space, cuts, flips, k, tries, hot, cold, phase.flipping, stop, done)
             return _State(int(cost), cuts, flips)
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            futures = [pool.submit(work, k) for k in range(len(states))]
-            running: set[Future[_State]] = set(futures)
-            while running:
-                try:
-                    _, running = wait(running, timeout=0.1)
-                    share = sum(int(d[0]) for d in done) / max(1, tries * len(states))
-                    self.progress(self.done + phase.share * share)
-                except KeyboardInterrupt:
-                    if self.interrupted:
-                        raise
-                    self.interrupted = True
-                    self.stop[0] = 1  # the threads end with the best that they have
-        self.done += phase.share
-        found = {f.result().key: f.result() for f in reversed(futures)}  # of equals the first
+        annealed = self.threads.each(work, range(len(states)), tries, phase.share)
+        found = {state.key: state for state in reversed(annealed)}  # of equals the first
         return sorted(found.values(), key=lambda state: state.cost)
 
 

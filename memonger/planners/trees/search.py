@@ -26,10 +26,7 @@ for Arbitrary Computation Graphs". With O(log n) memory: Chen et al. 2016, secti
 from __future__ import annotations
 
 import math
-import os
-import threading
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -51,6 +48,7 @@ from memonger.schedules.expand import parts
 from memonger.schedules.schedule import Schedule, Workload, plain
 from memonger.schedules.training_step import Parts
 from memonger.support.errors import MemongerError
+from memonger.support.parallel import Threads
 
 REFINEMENTS = 2  # rounds of dynamic programming over the cuts of the best trees
 MOST_REFINED = 8  # trees
@@ -153,15 +151,13 @@ class Recursive:
     ) -> None:
         self.workload, self.patience = workload, patience
         self.progress = progress or (lambda done: None)
+        self.threads = Threads(self.progress)
         self.blueprint: Blueprint = blueprint(made or parts(workload), weights)
         self.price = Prices(self.blueprint)
         self.position = positions(self.blueprint.node, len(workload.once))
         self.entries = weigh(workload, self.blueprint, POWERS)
         self.one_pass = self.price.one_pass
         self.unlimited = max(LEAST_UNLIMITED, LOGARITHMS * math.log2(len(self.blueprint.node) + 1))
-        self.interrupted = False
-        self._stop = threading.Event()
-        self._done = 0.0
         self._seeded: set[float | None] = set()
         self._repeats = 1  # of binomial trees that are among those that are found
         self._found: list[Tree] = []
@@ -197,7 +193,7 @@ class Recursive:
         if tree is not None:
             known.append((self._judged(tree), "searched schedule"))
         best, name = min(known, key=lambda k: (k[0].pool_bytes, k[0].work))
-        return Found(best, name, self.interrupted)
+        return Found(best, name, self.threads.interrupted)
 
     def front(self, others: Sequence[tuple[str, Schedule]] = ()) -> list[Found]:
         """The schedules that no other beats in both memory and work, the least work first.
@@ -210,26 +206,24 @@ class Recursive:
             Schedules that are known already, with their names.
         """
         known = self._known(others)
-        self.interrupted = False
-        self._stop.clear()
-        self._done = 0.0
+        self.threads = Threads(self.progress)
         try:
             self.progress(0.0)
             self._seed(None)
             if self._found:
                 for part in range(2):
                     self._round(part, max(judged.pool_bytes for judged, _ in known))
-            if not self.interrupted:
+            if not self.threads.interrupted:
                 self.progress(1.0)
         except KeyboardInterrupt:
-            self.interrupted = True
+            self.threads.stop[0] = 1
         # Judged anew: what was met while annealing has been tried with one match range alone.
         trees = [self.judge(self.schedule(tree.tree)) for tree in _undominated(self._found)]
         known += [(judged, "searched schedule") for judged in trees]
         front: list[Found] = []
         for judged, name in sorted(known, key=lambda k: (k[0].work, k[0].pool_bytes)):
             if not front or judged.pool_bytes < front[-1].best.pool_bytes:
-                front.append(Found(judged, name, self.interrupted))
+                front.append(Found(judged, name, self.threads.interrupted))
         return front
 
     def judge(self, schedule: Schedule) -> Judged:
@@ -270,9 +264,7 @@ class Recursive:
 
         None if there is none. Ctrl-C ends the search; what has been found by then counts.
         """
-        self.interrupted = False
-        self._stop.clear()
-        self._done = 0.0
+        self.threads = Threads(self.progress)
 
         def allowed() -> list[Tree]:
             return sorted((t for t in self._found if t.work <= most_work), key=_by_memory)
@@ -282,10 +274,10 @@ class Recursive:
             self._seed(most_work)
             if allowed():
                 self._climb(allowed, most_work)
-            if not self.interrupted:
+            if not self.threads.interrupted:
                 self.progress(1.0)
         except KeyboardInterrupt:
-            self.interrupted = True
+            self.threads.stop[0] = 1
         found = allowed()
         return found[0] if found else None
 
@@ -298,43 +290,21 @@ class Recursive:
                 most = min(most, most_work / self.one_pass)
             trees = binomials(self.entries, range(self._repeats + 1, int(most) + 1))
             self._found += self._priced(trees, KNOWN)
-            if not self.interrupted:
+            if not self.threads.interrupted:
                 self._seeded.add(most_work)
                 self._repeats = max(self._repeats, int(most))
-
-    def _in_threads(self, function: Any, items: Sequence[Any], share: float, part: Any) -> Any:
-        """The function of each item, in order. After Ctrl-C some may be missing.
-
-        Meanwhile ``progress`` is told of this share of the search; ``part()`` is done of it.
-        """
-        with ThreadPoolExecutor(_cores()) as pool:
-            futures = [pool.submit(function, item) for item in items]
-            try:
-                waiting: Any = futures
-                while waiting:
-                    _, waiting = wait(futures, timeout=0.1)
-                    self.progress(min(1.0, self._done + share * min(1.0, part())))
-                self._done += share
-            except KeyboardInterrupt:
-                self.interrupted = True
-                self._stop.set()  # the threads end with the best that they have
-                for future in futures:
-                    future.cancel()
-        return [future.result() for future in futures if not future.cancelled()]
 
     def _priced(
         self, trees: Sequence[np.ndarray], family: Family, share: float = 0.0
     ) -> list[Tree]:
-        count = [0]
-
-        def one(tree: np.ndarray) -> Tree | None:
-            count[0] += 1
-            if self._stop.is_set():
+        def one(tree: np.ndarray, done: np.ndarray) -> Tree | None:
+            done[0] = 1
+            if self.threads.interrupted:
                 return None
             cost = self.price(tree, UNLIMITED * self.one_pass)
             return Tree(cost.pool_bytes, cost.work, tree, family) if cost.pool_bytes >= 0 else None
 
-        found = self._in_threads(one, trees, share, lambda: count[0] / max(1, len(trees)))
+        found = self.threads.each(one, trees, 1, share)
         return [tree for tree in found if tree is not None]
 
     def seeds(self, most_work: float | None = None) -> list[Tree]:
@@ -343,20 +313,20 @@ class Recursive:
         share = SEEDING / len(POWERS) / SCALES
         for family, trees in dynamic(self.entries, most_work):
             found += self._priced(trees, family, share)
-            if self.interrupted:
+            if self.threads.interrupted:
                 break
         return found
 
     def _climb(self, allowed: Callable[[], list[Tree]], most_work: float) -> None:
         """Refine and anneal the best that is found, and remember what comes of it."""
         for _ in range(REFINEMENTS):
-            if self.interrupted:
+            if self.threads.interrupted:
                 return
             best = [tree for tree in allowed() if tree.family != KNOWN][:MOST_REFINED]
             if best:
                 for family, found in refined(self.entries, best):
                     self._found += self._priced(found, family)
-            self._done += REFINING / REFINEMENTS
+            self.threads.done += REFINING / REFINEMENTS
         trees: list[Tree] = []
         for seed in allowed():  # not too many of a family
             if sum(tree.family == seed.family for tree in trees) < 2:
@@ -364,7 +334,7 @@ class Recursive:
         tries = self._tries(trees[: LONG.rounds[0][0]])
         how = SHORT if tries < LONG_FROM * self.patience else LONG
         for number, (starts, share) in enumerate(how.rounds):
-            if self.interrupted:
+            if self.threads.interrupted:
                 return
             trees = sorted(trees, key=_by_memory)[:starts]
             each = max(1, int(tries * share / len(trees)))
@@ -379,7 +349,7 @@ class Recursive:
 
         The last limit of the second round is none: the aim is then the least memory.
         """
-        if self.interrupted:
+        if self.threads.interrupted:
             return
         best = _undominated(self._found)
         least = best[-1].pool_bytes
@@ -413,21 +383,20 @@ class Recursive:
         With ``bin_bytes`` not only these, but for each size, in steps of so many bytes, the tree
         of least work that is met on the way.
         """
-        done = [0] * len(jobs)
 
-        def one(k: int) -> list[Tree]:
+        def one(job: tuple[Tree, int, tuple[float, float], int], done: np.ndarray) -> list[Tree]:
             bins: dict[int, Annealed] = {}
 
             def tick() -> bool:
-                done[k] += 1
-                return not self._stop.is_set()
+                done[0] += 1
+                return not self.threads.interrupted
 
             def met(at: Annealed) -> None:
                 place = int(at.pool_bytes / bin_bytes)
                 if place not in bins or at.work < bins[place].work:
                     bins[place] = at
 
-            tree, seed, (hot, cold), budget = jobs[k]
+            tree, seed, (hot, cold), budget = job
             best = climb(
                 self.price,
                 tree.tree,
@@ -445,8 +414,7 @@ class Recursive:
             ]
             return found[:1] + _undominated(found[1:])
 
-        total = tries * len(jobs)
-        each = self._in_threads(one, range(len(jobs)), share, lambda: sum(done) / total)
+        each = self.threads.each(one, jobs, tries, share)
         return [tree for found in each for tree in found]
 
 
@@ -465,11 +433,3 @@ def _by_memory(tree: Tree) -> tuple[float, float]:
 
 def _by_work(tree: Tree) -> tuple[float, float]:
     return tree.work, tree.pool_bytes
-
-
-def _cores() -> int:
-    """The processors that this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on Linux
-        return os.cpu_count() or 1
