@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from functools import lru_cache, partial
-from typing import Any, Callable, Mapping, NamedTuple, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from memonger.api.plan import Plan, plan_of
 from memonger.api.planning import as_for_plan, request_of
 from memonger.graph.inputs import check_count, read_pairs
 from memonger.graph.operators.tensors import Shape
+from memonger.planners.pareto import not_dominated
 from memonger.solve.budget import in_bytes
 from memonger.solve.request import EITHER, WAYS, read_options, read_request
 from memonger.solve.solution import Solution, solution_of, solve
@@ -141,7 +142,7 @@ def frontier(
         interrupted = found.interrupted
         if interrupted:
             break
-    plans = _undominated(plans)
+    plans = not_dominated(plans, lambda plan: plan[:2])
     solutions: list[tuple[Solution, Any]] = []
     try:
         for k in _spread([pool for _, pool, *_ in plans], points):
@@ -157,19 +158,7 @@ def frontier(
     made = [plan_of(request, symbol, solution) for solution, symbol in solutions]
     made = [dataclasses.replace(plan, interrupted=interrupted) for plan in made]
     keys = [(plan.added_time or 0.0, plan.pool_bytes, plan) for plan in made]
-    return Frontier(plan for *_, plan in _undominated(keys))
-
-
-T = TypeVar("T", bound=Tuple[Any, ...])
-
-
-def _undominated(plans: Sequence[T]) -> list[T]:
-    """Of (time, memory, ...) those that no other beats in both, the fastest first."""
-    best: list[T] = []
-    for plan in sorted(plans, key=lambda plan: plan[:2]):
-        if not best or plan[1] < best[-1][1]:
-            best.append(plan)
-    return best
+    return Frontier(plan for *_, plan in not_dominated(keys, lambda key: key[:2]))
 
 
 def _spread(pools: Sequence[int], points: int) -> list[int]:
@@ -278,7 +267,7 @@ def largest_batch(
             here = way(batch)
         except TooLargeError:
             return 2 * limit
-        return here.taken(here.carried_over(plan))
+        return here.taken(here.memory(plan))
 
     nothing = Candidate("no plan", 0, way(1).nothing)
     unplanned = _largest(lambda batch: taken(batch, nothing), limit)

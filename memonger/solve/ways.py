@@ -18,9 +18,12 @@ from memonger.costs.time.flops import forward_flops
 from memonger.graph import marks
 from memonger.graph.forward import KeptCopy, mask_with_copies
 from memonger.planners.marks import chen2016
-from memonger.planners.marks.budget import Fast, NodeTimes, Search, front_of
+from memonger.planners.marks import search as marks_search
+from memonger.planners.marks.copies import settle
 from memonger.planners.marks.rules import Rules, kept_summary
-from memonger.planners.marks.smallest import Smallest, settle, smallest
+from memonger.planners.marks.search import MarkPlan, NodeTimes, settled
+from memonger.planners.marks.smallest import Least, by_time, fastest, smallest, smallest_bound
+from memonger.planners.pareto import not_dominated
 from memonger.planners.trees import search as trees
 from memonger.schedules import schedule as schedules
 from memonger.schedules.execution.arrays import tensors_of
@@ -38,6 +41,7 @@ log = logging.getLogger("memonger")
 
 MARKS_PATIENCE = 0.1  # of the search for marks that a search for schedules starts from
 REMEMBERED = 48  # fronts
+FASTEST = "fastest"  # the origin of marks of a front, whose bytes are at most as told there
 SEARCHING = "memonger: searching"  # what the progress bar says
 
 
@@ -163,42 +167,45 @@ class Marks(Way):
     def smallest(self) -> Found:
         with progress_bar(SEARCHING) as progress:
             found = self._smallest(progress)
-        for name, counted in found.candidates.items():
+        for name, counted in found.costs.items():
             log.info("%s: %.1f MB", name, counted / MB)
         self._log_kept()
-        origin = min(found.candidates, key=lambda name: found.candidates[name])  # the first
-        plan = Candidate(origin, found.cost, found.mask, found.copies)
-        return Found([plan], found.interrupted, found.candidates, found.unfused)
+        origin = min(found.costs, key=lambda name: found.costs[name])  # the first
+        plan = Candidate(origin, found.plan.pool_bytes, found.plan.mask, found.plan.copies)
+        return Found([plan], found.interrupted, found.costs, found.unfused)
 
     def _front(self, progress: Progress, others: Sequence[Candidate]) -> Found:
-        least = self._smallest(lambda done: progress(done / 2))
-        search = self._search(lambda done: progress((1 + done) / 2))
-        plans, interrupted = [(least.mask, least.copies), *_pairs(others)], least.interrupted
-        if self.cost.exact and not interrupted:
-            try:
-                front = search.run(plans)
-                return Found([self._candidate(p) for p in front.plans], front.interrupted)
-            except KeyboardInterrupt:
-                interrupted = True
-        return Found(self._undominated(search, plans), interrupted)
+        network, options = self.network, self.options
+        if not self.cost.exact:
+            least = self._smallest(progress)
+            return Found(self._not_dominated([least.plan]), least.interrupted)
+        plans = [self._plan(each) for each in others]
+        found, interrupted = fastest(
+            network.stages,
+            network.rules,
+            self._node_times,
+            plans,
+            options.kept_copies,
+            effort=self._effort,
+            progress=progress,
+        )
+        return Found([self._candidate(plan) for plan in found], interrupted)
 
     def known(self, others: Sequence[Candidate]) -> Found:
         """No plan, and plans of this network at other shapes, without a search."""
-        return Found(self._undominated(self._search(None), _pairs(others)), False)
+        return Found(self._not_dominated([self._plan(each) for each in others]), False)
 
     def feasible(self, plan: Candidate) -> Candidate:
-        """The plan with those copies alone whose shapes MXNet will know."""
+        """The plan with those copies alone that it needs and whose shapes MXNet will know."""
         copies = marks.inferable(self.request.symbol, plan.copies, self.request.spec.shapes)
-        if copies == plan.copies:
+        if copies == plan.copies and not (plan.origin == FASTEST and self.cost.exact):
             return plan
-        plan = dataclasses.replace(plan, copies=copies)
+        _, _, mask, copies = settle(self.network.rules, plan.recomputed, copies)
+        plan = dataclasses.replace(plan, recomputed=mask, copies=copies)
         return dataclasses.replace(plan, counted_bytes=self.memory(plan).planned.pool_bytes)
 
     def memory(self, plan: Candidate) -> Memory:
-        return self._memory(plan, plan.counted_bytes // MB)
-
-    def carried_over(self, plan: Candidate) -> Memory:
-        """Predict what a plan that was made for other shapes takes at these."""
+        """Predict what a plan takes, with none but the copies that it needs."""
         rules, full, _, _ = settle(self.network.rules, plan.recomputed, plan.copies)
         return of_marks(rules.trainings[0], full, None, self.network.held, rules.fuses)
 
@@ -214,32 +221,37 @@ class Marks(Way):
         mask = mask_with_copies(plan.recomputed, moved, plan.copies, len(rules.graph.nodes))
         return of_marks(rules.trainings[0], mask, bound, self.network.held, rules.fuses)
 
-    def _smallest(self, progress: Progress) -> Smallest:
+    def _smallest(self, progress: Progress) -> Least:
         network, cost, options = self.network, self.cost, self.options
-        about = network.stages, cost, network.rules
-        how = options.ntrial, cost.exact, options.kept_copies
-        return smallest(*about, *how, progress, patience=options.patience)
+        stages, rules, ntrial = network.stages, network.rules, options.ntrial
+        if not cost.exact:
+            return smallest_bound(stages, cost, rules, ntrial)
+        copies, effort = options.kept_copies, self._effort
+        return smallest(stages, cost, rules, ntrial, copies, effort=effort, progress=progress)
 
-    def _search(self, progress: Progress | None) -> Search:
-        options, device = self.options, self.request.device
+    @property
+    def _effort(self) -> marks_search.Effort:
+        return marks_search.EFFORT.times(self.options.patience)
 
-        def times(rules: Rules) -> NodeTimes:
-            training = rules.trainings[0]
-            found = timing.times_of(training, device, options.measure)
-            moved = timing.moved_bytes(training)[: training.tables.forward]
-            return NodeTimes(found.forward, found.gradient, moved)
+    def _node_times(self, rules: Rules) -> NodeTimes:
+        training = rules.trainings[0]
+        found = timing.times_of(training, self.request.device, self.options.measure)
+        moved = timing.moved_bytes(training)[: training.tables.forward]
+        return NodeTimes(found.forward, found.gradient, moved)
 
-        return Search(self.network.rules, times, options.kept_copies, progress, options.patience)
-
-    def _undominated(self, search: Search, plans: Sequence[Any]) -> list[Candidate]:
-        """Of no plan and these (mask, copies) those that no other beats, the fastest first."""
-        priced = [search.fast(mask, copies) for mask, copies in [(self.nothing, ()), *plans]]
+    def _not_dominated(self, plans: Sequence[MarkPlan]) -> list[Candidate]:
+        """Of no plan and these those that no other beats, the fastest first."""
+        rules, times = self.network.rules, self._node_times
+        plans = [settled(rules, times, p) for p in [MarkPlan(0, 0.0, self.nothing), *plans]]
         if not self.cost.exact:
-            priced = [plan._replace(pool_bytes=self.cost(plan.mask)) for plan in priced]
-        return [self._candidate(plan) for plan in front_of(priced)]
+            plans = [plan._replace(pool_bytes=self.cost(plan.mask)) for plan in plans]
+        return [self._candidate(plan) for plan in not_dominated(plans, by_time)]
 
-    def _candidate(self, plan: Fast) -> Candidate:
-        origin = "fastest" if plan.mask.any() else "no plan"
+    def _plan(self, plan: Candidate) -> MarkPlan:
+        return MarkPlan(plan.counted_bytes, 0.0, plan.recomputed, plan.copies)
+
+    def _candidate(self, plan: MarkPlan) -> Candidate:
+        origin = FASTEST if plan.mask.any() else "no plan"
         added = plan.seconds / self.times.step if self.times.step else 0.0
         return Candidate(origin, plan.pool_bytes, plan.mask, plan.copies, added_time=added)
 
@@ -369,10 +381,10 @@ class Schedules(Way):
                 lambda mask: rules.replay(mask).pool_bytes,
                 rules,
                 options.ntrial,
-                patience=options.patience * MARKS_PATIENCE,
+                effort=marks_search.EFFORT.times(options.patience * MARKS_PATIENCE),
             )
-            held = [copy.node for copy in found.copies]
-            known = [("marks", schedules.of_marks(self.load, found.mask, held))]
+            held = [copy.node for copy in found.plan.copies]
+            known = [("marks", schedules.of_marks(self.load, found.plan.mask, held))]
             interrupted = found.interrupted
         recursive = trees.Recursive(self.load, options.patience, progress, weights, self.parts)
         if not interrupted:

@@ -194,7 +194,7 @@ def test_a_wrong_prediction_is_not_passed_on(
 
     def optimistic(*args: Any, **options: Any) -> Any:
         found = real(*args, **options)
-        return found._replace(cost=found.cost - MB)
+        return found._replace(plan=found.plan._replace(pool_bytes=found.plan.pool_bytes - MB))
 
     expected = memonger.plan(net(), SHAPES)
     monkeypatch.setattr(solution, "smallest", optimistic)
@@ -212,7 +212,8 @@ def test_what_mxnet_finds_worse_than_no_plan_is_not_returned(
     def wrong(stages: Any, cost: Any, rules: Any, *args: Any, **options: Any) -> Any:
         """Recompute a layer for nothing, and say that it costs nothing."""
         mask = np.array([n.name == "tanh7" for n in rules.graph.nodes])
-        return real(stages, cost, rules, *args, **options)._replace(mask=mask, copies=(), cost=0)
+        found = real(stages, cost, rules, *args, **options)
+        return found._replace(plan=found.plan._replace(mask=mask, copies=(), pool_bytes=0))
 
     monkeypatch.setattr(solution, "smallest", wrong)
     plan = memonger.plan(net(), SHAPES)
@@ -544,21 +545,19 @@ def test_the_original_planner_interrupted(
 SLOW = """
 import conftest, memonger, sys, time
 from memonger.solve import ways as solution
-from memonger.planners.marks import smallest
 from test_plans import SHAPES, net
 
-smallest.WORK = smallest.MOST_TRIES = 1000
 real = solution.smallest
 
 def slow(*args, **options):
-    progress = args[-1]
+    progress = options["progress"]
     for done in range(8):
         progress(done / 8)
         time.sleep(float(sys.argv[1]) / 8)
     return real(*args, **options)
 
 solution.smallest = slow
-memonger.plan(net(), SHAPES)
+memonger.plan(net(), SHAPES, patience=0.01)
 """
 
 

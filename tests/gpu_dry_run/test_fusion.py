@@ -48,7 +48,7 @@ def fused_networks(dry: DryRun) -> Any:
     from memonger.graph.forward import KeptCopy
     from memonger.costs.fusion import replay_fused
     from memonger.graph.operators.recompute import targets_of
-    from memonger.planners.marks.smallest import copyable, settle
+    from memonger.planners.marks.copies import copyable, settle
     from planned import rules_of
 
     counted = ("networks", "recomputed", "copies", "apart", "fused", "other memory", "operators")

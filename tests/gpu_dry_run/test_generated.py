@@ -37,7 +37,7 @@ def random_plans(dry: DryRun) -> Any:
     from hypothesis import strategies as st
     from memonger.graph import marks
     from memonger.graph.operators.recompute import targets_of
-    from memonger.planners.marks.smallest import copyable, settle
+    from memonger.planners.marks.copies import copyable, settle
     from planned import rules_of
 
     counted = ("networks", "recomputed", "copies", "unfused", "unbound without rules")

@@ -260,11 +260,11 @@ def plan_for_gpu(dry: DryRun) -> Any:
 
     import memonger
     import mxnet as mx
-    from memonger.planners.marks import smallest
 
-    text, shapes, requests, smallest.WORK, smallest.MOST_TRIES = dry.args
+    text, shapes, requests, patience = dry.args
     shapes = {name: tuple(shape) for name, shape in shapes.items()}
-    plan = memonger.plan(mx.sym.load_json(text), shapes, grad_req=requests, ctx=mx.gpu(0))
+    asked = {"grad_req": requests, "patience": patience, "ctx": mx.gpu(0)}
+    plan = memonger.plan(mx.sym.load_json(text), shapes, **asked)
     print(plan, file=sys.stderr)
     symbol = plan.symbol.tojson(remove_amp_cast=False)
     return [symbol, plan.exact, plan.counted_bytes, plan.device_bytes]
@@ -272,10 +272,10 @@ def plan_for_gpu(dry: DryRun) -> Any:
 
 def planned_for_gpu(dry_run: GpuDryRun, symbol: Any, shapes: Any) -> Planned:
     """The plan with ``ctx=mx.gpu(0)``; it is made on a device that is too small to train on."""
-    from memonger.planners.marks import smallest
+    from memonger.planners.marks.search import EFFORT
 
     text, requests = symbol.tojson(remove_amp_cast=False), as_module(symbol, shapes)
-    args = [text, shapes, requests, smallest.WORK, smallest.MOST_TRIES]
+    args = [text, shapes, requests, EFFORT.patience]
     result = dry_run.run(plan_for_gpu, args=args, memory_mb=1)
     assert result.ok, result.message
     made, *figures = result.value

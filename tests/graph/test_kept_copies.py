@@ -24,7 +24,7 @@ from memonger.graph.forward import (
 from memonger.graph.read import forward_graph
 from memonger.graph.inputs import read_shapes
 from memonger.graph.operators.recompute import CPU, targets_of
-from memonger.planners.marks.smallest import copyable, settle
+from memonger.planners.marks.copies import copyable, settle
 
 import networks
 from generated import networks as generated

@@ -15,21 +15,22 @@ from memonger.api import planning
 from memonger.solve import ways
 from memonger.costs.time import measured as timing
 from memonger import BudgetError
-from memonger.costs.allocator import NO_LIMIT
-from memonger.planners.marks.budget import (
-    Archive,
-    Fast,
+from memonger.planners.marks.anneal import empty_archive, record
+from memonger.planners.marks.copies import copies_at, copyable
+from memonger.planners.marks.cuts import cheap_cuts
+from memonger.planners.marks.search import (
+    Effort,
+    MarkPlan,
+    MarkSearch,
     NodeTimes,
-    Search,
+    Phase,
     costly,
-    front_of,
-    record,
-    undominated,
-    weigh_plan,
+    settled,
 )
-from memonger.planners.marks.smallest import copyable
+from memonger.planners.pareto import not_dominated
 from memonger.planners.marks.rules import Rules
 from memonger.costs.time.roofline import Rates
+from memonger.support.parallel import Threads
 
 import networks
 from planned import marked, rules_of
@@ -111,13 +112,13 @@ def test_a_budget_of_the_device() -> None:
 
 def test_one_search_for_all_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     searches: list[Any] = []
-    search = ways.Search
+    search = ways.fastest
 
-    def counted(*args: Any) -> Any:
+    def counted(*args: Any, **options: Any) -> Any:
         searches.append(1)
-        return search(*args)
+        return search(*args, **options)
 
-    monkeypatch.setattr(ways, "Search", counted)
+    monkeypatch.setattr(ways, "fastest", counted)
     for budget in (0.9, 0.7, 0.5):
         memonger.plan(net(), SHAPES, budget=budget)
     memonger.frontier(net(), SHAPES, points=3)
@@ -257,10 +258,10 @@ def test_a_budget_interrupted(ctrl_c: Any, caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_frontier_interrupted_early(ctrl_c: Any) -> None:
-    """In the search for the smallest plan: that and none."""
+    """In the search for little memory: what it has visited, no plan among it."""
     ctrl_c(0.4)
     plans = memonger.frontier(net(), SHAPES)
-    assert plans.interrupted and len(plans) == 2
+    assert plans.interrupted and len(plans) > 2 and plans[0].planner == "no plan"
 
 
 def test_frontier_interrupted_while_it_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +297,7 @@ def test_interrupted_before_anything_is_found(monkeypatch: pytest.MonkeyPatch) -
     def interrupted(*args: Any, **options: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ways, "smallest", interrupted)
+    monkeypatch.setattr(ways, "fastest", interrupted)
     with pytest.raises(KeyboardInterrupt):
         memonger.frontier(net(), SHAPES)
     found = memonger.largest_batch(net(), BATCHES, "60MB")
@@ -306,12 +307,10 @@ def test_interrupted_before_anything_is_found(monkeypatch: pytest.MonkeyPatch) -
         memonger.largest_batch(net(), BATCHES, "3MB")
 
 
-def test_front_of() -> None:
-    nothing = np.zeros(0, dtype=np.bool_)
-    plans = [
-        Fast(pool, time, nothing, ()) for pool, time in ((9, 0), (8, 1), (8, 2), (9, 3), (5, 4))
-    ]
-    assert [(p.pool_bytes, p.seconds) for p in front_of(plans)] == [(9, 0), (8, 1), (5, 4)]
+def test_not_dominated() -> None:
+    plans = [(0, 9), (1, 8), (2, 8), (3, 9), (4, 5), (4, 6)]
+    assert not_dominated(plans[::-1], lambda plan: plan) == [(0, 9), (1, 8), (4, 5)]
+    assert not_dominated([], lambda plan: plan) == []
 
 
 def test_costly() -> None:
@@ -343,7 +342,6 @@ def test_a_product_with_one_takes_time() -> None:
     names = [node.name for node in rules.graph.nodes]
     copies = {names[copy.node]: copy for copy in copyable(rules)}
     assert copies["clip0"].tie and not copies["fc1"].tie
-    search = Search(rules, unit_times(20, 300))
     for recomputed, copied, seconds in (
         (["fc0", "clip0"], ["clip0"], 2 + 320),
         (["fc0", "clip0", "fc1"], [], 3),
@@ -352,20 +350,30 @@ def test_a_product_with_one_takes_time() -> None:
         (["fc0", "clip0", "fc1", "clip1"], ["clip0", "clip1"], 4 + 2 * 320),
     ):
         mask = np.isin(names, recomputed)
-        plan = search.fast(mask, tuple(copies[name] for name in copied))
+        asked = MarkPlan(0, 0.0, mask, tuple(copies[name] for name in copied))
+        plan = settled(rules, unit_times(20, 300), asked)
         assert (plan.mask == mask).all() and [names[c.node] for c in plan.copies] == copied
         assert plan.seconds == seconds
 
 
-def test_the_search_counts_what_it_tells() -> None:
-    """It weighs plans with all copies in, and tells of them with those alone that are needed."""
-    rules = rules_of(*networks.lstm(steps=6))
-    search = Search(rules, unit_times(7, 30), patience=0.02)
-    plans = search.run().plans
+def searched(rules: Rules, times: Any) -> MarkSearch:
+    """A short search for the fastest plans of every size."""
+    cuts = cheap_cuts(rules.graph, 600)
+    effort = Effort(patience=0.02)
+    search = MarkSearch(rules, times, cuts, copies_at(rules, cuts), Threads(), effort)
+    search.minimise(search.cuts_by_size(), Phase(4, 1.0, ((0.004, 0.0001),), 0.5))
+    search.speed_up()
+    return search
+
+
+def test_the_search_tells_what_plans_take() -> None:
+    """With all copies in: with those alone that are needed it is as fast, and no larger."""
+    rules, times = rules_of(*networks.lstm(steps=6)), unit_times(7, 30)
+    plans = searched(rules, times).plans()
     assert any(copy.tie for plan in plans for copy in plan.copies)
     for plan in plans:
-        full = search.widened(plan.mask, plan.copies)
-        assert weigh_plan(search.space, full, NO_LIMIT)[0] == plan.seconds
+        real = settled(rules, times, plan)
+        assert real.seconds == plan.seconds and real.pool_bytes <= plan.pool_bytes
 
 
 @pytest.mark.full_search
@@ -374,8 +382,9 @@ def test_slow_products_with_one_are_avoided() -> None:
     rules = rules_of(*networks.mobilenet_v2(batch=2, image=64, divide=4))
 
     def share_tied(forward: float, gradient: float) -> float:
-        search = Search(rules, unit_times(forward, gradient), patience=0.02)
-        plans = [p for p in search.run().plans if 2 * p.pool_bytes >= search.unplanned]
+        search = searched(rules, unit_times(forward, gradient))
+        plans = not_dominated(search.plans(), lambda plan: plan[:2])
+        plans = [plan for plan in plans if 2 * plan.pool_bytes >= search.unplanned]
         assert len(plans) > 5
         return float(np.mean([any(copy.tie for copy in plan.copies) for plan in plans]))
 
@@ -441,23 +450,23 @@ def test_auto_needs_a_budget() -> None:
 def test_the_fastest_of_each_size_is_kept(most: int) -> None:
     """To the byte: no plan is as large as the unplanned network, and is lost for rounding."""
     sizes = 200
-    archive = Archive(
-        most,
-        np.full(sizes, np.inf),
-        np.zeros(sizes, dtype=np.int64),
-        np.zeros((sizes, 2), dtype=np.bool_),
-    )
-    record(archive, 0.0, most + 1, np.array([True, True]))
-    assert undominated(archive) == []
-    record(archive, 1.0, most, np.array([False, False]))
-    assert undominated(archive) == [sizes - 1]
+    archive = empty_archive(most, sizes, 2)
+
+    def taken() -> list[tuple[int, float]]:
+        known = np.isfinite(archive.seconds)
+        plans = zip(archive.pools[known].tolist(), archive.seconds[known].tolist())
+        return not_dominated(plans, lambda plan: plan)
+
+    record(archive, most + 1, 0.0, np.array([1, 1]))
+    assert taken() == []
+    record(archive, most, 1.0, np.array([0, 0]))
+    assert taken() == [(most, 1.0)]
     smaller = most * (sizes - 1) // sizes  # the largest of the size below
-    record(archive, 2.0, smaller, np.array([True, False]))
-    record(archive, 3.0, smaller, np.array([False, True]))
-    assert archive.pools[undominated(archive)].tolist() == [smaller, most]
-    assert archive.seconds[undominated(archive)].tolist() == [2.0, 1.0]
-    record(archive, 0.5, smaller, np.array([False, True]))
-    assert archive.pools[undominated(archive)].tolist() == [smaller]
+    record(archive, smaller, 2.0, np.array([1, 0]))
+    record(archive, smaller, 3.0, np.array([0, 1]))
+    assert taken() == [(smaller, 2.0), (most, 1.0)]
+    record(archive, smaller, 0.5, np.array([0, 1]))
+    assert taken() == [(smaller, 0.5)] and archive.states.sum() == 1
 
 
 def test_auto_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
