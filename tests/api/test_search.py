@@ -162,7 +162,7 @@ def test_annealing_leaves_the_best_plan(goal: Goal) -> None:
         state, archive = start.copy(), empty_archive(search.unplanned, 50, len(start))
         least = anneal(search.space, state, goal, 7, 400, hot, hot / 50, archive, stop, done)
         visited = archive.states[np.isfinite(archive.seconds)]
-        assert energy(state) == least == min(map(energy, visited)) < energy(start)
+        assert energy(state) == least <= min(map(energy, visited)) < energy(start)
         results.append(state.tobytes())
     assert results[0] == results[1]  # the same seed
     assert done[0] == 800

@@ -16,17 +16,15 @@ from memonger.costs.fusion import plan_bytes
 from memonger.planners.marks.rules import RuleTables, obey
 from memonger.support.compiled import compiled
 
-ALL, CHEAP, NONE = 0, 1, 2  # of what stands between two cuts: what is recomputed
-SAVED, RECOMPUTED = 1, 2  # of a single node; 0: as the cuts say
+AS_CUTS, SAVED, RECOMPUTED = 0, 1, 2  # of a node in a state
 
 
 class Space(NamedTuple):
     """What is searched.
 
-    A state is an array of int8. Of n cuts the first n elements tell which are made, the next n + 1
-    what is recomputed before each of them and behind the last (ALL, CHEAP, NONE), the others which
-    nodes are SAVED or RECOMPUTED all the same. Behind the last cut that is made nothing is
-    recomputed.
+    A state is an array of int8. Of n cuts the first n elements tell which are made: what is alive
+    there is saved, all between is recomputed, and nothing behind the last. The others tell which
+    nodes are SAVED or RECOMPUTED all the same.
 
     Cut k lies after node ``after[k]`` and saves the nodes ``keep[keep_start[k] :
     keep_start[k + 1]]``; the nodes ``flippable`` may change by themselves. Node i takes
@@ -52,15 +50,15 @@ class Goal(NamedTuple):
     """What annealing looks for, and how.
 
     The energy of a plan is its bytes above ``limit`` and its seconds, each times a price. Of the
-    changes ``flipping`` flip operators and ``stretching`` set what is between two cuts; the others
-    move cuts.
+    changes ``flipping`` set single nodes. The others move cuts, or, if the states are to name each
+    node ``by_node`` and no cuts, set what is between two cuts and what is saved at one.
     """
 
     limit: float
     byte_price: float
     second_price: float
     flipping: float
-    stretching: float
+    by_node: bool
 
 
 class Archive(NamedTuple):
@@ -113,26 +111,29 @@ def plan_of(s, state, mask):  # type: ignore[no-untyped-def]
     """Write the nodes that a state recomputes to ``mask``, and obey the rules; as ``obey``."""
     cuts = len(s.after)
     made = np.flatnonzero(state[:cuts])
-    mask[:] = False
-    start, last = 0, made[-1] if len(made) else cuts
-    for k in range(last + 1):
-        stop = s.after[k] + 1 if k < cuts else len(mask)
-        if state[cuts + k] == ALL:
-            mask[start:stop] = True
-        elif state[cuts + k] == CHEAP:
-            mask[start:stop] = ~s.costly[start:stop]
-        start = stop
+    mask[:] = True
+    if len(made):
+        mask[s.after[made[-1]] + 1 :] = False
     for k in made:
         for q in range(s.keep_start[k], s.keep_start[k + 1]):
             mask[s.keep[q]] = False
-    nodes = state[2 * cuts + 1 :]
+    nodes = state[cuts:]
     for i in range(len(nodes)):
-        if nodes[i]:
+        if nodes[i] != AS_CUTS:
             mask[i] = nodes[i] == RECOMPUTED
     for k in range(len(s.copied)):
         if not mask[s.copied[k]]:  # an identity of what is saved itself costs nothing
             mask[s.copied[k] + 1 : s.copies[k] + 1] = True
     return obey(s.rules, mask)
+
+
+@compiled
+def name_nodes(state, mask):  # type: ignore[no-untyped-def]
+    """Write a plan into a state, node by node."""
+    cuts = len(state) - len(mask)
+    state[:cuts] = False
+    for i in range(len(mask)):
+        state[cuts + i] = RECOMPUTED if mask[i] else SAVED
 
 
 @compiled
@@ -154,35 +155,70 @@ def _near():  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _change(s, state, flipping, stretching):  # type: ignore[no-untyped-def]
-    """Flip operators that follow each other, set what is between two cuts, or move a cut."""
-    n, kind = len(s.after), np.random.random()
-    if len(s.flippable) and (kind < flipping or not n):
-        first = last = np.random.randint(len(s.flippable))
-        while last + 1 < len(s.flippable) and np.random.random() < 0.8:
-            last += 1
-        to = np.random.randint(3)
-        for i in s.flippable[first : last + 1]:
-            state[2 * n + 1 + i] = to
-    elif kind < flipping + stretching:
-        first = np.random.randint(n + 1) - 1
-        last = min(n, first + abs(_near()))
-        state[n + first + 1 : n + last + 1] = np.random.randint(3)
-        state[first + 1 : last] = False
-        if first >= 0:
-            state[first] = True
-        if last < n:
-            state[last] = True
+def _flip(s, nodes, values):  # type: ignore[no-untyped-def]
+    """Set some nodes that follow each other to one of the last so many values."""
+    first = last = np.random.randint(len(s.flippable))
+    while last + 1 < len(s.flippable) and np.random.random() < 0.8:
+        last += 1
+    to = 3 - values + np.random.randint(values)
+    for i in s.flippable[first : last + 1]:
+        nodes[i] = to
+
+
+@compiled
+def _move_cut(cuts):  # type: ignore[no-untyped-def]
+    """Move, leave out or make a cut."""
+    made, move = np.flatnonzero(cuts), np.random.random()
+    if move < 0.6 and len(made):
+        k = made[np.random.randint(len(made))]
+        cuts[k] = False
+        cuts[min(len(cuts) - 1, max(0, k + _near()))] = True
+    elif move < 0.8 and len(made) > 1:
+        cuts[made[np.random.randint(len(made))]] = False
     else:
-        made, move = np.flatnonzero(state[:n]), np.random.random()
-        k = made[np.random.randint(len(made))] if len(made) else 0
-        if move < 0.6 and len(made):
-            state[k] = False
-            state[min(n - 1, max(0, k + _near()))] = True
-        elif move < 0.8 and len(made) > 1:
-            state[k] = False
-        else:
-            state[np.random.randint(n)] = True
+        cuts[np.random.randint(len(cuts))] = True
+
+
+@compiled
+def _save(s, nodes, cut, value):  # type: ignore[no-untyped-def]
+    """Set what is alive at a cut; there is none at -1, nor beyond the last."""
+    if 0 <= cut < len(s.after):
+        for q in range(s.keep_start[cut], s.keep_start[cut + 1]):
+            nodes[s.keep[q]] = value
+
+
+@compiled
+def _set_nodes(s, nodes):  # type: ignore[no-untyped-def]
+    """Set what is between two cuts, or save at another cut what is saved at one."""
+    cuts, kind = len(s.after), np.random.random()
+    if kind < 0.6:
+        first = np.random.randint(cuts + 1) - 1
+        last = min(cuts, first + abs(_near()))
+        start = s.after[first] + 1 if first >= 0 else 0
+        stop = s.after[last] + 1 if last < cuts else len(nodes)
+        choice = np.random.randint(3)
+        for i in range(start, stop):
+            again = choice == 0 or choice == 1 and not s.costly[i]
+            nodes[i] = RECOMPUTED if again else SAVED
+        _save(s, nodes, first, SAVED)
+        _save(s, nodes, last, SAVED)
+    else:
+        cut = np.random.randint(cuts)
+        _save(s, nodes, cut, RECOMPUTED)
+        if kind < 0.87:
+            _save(s, nodes, min(cuts - 1, max(0, cut + _near())), SAVED)
+
+
+@compiled
+def _change(s, state, goal):  # type: ignore[no-untyped-def]
+    """Change a state at random."""
+    cuts = len(s.after)
+    if len(s.flippable) and (not cuts or np.random.random() < goal.flipping):
+        _flip(s, state[cuts:], 2 if goal.by_node else 3)
+    elif goal.by_node:
+        _set_nodes(s, state[cuts:])
+    else:
+        _move_cut(state[:cuts])
 
 
 @compiled
@@ -222,9 +258,9 @@ def anneal(s, state, goal, seed, tries, hot, cold, archive, stop, done):  # type
             if stop[0]:
                 break
             done[0] += 1
-            _change(s, new, goal.flipping, goal.stretching)
+            _change(s, new, goal)
             while np.random.random() < 0.3:
-                _change(s, new, goal.flipping, goal.stretching)
+                _change(s, new, goal)
             heat = hot * (cold / hot) ** (step / tries)
             most = current - heat * np.log(1 - np.random.random())  # Metropolis
         order, reads = plan_of(s, new, mask)
@@ -238,6 +274,8 @@ def anneal(s, state, goal, seed, tries, hot, cold, archive, stop, done):  # type
             continue
         current = goal.second_price * seconds + goal.byte_price * max(0.0, pool - goal.limit)
         state[:] = new
+        if goal.by_node:
+            name_nodes(state, mask)
         record(archive, pool, seconds, state)
         if current < least:
             least = current

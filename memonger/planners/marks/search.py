@@ -27,14 +27,13 @@ import numpy as np
 
 from memonger.graph.forward import KeptCopy, mask_with_copies
 from memonger.planners.marks.anneal import (
-    NONE,
-    RECOMPUTED,
     Archive,
     Goal,
     Space,
     anneal,
     empty_archive,
     evaluate,
+    name_nodes,
     plan_of,
     record,
 )
@@ -237,7 +236,7 @@ class MarkSearch:
     def minimise(self, starts: Sequence[Found], phase: Phase) -> list[Found]:
         """Anneal for least memory, a thread each; all that came of it, the smallest first."""
         price = 1e-6 * self.unplanned / self._second_scale()
-        goal = Goal(0.0, 1.0, price, phase.flipping, 0.0)
+        goal = Goal(0.0, 1.0, price, phase.flipping, False)
         starts = starts[: phase.starts]
         jobs = []
         for k, start in enumerate(starts):
@@ -256,7 +255,7 @@ class MarkSearch:
             jobs = []
             for limit in np.maximum(limits, plans[0].pool_bytes):  # the first may be rounded
                 start = [plan for plan in plans if plan.pool_bytes <= limit][-1]
-                jobs.append((start, Goal(limit, HARD, 1.0, 0.4, 0.35), heat))
+                jobs.append((start, Goal(limit, HARD, 1.0, 0.4, True), heat))
             self._anneal(jobs, 1 / 2)
 
     def cuts_by_size(self) -> list[Found]:
@@ -273,10 +272,12 @@ class MarkSearch:
                     low = bound
                     continue
                 high = bound
-                if chosen.tobytes() not in found:
-                    state = self._as_cuts()
+                if len(chosen) and chosen.tobytes() not in found:
+                    state = self._state()
                     state[chosen] = True
                     found[chosen.tobytes()] = self._record(state)
+        if not found:
+            found[b""] = self._record(self._state())
         return sorted(found.values(), key=lambda found: found[:2])
 
     def add(self, mask: np.ndarray, copies: Sequence[KeptCopy]) -> Found | None:
@@ -284,10 +285,8 @@ class MarkSearch:
         if not {*copies} <= {*self.copies}:
             return None
         full = mask_with_copies(mask, self.moved, copies, len(self.space.seconds))
-        state = self._as_cuts()
-        cuts = len(self.cuts)
-        state[cuts : 2 * cuts + 1] = NONE
-        state[2 * cuts + 1 :][full] = RECOMPUTED
+        state = self._state()
+        name_nodes(state, full)
         return self._record(state)
 
     def plans(self) -> list[MarkPlan]:
@@ -296,21 +295,26 @@ class MarkSearch:
 
     def plan(self, found: Found) -> MarkPlan:
         """The plan of the plain network that a state is."""
-        mask = np.empty(len(self.space.seconds), dtype=np.bool_)
-        plan_of(self.space, found.state, mask)
+        mask = self._mask(found)
         needed = needed_copies(self.moved, self.copies, mask)
         return MarkPlan(int(found.pool_bytes), float(found.seconds), mask[self.moved], needed)
 
+    def _mask(self, found: Found) -> np.ndarray:
+        mask = np.empty(len(self.space.seconds), dtype=np.bool_)
+        plan_of(self.space, found.state, mask)
+        return mask
+
     # ------------------------------------------------------------------ the archive
 
-    def _as_cuts(self) -> np.ndarray:
-        return np.zeros(2 * len(self.cuts) + 1 + len(self.space.seconds), dtype=np.int8)
+    def _state(self) -> np.ndarray:
+        """The state in which there are no cuts and everything is recomputed."""
+        return np.zeros(len(self.cuts) + len(self.space.seconds), dtype=np.int8)
 
     def _second_scale(self) -> float:
         return max(float(self.space.seconds.sum()), 1e-12)
 
     def _empty_archive(self) -> Archive:
-        return empty_archive(self.unplanned, self.effort.sizes, len(self._as_cuts()))
+        return empty_archive(self.unplanned, self.effort.sizes, len(self._state()))
 
     def _record(self, state: np.ndarray) -> Found:
         mask = np.empty(len(self.space.seconds), dtype=np.bool_)
@@ -331,6 +335,8 @@ class MarkSearch:
         def work(job: tuple[int, Found, Goal, Sequence[float]], done: np.ndarray) -> Any:
             seed, start, goal, (hot, cold) = job
             state, archive = start.state.copy(), self._empty_archive()
+            if goal.by_node:
+                name_nodes(state, self._mask(start))
             stop = self.threads.stop
             anneal(self.space, state, goal, seed, tries, hot, cold, archive, stop, done)
             return state, archive
