@@ -82,6 +82,7 @@ class Effort:
         Phase(4, 0.3, ((0.002, 0.0001),), 0.75),
         Phase(4, 0.2, ((0.001, 0.0001),), 1.0),
     )
+    parts: int = 50  # of the smallest plan, from which annealing for time may start
     limits: int = 12  # of memory, in each of two rounds
     time_heat: tuple[float, float] = (0.02, 0.0002)
     sizes: int = 200  # of plans in the archive
@@ -247,6 +248,7 @@ class MarkSearch:
 
     def speed_up(self) -> None:
         """Anneal archived plans for the least time within several limits, in two rounds."""
+        self._add_parts()
         count = 2 * self.effort.limits
         heat = [part * self._second_scale() for part in self.effort.time_heat]
         for part in range(2):
@@ -257,6 +259,19 @@ class MarkSearch:
                 start = [plan for plan in plans if plan.pool_bytes <= limit][-1]
                 jobs.append((start, Goal(limit, HARD, 1.0, 0.4, True), heat))
             self._anneal(jobs, 1 / 2)
+
+    def _add_parts(self) -> None:
+        """Archive parts of the smallest plan: what comes before a cut, or behind it, and cheap."""
+        smallest = self._mask(min(self._archived(), key=lambda plan: plan[:2]))
+        places = [cut.after + 1 for cut in self.cuts]
+        state = self._state()
+        for mask in (smallest, smallest & ~self.space.costly):
+            for place in places[:: 1 + len(places) // self.effort.parts]:
+                for part in (slice(place), slice(place, None)):
+                    left = mask.copy()
+                    left[part] = False
+                    name_nodes(state, left)
+                    self._record(state)
 
     def cuts_by_size(self) -> list[Found]:
         """The sets of cuts that dynamic programming finds, the cheapest first; all are archived."""
