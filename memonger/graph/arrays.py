@@ -133,9 +133,9 @@ class Tables(NamedTuple):
     before_start: np.ndarray  # for forward rows: the operators that must have run before
     before_row: np.ndarray
     reads: np.ndarray  # of each output, how often it is read if nothing is recomputed
-    again_start: np.ndarray  # for forward rows: what their gradients read of operators
-    again_entry: np.ndarray
-    again_row: np.ndarray
+    recomputed_start: np.ndarray  # for forward rows: what their gradients read of operators
+    recomputed_entry: np.ndarray
+    recomputed_row: np.ndarray
 
 
 class KindArrays(NamedTuple):
@@ -298,10 +298,10 @@ def build(
 
     swaps = used & runs[reader] & (reader >= 2 * n) & (read_owner != KEPT) & (read_row < n)
     head_swaps = (head_owner != KEPT) & (head_row < n) & ~variable[head_row]
-    again_owner = np.concatenate([read_owner[swaps], head_owner[head_swaps]])
-    again_row = np.concatenate([read_row[swaps], head_row[head_swaps]])
-    again_entry = np.concatenate([read_entry[swaps], head_entry[head_swaps]])
-    by_owner = np.argsort(again_owner, kind="stable")
+    recomputed_owner = np.concatenate([read_owner[swaps], head_owner[head_swaps]])
+    recomputed_row = np.concatenate([read_row[swaps], head_row[head_swaps]])
+    recomputed_entry = np.concatenate([read_entry[swaps], head_entry[head_swaps]])
+    by_owner = np.argsort(recomputed_owner, kind="stable")
 
     def small(array: np.ndarray) -> np.ndarray:
         return array.astype(np.int32)
@@ -341,9 +341,9 @@ def build(
         before_start=small(starts(np.bincount(before_of[inner], minlength=n))),
         before_row=small(before[inner]),
         reads=small(base),
-        again_start=small(starts(np.bincount(again_owner, minlength=n))),
-        again_entry=small(again_entry[by_owner]),
-        again_row=small(again_row[by_owner]),
+        recomputed_start=small(starts(np.bincount(recomputed_owner, minlength=n))),
+        recomputed_entry=small(recomputed_entry[by_owner]),
+        recomputed_row=small(recomputed_row[by_owner]),
     )
 
 
@@ -378,11 +378,12 @@ def _columns(items: Sequence[tuple[int, ...]], width: int) -> np.ndarray:
     return np.array(items, dtype=np.int64).reshape(len(items), width).T
 
 
-def gathered(start: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+@compiled
+def gathered(start, which):  # type: ignore[no-untyped-def]
     """The places of what some rows own, one row after the other; and for each of which row."""
-    length = np.diff(start)[which]
-    row = np.repeat(np.arange(len(which)), length)
-    return np.arange(len(row)) + (start[which] - starts(length)[:-1])[row], row
+    length = start[which + 1] - start[which]
+    row = np.repeat(np.arange(which.shape[0]), length)
+    return np.arange(row.shape[0]) + (start[which] + length - np.cumsum(length))[row], row
 
 
 @compiled

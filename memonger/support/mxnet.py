@@ -19,9 +19,9 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, NamedTuple
 
-from memonger.support.errors import MXNetImportError
+from memonger.support.errors import MB, MXNetImportError
 
 #: Folder in the ``nvidia`` namespace package and soname, each after those that it needs.
 CUDA_LIBRARIES: tuple[tuple[str, str], ...] = (
@@ -50,6 +50,15 @@ INSTALL = (
 )
 
 
+class GpuPool(NamedTuple):
+    """How MXNet rounds what it asks a GPU for: the variables ``MXNET_GPU_MEM_*``; in bytes."""
+
+    kind: str = "Naive"  # or 'Round', 'Unpooled': POOL_TYPE
+    page: int = 4096  # POOL_PAGE_SIZE
+    large: int = 2 * MB  # LARGE_ALLOC_ROUND_SIZE
+    cutoff: int = 1 << 24  # POOL_ROUND_LINEAR_CUTOFF, its power of two
+
+
 @dataclass(frozen=True)
 class Settings:
     """What MXNet's environment variables say that bears on a plan; by default what MXNet does.
@@ -71,6 +80,7 @@ class Settings:
     match_range, search_match_range : int, bool
         By which factor memory may be too large for a tensor, and whether all powers of two up to
         it are tried: ``NNVM_EXEC_MATCH_RANGE``, ``NNVM_AUTO_SEARCH_MATCH_RANGE``.
+    pool : GpuPool
     """
 
     mkldnn: bool = True
@@ -81,6 +91,7 @@ class Settings:
     coloring: bool = False
     match_range: int = 16
     search_match_range: bool = False
+    pool: GpuPool = GpuPool()
 
     @property
     def match_ranges(self) -> list[int]:
@@ -96,6 +107,9 @@ def settings() -> Settings:
     def on(name: str, usual: str = "1") -> bool:
         return os.environ.get(name, usual) not in ("", "0", "false", "False")
 
+    def of_gpu(name: str, usual: object) -> str:
+        return os.environ.get(f"MXNET_GPU_MEM_{name}", str(usual))
+
     return Settings(
         mkldnn=on("MXNET_MKLDNN_ENABLED"),
         mkldnn_rnn=on("MXNET_USE_MKLDNN_RNN"),
@@ -105,6 +119,12 @@ def settings() -> Settings:
         coloring=os.environ.get("NNVM_EXEC_NUM_TEMP", "1") not in ("0", "1"),
         match_range=int(os.environ.get("NNVM_EXEC_MATCH_RANGE", "16")),
         search_match_range=on("NNVM_AUTO_SEARCH_MATCH_RANGE", "0"),
+        pool=GpuPool(
+            of_gpu("POOL_TYPE", "Naive"),
+            int(of_gpu("POOL_PAGE_SIZE", 4096)),
+            int(of_gpu("LARGE_ALLOC_ROUND_SIZE", 2 * MB)),
+            1 << int(of_gpu("POOL_ROUND_LINEAR_CUTOFF", 24)),
+        ),
     )
 
 
