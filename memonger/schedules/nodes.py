@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memonger.graph.arrays import KEPT, Tables, gathered, walk
+from memonger.graph.arrays import KEPT, Tables, walk
 from memonger.support.compiled import compiled
 
 # What a node is: its pattern itself, a scratch state, a Dropout that runs again, a reader of an
@@ -131,10 +131,7 @@ def line_up(p, events):  # type: ignore[no-untyped-def]
 
 @compiled
 def connect(p, line):  # type: ignore[no-untyped-def]
-    """Make the Rows of nodes of these patterns, in this order.
-
-    Variables may be left out; what reads them then reads -1.
-    """
+    """Make the Rows of nodes of these patterns; who reads a variable that is left out reads -1."""
     m, count, patterns = p.rows, line.shape[0], p.target.shape[0]
     reads = waits = 0
     for k in line:
@@ -196,7 +193,7 @@ def connect(p, line):  # type: ignore[no-untyped-def]
 def lay_out(kinds, rows, head_row, head_output):  # type: ignore[no-untyped-def]
     """Make the Tables of a training step with these outputs: ordered as MXNet orders it.
 
-    There are no recomputed copies in the sense of marks: a schedule's are nodes like any other.
+    A schedule's recomputed nodes are nodes like any other.
     """
     count = rows.kind.shape[0]
     output_start = np.zeros(count + 1, dtype=np.int32)
@@ -208,8 +205,13 @@ def lay_out(kinds, rows, head_row, head_output):  # type: ignore[no-untyped-def]
         options += kinds.option_start[k + 1] - kinds.option_start[k]
     reads = rows.read_row.shape[0]
     variable = kinds.variable[rows.kind]
-    place, maker = gathered(kinds.output_start, rows.kind)  # of each output the same of its kind
-    made = (output_start[maker] + kinds.made[place]).astype(np.int32)
+    place = np.empty(outputs, dtype=np.int32)  # of each output the same of its kind
+    made = np.empty(outputs, dtype=np.int32)
+    for row in range(count):
+        shift = kinds.output_start[rows.kind[row]] - output_start[row]
+        for out in range(output_start[row], output_start[row + 1]):
+            place[out] = out + shift
+            made[out] = output_start[row] + kinds.made[out + shift]
     rank = kinds.rank[place]
     dtype = kinds.dtype[place]
     itemsize = kinds.itemsize[place]
