@@ -52,33 +52,19 @@ INSTALL = (
 
 @dataclass(frozen=True)
 class Settings:
-    """What MXNet's environment variables say that bears on a plan; by default what MXNet does.
+    """What MXNet's environment variables say that bears on a plan; by default what MXNet does."""
 
-    Attributes
-    ----------
-    mkldnn, mkldnn_rnn : bool
-        Whether MKLDNN may compute on a CPU, and its RNN: ``MXNET_MKLDNN_ENABLED``,
-        ``MXNET_USE_MKLDNN_RNN``.
-    fusion : bool
-        Whether a GPU fuses pointwise operators: ``MXNET_USE_FUSION``.
-    merging : bool
-        Whether common subexpressions are merged: ``MXNET_ELIMINATE_COMMON_EXPR``.
-    sum_cap : int
-        From so many terms on a gradient is summed in a chain: ``MXNET_EXEC_INPLACE_GRAD_SUM_CAP``.
-    coloring : bool
-        Whether the memory planner colours the graph, which the replay does not know:
-        ``NNVM_EXEC_NUM_TEMP``.
-    match_range, search_match_range : int, bool
-        By which factor memory may be too large for a tensor, and whether all powers of two up to
-        it are tried: ``NNVM_EXEC_MATCH_RANGE``, ``NNVM_AUTO_SEARCH_MATCH_RANGE``.
-    """
-
-    mkldnn: bool = True
-    mkldnn_rnn: bool = True
-    fusion: bool = True
-    merging: bool = True
+    mkldnn: bool = True  # whether MKLDNN may compute on a CPU: MXNET_MKLDNN_ENABLED
+    mkldnn_rnn: bool = True  # and its RNN: MXNET_USE_MKLDNN_RNN
+    fusion: bool = True  # whether a GPU fuses pointwise operators: MXNET_USE_FUSION
+    merging: bool = True  # of common subexpressions: MXNET_ELIMINATE_COMMON_EXPR
+    # From so many terms on a gradient is summed in a chain: MXNET_EXEC_INPLACE_GRAD_SUM_CAP.
     sum_cap: int = 8
+    # Whether the memory planner colours the graph, which the replay does not know:
+    # NNVM_EXEC_NUM_TEMP.
     coloring: bool = False
+    # By which factor memory may be too large for a tensor (NNVM_EXEC_MATCH_RANGE), and whether all
+    # powers of two up to it are tried (NNVM_AUTO_SEARCH_MATCH_RANGE).
     match_range: int = 16
     search_match_range: bool = False
 
@@ -111,16 +97,14 @@ def settings() -> Settings:
 @contextlib.contextmanager
 def environment(**new: str) -> Iterator[None]:
     """Set environment variables for as long as the block runs."""
-    old = {name: os.environ.get(name) for name in new}
+    old = {name: os.environ[name] for name in new if name in os.environ}
     os.environ.update(new)
     try:
         yield
     finally:
-        for name, value in old.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in new:
+            del os.environ[name]
+        os.environ.update(old)
 
 
 # ---------------------------------------------------------------- the import
@@ -136,7 +120,7 @@ def _chosen_build() -> str | None:
     folder, names = Path(spec.origin).resolve().parent, set()
     for distribution in importlib.metadata.distributions():
         name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
-        if name == "mxnet" or name.startswith("mxnet-"):
+        if re.match("mxnet(-|$)", name):
             if Path(str(distribution.locate_file("mxnet"))).resolve() == folder:
                 names.add(name)
     if len(names) > 1:
@@ -205,9 +189,8 @@ def _explain(error: BaseException, build: str | None, missing: list[str]) -> str
             "'memonger[cpu]'"
         )
     if library in SYSTEM_LIBRARIES:
-        return (
-            f"MXNet needs the system library {library}; apt-get install {SYSTEM_LIBRARIES[library]}"
-        )
+        package = SYSTEM_LIBRARIES[library]
+        return f"MXNet needs the system library {library}; apt-get install {package}"
     if library in [soname for _, soname in CUDA_LIBRARIES]:
         return (
             f"{build} needs {library}; pip install 'memonger[cu112]' brings the CUDA libraries "
@@ -248,7 +231,7 @@ def _import() -> Any:
     except (ImportError, OSError) as error:
         said = _explain(error, _preparation.build, _preparation.missing)
         raise MXNetImportError(said) from error
-    if not re.match(r"1\.9\.", mxnet.__version__):
+    if not mxnet.__version__.startswith("1.9."):
         raise MXNetImportError(
             f"memonger knows how MXNet 1.9 plans memory, but MXNet {mxnet.__version__} is "
             "installed; pip install mxnet==1.9.1 (or mxnet-cu112==1.9.1)"
