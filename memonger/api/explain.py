@@ -7,7 +7,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from memonger.costs.lower_bound import floor
+from memonger.costs.lower_bound import lower_bound
 from memonger.graph import marks
 from memonger.graph.arrays import BACKWARD, FORWARD, KEPT, RECOMPUTED
 from memonger.graph.forward import ForwardGraph, no_collection
@@ -182,7 +182,7 @@ def _explained(memory: Memory) -> Explanation:
         kind = {FORWARD: "result", RECOMPUTED: "computed again", BACKWARD: "gradient"}[phase]
         tensors.append(Alive(_tensor_name(name, output), op, kind, int(line.nbytes[k]), rule))
     tensors.sort(key=lambda t: -t.nbytes)
-    least = floor(memory.training)
+    least = lower_bound(memory.training)
     return Explanation(
         memory.pool_bytes,
         int(memory.live[memory.peak]),

@@ -112,9 +112,9 @@ class Tables(NamedTuple):
     before_start: np.ndarray  # for forward rows: the operators that must have run before
     before_row: np.ndarray
     reads: np.ndarray  # of each output, how often it is read if nothing is recomputed
-    again_start: np.ndarray  # for forward rows: what their gradients read of operators
-    again_entry: np.ndarray
-    again_row: np.ndarray
+    recomputed_start: np.ndarray  # for forward rows: what their gradients read of operators
+    recomputed_entry: np.ndarray
+    recomputed_row: np.ndarray
 
 
 class KindArrays(NamedTuple):
@@ -288,9 +288,9 @@ def tables_of(  # type: ignore[no-untyped-def]
         before_start=nothing,
         before_row=nothing[1:],
         reads=times,
-        again_start=nothing,
-        again_entry=nothing[1:],
-        again_row=nothing[1:],
+        recomputed_start=nothing,
+        recomputed_entry=nothing[1:],
+        recomputed_row=nothing[1:],
     )
 
 
@@ -356,9 +356,9 @@ def build(
         before_start=_small(starts(np.bincount(of_forward[inner], minlength=n))),
         before_row=_small(source[inner]),
         reads=_small(times),
-        again_start=_small(starts(np.bincount(taker[taken], minlength=n))),
-        again_entry=np.r_[entry, t.head_entry][by_taker],
-        again_row=taken_row[by_taker],
+        recomputed_start=_small(starts(np.bincount(taker[taken], minlength=n))),
+        recomputed_entry=np.r_[entry, t.head_entry][by_taker],
+        recomputed_row=taken_row[by_taker],
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterable, Mapping
 
 import numpy as np
 
-from memonger.costs.lower_bound import Floor, floor
+from memonger.costs.lower_bound import LowerBound, lower_bound, lower_bound_without_rules
 from memonger.costs.time.flops import forward_flops
 from memonger.graph import marks
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
@@ -70,7 +70,7 @@ class Solution:
     native: tuple[int, ...]
     facts: Mapping[str, Any]
     warnings: tuple[str, ...]
-    floor: Floor
+    floor: LowerBound
     slowest: tuple[int, int, int, float] | None
 
     def carry_out(self, symbol: Any) -> Any:
@@ -287,7 +287,7 @@ def _solution(way: Way, confirmed: Confirmed, found: Found | None = None) -> tup
         "added_time": plan.added_time,
     }
     native = () if plan.schedule else tuple(network.rules.native(plan.recomputed))
-    least = floor(network.training, bare=network.rules.bare)
+    least = (lower_bound_without_rules if network.rules.bare else lower_bound)(network.training)
     slowest = _slowest(memory, network.rules.with_copies(plan.copies)[1])
     solution = Solution(plan, native, facts, confirmed.warnings, least, slowest)
     return solution, confirmed.symbol
@@ -313,7 +313,7 @@ def _slowest(memory: Memory, moved: np.ndarray) -> tuple[int, int, int, float] |
 # -- in words ---------------------------------------------------------------------------------
 
 
-def sets_floor(training: TrainingGraph, least: Floor) -> str:
+def sets_floor(training: TrainingGraph, least: LowerBound) -> str:
     """What sets the floor; empty if nothing does."""
     if least.operator < 0:
         return ""
@@ -336,7 +336,7 @@ def why_so_little(way: Way, costs: Mapping[str, int]) -> str:
         if until is not None and all(i >= until for i in operators if i not in rules.reasons):
             return f"nothing that could be recomputed comes before {graph.nodes[until].name!r}"
         return f"every operator must be kept ({ruled(rules.reasons)})"
-    least = floor(network.training)
+    least = lower_bound(network.training)
     if least.own_bytes >= MOST * peak:
         return (
             f"{sets_floor(network.training, least)} alone needs {in_words(least.own_bytes)} at "
@@ -374,7 +374,7 @@ def _too_little(way: Way, limit: int, memory: Memory) -> str:
     # More is alive than the pool takes where a schedule's results lie where a gradient will be.
     if 0 < most <= memory.pool_bytes:
         text += f" Its peak of {in_words(most)} is in {memory.running}."
-    least = floor(network.training, bare=network.rules.bare)
+    least = (lower_bound_without_rules if network.rules.bare else lower_bound)(network.training)
     if 0 <= least.operator and least.nbytes <= memory.pool_bytes:
         text += (
             f" No plan can do with less than {in_words(least.nbytes)} alive at once, for "
