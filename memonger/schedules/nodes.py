@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memonger.graph.arrays import KEPT, Tables, walk
+from memonger.graph.arrays import tables_of
 from memonger.support.compiled import compiled
 
 # What a node is: its pattern itself, a scratch state, a Dropout that runs again, a reader of an
@@ -173,141 +173,14 @@ def connect(p, line):  # type: ignore[no-untyped-def]
         wait_start[row + 1] = waits
     first, latest = became[patterns:], became[:patterns]
     kind, source, what = m.kind[line], m.source[line], m.what[line]
-    waiting = wait_row[:waits]
+    wait = wait_row[:waits]
     return Rows(
-        kind,
-        source,
-        what,
-        time,
-        read_start,
-        read_row,
-        read_output,
-        wait_start,
-        waiting,
-        first,
-        latest,
+        kind, source, what, time, read_start, read_row, read_output, wait_start, wait, first, latest
     )
 
 
 @compiled
 def lay_out(kinds, rows, head_row, head_output):  # type: ignore[no-untyped-def]
-    """Make the Tables of a training step with these outputs: ordered as MXNet orders it.
-
-    A schedule's recomputed nodes are nodes like any other.
-    """
-    count = rows.kind.shape[0]
-    output_start = np.zeros(count + 1, dtype=np.int32)
-    outputs = options = 0
-    for row in range(count):
-        k = rows.kind[row]
-        outputs += kinds.output_start[k + 1] - kinds.output_start[k]
-        output_start[row + 1] = outputs
-        options += kinds.option_start[k + 1] - kinds.option_start[k]
-    reads = rows.read_row.shape[0]
-    variable = kinds.variable[rows.kind]
-    place = np.empty(outputs, dtype=np.int32)  # of each output the same of its kind
-    made = np.empty(outputs, dtype=np.int32)
-    for row in range(count):
-        shift = kinds.output_start[rows.kind[row]] - output_start[row]
-        for out in range(output_start[row], output_start[row + 1]):
-            place[out] = out + shift
-            made[out] = output_start[row] + kinds.made[out + shift]
-    rank = kinds.rank[place]
-    dtype = kinds.dtype[place]
-    itemsize = kinds.itemsize[place]
-    read_ignored = np.empty(reads, dtype=np.bool_)
-    use_start = np.zeros(count + 1, dtype=np.int32)
-    use_entry = np.empty(reads, dtype=np.int32)
-    inplace_start = np.zeros(count + 1, dtype=np.int32)
-    inplace_input = np.empty(options, dtype=np.int32)
-    inplace_entry = np.empty(options, dtype=np.int32)
-    inplace_output = np.empty(options, dtype=np.int32)
-    inplace_identity = np.empty(options, dtype=np.bool_)
-    before_start = np.zeros(count + 1, dtype=np.int32)
-    before = np.empty(reads + rows.wait_row.shape[0], dtype=np.int32)
-    uses = option = befores = 0
-    for row in range(count):
-        k = rows.kind[row]
-        begin = output_start[row]
-        first = rows.read_start[row]
-        for j in range(first, rows.read_start[row + 1]):
-            source = rows.read_row[j]
-            read_ignored[j] = kinds.ignored[kinds.ignored_start[k] + j - first]
-            if source < 0:
-                continue
-            before[befores] = source
-            befores += 1
-            if not read_ignored[j] and not variable[source]:
-                use_entry[uses] = output_start[source] + rows.read_output[j]
-                uses += 1
-        for q in range(kinds.option_start[k], kinds.option_start[k + 1]):
-            j = first + kinds.option_input[q]
-            source = rows.read_row[j]
-            if source < 0 or variable[source]:
-                continue
-            entry = output_start[source] + rows.read_output[j]
-            out = begin + kinds.option_output[q]
-            if rank[entry] != rank[out] or itemsize[entry] != itemsize[out]:
-                continue
-            same = kinds.option_identity[q] and dtype[entry] == dtype[out]
-            if same or kinds.reads[k]:
-                inplace_input[option] = kinds.option_input[q]
-                inplace_entry[option] = entry
-                inplace_output[option] = out
-                inplace_identity[option] = same
-                option += 1
-        for j in range(rows.wait_start[row], rows.wait_start[row + 1]):
-            before[befores] = rows.wait_row[j]
-            befores += 1
-        use_start[row + 1] = uses
-        inplace_start[row + 1] = option
-        before_start[row + 1] = befores
-    own = np.full(max(reads, options, head_row.shape[0]) + 1, KEPT, dtype=np.int32)
-    order, _ = walk(0, before_start, before[:befores], own, head_row, own)
-    times = np.zeros(outputs, dtype=np.int32)
-    for row in order:
-        for j in range(use_start[row], use_start[row + 1]):
-            times[use_entry[j]] += 1
-    head_entry = output_start[head_row] + head_output
-    for entry in head_entry:
-        times[entry] += 1
-    nothing = np.zeros(1, dtype=np.int32)
-    return Tables(
-        forward=0,
-        variable=variable,
-        read_start=rows.read_start,
-        read_row=rows.read_row,
-        read_output=rows.read_output,
-        read_owner=own,
-        read_ignored=read_ignored,
-        use_start=use_start,
-        use_entry=use_entry[:uses],
-        use_row=own,
-        use_owner=own,
-        output_start=output_start,
-        elements=kinds.elements[place],
-        itemsize=itemsize,
-        rank=rank,
-        sizes=kinds.sizes,
-        made=made,
-        inplace_start=inplace_start,
-        inplace_input=inplace_input[:option],
-        inplace_entry=inplace_entry[:option],
-        inplace_row=own,
-        inplace_owner=own,
-        inplace_output=inplace_output[:option],
-        inplace_identity=inplace_identity[:option],
-        head_row=head_row,
-        head_entry=head_entry,
-        head_owner=own,
-        outputs=head_row.shape[0],
-        first=order.astype(np.int32),
-        walk_row=nothing[1:],
-        walk_owner=nothing[1:],
-        before_start=nothing,
-        before_row=nothing[1:],
-        reads=times,
-        recomputed_start=nothing,
-        recomputed_entry=nothing[1:],
-        recomputed_row=nothing[1:],
-    )
+    """Make the Tables of a training step with these outputs: ordered as MXNet orders it."""
+    reads, waits = (rows.read_start, rows.read_row, rows.read_output), rows.wait_start
+    return tables_of(kinds, rows.kind, *reads, waits, rows.wait_row, head_row, head_output)
