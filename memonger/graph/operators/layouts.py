@@ -9,19 +9,18 @@ from __future__ import annotations
 import ast
 from typing import Mapping, Sequence
 
+from memonger.graph.operators.inplace import expanded
 from memonger.graph.operators.tensors import Tensor
 
-_FORWARD = frozenset(
-    "Activation BatchNorm Concat Convolution Deconvolution FullyConnected LRN LeakyReLU Pooling "
-    "RNN _contrib_BatchNormWithReLU _copy add_n amp_cast amp_multicast elemwise_add log_softmax "
-    "softmax".split()
-)
 #: Operators that compute in the layout that they find: ``TIsMKLDNN`` in MXNet's source.
-KNOW = (
-    _FORWARD
-    | {"_backward_" + op for op in _FORWARD}
-    | {"_backward_add", "_backward_contrib_BatchNormWithReLU", "_backward_copy"}
-    | {"Flatten", "Reshape", "SoftmaxOutput", "expand_dims", "slice", "transpose"}
+KNOW = frozenset(
+    expanded("""
+        {},_backward_{}: Activation BatchNorm Concat Convolution Deconvolution FullyConnected LRN
+        LeakyReLU Pooling RNN _contrib_BatchNormWithReLU _copy add_n amp_cast amp_multicast
+        elemwise_add log_softmax softmax
+        {}: Flatten Reshape SoftmaxOutput expand_dims slice transpose _backward_add _backward_copy
+        _backward_contrib_BatchNormWithReLU
+    """)
 )
 #: Those that make blocks of plain tensors.
 MAKE = frozenset(
