@@ -129,14 +129,14 @@ def allocate(t, recomputed, order, reads, match_range, limit):  # type: ignore[n
         taken = 0  # bit k: input k was; the tables have no option beyond the first 63 inputs
         for q in range(t.inplace_start[row], t.inplace_start[row + 1]):
             out = t.inplace_output[q]
+            if storage[out] != UNASSIGNED or reads[out] == 0:
+                continue
             entry = t.inplace_entry[q]
             owner = t.inplace_owner[q]
             if owner != KEPT and recomputed[owner] and recomputed[t.inplace_row[q]]:
                 entry += copies
             block = storage[entry]
-            if storage[out] != UNASSIGNED or reads[out] == 0 or block < 0:
-                continue
-            if (taken >> t.inplace_input[q]) & 1:
+            if block < 0 or (taken >> t.inplace_input[q]) & 1:
                 continue
             if pending[block] == 1 or t.inplace_identity[q]:
                 taken |= 1 << t.inplace_input[q]

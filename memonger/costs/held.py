@@ -1,4 +1,4 @@
-"""Memory that operators hold for the life of an executor, beside its pool.
+"""Memory that operators hold for the life of an executor, outside its pool.
 
 An operator with a state of its own (``FCreateOpState``) may keep arrays in it; of those that are
 trained only ``RNN`` does, from its first step on. What it keeps is larger than its output, which is
@@ -56,10 +56,7 @@ NOTHING = Held()
 
 
 def held_by(graph: ForwardGraph, device_type: str, mkldnn: bool) -> Held:
-    """Tell what the operators of a network hold in training.
-
-    ``mkldnn`` says whether the device is a CPU, and MXNet was built with MKLDNN.
-    """
+    """Tell what the operators of a network hold in training; ``mkldnn``: on a CPU, with MKLDNN."""
     arrays: list[int] = []
     temporary = 0
     for outputs, node in zip(graph.tensors, graph.nodes):
@@ -148,10 +145,7 @@ def _rnn(attrs: Mapping[str, str], data: Tensor, device_type: str, mkldnn: bool)
 
 
 def _reserve_and_workspace(rnn: _Rnn) -> tuple[int, int]:
-    """Elements, of which both are kept: ``GetRNNReserveSpaceSize``, ``GetRNNWorkspaceSize``.
-
-    They are in ``src/operator/rnn-inl.h``.
-    """
+    """Elements, of which both are kept: ``GetRNN*Size`` in ``src/operator/rnn-inl.h``."""
     each, step, directions = rnn.rows * rnn.units, rnn.batch * rnn.units, rnn.directions
     if rnn.mode == "lstm":
         both = directions if directions > 1 else 0
@@ -221,9 +215,8 @@ def _leading(size: int) -> int:
 
 def _targets(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
     """``src/operator/contrib/multibox_target-inl.h``: anchors, labels, classes."""
-    anchors, labels, classes = inputs
-    each = np.dtype(classes.dtype).itemsize
-    return 11 * labels.shape[0] * anchors.shape[1] * labels.shape[1] * each
+    anchors, (batch, labels, _) = inputs[0].shape[1], inputs[1].shape
+    return 11 * batch * anchors * labels * np.dtype(inputs[2].dtype).itemsize
 
 
 def _alignments(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:

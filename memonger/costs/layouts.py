@@ -146,16 +146,10 @@ def follow(t, layouts, recomputed, order, reads, copy_of):  # type: ignore[no-un
     forward node that a plan may insert which node it copies, of others -1 (or nothing at all). A
     copy of what is not recomputed will not be there: its layout is that of the node.
 
-    Returns
-    -------
-    made : np.ndarray of int64
-        The layout of each output when it is made.
-    found : np.ndarray of int64
-        That in which each input is computed with; -1 where the row does not run.
-    place : np.ndarray of int32
-        Of each output the input in whose memory it is, `NOT_IN_PLACE` or `ADDED`.
-    entries : np.ndarray of int64
-        Of each input the output that it reads.
+    Returned are (made) the layout of each output when it is made, int64; (found) that in which each
+    input is computed with, int64, -1 where the row does not run; (place) of each output the input
+    in whose memory it is, `NOT_IN_PLACE` or `ADDED`, int32; (entries) of each input the output that
+    it reads, int64.
     """
     any_found = np.full(t.read_row.shape[0], -1, dtype=np.int64)
     any_made = np.full(t.elements.shape[0], -1, dtype=np.int64)

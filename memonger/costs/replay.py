@@ -63,10 +63,7 @@ class Timeline:
     storage: np.ndarray
 
     def live_bytes(self, *kinds: int, without: Collection[Entry] = ()) -> np.ndarray:
-        """Count the bytes alive in each step, of tensors of these kinds (of all by default).
-
-        ``without`` are tensors (row, output) that do not count.
-        """
+        """Count the bytes alive in each step, of these kinds (or all), ``without`` some."""
         chosen = np.isin(self.kind, kinds) if kinds else np.ones(len(self.kind), dtype=np.bool_)
         if without:
             made = zip(self.row.tolist(), self.output.tolist())
@@ -150,10 +147,7 @@ class Replay:
 
 
 def replay(training: Planned, recomputed: np.ndarray) -> Replay:
-    """Order a training graph and plan its memory as MXNet will.
-
-    ``recomputed`` tells of each forward node (bool) whether it carries ``force_mirroring``.
-    """
+    """Order a training graph with these forward nodes (bool) marked, and plan its memory."""
     mask = np.ascontiguousarray(recomputed, dtype=np.bool_)
     return replay_in_order(training, mask, *order_and_reads(training.tables, mask))
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from memonger.graph.operators.inplace import ignored_inputs, inplace_options
 from memonger.graph.operators.tensors import Tensor
-from memonger.graph.order import Links, gathered, links, starts, walk
+from memonger.graph.order import Links, links, starts, walk
 from memonger.support.compiled import compiled
 
 KEPT = -1
@@ -191,8 +191,13 @@ def tables_of(  # type: ignore[no-untyped-def]
         options += kinds.option_start[k + 1] - kinds.option_start[k]
     reads = read_row.shape[0]
     variable = kinds.variable[kind]
-    place, maker = gathered(kinds.output_start, kind)  # of each output the same of its kind
-    made = (output_start[maker] + kinds.made[place]).astype(np.int32)
+    place = np.empty(outputs, dtype=np.int32)  # of each output the same of its kind
+    made = np.empty(outputs, dtype=np.int32)
+    for row in range(count):
+        shift = kinds.output_start[kind[row]] - output_start[row]
+        for out in range(output_start[row], output_start[row + 1]):
+            place[out] = out + shift
+            made[out] = output_start[row] + kinds.made[out + shift]
     rank = kinds.rank[place]
     dtype = kinds.dtype[place]
     itemsize = kinds.itemsize[place]
@@ -385,3 +390,11 @@ def ragged(lists: Sequence[Sequence[Any]]) -> tuple[np.ndarray, np.ndarray]:
     """Lists as one array: where each starts, and what is in them."""
     items = [item for one in lists for item in one]
     return starts([len(one) for one in lists]), np.array(items, dtype=np.int64)
+
+
+@compiled
+def gathered(start, which):  # type: ignore[no-untyped-def]
+    """The places of what some rows own, one row after the other; and for each of which row."""
+    length = start[which + 1] - start[which]
+    row = np.repeat(np.arange(which.shape[0]), length)
+    return np.arange(row.shape[0]) + (start[which] + length - np.cumsum(length))[row], row

@@ -42,14 +42,6 @@ def starts(counts: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 @compiled
-def gathered(start, which):  # type: ignore[no-untyped-def]
-    """The places of what some rows own, one row after the other; and for each of which row."""
-    length = start[which + 1] - start[which]
-    row = np.repeat(np.arange(which.shape[0]), length)
-    return np.arange(row.shape[0]) + (start[which] + length - np.cumsum(length))[row], row
-
-
-@compiled
 def walk(known, start, before, owner, heads, head_owner):  # type: ignore[no-untyped-def]
     """Rows depth first from the heads, each after what it reads.
 

@@ -286,15 +286,10 @@ def unroll(
 ) -> TrainingStep:
     """Build the training step of a right schedule (``schedule.check``); no symbol is made.
 
-    ``mkldnn`` says whether MKLDNN may compute it. Where not, no schedule is refused for its
-    layouts; one that need not be is the same everywhere, so that it takes the memory that was
-    predicted. ``added`` are the arguments whose gradient is added to a total (grad_req 'add'), as
-    far as it can be.
-
-    Raises
-    ------
-    MemongerError
-        If MKLDNN would round differently than without a schedule.
+    ``mkldnn`` says whether MKLDNN may compute it. If so, a schedule is refused (MemongerError) by
+    which it would round differently; one that need not be is the same everywhere, so that it takes
+    the memory that was predicted. ``added`` are the arguments whose gradient is added to a total
+    (grad_req 'add'), as far as it can be.
     """
     p = made.patterns
     line = line_up(p, np.ascontiguousarray(schedule.events, dtype=np.int32))

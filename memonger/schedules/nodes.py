@@ -131,10 +131,7 @@ def line_up(p, events):  # type: ignore[no-untyped-def]
 
 @compiled
 def connect(p, line):  # type: ignore[no-untyped-def]
-    """Make the Rows of nodes of these patterns, in this order.
-
-    Variables may be left out; what reads them then reads -1.
-    """
+    """Make the Rows of nodes of these patterns; who reads a variable that is left out reads -1."""
     m, count, patterns = p.rows, line.shape[0], p.target.shape[0]
     reads = waits = 0
     for k in line:

@@ -95,14 +95,9 @@ def masked(op: str, attrs: Mapping[str, str]) -> bool:
 
 
 def workload(training: TrainingGraph, until: int | None = None) -> Workload:
-    """Find out what there is to schedule of a network with these gradients.
+    """Find out what there is to schedule, if all gradients can be written out (MemongerError).
 
     The nodes from ``until`` on must not run again.
-
-    Raises
-    ------
-    MemongerError
-        If the network holds an operator whose gradient cannot be written out.
     """
     nodes, t = training.graph.nodes, training.tables
     n, variable = t.forward, t.variable
@@ -150,13 +145,7 @@ def workload(training: TrainingGraph, until: int | None = None) -> Workload:
 
 
 def check(work: Workload, schedule: Schedule) -> None:
-    """Make sure that a schedule runs all that must run, after what it reads.
-
-    Raises
-    ------
-    MemongerError
-        If it does not; a planner that makes such a schedule is wrong.
-    """
+    """Make sure that a schedule runs all that must run, after what it reads (MemongerError)."""
     names = [node.name for node in work.training.graph.nodes]
     known, ran = set(work.operators), np.zeros(len(names), dtype=np.bool_)
     firsts: list[int] = []
@@ -238,10 +227,7 @@ def adapt(work: Workload, schedule: Schedule) -> Schedule:
 def run_again(
     work: Workload, wanted: Iterable[int], missing: np.ndarray, events: list[int]
 ) -> None:
-    """Append what must run to have some operators' results where others are missing.
-
-    ``missing`` says of each node whether its result is gone; it is changed in place, as ``events``.
-    """
+    """Append what must run to have some results; ``missing`` (bool, of each node) changes too."""
     stack = [x for x in wanted if missing[x]]
     found = set(stack)
     while stack:

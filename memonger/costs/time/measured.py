@@ -96,10 +96,8 @@ def _measure_rates(ctx: Any) -> Rates:
 
 
 def _seconds(run: Run) -> float:
-    """Seconds that it takes until its result is there, warmed.
-
-    Of one thread the processor's time counts, which other processes do not lengthen.
-    """
+    """Measure the seconds until its result is there, warmed."""
+    # Of one thread the processor's time counts, which other processes do not lengthen.
     on_cpu = run().context.device_type.startswith("cpu")
     one_thread = on_cpu and os.environ.get("OMP_NUM_THREADS") == "1"
     now = time.process_time if one_thread else time.perf_counter
@@ -110,10 +108,7 @@ def _seconds(run: Run) -> float:
 
 
 def _quickest(*runs: Run) -> list[float]:
-    """The seconds of what is to be compared, whatever else the device does just then.
-
-    They take turns, until so many times in a row none is shorter.
-    """
+    """Measure seconds by turns until none was shorter for some time, to compare them."""
     best, since = np.array([_seconds(run) for run in runs]), 0
     while since < TIMES:
         seconds = np.array([_seconds(run) for run in runs])
@@ -126,10 +121,7 @@ _paces: dict[tuple[Path, str, Example], EfficiencyFactor | None] = {}
 
 
 def paces_of(training: TrainingGraph, ctx: Any) -> dict[int, EfficiencyFactor]:
-    """Look up how much longer than by the roofline the forward nodes of a network take.
-
-    Classes that were not met before are measured; nodes of no known class are left out.
-    """
+    """Look up, or measure first, how much longer than by the roofline forward nodes take."""
     where = folder(), device_name(ctx)
     examples = {i: classes.example_of(training.graph, i) for i in training.graph.operators}
     new = {e for e in examples.values() if e is not None and (*where, e) not in _paces}
@@ -178,10 +170,7 @@ def _measure_pace(example: Example, rates: Rates, ctx: Any) -> EfficiencyFactor 
 
 
 def measured(training: TrainingGraph, ctx: Any) -> Times:
-    """Measure the operators of a training step where they matter, and predict the others.
-
-    Predicted is what cannot be bound alone, too.
-    """
+    """Measure the operators that matter and can be bound alone, and predict the others."""
     factors = paces_of(training, ctx)
     base = predicted(training, rates_of(ctx), factors)
     graph, n = training.graph, training.tables.forward

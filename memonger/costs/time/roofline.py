@@ -84,12 +84,9 @@ def moved_bytes(training: TrainingGraph) -> np.ndarray:
 
 
 def views(training: TrainingGraph) -> np.ndarray:
-    """Tell which rows take no time: variables, and what may hand on its input as it is.
-
-    And ``_grad_add``: the gradient before it is added in place
-    (``src/executor/inplace_addto_detect_pass.cc``).
-    """
+    """Tell which rows take no time: variables, and what may hand on its input as it is."""
     t = training.tables
+    # What makes a gradient adds it in place (src/executor/inplace_addto_detect_pass.cc).
     free = t.variable | (np.array(training.ops) == "_grad_add")
     row = np.repeat(np.arange(len(free)), np.diff(t.inplace_start))
     free[row[t.inplace_identity]] = True

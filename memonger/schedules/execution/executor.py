@@ -300,10 +300,7 @@ class ScheduledExecutor(mx.executor.Executor):
         return made
 
     def _take_gradients(self) -> None:
-        """Have the gradients in the pool that another executor of this network has made.
-
-        MXNet's executors have the same arrays for them when they are reshaped.
-        """
+        """Take over the gradients in the pool of an executor that this one is reshaped from."""
         holders = [one for one in self._holder if one is not self and one._origin is self._origin]
         for holder in holders:
             held = {name: arrays.held(array) for name, array in holder._own_gradients().items()}

@@ -130,7 +130,7 @@ def write(step: TrainingStep) -> Lowered:
             node["control_deps"] = list(dict.fromkeys(place[before] for before in row.waits))
         nodes.append(node)
     heads = [
-        (int(usual[row.source].rsplit("_", 1)[1]), name, kind)  # it is called _head_grad_k
+        (int(usual[row.source].rsplit("_", 1)[1]), name, kind.tensors[0])  # called _head_grad_k
         for name, row, kind in named
         if kind.op == "null" and row.what == ITSELF and row.source >= len(graph.nodes)
     ]
@@ -142,7 +142,7 @@ def write(step: TrainingStep) -> Lowered:
         unwritten=step.parts.unwritten,
         totals={graph.nodes[a].name: names[variable] for a, (variable, _) in step.totals.items()},
         heads={k: name for k, name, _ in heads},
-        head_tensors={k: kind.tensors[0] for k, _, kind in heads},
+        head_tensors={k: tensor for k, _, tensor in heads},
         scratch={name: kind.tensors[0] for name, row, kind in named if row.what == SCRATCH},
         forward=int(np.flatnonzero(step.rows.time[order] == 0).max(initial=-1)) + 1,
         nodes=len(order),
@@ -156,14 +156,11 @@ def write(step: TrainingStep) -> Lowered:
 
 
 class Recipe:
-    """A schedule, and the latest that was made of it; shared by copies of a symbol.
-
-    ``told`` are the places where its loss has been told.
-    """
+    """A schedule, and the latest that was made of it; shared by copies of a symbol."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.told: set[str] = set()
+        self.told: set[str] = set()  # the places where its loss has been told
         self._made: Latest[Any] = Latest(REMEMBERED)
 
     def tensors(self, symbol: Any, spec: InputSpec) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -176,10 +173,7 @@ class Recipe:
     def step(
         self, symbol: Any, tensors: Mapping[str, Tensor], requests: Mapping[str, str], mkldnn: bool
     ) -> Lowered:
-        """Return the training step for arguments of these shapes and types, and these requests.
-
-        ``mkldnn`` says whether MKLDNN will compute it.
-        """
+        """Return the training step for these arguments, computed with MKLDNN or not."""
         return self._made.get_or_make(
             _key(symbol, tensors, requests, mkldnn),
             lambda: make_step(symbol, self.schedule, tensors, requests, mkldnn),
