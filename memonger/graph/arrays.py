@@ -363,7 +363,7 @@ def build(
 def _order(
     n: int, variable: np.ndarray, before: Links, head: np.ndarray, outputs: int
 ) -> dict[str, Any]:
-    """The fields of `Tables` that tell the order; each pair of ``walk_*`` is there once."""
+    """Work out the order: these fields of `Tables`, each pair of ``walk_*`` once."""
     row, _, owner = head.astype(np.int64)
     first, _ = walk(0, *before, row[:outputs], owner)
     row, owner = walk(n, *before, row[outputs:], owner[outputs:])
@@ -387,14 +387,14 @@ def _small(array: np.ndarray) -> np.ndarray:
 
 
 def ragged(lists: Sequence[Sequence[Any]]) -> tuple[np.ndarray, np.ndarray]:
-    """Lists as one array: where each starts, and what is in them."""
+    """Join lists to one array: return where each starts, and what is in them."""
     items = [item for one in lists for item in one]
     return starts([len(one) for one in lists]), np.array(items, dtype=np.int64)
 
 
 @compiled
 def gathered(start, which):  # type: ignore[no-untyped-def]
-    """The places of what some rows own, one row after the other; and for each of which row."""
+    """Return the places of what some rows own, row after row, and of which row each is."""
     length = start[which + 1] - start[which]
     row = np.repeat(np.arange(which.shape[0]), length)
     return np.arange(row.shape[0]) + (start[which] + length - np.cumsum(length))[row], row

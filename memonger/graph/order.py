@@ -37,13 +37,13 @@ def links(
 
 
 def starts(counts: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Where each of some lists of these lengths starts if they follow one another, and the end."""
+    """Return where each of some lists of these lengths starts in all of them, and the end."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 @compiled
 def walk(known, start, before, owner, heads, head_owner):  # type: ignore[no-untyped-def]
-    """Rows depth first from the heads, each after what it reads.
+    """Order rows depth first from the heads, each after what it reads.
 
     The rows below ``known`` have run already: they are put down whenever they are met, with the
     owner of the read.

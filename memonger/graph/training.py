@@ -147,7 +147,7 @@ class _Builder:
         self._differentiate()
 
     def finished(self, wanted: tuple[int, ...]) -> TrainingGraph:
-        """The training graph with the gradients of these arguments."""
+        """Return the training graph with the gradients of these arguments."""
         made = copy.copy(self)
         made.rows, made.waits = list(self.rows), list(self.waits)
         made.sums, made.inexact = dict(self.sums), set(self.inexact)
@@ -202,7 +202,7 @@ class _Builder:
         return self.first + len(self.rows) - 1
 
     def _sum(self, entry: Entry) -> Read:
-        """The gradient of an entry (``AggregateGradient``): all that met there, added up."""
+        """Add up the gradients that met at an entry (``AggregateGradient``)."""
         if entry in self.sums:
             return self.sums[entry]
         terms = self.gradients.get(entry, [])
@@ -275,7 +275,7 @@ class _Builder:
                 self.gradients.setdefault(entry, []).append(read(gradient))
 
     def _gradient(self, x: int, zero_heads: bool) -> OperatorGradient:
-        """The gradient of operator x, or what stands in for it."""
+        """Return the gradient of operator x, or what stands in for it."""
         node = self.graph.nodes[x]
         tensors = [self.graph.tensors[a][b] for a, b in node.inputs]
         try:
@@ -309,7 +309,7 @@ def _facts(found: OperatorGradient, summed: int) -> GradientFacts:
 
 
 def _reads_everything(graph: ForwardGraph, x: int) -> OperatorGradient:
-    """A stand-in for a gradient that cannot be observed: one node that reads all there is."""
+    """Stand in for a gradient that cannot be observed: one node that reads all there is."""
     node, outputs = graph.nodes[x], range(len(graph.output_names[x]))
     ranges = {"head": outputs, "in": range(len(node.inputs)), "out": outputs}
     reads = tuple([(kind, k) for kind, each in ranges.items() for k in each])

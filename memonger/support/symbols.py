@@ -156,7 +156,7 @@ def _check_texts(node: Mapping[str, Any]) -> None:
 
 
 def _entries(entries: Sequence[Any], what: str) -> list[tuple[int, int]]:
-    """Which node and which of its outputs each of some entries names."""
+    """Return which node and which of its outputs each of some entries names."""
     for entry in entries:
         if type(entry) is not list or len(entry) not in (2, 3) or not all(map(_is_count, entry)):
             raise _Wrong(f"{what} is written as [node, output], not {entry!r}")
@@ -201,7 +201,7 @@ def _check_link(a: int, b: int, nodes: Sequence[Any], outputs: Sequence[int], wh
 
 
 def _count_outputs(node: Mapping[str, Any], nodes: Sequence[Any], version: int) -> int:
-    """How many outputs a node has; its inputs must be as many as its operator takes."""
+    """Count the outputs of a node; its inputs must be as many as its operator takes."""
     op, count = node["op"], len(node["inputs"])
     subgraphs: list[Any] = node.get("subgraphs", [])
     if op == "null":
@@ -243,7 +243,7 @@ def _count_outputs(node: Mapping[str, Any], nodes: Sequence[Any], version: int) 
 
 
 def _check_counts(op: str, attrs: Mapping[str, str], count: int, subgraphs: int) -> None:
-    """What must hold before MXNet can be asked of an operator."""
+    """Check what must hold before MXNet can be asked of an operator."""
     told = {key: _number(attrs[key]) for key in COUNTS if key in attrs}
     if op in CONTROL_FLOW:
         if subgraphs != CONTROL_FLOW[op]:
@@ -267,7 +267,7 @@ def _check_counts(op: str, attrs: Mapping[str, str], count: int, subgraphs: int)
 
 
 def _number(text: str) -> int:
-    """The number that MXNet reads, -1 where it reads none."""
+    """Return the number that MXNet reads, -1 where it reads none."""
     found = re.match(r"\s*\+?([0-9]+)\s*$", text)
     return int(found.group(1)[:18]) if found else -1
 
@@ -314,7 +314,7 @@ def _arity(op: str, attrs: tuple[tuple[str, str], ...], subgraphs: str, count: i
 
 @functools.lru_cache(maxsize=1)
 def _operators() -> frozenset[str]:
-    """The names of all operators, aliases too."""
+    """Name all operators, aliases too."""
     return frozenset(mx.operator.get_all_registered_operators())
 
 
