@@ -6,36 +6,24 @@ from typing import Any, Dict, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
+from memonger.api.docstrings import documented
 from memonger.costs.bind import sparse_gradients
 from memonger.graph.forward import ForwardGraph
-from memonger.graph.inputs import (
-    check_count,
-    check_device,
-    check_symbol,
-    read_grad_req,
-    read_shapes,
-)
+from memonger.graph.inputs import check_count, check_symbol, read_grad_req
 from memonger.graph.read import forward_graph
 from memonger.schedules.execution.executor import ScheduledExecutor
+from memonger.solve.request import read_call
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 
-#: Inputs that hold whole numbers: operator -> positions.
-INDEX_INPUTS: Mapping[str, tuple[int, ...]] = {
-    "Embedding": (0,),
-    "SVMOutput": (1,),
-    "SequenceLast": (1,),
-    "SequenceMask": (1,),
-    "SequenceReverse": (1,),
-    "SoftmaxOutput": (1,),
-    "CTCLoss": (1,),
-    "batch_take": (1,),
-    "gather_nd": (1,),
-    "one_hot": (0,),
-    "pick": (1,),
-    "softmax_cross_entropy": (1,),
-    "take": (1,),
-}
+#: Operators that expect whole numbers (an index, a class) as their first or second input.
+INDEX_INPUTS = (
+    ("Embedding", "one_hot"),
+    (
+        *("CTCLoss", "SVMOutput", "SequenceLast", "SequenceMask", "SequenceReverse"),
+        *("SoftmaxOutput", "batch_take", "gather_nd", "pick", "softmax_cross_entropy", "take"),
+    ),
+)
 RATES = {"lr": 0.01, "momentum": 0.9}
 
 _Computed = Dict[Tuple[int, str, str], np.ndarray]  # by step, kind and name, as in `Difference`
@@ -55,10 +43,8 @@ class CheckReport(NamedTuple):
 
     Attributes
     ----------
-    steps : int
-        Training steps that were run.
-    compared : int
-        Arrays that were compared, all steps together.
+    steps, compared : int
+        Training steps that were run, and arrays that were compared, all steps together.
     differences : tuple of Difference
         Step by step: outputs, gradients, auxiliary states.
     not_finite : tuple of str
@@ -98,6 +84,7 @@ class CheckReport(NamedTuple):
         return "; ".join(lines)
 
 
+@documented
 def check(
     symbol: Any,
     planned: Any,
@@ -117,16 +104,17 @@ def check(
 
     Parameters
     ----------
-    symbol, planned : mx.sym.Symbol
+    symbol : mx.sym.Symbol
+        The network.
+    planned : mx.sym.Symbol
+        Its plan.
     shapes : dict or list of mx.io.DataDesc
         Shapes of the inputs.
     steps : int
         Training steps, with an SGD-momentum update between them.
-    type_dict : dict, optional
-        Types of inputs by name; float32 where nothing is told.
     ctx : mx.Context, optional
         Where both are trained; the CPU by default.
-    grad_req : str, list or dict, optional
+    grad_req : str, list or dict
         As ``simple_bind`` takes it. By default as Module has it: 'write', but 'null' for the inputs
         named in ``shapes``.
     seed : int
@@ -151,46 +139,49 @@ def check(
     >>> assert report, report
     """
     steps = check_count("steps", steps, 1)
+    _check_alike(check_symbol(symbol), check_symbol(planned))
+    call = read_call({"net": symbol, "shapes": shapes, "type_dict": type_dict, "ctx": ctx})
+    inputs = set(call.spec.shapes)
+    requests = {name: "null" if name in inputs else "write" for name in call.grad_req}
+    if grad_req is not None:
+        requests = read_grad_req(list(call.grad_req), grad_req)
+    graph = forward_graph(symbol, call.spec)
+    start = _initial_values(graph, seed, values or {}, inputs)
+
+    def run(net: Any) -> _Computed:
+        return _train(net, graph, start, steps, call.device, requests, seed, inputs)
+
+    expected = run(symbol)
+    differences = _compare(expected, run(planned))
+    repeatable = not differences or not _compare(expected, run(symbol))
+    infinite = {name for (*_, name), value in expected.items() if not np.isfinite(value).all()}
+    names = dict.fromkeys(name for *_, name in expected)
+    not_finite = tuple(name for name in names if name in infinite)
+    return CheckReport(steps, len(expected), tuple(differences), not_finite, repeatable)
+
+
+def _check_alike(symbol: Any, planned: Any) -> None:
+    """Check that two networks have the same inputs and outputs."""
     for what in ("arguments", "auxiliary_states", "outputs"):
-        one, other = (getattr(s, "list_" + what)() for s in map(check_symbol, (symbol, planned)))
+        one, other = (getattr(net, "list_" + what)() for net in (symbol, planned))
         if one != other:
             names = sorted(set(one) ^ set(other))
             raise MemongerError(
                 f"these are not the same network: their {what.replace('_', ' ')} differ "
                 f"({', '.join(names[:5]) or 'in order'})"
             )
-    device = check_device(ctx)
-    spec = read_shapes(symbol, shapes, {}, type_dict)
-    graph = forward_graph(symbol, spec)
-    inputs, names = set(spec.shapes), symbol.list_arguments()
-    if grad_req is None:
-        requests = {name: "null" if name in inputs else "write" for name in names}
-    else:
-        requests = read_grad_req(names, grad_req)
-    start = _initial_values(graph, seed, values or {}, inputs)
-
-    def run(net: Any) -> _Computed:
-        return _train(net, graph, start, steps, device, requests, seed, inputs)
-
-    expected = run(symbol)
-    differences = _compare(expected, run(planned))
-    repeatable = not differences or not _compare(expected, run(symbol))
-    finite = {name: True for *_, name in expected}
-    for (*_, name), value in expected.items():
-        finite[name] &= bool(np.all(np.isfinite(value)))
-    not_finite = tuple(name for name in finite if not finite[name])
-    return CheckReport(steps, len(expected), tuple(differences), not_finite, repeatable)
 
 
 def _initial_values(
     graph: ForwardGraph, seed: int, given: Mapping[str, Any], inputs: set[str]
 ) -> dict[str, np.ndarray]:
+    """Draw values for all variables that are not given."""
     random = np.random.RandomState(seed)
     indices = {
         node.inputs[k][0]
         for node in graph.nodes
-        for k in INDEX_INPUTS.get(node.op, ())
-        if k < len(node.inputs)
+        for k, ops in enumerate(INDEX_INPUTS)
+        if node.op in ops and k < len(node.inputs)
     }
     result = {}
     for i in list(graph.arguments) + sorted(graph.auxiliary):
@@ -201,11 +192,10 @@ def _initial_values(
             value = random.uniform(0.5, 1.5, shape)
         elif i in indices or np.dtype(dtype).kind in "iu" or name.endswith("label"):
             value = random.randint(0, 2, shape)
-        elif name in inputs:
-            value = random.uniform(-1, 1, shape)
         else:
-            fan_in = max(1, int(np.prod(shape[1:])))
-            value = random.uniform(-1, 1, shape) / np.sqrt(fan_in)
+            value = random.uniform(-1, 1, shape)
+            if name not in inputs:
+                value /= np.sqrt(max(1, int(np.prod(shape[1:]))))  # fan-in
         result[name] = value.astype(dtype)
     return result
 
@@ -220,19 +210,16 @@ def _train(
     seed: int,
     inputs: set[str],
 ) -> _Computed:
-    """What each of some training steps leaves: outputs, gradients, auxiliary states."""
+    """Train some steps, and return what each leaves: outputs, gradients, auxiliary states."""
     sparse = {graph.nodes[i].name for i in sparse_gradients(graph)}
     try:
         arrays = {n: mx.nd.array(value, ctx, value.dtype) for n, value in start.items()}
         args = {graph.nodes[i].name: arrays[graph.nodes[i].name] for i in graph.arguments}
-        aux = {graph.nodes[i].name: arrays[graph.nodes[i].name] for i in graph.auxiliary}
+        aux = {n: a for n, a in arrays.items() if n not in args}
         grads = {
-            n: mx.nd.zeros(a.shape, ctx, a.dtype).tostype(
-                "row_sparse" if n in sparse else "default"
-            )
-            for n, a in args.items()
-            if requests[n] != "null"
+            n: mx.nd.zeros(a.shape, ctx, a.dtype) for n, a in args.items() if requests[n] != "null"
         }
+        grads = {n: g.tostype("row_sparse") if n in sparse else g for n, g in grads.items()}
         executor = net.bind(ctx, args, grads, requests, aux)
         momentum = {n: mx.nd.zeros(g.shape, ctx, dtype=g.dtype) for n, g in grads.items()}
         random = np.random.RandomState(seed)
@@ -259,10 +246,12 @@ def _train(
 
 
 def _read(step: int, kind: str, arrays: Mapping[str, Any]) -> _Computed:
+    """Copy arrays to NumPy, by step, kind and name."""
     return {(step, kind, name): array.asnumpy() for name, array in arrays.items()}
 
 
 def _compare(expected: _Computed, found: _Computed) -> list[Difference]:
+    """Find the arrays that differ, and by how much."""
     return [
         Difference(*key, float(np.max(np.abs(one.astype("f8") - found[key].astype("f8")))))
         for key, one in expected.items()

@@ -32,33 +32,15 @@ from memonger.support.errors import MB
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """What a network takes in training, with its marks or its schedule.
+    """What a network takes in training, with its marks or its schedule."""
 
-    Attributes
-    ----------
-    replay : Replay
-        Operator by operator.
-    bound : int
-        MXNet's own total, in whole MB rounded down; that of the replay where nothing was bound.
-    inexact : tuple of str
-        Why the replay may be wrong.
-    gradients : tuple of Tensor
-        Those that are written to arrays of their own.
-    pooled : frozenset of (row, output)
-        Those that the pool holds, to the end.
-    held : Held
-        By operators, beside the pool.
-    fused : Replay, optional
-        The same step as pointwise fusion leaves it, where that is on.
-    """
-
-    replay: Replay
-    bound: int
-    inexact: tuple[str, ...]
-    gradients: tuple[Tensor, ...]
-    pooled: frozenset[Entry] = frozenset()
-    held: Held = NOTHING
-    fused: Replay | None = None
+    replay: Replay  # operator by operator
+    bound: int  # MXNet's own total, in whole MB rounded down; that of the replay without a bind
+    inexact: tuple[str, ...]  # why the replay may be wrong
+    gradients: tuple[Tensor, ...]  # that are written to arrays of their own
+    pooled: frozenset[Entry] = frozenset()  # (row, output) that the pool holds to the end
+    held: Held = NOTHING  # by operators, beside the pool
+    fused: Replay | None = None  # the same step as pointwise fusion leaves it, where that is on
 
     @property
     def graph(self) -> ForwardGraph:
@@ -80,14 +62,14 @@ class Memory:
 
     @cached_property
     def gradient_bytes(self) -> int:
-        """Of the gradients in the pool, with the real size of elements."""
+        """The bytes of the gradients in the pool, with the real size of elements."""
         tables = self.replay.training.tables
         held = [tables.output_start[row] + k for row, k in self.pooled]
         return int((tables.elements * tables.itemsize)[held].sum())
 
     @cached_property
     def pool_bytes(self) -> int:
-        """With the real size of elements; where the replay is not exact, in its proportion."""
+        """The pool with the real size of elements; in its proportion, where that is not exact."""
         real = self.planned.allocated_bytes
         if not self.exact:
             real = round(self.counted_bytes * real / max(1, self.planned.pool_bytes))
@@ -100,13 +82,13 @@ class Memory:
 
     @cached_property
     def device_bytes(self) -> int:
-        """Of the device, with all that it is bound to and what operators hold."""
+        """The bytes of the device, with all that it is bound to and what operators hold."""
         pool = self.pool_bytes + self.gradient_bytes
         return device_bytes(self.planned, self.gradients, self.taken, pool)
 
     @cached_property
     def taken(self) -> Held:
-        """By operators, with the copies that they make for MKLDNN."""
+        """What operators hold, with the copies that they make for MKLDNN."""
         return with_copies(self.held, self.replay)
 
     def holds_more_than(self, unplanned: Memory) -> bool:
@@ -129,10 +111,7 @@ class Memory:
 
     @cached_property
     def operators(self) -> np.ndarray:
-        """For each row (int) the operator that it is, is a copy of, or whose gradient it is.
-
-        A forward node; -1 for sums of gradients and the like.
-        """
+        """The forward node that each row is, is a copy of, or whose gradient it is; -1 for none."""
         training, step = self.training, self.replay.training
         nodes = np.arange(len(training.graph.nodes))
         rows = np.concatenate([nodes, nodes, training.owners])
@@ -152,11 +131,16 @@ class Memory:
         """The operators (int) that are recomputed, as often as they are and in that order."""
         return self.operators[self.replay.order[self.run(RECOMPUTED)]]
 
+    @cached_property
+    def flops(self) -> tuple[np.ndarray, float]:
+        """The FLOPs of each forward node, and of all that the forward pass runs."""
+        each = forward_flops(self.graph)
+        return each, float(each[self.operators[self.replay.order[self.run(FORWARD)]]].sum())
+
     @property
     def recomputed_flops(self) -> float:
-        """The work of these, as a share of that of the forward pass."""
-        each = forward_flops(self.graph)
-        forward = each[self.operators[self.replay.order[self.run(FORWARD)]]].sum()
+        """The work of what is recomputed, as a share of that of the forward pass."""
+        each, forward = self.flops
         return float(each[self.recomputed].sum() / forward) if forward else 0.0
 
     @cached_property

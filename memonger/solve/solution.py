@@ -9,8 +9,7 @@ from typing import Any, Callable, Iterable, Mapping
 
 import numpy as np
 
-from memonger.costs.lower_bound import Floor, floor
-from memonger.costs.time.flops import forward_flops
+from memonger.costs.lower_bound import Floor
 from memonger.graph import marks
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.graph.forward import no_collection
@@ -20,7 +19,7 @@ from memonger.planners.marks.smallest import NO_CUTS
 from memonger.schedules.execution.symbol import scheduled
 from memonger.solve.budget import in_bytes
 from memonger.solve.memory import Memory
-from memonger.solve.ways import Candidate, Found, Way
+from memonger.solve.way import Candidate, Found, Way
 from memonger.support.errors import MB, BudgetError, in_words
 
 log = logging.getLogger("memonger")
@@ -30,6 +29,9 @@ NEARLY = 1.1  # times a budget: what is predicted to take more is not looked at
 MOST_BINDS = 5  # of plans whose memory MXNet plans otherwise than predicted
 MOST, MOST_HELD = 0.8, 0.5  # shares of the peak that are reason enough
 SLACK = 1 + 1e-9  # for rounding where work is compared
+
+#: The fields of ``Plan`` that are those of the same name of `Memory`.
+MEASURED = "pool_bytes counted_bytes gradient_bytes peak_bytes device_bytes exact recomputed_flops"
 
 NO_OPERATORS = "the network has no operators, so nothing is held for a backward pass"
 BARE = (
@@ -91,19 +93,13 @@ def solve(way: Way, search: Callable[[], Found] | None = None) -> tuple[Solution
     """Search for the smallest plan, or for the fastest within the budget, and confirm it.
 
     Within a budget, ``search`` finds the plans to choose from; ``way.front`` if it is not given.
-
-    Returns
-    -------
-    Solution
-    mx.sym.Symbol
-        The planned network.
+    Returns the solution and the planned symbol.
     """
     budget = way.options.budget
     if budget is None:
         found = way.smallest()
         confirmed = confirm(way, found.plans[0], found.unfused)
-        if found.costs is None:
-            found = replace(found, costs=_costs(way, confirmed))
+        found = replace(found, costs=found.costs or _costs(way, confirmed))
         return _solution(way, _advised(way, found, confirmed), found)
     unplanned = way.taken(way.unplanned)
     if unplanned <= budget.limit(unplanned):
@@ -116,8 +112,7 @@ def solve(way: Way, search: Callable[[], Found] | None = None) -> tuple[Solution
         deeper = way.deeper(found)
         if deeper is None:
             raise
-        found = deeper
-        confirmed = within(way, found)
+        found, confirmed = deeper, within(way, deeper)
     if found.interrupted:
         text = "interrupted: this is the fastest plan that fits of those found so far"
         confirmed = replace(confirmed, warnings=(*confirmed.warnings, text))
@@ -166,15 +161,15 @@ def within(way: Way, found: Found) -> Confirmed:
             return confirmed
         allowed, binds = 0.98 * needed * limit / really, binds + 1
     least = min(known.values(), key=way.taken)
+    text = _too_little(way, limit, least)
     if least_work < math.inf:
-        raise BudgetError(
+        text = (
             f"a budget of {limit / MB:.1f} MB takes {least_work:.2f} times the forward work, more "
-            f"than work={work:g}; give either more memory or more work",
-            way.taken(least),
+            f"than work={work:g}; give either more memory or more work"
         )
-    if found.interrupted:
+    elif found.interrupted:
         raise KeyboardInterrupt
-    raise BudgetError(_too_little(way, limit, least), way.taken(least))
+    raise BudgetError(text, way.taken(least))
 
 
 def confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Confirmed:
@@ -184,8 +179,7 @@ def confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Confirmed:
     """
     if plan.schedule is None and not plan.recomputed.any():
         return Confirmed(plan, marks.clear(way.request.symbol), way.unplanned)
-    plan = way.feasible(plan)
-    symbol, memory = way.bound(plan)
+    plan, symbol, memory = way.bound(plan)
     warnings = []
     counted = memory.replay.pool_bytes if plan.schedule else plan.counted_bytes
     if way.cost.exact and not memory.inexact:
@@ -212,12 +206,12 @@ def confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Confirmed:
 
 def _advised(way: Way, found: Found, confirmed: Confirmed) -> Confirmed:
     """What is returned of the smallest plan, and warned of."""
-    memory, unplanned = confirmed.memory, way.unplanned
-    saved, rules, costs = memory.saved(unplanned), way.network.rules, found.costs or {}
-    warnings, after = [], list(confirmed.warnings)
-    if not way.options.rules:
+    memory, unplanned, options = confirmed.memory, way.unplanned, way.options
+    saved, before = memory.saved(unplanned), in_words(unplanned.counted_bytes)
+    warnings = []
+    if not options.rules:
         warnings.append(BARE)
-    if way.options.planner == "chen2016" and not way.network.stages:
+    if options.planner == "chen2016" and not way.stages:
         warnings.append(NO_STAGES)
     if found.interrupted:
         warnings.append(
@@ -225,37 +219,37 @@ def _advised(way: Way, found: Found, confirmed: Confirmed) -> Confirmed:
             f"{memory.counted_bytes / MB:.1f} MB ({unplanned.counted_bytes / MB:.1f} MB without a "
             "plan)"
         )
-    if way.options.planner == "chen2016":
+    warnings += confirmed.warnings
+    if options.planner == "chen2016":
         if saved < 0:
-            after.append(
+            warnings.append(
                 f"this plan needs more memory ({in_words(memory.counted_bytes)}) than the network "
-                f"as it is ({in_words(unplanned.counted_bytes)}), which planner='smallest' never "
-                "does"
+                f"as it is ({before}), which planner='smallest' never does"
             )
-        return replace(confirmed, warnings=(*warnings, *after))
+        return replace(confirmed, warnings=tuple(warnings))
+    little, worse = saved < LITTLE * unplanned.pool_bytes, memory.holds_more_than(unplanned)
+    why = why_so_little(way, found.costs or {}) if little or saved <= 0 else ""
     if saved <= 0:
-        after.append(
-            f"no plan costs less than the network as it is ({in_words(unplanned.counted_bytes)}), "
-            f"so it is returned unmarked: {why_so_little(way, costs)}"
+        warnings.append(
+            f"no plan costs less than the network as it is ({before}), so it is returned unmarked: "
+            + why
         )
-    elif memory.holds_more_than(unplanned):
-        after.append(
+    elif worse:
+        warnings.append(
             f"the plan that was found takes {memory.pool_bytes / MB:.1f} MB of the pool in place "
             f"of {unplanned.pool_bytes / MB:.1f} MB, but operators that know no layouts of MKLDNN "
             f"would hold {memory.taken.nbytes / MB:.1f} MB of copies in place of "
             f"{unplanned.taken.nbytes / MB:.1f} MB, so that the network is returned unmarked; plan "
             "with MXNET_MKLDNN_ENABLED=0, by which there are none"
         )
-    elif saved < LITTLE * unplanned.pool_bytes:
-        after.append(
-            f"the plan saves {100 * saved / unplanned.pool_bytes:.1f} % of "
-            f"{in_words(unplanned.pool_bytes)}: {why_so_little(way, costs)}"
-        )
-    if way.noun == "plan" and saved < LITTLE * unplanned.pool_bytes and rules.watches_layouts:
-        after.append(LAYOUTS)
-    if saved <= 0 or memory.holds_more_than(unplanned):
+    elif little:
+        share = 100 * saved / unplanned.pool_bytes
+        warnings.append(f"the plan saves {share:.1f} % of {in_words(unplanned.pool_bytes)}: {why}")
+    if way.noun == "plan" and little and way.rules.watches_layouts:
+        warnings.append(LAYOUTS)
+    if saved <= 0 or worse:
         confirmed = confirm(way, replace(way.no_plan, added_time=None))
-    return replace(confirmed, warnings=(*warnings, *after))
+    return replace(confirmed, warnings=tuple(warnings))
 
 
 def _costs(way: Way, confirmed: Confirmed) -> dict[str, int]:
@@ -267,46 +261,37 @@ def _costs(way: Way, confirmed: Confirmed) -> dict[str, int]:
 def _solution(way: Way, confirmed: Confirmed, found: Found | None = None) -> tuple[Solution, Any]:
     """What is remembered of a confirmed plan, and its symbol."""
     plan, memory, unplanned = confirmed.plan, confirmed.memory, way.unplanned
-    network = way.network
+    rules = way.rules
     facts = {
-        "pool_bytes": memory.pool_bytes,
+        **{name: getattr(memory, name) for name in MEASURED.split()},
         "unplanned_bytes": unplanned.pool_bytes,
-        "counted_bytes": memory.counted_bytes,
-        "gradient_bytes": memory.gradient_bytes,
-        "peak_bytes": memory.peak_bytes,
-        "device_bytes": memory.device_bytes,
         "unplanned_device_bytes": unplanned.device_bytes,
         "held_bytes": memory.taken.nbytes,
         "unplanned_held_bytes": unplanned.taken.nbytes,
         "temporary_bytes": memory.taken.temporary,
-        "exact": memory.exact,
-        "recomputed_flops": memory.recomputed_flops,
         "planner": plan.origin,
         "candidates": (found and found.costs) or _costs(way, confirmed),
         "interrupted": found is not None and found.interrupted,
         "added_time": plan.added_time,
     }
-    native = () if plan.schedule else tuple(network.rules.native(plan.recomputed))
-    least = floor(network.training, bare=network.rules.bare)
-    slowest = _slowest(memory, network.rules.with_copies(plan.copies)[1])
-    solution = Solution(plan, native, facts, confirmed.warnings, least, slowest)
-    return solution, confirmed.symbol
+    native = () if plan.schedule else tuple(rules.native(plan.recomputed))
+    slowest = _slowest(memory, rules.with_copies(plan.copies)[1])
+    return Solution(plan, native, facts, confirmed.warnings, way.floor, slowest), confirmed.symbol
 
 
 def _slowest(memory: Memory, moved: np.ndarray) -> tuple[int, int, int, float] | None:
     """``Solution.slowest``; ``moved`` is how nodes are numbered where there are kept copies."""
-    at, nodes, each = memory.run(RECOMPUTED), memory.recomputed, forward_flops(memory.graph)
+    at, nodes, (each, total) = memory.run(RECOMPUTED), memory.recomputed, memory.flops
     if not len(at):
         return None
-    order, phases = memory.replay.order, memory.replay.training.phases
-    gradients = np.cumsum(phases[order] == BACKWARD)[at]  # that have run before
+    phases = memory.replay.training.phases[memory.replay.order]
+    gradients = np.cumsum(phases == BACKWARD)[at]  # that have run before
     _, start = np.unique(gradients, return_index=True)
     work = np.add.reduceat(each[nodes], start)
     count = np.diff(np.append(start, len(nodes)))
     k = int(np.lexsort((count, work))[-1])
     ends = nodes[[start[k], start[k] + count[k] - 1]]
     first, last = np.searchsorted(moved, ends, side="right") - 1
-    total = each[memory.operators[order[memory.run(FORWARD)]]].sum()
     return int(first), int(last), int(count[k]), float(work[k] / max(1.0, total))
 
 
@@ -314,18 +299,16 @@ def _slowest(memory: Memory, moved: np.ndarray) -> tuple[int, int, int, float] |
 
 
 def sets_floor(training: TrainingGraph, least: Floor) -> str:
-    """What sets the floor; empty if nothing does."""
-    if least.operator < 0:
-        return ""
-    node = training.graph.nodes[least.operator]
-    return least.sets(node.name, node.op, len(training.graph.nodes))
+    """Name what sets the floor; empty if nothing does."""
+    nodes = training.graph.nodes
+    node = nodes[least.operator]
+    return least.sets(node.name, node.op, len(nodes)) if least.operator >= 0 else ""
 
 
 def why_so_little(way: Way, costs: Mapping[str, int]) -> str:
     """Tell why no plan of a network helps much; ``costs`` are of the plans that were tried."""
-    network, memory = way.network, way.unplanned
-    graph, rules = network.graph, network.rules
-    operators, until, peak = graph.operators, network.request.until, memory.peak_bytes
+    memory, rules, until = way.unplanned, way.rules, way.request.until
+    graph, operators, peak = way.graph, way.graph.operators, memory.peak_bytes
 
     def ruled(nodes: Iterable[int]) -> str:
         return kept_summary((graph.nodes[i].op, rules.reasons[i]) for i in nodes)
@@ -336,10 +319,10 @@ def why_so_little(way: Way, costs: Mapping[str, int]) -> str:
         if until is not None and all(i >= until for i in operators if i not in rules.reasons):
             return f"nothing that could be recomputed comes before {graph.nodes[until].name!r}"
         return f"every operator must be kept ({ruled(rules.reasons)})"
-    least = floor(network.training)
+    least = way.floor
     if least.own_bytes >= MOST * peak:
         return (
-            f"{sets_floor(network.training, least)} alone needs {in_words(least.own_bytes)} at "
+            f"{sets_floor(way.training, least)} alone needs {in_words(least.own_bytes)} at "
             f"once, {100 * least.own_bytes / max(1, peak):.0f} % of the {in_words(peak)} of the "
             "peak"
         )
@@ -365,20 +348,18 @@ def why_so_little(way: Way, costs: Mapping[str, int]) -> str:
 
 def _too_little(way: Way, limit: int, memory: Memory) -> str:
     """Tell that no plan fits into so many bytes, where the smallest peaks, and what bounds it."""
-    work, taken, network = way.options.work, way.taken(memory), way.network
-    text = (
-        f"no {way.noun}{'' if work is None else f' of work={work:g}'} was found that needs at most "
-        f"{in_bytes(limit)}; the smallest needs {in_bytes(taken)}."
-    )
+    work, taken, least = way.options.work, way.taken(memory), way.floor
+    of = "" if work is None else f" of work={work:g}"
+    text = f"no {way.noun}{of} was found that needs at most {in_bytes(limit)}; "
+    text += f"the smallest needs {in_bytes(taken)}."
     most = int(memory.live[memory.peak])
     # More is alive than the pool takes where a schedule's results lie where a gradient will be.
     if 0 < most <= memory.pool_bytes:
         text += f" Its peak of {in_words(most)} is in {memory.running}."
-    least = floor(network.training, bare=network.rules.bare)
     if 0 <= least.operator and least.nbytes <= memory.pool_bytes:
         text += (
             f" No plan can do with less than {in_words(least.nbytes)} alive at once, for "
-            f"{sets_floor(network.training, least)} needs them."
+            f"{sets_floor(way.training, least)} needs them."
         )
     if taken != memory.pool_bytes:
         text += (
