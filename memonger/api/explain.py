@@ -54,18 +54,13 @@ class Explanation(NamedTuple):
     ----------
     pool_bytes : int
         What MXNet's memory pool takes.
-    peak_bytes : int
-        The most of it that is alive at once.
-    peak : str
-        What runs then.
+    peak_bytes, peak : int, str
+        The most of it that is alive at once, and what runs then.
     tensors : tuple of Alive
         Those that are alive then, the largest first.
-    floor_bytes : int
-        What is alive at once under any plan, at least.
-    floor_own_bytes : int
-        What the operator that sets it needs itself; the others are held over it.
-    floor : str
-        The operator that sets it.
+    floor_bytes, floor_own_bytes, floor : int, int, str
+        What is alive at once under any plan, at least; what the operator that sets this needs
+        itself, for the others are held over it; and that operator.
     inexact : tuple of str
         Why the replay that this was read off may be wrong; empty if it should not.
     """
@@ -101,10 +96,10 @@ class Explanation(NamedTuple):
         ]
         for kind, title in TITLES.items():
             chosen = [t.nbytes for t in self.tensors if t.kind == kind]
-            share = 100 * sum(chosen) / max(1, self.peak_bytes)
             if chosen:
-                text = f"{in_words(sum(chosen))} of the peak ({share:.0f} %)"
-                lines.append(f"{title:9} {text}, {len(chosen)} tensors")
+                share = f"{100 * sum(chosen) / max(1, self.peak_bytes):.0f} %"
+                text = f"{in_words(sum(chosen))} of the peak ({share}), {len(chosen)} tensors"
+                lines.append(f"{title:9} {text}")
         lines += ["", f"{'memory':>10}  {'kind':14}  {'operator':20}  of"]
         for t in self.tensors[:SHOWN]:
             row = f"{in_words(t.nbytes):>10}  {t.kind:14}  {t.op:20}  {t.name}"
@@ -167,17 +162,11 @@ def _explained(memory: Memory) -> Explanation:
             rule = why_kept(op, nodes[x].attrs) or ""
         name = _tensor_name(name, output)
         tensors.append(Alive(name, op, KINDS[phase], int(line.nbytes[k]), rule))
-    least = floor(memory.training)
-    return Explanation(
-        memory.pool_bytes,
-        int(memory.live[memory.peak]),
-        memory.running,
-        tuple(sorted(tensors, key=lambda t: -t.nbytes)),
-        least.nbytes,
-        least.own_bytes,
-        sets_floor(memory.training, least),
-        memory.inexact,
-    )
+    tensors.sort(key=lambda t: -t.nbytes)
+    peak, least = int(memory.live[memory.peak]), floor(memory.training)
+    bounded = least.nbytes, least.own_bytes, sets_floor(memory.training, least)
+    about = memory.pool_bytes, peak, memory.running, tuple(tensors)
+    return Explanation(*about, *bounded, memory.inexact)
 
 
 def _tensor_name(name: str, output: int) -> str:
@@ -201,14 +190,12 @@ class Choice(NamedTuple):
         forward pass, for no gradient reads it, or its memory is handed on to what is.
     times : int
         How often its operator runs in a training step.
-    why : str
-        Why it is kept: 'output' of the network; by a 'rule'; 'mark', where the original's planner
-        keeps what the user marked; 'cut', where what follows is computed again from it; 'gradient',
-        where that of a kept operator reads it; 'cheap', where it is small or gone before the peak;
-        'budget', where the plan is the fastest within one, which allows it; 'search', where no
-        smaller plan without it was found. Empty where it is not kept.
-    reason : str
-        The same in words.
+    why, reason : str
+        Why it is kept, in a word and in words: 'output' of the network; by a 'rule'; 'mark', where
+        the original's planner keeps what the user marked; 'cut', where what follows is computed
+        again from it; 'gradient', where that of a kept operator reads it; 'cheap', where it is
+        small or gone before the peak; 'budget', where the plan is the fastest within one, which
+        allows it; 'search', where no smaller plan without it was found. Empty where it is not kept.
     """
 
     name: str

@@ -39,16 +39,15 @@ class Plan:
         Gradients that the pool holds besides, where a schedule writes them; with marks they are
         arrays of their own, and this is 0. A pool takes ``pool_bytes + gradient_bytes``.
     peak_bytes : int
-        The most bytes of activations, and of gradients on their way, that are alive at once, those
-        of ``gradient_bytes`` apart. The pool is larger by what MXNet's planner leaves unused in its
-        blocks. ``pool_bytes`` of a schedule can still be less: activations may lie for a while
-        where a gradient will be.
+        The most bytes of activations, and of gradients on their way, that are alive at once. The
+        pool is larger by what MXNet's planner leaves unused. That of a schedule can be less, for
+        activations may lie where a gradient of ``gradient_bytes`` will be.
     device_bytes, unplanned_device_bytes : int
         What MXNet asks the device for (a GPU, where none was given): the pool, inputs, parameters,
         the gradients that ``grad_req`` asks for, auxiliary states, ``held_bytes`` and
         ``temporary_bytes``, each rounded as MXNet rounds it. Not in it: the state of an optimiser,
-        cuDNN's workspaces and what CUDA takes for itself. Pointwise fusion is in it only if the
-        plan is for a GPU (``ctx``): it is on by default there (``MXNET_USE_FUSION``), and makes the
+        cuDNN's workspaces and what CUDA takes for itself; and pointwise fusion, unless the plan is
+        for a GPU (``ctx``). It is on by default there (``MXNET_USE_FUSION``), and makes the
         ``copies`` of a plan for any device take memory of their own (ResNet-50 v1: 9 % more).
     held_bytes, unplanned_held_bytes : int
         What operators hold beside the pool for the life of the executor: the reserve spaces of
@@ -58,8 +57,8 @@ class Plan:
         The largest temporary space that an operator is known to ask for; all share one. On the CPU
         it has the copies of MKLDNN's own operators.
     recompute_overhead : float
-        Work added to a training step, as a share of the FLOPs of the forward pass. As a field, and
-        in files, it has its old name, ``recomputed_flops``.
+        Work added to a training step, as a share of the FLOPs of the forward pass. The field has
+        its old name, ``recomputed_flops``.
     kept, recomputed : tuple of str
         Names of the operators, in execution order.
     copies : tuple of str
@@ -76,18 +75,17 @@ class Plan:
         ``device_bytes`` and the sizes of elements that have not 4 bytes are estimates.
     interrupted : bool
         Whether the search was ended early (Ctrl-C); this is the best that it had found.
-    floor_bytes : int
-        What is alive at once under any plan of this network, at least.
-    floor : str
-        The operator that sets it; empty if none does.
+    floor_bytes, floor : int, str
+        What is alive at once under any plan of this network, at least; and the operator that sets
+        this, empty if none does.
     slowest : str
         The most work that is recomputed between two gradients; empty if nothing is.
     request : Request
         What was asked for: the network without a plan, its shapes, its gradients.
     time_overhead : float or None
         The time that the plan is predicted to add to a training step, as a share of the step's
-        without a plan; None where the search did not look at time. As a field, and in files, it has
-        its old name, ``added_time``.
+        without a plan; None where the search did not look at time. The field has its old name,
+        ``added_time``.
     schedule : Schedule or None
         What a training step runs, in which order; None where that is left to MXNet.
     """

@@ -61,18 +61,15 @@ class Confirmed:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """What is remembered of a plan: nothing in it is the caller's, nor has an operator's name.
-
-    ``facts`` are the fields of ``Plan`` that do not depend on names. ``slowest`` is the most work
-    that is recomputed with no gradient between: the first and the last node, how many operators
-    there are, and their FLOPs as a share of the forward pass.
-    """
+    """What is remembered of a plan: nothing in it is the caller's, nor has an operator's name."""
 
     plan: Candidate
-    native: tuple[int, ...]
-    facts: Mapping[str, Any]
+    native: tuple[int, ...]  # nodes that run with MXNet's own kernel instead of cuDNN's
+    facts: Mapping[str, Any]  # the fields of ``Plan`` that do not depend on names
     warnings: tuple[str, ...]
     floor: Floor
+    #: The most work that is recomputed with no gradient between: its first and its last node, how
+    #: many operators there are, and their FLOPs as a share of the forward pass.
     slowest: tuple[int, int, int, float] | None
 
     def carry_out(self, symbol: Any) -> Any:
@@ -131,13 +128,7 @@ def within(way: Way, found: Found) -> Confirmed:
     """Choose the first of these plans of which no more than the budget is taken, and confirm it.
 
     They are the fastest first, so with more memory it can only be the same, or one before it.
-
-    Raises
-    ------
-    BudgetError
-        If none fits.
-    KeyboardInterrupt
-        If none of those fits that an interrupted search has found.
+    Raises BudgetError if none fits; KeyboardInterrupt if they are all that the user has waited for.
     """
     budget, work = way.options.budget, way.options.work
     assert budget is not None
@@ -181,15 +172,15 @@ def confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Confirmed:
         return Confirmed(plan, marks.clear(way.request.symbol), way.unplanned)
     plan, symbol, memory = way.bound(plan)
     warnings = []
-    counted = memory.replay.pool_bytes if plan.schedule else plan.counted_bytes
-    if way.cost.exact and not memory.inexact:
-        if not memory.exact or memory.counted_bytes != counted:
-            warnings.append(
-                f"the memory of this {way.noun} was predicted as {counted / MB:.1f} MB, and MXNet "
-                f"plans {memory.bound} MB for it; the figures of the plan are MXNet's"
-            )
-            memory = replace(memory, inexact=("the bind differs from the search",))
     with_it, without = memory.planned.pool_bytes, memory.replay.pool_bytes
+    counted = without if plan.schedule else plan.counted_bytes
+    differs = not memory.exact or memory.counted_bytes != counted
+    if differs and way.cost.exact and not memory.inexact:
+        warnings.append(
+            f"the memory of this {way.noun} was predicted as {counted / MB:.1f} MB, and MXNet "
+            f"plans {memory.bound} MB for it; the figures of the plan are MXNet's"
+        )
+        memory = replace(memory, inexact=("the bind differs from the search",))
     what = "this plan takes"
     if unfused is not None and unfused < without:
         without, what = unfused, "there is a plan of"
@@ -206,12 +197,10 @@ def confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Confirmed:
 
 def _advised(way: Way, found: Found, confirmed: Confirmed) -> Confirmed:
     """What is returned of the smallest plan, and warned of."""
-    memory, unplanned, options = confirmed.memory, way.unplanned, way.options
+    memory, unplanned, original = confirmed.memory, way.unplanned, way.options.planner == "chen2016"
     saved, before = memory.saved(unplanned), in_words(unplanned.counted_bytes)
-    warnings = []
-    if not options.rules:
-        warnings.append(BARE)
-    if options.planner == "chen2016" and not way.stages:
+    warnings = [] if way.options.rules else [BARE]
+    if original and not way.stages:
         warnings.append(NO_STAGES)
     if found.interrupted:
         warnings.append(
@@ -220,21 +209,14 @@ def _advised(way: Way, found: Found, confirmed: Confirmed) -> Confirmed:
             "plan)"
         )
     warnings += confirmed.warnings
-    if options.planner == "chen2016":
-        if saved < 0:
-            warnings.append(
-                f"this plan needs more memory ({in_words(memory.counted_bytes)}) than the network "
-                f"as it is ({before}), which planner='smallest' never does"
-            )
-        return replace(confirmed, warnings=tuple(warnings))
-    little, worse = saved < LITTLE * unplanned.pool_bytes, memory.holds_more_than(unplanned)
-    why = why_so_little(way, found.costs or {}) if little or saved <= 0 else ""
-    if saved <= 0:
+    worse = not original and (saved <= 0 or memory.holds_more_than(unplanned))
+    little = not original and (saved <= 0 or saved < LITTLE * unplanned.pool_bytes)
+    if original and saved < 0:
         warnings.append(
-            f"no plan costs less than the network as it is ({before}), so it is returned unmarked: "
-            + why
+            f"this plan needs more memory ({in_words(memory.counted_bytes)}) than the network as "
+            f"it is ({before}), which planner='smallest' never does"
         )
-    elif worse:
+    elif worse and saved > 0:
         warnings.append(
             f"the plan that was found takes {memory.pool_bytes / MB:.1f} MB of the pool in place "
             f"of {unplanned.pool_bytes / MB:.1f} MB, but operators that know no layouts of MKLDNN "
@@ -243,11 +225,16 @@ def _advised(way: Way, found: Found, confirmed: Confirmed) -> Confirmed:
             "with MXNET_MKLDNN_ENABLED=0, by which there are none"
         )
     elif little:
-        share = 100 * saved / unplanned.pool_bytes
-        warnings.append(f"the plan saves {share:.1f} % of {in_words(unplanned.pool_bytes)}: {why}")
-    if way.noun == "plan" and little and way.rules.watches_layouts:
+        text = (
+            f"no plan costs less than the network as it is ({before}), so it is returned unmarked"
+        )
+        if saved > 0:
+            share = 100 * saved / unplanned.pool_bytes
+            text = f"the plan saves {share:.1f} % of {in_words(unplanned.pool_bytes)}"
+        warnings.append(f"{text}: {why_so_little(way, found.costs or {})}")
+    if little and way.noun == "plan" and way.rules.watches_layouts:
         warnings.append(LAYOUTS)
-    if saved <= 0 or worse:
+    if worse:
         confirmed = confirm(way, replace(way.no_plan, added_time=None))
     return replace(confirmed, warnings=tuple(warnings))
 
@@ -261,7 +248,6 @@ def _costs(way: Way, confirmed: Confirmed) -> dict[str, int]:
 def _solution(way: Way, confirmed: Confirmed, found: Found | None = None) -> tuple[Solution, Any]:
     """What is remembered of a confirmed plan, and its symbol."""
     plan, memory, unplanned = confirmed.plan, confirmed.memory, way.unplanned
-    rules = way.rules
     facts = {
         **{name: getattr(memory, name) for name in MEASURED.split()},
         "unplanned_bytes": unplanned.pool_bytes,
@@ -274,9 +260,10 @@ def _solution(way: Way, confirmed: Confirmed, found: Found | None = None) -> tup
         "interrupted": found is not None and found.interrupted,
         "added_time": plan.added_time,
     }
-    native = () if plan.schedule else tuple(rules.native(plan.recomputed))
-    slowest = _slowest(memory, rules.with_copies(plan.copies)[1])
-    return Solution(plan, native, facts, confirmed.warnings, way.floor, slowest), confirmed.symbol
+    native = () if plan.schedule else tuple(way.rules.native(plan.recomputed))
+    slowest = _slowest(memory, way.rules.with_copies(plan.copies)[1])
+    solution = Solution(plan, native, facts, confirmed.warnings, way.floor, slowest)
+    return solution, confirmed.symbol
 
 
 def _slowest(memory: Memory, moved: np.ndarray) -> tuple[int, int, int, float] | None:
@@ -307,7 +294,7 @@ def sets_floor(training: TrainingGraph, least: Floor) -> str:
 
 def why_so_little(way: Way, costs: Mapping[str, int]) -> str:
     """Tell why no plan of a network helps much; ``costs`` are of the plans that were tried."""
-    memory, rules, until = way.unplanned, way.rules, way.request.until
+    memory, rules, until, least = way.unplanned, way.rules, way.request.until, way.floor
     graph, operators, peak = way.graph, way.graph.operators, memory.peak_bytes
 
     def ruled(nodes: Iterable[int]) -> str:
@@ -315,16 +302,14 @@ def why_so_little(way: Way, costs: Mapping[str, int]) -> str:
 
     if not operators:
         return NO_OPERATORS
-    if not any(rules.allowed[i] for i in operators):
+    if not rules.allowed[operators].any():
         if until is not None and all(i >= until for i in operators if i not in rules.reasons):
             return f"nothing that could be recomputed comes before {graph.nodes[until].name!r}"
         return f"every operator must be kept ({ruled(rules.reasons)})"
-    least = way.floor
     if least.own_bytes >= MOST * peak:
         return (
-            f"{sets_floor(way.training, least)} alone needs {in_words(least.own_bytes)} at "
-            f"once, {100 * least.own_bytes / max(1, peak):.0f} % of the {in_words(peak)} of the "
-            "peak"
+            f"{sets_floor(way.training, least)} alone needs {in_words(least.own_bytes)} at once, "
+            f"{100 * least.own_bytes / max(1, peak):.0f} % of the {in_words(peak)} of the peak"
         )
     line = memory.timeline
     alive = memory.alive[line.kind[memory.alive] == FORWARD]
@@ -340,30 +325,24 @@ def why_so_little(way: Way, costs: Mapping[str, int]) -> str:
         return "there is no point at which it can be cut"
     tried = [f"{name} give {in_words(cost)}" for name, cost in costs.items() if name != "no plan"]
     largest, i = max((t.nbytes, i) for i in operators for t in graph.tensors[i])
-    return (
-        f"{', '.join(tried)}; its largest result is {in_words(largest)}, of node "
-        f"{graph.nodes[i].name!r} ({graph.nodes[i].op})"
-    )
+    of = f"{graph.nodes[i].name!r} ({graph.nodes[i].op})"
+    return f"{', '.join(tried)}; its largest result is {in_words(largest)}, of node {of}"
 
 
 def _too_little(way: Way, limit: int, memory: Memory) -> str:
     """Tell that no plan fits into so many bytes, where the smallest peaks, and what bounds it."""
-    work, taken, least = way.options.work, way.taken(memory), way.floor
+    work, taken, pool, least = way.options.work, way.taken(memory), memory.pool_bytes, way.floor
     of = "" if work is None else f" of work={work:g}"
     text = f"no {way.noun}{of} was found that needs at most {in_bytes(limit)}; "
     text += f"the smallest needs {in_bytes(taken)}."
     most = int(memory.live[memory.peak])
     # More is alive than the pool takes where a schedule's results lie where a gradient will be.
-    if 0 < most <= memory.pool_bytes:
+    if 0 < most <= pool:
         text += f" Its peak of {in_words(most)} is in {memory.running}."
-    if 0 <= least.operator and least.nbytes <= memory.pool_bytes:
-        text += (
-            f" No plan can do with less than {in_words(least.nbytes)} alive at once, for "
-            f"{sets_floor(way.training, least)} needs them."
-        )
-    if taken != memory.pool_bytes:
-        text += (
-            f" {in_bytes(taken - memory.pool_bytes)} of it are parameters, gradients, inputs and "
-            "the optimizer's state, and what operators hold."
-        )
+    if least.operator >= 0 and least.nbytes <= pool:
+        text += f" No plan can do with less than {in_words(least.nbytes)} alive at once, for "
+        text += f"{sets_floor(way.training, least)} needs them."
+    if taken != pool:
+        text += f" {in_bytes(taken - pool)} of it are parameters, gradients, inputs and the "
+        text += "optimizer's state, and what operators hold."
     return text

@@ -89,9 +89,8 @@ class Marks(Way):
         return plan, symbol, self.memory(plan, planned_mb(executor))
 
     def _smallest(self, progress: Progress) -> Smallest:
-        cost, options = self.cost, self.options
-        about = self.stages, cost, self.rules
-        how = options.ntrial, cost.exact, options.kept_copies
+        about, options = (self.stages, self.cost, self.rules), self.options
+        how = options.ntrial, self.cost.exact, options.kept_copies
         return smallest(*about, *how, progress, patience=options.patience)
 
     def _search(self, progress: Progress | None) -> Search:
@@ -125,6 +124,7 @@ class Marks(Way):
 
 
 def _pairs(plans: Sequence[Candidate]) -> list[tuple[np.ndarray, tuple[KeptCopy, ...]]]:
+    """Give plans as the searches for marks take them."""
     return [(plan.recomputed, plan.copies) for plan in plans]
 
 
@@ -134,7 +134,6 @@ class Original(Marks):
     def smallest(self) -> Found:
         cost, ntrial = self.cost, self.options.ntrial
         tried: list[tuple[int, np.ndarray]] = []
-        interrupted = False
 
         def counted(mask: np.ndarray) -> int:
             mask = self.within(mask)
@@ -142,6 +141,7 @@ class Original(Marks):
             progress(len(tried) / (3 + ntrial))
             return tried[-1][0]
 
+        interrupted = False
         try:
             with progress_bar(SEARCHING) as progress:
                 trials = chen2016.search(self.graph, self.stages, counted, ntrial)
@@ -200,51 +200,39 @@ class Schedules(Way):
     ) -> Found:
         """Search from the best marks of a short search; they are what there is if that is ended."""
         options, rules, known = self.options, self.rules.unfused(), []  # as it is bound
+        about = self.stages, (lambda mask: rules.replay(mask).pool_bytes), rules, options.ntrial
+        interrupted = False
         with progress_bar(SEARCHING) as progress:
-            interrupted = False
             if self.cost.exact:
-                found = smallest(
-                    self.stages,
-                    lambda mask: rules.replay(mask).pool_bytes,
-                    rules,
-                    options.ntrial,
-                    patience=options.patience * MARKS_PATIENCE,
-                )
-                held = [copy.node for copy in found.copies]
-                known = [("marks", schedules.of_marks(self.load, found.mask, held))]
-                interrupted = found.interrupted
+                short = smallest(*about, patience=options.patience * MARKS_PATIENCE)
+                held = [copy.node for copy in short.copies]
+                known = [("marks", schedules.of_marks(self.load, short.mask, held))]
+                interrupted = short.interrupted
             recursive = trees.Recursive(self.load, options.patience, progress, weights, self.parts)
             if interrupted:
                 best = recursive.judge(known[0][1])
                 if options.work is not None and best.work > options.work:
                     raise KeyboardInterrupt
-                schedules_found = [trees.Found(best, "marks", True)]
+                found = [trees.Found(best, "marks", True)]
             else:
-                schedules_found = search(recursive, known)
-        plans = [
-            Candidate(
-                each.origin,
-                each.best.pool_bytes,
-                self._counts(each.best.schedule) > 1,
-                schedule=each.best.schedule,
-            )
-            for each in schedules_found
-        ]
-        return Found(plans, schedules_found[0].interrupted)
+                found = search(recursive, known)
+        plans = []
+        for origin, best in [(each.origin, each.best) for each in found]:
+            again = self._counts(best.schedule) > 1
+            plans.append(Candidate(origin, best.pool_bytes, again, schedule=best.schedule))
+        return Found(plans, found[0].interrupted)
 
     def memory(self, plan: Candidate) -> Memory:
-        return self._memory(self._step(plan), None)
+        return of_step(self._step(plan), self.request.grad_req, None, self.held)
 
     def bound(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
-        request = self.request
-        assert plan.schedule is not None
-        schedules.check(self.load, plan.schedule)
-        step = self._step(plan)
-        symbol = scheduled(request.symbol, plan.schedule)
-        symbol.remember(step, request.grad_req, self.mkldnn)
-        wanted, grad_req = self.training.wanted, request.grad_req
-        executor = bind(symbol, self.graph, request.device, wanted, grad_req)
-        return plan, symbol, self._memory(step, planned_mb(executor))
+        symbol, grad_req, device = self.request.symbol, self.request.grad_req, self.request.device
+        schedule: Any = plan.schedule
+        schedules.check(self.load, schedule)
+        step, made = self._step(plan), scheduled(symbol, schedule)
+        made.remember(step, grad_req, self.mkldnn)
+        mb = planned_mb(bind(made, self.graph, device, self.training.wanted, grad_req))
+        return plan, made, of_step(step, grad_req, mb, self.held)
 
     def work(self, plan: Candidate) -> float:
         flops, counts = forward_flops(self.graph), self._counts(plan.schedule)
@@ -261,11 +249,9 @@ class Schedules(Way):
         return replace(plan, added_time=float((again * self.times.forward).sum() / self.times.step))
 
     def _step(self, plan: Candidate) -> TrainingStep:
+        """The training step of a schedule."""
         assert plan.schedule is not None
         return unroll(self.parts, plan.schedule, self.mkldnn, self.added)
-
-    def _memory(self, step: TrainingStep, bound: int | None) -> Memory:
-        return of_step(step, self.request.grad_req, bound, self.held)
 
 
 def way_of(request: Request, options: Options) -> Way:
