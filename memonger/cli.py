@@ -45,14 +45,17 @@ EXAMPLES = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command with these arguments, by default those of the process.
+#: Options of the searches, beside those that all verbs have.
+SEARCH = ("measure", "patience")
+BUDGET = ("budget", "budget_of", "optimizer", *SEARCH)
+PLANNING = ("how", "work", *BUDGET)
 
-    Returns
-    -------
-    int
-        The exit status.
-    """
+#: What carries out each verb, and its own options.
+VERBS: dict[str, tuple[Callable[[Any, argparse.Namespace], int], tuple[str, ...]]] = {}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command with these arguments, by default those of the process; return its status."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # names need not be of the terminal's letters
             stream.reconfigure(errors="backslashreplace")
@@ -87,14 +90,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 # -- the verbs --------------------------------------------------------------------------------
 
 
+def _verb(*options: str) -> Callable[[Any], Any]:
+    """Make a function carry out the verb of its name, and its docstring what that is for."""
+
+    def register(run: Any) -> Any:
+        VERBS[run.__name__[1:]] = run, options
+        return run
+
+    return register
+
+
+@_verb("devices", *PLANNING, "output", "plot", "check")
 def _plan(network: Any, options: argparse.Namespace) -> int:
+    """Plan a network and save it; plain MXNet loads and trains it."""
     given, report = _given(options), None
     if given.get("how") == "schedule" and options.output:
         raise MemongerError(UNSAVED)
     plan = _searched(memonger.plan, network, options)
     try:
-        added = plan.predict_time(given.get("measure", False))
-        plan = dataclasses.replace(plan, added_time=added)
+        plan = dataclasses.replace(plan, added_time=plan.predict_time(given.get("measure", False)))
     except (MemongerError, KeyboardInterrupt) as error:  # the plan is known all the same
         log.warning("the time that it adds is not predicted: %s", error or "interrupted")
     try:
@@ -107,24 +121,30 @@ def _plan(network: Any, options: argparse.Namespace) -> int:
     finally:
         checked = {} if report is None else {"check": _as_data(report)}
         text = str(plan) if report is None else f"{plan}\n{'check':10} {report}"
-        _tell(options, text, {**_figures(plan), **checked}, plan=plan)
+        _tell(options, text, {**_figures(plan), **checked}, plan)
     return OK if report is None or report else NO
 
 
+@_verb("devices", *SEARCH, "how", "points", "plot")
 def _frontier(network: Any, options: argparse.Namespace) -> int:
+    """Tell the plans that no other beats in memory and time."""
     plans = _searched(memonger.frontier, network, options)
-    _tell(options, plans, [_figures(plan) for plan in plans], picture=plans)
+    _tell(options, plans, [_figures(plan) for plan in plans], plans)
     return OK
 
 
+@_verb(*BUDGET, "output")
 def _batch(network: Any, options: argparse.Namespace) -> int:
+    """Tell the largest batch that fits, with a plan and without."""
     found = _searched(memonger.largest_batch, network, options)
     figures = {"batch": found.batch, "unplanned_batch": found.unplanned_batch}
-    _tell(options, found, {**figures, "plan": _figures(found.plan)}, plan=found.plan)
+    _tell(options, found, {**figures, "plan": _figures(found.plan)}, found.plan)
     return OK
 
 
+@_verb("devices")
 def _cost(network: Any, options: argparse.Namespace) -> int:
+    """Tell the memory that a network takes in training as it is."""
     given = _given(options)
     found = memonger.explain(network, **given)
     exact, pool = not found.inexact, found.pool_bytes
@@ -139,7 +159,9 @@ def _cost(network: Any, options: argparse.Namespace) -> int:
     return OK
 
 
+@_verb("devices", *PLANNING, "plan")
 def _explain(network: Any, options: argparse.Namespace) -> int:
+    """Tell what makes up the memory of a network, or of a plan."""
     of_plan = [name for name in PLANNING if name in vars(options)]
     if of_plan and not options.plan:
         raise MemongerError(f"--{of_plan[0].replace('_', '-')} is of a plan; give --plan too")
@@ -151,7 +173,9 @@ def _explain(network: Any, options: argparse.Namespace) -> int:
     return OK
 
 
+@_verb("steps")
 def _check(network: Any, options: argparse.Namespace) -> int:
+    """Train a network and its plan and compare them bit for bit."""
     report = memonger.check(network, memonger.load(options.planned), **_given(options))
     _tell(options, report, {**_as_data(report), "equal": bool(report)})
     return OK if report else NO
@@ -202,9 +226,7 @@ def _as_data(found: Any) -> Any:
     return [_as_data(value) for value in found] if isinstance(found, tuple) else found
 
 
-def _tell(
-    options: argparse.Namespace, found: Any, data: Any, plan: Any = None, picture: Any = None
-) -> None:
+def _tell(options: argparse.Namespace, found: Any, data: Any, plan: Any = None) -> None:
     """Write the files, and print what was found, or with ``--json`` its data, in any case."""
     try:
         if options.output is not None:
@@ -212,7 +234,7 @@ def _tell(
                 raise MemongerError(UNSAVED)
             files.write(options.output, plan.symbol.tojson(remove_amp_cast=False).encode())
         if options.plot is not None:
-            (picture or plan).plot(options.plot)
+            plan.plot(options.plot)
     except KeyboardInterrupt:
         raise MemongerError("interrupted before all was written") from None
     finally:
@@ -321,35 +343,6 @@ FLAGS = {"shapes": ["--shape"], "type_dict": ["--type"], "ctx": ["--device"]}
 FLAGS["output"] = ["-o", "--output"]
 OWN = {"json": False, "verbose": False, "check": False, "plan": False, "output": None, "plot": None}
 KEYWORDS = OPTIONS.keys() - OWN  # of the package
-SEARCH = ("measure", "patience")
-BUDGET = ("budget", "budget_of", "optimizer", *SEARCH)
-PLANNING = ("how", "work", *BUDGET)
-
-#: What each verb is for, what carries it out, and its options beside those that all have.
-VERBS: dict[str, tuple[str, Callable[[Any, argparse.Namespace], int], tuple[str, ...]]] = {
-    "plan": (
-        "Plan a network and save it; plain MXNet loads and trains it.",
-        _plan,
-        ("devices", *PLANNING, "output", "plot", "check"),
-    ),
-    "frontier": (
-        "Tell the plans that no other beats in memory and time.",
-        _frontier,
-        ("devices", *SEARCH, "how", "points", "plot"),
-    ),
-    "batch": (
-        "Tell the largest batch that fits, with a plan and without.",
-        _batch,
-        (*BUDGET, "output"),
-    ),
-    "cost": ("Tell the memory that a network takes in training as it is.", _cost, ("devices",)),
-    "explain": (
-        "Tell what makes up the memory of a network, or of a plan.",
-        _explain,
-        ("devices", *PLANNING, "plan"),
-    ),
-    "check": ("Train a network and its plan and compare them bit for bit.", _check, ("steps",)),
-}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -365,11 +358,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="memonger", description=memonger.__doc__)
     parser.add_argument("--version", action="version", version=memonger.__version__)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
-    for name, (what, run, options) in VERBS.items():
+    for name, (run, options) in VERBS.items():
         verb = verbs.add_parser(
             name,
-            help=what,
-            description=what,
+            help=run.__doc__,
+            description=run.__doc__,
             epilog="example:\n  " + EXAMPLES[name],
             formatter_class=argparse.RawDescriptionHelpFormatter,  # the example in one line
             argument_default=argparse.SUPPRESS,

@@ -59,10 +59,6 @@ class Frontier(Tuple[Plan, ...]):
         ------
         MemongerError
             If matplotlib is not installed, or the file cannot be written.
-
-        Examples
-        --------
-        >>> memonger.frontier(net, {'data': (32, 3, 224, 224)}).plot('frontier.png')
         """
         pools, added = zip(*((each.pool_bytes, each.added_time or 0.0) for each in self))
         plot.plot_frontier(file, pools, added, self[0].unplanned_bytes)
@@ -108,11 +104,10 @@ def frontier(
 
     Examples
     --------
-    >>> plans = memonger.frontier(net, {'data': (32, 3, 224, 224)})
-    >>> print(plans)
+    >>> print(memonger.frontier(net, {'data': (32, 3, 224, 224)}))
     """
-    points, options = check_count("points", points, 2), read_options(locals())
-    request = read_request(locals())
+    points = check_count("points", points, 2)
+    options, request = read_options(locals()), read_request(locals())
     plans, interrupted = _candidates(request, options)
     solutions: list[tuple[Solution, Any]] = []
     try:
@@ -244,13 +239,11 @@ def largest_batch(
     MemongerError
         If no shape says where the batch goes, or the budget is a share.
     KeyboardInterrupt
-        If it is interrupted before any batch is known to fit; later, the largest so far is
-        returned.
+        If it is interrupted before any batch is known to fit; later, that is returned.
 
     Examples
     --------
     >>> found = memonger.largest_batch(net, {'data': (None, 3, 224, 224)}, budget='11GB')
-    >>> found.batch, found.unplanned_batch
     """
     given = locals()
     options = read_options(given)

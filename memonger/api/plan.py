@@ -176,10 +176,6 @@ class Plan:
         -------
         PlanExplanation
             Printed it is a table.
-
-        Examples
-        --------
-        >>> print(memonger.plan(net, {'data': (32, 3, 224, 224)}).explain())
         """
         original, budgeted = self.planner == "chen2016", self.added_time is not None
         way = Marks(self.request, Options())
@@ -193,10 +189,6 @@ class Plan:
         ------
         MemongerError
             If matplotlib is not installed, or the file cannot be written.
-
-        Examples
-        --------
-        >>> memonger.plan(net, {'data': (32, 3, 224, 224)}).plot('plan.png')
         """
         before, after = self._memory(self.request.symbol), self._memory(self.symbol)
         panels = {
@@ -217,10 +209,6 @@ class Plan:
         -------
         float
             As a share of a step's time without a plan; ``time_overhead`` where that is known.
-
-        Examples
-        --------
-        >>> memonger.plan(net, {'data': (32, 3, 224, 224)}).predict_time()
         """
         if self.added_time is not None:
             return self.added_time
@@ -243,10 +231,6 @@ class Plan:
         ------
         MemongerError
             If it cannot be written.
-
-        Examples
-        --------
-        >>> memonger.plan(net, {'data': (32, 3, 224, 224)}).save('plan.json')
         """
         files.write(file, self.request, self.schedule, self.symbol, figures(self))
 

@@ -197,10 +197,7 @@ def of_marks(
 
 
 def of_step(
-    step: TrainingStep,
-    grad_req: Mapping[str, str],
-    bound: int | None = None,
-    held: Held = NOTHING,
+    step: TrainingStep, grad_req: Mapping[str, str], bound: int | None = None, held: Held = NOTHING
 ) -> Memory:
     """Replay a training step of a schedule; ``bound`` as in `of_marks`.
 
