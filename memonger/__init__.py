@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from memonger.api.check import CheckReport, check
     from memonger.api.explain import Explanation, PlanExplanation, explain
     from memonger.api.frontier import Frontier, LargestBatch, frontier, largest_batch
-    from memonger.api.original import get_cost, make_mirror_plan, pool_bytes
     from memonger.api.plan import Plan, load_plan
-    from memonger.api.planning import plan, search_plan
+    from memonger.api.planning import get_cost, make_mirror_plan, plan, pool_bytes, search_plan
     from memonger.graph.marks import unplan
     from memonger.graph.symbol_file import load
 
@@ -27,9 +26,8 @@ _ROOMS = {
     "api.check": ("CheckReport", "check"),
     "api.explain": ("Explanation", "PlanExplanation", "explain"),
     "api.frontier": ("Frontier", "LargestBatch", "frontier", "largest_batch"),
-    "api.original": ("get_cost", "make_mirror_plan", "pool_bytes"),
     "api.plan": ("Plan", "load_plan"),
-    "api.planning": ("plan", "search_plan"),
+    "api.planning": ("get_cost", "make_mirror_plan", "plan", "pool_bytes", "search_plan"),
     "graph.marks": ("unplan",),
     "graph.symbol_file": ("load",),
 }

@@ -19,11 +19,9 @@ from memonger.support.mxnet import mx
 
 #: Operators that expect whole numbers (an index, a class) as their first or second input.
 INDEX_INPUTS = (
-    ("Embedding", "one_hot"),
-    (
-        *("CTCLoss", "SVMOutput", "SequenceLast", "SequenceMask", "SequenceReverse"),
-        *("SoftmaxOutput", "batch_take", "gather_nd", "pick", "softmax_cross_entropy", "take"),
-    ),
+    "Embedding one_hot".split(),
+    """CTCLoss SVMOutput SequenceLast SequenceMask SequenceReverse SoftmaxOutput batch_take
+    gather_nd pick softmax_cross_entropy take""".split(),
 )
 RATES = {"lr": 0.01, "momentum": 0.9}
 

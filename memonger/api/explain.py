@@ -241,24 +241,20 @@ def explain_choices(way: Way, memory: Memory, original: bool, budgeted: bool) ->
     little = SMALL * int(memory.live[peak])
 
     def why_of(k: int, x: int, output: int) -> tuple[str, str]:
-        """Why a tensor of the timeline is kept, in a word and in words."""
+        """Why a tensor of the timeline is kept, in a word and in words: the first that is true."""
         again, gradients = readers[int(training.tables.output_start[line.row[k]]) + output]
-        if (x, output) in graph.heads:
-            return "output", "it is an output of the network"
-        if x in ruled:
-            return "rule", ruled[x]
-        if again:
-            reason = f"{_some(graph, [*again], 'is', 'are')} computed again from it"
-            return "mark" if original else "cut", reason
-        if times[x] > 1:
-            return "gradient", f"the gradient of {_some(graph, [*gradients])} reads it"
-        if line.nbytes[k] <= little:
-            return "cheap", "less than 1/1000 of the peak"
-        if not line.start[k] <= peak <= line.stop[k]:
-            return "cheap", "it is gone at the peak"
-        if budgeted:
-            return "budget", "the budget allows it, and computing it again takes time"
-        return "search", "no smaller plan was found that computes it again"
+        cut = f"{_some(graph, [*again], 'is', 'are')} computed again from it"
+        reasons = (
+            ((x, output) in graph.heads, "output", "it is an output of the network"),
+            (x in ruled, "rule", ruled.get(x, "")),
+            (again, "mark" if original else "cut", cut),
+            (times[x] > 1, "gradient", f"the gradient of {_some(graph, [*gradients])} reads it"),
+            (line.nbytes[k] <= little, "cheap", "less than 1/1000 of the peak"),
+            (not line.start[k] <= peak <= line.stop[k], "cheap", "it is gone at the peak"),
+            (budgeted, "budget", "the budget allows it, and computing it again takes time"),
+            (True, "search", "no smaller plan was found that computes it again"),
+        )
+        return next((why, reason) for true, why, reason in reasons if true)
 
     tensors: list[Choice] = []
     for k in np.flatnonzero((line.kind == FORWARD) & forward[line.row]).tolist():

@@ -245,7 +245,7 @@ def largest_batch(
     --------
     >>> found = memonger.largest_batch(net, {'data': (None, 3, 224, 224)}, budget='11GB')
     """
-    given = locals()
+    given = dict(locals())
     options = read_options(given)
     if options.budget is None or options.budget.is_share:
         raise MemongerError(

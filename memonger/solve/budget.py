@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from memonger.graph.inputs import check_device
-from memonger.solve.memory import Memory
 from memonger.support.errors import MemongerError, in_words
 from memonger.support.mxnet import mx
 
@@ -33,12 +32,6 @@ class Budget:
     is_share: bool
     of: str
     state: float
-
-    def taken(self, memory: Memory, learned: int) -> int:
-        """The bytes of a plan that the budget bounds, where so many elements are learned."""
-        if self.of == "pool":
-            return memory.pool_bytes
-        return memory.device_bytes + round(self.state * learned)
 
     def limit(self, unplanned: int) -> int:
         """The bytes, for a network that takes ``unplanned`` without a plan."""

@@ -120,11 +120,14 @@ class Way(abc.ABC):
 
     def taken(self, memory: Memory) -> int:
         """The bytes of a plan that the budget bounds."""
-        assert self.options.budget is not None
-        nodes, inputs = self.graph.nodes, self.request.spec.shapes  # which are not learned
+        budget, nodes = self.options.budget, self.graph.nodes
+        assert budget is not None
+        if budget.of == "pool":
+            return memory.pool_bytes
+        inputs = self.request.spec.shapes  # which are not learned
         learned = [a for a in self.training.wanted if nodes[a].name not in inputs]
         elements = sum(self.graph.tensors[a][0].elements for a in learned)
-        return self.options.budget.taken(memory, elements)
+        return memory.device_bytes + round(budget.state * elements)
 
     def within(self, mask: np.ndarray) -> np.ndarray:
         """The part of a plan that comes before ``until``."""
