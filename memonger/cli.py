@@ -119,9 +119,11 @@ def _plan(network: Any, options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         raise MemongerError("interrupted before the plan was checked") from None
     finally:
-        checked = {} if report is None else {"check": _as_data(report)}
-        text = str(plan) if report is None else f"{plan}\n{'check':10} {report}"
-        _tell(options, text, {**_figures(plan), **checked}, plan)
+        text, data = plan, None
+        if report is not None:
+            text = f"{plan}\n{'check':10} {report}"
+            data = {**_as_data(plan), "check": _as_data(report)}
+        _tell(options, text, plan, data)
     return OK if report is None or report else NO
 
 
@@ -129,17 +131,14 @@ def _plan(network: Any, options: argparse.Namespace) -> int:
 def _frontier(network: Any, options: argparse.Namespace) -> int:
     """Tell the plans that no other beats in memory and time."""
     plans = _searched(memonger.frontier, network, options)
-    _tell(options, plans, [_figures(plan) for plan in plans], plans)
-    return OK
+    return _tell(options, plans, plans)
 
 
 @_verb(*BUDGET, "output")
 def _batch(network: Any, options: argparse.Namespace) -> int:
     """Tell the largest batch that fits, with a plan and without."""
     found = _searched(memonger.largest_batch, network, options)
-    figures = {"batch": found.batch, "unplanned_batch": found.unplanned_batch}
-    _tell(options, found, {**figures, "plan": _figures(found.plan)}, found.plan)
-    return OK
+    return _tell(options, found, found.plan)
 
 
 @_verb("devices")
@@ -155,8 +154,7 @@ def _cost(network: Any, options: argparse.Namespace) -> int:
     text = f"pool     {in_words(pool)}{'' if exact else ', bound, in whole MB'}\n"
     text += f"peak     {in_words(found.peak_bytes)} alive at once, in {found.peak}"
     figures = {"pool_bytes": pool, "peak_bytes": found.peak_bytes, "exact": exact}
-    _tell(options, text if found.tensors or pool else found, figures)
-    return OK
+    return _tell(options, text if found.tensors or pool else found, data=figures)
 
 
 @_verb("devices", *PLANNING, "plan")
@@ -169,15 +167,14 @@ def _explain(network: Any, options: argparse.Namespace) -> int:
         found = _searched(memonger.plan, network, options).explain()
     else:
         found = memonger.explain(network, **_given(options))
-    _tell(options, found, _as_data(found))
-    return OK
+    return _tell(options, found)
 
 
 @_verb("steps")
 def _check(network: Any, options: argparse.Namespace) -> int:
     """Train a network and its plan and compare them bit for bit."""
     report = memonger.check(network, memonger.load(options.planned), **_given(options))
-    _tell(options, report, {**_as_data(report), "equal": bool(report)})
+    _tell(options, report, data={**_as_data(report), "equal": bool(report)})
     return OK if report else NO
 
 
@@ -212,21 +209,18 @@ def _check_files(output: str | None, plot: str | None) -> None:
             raise MemongerError(f"--output and --plot are the same file, {plot!r}")
 
 
-def _figures(plan: Any) -> dict[str, Any]:
-    """Give a Plan as data, without its symbol."""
-    from memonger.api.plan import figures
-
-    return {**figures(plan), "schedule": plan.schedule and plan.schedule.events.tolist()}
-
-
 def _as_data(found: Any) -> Any:
-    """Give a named tuple as a dict, and those in it too."""
+    """Give a named tuple as a dict, and a Plan without its symbol, and those in them too."""
+    if isinstance(found, memonger.Plan):
+        from memonger.api.plan import figures
+
+        return {**figures(found), "schedule": found.schedule and found.schedule.events.tolist()}
     if hasattr(found, "_asdict"):
         return {name: _as_data(value) for name, value in found._asdict().items()}
     return [_as_data(value) for value in found] if isinstance(found, tuple) else found
 
 
-def _tell(options: argparse.Namespace, found: Any, data: Any, plan: Any = None) -> None:
+def _tell(options: argparse.Namespace, found: Any, plan: Any = None, data: Any = None) -> int:
     """Write the files, and print what was found, or with ``--json`` its data, in any case."""
     try:
         if options.output is not None:
@@ -238,7 +232,10 @@ def _tell(options: argparse.Namespace, found: Any, data: Any, plan: Any = None) 
     except KeyboardInterrupt:
         raise MemongerError("interrupted before all was written") from None
     finally:
-        print(json.dumps(data, indent=2) if options.json else found)
+        if options.json:
+            found = json.dumps(_as_data(found) if data is None else data, indent=2)
+        print(found)
+    return OK
 
 
 # -- the options ------------------------------------------------------------------------------

@@ -75,6 +75,10 @@ file : str or path
     A picture of 1200 by 800 pixels where it ends in ``.png``; ``.svg`` and ``.pdf`` too.
 """
 
+#: What is raised, where a docstring tells nothing else; of pictures, and of all else.
+UNDRAWN = """MemongerError
+    If matplotlib is not installed, or the file cannot be written.
+"""
 RAISES = """MemongerError
     If something about the network, the shapes or the call is wrong; it says what to do.
 """
@@ -88,7 +92,7 @@ def documented(function: F) -> F:
     names = [name for name in inspect.signature(function).parameters if name != "self"]
     raises = sections.pop("Raises", "")
     if "MemongerError" not in raises:
-        raises = RAISES + raises
+        raises = (UNDRAWN if names == ["file"] else RAISES) + raises
     parameters = "".join(told[name] for name in names)
     whole = {"Parameters": parameters, "Returns": sections.pop("Returns", ""), "Raises": raises}
     function.__doc__ = first.rstrip()

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import math
 from functools import lru_cache, partial
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -53,13 +53,7 @@ class Frontier(Tuple[Plan, ...]):
 
     @documented
     def plot(self, file: Any) -> None:
-        """Draw memory against the predicted time.
-
-        Raises
-        ------
-        MemongerError
-            If matplotlib is not installed, or the file cannot be written.
-        """
+        """Draw memory against the predicted time."""
         pools, added = zip(*((each.pool_bytes, each.added_time or 0.0) for each in self))
         plot.plot_frontier(file, pools, added, self[0].unplanned_bytes)
 
@@ -122,9 +116,8 @@ def frontier(
     for warning in dict.fromkeys(text for solution, _ in solutions for text in solution.warnings):
         log.warning(warning)
     made = [plan_of(request, symbol, solution) for solution, symbol in solutions]
-    made = [dataclasses.replace(plan, interrupted=interrupted) for plan in made]
-    keys = [(plan.added_time or 0.0, plan.pool_bytes, plan) for plan in made]
-    return Frontier(plan for *_, plan in _undominated(keys))
+    keys = _undominated((plan.added_time or 0.0, plan.pool_bytes, plan) for plan in made)
+    return Frontier(dataclasses.replace(plan, interrupted=interrupted) for *_, plan in keys)
 
 
 _Point = Tuple[float, int, Way, Candidate]  # the time that a plan adds, and its pool
@@ -133,7 +126,6 @@ _Point = Tuple[float, int, Way, Candidate]  # the time that a plan adds, and its
 def _candidates(request: Request, options: Options) -> tuple[list[_Point], bool]:
     """Search for the plans that no other beats, by one way or both; whether that was ended."""
     plans: list[_Point] = []
-    interrupted = False
     for how in WAYS if options.how == EITHER else (options.how,):
         try:
             way = way_of(request, dataclasses.replace(options, how=how))
@@ -143,21 +135,17 @@ def _candidates(request: Request, options: Options) -> tuple[list[_Point], bool]
                 raise
             log.info("no plans by how=%r: %s", how, error)
             return _undominated(plans), isinstance(error, KeyboardInterrupt)
-        for plan, pool in zip(found.plans, way.pools(found.plans)):
-            known = plan if plan.recomputed.any() else way.no_plan
-            plans.append((known.added_time or 0.0, pool, way, known))
-        interrupted = found.interrupted
-        if interrupted:
-            break
-    return _undominated(plans), interrupted
+        known = [plan if plan.recomputed.any() else way.no_plan for plan in found.plans]
+        pools = way.pools(found.plans)
+        plans += [(plan.added_time or 0.0, n, way, plan) for plan, n in zip(known, pools)]
+        if found.interrupted:
+            return _undominated(plans), True
+    return _undominated(plans), False
 
 
-T = TypeVar("T", bound=Tuple[Any, ...])
-
-
-def _undominated(plans: Iterable[T]) -> list[T]:
+def _undominated(plans: Iterable[Any]) -> list[Any]:
     """Choose of (time, memory, ...) those that no other beats in both, the fastest first."""
-    best: list[T] = []
+    best: list[Any] = []
     for plan in sorted(plans, key=lambda plan: plan[:2]):
         if not best or plan[1] < best[-1][1]:
             best.append(plan)

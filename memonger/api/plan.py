@@ -183,13 +183,7 @@ class Plan:
 
     @documented
     def plot(self, file: Any) -> None:
-        """Draw memory over the training step, without the plan and with it.
-
-        Raises
-        ------
-        MemongerError
-            If matplotlib is not installed, or the file cannot be written.
-        """
+        """Draw memory over the training step, without the plan and with it."""
         before, after = self._memory(self.request.symbol), self._memory(self.symbol)
         panels = {
             f"without a plan: a pool of {in_words(self.unplanned_bytes)}": before,
