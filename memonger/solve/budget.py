@@ -34,7 +34,7 @@ class Budget:
     state: float
 
     def limit(self, unplanned: int) -> int:
-        """The bytes, for a network that takes ``unplanned`` without a plan."""
+        """Return it in bytes, for a network that takes ``unplanned`` without a plan."""
         return int(self.amount * unplanned) if self.is_share else int(self.amount)
 
 

@@ -96,7 +96,7 @@ class Memory:
         return self.held.in_blocks and self.device_bytes > unplanned.device_bytes
 
     def saved(self, unplanned: Memory) -> int:
-        """Bytes less than without a plan; whole MB unless both are exact."""
+        """Return how many bytes fewer than without a plan; whole MB unless both are exact."""
         if self.exact and unplanned.exact:
             return unplanned.pool_bytes - self.pool_bytes
         return (unplanned.bound - self.bound) * MB + self.gradient_bytes
@@ -121,7 +121,7 @@ class Memory:
         return np.where(own, rows[np.where(own, step.rows.source, 0)], -1)
 
     def run(self, phase: int) -> np.ndarray:
-        """The places in the order at which operators run in a phase, such as RECOMPUTED."""
+        """Find the places in the order at which operators run in a phase, such as RECOMPUTED."""
         order = self.replay.order
         phases = self.replay.training.phases[order]
         return np.flatnonzero((phases == phase) & (self.operators[order] >= 0))
@@ -240,5 +240,5 @@ def measure(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: A
 
 
 def wanted(graph: ForwardGraph, grad_req: Mapping[str, str]) -> tuple[int, ...]:
-    """The arguments (nodes) whose gradient is asked for."""
+    """Find the arguments (nodes) whose gradient is asked for."""
     return tuple(a for a in graph.arguments if grad_req[graph.nodes[a].name] != "null")

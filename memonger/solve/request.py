@@ -180,7 +180,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def structure(symbol: Any) -> dict[str, Any]:
-    """The graph of a symbol, in which operators count by their place and not by their name.
+    """Read the graph of a symbol, in which operators count by their place and not by their name.
 
     A ``sym_gen`` that leaves naming to MXNet makes the same network under other names each time.
     """

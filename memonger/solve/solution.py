@@ -196,7 +196,7 @@ def confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Confirmed:
 
 
 def _advised(way: Way, found: Found, confirmed: Confirmed) -> Confirmed:
-    """What is returned of the smallest plan, and warned of."""
+    """Warn of what the user should know; return the network as it is where no plan helps."""
     memory, unplanned, original = confirmed.memory, way.unplanned, way.options.planner == "chen2016"
     saved, before = memory.saved(unplanned), in_words(unplanned.counted_bytes)
     warnings = [] if way.options.rules else [BARE]
@@ -240,13 +240,13 @@ def _advised(way: Way, found: Found, confirmed: Confirmed) -> Confirmed:
 
 
 def _costs(way: Way, confirmed: Confirmed) -> dict[str, int]:
-    """What was compared where that was one plan, in bytes as MXNet counts them."""
+    """Tell what was compared where that was one plan, in bytes as MXNet counts them."""
     least = {confirmed.plan.origin: confirmed.memory.counted_bytes}
     return {"no plan": way.unplanned.counted_bytes, **least}
 
 
 def _solution(way: Way, confirmed: Confirmed, found: Found | None = None) -> tuple[Solution, Any]:
-    """What is remembered of a confirmed plan, and its symbol."""
+    """Make what is remembered of a confirmed plan; return its symbol too."""
     plan, memory, unplanned = confirmed.plan, confirmed.memory, way.unplanned
     facts = {
         **{name: getattr(memory, name) for name in MEASURED.split()},
@@ -267,7 +267,7 @@ def _solution(way: Way, confirmed: Confirmed, found: Found | None = None) -> tup
 
 
 def _slowest(memory: Memory, moved: np.ndarray) -> tuple[int, int, int, float] | None:
-    """``Solution.slowest``; ``moved`` is how nodes are numbered where there are kept copies."""
+    """Find ``Solution.slowest``; ``moved``: how nodes are numbered with kept copies."""
     at, nodes, (each, total) = memory.run(RECOMPUTED), memory.recomputed, memory.flops
     if not len(at):
         return None

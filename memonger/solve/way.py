@@ -119,7 +119,7 @@ class Way(abc.ABC):
         return Candidate("no plan", self.cost.unplanned, self.nothing, added_time=0.0)
 
     def taken(self, memory: Memory) -> int:
-        """The bytes of a plan that the budget bounds."""
+        """Return the bytes of a plan that the budget bounds."""
         budget, nodes = self.options.budget, self.graph.nodes
         assert budget is not None
         if budget.of == "pool":
@@ -130,7 +130,7 @@ class Way(abc.ABC):
         return memory.device_bytes + round(budget.state * elements)
 
     def within(self, mask: np.ndarray) -> np.ndarray:
-        """The part of a plan that comes before ``until``."""
+        """Return the part of a plan that comes before ``until``."""
         until = self.request.until
         return mask if until is None else mask & (np.arange(len(mask)) < until)
 
@@ -155,16 +155,17 @@ class Way(abc.ABC):
         return None
 
     def work(self, plan: Candidate) -> float:
-        """The most forward work of a step, in times that of one forward pass."""
+        """Return the most forward work of a step, in forward passes."""
         return 2.0
 
     def pools(self, plans: Sequence[Candidate]) -> list[int]:
-        """The pools of plans, about: as much of what is counted as the first really takes."""
+        """Estimate the pools of plans: as much of what is counted as the first really takes."""
         like = self.memory(plans[0])
         real = like.planned.allocated_bytes / max(1, like.planned.pool_bytes)
         return [round(plan.counted_bytes * real) - like.gradient_bytes for plan in plans]
 
     def _replayed(self, rules: Rules, mask: np.ndarray, bound: int | None) -> Memory:
+        """Replay the network, or that with kept copies whose rules these are."""
         return of_marks(rules.trainings[0], mask, bound, self.held, rules.fuses)
 
     @abc.abstractmethod

@@ -64,7 +64,7 @@ class Marks(Way):
             return Found(self._undominated(search, plans), interrupted)
 
     def known(self, others: Sequence[Candidate]) -> Found:
-        """No plan, and plans of this network at other shapes, without a search."""
+        """Choose among no plan and plans of this network at other shapes, without a search."""
         return Found(self._undominated(self._search(None), _pairs(others)), False)
 
     def memory(self, plan: Candidate, bound: int | None = None) -> Memory:
@@ -105,7 +105,7 @@ class Marks(Way):
         return Search(self.rules, times, options.kept_copies, progress, options.patience)
 
     def _undominated(self, search: Search, plans: Sequence[Any]) -> list[Candidate]:
-        """Of no plan and these (mask, copies) those that no other beats, the fastest first."""
+        """Choose of no plan and these (mask, copies) those that no other beats, fastest first."""
         priced = [search.fast(mask, copies) for mask, copies in [(self.nothing, ()), *plans]]
         if not self.cost.exact:
             priced = [plan._replace(pool_bytes=self.cost(plan.mask)) for plan in priced]
@@ -185,13 +185,13 @@ class Schedules(Way):
         return replace(found, plans=[self._timed(plan) for plan in found.plans])
 
     def deeper(self, found: Found) -> Found | None:
-        """With little memory in mind a search within a limit of work may find less."""
+        """Search with little memory in mind: within a limit of work that may find less."""
         last = found.plans[-1]
         least = self._least([(last.origin, last.schedule)])
         return replace(least, plans=[*found.plans, *map(self._timed, least.plans)])
 
     def _least(self, others: Sequence[tuple[str, Any]]) -> Found:
-        """``others`` are known schedules with their origins, from which the search starts too."""
+        """Search for the least memory, also from ``others``: known schedules with their origins."""
         work = self.options.work
         return self._searched(lambda s, known: [s.least_memory(work, [*known, *others])])
 
@@ -240,16 +240,16 @@ class Schedules(Way):
         return float((counts * flops).sum()) / once if once else 1.0
 
     def _counts(self, schedule: Any) -> np.ndarray:
-        """How often each node runs forward."""
+        """Count how often each node runs forward."""
         return np.bincount(schedule.forwards, minlength=len(self.nothing))
 
     def _timed(self, plan: Candidate) -> Candidate:
-        """A plan with the time that it is predicted to add."""
+        """Add to a plan the time that it is predicted to add to a step."""
         again = np.maximum(self._counts(plan.schedule) - 1, 0)
         return replace(plan, added_time=float((again * self.times.forward).sum() / self.times.step))
 
     def _step(self, plan: Candidate) -> TrainingStep:
-        """The training step of a schedule."""
+        """Write out the training step of a schedule."""
         assert plan.schedule is not None
         return unroll(self.parts, plan.schedule, self.mkldnn, self.added)
 
