@@ -28,9 +28,6 @@ SMALL = 1 / 1000  # of the peak: what is not worth computing again
 MOST_TRIED = 20_000_000  # tensors x nodes for which it is tried whether a rule keeps them
 
 
-# -- a network as it stands -------------------------------------------------------------------
-
-
 class Alive(NamedTuple):
     """A tensor that is alive at the peak.
 
@@ -172,9 +169,6 @@ def _explained(memory: Memory) -> Explanation:
 def _tensor_name(name: str, output: int) -> str:
     """Name an output of an operator of this name; the first goes by the operator's."""
     return f"{name}[{output}]" if output else name
-
-
-# -- a plan, tensor by tensor -----------------------------------------------------------------
 
 
 class Choice(NamedTuple):

@@ -29,9 +29,6 @@ LARGEST = 2**20
 ROUNDS = 2  # of looking for a smaller plan at the batch that was found
 
 
-# -- the plans that no other beats ------------------------------------------------------------
-
-
 class Frontier(Tuple[Plan, ...]):
     """Plans that no other beats in both memory and time, the fastest first; prints as a table."""
 
@@ -158,9 +155,6 @@ def _spread(pools: Sequence[int], points: int) -> list[int]:
         return list(range(len(pools)))
     steps = np.linspace(pools[0], pools[-1], points)
     return sorted({int(np.abs(np.array(pools) - step).argmin()) for step in steps})
-
-
-# -- the largest batch ------------------------------------------------------------------------
 
 
 class LargestBatch(NamedTuple):

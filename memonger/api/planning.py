@@ -27,9 +27,7 @@ from memonger.support.errors import MB, BudgetError, MemongerError
 
 log = logging.getLogger("memonger")
 
-REMEMBERED = 256  # plans
-
-_solutions: Latest[Solution] = Latest(REMEMBERED)
+_solutions: Latest[Solution] = Latest(256)
 
 
 @documented
@@ -178,9 +176,6 @@ def _faster(request: Request, options: Options) -> Plan:
     best = min(plans, key=lambda plan: plan.added_time or 0.0)
     interrupted = interrupted or any(plan.interrupted for plan in plans)
     return dataclasses.replace(best, interrupted=interrupted)
-
-
-# -- the original's other calls ---------------------------------------------------------------
 
 
 @documented

@@ -23,9 +23,6 @@ PLANNERS = ("smallest", "chen2016")
 MOST_PATIENCE = 1e9  # it is multiplied, and must stay a number
 
 
-# -- the network ------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Request:
     """A network, and what is asked about it.
@@ -87,9 +84,6 @@ def _layer(symbol: Any, name: Any) -> int:
         hint = inputs.did_you_mean(name, names, f"give the name of one, such as {some}")
         raise MemongerError(f"until={name!r} is no operator of the network{hint}")
     return found[name]
-
-
-# -- how to plan it ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -174,9 +168,6 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     except OverflowError:
         raise MemongerError(f"{name} is larger than any number that counts here") from None
-
-
-# -- what a plan depends on -------------------------------------------------------------------
 
 
 def structure(symbol: Any) -> dict[str, Any]:

@@ -38,15 +38,6 @@ BARE = (
     "the bare plan was asked for (rules=False): it may abort on a GPU, move BatchNorm statistics "
     "twice, or give wrong gradients"
 )
-NO_STAGES = (
-    "the network has no mirror_stage marks, so the original planner cannot cut it; "
-    "planner='smallest' needs none"
-)
-LAYOUTS = (
-    "operators are kept so that MKLDNN lays out every tensor on the CPU as it does without a plan, "
-    "and rounds alike; how='schedule', ctx=mx.gpu() (a plan for GPUs alone) or "
-    "MXNET_MKLDNN_ENABLED=0 may allow more"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,9 +71,6 @@ class Solution:
         if plan.recomputed.any():
             return marks.apply(symbol, plan.recomputed, self.native, plan.copies)
         return marks.clear(symbol)
-
-
-# -- search, choose, confirm ------------------------------------------------------------------
 
 
 @no_collection()
@@ -201,7 +189,10 @@ def _advised(way: Way, found: Found, confirmed: Confirmed) -> Confirmed:
     saved, before = memory.saved(unplanned), in_words(unplanned.counted_bytes)
     warnings = [] if way.options.rules else [BARE]
     if original and not way.stages:
-        warnings.append(NO_STAGES)
+        warnings.append(
+            "the network has no mirror_stage marks, so the original planner cannot cut it; "
+            "planner='smallest' needs none"
+        )
     if found.interrupted:
         warnings.append(
             f"interrupted: this is the best {way.noun} that was found so far, of "
@@ -233,7 +224,11 @@ def _advised(way: Way, found: Found, confirmed: Confirmed) -> Confirmed:
             text = f"the plan saves {share:.1f} % of {in_words(unplanned.pool_bytes)}"
         warnings.append(f"{text}: {why_so_little(way, found.costs or {})}")
     if little and way.noun == "plan" and way.rules.watches_layouts:
-        warnings.append(LAYOUTS)
+        warnings.append(
+            "operators are kept so that MKLDNN lays out every tensor on the CPU as it does without "
+            "a plan, and rounds alike; how='schedule', ctx=mx.gpu() (a plan for GPUs alone) or "
+            "MXNET_MKLDNN_ENABLED=0 may allow more"
+        )
     if worse:
         confirmed = confirm(way, replace(way.no_plan, added_time=None))
     return replace(confirmed, warnings=tuple(warnings))
@@ -280,9 +275,6 @@ def _slowest(memory: Memory, moved: np.ndarray) -> tuple[int, int, int, float] |
     ends = nodes[[start[k], start[k] + count[k] - 1]]
     first, last = np.searchsorted(moved, ends, side="right") - 1
     return int(first), int(last), int(count[k]), float(work[k] / max(1.0, total))
-
-
-# -- in words ---------------------------------------------------------------------------------
 
 
 def sets_floor(training: TrainingGraph, least: Floor) -> str:

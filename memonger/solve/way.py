@@ -28,8 +28,6 @@ from memonger.support.cache import Latest
 
 log = logging.getLogger("memonger")
 
-REMEMBERED = 48  # fronts
-
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
@@ -53,7 +51,7 @@ class Found:
     unfused: int | None = None  # the least that was found without pointwise fusion
 
 
-_fronts: Latest[Found] = Latest(REMEMBERED)
+_fronts: Latest[Found] = Latest(48)
 
 
 class Way(abc.ABC):
