@@ -332,13 +332,10 @@ def build(
     used = ~t.read_ignored & ~t.variable[row]
     option = start[np.repeat(np.arange(len(kind)), np.diff(t.inplace_start))] + t.inplace_input
     before = links(len(kind), np.c_[reader, row, owner], waits)
-    first, walk_row, walk_owner = _order(n, t.variable, before, head, outputs)
-    of_forward = np.repeat(np.arange(n), np.diff(before[0][: n + 1]))
-    source = before[1][: len(of_forward)]
-    inner = ~t.variable[source]
+    order = _order(n, t.variable, before, head, outputs)
     # What runs reads, and what the gradients of each operator read of operators.
     runs = np.zeros(len(kind), dtype=np.bool_)
-    runs[first] = runs[walk_row[walk_row >= n]] = True
+    runs[order["first"]] = runs[order["walk_row"]] = True
     entry = t.output_start[row] + output
     times = np.bincount(entry[used & runs[reader]], minlength=len(t.elements))
     np.add.at(times, t.head_entry, 1)
@@ -355,11 +352,7 @@ def build(
         inplace_owner=owner[option],
         head_owner=head_owner,
         outputs=outputs,
-        first=_small(first),
-        walk_row=_small(walk_row),
-        walk_owner=_small(walk_owner),
-        before_start=_small(starts(np.bincount(of_forward[inner], minlength=n))),
-        before_row=_small(source[inner]),
+        **order,
         reads=_small(times),
         recomputed_start=_small(starts(np.bincount(taker[taken], minlength=n))),
         recomputed_entry=np.r_[entry, t.head_entry][by_taker],
@@ -369,15 +362,24 @@ def build(
 
 def _order(
     n: int, variable: np.ndarray, before: Links, head: np.ndarray, outputs: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`Tables.first`, and ``walk_row`` and ``walk_owner``, each pair once."""
+) -> dict[str, Any]:
+    """Work out the order: these fields of `Tables`, each pair of ``walk_*`` once."""
     row, _, owner = head.astype(np.int64)
     first, _ = walk(0, *before, row[:outputs], owner)
     row, owner = walk(n, *before, row[outputs:], owner[outputs:])
     met = (row >= n) | ((owner != KEPT) & ~variable[row])
     row, owner = row[met], owner[met]
     once = np.sort(np.unique(row * (n + 1) + owner, return_index=True)[1])
-    return first, row[once], owner[once]
+    reader = np.repeat(np.arange(n), np.diff(before[0][: n + 1]))
+    source = before[1][: len(reader)]
+    start = starts(np.bincount(reader[~variable[source]], minlength=n))
+    return {
+        "first": _small(first),
+        "walk_row": _small(row[once]),
+        "walk_owner": _small(owner[once]),
+        "before_start": _small(start),
+        "before_row": _small(source[~variable[source]]),
+    }
 
 
 def _small(array: np.ndarray) -> np.ndarray:
@@ -385,6 +387,14 @@ def _small(array: np.ndarray) -> np.ndarray:
 
 
 def ragged(lists: Sequence[Sequence[Any]]) -> tuple[np.ndarray, np.ndarray]:
-    """Lists as one array: where each starts, and what is in them."""
+    """Join lists to one array: return where each starts, and what is in them."""
     items = [item for one in lists for item in one]
     return starts([len(one) for one in lists]), np.array(items, dtype=np.int64)
+
+
+@compiled
+def gathered(start, which):  # type: ignore[no-untyped-def]
+    """Return the places of what some rows own, row after row, and of which row each is."""
+    length = start[which + 1] - start[which]
+    row = np.repeat(np.arange(which.shape[0]), length)
+    return np.arange(row.shape[0]) + (start[which] + length - np.cumsum(length))[row], row

@@ -64,7 +64,7 @@ class ForwardGraph:
         return [i for i, node in enumerate(self.nodes) if not node.is_variable]
 
     def shown(self, i: int) -> tuple[Tensor, ...]:
-        """The outputs of a node that ``list_outputs`` shows."""
+        """Return the outputs of a node that ``list_outputs`` shows."""
         return self.tensors[i][: len(self.output_names[i])]
 
 
@@ -112,7 +112,7 @@ class KeptCopy(NamedTuple):
         return 3 if self.tie else 1
 
     def nodes(self) -> list[Inserted]:
-        """What stands behind the node, the kept copy last."""
+        """List what stands behind the node, the kept copy last."""
         source = 2 if self.tie else 0
         op, inputs = (UNFUSED_COPY, (source, source)) if self.unfused else (COPY, (source,))
         kept = Inserted(op, {}, "", inputs, False)
@@ -182,7 +182,7 @@ def with_copies(graph: ForwardGraph, copies: Iterable[KeptCopy]) -> tuple[Forwar
 def mask_with_copies(
     mask: np.ndarray, moved: np.ndarray, copies: Iterable[KeptCopy], count: int
 ) -> np.ndarray:
-    """What a plan recomputes of the ``count`` nodes of ``with_copies``: not the kept copies."""
+    """Return what a plan recomputes of the nodes of ``with_copies``: not the kept copies."""
     full = np.zeros(count, dtype=np.bool_)
     full[moved] = mask
     for copy in copies:
@@ -192,7 +192,7 @@ def mask_with_copies(
 
 
 def copy_names(names: Sequence[str], copies: Iterable[KeptCopy]) -> dict[int, list[str]]:
-    """The names of the nodes that stand for copies (``KeptCopy.nodes``), by the node they are of.
+    """Name the nodes that stand for copies (``KeptCopy.nodes``), by the node that they are of.
 
     ``names`` are those of all nodes; no name is given twice.
     """

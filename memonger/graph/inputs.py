@@ -160,7 +160,7 @@ def without_old_types(symbol: Any, spec: InputSpec) -> Any:
 
 
 def _types_of(symbol: Any, spec: InputSpec) -> dict[str, Any] | None:
-    """The types of all inputs, None where nothing tells; None if they contradict one another."""
+    """Infer the types of all inputs, None where unknown; None if they contradict one another."""
     try:
         arguments, _, auxiliary = symbol.infer_type_partial(**spec.types)
     except mx.MXNetError:
@@ -213,7 +213,7 @@ def read_requests(arguments: Sequence[str], grad_req: Any) -> dict[str, str]:
 
 
 def missing_inputs(arguments: Sequence[str], shapes: Sequence[Shape | None]) -> list[str]:
-    """The arguments without a complete shape: parameters only where nothing else is missing."""
+    """Name arguments without a complete shape: parameters only where nothing else is missing."""
     unknown = [n for n, shape in zip(arguments, shapes) if not shape or min(shape) <= 0]
     return [name for name in unknown if not name.endswith(PARAMETER_ENDINGS)] or unknown
 
@@ -246,7 +246,7 @@ def read_pairs(shapes: Any, types: dict[str, str], axes: dict[str, int]) -> list
 def _largest_share(
     shapes: Mapping[str, Shape], axes: Mapping[str, int], devices: int
 ) -> dict[str, Shape]:
-    """The shapes of the largest share (``DataParallelExecutorGroup.decide_slices``)."""
+    """Return the shapes of the largest share (``DataParallelExecutorGroup.decide_slices``)."""
     split = {name: axes.get(name, 0) for name in shapes if axes.get(name, 0) >= 0}
     for name, axis in split.items():
         if axis >= len(shapes[name]):
@@ -280,7 +280,7 @@ def _largest_share(
 
 
 def did_you_mean(name: Any, known: Sequence[str], otherwise: str) -> str:
-    """The end of a complaint about an unknown name: the nearest that is known, if one is near."""
+    """End a complaint about an unknown name: with the nearest that is known, if one is near."""
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else "; " + otherwise
 
@@ -293,7 +293,7 @@ def _check_name(name: Any, known: Sequence[str], complaint: str) -> None:
 
 
 def _type(name: str, kind: Any) -> str:
-    """The name of a type that MXNet has."""
+    """Return the name of a type that MXNet has."""
     try:
         found = np.dtype(kind)
     except (TypeError, ValueError, SyntaxError):

@@ -30,12 +30,12 @@ _GONE = -1  # where a node was that had no inputs
 
 
 def stages(graph: ForwardGraph) -> dict[int, str]:
-    """The user's ``mirror_stage`` of each node that has one."""
+    """Return the user's ``mirror_stage`` of each node that has one."""
     return {i: node.hidden[STAGE] for i, node in enumerate(graph.nodes) if STAGE in node.hidden}
 
 
 def recomputed(graph: ForwardGraph) -> np.ndarray:
-    """The nodes that MXNet will recompute, by the marks that they carry now."""
+    """Tell which nodes MXNet will recompute, by the marks that they carry now."""
     marked = [truth(n.hidden.get(FORCE)) and n.op not in ("null", "Dropout") for n in graph.nodes]
     return np.array(marked, dtype=np.bool_)
 
@@ -155,7 +155,7 @@ def clear(symbol: Any) -> Any:
 
 
 def _with_nodes(graph: dict[str, Any], nodes: list[dict[str, Any]], moved: list[int]) -> Any:
-    """The symbol of a JSON graph with other nodes; ``moved``: the new index of each old one."""
+    """Make a symbol of a JSON graph with other nodes; ``moved``: the new index of each old one."""
     for node in nodes:
         if "control_deps" in node:
             node["control_deps"] = [moved[d] for d in node["control_deps"]]
@@ -166,7 +166,7 @@ def _with_nodes(graph: dict[str, Any], nodes: list[dict[str, Any]], moved: list[
 
 
 def _record(attrs: Mapping[str, str]) -> dict[str, str | None]:
-    """What attributes were before a plan has changed them."""
+    """Read what attributes were before a plan has changed them."""
     try:
         record = json.loads(attrs.get(RECORD, "{}"))
     except ValueError:

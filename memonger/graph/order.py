@@ -37,21 +37,13 @@ def links(
 
 
 def starts(counts: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Where each of some lists of these lengths starts if they follow one another, and the end."""
+    """Return where each of some lists of these lengths starts in all of them, and the end."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 @compiled
-def gathered(start, which):  # type: ignore[no-untyped-def]
-    """The places of what some rows own, one row after the other; and for each of which row."""
-    length = start[which + 1] - start[which]
-    row = np.repeat(np.arange(which.shape[0]), length)
-    return np.arange(row.shape[0]) + (start[which] + length - np.cumsum(length))[row], row
-
-
-@compiled
 def walk(known, start, before, owner, heads, head_owner):  # type: ignore[no-untyped-def]
-    """Rows depth first from the heads (``nnvm::DFSVisit``), each after what it reads.
+    """Order rows depth first from the heads, each after what it reads.
 
     The rows below ``known`` have run already: they are put down whenever they are met, with the
     owner of the read.
@@ -61,37 +53,26 @@ def walk(known, start, before, owner, heads, head_owner):  # type: ignore[no-unt
     stack = np.empty(rows, dtype=np.int64)
     at = np.empty(rows, dtype=np.int64)
     met = np.empty(rows + before.shape[0] + heads.shape[0], dtype=np.int64)
-    by = np.full(rows + before.shape[0] + heads.shape[0], -1, dtype=np.int64)  # KEPT
-    count = 0
+    by = np.full(met.shape[0], -1, dtype=np.int64)  # KEPT
+    count, depth = 0, -1
     for h in range(heads.shape[0]):
-        if heads[h] < known:
-            met[count] = heads[h]
-            by[count] = head_owner[h]
-            count += 1
-            continue
-        if seen[heads[h]]:
-            continue
-        seen[heads[h]] = True
-        depth = 0
-        stack[0] = heads[h]
-        at[0] = start[heads[h]]
-        while depth >= 0:
-            row = stack[depth]
-            k = at[depth]
-            if k == start[row + 1]:
+        row, reader = heads[h], head_owner[h]
+        while True:
+            if row < known:
                 met[count] = row
+                by[count] = reader
+                count += 1
+            elif not seen[row]:
+                seen[row] = True
+                depth += 1
+                stack[depth] = row
+                at[depth] = start[row]
+            while depth >= 0 and at[depth] == start[stack[depth] + 1]:
+                met[count] = stack[depth]
                 count += 1
                 depth -= 1
-                continue
+            if depth < 0:
+                break
+            row, reader = before[at[depth]], owner[at[depth]]
             at[depth] += 1
-            following = before[k]
-            if following < known:
-                met[count] = following
-                by[count] = owner[k]
-                count += 1
-            elif not seen[following]:
-                seen[following] = True
-                depth += 1
-                stack[depth] = following
-                at[depth] = start[following]
     return met[:count], by[:count]

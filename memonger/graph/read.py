@@ -101,7 +101,7 @@ def _infer_shapes(symbol: Any, every: Any, spec: InputSpec, nodes: tuple[Node, .
 
 
 def _shape_complaint(symbol: Any, spec: InputSpec, nodes: tuple[Node, ...], message: str) -> str:
-    """MXNet's own words without its stack trace, with the node and the shapes that it was given."""
+    """Say MXNet's own words without its stack trace, with the node and the shapes of its inputs."""
     found = re.search(r"Error in operator ([^:]+): (?:\[[^\]]*\] [^ ]+: )?(.*)", message, re.S)
     if not found:
         return f"the shapes do not fit the network: {said_by_mxnet(message)}"
@@ -119,7 +119,7 @@ def _shape_complaint(symbol: Any, spec: InputSpec, nodes: tuple[Node, ...], mess
 
 
 def _known_shape(symbol: Any, spec: InputSpec, node: Node, output: int) -> str:
-    """The shape of an output of a node in a network where inference fails further on."""
+    """Infer the shape of an output of a node in a network where inference fails further on."""
     if node.is_variable:
         return str(spec.shapes.get(node.name) or "(to be inferred)")
     internals = symbol.get_internals()

@@ -66,7 +66,7 @@ def load(path: str | bytes | os.PathLike[Any]) -> Any:
 
 
 def _parsed(data: bytes, shown: str, what: str) -> Any:
-    """What a JSON file holds."""
+    """Parse a JSON file, or say where it is damaged."""
     truncated = MemongerError(
         f"{shown} holds no whole network: it ends at byte {len(data)}, before its JSON does; it "
         "was truncated, so copy or save it again"

@@ -27,7 +27,6 @@ from memonger.graph.operators.gradients import (
     gradient_of,
     merges,
 )
-from memonger.graph.operators.tensors import Tensor
 from memonger.graph.order import depth_first
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import Settings, settings
@@ -148,7 +147,7 @@ class _Builder:
         self._differentiate()
 
     def finished(self, wanted: tuple[int, ...]) -> TrainingGraph:
-        """The training graph with the gradients of these arguments."""
+        """Return the training graph with the gradients of these arguments."""
         made = copy.copy(self)
         made.rows, made.waits = list(self.rows), list(self.waits)
         made.sums, made.inexact = dict(self.sums), set(self.inexact)
@@ -203,7 +202,7 @@ class _Builder:
         return self.first + len(self.rows) - 1
 
     def _sum(self, entry: Entry) -> Read:
-        """The gradient of an entry (``AggregateGradient``): all that met there, added up."""
+        """Add up the gradients that met at an entry (``AggregateGradient``)."""
         if entry in self.sums:
             return self.sums[entry]
         terms = self.gradients.get(entry, [])
@@ -276,7 +275,7 @@ class _Builder:
                 self.gradients.setdefault(entry, []).append(read(gradient))
 
     def _gradient(self, x: int, zero_heads: bool) -> OperatorGradient:
-        """The gradient of operator x, or what stands in for it."""
+        """Return the gradient of operator x, or what stands in for it."""
         node = self.graph.nodes[x]
         tensors = [self.graph.tensors[a][b] for a, b in node.inputs]
         try:
@@ -310,16 +309,12 @@ def _facts(found: OperatorGradient, summed: int) -> GradientFacts:
 
 
 def _reads_everything(graph: ForwardGraph, x: int) -> OperatorGradient:
-    """A stand-in for a gradient that cannot be observed: one node that reads all there is."""
-    node = graph.nodes[x]
-    heads: list[Reference] = [("head", k) for k in range(len(graph.output_names[x]))]
-    into: list[Reference] = [("in", k) for k in range(len(node.inputs))]
-    gradients: dict[int, Reference] = {}
-    tensors: list[Tensor] = []
-    for k, (a, b) in enumerate(node.inputs):
-        if a not in graph.auxiliary:
-            gradients[k] = ("node", 0, len(tensors))
-            tensors.append(graph.tensors[a][b])
-    reads = (*heads, *into, *[("out", k) for _, k in heads])
-    made = BackwardNode("_backward_" + node.op, {}, reads, (None,), tuple(tensors))
-    return OperatorGradient((made,), tuple(gradients.get(k) for k in range(len(node.inputs))))
+    """Stand in for a gradient that cannot be observed: one node that reads all there is."""
+    node, outputs = graph.nodes[x], range(len(graph.output_names[x]))
+    ranges = {"head": outputs, "in": range(len(node.inputs)), "out": outputs}
+    reads = tuple([(kind, k) for kind, each in ranges.items() for k in each])
+    into = [k for k, (a, _) in enumerate(node.inputs) if a not in graph.auxiliary]
+    tensors = tuple([graph.tensors[a][b] for a, b in (node.inputs[k] for k in into)])
+    made = BackwardNode("_backward_" + node.op, {}, reads, (None,), tensors)
+    gradients: dict[int, Reference] = {k: ("node", 0, j) for j, k in enumerate(into)}
+    return OperatorGradient((made,), tuple(map(gradients.get, ranges["in"])))

@@ -114,7 +114,7 @@ def _announce() -> None:
 
 
 def _folder() -> str:
-    """A folder for this state of the source that can be written: beside it, or the user's."""
+    """Find a folder for this state of the source that can be written: beside it, or the user's."""
     package = Path(__file__).parents[1]
     sources = [source.read_bytes() for source in sorted(package.rglob("*.py"))]
     compiled = b"".join(source for source in sources if b"@compiled" in source)

@@ -68,7 +68,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def _is_device(place: str) -> bool:
-    """Whether something else than a file is there, such as /dev/null or a pipe."""
+    """Tell whether something else than a file is there, such as /dev/null or a pipe."""
     return os.path.exists(place) and not os.path.isfile(place)
 
 

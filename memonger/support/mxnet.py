@@ -196,7 +196,7 @@ def _load_cuda_libraries() -> list[str]:
 
 
 def _explain(error: BaseException, build: str | None, missing: list[str]) -> str:
-    """What is missing, in plain words, when ``import mxnet`` fails."""
+    """Say in plain words what is missing when ``import mxnet`` fails."""
     if build is None or (isinstance(error, ModuleNotFoundError) and error.name == "mxnet"):
         return "MXNet is not installed; " + INSTALL
     found = re.search(r"(lib[\w+.-]*\.so[\w.]*)", str(error))

@@ -60,7 +60,7 @@ class Threads:
 
 
 def cores() -> int:
-    """The number of processors that this process may use."""
+    """Count the processors that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on Linux

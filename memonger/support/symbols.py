@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from typing import Any, Dict, Mapping, Sequence, Tuple
+from typing import Any, Mapping, Sequence, Tuple
 
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
@@ -34,19 +34,13 @@ CONTROL_FLOW = {"_foreach": 1, "_while_loop": 2, "_cond": 3}
 #: These hold a pointer, of the process that made them.
 OF_A_PROCESS = ("_Native", "_NDArray")
 
-#: The fields that a graph and a node must have, and those that they may have besides.
-_Fields = Dict[str, type]
-_GRAPH: tuple[_Fields, _Fields] = (
-    {"nodes": list, "arg_nodes": list, "heads": list},
-    {"node_row_ptr": list, "attrs": dict},
-)
-_NODE: tuple[_Fields, _Fields] = (
-    {"op": str, "name": str, "inputs": list},
-    {
-        **dict.fromkeys(("attrs", "attr", "param"), dict),
-        **{"control_deps": list, "subgraphs": list, "backward_source_id": int},
-    },
-)
+#: The fields that a graph and its nodes may have.
+_FIELDS: dict[str, type] = {
+    **dict.fromkeys(("nodes", "arg_nodes", "heads", "node_row_ptr"), list),
+    **dict.fromkeys(("inputs", "control_deps", "subgraphs"), list),
+    **dict.fromkeys(("attrs", "attr", "param"), dict),
+    **{"op": str, "name": str, "backward_source_id": int},
+}
 _WORDS = {list: "a list", dict: "an object", str: "a text", int: "a whole number"}
 
 _CONTROL = re.compile(r"\\(?:u00([01][0-9a-f])|([bf])|.)")
@@ -100,12 +94,12 @@ def check_graph(graph: Any, what: str, version: int = VERSION) -> None:
     """
     where = what
     try:
-        _check_fields(graph, *_GRAPH)
+        _check_fields(graph, "nodes", "arg_nodes", "heads")
         nodes: list[Mapping[str, Any]] = graph["nodes"]
         outputs: list[int] = []
         for i, node in enumerate(nodes):
             where = f"{what}: node {i}"
-            _check_fields(node, *_NODE)
+            _check_fields(node, "op", "name", "inputs")
             where += f" ({node['name']!r})"
             _check_texts(node)
             for a, b in _entries(node["inputs"], "an input"):
@@ -129,19 +123,18 @@ def check_graph(graph: Any, what: str, version: int = VERSION) -> None:
 # ---------------------------------------------------------------- types
 
 
-def _check_fields(found: Any, required: _Fields, optional: _Fields) -> None:
+def _check_fields(found: Any, *needed: str) -> None:
     def kind_of(value: Any) -> str:
         return _WORDS.get(type(value), repr(value))
 
     if not isinstance(found, dict):
         raise _Wrong(f"it is {kind_of(found)}, not an object")
     for key, value in found.items():
-        kind = required.get(key) or optional.get(key)
-        if kind is None:
+        if key not in _FIELDS:
             raise _Wrong(f"MXNet knows no field {key!r}")
-        if type(value) is not kind:
-            raise _Wrong(f"{key!r} is {kind_of(value)}, not {_WORDS[kind]}")
-    for key in required:
+        if type(value) is not _FIELDS[key]:
+            raise _Wrong(f"{key!r} is {kind_of(value)}, not {_WORDS[_FIELDS[key]]}")
+    for key in needed:
         if key not in found:
             raise _Wrong(f"it has no {key!r}")
 
@@ -163,7 +156,7 @@ def _check_texts(node: Mapping[str, Any]) -> None:
 
 
 def _entries(entries: Sequence[Any], what: str) -> list[tuple[int, int]]:
-    """Which node and which of its outputs each of some entries names."""
+    """Return which node and which of its outputs each of some entries names."""
     for entry in entries:
         if type(entry) is not list or len(entry) not in (2, 3) or not all(map(_is_count, entry)):
             raise _Wrong(f"{what} is written as [node, output], not {entry!r}")
@@ -208,7 +201,7 @@ def _check_link(a: int, b: int, nodes: Sequence[Any], outputs: Sequence[int], wh
 
 
 def _count_outputs(node: Mapping[str, Any], nodes: Sequence[Any], version: int) -> int:
-    """How many outputs a node has; its inputs must be as many as its operator takes."""
+    """Count the outputs of a node; its inputs must be as many as its operator takes."""
     op, count = node["op"], len(node["inputs"])
     subgraphs: list[Any] = node.get("subgraphs", [])
     if op == "null":
@@ -250,7 +243,7 @@ def _count_outputs(node: Mapping[str, Any], nodes: Sequence[Any], version: int) 
 
 
 def _check_counts(op: str, attrs: Mapping[str, str], count: int, subgraphs: int) -> None:
-    """What must hold before MXNet can be asked of an operator."""
+    """Check what must hold before MXNet can be asked of an operator."""
     told = {key: _number(attrs[key]) for key in COUNTS if key in attrs}
     if op in CONTROL_FLOW:
         if subgraphs != CONTROL_FLOW[op]:
@@ -274,7 +267,7 @@ def _check_counts(op: str, attrs: Mapping[str, str], count: int, subgraphs: int)
 
 
 def _number(text: str) -> int:
-    """The number that MXNet reads, -1 where it reads none."""
+    """Return the number that MXNet reads, -1 where it reads none."""
     found = re.match(r"\s*\+?([0-9]+)\s*$", text)
     return int(found.group(1)[:18]) if found else -1
 
@@ -321,7 +314,7 @@ def _arity(op: str, attrs: tuple[tuple[str, str], ...], subgraphs: str, count: i
 
 @functools.lru_cache(maxsize=1)
 def _operators() -> frozenset[str]:
-    """The names of all operators, aliases too."""
+    """Name all operators, aliases too."""
     return frozenset(mx.operator.get_all_registered_operators())
 
 

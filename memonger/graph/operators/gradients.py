@@ -118,7 +118,7 @@ def _observed(
 
 
 def _bound(symbol: Any, inputs: Sequence[Tensor], merging: str) -> str:
-    """``debug_str`` of a symbol of x0, x1, ..., bound for training without memory."""
+    """Bind a symbol of x0, x1, ... for training without memory; return its ``debug_str``."""
     cpu = mx.cpu()
     arrays = {f"x{k}": unallocated(t.shape, t.dtype, cpu) for k, t in enumerate(inputs)}
     arguments = {name: arrays[name] for name in symbol.list_arguments()}

@@ -173,7 +173,7 @@ _TABLE: dict[Options, str] = {
 
 
 def expanded(text: str) -> Iterator[str]:
-    """The names that a text lists; words that end with a colon say how to complete those behind."""
+    """List the names in a text; words that end with a colon say how to complete those behind."""
     templates: list[str] = []
     for word in re.sub("#.*", "", text).split():
         if word.endswith(":"):
@@ -198,7 +198,7 @@ _IGNORED: dict[str, tuple[int, ...]] = {
 
 
 def _pooling_gradient(attrs: Attrs) -> Options:
-    """What depends on MKLDNN's workspace of max pooling: nn/pooling.cc, GetNumOutputs."""
+    """Look whether MKLDNN's max pooling has a workspace: nn/pooling.cc, GetNumOutputs."""
     workspace = (
         attrs.get("pool_type", "max") == "max"
         and re.search(r"\d", attrs.get("kernel", ""))

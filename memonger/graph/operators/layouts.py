@@ -9,19 +9,18 @@ from __future__ import annotations
 import ast
 from typing import Mapping, Sequence
 
+from memonger.graph.operators.inplace import expanded
 from memonger.graph.operators.tensors import Tensor
 
-_FORWARD = frozenset(
-    "Activation BatchNorm Concat Convolution Deconvolution FullyConnected LRN LeakyReLU Pooling "
-    "RNN _contrib_BatchNormWithReLU _copy add_n amp_cast amp_multicast elemwise_add log_softmax "
-    "softmax".split()
-)
 #: Operators that compute in the layout that they find: ``TIsMKLDNN`` in MXNet's source.
-KNOW = (
-    _FORWARD
-    | {"_backward_" + op for op in _FORWARD}
-    | {"_backward_add", "_backward_contrib_BatchNormWithReLU", "_backward_copy"}
-    | {"Flatten", "Reshape", "SoftmaxOutput", "expand_dims", "slice", "transpose"}
+KNOW = frozenset(
+    expanded("""
+        {},_backward_{}: Activation BatchNorm Concat Convolution Deconvolution FullyConnected LRN
+        LeakyReLU Pooling RNN _contrib_BatchNormWithReLU _copy add_n amp_cast amp_multicast
+        elemwise_add log_softmax softmax
+        {}: Flatten Reshape SoftmaxOutput expand_dims slice transpose _backward_add _backward_copy
+        _backward_contrib_BatchNormWithReLU
+    """)
 )
 #: Those that make blocks of plain tensors.
 MAKE = frozenset(
@@ -106,7 +105,7 @@ def layouts_of_inputs(
 
 
 def _overlap(attrs: Mapping[str, str]) -> bool:
-    """Whether windows of a Pooling have elements in common."""
+    """Tell whether windows of a Pooling have elements in common."""
     kernel, stride = _tuple(attrs, "kernel"), _tuple(attrs, "stride")
     whole = attrs.get("global_pool", "False") != "False"
     return not whole and any(s < k for k, s in zip(kernel, stride or (1,) * len(kernel)))
@@ -117,7 +116,7 @@ def _tuple(attrs: Mapping[str, str], name: str, *usual: int) -> tuple[int, ...]:
 
 
 def _of_convolution(attrs: Mapping[str, str], tensor: Tensor, data: Tensor | None) -> str:
-    """How a convolution lays out its output, as far as that is the same for many of them.
+    """Tell how a convolution lays out its output, as far as that is the same for many of them.
 
     Seen with ``DNNL_VERBOSE=1`` in thousands of convolutions, on CPUs with AVX2 and with AVX512
     (``tests/costs/test_layouts.py``). More than 4 channels that are not a multiple of 8 are plain.

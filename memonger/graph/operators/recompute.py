@@ -39,7 +39,7 @@ _SOURCES = frozenset(("_zeros", "_ones", "_full", "_zeros_without_dtype"))
 
 
 def untouched(op: str) -> bool:
-    """Whether an operator must never carry a mark, of either value."""
+    """Tell whether an operator must never carry a mark, of either value."""
     return op in UNTOUCHED
 
 
@@ -87,7 +87,7 @@ def why_refused(op: str, attrs: Mapping[str, str]) -> str | None:
 
 
 def truth(value: str | None) -> bool:
-    """Whether MXNet reads this attribute as true."""
+    """Tell whether MXNet reads this attribute as true."""
     return value in ("True", "true", "1")
 
 
@@ -153,7 +153,7 @@ def tolerates_unread(
 
 
 def targets_of(device_type: str | None) -> frozenset[str]:
-    """Where a plan for this device type ('cpu', 'gpu' or None: any) may be trained."""
+    """Tell where a plan for this device type ('cpu', 'gpu' or None: any) may be trained."""
     if device_type is None:
         return ANYWHERE
     if device_type != "gpu":
