@@ -34,7 +34,7 @@ from memonger.support.parallel import progress_bar
 
 log = logging.getLogger("memonger")
 
-FASTEST = "fastest"  # the origin of marks of a front, whose bytes are at most as told there
+FASTEST = "fastest"  # the origin of marks of a front; without unneeded copies they take other bytes
 MARKS_PATIENCE = 0.1  # of the search for marks that a search for schedules starts from
 SEARCHING = "memonger: searching"  # what the progress bar says
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from memonger.costs.replay import replay
-from memonger.planners.marks.anneal import Goal, anneal, empty_archive, evaluate
+from memonger.planners.marks.anneal import SAVED, Goal, anneal, empty_archive, evaluate, name_nodes
 from memonger.planners.marks.copies import behind_copies, copies_at, copyable
 from memonger.planners.marks.cuts import Weigher, Weights, cheap_cuts, cheapest_cuts
 from memonger.planners.marks.search import Effort, MarkSearch, NodeTimes, Phase
@@ -97,11 +97,9 @@ def search_of(symbol: Any, shapes: Any, patience: float = 0.02) -> MarkSearch:
 
 
 def random_state(search: MarkSearch, random: np.random.RandomState) -> np.ndarray:
-    """Few cuts, some stretches between them and some nodes otherwise."""
+    """Few cuts, and some nodes otherwise."""
     cuts, nodes = len(search.cuts), len(search.rules.graph.nodes)
-    others = random.randint(3, size=cuts + 1 + nodes) * (
-        random.uniform(size=cuts + 1 + nodes) < 0.2
-    )
+    others = random.choice(3, size=nodes, p=[0.8, 0.1, 0.1])
     return np.concatenate([random.uniform(size=cuts) < 0.2, others]).astype(np.int8)
 
 
@@ -131,7 +129,7 @@ def test_a_set_of_cuts_saves_what_is_alive_there_and_what_comes_after_the_last()
     rules = rules_of(symbol, shapes)
     search = MarkSearch(rules, unit_times, every_cut(rules.graph), (), Threads(), Effort())
     cuts, n = search.cuts, len(rules.graph.nodes)
-    state = np.zeros(2 * len(cuts) + 1 + n, dtype=np.int8)
+    state = np.zeros(len(cuts) + n, dtype=np.int8)
     mask, chosen = np.empty(n, dtype=np.bool_), [3, 9]
     state[chosen] = 1
     evaluate(search.space, state, mask)
@@ -139,13 +137,13 @@ def test_a_set_of_cuts_saves_what_is_alive_there_and_what_comes_after_the_last()
     expected[cuts[9].after + 1 :] = False
     expected[[i for k in chosen for i in cuts[k].keep]] = False
     assert (mask == rules.apply(expected)).all() and mask.any()
-    state[len(cuts) + 4 : len(cuts) + 10] = 2  # between the two nothing is recomputed
+    state[len(cuts) :][: cuts[3].after + 1] = SAVED
     evaluate(search.space, state, mask)
-    expected[cuts[3].after + 1 :] = False
+    expected[: cuts[3].after + 1] = False
     assert (mask == rules.apply(expected)).all() and mask.any()
 
 
-@pytest.mark.parametrize("goal", [Goal(0.0, 1.0, 0.0, 0.5, 0.1), Goal(1e12, 1.0, 1.0, 0.4, 0.35)])
+@pytest.mark.parametrize("goal", [Goal(0.0, 1.0, 0.0, 0.5, False), Goal(1e12, 1.0, 1.0, 0.4, True)])
 def test_annealing_leaves_the_best_plan(goal: Goal) -> None:
     search = search_of(*networks.unet(batch=1, image=64))
     stop, done = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
@@ -176,12 +174,11 @@ def test_a_limit_is_kept() -> None:
     """From a plan that needs more, the search goes to one that does not, and stays."""
     search = search_of(*networks.unet(batch=1, image=64))
     stop, done = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
-    limit, cuts = 0.7 * search.unplanned, len(search.cuts)
-    n = len(search.rules.graph.nodes)
-    state, mask = np.zeros(2 * cuts + 1 + n, dtype=np.int8), np.empty(n, dtype=np.bool_)
-    state[cuts : 2 * cuts + 1] = 2  # no plan
+    mask = np.zeros(len(search.rules.graph.nodes), dtype=np.bool_)
+    limit, state = 0.7 * search.unplanned, np.zeros(len(search.cuts) + len(mask), dtype=np.int8)
+    name_nodes(state, mask)
     archive = empty_archive(search.unplanned, 50, len(state))
-    goal = Goal(limit, 1e30, 1.0, 0.4, 0.35)
+    goal = Goal(limit, 1e30, 1.0, 0.4, True)
     anneal(search.space, state, goal, 7, 2000, 5.0, 0.1, archive, stop, done)
     pool, seconds = evaluate(search.space, state, mask)
     assert pool <= limit and seconds == archive.seconds[archive.pools <= limit].min()

@@ -83,8 +83,8 @@ class Effort:
         Phase(4, 0.2, ((0.001, 0.0001),), 1.0),
     )
     parts: int = 50  # of the smallest plan, from which annealing for time may start
-    limits: int = 12  # of memory, in each of two rounds
-    time_heat: tuple[float, float] = (0.02, 0.0002)
+    limits: int = 8  # of memory, in each of two rounds
+    time_heat: tuple[float, float] = (0.04, 0.0004)
     sizes: int = 200  # of plans in the archive
     small: float = 1 / 2000  # of the largest result: smaller ones are not flipped by themselves
 
