@@ -10,7 +10,7 @@ import numpy as np
 
 from memonger.api.docstrings import documented
 from memonger.costs.allocator import entries_read
-from memonger.costs.lower_bound import floor
+from memonger.costs.lower_bound import lower_bound
 from memonger.graph import marks
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.graph.forward import ForwardGraph, no_collection
@@ -160,7 +160,7 @@ def _explained(memory: Memory) -> Explanation:
         name = _tensor_name(name, output)
         tensors.append(Alive(name, op, KINDS[phase], int(line.nbytes[k]), rule))
     tensors.sort(key=lambda t: -t.nbytes)
-    peak, least = int(memory.live[memory.peak]), floor(memory.training)
+    peak, least = int(memory.live[memory.peak]), lower_bound(memory.training)
     bounded = least.nbytes, least.own_bytes, sets_floor(memory.training, least)
     about = memory.pool_bytes, peak, memory.running, tuple(tensors)
     return Explanation(*about, *bounded, memory.inexact)

@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterable, Mapping
 
 import numpy as np
 
-from memonger.costs.lower_bound import Floor
+from memonger.costs.lower_bound import LowerBound
 from memonger.graph import marks
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.graph.forward import no_collection
@@ -55,7 +55,7 @@ class Solution:
     native: tuple[int, ...]  # nodes that run with MXNet's own kernel instead of cuDNN's
     facts: Mapping[str, Any]  # the fields of ``Plan`` that do not depend on names
     warnings: tuple[str, ...]
-    floor: Floor
+    floor: LowerBound
     #: The most work that is recomputed with no gradient between: its first and its last node, how
     #: many operators there are, and their FLOPs as a share of the forward pass.
     slowest: tuple[int, int, int, float] | None
@@ -269,7 +269,7 @@ def _slowest(memory: Memory, moved: np.ndarray) -> tuple[int, int, int, float] |
     return int(first), int(last), int(count[k]), float(work[k] / max(1.0, total))
 
 
-def sets_floor(training: TrainingGraph, least: Floor) -> str:
+def sets_floor(training: TrainingGraph, least: LowerBound) -> str:
     """Name what sets the floor; empty if nothing does."""
     nodes = training.graph.nodes
     node = nodes[least.operator]

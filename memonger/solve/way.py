@@ -12,7 +12,7 @@ import numpy as np
 
 from memonger.costs.bind import has_mkldnn
 from memonger.costs.held import Held, held_by
-from memonger.costs.lower_bound import Floor, floor
+from memonger.costs.lower_bound import LowerBound, lower_bound, lower_bound_without_rules
 from memonger.costs.memory import CostModel
 from memonger.costs.time import measured as timing
 from memonger.graph import marks
@@ -97,9 +97,10 @@ class Way(abc.ABC):
         return held_by(self.graph, device_type, device_type == CPU and has_mkldnn(ctx))
 
     @cached_property
-    def floor(self) -> Floor:
+    def floor(self) -> LowerBound:
         """What no plan can do without."""
-        return floor(self.training, bare=self.rules.bare)
+        find = lower_bound_without_rules if self.rules.bare else lower_bound
+        return find(self.training)
 
     @cached_property
     def unplanned(self) -> Memory:
