@@ -390,11 +390,3 @@ def ragged(lists: Sequence[Sequence[Any]]) -> tuple[np.ndarray, np.ndarray]:
     """Join lists to one array: return where each starts, and what is in them."""
     items = [item for one in lists for item in one]
     return starts([len(one) for one in lists]), np.array(items, dtype=np.int64)
-
-
-@compiled
-def gathered(start, which):  # type: ignore[no-untyped-def]
-    """Return the places of what some rows own, row after row, and of which row each is."""
-    length = start[which + 1] - start[which]
-    row = np.repeat(np.arange(which.shape[0]), length)
-    return np.arange(row.shape[0]) + (start[which] + length - np.cumsum(length))[row], row

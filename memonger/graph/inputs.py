@@ -173,8 +173,20 @@ def read_grad_req(arguments: Sequence[str], grad_req: Any) -> dict[str, str]:
     """Tell what is asked for each argument's gradient: 'write', 'add' or 'null'.
 
     ``grad_req`` is what ``simple_bind`` takes: one for all, a list with one for each argument (as
-    ``list_arguments`` gives them), or a dict, where those that are not named get 'null'.
+    ``list_arguments`` gives them), or a dict, where those that are not named get 'null'. No
+    gradient at all is refused.
     """
+    found = read_requests(arguments, grad_req)
+    if set(found.values()) <= {"null"}:
+        raise MemongerError(
+            "grad_req asks for no gradient at all: without a backward pass nothing is kept for it, "
+            "and there is nothing to plan"
+        )
+    return found
+
+
+def read_requests(arguments: Sequence[str], grad_req: Any) -> dict[str, str]:
+    """Tell what is asked for as `read_grad_req` does, though it may be nothing."""
     if isinstance(grad_req, str):
         found = dict.fromkeys(arguments, grad_req)
     elif isinstance(grad_req, (list, tuple)):
@@ -197,11 +209,6 @@ def read_grad_req(arguments: Sequence[str], grad_req: Any) -> dict[str, str]:
             raise MemongerError(
                 f"grad_req of {name!r} is {request!r}; there are {', '.join(map(repr, GRAD_REQS))}"
             )
-    if set(found.values()) <= {"null"}:
-        raise MemongerError(
-            "grad_req asks for no gradient at all: without a backward pass nothing is kept for it, "
-            "and there is nothing to plan"
-        )
     return found
 
 

@@ -42,6 +42,14 @@ def starts(counts: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 @compiled
+def gathered(start, which):  # type: ignore[no-untyped-def]
+    """Return the places of what some rows own, row after row, and of which row each is."""
+    length = start[which + 1] - start[which]
+    row = np.repeat(np.arange(which.shape[0]), length)
+    return np.arange(row.shape[0]) + (start[which] + length - np.cumsum(length))[row], row
+
+
+@compiled
 def walk(known, start, before, owner, heads, head_owner):  # type: ignore[no-untyped-def]
     """Order rows depth first from the heads, each after what it reads.
 

@@ -227,14 +227,6 @@ def step_of(
 # ---------------------------------------------------------------- more operators
 
 
-class Total(NamedTuple):
-    """An output of a row that is to be added to a total, the gradient of an argument."""
-
-    row: int
-    output: int
-    argument: int
-
-
 def with_totals(step: TrainingStep, added: Collection[int]) -> TrainingStep:
     """Add the gradients of these arguments up as MXNet does: what makes one adds it to the total.
 
@@ -252,14 +244,14 @@ def with_totals(step: TrainingStep, added: Collection[int]) -> TrainingStep:
         if a in added and found is not None and a not in made.left_out and given[output] == 1:
             row, k = int(rows.latest[found[0]]), found[1]
             if reads[row, k] == 1:
-                totals.append(Total(row, k, a))
+                totals.append((row, k, a))
     return insert(step, (), totals) if totals else step
 
 
 def insert(
-    step: TrainingStep, inserts: Sequence[Insert], totals: Sequence[Total] = ()
+    step: TrainingStep, inserts: Sequence[Insert], totals: Sequence[tuple[int, int, int]] = ()
 ) -> TrainingStep:
-    """Make a training step with more operators.
+    """Make a training step with more operators, and totals: (row, output, argument).
 
     What is put in before a row waits for what ran before; what is put in behind it waits for
     nothing, and the next row that may wait, waits for it.
@@ -267,11 +259,11 @@ def insert(
     new = _Nodes(step)
     before: dict[int, list[Insert]] = defaultdict(list)
     behind: dict[int, list[Insert]] = defaultdict(list)
-    summed: dict[int, list[Total]] = defaultdict(list)
+    summed: dict[int, list[tuple[Tensor, int, int]]] = defaultdict(list)
     for one in inserts:
         (before if one.where == BEFORE else behind)[one.row].append(one)
-    for total in totals:
-        summed[total.row].append(total)
+    for row, k, argument in totals:
+        summed[row].append((step.kinds[row].tensors[k], k, argument))
     place: list[int] = []  # of each old row
     instead: dict[Entry, Entry] = {}
     chain: list[int] = []  # the last row that others wait for
@@ -283,12 +275,10 @@ def insert(
         read = [instead.get(entry, entry) for entry in entries]
         for one in before[row]:
             read[one.place] = new.put_in(one, read[one.place], chain)
-        tensors = step.kinds[row].tensors
         variables, copies = [], []
-        for total in summed[row]:
-            variables.append(new.insert("null", {}, tensors[total.output], [], []))
-            held = [(variables[-1], 0)]
-            copies.append(new.insert("_copy", {}, tensors[total.output], held, chain))
+        for tensor, _, _ in summed[row]:
+            variables.append(new.insert("null", {}, tensor, [], []))
+            copies.append(new.insert("_copy", {}, tensor, [(variables[-1], 0)], chain))
         if node.waits:
             pending += copies
         else:
@@ -308,10 +298,9 @@ def insert(
             else:
                 put = new.put_in(one, read[one.place], [here])
             pending.append(put[0])
-        for total, variable, copy in zip(summed[row], variables, copies):
-            terms = [(copy, 0), (here, total.output)]
-            pending.append(new.insert("_grad_add", {}, tensors[total.output], terms, []))
-            sums[total.argument] = variable, pending[-1]
+        for (tensor, k, a), variable, copy in zip(summed[row], variables, copies):
+            pending.append(new.insert("_grad_add", {}, tensor, [(copy, 0), (here, k)], []))
+            sums[a] = variable, pending[-1]
     for a, (variable, added) in step.totals.items():
         entry = place[added], 0
         sums[a] = place[variable], instead.get(entry, entry)[0]

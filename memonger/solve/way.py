@@ -99,8 +99,8 @@ class Way(abc.ABC):
     @cached_property
     def floor(self) -> LowerBound:
         """What no plan can do without."""
-        find = lower_bound_without_rules if self.rules.bare else lower_bound
-        return find(self.training)
+        bound = lower_bound_without_rules if self.rules.bare else lower_bound
+        return bound(self.training)
 
     @cached_property
     def unplanned(self) -> Memory:

@@ -9,7 +9,7 @@ import numpy as np
 
 from memonger.costs.bind import sparse_gradients
 from memonger.graph.forward import ForwardGraph
-from memonger.graph.inputs import GRAD_REQS
+from memonger.graph.inputs import read_requests
 from memonger.graph.operators.tensors import Tensor
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
@@ -21,18 +21,9 @@ STORED_DENSELY = ("-1", "0")  # __storage_type__ of a variable: unknown, default
 
 def requests_of(names: Sequence[str], grad_req: Any) -> dict[str, str]:
     """Read 'write', 'add' or 'null' for each argument from what ``bind`` takes."""
-    if isinstance(grad_req, str):
-        grad_req = dict.fromkeys(names, grad_req)
-    elif isinstance(grad_req, (list, tuple)):
-        if len(grad_req) != len(names):
-            raise MemongerError(f"grad_req has {len(grad_req)} entries for {len(names)} arguments")
-        grad_req = dict(zip(names, grad_req))
-    found = {name: grad_req.get(name, "null") for name in names}
-    for name, request in found.items():
-        if request not in GRAD_REQS:
-            known = ", ".join(map(repr, GRAD_REQS))
-            raise MemongerError(f"grad_req of {name!r} is {request!r}; there are {known}")
-    return found
+    if isinstance(grad_req, dict):  # MXNet does not mind other names
+        grad_req = {name: grad_req.get(name, "null") for name in names}
+    return read_requests(names, grad_req)
 
 
 def refuse_groups(group2ctx: Any) -> None:
