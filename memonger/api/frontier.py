@@ -227,10 +227,8 @@ def largest_batch(
     given = dict(locals())
     options = read_options(given)
     if options.budget is None or options.budget.is_share:
-        raise MemongerError(
-            f"budget={budget!r}: the largest batch needs a budget in bytes, such as '11GB'; a "
-            "share is of a network whose batch is known"
-        )
+        said = "the largest batch needs a budget in bytes, such as '11GB'"
+        raise MemongerError(f"budget={budget!r}: {said}")
     sized, types = _sized(shapes)
     given["type_dict"] = {**types, **(type_dict or {})}
 
@@ -271,11 +269,8 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
         interrupted = True
     if not batch:
         least = int(min(taken(plan, 1) for plan in [nothing, *plans]))
-        raise BudgetError(
-            f"not even a batch of one was found to fit into {in_bytes(limit)}: it needs "
-            f"{in_bytes(least)}",
-            least,
-        )
+        said = f"not even a batch of one was found to fit into {in_bytes(limit)}: it needs "
+        raise BudgetError(said + in_bytes(least), least)
     if interrupted:
         log.warning("interrupted: a batch of %d is the largest that was found so far", batch)
     while True:
@@ -307,10 +302,8 @@ def _sized(shapes: Any) -> tuple[Callable[[int], dict[str, Shape]], dict[str, An
     if not places:  # an iterator knows where the batch is, and how large it was
         places = {(name, axis) for name, axis in axes.items() if 0 <= axis < len(given[name])}
     if not places:
-        raise MemongerError(
-            "no shape has None where the batch goes; give shapes such as "
-            f"{{'data': (None, 3, 224, 224)}}, not {shapes!r}"
-        )
+        example = "{'data': (None, 3, 224, 224)}"
+        raise MemongerError(f"no shape has None where the batch goes, as {example}: {shapes!r}")
 
     def sized(batch: int) -> dict[str, Shape]:
         return {
