@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from typing import Any
 
 import memonger
@@ -29,7 +26,7 @@ from operator_cases import (
     planned_net,
     small_net,
 )
-from planned import forward, marked, nodes, positive, rules_of, with_marks
+from planned import forward, marked, nodes, positive, rules_of, run_code, with_marks
 
 ON_CPU: frozenset[str] = frozenset((CPU,))
 
@@ -82,10 +79,8 @@ def test_foreach_inside_a_planned_network() -> None:
     """In MXNet's serial engine. In the threaded one MKLDNN may change the layout of an array while
     the loop reads it, and what comes next rounds in one way or the other (equal without MKLDNN).
     """
-    code = "import conftest, test_operators as t; t.test_inside_a_planned_network('foreach')"
-    environment = dict(os.environ, MXNET_ENGINE_TYPE="NaiveEngine")
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)
+    code = "import test_operators as t; t.test_inside_a_planned_network('foreach')"
+    run_code(code, MXNET_ENGINE_TYPE="NaiveEngine")
 
 
 def test_at_least_100_operators_are_tried() -> None:

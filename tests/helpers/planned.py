@@ -37,6 +37,21 @@ def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def run_code(code: str, **environment: str) -> str:
+    """Run code in a process that imports what this one can; what it prints."""
+    path = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=dict(os.environ, PYTHONPATH=path, **environment),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
 def nodes(symbol: Any) -> list[dict[str, Any]]:
     """The nodes of a symbol's JSON."""
     return json.loads(symbol.tojson(remove_amp_cast=False))["nodes"]
