@@ -397,6 +397,9 @@ def test_bucketing_module_plans_each_bucket_once(known: Any) -> None:
     buckets = list(range(2, 22))
     calls: list[int] = []
 
+    def shapes(length: int) -> Any:
+        return [("data", (4, length))], [("softmax_label", (4,))]
+
     def generate(length: int) -> Any:
         calls.append(length)
         weight, bias = S.Variable("shared_weight"), S.Variable("shared_bias")
@@ -405,28 +408,14 @@ def test_bucketing_module_plans_each_bucket_once(known: Any) -> None:
         for _ in range(length):  # MXNet numbers these anew in each call
             x = S.tanh(S.FullyConnected(x, weight, bias, num_hidden=16) + x)
         x = S.SoftmaxOutput(x, name="softmax")
-        shapes = {"data": (4, length), "softmax_label": (4,)}
-        return memonger.search_plan(x, shapes=shapes), ("data",), ("softmax_label",)
-
-    def batch(length: int) -> Any:
-        return mx.io.DataBatch(
-            [mx.nd.ones((4, length))],
-            [mx.nd.zeros((4,))],
-            bucket_key=length,
-            provide_data=[("data", (4, length))],
-            provide_label=[("softmax_label", (4,))],
-        )
+        planned = memonger.search_plan(x, shapes=dict(sum(shapes(length), [])))
+        return planned, ("data",), ("softmax_label",)
 
     module = mx.mod.BucketingModule(generate, default_bucket_key=max(buckets))
-    longest = batch(max(buckets))
-    module.bind(longest.provide_data, longest.provide_label)
+    module.bind(*shapes(max(buckets)))
     module.init_params()
-    module.init_optimizer()
-    for _ in range(2):
-        for length in buckets:
-            module.forward_backward(batch(length))
-            module.update()
-    mx.nd.waitall()
+    for length in buckets * 2:
+        module.switch_bucket(length, *shapes(length))
     assert set(calls) == set(buckets) and len(calls) > len(buckets)
     assert known() == len(calls) - len(buckets)
 

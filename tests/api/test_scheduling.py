@@ -239,13 +239,6 @@ def test_planned_anew() -> None:
     assert not isinstance(marks.symbol, ScheduledSymbol)
 
 
-@pytest.mark.python_differs
-def test_trains_as_the_network_does() -> None:
-    symbol, shapes = networks.resnet((1, 1, 1, 1), batch=2, image=64)
-    plan = memonger.plan(symbol, shapes, how="schedule", work=3.0)
-    assert memonger.check(symbol, plan.symbol, shapes, steps=2)
-
-
 def test_what_no_plan_can_do_without_is_no_more_than_what_was_found() -> None:
     """A schedule's results may lie where a gradient will be."""
     network = networks.chain(24, hidden=256, batch=16)  # more bytes of gradients than are alive
