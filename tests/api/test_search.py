@@ -11,11 +11,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from memonger.costs.allocator import NO_LIMIT
-from memonger.costs.replay import replay
-from memonger.planners.marks import smallest as planner
-from memonger.planners.marks.anneal import anneal, cheapest_cuts, fill, price
-from memonger.planners.marks.cuts import Weigher, Weights, cheap_cuts, golden_section, walk
+from memonger.planners.marks.anneal import cheapest_cuts
+from memonger.planners.marks.cuts import Weights, cheap_cuts
 from memonger.planners.marks.smallest import behind_copies, copyable
 from memonger.support.cache import forget
 
@@ -24,8 +21,6 @@ from generated import networks as generated
 from planned import every_cut, rules_of
 
 pytestmark = pytest.mark.python_differs
-
-S = mx.sym
 
 
 @st.composite
@@ -68,83 +63,6 @@ def test_cheapest_cuts_against_all_sets_of_cuts(w: Weights, limit: int) -> None:
         assert kept(w, list(chosen), limit) == min(possible)
 
 
-def test_golden_section_finds_the_minimum() -> None:
-    asked: list[float] = []
-
-    def cost(x: float) -> float:
-        asked.append(x)
-        return (x - 2.2) ** 2
-
-    golden_section(cost, 0.0, 7.0, 16)
-    assert len(asked) == 16
-    assert min(abs(x - 2.2) for x in asked) < 0.02
-
-
-def test_a_walk_divides_evenly() -> None:
-    w = Weights(np.arange(102.0), np.zeros(102), np.ones(102))
-    for pieces in (2, 5, 10):
-        chosen = walk(w, pieces)
-        assert pieces - 1 <= len(chosen) <= pieces
-        assert np.ptp(np.diff([0] + [k + 1 for k in chosen[: pieces - 1]])) <= 2
-
-
-def test_weights_of_a_chain() -> None:
-    """Gradients read both results of a layer (fc, activation) and the output; few live at once."""
-    symbol, shapes = networks.chain(8, hidden=256, batch=256)
-    rules = rules_of(symbol, shapes)
-    cuts = every_cut(rules.graph)
-    w = Weigher(rules.trainings[0], cuts)(1.0)
-    tensor = 4 * 256 * 256
-    assert w.until[-1] / tensor == 2 * 8 + 1
-    assert (w.keep[1:-1] >= tensor * 0.9).sum() >= 8
-    besides = w.highest[1:] - w.until[1:]
-    assert besides.max() / tensor <= 4
-    squares = Weigher(rules.trainings[0], cuts)(2.0)
-    assert squares.until[-1] == pytest.approx(w.until[-1] * tensor, rel=0.01)
-
-
-def search_of(symbol: Any, shapes: Any) -> Any:
-    return planner._Search(rules_of(symbol, shapes), {}, True, None)
-
-
-def test_the_price_is_that_of_the_replay() -> None:
-    """And the plan obeys the rules of every training graph that it was searched for."""
-    search = search_of(*networks.unet(batch=1, image=64))
-    random = np.random.RandomState(0)
-    mask = np.empty(len(search.graph.nodes), dtype=np.bool_)
-    for _ in range(20):
-        cuts = random.uniform(size=len(search.cuts)) < 0.2
-        flips = random.choice(3, len(mask), p=[0.8, 0.1, 0.1]).astype(np.int8)
-        cost = price(search.space, cuts, flips, mask, NO_LIMIT)
-        assert cost == replay(search.rules.trainings[0], mask).pool_bytes
-        assert (search.rules.apply(mask) <= mask).all()
-        again = np.empty_like(mask)
-        fill(search.space, cuts, flips, again)
-        assert (again == mask).all()
-        beyond = price(search.space, cuts, flips, again, cost // 2)
-        assert cost // 2 < beyond <= cost
-
-
-def test_annealing_leaves_the_best_state() -> None:
-    search = search_of(*networks.unet(batch=1, image=64))
-    stop, done = np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.int64)
-    cuts = np.zeros(len(search.cuts), dtype=np.bool_)
-    flips = np.zeros(len(search.graph.nodes), dtype=np.int8)
-    mask = np.empty(len(flips), dtype=np.bool_)
-    before = price(search.space, cuts, flips, mask, NO_LIMIT)
-    results = []
-    for _ in range(2):
-        state = cuts.copy(), flips.copy()
-        best = anneal(search.space, *state, 7, 400, 0.05, 0.001, 0.5, stop, done)
-        assert best == price(search.space, *state, mask, NO_LIMIT) < before
-        results.append((best, state[0].tobytes(), state[1].tobytes()))
-    assert results[0] == results[1]  # the same seed
-    assert done[0] == 800
-    stop[0] = 1
-    assert anneal(search.space, cuts, flips, 7, 400, 0.05, 0.001, 0.5, stop, done) == before
-    assert done[0] == 800 and not cuts.any()
-
-
 def test_the_plan_does_not_depend_on_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for cores in (1, 3):
@@ -152,20 +70,6 @@ def test_the_plan_does_not_depend_on_the_cores(monkeypatch: pytest.MonkeyPatch) 
         forget()
         found.append(memonger.plan(*networks.googlenet(batch=2, divide=4), patience=0.5))
     assert found[0].symbol.tojson() == found[1].symbol.tojson() and found[0].recomputed
-
-
-def test_trimming_costs_nothing() -> None:
-    """From 'recompute everything' of a network whose first half is tiny."""
-    x = S.Variable("data")
-    for hidden in [8] * 6 + [2048] * 6:
-        x = S.Activation(S.FullyConnected(x, num_hidden=hidden), act_type="tanh")
-    search = search_of(S.LinearRegressionOutput(x, name="out"), {"data": (256, 8)})
-    everything = search.plain.apply(search.plain.allowed)
-    search.offer(everything, ())
-    before = search.best
-    search.trim()
-    assert search.best.cost <= before.cost
-    assert search.best.mask.sum() < before.mask.sum()
 
 
 def test_the_original_plan_of_a_network_without_marks_is_a_candidate() -> None:
