@@ -48,6 +48,13 @@ def run(capsys: Any, *arguments: Any) -> tuple[int, str, str]:
     return (status, *capsys.readouterr())
 
 
+def figures(capsys: Any, *arguments: Any) -> Any:
+    """What it prints as JSON."""
+    status, printed, _ = run(capsys, *arguments, "--json")
+    assert status == 0
+    return json.loads(printed)
+
+
 def test_a_planned_file_is_the_plan(net: Any, capsys: Any, tmp_path: Path) -> None:
     symbol, shapes, file = net
     out, picture = tmp_path / "planned-symbol.json", tmp_path / "plan.png"
@@ -91,11 +98,10 @@ print(executor.debug_str()[-200:])
 def test_plain_mxnet_trains_a_planned_file(net: Any, capsys: Any, tmp_path: Path) -> None:
     """A process in which memonger cannot be imported trains it, in the memory that was planned."""
     out = tmp_path / "planned-symbol.json"
-    status, printed, _ = run(capsys, "plan", net[2], *SHAPES, "-o", out, "--json")
-    assert status == 0
+    told = figures(capsys, "plan", net[2], *SHAPES, "-o", out)
     _, trained, _ = ended(started("-c", PLAIN % str(out), path=tmp_path))
     (total,) = re.findall(r"Total (\d+) MB allocated", trained)
-    assert int(total) == json.loads(printed)["counted_bytes"] // MB
+    assert int(total) == told["counted_bytes"] // MB
 
 
 def test_cost(net: Any, capsys: Any) -> None:
@@ -103,27 +109,23 @@ def test_cost(net: Any, capsys: Any) -> None:
     status, printed, _ = run(capsys, "cost", file, *SHAPES)
     pool = memonger.pool_bytes(symbol, shapes=shapes)
     assert status == 0 and f"pool     {pool / MB:.1f} MB" in printed
-    status, printed, _ = run(capsys, "cost", file, *SHAPES, "--json")
-    assert json.loads(printed) == {"pool_bytes": pool, "peak_bytes": 34 * MB, "exact": True}
+    told = figures(capsys, "cost", file, *SHAPES)
+    assert told == {"pool_bytes": pool, "peak_bytes": 34 * MB, "exact": True}
 
 
 def test_a_budget(net: Any, capsys: Any) -> None:
     symbol, shapes, file = net
+    asked = ("plan", file, *SHAPES, "--budget")
     for text, budget in (("60%", "60%"), ("0.6", 0.6), (str(24 * MB), 24 * MB), ("24MiB", 24 * MB)):
-        status, printed, _ = run(capsys, "plan", file, *SHAPES, "--budget", text, "--json")
-        told = json.loads(printed)
-        plan = memonger.plan(symbol, shapes, budget=budget)
-        assert status == 0 and told["pool_bytes"] == plan.pool_bytes < plan.unplanned_bytes
+        told, plan = figures(capsys, *asked, text), memonger.plan(symbol, shapes, budget=budget)
+        assert told["pool_bytes"] == plan.pool_bytes < plan.unplanned_bytes
         assert told["added_time"] == plan.added_time and plan.recomputed
     of = ("--budget-of", "device", "--optimizer", "sgd,momentum=0.9")
-    status, printed, _ = run(capsys, "plan", file, *SHAPES, "--budget", "60%", *of, "--json")
-    asked: Any = {"budget_of": "device", "optimizer": ("sgd", {"momentum": 0.9})}
-    plan = memonger.plan(symbol, shapes, budget="60%", **asked)
-    assert json.loads(printed)["device_bytes"] == plan.device_bytes
-    schedule = ("--how", "schedule", "--work", "3", "--budget", "30%")
-    status, printed, _ = run(capsys, "plan", file, *SHAPES, *schedule, "--json")
-    told = json.loads(printed)
-    assert status == 0 and told["recomputed_flops"] <= 2 and told["schedule"]
+    given: Any = {"budget_of": "device", "optimizer": ("sgd", {"momentum": 0.9})}
+    plan = memonger.plan(symbol, shapes, budget="60%", **given)
+    assert figures(capsys, *asked, "60%", *of)["device_bytes"] == plan.device_bytes
+    told = figures(capsys, *asked, "30%", "--how", "schedule", "--work", "3")
+    assert told["recomputed_flops"] <= 2 and told["schedule"]
     assert told["pool_bytes"] <= 0.3 * told["unplanned_bytes"]
 
 
@@ -142,11 +144,10 @@ def test_frontier(net: Any, capsys: Any, tmp_path: Path) -> None:
     plans = memonger.frontier(symbol, shapes, points=5)
     assert status == 0 and printed == str(plans) + "\n"
     assert picture.read_bytes()[1:4] == b"PNG"
-    status, printed, _ = run(capsys, *asked, "--json")
-    assert [p["pool_bytes"] for p in json.loads(printed)] == [p.pool_bytes for p in plans]
-    status, printed, _ = run(capsys, *asked, "--how", "schedule", "--json")
     scheduled = memonger.frontier(symbol, shapes, how="schedule", points=5)
-    assert [p["pool_bytes"] for p in json.loads(printed)] == [p.pool_bytes for p in scheduled]
+    for found, more in ((plans, ()), (scheduled, ("--how", "schedule"))):
+        told = figures(capsys, *asked, *more)
+        assert [p["pool_bytes"] for p in told] == [p.pool_bytes for p in found]
     assert scheduled[-1].pool_bytes != plans[-1].pool_bytes
 
 
@@ -155,10 +156,9 @@ def test_batch(net: Any, capsys: Any, tmp_path: Path) -> None:
     out = tmp_path / "planned-symbol.json"
     shapes = ("--shape", "data=N,64", "--shape", "label=N,64")
     asked = ("batch", file, *shapes, "--budget", "10MB")
-    status, printed, _ = run(capsys, *asked, "--json", "-o", out)
-    told = json.loads(printed)
+    told = figures(capsys, *asked, "-o", out)
     found = memonger.largest_batch(symbol, {"data": (None, 64), "label": (None, 64)}, "10MB")
-    assert status == 0 and (told["batch"], told["unplanned_batch"]) == found[::2]
+    assert (told["batch"], told["unplanned_batch"]) == found[::2]
     assert told["batch"] > told["unplanned_batch"] > 0
     assert marked(mx.sym.load(str(out))) == marked(found.plan.symbol)
     status, printed, _ = run(capsys, *asked)
@@ -171,9 +171,9 @@ def test_explain(net: Any, capsys: Any) -> None:
     symbol, shapes, file = net
     status, printed, _ = run(capsys, "explain", file, *SHAPES)
     assert status == 0 and printed == str(memonger.explain(symbol, shapes)) + "\n"
-    status, printed, _ = run(capsys, "explain", file, *SHAPES, "--plan", "--json")
+    told = figures(capsys, "explain", file, *SHAPES, "--plan")["tensors"]
     found = memonger.plan(symbol, shapes).explain()
-    assert [t["name"] for t in json.loads(printed)["tensors"]] == [t.name for t in found.tensors]
+    assert [t["name"] for t in told] == [t.name for t in found.tensors]
 
 
 def test_check(net: Any, capsys: Any, tmp_path: Path) -> None:
@@ -272,12 +272,11 @@ def test_the_faster_of_both(net: Any, capsys: Any, tmp_path: Path) -> None:
     """By ``--how auto``; where that is a schedule it is told, and not saved."""
     symbol, shapes, file = net
     out = tmp_path / "planned-symbol.json"
-    asked = ("plan", file, *SHAPES, "--budget", "60%", "--how", "auto", "--json")
-    status, printed, _ = run(capsys, *asked)
-    plan = memonger.plan(symbol, shapes, budget="60%", how="auto")
-    assert status == 0 and json.loads(printed)["pool_bytes"] == plan.pool_bytes
-    assert (json.loads(printed)["schedule"] is None) == (plan.schedule is None)
-    status, printed, error = run(capsys, *asked, "-o", out)
+    asked = ("plan", file, *SHAPES, "--budget", "60%", "--how", "auto")
+    told, plan = figures(capsys, *asked), memonger.plan(symbol, shapes, budget="60%", how="auto")
+    assert told["pool_bytes"] == plan.pool_bytes
+    assert (told["schedule"] is None) == (plan.schedule is None)
+    status, printed, error = run(capsys, *asked, "-o", out, "--json")
     assert json.loads(printed)["pool_bytes"] == plan.pool_bytes
     if plan.schedule is None:
         assert status == 0 and marked(mx.sym.load(str(out))) == marked(plan.symbol)
@@ -324,22 +323,17 @@ def test_plan_and_check(how: str, net: Any, capsys: Any, monkeypatch: pytest.Mon
     assert given == {"data": (32, 64), "label": (32, 64)}
 
 
-def test_a_network_without_operators(capsys: Any, tmp_path: Path) -> None:
+def test_small_networks(capsys: Any, tmp_path: Path) -> None:
+    """Without operators, and with sizes below one MB."""
     file = str(tmp_path / "net-symbol.json")
     mx.sym.Variable("x").save(file)
     for verb in ("cost", "explain"):
         status, printed, _ = run(capsys, verb, file, "--shape", "x=2,3")
         assert status == 0 and printed.startswith("the network has no operators")
-
-
-def test_sizes_below_one_mb(capsys: Any, tmp_path: Path) -> None:
-    symbol, _ = networks.chain(2, hidden=8, batch=4)
-    file = str(tmp_path / "net-symbol.json")
-    symbol.save(file)
-    shapes = ("--shape", "data=4,8", "--shape", "label=4,8")
-    pool = memonger.pool_bytes(symbol, data=(4, 8), label=(4, 8))
+    networks.chain(2, hidden=8, batch=4)[0].save(file)
+    pool = memonger.pool_bytes(mx.sym.load(file), data=(4, 8), label=(4, 8))
     for verb in ("cost", "explain", "plan"):
-        status, printed, _ = run(capsys, verb, file, *shapes)
+        status, printed, _ = run(capsys, verb, file, "--shape", "data=4,8")
         assert status == 0 and f"{pool / 1024:.1f} KB" in printed and " MB" not in printed
 
 

@@ -182,19 +182,17 @@ def stepped(symbol: Any, loss: bool = True, **more: Any) -> dict[str, Any]:
 
     def look() -> None:
         mx.nd.waitall()
-        found.append(module.get_outputs()[0].asnumpy())
         group = module._exec_group
-        found.extend(g[0].asnumpy() for g in group.grad_arrays if g[0] is not None)
-        found.extend(a[0].asnumpy() for a in group.aux_arrays)
+        arrays = [module.get_outputs()[0], *(a[0] for a in (*group.grad_arrays, *group.aux_arrays))]
         if more.get("inputs_need_grad"):
-            found.append(module.get_input_grads()[0].asnumpy())
+            arrays.append(module.get_input_grads()[0])
+        found.extend(array.asnumpy() for array in arrays if array is not None)
 
     for size in (BATCH, BATCH, 8, BATCH):
-        batch = first(size, loss)
-        module.forward(batch, is_train=True)
+        module.forward(first(size, loss), is_train=True)
         module.backward(None if loss else [module.get_outputs()[0] * 2 - 1])
         look()
-        module.forward(batch, is_train=False)
+        module.forward(first(size, loss), is_train=False)
         look()  # the gradients are still there
     return numbered(found)
 

@@ -32,13 +32,11 @@ Error = memonger.MemongerError
 
 def filled(executor: Any) -> Any:
     """The executor, with values."""
-    given = parameters(executor._symbol)
     batch = executor.arg_dict["data"].shape[0]
-    given["data"] = mx.nd.array(IMAGES[:batch])
-    if "softmax_label" in executor.arg_dict:
-        given["softmax_label"] = mx.nd.array(LABELS[:batch])
+    given = {"data": IMAGES[:batch], "softmax_label": LABELS[:batch]}
+    inputs = {name: mx.nd.array(a) for name, a in given.items() if name in executor.arg_dict}
     ones = {name: mx.nd.ones(array.shape) for name, array in executor.aux_dict.items()}
-    executor.copy_params_from(given, ones)
+    executor.copy_params_from({**parameters(net(len(inputs) > 1)), **inputs}, ones)
     return executor
 
 
