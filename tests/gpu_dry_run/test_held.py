@@ -11,7 +11,8 @@ import memonger
 import mxnet as mx
 import pytest
 
-from test_held import HOWS, Recurrent, as_module, plan_of
+from more_networks import Recurrent
+from planned import HOWS, as_module, plan_of
 
 from .child import DryRun
 from .dry_run import GpuDryRun

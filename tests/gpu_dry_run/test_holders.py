@@ -9,7 +9,7 @@ import memonger
 import mxnet as mx
 import pytest
 
-from test_held import as_module
+from planned import as_module
 
 from .dry_run import GpuDryRun
 from .test_held import check_told

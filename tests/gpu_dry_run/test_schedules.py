@@ -24,7 +24,7 @@ from memonger.schedules.execution.write import write
 
 import networks
 from drawn_schedules import everything, nested, work_of
-from test_scheduled import unrolled
+from more_networks import unrolled
 
 from .child import DryRun
 from .dry_run import GpuDryRun, Result

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import logging
-from pathlib import Path
 from typing import Any
 
 import memonger
@@ -17,10 +15,8 @@ from memonger.graph.marks import stages
 from memonger.graph.training import training_graph
 
 import networks
+from more_networks import GOLDEN, load
 from planned import forward, marked
-
-GOLDEN = Path(__file__).parents[1] / "golden"
-NETS = ["resnet-2-2-2-2", "resnet-3-4-6-3", "resnet-3-24-36-3", "lstm-4x16", "lstm-4x64"]
 
 #: MB: no plan, the original's plan, that plan with the rules, the default at most.
 COSTS = {
@@ -32,14 +28,7 @@ COSTS = {
 }
 
 
-def load(name: str) -> tuple[Any, dict[str, tuple[int, ...]], dict[str, Any]]:
-    record = json.loads((GOLDEN / (name + ".json")).read_text())
-    with gzip.open(str(GOLDEN / (name + "-symbol.json.gz")), "rt") as f:
-        symbol = mx.sym.load_json(f.read())
-    return symbol, {k: tuple(v) for k, v in record["shapes"].items()}, record
-
-
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", GOLDEN)
 def test_every_threshold_as_recorded(name: str) -> None:
     symbol, shapes, record = load(name)
     assert len(record["thresholds"]) >= 3
@@ -53,7 +42,7 @@ def test_every_threshold_as_recorded(name: str) -> None:
         assert memonger.get_cost(planned, shapes=shapes) == expected["cost"]
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", GOLDEN)
 def test_every_trial_of_the_search_as_recorded(name: str) -> None:
     symbol, shapes, record = load(name)
     graph = forward(symbol, shapes)
@@ -72,7 +61,7 @@ def test_every_trial_of_the_search_as_recorded(name: str) -> None:
 
 
 @pytest.mark.full_search
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", GOLDEN)
 def test_costs_with_the_rules(name: str, caplog: pytest.LogCaptureFixture) -> None:
     symbol, shapes, record = load(name)
     unplanned, bare, ruled, default = COSTS[name]
