@@ -88,9 +88,12 @@ def as_module(symbol: Any, shapes: Any) -> dict[str, str]:
     return {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
 
 
+def module_plan(symbol: Any, shapes: Any, **options: Any) -> memonger.Plan:
+    """The plan for a network that is trained by Module."""
+    return memonger.plan(symbol, shapes, grad_req=as_module(symbol, shapes), **options)
+
+
 def plan_of(network: Any, how: str, **options: Any) -> memonger.Plan:
     """The plan of what ``network.build()`` makes, by marks or by a schedule."""
     symbol, shapes = network.build()
-    options.update(HOWS[how])
-    requests = as_module(symbol, shapes)
-    return memonger.plan(symbol, shapes, grad_req=requests, patience=0.02, **options)
+    return module_plan(symbol, shapes, patience=0.02, **HOWS[how], **options)
