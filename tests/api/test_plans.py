@@ -21,7 +21,7 @@ from memonger.support.cache import forget
 
 import networks
 from interrupting import press_ctrl_c
-from planned import forward, marked, nodes
+from planned import as_module, forward, marked, nodes
 
 pytestmark = pytest.mark.python_differs
 
@@ -213,10 +213,6 @@ def test_what_mxnet_finds_worse_than_no_plan_is_not_returned(
 
 
 # -- gradients --------------------------------------------------------------------------------
-
-
-def as_module(symbol: Any, shapes: Any, request: str = "write") -> dict[str, str]:
-    return {name: "null" if name in shapes else request for name in symbol.list_arguments()}
 
 
 REQUESTS: dict[str, Any] = {

@@ -22,6 +22,7 @@ from memonger.support.errors import BudgetError
 import networks
 from drawn_schedules import work_of
 from interrupting import press_ctrl_c
+from planned import as_module
 
 MB = 2**20
 Network = Tuple[Any, Dict[str, Any]]
@@ -32,19 +33,15 @@ def layers(depth: int = 24) -> Network:
     return networks.chain(depth, hidden=32, batch=512)
 
 
-def as_module_does(symbol: Any, shapes: Any) -> dict[str, str]:
-    return {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
-
-
 def planned(network: Network, **options: Any) -> memonger.Plan:
     symbol, shapes = network
-    options.setdefault("grad_req", as_module_does(symbol, shapes))
+    options.setdefault("grad_req", as_module(symbol, shapes))
     return memonger.plan(symbol, shapes, how="schedule", **options)
 
 
 def test_less_memory_for_more_work() -> None:
     network = layers(48)
-    marks = memonger.plan(*network, grad_req=as_module_does(*network))
+    marks = memonger.plan(*network, grad_req=as_module(*network))
     plans = [planned(network, work=work) for work in (1.5, 2.0, 3.0, None)]
     assert all(p.exact and isinstance(p.symbol, ScheduledSymbol) for p in plans)
     assert all(p.recomputed_flops <= w - 1 for p, w in zip(plans, (1.5, 2.0, 3.0)))
@@ -76,7 +73,7 @@ def test_memory_is_told_as_mxnet_allocates_it() -> None:
 def test_gradients_that_are_added_are_no_part_of_the_pool() -> None:
     network = layers()
     written, added = (
-        planned(network, work=3.0, grad_req=dict(as_module_does(*network), **change))
+        planned(network, work=3.0, grad_req=dict(as_module(*network), **change))
         for change in ({}, {"fc0_weight": "add"})
     )
     assert written.exact and added.exact
@@ -88,7 +85,7 @@ def test_the_memory_of_a_device() -> None:
     """The pool's blocks, what it is bound to, and the gradients that are not in the pool."""
     hidden = 512
     symbol, shapes = networks.chain(8, hidden, batch=512)
-    requests = dict(as_module_does(symbol, shapes), fc0_weight="add")
+    requests = dict(as_module(symbol, shapes), fc0_weight="add")
     plan = planned((symbol, shapes), work=3.0, grad_req=requests)
     found = symbol.infer_shape(**shapes)[0]
     arguments = sum(int(rounded(Tensor(s, "float32").nbytes)) for s in found)
@@ -179,7 +176,7 @@ def test_remembered_for_the_same_network_of_other_names(caplog: pytest.LogCaptur
 def test_what_marks_keep_in_copies_is_held() -> None:
     """Not quite the same: what is held is no copy, and MXNet hands out blocks by other sizes."""
     symbol, shapes = networks.mobilenet_v2(batch=4, image=64, divide=2)
-    marks = memonger.plan(symbol, shapes, grad_req=as_module_does(symbol, shapes))
+    marks = memonger.plan(symbol, shapes, grad_req=as_module(symbol, shapes))
     work = work_of(symbol, shapes)
     names = [node.name for node in work.training.graph.nodes]
     mask = np.isin(names, marks.recomputed)

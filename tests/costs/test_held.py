@@ -17,74 +17,11 @@ import memonger
 import mxnet as mx
 import pytest
 
+from more_networks import Recurrent
+from planned import HOWS, as_module, module_plan, plan_of
+
 MB = 2**20
-HOWS: dict[str, dict[str, Any]] = {"marks": {}, "schedule": {"how": "schedule", "work": 2.0}}
 PATIENCE = 0.02
-
-
-class Recurrent(NamedTuple):
-    """A network with fused recurrent layers, between what can be recomputed."""
-
-    mode: str
-    bidirectional: bool = False
-    stacked: int = 1  # layers of each RNN
-    residual: bool = False
-    dropout: bool = False
-    inputs: int = 200
-    steps: int = 120
-    batch: int = 32
-    units: int = 200
-    blocks: int = 2
-
-    def build(self) -> tuple[Any, dict[str, tuple[int, ...]]]:
-        """Build the symbol; the shapes of its inputs."""
-        x = mx.sym.Variable("data")
-        for k in range(self.blocks):
-            cell = {"state_cell": self._state("cell%d" % k)} if self.mode == "lstm" else {}
-            y = mx.sym.RNN(
-                x,
-                mx.sym.Variable("parameters%d" % k),
-                self._state("state%d" % k),
-                mode=self.mode,
-                state_size=self.units,
-                num_layers=self.stacked,
-                bidirectional=self.bidirectional,
-                name="rnn%d" % k,
-                **cell,
-            )
-            for act_type in ("sigmoid", "tanh", "softrelu"):
-                y = mx.sym.FullyConnected(y, num_hidden=self.units, flatten=False)
-                y = mx.sym.Activation(y, act_type=act_type)
-            if self.residual and (k or self.inputs == self.units):
-                y = y + x
-            x = mx.sym.Dropout(y, p=0.2) if self.dropout else y
-        x = mx.sym.FullyConnected(mx.sym.reshape(x, shape=(-1, self.units)), num_hidden=10)
-        label = mx.sym.reshape(mx.sym.Variable("softmax_label"), shape=(-1,))
-        rows = (self.steps, self.batch)
-        shapes = {"data": (*rows, self.inputs), "softmax_label": rows}
-        return mx.sym.SoftmaxOutput(x, label, name="softmax"), shapes
-
-    def small(self) -> Recurrent:
-        return self._replace(steps=2, batch=2, units=16, inputs=16)
-
-    def _state(self, name: str) -> Any:
-        layers = self.stacked * (2 if self.bidirectional else 1)
-        return mx.sym.Variable(name, shape=(layers, self.batch, self.units))
-
-
-def as_module(symbol: Any, shapes: Any) -> dict[str, str]:
-    """The gradients that Module asks for."""
-    return {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
-
-
-def plan_of(network: Any, how: str = "marks", **options: Any) -> memonger.Plan:
-    symbol, shapes = network.build()
-    return planned(symbol, shapes, **options, **HOWS[how])
-
-
-def planned(symbol: Any, shapes: Any, **options: Any) -> memonger.Plan:
-    requests = as_module(symbol, shapes)
-    return memonger.plan(symbol, shapes, grad_req=requests, patience=PATIENCE, **options)
 
 
 NETWORKS: dict[str, Recurrent] = {
@@ -168,10 +105,10 @@ def test_a_plan_that_takes_more_of_the_cpu_is_not_taken(caplog: pytest.LogCaptur
 
 def test_a_budget_of_the_device_bounds_what_operators_hold_too() -> None:
     network = Recurrent("lstm", residual=True, dropout=True, steps=20, units=128, inputs=128)
-    plain = plan_of(network, budget=1.0)
+    plain = plan_of(network, "marks", budget=1.0)
     assert plain.held_bytes == 2 * 20 * 32 * 128 * (6 - 1) * 4  # as cuDNN is said to hold
     with pytest.raises(memonger.BudgetError, match="what operators hold") as raised:
-        plan_of(network, budget=plain.held_bytes, budget_of="device")
+        plan_of(network, "marks", budget=plain.held_bytes, budget_of="device")
     least = raised.value.least_bytes
     assert plain.held_bytes < least < plain.device_bytes
     for how in HOWS:
@@ -249,7 +186,7 @@ def _main(jobs: Sequence[tuple[str, Any, dict[str, Any]]]) -> None:
 
 def _plan(symbol: Any, shapes: Any, options: dict[str, Any]) -> tuple[Any, int]:
     """The symbol, and what it takes."""
-    plan = planned(symbol, shapes, ctx=mx.cpu(), **options)
+    plan = module_plan(symbol, shapes, ctx=mx.cpu(), patience=PATIENCE, **options)
     return plan.symbol, plan.device_bytes
 
 

@@ -25,9 +25,8 @@ from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import TrainingGraph, training_graph
 from memonger.support.symbols import load_nodes
 
-from memory_log import Job, logged
+from memory_log import Job, log_of, logged
 from planned import forward
-from test_replay import log_of
 
 Shape = Tuple[int, ...]
 Pair = Tuple[int, int]  # an input and the output that may lie where it lies

@@ -3,10 +3,8 @@ and what schedules have come to on small ones."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import logging
-from pathlib import Path
 from typing import Any
 
 import memonger
@@ -18,10 +16,8 @@ from memonger.graph.marks import stages
 from memonger.graph.training import training_graph
 
 import networks
-from planned import forward, marked
-
-GOLDEN = Path(__file__).parents[1] / "golden"
-NETS = ["resnet-2-2-2-2", "resnet-3-4-6-3", "resnet-3-24-36-3", "lstm-4x16", "lstm-4x64"]
+from more_networks import GOLDEN, load
+from planned import forward, marked, module_plan
 
 #: MB: no plan, the original's plan, that plan with the rules, the default at most.
 COSTS = {
@@ -33,14 +29,7 @@ COSTS = {
 }
 
 
-def load(name: str) -> tuple[Any, dict[str, tuple[int, ...]], dict[str, Any]]:
-    record = json.loads((GOLDEN / (name + ".json")).read_text())
-    with gzip.open(str(GOLDEN / (name + "-symbol.json.gz")), "rt") as f:
-        symbol = mx.sym.load_json(f.read())
-    return symbol, {k: tuple(v) for k, v in record["shapes"].items()}, record
-
-
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", GOLDEN)
 def test_every_threshold_as_recorded(name: str) -> None:
     symbol, shapes, record = load(name)
     assert len(record["thresholds"]) >= 3
@@ -54,7 +43,7 @@ def test_every_threshold_as_recorded(name: str) -> None:
         assert memonger.get_cost(planned, shapes=shapes) == expected["cost"]
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", GOLDEN)
 def test_every_trial_of_the_search_as_recorded(name: str) -> None:
     symbol, shapes, record = load(name)
     graph = forward(symbol, shapes)
@@ -73,7 +62,7 @@ def test_every_trial_of_the_search_as_recorded(name: str) -> None:
 
 
 @pytest.mark.full_search
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", GOLDEN)
 def test_costs_with_the_rules(name: str, caplog: pytest.LogCaptureFixture) -> None:
     symbol, shapes, record = load(name)
     unplanned, bare, ruled, default = COSTS[name]
@@ -151,10 +140,7 @@ POOLS = {
 
 def assert_pool(name: str, work: int, patience: float, most: int) -> None:
     symbol, shapes = SCHEDULED[name]()
-    requests = {a: "null" if a in shapes else "write" for a in symbol.list_arguments()}
-    plan = memonger.plan(
-        symbol, shapes, how="schedule", work=work, grad_req=requests, patience=patience
-    )
+    plan = module_plan(symbol, shapes, how="schedule", work=work, patience=patience)
     assert plan.exact and plan.recomputed_flops <= work - 1
     assert plan.pool_bytes <= 1.01 * most
 

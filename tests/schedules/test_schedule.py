@@ -19,9 +19,9 @@ from memonger.schedules.expand import parts, unroll
 from memonger.schedules.execution.write import write
 
 import networks
-import test_replay
+from more_networks import TINY, head_gradients, many_uses, rnn_cells, shared_weights
 from operator_cases import CASES, PLANNED_SHAPES, SMALL_SHAPES, planned_net, small_net
-from planned import forward, positive
+from planned import as_module, forward, positive
 from drawn_schedules import LEVELS, schedules, work_of
 
 #: Cases whose operators no schedule can hold, each refused by name.
@@ -29,9 +29,9 @@ REFUSED = {"Custom": "Custom", "foreach": "_foreach", "gather_nd": "gather_nd"}
 REFUSED["scatter_nd"] = "scatter_nd"
 
 NETS: dict[str, Any] = {
-    **test_replay.TINY,
-    "cells": lambda: test_replay.rnn_cells("cells", steps=5, hidden=8),
-    "fused cells": lambda: test_replay.rnn_cells("fused", steps=5, hidden=8),
+    **TINY,
+    "cells": lambda: rnn_cells("cells", steps=5, hidden=8),
+    "fused cells": lambda: rnn_cells("fused", steps=5, hidden=8),
 }
 
 LARGE: dict[str, Any] = {
@@ -43,10 +43,10 @@ LARGE: dict[str, Any] = {
     "unet": lambda: networks.unet(),
     "lstm": lambda: networks.lstm(steps=20),
     "transformer": lambda: networks.transformer(dropout=0.1),
-    "many uses": test_replay.many_uses,
-    "shared weights": test_replay.shared_weights,
-    "head gradients": test_replay.head_gradients,
-    "mx.rnn": lambda: test_replay.rnn_cells("cells"),
+    "many uses": many_uses,
+    "shared weights": shared_weights,
+    "head gradients": head_gradients,
+    "mx.rnn": lambda: rnn_cells("cells"),
 }
 
 
@@ -135,7 +135,7 @@ def test_what_is_put_in_is_needed(name: str) -> None:
     """Without it MKLDNN rounds differently, or slices what cannot be sliced."""
     symbol, shapes = planned_net(CASES[name]), PLANNED_SHAPES
     work, differ = work_of(symbol, shapes), False
-    requests = {n: "null" if n in shapes else "write" for n in symbol.list_arguments()}
+    requests = as_module(symbol, shapes)
     for level in ("three levels", "six levels"):
         schedule = LEVELS[level](work, 0)
         planned = scheduled(symbol, schedule)

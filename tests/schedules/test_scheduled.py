@@ -14,6 +14,7 @@ from memonger.graph.operators.gradients import environment
 from memonger.schedules.execution.symbol import ScheduledSymbol, scheduled
 
 from drawn_schedules import nested, work_of
+from more_networks import unrolled
 
 S = mx.sym
 #: MXNet 1.9.1 cannot simple_bind what it fuses for inference on the CPU: its new inputs have no
@@ -370,19 +371,6 @@ def test_sequential_module() -> None:
         return trained(module)
 
     same(run(False), run(True))
-
-
-def unrolled(steps: int, hidden: int = 16) -> Any:
-    with mx.name.NameManager():
-        stack = mx.rnn.SequentialRNNCell()
-        stack.add(mx.rnn.LSTMCell(hidden, prefix="lstm_"))
-        stack.add(mx.rnn.DropoutCell(0.1))
-        stack.add(mx.rnn.GRUCell(hidden, prefix="gru_"))
-        x = S.Embedding(S.Variable("data"), input_dim=20, output_dim=hidden, name="embed")
-        x, _ = stack.unroll(steps, inputs=x, merge_outputs=True)
-        x = S.FullyConnected(S.Reshape(x, shape=(-1, hidden)), num_hidden=20, name="decode")
-        label = S.Reshape(S.Variable("softmax_label"), shape=(-1,))
-        return S.SoftmaxOutput(x, label, name="softmax")
 
 
 def planned_unrolled(steps: int) -> Any:
