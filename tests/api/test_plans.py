@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from memonger.api.plan import plan_of
 from memonger.costs.bind import planned_mb
-from memonger.solve.request import read_network, read_options, read_request
+from memonger.solve.request import Options, read_request
 from memonger.solve.solution import solve
 from memonger.solve.ways import Candidate, Found, Marks
 from memonger.support.cache import forget
@@ -182,8 +182,8 @@ def believing(change: Callable[[Any, Candidate], Candidate]) -> memonger.Plan:
             found = super().smallest()
             return dataclasses.replace(found, plans=[change(self, found.plans[0])])
 
-    request = read_request(net(), SHAPES, {})
-    solution, symbol = solve(Believing(request, read_options({})))
+    request = read_request({"net": net(), "shapes": SHAPES})
+    solution, symbol = solve(Believing(request, Options()))
     for warning in solution.warnings:
         logging.getLogger("memonger").warning(warning)
     return plan_of(request, symbol, solution)
@@ -203,7 +203,7 @@ def test_what_mxnet_finds_worse_than_no_plan_is_not_returned(
     """A layer that is recomputed for nothing, and is said to cost nothing."""
 
     def wrong(way: Any, plan: Candidate) -> Candidate:
-        mask = np.array([n.name == "tanh7" for n in way.network.graph.nodes])
+        mask = np.array([n.name == "tanh7" for n in way.graph.nodes])
         return dataclasses.replace(plan, recomputed=mask, copies=(), counted_bytes=0)
 
     plan = believing(wrong)
@@ -274,8 +274,8 @@ def test_until_is_part_of_the_search() -> None:
     graph = forward(symbol, shapes)
     mask = np.array([n.name in set(memonger.plan(symbol, shapes).recomputed) for n in graph.nodes])
     mask[order.index(until) :] = False
-    network = read_network(read_request(symbol, shapes, {}))
-    cut_off = network.cost_model()(network.rules.apply(mask))
+    way = Marks(read_request({"net": symbol, "shapes": shapes}), Options())
+    cut_off = way.cost(way.rules.apply(mask))
     plan = memonger.plan(symbol, shapes, until=until)
     assert plan.exact
     assert plan.counted_bytes <= cut_off
@@ -318,7 +318,7 @@ def test_devices_and_layouts() -> None:
     Desc = mx.io.DataDesc
     shapes = [Desc("data", (6, 8, 4), layout="TNC"), Desc("shift", (1, 1, 4), layout="TC")]
     symbol = S.MakeLoss(S.broadcast_add(S.Variable("data"), S.Variable("shift")))
-    request = read_request(symbol, shapes, {}, devices=4)
+    request = read_request({"net": symbol, "shapes": shapes, "devices": 4})
     assert request.spec.shapes == {"data": (6, 2, 4), "shift": (1, 1, 4)}
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from memonger.costs.time import classes as kinds
 from memonger.costs.time import measured as timing
-from memonger.costs.time.roofline import Pace, Rates
+from memonger.costs.time.roofline import EfficiencyFactor, Rates
 from memonger.graph.training import TrainingGraph, training_graph
 
 import planned
@@ -166,7 +166,7 @@ def test_paces(behind: bool, disk: Any) -> None:
     content = disk("kinds", **{json.dumps(example): [10.0, 100.0]})
     assert json.dumps(example) in content
     found, i = timing.paces_of(training, CPU), names.index("slow")
-    assert found[i] == Pace(10.0, 100.0)
+    assert found[i] == EfficiencyFactor(10.0, 100.0)
     rates = Rates(1e9, 1e9, 0)
     plain, longer = timing.predicted(training, rates), timing.predicted(training, rates, found)
     assert longer.forward[i] == 10 * plain.forward[i]
