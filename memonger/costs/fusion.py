@@ -25,10 +25,10 @@ import numpy as np
 
 from memonger.costs.allocator import all_read, entries_read, least_pool, order_and_reads
 from memonger.costs.replay import Replay, replay_in_order
-from memonger.graph.arrays import KEPT, RowKind, Tables, gathered, ragged
+from memonger.graph.arrays import KEPT, RowKind, Tables, ragged
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.pointwise import fused_as
-from memonger.graph.order import walk
+from memonger.graph.order import gathered, walk
 from memonger.graph.training import TrainingGraph
 from memonger.support.compiled import compiled
 from memonger.support.mxnet import Settings
