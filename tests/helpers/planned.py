@@ -46,7 +46,7 @@ def run_code(code: str, **environment: str) -> str:
         env=dict(os.environ, PYTHONPATH=path, **environment),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
