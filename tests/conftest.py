@@ -11,9 +11,7 @@ from typing import Any, Iterator
 os.environ["OMP_NUM_THREADS"] = "1"
 
 TESTS = Path(__file__).resolve().parent
-for folder in (*filter(Path.is_dir, TESTS.iterdir()), TESTS.parent / "examples"):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+sys.path[:0] = [str(TESTS / "helpers"), str(TESTS.parent / "examples")]
 
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
