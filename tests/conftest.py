@@ -35,22 +35,20 @@ def nothing_planned_before() -> Iterator[None]:
     yield
 
 
-def _lengths() -> list[tuple[Any, str]]:
+def scaled(patch: pytest.MonkeyPatch, times: float) -> None:
     """What bounds the length of the searches."""
-    from memonger.planners.marks import budget
-    from memonger.planners.trees import search as recursive
-    from memonger.planners.trees import seeds
-    from memonger.planners.marks import smallest
+    from memonger.planners.marks import budget, smallest
+    from memonger.planners.trees import search, seeds
 
-    return [
-        (smallest, "WORK"),
-        (smallest, "MOST_TRIES"),
-        (budget, "WORK"),
-        (budget, "MOST_TRIES"),
-        (seeds, "SEEDS"),
-        (seeds, "SEEDS_NEAR"),
-        (recursive, "PATIENCE"),
-    ]
+    bounds: dict[Any, tuple[str, ...]] = {
+        smallest: ("WORK", "MOST_TRIES"),
+        budget: ("WORK", "MOST_TRIES"),
+        seeds: ("SEEDS", "SEEDS_NEAR"),
+        search: ("PATIENCE",),
+    }
+    for module, names in bounds.items():
+        for name in names:
+            patch.setattr(module, name, int(getattr(module, name) * times))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -65,8 +63,7 @@ def measurements_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Itera
 def short_search() -> Iterator[None]:
     """A fiftieth of the search: few tests depend on how good a plan is."""
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in _lengths():
-            patch.setattr(module, name, getattr(module, name) // SHORTER)
+        scaled(patch, 1 / SHORTER)
         yield
 
 
@@ -74,5 +71,4 @@ def short_search() -> Iterator[None]:
 def full_search(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole search for tests that are marked so, and for slow ones."""
     if any(request.node.get_closest_marker(name) for name in LONG):
-        for module, name in _lengths():
-            monkeypatch.setattr(module, name, getattr(module, name) * SHORTER)
+        scaled(monkeypatch, SHORTER)
