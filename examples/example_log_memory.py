@@ -183,7 +183,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     print("smallest marks  %8.1f MB" % (marks.pool_bytes / MB), flush=True)
     plan = planned(symbol, options.batch, how="schedule", budget=int(options.budget * MB))
     print(
-        f"schedule        {plan.pool_bytes / MB:8.1f} MB, {1 + plan.recomputed_flops:.2f} times "
+        f"schedule        {plan.pool_bytes / MB:8.1f} MB, {1 + plan.recompute_overhead:.2f} times "
         "the forward work",
         flush=True,
     )

@@ -1,5 +1,7 @@
 """Train MXNet 1.9 networks in a fraction of the memory, without changing what they learn."""
 
+# ruff: noqa: F401  what is imported for type checkers alone
+
 from __future__ import annotations
 
 import importlib
@@ -12,48 +14,24 @@ if TYPE_CHECKING:
     from memonger.api.check import CheckReport, check
     from memonger.api.explain import Explanation, PlanExplanation, explain
     from memonger.api.frontier import Frontier, LargestBatch, frontier, largest_batch
-    from memonger.api.original import get_cost, make_mirror_plan, pool_bytes
     from memonger.api.plan import Plan, load_plan
-    from memonger.api.planning import plan, search_plan
+    from memonger.api.planning import get_cost, make_mirror_plan, plan, pool_bytes, search_plan
     from memonger.graph.marks import unplan
     from memonger.graph.symbol_file import load
 
 __version__ = "1.0.0.dev0"
-
-__all__ = [
-    "BudgetError",
-    "CheckReport",
-    "Explanation",
-    "Frontier",
-    "LargestBatch",
-    "MemongerError",
-    "Plan",
-    "PlanExplanation",
-    "check",
-    "explain",
-    "frontier",
-    "get_cost",
-    "largest_batch",
-    "load",
-    "load_plan",
-    "make_mirror_plan",
-    "plan",
-    "pool_bytes",
-    "search_plan",
-    "unplan",
-]
 
 #: Where the public names are: imported when they are first asked for, for that takes seconds.
 _ROOMS = {
     "api.check": ("CheckReport", "check"),
     "api.explain": ("Explanation", "PlanExplanation", "explain"),
     "api.frontier": ("Frontier", "LargestBatch", "frontier", "largest_batch"),
-    "graph.marks": ("unplan",),
     "api.plan": ("Plan", "load_plan"),
-    "api.planning": ("plan", "search_plan"),
-    "api.original": ("get_cost", "make_mirror_plan", "pool_bytes"),
+    "api.planning": ("get_cost", "make_mirror_plan", "plan", "pool_bytes", "search_plan"),
+    "graph.marks": ("unplan",),
     "graph.symbol_file": ("load",),
 }
+__all__ = ["BudgetError", "MemongerError", *(name for names in _ROOMS.values() for name in names)]
 
 
 def __getattr__(name: str) -> Any:

@@ -45,19 +45,17 @@ EXAMPLES = {
 }
 
 
+#: Options of the searches, beside those that all verbs have.
+SEARCH = ("measure", "patience")
+BUDGET = ("budget", "budget_of", "optimizer", *SEARCH)
+PLANNING = ("how", "work", *BUDGET)
+
+#: What carries out each verb, and its own options.
+VERBS: dict[str, tuple[Callable[[Any, argparse.Namespace], int], tuple[str, ...]]] = {}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        Those of the process by default.
-
-    Returns
-    -------
-    int
-        The exit status.
-    """
+    """Run the command with these arguments, by default those of the process; return its status."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # names need not be of the terminal's letters
             stream.reconfigure(errors="backslashreplace")
@@ -65,28 +63,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         format="memonger: %(message)s", level=logging.INFO if options.verbose else logging.WARNING
     )
+    status = MISTAKE
     try:
-        status: int = options.run(options)
+        _check_files(options.output, options.plot)
+        status = options.run(memonger.load(options.network), options)
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # who reads has seen enough, as with | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except MemongerError as error:
-        return _complain(str(error), NO if isinstance(error, BudgetError) else MISTAKE)
+        text, status = str(error), NO if isinstance(error, BudgetError) else MISTAKE
     except RuntimeError as error:
         if type(error).__name__ != "MXNetError":
             raise
-
-        return _complain("MXNet says: " + said_by_mxnet(error), MISTAKE)
+        text = "MXNet says: " + said_by_mxnet(error)
     except MemoryError as error:
-        return _complain(f"this machine has not memory enough: {error}", MISTAKE)
+        text = f"this machine has not memory enough: {error}"
     except KeyboardInterrupt:
-        return _complain(INTERRUPTED, MISTAKE)
-
-
-def _complain(text: str, status: int) -> int:
-    """Say in one line on stderr what is wrong; return the exit status."""
+        text = INTERRUPTED
     sys.stdout.flush()
     print("memonger: " + " ".join(text.split()), file=sys.stderr)
     return status
@@ -95,99 +90,105 @@ def _complain(text: str, status: int) -> int:
 # -- the verbs --------------------------------------------------------------------------------
 
 
-def _plan(options: argparse.Namespace) -> int:
-    if vars(options).get("how") == "schedule" and options.output:
+def _verb(*options: str) -> Callable[[Any], Any]:
+    """Make a function carry out the verb of its name, and its docstring what that is for."""
+
+    def register(run: Any) -> Any:
+        VERBS[run.__name__[1:]] = run, options
+        return run
+
+    return register
+
+
+@_verb("devices", *PLANNING, "output", "plot", "check")
+def _plan(network: Any, options: argparse.Namespace) -> int:
+    """Plan a network and save it; plain MXNet loads and trains it."""
+    given, report = _given(options), None
+    if given.get("how") == "schedule" and options.output:
         raise MemongerError(UNSAVED)
-    _check_files(options.output, options.plot)
-    network = memonger.load(options.network)
     plan = _searched(memonger.plan, network, options)
     try:
-        measure = vars(options).get("measure", False)
-        plan = dataclasses.replace(plan, added_time=plan.predict_time(measure))
+        plan = dataclasses.replace(plan, added_time=plan.predict_time(given.get("measure", False)))
     except (MemongerError, KeyboardInterrupt) as error:  # the plan is known all the same
         log.warning("the time that it adds is not predicted: %s", error or "interrupted")
-    found: Any = plan
-    data = _figures(plan)
-    report = None
     try:
         if options.check:
             spec, ctx = plan.request.spec, plan.request.ctx  # of the share of one device
-            report = memonger.check(
-                network, plan.symbol, spec.shapes, type_dict=spec.types, ctx=ctx
-            )
-            found = f"{plan}\n{'check':10} {report}"
-            data["check"] = _as_data(report)
+            about = {"type_dict": spec.types, "ctx": ctx}
+            report = memonger.check(network, plan.symbol, spec.shapes, **about)
     except KeyboardInterrupt:
         raise MemongerError("interrupted before the plan was checked") from None
     finally:
-        _tell(options, found, data, plan=plan)
+        text, data = plan, None
+        if report is not None:
+            text = f"{plan}\n{'check':10} {report}"
+            data = {**_as_data(plan), "check": _as_data(report)}
+        _tell(options, text, plan, data)
     return OK if report is None or report else NO
 
 
-def _searched(search: Callable[..., Any], network: Any, options: argparse.Namespace) -> Any:
-    """What a search finds. All of it is imported by now; Ctrl-C ends it with what it has found."""
-    raise_interrupts()
-    return search(network, **_given(options))
+@_verb("devices", *SEARCH, "how", "points", "plot")
+def _frontier(network: Any, options: argparse.Namespace) -> int:
+    """Tell the plans that no other beats in memory and time."""
+    plans = _searched(memonger.frontier, network, options)
+    return _tell(options, plans, plans)
 
 
-def _frontier(options: argparse.Namespace) -> int:
-    _check_files(None, options.plot)
-    plans = _searched(memonger.frontier, memonger.load(options.network), options)
-    _tell(options, plans, [_figures(plan) for plan in plans], picture=plans)
-    return OK
+@_verb(*BUDGET, "output")
+def _batch(network: Any, options: argparse.Namespace) -> int:
+    """Tell the largest batch that fits, with a plan and without."""
+    found = _searched(memonger.largest_batch, network, options)
+    return _tell(options, found, found.plan)
 
 
-def _batch(options: argparse.Namespace) -> int:
-    _check_files(options.output)
-    found = _searched(memonger.largest_batch, memonger.load(options.network), options)
-    figures = {"batch": found.batch, "unplanned_batch": found.unplanned_batch}
-    _tell(options, found, {**figures, "plan": _figures(found.plan)}, plan=found.plan)
-    return OK
-
-
-def _cost(options: argparse.Namespace) -> int:
-    network, given = memonger.load(options.network), _given(options)
+@_verb("devices")
+def _cost(network: Any, options: argparse.Namespace) -> int:
+    """Tell the memory that a network takes in training as it is."""
+    given = _given(options)
     found = memonger.explain(network, **given)
     exact, pool = not found.inexact, found.pool_bytes
     if not exact:  # what the replay does not know, a bind does, in whole MB
         if given.pop("devices", 1) != 1:
             raise MemongerError("--devices: give one device's shapes for this network")
         pool = MB * memonger.get_cost(network, **given)
-    lines = [
-        f"pool     {in_words(pool)}{'' if exact else ', bound, in whole MB'}",
-        f"peak     {in_words(found.peak_bytes)} alive at once, in {found.peak}",
-    ]
+    text = f"pool     {in_words(pool)}{'' if exact else ', bound, in whole MB'}\n"
+    text += f"peak     {in_words(found.peak_bytes)} alive at once, in {found.peak}"
     figures = {"pool_bytes": pool, "peak_bytes": found.peak_bytes, "exact": exact}
-    _tell(options, "\n".join(lines) if found.tensors or pool else found, figures)
-    return OK
+    return _tell(options, text if found.tensors or pool else found, data=figures)
 
 
-def _explain(options: argparse.Namespace) -> int:
-    network = memonger.load(options.network)
-    found: Any
+@_verb("devices", *PLANNING, "plan")
+def _explain(network: Any, options: argparse.Namespace) -> int:
+    """Tell what makes up the memory of a network, or of a plan."""
+    of_plan = [name for name in PLANNING if name in vars(options)]
+    if of_plan and not options.plan:
+        raise MemongerError(f"--{of_plan[0].replace('_', '-')} is of a plan; give --plan too")
     if options.plan:
         found = _searched(memonger.plan, network, options).explain()
     else:
-        for name in PLANNING:
-            if name in vars(options):
-                raise MemongerError(f"--{name.replace('_', '-')} is of a plan; give --plan too")
         found = memonger.explain(network, **_given(options))
-    _tell(options, found, _as_data(found))
-    return OK
+    return _tell(options, found)
 
 
-def _check(options: argparse.Namespace) -> int:
-    networks = memonger.load(options.network), memonger.load(options.planned)
-    report = memonger.check(*networks, **_given(options))
-    _tell(options, report, {**_as_data(report), "equal": bool(report)})
+@_verb("steps")
+def _check(network: Any, options: argparse.Namespace) -> int:
+    """Train a network and its plan and compare them bit for bit."""
+    report = memonger.check(network, memonger.load(options.planned), **_given(options))
+    _tell(options, report, data={**_as_data(report), "equal": bool(report)})
     return OK if report else NO
 
 
 # -- what goes in and out ---------------------------------------------------------------------
 
 
+def _searched(search: Callable[..., Any], network: Any, options: argparse.Namespace) -> Any:
+    """Search. All of it is imported by now; Ctrl-C ends it with what it has found."""
+    raise_interrupts()
+    return search(network, **_given(options))
+
+
 def _given(options: argparse.Namespace) -> dict[str, Any]:
-    """The keyword arguments of the package's function: the options that were given."""
+    """Give the keyword arguments of the package's function: the options that were given."""
     given = {name: value for name, value in vars(options).items() if name in KEYWORDS}
     if "ctx" in given:
         from memonger.support.mxnet import mx
@@ -196,58 +197,45 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
     return {"shapes": None, **given}
 
 
-def _check_files(output: str | None, plot: str | None = None) -> None:
-    """That files can be written, before a long search is begun for them."""
+def _check_files(output: str | None, plot: str | None) -> None:
+    """Check that files can be written, before a long search is begun for them."""
     if output is not None:
         files.check_writable(output)
     if plot is not None:
-        from memonger.api import plot as report
+        from memonger.api.plot import check_picture
 
-        report.check_picture(plot)
+        check_picture(plot)
         if output is not None and os.path.realpath(output) == os.path.realpath(plot):
             raise MemongerError(f"--output and --plot are the same file, {plot!r}")
 
 
-def _save(plan: Any, file: str) -> None:
-    if plan.schedule is not None:
-        raise MemongerError(UNSAVED)
-    files.write(file, plan.symbol.tojson(remove_amp_cast=False).encode())
+def _as_data(found: Any) -> Any:
+    """Give a named tuple as a dict, and a Plan without its symbol, and those in them too."""
+    if isinstance(found, memonger.Plan):
+        from memonger.api.plan import figures
+
+        return {**figures(found), "schedule": found.schedule and found.schedule.events.tolist()}
+    if hasattr(found, "_asdict"):
+        return {name: _as_data(value) for name, value in found._asdict().items()}
+    return [_as_data(value) for value in found] if isinstance(found, tuple) else found
 
 
-def _figures(plan: Any) -> dict[str, Any]:
-    """A Plan without its symbol, as data."""
-    fields = [field.name for field in dataclasses.fields(plan)]
-    data = {name: getattr(plan, name) for name in fields if name not in ("symbol", "request")}
-    data["schedule"] = None if plan.schedule is None else plan.schedule.events.tolist()
-    return data
-
-
-def _as_data(found: Any) -> dict[str, Any]:
-    """A named tuple as a dict, and those in it too."""
-    data = found._asdict()
-    for name, value in data.items():
-        if isinstance(value, tuple):
-            data[name] = [_as_data(v) if hasattr(v, "_asdict") else v for v in value]
-    return data
-
-
-def _tell(
-    options: argparse.Namespace, found: Any, data: Any, plan: Any = None, picture: Any = None
-) -> None:
-    """Print what was found, or with ``--json`` the data of it, and write the files.
-
-    It is printed whether they can be written or not.
-    """
-    picture = picture or plan
+def _tell(options: argparse.Namespace, found: Any, plan: Any = None, data: Any = None) -> int:
+    """Write the files, and print what was found, or with ``--json`` its data, in any case."""
     try:
-        if getattr(options, "output", None) is not None:
-            _save(plan, options.output)
-        if getattr(options, "plot", None) is not None:
-            picture.plot(options.plot)
+        if options.output is not None:
+            if plan.schedule is not None:
+                raise MemongerError(UNSAVED)
+            files.write(options.output, plan.symbol.tojson(remove_amp_cast=False).encode())
+        if options.plot is not None:
+            plan.plot(options.plot)
     except KeyboardInterrupt:
         raise MemongerError("interrupted before all was written") from None
     finally:
-        print(json.dumps(data, indent=2) if options.json else found)
+        if options.json:
+            found = json.dumps(_as_data(found) if data is None else data, indent=2)
+        print(found)
+    return OK
 
 
 # -- the options ------------------------------------------------------------------------------
@@ -273,14 +261,14 @@ class _Pairs(argparse.Action):
 
 
 def _size(text: str) -> Any:
-    """A whole number; None for the batch; '' where it is neither."""
+    """Read a whole number; None for the batch; '' where it is neither."""
     if text.strip() == BATCH:
         return None
     return int(text) if re.match(r"\s*[0-9]{1,18}\s*$", text) else ""
 
 
 def _device(text: str) -> Any:
-    """A device by name: 'cpu', 'gpu' or 'gpu(1)'."""
+    """Read a device by name: 'cpu', 'gpu' or 'gpu(1)'."""
     kind, _, number = text.rstrip(")").partition("(")
     if kind not in ("cpu", "gpu") or not re.match("[0-9]{1,9}$", number or "0"):
         raise argparse.ArgumentTypeError(f"{text!r} is no device; there are cpu, gpu and gpu(1)")
@@ -288,7 +276,7 @@ def _device(text: str) -> Any:
 
 
 def _budget(text: str) -> Any:
-    """A budget: an int or a float where it is a number, otherwise as it is."""
+    """Read a budget: an int or a float where it is a number, otherwise as it is."""
     for number in (int, float):
         with contextlib.suppress(ValueError):
             return number(text)
@@ -296,25 +284,20 @@ def _budget(text: str) -> Any:
 
 
 def _optimizer(text: str) -> Any:
-    """An optimiser by name, or with its parameters: 'adam', 'sgd,momentum=0.9'."""
+    """Read an optimiser by name, or with its parameters: 'adam', 'sgd,momentum=0.9'."""
     name, *given = text.split(",")
-    pairs = [pair.partition("=") for pair in given]
     try:
+        pairs = [pair.partition("=") for pair in given]
         parameters = {key: json.loads(value) for key, _, value in pairs}
     except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: an optimizer is written as sgd,momentum=0.9"
-        ) from None
+        said = f"{text!r}: an optimizer is written as sgd,momentum=0.9"
+        raise argparse.ArgumentTypeError(said) from None
     return (name, parameters) if parameters else name
 
 
 #: What an option takes (its type, its choices; bool for a switch), its placeholder, what it is.
 OPTIONS: dict[str, tuple[Any, str | None, str]] = {
-    "shapes": (
-        _Pairs,
-        "NAME=N,N,..",
-        "shape of an input, the batch first (N in batch)",
-    ),
+    "shapes": (_Pairs, "NAME=N,N,..", "shape of an input, the batch first (N in batch)"),
     "type_dict": (_Pairs, "NAME=TYPE", "type of an input (default: float32)"),
     "ctx": (_device, "DEVICE", "cpu or gpu(0); by default any"),
     "json": (bool, None, "print JSON, sizes in bytes"),
@@ -353,43 +336,10 @@ OPTIONS: dict[str, tuple[Any, str | None, str]] = {
     "check": (bool, None, "train the network and its plan on the device and compare them"),
     "plan": (bool, None, "plan it, and tell of each tensor why it is kept"),
 }
-FLAGS = {
-    "shapes": ["--shape"],
-    "type_dict": ["--type"],
-    "ctx": ["--device"],
-    "output": ["-o", "--output"],
-}
+FLAGS = {"shapes": ["--shape"], "type_dict": ["--type"], "ctx": ["--device"]}
+FLAGS["output"] = ["-o", "--output"]
 OWN = {"json": False, "verbose": False, "check": False, "plan": False, "output": None, "plot": None}
 KEYWORDS = OPTIONS.keys() - OWN  # of the package
-SEARCH = ("measure", "patience")
-BUDGET = ("budget", "budget_of", "optimizer", *SEARCH)
-PLANNING = ("how", "work", *BUDGET)
-
-#: What each verb is for, what carries it out, and its options beside those that all have.
-VERBS: dict[str, tuple[str, Callable[[argparse.Namespace], int], tuple[str, ...]]] = {
-    "plan": (
-        "Plan a network and save it; plain MXNet loads and trains it.",
-        _plan,
-        ("devices", *PLANNING, "output", "plot", "check"),
-    ),
-    "frontier": (
-        "Tell the plans that no other beats in memory and time.",
-        _frontier,
-        ("devices", *SEARCH, "how", "points", "plot"),
-    ),
-    "batch": (
-        "Tell the largest batch that fits, with a plan and without.",
-        _batch,
-        (*BUDGET, "output"),
-    ),
-    "cost": ("Tell the memory that a network takes in training as it is.", _cost, ("devices",)),
-    "explain": (
-        "Tell what makes up the memory of a network, or of a plan.",
-        _explain,
-        ("devices", *PLANNING, "plan"),
-    ),
-    "check": ("Train a network and its plan and compare them bit for bit.", _check, ("steps",)),
-}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -401,14 +351,15 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Make the parser of all verbs."""
     parser = _Parser(prog="memonger", description=memonger.__doc__)
     parser.add_argument("--version", action="version", version=memonger.__version__)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
-    for name, (what, run, options) in VERBS.items():
+    for name, (run, options) in VERBS.items():
         verb = verbs.add_parser(
             name,
-            help=what,
-            description=what,
+            help=run.__doc__,
+            description=run.__doc__,
             epilog="example:\n  " + EXAMPLES[name],
             formatter_class=argparse.RawDescriptionHelpFormatter,  # the example in one line
             argument_default=argparse.SUPPRESS,
@@ -416,7 +367,6 @@ def _parser() -> argparse.ArgumentParser:
         verb.add_argument("network", help="a -symbol.json file")
         if name == "check":
             verb.add_argument("planned", help="the planned network's -symbol.json file")
-        verb.set_defaults(run=run, open=name == "batch")
         for option in ("shapes", "type_dict", "ctx", "json", "verbose", *options):
             kind, metavar, about = OPTIONS[option]
             taken: dict[str, Any] = {"type": kind, "metavar": metavar}
@@ -426,9 +376,8 @@ def _parser() -> argparse.ArgumentParser:
                 taken = {"action": kind, "metavar": metavar}
             elif isinstance(kind, tuple):
                 taken = {"choices": kind}
-            if option in OWN:  # the package knows the defaults of the others
-                taken["default"] = OWN[option]
             taken["required"] = name == "batch" and option == "budget"
             flags = FLAGS.get(option, [f"--{option.replace('_', '-')}"])
             verb.add_argument(*flags, dest=option, help=about, **taken)
+        verb.set_defaults(run=run, open=name == "batch", **OWN)  # of others the package knows them
     return parser

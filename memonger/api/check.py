@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Dict, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
+from memonger.api.docstrings import documented
 from memonger.costs.bind import sparse_gradients
 from memonger.graph.forward import ForwardGraph
-from memonger.graph.inputs import (
-    check_count,
-    check_device,
-    check_symbol,
-    read_grad_req,
-    read_shapes,
-)
+from memonger.graph.inputs import check_count, check_symbol, read_grad_req
 from memonger.graph.read import forward_graph
 from memonger.schedules.execution.executor import ScheduledExecutor
+from memonger.solve.request import read_call
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 
-#: Inputs that hold whole numbers: operator -> positions.
-INDEX_INPUTS: Mapping[str, tuple[int, ...]] = {
-    "Embedding": (0,),
-    "SVMOutput": (1,),
-    "SequenceLast": (1,),
-    "SequenceMask": (1,),
-    "SequenceReverse": (1,),
-    "SoftmaxOutput": (1,),
-    "CTCLoss": (1,),
-    "batch_take": (1,),
-    "gather_nd": (1,),
-    "one_hot": (0,),
-    "pick": (1,),
-    "softmax_cross_entropy": (1,),
-    "take": (1,),
-}
+#: Operators that expect whole numbers (an index, a class) as their first or second input.
+INDEX_INPUTS = (
+    "Embedding one_hot".split(),
+    """CTCLoss SVMOutput SequenceLast SequenceMask SequenceReverse SoftmaxOutput batch_take
+    gather_nd pick softmax_cross_entropy take""".split(),
+)
 RATES = {"lr": 0.01, "momentum": 0.9}
 
 _Computed = Dict[Tuple[int, str, str], np.ndarray]  # by step, kind and name, as in `Difference`
@@ -55,10 +42,8 @@ class CheckReport(NamedTuple):
 
     Attributes
     ----------
-    steps : int
-        Training steps that were run.
-    compared : int
-        Arrays that were compared, all steps together.
+    steps, compared : int
+        Training steps that were run, and arrays that were compared, all steps together.
     differences : tuple of Difference
         Step by step: outputs, gradients, auxiliary states.
     not_finite : tuple of str
@@ -82,22 +67,22 @@ class CheckReport(NamedTuple):
         if self:
             return f"equal: {self.compared} arrays in {self.steps} steps, bit for bit"
         lines = []
-        if self.differences:
-            first = self.differences[0]
+        for first in self.differences[:1]:
             lines.append(
                 f"{len(self.differences)} of {self.compared} arrays differ, first {first.kind} "
                 f"{first.name!r} in step {first.step} (by {first.largest:g})"
             )
-            if not self.repeatable:
-                lines.append(
-                    "the original differs from itself too when run twice: set OMP_NUM_THREADS=1 "
-                    "before MXNet is imported"
-                )
+        if not self.repeatable:
+            lines.append(
+                "the original differs from itself too when run twice: set OMP_NUM_THREADS=1 "
+                "before MXNet is imported"
+            )
         if self.not_finite:
             lines.append("not finite in the original: " + ", ".join(self.not_finite[:5]))
         return "; ".join(lines)
 
 
+@documented
 def check(
     symbol: Any,
     planned: Any,
@@ -117,16 +102,15 @@ def check(
 
     Parameters
     ----------
-    symbol, planned : mx.sym.Symbol
+    symbol : mx.sym.Symbol
+    planned : mx.sym.Symbol
     shapes : dict or list of mx.io.DataDesc
         Shapes of the inputs.
     steps : int
         Training steps, with an SGD-momentum update between them.
-    type_dict : dict, optional
-        Types of inputs by name; float32 where nothing is told.
     ctx : mx.Context, optional
         Where both are trained; the CPU by default.
-    grad_req : str, list or dict, optional
+    grad_req : str, list or dict
         As ``simple_bind`` takes it. By default as Module has it: 'write', but 'null' for the inputs
         named in ``shapes``.
     seed : int
@@ -140,57 +124,49 @@ def check(
     CheckReport
         True if outputs, gradients and auxiliary states are equal byte for byte, and finite.
 
-    Raises
-    ------
-    MemongerError
-        If the two have not the same inputs and outputs, or one of them cannot run.
-
     Examples
     --------
-    >>> report = memonger.check(net, planned, {'data': (2, 3, 32, 32)})
-    >>> assert report, report
+    >>> assert memonger.check(net, planned, {'data': (2, 3, 32, 32)})
     """
     steps = check_count("steps", steps, 1)
+    _check_alike(check_symbol(symbol), check_symbol(planned))
+    call = read_call({"net": symbol, "shapes": shapes, "type_dict": type_dict, "ctx": ctx})
+    inputs, graph = set(call.spec.shapes), forward_graph(symbol, call.spec)
+    requests = {name: "null" if name in inputs else "write" for name in call.grad_req}
+    if grad_req is not None:
+        requests = read_grad_req(list(call.grad_req), grad_req)
+    start = _initial_values(graph, seed, values or {}, inputs)
+    train = partial(_train, graph, start, steps, call.device, requests, seed, inputs)
+    expected = train(symbol)
+    differences = _compare(expected, train(planned))
+    repeatable = not differences or not _compare(expected, train(symbol))
+    infinite = {name for (*_, name), value in expected.items() if not np.isfinite(value).all()}
+    not_finite = tuple(n for n in dict.fromkeys(n for *_, n in expected) if n in infinite)
+    return CheckReport(steps, len(expected), tuple(differences), not_finite, repeatable)
+
+
+def _check_alike(symbol: Any, planned: Any) -> None:
+    """Check that two networks have the same inputs and outputs."""
     for what in ("arguments", "auxiliary_states", "outputs"):
-        one, other = (getattr(s, "list_" + what)() for s in map(check_symbol, (symbol, planned)))
+        one, other = (getattr(net, "list_" + what)() for net in (symbol, planned))
         if one != other:
             names = sorted(set(one) ^ set(other))
             raise MemongerError(
                 f"these are not the same network: their {what.replace('_', ' ')} differ "
                 f"({', '.join(names[:5]) or 'in order'})"
             )
-    device = check_device(ctx)
-    spec = read_shapes(symbol, shapes, {}, type_dict)
-    graph = forward_graph(symbol, spec)
-    inputs, names = set(spec.shapes), symbol.list_arguments()
-    if grad_req is None:
-        requests = {name: "null" if name in inputs else "write" for name in names}
-    else:
-        requests = read_grad_req(names, grad_req)
-    start = _initial_values(graph, seed, values or {}, inputs)
-
-    def run(net: Any) -> _Computed:
-        return _train(net, graph, start, steps, device, requests, seed, inputs)
-
-    expected = run(symbol)
-    differences = _compare(expected, run(planned))
-    repeatable = not differences or not _compare(expected, run(symbol))
-    finite = {name: True for *_, name in expected}
-    for (*_, name), value in expected.items():
-        finite[name] &= bool(np.all(np.isfinite(value)))
-    not_finite = tuple(name for name in finite if not finite[name])
-    return CheckReport(steps, len(expected), tuple(differences), not_finite, repeatable)
 
 
 def _initial_values(
     graph: ForwardGraph, seed: int, given: Mapping[str, Any], inputs: set[str]
 ) -> dict[str, np.ndarray]:
+    """Draw values for all variables that are not given."""
     random = np.random.RandomState(seed)
     indices = {
         node.inputs[k][0]
         for node in graph.nodes
-        for k in INDEX_INPUTS.get(node.op, ())
-        if k < len(node.inputs)
+        for k, ops in enumerate(INDEX_INPUTS)
+        if node.op in ops and k < len(node.inputs)
     }
     result = {}
     for i in list(graph.arguments) + sorted(graph.auxiliary):
@@ -201,17 +177,15 @@ def _initial_values(
             value = random.uniform(0.5, 1.5, shape)
         elif i in indices or np.dtype(dtype).kind in "iu" or name.endswith("label"):
             value = random.randint(0, 2, shape)
-        elif name in inputs:
-            value = random.uniform(-1, 1, shape)
         else:
-            fan_in = max(1, int(np.prod(shape[1:])))
-            value = random.uniform(-1, 1, shape) / np.sqrt(fan_in)
+            value = random.uniform(-1, 1, shape)
+            if name not in inputs:
+                value /= np.sqrt(max(1, int(np.prod(shape[1:]))))  # fan-in
         result[name] = value.astype(dtype)
     return result
 
 
 def _train(
-    net: Any,
     graph: ForwardGraph,
     start: Mapping[str, np.ndarray],
     steps: int,
@@ -219,27 +193,22 @@ def _train(
     requests: Mapping[str, str],
     seed: int,
     inputs: set[str],
+    net: Any,
 ) -> _Computed:
-    """What each of some training steps leaves: outputs, gradients, auxiliary states."""
+    """Train some steps, and return what each leaves: outputs, gradients, auxiliary states."""
     sparse = {graph.nodes[i].name for i in sparse_gradients(graph)}
     try:
         arrays = {n: mx.nd.array(value, ctx, value.dtype) for n, value in start.items()}
         args = {graph.nodes[i].name: arrays[graph.nodes[i].name] for i in graph.arguments}
-        aux = {graph.nodes[i].name: arrays[graph.nodes[i].name] for i in graph.auxiliary}
-        grads = {
-            n: mx.nd.zeros(a.shape, ctx, a.dtype).tostype(
-                "row_sparse" if n in sparse else "default"
-            )
-            for n, a in args.items()
-            if requests[n] != "null"
-        }
+        aux = {n: a for n, a in arrays.items() if n not in args}
+        wanted = {n: args[n] for n in args if requests[n] != "null"}
+        momentum = {n: mx.nd.zeros(a.shape, ctx, a.dtype) for n, a in wanted.items()}
+        grads = {n: mx.nd.zeros(a.shape, ctx, a.dtype) for n, a in wanted.items()}
+        grads = {n: g.tostype("row_sparse") if n in sparse else g for n, g in grads.items()}
         executor = net.bind(ctx, args, grads, requests, aux)
-        momentum = {n: mx.nd.zeros(g.shape, ctx, dtype=g.dtype) for n, g in grads.items()}
         random = np.random.RandomState(seed)
-        heads = [
-            mx.nd.array(random.uniform(-1, 1, out.shape), ctx, out.dtype)
-            for out in executor.outputs
-        ]
+        values = [(random.uniform(-1, 1, out.shape), out.dtype) for out in executor.outputs]
+        heads = [mx.nd.array(value, ctx, dtype) for value, dtype in values]
         result: _Computed = {}
         for step in range(steps):
             mx.random.seed(seed + step)
@@ -259,10 +228,12 @@ def _train(
 
 
 def _read(step: int, kind: str, arrays: Mapping[str, Any]) -> _Computed:
+    """Copy arrays to NumPy, by step, kind and name."""
     return {(step, kind, name): array.asnumpy() for name, array in arrays.items()}
 
 
 def _compare(expected: _Computed, found: _Computed) -> list[Difference]:
+    """Find the arrays that differ, and by how much."""
     return [
         Difference(*key, float(np.max(np.abs(one.astype("f8") - found[key].astype("f8")))))
         for key, one in expected.items()

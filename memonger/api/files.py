@@ -40,12 +40,8 @@ def write(
         "ctx": request.ctx and [request.ctx.device_type, request.ctx.device_id],
         "until": request.until,
     }
-    plan = {
-        "request": asked,
-        "schedule": None if schedule is None else schedule.events,
-        "figures": figures,
-        "settings": settings(),
-    }
+    plan = {"request": asked, "figures": figures, "settings": settings()}
+    plan["schedule"] = None if schedule is None else schedule.events
     text = json.dumps(plan, sort_keys=True, default=_plain)
     whole = {KIND: FORMAT, "sha256": _checksum(text), "plan": json.loads(text)}
     files.write(file, json.dumps(whole).encode())
@@ -55,9 +51,8 @@ def read(file: Any, net: Any, shapes: Any, input_shapes: Mapping[str, Any]) -> d
     """Read a plan; the fields of ``Plan``. Parameters and errors are those of ``load_plan``."""
     whole = _whole(file)
     asked, events = whole["request"], whole["schedule"]
-    planned = mx.sym.load_json(asked["symbol"])
+    planned, schedule = mx.sym.load_json(asked["symbol"]), None
     bare = marks.clear(marks.unplan(planned))
-    schedule = None
     if events is not None:
         schedule = Schedule(np.array(events, dtype=np.int32))
         planned = scheduled(bare, schedule)
@@ -72,38 +67,33 @@ def read(file: Any, net: Any, shapes: Any, input_shapes: Mapping[str, Any]) -> d
     here = settings()
     others = sorted({name for name, _ in set(here.items()) ^ set(whole["settings"].items())})
     if others:
-        log.warning(
-            "the plan of %r was made with other settings of %s: here it may take other memory",
-            file,
-            ", ".join(others),
-        )
+        said = "the plan of %r was made with other settings of %s: here it may take other memory"
+        log.warning(said, file, ", ".join(others))
     figures = {k: tuple(v) if isinstance(v, list) else v for k, v in whole["figures"].items()}
     return {**figures, "symbol": planned, "request": request, "schedule": schedule}
 
 
 def _whole(file: Any) -> dict[str, Any]:
-    """What a file holds, if it is as it was written."""
+    """Read what a file holds, if it is as it was written."""
+    anew = "write it anew with plan.save()"
     try:
         with open(os.fsdecode(file), encoding="utf-8") as f:
             found = json.load(f)
     except OSError as error:
         raise MemongerError(f"the plan {file!r} cannot be read: {error}") from None
     except (ValueError, TypeError, RecursionError) as error:
-        raise MemongerError(
-            f"{file!r} is no plan, or is cut short ({error}); write it anew with plan.save()"
-        ) from None
+        raise MemongerError(f"{file!r} is no plan, or is cut short ({error}); {anew}") from None
     if not isinstance(found, dict) or KIND not in found:
         raise MemongerError(f"{file!r} is no plan that plan.save() has written")
     if found[KIND] != FORMAT:
         raise MemongerError(
             f"the plan {file!r} is of another version of memonger (format {found[KIND]!r}, not "
-            f"{FORMAT}); write it anew with plan.save()"
+            f"{FORMAT}); {anew}"
         )
     plan: Any = found.get("plan")
     if found.get("sha256") != _checksum(json.dumps(plan, sort_keys=True)):
         raise MemongerError(
-            f"the plan {file!r} is not what was written (its checksum differs); write it anew with "
-            "plan.save()"
+            f"the plan {file!r} is not what was written (its checksum differs); {anew}"
         )
     return dict(plan)
 
@@ -112,11 +102,10 @@ def _compare(
     file: Any, request: Request, net: Any, shapes: Any, input_shapes: Mapping[str, Any]
 ) -> None:
     """Make sure that a plan is of this network and of these shapes."""
-    spec = read_shapes(net, shapes, input_shapes, None)
+    spec, known = read_shapes(net, shapes, input_shapes, None), request.spec
     named = f"the plan {file!r} is of another network: "
-    there = structure(request.symbol)
-    bare = marks.clear(marks.unplan(without_old_types(net, request.spec)))
-    here = structure(bare)
+    bare = marks.clear(marks.unplan(without_old_types(net, known)))
+    here, there = structure(bare), structure(request.symbol)
     if here != there:
         ours, theirs = ([json.dumps(n, sort_keys=True) for n in g["nodes"]] for g in (here, there))
         for k, (one, other) in enumerate(zip(ours, theirs)):
@@ -125,24 +114,23 @@ def _compare(
         raise MemongerError(
             f"{named}it has {len(ours)} nodes here, and {len(theirs)} there, or other outputs"
         )
-    for what, given, known in (
-        ("shape", spec.shapes, request.spec.shapes),
-        ("type", spec.types, request.spec.types),
-    ):
+    pairs: Any = (("shape", spec.shapes, known.shapes), ("type", spec.types, known.types))
+    for what, given, planned in pairs:
         for name, value in given.items():
-            if known.get(name, value) != value:
+            if planned.get(name, value) != value:
                 raise MemongerError(
                     f"the plan {file!r} is for another {what} of input {name!r}: it is {value} "
-                    f"here, and {known[name]} there; plan for this one"
+                    f"here, and {planned[name]} there; plan for this one"
                 )
 
 
 def _checksum(text: str) -> str:
+    """Return the SHA-256 of a text."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers and arrays as JSON has them."""
+    """Give NumPy's numbers and arrays as JSON has them."""
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     raise TypeError(f"a plan holds {value!r}, which no file can")

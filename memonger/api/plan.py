@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from memonger.api import files, plot
+from memonger.api.docstrings import documented
 from memonger.api.explain import PlanExplanation, explain_choices
 from memonger.costs.time import measured as timing
 from memonger.graph.forward import copy_names
 from memonger.schedules.schedule import Schedule
 from memonger.solve.memory import Memory, predict
-from memonger.solve.request import Request, read_network
+from memonger.solve.request import Options, Request
 from memonger.solve.solution import Solution
+from memonger.solve.ways import Marks
 from memonger.support.errors import in_words
 from memonger.support.symbols import read
 
@@ -27,43 +29,36 @@ class Plan:
     ----------
     symbol : mx.sym.Symbol
         The planned network, to be given to ``Module`` or ``FeedForward`` in place of the original.
-    pool_bytes : int
-        What MXNet's memory pool will take in training, with the real size of every element.
-        Parameters, their gradients, inputs and operator workspaces are not in it.
-    unplanned_bytes : int
-        The same without a plan.
+    pool_bytes, unplanned_bytes : int
+        What MXNet's memory pool takes in training, with the plan and without, with the real size of
+        every element. Not in it: parameters, their gradients, inputs and operator workspaces.
     counted_bytes : int
-        The pool as MXNet reports it (``get_cost``), with 4 bytes for an element of any type, and
-        with the gradients that it holds.
+        The pool as MXNet reports it (``get_cost``): 4 bytes for an element of any type, and with
+        the gradients that it holds.
     gradient_bytes : int
-        Gradients that the pool holds besides, which is where a schedule writes them; with marks
-        they are arrays of their own, and this is 0. A pool takes ``pool_bytes + gradient_bytes``.
+        Gradients that the pool holds besides, where a schedule writes them; with marks they are
+        arrays of their own, and this is 0. A pool takes ``pool_bytes + gradient_bytes``.
     peak_bytes : int
-        The most bytes of activations, and of gradients that are handed on, that are alive at once,
-        those of ``gradient_bytes`` apart. The whole pool is larger by what MXNet's planner leaves
-        unused in its blocks. ``pool_bytes`` of a schedule can still be less: where the gradients
-        are the most of it, activations lie for a while where a gradient will be.
-    device_bytes : int
-        What MXNet asks the device for (a GPU, where none was given): the pool, the inputs and
-        parameters, the gradients of those that ``grad_req`` asks for, auxiliary states,
-        ``held_bytes`` and ``temporary_bytes``, each rounded as MXNet rounds it. Not in it are the
-        state of an optimiser, cuDNN's workspaces and what CUDA takes for itself. Pointwise fusion
-        is in it only if the plan is for a GPU (``ctx``): it is on by default on a GPU
-        (``MXNET_USE_FUSION``), and makes the ``copies`` of a plan for any device take memory of
-        their own (ResNet-50 v1: 9 % more than is told here).
-    unplanned_device_bytes : int
-        The same without a plan.
-    held_bytes : int
+        The most bytes of activations, and of gradients on their way, that are alive at once. The
+        pool is larger by what MXNet's planner leaves unused. That of a schedule can be less, for
+        activations may lie where a gradient of ``gradient_bytes`` will be.
+    device_bytes, unplanned_device_bytes : int
+        What MXNet asks the device for (a GPU, where none was given): the pool, inputs, parameters,
+        the gradients that ``grad_req`` asks for, auxiliary states, ``held_bytes`` and
+        ``temporary_bytes``, each rounded as MXNet rounds it. Not in it: the state of an optimiser,
+        cuDNN's workspaces and what CUDA takes for itself; and pointwise fusion, unless the plan is
+        for a GPU (``ctx``). It is on by default there (``MXNET_USE_FUSION``), and makes the
+        ``copies`` of a plan for any device take memory of their own (ResNet-50 v1: 9 % more).
+    held_bytes, unplanned_held_bytes : int
         What operators hold beside the pool for the life of the executor: the reserve spaces of
-        ``RNN``, which no plan changes; and on the CPU plain copies of what MKLDNN has laid out in
+        ``RNN``, which no plan changes; on the CPU plain copies of what MKLDNN has laid out in
         blocks. What cuDNN holds is not documented, and told as it was once measured.
-    unplanned_held_bytes : int
-        The same without a plan.
     temporary_bytes : int
         The largest temporary space that an operator is known to ask for; all share one. On the CPU
         it has the copies of MKLDNN's own operators.
-    recomputed_flops, recompute_overhead : float
-        Work added to a training step, as a share of the FLOPs of the forward pass.
+    recompute_overhead : float
+        Work added to a training step, as a share of the FLOPs of the forward pass. The field has
+        its old name, ``recomputed_flops``.
     kept, recomputed : tuple of str
         Names of the operators, in execution order.
     copies : tuple of str
@@ -80,17 +75,17 @@ class Plan:
         ``device_bytes`` and the sizes of elements that have not 4 bytes are estimates.
     interrupted : bool
         Whether the search was ended early (Ctrl-C); this is the best that it had found.
-    floor_bytes : int
-        What is alive at once under any plan of this network, at least.
-    floor : str
-        The operator that sets it; empty if none does.
+    floor_bytes, floor : int, str
+        What is alive at once under any plan of this network, at least; and the operator that sets
+        this, empty if none does.
     slowest : str
         The most work that is recomputed between two gradients; empty if nothing is.
     request : Request
         What was asked for: the network without a plan, its shapes, its gradients.
-    added_time, time_overhead : float or None
+    time_overhead : float or None
         The time that the plan is predicted to add to a training step, as a share of the step's
-        without a plan; None where the search did not look at time.
+        without a plan; None where the search did not look at time. The field has its old name,
+        ``added_time``.
     schedule : Schedule or None
         What a training step runs, in which order; None where that is left to MXNet.
     """
@@ -121,75 +116,58 @@ class Plan:
     added_time: float | None = None
     schedule: Schedule | None = None
 
-    @property
-    def recompute_overhead(self) -> float:
-        return self.recomputed_flops
-
-    @property
-    def time_overhead(self) -> float | None:
-        return self.added_time
+    recompute_overhead = property(lambda self: self.recomputed_flops, doc="See `Plan`.")
+    time_overhead = property(lambda self: self.added_time, doc="See `Plan`.")
 
     def __repr__(self) -> str:
         return (
             f"Plan(pool_bytes={self.pool_bytes}, unplanned_bytes={self.unplanned_bytes}, "
-            f"recomputed_flops={self.recomputed_flops:.3f}, planner={self.planner!r}, "
+            f"recompute_overhead={self.recomputed_flops:.3f}, planner={self.planner!r}, "
             f"exact={self.exact})"
         )
 
     def __str__(self) -> str:
-        pool, unplanned, inside, peak, device, unplanned_device = map(
-            in_words,
-            (
-                self.pool_bytes + self.gradient_bytes,
-                self.unplanned_bytes + self.gradient_bytes,
-                self.gradient_bytes,
-                self.peak_bytes,
-                self.device_bytes,
-                self.unplanned_device_bytes,
-            ),
-        )
-        before, after = f"{unplanned} without a plan", f"{pool}, of which {peak} are alive at once"
-        if self.gradient_bytes:
-            before += f": a pool of {in_words(self.unplanned_bytes)}, and {inside} of gradients of "
-            before += "parameters"
-            after = f"{pool}, these gradients in it; {peak} of results are alive at once"
+        inside, alive = self.gradient_bytes, in_words(self.peak_bytes)
+        before = f"{in_words(self.unplanned_bytes + inside)} without a plan"
+        after = f"of which {alive} are alive at once"
+        if inside:
+            before += f": a pool of {in_words(self.unplanned_bytes)}, and {in_words(inside)} of "
+            before += "gradients of parameters"
+            after = f"these gradients in it; {alive} of results are alive at once"
         saved = self.unplanned_bytes - self.pool_bytes
-        share = 100 * saved / max(1, self.unplanned_bytes + self.gradient_bytes)
-        ctx = self.request.ctx
-        gpu = ctx is None or ctx.device_type == "gpu"
+        share = 100 * saved / max(1, self.unplanned_bytes + inside)
+        gpu = self.request.ctx is None or self.request.ctx.device_type == "gpu"
+        held = f"{in_words(self.held_bytes)} of it are held by operators, "
+        held += f"{in_words(self.unplanned_held_bytes)} without a plan"
+        shared = (
+            f"{in_words(self.temporary_bytes)} of it are temporary space, which operators share"
+        )
         work = f"{100 * self.recomputed_flops:.0f} % of the forward pass is recomputed"
         if self.added_time is not None:
             work += f"; {100 * self.added_time:.1f} % of the time of a step is added, as predicted"
         operators = len(self.kept) + len(self.recomputed)
         times = "once each" if self.schedule is None else "as often as the schedule says"
-        kept = f"{len(self.kept)} operators"
-        if self.copies:
-            kept += f", and the results of {len(self.copies)} recomputed ones"
+        results = f", and the results of {len(self.copies)} recomputed ones"
         exact = "replayed to the byte" if self.exact else "bound, in whole MB"
         lines = {
             "before": before,
-            "after": after,
+            "after": f"{in_words(self.pool_bytes + inside)}, {after}",
             "saved": f"{in_words(saved)}, {share:.0f} %",
             "floor": f"{in_words(self.floor_bytes)} must be alive at once under any plan"
             + (self.floor and f", in {self.floor}"),
-            "device": f"{device} of {'a GPU' if gpu else 'the CPU'}, {unplanned_device} without a "
-            "plan: that, parameters, gradients and inputs" + (gpu and ", in MXNet's blocks" or ""),
-            "held": f"{in_words(self.held_bytes)} of it are held by operators, "
-            f"{in_words(self.unplanned_held_bytes)} without a plan",
-            "shared": f"{in_words(self.temporary_bytes)} of it are temporary space, which "
-            "operators share",
+            "device": f"{in_words(self.device_bytes)} of {'a GPU' if gpu else 'the CPU'}, "
+            f"{in_words(self.unplanned_device_bytes)} without a plan: that, parameters, gradients "
+            "and inputs" + (gpu and ", in MXNet's blocks" or ""),
+            "held": held if self.held_bytes or self.unplanned_held_bytes else "",
+            "shared": shared if self.temporary_bytes else "",
             "work": work,
             "slowest": self.slowest or "nothing is recomputed",
             "recomputed": f"{len(self.recomputed)} of {operators} operators, {times}",
-            "kept": kept,
+            "kept": f"{len(self.kept)} operators" + (results if self.copies else ""),
             "plan": f"{self.planner}, memory {exact}"
             + ("; the search was interrupted" if self.interrupted else ""),
         }
-        if not (self.held_bytes or self.unplanned_held_bytes):
-            del lines["held"]
-        if not self.temporary_bytes:
-            del lines["shared"]
-        return "\n".join(f"{name:10} {text}" for name, text in lines.items())
+        return "\n".join(f"{name:10} {text}" for name, text in lines.items() if text)
 
     def explain(self) -> PlanExplanation:
         """Tell of each tensor of the forward pass whether it is kept, and why.
@@ -198,33 +176,14 @@ class Plan:
         -------
         PlanExplanation
             Printed it is a table.
-
-        Examples
-        --------
-        >>> print(memonger.plan(net, {'data': (32, 3, 224, 224)}).explain())
         """
         original, budgeted = self.planner == "chen2016", self.added_time is not None
-        return explain_choices(
-            read_network(self.request), self._memory(self.symbol), original, budgeted
-        )
+        way = Marks(self.request, Options())
+        return explain_choices(way, self._memory(self.symbol), original, budgeted)
 
+    @documented
     def plot(self, file: Any) -> None:
-        """Draw memory over the training step, without the plan and with it.
-
-        Parameters
-        ----------
-        file : str or path
-            A picture of 1200 by 800 pixels where it ends in ``.png``; ``.svg`` and ``.pdf`` too.
-
-        Raises
-        ------
-        MemongerError
-            If matplotlib is not installed, or the file cannot be written.
-
-        Examples
-        --------
-        >>> memonger.plan(net, {'data': (32, 3, 224, 224)}).plot('plan.png')
-        """
+        """Draw memory over the training step, without the plan and with it."""
         before, after = self._memory(self.request.symbol), self._memory(self.symbol)
         panels = {
             f"without a plan: a pool of {in_words(self.unplanned_bytes)}": before,
@@ -243,11 +202,7 @@ class Plan:
         Returns
         -------
         float
-            As a share of a step's time without a plan; ``added_time`` where that is known.
-
-        Examples
-        --------
-        >>> memonger.plan(net, {'data': (32, 3, 224, 224)}).predict_time()
+            As a share of a step's time without a plan; ``time_overhead`` where that is known.
         """
         if self.added_time is not None:
             return self.added_time
@@ -270,22 +225,23 @@ class Plan:
         ------
         MemongerError
             If it cannot be written.
-
-        Examples
-        --------
-        >>> memonger.plan(net, {'data': (32, 3, 224, 224)}).save('plan.json')
         """
-        apart = ("symbol", "request", "schedule")
-        names = [f.name for f in dataclasses.fields(self) if f.name not in apart]
-        figures = {name: getattr(self, name) for name in names}
-        files.write(file, self.request, self.schedule, self.symbol, figures)
+        files.write(file, self.request, self.schedule, self.symbol, figures(self))
 
     def _memory(self, symbol: Any) -> Memory:
-        """What a training step takes, as it is predicted."""
+        """Predict what a training step of a symbol takes."""
         request = self.request
         return predict(symbol, request.spec, request.grad_req, request.device)
 
 
+def figures(plan: Plan) -> dict[str, Any]:
+    """Give the fields of a plan that are data: all but its symbol, its request, its schedule."""
+    names = [f.name for f in dataclasses.fields(plan)]
+    apart = ("symbol", "request", "schedule")
+    return {name: getattr(plan, name) for name in names if name not in apart}
+
+
+@documented
 def load_plan(file: Any, net: Any = None, shapes: Any = None, **input_shapes: Any) -> Plan:
     """Read a plan that `Plan.save` has written; nothing is searched or bound.
 
@@ -297,8 +253,6 @@ def load_plan(file: Any, net: Any = None, shapes: Any = None, **input_shapes: An
         not. Without it the plan's own is taken on trust.
     shapes : dict or list of mx.io.DataDesc, optional
         With ``net``: the shapes of inputs, to make sure that the plan is for them.
-    **input_shapes
-        Shapes of inputs by name.
 
     Returns
     -------
@@ -321,15 +275,15 @@ def load_plan(file: Any, net: Any = None, shapes: Any = None, **input_shapes: An
 
 
 def plan_of(request: Request, planned: Any, solution: Solution) -> Plan:
-    """The Plan for a symbol, with the names of its operators."""
+    """Make the Plan of a planned symbol, with the names of its operators."""
     nodes = read(request.symbol)["nodes"]
     names = [node["name"] for node in nodes]
     found, floor = solution.plan, solution.floor
     operators = [(n["name"], r) for n, r in zip(nodes, found.recomputed) if n["op"] != "null"]
-    chosen, text = nodes[floor.operator], ""
+    chosen, slowest = nodes[floor.operator], ""
     if solution.slowest is not None:
         first, last, count, flops = solution.slowest
-        text = (
+        slowest = (
             f"{names[first]!r} to {names[last]!r}: {count} operators, {100 * flops:.0f} % of the "
             "forward pass, are recomputed together"
         )
@@ -337,7 +291,7 @@ def plan_of(request: Request, planned: Any, solution: Solution) -> Plan:
         symbol=planned,
         floor_bytes=floor.nbytes,
         floor=floor.sets(chosen["name"], chosen["op"], len(nodes)) if floor.row >= 0 else "",
-        slowest=text,
+        slowest=slowest,
         request=request,
         kept=tuple(name for name, again in operators if not again),
         recomputed=tuple(name for name, again in operators if again),

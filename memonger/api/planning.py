@@ -1,4 +1,4 @@
-"""The calls that plan: ``plan``, and ``search_plan`` under the original's name.
+"""The calls that plan a network: ``plan``, and the original's (but ``get_cost`` tells its memory).
 
 What is found is remembered in this process by everything that it depends on, so that a ``sym_gen``
 that plans may be called again and again.
@@ -8,34 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import re
-from typing import Any, Callable, Mapping, TypeVar
+from typing import Any, Mapping, MutableMapping
 
+from memonger.api.docstrings import documented
 from memonger.api.plan import Plan, plan_of
-from memonger.solve.request import (
-    EITHER,
-    WAYS,
-    Options,
-    Request,
-    check_work,
-    fingerprint,
-    read_options,
-    read_request,
-)
-from memonger.solve.solution import Solution, solve
-from memonger.solve.ways import way_of
+from memonger.costs.bind import bind, planned_mb
+from memonger.graph import marks
+from memonger.graph.inputs import check_count
+from memonger.graph.read import forward_graph
+from memonger.planners.marks import chen2016
+from memonger.solve import request as requests
+from memonger.solve.memory import measure as measured
+from memonger.solve.request import EITHER, WAYS, Options, Request
+from memonger.solve.solution import BARE, Solution, solve
+from memonger.solve.ways import Marks, way_of
 from memonger.support.cache import Latest
-from memonger.support.errors import BudgetError, MemongerError
+from memonger.support.errors import MB, BudgetError, MemongerError
 
 log = logging.getLogger("memonger")
 
-REMEMBERED = 256  # plans
-
-_solutions: Latest[Solution] = Latest(REMEMBERED)
-
-F = TypeVar("F", bound=Callable[..., Any])
+_solutions: Latest[Solution] = Latest(256)
 
 
+@documented
 def plan(
     net: Any,
     shapes: Any = None,
@@ -63,78 +58,12 @@ def plan(
     The plan is found without binding its trials, where MXNet's memory planner can be replayed, and
     confirmed by one bind; nothing is allocated. It is cached in this process.
 
-    Parameters
-    ----------
-    net : mx.sym.Symbol
-        The network. Marks (``mirror_stage``) are used if there are any, and not needed.
-    shapes : dict or list of mx.io.DataDesc
-        Shapes of the inputs: ``{'data': (32, 3, 224, 224)}``, or ``iterator.provide_data +
-        iterator.provide_label``. They may be given as keywords too.
-    how : {'marks', 'schedule', 'auto'}
-        'marks': each result is recomputed at most once, by marks on the operators that MXNet's
-        executor reads. 'schedule': as often as it pays; the whole training step is written out
-        when the symbol is bound. 'auto', with a budget: of both the one that is predicted to be
-        faster, and that needs both searches. Mostly that is a schedule, for marks cannot keep the
-        result of a convolution without what it was computed from, unless it runs again.
-    work : float, optional
-        The most forward work of a training step, in times that of one forward pass: 2.0 allows one
-        pass more. Marks take at most 2. By default there is no limit but one for schedules: what
-        O(log n) memory takes, at most 2 log2(n) for a network of n operators. More can be told.
-    budget : int, str or float, optional
-        The memory that may be taken: the plan is then the fastest that fits. Bytes (an int), text
-        in decimal or binary units ('6GB', '6GiB', '800MB'), a share of the memory without a plan
-        ('60%', or a float in (0, 1]), or 'device': what is free on the GPU ``ctx``.
-    budget_of : {'pool', 'device'}, optional
-        What the budget bounds: ``pool_bytes`` (the default), or all that the GPU holds:
-        ``device_bytes`` and the optimiser's state; not what cuDNN and CUDA take for themselves.
-    optimizer : str, (str, dict) or mx.optimizer.Optimizer, optional
-        Whose state counts with ``budget_of='device'``: 'adam', or ``('sgd', {'momentum': 0.9})``.
-    measure : bool
-        Whether the time of each operator is measured on the device, once, instead of predicted
-        from its FLOPs and bytes. For a budget.
-    patience : float
-        Times the usual length of the search, for smaller plans.
-    type_dict : dict, optional
-        Types of inputs by name, as ``simple_bind`` takes it; float32 where nothing is told.
-    grad_req : str, list or dict
-        'write', 'add' or 'null' as ``simple_bind`` takes it. The memory that is told is that with
-        these gradients; the plan is right for others too. By default, as for ``simple_bind`` and
-        ``get_cost``, gradients of all arguments; ``Module`` asks for none of its data and labels
-        ('null'), by which its memory differs a little.
-    ctx : mx.Context, optional
-        The device to plan for. By default the plan is made on the CPU and holds for CPU and GPU;
-        a plan for ``mx.cpu()`` leaves cuDNN's BatchNorm on and does not hold for a GPU. Where you
-        train on a GPU, give it, such as ``mx.gpu(0)``: what is kept then costs nothing more with
-        pointwise fusion, and the memory that is told is that with ``MXNET_USE_FUSION`` as it is
-        set. Such a plan is not for the CPU: inference there may round differently.
-    planner : {'smallest', 'chen2016'}
-        'smallest' searches cuts of the network for the least memory, marks or no marks, and takes
-        nothing that is worse than the original's plan with the rules or than none;
-        'chen2016' is the original algorithm, on the marks of the network.
-    ntrial : int
-        Thresholds that the original's search tries beyond its first three.
-    until : str, optional
-        The name of a layer (or of its output, ``'conv1_output'``). Only what runs before it is
-        recomputed: it and what follows is kept.
-    devices : int
-        The shapes are of the whole batch, and ``Module`` will split it among so many devices; the
-        plan is made for, and tells the memory of, the largest share.
-    kept_copies : bool
-        Whether identities (named ``*_keep``) may be put behind operators to keep a result without
-        what it was computed from; False leaves the operators of the network untouched.
-    rules : bool
-        False gives the bare plan, without the rules that keep it right on every device.
-    **input_shapes
-        Shapes of inputs by name, the batch first: ``data=(32, 3, 224, 224)``.
-
     Returns
     -------
     Plan
 
     Raises
     ------
-    MemongerError
-        If something about the network, the shapes or the call is wrong; it says what to do.
     BudgetError
         If no plan that was found fits the budget; it tells the least memory that was found.
     KeyboardInterrupt
@@ -149,21 +78,7 @@ def plan(
     return _plan(locals())
 
 
-def as_for_plan(function: F) -> F:
-    """Spell out the parameters that a docstring says are "As for ``plan``."."""
-    parameter = r"^    (\*{0,2}\w+)(?: : .*)?\n(?:        .*\n)+"
-    texts = {found[1]: found[0] for found in re.finditer(parameter, plan.__doc__ or "", re.M)}
-
-    def spelled(found: re.Match[str]) -> str:
-        return "".join(texts[name] for name in re.split(r",\s+", found[1].strip()))
-
-    doc = function.__doc__ or ""
-    listed = r"^((?:    [*\w].*\n)+)        As for ``plan``\.\n"
-    function.__doc__ = re.sub(listed, spelled, doc, flags=re.M)
-    return function
-
-
-@as_for_plan
+@documented
 def search_plan(
     sym: Any,
     ntrial: int = 6,
@@ -188,14 +103,6 @@ def search_plan(
 ) -> Any:
     """Plan a network as ``plan`` does, under the original's name and arguments.
 
-    Parameters
-    ----------
-    sym : mx.sym.Symbol
-        The network.
-    ntrial, type_dict, planner, how, work, budget, budget_of, optimizer, measure, patience, ctx,
-    shapes, rules, until, devices, kept_copies, grad_req, **input_shapes
-        As for ``plan``.
-
     Returns
     -------
     mx.sym.Symbol
@@ -212,30 +119,24 @@ def search_plan(
     >>> planned = memonger.search_plan(net, ctx=mx.gpu(), data=(32, 3, 224, 224))
     >>> mod = mx.mod.Module(planned, context=mx.gpu())
     """
-    return _plan({**locals(), "net": sym}).symbol
-
-
-def request_of(given: Mapping[str, Any]) -> Request:
-    """Check which network is planned; ``given`` are the arguments of a call by name."""
-    names = ("shapes", "input_shapes", "type_dict", "grad_req", "ctx", "until", "devices")
-    return read_request(given["net"], **{name: given[name] for name in names if name in given})
+    return _plan(locals()).symbol
 
 
 def _plan(given: Mapping[str, Any]) -> Plan:
     """Plan as the arguments of a call say."""
-    options = read_options(given)
+    options = requests.read_options(given)
     if options.how == EITHER and options.budget is None:
         raise MemongerError(
             "how='auto' is for a budget, within which the faster of both ways is taken; give a "
             "budget, or how='marks' or how='schedule'"
         )
-    request = request_of(given)
+    request = requests.read_request(given)
     return _faster(request, options) if options.how == EITHER else _planned(request, options)
 
 
 def _planned(request: Request, options: Options) -> Plan:
-    """The plan by one way, searched for or remembered."""
-    key = fingerprint(request, options)
+    """Plan by one way, or remember the plan."""
+    key = requests.fingerprint(request, options)
     solution = _solutions.get(key)
     if solution is None:
         solution, symbol = solve(way_of(request, options))
@@ -250,21 +151,22 @@ def _planned(request: Request, options: Options) -> Plan:
 
 
 def _faster(request: Request, options: Options) -> Plan:
-    """The faster of the plans of both ways; marks where they are equally fast."""
+    """Plan by both ways, and take the faster plan; marks where they are equally fast."""
     plans: list[Plan] = []
     refused: list[MemongerError] = []
-    for way in WAYS:
+    interrupted = False
+    for how in WAYS:
         try:
-            check_work(way, options.work)
-            plans.append(_planned(request, dataclasses.replace(options, how=way)))
+            requests.check_work(how, options.work)
+            plans.append(_planned(request, dataclasses.replace(options, how=how)))
         except MemongerError as error:  # no schedule of this network, or no plan that fits
-            log.info("how='auto': no plan by how=%r: %s", way, error)
+            log.info("how='auto': no plan by how=%r: %s", how, error)
             refused.append(error)
         except KeyboardInterrupt:
             if not plans:
                 raise
             log.warning("interrupted: this is the fastest plan that fits of those found so far")
-            plans = [dataclasses.replace(plan, interrupted=True) for plan in plans]
+            interrupted = True
             break
         if plans and (plans[-1].interrupted or not plans[-1].added_time):  # none can be faster
             break
@@ -272,4 +174,119 @@ def _faster(request: Request, options: Options) -> Plan:
         short = [error for error in refused if isinstance(error, BudgetError)]
         raise min(short, key=lambda error: error.least_bytes) if short else refused[0]
     best = min(plans, key=lambda plan: plan.added_time or 0.0)
-    return dataclasses.replace(best, interrupted=any(plan.interrupted for plan in plans))
+    interrupted = interrupted or any(plan.interrupted for plan in plans)
+    return dataclasses.replace(best, interrupted=interrupted)
+
+
+@documented
+def make_mirror_plan(
+    sym: Any,
+    threshold: int,
+    plan_info: MutableMapping[str, int] | None = None,
+    *,
+    type_dict: Mapping[str, Any] | None = None,
+    ctx: Any = None,
+    shapes: Any = None,
+    rules: bool = True,
+    until: str | None = None,
+    devices: int = 1,
+    **input_shapes: Any,
+) -> Any:
+    """Make the original's plan for one threshold, on the marks (``mirror_stage``) of the network.
+
+    Parameters
+    ----------
+    threshold : int
+        MB of results that may gather between two that are kept.
+    plan_info : dict, optional
+        Receives 'save_size' and 'max_size', in bytes: of all that is kept, and of the largest block
+        between; both before ``until`` and the rules are applied.
+
+    Returns
+    -------
+    mx.sym.Symbol
+        A marked copy of ``sym``.
+
+    Examples
+    --------
+    >>> info = {}
+    >>> planned = memonger.make_mirror_plan(net, 576, info, data=(32, 3, 224, 224))
+    """
+    way = Marks(requests.read_request(locals()), Options(rules=rules))
+    threshold = check_count("threshold", threshold, 0)
+    found = chen2016.mirror_plan(way.graph, way.stages, threshold)
+    if plan_info is not None:
+        plan_info.update(max_size=found.max_size, save_size=found.save_size)
+    bare = way.within(found.mask)
+    if not rules:
+        log.warning(BARE)
+        return marks.apply(way.request.symbol, bare)
+    mask, cost = way.rules.apply(bare), way.cost
+    log.info("cost=%d MB before the rules, %d MB with them", cost(bare) // MB, cost(mask) // MB)
+    return marks.apply(way.request.symbol, mask, way.rules.native(mask))
+
+
+@documented
+def get_cost(
+    sym: Any,
+    type_dict: Mapping[str, Any] | None = None,
+    *,
+    ctx: Any = None,
+    shapes: Any = None,
+    **input_shapes: Any,
+) -> int:
+    """Tell the memory that MXNet plans for training a network, in MB of 2**20 bytes.
+
+    It is bound for gradients of all arguments, and nothing is allocated. MXNet counts 4 bytes for
+    every element; parameters, their gradients, inputs and operator workspaces are not in it. A
+    schedule's pool holds the parameters' gradients too (``Plan.gradient_bytes``): they are in it.
+
+    Returns
+    -------
+    int
+
+    Examples
+    --------
+    >>> memonger.get_cost(net, data=(32, 3, 224, 224))
+    14332
+    """
+    call = requests.read_call(locals())
+    return planned_mb(bind(sym, forward_graph(sym, call.spec), call.device))
+
+
+@documented
+def pool_bytes(
+    sym: Any,
+    type_dict: Mapping[str, Any] | None = None,
+    *,
+    ctx: Any = None,
+    shapes: Any = None,
+    **input_shapes: Any,
+) -> int:
+    """Tell the bytes that MXNet's pool takes in training, with the real size of every element.
+
+    Where ``get_cost`` is in whole MB and counts 4 bytes for an element of any type, as MXNet
+    reports it, this is what will be allocated: half of it for a network in float16.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    MemongerError
+        If the network holds something whose memory cannot be told without running it.
+
+    Examples
+    --------
+    >>> memonger.pool_bytes(net, type_dict={'data': 'float16'}, data=(32, 3, 224, 224))
+    """
+    call = requests.read_call(locals())
+    found = measured(sym, call.spec, call.grad_req, call.device)
+    if not found.exact:
+        why = "; ".join(found.inexact) or f"the replay disagrees with MXNet's {found.bound} MB"
+        raise MemongerError(
+            f"the memory of this network cannot be told to the byte ({why}); get_cost tells it "
+            "in MB"
+        )
+    return found.pool_bytes

@@ -31,54 +31,32 @@ def plot_memory(file: Any, panels: Mapping[str, Memory]) -> None:
     highest = max(int(memory.live.max(initial=1)) for memory in panels.values()) / MB
     every[0].set_ylim(0, 1.28 * highest)  # room for what is written
     every[-1].set_xlabel("operators of one training step, in the order in which they run")
-    figure.legend(
-        *every[0].get_legend_handles_labels(),
-        loc="upper center",
-        ncol=len(COLOURS),
-        frameon=False,
-        fontsize=12,
-    )
+    handles, ncol = every[0].get_legend_handles_labels(), len(COLOURS)
+    figure.legend(*handles, loc="upper center", ncol=ncol, frameon=False, fontsize=12)
     figure.tight_layout(rect=(0, 0, 1, 0.96))
     _save(figure, file)
 
 
 def _panel(axes: Any, title: str, memory: Memory) -> None:
-    found = memory.replay
+    """Draw one training step."""
+    found, peak = memory.replay, memory.peak
     runs = ~found.training.tables.variable[found.order]  # variables take no time
     at = np.arange(int(runs.sum()) + 1)  # the last one has an end too
-    stacks, colours, names = [], [], []
-    for kind, (name, colour) in COLOURS.items():
-        live = memory.timeline.live_bytes(kind, without=memory.pooled)
-        stacks.append(np.append(live[runs], live[runs][-1:]) / MB)
-        colours.append(colour)
-        names.append(name)
+    names, colours = zip(*COLOURS.values())
+    lives = [memory.timeline.live_bytes(kind, without=memory.pooled)[runs] for kind in COLOURS]
+    stacks = [np.append(live, live[-1:]) / MB for live in lives]
     axes.stackplot(at, *stacks, colors=colours, labels=names, step="post", linewidth=0)
-    peak = memory.peak
     x, y = runs[:peak].sum() + 0.5, memory.live[peak] / MB
     axes.plot([x], [y], marker="v", color="black", markersize=9)
-    right = x > 0.55 * len(at)
-    axes.annotate(
-        f"peak {y:.1f} MB alive at once\nin {shortened(memory.running)}",
-        (x, y),
-        xytext=(-10 if right else 10, 0),
-        textcoords="offset points",
-        ha="right" if right else "left",
-        va="bottom",
-        fontsize=12,
-    )
+    text = f"peak {y:.1f} MB alive at once\nin {shortened(memory.running)}"
+    away, side = (-10, "right") if x > 0.55 * len(at) else (10, "left")
+    _write(axes, text, (x, y), (away, 0), ha=side, va="bottom")
     forward = np.flatnonzero(found.training.phases[found.order][runs] == FORWARD)
     if len(forward):
         border = forward[-1] + 1
         axes.axvline(border, color="black", linewidth=1, linestyle=":")
-        axes.annotate(
-            "backward pass",
-            (border, 1),
-            xycoords=("data", "axes fraction"),
-            xytext=(4, -4),
-            textcoords="offset points",
-            va="top",
-            fontsize=11,
-        )
+        place: Any = {"xycoords": ("data", "axes fraction"), "va": "top", "fontsize": 11}
+        _write(axes, "backward pass", (border, 1), (4, -4), **place)
     axes.set_title(title, fontsize=14, loc="left")
     axes.set_ylabel("memory alive in MB (2**20 bytes)", fontsize=12)
     axes.set_xlim(0, max(1, len(at) - 1))
@@ -95,9 +73,9 @@ def plot_frontier(file: Any, pools: Sequence[int], added: Sequence[float], unpla
     """
     figure = _figure()
     axes = figure.subplots()
-    x, y = np.array(pools) / MB, 100 * np.array(added)
-    axes.step(x, y, where="pre", color=COLOURS[FORWARD][1], linewidth=2)
-    axes.plot(x, y, "o", color=COLOURS[FORWARD][1], markersize=8)
+    x, y, colour = np.array(pools) / MB, 100 * np.array(added), COLOURS[FORWARD][1]
+    axes.step(x, y, where="pre", color=colour, linewidth=2)
+    axes.plot(x, y, "o", color=colour, markersize=8)
     highest = max(1.0, float(y.max(initial=0)))
     axes.set_xlim(0, 1.15 * max(unplanned / MB, float(x.max(initial=0))))  # room for a label
     axes.set_ylim(-0.06 * highest, 1.2 * highest)
@@ -105,15 +83,8 @@ def plot_frontier(file: Any, pools: Sequence[int], added: Sequence[float], unpla
     if not added[0]:
         ends[0] = ("no plan", (12, 0), "center")  # beside it, for the others are left of it
     for k, (name, offset, side) in ends.items():
-        axes.annotate(
-            f"{name}\n{x[k]:.1f} MB" + (f"\n+{y[k]:.1f} % time" if y[k] else ""),
-            (x[k], y[k]),
-            xytext=offset,
-            textcoords="offset points",
-            ha="left",
-            va=side,
-            fontsize=12,
-        )
+        text = f"{name}\n{x[k]:.1f} MB" + (f"\n+{y[k]:.1f} % time" if y[k] else "")
+        _write(axes, text, (x[k], y[k]), offset, va=side)
     axes.set_xlabel("memory of the pool in MB (2**20 bytes)", fontsize=12)
     axes.set_ylabel("predicted time added to a training step (%)", fontsize=12)
     share = 100 * MB / unplanned  # % of a MB
@@ -127,8 +98,14 @@ def plot_frontier(file: Any, pools: Sequence[int], added: Sequence[float], unpla
     _save(figure, file)
 
 
+def _write(axes: Any, text: str, at: Any, offset: tuple[int, int], **where: Any) -> None:
+    """Write a text so many points beside a place."""
+    where = {"ha": "left", "fontsize": 12, **where}
+    axes.annotate(text, at, xytext=offset, textcoords="offset points", **where)
+
+
 def shortened(text: str, most: int = 64) -> str:
-    """A text of so many characters, the middle left out: what fits beside a peak."""
+    """Cut a text to so many characters, the middle left out: what fits beside a peak."""
     if len(text) <= most:
         return text
     return text[: most // 2] + " ... " + text[len(text) - most // 2 + 5 :]
@@ -150,20 +127,18 @@ def check_picture(file: Any) -> str:
 
 
 def _figure() -> Any:
-    """An empty picture; matplotlib is imported by no more than this."""
+    """Make an empty picture; matplotlib is imported by no more than this."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise MemongerError(
-            "pictures need matplotlib, which is not installed: pip install matplotlib"
-        ) from None
+        said = "pictures need matplotlib, which is not installed: pip install matplotlib"
+        raise MemongerError(said) from None
     return Figure(figsize=SIZE, dpi=DPI)
 
 
 def _save(figure: Any, file: Any) -> None:
     """Write a picture to a file."""
-    drawn = io.BytesIO()
-    kind = check_picture(file)
+    drawn, kind = io.BytesIO(), check_picture(file)
     try:
         figure.savefig(drawn, format=kind)
     except (OSError, ValueError, RuntimeError) as error:

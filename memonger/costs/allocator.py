@@ -48,56 +48,48 @@ def order_and_reads(t, recomputed):  # type: ignore[no-untyped-def]
     walk through the gradients first meets it (``Tables.walk_row``).
     """
     n = t.forward
-    start = t.before_start
     copies = t.output_start[n]  # from an output to the same of the copy
     order = np.empty(t.first.shape[0] + t.walk_row.shape[0] + n, dtype=np.int32)
     count = t.first.shape[0]
     order[:count] = t.first
     reads = t.reads.copy()
     seen = np.zeros(n, dtype=np.bool_)
-    for x in range(n):
-        if recomputed[x]:
-            for q in range(t.again_start[x], t.again_start[x + 1]):
-                if recomputed[t.again_row[q]]:
-                    reads[t.again_entry[q]] -= 1
-                    reads[t.again_entry[q] + copies] += 1
+    for x in np.flatnonzero(recomputed[:n]):
+        for q in range(t.recomputed_start[x], t.recomputed_start[x + 1]):
+            if recomputed[t.recomputed_row[q]]:
+                reads[t.recomputed_entry[q]] -= 1
+                reads[t.recomputed_entry[q] + copies] += 1
     stack = np.empty(n, dtype=np.int32)
     at = np.empty(n, dtype=np.int32)
     for i in range(t.walk_row.shape[0]):
-        met = t.walk_row[i]
-        if met >= n:
-            order[count] = met
+        row = t.walk_row[i]
+        if row >= n:
+            order[count] = row
             count += 1
             continue
-        if not recomputed[met] or not recomputed[t.walk_owner[i]] or seen[met]:
+        if not recomputed[row] or not recomputed[t.walk_owner[i]] or seen[row]:
             continue
-        seen[met] = True
+        seen[row] = True
         depth = 0
-        stack[0] = met
-        at[0] = start[met]
+        stack[0] = row
+        at[0] = t.before_start[row]
         while depth >= 0:
             x = stack[depth]
             k = at[depth]
-            end = start[x + 1]
-            while k < end:
+            if k < t.before_start[x + 1]:
+                at[depth] += 1
                 before = t.before_row[k]
-                k += 1
                 if recomputed[before] and not seen[before]:
                     seen[before] = True
-                    at[depth] = k
                     depth += 1
                     stack[depth] = before
-                    k = start[before]
-                    x = before
-                    end = start[x + 1]
+                    at[depth] = t.before_start[before]
+                continue
             depth -= 1
             order[count] = x + n
             count += 1
             for q in range(t.use_start[x], t.use_start[x + 1]):
-                if recomputed[t.use_row[q]]:
-                    reads[t.use_entry[q] + copies] += 1
-                else:
-                    reads[t.use_entry[q]] += 1
+                reads[t.use_entry[q] + copies * recomputed[t.use_row[q]]] += 1
     return order[:count], reads
 
 
@@ -107,39 +99,30 @@ def allocate(t, recomputed, order, reads, match_range, limit):  # type: ignore[n
 
     The free list holds whole blocks, smallest first, of equals the oldest first. A block has the
     size of one of the tensors, so there is a queue for each of their sizes. A match range of 0 uses
-    no block again.
-
-    It ends early once the pool exceeds ``limit``, which it can only do more and more.
+    no block again. It ends early once the pool exceeds ``limit``, which it can only do more and
+    more.
 
     Nothing is handed to a function in the loops: numba counts references to each array of a tuple
     that is, unless it happens to see through.
     """
-    outputs = t.elements.shape[0]
+    outputs, ranks = t.elements.shape[0], t.sizes.shape[0]
     copies = t.output_start[t.forward]
     storage = np.full(outputs, UNASSIGNED, dtype=np.int32)
-    for h in range(t.outputs, t.head_row.shape[0]):
-        entry = t.head_entry[h]
-        owner = t.head_owner[h]
-        if owner != KEPT and recomputed[owner] and recomputed[t.head_row[h]]:
-            entry += copies
-        storage[entry] = EXTERNAL
-    blocks = 0
-    pool = 0
+    heads = entries_read(t, recomputed, t.head_entry, t.head_row, t.head_owner)
+    storage[heads[t.outputs :]] = EXTERNAL
+    blocks = pool = 0
     rank = np.empty(outputs, dtype=np.int32)  # of each block which of the sizes it has
-    held = np.empty(outputs, dtype=np.int32)  # reads of each block that are still to come
-    following = np.empty(outputs, dtype=np.int32)  # of each free block the next of its size
-    preceding = np.empty(outputs, dtype=np.int32)
-    ranks = t.sizes.shape[0]
+    pending = np.empty(outputs, dtype=np.int32)  # reads of each block that are still to come
+    # Of each free block the next of its size, then (from `outputs` on) the one before; of each size
+    # the oldest free block, then (from `ranks` on) the newest.
+    links = np.empty(2 * outputs, dtype=np.int32)
+    ends = np.full(2 * ranks, -1, dtype=np.int32)
     # Of each size where those that it may have a block of start and end; at itself for none.
-    smallest = np.arange(ranks)
-    largest = np.arange(ranks)
+    smallest = largest = np.arange(ranks)
     if match_range > 0:
         smallest = np.searchsorted(t.sizes, t.sizes // match_range)
         largest = np.searchsorted(t.sizes, t.sizes * match_range, side="right")
-    oldest = np.full(ranks, -1, dtype=np.int32)  # free block of each size
-    newest = np.full(ranks, -1, dtype=np.int32)
-    for p in range(order.shape[0]):
-        row = order[p]
+    for row in order:
         if t.variable[row]:
             continue
         # An input's memory goes to an output that may have it.
@@ -155,46 +138,40 @@ def allocate(t, recomputed, order, reads, match_range, limit):  # type: ignore[n
             block = storage[entry]
             if block < 0 or (taken >> t.inplace_input[q]) & 1:
                 continue
-            if held[block] == 1 or t.inplace_identity[q]:
+            if pending[block] == 1 or t.inplace_identity[q]:
                 taken |= 1 << t.inplace_input[q]
                 storage[out] = block
-                held[block] += reads[out]
+                pending[block] += reads[out]
         # The other outputs get a block each, the largest output first.
         for m in range(t.output_start[row], t.output_start[row + 1]):
             out = t.made[m]
             if storage[out] != UNASSIGNED:
                 continue
-            r = t.rank[out]
-            block = -1
-            c = r
-            while c < largest[r] and oldest[c] < 0:
+            c = r = t.rank[out]
+            side = 0  # the oldest of those that are large enough
+            while c < largest[r] and ends[c] < 0:
                 c += 1
-            if c < largest[r]:
-                block = oldest[c]
-                oldest[c] = following[block]
-                if oldest[c] < 0:
-                    newest[c] = -1
-                else:
-                    preceding[oldest[c]] = -1
-            else:
+            if c >= largest[r]:
+                side = 1  # or else the newest of those that are not
                 c = r - 1
-                while c >= smallest[r] and newest[c] < 0:
+                while c >= smallest[r] and ends[ranks + c] < 0:
                     c -= 1
-                if c >= smallest[r]:
-                    block = newest[c]
-                    newest[c] = preceding[block]
-                    if newest[c] < 0:
-                        oldest[c] = -1
-                    else:
-                        following[newest[c]] = -1
+            if c >= smallest[r]:
+                block = ends[side * ranks + c]
+                other = ends[side * ranks + c] = links[side * outputs + block]
+                if other < 0:
+                    ends[(1 - side) * ranks + c] = -1
+                else:
+                    links[(1 - side) * outputs + other] = -1
+                if side == 1:
                     rank[block] = r
                     pool += t.sizes[r] - t.sizes[c]
-            if block < 0:
+            else:
                 block = blocks
                 blocks += 1
                 rank[block] = r
                 pool += t.sizes[r]
-            held[block] = reads[out]
+            pending[block] = reads[out]
             storage[out] = block
         if pool > limit:
             break
@@ -202,28 +179,27 @@ def allocate(t, recomputed, order, reads, match_range, limit):  # type: ignore[n
         first = t.use_start[row]
         last = t.use_start[row + 1]
         for j in range(first, last + t.output_start[row + 1] - t.output_start[row]):
+            entry = t.output_start[row] + j - last
             if j < last:
                 entry = t.use_entry[j]
                 owner = t.use_owner[j]
                 if owner != KEPT and recomputed[owner] and recomputed[t.use_row[j]]:
                     entry += copies
-                block = storage[entry]
-                if block < 0:
-                    continue
-                held[block] -= 1
-            else:
-                block = storage[t.output_start[row] + j - last]
-                if block < 0:
-                    continue
-            if held[block] == 0:
+            block = storage[entry]
+            if block < 0:
+                continue
+            if j < last:
+                pending[block] -= 1
+            if pending[block] == 0:
                 r = rank[block]
-                following[block] = -1
-                preceding[block] = newest[r]
-                if newest[r] < 0:
-                    oldest[r] = block
+                newest = ends[ranks + r]
+                links[block] = -1
+                links[outputs + block] = newest
+                if newest < 0:
+                    ends[r] = block
                 else:
-                    following[newest[r]] = block
-                newest[r] = block
+                    links[newest] = block
+                ends[ranks + r] = block
     return pool, storage
 
 
@@ -231,11 +207,10 @@ def allocate(t, recomputed, order, reads, match_range, limit):  # type: ignore[n
 def least_pool(t, recomputed, order, reads, match_ranges, limit):  # type: ignore[no-untyped-def]
     """As `allocate`, with the match range that MXNet takes: the best, of equals the first."""
     best, storage = allocate(t, recomputed, order, reads, match_ranges[0], limit)
-    for k in range(1, match_ranges.shape[0]):
-        pool, other = allocate(t, recomputed, order, reads, match_ranges[k], limit)
+    for match_range in match_ranges[1:]:
+        pool, other = allocate(t, recomputed, order, reads, match_range, limit)
         if pool < best:
-            best = pool
-            storage = other
+            best, storage = pool, other
     return best, storage
 
 
@@ -252,9 +227,9 @@ def add_in_place(t, recomputed, order, adding, storage):  # type: ignore[no-unty
     heads = entries_read(t, recomputed, t.head_entry, t.head_row, t.head_owner)
     count = np.bincount(heads, minlength=storage.shape[0])  # of readers, those that ignore it too
     place = np.zeros(t.variable.shape[0], dtype=np.int64)
-    for p in range(order.shape[0]):
-        place[order[p]] = p
-        for j in range(t.read_start[order[p]], t.read_start[order[p] + 1]):
+    place[order] = np.arange(order.shape[0])
+    for row in order:
+        for j in range(t.read_start[row], t.read_start[row + 1]):
             count[read[j]] += 1
     for row in order:
         if adding[row]:

@@ -21,16 +21,9 @@ def bind(
 ) -> Any:
     """Bind a symbol for training with arrays that are never allocated.
 
-    Parameters
-    ----------
-    symbol : mx.sym.Symbol
-    graph : ForwardGraph
-        Its shapes and types.
-    ctx : mx.Context
-    wanted : iterable of int, optional
-        The arguments (nodes of ``graph``) that get a gradient; all of them by default.
-    request : {'write', 'add'} or dict of str
-        What is done with these gradients; both take the same memory, but for a schedule.
+    ``graph`` has its shapes and types; ``wanted`` are the arguments (nodes of it) that get a
+    gradient, all by default. ``request`` says what is done with these ('write' or 'add', for all or
+    by name); both take the same memory, but for a schedule.
     """
 
     def arrays(nodes: Iterable[int]) -> dict[str, Any]:
@@ -44,14 +37,10 @@ def bind(
             gradients[name] = mx.nd.sparse.zeros("row_sparse", tensor.shape, ctx, tensor.dtype)
     names = symbol.list_arguments()
     requests = dict.fromkeys(names, request) if isinstance(request, str) else request
+    requests = {name: requests[name] if name in gradients else "null" for name in names}
     try:
-        return symbol.bind(
-            ctx,
-            arrays(graph.arguments),
-            gradients,
-            {name: requests[name] if name in gradients else "null" for name in names},
-            arrays(graph.auxiliary),
-        )
+        states = arrays(graph.auxiliary)
+        return symbol.bind(ctx, arrays(graph.arguments), gradients, requests, states)
     except mx.MXNetError as error:
         why = (_unfusible(graph) if "_Map_base" in str(error) else "") or said_by_mxnet(error)
         raise MemongerError(f"MXNet cannot bind this network on {ctx}: {why}") from None

@@ -25,9 +25,10 @@ import numpy as np
 
 from memonger.costs.allocator import all_read, entries_read, least_pool, order_and_reads
 from memonger.costs.replay import Replay, replay_in_order
-from memonger.graph.arrays import KEPT, RowKind, Tables, ragged, walk
+from memonger.graph.arrays import KEPT, RowKind, Tables, ragged
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.pointwise import fused_as
+from memonger.graph.order import gathered, walk
 from memonger.graph.training import TrainingGraph
 from memonger.support.compiled import compiled
 from memonger.support.mxnet import Settings
@@ -46,7 +47,7 @@ class Fusible(NamedTuple):
 
 
 def unfused() -> Fusible:
-    """What says that nothing is fused."""
+    """Return what says that nothing is fused."""
     no_row, nothing = np.zeros(0, dtype=np.bool_), np.zeros(0, dtype=np.int32)
     return Fusible(no_row, no_row, nothing, nothing)
 
@@ -69,10 +70,7 @@ def fusible(training: TrainingGraph) -> Fusible:
 
 
 class FusedGraph(NamedTuple):
-    """A training graph as fusion leaves it: a ``replay.Planned``.
-
-    Its rows are those of the training graph, of which some run no more, and the fused operators.
-    """
+    """A ``replay.Planned``: rows of a training graph, of which some run no more, and fused ones."""
 
     graph: ForwardGraph
     settings: Settings
@@ -86,16 +84,8 @@ class FusedGraph(NamedTuple):
 def replay_fused(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
     """Fuse a training graph, order it and plan its memory as MXNet will on a GPU.
 
-    Parameters
-    ----------
-    training : TrainingGraph
-    recomputed : np.ndarray of bool
-        As for ``replay.replay``.
-
-    Returns
-    -------
-    Replay
-        Of a `FusedGraph`; nothing is recomputed in it in the sense of marks.
+    The result is of a `FusedGraph` if anything is fused, and recomputes nothing in the sense of
+    marks then.
     """
     mask = np.ascontiguousarray(recomputed, dtype=np.bool_)
     order, reads = order_and_reads(training.tables, mask)
@@ -119,7 +109,7 @@ def replay_fused(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
 
 
 def fused_forward(training: TrainingGraph, recomputed: np.ndarray) -> list[list[int]]:
-    """The operators (nodes) of each fused operator of the forward pass, in execution order.
+    """List the operators (nodes) of each fused operator of the forward pass, in execution order.
 
     Those that reach farthest come first: what they read is held the longest.
     """
@@ -220,14 +210,6 @@ def fused_sets(t, f, recomputed, order):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _owned(start, rows):  # type: ignore[no-untyped-def]
-    """The places of what some rows own, one row after the other; and for each of which row."""
-    counts = start[rows + 1] - start[rows]
-    which = np.repeat(np.arange(rows.shape[0]), counts)
-    return np.arange(which.shape[0]) + (start[rows] + counts - np.cumsum(counts))[which], which
-
-
-@compiled
 def _by(key, keys):  # type: ignore[no-untyped-def]
     """The items of each key: where they start, and which they are, in their order."""
     start = np.zeros(keys + 1, dtype=np.int64)
@@ -258,25 +240,10 @@ def _then(values, more):  # type: ignore[no-untyped-def]
 
 @compiled
 def fuse(t, f, recomputed, order, member, fused):  # type: ignore[no-untyped-def]
-    """Fuse a training graph as MXNet does.
+    """Fuse a training graph as MXNet does, if it does (bool); ``member, fused`` as of `fused_sets`.
 
-    Parameters
-    ----------
-    t : Tables
-    f : Fusible
-    recomputed, order
-        As of ``allocator.order_and_reads``.
-    member, fused
-        As of `fused_sets`.
-
-    Returns
-    -------
-    bool
-        Whether MXNet does.
-    Tables
-        Of what is left: all rows of ``t``, then the fused operators; ``first`` are those that run.
-    np.ndarray of int
-        Of each fused operator the row that makes its last output.
+    The Tables are of what is left: all rows of ``t``, then the fused operators; ``first`` are those
+    that run. Also the row that makes the last output of each fused operator.
     """
     rows, outputs, inputs = t.variable.shape[0], t.elements.shape[0], t.read_row.shape[0]
     maker = np.repeat(np.arange(rows), np.diff(t.output_start))
@@ -286,7 +253,7 @@ def fuse(t, f, recomputed, order, member, fused):  # type: ignore[no-untyped-def
     nodes = rows + fused
 
     # The outputs of a fused operator: what others read, in the order in which they do.
-    place, which = _owned(t.read_start, order)
+    place, which = gathered(t.read_start, order)
     reader, source = order[which], maker[read[place]]
     made = np.concatenate((read[place], head))
     by = np.concatenate((node[reader], np.full(head.shape[0], -1)))
@@ -298,11 +265,11 @@ def fuse(t, f, recomputed, order, member, fused):  # type: ignore[no-untyped-def
     # The graph that is left, depth first. What a fused operator reads is there as nodes of its own:
     # its inputs come in the order in which its rows, depth first from its outputs, meet them.
     given = nodes + place
-    waits, which = _owned(f.wait_start, order)
+    waits, which = gathered(f.wait_start, order)
     waiter, wait = order[which], f.wait_row[waits].astype(np.int64)
-    again = np.zeros(rows, dtype=np.bool_)
-    again[: t.forward] = recomputed
-    wait += t.forward * ((waiter >= t.forward) & again[wait])
+    copied = np.zeros(rows, dtype=np.bool_)
+    copied[: t.forward] = recomputed
+    wait += t.forward * ((waiter >= t.forward) & copied[wait])
     within = node[waiter] == node[wait]
     left = within | (member[wait] < 0)  # nobody waits for what is fused
     waiter = np.where(within, waiter, node[waiter])[left]
@@ -336,9 +303,9 @@ def fuse(t, f, recomputed, order, member, fused):  # type: ignore[no-untyped-def
     use_start = _then(t.use_start, use.shape[0] + _by(taker[held], fused)[0][1:])
     read_entry = new[np.concatenate((read, given))]
     head_entry = new[head]
-    used = np.concatenate((use_entry[_owned(use_start, run)[0]], head_entry))
+    used = np.concatenate((use_entry[gathered(use_start, run)[0]], head_entry))
     used = np.bincount(used, minlength=outputs + made.shape[0])
-    out, which = _owned(out_start, taker)
+    out, which = gathered(out_start, taker)
     number = which - in_start[taker[which]]
     fits = held[which] & (number < MOST_INPUTS)
     fits &= t.elements[given[which]] == t.elements[made[out]]
@@ -391,8 +358,8 @@ def fuse(t, f, recomputed, order, member, fused):  # type: ignore[no-untyped-def
         before_start=np.zeros(1, dtype=np.int32),
         before_row=none,
         reads=used.astype(np.int32),
-        again_start=np.zeros(1, dtype=np.int32),
-        again_entry=none,
-        again_row=none,
+        recomputed_start=np.zeros(1, dtype=np.int32),
+        recomputed_entry=none,
+        recomputed_row=none,
     )
     return same, left_graph, last

@@ -1,4 +1,4 @@
-"""Memory that operators hold for the life of an executor, beside its pool.
+"""Memory that operators hold for the life of an executor, outside its pool.
 
 An operator with a state of its own (``FCreateOpState``) may keep arrays in it; of those that are
 trained only ``RNN`` does, from its first step on. What it keeps is larger than its output, which is
@@ -29,34 +29,22 @@ from memonger.graph.operators.recompute import GPU, truth
 from memonger.graph.operators.tensors import Tensor
 from memonger.support.mxnet import settings
 
-GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
-#: Arrays of the size of a layer's output that cuDNN keeps for each layer; one less in all. Not
-#: documented: a developer of it gave 736 and 864 million bytes for an LSTM and a GRU of 4 layers of
-#: 320 units (github.com/pytorch/pytorch/issues/2895), which is this for 25000 rows. Of the others
-#: it is the gate and the output.
-CUDNN = {"rnn_relu": 2, "rnn_tanh": 2, "lstm": 6, "gru": 7}
+#: Gates of a cell; arrays of the size of a layer's output that cuDNN keeps for each layer, one less
+#: in all. Not documented: a developer of it gave 736 and 864 million bytes for an LSTM and a GRU of
+#: 4 layers of 320 units (github.com/pytorch/pytorch/issues/2895), which is this for 25000 rows. Of
+#: the others it is the gate and the output.
+CELLS = {"rnn_relu": (1, 2), "rnn_tanh": (1, 2), "lstm": (4, 6), "gru": (3, 7)}
 PAGE = 4096
 
 
 @dataclass(frozen=True)
 class Held:
-    """What the operators of a network hold on a device.
-
-    Attributes
-    ----------
-    device_type : {'gpu', 'cpu'}
-    arrays : tuple of int
-        Bytes of each array that is there for the life of the executor.
-    temporary : int
-        Bytes of the largest temporary space, as far as it is known.
-    in_blocks : bool
-        Whether MKLDNN lays out tensors in blocks there, so that `with_copies` adds something.
-    """
+    """What the operators of a network hold on a device, outside the pool."""
 
     device_type: str = GPU
-    arrays: tuple[int, ...] = ()
-    temporary: int = 0
-    in_blocks: bool = False
+    arrays: tuple[int, ...] = ()  # bytes of each array that is there for the life of the executor
+    temporary: int = 0  # bytes of the largest temporary space, as far as it is known
+    in_blocks: bool = False  # whether MKLDNN lays out tensors in blocks, so that `with_copies` adds
 
     @property
     def nbytes(self) -> int:
@@ -68,15 +56,7 @@ NOTHING = Held()
 
 
 def held_by(graph: ForwardGraph, device_type: str, mkldnn: bool) -> Held:
-    """Tell what the operators of a network hold in training.
-
-    Parameters
-    ----------
-    graph : ForwardGraph
-    device_type : {'gpu', 'cpu'}
-    mkldnn : bool
-        Whether MXNet was built with MKLDNN, on the CPU.
-    """
+    """Tell what the operators of a network hold in training; ``mkldnn``: on a CPU, with MKLDNN."""
     arrays: list[int] = []
     temporary = 0
     for outputs, node in zip(graph.tensors, graph.nodes):
@@ -105,29 +85,26 @@ def with_copies(held: Held, found: Replay) -> Held:
     made, read, places, entries = follow(
         t, layouts, found.recomputed, found.order, found.reads, NO_COPIES
     )
-    ignorant = np.array([kind.op not in KNOW for kind in kinds], dtype=np.bool_)
+    ignorant = np.zeros(len(kinds), dtype=np.bool_)
+    ignorant[found.order] = [kinds[row].op not in KNOW for row in found.order]
     ignorant &= ~t.variable & ~layouts.adding
-    runs = np.zeros(len(kinds), dtype=np.bool_)
-    runs[found.order] = True
     # What has fewer axes than any convolution's output is in no blocks.
     axes = np.array([len(tensor.shape) for kind in kinds for tensor in kind.tensors])
     nbytes = np.where(axes >= min(made_in), t.elements * t.itemsize, 0)
-    reader = np.repeat(np.arange(len(kinds)), np.diff(t.read_start))
-    writer = np.repeat(np.arange(len(kinds)), np.diff(t.output_start))
-    copied = (ignorant & runs)[reader] & (read > PLAIN) & ~t.read_ignored
-    written = (ignorant & runs)[writer] & (made > PLAIN)
+    copied = np.repeat(ignorant, np.diff(t.read_start)) & (read > PLAIN) & ~t.read_ignored
+    written = np.repeat(ignorant, np.diff(t.output_start)) & (made > PLAIN)
     copies = int(nbytes[entries[copied]].sum() + nbytes[written].sum())
     temporary = held.temporary
     for row in found.order.tolist():
-        kind = kinds[row]
-        outputs = slice(t.output_start[row], t.output_start[row + 1])
-        knows = kind.op == "_backward_Concat" or layouts.code[outputs.start] != KEEPS
+        kind, begin = kinds[row], t.output_start[row]
+        knows = kind.op == "_backward_Concat" or layouts.code[begin] != KEEPS
         if kind.op in _COPY and knows:
             reads = range(t.read_start[row], t.read_start[row + 1])
             inputs = [kinds[t.read_row[j]].tensors[t.read_output[j]] for j in reads]
             plain = [bool(made[entries[j]] == PLAIN) for j in reads]
-            asked = _reordered(kind, inputs, plain)
-            asked += _apart(kind, plain, places[outputs].tolist(), found.reads[outputs].tolist())
+            outputs = range(begin, t.output_start[row + 1])
+            is_read = [(int(places[k]), bool(found.reads[k])) for k in outputs]
+            asked = _reordered(kind, inputs, plain) + _apart(kind, plain, is_read)
             temporary = max(temporary, asked)
     return replace(held, arrays=(*held.arrays, copies), temporary=temporary)
 
@@ -147,54 +124,38 @@ class _Rnn(NamedTuple):
     units: int
 
     @property
-    def gates(self) -> int:
-        return GATES[self.mode]
-
-    @property
     def rows(self) -> int:
         return self.directions * self.steps * self.batch
 
 
 def _rnn(attrs: Mapping[str, str], data: Tensor, device_type: str, mkldnn: bool) -> list[int]:
     """Bytes of the arrays that one RNN holds."""
-    rnn = _Rnn(
-        attrs["mode"],
-        int(attrs["num_layers"]),
-        2 if truth(attrs.get("bidirectional")) else 1,
-        data.shape[0],
-        data.shape[1],
-        data.shape[2],
-        int(attrs["state_size"]),
-    )
+    directions = 2 if truth(attrs.get("bidirectional")) else 1
+    layers, units = int(attrs["num_layers"]), int(attrs["state_size"])
+    steps, batch, inputs = data.shape
+    rnn = _Rnn(attrs["mode"], layers, directions, steps, batch, inputs, units)
     itemsize = np.dtype(data.dtype).itemsize
     if device_type == GPU:
-        return [rnn.rows * rnn.units * (CUDNN[rnn.mode] * rnn.layers - 1) * itemsize]
+        return [rnn.rows * units * (CELLS[rnn.mode][1] * layers - 1) * itemsize]
     # SupportMKLDNNRnn in src/operator/nn/mkldnn/mkldnn_rnn-inl.h
     projected = attrs.get("projection_size", "None") != "None"
     if mkldnn and settings().mkldnn_rnn and data.dtype == "float32" and not projected:
         return _mkldnn(rnn)
-    return [_reserve(rnn) * itemsize, _workspace(rnn) * itemsize]
+    return [elements * itemsize for elements in _reserve_and_workspace(rnn)]
 
 
-def _reserve(rnn: _Rnn) -> int:
-    """Elements: ``GetRNNReserveSpaceSize`` in ``src/operator/rnn-inl.h``."""
-    each, step = rnn.rows * rnn.units, rnn.directions * rnn.batch * rnn.units
-    if rnn.mode == "lstm":
-        return each * (7 * rnn.layers - 1)
-    if rnn.mode == "gru":
-        return each * (9 * rnn.layers + 6) + 9 * step + 6 * rnn.units * rnn.steps
-    return each * (6 * rnn.layers + 1) + 3 * step + 2 * rnn.units * rnn.steps
-
-
-def _workspace(rnn: _Rnn) -> int:
-    """Elements, which are kept as well: ``GetRNNWorkspaceSize`` in ``src/operator/rnn-inl.h``."""
-    step, directions = rnn.batch * rnn.units, rnn.directions
+def _reserve_and_workspace(rnn: _Rnn) -> tuple[int, int]:
+    """Elements, of which both are kept: ``GetRNN*Size`` in ``src/operator/rnn-inl.h``."""
+    each, step, directions = rnn.rows * rnn.units, rnn.batch * rnn.units, rnn.directions
     if rnn.mode == "lstm":
         both = directions if directions > 1 else 0
-        return rnn.steps * (step * (4 + directions + both) + 8 * rnn.units) + 6 * step
+        workspace = rnn.steps * (step * (4 + directions + both) + 8 * rnn.units) + 6 * step
+        return each * (7 * rnn.layers - 1), workspace
     if rnn.mode == "gru":
-        return rnn.rows * rnn.units * 4 + step * (6 + directions)
-    return rnn.rows * rnn.units * 2 + step * (1 + directions)
+        reserve = each * (9 * rnn.layers + 6) + 9 * directions * step + 6 * rnn.units * rnn.steps
+        return reserve, each * 4 + step * (6 + directions)
+    reserve = each * (6 * rnn.layers + 1) + 3 * directions * step + 2 * rnn.units * rnn.steps
+    return reserve, each * 2 + step * (1 + directions)
 
 
 def _mkldnn(rnn: _Rnn) -> list[int]:
@@ -225,7 +186,8 @@ def _primitive(rnn: _Rnn) -> list[int]:
     and spaces for projections. Forward and backward have a scratch memory each.
     """
     layers, directions = rnn.layers, rnn.directions
-    gates, wide = _leading(rnn.gates * rnn.units), _leading(max(rnn.inputs, rnn.units))
+    width = CELLS[rnn.mode][0] * rnn.units
+    gates, wide = _leading(width), _leading(max(rnn.inputs, rnn.units))
     states = layers - 1 if directions == 1 else layers + 1
     workspace = layers * rnn.rows * gates + states * rnn.rows * wide
     workspace += (2 * layers + 1) * rnn.rows * wide  # gradients of both kinds of states
@@ -238,7 +200,7 @@ def _primitive(rnn: _Rnn) -> list[int]:
     scratch = rnn.steps * rnn.batch * gates
     forward = scratch if rnn.batch < 128 else rnn.batch * gates
     # As MXNet lays them out, forward's, backward's, and gradients in two.
-    weights = 5 * layers * directions * rnn.gates * rnn.units * (rnn.inputs + rnn.units)
+    weights = 5 * layers * directions * width * (rnn.inputs + rnn.units)
     return [4 * workspace + compared, 4 * forward, 4 * scratch, 4 * weights]
 
 
@@ -253,9 +215,8 @@ def _leading(size: int) -> int:
 
 def _targets(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
     """``src/operator/contrib/multibox_target-inl.h``: anchors, labels, classes."""
-    anchors, labels, classes = inputs
-    each = np.dtype(classes.dtype).itemsize
-    return 11 * labels.shape[0] * anchors.shape[1] * labels.shape[1] * each
+    anchors, (batch, labels, _) = inputs[0].shape[1], inputs[1].shape
+    return 11 * batch * anchors * labels * np.dtype(inputs[2].dtype).itemsize
 
 
 def _alignments(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
@@ -310,19 +271,17 @@ def _reordered(kind: RowKind, inputs: Sequence[Tensor], plain: Sequence[bool]) -
     return inputs[0].nbytes if plain[0] != plain[like] else 0
 
 
-def _apart(
-    kind: RowKind, plain: Sequence[bool], places: Sequence[int], reads: Sequence[int]
-) -> int:
+def _apart(kind: RowKind, plain: Sequence[bool], outputs: Sequence[tuple[int, bool]]) -> int:
     """Bytes of the outputs that are not written where they belong (``CreateMKLDNNMem``).
 
     They are those that are added to something, those that a gradient writes in place, and those
-    that nobody reads.
+    that nobody reads. Of each output the place is given, and whether it is read.
     """
-    if kind.op in _SUMS and places[0] == 0 and (all(plain) or not plain[0]):
+    if kind.op in _SUMS and outputs[0][0] == 0 and (all(plain) or not plain[0]):
         return 0
     backward = kind.op.startswith("_backward_")
     return sum(
         tensor.nbytes
-        for tensor, place, read in zip(kind.tensors, places, reads)
+        for tensor, (place, read) in zip(kind.tensors, outputs)
         if place != NOT_IN_PLACE or not (read or backward)
     )

@@ -18,7 +18,8 @@ are equal layouts, whatever they are. What is in place does not depend on the si
 from __future__ import annotations
 
 import zlib
-from typing import List, NamedTuple, Sequence, Tuple
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,16 +34,12 @@ PLAIN = 0  # not laid out in blocks
 BLOCKS = 1  # the usual blocks of this CPU: of 16 channels, or of 8
 NOT_IN_PLACE, ADDED = -1, -2  # instead of the input in whose memory an output is
 
-# How the layout of an output comes about (`layout_of_output`):
+#: How the layout of an output comes about (`layout_of_output`), and the codes of these:
+_CODES = (
+    "keeps,plain,copies,sums,alike,first,passes,norm gradient,pooling gradient,other,chosen,usual"
+).split(",")
 KEEPS, _PLAIN, _COPIES, _SUMS, _ALIKE, _FIRST, _PASSES = range(7)
 _NORM_GRADIENT, _POOLING_GRADIENT, _OTHER, CHOSEN, _USUAL = range(7, 12)
-_CODES = {
-    name: code
-    for code, name in enumerate(
-        ("keeps", "plain", "copies", "sums", "alike", "first", "passes", "norm gradient")
-        + ("pooling gradient", "other", "chosen", "usual")
-    )
-}
 
 
 class LayoutTables(NamedTuple):
@@ -58,16 +55,12 @@ class LayoutTables(NamedTuple):
 def layout_tables(training: Planned, scoring: bool = False) -> LayoutTables:
     """Look up what is known of the layouts in a training graph.
 
-    Parameters
-    ----------
-    training : Planned
-    scoring : bool
-        Whether it must hold in inference too. There a CPU with AVX512 has other usual blocks for
-        some convolutions than for others (oneDNN's brgconv writes the channels last), so that no
-        two of them are taken to be alike.
+    With ``scoring`` it must hold in inference too. There a CPU with AVX512 has other usual blocks
+    for some convolutions than for others (oneDNN's brgconv writes the channels last), so that no
+    two of them are taken to be alike.
     """
     t, kinds = training.tables, training.kinds
-    known: dict[tuple[int, Tensor | None], _Facts] = {}
+    known: dict[tuple[int, Tensor | None], Any] = {}
     facts = []
     for kind, first in zip(kinds, t.read_start.tolist()):
         data = None
@@ -76,42 +69,34 @@ def layout_tables(training: Planned, scoring: bool = False) -> LayoutTables:
         if (id(kind), data) not in known:
             known[id(kind), data] = _facts(kind, data)
         facts.append(known[id(kind), data])
-    code = np.array([c for codes, _, _, _ in facts for c in codes], dtype=np.int8)
-    number = np.array([n for _, numbers, _, _ in facts for n in numbers], dtype=np.int64)
-    shows = np.array([s for _, _, shows, _ in facts for s in shows], dtype=np.bool_)
-    plays = np.array([p for _, _, _, plays in facts for p in plays], dtype=np.bool_)
+    dtypes: Any = np.int8, np.int64, np.bool_, np.bool_
+    columns = [np.array([*chain(*each)], dtype) for each, dtype in zip(zip(*facts), dtypes)]
+    code, number, shows, plays = columns
     if scoring:
         code[code == _USUAL] = CHOSEN
     read = ~t.read_ignored
     return LayoutTables(code, number, shows & read, plays & read, adding_rows(training))
 
 
-#: `LayoutTables` of the rows of one kind: code and number, shows and plays.
-_Facts = Tuple[List[int], List[int], Sequence[bool], Sequence[bool]]
-
-
-def _facts(kind: RowKind, data: Tensor | None) -> _Facts:
+def _facts(kind: RowKind, data: Tensor | None) -> tuple[Any, ...]:
+    """Look up the `LayoutTables` of one kind of rows: code and number, shows and plays."""
     op, attrs, inputs, tensors = kind.op, kind.attrs, kind.inputs, kind.tensors
-    code = [
-        _CODES[layout_of_output(op, attrs, inputs, tensor, k, data)]
-        for k, tensor in enumerate(tensors)
-    ]
+    names = [layout_of_output(op, attrs, inputs, t, k, data) for k, t in enumerate(tensors)]
     # Which of two kernels runs on a GPU is no matter here.
-    told = sorted(pair for pair in attrs.items() if pair[0] != "cudnn_off")
-    same = repr((op, told, inputs, [tuple(tensor) for tensor in tensors]))
+    given = sorted(pair for pair in attrs.items() if pair[0] != "cudnn_off")
+    same = repr((op, given, inputs, [tuple(tensor) for tensor in tensors]))
     number = [zlib.crc32(f"{same} {k}".encode()) for k in range(len(tensors))]
-    if all(c == KEEPS for c in code):
-        return code, number, [False] * inputs, [False] * inputs
-    return (code, number, *layouts_of_inputs(op, attrs, inputs))
+    neither = [False] * inputs, [False] * inputs
+    depend = neither if {*names} <= {"keeps"} else layouts_of_inputs(op, attrs, inputs)
+    return ([_CODES.index(name) for name in names], number, *depend)
 
 
 @compiled
 def layout_of(code, number, place, before, found, plays):  # type: ignore[no-untyped-def]
     """The layout of an output.
 
-    ``code`` and ``number`` are those of `LayoutTables`. ``place`` is the input in whose memory it
-    is written, `NOT_IN_PLACE` or `ADDED`; ``before`` the layout of that memory, PLAIN if it is not
-    in place. ``found`` has of each input the layout that is found, ``plays`` whether that matters.
+    ``place`` is the input in whose memory it is written, `NOT_IN_PLACE` or `ADDED`; ``before`` the
+    layout of that memory, PLAIN if it is not in place; ``found`` has the layouts of the inputs.
     """
     if code == KEEPS:
         return before
@@ -146,8 +131,7 @@ def layout_of(code, number, place, before, found, plays):  # type: ignore[no-unt
                 return found[0]
         if code == _USUAL:
             return BLOCKS
-    symbol = number * 31 + place
-    symbol = symbol * 1000003 + before
+    symbol = (number * 31 + place) * 1000003 + before
     for j in range(found.shape[0]):
         if plays[j]:
             symbol = symbol * 1000003 + found[j]
@@ -155,44 +139,21 @@ def layout_of(code, number, place, before, found, plays):  # type: ignore[no-unt
 
 
 @compiled
-def convert(code, found):  # type: ignore[no-untyped-def]
-    """Write the layouts in which an operator computes over those that it finds (``found``).
-
-    The gradient of BatchNorm brings what is plain into the blocks of its data
-    (``MKLDNNBatchNormBackwardImpl``).
-    """
-    if code == _NORM_GRADIENT and found[3] == BLOCKS and found[0] == PLAIN:
-        found[0] = BLOCKS
-
-
-@compiled
 def follow(t, layouts, recomputed, order, reads, copy_of):  # type: ignore[no-untyped-def]
     """Follow the layouts through a training graph in the order in which it runs.
 
-    Parameters
-    ----------
-    t : Tables
-    layouts : LayoutTables
-    recomputed, order, reads
-        As of ``order_and_reads``.
-    copy_of : np.ndarray of int64
-        Of each forward node that a plan may insert the node that it copies, of others -1 (or
-        nothing at all). A copy of what is not recomputed will not be there: its layout is that of
-        the node.
+    ``recomputed``, ``order`` and ``reads`` are as of ``order_and_reads``. ``copy_of`` tells of each
+    forward node that a plan may insert which node it copies, of others -1 (or nothing at all). A
+    copy of what is not recomputed will not be there: its layout is that of the node.
 
-    Returns
-    -------
-    made : np.ndarray of int64
-        The layout of each output when it is made.
-    found : np.ndarray of int64
-        That in which each input is computed with (`convert`); -1 where the row does not run.
-    place : np.ndarray of int32
-        Of each output the input in whose memory it is, `NOT_IN_PLACE` or `ADDED`.
-    entries : np.ndarray of int64
-        Of each input the output that it reads.
+    Returned are (made) the layout of each output when it is made, int64; (found) that in which each
+    input is computed with, int64, -1 where the row does not run; (place) of each output the input
+    in whose memory it is, `NOT_IN_PLACE` or `ADDED`, int32; (entries) of each input the output that
+    it reads, int64.
     """
-    nothing = np.zeros(0, dtype=np.int64)
-    return lead(t, layouts, recomputed, order, reads, copy_of, nothing, nothing)[:4]
+    any_found = np.full(t.read_row.shape[0], -1, dtype=np.int64)
+    any_made = np.full(t.elements.shape[0], -1, dtype=np.int64)
+    return lead(t, layouts, recomputed, order, reads, copy_of, any_found, any_made)[:4]
 
 
 @compiled
@@ -200,8 +161,8 @@ def lead(t, layouts, recomputed, order, reads, copy_of, want_found, want_made): 
     """Follow the layouts as `follow` does, and where one is not as wanted go on as if it were.
 
     ``want_found`` has the layout that each input is to be found in (or else PLAIN), ``want_made``
-    that in which each output is to be made; -1 is any, and empty arrays are no wishes. Two more
-    arrays of bool tell the inputs and the outputs whose layout is not as wanted.
+    that in which each output is to be made; -1 is any. Two more arrays of bool tell the inputs and
+    the outputs whose layout is not as wanted.
     """
     planned = allocate(t, recomputed, order, reads, 0, NO_LIMIT)[1]
     blocks = planned.copy()
@@ -211,31 +172,30 @@ def lead(t, layouts, recomputed, order, reads, copy_of, want_found, want_made): 
     found = np.full(t.read_row.shape[0], -1, dtype=np.int64)
     entries = all_read(t, recomputed)
     now = np.zeros(planned.shape[0], dtype=np.int64)  # of each block
-    other_found = np.zeros(want_found.shape[0], dtype=np.bool_)
-    other_made = np.zeros(want_made.shape[0], dtype=np.bool_)
+    other_found = np.zeros(found.shape[0], dtype=np.bool_)
+    other_made = np.zeros(made.shape[0], dtype=np.bool_)
     symbols = np.zeros(planned.shape[0], dtype=np.int64)  # of a row's outputs
-    for p in range(order.shape[0]):
-        row = order[p]
+    for row in order:
         if t.variable[row]:
             continue
         first, last = t.read_start[row], t.read_start[row + 1]
-        for j in range(first, last):
-            entry = entries[j]
-            found[j] = made[entry] if blocks[entry] < 0 else now[blocks[entry]]
         begin, end = t.output_start[row], t.output_start[row + 1]
-        if end > begin:
-            convert(layouts.code[begin], found[first:last])
-        if want_found.shape[0]:
+        for corrected in range(2):
+            for j in range(first, last):
+                block = blocks[entries[j]]
+                found[j] = made[entries[j]] if block < 0 else now[block]
+            # The gradient of BatchNorm brings what is plain into the blocks of its data
+            # (MKLDNNBatchNormBackwardImpl).
+            if end > begin and layouts.code[begin] == _NORM_GRADIENT:
+                if found[first + 3] == BLOCKS and found[first] == PLAIN:
+                    found[first] = BLOCKS
             other = False
             for j in range(first, last):
-                if want_found[j] >= 0 and found[j] != want_found[j]:
+                if not corrected and want_found[j] >= 0 and found[j] != want_found[j]:
                     other_found[j] = other = True
                     now[blocks[entries[j]]] = PLAIN
-            if other:
-                for j in range(first, last):
-                    block = blocks[entries[j]]
-                    found[j] = made[entries[j]] if block < 0 else now[block]
-                convert(layouts.code[begin], found[first:last])
+            if not other:
+                break
         is_there = layouts.adding[row] and (
             planned[entries[first + 1]] != blocks[entries[first + 1]]
         )
@@ -250,9 +210,7 @@ def lead(t, layouts, recomputed, order, reads, copy_of, want_found, want_made): 
                     if planned[entries[j]] == planned[out]:
                         place[out] = j - first
                         break
-            before = PLAIN
-            if place[out] != NOT_IN_PLACE:
-                before = now[blocks[out]]
+            before = PLAIN if place[out] == NOT_IN_PLACE else now[blocks[out]]
             symbols[out - begin] = PLAIN
             if row < copy_of.shape[0] and copy_of[row] >= 0 and not recomputed[copy_of[row]]:
                 symbols[out - begin] = found[first]
@@ -267,7 +225,7 @@ def lead(t, layouts, recomputed, order, reads, copy_of, want_found, want_made): 
                 )
         for out in range(begin, end):
             made[out] = symbols[out - begin]
-            if want_made.shape[0] and want_made[out] >= 0 and want_made[out] != made[out]:
+            if want_made[out] >= 0 and want_made[out] != made[out]:
                 other_made[out] = True
                 made[out] = want_made[out]
             if blocks[out] >= 0:

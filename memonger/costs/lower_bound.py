@@ -22,44 +22,43 @@ from memonger.graph.training import TrainingGraph
 
 
 @dataclass(frozen=True)
-class Floor:
-    """The least memory that any plan of a network needs.
+class LowerBound:
+    """The least memory that any plan of a network needs, where ``row`` runs; -1: nowhere."""
 
-    Attributes
-    ----------
-    nbytes : int
-        Alive at once, with the real size of elements; parameters and their gradients apart.
-    row : int
-        What runs then, a row of the training graph; -1 if nothing needs memory.
-    operator : int
-        The operator (a node) that it is, or whose gradient it is; -1 if nothing needs memory.
-    own_bytes : int
-        What it reads and makes itself; the others are held over it.
-    """
-
-    nbytes: int
-    row: int
-    operator: int
-    own_bytes: int
+    nbytes: int  # alive at once, with the real size of elements; parameters, their gradients apart
+    row: int  # of the training graph
+    operator: int  # the operator (a node) that it is, or whose gradient it is
+    own_bytes: int  # what it reads and makes itself; the others are held over it
 
     def sets(self, name: str, op: str, nodes: int) -> str:
         """Say what sets it, from the operator's name and kind and the number of nodes."""
         return f"{'the gradient of ' if self.row >= 2 * nodes else ''}{name!r} ({op})"
 
 
-def floor(training: TrainingGraph, bare: bool = False) -> Floor:
-    """Find the least memory that any plan of a network needs.
+def lower_bound(training: TrainingGraph) -> LowerBound:
+    """Find the least memory that any plan of a network needs."""
+    t = training.tables
+    once = np.zeros(len(t.elements), dtype=np.bool_)  # tensors that are computed once
+    for x, node in enumerate(training.graph.nodes):
+        if not node.is_variable and why_kept(node.op, node.attrs) is not None:
+            # A schedule computes the output of a Dropout again, from its mask.
+            first = t.output_start[x] + (node.op == "Dropout")
+            once[first : t.output_start[x + 1]] = True
+    return _bound(training, once)
 
-    Parameters
-    ----------
-    training : TrainingGraph
-    bare : bool
-        Whether plans may recompute what must not be (``rules=False``).
-    """
+
+def lower_bound_without_rules(training: TrainingGraph) -> LowerBound:
+    """Find what plans need that recompute what must not be, too (``rules=False``)."""
+    return _bound(training, np.zeros(len(training.tables.elements), dtype=np.bool_))
+
+
+def _bound(training: TrainingGraph, once: np.ndarray) -> LowerBound:
     t = training.tables
     n, rows = t.forward, len(t.variable)
     nbytes = t.elements * t.itemsize
-    same = _passed_on(training)
+    same = np.arange(len(nbytes))  # the tensor whose memory each can have while both are read
+    for q in np.flatnonzero(t.inplace_identity):  # by rows, each after what it reads
+        same[t.inplace_output[q]] = same[t.inplace_entry[q]]
     row, tensor = _needed(training, same)
     own = np.bincount(row, nbytes[tensor], rows)
     gradients = t.walk_row[t.walk_row >= 2 * n]
@@ -67,19 +66,17 @@ def floor(training: TrainingGraph, bare: bool = False) -> Floor:
     run = np.concatenate([t.first, gradients])
     run = run[(owner[run] >= 0) & ~t.variable[run]]
     if not len(run):
-        return Floor(0, -1, -1, 0)
+        return LowerBound(0, -1, -1, 0)
     reader = np.repeat(np.arange(rows), np.diff(t.use_start))
-    held = np.zeros(len(nbytes), dtype=np.bool_) if bare else _only_once(training)
-    held = held[t.use_entry]
     heads = t.head_entry[: t.outputs][~t.variable[t.head_row[: t.outputs]]]
 
-    def under(order: np.ndarray) -> Floor:
-        """The floor under plans with the gradients in this order."""
+    def under(order: np.ndarray) -> LowerBound:
+        """The bound of plans with the gradients in this order."""
         place = np.full(rows, -1, dtype=np.int64)
         place[order] = np.arange(len(order))
         # What is held over each row: until its last gradient, or to the end.
         last = np.full(len(nbytes), -1, dtype=np.int64)
-        read = held & (place[reader] >= 0)
+        read = once[t.use_entry] & (place[reader] >= 0)
         np.maximum.at(last, same[t.use_entry[read]], place[reader[read]])
         last[same[heads]] = len(order)
         ending = np.bincount(last[last >= 0], nbytes[last >= 0], len(order) + 1)
@@ -88,7 +85,7 @@ def floor(training: TrainingGraph, bare: bool = False) -> Floor:
         both = (place[row] >= 0) & (last[tensor] >= place[row])
         total = own + over - np.bincount(row[both], nbytes[tensor[both]], rows)
         most = int(run[np.argmax(total[run])])
-        return Floor(int(total[most]), most, int(owner[most]), int(own[most]))
+        return LowerBound(int(total[most]), most, int(owner[most]), int(own[most]))
 
     orders = gradients, np.unique(gradients)  # under marks; as they were made: in schedules
     return min(map(under, orders), key=lambda least: least.nbytes)
@@ -108,25 +105,3 @@ def _needed(training: TrainingGraph, same: np.ndarray) -> tuple[np.ndarray, np.n
     row = np.concatenate([reader[used], maker[made]])
     pairs = np.unique(row * entries + same[np.concatenate([t.use_entry[used], made])])
     return pairs // entries, pairs % entries
-
-
-def _passed_on(training: TrainingGraph) -> np.ndarray:
-    """For each tensor the one whose memory it can have while both are read, or itself."""
-    t = training.tables
-    same = np.arange(len(t.elements))
-    for q in np.flatnonzero(t.inplace_identity):  # by rows, each after what it reads
-        same[t.inplace_output[q]] = same[t.inplace_entry[q]]
-    return same
-
-
-def _only_once(training: TrainingGraph) -> np.ndarray:
-    """The tensors that are computed once, whatever the plan."""
-    t, nodes = training.tables, training.graph.nodes
-    once = np.zeros(len(t.elements), dtype=np.bool_)
-    for x, node in enumerate(nodes):
-        if node.is_variable or why_kept(node.op, node.attrs) is None:
-            continue
-        # A schedule computes the output of a Dropout again, from its mask.
-        first = t.output_start[x] + (1 if node.op == "Dropout" else 0)
-        once[first : t.output_start[x + 1]] = True
-    return once

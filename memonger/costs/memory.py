@@ -11,7 +11,6 @@ Gradients of outputs are allocated where an operator reads them (``InitDataEntry
 from __future__ import annotations
 
 import logging
-import os
 from typing import Any, Iterable
 
 import numpy as np
@@ -26,6 +25,7 @@ from memonger.graph.operators.recompute import GPU
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import TrainingGraph
 from memonger.support.errors import MB
+from memonger.support.mxnet import settings
 
 log = logging.getLogger("memonger")
 
@@ -36,21 +36,9 @@ class CostModel:
     The replay is trusted if it knows everything about the network and agrees with one bind of the
     unplanned network; otherwise every plan is bound, which tells whole MB, and the log says why.
 
-    Parameters
-    ----------
-    symbol, graph, training, ctx
-        The network, what is known of it, and where it is bound.
-    fuses : bool
-        Whether it is trained there with pointwise fusion.
-
-    Attributes
-    ----------
-    bound : int
-        What MXNet plans for the unplanned network as it will be trained, in whole MB.
-    unplanned : int
-        The same in bytes, if it is replayed.
-    exact : bool
-        Whether plans are replayed.
+    ``bound`` is what MXNet plans for the unplanned network as it will be trained, in whole MB;
+    ``unplanned`` is the same in bytes, if plans are replayed (``exact``). ``fuses`` says whether
+    the network is trained with pointwise fusion.
     """
 
     def __init__(
@@ -68,10 +56,8 @@ class CostModel:
         self.unplanned = self._replay(training, nothing).pool_bytes
         why = "; ".join(training.inexact)
         if not why and self.unplanned // MB != self.bound:
-            why = (
-                f"it gives {self.unplanned // MB} MB for the unplanned network, MXNet {self.bound} "
-                "MB"
-            )
+            replayed = f"it gives {self.unplanned // MB} MB for the unplanned network"
+            why = f"{replayed}, MXNet {self.bound} MB"
         self.exact = not why
         if why:
             self.unplanned = self.bound * MB
@@ -94,56 +80,33 @@ class CostModel:
 
 
 def rounded(nbytes: Any) -> np.ndarray:
-    """Return what MXNet asks a GPU for, for arrays of these sizes, in bytes.
-
-    Parameters
-    ----------
-    nbytes : array of int
-
-    Notes
-    -----
-    Follows ``MXNET_GPU_MEM_POOL_TYPE`` ('Naive' by default, 'Round' or 'Unpooled') and the settings
-    of each: ``MXNET_GPU_MEM_POOL_PAGE_SIZE``, ``MXNET_GPU_MEM_LARGE_ALLOC_ROUND_SIZE``,
-    ``MXNET_GPU_MEM_POOL_ROUND_LINEAR_CUTOFF``.
-    """
-
-    def setting(name: str, default: str) -> str:
-        return os.environ.get("MXNET_GPU_MEM_" + name, default)
+    """Return what MXNet asks a GPU for, for arrays of these sizes, in bytes (``Settings.pool``)."""
 
     def up(sizes: np.ndarray, multiple: int) -> np.ndarray:
         return (sizes + multiple - 1) // multiple * multiple
 
-    sizes = np.asarray(nbytes, dtype=np.int64)
-    kind, page = setting("POOL_TYPE", "Naive"), int(setting("POOL_PAGE_SIZE", "4096"))
-    if kind == "Unpooled":
+    sizes, pool = np.asarray(nbytes, dtype=np.int64), settings().pool
+    if pool.kind == "Unpooled":
         return sizes
-    if kind == "Round":  # to powers of two, above the cutoff to its multiples
-        cutoff = 1 << int(setting("POOL_ROUND_LINEAR_CUTOFF", "24"))
+    if pool.kind == "Round":  # to powers of two, above the cutoff to its multiples
         powers = np.array([1 << max(int(n) - 1, 0).bit_length() for n in sizes.ravel()])
-        small = np.maximum(powers.reshape(sizes.shape), page)
-        return np.where(sizes > cutoff, up(sizes, cutoff), np.where(sizes > 0, small, 0))
-    large, pages = int(setting("LARGE_ALLOC_ROUND_SIZE", str(2 * MB))), up(sizes, page)
-    return np.where(pages > large, up(pages, large), pages)
+        small = np.maximum(powers.reshape(sizes.shape), pool.page)
+        small[sizes == 0] = 0
+        return np.where(sizes > pool.cutoff, up(sizes, pool.cutoff), small)
+    pages = up(sizes, pool.page)
+    return np.where(pages > pool.large, up(pages, pool.large), pages)
 
 
 def device_bytes(found: Replay, gradients: Iterable[Tensor], held: Held, pool_bytes: int) -> int:
     """Return the bytes of a device that a training step takes, bound as it was replayed.
 
     They are the pool, the variables (arguments, auxiliary states, and the gradients of outputs
-    where they are read), gradients, and what operators hold; each rounded as MXNet rounds it on a
-    GPU. The state of an optimiser, cuDNN's workspaces, and what CUDA and its libraries take for
-    themselves are not counted.
+    where they are read), ``gradients`` that are written to arrays of their own, and what operators
+    hold; each rounded as MXNet rounds it on a GPU. The state of an optimiser, cuDNN's workspaces,
+    and what CUDA and its libraries take for themselves are not counted.
 
-    Parameters
-    ----------
-    found : Replay
-    gradients : iterable of Tensor
-        Those that are written to arrays of their own.
-    held : Held
-        By operators, and on which device.
-    pool_bytes : int
-        Of the pool as MXNet allocates it. Where that is not what was replayed, the blocks are taken
-        to be as many, each larger or smaller by the same factor.
+    ``pool_bytes`` are those of the pool as MXNet allocates it. Where that is not what was replayed,
+    the blocks are taken to be as many, each larger or smaller by the same factor.
     """
     t, blocks = found.training.tables, found.block_bytes()
     if pool_bytes != blocks.sum():

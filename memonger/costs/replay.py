@@ -51,40 +51,19 @@ class Timeline:
 
     Tensors that share memory (in-place) have the same ``storage``: it counts for one of them at a
     time, from its ``start`` until the next takes over, so that what is alive at a step adds up.
-
-    Attributes
-    ----------
-    steps : int
-        How many there are; a step is a place in ``Replay.order``.
-    row, output : np.ndarray of int
-        The node of the training graph (``TrainingGraph.names``) and which of its outputs.
-    kind : np.ndarray of int
-        FORWARD, RECOMPUTED or BACKWARD (``arrays``).
-    nbytes : np.ndarray of int
-        With the real size of its elements.
-    start, stop : np.ndarray of int
-        The first and the last step in which it takes up memory.
-    storage : np.ndarray of int
     """
 
-    steps: int
-    row: np.ndarray
-    output: np.ndarray
-    kind: np.ndarray
-    nbytes: np.ndarray
-    start: np.ndarray
-    stop: np.ndarray
+    steps: int  # how many there are; a step is a place in ``Replay.order``
+    row: np.ndarray  # the node of the training graph (``TrainingGraph.names``)
+    output: np.ndarray  # which of its outputs
+    kind: np.ndarray  # FORWARD, RECOMPUTED or BACKWARD (``arrays``)
+    nbytes: np.ndarray  # with the real size of its elements
+    start: np.ndarray  # the first step in which it takes up memory
+    stop: np.ndarray  # the last
     storage: np.ndarray
 
     def live_bytes(self, *kinds: int, without: Collection[Entry] = ()) -> np.ndarray:
-        """Bytes alive in each step, of tensors of these kinds (of all by default).
-
-        Parameters
-        ----------
-        *kinds : int
-        without : collection of (row, output)
-            Tensors that do not count.
-        """
+        """Count the bytes alive in each step, of these kinds (or all), ``without`` some."""
         chosen = np.isin(self.kind, kinds) if kinds else np.ones(len(self.kind), dtype=np.bool_)
         if without:
             made = zip(self.row.tolist(), self.output.tolist())
@@ -97,29 +76,14 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Replay:
-    """What MXNet's planner makes of one training graph.
-
-    Attributes
-    ----------
-    training : Planned
-    recomputed : np.ndarray of bool
-        For each forward node whether it carries ``force_mirroring``.
-    order : np.ndarray of int
-        The rows of the training graph in the order in which they run.
-    reads : np.ndarray of int
-        How often each output of a row is read, by its number in ``Tables.elements``.
-    planned : np.ndarray of int
-        The block of the pool that the planner gives each output; negative where it gives none.
-    pool_bytes : int
-        The pool as MXNet counts it and ``debug_str`` reports it: 4 bytes an element.
-    """
+    """What MXNet's planner makes of one training graph."""
 
     training: Planned
-    recomputed: np.ndarray
-    order: np.ndarray
-    reads: np.ndarray
-    planned: np.ndarray
-    pool_bytes: int
+    recomputed: np.ndarray  # bool, of each forward node: whether it carries ``force_mirroring``
+    order: np.ndarray  # the rows of the training graph in the order in which they run
+    reads: np.ndarray  # how often each output of a row is read, by its number in ``Tables``
+    planned: np.ndarray  # the block that the planner gives each output; negative where none
+    pool_bytes: int  # as MXNet counts it and ``debug_str`` reports it: 4 bytes an element
 
     @property
     def blocks(self) -> np.ndarray:
@@ -127,8 +91,7 @@ class Replay:
         return self._added(self.planned)
 
     def _added(self, storage: np.ndarray) -> np.ndarray:
-        storage = storage.copy()
-        adding = adding_rows(self.training)
+        storage, adding = storage.copy(), adding_rows(self.training)
         add_in_place(self.training.tables, self.recomputed, self.order, adding, storage)
         return storage
 
@@ -154,11 +117,9 @@ class Replay:
         """Which tensors are alive when."""
         t, mask, order = self.training.tables, self.recomputed, self.order
         storage = self._added(allocate(t, mask, order, self.reads, 0, NO_LIMIT)[1])
-        rows = np.arange(len(t.variable))
-        place = np.full(len(rows), -1)
+        place = np.full(len(t.variable), -1)
         place[order] = np.arange(len(order))
-        birth = place[np.repeat(rows, np.diff(t.output_start))]
-        reader = place[np.repeat(rows, np.diff(t.use_start))]
+        birth, reader = (np.repeat(place, np.diff(s)) for s in (t.output_start, t.use_start))
         read = entries_read(t, mask, t.use_entry, t.use_row, t.use_owner)
         last = birth.copy()
         np.maximum.at(last, read[reader >= 0], reader[reader >= 0])
@@ -166,34 +127,27 @@ class Replay:
         made = np.flatnonzero(storage >= 0)
         made = made[np.lexsort((made, birth[made]))]
         row = np.searchsorted(t.output_start, made, side="right") - 1
+        birth, taken = birth[made], storage[made]
         death = np.full(storage.max(initial=-1) + 1, -1)
-        np.maximum.at(death, storage[made], last[made])
+        np.maximum.at(death, taken, last[made])
         # In each storage a tensor gives way to the next.
-        sequence = np.lexsort((np.arange(len(made)), storage[made]))
-        stop = death[storage[made]]
-        same = storage[made][sequence][1:] == storage[made][sequence][:-1]
-        stop[sequence[:-1][same]] = birth[made][sequence[1:][same]] - 1
+        stop, sequence = death[taken], np.argsort(taken, kind="stable")
+        same = taken[sequence][1:] == taken[sequence][:-1]
+        stop[sequence[:-1][same]] = birth[sequence[1:][same]] - 1
         return Timeline(
             steps=len(order),
             row=row,
             output=made - t.output_start[row],
             kind=self.training.phases[row],
             nbytes=(t.elements * t.itemsize)[made],
-            start=birth[made],
+            start=birth,
             stop=stop,
-            storage=storage[made],
+            storage=taken,
         )
 
 
 def replay(training: Planned, recomputed: np.ndarray) -> Replay:
-    """Order a training graph and plan its memory as MXNet will.
-
-    Parameters
-    ----------
-    training : Planned
-    recomputed : np.ndarray of bool
-        For each forward node whether it carries ``force_mirroring``.
-    """
+    """Order a training graph with these forward nodes (bool) marked, and plan its memory."""
     mask = np.ascontiguousarray(recomputed, dtype=np.bool_)
     return replay_in_order(training, mask, *order_and_reads(training.tables, mask))
 
@@ -208,5 +162,5 @@ def replay_in_order(
 
 
 def adding_rows(training: Planned) -> np.ndarray:
-    """The rows that add one gradient to another."""
+    """Tell which rows add one gradient to another."""
     return np.array([op == "_grad_add" for op in training.ops], dtype=np.bool_)

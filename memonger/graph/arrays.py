@@ -13,6 +13,7 @@ import numpy as np
 
 from memonger.graph.operators.inplace import ignored_inputs, inplace_options
 from memonger.graph.operators.tensors import Tensor
+from memonger.graph.order import Links, links, starts, walk
 from memonger.support.compiled import compiled
 
 KEPT = -1
@@ -26,64 +27,42 @@ Read = Tuple[int, int, int]
 
 
 class RowKind(NamedTuple):
-    """What rows have in common that run the same operator on tensors of the same shapes.
+    """What rows have in common that run the same operator on tensors of the same shapes."""
 
-    Attributes
-    ----------
-    op : str
-        'null' for a variable.
-    attrs : dict of str
-        Its parameters.
-    inputs : int
-        How many it reads.
-    ignored : tuple of int
-        Those of them that are read for their shape alone.
-    options : tuple of (input, output, identity)
-        Its in-place options.
-    tensors : sequence of Tensor
-        Its outputs.
-    """
-
-    op: str
+    op: str  # 'null' for a variable
     attrs: Mapping[str, str]
-    inputs: int
-    ignored: tuple[int, ...]
-    options: tuple[tuple[int, int, bool], ...]
-    tensors: Sequence[Tensor]
+    inputs: int  # how many it reads
+    ignored: tuple[int, ...]  # those of them that are read for their shape alone
+    options: tuple[tuple[int, int, bool], ...]  # in-place: input, output, identity
+    tensors: Sequence[Tensor]  # its outputs
 
 
 class Kinds:
-    """Numbers the kinds of rows; a new kind is appended to ``all``.
-
-    Parameters
-    ----------
-    known : list of RowKind
-        Those that have a number already, each once.
-    """
+    """Numbers the kinds of rows; a new kind is appended to ``all``, where each stands once."""
 
     def __init__(self, known: list[RowKind]) -> None:
         self.all = known
         self.inexact: set[str] = set()
-        self._numbers = {
-            (kind.op, tuple(kind.attrs.items()), kind.inputs, tuple(kind.tensors)): k
-            for k, kind in enumerate(known)
-        }
+        self._numbers = {_key(k.op, k.attrs, k.inputs, k.tensors): i for i, k in enumerate(known)}
 
     def __call__(
         self, op: str, attrs: Mapping[str, str], inputs: int, tensors: Sequence[Tensor]
     ) -> int:
-        key = (op, tuple(attrs.items()), inputs, tuple(tensors))
+        key = _key(op, attrs, inputs, tensors)
         if key not in self._numbers:
             options = () if op == "null" else inplace_options(op, attrs, inputs)
             if options is None:
                 self.inexact.add(f"the in-place options of {op} are not listed")
-                options = ()
-            fitting = tuple(o for o in options if o[0] < inputs and o[1] < len(tensors))
+            fitting = tuple(o for o in options or () if o[1] < len(tensors))
             if any(k > 62 for k, _, _ in fitting):  # the compiled loop keeps a bit for each
                 self.inexact.add(f"{op} has more than 63 inputs that it may overwrite")
             self._numbers[key] = len(self.all)
             self.all.append(RowKind(op, attrs, inputs, ignored_inputs(op), fitting, tensors))
         return self._numbers[key]
+
+
+def _key(op: str, attrs: Mapping[str, str], inputs: int, tensors: Sequence[Tensor]) -> object:
+    return op, tuple(attrs.items()), inputs, tuple(tensors)
 
 
 class Tables(NamedTuple):
@@ -133,9 +112,9 @@ class Tables(NamedTuple):
     before_start: np.ndarray  # for forward rows: the operators that must have run before
     before_row: np.ndarray
     reads: np.ndarray  # of each output, how often it is read if nothing is recomputed
-    again_start: np.ndarray  # for forward rows: what their gradients read of operators
-    again_entry: np.ndarray
-    again_row: np.ndarray
+    recomputed_start: np.ndarray  # for forward rows: what their gradients read of operators
+    recomputed_entry: np.ndarray
+    recomputed_row: np.ndarray
 
 
 class KindArrays(NamedTuple):
@@ -193,241 +172,221 @@ def arrays_of(kinds: Sequence[RowKind]) -> KindArrays:
     )
 
 
+@compiled
+def tables_of(  # type: ignore[no-untyped-def]
+    kinds, kind, read_start, read_row, read_output, wait_start, wait_row, head_row, head_output
+):
+    """Make the Tables of rows of these kinds with these outputs, in the order that MXNet runs.
+
+    The rows that they wait for are control dependencies; what reads row -1 reads a variable. There
+    are no recomputed copies in the sense of marks.
+    """
+    count = kind.shape[0]
+    output_start = np.zeros(count + 1, dtype=np.int32)
+    outputs = options = 0
+    for row in range(count):
+        k = kind[row]
+        outputs += kinds.output_start[k + 1] - kinds.output_start[k]
+        output_start[row + 1] = outputs
+        options += kinds.option_start[k + 1] - kinds.option_start[k]
+    reads = read_row.shape[0]
+    variable = kinds.variable[kind]
+    place = np.empty(outputs, dtype=np.int32)  # of each output the same of its kind
+    made = np.empty(outputs, dtype=np.int32)
+    for row in range(count):
+        shift = kinds.output_start[kind[row]] - output_start[row]
+        for out in range(output_start[row], output_start[row + 1]):
+            place[out] = out + shift
+            made[out] = output_start[row] + kinds.made[out + shift]
+    rank = kinds.rank[place]
+    dtype = kinds.dtype[place]
+    itemsize = kinds.itemsize[place]
+    read_ignored = np.empty(reads, dtype=np.bool_)
+    use_start = np.zeros(count + 1, dtype=np.int32)
+    use_entry = np.empty(reads, dtype=np.int32)
+    inplace_start = np.zeros(count + 1, dtype=np.int32)
+    inplace_input = np.empty(options, dtype=np.int32)
+    inplace_entry = np.empty(options, dtype=np.int32)
+    inplace_output = np.empty(options, dtype=np.int32)
+    inplace_identity = np.empty(options, dtype=np.bool_)
+    before_start = np.zeros(count + 1, dtype=np.int32)
+    before = np.empty(reads + wait_row.shape[0], dtype=np.int32)
+    uses = option = befores = 0
+    for row in range(count):
+        k = kind[row]
+        begin = output_start[row]
+        first = read_start[row]
+        for j in range(first, read_start[row + 1]):
+            source = read_row[j]
+            read_ignored[j] = kinds.ignored[kinds.ignored_start[k] + j - first]
+            if source < 0:
+                continue
+            before[befores] = source
+            befores += 1
+            if not read_ignored[j] and not variable[source]:
+                use_entry[uses] = output_start[source] + read_output[j]
+                uses += 1
+        for q in range(kinds.option_start[k], kinds.option_start[k + 1]):
+            j = first + kinds.option_input[q]
+            source = read_row[j]
+            if source < 0 or variable[source]:
+                continue
+            entry = output_start[source] + read_output[j]
+            out = begin + kinds.option_output[q]
+            if rank[entry] != rank[out] or itemsize[entry] != itemsize[out]:
+                continue
+            same = kinds.option_identity[q] and dtype[entry] == dtype[out]
+            if same or kinds.reads[k]:
+                inplace_input[option] = kinds.option_input[q]
+                inplace_entry[option] = entry
+                inplace_output[option] = out
+                inplace_identity[option] = same
+                option += 1
+        for j in range(wait_start[row], wait_start[row + 1]):
+            before[befores] = wait_row[j]
+            befores += 1
+        use_start[row + 1] = uses
+        inplace_start[row + 1] = option
+        before_start[row + 1] = befores
+    own = np.full(max(reads, options, head_row.shape[0]) + 1, KEPT, dtype=np.int32)
+    order, _ = walk(0, before_start, before[:befores], own, head_row, own)
+    times = np.zeros(outputs, dtype=np.int32)
+    for row in order:
+        for j in range(use_start[row], use_start[row + 1]):
+            times[use_entry[j]] += 1
+    head_entry = output_start[head_row] + head_output
+    for entry in head_entry:
+        times[entry] += 1
+    nothing = np.zeros(1, dtype=np.int32)
+    return Tables(
+        forward=0,
+        variable=variable,
+        read_start=read_start,
+        read_row=read_row,
+        read_output=read_output,
+        read_owner=own,
+        read_ignored=read_ignored,
+        use_start=use_start,
+        use_entry=use_entry[:uses],
+        use_row=own,
+        use_owner=own,
+        output_start=output_start,
+        elements=kinds.elements[place],
+        itemsize=itemsize,
+        rank=rank,
+        sizes=kinds.sizes,
+        made=made,
+        inplace_start=inplace_start,
+        inplace_input=inplace_input[:option],
+        inplace_entry=inplace_entry[:option],
+        inplace_row=own,
+        inplace_owner=own,
+        inplace_output=inplace_output[:option],
+        inplace_identity=inplace_identity[:option],
+        head_row=head_row,
+        head_entry=head_entry,
+        head_owner=own,
+        outputs=head_row.shape[0],
+        first=order.astype(np.int32),
+        walk_row=nothing[1:],
+        walk_owner=nothing[1:],
+        before_start=nothing,
+        before_row=nothing[1:],
+        reads=times,
+        recomputed_start=nothing,
+        recomputed_entry=nothing[1:],
+        recomputed_row=nothing[1:],
+    )
+
+
 def build(
     forward: Sequence[int],
-    inputs: np.ndarray,
-    deps: np.ndarray,
-    gradients: Sequence[int] | np.ndarray,
+    inputs: Sequence[tuple[int, int]],
+    gradients: Sequence[int],
     reads: Sequence[Read],
     waits: Sequence[tuple[int, int, int]],
     kinds: Sequence[RowKind],
     heads: Sequence[Read],
     outputs: int,
 ) -> Tables:
-    """Make the tables.
+    """Make the Tables of a training graph whose operators may be recomputed.
 
-    Parameters
-    ----------
-    forward, gradients : sequence of int
-        The kind of each forward node and of each gradient node.
-    inputs : np.ndarray
-        (row, output) of each input of the forward nodes, one node after the other.
-    deps : np.ndarray
-        (node, node that must have run before it) for the forward nodes, in order.
-    reads : sequence of Read
-        Those of the gradient nodes, one after the other.
-    waits : sequence of (row, row, owner)
-        The gradient nodes, in order, and what must have run before them.
-    kinds : sequence of RowKind
-    heads : sequence of Read
-        The outputs of the network, then the gradients.
-    outputs : int
-        How many of them are outputs.
+    ``forward`` and ``gradients`` are the kinds of these nodes, ``inputs`` what the forward nodes
+    read (row, output), ``reads`` what the gradients read, one node after the other. ``waits`` are
+    rows, what must have run before them besides, and owners. ``heads`` are the outputs of the
+    network, so many as ``outputs`` says, then the gradients.
     """
     n = len(forward)
-    kind = np.concatenate([forward, forward, gradients]).astype(np.int64)
-    rows = len(kind)
+    kind = np.array([*forward, *forward, *gradients], dtype=np.int32)
     of = arrays_of(kinds)
-    variable = of.variable[kind]
+    counts = np.diff(of.ignored_start)[kind]
+    copied = np.repeat(np.arange(n), counts[:n])
+    both = [np.c_[np.reshape(inputs, (-1, 2)), x] for x in (np.full_like(copied, KEPT), copied)]
+    read = np.concatenate([*both, np.reshape(reads, (-1, 3))]).astype(np.int32)
+    row, output, owner = read.T.copy()
+    head_row, head_output, head_owner = head = np.array(heads, dtype=np.int32).T.copy()
+    start, none = _small(starts(counts)), np.zeros(len(kind) + 1, dtype=np.int32)
+    t = tables_of(of, kind, start, row, output, none, none[:0], head_row, head_output)
 
-    def each(start: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Where what each row owns starts, and these values of it."""
-        place, _ = gathered(start, kind)
-        return (starts(np.diff(start)[kind]), *(value[place] for value in values))
-
-    read_start, read_ignored = each(of.ignored_start, of.ignored)
-    output_start, elements, itemsize, dtype, rank, made = each(
-        of.output_start, of.elements, of.itemsize, of.dtype, of.rank, of.made
-    )
-    inplace_start, option_input, option_output, identity = each(
-        of.option_start, of.option_input, of.option_output, of.option_identity
-    )
-    made = made + np.repeat(output_start[:-1], np.diff(output_start))
-
-    own = np.full(len(inputs), KEPT)
-    copied = np.repeat(np.arange(n), np.diff(read_start[: n + 1]))
-    later = _columns(reads, 3)
-    read_row = np.concatenate([inputs[:, 0], inputs[:, 0], later[0]])
-    read_output = np.concatenate([inputs[:, 1], inputs[:, 1], later[1]])
-    read_owner = np.concatenate([own, copied, later[2]])
-    read_entry = output_start[read_row] + read_output
-    reader = np.repeat(np.arange(rows), np.diff(read_start))
-
-    used = ~read_ignored & ~variable[read_row]
-    use_start = starts(np.bincount(reader[used], minlength=rows))
-
-    # In-place options, those that can apply.
-    row = np.repeat(np.arange(rows), np.diff(inplace_start))
-    j = read_start[row] + option_input
-    into, out = read_entry[j], output_start[row] + option_output
-    same = identity & (dtype[into] == dtype[out])
-    fits = (
-        (elements[into] == elements[out])
-        & (itemsize[into] == itemsize[out])
-        & ~variable[read_row[j]]
-        & (same | of.reads[kind[row]])
-    )
-    row, j = row[fits], j[fits]
-    head_row, head_output, head_owner = _columns(heads, 3)
-    head_entry = output_start[head_row] + head_output
-
-    # The order, as far as it is the same for every plan.
-    wait_row, wait_for, wait_owner = _columns(waits, 3)
-    before_of = np.concatenate([reader, deps[:, 0], wait_row])
-    by_row = np.argsort(before_of, kind="stable")  # inputs before control dependencies
-    before_of = before_of[by_row]
-    before = np.concatenate([read_row, deps[:, 1], wait_for])[by_row]
-    before_owner = np.concatenate([read_owner, np.full(len(deps), KEPT), wait_owner])[by_row]
-    next_start = starts(np.bincount(before_of, minlength=rows))
-    first, _ = walk(0, next_start, before, before_owner, head_row[:outputs], head_owner)
-    walk_row, walk_owner = walk(
-        n, next_start, before, before_owner, head_row[outputs:], head_owner[outputs:]
-    )
-    telling = (walk_row >= n) | ((walk_owner != KEPT) & ~variable[walk_row])
-    walk_row, walk_owner = walk_row[telling], walk_owner[telling]
-    _, once = np.unique(walk_row * (n + 1) + walk_owner + 1, return_index=True)
-    once.sort()
-    walk_row, walk_owner = walk_row[once], walk_owner[once]
-    inner = (before_of < n) & ~variable[before]
-
-    runs = np.zeros(rows, dtype=np.bool_)
-    runs[first] = True
-    runs[walk_row[walk_row >= n]] = True
-    base = np.bincount(read_entry[used & runs[reader]], minlength=len(elements))
-    np.add.at(base, head_entry, 1)
-
-    swaps = used & runs[reader] & (reader >= 2 * n) & (read_owner != KEPT) & (read_row < n)
-    head_swaps = (head_owner != KEPT) & (head_row < n) & ~variable[head_row]
-    again_owner = np.concatenate([read_owner[swaps], head_owner[head_swaps]])
-    again_row = np.concatenate([read_row[swaps], head_row[head_swaps]])
-    again_entry = np.concatenate([read_entry[swaps], head_entry[head_swaps]])
-    by_owner = np.argsort(again_owner, kind="stable")
-
-    def small(array: np.ndarray) -> np.ndarray:
-        return array.astype(np.int32)
-
-    return Tables(
+    reader = np.repeat(np.arange(len(kind)), counts)
+    used = ~t.read_ignored & ~t.variable[row]
+    option = start[np.repeat(np.arange(len(kind)), np.diff(t.inplace_start))] + t.inplace_input
+    before = links(len(kind), np.c_[reader, row, owner], waits)
+    order = _order(n, t.variable, before, head, outputs)
+    # What runs reads, and what the gradients of each operator read of operators.
+    runs = np.zeros(len(kind), dtype=np.bool_)
+    runs[order["first"]] = runs[order["walk_row"]] = True
+    entry = t.output_start[row] + output
+    times = np.bincount(entry[used & runs[reader]], minlength=len(t.elements))
+    np.add.at(times, t.head_entry, 1)
+    taken = np.r_[used & runs[reader] & (reader >= 2 * n), ~t.variable[head_row]]
+    taker, taken_row = np.r_[owner, head_owner], np.r_[row, head_row]
+    taken &= (taker != KEPT) & (taken_row < n)
+    by_taker = np.flatnonzero(taken)[np.argsort(taker[taken], kind="stable")]
+    return t._replace(
         forward=n,
-        variable=variable,
-        read_start=small(read_start),
-        read_row=small(read_row),
-        read_output=small(read_output),
-        read_owner=small(read_owner),
-        read_ignored=read_ignored,
-        use_start=small(use_start),
-        use_entry=small(read_entry[used]),
-        use_row=small(read_row[used]),
-        use_owner=small(read_owner[used]),
-        output_start=small(output_start),
-        elements=elements,
-        itemsize=itemsize,
-        rank=small(rank),
-        sizes=of.sizes,
-        made=small(made),
-        inplace_start=small(starts(np.bincount(row, minlength=rows))),
-        inplace_input=small(option_input[fits]),
-        inplace_entry=small(into[fits]),
-        inplace_row=small(read_row[j]),
-        inplace_owner=small(read_owner[j]),
-        inplace_output=small(out[fits]),
-        inplace_identity=same[fits],
-        head_row=small(head_row),
-        head_entry=small(head_entry),
-        head_owner=small(head_owner),
+        read_owner=owner,
+        use_row=row[used],
+        use_owner=owner[used],
+        inplace_row=row[option],
+        inplace_owner=owner[option],
+        head_owner=head_owner,
         outputs=outputs,
-        first=small(first),
-        walk_row=small(walk_row),
-        walk_owner=small(walk_owner),
-        before_start=small(starts(np.bincount(before_of[inner], minlength=n))),
-        before_row=small(before[inner]),
-        reads=small(base),
-        again_start=small(starts(np.bincount(again_owner, minlength=n))),
-        again_entry=small(again_entry[by_owner]),
-        again_row=small(again_row[by_owner]),
+        **order,
+        reads=_small(times),
+        recomputed_start=_small(starts(np.bincount(taker[taken], minlength=n))),
+        recomputed_entry=np.r_[entry, t.head_entry][by_taker],
+        recomputed_row=taken_row[by_taker],
     )
 
 
-def depth_first(
-    inputs: np.ndarray, counts: np.ndarray, deps: np.ndarray, heads: Sequence[int]
-) -> list[int]:
-    """The forward nodes in the order in which they run; arguments as those of `build`.
+def _order(
+    n: int, variable: np.ndarray, before: Links, head: np.ndarray, outputs: int
+) -> dict[str, Any]:
+    """Work out the order: these fields of `Tables`, each pair of ``walk_*`` once."""
+    row, _, owner = head.astype(np.int64)
+    first, _ = walk(0, *before, row[:outputs], owner)
+    row, owner = walk(n, *before, row[outputs:], owner[outputs:])
+    met = (row >= n) | ((owner != KEPT) & ~variable[row])
+    row, owner = row[met], owner[met]
+    once = np.sort(np.unique(row * (n + 1) + owner, return_index=True)[1])
+    reader = np.repeat(np.arange(n), np.diff(before[0][: n + 1]))
+    source = before[1][: len(reader)]
+    start = starts(np.bincount(reader[~variable[source]], minlength=n))
+    return {
+        "first": _small(first),
+        "walk_row": _small(row[once]),
+        "walk_owner": _small(owner[once]),
+        "before_start": _small(start),
+        "before_row": _small(source[~variable[source]]),
+    }
 
-    ``counts`` says how many of the inputs are each node's.
-    """
-    reader = np.repeat(np.arange(len(counts)), counts)
-    of = np.concatenate([reader, deps[:, 0]])
-    by_row = np.argsort(of, kind="stable")
-    before = np.concatenate([inputs[:, 0], deps[:, 1]])[by_row]
-    start = starts(np.bincount(of, minlength=len(counts)))
-    own = np.full(len(before), KEPT)
-    return walk(0, start, before, own, np.array(heads, dtype=np.int64), own)[0].tolist()
 
-
-def starts(counts: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Where each of some lists of these lengths starts if they follow one another, and the end."""
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+def _small(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.int32)
 
 
 def ragged(lists: Sequence[Sequence[Any]]) -> tuple[np.ndarray, np.ndarray]:
-    """Lists as one array: where each starts, and what is in them."""
+    """Join lists to one array: return where each starts, and what is in them."""
     items = [item for one in lists for item in one]
     return starts([len(one) for one in lists]), np.array(items, dtype=np.int64)
-
-
-def _columns(items: Sequence[tuple[int, ...]], width: int) -> np.ndarray:
-    return np.array(items, dtype=np.int64).reshape(len(items), width).T
-
-
-def gathered(start: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The places of what some rows own, one row after the other; and for each of which row."""
-    length = np.diff(start)[which]
-    row = np.repeat(np.arange(len(which)), length)
-    return np.arange(len(row)) + (start[which] - starts(length)[:-1])[row], row
-
-
-@compiled
-def walk(known, start, before, owner, heads, head_owner):  # type: ignore[no-untyped-def]
-    """Rows depth first from the heads (``nnvm::DFSVisit``), each after what it reads.
-
-    The rows below ``known`` have run already: they are put down whenever they are met, with the
-    owner of the read.
-    """
-    rows = start.shape[0] - 1
-    seen = np.zeros(rows, dtype=np.bool_)
-    stack = np.empty(rows, dtype=np.int64)
-    at = np.empty(rows, dtype=np.int64)
-    met = np.empty(rows + before.shape[0] + heads.shape[0], dtype=np.int64)
-    by = np.full(rows + before.shape[0] + heads.shape[0], KEPT, dtype=np.int64)
-    count = 0
-    for h in range(heads.shape[0]):
-        if heads[h] < known:
-            met[count] = heads[h]
-            by[count] = head_owner[h]
-            count += 1
-            continue
-        if seen[heads[h]]:
-            continue
-        seen[heads[h]] = True
-        depth = 0
-        stack[0] = heads[h]
-        at[0] = start[heads[h]]
-        while depth >= 0:
-            row = stack[depth]
-            k = at[depth]
-            if k == start[row + 1]:
-                met[count] = row
-                count += 1
-                depth -= 1
-                continue
-            at[depth] += 1
-            following = before[k]
-            if following < known:
-                met[count] = following
-                by[count] = owner[k]
-                count += 1
-            elif not seen[following]:
-                seen[following] = True
-                depth += 1
-                stack[depth] = following
-                at[depth] = start[following]
-    return met[:count], by[:count]

@@ -49,30 +49,14 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True)
 class ForwardGraph:
-    """Everything a planner may know of a network, as plain data.
+    """Everything a planner may know of a network, as plain data."""
 
-    Attributes
-    ----------
-    nodes : tuple of Node
-        In execution order.
-    tensors : tuple of tuple of Tensor
-        The outputs of each node, those that ``list_outputs`` shows first, then the hidden ones.
-    output_names : tuple of tuple of str
-        Of those that it shows, as ``get_internals().list_outputs()`` gives them.
-    heads : tuple of Entry
-        The outputs of the network.
-    arguments : tuple of int
-        The variables that can have a gradient, in the order of ``list_arguments``.
-    auxiliary : frozenset of int
-        The variables that are auxiliary states.
-    """
-
-    nodes: tuple[Node, ...]
-    tensors: tuple[tuple[Tensor, ...], ...]
-    output_names: tuple[tuple[str, ...], ...]
-    heads: tuple[Entry, ...]
-    arguments: tuple[int, ...]
-    auxiliary: frozenset[int]
+    nodes: tuple[Node, ...]  # in execution order
+    tensors: tuple[tuple[Tensor, ...], ...]  # of each node, first those that list_outputs shows
+    output_names: tuple[tuple[str, ...], ...]  # of those, as get_internals().list_outputs()
+    heads: tuple[Entry, ...]  # the outputs of the network
+    arguments: tuple[int, ...]  # variables that can have a gradient, as list_arguments
+    auxiliary: frozenset[int]  # variables that are auxiliary states
 
     @property
     def operators(self) -> list[int]:
@@ -80,7 +64,7 @@ class ForwardGraph:
         return [i for i, node in enumerate(self.nodes) if not node.is_variable]
 
     def shown(self, i: int) -> tuple[Tensor, ...]:
-        """The outputs of a node that ``list_outputs`` shows."""
+        """Return the outputs of a node that ``list_outputs`` shows."""
         return self.tensors[i][: len(self.output_names[i])]
 
 
@@ -110,24 +94,16 @@ class Inserted(NamedTuple):
 
 
 class KeptCopy(NamedTuple):
-    """An identity behind the first output of a recomputed node: the result that is kept.
-
-    Attributes
-    ----------
-    node : int
-    tie : str
-        Where the recomputed copy of the node must have a reader (``rules``), the NumPy type of the
-        output: a product with one then stands between the two and is recomputed. Otherwise ''.
-    unfused : bool
-        Whether it is an identity that pointwise fusion leaves alone: for training on a GPU alone.
-    apart : bool
-        Whether it stands there for that alone, so that what is before it is not fused with what is
-        behind it, though the node may be kept.
-    """
+    """An identity behind the first output of a recomputed node: the result that is kept."""
 
     node: int
+    # Where the recomputed copy of the node must have a reader (``rules``), the NumPy type of the
+    # output: a product with one then stands between the two and is recomputed. Otherwise ''.
     tie: str = ""
+    # Whether it is an identity that pointwise fusion leaves alone: for training on a GPU alone.
     unfused: bool = False
+    # Whether it stands there for that alone, so that what is before it is not fused with what is
+    # behind it, though the node may be kept.
     apart: bool = False
 
     @property
@@ -136,62 +112,43 @@ class KeptCopy(NamedTuple):
         return 3 if self.tie else 1
 
     def nodes(self) -> list[Inserted]:
-        """What stands behind the node, the kept copy last."""
+        """List what stands behind the node, the kept copy last."""
         source = 2 if self.tie else 0
         op, inputs = (UNFUSED_COPY, (source, source)) if self.unfused else (COPY, (source,))
         kept = Inserted(op, {}, "", inputs, False)
         if not self.tie:
             return [kept]
         one = {"shape": "(1,)", "dtype": self.tie}
-        return [
-            Inserted(ONE, one, "_one", (), False),
-            Inserted(PRODUCT, {}, "_tie", (0, 1), True),
-            kept,
-        ]
+        product = Inserted(PRODUCT, {}, "_tie", (0, 1), True)
+        return [Inserted(ONE, one, "_one", (), False), product, kept]
 
 
 class Insertion:
     """Where the nodes of a network and of its kept copies stand when the copies are in.
 
     All that read the first output of a node with a kept copy read the copy instead; outputs of the
-    network stay what they were.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Of all nodes.
-    copies : iterable of KeptCopy
-        Of operators of whose outputs the first alone is read, and is no output of the network.
-
-    Attributes
-    ----------
-    moved : np.ndarray of int
-        The new index of each node; what is inserted comes right after its node.
+    network stay what they were. The copies are of operators of whose outputs the first alone is
+    read, and is no output of the network.
     """
 
     def __init__(self, names: Sequence[str], copies: Iterable[KeptCopy]) -> None:
-        self._at = {copy.node: copy for copy in copies}
-        self.names = copy_names(names, self._at.values())
-        sizes = [1 + (self._at[i].offset if i in self._at else 0) for i in range(len(names))]
-        self.moved = np.cumsum([0, *sizes])[: len(names)]
-        self._moved: list[int] = self.moved.tolist()
-
-    def node(self, i: int) -> int:
-        """Return the new index of a node."""
-        return self._moved[i]
+        at = {copy.node: copy for copy in copies}
+        sizes = [1 + at[i].offset if i in at else 1 for i in range(len(names))]
+        #: The new index of each node; what is inserted comes right after its node.
+        self.moved: list[int] = np.cumsum([0, *sizes])[:-1].tolist()
+        self._instead = {(i, 0): (self.moved[i] + at[i].offset, 0) for i in at}
+        #: Of each node with a copy the name, the node and the inputs of what is inserted behind it.
+        self.behind: dict[int, list[tuple[str, Inserted, tuple[Entry, ...]]]] = {
+            i: [
+                (name, new, tuple([(self.moved[i] + k, 0) for k in new.inputs]))
+                for name, new in zip(new_names, at[i].nodes())
+            ]
+            for i, new_names in copy_names(names, at.values()).items()
+        }
 
     def entry(self, a: int, b: int) -> Entry:
         """Return what is read now by a node that read output ``b`` of node ``a``."""
-        return (self._moved[a] + (self._at[a].offset if b == 0 and a in self._at else 0), b)
-
-    def behind(self, i: int) -> list[tuple[str, Inserted, tuple[Entry, ...]]]:
-        """Return the name, the node and the inputs of each node that is inserted behind a node."""
-        if i not in self._at:
-            return []
-        return [
-            (name, new, tuple([(self._moved[i] + k, 0) for k in new.inputs]))
-            for name, new in zip(self.names[i], self._at[i].nodes())
-        ]
+        return self._instead.get((a, b)) or (self.moved[a], b)
 
 
 def with_copies(graph: ForwardGraph, copies: Iterable[KeptCopy]) -> tuple[ForwardGraph, np.ndarray]:
@@ -200,35 +157,32 @@ def with_copies(graph: ForwardGraph, copies: Iterable[KeptCopy]) -> tuple[Forwar
     ``marks.apply`` makes the same of a symbol; see `Insertion`.
     """
     made = Insertion([node.name for node in graph.nodes], copies)
-    nodes: list[Node] = []
-    tensors: list[tuple[Tensor, ...]] = []
-    output_names: list[tuple[str, ...]] = []
-    for i, node in enumerate(graph.nodes):
+    moved = made.moved
+    rows: list[tuple[Node, tuple[Tensor, ...], tuple[str, ...]]] = []
+    for i, (node, tensors) in enumerate(zip(graph.nodes, graph.tensors)):
         inputs = tuple([made.entry(a, b) for a, b in node.inputs])
-        nodes.append(node._replace(inputs=inputs, deps=tuple([made.node(d) for d in node.deps])))
-        tensors.append(graph.tensors[i])
-        output_names.append(graph.output_names[i])
-        for name, new, inputs in made.behind(i):
-            nodes.append(Node(name, new.op, new.attrs, {}, inputs, (), False))
-            tensors.append((graph.tensors[i][0] if inputs else Tensor((1,), new.attrs["dtype"]),))
-            output_names.append((name + "_output",))
-    return (
-        ForwardGraph(
-            nodes=tuple(nodes),
-            tensors=tuple(tensors),
-            output_names=tuple(output_names),
-            heads=tuple((made.node(a), b) for a, b in graph.heads),
-            arguments=tuple(made.node(a) for a in graph.arguments),
-            auxiliary=frozenset(made.node(a) for a in graph.auxiliary),
-        ),
-        made.moved,
+        node = node._replace(inputs=inputs, deps=tuple([moved[d] for d in node.deps]))
+        rows.append((node, tensors, graph.output_names[i]))
+        for name, new, inputs in made.behind.get(i, ()):
+            tensor = tensors[0] if inputs else Tensor((1,), new.attrs["dtype"])
+            node = Node(name, new.op, new.attrs, {}, inputs, (), False)
+            rows.append((node, (tensor,), (name + "_output",)))
+    nodes, all_tensors, output_names = zip(*rows)
+    made_graph = ForwardGraph(
+        nodes=nodes,
+        tensors=all_tensors,
+        output_names=output_names,
+        heads=tuple((moved[a], b) for a, b in graph.heads),
+        arguments=tuple(moved[a] for a in graph.arguments),
+        auxiliary=frozenset(moved[a] for a in graph.auxiliary),
     )
+    return made_graph, np.array(moved)
 
 
 def mask_with_copies(
     mask: np.ndarray, moved: np.ndarray, copies: Iterable[KeptCopy], count: int
 ) -> np.ndarray:
-    """What a plan recomputes of the ``count`` nodes of ``with_copies``: not the kept copies."""
+    """Return what a plan recomputes of the nodes of ``with_copies``: not the kept copies."""
     full = np.zeros(count, dtype=np.bool_)
     full[moved] = mask
     for copy in copies:
@@ -238,13 +192,9 @@ def mask_with_copies(
 
 
 def copy_names(names: Sequence[str], copies: Iterable[KeptCopy]) -> dict[int, list[str]]:
-    """The names of the nodes that stand for copies (``KeptCopy.nodes``), by the node they are of.
+    """Name the nodes that stand for copies (``KeptCopy.nodes``), by the node that they are of.
 
-    Parameters
-    ----------
-    names : sequence of str
-        Of all nodes; no name is given twice.
-    copies : iterable of KeptCopy
+    ``names`` are those of all nodes; no name is given twice.
     """
     taken = set(names)
 

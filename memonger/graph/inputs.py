@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import numbers
+from collections import Counter
 from typing import Any, Container, Mapping, NamedTuple, Sequence
 
 import numpy as np
@@ -22,7 +23,6 @@ GRAD_REQS = ("write", "add", "null")
 
 #: Endings of the names that MXNet gives to the parameters that an operator makes for itself.
 PARAMETER_ENDINGS = ("weight", "bias", "gamma", "beta")
-
 
 #: Where a variable keeps the type that it was made with.
 TYPE = "__dtype__"
@@ -46,27 +46,26 @@ def check_symbol(symbol: Any) -> Any:
         )
     elif isinstance(symbol, mx.mod.BaseModule):
         said = f"{kind} is a Module, not a Symbol; plan its symbol before the Module is made"
-    elif isinstance(symbol, (list, tuple)) and symbol:
+    elif isinstance(symbol, (list, tuple)):
         said = (
             f"a {kind} of {len(symbol)} symbols was given; make one Symbol of them with "
             "mx.sym.Group"
         )
-    elif isinstance(symbol, (list, tuple)):
-        said = f"there is nothing to plan: an empty {kind} was given, not a Symbol"
+        if not symbol:
+            said = f"there is nothing to plan: an empty {kind} was given, not a Symbol"
     elif not isinstance(symbol, mx.sym.Symbol):
         said = f"the network must be an mx.sym.Symbol, not {kind} {symbol!r}"
     if said:
         raise MemongerError(said)
     check_links(symbol)  # or MXNet may end the process at the next line
-    if len(symbol.list_outputs()) == 0:
+    if not symbol.list_outputs():
         raise MemongerError("the Symbol is a Group of nothing: it has no outputs to train")
-    names = symbol.list_inputs()
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise MemongerError(
-            f"two inputs have the same name, {twice!r}, so MXNet cannot tell them apart; name the "
-            "operators that make them differently, or share one mx.sym.Variable"
-        )
+    for name, count in Counter(symbol.list_inputs()).items():
+        if count > 1:
+            raise MemongerError(
+                f"two inputs have the same name, {name!r}, so MXNet cannot tell them apart; name "
+                "the operators that make them differently, or share one mx.sym.Variable"
+            )
     return symbol
 
 
@@ -107,34 +106,22 @@ def read_shapes(
 ) -> InputSpec:
     """Gather the inputs' shapes and types from everything the user may give.
 
-    Parameters
-    ----------
-    symbol : mx.sym.Symbol
-    shapes : dict, sequence or None
-        Name to shape, or DataDesc (or ``(name, shape)``) lists as ``Module.bind`` takes them; a
-        list of such lists, such as ``(data_shapes, label_shapes)``, will do as well.
-    keywords : dict
-        Shapes given as keyword arguments.
-    type_dict : dict or None
-        Name to type, as ``simple_bind`` takes it.
-    devices : int
-        The shapes are of the whole batch; what is returned is the largest share that ``Module``
-        gives to one of so many devices.
+    ``shapes`` is a dict, DataDesc (or ``(name, shape)``) lists as ``Module.bind`` takes them, or a
+    list of such lists, such as ``(data_shapes, label_shapes)``; ``keywords`` are shapes given as
+    keyword arguments. They are of the whole batch; what is returned is the largest share that
+    ``Module`` gives to one of so many ``devices``.
 
     Raises
     ------
     MemongerError
-        A name that is no input of the symbol, a shape that is not made of positive integers, a
-        type that NumPy does not know, one input given two different shapes, a batch that cannot be
-        split.
+        At whatever cannot be meant; the message names the input.
     """
     known = symbol.list_arguments() + symbol.list_auxiliary_states()
     found: dict[str, Shape] = {}
     types: dict[str, str] = {}
     axes: dict[str, int] = {}
     unknown = " was given for {!r}, which is no input of the network"
-    given: list[tuple[str, Any]] = read_pairs(shapes, types, axes) + list(keywords.items())
-    for name, shape in given:
+    for name, shape in [*read_pairs(shapes, types, axes), *keywords.items()]:
         _check_name(name, known, "a shape" + unknown)
         checked = _check_shape(name, shape)
         if found.setdefault(name, checked) != checked:
@@ -173,7 +160,7 @@ def without_old_types(symbol: Any, spec: InputSpec) -> Any:
 
 
 def _types_of(symbol: Any, spec: InputSpec) -> dict[str, Any] | None:
-    """The types of all inputs, None where nothing tells; None if they contradict one another."""
+    """Infer the types of all inputs, None where unknown; None if they contradict one another."""
     try:
         arguments, _, auxiliary = symbol.infer_type_partial(**spec.types)
     except mx.MXNetError:
@@ -183,21 +170,23 @@ def _types_of(symbol: Any, spec: InputSpec) -> dict[str, Any] | None:
 
 
 def read_grad_req(arguments: Sequence[str], grad_req: Any) -> dict[str, str]:
-    """What is asked for each argument's gradient: 'write', 'add' or 'null'.
+    """Tell what is asked for each argument's gradient: 'write', 'add' or 'null'.
 
-    Parameters
-    ----------
-    arguments : sequence of str
-        As ``list_arguments`` gives them.
-    grad_req : str, list of str or dict
-        As ``simple_bind`` takes it: one for all, one for each argument in order, or by name, where
-        those that are not named get 'null'.
-
-    Raises
-    ------
-    MemongerError
-        An unknown request or name, a list of another length, or nothing but 'null'.
+    ``grad_req`` is what ``simple_bind`` takes: one for all, a list with one for each argument (as
+    ``list_arguments`` gives them), or a dict, where those that are not named get 'null'. No
+    gradient at all is refused.
     """
+    found = read_requests(arguments, grad_req)
+    if set(found.values()) <= {"null"}:
+        raise MemongerError(
+            "grad_req asks for no gradient at all: without a backward pass nothing is kept for it, "
+            "and there is nothing to plan"
+        )
+    return found
+
+
+def read_requests(arguments: Sequence[str], grad_req: Any) -> dict[str, str]:
+    """Tell what is asked for as `read_grad_req` does, though it may be nothing."""
     if isinstance(grad_req, str):
         found = dict.fromkeys(arguments, grad_req)
     elif isinstance(grad_req, (list, tuple)):
@@ -220,24 +209,17 @@ def read_grad_req(arguments: Sequence[str], grad_req: Any) -> dict[str, str]:
             raise MemongerError(
                 f"grad_req of {name!r} is {request!r}; there are {', '.join(map(repr, GRAD_REQS))}"
             )
-    if all(request == "null" for request in found.values()):
-        raise MemongerError(
-            "grad_req asks for no gradient at all: without a backward pass nothing is kept for it, "
-            "and there is nothing to plan"
-        )
     return found
 
 
 def missing_inputs(arguments: Sequence[str], shapes: Sequence[Shape | None]) -> list[str]:
-    """The arguments without a complete shape: parameters only where nothing else is missing."""
-    unknown = [
-        name for name, shape in zip(arguments, shapes) if not shape or any(n <= 0 for n in shape)
-    ]
+    """Name arguments without a complete shape: parameters only where nothing else is missing."""
+    unknown = [n for n, shape in zip(arguments, shapes) if not shape or min(shape) <= 0]
     return [name for name in unknown if not name.endswith(PARAMETER_ENDINGS)] or unknown
 
 
 def read_pairs(shapes: Any, types: dict[str, str], axes: dict[str, int]) -> list[tuple[str, Any]]:
-    """Names and shapes; DataDescs tell types and batch axes (-1: none) as well."""
+    """Read names and shapes; DataDescs tell ``types`` and batch ``axes`` (-1: none) as well."""
     if shapes is None:
         return []
     if isinstance(shapes, Mapping):
@@ -264,7 +246,7 @@ def read_pairs(shapes: Any, types: dict[str, str], axes: dict[str, int]) -> list
 def _largest_share(
     shapes: Mapping[str, Shape], axes: Mapping[str, int], devices: int
 ) -> dict[str, Shape]:
-    """The shapes of the largest share (``DataParallelExecutorGroup.decide_slices``)."""
+    """Return the shapes of the largest share (``DataParallelExecutorGroup.decide_slices``)."""
     split = {name: axes.get(name, 0) for name in shapes if axes.get(name, 0) >= 0}
     for name, axis in split.items():
         if axis >= len(shapes[name]):
@@ -283,11 +265,6 @@ def _largest_share(
                 f"{first!r} has {batch} and {name!r} {size}; give an input that is not split as a "
                 "DataDesc whose layout has no 'N', and the shape of a parameter on its variable"
             )
-    if batch < devices:
-        raise MemongerError(
-            f"a batch of {batch} cannot be split among devices={devices}; every device needs at "
-            "least one sample"
-        )
     try:
         shares = mx.executor_manager._split_input_slice(batch, [1] * devices)
     except ValueError:
@@ -295,15 +272,15 @@ def _largest_share(
             f"a batch of {batch} cannot be split among devices={devices}: Module would leave one "
             f"without a sample; make the batch a multiple of {devices}"
         ) from None
-    share = max(part.stop - part.start for part in shares)
+    largest = max(part.stop - part.start for part in shares)
     return {
-        name: tuple(share if k == split.get(name) else n for k, n in enumerate(shape))
+        name: tuple(largest if k == split.get(name) else n for k, n in enumerate(shape))
         for name, shape in shapes.items()
     }
 
 
 def did_you_mean(name: Any, known: Sequence[str], otherwise: str) -> str:
-    """The end of a complaint about an unknown name: the nearest that is known, if one is near."""
+    """End a complaint about an unknown name: with the nearest that is known, if one is near."""
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else "; " + otherwise
 
@@ -316,7 +293,7 @@ def _check_name(name: Any, known: Sequence[str], complaint: str) -> None:
 
 
 def _type(name: str, kind: Any) -> str:
-    """The name of a type that MXNet has."""
+    """Return the name of a type that MXNet has."""
     try:
         found = np.dtype(kind)
     except (TypeError, ValueError, SyntaxError):
@@ -330,13 +307,9 @@ def _check_shape(name: str, shape: Any) -> Shape:
     if isinstance(shape, (str, bytes)) or not isinstance(shape, (list, tuple, np.ndarray)):
         raise MemongerError(f"input {name!r}: a shape is a tuple of integers, not {shape!r}")
     for size in shape:
+        holds = f"input {name!r}: shape {tuple(shape)} holds {size!r}"
         if isinstance(size, (bool, np.bool_)) or not isinstance(size, numbers.Integral):
-            raise MemongerError(
-                f"input {name!r}: shape {tuple(shape)} holds {size!r}, which is not an integer"
-            )
+            raise MemongerError(f"{holds}, which is not an integer")
         if size < 1:
-            raise MemongerError(
-                f"input {name!r}: shape {tuple(shape)} holds {size}; every size, the batch too, "
-                "must be at least 1"
-            )
+            raise MemongerError(f"{holds}; every size, the batch too, must be at least 1")
     return check_elements(tuple(int(size) for size in shape))

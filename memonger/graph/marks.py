@@ -30,19 +30,14 @@ _GONE = -1  # where a node was that had no inputs
 
 
 def stages(graph: ForwardGraph) -> dict[int, str]:
-    """The user's ``mirror_stage`` of each node that has one."""
+    """Return the user's ``mirror_stage`` of each node that has one."""
     return {i: node.hidden[STAGE] for i, node in enumerate(graph.nodes) if STAGE in node.hidden}
 
 
 def recomputed(graph: ForwardGraph) -> np.ndarray:
-    """The nodes that MXNet will recompute, by the marks that they carry now."""
-    return np.array(
-        [
-            not n.is_variable and n.op != "Dropout" and truth(n.hidden.get(FORCE))
-            for n in graph.nodes
-        ],
-        dtype=np.bool_,
-    )
+    """Tell which nodes MXNet will recompute, by the marks that they carry now."""
+    marked = [truth(n.hidden.get(FORCE)) and n.op not in ("null", "Dropout") for n in graph.nodes]
+    return np.array(marked, dtype=np.bool_)
 
 
 def apply(
@@ -50,41 +45,28 @@ def apply(
 ) -> Any:
     """Return a copy of ``symbol`` in which just the operators of ``mask`` are recomputed.
 
-    Parameters
-    ----------
-    symbol : mx.sym.Symbol
-        Without marks of a plan of ours (``unplan``).
-    mask : np.ndarray of bool
-        For each node of the symbol's JSON.
-    native : iterable of int
-        Nodes that are to run with MXNet's own kernel instead of cuDNN's.
-    copies : iterable of KeptCopy
-        Recomputed nodes whose first output is kept all the same, in an identity that is put behind
-        it (``forward.Insertion``). If the node itself were kept, its gradient would read, and so
-        hold, the originals of its inputs.
+    The symbol has no marks of a plan of ours (``unplan``), the mask is for each node of its JSON.
+    ``native`` nodes run with MXNet's own kernel instead of cuDNN's. If a node with a copy
+    (``forward.Insertion``) were kept itself, its gradient would read, and so hold, the originals of
+    its inputs.
     """
-    graph = read(symbol)
-    native = set(native)
+    graph, native = read(symbol), set(native)
     made = Insertion([node["name"] for node in graph["nodes"]], copies)
     nodes: list[dict[str, Any]] = []
     for i, node in enumerate(graph["nodes"]):
         if node["op"] != "null" and not untouched(node["op"]):
-            new = {FORCE: "True" if mask[i] else "False"}
-            if i in native:
-                new["cudnn_off"] = "True"
+            new = {FORCE: str(bool(mask[i])), **({"cudnn_off": "True"} if i in native else {})}
             attrs = node.setdefault("attrs", {})
-            before = dict(_record(attrs) or {})  # of ``clear``
-            before.update((key, attrs.get(key)) for key in new if key not in before)
-            attrs[RECORD] = json.dumps(before, sort_keys=True)
-            attrs.update(new)
+            before = {**{key: attrs.get(key) for key in new}, **_record(attrs)}  # of ``clear``
+            attrs.update(new, **{RECORD: json.dumps(before, sort_keys=True)})
         node["inputs"] = [[*made.entry(a, b), *rest] for a, b, *rest in node["inputs"]]
         nodes.append(node)
-        for name, put, entries in made.behind(i):
+        for name, put, entries in made.behind.get(i, ()):
             attrs = {**put.attrs, FORCE: str(put.recomputed), RECORD: INSERTED}
             inputs = [[a, b, 0] for a, b in entries]
             nodes.append({"op": put.op, "name": name, "attrs": attrs, "inputs": inputs})
-    graph["heads"] = [[made.node(a), *rest] for a, *rest in graph["heads"]]
-    return _with_nodes(graph, nodes, made.moved.tolist())
+    graph["heads"] = [[made.moved[a], *rest] for a, *rest in graph["heads"]]
+    return _with_nodes(graph, nodes, made.moved)
 
 
 def inferable(
@@ -104,11 +86,8 @@ def inferable(
         except mx.MXNetError as error:
             said = str(error)
         added = copy_names(names, found)
-        failed = {i for i, of in added.items() if f"Error in operator {of[-1]}:" in said}
-        found = tuple(
-            copy._replace(unfused=False) if copy.node in failed or not failed else copy
-            for copy in found
-        )
+        failed = {i for i, of in added.items() if f"Error in operator {of[-1]}:" in said} or added
+        found = tuple(c._replace(unfused=c.unfused and c.node not in failed) for c in found)
     return found
 
 
@@ -156,16 +135,11 @@ def unplan(symbol: Any) -> Any:
                 f"node {node['name']!r} reads what a plan has put in for itself alone: this "
                 "planned network is damaged; plan the original again"
             )
-        for key, value in (_record(attrs) or {}).items():
-            if value is None:
-                attrs.pop(key, None)
-            else:
-                attrs[key] = value
-        attrs.pop(RECORD, None)
-        if not attrs:
-            node.pop("attrs", None)
-        moved.append(len(nodes))
-        nodes.append(node)
+        attrs.update(_record(attrs))
+        node.pop("attrs", None)
+        kept = {k: v for k, v in attrs.items() if v is not None and k != RECORD}
+        nodes.append({**node, "attrs": kept} if kept else node)
+        moved.append(len(nodes) - 1)
     graph["heads"] = entries(graph["heads"])
     return _with_nodes(graph, nodes, moved)
 
@@ -181,22 +155,20 @@ def clear(symbol: Any) -> Any:
 
 
 def _with_nodes(graph: dict[str, Any], nodes: list[dict[str, Any]], moved: list[int]) -> Any:
-    """The symbol of a JSON graph with other nodes; ``moved``: the new index of each old one."""
+    """Make a symbol of a JSON graph with other nodes; ``moved``: the new index of each old one."""
     for node in nodes:
         if "control_deps" in node:
             node["control_deps"] = [moved[d] for d in node["control_deps"]]
-    graph["nodes"] = nodes
-    graph["arg_nodes"] = [i for i, node in enumerate(nodes) if node["op"] == "null"]
+    variables = [i for i, node in enumerate(nodes) if node["op"] == "null"]
+    graph.update(nodes=nodes, arg_nodes=variables)
     graph.pop("node_row_ptr", None)  # MXNet makes it anew
     return mx.sym.load_json(as_json(graph))
 
 
-def _record(attrs: Mapping[str, str]) -> Mapping[str, str | None] | None:
-    """What attributes were before a plan; None where none has changed them."""
-    if RECORD not in attrs:
-        return None
+def _record(attrs: Mapping[str, str]) -> dict[str, str | None]:
+    """Read what attributes were before a plan has changed them."""
     try:
-        record = json.loads(attrs[RECORD])
+        record = json.loads(attrs.get(RECORD, "{}"))
     except ValueError:
         record = None
     if not isinstance(record, dict) or not all(

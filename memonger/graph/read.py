@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import re
 import sys
 import warnings
@@ -14,45 +13,36 @@ import numpy as np
 
 from memonger.graph.forward import FLOAT, ForwardGraph, Node, no_collection
 from memonger.graph.inputs import TYPE, InputSpec, missing_inputs, without_old_types
-from memonger.graph.operators.hidden_outputs import hidden_outputs
 from memonger.graph.operators.tensors import Shape, Tensor
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
-from memonger.support.symbols import read
+from memonger.support.symbols import all_outputs, read
 
 
 @no_collection()
 def forward_graph(symbol: Any, spec: InputSpec) -> ForwardGraph:
     """Read the forward graph of a symbol whose inputs have the shapes and types of ``spec``.
 
-    Raises
-    ------
-    MemongerError
-        If a shape is missing, or does not fit; the message names the input or the node.
+    Where a shape is missing, or does not fit, the MemongerError names the input or the node.
     """
     symbol = without_old_types(symbol, spec)
     internals = symbol.get_internals()
-    inner = read(internals)
-    nodes = tuple(_node(item) for item in inner["nodes"])
-    shapes = _infer_shapes(symbol, internals, spec, nodes)
-    types = _infer_types(symbol, internals, spec, nodes)
-    visible: list[list[Tensor]] = [[] for _ in nodes]
+    graph = read(internals)
+    nodes = tuple(map(_node, graph["nodes"]))
+    every, owners = all_outputs(graph)
+    shapes = _infer_shapes(symbol, every, spec, nodes)
+    tensors: list[list[Tensor]] = [[] for _ in nodes]
+    for i, tensor in zip(owners, map(Tensor, shapes, _infer_types(symbol, every, spec, nodes))):
+        tensors[i].append(tensor)
     names: list[list[str]] = [[] for _ in nodes]
-    for head, name, shape, dtype in zip(inner["heads"], internals.list_outputs(), shapes, types):
-        visible[head[0]].append(Tensor(shape, dtype))
+    for head, name in zip(graph["heads"], internals.list_outputs()):
         names[head[0]].append(name)
-    tensors: list[tuple[Tensor, ...]] = []
-    for node, shown in zip(nodes, visible):
-        into = [tensors[a][b] for a, b in node.inputs]
-        tensors.append((*shown, *hidden_outputs(node.op, node.attrs, into, shown)))
     variables = {node.name: i for i, node in enumerate(nodes) if node.is_variable}
-    text = symbol.tojson(remove_amp_cast=False)
-    heads = json.JSONDecoder().raw_decode(text, text.index("[", text.rindex('"heads"')))[0]
     return ForwardGraph(
         nodes=nodes,
-        tensors=tuple(tensors),
-        output_names=tuple(tuple(n) for n in names),
-        heads=tuple((head[0], head[1]) for head in heads),
+        tensors=tuple(map(tuple, tensors)),
+        output_names=tuple(map(tuple, names)),
+        heads=tuple((head[0], head[1]) for head in read(symbol)["heads"]),
         arguments=tuple(variables[name] for name in symbol.list_arguments()),
         auxiliary=frozenset(variables[name] for name in symbol.list_auxiliary_states()),
     )
@@ -87,20 +77,16 @@ def _asked(nodes: tuple[Node, ...], call: Callable[..., Any], *args: Any, **keyw
     return found
 
 
-# ---------------------------------------------------------------- shapes
-
-
-def _infer_shapes(
-    symbol: Any, internals: Any, spec: InputSpec, nodes: tuple[Node, ...]
-) -> list[Shape]:
+def _infer_shapes(symbol: Any, every: Any, spec: InputSpec, nodes: tuple[Node, ...]) -> list[Shape]:
+    """Infer the shapes of all outputs."""
     try:
         # What infer_shape calls, without what it prints: all that is wrong is said below.
-        _, shapes, _ = _asked(nodes, internals._infer_shape_impl, False, **spec.shapes)
+        _, shapes, _ = _asked(nodes, every._infer_shape_impl, False, **spec.shapes)
         if shapes is not None:
             return [tuple(shape) for shape in shapes]
         partial, _, _ = symbol.infer_shape_partial(**spec.shapes)
     except mx.MXNetError as error:
-        raise MemongerError(_shape_complaint(internals, spec, nodes, str(error))) from None
+        raise MemongerError(_shape_complaint(symbol, spec, nodes, str(error))) from None
     missing = missing_inputs(symbol.list_arguments(), partial)
     if not missing:
         dynamic = sorted({node.op for node in nodes if node.subgraphs}) or ["dynamic operators"]
@@ -114,63 +100,59 @@ def _infer_shapes(
     )
 
 
-def _shape_complaint(internals: Any, spec: InputSpec, nodes: tuple[Node, ...], message: str) -> str:
-    """MXNet's own words without its stack trace, with the node and the shapes that it was given."""
+def _shape_complaint(symbol: Any, spec: InputSpec, nodes: tuple[Node, ...], message: str) -> str:
+    """Say MXNet's own words without its stack trace, with the node and the shapes of its inputs."""
     found = re.search(r"Error in operator ([^:]+): (?:\[[^\]]*\] [^ ]+: )?(.*)", message, re.S)
     if not found:
         return f"the shapes do not fit the network: {said_by_mxnet(message)}"
     name, reason = found.group(1), found.group(2).strip().split("\n")[0]
     if "Traceback" in reason:
         reason = said_by_mxnet(found.group(2))
-    node = next((n for n in nodes if n.name == name and not n.is_variable), None)
-    if node is None:
-        return f"the shapes do not fit at node {name!r}: {reason}"
-    shapes = (_known_shape(internals, spec, nodes[a], b) for a, b in node.inputs)
-    inputs = ", ".join(f"{nodes[a].name} {shape}" for (a, _), shape in zip(node.inputs, shapes))
-    return f"the shapes do not fit at node {name!r} ({node.op}, inputs {inputs}): {reason}"
+    where = repr(name)
+    for node in nodes:
+        if node.name == name and not node.is_variable:
+            shapes = [_known_shape(symbol, spec, nodes[a], b) for a, b in node.inputs]
+            inputs = ", ".join(f"{nodes[a].name} {s}" for (a, _), s in zip(node.inputs, shapes))
+            where += f" ({node.op}, inputs {inputs})"
+            break
+    return f"the shapes do not fit at node {where}: {reason}"
 
 
-def _known_shape(internals: Any, spec: InputSpec, node: Node, output: int) -> str:
-    """The shape of an output of a node in a network where inference fails further on."""
+def _known_shape(symbol: Any, spec: InputSpec, node: Node, output: int) -> str:
+    """Infer the shape of an output of a node in a network where inference fails further on."""
     if node.is_variable:
         return str(spec.shapes.get(node.name) or "(to be inferred)")
+    internals = symbol.get_internals()
     outputs = internals.list_outputs()
     names = [f"{node.name}_output", f"{node.name}_output{output}"]
     part = internals[next((n for n in names if n in outputs), outputs[-1])]
-    wanted = set(part.list_inputs())
+    given = {name: spec.shapes[name] for name in part.list_inputs() if name in spec.shapes}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            given = {k: v for k, v in spec.shapes.items() if k in wanted}
             _, shapes, _ = part.infer_shape_partial(**given)
         except mx.MXNetError:
             shapes = None
     return str(tuple(shapes[0])) if shapes else "(unknown)"
 
 
-# ---------------------------------------------------------------- types
-
-
-def _infer_types(
-    symbol: Any, internals: Any, spec: InputSpec, nodes: tuple[Node, ...]
-) -> list[str]:
-    """Types of all tensors; as in ``simple_bind`` every input is float32 where none is told."""
+def _infer_types(symbol: Any, every: Any, spec: InputSpec, nodes: tuple[Node, ...]) -> list[str]:
+    """Infer the types of all outputs; what nothing tells is float32, as in ``simple_bind``."""
     types = dict(spec.types)
     if not types:
         own = {node.name for node in nodes if node.is_variable and TYPE in node.hidden}
         types = {name: FLOAT for name in symbol.list_arguments() if name not in own}
     try:
         try:
-            _, found, _ = _asked(nodes, internals.infer_type_partial, **types)
+            _, found, _ = _asked(nodes, every.infer_type_partial, **types)
         except mx.MXNetError:  # an operator that must know its first input: the data is float32
             types = {**dict.fromkeys(spec.shapes, FLOAT), **types}
-            _, found, _ = _asked(nodes, internals.infer_type_partial, **types)
-        if found is None or any(t is None for t in found):
+            _, found, _ = _asked(nodes, every.infer_type_partial, **types)
+        if found is None or None in found:
             # simple_bind would refuse here; whatever nothing decides is float32 in training
             known, _, _ = symbol.infer_type_partial(**types)
             undecided = [n for n, kind in zip(symbol.list_arguments(), known) if kind is None]
-            types.update(dict.fromkeys(undecided, FLOAT))
-            _, found, _ = internals.infer_type_partial(**types)
+            _, found, _ = every.infer_type_partial(**types, **dict.fromkeys(undecided, FLOAT))
     except mx.MXNetError as error:
         raise MemongerError("the types do not fit: " + said_by_mxnet(error)) from None
     names = {kind: FLOAT if kind is None else np.dtype(kind).name for kind in set(found)}

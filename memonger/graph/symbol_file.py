@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 from memonger.support.symbols import OWN_STATES, as_json, check_graph, check_links
+
+OLDEST = 800  # the version of a file that tells none
 
 
 def load(path: str | bytes | os.PathLike[Any]) -> Any:
@@ -40,28 +43,30 @@ def load(path: str | bytes | os.PathLike[Any]) -> Any:
     """
     shown = repr(os.fsdecode(path))
     try:
-        found = os.path.isfile(path)
-        data = Path(os.fsdecode(path)).read_bytes() if found else b""
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise MemongerError(f"{shown} cannot be read: {reason}") from None
-    if not found:
-        raise MemongerError(f"there is no file {shown}")
+        if not os.path.isfile(path):
+            raise MemongerError(f"there is no file {shown}")
+        data = Path(os.fsdecode(path)).read_bytes()
+    except OSError as error:
+        raise MemongerError(f"{shown} cannot be read: {error.strerror}") from None
     what = f"{shown} holds no network that MXNet can read"
     graph = _parsed(data, shown, what)
-    version = _version(graph)
-    check_graph(graph, what, version)
+    attrs = graph.get("attrs") if isinstance(graph, dict) else None
+    version = attrs.get("mxnet_version") if isinstance(attrs, dict) else None
+    kind, number = version if type(version) is list and len(version) == 2 else ("", 0)
+    if kind != "int" or type(number) is not int:
+        number = OLDEST
+    check_graph(graph, what, number)
     try:
         symbol = mx.sym.load_json(as_json(graph))
     except (mx.MXNetError, UnicodeDecodeError) as error:  # MXNet cuts lines within a character
         raise MemongerError(f"{what}: {said_by_mxnet(error)}") from None
-    if version < OWN_STATES:
+    if number < OWN_STATES:
         check_links(symbol, what)  # with the inputs that MXNet has put in
     return symbol
 
 
 def _parsed(data: bytes, shown: str, what: str) -> Any:
-    """What a JSON file holds."""
+    """Parse a JSON file, or say where it is damaged."""
     truncated = MemongerError(
         f"{shown} holds no whole network: it ends at byte {len(data)}, before its JSON does; it "
         "was truncated, so copy or save it again"
@@ -74,8 +79,7 @@ def _parsed(data: bytes, shown: str, what: str) -> Any:
     except UnicodeDecodeError as error:
         if error.reason == "unexpected end of data":
             raise truncated from None
-        byte = data[error.start]
-        raise MemongerError(f"{what}: byte {error.start} is not UTF-8 (0x{byte:02x})") from None
+        said = f"byte {error.start} is not UTF-8 (0x{data[error.start]:02x})"
     except json.JSONDecodeError as error:
         rest = error.doc[error.pos :].strip()
         if (  # whether the text is the beginning of one that would be JSON
@@ -85,20 +89,10 @@ def _parsed(data: bytes, shown: str, what: str) -> Any:
             or any(word.startswith(rest) for word in ("true", "false", "null", "-"))
         ):
             raise truncated from None
-        at = len(text[: error.pos].encode()) + (data[:3] == b"\xef\xbb\xbf") * 3
-        raise MemongerError(
-            f"{what}: it is no JSON at byte {at}, line {error.lineno}: {error.msg}"
-        ) from None
+        at = len(text[: error.pos].encode()) + (data[:3] == codecs.BOM_UTF8) * 3
+        said = f"it is no JSON at byte {at}, line {error.lineno}: {error.msg}"
     except RecursionError:
-        raise MemongerError(f"{what}: its lists are nested too deeply") from None
+        said = "its lists are nested too deeply"
     except ValueError as error:  # a number of thousands of digits
-        raise MemongerError(f"{what}: {error}") from None
-
-
-def _version(graph: Any) -> int:
-    """The version of MXNet that has written a file."""
-    attrs = graph.get("attrs") if isinstance(graph, dict) else None
-    told = attrs.get("mxnet_version") if isinstance(attrs, dict) else None
-    if type(told) is list and len(told) == 2 and told[0] == "int" and type(told[1]) is int:
-        return told[1]
-    return 800
+        said = str(error)
+    raise MemongerError(f"{what}: {said}")

@@ -11,14 +11,12 @@ the gradient of X reads the copies where X itself is recomputed, the originals w
 from __future__ import annotations
 
 import copy
-import dataclasses
 from dataclasses import dataclass
-from typing import Iterable, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from memonger.graph import arrays as tables
-from memonger.graph.arrays import KEPT, Kinds, Read, RowKind, Tables
+from memonger.graph.arrays import BACKWARD, KEPT, Kinds, Read, RowKind, Tables, build
 from memonger.graph.forward import Entry, ForwardGraph, no_collection
 from memonger.graph.operators.gradients import (
     BackwardNode,
@@ -29,6 +27,7 @@ from memonger.graph.operators.gradients import (
     gradient_of,
     merges,
 )
+from memonger.graph.order import depth_first
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import Settings, settings
 
@@ -71,14 +70,11 @@ class TrainingGraph:
     @property
     def phases(self) -> np.ndarray:
         """FORWARD, RECOMPUTED or BACKWARD for each row."""
-        return np.minimum(np.arange(len(self.ops)) // self.tables.forward, tables.BACKWARD)
+        return np.minimum(np.arange(len(self.ops)) // self.tables.forward, BACKWARD)
 
 
 def training_graph(graph: ForwardGraph, wanted: Iterable[int] | None = None) -> TrainingGraph:
-    """Build the training graph of a network; parameters as those of `training_graphs`.
-
-    ``wanted`` are all arguments by default.
-    """
+    """Build the training graph of a network; by default all arguments get a gradient."""
     return training_graphs(graph, [graph.arguments if wanted is None else wanted])[0]
 
 
@@ -86,21 +82,10 @@ def training_graph(graph: ForwardGraph, wanted: Iterable[int] | None = None) -> 
 def training_graphs(
     graph: ForwardGraph, several: Iterable[Iterable[int]], found: Settings | None = None
 ) -> list[TrainingGraph]:
-    """Build the training graphs of a network for several sets of gradients.
+    """Build the training graphs of a network for several sets of arguments that get a gradient.
 
-    Parameters
-    ----------
-    graph : ForwardGraph
-    several : iterable of iterable of int
-        The arguments (node indices) that get a gradient. Whether it is written or added to
-        (grad_req) makes no difference: it is the user's memory.
-    found : Settings, optional
-        Those of MXNet; by default they are read now.
-
-    Raises
-    ------
-    MemongerError
-        If MXNet has no gradient for an operator that needs one.
+    Whether it is written or added to (grad_req) makes no difference: it is the user's memory.
+    ``found`` are the settings of MXNet; by default they are read now.
     """
     builder = _Builder(graph, found or settings())
     return [builder.finished(tuple(wanted)) for wanted in several]
@@ -113,28 +98,16 @@ def merged_nodes(graph: ForwardGraph) -> list[int]:
     same with the same parameters, marks and inputs, and neither keeps state nor draws numbers.
     """
     same = list(range(len(graph.nodes)))
-    first: dict[object, list[int]] = {}
+    first: dict[object, int] = {}
     for i, node in enumerate(graph.nodes):
-        if node.op == "null" or not node.inputs:
-            continue
-        others = first.setdefault((node.op, tuple([(same[a], b) for a, b in node.inputs])), [])
-        for other in others:
-            twin = graph.nodes[other]
-            if twin.attrs == node.attrs and twin.hidden == node.hidden:
-                if merges(node.op, node.attrs, [graph.tensors[a][b] for a, b in node.inputs]):
-                    same[i] = other
-                break
-        else:
-            others.append(i)
+        if node.inputs:
+            inputs = tuple([(same[a], b) for a, b in node.inputs])
+            attrs = frozenset(node.attrs.items()), frozenset(node.hidden.items())
+            other = first.setdefault((node.op, inputs, *attrs), i)
+            if other != i:
+                tensors = [graph.tensors[a][b] for a, b in node.inputs]
+                same[i] = other if merges(node.op, node.attrs, tensors) else i
     return same
-
-
-class _Step(NamedTuple):
-    """How an operator's gradient is added to the graph: the same for all alike."""
-
-    made: tuple[tuple[BackwardNode, int], ...]  # node, kind
-    gradients: tuple[Reference | None, ...]
-    facts: GradientFacts
 
 
 class _Row(NamedTuple):
@@ -146,26 +119,23 @@ class _Row(NamedTuple):
     owner: int = KEPT
 
 
-_Waits = List[Tuple[int, int, int]]  # gradient row, what must have run before it, owner
-
-
 class _Builder:
     """The gradient rows without the sums of the variables' gradients, which `finished` adds."""
 
     def __init__(self, graph: ForwardGraph, found: Settings) -> None:
         self.graph, self.settings = graph, found
-        self.first = 2 * len(graph.nodes)  # gradient row
-        same = self.same = merged_nodes(graph) if found.merging else list(range(len(graph.nodes)))
+        n = len(graph.nodes)
+        self.first = 2 * n  # gradient row
+        self.same = same = merged_nodes(graph) if found.merging else list(range(n))
         self.kinds = Kinds([])
-        self.inexact: set[str] = set()
-        if found.coloring:
-            self.inexact.add("NNVM_EXEC_NUM_TEMP is set")
+        self.inexact = {"NNVM_EXEC_NUM_TEMP is set"} if found.coloring else set()
         self.rows: list[_Row] = []
-        self.waits: _Waits = []
+        self.reads = [[(same[a], b) for a, b in node.inputs] for node in graph.nodes]
+        # row, what must have run before it, owner
+        self.waits = [(x, same[d], KEPT) for x, node in enumerate(graph.nodes) for d in node.deps]
         self.gradients: dict[Entry, list[Read]] = {}  # what has met at an entry so far
         self.sums: dict[Entry, Read] = {}
-        self.facts = [GradientFacts()] * len(graph.nodes)
-        self.steps: dict[object, _Step] = {}
+        self.facts = [GradientFacts()] * n
         self.unobserved: dict[int, str] = {}
         self.heads = [(same[a], b) for a, b in graph.heads]
         if self.heads != list(graph.heads):
@@ -174,14 +144,10 @@ class _Builder:
             self.kinds(node.op, node.attrs, len(node.inputs), tensors)
             for node, tensors in zip(graph.nodes, graph.tensors)
         ]
-        inputs = [(same[a], b) for node in graph.nodes for a, b in node.inputs]
-        self.inputs = np.array(inputs, dtype=np.int64).reshape(-1, 2)
-        deps = [(x, same[d]) for x, node in enumerate(graph.nodes) for d in node.deps]
-        self.deps = np.array(deps, dtype=np.int64).reshape(-1, 2)
         self._differentiate()
 
     def finished(self, wanted: tuple[int, ...]) -> TrainingGraph:
-        """The training graph with the gradients of these arguments."""
+        """Return the training graph with the gradients of these arguments."""
         made = copy.copy(self)
         made.rows, made.waits = list(self.rows), list(self.waits)
         made.sums, made.inexact = dict(self.sums), set(self.inexact)
@@ -196,17 +162,16 @@ class _Builder:
                 read = self._add("_copy", self.graph.nodes[a].name + "_copy", {}, [read], (a, 0))
             seen.add(read)
             heads.append(read)
-        gradient_kinds = [row.kind for row in self.rows]
-        kinds = [self.kinds.all[k] for k in (*self.forward, *self.forward, *gradient_kinds)]
+        gradients = [row.kind for row in self.rows]
+        kinds = [self.kinds.all[k] for k in (*self.forward, *self.forward, *gradients)]
         names = [node.name for node in self.graph.nodes]
         return TrainingGraph(
             graph=self.graph,
             settings=self.settings,
-            tables=tables.build(
+            tables=build(
                 self.forward,
-                self.inputs,
-                self.deps,
-                gradient_kinds,
+                [read for reads in self.reads for read in reads],
+                gradients,
                 [read for row in self.rows for read in row.reads],
                 self.waits,
                 self.kinds.all,
@@ -218,14 +183,12 @@ class _Builder:
             kinds=tuple(kinds),
             facts=tuple(self.facts),
             same=tuple(self.same),
-            inexact=tuple(sorted(self.inexact | self.kinds.inexact)),
+            inexact=tuple(sorted({*self.inexact, *self.kinds.inexact, *self.unobserved.values()})),
             wanted=wanted,
             owners=np.array([row.owner for row in self.rows], dtype=np.int64),
-            waits=tuple([(row, before) for row, before, _ in self.waits]),
+            waits=tuple([(row, wait) for row, wait, _ in self.waits if row >= self.first]),
             unobserved=self.unobserved,
         )
-
-    # ------------------------------------------------------------------ rows
 
     def _add(
         self, op: str, name: str, attrs: Mapping[str, str], reads: Sequence[Read], like: Entry
@@ -239,7 +202,7 @@ class _Builder:
         return self.first + len(self.rows) - 1
 
     def _sum(self, entry: Entry) -> Read:
-        """The gradient of an entry (``AggregateGradient``): all that met there, added up."""
+        """Add up the gradients that met at an entry (``AggregateGradient``)."""
         if entry in self.sums:
             return self.sums[entry]
         terms = self.gradients.get(entry, [])
@@ -267,8 +230,6 @@ class _Builder:
         k = read[0] - self.first
         return self.kinds.all[self.rows[k].kind if k >= 0 else self.forward[read[0]]].op in ZEROS
 
-    # ------------------------------------------------------------------ gradients
-
     def _differentiate(self) -> None:
         """Add the gradients of all operators, from the outputs back."""
         for k, head in enumerate(self.heads):
@@ -277,20 +238,18 @@ class _Builder:
             reads = [variable, (*head, KEPT)]
             like = self._add("_identity_with_attr_like_rhs", f"{name}_id", {}, reads, head)
             self.gradients[head] = [like]
-        counts = np.array([len(node.inputs) for node in self.graph.nodes])
-        outputs = [a for a, _ in self.heads]
-        for x in reversed(tables.depth_first(self.inputs, counts, self.deps, outputs)):
-            if self.graph.nodes[x].inputs:
+        read = [[row for row, _ in reads] for reads in self.reads]
+        for x in reversed(depth_first(read, self.waits, [row for row, _ in self.heads])):
+            if read[x]:
                 self._add_gradient(x)
 
     def _add_gradient(self, x: int) -> None:
         """Add the gradient nodes of operator x, and hand their results to its inputs."""
-        graph, node, same = self.graph, self.graph.nodes[x], self.same
-        into = [(same[a], b) for a, b in node.inputs]
+        graph, node, into = self.graph, self.graph.nodes[x], self.reads[x]
         met = [self.gradients.get((x, k), ()) for k in range(len(graph.output_names[x]))]
-        zero_heads = all(m and self._is_zero(self._sum((x, k))) for k, m in enumerate(met))
-        step = self._step(x, zero_heads)
-        self.facts[x] = dataclasses.replace(step.facts, summed=max(map(len, met)))
+        zero_heads = all(found and self._is_zero(self._sum((x, k))) for k, found in enumerate(met))
+        found = self._gradient(x, zero_heads)
+        self.facts[x] = _facts(found, max(map(len, met)))
 
         def read(reference: Reference) -> Read:
             kind, k = reference[0], reference[1]
@@ -303,28 +262,26 @@ class _Builder:
             return self._sum((x, k))
 
         at: list[int] = []
-        for j, (backward, kind) in enumerate(step.made):
-            reads = [read(r) for r in backward.inputs]  # may add the sums that it reads
+        for j, (op, attrs, inputs, deps, tensors) in enumerate(found.nodes):
+            reads = [read(r) for r in inputs]  # may add the sums that it reads
             name = f"{node.name}_backward_{j}" if j else f"{node.name}_backward"
+            kind = self.kinds(op, attrs, len(inputs), tensors)
             row = self._add_row(_Row(name, kind, reads, x))
-            for d in backward.deps:
+            for d in deps:
                 self.waits.append((row, x, x) if d is None else (row, at[d], KEPT))
             at.append(row)
-        for entry, gradient in zip(into, step.gradients):
+        for entry, gradient in zip(into, found.gradients):
             if gradient is not None:
                 self.gradients.setdefault(entry, []).append(read(gradient))
 
-    def _step(self, x: int, zero_heads: bool) -> _Step:
-        """What to add for an operator's gradient; ``forward`` kind, inputs and heads decide."""
-        graph, node = self.graph, self.graph.nodes[x]
-        tensors = tuple([graph.tensors[a][b] for a, b in node.inputs])
-        key: object = (self.forward[x], tensors, zero_heads)
-        if key in self.steps:
-            return self.steps[key]
+    def _gradient(self, x: int, zero_heads: bool) -> OperatorGradient:
+        """Return the gradient of operator x, or what stands in for it."""
+        node = self.graph.nodes[x]
+        tensors = [self.graph.tensors[a][b] for a, b in node.inputs]
         try:
             if node.subgraphs:
                 raise NotObservable(f"{node.op} holds a graph of its own")
-            found = gradient_of(node.op, node.attrs, tensors, zero_heads)
+            return gradient_of(node.op, node.attrs, tensors, zero_heads)
         except NotDifferentiable:
             raise MemongerError(
                 f"node {node.name!r}: MXNet has no gradient for the operator {node.op}, so the "
@@ -332,38 +289,32 @@ class _Builder:
                 "gradient should pass"
             ) from None
         except NotObservable as error:
-            self.inexact.add(str(error))
             self.unobserved[x] = str(error)
-            found, key = _reads_everything(graph, x), x
-        made = [(b, self.kinds(b.op, b.attrs, len(b.inputs), b.tensors)) for b in found.nodes]
-        step = self.steps[key] = _Step(tuple(made), found.gradients, _facts(found))
-        return step
+            return _reads_everything(self.graph, x)
 
 
-def _facts(found: OperatorGradient) -> GradientFacts:
+def _facts(found: OperatorGradient, summed: int) -> GradientFacts:
     made = found.nodes
     read = {reference for node in made if node.op not in ZEROS for reference in node.inputs}
+    zeros = {("node", j, 0) for j, node in enumerate(made) if node.op in ZEROS}
     return GradientFacts(
         own_output=("out", 0) in read,
         inputs=frozenset(r[1] for r in read if r[0] == "in"),
         passes=frozenset(
-            k
-            for k, r in enumerate(found.gradients)
-            if r is not None and not (r[0] == "node" and made[r[1]].op in ZEROS)
+            k for k, r in enumerate(found.gradients) if r is not None and r not in zeros
         ),
-        follows=any(d is None for node in made for d in node.deps),
+        summed=summed,
+        follows=any(None in node.deps for node in made),
     )
 
 
 def _reads_everything(graph: ForwardGraph, x: int) -> OperatorGradient:
-    """A stand-in for a gradient that cannot be observed: one node that reads all there is."""
-    node = graph.nodes[x]
-    outputs = range(len(graph.output_names[x]))
-    inputs = [k for k, (a, _) in enumerate(node.inputs) if a not in graph.auxiliary]
-    reads: list[Reference] = [("head", k) for k in outputs]
-    reads += [("in", k) for k in range(len(node.inputs))]
-    reads += [("out", k) for k in outputs]
-    tensors = [graph.tensors[a][b] for a, b in (node.inputs[k] for k in inputs)]
-    made = BackwardNode("_backward_" + node.op, {}, tuple(reads), (None,), tuple(tensors))
-    gradients: dict[int, Reference] = {k: ("node", 0, j) for j, k in enumerate(inputs)}
-    return OperatorGradient((made,), tuple(gradients.get(k) for k in range(len(node.inputs))))
+    """Stand in for a gradient that cannot be observed: one node that reads all there is."""
+    node, outputs = graph.nodes[x], range(len(graph.output_names[x]))
+    ranges = {"head": outputs, "in": range(len(node.inputs)), "out": outputs}
+    reads = tuple([(kind, k) for kind, each in ranges.items() for k in each])
+    into = [k for k, (a, _) in enumerate(node.inputs) if a not in graph.auxiliary]
+    tensors = tuple([graph.tensors[a][b] for a, b in (node.inputs[k] for k in into)])
+    made = BackwardNode("_backward_" + node.op, {}, reads, (None,), tensors)
+    gradients: dict[int, Reference] = {k: ("node", 0, j) for j, k in enumerate(into)}
+    return OperatorGradient((made,), tuple(map(gradients.get, ranges["in"])))

@@ -15,8 +15,7 @@ without, and numbers depend on it, an operator is put in (`insert`):
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Mapping
+from typing import Mapping, NamedTuple
 
 import numpy as np
 
@@ -31,15 +30,14 @@ from memonger.costs.layouts import (
     mattering,
 )
 from memonger.costs.replay import Planned, Replay
-from memonger.graph.arrays import gathered
 from memonger.graph.operators.layouts import AXES, KNOW
+from memonger.graph.order import gathered
 from memonger.support.errors import MemongerError
 
 BEFORE, AFTER, HOLD = "before", "after", "hold"
 
 
-@dataclass(frozen=True)
-class Insert:
+class Insert(NamedTuple):
     """An operator to put in: `BEFORE` or `AFTER` a row, or to read an input after it (`HOLD`).
 
     ``place`` is the input of the row that it stands for, or the output; ``op`` and ``attrs`` are of
@@ -50,7 +48,7 @@ class Insert:
     where: str
     place: int
     op: str = ""
-    attrs: Mapping[str, str] = field(default_factory=dict)
+    attrs: Mapping[str, str] = {}
 
 
 class Expected:
@@ -70,14 +68,8 @@ class Expected:
     def differences(self, found: Replay, stands_for: np.ndarray) -> list[Insert]:
         """Tell what to put into the training step of a schedule for its layouts to be as expected.
 
-        From where something is put in it goes on as if that had been there.
-
-        Parameters
-        ----------
-        found : Replay
-            Of the schedule's training step.
-        stands_for : np.ndarray
-            Of each of its rows the row of the network's training graph whose place it takes, or -1.
+        From where something is put in it goes on as if that had been there. ``stands_for`` tells of
+        each of its rows the row of the network's training graph whose place it takes, or -1.
         """
         training, t = found.training, found.training.tables
         layouts = layout_tables(training, scoring=True)
@@ -92,15 +84,9 @@ class Expected:
         corrected = np.zeros(len(want_made), dtype=np.bool_)  # made plain by what was put in
         corrected[entries[t.read_start[:-1][(stands_for < 0) & (ops == "Reshape")]]] = True
         want_made[(readers == 0) | (corrected & (readers == 1))] = -1
+        wanted = want_found.astype(np.int64), want_made.astype(np.int64)
         _, _, have, _, other_found, other_made = lead(
-            t,
-            layouts,
-            found.recomputed,
-            found.order,
-            found.reads,
-            NO_COPIES,
-            want_found.astype(np.int64),
-            want_made.astype(np.int64),
+            t, layouts, found.recomputed, found.order, found.reads, NO_COPIES, *wanted
         )
         reader = np.repeat(np.arange(len(ops)), np.diff(t.read_start))
         maker = np.repeat(np.arange(len(ops)), np.diff(t.output_start))
@@ -110,18 +96,21 @@ class Expected:
         inserts: list[Insert] = []
         for row in found.order[differing[found.order]].tolist():
             first, begin = int(t.read_start[row]), int(t.output_start[row])
-            at = _Row(training, row)
             for j in np.flatnonzero(other_found[first : t.read_start[row + 1]]).tolist():
-                inserts += at.lay_out_input(j, int(want_found[first + j]))
+                read = first + j
+                shape = training.kinds[t.read_row[read]].tensors[t.read_output[read]].shape
+                if want_found[read] != PLAIN or len(shape) > AXES:
+                    raise _refusal(training, row)
+                inserts.append(Insert(row, BEFORE, j, "Reshape", {"shape": str(tuple(shape))}))
             for k in np.flatnonzero(other_made[begin : t.output_start[row + 1]]).tolist():
-                out, usual = begin + k, int(self.place[same[begin + k]])
-                inserts += at.lay_out_output(k, int(want_made[out]), int(have[out]), usual)
+                want, usual = want_made[begin + k], int(self.place[same[begin + k]])
+                inserts += _lay_out(training, row, k, want == PLAIN, int(have[begin + k]), usual)
         return inserts
 
     def _summed_plainly(
         self, found: Replay, adding: np.ndarray, stands_for: np.ndarray
     ) -> list[int]:
-        """The outputs that are added to here alone, by an operator that knows no layouts."""
+        """List the outputs that are added to here alone, by an operator that knows no layouts."""
         t, planned, blocks = found.training.tables, found.planned, found.blocks
         entries = (t.output_start[t.read_row] + t.read_output).tolist()
         sums = []
@@ -144,41 +133,29 @@ def _counterparts(
     return np.where(inside, other, 0), inside
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A row of a schedule's training step whose layouts are not as expected."""
+def _lay_out(
+    training: Planned, row: int, k: int, plain: bool, have: int, usual: int
+) -> list[Insert]:
+    """Have an output made in the layout that is expected.
 
-    training: Planned
-    row: int
+    ``have`` is where it is written, ``usual`` where it is in the network without a schedule. An
+    output with more axes than a Reshape makes plain is not written in place.
+    """
+    shape = training.kinds[row].tensors[k].shape
+    if plain and len(shape) <= AXES:
+        return [Insert(row, AFTER, k, "Reshape", {"shape": str(tuple(shape))})]
+    hopeless = have < 0 if plain else usual in (have, ADDED)
+    if hopeless:
+        raise _refusal(training, row)
+    inserts = [Insert(row, HOLD, have)] if have >= 0 else []
+    if not plain and usual != NOT_IN_PLACE:
+        inserts.insert(0, Insert(row, BEFORE, usual, "add_n", {"num_args": "1"}))
+    return inserts
 
-    def lay_out_input(self, j: int, want: int) -> list[Insert]:
-        """Have an input found in the layout that is expected."""
-        t = self.training.tables
-        read = t.read_start[self.row] + j
-        shape = self.training.kinds[t.read_row[read]].tensors[t.read_output[read]].shape
-        if want != PLAIN or len(shape) > AXES:
-            self.refuse()
-        return [Insert(self.row, BEFORE, j, "Reshape", {"shape": str(tuple(shape))})]
 
-    def lay_out_output(self, k: int, want: int, have: int, usual: int) -> list[Insert]:
-        """Have an output made in the layout that is expected.
-
-        ``have`` is where it is written, ``usual`` where it is in the network without a schedule. An
-        output with more axes than a Reshape makes plain is not written in place.
-        """
-        shape = self.training.kinds[self.row].tensors[k].shape
-        hold = [Insert(self.row, HOLD, have)] if have >= 0 else []
-        if want == PLAIN and len(shape) <= AXES:
-            return [Insert(self.row, AFTER, k, "Reshape", {"shape": str(tuple(shape))})]
-        if (want == PLAIN and not hold) or (want != PLAIN and usual in (have, ADDED)):
-            self.refuse()
-        if want != PLAIN and usual != NOT_IN_PLACE:
-            hold.insert(0, Insert(self.row, BEFORE, usual, "add_n", {"num_args": "1"}))
-        return hold
-
-    def refuse(self) -> None:
-        name, op = self.training.names[self.row], self.training.ops[self.row]
-        raise MemongerError(
-            f"MKLDNN would lay out what {name!r} ({op}) reads in another way by this schedule than "
-            "without one, so that it rounds differently; how='marks' can plan this network"
-        )
+def _refusal(training: Planned, row: int) -> MemongerError:
+    return MemongerError(
+        f"MKLDNN would lay out what {training.names[row]!r} ({training.ops[row]}) reads in another "
+        "way by this schedule than without one, so that it rounds differently; how='marks' can "
+        "plan this network"
+    )

@@ -20,54 +20,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memonger.graph.arrays import KEPT, Tables, walk
+from memonger.graph.arrays import tables_of
 from memonger.support.compiled import compiled
 
 # What a node is: its pattern itself, a scratch state, a Dropout that runs again, a reader of an
-# output that nobody else reads, what ``inserts`` puts in.
+# output that nobody else reads, what is put in.
 ITSELF, SCRATCH, MASKED, READER, INSERTED = 0, 1, 2, 3, 4
 
 #: How a node is part of the chain in which each waits for the one before it: it is, the next that
 #: is waits for it, or nothing does.
 CHAINED, AWAITED, LOOSE = 0, 1, 2
-
-
-class Patterns(NamedTuple):
-    """What the nodes of a network's training steps can be (node variants), whatever the schedule.
-
-    The first patterns are the rows of the TrainingGraph: forward nodes, copies (not used here),
-    gradients. Then come the forward nodes when they run again (a Dropout is then a product with its
-    mask, and states are scratch), the readers of outputs that must be read, and the scratch states.
-    ``*_start`` has one more element than there are owners; x owns [start[x], start[x + 1]).
-    """
-
-    forward: int  # forward nodes
-    readers: int  # the first reader
-    kind: np.ndarray  # the place in `Parts.kinds`
-    source: np.ndarray  # as in `Rows`
-    what: np.ndarray
-    target: np.ndarray  # whose place it takes: of what runs again, what runs for the first time
-    link: np.ndarray
-    read_start: np.ndarray
-    read_at: np.ndarray  # a target: its last node; if the number of patterns is added, its first
-    read_output: np.ndarray
-    wait_start: np.ndarray  # what a gradient waits for by itself, its forward node first
-    wait_at: np.ndarray  # as read_at
-    variable: np.ndarray  # the patterns of variables and scratch states
-    event_start: np.ndarray  # of forward nodes: the gradients of their event, in order
-    event_row: np.ndarray
-    output_start: np.ndarray  # of forward nodes, if their outputs are numbered through
-    needed_start: (
-        np.ndarray
-    )  # of forward nodes: the outputs that must have a reader, by that number
-    needed: np.ndarray
-    masked: np.ndarray  # of forward nodes: Dropout, which runs again as a product with its mask
-    # What is read of operators by each pattern, then by all gradients of each event, by the number
-    # of the output; their total is added if it is read of the first time.
-    mark_start: np.ndarray
-    mark: np.ndarray
-    head_row: np.ndarray  # the outputs of the network that are operators'
-    head_output: np.ndarray
 
 
 class Rows(NamedTuple):
@@ -79,7 +41,7 @@ class Rows(NamedTuple):
     first and the last node that each pattern became as a target, -1 for none.
     """
 
-    kind: np.ndarray
+    kind: np.ndarray  # the place in `Parts.kinds`
     source: np.ndarray
     what: np.ndarray
     time: np.ndarray
@@ -92,76 +54,89 @@ class Rows(NamedTuple):
     latest: np.ndarray
 
 
+class Patterns(NamedTuple):
+    """What the nodes of a network's training steps can be (node variants), whatever the schedule.
+
+    The first patterns are the rows of the TrainingGraph: forward nodes, copies (not used here),
+    gradients. Then come the forward nodes when they run again (a Dropout is then a product with its
+    mask, and states are scratch), the readers of outputs that must be read, and the scratch states.
+    ``*_start`` has one more element than there are owners; x owns [start[x], start[x + 1]).
+    """
+
+    #: As nodes. They read and wait for a target, the last node that it is; if the number of
+    #: patterns is added, the first. A gradient waits for its forward node first.
+    rows: Rows
+    forward: int  # forward nodes
+    readers: int  # the first reader
+    target: np.ndarray  # whose place it takes: of what runs again, what runs for the first time
+    link: np.ndarray
+    variable: np.ndarray  # the patterns of variables and scratch states
+    event_start: np.ndarray  # of forward nodes: the gradients of their event, in order
+    event_row: np.ndarray
+    output_start: np.ndarray  # of forward nodes, if their outputs are numbered through
+    needed_start: np.ndarray  # of forward nodes: outputs that must have a reader, by that number
+    needed: np.ndarray
+    masked: np.ndarray  # of forward nodes: Dropout, which runs again as a product with its mask
+    # What is read of operators by each pattern, then by all gradients of each event, by the number
+    # of the output; their total is added if it is read of the first time.
+    mark_start: np.ndarray
+    mark: np.ndarray
+    head_row: np.ndarray  # the outputs of the network that are operators'
+    head_output: np.ndarray
+
+
 @compiled
 def line_up(p, events):  # type: ignore[no-untyped-def]
     """Tell the patterns of the nodes that run, in order, for the events of a schedule."""
-    n = p.masked.shape[0]
-    ran = np.zeros(n, dtype=np.bool_)
-    pattern = np.empty(events.shape[0], dtype=np.int32)
+    first = np.empty(p.forward, dtype=np.int32)  # of each operator the event that runs it first
     rows = 0
-    for e in range(events.shape[0]):
+    for e in range(events.shape[0] - 1, -1, -1):
         x = events[e]
         if x < 0:
             rows += p.event_start[~x + 1] - p.event_start[~x]
-            continue
-        rows += 1 + p.needed_start[x + 1] - p.needed_start[x]
-        pattern[e] = x + p.readers - n if ran[x] else x
-        ran[x] = True
+        else:
+            rows += 1 + p.needed_start[x + 1] - p.needed_start[x]
+            first[x] = e
     # From the end: which outputs of what runs are read until it runs again, and which of the first
     # time ever.
-    outputs = p.output_start[n]
+    outputs = p.output_start[p.forward]
     read = np.zeros(2 * outputs, dtype=np.bool_)
     for h in range(p.head_row.shape[0]):
         read[outputs + p.output_start[p.head_row[h]] + p.head_output[h]] = True
-    unread = np.empty(rows, dtype=np.int32)
-    at = np.empty(rows, dtype=np.int32)
-    count = 0
+    line = np.empty(rows, dtype=np.int32)
     for e in range(events.shape[0] - 1, -1, -1):
         x = events[e]
-        marking = p.kind.shape[0] + ~x
-        if x >= 0:
-            marking = pattern[e]
-            if marking == x or not p.masked[x]:
+        if x < 0:
+            marking = p.target.shape[0] + ~x
+            for q in range(p.event_start[~x + 1] - 1, p.event_start[~x] - 1, -1):
+                rows -= 1
+                line[rows] = p.event_row[q]
+        else:
+            is_first = first[x] == e
+            marking = x if is_first else x + p.readers - p.forward
+            if is_first or not p.masked[x]:
                 for q in range(p.needed_start[x + 1] - 1, p.needed_start[x] - 1, -1):
                     entry = p.needed[q]
-                    if not read[entry] and not (marking == x and read[outputs + entry]):
-                        unread[count] = p.readers + q
-                        at[count] = e
-                        count += 1
+                    if not read[entry] and not (is_first and read[outputs + entry]):
+                        rows -= 1
+                        line[rows] = p.readers + q
+            rows -= 1
+            line[rows] = marking
             for entry in range(p.output_start[x], p.output_start[x + 1]):
                 read[entry] = False
         for j in range(p.mark_start[marking], p.mark_start[marking + 1]):
             read[p.mark[j]] = True
-    line = np.empty(rows, dtype=np.int32)
-    rows = 0
-    for e in range(events.shape[0]):
-        x = events[e]
-        if x < 0:
-            for q in range(p.event_start[~x], p.event_start[~x + 1]):
-                line[rows] = p.event_row[q]
-                rows += 1
-            continue
-        line[rows] = pattern[e]
-        rows += 1
-        while count and at[count - 1] == e:
-            count -= 1
-            line[rows] = unread[count]
-            rows += 1
-    return line[:rows]
+    return line[rows:]
 
 
 @compiled
 def connect(p, line):  # type: ignore[no-untyped-def]
-    """Make the Rows of nodes of these patterns, in this order.
-
-    Variables may be left out; what reads them then reads -1.
-    """
-    count = line.shape[0]
-    patterns = p.kind.shape[0]
+    """Make the Rows of nodes of these patterns; who reads a variable that is left out reads -1."""
+    m, count, patterns = p.rows, line.shape[0], p.target.shape[0]
     reads = waits = 0
     for k in line:
-        reads += p.read_start[k + 1] - p.read_start[k]
-        waits += 2 + p.wait_start[k + 1] - p.wait_start[k]
+        reads += m.read_start[k + 1] - m.read_start[k]
+        waits += 2 + m.wait_start[k + 1] - m.wait_start[k]
     read_start = np.zeros(count + 1, dtype=np.int32)
     read_row = np.empty(reads, dtype=np.int32)
     read_output = np.empty(reads, dtype=np.int32)
@@ -170,175 +145,42 @@ def connect(p, line):  # type: ignore[no-untyped-def]
     time = np.full(count, -1, dtype=np.int32)
     runs = np.zeros(p.forward, dtype=np.int32)
     became = np.full(2 * patterns, -1, dtype=np.int32)  # its last node and its first one
-    awaited = np.empty(count, dtype=np.int32)  # by the next node in the chain
-    awaiting = 0
     chain = -1  # the last node in it
     reads = waits = 0
     for row in range(count):
         k = line[row]
         y = p.target[k]
-        for j in range(p.read_start[k], p.read_start[k + 1]):
-            read_row[reads] = became[p.read_at[j]]
-            read_output[reads] = p.read_output[j]
+        for j in range(m.read_start[k], m.read_start[k + 1]):
+            read_row[reads] = became[m.read_row[j]]
+            read_output[reads] = m.read_output[j]
             reads += 1
         if p.link[k] == CHAINED:
-            for j in range(p.wait_start[k], p.wait_start[k + 1]):
-                wait_row[waits] = became[p.wait_at[j]]
+            for j in range(m.wait_start[k], m.wait_start[k + 1]):
+                wait_row[waits] = became[m.wait_row[j]]
                 waits += 1
-            if chain >= 0:
-                wait_row[waits] = chain
-                waits += 1
-            for q in range(awaiting):
-                wait_row[waits] = awaited[q]
-                waits += 1
-            awaiting = 0
+            for before in range(max(chain, 0), row):
+                if before == chain or p.link[line[before]] == AWAITED:
+                    wait_row[waits] = before
+                    waits += 1
             chain = row
             if y < p.forward:
                 time[row] = runs[y]
                 runs[y] += 1
-        elif p.link[k] == AWAITED:
-            awaited[awaiting] = row
-            awaiting += 1
         became[y] = row
         if became[patterns + y] < 0:
             became[patterns + y] = row
         read_start[row + 1] = reads
         wait_start[row + 1] = waits
+    first, latest = became[patterns:], became[:patterns]
+    kind, source, what = m.kind[line], m.source[line], m.what[line]
+    wait = wait_row[:waits]
     return Rows(
-        p.kind[line],
-        p.source[line],
-        p.what[line],
-        time,
-        read_start,
-        read_row,
-        read_output,
-        wait_start,
-        wait_row[:waits],
-        became[patterns:],
-        became[:patterns],
+        kind, source, what, time, read_start, read_row, read_output, wait_start, wait, first, latest
     )
 
 
 @compiled
 def lay_out(kinds, rows, head_row, head_output):  # type: ignore[no-untyped-def]
-    """Make the Tables of a training step with these outputs: ordered as MXNet orders it.
-
-    There are no recomputed copies in the sense of marks: a schedule's are nodes like any other.
-    """
-    count = rows.kind.shape[0]
-    output_start = np.zeros(count + 1, dtype=np.int32)
-    options = 0
-    for row in range(count):
-        k = rows.kind[row]
-        outputs = kinds.output_start[k + 1] - kinds.output_start[k]
-        output_start[row + 1] = output_start[row] + outputs
-        options += kinds.option_start[k + 1] - kinds.option_start[k]
-    entries = output_start[count]
-    reads = rows.read_row.shape[0]
-    variable = kinds.variable[rows.kind]
-    place = np.empty(entries, dtype=np.int32)  # of each output the same of its kind
-    made = np.empty(entries, dtype=np.int32)
-    for row in range(count):
-        of = kinds.output_start[rows.kind[row]]
-        for out in range(output_start[row], output_start[row + 1]):
-            place[out] = of + out - output_start[row]
-            made[out] = output_start[row] + kinds.made[place[out]]
-    rank = kinds.rank[place]
-    dtype = kinds.dtype[place]
-    itemsize = kinds.itemsize[place]
-    read_ignored = np.empty(reads, dtype=np.bool_)
-    use_start = np.zeros(count + 1, dtype=np.int32)
-    use_entry = np.empty(reads, dtype=np.int32)
-    inplace_start = np.zeros(count + 1, dtype=np.int32)
-    inplace_input = np.empty(options, dtype=np.int32)
-    inplace_entry = np.empty(options, dtype=np.int32)
-    inplace_output = np.empty(options, dtype=np.int32)
-    inplace_identity = np.empty(options, dtype=np.bool_)
-    before_start = np.zeros(count + 1, dtype=np.int32)
-    before = np.empty(reads + rows.wait_row.shape[0], dtype=np.int32)
-    uses = option = befores = 0
-    for row in range(count):
-        k = rows.kind[row]
-        begin = output_start[row]
-        first = rows.read_start[row]
-        for j in range(first, rows.read_start[row + 1]):
-            source = rows.read_row[j]
-            read_ignored[j] = kinds.ignored[kinds.ignored_start[k] + j - first]
-            if source < 0:
-                continue
-            before[befores] = source
-            befores += 1
-            if not read_ignored[j] and not variable[source]:
-                use_entry[uses] = output_start[source] + rows.read_output[j]
-                uses += 1
-        for q in range(kinds.option_start[k], kinds.option_start[k + 1]):
-            j = first + kinds.option_input[q]
-            source = rows.read_row[j]
-            if source < 0 or variable[source]:
-                continue
-            entry = output_start[source] + rows.read_output[j]
-            out = begin + kinds.option_output[q]
-            if rank[entry] != rank[out] or itemsize[entry] != itemsize[out]:
-                continue
-            same = kinds.option_identity[q] and dtype[entry] == dtype[out]
-            if same or kinds.reads[k]:
-                inplace_input[option] = kinds.option_input[q]
-                inplace_entry[option] = entry
-                inplace_output[option] = out
-                inplace_identity[option] = same
-                option += 1
-        for j in range(rows.wait_start[row], rows.wait_start[row + 1]):
-            before[befores] = rows.wait_row[j]
-            befores += 1
-        use_start[row + 1] = uses
-        inplace_start[row + 1] = option
-        before_start[row + 1] = befores
-    own = np.full(max(reads, options, head_row.shape[0]) + 1, KEPT, dtype=np.int32)
-    order, _ = walk(0, before_start, before[:befores], own, head_row, own)
-    times = np.zeros(entries, dtype=np.int32)
-    for row in order:
-        for j in range(use_start[row], use_start[row + 1]):
-            times[use_entry[j]] += 1
-    head_entry = output_start[head_row] + head_output
-    for entry in head_entry:
-        times[entry] += 1
-    nothing = np.zeros(1, dtype=np.int32)
-    return Tables(
-        forward=0,
-        variable=variable,
-        read_start=rows.read_start,
-        read_row=rows.read_row,
-        read_output=rows.read_output,
-        read_owner=own,
-        read_ignored=read_ignored,
-        use_start=use_start,
-        use_entry=use_entry[:uses],
-        use_row=own,
-        use_owner=own,
-        output_start=output_start,
-        elements=kinds.elements[place],
-        itemsize=itemsize,
-        rank=rank,
-        sizes=kinds.sizes,
-        made=made,
-        inplace_start=inplace_start,
-        inplace_input=inplace_input[:option],
-        inplace_entry=inplace_entry[:option],
-        inplace_row=own,
-        inplace_owner=own,
-        inplace_output=inplace_output[:option],
-        inplace_identity=inplace_identity[:option],
-        head_row=head_row,
-        head_entry=head_entry,
-        head_owner=own,
-        outputs=head_row.shape[0],
-        first=order.astype(np.int32),
-        walk_row=nothing[1:],
-        walk_owner=nothing[1:],
-        before_start=nothing,
-        before_row=nothing[1:],
-        reads=times,
-        again_start=nothing,
-        again_entry=nothing[1:],
-        again_row=nothing[1:],
-    )
+    """Make the Tables of a training step with these outputs: ordered as MXNet orders it."""
+    reads, waits = (rows.read_start, rows.read_row, rows.read_output), rows.wait_start
+    return tables_of(kinds, rows.kind, *reads, waits, rows.wait_row, head_row, head_output)

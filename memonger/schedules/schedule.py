@@ -62,9 +62,8 @@ class Schedule:
         return self.events[self.events >= 0]
 
     def __repr__(self) -> str:
-        return (
-            f"Schedule({len(self.events)} events, {int((self.events < 0).sum())} of them gradients)"
-        )
+        gradients = int((self.events < 0).sum())
+        return f"Schedule({len(self.events)} events, {gradients} of them gradients)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,126 +85,88 @@ class Workload:
 
 
 def first_time(op: str, output: int) -> bool:
-    """Whether a gradient reads this output from the first time that the operator ran."""
+    """Tell whether a gradient reads this output from the first time that the operator ran."""
     return output in FIRST_TIME.get(op, ())
 
 
 def masked(op: str, attrs: Mapping[str, str]) -> bool:
-    """Whether an operator that runs again is its input times the mask of the first time."""
+    """Tell whether an operator that runs again is its input times the mask of the first time."""
     return op == "Dropout" and float(attrs.get("p", 0.5)) > 0
 
 
 def workload(training: TrainingGraph, until: int | None = None) -> Workload:
-    """Find out what there is to schedule of a network with these gradients.
+    """Find out what there is to schedule, if all gradients can be written out (MemongerError).
 
-    Parameters
-    ----------
-    training : TrainingGraph
-    until : int, optional
-        The nodes from this one on must not run again.
-
-    Raises
-    ------
-    MemongerError
-        If the network holds an operator whose gradient cannot be written out.
+    The nodes from ``until`` on must not run again.
     """
-    graph, t = training.graph, training.tables
+    nodes, t = training.graph.nodes, training.tables
     n, variable = t.forward, t.variable
-    refuse(training)
+    unwritable = {x: UNWRITABLE[n.op] for x, n in enumerate(nodes) if n.op in UNWRITABLE}
+    for x, why in {**training.unobserved, **unwritable}.items():
+        raise MemongerError(
+            f"node {nodes[x].name!r} ({nodes[x].op}) cannot be part of a schedule: {why}; "
+            "how='marks' can plan this network"
+        )
     operators = tuple(int(x) for x in t.first if not variable[x])
     if not operators:
         raise MemongerError("the network has no operators, so there is nothing to schedule")
     rows = np.unique(t.walk_row[t.walk_row >= 2 * n])  # in the order they were made
-    owners = training.owners[rows - 2 * n]
+    owners = training.owners[rows - 2 * n].tolist()
 
     def read(row: int) -> list[int]:
         read = slice(t.read_start[row], t.read_start[row + 1])
         return [
             x
             for x, k in zip(t.read_row[read].tolist(), t.read_output[read].tolist())
-            if x < n and not variable[x] and not first_time(graph.nodes[x].op, k)
+            if x < n and not variable[x] and not first_time(nodes[x].op, k)
         ]
 
     reads: list[list[int]] = [[] for _ in range(n)]
-    for row, x in zip(rows.tolist(), owners.tolist()):
+    for row, x in zip(rows.tolist(), owners):
         if x >= 0:
             reads[x] += read(row)
-    once = _once(training)
+    once = np.zeros(n, dtype=np.bool_)
+    for x, node in enumerate(nodes):
+        if node.op == "RNN":
+            # MKLDNN's remembers where its inputs were, and its gradient reads them there
+            # (src/operator/nn/mkldnn/mkldnn_rnn.cc).
+            once[[x, *(training.same[a] for a, _ in node.inputs)]] = True
+        elif not node.is_variable and node.op != "Dropout":
+            once[x] |= why_kept(node.op, node.attrs) is not None
     once[n if until is None else until :] = True
     return Workload(
         training=training,
         operators=operators,
-        gradients=tuple(dict.fromkeys(int(x) for x in owners if x >= 0)),
+        gradients=tuple(dict.fromkeys(x for x in owners if x >= 0)),
         inputs=tuple(tuple(dict.fromkeys(read(x))) for x in range(n)),
         reads=tuple(tuple(dict.fromkeys(each)) for each in reads),
         once=once,
     )
 
 
-def _once(training: TrainingGraph) -> np.ndarray:
-    """The operators that must run once.
-
-    MKLDNN's RNN remembers where its inputs were, and its gradient reads them there
-    (``src/operator/nn/mkldnn/mkldnn_rnn.cc``): it runs once, and so does what it reads.
-    """
-    once = np.zeros(len(training.graph.nodes), dtype=np.bool_)
-    for x, node in enumerate(training.graph.nodes):
-        if node.op == "RNN":
-            once[[x, *(training.same[a] for a, _ in node.inputs)]] = True
-        elif not node.is_variable and node.op != "Dropout":
-            once[x] |= why_kept(node.op, node.attrs) is not None
-    return once
-
-
-def refuse(training: TrainingGraph) -> None:
-    """Refuse a network that cannot be scheduled, naming the operator."""
-    nodes = training.graph.nodes
-    unwritable = {x: UNWRITABLE[n.op] for x, n in enumerate(nodes) if n.op in UNWRITABLE}
-    for x, why in {**training.unobserved, **unwritable}.items():
-        node = nodes[x]
-        raise MemongerError(
-            f"node {node.name!r} ({node.op}) cannot be part of a schedule: {why}; how='marks' can "
-            "plan this network"
-        )
-
-
 def check(work: Workload, schedule: Schedule) -> None:
-    """Make sure that a schedule runs all that must run, after what it reads.
-
-    Raises
-    ------
-    MemongerError
-        If it does not; a planner that makes such a schedule is wrong.
-    """
+    """Make sure that a schedule runs all that must run, after what it reads (MemongerError)."""
     names = [node.name for node in work.training.graph.nodes]
-    known = set(work.operators)
-    ran = np.zeros(len(names), dtype=np.bool_)
+    known, ran = set(work.operators), np.zeros(len(names), dtype=np.bool_)
     firsts: list[int] = []
     gradients: list[int] = []
-    ready = len(work.operators)
-
-    def there(reads: Iterable[int], what: str, x: int) -> None:
-        for y in reads:
-            if not ran[y]:
-                raise MemongerError(
-                    f"schedule: {what} of {names[x]!r} reads {names[y]!r} before it ran"
-                )
-
     for event in schedule.events.tolist():
-        if event < 0:
-            if len(firsts) < ready:
-                raise MemongerError("schedule: gradients before all operators have run")
-            there(work.reads[~event], "the gradient", ~event)
-            gradients.append(~event)
-            continue
-        if event not in known:
-            raise MemongerError(f"schedule: node {event} is no operator that runs")
-        there(work.inputs[event], "a run", event)
-        if not ran[event]:
-            firsts.append(event)
-        elif work.once[event]:
-            raise MemongerError(f"schedule: {names[event]!r} must not run again")
-        ran[event] = True
+        is_run, x = event >= 0, max(event, ~event)
+        if is_run and x not in known:
+            raise MemongerError(f"schedule: node {x} is no operator that runs")
+        if not is_run and len(firsts) < len(work.operators):
+            raise MemongerError("schedule: gradients before all operators have run")
+        for y in (work.inputs if is_run else work.reads)[x]:
+            if not ran[y]:
+                what = f"{'a run' if is_run else 'the gradient'} of {names[x]!r}"
+                raise MemongerError(f"schedule: {what} reads {names[y]!r} before it ran")
+        if is_run and ran[x] and work.once[x]:
+            raise MemongerError(f"schedule: {names[x]!r} must not run again")
+        if not is_run:
+            gradients.append(x)
+        elif not ran[x]:
+            firsts.append(x)
+            ran[x] = True
     if tuple(firsts) != work.operators:
         raise MemongerError("schedule: not every operator runs for the first time in its turn")
     if tuple(gradients) != work.gradients:
@@ -218,25 +179,18 @@ def plain(work: Workload) -> Schedule:
 
 
 def of_marks(work: Workload, mask: np.ndarray, held: Iterable[int] = ()) -> Schedule:
-    """Make the schedule that does as MXNet does with these operators marked.
+    """Make the schedule that does as MXNet does with these operators (bool) marked.
 
     The gradient of a marked operator reads what has been computed again, and so runs what of that
-    has not been; that of a kept operator runs nothing.
-
-    Parameters
-    ----------
-    work : Workload
-    mask : np.ndarray of bool
-        For each node whether it is recomputed; those that must run once are not, whatever it says.
-    held : iterable of int
-        Recomputed nodes whose result is kept all the same, in a copy.
+    has not been; that of a kept operator runs nothing. Those that must run once are not recomputed,
+    whatever the mask says. ``held`` are nodes whose result is kept all the same, in a copy.
     """
     events = list(work.operators)
-    again = np.asarray(mask, dtype=np.bool_) & ~work.once
-    missing = again.copy()
+    recomputed = np.asarray(mask, dtype=np.bool_) & ~work.once
+    missing = recomputed.copy()
     missing[list(held)] = False
     for x in work.gradients:
-        if again[x]:
+        if recomputed[x]:
             run_again(work, work.reads[x], missing, events)
         events.append(~x)
     return Schedule.of(events)
@@ -251,33 +205,29 @@ def adapt(work: Workload, schedule: Schedule) -> Schedule:
     events: list[int] = []
     place = {x: k for k, x in enumerate(work.gradients)}
     following = 0  # gradient
-    for event in schedule.events.tolist():
-        if event >= 0:
+    for event in (*schedule.events.tolist(), None):
+        if event is not None and event >= 0:
             events.append(event)
-        elif place.get(~event, -1) >= following:
-            events += [~x for x in work.gradients[following : place[~event] + 1]]
-            following = place[~event] + 1
-    events += [~x for x in work.gradients[following:]]
-    again = np.ones(len(events), dtype=np.bool_)
-    again[np.unique(events, return_index=True)[1]] = False
+            continue
+        stop = len(place) if event is None else place.get(~event, -1) + 1
+        events += [~x for x in work.gradients[following:stop]]
+        following = max(following, stop)
+    recomputed = np.ones(len(events), dtype=np.bool_)
+    recomputed[np.unique(events, return_index=True)[1]] = False
     needed: set[int] = set()
     kept: list[int] = []
-    for x, is_again in zip(events[::-1], again[::-1]):
-        if is_again and x not in needed:
-            continue
-        kept.append(x)
-        needed.discard(x)
-        needed.update(work.reads[~x] if x < 0 else work.inputs[x])
+    for x, is_recomputed in zip(events[::-1], recomputed[::-1]):
+        if not is_recomputed or x in needed:
+            kept.append(x)
+            needed.discard(x)
+            needed.update(work.reads[~x] if x < 0 else work.inputs[x])
     return Schedule.of(kept[::-1])
 
 
 def run_again(
     work: Workload, wanted: Iterable[int], missing: np.ndarray, events: list[int]
 ) -> None:
-    """Append what must run to have some operators' results where others are missing.
-
-    ``missing`` says of each node whether its result is gone; it is changed in place, as ``events``.
-    """
+    """Append what must run to have some results; ``missing`` (bool, of each node) changes too."""
     stack = [x for x in wanted if missing[x]]
     found = set(stack)
     while stack:

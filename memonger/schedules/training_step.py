@@ -1,18 +1,34 @@
-"""The training step of a schedule as a graph, for the replay of its memory and for the symbol."""
+"""The training step of a schedule as a graph, for the replay of its memory and for the symbol.
+
+Nodes are inserted to make it bit-identical to MXNet's own: where a gradient is added to a total,
+and where a tensor would be laid out in another way (``layouts``).
+"""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Mapping, NamedTuple, Sequence
+from typing import Collection, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from memonger.costs.replay import Replay, replay
-from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED, RowKind, Tables, arrays_of, ragged
+from memonger.graph.arrays import (
+    BACKWARD,
+    FORWARD,
+    RECOMPUTED,
+    Kinds,
+    RowKind,
+    Tables,
+    arrays_of,
+    ragged,
+)
 from memonger.graph.forward import Entry, ForwardGraph
+from memonger.graph.operators.layouts import AXES
+from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import TrainingGraph
-from memonger.schedules.layouts import Expected
+from memonger.schedules.layouts import AFTER, BEFORE, HOLD, Expected, Insert
 from memonger.schedules.nodes import (
     INSERTED,
     ITSELF,
@@ -37,25 +53,23 @@ BIND: Mapping[str, str] = {
     "NNVM_AUTO_SEARCH_MATCH_RANGE": "1",
 }
 
+#: The mean of each channel reads blocks. For an operator that cannot, such as ``max``, MXNet's
+#: executor makes a plain copy and keeps it for as long as it lives (``StorageFallbackOpExecutor``,
+#: ``src/executor/attach_op_execs_pass.cc``). It must be read: without MKLDNN, Pooling has to write.
+MEAN = {"global_pool": "True", "kernel": "(1, 1)", "pool_type": "avg"}
+
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """All that the training steps of a network are made of.
-
-    ``kinds`` are those that the patterns refer to; ``gradients`` tells for each argument that gets
-    one which output of which row of the network's TrainingGraph it is. MKLDNN leaves out the
-    gradients of the arguments ``left_out``; MXNet adds those of the operators ``unwritten`` to
-    others all the same. ``expected`` are the layouts of the network without a schedule, None if
-    MKLDNN lays out no tensor of it.
-    """
+    """All that the training steps of a network are made of."""
 
     work: Workload
     patterns: Patterns
-    kinds: tuple[RowKind, ...]
-    gradients: tuple[Entry | None, ...]
-    left_out: frozenset[int]
-    unwritten: tuple[str, ...]
-    expected: Expected | None
+    kinds: tuple[RowKind, ...]  # that the patterns refer to
+    gradients: tuple[Entry | None, ...]  # of the arguments that get one, in the TrainingGraph
+    left_out: frozenset[int]  # the arguments whose gradient MKLDNN leaves out
+    unwritten: tuple[str, ...]  # operators where MXNet adds such a one to others all the same
+    expected: Expected | None  # layouts without a schedule; None if MKLDNN lays out no tensor
 
     def asked(self) -> np.ndarray:
         """The rows and outputs that are gradients, (row, output), each once."""
@@ -75,21 +89,16 @@ class Node(NamedTuple):
 
 
 def nodes_of(rows: Rows) -> list[Node]:
-    """The rows of a training step as nodes."""
+    """List the rows of a training step as nodes."""
     entries = list(zip(rows.read_row.tolist(), rows.read_output.tolist()))
-    waits = rows.wait_row.tolist()
-    return list(
-        map(
-            Node,
-            *(column.tolist() for column in rows[:4]),
-            [entries[start:stop] for start, stop in zip(rows.read_start, rows.read_start[1:])],
-            [waits[start:stop] for start, stop in zip(rows.wait_start, rows.wait_start[1:])],
-        )
-    )
+    reads = [entries[start:stop] for start, stop in zip(rows.read_start, rows.read_start[1:])]
+    wait = rows.wait_row.tolist()
+    waits = [wait[start:stop] for start, stop in zip(rows.wait_start, rows.wait_start[1:])]
+    return list(map(Node, *(column.tolist() for column in rows[:4]), reads, waits))
 
 
 def rows_of(nodes: Sequence[Node], first: np.ndarray, latest: np.ndarray) -> Rows:
-    """Nodes as rows; ``first`` and ``latest`` as in `Rows`."""
+    """Make rows of nodes; ``first`` and ``latest`` as in `Rows`."""
     *columns, reads, waits = zip(*nodes)
     read_start, entries = ragged(reads)
     lists = (*columns, read_start, *entries.reshape(-1, 2).T, *ragged(waits), first, latest)
@@ -98,19 +107,16 @@ def rows_of(nodes: Sequence[Node], first: np.ndarray, latest: np.ndarray) -> Row
 
 @dataclass(frozen=True, eq=False)
 class TrainingStep:
-    """The training graph of a schedule, as ``training.TrainingGraph`` is that of a set of marks.
-
-    ``gradients`` tells for each argument that gets one which output of the symbol it is; two may be
-    the same, None is a gradient of zeros. ``totals`` are the arguments (node indices) whose
-    gradient is added to a total: the row of the variable that holds it, and that of the sum, which
-    is then their output.
-    """
+    """The training graph of a schedule, as ``training.TrainingGraph`` is that of a set of marks."""
 
     parts: Parts
     rows: Rows
     all_kinds: Sequence[RowKind]  # that the rows refer to
     tables: Tables
+    #: Of each argument that gets one the output of the symbol; two may be the same. None: zeros.
     gradients: tuple[int | None, ...]
+    #: The arguments (node indices) whose gradient is added to a total: the row of the variable that
+    #: holds it, and that of the sum, which is then their output.
     totals: Mapping[int, tuple[int, int]]
 
     @property
@@ -138,8 +144,30 @@ class TrainingStep:
 
     @cached_property
     def names(self) -> list[str]:
-        """Of each row; those of variables and of what runs for the first time are the network's."""
-        return _names(self)
+        """Of each row; MXNet wants those of variables to differ, people all.
+
+        Those of variables and of what runs for the first time are the network's.
+        """
+        given, forward = self.training.names, len(self.graph.nodes)
+        taken = set(given[:forward])
+        count: dict[str, int] = {}
+        names: list[str] = []
+        for node in nodes_of(self.rows):
+            read = names[node.reads[0][0]] if node.reads else ""
+            own = node.what in (ITSELF, MASKED)
+            if own:
+                stem = given[node.source] + "_again" * (node.time > 0)
+            elif node.what == INSERTED:
+                stem = read + "_laid_out" if read else "total"
+            else:
+                stem = "scratch" if node.what == SCRATCH else read + "_read"
+            name = stem
+            while name in taken and not (own and node.source < forward and node.time <= 0):
+                count[stem] = count.get(stem, 0) + 1
+                name = f"{stem}_{count[stem]}"
+            taken.add(name)
+            names.append(name)
+        return names
 
     @property
     def stands_for(self) -> np.ndarray:
@@ -185,47 +213,127 @@ def step_of(
     place = {entry: k for k, entry in reversed(list(enumerate(heads)))}
     gradients: list[int | None] = []
     for a, found in zip(made.work.training.wanted, made.gradients):
-        if found is None:
-            gradients.append(None)
-            continue
-        entry = (totals[a][1], 0) if a in totals else (int(rows.latest[found[0]]), found[1])
-        if entry not in place:
-            place[entry] = len(heads)
-            heads.append(entry)
-        gradients.append(place[entry])
+        if found is not None:
+            entry = (totals[a][1], 0) if a in totals else (int(rows.latest[found[0]]), found[1])
+            if entry not in place:
+                place[entry] = len(heads)
+                heads.append(entry)
+        gradients.append(None if found is None else place[entry])
     head_row, head_output = np.array(heads, dtype=np.int32).T.copy()
     tables = lay_out(arrays_of(kinds), rows, head_row, head_output)
     return TrainingStep(made, rows, kinds, tables, tuple(gradients), totals)
 
 
-def _names(step: TrainingStep) -> list[str]:
-    """A name for each row; MXNet wants those of variables to differ, people all."""
-    given = step.training.names
-    forward = len(step.graph.nodes)
-    taken = set(given[:forward])
-    count: dict[str, int] = {}
+# ---------------------------------------------------------------- more operators
 
-    def new(stem: str) -> str:
-        name = stem
-        while name in taken:
-            count[stem] = count.get(stem, 0) + 1
-            name = f"{stem}_{count[stem]}"
-        taken.add(name)
-        return name
 
-    names: list[str] = []
-    for node in nodes_of(step.rows):
-        read = names[node.reads[0][0]] if node.reads else ""
-        if node.what == SCRATCH:
-            names.append(new("scratch"))
-        elif node.what == READER:
-            names.append(new(read + "_read"))
-        elif node.what == INSERTED:
-            names.append(new(read + "_laid_out" if read else "total"))
-        elif node.source >= forward:
-            names.append(new(given[node.source]))
+def with_totals(step: TrainingStep, added: Collection[int]) -> TrainingStep:
+    """Add the gradients of these arguments up as MXNet does: what makes one adds it to the total.
+
+    Some round otherwise than by adding what they have made (an Embedding adds row after row). The
+    executor sees to it that the second input of a ``_grad_add`` is added to the first
+    (``src/executor/inplace_addto_detect_pass.cc``), here a copy of the total. Where a gradient is
+    read by others too it is not done: it is added up afterwards.
+    """
+    made, rows = step.parts, step.rows
+    reads = Counter(zip(rows.read_row.tolist(), rows.read_output.tolist()))
+    reads.update(step.heads)
+    given = Counter(step.gradients)
+    totals = []
+    for a, found, output in zip(step.training.wanted, made.gradients, step.gradients):
+        if a in added and found is not None and a not in made.left_out and given[output] == 1:
+            row, k = int(rows.latest[found[0]]), found[1]
+            if reads[row, k] == 1:
+                totals.append((row, k, a))
+    return insert(step, (), totals) if totals else step
+
+
+def insert(
+    step: TrainingStep, inserts: Sequence[Insert], totals: Sequence[tuple[int, int, int]] = ()
+) -> TrainingStep:
+    """Make a training step with more operators, and totals: (row, output, argument).
+
+    What is put in before a row waits for what ran before; what is put in behind it waits for
+    nothing, and the next row that may wait, waits for it.
+    """
+    new = _Nodes(step)
+    before: dict[int, list[Insert]] = defaultdict(list)
+    behind: dict[int, list[Insert]] = defaultdict(list)
+    summed: dict[int, list[tuple[Tensor, int, int]]] = defaultdict(list)
+    for one in inserts:
+        (before if one.where == BEFORE else behind)[one.row].append(one)
+    for row, k, argument in totals:
+        summed[row].append((step.kinds[row].tensors[k], k, argument))
+    place: list[int] = []  # of each old row
+    instead: dict[Entry, Entry] = {}
+    chain: list[int] = []  # the last row that others wait for
+    pending: list[int] = []  # what the next row that may wait, waits for
+    ahead: dict[int, list[int]] = {}  # copies of totals before rows that wait for nothing
+    sums: dict[int, tuple[int, int]] = {}  # of each argument: the variable of its total, the sum
+    for row, node in enumerate(nodes_of(step.rows)):
+        entries = [(place[source], k) for source, k in node.reads]
+        read = [instead.get(entry, entry) for entry in entries]
+        for one in before[row]:
+            read[one.place] = new.put_in(one, read[one.place], chain)
+        variables, copies = [], []
+        for tensor, _, _ in summed[row]:
+            variables.append(new.insert("null", {}, tensor, [], []))
+            copies.append(new.insert("_copy", {}, tensor, [(variables[-1], 0)], chain))
+        if node.waits:
+            pending += copies
         else:
-            names.append(
-                new(given[node.source] + "_again") if node.time > 0 else given[node.source]
-            )
-    return names
+            ahead[row] = copies
+        wait = [w for old in node.waits for w in (*ahead.get(old, ()), place[old])]
+        if wait:
+            wait += pending
+            pending = []
+        here = new.add(node._replace(reads=read, waits=wait))
+        place.append(here)
+        if wait or node.time >= 0:
+            chain = [here]
+        for one in behind[row]:
+            if one.where == AFTER:
+                entry = here, one.place
+                instead[entry] = put = new.put_in(one, entry, [])
+            else:
+                put = new.put_in(one, read[one.place], [here])
+            pending.append(put[0])
+        for (tensor, k, a), variable, copy in zip(summed[row], variables, copies):
+            pending.append(new.insert("_grad_add", {}, tensor, [(copy, 0), (here, k)], []))
+            sums[a] = variable, pending[-1]
+    for a, (variable, added) in step.totals.items():
+        entry = place[added], 0
+        sums[a] = place[variable], instead.get(entry, entry)[0]
+    moved = np.array([*place, -1], dtype=np.int32)
+    rows = rows_of(new.nodes, moved[step.rows.first], moved[step.rows.latest])
+    return step_of(step.parts, rows, new.kinds.all, sums)
+
+
+class _Nodes:
+    """Nodes that are put down one after the other, and what they are."""
+
+    def __init__(self, step: TrainingStep) -> None:
+        self.nodes: list[Node] = []
+        self.kinds = Kinds(list(step.all_kinds))
+
+    def add(self, node: Node) -> int:
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+    def insert(
+        self, op: str, attrs: Mapping[str, str], tensor: Tensor, read: list[Entry], wait: list[int]
+    ) -> int:
+        """A node that the schedule does not have, with one output."""
+        kind = self.kinds(op, attrs, len(read), (tensor,))
+        return self.add(Node(kind, -1, INSERTED, -1, read, wait))
+
+    def put_in(self, one: Insert, entry: Entry, wait: list[int]) -> Entry:
+        """What a layout needs, reading this."""
+        row, k = entry
+        tensor = self.kinds.all[self.nodes[row].kind].tensors[k]
+        if one.where != HOLD:
+            return self.insert(one.op, one.attrs, tensor, [entry], wait), 0
+        if len(tensor.shape) == AXES:
+            mean = Tensor((*tensor.shape[:2], 1, 1), tensor.dtype)
+            entry, wait = (self.insert("Pooling", MEAN, mean, [entry], wait), 0), []
+        return self.insert("max", {}, Tensor((1,), tensor.dtype), [entry], wait), 0

@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 
 from memonger.graph.inputs import check_device
-from memonger.solve.memory import Memory
 from memonger.support.errors import MemongerError, in_words
 from memonger.support.mxnet import mx
 
 OF = ("pool", "device")
-UNITS = {"B": 1}
-UNITS.update({prefix + "B": 1000**k for k, prefix in enumerate("KMGT", 1)})
+UNITS = {"B": 1, **{prefix + "B": 1000**k for k, prefix in enumerate("KMGT", 1)}}
 UNITS.update({prefix + "IB": 1024**k for k, prefix in enumerate("KMGT", 1)})
 MOST_BYTES = 2**63
 SAMPLE = (4, 4)  # the shape of a weight that an optimiser is asked to keep state for
@@ -24,11 +22,10 @@ SAMPLE = (4, 4)  # the shape of a weight that an optimiser is asked to keep stat
 
 @dataclass(frozen=True)
 class Budget:
-    """The memory that a plan may take.
+    """The memory that a plan may take: bytes, or a share of what it takes without a plan.
 
-    ``amount`` is in bytes, or a share of what the network takes without a plan. It bounds the
-    'pool' (``Plan.pool_bytes``), or the 'device': ``Plan.device_bytes``, and ``state`` bytes of an
-    optimiser for each element of a parameter.
+    It bounds the 'pool' (``Plan.pool_bytes``), or the 'device': ``Plan.device_bytes``, and
+    ``state`` bytes of an optimiser for each element of a parameter.
     """
 
     amount: float
@@ -36,14 +33,8 @@ class Budget:
     of: str
     state: float
 
-    def taken(self, memory: Memory, learned: int) -> int:
-        """The bytes of a plan that the budget bounds, where so many elements are learned."""
-        if self.of == "pool":
-            return memory.pool_bytes
-        return memory.device_bytes + round(self.state * learned)
-
     def limit(self, unplanned: int) -> int:
-        """In bytes, for a network that takes ``unplanned`` without a plan."""
+        """Return it in bytes, for a network that takes ``unplanned`` without a plan."""
         return int(self.amount * unplanned) if self.is_share else int(self.amount)
 
 
@@ -66,8 +57,7 @@ def read_budget(budget: Any, of: str | None, optimizer: Any, ctx: Any) -> Budget
                 "alone; leave budget_of out"
             )
         return Budget(_free(ctx), False, "device", state_per_element(optimizer))
-    of = of or "pool"
-    if optimizer is not None and of == "pool":
+    if optimizer is not None and of != "device":
         raise MemongerError(
             "the state of an optimizer is not in the pool; give budget_of='device' with optimizer="
         )
@@ -76,20 +66,20 @@ def read_budget(budget: Any, of: str | None, optimizer: Any, ctx: Any) -> Budget
         raise MemongerError(f"budget={budget!r}: it must be at least one byte")
     if amount > MOST_BYTES:
         raise MemongerError("budget: there is no memory of more than 2**63 bytes")
-    return Budget(float(amount), is_share, of, state_per_element(optimizer))
+    return Budget(float(amount), is_share, of or "pool", state_per_element(optimizer))
 
 
 def _amount(budget: Any) -> tuple[float, bool]:
-    """Bytes, or a share and that it is one."""
+    """Read bytes, or a share and that it is one."""
+    if isinstance(budget, numbers.Integral) and not isinstance(budget, bool):
+        return int(budget), False
     if isinstance(budget, numbers.Real) and not isinstance(budget, bool):
-        if isinstance(budget, numbers.Integral):
-            return int(budget), False
-        if not 0 < float(budget) <= 1:
-            raise MemongerError(
-                f"budget={budget!r}: a float is a share of the memory without a plan, more than 0 "
-                "and at most 1; give bytes as an int"
-            )
-        return float(budget), True
+        if 0 < float(budget) <= 1:
+            return float(budget), True
+        raise MemongerError(
+            f"budget={budget!r}: a float is a share of the memory without a plan, more than 0 and "
+            "at most 1; give bytes as an int"
+        )
     pattern = r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+|%)\s*"
     found = re.fullmatch(pattern, budget, re.I) if isinstance(budget, str) else None
     if found is None:
@@ -97,21 +87,21 @@ def _amount(budget: Any) -> tuple[float, bool]:
             f"budget={budget!r} cannot be read; give bytes (an int), text such as '6GB', '6GiB' or "
             "'60%', a share such as 0.6, or 'device'"
         )
-    number, unit = float(found.group(1)), found.group(2).upper()
-    if unit == "%":
-        if not 0 < number <= 100:
-            raise MemongerError(f"budget={budget!r}: a share is more than 0 % and at most 100 %")
+    number, unit = float(found[1]), found[2].upper()
+    if unit == "%" and 0 < number <= 100:
         return number / 100, True
+    if unit == "%":
+        raise MemongerError(f"budget={budget!r}: a share is more than 0 % and at most 100 %")
     if unit not in UNITS:
         raise MemongerError(
-            f"budget={budget!r}: there is no unit {found.group(2)!r}; there are kB, MB, GB and TB "
+            f"budget={budget!r}: there is no unit {found[2]!r}; there are kB, MB, GB and TB "
             "(thousands) and KiB, MiB, GiB and TiB (1024s)"
         )
     return number * UNITS[unit], False
 
 
 def _free(ctx: Any) -> int:
-    """Bytes that are free on a GPU."""
+    """Ask for the bytes that are free on a GPU."""
     device = check_device(ctx)
     if device.device_type != "gpu":
         raise MemongerError(
@@ -148,12 +138,12 @@ def state_per_element(optimizer: Any) -> float:
 
 
 def _nbytes(state: Any) -> int:
-    """Of all arrays in the state of an optimiser."""
+    """Add up the bytes of all arrays in the state of an optimiser."""
     if isinstance(state, (list, tuple)):
         return sum(map(_nbytes, state))
     return state.size * np.dtype(state.dtype).itemsize if isinstance(state, mx.nd.NDArray) else 0
 
 
 def in_bytes(nbytes: float) -> str:
-    """Bytes for a message, to the byte."""
+    """Return bytes for a message, to the byte."""
     return f"{nbytes:.0f} bytes ({in_words(nbytes)})"

@@ -32,33 +32,15 @@ from memonger.support.errors import MB
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """What a network takes in training, with its marks or its schedule.
+    """What a network takes in training, with its marks or its schedule."""
 
-    Attributes
-    ----------
-    replay : Replay
-        Operator by operator.
-    bound : int
-        MXNet's own total, in whole MB rounded down; that of the replay where nothing was bound.
-    inexact : tuple of str
-        Why the replay may be wrong.
-    gradients : tuple of Tensor
-        Those that are written to arrays of their own.
-    pooled : frozenset of (row, output)
-        Those that the pool holds, to the end.
-    held : Held
-        By operators, beside the pool.
-    fused : Replay, optional
-        The same step as pointwise fusion leaves it, where that is on.
-    """
-
-    replay: Replay
-    bound: int
-    inexact: tuple[str, ...]
-    gradients: tuple[Tensor, ...]
-    pooled: frozenset[Entry] = frozenset()
-    held: Held = NOTHING
-    fused: Replay | None = None
+    replay: Replay  # operator by operator
+    bound: int  # MXNet's own total, in whole MB rounded down; that of the replay without a bind
+    inexact: tuple[str, ...]  # why the replay may be wrong
+    gradients: tuple[Tensor, ...]  # that are written to arrays of their own
+    pooled: frozenset[Entry] = frozenset()  # (row, output) that the pool holds to the end
+    held: Held = NOTHING  # by operators, beside the pool
+    fused: Replay | None = None  # the same step as pointwise fusion leaves it, where that is on
 
     @property
     def graph(self) -> ForwardGraph:
@@ -80,14 +62,14 @@ class Memory:
 
     @cached_property
     def gradient_bytes(self) -> int:
-        """Of the gradients in the pool, with the real size of elements."""
+        """The bytes of the gradients in the pool, with the real size of elements."""
         tables = self.replay.training.tables
         held = [tables.output_start[row] + k for row, k in self.pooled]
         return int((tables.elements * tables.itemsize)[held].sum())
 
     @cached_property
     def pool_bytes(self) -> int:
-        """With the real size of elements; where the replay is not exact, in its proportion."""
+        """The pool with the real size of elements; in its proportion, where that is not exact."""
         real = self.planned.allocated_bytes
         if not self.exact:
             real = round(self.counted_bytes * real / max(1, self.planned.pool_bytes))
@@ -100,13 +82,13 @@ class Memory:
 
     @cached_property
     def device_bytes(self) -> int:
-        """Of the device, with all that it is bound to and what operators hold."""
+        """The bytes of the device, with all that it is bound to and what operators hold."""
         pool = self.pool_bytes + self.gradient_bytes
         return device_bytes(self.planned, self.gradients, self.taken, pool)
 
     @cached_property
     def taken(self) -> Held:
-        """By operators, with the copies that they make for MKLDNN."""
+        """What operators hold, with the copies that they make for MKLDNN."""
         return with_copies(self.held, self.replay)
 
     def holds_more_than(self, unplanned: Memory) -> bool:
@@ -114,7 +96,7 @@ class Memory:
         return self.held.in_blocks and self.device_bytes > unplanned.device_bytes
 
     def saved(self, unplanned: Memory) -> int:
-        """Bytes less than without a plan; whole MB unless both are exact."""
+        """Return how many bytes fewer than without a plan; whole MB unless both are exact."""
         if self.exact and unplanned.exact:
             return unplanned.pool_bytes - self.pool_bytes
         return (unplanned.bound - self.bound) * MB + self.gradient_bytes
@@ -129,10 +111,7 @@ class Memory:
 
     @cached_property
     def operators(self) -> np.ndarray:
-        """For each row (int) the operator that it is, is a copy of, or whose gradient it is.
-
-        A forward node; -1 for sums of gradients and the like.
-        """
+        """The forward node that each row is, is a copy of, or whose gradient it is; -1 for none."""
         training, step = self.training, self.replay.training
         nodes = np.arange(len(training.graph.nodes))
         rows = np.concatenate([nodes, nodes, training.owners])
@@ -142,7 +121,7 @@ class Memory:
         return np.where(own, rows[np.where(own, step.rows.source, 0)], -1)
 
     def run(self, phase: int) -> np.ndarray:
-        """The places in the order at which operators run in a phase, such as RECOMPUTED."""
+        """Find the places in the order at which operators run in a phase, such as RECOMPUTED."""
         order = self.replay.order
         phases = self.replay.training.phases[order]
         return np.flatnonzero((phases == phase) & (self.operators[order] >= 0))
@@ -152,11 +131,16 @@ class Memory:
         """The operators (int) that are recomputed, as often as they are and in that order."""
         return self.operators[self.replay.order[self.run(RECOMPUTED)]]
 
+    @cached_property
+    def flops(self) -> tuple[np.ndarray, float]:
+        """The FLOPs of each forward node, and of all that the forward pass runs."""
+        each = forward_flops(self.graph)
+        return each, float(each[self.operators[self.replay.order[self.run(FORWARD)]]].sum())
+
     @property
     def recomputed_flops(self) -> float:
-        """The work of these, as a share of that of the forward pass."""
-        each = forward_flops(self.graph)
-        forward = each[self.operators[self.replay.order[self.run(FORWARD)]]].sum()
+        """The work of what is recomputed, as a share of that of the forward pass."""
+        each, forward = self.flops
         return float(each[self.recomputed].sum() / forward) if forward else 0.0
 
     @cached_property
@@ -213,10 +197,7 @@ def of_marks(
 
 
 def of_step(
-    step: TrainingStep,
-    grad_req: Mapping[str, str],
-    bound: int | None = None,
-    held: Held = NOTHING,
+    step: TrainingStep, grad_req: Mapping[str, str], bound: int | None = None, held: Held = NOTHING
 ) -> Memory:
     """Replay a training step of a schedule; ``bound`` as in `of_marks`.
 
@@ -259,5 +240,5 @@ def measure(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: A
 
 
 def wanted(graph: ForwardGraph, grad_req: Mapping[str, str]) -> tuple[int, ...]:
-    """The arguments (nodes) whose gradient is asked for."""
+    """Find the arguments (nodes) whose gradient is asked for."""
     return tuple(a for a in graph.arguments if grad_req[graph.nodes[a].name] != "null")

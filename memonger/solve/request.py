@@ -1,198 +1,89 @@
 """What a user asks for, checked: which network, at which shapes, and how to plan it.
 
-A `Request` is cheap; the `Network` that is made of it costs seconds where the network is large, and
-a plan that was made before in this process does without.
+A `Request` is cheap; the graphs that a `Way` makes of it cost seconds where the network is large,
+and a plan that was made before in this process does without.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-import logging
 import numbers
 import os
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any, Mapping, Sequence
 
-import numpy as np
-
-from memonger.costs.bind import has_mkldnn
-from memonger.costs.held import Held, held_by
-from memonger.costs.memory import CostModel
-from memonger.graph import marks
-from memonger.graph.forward import ForwardGraph
-from memonger.graph.inputs import (
-    InputSpec,
-    check_count,
-    check_device,
-    check_symbol,
-    did_you_mean,
-    read_grad_req,
-    read_shapes,
-    without_old_types,
-)
-from memonger.graph.operators.recompute import CPU, GPU, targets_of
-from memonger.graph.read import forward_graph
-from memonger.graph.training import TrainingGraph, training_graphs
-from memonger.planners.marks.rules import Rules, refuse
+from memonger.graph import inputs, marks
 from memonger.solve.budget import Budget, read_budget
-from memonger.solve.memory import wanted
 from memonger.support.errors import MemongerError
 from memonger.support.symbols import read
-
-log = logging.getLogger("memonger")
 
 WAYS, EITHER = ("marks", "schedule"), "auto"
 PLANNERS = ("smallest", "chen2016")
 MOST_PATIENCE = 1e9  # it is multiplied, and must stay a number
 
 
-# -- the network ------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Request:
-    """The network that a user wants to plan.
+    """A network, and what is asked about it.
 
-    Attributes
-    ----------
-    symbol : mx.sym.Symbol
-        A copy of it without marks, and without what an earlier plan added.
-    spec : InputSpec
-        Shapes and types of one device's inputs.
-    grad_req : dict
-        'write', 'add' or 'null' for each argument, in order.
-    ctx : mx.Context or None
-        As it was given: None plans for any device.
-    until : int or None
-        The node from which on everything is kept.
+    ``spec`` has the shapes and types of one device's inputs, ``grad_req`` 'write', 'add' or 'null'
+    for each argument. ``ctx`` is None where a plan is for any device. From node ``until`` on
+    everything is kept. In `read_request` the symbol is without marks, and without what an earlier
+    plan added.
     """
 
     symbol: Any
-    spec: InputSpec
+    spec: inputs.InputSpec
     grad_req: dict[str, str]
     ctx: Any
-    until: int | None
+    until: int | None = None
 
     @property
     def device(self) -> Any:
         """The device to bind on."""
-        return check_device(self.ctx)
+        return inputs.check_device(self.ctx)
 
 
-@dataclass(frozen=True, eq=False)
-class Network:
-    """The graphs of a network, and the rules that a plan of it obeys.
-
-    ``training`` has the gradients that were asked for; ``stages`` are the user's ``mirror_stage``.
-    """
-
-    request: Request
-    graph: ForwardGraph
-    stages: dict[int, str]
-    training: TrainingGraph
-    rules: Rules
-
-    @cached_property
-    def held(self) -> Held:
-        """What operators hold in training, on a GPU where no device was given."""
-        ctx = self.request.ctx
-        device_type = GPU if ctx is None or ctx.device_type == "gpu" else CPU
-        return held_by(self.graph, device_type, device_type == CPU and has_mkldnn(ctx))
-
-    @property
-    def learned(self) -> int:
-        """The elements of all parameters that are learned, which inputs with shapes are not."""
-        nodes, tensors = self.graph.nodes, self.graph.tensors
-        inputs = self.request.spec.shapes
-        learned = (a for a in self.training.wanted if nodes[a].name not in inputs)
-        return sum(tensors[a][0].elements for a in learned)
-
-    def cost_model(self) -> CostModel:
-        """Bind the network once, to tell what plans of it cost."""
-        request, fuses = self.request, self.rules.fuses
-        return CostModel(request.symbol, self.graph, self.training, request.device, fuses)
-
-    def within(self, mask: np.ndarray) -> np.ndarray:
-        """The part of a plan that comes before ``until``."""
-        if self.request.until is None:
-            return mask
-        return mask & (np.arange(len(mask)) < self.request.until)
+def read_call(given: Mapping[str, Any]) -> Request:
+    """Check the network of a call as it stands; ``given`` are the arguments of the call by name."""
+    symbol, ctx = given["sym"] if "sym" in given else given["net"], given.get("ctx")
+    inputs.check_symbol(symbol)
+    inputs.check_device(ctx)
+    keywords, devices = given.get("input_shapes", {}), given.get("devices", 1)
+    shapes, types = given.get("shapes"), given.get("type_dict")
+    spec = inputs.read_shapes(symbol, shapes, keywords, types, devices)
+    grad_req = inputs.read_grad_req(symbol.list_arguments(), given.get("grad_req", "write"))
+    return Request(symbol, spec, grad_req, ctx)
 
 
-def read_request(
-    net: Any,
-    shapes: Any,
-    input_shapes: Mapping[str, Any],
-    type_dict: Mapping[str, Any] | None = None,
-    grad_req: Any = "write",
-    ctx: Any = None,
-    until: str | None = None,
-    devices: int = 1,
-) -> Request:
-    """Check which network is planned; the parameters are those of ``memonger.plan``."""
+def read_request(given: Mapping[str, Any]) -> Request:
+    """Check which network is planned; ``given`` are the arguments of ``memonger.plan``, or some."""
     mirroring = os.environ.get("MXNET_BACKWARD_DO_MIRROR", "0")
     if mirroring not in ("", "0"):
         raise MemongerError(
             f"MXNET_BACKWARD_DO_MIRROR is set to {mirroring!r}: MXNet then recomputes nearly every "
             "operator, whatever the plan says, and BatchNorm statistics may stop moving; unset it"
         )
-    check_symbol(net)
-    check_device(ctx)
-    spec = read_shapes(net, shapes, input_shapes, type_dict, devices)
-    requests = read_grad_req(net.list_arguments(), grad_req)
-    symbol = marks.clear(marks.unplan(without_old_types(net, spec)))
-    return Request(symbol, spec, requests, ctx, None if until is None else _layer(symbol, until))
-
-
-def read_network(request: Request, rules: bool = True) -> Network:
-    """Read the graphs of a network, and make its rules (or bare ones).
-
-    Raises
-    ------
-    MemongerError
-        If shapes are missing or do not fit, or the network holds what cannot be planned.
-    """
-    graph = forward_graph(request.symbol, request.spec)
-    refuse(graph)
-    if any(marks.RECORD in node.hidden for node in graph.nodes):
-        log.info("the network carries force_mirroring marks already; they are planned anew")
-    asked = wanted(graph, request.grad_req)
-    # Module asks for no gradients of its data and labels, which leaves fewer readers.
-    inputs = request.spec.shapes
-    parameters = tuple(a for a in graph.arguments if graph.nodes[a].name not in inputs)
-    others = {graph.arguments, parameters} - {asked}
-    trainings = training_graphs(graph, [asked, *sorted(others)])
-    targets = targets_of(None if request.ctx is None else request.ctx.device_type)
-    obeyed = Rules(trainings, targets, request.until, bare=not rules)
-    return Network(request, graph, marks.stages(graph), trainings[0], obeyed)
+    request, until = read_call(given), given.get("until")
+    plain = marks.unplan(inputs.without_old_types(request.symbol, request.spec))
+    symbol = marks.clear(plain)
+    return replace(request, symbol=symbol, until=None if until is None else _layer(symbol, until))
 
 
 def _layer(symbol: Any, name: Any) -> int:
-    """The first operator of this name, or with an output of this name."""
+    """Find the first operator of this name, or with an output of this name."""
     internals = symbol.get_internals()
     graph = read(internals)
-    operators: dict[str, int] = {}
-    for i, node in enumerate(graph["nodes"]):
-        if node["op"] != "null":
-            operators.setdefault(node["name"], i)
-    outputs = {
-        output: head[0]
-        for head, output in reversed([*zip(graph["heads"], internals.list_outputs())])
-        if graph["nodes"][head[0]]["op"] != "null"
-    }
-    found = {**outputs, **operators}
+    operators = {i: n["name"] for i, n in enumerate(graph["nodes"]) if n["op"] != "null"}
+    outputs = [(head[0], out) for head, out in zip(graph["heads"], internals.list_outputs())]
+    found = {n: i for i, n in reversed([*operators.items(), *outputs]) if i in operators}
     if not isinstance(name, str) or name not in found:
-        names = [*operators]
+        names = list(dict.fromkeys(operators.values()))
         some = ", ".join(map(repr, names[len(names) // 2 :][:3]))
-        hint = did_you_mean(name, names, f"give the name of one, such as {some}")
+        hint = inputs.did_you_mean(name, names, f"give the name of one, such as {some}")
         raise MemongerError(f"until={name!r} is no operator of the network{hint}")
     return found[name]
-
-
-# -- how to plan it ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -211,25 +102,23 @@ class Options:
 
 
 def read_options(given: Mapping[str, Any]) -> Options:
-    """Check how to plan.
-
-    Parameters
-    ----------
-    given : dict
-        The arguments of a call by name, those of ``memonger.plan`` or some of them.
-    """
-    asked = Options(
-        **{f.name: given[f.name] for f in dataclasses.fields(Options) if f.name in given}
-    )
+    """Check how to plan; ``given`` are the arguments of ``memonger.plan`` by name, or some."""
+    asked = Options(**{f.name: given[f.name] for f in fields(Options) if f.name in given})
     _check_choice("way (how)", asked.how, (*WAYS, EITHER))
     _check_choice("planner", asked.planner, PLANNERS)
-    ntrial = check_count("ntrial", asked.ntrial, 1)
-    work = check_work(asked.how, asked.work)
-    patience = _number("patience", asked.patience)
-    if not 0 < patience <= MOST_PATIENCE:
+    asked = replace(
+        asked,
+        ntrial=inputs.check_count("ntrial", asked.ntrial, 1),
+        work=check_work(asked.how, asked.work),
+        patience=_number("patience", asked.patience),
+        kept_copies=bool(asked.kept_copies),
+        rules=bool(asked.rules),
+        measure=bool(asked.measure),
+    )
+    if not 0 < asked.patience <= MOST_PATIENCE:
         raise MemongerError(
-            f"patience={patience:g}: it is how many times the usual length the search takes, more "
-            f"than 0 and at most {MOST_PATIENCE:g}"
+            f"patience={asked.patience:g}: it is how many times the usual length the search takes, "
+            f"more than 0 and at most {MOST_PATIENCE:g}"
         )
     of, optimizer = given.get("budget_of"), given.get("optimizer")
     budget = read_budget(asked.budget, of, optimizer, given.get("ctx"))
@@ -242,9 +131,7 @@ def read_options(given: Mapping[str, Any]) -> Options:
             )
         if budget is not None:
             raise MemongerError(told + "a budget has a planner of its own, and needs the rules")
-    checked = {"work": work, "budget": budget, "ntrial": ntrial, "patience": patience}
-    flags = {name: bool(getattr(asked, name)) for name in ("kept_copies", "rules", "measure")}
-    return Options(**{**dataclasses.asdict(asked), **checked, **flags})
+    return replace(asked, budget=budget)
 
 
 def check_work(how: str, work: Any) -> float | None:
@@ -266,6 +153,7 @@ def check_work(how: str, work: Any) -> float | None:
 
 
 def _check_choice(what: str, value: Any, known: Sequence[str]) -> None:
+    """Check that a value is one of those that are known."""
     if not isinstance(value, str) or value not in known:
         raise MemongerError(
             f"there is no {what} {value!r}; there are {', '.join(map(repr, known))}"
@@ -273,6 +161,7 @@ def _check_choice(what: str, value: Any, known: Sequence[str]) -> None:
 
 
 def _number(name: str, value: Any) -> float:
+    """Return a number as a float."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise MemongerError(f"{name} must be a number, not {value!r}")
     try:
@@ -281,11 +170,8 @@ def _number(name: str, value: Any) -> float:
         raise MemongerError(f"{name} is larger than any number that counts here") from None
 
 
-# -- what a plan depends on -------------------------------------------------------------------
-
-
 def structure(symbol: Any) -> dict[str, Any]:
-    """The graph of a symbol, in which operators count by their place and not by their name.
+    """Read the graph of a symbol, in which operators count by their place and not by their name.
 
     A ``sym_gen`` that leaves naming to MXNet makes the same network under other names each time.
     """
@@ -297,12 +183,12 @@ def structure(symbol: Any) -> dict[str, Any]:
 
 
 def settings() -> dict[str, str]:
-    """The environment variables that MXNet reads."""
+    """Read the environment variables that MXNet reads."""
     return {k: v for k, v in os.environ.items() if k.startswith(("MXNET_", "NNVM_"))}
 
 
 def fingerprint(request: Request, options: Options) -> str:
-    """A fingerprint of everything that a plan depends on."""
+    """Make a fingerprint of everything that a plan depends on."""
     asked = [request.spec, request.grad_req, str(request.ctx), request.until]
-    about = [structure(request.symbol), settings(), asked, dataclasses.astuple(options)]
+    about = [structure(request.symbol), settings(), asked, astuple(options)]
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()

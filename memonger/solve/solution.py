@@ -9,8 +9,7 @@ from typing import Any, Callable, Iterable, Mapping
 
 import numpy as np
 
-from memonger.costs.lower_bound import Floor, floor
-from memonger.costs.time.flops import forward_flops
+from memonger.costs.lower_bound import LowerBound
 from memonger.graph import marks
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.graph.forward import no_collection
@@ -20,7 +19,7 @@ from memonger.planners.marks.smallest import NO_CUTS
 from memonger.schedules.execution.symbol import scheduled
 from memonger.solve.budget import in_bytes
 from memonger.solve.memory import Memory
-from memonger.solve.ways import Candidate, Found, Way
+from memonger.solve.way import Candidate, Found, Way
 from memonger.support.errors import MB, BudgetError, in_words
 
 log = logging.getLogger("memonger")
@@ -31,19 +30,13 @@ MOST_BINDS = 5  # of plans whose memory MXNet plans otherwise than predicted
 MOST, MOST_HELD = 0.8, 0.5  # shares of the peak that are reason enough
 SLACK = 1 + 1e-9  # for rounding where work is compared
 
+#: The fields of ``Plan`` that are those of the same name of `Memory`.
+MEASURED = "pool_bytes counted_bytes gradient_bytes peak_bytes device_bytes exact recomputed_flops"
+
 NO_OPERATORS = "the network has no operators, so nothing is held for a backward pass"
 BARE = (
     "the bare plan was asked for (rules=False): it may abort on a GPU, move BatchNorm statistics "
     "twice, or give wrong gradients"
-)
-NO_STAGES = (
-    "the network has no mirror_stage marks, so the original planner cannot cut it; "
-    "planner='smallest' needs none"
-)
-LAYOUTS = (
-    "operators are kept so that MKLDNN lays out every tensor on the CPU as it does without a plan, "
-    "and rounds alike; how='schedule', ctx=mx.gpu() (a plan for GPUs alone) or "
-    "MXNET_MKLDNN_ENABLED=0 may allow more"
 )
 
 
@@ -59,18 +52,15 @@ class Confirmed:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """What is remembered of a plan: nothing in it is the caller's, nor has an operator's name.
-
-    ``facts`` are the fields of ``Plan`` that do not depend on names. ``slowest`` is the most work
-    that is recomputed with no gradient between: the first and the last node, how many operators
-    there are, and their FLOPs as a share of the forward pass.
-    """
+    """What is remembered of a plan: nothing in it is the caller's, nor has an operator's name."""
 
     plan: Candidate
-    native: tuple[int, ...]
-    facts: Mapping[str, Any]
+    native: tuple[int, ...]  # nodes that run with MXNet's own kernel instead of cuDNN's
+    facts: Mapping[str, Any]  # the fields of ``Plan`` that do not depend on names
     warnings: tuple[str, ...]
-    floor: Floor
+    floor: LowerBound
+    #: The most work that is recomputed with no gradient between: its first and its last node, how
+    #: many operators there are, and their FLOPs as a share of the forward pass.
     slowest: tuple[int, int, int, float] | None
 
     def carry_out(self, symbol: Any) -> Any:
@@ -83,27 +73,18 @@ class Solution:
         return marks.clear(symbol)
 
 
-# -- search, choose, confirm ------------------------------------------------------------------
-
-
 @no_collection()
 def solve(way: Way, search: Callable[[], Found] | None = None) -> tuple[Solution, Any]:
     """Search for the smallest plan, or for the fastest within the budget, and confirm it.
 
     Within a budget, ``search`` finds the plans to choose from; ``way.front`` if it is not given.
-
-    Returns
-    -------
-    Solution
-    mx.sym.Symbol
-        The planned network.
+    Returns the solution and the planned symbol.
     """
     budget = way.options.budget
     if budget is None:
         found = way.smallest()
         confirmed = confirm(way, found.plans[0], found.unfused)
-        if found.costs is None:
-            found = replace(found, costs=_costs(way, confirmed))
+        found = replace(found, costs=found.costs or _costs(way, confirmed))
         return _solution(way, _advised(way, found, confirmed), found)
     unplanned = way.taken(way.unplanned)
     if unplanned <= budget.limit(unplanned):
@@ -116,8 +97,7 @@ def solve(way: Way, search: Callable[[], Found] | None = None) -> tuple[Solution
         deeper = way.deeper(found)
         if deeper is None:
             raise
-        found = deeper
-        confirmed = within(way, found)
+        found, confirmed = deeper, within(way, deeper)
     if found.interrupted:
         text = "interrupted: this is the fastest plan that fits of those found so far"
         confirmed = replace(confirmed, warnings=(*confirmed.warnings, text))
@@ -136,13 +116,7 @@ def within(way: Way, found: Found) -> Confirmed:
     """Choose the first of these plans of which no more than the budget is taken, and confirm it.
 
     They are the fastest first, so with more memory it can only be the same, or one before it.
-
-    Raises
-    ------
-    BudgetError
-        If none fits.
-    KeyboardInterrupt
-        If none of those fits that an interrupted search has found.
+    Raises BudgetError if none fits; KeyboardInterrupt if they are all that the user has waited for.
     """
     budget, work = way.options.budget, way.options.work
     assert budget is not None
@@ -166,15 +140,15 @@ def within(way: Way, found: Found) -> Confirmed:
             return confirmed
         allowed, binds = 0.98 * needed * limit / really, binds + 1
     least = min(known.values(), key=way.taken)
+    text = _too_little(way, limit, least)
     if least_work < math.inf:
-        raise BudgetError(
+        text = (
             f"a budget of {limit / MB:.1f} MB takes {least_work:.2f} times the forward work, more "
-            f"than work={work:g}; give either more memory or more work",
-            way.taken(least),
+            f"than work={work:g}; give either more memory or more work"
         )
-    if found.interrupted:
+    elif found.interrupted:
         raise KeyboardInterrupt
-    raise BudgetError(_too_little(way, limit, least), way.taken(least))
+    raise BudgetError(text, way.taken(least))
 
 
 def confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Confirmed:
@@ -184,18 +158,17 @@ def confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Confirmed:
     """
     if plan.schedule is None and not plan.recomputed.any():
         return Confirmed(plan, marks.clear(way.request.symbol), way.unplanned)
-    plan = way.feasible(plan)
-    symbol, memory = way.bound(plan)
+    plan, symbol, memory = way.bound(plan)
     warnings = []
-    counted = memory.replay.pool_bytes if plan.schedule else plan.counted_bytes
-    if way.cost.exact and not memory.inexact:
-        if not memory.exact or memory.counted_bytes != counted:
-            warnings.append(
-                f"the memory of this {way.noun} was predicted as {counted / MB:.1f} MB, and MXNet "
-                f"plans {memory.bound} MB for it; the figures of the plan are MXNet's"
-            )
-            memory = replace(memory, inexact=("the bind differs from the search",))
     with_it, without = memory.planned.pool_bytes, memory.replay.pool_bytes
+    counted = without if plan.schedule else plan.counted_bytes
+    differs = not memory.exact or memory.counted_bytes != counted
+    if differs and way.cost.exact and not memory.inexact:
+        warnings.append(
+            f"the memory of this {way.noun} was predicted as {counted / MB:.1f} MB, and MXNet "
+            f"plans {memory.bound} MB for it; the figures of the plan are MXNet's"
+        )
+        memory = replace(memory, inexact=("the bind differs from the search",))
     what = "this plan takes"
     if unfused is not None and unfused < without:
         without, what = unfused, "there is a plan of"
@@ -211,137 +184,124 @@ def confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Confirmed:
 
 
 def _advised(way: Way, found: Found, confirmed: Confirmed) -> Confirmed:
-    """What is returned of the smallest plan, and warned of."""
-    memory, unplanned = confirmed.memory, way.unplanned
-    saved, rules, costs = memory.saved(unplanned), way.network.rules, found.costs or {}
-    warnings, after = [], list(confirmed.warnings)
-    if not way.options.rules:
-        warnings.append(BARE)
-    if way.options.planner == "chen2016" and not way.network.stages:
-        warnings.append(NO_STAGES)
+    """Warn of what the user should know; return the network as it is where no plan helps."""
+    memory, unplanned, original = confirmed.memory, way.unplanned, way.options.planner == "chen2016"
+    saved, before = memory.saved(unplanned), in_words(unplanned.counted_bytes)
+    warnings = [] if way.options.rules else [BARE]
+    if original and not way.stages:
+        warnings.append(
+            "the network has no mirror_stage marks, so the original planner cannot cut it; "
+            "planner='smallest' needs none"
+        )
     if found.interrupted:
         warnings.append(
             f"interrupted: this is the best {way.noun} that was found so far, of "
             f"{memory.counted_bytes / MB:.1f} MB ({unplanned.counted_bytes / MB:.1f} MB without a "
             "plan)"
         )
-    if way.options.planner == "chen2016":
-        if saved < 0:
-            after.append(
-                f"this plan needs more memory ({in_words(memory.counted_bytes)}) than the network "
-                f"as it is ({in_words(unplanned.counted_bytes)}), which planner='smallest' never "
-                "does"
-            )
-        return replace(confirmed, warnings=(*warnings, *after))
-    if saved <= 0:
-        after.append(
-            f"no plan costs less than the network as it is ({in_words(unplanned.counted_bytes)}), "
-            f"so it is returned unmarked: {why_so_little(way, costs)}"
+    warnings += confirmed.warnings
+    worse = not original and (saved <= 0 or memory.holds_more_than(unplanned))
+    little = not original and (saved <= 0 or saved < LITTLE * unplanned.pool_bytes)
+    if original and saved < 0:
+        warnings.append(
+            f"this plan needs more memory ({in_words(memory.counted_bytes)}) than the network as "
+            f"it is ({before}), which planner='smallest' never does"
         )
-    elif memory.holds_more_than(unplanned):
-        after.append(
+    elif worse and saved > 0:
+        warnings.append(
             f"the plan that was found takes {memory.pool_bytes / MB:.1f} MB of the pool in place "
             f"of {unplanned.pool_bytes / MB:.1f} MB, but operators that know no layouts of MKLDNN "
             f"would hold {memory.taken.nbytes / MB:.1f} MB of copies in place of "
             f"{unplanned.taken.nbytes / MB:.1f} MB, so that the network is returned unmarked; plan "
             "with MXNET_MKLDNN_ENABLED=0, by which there are none"
         )
-    elif saved < LITTLE * unplanned.pool_bytes:
-        after.append(
-            f"the plan saves {100 * saved / unplanned.pool_bytes:.1f} % of "
-            f"{in_words(unplanned.pool_bytes)}: {why_so_little(way, costs)}"
+    elif little:
+        text = (
+            f"no plan costs less than the network as it is ({before}), so it is returned unmarked"
         )
-    if way.noun == "plan" and saved < LITTLE * unplanned.pool_bytes and rules.watches_layouts:
-        after.append(LAYOUTS)
-    if saved <= 0 or memory.holds_more_than(unplanned):
+        if saved > 0:
+            share = 100 * saved / unplanned.pool_bytes
+            text = f"the plan saves {share:.1f} % of {in_words(unplanned.pool_bytes)}"
+        warnings.append(f"{text}: {why_so_little(way, found.costs or {})}")
+    if little and way.noun == "plan" and way.rules.watches_layouts:
+        warnings.append(
+            "operators are kept so that MKLDNN lays out every tensor on the CPU as it does without "
+            "a plan, and rounds alike; how='schedule', ctx=mx.gpu() (a plan for GPUs alone) or "
+            "MXNET_MKLDNN_ENABLED=0 may allow more"
+        )
+    if worse:
         confirmed = confirm(way, replace(way.no_plan, added_time=None))
-    return replace(confirmed, warnings=(*warnings, *after))
+    return replace(confirmed, warnings=tuple(warnings))
 
 
 def _costs(way: Way, confirmed: Confirmed) -> dict[str, int]:
-    """What was compared where that was one plan, in bytes as MXNet counts them."""
+    """Tell what was compared where that was one plan, in bytes as MXNet counts them."""
     least = {confirmed.plan.origin: confirmed.memory.counted_bytes}
     return {"no plan": way.unplanned.counted_bytes, **least}
 
 
 def _solution(way: Way, confirmed: Confirmed, found: Found | None = None) -> tuple[Solution, Any]:
-    """What is remembered of a confirmed plan, and its symbol."""
+    """Make what is remembered of a confirmed plan; return its symbol too."""
     plan, memory, unplanned = confirmed.plan, confirmed.memory, way.unplanned
-    network = way.network
     facts = {
-        "pool_bytes": memory.pool_bytes,
+        **{name: getattr(memory, name) for name in MEASURED.split()},
         "unplanned_bytes": unplanned.pool_bytes,
-        "counted_bytes": memory.counted_bytes,
-        "gradient_bytes": memory.gradient_bytes,
-        "peak_bytes": memory.peak_bytes,
-        "device_bytes": memory.device_bytes,
         "unplanned_device_bytes": unplanned.device_bytes,
         "held_bytes": memory.taken.nbytes,
         "unplanned_held_bytes": unplanned.taken.nbytes,
         "temporary_bytes": memory.taken.temporary,
-        "exact": memory.exact,
-        "recomputed_flops": memory.recomputed_flops,
         "planner": plan.origin,
         "candidates": (found and found.costs) or _costs(way, confirmed),
         "interrupted": found is not None and found.interrupted,
         "added_time": plan.added_time,
     }
-    native = () if plan.schedule else tuple(network.rules.native(plan.recomputed))
-    least = floor(network.training, bare=network.rules.bare)
-    slowest = _slowest(memory, network.rules.with_copies(plan.copies)[1])
-    solution = Solution(plan, native, facts, confirmed.warnings, least, slowest)
+    native = () if plan.schedule else tuple(way.rules.native(plan.recomputed))
+    slowest = _slowest(memory, way.rules.with_copies(plan.copies)[1])
+    solution = Solution(plan, native, facts, confirmed.warnings, way.floor, slowest)
     return solution, confirmed.symbol
 
 
 def _slowest(memory: Memory, moved: np.ndarray) -> tuple[int, int, int, float] | None:
-    """``Solution.slowest``; ``moved`` is how nodes are numbered where there are kept copies."""
-    at, nodes, each = memory.run(RECOMPUTED), memory.recomputed, forward_flops(memory.graph)
+    """Find ``Solution.slowest``; ``moved``: how nodes are numbered with kept copies."""
+    at, nodes, (each, total) = memory.run(RECOMPUTED), memory.recomputed, memory.flops
     if not len(at):
         return None
-    order, phases = memory.replay.order, memory.replay.training.phases
-    gradients = np.cumsum(phases[order] == BACKWARD)[at]  # that have run before
+    phases = memory.replay.training.phases[memory.replay.order]
+    gradients = np.cumsum(phases == BACKWARD)[at]  # that have run before
     _, start = np.unique(gradients, return_index=True)
     work = np.add.reduceat(each[nodes], start)
     count = np.diff(np.append(start, len(nodes)))
     k = int(np.lexsort((count, work))[-1])
     ends = nodes[[start[k], start[k] + count[k] - 1]]
     first, last = np.searchsorted(moved, ends, side="right") - 1
-    total = each[memory.operators[order[memory.run(FORWARD)]]].sum()
     return int(first), int(last), int(count[k]), float(work[k] / max(1.0, total))
 
 
-# -- in words ---------------------------------------------------------------------------------
-
-
-def sets_floor(training: TrainingGraph, least: Floor) -> str:
-    """What sets the floor; empty if nothing does."""
-    if least.operator < 0:
-        return ""
-    node = training.graph.nodes[least.operator]
-    return least.sets(node.name, node.op, len(training.graph.nodes))
+def sets_floor(training: TrainingGraph, least: LowerBound) -> str:
+    """Name what sets the floor; empty if nothing does."""
+    nodes = training.graph.nodes
+    node = nodes[least.operator]
+    return least.sets(node.name, node.op, len(nodes)) if least.operator >= 0 else ""
 
 
 def why_so_little(way: Way, costs: Mapping[str, int]) -> str:
     """Tell why no plan of a network helps much; ``costs`` are of the plans that were tried."""
-    network, memory = way.network, way.unplanned
-    graph, rules = network.graph, network.rules
-    operators, until, peak = graph.operators, network.request.until, memory.peak_bytes
+    memory, rules, until, least = way.unplanned, way.rules, way.request.until, way.floor
+    graph, operators, peak = way.graph, way.graph.operators, memory.peak_bytes
 
     def ruled(nodes: Iterable[int]) -> str:
         return kept_summary((graph.nodes[i].op, rules.reasons[i]) for i in nodes)
 
     if not operators:
         return NO_OPERATORS
-    if not any(rules.allowed[i] for i in operators):
+    if not rules.allowed[operators].any():
         if until is not None and all(i >= until for i in operators if i not in rules.reasons):
             return f"nothing that could be recomputed comes before {graph.nodes[until].name!r}"
         return f"every operator must be kept ({ruled(rules.reasons)})"
-    least = floor(network.training)
     if least.own_bytes >= MOST * peak:
         return (
-            f"{sets_floor(network.training, least)} alone needs {in_words(least.own_bytes)} at "
-            f"once, {100 * least.own_bytes / max(1, peak):.0f} % of the {in_words(peak)} of the "
-            "peak"
+            f"{sets_floor(way.training, least)} alone needs {in_words(least.own_bytes)} at once, "
+            f"{100 * least.own_bytes / max(1, peak):.0f} % of the {in_words(peak)} of the peak"
         )
     line = memory.timeline
     alive = memory.alive[line.kind[memory.alive] == FORWARD]
@@ -357,32 +317,24 @@ def why_so_little(way: Way, costs: Mapping[str, int]) -> str:
         return "there is no point at which it can be cut"
     tried = [f"{name} give {in_words(cost)}" for name, cost in costs.items() if name != "no plan"]
     largest, i = max((t.nbytes, i) for i in operators for t in graph.tensors[i])
-    return (
-        f"{', '.join(tried)}; its largest result is {in_words(largest)}, of node "
-        f"{graph.nodes[i].name!r} ({graph.nodes[i].op})"
-    )
+    of = f"{graph.nodes[i].name!r} ({graph.nodes[i].op})"
+    return f"{', '.join(tried)}; its largest result is {in_words(largest)}, of node {of}"
 
 
 def _too_little(way: Way, limit: int, memory: Memory) -> str:
     """Tell that no plan fits into so many bytes, where the smallest peaks, and what bounds it."""
-    work, taken, network = way.options.work, way.taken(memory), way.network
-    text = (
-        f"no {way.noun}{'' if work is None else f' of work={work:g}'} was found that needs at most "
-        f"{in_bytes(limit)}; the smallest needs {in_bytes(taken)}."
-    )
+    work, taken, pool, least = way.options.work, way.taken(memory), memory.pool_bytes, way.floor
+    of = "" if work is None else f" of work={work:g}"
+    text = f"no {way.noun}{of} was found that needs at most {in_bytes(limit)}; "
+    text += f"the smallest needs {in_bytes(taken)}."
     most = int(memory.live[memory.peak])
     # More is alive than the pool takes where a schedule's results lie where a gradient will be.
-    if 0 < most <= memory.pool_bytes:
+    if 0 < most <= pool:
         text += f" Its peak of {in_words(most)} is in {memory.running}."
-    least = floor(network.training, bare=network.rules.bare)
-    if 0 <= least.operator and least.nbytes <= memory.pool_bytes:
-        text += (
-            f" No plan can do with less than {in_words(least.nbytes)} alive at once, for "
-            f"{sets_floor(network.training, least)} needs them."
-        )
-    if taken != memory.pool_bytes:
-        text += (
-            f" {in_bytes(taken - memory.pool_bytes)} of it are parameters, gradients, inputs and "
-            "the optimizer's state, and what operators hold."
-        )
+    if least.operator >= 0 and least.nbytes <= pool:
+        text += f" No plan can do with less than {in_words(least.nbytes)} alive at once, for "
+        text += f"{sets_floor(way.training, least)} needs them."
+    if taken != pool:
+        text += f" {in_bytes(taken - pool)} of it are parameters, gradients, inputs and the "
+        text += "optimizer's state, and what operators hold."
     return text

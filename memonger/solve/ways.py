@@ -1,18 +1,14 @@
-"""The two ways to plan, marks and schedules, with one face; all calls of the planners are here."""
+"""The two ways to plan, marks and schedules; all calls of the planners are here."""
 
 from __future__ import annotations
 
-import abc
-import dataclasses
 import logging
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
 from memonger.costs.bind import bind, has_mkldnn, planned_mb
-from memonger.costs.memory import CostModel
 from memonger.costs.time import measured as timing
 from memonger.costs.time.flops import forward_flops
 from memonger.graph import marks
@@ -26,135 +22,19 @@ from memonger.schedules import schedule as schedules
 from memonger.schedules.execution.arrays import tensors_of
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.expand import parts, unroll
-from memonger.schedules.schedule import Schedule, workload
 from memonger.schedules.training_step import TrainingStep
-from memonger.solve.memory import Memory, of_marks, of_step
-from memonger.solve.request import Network, Options, Request, fingerprint, read_network
-from memonger.support.cache import Latest
+from memonger.solve.memory import Memory, of_step
+from memonger.solve.request import Options, Request
+from memonger.solve.way import Candidate, Found, Way
 from memonger.support.errors import MB
 from memonger.support.parallel import progress_bar
 
 log = logging.getLogger("memonger")
 
 MARKS_PATIENCE = 0.1  # of the search for marks that a search for schedules starts from
-REMEMBERED = 48  # fronts
 SEARCHING = "memonger: searching"  # what the progress bar says
 
-
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """A plan that a search has found: nodes to mark and copies to keep, or a schedule.
-
-    ``counted_bytes`` are as MXNet counts them, predicted.
-    """
-
-    origin: str
-    counted_bytes: int
-    recomputed: np.ndarray  # of bool, for each node
-    copies: tuple[KeptCopy, ...] = ()
-    schedule: Schedule | None = None
-    added_time: float | None = None  # as a share of a step without a plan
-
-
-@dataclass(frozen=True, eq=False)
-class Found:
-    """What a search has found: of two plans the faster first, or the smallest plan alone."""
-
-    plans: Sequence[Candidate]
-    interrupted: bool
-    costs: Mapping[str, int] | None = None  # of all that was compared, as MXNet counts bytes
-    unfused: int | None = None  # the least that was found without pointwise fusion
-
-
-_fronts: Latest[Found] = Latest(REMEMBERED)
-
 Progress = Callable[[float], None]  # is told the share of the search that is done
-
-
-class Way(abc.ABC):
-    """A network that is to be planned, in one of two ways."""
-
-    noun = "plan"
-
-    def __init__(self, request: Request, options: Options) -> None:
-        self.request, self.options = request, options
-        self.network: Network = read_network(request, options.rules)
-        self.nothing = np.zeros(len(self.network.graph.nodes), dtype=np.bool_)
-
-    @cached_property
-    def cost(self) -> CostModel:
-        return self.network.cost_model()
-
-    @cached_property
-    def unplanned(self) -> Memory:
-        """What the network takes without a plan."""
-        network = self.network
-        fuses, bound = network.rules.fuses, self.cost.bound
-        return of_marks(network.training, self.nothing, bound, network.held, fuses)
-
-    @cached_property
-    def times(self) -> timing.Times:
-        """What the operators take, without a plan."""
-        return timing.times_of(self.network.training, self.request.device, self.options.measure)
-
-    @property
-    def no_plan(self) -> Candidate:
-        return Candidate("no plan", self.cost.unplanned, self.nothing, added_time=0.0)
-
-    def taken(self, memory: Memory) -> int:
-        """The bytes of a plan that the budget bounds."""
-        assert self.options.budget is not None
-        return self.options.budget.taken(memory, self.network.learned)
-
-    def front(self, others: Sequence[Candidate] = ()) -> Found:
-        """Search for the plans that no other beats in both memory and time.
-
-        A search for marks starts from ``others`` too, plans of this network at other shapes.
-        Ctrl-C ends the search with what it has found; KeyboardInterrupt if that is nothing.
-        """
-        key = fingerprint(self.request, dataclasses.replace(self.options, work=None, budget=None))
-        found = _fronts.get(key)
-        if found is not None:
-            log.info("the plans of this network are known; one of them is chosen")
-            return found
-        with progress_bar(SEARCHING) as progress:
-            found = self._front(progress, others)
-        if not found.interrupted:
-            _fronts.put(key, found)
-        return found
-
-    def deeper(self, found: Found) -> Found | None:
-        """Search for smaller plans than those of a front; None if this way knows none."""
-        return None
-
-    def feasible(self, plan: Candidate) -> Candidate:
-        """The part of a plan that MXNet can carry out."""
-        return plan
-
-    def work(self, plan: Candidate) -> float:
-        """The most forward work of a step, in times that of one forward pass."""
-        return 2.0
-
-    def pools(self, plans: Sequence[Candidate]) -> list[int]:
-        """The pools of plans, about: as much of what is counted as the first really takes."""
-        like = self.memory(plans[0])
-        real = like.planned.allocated_bytes / max(1, like.planned.pool_bytes)
-        return [round(plan.counted_bytes * real) - like.gradient_bytes for plan in plans]
-
-    @abc.abstractmethod
-    def smallest(self) -> Found:
-        """Search for the plan of least memory."""
-
-    @abc.abstractmethod
-    def _front(self, progress: Progress, others: Sequence[Candidate]) -> Found: ...
-
-    @abc.abstractmethod
-    def memory(self, plan: Candidate) -> Memory:
-        """Predict what a plan takes."""
-
-    @abc.abstractmethod
-    def bound(self, plan: Candidate) -> tuple[Any, Memory]:
-        """Make a plan into a symbol, and have MXNet bind it."""
 
 
 class Marks(Way):
@@ -170,54 +50,47 @@ class Marks(Way):
         plan = Candidate(origin, found.cost, found.mask, found.copies)
         return Found([plan], found.interrupted, found.candidates, found.unfused)
 
-    def _front(self, progress: Progress, others: Sequence[Candidate]) -> Found:
-        least = self._smallest(lambda done: progress(done / 2))
-        search = self._search(lambda done: progress((1 + done) / 2))
-        plans, interrupted = [(least.mask, least.copies), *_pairs(others)], least.interrupted
-        if self.cost.exact and not interrupted:
-            try:
-                front = search.run(plans)
-                return Found([self._candidate(p) for p in front.plans], front.interrupted)
-            except KeyboardInterrupt:
-                interrupted = True
-        return Found(self._undominated(search, plans), interrupted)
+    def _front(self, others: Sequence[Candidate]) -> Found:
+        with progress_bar(SEARCHING) as progress:
+            least = self._smallest(lambda done: progress(done / 2))
+            search = self._search(lambda done: progress((1 + done) / 2))
+            plans, interrupted = [(least.mask, least.copies), *_pairs(others)], least.interrupted
+            if self.cost.exact and not interrupted:
+                try:
+                    front = search.run(plans)
+                    return Found([self._candidate(p) for p in front.plans], front.interrupted)
+                except KeyboardInterrupt:
+                    interrupted = True
+            return Found(self._undominated(search, plans), interrupted)
 
     def known(self, others: Sequence[Candidate]) -> Found:
-        """No plan, and plans of this network at other shapes, without a search."""
+        """Choose among no plan and plans of this network at other shapes, without a search."""
         return Found(self._undominated(self._search(None), _pairs(others)), False)
 
-    def feasible(self, plan: Candidate) -> Candidate:
-        """The plan with those copies alone whose shapes MXNet will know."""
-        copies = marks.inferable(self.request.symbol, plan.copies, self.request.spec.shapes)
-        if copies == plan.copies:
-            return plan
-        plan = dataclasses.replace(plan, copies=copies)
-        return dataclasses.replace(plan, counted_bytes=self.memory(plan).planned.pool_bytes)
-
-    def memory(self, plan: Candidate) -> Memory:
-        return self._memory(plan, plan.counted_bytes // MB)
+    def memory(self, plan: Candidate, bound: int | None = None) -> Memory:
+        rules, moved = self.rules.with_copies(plan.copies)
+        mask = mask_with_copies(plan.recomputed, moved, plan.copies, len(rules.graph.nodes))
+        return self._replayed(rules, mask, plan.counted_bytes // MB if bound is None else bound)
 
     def carried_over(self, plan: Candidate) -> Memory:
         """Predict what a plan that was made for other shapes takes at these."""
-        rules, full, _, _ = settle(self.network.rules, plan.recomputed, plan.copies)
-        return of_marks(rules.trainings[0], full, None, self.network.held, rules.fuses)
+        rules, full, _, _ = settle(self.rules, plan.recomputed, plan.copies)
+        return self._replayed(rules, full, None)
 
-    def bound(self, plan: Candidate) -> tuple[Any, Memory]:
-        network, request = self.network, self.request
-        native = network.rules.native(plan.recomputed)
+    def bound(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
+        request = self.request
+        copies = marks.inferable(request.symbol, plan.copies, request.spec.shapes)
+        if copies != plan.copies:
+            plan = replace(plan, copies=copies)
+            plan = replace(plan, counted_bytes=self.memory(plan).planned.pool_bytes)
+        native = self.rules.native(plan.recomputed)
         symbol = marks.apply(request.symbol, plan.recomputed, native, plan.copies)
-        executor = bind(symbol, network.graph, request.device, network.training.wanted)
-        return symbol, self._memory(plan, planned_mb(executor))
-
-    def _memory(self, plan: Candidate, bound: int) -> Memory:
-        rules, moved = self.network.rules.with_copies(plan.copies)
-        mask = mask_with_copies(plan.recomputed, moved, plan.copies, len(rules.graph.nodes))
-        return of_marks(rules.trainings[0], mask, bound, self.network.held, rules.fuses)
+        executor = bind(symbol, self.graph, request.device, self.training.wanted)
+        return plan, symbol, self.memory(plan, planned_mb(executor))
 
     def _smallest(self, progress: Progress) -> Smallest:
-        network, cost, options = self.network, self.cost, self.options
-        about = network.stages, cost, network.rules
-        how = options.ntrial, cost.exact, options.kept_copies
+        about, options = (self.stages, self.cost, self.rules), self.options
+        how = options.ntrial, self.cost.exact, options.kept_copies
         return smallest(*about, *how, progress, patience=options.patience)
 
     def _search(self, progress: Progress | None) -> Search:
@@ -229,10 +102,10 @@ class Marks(Way):
             moved = timing.moved_bytes(training)[: training.tables.forward]
             return NodeTimes(found.forward, found.gradient, moved)
 
-        return Search(self.network.rules, times, options.kept_copies, progress, options.patience)
+        return Search(self.rules, times, options.kept_copies, progress, options.patience)
 
     def _undominated(self, search: Search, plans: Sequence[Any]) -> list[Candidate]:
-        """Of no plan and these (mask, copies) those that no other beats, the fastest first."""
+        """Choose of no plan and these (mask, copies) those that no other beats, fastest first."""
         priced = [search.fast(mask, copies) for mask, copies in [(self.nothing, ()), *plans]]
         if not self.cost.exact:
             priced = [plan._replace(pool_bytes=self.cost(plan.mask)) for plan in priced]
@@ -244,13 +117,14 @@ class Marks(Way):
         return Candidate(origin, plan.pool_bytes, plan.mask, plan.copies, added_time=added)
 
     def _log_kept(self) -> None:
-        nodes, reasons = self.network.graph.nodes, self.network.rules.reasons
+        nodes, reasons = self.graph.nodes, self.rules.reasons
         kept = kept_summary((nodes[i].op, why) for i, why in reasons.items())
         if kept:
             log.info("kept by rule: %s", kept)
 
 
 def _pairs(plans: Sequence[Candidate]) -> list[tuple[np.ndarray, tuple[KeptCopy, ...]]]:
+    """Give plans as the searches for marks take them."""
     return [(plan.recomputed, plan.copies) for plan in plans]
 
 
@@ -258,19 +132,19 @@ class Original(Marks):
     """The original's search (Chen et al. 2016), trial for trial."""
 
     def smallest(self) -> Found:
-        network, cost, ntrial = self.network, self.cost, self.options.ntrial
+        cost, ntrial = self.cost, self.options.ntrial
         tried: list[tuple[int, np.ndarray]] = []
-        interrupted = False
 
         def counted(mask: np.ndarray) -> int:
-            mask = network.within(mask)
+            mask = self.within(mask)
             tried.append((cost(mask) // MB, mask))
             progress(len(tried) / (3 + ntrial))
             return tried[-1][0]
 
+        interrupted = False
         try:
             with progress_bar(SEARCHING) as progress:
-                trials = chen2016.search(network.graph, network.stages, counted, ntrial)
+                trials = chen2016.search(self.graph, self.stages, counted, ntrial)
             for trial in trials:
                 log.info("Search threshold=%d MB, cost=%d MB", trial.threshold, trial.cost)
             best = chen2016.best(trials)
@@ -281,7 +155,7 @@ class Original(Marks):
             interrupted = True
         bare, mask = min(tried, key=lambda pair: pair[0])  # of equals the first
         if self.options.rules:
-            mask = network.rules.apply(mask)
+            mask = self.rules.apply(mask)
             self._log_kept()
             log.info("cost=%s MB before the rules, %s MB with them", bare, cost(mask) // MB)
         plan = Candidate("chen2016", cost(mask), mask)
@@ -296,107 +170,92 @@ class Schedules(Way):
 
     def __init__(self, request: Request, options: Options) -> None:
         super().__init__(request, options)
-        training, nodes = self.network.training, self.network.graph.nodes
+        training, nodes = self.training, self.graph.nodes
         tensors_of(request.symbol, training.graph)  # refuses what is sparse
-        self.load = workload(training, request.until)
+        self.load = schedules.workload(training, request.until)
         self.parts = parts(self.load)
         self.added = [a for a in training.wanted if request.grad_req[nodes[a].name] == "add"]
         self.mkldnn = request.ctx is None or has_mkldnn(request.ctx)
 
     def smallest(self) -> Found:
-        return self._found(self._least(), None)
+        return self._least([])
 
-    def _front(self, progress: Progress, others: Sequence[Candidate]) -> Found:
-        found = self._searched(progress, self.times.forward, trees.Recursive.front)
-        return self._found(found, self.times)
+    def _front(self, others: Sequence[Candidate]) -> Found:
+        found = self._searched(trees.Recursive.front, self.times.forward)
+        return replace(found, plans=[self._timed(plan) for plan in found.plans])
 
     def deeper(self, found: Found) -> Found | None:
-        """With little memory in mind a search within a limit of work may find less."""
+        """Search with little memory in mind: within a limit of work that may find less."""
         last = found.plans[-1]
-        least = self._found(self._least([(last.origin, last.schedule)]), self.times)
-        return Found([*found.plans, *least.plans], least.interrupted)
+        least = self._least([(last.origin, last.schedule)])
+        return replace(least, plans=[*found.plans, *map(self._timed, least.plans)])
 
-    def _least(self, others: Sequence[tuple[str, Any]] = ()) -> list[trees.Found]:
-        """``others`` are known schedules with their origins, from which the search starts too."""
+    def _least(self, others: Sequence[tuple[str, Any]]) -> Found:
+        """Search for the least memory, also from ``others``: known schedules with their origins."""
         work = self.options.work
+        return self._searched(lambda s, known: [s.least_memory(work, [*known, *others])])
 
-        def least(search: trees.Recursive, known: list[tuple[str, Schedule]]) -> list[trees.Found]:
-            return [search.least_memory(work, [*known, *others])]
-
+    def _searched(
+        self, search: Callable[[trees.Recursive, Any], Any], weights: np.ndarray | None = None
+    ) -> Found:
+        """Search from the best marks of a short search; they are what there is if that is ended."""
+        options, rules, known = self.options, self.rules.unfused(), []  # as it is bound
+        about = self.stages, (lambda mask: rules.replay(mask).pool_bytes), rules, options.ntrial
+        interrupted = False
         with progress_bar(SEARCHING) as progress:
-            return self._searched(progress, None, least)
+            if self.cost.exact:
+                short = smallest(*about, patience=options.patience * MARKS_PATIENCE)
+                held = [copy.node for copy in short.copies]
+                known = [("marks", schedules.of_marks(self.load, short.mask, held))]
+                interrupted = short.interrupted
+            recursive = trees.Recursive(self.load, options.patience, progress, weights, self.parts)
+            if interrupted:
+                best = recursive.judge(known[0][1])
+                if options.work is not None and best.work > options.work:
+                    raise KeyboardInterrupt
+                found = [trees.Found(best, "marks", True)]
+            else:
+                found = search(recursive, known)
+        plans = []
+        for origin, best in [(each.origin, each.best) for each in found]:
+            again = self._counts(best.schedule) > 1
+            plans.append(Candidate(origin, best.pool_bytes, again, schedule=best.schedule))
+        return Found(plans, found[0].interrupted)
 
     def memory(self, plan: Candidate) -> Memory:
-        return self._memory(self._step(plan), None)
+        return of_step(self._step(plan), self.request.grad_req, None, self.held)
 
-    def bound(self, plan: Candidate) -> tuple[Any, Memory]:
-        network, request = self.network, self.request
-        assert plan.schedule is not None
-        schedules.check(self.load, plan.schedule)
-        step = self._step(plan)
-        symbol = scheduled(request.symbol, plan.schedule)
-        symbol.remember(step, request.grad_req, self.mkldnn)
-        wanted, grad_req = network.training.wanted, request.grad_req
-        executor = bind(symbol, network.graph, request.device, wanted, grad_req)
-        return symbol, self._memory(step, planned_mb(executor))
+    def bound(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
+        symbol, grad_req, device = self.request.symbol, self.request.grad_req, self.request.device
+        schedule: Any = plan.schedule
+        schedules.check(self.load, schedule)
+        step, made = self._step(plan), scheduled(symbol, schedule)
+        made.remember(step, grad_req, self.mkldnn)
+        mb = planned_mb(bind(made, self.graph, device, self.training.wanted, grad_req))
+        return plan, made, of_step(step, grad_req, mb, self.held)
 
     def work(self, plan: Candidate) -> float:
-        flops, counts = forward_flops(self.network.graph), self._counts(plan.schedule)
+        flops, counts = forward_flops(self.graph), self._counts(plan.schedule)
         once = float(flops[counts > 0].sum())
         return float((counts * flops).sum()) / once if once else 1.0
 
     def _counts(self, schedule: Any) -> np.ndarray:
-        """How often each node runs forward."""
+        """Count how often each node runs forward."""
         return np.bincount(schedule.forwards, minlength=len(self.nothing))
 
+    def _timed(self, plan: Candidate) -> Candidate:
+        """Add to a plan the time that it is predicted to add to a step."""
+        again = np.maximum(self._counts(plan.schedule) - 1, 0)
+        return replace(plan, added_time=float((again * self.times.forward).sum() / self.times.step))
+
     def _step(self, plan: Candidate) -> TrainingStep:
+        """Write out the training step of a schedule."""
         assert plan.schedule is not None
         return unroll(self.parts, plan.schedule, self.mkldnn, self.added)
 
-    def _memory(self, step: TrainingStep, bound: int | None) -> Memory:
-        return of_step(step, self.request.grad_req, bound, self.network.held)
-
-    def _searched(
-        self, progress: Progress, weights: np.ndarray | None, search: Callable[..., Any]
-    ) -> list[trees.Found]:
-        """Search from the best marks of a short search; they are what there is if that is ended."""
-        network, options = self.network, self.options
-        known, interrupted = [], False
-        if self.cost.exact:
-            rules = network.rules.unfused()  # as a schedule is bound
-            found = smallest(
-                network.stages,
-                lambda mask: rules.replay(mask).pool_bytes,
-                rules,
-                options.ntrial,
-                patience=options.patience * MARKS_PATIENCE,
-            )
-            held = [copy.node for copy in found.copies]
-            known = [("marks", schedules.of_marks(self.load, found.mask, held))]
-            interrupted = found.interrupted
-        recursive = trees.Recursive(self.load, options.patience, progress, weights, self.parts)
-        if not interrupted:
-            return search(recursive, known)
-        best = recursive.judge(known[0][1])
-        if options.work is not None and best.work > options.work:
-            raise KeyboardInterrupt
-        return [trees.Found(best, "marks", True)]
-
-    def _found(self, found: Sequence[trees.Found], times: timing.Times | None) -> Found:
-        plans = []
-        for each in found:
-            schedule, counts = each.best.schedule, self._counts(each.best.schedule)
-            plan = Candidate(each.origin, each.best.pool_bytes, counts > 1, schedule=schedule)
-            if times is not None:
-                again = np.maximum(counts - 1, 0)
-                added = float((again * times.forward).sum() / times.step)
-                plan = dataclasses.replace(plan, added_time=added)
-            plans.append(plan)
-        return Found(plans, found[0].interrupted)
-
 
 def way_of(request: Request, options: Options) -> Way:
-    """The way that is asked for."""
+    """Make the way that is asked for."""
     if options.how == "schedule":
         return Schedules(request, options)
     return (Original if options.planner == "chen2016" else Marks)(request, options)

@@ -9,7 +9,6 @@ import logging
 import os
 import threading
 import weakref
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any, Callable, Generic, Hashable, Iterator, Mapping, TypeVar
 
@@ -27,24 +26,25 @@ class Latest(Generic[T]):
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._values: OrderedDict[Hashable, T] = OrderedDict()
+        self._values: dict[Hashable, T] = {}  # the last that was used is the last
         self._lock = threading.Lock()
         _caches.add(self)
 
     def get(self, key: Hashable) -> T | None:
         """Return the value of a key, or None."""
         with self._lock:
-            if key in self._values:
-                self._values.move_to_end(key)
-            return self._values.get(key)
+            value = self._values.pop(key, None)
+            if value is not None:
+                self._values[key] = value
+            return value
 
     def put(self, key: Hashable, value: T) -> None:
         """Keep a value, and drop the one that was longest of no use."""
         with self._lock:
+            self._values.pop(key, None)
             self._values[key] = value
-            self._values.move_to_end(key)
-            while len(self._values) > self.most:
-                self._values.popitem(last=False)
+            if len(self._values) > self.most:
+                del self._values[next(iter(self._values))]
 
     def get_or_make(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the value of a key; make and keep it where there is none."""
@@ -77,14 +77,9 @@ def folder() -> Path:
 def on_disk(what: str, about: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Open what is kept on disk as a dict; what the block adds to it is written.
 
-    What is there but cannot be read is made anew; where nothing can be written, nothing is kept.
-
-    Parameters
-    ----------
-    what : str
-        The beginning of the file's name.
-    about : dict of str
-        What the values depend on, such as the device; others have a file of their own.
+    ``what`` begins the file's name. ``about`` is what the values depend on, such as the device;
+    others have a file of their own. What is there but cannot be read is made anew; where nothing
+    can be written, nothing is kept.
     """
     digest = hashlib.sha256(json.dumps(list(about.values())).encode()).hexdigest()[:16]
     path = folder() / f"{what}-{digest}.json"

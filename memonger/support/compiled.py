@@ -16,6 +16,7 @@ on. It is raised again when that is done.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import os
@@ -44,24 +45,20 @@ def compiled(function: F) -> F:
     _config.CACHE_DIR = _FOLDER  # read when the decorator is applied
     try:
         made: Any = _njit(cache=True, nogil=True)(function)
-        if isinstance(made, _CPUDispatcher):  # not with NUMBA_DISABLE_JIT
-            made.__class__ = _Interruptible
-            made._cache.save_overload = _where_it_can(made._cache.save_overload)
-        return cast(F, made)
     finally:
         _config.CACHE_DIR = before
+    if isinstance(made, _CPUDispatcher):  # not with NUMBA_DISABLE_JIT
+        made.__class__ = _Interruptible
+        made._cache.save_overload = functools.partial(_save, made._cache.save_overload)
+    return cast(F, made)
 
 
-def _where_it_can(save: Callable[..., None]) -> Callable[..., None]:
-    """Numba's writing of what it has compiled, which a full disk does not end."""
-
-    def saved(*args: Any) -> None:
-        try:
-            save(*args)
-        except OSError as error:
-            log.info("what is compiled cannot be kept in %s: %s", _FOLDER, error)
-
-    return saved
+def _save(save: Callable[..., None], *args: Any) -> None:
+    """Write what numba has compiled; a full disk does not end it."""
+    try:
+        save(*args)
+    except OSError as error:
+        log.info("what is compiled cannot be kept in %s: %s", _FOLDER, error)
 
 
 class _Interruptible(_CPUDispatcher):
@@ -117,24 +114,18 @@ def _announce() -> None:
 
 
 def _folder() -> str:
-    """A folder for this state of the source that can be written: beside it, or the user's."""
+    """Find a folder for this state of the source that can be written: beside it, or the user's."""
     package = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for source in sorted(package.rglob("*.py")):
-        text = source.read_bytes()
-        if b"@compiled" in text:
-            digest.update(text)
-    name = "memonger-" + digest.hexdigest()[:16]
-    places = [_config.CACHE_DIR, package / "__pycache__", cache.folder(), tempfile.gettempdir()]
-    for place in places:
-        if place:
-            folder = os.path.join(place, name)
-            try:
-                os.makedirs(folder, exist_ok=True)
-                with tempfile.TemporaryFile(dir=folder):
-                    return folder
-            except OSError:
-                continue
+    sources = [source.read_bytes() for source in sorted(package.rglob("*.py"))]
+    compiled = b"".join(source for source in sources if b"@compiled" in source)
+    name = "memonger-" + hashlib.sha256(compiled).hexdigest()[:16]
+    places = _config.CACHE_DIR, package / "__pycache__", cache.folder(), tempfile.gettempdir()
+    for place in map(str, filter(None, places)):
+        folder = os.path.join(place, name)
+        with contextlib.suppress(OSError):
+            os.makedirs(folder, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return folder
     return str(_config.CACHE_DIR)
 
 

@@ -20,13 +20,7 @@ class TooLargeError(MemongerError):
 
 
 class BudgetError(MemongerError):
-    """A budget of memory that no plan keeps.
-
-    Attributes
-    ----------
-    least_bytes : int
-        The least memory that was found.
-    """
+    """A budget of memory that no plan keeps; ``least_bytes`` is the least that was found."""
 
     def __init__(self, message: str, least_bytes: int) -> None:
         super().__init__(message)

@@ -18,56 +18,39 @@ Path = Union[str, bytes, "os.PathLike[Any]"]
 
 
 def check_writable(path: Path) -> None:
-    """Check that a file can be written, before a long search is begun for it.
-
-    Raises
-    ------
-    MemongerError
-        If there is no such folder, or it or the file is write-protected.
-    """
-    shown = _shown(path)
+    """Check that a file can be written, before a long search is begun for it; tell why not."""
     try:
         place = os.path.realpath(os.fsdecode(path))
     except TypeError:
-        raise MemongerError(f"{shown} cannot be written: it is no name of a file") from None
+        raise _failed(path, "it is no name of a file") from None
     folder = os.path.dirname(place)
-    reason = ""
     try:
         if not os.fsdecode(path):
-            reason = "it is no name of a file"
-        elif os.path.isdir(place):
-            reason = "it is a folder"
-        elif not os.path.isdir(folder):
-            reason = f"there is no folder {folder!r}"
-        elif os.path.exists(place) and not os.access(place, os.W_OK):
-            reason = "it is write-protected"
-        elif not os.access(folder, os.W_OK) and not _is_device(place):
-            reason = f"nothing can be written in the folder {folder!r}"
-        else:
-            with contextlib.suppress(FileNotFoundError):
-                os.stat(place)  # its name may be too long
+            raise _failed(path, "it is no name of a file")
+        if os.path.isdir(place):
+            raise _failed(path, "it is a folder")
+        if not os.path.isdir(folder):
+            raise _failed(path, f"there is no folder {folder!r}")
+        if os.path.exists(place) and not os.access(place, os.W_OK):
+            raise _failed(path, "it is write-protected")
+        if not os.access(folder, os.W_OK) and not _is_device(place):
+            raise _failed(path, f"nothing can be written in the folder {folder!r}")
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(place)  # its name may be too long
     except OSError as error:
-        reason = str(error.strerror)
-    if reason:
-        raise MemongerError(f"{shown} cannot be written: {reason}")
+        raise _failed(path, error.strerror) from None
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file; what was there before is there until the new one is whole.
-
-    Raises
-    ------
-    MemongerError
-        If it cannot be written; it tells why.
-    """
+    """Write a file; what was there before is there until the new one is whole."""
     check_writable(path)
     place = os.path.realpath(os.fsdecode(path))  # a link stays a link
+    part = os.path.join(os.path.dirname(place), ".memonger-" + secrets.token_hex(8))
     try:
         if _is_device(place):
             with open(place, "wb") as file:
                 file.write(data)
             return
-        part = os.path.join(os.path.dirname(place), ".memonger-" + secrets.token_hex(8))
         try:
             with open(part, "xb") as file:
                 file.write(data)
@@ -81,13 +64,14 @@ def write(path: Path, data: bytes) -> None:
                 os.unlink(part)
             raise
     except OSError as error:
-        raise MemongerError(f"{_shown(path)} cannot be written: {error.strerror}") from None
+        raise _failed(path, error.strerror) from None
 
 
 def _is_device(place: str) -> bool:
-    """Whether something else than a file is there, such as /dev/null or a pipe."""
+    """Tell whether something else than a file is there, such as /dev/null or a pipe."""
     return os.path.exists(place) and not os.path.isfile(place)
 
 
-def _shown(path: Path) -> str:
-    return repr(os.fsdecode(path) if isinstance(path, (bytes, os.PathLike)) else path)
+def _failed(path: Path, reason: str | None) -> MemongerError:
+    shown = os.fsdecode(path) if isinstance(path, (bytes, os.PathLike)) else path
+    return MemongerError(f"{shown!r} cannot be written: {reason}")

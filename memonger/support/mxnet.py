@@ -19,9 +19,9 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, NamedTuple
 
-from memonger.support.errors import MXNetImportError
+from memonger.support.errors import MB, MXNetImportError
 
 #: Folder in the ``nvidia`` namespace package and soname, each after those that it needs.
 CUDA_LIBRARIES: tuple[tuple[str, str], ...] = (
@@ -50,37 +50,28 @@ INSTALL = (
 )
 
 
+class GpuPool(NamedTuple):
+    """How MXNet rounds what it asks a GPU for; in bytes."""
+
+    kind: str = "Naive"  # or 'Round', 'Unpooled'
+    page: int = 4096
+    large: int = 2 * MB
+    cutoff: int = 1 << 24
+
+
 @dataclass(frozen=True)
 class Settings:
-    """What MXNet's environment variables say that bears on a plan; by default what MXNet does.
+    """What MXNet's environment variables say that bears on a plan; by default what MXNet does."""
 
-    Attributes
-    ----------
-    mkldnn, mkldnn_rnn : bool
-        Whether MKLDNN may compute on a CPU, and its RNN: ``MXNET_MKLDNN_ENABLED``,
-        ``MXNET_USE_MKLDNN_RNN``.
-    fusion : bool
-        Whether a GPU fuses pointwise operators: ``MXNET_USE_FUSION``.
-    merging : bool
-        Whether common subexpressions are merged: ``MXNET_ELIMINATE_COMMON_EXPR``.
-    sum_cap : int
-        From so many terms on a gradient is summed in a chain: ``MXNET_EXEC_INPLACE_GRAD_SUM_CAP``.
-    coloring : bool
-        Whether the memory planner colours the graph, which the replay does not know:
-        ``NNVM_EXEC_NUM_TEMP``.
-    match_range, search_match_range : int, bool
-        By which factor memory may be too large for a tensor, and whether all powers of two up to
-        it are tried: ``NNVM_EXEC_MATCH_RANGE``, ``NNVM_AUTO_SEARCH_MATCH_RANGE``.
-    """
-
-    mkldnn: bool = True
-    mkldnn_rnn: bool = True
-    fusion: bool = True
-    merging: bool = True
-    sum_cap: int = 8
-    coloring: bool = False
-    match_range: int = 16
-    search_match_range: bool = False
+    mkldnn: bool = True  # whether MKLDNN may compute on a CPU
+    mkldnn_rnn: bool = True  # and its RNN
+    fusion: bool = True  # whether a GPU fuses pointwise operators
+    merging: bool = True  # whether common subexpressions are merged
+    sum_cap: int = 8  # from so many terms on a gradient is summed in a chain
+    coloring: bool = False  # whether the memory planner does, which the replay does not know
+    match_range: int = 16  # by which factor memory may be too large for a tensor
+    search_match_range: bool = False  # whether all powers of two up to it are tried
+    pool: GpuPool = GpuPool()
 
     @property
     def match_ranges(self) -> list[int]:
@@ -90,37 +81,49 @@ class Settings:
         return [2**k for k in range(self.match_range.bit_length())]
 
 
+_VARIABLES = {
+    "mkldnn": "MXNET_MKLDNN_ENABLED",
+    "mkldnn_rnn": "MXNET_USE_MKLDNN_RNN",
+    "fusion": "MXNET_USE_FUSION",
+    "merging": "MXNET_ELIMINATE_COMMON_EXPR",
+    "sum_cap": "MXNET_EXEC_INPLACE_GRAD_SUM_CAP",
+    "match_range": "NNVM_EXEC_MATCH_RANGE",
+    "search_match_range": "NNVM_AUTO_SEARCH_MATCH_RANGE",
+    "kind": "MXNET_GPU_MEM_POOL_TYPE",
+    "page": "MXNET_GPU_MEM_POOL_PAGE_SIZE",
+    "large": "MXNET_GPU_MEM_LARGE_ALLOC_ROUND_SIZE",
+    "cutoff": "MXNET_GPU_MEM_POOL_ROUND_LINEAR_CUTOFF",  # its power of two
+}
+
+
 def settings() -> Settings:
     """Read the environment variables as they are now."""
-
-    def on(name: str, usual: str = "1") -> bool:
-        return os.environ.get(name, usual) not in ("", "0", "false", "False")
-
-    return Settings(
-        mkldnn=on("MXNET_MKLDNN_ENABLED"),
-        mkldnn_rnn=on("MXNET_USE_MKLDNN_RNN"),
-        fusion=on("MXNET_USE_FUSION"),
-        merging=on("MXNET_ELIMINATE_COMMON_EXPR"),
-        sum_cap=int(os.environ.get("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", "8")),
-        coloring=os.environ.get("NNVM_EXEC_NUM_TEMP", "1") not in ("0", "1"),
-        match_range=int(os.environ.get("NNVM_EXEC_MATCH_RANGE", "16")),
-        search_match_range=on("NNVM_AUTO_SEARCH_MATCH_RANGE", "0"),
-    )
+    found: dict[str, Any] = {}
+    for name, variable in _VARIABLES.items():
+        if variable in os.environ:
+            value = os.environ[variable]
+            if isinstance(getattr(Settings, name, None), bool):
+                found[name] = value not in ("", "0", "false", "False")
+            else:
+                found[name] = value if name == "kind" else int(value)
+    if "cutoff" in found:
+        found["cutoff"] = 1 << found["cutoff"]
+    pool = GpuPool(**{name: found.pop(name) for name in GpuPool._fields if name in found})
+    coloring = os.environ.get("NNVM_EXEC_NUM_TEMP", "1") not in ("0", "1")
+    return Settings(coloring=coloring, pool=pool, **found)
 
 
 @contextlib.contextmanager
 def environment(**new: str) -> Iterator[None]:
     """Set environment variables for as long as the block runs."""
-    old = {name: os.environ.get(name) for name in new}
+    old = {name: os.environ[name] for name in new if name in os.environ}
     os.environ.update(new)
     try:
         yield
     finally:
-        for name, value in old.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in new:
+            del os.environ[name]
+        os.environ.update(old)
 
 
 # ---------------------------------------------------------------- the import
@@ -136,7 +139,7 @@ def _chosen_build() -> str | None:
     folder, names = Path(spec.origin).resolve().parent, set()
     for distribution in importlib.metadata.distributions():
         name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
-        if name == "mxnet" or name.startswith("mxnet-"):
+        if re.match("mxnet(-|$)", name):
             if Path(str(distribution.locate_file("mxnet"))).resolve() == folder:
                 names.add(name)
     if len(names) > 1:
@@ -193,7 +196,7 @@ def _load_cuda_libraries() -> list[str]:
 
 
 def _explain(error: BaseException, build: str | None, missing: list[str]) -> str:
-    """What is missing, in plain words, when ``import mxnet`` fails."""
+    """Say in plain words what is missing when ``import mxnet`` fails."""
     if build is None or (isinstance(error, ModuleNotFoundError) and error.name == "mxnet"):
         return "MXNet is not installed; " + INSTALL
     found = re.search(r"(lib[\w+.-]*\.so[\w.]*)", str(error))
@@ -205,9 +208,8 @@ def _explain(error: BaseException, build: str | None, missing: list[str]) -> str
             "'memonger[cpu]'"
         )
     if library in SYSTEM_LIBRARIES:
-        return (
-            f"MXNet needs the system library {library}; apt-get install {SYSTEM_LIBRARIES[library]}"
-        )
+        package = SYSTEM_LIBRARIES[library]
+        return f"MXNet needs the system library {library}; apt-get install {package}"
     if library in [soname for _, soname in CUDA_LIBRARIES]:
         return (
             f"{build} needs {library}; pip install 'memonger[cu112]' brings the CUDA libraries "
@@ -248,7 +250,7 @@ def _import() -> Any:
     except (ImportError, OSError) as error:
         said = _explain(error, _preparation.build, _preparation.missing)
         raise MXNetImportError(said) from error
-    if not re.match(r"1\.9\.", mxnet.__version__):
+    if not mxnet.__version__.startswith("1.9."):
         raise MXNetImportError(
             f"memonger knows how MXNet 1.9 plans memory, but MXNet {mxnet.__version__} is "
             "installed; pip install mxnet==1.9.1 (or mxnet-cu112==1.9.1)"

@@ -17,23 +17,14 @@ R = TypeVar("R")
 class Threads:
     """Run the rounds of one search in threads; the first Ctrl-C ends it early.
 
-    Parameters
-    ----------
-    progress : callable, optional
-        Is told the share of the search that is done, from 0 to 1.
-
-    Attributes
-    ----------
-    stop : np.ndarray, (1,) of int64
-        Not zero from the first Ctrl-C on. Compiled code can read it.
-    done : float
-        The share of the search that the finished rounds made up.
+    ``progress`` is told the share of the search that is done, from 0 to 1.
     """
 
     def __init__(self, progress: Callable[[float], None] | None = None) -> None:
         self.progress = progress or (lambda done: None)
+        #: Not zero from the first Ctrl-C on, (1,) of int64. Compiled code can read it.
         self.stop = np.zeros(1, dtype=np.int64)
-        self.done = 0.0
+        self.done = 0.0  # the share of the search that the finished rounds made up
 
     @property
     def interrupted(self) -> bool:
@@ -45,26 +36,10 @@ class Threads:
     ) -> list[R]:
         """Run a job on each item, with as many threads as there are processors.
 
-        Parameters
-        ----------
-        job : callable
-            Takes an item and an array, (1,) of int64, in which it counts its steps for the bar.
-            It ends soon, with the best that it has, once ``stop`` is set.
-        items : sequence
-        steps : int
-            How many steps each job has.
-        share : float
-            Of the whole search.
-
-        Returns
-        -------
-        list
-            What the jobs returned, in the order of the items.
-
-        Raises
-        ------
-        KeyboardInterrupt
-            At the second Ctrl-C.
+        A job takes an item and an array, (1,) of int64, in which it counts its ``steps`` for the
+        bar, and ends soon, with the best that it has, once ``stop`` is set. All of them are this
+        ``share`` of the search. What they returned comes in the order of the items. The second
+        Ctrl-C raises KeyboardInterrupt.
         """
         steps_done = np.zeros((len(items), 1), dtype=np.int64)
         with ThreadPoolExecutor(cores()) as pool:
@@ -85,7 +60,7 @@ class Threads:
 
 
 def cores() -> int:
-    """The number of processors that this process may use."""
+    """Count the processors that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on Linux

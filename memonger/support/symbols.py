@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from typing import Any, Dict, Mapping, Sequence, Tuple
+from typing import Any, Mapping, Sequence, Tuple
 
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
@@ -34,19 +34,13 @@ CONTROL_FLOW = {"_foreach": 1, "_while_loop": 2, "_cond": 3}
 #: These hold a pointer, of the process that made them.
 OF_A_PROCESS = ("_Native", "_NDArray")
 
-#: The fields that a graph and a node must have, and those that they may have besides.
-_Fields = Dict[str, type]
-_GRAPH: tuple[_Fields, _Fields] = (
-    {"nodes": list, "arg_nodes": list, "heads": list},
-    {"node_row_ptr": list, "attrs": dict},
-)
-_NODE: tuple[_Fields, _Fields] = (
-    {"op": str, "name": str, "inputs": list},
-    {
-        **dict.fromkeys(("attrs", "attr", "param"), dict),
-        **{"control_deps": list, "subgraphs": list, "backward_source_id": int},
-    },
-)
+#: The fields that a graph and its nodes may have.
+_FIELDS: dict[str, type] = {
+    **dict.fromkeys(("nodes", "arg_nodes", "heads", "node_row_ptr"), list),
+    **dict.fromkeys(("inputs", "control_deps", "subgraphs"), list),
+    **dict.fromkeys(("attrs", "attr", "param"), dict),
+    **{"op": str, "name": str, "backward_source_id": int},
+}
 _WORDS = {list: "a list", dict: "an object", str: "a text", int: "a whole number"}
 
 _CONTROL = re.compile(r"\\(?:u00([01][0-9a-f])|([bf])|.)")
@@ -76,13 +70,7 @@ def attributes(node: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_links(symbol: Any, what: str = "the network") -> None:
-    """Check that all that a Symbol's nodes read is there, which MXNet does not.
-
-    Raises
-    ------
-    MemongerError
-        At the first node that reads an output that no node has, or has too few inputs.
-    """
+    """Check that all that a Symbol's nodes read is there, which MXNet does not (`check_graph`)."""
     try:
         graph = read(symbol)
     except (mx.MXNetError, ValueError) as error:  # a cycle, or a name that is not UTF-8
@@ -90,123 +78,116 @@ def check_links(symbol: Any, what: str = "the network") -> None:
     check_graph(graph, what)
 
 
+class _Wrong(Exception):
+    """What is wrong with a part of a graph; `check_graph` adds which."""
+
+
 def check_graph(graph: Any, what: str, version: int = VERSION) -> None:
     """Check that every node reads outputs of nodes before it, as many as its operator takes.
 
-    Parameters
-    ----------
-    graph : dict
-        The JSON of a symbol.
-    what : str
-        The beginning of a complaint.
-    version : int
-        Of the MXNet that has written it.
+    ``what`` begins a complaint; ``version`` is that of the MXNet that has written the JSON.
 
     Raises
     ------
     MemongerError
         At what is not there, has another type, or would make MXNet read what is not its own.
     """
-    _check_fields(graph, _GRAPH, what)
-    nodes: list[Mapping[str, Any]] = graph["nodes"]
-    outputs: list[int] = []
-    for i, node in enumerate(nodes):
-        where = f"{what}: node {i}"
-        _check_fields(node, _NODE, where)
-        where = f"{where} ({node['name']!r})"
-        _check_texts(node, where)
-        _check_numbers(node.get("control_deps", ()), where, "control_deps")
-        for a, b in _entries(node["inputs"], where, "an input"):
-            _check_link(a, b, nodes, outputs, where, "an input")
-        for a in node.get("control_deps", ()):
-            _check_link(a, 0, nodes, outputs, where, "a control dependency")
-        for subgraph in _subgraphs(node, where):
-            check_graph(subgraph, where + ", subgraph")
-        outputs.append(_count_outputs(node, nodes, where, version))
-    for a, b in _entries(graph["heads"], what, "an output (heads)"):
-        _check_link(a, b, nodes, outputs, what, "an output of the network")
-    _check_numbers(graph.get("node_row_ptr", ()), what, "node_row_ptr")
-    _check_numbers(graph["arg_nodes"], what, "arg_nodes")
-    for a in graph["arg_nodes"]:
-        if a >= len(nodes) or nodes[a]["op"] != "null":
-            raise MemongerError(
-                f"{what}: arg_nodes names node {a}, which is no variable (op 'null')"
-            )
+    where = what
+    try:
+        _check_fields(graph, "nodes", "arg_nodes", "heads")
+        nodes: list[Mapping[str, Any]] = graph["nodes"]
+        outputs: list[int] = []
+        for i, node in enumerate(nodes):
+            where = f"{what}: node {i}"
+            _check_fields(node, "op", "name", "inputs")
+            where += f" ({node['name']!r})"
+            _check_texts(node)
+            for a, b in _entries(node["inputs"], "an input"):
+                _check_link(a, b, nodes, outputs, "an input")
+            for a in _numbers(node.get("control_deps", ()), "control_deps"):
+                _check_link(a, 0, nodes, outputs, "a control dependency")
+            for subgraph in _subgraphs(node):
+                check_graph(subgraph, where + ", subgraph")
+            outputs.append(_count_outputs(node, nodes, version))
+        where = what
+        for a, b in _entries(graph["heads"], "an output (heads)"):
+            _check_link(a, b, nodes, outputs, "an output of the network")
+        _numbers(graph.get("node_row_ptr", ()), "node_row_ptr")
+        for a in _numbers(graph["arg_nodes"], "arg_nodes"):
+            if a >= len(nodes) or nodes[a]["op"] != "null":
+                raise _Wrong(f"arg_nodes names node {a}, which is no variable (op 'null')")
+    except _Wrong as error:
+        raise MemongerError(f"{where}: {error}") from None
 
 
 # ---------------------------------------------------------------- types
 
 
-def _check_fields(found: Any, fields: tuple[_Fields, _Fields], where: str) -> None:
+def _check_fields(found: Any, *needed: str) -> None:
     def kind_of(value: Any) -> str:
         return _WORDS.get(type(value), repr(value))
 
-    required, optional = fields
     if not isinstance(found, dict):
-        raise MemongerError(f"{where}: it is {kind_of(found)}, not an object")
+        raise _Wrong(f"it is {kind_of(found)}, not an object")
     for key, value in found.items():
-        kind = required.get(key) or optional.get(key)
-        if kind is None:
-            raise MemongerError(f"{where}: MXNet knows no field {key!r}")
-        if type(value) is not kind:
-            raise MemongerError(f"{where}: {key!r} is {kind_of(value)}, not {_WORDS[kind]}")
-    for key in required:
+        if key not in _FIELDS:
+            raise _Wrong(f"MXNet knows no field {key!r}")
+        if type(value) is not _FIELDS[key]:
+            raise _Wrong(f"{key!r} is {kind_of(value)}, not {_WORDS[_FIELDS[key]]}")
+    for key in needed:
         if key not in found:
-            raise MemongerError(f"{where}: it has no {key!r}")
+            raise _Wrong(f"it has no {key!r}")
 
 
-def _check_texts(node: Mapping[str, Any], where: str) -> None:
-    """What MXNet can hold: its texts are of UTF-8 and end with a NUL."""
+def _check_texts(node: Mapping[str, Any]) -> None:
+    """Check what MXNet can hold: its texts are of UTF-8 and end with a NUL."""
     texts = [node["name"]]
     for field in ("attrs", "attr", "param"):
         for key, value in node.get(field, {}).items():
             if not isinstance(value, str):
-                raise MemongerError(f"{where}: attribute {key!r} is no text: {value!r}")
+                raise _Wrong(f"attribute {key!r} is no text: {value!r}")
             texts += [key, value]
     for text in texts:
-        if not text.isascii():
-            try:
-                text.encode()
-            except UnicodeEncodeError:
-                raise MemongerError(f"{where}: {text!r} is no UTF-8") from None
-        if "\0" in text:
-            raise MemongerError(f"{where}: {text!r} holds a NUL")
+        try:
+            if b"\0" in text.encode():
+                raise _Wrong(f"{text!r} holds a NUL")
+        except UnicodeEncodeError:
+            raise _Wrong(f"{text!r} is no UTF-8") from None
 
 
-def _entries(entries: Sequence[Any], where: str, what: str) -> list[tuple[int, int]]:
-    """Which node and which of its outputs each of some entries names."""
+def _entries(entries: Sequence[Any], what: str) -> list[tuple[int, int]]:
+    """Return which node and which of its outputs each of some entries names."""
     for entry in entries:
         if type(entry) is not list or len(entry) not in (2, 3) or not all(map(_is_count, entry)):
-            raise MemongerError(f"{where}: {what} is written as [node, output], not {entry!r}")
+            raise _Wrong(f"{what} is written as [node, output], not {entry!r}")
     return [(entry[0], entry[1]) for entry in entries]
 
 
-def _check_numbers(numbers: Sequence[Any], where: str, what: str) -> None:
+def _numbers(numbers: Sequence[Any], what: str) -> Sequence[int]:
     for number in numbers:
         if not _is_count(number):
-            raise MemongerError(f"{where}: {what!r} holds {number!r}, which numbers no node")
+            raise _Wrong(f"{what!r} holds {number!r}, which numbers no node")
+    return numbers
 
 
 def _is_count(number: Any) -> bool:
     return type(number) is int and 0 <= number < 2**32
 
 
-def _subgraphs(node: Mapping[str, Any], where: str) -> list[Any]:
+def _subgraphs(node: Mapping[str, Any]) -> list[Any]:
     found = list(node.get("subgraphs", ()))
     if node["op"].startswith("_CachedOp") and "subgraph" in attributes(node):
         try:
             found.append(json.loads(attributes(node)["subgraph"], strict=False))
         except (ValueError, RecursionError) as error:
-            raise MemongerError(f"{where}, subgraph: it is no JSON: {error}") from None
+            raise _Wrong(f"its subgraph is no JSON: {error}") from None
     return found
 
 
 # ---------------------------------------------------------------- links
 
 
-def _check_link(
-    a: int, b: int, nodes: Sequence[Any], outputs: Sequence[int], where: str, what: str
-) -> None:
+def _check_link(a: int, b: int, nodes: Sequence[Any], outputs: Sequence[int], what: str) -> None:
     if a >= len(nodes):
         said = f"of node {a}, but there are only {len(nodes)} nodes"
     elif a >= len(outputs):
@@ -216,23 +197,23 @@ def _check_link(
         said = f"{b} of node {a} ({nodes[a]['name']!r}, {kind}), which has {outputs[a]}"
     else:
         return
-    raise MemongerError(f"{where}: {what} is output {said}")
+    raise _Wrong(f"{what} is output {said}")
 
 
-def _count_outputs(node: Mapping[str, Any], nodes: Sequence[Any], where: str, version: int) -> int:
-    """How many outputs a node has; its inputs must be as many as its operator takes."""
+def _count_outputs(node: Mapping[str, Any], nodes: Sequence[Any], version: int) -> int:
+    """Count the outputs of a node; its inputs must be as many as its operator takes."""
     op, count = node["op"], len(node["inputs"])
     subgraphs: list[Any] = node.get("subgraphs", [])
     if op == "null":
         if count or subgraphs:
-            raise MemongerError(f"{where}: it is a variable, and has inputs")
+            raise _Wrong("it is a variable, and has inputs")
         return 1
     if op not in _operators():
-        raise MemongerError(f"{where}: MXNet {mx.__version__} has no operator {op!r}")
+        raise _Wrong(f"MXNet {mx.__version__} has no operator {op!r}")
     if op in OF_A_PROCESS:
-        raise MemongerError(f"{where}: {op} is of the process that made it, and of no file")
+        raise _Wrong(f"{op} is of the process that made it, and of no file")
     if "backward" in op.split("_"):
-        raise MemongerError(f"{where}: {op} is a gradient; give the network without them")
+        raise _Wrong(f"{op} is a gradient; give the network without them")
     attrs = attributes(node)
     # What MXNet makes a hidden attribute of (``UpgradeJSON_FixParsing``).
     outgrown = [
@@ -241,60 +222,56 @@ def _count_outputs(node: Mapping[str, Any], nodes: Sequence[Any], where: str, ve
         if version < VERSION and any(key.rfind(w) == 0 or key.endswith(w) for w in HIDDEN)
     ]
     given = {key: value for key, value in attrs.items() if key not in outgrown}
-    _check_counts(op, given, count, len(subgraphs), where)
-    names, states, outputs = _asked(op, given, subgraphs, count, where)
+    _check_counts(op, given, count, len(subgraphs))
+    names, states, outputs = _asked(op, given, subgraphs, count)
     if outputs > MOST_OUTPUTS:
-        raise MemongerError(f"{where}: {op} has {outputs} outputs")
+        raise _Wrong(f"{op} has {outputs} outputs")
     lacking = version < OWN_STATES and names is not None and count < len(names)
     if names is not None and len(names) != count and not lacking:
-        raise MemongerError(f"{where}: {op} takes {len(names)} inputs, not {count}")
+        raise _Wrong(f"{op} takes {len(names)} inputs, not {count}")
     for k in states:  # the operator writes there; MXNet dies when it is something else
         source = nodes[node["inputs"][k][0]] if k < count else {"op": "null"}
         if source["op"] != "null":
-            raise MemongerError(
-                f"{where}: input {k} of {op} must be a variable, not the output of "
-                f"{source['name']!r} ({source['op']})"
+            raise _Wrong(
+                f"input {k} of {op} must be a variable, not the output of {source['name']!r} "
+                f"({source['op']})"
             )
     for key in outgrown:  # MXNet looks the input up that an attribute such as gamma_lr_mult is of
         if key.rsplit("_", 2)[0] in (names or ())[count:]:
-            raise MemongerError(f"{where}: its {key!r} is of an input that is not there")
+            raise _Wrong(f"its {key!r} is of an input that is not there")
     return outputs
 
 
-def _check_counts(
-    op: str, attrs: Mapping[str, str], count: int, subgraphs: int, where: str
-) -> None:
-    """What must hold before MXNet can be asked of an operator."""
+def _check_counts(op: str, attrs: Mapping[str, str], count: int, subgraphs: int) -> None:
+    """Check what must hold before MXNet can be asked of an operator."""
     told = {key: _number(attrs[key]) for key in COUNTS if key in attrs}
     if op in CONTROL_FLOW:
         if subgraphs != CONTROL_FLOW[op]:
-            raise MemongerError(
-                f"{where}: {op} takes {CONTROL_FLOW[op]} subgraphs, not {subgraphs}"
-            )
+            raise _Wrong(f"{op} takes {CONTROL_FLOW[op]} subgraphs, not {subgraphs}")
         if told.get("num_args") != count + subgraphs:
-            raise MemongerError(
-                f"{where}: it has {count} inputs and {subgraphs} subgraphs, but "
+            raise _Wrong(
+                f"it has {count} inputs and {subgraphs} subgraphs, but "
                 f"num_args={attrs.get('num_args')!r}"
             )
         locations = [key for key in attrs if key.endswith("_locs")]
         places = {key: re.findall(r"[^\s,()[\]]+", attrs[key]) for key in locations}
         for key, found in places.items():
             if any("-" in place or _number(place) >= count for place in found):
-                raise MemongerError(f"{where}: it has {count} inputs, but {key}={attrs[key]!r}")
+                raise _Wrong(f"it has {count} inputs, but {key}={attrs[key]!r}")
         placed = sum(map(len, places.values()))
         if op == "_foreach" and placed != count:
-            raise MemongerError(f"{where}: it has {count} inputs, but {placed} locations of them")
+            raise _Wrong(f"it has {count} inputs, but {placed} locations of them")
     elif subgraphs == 0 and op.startswith("_sg_"):
-        raise MemongerError(f"{where}: {op} takes a subgraph, and has none")
+        raise _Wrong(f"{op} takes a subgraph, and has none")
     for key, number in told.items():
         if number > count and op not in CONTROL_FLOW:
-            raise MemongerError(f"{where}: {op} takes {attrs[key]} inputs, not {count}")
+            raise _Wrong(f"{op} takes {attrs[key]} inputs, not {count}")
     if _number(attrs.get("num_outputs", "")) > MOST_OUTPUTS:
-        raise MemongerError(f"{where}: {op} has {attrs['num_outputs']} outputs")
+        raise _Wrong(f"{op} has {attrs['num_outputs']} outputs")
 
 
 def _number(text: str) -> int:
-    """The number that MXNet reads, -1 where it reads none."""
+    """Return the number that MXNet reads, -1 where it reads none."""
     found = re.match(r"\s*\+?([0-9]+)\s*$", text)
     return int(found.group(1)[:18]) if found else -1
 
@@ -304,9 +281,7 @@ def _number(text: str) -> int:
 _Arity = Tuple["tuple[str, ...] | None", "tuple[int, ...]", int]
 
 
-def _asked(
-    op: str, attrs: Mapping[str, str], subgraphs: Sequence[Any], count: int, where: str
-) -> _Arity:
+def _asked(op: str, attrs: Mapping[str, str], subgraphs: Sequence[Any], count: int) -> _Arity:
     """Ask MXNet of an operator alone."""
     ask: Any = _arity
     if op == "Custom":  # what is registered may be another one tomorrow, and reads all attributes
@@ -319,7 +294,7 @@ def _asked(
         said = said_by_mxnet(error)
     if "Cannot find custom operator" in said:
         said = f"no operator {attrs.get('op_type')!r} is registered (mx.operator.register)"
-    raise MemongerError(f"{where}: {op}: {said}")
+    raise _Wrong(f"{op}: {said}")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -343,19 +318,24 @@ def _arity(op: str, attrs: tuple[tuple[str, str], ...], subgraphs: str, count: i
 
 @functools.lru_cache(maxsize=1)
 def _operators() -> frozenset[str]:
-    """The names of all operators, aliases too."""
+    """Name all operators, aliases too."""
     return frozenset(mx.operator.get_all_registered_operators())
 
 
 def load_nodes(nodes: Sequence[Mapping[str, Any]], heads: Sequence[Sequence[int]]) -> Any:
     """Make a Symbol of nodes and heads as JSON has them; they are not checked."""
-    return mx.sym.load_json(
-        as_json(
-            {
-                "nodes": nodes,
-                "arg_nodes": [i for i, n in enumerate(nodes) if n["op"] == "null"],
-                "heads": heads,
-                "attrs": {"mxnet_version": ["int", VERSION]},
-            }
-        )
-    )
+    variables = [i for i, node in enumerate(nodes) if node["op"] == "null"]
+    version = {"mxnet_version": ["int", VERSION]}
+    graph = {"nodes": nodes, "arg_nodes": variables, "heads": heads, "attrs": version}
+    return mx.sym.load_json(as_json(graph))
+
+
+def all_outputs(graph: Mapping[str, Any]) -> tuple[Any, list[int]]:
+    """Return a Symbol of all outputs of a graph's nodes, and of which node each is.
+
+    ``get_internals`` leaves out those that ``list_outputs`` does not show: a BatchNorm's mean, the
+    mask of a Dropout. Their names cannot be asked for, but shapes and types can.
+    """
+    start = graph["node_row_ptr"]
+    heads = [[i, k, 0] for i, n in enumerate(start[:-1]) for k in range(start[i + 1] - n)]
+    return mx.sym.load_json(as_json({**graph, "heads": heads})), [i for i, _, _ in heads]

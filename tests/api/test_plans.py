@@ -25,7 +25,7 @@ from memonger.api import planning
 from memonger.solve import ways as solution
 from memonger.costs.memory import CostModel
 from memonger.costs.bind import planned_mb
-from memonger.solve.request import read_network, read_request
+from memonger.solve.request import Options, read_request
 from memonger.support.cache import forget
 
 import networks
@@ -287,8 +287,8 @@ def test_until_is_part_of_the_search() -> None:
     graph = forward(symbol, shapes)
     mask = np.array([n.name in set(memonger.plan(symbol, shapes).recomputed) for n in graph.nodes])
     mask[order.index(until) :] = False
-    network = read_network(read_request(symbol, shapes, {}))
-    cut_off = network.cost_model()(network.rules.apply(mask))
+    way = solution.Marks(read_request({"net": symbol, "shapes": shapes}), Options())
+    cut_off = way.cost(way.rules.apply(mask))
     plan = memonger.plan(symbol, shapes, until=until)
     assert plan.exact
     assert plan.counted_bytes <= cut_off
@@ -331,7 +331,7 @@ def test_devices_and_layouts() -> None:
     Desc = mx.io.DataDesc
     shapes = [Desc("data", (6, 8, 4), layout="TNC"), Desc("shift", (1, 1, 4), layout="TC")]
     symbol = S.MakeLoss(S.broadcast_add(S.Variable("data"), S.Variable("shift")))
-    request = read_request(symbol, shapes, {}, devices=4)
+    request = read_request({"net": symbol, "shapes": shapes, "devices": 4})
     assert request.spec.shapes == {"data": (6, 2, 4), "shift": (1, 1, 4)}
 
 

@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 from hypothesis import HealthCheck, given, settings, strategies as st
 from memonger.costs.replay import replay
-from memonger.costs.lower_bound import floor
+from memonger.costs.lower_bound import lower_bound
 from memonger.solve.memory import of_step
 from memonger.graph.training import training_graph
 from memonger.schedules.expand import parts, unroll
@@ -27,7 +27,7 @@ def described(symbol: Any, shapes: Any) -> Any:
     graph = forward(symbol, shapes)
     parameters = [a for a in graph.arguments if graph.nodes[a].name not in shapes]
     training = training_graph(graph, parameters)
-    found = floor(training)
+    found = lower_bound(training)
     return found.nbytes / MB, found.own_bytes / MB, training.names[found.row]
 
 
@@ -62,12 +62,12 @@ def test_schedules_have_an_order_of_their_own() -> None:
     work = work_of(symbol, shapes, wanted)
     step = unroll(parts(work), LEVELS["everything"](work, 0))
     least = of_step(step, dict.fromkeys(wanted, "write")).peak_bytes
-    assert floor(work.training).nbytes == least
+    assert lower_bound(work.training).nbytes == least
 
 
 def test_nothing_to_hold() -> None:
     graph = forward(S.BlockGrad(S.Variable("data")), {"data": (4, 4)})
-    assert floor(training_graph(graph)).nbytes <= 64
+    assert lower_bound(training_graph(graph)).nbytes <= 64
 
 
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -81,7 +81,7 @@ def test_no_marks_go_below(drawn: Any, seed: int, share: float) -> None:
     chosen = np.random.RandomState(seed).uniform(size=len(rules.graph.nodes)) < share
     mask = rules.apply(chosen & rules.allowed)
     for training in rules.trainings:
-        assert floor(training).nbytes <= replay(training, mask).peak_bytes
+        assert lower_bound(training).nbytes <= replay(training, mask).peak_bytes
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=QUIET)
@@ -91,4 +91,4 @@ def test_no_schedule_goes_below(drawn: Any, level: str, seed: int) -> None:
     work = work_of(symbol, shapes)
     step = unroll(parts(work), LEVELS[level](work, seed), True, [])
     memory = of_step(step, dict.fromkeys(symbol.list_arguments(), "write"))
-    assert floor(work.training).nbytes <= memory.peak_bytes
+    assert lower_bound(work.training).nbytes <= memory.peak_bytes

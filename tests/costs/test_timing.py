@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from memonger.costs.time import classes as kinds
 from memonger.costs.time import measured as timing
-from memonger.costs.time.roofline import Pace, Rates
+from memonger.costs.time.roofline import EfficiencyFactor, Rates
 from memonger.graph.training import TrainingGraph, training_graph
 
 import planned
@@ -182,14 +182,14 @@ def test_paces_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def measure(example: Any, rates: Any, ctx: Any) -> Any:
         assert rates == now
         asked.append(example.op)
-        return Pace(10.0, 100.0) if example.op == "FullyConnected" else None
+        return EfficiencyFactor(10.0, 100.0) if example.op == "FullyConnected" else None
 
     monkeypatch.setattr(timing, "_measure_pace", measure)
     training = two_layers()
     fc = list(training.names).index("fc")
     for _ in range(2):
         monkeypatch.setattr(timing, "_paces", {})  # what is on disk is read again
-        assert timing.paces_of(training, CPU) == {fc: Pace(10.0, 100.0)}
+        assert timing.paces_of(training, CPU) == {fc: EfficiencyFactor(10.0, 100.0)}
     assert asked == ["Activation", "FullyConnected", "LinearRegressionOutput"]
     plain, slow = timing.predicted(training, Rates(1e9, 1e9, 0)), timing.times_of(training, CPU)
     assert slow.forward[fc] == 10 * plain.forward[fc]
@@ -256,7 +256,9 @@ def test_constants_are_not_measured_as_inputs(
     """As inputs they would get a gradient, which takes time: the pace of the kind counts."""
     monkeypatch.setenv("MEMONGER_CACHE", str(tmp_path))
     monkeypatch.setattr(timing, "_measure_rates", lambda ctx: Rates(1e9, 1e9, 0))
-    monkeypatch.setattr(timing, "_measure_pace", lambda example, rates, ctx: Pace(2.0, 3.0))
+    monkeypatch.setattr(
+        timing, "_measure_pace", lambda example, rates, ctx: EfficiencyFactor(2.0, 3.0)
+    )
     asked: list[str] = []
     monkeypatch.setattr(timing, "_measure", lambda graph, i, ctx: asked.append(graph.nodes[i].op))
     x = S.FullyConnected(S.Variable("data"), num_hidden=5, name="fc")

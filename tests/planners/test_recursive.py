@@ -194,7 +194,7 @@ def runs_in_order(step: TrainingStep, schedule: Schedule) -> None:
     """All that waits for what runs before it runs in the order of the events; no others wait."""
     t, variable = step.parts.patterns, step.training.tables.variable
     rows = len(variable)
-    forward, waits = np.arange(rows) < t.forward, np.diff(t.wait_start)[:rows] > 0
+    forward, waits = np.arange(rows) < t.forward, np.diff(t.rows.wait_start)[:rows] > 0
     chained = ~variable & (forward | waits)
     expected: list[int] = []
     for event in schedule.events.tolist():

@@ -13,13 +13,13 @@ times as long for it). So operators on images are measured behind a convolution.
 
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
-from memonger.graph.forward import ForwardGraph, Node
+from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import InputSpec
 from memonger.graph.operators.gradients import alone
 from memonger.graph.operators.recompute import why_kept
-from memonger.graph.operators.tensors import Shape, Tensor
+from memonger.graph.operators.tensors import Shape
 from memonger.graph.read import forward_graph
 from memonger.support.mxnet import mx
 from memonger.support.symbols import load_nodes
@@ -31,23 +31,13 @@ FEW = 16  # channels: a convolution of fewer is of another class
 
 
 class Example(NamedTuple):
-    """An operator that stands for its class.
-
-    Attributes
-    ----------
-    op : str
-    attrs : tuple of (str, str)
-        Its parameters, sorted.
-    shapes : tuple of tuple of int
-        Of its inputs, float32; those of the shape ``ONE`` are constants.
-    behind : bool
-        Whether it is measured behind a convolution of its inputs that are ``IMAGES``, and if its
-        result is too, before another.
-    """
+    """An operator that stands for its class."""
 
     op: str
-    attrs: tuple[tuple[str, str], ...]
-    shapes: tuple[Shape, ...]
+    attrs: tuple[tuple[str, str], ...]  # its parameters, sorted
+    shapes: tuple[Shape, ...]  # of its inputs, float32; those of the shape `ONE` are constants
+    #: Whether it is measured behind a convolution of its inputs that are `IMAGES`, and if its
+    #: result is too, before another.
     behind: bool
 
 
@@ -58,7 +48,8 @@ def example_of(graph: ForwardGraph, i: int) -> Example | None:
     if not inputs or node.subgraphs or why_kept(node.op, node.attrs) is not None:
         return None
     if node.op in _EXAMPLES:
-        return _EXAMPLES[node.op](node, inputs)
+        chosen = _EXAMPLES[node.op](node.attrs, [tensor.shape for tensor in inputs])
+        return None if chosen is None else _example(node.op, *chosen)
     outputs = graph.shown(i)
     constant = [
         tensor.shape == ONE and not graph.nodes[a].is_variable and not graph.nodes[a].inputs
@@ -68,24 +59,31 @@ def example_of(graph: ForwardGraph, i: int) -> Example | None:
     same |= {tensor.shape for tensor, is_one in zip(inputs, constant) if not is_one}
     if len(same) == 1 and all(tensor.dtype == "float32" for tensor in inputs):
         whole = IMAGES if len(outputs[0].shape) == 4 else ROWS
-        return _example(node, node.attrs, *[ONE if is_one else whole for is_one in constant])
+        return _example(node.op, node.attrs, *[ONE if is_one else whole for is_one in constant])
     return None
+
+
+def _example(op: str, attrs: Mapping[str, Any], *shapes: Shape) -> Example:
+    given = tuple(sorted((k, str(v)) for k, v in attrs.items()))
+    return Example(op, given, shapes, IMAGES in shapes)
+
+
+def graph_of(example: Example) -> ForwardGraph:
+    """Read the graph of an example, whose one operator is the last node."""
+    return forward_graph(_symbol_of(example), InputSpec(_shapes_of(example), {}))
 
 
 def _symbol_of(example: Example) -> Any:
     return load_nodes(*alone(example.op, dict(example.attrs), len(example.shapes)))
 
 
-def graph_of(example: Example) -> ForwardGraph:
-    """Read the graph of an example, whose one operator is the last node."""
-    shapes = {f"x{k}": shape for k, shape in enumerate(example.shapes)}
-    return forward_graph(_symbol_of(example), InputSpec(shapes, {}))
+def _shapes_of(example: Example) -> dict[str, Shape]:
+    return {f"x{k}": shape for k, shape in enumerate(example.shapes)}
 
 
 def symbols_of(example: Example) -> list[Any]:
     """Build what is run to measure an example: without it, if it is ``behind``, and with it."""
-    symbol = _symbol_of(example)
-    shapes = {f"x{k}": shape for k, shape in enumerate(example.shapes)}
+    symbol, shapes = _symbol_of(example), _shapes_of(example)
     constants = {name: mx.sym.ones(ONE) for name, shape in shapes.items() if shape == ONE}
     if constants:
         symbol = symbol(**constants)
@@ -103,67 +101,59 @@ def _pointwise(x: Any, name: str) -> Any:
     return mx.sym.Convolution(x, num_filter=IMAGES[1], kernel=(1, 1), no_bias=True, name=name)
 
 
-def _example(node: Node, attrs: Mapping[str, Any], *shapes: Shape) -> Example:
-    told = tuple(sorted((k, str(v)) for k, v in attrs.items()))
-    return Example(node.op, told, shapes, IMAGES in shapes)
+# ---------------------------------------------------------------- parameters and shapes
+
+Attrs = Mapping[str, Any]
+Shapes = Sequence[Shape]
 
 
-def _convolution(node: Node, inputs: Any) -> Example | None:
-    data: Tensor = inputs[0]
-    layout = node.attrs.get("layout", "None")
-    if len(data.shape) != 4 or layout not in ("None", "NCHW"):
+def _in_order(attrs: Attrs) -> bool:
+    return attrs.get("layout", "None") in ("None", "NCHW")
+
+
+def _convolution(attrs: Attrs, shapes: Shapes) -> Any:
+    data, weight = shapes[:2]
+    if len(data) != 4 or not _in_order(attrs):
         return None
-    weight = inputs[1].shape
-    kernel = weight[2:]
-    groups, channels = int(node.attrs.get("num_group", 1)), data.shape[1]
-    attrs: dict[str, Any] = {"kernel": kernel, "no_bias": True}
+    kernel, channels, groups = weight[2:], data[1], int(attrs.get("num_group", 1))
+    pad = tuple(k // 2 for k in kernel)
+    made: dict[str, Any] = {"kernel": kernel, "no_bias": True}
     if groups > 1:
         filters = 192
         groups = filters if groups == channels else min(groups, 32)
         if filters % groups:
             return None
-        attrs.update(num_filter=filters, num_group=groups, pad=tuple(k // 2 for k in kernel))
-        return _example(node, attrs, (8, filters, 28, 28), (filters, filters // groups, *kernel))
+        made.update(num_filter=filters, num_group=groups, pad=pad)
+        return made, (8, filters, 28, 28), (filters, filters // groups, *kernel)
     if channels < FEW:
-        attrs.update(num_filter=64, stride=node.attrs.get("stride", "(1, 1)"))
-        attrs.update(pad=tuple(k // 2 for k in kernel))
-        return _example(node, attrs, (4, channels, 112, 112), (64, channels, *kernel))
+        made.update(num_filter=64, stride=attrs.get("stride", "(1, 1)"), pad=pad)
+        return made, (4, channels, 112, 112), (64, channels, *kernel)
     if kernel == (1, 1):
-        attrs.update(num_filter=128)
-        return _example(node, attrs, (8, 256, 28, 28), (128, 256, 1, 1))
-    attrs.update(kernel=(3, 3), num_filter=128, pad=(1, 1))
-    return _example(node, attrs, (4, 128, 28, 28), (128, 128, 3, 3))
+        return {**made, "num_filter": 128}, (8, 256, 28, 28), (128, 256, 1, 1)
+    made.update(kernel=(3, 3), num_filter=128, pad=(1, 1))
+    return made, (4, 128, 28, 28), (128, 128, 3, 3)
 
 
-def _fully_connected(node: Node, inputs: Any) -> Example:
-    batch = 32 if inputs[0].shape[0] < 128 else 256
-    attrs = {"num_hidden": 1024, "no_bias": True}
-    return _example(node, attrs, (batch, 1024), (1024, 1024))
+def _fully_connected(attrs: Attrs, shapes: Shapes) -> Any:
+    batch = 32 if shapes[0][0] < 128 else 256
+    return {"num_hidden": 1024, "no_bias": True}, (batch, 1024), (1024, 1024)
 
 
-def _batch_norm(node: Node, inputs: Any) -> Example | None:
-    if node.attrs.get("axis", "1") != "1" or len(inputs[0].shape) != 4:
+def _batch_norm(attrs: Attrs, shapes: Shapes) -> Any:
+    if attrs.get("axis", "1") != "1" or len(shapes[0]) != 4:
         return None
-    counts = {"fix_gamma": False, "use_global_stats": node.attrs.get("use_global_stats", False)}
-    return _example(node, counts, IMAGES, *[(IMAGES[1],)] * 4)
+    counts = {"fix_gamma": False, "use_global_stats": attrs.get("use_global_stats", False)}
+    return (counts, IMAGES, *[(IMAGES[1],)] * 4)
 
 
-def _pooling(node: Node, inputs: Any) -> Example | None:
-    if len(inputs[0].shape) != 4 or node.attrs.get("layout", "None") not in ("None", "NCHW"):
-        return None
-    return _example(node, node.attrs, IMAGES)
-
-
-def _slices(node: Node, inputs: Any) -> Example | None:
-    if len(inputs[0].shape) != 2:
-        return None
-    return _example(node, {"num_outputs": 4, "axis": 1}, ROWS)
-
-
-_EXAMPLES = {
+_EXAMPLES: dict[str, Callable[[Attrs, Shapes], Any]] = {
     "Convolution": _convolution,
     "FullyConnected": _fully_connected,
     "BatchNorm": _batch_norm,
-    "Pooling": _pooling,
-    "SliceChannel": _slices,
+    "Pooling": lambda attrs, shapes: (
+        (attrs, IMAGES) if len(shapes[0]) == 4 and _in_order(attrs) else None
+    ),
+    "SliceChannel": lambda attrs, shapes: (
+        ({"num_outputs": 4, "axis": 1}, ROWS) if len(shapes[0]) == 2 else None
+    ),
 }

@@ -40,17 +40,23 @@ def _per_output(operations: int) -> Formula:
     return lambda attrs, ins, outs: operations * sum(map(_size, outs))
 
 
-def _product(transposed: int) -> Formula:
+def _product(attrs: Attrs, ins: Shapes, outs: Shapes, transposed: int = -2) -> int:
     """For every output a multiply-add over the last axis of the first input, or that one."""
-    return lambda attrs, ins, outs: (
-        2 * _size(outs[0]) * ins[0][transposed if truth(attrs.get("transpose_a")) else -1]
-    )
+    return 2 * _size(outs[0]) * ins[0][transposed if truth(attrs.get("transpose_a")) else -1]
 
 
-# Mean 1; variance 3 (subtract, multiply, add); normalised 3 (subtract, multiply, add), for scale
-# and deviation are one factor of a channel.
+def _gemm2(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
+    return _product(attrs, ins, outs, int(attrs.get("axis", -2)))
+
+
 def _batch_norm(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
+    # Mean 1; variance 3 (subtract, multiply, add); normalised 3 (subtract, multiply, add), for
+    # scale and deviation are one factor of a channel.
     return (3 if truth(attrs.get("use_global_stats")) else 7) * _size(ins[0])
+
+
+def _window(attrs: Attrs) -> int:
+    return _size(map(int, re.findall(r"\d+", attrs["kernel"])))
 
 
 def _convolution(weight: int, per_sample: int = 0) -> Formula:
@@ -58,18 +64,10 @@ def _convolution(weight: int, per_sample: int = 0) -> Formula:
 
     def formula(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
         products = _size(ins[weight]) // int(attrs["num_filter"])
-        window = _size(int(length) for length in re.findall(r"\d+", attrs["kernel"]))
-        samples = ins[0][0] * ins[0][1] * window * _size(outs[0][2:])
-        bias = len(ins) > weight + 1
-        return (2 * products + bias) * _size(outs[0]) + per_sample * samples
+        samples = ins[0][0] * ins[0][1] * _window(attrs) * _size(outs[0][2:])
+        return (2 * products + (len(ins) > weight + 1)) * _size(outs[0]) + per_sample * samples
 
     return formula
-
-
-def _pooling(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
-    if truth(attrs.get("global_pool")):
-        return _size(ins[0])
-    return _size(int(length) for length in re.findall(r"\d+", attrs["kernel"])) * _size(outs[0])
 
 
 def _correlation(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
@@ -80,23 +78,10 @@ def _correlation(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
     return (products * window + 1) * _size(outs[0])
 
 
-def _gemm2(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
-    return _product(int(attrs.get("axis", -2)))(attrs, ins, outs)
-
-
 def _syrk(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
     """One triangle of a product with itself; the other is a copy."""
     side, shared = outs[0][-1], ins[0][-2 if truth(attrs.get("transpose")) else -1]
     return _size(outs[0][:-2]) * side * (side + 1) * shared
-
-
-def _triangle(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
-    """A triangle of n x n with n x m: n (n + 1) / 2 products, n (n - 1) / 2 sums a column."""
-    return ins[0][-1] * _size(outs[0])
-
-
-def _attended(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
-    return 2 * ins[1][-1] * _size(outs[0])
 
 
 def _scores(interleaved: int) -> Formula:
@@ -113,8 +98,7 @@ _CELLS = {"rnn_relu": (1, 4), "rnn_tanh": (1, 4), "lstm": (4, 16 + 5), "gru": (3
 
 def _rnn(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
     steps, batch, width = ins[0]
-    hidden = int(attrs["state_size"])
-    projected = attrs.get("projection_size", "None")
+    hidden, projected = int(attrs["state_size"]), attrs.get("projection_size", "None")
     state = hidden if projected in ("None", "0") else int(projected)
     directions = 2 if truth(attrs.get("bidirectional")) else 1
     gates, pointwise = _CELLS[attrs["mode"]]
@@ -126,9 +110,8 @@ def _rnn(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
     return total * directions * steps * batch
 
 
-_FORMULAS: dict[str, Formula] = {
-    "Convolution": _convolution(1),
-    "Convolution_v1": _convolution(1),
+_OF_SEVERAL: dict[str, Formula] = {
+    "Convolution Convolution_v1": _convolution(1),
     "_contrib_DeformableConvolution": _convolution(2, 8),  # four multiply-adds
     "_contrib_ModulatedDeformableConvolution": _convolution(3, 9),
     # Every element of the input is multiplied with the weights of its channel, and added.
@@ -142,54 +125,44 @@ _FORMULAS: dict[str, Formula] = {
     "FullyConnected": lambda attrs, ins, outs: (
         (2 * _size(ins[1][1:]) + (len(ins) > 2)) * _size(outs[0])
     ),
-    "dot": _product(0),
-    "batch_dot": _product(-2),
+    "dot": lambda attrs, ins, outs: _product(attrs, ins, outs, 0),
+    "batch_dot": _product,
     "_linalg_gemm": lambda attrs, ins, outs: _gemm2(attrs, ins, outs) + _size(outs[0]),
     "_linalg_gemm2": _gemm2,
     "_linalg_syrk": _syrk,
-    "_linalg_trmm": _triangle,
-    "_linalg_trsm": _triangle,
+    # A triangle of n x n with n x m: n (n + 1) / 2 products, n (n - 1) / 2 sums a column.
+    "_linalg_trmm _linalg_trsm": lambda attrs, ins, outs: ins[0][-1] * _size(outs[0]),
     "RNN": _rnn,
     "_contrib_interleaved_matmul_selfatt_qk": _scores(3),
     "_contrib_interleaved_matmul_encdec_qk": _scores(1),
-    "_contrib_interleaved_matmul_selfatt_valatt": _attended,
-    "_contrib_interleaved_matmul_encdec_valatt": _attended,
+    "_contrib_interleaved_matmul_selfatt_valatt _contrib_interleaved_matmul_encdec_valatt": (
+        lambda attrs, ins, outs: 2 * ins[1][-1] * _size(outs[0])
+    ),
     "Correlation": _correlation,
-    "Pooling": _pooling,
-    "Pooling_v1": _pooling,
-    "_contrib_AdaptiveAvgPooling2D": _per_input(1),
-    "BilinearSampler": _per_output(8),  # four multiply-adds
-    "_contrib_BilinearResize2D": _per_output(8),
-    "BatchNorm": _batch_norm,
-    "BatchNorm_v1": _batch_norm,
-    "_contrib_SyncBatchNorm": _batch_norm,
+    "Pooling Pooling_v1": lambda attrs, ins, outs: (
+        _size(ins[0]) if truth(attrs.get("global_pool")) else _window(attrs) * _size(outs[0])
+    ),
+    "BilinearSampler _contrib_BilinearResize2D": _per_output(8),  # four multiply-adds
+    "BatchNorm BatchNorm_v1 _contrib_SyncBatchNorm": _batch_norm,
     "_contrib_BatchNormWithReLU": lambda attrs, ins, outs: (
         _batch_norm(attrs, ins, outs) + _size(ins[0])
     ),
-    "InstanceNorm": _per_input(7),
-    "GroupNorm": _per_input(7),
+    "InstanceNorm GroupNorm": _per_input(7),
     "LayerNorm": _per_input(8),  # scale and deviation are of different axes
     "moments": _per_input(4),
     "L2Normalization": _per_input(3),  # multiply, add, multiply with 1 / norm
     # Square 1, their sum over ``nsize`` channels, multiply-add 2, power 1, multiply 1.
     "LRN": lambda attrs, ins, outs: (int(attrs["nsize"]) + 5) * _size(ins[0]),
     # Largest, subtract it, exp, their sum, and divide by it or subtract its logarithm.
-    "softmax": _per_input(5),
-    "log_softmax": _per_input(5),
+    "softmax log_softmax SoftmaxActivation SoftmaxOutput softmax_cross_entropy": _per_input(5),
     "softmin": _per_input(6),
-    "SoftmaxActivation": _per_input(5),
-    "SoftmaxOutput": _per_input(5),
-    "softmax_cross_entropy": _per_input(5),
     "add_n": lambda attrs, ins, outs: (len(ins) - 1) * _size(outs[0]),
     "norm": _per_input(2),
-}
-
-#: One operation for every element that goes in.
-_REDUCTIONS = """
-    argmax argmax_channel argmin col2im max mean min nanprod nansum prod sum _square_sum
-"""
-
-_MOVERS = """
+    # One operation for every element that goes in.
+    "_contrib_AdaptiveAvgPooling2D argmax argmax_channel argmin col2im max mean min nanprod nansum"
+    " prod sum _square_sum": _per_input(1),
+    # Those that move data.
+    """
     BlockGrad Cast Concat Crop Embedding Flatten IdentityAttachKLSparseReg LinearRegressionOutput
     MAERegressionOutput MakeLoss Pad Reshape SequenceLast SequenceMask SequenceReverse SliceChannel
     SwapAxis _arange _contrib_SparseEmbedding _contrib_arange_like _contrib_boolean_mask
@@ -200,26 +173,17 @@ _MOVERS = """
     pick ravel_multi_index repeat reshape_like reverse _rnn_param_concat scatter_nd shape_array
     size_array slice slice_axis slice_like space_to_depth squeeze stack take tile transpose
     unravel_index where zeros_like
-"""
-
-_FORMULAS.update((op, _per_input(1)) for op in _REDUCTIONS.split())
-_FORMULAS.update((op, _per_output(0)) for op in _MOVERS.split())
+    """: _per_output(0),
+}
+_FORMULAS = {op: formula for ops, formula in _OF_SEVERAL.items() for op in ops.split()}
 
 
 def flops(op: str, attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
     """Count the floating point operations of one operator's forward pass; a multiply-add is two.
 
-    Parameters
-    ----------
-    op : str
-        The name that nnvm knows it by.
-    attrs : dict of str
-        Its parameters, as the symbol's JSON has them.
-    inputs, outputs : sequence of tuple of int
-        Their shapes; outputs are those that ``list_outputs`` shows.
+    ``op`` is the name that nnvm knows it by, ``attrs`` are its parameters as the symbol's JSON has
+    them, and ``outputs`` the shapes of those outputs that ``list_outputs`` shows.
 
-    Examples
-    --------
     >>> flops("FullyConnected", {"num_hidden": "10"}, [(32, 784), (10, 784), (10,)], [(32, 10)])
     502080
     """
@@ -230,11 +194,7 @@ def forward_flops(graph: ForwardGraph) -> np.ndarray:
     """Count the operations of the forward pass of each node of a graph, int64."""
     counts = np.zeros(len(graph.nodes), dtype=np.int64)
     for i in graph.operators:
-        node = graph.nodes[i]
-        counts[i] = flops(
-            node.op,
-            node.attrs,
-            [graph.tensors[a][b].shape for a, b in node.inputs],
-            [tensor.shape for tensor in graph.shown(i)],
-        )
+        node, shown = graph.nodes[i], graph.shown(i)
+        inputs = [graph.tensors[a][b].shape for a, b in node.inputs]
+        counts[i] = flops(node.op, node.attrs, inputs, [tensor.shape for tensor in shown])
     return counts

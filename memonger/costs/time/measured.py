@@ -11,15 +11,18 @@ Both are kept on disk, by device, MXNet's version, and what else bears on them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
 import os
 import platform
+import re
 import subprocess
 import time
+from itertools import chain
 from pathlib import Path
-from typing import Any, Callable, ContextManager
+from typing import Any, Callable, ContextManager, Mapping
 
 import numpy as np
 
@@ -27,7 +30,7 @@ from memonger.costs.bind import has_mkldnn
 from memonger.costs.time import classes
 from memonger.costs.time.classes import Example
 from memonger.costs.time.roofline import (
-    Pace,
+    EfficiencyFactor,
     Rates,
     Times,
     moved_bytes,
@@ -36,10 +39,8 @@ from memonger.costs.time.roofline import (
     views,
 )
 from memonger.graph.forward import ForwardGraph
-from memonger.graph.inputs import InputSpec
 from memonger.graph.operators.gradients import alone
 from memonger.graph.operators.tensors import Tensor
-from memonger.graph.read import forward_graph
 from memonger.graph.training import TrainingGraph, training_graph
 from memonger.support.cache import folder, on_disk
 from memonger.support.errors import MemongerError
@@ -52,7 +53,7 @@ SIDE = 1024  # of the square matrices that are multiplied
 LONG = 2**24  # elements of the array that is copied
 TIMES = 5  # runs, of which the median counts
 QUICKER = 0.98  # a time that is shorter by more than the clock's noise
-PACES = (0.5, 20.0)  # the least and the most that is believed
+FACTORS = (0.5, 20.0)  # the least and the most that is believed
 MATTERS = 1e-4  # of the FLOPs and bytes of the forward pass: an operator with less is predicted
 
 
@@ -82,13 +83,10 @@ def _measure_rates(ctx: Any) -> Rates:
     square = mx.nd.random.uniform(shape=(SIDE, SIDE), ctx=ctx)
     product = mx.nd.zeros((SIDE, SIDE), ctx)
     array, sums = (mx.nd.zeros((LONG,), ctx) for _ in range(2))
-    one = mx.nd.zeros((1,), ctx)
-    calls = 100
-    x = mx.sym.Variable("x")
+    calls, x = 100, mx.sym.Variable("x")
     for _ in range(calls):
         x = mx.sym.elemwise_add(x, x)
-    chain = x.bind(ctx, {"x": one})
-
+    chain = x.bind(ctx, {"x": mx.nd.zeros((1,), ctx)})
     product_time, sum_time, call_time = _quickest(
         lambda: mx.nd.dot(square, square, out=product),
         lambda: mx.nd.elemwise_add(array, array, out=sums),
@@ -98,10 +96,8 @@ def _measure_rates(ctx: Any) -> Rates:
 
 
 def _seconds(run: Run) -> float:
-    """Seconds that it takes until its result is there, warmed.
-
-    Of one thread the processor's time counts, which other processes do not lengthen.
-    """
+    """Measure the seconds until its result is there, warmed."""
+    # Of one thread the processor's time counts, which other processes do not lengthen.
     on_cpu = run().context.device_type.startswith("cpu")
     one_thread = on_cpu and os.environ.get("OMP_NUM_THREADS") == "1"
     now = time.process_time if one_thread else time.perf_counter
@@ -111,16 +107,8 @@ def _seconds(run: Run) -> float:
     return now() - start
 
 
-def _median(run: Run) -> float:
-    """The median of several times."""
-    return float(np.median([_seconds(run) for _ in range(TIMES)]))
-
-
 def _quickest(*runs: Run) -> list[float]:
-    """The seconds of what is to be compared, whatever else the device does just then.
-
-    They take turns, until so many times in a row none is shorter.
-    """
+    """Measure seconds by turns until none was shorter for some time, to compare them."""
     best, since = np.array([_seconds(run) for run in runs]), 0
     while since < TIMES:
         seconds = np.array([_seconds(run) for run in runs])
@@ -129,14 +117,11 @@ def _quickest(*runs: Run) -> list[float]:
     return best.tolist()
 
 
-_paces: dict[tuple[Path, str, Example], Pace | None] = {}
+_paces: dict[tuple[Path, str, Example], EfficiencyFactor | None] = {}
 
 
-def paces_of(training: TrainingGraph, ctx: Any) -> dict[int, Pace]:
-    """Look up how much longer than by the roofline the forward nodes of a network take.
-
-    Classes that were not met before are measured; nodes of no known class are left out.
-    """
+def paces_of(training: TrainingGraph, ctx: Any) -> dict[int, EfficiencyFactor]:
+    """Look up, or measure first, how much longer than by the roofline forward nodes take."""
     where = folder(), device_name(ctx)
     examples = {i: classes.example_of(training.graph, i) for i in training.graph.operators}
     new = {e for e in examples.values() if e is not None and (*where, e) not in _paces}
@@ -149,13 +134,14 @@ def paces_of(training: TrainingGraph, ctx: Any) -> dict[int, Pace]:
                     # Not the rates that are kept: what else runs just then slows both down.
                     rates = rates or _measure_rates(ctx)
                     kept[key] = _measure_pace(example, rates, ctx)
-                _paces[(*where, example)] = None if kept[key] is None else Pace(*kept[key])
-    found = {i: _paces[(*where, e)] for i, e in examples.items() if e is not None}
-    return {i: pace for i, pace in found.items() if pace is not None}
+                found = kept[key]
+                _paces[(*where, example)] = None if found is None else EfficiencyFactor(*found)
+    factors = {i: _paces[(*where, e)] for i, e in examples.items() if e is not None}
+    return {i: factor for i, factor in factors.items() if factor is not None}
 
 
-def _measure_pace(example: Example, rates: Rates, ctx: Any) -> Pace | None:
-    """The pace of a class; None: its example cannot be run."""
+def _measure_pace(example: Example, rates: Rates, ctx: Any) -> EfficiencyFactor | None:
+    """Measure the factor of a class; None: its example cannot be run."""
     try:
         graph = classes.graph_of(example)
         training = training_graph(graph)
@@ -163,38 +149,30 @@ def _measure_pace(example: Example, rates: Rates, ctx: Any) -> Pace | None:
     except (MemongerError, mx.MXNetError):
         return None
     (i,) = graph.operators
-    by_roofline = predicted(training, rates)
-    expected = np.array([by_roofline.forward[i], by_roofline.gradient[i]])
+    times = predicted(training, rates)
+    expected = np.array([times.forward[i], times.gradient[i]])
     if not expected[0]:
         return None
-    runs: list[Run] = []
-    for symbol in symbols:
-        shapes = {f"x{k}": shape for k, shape in enumerate(example.shapes)}
-        shapes["data"] = classes.IMAGES
-        spec = InputSpec({n: shapes[n] for n in symbol.list_inputs() if n in shapes}, {})
-        whole = forward_graph(symbol, spec)
-        inputs = {
-            node.name: whole.tensors[v][0] for v, node in enumerate(whole.nodes) if node.is_variable
-        }
-        # Of both signs, for kernels that branch have it easy where all go one way.
-        found = _runs(symbol, inputs, ctx, -0.9)
-        if found is None:
-            return None
-        runs += found
-    seconds = np.reshape(_quickest(*runs), (-1, 2))
+    known = {f"x{k}": Tensor(shape, "float32") for k, shape in enumerate(example.shapes)}
+    known["data"] = Tensor(classes.IMAGES, "float32")
+    # Of both signs, for kernels that branch have it easy where all go one way.
+    runs = [_runs(symbol, known, ctx, -0.9) for symbol in symbols]
+    if None in runs:
+        return None
+    seconds = np.reshape(_quickest(*chain(*filter(None, runs))), (-1, 2))
     forward, both = seconds[-1] - (seconds[0] if example.behind else 0.0)
     taken = np.array([forward, both - forward])
-    forward, gradient = np.clip(taken / np.maximum(expected, 1e-9), *PACES)
-    return Pace(float(forward), float(gradient) if expected[1] else 1.0)
+    forward, gradient = np.clip(taken / np.maximum(expected, 1e-9), *FACTORS)
+    return EfficiencyFactor(float(forward), float(gradient) if expected[1] else 1.0)
+
+
+# ---------------------------------------------------------------- measured
 
 
 def measured(training: TrainingGraph, ctx: Any) -> Times:
-    """Measure the operators of a training step where they matter, and predict the others.
-
-    Predicted is what cannot be bound alone, too.
-    """
-    rates, paces = rates_of(ctx), paces_of(training, ctx)
-    base = predicted(training, rates, paces)
+    """Measure the operators that matter and can be bound alone, and predict the others."""
+    factors = paces_of(training, ctx)
+    base = predicted(training, rates_of(ctx), factors)
     graph, n = training.graph, training.tables.forward
     work, moved = row_flops(training)[:n], moved_bytes(training)[:n]
     matters = (work > MATTERS * work.sum()) | (moved > MATTERS * moved.sum())
@@ -202,27 +180,21 @@ def measured(training: TrainingGraph, ctx: Any) -> Times:
     blocks = has_mkldnn(ctx)
     forward, gradient, change = base.forward.copy(), base.gradient.copy(), 0.0
     with _kept("operators", ctx) as kept:
-        for i in graph.operators:
-            example = classes.example_of(graph, i) if matters[i] and i in paces else None
+        for i in filter(matters.__getitem__, graph.operators):
+            example = classes.example_of(graph, i) if i in factors else None
             # Alone they would get other layouts than in the network, and their constants gradients.
-            alike = example and (blocks and example.behind or classes.ONE in example.shapes)
-            if not matters[i] or alike:
+            if example and (blocks and example.behind or classes.ONE in example.shapes):
                 continue
-            key = _signature(graph, i)
+            node, tensors = graph.nodes[i], [graph.tensors[a][b] for a, b in graph.nodes[i].inputs]
+            key = json.dumps([node.op, sorted(node.attrs.items()), tensors])
             if key not in kept:
                 kept[key] = _measure(graph, i, ctx)
             if kept[key] is not None:
-                alone_forward, alone_both = kept[key]
-                alone_gradient = max(0.0, alone_both - alone_forward) if gradient[i] else 0.0
-                change += alone_forward + alone_gradient - forward[i] - gradient[i]
-                forward[i], gradient[i] = alone_forward, alone_gradient
+                own_forward, both = kept[key]
+                own_gradient = max(0.0, both - own_forward) if gradient[i] else 0.0
+                change += own_forward + own_gradient - forward[i] - gradient[i]
+                forward[i], gradient[i] = own_forward, own_gradient
     return Times(forward, gradient, base.step + change)
-
-
-def _signature(graph: ForwardGraph, i: int) -> str:
-    node = graph.nodes[i]
-    tensors = [graph.tensors[a][b] for a, b in node.inputs]
-    return json.dumps([node.op, sorted(node.attrs.items()), tensors])
 
 
 def _measure(graph: ForwardGraph, i: int, ctx: Any) -> tuple[float, float] | None:
@@ -234,29 +206,35 @@ def _measure(graph: ForwardGraph, i: int, ctx: Any) -> tuple[float, float] | Non
     except mx.MXNetError:
         return None
     runs = _runs(symbol, {f"x{k}": tensor for k, tensor in enumerate(tensors)}, ctx)
-    return None if runs is None else (_median(runs[0]), _median(runs[1]))
+    if runs is None:
+        return None
+    forward, both = (float(np.median([_seconds(run) for _ in range(TIMES)])) for run in runs)
+    return forward, both
 
 
 def _runs(
-    symbol: Any, inputs: dict[str, Tensor], ctx: Any, least: float = 0.1
+    symbol: Any, known: Mapping[str, Tensor], ctx: Any, least: float = 0.1
 ) -> tuple[Run, Run] | None:
-    """What runs a symbol forward, and forward with its gradients; None: it cannot be run.
+    """Make what runs a symbol forward, and forward with its gradients; None: it cannot be run.
 
-    Its inputs are random numbers from ``least`` to 0.9; indices are 0.
+    Its inputs, of which some are known, are random numbers from ``least`` to 0.9; indices are 0.
     """
+    inputs = {n: known[n] for n in symbol.list_inputs() if n in known}
+    indices = {n for n, tensor in inputs.items() if not tensor.dtype.startswith("float")}
+    names = symbol.list_arguments()
     try:
-        arrays = {name: _values(tensor, ctx, least) for name, tensor in inputs.items()}
-        names, states = symbol.list_arguments(), symbol.list_auxiliary_states()
-        floating = [n for n in names if arrays[n].dtype.__name__.startswith("float")]
-        gradients = {n: mx.nd.zeros_like(arrays[n]) for n in floating}
-        executor = symbol.bind(
+        executor = symbol.simple_bind(
             ctx,
-            {n: arrays[n] for n in names},
-            gradients,
-            {n: "write" if n in gradients else "null" for n in names},
-            {n: arrays[n] for n in states},
+            {n: "null" if n in indices else "write" for n in names},
+            {n: tensor.dtype for n, tensor in inputs.items()},
+            **{n: tensor.shape for n, tensor in inputs.items()},
         )
+        for name, array in (*executor.arg_dict.items(), *executor.aux_dict.items()):
+            if name not in indices:
+                values = mx.nd.random.uniform(least, 0.9, array.shape, ctx=ctx)
+                values.astype(array.dtype).copyto(array)
         heads = [mx.nd.ones_like(output) for output in executor.outputs]
+        trained = [name for name in names if name not in indices]
 
         def forward() -> Any:
             return executor.forward(is_train=True)[0]
@@ -264,19 +242,13 @@ def _runs(
         def both() -> Any:
             executor.forward(is_train=True)
             executor.backward(heads)
-            return gradients[floating[-1]]
+            return executor.grad_dict[trained[-1]]
 
-        whole = both if floating else forward
+        whole = both if trained else forward
         whole().wait_to_read()
         return forward, whole
-    except mx.MXNetError:
+    except RuntimeError:  # MXNet's error is one
         return None
-
-
-def _values(tensor: Tensor, ctx: Any, least: float) -> Any:
-    if not tensor.dtype.startswith("float"):
-        return mx.nd.zeros(tensor.shape, ctx, tensor.dtype)
-    return mx.nd.random.uniform(least, 0.9, tensor.shape, ctx=ctx).astype(tensor.dtype)
 
 
 # ---------------------------------------------------------------- on disk
@@ -297,20 +269,16 @@ def device_name(ctx: Any) -> str:
 
 
 def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+        if found is not None:
+            return found.group(1).strip()
     return platform.processor() or platform.machine()
 
 
 def _gpu_name(number: int) -> str:
     asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", f"--id={number}"]
     try:
-        found = subprocess.run(asked, stdout=subprocess.PIPE, timeout=10, check=True)
-        return found.stdout.decode().strip()
+        return subprocess.check_output(asked, timeout=10).decode().strip()
     except (OSError, subprocess.SubprocessError):
         return f"a GPU of {mx.context.gpu_memory_info(number)[1]} bytes"

@@ -16,9 +16,8 @@ import numpy as np
 
 from memonger.graph.operators.tensors import Tensor, check_elements
 from memonger.support.errors import said_by_mxnet
-from memonger.support.mxnet import environment as environment
-from memonger.support.mxnet import mx
-from memonger.support.symbols import load_nodes, read
+from memonger.support.mxnet import environment, mx
+from memonger.support.symbols import all_outputs, load_nodes, read
 
 #: How the gradient nodes of an operator refer to what they read.
 #: ('head', k): gradient of output k; ('in', k), ('out', k): its inputs and outputs;
@@ -54,34 +53,16 @@ class NotDifferentiable(Exception):
 def gradient_of(
     op: str, attrs: Mapping[str, str], inputs: Sequence[Tensor], zero_heads: bool = False
 ) -> OperatorGradient:
-    """Return the gradient of an operator with inputs of these shapes and types.
+    """Return the gradient of an operator with inputs of these shapes and types, or raise.
 
-    Parameters
-    ----------
-    op : str
-        The name that nnvm knows the operator by.
-    attrs : dict of str
-        Its parameters.
-    inputs : sequence of Tensor
-    zero_heads : bool
-        What it is where the gradients of all its outputs are known to be zero
-        (``CheckGradAllZero`` in ``src/operator/operator_common.h``).
-
-    Raises
-    ------
-    NotDifferentiable, NotObservable
+    With ``zero_heads`` it is what it is where the gradients of all its outputs are known to be zero
+    (``CheckGradAllZero`` in ``src/operator/operator_common.h``).
     """
     return _observed(op, tuple(sorted(attrs.items())), tuple(inputs), zero_heads)
 
 
 def unallocated(shape: Sequence[int], dtype: str, ctx: Any) -> Any:
-    """Return an NDArray of which MXNet knows shape and type, and which takes no memory.
-
-    Raises
-    ------
-    TooLargeError
-        If MXNet cannot count its elements.
-    """
+    """Return an NDArray of which MXNet knows shape and type, and which takes no memory."""
     checked, kind = check_elements(tuple(shape)), np.dtype(dtype).type
     return mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle(checked, ctx, True, kind))
 
@@ -94,18 +75,16 @@ def alone(
 ) -> tuple[list[dict[str, Any]], list[list[int]]]:
     """Return JSON nodes (`symbols.load_nodes`) of an operator between variables, and its outputs.
 
-    Parameters
-    ----------
-    count : int
-        Of its inputs, which are the variables x0, x1, ...; the operator is the node after them.
+    Its ``count`` inputs are the variables x0, x1, ...; the operator is the node after them.
     """
-    nodes: list[dict[str, Any]] = [
-        {"op": "null", "name": f"x{k}", "inputs": []} for k in range(count)
-    ]
-    into = [[k, 0, 0] for k in range(count)]
-    nodes.append({"op": op, "name": FORWARD, "attrs": dict(attrs), "inputs": into})
+    nodes = [_node("null", f"x{k}") for k in range(count)]
+    nodes.append(_node(op, FORWARD, *([k, 0, 0] for k in range(count)), attrs=dict(attrs)))
     outputs = load_nodes(nodes, [[count, 0, 0]]).get_internals().list_outputs()
     return nodes, [[count, k, 0] for k in range(len(outputs) - count)]
+
+
+def _node(op: str, name: str, *inputs: list[int], **more: Any) -> dict[str, Any]:
+    return {"op": op, "name": name, "inputs": list(inputs), **more}
 
 
 # ---------------------------------------------------------------- observed
@@ -120,27 +99,26 @@ def _observed(
         return OperatorGradient((), ())
     try:
         nodes, shown = alone(op, dict(attrs), count)
-        heads = shown
-        if zero_heads:
-            heads = [[count + 1 + k, 0, 0] for k in range(len(shown))]
-            nodes += [
-                {"op": "BlockGrad", "name": f"stop{k}", "inputs": [head]}
-                for k, head in enumerate(shown)
-            ]
-        symbol = load_nodes(nodes, heads)
+        stops = [_node("BlockGrad", f"stop{k}", head) for k, head in enumerate(shown)]
+        heads = [[count + 1 + k, 0, 0] for k in range(len(shown))] if zero_heads else shown
+        symbol = load_nodes([*nodes, *stops] if zero_heads else nodes, heads)
         outputs, found = read_debug_str(_bound(symbol, inputs, merging="0"))
     except mx.MXNetError as error:
         if "non-differentiable" in str(error):
             raise NotDifferentiable(op) from None
         raise NotObservable(f"{op} cannot be bound alone") from None
-    made, of_outputs = _referred(op, outputs[len(shown) :], found)
+    known: dict[str, Reference] = {f"x{k}": ("in", k) for k in range(count)}
+    for k in range(len(shown)):
+        names = f"_head_grad_{k}", f"_head_grad_{k}_id", f"stop{k}", f"stop{k}_backward"
+        known.update(dict.fromkeys(names, ("head", k)))
+    made, of_outputs = _referred(op, known, outputs[len(shown) :], found)
     given = dict(zip(symbol.list_arguments(), of_outputs))
     gradients = tuple([given.get(f"x{k}") for k in range(count)])
-    return OperatorGradient(_with_tensors(op, attrs, inputs, made), gradients)
+    return OperatorGradient(_with_tensors(op, nodes, shown, inputs, made), gradients)
 
 
 def _bound(symbol: Any, inputs: Sequence[Tensor], merging: str) -> str:
-    """``debug_str`` of a symbol of x0, x1, ..., bound for training without memory."""
+    """Bind a symbol of x0, x1, ... for training without memory; return its ``debug_str``."""
     cpu = mx.cpu()
     arrays = {f"x{k}": unallocated(t.shape, t.dtype, cpu) for k, t in enumerate(inputs)}
     arguments = {name: arrays[name] for name in symbol.list_arguments()}
@@ -181,65 +159,58 @@ def read_debug_str(text: str) -> tuple[list[tuple[str, int]], list[dict[str, Any
 
 
 def _referred(
-    op: str, outputs: Sequence[tuple[str, int]], found: Sequence[dict[str, Any]]
+    op: str,
+    known: dict[str, Reference],
+    outputs: Sequence[tuple[str, int]],
+    found: Sequence[dict[str, Any]],
 ) -> tuple[list[BackwardNode], list[Reference]]:
-    """The gradient nodes of one operator's ``debug_str``, and what its outputs refer to."""
+    """Find the gradient nodes of one operator's ``debug_str``, and what its outputs refer to.
+
+    ``known`` tells what names refer to that are no gradient nodes of the operator.
+    """
     made: list[BackwardNode] = []
     where: dict[str, list[int]] = {}  # name -> gradient nodes so named, oldest first
-    copies: dict[str, Reference] = {}
 
     def reference(entry: tuple[str, int], as_gradient: bool = False) -> Reference:
         name, index = entry
-        if name == FORWARD and not (as_gradient and name in where):
-            return ("out", index)
-        variable = re.match(r"x(\d+)$", name)
-        if variable:
-            return ("in", int(variable.group(1)))
-        if name in copies:
-            return copies[name]
-        head = re.match(r"(?:_head_grad_|stop)(\d+)(?:_id|_backward)?$", name)
-        if head:
-            return ("head", int(head.group(1)))
+        if name in known:
+            return known[name]
         at = where.get(name)
+        if name == FORWARD and not (as_gradient and at is not None):
+            return ("out", index)
         if not at:
             raise NotObservable(f"{op}: its gradient reads {name!r}, which is not shown")
-        if len(at) > 1:
-            if any(made[j] != made[at[0]] for j in at):
-                raise NotObservable(f"{op}: its gradient has several nodes {name!r}")
-            return ("node", at.pop(0), index)  # equal nodes, read one after the other
-        return ("node", at[0], index)
+        if any(made[j] != made[at[0]] for j in at):
+            raise NotObservable(f"{op}: its gradient has several nodes {name!r}")
+        # Equal nodes are read one after the other.
+        return ("node", at.pop(0) if len(at) > 1 else at[0], index)
 
     forward = next((node for node in found if node["name"] == FORWARD), None)
     for node in found:
         name = node["name"]
-        if node is forward or re.match(r"_head_grad_\d+_id$|stop\d+(_backward)?$", name):
-            continue
         if node["op"] == "_copy" and re.search(r"_\d+_copy$", name):
             # made so that no two gradients are the same array (MXGradient, copy_op)
-            copies[name] = reference(node["inputs"][0])
-            continue
-        inputs = tuple([reference(entry) for entry in node["inputs"]])
-        deps = tuple([None if d == FORWARD else where[d][-1] for d in node["deps"]])
-        where.setdefault(name, []).append(len(made))
-        made.append(BackwardNode(node["op"], node["attrs"], inputs, deps, ()))
+            known[name] = reference(node["inputs"][0])
+        elif node is not forward and name not in known:
+            inputs = tuple(map(reference, node["inputs"]))
+            deps = tuple([None if d == FORWARD else where[d][-1] for d in node["deps"]])
+            where.setdefault(name, []).append(len(made))
+            made.append(BackwardNode(node["op"], node["attrs"], inputs, deps, ()))
     return made, [reference(entry, as_gradient=True) for entry in outputs]
 
 
 def _with_tensors(
     op: str,
-    attrs: tuple[tuple[str, str], ...],
+    nodes: Sequence[dict[str, Any]],
+    shown: Sequence[list[int]],
     inputs: Sequence[Tensor],
     made: Sequence[BackwardNode],
 ) -> tuple[BackwardNode, ...]:
     """Give every gradient node its outputs' shapes and types, inferred by MXNet."""
-    if not made:
-        return ()
     forward = len(inputs)
-    nodes, shown = alone(op, dict(attrs), forward)
-    start = len(nodes) + len(shown)  # after the gradients of the outputs, which are like them
-    nodes += [
-        {"op": "ones_like", "name": f"g{k}", "inputs": [head]} for k, head in enumerate(shown)
-    ]
+    # The gradients of the outputs are like them.
+    all_nodes = [*nodes, *(_node("ones_like", f"g{k}", head) for k, head in enumerate(shown))]
+    start = len(all_nodes)
 
     def place(reference: Reference) -> list[int]:
         kind, k = reference[0], reference[1]
@@ -247,28 +218,20 @@ def _with_tensors(
             return [start + k, reference[2], 0]
         return {"head": [forward + 1 + k, 0, 0], "in": [k, 0, 0], "out": [forward, k, 0]}[kind]
 
-    nodes += [
-        {
-            "op": node.op,
-            "name": f"b{j}",
-            "attrs": dict(node.attrs),
-            "inputs": [place(r) for r in node.inputs],
-            "control_deps": [forward if d is None else start + d for d in node.deps],
-        }
-        for j, node in enumerate(made)
-    ]
+    for j, node in enumerate(made):
+        deps = [forward if d is None else start + d for d in node.deps]
+        more = {"attrs": dict(node.attrs), "control_deps": deps}
+        all_nodes.append(_node(node.op, f"b{j}", *map(place, node.inputs), **more))
+    heads = [[start + j, 0, 0] for j in range(len(made))]
+    tensors: dict[str, list[Tensor]] = {}
     try:
-        internals = load_nodes(
-            nodes, [[start + j, 0, 0] for j in range(len(made))] + [[forward, 0, 0]]
-        ).get_internals()
-        known = {f"x{k}": tensor for k, tensor in enumerate(inputs)}
-        _, shapes, _ = internals.infer_shape(**{name: t.shape for name, t in known.items()})
-        _, types, _ = internals.infer_type(**{name: t.dtype for name, t in known.items()})
-        entries = read(internals)
-        tensors: dict[str, list[Tensor]] = {}
-        for head, shape, dtype in zip(entries["heads"], shapes, types):
-            name = entries["nodes"][head[0]]["name"]
-            tensors.setdefault(name, []).append(Tensor(tuple(shape), np.dtype(dtype).name))
+        graph = read(load_nodes(all_nodes, [*heads, [forward, 0, 0]]))
+        every, owners = all_outputs(graph)
+        _, shapes, _ = every.infer_shape(**{f"x{k}": t.shape for k, t in enumerate(inputs)})
+        _, types, _ = every.infer_type(**{f"x{k}": t.dtype for k, t in enumerate(inputs)})
+        for i, shape, dtype in zip(owners, shapes, types):
+            tensor = Tensor(tuple(shape), np.dtype(dtype).name)
+            tensors.setdefault(graph["nodes"][i]["name"], []).append(tensor)
     except (mx.MXNetError, TypeError) as error:
         raise NotObservable(f"{op}: shapes of its gradient: {said_by_mxnet(error)}") from None
     return tuple([n._replace(tensors=tuple(tensors[f"b{j}"])) for j, n in enumerate(made)])
@@ -283,24 +246,17 @@ def merges(op: str, attrs: Mapping[str, str], inputs: Sequence[Tensor]) -> bool:
     It does not where they keep state, draw numbers or change their inputs (``NodeEqual`` in
     ``src/executor/eliminate_common_expr_pass.cc``); which those are is observed.
     """
-    key = (op, tuple(sorted(attrs.items())))
+    key, count = (op, tuple(sorted(attrs.items()))), len(inputs)
     if key not in _merging:
-        _merging[key] = _merged(op, attrs, inputs)
+        try:
+            nodes, _ = alone(op, attrs, count)
+            nodes.append({**nodes[-1], "name": "g"})
+            # Read by different operators: heads of the network are never quite merged.
+            nodes.append(_node("identity", "to f", [count, 0, 0]))
+            nodes.append(_node("negative", "to g", [count + 1, 0, 0]))
+            symbol = load_nodes(nodes, [[count + 2, 0, 0], [count + 3, 0, 0]])
+            _, found = read_debug_str(_bound(symbol, inputs, merging="1"))
+            _merging[key] = sum(node["name"] in (FORWARD, "g") for node in found) == 1
+        except mx.MXNetError:  # a subgraph, a Custom operator, or one without a gradient
+            _merging[key] = False
     return _merging[key]
-
-
-def _merged(op: str, attrs: Mapping[str, str], inputs: Sequence[Tensor]) -> bool:
-    count = len(inputs)
-    try:
-        nodes, _ = alone(op, attrs, count)
-        nodes.append({**nodes[-1], "name": "g"})
-        # Read by different operators: heads of the network are never quite merged.
-        nodes += [
-            {"op": reader, "name": reader, "inputs": [[count + k, 0, 0]]}
-            for k, reader in enumerate(("identity", "negative"))
-        ]
-        symbol = load_nodes(nodes, [[count + 2, 0, 0], [count + 3, 0, 0]])
-        _, found = read_debug_str(_bound(symbol, inputs, merging="1"))
-        return sum(node["name"] in (FORWARD, "g") for node in found) == 1
-    except mx.MXNetError:  # a subgraph, a Custom operator, or one without a gradient
-        return False

@@ -9,23 +9,22 @@ from __future__ import annotations
 import ast
 from typing import Mapping, Sequence
 
+from memonger.graph.operators.inplace import expanded
 from memonger.graph.operators.tensors import Tensor
 
-_FORWARD = frozenset(
-    "Activation BatchNorm Concat Convolution Deconvolution FullyConnected LRN LeakyReLU Pooling "
-    "RNN _contrib_BatchNormWithReLU _copy add_n amp_cast amp_multicast elemwise_add log_softmax "
-    "softmax".split()
-)
 #: Operators that compute in the layout that they find: ``TIsMKLDNN`` in MXNet's source.
-KNOW = (
-    _FORWARD
-    | {"_backward_" + op for op in _FORWARD}
-    | {"_backward_add", "_backward_contrib_BatchNormWithReLU", "_backward_copy"}
-    | {"Flatten", "Reshape", "SoftmaxOutput", "expand_dims", "slice", "transpose"}
+KNOW = frozenset(
+    expanded("""
+        {},_backward_{}: Activation BatchNorm Concat Convolution Deconvolution FullyConnected LRN
+        LeakyReLU Pooling RNN _contrib_BatchNormWithReLU _copy add_n amp_cast amp_multicast
+        elemwise_add log_softmax softmax
+        {}: Flatten Reshape SoftmaxOutput expand_dims slice transpose _backward_add _backward_copy
+        _backward_contrib_BatchNormWithReLU
+    """)
 )
 #: Those that make blocks of plain tensors.
 MAKE = frozenset(
-    ("Convolution", "Deconvolution", "_backward_Convolution", "_backward_Deconvolution")
+    op + name for op in ("", "_backward_") for name in ("Convolution", "Deconvolution")
 )
 #: Those that make any layout plain, up to 4 axes (``src/operator/nn/mkldnn/mkldnn_reshape.cc``).
 _RESHAPE = frozenset(("Flatten", "Reshape", "expand_dims"))
@@ -50,30 +49,15 @@ AXES = 4
 def layout_of_output(
     op: str, attrs: Mapping[str, str], inputs: int, tensor: Tensor, k: int, data: Tensor | None
 ) -> str:
-    """Tell how the layout of an output comes about.
+    """Tell how the layout of output ``k``, a ``tensor``, comes about; ``data`` is the first input.
 
-    Parameters
-    ----------
-    op, attrs
-    inputs : int
-        How many it reads.
-    tensor : Tensor
-        The output, and
-    k : int
-        its number.
-    data : Tensor, optional
-        The first input.
-
-    Returns
-    -------
-    str
-        'keeps' (as the memory was where it is written in place, plain otherwise), 'plain' (always),
-        'copies', 'sums' (that of the first input which is not plain), 'alike' (that of the inputs
-        if they are alike), 'first' (that of the first input), 'passes' (the usual blocks if the
-        first input has them), 'norm gradient' (that of the data, input 3, or of the gradient where
-        that is plain), 'pooling gradient' (the usual blocks if the input of Pooling has them, input
-        1 or 2), 'other' (some function of the inputs' layouts), 'chosen' (some layout, whatever
-        those of the inputs), or 'usual' (the usual blocks).
+    'keeps' (as the memory was where it is written in place, plain otherwise), 'plain' (always),
+    'copies', 'sums' (that of the first input which is not plain), 'alike' (that of the inputs if
+    they are alike), 'first' (that of the first input), 'passes' (the usual blocks if the first
+    input has them), 'norm gradient' (that of the data, input 3, or of the gradient where that is
+    plain), 'pooling gradient' (the usual blocks if the input of Pooling has them, input 1 or 2),
+    'other' (some function of the inputs' layouts), 'chosen' (some layout, whatever those of the
+    inputs), or 'usual' (the usual blocks).
     """
     axes = len(tensor.shape)
     if op not in KNOW or tensor.dtype != "float32" or op == "_backward_Concat":
@@ -121,14 +105,18 @@ def layouts_of_inputs(
 
 
 def _overlap(attrs: Mapping[str, str]) -> bool:
-    """Whether windows of a Pooling have elements in common."""
+    """Tell whether windows of a Pooling have elements in common."""
+    kernel, stride = _tuple(attrs, "kernel"), _tuple(attrs, "stride")
     whole = attrs.get("global_pool", "False") != "False"
-    kernel, stride = (ast.literal_eval(attrs.get(name, "()")) for name in ("kernel", "stride"))
     return not whole and any(s < k for k, s in zip(kernel, stride or (1,) * len(kernel)))
 
 
+def _tuple(attrs: Mapping[str, str], name: str, *usual: int) -> tuple[int, ...]:
+    return tuple(ast.literal_eval(attrs.get(name, "()"))) or usual
+
+
 def _of_convolution(attrs: Mapping[str, str], tensor: Tensor, data: Tensor | None) -> str:
-    """How a convolution lays out its output, as far as that is the same for many of them.
+    """Tell how a convolution lays out its output, as far as that is the same for many of them.
 
     Seen with ``DNNL_VERBOSE=1`` in thousands of convolutions, on CPUs with AVX2 and with AVX512
     (``tests/costs/test_layouts.py``). More than 4 channels that are not a multiple of 8 are plain.
@@ -136,10 +124,6 @@ def _of_convolution(attrs: Mapping[str, str], tensor: Tensor, data: Tensor | Non
     or each of its own one, by kernels of at most 7 that are not dilated, with little padding and on
     images that are not smaller than the kernel.
     """
-
-    def pair(name: str, default: int = 1) -> tuple[int, ...]:
-        return tuple(ast.literal_eval(attrs.get(name, "()"))) or (default, default)
-
     if data is None or len(tensor.shape) != AXES or len(data.shape) != AXES:
         return "chosen"
     channels, groups = tensor.shape[1], int(attrs.get("num_group", "1"))
@@ -147,15 +131,13 @@ def _of_convolution(attrs: Mapping[str, str], tensor: Tensor, data: Tensor | Non
         return "chosen"
     if channels % 8 and channels > 4:
         return "plain"
+    kernel, pad = _tuple(attrs, "kernel", 1, 1), _tuple(attrs, "pad", 0, 0)
     usual = (
         channels % 16 == 0
         and (data.shape[1] % 16 == 0 or data.shape[1] == 3)
-        and max(pair("kernel")) <= 7
-        and max(pair("stride")) <= 2
-        and pair("dilate") == (1, 1)
-        and all(
-            2 * pad < width <= size
-            for pad, width, size in zip(pair("pad", 0), pair("kernel"), data.shape[2:])
-        )
+        and max(kernel) <= 7
+        and max(_tuple(attrs, "stride", 1)) <= 2
+        and _tuple(attrs, "dilate", 1, 1) == (1, 1)
+        and all(2 * p < width <= size for p, width, size in zip(pad, kernel, data.shape[2:]))
     )
     return "usual" if usual else "chosen"

@@ -17,8 +17,6 @@ GPU_FUSION = "gpu with pointwise fusion"
 #: Where a plan may be trained when nothing is told.
 ANYWHERE: frozenset[str] = frozenset((CPU, GPU, GPU_FUSION))
 
-# ---------------------------------------------------------------- what must be kept, and why
-
 #: Their attributes reach Python code or a nested graph that does not expect ours: never marked,
 #: not even with 'False'.
 UNTOUCHED = {
@@ -37,32 +35,16 @@ _RANDOM = re.compile(
     r"|_image_random_|_contrib_dgl_|_unique_zipfian"
 )
 _MUTATING = re.compile(r".*_update(_phase[12])?$|reset_arrays$|_contrib_(group_)?adagrad")
-
-
 _SOURCES = frozenset(("_zeros", "_ones", "_full", "_zeros_without_dtype"))
 
 
-def _complete(shape: str) -> bool:
-    """Whether a shape, as MXNet writes it, has no unknown sizes."""
-    sizes = re.findall(r"-?\d+|None", shape)
-    return bool(sizes) and not any(size in ("0", "-1", "None") for size in sizes)
-
-
 def untouched(op: str) -> bool:
-    """Whether an operator must never carry a mark, of either value."""
+    """Tell whether an operator must never carry a mark, of either value."""
     return op in UNTOUCHED
 
 
 def why_kept(op: str, attrs: Mapping[str, str]) -> str | None:
-    """Why an operator must not be recomputed, or None if it may be.
-
-    Parameters
-    ----------
-    op : str
-        The name that nnvm knows it by.
-    attrs : dict of str
-        Its parameters.
-    """
+    """Tell why an operator must not be recomputed; None if it may be."""
     if op in UNTOUCHED:
         return UNTOUCHED[op]
     if op == "Dropout":
@@ -77,7 +59,8 @@ def why_kept(op: str, attrs: Mapping[str, str]) -> str | None:
         return "it changes its inputs, which must happen once"
     if op == "_contrib_SyncBatchNorm" and int(attrs.get("ndev", 1)) > 1:
         return "it waits for the other devices, which would not run it again"
-    if op in _SOURCES and not _complete(attrs.get("shape", "")):
+    sizes = re.findall(r"-?\d+|None", attrs.get("shape", ""))
+    if op in _SOURCES and (not sizes or {"0", "-1", "None"} & set(sizes)):
         return "its shape is inferred from what reads it, which may not read a copy"
     if op == "moments":
         # The gradient reads the copy's mean; the original's is then not written, and the variance
@@ -87,7 +70,7 @@ def why_kept(op: str, attrs: Mapping[str, str]) -> str | None:
 
 
 def why_refused(op: str, attrs: Mapping[str, str]) -> str | None:
-    """Why a network that holds this operator cannot be planned at all, or None if it can."""
+    """Tell why a network that holds this operator cannot be planned at all; None if it can."""
     if op.startswith(("_sg_mkldnn", "_sg_onednn", "_TensorRT", "_FusedOp")):
         return (
             "it was fused for inference (optimize_for), and its gradients are zero; plan the "
@@ -104,11 +87,9 @@ def why_refused(op: str, attrs: Mapping[str, str]) -> str | None:
 
 
 def truth(value: str | None) -> bool:
-    """Whether MXNet reads this attribute as true."""
+    """Tell whether MXNet reads this attribute as true."""
     return value in ("True", "true", "1")
 
-
-# ---------------------------------------------------------------- recomputed, read by nobody
 
 # The recomputed copy of an operator runs before its gradient; where nobody reads its first output
 # it runs with the write request 'null' (kNullOp). Some operators check the request and abort, some
@@ -141,11 +122,8 @@ _WITHOUT_FUSION = frozenset(
 )
 
 #: Every operator that the tables list, under whatever condition.
-LISTED: frozenset[str] = (
-    _EVERYWHERE
-    | _WITHOUT_FUSION
-    | {"BatchNorm", "Convolution", "Deconvolution", "UpSampling", "_contrib_SyncBatchNorm"}
-)
+LISTED: frozenset[str] = _EVERYWHERE | _WITHOUT_FUSION
+LISTED |= {"BatchNorm", "Convolution", "Deconvolution", "UpSampling", "_contrib_SyncBatchNorm"}
 
 
 def tolerates_unread(
@@ -155,27 +133,18 @@ def tolerates_unread(
     targets: frozenset[str],
     mkldnn: bool = True,
 ) -> bool:
-    """Whether a recomputed operator may have an output 0 that nobody reads.
+    """Tell whether a recomputed operator may have an output 0 that nobody reads.
 
-    Parameters
-    ----------
-    op, attrs
-        The operator and its parameters, as they are when it is recomputed.
-    dtypes : sequence of str
-        NumPy type names of its inputs.
-    targets : frozenset of str
-        Where it will be trained: any of CPU, GPU, GPU_FUSION.
-    mkldnn : bool
-        Whether MKLDNN may compute on a CPU.
+    ``dtypes`` are the NumPy type names of its inputs, ``targets`` where it will be trained (any of
+    CPU, GPU, GPU_FUSION); ``mkldnn`` tells whether MKLDNN may compute on a CPU.
     """
+    native = truth(attrs.get("cudnn_off"))
     if op == "BatchNorm":
-        native = truth(attrs.get("cudnn_off")) or truth(attrs.get("use_global_stats"))
-        return targets <= {CPU} or native
+        return targets <= {CPU} or native or truth(attrs.get("use_global_stats"))
     if op in ("Convolution", "Deconvolution"):
         # MXNet's own kernels check the request; MKLDNN's and cuDNN's do not.
-        on_cpu = mkldnn and all(dtype == "float32" for dtype in dtypes)
-        on_gpu = not truth(attrs.get("cudnn_off"))
-        return (CPU not in targets or on_cpu) and (targets <= {CPU} or on_gpu)
+        on_cpu = mkldnn and set(dtypes) <= {"float32"}
+        return (CPU not in targets or on_cpu) and (targets <= {CPU} or not native)
     if op == "UpSampling":
         return attrs.get("sample_type") == "nearest"
     if op == "_contrib_SyncBatchNorm":
@@ -184,7 +153,7 @@ def tolerates_unread(
 
 
 def targets_of(device_type: str | None) -> frozenset[str]:
-    """Where a plan for this device type ('cpu', 'gpu' or None: any) may be trained."""
+    """Tell where a plan for this device type ('cpu', 'gpu' or None: any) may be trained."""
     if device_type is None:
         return ANYWHERE
     if device_type != "gpu":

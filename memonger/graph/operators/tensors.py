@@ -23,10 +23,7 @@ class Tensor(NamedTuple):
 
     @property
     def elements(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -35,12 +32,7 @@ class Tensor(NamedTuple):
 
 
 def check_elements(shape: Shape) -> Shape:
-    """Return a shape whose elements MXNet can count.
-
-    Raises
-    ------
-    TooLargeError
-    """
+    """Return a shape whose elements MXNet can count; raise TooLargeError otherwise."""
     large = math.prod(shape) > MOST_ELEMENTS
     if large and not mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE"):
         raise TooLargeError(

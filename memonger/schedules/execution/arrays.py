@@ -9,7 +9,7 @@ import numpy as np
 
 from memonger.costs.bind import sparse_gradients
 from memonger.graph.forward import ForwardGraph
-from memonger.graph.inputs import GRAD_REQS
+from memonger.graph.inputs import read_requests
 from memonger.graph.operators.tensors import Tensor
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
@@ -21,19 +21,9 @@ STORED_DENSELY = ("-1", "0")  # __storage_type__ of a variable: unknown, default
 
 def requests_of(names: Sequence[str], grad_req: Any) -> dict[str, str]:
     """Read 'write', 'add' or 'null' for each argument from what ``bind`` takes."""
-    if isinstance(grad_req, str):
-        grad_req = dict.fromkeys(names, grad_req)
-    elif isinstance(grad_req, (list, tuple)):
-        if len(grad_req) != len(names):
-            raise MemongerError(f"grad_req has {len(grad_req)} entries for {len(names)} arguments")
-        grad_req = dict(zip(names, grad_req))
-    found = {name: grad_req.get(name, "null") for name in names}
-    for name, request in found.items():
-        if request not in GRAD_REQS:
-            raise MemongerError(
-                f"grad_req of {name!r} is {request!r}; there are {', '.join(map(repr, GRAD_REQS))}"
-            )
-    return found
+    if isinstance(grad_req, dict):  # MXNet does not mind other names
+        grad_req = {name: grad_req.get(name, "null") for name in names}
+    return read_requests(names, grad_req)
 
 
 def refuse_groups(group2ctx: Any) -> None:
@@ -56,22 +46,18 @@ def refuse_sparse(kinds: Mapping[str, str]) -> None:
             )
 
 
-def by_name(arrays: Any, names: Sequence[str]) -> Arrays:
-    """The arrays that ``bind`` was given, by name."""
-    if arrays is None or isinstance(arrays, dict):
-        return dict(arrays or {})
-    if len(arrays) != len(names):
-        raise MemongerError(f"bind: {len(arrays)} arrays were given for {len(names)} inputs")
-    return dict(zip(names, arrays))
-
-
-def all_of(kind: str, arrays: Any, names: Sequence[str]) -> Arrays:
-    """The same where none may be missing; ``kind`` is what they are, in words."""
-    found = by_name(arrays, names)
-    for name in names:
-        if found.get(name) is None:
-            raise MemongerError(f"bind: the {kind} {name!r} is missing")
-    return {name: found[name] for name in names}
+def by_name(arrays: Any, names: Sequence[str], required: str = "") -> Arrays:
+    """Name the arrays that ``bind`` was given; ``required`` says what they are if none may miss."""
+    if not isinstance(arrays, dict):
+        given = [None] * len(names) if arrays is None else arrays
+        if len(given) != len(names):
+            raise MemongerError(f"bind: {len(given)} arrays were given for {len(names)} inputs")
+        arrays = dict(zip(names, given))
+    found = {name: arrays[name] for name in names if arrays.get(name) is not None}
+    for name in names if required else ():
+        if name not in found:
+            raise MemongerError(f"bind: the {required} {name!r} is missing")
+    return found
 
 
 def tensors_of(symbol: Any, graph: ForwardGraph) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -94,23 +80,23 @@ def tensors_of(symbol: Any, graph: ForwardGraph) -> tuple[dict[str, Tensor], dic
 
 
 def tensor_of(array: Any) -> Tensor:
-    """Shape and type of an array."""
+    """Tell shape and type of an array."""
     return Tensor(tuple(array.shape), np.dtype(array.dtype).name)
 
 
 def zeros(tensor: Tensor, ctx: Any) -> Any:
-    """A new array."""
+    """Make an array of zeros."""
     return mx.nd.zeros(tensor.shape, ctx, dtype=tensor.dtype)
 
 
 def shared(arrays: Mapping[str, Any], name: str, tensor: Tensor, ctx: Any) -> Any:
-    """The array of another executor, or a new one if it has none that fits."""
+    """Return the array of another executor, or a new one if it has none that fits."""
     array = arrays.get(name)
     return zeros(tensor, ctx) if array is None or tensor_of(array) != tensor else array
 
 
 def buffered(buffer: Arrays, name: str, tensor: Tensor, ctx: Any) -> Any:
-    """An array in memory that is there for all executors, which is made if there is too little."""
+    """Return an array in memory of all executors, which is made if there is too little."""
     array = buffer.get(name)
     if array is None or np.dtype(array.dtype).name != tensor.dtype or array.size < tensor.elements:
         buffer[name] = array = zeros(tensor, ctx)
@@ -118,7 +104,7 @@ def buffered(buffer: Arrays, name: str, tensor: Tensor, ctx: Any) -> Any:
 
 
 def resized(name: str, array: Any, tensor: Tensor, ctx: Any, up: bool) -> Any:
-    """An array with another shape: a view where it has become smaller, new where it may grow."""
+    """Return an array of another shape: a view where it is smaller, new where it may grow."""
     if array.size >= tensor.elements:
         return _view(array, tensor)
     if not up:
@@ -136,7 +122,7 @@ def _view(array: Any, tensor: Tensor) -> Any:
 
 
 def held(array: Any) -> Any:
-    """A copy of an array in a memory pool, in the memory of the host.
+    """Copy an array in a memory pool to the memory of the host.
 
     MKLDNN's layout belongs to the memory (``NDArray::Chunk::mkl_mem_``). Executors that are not
     ours may have used it for others since; then the array is lost, and a copy would fail, or end
@@ -162,15 +148,14 @@ def touch(arrays: Iterable[Any]) -> None:
 
     One operator for all of a type, in place, which computes nothing.
     """
-    by_type: dict[Any, list[Any]] = {}
-    for array in arrays:
-        by_type.setdefault(array.dtype, []).append(array)
-    for alike in by_type.values():
+    every = list(arrays)
+    for dtype in {array.dtype for array in every}:
+        alike = [array for array in every if array.dtype == dtype]
         mx.nd.amp_multicast(*alike, num_outputs=len(alike), out=alike)
 
 
 def address(array: Any) -> int:
-    """Where its values are in memory, which is taken if it has not been yet.
+    """Tell where its values are in memory, which is taken if it has not been yet.
 
     MXNet makes it plain, but looks before it waits (``MXNDArrayGetData`` in
     ``src/c_api/c_api.cc``), and convolutions that have run lay out their weights later
@@ -180,8 +165,3 @@ def address(array: Any) -> int:
     pointer = ctypes.c_void_p()
     mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     return pointer.value or 0
-
-
-def addresses(arrays: Iterable[Any]) -> set[int]:
-    """Where their values are in memory."""
-    return {address(array) for array in arrays}

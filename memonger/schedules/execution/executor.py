@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import weakref
-from typing import Any, Callable, Mapping
+from typing import Any, Mapping
 
 import numpy as np
 
@@ -25,26 +25,11 @@ from memonger.graph.operators.gradients import unallocated
 from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.execution import arrays
 from memonger.schedules.execution.arrays import Arrays
-from memonger.schedules.execution.binding import bind_step, monitored, run
-from memonger.schedules.execution.write import Recipe
+from memonger.schedules.execution.write import Lowered, Recipe, run
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
 
 log = logging.getLogger("memonger")
-
-
-def _nobody() -> None:
-    return None
-
-
-class _Pool:
-    """A memory pool, of all executors that share it; ``holder()`` is whose gradients lie in it.
-
-    The holder is not kept: memory is free once the user lets go.
-    """
-
-    def __init__(self) -> None:
-        self.holder: Callable[[], ScheduledExecutor | None] = _nobody
 
 
 class ScheduledExecutor(mx.executor.Executor):
@@ -56,7 +41,7 @@ class ScheduledExecutor(mx.executor.Executor):
     * Gradients may be in the memory pool (see the module's docstring).
     * With 'add', a gradient is added to a copy of its array, in the pool, and the sum copied back.
     * With ``MXNET_ENGINE_TYPE=NaiveEngine`` an operator that fails ends the process, after MXNet's
-      message (``binding.run``).
+      message (``write.run``).
 
     ``grads`` are the arrays where gradients are to go. For others that are asked for, arrays are
     made, or are the training step's own. ``requests`` says 'write', 'add' or 'null' for each
@@ -94,23 +79,24 @@ class ScheduledExecutor(mx.executor.Executor):
         variables = {step.heads[k]: array for k, array in self._heads.items()}
         variables.update({step.totals[name]: array for name, array in totals.items()})
         scratch = {name: arrays.zeros(tensor, ctx) for name, tensor in step.scratch.items()}
-        self._training = bind_step(
-            step, ctx, {**args, **variables}, {**aux, **scratch}, of_memory(shared_exec)
+        self._training = step.bind(
+            ctx, {**args, **variables}, {**aux, **scratch}, of_memory(shared_exec)
         )
         for output in self._training.outputs[step.outputs :]:
             arrays.address(output)  # MKLDNN's Deconvolution needs the memory before it writes
         self._plain: Any = None
         self._ran_forward = self._has_looked = self._trains = False
-        shares = isinstance(shared_exec, ScheduledExecutor)
-        self._pool: _Pool = shared_exec._pool if shares else _Pool()
+        #: Whose gradients lie in the memory pool, of all executors that share it: one or none.
+        self._holder: weakref.WeakSet[ScheduledExecutor] = weakref.WeakSet()
+        if isinstance(shared_exec, ScheduledExecutor):
+            self._holder = shared_exec._holder
         self._origin = object()  # the same of all that are reshaped from one another
         self.arg_arrays = [args[name] for name in names]
         self.aux_arrays = [aux[name] for name in symbol.list_auxiliary_states()]
         self.outputs = self._training.outputs[: step.outputs]
-        self._optimized_symbol = None
+        self._optimized_symbol: Any = None
         self._arg_dict = self._grad_dict = self._aux_dict = self._output_dict = None
         self._monitor_callback: Any = None
-        self._monitor_all: Any = None
         self._own: list[Any] = []  # gradients in the memory of the training step
         self._copied: list[tuple[Any, Any, str]] = []  # to, from, request
         self.grad_arrays = [self._gradient(name, tensors[name]) for name in names]
@@ -127,36 +113,28 @@ class ScheduledExecutor(mx.executor.Executor):
         gets its own.
         """
         if self._plain is None:
-            own = self._own_gradients()
-            grads = {
-                name: unallocated(array.shape, np.dtype(array.dtype).name, self._ctx)
-                if name in own
-                else array
-                for name, array in self.grad_dict.items()
-                if array is not None
-            }
-            self._plain = mx.sym.Symbol.bind(
-                self._symbol,
-                self._ctx,
-                self.arg_dict,
-                grads,
-                self._grad_req,
-                self.aux_dict,
-                shared_exec=self._training,
-            )
+            own, grads = self._own_gradients(), {}
+            for name, array in self.grad_dict.items():
+                if name in own:
+                    dtype = arrays.tensor_of(array).dtype
+                    grads[name] = unallocated(array.shape, dtype, self._ctx)
+                elif array is not None:
+                    grads[name] = array
+            about = self._ctx, self.arg_dict, grads, self._grad_req, self.aux_dict
+            self._plain = mx.sym.Symbol.bind(self._symbol, *about, shared_exec=self._training)
         return self._plain.handle
 
     def _own_gradients(self) -> Arrays:
-        """Those in the memory pool, by name."""
+        """List those in the memory pool, by name."""
         own = {id(array) for array in self._own}
         return {name: array for name, array in self.grad_dict.items() if id(array) in own}
 
     def holds(self, array: Any) -> bool:
-        """Whether this is a gradient in the memory pool."""
-        return arrays.address(array) in arrays.addresses(self._own)
+        """Tell whether this is a gradient in the memory pool."""
+        return arrays.address(array) in set(map(arrays.address, self._own))
 
     def _gradient(self, name: str, tensor: Tensor) -> Any:
-        """The array of a gradient, and how it is filled."""
+        """Find or make the array of a gradient, and note how it is filled."""
         request, array = self._grad_req[name], self._given_grads.get(name)
         if request == "null":
             return array
@@ -170,18 +148,15 @@ class ScheduledExecutor(mx.executor.Executor):
             output = None
         source = None if output is None else self._training.outputs[output]
         if array is None:
-            if request == "write" and source is not None and not self._taken(source):
-                self._own.append(source)
-                return source
+            others = [*self._own, *self.outputs, *self.arg_arrays, *self._heads.values()]
+            if request == "write" and source is not None:
+                if arrays.address(source) not in set(map(arrays.address, others)):
+                    self._own.append(source)
+                    return source
             array = arrays.zeros(tensor, self._ctx)
         # What comes out for a total is the new total.
         self._copied.append((array, source, "write" if name in self._step.totals else request))
         return array
-
-    def _taken(self, array: Any) -> bool:
-        """Whether an array is in the same memory as an output or another gradient."""
-        others = [*self._own, *self.outputs, *self.arg_arrays, *self._heads.values()]
-        return arrays.address(array) in arrays.addresses(others)
 
     # ------------------------------------------------------------------ running
 
@@ -205,7 +180,7 @@ class ScheduledExecutor(mx.executor.Executor):
                 output.wait_to_read()
             self._trains = self._ran_forward
         if is_train:
-            self._pool.holder = _nobody
+            self._holder.clear()
             self._train(0, self._step.forward)
         else:
             self._infer()
@@ -218,12 +193,11 @@ class ScheduledExecutor(mx.executor.Executor):
                 "a scheduled network computes its gradients once after each "
                 "forward(is_train=True), in training mode; call that first"
             )
-        if out_grads is None:
-            out_grads = []
+        if isinstance(out_grads, dict):
+            out_grads = [out_grads[name] for name in self._symbol.list_outputs()]
         elif isinstance(out_grads, mx.nd.NDArray):
             out_grads = [out_grads]
-        elif isinstance(out_grads, dict):
-            out_grads = [out_grads[name] for name in self._symbol.list_outputs()]
+        out_grads = out_grads or []
         for k, array in self._heads.items():
             if k >= len(out_grads):
                 raise MemongerError(
@@ -236,7 +210,9 @@ class ScheduledExecutor(mx.executor.Executor):
         if not self._has_looked:
             self._has_looked = True
             self._refuse_one_array_for_two()
-        self._ran_forward, self._pool.holder = False, weakref.ref(self)
+        self._ran_forward = False
+        self._holder.clear()
+        self._holder.add(self)
         self._train(self._step.forward, self._step.nodes)
         for array, source, request in self._copied:
             if request == "add":
@@ -248,7 +224,7 @@ class ScheduledExecutor(mx.executor.Executor):
                 source.copyto(array)
 
     def _refuse_one_array_for_two(self) -> None:
-        """Not when it is bound, for then the memory of the arrays may not have been taken yet."""
+        # Not when it is bound, for then the memory of the arrays may not have been taken yet.
         seen: dict[int, str] = {}
         for name in filter(self._step.totals.get, self._symbol.list_arguments()):
             place = arrays.address(self._given_grads[name])
@@ -277,8 +253,9 @@ class ScheduledExecutor(mx.executor.Executor):
         until then they are held in the memory of the host.
         """
         own = self._own
-        if self._pool.holder() is not self:
-            self._pool.holder, own = _nobody, []
+        if self not in self._holder:
+            self._holder.clear()
+            own = []
         held = [arrays.held(array) for array in own]
         run(self._training, 0, self._step.forward, is_train=False)
         for copy, array in zip(held, own):
@@ -295,7 +272,7 @@ class ScheduledExecutor(mx.executor.Executor):
         if all(known[k].shape == v for k, v in shapes.items() if k in known):
             self._take_gradients()
             return self
-        types = {name: np.dtype(array.dtype).name for name, array in known.items()}
+        types = {name: arrays.tensor_of(array).dtype for name, array in known.items()}
         tensors, auxiliary = self._recipe.tensors(self._symbol, InputSpec(shapes, types))
         for name, tensor in tensors.items():
             if known[name].shape != tensor.shape and name not in shapes and not partial_shaping:
@@ -312,16 +289,10 @@ class ScheduledExecutor(mx.executor.Executor):
 
         own = self._own_gradients()
         grads = {n: g for n, g in self.grad_dict.items() if g is not None and n not in own}
-        made = ScheduledExecutor(
-            self._symbol,
-            self._recipe,
-            self._ctx,
-            sized(known, tensors),
-            sized(grads, tensors),
-            self._grad_req,
-            sized(self.aux_dict, auxiliary),
-            self,
-        )
+        args, grads = sized(known, tensors), sized(grads, tensors)
+        aux, requests = sized(self.aux_dict, auxiliary), self._grad_req
+        about = self._symbol, self._recipe, self._ctx
+        made = ScheduledExecutor(*about, args, grads, requests, aux, shared_exec=self)
         made._origin = self._origin
         made._take_gradients()
         if self._monitor_callback is not None:
@@ -329,18 +300,15 @@ class ScheduledExecutor(mx.executor.Executor):
         return made
 
     def _take_gradients(self) -> None:
-        """Have the gradients in the pool that another executor of this network has made.
-
-        MXNet's executors have the same arrays for them when they are reshaped.
-        """
-        holder = self._pool.holder()
-        if holder is None or holder is self or holder._origin is not self._origin:
-            return
-        made = {name: arrays.held(array) for name, array in holder._own_gradients().items()}
-        for name, array in self.grad_dict.items():
-            if name in made and made[name].shape == array.shape:
-                arrays.put_back(made[name], array)
-        self._pool.holder = weakref.ref(self)
+        """Take over the gradients in the pool of an executor that this one is reshaped from."""
+        holders = [one for one in self._holder if one is not self and one._origin is self._origin]
+        for holder in holders:
+            held = {name: arrays.held(array) for name, array in holder._own_gradients().items()}
+            for name, array in self.grad_dict.items():
+                if name in held and held[name].shape == array.shape:
+                    arrays.put_back(held[name], array)
+            self._holder.clear()
+            self._holder.add(self)
 
     def debug_str(self) -> str:
         """The training step as MXNet has bound it, and the memory planned for it."""
@@ -349,18 +317,46 @@ class ScheduledExecutor(mx.executor.Executor):
     def set_monitor_callback(self, callback: Any, monitor_all: bool = False) -> None:
         """Install a callback; it is told of each result once, however often it is computed."""
         kind = ctypes.CFUNCTYPE(None, ctypes.c_char_p, mx.base.NDArrayHandle, ctypes.c_void_p)
-        self._monitor_function, self._monitor_all = callback, monitor_all
+        self._monitor_function, self._monitor_all = callback, bool(monitor_all)
         self._monitor_callback = kind(monitored(callback, self._symbol, self._step, monitor_all))
-        mx.base.check_call(
-            mx.base._LIB.MXExecutorSetMonitorCallbackEX(
-                self._training.handle,
-                self._monitor_callback,
-                None,
-                ctypes.c_int(bool(self._monitor_all)),
-            )
-        )
+        install = mx.base._LIB.MXExecutorSetMonitorCallbackEX
+        every = ctypes.c_int(self._monitor_all)
+        mx.base.check_call(install(self._training.handle, self._monitor_callback, None, every))
 
 
 def of_memory(executor: Any) -> Any:
-    """The executor of MXNet whose memory one that is to be bound may share."""
+    """Return the executor of MXNet whose memory one that is to be bound may share."""
     return executor._training if isinstance(executor, ScheduledExecutor) else executor
+
+
+def monitored(callback: Any, symbol: Any, step: Lowered, inputs: bool) -> Any:
+    """Make a monitor's callback that is told of each result once, by MXNet's name.
+
+    It is not told of what is computed again, nor of names of ours. What MXNet tells has the name of
+    the node, '_' and that of the output or input. Before an input that is a variable it tells the
+    variable, by its own name (``GraphExecutor::ExecuteMonInputCallback``).
+    """
+    ours = {*step.scratch, *step.totals.values()}
+    variables = {*symbol.list_inputs(), *ours} if inputs else set()
+    held: list[Any] = []
+
+    def name_of(text: str) -> bytes | None:
+        stems = (text[:k] for k, letter in enumerate(text) if letter == "_")
+        stem = next((stem for stem in stems if stem in step.called), "")
+        name = step.called.get(stem, "")
+        return None if name is None else (name + text[len(stem) :]).encode()
+
+    def told(name: Any, array: Any, _: Any) -> None:
+        text = mx.base.py_str(name)
+        if not held and text in variables:
+            held.append((name, array))
+            return
+        found = [*held, (name_of(text), array)]
+        held.clear()
+        for said, value in found:
+            if found[-1][0] is None:  # what is handed to a callback is its own to free
+                mx.nd.NDArray(ctypes.cast(value, mx.base.NDArrayHandle))
+            else:
+                callback(said, value)
+
+    return told

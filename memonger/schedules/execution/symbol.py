@@ -199,48 +199,35 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         """Bind with arrays made for it; as ``mx.sym.Symbol.simple_bind``."""
         requests = arrays.requests_of(self.list_arguments(), grad_req)
         if not self._by_schedule(requests):
+            usual = ctx, grad_req, type_dict, stype_dict, group2ctx, shared_arg_names
             return super().simple_bind(
-                ctx,
-                grad_req,
-                type_dict,
-                stype_dict,
-                group2ctx,
-                shared_arg_names,
-                _sharer(requests, shared_exec),
-                shared_buffer,
-                **kwargs,
+                *usual, _sharer(requests, shared_exec), shared_buffer, **kwargs
             )
         arrays.refuse_groups(group2ctx)
         arrays.refuse_sparse(stype_dict or {})
         inputs = {*self.list_arguments(), *self.list_auxiliary_states()}
-        given = {k: v for k, v in kwargs.items() if isinstance(v, (tuple, list)) and k in inputs}
+        given = {k: tuple(v) for k, v in kwargs.items() if isinstance(v, (tuple, list))}
         types = {k: np.dtype(v).name for k, v in (type_dict or {}).items() if k in inputs}
-        spec = InputSpec({k: tuple(v) for k, v in given.items()}, types)
+        spec = InputSpec({k: v for k, v in given.items() if k in inputs}, types)
         tensors, auxiliary = self._recipe.tensors(self, spec)
         buffer: Arrays = {} if shared_buffer is None else shared_buffer
         # MXNet shares by a buffer only.
         sharer = shared_exec if shared_buffer is not None else None
         sharing = set(shared_arg_names or ()) if sharer is not None else set()
+        args = {
+            name: arrays.shared(shared_exec.arg_dict, name, tensor, ctx)
+            if name in sharing
+            else arrays.buffered(buffer, name, tensor, ctx)
+            for name, tensor in tensors.items()
+        }
+        grads = {  # what gradients are added to is the same for all that share
+            name: arrays.shared(shared_exec.grad_dict, name, tensors[name], ctx)
+            for name, request in requests.items()
+            if request == "add" and name in sharing
+        }
         states = {} if sharer is None else sharer.aux_dict
-        return ScheduledExecutor(
-            self,
-            self._recipe,
-            ctx,
-            {
-                name: arrays.shared(shared_exec.arg_dict, name, tensor, ctx)
-                if name in sharing
-                else arrays.buffered(buffer, name, tensor, ctx)
-                for name, tensor in tensors.items()
-            },
-            {  # what gradients are added to is the same for all that share
-                name: arrays.shared(shared_exec.grad_dict, name, tensors[name], ctx)
-                for name, request in requests.items()
-                if request == "add" and name in sharing
-            },
-            requests,
-            {n: arrays.shared(states, n, tensor, ctx) for n, tensor in auxiliary.items()},
-            shared_exec,
-        )
+        aux = {n: arrays.shared(states, n, tensor, ctx) for n, tensor in auxiliary.items()}
+        return ScheduledExecutor(self, self._recipe, ctx, args, grads, requests, aux, shared_exec)
 
     def bind(
         self,
@@ -256,14 +243,13 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         names = self.list_arguments()
         grads = arrays.by_name(args_grad, names)
         requests = arrays.requests_of(names, grad_req)
-        requests = {n: r if grads.get(n) is not None else "null" for n, r in requests.items()}
+        requests = {n: r if n in grads else "null" for n, r in requests.items()}
         if not self._by_schedule(requests):
             sharing = _sharer(requests, shared_exec)
             return super().bind(ctx, args, args_grad, grad_req, aux_states, group2ctx, sharing)
         arrays.refuse_groups(group2ctx)
-        given = arrays.all_of("argument", args, names)
-        aux = arrays.all_of("auxiliary state", aux_states, self.list_auxiliary_states())
-        grads = {n: grads[n] for n in names if grads.get(n) is not None}
+        given = arrays.by_name(args, names, "argument")
+        aux = arrays.by_name(aux_states, self.list_auxiliary_states(), "auxiliary state")
         for name, array in grads.items():
             if isinstance(shared_exec, ScheduledExecutor) and shared_exec.holds(array):
                 raise MemongerError(
@@ -276,25 +262,17 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
 
 
 def scheduled(symbol: Any, schedule: Schedule) -> ScheduledSymbol:
-    """A copy of a network that trains by a schedule.
-
-    Parameters
-    ----------
-    symbol : mx.sym.Symbol
-        Without marks.
-    schedule : Schedule
-        In the nodes of its ForwardGraph.
-    """
+    """Copy a network without marks so that it trains by a schedule (nodes of its ForwardGraph)."""
     return _taking(symbol.__copy__(), Recipe(schedule))
 
 
 def _sharer(requests: Mapping[str, str], shared_exec: Any) -> Any:
-    """What MXNet's own executor may share with: without gradients it shares memory alone."""
+    """Choose what MXNet's own executor shares with: without gradients it shares memory alone."""
     return of_memory(shared_exec) if set(requests.values()) <= {"null"} else shared_exec
 
 
 def _taking(symbol: Any, recipe: Recipe, lost: str | None = None) -> ScheduledSymbol:
-    """A ScheduledSymbol that takes a symbol's place: the handle is its from now on."""
+    """Make a ScheduledSymbol that takes a symbol's place: the handle is its from now on."""
     made = ScheduledSymbol(symbol.handle, recipe, lost)
     symbol.handle = mx.base.SymbolHandle()
     return made

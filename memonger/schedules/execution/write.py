@@ -1,40 +1,50 @@
 """The symbol of a training step: a network for MXNet that runs what the schedule says, in order.
 
-It is written when a network with a schedule is bound, and remembered.
+It is written when a network with a schedule is bound, and remembered. MXNet's own executor of it is
+run in parts.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import os
 from dataclasses import dataclass
 from typing import Any, Mapping
 
 import numpy as np
 
-from memonger.graph.arrays import RowKind
 from memonger.graph.forward import no_collection
 from memonger.graph.inputs import InputSpec
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.read import forward_graph
 from memonger.graph.training import training_graph
 from memonger.schedules.execution import arrays
+from memonger.schedules.execution.arrays import Arrays
 from memonger.schedules.expand import parts, unroll
 from memonger.schedules.nodes import ITSELF, MASKED, SCRATCH
 from memonger.schedules.schedule import Schedule, adapt, check, workload
-from memonger.schedules.training_step import Node, TrainingStep, nodes_of
+from memonger.schedules.training_step import BIND, TrainingStep, nodes_of
 from memonger.support.cache import Latest
+from memonger.support.errors import MemongerError, said_by_mxnet
+from memonger.support.mxnet import environment, mx, without_line
 from memonger.support.symbols import load_nodes
 
 REMEMBERED = 16  # training steps of one symbol: shapes, gradients
 
+_BACKEND = "MXNET_SUBGRAPH_BACKEND"
+#: What MXNet logs of it at each bind (the constructor of ``GraphExecutor``).
+_DETECTED = b"MXNET_SUBGRAPH_BACKEND=NONE is detected"
+
+#: ``GraphExecutor::RunOps(bool is_train, size_t first, size_t end)``: the nodes first to end - 1 of
+#: the graph run (``src/executor/graph_executor.cc``). ``MXExecutorForward`` calls it for all nodes;
+#: there is no C function for some of them, but the libraries of 1.9.1 export the method itself.
+_RUN_OPS = "_ZN5mxnet4exec13GraphExecutor6RunOpsEbmm"
+
 
 @dataclass(frozen=True, eq=False)
 class Lowered:
-    """A training step as a symbol.
-
-    Its outputs are those of the network, then the gradients. It is to be bound with grad_req 'null'
-    within ``environment(**training_step.BIND)``; ``forward(is_train=True)`` is a whole step.
-    """
+    """A training step as a symbol; its outputs are those of the network, then the gradients."""
 
     symbol: Any
     outputs: int  # of the network
@@ -53,6 +63,43 @@ class Lowered:
     operators: int  # nodes that are no variables
     called: Mapping[str, str | None]  # what MXNet calls nodes with another name; None for nothing
 
+    def bind(self, ctx: Any, args: Arrays, aux: Arrays, shared_exec: Any) -> Any:
+        """Bind it with these arrays (there may be others among them); see `run`."""
+        args = {name: args[name] for name in self.symbol.list_arguments()}
+        aux = {name: aux[name] for name in self.symbol.list_auxiliary_states()}
+        settings = dict(BIND)
+        if ctx.device_type == "gpu" and _BACKEND not in os.environ:
+            # It is MKLDNN if it is not set, which is for the CPU; MXNet logs that there is none.
+            del settings[_BACKEND]
+        try:
+            with environment(**settings), without_line(_DETECTED):
+                made = self.symbol.bind(ctx, args, None, "null", aux, shared_exec=shared_exec)
+        except mx.MXNetError as error:
+            raise MemongerError(
+                f"MXNet cannot bind the schedule of this network on {ctx}: {said_by_mxnet(error)}"
+            ) from None
+        if not hasattr(mx.base._LIB, _RUN_OPS):
+            raise MemongerError("this build of MXNet cannot run a schedule: it exports no RunOps")
+        found = made.debug_str().count("\nOp:")
+        if found != self.operators:
+            raise MemongerError(
+                f"MXNet has made {found} operators of the {self.operators} of a training step; "
+                "please report this network"
+            )
+        return made
+
+
+def run(executor: Any, first: int, end: int, is_train: bool = True) -> None:
+    """Run some of the nodes, in training or in inference.
+
+    Operators run in MXNet's engine, and their errors are told when something waits for them. Only
+    the engine for debugging runs them at once, and no C function is there to catch what they throw.
+    """
+    function = getattr(mx.base._LIB, _RUN_OPS)
+    function.argtypes = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_size_t, ctypes.c_size_t]
+    function.restype = None
+    function(executor.handle, is_train, first, end)
+
 
 @no_collection()
 def write(step: TrainingStep) -> Lowered:
@@ -69,17 +116,21 @@ def write(step: TrainingStep) -> Lowered:
     for name, row, kind in named:
         inputs = [[place[source], output, 0] for source, output in row.reads]
         node: dict[str, Any] = {"op": kind.op, "name": name, "inputs": inputs}
-        attrs = _attributes(step, row, kind)
-        if row.what == ITSELF and row.source in multiplied:
+        attrs = dict(kind.attrs)
+        if row.what == ITSELF and row.source < len(graph.nodes) and kind.op == "null":
+            attrs = dict(graph.nodes[row.source].hidden)
+        elif row.what == ITSELF and row.source in multiplied:
             # cuDNN's mask is one of bits, no factors (src/operator/nn/dropout-inl.h)
-            attrs = {**attrs, "cudnn_off": "True"}
+            attrs["cudnn_off"] = "True"
+        elif kind.op == "_zeros_without_dtype":  # its shape is inferred from nothing
+            attrs["shape"] = str(tuple(kind.tensors[0].shape))
         if attrs:
-            node["attrs"] = dict(attrs)
+            node["attrs"] = attrs
         if row.waits:
             node["control_deps"] = list(dict.fromkeys(place[before] for before in row.waits))
         nodes.append(node)
     heads = [
-        (int(usual[row.source].rsplit("_", 1)[1]), name, kind)  # it is called _head_grad_k
+        (int(usual[row.source].rsplit("_", 1)[1]), name, kind.tensors[0])  # called _head_grad_k
         for name, row, kind in named
         if kind.op == "null" and row.what == ITSELF and row.source >= len(graph.nodes)
     ]
@@ -91,7 +142,7 @@ def write(step: TrainingStep) -> Lowered:
         unwritten=step.parts.unwritten,
         totals={graph.nodes[a].name: names[variable] for a, (variable, _) in step.totals.items()},
         heads={k: name for k, name, _ in heads},
-        head_tensors={k: kind.tensors[0] for k, _, kind in heads},
+        head_tensors={k: tensor for k, _, tensor in heads},
         scratch={name: kind.tensors[0] for name, row, kind in named if row.what == SCRATCH},
         forward=int(np.flatnonzero(step.rows.time[order] == 0).max(initial=-1)) + 1,
         nodes=len(order),
@@ -104,23 +155,12 @@ def write(step: TrainingStep) -> Lowered:
     )
 
 
-def _attributes(step: TrainingStep, row: Node, kind: RowKind) -> Mapping[str, str]:
-    if kind.op == "null" and row.what == ITSELF and row.source < len(step.graph.nodes):
-        return step.graph.nodes[row.source].hidden
-    if kind.op == "_zeros_without_dtype":  # its shape is inferred from nothing
-        return {**kind.attrs, "shape": str(tuple(kind.tensors[0].shape))}
-    return kind.attrs
-
-
 class Recipe:
-    """A schedule, and the latest that was made of it; shared by copies of a symbol.
-
-    ``told`` are the places where its loss has been told.
-    """
+    """A schedule, and the latest that was made of it; shared by copies of a symbol."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.told: set[str] = set()
+        self.told: set[str] = set()  # the places where its loss has been told
         self._made: Latest[Any] = Latest(REMEMBERED)
 
     def tensors(self, symbol: Any, spec: InputSpec) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -133,18 +173,7 @@ class Recipe:
     def step(
         self, symbol: Any, tensors: Mapping[str, Tensor], requests: Mapping[str, str], mkldnn: bool
     ) -> Lowered:
-        """Return the training step for inputs of these shapes and types.
-
-        Parameters
-        ----------
-        symbol : ScheduledSymbol
-        tensors : dict of Tensor
-            The arguments.
-        requests : dict of str
-            'write', 'add' or 'null' for each.
-        mkldnn : bool
-            Whether MKLDNN will compute it.
-        """
+        """Return the training step for these arguments, computed with MKLDNN or not."""
         return self._made.get_or_make(
             _key(symbol, tensors, requests, mkldnn),
             lambda: make_step(symbol, self.schedule, tensors, requests, mkldnn),

@@ -1,0 +1,108 @@
+"""The parameters that several public calls share, told once and filled into their docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any, Callable, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PARAMETERS = """
+net : mx.sym.Symbol
+    The network. Marks (``mirror_stage``) are used if there are any, and not needed.
+sym : mx.sym.Symbol
+    The network.
+shapes : dict or list of mx.io.DataDesc
+    Shapes of the inputs: ``{'data': (32, 3, 224, 224)}``, or ``iterator.provide_data +
+    iterator.provide_label``. They may be given as keywords too.
+how : {'marks', 'schedule', 'auto'}
+    'marks': each result is recomputed at most once, by marks that MXNet's executor reads.
+    'schedule': as often as it pays; the whole training step is written out when the symbol is
+    bound. 'auto', with a budget: both are searched, and the plan that is predicted to be faster is
+    taken. Mostly that is a schedule, for marks cannot keep the result of a convolution without what
+    it was computed from, unless it runs again.
+work : float, optional
+    The most forward work of a training step, in forward passes: 2.0 allows one pass more. Marks
+    take at most 2. By default there is a limit for schedules alone: what O(log n) memory takes, at
+    most 2 log2(n) for a network of n operators. More can be told.
+budget : int, str or float, optional
+    The memory that may be taken: the plan is then the fastest that fits. Bytes (an int), text in
+    decimal or binary units ('6GB', '6GiB', '800MB'), a share of the memory without a plan ('60%',
+    or a float in (0, 1]), or 'device': what is free on the GPU ``ctx``.
+budget_of : {'pool', 'device'}, optional
+    What the budget bounds: ``pool_bytes`` (the default), or all that the GPU holds:
+    ``device_bytes`` and the optimiser's state; not what cuDNN and CUDA take for themselves.
+optimizer : str, (str, dict) or mx.optimizer.Optimizer, optional
+    Whose state counts with ``budget_of='device'``: 'adam', or ``('sgd', {'momentum': 0.9})``.
+measure : bool
+    Whether the time of each operator is measured on the device, once, instead of predicted from its
+    FLOPs and bytes. For a budget.
+patience : float
+    Times the usual length of the search, for smaller plans.
+type_dict : dict, optional
+    Types of inputs by name, as ``simple_bind`` takes it; float32 where nothing is told.
+grad_req : str, list or dict
+    'write', 'add' or 'null' as ``simple_bind`` takes it; by default gradients of all arguments. The
+    memory that is told is that with these gradients; the plan is right for others too. ``Module``
+    asks for none of its data and labels ('null'), by which its memory differs a little.
+ctx : mx.Context, optional
+    The device to plan for. By default the plan is made on the CPU and holds for CPU and GPU; a plan
+    for ``mx.cpu()`` leaves cuDNN's BatchNorm on and does not hold for a GPU. Where you train on a
+    GPU, give it, such as ``mx.gpu(0)``: what is kept then costs nothing more with pointwise fusion,
+    and memory is told with ``MXNET_USE_FUSION`` as it is set. Such a plan is not for the CPU:
+    inference there may round differently.
+planner : {'smallest', 'chen2016'}
+    'smallest' searches cuts of the network for the least memory, marks or no marks, and takes
+    nothing that is worse than the original's plan with the rules or than none; 'chen2016' is the
+    original algorithm, on the marks of the network.
+ntrial : int
+    Thresholds that the original's search tries beyond its first three.
+until : str, optional
+    The name of a layer (or of its output, ``'conv1_output'``). Only what runs before it is
+    recomputed: it and what follows is kept.
+devices : int
+    The shapes are of the whole batch, and ``Module`` will split it among so many devices; the plan
+    is made for, and tells the memory of, the largest share.
+kept_copies : bool
+    Whether identities (named ``*_keep``) may be put behind operators to keep a result without what
+    it was computed from; False leaves the operators of the network untouched.
+rules : bool
+    False gives the bare plan, without the rules that keep it right on every device.
+**input_shapes
+    Shapes of inputs by name, the batch first: ``data=(32, 3, 224, 224)``.
+file : str or path
+    A picture of 1200 by 800 pixels where it ends in ``.png``; ``.svg`` and ``.pdf`` too.
+"""
+
+#: What is raised, where a docstring tells nothing else; of pictures, and of all else.
+UNDRAWN = """MemongerError
+    If matplotlib is not installed, or the file cannot be written.
+"""
+RAISES = """MemongerError
+    If something about the network, the shapes or the call is wrong; it says what to do.
+"""
+
+
+def documented(function: F) -> F:
+    """Complete the docstring of a public call: shared parameters, in order, and what is raised."""
+    first, *parts = re.split(r"^(\w+)\n-+\n", inspect.cleandoc(function.__doc__ or ""), flags=re.M)
+    sections = dict(zip(parts[::2], parts[1::2]))
+    told = {**_entries(PARAMETERS), **_entries(sections.pop("Parameters", ""))}
+    names = [name for name in inspect.signature(function).parameters if name != "self"]
+    raises = sections.pop("Raises", "")
+    if "MemongerError" not in raises:
+        raises = (UNDRAWN if names == ["file"] else RAISES) + raises
+    parameters = "".join(told[name] for name in names)
+    whole = {"Parameters": parameters, "Returns": sections.pop("Returns", ""), "Raises": raises}
+    function.__doc__ = first.rstrip()
+    for title, body in {**whole, **sections}.items():
+        if body:
+            function.__doc__ += f"\n\n{title}\n{'-' * len(title)}\n{body.rstrip()}"
+    return function
+
+
+def _entries(section: str) -> dict[str, str]:
+    """Split a section into its entries, by the name that each is of."""
+    entries = re.finditer(r"^\*{0,2}(\w+).*\n(?:(?: .*)?\n)*", section.rstrip() + "\n", re.M)
+    return {entry[1]: entry[0].rstrip() + "\n" for entry in entries}
