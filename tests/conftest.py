@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Iterator
 
 # MXNet's CPU build is not repeatable with more: bit-for-bit comparisons need one.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -35,15 +35,13 @@ def nothing_planned_before() -> Iterator[None]:
     yield
 
 
-EFFORTS = ("memonger.planners.marks.search.EFFORT", "memonger.planners.trees.search.EFFORT")
-
-
-def _efforts(times: float) -> list[Any]:
-    """The effort of the searches for marks and for schedules, so many times as long."""
+def scaled(patch: pytest.MonkeyPatch, times: float) -> None:
+    """Make the searches for marks and for schedules so many times as long as a user's."""
     from memonger.planners.marks import search as marks
     from memonger.planners.trees import search as trees
 
-    return [marks.Effort().times(times), trees.Effort().times(times)]
+    patch.setattr(marks, "EFFORT", marks.Effort().times(times))
+    patch.setattr(trees, "EFFORT", trees.Effort().times(times))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -58,8 +56,7 @@ def measurements_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Itera
 def short_search() -> Iterator[None]:
     """A fiftieth of the search: few tests depend on how good a plan is."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, effort in zip(EFFORTS, _efforts(1 / SHORTER)):
-            patch.setattr(name, effort)
+        scaled(patch, 1 / SHORTER)
         yield
 
 
@@ -67,5 +64,4 @@ def short_search() -> Iterator[None]:
 def full_search(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole search for tests that are marked so, and for slow ones."""
     if any(request.node.get_closest_marker(name) for name in LONG):
-        for name, effort in zip(EFFORTS, _efforts(1)):
-            monkeypatch.setattr(name, effort)
+        scaled(monkeypatch, 1)

@@ -21,7 +21,7 @@ from memonger.schedules.schedule import Schedule, Workload, plain
 
 import networks
 from drawn_schedules import everything, nested, work_of
-from more_networks import unrolled
+from more_networks import Recurrent, unrolled
 from planned import as_module
 
 from .child import DryRun
@@ -44,26 +44,13 @@ def dropped_out() -> Network:
     return mx.sym.SoftmaxOutput(x, name="softmax"), shapes
 
 
-def fused_rnn() -> Network:
-    """cuDNN's RNN, between operators that may run again."""
-    length, batch, hidden = 20, 16, 64
-    cell = mx.rnn.FusedRNNCell(hidden, num_layers=2, mode="lstm", prefix="lstm_")
-    x = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=100, output_dim=hidden, name="embed")
-    x, _ = cell.unroll(length, x, layout="TNC", merge_outputs=True)
-    x = mx.sym.Activation(mx.sym.Reshape(x, shape=(-1, hidden)), act_type="tanh")
-    x = mx.sym.FullyConnected(x, num_hidden=100, name="decode")
-    label = mx.sym.Reshape(mx.sym.Variable("softmax_label"), shape=(-1,))
-    shapes = {"data": (length, batch), "softmax_label": (length, batch)}
-    return mx.sym.SoftmaxOutput(x, label, name="softmax"), shapes
-
-
 NETWORKS: dict[str, Callable[[], Network]] = {
     "ResNet": lambda: networks.resnet((2, 2, 2, 2)),
     "LSTM": lambda: networks.lstm(layers=2, steps=10, use_loss=False),
     "Dropout": dropped_out,
     "LayerNorm": lambda: networks.transformer(layers=2, dropout=0.1),
     "U-Net": networks.unet,
-    "RNN": fused_rnn,
+    "RNN": Recurrent("lstm", stacked=2, steps=20, batch=16, units=64, inputs=64).build,
 }
 LARGE: dict[str, Callable[[], Network]] = {
     "ResNet": lambda: networks.resnet((3, 24, 36, 3)),

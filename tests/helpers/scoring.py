@@ -109,27 +109,24 @@ def sized(batch: int, size: int) -> Shapes:
     return {"data": (batch, 3, size, size), "softmax_label": (batch,)}
 
 
+def described(batch: int, size: int) -> dict[str, Any]:
+    data, label = ([item] for item in sized(batch, size).items())
+    return {"provide_data": data, "provide_label": label}
+
+
 def drawn(random: Random, batch: int, size: int, key: Any = None) -> Any:
-    shapes = sized(batch, size)
-    return mx.io.DataBatch(
-        [mx.nd.array(random.normal(size=shapes["data"]))],
-        [mx.nd.array(random.randint(CLASSES, size=batch))],
-        bucket_key=key,
-        provide_data=[("data", shapes["data"])],
-        provide_label=[("softmax_label", shapes["softmax_label"])],
-    )
+    data = mx.nd.array(random.normal(size=(batch, 3, size, size)))
+    label = mx.nd.array(random.randint(CLASSES, size=batch))
+    return mx.io.DataBatch([data], [label], bucket_key=key, **described(batch, size))
 
 
 def prepared(module: Any, symbol: Any, batch: int, size: int, random: Random) -> None:
+    module.bind(*described(batch, size).values())
     shapes = sized(batch, size)
-    module.bind([("data", shapes["data"])], [("softmax_label", shapes["softmax_label"])])
     names, (found, _, _) = symbol.list_arguments(), symbol.infer_shape(**shapes)
     given = {n: mx.nd.array(random.normal(size=s) * 0.3) for n, s in zip(names, found)}
-    module.init_params(
-        mx.init.One(),
-        {n: a for n, a in given.items() if n not in shapes and not n.endswith("gamma")},
-        allow_missing=True,
-    )
+    given = {n: a for n, a in given.items() if n not in shapes and not n.endswith("gamma")}
+    module.init_params(mx.init.One(), given, allow_missing=True)
     module.init_optimizer(optimizer_params={"learning_rate": 0.05, "momentum": 0.9})
 
 
@@ -145,10 +142,8 @@ def in_turns(planned: Callable[[Any, Shapes], Any], seed: int, wait: Callable[[]
     random = Random(seed)
     batch, size = int(random.choice([4, 8, 16, 32])), int(random.choice([6, 8, 9]))
     devices = 2 if random.rand() < 0.3 else 1
-    module = mx.mod.Module(
-        planned(Network(seed).made(), sized(batch // devices, size)),
-        context=[mx.cpu(k) for k in range(devices)],
-    )
+    symbol = planned(Network(seed).made(), sized(batch // devices, size))
+    module = mx.mod.Module(symbol, context=[mx.cpu(k) for k in range(devices)])
     prepared(module, module.symbol, batch, size, random)
     mx.random.seed(seed)
     found: Found = []
@@ -195,14 +190,9 @@ def fitted(planned: Callable[[Any, Shapes], Any], seed: int, wait: Callable[[], 
     def scored(told: Any) -> None:
         found.append(("score", np.array(told.eval_metric.get()[1])))
 
-    module.fit(
-        mx.io.NDArrayIter(images, labels, batch),
-        mx.io.NDArrayIter(images, labels, batch // 2),
-        "ce",
-        num_epoch=2,
-        eval_end_callback=scored,
-        batch_end_callback=lambda _: wait(),
-    )
+    training, validation = (mx.io.NDArrayIter(images, labels, n) for n in (batch, batch // 2))
+    each = {"eval_end_callback": scored, "batch_end_callback": lambda _: wait()}
+    module.fit(training, validation, "ce", num_epoch=2, **each)
     found += parameters(module)
     data = mx.io.NDArrayIter(images, labels, batch + 1)
     return [*found, ("predictions", module.predict(data).asnumpy())]
@@ -247,9 +237,7 @@ def outcome(seed: int) -> str:
 
     try:
         found = way(by_schedule, seed, lambda: None)
-    except memonger.MemongerError as error:
-        return f"refused: {error}"
-    except mx.MXNetError as error:
+    except (memonger.MemongerError, mx.MXNetError) as error:
         return "failed: " + str(error).strip().splitlines()[-1]
     assert [name for name, _ in plain] == [name for name, _ in found]
     differ = [n for (n, a), (_, b) in zip(plain, found) if a.tobytes() != b.tobytes()]

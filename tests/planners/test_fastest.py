@@ -15,7 +15,7 @@ from memonger import BudgetError
 from memonger.planners.marks.anneal import empty_archive, record
 from memonger.planners.marks.copies import copies_at, copyable
 from memonger.planners.marks.cuts import cheap_cuts
-from memonger.planners.marks.search import Effort, MarkSearch, NodeTimes, Phase, settled
+from memonger.planners.marks.search import Effort, MarkPlan, MarkSearch, NodeTimes, Phase, settled
 from memonger.planners.pareto import not_dominated
 from memonger.support.parallel import Threads
 from memonger.planners.marks.rules import Rules

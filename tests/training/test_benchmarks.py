@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,24 @@ from typing import Any
 import memonger
 import networks
 import pytest
-from planned import forward, run_python
+from planned import forward, module_plan, run_python
 
 MB = 2**20
 
-# The scripts search as long as a user does; so do the tests that find the same again (full_search).
-SHORT = ("--patience", "0.02")
-
 
 def run(*options: str, script: str = "memory.py") -> subprocess.CompletedProcess[str]:
-    return run_python(os.path.join("benchmarks", script), *options)
+    return run_python("benchmarks/" + script, *options)
+
+
+def measured(folder: Path, *options: str, script: str = "memory.py") -> tuple[Any, list[str]]:
+    """The figures as JSON, and the lines printed.
+
+    The scripts search as long as a user does; so do tests that find the same again (full_search).
+    """
+    out = folder / "out.json"
+    done = run(*options, "--json", str(out), "--patience", "0.02", script=script)
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text()), done.stdout.splitlines()
 
 
 def cells(line: str) -> list[str]:
@@ -34,10 +41,8 @@ def test_a_folder_of_symbols(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "small-symbol.json.gz", "wt") as file:
         file.write(symbol.tojson())
     (tmp_path / "nets.json").write_text(json.dumps({"small": {"shapes": {"data": shapes["data"]}}}))
-    done = run("--symbols", str(tmp_path), "--json", str(tmp_path / "out.json"), *SHORT)
-    assert done.returncode == 0, done.stderr
-    (figures,) = json.loads((tmp_path / "out.json").read_text())["networks"]
-
+    found, lines = measured(tmp_path, "--symbols", str(tmp_path))
+    (figures,) = found["networks"]
     original = memonger.search_plan(symbol, planner="chen2016", rules=False, shapes=shapes)
     ruled = memonger.search_plan(symbol, planner="chen2016", shapes=shapes)
     ours = memonger.plan(symbol, shapes, patience=0.02)
@@ -55,7 +60,7 @@ def test_a_folder_of_symbols(tmp_path: Path) -> None:
     # A process that imports MXNet takes no less.
     assert min(figures.values()) > 0.2
     shown = [str(expected[key]) for key in ("name", "none", "original", "ruled", "ours")]
-    assert cells(done.stdout.splitlines()[-1])[:6] == shown + [f"{expected['recomputed']:.2f}"]
+    assert cells(lines[-1])[:6] == shown + [f"{expected['recomputed']:.2f}"]
 
 
 @pytest.mark.full_search
@@ -63,19 +68,16 @@ def test_schedules(tmp_path: Path) -> None:
     symbol, shapes = networks.chain(depth=32, hidden=32, batch=8192)
     symbol.save(str(tmp_path / "small-symbol.json"))
     (tmp_path / "small.json").write_text(json.dumps({"shapes": shapes}))
-    out = str(tmp_path / "out.json")
-    done = run("--symbols", str(tmp_path), "--work", "2", "inf", "--json", out, *SHORT)
-    assert done.returncode == 0, done.stderr
-    (figures,) = json.loads(Path(out).read_text())["networks"]
-    requests = {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
-    plan = memonger.plan(symbol, shapes, how="schedule", work=2.0, patience=0.02, grad_req=requests)
+    found, lines = measured(tmp_path, "--symbols", str(tmp_path), "--work", "2", "inf")
+    (figures,) = found["networks"]
+    plan = module_plan(symbol, shapes, how="schedule", work=2.0, patience=0.02)
     marks = figures["marks"]
     two, endless = figures["schedules"]
     assert two["mb"] == (plan.counted_bytes - plan.gradient_bytes) // MB
     assert two["work"] == 1 + plan.recomputed_flops <= 2 < endless["work"]
     assert endless["mb"] <= two["mb"] < marks["mb"] < figures["none"]
     shown = "%d (%.2fx, %.0f s)" % (two["mb"], two["work"], two["seconds"])
-    assert cells(done.stdout.splitlines()[-1])[3] == shown
+    assert cells(lines[-1])[3] == shown
 
 
 def test_what_fails_is_left_out_and_told(tmp_path: Path) -> None:
@@ -91,15 +93,14 @@ def test_what_fails_is_left_out_and_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options, told",
     [
-        (["resnet51"], "Model resnet51 is not supported"),
-        (["--symbols", "tests"], "there is no *-symbol.json"),
-        (["--symbols", "tests/golden", "nothing"], "no network nothing; there are lstm-4x16, "),
-        (["--symbols", "tests/golden", "--batch", "2"], "--batch is of our own networks"),
+        ("resnet51", "Model resnet51 is not supported"),
+        ("--symbols tests", "there is no *-symbol.json"),
+        ("--symbols tests/golden nothing", "no network nothing; there are lstm-4x16, "),
+        ("--symbols tests/golden --batch 2", "--batch is of our own networks"),
     ],
-    ids=lambda value: str(value[0]) if isinstance(value, list) else "",
 )
-def test_bad_options(options: list[str], told: str) -> None:
-    done = run(*options)
+def test_bad_options(options: str, told: str) -> None:
+    done = run(*options.split())
     assert done.returncode == 2
     assert told in done.stderr
 
@@ -110,32 +111,26 @@ def test_the_list() -> None:
 
 
 def test_depth(tmp_path: Path) -> None:
-    out = str(tmp_path / "out.json")
-    done = run(
-        *("12", "24", "--hidden", "32", "--batch", "512", "--work", "2", "inf"),
-        *("--json", out, *SHORT),
-        script="depth.py",
-    )
-    assert done.returncode == 0, done.stderr
-    few, many = json.loads(Path(out).read_text())
+    options = "12 24 --hidden 32 --batch 512 --work 2 inf"
+    (few, many), lines = measured(tmp_path, *options.split(), script="depth.py")
     symbol, shapes = networks.chain(24, 32, 512)
     assert many["none"] == memonger.get_cost(symbol, shapes=shapes)
-    requests = {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
-    assert many["marks"] * MB < memonger.plan(symbol, shapes, grad_req=requests).unplanned_bytes
+    assert many["marks"] * MB < module_plan(symbol, shapes).unplanned_bytes
     two, endless = many["schedules"]
     assert endless["mb"] <= two["mb"] < many["marks"] and two["work"] <= 2
     assert all(found["bound_as_predicted"] for found in few["schedules"] + many["schedules"])
-    assert cells(done.stdout.splitlines()[-1])[0] == "24"
+    assert cells(lines[-1])[0] == "24"
 
 
 def test_steps() -> None:
     """Of a network that is its own: those of the script take minutes."""
-    program = (
-        "import argparse, json, sys; sys.path.insert(0, 'benchmarks'); import step; "
-        "options = argparse.Namespace(work=[2.0], rounds=2, patience=0.02); "
-        "network = step.networks.chain(48, 32, 8192); "
-        "print(json.dumps(step.compare('chain', network, options)['rows']))"
-    )
+    program = """
+import argparse, json, sys
+sys.path.insert(0, 'benchmarks')
+import step
+options = argparse.Namespace(work=[2.0], rounds=2, patience=0.02)
+print(json.dumps(step.compare('chain', step.networks.chain(48, 32, 8192), options)['rows']))
+"""
     done = run_python("-c", program)
     assert done.returncode == 0, done.stderr
     rows = {row["plan"]: row for row in json.loads(done.stdout.splitlines()[-1])}
@@ -186,11 +181,9 @@ def test_networks_train_when_small(network: networks.Network) -> None:
 
 
 def test_time(tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    options = ["tiny", "--budgets", "1.0", "0.6", "0.01", "--rounds", "2", *SHORT]
-    done = run(*options, "--json", str(out), script="time.py")
-    assert done.returncode == 0, done.stderr
-    ((name, rows),) = [(net["name"], net["rows"]) for net in json.loads(out.read_text())]
+    options = "tiny --budgets 1.0 0.6 0.01 --rounds 2"
+    found, printed = measured(tmp_path, *options.split(), script="time.py")
+    ((name, rows),) = [(net["name"], net["rows"]) for net in found]
     by = {(row["plan"], row["budget"]): row for row in rows}
     budgets = ["100 %", "60 %", "1 %", "as original"]
     assert list(by)[:2] == [("none", ""), ("original", "")]
@@ -202,8 +195,7 @@ def test_time(tmp_path: Path) -> None:
         assert by[how, "60 %"]["bytes"] <= 0.6 * none["bytes"] and by[how, "60 %"]["predicted"] > 0
         assert by[how, "as original"]["bytes"] <= original["bytes"]
         assert 0.01 < by[how, "1 %"]["least"] < 0.6 and "measured" not in by[how, "1 %"]
-    lines = done.stdout.splitlines()[-len(rows) :]
+    lines = printed[-len(rows) :]
     assert [cells(line)[:3] for line in lines] == [["tiny", plan, b] for plan, b in by]
     assert name == "tiny" and cells(lines[0])[3:6] == ["100 %", "+0.0 %", "+0.0 %"]
-    measured = by["marks", "60 %"]["measured"]
-    assert cells(lines[3])[5] == f"{100 * measured:+.1f} %"
+    assert cells(lines[3])[5] == f"{100 * by['marks', '60 %']['measured']:+.1f} %"
