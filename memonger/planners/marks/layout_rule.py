@@ -28,8 +28,9 @@ from memonger.costs.layouts import (
     layout_tables,
     mattering,
 )
-from memonger.graph.arrays import gathered, ragged
+from memonger.graph.arrays import ragged
 from memonger.graph.operators.layouts import MAKE
+from memonger.graph.order import gathered
 from memonger.graph.training import TrainingGraph
 from memonger.support.compiled import compiled
 
