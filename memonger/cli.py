@@ -29,10 +29,7 @@ log = logging.getLogger("memonger")
 OK, NO = 0, 1
 BATCH = "N"  # where the batch goes in a shape
 
-UNSAVED = (
-    "a schedule cannot be saved in a file that MXNet loads; leave out --output, or plan with "
-    "--how marks"
-)
+UNSAVED = "a schedule cannot be saved for MXNet; leave out --output, or plan with --how marks"
 
 EXAMPLES = {
     "plan": "memonger plan net-symbol.json --shape data=32,3,224,224 --budget 6GB "
@@ -212,7 +209,7 @@ def _check_files(output: str | None, plot: str | None) -> None:
 def _as_data(found: Any) -> Any:
     """Give a named tuple as a dict, and a Plan without its symbol, and those in them too."""
     if isinstance(found, memonger.Plan):
-        from memonger.api.plan import figures
+        from memonger.api.files import figures
 
         return {**figures(found), "schedule": found.schedule and found.schedule.events.tolist()}
     if hasattr(found, "_asdict"):

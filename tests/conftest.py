@@ -11,9 +11,7 @@ from typing import Any, Iterator
 os.environ["OMP_NUM_THREADS"] = "1"
 
 TESTS = Path(__file__).resolve().parent
-for folder in (*filter(Path.is_dir, TESTS.iterdir()), TESTS.parent / "examples"):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+sys.path[:0] = [str(TESTS / "helpers"), str(TESTS.parent / "examples")]
 
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
@@ -37,22 +35,15 @@ def nothing_planned_before() -> Iterator[None]:
     yield
 
 
-def _lengths() -> list[tuple[Any, str]]:
-    """What bounds the length of the searches."""
-    from memonger.planners.marks import budget
-    from memonger.planners.trees import search as recursive
-    from memonger.planners.trees import seeds
-    from memonger.planners.marks import smallest
+EFFORTS = ("memonger.planners.marks.search.EFFORT", "memonger.planners.trees.search.EFFORT")
 
-    return [
-        (smallest, "WORK"),
-        (smallest, "MOST_TRIES"),
-        (budget, "WORK"),
-        (budget, "MOST_TRIES"),
-        (seeds, "SEEDS"),
-        (seeds, "SEEDS_NEAR"),
-        (recursive, "PATIENCE"),
-    ]
+
+def _efforts(times: float) -> list[Any]:
+    """The effort of the searches for marks and for schedules, so many times as long."""
+    from memonger.planners.marks import search as marks
+    from memonger.planners.trees import search as trees
+
+    return [marks.Effort().times(times), trees.Effort().times(times)]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -67,8 +58,8 @@ def measurements_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Itera
 def short_search() -> Iterator[None]:
     """A fiftieth of the search: few tests depend on how good a plan is."""
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in _lengths():
-            patch.setattr(module, name, getattr(module, name) // SHORTER)
+        for name, effort in zip(EFFORTS, _efforts(1 / SHORTER)):
+            patch.setattr(name, effort)
         yield
 
 
@@ -76,5 +67,5 @@ def short_search() -> Iterator[None]:
 def full_search(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole search for tests that are marked so, and for slow ones."""
     if any(request.node.get_closest_marker(name) for name in LONG):
-        for module, name in _lengths():
-            monkeypatch.setattr(module, name, getattr(module, name) * SHORTER)
+        for name, effort in zip(EFFORTS, _efforts(1)):
+            monkeypatch.setattr(name, effort)

@@ -18,6 +18,7 @@ WINGS = (
     "costs",
     "costs.time",
     "schedules",
+    "planners",
     "planners.marks",
     "planners.trees",
     "schedules.execution",

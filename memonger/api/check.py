@@ -73,10 +73,8 @@ class CheckReport(NamedTuple):
                 f"{first.name!r} in step {first.step} (by {first.largest:g})"
             )
         if not self.repeatable:
-            lines.append(
-                "the original differs from itself too when run twice: set OMP_NUM_THREADS=1 "
-                "before MXNet is imported"
-            )
+            said = "the original differs from itself too when run twice"
+            lines.append(said + ": set OMP_NUM_THREADS=1 before MXNet is imported")
         if self.not_finite:
             lines.append("not finite in the original: " + ", ".join(self.not_finite[:5]))
         return "; ".join(lines)

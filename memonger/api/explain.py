@@ -317,7 +317,5 @@ def _kept_by_rule(way: Way, graph: ForwardGraph, again: np.ndarray) -> dict[int,
         found[i] = "nobody would read what is computed again, which not every device bears"
         twins = [y for y, first in enumerate(same) if first == same[x] and y != x]
         if twins:
-            found[i] = (
-                f"MXNet merges it with {nodes[twins[0]].name!r}, which has the same marks therefore"
-            )
+            found[i] = f"MXNet merges it with {nodes[twins[0]].name!r}, which has the same marks"
     return found

@@ -6,6 +6,7 @@ Nothing in it is run or unpickled, and MXNet sees nothing of a file that is not 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -29,19 +30,25 @@ KIND = "memonger plan"
 FORMAT = 1  # of what is written
 
 
-def write(
-    file: Any, request: Request, schedule: Schedule | None, symbol: Any, figures: Any
-) -> None:
-    """Write a plan whole or not at all: the planned ``symbol``, and the other fields as a dict."""
+def figures(plan: Any) -> dict[str, Any]:
+    """Give the fields of a Plan that are data: all but its symbol, its request, its schedule."""
+    names = [f.name for f in dataclasses.fields(plan)]
+    return {n: getattr(plan, n) for n in names if n not in ("symbol", "request", "schedule")}
+
+
+def write(file: Any, planned: Any) -> None:
+    """Write a Plan whole or not at all."""
+    request, schedule = planned.request, planned.schedule
     asked = {
-        "symbol": symbol.tojson(remove_amp_cast=False),
+        "symbol": planned.symbol.tojson(remove_amp_cast=False),
         "spec": request.spec._asdict(),
         "grad_req": request.grad_req,
         "ctx": request.ctx and [request.ctx.device_type, request.ctx.device_id],
         "until": request.until,
     }
-    plan = {"request": asked, "figures": figures, "settings": settings()}
+    plan: dict[str, Any] = {"request": asked, "figures": figures(planned)}
     plan["schedule"] = None if schedule is None else schedule.events
+    plan["settings"] = settings()
     text = json.dumps(plan, sort_keys=True, default=_plain)
     whole = {KIND: FORMAT, "sha256": _checksum(text), "plan": json.loads(text)}
     files.write(file, json.dumps(whole).encode())
@@ -86,15 +93,11 @@ def _whole(file: Any) -> dict[str, Any]:
     if not isinstance(found, dict) or KIND not in found:
         raise MemongerError(f"{file!r} is no plan that plan.save() has written")
     if found[KIND] != FORMAT:
-        raise MemongerError(
-            f"the plan {file!r} is of another version of memonger (format {found[KIND]!r}, not "
-            f"{FORMAT}); {anew}"
-        )
+        formats = f"has the format {found[KIND]!r}, and this memonger {FORMAT}"
+        raise MemongerError(f"the plan {file!r} {formats}; {anew}")
     plan: Any = found.get("plan")
     if found.get("sha256") != _checksum(json.dumps(plan, sort_keys=True)):
-        raise MemongerError(
-            f"the plan {file!r} is not what was written (its checksum differs); {anew}"
-        )
+        raise MemongerError(f"the plan {file!r} is not what was written (its checksum); {anew}")
     return dict(plan)
 
 
@@ -111,9 +114,8 @@ def _compare(
         for k, (one, other) in enumerate(zip(ours, theirs)):
             if one != other:
                 raise MemongerError(named + f"node {k} is {one} here, and {other} there")
-        raise MemongerError(
-            f"{named}it has {len(ours)} nodes here, and {len(theirs)} there, or other outputs"
-        )
+        count = f"{len(ours)} nodes here, and {len(theirs)} there"
+        raise MemongerError(f"{named}it has {count}, or other outputs")
     pairs: Any = (("shape", spec.shapes, known.shapes), ("type", spec.types, known.types))
     for what, given, planned in pairs:
         for name, value in given.items():

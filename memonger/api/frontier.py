@@ -15,6 +15,7 @@ from memonger.api.docstrings import documented
 from memonger.api.plan import Plan, plan_of
 from memonger.graph.inputs import check_count, read_pairs
 from memonger.graph.operators.tensors import Shape
+from memonger.planners.pareto import not_dominated
 from memonger.solve.budget import in_bytes
 from memonger.solve.request import EITHER, WAYS, Options, Request, read_options, read_request
 from memonger.solve.solution import Solution, solution_of, solve
@@ -113,7 +114,7 @@ def frontier(
     for warning in dict.fromkeys(text for solution, _ in solutions for text in solution.warnings):
         log.warning(warning)
     made = [plan_of(request, symbol, solution) for solution, symbol in solutions]
-    keys = _undominated((plan.added_time or 0.0, plan.pool_bytes, plan) for plan in made)
+    keys = _front((plan.added_time or 0.0, plan.pool_bytes, plan) for plan in made)
     return Frontier(dataclasses.replace(plan, interrupted=interrupted) for *_, plan in keys)
 
 
@@ -131,22 +132,18 @@ def _candidates(request: Request, options: Options) -> tuple[list[_Point], bool]
             if not plans:
                 raise
             log.info("no plans by how=%r: %s", how, error)
-            return _undominated(plans), isinstance(error, KeyboardInterrupt)
+            return _front(plans), isinstance(error, KeyboardInterrupt)
         known = [plan if plan.recomputed.any() else way.no_plan for plan in found.plans]
         pools = way.pools(found.plans)
         plans += [(plan.added_time or 0.0, n, way, plan) for plan, n in zip(known, pools)]
         if found.interrupted:
-            return _undominated(plans), True
-    return _undominated(plans), False
+            return _front(plans), True
+    return _front(plans), False
 
 
-def _undominated(plans: Iterable[Any]) -> list[Any]:
+def _front(plans: Iterable[Any]) -> list[Any]:
     """Choose of (time, memory, ...) those that no other beats in both, the fastest first."""
-    best: list[Any] = []
-    for plan in sorted(plans, key=lambda plan: plan[:2]):
-        if not best or plan[1] < best[-1][1]:
-            best.append(plan)
-    return best
+    return not_dominated(plans, lambda plan: plan[:2])
 
 
 def _spread(pools: Sequence[int], points: int) -> list[int]:
@@ -230,10 +227,8 @@ def largest_batch(
     given = dict(locals())
     options = read_options(given)
     if options.budget is None or options.budget.is_share:
-        raise MemongerError(
-            f"budget={budget!r}: the largest batch needs a budget in bytes, such as '11GB'; a "
-            "share is of a network whose batch is known"
-        )
+        said = "the largest batch needs a budget in bytes, such as '11GB'"
+        raise MemongerError(f"budget={budget!r}: {said}")
     sized, types = _sized(shapes)
     given["type_dict"] = {**types, **(type_dict or {})}
 
@@ -253,7 +248,7 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
             here = way(batch)
         except TooLargeError:
             return math.inf
-        return here.taken(here.carried_over(plan))
+        return here.taken(here.memory(plan))
 
     nothing = Candidate("no plan", 0, way(1).nothing)
     batch = unplanned = _largest(partial(taken, nothing), limit)
@@ -274,11 +269,8 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
         interrupted = True
     if not batch:
         least = int(min(taken(plan, 1) for plan in [nothing, *plans]))
-        raise BudgetError(
-            f"not even a batch of one was found to fit into {in_bytes(limit)}: it needs "
-            f"{in_bytes(least)}",
-            least,
-        )
+        said = f"not even a batch of one was found to fit into {in_bytes(limit)}: it needs "
+        raise BudgetError(said + in_bytes(least), least)
     if interrupted:
         log.warning("interrupted: a batch of %d is the largest that was found so far", batch)
     while True:
@@ -310,10 +302,8 @@ def _sized(shapes: Any) -> tuple[Callable[[int], dict[str, Shape]], dict[str, An
     if not places:  # an iterator knows where the batch is, and how large it was
         places = {(name, axis) for name, axis in axes.items() if 0 <= axis < len(given[name])}
     if not places:
-        raise MemongerError(
-            "no shape has None where the batch goes; give shapes such as "
-            f"{{'data': (None, 3, 224, 224)}}, not {shapes!r}"
-        )
+        example = "{'data': (None, 3, 224, 224)}"
+        raise MemongerError(f"no shape has None where the batch goes, as {example}: {shapes!r}")
 
     def sized(batch: int) -> dict[str, Shape]:
         return {

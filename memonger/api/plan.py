@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from dataclasses import dataclass
 from typing import Any
@@ -226,19 +225,12 @@ class Plan:
         MemongerError
             If it cannot be written.
         """
-        files.write(file, self.request, self.schedule, self.symbol, figures(self))
+        files.write(file, self)
 
     def _memory(self, symbol: Any) -> Memory:
         """Predict what a training step of a symbol takes."""
         request = self.request
         return predict(symbol, request.spec, request.grad_req, request.device)
-
-
-def figures(plan: Plan) -> dict[str, Any]:
-    """Give the fields of a plan that are data: all but its symbol, its request, its schedule."""
-    names = [f.name for f in dataclasses.fields(plan)]
-    apart = ("symbol", "request", "schedule")
-    return {name: getattr(plan, name) for name in names if name not in apart}
 
 
 @documented

@@ -126,10 +126,7 @@ def _plan(given: Mapping[str, Any]) -> Plan:
     """Plan as the arguments of a call say."""
     options = requests.read_options(given)
     if options.how == EITHER and options.budget is None:
-        raise MemongerError(
-            "how='auto' is for a budget, within which the faster of both ways is taken; give a "
-            "budget, or how='marks' or how='schedule'"
-        )
+        raise MemongerError("how='auto' is for a budget; give a budget, or choose one of the ways")
     request = requests.read_request(given)
     return _faster(request, options) if options.how == EITHER else _planned(request, options)
 
@@ -285,8 +282,5 @@ def pool_bytes(
     found = measured(sym, call.spec, call.grad_req, call.device)
     if not found.exact:
         why = "; ".join(found.inexact) or f"the replay disagrees with MXNet's {found.bound} MB"
-        raise MemongerError(
-            f"the memory of this network cannot be told to the byte ({why}); get_cost tells it "
-            "in MB"
-        )
+        raise MemongerError(f"the pool is not known to the byte ({why}); get_cost tells it in MB")
     return found.pool_bytes

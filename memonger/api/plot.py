@@ -119,9 +119,7 @@ def check_picture(file: Any) -> str:
     kinds = _figure().canvas.get_supported_filetypes()
     kind = os.path.splitext(os.fsdecode(file))[1][1:].lower()
     if kind not in kinds:
-        raise MemongerError(
-            f"the picture cannot be written to {file}: its name must end in .png, .svg or .pdf"
-        )
+        raise MemongerError(f"{file} cannot be written: it must end in .png, .svg or .pdf")
     files.check_writable(file)
     return kind
 

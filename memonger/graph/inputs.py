@@ -192,7 +192,7 @@ def read_requests(arguments: Sequence[str], grad_req: Any) -> dict[str, str]:
     elif isinstance(grad_req, (list, tuple)):
         if len(grad_req) != len(arguments):
             raise MemongerError(
-                f"grad_req lists {len(grad_req)} requests for the {len(arguments)} arguments of "
+                f"grad_req has {len(grad_req)} entries for the {len(arguments)} arguments of "
                 "the network; give one for each of list_arguments(), or a dict"
             )
         found = dict(zip(arguments, grad_req))

@@ -52,15 +52,10 @@ def read_budget(budget: Any, of: str | None, optimizer: Any, ctx: Any) -> Budget
         return None
     if isinstance(budget, str) and budget.strip().lower() == "device":
         if of == "pool":
-            raise MemongerError(
-                "budget='device' is all that is free on the GPU, so it cannot bound the pool "
-                "alone; leave budget_of out"
-            )
+            raise MemongerError("budget='device' bounds all of the GPU; leave budget_of out")
         return Budget(_free(ctx), False, "device", state_per_element(optimizer))
     if optimizer is not None and of != "device":
-        raise MemongerError(
-            "the state of an optimizer is not in the pool; give budget_of='device' with optimizer="
-        )
+        raise MemongerError("optimizer= counts with budget_of='device' alone; give that too")
     amount, is_share = _amount(budget)
     if not is_share and amount < 1:
         raise MemongerError(f"budget={budget!r}: it must be at least one byte")
@@ -76,27 +71,21 @@ def _amount(budget: Any) -> tuple[float, bool]:
     if isinstance(budget, numbers.Real) and not isinstance(budget, bool):
         if 0 < float(budget) <= 1:
             return float(budget), True
-        raise MemongerError(
-            f"budget={budget!r}: a float is a share of the memory without a plan, more than 0 and "
-            "at most 1; give bytes as an int"
-        )
+        said = "a share is more than 0 and at most 1; give bytes as an int"
+        raise MemongerError(f"budget={budget!r}: {said}")
     pattern = r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+|%)\s*"
     found = re.fullmatch(pattern, budget, re.I) if isinstance(budget, str) else None
     if found is None:
-        raise MemongerError(
-            f"budget={budget!r} cannot be read; give bytes (an int), text such as '6GB', '6GiB' or "
-            "'60%', a share such as 0.6, or 'device'"
-        )
+        forms = "bytes (an int), text such as '6GB', '6GiB' or '60%', a share, or 'device'"
+        raise MemongerError(f"budget={budget!r} cannot be read; give {forms}")
     number, unit = float(found[1]), found[2].upper()
     if unit == "%" and 0 < number <= 100:
         return number / 100, True
     if unit == "%":
         raise MemongerError(f"budget={budget!r}: a share is more than 0 % and at most 100 %")
     if unit not in UNITS:
-        raise MemongerError(
-            f"budget={budget!r}: there is no unit {found[2]!r}; there are kB, MB, GB and TB "
-            "(thousands) and KiB, MiB, GiB and TiB (1024s)"
-        )
+        units = "kB, MB, GB and TB (thousands) and KiB, MiB, GiB and TiB (1024s)"
+        raise MemongerError(f"budget={budget!r}: there is no unit {found[2]!r}; there are {units}")
     return number * UNITS[unit], False
 
 
@@ -104,9 +93,7 @@ def _free(ctx: Any) -> int:
     """Ask for the bytes that are free on a GPU."""
     device = check_device(ctx)
     if device.device_type != "gpu":
-        raise MemongerError(
-            "budget='device' is what is free on a GPU; say which with ctx=mx.gpu(0), or give bytes"
-        )
+        raise MemongerError("budget='device' is of a GPU; say which, with ctx=mx.gpu(0)")
     return int(mx.context.gpu_memory_info(device.device_id)[0])
 
 
@@ -129,10 +116,8 @@ def state_per_element(optimizer: Any) -> float:
     except (ValueError, TypeError, AttributeError, AssertionError) as error:
         raise MemongerError(f"optimizer={optimizer!r} cannot be made: {error}") from None
     if not isinstance(made, mx.optimizer.Optimizer):
-        raise MemongerError(
-            "optimizer must be a name such as 'adam', a name with its parameters such as "
-            f"('sgd', {{'momentum': 0.9}}), or an mx.optimizer.Optimizer, not {optimizer!r}"
-        )
+        forms = "such as 'adam' or ('sgd', {'momentum': 0.9}), or an mx.optimizer.Optimizer"
+        raise MemongerError(f"optimizer must be {forms}, not {optimizer!r}")
     weight = mx.nd.ones(SAMPLE)
     return _nbytes(made.create_state_multi_precision(0, weight)) / weight.size
 

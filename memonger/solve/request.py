@@ -116,19 +116,14 @@ def read_options(given: Mapping[str, Any]) -> Options:
         measure=bool(asked.measure),
     )
     if not 0 < asked.patience <= MOST_PATIENCE:
-        raise MemongerError(
-            f"patience={asked.patience:g}: it is how many times the usual length the search takes, "
-            f"more than 0 and at most {MOST_PATIENCE:g}"
-        )
+        allowed = f"more than 0 and at most {MOST_PATIENCE:g} times the usual search"
+        raise MemongerError(f"patience={asked.patience:g}: it is {allowed}")
     of, optimizer = given.get("budget_of"), given.get("optimizer")
     budget = read_budget(asked.budget, of, optimizer, given.get("ctx"))
     if asked.planner != "smallest" or not asked.rules:
         told = f"planner={asked.planner!r}, rules={asked.rules!r}: "
         if asked.how == "schedule":
-            raise MemongerError(
-                told + "these are of how='marks'; a schedule has a planner of its own, and needs "
-                "no rules"
-            )
+            raise MemongerError(told + "these are of how='marks'; a schedule needs no rules")
         if budget is not None:
             raise MemongerError(told + "a budget has a planner of its own, and needs the rules")
     return replace(asked, budget=budget)
@@ -140,24 +135,17 @@ def check_work(how: str, work: Any) -> float | None:
         return None
     work = _number("work", work)
     if not work >= 1:
-        raise MemongerError(
-            f"work={work:g}: a training step runs all of the network forward at least once, so "
-            "work is 1 or more; None for no limit"
-        )
+        raise MemongerError(f"work={work:g}: a step runs all of the network forward at least once")
     if how == "marks" and work < 2:
-        raise MemongerError(
-            f"work={work:g} cannot be kept with how='marks', which recomputes each result at most "
-            "once (work=2); how='schedule' can"
-        )
+        raise MemongerError(f"work={work:g}: marks cannot keep less than 2; how='schedule' can")
     return work
 
 
 def _check_choice(what: str, value: Any, known: Sequence[str]) -> None:
     """Check that a value is one of those that are known."""
     if not isinstance(value, str) or value not in known:
-        raise MemongerError(
-            f"there is no {what} {value!r}; there are {', '.join(map(repr, known))}"
-        )
+        names = ", ".join(map(repr, known))
+        raise MemongerError(f"there is no {what} {value!r}; there are {names}")
 
 
 def _number(name: str, value: Any) -> float:

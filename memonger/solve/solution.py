@@ -34,10 +34,7 @@ SLACK = 1 + 1e-9  # for rounding where work is compared
 MEASURED = "pool_bytes counted_bytes gradient_bytes peak_bytes device_bytes exact recomputed_flops"
 
 NO_OPERATORS = "the network has no operators, so nothing is held for a backward pass"
-BARE = (
-    "the bare plan was asked for (rules=False): it may abort on a GPU, move BatchNorm statistics "
-    "twice, or give wrong gradients"
-)
+BARE = "a bare plan (rules=False) may abort on a GPU, or give wrong statistics and gradients"
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,10 +161,8 @@ def confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Confirmed:
     counted = without if plan.schedule else plan.counted_bytes
     differs = not memory.exact or memory.counted_bytes != counted
     if differs and way.cost.exact and not memory.inexact:
-        warnings.append(
-            f"the memory of this {way.noun} was predicted as {counted / MB:.1f} MB, and MXNet "
-            f"plans {memory.bound} MB for it; the figures of the plan are MXNet's"
-        )
+        said = f"the memory of this {way.noun} was predicted as {counted / MB:.1f} MB, and MXNet "
+        warnings.append(said + f"plans {memory.bound} MB for it, which the plan tells")
         memory = replace(memory, inexact=("the bind differs from the search",))
     what = "this plan takes"
     if unfused is not None and unfused < without:
@@ -175,9 +170,8 @@ def confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Confirmed:
     if without < (1 - LITTLE) * with_it:
         warnings.append(
             "pointwise fusion (MXNET_USE_FUSION, on by default on a GPU) takes memory here: "
-            f"without it {what} {without / MB:.1f} MB, with it {with_it / MB:.1f} MB, for a fused "
-            "operator keeps all that it reads until it runs; set MXNET_USE_FUSION=0 and plan "
-            "again, or take how='schedule', which runs without fusion"
+            f"without it {what} {without / MB:.1f} MB, with it {with_it / MB:.1f} MB; set "
+            "MXNET_USE_FUSION=0 and plan again, or take how='schedule', which runs without fusion"
         )
     log.info("Find best plan with cost=%s MB", memory.bound)
     return Confirmed(plan, symbol, memory, tuple(warnings))
@@ -209,16 +203,14 @@ def _advised(way: Way, found: Found, confirmed: Confirmed) -> Confirmed:
         )
     elif worse and saved > 0:
         warnings.append(
-            f"the plan that was found takes {memory.pool_bytes / MB:.1f} MB of the pool in place "
-            f"of {unplanned.pool_bytes / MB:.1f} MB, but operators that know no layouts of MKLDNN "
-            f"would hold {memory.taken.nbytes / MB:.1f} MB of copies in place of "
-            f"{unplanned.taken.nbytes / MB:.1f} MB, so that the network is returned unmarked; plan "
-            "with MXNET_MKLDNN_ENABLED=0, by which there are none"
+            f"the network is returned unmarked: a plan takes {in_words(memory.pool_bytes)} of the "
+            f"pool in place of {in_words(unplanned.pool_bytes)}, but operators would hold "
+            f"{in_words(memory.taken.nbytes)} for MKLDNN in place of "
+            f"{in_words(unplanned.taken.nbytes)}; set MXNET_MKLDNN_ENABLED=0 and plan again"
         )
     elif little:
-        text = (
-            f"no plan costs less than the network as it is ({before}), so it is returned unmarked"
-        )
+        text = f"no plan costs less than the network as it is ({before}), "
+        text += "so it is returned unmarked"
         if saved > 0:
             share = 100 * saved / unplanned.pool_bytes
             text = f"the plan saves {share:.1f} % of {in_words(unplanned.pool_bytes)}"

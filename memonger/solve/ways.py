@@ -12,11 +12,14 @@ from memonger.costs.bind import bind, has_mkldnn, planned_mb
 from memonger.costs.time import measured as timing
 from memonger.costs.time.flops import forward_flops
 from memonger.graph import marks
-from memonger.graph.forward import KeptCopy, mask_with_copies
+from memonger.graph.forward import mask_with_copies
 from memonger.planners.marks import chen2016
-from memonger.planners.marks.budget import Fast, NodeTimes, Search, front_of
+from memonger.planners.marks import search as marks_search
+from memonger.planners.marks.copies import settle
 from memonger.planners.marks.rules import Rules, kept_summary
-from memonger.planners.marks.smallest import Smallest, settle, smallest
+from memonger.planners.marks.search import MarkPlan, NodeTimes, settled
+from memonger.planners.marks.smallest import Least, by_time, fastest, smallest, smallest_bound
+from memonger.planners.pareto import not_dominated
 from memonger.planners.trees import search as trees
 from memonger.schedules import schedule as schedules
 from memonger.schedules.execution.arrays import tensors_of
@@ -31,6 +34,7 @@ from memonger.support.parallel import progress_bar
 
 log = logging.getLogger("memonger")
 
+FASTEST = "fastest"  # the origin of marks of a front; without unneeded copies they take other bytes
 MARKS_PATIENCE = 0.1  # of the search for marks that a search for schedules starts from
 SEARCHING = "memonger: searching"  # what the progress bar says
 
@@ -43,76 +47,74 @@ class Marks(Way):
     def smallest(self) -> Found:
         with progress_bar(SEARCHING) as progress:
             found = self._smallest(progress)
-        for name, counted in found.candidates.items():
+        for name, counted in found.costs.items():
             log.info("%s: %.1f MB", name, counted / MB)
         self._log_kept()
-        origin = min(found.candidates, key=lambda name: found.candidates[name])  # the first
-        plan = Candidate(origin, found.cost, found.mask, found.copies)
-        return Found([plan], found.interrupted, found.candidates, found.unfused)
+        origin = min(found.costs, key=lambda name: found.costs[name])  # the first
+        plan = Candidate(origin, found.plan.pool_bytes, found.plan.mask, found.plan.copies)
+        return Found([plan], found.interrupted, found.costs, found.unfused)
 
     def _front(self, others: Sequence[Candidate]) -> Found:
         with progress_bar(SEARCHING) as progress:
-            least = self._smallest(lambda done: progress(done / 2))
-            search = self._search(lambda done: progress((1 + done) / 2))
-            plans, interrupted = [(least.mask, least.copies), *_pairs(others)], least.interrupted
-            if self.cost.exact and not interrupted:
-                try:
-                    front = search.run(plans)
-                    return Found([self._candidate(p) for p in front.plans], front.interrupted)
-                except KeyboardInterrupt:
-                    interrupted = True
-            return Found(self._undominated(search, plans), interrupted)
+            if not self.cost.exact:
+                least = self._smallest(progress)
+                return Found(self._not_dominated([least.plan]), least.interrupted)
+            about = self.stages, self.rules, self._node_times, [self._plan(each) for each in others]
+            copies, effort = self.options.kept_copies, self._effort
+            found, interrupted = fastest(*about, copies, effort=effort, progress=progress)
+        return Found([self._candidate(plan) for plan in found], interrupted)
 
     def known(self, others: Sequence[Candidate]) -> Found:
         """Choose among no plan and plans of this network at other shapes, without a search."""
-        return Found(self._undominated(self._search(None), _pairs(others)), False)
+        return Found(self._not_dominated([self._plan(each) for each in others]), False)
 
-    def memory(self, plan: Candidate, bound: int | None = None) -> Memory:
-        rules, moved = self.rules.with_copies(plan.copies)
-        mask = mask_with_copies(plan.recomputed, moved, plan.copies, len(rules.graph.nodes))
-        return self._replayed(rules, mask, plan.counted_bytes // MB if bound is None else bound)
-
-    def carried_over(self, plan: Candidate) -> Memory:
-        """Predict what a plan that was made for other shapes takes at these."""
+    def memory(self, plan: Candidate) -> Memory:
         rules, full, _, _ = settle(self.rules, plan.recomputed, plan.copies)
         return self._replayed(rules, full, None)
 
     def bound(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
         request = self.request
         copies = marks.inferable(request.symbol, plan.copies, request.spec.shapes)
-        if copies != plan.copies:
-            plan = replace(plan, copies=copies)
+        if copies != plan.copies or plan.origin == FASTEST and self.cost.exact:
+            _, _, mask, copies = settle(self.rules, plan.recomputed, copies)
+            plan = replace(plan, recomputed=mask, copies=copies)
             plan = replace(plan, counted_bytes=self.memory(plan).planned.pool_bytes)
         native = self.rules.native(plan.recomputed)
         symbol = marks.apply(request.symbol, plan.recomputed, native, plan.copies)
         executor = bind(symbol, self.graph, request.device, self.training.wanted)
-        return plan, symbol, self.memory(plan, planned_mb(executor))
+        rules, moved = self.rules.with_copies(plan.copies)
+        mask = mask_with_copies(plan.recomputed, moved, plan.copies, len(rules.graph.nodes))
+        return plan, symbol, self._replayed(rules, mask, planned_mb(executor))
 
-    def _smallest(self, progress: Progress) -> Smallest:
-        about, options = (self.stages, self.cost, self.rules), self.options
-        how = options.ntrial, self.cost.exact, options.kept_copies
-        return smallest(*about, *how, progress, patience=options.patience)
-
-    def _search(self, progress: Progress | None) -> Search:
-        options, device = self.options, self.request.device
-
-        def times(rules: Rules) -> NodeTimes:
-            training = rules.trainings[0]
-            found = timing.times_of(training, device, options.measure)
-            moved = timing.moved_bytes(training)[: training.tables.forward]
-            return NodeTimes(found.forward, found.gradient, moved)
-
-        return Search(self.rules, times, options.kept_copies, progress, options.patience)
-
-    def _undominated(self, search: Search, plans: Sequence[Any]) -> list[Candidate]:
-        """Choose of no plan and these (mask, copies) those that no other beats, fastest first."""
-        priced = [search.fast(mask, copies) for mask, copies in [(self.nothing, ()), *plans]]
+    def _smallest(self, progress: Progress) -> Least:
+        about = self.stages, self.cost, self.rules, self.options.ntrial
         if not self.cost.exact:
-            priced = [plan._replace(pool_bytes=self.cost(plan.mask)) for plan in priced]
-        return [self._candidate(plan) for plan in front_of(priced)]
+            return smallest_bound(*about)
+        return smallest(*about, self.options.kept_copies, effort=self._effort, progress=progress)
 
-    def _candidate(self, plan: Fast) -> Candidate:
-        origin = "fastest" if plan.mask.any() else "no plan"
+    @property
+    def _effort(self) -> marks_search.Effort:
+        return marks_search.EFFORT.times(self.options.patience)
+
+    def _node_times(self, rules: Rules) -> NodeTimes:
+        training = rules.trainings[0]
+        found = timing.times_of(training, self.request.device, self.options.measure)
+        moved = timing.moved_bytes(training)[: training.tables.forward]
+        return NodeTimes(found.forward, found.gradient, moved)
+
+    def _not_dominated(self, plans: Sequence[MarkPlan]) -> list[Candidate]:
+        """Choose of no plan and these those that no other beats, the fastest first."""
+        nothing = MarkPlan(0, 0.0, self.nothing)
+        plans = [settled(self.rules, self._node_times, plan) for plan in (nothing, *plans)]
+        if not self.cost.exact:
+            plans = [plan._replace(pool_bytes=self.cost(plan.mask)) for plan in plans]
+        return [self._candidate(plan) for plan in not_dominated(plans, by_time)]
+
+    def _plan(self, plan: Candidate) -> MarkPlan:
+        return MarkPlan(plan.counted_bytes, 0.0, plan.recomputed, plan.copies)
+
+    def _candidate(self, plan: MarkPlan) -> Candidate:
+        origin = FASTEST if plan.mask.any() else "no plan"
         added = plan.seconds / self.times.step if self.times.step else 0.0
         return Candidate(origin, plan.pool_bytes, plan.mask, plan.copies, added_time=added)
 
@@ -121,11 +123,6 @@ class Marks(Way):
         kept = kept_summary((nodes[i].op, why) for i, why in reasons.items())
         if kept:
             log.info("kept by rule: %s", kept)
-
-
-def _pairs(plans: Sequence[Candidate]) -> list[tuple[np.ndarray, tuple[KeptCopy, ...]]]:
-    """Give plans as the searches for marks take them."""
-    return [(plan.recomputed, plan.copies) for plan in plans]
 
 
 class Original(Marks):
@@ -204,9 +201,10 @@ class Schedules(Way):
         interrupted = False
         with progress_bar(SEARCHING) as progress:
             if self.cost.exact:
-                short = smallest(*about, patience=options.patience * MARKS_PATIENCE)
-                held = [copy.node for copy in short.copies]
-                known = [("marks", schedules.of_marks(self.load, short.mask, held))]
+                effort = marks_search.EFFORT.times(options.patience * MARKS_PATIENCE)
+                short = smallest(*about, effort=effort)
+                held = [copy.node for copy in short.plan.copies]
+                known = [("marks", schedules.of_marks(self.load, short.plan.mask, held))]
                 interrupted = short.interrupted
             recursive = trees.Recursive(self.load, options.patience, progress, weights, self.parts)
             if interrupted:

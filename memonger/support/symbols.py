@@ -248,10 +248,14 @@ def _check_counts(op: str, attrs: Mapping[str, str], count: int, subgraphs: int)
                 f"it has {count} inputs and {subgraphs} subgraphs, but "
                 f"num_args={attrs.get('num_args')!r}"
             )
-        for key, value in attrs.items():
-            places = value.strip("()[] ").split(",") if key.endswith("_locs") else ()
-            if any(_number(place) >= count for place in places):
-                raise _Wrong(f"it has {count} inputs, but {key}={value!r}")
+        locations = [key for key in attrs if key.endswith("_locs")]
+        places = {key: re.findall(r"[^\s,()[\]]+", attrs[key]) for key in locations}
+        for key, found in places.items():
+            if any("-" in place or _number(place) >= count for place in found):
+                raise _Wrong(f"it has {count} inputs, but {key}={attrs[key]!r}")
+        placed = sum(map(len, places.values()))
+        if op == "_foreach" and placed != count:
+            raise _Wrong(f"it has {count} inputs, but {placed} locations of them")
     elif subgraphs == 0 and op.startswith("_sg_"):
         raise _Wrong(f"{op} takes a subgraph, and has none")
     for key, number in told.items():

@@ -1,4 +1,4 @@
-"""The command ``memonger``: figures of the package, JSON, exit status, mistakes in one line."""
+"""The command ``memonger``: figures, JSON, exit status, mistakes in one line, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 import memonger
 import mxnet as mx
@@ -23,6 +26,8 @@ from planned import marked
 pytestmark = pytest.mark.python_differs
 
 MB = 2**20
+PROJECT = Path(memonger.__file__).resolve().parents[1]
+NOTHING = "memonger: interrupted before anything was found"
 SHAPES = ("--shape", "data=4096,64", "--shape", "label=4096,64")
 
 
@@ -41,6 +46,13 @@ def run(capsys: Any, *arguments: Any) -> tuple[int, str, str]:
     except SystemExit as ended:
         status = int(ended.code or 0)
     return (status, *capsys.readouterr())
+
+
+def figures(capsys: Any, *arguments: Any) -> Any:
+    """What it prints as JSON."""
+    status, printed, _ = run(capsys, *arguments, "--json")
+    assert status == 0
+    return json.loads(printed)
 
 
 def test_a_planned_file_is_the_plan(net: Any, capsys: Any, tmp_path: Path) -> None:
@@ -85,21 +97,11 @@ print(executor.debug_str()[-200:])
 
 def test_plain_mxnet_trains_a_planned_file(net: Any, capsys: Any, tmp_path: Path) -> None:
     """A process in which memonger cannot be imported trains it, in the memory that was planned."""
-    _, _, file = net
     out = tmp_path / "planned-symbol.json"
-    status, printed, _ = run(capsys, "plan", file, *SHAPES, "-o", out, "--json")
-    assert status == 0
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PLAIN % str(out)],
-        env=environment,
-        cwd=str(tmp_path),
-        capture_output=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    (total,) = re.findall(r"Total (\d+) MB allocated", done.stdout.decode())
-    assert int(total) == json.loads(printed)["counted_bytes"] // MB
+    told = figures(capsys, "plan", net[2], *SHAPES, "-o", out)
+    _, trained, _ = ended(started("-c", PLAIN % str(out), path=tmp_path))
+    (total,) = re.findall(r"Total (\d+) MB allocated", trained)
+    assert int(total) == told["counted_bytes"] // MB
 
 
 def test_cost(net: Any, capsys: Any) -> None:
@@ -107,27 +109,23 @@ def test_cost(net: Any, capsys: Any) -> None:
     status, printed, _ = run(capsys, "cost", file, *SHAPES)
     pool = memonger.pool_bytes(symbol, shapes=shapes)
     assert status == 0 and f"pool     {pool / MB:.1f} MB" in printed
-    status, printed, _ = run(capsys, "cost", file, *SHAPES, "--json")
-    assert json.loads(printed) == {"pool_bytes": pool, "peak_bytes": 34 * MB, "exact": True}
+    told = figures(capsys, "cost", file, *SHAPES)
+    assert told == {"pool_bytes": pool, "peak_bytes": 34 * MB, "exact": True}
 
 
 def test_a_budget(net: Any, capsys: Any) -> None:
     symbol, shapes, file = net
+    asked = ("plan", file, *SHAPES, "--budget")
     for text, budget in (("60%", "60%"), ("0.6", 0.6), (str(24 * MB), 24 * MB), ("24MiB", 24 * MB)):
-        status, printed, _ = run(capsys, "plan", file, *SHAPES, "--budget", text, "--json")
-        told = json.loads(printed)
-        plan = memonger.plan(symbol, shapes, budget=budget)
-        assert status == 0 and told["pool_bytes"] == plan.pool_bytes < plan.unplanned_bytes
+        told, plan = figures(capsys, *asked, text), memonger.plan(symbol, shapes, budget=budget)
+        assert told["pool_bytes"] == plan.pool_bytes < plan.unplanned_bytes
         assert told["added_time"] == plan.added_time and plan.recomputed
     of = ("--budget-of", "device", "--optimizer", "sgd,momentum=0.9")
-    status, printed, _ = run(capsys, "plan", file, *SHAPES, "--budget", "60%", *of, "--json")
-    asked: Any = {"budget_of": "device", "optimizer": ("sgd", {"momentum": 0.9})}
-    plan = memonger.plan(symbol, shapes, budget="60%", **asked)
-    assert json.loads(printed)["device_bytes"] == plan.device_bytes
-    schedule = ("--how", "schedule", "--work", "3", "--budget", "30%")
-    status, printed, _ = run(capsys, "plan", file, *SHAPES, *schedule, "--json")
-    told = json.loads(printed)
-    assert status == 0 and told["recomputed_flops"] <= 2 and told["schedule"]
+    given: Any = {"budget_of": "device", "optimizer": ("sgd", {"momentum": 0.9})}
+    plan = memonger.plan(symbol, shapes, budget="60%", **given)
+    assert figures(capsys, *asked, "60%", *of)["device_bytes"] == plan.device_bytes
+    told = figures(capsys, *asked, "30%", "--how", "schedule", "--work", "3")
+    assert told["recomputed_flops"] <= 2 and told["schedule"]
     assert told["pool_bytes"] <= 0.3 * told["unplanned_bytes"]
 
 
@@ -146,11 +144,10 @@ def test_frontier(net: Any, capsys: Any, tmp_path: Path) -> None:
     plans = memonger.frontier(symbol, shapes, points=5)
     assert status == 0 and printed == str(plans) + "\n"
     assert picture.read_bytes()[1:4] == b"PNG"
-    status, printed, _ = run(capsys, *asked, "--json")
-    assert [p["pool_bytes"] for p in json.loads(printed)] == [p.pool_bytes for p in plans]
-    status, printed, _ = run(capsys, *asked, "--how", "schedule", "--json")
     scheduled = memonger.frontier(symbol, shapes, how="schedule", points=5)
-    assert [p["pool_bytes"] for p in json.loads(printed)] == [p.pool_bytes for p in scheduled]
+    for found, more in ((plans, ()), (scheduled, ("--how", "schedule"))):
+        told = figures(capsys, *asked, *more)
+        assert [p["pool_bytes"] for p in told] == [p.pool_bytes for p in found]
     assert scheduled[-1].pool_bytes != plans[-1].pool_bytes
 
 
@@ -159,10 +156,9 @@ def test_batch(net: Any, capsys: Any, tmp_path: Path) -> None:
     out = tmp_path / "planned-symbol.json"
     shapes = ("--shape", "data=N,64", "--shape", "label=N,64")
     asked = ("batch", file, *shapes, "--budget", "10MB")
-    status, printed, _ = run(capsys, *asked, "--json", "-o", out)
-    told = json.loads(printed)
+    told = figures(capsys, *asked, "-o", out)
     found = memonger.largest_batch(symbol, {"data": (None, 64), "label": (None, 64)}, "10MB")
-    assert status == 0 and (told["batch"], told["unplanned_batch"]) == found[::2]
+    assert (told["batch"], told["unplanned_batch"]) == found[::2]
     assert told["batch"] > told["unplanned_batch"] > 0
     assert marked(mx.sym.load(str(out))) == marked(found.plan.symbol)
     status, printed, _ = run(capsys, *asked)
@@ -175,9 +171,9 @@ def test_explain(net: Any, capsys: Any) -> None:
     symbol, shapes, file = net
     status, printed, _ = run(capsys, "explain", file, *SHAPES)
     assert status == 0 and printed == str(memonger.explain(symbol, shapes)) + "\n"
-    status, printed, _ = run(capsys, "explain", file, *SHAPES, "--plan", "--json")
+    told = figures(capsys, "explain", file, *SHAPES, "--plan")["tensors"]
     found = memonger.plan(symbol, shapes).explain()
-    assert [t["name"] for t in json.loads(printed)["tensors"]] == [t.name for t in found.tensors]
+    assert [t["name"] for t in told] == [t.name for t in found.tensors]
 
 
 def test_check(net: Any, capsys: Any, tmp_path: Path) -> None:
@@ -196,81 +192,74 @@ def test_check(net: Any, capsys: Any, tmp_path: Path) -> None:
     assert json.loads(printed)["differences"][0]["kind"] == "output"
 
 
-MISTAKES = {
-    "no file": ("cost nowhere.json --shape data=1", "no file 'nowhere.json'"),
-    "no network": ("cost {folder}/text.json --shape data=1", "holds no network"),
-    "a missing shape": ("plan {net}", "'data'"),
-    "an unknown input": ("plan {net} --shape daat=4,64", "did you mean 'data'"),
-    "no shape": ("plan {net} --shape data", "written as data=32,3,224,224"),
-    "no number": ("plan {net} --shape data=4,x", "whole numbers"),
-    "no type": ("cost {net} --shape data=4,64 --type data", "written as data=float16"),
-    "no device": ("cost {net} --shape data=4,64 --device tpu", "'tpu' is no device"),
-    "no verb": ("plot {net}", "invalid choice"),
-    "a schedule's file": (
-        "plan {net} --shape data=4096,64 --how schedule -o {folder}/x.json",
-        "cannot be saved",
-    ),
-    "no folder": ("plan {net} --shape data=4096,64 -o {folder}/none/x.json", "there is no folder"),
-    "a budget of no plan": (
+MISTAKES = [
+    ("cost nowhere.json --shape data=1", "no file 'nowhere.json'"),
+    ("cost {folder}/text.json --shape data=1", "holds no network"),
+    ("plan {net}", "'data'"),
+    ("plan {net} --shape daat=4,64", "did you mean 'data'"),
+    ("plan {net} --shape data", "written as data=32,3,224,224"),
+    ("plan {net} --shape data=4,x", "whole numbers"),
+    ("cost {net} --shape data=4,64 --type data", "written as data=float16"),
+    ("cost {net} --shape data=4,64 --device tpu", "'tpu' is no device"),
+    ("plot {net}", "invalid choice"),
+    ("plan {net} --shape data=4096,64 --how schedule -o {folder}/x.json", "cannot be saved"),
+    ("plan {net} --shape data=4096,64 -o {folder}/none/x.json", "there is no folder"),
+    (
         "explain {net} --shape data=4,64 --budget-of device",
         "--budget-of is of a plan; give --plan too",
     ),
-    "times of no plan": ("explain {net} --shape data=4,64 --measure", "--measure is of a plan"),
-    "no batch": ("batch {net} --shape data=4,64 --budget 1MB", "None where the batch goes"),
-    "a batch elsewhere": ("plan {net} --shape data=N,64", "whole numbers"),
-    "no budget": ("batch {net} --shape data=N,64", "--budget"),
-    "an unknown unit": ("plan {net} --shape data=4,64 --budget 6XB", "no unit 'XB'"),
-    "a share of no batch": ("batch {net} --shape data=N,64 --budget 60%", "budget in bytes"),
-    "no optimizer": (
+    ("explain {net} --shape data=4,64 --measure", "--measure is of a plan"),
+    ("batch {net} --shape data=4,64 --budget 1MB", "None where the batch goes"),
+    ("plan {net} --shape data=N,64", "whole numbers"),
+    ("batch {net} --shape data=N,64", "--budget"),
+    ("plan {net} --shape data=4,64 --budget 6XB", "no unit 'XB'"),
+    ("batch {net} --shape data=N,64 --budget 60%", "budget in bytes"),
+    (
         "plan {net} --shape data=4,64 --budget 60% --budget-of device --optimizer adm",
         "cannot be made",
     ),
-    "no parameters": (
+    (
         "plan {net} --shape data=4,64 --budget 60% --optimizer sgd,momentum",
         "written as sgd,momentum=0.9",
     ),
-    "no picture's folder": (
-        "frontier {net} --shape data=4096,64 --plot {folder}/none/x.png",
-        "there is no folder",
-    ),
-    "shapes that do not fit": ("plan {net} --shape data=4,64 --shape label=5,64", "do not fit"),
-    "work of marks": ("plan {net} --shape data=4,64 --work 1.5", "how='schedule' can"),
-    "a shape twice": ("cost {net} --shape data=4,64 --shape data=4,64", "data is given twice"),
-    "a type twice": ("cost {net} --type data=float16 --type data=int8", "data is given twice"),
-    "a small number": ("cost {net} --shape data=²,64", "whole numbers"),
-    "a long number": ("cost {net} --shape data=%s,64" % ("9" * 5000), "whole numbers"),
-    "more than can be counted": ("cost {net} --shape data=99999999999,64", "2**31 - 1 elements"),
-    "a product that is": ("cost {net} --shape data=2147483647,2", "2**31 - 1 elements"),
-    "no size": ("explain {net} --shape data=0,64", "at least 1"),
-    "no GPU of this number": ("cost {net} --device gpu(99999999999)", "is no device"),
-    "auto without a budget": ("plan {net} --shape data=4,64 --how auto", "give a budget"),
-}
+    ("frontier {net} --shape data=4096,64 --plot {folder}/none/x.png", "there is no folder"),
+    ("plan {net} --shape data=4,64 --shape label=5,64", "do not fit"),
+    ("plan {net} --shape data=4,64 --work 1.5", "how='schedule' can"),
+    ("cost {net} --shape data=4,64 --shape data=4,64", "data is given twice"),
+    ("cost {net} --type data=float16 --type data=int8", "data is given twice"),
+    ("cost {net} --shape data=²,64", "whole numbers"),
+    ("cost {net} --shape data=%s,64" % ("9" * 5000), "whole numbers"),
+    ("cost {net} --shape data=99999999999,64", "2**31 - 1 elements"),
+    ("cost {net} --shape data=2147483647,2", "2**31 - 1 elements"),
+    ("explain {net} --shape data=0,64", "at least 1"),
+    ("cost {net} --device gpu(99999999999)", "is no device"),
+    ("plan {net} --shape data=4,64 --how auto", "give a budget"),
+]
 
 #: What is seen before the search is begun.
-PLACES = {
-    "no name": ("plan {net} --shape data=4096,64 -o ''", "it is no name of a file"),
-    "a folder": ("plan {net} --shape data=4096,64 -o {folder}", "it is a folder"),
-    "here": ("batch {net} --shape data=N,64 --budget 1MB -o .", "it is a folder"),
-    "no picture": ("plan {net} --shape data=4,64 --plot {folder}/x.xyz", "must end in .png"),
-    "no ending": ("frontier {net} --shape data=4,64 --plot {folder}/x", "must end in .png"),
-    "no name of a picture": ("frontier {net} --shape data=4,64 --plot ''", "must end in .png"),
-    "one file twice": (
+PLACES = [
+    ("plan {net} --shape data=4096,64 -o ''", "it is no name of a file"),
+    ("plan {net} --shape data=4096,64 -o {folder}", "it is a folder"),
+    ("batch {net} --shape data=N,64 --budget 1MB -o .", "it is a folder"),
+    ("plan {net} --shape data=4,64 --plot {folder}/x.xyz", "must end in .png"),
+    ("frontier {net} --shape data=4,64 --plot {folder}/x", "must end in .png"),
+    ("frontier {net} --shape data=4,64 --plot ''", "must end in .png"),
+    (
         "plan {net} --shape data=4,64 -o {folder}/x.png --plot {folder}/../{name}/x.png",
         "are the same file",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("case", [*MISTAKES, *PLACES])
+@pytest.mark.parametrize(("command", "said"), [*MISTAKES, *PLACES], ids=lambda text: text[:70])
 def test_a_mistake_is_one_line(
-    case: str, net: Any, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, said: str, net: Any, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if case in PLACES:
+    if (command, said) in PLACES:
         for search in ("plan", "frontier", "largest_batch"):
             monkeypatch.delattr(memonger, search, raising=False)
             monkeypatch.setattr(memonger, search, None)
     (tmp_path / "text.json").write_text("text")
-    command, said = {**MISTAKES, **PLACES}[case]
     given = command.format(net=net[2], folder=tmp_path, name=tmp_path.name)
     status, printed, error = run(capsys, *shlex.split(given))
     assert status == 2 and not printed
@@ -283,12 +272,11 @@ def test_the_faster_of_both(net: Any, capsys: Any, tmp_path: Path) -> None:
     """By ``--how auto``; where that is a schedule it is told, and not saved."""
     symbol, shapes, file = net
     out = tmp_path / "planned-symbol.json"
-    asked = ("plan", file, *SHAPES, "--budget", "60%", "--how", "auto", "--json")
-    status, printed, _ = run(capsys, *asked)
-    plan = memonger.plan(symbol, shapes, budget="60%", how="auto")
-    assert status == 0 and json.loads(printed)["pool_bytes"] == plan.pool_bytes
-    assert (json.loads(printed)["schedule"] is None) == (plan.schedule is None)
-    status, printed, error = run(capsys, *asked, "-o", out)
+    asked = ("plan", file, *SHAPES, "--budget", "60%", "--how", "auto")
+    told, plan = figures(capsys, *asked), memonger.plan(symbol, shapes, budget="60%", how="auto")
+    assert told["pool_bytes"] == plan.pool_bytes
+    assert (told["schedule"] is None) == (plan.schedule is None)
+    status, printed, error = run(capsys, *asked, "-o", out, "--json")
     assert json.loads(printed)["pool_bytes"] == plan.pool_bytes
     if plan.schedule is None:
         assert status == 0 and marked(mx.sym.load(str(out))) == marked(plan.symbol)
@@ -335,22 +323,17 @@ def test_plan_and_check(how: str, net: Any, capsys: Any, monkeypatch: pytest.Mon
     assert given == {"data": (32, 64), "label": (32, 64)}
 
 
-def test_a_network_without_operators(capsys: Any, tmp_path: Path) -> None:
+def test_small_networks(capsys: Any, tmp_path: Path) -> None:
+    """Without operators, and with sizes below one MB."""
     file = str(tmp_path / "net-symbol.json")
     mx.sym.Variable("x").save(file)
     for verb in ("cost", "explain"):
         status, printed, _ = run(capsys, verb, file, "--shape", "x=2,3")
         assert status == 0 and printed.startswith("the network has no operators")
-
-
-def test_sizes_below_one_mb(capsys: Any, tmp_path: Path) -> None:
-    symbol, _ = networks.chain(2, hidden=8, batch=4)
-    file = str(tmp_path / "net-symbol.json")
-    symbol.save(file)
-    shapes = ("--shape", "data=4,8", "--shape", "label=4,8")
-    pool = memonger.pool_bytes(symbol, data=(4, 8), label=(4, 8))
+    networks.chain(2, hidden=8, batch=4)[0].save(file)
+    pool = memonger.pool_bytes(mx.sym.load(file), data=(4, 8), label=(4, 8))
     for verb in ("cost", "explain", "plan"):
-        status, printed, _ = run(capsys, verb, file, *shapes)
+        status, printed, _ = run(capsys, verb, file, "--shape", "data=4,8")
         assert status == 0 and f"{pool / 1024:.1f} KB" in printed and " MB" not in printed
 
 
@@ -384,28 +367,32 @@ assert not heavy, heavy
 """
 
 
-def process(*command: str, path: Path) -> Any:
+def started(*command: str, path: Path) -> subprocess.Popen[str]:
     """A process that finds stand-ins for what it imports at ``path``."""
-    project = Path(memonger.__file__).resolve().parents[1]
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(path), str(project)]))
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(path), str(PROJECT)]))
     command = (sys.executable, "-W", "ignore", *command)
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Its status, what it printed, and what it said."""
+    printed, error = process.communicate(timeout=120)
+    return process.returncode, printed, error
 
 
 @pytest.mark.parametrize("asked", [("--version",), ("--help",), ("plan", "--help"), ()])
 def test_help_imports_nothing_heavy(asked: Any, tmp_path: Path) -> None:
     """And needs no MXNet."""
     (tmp_path / "mxnet.py").write_text("raise ImportError('not here')")
-    done = process("-c", LIGHT, *asked, path=tmp_path)
-    assert done.returncode == (0 if asked else 1), done.stderr
-    assert asked or done.stderr.startswith("memonger: the following arguments are required: VERB")
+    status, _, error = ended(started("-c", LIGHT, *asked, path=tmp_path))
+    assert status == (0 if asked else 1), error
+    assert asked or error.startswith("memonger: the following arguments are required: VERB")
 
 
 STAND_INS = {
     "no MXNet": ("mxnet", "raise ModuleNotFoundError('none', name='mxnet')", "is not installed"),
-    "NumPy 2": ("numpy", "__version__ = '2.1.0'", "cannot be used with NumPy 2.1.0"),
+    "NumPy 2": ("numpy", "__version__ = '2.1.0'", "NumPy 2.1.0; pip install 'numpy=="),
     "Ctrl-C": ("mxnet", "raise KeyboardInterrupt", "interrupted before anything was found"),
 }
 
@@ -416,9 +403,9 @@ def test_what_cannot_be_imported_is_one_line(case: str, net: Any, tmp_path: Path
     (tmp_path / "stand-ins" / module).mkdir(parents=True)
     (tmp_path / "stand-ins" / module / "__init__.py").write_text(content)
     command = ("-m", "memonger", "cost", net[2], *SHAPES)
-    done = process(*command, path=tmp_path / "stand-ins")
-    assert done.returncode == 2 and not done.stdout
-    assert len(done.stderr.splitlines()) == 1 and said in done.stderr, done.stderr
+    status, printed, error = ended(started(*command, path=tmp_path / "stand-ins"))
+    assert status == 2 and not printed
+    assert len(error.splitlines()) == 1 and said in error, error
 
 
 def test_names_that_the_terminal_cannot_show(tmp_path: Path) -> None:
@@ -430,8 +417,8 @@ def test_names_that_the_terminal_cannot_show(tmp_path: Path) -> None:
         "os.execv(sys.executable, [sys.executable, '-W', 'ignore', '-m', 'memonger', "
         "'explain', sys.argv[1], '--shape', 'данные=4,4'])"
     )
-    done = process("-c", command, str(file), path=tmp_path)
-    assert done.returncode == 0 and "\\u0441\\u043b" in done.stdout, done.stderr
+    status, printed, error = ended(started("-c", command, str(file), path=tmp_path))
+    assert status == 0 and "\\u0441\\u043b" in printed, error
 
 
 @pytest.mark.parametrize("verb", sorted(cli.EXAMPLES))
@@ -441,23 +428,92 @@ def test_help_has_an_example(verb: str, capsys: Any) -> None:
     assert status == 0 and cli.EXAMPLES[verb] in printed
     words = shlex.split(cli.EXAMPLES[verb])
     assert words[0] == "memonger"
-    assert cli._parser().parse_args(words[1:]).verb == verb
-
-
-def test_the_command_line(net: Any) -> None:
-    """As a process: status and one line."""
-    command = [sys.executable, "-W", "ignore", "-m", "memonger", "cost", net[2]]
-    done = subprocess.run(command, capture_output=True, timeout=120)
-    assert done.returncode == 2 and not done.stdout
-    assert "Traceback" not in done.stderr.decode()
-    assert done.stderr.decode().strip().splitlines()[-1].startswith("memonger: ")
+    status, printed, error = run(capsys, *words[1:])
+    assert status == 2 and "there is no file" in error and not printed
 
 
 def test_a_reader_who_has_seen_enough(net: Any) -> None:
     """As with ``| head -1``: no traceback."""
-    command = [sys.executable, "-W", "ignore", "-m", "memonger", "explain", net[2], *SHAPES]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    running = started("-m", "memonger", "explain", net[2], *SHAPES, path=Path())
     assert running.stdout is not None and running.stderr is not None
     running.stdout.close()
-    error = running.stderr.read().decode()
+    error = running.stderr.read()
     assert running.wait(120) == 0 and "Traceback" not in error and "BrokenPipe" not in error
+
+
+# -- Ctrl-C at any moment: one line and status 2, or what the search found -----------------------
+
+
+@pytest.fixture
+def not_ignored() -> Iterator[None]:
+    """Not what pytest was started with: a shell has its background jobs ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def script() -> tuple[str, ...]:
+    """What the installed script does."""
+    found = re.search(r"memonger=([\w.]+):(\w+)", (PROJECT / "setup.py").read_text())
+    assert found is not None
+    return ("-c", "import sys; from %s import %s as f; sys.exit(f())" % found.groups())
+
+
+CTRL_C = """
+import os, signal
+def ctrl_c():
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(1000):
+        pass
+"""
+LOST = "try: ctrl_c()\nexcept BaseException: pass"
+NOT_THERE = "\nraise ModuleNotFoundError('none', name='mxnet')"
+MOMENTS = {
+    "before main": ("argparse", "ctrl_c()", NOTHING),
+    "while a verb imports": ("mxnet", "ctrl_c()", NOTHING),
+    "in code that exec runs": ("mxnet", "exec('ctrl_c()')", NOTHING),
+    "where it would be lost": ("mxnet", LOST + NOT_THERE, NOTHING),
+    "at exit": ("mxnet", "import atexit; atexit.register(ctrl_c)" + NOT_THERE, "not installed"),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("command", [("-m", "memonger"), script()], ids=["-m memonger", "script"])
+def test_one_line_and_status_2(
+    command: Any, moment: str, tmp_path: Path, not_ignored: None
+) -> None:
+    module, content, said = MOMENTS[moment]
+    (tmp_path / (module + ".py")).write_text(CTRL_C + content)
+    status, printed, error = ended(
+        started(*command, "cost", str(PROJECT / "setup.py"), path=tmp_path)
+    )
+    assert status == 2 and not printed
+    assert len(error.splitlines()) == 1 and said in error, error
+
+
+def after(seconds: float, folder: Path, file: str) -> tuple[float, int, str, list[str]]:
+    """Plan, and press Ctrl-C so long after Python has reached the command."""
+    given = ("plan", file, *SHAPES, "--patience", "1000")
+    running = started("-X", "importtime", "-m", "memonger", *given, path=folder)
+    assert running.stderr is not None and running.stdout is not None
+    for line in running.stderr:
+        if line.rstrip().endswith(" memonger.command"):
+            break
+    time.sleep(seconds)
+    running.send_signal(signal.SIGINT)
+    error = running.stderr.read().splitlines()
+    printed = running.stdout.read()
+    said = [x for x in error if not re.match("import time:|memonger: compiling the search", x)]
+    return seconds, running.wait(60), printed, said
+
+
+def test_at_many_moments(net: Any, tmp_path: Path, not_ignored: None) -> None:
+    moments = (0.01, 0.1, 0.2, 0.4, 0.7, 1.0, 1.6, 4.0)
+    with ThreadPoolExecutor(2) as pool:
+        stopped = list(pool.map(lambda seconds: after(seconds, tmp_path, net[2]), moments))
+    for _, status, printed, said in stopped:
+        if status == 0:  # the search had found something
+            assert printed.startswith("before") and len(said) == 1, stopped
+            assert said[0].startswith("memonger: interrupted: this is the best plan"), stopped
+        else:
+            assert (status, printed, said) == (2, "", [NOTHING]), stopped

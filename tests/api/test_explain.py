@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import logging
+import inspect
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ pytestmark = pytest.mark.python_differs
 S = mx.sym
 MB = 2**20
 CHAIN: Any = networks.chain(16)
+SMALL: Any = networks.chain(16, hidden=64, batch=4096)
 
 
 # -- a network --------------------------------------------------------------------------------
@@ -41,14 +44,16 @@ def test_the_peak_of_a_chain() -> None:
     assert "in 22 more" in text
 
 
-@pytest.mark.parametrize("how", ["marks", "schedule"])
-def test_a_planned_network_is_explained_with_its_plan(how: str) -> None:
-    symbol, shapes = networks.chain(16, hidden=64, batch=4096)
-    plan = memonger.plan(symbol, shapes, how=how)
-    found = memonger.explain(plan.symbol, shapes)
-    assert found.peak_bytes == plan.peak_bytes == sum(t.nbytes for t in found.tensors)
-    assert found.pool_bytes == plan.pool_bytes
-    assert found.floor_bytes == plan.floor_bytes and plan.floor in str(found)
+@pytest.fixture(params=["marks", "schedule"])
+def planned(request: Any) -> memonger.Plan:
+    return memonger.plan(*SMALL, how=request.param)
+
+
+def test_a_planned_network_is_explained_with_its_plan(planned: memonger.Plan) -> None:
+    found = memonger.explain(planned.symbol, SMALL[1])
+    assert found.peak_bytes == planned.peak_bytes == sum(t.nbytes for t in found.tensors)
+    assert found.pool_bytes == planned.pool_bytes
+    assert found.floor_bytes == planned.floor_bytes and planned.floor in str(found)
 
 
 def test_what_must_not_be_computed_again_is_told() -> None:
@@ -62,25 +67,26 @@ def test_what_must_not_be_computed_again_is_told() -> None:
 # -- why a plan saves little ------------------------------------------------------------------
 
 
-def test_one_operator_that_makes_the_peak(caplog: pytest.LogCaptureFixture) -> None:
+def wide() -> Any:
     x = S.FullyConnected(S.Variable("data"), num_hidden=4096, name="wide")
-    x = S.Activation(x, act_type="tanh", name="tanh")
-    symbol = S.LinearRegressionOutput(S.FullyConnected(x, num_hidden=1, name="fc"), name="out")
-    with caplog.at_level(logging.WARNING, logger="memonger"):
-        plan = memonger.plan(symbol, {"data": (256, 8)})
-    assert plan.pool_bytes > 0.95 * plan.unplanned_bytes
-    assert "alone needs" in caplog.text and "of the peak" in caplog.text
+    return S.FullyConnected(S.Activation(x, act_type="tanh", name="tanh"), num_hidden=1, name="fc")
 
 
-def test_masks_that_make_the_peak(caplog: pytest.LogCaptureFixture) -> None:
+def masks() -> Any:
     x = S.Activation(S.Variable("data"), act_type="tanh")
     for _ in range(24):
         x = S.Dropout(x, p=0.5)
-    with caplog.at_level(logging.WARNING, logger="memonger"):
-        plan = memonger.plan(S.LinearRegressionOutput(x, name="out"), {"data": (256, 64)})
-    saved = 1 - plan.pool_bytes / plan.unplanned_bytes
-    assert saved < 0.05
-    assert "of the peak must not be computed again (24 Dropout)" in caplog.text
+    return x
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [(wide, "alone needs"), (masks, "of the peak must not be computed again (24 Dropout)")],
+)
+def test_what_makes_the_peak(build: Any, said: str, caplog: pytest.LogCaptureFixture) -> None:
+    plan = memonger.plan(S.LinearRegressionOutput(build(), name="out"), {"data": (256, 64)})
+    assert plan.pool_bytes > 0.95 * plan.unplanned_bytes
+    assert said in caplog.text and "of the peak" in caplog.text
 
 
 # -- pictures ---------------------------------------------------------------------------------
@@ -92,16 +98,12 @@ def size_of(file: Path) -> Any:
     return tuple(int.from_bytes(head[k : k + 4], "big") for k in (16, 20))
 
 
-@pytest.mark.parametrize("how", ["marks", "schedule"])
-def test_the_picture(how: str, tmp_path: Path) -> None:
-    symbol, shapes = networks.chain(16, hidden=64, batch=4096)
-    plan = memonger.plan(symbol, shapes, how=how)
-    plan.plot(tmp_path / "plan.png")
+def test_the_picture(planned: memonger.Plan, tmp_path: Path) -> None:
+    planned.plot(tmp_path / "plan.png")
     assert size_of(tmp_path / "plan.png") == (1200, 800)
-    with pytest.raises(MemongerError, match="cannot be written"):
-        plan.plot(tmp_path / "no such folder" / "plan.png")
-    with pytest.raises(MemongerError, match="cannot be written"):
-        plan.plot(tmp_path / "plan.xyz")
+    for wrong in (tmp_path / "no such folder" / "plan.png", tmp_path / "plan.xyz"):
+        with pytest.raises(MemongerError, match="cannot be written"):
+            planned.plot(wrong)
 
 
 def test_long_names_are_shortened() -> None:
@@ -111,8 +113,6 @@ def test_long_names_are_shortened() -> None:
 
 
 def test_a_picture_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import sys
-
     plan = memonger.plan(*networks.chain(4, hidden=8, batch=8))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MemongerError, match="pip install"):
@@ -122,12 +122,9 @@ def test_a_picture_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path:
 # -- a plan, tensor by tensor -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["marks", "schedule"])
-def test_every_tensor_of_a_plan(how: str) -> None:
+def test_every_tensor_of_a_plan(planned: memonger.Plan) -> None:
     """All of 16 layers are in it, and what is recomputed, kept or cut at agrees with the plan."""
-    symbol, shapes = networks.chain(16, hidden=64, batch=4096)
-    plan = memonger.plan(symbol, shapes, how=how)
-    found = plan.explain().tensors
+    plan, found = planned, planned.explain().tensors
     names = ["%s%d" % (name, i) for i in range(16) for name in ("fc", "tanh")] + ["out"]
     assert [t.name for t in found if t.name not in plan.copies] == names
     assert {t.nbytes for t in found} == {MB}
@@ -154,8 +151,7 @@ def test_no_plan_keeps_all() -> None:
 
 def test_the_reasons_of_the_rules() -> None:
     """A Dropout, twins of which one is kept, and what comes after ``until``."""
-    symbol, shapes = networks.chain(16, hidden=64, batch=4096)
-    plan = memonger.plan(symbol, shapes, until="fc9")
+    plan = memonger.plan(*SMALL, until="fc9")
     late = [t for t in plan.explain().tensors if t.name == "tanh12"]
     assert late[0].why == "rule" and late[0].reason == "it does not come before 'fc9'"
     x = S.Variable("data")
@@ -175,21 +171,30 @@ def test_the_original_keeps_by_marks() -> None:
 
 
 def test_what_a_budget_allows_is_kept_for_the_time() -> None:
-    symbol, shapes = CHAIN
-    plan = memonger.plan(symbol, shapes, budget="60%")
+    plan = memonger.plan(*CHAIN, budget="60%")
     assert plan.added_time and f"{100 * plan.added_time:.1f} % of the time" in str(plan)
     reasons = {t.reason for t in plan.explain().tensors if t.why == "budget"}
     assert reasons == {"the budget allows it, and computing it again takes time"}
     assert len(str(plan).splitlines()) == 10
-    smallest = memonger.plan(symbol, shapes)
+    smallest = memonger.plan(*CHAIN)
     assert not any(t.why == "budget" for t in smallest.explain().tensors)
 
 
-@pytest.mark.parametrize("how", ["marks", "schedule"])
-def test_a_budget_that_needs_no_plan(how: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is wrong, so nothing is warned of."""
-    symbol, shapes = CHAIN
-    plan = memonger.plan(symbol, shapes, how=how, budget="100%")
-    assert plan.planner == "no plan" and plan.added_time == 0 and not plan.recomputed
-    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
-    assert {t.why for t in plan.explain().tensors if t.choice == "kept"} <= {"budget", "output"}
+# -- the docstrings of the public calls -------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in memonger.__all__ if name[0].islower()])
+def test_every_parameter_is_told(name: str) -> None:
+    """Each by itself, and what is returned and raised; the first word is an imperative."""
+    call = getattr(memonger, name)
+    text = inspect.getdoc(call) or ""
+    sections = dict(re.findall(r"^(\w+)\n-+\n(.*?)(?=^\w+\n-+\n|\Z)", text, re.M | re.S))
+    assert {"Parameters", "Returns", "Raises", "Examples"} <= set(sections)
+    entries = re.findall(r"^(\S.*)$", sections["Parameters"], re.M)
+    told = [entry for line in entries for entry in line.split(" : ")[0].split(", ")]
+    parameters = inspect.signature(call).parameters.values()
+    names = [("**" if p.kind is p.VAR_KEYWORD else "") + p.name for p in parameters]
+    assert sorted(told) == sorted(names)
+    assert not re.search(r"^ *As for", text, re.M)
+    assert text.split()[0] not in ("The", "A", "An", "What", "Is", "Whether")
+    assert not text.split()[0].endswith("s")

@@ -1,10 +1,12 @@
-"""Files: what is damaged is told in one line, and what is written is whole or not there."""
+"""Files of networks and plans: damage is told in one line; what is written is whole or nothing."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 import os
+import random
 import stat
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from typing import Any, Callable, Dict
 
 import memonger
 import mxnet as mx
+import numpy as np
 import pytest
 from memonger.support import files
 from memonger import MemongerError
@@ -21,6 +24,7 @@ from memonger import MemongerError
 import mutants
 import networks
 from operator_cases import CASES, DYNAMIC_CASES, planned_net, small_net
+from planned import run_python
 
 S = mx.sym
 
@@ -86,28 +90,22 @@ def test_escapes_that_mxnet_does_not_know(tmp_path: Path) -> None:
     assert same(memonger.load(file), attributes())
 
 
+def old(op: str, name: str, *inputs: int, **more: Any) -> dict[str, Any]:
+    links = [[i, 0] for i in inputs]
+    node = {"op": op, "param": {}, "name": name, "inputs": links, "backward_source_id": -1}
+    return {**node, **more}
+
+
 #: As MXNet 0.8 wrote it: no auxiliary states, attributes of inputs on their reader.
+FC = {
+    "param": {"no_bias": "True", "num_hidden": "3"},
+    "attr": {"weight_lr_mult": "2", "ctx_group": "a"},
+}
 OLD = {
     "nodes": [
-        {"op": "null", "param": {}, "name": "data", "inputs": [], "backward_source_id": -1},
-        {"op": "null", "param": {}, "name": "w", "inputs": [], "backward_source_id": -1},
-        {"op": "null", "param": {}, "name": "gamma", "inputs": [], "backward_source_id": -1},
-        {"op": "null", "param": {}, "name": "beta", "inputs": [], "backward_source_id": -1},
-        {
-            "op": "FullyConnected",
-            "param": {"no_bias": "True", "num_hidden": "3"},
-            "attr": {"weight_lr_mult": "2", "ctx_group": "a"},
-            "name": "fc",
-            "inputs": [[0, 0], [1, 0]],
-            "backward_source_id": -1,
-        },
-        {
-            "op": "BatchNorm",
-            "param": {"eps": "0.001"},
-            "name": "bn",
-            "inputs": [[4, 0], [2, 0], [3, 0]],
-            "backward_source_id": -1,
-        },
+        *[old("null", name) for name in ("data", "w", "gamma", "beta")],
+        old("FullyConnected", "fc", 0, 1, **FC),
+        old("BatchNorm", "bn", 4, 2, 3, param={"eps": "0.001"}),
     ],
     "arg_nodes": [0, 1, 2, 3],
     "heads": [[5, 0]],
@@ -131,143 +129,131 @@ def net() -> Any:
     return S.SoftmaxOutput(S.BatchNorm(x, name="bn"), name="softmax")
 
 
-Change = Callable[[Dict[str, Any]], Any]
+Graph = Dict[str, Any]
+Change = Callable[[Graph], Any]
 
+
+def of(node: int, **changes: Any) -> Change:
+    return lambda g: g["nodes"][node].update(changes)
+
+
+def reading(node: int, *inputs: list[Any]) -> Change:
+    return of(node, inputs=[[*entry, 0] if len(entry) == 2 else entry for entry in inputs])
+
+
+FC_INPUTS = [1, 0], [2, 0]
 #: The nodes: data, fc_weight, fc_bias, fc, bn_gamma, beta, mean, var, bn, softmax_label, softmax.
-BAD: dict[str, tuple[Change, str]] = {
-    "no list": (lambda g: g.update(nodes={}), "'nodes' is an object, not a list"),
-    "no heads": (lambda g: g.pop("heads"), "has no 'heads'"),
-    "another field": (lambda g: g.update(layers=[]), "no field 'layers'"),
-    "a node of nothing": (lambda g: g["nodes"].insert(3, None), "node 3: it is None, not an obj"),
-    "no name": (lambda g: g["nodes"][3].pop("name"), "node 3: it has no 'name'"),
-    "a number for a name": (lambda g: g["nodes"][3].update(name=7), "'name' is a whole number"),
-    "a lone surrogate": (lambda g: g["nodes"][3].update(name="\ud800"), "is no UTF-8"),
-    "a NUL": (lambda g: g["nodes"][3].update(name="a\0b"), "holds a NUL"),
-    "attributes in a list": (lambda g: g["nodes"][3].update(attrs=[]), "'attrs' is a list"),
-    "a number for an attribute": (
-        lambda g: g["nodes"][3].update(attrs={"num_hidden": 4}),
-        "node 3 ('fc'): attribute 'num_hidden' is no text: 4",
-    ),
-    "an attribute that MXNet cannot read": (
-        lambda g: g["nodes"][3].update(attrs={"num_hidden": "x"}),
+BAD: list[tuple[Change, str]] = [
+    (lambda g: g.update(nodes={}), "'nodes' is an object, not a list"),
+    (lambda g: g.pop("heads"), "has no 'heads'"),
+    (lambda g: g.update(layers=[]), "no field 'layers'"),
+    (lambda g: g["nodes"].insert(3, None), "node 3: it is None, not an obj"),
+    (lambda g: g["nodes"][3].pop("name"), "node 3: it has no 'name'"),
+    (of(3, name=7), "'name' is a whole number"),
+    (of(3, name="\ud800"), "is no UTF-8"),
+    (of(3, name="a\0b"), "holds a NUL"),
+    (of(3, attrs=[]), "'attrs' is a list"),
+    (of(3, attrs={"num_hidden": 4}), "node 3 ('fc'): attribute 'num_hidden' is no text: 4"),
+    (
+        of(3, attrs={"num_hidden": "x"}),
         "node 3 ('fc'): FullyConnected: Invalid Parameter format for num_hidden",
     ),
-    "a missing attribute": (
-        lambda g: g["nodes"][3].pop("attrs"),
-        "FullyConnected: Required parameter num_hidden",
-    ),
-    "no operator": (lambda g: g["nodes"][3].update(op="Fc"), "has no operator 'Fc'"),
-    "an operator of nobody": (
-        lambda g: g["nodes"][3].update(op="Custom", attrs={"op_type": "of_nobody"}),
-        "no operator 'of_nobody' is registered",
-    ),
-    "a pointer": (lambda g: g["nodes"][3].update(op="_Native"), "of the process that made it"),
-    "a gradient": (lambda g: g["nodes"][3].update(op="_backward_BatchNorm_v1"), "is a gradient"),
-    "one input less": (
-        lambda g: g["nodes"][8]["inputs"].pop(),
-        "node 8 ('bn'): BatchNorm takes 5 inputs, not 4",
-    ),
-    "no inputs": (lambda g: g["nodes"][8].update(inputs=[]), "BatchNorm takes 5 inputs, not 0"),
-    "one input more": (
-        lambda g: g["nodes"][10]["inputs"].append([0, 0, 0]),
-        "SoftmaxOutput takes 2 inputs, not 3",
-    ),
-    "a state that is no variable": (
-        lambda g: g["nodes"][8]["inputs"].__setitem__(4, [3, 0, 0]),
+    (lambda g: g["nodes"][3].pop("attrs"), "FullyConnected: Required parameter num_hidden"),
+    (of(3, op="Fc"), "has no operator 'Fc'"),
+    (of(3, op="Custom", attrs={"op_type": "of_nobody"}), "no operator 'of_nobody' is registered"),
+    (of(3, op="_Native"), "of the process that made it"),
+    (of(3, op="_backward_BatchNorm_v1"), "is a gradient"),
+    (lambda g: g["nodes"][8]["inputs"].pop(), "node 8 ('bn'): BatchNorm takes 5 inputs, not 4"),
+    (of(8, inputs=[]), "BatchNorm takes 5 inputs, not 0"),
+    (reading(10, [8, 0], [9, 0], [0, 0]), "SoftmaxOutput takes 2 inputs, not 3"),
+    (
+        reading(8, [3, 0], [4, 0], [5, 0], [6, 0], [3, 0]),
         "input 4 of BatchNorm must be a variable, not the output of 'fc' (FullyConnected)",
     ),
-    "half an input": (lambda g: g["nodes"][3]["inputs"][0].clear(), "is written as [node, output]"),
-    "an input that is a fraction": (
-        lambda g: g["nodes"][3].update(inputs=[[0.5, 0], [1, 0], [2, 0]]),
-        "is written as [node, output], not [0.5, 0]",
-    ),
-    "a negative input": (lambda g: g["nodes"][3].update(inputs=[[-1, 0, 0]]), "not [-1, 0, 0]"),
-    "an output that is not there": (
-        lambda g: g["nodes"][10].update(inputs=[[8, 3, 0], [9, 0, 0]]),
-        "is output 3 of node 8 ('bn', BatchNorm), which has 3",
-    ),
-    "an output of a variable": (
-        lambda g: g["nodes"][3].update(inputs=[[0, 1, 0], [1, 0, 0], [2, 0, 0]]),
-        "is output 1 of node 0 ('data', a variable), which has 1",
-    ),
-    "a node that is not there": (
-        lambda g: g["nodes"][3].update(inputs=[[11, 0, 0], [1, 0, 0], [2, 0, 0]]),
-        "of node 11, but there are only 11 nodes",
-    ),
-    "a cycle": (
-        lambda g: g["nodes"][3].update(inputs=[[8, 0, 0], [1, 0, 0], [2, 0, 0]]),
+    (lambda g: g["nodes"][3]["inputs"][0].clear(), "is written as [node, output]"),
+    (of(3, inputs=[[0.5, 0], [1, 0], [2, 0]]), "is written as [node, output], not [0.5, 0]"),
+    (of(3, inputs=[[-1, 0, 0]]), "not [-1, 0, 0]"),
+    (reading(10, [8, 3], [9, 0]), "is output 3 of node 8 ('bn', BatchNorm), which has 3"),
+    (reading(3, [0, 1], *FC_INPUTS), "is output 1 of node 0 ('data', a variable), which has 1"),
+    (reading(3, [11, 0], *FC_INPUTS), "of node 11, but there are only 11 nodes"),
+    (
+        reading(3, [8, 0], *FC_INPUTS),
         "node 3 ('fc'): an input is output of node 8, which does not come before it",
     ),
-    "itself": (
-        lambda g: g["nodes"][3].update(control_deps=[3]),
+    (
+        of(3, control_deps=[3]),
         "a control dependency is output of node 3, which does not come before it",
     ),
-    "a variable with inputs": (
-        lambda g: g["nodes"][4].update(inputs=[[0, 0, 0]]),
-        "node 4 ('bn_gamma'): it is a variable, and has inputs",
-    ),
-    "no variable": (lambda g: g["arg_nodes"].append(3), "arg_nodes names node 3"),
-    "a head that is not there": (
+    (reading(4, [0, 0]), "node 4 ('bn_gamma'): it is a variable, and has inputs"),
+    (lambda g: g["arg_nodes"].append(3), "arg_nodes names node 3"),
+    (
         lambda g: g.update(heads=[[10, 1, 0]]),
         "an output of the network is output 1 of node 10 ('softmax', SoftmaxOutput), which has 1",
     ),
-    "a subgraph": (
+    (
         lambda g: g["nodes"][3].update(subgraphs=[{**g, "heads": [[99, 0, 0]], "nodes": []}]),
         "node 3 ('fc'), subgraph: ",
     ),
-    "no subgraph": (
-        lambda g: g["nodes"][3].update(op="_foreach", attrs={"num_args": "4"}),
-        "_foreach takes 1 subgraphs, not 0",
-    ),
-    "more inputs than can be": (
-        lambda g: g["nodes"][3].update(op="Concat", attrs={"num_args": "99999999999"}),
+    (of(3, op="_foreach", attrs={"num_args": "4"}), "_foreach takes 1 subgraphs, not 0"),
+    (
+        of(3, op="Concat", attrs={"num_args": "99999999999"}),
         "Concat takes 99999999999 inputs, not 3",
     ),
-    "more outputs than can be": (
-        lambda g: g["nodes"][10].update(op="SliceChannel", attrs={"num_outputs": "999999999"}),
+    (
+        of(10, op="SliceChannel", attrs={"num_outputs": "999999999"}),
         "SliceChannel has 999999999 outputs",
     ),
-}
+]
+
+#: MXNet loads these, and dies at the next call.
+CRASHING: list[Change] = [
+    lambda g: g.update(heads=[[10, 7, 0]]),
+    of(8, inputs=[]),
+    reading(10, [8, 9], [9, 0]),
+]
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_a_bad_file(case: str, tmp_path: Path) -> None:
-    change, said = BAD[case]
+def changed(change: Change) -> str:
     graph = json.loads(net().tojson())
     change(graph)
+    return json.dumps(graph)
+
+
+@pytest.mark.parametrize("change", CRASHING)
+def test_a_symbol_that_ends_the_process(change: Change) -> None:
+    symbol = mx.sym.load_json(changed(change))
+    for call in (memonger.plan, memonger.get_cost, memonger.unplan):
+        with pytest.raises(MemongerError, match="the network: "):
+            call(symbol)
+
+
+TEXTS: list[tuple[bytes, str]] = [
+    (b" \n", "is empty"),
+    (b'{"nodes": [', "it ends at byte 11"),
+    (b'{"no', "it ends at byte 4"),
+    ('{"é'.encode()[:-1], "it ends at byte 3"),
+    (b'{"nodes": nul', "it ends at byte 13"),
+    (b'{"\\u00', "it ends at byte 6"),
+    ('{"é": 1}'.encode("latin-1"), "byte 2 is not UTF-8 (0xe9)"),
+    ('{"é": 1,}'.encode(), "no JSON at byte 9, line 1"),
+    (b"{} {}", "no JSON at byte 3"),
+    (b"[" * 100000, "nested too deeply"),
+    (b"1" * 10000 + b"x", "bad-symbol.json"),
+    (b"[]", "it is a list, not an object"),
+    (b"\x12\x01\x00\x00\x00\x00\x00\x00", "bad-symbol.json"),
+]
+
+
+@pytest.mark.parametrize(("content", "said"), [*BAD, *TEXTS])
+def test_a_bad_file(content: Any, said: str, tmp_path: Path) -> None:
     file = tmp_path / "bad-symbol.json"
-    file.write_bytes(json.dumps(graph).encode("utf-8", "surrogatepass"))
+    if not isinstance(content, bytes):
+        content = changed(content).encode("utf-8", "surrogatepass")
+    file.write_bytes(content)
     with pytest.raises(MemongerError) as caught:
         memonger.load(file)
     message = str(caught.value)
     assert said in message and str(file) in message and "\n" not in message, message
-
-
-TEXTS: dict[str, tuple[bytes, str]] = {
-    "empty": (b" \n", "is empty"),
-    "cut in a list": (b'{"nodes": [', "it ends at byte 11"),
-    "cut in a text": (b'{"no', "it ends at byte 4"),
-    "cut in a character": ('{"é'.encode()[:-1], "it ends at byte 3"),
-    "cut in a word": (b'{"nodes": nul', "it ends at byte 13"),
-    "cut in an escape": (b'{"\\u00', "it ends at byte 6"),
-    "Latin-1": ('{"é": 1}'.encode("latin-1"), "byte 2 is not UTF-8 (0xe9)"),
-    "no JSON": ('{"é": 1,}'.encode(), "no JSON at byte 9, line 1"),
-    "two": (b"{} {}", "no JSON at byte 3"),
-    "nested": (b"[" * 100000, "nested too deeply"),
-    "a long number": (b"1" * 10000 + b"x", "bad-symbol.json"),
-    "a list": (b"[]", "it is a list, not an object"),
-    "parameters": (b"\x12\x01\x00\x00\x00\x00\x00\x00", "bad-symbol.json"),
-}
-
-
-@pytest.mark.parametrize("case", TEXTS)
-def test_a_text_that_is_no_network(case: str, tmp_path: Path) -> None:
-    file = tmp_path / "bad-symbol.json"
-    text, said = TEXTS[case]
-    file.write_bytes(text)
-    with pytest.raises(MemongerError) as caught:
-        memonger.load(file)
-    assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_every_beginning_of_a_file_says_where_it_ends(tmp_path: Path) -> None:
@@ -291,24 +277,6 @@ def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
     file = os.fsencode(tmp_path) + b"/\xff-symbol.json"
     files.write(file, net().tojson().encode())
     assert same(memonger.load(file), net()) and same(memonger.load(os.fsdecode(file)), net())
-
-
-CRASHING = {
-    "a head that is not there": lambda g: g.update(heads=[[10, 7, 0]]),
-    "no inputs": lambda g: g["nodes"][8].update(inputs=[]),
-    "an output that is not there": lambda g: g["nodes"][10].update(inputs=[[8, 9, 0], [9, 0, 0]]),
-}
-
-
-@pytest.mark.parametrize("case", CRASHING)
-def test_a_symbol_that_ends_the_process(case: str) -> None:
-    """MXNet loads it, and dies at the next call."""
-    graph = json.loads(net().tojson())
-    CRASHING[case](graph)
-    symbol = mx.sym.load_json(json.dumps(graph))
-    for call in (memonger.plan, memonger.get_cost, memonger.unplan):
-        with pytest.raises(MemongerError, match="the network: "):
-            call(symbol)
 
 
 # -- many damaged files ------------------------------------------------------------------------
@@ -445,3 +413,131 @@ def test_the_old_file_stays_whole(kind: str, tmp_path: Path) -> None:
     assert line.startswith("memonger: ") and said[kind] in line
     assert done.stdout.startswith("before") and "after" in done.stdout
     assert out.read_text() == "old" and sorted(tmp_path.iterdir()) == [source, out]
+
+
+# -- plans: one for all workers of a job --------------------------------------------------------
+
+IMAGES = {"data": (2, 3, 32, 32), "softmax_label": (2,)}
+
+
+def residual(name: str = "relu", classes: int = 10) -> Any:
+    """A residual network; the names of its activations are told."""
+    x = S.Variable("data")
+    for k in range(8):
+        y = S.Convolution(x, num_filter=8, kernel=(3, 3), pad=(1, 1), name="conv%d" % k)
+        y = S.BatchNorm(y, fix_gamma=False, name="bn%d" % k)
+        y = S.Activation(y, act_type="relu", name="%s%d" % (name, k))
+        x = y if k == 0 else x + y
+    return S.SoftmaxOutput(S.FullyConnected(x, num_hidden=classes, name="fc"), name="softmax")
+
+
+@pytest.fixture(scope="module", params=["marks", "schedule"])
+def saved(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A plan, and where it lies."""
+    plan = memonger.plan(residual(), IMAGES, how=request.param, budget="70%", patience=0.02)
+    assert plan.recomputed and (plan.schedule is None) == (request.param == "marks")
+    file = tmp_path_factory.mktemp("plans") / "plan.json"
+    plan.save(file)
+    return plan, file
+
+
+@pytest.mark.python_differs
+def test_what_is_loaded_is_what_was_saved(saved: Any) -> None:
+    plan, file = saved
+    again = memonger.load_plan(file, residual(), IMAGES)
+    for field in dataclasses.fields(plan):
+        one, other = getattr(plan, field.name), getattr(again, field.name)
+        assert type(one) is type(other), field.name
+        if field.name not in ("symbol", "request", "schedule"):
+            assert one == other, field.name
+    assert again.symbol.tojson() == plan.symbol.tojson()
+    if plan.schedule is not None and again.schedule is not None:
+        assert np.array_equal(again.schedule.events, plan.schedule.events)
+    assert str(again) == str(plan) and str(again.explain()) == str(plan.explain())
+    assert memonger.unplan(again.symbol).tojson() == memonger.unplan(plan.symbol).tojson()
+    assert memonger.check(residual(), again.symbol, IMAGES)
+
+
+@pytest.mark.python_differs
+def test_in_another_process(saved: Any) -> None:
+    """Which needs not even the network."""
+    plan, file = saved
+    program = (
+        "import sys, memonger; plan = memonger.load_plan(sys.argv[1]); "
+        "print(plan); print(memonger.pool_bytes(plan.symbol, shapes=plan.request.spec.shapes))"
+    )
+    done = run_python("-c", program, str(file))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "%s\n%d\n" % (plan, plan.pool_bytes)
+
+
+def test_it_is_of_this_network_and_these_shapes(saved: Any) -> None:
+    _, file = saved
+    planned_before = memonger.search_plan(residual(), planner="chen2016", shapes=IMAGES)
+    for same in (residual(), residual("other"), planned_before):
+        memonger.load_plan(file, same, data=IMAGES["data"])
+    for other in (residual(classes=9), residual().get_internals()["relu7_output"], residual() * 2):
+        with pytest.raises(MemongerError, match="is of another network: "):
+            memonger.load_plan(file, other)
+    with pytest.raises(MemongerError, match=r"another shape of input 'data': .*\(4, 3"):
+        memonger.load_plan(file, residual(), data=(4, 3, 32, 32))
+    with pytest.raises(MemongerError, match="no input of the network"):
+        memonger.load_plan(file, residual(), wrong=(4, 3, 32, 32))
+    with pytest.raises(MemongerError, match="give it as well"):
+        memonger.load_plan(file, data=IMAGES["data"])
+    with pytest.raises(MemongerError, match="not a Symbol"):
+        memonger.load_plan(file, mx.gluon.nn.Dense(3))
+
+
+@pytest.mark.python_differs
+def test_a_file_that_is_not_as_it_was_written(saved: Any, tmp_path: Path) -> None:
+    plan, file = saved
+    whole, drawn, damaged = file.read_bytes(), random.Random(1), tmp_path / "damaged.json"
+    texts = [whole[: drawn.randrange(len(whole))] for _ in range(40)]
+    for _ in range(80):
+        k = drawn.randrange(len(whole))
+        texts.append(whole[:k] + bytes([drawn.randrange(256)]) + whole[k + 1 :])
+    other = json.loads(whole)
+    no_plans: list[Any] = [[], {}, 1, {**other, "plan": None}, other["plan"]]
+    texts += [json.dumps(one).encode() for one in no_plans]
+    texts.append(json.dumps({**other, "memonger plan": 2}).encode())
+    refused = 0
+    for text in texts:
+        damaged.write_bytes(text)
+        try:
+            assert str(memonger.load_plan(damaged, residual())) == str(plan)
+        except MemongerError as error:
+            refused += 1
+            assert "\n" not in str(error) and "damaged.json" in str(error)
+    assert refused > 120  # a space may have become another
+
+
+@pytest.mark.parametrize("file", ["", ".", "no/such/folder/plan.json", None, 7])
+def test_what_cannot_be_a_file(saved: Any, file: Any) -> None:
+    with pytest.raises(MemongerError):
+        memonger.load_plan(file)
+    with pytest.raises(MemongerError, match="cannot be written"):
+        saved[0].save(file)
+
+
+def test_other_settings_are_told(
+    saved: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    memonger.load_plan(saved[1])
+    assert not caplog.records
+    monkeypatch.setenv("MXNET_EXEC_ENABLE_INPLACE", "0")
+    memonger.load_plan(saved[1])
+    assert "made with other settings of MXNET_EXEC_ENABLE_INPLACE" in caplog.text
+
+
+def test_types_and_the_device_are_kept(tmp_path: Path) -> None:
+    symbol, shapes = networks.chain(6, hidden=16, batch=64)
+    asked = {"type_dict": {"data": "float64"}, "ctx": mx.cpu(), "until": "fc4"}
+    plan, file = memonger.plan(symbol, shapes, patience=0.02, **asked), tmp_path / "plan.json"
+    plan.save(file)
+    again = memonger.load_plan(file, symbol, [mx.io.DataDesc("data", shapes["data"], "float64")])
+    for field in ("spec", "grad_req", "ctx", "until"):
+        assert getattr(again.request, field) == getattr(plan.request, field)
+    assert again.pool_bytes == plan.pool_bytes
+    with pytest.raises(MemongerError, match="another type of input 'data'"):
+        memonger.load_plan(file, symbol, [mx.io.DataDesc("data", shapes["data"])])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from typing import Any
 
 import memonger
@@ -10,20 +11,19 @@ import mxnet as mx
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from memonger.costs.allocator import NO_LIMIT
 from memonger.costs.replay import replay
-from memonger.planners.marks import smallest as planner
-from memonger.planners.marks.anneal import anneal, cheapest_cuts, fill, price
-from memonger.planners.marks.cuts import Weigher, Weights, cheap_cuts, golden_section, walk
-from memonger.planners.marks.smallest import behind_copies, copyable, smallest
+from memonger.planners.marks.anneal import SAVED, Goal, anneal, empty_archive, evaluate, name_nodes
+from memonger.planners.marks.copies import behind_copies, copies_at, copyable
+from memonger.planners.marks.cuts import Weights, cheap_cuts, cheapest_cuts
+from memonger.planners.marks.search import Effort, MarkSearch, NodeTimes
+from memonger.support.cache import forget
+from memonger.support.parallel import Threads
 
 import networks
 from generated import networks as generated
 from planned import every_cut, rules_of
 
 pytestmark = pytest.mark.python_differs
-
-S = mx.sym
 
 
 @st.composite
@@ -66,107 +66,114 @@ def test_cheapest_cuts_against_all_sets_of_cuts(w: Weights, limit: int) -> None:
         assert kept(w, list(chosen), limit) == min(possible)
 
 
-def test_golden_section_finds_the_minimum() -> None:
-    asked: list[float] = []
-
-    def cost(x: float) -> float:
-        asked.append(x)
-        return (x - 2.2) ** 2
-
-    golden_section(cost, 0.0, 7.0, 16)
-    assert len(asked) == 16
-    assert min(abs(x - 2.2) for x in asked) < 0.02
+def unit_times(rules: Any) -> NodeTimes:
+    """Each operator takes 1, its gradient 2."""
+    ones = np.array([not node.is_variable for node in rules.graph.nodes], dtype=np.float64)
+    return NodeTimes(ones, 2 * ones, ones)
 
 
-def test_a_walk_divides_evenly() -> None:
-    w = Weights(np.arange(102.0), np.zeros(102), np.ones(102))
-    for pieces in (2, 5, 10):
-        chosen = walk(w, pieces)
-        assert pieces - 1 <= len(chosen) <= pieces
-        assert np.ptp(np.diff([0] + [k + 1 for k in chosen[: pieces - 1]])) <= 2
+def search_of(symbol: Any, shapes: Any, patience: float = 0.02) -> MarkSearch:
+    rules = rules_of(symbol, shapes)
+    cuts = cheap_cuts(rules.graph, 600)
+    copies, effort = copies_at(rules, cuts), Effort(patience=patience)
+    return MarkSearch(rules, unit_times, cuts, copies, Threads(), effort)
 
 
-def test_weights_of_a_chain() -> None:
-    """Gradients read both results of a layer (fc, activation) and the output; few live at once."""
+def random_state(search: MarkSearch, random: np.random.RandomState) -> np.ndarray:
+    """Few cuts, and some nodes otherwise."""
+    cuts, nodes = len(search.cuts), len(search.rules.graph.nodes)
+    others = random.choice(3, size=nodes, p=[0.8, 0.1, 0.1])
+    return np.concatenate([random.uniform(size=cuts) < 0.2, others]).astype(np.int8)
+
+
+def test_plans_are_evaluated_as_they_are_replayed() -> None:
+    """And they obey the rules of every training graph that they were searched for."""
+    search = search_of(*networks.unet(batch=1, image=64))
+    random, nodes = np.random.RandomState(0), search.rules.graph.nodes
+    plans = set()
+    for _ in range(20):
+        mask = np.empty(len(nodes), dtype=np.bool_)
+        pool, seconds = evaluate(search.space, random_state(search, random), mask)
+        found = replay(search.rules.trainings[0], mask)
+        assert pool == found.pool_bytes
+        n = len(mask)
+        again = found.order[(found.order >= n) & (found.order < 2 * n)] - n
+        assert not any(copy.tie for copy in search.copies)
+        places = [search.moved[copy.node] for copy in search.copies]
+        used = sum(mask[place] and not mask[place + 1] for place in places)
+        assert seconds == sum(nodes[i].op != "_copy" for i in again) + 3 * used
+        assert (search.rules.apply(mask) == mask).all()
+        plans.add(mask.tobytes())
+    assert len(plans) == 20
+
+
+def test_a_set_of_cuts_saves_what_is_alive_there_and_what_comes_after_the_last() -> None:
     symbol, shapes = networks.chain(8, hidden=256, batch=256)
     rules = rules_of(symbol, shapes)
-    cuts = every_cut(rules.graph)
-    w = Weigher(rules.trainings[0], cuts)(1.0)
-    tensor = 4 * 256 * 256
-    assert w.until[-1] / tensor == 2 * 8 + 1
-    assert (w.keep[1:-1] >= tensor * 0.9).sum() >= 8
-    besides = w.highest[1:] - w.until[1:]
-    assert besides.max() / tensor <= 4
-    squares = Weigher(rules.trainings[0], cuts)(2.0)
-    assert squares.until[-1] == pytest.approx(w.until[-1] * tensor, rel=0.01)
+    search = MarkSearch(rules, unit_times, every_cut(rules.graph), (), Threads(), Effort())
+    cuts, n = search.cuts, len(rules.graph.nodes)
+    state = np.zeros(len(cuts) + n, dtype=np.int8)
+    mask, chosen = np.empty(n, dtype=np.bool_), [3, 9]
+    state[chosen] = 1
+    evaluate(search.space, state, mask)
+    expected = rules.allowed.copy()
+    expected[cuts[9].after + 1 :] = False
+    expected[[i for k in chosen for i in cuts[k].keep]] = False
+    assert (mask == rules.apply(expected)).all() and mask.any()
+    state[len(cuts) :][: cuts[3].after + 1] = SAVED
+    evaluate(search.space, state, mask)
+    expected[: cuts[3].after + 1] = False
+    assert (mask == rules.apply(expected)).all() and mask.any()
 
 
-def search_of(symbol: Any, shapes: Any) -> Any:
-    return planner._Search(rules_of(symbol, shapes), {}, True, None)
-
-
-def test_the_price_is_that_of_the_replay() -> None:
-    """And the plan obeys the rules of every training graph that it was searched for."""
+@pytest.mark.parametrize("goal", [Goal(0.0, 1.0, 0.0, 0.5, False), Goal(1e12, 1.0, 1.0, 0.4, True)])
+def test_annealing_leaves_the_best_plan(goal: Goal) -> None:
     search = search_of(*networks.unet(batch=1, image=64))
-    random = np.random.RandomState(0)
-    mask = np.empty(len(search.graph.nodes), dtype=np.bool_)
-    for _ in range(20):
-        cuts = random.uniform(size=len(search.cuts)) < 0.2
-        flips = random.choice(3, len(mask), p=[0.8, 0.1, 0.1]).astype(np.int8)
-        cost = price(search.space, cuts, flips, mask, NO_LIMIT)
-        assert cost == replay(search.rules.trainings[0], mask).pool_bytes
-        assert (search.rules.apply(mask) <= mask).all()
-        again = np.empty_like(mask)
-        fill(search.space, cuts, flips, again)
-        assert (again == mask).all()
-        beyond = price(search.space, cuts, flips, again, cost // 2)
-        assert cost // 2 < beyond <= cost
+    stop, done = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    start = random_state(search, np.random.RandomState(0))
+    mask = np.empty(len(search.rules.graph.nodes), dtype=np.bool_)
 
+    def energy(state: np.ndarray) -> float:
+        pool, seconds = evaluate(search.space, state, mask)
+        return goal.byte_price * max(0.0, pool - goal.limit) + goal.second_price * seconds
 
-def test_annealing_leaves_the_best_state() -> None:
-    search = search_of(*networks.unet(batch=1, image=64))
-    stop, done = np.zeros(1, dtype=np.uint8), np.zeros(1, dtype=np.int64)
-    cuts = np.zeros(len(search.cuts), dtype=np.bool_)
-    flips = np.zeros(len(search.graph.nodes), dtype=np.int8)
-    mask = np.empty(len(flips), dtype=np.bool_)
-    before = price(search.space, cuts, flips, mask, NO_LIMIT)
+    hot = 0.05 * energy(start)
     results = []
     for _ in range(2):
-        state = cuts.copy(), flips.copy()
-        best = anneal(search.space, *state, 7, 400, 0.05, 0.001, 0.5, stop, done)
-        assert best == price(search.space, *state, mask, NO_LIMIT) < before
-        results.append((best, state[0].tobytes(), state[1].tobytes()))
+        state, archive = start.copy(), empty_archive(search.unplanned, 50, len(start))
+        least = anneal(search.space, state, goal, 7, 400, hot, hot / 50, archive, stop, done)
+        visited = archive.states[np.isfinite(archive.seconds)]
+        assert energy(state) == least <= min(map(energy, visited)) < energy(start)
+        results.append(state.tobytes())
     assert results[0] == results[1]  # the same seed
     assert done[0] == 800
     stop[0] = 1
-    assert anneal(search.space, cuts, flips, 7, 400, 0.05, 0.001, 0.5, stop, done) == before
-    assert done[0] == 800 and not cuts.any()
+    state = start.copy()
+    anneal(search.space, state, goal, 7, 400, hot, hot / 50, archive, stop, done)
+    assert done[0] == 800 and energy(state) == energy(start)
+
+
+def test_a_limit_is_kept() -> None:
+    """From a plan that needs more, the search goes to one that does not, and stays."""
+    search = search_of(*networks.unet(batch=1, image=64))
+    stop, done = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    mask = np.zeros(len(search.rules.graph.nodes), dtype=np.bool_)
+    limit, state = 0.7 * search.unplanned, np.zeros(len(search.cuts) + len(mask), dtype=np.int8)
+    name_nodes(state, mask)
+    archive = empty_archive(search.unplanned, 50, len(state))
+    goal = Goal(limit, 1e30, 1.0, 0.4, True)
+    anneal(search.space, state, goal, 7, 2000, 5.0, 0.1, archive, stop, done)
+    pool, seconds = evaluate(search.space, state, mask)
+    assert pool <= limit and seconds == archive.seconds[archive.pools <= limit].min()
 
 
 def test_the_plan_does_not_depend_on_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    symbol, shapes = networks.googlenet(batch=2, divide=4)
-    monkeypatch.setattr(planner, "WORK", planner.WORK // 40)
     found = []
     for cores in (1, 3):
-        monkeypatch.setattr("memonger.support.parallel.cores", lambda cores=cores: cores)
-        search = search_of(symbol, shapes)
-        search.run()
-        found.append((search.best.cost, search.best.mask.tobytes(), search.best.copies))
-    assert found[0] == found[1]
-
-
-def test_trimming_costs_nothing() -> None:
-    """From 'recompute everything' of a network whose first half is tiny."""
-    x = S.Variable("data")
-    for hidden in [8] * 6 + [2048] * 6:
-        x = S.Activation(S.FullyConnected(x, num_hidden=hidden), act_type="tanh")
-    search = search_of(S.LinearRegressionOutput(x, name="out"), {"data": (256, 8)})
-    everything = search.plain.apply(search.plain.allowed)
-    search.offer(everything, ())
-    before = search.best
-    search.trim()
-    assert search.best.cost <= before.cost
-    assert search.best.mask.sum() < before.mask.sum()
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cores=cores: range(cores))
+        forget()
+        found.append(memonger.plan(*networks.googlenet(batch=2, divide=4), patience=0.5))
+    assert found[0].symbol.tojson() == found[1].symbol.tojson() and found[0].recomputed
 
 
 def test_the_original_plan_of_a_network_without_marks_is_a_candidate() -> None:
@@ -194,20 +201,6 @@ def test_never_worse_than_no_plan_nor_the_original(drawn: Any) -> None:
         assert ours.counted_bytes <= min(original.counted_bytes, ours.candidates["no plan"])
     assert ours.pool_bytes <= ours.unplanned_bytes
     assert ours.recomputed_flops <= 1
-
-
-def test_networks_that_cannot_be_cut() -> None:
-    """One operator, and nothing that may be recomputed."""
-    one = S.LinearRegressionOutput(S.Variable("data"), name="out")
-    random = S.MakeLoss(S.random.uniform(shape=(4, 4)) * S.Variable("w", shape=(4, 4)))
-    for symbol, shapes in ((one, {"data": (4, 4)}), (random, {})):
-        rules = rules_of(symbol, shapes)
-
-        def cost(mask: np.ndarray, rules: Any = rules) -> int:
-            return replay(rules.trainings[0], mask).pool_bytes
-
-        found = smallest({}, cost, rules)
-        assert found.cost <= found.candidates["no plan"]
 
 
 def test_cuts_come_after_copies_and_at_marks() -> None:

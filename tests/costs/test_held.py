@@ -17,79 +17,11 @@ import memonger
 import mxnet as mx
 import pytest
 
+from more_networks import Recurrent
+from planned import HOWS, as_module, module_plan, plan_of
+
 MB = 2**20
-HOWS: dict[str, dict[str, Any]] = {"marks": {}, "schedule": {"how": "schedule", "work": 2.0}}
 PATIENCE = 0.02
-
-
-class Recurrent(NamedTuple):
-    """A network with fused recurrent layers, between what can be recomputed."""
-
-    mode: str
-    bidirectional: bool = False
-    stacked: int = 1  # layers of each RNN
-    residual: bool = False
-    dropout: bool = False
-    inputs: int = 200
-    steps: int = 120
-    batch: int = 32
-    units: int = 200
-    blocks: int = 2
-
-    def build(self) -> tuple[Any, dict[str, tuple[int, ...]]]:
-        """Build the symbol; the shapes of its inputs."""
-        x = mx.sym.Variable("data")
-        for k in range(self.blocks):
-            more = {}
-            if self.mode == "lstm":
-                more = {"state_cell": self._state("cell%d" % k)}
-            y = mx.sym.RNN(
-                x,
-                mx.sym.Variable("parameters%d" % k),
-                self._state("state%d" % k),
-                mode=self.mode,
-                state_size=self.units,
-                num_layers=self.stacked,
-                bidirectional=self.bidirectional,
-                name="rnn%d" % k,
-                **more,
-            )
-            for j in range(3):
-                y = mx.sym.FullyConnected(y, num_hidden=self.units, flatten=False)
-                y = mx.sym.Activation(y, act_type=("sigmoid", "tanh", "softrelu")[j])
-            if self.residual and (k or self.inputs == self.units):
-                y = y + x
-            x = mx.sym.Dropout(y, p=0.2) if self.dropout else y
-        x = mx.sym.FullyConnected(mx.sym.reshape(x, shape=(-1, self.units)), num_hidden=10)
-        label = mx.sym.reshape(mx.sym.Variable("softmax_label"), shape=(-1,))
-        rows = (self.steps, self.batch)
-        shapes = {"data": (*rows, self.inputs), "softmax_label": rows}
-        return mx.sym.SoftmaxOutput(x, label, name="softmax"), shapes
-
-    def small(self) -> Recurrent:
-        return self._replace(steps=2, batch=2, units=16, inputs=16)
-
-    def _state(self, name: str) -> Any:
-        layers = self.stacked * (2 if self.bidirectional else 1)
-        return mx.sym.Variable(name, shape=(layers, self.batch, self.units))
-
-
-def as_module(symbol: Any, shapes: Any) -> dict[str, str]:
-    """The gradients that Module asks for."""
-    return {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
-
-
-def plan_of(network: Recurrent, how: str, **options: Any) -> memonger.Plan:
-    symbol, shapes = network.build()
-    options.update(HOWS[how])
-    requests = as_module(symbol, shapes)
-    return memonger.plan(symbol, shapes, grad_req=requests, patience=PATIENCE, **options)
-
-
-def unplanned(symbol: Any, shapes: Any, **options: Any) -> memonger.Plan:
-    """No plan, for a budget that allows it."""
-    requests = as_module(symbol, shapes)
-    return memonger.plan(symbol, shapes, grad_req=requests, budget=1.0, **options)
 
 
 NETWORKS: dict[str, Recurrent] = {
@@ -153,17 +85,8 @@ def test_kernels_that_are_not_of_mkldnn_hold_no_more_than_is_told() -> None:
         assert 0.85 * told < grown < 1.03 * told
 
 
-@pytest.mark.parametrize(
-    "between, budget",
-    [
-        ("softsign", 1.0),
-        ("softsign", 0.7),
-        ("gate", 1.0),
-        ("gate", 0.7),
-        ("norm", 1.0),
-        ("norm", 0.6),
-    ],
-)
+@pytest.mark.parametrize("budget", [1.0, 0.7])
+@pytest.mark.parametrize("between", ["softsign", "gate", "norm"])
 def test_copies_for_mkldnn_are_told(between: str, budget: float) -> None:
     """What operators hold, and the temporary space: to 1 %, one tensor being 2 to 4 %."""
     for told, grown in measured([(Convolutions(between, n), {"budget": budget}) for n in (4, 8)]):
@@ -182,16 +105,14 @@ def test_a_plan_that_takes_more_of_the_cpu_is_not_taken(caplog: pytest.LogCaptur
 
 def test_a_budget_of_the_device_bounds_what_operators_hold_too() -> None:
     network = Recurrent("lstm", residual=True, dropout=True, steps=20, units=128, inputs=128)
-    symbol, shapes = network.build()
-    plain = unplanned(symbol, shapes)
+    plain = plan_of(network, "marks", budget=1.0)
     assert plain.held_bytes == 2 * 20 * 32 * 128 * (6 - 1) * 4  # as cuDNN is said to hold
-    options: Any = {"budget_of": "device", "grad_req": as_module(symbol, shapes)}
     with pytest.raises(memonger.BudgetError, match="what operators hold") as raised:
-        memonger.plan(symbol, shapes, budget=plain.held_bytes, patience=PATIENCE, **options)
+        plan_of(network, "marks", budget=plain.held_bytes, budget_of="device")
     least = raised.value.least_bytes
     assert plain.held_bytes < least < plain.device_bytes
-    for how in HOWS.values():
-        plan = memonger.plan(symbol, shapes, budget=least, patience=PATIENCE, **options, **how)
+    for how in HOWS:
+        plan = plan_of(network, how, budget=least, budget_of="device")
         assert plan.device_bytes <= least and plan.held_bytes == plain.held_bytes
 
 
@@ -265,14 +186,7 @@ def _main(jobs: Sequence[tuple[str, Any, dict[str, Any]]]) -> None:
 
 def _plan(symbol: Any, shapes: Any, options: dict[str, Any]) -> tuple[Any, int]:
     """The symbol, and what it takes."""
-    plan = memonger.plan(
-        symbol,
-        shapes,
-        grad_req=as_module(symbol, shapes),
-        ctx=mx.cpu(),
-        patience=PATIENCE,
-        **options,
-    )
+    plan = module_plan(symbol, shapes, ctx=mx.cpu(), patience=PATIENCE, **options)
     return plan.symbol, plan.device_bytes
 
 

@@ -103,7 +103,7 @@ def test_the_remedies_are_named_where_nothing_is_left(caplog: pytest.LogCaptureF
 
 CONVOLUTIONS = """
 import sys
-import mxnet as mx
+import memonger, mxnet as mx
 for line in sys.stdin:
     mb, ic, oc, size, kernel, stride, pad, groups = map(int, line.split())
     x, w = mx.nd.ones((mb, ic, size, size)), mx.nd.ones((oc, ic // groups, kernel, kernel))
@@ -121,35 +121,27 @@ def convolutions(count: int) -> list[Convolution]:
     """Batch, channels in and out, size, kernel, stride, padding and groups, drawn."""
     random = np.random.RandomState(0)
     found: set[Convolution] = set()
+
+    def one_of(*choices: int) -> int:
+        return int(random.choice(choices))
+
     while len(found) < count:
-        ic, oc = (int(c) for c in random.choice([1, 3, 5, 8, 12, 16, 20, 32, 48, 64, 96, 128], 2))
+        ic, oc = (one_of(1, 3, 5, 8, 12, 16, 20, 32, 48, 64, 96, 128) for _ in range(2))
         groups = 1
         if random.randint(4) == 0:
             oc = groups = ic
-        kernel = int(random.choice([1, 1, 3, 3, 5, 7, 9]))
-        size = int(random.choice([1, 4, 7, 9, 14, 28]))
-        stride, pad = (
-            int(random.randint(1, 4)),
-            int(random.choice([0, kernel // 2, kernel // 2, kernel - 1])),
-        )
+        kernel, size = one_of(1, 1, 3, 3, 5, 7, 9), one_of(1, 4, 7, 9, 14, 28)
+        stride, pad = one_of(1, 2, 3), one_of(0, kernel // 2, kernel // 2, kernel - 1)
         if size + 2 * pad >= kernel:
-            found.add((int(random.choice([1, 2, 3])), ic, oc, size, kernel, stride, pad, groups))
+            found.add((one_of(1, 2, 3), ic, oc, size, kernel, stride, pad, groups))
     return sorted(found)
 
 
 def predicted(conv: Convolution) -> int:
     """The layout of a convolution's output."""
     mb, ic, oc, size, kernel, stride, pad, groups = conv
-    x = S.Convolution(
-        S.var("data"),
-        num_filter=oc,
-        kernel=(kernel, kernel),
-        stride=(stride, stride),
-        pad=(pad, pad),
-        num_group=groups,
-        no_bias=True,
-        name="conv",
-    )
+    size_of = {"kernel": (kernel,) * 2, "stride": (stride,) * 2, "pad": (pad,) * 2}
+    x = S.Convolution(S.var("data"), num_filter=oc, num_group=groups, no_bias=True, **size_of)
     training = training_graph(forward(x, {"data": (mb, ic, size, size)}))
     t, nothing = training.tables, np.zeros(training.tables.forward, dtype=np.bool_)
     order, reads = order_and_reads(t, nothing)
@@ -161,19 +153,17 @@ def predicted(conv: Convolution) -> int:
 def test_how_convolutions_lay_out(isa: str, blocks: str) -> None:
     """What is said to be plain is plain, and what is said to be in the usual blocks is in them."""
     tried = convolutions(150)
+    path = os.pathsep.join(sys.path)
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", f"import memonger\n{CONVOLUTIONS}"],
+        [sys.executable, "-W", "ignore", "-c", CONVOLUTIONS],
         input="\n".join(" ".join(map(str, conv)) for conv in tried),
-        env=dict(
-            os.environ, DNNL_VERBOSE="1", DNNL_MAX_CPU_ISA=isa, PYTHONPATH=os.pathsep.join(sys.path)
-        ),
+        env=dict(os.environ, DNNL_VERBOSE="1", DNNL_MAX_CPU_ISA=isa, PYTHONPATH=path),
         capture_output=True,
         text=True,
         check=True,
     )
-    seen = re.findall(
-        r"exec.*,convolution,.*forward_training.* dst_f32::blocked:(\w+)", done.stdout
-    )
+    made = r"exec.*,convolution,.*forward_training.* dst_f32::blocked:(\w+)"
+    seen = re.findall(made, done.stdout)
     assert len(seen) == len(tried)
     layouts = [predicted(conv) for conv in tried]
     assert all(found == "abcd" for found, said in zip(seen, layouts) if said == PLAIN)

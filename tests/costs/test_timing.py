@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import memonger  # noqa: F401
 import mxnet as mx
@@ -66,25 +67,33 @@ def test_roofline() -> None:
     assert memory.step > memory.forward.sum()
 
 
-def test_rates_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMONGER_CACHE", str(tmp_path))
-    runs: list[Any] = []
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Opens a new cache folder, with what another one holds of this kind; tells what that is.
 
-    def measure(ctx: Any) -> Rates:
-        runs.append(ctx)
-        return Rates(3, 2, 1)
+    Measurements are read again, with these values in place of those that are there.
+    """
+    folder = [tmp_path / "0"]
+    monkeypatch.setenv("MEMONGER_CACHE", str(folder[0]))
 
-    monkeypatch.setattr(timing, "_measure_rates", measure)
-    assert timing.rates_of(CPU) == timing.rates_of(CPU) == Rates(3, 2, 1)
-    assert runs == [CPU]
-    (kept,) = tmp_path.iterdir()
-    content = json.loads(kept.read_text())
-    assert content["mxnet"] == mx.__version__ and content["rates"] == [3, 2, 1]
-    kept.write_text("{broken")
-    assert timing.rates_of(CPU) == Rates(3, 2, 1) and len(runs) == 2
-    monkeypatch.setattr(timing, "device_name", lambda ctx: "another")
-    timing.rates_of(CPU)
-    assert len(runs) == 3 and len(list(tmp_path.iterdir())) == 2
+    def again(what: str, **values: Any) -> dict[str, Any]:
+        old, folder[0] = folder[0], folder[0].parent / str(int(folder[0].name) + 1)
+        shutil.copytree(old, folder[0])
+        monkeypatch.setenv("MEMONGER_CACHE", str(folder[0]))
+        (file,) = folder[0].glob(what + "-*.json")
+        content = json.loads(file.read_text())
+        file.write_text(json.dumps({**content, **values}))
+        return content
+
+    return again
+
+
+def test_rates_are_measured_once(disk: Any) -> None:
+    first = timing.rates_of(CPU)
+    assert all(rate > 0 for rate in first) and timing.rates_of(CPU) == first
+    content = disk("rates", rates=[3, 2, 1])
+    assert content["mxnet"] == mx.__version__ and content["rates"] == list(first)
+    assert timing.rates_of(CPU) == Rates(3, 2, 1)
 
 
 def last(symbol: Any, shapes: Any) -> Any:
@@ -136,65 +145,33 @@ def test_constants_of_one_element(shape: Any) -> None:
     for symbol in (*kinds.symbols_of(example), *kinds.symbols_of(other)):
         names = [name for name in symbol.list_arguments() if not name.endswith("_weight")]
         assert len(names) == 1 and symbol.infer_shape(**{names[0]: whole})[1] == [whole]
-    assert timing._measure_pace(example, Rates(1e9, 1e9, 0), CPU) is not None
     factor = S.Variable("factor", shape=(1,))
     assert of_kind(S.broadcast_mul(x, factor), data=shape) is None
 
 
-def test_what_is_compared_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until none was shorter for some time; the shortest of each counts."""
-    times = {"a": [9.0, 9.0, 4.0] + [8.0] * 9, "b": [5.0] * 12}
-    asked: list[str] = []
-
-    def seconds(run: Any) -> float:
-        asked.append(run())
-        return times[run()].pop(0)
-
-    monkeypatch.setattr(timing, "_seconds", seconds)
-    assert timing._quickest(lambda: "a", lambda: "b") == [4, 5]
-    assert asked == ["a", "b"] * (3 + timing.TIMES)
-
-
 @pytest.mark.parametrize("behind", [True, False])
-def test_examples_run(behind: bool) -> None:
-    """An operator that takes long is found to, behind a convolution and alone."""
+def test_paces(behind: bool, disk: Any) -> None:
+    """What takes long is found to, behind a convolution and alone; each class is measured once."""
     x, shape = S.Variable("data"), (2, 3, 4, 5) if behind else (2, 3)
-    example = of_kind(S.broadcast_power(x, x), data=shape)
+    slow, quick = S.broadcast_power(x, x, name="slow"), S.elemwise_add(x, x, name="quick")
+    example = of_kind(slow, data=shape)
     assert example.behind == behind
     symbols = kinds.symbols_of(example)
     assert len(symbols) == 1 + behind and all(len(s.list_outputs()) == 1 for s in symbols)
-    rates = timing._measure_rates(CPU)
-    slow, quick = (
-        timing._measure_pace(of_kind(op(x, x), data=shape), rates, CPU)
-        for op in (S.broadcast_power, S.elemwise_add)
-    )
-    assert slow is not None and quick is not None
-    assert slow.forward > 3 * quick.forward
-
-
-def test_paces_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMONGER_CACHE", str(tmp_path))
-    now = Rates(3e8, 5e8, 0)  # something else runs while they are measured
-    monkeypatch.setattr(timing, "_measure_rates", lambda ctx: now)
-    monkeypatch.setattr(timing, "rates_of", lambda ctx: Rates(1e9, 1e9, 0))
-    asked: list[str] = []
-
-    def measure(example: Any, rates: Any, ctx: Any) -> Any:
-        assert rates == now
-        asked.append(example.op)
-        return EfficiencyFactor(10.0, 100.0) if example.op == "FullyConnected" else None
-
-    monkeypatch.setattr(timing, "_measure_pace", measure)
-    training = two_layers()
-    fc = list(training.names).index("fc")
-    for _ in range(2):
-        monkeypatch.setattr(timing, "_paces", {})  # what is on disk is read again
-        assert timing.paces_of(training, CPU) == {fc: EfficiencyFactor(10.0, 100.0)}
-    assert asked == ["Activation", "FullyConnected", "LinearRegressionOutput"]
-    plain, slow = timing.predicted(training, Rates(1e9, 1e9, 0)), timing.times_of(training, CPU)
-    assert slow.forward[fc] == 10 * plain.forward[fc]
-    gradient = plain.gradient[fc]
-    assert slow.step == pytest.approx(plain.step + 9 * plain.forward[fc] + 99 * gradient)
+    tied = S.broadcast_mul(x, S.ones((1,)), name="tied")
+    graph = planned.forward(S.Group([slow, quick, tied]), {"data": shape})
+    training, names = training_graph(graph), [node.name for node in graph.nodes]
+    paces = {names[i]: pace for i, pace in timing.paces_of(training, CPU).items()}
+    assert paces["slow"].forward > 3 * paces["quick"].forward and "tied" in paces
+    content = disk("kinds", **{json.dumps(example): [10.0, 100.0]})
+    assert json.dumps(example) in content
+    found, i = timing.paces_of(training, CPU), names.index("slow")
+    assert found[i] == EfficiencyFactor(10.0, 100.0)
+    rates = Rates(1e9, 1e9, 0)
+    plain, longer = timing.predicted(training, rates), timing.predicted(training, rates, found)
+    assert longer.forward[i] == 10 * plain.forward[i]
+    assert longer.gradient[i] == 100 * plain.gradient[i]
+    assert longer.step > plain.step + 9 * plain.forward[i]
 
 
 def test_gradients_that_are_not_computed() -> None:
@@ -217,63 +194,37 @@ def test_gradients_that_are_not_computed() -> None:
 def test_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MEMONGER_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr(timing, "_measure_rates", lambda ctx: Rates(3, 2, 1))
-    assert timing.rates_of(CPU) == Rates(3, 2, 1)
+    assert timing.rates_of(CPU).flops > 0
 
 
-def test_real_rates() -> None:
-    assert all(rate > 0 for rate in timing._measure_rates(CPU))
+def test_operators_are_measured_once(disk: Any) -> None:
+    """Each distinct one; its time is that of recomputing it, and counts in the step.
 
-
-def test_operators_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each distinct one; its time is that of recomputing it, and counts in the step."""
-    monkeypatch.setenv("MEMONGER_CACHE", str(tmp_path))
-    monkeypatch.setattr(timing, "_measure_rates", lambda ctx: Rates(1e9, 1e9, 0))
-    asked: list[str] = []
-
-    def measure(graph: Any, i: int, ctx: Any) -> Any:
-        asked.append(graph.nodes[i].op)
-        return {"FullyConnected": (7.0, 20.0), "Activation": (2.0, 3.0)}.get(graph.nodes[i].op)
-
-    monkeypatch.setattr(timing, "_measure", measure)
-    monkeypatch.setattr(timing, "paces_of", lambda training, ctx: {})
+    Constants are not measured as inputs, whose gradient takes time: the pace of their class counts.
+    """
     x = S.Variable("data")
     for k in range(3):  # three equal layers
         x = S.Activation(S.FullyConnected(x, num_hidden=5, name="fc%d" % k), act_type="tanh")
-    symbol = S.LinearRegressionOutput(x, S.Variable("label"), name="out")
-    training = training_graph(planned.forward(symbol, {"data": (4, 5)}))
-    for _ in range(2):
-        times = timing.measured(training, CPU)
-        assert asked == ["FullyConnected", "Activation", "LinearRegressionOutput"]
-        found = [times.forward[list(training.names).index("fc%d" % k)] for k in range(3)]
-        assert found == [7.0] * 3
-        assert times.step == pytest.approx(3 * (20 + 3), abs=0.01)
-
-
-def test_constants_are_not_measured_as_inputs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As inputs they would get a gradient, which takes time: the pace of the kind counts."""
-    monkeypatch.setenv("MEMONGER_CACHE", str(tmp_path))
-    monkeypatch.setattr(timing, "_measure_rates", lambda ctx: Rates(1e9, 1e9, 0))
-    monkeypatch.setattr(
-        timing, "_measure_pace", lambda example, rates, ctx: EfficiencyFactor(2.0, 3.0)
-    )
-    asked: list[str] = []
-    monkeypatch.setattr(timing, "_measure", lambda graph, i, ctx: asked.append(graph.nodes[i].op))
-    x = S.FullyConnected(S.Variable("data"), num_hidden=5, name="fc")
-    tied = S.broadcast_mul(x, S.ones((1,)), name="tie")
-    symbol = S.LinearRegressionOutput(tied, S.Variable("label"), name="out")
-    training = training_graph(planned.forward(symbol, {"data": (4, 5)}))
-    tie = list(training.names).index("tie")
-    found, plain = timing.measured(training, CPU), timing.predicted(training, Rates(1e9, 1e9, 0))
-    assert "FullyConnected" in asked and "broadcast_mul" not in asked
-    assert found.forward[tie] == 2 * plain.forward[tie] > 0
-    assert found.gradient[tie] == 3 * plain.gradient[tie] > 0
-
-
-def test_an_operator_alone() -> None:
-    symbol = S.Embedding(S.Variable("data"), input_dim=10, output_dim=4, name="e")
-    graph = planned.forward(symbol, {"data": (3,)}, {"data": "int32", "e_weight": "float32"})
-    found = timing._measure(graph, graph.operators[0], CPU)
-    assert found is not None and 0 < found[0] and 0 < found[1]
+    x = S.broadcast_mul(x, S.ones((1,)), name="tie")
+    x = S.Embedding(x, input_dim=10, output_dim=4, name="embed")
+    training = training_graph(planned.forward(S.MakeLoss(x, name="loss"), {"data": (4, 5)}))
+    names = list(training.names)
+    first = timing.measured(training, CPU)
+    assert (first.forward[[names.index("fc0"), names.index("embed")]] > 0).all()
+    content = disk("operators")
+    keys = {json.loads(key)[0]: key for key in content if key[0] == "["}
+    assert len(keys) == len(content) - 2 and "broadcast_mul" not in keys
+    assert {"FullyConnected", "Activation", "Embedding"} <= set(keys)
+    assert all(seconds > 0 for seconds in content[keys["FullyConnected"]])
+    disk("operators", **{key: [7.0, 20.0] for key in keys.values()})
+    disk("rates", rates=[1e15, 1e15, 0.0])  # what is predicted takes no time
+    tie = json.dumps(kinds.example_of(training.graph, names.index("tie")))
+    disk("kinds", **{tie: [2.0, 3.0]})
+    times = timing.measured(training, CPU)
+    assert [times.forward[names.index("fc%d" % k)] for k in range(3)] == [7.0] * 3
+    assert [times.gradient[names.index("fc%d" % k)] for k in range(3)] == [13.0] * 3
+    plain = timing.predicted(training, timing.rates_of(CPU))
+    assert times.forward[names.index("tie")] == 2 * plain.forward[names.index("tie")] > 0
+    assert times.gradient[names.index("tie")] == 3 * plain.gradient[names.index("tie")] > 0
+    alone = times.forward == 7
+    assert times.step == pytest.approx((times.forward + times.gradient)[alone].sum(), abs=0.01)

@@ -1,7 +1,7 @@
-"""The process in which a dry run happens: ``python child.py body.json report.jsonl``.
+"""The process in which a dry run happens: ``python child.py body report``.
 
-Runs one body and appends what it has to say to the report line by line, so that nothing said before
-a crash is lost.
+Runs one function and appends what it has to say to the report line by line, so that nothing said
+before a crash is lost.
 """
 
 from __future__ import annotations
@@ -9,25 +9,18 @@ from __future__ import annotations
 import __future__
 
 import ctypes
-import inspect
 import json
+import pickle
 import sys
 import traceback
 from typing import Any
 
 
 class DryRun:
-    """What a body gets as its argument (and as the global ``dry``).
+    """The first argument of a function that is run."""
 
-    Attributes
-    ----------
-    args : list
-        The ``args`` given to ``run``.
-    """
-
-    def __init__(self, report_path: str, args: list[Any]) -> None:
-        self.args = args
-        self._report_path = report_path
+    def __init__(self, report: str) -> None:
+        self._report = report
         # The whole CUDA stack is one library, so any of its names leads to the counters.
         self._device = ctypes.CDLL("libcudart.so.11.0")
         self._device.cudastub_used.restype = ctypes.c_size_t
@@ -51,34 +44,31 @@ class DryRun:
 
     def emit(self, value: Any) -> None:
         """Report a value (anything that JSON can say) at once."""
-        self._write(value=value)
+        self.write(value=value)
 
-    def _write(self, **said: Any) -> None:
+    def write(self, **said: Any) -> None:
         line = json.dumps(dict(said, used=self.used_bytes(), peak=self.peak_bytes()))
-        with open(self._report_path, "a") as f:
+        with open(self._report, "a") as f:
             f.write(line + "\n")
 
 
-def main(body_path: str, report_path: str) -> int:
-    with open(body_path) as f:
-        body = json.load(f)
-    dry = DryRun(report_path, body["args"])
-    namespace: dict[str, Any] = {"__name__": "__dry_run__", "dry": dry}
+def main(body: str, report: str) -> int:
+    with open(body, "rb") as f:
+        source, name, args = pickle.load(f)
+    dry = DryRun(report)
+    namespace: dict[str, Any] = {"__name__": "__dry_run__"}
     try:
-        # Annotations of a body stay text: the names in them are not known here.
-        lazy = __future__.annotations.compiler_flag
-        exec(compile(body["source"], "<dry run body>", "exec", lazy), namespace)
-        if body["function"]:
-            function = namespace[body["function"]]
-            dry.emit(function(*[dry][: len(inspect.signature(function).parameters)]))
+        # Annotations stay text: the names in them are not known here.
+        exec(compile(source, name, "exec", __future__.annotations.compiler_flag), namespace)
+        dry.emit(namespace[name](dry, *pickle.loads(args)))
         mxnet = sys.modules.get("mxnet")
         if mxnet is not None:
             mxnet.nd.waitall()  # operator errors are asynchronous: let them show here
     except Exception as error:
         traceback.print_exc()
-        dry._write(error=f"{type(error).__name__}: {error}")
+        dry.write(error=f"{type(error).__name__}: {error}")
         return 1
-    dry._write(done=True)
+    dry.write(done=True)
     return 0
 
 

@@ -1,20 +1,17 @@
-"""The pytest fixture ``gpu_dry_run``: run Python code on MXNet's GPU build without a GPU.
+"""The pytest fixture ``gpu_dry_run``: run a function on MXNet's GPU build without a GPU.
+
+    def binds(dry, hidden):
+        net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=hidden)
+        net.simple_bind(mx.gpu(0), data=(4, 3)).forward(is_train=True)
+        return net.list_arguments()
 
     @pytest.mark.gpu_dry_run
     def test_binds(gpu_dry_run):
-        def body(dry):
-            import mxnet as mx
-            net = mx.sym.FullyConnected(mx.sym.Variable('data'), num_hidden=8)
-            net.simple_bind(mx.gpu(0), data=(4, 3)).forward(is_train=True)
-            return net.list_arguments()
-
-        result = gpu_dry_run.run(body)
+        result = gpu_dry_run.run(binds, 8)
         assert result.ok, result.message
-        assert result.value[0] == 'data'
+        assert result.value[0] == "data"
 
-A body runs in a process of its own, so that a crash is a result and not the end of the tests. To
-make it known elsewhere: ``from gpu_dry_run.dry_run import gpu_dry_run`` in ``tests/conftest.py``
-(with a ``noqa: F401``, or named in ``__all__``).
+A function runs in a process of its own, so that a crash is a result and not the end of the tests.
 
 The wheel and the stand-ins are installed once, below ``.gpu-dry-run/`` in the project root or where
 ``MEMONGER_GPU_DRY_RUN_DIR`` says (0.9 GB on disk, half a minute the first time).
@@ -22,11 +19,13 @@ The wheel and the stand-ins are installed once, below ``.gpu-dry-run/`` in the p
 
 from __future__ import annotations
 
+import dis
 import fcntl
 import hashlib
 import inspect
 import json
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -34,10 +33,11 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import types
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping
 
 import pytest
 
@@ -45,6 +45,7 @@ from . import gen_stub
 
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parents[1]
+PATHS = (PROJECT / "tests" / "helpers", PROJECT / "examples")
 WHEEL = "mxnet-cu112==1.9.1"
 # Settings of whoever runs the tests that would change what a dry run shows.
 MXNET_SETTING = re.compile(r"(MXNET|NNVM|CUDASTUB|DMLC|PS)_")
@@ -56,30 +57,15 @@ class UnavailableError(Exception):
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one body.
+    """What came of one function.
 
-    Attributes
-    ----------
-    returncode : int
-        0, or 1 after a Python exception, or minus the number of the signal that killed the process.
-    value : object
-        What the body returned; for source text, what it emitted last.
-    emitted : list
-        All that it emitted, in order; what a function returned is the last one.
-    used_bytes, peak_bytes : int or None
-        Memory that the (first) GPU held at the end, and the most it held. After a crash: when the
-        body emitted last, or None if it never did.
-    trace : list of str
-        One line for each recorded call, if asked for: ``cudaMalloc 2097152``, ``kernel <name>``,
-        ``cudnnConvolutionForward``, ...
-    stdout, stderr : str
-        What the process printed.
-    error : str or None
-        The Python exception, if there was one.
+    `returncode` is 1 after a Python exception, and minus the number of the signal that killed the
+    process. `emitted` has what ``dry.emit`` was given and what was returned, and `trace` one line
+    for each recorded call: ``cudaMalloc 2097152``, ``kernel <name>``, ``cudnnRNNForward``, ...
+    Bytes are those of the first GPU at the end; after a crash, when the function emitted last.
     """
 
     returncode: int
-    value: Any
     emitted: list[Any]
     used_bytes: int | None
     peak_bytes: int | None
@@ -89,8 +75,13 @@ class Result:
     error: str | None
 
     @property
+    def value(self) -> Any:
+        """What the function returned or, after a crash, emitted last."""
+        return self.emitted[-1] if self.emitted else None
+
+    @property
     def ok(self) -> bool:
-        """Whether the body came to its end."""
+        """Whether the function came to its end."""
         return self.returncode == 0
 
     @property
@@ -107,99 +98,98 @@ class Result:
 
 
 class GpuDryRun:
-    """An installed dry run; see ``run``."""
+    """An installed dry run."""
 
     def __init__(self, wheel: Path, stubs: Path) -> None:
-        self.wheel = wheel
-        self.stubs = stubs
+        self.wheel, self.stubs = wheel, stubs
 
     def run(
         self,
-        body: str | Callable[..., Any],
-        *,
-        args: Sequence[Any] = (),
+        function: Callable[..., Any],
+        *args: Any,
         devices: int = 1,
         memory_mb: int = 32768,
-        capability: int = 70,
         env: Mapping[str, str] | None = None,
         trace: bool = False,
-        timeout: float = 600,
     ) -> Result:
-        """Run a body in a process of its own, on the GPU build of MXNet.
+        """Run ``function(dry, *args)`` in a process of its own, on the GPU build of MXNet.
 
         Parameters
         ----------
-        body : str or function
-            Source text, or a function, which is taken over as source: it must import what it uses,
-            and cannot see variables around it. A function with one parameter gets ``dry``; source
-            text finds it as a global: ``dry.emit(value)`` reports a value at once (importing MXNet
-            takes 1-2 s, so let one body try many things), ``dry.args``, ``dry.used_bytes()``,
-            ``dry.peak_bytes()``, ``dry.reset_peak()``.
-        args : sequence
-            Values for ``dry.args``, as JSON.
-        devices : int
-            How many GPUs there are, at most 8.
-        memory_mb : int
-            The memory of each, in MB of 2**20 bytes.
-        capability : int
-            Compute capability times ten.
+        function : callable
+            It is taken over as source, with the modules and functions that it uses; it cannot see
+            the variables of a function around it. ``dry`` is a `child.DryRun`. What it emits and
+            returns must be known to JSON.
+        devices, memory_mb : int
+            How many GPUs there are, at most 8, and the memory of each, in MB of 2**20 bytes.
         env : mapping, optional
             Environment variables. Those of MXNet that the tests run under are not inherited.
         trace : bool
-            Whether to record calls (one line each; a long run makes many).
-        timeout : float
-            Seconds after which the process is killed, which raises ``subprocess.TimeoutExpired``.
+            Whether to record calls.
         """
         with tempfile.TemporaryDirectory() as folder:
-            body_path, report_path, trace_path = (
-                os.path.join(folder, name) for name in ("body.json", "report.jsonl", "trace")
+            body, report, calls = (
+                os.path.join(folder, name) for name in ("body", "report", "calls")
             )
-            with open(body_path, "w") as f:
-                json.dump(dict(_as_source(body), args=list(args)), f)
+            source = "\n".join(dict.fromkeys(_source(function, set())))
+            with open(body, "wb") as f:
+                pickle.dump((source, function.__name__, pickle.dumps(args)), f)
             environment = {k: v for k, v in os.environ.items() if not MXNET_SETTING.match(k)}
             environment.update(
                 LD_LIBRARY_PATH=str(self.stubs),
-                PYTHONPATH=os.pathsep.join([str(self.wheel), str(PROJECT)]),
+                PYTHONPATH=os.pathsep.join(map(str, (self.wheel, PROJECT, *PATHS))),
                 CUDASTUB_DEVICES=str(devices),
                 CUDASTUB_MEM_MB=str(memory_mb),
-                CUDASTUB_SM=str(capability),
+                CUDASTUB_SM="70",  # the compute capability, times ten
                 # Timing convolutions that do nothing would only fill the log.
                 MXNET_CUDNN_AUTOTUNE_DEFAULT="0",
+                **({"CUDASTUB_TRACE": calls} if trace else {}),
             )
-            if trace:
-                environment["CUDASTUB_TRACE"] = trace_path
-            environment.update(env or {})
             process = subprocess.run(
-                [sys.executable, str(HERE / "child.py"), body_path, report_path],
-                env=environment,
+                [sys.executable, str(HERE / "child.py"), body, report],
+                env={**environment, **(env or {})},
                 check=False,  # a crash is a result
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 encoding="utf-8",
                 errors="replace",
-                timeout=timeout,
+                timeout=600,
             )
-            said = [json.loads(line) for line in _lines(report_path)]
-            recorded = _lines(trace_path)
-        emitted = [x["value"] for x in said if "value" in x]
+            said = [json.loads(line) for line in _lines(report)]
+            trace_lines = _lines(calls)
         last: dict[str, Any] = said[-1] if said else {}
         return Result(
             returncode=process.returncode,
-            value=emitted[-1] if emitted else None,
-            emitted=emitted,
+            emitted=[x["value"] for x in said if "value" in x],
             used_bytes=last.get("used"),
             peak_bytes=last.get("peak"),
-            trace=recorded,
+            trace=trace_lines,
             stdout=process.stdout,
             stderr=process.stderr,
             error=last.get("error"),
         )
 
 
-def _as_source(body: str | Callable[..., Any]) -> dict[str, Any]:
-    if isinstance(body, str):
-        return {"source": textwrap.dedent(body), "function": None}
-    return {"source": textwrap.dedent(inspect.getsource(body)), "function": body.__name__}
+def _source(function: Callable[..., Any], known: set[str]) -> Iterator[str]:
+    """Yield the statements that define a function and the globals that it uses."""
+    known.add(function.__name__)
+    yield "import memonger"  # before MXNet
+    for name in filter(str.isidentifier, sorted(_globals(function.__code__))):
+        value = function.__globals__.get(name)
+        if inspect.ismodule(value):
+            yield f"import {value.__name__} as {name}"
+        elif isinstance(value, (int, str, tuple)):
+            yield f"{name} = {value!r}"
+        elif value is not None and value.__module__.split(".")[0] != __name__.split(".")[0]:
+            yield f"from {value.__module__} import {name}"
+        elif value is not None and name not in known:
+            yield from _source(value, known)
+    yield textwrap.dedent(inspect.getsource(function))
+
+
+def _globals(code: types.CodeType) -> set[str]:
+    names = {x.argval for x in dis.get_instructions(code) if x.opname == "LOAD_GLOBAL"}
+    return names.union(*(_globals(c) for c in code.co_consts if inspect.iscode(c)))
 
 
 def _lines(path: str) -> list[str]:
@@ -219,13 +209,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def install() -> GpuDryRun:
-    """Install the wheel and build the stand-ins, unless that was done before.
-
-    Raises
-    ------
-    UnavailableError
-        Where there is no gcc, or pip cannot get the wheel.
-    """
+    """Install the wheel and build the stand-ins, unless that was done before."""
     root = Path(os.environ.get("MEMONGER_GPU_DRY_RUN_DIR") or PROJECT / ".gpu-dry-run").resolve()
     if shutil.which("gcc") is None:
         raise UnavailableError("no gcc to build the CUDA stand-ins with")

@@ -25,15 +25,12 @@ from .dry_run import PROJECT, GpuDryRun
 pytestmark = [pytest.mark.slow, pytest.mark.gpu_dry_run]
 
 
-def has_driver() -> bool:
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
-
-
-without_driver = pytest.mark.skipif(has_driver(), reason="this machine has an NVIDIA driver")
+try:
+    ctypes.CDLL("libcuda.so.1")
+    HAS_DRIVER = True
+except OSError:
+    HAS_DRIVER = False
+without_driver = pytest.mark.skipif(HAS_DRIVER, reason="this machine has an NVIDIA driver")
 
 GB = 2**30
 NEEDED_GB = 8  # the wheels and what is in them
@@ -55,29 +52,20 @@ def python() -> Iterator[Path]:
         source.mkdir()
         for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(str(PROJECT / file), str(source))
-        shutil.copytree(
-            str(PROJECT / "memonger"),
-            str(source / "memonger"),
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
+        skipped = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(str(PROJECT / "memonger"), str(source / "memonger"), ignore=skipped)
         environment = folder / "venv"
         subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
         python = environment / "bin" / "python"
         pip = [str(python), "-m", "pip", "install", "--no-cache-dir", ".[cu112]"]
-        done = subprocess.run(
-            pip,
-            cwd=str(source),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
+        done = subprocess.run(pip, cwd=str(source), capture_output=True, text=True, check=False)
+        said = done.stdout + done.stderr
         if done.returncode != 0:
-            cannot = [line for line in done.stdout.splitlines() if NOT_TO_BE_HAD.match(line)]
+            cannot = [line for line in said.splitlines() if NOT_TO_BE_HAD.match(line)]
             # With "from versions: 1, 2" the index was there, and it is our pin that is wrong.
-            if cannot and not re.search(r"\(from versions: (?!none)", done.stdout):
+            if cannot and not re.search(r"\(from versions: (?!none)", said):
                 pytest.skip(f"pip cannot get the wheels: {cannot[-1]}")
-            pytest.fail(done.stdout[-2000:])
+            pytest.fail(said[-2000:])
         yield python
 
 
@@ -108,14 +96,8 @@ except ImportError as error:
     problem = error
 loaded = {Path(line.split()[-1]) for line in open('/proc/self/maps') if '.so' in line}
 for name in needed:
-    if not re.match('libcu(?!rl)|libnv|libnccl', name):
-        continue
-    for path in loaded:
-        if path.name == name:
-            print(name, path)
-            break
-    else:
-        print(name, 'MISSING')
+    if re.match('libcu(?!rl)|libnv|libnccl', name):
+        print(name, next((path for path in loaded if path.name == name), 'MISSING'))
 if problem is not None:
     raise problem
 """
@@ -168,8 +150,7 @@ def test_with_the_stand_in_there_is_a_gpu(python: Path, driver: Path) -> None:
 import memonger, mxnet as mx
 net = mx.sym.Variable('data')
 for i in range(8):
-    net = mx.sym.FullyConnected(net, num_hidden=1024, name='fc%d' % i)
-    net = mx.sym.Activation(net, act_type='tanh', name='tanh%d' % i)
+    net = mx.sym.tanh(mx.sym.FullyConnected(net, num_hidden=1024, name='fc%d' % i))
 net = mx.sym.LinearRegressionOutput(net, mx.sym.Variable('label'), name='out')
 plan = memonger.plan(net, data=(256, 1024))
 print(mx.context.num_gpus(), plan.pool_bytes < plan.unplanned_bytes)

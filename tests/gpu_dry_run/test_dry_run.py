@@ -2,82 +2,71 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+import memonger  # noqa: F401
+import mxnet as mx
 import pytest
 
 from .child import DryRun
 from .dry_run import GpuDryRun
+from .steps import MB, step
 
 pytestmark = pytest.mark.gpu_dry_run
 
-MB = 2**20
-
 
 def test_function_returns_its_value(gpu_dry_run: GpuDryRun) -> None:
-    def body(dry: DryRun) -> Any:
-        import mxnet as mx
+    def body(dry: DryRun, *args: Any) -> Any:
+        return [mx.__version__, mx.context.num_gpus(), args]
 
-        return [mx.__version__, mx.context.num_gpus(), dry.args]
-
-    result = gpu_dry_run.run(body, args=["a", 2])
+    result = gpu_dry_run.run(body, "a", 2)
     assert result.ok, result.message
     assert result.value == ["1.9.1", 1, ["a", 2]]
 
 
-def test_source_text_reports_as_it_goes(gpu_dry_run: GpuDryRun) -> None:
-    result = gpu_dry_run.run("""
+def test_function_reports_as_it_goes(gpu_dry_run: GpuDryRun) -> None:
+    def body(dry: DryRun) -> None:
         for i in range(3):
             dry.emit(i)
-        print('printed')
-        raise SystemError('enough')
-        """)
+        print("printed")
+        raise SystemError("enough")
+
+    result = gpu_dry_run.run(body)
     assert (result.returncode, result.emitted, result.value) == (1, [0, 1, 2], 2)
     assert result.message == "SystemError: enough"
     assert result.stdout == "printed\n"
 
 
 def test_death_of_the_process_is_a_result(gpu_dry_run: GpuDryRun) -> None:
-    result = gpu_dry_run.run("""
-        import os
-        dry.emit('still here')
+    def body(dry: DryRun) -> None:
+        dry.emit("still here")
         os.abort()
-        """)
+
+    result = gpu_dry_run.run(body)
     assert (result.returncode, result.value) == (-6, "still here")
     assert result.message.startswith("SIGABRT")
 
 
-def test_arrays_hold_device_memory(gpu_dry_run: GpuDryRun) -> None:
+@pytest.mark.parametrize("memory_mb, fits", [(64, True), (8, False)])
+def test_arrays_hold_device_memory(gpu_dry_run: GpuDryRun, memory_mb: int, fits: bool) -> None:
     def body(dry: DryRun) -> Any:
-        import mxnet as mx
-
         before = dry.used_bytes()
         x = mx.nd.zeros((3, 2**20), ctx=mx.gpu(0))
         x.wait_to_read()
         return dry.used_bytes() - before
 
-    result = gpu_dry_run.run(body)
-    assert result.ok, result.message
-    assert result.value == 12 * MB  # float32
-    assert result.peak_bytes is not None and result.peak_bytes >= 12 * MB
-
-
-@pytest.mark.parametrize("memory_mb, fits", [(64, True), (8, False)])
-def test_a_small_device_runs_out(gpu_dry_run: GpuDryRun, memory_mb: int, fits: bool) -> None:
-    def body() -> None:
-        import mxnet as mx
-
-        mx.nd.zeros((4, 2**20), ctx=mx.gpu(0)).wait_to_read()
-
     result = gpu_dry_run.run(body, memory_mb=memory_mb)
-    assert result.ok == fits
-    assert fits or "out of memory" in result.message
+    assert result.ok == fits, result.message
+    if fits:
+        assert result.value == 12 * MB  # float32
+        assert result.peak_bytes is not None and result.peak_bytes >= 12 * MB
+    else:
+        assert "out of memory" in result.message
 
 
 def test_each_device_has_its_memory(gpu_dry_run: GpuDryRun) -> None:
     def body(dry: DryRun) -> Any:
-        import mxnet as mx
-
         arrays = [mx.nd.zeros((n, 2**20), ctx=mx.gpu(k)) for k, n in enumerate((1, 3))]
         mx.nd.waitall()
         held = [dry.used_bytes(k) for k in range(3)]
@@ -90,47 +79,16 @@ def test_each_device_has_its_memory(gpu_dry_run: GpuDryRun) -> None:
     assert result.value == [2, [4 * MB, 12 * MB, 0], 0, 12 * MB]
 
 
-def test_convolution_network_steps(gpu_dry_run: GpuDryRun) -> None:
-    def body() -> None:
-        import mxnet as mx
-
-        x = mx.sym.Variable("data")
-        for _ in range(2):
-            x = mx.sym.Convolution(x, kernel=(3, 3), num_filter=8, pad=(1, 1))
-            x = mx.sym.Activation(mx.sym.BatchNorm(x), act_type="relu")
-        x = mx.sym.Dropout(mx.sym.Pooling(x, kernel=(2, 2), pool_type="max"), p=0.5)
-        net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(x, num_hidden=4))
-        executor = net.simple_bind(mx.gpu(0), data=(2, 3, 8, 8))
-        for _ in range(3):
-            executor.forward(is_train=True)
-            executor.backward()
-        mx.nd.waitall()
-
-    result = gpu_dry_run.run(body, trace=True)
-    assert result.ok, result.message
-    assert not [line for line in result.trace if "no stub" in line]
-    calls = [line.split()[0] for line in result.trace]
-    steps, layers = 3, 2
-    assert calls.count("cudnnConvolutionForward") == steps * layers
-    assert calls.count("cudnnConvolutionBackwardFilter") == steps * layers
-    assert calls.count("cudnnBatchNormalizationForwardTraining") == steps * layers
-
-
 @pytest.mark.parametrize("fusion", ["0", "1"])
 def test_unread_cudnn_batch_norm_aborts(gpu_dry_run: GpuDryRun, fusion: str) -> None:
     """The reason why this folder exists: the original's plan for its own example does this."""
 
-    def body(dry: DryRun) -> Any:
-        import mxnet as mx
-
+    def body(dry: DryRun) -> None:
         for cudnn_off in (True, False):
             norm = mx.sym.BatchNorm(mx.sym.Variable("data"), cudnn_off=cudnn_off)
             norm._set_attr(force_mirroring="True")
             net = mx.sym.MakeLoss(mx.sym.FullyConnected(norm, num_hidden=2))
-            executor = net.simple_bind(mx.gpu(0), data=(4, 3))
-            executor.forward(is_train=True)
-            executor.backward()
-            mx.nd.waitall()
+            step(net.simple_bind(mx.gpu(0), data=(4, 3)))
             dry.emit(cudnn_off)
 
     result = gpu_dry_run.run(body, env={"MXNET_USE_FUSION": fusion})
@@ -143,36 +101,23 @@ def test_rnn_steps(gpu_dry_run: GpuDryRun) -> None:
     """MXNet checks cuDNN's parameter count against its own; what is kept is as once measured."""
     arrays = {"rnn_relu": 2, "rnn_tanh": 2, "lstm": 6, "gru": 7}
     modes = [(mode, bidirectional) for mode in arrays for bidirectional in (False, True)]
-    steps, batch, hidden, layers = 16, 4, 64, 2
+    shape, layers = (16, 4, 64), 2
 
-    def body(dry: DryRun) -> Any:
-        import mxnet as mx
-
-        modes, shape, layers = dry.args
+    def body(dry: DryRun, modes: Any, shape: Any, num_layers: int) -> None:
         for mode, bidirectional in modes:
-            net = mx.sym.RNN(
-                mx.sym.Variable("data"),
-                mode=mode,
-                state_size=shape[2],
-                num_layers=layers,
-                bidirectional=bidirectional,
-            )
-            executor = mx.sym.MakeLoss(net).simple_bind(mx.gpu(0), data=tuple(shape))
-            executor.forward(is_train=True)
-            executor.backward()
-            mx.nd.waitall()
+            options = {"mode": mode, "bidirectional": bidirectional, "num_layers": num_layers}
+            net = mx.sym.RNN(mx.sym.Variable("data"), state_size=shape[2], **options)
+            step(mx.sym.MakeLoss(net).simple_bind(mx.gpu(0), data=shape))
 
-    args = [modes, (steps, batch, hidden), layers]
-    result = gpu_dry_run.run(body, args=args, trace=True)
+    result = gpu_dry_run.run(body, modes, shape, layers, trace=True)
     assert result.ok, result.message
-    assert not [line for line in result.trace if "no stub" in line]
     calls = ("cudnnGetRNNTrainingReserveSize", "cudnnRNNForward", "cudnnRNNBackward")
     expected = []
     for mode, bidirectional in modes:
         # Arrays of the size of a layer's output, in float32; the last is the output itself.
         kept = (arrays[mode] * layers - 1) * (2 if bidirectional else 1)
         expected += [
-            f"cudnnGetRNNTrainingReserveSize {4 * steps * batch * hidden * kept}",
+            f"cudnnGetRNNTrainingReserveSize {4 * 16 * 4 * 64 * kept}",
             "cudnnRNNForwardTrainingEx",
             "cudnnRNNBackwardDataEx",
             "cudnnRNNBackwardWeightsEx",

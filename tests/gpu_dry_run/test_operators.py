@@ -6,101 +6,70 @@ numbers do not.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
+import memonger
+import mxnet as mx
+import numpy as np
 import pytest
+from memonger.graph import marks
+
+import networks
+import operator_cases as cases
+from planned import rules_of
 
 from .child import DryRun
 from .dry_run import GpuDryRun
+from .steps import step, steps
 
-pytestmark = pytest.mark.gpu_dry_run
+pytestmark = [
+    pytest.mark.gpu_dry_run,
+    pytest.mark.parametrize("fusion", ["0", "1"]),
+]
 
-TESTS = Path(__file__).resolve().parents[1]
-PATHS = [str(TESTS / "helpers"), str(TESTS.parent / "examples")]
 
-
-def every_operator(dry: DryRun) -> Any:
+def every_operator(dry: DryRun, names: list[str]) -> None:
     """Each case alone and with its neighbours, unmarked first; emits (case, stage) as it goes."""
-    import sys
 
-    sys.path[:0] = dry.args[0]
-    import memonger  # noqa: F401
-    import mxnet as mx
-    import numpy as np
-    from memonger.graph import marks
-    from memonger.graph.operators.recompute import ANYWHERE
-    from operator_cases import AFTER, BEFORE, CASES, SMALL_SHAPES, inner, small_net
-    from planned import rules_of
+    def train(symbol: Any) -> None:
+        step(symbol.simple_bind(mx.gpu(0), grad_req="write", **cases.SMALL_SHAPES))
 
-    def step(symbol: Any) -> None:
-        executor = symbol.simple_bind(mx.gpu(0), grad_req="write", **SMALL_SHAPES)
-        executor.forward(is_train=True)
-        executor.backward()
-        mx.nd.waitall()
-
-    for name in dry.args[1]:
-        symbol = small_net(CASES[name])
+    for name in names:
+        symbol = cases.small_net(cases.CASES[name])
         dry.emit([name, "unmarked"])
         try:
-            step(symbol)
+            train(symbol)
         except RuntimeError:
             continue
-        rules = rules_of(symbol, SMALL_SHAPES, ANYWHERE)
-        for extra in ([], [BEFORE], [AFTER], [BEFORE, AFTER]):
-            wanted = set(inner(symbol) + extra)
+        rules = rules_of(symbol, cases.SMALL_SHAPES)
+        for extra in ([], [cases.BEFORE], [cases.AFTER], [cases.BEFORE, cases.AFTER]):
+            wanted = set(cases.inner(symbol) + extra)
             mask = rules.apply(np.array([n.name in wanted for n in rules.graph.nodes]))
             dry.emit([name, "marked"])
-            step(marks.apply(symbol, mask, rules.native(mask)))
+            train(marks.apply(symbol, mask, rules.native(mask)))
             dry.emit([name, "stepped"])
-    return "done"
 
 
-@pytest.mark.parametrize("fusion", ["0", "1"])
 def test_every_operator_steps_through_the_rules(gpu_dry_run: GpuDryRun, fusion: str) -> None:
-    from operator_cases import CASES
-
-    left: list[str] = list(CASES)
-    stepped = set()
+    left, stepped = list(cases.CASES), set()
     while left:
-        result = gpu_dry_run.run(
-            every_operator, args=[PATHS, left], env={"MXNET_USE_FUSION": fusion}
-        )
-        reached = [said for said in result.emitted if isinstance(said, list)]
+        result = gpu_dry_run.run(every_operator, left, env={"MXNET_USE_FUSION": fusion})
+        reached = [said for said in result.emitted if said]
         stepped |= {name for name, stage in reached if stage == "stepped"}
         if result.ok:
             break
         name, stage = reached[-1]
         assert stage == "unmarked", f"{name}: {result.message}"
         left = left[left.index(name) + 1 :]  # its unmarked network kills the process
-    not_run = sorted(set(CASES) - stepped)  # they fail without a mark
+    not_run = sorted(set(cases.CASES) - stepped)  # they fail without a mark
     print(len(stepped), "stepped; fail unmarked:", ", ".join(not_run))
     assert len(not_run) < 30, not_run
 
 
-def plans(dry: DryRun) -> Any:
-    import sys
-
-    sys.path[:0] = dry.args[0]
-    import memonger
-    import mxnet as mx
-    import networks
-
-    symbol, shapes = networks.resnet((2, 2, 2, 2), batch=2, image=64, classes=10, filters=8)
-    rules = dry.args[1]
-    planned = memonger.make_mirror_plan(symbol, 0, rules=rules, shapes=shapes)
-    executor = planned.simple_bind(mx.gpu(0), **shapes)
-    for _ in range(2):
-        executor.forward(is_train=True)
-        executor.backward()
-        mx.nd.waitall()
-    return len(planned.list_auxiliary_states())
-
-
-@pytest.mark.parametrize("fusion", ["0", "1"])
 def test_the_originals_plan_steps_with_the_rules_alone(gpu_dry_run: GpuDryRun, fusion: str) -> None:
-    environment = {"MXNET_USE_FUSION": fusion}
-    bare = gpu_dry_run.run(plans, args=[PATHS, False], env=environment)
-    assert not bare.ok and "kWriteTo" in bare.message + bare.stderr
-    ruled = gpu_dry_run.run(plans, args=[PATHS, True], env=environment)
-    assert ruled.ok, ruled.message
+    symbol, shapes = networks.resnet((2, 2, 2, 2), batch=2, image=64, classes=10, filters=8)
+    for rules in (False, True):
+        planned = memonger.make_mirror_plan(symbol, 0, rules=rules, shapes=shapes)
+        result = gpu_dry_run.run(steps, [("it", planned, fusion)], shapes, None, False)
+        assert result.ok == rules, result.message
+        assert rules or "kWriteTo" in result.message + result.stderr

@@ -1,291 +1,226 @@
-"""The tables of `inplace`, and outputs that nothing shows, against what MXNet 1.9.1 really plans.
+"""The tables of `inplace`, and outputs that nothing shows, against what MXNet 1.9.1 plans.
 
-MXNet does not show an operator's in-place options, but it shows the plan: ``Executor.debug_str``
-ends with the megabytes of the pool, and with MXNET_MEM_PLAN_VERBOSE_LOGGING=1 each bind logs the
-shape of every entry, hidden outputs included. So every operator is bound in small graphs (arrays of
-1 MB that are never allocated), its gradient with it, and the plan is replayed here with the tables.
-The totals must agree, and `test_tables_matter` makes sure that a wrong table would be seen.
-
-The variable is read once per process, so one subprocess (this file as a script) does the binds.
+Each operator is bound in small graphs, its gradient with it; arrays of 1 MB are never allocated.
+The replay must come to the total that MXNet reports, and with another entry in the tables it must
+not (`test_tables_matter`). MXNet logs the shape of every entry, hidden outputs included.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import subprocess
-import sys
-from bisect import bisect_left, bisect_right, insort
+import dataclasses
+import itertools
 from typing import Any, Iterator, NamedTuple, Sequence, Tuple
 
+import memonger
+import mxnet as mx
+import numpy as np
 import pytest
+from memonger.costs.bind import bind, planned_mb
+from memonger.costs.replay import replay
+from memonger.graph.forward import ForwardGraph
+from memonger.graph.operators.gradients import environment
+from memonger.graph.operators.inplace import inplace_options
+from memonger.graph.training import TrainingGraph, training_graph
+from memonger.support.symbols import load_nodes
 
-from memonger.support.mxnet import mx
-from memonger.graph.inputs import read_shapes
-from memonger.graph.operators.inplace import ignored_inputs, inplace_options
-from memonger.graph.read import forward_graph
+from memory_log import Job, log_of, logged
+from planned import forward
 
 Shape = Tuple[int, ...]
+Pair = Tuple[int, int]  # an input and the output that may lie where it lies
 
-# ------------------------------------------------------------------ the cases
+#: Shapes of 1 MB of float32; Q is sequence, batch, channels.
+SHAPES: dict[str, Shape] = {
+    "T": (4, 4, 128, 128),
+    "M": (512, 512),
+    "B": (4, 256, 256),
+    "Q": (2, 16, 8192),
+}
 
-T: Shape = (4, 4, 128, 128)  # 1 MB of float32, as are all the large ones
-M: Shape = (512, 512)
-B: Shape = (4, 256, 256)
-Q: Shape = (2, 16, 8192)  # sequence, batch, channels
+#: The shapes of the inputs (-: inferred) and attributes, with | where they differ: the operators.
+#: Inputs and outputs are of one size where they can be, so that in place would be possible.
+TABLE = """
+T: abs arccos arccosh arcsin arcsinh arctan arctanh cbrt ceil cos cosh degrees erf erfinv exp
+  expm1 fix floor gamma gammaln log log10 log1p log2 logical_not negative radians rcbrt reciprocal
+  relu rint round rsqrt sigmoid sign sin sinh softsign sqrt square tan tanh trunc _copy BlockGrad
+  make_loss Flatten softmax log_softmax softmin SoftmaxActivation MakeLoss L2Normalization Dropout
+  zeros_like ones_like hard_sigmoid _contrib_div_sqrt_dim _contrib_round_ste _contrib_sign_ste
+  _shuffle argsort topk sum mean max min prod nansum nanprod norm argmax transpose shape_array
+  size_array squeeze SwapAxis _random_uniform_like _random_normal_like _contrib_box_nms
+  _contrib_MultiBoxPrior _contrib_arange_like SequenceMask SequenceReverse SequenceLast
+  _contrib_AdaptiveAvgPooling2D
+T nsize=3: LRN
+T scalar=1: smooth_l1
+T a=1: _contrib_quadratic
+T axes=(1,): moments
+4x1x256x256 axes=(1,): moments
+T scalar=2: _plus_scalar _minus_scalar _rminus_scalar _mul_scalar _div_scalar _rdiv_scalar
+  _mod_scalar _rmod_scalar _power_scalar _rpower_scalar _maximum_scalar _minimum_scalar
+  _hypot_scalar _equal_scalar _not_equal_scalar _greater_scalar _greater_equal_scalar
+  _lesser_scalar _lesser_equal_scalar _logical_and_scalar _logical_or_scalar _logical_xor_scalar
+  _contrib_gradientmultiplier
+T T: elemwise_add elemwise_sub elemwise_mul elemwise_div _grad_add _maximum _minimum _power _hypot
+  _mod _equal _not_equal _greater _greater_equal _lesser _lesser_equal _logical_and _logical_or
+  _logical_xor broadcast_add broadcast_sub broadcast_mul broadcast_div broadcast_mod
+  broadcast_power broadcast_maximum broadcast_minimum broadcast_hypot broadcast_equal
+  broadcast_not_equal broadcast_greater broadcast_greater_equal broadcast_lesser
+  broadcast_lesser_equal broadcast_logical_and broadcast_logical_or broadcast_logical_xor
+  reshape_like _identity_with_attr_like_rhs broadcast_like slice_like LinearRegressionOutput
+  LogisticRegressionOutput MAERegressionOutput
+T 1x4x1x1: broadcast_add broadcast_mul broadcast_div
+4x1x256x256 axis=1 keepdims=True: sum mean max min prod nansum nanprod norm argmax argmin
+262144x1: argmax_channel
+262144x1 262144: pick SVMOutput
+T num_args=1 dim=1: Concat
+T T num_args=2 dim=1: Concat
+T num_args=1: stack
+T num_outputs=1|2: SliceChannel
+T indices=(0,)|(0,2) axis=1: _split_v2
+4x1x256x256 axis=1 size=1: broadcast_axis
+4x1x128x128 axis=1 size=4: broadcast_axis
+T shape=(0,0,0,0): broadcast_to
+4x1x128x128 shape=(4,4,128,128): broadcast_to
+T scale=1|2 sample_type=nearest num_args=1: UpSampling
+T mode=constant pad_width=(0,0,0,0,0,0,0,0)|(0,0,0,0,1,1,1,1): Pad
+T normalization=null: MakeLoss
+T output_size=(128,128): _contrib_AdaptiveAvgPooling2D
+262144 dim=0 num_args=1: _rnn_param_concat
+131072 131072 dim=0 num_args=2: _rnn_param_concat
+262144 depth=1: one_hot
+1024 depth=256: one_hot
+262144x1x1: _linalg_sumlogdiag
+512x1x512 512x1x1024 heads=1: _contrib_interleaved_matmul_encdec_qk
+64x1x4096 64x1x8192 heads=4: _contrib_interleaved_matmul_encdec_qk
+512x1x1536 1x512x512 heads=1: _contrib_interleaved_matmul_selfatt_valatt
+64x1x12288 4x64x64 heads=4: _contrib_interleaved_matmul_selfatt_valatt
+512x1x1024 1x512x512 heads=1: _contrib_interleaved_matmul_encdec_valatt
+64x1x8192 4x64x64 heads=4: _contrib_interleaved_matmul_encdec_valatt
+T - - num_filter=4 kernel=(3,3) pad=(1,1): Convolution Convolution_v1
+T - num_filter=4 num_group=4 no_bias=True kernel=(3,3) pad=(1,1): Convolution
+T - num_filter=4 kernel=(3,3) pad=(1,1): Deconvolution
+M - - num_hidden=512: FullyConnected
+M - num_hidden=512 no_bias=True: FullyConnected
+B - - num_hidden=256 flatten=False: FullyConnected
+M M: dot _sample_normal
+M M transpose_b=True: dot
+B B: batch_dot _linalg_gemm2 _linalg_trmm _linalg_trsm
+B B B: _linalg_gemm
+B: _linalg_syrk _linalg_potrf _linalg_potri _linalg_inverse _linalg_det _linalg_slogdet
+  _linalg_sumlogdiag _linalg_gelqf _linalg_syevd
+M -: IdentityAttachKLSparseReg
+1x512 M num_args=2: khatri_rao
+T act_type=relu|sigmoid|tanh|softrelu|softsign: Activation
+T act_type=leaky|elu|selu|gelu|rrelu: LeakyReLU
+T - act_type=prelu: LeakyReLU
+T axes=(2,3): Dropout
+T - - - -: BatchNorm BatchNorm_v1 _contrib_BatchNormWithReLU
+T - - - - axis=3 output_mean_var=True: BatchNorm
+T - - - - key=k: _contrib_SyncBatchNorm
+T - -: LayerNorm InstanceNorm
+T - - axis=1 output_mean_var=True: LayerNorm
+T - - num_groups=2: GroupNorm
+T mode=channel|spatial: L2Normalization
+T pool_type=max kernel=(3,3) pad=(1,1): Pooling Pooling_v1
+T pool_type=avg|sum kernel=(3,3) pad=(1,1): Pooling
+T pool_type=lp p_value=2 kernel=(3,3) pad=(1,1): Pooling
+T pool_type=max layout=NCHW kernel=(3,3) pad=(1,1): Pooling
+4x4x16384 pool_type=max layout=NCW kernel=(3,) pad=(1,): Pooling
+T pool_type=max global_pool=True: Pooling
+T pool_type=max global_pool=True kernel=(1,1): Pooling
+T dtype=float32: softmax log_softmax Cast amp_cast
+T dtype=float64: softmax Cast
+M 512 use_length=True: softmax
+M 512: SoftmaxOutput SVMOutput softmax_cross_entropy take pick _random_pdf_exponential
+  _random_pdf_poisson
+T 4x128x128 multi_output=True use_ignore=True: SoftmaxOutput
+64x16x256 16x8: CTCLoss
+1024 1024x256 input_dim=1024 output_dim=256: Embedding
+Q - - - mode=lstm state_size=8192 num_layers=1: RNN
+Q - - mode=gru state_size=8192 num_layers=1 state_outputs=1: RNN
+64x1x12288 heads=4: _contrib_interleaved_matmul_selfatt_qk
+Q 16 use_sequence_length=True: SequenceMask SequenceReverse
+1x262144 262144 use_sequence_length=True: SequenceMask
+1x16x16384 16 use_sequence_length=True: SequenceLast
+T shape=(-1,512): Reshape
+T axis=0: expand_dims
+T dtype=float16: Cast
+T T num_outputs=2: amp_multicast
+T axes=(0,2,3,1): transpose
+T T num_args=2: stack Crop
+T T T num_args=3: add_n
+T begin=(0,0) end=(4,4): slice
+T axis=1 begin=0 end=4: slice_axis
+T T begin=(0,) end=(4,): _slice_assign
+T begin=(0,) end=(2,) scalar=1: _slice_assign_scalar
+T axis=1: reverse sum norm sort
+T reps=(1,1,1,1): tile
+T repeats=1 axis=0: repeat
+T a_min=0 a_max=1: clip
+T T T: where
+M 1x512: gather_nd
+M 1x512 shape=(512,512): scatter_nd
+M M 1x512 shape=(512,512): _scatter_set_nd
+M 512 M: _contrib_index_copy
+T block_size=2: depth_to_space space_to_depth
+M: diag
+T kernel=(1,1): im2col
+T stype=default: cast_storage
+T axis=(): sum
+T ret_typ=value|both k=128: topk
+T ret_typ=mask k=1: topk
+2x131072 shape=(4,4): _ravel_multi_index
+T 64x5 pooled_size=(32,32) spatial_scale=1: ROIPooling _contrib_ROIAlign
+T 64x5 spatial_scale=1 output_dim=1 pooled_size=2 group_size=2: _contrib_PSROIPooling
+1x16x128x128 256x5 spatial_scale=1 output_dim=4 pooled_size=16 group_size=2 no_trans=True:
+  _contrib_DeformablePSROIPooling
+1x65536x4 2x8x5 2x2x65536: _contrib_MultiBoxTarget
+4x2x32768 4x131072 1x32768x4: _contrib_MultiBoxDetection
+1x2x64x64 1x4x64x64 1x3 scales=(8,) ratios=(1,) rpn_post_nms_top_n=300: _contrib_Proposal
+2x2x64x64 2x4x64x64 2x3 scales=(8,) ratios=(1,) rpn_post_nms_top_n=300: _contrib_MultiProposal
+2x16384x6: _contrib_box_nms
+512x4 512x4: _contrib_box_iou
+M threshold=0.5: _contrib_bipartite_matching
+T height=128 width=128: _contrib_BilinearResize2D
+T 4x18x128x128 - - num_filter=4 kernel=(3,3) pad=(1,1): _contrib_DeformableConvolution
+T T pad_size=4 max_displacement=4: Correlation
+T 4x2x128x128: BilinearSampler
+4x6 transform_type=affine target_shape=(256,256): GridGenerator
+2x2x256x256 transform_type=warp: GridGenerator
+T 4x6 transform_type=affine sampler_type=bilinear target_shape=(128,128): SpatialTransformer
+shape=(512,512): _random_uniform _random_gamma
+M shape=(512,): _sample_multinomial
+M 512 512: _random_pdf_normal _random_pdf_uniform _random_pdf_gamma
+512x512x1 M M: _random_pdf_normal
+512x512x1 M: _random_pdf_exponential
+"""
 
 
 class Case(NamedTuple):
-    """One operator: large inputs come from `_mul_scalar`, the others are variables."""
-
     op: str
     attrs: dict[str, str]
-    shapes: Sequence[Shape | None]  # None: inferred
+    shapes: Sequence[Shape | None]
 
 
-def case(op: str, *shapes: Shape | None, **attrs: str) -> Case:
-    return Case(op, attrs, shapes)
+def read_table() -> Iterator[tuple[str, Case]]:
+    for line in TABLE.strip().replace("\n  ", " ").splitlines():
+        given, operators = line.split(":")
+        words = [word.partition("=") for word in given.split()]
+        shapes = [
+            None if w == "-" else SHAPES.get(w) or tuple(map(int, w.split("x")))
+            for w, equals, _ in words
+            if not equals
+        ]
+        names = [w for w, equals, _ in words if equals]
+        for values in itertools.product(*(v.split("|") for _, equals, v in words if equals)):
+            for op in operators.split():
+                attrs = dict(zip(names, values))
+                yield (
+                    " ".join([op, *map(str, shapes), *map("=".join, attrs.items())]),
+                    Case(op, attrs, shapes),
+                )
 
 
-UNARY = """
-    abs arccos arccosh arcsin arcsinh arctan arctanh cbrt ceil cos cosh degrees erf erfinv exp expm1
-    fix floor gamma gammaln log log10 log1p log2 logical_not negative radians rcbrt reciprocal relu
-    rint round rsqrt sigmoid sign sin sinh softsign sqrt square tan tanh trunc _copy BlockGrad
-    make_loss Flatten softmax log_softmax softmin SoftmaxActivation MakeLoss L2Normalization LRN
-    Dropout zeros_like ones_like hard_sigmoid smooth_l1 _contrib_div_sqrt_dim _contrib_round_ste
-    _contrib_sign_ste _contrib_quadratic _shuffle argsort topk sum mean max min prod nansum
-    nanprod norm argmax transpose shape_array size_array squeeze SwapAxis
-    _random_uniform_like _random_normal_like _contrib_box_nms
-    _contrib_MultiBoxPrior _contrib_arange_like SequenceMask SequenceReverse SequenceLast moments
-    _contrib_AdaptiveAvgPooling2D
-"""
-REDUCE = "sum mean max min prod nansum nanprod norm argmax argmin"
-SCALAR = """
-    _plus_scalar _minus_scalar _rminus_scalar _mul_scalar _div_scalar _rdiv_scalar _mod_scalar
-    _rmod_scalar _power_scalar _rpower_scalar _maximum_scalar _minimum_scalar _hypot_scalar
-    _equal_scalar _not_equal_scalar _greater_scalar _greater_equal_scalar _lesser_scalar
-    _lesser_equal_scalar _logical_and_scalar _logical_or_scalar _logical_xor_scalar
-    _contrib_gradientmultiplier
-"""
-BINARY = """
-    elemwise_add elemwise_sub elemwise_mul elemwise_div _grad_add _maximum _minimum _power _hypot
-    _mod _equal _not_equal _greater _greater_equal _lesser _lesser_equal _logical_and _logical_or
-    _logical_xor broadcast_add broadcast_sub broadcast_mul broadcast_div broadcast_mod
-    broadcast_power broadcast_maximum broadcast_minimum broadcast_hypot broadcast_equal
-    broadcast_not_equal broadcast_greater broadcast_greater_equal broadcast_lesser
-    broadcast_lesser_equal broadcast_logical_and broadcast_logical_or broadcast_logical_xor
-    reshape_like _identity_with_attr_like_rhs broadcast_like slice_like LinearRegressionOutput
-    LogisticRegressionOutput MAERegressionOutput
-"""
-POOL = {"kernel": "(3, 3)", "pad": "(1, 1)"}
-ANCHORS = {"scales": "(8,)", "ratios": "(1,)", "rpn_post_nms_top_n": "300"}
-CASES: list[Case] = [
-    *[case(op, T) for op in UNARY.split()],
-    *[case(op, T, scalar="2") for op in SCALAR.split()],
-    *[case(op, T, T) for op in BINARY.split()],
-    *[case(op, T, (1, 4, 1, 1)) for op in ("broadcast_add", "broadcast_mul", "broadcast_div")],
-    # inputs and outputs of one size, so that in place would be possible
-    *[case(op, (4, 1, 256, 256), axis="1", keepdims="True") for op in REDUCE.split()],
-    case("moments", (4, 1, 256, 256), axes="(1,)"),
-    case("argmax_channel", (262144, 1)),
-    case("pick", (262144, 1), (262144,)),
-    case("Concat", T, num_args="1", dim="1"),
-    case("stack", T, num_args="1"),
-    case("SliceChannel", T, num_outputs="1"),
-    case("_split_v2", T, indices="(0,)", axis="1"),
-    case("broadcast_axis", (4, 1, 256, 256), axis="1", size="1"),
-    case("broadcast_to", T, shape="(0, 0, 0, 0)"),
-    case("UpSampling", T, scale="1", sample_type="nearest", num_args="1"),
-    case("Pad", T, mode="constant", pad_width="(0, 0, 0, 0, 0, 0, 0, 0)"),
-    case("MakeLoss", T, normalization="null"),
-    case("SVMOutput", (262144, 1), (262144,)),
-    case("_contrib_AdaptiveAvgPooling2D", T, output_size="(128, 128)"),
-    case("_rnn_param_concat", (262144,), dim="0", num_args="1"),
-    case("one_hot", (262144,), depth="1"),
-    case("_linalg_sumlogdiag", (262144, 1, 1)),
-    case("_contrib_interleaved_matmul_encdec_qk", (512, 1, 512), (512, 1, 1024), heads="1"),
-    case("_contrib_interleaved_matmul_selfatt_valatt", (512, 1, 1536), (1, 512, 512), heads="1"),
-    case("_contrib_interleaved_matmul_encdec_valatt", (512, 1, 1024), (1, 512, 512), heads="1"),
-    # convolution, matrices
-    case("Convolution", T, None, None, num_filter="4", **POOL),
-    case("Convolution", T, None, num_filter="4", num_group="4", no_bias="True", **POOL),
-    case("Convolution_v1", T, None, None, num_filter="4", **POOL),
-    case("Deconvolution", T, None, num_filter="4", **POOL),
-    case("FullyConnected", M, None, None, num_hidden="512"),
-    case("FullyConnected", M, None, num_hidden="512", no_bias="True"),
-    case("FullyConnected", B, None, None, num_hidden="256", flatten="False"),
-    case("dot", M, M),
-    case("dot", M, M, transpose_b="True"),
-    case("batch_dot", B, B),
-    case("_linalg_gemm", B, B, B),
-    case("_linalg_gemm2", B, B),
-    case("_linalg_trmm", B, B),
-    case("_linalg_trsm", B, B),
-    case("_linalg_syrk", B),
-    case("_linalg_potrf", B),
-    case("_linalg_potri", B),
-    case("_linalg_inverse", B),
-    case("_linalg_det", B),
-    case("_linalg_slogdet", B),
-    case("_linalg_sumlogdiag", B),
-    case("_linalg_gelqf", B),
-    case("_linalg_syevd", B),
-    case("IdentityAttachKLSparseReg", M, None),
-    case("khatri_rao", (1, 512), (512, 512), num_args="2"),
-    # neural network layers
-    *[
-        case("Activation", T, act_type=act)
-        for act in ("relu", "sigmoid", "tanh", "softrelu", "softsign")
-    ],
-    *[case("LeakyReLU", T, act_type=act) for act in ("leaky", "elu", "selu", "gelu", "rrelu")],
-    case("LeakyReLU", T, None, act_type="prelu"),
-    case("Dropout", T, axes="(2, 3)"),
-    case("BatchNorm", T, None, None, None, None),
-    case("BatchNorm", T, None, None, None, None, axis="3", output_mean_var="True"),
-    case("BatchNorm_v1", T, None, None, None, None),
-    case("_contrib_SyncBatchNorm", T, None, None, None, None, key="k"),
-    case("_contrib_BatchNormWithReLU", T, None, None, None, None),
-    case("LayerNorm", T, None, None),
-    case("LayerNorm", T, None, None, axis="1", output_mean_var="True"),
-    case("GroupNorm", T, None, None, num_groups="2"),
-    case("InstanceNorm", T, None, None),
-    case("L2Normalization", T, mode="channel"),
-    case("L2Normalization", T, mode="spatial"),
-    case("Pooling", T, pool_type="max", **POOL),
-    case("Pooling", T, pool_type="avg", **POOL),
-    case("Pooling", T, pool_type="sum", **POOL),
-    case("Pooling", T, pool_type="lp", p_value="2", **POOL),
-    case("Pooling", T, pool_type="max", layout="NCHW", **POOL),
-    case("Pooling", (4, 4, 16384), pool_type="max", layout="NCW", kernel="(3,)", pad="(1,)"),
-    case("Pooling", T, pool_type="max", global_pool="True"),
-    case("Pooling", T, pool_type="max", global_pool="True", kernel="(1, 1)"),
-    case("Pooling_v1", T, pool_type="max", **POOL),
-    case("UpSampling", T, scale="2", sample_type="nearest", num_args="1"),
-    case("softmax", T, dtype="float32"),
-    case("softmax", T, dtype="float64"),
-    case("softmax", M, (512,), use_length="True"),
-    case("log_softmax", T, dtype="float32"),
-    case("SoftmaxOutput", M, (512,)),
-    case("SoftmaxOutput", T, (4, 128, 128), multi_output="True", use_ignore="True"),
-    case("SVMOutput", M, (512,)),
-    case("softmax_cross_entropy", M, (512,)),
-    case("CTCLoss", (64, 16, 256), (16, 8)),
-    case("Embedding", (1024,), (1024, 256), input_dim="1024", output_dim="256"),
-    case("RNN", Q, None, None, None, mode="lstm", state_size="8192", num_layers="1"),
-    case("RNN", Q, None, None, mode="gru", state_size="8192", num_layers="1", state_outputs="1"),
-    case("_rnn_param_concat", (131072,), (131072,), dim="0", num_args="2"),
-    # transformers
-    case("_contrib_interleaved_matmul_selfatt_qk", (64, 1, 12288), heads="4"),
-    case("_contrib_interleaved_matmul_selfatt_valatt", (64, 1, 12288), (4, 64, 64), heads="4"),
-    case("_contrib_interleaved_matmul_encdec_qk", (64, 1, 4096), (64, 1, 8192), heads="4"),
-    case("_contrib_interleaved_matmul_encdec_valatt", (64, 1, 8192), (4, 64, 64), heads="4"),
-    # sequences
-    case("SequenceMask", Q, (16,), use_sequence_length="True"),
-    case("SequenceMask", (1, 262144), (262144,), use_sequence_length="True"),
-    case("SequenceReverse", Q, (16,), use_sequence_length="True"),
-    case("SequenceLast", (1, 16, 16384), (16,), use_sequence_length="True"),
-    # shape and indexing
-    case("Reshape", T, shape="(-1, 512)"),
-    case("expand_dims", T, axis="0"),
-    case("Cast", T, dtype="float32"),
-    case("Cast", T, dtype="float64"),
-    case("Cast", T, dtype="float16"),
-    case("amp_cast", T, dtype="float32"),
-    case("amp_multicast", T, T, num_outputs="2"),
-    case("transpose", T, axes="(0, 2, 3, 1)"),
-    case("Concat", T, T, num_args="2", dim="1"),
-    case("stack", T, T, num_args="2"),
-    case("add_n", T, T, T, num_args="3"),
-    case("SliceChannel", T, num_outputs="2"),
-    case("_split_v2", T, indices="(0, 2)", axis="1"),
-    case("slice", T, begin="(0, 0)", end="(4, 4)"),
-    case("slice_axis", T, axis="1", begin="0", end="4"),
-    case("_slice_assign", T, T, begin="(0,)", end="(4,)"),
-    case("_slice_assign_scalar", T, begin="(0,)", end="(2,)", scalar="1"),
-    case("reverse", T, axis="1"),
-    case("tile", T, reps="(1, 1, 1, 1)"),
-    case("repeat", T, repeats="1", axis="0"),
-    case("Pad", T, mode="constant", pad_width="(0, 0, 0, 0, 1, 1, 1, 1)"),
-    case("clip", T, a_min="0", a_max="1"),
-    case("where", T, T, T),
-    case("take", M, (512,)),
-    case("pick", M, (512,)),
-    case("one_hot", (1024,), depth="256"),
-    case("gather_nd", M, (1, 512)),
-    case("scatter_nd", M, (1, 512), shape="(512, 512)"),
-    case("_scatter_set_nd", M, M, (1, 512), shape="(512, 512)"),
-    case("_contrib_index_copy", M, (512,), M),
-    case("broadcast_axis", (4, 1, 128, 128), axis="1", size="4"),
-    case("broadcast_to", (4, 1, 128, 128), shape="(4, 4, 128, 128)"),
-    case("depth_to_space", T, block_size="2"),
-    case("space_to_depth", T, block_size="2"),
-    case("diag", M),
-    case("im2col", T, kernel="(1, 1)"),
-    case("cast_storage", T, stype="default"),
-    case("sum", T, axis="1"),
-    case("sum", T, axis="()"),
-    case("norm", T, axis="1"),
-    case("sort", T, axis="1"),
-    case("topk", T, ret_typ="value", k="128"),
-    case("topk", T, ret_typ="both", k="128"),
-    case("topk", T, ret_typ="mask", k="1"),
-    case("_ravel_multi_index", (2, 131072), shape="(4, 4)"),
-    # detection
-    case("ROIPooling", T, (64, 5), pooled_size="(32, 32)", spatial_scale="1"),
-    case("_contrib_ROIAlign", T, (64, 5), pooled_size="(32, 32)", spatial_scale="1"),
-    case(
-        "_contrib_PSROIPooling",
-        *(T, (64, 5)),
-        **{"spatial_scale": "1", "output_dim": "1", "pooled_size": "2", "group_size": "2"},
-    ),
-    case(
-        "_contrib_DeformablePSROIPooling",
-        *((1, 16, 128, 128), (256, 5)),
-        **{"spatial_scale": "1", "output_dim": "4", "pooled_size": "16", "group_size": "2"},
-        no_trans="True",
-    ),
-    case("_contrib_MultiBoxTarget", (1, 65536, 4), (2, 8, 5), (2, 2, 65536)),
-    case("_contrib_MultiBoxDetection", (4, 2, 32768), (4, 131072), (1, 32768, 4)),
-    case("_contrib_Proposal", (1, 2, 64, 64), (1, 4, 64, 64), (1, 3), **ANCHORS),
-    case("_contrib_MultiProposal", (2, 2, 64, 64), (2, 4, 64, 64), (2, 3), **ANCHORS),
-    case("_contrib_box_nms", (2, 16384, 6)),
-    case("_contrib_box_iou", (512, 4), (512, 4)),
-    case("_contrib_bipartite_matching", M, threshold="0.5"),
-    case("_contrib_BilinearResize2D", T, height="128", width="128"),
-    case(
-        "_contrib_DeformableConvolution", T, (4, 18, 128, 128), None, None, num_filter="4", **POOL
-    ),
-    case("Crop", T, T, num_args="2"),
-    case("Correlation", T, T, pad_size="4", max_displacement="4"),
-    case("BilinearSampler", T, (4, 2, 128, 128)),
-    case("GridGenerator", (4, 6), transform_type="affine", target_shape="(256, 256)"),
-    case("GridGenerator", (2, 2, 256, 256), transform_type="warp"),
-    case(
-        "SpatialTransformer",
-        *(T, (4, 6)),
-        **{"transform_type": "affine", "sampler_type": "bilinear", "target_shape": "(128, 128)"},
-    ),
-    # random
-    case("_random_uniform", shape="(512, 512)"),
-    case("_random_gamma", shape="(512, 512)"),
-    case("_sample_normal", M, M),
-    case("_sample_multinomial", M, shape="(512,)"),
-    *[case("_random_pdf_" + name, M, (512,)) for name in ("exponential", "poisson")],
-    *[case("_random_pdf_" + name, M, (512,), (512,)) for name in ("normal", "uniform", "gamma")],
-    *[case("_random_pdf_normal", (512, 512, 1), M, M)],
-    *[case("_random_pdf_exponential", (512, 512, 1), M)],
-]
-# The attributes without which these operators are refused.
-REQUIRED: dict[str, dict[str, str]] = {
-    "LRN": {"nsize": "3"},
-    "moments": {"axes": "(1,)"},
-    "smooth_l1": {"scalar": "1"},
-    "_contrib_quadratic": {"a": "1"},
-}
-CASES = [c._replace(attrs={**REQUIRED.get(c.op, {}), **c.attrs}) for c in CASES]
-NAMES = [f"{c.op} {' '.join((k + v for k, v in c.attrs.items()))}" for c in CASES]
-NAMES = ["%d %s" % item for item in enumerate(NAMES)]
+CASES = dict(read_table())
 
 # The graphs around each operator: what is kept to the end, so that its memory is not free when the
 # operator asks for some, and which of the inputs and gradients may be overwritten.
@@ -301,388 +236,185 @@ VARIANTS = (
     "train, gradient shared",  # somebody else reads the gradient of the output after it
     "train, only last input made",
 )
-
-# ------------------------------------------------------------------ in the subprocess: bind
-
-
-def json_symbol(nodes: list[dict[str, Any]], heads: list[list[int]]) -> Any:
-    args = [i for i, node in enumerate(nodes) if node["op"] == "null"]
-    graph = {"nodes": nodes, "arg_nodes": args, "heads": heads}
-    return mx.sym.load_json(json.dumps({**graph, "attrs": {"mxnet_version": ["int", 10901]}}))
-
-
-def visible_outputs(nodes: list[dict[str, Any]]) -> int:
-    """How many outputs of the last node Symbol.list_outputs shows."""
-    internals = json_symbol(nodes, [[len(nodes) - 1, 0, 0]]).get_internals()
-    heads = json.loads(internals.tojson())["heads"]
-    return sum(1 for head in heads if head[0] == len(nodes) - 1)
-
-
 LARGE = 1 << 16
 
 
-def elements(shape: Shape) -> int:
-    count = 1
-    for n in shape:
-        count *= n
-    return count
-
-
-def is_large(shape: Shape | None) -> bool:
-    return shape is not None and elements(shape) >= LARGE
+def elements(shape: Shape | None) -> int:
+    return 0 if shape is None else int(np.prod(shape))
 
 
 def build(c: Case, variant: str) -> Any:
     """Input(s) -> _mul_scalar -> the operator -> _mul_scalar for each output."""
     nodes: list[dict[str, Any]] = []
 
-    def emit(op: str, name: str, inputs: Sequence[tuple[int, int]] = (), **attrs: str) -> int:
+    def emit(op: str, name: str, *inputs: Pair, **attrs: str) -> Pair:
         links = [[i, k, 0] for i, k in inputs]
         nodes.append({"op": op, "name": name, "inputs": links, "attrs": attrs})
-        return len(nodes) - 1
+        return len(nodes) - 1, 0
 
-    large = [i for i, shape in enumerate(c.shapes) if is_large(shape)]
-    inputs: dict[int, int] = {}
+    def doubled(name: str, source: Pair) -> Pair:
+        return emit("_mul_scalar", name, source, scalar="2")
+
+    large = [i for i, shape in enumerate(c.shapes) if elements(shape) >= LARGE]
+    made = large[:1] if "first" in variant else large[-1:] if "last" in variant else large
+    inputs: dict[int, Pair] = {}
     for i, shape in reversed(list(enumerate(c.shapes))):
-        if "chained" in variant and i in large and shape == (*c.shapes, None)[i + 1]:
-            source = inputs[i + 1]
-        else:
-            source = emit("null", "x%d" % i)
-        made = large[:1] if "first" in variant else large[-1:] if "last" in variant else large
-        if i in made:
-            source = emit("_mul_scalar", "from%d" % i, [(source, 0)], scalar="2")
-        inputs[i] = source
-    index = emit(c.op, "f", [(inputs[i], 0) for i in range(len(c.shapes))], **c.attrs)
-    outputs = [(index, k) for k in range(visible_outputs(nodes))]
+        chained = "chained" in variant and i in large and shape == (*c.shapes, None)[i + 1]
+        source = inputs[i + 1] if chained else emit("null", f"x{i}")
+        inputs[i] = doubled(f"from{i}", source) if i in made else source
+    index, _ = emit(c.op, "f", *(inputs[i] for i in range(len(c.shapes))), **c.attrs)
+    internals = load_nodes(nodes, [[index, 0, 0]]).get_internals().list_outputs()
+    outputs = [(index, k) for k in range(sum(name.startswith("f_") for name in internals))]
     heads = []
     for i, k in outputs:
+        head = i, k
         if "shared" in variant:
-            side = emit("_mul_scalar", "side%d" % k, [(emit("null", "s%d" % k), 0)], scalar="2")
-            heads.append((emit("add_n", "to%d" % k, [(i, k), (side, 0)], num_args="2"), 0))
+            side = doubled(f"side{k}", emit("null", f"s{k}"))
+            head = emit("add_n", f"to{k}", head, side, num_args="2")
         else:
-            heads.append((emit("_mul_scalar", "to%d" % k, [(i, k)], scalar="2"), 0))
+            head = doubled(f"to{k}", head)
+        if "forward" in variant:  # what has no gradient is none the worse for it
+            head = emit("BlockGrad", f"end{k}", head)
+        heads.append(head)
     if "input" in variant and "kept" in variant:
-        heads += [(inputs[i], 0) for i in large]
+        heads += [inputs[i] for i in large]
     if "output" in variant:
         heads += outputs
-    return json_symbol(nodes, [[i, k, 0] for i, k in heads])
+    return load_nodes(nodes, [[i, k, 0] for i, k in heads])
 
 
-def bind(c: Case, variant: str) -> str:
+def graph_of(c: Case, variant: str) -> tuple[Any, dict[str, Shape], ForwardGraph, list[int]]:
+    """The symbol, its shapes, its graph, and the arguments that get a gradient."""
     symbol = build(c, variant)
-    arguments, aux = symbol.list_arguments(), symbol.list_auxiliary_states()
-    known = {"x%d" % i: shape for i, shape in enumerate(c.shapes) if shape is not None}
-    known = {name: shape for name, shape in known.items() if name in arguments}
-    shapes, _, aux_shapes = symbol.infer_shape(**known)
-    types = symbol.infer_type(**{n: "float32" for n in arguments if n.startswith("x")})[0]
-
-    def lazy(shape: Shape, dtype: Any = "float32") -> Any:
-        return mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle(shape, mx.cpu(), True, dtype))
-
-    args = {name: lazy(*rest) for name, *rest in zip(arguments, shapes, types)}
-    states = {name: lazy(shape) for name, shape in zip(aux, aux_shapes)}
-    grads = {}
-    if "train" in variant:
-        want = [name for name in arguments if is_large(args[name].shape)] or arguments
-        grads = {name: lazy(args[name].shape, args[name].dtype) for name in want}
-    reqs = {name: "write" if name in grads else "null" for name in arguments}
-    return str(symbol.bind(mx.cpu(), args, grads, reqs, states).debug_str())
+    shapes = {f"x{i}": shape for i, shape in enumerate(c.shapes) if shape is not None}
+    names = symbol.list_arguments()
+    shapes = {name: shape for name, shape in shapes.items() if name in names}
+    graph = forward(symbol, shapes, {name: "float32" for name in names if name[0] == "x"})
+    wanted = [a for a in graph.arguments if elements(graph.tensors[a][0].shape) >= LARGE]
+    return symbol, shapes, graph, (wanted or list(graph.arguments)) if "train" in variant else []
 
 
-def bind_all() -> None:
-    """Write, for each case and variant, what MXNet logs and says to stderr."""
-
-    def say(text: str) -> None:
-        os.write(2, (text + "\n").encode())
-
-    for name, c in zip(NAMES, CASES):
-        for variant in VARIANTS:
-            say(f"CASE {name}|{variant}")
-            try:
-                say("DEBUG\n" + bind(c, variant))
-            except Exception as error:
-                say("FAILED {}".format(str(error).replace("\n", " ")[:300]))
-
-
-# ------------------------------------------------------------------ in the test: read and replay
-
-
-class Node(NamedTuple):
-    name: str
-    op: str
-    attrs: dict[str, str]
-    inputs: list[int]  # entries
-    outputs: list[int]
-
-
-class Observed(NamedTuple):
-    nodes: list[Node]
-    shapes: dict[int, Shape]  # of each entry
-    itemsize: dict[int, int]
-    heads: list[int]  # entries that are the network's outputs
-    gradients: list[int]  # entries that are written to the caller's arrays
-    total: int  # MB
-
-
-def read_log(log: str) -> Observed:
-    """Nodes and entries; entries are numbered in node order."""
-    seen = Observed([], {}, {}, [], [], 0)
-    position = 0
-    for line in log.splitlines():
-        node = re.search(r"exec_utils\.h:\d+: node \d+ (\S+)$", line)
-        entry = re.search(r"\t(input|output) (\d+): (\[.*\]|None) \((\d+) KB\)", line)
-        if node:
-            seen.nodes.append(Node("", node.group(1), {}, [], []))
-            if node.group(1) == "var":
-                seen.nodes[-1].outputs.append(position)
-                position += 1
-        elif entry:
-            which, index = entry.group(1), int(entry.group(2))
-            shape = tuple(int(n) for n in re.findall(r"\d+", entry.group(3)))
-            kilobytes = int(entry.group(4))
-            seen.shapes[index] = shape
-            seen.itemsize[index] = kilobytes * 1024 // elements(shape) if kilobytes >= 64 else 4
-            (seen.nodes[-1].inputs if which == "input" else seen.nodes[-1].outputs).append(index)
-            position += which == "output"
-    return seen
-
-
-def parse(text: str, variant: str) -> Observed:
-    """Put together what the log and ``debug_str`` say; both list the nodes in the same order."""
-    log, debug = text.split("DEBUG\n")
-    seen = read_log(log)
-    index, part = -1, ""
-    outputs: list[tuple[str, int]] = []
-    for line in debug.splitlines():
-        head = re.match(r"\toutput\[\d+\]=(.*)\((\d+)\)$", line)
-        if head:
-            outputs.append((head.group(1), int(head.group(2))))
-        elif line.startswith(("Variable:", "Op:")):
-            index += 1
-            op, name = re.sub("^Variable:", "Op:var, Name=", line)[len("Op:") :].split(", Name=")
-            assert op == seen.nodes[index].op
-            seen.nodes[index] = seen.nodes[index]._replace(name=name)
-        elif line in ("Inputs:", "Attrs:", "Control deps:"):
-            part = line
-        elif line.startswith("\t") and part == "Attrs:":
-            key, value = line[1:].split("=", 1)
-            seen.nodes[index].attrs[key] = value
-    heads = []
-    for i, (name, k) in enumerate(outputs):  # the gradients of add_n are nodes without a name
-        same = [node for node in seen.nodes if node.name == name]
-        again = outputs[:i].count((name, k)) if name == "" else 0
-        heads.append(same[again].outputs[k])
-    forward = sum(1 for name, _ in outputs if re.match(r"(to|from|x)\d+$|f$", name))
-    total = re.search(r"^Total (\d+) MB allocated", debug, re.M)
-    assert total
-    gradients = heads[forward:] if "train" in variant else []
-    return seen._replace(heads=heads, gradients=gradients, total=int(total.group(1)))
-
-
-Options = Tuple[Tuple[int, int, bool], ...]
-
-
-def replay(seen: Observed, instead: dict[str, Options] | None = None) -> int:
-    """Megabytes that MXAllocMemory (src/nnvm/plan_memory.cc) allocates, with our tables."""
-    instead = instead or {}
-    references: dict[int, int] = {}
-    ignored: list[tuple[int, ...]] = []
-    for node in seen.nodes:
-        ignored.append(ignored_inputs(node.op))
-        for i, entry in enumerate(node.inputs):
-            references[entry] = references.get(entry, 0) + (i not in ignored[-1])
-    for entry in seen.heads:
-        references[entry] = references.get(entry, 0) + 1
-    external = -1
-    block: dict[int, int] = dict.fromkeys(seen.gradients, external)
-    size: list[int] = []  # of each block
-    count: list[int] = []  # references to each block
-    free: list[tuple[int, int, int]] = []  # size, order of release, block
-    released = 0
-
-    def release(b: int) -> None:
-        nonlocal released
-        released += 1
-        insort(free, (size[b], released, b))
-
-    def request(wanted: int) -> int:
-        middle = bisect_left(free, (wanted,))
-        last = bisect_right(free, (wanted * 16, float("inf")))
-        first = bisect_left(free, (wanted // 16,))
-        if middle < last:
-            b = free.pop(middle)[2]
-        elif first < middle:
-            b = free.pop(middle - 1)[2]
-        else:
-            size.append(wanted)
-            count.append(0)
-            return len(size) - 1
-        size[b] = max(size[b], wanted)
-        return b
-
-    for node, skip in zip(seen.nodes, ignored):
-        if node.op == "var":
-            block[node.outputs[0]] = external
-            continue
-        options = instead.get(node.op)
-        if options is None:
-            options = inplace_options(node.op, node.attrs, len(node.inputs))
-        assert options is not None, f"{node.op} is not in the tables"
-        taken = set()
-        for i, k, identity in options:
-            source, target = node.inputs[i], node.outputs[k]
-            b = block[source]
-            same_size = elements(seen.shapes[source]) == elements(seen.shapes[target])
-            same_type = seen.itemsize[source] == seen.itemsize[target]
-            may = b >= 0 and (
-                (identity and same_size and same_type)
-                or (count[b] == 1 and len(skip) < len(node.inputs))
-            )
-            if i in taken or target in block or not references.get(target) or not may:
-                continue
-            if same_size and same_type:
-                taken.add(i)
-                block[target] = b
-                count[b] += references[target]
-        rest = [entry for entry in node.outputs if entry not in block]
-        for entry in sorted(rest, key=lambda e: (elements(seen.shapes[e]), e), reverse=True):
-            block[entry] = request(4 * elements(seen.shapes[entry]))
-            count[block[entry]] = references.get(entry, 0)
-        for i, entry in enumerate(node.inputs):
-            b = block[entry]
-            if i not in skip and b >= 0:
-                count[b] -= 1
-                if count[b] == 0:
-                    release(b)
-        for entry in node.outputs:
-            if block[entry] >= 0 and count[block[entry]] == 0:
-                release(block[entry])
-    return sum(size) >> 20
-
-
-@pytest.fixture(scope="module")
-def plans() -> dict[tuple[str, str], str]:
-    """What the subprocess said, for each case and variant."""
-    env = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "MXNET_MEM_PLAN_VERBOSE_LOGGING": "1",
-        "MXNET_SUBGRAPH_BACKEND": "NONE",
-        "MXNET_SUBGRAPH_VERBOSE": "0",
-        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-    }
-    for name in ("NNVM_EXEC_MATCH_RANGE", "NNVM_AUTO_SEARCH_MATCH_RANGE", "NNVM_EXEC_NUM_TEMP"):
-        env.pop(name, None)
-    done = subprocess.run(
-        [sys.executable, os.path.abspath(__file__)],
-        env=env,
-        stderr=subprocess.PIPE,
-        timeout=300,
-        check=True,
-    )
-    parts = done.stderr.decode().split("CASE ")[1:]
-    said = {}
-    for part in parts:
-        title, text = part.split("\n", 1)
-        name, variant = title.split("|")
-        said[name, variant] = text
-    return said
-
-
-def read(plans: dict[tuple[str, str], str], name: str) -> list[Observed]:
-    """The plans of a case; an operator without gradient has only that of the forward graph."""
-    found = []
+def trainings(c: Case) -> Iterator[tuple[Any, TrainingGraph]]:
+    """All variants; an operator without gradient has only those of the forward graph."""
     for variant in VARIANTS:
-        text = plans[name, variant]
-        if "\nFAILED" in "\n" + text:
-            assert "train" in variant and "non-differentiable" in text, text
-        else:
-            found.append(parse(text, variant))
-    return found
+        symbol, _, graph, wanted = graph_of(c, variant)
+        try:
+            training = training_graph(graph, wanted)
+            if "forward" in variant or not training.inexact:
+                yield symbol, training
+        except memonger.MemongerError as error:
+            assert "train" in variant and "has no gradient" in str(error)
+            with pytest.raises(memonger.MemongerError, match="non-differentiable"):
+                bind(symbol, graph, mx.cpu(), wanted)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_total(plans: dict[tuple[str, str], str], name: str) -> None:
-    seen = read(plans, name)
-    assert [replay(s) for s in seen] == [s.total for s in seen]
+def pool(training: TrainingGraph) -> int:
+    nothing = np.zeros(len(training.graph.nodes), dtype=np.bool_)
+    return replay(training, nothing).pool_bytes >> 20
 
 
-# Operators without a pair for which no graph here would show one.
+@pytest.mark.parametrize("name", CASES)
+def test_total(name: str) -> None:
+    with environment(MXNET_SUBGRAPH_BACKEND="NONE"):
+        for symbol, training in trainings(CASES[name]):
+            executor = bind(symbol, training.graph, mx.cpu(), training.wanted)
+            assert pool(training) == planned_mb(executor)
+
+
+#: Operators without a pair of which only hidden outputs are as large as an input, and pairs whose
+#: loss no graph here shows, another pair of the operator taking their place.
 UNSEEN = """
-    zeros_like ones_like _contrib_arange_like _random_uniform_like _random_normal_like
-    CTCLoss _linalg_det _linalg_slogdet
-"""  # they ignore their input; only their hidden outputs are as large as an input
-DIFFERENT_SIZES = """
-    Correlation _backward_Correlation _backward_MakeLoss _backward__contrib_MultiBoxTarget
-    _backward__contrib_MultiProposal _backward__contrib_PSROIPooling _backward__contrib_Proposal
-    _backward_contrib_bipartite_matching _backward_contrib_box_iou _backward_diag
-    _contrib_MultiBoxDetection _contrib_MultiBoxPrior _contrib_MultiBoxTarget
-    _contrib_MultiProposal _contrib_PSROIPooling _contrib_Proposal _contrib_bipartite_matching
-    _contrib_box_iou _contrib_interleaved_matmul_selfatt_qk _random_gamma _random_uniform
-    _ravel_multi_index _zeros_without_dtype diag shape_array size_array softmax_cross_entropy
-"""  # no output is as large as an input, or there is no input
-# Pairs whose loss no graph here shows, another pair of the operator taking their place.
-UNSEEN_PAIRS = """
-    _backward_broadcast_sub:0:0 _backward_cbrt:0:0 _backward_erfinv:0:0
-    _backward_log_softmax:0:0 _backward_log_softmax:2:0 _backward_pdf_gamma:2:1
-    _backward_pdf_gamma:3:2 _backward_pdf_poisson:2:1 _backward_pdf_uniform:2:1
-    _backward_pdf_uniform:3:2 _backward_relu:0:0 _backward_rpower_scalar:0:0
-    _backward_sigmoid:0:0 _backward_softmax:0:0 _backward_softmax:2:0 _backward_softmax:2:1
+    CTCLoss _linalg_det _linalg_slogdet _backward_broadcast_sub:0:0 _backward_cbrt:0:0
+    _backward_erfinv:0:0 _backward_log_softmax:0:0 _backward_log_softmax:2:0 _backward_relu:0:0
+    _backward_rpower_scalar:0:0 _backward_sigmoid:0:0 _backward_softmax:0:0 _backward_softmax:2:0
     _backward_softmax:3:0 _backward_softmin:0:0 _backward_sqrt:0:0 _backward_sub:0:0
     _backward_tan:0:0 _backward_tanh:0:0
 """
 
 
-def test_tables_matter(plans: dict[tuple[str, str], str]) -> None:
+def test_tables_matter() -> None:
     """With another entry for an operator, some total would not be what MXNet says."""
     shown: dict[str, bool] = {}  # operator, or operator and pair: would it be seen?
-    operators = set()
-    for name in NAMES:
-        for seen in read(plans, name):
-            for node in {node.op: node for node in seen.nodes if node.op != "var"}.values():
-                operators.add(node.op)
-                for key, wrong in wrong_options(seen, node):
-                    if not shown.get(key):
-                        shown[key] = replay(seen, {node.op: wrong}) != seen.total
+    for c in CASES.values():
+        for _, training in trainings(c):
+            if training.inexact:
+                continue
+            total = pool(training)
+            for key, wrong in wrong_tables(training, shown):
+                other = pool(dataclasses.replace(training, tables=wrong))
+                shown[key] = shown.get(key, False) or other != total
     unseen = {key for key, seen in shown.items() if not seen}
-    assert unseen == set((UNSEEN + UNSEEN_PAIRS).split())
-    assert operators - {key.split(":")[0] for key in shown} == set(DIFFERENT_SIZES.split())
+    assert unseen == set(UNSEEN.split())
 
 
-def wrong_options(seen: Observed, node: Node) -> Iterator[tuple[str, Options]]:
+def wrong_tables(training: TrainingGraph, shown: dict[str, bool]) -> Iterator[tuple[str, Any]]:
     """One pair less; or, for an operator without, a pair of input and output of one size."""
-    options = inplace_options(node.op, node.attrs, len(node.inputs)) or ()
-    for pair in options:
-        yield "%s:%d:%d" % (node.op, *pair[:2]), tuple(p for p in options if p != pair)
-    for i, source in enumerate(node.inputs):
-        for k, target in enumerate(node.outputs):
-            size = elements(seen.shapes[source])
-            if not options and size >= LARGE and size == elements(seen.shapes[target]):
-                yield node.op, ((i, k, False),)
+    t = training.tables
+    owner = np.repeat(np.arange(len(t.variable)), np.diff(t.inplace_start))
+    output = t.inplace_output - t.output_start[owner]
+    pairs = [(training.ops[r], int(i), int(k)) for r, i, k in zip(owner, t.inplace_input, output)]
+    for pair in sorted(set(pairs)):
+        key = "%s:%d:%d" % pair
+        if not shown.get(key):
+            yield key, with_options(t, owner, np.array([p != pair for p in pairs]))
+    with_some = {training.ops[r] for r, kind in enumerate(training.kinds) if kind.options}
+    for row, kind in enumerate(training.kinds):
+        if kind.op in with_some or shown.get(kind.op) or t.variable[row]:
+            continue
+        for j in range(t.read_start[row], t.read_start[row + 1]):
+            entry = t.output_start[t.read_row[j]] + t.read_output[j]
+            for out in range(t.output_start[row], t.output_start[row + 1]):
+                large = t.elements[entry] == t.elements[out] >= LARGE
+                if large and not t.variable[t.read_row[j]]:
+                    number = j - t.read_start[row]
+                    more = number, entry, t.read_row[j], t.read_owner[j], out, False
+                    yield kind.op, with_options(t, owner, None, row, more)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_hidden_outputs(plans: dict[tuple[str, str], str], name: str) -> None:
-    """All outputs are read, with the shapes that the plan logs."""
-    c = CASES[NAMES.index(name)]
-    seen = parse(plans[name, "forward"], "forward")
-    node = next(n for n in seen.nodes if n.name == "f")
-    names = ["x%d" % i for i in range(len(c.shapes))]
-    nodes: list[dict[str, Any]] = [{"op": "null", "name": x, "inputs": []} for x in names]
-    links = [[i, 0, 0] for i in range(len(names))]
-    nodes.append({"op": c.op, "name": "f", "inputs": links, "attrs": c.attrs})
-    symbol = json_symbol(nodes, [[len(links), 0, 0]])
-    shapes = {x: seen.shapes[entry] for x, entry in zip(names, node.inputs)}
-    graph = forward_graph(symbol, read_shapes(symbol, shapes, {}, None))
-    assert [tensor.shape for tensor in graph.tensors[-1]] == [seen.shapes[e] for e in node.outputs]
-    assert len(graph.output_names[-1]) == visible_outputs(nodes)
+def with_options(t: Any, owner: Any, left: Any = None, row: int = -1, more: Any = ()) -> Any:
+    """The tables with these of the in-place options alone, or one more."""
+    names = [f"inplace_{x}" for x in ("input", "entry", "row", "owner", "output", "identity")]
+    columns = [getattr(t, name) for name in names]
+    if left is None:
+        at = int(t.inplace_start[row])
+        columns = [np.insert(c, at, value) for c, value in zip(columns, more)]
+        owner = np.insert(owner, at, row)
+    else:
+        columns, owner = [c[left] for c in columns], owner[left]
+    counts = np.bincount(owner, minlength=len(t.variable))
+    start = np.append(0, np.cumsum(counts)).astype(t.inplace_start.dtype)
+    return t._replace(inplace_start=start, **dict(zip(names, columns)))
+
+
+def test_every_entry_is_as_logged() -> None:
+    """The hidden outputs too: shapes and KB as MXNet logs them."""
+    jobs, plans = [], []
+    for c in CASES.values():
+        symbol, shapes, graph, _ = graph_of(c, "forward")
+        jobs.append(Job(symbol.tojson(remove_amp_cast=False), shapes, None, []))
+        nothing = np.zeros(len(graph.nodes), dtype=np.bool_)
+        plans.append(replay(training_graph(graph, []), nothing))
+    with environment(MXNET_SUBGRAPH_BACKEND="NONE"):
+        seen = logged(jobs)
+    for name, plan, nodes in zip(CASES, plans, seen):
+        assert log_of(plan) == nodes, name
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_types_of_hidden_outputs(name: str) -> None:
+    """As MXNet infers them for heads at the hidden outputs."""
+    symbol, shapes, graph, _ = graph_of(CASES[name], "forward")
+    (i,) = (i for i, node in enumerate(graph.nodes) if node.name == "f")
+    nodes: list[dict[str, Any]] = []
+    for n in graph.nodes[: i + 1]:
+        inputs = [[*entry, 0] for entry in n.inputs]
+        nodes.append({"op": n.op, "name": n.name, "attrs": n.attrs, "inputs": inputs})
+    heads = load_nodes(nodes, [[i, k, 0] for k in range(len(graph.tensors[i]))])
+    types = heads.infer_type(**dict.fromkeys(shapes, "float32"))[1]
+    assert [tensor.dtype for tensor in graph.tensors[i]] == [t.__name__ for t in types]
 
 
 def test_unlisted_and_aliases() -> None:
     assert inplace_options("sgd_mom_update", {}, 3) is None
     assert inplace_options("_foreach", {}, 3) is None
     assert inplace_options("ElementWiseSum", {"num_args": "2"}, 2) == ((0, 0, False),)
-
-
-if __name__ == "__main__":
-    bind_all()

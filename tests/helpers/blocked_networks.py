@@ -11,6 +11,9 @@ import numpy as np
 
 S = mx.sym
 Network = Tuple[Any, Dict[str, Tuple[int, ...]]]
+FAMILIES = (
+    "gated gated_fully shifted split divided shuffled padded hard_swish product instance_norm up"
+).split()
 
 
 def squeezed(x: Any) -> Any:
@@ -38,14 +41,9 @@ class _Drawn:
         return f"{stem}{self.count}"
 
     def conv(self, x: Any, filters: int, kernel: int = 1) -> Any:
-        return S.Convolution(
-            x,
-            num_filter=filters,
-            kernel=(kernel, kernel),
-            pad=(kernel // 2, kernel // 2),
-            no_bias=self.one_in(2),
-            name=self.name("conv"),
-        )
+        size = {"kernel": (kernel, kernel), "pad": (kernel // 2, kernel // 2)}
+        options = {"no_bias": self.one_in(2), "name": self.name("conv")}
+        return S.Convolution(x, num_filter=filters, **size, **options)
 
     def activation(self, x: Any) -> Any:
         kind = self.random.randint(5)
@@ -110,19 +108,7 @@ class _Drawn:
 
     def network(self) -> Network:
         random = self.random
-        families: list[Callable[[Any, int], Any]] = [
-            self.gated,
-            self.gated_fully,
-            self.shifted,
-            self.split,
-            self.divided,
-            self.shuffled,
-            self.padded,
-            self.hard_swish,
-            self.product,
-            self.instance_norm,
-            self.up,
-        ]
+        families: list[Callable[[Any, int], Any]] = [getattr(self, name) for name in FAMILIES]
         filters = int(random.choice([6, 8, 16, 24, 32, 48, 64]))
         batch, side = int(random.choice([2, 3, 4])), int(random.choice([6, 8, 12]))
         blocks = random.randint(2, 6)
@@ -151,15 +137,8 @@ def drawn(seed: int) -> Network:
 
 def _conv(x: Any, filters: int, kernel: int = 1, stride: int = 1, **more: Any) -> Any:
     pad = kernel // 2 * max(more.get("dilate", (1, 1)))
-    return S.Convolution(
-        x,
-        num_filter=filters,
-        kernel=(kernel, kernel),
-        stride=(stride, stride),
-        pad=(pad, pad),
-        no_bias=True,
-        **more,
-    )
+    size = {"kernel": (kernel, kernel), "stride": (stride, stride), "pad": (pad, pad)}
+    return S.Convolution(x, num_filter=filters, no_bias=True, **size, **more)
 
 
 def _conv_bn(x: Any, filters: int, kernel: int = 1, stride: int = 1, **more: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, Callable, NamedTuple, Tuple
 
 import memonger  # noqa: F401  makes MXNet importable on newer NumPy
 import mxnet as mx
+import numpy as np
 from hypothesis import strategies as st
 
 S = mx.sym
@@ -31,8 +32,7 @@ VOCABULARY = 5
 READERS = 3
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """Apply `operation` to the tensors made `source` and `other` steps ago.
 
     `variant` chooses among the operation's uses, `mark` is the result's ``mirror_stage``.
@@ -45,8 +45,7 @@ class Step:
     mark: str | None = None
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(NamedTuple):
     """A loss on the tensor made `source` steps ago."""
 
     loss: str
@@ -111,10 +110,7 @@ Operation = Callable[[Network, Tensor, Tensor, int], Tensor]
 
 def _numbers(shape: Shape) -> int:
     """Count the numbers of one example."""
-    total = 1
-    for size in shape[1:]:
-        total *= size
-    return total
+    return int(np.prod(shape[1:]))
 
 
 def _reshaped(a: Tensor, shape: Shape) -> Tensor:
@@ -247,22 +243,20 @@ def _many_uses(net: Network, a: Tensor, b: Tensor, variant: int) -> Tensor:
 
 def _twins(net: Network, a: Tensor, b: Tensor, variant: int) -> Tensor:
     """Build the same expression twice, for MXNet's common sub-expression elimination."""
-
-    def expression() -> Tensor:
-        if variant == 0:
-            return Tensor(S.tanh(a.symbol), a.shape)
-        if variant == 1:
-            return Tensor(S.sigmoid(S.square(S.tanh(a.symbol) * 1.5) + 0.1), a.shape)
-        if variant == 2:
-            return _shared(net, a)
-        other = _fitted(b, a.shape).symbol
-        return Tensor(S.Concat(S.tanh(a.symbol), S.sigmoid(other), dim=0), (0,))
-
-    first, second = expression(), expression()
+    other = _fitted(b, a.shape).symbol if variant == 3 else None
+    first, second = (
+        (
+            lambda: Tensor(S.tanh(a.symbol), a.shape),
+            lambda: Tensor(S.sigmoid(S.square(S.tanh(a.symbol) * 1.5) + 0.1), a.shape),
+            lambda: _shared(net, a),
+            lambda: Tensor(S.Concat(S.tanh(a.symbol), S.sigmoid(other), dim=0), a.shape),
+        )[variant]()
+        for _ in range(2)
+    )
+    y = first.symbol * S.sigmoid(second.symbol)
     if variant == 3:
-        y = S.slice_axis(first.symbol * S.sigmoid(second.symbol), axis=0, begin=0, end=a.shape[0])
-        return Tensor(y, a.shape)
-    return Tensor(first.symbol * S.sigmoid(second.symbol), first.shape)
+        y = S.slice_axis(y, axis=0, begin=0, end=a.shape[0])
+    return Tensor(y, first.shape)
 
 
 def _dropout(net: Network, a: Tensor, b: Tensor, variant: int) -> Tensor:
@@ -365,34 +359,20 @@ OPERATIONS: dict[str, Operation] = {
 }
 VARIANTS = 4
 
-# Operations whose results differ from draw to draw.
-DRAWING = ("dropout",)
-
 # -- losses --------------------------------------------------------------------------------------
 
 
-def _softmax(net: Network, a: Tensor, name: str) -> Any:
-    label = net.variable(name + "_label", a.shape[:1])
-    return S.SoftmaxOutput(S.FullyConnected(a.symbol, num_hidden=3), label, name=name)
-
-
-def _regression(net: Network, a: Tensor, name: str) -> Any:
-    return S.LinearRegressionOutput(a.symbol, net.variable(name + "_label", a.shape), name=name)
-
-
-def _make_loss(net: Network, a: Tensor, name: str) -> Any:
-    return S.MakeLoss(S.mean(S.square(a.symbol)), name=name)
-
-
-def _monitor(net: Network, a: Tensor, name: str) -> Any:
-    return S.BlockGrad(a.symbol, name=name)
-
-
 LOSSES: dict[str, Callable[[Network, Tensor, str], Any]] = {
-    "softmax": _softmax,
-    "regression": _regression,
-    "make_loss": _make_loss,
-    "monitor": _monitor,
+    "softmax": lambda net, a, name: S.SoftmaxOutput(
+        S.FullyConnected(a.symbol, num_hidden=3),
+        net.variable(name + "_label", a.shape[:1]),
+        name=name,
+    ),
+    "regression": lambda net, a, name: S.LinearRegressionOutput(
+        a.symbol, net.variable(name + "_label", a.shape), name=name
+    ),
+    "make_loss": lambda net, a, name: S.MakeLoss(S.mean(S.square(a.symbol)), name=name),
+    "monitor": lambda net, a, name: S.BlockGrad(a.symbol, name=name),
 }
 
 # -- from recipe to network ----------------------------------------------------------------------
@@ -414,15 +394,7 @@ def _inputs(net: Network, kind: str) -> list[Tensor]:
 
 
 def build(recipe: Recipe) -> tuple[Any, dict[str, Shape]]:
-    """Carry out a recipe.
-
-    Returns
-    -------
-    symbol : mx.sym.Symbol
-        A Group where there are several heads.
-    shapes : dict of str to tuple of int
-        Of the data and the labels that the symbol reads.
-    """
+    """Carry out a recipe: its symbol, and the shapes of the data and labels that it reads."""
     net = Network(recipe)
     with mx.name.NameManager():
         for tensor in _inputs(net, recipe.data):
@@ -445,14 +417,11 @@ def build(recipe: Recipe) -> tuple[Any, dict[str, Shape]]:
 def recipes(
     max_steps: int = 12, marks: bool = True, draws: bool = True
 ) -> st.SearchStrategy[Recipe]:
-    """Draw recipes, of 1 to `max_steps` steps.
-
-    Without `marks` no step has a ``mirror_stage``; without `draws` there is no random operator.
-    """
+    """Draw recipes of 1 to `max_steps` steps, with marks and random operators or without."""
     uses = [
         (name, variant)
         for name in OPERATIONS
-        if draws or name not in DRAWING
+        if draws or name != "dropout"
         for variant in range(VARIANTS)
     ]
     # Hypothesis deletes up to five choices at once: one more in a step, and lists do not shrink.

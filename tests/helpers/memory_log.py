@@ -18,6 +18,13 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple, Sequence, Tuple
 
+import memonger  # noqa: F401
+import mxnet as mx
+from memonger.costs.bind import bind
+from memonger.schedules.execution.arrays import address
+
+from planned import forward
+
 Entry = Tuple[int, Tuple[int, ...], int]  # number, shape, KB
 
 
@@ -56,6 +63,36 @@ def logged(jobs: Sequence[Job]) -> list[list[LoggedNode]]:
     return plans
 
 
+def log_of(plan: Any) -> list[LoggedNode]:
+    """What MXNet logs of a plan, from its replay."""
+    training, tables = plan.training, plan.training.tables
+    number: dict[int, int] = {}  # of each output in the order in which they are made
+    tensor: dict[int, Any] = {}
+    for row in plan.order:
+        for k, made in enumerate(training.kinds[row].tensors):
+            number[int(tables.output_start[row]) + k] = len(number)
+            tensor[int(tables.output_start[row]) + k] = made
+
+    def entry(row: int, output: int) -> Entry:
+        key = int(tables.output_start[row]) + output
+        return number[key], tensor[key].shape, tensor[key].nbytes // 1024
+
+    nodes = []
+    for row in plan.order:
+        if training.ops[row] == "null":
+            nodes.append(LoggedNode("var", [], []))
+            continue
+        inputs = []
+        for j in range(tables.read_start[row], tables.read_start[row + 1]):
+            source, owner = int(tables.read_row[j]), int(tables.read_owner[j])
+            if owner >= 0 and plan.recomputed[owner] and source < tables.forward:
+                source += tables.forward * int(plan.recomputed[source])
+            inputs.append(entry(source, int(tables.read_output[j])))
+        outputs = [entry(row, k) for k in range(len(training.kinds[row].tensors))]
+        nodes.append(LoggedNode(training.ops[row], inputs, outputs))
+    return nodes
+
+
 class Step(NamedTuple):
     """The addresses of all outputs in the order in which they were made, and of the gradients."""
 
@@ -87,11 +124,6 @@ def _child(what: str, jobs: Sequence[Job], environment: dict[str, str]) -> Any:
 
 
 def _main(what: str, path: str) -> None:
-    import memonger  # noqa: F401
-    import mxnet as mx
-    from memonger.costs.bind import bind
-    from planned import forward
-
     steps = []
     for job in (Job(*job) for job in pickle.loads(Path(path).read_bytes())):
         symbol = mx.sym.load_json(job.json)
@@ -101,38 +133,26 @@ def _main(what: str, path: str) -> None:
             print("memory_log: next", file=sys.stderr, flush=True)
             bind(symbol, graph, mx.cpu(), wanted, job.request)
         else:
-            steps.append(tuple(_step(mx, symbol, graph, wanted, job.request)))
+            steps.append(tuple(_step(symbol, graph, wanted, job.request)))
     if what == "step":
         sys.stdout.buffer.write(pickle.dumps(steps))
 
 
-def _step(mx: Any, symbol: Any, graph: Any, wanted: list[int], request: str) -> Step:
+def _step(symbol: Any, graph: Any, wanted: list[int], request: str) -> Step:
     def arrays(nodes: Any) -> dict[str, Any]:
         tensors = {graph.nodes[i].name: graph.tensors[i][0] for i in nodes}
         return {n: mx.nd.zeros(t.shape, dtype=t.dtype) for n, t in tensors.items()}
 
-    gradients = arrays(wanted)
-    executor = symbol.bind(
-        mx.cpu(), arrays(graph.arguments), gradients, request, arrays(graph.auxiliary)
-    )
+    gradients, auxiliary = arrays(wanted), arrays(graph.auxiliary)
+    executor = symbol.bind(mx.cpu(), arrays(graph.arguments), gradients, request, auxiliary)
     found: list[int] = []
-
-    def callback(name: str, handle: int) -> None:
-        found.append(_address(mx, mx.nd.NDArray(mx.base.NDArrayHandle(handle))))
-
-    executor.set_monitor_callback(callback)
+    executor.set_monitor_callback(
+        lambda name, handle: found.append(address(mx.nd.NDArray(mx.base.NDArrayHandle(handle))))
+    )
     executor.forward(is_train=True)
     executor.backward([mx.nd.ones(out.shape, dtype=out.dtype) for out in executor.outputs])
     mx.nd.waitall()
-    return Step(found, [_address(mx, g) for g in gradients.values()])
-
-
-def _address(mx: Any, array: Any) -> int:
-    import ctypes
-
-    pointer = ctypes.c_void_p()
-    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-    return pointer.value or 0
+    return Step(found, [address(g) for g in gradients.values()])
 
 
 if __name__ == "__main__":

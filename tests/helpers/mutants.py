@@ -11,9 +11,10 @@ import random
 import resource
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Callable, Dict, NamedTuple
+from typing import Any, Callable, Dict, NamedTuple, Tuple
 
 BATCH, WIDTH = 4, 8
+Shapes = Dict[str, Tuple[int, ...]]
 
 #: The verbs of the command line, with the options that each takes here.
 VERBS: dict[str, tuple[str, ...]] = {
@@ -28,7 +29,7 @@ VERBS: dict[str, tuple[str, ...]] = {
 }
 
 
-def networks() -> dict[str, tuple[Any, dict[str, tuple[int, ...]]]]:
+def networks() -> dict[str, tuple[Any, Shapes]]:
     """Four small networks, one of them with a plan, and the shapes of their inputs."""
     import memonger
     import mxnet as mx
@@ -112,19 +113,15 @@ OPERATORS = (
 ).split()
 
 
-def _odd_value(graph: Graph, draw: Draw) -> None:
+def _somewhere(graph: Graph, draw: Draw) -> None:
+    """Some value is odd, gone, or there twice."""
     at, key = _spot(graph, draw)
-    at[key] = copy.deepcopy(draw.choice(ODD))
-
-
-def _deleted(graph: Graph, draw: Draw) -> None:
-    at, key = _spot(graph, draw)
-    del at[key]
-
-
-def _doubled(graph: Graph, draw: Draw) -> None:
-    at, key = _spot(graph, draw)
-    if isinstance(at, list):
+    change = draw.randrange(3)
+    if change == 0:
+        at[key] = copy.deepcopy(draw.choice(ODD))
+    elif change == 1:
+        del at[key]
+    elif isinstance(at, list):
         at.insert(key, copy.deepcopy(at[key]))
     else:
         at[key + draw.choice(("", "s", "_weight", "_lr_mult"))] = copy.deepcopy(at[key])
@@ -133,25 +130,18 @@ def _doubled(graph: Graph, draw: Draw) -> None:
 def _entry(graph: Graph, draw: Draw) -> None:
     """An input or a head names another output."""
     entries = [entry for node in graph["nodes"] for entry in node["inputs"]] + graph["heads"]
-    entry = draw.choice(entries)
-    which = draw.randint(0, 1)
+    entry, which = draw.choice(entries), draw.randint(0, 1)
     entry[which] = draw.choice((entry[which] + 1, 0, 1, 2, len(graph["nodes"]), 10**6, -1))
     if draw.random() < 0.3:
         entry[0] = draw.randrange(len(graph["nodes"]))
 
 
 def _inputs(graph: Graph, draw: Draw) -> None:
-    """A node has more inputs, fewer, or none."""
+    """A node has no inputs, one less, one more, or others."""
     node = draw.choice([n for n in graph["nodes"] if n["inputs"]] + graph["nodes"][:2])
-    change = draw.randint(0, 3)
-    if change == 0:
-        node["inputs"] = []
-    elif change == 1:
-        node["inputs"] = node["inputs"][:-1]
-    elif change == 2:
-        node["inputs"].append([draw.randrange(len(graph["nodes"])), 0, 0])
-    else:
-        draw.shuffle(node["inputs"])
+    inputs = node["inputs"]
+    more = [*inputs, [draw.randrange(len(graph["nodes"])), 0, 0]]
+    node["inputs"] = draw.choice(([], inputs[:-1], more, draw.sample(inputs, len(inputs))))
 
 
 def _operator(graph: Graph, draw: Draw) -> None:
@@ -169,9 +159,9 @@ def _attribute(graph: Graph, draw: Draw) -> None:
 
 
 def _name(graph: Graph, draw: Draw) -> None:
-    node = draw.choice(graph["nodes"])
     others = [n["name"] for n in graph["nodes"]]
-    node["name"] = draw.choice((*others, "", "a\nb", "\x07", "\u202e", "x" * 5000, "%s", "{}"))
+    odd = ("", "a\nb", "\x07", "\u202e", "x" * 5000, "%s", "{}")
+    draw.choice(graph["nodes"])["name"] = draw.choice((*others, *odd))
 
 
 def _order(graph: Graph, draw: Draw) -> None:
@@ -183,7 +173,6 @@ def _order(graph: Graph, draw: Draw) -> None:
 
 
 def _extra(graph: Graph, draw: Draw) -> None:
-    node = draw.choice(graph["nodes"])
     last = len(graph["nodes"]) - 1
     key, value = draw.choice(
         [
@@ -193,25 +182,16 @@ def _extra(graph: Graph, draw: Draw) -> None:
             ("attr", {"weight_lr_mult": "2"}), ("backward_source_id", -1), ("colour", "red"),
         ]
     )  # fmt: skip
-    node[key] = copy.deepcopy(value)
+    draw.choice(graph["nodes"])[key] = copy.deepcopy(value)
 
 
 def _version(graph: Graph, draw: Draw) -> None:
-    old = [
-        None,
-        ["int", 800],
-        ["int", 904],
-        ["int", 10901],
-        ["int", 20000],
-        ["str", "x"],
-        ["int"],
-        3,
-    ]
-    version = draw.choice(old)
+    """Another version of MXNet, with attributes where old ones had them."""
+    numbers = [["int", n] for n in (800, 904, 10901, 20000)]
+    version = draw.choice([None, *numbers, ["str", "x"], ["int"], 3])
+    graph["attrs"] = {draw.choice(("mxnet_version", "is_np_shape", "x")): version}
     if version is None:
-        graph.pop("attrs", None)
-    else:
-        graph["attrs"] = {draw.choice(("mxnet_version", "is_np_shape", "x")): version}
+        del graph["attrs"]
     if draw.random() < 0.5:
         for node in graph["nodes"]:
             if "attrs" in node:
@@ -219,63 +199,44 @@ def _version(graph: Graph, draw: Draw) -> None:
 
 
 GRAPHS: tuple[Callable[[Graph, Draw], None], ...] = (
-    _odd_value, _deleted, _doubled, _entry, _entry, _inputs, _operator, _attribute, _attribute,
-    _name, _order, _extra, _version,
+    *[_somewhere] * 3, _entry, _entry, _inputs, _operator, _attribute, _attribute, _name, _order,
+    _extra, _version,
 )  # fmt: skip
 
 
-def _truncated(text: bytes, draw: Draw) -> bytes:
-    return text[: draw.randrange(len(text))]
-
-
-def _flipped(text: bytes, draw: Draw) -> bytes:
+def _damaged(text: bytes, draw: Draw) -> bytes:
+    """Cut off, with another byte, without some, or with more."""
     at = draw.randrange(len(text))
-    return text[:at] + bytes([draw.randrange(256)]) + text[at + 1 :]
-
-
-def _cut_out(text: bytes, draw: Draw) -> bytes:
-    at = draw.randrange(len(text))
-    return text[:at] + text[at + draw.randint(1, 40) :]
-
-
-def _put_in(text: bytes, draw: Draw) -> bytes:
-    at = draw.choice((0, len(text), draw.randrange(len(text))))
     put = (b"\xef\xbb\xbf", b"\xff\xfe", b"\x00", b"\xc3", b'"', b"]", b"}", b",", b"[" * 3000)
-    return text[:at] + draw.choice(put) + text[at:]
+    where = draw.choice((0, len(text), at))
+    return draw.choice(
+        (
+            text[:at],
+            text[:at] + bytes([draw.randrange(256)]) + text[at + 1 :],
+            text[:at] + text[at + draw.randint(1, 40) :],
+            text[:where] + draw.choice(put) + text[where:],
+        )
+    )
 
 
-TEXTS: tuple[Callable[[bytes, Draw], bytes], ...] = (_truncated, _flipped, _cut_out, _put_in)
-
-
-def mutant(number: int, files: dict[str, tuple[str, dict[str, tuple[int, ...]]]]) -> Mutant:
-    """The mutant of this number.
-
-    Parameters
-    ----------
-    number : int
-    files : dict
-        JSON and shapes of each network by name.
-    """
+def mutant(number: int, files: dict[str, tuple[str, Shapes]]) -> Mutant:
+    """The mutant of this number, of files with JSON and shapes by name."""
     draw = random.Random(number)
     which = list(files)[number % len(files)]
     verb = list(VERBS)[number // len(files) % len(VERBS)]
     text, shapes = files[which]
-    made: list[str] = []
+    made = ["_damaged"]
     if draw.random() < 0.75:
         graph = json.loads(text)
-        for _ in range(draw.choice((1, 1, 1, 2))):
-            change = draw.choice(GRAPHS)
-            made.append(change.__name__)
-            try:
+        changes = [draw.choice(GRAPHS) for _ in range(draw.choice((1, 1, 1, 2)))]
+        made = [change.__name__ for change in changes]
+        with contextlib.suppress(KeyError, IndexError, TypeError, AttributeError):
+            for change in changes:  # the one before may have left no such place
                 change(graph, draw)
-            except (KeyError, IndexError, TypeError, AttributeError):
-                pass  # the change before has left no such place
         content = json.dumps(graph, ensure_ascii=draw.random() < 0.3)
         data = content.encode("utf-8", "surrogatepass")
     else:
-        damage = draw.choice(TEXTS)
-        made.append(damage.__name__)
-        data = damage(text.encode(), draw)
+        data = _damaged(text.encode(), draw)
     arguments = [verb.split()[0], "{net}"]
     if arguments[0] == "check":
         arguments.append("{net}")
@@ -284,9 +245,8 @@ def mutant(number: int, files: dict[str, tuple[str, dict[str, tuple[int, ...]]]]
         if arguments[0] == "batch":
             sizes[1 if which == "loop" else 0] = "N"
         arguments += ["--shape", f"{name}={','.join(sizes)}"]
-    arguments += VERBS[verb]
-    name = "%d: %s of %r for %r" % (number, " and ".join(made).replace("_", " "), which, verb)
-    return Mutant(name, data, tuple(arguments))
+    name = "%d:%s of %r for %r" % (number, " and".join(made).replace("_", " "), which, verb)
+    return Mutant(name, data, (*arguments, *VERBS[verb]))
 
 
 # -- trying them -------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, Iterable
 
-import memonger  # noqa: F401
+import memonger
 import mxnet as mx
 import numpy as np
 from memonger.graph.forward import ForwardGraph
@@ -23,6 +23,7 @@ from memonger.graph.training import training_graphs
 
 
 ROOT = Path(__file__).resolve().parents[2]
+HOWS: dict[str, dict[str, Any]] = {"marks": {}, "schedule": {"how": "schedule", "work": 2.0}}
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -35,6 +36,21 @@ def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
+
+
+def run_code(code: str, **environment: str) -> str:
+    """Run code in a process that imports what this one can; what it prints."""
+    path = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=dict(os.environ, PYTHONPATH=path, **environment),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
 
 
 def nodes(symbol: Any) -> list[dict[str, Any]]:
@@ -80,3 +96,19 @@ def rules_of(symbol: Any, shapes: Any, targets: Any = ANYWHERE) -> Rules:
     graph = forward(symbol, shapes)
     parameters = [a for a in graph.arguments if graph.nodes[a].name not in shapes]
     return Rules(training_graphs(graph, [graph.arguments, parameters]), targets)
+
+
+def as_module(symbol: Any, shapes: Any) -> dict[str, str]:
+    """The gradients that Module asks for."""
+    return {name: "null" if name in shapes else "write" for name in symbol.list_arguments()}
+
+
+def module_plan(symbol: Any, shapes: Any, **options: Any) -> memonger.Plan:
+    """The plan for a network that is trained by Module."""
+    return memonger.plan(symbol, shapes, grad_req=as_module(symbol, shapes), **options)
+
+
+def plan_of(network: Any, how: str, **options: Any) -> memonger.Plan:
+    """The plan of what ``network.build()`` makes, by marks or by a schedule."""
+    symbol, shapes = network.build()
+    return module_plan(symbol, shapes, patience=0.02, **HOWS[how], **options)

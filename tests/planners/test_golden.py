@@ -1,11 +1,10 @@
-"""The original's answers on five networks, recorded with the original on MXNet 1.9.1 (CPU)."""
+"""The original's answers on five networks, recorded with the original on MXNet 1.9.1 (CPU);
+and what schedules have come to on small ones."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import logging
-from pathlib import Path
 from typing import Any
 
 import memonger
@@ -17,10 +16,8 @@ from memonger.graph.marks import stages
 from memonger.graph.training import training_graph
 
 import networks
-from planned import forward, marked
-
-GOLDEN = Path(__file__).parents[1] / "golden"
-NETS = ["resnet-2-2-2-2", "resnet-3-4-6-3", "resnet-3-24-36-3", "lstm-4x16", "lstm-4x64"]
+from more_networks import GOLDEN, load
+from planned import forward, marked, module_plan
 
 #: MB: no plan, the original's plan, that plan with the rules, the default at most.
 COSTS = {
@@ -32,14 +29,7 @@ COSTS = {
 }
 
 
-def load(name: str) -> tuple[Any, dict[str, tuple[int, ...]], dict[str, Any]]:
-    record = json.loads((GOLDEN / (name + ".json")).read_text())
-    with gzip.open(str(GOLDEN / (name + "-symbol.json.gz")), "rt") as f:
-        symbol = mx.sym.load_json(f.read())
-    return symbol, {k: tuple(v) for k, v in record["shapes"].items()}, record
-
-
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", GOLDEN)
 def test_every_threshold_as_recorded(name: str) -> None:
     symbol, shapes, record = load(name)
     assert len(record["thresholds"]) >= 3
@@ -53,7 +43,7 @@ def test_every_threshold_as_recorded(name: str) -> None:
         assert memonger.get_cost(planned, shapes=shapes) == expected["cost"]
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", GOLDEN)
 def test_every_trial_of_the_search_as_recorded(name: str) -> None:
     symbol, shapes, record = load(name)
     graph = forward(symbol, shapes)
@@ -72,7 +62,7 @@ def test_every_trial_of_the_search_as_recorded(name: str) -> None:
 
 
 @pytest.mark.full_search
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", GOLDEN)
 def test_costs_with_the_rules(name: str, caplog: pytest.LogCaptureFixture) -> None:
     symbol, shapes, record = load(name)
     unplanned, bare, ruled, default = COSTS[name]
@@ -97,23 +87,12 @@ def test_the_original_recomputes_batch_norms_that_the_rules_make_native() -> Non
     assert all("cudnn_off" not in on_cpu.attr_dict()[n] for n in norms)
 
 
+TINY: Any = {"batch": 3, "hidden": 16, "embed": 16, "labels": 11, "input": 5}
+ONE_SOFTMAX: Any = {"concat_decode": True, "use_loss": False, "dropout": 0.3}
 SMALL = {
     "resnet": lambda: networks.resnet((2, 2, 2, 2), batch=2, image=64, classes=10, filters=8),
-    "lstm": lambda: networks.lstm(
-        layers=4, steps=8, batch=3, hidden=16, embed=16, labels=11, input=5
-    ),
-    "lstm, one softmax": lambda: networks.lstm(
-        layers=2,
-        steps=6,
-        batch=3,
-        hidden=16,
-        embed=16,
-        labels=11,
-        input=5,
-        concat_decode=True,
-        use_loss=False,
-        dropout=0.3,
-    ),
+    "lstm": lambda: networks.lstm(layers=4, steps=8, **TINY),
+    "lstm, one softmax": lambda: networks.lstm(layers=2, steps=6, **TINY, **ONE_SOFTMAX),
 }
 
 
@@ -139,3 +118,42 @@ def test_builders_make_the_recorded_networks() -> None:
     built, built_shapes = networks.lstm(steps=64)
     assert plain(symbol) == plain(built)
     assert shapes == built_shapes
+
+
+# -- schedules ----------------------------------------------------------------------------------
+
+SCHEDULED = {
+    "resnet": lambda: networks.resnet((1, 1, 1, 1), batch=4, image=64, classes=10, filters=16),
+    "lstm": lambda: networks.lstm(layers=2, steps=12, hidden=64, batch=8, labels=50),
+    "unet": lambda: networks.unet(batch=1, image=64, base=8),
+    "chain": lambda: networks.chain(24, hidden=32, batch=512),
+}
+
+#: Bytes of the pool with work=2, 3 and 4: with a twentieth of the search, and with all of it.
+POOLS = {
+    "resnet": [(1484512, 1476448), (1437024, 1402528), (1431712, 1302048)],
+    "lstm": [(139924, 132752), (97364, 89172), (84052, 90192)],
+    "unet": [(703328, 654048), (686976, 654080), (686976, 654080)],
+    "chain": [(589824, 589824), (458752, 458752), (458752, 458752)],
+}
+
+
+def assert_pool(name: str, work: int, patience: float, most: int) -> None:
+    symbol, shapes = SCHEDULED[name]()
+    plan = module_plan(symbol, shapes, how="schedule", work=work, patience=patience)
+    assert plan.exact and plan.recomputed_flops <= work - 1
+    assert plan.pool_bytes <= 1.01 * most
+
+
+@pytest.mark.full_search
+@pytest.mark.parametrize("work", [2, 3, 4])
+@pytest.mark.parametrize("name", ["resnet", "unet", "chain"])
+def test_schedules_of_a_short_search(name: str, work: int) -> None:
+    assert_pool(name, work, 0.05, POOLS[name][work - 2][0])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("work", [2, 3, 4])
+@pytest.mark.parametrize("name", POOLS)
+def test_schedules(name: str, work: int) -> None:
+    assert_pool(name, work, 1.0, POOLS[name][work - 2][1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
-import hashlib
+import os
 import random
 import threading
 from dataclasses import replace
@@ -25,23 +25,16 @@ from memonger.planners.trees.judge import Blueprint, blueprint
 from memonger.planners.trees.search import Recursive
 from memonger.planners.trees.unroll import ALIVE, LEAF, NOTHING, Steps, tree_keeping, unroll
 from memonger.schedules.nodes import ITSELF, READER, SCRATCH
-from memonger.schedules.schedule import Schedule, Workload, check, of_marks, plain, workload
-from memonger.graph.training import training_graph
+from memonger.schedules.schedule import Schedule, check, of_marks, plain
 from memonger.schedules.training_step import TrainingStep, nodes_of
 from memonger.schedules.expand import parts
 from memonger.schedules.expand import unroll as written_out
 
 import networks
+from drawn_schedules import work_of
 from generated import build, recipes
 
 pytestmark = pytest.mark.python_differs
-
-
-def workload_of(network: tuple[Any, dict[str, Any]]) -> Workload:
-    symbol, shapes = network
-    graph = forward_graph(symbol, read_shapes(symbol, shapes, {}, None))
-    wanted = [a for a in graph.arguments if graph.nodes[a].name not in shapes]
-    return workload(training_graph(graph, wanted))
 
 
 # ---------------------------------------------------------------- the oracle
@@ -49,7 +42,7 @@ def workload_of(network: tuple[Any, dict[str, Any]]) -> Workload:
 
 @functools.lru_cache(None)
 def some_blueprint() -> Blueprint:
-    return blueprint(parts(workload_of(networks.chain(2, hidden=8, batch=4))))
+    return blueprint(parts(work_of(*networks.chain(2, hidden=8, batch=4))))
 
 
 def chain_of(steps: int) -> Blueprint:
@@ -161,8 +154,8 @@ NETWORKS = {
     "lstm": lambda: networks.lstm(layers=2, steps=5, batch=2, hidden=8, labels=7, input=5),
     "dropout": lambda: networks.transformer(1, 2, 8, 16, 2, vocabulary=17, dropout=0.1),
     "two heads": lambda: networks.two_heads(),
-    "no loss": lambda: shifted(),
-    "half unread": lambda: halves(),
+    "no loss": shifted,
+    "half unread": halves,
 }
 
 
@@ -236,7 +229,7 @@ def moves_states_once(step: TrainingStep) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.data(), recipes())
 def test_generated_networks(data: Any, recipe: Any) -> None:
-    search = Recursive(workload_of(build(recipe)))
+    search = Recursive(work_of(*build(recipe)))
     count = len(search.workload.operators)
     tree = random_tree(data.draw, 0, count, 5)
     same_as_written_out(search, search.schedule(np.array(tree, dtype=np.int32)))
@@ -244,7 +237,7 @@ def test_generated_networks(data: Any, recipe: Any) -> None:
 
 def test_a_price_does_not_depend_on_what_was_asked_before() -> None:
     """Limits that go up and down, with one match range and with all."""
-    b = blueprint(parts(workload_of(NETWORKS["resnet"]())))
+    b = blueprint(parts(work_of(*NETWORKS["resnet"]())))
     shared, draw = Prices(b), random.Random(1)
     tree = np.array([[LEAF, 0]], dtype=np.int32)
     outcomes = set()
@@ -265,7 +258,7 @@ def test_a_price_does_not_depend_on_what_was_asked_before() -> None:
 @pytest.mark.parametrize("name", sorted(NETWORKS))
 def test_found_trees_are_right(name: str) -> None:
     """Every tree of the frontier: a right schedule of the cost that the search believes."""
-    search = Recursive(workload_of(NETWORKS[name]()))
+    search = Recursive(work_of(*NETWORKS[name]()))
     found = search.seeds()
     assert len(found) > 3
     for seed in found[:: max(1, len(found) // 8)]:
@@ -286,7 +279,7 @@ def test_a_chain_is_never_worse_than_binomial() -> None:
     the chain are there anyway.
     """
     layers = 30
-    search = Recursive(workload_of(networks.chain(layers, hidden=8, batch=64)), patience=0.2)
+    search = Recursive(work_of(*networks.chain(layers, hidden=8, batch=64)), patience=0.2)
     for states in (2, 3, 5, 8):
         tree = np.array(binomial_tree(layers, states), dtype=np.int32)
         tree[:, 0] = np.where(tree[:, 0] == LEAF, LEAF, 2 * tree[:, 0])
@@ -296,21 +289,10 @@ def test_a_chain_is_never_worse_than_binomial() -> None:
         assert found.best.pool_bytes <= binomial.pool_bytes
 
 
-@pytest.mark.parametrize("work", [1.5, 2.0, 3.0, None])
-def test_least_memory(work: Any) -> None:
-    search = Recursive(workload_of(NETWORKS["resnet"]()), patience=0.02)
-    plain = search.least_memory(1.0)
-    assert plain.origin == "no recomputation" or plain.best.work == pytest.approx(1)
-    found = search.least_memory(work)
-    assert found.best.pool_bytes < plain.best.pool_bytes
-    assert work is None or found.best.work <= work
-    same_as_written_out(search, found.best.schedule)
-
-
 @pytest.mark.parametrize("name", sorted(NETWORKS))
 def test_trees_that_keep(name: str) -> None:
     """With everything kept nothing runs again; with nothing kept all that gradients read does."""
-    search = Recursive(workload_of(NETWORKS[name]()))
+    search = Recursive(work_of(*NETWORKS[name]()))
     steps = search.blueprint.steps
     count = len(steps.last)
     rng = np.random.RandomState(0)
@@ -329,7 +311,7 @@ def test_trees_that_keep(name: str) -> None:
 def test_never_worse_than_what_is_known() -> None:
     """Marks are a schedule too: the best of both is taken."""
     symbol, shapes = NETWORKS["resnet"]()
-    search = Recursive(workload_of((symbol, shapes)), patience=0.001)
+    search = Recursive(work_of(symbol, shapes), patience=0.001)
     planned = memonger.search_plan(symbol, shapes=shapes)
     graph = forward_graph(planned, read_shapes(planned, shapes, {}, None))
     chosen = {node.name for node, again in zip(graph.nodes, marks.recomputed(graph)) if again}
@@ -339,21 +321,9 @@ def test_never_worse_than_what_is_known() -> None:
     assert chosen and found.best.pool_bytes <= search.judge(marked).pool_bytes
 
 
-def test_seeds_of_a_limit() -> None:
-    """Where work is limited, most seeds are about there, and none of the others is better."""
-    search = Recursive(workload_of(NETWORKS["resnet"]()), patience=0.02)
-    limit = 2.0 * search.one_pass
-
-    def best(seeds: Any) -> int:
-        return min(seed.pool_bytes for seed in seeds if seed.work <= limit)
-
-    near, every = search.seeds(limit), search.seeds()
-    assert best(near) <= best(every) and len(near) < len(every)
-
-
 def test_the_front() -> None:
     """Schedules of every size; none is beaten by what any other search finds quickly."""
-    search = Recursive(workload_of(NETWORKS["resnet"]()), patience=0.02)
+    search = Recursive(work_of(*NETWORKS["resnet"]()), patience=0.02)
     smallest = search.least_memory().best
     front = [found.best for found in search.front()]
     pools, works = [each.pool_bytes for each in front], [each.work for each in front]
@@ -368,7 +338,7 @@ def test_the_front() -> None:
 
 
 def test_more_work_is_allowed_never_more_memory() -> None:
-    search = Recursive(workload_of(NETWORKS["resnet"]()), patience=0.02)
+    search = Recursive(work_of(*NETWORKS["resnet"]()), patience=0.02)
     limits = [1.2, 1.5, 2.0, 3.0]
     pools = [search.least_memory(limit).best.pool_bytes for limit in limits]
     assert pools == sorted(pools, reverse=True)
@@ -376,7 +346,7 @@ def test_more_work_is_allowed_never_more_memory() -> None:
 
 def test_work_is_what_the_caller_says() -> None:
     """In any unit; what takes no time is recomputed first."""
-    work = workload_of(NETWORKS["resnet"]())
+    work = work_of(*NETWORKS["resnet"]())
     graph = work.training.graph
     free = np.array([node.op in ("BatchNorm", "Activation", "LeakyReLU") for node in graph.nodes])
     weights = np.where(free, 0.0, 1e-6)
@@ -394,22 +364,30 @@ def test_work_is_what_the_caller_says() -> None:
         assert free[counts > 1].all() and (counts > 1).any()
 
 
-def test_the_same_whatever_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    def found(cores: int) -> Any:
-        monkeypatch.setattr("memonger.support.parallel.cores", lambda: cores)
-        search = Recursive(workload_of(NETWORKS["chain"]()), patience=0.02)
-        return search.least_memory(3.0).best.schedule.events
+#: What runs with three times the work; with another version of Python it may be something else.
+ORDER = """
+    fc0 tanh0 fc1 tanh1 fc2 tanh2 fc3 tanh3 fc4 tanh4 fc5 tanh5 out -out -tanh5
+    tanh4 -fc5 -tanh4
+    tanh2 fc3 tanh3 -fc4 -tanh3
+    tanh2 -fc3 -tanh2
+    fc0 tanh0 fc1 tanh1 -fc2 -tanh1
+    tanh0 -fc1 -tanh0 -fc0
+"""
 
-    one = found(1)
-    np.testing.assert_array_equal(one, found(7))
-    digest = hashlib.sha256(one.astype("<i4").tobytes()).hexdigest()
-    assert digest.startswith("3ab1ecc2cdfbe23d"), "another version of Python finds another schedule"
+
+@pytest.mark.parametrize("cores", [1, 7])
+def test_the_same_whatever_the_cores(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(cores))
+    search = Recursive(work_of(*NETWORKS["chain"]()), patience=0.02)
+    names = [node.name for node in search.workload.training.graph.nodes]
+    events = search.least_memory(3.0).best.schedule.events.tolist()
+    assert [names[e] if e >= 0 else "-" + names[~e] for e in events] == ORDER.split()
 
 
 @pytest.mark.parametrize("front", [False, True])
 def test_progress_never_jumps_back(front: bool) -> None:
     told: list[float] = []
-    search = Recursive(workload_of(networks.chain(16, hidden=8, batch=64)), 0.02, told.append)
+    search = Recursive(work_of(*networks.chain(16, hidden=8, batch=64)), 0.02, told.append)
     if front:
         search.front()
     else:
@@ -428,7 +406,7 @@ def test_ctrl_c_gives_the_best_so_far(after: float) -> None:
             left.pop()
             raise KeyboardInterrupt
 
-    search = Recursive(workload_of(NETWORKS["resnet"]()), 0.1, interrupt)
+    search = Recursive(work_of(*NETWORKS["resnet"]()), 0.1, interrupt)
     unplanned = search.judge(plain(search.workload))
     threads = threading.active_count()
     found = search.least_memory(2.0)
@@ -439,21 +417,15 @@ def test_ctrl_c_gives_the_best_so_far(after: float) -> None:
     same_as_written_out(search, found.best.schedule)
     again = search.least_memory(2.0)  # nothing that was found is lost
     assert not again.interrupted and again.best.pool_bytes <= found.best.pool_bytes
-
-
-def test_ctrl_c_in_the_front() -> None:
-    def interrupt(done: float) -> None:
-        if done > 0.5:
-            raise KeyboardInterrupt
-
-    search = Recursive(workload_of(NETWORKS["resnet"]()), 0.1, interrupt)
-    front = search.front()
-    assert len(front) > 3 and all(found.interrupted for found in front)
+    left.append(1)
+    if after == 0.5:
+        front = search.front()
+        assert len(front) > 3 and all(each.interrupted for each in front)
 
 
 @pytest.mark.parametrize("work", [0.5, float("nan"), -1])
 def test_too_little_work(work: float) -> None:
-    search = Recursive(workload_of(NETWORKS["chain"]()))
+    search = Recursive(work_of(*NETWORKS["chain"]()))
     with pytest.raises(memonger.MemongerError, match="work is 1 or more"):
         search.least_memory(work)
 
@@ -465,7 +437,7 @@ def test_dropout_draws_once() -> None:
         x = mx.sym.FullyConnected(x, num_hidden=16, name="fc%d" % k)
         x = mx.sym.Dropout(mx.sym.tanh(x, name="tanh%d" % k), p=0.5, name="drop%d" % k)
     x = mx.sym.MakeLoss(mx.sym.sum(x), name="loss")
-    search = Recursive(workload_of((x, {"data": (64, 16)})), patience=0.02)
+    search = Recursive(work_of(x, {"data": (64, 16)}), patience=0.02)
     schedule = search.least_memory().best.schedule
     graph = search.workload.training.graph
     again = [i for i in schedule.forwards.tolist() if graph.nodes[i].op == "Dropout"]

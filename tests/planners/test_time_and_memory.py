@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator
+from typing import Any
 
 import memonger
 from memonger.support.cache import forget
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from memonger.costs.time import measured as timing
-from memonger.costs.time.roofline import Rates
 
 from generated import networks
+from test_fastest import a_device  # noqa: F401
 
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
 SHARES = [0.3, 0.5, 0.7, 0.85, 0.95]
-
-
-@pytest.fixture(autouse=True)
-def a_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(timing, "rates_of", lambda ctx: Rates(1e12, 1e11, 1e-6))
-    monkeypatch.setattr(timing, "paces_of", lambda training, ctx: {})
-    yield
 
 
 @pytest.mark.parametrize("how", ["marks", "schedule", "auto"])

@@ -5,11 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import logging
-import os
 import pickle
 import re
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from typing import Any, Callable
@@ -18,29 +15,28 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.graph.operators.gradients import environment
 from memonger.schedules.execution.symbol import ScheduledSymbol, scheduled
 from mxnet.contrib import amp
 
 from drawn_schedules import everything, nested, work_of
-from test_scheduled import BATCH, IMAGES, LABELS, NO_FUSION, net, parameters, planned, same
+from planned import run_code
+from test_scheduled import BATCH, IMAGES, LABELS, net, parameters, planned, same
 
 pytestmark = pytest.mark.python_differs
 
 S = mx.sym
 SHAPES: dict[str, Any] = {"data": (BATCH, 3, 8, 8), "softmax_label": (BATCH,)}
+SMALL: dict[str, Any] = {"data": (4, 3), "softmax_label": (4,)}
 Error = memonger.MemongerError
 
 
 def filled(executor: Any) -> Any:
     """The executor, with values."""
-    given = parameters(executor._symbol)
     batch = executor.arg_dict["data"].shape[0]
-    given["data"] = mx.nd.array(IMAGES[:batch])
-    if "softmax_label" in executor.arg_dict:
-        given["softmax_label"] = mx.nd.array(LABELS[:batch])
+    given = {"data": IMAGES[:batch], "softmax_label": LABELS[:batch]}
+    inputs = {name: mx.nd.array(a) for name, a in given.items() if name in executor.arg_dict}
     ones = {name: mx.nd.ones(array.shape) for name, array in executor.aux_dict.items()}
-    executor.copy_params_from(given, ones)
+    executor.copy_params_from({**parameters(net(len(inputs) > 1)), **inputs}, ones)
     return executor
 
 
@@ -167,18 +163,6 @@ def test_outputs_stay_where_they_are() -> None:
         assert executor.outputs[0] is held
 
 
-def test_gradients_outlast_inference() -> None:
-    executor = filled(planned().simple_bind(mx.cpu(), **SHAPES))
-    executor.forward(is_train=True)
-    executor.backward()
-    before = [array.asnumpy() for array in executor.grad_arrays]
-    assert any(array.any() for array in before)
-    executor.forward(is_train=False)
-    assert all(
-        np.array_equal(one, other.asnumpy()) for one, other in zip(before, executor.grad_arrays)
-    )
-
-
 def test_gradients_are_arrays_of_their_own() -> None:
     """Where MXNet computes one for several, or hands on that of the output."""
     x, y, z = (S.Variable(name) for name in "xyz")
@@ -227,9 +211,13 @@ def test_an_executor_is_freed_when_it_is_let_go() -> None:
 
     def let_go() -> list[Any]:
         executor = filled(planned().simple_bind(mx.cpu(), **SHAPES))
+        executor.set_monitor_callback(lambda name, array: None)  # a monitor holds none
+        executor.forward(is_train=True)
+        executor.backward()
         smaller = executor.reshape(data=(5, 3, 8, 8), softmax_label=(5,))
         smaller.forward(is_train=True)
         smaller.backward()
+        mx.nd.waitall()
         return [weakref.ref(executor), weakref.ref(smaller)]
 
     let_go()  # what is set up once holds the first one until it is collected
@@ -252,36 +240,6 @@ def test_an_attribute_set_later_counts() -> None:
     assert not np.array_equal(first["output softmax_output 0"], later["output softmax_output 0"])
 
 
-def test_evaluated() -> None:
-    arrays = parameters(net())
-    arrays.update(data=mx.nd.array(IMAGES[:BATCH]), softmax_label=mx.nd.array(LABELS[:BATCH]))
-    aux = {n: mx.nd.ones((6,)) for n in net().list_auxiliary_states()}
-    with environment(**NO_FUSION):
-        with_aux = [s.bind(mx.cpu(), arrays, aux_states=aux).forward() for s in (net(), planned())]
-    assert np.array_equal(with_aux[0][0].asnumpy(), with_aux[1][0].asnumpy())
-
-
-def test_nothing_is_left_behind() -> None:
-    """Executors and their memory go when nobody holds them; a monitor holds none."""
-    import weakref
-
-    executor = filled(planned().simple_bind(mx.cpu(), **SHAPES))
-    executor.set_monitor_callback(lambda name, array: mx.nd.NDArray(_handle(array)))
-    executor.forward(is_train=True)
-    executor.backward()
-    gone = [weakref.ref(executor), weakref.ref(executor._training)]
-    mx.nd.waitall()
-    del executor
-    gc.collect()
-    assert [one() for one in gone] == [None, None]
-
-
-def _handle(array: Any) -> Any:
-    import ctypes
-
-    return ctypes.cast(array, mx.base.NDArrayHandle)
-
-
 # ---------------------------------------------------------------------- kept and lost
 
 
@@ -291,8 +249,7 @@ def names_once() -> Any:
         x = S.FullyConnected(S.Variable("data"), num_hidden=4, name="fc")
         x = S.Activation(S.FullyConnected(x, num_hidden=4, name="last"), act_type="tanh", name="a")
         symbol = S.Group([S.SoftmaxOutput(x, name="softmax"), S.BlockGrad(x, name="seen")])
-    shapes = {"data": (4, 3), "softmax_label": (4,)}
-    return scheduled(symbol, nested(work_of(symbol, shapes), 1, 1, 0.9))
+    return scheduled(symbol, nested(work_of(symbol, SMALL), 1, 1, 0.9))
 
 
 KEPT: dict[str, Callable[[Any], Any]] = {
@@ -337,23 +294,25 @@ TAKEN: dict[str, Any] = {
 }
 
 
+def the_warning(caplog: pytest.LogCaptureFixture) -> str:
+    (record,) = caplog.records
+    assert record.name == "memonger" and record.levelno == logging.WARNING
+    return record.getMessage()
+
+
 @pytest.mark.parametrize("way", TAKEN)
 def test_told_when_bound_for_training(way: str, caplog: pytest.LogCaptureFixture) -> None:
     make, said = TAKEN[way]
     other = make(names_once())
     assert other.schedule is None
-    shapes: dict[str, Any] = {"data": (4, 3)}
-    if "softmax_label" in other.list_arguments():
-        shapes["softmax_label"] = (4,)
+    shapes = {n: s for n, s in SMALL.items() if n in other.list_arguments()}
     other.simple_bind(mx.cpu(), grad_req="null", **shapes)
     assert not caplog.records
     for _ in range(2):
         executor = other.simple_bind(mx.cpu(), **shapes)
         assert "_again" not in executor.debug_str()
-    (record,) = caplog.records
-    assert record.name == "memonger" and record.levelno == logging.WARNING
-    assert re.search(said, record.getMessage())
-    assert "plan it" in record.getMessage()
+    message = the_warning(caplog)
+    assert re.search(said, message) and "plan it" in message
 
 
 def gluon(symbol: Any) -> Any:
@@ -385,24 +344,21 @@ def test_told_at_once(way: str, caplog: pytest.LogCaptureFixture) -> None:
     symbol = names_once()
     for _ in range(2):
         assert not isinstance(make(symbol), ScheduledSymbol)
-    (record,) = caplog.records
-    assert record.name == "memonger" and record.levelno == logging.WARNING
-    assert said in record.getMessage()
+    assert said in the_warning(caplog)
 
 
 def test_nothing_is_told_of_looking_at_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: Any
 ) -> None:
     symbol = names_once()
-    shapes = {"data": (4, 3), "softmax_label": (4,)}
-    mx.viz.print_summary(symbol[0], shape=shapes)
+    mx.viz.print_summary(symbol[0], shape=SMALL)
     try:
-        mx.viz.plot_network(symbol[0], shape=shapes)
+        mx.viz.plot_network(symbol[0], shape=SMALL)
     except ImportError:
         pass  # without graphviz; it looks at the symbol before
     symbol.save(str(tmp_path / "net.json"))
     list(symbol), list(symbol.get_internals()), repr(symbol), symbol.debug_str()
-    symbol.infer_shape(**shapes), symbol.infer_type(data="float32"), symbol.attr_dict()
+    symbol.infer_shape(**SMALL), symbol.infer_type(data="float32"), symbol.attr_dict()
     symbol[0]._set_attr(grad_scale="2")
     module = mx.mod.Module(symbol)
     module.bind([("data", (4, 3))], [("softmax_label", (4,))])
@@ -421,64 +377,51 @@ def test_nothing_is_told_of_looking_at_it(
 
 
 def embedding(**more: Any) -> Any:
-    x = S.Embedding(
-        S.Variable("data"),
-        S.Variable("words", **more.pop("variable", {})),
-        input_dim=9,
-        output_dim=4,
-        name="e",
-        **more,
-    )
+    words = S.Variable("words", **more.pop("variable", {}))
+    x = S.Embedding(S.Variable("data"), words, input_dim=9, output_dim=4, name="e", **more)
     return S.SoftmaxOutput(S.FullyConnected(x, num_hidden=3, name="fc"), name="softmax")
 
 
-def scheduled_embedding(**more: Any) -> Any:
-    shapes = {"data": (4,), "softmax_label": (4,)}
-    plan = nested(work_of(embedding(), shapes), 1, 1, 0.9)
-    return scheduled(embedding(**more), plan)
+TOKENS: dict[str, Any] = {"data": (4,), "softmax_label": (4,)}
+GROUPS: dict[str, Any] = {"group2ctx": {"a": mx.cpu(1)}}
+ROW_SPARSE = "input 'words' is stored as row_sparse"
 
 
 def test_refused() -> None:
-    symbol, shapes = scheduled_embedding(), {"data": (4,), "softmax_label": (4,)}
-    refused: dict[str, Callable[[], Any]] = {
-        "group2ctx": lambda: symbol.simple_bind(mx.cpu(), group2ctx={"a": mx.cpu(1)}, **shapes),
-        "input 'words' is stored as row_sparse": lambda: symbol.simple_bind(
-            mx.cpu(), stype_dict={"words": "row_sparse"}, **shapes
-        ),
-        "input 'words' is stored as row_spars": lambda: scheduled_embedding(
-            variable={"stype": "row_sparse"}
-        ).simple_bind(mx.cpu(), **shapes),
-        "gradient of 'words' is made row by row": lambda: scheduled_embedding(
-            sparse_grad=True
-        ).simple_bind(mx.cpu(), **shapes),
-        "grad_req of 'data' is 'writ'": lambda: symbol.simple_bind(
-            mx.cpu(), grad_req="writ", **shapes
-        ),
-    }
-    executor = symbol.simple_bind(mx.cpu(), **shapes)
-    args, grads = executor.arg_dict, {n: a.copy() for n, a in executor.grad_dict.items()}
-    sparse = {**grads, "words": mx.nd.sparse.zeros("row_sparse", (9, 4))}
-    missing = {name: array for name, array in args.items() if name != "words"}
-    refused.update(
-        {
-            "input 'words' is stored as row_spar": lambda: symbol.bind(mx.cpu(), args, sparse),
-            "argument 'words' is missing": lambda: symbol.bind(mx.cpu(), missing, grads),
-            "bind: group2ctx|split with group2ctx": lambda: symbol.bind(
-                mx.cpu(), args, grads, group2ctx={"a": mx.cpu(1)}
-            ),
-            "gradient of 'data' lies in the memory": lambda: symbol.bind(
-                mx.cpu(), args, executor.grad_dict, shared_exec=executor
-            ),
-        }
+    plan = nested(work_of(embedding(), TOKENS), 1, 1, 0.9)
+    symbol, stored, sparse = (
+        scheduled(embedding(**more), plan)
+        for more in ({}, {"variable": {"stype": "row_sparse"}}, {"sparse_grad": True})
     )
-    for words, attempt in refused.items():
+    executor = symbol.simple_bind(mx.cpu(), **TOKENS)
+    args, grads = executor.arg_dict, {n: a.copy() for n, a in executor.grad_dict.items()}
+    by_row = {**grads, "words": mx.nd.sparse.zeros("row_sparse", (9, 4))}
+    missing = {name: array for name, array in args.items() if name != "words"}
+    lent = {"shared_exec": executor}
+    simple: list[tuple[str, Any, dict[str, Any]]] = [
+        ("group2ctx", symbol, GROUPS),
+        (ROW_SPARSE, symbol, {"stype_dict": {"words": "row_sparse"}}),
+        (ROW_SPARSE, stored, {}),
+        ("gradient of 'words' is made row by row", sparse, {}),
+        ("grad_req of 'data' is 'writ'", symbol, {"grad_req": "writ"}),
+    ]
+    for words, one, more in simple:
         with pytest.raises(Error, match=words):
-            attempt()
+            one.simple_bind(mx.cpu(), **more, **TOKENS)
+    bound: list[tuple[str, Any, Any, dict[str, Any]]] = [
+        (ROW_SPARSE, args, by_row, {}),
+        ("argument 'words' is missing", missing, grads, {}),
+        ("bind: group2ctx|split with group2ctx", args, grads, GROUPS),
+        ("gradient of 'data' lies in the memory", args, executor.grad_dict, lent),
+    ]
+    for words, given, gradients, more in bound:
+        with pytest.raises(Error, match=words):
+            symbol.bind(mx.cpu(), given, gradients, **more)
     module = mx.mod.Module(symbol, group2ctxs={"a": mx.cpu(1)})
     with pytest.raises(Error, match="group2ctx"):
         module.bind([("data", (4,))], [("softmax_label", (4,))])
     # Inference takes all of it, as MXNet does.
-    symbol.simple_bind(mx.cpu(), grad_req="null", group2ctx={"a": mx.cpu(1)}, **shapes)
+    symbol.simple_bind(mx.cpu(), grad_req="null", **GROUPS, **TOKENS)
 
 
 def test_backward_needs_its_forward() -> None:
@@ -514,7 +457,5 @@ def test_forward_checks_what_it_is_given() -> None:
 
 
 def test_with_the_engine_that_waits() -> None:
-    code = "import conftest, test_scheduled as t; t.test_fit('once'); t.test_steps('add')"
-    environment = dict(os.environ, MXNET_ENGINE_TYPE="NaiveEngine")
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)
+    code = "import test_scheduled as t; t.test_fit('once'); t.test_steps('add')"
+    run_code(code, MXNET_ENGINE_TYPE="NaiveEngine")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Callable
 
 import memonger
@@ -15,6 +14,7 @@ from memonger.schedules.execution.symbol import scheduled
 from planned import ROOT, run_python
 from drawn_schedules import everything, work_of
 from scoring import drawn, parameters, prepared, sized
+from test_scheduled import same
 
 S = mx.sym
 BATCH, SIZE, CHANNELS = 16, 8, 16
@@ -46,31 +46,25 @@ def test_generated_networks(
     engine: str, first: int, last: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MXNET_ENGINE_TYPE", engine)
-    ran = run_python(
-        os.path.join(str(ROOT), "tests", "helpers", "scoring.py"), str(first), str(last)
-    )
+    ran = run_python(str(ROOT / "tests" / "helpers" / "scoring.py"), str(first), str(last))
     found = ran.stdout.splitlines()
     assert [line for line in found if not line.endswith(" equal")] == []
     assert (ran.returncode, len(found)) == (0, last - first), ran.stderr[-2000:]
 
 
-def fitted(symbol: Any, wait: Callable[[], None]) -> dict[str, np.ndarray]:
-    random = np.random.RandomState(1)
-    module = mx.mod.Module(symbol)
-    prepared(module, residual(12), BATCH, SIZE, random)
-    images = random.normal(size=(3 * BATCH, *SHAPES["data"][1:]))
-    data = mx.io.NDArrayIter(images, random.randint(5, size=len(images)).astype("f"), BATCH)
-    module.fit(data, num_epoch=2, batch_end_callback=lambda _: wait())
-    return dict(parameters(module))
-
-
 def test_statistics_after_fit() -> None:
     """Module reads them when an epoch ends, and waits for nothing."""
-    expected = fitted(residual(12), mx.nd.waitall)
-    found = fitted(by_schedule(residual(12)), lambda: None)
-    assert [
-        name for name, array in expected.items() if not np.array_equal(array, found[name])
-    ] == []
+
+    def fitted(symbol: Any, wait: Callable[[], None]) -> dict[str, Any]:
+        random = np.random.RandomState(1)
+        module = mx.mod.Module(symbol)
+        prepared(module, residual(12), BATCH, SIZE, random)
+        images = random.normal(size=(3 * BATCH, *SHAPES["data"][1:]))
+        data = mx.io.NDArrayIter(images, random.randint(5, size=len(images)).astype("f"), BATCH)
+        module.fit(data, num_epoch=2, batch_end_callback=lambda _: wait())
+        return dict(parameters(module))
+
+    same(fitted(residual(12), mx.nd.waitall), fitted(by_schedule(residual(12)), lambda: None))
 
 
 def test_states_are_read_after_the_step() -> None:
@@ -123,12 +117,8 @@ def test_gradients_that_another_executor_has_overwritten() -> None:
         small = 1, SIZE + 1  # what it computes is as large as gradients are
         prepared(module, symbol, BATCH, SIZE, np.random.RandomState(1))
         shapes = sized(*small)
-        other.bind(
-            [("data", shapes["data"])],
-            [("softmax_label", shapes["softmax_label"])],
-            for_training=False,
-            shared_module=module,
-        )
+        inputs = ([(name, shapes[name])] for name in ("data", "softmax_label"))
+        other.bind(*inputs, for_training=False, shared_module=module)
         random, found = np.random.RandomState(2), []
         for _ in range(3):
             module.forward_backward(drawn(random, BATCH, SIZE))

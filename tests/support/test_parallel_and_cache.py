@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import _thread
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
 import threading
 import time
 from pathlib import Path
@@ -10,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from memonger.support import cache
-from memonger.support.parallel import Threads, progress_bar
+from memonger.support.parallel import Threads
 
 
 def test_jobs_give_their_results_in_order_and_count_their_steps() -> None:
@@ -74,10 +81,43 @@ def test_a_second_ctrl_c_ends_the_search() -> None:
     assert threading.active_count() == before
 
 
-def test_no_bar_where_nobody_looks(capfd: pytest.CaptureFixture[str]) -> None:
-    with progress_bar("searching") as progress:
-        progress(0.5)
-    assert capfd.readouterr() == ("", "")
+BAR = """
+import sys, time
+from memonger.support.parallel import progress_bar
+with progress_bar("searching") as progress:
+    for done in range(8):
+        progress(done / 8)
+        time.sleep(float(sys.argv[1]) / 8)
+"""
+
+
+def shown(seconds: float, terminal: bool) -> str:
+    """What a process that takes so long shows on stderr."""
+    ours, theirs = pty.openpty() if terminal else os.pipe()
+    if terminal:
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    process = subprocess.Popen([sys.executable, "-c", BAR, str(seconds)], stderr=theirs)
+    os.close(theirs)
+    text = b""
+    try:
+        while True:
+            piece = os.read(ours, 4096)
+            if not piece:
+                break
+            text += piece
+    except OSError:  # Linux: the other end is closed
+        pass
+    assert process.wait(100) == 0
+    os.close(ours)
+    return text.decode()
+
+
+def test_a_bar_on_a_terminal_for_what_takes_long() -> None:
+    text = shown(2.4, True)
+    assert "searching" in text and "75%" in text
+    *_, wiped, end = text.split("\r")
+    assert not wiped.strip() and not end
+    assert shown(0.0, True) == "" == shown(2.4, False)
 
 
 def test_the_latest_values_are_kept() -> None:

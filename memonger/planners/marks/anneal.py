@@ -1,8 +1,6 @@
-"""Compiled search for plans: sets of cuts, and single operators flipped, annealed on the replay.
+"""Simulated annealing of recomputation masks, compiled.
 
-A state is a set of cuts (what is alive at a cut is kept, all between is recomputed, what comes
-after the last cut is not) and flips: operators that are kept or recomputed against it. Its cost is
-that of the plan that the rules leave of it, replayed to the byte. Steps that raise the cost are
+A plan is evaluated as the rules leave it, replayed to the byte. Steps that raise its energy are
 taken with a probability that falls as the search cools (Kirkpatrick et al. 1983, "Optimization by
 Simulated Annealing"). The same seed gives the same result.
 """
@@ -18,102 +16,225 @@ from memonger.costs.fusion import plan_bytes
 from memonger.planners.marks.rules import RuleTables, obey
 from memonger.support.compiled import compiled
 
-KEEP, RECOMPUTE = 1, 2  # flips; 0: as the cuts say
+AS_CUTS, SAVED, RECOMPUTED = 0, 1, 2  # of a node in a state
 
 
 class Space(NamedTuple):
     """What is searched.
 
-    Attributes
-    ----------
-    rules : RuleTables
-    match_ranges : np.ndarray
-        The factors that MXNet's planner will try (``allocator.match_ranges``).
-    base : np.ndarray of bool
-        What is recomputed where there is no cut.
-    after, keep_start, keep : np.ndarray
-        For each cut the node after which it lies, and the nodes that it keeps.
-    flippable : np.ndarray
-        The nodes that may be flipped.
+    A state is an array of int8. Of n cuts the first n elements tell which are made: what is alive
+    there is saved, all between is recomputed, and nothing behind the last. The others tell which
+    nodes are SAVED or RECOMPUTED all the same.
+
+    Cut k lies after node ``after[k]`` and saves the nodes ``keep[keep_start[k] :
+    keep_start[k + 1]]``; the nodes ``flippable`` may change by themselves. Node i takes
+    ``seconds[i]`` when it is recomputed, and much of it for its bytes if it is ``costly``. Saved
+    identity ``copies[k]`` of node ``copied[k]`` adds ``copy_seconds[k]`` to a step where the one is
+    recomputed and the other is not.
     """
 
     rules: RuleTables
     match_ranges: np.ndarray
-    base: np.ndarray
     after: np.ndarray
     keep_start: np.ndarray
     keep: np.ndarray
     flippable: np.ndarray
+    seconds: np.ndarray
+    costly: np.ndarray
+    copied: np.ndarray
+    copies: np.ndarray
+    copy_seconds: np.ndarray
+
+
+class Goal(NamedTuple):
+    """What annealing looks for, and how.
+
+    The energy of a plan is its bytes above ``limit`` and its seconds, each times a price. Of the
+    changes ``flipping`` set single nodes. The others move cuts, or, if the states are to name each
+    node ``by_node`` and no cuts, set what is between two cuts and what is saved at one.
+    """
+
+    limit: float
+    byte_price: float
+    second_price: float
+    flipping: float
+    by_node: bool
+
+
+class Archive(NamedTuple):
+    """The fastest plan of each size; of n, plan k needs at most k + 1 n-ths of ``most`` bytes."""
+
+    most: int
+    pools: np.ndarray
+    seconds: np.ndarray
+    states: np.ndarray
+
+
+def empty_archive(most: int, bins: int, elements: int) -> Archive:
+    """Make an archive for plans of at most so many bytes."""
+    return Archive(
+        most,
+        np.zeros(bins, dtype=np.int64),
+        np.full(bins, np.inf),
+        np.zeros((bins, elements), dtype=np.int8),
+    )
 
 
 @compiled
-def fill(s, cuts, flips, mask):  # type: ignore[no-untyped-def]
+def record(archive, pool, seconds, state):  # type: ignore[no-untyped-def]
+    """Take a plan into the archive if it is the fastest of its size."""
+    if pool > archive.most:
+        return
+    k = max(0, (pool * len(archive.seconds) - 1) // archive.most)
+    if seconds < archive.seconds[k] or (seconds == archive.seconds[k] and pool < archive.pools[k]):
+        archive.pools[k] = pool
+        archive.seconds[k] = seconds
+        archive.states[k] = state
+
+
+@compiled
+def added_seconds(s, mask, order):  # type: ignore[no-untyped-def]
+    """The seconds that a plan adds to a step that runs in this order."""
+    n = mask.shape[0]
+    seconds = 0.0
+    for row in order:
+        if n <= row < 2 * n:
+            seconds += s.seconds[row - n]
+    for k in range(s.copied.shape[0]):
+        if mask[s.copied[k]] and not mask[s.copies[k]]:
+            seconds += s.copy_seconds[k]
+    return seconds
+
+
+@compiled
+def plan_of(s, state, mask):  # type: ignore[no-untyped-def]
     """Write the nodes that a state recomputes to ``mask``, and obey the rules; as ``obey``."""
-    mask[:] = s.base
-    for k in np.flatnonzero(cuts)[::-1][:1]:
-        mask[s.after[k] + 1 :] = False
-    for k in np.flatnonzero(cuts):
+    cuts = len(s.after)
+    made = np.flatnonzero(state[:cuts])
+    mask[:] = True
+    if len(made):
+        mask[s.after[made[-1]] + 1 :] = False
+    for k in made:
         for q in range(s.keep_start[k], s.keep_start[k + 1]):
             mask[s.keep[q]] = False
-    for i in s.flippable:
-        if flips[i] != 0:
-            mask[i] = flips[i] == RECOMPUTE
+    nodes = state[cuts:]
+    for i in range(len(nodes)):
+        if nodes[i] != AS_CUTS:
+            mask[i] = nodes[i] == RECOMPUTED
+    for k in range(len(s.copied)):
+        if not mask[s.copied[k]]:  # an identity of what is saved itself costs nothing
+            mask[s.copied[k] + 1 : s.copies[k] + 1] = True
     return obey(s.rules, mask)
 
 
 @compiled
-def price(s, cuts, flips, mask, limit):  # type: ignore[no-untyped-def]
-    """The bytes that a state costs, or some that are more than ``limit``; ``mask``: its plan."""
-    order, reads = fill(s, cuts, flips, mask)
-    return plan_bytes(s.rules.tables, s.rules.fusible, mask, order, reads, s.match_ranges, limit)
+def name_nodes(state, mask):  # type: ignore[no-untyped-def]
+    """Write a plan into a state, node by node."""
+    cuts = len(state) - len(mask)
+    state[:cuts] = False
+    for i in range(len(mask)):
+        state[cuts + i] = RECOMPUTED if mask[i] else SAVED
+
+
+@compiled
+def evaluate(s, state, mask):  # type: ignore[no-untyped-def]
+    """The bytes that a state costs, and the seconds that it adds; ``mask``: its plan."""
+    order, reads = plan_of(s, state, mask)
+    t, f = s.rules.tables, s.rules.fusible
+    pool = plan_bytes(t, f, mask, order, reads, s.match_ranges, NO_LIMIT)
+    return pool, added_seconds(s, mask, order)
+
+
+@compiled
+def _near():  # type: ignore[no-untyped-def]
+    """A distance other than 0, mostly small (Cauchy)."""
+    way = int(round(np.tan(np.pi * (np.random.random() - 0.5)) * 3))
+    if way == 0:
+        way = 1 if np.random.random() < 0.5 else -1
+    return way
+
+
+@compiled
+def _flip(s, nodes, values):  # type: ignore[no-untyped-def]
+    """Set some nodes that follow each other to one of the last so many values."""
+    first = last = np.random.randint(len(s.flippable))
+    while last + 1 < len(s.flippable) and np.random.random() < 0.8:
+        last += 1
+    to = 3 - values + np.random.randint(values)
+    for i in s.flippable[first : last + 1]:
+        nodes[i] = to
 
 
 @compiled
 def _move_cut(cuts):  # type: ignore[no-untyped-def]
-    """Move, leave out or put in a cut."""
-    chosen = np.flatnonzero(cuts)
-    kind = np.random.random()
-    if kind < 0.6 and len(chosen):
-        k = chosen[np.random.randint(len(chosen))]
-        way = int(round(np.tan(np.pi * (np.random.random() - 0.5)) * 3))  # mostly near (Cauchy)
-        if way == 0:
-            way = 1 if np.random.random() < 0.5 else -1
+    """Move, leave out or make a cut."""
+    made, move = np.flatnonzero(cuts), np.random.random()
+    if move < 0.6 and len(made):
+        k = made[np.random.randint(len(made))]
         cuts[k] = False
-        cuts[min(len(cuts) - 1, max(0, k + way))] = True
-    elif kind < 0.8 and len(chosen) > 1:
-        cuts[chosen[np.random.randint(len(chosen))]] = False
+        cuts[min(len(cuts) - 1, max(0, k + _near()))] = True
+    elif move < 0.8 and len(made) > 1:
+        cuts[made[np.random.randint(len(made))]] = False
     else:
         cuts[np.random.randint(len(cuts))] = True
 
 
 @compiled
-def _flip_run(flippable, flips):  # type: ignore[no-untyped-def]
-    """Flip some operators that follow each other to one state."""
-    first = np.random.randint(len(flippable))
-    last = first
-    while last + 1 < len(flippable) and np.random.random() < 0.8:
-        last += 1
-    state = np.random.randint(3)
-    for i in flippable[first : last + 1]:
-        flips[i] = state
+def _save(s, nodes, cut, value):  # type: ignore[no-untyped-def]
+    """Set what is alive at a cut; there is none at -1, nor beyond the last."""
+    if 0 <= cut < len(s.after):
+        for q in range(s.keep_start[cut], s.keep_start[cut + 1]):
+            nodes[s.keep[q]] = value
 
 
 @compiled
-def anneal(s, cuts, flips, seed, tries, hot, cold, flipping, stop, done):  # type: ignore[no-untyped-def]
-    """Anneal a state in place, to the best that was met.
+def _set_nodes(s, nodes):  # type: ignore[no-untyped-def]
+    """Set what is between two cuts, or save at another cut what is saved at one."""
+    cuts, kind = len(s.after), np.random.random()
+    if kind < 0.6:
+        first = np.random.randint(cuts + 1) - 1
+        last = min(cuts, first + abs(_near()))
+        start = s.after[first] + 1 if first >= 0 else 0
+        stop = s.after[last] + 1 if last < cuts else len(nodes)
+        choice = np.random.randint(3)
+        for i in range(start, stop):
+            again = choice == 0 or choice == 1 and not s.costly[i]
+            nodes[i] = RECOMPUTED if again else SAVED
+        _save(s, nodes, first, SAVED)
+        _save(s, nodes, last, SAVED)
+    else:
+        cut = np.random.randint(cuts)
+        _save(s, nodes, cut, RECOMPUTED)
+        if kind < 0.87:
+            _save(s, nodes, min(cuts - 1, max(0, cut + _near())), SAVED)
+
+
+@compiled
+def _change(s, state, goal):  # type: ignore[no-untyped-def]
+    """Change a state at random."""
+    cuts = len(s.after)
+    if len(s.flippable) and (not cuts or np.random.random() < goal.flipping):
+        _flip(s, state[cuts:], 2 if goal.by_node else 3)
+    elif goal.by_node:
+        _set_nodes(s, state[cuts:])
+    else:
+        _move_cut(state[:cuts])
+
+
+@compiled
+def anneal(s, state, goal, seed, tries, hot, cold, archive, stop, done):  # type: ignore[no-untyped-def]
+    """Anneal a state in place, to the one of least energy that was visited.
 
     Parameters
     ----------
     s : Space
-    cuts : np.ndarray of bool
-        The cuts of ``s`` that are made.
-    flips : np.ndarray of int8
-        For each node 0, KEEP or RECOMPUTE.
+    state : np.ndarray of int8
+    goal : Goal
     seed, tries : int
     hot, cold : float
-        Temperatures at the beginning and at the end, as shares of the cost.
-    flipping : float
-        The share of steps that flip an operator instead of moving a cut.
+        Temperatures at the beginning and at the end, in units of the energy.
+    archive : Archive
+        Receives what is visited.
     stop : np.ndarray
         The search ends when its element is not 0; another thread may set it.
     done : np.ndarray
@@ -121,75 +242,43 @@ def anneal(s, cuts, flips, seed, tries, hot, cold, flipping, stop, done):  # typ
 
     Returns
     -------
-    int
-        The bytes that the best state costs.
+    float
+        The least energy.
     """
     np.random.seed(seed)
-    mask = np.empty(s.base.shape[0], dtype=np.bool_)
-    current = best = price(s, cuts, flips, mask, NO_LIMIT)
-    best_cuts, best_flips = cuts.copy(), flips.copy()
-    new_cuts, new_flips = cuts.copy(), flips.copy()
-    if len(s.flippable) == 0:
-        flipping = 0.0
-    if len(cuts) == 0:
-        flipping = 1.0
-    for step in range(tries):
-        if stop[0] or len(cuts) + len(s.flippable) == 0:
-            break
-        new_cuts[:] = cuts
-        new_flips[:] = flips
-        while True:
-            if np.random.random() < flipping:
-                _flip_run(s.flippable, new_flips)
-            else:
-                _move_cut(new_cuts)
-            if np.random.random() >= 0.3:
+    t, f = s.rules.tables, s.rules.fusible
+    if len(s.after) + len(s.flippable) == 0:
+        tries = 0
+    new, least_state = state.copy(), state.copy()
+    mask = np.empty(t.forward, dtype=np.bool_)
+    least = current = most = np.inf
+    for step in range(-1, tries):  # the first is the plan as it is
+        new[:] = state
+        if step >= 0:
+            if stop[0]:
                 break
-        heat = hot * (cold / hot) ** (step / tries) * best
-        limit = current - heat * np.log(1 - np.random.random())  # Metropolis
-        cost = price(s, new_cuts, new_flips, mask, limit)
-        done[0] += 1
-        if cost <= limit:
-            current = cost
-            cuts[:] = new_cuts
-            flips[:] = new_flips
-            if cost < best:
-                best = cost
-                best_cuts[:] = cuts
-                best_flips[:] = flips
-    cuts[:] = best_cuts
-    flips[:] = best_flips
-    return best
-
-
-@compiled
-def cheapest_cuts(weights, limit):  # type: ignore[no-untyped-def]
-    """The cuts that keep least while no piece needs more than ``limit`` besides what was kept.
-
-    Returns
-    -------
-    np.ndarray of int
-        Indices of cuts in ascending order; none if there are no such cuts.
-    bool
-        Whether there are.
-    """
-    count = len(weights.keep)
-    kept = np.full(count, np.inf)  # at the least, if there is a cut here
-    kept[0] = 0
-    before = np.zeros(count, dtype=np.int64)
-    for j in range(1, count):
-        highest = 0.0
-        for i in range(j - 1, -1, -1):
-            highest = max(highest, weights.highest[i + 1])
-            piece = highest - weights.until[i]
-            if piece > limit:
-                break
-            if kept[i] + piece <= limit and kept[i] + weights.keep[j] < kept[j]:
-                kept[j] = kept[i] + weights.keep[j]
-                before[j] = i
-    chosen = np.zeros(count, dtype=np.bool_)
-    at = before[count - 1]
-    while at > 0:
-        chosen[at - 1] = True
-        at = before[at]
-    return np.flatnonzero(chosen), np.isfinite(kept[count - 1])
+            done[0] += 1
+            _change(s, new, goal)
+            while np.random.random() < 0.3:
+                _change(s, new, goal)
+            heat = hot * (cold / hot) ** (step / tries)
+            most = current - heat * np.log(1 - np.random.random())  # Metropolis
+        order, reads = plan_of(s, new, mask)
+        seconds = added_seconds(s, mask, order)
+        left = most - goal.second_price * seconds
+        if left < 0:
+            continue
+        limit = goal.limit + left / goal.byte_price
+        pool = plan_bytes(t, f, mask, order, reads, s.match_ranges, limit)
+        if pool > limit:
+            continue
+        current = goal.second_price * seconds + goal.byte_price * max(0.0, pool - goal.limit)
+        state[:] = new
+        if goal.by_node:
+            name_nodes(state, mask)
+        record(archive, pool, seconds, state)
+        if current < least:
+            least = current
+            least_state[:] = state
+    state[:] = least_state
+    return least

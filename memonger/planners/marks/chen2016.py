@@ -25,17 +25,7 @@ MB = 2**20
 
 
 class MirrorPlan(NamedTuple):
-    """What one threshold gives.
-
-    Attributes
-    ----------
-    mask : np.ndarray of bool
-        The nodes that are recomputed.
-    save_size : int
-        Bytes of what is kept.
-    max_size : int
-        Bytes of the largest block between two kept results.
-    """
+    """What one threshold gives: the recomputed nodes, the bytes kept and of the largest block."""
 
     mask: np.ndarray
     save_size: int

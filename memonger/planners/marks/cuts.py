@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Collection, NamedTuple
+from typing import Collection, NamedTuple
 
 import numpy as np
 
@@ -16,14 +16,8 @@ from memonger.support.compiled import compiled
 class Cut(NamedTuple):
     """A point of the execution order and what later operators read of what came before it.
 
-    Attributes
-    ----------
-    after : int
-        The operator (node index) after which it lies.
-    entries : tuple of Entry
-        The results that are alive there.
-    size : int
-        Bytes of those results, 4 to an element as MXNet's planner counts.
+    It lies ``after`` an operator; ``entries`` are the results that are alive there, of ``size``
+    bytes, 4 to an element as MXNet's planner counts.
     """
 
     after: int
@@ -118,16 +112,10 @@ class Weights(NamedTuple):
     """A network as dynamic programming over its cuts sees it: n cuts, n + 1 pieces between them.
 
     The first element of each array stands for the beginning of the network, the last for its end.
-
-    Attributes
-    ----------
-    until : np.ndarray, n + 2
-        What gradients read of the results of all operators before each cut.
-    highest : np.ndarray, n + 2
-        The most that there is while the gradients of the piece before a cut run, were nothing
-        recomputed: ``until`` the operator, and what else is alive then.
-    keep : np.ndarray, n + 2
-        What must be kept at each cut.
+    ``until`` is what gradients read of the results of all operators before each cut; ``highest``
+    the most that there is while the gradients of the piece before a cut run, were nothing
+    recomputed (``until`` the operator, and what else is alive then); ``keep`` what must be kept at
+    each cut.
     """
 
     until: np.ndarray
@@ -240,38 +228,34 @@ def _add(tree, i, weight):  # type: ignore[no-untyped-def]
         i += i & -i
 
 
-def walk(weights: Weights, pieces: float) -> list[int]:
-    """Cuts, by index, that divide a network into about so many pieces of equal weight.
+@compiled
+def cheapest_cuts(weights, limit):  # type: ignore[no-untyped-def]
+    """The cuts that keep least while no piece needs more than ``limit`` besides what was kept.
 
-    As the original's walk (Chen et al. 2016, algorithm 3) with a budget between two cuts; of the
-    cuts near the end of a piece the one that keeps least is taken.
+    Returns
+    -------
+    np.ndarray of int
+        Indices of cuts in ascending order; none if there are no such cuts.
+    bool
+        Whether there are.
     """
-    budget = weights.until[-1] / pieces
-    at, keep = weights.until[1:-1], weights.keep[1:-1]
-    chosen: list[int] = []
-    start = 0.0
-    while True:
-        near = np.flatnonzero((at > start + budget / 2) & (at <= start + budget * 1.25))
-        if not len(near):
-            near = np.flatnonzero(at > start + budget)[:1]
-            if not len(near):
-                return chosen
-        waste = keep[near] + np.abs(at[near] - start - budget) / 4
-        chosen.append(int(near[np.argmin(waste)]))
-        start = float(at[chosen[-1]])
-
-
-def golden_section(cost: Callable[[float], float], low: float, high: float, steps: int) -> None:
-    """Ask for ``cost`` at ``steps`` points that close in on a minimum between low and high."""
-    ratio = (5**0.5 - 1) / 2
-    a, b = high - ratio * (high - low), low + ratio * (high - low)
-    at_a, at_b = cost(a), cost(b)
-    for _ in range(steps - 2):
-        if at_a <= at_b:
-            high, b, at_b = b, a, at_a
-            a = high - ratio * (high - low)
-            at_a = cost(a)
-        else:
-            low, a, at_a = a, b, at_b
-            b = low + ratio * (high - low)
-            at_b = cost(b)
+    count = len(weights.keep)
+    kept = np.full(count, np.inf)  # at the least, if there is a cut here
+    kept[0] = 0
+    before = np.zeros(count, dtype=np.int64)
+    for j in range(1, count):
+        highest = 0.0
+        for i in range(j - 1, -1, -1):
+            highest = max(highest, weights.highest[i + 1])
+            piece = highest - weights.until[i]
+            if piece > limit:
+                break
+            if kept[i] + piece <= limit and kept[i] + weights.keep[j] < kept[j]:
+                kept[j] = kept[i] + weights.keep[j]
+                before[j] = i
+    chosen = np.zeros(count, dtype=np.bool_)
+    at = before[count - 1]
+    while at > 0:
+        chosen[at - 1] = True
+        at = before[at]
+    return np.flatnonzero(chosen), np.isfinite(kept[count - 1])

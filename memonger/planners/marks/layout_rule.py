@@ -39,15 +39,10 @@ _COPIED = -3  # the place of what a plan inserts
 
 
 class Unplanned(NamedTuple):
-    """The layouts in the training step of a network without a plan.
+    """The layouts in the training step of a network without a plan, as ``layouts.follow`` has them.
 
-    Attributes
-    ----------
-    training : TrainingGraph
-    made, found, place : np.ndarray
-        As ``layouts.follow`` gives them.
-    matters, shows : np.ndarray of bool
-        The outputs of whose layout the numbers may come to depend; the reads of which they do.
+    Numbers may come to depend on the layouts of the outputs ``matters``, and do on the reads
+    ``shows``.
     """
 
     training: TrainingGraph
@@ -61,23 +56,10 @@ class Unplanned(NamedTuple):
 class LayoutRule(NamedTuple):
     """What the layouts in one training graph must be, for compiled code.
 
-    Attributes
-    ----------
-    active : bool
-        Whether any plan may change a layout.
-    layouts : LayoutTables
-    found : np.ndarray of int64
-        Of each read the layout that must be found, or -1.
-    made, place : np.ndarray
-        Of each output its layout and its place in the unplanned step.
-    compared : np.ndarray of bool
-        The outputs whose layout matters.
-    copy_of : np.ndarray of int64
-        Of each forward node that a plan inserts the node that it copies, of others -1.
-    chain : np.ndarray of int32
-        Of each output the memory that it is in, in the unplanned step, if no block is used twice.
-    chain_start, chain_node : np.ndarray
-        The forward nodes with an output in each memory.
+    Of each read the layout that must be ``found``, or -1; of each output the layout ``made`` and
+    its ``place`` without a plan, and whether that is ``compared``; of each forward node that a plan
+    inserts the node that it copies (``copy_of``), of others -1. ``chain`` is the memory of each
+    output without a plan, if no block is used twice; ``chain_node`` the nodes with one in each.
     """
 
     active: bool
@@ -170,16 +152,8 @@ def layout_rule(
 ) -> LayoutRule:
     """Make the rule for a network, or for that with kept copies.
 
-    Parameters
-    ----------
-    unplanned : Unplanned
-        Of the network without copies.
-    training : TrainingGraph
-        Of the network with copies.
-    moved : np.ndarray of int, optional
-        The new index of each node.
-    copies : sequence of (int, int)
-        New indices: a node that is inserted, and the node of which it copies the first output.
+    ``unplanned`` is of the network without copies; ``moved`` has the new index of each node, and
+    ``copies`` the new indices of each inserted node and of that whose first output it copies.
     """
     t, plain = training.tables, unplanned.training
     n, n0 = t.forward, plain.tables.forward
@@ -267,25 +241,10 @@ def _gradients(training: TrainingGraph, plain: TrainingGraph, new: np.ndarray) -
 
 @compiled
 def other_layouts(t, facts, rule, order, reads, mask, found):  # type: ignore[no-untyped-def]
-    """Find what to keep of a plan where its layouts differ from those without a plan.
+    """Find what to keep of a plan where its layouts differ from those without a plan, if anything.
 
-    Parameters
-    ----------
-    t : Tables
-    facts
-        As ``rules`` has them.
-    rule : LayoutRule
-    order, reads : np.ndarray
-        As ``order_and_reads`` gives them for ``mask``.
-    mask : np.ndarray of bool
-        The recomputed nodes.
-    found : np.ndarray of bool
-        Receives the nodes to keep, some of the recomputed ones.
-
-    Returns
-    -------
-    bool
-        Whether there are any.
+    ``order`` and ``reads`` are as ``order_and_reads`` gives them for the recomputed nodes ``mask``;
+    ``found`` receives the nodes to keep, some of the recomputed ones.
     """
     made, seen, place, entries = follow(t, rule.layouts, mask, order, reads, rule.copy_of)
     differs = False
@@ -343,14 +302,9 @@ def _keep_around(facts, x, mask, found):  # type: ignore[no-untyped-def]
 
 @compiled
 def _keep_for(t, facts, rule, row, place, before, mask, found):  # type: ignore[no-untyped-def]
-    """Keep nodes for an output to be written where it is without a plan.
+    """Keep nodes for an output of a row to be written where it is without a plan.
 
-    Parameters
-    ----------
-    row : int
-        Its row.
-    place, before : int
-        The input in whose memory it is written, and without a plan.
+    ``place`` and ``before`` are the input in whose memory it is written, and without a plan.
     """
     n = t.forward
     if row >= 2 * n:

@@ -66,7 +66,7 @@ class Rules:
     bare : bool
         Whether to do without them: everything that MXNet can recompute may be.
     fuses : bool
-        Whether memory is told with pointwise fusion where that is on.
+        Whether memory is told with pointwise fusion where that is on: on a GPU, nowhere else.
     layouts : sequence of LayoutRule, optional
         Of a network with kept copies, one for each training graph.
 
@@ -78,9 +78,6 @@ class Rules:
         Why an operator must be kept.
     tables : list of RuleTables
         For compiled code, one for each training graph.
-    fuses : bool
-        Whether memory is told with pointwise fusion: it is trained on a GPU with it, and nowhere
-        else.
     """
 
     def __init__(

@@ -26,6 +26,7 @@ for Arbitrary Computation Graphs". With O(log n) memory: Chen et al. 2016, secti
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
@@ -52,9 +53,7 @@ from memonger.support.parallel import Threads
 
 REFINEMENTS = 2  # rounds of dynamic programming over the cuts of the best trees
 MOST_REFINED = 8  # trees
-#: Tries while annealing: the time that they may take, that of one, and that of each event of its
-#: schedule. In units of about a microsecond, but counted and not measured: the same everywhere.
-PATIENCE = 15_000_000
+#: The time that a try takes while annealing, and that of each event of its schedule.
 TRY, EVENT = 30, 0.17
 MOST_TRIES = 6000  # for each forward operator
 SEEDING, REFINING, ANNEALING = 0.3, 0.05, 0.6  # parts of the search, as far as progress knows
@@ -68,6 +67,31 @@ UNLIMITED = 1000.0  # times the forward work: more than any schedule is worth
 LOGARITHMS = 2.0
 LEAST_UNLIMITED = 4.0
 SLACK = 1 + 1e-9  # for rounding where work is compared
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long a search is: counted, not measured, so that it is the same everywhere.
+
+    Dynamic programming has so many operators of its trees replayed, of a whole frontier and of
+    trees whose work is near a limit; annealing takes so many units of about a microsecond.
+    """
+
+    replays: int = 3_000_000
+    replays_near: int = 600_000
+    annealing: int = 15_000_000
+
+    def times(self, patience: float) -> Effort:
+        """So many times as much."""
+        return Effort(
+            replays=int(patience * self.replays),
+            replays_near=int(patience * self.replays_near),
+            annealing=int(patience * self.annealing),
+        )
+
+
+#: The effort where none is told.
+EFFORT = Effort()
 
 
 class Annealing(NamedTuple):
@@ -149,7 +173,7 @@ class Recursive:
         weights: np.ndarray | None = None,
         made: Parts | None = None,
     ) -> None:
-        self.workload, self.patience = workload, patience
+        self.workload, self.patience, self.effort = workload, patience, EFFORT
         self.progress = progress or (lambda done: None)
         self.threads = Threads(self.progress)
         self.blueprint: Blueprint = blueprint(made or parts(workload), weights)
@@ -311,7 +335,8 @@ class Recursive:
         """Trees of the whole frontier, or those about a limit of work."""
         found: list[Tree] = []
         share = SEEDING / len(POWERS) / SCALES
-        for family, trees in dynamic(self.entries, most_work):
+        replays = self.effort.replays if most_work is None else self.effort.replays_near
+        for family, trees in dynamic(self.entries, replays, most_work):
             found += self._priced(trees, family, share)
             if self.threads.interrupted:
                 break
@@ -324,7 +349,7 @@ class Recursive:
                 return
             best = [tree for tree in allowed() if tree.family != KNOWN][:MOST_REFINED]
             if best:
-                for family, found in refined(self.entries, best):
+                for family, found in refined(self.entries, self.effort.replays, best):
                     self._found += self._priced(found, family)
             self.threads.done += REFINING / REFINEMENTS
         trees: list[Tree] = []
@@ -367,7 +392,7 @@ class Recursive:
         """How many there may be while annealing."""
         count = len(self.blueprint.node)
         events = count * float(np.mean([1 + tree.work / self.one_pass for tree in trees]))
-        tries = min(MOST_TRIES * count, PATIENCE / (TRY + EVENT * events))
+        tries = min(MOST_TRIES * count, self.effort.annealing / (TRY + EVENT * events))
         return max(1, int(self.patience * tries))
 
     def _annealed(

@@ -26,9 +26,6 @@ CLOSER = 1.5  # times the least memory that is possible: the last
 #: them are measured in time that grows with the square of their number.
 MOST_CUTS, MORE_CUTS, THOUSAND = 20, 120, 1000
 MOST_INNER_CUTS = 16  # between two of them
-#: Replays of trees that dynamic programming finds, as forward operators: of a whole frontier, of
-#: those whose work is near a limit.
-SEEDS, SEEDS_NEAR = 3_000_000, 600_000
 MOST_REFINED_CUTS = 110  # of up to a thousand operators
 MOST_OF_FAMILY = 40  # trees of one power and scale
 STRIDES = (1, 2, 4, 8)  # binomial trees: boundaries at every operator, every second ...
@@ -58,11 +55,12 @@ class Tree(NamedTuple):
 
 
 def dynamic(
-    entries: Entries, most_work: float | None = None
+    entries: Entries, replays: int, most_work: float | None = None
 ) -> Iterator[tuple[Family, list[np.ndarray]]]:
     """Trees of the whole frontier, or those about a limit of work, by dynamic programming.
 
-    Pieces between neighbouring boundaries are divided further, at boundaries of their own.
+    Pieces between neighbouring boundaries are divided further, at boundaries of their own. As many
+    trees are made as have so many forward operators to be replayed.
 
     Yields
     ------
@@ -84,7 +82,6 @@ def dynamic(
         cap = outer.leaf[0, s, s + 1]
         inner.append(measure(entries, within, cap) if len(within) > 2 else None)
     seen: dict[bytes, None] = {}
-    replays = SEEDS if most_work is None else SEEDS_NEAR
     each = int(replays / count / len(POWERS) / SCALES) + 1
     for power in range(len(POWERS)):
         most = float(whole[power]) * WIDEST
@@ -121,7 +118,9 @@ def binomials(entries: Entries, more: range) -> list[np.ndarray]:
     return list(trees.values())
 
 
-def refined(entries: Entries, trees: Sequence[Tree]) -> Iterator[tuple[Family, list[np.ndarray]]]:
+def refined(
+    entries: Entries, replays: int, trees: Sequence[Tree]
+) -> Iterator[tuple[Family, list[np.ndarray]]]:
     """Dynamic programming over the cuts of good trees and their neighbours; as `dynamic`."""
     count = len(entries.node)
     score: dict[int, float] = {}
@@ -141,7 +140,7 @@ def refined(entries: Entries, trees: Sequence[Tree]) -> Iterator[tuple[Family, l
         most[power] = max(most[power], scale)
     pieces = measure(entries, bounds, most)
     undivided: list[Pieces | None] = [None] * (len(bounds) - 1)
-    each = int(SEEDS / 2 / count / len(families)) + 1
+    each = int(replays / 2 / count / len(families)) + 1
     for power, scale in families:
         aim = float(np.mean([tree.work for tree in trees if tree.family == (power, scale)]))
         made = list(_trees(pieces, undivided, power, scale))

@@ -1,0 +1,364 @@
+"""The search for marks: the plan of least memory, and the fastest plans of every size.
+
+A set of cuts is a plan: what is alive at a cut is saved, everything between is recomputed, what
+comes after the last cut is not. The search:
+
+1. Where the network may be cut it gets saved identities (``copies``) of operators that would hold
+   what they were computed from if they were saved themselves.
+2. Initial solutions: dynamic programming over the cuts (those that save least for a limit on the
+   memory between them), for several limits, with sizes raised to several exponents.
+3. Simulated annealing (``anneal``) of the best of them for least memory, a thread each. Saved
+   identities that turn out not to be needed are taken out, and it goes on without them.
+4. For the fastest plans: annealing within several limits of memory, a thread each, from the fastest
+   plan known that fits; then a second round at limits between.
+
+Every plan that is visited obeys the rules, is replayed to the byte, and is archived if it is the
+fastest of its size. So one search gives all plans that are not dominated, and with more memory the
+choice is among more of them, and never slower. It depends on the network and the times of its
+operators alone, not on the machine's cores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Callable, NamedTuple, Sequence
+
+import numpy as np
+
+from memonger.graph.forward import KeptCopy, mask_with_copies
+from memonger.planners.marks.anneal import (
+    Archive,
+    Goal,
+    Space,
+    anneal,
+    empty_archive,
+    evaluate,
+    name_nodes,
+    plan_of,
+    record,
+)
+from memonger.planners.marks.copies import behind_copies, needed_copies, settle
+from memonger.planners.marks.cuts import Cut, Weigher, cheapest_cuts
+from memonger.planners.marks.rules import Rules
+from memonger.planners.pareto import not_dominated
+from memonger.support.parallel import Threads
+
+HARD = 1e30  # the price of a byte above a limit that must be kept
+CHEAP = 0.3  # of the mean time of an operator by its bytes: see ``costly``
+
+
+class Phase(NamedTuple):
+    """One annealing for least memory, of the smallest ``starts`` plans known.
+
+    It has a part of all tries, and a share of changes that flip operators instead of moving a cut.
+    The temperatures (shares of a plan's memory) are taken in turn, for networks differ in
+    what moving a cut changes.
+    """
+
+    starts: int
+    part: float
+    heats: tuple[tuple[float, float], ...]
+    flipping: float
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long the search is.
+
+    Each of its phases has ``tries``, or so many that ``nodes`` are replayed, times ``patience``;
+    beyond ``large`` nodes a replay is slower by the node. Temperatures of ``time_heat`` are shares
+    of the time of a forward pass.
+    """
+
+    patience: float = 1.0
+    tries: int = 160_000
+    nodes: int = 120_000_000
+    large: int = 10_000
+    cuts: int = 600
+    exponents: tuple[float, ...] = (1.0, 0.75, 0.5, 0.35, 0.2)
+    halvings: int = 12  # of the range of the memory between cuts, for each exponent
+    phases: tuple[Phase, ...] = (
+        Phase(8, 0.5, ((0.008, 0.0004), (0.0015, 0.0001)), 0.0),
+        Phase(4, 0.3, ((0.002, 0.0001),), 0.75),
+        Phase(4, 0.2, ((0.001, 0.0001),), 1.0),
+    )
+    parts: int = 50  # of the smallest plan, from which annealing for time may start
+    limits: int = 8  # of memory, in each of two rounds
+    time_heat: tuple[float, float] = (0.04, 0.0004)
+    sizes: int = 200  # of plans in the archive
+    small: float = 1 / 2000  # of the largest result: smaller ones are not flipped by themselves
+
+    def times(self, patience: float) -> Effort:
+        """So many times as much."""
+        return replace(self, patience=patience * self.patience)
+
+
+#: The effort where none is told.
+EFFORT = Effort()
+
+
+class NodeTimes(NamedTuple):
+    """Seconds that each node takes, and its gradient; the bytes that it reads and writes."""
+
+    forward: np.ndarray
+    gradient: np.ndarray
+    moved_bytes: np.ndarray
+
+
+class Found(NamedTuple):
+    """A state of the search (see `Space`), its bytes as MXNet counts, and the added seconds."""
+
+    pool_bytes: int
+    seconds: float
+    state: np.ndarray
+
+
+class MarkPlan(NamedTuple):
+    """The recomputed nodes and saved identities, the bytes as MXNet counts, the added seconds."""
+
+    pool_bytes: int
+    seconds: float
+    mask: np.ndarray
+    copies: tuple[KeptCopy, ...] = ()
+
+
+def costly(seconds: np.ndarray, moved: np.ndarray) -> np.ndarray:
+    """The operators that take longer than moving what they read and write would.
+
+    Parameters
+    ----------
+    seconds, moved : np.ndarray
+        Of each node its time, and the bytes that it reads and writes.
+    """
+    busy = (moved > 0) & (seconds > 0)
+    if not busy.any():
+        return np.zeros(len(seconds), dtype=np.bool_)
+    pace = np.median(seconds[busy] / moved[busy])
+    share = seconds > CHEAP * seconds[busy].mean()
+    return busy & share & (seconds > 2 * pace * moved)
+
+
+def recomputation_times(
+    times: NodeTimes, moved: np.ndarray, copies: Sequence[KeptCopy]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Times of a network with saved identities, as `Space` has them.
+
+    What stands behind a recomputed node takes no time: nobody reads it again, so MXNet asks for no
+    result (``kNullOp``). An identity takes none; a product with one runs once, and its gradient.
+    """
+    copies = [copy for copy in copies if not copy.apart]
+    seconds = times.forward.copy()
+    places = moved[[copy.node for copy in copies]].astype(np.int64)
+    ends = places + np.array([copy.offset for copy in copies], dtype=np.int64)
+    for place, end in zip(places, ends):
+        seconds[place + 1 : end + 1] = 0
+    until = np.concatenate([[0.0], np.cumsum(times.forward + times.gradient)])
+    added = until[ends + 1] - until[places + 1]
+    return seconds, costly(seconds, times.moved_bytes), places, ends, added
+
+
+def settled(plain: Rules, times: Callable[[Rules], NodeTimes], plan: MarkPlan) -> MarkPlan:
+    """The plan as it is carried out, with none but the saved identities that it needs.
+
+    ``plain`` are the rules of the network without any.
+    """
+    rules, full, mask, copies = settle(plain, plan.mask, plan.copies)
+    moved = plain.with_copies(copies)[1]
+    seconds, _, copied, kept, added = recomputation_times(times(rules), moved, copies)
+    found, n = rules.replay(full), len(full)
+    again = found.order[(found.order >= n) & (found.order < 2 * n)] - n
+    total = float(seconds[again].sum() + added[full[copied] & ~full[kept]].sum())
+    return MarkPlan(found.pool_bytes, total, mask, copies)
+
+
+class MarkSearch:
+    """The search of one network with some saved identities.
+
+    Parameters
+    ----------
+    plain : Rules
+        Of the network without saved identities.
+    times : callable
+        From rules (of the network with some) to `NodeTimes`.
+    cuts : sequence of Cut
+        Of the network without saved identities.
+    copies : tuple of KeptCopy
+        Those that it has.
+    threads : Threads
+    effort : Effort
+    share : float
+        Of the progress that is told, for as many tries as an effort has.
+    """
+
+    def __init__(
+        self,
+        plain: Rules,
+        times: Callable[[Rules], NodeTimes],
+        cuts: Sequence[Cut],
+        copies: tuple[KeptCopy, ...],
+        threads: Threads,
+        effort: Effort,
+        share: float = 1.0,
+    ) -> None:
+        self.plain, self.times, self.effort = plain, times, effort
+        self.threads, self.share = threads, share
+        self.copies = copies
+        self.rules, self.moved = plain.with_copies(copies)
+        self.cuts = behind_copies(cuts, self.moved, copies)
+        count = len(self.rules.graph.nodes)
+        tries = min(effort.tries, effort.nodes / count * min(1, effort.large / count))
+        self.tries = int(effort.patience * tries / self.rules.effort)
+        self.unplanned = max(1, plain.replay(np.zeros_like(plain.allowed)).pool_bytes)
+        self.space = self._space()
+        self.archive = self._empty_archive()
+        self.add(np.zeros_like(plain.allowed), ())
+
+    def _space(self) -> Space:
+        rules = self.rules
+        elements = np.array([max(t.elements for t in ts) for ts in rules.graph.tensors])
+        allowed, single = rules.allowed.copy(), rules.allowed.copy()
+        single &= elements >= elements[rules.allowed].max(initial=0) * self.effort.small
+        for copy in self.copies:
+            place = int(self.moved[copy.node])
+            single[place + 1 : place + copy.offset + copy.apart] = False
+            allowed[place + copy.offset] &= not copy.apart
+        return Space(
+            rules.tables[0]._replace(allowed=allowed),
+            np.array(rules.trainings[0].settings.match_ranges),
+            np.array([cut.after for cut in self.cuts], dtype=np.int64),
+            np.cumsum([0] + [len(cut.keep) for cut in self.cuts]),
+            np.array([i for cut in self.cuts for i in cut.keep], dtype=np.int64),
+            np.flatnonzero(single),
+            *recomputation_times(self.times(rules), self.moved, self.copies),
+        )
+
+    # ------------------------------------------------------------------ the search
+
+    def minimise(self, starts: Sequence[Found], phase: Phase) -> list[Found]:
+        """Anneal for least memory, a thread each; all that came of it, the smallest first."""
+        price = 1e-6 * self.unplanned / self._second_scale()
+        goal = Goal(0.0, 1.0, price, phase.flipping, False)
+        starts = starts[: phase.starts]
+        jobs = []
+        for k, start in enumerate(starts):
+            heat = phase.heats[k % len(phase.heats)]
+            jobs.append((start, goal, [share * start.pool_bytes for share in heat]))
+        found = {found.state.tobytes(): found for found in self._anneal(jobs, phase.part)}
+        return sorted(found.values(), key=lambda found: found[:2])
+
+    def speed_up(self) -> None:
+        """Anneal archived plans for the least time within several limits, in two rounds."""
+        self._add_parts()
+        count = 2 * self.effort.limits
+        heat = [part * self._second_scale() for part in self.effort.time_heat]
+        for part in range(2):
+            plans = not_dominated(self._archived(), lambda plan: plan[:2])
+            limits = np.geomspace(plans[0].pool_bytes, self.unplanned, count + 1)[part:count:2]
+            jobs = []
+            for limit in np.maximum(limits, plans[0].pool_bytes):  # the first may be rounded
+                start = [plan for plan in plans if plan.pool_bytes <= limit][-1]
+                jobs.append((start, Goal(limit, HARD, 1.0, 0.4, True), heat))
+            self._anneal(jobs, 1 / 2)
+
+    def _add_parts(self) -> None:
+        """Archive parts of the smallest plan: what comes before a cut, or behind it, and cheap."""
+        smallest = self._mask(min(self._archived(), key=lambda plan: plan[:2]))
+        places = [cut.after + 1 for cut in self.cuts]
+        state = self._state()
+        for mask in (smallest, smallest & ~self.space.costly):
+            for place in places[:: 1 + len(places) // self.effort.parts]:
+                for part in (slice(place), slice(place, None)):
+                    left = mask.copy()
+                    left[part] = False
+                    name_nodes(state, left)
+                    self._record(state)
+
+    def cuts_by_size(self) -> list[Found]:
+        """The sets of cuts that dynamic programming finds, the cheapest first; all are archived."""
+        weigher = Weigher(self.rules.trainings[0], self.cuts)
+        found: dict[bytes, Found] = {}
+        for exponent in self.effort.exponents:
+            weights = weigher(exponent)
+            low, high = 0.0, float(weights.highest.max())
+            for _ in range(self.effort.halvings):
+                bound = (low + high) / 2
+                chosen, possible = cheapest_cuts(weights, bound)
+                if not possible:
+                    low = bound
+                    continue
+                high = bound
+                if len(chosen) and chosen.tobytes() not in found:
+                    state = self._state()
+                    state[chosen] = True
+                    found[chosen.tobytes()] = self._record(state)
+        if not found:
+            found[b""] = self._record(self._state())
+        return sorted(found.values(), key=lambda found: found[:2])
+
+    def add(self, mask: np.ndarray, copies: Sequence[KeptCopy]) -> Found | None:
+        """Archive a plan of the plain network, if it needs none but these saved identities."""
+        if not {*copies} <= {*self.copies}:
+            return None
+        full = mask_with_copies(mask, self.moved, copies, len(self.space.seconds))
+        state = self._state()
+        name_nodes(state, full)
+        return self._record(state)
+
+    def plans(self) -> list[MarkPlan]:
+        """The archived plans, with what they cost as long as no saved identity is taken out."""
+        return [self.plan(found) for found in self._archived()]
+
+    def plan(self, found: Found) -> MarkPlan:
+        """The plan of the plain network that a state is."""
+        mask = self._mask(found)
+        needed = needed_copies(self.moved, self.copies, mask)
+        return MarkPlan(int(found.pool_bytes), float(found.seconds), mask[self.moved], needed)
+
+    def _mask(self, found: Found) -> np.ndarray:
+        mask = np.empty(len(self.space.seconds), dtype=np.bool_)
+        plan_of(self.space, found.state, mask)
+        return mask
+
+    # ------------------------------------------------------------------ the archive
+
+    def _state(self) -> np.ndarray:
+        """The state in which there are no cuts and everything is recomputed."""
+        return np.zeros(len(self.cuts) + len(self.space.seconds), dtype=np.int8)
+
+    def _second_scale(self) -> float:
+        return max(float(self.space.seconds.sum()), 1e-12)
+
+    def _empty_archive(self) -> Archive:
+        return empty_archive(self.unplanned, self.effort.sizes, len(self._state()))
+
+    def _record(self, state: np.ndarray) -> Found:
+        mask = np.empty(len(self.space.seconds), dtype=np.bool_)
+        pool, seconds = evaluate(self.space, state, mask)
+        record(self.archive, pool, seconds, state)
+        return Found(pool, seconds, state)
+
+    def _archived(self) -> list[Found]:
+        known, a = np.flatnonzero(np.isfinite(self.archive.seconds)), self.archive
+        return [Found(a.pools[k], a.seconds[k], a.states[k].copy()) for k in known]
+
+    def _anneal(
+        self, jobs: Sequence[tuple[Found, Goal, Sequence[float]]], part: float
+    ) -> list[Found]:
+        """Anneal states, a thread each; archive what is visited, return the best of each."""
+        tries = int(self.tries * part) // len(jobs)
+
+        def work(job: tuple[int, Found, Goal, Sequence[float]], done: np.ndarray) -> Any:
+            seed, start, goal, (hot, cold) = job
+            state, archive = start.state.copy(), self._empty_archive()
+            if goal.by_node:
+                name_nodes(state, self._mask(start))
+            stop = self.threads.stop
+            anneal(self.space, state, goal, seed, tries, hot, cold, archive, stop, done)
+            return state, archive
+
+        numbered = [(seed, *job) for seed, job in enumerate(jobs)]
+        annealed = self.threads.each(work, numbered, tries, part * self.share)
+        for _, archive in annealed:
+            for k in np.flatnonzero(np.isfinite(archive.seconds)):
+                record(self.archive, archive.pools[k], archive.seconds[k], archive.states[k])
+        return [self._record(state) for state, _ in annealed]

@@ -1,0 +1,190 @@
+"""Networks beside those of the examples, each of what makes a memory plan hard."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any, Callable, Dict, NamedTuple, Tuple
+
+import memonger  # noqa: F401
+import mxnet as mx
+import numpy as np
+from memonger.graph import marks
+from memonger.graph.forward import KeptCopy
+
+import networks
+from planned import forward
+
+S = mx.sym
+FOLDER = Path(__file__).parents[1] / "golden"
+#: Recorded with the original.
+GOLDEN = ["resnet-2-2-2-2", "resnet-3-4-6-3", "resnet-3-24-36-3", "lstm-4x16", "lstm-4x64"]
+
+Network = Tuple[Any, Dict[str, Tuple[int, ...]]]
+
+
+def load(name: str) -> tuple[Any, dict[str, tuple[int, ...]], dict[str, Any]]:
+    record = json.loads((FOLDER / (name + ".json")).read_text())
+    with gzip.open(str(FOLDER / (name + "-symbol.json.gz")), "rt") as f:
+        symbol = mx.sym.load_json(f.read())
+    return symbol, {k: tuple(v) for k, v in record["shapes"].items()}, record
+
+
+def many_uses(uses: int = 10, hidden: int = 1024) -> Network:
+    """Tensors that so many operators read that their gradients are summed in a chain."""
+    x = S.FullyConnected(S.Variable("data"), num_hidden=hidden, name="first")
+    for k in range(3):
+        parts = [
+            S.Activation(S.FullyConnected(x, num_hidden=hidden, name="part%d_%d" % (k, i)), "tanh")
+            for i in range(uses)
+        ]
+        x = S.Activation(S.add_n(*parts), act_type="relu") + x
+    return S.LinearRegressionOutput(x, name="out"), {"data": (512, hidden)}
+
+
+def shared_weights(times: int = 12, hidden: int = 512) -> Network:
+    """The same weight and bias in every layer."""
+    x, weight, bias = S.Variable("data"), S.Variable("weight"), S.Variable("bias")
+    for i in range(times):
+        x = S.FullyConnected(x, weight, bias, num_hidden=hidden, name="fc%d" % i)
+        x = S.Activation(x, act_type="sigmoid", name="sigmoid%d" % i) + x
+    return S.LinearRegressionOutput(x, name="out"), {"data": (1024, hidden)}
+
+
+def casts(hidden: int = 1024) -> Network:
+    """Casts to a type of the same size and back: in place only if nobody else reads the input."""
+    x = S.FullyConnected(S.Variable("data"), num_hidden=hidden, name="first")
+    for i in range(4):
+        whole = S.cast(S.cast(x, dtype="int32"), dtype="float32")
+        x = S.Activation(S.FullyConnected(x, num_hidden=hidden, name="fc%d" % i), "tanh") + whole
+    return S.LinearRegressionOutput(x, name="out"), {"data": (512, hidden)}
+
+
+def head_gradients(filters: int = 32) -> Network:
+    """Outputs that are no losses: their gradients are given to ``backward``."""
+    x = S.Convolution(S.Variable("data"), num_filter=filters, kernel=(3, 3), pad=(1, 1))
+    heads = []
+    for _ in range(4):
+        x = S.Convolution(x, num_filter=filters, kernel=(3, 3), pad=(1, 1))
+        x = S.Activation(S.BatchNorm(x), act_type="relu")
+        heads.append(S.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="max"))
+    return S.Group([*heads, x]), {"data": (8, 3, 64, 64)}
+
+
+def rnn_cells(kind: str, steps: int = 12, hidden: int = 256, vocabulary: int = 1000) -> Network:
+    """Unrolled with mx.rnn, which begins with zeros, or as one fused operator."""
+    cell: Any = mx.rnn.FusedRNNCell(hidden, 2, "gru", prefix="fused_", get_next_state=True)
+    if kind != "fused":
+        cell = mx.rnn.SequentialRNNCell()
+        cell.add(mx.rnn.LSTMCell(hidden, prefix="first_"))
+        cell.add(mx.rnn.DropoutCell(0.3, prefix="dropout_"))
+        cell.add(mx.rnn.ResidualCell(mx.rnn.GRUCell(hidden, prefix="second_")))
+    x = S.Embedding(S.Variable("data"), input_dim=vocabulary, output_dim=hidden, name="embed")
+    outputs, _ = cell.unroll(steps, S.swapaxes(x, 0, 1), layout="TNC", merge_outputs=True)
+    x = S.reshape(outputs, (-3, 0))
+    if kind == "fused":  # which is kept, so that more must be there to choose among
+        for i in range(3):
+            x = S.Activation(S.FullyConnected(x, num_hidden=hidden, name="fc%d" % i), "tanh")
+    x = S.FullyConnected(x, num_hidden=vocabulary, name="decoder")
+    label = S.reshape(S.Variable("softmax_label"), (-1,))
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("data", "softmax_label"), (64, steps))
+    return S.SoftmaxOutput(x, label, name="softmax"), shapes
+
+
+def unrolled(steps: int, hidden: int = 16) -> Any:
+    """Cells of so many steps, which share their weights with those of other lengths."""
+    with mx.name.NameManager():
+        return rnn_cells("cells", steps, hidden, vocabulary=20)[0]
+
+
+class Recurrent(NamedTuple):
+    """A network with fused recurrent layers, between what can be recomputed."""
+
+    mode: str
+    bidirectional: bool = False
+    stacked: int = 1  # layers of each RNN
+    residual: bool = False
+    dropout: bool = False
+    inputs: int = 200
+    steps: int = 120
+    batch: int = 32
+    units: int = 200
+    blocks: int = 2
+
+    def build(self) -> tuple[Any, dict[str, tuple[int, ...]]]:
+        """Build the symbol; the shapes of its inputs."""
+        x = mx.sym.Variable("data")
+        for k in range(self.blocks):
+            more = {}
+            if self.mode == "lstm":
+                more = {"state_cell": self._state("cell%d" % k)}
+            y = mx.sym.RNN(
+                x,
+                mx.sym.Variable("parameters%d" % k),
+                self._state("state%d" % k),
+                mode=self.mode,
+                state_size=self.units,
+                num_layers=self.stacked,
+                bidirectional=self.bidirectional,
+                name="rnn%d" % k,
+                **more,
+            )
+            for j in range(3):
+                y = mx.sym.FullyConnected(y, num_hidden=self.units, flatten=False)
+                y = mx.sym.Activation(y, act_type=("sigmoid", "tanh", "softrelu")[j])
+            if self.residual and (k or self.inputs == self.units):
+                y = y + x
+            x = mx.sym.Dropout(y, p=0.2) if self.dropout else y
+        x = mx.sym.FullyConnected(mx.sym.reshape(x, shape=(-1, self.units)), num_hidden=10)
+        label = mx.sym.reshape(mx.sym.Variable("softmax_label"), shape=(-1,))
+        rows = (self.steps, self.batch)
+        shapes = {"data": (*rows, self.inputs), "softmax_label": rows}
+        return mx.sym.SoftmaxOutput(x, label, name="softmax"), shapes
+
+    def small(self) -> Recurrent:
+        return self._replace(steps=2, batch=2, units=16, inputs=16)
+
+    def _state(self, name: str) -> Any:
+        layers = self.stacked * (2 if self.bidirectional else 1)
+        return mx.sym.Variable(name, shape=(layers, self.batch, self.units))
+
+
+def kept_copies(network: Network, every: int) -> Network:
+    """An identity after every so many operators, of which it alone is read."""
+    symbol, shapes = network
+    graph = forward(symbol, shapes)
+    heads = {a for a, _ in graph.heads}
+    operators = [i for i in graph.operators if len(graph.output_names[i]) == 1 and i not in heads]
+    copied = marks.apply(
+        symbol, np.zeros(len(graph.nodes), np.bool_), (), map(KeptCopy, operators[::every])
+    )
+    # As if the user had written it: without marks and the record of a plan.
+    text = copied.tojson(remove_amp_cast=False)
+    for attribute in (marks.RECORD, marks.FORCE):
+        text = text.replace(attribute, "__ours__")
+    return mx.sym.load_json(text), shapes
+
+
+#: Bound so small that a step runs in no time, with tensors of many sizes.
+TINY: dict[str, Callable[[], Network]] = {
+    "resnet": lambda: networks.resnet((1, 2, 1), batch=2, image=32, filters=4, classes=7),
+    "lstm": lambda: networks.lstm(layers=2, steps=9, batch=3, hidden=8, labels=11, input=5),
+    "lstm, one softmax": lambda: networks.lstm(
+        layers=2, steps=5, batch=3, hidden=8, labels=11, concat_decode=True, dropout=0.3
+    ),
+    "unet": lambda: networks.unet(batch=1, image=32, base=2, depth=3),
+    "transformer": lambda: networks.transformer(
+        layers=2, batch=2, steps=6, hidden=8, heads=2, vocabulary=31, dropout=0.1
+    ),
+    "googlenet": lambda: networks.googlenet(batch=1, image=64, classes=5, divide=16),
+    "two heads": lambda: networks.two_heads(blocks=2, filters=4, batch=2, image=8),
+    "embedding": lambda: networks.embedding_net(batch=3, steps=9, vocabulary=50, embed=6),
+    "highway": lambda: networks.highway(layers=3, hidden=6, batch=4, input=9),
+    "many uses": lambda: many_uses(hidden=6),
+    "shared weights": lambda: shared_weights(hidden=6),
+    "casts": lambda: casts(hidden=6),
+    "head gradients": lambda: head_gradients(filters=3),
+    "unet, kept copies": lambda: kept_copies(networks.unet(batch=1, image=32, base=2, depth=2), 2),
+    "many uses, kept copies": lambda: kept_copies(many_uses(hidden=6), 2),
+}
