@@ -16,11 +16,17 @@ class MXNetImportError(MemongerError, ImportError):
 
 
 class TooLargeError(MemongerError):
-    """A tensor of more elements than MXNet can count."""
+    """Raised for a tensor of more elements than MXNet can count."""
 
 
 class BudgetError(MemongerError):
-    """A budget of memory that no plan keeps; ``least_bytes`` is the least that was found."""
+    """Raised for a budget of memory that no plan keeps.
+
+    Attributes
+    ----------
+    least_bytes : int
+        The least memory that was found, in bytes.
+    """
 
     def __init__(self, message: str, least_bytes: int) -> None:
         super().__init__(message)

@@ -102,16 +102,14 @@ def check_graph(graph: Any, what: str, version: int = VERSION) -> None:
             _check_fields(node, "op", "name", "inputs")
             where += f" ({node['name']!r})"
             _check_texts(node)
-            for a, b in _entries(node["inputs"], "an input"):
-                _check_link(a, b, nodes, outputs, "an input")
-            for a in _numbers(node.get("control_deps", ()), "control_deps"):
-                _check_link(a, 0, nodes, outputs, "a control dependency")
+            waits = _numbers(node.get("control_deps", ()), "control_deps")
+            _check_links(node["inputs"], "an input", nodes, outputs)
+            _check_links([[a, 0] for a in waits], "a control dependency", nodes, outputs)
             for subgraph in _subgraphs(node):
                 check_graph(subgraph, where + ", subgraph")
             outputs.append(_count_outputs(node, nodes, version))
         where = what
-        for a, b in _entries(graph["heads"], "an output (heads)"):
-            _check_link(a, b, nodes, outputs, "an output of the network")
+        _check_links(graph["heads"], "an output of the network", nodes, outputs)
         _numbers(graph.get("node_row_ptr", ()), "node_row_ptr")
         for a in _numbers(graph["arg_nodes"], "arg_nodes"):
             if a >= len(nodes) or nodes[a]["op"] != "null":
@@ -155,14 +153,6 @@ def _check_texts(node: Mapping[str, Any]) -> None:
             raise _Wrong(f"{text!r} is no UTF-8") from None
 
 
-def _entries(entries: Sequence[Any], what: str) -> list[tuple[int, int]]:
-    """Return which node and which of its outputs each of some entries names."""
-    for entry in entries:
-        if type(entry) is not list or len(entry) not in (2, 3) or not all(map(_is_count, entry)):
-            raise _Wrong(f"{what} is written as [node, output], not {entry!r}")
-    return [(entry[0], entry[1]) for entry in entries]
-
-
 def _numbers(numbers: Sequence[Any], what: str) -> Sequence[int]:
     for number in numbers:
         if not _is_count(number):
@@ -187,17 +177,22 @@ def _subgraphs(node: Mapping[str, Any]) -> list[Any]:
 # ---------------------------------------------------------------- links
 
 
-def _check_link(a: int, b: int, nodes: Sequence[Any], outputs: Sequence[int], what: str) -> None:
-    if a >= len(nodes):
-        said = f"of node {a}, but there are only {len(nodes)} nodes"
-    elif a >= len(outputs):
-        said = f"of node {a}, which does not come before it"
-    elif b >= outputs[a]:
-        kind = "a variable" if nodes[a]["op"] == "null" else nodes[a]["op"]
-        said = f"{b} of node {a} ({nodes[a]['name']!r}, {kind}), which has {outputs[a]}"
-    else:
-        return
-    raise _Wrong(f"{what} is output {said}")
+def _check_links(
+    entries: Sequence[Any], what: str, nodes: Sequence[Any], outputs: Sequence[int]
+) -> None:
+    """Check that entries name outputs that are there, of nodes before their reader."""
+    for entry in entries:
+        if type(entry) is not list or len(entry) not in (2, 3) or not all(map(_is_count, entry)):
+            raise _Wrong(f"{what} is written as [node, output], not {entry!r}")
+        a, b = entry[:2]
+        if a >= len(nodes):
+            raise _Wrong(f"{what} is output of node {a}, but there are only {len(nodes)} nodes")
+        if a >= len(outputs):
+            raise _Wrong(f"{what} is output of node {a}, which does not come before it")
+        if b >= outputs[a]:
+            kind = "a variable" if nodes[a]["op"] == "null" else nodes[a]["op"]
+            name = f"node {a} ({nodes[a]['name']!r}, {kind})"
+            raise _Wrong(f"{what} is output {b} of {name}, which has {outputs[a]}")
 
 
 def _count_outputs(node: Mapping[str, Any], nodes: Sequence[Any], version: int) -> int:
