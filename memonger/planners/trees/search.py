@@ -31,6 +31,7 @@ from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
 
+from memonger.planners.pareto import not_dominated
 from memonger.planners.trees.climb import ENDLESS, MATCH_RANGES, Annealed, Prices, climb
 from memonger.planners.trees.entries import weigh
 from memonger.planners.trees.judge import Blueprint, blueprint, judge, positions
@@ -97,12 +98,8 @@ EFFORT = Effort()
 class Annealing(NamedTuple):
     """How the tries are spent.
 
-    Attributes
-    ----------
-    rounds : tuple of (int, float)
-        How many of the best trees each round starts from, and its share of all tries.
-    temperatures : tuple of (float, float)
-        At the beginning and at the end, as shares of the cost; the starts take turns.
+    Of each round: from how many of the best trees it starts, and its share of all tries. The
+    temperatures at the beginning and the end are shares of the cost; the starts take turns.
     """
 
     rounds: tuple[tuple[int, float], ...]
@@ -115,15 +112,9 @@ LONG_FROM = 45_000  # tries
 
 
 class Judged(NamedTuple):
-    """A schedule and what it costs.
+    """A schedule, the bytes of its pool as MXNet counts them (gradients included), and its work.
 
-    Attributes
-    ----------
-    pool_bytes : int
-        Bytes of the pool as MXNet counts them, gradients included.
-    work : float
-        Forward operations of the whole step, times those of one forward pass.
-    schedule : Schedule
+    Work is all forward operations of the step, as a multiple of those of one forward pass.
     """
 
     pool_bytes: int
@@ -242,13 +233,11 @@ class Recursive:
         except KeyboardInterrupt:
             self.threads.stop[0] = 1
         # Judged anew: what was met while annealing has been tried with one match range alone.
-        trees = [self.judge(self.schedule(tree.tree)) for tree in _undominated(self._found)]
+        best = not_dominated(self._found, _by_work)
+        trees = [self.judge(self.schedule(tree.tree)) for tree in best]
         known += [(judged, "searched schedule") for judged in trees]
-        front: list[Found] = []
-        for judged, name in sorted(known, key=lambda k: (k[0].work, k[0].pool_bytes)):
-            if not front or judged.pool_bytes < front[-1].best.pool_bytes:
-                front.append(Found(judged, name, self.threads.interrupted))
-        return front
+        front = not_dominated(known, lambda k: (k[0].work, k[0].pool_bytes))
+        return [Found(judged, name, self.threads.interrupted) for judged, name in front]
 
     def judge(self, schedule: Schedule) -> Judged:
         """What a schedule costs."""
@@ -376,7 +365,7 @@ class Recursive:
         """
         if self.threads.interrupted:
             return
-        best = _undominated(self._found)
+        best = not_dominated(self._found, _by_work)
         least = best[-1].pool_bytes
         limits = np.geomspace(least, max(most, least), 2 * LIMITS + 1)[part : 2 * LIMITS : 2]
         aims = [int(limit) + 1 for limit in limits] + ([0] if part else [])
@@ -437,19 +426,10 @@ class Recursive:
             found = [
                 Tree(t.pool_bytes, t.work, t.tree, tree.family) for t in (best, *bins.values())
             ]
-            return found[:1] + _undominated(found[1:])
+            return found[:1] + not_dominated(found[1:], _by_work)
 
         each = self.threads.each(one, jobs, tries, share)
         return [tree for found in each for tree in found]
-
-
-def _undominated(trees: Sequence[Tree]) -> list[Tree]:
-    """Those that no other beats in both memory and work, the least work first."""
-    best: list[Tree] = []
-    for tree in sorted(trees, key=_by_work):
-        if not best or tree.pool_bytes < best[-1].pool_bytes:
-            best.append(tree)
-    return best
 
 
 def _by_memory(tree: Tree) -> tuple[float, float]:
