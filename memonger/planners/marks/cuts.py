@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Collection, NamedTuple
+from typing import Callable, Collection, NamedTuple
 
 import numpy as np
 
@@ -259,3 +259,40 @@ def cheapest_cuts(weights, limit):  # type: ignore[no-untyped-def]
         chosen[at - 1] = True
         at = before[at]
     return np.flatnonzero(chosen), np.isfinite(kept[count - 1])
+
+
+def walk(weights: Weights, pieces: float) -> list[int]:
+    """Cuts, by index, that divide a network into about so many pieces of equal weight.
+
+    As the original's walk (Chen et al. 2016, algorithm 3) with a budget between two cuts; of the
+    cuts near the end of a piece the one that keeps least is taken.
+    """
+    budget = weights.until[-1] / pieces
+    at, keep = weights.until[1:-1], weights.keep[1:-1]
+    chosen: list[int] = []
+    start = 0.0
+    while True:
+        near = np.flatnonzero((at > start + budget / 2) & (at <= start + budget * 1.25))
+        if not len(near):
+            near = np.flatnonzero(at > start + budget)[:1]
+            if not len(near):
+                return chosen
+        waste = keep[near] + np.abs(at[near] - start - budget) / 4
+        chosen.append(int(near[np.argmin(waste)]))
+        start = float(at[chosen[-1]])
+
+
+def golden_section(cost: Callable[[float], float], low: float, high: float, steps: int) -> None:
+    """Ask for ``cost`` at ``steps`` points that close in on a minimum between low and high."""
+    ratio = (5**0.5 - 1) / 2
+    a, b = high - ratio * (high - low), low + ratio * (high - low)
+    at_a, at_b = cost(a), cost(b)
+    for _ in range(steps - 2):
+        if at_a <= at_b:
+            high, b, at_b = b, a, at_a
+            a = high - ratio * (high - low)
+            at_a = cost(a)
+        else:
+            low, a, at_a = a, b, at_b
+            b = low + ratio * (high - low)
+            at_b = cost(b)

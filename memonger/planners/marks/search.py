@@ -5,8 +5,9 @@ comes after the last cut is not. The search:
 
 1. Where the network may be cut it gets saved identities (``copies``) of operators that would hold
    what they were computed from if they were saved themselves.
-2. Initial solutions: dynamic programming over the cuts (those that save least for a limit on the
-   memory between them), for several limits, with sizes raised to several exponents.
+2. Initial solutions, with sizes raised to several exponents: dynamic programming over the cuts
+   (those that save least for a limit on the memory between them), for several limits; and the
+   original's walk with a budget between two cuts (Chen et al. 2016, algorithm 3).
 3. Simulated annealing (``anneal``) of the best of them for least memory, a thread each. Saved
    identities that turn out not to be needed are taken out, and it goes on without them.
 4. For the fastest plans: annealing within several limits of memory, a thread each, from the fastest
@@ -38,7 +39,7 @@ from memonger.planners.marks.anneal import (
     record,
 )
 from memonger.planners.marks.copies import behind_copies, needed_copies, settle
-from memonger.planners.marks.cuts import Cut, Weigher, cheapest_cuts
+from memonger.planners.marks.cuts import Cut, Weigher, Weights, cheapest_cuts, golden_section, walk
 from memonger.planners.marks.rules import Rules
 from memonger.planners.pareto import not_dominated
 from memonger.support.parallel import Threads
@@ -76,10 +77,11 @@ class Effort:
     large: int = 10_000
     cuts: int = 600
     exponents: tuple[float, ...] = (1.0, 0.75, 0.5, 0.35, 0.2)
+    sections: int = 10  # numbers of cuts that are tried by golden section, for each exponent
     halvings: int = 12  # of the range of the memory between cuts, for each exponent
     phases: tuple[Phase, ...] = (
-        Phase(8, 0.5, ((0.008, 0.0004), (0.0015, 0.0001)), 0.0),
-        Phase(4, 0.3, ((0.002, 0.0001),), 0.75),
+        Phase(8, 0.4, ((0.004, 0.0002), (0.0015, 0.0001)), 0.0),
+        Phase(4, 0.4, ((0.002, 0.0001),), 0.75),
         Phase(4, 0.2, ((0.001, 0.0001),), 1.0),
     )
     parts: int = 50  # of the smallest plan, from which annealing for time may start
@@ -274,25 +276,35 @@ class MarkSearch:
                     self._record(state)
 
     def cuts_by_size(self) -> list[Found]:
-        """The sets of cuts that dynamic programming finds, the cheapest first; all are archived."""
+        """Archive the sets of cuts to start from, and sort them by the bytes that they cost."""
         weigher = Weigher(self.rules.trainings[0], self.cuts)
         found: dict[bytes, Found] = {}
+
+        def cost(chosen: Sequence[int]) -> int:
+            state = self._state()
+            state[chosen] = True
+            key = state.tobytes()
+            if key not in found:
+                found[key] = self._record(state)
+            return found[key].pool_bytes
+
         for exponent in self.effort.exponents:
             weights = weigher(exponent)
             low, high = 0.0, float(weights.highest.max())
             for _ in range(self.effort.halvings):
                 bound = (low + high) / 2
                 chosen, possible = cheapest_cuts(weights, bound)
-                if not possible:
+                if possible:
+                    high = bound
+                    cost(chosen)
+                else:
                     low = bound
-                    continue
-                high = bound
-                if len(chosen) and chosen.tobytes() not in found:
-                    state = self._state()
-                    state[chosen] = True
-                    found[chosen.tobytes()] = self._record(state)
-        if not found:
-            found[b""] = self._record(self._state())
+
+            def of_pieces(logarithm: float, weights: Weights = weights) -> float:
+                return cost(walk(weights, np.exp(logarithm)))
+
+            most = np.log(max(3, len(self.cuts)))
+            golden_section(of_pieces, np.log(2), most, self.effort.sections)
         return sorted(found.values(), key=lambda found: found[:2])
 
     def add(self, mask: np.ndarray, copies: Sequence[KeptCopy]) -> Found | None:
