@@ -120,7 +120,7 @@ MISUSE: list[tuple[dict[str, Any], list[str]]] = [
     ({"grad_req": "wirte"}, ["'wirte'", "'write', 'add', 'null'"]),
     ({"grad_req": {"data": 1}}, ["'data'", "is 1"]),
     ({"grad_req": {"fc_weigth": "write"}}, ["'fc_weigth'", "did you mean 'fc_weight'"]),
-    ({"grad_req": ["write"]}, ["1 requests", "20 arguments"]),
+    ({"grad_req": ["write"]}, ["1 entries", "20 arguments"]),
     ({"grad_req": "null"}, ["no gradient at all"]),
     ({"grad_req": None}, ["grad_req must be"]),
     ({"shapes": {"data": (2**17, 3, 64, 64)}}, ["batch smaller"]),

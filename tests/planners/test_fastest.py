@@ -201,10 +201,10 @@ def test_largest_batch_of_an_iterator() -> None:
 def test_frontier_interrupted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In the search for fast plans: those that were met; before: the smallest, and none."""
+    """In the search for fast plans, and before it: those that were visited, and no plan."""
     press_ctrl_c(monkeypatch, 0.4)
     plans = memonger.frontier(net(), SHAPES)
-    assert plans.interrupted and len(plans) == 2
+    assert plans.interrupted and len(plans) > 2 and plans[0].planner == "no plan"
     press_ctrl_c(monkeypatch, 0.6)
     plans = memonger.frontier(net(), SHAPES, points=4)
     assert plans.interrupted and len(plans) >= 2 and "interrupted" in caplog.text

@@ -80,8 +80,8 @@ class Effort:
     sections: int = 10  # numbers of cuts that are tried by golden section, for each exponent
     halvings: int = 12  # of the range of the memory between cuts, for each exponent
     phases: tuple[Phase, ...] = (
-        Phase(8, 0.4, ((0.004, 0.0002), (0.0015, 0.0001)), 0.0),
-        Phase(4, 0.4, ((0.002, 0.0001),), 0.75),
+        Phase(8, 0.3, ((0.004, 0.0002), (0.0015, 0.0001)), 0.0),
+        Phase(4, 0.5, ((0.002, 0.0001),), 0.75),
         Phase(4, 0.2, ((0.001, 0.0001),), 1.0),
     )
     parts: int = 50  # of the smallest plan, from which annealing for time may start
@@ -212,8 +212,12 @@ class MarkSearch:
         self.tries = int(effort.patience * tries / self.rules.effort)
         self.unplanned = max(1, plain.replay(np.zeros_like(plain.allowed)).pool_bytes)
         self.space = self._space()
+        nothing, mask = self._state(), np.zeros(count, dtype=np.bool_)
+        name_nodes(nothing, mask)
+        # Saved identities that nobody needs may take more than the network without them.
+        self.most = max(self.unplanned, int(evaluate(self.space, nothing, mask)[0]))
         self.archive = self._empty_archive()
-        self.add(np.zeros_like(plain.allowed), ())
+        self._record(nothing)
 
     def _space(self) -> Space:
         rules = self.rules
@@ -341,7 +345,7 @@ class MarkSearch:
         return max(float(self.space.seconds.sum()), 1e-12)
 
     def _empty_archive(self) -> Archive:
-        return empty_archive(self.unplanned, self.effort.sizes, len(self._state()))
+        return empty_archive(self.most, self.effort.sizes, len(self._state()))
 
     def _record(self, state: np.ndarray) -> Found:
         mask = np.empty(len(self.space.seconds), dtype=np.bool_)
