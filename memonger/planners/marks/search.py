@@ -80,8 +80,8 @@ class Effort:
     sections: int = 10  # numbers of cuts that are tried by golden section, for each exponent
     halvings: int = 12  # of the range of the memory between cuts, for each exponent
     phases: tuple[Phase, ...] = (
-        Phase(8, 0.3, ((0.004, 0.0002), (0.0015, 0.0001)), 0.0),
-        Phase(4, 0.5, ((0.002, 0.0001),), 0.75),
+        Phase(8, 0.25, ((0.004, 0.0002), (0.0015, 0.0001)), 0.0),
+        Phase(4, 0.55, ((0.002, 0.0001),), 0.75),
         Phase(4, 0.2, ((0.001, 0.0001),), 1.0),
     )
     parts: int = 50  # of the smallest plan, from which annealing for time may start
