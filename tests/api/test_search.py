@@ -107,6 +107,16 @@ def test_plans_are_evaluated_as_they_are_replayed() -> None:
     assert len(plans) == 20
 
 
+def test_a_plan_without_saved_identities_is_added_without_them() -> None:
+    search = search_of(*networks.unet(batch=1, image=64))
+    mask = search.plain.apply(search.plain.allowed)
+    found = search.add(mask, ())
+    assert found is not None and search.copies
+    plan = search.plan(found)
+    assert not plan.copies and (plan.mask == mask).all()
+    assert plan.pool_bytes == search.plain.replay(mask).pool_bytes
+
+
 def test_a_set_of_cuts_saves_what_is_alive_there_and_what_comes_after_the_last() -> None:
     symbol, shapes = networks.chain(8, hidden=256, batch=256)
     rules = rules_of(symbol, shapes)

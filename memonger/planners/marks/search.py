@@ -52,8 +52,8 @@ class Phase(NamedTuple):
     """One annealing for least memory, of the smallest ``starts`` plans known.
 
     It has a part of all tries, and a share of changes that flip operators instead of moving a cut.
-    The temperatures (shares of a plan's memory) are taken in turn, for networks differ in
-    what moving a cut changes.
+    The temperatures (shares of a plan's memory) are taken in turn, for networks differ in what
+    moving a cut changes.
     """
 
     starts: int
@@ -316,6 +316,9 @@ class MarkSearch:
         if not {*copies} <= {*self.copies}:
             return None
         full = mask_with_copies(mask, self.moved, copies, len(self.space.seconds))
+        for copy in {*self.copies} - {*copies}:  # what nobody saves is recomputed
+            place = int(self.moved[copy.node])
+            full[place + 1 : place + copy.offset + 1] = True
         state = self._state()
         name_nodes(state, full)
         return self._record(state)
