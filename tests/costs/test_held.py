@@ -95,7 +95,7 @@ def test_copies_for_mkldnn_are_told(between: str, budget: float) -> None:
 
 def test_a_plan_that_takes_more_of_the_cpu_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
     """Copies that the recomputed operators hold are more than what the pool saves."""
-    symbol, shapes = Convolutions("softsign", 6).build()
+    symbol, shapes = Convolutions("softsign", 8).build()
     plan = memonger.plan(symbol, shapes, ctx=mx.cpu(), patience=PATIENCE)
     assert not plan.recomputed and plan.held_bytes == plan.unplanned_held_bytes > plan.pool_bytes
     assert "MXNET_MKLDNN_ENABLED=0" in caplog.text
