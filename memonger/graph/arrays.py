@@ -248,7 +248,7 @@ def tables_of(  # type: ignore[no-untyped-def]
         use_start[row + 1] = uses
         inplace_start[row + 1] = option
         before_start[row + 1] = befores
-    own = np.full(max(reads, options, head_row.shape[0]) + 1, KEPT, dtype=np.int32)
+    own = np.full(max(reads, befores, options, head_row.shape[0]) + 1, KEPT, dtype=np.int32)
     order, _ = walk(0, before_start, before[:befores], own, head_row, own)
     times = np.zeros(outputs, dtype=np.int32)
     for row in order:
