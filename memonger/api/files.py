@@ -19,7 +19,7 @@ from memonger.graph import marks
 from memonger.graph.inputs import InputSpec, check_symbol, read_shapes, without_old_types
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import Schedule
-from memonger.solve.request import Request, settings, structure
+from memonger.solve.request import Request, mxnet_variables, structure
 from memonger.support import files
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
@@ -48,7 +48,7 @@ def write(file: Any, planned: Any) -> None:
     }
     plan: dict[str, Any] = {"request": asked, "figures": figures(planned)}
     plan["schedule"] = None if schedule is None else schedule.events
-    plan["settings"] = settings()
+    plan["settings"] = mxnet_variables()
     text = json.dumps(plan, sort_keys=True, default=_plain)
     whole = {KIND: FORMAT, "sha256": _checksum(text), "plan": json.loads(text)}
     files.write(file, json.dumps(whole).encode())
@@ -71,7 +71,7 @@ def read(file: Any, net: Any, shapes: Any, input_shapes: Mapping[str, Any]) -> d
         _compare(file, request, check_symbol(net), shapes, input_shapes)
     elif shapes is not None or input_shapes:
         raise MemongerError("load_plan: shapes are checked with the network; give it as well")
-    here = settings()
+    here = mxnet_variables()
     others = sorted({name for name, _ in set(here.items()) ^ set(whole["settings"].items())})
     if others:
         said = "the plan of %r was made with other settings of %s: here it may take other memory"

@@ -170,7 +170,7 @@ def structure(symbol: Any) -> dict[str, Any]:
     return graph
 
 
-def settings() -> dict[str, str]:
+def mxnet_variables() -> dict[str, str]:
     """Read the environment variables that MXNet reads."""
     return {k: v for k, v in os.environ.items() if k.startswith(("MXNET_", "NNVM_"))}
 
@@ -178,5 +178,5 @@ def settings() -> dict[str, str]:
 def fingerprint(request: Request, options: Options) -> str:
     """Make a fingerprint of everything that a plan depends on."""
     asked = [request.spec, request.grad_req, str(request.ctx), request.until]
-    about = [structure(request.symbol), settings(), asked, astuple(options)]
+    about = [structure(request.symbol), mxnet_variables(), asked, astuple(options)]
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator, NamedTuple
 
-from memonger.support.errors import MB, MXNetImportError
+from memonger.support.errors import MB, MemongerError, MXNetImportError
 
 #: Folder in the ``nvidia`` namespace package and soname, each after those that it needs.
 CUDA_LIBRARIES: tuple[tuple[str, str], ...] = (
@@ -105,12 +105,20 @@ def settings() -> Settings:
             if isinstance(getattr(Settings, name, None), bool):
                 found[name] = value not in ("", "0", "false", "False")
             else:
-                found[name] = value if name == "kind" else int(value)
+                found[name] = value if name == "kind" else _whole(variable, value)
     if "cutoff" in found:
         found["cutoff"] = 1 << found["cutoff"]
     pool = GpuPool(**{name: found.pop(name) for name in GpuPool._fields if name in found})
     coloring = os.environ.get("NNVM_EXEC_NUM_TEMP", "1") not in ("0", "1")
     return Settings(coloring=coloring, pool=pool, **found)
+
+
+def _whole(variable: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        reason = "MXNet reads a whole number there; set one, or unset it"
+        raise MemongerError(f"{variable}={value!r}: {reason}") from None
 
 
 @contextlib.contextmanager

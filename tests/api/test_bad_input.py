@@ -217,6 +217,12 @@ def test_global_mirroring_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     memonger.search_plan(net(), **SHAPES)
 
 
+def test_a_setting_of_mxnet_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", "many")
+    with pytest.raises(memonger.MemongerError, match="GRAD_SUM_CAP='many'.*unset it"):
+        memonger.search_plan(net(), **SHAPES)
+
+
 def test_operators_of_one_name_are_planned() -> None:
     x = S.FullyConnected(S.Variable("data"), num_hidden=512)
     for _ in range(12):

@@ -98,7 +98,7 @@ def test_other_mistakes_are_as_they_were() -> None:
 def test_nothing_is_read_outside_its_array(tmp_path: Path) -> None:
     """Compiled code does not look: the tests of the searches run again, with code that does."""
     looking = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
-    tests = ["tests/planners/test_recursive.py", "tests/api/test_search.py"]
+    tests = ["tests/planners/test_recursive.py", "tests/planners/test_search.py"]
     subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *tests],
         cwd=Path(__file__).parents[2],

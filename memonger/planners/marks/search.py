@@ -66,9 +66,9 @@ class Phase(NamedTuple):
 class Effort:
     """How long the search is.
 
-    Each of its phases has ``tries``, or so many that ``nodes`` are replayed, times ``patience``;
-    beyond ``large`` nodes a replay is slower by the node. Temperatures of ``time_heat`` are shares
-    of the time of a forward pass.
+    Its phases share ``tries``, or so many that ``nodes`` are replayed, times ``patience``; the
+    search for fast plans has as many again. Beyond ``large`` nodes a replay is slower by the node.
+    Temperatures of ``time_heat`` are shares of the time of a forward pass.
     """
 
     patience: float = 1.0

@@ -72,17 +72,17 @@ def smallest(
     KeyboardInterrupt
         If it comes before anything better than no plan was found.
     """
-    unfused: list[int] = []
-    threads = Threads(progress)
+    threads, unfused = Threads(progress), None
 
     def searched() -> MarkPlan:
-        return _least_memory(rules, _flops, stages, copies, threads, effort, unfused)[1]
+        nonlocal unfused
+        _, plan, unfused = _least_memory(rules, _flops, stages, copies, threads, effort)
+        return plan
 
     name = "your marks" if stages else NO_CUTS
-    tried = {name: lambda: original(stages, cost, rules, ntrial), "searched cuts": searched}
+    tried = {name: lambda: _original(stages, cost, rules, ntrial), "searched cuts": searched}
     found = _cheapest(rules, cost, tried)
-    least = min(unfused, default=None)
-    return found._replace(interrupted=found.interrupted or threads.interrupted, unfused=least)
+    return found._replace(interrupted=found.interrupted or threads.interrupted, unfused=unfused)
 
 
 def smallest_bound(
@@ -94,9 +94,9 @@ def smallest_bound(
     `smallest`.
     """
     single = dict.fromkeys(single_tensor_cuts(rules.graph), "True")
-    tried = {"your marks" if stages else NO_CUTS: lambda: original(stages, cost, rules, ntrial)}
+    tried = {"your marks" if stages else NO_CUTS: lambda: _original(stages, cost, rules, ntrial)}
     if single:
-        tried["single-tensor cuts"] = lambda: original(single, cost, rules, ntrial)
+        tried["single-tensor cuts"] = lambda: _original(single, cost, rules, ntrial)
     return _cheapest(rules, cost, tried)
 
 
@@ -112,8 +112,8 @@ def fastest(
 ) -> tuple[list[MarkPlan], bool]:
     """Search for the plans that are not dominated in memory and time, the fastest first.
 
-    What they cost is what the search has found: when they are carried out, without saved identities
-    that they do not need (``copies.settle``), they may need less memory.
+    What they cost is what the search has found. They are carried out without the saved identities
+    that they do not need (``copies.settle``), and may then take other blocks: mostly less memory.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def fastest(
         Whether the user ended the search early.
     """
     threads = Threads(lambda done: progress(done / 2) if progress else None)
-    search, least = _least_memory(rules, times, stages, copies, threads, effort, [])
+    search, least, _ = _least_memory(rules, times, stages, copies, threads, effort)
     interrupted, own = False, [MarkPlan(0, 0.0, np.zeros_like(least.mask)), *known]
     try:
         for plan in (*own, least):
@@ -145,7 +145,7 @@ def by_time(plan: MarkPlan) -> tuple[float, float]:
     return plan.seconds, plan.pool_bytes
 
 
-def original(
+def _original(
     stages: Mapping[int, str], cost: Callable[[np.ndarray], int], rules: Rules, ntrial: int
 ) -> MarkPlan:
     """Find the original's best plan with the rules."""
@@ -180,25 +180,24 @@ def _least_memory(
     copies: bool,
     threads: Threads,
     effort: Effort,
-    unfused: list[int],
-) -> tuple[MarkSearch, MarkPlan]:
+) -> tuple[MarkSearch, MarkPlan, int | None]:
     """Search for the plan of least memory; the search may go on with another goal.
 
-    ``unfused`` receives the least that is found without pointwise fusion, where that is on.
+    The last that is returned are the least bytes without pointwise fusion, where that is on.
     """
-    share, known = 1.0, None
+    share, known, unfused = 1.0, None, None
     cuts = cheap_cuts(rules.graph, effort.cuts, stages)
     if rules.fuses:
         share = 1 - UNFUSED_SHARE
         plain = rules.unfused()
         at = copies_at(plain, cuts) if copies else ()
         known = _minimised(plain, times, cuts, at, threads, effort, UNFUSED_SHARE)[1]
-        unfused.append(known.pool_bytes)
+        unfused = known.pool_bytes
     at = copies_at(rules, cuts) if copies else ()
     if known is not None and copies:
         apart = apart_from_fusion(rules, known.mask, known.copies)
         at, known = tuple(sorted((*at, *apart))), known._replace(copies=(*known.copies, *apart))
-    return _minimised(rules, times, cuts, at, threads, effort, share, known)
+    return (*_minimised(rules, times, cuts, at, threads, effort, share, known), unfused)
 
 
 def _minimised(
