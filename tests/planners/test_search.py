@@ -14,7 +14,14 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from memonger.costs.replay import replay
 from memonger.planners.marks.anneal import SAVED, Goal, anneal, empty_archive, evaluate, name_nodes
 from memonger.planners.marks.copies import behind_copies, copies_at, copyable
-from memonger.planners.marks.cuts import Weights, cheap_cuts, cheapest_cuts
+from memonger.planners.marks.cuts import (
+    Weigher,
+    Weights,
+    cheap_cuts,
+    cheapest_cuts,
+    golden_section,
+    walk,
+)
 from memonger.planners.marks.search import Effort, MarkSearch, NodeTimes
 from memonger.support.cache import forget
 from memonger.support.parallel import Threads
@@ -64,6 +71,41 @@ def test_cheapest_cuts_against_all_sets_of_cuts(w: Weights, limit: int) -> None:
     assert found == bool(possible)
     if found:
         assert kept(w, list(chosen), limit) == min(possible)
+
+
+def test_golden_section_finds_the_minimum() -> None:
+    asked: list[float] = []
+
+    def cost(x: float) -> float:
+        asked.append(x)
+        return (x - 2.2) ** 2
+
+    golden_section(cost, 0.0, 7.0, 16)
+    assert len(asked) == 16
+    assert min(abs(x - 2.2) for x in asked) < 0.02
+
+
+def test_a_walk_divides_evenly() -> None:
+    w = Weights(np.arange(102.0), np.zeros(102), np.ones(102))
+    for pieces in (2, 5, 10):
+        chosen = walk(w, pieces)
+        assert pieces - 1 <= len(chosen) <= pieces
+        assert np.ptp(np.diff([0] + [k + 1 for k in chosen[: pieces - 1]])) <= 2
+
+
+def test_weights_of_a_chain() -> None:
+    """Gradients read both results of a layer (fc, activation) and the output; few live at once."""
+    symbol, shapes = networks.chain(8, hidden=256, batch=256)
+    rules = rules_of(symbol, shapes)
+    cuts = every_cut(rules.graph)
+    w = Weigher(rules.trainings[0], cuts)(1.0)
+    tensor = 4 * 256 * 256
+    assert w.until[-1] / tensor == 2 * 8 + 1
+    assert (w.keep[1:-1] >= tensor * 0.9).sum() >= 8
+    besides = w.highest[1:] - w.until[1:]
+    assert besides.max() / tensor <= 4
+    squares = Weigher(rules.trainings[0], cuts)(2.0)
+    assert squares.until[-1] == pytest.approx(w.until[-1] * tensor, rel=0.01)
 
 
 def unit_times(rules: Any) -> NodeTimes:
