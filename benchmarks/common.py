@@ -15,12 +15,10 @@ import numpy as np
 
 def machine() -> str:
     """What figures were measured on, in a line."""
-    return "%s, %d cores, %s OpenMP threads, Python %s, MXNet %s" % (
-        platform.machine(),
-        os.cpu_count() or 1,
-        os.environ.get("OMP_NUM_THREADS", "all"),
-        platform.python_version(),
-        mx.__version__,
+    threads = os.environ.get("OMP_NUM_THREADS", "all")
+    versions = f"Python {platform.python_version()}, MXNet {mx.__version__}"
+    return (
+        f"{platform.machine()}, {os.cpu_count() or 1} cores, {threads} OpenMP threads, {versions}"
     )
 
 

@@ -62,7 +62,7 @@ def of_depth(depth: int, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def line(figures: dict[str, Any]) -> str:
-    cells = ["%d" % figures["depth"], "%d" % figures["none"]]
+    cells = [f"{figures['depth']}", f"{figures['none']}"]
     cells.append(f"{figures['marks']:.1f}" if "marks" in figures else "-")
     for found in figures["schedules"]:
         cell = "{mb:.1f} ({work:.2f}, {seconds:.1f} s)".format(**found)

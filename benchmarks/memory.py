@@ -314,9 +314,9 @@ def deepen(
 
 def deep_line(figures: Row, limits: list[float]) -> str:
     found = {one["limit"]: one for one in figures["schedules"]}
-    cells = [figures["name"], "%d" % figures["none"] if "none" in figures else "-"]
+    cells = [figures["name"], f"{figures['none']}" if "none" in figures else "-"]
     for one in [figures.get("marks"), *map(found.get, limits)]:
-        cells.append("%(mb)d (%(work).2fx, %(seconds).0f s)" % one if one else "-")
+        cells.append("{mb} ({work:.2f}x, {seconds:.0f} s)".format(**one) if one else "-")
     return f"| {' | '.join(cells)} |"
 
 
@@ -405,7 +405,7 @@ def main(arguments: list[str]) -> int:
         "python": platform.python_version(),
         "mxnet": mx.__version__,
     }
-    print("%(machine)s, %(cores)d cores, Python %(python)s, MXNet %(mxnet)s" % result, flush=True)
+    print("{machine}, {cores} cores, Python {python}, MXNet {mxnet}".format(**result), flush=True)
     result["start_up_seconds"] = start_up(options.timeout)
     print(f"a network of next to nothing takes {result['start_up_seconds']:.1f} s")
     print(deep_header(options.work) if options.work else HEADER, flush=True)

@@ -91,20 +91,10 @@ def main(arguments: list[str]) -> None:
                 allocating.append(timed(simple_bind, symbol, shapes))
             binding.append(timed(plain_bind, symbol, graph))
             replaying += [timed(replay, training, mask) for mask in masks]
-        one = statistics.median(replaying)
-        print(
-            "| %s | %d | %.2f | %s | %.3f | %.3f | %d |"
-            % (
-                name,
-                len(graph.nodes),
-                built,
-                f"{statistics.median(allocating):.3f}" if allocating else "",
-                statistics.median(binding),
-                1000 * one,
-                statistics.median(binding) / one,
-            ),
-            flush=True,
-        )
+        one, plain = statistics.median(replaying), statistics.median(binding)
+        allocated = f"{statistics.median(allocating):.3f}" if allocating else ""
+        times = f"{allocated} | {plain:.3f} | {1000 * one:.3f} | {plain / one:.0f}"
+        print(f"| {name} | {len(graph.nodes)} | {built:.2f} | {times} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ def network(layers: int, hidden: int) -> Any:
     """Make a residual network: each layer adds to what comes before it."""
     x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=hidden, name="first")
     for i in range(layers):
-        y = mx.sym.FullyConnected(x, num_hidden=hidden, name="layer%d" % i)
-        x = x + mx.sym.Activation(y, act_type="tanh", name="tanh%d" % i)
+        y = mx.sym.FullyConnected(x, num_hidden=hidden, name=f"layer{i}")
+        x = x + mx.sym.Activation(y, act_type="tanh", name=f"tanh{i}")
     x = mx.sym.FullyConnected(x, num_hidden=ARMS, name="scores")
     return mx.sym.SoftmaxOutput(x, name="softmax")
 
@@ -117,7 +117,7 @@ def measure(depths: Sequence[int], hidden: int, batch: int) -> Dict[str, List[fl
             ("schedule, any work", planned(symbol, batch, how="schedule").pool_bytes),
         ):
             found.setdefault(name, []).append(nbytes / MB)
-            print("%5d layers  %-28s %8.1f MB" % (depth, name, nbytes / MB), flush=True)
+            print(f"{depth:5d} layers  {name:<28} {nbytes / MB:8.1f} MB", flush=True)
     return found
 
 
@@ -179,8 +179,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
     symbol = network(options.layers, options.hidden)
     marks = planned(symbol, options.batch)
-    print("no plan         %8.1f MB" % (marks.unplanned_bytes / MB))
-    print("smallest marks  %8.1f MB" % (marks.pool_bytes / MB), flush=True)
+    print(f"no plan         {marks.unplanned_bytes / MB:8.1f} MB")
+    print(f"smallest marks  {marks.pool_bytes / MB:8.1f} MB", flush=True)
     plan = planned(symbol, options.batch, how="schedule", budget=int(options.budget * MB))
     print(
         f"schedule        {plan.pool_bytes / MB:8.1f} MB, {1 + plan.recompute_overhead:.2f} times "
@@ -192,15 +192,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
             trained = process.submit(train, *asked).result()
         print(
-            "trained for %d steps of %.1f s: accuracy %.3f, resident memory %d MB at most (%d MB "
-            "before)"
-            % (
-                options.steps,
-                trained.step_seconds,
-                trained.accuracy,
-                trained.peak_mb,
-                trained.before_mb,
-            )
+            f"trained for {options.steps} steps of {trained.step_seconds:.1f} s: accuracy "
+            f"{trained.accuracy:.3f}, resident memory {trained.peak_mb} MB at most "
+            f"({trained.before_mb} MB before)"
         )
     if options.plot:
         draw(options.plot, DEPTHS, measure(DEPTHS, options.hidden, options.batch))

@@ -42,8 +42,8 @@ def planned_and_told(net: Any, shapes: Dict[str, Any], planner: str) -> Any:
     start = time.perf_counter()
     planned = memonger.search_plan(net, planner=planner, shapes=shapes)
     seconds = time.perf_counter() - start
-    print("Old feature map cost=%d MB" % memonger.get_cost(net, shapes=shapes))
-    print("New feature map cost=%d MB" % memonger.get_cost(planned, shapes=shapes))
+    print(f"Old feature map cost={memonger.get_cost(net, shapes=shapes)} MB")
+    print(f"New feature map cost={memonger.get_cost(planned, shapes=shapes)} MB")
     print(f"Search took {seconds:.1f} s", flush=True)
     return planned
 
@@ -85,7 +85,7 @@ def train(
         losses.append(param.eval_metric.get()[1])
         param.eval_metric.reset()
         print(
-            "Batch %d: loss=%.4f, %.2f samples/s" % (param.nbatch + 1, losses[-1], size / seconds),
+            f"Batch {param.nbatch + 1}: loss={losses[-1]:.4f}, {size / seconds:.2f} samples/s",
             flush=True,
         )
         start = time.perf_counter()
@@ -101,7 +101,7 @@ def train(
     )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Linux counts in KB, macOS in bytes.
-    print("Peak resident memory=%d MB" % (peak // 2 ** (20 if sys.platform == "darwin" else 10)))
+    print(f"Peak resident memory={peak // 2 ** (20 if sys.platform == 'darwin' else 10)} MB")
     return losses
 
 

@@ -196,7 +196,7 @@ def train(net: Any, shapes: Shapes, ctx: Any, steps: int, compared: int, file: s
                 ("output", outputs),
                 ("statistic", auxiliary),
             ):
-                kept.update({"%d/%s/%s" % (step, kind, n): a.asnumpy() for n, a in arrays.items()})
+                kept.update({f"{step}/{kind}/{n}": a.asnumpy() for n, a in arrays.items()})
         if step == 0:
             end = used_bytes(ctx)
     end = max(end, used_bytes(ctx))
@@ -221,7 +221,7 @@ def trained(
         If it does not come to its end.
     """
     number = len(os.listdir(folder))
-    job = os.path.join(folder, "%d.json" % number)
+    job = os.path.join(folder, f"{number}.json")
     net.save(job[:-5] + "-symbol.json", remove_amp_cast=False)
     with open(job, "w") as f:
         json.dump({"shapes": shapes, "device": device, "steps": steps, "compared": compared}, f)
@@ -239,7 +239,7 @@ def trained(
         how = (
             signal.Signals(-done.returncode).name
             if done.returncode < 0
-            else "exit status %d" % done.returncode
+            else f"exit status {done.returncode}"
         )
         raise CrashError("{}: {}".format(how, (telling or said or ["nothing said"])[-1]))
     return Trained(**json.loads(done.stdout.splitlines()[-1]))
@@ -364,7 +364,7 @@ def table(rows: Sequence[Sequence[str]]) -> None:
 
 def mb(nbytes: float) -> str:
     """Write bytes in MB."""
-    return "%.1f" % (nbytes / MB)
+    return f"{nbytes / MB:.1f}"
 
 
 def versions() -> str:
@@ -402,8 +402,8 @@ def check_gpu(number: int) -> str:
         )
     if count <= number:
         raise MemongerError(
-            "MXNet sees %d GPUs, so that there is no gpu(%d); look with nvidia-smi whether the "
-            "driver sees it and is of CUDA 11.8 (520) or newer" % (count, number)
+            f"MXNet sees {count} GPUs, so that there is no gpu({number}); look with nvidia-smi "
+            "whether the driver sees it and is of CUDA 11.8 (520) or newer"
         )
     # Loaded by memonger or by MXNet, so that the name is enough.
     runtime = ctypes.CDLL("libcudart.so.11.0")
@@ -415,16 +415,12 @@ def check_gpu(number: int) -> str:
         runtime.cudaDeviceGetAttribute(ctypes.byref(value), attribute, number)
     if major.value not in CAPABILITIES:
         raise MemongerError(
-            "gpu(%d), %s, has compute capability %d.%d; MXNet's GPU build has code for 5.0 to 8.9 "
-            "only" % (number, name.value.decode(), major.value, minor.value)
+            f"gpu({number}), {name.value.decode()}, has compute capability {major.value}."
+            f"{minor.value}; MXNet's GPU build has code for 5.0 to 8.9 only"
         )
-    text = "%s, compute capability %d.%d, driver for CUDA %d.%d" % (
-        name.value.decode(),
-        major.value,
-        minor.value,
-        version.value // 1000,
-        version.value % 1000 // 10,
-    )
+    cuda = f"{version.value // 1000}.{version.value % 1000 // 10}"
+    capability = f"compute capability {major.value}.{minor.value}"
+    text = f"{name.value.decode()}, {capability}, driver for CUDA {cuda}"
     if version.value < LEAST_CUDA:
         text += (
             " (older than CUDA 11.8: fused kernels may not load, MXNET_USE_FUSION=0 avoids them)"
@@ -496,7 +492,7 @@ class Check:
         reason = nothing_shown(first)
         noisy = sum(not np.array_equal(first[name], again[name]) for name in first)
         print(
-            "  the unplanned network, run twice: %d of %d arrays differ" % (noisy, len(first)),
+            f"  the unplanned network, run twice: {noisy} of {len(first)} arrays differ",
             flush=True,
         )
         found = planned.load()
@@ -512,13 +508,11 @@ class Check:
                 self.verdict.say(False, f"{what}: nothing is shown, for {reason}")
             elif wrong:
                 self.verdict.say(
-                    False, "%s: %d of %d wrong, first %s" % (what, len(wrong), len(names), wrong[0])
+                    False, f"{what}: {len(wrong)} of {len(names)} wrong, first {wrong[0]}"
                 )
             else:
                 how = "as near as it is to itself" if noisy else "bit for bit"
-                self.verdict.say(
-                    True, "%s: %d arrays as without a plan, %s" % (what, len(names), how)
-                )
+                self.verdict.say(True, f"{what}: {len(names)} arrays as without a plan, {how}")
 
     def memory(self, unplanned: Trained, planned: Trained) -> None:
         """Compare what was predicted and what was measured."""
@@ -612,10 +606,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         print("Device: " + (platform.processor() or "CPU" if on_cpu else check_gpu(options.gpu)))
         build, side = NETS[options.net]
         net, shapes = build(options.batch, options.image or side)
-        device = "cpu:0" if on_cpu else "gpu:%d" % options.gpu
+        device = "cpu:0" if on_cpu else f"gpu:{options.gpu}"
         with tempfile.TemporaryDirectory(prefix="gpu_check") as folder:
             check = Check(net, shapes, device, options.steps, folder)
-            print("%s, batch %d\n%s" % (options.net, options.batch, check.plan), flush=True)
+            print(f"{options.net}, batch {options.batch}\n{check.plan}", flush=True)
             check.strict()
             if not on_cpu:
                 check.fused()
@@ -624,7 +618,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         print(error, file=sys.stderr)
         return 2
     failed = check.verdict.failed
-    print("FAIL: %d of the checks above failed" % failed if failed else "PASS: all checks passed")
+    print(f"FAIL: {failed} of the checks above failed" if failed else "PASS: all checks passed")
     return 1 if failed else 0
 
 

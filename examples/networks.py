@@ -125,7 +125,7 @@ def resnet(
 def _lstm_cell(
     x: Any, before: State, gates: Gates, hidden: int, step: int, layer: int, dropout: float
 ) -> State:
-    name = "t%d_l%d_" % (step, layer)
+    name = f"t{step}_l{layer}_"
     i2h = mx.sym.FullyConnected(
         _dropout(x, dropout),
         weight=gates.i2h_weight,
@@ -189,23 +189,23 @@ def lstm(
     states: List[State] = []
     shapes: Dict[str, Shape] = {}
     for i in range(layers):
-        gates.append(Gates(*(mx.sym.Variable("l%d_%s" % (i, field)) for field in Gates._fields)))
-        states.append(State(*(mx.sym.Variable("l%d_init_%s" % (i, f)) for f in State._fields)))
-        shapes.update({"l%d_init_%s" % (i, field): (batch, hidden) for field in State._fields})
+        gates.append(Gates(*(mx.sym.Variable(f"l{i}_{field}") for field in Gates._fields)))
+        states.append(State(*(mx.sym.Variable(f"l{i}_init_{f}") for f in State._fields)))
+        shapes.update({f"l{i}_init_{field}": (batch, hidden) for field in State._fields})
 
     last_hidden = []
     for step in range(steps):
-        shapes["t%d_data" % step] = (batch, input)
+        shapes[f"t{step}_data"] = (batch, input)
         with mx.AttrScope(ctx_group="embed"):
             x = mx.sym.FullyConnected(
-                mx.sym.Variable("t%d_data" % step),
+                mx.sym.Variable(f"t{step}_data"),
                 weight=embed_weight,
                 no_bias=True,
                 num_hidden=hidden if embed is None else embed,
-                name="t%d_embed" % step,
+                name=f"t{step}_embed",
             )
         for i in range(layers):
-            with mx.AttrScope(ctx_group="layer%d" % i):
+            with mx.AttrScope(ctx_group=f"layer{i}"):
                 drop = dropout if i > 0 else 0.0
                 states[i] = _lstm_cell(x, states[i], gates[i], hidden, step, i, drop)
                 x = states[i].h
@@ -219,12 +219,12 @@ def lstm(
         else:
             heads = []
             for step, x in enumerate(last_hidden):
-                t = "t%d_" % step
+                t = f"t{step}_"
                 heads.append(_decode(x, t + "label", t + "sm", use_loss, name=t + "cls", **decoder))
                 shapes[t + "label"] = (batch,)
     for field in State._fields:
         for i, state in enumerate(states):
-            last = mx.sym.BlockGrad(getattr(state, field), name="l%d_last_%s" % (i, field))
+            last = mx.sym.BlockGrad(getattr(state, field), name=f"l{i}_last_{field}")
             heads.append(last)
     return mx.sym.Group(heads), shapes
 
@@ -245,8 +245,8 @@ def model_zoo(
 
 
 def _preactivated(x: Any, name: str, number: int) -> Any:
-    x = mx.sym.BatchNorm(x, fix_gamma=False, eps=2e-5, name="%s_bn%d" % (name, number))
-    return mx.sym.Activation(x, act_type="relu", name="%s_relu%d" % (name, number))
+    x = mx.sym.BatchNorm(x, fix_gamma=False, eps=2e-5, name=f"{name}_bn{number}")
+    return mx.sym.Activation(x, act_type="relu", name=f"{name}_relu{number}")
 
 
 def _bottleneck_v2(x: Any, name: str, filters: int, stride: int, project: bool) -> Any:
@@ -294,7 +294,7 @@ def resnet_v2(
     x = mx.sym.Pooling(x, kernel=(3, 3), stride=(2, 2), pad=(1, 1), pool_type="max")
     for stage, blocks in enumerate(layers):
         for block in range(blocks):
-            name = "stage%d_unit%d" % (stage + 1, block + 1)
+            name = f"stage{stage + 1}_unit{block + 1}"
             stride = 2 if stage > 0 and block == 0 else 1
             x = _bottleneck_v2(x, name, 4 * filters << stage, stride, project=block == 0)
     x = mx.sym.BatchNorm(x, fix_gamma=False, eps=2e-5, name="bn1")
@@ -427,17 +427,17 @@ def _inception_v3_module(
         if alone:
             prefix = name + "_conv"
         else:
-            prefix = name + ("_tower_%d_conv" % numbered if numbered else "_tower_conv")
+            prefix = name + (f"_tower_{numbered}_conv" if numbered else "_tower_conv")
             numbered += 1
         y = x
         for i, (filters, height, width) in enumerate(tower):
-            part = prefix + ("_%d" % i if i > 0 else "")
+            part = prefix + (f"_{i}" if i > 0 else "")
             y = _bn_conv(y, part, filters // divide, height, width, stride if i == last else 1)
         if fork is None or alone:
             branches.append(y)
             continue
         for i, (filters, height, width) in enumerate(fork):
-            part = prefix[: -len("conv")] + ("mixed_conv_%d" % i if i > 0 else "mixed_conv")
+            part = prefix[: -len("conv")] + (f"mixed_conv_{i}" if i > 0 else "mixed_conv")
             branches.append(_bn_conv(y, part, filters // divide, height, width))
     y = mx.sym.Pooling(
         x,
@@ -500,7 +500,7 @@ def inception_v3(
     x = _bn_conv(x, "conv_3", 80 // divide)
     x = pooled(_bn_conv(x, "conv_4", 192 // divide, 3, 3, pad=0), "pool1")
     for i, module in enumerate(_inception_v3_modules()):
-        x = _inception_v3_module(x, "mixed_%d" % i if i > 0 else "mixed", divide, **module)
+        x = _inception_v3_module(x, f"mixed_{i}" if i > 0 else "mixed", divide, **module)
     x = mx.sym.Pooling(x, global_pool=True, kernel=(8, 8), pool_type="avg", name="global_pool")
     x = mx.sym.FullyConnected(mx.sym.Flatten(x, name="flatten"), num_hidden=classes, name="fc1")
     return mx.sym.SoftmaxOutput(x, name="softmax"), _images(batch, image)
@@ -554,7 +554,7 @@ def mobilenet_v2(
     x = _relu6_conv(mx.sym.Variable("data"), "first-3x3-conv", width, kernel=3, stride=2)
     for i, (expansion, filters, blocks, stride) in enumerate(MOBILENET_V2):
         for block in range(blocks):
-            name = "seq-%d-block%d" % (i, block)
+            name = f"seq-{i}-block{block}"
             wide = width * expansion
             y = _relu6_conv(x, name + "-exp", wide)
             first_stride = stride if block == 0 else 1
@@ -635,7 +635,7 @@ def transformer(
     x = mx.sym.broadcast_add(x, mx.sym.Variable("position_weight", shape=(1, steps, hidden)))
     x = _dropout(x, dropout)
     for i in range(layers):
-        name = "layer%d" % i
+        name = f"layer{i}"
         y = mx.sym.LayerNorm(x, name=name + "_norm1")
         x = x + _dropout(_attention(y, name, hidden, heads, dropout), dropout)
         y = mx.sym.LayerNorm(x, name=name + "_norm2")
@@ -659,9 +659,9 @@ def highway(
     """Highway network (Srivastava et al. 2015, arXiv 1505.00387): gates that let inputs pass."""
     x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=hidden, name="input")
     for i in range(layers):
-        gate = mx.sym.FullyConnected(x, num_hidden=hidden, name="gate%d" % i)
+        gate = mx.sym.FullyConnected(x, num_hidden=hidden, name=f"gate{i}")
         gate = mx.sym.Activation(gate, act_type="sigmoid")
-        y = mx.sym.FullyConnected(x, num_hidden=hidden, name="transform%d" % i)
+        y = mx.sym.FullyConnected(x, num_hidden=hidden, name=f"transform{i}")
         y = mx.sym.Activation(y, act_type="relu")
         x = gate * y + (1 - gate) * x
     return _classify(x, classes), {"data": (batch, input), "softmax_label": (batch,)}
@@ -703,7 +703,7 @@ def embedding_net(
     x = mx.sym.expand_dims(x, axis=1)
     pooled = []
     for width in widths:
-        y = mx.sym.Convolution(x, num_filter=filters, kernel=(width, embed), name="width%d" % width)
+        y = mx.sym.Convolution(x, num_filter=filters, kernel=(width, embed), name=f"width{width}")
         y = mx.sym.Activation(y, act_type="relu")
         pooled.append(mx.sym.max(y, axis=(2, 3)))
     x = _dropout(mx.sym.Concat(*pooled, dim=1), dropout)
@@ -732,8 +732,8 @@ def chain(depth: int = 64, hidden: int = 1024, batch: int = 256) -> Network:
     """`depth` layers of FullyConnected and tanh, all alike: by default every tensor is 1 MiB."""
     x = mx.sym.Variable("data")
     for i in range(depth):
-        x = mx.sym.FullyConnected(x, num_hidden=hidden, name="fc%d" % i)
-        x = mx.sym.Activation(x, act_type="tanh", name="tanh%d" % i)
+        x = mx.sym.FullyConnected(x, num_hidden=hidden, name=f"fc{i}")
+        x = mx.sym.Activation(x, act_type="tanh", name=f"tanh{i}")
     x = mx.sym.LinearRegressionOutput(x, mx.sym.Variable("label"), name="out")
     return x, {"data": (batch, hidden), "label": (batch, hidden)}
 

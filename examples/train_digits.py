@@ -68,7 +68,7 @@ def network(blocks: int, filters: int) -> Any:
 
     x = relu(normalised(mx.sym.Variable("data"), "first"), "first")
     for i in range(blocks):
-        name = "block%d" % i
+        name = f"block{i}"
         y = relu(normalised(x, name + "_a"), name + "_a")
         if i % 4 == 3:
             y = mx.sym.Dropout(y, p=0.2, name=name + "_dropout")
@@ -174,18 +174,18 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         result = train(symbol, images, labels, options.batch, options.epochs)
         results.append(result.parameters)
         print(
-            "%-10s accuracy=%.4f  feature map cost=%d MB  peak resident memory=%d MB (%d MB before "
-            "the first step)  %.1f s of training"
-            % (name, result.accuracy, cost, peak, before, result.seconds),
+            f"{name:<10} accuracy={result.accuracy:.4f}  feature map cost={cost} MB  "
+            f"peak resident memory={peak} MB ({before} MB before the first step)  "
+            f"{result.seconds:.1f} s of training",
             flush=True,
         )
 
     one, other = results
     different = [name for name in one if not np.array_equal(one[name], other[name])]
     if different:
-        print("NOT EQUAL: %d of %d parameters" % (len(different), len(one)), ", ".join(different))
+        print(f"NOT EQUAL: {len(different)} of {len(one)} parameters", ", ".join(different))
         return 1
-    print("All %d parameters and auxiliary states are equal bit for bit" % len(one))
+    print(f"All {len(one)} parameters and auxiliary states are equal bit for bit")
     return 0
 
 

@@ -67,7 +67,7 @@ def test_code_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         if language == "python":
             exec(compile("\n" * line + text, name, "exec"), here)
         else:
-            assert language == "sh", "%s:%d: a block in %r is not run" % (name, line, language)
+            assert language == "sh", f"{name}:{line}: a block in {language!r} is not run"
             for command in commands(text):
                 if command.startswith("memonger "):
                     assert cli.main(shlex.split(command)[1:]) == 0, command

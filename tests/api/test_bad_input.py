@@ -21,9 +21,9 @@ SHAPES: Any = {"data": (2, 3, 8, 8)}
 def net(batch_norm: bool = True) -> Any:
     x = S.Variable("data")
     for i in range(4):
-        x = S.Convolution(x, kernel=(3, 3), num_filter=4, pad=(1, 1), name="conv%d" % i)
-        x = S.BatchNorm(x, name="bn%d" % i) if batch_norm else x
-        x = S.Activation(x, act_type="relu", name="relu%d" % i)
+        x = S.Convolution(x, kernel=(3, 3), num_filter=4, pad=(1, 1), name=f"conv{i}")
+        x = S.BatchNorm(x, name=f"bn{i}") if batch_norm else x
+        x = S.Activation(x, act_type="relu", name=f"relu{i}")
     return S.SoftmaxOutput(S.FullyConnected(x, num_hidden=3, name="fc"), name="softmax")
 
 

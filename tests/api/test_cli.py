@@ -162,7 +162,9 @@ def test_batch(net: Any, capsys: Any, tmp_path: Path) -> None:
     assert told["batch"] > told["unplanned_batch"] > 0
     assert marked(mx.sym.load(str(out))) == marked(found.plan.symbol)
     status, printed, _ = run(capsys, *asked)
-    assert printed.startswith("a batch of %d fits with a plan, of %d without" % found[::2])
+    assert printed.startswith(
+        f"a batch of {found.batch} fits with a plan, of {found.unplanned_batch} without"
+    )
     status, _, error = run(capsys, "batch", file, *shapes, "--budget", "1kB")
     assert status == 1 and "not even a batch of one" in error
 
@@ -228,7 +230,7 @@ MISTAKES = [
     ("cost {net} --shape data=4,64 --shape data=4,64", "data is given twice"),
     ("cost {net} --type data=float16 --type data=int8", "data is given twice"),
     ("cost {net} --shape data=²,64", "whole numbers"),
-    ("cost {net} --shape data=%s,64" % ("9" * 5000), "whole numbers"),
+    (f"cost {{net}} --shape data={'9' * 5000},64", "whole numbers"),
     ("cost {net} --shape data=99999999999,64", "2**31 - 1 elements"),
     ("cost {net} --shape data=2147483647,2", "2**31 - 1 elements"),
     ("explain {net} --shape data=0,64", "at least 1"),
@@ -456,7 +458,8 @@ def script() -> tuple[str, ...]:
     """What the installed script does."""
     found = re.search(r"memonger=([\w.]+):(\w+)", (PROJECT / "setup.py").read_text())
     assert found is not None
-    return ("-c", "import sys; from %s import %s as f; sys.exit(f())" % found.groups())
+    module, name = found.groups()
+    return ("-c", f"import sys; from {module} import {name} as f; sys.exit(f())")
 
 
 CTRL_C = """

@@ -36,7 +36,7 @@ def test_the_peak_of_a_chain() -> None:
     assert found.peak == "the gradient of 'out' (LinearRegressionOutput)"
     assert [t.kind for t in found.tensors].count("gradient") == 1
     assert sorted(t.name for t in found.tensors if t.kind == "result") == sorted(
-        ["out"] + ["%s%d" % (name, i) for name in ("fc", "tanh") for i in range(16)]
+        ["out"] + [f"{name}{i}" for name in ("fc", "tanh") for i in range(16)]
     )
     assert found.floor_bytes == 4 * MB and "'tanh15' (Activation)" in found.bounded_by
     text = str(found)
@@ -125,7 +125,7 @@ def test_a_picture_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_every_tensor_of_a_plan(planned: memonger.Plan) -> None:
     """All of 16 layers are in it, and what is recomputed, kept or cut at agrees with the plan."""
     plan, found = planned, planned.explain().tensors
-    names = ["%s%d" % (name, i) for i in range(16) for name in ("fc", "tanh")] + ["out"]
+    names = [f"{name}{i}" for i in range(16) for name in ("fc", "tanh")] + ["out"]
     assert [t.name for t in found if t.name not in plan.copies] == names
     assert {t.nbytes for t in found} == {MB}
     assert {t.name for t in found if t.times > 1} - set(plan.copies) == set(plan.recomputed)
@@ -156,8 +156,8 @@ def test_the_reasons_of_the_rules() -> None:
     assert late[0].why == "rule" and late[0].reason == "it does not come before 'fc9'"
     x = S.Variable("data")
     for i in range(12):
-        x = S.Activation(S.FullyConnected(x, num_hidden=64, name="fc%d" % i), act_type="tanh")
-        x = S.Dropout(x, p=0.5, name="drop%d" % i) if i == 5 else x
+        x = S.Activation(S.FullyConnected(x, num_hidden=64, name=f"fc{i}"), act_type="tanh")
+        x = S.Dropout(x, p=0.5, name=f"drop{i}") if i == 5 else x
     plan = memonger.plan(S.LinearRegressionOutput(x, name="out"), {"data": (4096, 64)})
     reasons = {t.name: t.reason for t in plan.explain().tensors if t.why == "rule"}
     assert "its mask is kept" in reasons["drop5[1]"]

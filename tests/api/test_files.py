@@ -261,7 +261,7 @@ def test_every_beginning_of_a_file_says_where_it_ends(tmp_path: Path) -> None:
     data = net().tojson().encode()
     for size in range(1, len(data)):
         file.write_bytes(data[:size])
-        with pytest.raises(MemongerError, match="it ends at byte %d" % size):
+        with pytest.raises(MemongerError, match=f"it ends at byte {size}"):
             memonger.load(file)
     file.write_bytes(data)
     memonger.load(file)
@@ -307,14 +307,14 @@ def test_damaged_files(tmp_path: Path) -> None:
     while trying:
         ready: list[Any] = list(wait(list(trying), timeout=PATIENT))
         if not ready:
-            wrong += ["a hang: %d" % number for _, number in trying.values()]
+            wrong += [f"a hang: {number}" for _, number in trying.values()]
         for pipe in ready or list(trying):
             process, number = trying.pop(pipe)
             found: Any = None
             try:
                 found = pipe.recv() if ready else None
             except EOFError:
-                wrong.append("a crash: %d" % number)
+                wrong.append(f"a crash: {number}")
             if found and found.complaint:
                 wrong.append(f"{found.name}: {found.complaint}")
             if found:
@@ -424,9 +424,9 @@ def residual(name: str = "relu", classes: int = 10) -> Any:
     """A residual network; the names of its activations are told."""
     x = S.Variable("data")
     for k in range(8):
-        y = S.Convolution(x, num_filter=8, kernel=(3, 3), pad=(1, 1), name="conv%d" % k)
-        y = S.BatchNorm(y, fix_gamma=False, name="bn%d" % k)
-        y = S.Activation(y, act_type="relu", name="%s%d" % (name, k))
+        y = S.Convolution(x, num_filter=8, kernel=(3, 3), pad=(1, 1), name=f"conv{k}")
+        y = S.BatchNorm(y, fix_gamma=False, name=f"bn{k}")
+        y = S.Activation(y, act_type="relu", name=f"{name}{k}")
         x = y if k == 0 else x + y
     return S.SoftmaxOutput(S.FullyConnected(x, num_hidden=classes, name="fc"), name="softmax")
 
@@ -468,7 +468,7 @@ def test_in_another_process(saved: Any) -> None:
     )
     done = run_python("-c", program, str(file))
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "%s\n%d\n" % (plan, plan.pool_bytes)
+    assert done.stdout == f"{plan}\n{plan.pool_bytes}\n"
 
 
 def test_it_is_of_this_network_and_these_shapes(saved: Any) -> None:

@@ -34,8 +34,8 @@ def net(layers: int = 8) -> Any:
     """Results of 0.5 MB each."""
     x = S.Variable("data")
     for i in range(layers):
-        x = S.FullyConnected(x, num_hidden=512, name="fc%d" % i)
-        x = S.Activation(S.BatchNorm(x, name="bn%d" % i), act_type="tanh", name="tanh%d" % i)
+        x = S.FullyConnected(x, num_hidden=512, name=f"fc{i}")
+        x = S.Activation(S.BatchNorm(x, name=f"bn{i}"), act_type="tanh", name=f"tanh{i}")
     return S.LinearRegressionOutput(x, name="out")
 
 
@@ -120,7 +120,7 @@ def test_it_prints_what_counts() -> None:
     ):
         assert words in text, text
     assert plan.slowest and len(text.splitlines()) == 10
-    assert repr(plan).startswith("Plan(pool_bytes=%d, " % plan.pool_bytes)
+    assert repr(plan).startswith(f"Plan(pool_bytes={plan.pool_bytes}, ")
     assert plan.recompute_overhead == plan.recomputed_flops and plan.time_overhead is None
 
 
@@ -284,7 +284,7 @@ def test_until_is_part_of_the_search() -> None:
 
 def test_until_in_make_mirror_plan() -> None:
     planned = memonger.make_mirror_plan(net(), 0, until="tanh3", shapes=SHAPES)
-    assert marked(planned) == ["%s%d" % (n, i) for i in range(4) for n in ("fc", "bn", "tanh")][:-1]
+    assert marked(planned) == [f"{n}{i}" for i in range(4) for n in ("fc", "bn", "tanh")][:-1]
 
 
 def test_until_the_first_layer(caplog: pytest.LogCaptureFixture) -> None:
@@ -455,7 +455,7 @@ def test_a_schedule_tells_of_the_gradients_in_its_pool() -> None:
     """Results lie where they will be, so more may be alive than the rest of the pool holds."""
     x = S.Variable("data")
     for i in range(6):
-        x = S.Activation(S.FullyConnected(x, num_hidden=256, name="fc%d" % i), act_type="tanh")
+        x = S.Activation(S.FullyConnected(x, num_hidden=256, name=f"fc{i}"), act_type="tanh")
     net = S.SoftmaxOutput(x, name="softmax")
     plan = memonger.plan(net, {"data": (16, 256)}, how="schedule", patience=0.02)
     assert plan.peak_bytes > plan.pool_bytes and plan.floor_bytes <= plan.peak_bytes

@@ -159,7 +159,7 @@ def test_remembered_for_the_same_network_of_other_names(caplog: pytest.LogCaptur
         with mx.name.Prefix(prefix):
             x = mx.sym.Variable("data")
             for k in range(12):
-                x = mx.sym.FullyConnected(x, mx.sym.Variable("w%d" % k), num_hidden=32, no_bias=1)
+                x = mx.sym.FullyConnected(x, mx.sym.Variable(f"w{k}"), num_hidden=32, no_bias=1)
                 x = mx.sym.Activation(x, act_type="tanh")
             return mx.sym.LinearRegressionOutput(x, mx.sym.Variable("label"), name="out")
 

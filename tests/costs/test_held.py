@@ -124,7 +124,7 @@ def test_the_largest_batch_counts_what_operators_hold() -> None:
     budget = 32 * of_a_row
 
     def sized(batch: Any) -> Any:
-        states = {"state%d" % k: (network.stacked, batch, 128) for k in range(network.blocks)}
+        states = {f"state{k}": (network.stacked, batch, 128) for k in range(network.blocks)}
         return {"data": (20, batch, 128), "softmax_label": (20, batch), **states}
 
     found = memonger.largest_batch(

@@ -31,7 +31,7 @@ KB, MB = 2**10, 2**20
 def wide() -> Any:
     x = S.Variable("data")
     for i in range(6):
-        x = S.FullyConnected(x, num_hidden=1024, name="fc%d" % i)
+        x = S.FullyConnected(x, num_hidden=1024, name=f"fc{i}")
         x = S.Activation(x, act_type="tanh")
     return S.LinearRegressionOutput(x, name="out"), {"data": (1024, 1024)}
 
@@ -41,7 +41,7 @@ def test_real_element_sizes() -> None:
     symbol, shapes = wide()
     counted = memonger.get_cost(symbol, **shapes)
     text = symbol.simple_bind(mx.cpu(), grad_req="write", **shapes).debug_str()
-    assert "Total %d MB allocated" % counted in text
+    assert f"Total {counted} MB allocated" in text
     assert memonger.pool_bytes(symbol, **shapes) == counted * MB
     for dtype, factor in (("float64", 2), ("float16", 0.5)):
         types = {"data": dtype}
@@ -182,8 +182,8 @@ def test_what_is_computed_once_is_held() -> None:
     plain = described(symbol, shapes)[0]
     x = S.Variable("data")
     for i in range(4):
-        x = S.Activation(S.FullyConnected(x, num_hidden=1024, name="fc%d" % i), act_type="tanh")
-        x = S.Dropout(x, p=0.5, name="drop%d" % i)
+        x = S.Activation(S.FullyConnected(x, num_hidden=1024, name=f"fc{i}"), act_type="tanh")
+        x = S.Dropout(x, p=0.5, name=f"drop{i}")
     dropped = S.LinearRegressionOutput(x, S.Variable("label"), name="out")
     assert described(dropped, shapes)[0] == plain + 3  # the gradient of the last has run by then
 
@@ -192,7 +192,7 @@ def test_schedules_have_an_order_of_their_own() -> None:
     """In it the gradient of a side branch comes first, and its mask is not held any longer."""
     x = S.Variable("data")
     for i in range(2):
-        x = S.Activation(S.FullyConnected(x, num_hidden=1024, name="fc%d" % i), act_type="tanh")
+        x = S.Activation(S.FullyConnected(x, num_hidden=1024, name=f"fc{i}"), act_type="tanh")
     aside = S.FullyConnected(S.Dropout(S.Variable("aside"), p=0.5), num_hidden=8, name="side")
     x = S.elemwise_add(S.FullyConnected(x, num_hidden=8, name="last"), aside)
     symbol = S.LinearRegressionOutput(x, S.Variable("label"), name="out")

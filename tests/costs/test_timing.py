@@ -204,7 +204,7 @@ def test_operators_are_measured_once(disk: Any) -> None:
     """
     x = S.Variable("data")
     for k in range(3):  # three equal layers
-        x = S.Activation(S.FullyConnected(x, num_hidden=5, name="fc%d" % k), act_type="tanh")
+        x = S.Activation(S.FullyConnected(x, num_hidden=5, name=f"fc{k}"), act_type="tanh")
     x = S.broadcast_mul(x, S.ones((1,)), name="tie")
     x = S.Embedding(x, input_dim=10, output_dim=4, name="embed")
     training = training_graph(planned.forward(S.MakeLoss(x, name="loss"), {"data": (4, 5)}))
@@ -221,8 +221,8 @@ def test_operators_are_measured_once(disk: Any) -> None:
     tie = json.dumps(kinds.example_of(training.graph, names.index("tie")))
     disk("kinds", **{tie: [2.0, 3.0]})
     times = timing.measured(training, CPU)
-    assert [times.forward[names.index("fc%d" % k)] for k in range(3)] == [7.0] * 3
-    assert [times.gradient[names.index("fc%d" % k)] for k in range(3)] == [13.0] * 3
+    assert [times.forward[names.index(f"fc{k}")] for k in range(3)] == [7.0] * 3
+    assert [times.gradient[names.index(f"fc{k}")] for k in range(3)] == [13.0] * 3
     plain = timing.predicted(training, timing.rates_of(CPU))
     assert times.forward[names.index("tie")] == 2 * plain.forward[names.index("tie")] > 0
     assert times.gradient[names.index("tie")] == 3 * plain.gradient[names.index("tie")] > 0

@@ -47,7 +47,7 @@ def python() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="cu112") as name:
         folder = Path(name)
         if shutil.disk_usage(name).free < NEEDED_GB * GB:
-            pytest.skip("less than %d GB free for the GPU wheels" % NEEDED_GB)
+            pytest.skip(f"less than {NEEDED_GB} GB free for the GPU wheels")
         source = folder / "source"  # pip writes into the folder that it builds
         source.mkdir()
         for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):

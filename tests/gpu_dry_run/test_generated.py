@@ -101,7 +101,7 @@ def random_plans(dry: DryRun, networks: int, device: Any) -> Any:
         settled, full, mask, settled_copies = settle(rules, drawn & rules.allowed, kept)
         copies = marks.inferable(symbol, settled_copies, shapes)
         bound = binds(marks.apply(symbol, mask, rules.native(mask), copies), graph)
-        which = "%r %d %s" % (recipe, seed, share)
+        which = f"{recipe!r} {seed} {share}"
         assert bound is not None, which
         counted = {
             "networks": True,

@@ -30,9 +30,9 @@ def arrays(gradient: Any = (1.0, -2.0), statistic: Any = (0.5,)) -> dict[str, np
     """Two steps of a network with one gradient, one output and one statistic."""
     found = {}
     for step in range(2):
-        found["%d/gradient/w" % step] = np.array(gradient, "f") + step
-        found["%d/output/y" % step] = np.ones(3, "f")
-        found["%d/statistic/m" % step] = np.array(statistic, "f") + step
+        found[f"{step}/gradient/w"] = np.array(gradient, "f") + step
+        found[f"{step}/output/y"] = np.ones(3, "f")
+        found[f"{step}/statistic/m"] = np.array(statistic, "f") + step
     return found
 
 

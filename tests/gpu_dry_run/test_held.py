@@ -61,7 +61,7 @@ def features(x: Any, name: str, blocks: int = 3, filters: int = 16) -> Any:
 
 def connected(x: Any, units: tuple[int, ...], **options: Any) -> Any:
     for k, hidden in enumerate(units):
-        x = S.FullyConnected(x, num_hidden=hidden, name="fc%d" % k, **options)
+        x = S.FullyConnected(x, num_hidden=hidden, name=f"fc{k}", **options)
         x = S.Activation(x, act_type="tanh")
     return x
 
@@ -77,8 +77,8 @@ def ctc() -> Network:
 def norm() -> Network:
     x = S.Variable("data")
     for k in range(3):
-        x = features(x, "conv%d_" % k, 1)
-        x = S.GroupNorm(x, S.Variable("gamma%d" % k), S.Variable("beta%d" % k), num_groups=4)
+        x = features(x, f"conv{k}_", 1)
+        x = S.GroupNorm(x, S.Variable(f"gamma{k}"), S.Variable(f"beta{k}"), num_groups=4)
     return S.MakeLoss(x), {"data": IMAGES}
 
 

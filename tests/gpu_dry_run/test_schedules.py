@@ -37,8 +37,8 @@ def dropped_out() -> Network:
     """Dropouts that run again, and one that runs once."""
     x = mx.sym.Variable("data")
     for k in range(6):
-        x = mx.sym.FullyConnected(x, num_hidden=256, name="fc%d" % k)
-        x = mx.sym.Dropout(mx.sym.Activation(x, act_type="relu"), p=0.3, name="drop%d" % k)
+        x = mx.sym.FullyConnected(x, num_hidden=256, name=f"fc{k}")
+        x = mx.sym.Dropout(mx.sym.Activation(x, act_type="relu"), p=0.3, name=f"drop{k}")
     x = mx.sym.FullyConnected(x, num_hidden=10, name="last")
     shapes = {"data": (1024, 256), "softmax_label": (1024,)}
     return mx.sym.SoftmaxOutput(x, name="softmax"), shapes

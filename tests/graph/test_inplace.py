@@ -354,7 +354,7 @@ def wrong_tables(training: TrainingGraph, shown: dict[str, bool]) -> Iterator[tu
     output = t.inplace_output - t.output_start[owner]
     pairs = [(training.ops[r], int(i), int(k)) for r, i, k in zip(owner, t.inplace_input, output)]
     for pair in sorted(set(pairs)):
-        key = "%s:%d:%d" % pair
+        key = ":".join(map(str, pair))
         if not shown.get(key):
             yield key, with_options(t, owner, np.array([p != pair for p in pairs]))
     with_some = {training.ops[r] for r, kind in enumerate(training.kinds) if kind.options}

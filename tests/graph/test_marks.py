@@ -37,7 +37,7 @@ def net(**first: Any) -> Any:
     """Eight layers; the first node carries the attributes ``first``."""
     x = S.FullyConnected(S.Variable("data"), num_hidden=512, name="fc", attr=first)
     for i in range(8):
-        x = S.Activation(S.BatchNorm(x * 2, name="bn%d" % i), act_type="tanh")
+        x = S.Activation(S.BatchNorm(x * 2, name=f"bn{i}"), act_type="tanh")
     return S.LinearRegressionOutput(x, name="out")
 
 
@@ -68,11 +68,11 @@ def test_unplan_gives_the_original_back(first: Any) -> None:
 def test_the_users_cudnn_off_stays() -> None:
     x = S.FullyConnected(S.Variable("data"), num_hidden=512)
     for i in range(6):
-        x = S.tanh(S.BatchNorm(x, cudnn_off=i % 2 == 0, name="bn%d" % i))
+        x = S.tanh(S.BatchNorm(x, cudnn_off=i % 2 == 0, name=f"bn{i}"))
     symbol = S.LinearRegressionOutput(x, name="out")
     planned = memonger.make_mirror_plan(symbol, 0, shapes=SHAPES)
     assert {"bn0", "bn1"} <= set(marked(planned))
-    assert all(planned.attr_dict()["bn%d" % i]["cudnn_off"] == "True" for i in range(6))
+    assert all(planned.attr_dict()[f"bn{i}"]["cudnn_off"] == "True" for i in range(6))
     plain = memonger.unplan(planned).attr_dict()
     assert plain["bn0"]["cudnn_off"] == "True" and plain["bn1"]["cudnn_off"] == "False"
 
@@ -171,7 +171,7 @@ def test_marks_however_they_are_set(label: str) -> None:
     }
     assert len(plans) == 1
     # Results are 0.5 MB each; every second cut comes after more than 1 MB.
-    kept = ["sigmoid%d" % i for i in ((0, 2, 4) if label == "True" else range(6))]
+    kept = [f"sigmoid{i}" for i in ((0, 2, 4) if label == "True" else range(6))]
     assert marked(mx.sym.load_json(plans.pop()), "False") == kept
 
 
@@ -387,7 +387,7 @@ def test_copies_that_keep_a_sum_apart_change_no_bit(recomputed: bool) -> None:
     """They stay in a plan, whether the sum is computed again or not."""
     x, total = S.Variable("data"), None
     for k in range(4):
-        x = S.tanh(S.FullyConnected(x, num_hidden=8, name="fc%d" % k))
+        x = S.tanh(S.FullyConnected(x, num_hidden=8, name=f"fc{k}"))
         total = x if total is None else total + x
     net = S.LinearRegressionOutput(S.FullyConnected(S.relu(total), num_hidden=2), name="out")
     shapes = {"data": (4, 8)}

@@ -406,7 +406,7 @@ def build(recipe: Recipe) -> tuple[Any, dict[str, Shape]]:
                 made.symbol._set_attr(mirror_stage=step.mark)
             net.add(_fitted(made, net.rows) if _numbers(made.shape) > LARGEST else made)
         heads = [
-            LOSSES[head.loss](net, net.pick(head.source), "head%d" % i)
+            LOSSES[head.loss](net, net.pick(head.source), f"head{i}")
             for i, head in enumerate(recipe.heads)
         ]
     symbol = S.Group(heads) if len(heads) > 1 else heads[0]

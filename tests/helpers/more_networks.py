@@ -36,7 +36,7 @@ def many_uses(uses: int = 10, hidden: int = 1024) -> Network:
     x = S.FullyConnected(S.Variable("data"), num_hidden=hidden, name="first")
     for k in range(3):
         parts = [
-            S.Activation(S.FullyConnected(x, num_hidden=hidden, name="part%d_%d" % (k, i)), "tanh")
+            S.Activation(S.FullyConnected(x, num_hidden=hidden, name=f"part{k}_{i}"), "tanh")
             for i in range(uses)
         ]
         x = S.Activation(S.add_n(*parts), act_type="relu") + x
@@ -47,8 +47,8 @@ def shared_weights(times: int = 12, hidden: int = 512) -> Network:
     """The same weight and bias in every layer."""
     x, weight, bias = S.Variable("data"), S.Variable("weight"), S.Variable("bias")
     for i in range(times):
-        x = S.FullyConnected(x, weight, bias, num_hidden=hidden, name="fc%d" % i)
-        x = S.Activation(x, act_type="sigmoid", name="sigmoid%d" % i) + x
+        x = S.FullyConnected(x, weight, bias, num_hidden=hidden, name=f"fc{i}")
+        x = S.Activation(x, act_type="sigmoid", name=f"sigmoid{i}") + x
     return S.LinearRegressionOutput(x, name="out"), {"data": (1024, hidden)}
 
 
@@ -57,7 +57,7 @@ def casts(hidden: int = 1024) -> Network:
     x = S.FullyConnected(S.Variable("data"), num_hidden=hidden, name="first")
     for i in range(4):
         whole = S.cast(S.cast(x, dtype="int32"), dtype="float32")
-        x = S.Activation(S.FullyConnected(x, num_hidden=hidden, name="fc%d" % i), "tanh") + whole
+        x = S.Activation(S.FullyConnected(x, num_hidden=hidden, name=f"fc{i}"), "tanh") + whole
     return S.LinearRegressionOutput(x, name="out"), {"data": (512, hidden)}
 
 
@@ -85,7 +85,7 @@ def rnn_cells(kind: str, steps: int = 12, hidden: int = 256) -> Network:
     x = S.reshape(outputs, (-3, 0))
     if kind == "fused":  # which is kept, so that more must be there to choose among
         for i in range(3):
-            x = S.Activation(S.FullyConnected(x, num_hidden=hidden, name="fc%d" % i), "tanh")
+            x = S.Activation(S.FullyConnected(x, num_hidden=hidden, name=f"fc{i}"), "tanh")
     x = S.FullyConnected(x, num_hidden=1000, name="decoder")
     label = S.reshape(S.Variable("softmax_label"), (-1,))
     shapes: dict[str, tuple[int, ...]] = {"data": (64, steps), "softmax_label": (64, steps)}
@@ -126,16 +126,16 @@ class Recurrent(NamedTuple):
         for k in range(self.blocks):
             more = {}
             if self.mode == "lstm":
-                more = {"state_cell": self._state("cell%d" % k)}
+                more = {"state_cell": self._state(f"cell{k}")}
             y = mx.sym.RNN(
                 x,
-                mx.sym.Variable("parameters%d" % k),
-                self._state("state%d" % k),
+                mx.sym.Variable(f"parameters{k}"),
+                self._state(f"state{k}"),
                 mode=self.mode,
                 state_size=self.units,
                 num_layers=self.stacked,
                 bidirectional=self.bidirectional,
-                name="rnn%d" % k,
+                name=f"rnn{k}",
                 **more,
             )
             for j in range(3):

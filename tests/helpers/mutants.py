@@ -39,15 +39,15 @@ def networks() -> dict[str, tuple[Any, Shapes]]:
 
     x = data
     for i in range(2):
-        x = s.Convolution(x, kernel=(3, 3), pad=(1, 1), num_filter=4, name="conv%d" % i)
-        x = s.Activation(s.BatchNorm(x, fix_gamma=False, name="bn%d" % i), act_type="relu")
-        x = s.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="max", name="pool%d" % i)
+        x = s.Convolution(x, kernel=(3, 3), pad=(1, 1), num_filter=4, name=f"conv{i}")
+        x = s.Activation(s.BatchNorm(x, fix_gamma=False, name=f"bn{i}"), act_type="relu")
+        x = s.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="max", name=f"pool{i}")
     convolutional = s.SoftmaxOutput(s.FullyConnected(x, num_hidden=3, name="fc"), name="softmax")
     planned = memonger.search_plan(convolutional, data=(64, 3, 8, 8), patience=0.01)
 
     parts = list(s.SliceChannel(data, num_outputs=2, axis=1, name="parts"))
     for i in range(2):
-        gate = s.sigmoid(s.FullyConnected(parts[0], num_hidden=WIDTH, name="gate%d" % i))
+        gate = s.sigmoid(s.FullyConnected(parts[0], num_hidden=WIDTH, name=f"gate{i}"))
         parts = [s.tanh(s.FullyConnected(gate * parts[1], num_hidden=WIDTH)), gate]
     gated = s.MakeLoss(s.mean(s.square(s.Concat(*parts, dim=1))), name="loss")
 
@@ -245,7 +245,7 @@ def mutant(number: int, files: dict[str, tuple[str, Shapes]]) -> Mutant:
         if arguments[0] == "batch":
             sizes[1 if which == "loop" else 0] = "N"
         arguments += ["--shape", f"{name}={','.join(sizes)}"]
-    name = "%d:%s of %r for %r" % (number, " and".join(made).replace("_", " "), which, verb)
+    name = f"{number}:{' and'.join(made).replace('_', ' ')} of {which!r} for {verb!r}"
     return Mutant(name, data, (*arguments, *VERBS[verb]))
 
 
@@ -286,7 +286,7 @@ def tried(each: Mutant, folder: Path) -> Tried:
     if complaint:
         pass
     elif status not in (0, 1, 2):
-        complaint = "status %d" % status
+        complaint = f"status {status}"
     elif "Traceback" in said.getvalue() + printed.getvalue() or "Stack trace" in said.getvalue():
         complaint = "a trace: " + said.getvalue()
     elif status and not printed.getvalue() and not (lines and lines[-1].startswith("memonger")):

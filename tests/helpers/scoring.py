@@ -40,7 +40,7 @@ class Network:
 
     def named(self, make: Callable[..., Any], *inputs: Any, **attributes: Any) -> Any:
         self.count += 1
-        return make(*inputs, name="n%d" % self.count, **attributes)
+        return make(*inputs, name=f"n{self.count}", **attributes)
 
     def convolution(self, x: Any, channels: int, kernel: int = 3, **more: Any) -> Any:
         size = {"kernel": (kernel, kernel), "pad": (kernel // 2, kernel // 2)}
@@ -167,7 +167,7 @@ def in_turns(planned: Callable[[Any, Shapes], Any], seed: int, wait: Callable[[]
                 module.forward(data, is_train=False)
         wait()
         if k % 2:
-            look("%d, %s:" % (k, turn))
+            look(f"{k}, {turn}:")
         if turn != "score":
             module.update()
         wait()
@@ -220,7 +220,7 @@ def bucketed(planned: Callable[[Any, Shapes], Any], seed: int, wait: Callable[[]
             module.forward_backward(data)
             module.update()
         wait()
-        found.append(("%d: output" % k, module.get_outputs()[0].asnumpy()))
+        found.append((f"{k}: output", module.get_outputs()[0].asnumpy()))
     return found + parameters(module)
 
 
@@ -248,4 +248,4 @@ def outcome(seed: int) -> str:
 
 if __name__ == "__main__":
     for number in range(int(sys.argv[1]), int(sys.argv[2])):
-        print("%d %s" % (number, outcome(number)), flush=True)
+        print(f"{number} {outcome(number)}", flush=True)

@@ -158,7 +158,7 @@ def test_largest_batch() -> None:
     for batch, fits in ((found.unplanned_batch, True), (found.unplanned_batch + 1, False)):
         plain = memonger.plan(net(), {"data": (batch, 3, 64, 64)}, budget=1.0)
         assert (plain.pool_bytes <= 60e6) == fits
-    assert str(found).startswith("a batch of %d fits with a plan" % found.batch)
+    assert str(found).startswith(f"a batch of {found.batch} fits with a plan")
 
 
 def test_largest_batch_without_need_of_a_plan() -> None:
@@ -257,7 +257,7 @@ def test_largest_batch_interrupted(
     assert found.plan.interrupted and found.plan.pool_bytes <= 60e6
     assert found.batch > found.unplanned_batch > 0 and found.plan.recomputed
     assert len(begun) == search
-    assert "a batch of %d is the largest that was found so far" % found.batch in caplog.text
+    assert f"a batch of {found.batch} is the largest that was found so far" in caplog.text
 
 
 def test_interrupted_before_anything_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,8 +293,8 @@ def test_a_product_with_one_takes_time() -> None:
     """Once, where a plan makes use of it, and so does its gradient; nobody reads it again."""
     x = mx.sym.Variable("data")
     for k in range(3):
-        x = mx.sym.FullyConnected(x, num_hidden=4, name="fc%d" % k)
-        x = mx.sym.clip(x, 0, 6, name="clip%d" % k)
+        x = mx.sym.FullyConnected(x, num_hidden=4, name=f"fc{k}")
+        x = mx.sym.clip(x, 0, 6, name=f"clip{k}")
     rules = rules_of(mx.sym.LinearRegressionOutput(x, name="out"), {"data": (8, 4)})
     names = [node.name for node in rules.graph.nodes]
     copies = {names[copy.node]: copy for copy in copyable(rules)}

@@ -71,7 +71,7 @@ def test_costs_with_the_rules(name: str, caplog: pytest.LogCaptureFixture) -> No
     with caplog.at_level(logging.INFO, "memonger"):
         planned = memonger.search_plan(symbol, planner="chen2016", shapes=shapes)
     assert memonger.get_cost(planned, shapes=shapes) == ruled
-    assert "cost=%d MB before the rules, %d MB with them" % (bare, ruled) in caplog.text
+    assert f"cost={bare} MB before the rules, {ruled} MB with them" in caplog.text
     assert memonger.get_cost(memonger.search_plan(symbol, shapes=shapes), shapes=shapes) <= default
 
 

@@ -434,8 +434,8 @@ def test_dropout_draws_once() -> None:
     """Its mask is kept: in the deepest schedule that is found its draw still comes first."""
     x = mx.sym.Variable("data")
     for k in range(8):
-        x = mx.sym.FullyConnected(x, num_hidden=16, name="fc%d" % k)
-        x = mx.sym.Dropout(mx.sym.tanh(x, name="tanh%d" % k), p=0.5, name="drop%d" % k)
+        x = mx.sym.FullyConnected(x, num_hidden=16, name=f"fc{k}")
+        x = mx.sym.Dropout(mx.sym.tanh(x, name=f"tanh{k}"), p=0.5, name=f"drop{k}")
     x = mx.sym.MakeLoss(mx.sym.sum(x), name="loss")
     search = Recursive(work_of(x, {"data": (64, 16)}), patience=0.02)
     schedule = search.least_memory().best.schedule

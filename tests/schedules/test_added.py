@@ -70,8 +70,8 @@ def products() -> Network:
     """Of matrices, by MXNet's own operators, with float64."""
     x = S.Variable("data")
     for k in range(4):
-        x = S.tanh(S.dot(x, S.Variable("w%d" % k, shape=(32, 32))))
-        x = S.broadcast_add(x, S.Variable("b%d" % k, shape=(1, 32)))
+        x = S.tanh(S.dot(x, S.Variable(f"w{k}", shape=(32, 32))))
+        x = S.broadcast_add(x, S.Variable(f"b{k}", shape=(1, 32)))
     return S.MakeLoss(S.sum(x * x)), {"data": (1100, 32)}
 
 
@@ -98,7 +98,7 @@ def without_loss() -> Network:
 
 
 NETWORKS: dict[str, Any] = {
-    **{"lstm of %d steps" % steps: lambda steps=steps: lstm(steps) for steps in (5, 6, 7, 9)},
+    **{f"lstm of {steps} steps": lambda steps=steps: lstm(steps) for steps in (5, 6, 7, 9)},
     "embedded once": embedded_once,
     "embedded twice": embedded_twice,
     "layers": layers,

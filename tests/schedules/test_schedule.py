@@ -182,7 +182,7 @@ def test_what_is_read_for_its_shape_may_lie_in_any_layout() -> None:
 def test_names_that_are_not_ascii() -> None:
     x = mx.sym.Variable("données")
     for i in range(4):
-        x = mx.sym.Activation(mx.sym.FullyConnected(x, num_hidden=4, name="é%d" % i), "tanh")
+        x = mx.sym.Activation(mx.sym.FullyConnected(x, num_hidden=4, name=f"é{i}"), "tanh")
     symbol, shapes = mx.sym.SoftmaxOutput(x, name="softmax"), {"données": (2, 4)}
     train(symbol, shapes, LEVELS)
     marks = memonger.search_plan(symbol, shapes=shapes)

@@ -51,7 +51,7 @@ def stepped(executor: Any, out_grads: Any = None) -> dict[str, Any]:
         for kind in ("output", "grad", "aux"):
             for name, array in getattr(executor, kind + "_dict").items():
                 if array is not None:
-                    found["%s %s %d" % (kind, name, k)] = array.asnumpy()
+                    found[f"{kind} {name} {k}"] = array.asnumpy()
     return found
 
 

@@ -76,7 +76,7 @@ def test_schedules(tmp_path: Path) -> None:
     assert two["mb"] == (plan.counted_bytes - plan.gradient_bytes) // MB
     assert two["work"] == 1 + plan.recomputed_flops <= 2 < endless["work"]
     assert endless["mb"] <= two["mb"] < marks["mb"] < figures["none"]
-    shown = "%d (%.2fx, %.0f s)" % (two["mb"], two["work"], two["seconds"])
+    shown = f"{two['mb']} ({two['work']:.2f}x, {two['seconds']:.0f} s)"
     assert cells(lines[-1])[3] == shown
 
 

@@ -40,16 +40,16 @@ def residual(stage: str = "") -> Any:
         mark = {"mirror_stage": str(i // 2) if stage == "staged" else "True"}
         attr = mark if stage == "attr" else None
         with mx.AttrScope(**(mark if stage == "AttrScope" else {})):
-            total = mx.sym.broadcast_add(x, y, name="sum%d" % i, attr=attr)
+            total = mx.sym.broadcast_add(x, y, name=f"sum{i}", attr=attr)
         if stage in ("_set_attr", "staged"):
             total._set_attr(**mark)
         return total
 
     x = unit(mx.sym.Variable("data"), "first")
     for i in range(6):
-        y = unit(unit(x, "a%d" % i), "b%d" % i)
+        y = unit(unit(x, f"a{i}"), f"b{i}")
         if i % 3 == 1:
-            y = mx.sym.Dropout(y, p=0.3, name="dropout%d" % i)
+            y = mx.sym.Dropout(y, p=0.3, name=f"dropout{i}")
         x = added(x, y, i)
     x = mx.sym.Pooling(x, kernel=(4, 4), stride=(4, 4), pool_type="max", name="pool")
     x = mx.sym.FullyConnected(x, num_hidden=10, name="scores")
@@ -138,7 +138,7 @@ def everything(module: mx.mod.Module) -> dict[str, np.ndarray]:
     """Read parameters, auxiliary states, gradients and the outputs of the last batch."""
     outputs = {n: v.asnumpy() for n, v in zip(module.output_names, module.get_outputs())}
     kinds = (parameters(module), gradients(module), outputs)
-    return {"%d %s" % (k, n): v for k, arrays in enumerate(kinds) for n, v in arrays.items()}
+    return {f"{k} {n}": v for k, arrays in enumerate(kinds) for n, v in arrays.items()}
 
 
 def assert_equal(expected: dict[str, np.ndarray], found: dict[str, np.ndarray]) -> None:
@@ -371,8 +371,8 @@ def blocked() -> Any:
     """No gradient goes back beyond the middle, but on the one way around it."""
     x = mx.sym.Variable("data")
     for i in range(10):
-        y = mx.sym.FullyConnected(x, num_hidden=256, name="fc%d" % i)
-        y = mx.sym.BatchNorm(mx.sym.Activation(y, act_type="tanh"), name="norm%d" % i)
+        y = mx.sym.FullyConnected(x, num_hidden=256, name=f"fc{i}")
+        y = mx.sym.BatchNorm(mx.sym.Activation(y, act_type="tanh"), name=f"norm{i}")
         if i == 5:
             way_around = mx.sym.FullyConnected(x, num_hidden=256, name="around")
             y = mx.sym.BlockGrad(y) + mx.sym.Dropout(way_around, p=0.3)
@@ -439,7 +439,7 @@ def test_types_of_variables_that_nothing_contradicts() -> None:
     """They stay; also where another's gives way."""
     x = mx.sym.Cast(mx.sym.Variable("free", dtype="float64"), dtype="float32")
     for k in range(6):
-        old = mx.sym.Variable("old%d" % k, dtype="float16")
+        old = mx.sym.Variable(f"old{k}", dtype="float16")
         x = mx.sym.Activation(mx.sym.FullyConnected(x, old, num_hidden=16, no_bias=True), "tanh")
     shapes = {"free": (512, 16)}
     plan = memonger.plan(x, shapes, type_dict={"old0": "float32"}, patience=0.02)
@@ -459,7 +459,7 @@ def test_mirror_stage(stage: str) -> None:
     net = residual(stage=stage)
     planned = memonger.make_mirror_plan(net, 0, shapes=SHAPES)
     never = {n["name"] for n in nodes(net) if n["op"] in ("Dropout", "SoftmaxOutput")}
-    assert set(marked(planned, "False")) - never == {"sum%d" % i for i in range(6)}
+    assert set(marked(planned, "False")) - never == {f"sum{i}" for i in range(6)}
     if stage == "staged":
         assert "sum1" not in marked(planned)  # the second of a label is kept with the first
     else:  # the same however it is set

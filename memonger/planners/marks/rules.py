@@ -366,4 +366,4 @@ def refuse(graph: ForwardGraph) -> None:
 def kept_summary(reasons: Iterable[tuple[str, str]]) -> str:
     """How many operators are kept by rule, for the log: '3 Dropout, 1 Custom'."""
     counts = Counter(op for op, _ in reasons)
-    return ", ".join("%d %s" % (count, op) for op, count in counts.most_common())
+    return ", ".join(f"{count} {op}" for op, count in counts.most_common())

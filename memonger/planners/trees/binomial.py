@@ -84,8 +84,8 @@ def binomial_tree(steps: int, states: int) -> Tree:
     """
     if steps < 1 or states < 1:
         raise MemongerError(
-            "a chain of %d steps with %d states kept cannot be reversed; both must be 1 or more"
-            % (steps, states)
+            f"a chain of {steps} steps with {states} states kept cannot be reversed; both must be "
+            "1 or more"
         )
     tree: Tree = []
     pending = [(0, steps, states)]
