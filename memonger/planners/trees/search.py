@@ -76,7 +76,7 @@ class Effort:
     rounds: tuple[tuple[int, float], ...] = ((8, 0.4), (3, 0.3), (1, 0.3))
     least_tries: int = 800
     #: At the beginning and at the end, as shares of the cost; the starts take turns.
-    temperatures: tuple[tuple[float, float], ...] = ((0.004, 0.0002), (0.01, 0.0005))
+    temperatures: tuple[tuple[float, float], ...] = ((0.004, 0.0002), (0.001, 0.0001))
     #: The limits of memory in each of two rounds, for the schedules of every size.
     limits: int = 8
 
@@ -318,7 +318,9 @@ class Recursive:
     def _anneal_for_memory(self, most_work: float) -> None:
         """Anneal the best trees within a limit of work for least memory, in rounds."""
         effort = self.effort
-        of_group = {p.group: p for p in reversed(self._within(most_work))}  # the best of each
+        within = self._within(most_work)
+        distinct = {p.cost.pool_bytes: p for p in reversed(within)}.values()
+        of_group = {p.group: p for p in distinct}  # the best of each
         starts = sorted(of_group.values(), key=_by_memory)[: effort.rounds[0][0]]
         tries = self._tries(starts) if starts else 0.0
         for number, (count, share) in enumerate(effort.rounds if starts else ()):
