@@ -23,8 +23,11 @@ def copyable(rules: Rules) -> tuple[KeptCopy, ...]:
     first output is read, by operators, so that the copy runs right after them; it is no output of
     the network, where two gradients would be added up in another order. They are tied where the
     recomputed copy of the operator must be read, which its gradient does not do. Pointwise fusion
-    leaves them alone where the network is trained with it and nowhere else than on a GPU.
+    leaves them alone where the network is trained with it and nowhere else than on a GPU. A network
+    whose plans must watch MKLDNN's layouts gets none.
     """
+    if rules.watches_layouts:
+        return ()
     graph, facts = rules.graph, rules.trainings[0].facts
     places = _places_for_copies(rules)
     tolerant = rules.tables[0].tolerant

@@ -39,14 +39,7 @@ from memonger.graph.operators.recompute import (
     why_refused,
 )
 from memonger.graph.training import TrainingGraph, training_graphs
-from memonger.planners.marks.layout_rule import (
-    NO_RULE,
-    LayoutRule,
-    Unplanned,
-    layout_rule,
-    other_layouts,
-    unplanned_layouts,
-)
+from memonger.planners.marks.layout_rule import NO_RULE, LayoutRule, layout_rule, other_layouts
 from memonger.support.compiled import compiled
 from memonger.support.errors import MemongerError
 
@@ -67,8 +60,9 @@ class Rules:
         Whether to do without them: everything that MXNet can recompute may be.
     fuses : bool
         Whether memory is told with pointwise fusion where that is on: on a GPU, nowhere else.
-    layouts : sequence of LayoutRule, optional
-        Of a network with kept copies, one for each training graph.
+    layouts : bool
+        Whether plans may have to keep operators for the layouts of MKLDNN. They may not in networks
+        with saved identities, for those whose layouts a plan can change get none.
 
     Attributes
     ----------
@@ -87,13 +81,10 @@ class Rules:
         until: int | None = None,
         bare: bool = False,
         fuses: bool = True,
-        layouts: Sequence[LayoutRule] | None = None,
+        layouts: bool = True,
     ) -> None:
         self.trainings, self.targets, self.until, self.bare = trainings, targets, until, bare
         self._with_copies: dict[tuple[KeptCopy, ...], tuple[Rules, np.ndarray]] = {}
-        if layouts is None:
-            layouts = self._layouts()
-        self.layouts = layouts
         self.graph: ForwardGraph = trainings[0].graph
         nodes = self.graph.nodes
         self.reasons = {} if bare else self._reasons()
@@ -115,6 +106,7 @@ class Rules:
         twins = [group for group in groups.values() if len(group) > 1 and not bare]
         tolerant = self._tolerant()
         self.fuses = fuses and GPU_FUSION in targets and CPU not in targets
+        layouts = layouts and CPU in targets and trainings[0].settings.mkldnn and not bare
         self.tables = [
             RuleTables(
                 training.tables,
@@ -125,9 +117,9 @@ class Rules:
                 fusible(training) if self.fuses else unfused(),
                 np.cumsum([0] + [len(group) for group in twins]),
                 np.array([i for group in twins for i in group], dtype=np.int64),
-                layout,
+                layout_rule(training) if layouts else NO_RULE,
             )
-            for training, layout in zip(trainings, self.layouts)
+            for training in trainings
         ]
 
     def with_copies(self, copies: Iterable[KeptCopy]) -> tuple[Rules, np.ndarray]:
@@ -150,35 +142,14 @@ class Rules:
                 self.trainings[0].settings,
             )
             until = None if self.until is None else int(moved[self.until])
-            inserted = [
-                (int(moved[copy.node]) + k, int(moved[copy.node]))
-                for copy in key
-                for k, new in enumerate(copy.nodes(), 1)
-                if new.inputs
-            ]
-            layouts = [
-                NO_RULE if plain is None else layout_rule(plain, training, moved, inserted)
-                for plain, training in zip(self._unplanned, trainings)
-            ]
-            rules = Rules(trainings, self.targets, until, self.bare, self.fuses, layouts)
+            rules = Rules(trainings, self.targets, until, self.bare, self.fuses, layouts=False)
             self._with_copies[key] = rules, moved
         return self._with_copies[key]
-
-    def _layouts(self) -> list[LayoutRule]:
-        """The rule about layouts for each training graph, where MKLDNN may compute."""
-        followed = CPU in self.targets and self.trainings[0].settings.mkldnn and not self.bare
-        self._unplanned: list[Unplanned | None] = [
-            unplanned_layouts(training) if followed else None for training in self.trainings
-        ]
-        return [
-            NO_RULE if plain is None else layout_rule(plain, training)
-            for plain, training in zip(self._unplanned, self.trainings)
-        ]
 
     @property
     def watches_layouts(self) -> bool:
         """Whether plans may have to keep operators for the layouts of MKLDNN."""
-        return any(layout.active for layout in self.layouts)
+        return any(tables.layouts.active for tables in self.tables)
 
     @property
     def effort(self) -> int:
