@@ -5,8 +5,10 @@ MKLDNN writes over it in place, and leaves in blocks what is row-major without a
 (``costs.layouts``). Who reads that rounds otherwise: outputs in the last bits, gradients by up to a
 percent.
 
-Few networks can come to that. In those the layouts of the planned step are compared with those of
-the unplanned one, and what is around a difference is kept. They get no saved identities.
+Some networks can come to that, as those with gates. In those the layouts of the planned step are
+compared with those of the unplanned one. Where an operator writes in place over what the unplanned
+step still holds, one operator is kept whose gradient holds it; otherwise what is around a
+difference is. They get no saved identities.
 """
 
 from __future__ import annotations
@@ -34,11 +36,18 @@ _ANY = -1  # the layout that must be found where numbers do not depend on it
 
 
 class LayoutRule(NamedTuple):
-    """The layout that each read of one training graph must find, or -1, for compiled code."""
+    """The layouts in one training graph without a plan, for compiled code.
+
+    Of each read the layout that must be ``found``, or -1; of each output the layout ``made``, the
+    input in whose ``place`` it is written, and whether numbers may come to depend on it.
+    """
 
     active: bool
     layouts: LayoutTables
     found: np.ndarray
+    made: np.ndarray
+    place: np.ndarray
+    matters: np.ndarray
 
 
 def _none(kind: type) -> np.ndarray:
@@ -50,6 +59,9 @@ NO_RULE = LayoutRule(
     False,
     LayoutTables(_none(np.int8), _none(np.int64), *[_none(np.bool_) for _ in range(3)]),
     _none(np.int64),
+    _none(np.int64),
+    _none(np.int32),
+    _none(np.bool_),
 )
 
 
@@ -61,11 +73,12 @@ def layout_rule(training: TrainingGraph) -> LayoutRule:
     layouts = layout_tables(training)
     nothing = np.zeros(t.forward, dtype=np.bool_)
     order, reads = order_and_reads(t, nothing)
-    _, found, _, entries = follow(t, layouts, nothing, order, reads, NO_COPIES)
+    made, found, place, entries = follow(t, layouts, nothing, order, reads, NO_COPIES)
     matters = mattering(training, layouts, order, entries)
     if not _may_change(training, layouts, order, found, entries, matters):
         return NO_RULE
-    return LayoutRule(True, layouts, np.where(layouts.shows, found, _ANY))
+    must = np.where(layouts.shows, found, _ANY)
+    return LayoutRule(True, layouts, must, made, place, matters)
 
 
 def _may_change(
@@ -109,24 +122,52 @@ def other_layouts(t, facts, rule, order, reads, mask, found):  # type: ignore[no
     """Find what to keep of a plan where its layouts differ from those without a plan, if anything.
 
     ``order`` and ``reads`` are as ``order_and_reads`` gives them for the recomputed nodes ``mask``;
-    ``found`` receives the nodes to keep, some of the recomputed ones: those that make what is found
-    otherwise, that read it, and that read the same.
+    ``found`` receives the nodes to keep, some of the recomputed ones.
     """
-    seen = follow(t, rule.layouts, mask, order, reads, NO_COPIES)[1]
-    differs = any_found = False
+    made, seen, place, _ = follow(t, rule.layouts, mask, order, reads, NO_COPIES)
+    differs = (seen >= 0) & (rule.found >= 0) & (seen != rule.found)
+    if not differs.any():
+        return False
+    any_found = False
     for row in order:
-        first, last = t.read_start[row], t.read_start[row + 1]
-        other = False
-        for j in range(first, last):
-            other |= seen[j] >= 0 and rule.found[j] >= 0 and seen[j] != rule.found[j]
-        if other:
-            differs = True
-            any_found |= _keep_around(t, facts, row, mask, found)
-            for source in t.read_row[first:last]:
-                any_found |= _keep_around(t, facts, source, mask, found)
-    if differs and not any_found:
+        for out in range(t.output_start[row], t.output_start[row + 1]):
+            elsewhere = made[out] != rule.made[out] and place[out] != rule.place[out]
+            if elsewhere and rule.matters[out] and reads[out]:
+                any_found |= _keep_holder(t, facts, row, place[out], mask, found)
+    if any_found:
+        return True
+    # No output says why: keep what makes, is, and reads what the readers find otherwise.
+    for row in order:
+        for j in range(t.read_start[row], t.read_start[row + 1]):
+            if differs[j]:
+                any_found |= _keep_around(t, facts, row, mask, found)
+                any_found |= _keep_around(t, facts, t.read_row[j], mask, found)
+    if not any_found:
         found[:] = mask
-        return bool(mask.any())
+    return bool(mask.any())
+
+
+@compiled
+def _keep_holder(t, facts, row, place, mask, found):  # type: ignore[no-untyped-def]
+    """Keep one node whose gradient holds the input over which an output of a row is written.
+
+    If it is written over none, or no gradient holds it, keep what is around the inputs.
+    """
+    first, last = t.read_start[row], t.read_start[row + 1]
+    x = row % t.forward
+    holder = -1
+    if place >= 0 and row < 2 * t.forward:
+        source = t.read_row[first + place] % t.forward
+        for q in range(facts.read_start[source], facts.read_start[source + 1]):
+            reader = facts.reader[facts.read[q]]
+            if facts.again[facts.read[q]] and mask[reader] and holder != x:
+                holder = reader if reader == x else max(holder, reader)
+    if holder >= 0:
+        found[holder] = True
+        return True
+    any_found = _keep_around(t, facts, row, mask, found)
+    for source in t.read_row[first:last]:
+        any_found |= _keep_around(t, facts, source, mask, found)
     return any_found
 
 
