@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from memonger.costs.time import classes as kinds
 from memonger.costs.time import measured as timing
-from memonger.costs.time.roofline import EfficiencyFactor, Rates
+from memonger.costs.time.measured import Rates
 from memonger.graph.training import TrainingGraph, training_graph
 
 import planned
@@ -40,30 +40,27 @@ def by_name(training: TrainingGraph, values: np.ndarray) -> Any:
     return {training.names[i]: float(values[i]) for i in rows if values[i]}
 
 
-def test_flops() -> None:
-    """A product 2 * 4 * 5 * 3; its gradient once as much for each input that gets one."""
+def test_work_and_bytes() -> None:
+    """A product 2 * 4 * 5 * 3; its gradient once as much for each input that gets one.
+
+    4 bytes an element are read and written, each tensor once.
+    """
     work = by_name(two_layers(), timing.row_flops(two_layers()))
     assert work["fc"] == 2 * 4 * 5 * 3 and work["tanh"] == 20
     assert work["fc_backward"] == 2 * work["fc"] and work["tanh_backward"] == 20
-
-
-def test_bytes() -> None:
-    """What is read and written, 4 bytes an element, each tensor once."""
     moved = by_name(two_layers(), timing.moved_bytes(two_layers()))
-    assert moved["fc"] == 4 * (4 * 3 + 5 * 3 + 4 * 5)
-    assert moved["tanh"] == 4 * (20 + 20)
+    assert moved["fc"] == 4 * (4 * 3 + 5 * 3 + 4 * 5) and moved["tanh"] == 4 * (20 + 20)
     assert moved["tanh_backward"] >= 4 * (20 + 20 + 20)  # gradient, output, what is made
     assert "data" not in moved
 
 
 def test_roofline() -> None:
     training = two_layers()
-    names = list(training.names)
-    fc, tanh, flat = (names.index(name) for name in ("fc", "tanh", "flat"))
+    rows = [training.names.index(name) for name in ("fc", "tanh", "flat")]
     arithmetic = timing.predicted(training, Rates(1.0, 1e12, 0.5))
-    assert arithmetic.forward[[fc, tanh, flat]] == pytest.approx([120.5, 20.5, 0])
+    assert arithmetic.forward[rows] == pytest.approx([120.5, 20.5, 0])
     memory = timing.predicted(training, Rates(1e12, 1.0, 0.0))
-    assert memory.forward[[fc, tanh, flat]] == pytest.approx([188, 160, 0])
+    assert memory.forward[rows] == pytest.approx([188, 160, 0])
     assert memory.step > memory.forward.sum()
 
 
@@ -96,14 +93,10 @@ def test_rates_are_measured_once(disk: Any) -> None:
     assert timing.rates_of(CPU) == Rates(3, 2, 1)
 
 
-def last(symbol: Any, shapes: Any) -> Any:
-    """A graph and its last operator."""
-    graph = planned.forward(symbol, shapes)
-    return graph, graph.operators[-1]
-
-
 def of_kind(symbol: Any, **shapes: Any) -> Any:
-    return kinds.example_of(*last(symbol, shapes))
+    """The example of the last operator."""
+    graph = planned.forward(symbol, shapes)
+    return kinds.example_of(graph, graph.operators[-1])
 
 
 def test_kinds() -> None:
@@ -162,11 +155,11 @@ def test_paces(behind: bool, disk: Any) -> None:
     graph = planned.forward(S.Group([slow, quick, tied]), {"data": shape})
     training, names = training_graph(graph), [node.name for node in graph.nodes]
     paces = {names[i]: pace for i, pace in timing.paces_of(training, CPU).items()}
-    assert paces["slow"].forward > 3 * paces["quick"].forward and "tied" in paces
+    assert paces["slow"][0] > 3 * paces["quick"][0] and "tied" in paces
     content = disk("kinds", **{json.dumps(example): [10.0, 100.0]})
     assert json.dumps(example) in content
     found, i = timing.paces_of(training, CPU), names.index("slow")
-    assert found[i] == EfficiencyFactor(10.0, 100.0)
+    assert found[i] == (10.0, 100.0)
     rates = Rates(1e9, 1e9, 0)
     plain, longer = timing.predicted(training, rates), timing.predicted(training, rates, found)
     assert longer.forward[i] == 10 * plain.forward[i]
