@@ -63,13 +63,11 @@ class CostModel:
 
     def __call__(self, mask: np.ndarray) -> int:
         """Return the pool of the plan that recomputes the nodes in ``mask``."""
+        if self.exact:
+            return self._replay(self.training, mask).pool_bytes
         key = mask.tobytes()
         if key not in self._known:
-            self._known[key] = (
-                self._replay(self.training, mask).pool_bytes
-                if self.exact
-                else MB * self._bound(marks.apply(self.symbol, mask))
-            )
+            self._known[key] = MB * self._bound(marks.apply(self.symbol, mask))
         return self._known[key]
 
     def _bound(self, symbol: Any) -> int:
