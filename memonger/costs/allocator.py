@@ -1,11 +1,11 @@
 """MXNet's memory planner, replayed on a training graph: what a plan will cost, without a bind.
 
-Order: depth first from the outputs of the network and then the gradients (``nnvm::DFSVisit``),
-inputs before control dependencies. Memory: ``MXAllocMemory`` in ``src/nnvm/plan_memory.cc``:
-reference counts, in-place options, and a free list of whole blocks. A block serves any size within
-a factor of ``NNVM_EXEC_MATCH_RANGE`` (16), grows to the largest tensor it ever holds and is never
-split. The planner counts 4 bytes for every element; what is then allocated has the elements' real
-size (``InitDataEntryMemory`` in ``src/executor/graph_executor.cc``).
+Order: depth first from the outputs of the network and then the gradients (``nnvm::DFSVisit``).
+Memory: ``MXAllocMemory`` in ``src/nnvm/plan_memory.cc``: reference counts, in-place options, and a
+free list of whole blocks. A block serves any size within a factor of ``NNVM_EXEC_MATCH_RANGE``
+(16), grows to the largest tensor it ever holds and is never split. The planner counts 4 bytes for
+every element; what is allocated has the elements' real size (``InitDataEntryMemory`` in
+``src/executor/graph_executor.cc``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from memonger.graph.arrays import KEPT
+from memonger.graph.order import gathered
 from memonger.support.compiled import compiled
 
 EXTERNAL = -2  # a gradient: its memory is the user's
@@ -99,11 +100,9 @@ def allocate(t, recomputed, order, reads, match_range, limit):  # type: ignore[n
 
     The free list holds whole blocks, smallest first, of equals the oldest first. A block has the
     size of one of the tensors, so there is a queue for each of their sizes. A match range of 0 uses
-    no block again. It ends early once the pool exceeds ``limit``, which it can only do more and
-    more.
+    no block again. It ends early once the pool exceeds ``limit``.
 
-    Nothing is handed to a function in the loops: numba counts references to each array of a tuple
-    that is, unless it happens to see through.
+    Nothing is handed to a function in the loops: numba counts references to each array of a tuple.
     """
     outputs, ranks = t.elements.shape[0], t.sizes.shape[0]
     copies = t.output_start[t.forward]
@@ -221,26 +220,18 @@ def add_in_place(t, recomputed, order, adding, storage):  # type: ignore[no-unty
     Once the memory is planned, the second input of a ``_grad_add`` may be computed with the write
     request 'add' right into the first (``src/executor/inplace_addto_detect_pass.cc``).
     """
-    if not adding.any():
+    row = order[adding[order]]
+    if not row.shape[0]:
         return
     read = all_read(t, recomputed)
     heads = entries_read(t, recomputed, t.head_entry, t.head_row, t.head_owner)
-    count = np.bincount(heads, minlength=storage.shape[0])  # of readers, those that ignore it too
+    by = read[gathered(t.read_start, order)[0]]  # of those that ignore it too
+    count = np.bincount(np.concatenate((heads, by)), minlength=storage.shape[0])
     place = np.zeros(t.variable.shape[0], dtype=np.int64)
     place[order] = np.arange(order.shape[0])
-    for row in order:
-        for j in range(t.read_start[row], t.read_start[row + 1]):
-            count[read[j]] += 1
-    for row in order:
-        if adding[row]:
-            into, added = read[t.read_start[row]], read[t.read_start[row] + 1]
-            total = np.searchsorted(t.output_start, into, side="right") - 1
-            term = np.searchsorted(t.output_start, added, side="right") - 1
-            if (
-                storage[into] == storage[t.output_start[row]]
-                and not t.variable[total]
-                and not t.variable[term]
-                and count[added] == 1
-                and place[total] < place[term]
-            ):
-                storage[added] = storage[into]
+    into, added = read[t.read_start[row]], read[t.read_start[row] + 1]
+    total = np.searchsorted(t.output_start, into, side="right") - 1
+    term = np.searchsorted(t.output_start, added, side="right") - 1
+    fits = (storage[into] == storage[t.output_start[row]]) & (count[added] == 1)
+    fits &= ~t.variable[total] & ~t.variable[term] & (place[total] < place[term])
+    storage[added[fits]] = storage[into[fits]]

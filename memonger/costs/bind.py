@@ -22,8 +22,7 @@ def bind(
     """Bind a symbol for training with arrays that are never allocated.
 
     ``graph`` has its shapes and types; ``wanted`` are the arguments (nodes of it) that get a
-    gradient, all by default. ``request`` says what is done with these ('write' or 'add', for all or
-    by name); both take the same memory, but for a schedule.
+    gradient, all by default; ``request`` is 'write' or 'add', for all or by name.
     """
 
     def arrays(nodes: Iterable[int]) -> dict[str, Any]:
@@ -47,11 +46,7 @@ def bind(
 
 
 def _unfusible(graph: ForwardGraph) -> str:
-    """What pointwise fusion looks for in vain, and what to do; empty if there is no such node.
-
-    It reads the parameter of every LeakyReLU as it was written, and MXNet writes no defaults
-    (``IsFusionCompatible`` in ``src/executor/pointwise_fusion_pass.cc``).
-    """
+    """Say which parameter ``IsFusionCompatible`` looks for in vain; MXNet writes no defaults."""
     for node in graph.nodes:
         if node.op == "LeakyReLU" and "act_type" not in node.attrs:
             return (

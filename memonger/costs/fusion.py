@@ -1,14 +1,13 @@
 """MXNet's pointwise fusion, replayed on a training graph: what it makes of a plan on a GPU.
 
 Where ``MXNET_USE_FUSION`` is on, the executor of a GPU puts pointwise operators into fused ones
-before memory is planned. A fused operator has one output for each result that anybody outside
-reads, all of them made when it runs, and it runs once all that it reads is there. So results that
-were freed one after the other may be alive at once.
+before memory is planned. A fused operator makes all results that anybody outside reads at once, so
+that results may be alive together that were freed one after the other.
 
 1. Which operators are fused with which: ``GetCompatibleSubsets`` in
    ``src/executor/simple_partition_pass.h``. In the order in which they run, each joins the sets of
    its inputs, unless an operator between the two cannot be fused, or one of the two is part of the
-   forward pass and the other is not. Recomputed copies are not.
+   forward pass (recomputed copies are not) and the other is not.
 2. What is left of the graph: ``CopyAndReplaceSubgraphs`` in
    ``src/executor/pointwise_fusion_pass.cc``. Control dependencies on what is fused are lost, so
    that operators may run in another order. Where the variables would then come in another order,
@@ -19,37 +18,38 @@ were freed one after the other may be alive at once.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from memonger.costs.allocator import all_read, entries_read, least_pool, order_and_reads
 from memonger.costs.replay import Replay, replay_in_order
-from memonger.graph.arrays import KEPT, RowKind, Tables, ragged
-from memonger.graph.forward import ForwardGraph
+from memonger.graph.arrays import KindArrays, RowKind, arrays_of, ragged, tables_of
 from memonger.graph.operators.pointwise import fused_as
 from memonger.graph.order import gathered, walk
 from memonger.graph.training import TrainingGraph
 from memonger.support.compiled import compiled
-from memonger.support.mxnet import Settings
 
-FUSED_OP = "_FusedOp"
+FUSED = RowKind("_FusedOp", {}, 0, (), (), ())  # its outputs are in the tables alone
 MOST_INPUTS = 63  # of a fused operator that can give up their memory: `allocate` has a bit for each
 
 
 class Fusible(NamedTuple):
-    """What fusion must know of a training graph beside its ``Tables``; empty: nothing is fused."""
+    """What fusion must know of a training graph beside its ``Tables``."""
 
-    joins: np.ndarray  # whether each row is fused with what it reads
+    joins: np.ndarray  # whether each row is fused with what it reads; empty: nothing is fused
     starts: np.ndarray  # and with what reads it
     wait_start: np.ndarray  # of each row what must have run before it (control dependencies):
     wait_row: np.ndarray  # of a recomputed operator the copy, unless an original waits
+    kinds: KindArrays
+    kind: np.ndarray  # of each row
 
 
 def unfused() -> Fusible:
     """Return what says that nothing is fused."""
     no_row, nothing = np.zeros(0, dtype=np.bool_), np.zeros(0, dtype=np.int32)
-    return Fusible(no_row, no_row, nothing, nothing)
+    return Fusible(no_row, no_row, nothing, nothing, arrays_of(()), nothing)
 
 
 def fusible(training: TrainingGraph) -> Fusible:
@@ -59,50 +59,40 @@ def fusible(training: TrainingGraph) -> Fusible:
     inputs = [name for name, op in zip(training.names[:n], training.ops) if op == "null"]
     if len(set(inputs)) < len(inputs):  # CheckForInputNameDuplicates
         return unfused()
-    how = {id(kind): fused_as(kind.op, kind.attrs) for kind in training.kinds}
     waits: list[list[int]] = [[same[d] for d in node.deps] for node in graph.nodes] * 2
     waits += [[] for _ in range(2 * n, len(training.ops))]
     for row, before in training.waits:
         waits[row].append(before)
     start, flat = ragged(waits)
-    joins, starts = np.array([how[id(kind)] for kind in training.kinds], dtype=np.bool_).T.copy()
-    return Fusible(joins, starts, start.astype(np.int32), flat.astype(np.int32))
-
-
-class FusedGraph(NamedTuple):
-    """A ``replay.Planned``: rows of a training graph, of which some run no more, and fused ones."""
-
-    graph: ForwardGraph
-    settings: Settings
-    tables: Tables
-    names: tuple[str, ...]
-    ops: tuple[str, ...]
-    kinds: tuple[RowKind, ...]
-    phases: np.ndarray
+    known = {id(kind): kind for kind in training.kinds}
+    number = {key: k for k, key in enumerate(known)}
+    kind = np.array([number[id(each)] for each in training.kinds], dtype=np.int32)
+    how = np.array([fused_as(each.op, each.attrs) for each in known.values()], dtype=np.bool_)
+    joins, starts = how[kind].T.copy()
+    waits_of = start.astype(np.int32), flat.astype(np.int32)
+    return Fusible(joins, starts, *waits_of, arrays_of(list(known.values())), kind)
 
 
 def replay_fused(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
     """Fuse a training graph, order it and plan its memory as MXNet will on a GPU.
 
-    The result is of a `FusedGraph` if anything is fused, and recomputes nothing in the sense of
-    marks then.
+    If anything is fused, the fused operators are rows behind the others, of which some run no more,
+    and nothing is recomputed in the sense of marks.
     """
     mask = np.ascontiguousarray(recomputed, dtype=np.bool_)
     order, reads = order_and_reads(training.tables, mask)
     parts = fusible(training)
     member, count = fused_sets(training.tables, parts, mask, order)
     if count:
-        fused, tables, last = fuse(training.tables, parts, mask, order, member, count)
+        fused, tables, phase = fuse(training.tables, parts, mask, order, member, count)
         if fused:
-            kinds = [training.kinds[row]._replace(op=FUSED_OP, attrs={}) for row in last]
-            made = FusedGraph(
-                graph=training.graph,
-                settings=training.settings,
+            made = replace(
+                training,
                 tables=tables,
-                names=(*training.names, *[training.names[row] for row in last]),
-                ops=(*training.ops, *[FUSED_OP] * count),
-                kinds=(*training.kinds, *kinds),
-                phases=np.concatenate([training.phases, training.phases[last]]),
+                names=(*training.names, *[FUSED.op] * count),
+                ops=(*training.ops, *[FUSED.op] * count),
+                kinds=(*training.kinds, *[FUSED] * count),
+                phases=np.concatenate([training.phases, training.phases[phase]]),
             )
             return replay_in_order(made, mask[:0], tables.first, tables.reads)
     return replay_in_order(training, mask, order, reads)
@@ -212,14 +202,8 @@ def fused_sets(t, f, recomputed, order):  # type: ignore[no-untyped-def]
 @compiled
 def _by(key, keys):  # type: ignore[no-untyped-def]
     """The items of each key: where they start, and which they are, in their order."""
-    start = np.zeros(keys + 1, dtype=np.int64)
-    start[1:] = np.cumsum(np.bincount(key, minlength=keys))
-    at = start.copy()
-    items = np.empty(key.shape[0], dtype=np.int64)
-    for i in range(key.shape[0]):
-        items[at[key[i]]] = i
-        at[key[i]] += 1
-    return start, items
+    items = np.argsort(key, kind="mergesort")
+    return np.searchsorted(key[items], np.arange(keys + 1)), items
 
 
 @compiled
@@ -243,14 +227,13 @@ def fuse(t, f, recomputed, order, member, fused):  # type: ignore[no-untyped-def
     """Fuse a training graph as MXNet does, if it does (bool); ``member, fused`` as of `fused_sets`.
 
     The Tables are of what is left: all rows of ``t``, then the fused operators; ``first`` are those
-    that run. Also the row that makes the last output of each fused operator.
+    that run. Also a row of each fused operator.
     """
-    rows, outputs, inputs = t.variable.shape[0], t.elements.shape[0], t.read_row.shape[0]
+    rows, outputs, reads = t.variable.shape[0], t.elements.shape[0], t.read_row.shape[0]
     maker = np.repeat(np.arange(rows), np.diff(t.output_start))
     read = all_read(t, recomputed)
     head = entries_read(t, recomputed, t.head_entry, t.head_row, t.head_owner)
     node = np.where(member < 0, np.arange(rows), rows + member)  # that each row is, or is part of
-    nodes = rows + fused
 
     # The outputs of a fused operator: what others read, in the order in which they do.
     place, which = gathered(t.read_start, order)
@@ -261,105 +244,77 @@ def fuse(t, f, recomputed, order, member, fused):  # type: ignore[no-untyped-def
     made = made[_firsts(made, np.zeros_like(made), outputs)]
     out_start, items = _by(member[maker[made]], fused)
     made = made[items]
+    making = maker[made]
 
-    # The graph that is left, depth first. What a fused operator reads is there as nodes of its own:
-    # its inputs come in the order in which its rows, depth first from its outputs, meet them.
-    given = nodes + place
+    # Its inputs: what its rows read of others, as they meet it depth first from its outputs.
     waits, which = gathered(f.wait_start, order)
     waiter, wait = order[which], f.wait_row[waits].astype(np.int64)
     copied = np.zeros(rows, dtype=np.bool_)
     copied[: t.forward] = recomputed
     wait += t.forward * ((waiter >= t.forward) & copied[wait])
     within = node[waiter] == node[wait]
-    left = within | (member[wait] < 0)  # nobody waits for what is fused
-    waiter = np.where(within, waiter, node[waiter])[left]
-    of = np.concatenate((reader, node[maker[made]], given, waiter))
-    given = np.where(member[reader] < 0, node[source], given)
-    given = np.where(node[reader] == node[source], source, given)
-    to = np.concatenate((given, maker[made], node[source], wait[left]))
-    start, items = _by(of, nodes + inputs)
-    found = walk(0, start, to[items], to, node[maker[head]], to)[0]
-    hidden = np.ones(nodes + inputs, dtype=np.bool_)
-    hidden[:rows] = member >= 0
-    hidden[rows:nodes] = False
-    run = found[~hidden[found]]
-    given = found[found >= nodes] - nodes
+    inside = member[reader] >= 0
+    met = np.where(node[reader] == node[source], source, rows + place)[inside]
+    start, items = _by(np.concatenate((reader[inside], waiter[within])), rows + reads)
+    before = np.concatenate((met, wait[within]))[items]
+    given = walk(0, start, before, before, making, making)[0]
+    given = given[given >= rows] - rows
     taker = member[np.repeat(np.arange(rows), np.diff(t.read_start))[given]]
-    items = _by(taker, fused)[1]
-    given, taker = read[given[items]], taker[items]
+    given = read[given]
     once = _firsts(given, taker, outputs)
     given, taker = given[once], taker[once]
     in_start = np.searchsorted(taker, np.arange(fused + 1))
 
-    # Its tables: the outputs of fused operators are new entries.
-    new = np.arange(outputs)
-    new[made] = outputs + np.arange(made.shape[0])
-    variable = np.concatenate((t.variable, np.zeros(fused, dtype=np.bool_)))
-    output_start = _then(t.output_start, outputs + out_start[1:])
-    maker_of = np.repeat(np.arange(nodes), np.diff(output_start)).astype(np.int32)
-    held = ~t.variable[maker[given]]
-    use = entries_read(t, recomputed, t.use_entry, t.use_row, t.use_owner)
-    use_entry = new[np.concatenate((use, given[held]))]
-    use_start = _then(t.use_start, use.shape[0] + _by(taker[held], fused)[0][1:])
-    read_entry = new[np.concatenate((read, given))]
-    head_entry = new[head]
-    used = np.concatenate((use_entry[gathered(use_start, run)[0]], head_entry))
-    used = np.bincount(used, minlength=outputs + made.shape[0])
+    # Its memory: each output, the largest first, may take that of each input.
+    k = f.kinds
+    like = k.output_start[f.kind[making]] + made - t.output_start[making]
+    largest = np.argsort(t.elements[made], kind="mergesort")[::-1]  # of equals the last
+    largest = largest[_by(member[making][largest], fused)[1]]
     out, which = gathered(out_start, taker)
     number = which - in_start[taker[which]]
-    fits = held[which] & (number < MOST_INPUTS)
-    fits &= t.elements[given[which]] == t.elements[made[out]]
-    fits &= t.itemsize[given[which]] == t.itemsize[made[out]]
+    fits = number < MOST_INPUTS
     out, which, number = out[fits], which[fits], number[fits]
-    into = entries_read(t, recomputed, t.inplace_entry, t.inplace_row, t.inplace_owner)
-    inplace_entry = new[np.concatenate((into, given[which]))]
-    inplace_start = _then(t.inplace_start, into.shape[0] + _by(taker[which], fused)[0][1:])
-    largest = np.argsort(t.elements[made], kind="mergesort")[::-1]  # of equals the last
-    largest = largest[_by(member[maker[made]][largest], fused)[1]]
-    last = np.zeros(fused, dtype=np.int64)
-    last[member[maker[made]]] = maker[made]
-
-    before, after = order[t.variable[order]], run[variable[run]]
-    same = before.shape[0] == after.shape[0] and np.all(before == after)  # else nothing is fused
-    none = t.walk_row[:0]
-    kept = np.full(max(read_entry.shape[0], inplace_entry.shape[0]), KEPT, dtype=np.int32)
-    left_graph = Tables(
-        forward=0,
-        variable=variable,
-        read_start=_then(t.read_start, inputs + in_start[1:]),
-        read_row=maker_of[read_entry],
-        read_output=(read_entry - output_start[maker_of[read_entry]]).astype(np.int32),
-        read_owner=kept[: read_entry.shape[0]],
-        read_ignored=_then(t.read_ignored, np.zeros(given.shape[0])),
-        use_start=use_start,
-        use_entry=use_entry.astype(np.int32),
-        use_row=maker_of[use_entry],
-        use_owner=kept[: use_entry.shape[0]],
-        output_start=output_start,
-        elements=np.concatenate((t.elements, t.elements[made])),
-        itemsize=np.concatenate((t.itemsize, t.itemsize[made])),
-        rank=np.concatenate((t.rank, t.rank[made])),
-        sizes=t.sizes,
-        made=_then(t.made, outputs + largest),
-        inplace_start=inplace_start,
-        inplace_input=_then(t.inplace_input, number),
-        inplace_entry=inplace_entry.astype(np.int32),
-        inplace_row=maker_of[inplace_entry],
-        inplace_owner=kept[: inplace_entry.shape[0]],
-        inplace_output=_then(t.inplace_output, outputs + out),
-        inplace_identity=_then(t.inplace_identity, np.zeros(out.shape[0])),
-        head_row=maker_of[head_entry],
-        head_entry=head_entry.astype(np.int32),
-        head_owner=np.full(head.shape[0], KEPT, dtype=np.int32),
-        outputs=t.outputs,
-        first=run.astype(np.int32),
-        walk_row=none,
-        walk_owner=none,
-        before_start=np.zeros(1, dtype=np.int32),
-        before_row=none,
-        reads=used.astype(np.int32),
-        recomputed_start=np.zeros(1, dtype=np.int32),
-        recomputed_entry=none,
-        recomputed_row=none,
+    options = _by(taker[which], fused)[0][1:]
+    kinds = KindArrays(
+        variable=_then(k.variable, np.zeros(fused)),
+        reads=_then(k.reads, np.ones(fused)),
+        ignored_start=_then(k.ignored_start, k.ignored.shape[0] + in_start[1:]),
+        ignored=_then(k.ignored, np.zeros(given.shape[0])),
+        output_start=_then(k.output_start, k.elements.shape[0] + out_start[1:]),
+        elements=_then(k.elements, k.elements[like]),
+        itemsize=_then(k.itemsize, k.itemsize[like]),
+        dtype=_then(k.dtype, k.dtype[like]),
+        rank=_then(k.rank, k.rank[like]),
+        made=_then(k.made, largest - out_start[member[making]]),
+        option_start=_then(k.option_start, k.option_input.shape[0] + options),
+        option_input=_then(k.option_input, number),
+        option_output=_then(k.option_output, out - out_start[taker[which]]),
+        option_identity=_then(k.option_identity, np.zeros(out.shape[0])),
+        sizes=k.sizes,
     )
-    return same, left_graph, last
+
+    # The graph that is left. Nobody waits for what is fused.
+    new = np.arange(outputs)
+    new[made] = outputs + np.arange(made.shape[0])
+    output_start = _then(t.output_start, outputs + out_start[1:])
+    row_of = np.repeat(np.arange(rows + fused), np.diff(output_start)).astype(np.int32)
+    entry, head = new[np.concatenate((read, given))], new[head]
+    left = member[wait] < 0
+    wait_start, items = _by(node[waiter[left]], rows + fused)
+    tables = tables_of(
+        kinds,
+        _then(f.kind, k.variable.shape[0] + np.arange(fused)),
+        _then(t.read_start, reads + in_start[1:]),
+        row_of[entry],
+        (entry - output_start[row_of[entry]]).astype(np.int32),
+        wait_start.astype(np.int32),
+        wait[left][items].astype(np.int32),
+        row_of[head],
+        (head - output_start[row_of[head]]).astype(np.int32),
+        t.outputs,
+    )
+    was, runs = order[t.variable[order]], tables.first[tables.variable[tables.first]]
+    same = was.shape[0] == runs.shape[0] and np.all(was == runs)  # else nothing is fused
+    last = np.zeros(fused, dtype=np.int64)
+    last[member[making]] = making
+    return same, tables, last

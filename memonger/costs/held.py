@@ -1,9 +1,8 @@
 """Memory that operators hold for the life of an executor, outside its pool.
 
 An operator with a state of its own (``FCreateOpState``) may keep arrays in it; of those that are
-trained only ``RNN`` does, from its first step on. What it keeps is larger than its output, which is
-all that recomputing it could free, and a recomputed copy is a second operator with a second state:
-so it is never recomputed (``operators.why_kept``), and what it holds is the same under any plan.
+trained only ``RNN`` does, from its first step on. It is never recomputed (``operators.why_kept``),
+so what it holds is the same under any plan.
 
 What operators ask for while they run (``ResourceRequest::kTempSpace``) is one space of the device
 (``MXNET_GPU_TEMP_COPY``), as large as the largest that was asked for (``src/resource.cc``). On the
@@ -16,7 +15,7 @@ in (``TmpMemMgr`` in ``src/operator/nn/mkldnn/mkldnn_base-inl.h``).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Callable, Mapping, NamedTuple, Sequence
+from typing import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -29,11 +28,14 @@ from memonger.graph.operators.recompute import GPU, truth
 from memonger.graph.operators.tensors import Tensor
 from memonger.support.mxnet import settings
 
-#: Gates of a cell; arrays of the size of a layer's output that cuDNN keeps for each layer, one less
-#: in all. Not documented: a developer of it gave 736 and 864 million bytes for an LSTM and a GRU of
-#: 4 layers of 320 units (github.com/pytorch/pytorch/issues/2895), which is this for 25000 rows. Of
-#: the others it is the gate and the output.
-CELLS = {"rnn_relu": (1, 2), "rnn_tanh": (1, 2), "lstm": (4, 6), "gru": (3, 7)}
+#: Gates of a cell. Then arrays of the size of a layer's output: those that cuDNN keeps for each
+#: layer, one less in all; those that MXNet's own kernels keep for each layer, and in all. cuDNN's
+#: are not documented: a developer of it gave 736 and 864 million bytes for an LSTM and a GRU of 4
+#: layers of 320 units (github.com/pytorch/pytorch/issues/2895), which is this for 25000 rows. Of
+#: the others it is the gate and the output. MXNet's are the reserve and the workspace without what
+#: is of one step (``GetRNN*Size`` in ``src/operator/rnn-inl.h``).
+CELLS = {"lstm": (4, 6, 7, 4), "gru": (3, 7, 9, 10), "rnn_relu": (1, 2, 6, 3)}
+CELLS["rnn_tanh"] = CELLS["rnn_relu"]
 PAGE = 4096
 
 
@@ -97,14 +99,14 @@ def with_copies(held: Held, found: Replay) -> Held:
     temporary = held.temporary
     for row in found.order.tolist():
         kind, begin = kinds[row], t.output_start[row]
-        knows = kind.op == "_backward_Concat" or layouts.code[begin] != KEEPS
-        if kind.op in _COPY and knows:
-            reads = range(t.read_start[row], t.read_start[row + 1])
-            inputs = [kinds[t.read_row[j]].tensors[t.read_output[j]] for j in reads]
-            plain = [bool(made[entries[j]] == PLAIN) for j in reads]
-            outputs = range(begin, t.output_start[row + 1])
-            is_read = [(int(places[k]), bool(found.reads[k])) for k in outputs]
-            asked = _reordered(kind, inputs, plain) + _apart(kind, plain, is_read)
+        if kind.op in _COPY and (kind.op == "_backward_Concat" or layouts.code[begin] != KEEPS):
+            reads = slice(*t.read_start[row : row + 2])
+            outputs = slice(*t.output_start[row : row + 2])
+            sources = zip(t.read_row[reads].tolist(), t.read_output[reads].tolist())
+            inputs = [kinds[source].tensors[k] for source, k in sources]
+            plain = made[entries[reads]] == PLAIN
+            asked = _reordered(kind, inputs, plain.tolist())
+            asked += _apart(kind, plain, places[outputs], found.reads[outputs])
             temporary = max(temporary, asked)
     return replace(held, arrays=(*held.arrays, copies), temporary=temporary)
 
@@ -112,95 +114,57 @@ def with_copies(held: Held, found: Replay) -> Held:
 # ---------------------------------------------------------------- RNN
 
 
-class _Rnn(NamedTuple):
-    """The sizes of a fused recurrent network, or of layers of it that MKLDNN runs as one."""
-
-    mode: str
-    layers: int
-    directions: int
-    steps: int
-    batch: int
-    inputs: int
-    units: int
-
-    @property
-    def rows(self) -> int:
-        return self.directions * self.steps * self.batch
-
-
 def _rnn(attrs: Mapping[str, str], data: Tensor, device_type: str, mkldnn: bool) -> list[int]:
     """Bytes of the arrays that one RNN holds."""
     directions = 2 if truth(attrs.get("bidirectional")) else 1
-    layers, units = int(attrs["num_layers"]), int(attrs["state_size"])
+    mode, layers, units = attrs["mode"], int(attrs["num_layers"]), int(attrs["state_size"])
     steps, batch, inputs = data.shape
-    rnn = _Rnn(attrs["mode"], layers, directions, steps, batch, inputs, units)
-    itemsize = np.dtype(data.dtype).itemsize
+    output = directions * steps * batch * units * np.dtype(data.dtype).itemsize
+    _, of_cudnn, of_each, in_all = CELLS[mode]
     if device_type == GPU:
-        return [rnn.rows * units * (CELLS[rnn.mode][1] * layers - 1) * itemsize]
+        return [output * (of_cudnn * layers - 1)]
     # SupportMKLDNNRnn in src/operator/nn/mkldnn/mkldnn_rnn-inl.h
     projected = attrs.get("projection_size", "None") != "None"
-    if mkldnn and settings().mkldnn_rnn and data.dtype == "float32" and not projected:
-        return _mkldnn(rnn)
-    return [elements * itemsize for elements in _reserve_and_workspace(rnn)]
-
-
-def _reserve_and_workspace(rnn: _Rnn) -> tuple[int, int]:
-    """Elements, of which both are kept: ``GetRNN*Size`` in ``src/operator/rnn-inl.h``."""
-    each, step, directions = rnn.rows * rnn.units, rnn.batch * rnn.units, rnn.directions
-    if rnn.mode == "lstm":
-        both = directions if directions > 1 else 0
-        workspace = rnn.steps * (step * (4 + directions + both) + 8 * rnn.units) + 6 * step
-        return each * (7 * rnn.layers - 1), workspace
-    if rnn.mode == "gru":
-        reserve = each * (9 * rnn.layers + 6) + 9 * directions * step + 6 * rnn.units * rnn.steps
-        return reserve, each * 4 + step * (6 + directions)
-    reserve = each * (6 * rnn.layers + 1) + 3 * directions * step + 2 * rnn.units * rnn.steps
-    return reserve, each * 2 + step * (1 + directions)
-
-
-def _mkldnn(rnn: _Rnn) -> list[int]:
-    """Bytes that become resident of what MKLDNN's RNN allocates, which is about twice as much.
-
-    Layers of equal sizes are one primitive (``MKLDNNRnnFullParamParser`` in
-    ``src/operator/nn/mkldnn/mkldnn_rnn.cc``).
-    """
-    first = rnn._replace(layers=1)
-    if rnn.directions == 2:
-        parts = [first] + [first._replace(inputs=2 * rnn.units)] * (rnn.layers - 1)
-    elif rnn.inputs == rnn.units:
-        parts = [rnn]
+    if not mkldnn or not settings().mkldnn_rnn or data.dtype != "float32" or projected:
+        return [output * (of_each * layers + in_all - (mode == "lstm" and directions == 2))]
+    # Layers of equal sizes are one primitive (MKLDNNRnnFullParamParser in mkldnn_rnn.cc).
+    if directions == 2:
+        parts = [(1, inputs), *[(1, 2 * units)] * (layers - 1)]
+    elif inputs == units:
+        parts = [(layers, inputs)]
     else:
-        parts = [first, rnn._replace(layers=rnn.layers - 1, inputs=rnn.units)][: rnn.layers]
-    arrays = [size for part in parts for size in _primitive(part)]
-    between = 4 * rnn.rows * rnn.units
+        parts = [(1, inputs), (layers - 1, units)][:layers]
+    sizes = mode, directions, steps, batch, units
+    arrays = [nbytes for part in parts for nbytes in _primitive(*sizes, *part)]
     if len(parts) > 1:  # dst_ and diff_src
-        arrays += [between * (len(parts) - 1), 4 * rnn.steps * rnn.batch * parts[-1].inputs]
+        arrays += [output * (len(parts) - 1), 4 * steps * batch * parts[-1][1]]
     return arrays
 
 
-def _primitive(rnn: _Rnn) -> list[int]:
-    """Bytes: its workspace, its scratch memory, its weights in each layout.
+def _primitive(
+    mode: str, directions: int, steps: int, batch: int, units: int, layers: int, inputs: int
+) -> list[int]:
+    """Bytes of what MKLDNN's RNN allocates that become resident; it allocates twice as much.
 
-    The workspace is oneDNN's (``set_conf`` and ``set_offsets`` in ``src/cpu/rnn/rnn_utils``, 2.4)
-    without what is never written: the states that lie in the input and output of one direction,
-    and spaces for projections. Forward and backward have a scratch memory each.
+    They are its workspace, its scratch memory, its weights in each layout. The workspace is
+    oneDNN's (``set_conf`` and ``set_offsets`` in ``src/cpu/rnn/rnn_utils``, 2.4) without what is
+    never written: the states that lie in the input and output of one direction, and spaces for
+    projections. Forward and backward have a scratch memory each.
     """
-    layers, directions = rnn.layers, rnn.directions
-    width = CELLS[rnn.mode][0] * rnn.units
-    gates, wide = _leading(width), _leading(max(rnn.inputs, rnn.units))
+    rows, width = directions * steps * batch, CELLS[mode][0] * units
+    gates, wide = _leading(width), _leading(max(inputs, units))
     states = layers - 1 if directions == 1 else layers + 1
-    workspace = layers * rnn.rows * gates + states * rnn.rows * wide
-    workspace += (2 * layers + 1) * rnn.rows * wide  # gradients of both kinds of states
-    cell = rnn.batch * rnn.units
-    compared = 0
-    if rnn.mode == "lstm":
-        workspace += 2 * layers * rnn.rows * rnn.units
-    elif rnn.mode == "gru":  # every fourth part is written
-        compared = layers * directions * rnn.steps * min(16 * cell, 4 * cell + PAGE)
-    scratch = rnn.steps * rnn.batch * gates
-    forward = scratch if rnn.batch < 128 else rnn.batch * gates
+    states += 2 * layers + 1  # gradients of both kinds of states
+    workspace = layers * rows * gates + states * rows * wide
+    compared, cell = 0, batch * units
+    if mode == "lstm":
+        workspace += 2 * layers * rows * units
+    elif mode == "gru":  # every fourth part is written
+        compared = layers * directions * steps * min(16 * cell, 4 * cell + PAGE)
+    scratch = steps * batch * gates
+    forward = scratch if batch < 128 else batch * gates
     # As MXNet lays them out, forward's, backward's, and gradients in two.
-    weights = 5 * layers * directions * width * (rnn.inputs + rnn.units)
+    weights = 5 * layers * directions * width * (inputs + units)
     return [4 * workspace + compared, 4 * forward, 4 * scratch, 4 * weights]
 
 
@@ -271,17 +235,13 @@ def _reordered(kind: RowKind, inputs: Sequence[Tensor], plain: Sequence[bool]) -
     return inputs[0].nbytes if plain[0] != plain[like] else 0
 
 
-def _apart(kind: RowKind, plain: Sequence[bool], outputs: Sequence[tuple[int, bool]]) -> int:
+def _apart(kind: RowKind, plain: np.ndarray, places: np.ndarray, reads: np.ndarray) -> int:
     """Bytes of the outputs that are not written where they belong (``CreateMKLDNNMem``).
 
     They are those that are added to something, those that a gradient writes in place, and those
-    that nobody reads. Of each output the place is given, and whether it is read.
+    that nobody reads.
     """
-    if kind.op in _SUMS and outputs[0][0] == 0 and (all(plain) or not plain[0]):
+    if kind.op in _SUMS and places[0] == 0 and (plain.all() or not plain[0]):
         return 0
-    backward = kind.op.startswith("_backward_")
-    return sum(
-        tensor.nbytes
-        for tensor, (place, read) in zip(kind.tensors, outputs)
-        if place != NOT_IN_PLACE or not (read or backward)
-    )
+    apart = (places != NOT_IN_PLACE) | ((reads == 0) & (not kind.op.startswith("_backward_")))
+    return sum(tensor.nbytes for tensor, is_apart in zip(kind.tensors, apart) if is_apart)

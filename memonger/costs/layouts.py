@@ -2,17 +2,15 @@
 
 On the CPU a convolution writes its output in blocks of 8 or 16 channels. Operators that know such
 layouts (``operators.layouts``) compute in the layout that they find, and some round differently in
-each: the sums of a BatchNorm, an average, a log_softmax. All others convert what they read, and
-write plainly, but for one case: what they write in place goes into an array that is laid out in
-blocks and stays so (``SetupDefaultBlobsOut`` in ``src/common/exec_utils.h``; the layout belongs to
-the memory, ``NDArray::Chunk::mkl_mem_``). An operator that knows blocks keeps them too where it
-writes in place (``CreateMKLDNNMem``, ``CommitOutput`` in
-``src/operator/nn/mkldnn/mkldnn_base.cc``). What is not written in place has lost its old layout
-before (``InvalidateOutputs``).
+each. All others convert what they read, and write plainly, but for one case: what they write in
+place goes into an array that is laid out in blocks and stays so (``SetupDefaultBlobsOut`` in
+``src/common/exec_utils.h``). An operator that knows blocks keeps them too where it writes in place
+(``CreateMKLDNNMem``, ``CommitOutput`` in ``src/operator/nn/mkldnn/mkldnn_base.cc``). What is not
+written in place has lost its old layout before (``InvalidateOutputs``).
 
 So the layout in which a tensor is found, and with it the last bits of what is computed from it,
 depends on what the memory planner does in place. Here layouts are followed as symbols: equal ones
-are equal layouts, whatever they are. What is in place does not depend on the sizes of blocks.
+are equal layouts, whatever they are.
 """
 
 from __future__ import annotations
@@ -33,6 +31,7 @@ from memonger.support.compiled import compiled
 PLAIN = 0  # not laid out in blocks
 BLOCKS = 1  # the usual blocks of this CPU: of 16 channels, or of 8
 NOT_IN_PLACE, ADDED = -1, -2  # instead of the input in whose memory an output is
+NO_COPIES = np.zeros(0, dtype=np.int64)
 
 #: How the layout of an output comes about (`layout_of_output`), and the codes of these:
 _CODES = (
@@ -55,9 +54,8 @@ class LayoutTables(NamedTuple):
 def layout_tables(training: Planned, scoring: bool = False) -> LayoutTables:
     """Look up what is known of the layouts in a training graph.
 
-    With ``scoring`` it must hold in inference too. There a CPU with AVX512 has other usual blocks
-    for some convolutions than for others (oneDNN's brgconv writes the channels last), so that no
-    two of them are taken to be alike.
+    With ``scoring`` it must hold in inference too. There oneDNN's brgconv (AVX512) writes the
+    channels of some convolutions last, so that no two of them are taken to be alike.
     """
     t, kinds = training.tables, training.kinds
     known: dict[tuple[int, Tensor | None], Any] = {}
@@ -93,10 +91,9 @@ def _facts(kind: RowKind, data: Tensor | None) -> tuple[Any, ...]:
 
 @compiled
 def layout_of(code, number, place, before, found, plays):  # type: ignore[no-untyped-def]
-    """The layout of an output.
+    """The layout of an output at a ``place`` as of `follow`, where ``before`` was the layout.
 
-    ``place`` is the input in whose memory it is written, `NOT_IN_PLACE` or `ADDED`; ``before`` the
-    layout of that memory, PLAIN if it is not in place; ``found`` has the layouts of the inputs.
+    That is PLAIN if it is not in place; ``found`` has the layouts of the inputs.
     """
     if code == KEEPS:
         return before
@@ -140,16 +137,14 @@ def layout_of(code, number, place, before, found, plays):  # type: ignore[no-unt
 
 @compiled
 def follow(t, layouts, recomputed, order, reads, copy_of):  # type: ignore[no-untyped-def]
-    """Follow the layouts through a training graph in the order in which it runs.
+    """Follow the layouts through a training graph, ordered by ``order_and_reads``.
 
-    ``recomputed``, ``order`` and ``reads`` are as of ``order_and_reads``. ``copy_of`` tells of each
-    forward node that a plan may insert which node it copies, of others -1 (or nothing at all). A
-    copy of what is not recomputed will not be there: its layout is that of the node.
+    ``copy_of`` tells of each forward node that a plan may insert which node it copies, of others -1
+    (`NO_COPIES`: of none). A copy of what is not recomputed has the layout of the node.
 
-    Returned are (made) the layout of each output when it is made, int64; (found) that in which each
-    input is computed with, int64, -1 where the row does not run; (place) of each output the input
-    in whose memory it is, `NOT_IN_PLACE` or `ADDED`, int32; (entries) of each input the output that
-    it reads, int64.
+    Returned are the layout of each output when it is made; that in which each input is computed
+    with, -1 where the row does not run; of each output the input in whose memory it is,
+    `NOT_IN_PLACE` or `ADDED` (int32); of each input the output that it reads. All others are int64.
     """
     any_found = np.full(t.read_row.shape[0], -1, dtype=np.int64)
     any_made = np.full(t.elements.shape[0], -1, dtype=np.int64)
@@ -233,16 +228,10 @@ def lead(t, layouts, recomputed, order, reads, copy_of, want_found, want_made): 
     return made, found, place, entries, other_found, other_made
 
 
-NO_COPIES = np.zeros(0, dtype=np.int64)
-
-
 def mattering(
     training: Planned, layouts: LayoutTables, order: np.ndarray, entries: np.ndarray
 ) -> np.ndarray:
-    """Find the outputs (bool, of each) of whose layout the numbers may come to depend.
-
-    ``order`` has the rows as they run, ``entries`` of each input the output that it reads.
-    """
+    """Find the outputs (bool, of each) of whose layout the numbers may come to depend."""
     t, kinds = training.tables, training.kinds
     matters = np.zeros(len(t.elements), dtype=np.bool_)
     for row in order[::-1].tolist():

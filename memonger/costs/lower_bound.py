@@ -2,13 +2,12 @@
 
 An operator, or its gradient, has all that it reads and makes in memory while it runs. Beside it
 stand the outputs of the network, and what can be computed only once and a later gradient reads (the
-mask of a Dropout, random draws). Gradients run in the same order under all marks, and in another
-under all schedules, so the sum of these is known for each of them, and the largest bounds those
-plans from below; the lesser of the two, every plan.
+mask of a Dropout). Gradients run in the same order under all marks, and in another under all
+schedules: the largest sum bounds those plans from below, the lesser of the two every plan.
 
 What may share memory counts once: an output that can take an input's memory is left out, an
-identity (Flatten, Reshape) is the tensor that it passes on. Sums of gradients are left out, for a
-term may be added up where the sum is. So the bound is safe, not sharp.
+identity (Flatten, Reshape) is the tensor that it passes on, and sums of gradients are left out. So
+the bound is safe, not sharp.
 """
 
 from __future__ import annotations
@@ -35,25 +34,15 @@ class LowerBound:
         return f"{'the gradient of ' if self.row >= 2 * nodes else ''}{name!r} ({op})"
 
 
-def lower_bound(training: TrainingGraph) -> LowerBound:
-    """Find the least memory that any plan of a network needs."""
+def lower_bound(training: TrainingGraph, rules: bool = True) -> LowerBound:
+    """Find the least memory that any plan needs that keeps the rules, or that any plan needs."""
     t = training.tables
     once = np.zeros(len(t.elements), dtype=np.bool_)  # tensors that are computed once
-    for x, node in enumerate(training.graph.nodes):
+    for x, node in enumerate(training.graph.nodes if rules else ()):
         if not node.is_variable and why_kept(node.op, node.attrs) is not None:
             # A schedule computes the output of a Dropout again, from its mask.
             first = t.output_start[x] + (node.op == "Dropout")
             once[first : t.output_start[x + 1]] = True
-    return _bound(training, once)
-
-
-def lower_bound_without_rules(training: TrainingGraph) -> LowerBound:
-    """Find what plans need that recompute what must not be, too (``rules=False``)."""
-    return _bound(training, np.zeros(len(training.tables.elements), dtype=np.bool_))
-
-
-def _bound(training: TrainingGraph, once: np.ndarray) -> LowerBound:
-    t = training.tables
     n, rows = t.forward, len(t.variable)
     nbytes = t.elements * t.itemsize
     same = np.arange(len(nbytes))  # the tensor whose memory each can have while both are read

@@ -33,12 +33,9 @@ log = logging.getLogger("memonger")
 class CostModel:
     """The pool of plans of one network, in bytes as MXNet counts them (4 to an element).
 
-    The replay is trusted if it knows everything about the network and agrees with one bind of the
-    unplanned network; otherwise every plan is bound, which tells whole MB, and the log says why.
-
-    ``bound`` is what MXNet plans for the unplanned network as it will be trained, in whole MB;
-    ``unplanned`` is the same in bytes, if plans are replayed (``exact``). ``fuses`` says whether
-    the network is trained with pointwise fusion.
+    The replay is trusted (``exact``) if it knows everything about the network and agrees with one
+    bind of the unplanned network (``bound``, in whole MB; ``unplanned``, in bytes). Otherwise every
+    plan is bound, which tells whole MB, and the log says why. ``fuses``: with pointwise fusion.
     """
 
     def __init__(
@@ -66,13 +63,11 @@ class CostModel:
 
     def __call__(self, mask: np.ndarray) -> int:
         """Return the pool of the plan that recomputes the nodes in ``mask``."""
+        if self.exact:
+            return self._replay(self.training, mask).pool_bytes
         key = mask.tobytes()
         if key not in self._known:
-            self._known[key] = (
-                self._replay(self.training, mask).pool_bytes
-                if self.exact
-                else MB * self._bound(marks.apply(self.symbol, mask))
-            )
+            self._known[key] = MB * self._bound(marks.apply(self.symbol, mask))
         return self._known[key]
 
     def _bound(self, symbol: Any) -> int:
@@ -101,12 +96,9 @@ def device_bytes(found: Replay, gradients: Iterable[Tensor], held: Held, pool_by
     """Return the bytes of a device that a training step takes, bound as it was replayed.
 
     They are the pool, the variables (arguments, auxiliary states, and the gradients of outputs
-    where they are read), ``gradients`` that are written to arrays of their own, and what operators
-    hold; each rounded as MXNet rounds it on a GPU. The state of an optimiser, cuDNN's workspaces,
-    and what CUDA and its libraries take for themselves are not counted.
-
-    ``pool_bytes`` are those of the pool as MXNet allocates it. Where that is not what was replayed,
-    the blocks are taken to be as many, each larger or smaller by the same factor.
+    where they are read), ``gradients`` that have arrays of their own, and what operators hold; each
+    rounded as MXNet rounds it on a GPU. Where ``pool_bytes``, as MXNet allocates it, is not what
+    was replayed, the blocks are taken to be larger or smaller by one factor.
     """
     t, blocks = found.training.tables, found.block_bytes()
     if pool_bytes != blocks.sum():

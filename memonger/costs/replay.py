@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Collection, Protocol, Sequence
+from typing import Any, Collection
 
 import numpy as np
 
@@ -15,34 +15,11 @@ from memonger.costs.allocator import (
     least_pool,
     order_and_reads,
 )
-from memonger.graph.arrays import RowKind, Tables
-from memonger.graph.forward import Entry, ForwardGraph
-from memonger.support.mxnet import Settings
+from memonger.graph.forward import Entry
 
-
-class Planned(Protocol):
-    """``training.TrainingGraph``, or ``training_step.TrainingStep``, that of a schedule."""
-
-    @property
-    def graph(self) -> ForwardGraph: ...
-
-    @property
-    def settings(self) -> Settings: ...
-
-    @property
-    def tables(self) -> Tables: ...
-
-    @property
-    def names(self) -> Sequence[str]: ...
-
-    @property
-    def ops(self) -> Sequence[str]: ...
-
-    @property
-    def kinds(self) -> Sequence[RowKind]: ...
-
-    @property
-    def phases(self) -> np.ndarray: ...
+#: A ``TrainingGraph``, or of a schedule a ``TrainingStep``: what has ``tables``, of each of their
+#: rows ``names``, ``ops``, ``kinds`` and ``phases``, and the ``settings`` of MXNet for it.
+Planned = Any
 
 
 @dataclass(frozen=True)
@@ -88,10 +65,10 @@ class Replay:
     @property
     def blocks(self) -> np.ndarray:
         """The block that each output really has: terms may be added up where the sum is."""
-        return self._added(self.planned)
+        return self._added(self.planned.copy())
 
     def _added(self, storage: np.ndarray) -> np.ndarray:
-        storage, adding = storage.copy(), adding_rows(self.training)
+        adding = adding_rows(self.training)
         add_in_place(self.training.tables, self.recomputed, self.order, adding, storage)
         return storage
 
@@ -107,11 +84,6 @@ class Replay:
         real = np.zeros(blocks.max(initial=-1) + 1, dtype=np.int64)
         np.maximum.at(real, blocks[used], (tables.elements * tables.itemsize)[used])
         return (real + 3) // 4 * 4  # pool entries are arrays of float32
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most bytes of tensors that are alive at once: what no allocator can do without."""
-        return int(self.timeline().live_bytes().max(initial=0))
 
     def timeline(self) -> Timeline:
         """Which tensors are alive when."""

@@ -174,12 +174,13 @@ def arrays_of(kinds: Sequence[RowKind]) -> KindArrays:
 
 @compiled
 def tables_of(  # type: ignore[no-untyped-def]
-    kinds, kind, read_start, read_row, read_output, wait_start, wait_row, head_row, head_output
+    kinds, kind, read_start, read_row, read_output, wait_start, wait_row, head_row, head_output, n
 ):
     """Make the Tables of rows of these kinds with these outputs, in the order that MXNet runs.
 
-    The rows that they wait for are control dependencies; what reads row -1 reads a variable. There
-    are no recomputed copies in the sense of marks.
+    The first ``n`` outputs are the network's, the others gradients. The rows that they wait for are
+    control dependencies; what reads row -1 reads a variable. There are no recomputed copies in the
+    sense of marks.
     """
     count = kind.shape[0]
     output_start = np.zeros(count + 1, dtype=np.int32)
@@ -286,7 +287,7 @@ def tables_of(  # type: ignore[no-untyped-def]
         head_row=head_row,
         head_entry=head_entry,
         head_owner=own,
-        outputs=head_row.shape[0],
+        outputs=n,
         first=order.astype(np.int32),
         walk_row=nothing[1:],
         walk_owner=nothing[1:],
@@ -326,7 +327,7 @@ def build(
     row, output, owner = read.T.copy()
     head_row, head_output, head_owner = head = np.array(heads, dtype=np.int32).T.copy()
     start, none = _small(starts(counts)), np.zeros(len(kind) + 1, dtype=np.int32)
-    t = tables_of(of, kind, start, row, output, none, none[:0], head_row, head_output)
+    t = tables_of(of, kind, start, row, output, none, none[:0], head_row, head_output, outputs)
 
     reader = np.repeat(np.arange(len(kind)), counts)
     used = ~t.read_ignored & ~t.variable[row]
@@ -351,7 +352,6 @@ def build(
         inplace_row=row[option],
         inplace_owner=owner[option],
         head_owner=head_owner,
-        outputs=outputs,
         **order,
         reads=_small(times),
         recomputed_start=_small(starts(np.bincount(taker[taken], minlength=n))),

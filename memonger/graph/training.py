@@ -66,11 +66,7 @@ class TrainingGraph:
     owners: np.ndarray
     waits: tuple[tuple[int, int], ...]  # gradient rows, in order, and what must have run before
     unobserved: Mapping[int, str]  # operators whose gradient could not be observed: why
-
-    @property
-    def phases(self) -> np.ndarray:
-        """FORWARD, RECOMPUTED or BACKWARD for each row."""
-        return np.minimum(np.arange(len(self.ops)) // self.tables.forward, BACKWARD)
+    phases: np.ndarray  # FORWARD, RECOMPUTED or BACKWARD for each row
 
 
 def training_graph(graph: ForwardGraph, wanted: Iterable[int] | None = None) -> TrainingGraph:
@@ -188,6 +184,7 @@ class _Builder:
             owners=np.array([row.owner for row in self.rows], dtype=np.int64),
             waits=tuple([(row, wait) for row, wait, _ in self.waits if row >= self.first]),
             unobserved=self.unobserved,
+            phases=np.minimum(np.arange(len(kinds)) // len(names), BACKWARD),
         )
 
     def _add(

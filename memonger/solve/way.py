@@ -12,7 +12,7 @@ import numpy as np
 
 from memonger.costs.bind import has_mkldnn
 from memonger.costs.held import Held, held_by
-from memonger.costs.lower_bound import LowerBound, lower_bound, lower_bound_without_rules
+from memonger.costs.lower_bound import LowerBound, lower_bound
 from memonger.costs.memory import CostModel
 from memonger.costs.time import measured as timing
 from memonger.graph import marks
@@ -99,8 +99,7 @@ class Way(abc.ABC):
     @cached_property
     def floor(self) -> LowerBound:
         """What no plan can do without."""
-        bound = lower_bound_without_rules if self.rules.bare else lower_bound
-        return bound(self.training)
+        return lower_bound(self.training, rules=not self.rules.bare)
 
     @cached_property
     def unplanned(self) -> Memory:

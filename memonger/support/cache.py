@@ -19,6 +19,7 @@ log = logging.getLogger("memonger")
 T = TypeVar("T")
 
 _caches: weakref.WeakSet[Latest[Any]] = weakref.WeakSet()
+_unwritten: dict[Path, dict[str, Any]] = {}
 
 
 class Latest(Generic[T]):
@@ -79,14 +80,14 @@ def on_disk(what: str, about: Mapping[str, str]) -> Iterator[dict[str, Any]]:
 
     ``what`` begins the file's name. ``about`` is what the values depend on, such as the device;
     others have a file of their own. What is there but cannot be read is made anew; where nothing
-    can be written, nothing is kept.
+    can be written, this process keeps it.
     """
     digest = hashlib.sha256(json.dumps(list(about.values())).encode()).hexdigest()[:16]
     path = folder() / f"{what}-{digest}.json"
     try:
         kept = dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
-        kept = dict(about)
+        kept = _unwritten.get(path, dict(about))
     before = json.dumps(kept)
     try:
         yield kept
@@ -96,4 +97,5 @@ def on_disk(what: str, about: Mapping[str, str]) -> Iterator[dict[str, Any]]:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 files.write(path, json.dumps(kept).encode())
             except (OSError, MemongerError) as error:
+                _unwritten[path] = kept
                 log.info("measurements cannot be kept in %s: %s", path.parent, error)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import mxnet as mx
-import networks
 import pytest
 from memonger.costs.time.flops import forward_flops
 from operator_cases import CASES, SMALL_SHAPES, small_net
@@ -14,6 +13,8 @@ from planned import forward
 S, C, L = mx.sym, mx.sym.contrib, mx.sym.linalg
 a, b, c = (S.Variable(name) for name in "abc")
 IMAGES, MATRIX = (2, 8, 6, 6), (4, 10)  # 576 and 40 elements
+SIX: Any = {"state_size": 6}
+ROWS: Any = [(4, 8, 36)]
 THREE, FOUR = {"kernel": (3, 3)}, {"num_filter": 16, "kernel": (3, 3)}
 
 #: A symbol, the shapes of a, b and c, operations.
@@ -22,8 +23,6 @@ BY_HAND: list[tuple[Any, list[tuple[int, ...]], int]] = [
     (S.Convolution(a, **FOUR), [IMAGES], 512 * (2 * 72 + 1)),
     # the same without bias, in two groups, the channels last
     (S.Convolution(a, num_group=2, layout="NHWC", no_bias=True, **FOUR), [(2, 6, 6, 8)], 512 * 72),
-    # dilated: fewer outputs, no more products in each
-    (S.Convolution(a, dilate=(2, 2), **FOUR), [IMAGES], 128 * (2 * 72 + 1)),
     # 576 elements, each to 4 filters of 3 * 3 in its group; a bias for 2 * 8 * 8 * 8 outputs
     (S.Deconvolution(a, num_filter=8, num_group=2, no_bias=False, **THREE), [IMAGES], 42496),
     # a convolution whose 2 * 8 * 9 * 16 values are interpolated, 8 operations each
@@ -34,16 +33,6 @@ BY_HAND: list[tuple[Any, list[tuple[int, ...]], int]] = [
         512 * 145 + 2304 * 9,
     ),
     (S.FullyConnected(a, num_hidden=5), [IMAGES], 10 * (2 * 288 + 1)),
-    (S.FullyConnected(a, num_hidden=5, flatten=False, no_bias=True), [IMAGES], 480 * 2 * 6),
-    (S.dot(a, b), [(4, 10), (10, 3)], 12 * 2 * 10),
-    (S.dot(a, b, transpose_a=True), [(10, 4), (10, 3)], 12 * 2 * 10),
-    (S.dot(a, b), [(10,), (10,)], 20),
-    (S.dot(a, b), [(2, 4, 10), (10, 3)], 24 * 2 * 10),
-    (S.batch_dot(a, b), [(7, 4, 10), (7, 10, 3)], 7 * 12 * 2 * 10),
-    (S.batch_dot(a, b, transpose_a=True), [(7, 10, 4), (7, 10, 3)], 7 * 12 * 2 * 10),
-    (S.batch_dot(a, b, transpose_b=True), [(7, 4, 10), (7, 3, 10)], 7 * 12 * 2 * 10),
-    (L.gemm2(a, b), [(7, 4, 10), (7, 10, 3)], 7 * 12 * 2 * 10),
-    (L.gemm2(a, b, transpose_a=True, axis=0), [(10, 7, 4), (10, 7, 3)], 7 * 12 * 2 * 10),
     (L.gemm(a, b, c), [(7, 4, 10), (7, 10, 3), (7, 4, 3)], 7 * 12 * (2 * 10 + 1)),
     # 10 of the 16 products of rows with rows
     (L.syrk(a), [(7, 4, 10)], 7 * 10 * 2 * 10),
@@ -53,26 +42,22 @@ BY_HAND: list[tuple[Any, list[tuple[int, ...]], int]] = [
     (L.trsm(a, b), [(7, 4, 4), (7, 4, 3)], 7 * 3 * 16),
     # 4 gates of 6 units: 36 inputs and 6 states, then 21; the second layer reads 6; 32 rows
     (
-        S.RNN(a, mode="lstm", state_size=6, num_layers=2),
-        [(4, 8, 36)],
-        32 * 6 * (2 * 4 * (36 + 6) + 21 + 2 * 4 * (6 + 6) + 21),
+        S.RNN(a, mode="lstm", num_layers=2, **SIX),
+        ROWS,
+        192 * (8 * (36 + 6) + 21 + 8 * (6 + 6) + 21),
     ),
     # both directions, whose 12 outputs the second layer reads
     (
-        S.RNN(a, mode="gru", state_size=6, num_layers=2, bidirectional=True),
-        [(4, 8, 36)],
-        2 * 32 * 6 * (2 * 3 * (36 + 6) + 17 + 2 * 3 * (12 + 6) + 17),
+        S.RNN(a, mode="gru", num_layers=2, bidirectional=True, **SIX),
+        ROWS,
+        2 * 192 * (6 * (36 + 6) + 17 + 6 * (12 + 6) + 17),
     ),
-    (
-        S.RNN(a, mode="rnn_tanh", state_size=6, num_layers=1),
-        [(4, 8, 36)],
-        32 * 6 * (2 * (36 + 6) + 4),
-    ),
+    (S.RNN(a, mode="rnn_tanh", num_layers=1, **SIX), ROWS, 192 * (2 * (36 + 6) + 4)),
     # 6 units projected to 2: the gates read 2, and 6 * 2 products make them
     (
-        S.RNN(a, mode="lstm", state_size=6, num_layers=1, projection_size=2),
-        [(4, 8, 36)],
-        32 * (6 * (2 * 4 * (36 + 2) + 21) + 2 * 6 * 2),
+        S.RNN(a, mode="lstm", num_layers=1, projection_size=2, **SIX),
+        ROWS,
+        192 * (8 * (36 + 2) + 21) + 32 * 2 * 6 * 2,
     ),
     # 5 steps, batch 2, 3 heads of 4; then 7 queries of 5 keys
     (C.interleaved_matmul_selfatt_qk(a, heads=3), [(5, 2, 36)], 6 * 5 * 5 * 2 * 4),
@@ -95,44 +80,42 @@ BY_HAND: list[tuple[Any, list[tuple[int, ...]], int]] = [
         648 * (3 * 8 + 1),
     ),
     (S.Pooling(a, kernel=(2, 3)), [IMAGES], 320 * 6),
-    (S.Pooling(a, global_pool=True), [IMAGES], 576),
-    (C.AdaptiveAvgPooling2D(a, output_size=(2, 2)), [IMAGES], 576),
-    (S.UpSampling(a, scale=2, sample_type="nearest"), [IMAGES], 0),
     (S.UpSampling(a, b, scale=2, sample_type="bilinear", num_filter=8), [IMAGES], 576 * 2 * 16),
     (C.BilinearResize2D(a, height=9, width=9), [IMAGES], 1296 * 8),
     (S.BilinearSampler(a, b), [IMAGES, (2, 2, 5, 5)], 400 * 8),
-    (S.BatchNorm(a), [IMAGES], 576 * 7),
-    (S.BatchNorm(a, use_global_stats=True), [IMAGES], 576 * 3),
-    (C.SyncBatchNorm(a, key="k"), [IMAGES], 576 * 7),
-    (C.BatchNormWithReLU(a), [IMAGES], 576 * 8),
-    (S.LayerNorm(a), [MATRIX], 40 * 8),
-    (S.InstanceNorm(a), [IMAGES], 576 * 7),
-    (S.GroupNorm(a, num_groups=2), [IMAGES], 576 * 7),
-    (S.L2Normalization(a), [MATRIX], 40 * 3),
-    (S.LRN(a, nsize=5), [IMAGES], 576 * 10),
-    (S.moments(a, axes=(0,)), [MATRIX], 40 * 4),
-    (S.norm(a, axis=1), [MATRIX], 40 * 2),
-    (S.softmax(a), [MATRIX], 40 * 5),
-    (S.log_softmax(a), [MATRIX], 40 * 5),
-    (S.softmin(a), [MATRIX], 40 * 6),
-    (S.SoftmaxOutput(a), [MATRIX], 40 * 5),
     (S.softmax_cross_entropy(a, b), [MATRIX, (4,)], 40 * 5),
-    (S.sum(a, axis=1), [MATRIX], 40),
-    (S.mean(a), [MATRIX], 40),
     (S.add_n(a, b, c), [MATRIX] * 3, 40 * 2),
     (S.elemwise_add(a, b), [MATRIX] * 2, 40),
     (S.broadcast_mul(a, b), [MATRIX, (1, 10)], 40),
-    (S.Activation(a, act_type="tanh"), [MATRIX], 40),
-    (S.Dropout(a, p=0.5), [MATRIX], 40),
     (S.Embedding(a, input_dim=99, output_dim=10), [(4,)], 0),
     (S.take(a, b), [(99, 10), (4,)], 0),
-    (S.Reshape(a, shape=(-1,)), [MATRIX], 0),
-    (S.transpose(a), [MATRIX], 0),
     (S.Concat(a, b, dim=0), [MATRIX, MATRIX], 0),
-    (S.SliceChannel(a, num_outputs=2), [MATRIX], 0),
-    (S.identity(a), [MATRIX], 0),
-    (S.BlockGrad(a), [MATRIX], 0),
 ]
+
+#: Operations for each element.
+OF_IMAGES: dict[int, list[Any]] = {
+    0: [S.UpSampling(a, scale=2, sample_type="nearest")],
+    1: [S.Pooling(a, global_pool=True), C.AdaptiveAvgPooling2D(a, output_size=(2, 2))],
+    3: [S.BatchNorm(a, use_global_stats=True)],
+    7: [S.BatchNorm(a), C.SyncBatchNorm(a, key="k"), S.InstanceNorm(a), S.GroupNorm(a)],
+    8: [C.BatchNormWithReLU(a)],
+    10: [S.LRN(a, nsize=5)],
+}
+OF_MATRICES: dict[int, list[Any]] = {
+    0: [S.Reshape(a, shape=(-1,)), S.transpose(a), S.SliceChannel(a, num_outputs=2)]
+    + [S.identity(a), S.BlockGrad(a)],
+    1: [S.sum(a, axis=1), S.mean(a), S.Activation(a, act_type="tanh"), S.Dropout(a, p=0.5)],
+    2: [S.norm(a, axis=1)],
+    3: [S.L2Normalization(a)],
+    4: [S.moments(a, axes=(0,))],
+    5: [S.softmax(a), S.log_softmax(a), S.SoftmaxOutput(a)],
+    6: [S.softmin(a)],
+    8: [S.LayerNorm(a)],
+}
+for each, symbols in OF_IMAGES.items():
+    BY_HAND += [(symbol, [IMAGES], 576 * each) for symbol in symbols]
+for each, symbols in OF_MATRICES.items():
+    BY_HAND += [(symbol, [MATRIX], 40 * each) for symbol in symbols]
 
 #: Of ones: a product is then the number of its summands.
 PRODUCTS: list[tuple[Any, list[tuple[int, ...]]]] = [
@@ -146,8 +129,9 @@ PRODUCTS: list[tuple[Any, list[tuple[int, ...]]]] = [
     (S.FullyConnected(a, num_hidden=5, no_bias=True), [(3, 4, 5)]),
     (S.FullyConnected(a, num_hidden=5, no_bias=True, flatten=False), [(3, 4, 5)]),
     (S.dot(a, b), [(2, 3, 4), (4, 5)]),
+    (S.dot(a, b), [(10,), (10,)]),
     (S.dot(a, b, transpose_a=True, transpose_b=True), [(4, 3), (5, 4)]),
-    (S.batch_dot(a, b), [(2, 3, 4), (2, 4, 5)]),
+    (S.batch_dot(a, b, transpose_b=True), [(2, 3, 4), (2, 5, 4)]),
     (S.batch_dot(a, b, transpose_a=True), [(2, 4, 3), (2, 4, 5)]),
     (L.gemm2(a, b, transpose_b=True), [(2, 3, 4), (2, 5, 4)]),
     (L.gemm2(a, b, transpose_a=True, axis=0), [(4, 2, 3), (4, 2, 5)]),
@@ -176,26 +160,3 @@ def test_every_operator_has_a_count(name: str) -> None:
     counts = forward_flops(forward(small_net(CASES[name]), SMALL_SHAPES))
     assert (counts >= 0).all()
     assert counts.sum() > 4 * 10 * 288 * 2  # its first node, a FullyConnected
-
-
-#: In 1e9 multiply-adds of convolutions and fully connected layers: torchvision's documentation of
-#: the same networks (its ResNet-50 strides where the zoo's v2 does); v1: He et al. 2015, Table 1.
-PUBLISHED = [
-    ("resnet50_v2", 224, 4.09),
-    ("vgg16", 224, 15.47),
-    ("vgg19", 224, 19.63),
-    ("alexnet", 224, 0.71),
-    ("densenet121", 224, 2.83),
-    ("inceptionv3", 299, 5.71),
-    ("resnet50_v1", 224, 3.8),
-    ("resnet152_v1", 224, 11.3),
-]
-
-
-@pytest.mark.parametrize("name, image, published", PUBLISHED)
-def test_networks(name: str, image: int, published: float) -> None:
-    graph = forward(*networks.model_zoo(name, batch=2, image=image))
-    counts = forward_flops(graph)
-    products = [i for i, n in enumerate(graph.nodes) if n.op in ("Convolution", "FullyConnected")]
-    assert counts[products].sum() / 2 / 2e9 == pytest.approx(published, rel=0.02)
-    assert counts[products].sum() < counts.sum() < 1.1 * counts[products].sum()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import multiprocessing
 import os
 import pickle
 import subprocess
@@ -176,12 +177,12 @@ def _main(jobs: Sequence[tuple[str, Any, dict[str, Any]]]) -> None:
     """Plan each network, and take steps in a process of its own."""
     for kind, fields, options in jobs:
         network = globals()[kind](*fields)
-        symbol, shapes = network.build()
-        if kind == "Convolutions":  # whose temporary space shows: it is not taken over
-            symbol, told = pickle.loads(_in_a_process(_planned, symbol, shapes, options))
+        given = *network.build(), options
+        if kind == "Convolutions":  # MXNet keeps the temporary space in which times were taken
+            symbol, told = _in_a_process(_plan, *given)
         else:  # a schedule cannot be pickled
-            symbol, told = _plan(symbol, shapes, options)
-        print(told, _in_a_process(_grown, network, symbol).decode(), flush=True)
+            symbol, told = _plan(*given)
+        print(told, _in_a_process(_grown, network, symbol), flush=True)
 
 
 def _plan(symbol: Any, shapes: Any, options: dict[str, Any]) -> tuple[Any, int]:
@@ -190,12 +191,7 @@ def _plan(symbol: Any, shapes: Any, options: dict[str, Any]) -> tuple[Any, int]:
     return plan.symbol, plan.device_bytes
 
 
-def _planned(*given: Any) -> bytes:
-    """For a process that ends: MXNet keeps the temporary space in which times were taken."""
-    return pickle.dumps(_plan(*given))
-
-
-def _grown(network: Any, symbol: Any) -> bytes:
+def _grown(network: Any, symbol: Any) -> int:
     _step(*network.small().build())
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # or arrays would lie in what was let go of
@@ -203,22 +199,18 @@ def _grown(network: Any, symbol: Any) -> bytes:
     executor = _step(symbol, network.build()[1])
     grown = _resident() - before
     del executor
-    return b"%d" % grown
+    return grown
 
 
-def _in_a_process(work: Callable[..., bytes], *given: Any) -> bytes:
+def _in_a_process(work: Callable[..., Any], *given: Any) -> Any:
     """What ``work`` returns in a child of this process."""
-    source, sink = os.pipe()
-    process = os.fork()
-    if not process:
-        with os.fdopen(sink, "wb") as file:
-            file.write(work(*given))
-        os._exit(0)
-    os.close(sink)
-    with os.fdopen(source, "rb") as file:
-        found = file.read()
-    if os.waitpid(process, 0)[1]:
-        raise SystemExit(1)
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe(duplex=False)
+    process = fork.Process(target=lambda: theirs.send(work(*given)))
+    process.start()
+    theirs.close()
+    found = ours.recv()
+    process.join()
     return found
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from typing import Any, Tuple
+from typing import Any
 
 import memonger
 import mxnet as mx
@@ -17,7 +14,7 @@ from memonger.costs.allocator import order_and_reads
 from memonger.costs.layouts import BLOCKS, NO_COPIES, PLAIN, follow, layout_tables
 from memonger.support.cache import forget
 from memonger.graph.training import training_graph
-from planned import forward
+from planned import forward, run_code
 
 S = mx.sym
 WAYS: dict[str, dict[str, Any]] = {
@@ -102,10 +99,8 @@ def test_the_remedies_are_named_where_nothing_is_left(caplog: pytest.LogCaptureF
 # ---------------------------------------------------------------- how convolutions lay out
 
 CONVOLUTIONS = """
-import sys
 import memonger, mxnet as mx
-for line in sys.stdin:
-    mb, ic, oc, size, kernel, stride, pad, groups = map(int, line.split())
+for mb, ic, oc, size, kernel, stride, pad, groups in tried:
     x, w = mx.nd.ones((mb, ic, size, size)), mx.nd.ones((oc, ic // groups, kernel, kernel))
     x.attach_grad()
     with mx.autograd.record():
@@ -114,13 +109,12 @@ for line in sys.stdin:
     y.backward()
     mx.nd.waitall()
 """
-Convolution = Tuple[int, int, int, int, int, int, int, int]
 
 
-def convolutions(count: int) -> list[Convolution]:
+def convolutions(count: int) -> list[Any]:
     """Batch, channels in and out, size, kernel, stride, padding and groups, drawn."""
     random = np.random.RandomState(0)
-    found: set[Convolution] = set()
+    found: set[Any] = set()
 
     def one_of(*choices: int) -> int:
         return int(random.choice(choices))
@@ -137,7 +131,7 @@ def convolutions(count: int) -> list[Convolution]:
     return sorted(found)
 
 
-def predicted(conv: Convolution) -> int:
+def predicted(conv: Any) -> int:
     """The layout of a convolution's output."""
     mb, ic, oc, size, kernel, stride, pad, groups = conv
     size_of = {"kernel": (kernel,) * 2, "stride": (stride,) * 2, "pad": (pad,) * 2}
@@ -153,17 +147,10 @@ def predicted(conv: Convolution) -> int:
 def test_how_convolutions_lay_out(isa: str, blocks: str) -> None:
     """What is said to be plain is plain, and what is said to be in the usual blocks is in them."""
     tried = convolutions(150)
-    path = os.pathsep.join(sys.path)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CONVOLUTIONS],
-        input="\n".join(" ".join(map(str, conv)) for conv in tried),
-        env=dict(os.environ, DNNL_VERBOSE="1", DNNL_MAX_CPU_ISA=isa, PYTHONPATH=path),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    code = f"tried = {tried}" + CONVOLUTIONS
+    printed = run_code(code, DNNL_VERBOSE="1", DNNL_MAX_CPU_ISA=isa)
     made = r"exec.*,convolution,.*forward_training.* dst_f32::blocked:(\w+)"
-    seen = re.findall(made, done.stdout)
+    seen = re.findall(made, printed)
     assert len(seen) == len(tried)
     layouts = [predicted(conv) for conv in tried]
     assert all(found == "abcd" for found, said in zip(seen, layouts) if said == PLAIN)

@@ -177,7 +177,8 @@ def test_marks_however_they_are_set(label: str) -> None:
 
 def test_shapes_in_every_form() -> None:
     desc = [mx.io.DataDesc("data", SHAPES["data"])]
-    forms: list[Any] = [SHAPES, desc, (desc, [("out_label", (256, 512))]), (desc, None)]
+    label = [("out_label", (256, 512))]
+    forms: list[Any] = [SHAPES, desc, desc + label, (desc, label), (desc, None)]
     own = net()(data=S.Variable("data", shape=SHAPES["data"]))
     costs = {memonger.get_cost(net(), shapes=form) for form in forms}
     assert costs == {memonger.get_cost(net(), data=SHAPES["data"])} == {memonger.get_cost(own)}

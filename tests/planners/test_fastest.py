@@ -19,7 +19,7 @@ from memonger.planners.marks.search import Effort, MarkPlan, MarkSearch, NodeTim
 from memonger.planners.pareto import not_dominated
 from memonger.support.parallel import Threads
 from memonger.planners.marks.rules import Rules
-from memonger.costs.time.roofline import Rates
+from memonger.costs.time.measured import Rates
 
 import networks
 from interrupting import press_ctrl_c

@@ -117,32 +117,17 @@ def _right(chosen: Any) -> Any:
     return {n: "write" if (n, r) == ("extra", "add") else r for n, r in chosen.items()}
 
 
-def trains_by_any_schedule(drawn: Any, level: str, asked: str, seed: int) -> None:
-    symbol, shapes = drawn
-    grad_req = requests(symbol, shapes, asked, seed)
-    work = work_of(symbol, shapes, [n for n, r in grad_req.items() if r != "null"])
-    schedule = LEVELS[level](work, seed)
-    check(work, schedule)
-    planned = scheduled(symbol, schedule)
-    trains_alike(symbol, planned, shapes, seed=seed, grad_req=grad_req)
-
-
-SCHEDULED = given(
+@settings(max_examples=300, deadline=None, suppress_health_check=QUIET)
+@given(
     networks(),
     st.sampled_from(sorted(LEVELS)),
     st.sampled_from(["parameters", "write", "add", "mixed"]),
     st.integers(0, 2**16),
 )
-
-
-@settings(max_examples=300, deadline=None, suppress_health_check=QUIET)
-@SCHEDULED
 def test_any_schedule_trains_bit_for_bit(drawn: Any, level: str, asked: str, seed: int) -> None:
-    trains_by_any_schedule(drawn, level, asked, seed)
-
-
-@pytest.mark.slow
-@settings(max_examples=900, deadline=None, suppress_health_check=QUIET)
-@SCHEDULED
-def test_many_schedules_train_bit_for_bit(drawn: Any, level: str, asked: str, seed: int) -> None:
-    trains_by_any_schedule(drawn, level, asked, seed)
+    symbol, shapes = drawn
+    grad_req = requests(symbol, shapes, asked, seed)
+    work = work_of(symbol, shapes, [n for n, r in grad_req.items() if r != "null"])
+    schedule = LEVELS[level](work, seed)
+    check(work, schedule)
+    trains_alike(symbol, scheduled(symbol, schedule), shapes, seed=seed, grad_req=grad_req)

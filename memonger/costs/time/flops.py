@@ -1,11 +1,10 @@
 """Floating point operations of a forward pass, operator by operator, from parameters and shapes.
 
-What is counted: every multiplication, addition, comparison, division or function (exp, tanh, root)
-of an element is one operation, so a multiply-add is two. Products with zeros of the padding count,
-as in the figures that papers give; the scalars alpha and beta of a matrix product do not. Moving
-data (reshape, transpose, Concat, Embedding, a cast) is free. An operator that is in no table is
-taken to be elementwise: one operation for every element of its outputs; so are those that hold
-Python code or a graph of their own (Custom, control flow), which are never recomputed.
+Every multiplication, addition, comparison, division or function (exp, tanh, root) of an element is
+one operation, so a multiply-add is two. Products with zeros of the padding count, as in the figures
+that papers give; the scalars alpha and beta of a matrix product do not. Moving data is free. An
+operator that is in no table is taken to be elementwise: one operation for every element of its
+outputs.
 
 Layouts, groups and dilation need no attention: a weight's shape tells how many products go into
 one output, whatever the order of the axes (``src/operator/nn/convolution.cc``).
@@ -73,8 +72,7 @@ def _convolution(weight: int, per_sample: int = 0) -> Formula:
 def _correlation(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
     """A window of all channels of one image with one of the other, and the mean."""
     window = int(attrs.get("kernel_size", 1)) ** 2 * ins[0][1]
-    # Multiply and add, or else subtract, absolute value and add.
-    products = 2 if truth(attrs.get("is_multiply", "True")) else 3
+    products = 2 if truth(attrs.get("is_multiply", "True")) else 3  # subtract, absolute, add
     return (products * window + 1) * _size(outs[0])
 
 
@@ -178,23 +176,14 @@ _OF_SEVERAL: dict[str, Formula] = {
 _FORMULAS = {op: formula for ops, formula in _OF_SEVERAL.items() for op in ops.split()}
 
 
-def flops(op: str, attrs: Attrs, inputs: Shapes, outputs: Shapes) -> int:
-    """Count the floating point operations of one operator's forward pass; a multiply-add is two.
-
-    ``op`` is the name that nnvm knows it by, ``attrs`` are its parameters as the symbol's JSON has
-    them, and ``outputs`` the shapes of those outputs that ``list_outputs`` shows.
-
-    >>> flops("FullyConnected", {"num_hidden": "10"}, [(32, 784), (10, 784), (10,)], [(32, 10)])
-    502080
-    """
-    return _FORMULAS.get(op, _per_output(1))(attrs, inputs, outputs)
-
-
 def forward_flops(graph: ForwardGraph) -> np.ndarray:
-    """Count the operations of the forward pass of each node of a graph, int64."""
+    """Count the operations of the forward pass of each node of a graph, int64.
+
+    The outputs that count are those that ``list_outputs`` shows.
+    """
     counts = np.zeros(len(graph.nodes), dtype=np.int64)
     for i in graph.operators:
-        node, shown = graph.nodes[i], graph.shown(i)
+        node, shown = graph.nodes[i], [tensor.shape for tensor in graph.shown(i)]
         inputs = [graph.tensors[a][b].shape for a, b in node.inputs]
-        counts[i] = flops(node.op, node.attrs, inputs, [tensor.shape for tensor in shown])
+        counts[i] = _FORMULAS.get(node.op, _per_output(1))(node.attrs, inputs, shown)
     return counts

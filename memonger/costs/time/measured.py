@@ -1,48 +1,35 @@
 """The time of a training step on a device, operator by operator: predicted or measured.
 
-Predicted: by a roofline (``roofline``). Its three rates are measured once on a device, and so is
-how much longer the classes of operators take (``classes``).
+Predicted: by a roofline (Williams et al. 2009, "Roofline: an insightful visual performance model").
+An operator takes as long as its arithmetic or as moving what it reads and writes, whichever takes
+longer, and the time of a call besides. The three rates are measured once on a device, and so is how
+much longer the classes of operators take (``classes``).
 
 Measured: each distinct operator (its parameters, shapes and types) is bound alone, warmed, and run
-some times, forward and with its gradient; the median counts.
+some times, forward and with its gradient.
 
 Both are kept on disk, by device, MXNet's version, and what else bears on them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import json
 import logging
 import os
 import platform
-import re
-import subprocess
 import time
-from itertools import chain
-from pathlib import Path
-from typing import Any, Callable, ContextManager, Mapping
+from typing import Any, Callable, ContextManager, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from memonger.costs.bind import has_mkldnn
 from memonger.costs.time import classes
 from memonger.costs.time.classes import Example
-from memonger.costs.time.roofline import (
-    EfficiencyFactor,
-    Rates,
-    Times,
-    moved_bytes,
-    predicted,
-    row_flops,
-    views,
-)
-from memonger.graph.forward import ForwardGraph
+from memonger.costs.time.flops import forward_flops
 from memonger.graph.operators.gradients import alone
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import TrainingGraph, training_graph
-from memonger.support.cache import folder, on_disk
+from memonger.support.cache import on_disk
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
 from memonger.support.symbols import load_nodes
@@ -51,13 +38,27 @@ log = logging.getLogger("memonger")
 
 SIDE = 1024  # of the square matrices that are multiplied
 LONG = 2**24  # elements of the array that is copied
-TIMES = 5  # runs, of which the median counts
-QUICKER = 0.98  # a time that is shorter by more than the clock's noise
+ROUNDS = 7  # of which the least time counts
 FACTORS = (0.5, 20.0)  # the least and the most that is believed
-MATTERS = 1e-4  # of the FLOPs and bytes of the forward pass: an operator with less is predicted
-
-
 Run = Callable[[], Any]  # begins something and gives an array that is ready when it is done
+#: How many times as long as by the roofline operators take, and their gradients.
+Factor = Tuple[float, float]
+
+
+class Rates(NamedTuple):
+    """What a device can do."""
+
+    flops: float  # floating point operations a second, in a large matrix product
+    nbytes: float  # bytes read and written a second, in a large sum of two arrays
+    call: float  # seconds that an operator takes that does nothing
+
+
+class Times(NamedTuple):
+    """Seconds that the rows of a training graph take."""
+
+    forward: np.ndarray  # of each forward node; it takes as long again when it is recomputed
+    gradient: np.ndarray  # of the gradient of each, as far as it is computed
+    step: float  # of a training step without a plan
 
 
 def times_of(training: TrainingGraph, ctx: Any, measure: bool = False) -> Times:
@@ -68,6 +69,61 @@ def times_of(training: TrainingGraph, ctx: Any, measure: bool = False) -> Times:
 
 
 # ---------------------------------------------------------------- predicted
+
+
+def predicted(
+    training: TrainingGraph, rates: Rates, factors: Mapping[int, Factor] | None = None
+) -> Times:
+    """Predict the times of a training step; ``factors`` are of forward nodes.
+
+    The gradient of an operator has its FLOPs for each of the inputs that it has a gradient for, two
+    at the most. What its nodes read and write is moved; what only changes a shape moves nothing.
+    """
+    t, n = training.tables, training.tables.forward
+    rows = np.maximum(row_flops(training) / rates.flops, moved_bytes(training) / rates.nbytes)
+    rows += rates.call
+    longer = np.ones((n + 1, 2))  # the last is that of rows without an owner
+    for i, factor in (factors or {}).items():
+        longer[i] = factor
+    rows *= np.concatenate([longer[:n, 0], longer[:n, 0], longer[training.owners, 1]])
+    rows[views(training)] = 0
+    run = np.unique(t.walk_row[t.walk_row >= 2 * n])
+    owned = run[training.owners[run - 2 * n] >= 0]
+    gradient = np.bincount(training.owners[owned - 2 * n], rows[owned], minlength=n)
+    step = float(rows[t.first].sum() + rows[run].sum())
+    return Times(rows[n : 2 * n].copy(), gradient, step)
+
+
+def row_flops(training: TrainingGraph) -> np.ndarray:
+    """Count the FLOPs of each row of a training graph."""
+    n, owners = training.tables.forward, training.owners
+    forward = forward_flops(training.graph).astype(np.float64)
+    inputs = [min(2, max(1, len(facts.passes))) for facts in training.facts]
+    rows = np.bincount(owners[owners >= 0], minlength=n)  # of each operator's gradient
+    each = forward * inputs / np.maximum(rows, 1)
+    return np.concatenate([forward, forward, np.where(owners >= 0, each[owners], 0)])
+
+
+def moved_bytes(training: TrainingGraph) -> np.ndarray:
+    """Count the bytes that each row of a training graph reads and writes; each tensor once."""
+    t, rows = training.tables, np.arange(len(training.ops))
+    sizes = (t.elements * t.itemsize).astype(np.float64)
+    reader, maker = np.repeat(rows, np.diff(t.read_start)), np.repeat(rows, np.diff(t.output_start))
+    pairs = np.stack([reader, t.output_start[t.read_row] + t.read_output], axis=1)
+    reader, read = np.unique(pairs[~t.read_ignored], axis=0).T
+    moved = np.bincount(reader, sizes[read], len(rows)) + np.bincount(maker, sizes, len(rows))
+    moved[t.variable] = 0
+    return moved
+
+
+def views(training: TrainingGraph) -> np.ndarray:
+    """Tell which rows take no time: variables, and what may hand on its input as it is."""
+    t = training.tables
+    # What makes a gradient adds it in place (src/executor/inplace_addto_detect_pass.cc).
+    free = t.variable | (np.array(training.ops) == "_grad_add")
+    row = np.repeat(np.arange(len(free)), np.diff(t.inplace_start))
+    free[row[t.inplace_identity]] = True
+    return free
 
 
 def rates_of(ctx: Any) -> Rates:
@@ -108,79 +164,56 @@ def _seconds(run: Run) -> float:
 
 
 def _quickest(*runs: Run) -> list[float]:
-    """Measure seconds by turns until none was shorter for some time, to compare them."""
-    best, since = np.array([_seconds(run) for run in runs]), 0
-    while since < TIMES:
-        seconds = np.array([_seconds(run) for run in runs])
-        since = 0 if (seconds < QUICKER * best).any() else since + 1
-        best = np.minimum(best, seconds)
-    return best.tolist()
+    """Measure the least seconds of each, by turns, to compare them."""
+    return np.min([[_seconds(run) for run in runs] for _ in range(ROUNDS)], axis=0).tolist()
 
 
-_paces: dict[tuple[Path, str, Example], EfficiencyFactor | None] = {}
-
-
-def paces_of(training: TrainingGraph, ctx: Any) -> dict[int, EfficiencyFactor]:
+def paces_of(training: TrainingGraph, ctx: Any) -> dict[int, Factor]:
     """Look up, or measure first, how much longer than by the roofline forward nodes take."""
-    where = folder(), device_name(ctx)
-    examples = {i: classes.example_of(training.graph, i) for i in training.graph.operators}
-    new = {e for e in examples.values() if e is not None and (*where, e) not in _paces}
-    if new:
-        with _kept("kinds", ctx) as kept:
-            rates = None
-            for example in sorted(new):
-                key = json.dumps(example)
-                if key not in kept:
-                    # Not the rates that are kept: what else runs just then slows both down.
-                    rates = rates or _measure_rates(ctx)
-                    kept[key] = _measure_pace(example, rates, ctx)
-                found = kept[key]
-                _paces[(*where, example)] = None if found is None else EfficiencyFactor(*found)
-    factors = {i: _paces[(*where, e)] for i, e in examples.items() if e is not None}
-    return {i: factor for i, factor in factors.items() if factor is not None}
+    graph, rates, factors = training.graph, None, {}
+    with _kept("kinds", ctx) as kept:
+        for i in graph.operators:
+            example = classes.example_of(graph, i)
+            key = json.dumps(example)
+            if example and key not in kept:
+                # Not the rates that are kept: what else runs just then slows both down.
+                rates = rates or _measure_rates(ctx)
+                kept[key] = _measure_pace(example, rates, ctx)
+            if example and kept[key]:
+                factors[i] = tuple(kept[key])
+    return factors
 
 
-def _measure_pace(example: Example, rates: Rates, ctx: Any) -> EfficiencyFactor | None:
+def _measure_pace(example: Example, rates: Rates, ctx: Any) -> Factor | None:
     """Measure the factor of a class; None: its example cannot be run."""
-    try:
-        graph = classes.graph_of(example)
-        training = training_graph(graph)
-        symbols = classes.symbols_of(example)
-    except (MemongerError, mx.MXNetError):
-        return None
-    (i,) = graph.operators
-    times = predicted(training, rates)
-    expected = np.array([times.forward[i], times.gradient[i]])
-    if not expected[0]:
-        return None
     known = {f"x{k}": Tensor(shape, "float32") for k, shape in enumerate(example.shapes)}
     known["data"] = Tensor(classes.IMAGES, "float32")
-    # Of both signs, for kernels that branch have it easy where all go one way.
-    runs = [_runs(symbol, known, ctx, -0.9) for symbol in symbols]
-    if None in runs:
+    try:
+        graph = classes.graph_of(example)
+        (i,), times = graph.operators, predicted(training_graph(graph), rates)
+        if not times.forward[i]:
+            return None
+        seconds = _quickest_steps(classes.symbols_of(example), known, ctx)
+    except (MemongerError, RuntimeError):  # MXNet's error is one
         return None
-    seconds = np.reshape(_quickest(*chain(*filter(None, runs))), (-1, 2))
     forward, both = seconds[-1] - (seconds[0] if example.behind else 0.0)
-    taken = np.array([forward, both - forward])
-    forward, gradient = np.clip(taken / np.maximum(expected, 1e-9), *FACTORS)
-    return EfficiencyFactor(float(forward), float(gradient) if expected[1] else 1.0)
+    expected = np.maximum([times.forward[i], times.gradient[i]], 1e-9)
+    factor = np.clip([forward, both - forward] / expected, *FACTORS).tolist()
+    return factor[0], factor[1] if times.gradient[i] else 1.0
 
 
 # ---------------------------------------------------------------- measured
 
 
 def measured(training: TrainingGraph, ctx: Any) -> Times:
-    """Measure the operators that matter and can be bound alone, and predict the others."""
+    """Measure the operators that can be bound alone, and predict the others."""
     factors = paces_of(training, ctx)
     base = predicted(training, rates_of(ctx), factors)
-    graph, n = training.graph, training.tables.forward
-    work, moved = row_flops(training)[:n], moved_bytes(training)[:n]
-    matters = (work > MATTERS * work.sum()) | (moved > MATTERS * moved.sum())
-    matters &= ~views(training)[:n] & np.isin(np.arange(n), training.tables.first)
-    blocks = has_mkldnn(ctx)
-    forward, gradient, change = base.forward.copy(), base.gradient.copy(), 0.0
+    graph, n, blocks = training.graph, training.tables.forward, has_mkldnn(ctx)
+    runs = ~views(training)[:n] & np.isin(np.arange(n), training.tables.first)
+    forward, gradient = base.forward.copy(), base.gradient.copy()
     with _kept("operators", ctx) as kept:
-        for i in filter(matters.__getitem__, graph.operators):
+        for i in filter(runs.__getitem__, graph.operators):
             example = classes.example_of(graph, i) if i in factors else None
             # Alone they would get other layouts than in the network, and their constants gradients.
             if example and (blocks and example.behind or classes.ONE in example.shapes):
@@ -188,67 +221,57 @@ def measured(training: TrainingGraph, ctx: Any) -> Times:
             node, tensors = graph.nodes[i], [graph.tensors[a][b] for a, b in graph.nodes[i].inputs]
             key = json.dumps([node.op, sorted(node.attrs.items()), tensors])
             if key not in kept:
-                kept[key] = _measure(graph, i, ctx)
-            if kept[key] is not None:
-                own_forward, both = kept[key]
-                own_gradient = max(0.0, both - own_forward) if gradient[i] else 0.0
-                change += own_forward + own_gradient - forward[i] - gradient[i]
-                forward[i], gradient[i] = own_forward, own_gradient
-    return Times(forward, gradient, base.step + change)
+                known = {f"x{k}": tensor for k, tensor in enumerate(tensors)}
+                try:
+                    symbol = load_nodes(*alone(node.op, node.attrs, len(tensors)))
+                    kept[key] = _quickest_steps([symbol], known, ctx)[0].tolist()
+                except RuntimeError:  # it cannot be bound alone; MXNet's error is one
+                    kept[key] = None
+            if kept[key]:
+                forward[i], both = kept[key]
+                gradient[i] = max(0.0, both - forward[i]) if gradient[i] else 0.0
+    change = forward - base.forward + gradient - base.gradient
+    return Times(forward, gradient, base.step + float(change.sum()))
 
 
-def _measure(graph: ForwardGraph, i: int, ctx: Any) -> tuple[float, float] | None:
-    """Seconds of an operator alone: forward, and forward with its gradient; None: it cannot be."""
-    node = graph.nodes[i]
-    tensors = [graph.tensors[a][b] for a, b in node.inputs]
-    try:
-        symbol = load_nodes(*alone(node.op, node.attrs, len(tensors)))
-    except mx.MXNetError:
-        return None
-    runs = _runs(symbol, {f"x{k}": tensor for k, tensor in enumerate(tensors)}, ctx)
-    if runs is None:
-        return None
-    forward, both = (float(np.median([_seconds(run) for _ in range(TIMES)])) for run in runs)
-    return forward, both
+def _quickest_steps(symbols: Sequence[Any], known: Mapping[str, Tensor], ctx: Any) -> np.ndarray:
+    """Measure the seconds of each symbol, forward and forward with its gradients."""
+    return np.reshape(_quickest(*(run for s in symbols for run in _runs(s, known, ctx))), (-1, 2))
 
 
-def _runs(
-    symbol: Any, known: Mapping[str, Tensor], ctx: Any, least: float = 0.1
-) -> tuple[Run, Run] | None:
-    """Make what runs a symbol forward, and forward with its gradients; None: it cannot be run.
+def _runs(symbol: Any, known: Mapping[str, Tensor], ctx: Any) -> tuple[Run, Run]:
+    """Make what runs a symbol forward, and forward with its gradients.
 
-    Its inputs, of which some are known, are random numbers from ``least`` to 0.9; indices are 0.
+    Its inputs, of which some are known, are random numbers of both signs, for kernels that branch
+    have it easy where all go one way; indices are 0.
     """
     inputs = {n: known[n] for n in symbol.list_inputs() if n in known}
     indices = {n for n, tensor in inputs.items() if not tensor.dtype.startswith("float")}
     names = symbol.list_arguments()
-    try:
-        executor = symbol.simple_bind(
-            ctx,
-            {n: "null" if n in indices else "write" for n in names},
-            {n: tensor.dtype for n, tensor in inputs.items()},
-            **{n: tensor.shape for n, tensor in inputs.items()},
-        )
-        for name, array in (*executor.arg_dict.items(), *executor.aux_dict.items()):
-            if name not in indices:
-                values = mx.nd.random.uniform(least, 0.9, array.shape, ctx=ctx)
-                values.astype(array.dtype).copyto(array)
-        heads = [mx.nd.ones_like(output) for output in executor.outputs]
-        trained = [name for name in names if name not in indices]
+    trained = [name for name in names if name not in indices]
+    executor = symbol.simple_bind(
+        ctx,
+        {n: "write" if n in trained else "null" for n in names},
+        {n: tensor.dtype for n, tensor in inputs.items()},
+        **{n: tensor.shape for n, tensor in inputs.items()},
+    )
+    for name, array in (*executor.arg_dict.items(), *executor.aux_dict.items()):
+        if name not in indices:
+            values = mx.nd.random.uniform(-0.9, 0.9, array.shape, ctx=ctx)
+            values.astype(array.dtype).copyto(array)
+    heads = [mx.nd.ones_like(output) for output in executor.outputs]
 
-        def forward() -> Any:
-            return executor.forward(is_train=True)[0]
+    def forward() -> Any:
+        return executor.forward(is_train=True)[0]
 
-        def both() -> Any:
-            executor.forward(is_train=True)
-            executor.backward(heads)
-            return executor.grad_dict[trained[-1]]
+    def both() -> Any:
+        executor.forward(is_train=True)
+        executor.backward(heads)
+        return executor.grad_dict[trained[-1]]
 
-        whole = both if trained else forward
-        whole().wait_to_read()
-        return forward, whole
-    except RuntimeError:  # MXNet's error is one
-        return None
+    whole = both if trained else forward
+    whole().wait_to_read()
+    return forward, whole
 
 
 # ---------------------------------------------------------------- on disk
@@ -259,26 +282,10 @@ def _kept(what: str, ctx: Any) -> ContextManager[dict[str, Any]]:
     return on_disk(what, {"device": device_name(ctx), "mxnet": mx.__version__})
 
 
-@functools.lru_cache(maxsize=None)
 def device_name(ctx: Any) -> str:
     """Name the hardware behind a device, and what bears on its speed."""
     if ctx.device_type == "gpu":
-        return _gpu_name(ctx.device_id)
+        nbytes = mx.context.gpu_memory_info(ctx.device_id)[1]
+        return f"GPU {ctx.device_id} of {platform.node()}, {nbytes} bytes"
     threads = os.environ.get("OMP_NUM_THREADS") or str(os.cpu_count())
-    return f"{_cpu_name()}, {threads} threads"
-
-
-def _cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        found = re.search(r"^model name\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.M)
-        if found is not None:
-            return found.group(1).strip()
-    return platform.processor() or platform.machine()
-
-
-def _gpu_name(number: int) -> str:
-    asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", f"--id={number}"]
-    try:
-        return subprocess.check_output(asked, timeout=10).decode().strip()
-    except (OSError, subprocess.SubprocessError):
-        return f"a GPU of {mx.context.gpu_memory_info(number)[1]} bytes"
+    return f"CPU of {platform.node()}, {threads} threads"
