@@ -66,12 +66,11 @@ class CheckReport(NamedTuple):
     def __str__(self) -> str:
         if self:
             return f"equal: {self.compared} arrays in {self.steps} steps, bit for bit"
-        lines = []
-        for first in self.differences[:1]:
-            lines.append(
-                f"{len(self.differences)} of {self.compared} arrays differ, first {first.kind} "
-                f"{first.name!r} in step {first.step} (by {first.largest:g})"
-            )
+        lines = [
+            f"{len(self.differences)} of {self.compared} arrays differ, first {first.kind} "
+            f"{first.name!r} in step {first.step} (by {first.largest:g})"
+            for first in self.differences[:1]
+        ]
         if not self.repeatable:
             said = "the original differs from itself too when run twice"
             lines.append(said + ": set OMP_NUM_THREADS=1 before MXNet is imported")
@@ -195,14 +194,17 @@ def _train(
 ) -> _Computed:
     """Train some steps, and return what each leaves: outputs, gradients, auxiliary states."""
     sparse = {graph.nodes[i].name for i in sparse_gradients(graph)}
+
+    def zeros(name: str) -> Any:
+        return mx.nd.zeros(start[name].shape, ctx, start[name].dtype)
+
     try:
         arrays = {n: mx.nd.array(value, ctx, value.dtype) for n, value in start.items()}
         args = {graph.nodes[i].name: arrays[graph.nodes[i].name] for i in graph.arguments}
         aux = {n: a for n, a in arrays.items() if n not in args}
-        wanted = {n: args[n] for n in args if requests[n] != "null"}
-        momentum = {n: mx.nd.zeros(a.shape, ctx, a.dtype) for n, a in wanted.items()}
-        grads = {n: mx.nd.zeros(a.shape, ctx, a.dtype) for n, a in wanted.items()}
-        grads = {n: g.tostype("row_sparse") if n in sparse else g for n, g in grads.items()}
+        wanted = [n for n in args if requests[n] != "null"]
+        momentum, grads = ({n: zeros(n) for n in wanted} for _ in range(2))
+        grads.update({n: grads[n].tostype("row_sparse") for n in wanted if n in sparse})
         executor = net.bind(ctx, args, grads, requests, aux)
         random = np.random.RandomState(seed)
         values = [(random.uniform(-1, 1, out.shape), out.dtype) for out in executor.outputs]

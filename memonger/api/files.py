@@ -46,10 +46,13 @@ def write(file: Any, planned: Any) -> None:
         "ctx": request.ctx and [request.ctx.device_type, request.ctx.device_id],
         "until": request.until,
     }
-    plan: dict[str, Any] = {"request": asked, "figures": figures(planned)}
-    plan["schedule"] = None if schedule is None else schedule.events
-    plan["settings"] = mxnet_variables()
-    text = json.dumps(plan, sort_keys=True, default=_plain)
+    plan = {
+        "request": asked,
+        "figures": figures(planned),
+        "schedule": schedule and schedule.events,
+        "settings": mxnet_variables(),
+    }
+    text = json.dumps(plan, sort_keys=True, default=lambda value: value.tolist())  # NumPy's
     whole = {KIND: FORMAT, "sha256": _checksum(text), "plan": json.loads(text)}
     files.write(file, json.dumps(whole).encode())
 
@@ -72,7 +75,7 @@ def read(file: Any, net: Any, shapes: Any, input_shapes: Mapping[str, Any]) -> d
     elif shapes is not None or input_shapes:
         raise MemongerError("load_plan: shapes are checked with the network; give it as well")
     here = mxnet_variables()
-    others = sorted({name for name, _ in set(here.items()) ^ set(whole["settings"].items())})
+    others = sorted({name for name, _ in here.items() ^ whole["settings"].items()})
     if others:
         said = "the plan of %r was made with other settings of %s: here it may take other memory"
         log.warning(said, file, ", ".join(others))
@@ -109,14 +112,14 @@ def _compare(
     named = f"the plan {file!r} is of another network: "
     bare = marks.clear(marks.unplan(without_old_types(net, known)))
     here, there = structure(bare), structure(request.symbol)
+    for k, (one, other) in enumerate(zip(here["nodes"], there["nodes"])):
+        if one != other:
+            ours, theirs = (json.dumps(node, sort_keys=True) for node in (one, other))
+            raise MemongerError(named + f"node {k} is {ours} here, and {theirs} there")
     if here != there:
-        ours, theirs = ([json.dumps(n, sort_keys=True) for n in g["nodes"]] for g in (here, there))
-        for k, (one, other) in enumerate(zip(ours, theirs)):
-            if one != other:
-                raise MemongerError(named + f"node {k} is {one} here, and {other} there")
-        count = f"{len(ours)} nodes here, and {len(theirs)} there"
+        count = f"{len(here['nodes'])} nodes here, and {len(there['nodes'])} there"
         raise MemongerError(f"{named}it has {count}, or other outputs")
-    pairs: Any = (("shape", spec.shapes, known.shapes), ("type", spec.types, known.types))
+    pairs: Any = zip(("shape", "type"), spec, known)
     for what, given, planned in pairs:
         for name, value in given.items():
             if planned.get(name, value) != value:
@@ -129,10 +132,3 @@ def _compare(
 def _checksum(text: str) -> str:
     """Return the SHA-256 of a text."""
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _plain(value: Any) -> Any:
-    """Give NumPy's numbers and arrays as JSON has them."""
-    if isinstance(value, (np.generic, np.ndarray)):
-        return value.tolist()
-    raise TypeError(f"a plan holds {value!r}, which no file can")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memonger.api import files, plot
@@ -13,9 +13,8 @@ from memonger.costs.time import measured as timing
 from memonger.graph.forward import copy_names
 from memonger.schedules.schedule import Schedule
 from memonger.solve.memory import Memory, predict
-from memonger.solve.request import Options, Request
+from memonger.solve.request import Request
 from memonger.solve.solution import Solution
-from memonger.solve.ways import Marks
 from memonger.support.errors import in_words
 from memonger.support.symbols import read
 
@@ -39,15 +38,15 @@ class Plan:
         arrays of their own, and this is 0. A pool takes ``pool_bytes + gradient_bytes``.
     peak_bytes : int
         The most bytes of activations, and of gradients on their way, that are alive at once. The
-        pool is larger by what MXNet's planner leaves unused. That of a schedule can be less, for
+        pool is larger by what MXNet's planner leaves unused; that of a schedule can be less, for
         activations may lie where a gradient of ``gradient_bytes`` will be.
     device_bytes, unplanned_device_bytes : int
         What MXNet asks the device for (a GPU, where none was given): the pool, inputs, parameters,
         the gradients that ``grad_req`` asks for, auxiliary states, ``held_bytes`` and
         ``temporary_bytes``, each rounded as MXNet rounds it. Not in it: the state of an optimiser,
-        cuDNN's workspaces and what CUDA takes for itself; and pointwise fusion, unless the plan is
-        for a GPU (``ctx``). It is on by default there (``MXNET_USE_FUSION``), and makes the
-        ``copies`` of a plan for any device take memory of their own (ResNet-50 v1: 9 % more).
+        cuDNN's workspaces, what CUDA takes for itself; and pointwise fusion (``MXNET_USE_FUSION``,
+        on by default on a GPU) unless the plan is for a GPU (``ctx``): it makes the ``copies`` of a
+        plan for any device take memory of their own (ResNet-50 v1: 9 % more).
     held_bytes, unplanned_held_bytes : int
         What operators hold beside the pool for the life of the executor: the reserve spaces of
         ``RNN``, which no plan changes; on the CPU plain copies of what MKLDNN has laid out in
@@ -83,8 +82,7 @@ class Plan:
         What was asked for: the network without a plan, its shapes, its gradients.
     time_overhead : float or None
         The time that the plan is predicted to add to a training step, as a share of the step's
-        without a plan; None where the search did not look at time. The field has its old name,
-        ``added_time``.
+        without a plan; None where the search did not look at time. Old name: ``added_time``.
     schedule : Schedule or None
         What a training step runs, in which order; None where that is left to MXNet.
     """
@@ -127,46 +125,49 @@ class Plan:
 
     def __str__(self) -> str:
         inside, alive = self.gradient_bytes, in_words(self.peak_bytes)
-        before = f"{in_words(self.unplanned_bytes + inside)} without a plan"
-        after = f"of which {alive} are alive at once"
-        if inside:
-            before += f": a pool of {in_words(self.unplanned_bytes)}, and {in_words(inside)} of "
-            before += "gradients of parameters"
-            after = f"these gradients in it; {alive} of results are alive at once"
-        saved = self.unplanned_bytes - self.pool_bytes
-        share = 100 * saved / max(1, self.unplanned_bytes + inside)
+        whole, saved = self.unplanned_bytes + inside, self.unplanned_bytes - self.pool_bytes
         gpu = self.request.ctx is None or self.request.ctx.device_type == "gpu"
-        held = f"{in_words(self.held_bytes)} of it are held by operators, "
-        held += f"{in_words(self.unplanned_held_bytes)} without a plan"
-        shared = (
-            f"{in_words(self.temporary_bytes)} of it are temporary space, which operators share"
-        )
-        work = f"{100 * self.recomputed_flops:.0f} % of the forward pass is recomputed"
-        if self.added_time is not None:
-            work += f"; {100 * self.added_time:.1f} % of the time of a step is added, as predicted"
         operators = len(self.kept) + len(self.recomputed)
         times = "once each" if self.schedule is None else "as often as the schedule says"
-        results = f", and the results of {len(self.copies)} recomputed ones"
-        exact = "replayed to the byte" if self.exact else "bound, in whole MB"
         lines = {
-            "before": before,
-            "after": f"{in_words(self.pool_bytes + inside)}, {after}",
-            "saved": f"{in_words(saved)}, {share:.0f} %",
-            "floor": f"{in_words(self.floor_bytes)} must be alive at once under any plan"
-            + (self.floor and f", in {self.floor}"),
+            "before": f"{in_words(whole)} without a plan",
+            "after": f"{in_words(self.pool_bytes + inside)}, ",
+            "saved": f"{in_words(saved)}, {100 * saved / max(1, whole):.0f} %",
+            "floor": f"{in_words(self.floor_bytes)} must be alive at once under any plan",
             "device": f"{in_words(self.device_bytes)} of {'a GPU' if gpu else 'the CPU'}, "
             f"{in_words(self.unplanned_device_bytes)} without a plan: that, parameters, gradients "
-            "and inputs" + (gpu and ", in MXNet's blocks" or ""),
-            "held": held if self.held_bytes or self.unplanned_held_bytes else "",
-            "shared": shared if self.temporary_bytes else "",
-            "work": work,
+            "and inputs" + (", in MXNet's blocks" if gpu else ""),
+            "held": f"{in_words(self.held_bytes)} of it are held by operators, "
+            f"{in_words(self.unplanned_held_bytes)} without a plan",
+            "shared": f"{in_words(self.temporary_bytes)} of it are temporary space, which operators"
+            " share",
+            "work": f"{100 * self.recomputed_flops:.0f} % of the forward pass is recomputed",
             "slowest": self.slowest or "nothing is recomputed",
             "recomputed": f"{len(self.recomputed)} of {operators} operators, {times}",
-            "kept": f"{len(self.kept)} operators" + (results if self.copies else ""),
-            "plan": f"{self.planner}, memory {exact}"
-            + ("; the search was interrupted" if self.interrupted else ""),
+            "kept": f"{len(self.kept)} operators",
+            "plan": f"{self.planner}, memory "
+            + ("replayed to the byte" if self.exact else "bound, in whole MB"),
         }
-        return "\n".join(f"{name:10} {text}" for name, text in lines.items() if text)
+        if inside:
+            lines["before"] += f": a pool of {in_words(self.unplanned_bytes)}, and "
+            lines["before"] += f"{in_words(inside)} of gradients of parameters"
+            lines["after"] += f"these gradients in it; {alive} of results are alive at once"
+        else:
+            lines["after"] += f"of which {alive} are alive at once"
+        if self.floor:
+            lines["floor"] += f", in {self.floor}"
+        if not self.held_bytes and not self.unplanned_held_bytes:
+            del lines["held"]
+        if not self.temporary_bytes:
+            del lines["shared"]
+        if self.added_time is not None:
+            share = f"{100 * self.added_time:.1f} %"
+            lines["work"] += f"; {share} of the time of a step is added, as predicted"
+        if self.copies:
+            lines["kept"] += f", and the results of {len(self.copies)} recomputed ones"
+        if self.interrupted:
+            lines["plan"] += "; the search was interrupted"
+        return "\n".join(f"{name:10} {text}" for name, text in lines.items())
 
     def explain(self) -> PlanExplanation:
         """Tell of each tensor of the forward pass whether it is kept, and why.
@@ -177,16 +178,14 @@ class Plan:
             Printed it is a table.
         """
         original, budgeted = self.planner == "chen2016", self.added_time is not None
-        way = Marks(self.request, Options())
-        return explain_choices(way, self._memory(self.symbol), original, budgeted)
+        return explain_choices(self._memory, self.request.until, original, budgeted)
 
     @documented
     def plot(self, file: Any) -> None:
         """Draw memory over the training step, without the plan and with it."""
-        before, after = self._memory(self.request.symbol), self._memory(self.symbol)
         panels = {
-            f"without a plan: a pool of {in_words(self.unplanned_bytes)}": before,
-            f"with the plan: a pool of {in_words(self.pool_bytes)}": after,
+            f"without a plan: a pool of {in_words(self.unplanned_bytes)}": predict(self.request),
+            f"with the plan: a pool of {in_words(self.pool_bytes)}": self._memory,
         }
         plot.plot_memory(file, panels)
 
@@ -205,7 +204,7 @@ class Plan:
         """
         if self.added_time is not None:
             return self.added_time
-        memory = self._memory(self.symbol)
+        memory = self._memory
         times = timing.times_of(memory.training, self.request.device, measure)
         return float(times.forward[memory.recomputed].sum() / times.step)
 
@@ -227,10 +226,10 @@ class Plan:
         """
         files.write(file, self)
 
-    def _memory(self, symbol: Any) -> Memory:
-        """Predict what a training step of a symbol takes."""
-        request = self.request
-        return predict(symbol, request.spec, request.grad_req, request.device)
+    @property
+    def _memory(self) -> Memory:
+        """What a training step of the planned symbol takes, predicted."""
+        return predict(replace(self.request, symbol=self.symbol))
 
 
 @documented
@@ -270,24 +269,16 @@ def plan_of(request: Request, planned: Any, solution: Solution) -> Plan:
     """Make the Plan of a planned symbol, with the names of its operators."""
     nodes = read(request.symbol)["nodes"]
     names = [node["name"] for node in nodes]
-    found, floor = solution.plan, solution.floor
-    operators = [(n["name"], r) for n, r in zip(nodes, found.recomputed) if n["op"] != "null"]
-    chosen, slowest = nodes[floor.operator], ""
-    if solution.slowest is not None:
-        first, last, count, flops = solution.slowest
-        slowest = (
-            f"{names[first]!r} to {names[last]!r}: {count} operators, {100 * flops:.0f} % of the "
-            "forward pass, are recomputed together"
-        )
+    masked = zip(nodes, solution.plan.recomputed)
+    operators = [(n["name"], again) for n, again in masked if n["op"] != "null"]
+    facts = {**solution.facts, "candidates": dict(solution.facts["candidates"])}
+    for key, (text, of) in solution.texts.items():
+        facts[key] = text.format(*(names[i] for i in of))
     return Plan(
         symbol=planned,
-        floor_bytes=floor.nbytes,
-        floor=floor.sets(chosen["name"], chosen["op"], len(nodes)) if floor.row >= 0 else "",
-        slowest=slowest,
         request=request,
         kept=tuple(name for name, again in operators if not again),
         recomputed=tuple(name for name, again in operators if again),
-        copies=tuple(itertools.chain(*copy_names(names, found.copies).values())),
-        schedule=found.schedule,
-        **{**solution.facts, "candidates": dict(solution.facts["candidates"])},
+        copies=tuple(itertools.chain(*copy_names(names, solution.plan.copies).values())),
+        **facts,
     )

@@ -19,7 +19,7 @@ from memonger.graph.read import forward_graph
 from memonger.planners.marks import chen2016
 from memonger.solve import request as requests
 from memonger.solve.memory import measure as measured
-from memonger.solve.request import EITHER, WAYS, Options, Request
+from memonger.solve.request import EITHER, WAYS, Options, Request, read_call, read_request
 from memonger.solve.solution import BARE, Solution, solve
 from memonger.solve.ways import Marks, way_of
 from memonger.support.cache import Latest
@@ -127,7 +127,7 @@ def _plan(given: Mapping[str, Any]) -> Plan:
     options = requests.read_options(given)
     if options.how == EITHER and options.budget is None:
         raise MemongerError("how='auto' is for a budget; give a budget, or choose one of the ways")
-    request = requests.read_request(given)
+    request = read_request(given)
     return _faster(request, options) if options.how == EITHER else _planned(request, options)
 
 
@@ -141,7 +141,7 @@ def _planned(request: Request, options: Options) -> Plan:
             _solutions.put(key, solution)
     else:
         log.info("this network was planned before; its plan is used again")
-        symbol = solution.carry_out(request.symbol)
+        symbol = solution.plan.carry_out(request.symbol)
     for warning in solution.warnings:
         log.warning(warning)
     return plan_of(request, symbol, solution)
@@ -156,6 +156,7 @@ def _faster(request: Request, options: Options) -> Plan:
         try:
             requests.check_work(how, options.work)
             plans.append(_planned(request, dataclasses.replace(options, how=how)))
+            interrupted = plans[-1].interrupted
         except MemongerError as error:  # no schedule of this network, or no plan that fits
             log.info("how='auto': no plan by how=%r: %s", how, error)
             refused.append(error)
@@ -164,14 +165,12 @@ def _faster(request: Request, options: Options) -> Plan:
                 raise
             log.warning("interrupted: this is the fastest plan that fits of those found so far")
             interrupted = True
-            break
-        if plans and (plans[-1].interrupted or not plans[-1].added_time):  # none can be faster
+        if interrupted or plans and not plans[-1].added_time:  # none can be faster
             break
     if not plans:
         short = [error for error in refused if isinstance(error, BudgetError)]
         raise min(short, key=lambda error: error.least_bytes) if short else refused[0]
     best = min(plans, key=lambda plan: plan.added_time or 0.0)
-    interrupted = interrupted or any(plan.interrupted for plan in plans)
     return dataclasses.replace(best, interrupted=interrupted)
 
 
@@ -209,7 +208,7 @@ def make_mirror_plan(
     >>> info = {}
     >>> planned = memonger.make_mirror_plan(net, 576, info, data=(32, 3, 224, 224))
     """
-    way = Marks(requests.read_request(locals()), Options(rules=rules))
+    way = Marks(read_request(locals()), Options(rules=rules))
     threshold = check_count("threshold", threshold, 0)
     found = chen2016.mirror_plan(way.graph, way.stages, threshold)
     if plan_info is not None:
@@ -218,8 +217,9 @@ def make_mirror_plan(
     if not rules:
         log.warning(BARE)
         return marks.apply(way.request.symbol, bare)
-    mask, cost = way.rules.apply(bare), way.cost
-    log.info("cost=%d MB before the rules, %d MB with them", cost(bare) // MB, cost(mask) // MB)
+    mask = way.rules.apply(bare)
+    costs = [way.cost(each) // MB for each in (bare, mask)]
+    log.info("cost=%d MB before the rules, %d MB with them", *costs)
     return marks.apply(way.request.symbol, mask, way.rules.native(mask))
 
 
@@ -247,7 +247,7 @@ def get_cost(
     >>> memonger.get_cost(net, data=(32, 3, 224, 224))
     14332
     """
-    call = requests.read_call(locals())
+    call = read_call(locals())
     return planned_mb(bind(sym, forward_graph(sym, call.spec), call.device))
 
 
@@ -278,9 +278,8 @@ def pool_bytes(
     --------
     >>> memonger.pool_bytes(net, type_dict={'data': 'float16'}, data=(32, 3, 224, 224))
     """
-    call = requests.read_call(locals())
-    found = measured(sym, call.spec, call.grad_req, call.device)
+    found = measured(read_call(locals()))
     if not found.exact:
-        why = "; ".join(found.inexact) or f"the replay disagrees with MXNet's {found.bound} MB"
+        why = found.why_inexact
         raise MemongerError(f"the pool is not known to the byte ({why}); get_cost tells it in MB")
     return found.pool_bytes

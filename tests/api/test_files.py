@@ -10,7 +10,6 @@ import random
 import stat
 import subprocess
 import sys
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Callable, Dict
 
@@ -287,49 +286,19 @@ PATIENT = 300  # seconds for one, with what numba compiles
 
 def test_damaged_files(tmp_path: Path) -> None:
     """Every verb says in one line what is wrong: no crash, no trace, no hang, no half a file."""
-    context = multiprocessing.get_context("spawn")
-    numbers = list(range(MUTANTS))
-    wrong: list[str] = []
-    statuses = []
-    trying: dict[Any, tuple[Any, int]] = {}  # pipe: process, the mutant that it tries
-
-    def start() -> None:
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        folder.mkdir()
-        ours, theirs = context.Pipe()
-        process = context.Process(target=mutants.work, args=(theirs, str(folder), MEMORY))
-        process.start()
-        theirs.close()
-        trying[ours] = (process, -1)
-
-    for _ in range(WORKERS):
-        start()
-    while trying:
-        ready: list[Any] = list(wait(list(trying), timeout=PATIENT))
-        if not ready:
-            wrong += [f"a hang: {number}" for _, number in trying.values()]
-        for pipe in ready or list(trying):
-            process, number = trying.pop(pipe)
-            found: Any = None
+    context, statuses, wrong = multiprocessing.get_context("spawn"), [], []
+    with context.Pool(WORKERS, mutants.begin, (str(tmp_path), MEMORY)) as pool:
+        results = pool.imap(mutants.attempt, range(MUTANTS))
+        for number in range(MUTANTS):
             try:
-                found = pipe.recv() if ready else None
-            except EOFError:
-                wrong.append(f"a crash: {number}")
-            if found and found.complaint:
+                found = results.next(PATIENT)
+            except multiprocessing.TimeoutError:
+                pytest.fail(f"a crash or a hang: {number}")
+            statuses.append(found.status)
+            if found.complaint:
                 wrong.append(f"{found.name}: {found.complaint}")
-            if found:
-                statuses.append(found.status)
-            if (found or number < 0) and numbers:
-                trying[pipe] = (process, numbers.pop())
-                pipe.send(trying[pipe][1])
-                continue
-            pipe.close()
-            process.join(5)
-            process.kill()
-            if numbers:
-                start()
     assert not wrong, "\n".join(wrong)
-    assert len(statuses) == MUTANTS and 0.5 * MUTANTS < statuses.count(2) < 0.95 * MUTANTS
+    assert 0.5 * MUTANTS < statuses.count(2) < 0.95 * MUTANTS
 
 
 # -- what is written ---------------------------------------------------------------------------
