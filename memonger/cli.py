@@ -165,7 +165,7 @@ def _check_files(output: str | None, plot: str | None) -> None:
 def _as_data(found: Any) -> Any:
     """Give a named tuple as a dict, and a Plan without its symbol, and those in them too."""
     if isinstance(found, memonger.Plan):
-        from memonger.api.files import figures
+        from memonger.api.plan import figures
 
         return {**figures(found), "schedule": found.schedule and found.schedule.events.tolist()}
     if hasattr(found, "_asdict"):

@@ -137,8 +137,8 @@ def check(
     expected = train(symbol)
     differences = _compare(expected, train(planned))
     repeatable = not differences or not _compare(expected, train(symbol))
-    infinite = {name for (*_, name), value in expected.items() if not np.isfinite(value).all()}
-    not_finite = tuple(n for n in dict.fromkeys(n for *_, n in expected) if n in infinite)
+    infinite = [name for (*_, name), value in expected.items() if not np.isfinite(value).all()]
+    not_finite = tuple(dict.fromkeys(infinite))
     return CheckReport(steps, len(expected), tuple(differences), not_finite, repeatable)
 
 

@@ -85,7 +85,7 @@ RAISES = """MemongerError
 
 
 def documented(function: F) -> F:
-    """Complete the docstring of a public call: shared parameters, in order, and what is raised."""
+    """Complete the docstring of a public call: shared parameters, what is returned and raised."""
     first, *parts = re.split(r"^(\w+)\n-+\n", inspect.cleandoc(function.__doc__ or ""), flags=re.M)
     sections = dict(zip(parts[::2], parts[1::2]))
     told = {**_entries(PARAMETERS), **_entries(sections.pop("Parameters", ""))}
@@ -94,7 +94,9 @@ def documented(function: F) -> F:
     if "MemongerError" not in raises:
         raises = (UNDRAWN if names == ["file"] else RAISES) + raises
     parameters = "".join(told[name] for name in names)
-    whole = {"Parameters": parameters, "Returns": sections.pop("Returns", ""), "Raises": raises}
+    returns = sections.pop("Returns", function.__annotations__["return"])
+    returns = "" if returns == "None" else returns
+    whole = {"Parameters": parameters, "Returns": returns, "Raises": raises}
     function.__doc__ = first.rstrip()
     for title, body in {**whole, **sections}.items():
         if body:

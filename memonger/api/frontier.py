@@ -98,7 +98,7 @@ def frontier(
     points = check_count("points", points, 2)
     options, request = read_options(locals()), read_request(locals())
     plans, interrupted = _candidates(request, options)
-    solutions: list[tuple[Solution, Any]] = []
+    solutions: list[Solution] = []
     try:
         for k in _spread([pool for _, pool, *_ in plans], points):
             solutions.append(solution_of(*plans[k][2:]))
@@ -108,9 +108,9 @@ def frontier(
         interrupted = True
     if interrupted:
         log.warning("interrupted: these are the plans that were found so far")
-    for warning in dict.fromkeys(text for solution, _ in solutions for text in solution.warnings):
+    for warning in dict.fromkeys(text for each in solutions for text in each.warnings):
         log.warning(warning)
-    made = [plan_of(request, symbol, solution) for solution, symbol in solutions]
+    made = [plan_of(request, solution) for solution in solutions]
     made = not_dominated(made, lambda plan: (plan.added_time or 0.0, plan.pool_bytes))
     return Frontier(dataclasses.replace(plan, interrupted=interrupted) for plan in made)
 
@@ -202,10 +202,6 @@ def largest_batch(
     budget : int or str
         Bytes, text such as '11GB', or 'device'.
 
-    Returns
-    -------
-    LargestBatch
-
     Raises
     ------
     BudgetError
@@ -273,7 +269,7 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
         here = way(batch)
         try:
             search = here.known if interrupted else here.front
-            solution, symbol = solve(here, partial(search, plans))
+            solution = solve(here, partial(search, plans))
             break
         except BudgetError as error:  # where memory is learned by binding alone
             if batch == 1:
@@ -281,7 +277,7 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
             batch = max(1, min(batch - 1, batch * limit // error.least_bytes))
     for warning in solution.warnings:
         log.warning(warning)
-    plan = plan_of(here.request, symbol, solution)
+    plan = plan_of(here.request, solution)
     plan = dataclasses.replace(plan, interrupted=interrupted or plan.interrupted)
     return LargestBatch(batch, plan, unplanned)
 

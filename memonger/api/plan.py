@@ -1,22 +1,42 @@
-"""``Plan``: a planned network and what it costs."""
+"""``Plan``: a planned network and what it costs; its file.
+
+That is JSON in UTF-8: the planned network, what a schedule runs, the figures of the plan, and a
+checksum. Nothing in it is run or unpickled, and MXNet sees nothing of a file that is not whole.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from dataclasses import dataclass, replace
-from typing import Any
+import json
+import logging
+import os
+from dataclasses import dataclass, fields, replace
+from typing import Any, Mapping
 
-from memonger.api import files, plot
+import numpy as np
+
+from memonger.api import plot
 from memonger.api.docstrings import documented
 from memonger.api.explain import PlanExplanation, explain_choices
 from memonger.costs.time import measured as timing
+from memonger.graph import marks
 from memonger.graph.forward import copy_names
+from memonger.graph.inputs import InputSpec, check_symbol, read_shapes, without_old_types
+from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import Schedule
 from memonger.solve.memory import Memory, predict
-from memonger.solve.request import Request
+from memonger.solve.request import Request, mxnet_variables, structure
 from memonger.solve.solution import Solution
-from memonger.support.errors import in_words
+from memonger.support import files
+from memonger.support.errors import MemongerError, in_words
+from memonger.support.mxnet import mx
 from memonger.support.symbols import read
+
+log = logging.getLogger("memonger")
+
+KIND = "memonger plan"
+FORMAT = 1  # of what is written
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -224,7 +244,23 @@ class Plan:
         MemongerError
             If it cannot be written.
         """
-        files.write(file, self)
+        request, schedule = self.request, self.schedule
+        asked = {
+            "symbol": self.symbol.tojson(remove_amp_cast=False),
+            "spec": request.spec._asdict(),
+            "grad_req": request.grad_req,
+            "ctx": request.ctx and [request.ctx.device_type, request.ctx.device_id],
+            "until": request.until,
+        }
+        plan = {
+            "request": asked,
+            "figures": figures(self),
+            "schedule": schedule and schedule.events,
+            "settings": mxnet_variables(),
+        }
+        text = json.dumps(plan, sort_keys=True, default=lambda value: value.tolist())  # NumPy's
+        whole = {KIND: FORMAT, "sha256": _checksum(text), "plan": json.loads(text)}
+        files.write(file, json.dumps(whole).encode())
 
     @property
     def _memory(self) -> Memory:
@@ -262,12 +298,90 @@ def load_plan(file: Any, net: Any = None, shapes: Any = None, **input_shapes: An
     >>> plan = memonger.load_plan('plan.json', net, data=(32, 3, 224, 224))
     >>> mod = mx.mod.Module(plan.symbol, context=mx.gpu())
     """
-    return Plan(**files.read(file, net, shapes, input_shapes))
+    whole = _whole(file)
+    asked, events = whole["request"], whole["schedule"]
+    planned, schedule = mx.sym.load_json(asked["symbol"]), None
+    bare = marks.clear(marks.unplan(planned))
+    if events is not None:
+        schedule = Schedule(np.array(events, dtype=np.int32))
+        planned = scheduled(bare, schedule)
+    shaped = {k: tuple(shape) for k, shape in asked["spec"]["shapes"].items()}
+    ctx = None if asked["ctx"] is None else mx.Context(*asked["ctx"])
+    spec = InputSpec(shaped, asked["spec"]["types"])
+    request = Request(**{**asked, "symbol": bare, "spec": spec, "ctx": ctx})
+    if net is not None:
+        _compare(file, request, check_symbol(net), shapes, input_shapes)
+    elif shapes is not None or input_shapes:
+        raise MemongerError("load_plan: shapes are checked with the network; give it as well")
+    here = mxnet_variables()
+    others = sorted({name for name, _ in here.items() ^ whole["settings"].items()})
+    if others:
+        said = "the plan of %r was made with other settings of %s: here it may take other memory"
+        log.warning(said, file, ", ".join(others))
+    facts = {k: tuple(v) if isinstance(v, list) else v for k, v in whole["figures"].items()}
+    return Plan(**{**facts, "symbol": planned, "request": request, "schedule": schedule})
 
 
-def plan_of(request: Request, planned: Any, solution: Solution) -> Plan:
-    """Make the Plan of a planned symbol, with the names of its operators."""
-    nodes = read(request.symbol)["nodes"]
+def figures(plan: Any) -> dict[str, Any]:
+    """Give the fields of a Plan that are data: all but its symbol, its request, its schedule."""
+    names = [f.name for f in fields(plan)]
+    return {n: getattr(plan, n) for n in names if n not in ("symbol", "request", "schedule")}
+
+
+def _whole(file: Any) -> dict[str, Any]:
+    """Read what a file holds, if it is as it was written."""
+    anew = "write it anew with plan.save()"
+    try:
+        with open(os.fsdecode(file), encoding="utf-8") as f:
+            found = json.load(f)
+    except OSError as error:
+        raise MemongerError(f"the plan {file!r} cannot be read: {error}") from None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise MemongerError(f"{file!r} is no plan, or is cut short ({error}); {anew}") from None
+    if not isinstance(found, dict) or KIND not in found:
+        raise MemongerError(f"{file!r} is no plan that plan.save() has written")
+    if found[KIND] != FORMAT:
+        formats = f"has the format {found[KIND]!r}, and this memonger {FORMAT}"
+        raise MemongerError(f"the plan {file!r} {formats}; {anew}")
+    plan: Any = found.get("plan")
+    if found.get("sha256") != _checksum(json.dumps(plan, sort_keys=True)):
+        raise MemongerError(f"the plan {file!r} is not what was written (its checksum); {anew}")
+    return dict(plan)
+
+
+def _compare(
+    file: Any, request: Request, net: Any, shapes: Any, input_shapes: Mapping[str, Any]
+) -> None:
+    """Make sure that a plan is of this network and of these shapes."""
+    spec, known = read_shapes(net, shapes, input_shapes, None), request.spec
+    named = f"the plan {file!r} is of another network: "
+    bare = marks.clear(marks.unplan(without_old_types(net, known)))
+    here, there = structure(bare), structure(request.symbol)
+    for k, (one, other) in enumerate(zip(here["nodes"], there["nodes"])):
+        if one != other:
+            ours, theirs = (json.dumps(node, sort_keys=True) for node in (one, other))
+            raise MemongerError(named + f"node {k} is {ours} here, and {theirs} there")
+    if here != there:
+        count = f"{len(here['nodes'])} nodes here, and {len(there['nodes'])} there"
+        raise MemongerError(f"{named}it has {count}, or other outputs")
+    pairs: Any = zip(("shape", "type"), spec, known)
+    for what, given, planned in pairs:
+        for name, value in given.items():
+            if planned.get(name, value) != value:
+                raise MemongerError(
+                    f"the plan {file!r} is for another {what} of input {name!r}: it is {value} "
+                    f"here, and {planned[name]} there; plan for this one"
+                )
+
+
+def _checksum(text: str) -> str:
+    """Return the SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def plan_of(request: Request, solution: Solution) -> Plan:
+    """Make the Plan of a network, with the names of its operators."""
+    nodes, planned = read(request.symbol)["nodes"], solution.symbol
     names = [node["name"] for node in nodes]
     masked = zip(nodes, solution.plan.recomputed)
     operators = [(n["name"], again) for n, again in masked if n["op"] != "null"]
@@ -275,7 +389,7 @@ def plan_of(request: Request, planned: Any, solution: Solution) -> Plan:
     for key, (text, of) in solution.texts.items():
         facts[key] = text.format(*(names[i] for i in of))
     return Plan(
-        symbol=planned,
+        symbol=solution.plan.carry_out(request.symbol) if planned is None else planned,
         request=request,
         kept=tuple(name for name, again in operators if not again),
         recomputed=tuple(name for name, again in operators if again),

@@ -58,10 +58,6 @@ def plan(
     The plan is found without binding its trials, where MXNet's memory planner can be replayed, and
     confirmed by one bind; nothing is allocated. It is cached in this process.
 
-    Returns
-    -------
-    Plan
-
     Raises
     ------
     BudgetError
@@ -136,15 +132,14 @@ def _planned(request: Request, options: Options) -> Plan:
     key = requests.fingerprint(request, options)
     solution = _solutions.get(key)
     if solution is None:
-        solution, symbol = solve(way_of(request, options))
+        solution = solve(way_of(request, options))
         if not solution.facts["interrupted"]:
-            _solutions.put(key, solution)
+            _solutions.put(key, dataclasses.replace(solution, symbol=None))
     else:
         log.info("this network was planned before; its plan is used again")
-        symbol = solution.plan.carry_out(request.symbol)
     for warning in solution.warnings:
         log.warning(warning)
-    return plan_of(request, symbol, solution)
+    return plan_of(request, solution)
 
 
 def _faster(request: Request, options: Options) -> Plan:
@@ -238,10 +233,6 @@ def get_cost(
     every element; parameters, their gradients, inputs and operator workspaces are not in it. A
     schedule's pool holds the parameters' gradients too (``Plan.gradient_bytes``): they are in it.
 
-    Returns
-    -------
-    int
-
     Examples
     --------
     >>> memonger.get_cost(net, data=(32, 3, 224, 224))
@@ -264,10 +255,6 @@ def pool_bytes(
 
     Where ``get_cost`` is in whole MB and counts 4 bytes for an element of any type, as MXNet
     reports it, this is what will be allocated: half of it for a network in float16.
-
-    Returns
-    -------
-    int
 
     Raises
     ------

@@ -44,8 +44,9 @@ class Confirmed:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """What is remembered of a plan: nothing in it is the caller's, nor has an operator's name."""
+    """A confirmed plan. Without its symbol nothing in it is the caller's, or has a node's name."""
 
+    symbol: Any  # None where it is remembered
     plan: Candidate
     facts: Mapping[str, Any]  # the fields of ``Plan`` that do not depend on names
     texts: Mapping[str, tuple[str, Sequence[int]]]  # those that do, with {} for names of nodes
@@ -53,11 +54,10 @@ class Solution:
 
 
 @no_collection()
-def solve(way: Way, search: Callable[[], Found] | None = None) -> tuple[Solution, Any]:
+def solve(way: Way, search: Callable[[], Found] | None = None) -> Solution:
     """Search for the smallest plan, or for the fastest within the budget, and confirm it.
 
     Within a budget, ``search`` finds the plans to choose from; ``way.front`` if it is not given.
-    Returns the solution and the planned symbol.
     """
     budget = way.options.budget
     if budget is None:
@@ -83,7 +83,7 @@ def solve(way: Way, search: Callable[[], Found] | None = None) -> tuple[Solution
     return _solution(way, confirmed, found)
 
 
-def solution_of(way: Way, plan: Candidate) -> tuple[Solution, Any]:
+def solution_of(way: Way, plan: Candidate) -> Solution:
     """Confirm one plan; the network as it is where MXNet finds that it saves nothing."""
     confirmed = confirm(way, plan)
     if plan.recomputed.any() and confirmed.memory.saved(way.unplanned) <= 0:
@@ -180,9 +180,8 @@ def _advised(way: Way, found: Found, confirmed: Confirmed) -> Confirmed:
     little = saved <= 0 or saved < LITTLE * pool
     if saved > 0 and holds_more:
         warnings.append(
-            f"the network is returned unmarked: a plan takes {in_words(memory.pool_bytes)} of the "
-            f"pool in place of {in_words(pool)}, but operators would hold "
-            f"{in_words(memory.taken.nbytes)} for MKLDNN in place of "
+            "the network is returned unmarked: a plan takes less of the pool, but for MKLDNN "
+            f"operators would hold {in_words(memory.taken.nbytes)} in place of "
             f"{in_words(unplanned.taken.nbytes)}; set MXNET_MKLDNN_ENABLED=0 and plan again"
         )
     elif little:
@@ -208,8 +207,8 @@ def _costs(way: Way, confirmed: Confirmed) -> dict[str, int]:
     return {"no plan": way.unplanned.counted_bytes, **least}
 
 
-def _solution(way: Way, confirmed: Confirmed, found: Found | None = None) -> tuple[Solution, Any]:
-    """Make what is remembered of a confirmed plan; return its symbol too."""
+def _solution(way: Way, confirmed: Confirmed, found: Found | None = None) -> Solution:
+    """Tell all that ``Plan`` tells of a confirmed plan."""
     plan, memory, unplanned, floor = confirmed.plan, confirmed.memory, way.unplanned, way.floor
     facts = {
         **{name: getattr(memory, name) for name in MEASURED.split()},
@@ -228,7 +227,7 @@ def _solution(way: Way, confirmed: Confirmed, found: Found | None = None) -> tup
     moved = way.rules.with_copies(plan.copies)[1]
     sets = floor.sets(way.graph.nodes, "{!r}"), [floor.operator]
     texts = {"floor": sets, "slowest": _slowest(memory, moved)}
-    return Solution(plan, facts, texts, confirmed.warnings), confirmed.symbol
+    return Solution(confirmed.symbol, plan, facts, texts, confirmed.warnings)
 
 
 def _slowest(memory: Memory, moved: np.ndarray) -> tuple[str, list[int]]:
