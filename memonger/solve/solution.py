@@ -145,9 +145,8 @@ def confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Confirmed:
     if without < (1 - LITTLE) * with_it:
         warnings.append(
             "pointwise fusion (MXNET_USE_FUSION, on by default on a GPU) takes memory here: "
-            f"with it this plan takes {with_it / MB:.1f} MB, without it there is one of "
-            f"{without / MB:.1f} MB; set MXNET_USE_FUSION=0 and plan again, or take "
-            "how='schedule', which runs without fusion"
+            f"without it there is a plan of {without / MB:.1f} MB, with it {with_it / MB:.1f} MB; "
+            "set MXNET_USE_FUSION=0 and plan again, or take how='schedule', which runs without it"
         )
     log.info("Find best plan with cost=%s MB", memory.bound)
     return Confirmed(plan, symbol, memory, tuple(warnings))
