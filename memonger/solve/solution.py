@@ -136,7 +136,7 @@ def confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Confirmed:
     plan, symbol, memory = way.bound(plan)
     warnings = []
     with_it, without = memory.planned.pool_bytes, memory.replay.pool_bytes
-    if way.unplanned.exact and not memory.exact:
+    if way.unplanned.exact and not memory.inexact and not memory.exact:
         warnings.append(
             f"the memory of this {way.noun} was predicted as {with_it / MB:.1f} MB, and MXNet "
             f"plans {memory.bound} MB for it, which the plan tells"
