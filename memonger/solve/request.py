@@ -246,17 +246,15 @@ def state_per_element(optimizer: Any) -> float:
     """
     if optimizer is None:
         return 0.0
-    made = optimizer
+    pair = isinstance(optimizer, tuple) and len(optimizer) == 2
+    made, given = optimizer if pair else (optimizer, {})
     try:
-        if isinstance(optimizer, str):
-            made = mx.optimizer.create(optimizer)
-        elif isinstance(optimizer, tuple) and len(optimizer) == 2:
-            made = mx.optimizer.create(optimizer[0], **optimizer[1])
+        if not isinstance(made, mx.optimizer.Optimizer):
+            made = mx.optimizer.create(made, **given)
     except (ValueError, TypeError, AttributeError, AssertionError) as error:
-        raise MemongerError(f"optimizer={optimizer!r} cannot be made: {error}") from None
-    if not isinstance(made, mx.optimizer.Optimizer):
-        forms = "such as 'adam' or ('sgd', {'momentum': 0.9}), or an mx.optimizer.Optimizer"
-        raise MemongerError(f"optimizer must be {forms}, not {optimizer!r}")
+        forms = "such as 'adam', ('sgd', {'momentum': 0.9}), or an mx.optimizer.Optimizer"
+        said = f"optimizer={optimizer!r} cannot be made: {error}; give one {forms}"
+        raise MemongerError(said) from None
     weight = mx.nd.ones(SAMPLE)
     return _nbytes(made.create_state_multi_precision(0, weight)) / weight.size
 
