@@ -248,8 +248,6 @@ def _optimizer(text: str) -> Any:
     return (name, parameters) if parameters else name
 
 
-WAYS = ("marks", "schedule", "auto")
-
 #: What an option takes (its type, its choices; bool for a switch), its placeholder, what it is.
 OPTIONS: dict[str, tuple[Any, str | None, str]] = {
     "shapes": (_Pairs, "NAME=N,N,..", "shape of an input, the batch first (N in batch)"),
@@ -259,7 +257,7 @@ OPTIONS: dict[str, tuple[Any, str | None, str]] = {
     "verbose": (bool, None, "tell what is done"),
     "devices": (int, "N", "that share the batch (default: 1)"),
     "how": (
-        WAYS,
+        ("marks", "schedule", "auto"),
         None,
         "recompute each result at most once (marks, the default), as often as it pays (schedule), "
         "or the better of both, within a budget (auto)",

@@ -20,12 +20,11 @@ how : {'marks', 'schedule', 'auto'}
     'marks': each result is recomputed at most once, by marks that MXNet's executor reads.
     'schedule': as often as it pays; the whole training step is written out when the symbol is
     bound. 'auto', with a budget: both are searched, and the plan that is predicted to be faster is
-    taken. Mostly that is a schedule, for marks cannot keep the result of a convolution without what
-    it was computed from, unless it runs again.
+    taken: mostly a schedule, for marks keep a convolution's result with its inputs, or run it twice.
 work : float, optional
     The most forward work of a training step, in forward passes: 2.0 allows one pass more. Marks
-    take at most 2. By default there is a limit for schedules alone: what O(log n) memory takes, at
-    most 2 log2(n) for a network of n operators. More can be told.
+    take at most 2; the default limit of schedules is what O(log n) memory takes, at most 2 log2(n)
+    for a network of n operators. More can be told.
 budget : int, str or float, optional
     The memory that may be taken: the plan is then the fastest that fits. Bytes (an int), text in
     decimal or binary units ('6GB', '6GiB', '800MB'), a share of the memory without a plan ('60%',
@@ -43,15 +42,14 @@ patience : float
 type_dict : dict, optional
     Types of inputs by name, as ``simple_bind`` takes it; float32 where nothing is told.
 grad_req : str, list or dict
-    'write', 'add' or 'null' as ``simple_bind`` takes it; by default gradients of all arguments. The
-    memory that is told is that with these gradients; the plan is right for others too. ``Module``
-    asks for none of its data and labels ('null'), by which its memory differs a little.
+    'write', 'add' or 'null' as ``simple_bind`` takes it; by default gradients of all arguments.
+    Memory is told with these gradients; the plan is right for others too. ``Module`` asks for none
+    of its data and labels ('null'), by which its memory differs a little.
 ctx : mx.Context, optional
     The device to plan for. By default the plan is made on the CPU and holds for CPU and GPU; a plan
-    for ``mx.cpu()`` leaves cuDNN's BatchNorm on and does not hold for a GPU. Where you train on a
-    GPU, give it, such as ``mx.gpu(0)``: what is kept then costs nothing more with pointwise fusion,
-    and memory is told with ``MXNET_USE_FUSION`` as it is set. Such a plan is not for the CPU:
-    inference there may round differently.
+    for ``mx.cpu()`` leaves cuDNN's BatchNorm on and does not hold for a GPU. With ``mx.gpu(0)``
+    what is kept costs nothing more with pointwise fusion, and memory is told with
+    ``MXNET_USE_FUSION`` as it is set; on the CPU inference by such a plan may round differently.
 planner : {'smallest', 'chen2016'}
     'smallest' searches cuts of the network for the least memory, marks or no marks, and takes
     nothing that is worse than the original's plan with the rules or than none; 'chen2016' is the
