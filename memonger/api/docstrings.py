@@ -20,7 +20,7 @@ how : {'marks', 'schedule', 'auto'}
     'marks': each result is recomputed at most once, by marks that MXNet's executor reads.
     'schedule': as often as it pays; the whole training step is written out when the symbol is
     bound. 'auto', with a budget: both are searched, and the plan that is predicted to be faster is
-    taken: mostly a schedule, for marks keep a convolution's result with its inputs, or run it twice.
+    taken: mostly a schedule, for marks keep a convolution's result with its inputs or run it twice.
 work : float, optional
     The most forward work of a training step, in forward passes: 2.0 allows one pass more. Marks
     take at most 2; the default limit of schedules is what O(log n) memory takes, at most 2 log2(n)
