@@ -13,7 +13,6 @@ from memonger.graph import marks
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.graph.forward import no_collection
 from memonger.planners.marks.rules import kept_summary
-from memonger.planners.marks.smallest import NO_CUTS
 from memonger.solve.memory import Memory
 from memonger.solve.ways import Candidate, Found, Schedules, Way
 from memonger.support.errors import MB, BudgetError, in_words
@@ -22,7 +21,6 @@ log = logging.getLogger("memonger")
 
 LITTLE = 0.05  # of the memory: a plan that saves less is explained
 NEARLY = 1.1  # times a budget: what is predicted to take more is not looked at
-MOST, MOST_HELD = 0.8, 0.5  # shares of the peak that are reason enough
 SLACK = 1e-9  # for rounding where work is compared
 
 #: The fields of ``Plan`` that are those of the same name of `Memory`.
@@ -188,7 +186,7 @@ def _advised(way: Way, found: Found, confirmed: Confirmed) -> Confirmed:
         if saved <= 0:
             text = f"no plan costs less than the network as it is ({in_words(before)}), "
             text += "so it is returned unmarked"
-        warnings.append(f"{text}: {why_so_little(way, found.costs or {})}")
+        warnings.append(f"{text}: {why_so_little(way)}")
     if little and way.noun == "plan" and way.rules.watches_layouts:
         warnings.append(
             "operators are kept so that MKLDNN lays out every tensor on the CPU as it does without "
@@ -251,10 +249,10 @@ def _slowest(memory: Memory, moved: np.ndarray) -> tuple[str, list[int]]:
     return text, (np.searchsorted(moved, ends, side="right") - 1).tolist()
 
 
-def why_so_little(way: Way, costs: Mapping[str, int]) -> str:
-    """Tell why no plan of a network helps much; ``costs`` are of the plans that were tried."""
+def why_so_little(way: Way) -> str:
+    """Tell why no plan of a network helps much."""
     memory, rules, until, least = way.unplanned, way.rules, way.request.until, way.floor
-    graph, operators, peak = way.graph, way.graph.operators, memory.peak_bytes
+    graph, operators = way.graph, way.graph.operators
 
     def ruled(nodes: Iterable[int]) -> str:
         return kept_summary((graph.nodes[i].op, rules.reasons[i]) for i in nodes)
@@ -265,24 +263,15 @@ def why_so_little(way: Way, costs: Mapping[str, int]) -> str:
         if until is not None and all(i >= until for i in operators if i not in rules.reasons):
             return f"nothing that could be recomputed comes before {graph.nodes[until].name!r}"
         return f"every operator must be kept ({ruled(rules.reasons)})"
-    if least.own_bytes >= MOST * peak:
-        return (
-            f"{least.sets(graph.nodes)} alone needs {in_words(least.own_bytes)} at once, "
-            f"{100 * least.own_bytes / max(1, peak):.0f} % of the {in_words(peak)} of the peak"
-        )
     line = memory.timeline
     alive = memory.alive[line.kind[memory.alive] == FORWARD]
     makers = memory.operators[line.row[alive]]
     held = np.isin(makers, list(rules.reasons))
-    nbytes = int(line.nbytes[alive[held]].sum())
-    if nbytes >= MOST_HELD * peak:
-        return (
-            f"{in_words(nbytes)} of the {in_words(peak)} of the peak must not be computed again "
-            f"({ruled(dict.fromkeys(makers[held].tolist()))})"
-        )
-    tried = [f"{name} give {in_words(cost)}" for name, cost in costs.items() if name != "no plan"]
-    cut = set(costs) > {"no plan", NO_CUTS}
-    return ", ".join(tried) if cut else "there is no point at which it can be cut"
+    text = f"of the {in_words(memory.peak_bytes)} of the peak, "
+    if held.any():
+        text += f"{in_words(line.nbytes[alive[held]].sum())} must not be computed again "
+        text += f"({ruled(dict.fromkeys(makers[held].tolist()))}), and "
+    return text + f"{least.sets(graph.nodes)} alone needs {in_words(least.own_bytes)} at once"
 
 
 def in_bytes(nbytes: float) -> str:
