@@ -73,13 +73,21 @@ file : str or path
     A picture of 1200 by 800 pixels where it ends in ``.png``; ``.svg`` and ``.pdf`` too.
 """
 
-#: What is raised, where a docstring tells nothing else; of pictures, and of all else.
+#: What is raised: of pictures, of all else, and by calls with these parameters.
 UNDRAWN = """MemongerError
     If matplotlib is not installed, or the file cannot be written.
 """
 RAISES = """MemongerError
     If something about the network, the shapes or the call is wrong; it says what to do.
 """
+RAISED_BY = {
+    "budget": """BudgetError
+    If nothing that was found fits the budget; it tells the least memory that was found.
+""",
+    "patience": """KeyboardInterrupt
+    If it is interrupted before anything was found; later, the best so far is returned.
+""",
+}
 
 
 def documented(function: F) -> F:
@@ -91,6 +99,7 @@ def documented(function: F) -> F:
     raises = sections.pop("Raises", "")
     if "MemongerError" not in raises:
         raises = (UNDRAWN if names == ["file"] else RAISES) + raises
+    raises += "".join(text for name, text in RAISED_BY.items() if name in names)
     parameters = "".join(told[name] for name in names)
     returns = sections.pop("Returns", function.__annotations__["return"])
     returns = "" if returns == "None" else returns

@@ -86,11 +86,6 @@ def frontier(
     Frontier
         A tuple of ``Plan``, the fastest first. Printed it is a table; ``plot`` draws it.
 
-    Raises
-    ------
-    KeyboardInterrupt
-        If it is interrupted before anything was found; later, what was found so far is returned.
-
     Examples
     --------
     >>> print(memonger.frontier(net, {'data': (32, 3, 224, 224)}))
@@ -201,15 +196,6 @@ def largest_batch(
         ``iterator.provide_data + iterator.provide_label``, whose layouts tell where it goes.
     budget : int or str
         Bytes, text such as '11GB', or 'device'.
-
-    Raises
-    ------
-    BudgetError
-        If not even a batch of one fits.
-    MemongerError
-        If no shape says where the batch goes, or the budget is a share.
-    KeyboardInterrupt
-        If it is interrupted before any batch is known to fit; later, that is returned.
 
     Examples
     --------

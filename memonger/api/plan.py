@@ -149,7 +149,7 @@ class Plan:
         gpu = self.request.ctx is None or self.request.ctx.device_type == "gpu"
         operators = len(self.kept) + len(self.recomputed)
         times = "once each" if self.schedule is None else "as often as the schedule says"
-        lines = {
+        lines: dict[str, Any] = {
             "before": f"{in_words(whole)} without a plan",
             "after": f"{in_words(self.pool_bytes + inside)}, ",
             "saved": f"{in_words(saved)}, {100 * saved / max(1, whole):.0f} %",
@@ -157,10 +157,12 @@ class Plan:
             "device": f"{in_words(self.device_bytes)} of {'a GPU' if gpu else 'the CPU'}, "
             f"{in_words(self.unplanned_device_bytes)} without a plan: that, parameters, gradients "
             "and inputs" + (", in MXNet's blocks" if gpu else ""),
-            "held": f"{in_words(self.held_bytes)} of it are held by operators, "
+            "held": (self.held_bytes or self.unplanned_held_bytes)
+            and f"{in_words(self.held_bytes)} of it are held by operators, "
             f"{in_words(self.unplanned_held_bytes)} without a plan",
-            "shared": f"{in_words(self.temporary_bytes)} of it are temporary space, which operators"
-            " share",
+            "shared": self.temporary_bytes
+            and f"{in_words(self.temporary_bytes)} of it are temporary space, which operators "
+            "share",
             "work": f"{100 * self.recomputed_flops:.0f} % of the forward pass is recomputed",
             "slowest": self.slowest or "nothing is recomputed",
             "recomputed": f"{len(self.recomputed)} of {operators} operators, {times}",
@@ -176,10 +178,6 @@ class Plan:
             lines["after"] += f"of which {alive} are alive at once"
         if self.floor:
             lines["floor"] += f", in {self.floor}"
-        if not self.held_bytes and not self.unplanned_held_bytes:
-            del lines["held"]
-        if not self.temporary_bytes:
-            del lines["shared"]
         if self.added_time is not None:
             share = f"{100 * self.added_time:.1f} %"
             lines["work"] += f"; {share} of the time of a step is added, as predicted"
@@ -187,7 +185,7 @@ class Plan:
             lines["kept"] += f", and the results of {len(self.copies)} recomputed ones"
         if self.interrupted:
             lines["plan"] += "; the search was interrupted"
-        return "\n".join(f"{name:10} {text}" for name, text in lines.items())
+        return "\n".join(f"{name:10} {text}" for name, text in lines.items() if text)
 
     def explain(self) -> PlanExplanation:
         """Tell of each tensor of the forward pass whether it is kept, and why.

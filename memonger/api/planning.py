@@ -58,13 +58,6 @@ def plan(
     The plan is found without binding its trials, where MXNet's memory planner can be replayed, and
     confirmed by one bind; nothing is allocated. It is cached in this process.
 
-    Raises
-    ------
-    BudgetError
-        If no plan that was found fits the budget; it tells the least memory that was found.
-    KeyboardInterrupt
-        If it is interrupted before anything was found; later, the best so far is returned.
-
     Examples
     --------
     >>> plan = memonger.plan(net, {'data': (32, 3, 224, 224)}, ctx=mx.gpu())
@@ -104,11 +97,6 @@ def search_plan(
     mx.sym.Symbol
         A copy of ``sym`` with the same arguments, auxiliary states and outputs, to be given to
         ``Module`` or ``FeedForward`` in its place.
-
-    Raises
-    ------
-    MemongerError, BudgetError, KeyboardInterrupt
-        As ``plan`` does.
 
     Examples
     --------

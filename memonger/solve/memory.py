@@ -190,10 +190,9 @@ def of_marks(
     held: Held = NOTHING,
     fuses: bool = False,
 ) -> Memory:
-    """Replay a network with these operators marked.
+    """Replay a network with these operators marked, and pointwise fusion if it ``fuses``.
 
-    ``bound`` is MXNet's own total in MB if it is known; ``fuses`` says whether the network is
-    trained with pointwise fusion.
+    ``bound`` is MXNet's own total in MB if it is known.
     """
     gradients = tuple(training.graph.tensors[a][0] for a in training.wanted)
     found, fused = replay(training, mask), replay_fused(training, mask) if fuses else None
