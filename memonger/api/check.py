@@ -194,17 +194,13 @@ def _train(
 ) -> _Computed:
     """Train some steps, and return what each leaves: outputs, gradients, auxiliary states."""
     sparse = {graph.nodes[i].name for i in sparse_gradients(graph)}
-
-    def zeros(name: str) -> Any:
-        return mx.nd.zeros(start[name].shape, ctx, start[name].dtype)
-
     try:
         arrays = {n: mx.nd.array(value, ctx, value.dtype) for n, value in start.items()}
         args = {graph.nodes[i].name: arrays[graph.nodes[i].name] for i in graph.arguments}
         aux = {n: a for n, a in arrays.items() if n not in args}
-        wanted = [n for n in args if requests[n] != "null"]
-        momentum, grads = ({n: zeros(n) for n in wanted} for _ in range(2))
-        grads.update({n: grads[n].tostype("row_sparse") for n in wanted if n in sparse})
+        wanted = {n: a for n, a in args.items() if requests[n] != "null"}
+        momentum, grads = ({n: mx.nd.zeros_like(a) for n, a in wanted.items()} for _ in range(2))
+        grads = {n: g.tostype("row_sparse") if n in sparse else g for n, g in grads.items()}
         executor = net.bind(ctx, args, grads, requests, aux)
         random = np.random.RandomState(seed)
         values = [(random.uniform(-1, 1, out.shape), out.dtype) for out in executor.outputs]
