@@ -25,7 +25,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["memonger", "memonger.*"]),
-    entry_points={"console_scripts": ["memonger=memonger.command:run"]},
+    entry_points={"console_scripts": ["memonger=memonger.__main__:run"]},
     python_requires=">=3.8,<3.13",
     install_requires=[
         # What MXNet 1.9.1 can be imported with (memonger supplies np.bool to 1.26).

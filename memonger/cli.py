@@ -21,34 +21,14 @@ from typing import Any, Callable, Sequence
 # Nothing here imports MXNet, which takes seconds, before a verb is carried out.
 import memonger
 from memonger.support import files
-from memonger.support.errors import MB, BudgetError, MemongerError, in_words, said_by_mxnet
+from memonger.support.errors import BudgetError, MemongerError, in_words, said_by_mxnet
 from memonger.support.interrupts import INTERRUPTED, MISTAKE, raise_interrupts
 
 log = logging.getLogger("memonger")
 
 OK, NO = 0, 1
 BATCH = "N"  # where the batch goes in a shape
-
 UNSAVED = "a schedule cannot be saved for MXNet; leave out --output, or plan with --how marks"
-
-EXAMPLES = {
-    "plan": "memonger plan net-symbol.json --shape data=32,3,224,224 --budget 6GB "
-    "-o planned-symbol.json",
-    "cost": "memonger cost net-symbol.json --shape data=32,3,224,224 --type data=float16",
-    "explain": "memonger explain net-symbol.json --shape data=32,3,224,224",
-    "frontier": "memonger frontier net-symbol.json --shape data=32,3,224,224 --plot frontier.png",
-    "batch": "memonger batch net-symbol.json --shape data=N,3,224,224 --budget 11GB",
-    "check": "memonger check net-symbol.json planned-symbol.json --shape data=2,3,32,32",
-}
-
-
-#: Options of the searches, beside those that all verbs have.
-SEARCH = ("measure", "patience")
-BUDGET = ("budget", "budget_of", "optimizer", *SEARCH)
-PLANNING = ("how", "work", *BUDGET)
-
-#: What carries out each verb, and its own options.
-VERBS: dict[str, tuple[Callable[[Any, argparse.Namespace], int], tuple[str, ...]]] = {}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,9 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):  # names need not be of the terminal's letters
             stream.reconfigure(errors="backslashreplace")
     options = _parser().parse_args(arguments)
-    logging.basicConfig(
-        format="memonger: %(message)s", level=logging.INFO if options.verbose else logging.WARNING
-    )
+    level = logging.INFO if options.verbose else logging.WARNING
+    logging.basicConfig(format="memonger: %(message)s", level=level)
     status = MISTAKE
     try:
         _check_files(options.output, options.plot)
@@ -87,17 +66,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 # -- the verbs --------------------------------------------------------------------------------
 
 
-def _verb(*options: str) -> Callable[[Any], Any]:
-    """Make a function carry out the verb of its name, and its docstring what that is for."""
-
-    def register(run: Any) -> Any:
-        VERBS[run.__name__[1:]] = run, options
-        return run
-
-    return register
-
-
-@_verb("devices", *PLANNING, "output", "plot", "check")
 def _plan(network: Any, options: argparse.Namespace) -> int:
     """Plan a network and save it; plain MXNet loads and trains it."""
     given, report = _given(options), None
@@ -116,58 +84,46 @@ def _plan(network: Any, options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         raise MemongerError("interrupted before the plan was checked") from None
     finally:
-        text, data = plan, None
+        text, data = plan, _as_data(plan)
         if report is not None:
-            text = f"{plan}\n{'check':10} {report}"
-            data = {**_as_data(plan), "check": _as_data(report)}
+            text, data["check"] = f"{plan}\n{'check':10} {report}", _as_data(report)
         _tell(options, text, plan, data)
     return OK if report is None or report else NO
 
 
-@_verb("devices", *SEARCH, "how", "points", "plot")
 def _frontier(network: Any, options: argparse.Namespace) -> int:
     """Tell the plans that no other beats in memory and time."""
     plans = _searched(memonger.frontier, network, options)
     return _tell(options, plans, plans)
 
 
-@_verb(*BUDGET, "output")
 def _batch(network: Any, options: argparse.Namespace) -> int:
     """Tell the largest batch that fits, with a plan and without."""
     found = _searched(memonger.largest_batch, network, options)
     return _tell(options, found, found.plan)
 
 
-@_verb("devices")
 def _cost(network: Any, options: argparse.Namespace) -> int:
     """Tell the memory that a network takes in training as it is."""
-    given = _given(options)
-    found = memonger.explain(network, **given)
-    exact, pool = not found.inexact, found.pool_bytes
-    if not exact:  # what the replay does not know, a bind does, in whole MB
-        if given.pop("devices", 1) != 1:
-            raise MemongerError("--devices: give one device's shapes for this network")
-        pool = MB * memonger.get_cost(network, **given)
-    text = f"pool     {in_words(pool)}{'' if exact else ', bound, in whole MB'}\n"
+    found = memonger.explain(network, **_given(options))
+    figures = {"pool_bytes": found.pool_bytes, "peak_bytes": found.peak_bytes}
+    figures["exact"] = not found.inexact
+    text = f"pool     {in_words(found.pool_bytes)}"
+    text += f"{'' if figures['exact'] else ', bound, in whole MB'}\n"
     text += f"peak     {in_words(found.peak_bytes)} alive at once, in {found.peak}"
-    figures = {"pool_bytes": pool, "peak_bytes": found.peak_bytes, "exact": exact}
-    return _tell(options, text if found.tensors or pool else found, data=figures)
+    return _tell(options, text if found.tensors or found.pool_bytes else found, data=figures)
 
 
-@_verb("devices", *PLANNING, "plan")
 def _explain(network: Any, options: argparse.Namespace) -> int:
     """Tell what makes up the memory of a network, or of a plan."""
     of_plan = [name for name in PLANNING if name in vars(options)]
     if of_plan and not options.plan:
         raise MemongerError(f"--{of_plan[0].replace('_', '-')} is of a plan; give --plan too")
     if options.plan:
-        found = _searched(memonger.plan, network, options).explain()
-    else:
-        found = memonger.explain(network, **_given(options))
-    return _tell(options, found)
+        return _tell(options, _searched(memonger.plan, network, options).explain())
+    return _tell(options, memonger.explain(network, **_given(options)))
 
 
-@_verb("steps")
 def _check(network: Any, options: argparse.Namespace) -> int:
     """Train a network and its plan and compare them bit for bit."""
     report = memonger.check(network, memonger.load(options.planned), **_given(options))
@@ -209,7 +165,7 @@ def _check_files(output: str | None, plot: str | None) -> None:
 def _as_data(found: Any) -> Any:
     """Give a named tuple as a dict, and a Plan without its symbol, and those in them too."""
     if isinstance(found, memonger.Plan):
-        from memonger.api.files import figures
+        from memonger.api.plan import figures
 
         return {**figures(found), "schedule": found.schedule and found.schedule.events.tolist()}
     if hasattr(found, "_asdict"):
@@ -266,10 +222,10 @@ def _size(text: str) -> Any:
 
 def _device(text: str) -> Any:
     """Read a device by name: 'cpu', 'gpu' or 'gpu(1)'."""
-    kind, _, number = text.rstrip(")").partition("(")
-    if kind not in ("cpu", "gpu") or not re.match("[0-9]{1,9}$", number or "0"):
+    found = re.fullmatch(r"(cpu|gpu)(?:\(([0-9]{1,9})\))?", text)
+    if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no device; there are cpu, gpu and gpu(1)")
-    return kind, int(number or 0)
+    return found[1], int(found[2] or 0)
 
 
 def _budget(text: str) -> Any:
@@ -303,8 +259,8 @@ OPTIONS: dict[str, tuple[Any, str | None, str]] = {
     "how": (
         ("marks", "schedule", "auto"),
         None,
-        "recompute each result at most once (marks), as often as it pays (schedule), or the better "
-        "of both, within a budget (auto) (default: marks)",
+        "recompute each result at most once (marks, the default), as often as it pays (schedule), "
+        "or the better of both, within a budget (auto)",
     ),
     "work": (float, "TIMES", "the most forward work of a step, in forward passes (default: any)"),
     "budget": (
@@ -313,17 +269,8 @@ OPTIONS: dict[str, tuple[Any, str | None, str]] = {
         "memory that may be taken: 6GB, 6GiB, bytes, 60%% (of that without a plan; not for batch) "
         "or 'device', what is free on the GPU of --device",
     ),
-    "budget_of": (
-        ("pool", "device"),
-        None,
-        "what it bounds: MXNet's pool, or parameters, gradients and the optimizer's state too "
-        "(default: pool)",
-    ),
-    "optimizer": (
-        _optimizer,
-        "NAME",
-        "whose state counts with --budget-of device: adam, or sgd,momentum=0.9",
-    ),
+    "budget_of": (("pool", "device"), None, "MXNet's pool (default), or parameters and all else"),
+    "optimizer": (_optimizer, "NAME", "with --budget-of device: adam, or sgd,momentum=0.9"),
     "measure": (bool, None, "measure the time of operators on the device, once"),
     "patience": (float, "TIMES", "times the usual search (default: 1)"),
     "points": (int, "N", "the most plans (default: 20)"),
@@ -337,6 +284,29 @@ FLAGS = {"shapes": ["--shape"], "type_dict": ["--type"], "ctx": ["--device"]}
 FLAGS["output"] = ["-o", "--output"]
 OWN = {"json": False, "verbose": False, "check": False, "plan": False, "output": None, "plot": None}
 KEYWORDS = OPTIONS.keys() - OWN  # of the package
+
+SEARCH = ("measure", "patience")
+BUDGET = ("budget", "budget_of", "optimizer", *SEARCH)
+PLANNING = ("how", "work", *BUDGET)
+
+#: What carries out each verb, and its options beside those that all have.
+VERBS: dict[str, tuple[Callable[[Any, Any], int], tuple[str, ...]]] = {
+    "plan": (_plan, ("devices", *PLANNING, "output", "plot", "check")),
+    "frontier": (_frontier, ("devices", *SEARCH, "how", "points", "plot")),
+    "batch": (_batch, (*BUDGET, "output")),
+    "cost": (_cost, ("devices",)),
+    "explain": (_explain, ("devices", *PLANNING, "plan")),
+    "check": (_check, ("steps",)),
+}
+NET = "net-symbol.json --shape data=32,3,224,224"
+EXAMPLES = {
+    "plan": f"memonger plan {NET} --budget 6GB -o planned-symbol.json",
+    "frontier": f"memonger frontier {NET} --plot frontier.png",
+    "batch": "memonger batch net-symbol.json --shape data=N,3,224,224 --budget 11GB",
+    "cost": f"memonger cost {NET} --type data=float16",
+    "explain": f"memonger explain {NET}",
+    "check": "memonger check net-symbol.json planned-symbol.json --shape data=2,3,32,32",
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -373,7 +343,7 @@ def _parser() -> argparse.ArgumentParser:
                 taken = {"action": kind, "metavar": metavar}
             elif isinstance(kind, tuple):
                 taken = {"choices": kind}
-            taken["required"] = name == "batch" and option == "budget"
+            taken["required"] = (name, option) == ("batch", "budget")
             flags = FLAGS.get(option, [f"--{option.replace('_', '-')}"])
             verb.add_argument(*flags, dest=option, help=about, **taken)
         verb.set_defaults(run=run, open=name == "batch", **OWN)  # of others the package knows them

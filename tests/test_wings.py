@@ -25,7 +25,6 @@ WINGS = (
     "solve",
     "api",
     "cli",
-    "command",
     "__main__",
 )
 STRANGERS = {"planners.marks", "planners.trees", "schedules.execution"}  # to one another

@@ -66,12 +66,11 @@ class CheckReport(NamedTuple):
     def __str__(self) -> str:
         if self:
             return f"equal: {self.compared} arrays in {self.steps} steps, bit for bit"
-        lines = []
-        for first in self.differences[:1]:
-            lines.append(
-                f"{len(self.differences)} of {self.compared} arrays differ, first {first.kind} "
-                f"{first.name!r} in step {first.step} (by {first.largest:g})"
-            )
+        lines = [
+            f"{len(self.differences)} of {self.compared} arrays differ, first {first.kind} "
+            f"{first.name!r} in step {first.step} (by {first.largest:g})"
+            for first in self.differences[:1]
+        ]
         if not self.repeatable:
             said = "the original differs from itself too when run twice"
             lines.append(said + ": set OMP_NUM_THREADS=1 before MXNet is imported")
@@ -138,8 +137,8 @@ def check(
     expected = train(symbol)
     differences = _compare(expected, train(planned))
     repeatable = not differences or not _compare(expected, train(symbol))
-    infinite = {name for (*_, name), value in expected.items() if not np.isfinite(value).all()}
-    not_finite = tuple(n for n in dict.fromkeys(n for *_, n in expected) if n in infinite)
+    infinite = [name for (*_, name), value in expected.items() if not np.isfinite(value).all()]
+    not_finite = tuple(dict.fromkeys(infinite))
     return CheckReport(steps, len(expected), tuple(differences), not_finite, repeatable)
 
 
@@ -199,9 +198,8 @@ def _train(
         arrays = {n: mx.nd.array(value, ctx, value.dtype) for n, value in start.items()}
         args = {graph.nodes[i].name: arrays[graph.nodes[i].name] for i in graph.arguments}
         aux = {n: a for n, a in arrays.items() if n not in args}
-        wanted = {n: args[n] for n in args if requests[n] != "null"}
-        momentum = {n: mx.nd.zeros(a.shape, ctx, a.dtype) for n, a in wanted.items()}
-        grads = {n: mx.nd.zeros(a.shape, ctx, a.dtype) for n, a in wanted.items()}
+        wanted = {n: a for n, a in args.items() if requests[n] != "null"}
+        momentum, grads = ({n: mx.nd.zeros_like(a) for n, a in wanted.items()} for _ in range(2))
         grads = {n: g.tostype("row_sparse") if n in sparse else g for n, g in grads.items()}
         executor = net.bind(ctx, args, grads, requests, aux)
         random = np.random.RandomState(seed)

@@ -20,12 +20,11 @@ how : {'marks', 'schedule', 'auto'}
     'marks': each result is recomputed at most once, by marks that MXNet's executor reads.
     'schedule': as often as it pays; the whole training step is written out when the symbol is
     bound. 'auto', with a budget: both are searched, and the plan that is predicted to be faster is
-    taken. Mostly that is a schedule, for marks cannot keep the result of a convolution without what
-    it was computed from, unless it runs again.
+    taken: mostly a schedule, for marks keep a convolution's result with its inputs or run it twice.
 work : float, optional
     The most forward work of a training step, in forward passes: 2.0 allows one pass more. Marks
-    take at most 2. By default there is a limit for schedules alone: what O(log n) memory takes, at
-    most 2 log2(n) for a network of n operators. More can be told.
+    take at most 2; the default limit of schedules is what O(log n) memory takes, at most 2 log2(n)
+    for a network of n operators. More can be told.
 budget : int, str or float, optional
     The memory that may be taken: the plan is then the fastest that fits. Bytes (an int), text in
     decimal or binary units ('6GB', '6GiB', '800MB'), a share of the memory without a plan ('60%',
@@ -43,15 +42,14 @@ patience : float
 type_dict : dict, optional
     Types of inputs by name, as ``simple_bind`` takes it; float32 where nothing is told.
 grad_req : str, list or dict
-    'write', 'add' or 'null' as ``simple_bind`` takes it; by default gradients of all arguments. The
-    memory that is told is that with these gradients; the plan is right for others too. ``Module``
-    asks for none of its data and labels ('null'), by which its memory differs a little.
+    'write', 'add' or 'null' as ``simple_bind`` takes it; by default gradients of all arguments.
+    Memory is told with these gradients; the plan is right for others too. ``Module`` asks for none
+    of its data and labels ('null'), by which its memory differs a little.
 ctx : mx.Context, optional
     The device to plan for. By default the plan is made on the CPU and holds for CPU and GPU; a plan
-    for ``mx.cpu()`` leaves cuDNN's BatchNorm on and does not hold for a GPU. Where you train on a
-    GPU, give it, such as ``mx.gpu(0)``: what is kept then costs nothing more with pointwise fusion,
-    and memory is told with ``MXNET_USE_FUSION`` as it is set. Such a plan is not for the CPU:
-    inference there may round differently.
+    for ``mx.cpu()`` leaves cuDNN's BatchNorm on and does not hold for a GPU. With ``mx.gpu(0)``
+    what is kept costs nothing more with pointwise fusion, and memory is told with
+    ``MXNET_USE_FUSION`` as it is set; on the CPU inference by such a plan may round differently.
 planner : {'smallest', 'chen2016'}
     'smallest' searches cuts of the network for the least memory, marks or no marks, and takes
     nothing that is worse than the original's plan with the rules or than none; 'chen2016' is the
@@ -75,17 +73,25 @@ file : str or path
     A picture of 1200 by 800 pixels where it ends in ``.png``; ``.svg`` and ``.pdf`` too.
 """
 
-#: What is raised, where a docstring tells nothing else; of pictures, and of all else.
+#: What is raised: of pictures, of all else, and by calls with these parameters.
 UNDRAWN = """MemongerError
     If matplotlib is not installed, or the file cannot be written.
 """
 RAISES = """MemongerError
     If something about the network, the shapes or the call is wrong; it says what to do.
 """
+RAISED_BY = {
+    "budget": """BudgetError
+    If nothing that was found fits the budget; it tells the least memory that was found.
+""",
+    "patience": """KeyboardInterrupt
+    If it is interrupted before anything was found; later, the best so far is returned.
+""",
+}
 
 
 def documented(function: F) -> F:
-    """Complete the docstring of a public call: shared parameters, in order, and what is raised."""
+    """Complete the docstring of a public call: shared parameters, what is returned and raised."""
     first, *parts = re.split(r"^(\w+)\n-+\n", inspect.cleandoc(function.__doc__ or ""), flags=re.M)
     sections = dict(zip(parts[::2], parts[1::2]))
     told = {**_entries(PARAMETERS), **_entries(sections.pop("Parameters", ""))}
@@ -93,8 +99,11 @@ def documented(function: F) -> F:
     raises = sections.pop("Raises", "")
     if "MemongerError" not in raises:
         raises = (UNDRAWN if names == ["file"] else RAISES) + raises
+    raises += "".join(text for name, text in RAISED_BY.items() if name in names)
     parameters = "".join(told[name] for name in names)
-    whole = {"Parameters": parameters, "Returns": sections.pop("Returns", ""), "Raises": raises}
+    returns = sections.pop("Returns", function.__annotations__["return"])
+    returns = "" if returns == "None" else returns
+    whole = {"Parameters": parameters, "Returns": returns, "Raises": raises}
     function.__doc__ = first.rstrip()
     for title, body in {**whole, **sections}.items():
         if body:

@@ -4,7 +4,7 @@ replay of one training step."""
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, Dict, Mapping, NamedTuple, Sequence
+from typing import Any, Iterable, Mapping, NamedTuple
 
 import numpy as np
 
@@ -15,17 +15,15 @@ from memonger.graph import marks
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.graph.forward import ForwardGraph, no_collection
 from memonger.graph.operators.recompute import why_kept
-from memonger.solve.memory import Memory, predict
+from memonger.solve.memory import Memory, measure, predict
 from memonger.solve.request import read_call
-from memonger.solve.solution import NO_OPERATORS, sets_floor
-from memonger.solve.way import Way
+from memonger.solve.solution import NO_OPERATORS
 from memonger.support.errors import MB, in_words
 
 SHOWN = 12  # tensors of the peak that are printed
 KINDS = {FORWARD: "result", RECOMPUTED: "computed again", BACKWARD: "gradient"}
 TITLES = {"result": "results", "computed again": "again", "gradient": "gradients"}
 SMALL = 1 / 1000  # of the peak: what is not worth computing again
-MOST_TRIED = 20_000_000  # tensors x nodes for which it is tried whether a rule keeps them
 
 
 class Alive(NamedTuple):
@@ -141,29 +139,27 @@ def explain(
     >>> print(memonger.explain(net, {'data': (32, 3, 224, 224)}))
     """
     call = read_call(locals())
-    return _explained(predict(net, call.spec, call.grad_req, call.device))
+    memory = predict(call)
+    return _explained(measure(call) if memory.inexact else memory)
 
 
 @no_collection()
 def _explained(memory: Memory) -> Explanation:
     """Read the tensors of the peak off a replay."""
-    rows, line, nodes = memory.replay.training, memory.timeline, memory.graph.nodes
+    line, nodes = memory.timeline, memory.graph.nodes
     tensors: list[Alive] = []
     for k in memory.alive.tolist():
-        row, output, phase = int(line.row[k]), int(line.output[k]), int(line.kind[k])
+        row, output = int(line.row[k]), int(line.output[k])
         if (row, output) in memory.pooled:
             continue
-        x, rule = int(memory.operators[row]), ""
-        name, op = (nodes[x].name, nodes[x].op) if x >= 0 else (rows.names[row], rows.ops[row])
-        if x >= 0 and phase == FORWARD:
-            rule = why_kept(op, nodes[x].attrs) or ""
-        name = _tensor_name(name, output)
-        tensors.append(Alive(name, op, KINDS[phase], int(line.nbytes[k]), rule))
+        (name, op, phase), x = memory.what(row), int(memory.operators[row])
+        rule = why_kept(op, nodes[x].attrs) if x >= 0 and phase == FORWARD else None
+        name, nbytes = _tensor_name(name, output), int(line.nbytes[k])
+        tensors.append(Alive(name, op, KINDS[phase], nbytes, rule or ""))
     tensors.sort(key=lambda t: -t.nbytes)
     peak, least = int(memory.live[memory.peak]), lower_bound(memory.training)
-    bounded = least.nbytes, least.own_bytes, sets_floor(memory.training, least)
     about = memory.pool_bytes, peak, memory.running, tuple(tensors)
-    return Explanation(*about, *bounded, memory.inexact)
+    return Explanation(*about, least.nbytes, least.own_bytes, least.sets(nodes), memory.inexact)
 
 
 def _tensor_name(name: str, output: int) -> str:
@@ -219,9 +215,12 @@ class PlanExplanation(NamedTuple):
 
 
 @no_collection()
-def explain_choices(way: Way, memory: Memory, original: bool, budgeted: bool) -> PlanExplanation:
+def explain_choices(
+    memory: Memory, until: int | None, original: bool, budgeted: bool
+) -> PlanExplanation:
     """Explain a plan tensor by tensor: who reads it, and when, and which rule leaves no choice.
 
+    ``until``: the node of the network without a plan from which on everything is kept;
     ``original``: it is the original planner's, which keeps by the user's marks; ``budgeted``: it is
     the fastest within a budget, and not the smallest.
     """
@@ -231,18 +230,21 @@ def explain_choices(way: Way, memory: Memory, original: bool, budgeted: bool) ->
     border = int(np.flatnonzero(forward[found.order]).max(initial=0))
     runs = operators[found.order[training.phases[found.order] != BACKWARD]]
     times = np.bincount(runs[runs >= 0], minlength=len(graph.nodes))
-    ruled, readers = _kept_by_rule(way, graph, times > 1), _readers(memory)
+    ruled, readers = _kept_by_rule(graph, until), _readers(memory)
     little = SMALL * int(memory.live[peak])
 
     def why_of(k: int, x: int, output: int) -> tuple[str, str]:
         """Why a tensor of the timeline is kept, in a word and in words: the first that is true."""
         again, gradients = readers[int(training.tables.output_start[line.row[k]]) + output]
-        cut = f"{_some(graph, [*again], 'is', 'are')} computed again from it"
         reasons = (
             ((x, output) in graph.heads, "output", "it is an output of the network"),
             (x in ruled, "rule", ruled.get(x, "")),
-            (again, "mark" if original else "cut", cut),
-            (times[x] > 1, "gradient", f"the gradient of {_some(graph, [*gradients])} reads it"),
+            (
+                again,
+                "mark" if original else "cut",
+                f"computed again from it: {_some(graph, again)}",
+            ),
+            (times[x] > 1, "gradient", f"the gradient of {_some(graph, gradients)} reads it"),
             (line.nbytes[k] <= little, "cheap", "less than 1/1000 of the peak"),
             (not line.start[k] <= peak <= line.stop[k], "cheap", "it is gone at the peak"),
             (budgeted, "budget", "the budget allows it, and computing it again takes time"),
@@ -261,24 +263,18 @@ def explain_choices(way: Way, memory: Memory, original: bool, budgeted: bool) ->
     return PlanExplanation(tuple(tensors))
 
 
-def _some(graph: ForwardGraph, nodes: Sequence[int], one: str = "", more: str = "") -> str:
+def _some(graph: ForwardGraph, nodes: Iterable[int]) -> str:
     """Name some nodes: the first, and how many others."""
-    if not nodes:
-        return "a kept operator"
-    text = repr(graph.nodes[nodes[0]].name)
-    others = f"and {len(nodes) - 1} more {more}" if len(nodes) > 1 else one
-    return f"{text} {others}".rstrip()
+    first, *others = [repr(graph.nodes[x].name) for x in nodes] or ["a kept operator"]
+    return f"{first} and {len(others)} more" if others else first
 
 
-_Readers = Dict[int, "tuple[dict[int, None], dict[int, None]]"]  # of each tensor, in order
-
-
-def _readers(memory: Memory) -> _Readers:
+def _readers(memory: Memory) -> dict[int, tuple[dict[int, None], dict[int, None]]]:
     """Find the operators that read each tensor when computed again, and by their gradients."""
     found = memory.replay
     t, phases = found.training.tables, found.training.phases
     entries = entries_read(t, found.recomputed, t.use_entry, t.use_row, t.use_owner)
-    readers: _Readers = defaultdict(lambda: ({}, {}))
+    readers: Any = defaultdict(lambda: ({}, {}))  # dicts, for their order
     for row in found.order[phases[found.order] != FORWARD].tolist():
         x = int(memory.operators[row])
         if x >= 0:
@@ -287,35 +283,14 @@ def _readers(memory: Memory) -> _Readers:
     return readers
 
 
-def _kept_by_rule(way: Way, graph: ForwardGraph, again: np.ndarray) -> dict[int, str]:
-    """Tell which rule keeps each of the nodes that a rule keeps.
-
-    Those that must run once are known. For the others it is tried: recomputed beside what is
-    recomputed already (``again``), do the rules leave them so? ``graph`` is the network's with the
-    plan, which may hold kept copies.
-    """
-    copied = np.array([n.hidden.get(marks.RECORD) == marks.INSERTED for n in graph.nodes], bool)
-    before = np.where(copied, -1, np.cumsum(~copied) - 1)  # each node without copies
-    rules, nodes, until = way.rules, way.graph.nodes, way.request.until
-    found = {i: rules.reasons[x] for i, x in enumerate(before.tolist()) if x in rules.reasons}
+def _kept_by_rule(graph: ForwardGraph, until: int | None) -> dict[int, str]:
+    """Tell which rule keeps each of the nodes that a rule keeps."""
+    found: dict[int, str | None] = {}
     if until is not None:
-        late = f"it does not come before {nodes[until].name!r}"
-        found = {**{i: late for i in graph.operators if before[i] >= until}, **found}
-    mask = np.zeros(len(nodes), dtype=np.bool_)
-    mask[before[(before >= 0) & again]] = True
-    tried = np.flatnonzero((before >= 0) & ~again & rules.allowed[before])
-    candidates = [i for i in tried.tolist() if i not in found]
-    if not mask.any() or len(candidates) * len(before) > MOST_TRIED:
-        return found
-    same = rules.trainings[0].same
-    for i in candidates:
-        x = int(before[i])
-        more = mask.copy()
-        more[x] = True
-        if rules.apply(more)[x]:
-            continue
-        found[i] = "nobody would read what is computed again, which not every device bears"
-        twins = [y for y, first in enumerate(same) if first == same[x] and y != x]
-        if twins:
-            found[i] = f"MXNet merges it with {nodes[twins[0]].name!r}, which has the same marks"
-    return found
+        inserted = [node.hidden.get(marks.RECORD) == marks.INSERTED for node in graph.nodes]
+        first = int(np.flatnonzero(~np.array(inserted))[until])
+        late = f"it does not come before {graph.nodes[first].name!r}"
+        found = {i: late for i in graph.operators if i >= first}
+    for i in graph.operators:
+        found[i] = why_kept(graph.nodes[i].op, graph.nodes[i].attrs) or found.get(i)
+    return {i: why for i, why in found.items() if why}

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import math
 from functools import lru_cache, partial
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -14,13 +14,10 @@ from memonger.api import plot
 from memonger.api.docstrings import documented
 from memonger.api.plan import Plan, plan_of
 from memonger.graph.inputs import check_count, read_pairs
-from memonger.graph.operators.tensors import Shape
 from memonger.planners.pareto import not_dominated
-from memonger.solve.budget import in_bytes
 from memonger.solve.request import EITHER, WAYS, Options, Request, read_options, read_request
-from memonger.solve.solution import Solution, solution_of, solve
-from memonger.solve.way import Candidate, Way
-from memonger.solve.ways import Marks, way_of
+from memonger.solve.solution import Solution, in_bytes, solution_of, solve
+from memonger.solve.ways import Candidate, Marks, Way, way_of
 from memonger.support.errors import MB, BudgetError, MemongerError, TooLargeError
 
 log = logging.getLogger("memonger")
@@ -89,11 +86,6 @@ def frontier(
     Frontier
         A tuple of ``Plan``, the fastest first. Printed it is a table; ``plot`` draws it.
 
-    Raises
-    ------
-    KeyboardInterrupt
-        If it is interrupted before anything was found; later, what was found so far is returned.
-
     Examples
     --------
     >>> print(memonger.frontier(net, {'data': (32, 3, 224, 224)}))
@@ -101,7 +93,7 @@ def frontier(
     points = check_count("points", points, 2)
     options, request = read_options(locals()), read_request(locals())
     plans, interrupted = _candidates(request, options)
-    solutions: list[tuple[Solution, Any]] = []
+    solutions: list[Solution] = []
     try:
         for k in _spread([pool for _, pool, *_ in plans], points):
             solutions.append(solution_of(*plans[k][2:]))
@@ -111,11 +103,11 @@ def frontier(
         interrupted = True
     if interrupted:
         log.warning("interrupted: these are the plans that were found so far")
-    for warning in dict.fromkeys(text for solution, _ in solutions for text in solution.warnings):
+    for warning in dict.fromkeys(text for each in solutions for text in each.warnings):
         log.warning(warning)
-    made = [plan_of(request, symbol, solution) for solution, symbol in solutions]
-    keys = _front((plan.added_time or 0.0, plan.pool_bytes, plan) for plan in made)
-    return Frontier(dataclasses.replace(plan, interrupted=interrupted) for *_, plan in keys)
+    made = [plan_of(request, solution) for solution in solutions]
+    made = not_dominated(made, lambda plan: (plan.added_time or 0.0, plan.pool_bytes))
+    return Frontier(dataclasses.replace(plan, interrupted=interrupted) for plan in made)
 
 
 _Point = Tuple[float, int, Way, Candidate]  # the time that a plan adds, and its pool
@@ -124,6 +116,7 @@ _Point = Tuple[float, int, Way, Candidate]  # the time that a plan adds, and its
 def _candidates(request: Request, options: Options) -> tuple[list[_Point], bool]:
     """Search for the plans that no other beats, by one way or both; whether that was ended."""
     plans: list[_Point] = []
+    interrupted = False
     for how in WAYS if options.how == EITHER else (options.how,):
         try:
             way = way_of(request, dataclasses.replace(options, how=how))
@@ -132,18 +125,15 @@ def _candidates(request: Request, options: Options) -> tuple[list[_Point], bool]
             if not plans:
                 raise
             log.info("no plans by how=%r: %s", how, error)
-            return _front(plans), isinstance(error, KeyboardInterrupt)
+            interrupted = isinstance(error, KeyboardInterrupt)
+            break
         known = [plan if plan.recomputed.any() else way.no_plan for plan in found.plans]
         pools = way.pools(found.plans)
         plans += [(plan.added_time or 0.0, n, way, plan) for plan, n in zip(known, pools)]
-        if found.interrupted:
-            return _front(plans), True
-    return _front(plans), False
-
-
-def _front(plans: Iterable[Any]) -> list[Any]:
-    """Choose of (time, memory, ...) those that no other beats in both, the fastest first."""
-    return not_dominated(plans, lambda plan: plan[:2])
+        interrupted = found.interrupted
+        if interrupted:
+            break
+    return not_dominated(plans, lambda plan: plan[:2]), interrupted
 
 
 def _spread(pools: Sequence[int], points: int) -> list[int]:
@@ -207,19 +197,6 @@ def largest_batch(
     budget : int or str
         Bytes, text such as '11GB', or 'device'.
 
-    Returns
-    -------
-    LargestBatch
-
-    Raises
-    ------
-    BudgetError
-        If not even a batch of one fits.
-    MemongerError
-        If no shape says where the batch goes, or the budget is a share.
-    KeyboardInterrupt
-        If it is interrupted before any batch is known to fit; later, that is returned.
-
     Examples
     --------
     >>> found = memonger.largest_batch(net, {'data': (None, 3, 224, 224)}, budget='11GB')
@@ -229,12 +206,13 @@ def largest_batch(
     if options.budget is None or options.budget.is_share:
         said = "the largest batch needs a budget in bytes, such as '11GB'"
         raise MemongerError(f"budget={budget!r}: {said}")
-    sized, types = _sized(shapes)
+    open_shapes, types = _open_shapes(shapes)
     given["type_dict"] = {**types, **(type_dict or {})}
 
     @lru_cache(maxsize=None)
     def way(batch: int) -> Marks:
-        return Marks(read_request({**given, "shapes": sized(batch)}), options)
+        sizes = {n: tuple(batch if k is None else k for k in s) for n, s in open_shapes.items()}
+        return Marks(read_request({**given, "shapes": sizes}), options)
 
     return _largest_batch(way, int(options.budget.amount))
 
@@ -277,7 +255,7 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
         here = way(batch)
         try:
             search = here.known if interrupted else here.front
-            solution, symbol = solve(here, partial(search, plans))
+            solution = solve(here, partial(search, plans))
             break
         except BudgetError as error:  # where memory is learned by binding alone
             if batch == 1:
@@ -285,33 +263,27 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
             batch = max(1, min(batch - 1, batch * limit // error.least_bytes))
     for warning in solution.warnings:
         log.warning(warning)
-    plan = plan_of(here.request, symbol, solution)
+    plan = plan_of(here.request, solution)
     plan = dataclasses.replace(plan, interrupted=interrupted or plan.interrupted)
     return LargestBatch(batch, plan, unplanned)
 
 
-def _sized(shapes: Any) -> tuple[Callable[[int], dict[str, Shape]], dict[str, Any]]:
-    """Read shapes with a batch yet to be told: what puts it in, and the types that are told."""
+def _open_shapes(shapes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read shapes, with None where the batch goes, and the types that are told with them."""
     types: dict[str, Any] = {}
     axes: dict[str, int] = {}
     given = dict(read_pairs(shapes, types, axes))
     for name, shape in given.items():
         if not isinstance(shape, (list, tuple)):
             raise MemongerError(f"input {name!r}: a shape is a tuple of integers, not {shape!r}")
-    places = {(name, k) for name, s in given.items() for k, n in enumerate(s) if n is None}
-    if not places:  # an iterator knows where the batch is, and how large it was
-        places = {(name, axis) for name, axis in axes.items() if 0 <= axis < len(given[name])}
-    if not places:
+    if not any(None in shape for shape in given.values()):
+        for name, axis in axes.items():  # an iterator knows where it is, and how large it was
+            if 0 <= axis < len(given[name]):
+                given[name] = (*given[name][:axis], None, *given[name][axis + 1 :])
+    if not any(None in shape for shape in given.values()):
         example = "{'data': (None, 3, 224, 224)}"
         raise MemongerError(f"no shape has None where the batch goes, as {example}: {shapes!r}")
-
-    def sized(batch: int) -> dict[str, Shape]:
-        return {
-            name: tuple(batch if (name, k) in places else n for k, n in enumerate(shape))
-            for name, shape in given.items()
-        }
-
-    return sized, types
+    return given, types
 
 
 def _largest(taken: Callable[[int], float], limit: int) -> int:

@@ -1,23 +1,42 @@
-"""``Plan``: a planned network and what it costs."""
+"""``Plan``: a planned network and what it costs; its file.
+
+That is JSON in UTF-8: the planned network, what a schedule runs, the figures of the plan, and a
+checksum. Nothing in it is run or unpickled, and MXNet sees nothing of a file that is not whole.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from dataclasses import dataclass
-from typing import Any
+import json
+import logging
+import os
+from dataclasses import dataclass, fields, replace
+from typing import Any, Mapping
 
-from memonger.api import files, plot
+import numpy as np
+
+from memonger.api import plot
 from memonger.api.docstrings import documented
 from memonger.api.explain import PlanExplanation, explain_choices
 from memonger.costs.time import measured as timing
+from memonger.graph import marks
 from memonger.graph.forward import copy_names
+from memonger.graph.inputs import InputSpec, check_symbol, read_shapes, without_old_types
+from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import Schedule
 from memonger.solve.memory import Memory, predict
-from memonger.solve.request import Options, Request
+from memonger.solve.request import Request, mxnet_variables, structure
 from memonger.solve.solution import Solution
-from memonger.solve.ways import Marks
-from memonger.support.errors import in_words
+from memonger.support import files
+from memonger.support.errors import MemongerError, in_words
+from memonger.support.mxnet import mx
 from memonger.support.symbols import read
+
+log = logging.getLogger("memonger")
+
+KIND = "memonger plan"
+FORMAT = 1  # of what is written
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -39,15 +58,15 @@ class Plan:
         arrays of their own, and this is 0. A pool takes ``pool_bytes + gradient_bytes``.
     peak_bytes : int
         The most bytes of activations, and of gradients on their way, that are alive at once. The
-        pool is larger by what MXNet's planner leaves unused. That of a schedule can be less, for
+        pool is larger by what MXNet's planner leaves unused; that of a schedule can be less, for
         activations may lie where a gradient of ``gradient_bytes`` will be.
     device_bytes, unplanned_device_bytes : int
         What MXNet asks the device for (a GPU, where none was given): the pool, inputs, parameters,
         the gradients that ``grad_req`` asks for, auxiliary states, ``held_bytes`` and
         ``temporary_bytes``, each rounded as MXNet rounds it. Not in it: the state of an optimiser,
-        cuDNN's workspaces and what CUDA takes for itself; and pointwise fusion, unless the plan is
-        for a GPU (``ctx``). It is on by default there (``MXNET_USE_FUSION``), and makes the
-        ``copies`` of a plan for any device take memory of their own (ResNet-50 v1: 9 % more).
+        cuDNN's workspaces, what CUDA takes for itself; and pointwise fusion (``MXNET_USE_FUSION``,
+        on by default on a GPU) unless the plan is for a GPU (``ctx``): it makes the ``copies`` of a
+        plan for any device take memory of their own (ResNet-50 v1: 9 % more).
     held_bytes, unplanned_held_bytes : int
         What operators hold beside the pool for the life of the executor: the reserve spaces of
         ``RNN``, which no plan changes; on the CPU plain copies of what MKLDNN has laid out in
@@ -83,8 +102,7 @@ class Plan:
         What was asked for: the network without a plan, its shapes, its gradients.
     time_overhead : float or None
         The time that the plan is predicted to add to a training step, as a share of the step's
-        without a plan; None where the search did not look at time. The field has its old name,
-        ``added_time``.
+        without a plan; None where the search did not look at time. Old name: ``added_time``.
     schedule : Schedule or None
         What a training step runs, in which order; None where that is left to MXNet.
     """
@@ -127,45 +145,46 @@ class Plan:
 
     def __str__(self) -> str:
         inside, alive = self.gradient_bytes, in_words(self.peak_bytes)
-        before = f"{in_words(self.unplanned_bytes + inside)} without a plan"
-        after = f"of which {alive} are alive at once"
-        if inside:
-            before += f": a pool of {in_words(self.unplanned_bytes)}, and {in_words(inside)} of "
-            before += "gradients of parameters"
-            after = f"these gradients in it; {alive} of results are alive at once"
-        saved = self.unplanned_bytes - self.pool_bytes
-        share = 100 * saved / max(1, self.unplanned_bytes + inside)
+        whole, saved = self.unplanned_bytes + inside, self.unplanned_bytes - self.pool_bytes
         gpu = self.request.ctx is None or self.request.ctx.device_type == "gpu"
-        held = f"{in_words(self.held_bytes)} of it are held by operators, "
-        held += f"{in_words(self.unplanned_held_bytes)} without a plan"
-        shared = (
-            f"{in_words(self.temporary_bytes)} of it are temporary space, which operators share"
-        )
-        work = f"{100 * self.recomputed_flops:.0f} % of the forward pass is recomputed"
-        if self.added_time is not None:
-            work += f"; {100 * self.added_time:.1f} % of the time of a step is added, as predicted"
         operators = len(self.kept) + len(self.recomputed)
         times = "once each" if self.schedule is None else "as often as the schedule says"
-        results = f", and the results of {len(self.copies)} recomputed ones"
-        exact = "replayed to the byte" if self.exact else "bound, in whole MB"
-        lines = {
-            "before": before,
-            "after": f"{in_words(self.pool_bytes + inside)}, {after}",
-            "saved": f"{in_words(saved)}, {share:.0f} %",
-            "floor": f"{in_words(self.floor_bytes)} must be alive at once under any plan"
-            + (self.floor and f", in {self.floor}"),
+        lines: dict[str, Any] = {
+            "before": f"{in_words(whole)} without a plan",
+            "after": f"{in_words(self.pool_bytes + inside)}, ",
+            "saved": f"{in_words(saved)}, {100 * saved / max(1, whole):.0f} %",
+            "floor": f"{in_words(self.floor_bytes)} must be alive at once under any plan",
             "device": f"{in_words(self.device_bytes)} of {'a GPU' if gpu else 'the CPU'}, "
             f"{in_words(self.unplanned_device_bytes)} without a plan: that, parameters, gradients "
-            "and inputs" + (gpu and ", in MXNet's blocks" or ""),
-            "held": held if self.held_bytes or self.unplanned_held_bytes else "",
-            "shared": shared if self.temporary_bytes else "",
-            "work": work,
+            "and inputs" + (", in MXNet's blocks" if gpu else ""),
+            "held": (self.held_bytes or self.unplanned_held_bytes)
+            and f"{in_words(self.held_bytes)} of it are held by operators, "
+            f"{in_words(self.unplanned_held_bytes)} without a plan",
+            "shared": self.temporary_bytes
+            and f"{in_words(self.temporary_bytes)} of it are temporary space, which operators "
+            "share",
+            "work": f"{100 * self.recomputed_flops:.0f} % of the forward pass is recomputed",
             "slowest": self.slowest or "nothing is recomputed",
             "recomputed": f"{len(self.recomputed)} of {operators} operators, {times}",
-            "kept": f"{len(self.kept)} operators" + (results if self.copies else ""),
-            "plan": f"{self.planner}, memory {exact}"
-            + ("; the search was interrupted" if self.interrupted else ""),
+            "kept": f"{len(self.kept)} operators",
+            "plan": f"{self.planner}, memory "
+            + ("replayed to the byte" if self.exact else "bound, in whole MB"),
         }
+        if inside:
+            lines["before"] += f": a pool of {in_words(self.unplanned_bytes)}, and "
+            lines["before"] += f"{in_words(inside)} of gradients of parameters"
+            lines["after"] += f"these gradients in it; {alive} of results are alive at once"
+        else:
+            lines["after"] += f"of which {alive} are alive at once"
+        if self.floor:
+            lines["floor"] += f", in {self.floor}"
+        if self.added_time is not None:
+            share = f"{100 * self.added_time:.1f} %"
+            lines["work"] += f"; {share} of the time of a step is added, as predicted"
+        if self.copies:
+            lines["kept"] += f", and the results of {len(self.copies)} recomputed ones"
+        if self.interrupted:
+            lines["plan"] += "; the search was interrupted"
         return "\n".join(f"{name:10} {text}" for name, text in lines.items() if text)
 
     def explain(self) -> PlanExplanation:
@@ -177,16 +196,14 @@ class Plan:
             Printed it is a table.
         """
         original, budgeted = self.planner == "chen2016", self.added_time is not None
-        way = Marks(self.request, Options())
-        return explain_choices(way, self._memory(self.symbol), original, budgeted)
+        return explain_choices(self._memory, self.request.until, original, budgeted)
 
     @documented
     def plot(self, file: Any) -> None:
         """Draw memory over the training step, without the plan and with it."""
-        before, after = self._memory(self.request.symbol), self._memory(self.symbol)
         panels = {
-            f"without a plan: a pool of {in_words(self.unplanned_bytes)}": before,
-            f"with the plan: a pool of {in_words(self.pool_bytes)}": after,
+            f"without a plan: a pool of {in_words(self.unplanned_bytes)}": predict(self.request),
+            f"with the plan: a pool of {in_words(self.pool_bytes)}": self._memory,
         }
         plot.plot_memory(file, panels)
 
@@ -205,7 +222,7 @@ class Plan:
         """
         if self.added_time is not None:
             return self.added_time
-        memory = self._memory(self.symbol)
+        memory = self._memory
         times = timing.times_of(memory.training, self.request.device, measure)
         return float(times.forward[memory.recomputed].sum() / times.step)
 
@@ -225,12 +242,28 @@ class Plan:
         MemongerError
             If it cannot be written.
         """
-        files.write(file, self)
+        request, schedule = self.request, self.schedule
+        asked = {
+            "symbol": self.symbol.tojson(remove_amp_cast=False),
+            "spec": request.spec._asdict(),
+            "grad_req": request.grad_req,
+            "ctx": request.ctx and [request.ctx.device_type, request.ctx.device_id],
+            "until": request.until,
+        }
+        plan = {
+            "request": asked,
+            "figures": figures(self),
+            "schedule": schedule and schedule.events,
+            "settings": mxnet_variables(),
+        }
+        text = json.dumps(plan, sort_keys=True, default=lambda value: value.tolist())  # NumPy's
+        whole = {KIND: FORMAT, "sha256": _checksum(text), "plan": json.loads(text)}
+        files.write(file, json.dumps(whole).encode())
 
-    def _memory(self, symbol: Any) -> Memory:
-        """Predict what a training step of a symbol takes."""
-        request = self.request
-        return predict(symbol, request.spec, request.grad_req, request.device)
+    @property
+    def _memory(self) -> Memory:
+        """What a training step of the planned symbol takes, predicted."""
+        return predict(replace(self.request, symbol=self.symbol))
 
 
 @documented
@@ -263,31 +296,101 @@ def load_plan(file: Any, net: Any = None, shapes: Any = None, **input_shapes: An
     >>> plan = memonger.load_plan('plan.json', net, data=(32, 3, 224, 224))
     >>> mod = mx.mod.Module(plan.symbol, context=mx.gpu())
     """
-    return Plan(**files.read(file, net, shapes, input_shapes))
+    whole = _whole(file)
+    asked, events = whole["request"], whole["schedule"]
+    planned, schedule = mx.sym.load_json(asked["symbol"]), None
+    bare = marks.clear(marks.unplan(planned))
+    if events is not None:
+        schedule = Schedule(np.array(events, dtype=np.int32))
+        planned = scheduled(bare, schedule)
+    shaped = {k: tuple(shape) for k, shape in asked["spec"]["shapes"].items()}
+    ctx = None if asked["ctx"] is None else mx.Context(*asked["ctx"])
+    spec = InputSpec(shaped, asked["spec"]["types"])
+    request = Request(**{**asked, "symbol": bare, "spec": spec, "ctx": ctx})
+    if net is not None:
+        _compare(file, request, check_symbol(net), shapes, input_shapes)
+    elif shapes is not None or input_shapes:
+        raise MemongerError("load_plan: shapes are checked with the network; give it as well")
+    here = mxnet_variables()
+    others = sorted({name for name, _ in here.items() ^ whole["settings"].items()})
+    if others:
+        said = "the plan of %r was made with other settings of %s: here it may take other memory"
+        log.warning(said, file, ", ".join(others))
+    facts = {k: tuple(v) if isinstance(v, list) else v for k, v in whole["figures"].items()}
+    return Plan(**{**facts, "symbol": planned, "request": request, "schedule": schedule})
 
 
-def plan_of(request: Request, planned: Any, solution: Solution) -> Plan:
-    """Make the Plan of a planned symbol, with the names of its operators."""
-    nodes = read(request.symbol)["nodes"]
+def figures(plan: Any) -> dict[str, Any]:
+    """Give the fields of a Plan that are data: all but its symbol, its request, its schedule."""
+    names = [f.name for f in fields(plan)]
+    return {n: getattr(plan, n) for n in names if n not in ("symbol", "request", "schedule")}
+
+
+def _whole(file: Any) -> dict[str, Any]:
+    """Read what a file holds, if it is as it was written."""
+    anew = "write it anew with plan.save()"
+    try:
+        with open(os.fsdecode(file), encoding="utf-8") as f:
+            found = json.load(f)
+    except OSError as error:
+        raise MemongerError(f"the plan {file!r} cannot be read: {error}") from None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise MemongerError(f"{file!r} is no plan, or is cut short ({error}); {anew}") from None
+    if not isinstance(found, dict) or KIND not in found:
+        raise MemongerError(f"{file!r} is no plan that plan.save() has written")
+    if found[KIND] != FORMAT:
+        formats = f"has the format {found[KIND]!r}, and this memonger {FORMAT}"
+        raise MemongerError(f"the plan {file!r} {formats}; {anew}")
+    plan: Any = found.get("plan")
+    if found.get("sha256") != _checksum(json.dumps(plan, sort_keys=True)):
+        raise MemongerError(f"the plan {file!r} is not what was written (its checksum); {anew}")
+    return dict(plan)
+
+
+def _compare(
+    file: Any, request: Request, net: Any, shapes: Any, input_shapes: Mapping[str, Any]
+) -> None:
+    """Make sure that a plan is of this network and of these shapes."""
+    spec, known = read_shapes(net, shapes, input_shapes, None), request.spec
+    named = f"the plan {file!r} is of another network: "
+    bare = marks.clear(marks.unplan(without_old_types(net, known)))
+    here, there = structure(bare), structure(request.symbol)
+    for k, (one, other) in enumerate(zip(here["nodes"], there["nodes"])):
+        if one != other:
+            ours, theirs = (json.dumps(node, sort_keys=True) for node in (one, other))
+            raise MemongerError(named + f"node {k} is {ours} here, and {theirs} there")
+    if here != there:
+        count = f"{len(here['nodes'])} nodes here, and {len(there['nodes'])} there"
+        raise MemongerError(f"{named}it has {count}, or other outputs")
+    pairs: Any = zip(("shape", "type"), spec, known)
+    for what, given, planned in pairs:
+        for name, value in given.items():
+            if planned.get(name, value) != value:
+                raise MemongerError(
+                    f"the plan {file!r} is for another {what} of input {name!r}: it is {value} "
+                    f"here, and {planned[name]} there; plan for this one"
+                )
+
+
+def _checksum(text: str) -> str:
+    """Return the SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def plan_of(request: Request, solution: Solution) -> Plan:
+    """Make the Plan of a network, with the names of its operators."""
+    nodes, planned = read(request.symbol)["nodes"], solution.symbol
     names = [node["name"] for node in nodes]
-    found, floor = solution.plan, solution.floor
-    operators = [(n["name"], r) for n, r in zip(nodes, found.recomputed) if n["op"] != "null"]
-    chosen, slowest = nodes[floor.operator], ""
-    if solution.slowest is not None:
-        first, last, count, flops = solution.slowest
-        slowest = (
-            f"{names[first]!r} to {names[last]!r}: {count} operators, {100 * flops:.0f} % of the "
-            "forward pass, are recomputed together"
-        )
+    masked = zip(nodes, solution.plan.recomputed)
+    operators = [(n["name"], again) for n, again in masked if n["op"] != "null"]
+    facts = {**solution.facts, "candidates": dict(solution.facts["candidates"])}
+    for key, (text, of) in solution.texts.items():
+        facts[key] = text.format(*(names[i] for i in of))
     return Plan(
-        symbol=planned,
-        floor_bytes=floor.nbytes,
-        floor=floor.sets(chosen["name"], chosen["op"], len(nodes)) if floor.row >= 0 else "",
-        slowest=slowest,
+        symbol=solution.plan.carry_out(request.symbol) if planned is None else planned,
         request=request,
         kept=tuple(name for name, again in operators if not again),
         recomputed=tuple(name for name, again in operators if again),
-        copies=tuple(itertools.chain(*copy_names(names, found.copies).values())),
-        schedule=found.schedule,
-        **{**solution.facts, "candidates": dict(solution.facts["candidates"])},
+        copies=tuple(itertools.chain(*copy_names(names, solution.plan.copies).values())),
+        **facts,
     )

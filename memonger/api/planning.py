@@ -19,7 +19,7 @@ from memonger.graph.read import forward_graph
 from memonger.planners.marks import chen2016
 from memonger.solve import request as requests
 from memonger.solve.memory import measure as measured
-from memonger.solve.request import EITHER, WAYS, Options, Request
+from memonger.solve.request import EITHER, WAYS, Options, Request, read_call, read_request
 from memonger.solve.solution import BARE, Solution, solve
 from memonger.solve.ways import Marks, way_of
 from memonger.support.cache import Latest
@@ -57,17 +57,6 @@ def plan(
 
     The plan is found without binding its trials, where MXNet's memory planner can be replayed, and
     confirmed by one bind; nothing is allocated. It is cached in this process.
-
-    Returns
-    -------
-    Plan
-
-    Raises
-    ------
-    BudgetError
-        If no plan that was found fits the budget; it tells the least memory that was found.
-    KeyboardInterrupt
-        If it is interrupted before anything was found; later, the best so far is returned.
 
     Examples
     --------
@@ -109,11 +98,6 @@ def search_plan(
         A copy of ``sym`` with the same arguments, auxiliary states and outputs, to be given to
         ``Module`` or ``FeedForward`` in its place.
 
-    Raises
-    ------
-    MemongerError, BudgetError, KeyboardInterrupt
-        As ``plan`` does.
-
     Examples
     --------
     >>> planned = memonger.search_plan(net, ctx=mx.gpu(), data=(32, 3, 224, 224))
@@ -127,7 +111,7 @@ def _plan(given: Mapping[str, Any]) -> Plan:
     options = requests.read_options(given)
     if options.how == EITHER and options.budget is None:
         raise MemongerError("how='auto' is for a budget; give a budget, or choose one of the ways")
-    request = requests.read_request(given)
+    request = read_request(given)
     return _faster(request, options) if options.how == EITHER else _planned(request, options)
 
 
@@ -136,15 +120,14 @@ def _planned(request: Request, options: Options) -> Plan:
     key = requests.fingerprint(request, options)
     solution = _solutions.get(key)
     if solution is None:
-        solution, symbol = solve(way_of(request, options))
+        solution = solve(way_of(request, options))
         if not solution.facts["interrupted"]:
-            _solutions.put(key, solution)
+            _solutions.put(key, dataclasses.replace(solution, symbol=None))
     else:
         log.info("this network was planned before; its plan is used again")
-        symbol = solution.carry_out(request.symbol)
     for warning in solution.warnings:
         log.warning(warning)
-    return plan_of(request, symbol, solution)
+    return plan_of(request, solution)
 
 
 def _faster(request: Request, options: Options) -> Plan:
@@ -156,6 +139,7 @@ def _faster(request: Request, options: Options) -> Plan:
         try:
             requests.check_work(how, options.work)
             plans.append(_planned(request, dataclasses.replace(options, how=how)))
+            interrupted = plans[-1].interrupted
         except MemongerError as error:  # no schedule of this network, or no plan that fits
             log.info("how='auto': no plan by how=%r: %s", how, error)
             refused.append(error)
@@ -164,14 +148,12 @@ def _faster(request: Request, options: Options) -> Plan:
                 raise
             log.warning("interrupted: this is the fastest plan that fits of those found so far")
             interrupted = True
-            break
-        if plans and (plans[-1].interrupted or not plans[-1].added_time):  # none can be faster
+        if interrupted or plans and not plans[-1].added_time:  # none can be faster
             break
     if not plans:
         short = [error for error in refused if isinstance(error, BudgetError)]
         raise min(short, key=lambda error: error.least_bytes) if short else refused[0]
     best = min(plans, key=lambda plan: plan.added_time or 0.0)
-    interrupted = interrupted or any(plan.interrupted for plan in plans)
     return dataclasses.replace(best, interrupted=interrupted)
 
 
@@ -209,7 +191,7 @@ def make_mirror_plan(
     >>> info = {}
     >>> planned = memonger.make_mirror_plan(net, 576, info, data=(32, 3, 224, 224))
     """
-    way = Marks(requests.read_request(locals()), Options(rules=rules))
+    way = Marks(read_request(locals()), Options(rules=rules))
     threshold = check_count("threshold", threshold, 0)
     found = chen2016.mirror_plan(way.graph, way.stages, threshold)
     if plan_info is not None:
@@ -218,8 +200,9 @@ def make_mirror_plan(
     if not rules:
         log.warning(BARE)
         return marks.apply(way.request.symbol, bare)
-    mask, cost = way.rules.apply(bare), way.cost
-    log.info("cost=%d MB before the rules, %d MB with them", cost(bare) // MB, cost(mask) // MB)
+    mask = way.rules.apply(bare)
+    costs = [way.cost(each) // MB for each in (bare, mask)]
+    log.info("cost=%d MB before the rules, %d MB with them", *costs)
     return marks.apply(way.request.symbol, mask, way.rules.native(mask))
 
 
@@ -238,16 +221,12 @@ def get_cost(
     every element; parameters, their gradients, inputs and operator workspaces are not in it. A
     schedule's pool holds the parameters' gradients too (``Plan.gradient_bytes``): they are in it.
 
-    Returns
-    -------
-    int
-
     Examples
     --------
     >>> memonger.get_cost(net, data=(32, 3, 224, 224))
     14332
     """
-    call = requests.read_call(locals())
+    call = read_call(locals())
     return planned_mb(bind(sym, forward_graph(sym, call.spec), call.device))
 
 
@@ -265,10 +244,6 @@ def pool_bytes(
     Where ``get_cost`` is in whole MB and counts 4 bytes for an element of any type, as MXNet
     reports it, this is what will be allocated: half of it for a network in float16.
 
-    Returns
-    -------
-    int
-
     Raises
     ------
     MemongerError
@@ -278,9 +253,8 @@ def pool_bytes(
     --------
     >>> memonger.pool_bytes(net, type_dict={'data': 'float16'}, data=(32, 3, 224, 224))
     """
-    call = requests.read_call(locals())
-    found = measured(sym, call.spec, call.grad_req, call.device)
+    found = measured(read_call(locals()))
     if not found.exact:
-        why = "; ".join(found.inexact) or f"the replay disagrees with MXNet's {found.bound} MB"
+        why = found.why_inexact
         raise MemongerError(f"the pool is not known to the byte ({why}); get_cost tells it in MB")
     return found.pool_bytes

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -20,24 +21,26 @@ COLOURS = {
     BACKWARD: ("gradients", "#56B4E9"),
 }
 SIZE, DPI = (12, 8), 100  # 1200 x 800 pixels
+STYLE: dict[str, Any] = {"font.size": 12, "axes.titlesize": 14, "axes.titlelocation": "left"}
+STYLE.update({"axes.spines.right": False, "legend.frameon": False})
 
 
 def plot_memory(file: Any, panels: Mapping[str, Memory]) -> None:
     """Draw memory over the training step, a panel for each title."""
-    figure = _figure()
-    every = np.atleast_1d(figure.subplots(len(panels), 1, sharey=True))
-    for axes, (title, memory) in zip(every, panels.items()):
-        _panel(axes, title, memory)
-    highest = max(int(memory.live.max(initial=1)) for memory in panels.values()) / MB
-    every[0].set_ylim(0, 1.28 * highest)  # room for what is written
-    every[-1].set_xlabel("operators of one training step, in the order in which they run")
-    handles, ncol = every[0].get_legend_handles_labels(), len(COLOURS)
-    figure.legend(*handles, loc="upper center", ncol=ncol, frameon=False, fontsize=12)
-    figure.tight_layout(rect=(0, 0, 1, 0.96))
-    _save(figure, file)
+    with _picture(file) as figure:
+        every = np.atleast_1d(figure.subplots(len(panels), 1, sharey=True))
+        for axes, (title, memory) in zip(every, panels.items()):
+            axes.set_title(title)
+            _panel(axes, memory)
+        highest = max(int(memory.live.max(initial=1)) for memory in panels.values()) / MB
+        every[0].set_ylim(0, 1.28 * highest)  # room for what is written
+        every[-1].set_xlabel("operators of one training step, in the order in which they run")
+        handles, ncol = every[0].get_legend_handles_labels(), len(COLOURS)
+        figure.legend(*handles, loc="upper center", ncol=ncol)
+        figure.tight_layout(rect=(0, 0, 1, 0.96))
 
 
-def _panel(axes: Any, title: str, memory: Memory) -> None:
+def _panel(axes: Any, memory: Memory) -> None:
     """Draw one training step."""
     found, peak = memory.replay, memory.peak
     runs = ~found.training.tables.variable[found.order]  # variables take no time
@@ -55,15 +58,11 @@ def _panel(axes: Any, title: str, memory: Memory) -> None:
     if len(forward):
         border = forward[-1] + 1
         axes.axvline(border, color="black", linewidth=1, linestyle=":")
-        place: Any = {"xycoords": ("data", "axes fraction"), "va": "top", "fontsize": 11}
+        place: Any = {"xycoords": ("data", "axes fraction"), "va": "top"}
         _write(axes, "backward pass", (border, 1), (4, -4), **place)
-    axes.set_title(title, fontsize=14, loc="left")
-    axes.set_ylabel("memory alive in MB (2**20 bytes)", fontsize=12)
+    axes.set_ylabel("memory alive in MB (2**20 bytes)")
     axes.set_xlim(0, max(1, len(at) - 1))
-    axes.tick_params(labelsize=11)
-    axes.xaxis.label.set_size(12)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines["top"].set_visible(False)
 
 
 def plot_frontier(file: Any, pools: Sequence[int], added: Sequence[float], unplanned: int) -> None:
@@ -71,37 +70,31 @@ def plot_frontier(file: Any, pools: Sequence[int], added: Sequence[float], unpla
 
     ``added`` are shares of a step; ``unplanned`` is the pool without a plan.
     """
-    figure = _figure()
-    axes = figure.subplots()
     x, y, colour = np.array(pools) / MB, 100 * np.array(added), COLOURS[FORWARD][1]
-    axes.step(x, y, where="pre", color=colour, linewidth=2)
-    axes.plot(x, y, "o", color=colour, markersize=8)
-    highest = max(1.0, float(y.max(initial=0)))
-    axes.set_xlim(0, 1.15 * max(unplanned / MB, float(x.max(initial=0))))  # room for a label
-    axes.set_ylim(-0.06 * highest, 1.2 * highest)
-    ends = {len(x) - 1: ("smallest", (0, 12), "bottom")}
-    if not added[0]:
-        ends[0] = ("no plan", (12, 0), "center")  # beside it, for the others are left of it
-    for k, (name, offset, side) in ends.items():
-        text = f"{name}\n{x[k]:.1f} MB" + (f"\n+{y[k]:.1f} % time" if y[k] else "")
-        _write(axes, text, (x[k], y[k]), offset, va=side)
-    axes.set_xlabel("memory of the pool in MB (2**20 bytes)", fontsize=12)
-    axes.set_ylabel("predicted time added to a training step (%)", fontsize=12)
-    share = 100 * MB / unplanned  # % of a MB
-    shares = axes.secondary_xaxis("top", functions=(lambda x: x * share, lambda x: x / share))
-    shares.set_xlabel("of the memory without a plan (%)", fontsize=12)
-    for each in (axes, shares):
-        each.tick_params(labelsize=11)
-    axes.grid(color="0.9")
-    axes.spines["right"].set_visible(False)
-    figure.tight_layout()
-    _save(figure, file)
+    with _picture(file) as figure:
+        axes = figure.subplots()
+        axes.step(x, y, "o-", where="pre", color=colour, linewidth=2, markersize=8)
+        highest = max(1.0, float(y.max(initial=0)))
+        axes.set_xlim(0, 1.15 * max(unplanned / MB, float(x.max(initial=0))))  # room for a label
+        axes.set_ylim(-0.06 * highest, 1.2 * highest)
+        ends = {len(x) - 1: ("smallest", (0, 12), "bottom")}
+        if not added[0]:
+            ends[0] = ("no plan", (12, 0), "center")  # beside it, for the others are left of it
+        for k, (name, offset, side) in ends.items():
+            text = f"{name}\n{x[k]:.1f} MB" + (f"\n+{y[k]:.1f} % time" if y[k] else "")
+            _write(axes, text, (x[k], y[k]), offset, va=side)
+        axes.set_xlabel("memory of the pool in MB (2**20 bytes)")
+        axes.set_ylabel("predicted time added to a training step (%)")
+        share = 100 * MB / unplanned  # % of a MB
+        shares = axes.secondary_xaxis("top", functions=(lambda x: x * share, lambda x: x / share))
+        shares.set_xlabel("of the memory without a plan (%)")
+        axes.grid(color="0.9")
+        figure.tight_layout()
 
 
 def _write(axes: Any, text: str, at: Any, offset: tuple[int, int], **where: Any) -> None:
     """Write a text so many points beside a place."""
-    where = {"ha": "left", "fontsize": 12, **where}
-    axes.annotate(text, at, xytext=offset, textcoords="offset points", **where)
+    axes.annotate(text, at, xytext=offset, textcoords="offset points", **{"ha": "left", **where})
 
 
 def shortened(text: str, most: int = 64) -> str:
@@ -116,29 +109,29 @@ def check_picture(file: Any) -> str:
 
     Returns its kind by the ending of its name: 'png', 'svg', 'pdf', ...
     """
-    kinds = _figure().canvas.get_supported_filetypes()
-    kind = os.path.splitext(os.fsdecode(file))[1][1:].lower()
-    if kind not in kinds:
-        raise MemongerError(f"{file} cannot be written: it must end in .png, .svg or .pdf")
-    files.check_writable(file)
-    return kind
-
-
-def _figure() -> Any:
-    """Make an empty picture; matplotlib is imported by no more than this."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         said = "pictures need matplotlib, which is not installed: pip install matplotlib"
         raise MemongerError(said) from None
-    return Figure(figsize=SIZE, dpi=DPI)
+    kind = os.path.splitext(os.fsdecode(file))[1][1:].lower()
+    if kind not in Figure().canvas.get_supported_filetypes():
+        raise MemongerError(f"{file} cannot be written: it must end in .png, .svg or .pdf")
+    files.check_writable(file)
+    return kind
 
 
-def _save(figure: Any, file: Any) -> None:
-    """Write a picture to a file."""
+@contextlib.contextmanager
+def _picture(file: Any) -> Iterator[Any]:
+    """Give an empty picture, which is written to a file when it is drawn."""
     drawn, kind = io.BytesIO(), check_picture(file)
-    try:
-        figure.savefig(drawn, format=kind)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise MemongerError(f"the picture cannot be written to {file}: {error}") from None
+    import matplotlib.figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = matplotlib.figure.Figure(figsize=SIZE, dpi=DPI)
+        yield figure
+        try:
+            figure.savefig(drawn, format=kind)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise MemongerError(f"the picture cannot be written to {file}: {error}") from None
     files.write(file, drawn.getvalue())

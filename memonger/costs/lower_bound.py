@@ -13,9 +13,11 @@ the bound is safe, not sharp.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Sequence
 
 import numpy as np
 
+from memonger.graph.forward import Node
 from memonger.graph.operators.recompute import why_kept
 from memonger.graph.training import TrainingGraph
 
@@ -29,9 +31,13 @@ class LowerBound:
     operator: int  # the operator (a node) that it is, or whose gradient it is
     own_bytes: int  # what it reads and makes itself; the others are held over it
 
-    def sets(self, name: str, op: str, nodes: int) -> str:
-        """Say what sets it, from the operator's name and kind and the number of nodes."""
-        return f"{'the gradient of ' if self.row >= 2 * nodes else ''}{name!r} ({op})"
+    def sets(self, nodes: Sequence[Node], name: str = "") -> str:
+        """Say what sets it, by the operator's name or what stands for it; empty if nothing does."""
+        if self.operator < 0:
+            return ""
+        node = nodes[self.operator]
+        of = "the gradient of " if self.row >= 2 * len(nodes) else ""
+        return f"{of}{name or repr(node.name)} ({node.op})"
 
 
 def lower_bound(training: TrainingGraph, rules: bool = True) -> LowerBound:

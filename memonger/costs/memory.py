@@ -1,6 +1,4 @@
-"""The memory of a plan: the pool as MXNet counts it, and all that a step takes of a device.
-
-The pool is replayed where the replay is exact, and bound where it is not.
+"""All that a training step takes of a device.
 
 MXNet asks CUDA for every array by itself and rounds what it asks for: to pages, above 2 MB to
 blocks of 2 MB (``src/storage/pooled_storage_manager.h``). The blocks of the pool are arrays too.
@@ -10,68 +8,15 @@ Gradients of outputs are allocated where an operator reads them (``InitDataEntry
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Iterable
 
 import numpy as np
 
-from memonger.costs.bind import bind, planned_mb
-from memonger.costs.fusion import replay_fused
 from memonger.costs.held import Held
-from memonger.costs.replay import Replay, replay
-from memonger.graph import marks
-from memonger.graph.forward import ForwardGraph
+from memonger.costs.replay import Replay
 from memonger.graph.operators.recompute import GPU
 from memonger.graph.operators.tensors import Tensor
-from memonger.graph.training import TrainingGraph
-from memonger.support.errors import MB
 from memonger.support.mxnet import settings
-
-log = logging.getLogger("memonger")
-
-
-class CostModel:
-    """The pool of plans of one network, in bytes as MXNet counts them (4 to an element).
-
-    The replay is trusted (``exact``) if it knows everything about the network and agrees with one
-    bind of the unplanned network (``bound``, in whole MB; ``unplanned``, in bytes). Otherwise every
-    plan is bound, which tells whole MB, and the log says why. ``fuses``: with pointwise fusion.
-    """
-
-    def __init__(
-        self,
-        symbol: Any,
-        graph: ForwardGraph,
-        training: TrainingGraph,
-        ctx: Any,
-        fuses: bool = False,
-    ) -> None:
-        self.symbol, self.graph, self.training, self.ctx = symbol, graph, training, ctx
-        self._replay = replay_fused if fuses else replay
-        nothing = np.zeros(len(graph.nodes), dtype=np.bool_)
-        self.bound = self._bound(symbol)
-        self.unplanned = self._replay(training, nothing).pool_bytes
-        why = "; ".join(training.inexact)
-        if not why and self.unplanned // MB != self.bound:
-            replayed = f"it gives {self.unplanned // MB} MB for the unplanned network"
-            why = f"{replayed}, MXNet {self.bound} MB"
-        self.exact = not why
-        if why:
-            self.unplanned = self.bound * MB
-            log.info("each plan is bound to learn its memory, for the replay is not exact: %s", why)
-        self._known: dict[bytes, int] = {nothing.tobytes(): self.unplanned}
-
-    def __call__(self, mask: np.ndarray) -> int:
-        """Return the pool of the plan that recomputes the nodes in ``mask``."""
-        if self.exact:
-            return self._replay(self.training, mask).pool_bytes
-        key = mask.tobytes()
-        if key not in self._known:
-            self._known[key] = MB * self._bound(marks.apply(self.symbol, mask))
-        return self._known[key]
-
-    def _bound(self, symbol: Any) -> int:
-        return planned_mb(bind(symbol, self.graph, self.ctx, self.training.wanted))
 
 
 def rounded(nbytes: Any) -> np.ndarray:

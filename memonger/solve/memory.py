@@ -15,9 +15,8 @@ from memonger.costs.memory import device_bytes
 from memonger.costs.replay import Replay, Timeline, replay
 from memonger.costs.time.flops import forward_flops
 from memonger.graph import marks
-from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
+from memonger.graph.arrays import FORWARD, RECOMPUTED
 from memonger.graph.forward import Entry, ForwardGraph
-from memonger.graph.inputs import InputSpec
 from memonger.graph.operators.recompute import GPU_FUSION, targets_of
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.read import forward_graph
@@ -27,6 +26,7 @@ from memonger.schedules.expand import parts, unroll
 from memonger.schedules.nodes import ITSELF, MASKED
 from memonger.schedules.schedule import adapt, workload
 from memonger.schedules.training_step import TrainingStep
+from memonger.solve.request import Request
 from memonger.support.errors import MB
 
 
@@ -52,8 +52,15 @@ class Memory:
         return self.fused or self.replay
 
     @property
+    def why_inexact(self) -> str:
+        """Why the replay is not exact; empty if it is."""
+        replayed = self.planned.pool_bytes // MB
+        differs = f"the replay gives {replayed} MB, and MXNet {self.bound} MB"
+        return "; ".join(self.inexact) or (differs if replayed != self.bound else "")
+
+    @property
     def exact(self) -> bool:
-        return not self.inexact and self.planned.pool_bytes // MB == self.bound
+        return not self.why_inexact
 
     @property
     def counted_bytes(self) -> int:
@@ -91,10 +98,6 @@ class Memory:
         """What operators hold, with the copies that they make for MKLDNN."""
         return with_copies(self.held, self.replay)
 
-    def holds_more_than(self, unplanned: Memory) -> bool:
-        """Whether it takes more of a CPU, for what operators hold in their own layout."""
-        return self.held.in_blocks and self.device_bytes > unplanned.device_bytes
-
     def saved(self, unplanned: Memory) -> int:
         """Return how many bytes fewer than without a plan; whole MB unless both are exact."""
         if self.exact and unplanned.exact:
@@ -112,9 +115,8 @@ class Memory:
     @cached_property
     def operators(self) -> np.ndarray:
         """The forward node that each row is, is a copy of, or whose gradient it is; -1 for none."""
-        training, step = self.training, self.replay.training
-        nodes = np.arange(len(training.graph.nodes))
-        rows = np.concatenate([nodes, nodes, training.owners])
+        step, nodes = self.replay.training, np.arange(len(self.graph.nodes))
+        rows = np.concatenate([nodes, nodes, self.training.owners])
         if not isinstance(step, TrainingStep):
             return rows
         own = (step.rows.what == ITSELF) | (step.rows.what == MASKED)
@@ -133,15 +135,14 @@ class Memory:
 
     @cached_property
     def flops(self) -> tuple[np.ndarray, float]:
-        """The FLOPs of each forward node, and of all that the forward pass runs."""
+        """The FLOPs of each forward node, and of all that the forward pass runs (at least 1)."""
         each = forward_flops(self.graph)
-        return each, float(each[self.operators[self.replay.order[self.run(FORWARD)]]].sum())
+        return each, max(1.0, each[self.operators[self.replay.order[self.run(FORWARD)]]].sum())
 
     @property
     def recomputed_flops(self) -> float:
         """The work of what is recomputed, as a share of that of the forward pass."""
-        each, forward = self.flops
-        return float(each[self.recomputed].sum() / forward) if forward else 0.0
+        return float(self.flops[0][self.recomputed].sum() / self.flops[1])
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -160,21 +161,26 @@ class Memory:
     @property
     def alive(self) -> np.ndarray:
         """The tensors of the timeline that are alive there."""
-        line, peak = self.timeline, self.peak
-        return np.flatnonzero((line.start <= peak) & (line.stop >= peak))
+        return np.flatnonzero(
+            (self.timeline.start <= self.peak) & (self.timeline.stop >= self.peak)
+        )
 
     @property
     def running(self) -> str:
         """What runs there, in words."""
         row = int(self.replay.order[self.peak])
-        training, x = self.replay.training, int(self.operators[row])
-        if x < 0:
-            return f"{training.names[row]!r} ({training.ops[row]})"
-        text = f"{self.graph.nodes[x].name!r} ({self.graph.nodes[x].op})"
-        phase = int(training.phases[row])
-        if phase == RECOMPUTED:
-            return text + ", recomputed"
-        return "the gradient of " + text if phase == BACKWARD else text
+        name, op, phase = self.what(row)
+        text = f"{name!r} ({op})"
+        if self.operators[row] < 0 or phase == FORWARD:
+            return text
+        return text + ", recomputed" if phase == RECOMPUTED else "the gradient of " + text
+
+    def what(self, row: int) -> tuple[str, str, int]:
+        """Tell the name and the kind of the operator that a row is of, and in which phase it is."""
+        step, x = self.replay.training, int(self.operators[row])
+        node = self.graph.nodes[x]
+        name, op = (node.name, node.op) if x >= 0 else (step.names[row], step.ops[row])
+        return name, op, int(step.phases[row])
 
 
 def of_marks(
@@ -184,10 +190,9 @@ def of_marks(
     held: Held = NOTHING,
     fuses: bool = False,
 ) -> Memory:
-    """Replay a network with these operators marked.
+    """Replay a network with these operators marked, and pointwise fusion if it ``fuses``.
 
-    ``bound`` is MXNet's own total in MB if it is known; ``fuses`` says whether the network is
-    trained with pointwise fusion.
+    ``bound`` is MXNet's own total in MB if it is known.
     """
     gradients = tuple(training.graph.tensors[a][0] for a in training.wanted)
     found, fused = replay(training, mask), replay_fused(training, mask) if fuses else None
@@ -219,26 +224,32 @@ def of_step(
     return Memory(found, bound, step.inexact, tuple(beside), frozenset(pooled), held)
 
 
-def predict(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: Any) -> Memory:
-    """Replay a symbol, with the marks or the schedule that it carries."""
-    graph = forward_graph(symbol, spec)
-    training = training_graph(graph, wanted(graph, grad_req))
+def predict(request: Request) -> Memory:
+    """Replay a network with the marks or the schedule that it carries."""
+    symbol = request.symbol
+    graph = forward_graph(symbol, request.spec)
+    training = training_graph(graph, wanted(graph, request.grad_req))
     schedule = symbol.schedule if isinstance(symbol, ScheduledSymbol) else None
     if schedule is None:
-        fuses = GPU_FUSION in targets_of(device.device_type)
+        fuses = GPU_FUSION in targets_of(request.device.device_type)
         return of_marks(training, marks.recomputed(graph), fuses=fuses)
-    work = workload(training)
-    added = [a for a in training.wanted if grad_req[graph.nodes[a].name] == "add"]
-    return of_step(unroll(parts(work), adapt(work, schedule), has_mkldnn(device), added), grad_req)
+    work, mkldnn = workload(training), has_mkldnn(request.device)
+    step = unroll(parts(work), adapt(work, schedule), mkldnn, added(training, request.grad_req))
+    return of_step(step, request.grad_req)
 
 
-def measure(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: Any) -> Memory:
-    """Replay a symbol as `predict` does, and bind it."""
-    found = predict(symbol, spec, grad_req, device)
-    executor = bind(symbol, found.graph, device, found.training.wanted, grad_req)
-    return replace(found, bound=planned_mb(executor))
+def measure(request: Request) -> Memory:
+    """Replay a network as `predict` does, and bind it."""
+    found = predict(request)
+    about = request.device, found.training.wanted, request.grad_req
+    return replace(found, bound=planned_mb(bind(request.symbol, found.graph, *about)))
 
 
 def wanted(graph: ForwardGraph, grad_req: Mapping[str, str]) -> tuple[int, ...]:
     """Find the arguments (nodes) whose gradient is asked for."""
     return tuple(a for a in graph.arguments if grad_req[graph.nodes[a].name] != "null")
+
+
+def added(training: TrainingGraph, grad_req: Mapping[str, str]) -> list[int]:
+    """Find the arguments whose gradient is added to what is there."""
+    return [a for a in training.wanted if grad_req[training.graph.nodes[a].name] == "add"]

@@ -1,4 +1,4 @@
-"""What a user asks for, checked: which network, at which shapes, and how to plan it.
+"""What a user asks for, checked: which network, at which shapes, how to plan it, in what memory.
 
 A `Request` is cheap; the graphs that a `Way` makes of it cost seconds where the network is large,
 and a plan that was made before in this process does without.
@@ -10,17 +10,26 @@ import hashlib
 import json
 import numbers
 import os
+import re
 from dataclasses import astuple, dataclass, fields, replace
 from typing import Any, Mapping, Sequence
 
+import numpy as np
+
 from memonger.graph import inputs, marks
-from memonger.solve.budget import Budget, read_budget
 from memonger.support.errors import MemongerError
+from memonger.support.mxnet import mx
 from memonger.support.symbols import read
 
 WAYS, EITHER = ("marks", "schedule"), "auto"
 PLANNERS = ("smallest", "chen2016")
 MOST_PATIENCE = 1e9  # it is multiplied, and must stay a number
+
+OF = ("pool", "device")
+UNITS = {"B": 1, **{prefix + "B": 1000**k for k, prefix in enumerate("KMGT", 1)}}
+UNITS.update({prefix + "IB": 1024**k for k, prefix in enumerate("KMGT", 1)})
+MOST_BYTES = 2**63
+SAMPLE = (4, 4)  # the shape of a weight that an optimiser is asked to keep state for
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,6 +165,105 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     except OverflowError:
         raise MemongerError(f"{name} is larger than any number that counts here") from None
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The memory that a plan may take: bytes, or a share of what it takes without a plan.
+
+    It bounds the 'pool' (``Plan.pool_bytes``), or the 'device': ``Plan.device_bytes``, and
+    ``state`` bytes of an optimiser for each element of a parameter.
+    """
+
+    amount: float
+    is_share: bool
+    of: str
+    state: float
+
+    def limit(self, unplanned: int) -> int:
+        """Return it in bytes, for a network that takes ``unplanned`` without a plan."""
+        return int(self.amount * unplanned if self.is_share else self.amount)
+
+
+def read_budget(budget: Any, of: str | None, optimizer: Any, ctx: Any) -> Budget | None:
+    """Check a budget as ``memonger.plan`` takes it; None where there is none.
+
+    >>> read_budget("6GiB", None, None, None).amount
+    6442450944.0
+    """
+    if of is not None and of not in OF:
+        raise MemongerError(f"budget_of must be 'pool' or 'device', not {of!r}")
+    if budget is None:
+        if of is not None or optimizer is not None:
+            raise MemongerError("budget_of= and optimizer= are of a budget; give budget= too")
+        return None
+    if isinstance(budget, str) and budget.strip().lower() == "device":
+        device = inputs.check_device(ctx)
+        if of == "pool":
+            raise MemongerError("budget='device' bounds all of the GPU; leave budget_of out")
+        if device.device_type != "gpu":
+            raise MemongerError("budget='device' is of a GPU; say which, with ctx=mx.gpu(0)")
+        free = mx.context.gpu_memory_info(device.device_id)[0]
+        return Budget(float(free), False, "device", state_per_element(optimizer))
+    if optimizer is not None and of != "device":
+        raise MemongerError("optimizer= counts with budget_of='device' alone; give that too")
+    amount, is_share = _amount(budget)
+    if is_share and not 0 < amount <= 1:
+        said = "a share is more than 0 and at most 1 (100 %); give bytes as an int"
+        raise MemongerError(f"budget={budget!r}: {said}")
+    if not is_share and amount < 1:
+        raise MemongerError(f"budget={budget!r}: it must be at least one byte")
+    if amount > MOST_BYTES:
+        raise MemongerError("budget: there is no memory of more than 2**63 bytes")
+    return Budget(float(amount), is_share, of or "pool", state_per_element(optimizer))
+
+
+def _amount(budget: Any) -> tuple[float, bool]:
+    """Read bytes, or a share and that it is one."""
+    if isinstance(budget, numbers.Real) and not isinstance(budget, bool):
+        return budget, not isinstance(budget, numbers.Integral)  # type: ignore[return-value]
+    pattern = r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+|%)\s*"
+    found = re.fullmatch(pattern, budget, re.I) if isinstance(budget, str) else None
+    if found is None:
+        forms = "bytes (an int), text such as '6GB', '6GiB' or '60%', a share, or 'device'"
+        raise MemongerError(f"budget={budget!r} cannot be read; give {forms}")
+    number, unit = float(found[1]), found[2].upper()
+    if unit == "%":
+        return number / 100, True
+    if unit not in UNITS:
+        units = "kB, MB, GB and TB (thousands) and KiB, MiB, GiB and TiB (1024s)"
+        raise MemongerError(f"budget={budget!r}: there is no unit {found[2]!r}; there are {units}")
+    return number * UNITS[unit], False
+
+
+def state_per_element(optimizer: Any) -> float:
+    """Ask an optimiser how many bytes it keeps for each element of a parameter.
+
+    It is given by name, by a name and ``optimizer_params``, or as it is.
+
+    >>> state_per_element("adam"), state_per_element(("sgd", {"momentum": 0.9}))
+    (8.0, 4.0)
+    """
+    if optimizer is None:
+        return 0.0
+    pair = isinstance(optimizer, tuple) and len(optimizer) == 2
+    made, given = optimizer if pair else (optimizer, {})
+    try:
+        if not isinstance(made, mx.optimizer.Optimizer):
+            made = mx.optimizer.create(made, **given)
+    except (ValueError, TypeError, AttributeError, AssertionError) as error:
+        forms = "such as 'adam', ('sgd', {'momentum': 0.9}), or an mx.optimizer.Optimizer"
+        said = f"optimizer={optimizer!r} cannot be made: {error}; give one {forms}"
+        raise MemongerError(said) from None
+    weight = mx.nd.ones(SAMPLE)
+    return _nbytes(made.create_state_multi_precision(0, weight)) / weight.size
+
+
+def _nbytes(state: Any) -> int:
+    """Add up the bytes of all arrays in the state of an optimiser."""
+    if isinstance(state, (list, tuple)):
+        return sum(map(_nbytes, state))
+    return state.size * np.dtype(state.dtype).itemsize if isinstance(state, mx.nd.NDArray) else 0
 
 
 def structure(symbol: Any) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def cores() -> int:
 
 
 @contextlib.contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[float], None]]:
+def progress_bar(what: str = "memonger: searching") -> Iterator[Callable[[float], None]]:
     """Show a progress bar on stderr; the callable that is given takes the share done, 0 to 1.
 
     Nothing is shown in the first second or where stderr is no terminal, and nothing is left.

@@ -196,55 +196,31 @@ def test_check(net: Any, capsys: Any, tmp_path: Path) -> None:
 
 MISTAKES = [
     ("cost nowhere.json --shape data=1", "no file 'nowhere.json'"),
-    ("cost {folder}/text.json --shape data=1", "holds no network"),
-    ("plan {net}", "'data'"),
-    ("plan {net} --shape daat=4,64", "did you mean 'data'"),
     ("plan {net} --shape data", "written as data=32,3,224,224"),
     ("plan {net} --shape data=4,x", "whole numbers"),
-    ("cost {net} --shape data=4,64 --type data", "written as data=float16"),
-    ("cost {net} --shape data=4,64 --device tpu", "'tpu' is no device"),
-    ("plot {net}", "invalid choice"),
-    ("plan {net} --shape data=4096,64 --how schedule -o {folder}/x.json", "cannot be saved"),
-    ("plan {net} --shape data=4096,64 -o {folder}/none/x.json", "there is no folder"),
-    (
-        "explain {net} --shape data=4,64 --budget-of device",
-        "--budget-of is of a plan; give --plan too",
-    ),
-    ("explain {net} --shape data=4,64 --measure", "--measure is of a plan"),
-    ("batch {net} --shape data=4,64 --budget 1MB", "None where the batch goes"),
     ("plan {net} --shape data=N,64", "whole numbers"),
-    ("batch {net} --shape data=N,64", "--budget"),
-    ("plan {net} --shape data=4,64 --budget 6XB", "no unit 'XB'"),
-    ("batch {net} --shape data=N,64 --budget 60%", "budget in bytes"),
-    (
-        "plan {net} --shape data=4,64 --budget 60% --budget-of device --optimizer adm",
-        "cannot be made",
-    ),
-    (
-        "plan {net} --shape data=4,64 --budget 60% --optimizer sgd,momentum",
-        "written as sgd,momentum=0.9",
-    ),
-    ("frontier {net} --shape data=4096,64 --plot {folder}/none/x.png", "there is no folder"),
-    ("plan {net} --shape data=4,64 --shape label=5,64", "do not fit"),
-    ("plan {net} --shape data=4,64 --work 1.5", "how='schedule' can"),
-    ("cost {net} --shape data=4,64 --shape data=4,64", "data is given twice"),
-    ("cost {net} --type data=float16 --type data=int8", "data is given twice"),
     ("cost {net} --shape data=²,64", "whole numbers"),
     (f"cost {{net}} --shape data={'9' * 5000},64", "whole numbers"),
-    ("cost {net} --shape data=99999999999,64", "2**31 - 1 elements"),
-    ("cost {net} --shape data=2147483647,2", "2**31 - 1 elements"),
-    ("explain {net} --shape data=0,64", "at least 1"),
+    ("cost {net} --shape data=4,64 --shape data=4,64", "data is given twice"),
+    ("cost {net} --shape data=4,64 --type data", "written as data=float16"),
+    ("cost {net} --type data=float16 --type data=int8", "data is given twice"),
+    ("cost {net} --shape data=4,64 --device tpu", "'tpu' is no device"),
     ("cost {net} --device gpu(99999999999)", "is no device"),
-    ("plan {net} --shape data=4,64 --how auto", "give a budget"),
+    ("cost {net} --shape data=99999999999,64", "2**31 - 1 elements"),
+    ("plot {net}", "invalid choice"),
+    ("plan {net} --shape data=4096,64 --how schedule -o {folder}/x.json", "cannot be saved"),
+    ("explain {net} --shape data=4,64 --budget-of device", "--budget-of is of a plan; give --plan"),
+    ("explain {net} --shape data=4,64 --measure", "--measure is of a plan"),
+    ("batch {net} --shape data=N,64", "--budget"),
+    ("plan {net} --budget 60% --optimizer sgd,momentum", "written as sgd,momentum=0.9"),
+    ("plan {net} --shape data=4,64 --shape label=5,64", "do not fit"),
 ]
 
 #: What is seen before the search is begun.
 PLACES = [
-    ("plan {net} --shape data=4096,64 -o ''", "it is no name of a file"),
-    ("plan {net} --shape data=4096,64 -o {folder}", "it is a folder"),
+    ("plan {net} --shape data=4096,64 -o {folder}/none/x.json", "there is no folder"),
     ("batch {net} --shape data=N,64 --budget 1MB -o .", "it is a folder"),
     ("plan {net} --shape data=4,64 --plot {folder}/x.xyz", "must end in .png"),
-    ("frontier {net} --shape data=4,64 --plot {folder}/x", "must end in .png"),
     ("frontier {net} --shape data=4,64 --plot ''", "must end in .png"),
     (
         "plan {net} --shape data=4,64 -o {folder}/x.png --plot {folder}/../{name}/x.png",
@@ -261,7 +237,6 @@ def test_a_mistake_is_one_line(
         for search in ("plan", "frontier", "largest_batch"):
             monkeypatch.delattr(memonger, search, raising=False)
             monkeypatch.setattr(memonger, search, None)
-    (tmp_path / "text.json").write_text("text")
     given = command.format(net=net[2], folder=tmp_path, name=tmp_path.name)
     status, printed, error = run(capsys, *shlex.split(given))
     assert status == 2 and not printed
@@ -500,7 +475,7 @@ def after(seconds: float, folder: Path, file: str) -> tuple[float, int, str, lis
     running = started("-X", "importtime", "-m", "memonger", *given, path=folder)
     assert running.stderr is not None and running.stdout is not None
     for line in running.stderr:
-        if line.rstrip().endswith(" memonger.command"):
+        if line.rstrip().endswith(" memonger.support.interrupts"):
             break
     time.sleep(seconds)
     running.send_signal(signal.SIGINT)

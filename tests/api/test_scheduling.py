@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from typing import Any, Dict, Tuple
 
 import memonger
@@ -127,50 +126,10 @@ def test_a_budget_that_can_be_met_is_met(network: Network) -> None:
     assert planned(network, budget=enough).pool_bytes <= enough
 
 
-def test_a_budget_as_a_share_and_of_the_device() -> None:
-    network = layers(48)
-    plain = planned(network, budget=1.0)
-    assert not plain.recomputed and plain.recomputed_flops == 0 == plain.added_time
-    half = planned(network, budget="50%")
-    assert half.pool_bytes <= plain.unplanned_bytes // 2 and half.recomputed
-    assert half.added_time is not None and half.added_time > 0
-    budget = plain.device_bytes - plain.unplanned_bytes // 2
-    of_device = planned(network, budget=budget, budget_of="device")
-    assert of_device.device_bytes <= budget and of_device.recomputed
-
-
 def test_what_comes_after_a_layer_is_kept() -> None:
     plan = planned(layers(), work=3.0, until="fc12")
     assert plan.recomputed and plan.pool_bytes < plan.unplanned_bytes
     assert all(int(name[4 if name[0] == "t" else 2 :]) < 12 for name in plan.recomputed)
-
-
-def test_a_share_of_the_batch() -> None:
-    symbol, shapes = layers()
-    half = {name: (shape[0] // 2, *shape[1:]) for name, shape in shapes.items()}
-    assert (
-        planned((symbol, shapes), work=2.0, devices=2).pool_bytes
-        == planned((symbol, half), work=2.0).pool_bytes
-    )
-
-
-def test_remembered_for_the_same_network_of_other_names(caplog: pytest.LogCaptureFixture) -> None:
-    def net(prefix: str) -> Any:
-        with mx.name.Prefix(prefix):
-            x = mx.sym.Variable("data")
-            for k in range(12):
-                x = mx.sym.FullyConnected(x, mx.sym.Variable(f"w{k}"), num_hidden=32, no_bias=1)
-                x = mx.sym.Activation(x, act_type="tanh")
-            return mx.sym.LinearRegressionOutput(x, mx.sym.Variable("label"), name="out")
-
-    first, second = (planned((net(p), {"data": (512, 32)}), work=3.0) for p in ("a_", "b_"))
-    assert (first.pool_bytes, first.recomputed_flops) == (
-        second.pool_bytes,
-        second.recomputed_flops,
-    )
-    assert [n.replace("a_", "b_") for n in first.recomputed] == list(second.recomputed) != []
-    assert second.symbol.get_internals().list_outputs()[2].startswith("b_")
-    assert planned((net("a_"), {"data": (512, 32)}), work=2.0).recomputed_flops <= 1
 
 
 def test_what_marks_keep_in_copies_is_held() -> None:
@@ -215,15 +174,6 @@ def test_interrupted_before_it_has_begun(monkeypatch: pytest.MonkeyPatch) -> Non
         planned(layers(48), work=1.1)
     with pytest.raises(KeyboardInterrupt):
         planned(layers(48), budget=plan.pool_bytes // 3)
-
-
-def test_search_plan_takes_the_same() -> None:
-    symbol, shapes = layers()
-    found = memonger.search_plan(symbol, how="schedule", work=3.0, patience=0.5, **shapes)
-    assert isinstance(found, ScheduledSymbol)
-    again = memonger.plan(symbol, shapes, how="schedule", work=3.0, patience=0.5)
-    assert np.array_equal(found.schedule.events, again.schedule.events)  # type: ignore[union-attr]
-    assert isinstance(pickle.loads(pickle.dumps(found)), ScheduledSymbol)
 
 
 def test_planned_anew() -> None:

@@ -9,7 +9,6 @@ import json
 import os
 import random
 import resource
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Callable, Dict, NamedTuple, Tuple
 
@@ -300,15 +299,18 @@ def tried(each: Mutant, folder: Path) -> Tried:
     return Tried(each.name, complaint, status)
 
 
-def work(pipe: Connection, folder: str, memory: int) -> None:
-    """Try the mutants whose numbers come through the pipe, until it is closed."""
+_worker: dict[str, Any] = {}  # of this process: its folder, and the files that are damaged
+
+
+def begin(folder: str, memory: int) -> None:
+    """Make a process ready for `attempt`, with a folder of its own in this one."""
     os.environ["OMP_NUM_THREADS"] = "1"
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     files = {name: (net.tojson(), shapes) for name, (net, shapes) in networks().items()}
-    pipe.send(None)  # ready
-    while True:
-        try:
-            number = pipe.recv()
-        except EOFError:
-            return
-        pipe.send(tried(mutant(number, files), Path(folder)))
+    _worker.update(folder=Path(folder) / str(os.getpid()), files=files)
+    _worker["folder"].mkdir()
+
+
+def attempt(number: int) -> Tried:
+    """Try the mutant of this number."""
+    return tried(mutant(number, _worker["files"]), _worker["folder"])

@@ -10,7 +10,7 @@ from typing import Any
 import memonger
 import mxnet as mx
 import pytest
-from memonger.costs.memory import CostModel
+from memonger.costs.replay import replay
 from memonger.planners.marks import chen2016
 from memonger.graph.marks import stages
 from memonger.graph.training import training_graph
@@ -47,9 +47,10 @@ def test_every_threshold_as_recorded(name: str) -> None:
 def test_every_trial_of_the_search_as_recorded(name: str) -> None:
     symbol, shapes, record = load(name)
     graph = forward(symbol, shapes)
-    cost = CostModel(symbol, graph, training_graph(graph), mx.cpu())
-    assert cost.exact
-    trials = chen2016.search(graph, stages(graph), lambda mask: cost(mask) >> 20)
+    training = training_graph(graph)
+    trials = chen2016.search(
+        graph, stages(graph), lambda mask: replay(training, mask).pool_bytes >> 20
+    )
     assert [[t.threshold, t.cost] for t in trials] == record["search"]["trials"]
     chosen = chen2016.best(trials)
     assert (chosen.threshold, chosen.cost) == (

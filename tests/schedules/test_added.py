@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from memonger.graph.inputs import read_shapes
 from memonger.solve.memory import measure
+from memonger.solve.request import Request
 from memonger.schedules.execution.symbol import scheduled
 
 import networks
@@ -146,7 +147,7 @@ def test_their_memory_is_predicted(level: str, request_: str) -> None:
         requests[name] = "write" if request_ == "mixed" and k % 2 else "add"
     given = read_shapes(symbol, shapes, {}, None)
     planned = scheduled(symbol, LEVELS[level](work_of(symbol, shapes), 1))
-    found = measure(planned, given, requests, mx.cpu())
+    found = measure(Request(planned, given, requests, mx.cpu()))
     assert found.exact and found.bound > 20
     sizes = dict(zip(names, symbol.infer_shape(**shapes)[0]))
     written = [4 * int(np.prod(sizes[n])) for n, r in requests.items() if r == "write"]
