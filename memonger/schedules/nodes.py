@@ -183,4 +183,5 @@ def connect(p, line):  # type: ignore[no-untyped-def]
 def lay_out(kinds, rows, head_row, head_output):  # type: ignore[no-untyped-def]
     """Make the Tables of a training step with these outputs: ordered as MXNet orders it."""
     reads, waits = (rows.read_start, rows.read_row, rows.read_output), rows.wait_start
-    return tables_of(kinds, rows.kind, *reads, waits, rows.wait_row, head_row, head_output)
+    heads = head_row, head_output, head_row.shape[0]
+    return tables_of(kinds, rows.kind, *reads, waits, rows.wait_row, *heads)
