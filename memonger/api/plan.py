@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ from memonger.api import files, plot
 from memonger.api.docstrings import documented
 from memonger.api.explain import PlanExplanation, explain_choices
 from memonger.costs.time import measured as timing
-from memonger.graph.forward import copy_names
+from memonger.graph.forward import Insertion
 from memonger.schedules.schedule import Schedule
 from memonger.solve.memory import Memory, predict
 from memonger.solve.request import Options, Request
@@ -279,6 +278,7 @@ def plan_of(request: Request, planned: Any, solution: Solution) -> Plan:
             f"{names[first]!r} to {names[last]!r}: {count} operators, {100 * flops:.0f} % of the "
             "forward pass, are recomputed together"
         )
+    inserted = Insertion(names, found.copies).behind
     return Plan(
         symbol=planned,
         floor_bytes=floor.nbytes,
@@ -287,7 +287,7 @@ def plan_of(request: Request, planned: Any, solution: Solution) -> Plan:
         request=request,
         kept=tuple(name for name, again in operators if not again),
         recomputed=tuple(name for name, again in operators if again),
-        copies=tuple(itertools.chain(*copy_names(names, found.copies).values())),
+        copies=tuple(name for new in inserted.values() for name, *_ in new),
         schedule=found.schedule,
         **{**solution.facts, "candidates": dict(solution.facts["candidates"])},
     )
