@@ -33,10 +33,9 @@ class Latest(Generic[T]):
     def get(self, key: Hashable) -> T | None:
         """Return the value of a key, or None."""
         with self._lock:
-            value = self._values.pop(key, None)
-            if value is not None:
-                self._values[key] = value
-            return value
+            if key in self._values:
+                self._values[key] = self._values.pop(key)
+            return self._values.get(key)
 
     def put(self, key: Hashable, value: T) -> None:
         """Keep a value, and drop the one that was longest of no use."""
@@ -77,9 +76,8 @@ def folder() -> Path:
 def on_disk(what: str, about: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Open what is kept on disk as a dict; what the block adds to it is written.
 
-    ``what`` begins the file's name. ``about`` is what the values depend on, such as the device;
-    others have a file of their own. What is there but cannot be read is made anew; where nothing
-    can be written, nothing is kept.
+    ``what`` begins the file's name; ``about`` is what the values depend on, such as the device. A
+    file that cannot be read is made anew; where nothing can be written, nothing is kept.
     """
     digest = hashlib.sha256(json.dumps(list(about.values())).encode()).hexdigest()[:16]
     path = folder() / f"{what}-{digest}.json"
