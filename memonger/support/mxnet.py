@@ -19,22 +19,18 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple, Sequence
 
 from memonger.support.errors import MB, MemongerError, MXNetImportError
 
 #: Folder in the ``nvidia`` namespace package and soname, each after those that it needs.
-CUDA_LIBRARIES: tuple[tuple[str, str], ...] = (
-    ("cuda_runtime", "libcudart.so.11.0"),
-    ("nvtx", "libnvToolsExt.so.1"),
-    ("cuda_nvrtc", "libnvrtc.so.11.2"),
-    ("cublas", "libcublasLt.so.11"),
-    ("cublas", "libcublas.so.11"),
-    ("cufft", "libcufft.so.10"),
-    ("curand", "libcurand.so.10"),
-    ("cusolver", "libcusolver.so.11"),
-    ("cudnn", "libcudnn.so.8"),
-    ("nccl", "libnccl.so.2"),
+CUDA_LIBRARIES: list[tuple[str, str]] = re.findall(
+    r"(\w+)/(\S+)",
+    """
+    cuda_runtime/libcudart.so.11.0 nvtx/libnvToolsExt.so.1 cuda_nvrtc/libnvrtc.so.11.2
+    cublas/libcublasLt.so.11 cublas/libcublas.so.11 cufft/libcufft.so.10 curand/libcurand.so.10
+    cusolver/libcusolver.so.11 cudnn/libcudnn.so.8 nccl/libnccl.so.2
+    """,
 )
 
 #: System libraries that MXNet's wheels expect, and the Debian package of each.
@@ -197,8 +193,9 @@ def _load_cuda_libraries() -> list[str]:
     return missing
 
 
-def _explain(error: BaseException, build: str | None, missing: list[str]) -> str:
+def _explain(error: BaseException) -> str:
     """Say in plain words what is missing when ``import mxnet`` fails."""
+    build, missing = _preparation.build, _preparation.missing
     if build is None or (isinstance(error, ModuleNotFoundError) and error.name == "mxnet"):
         return "MXNet is not installed; " + INSTALL
     found = re.search(r"(lib[\w+.-]*\.so[\w.]*)", str(error))
@@ -223,10 +220,9 @@ def _explain(error: BaseException, build: str | None, missing: list[str]) -> str
 class _Preparation:
     """A finder of modules that finds none, but prepares the import of MXNet."""
 
-    def __init__(self) -> None:
-        self.build: str | None = None  # the wheel that is imported
-        self.missing: list[str] = []  # sonames for which there is no wheel
-        self._begun = "mxnet" in sys.modules
+    build: str | None = None  # the wheel that is imported
+    missing: Sequence[str] = ()  # sonames for which there is no wheel
+    _begun = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         """Prepare the first import of MXNet; leave it to others to find it."""
@@ -244,27 +240,22 @@ class _Preparation:
             raise
 
 
-def _import() -> Any:
+def __getattr__(name: str) -> Any:
+    if name != "mx":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         import mxnet
     except MXNetImportError:
         raise
     except (ImportError, OSError) as error:
-        said = _explain(error, _preparation.build, _preparation.missing)
-        raise MXNetImportError(said) from error
+        raise MXNetImportError(_explain(error)) from error
     if not mxnet.__version__.startswith("1.9."):
         raise MXNetImportError(
             f"memonger knows how MXNet 1.9 plans memory, but MXNet {mxnet.__version__} is "
             "installed; pip install mxnet==1.9.1 (or mxnet-cu112==1.9.1)"
         )
+    globals()[name] = mxnet
     return mxnet
-
-
-def __getattr__(name: str) -> Any:
-    if name != "mx":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found = _import()
-    return found
 
 
 # ---------------------------------------------------------------- what it prints
