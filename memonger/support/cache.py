@@ -76,8 +76,9 @@ def folder() -> Path:
 def on_disk(what: str, about: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Open what is kept on disk as a dict; what the block adds to it is written.
 
-    ``what`` begins the file's name; ``about`` is what the values depend on, such as the device. A
-    file that cannot be read is made anew; where nothing can be written, nothing is kept.
+    ``what`` begins the file's name. ``about`` is what the values depend on, such as the device;
+    others have a file of their own. What is there but cannot be read is made anew; where nothing
+    can be written, nothing is kept.
     """
     digest = hashlib.sha256(json.dumps(list(about.values())).encode()).hexdigest()[:16]
     path = folder() / f"{what}-{digest}.json"
