@@ -13,7 +13,7 @@ import numpy as np
 
 from memonger.graph.operators.inplace import IGNORED, inplace_options
 from memonger.graph.operators.tensors import Tensor
-from memonger.graph.order import by_key, gathered, starts, starts_of, walk
+from memonger.graph.order import by_key, starts, walk
 from memonger.support.compiled import compiled
 
 KEPT = -1
@@ -198,47 +198,96 @@ def tables_with_copies(kinds, forward, kind, reads, waits, heads, outputs):  # t
     read_start, read_row, read_output, read_owner = reads
     wait_start, wait_row, wait_owner = waits
     head_row, head_output, head_owner = heads
-    count = kind.shape[0]
-    rows, variable = np.arange(count), kinds.variable[kind]
-    place, maker = gathered(kinds.output_start, kind)  # of each output the same of its kind
-    output_start = starts_of(maker, count)
-    rank, dtype, itemsize = kinds.rank[place], kinds.dtype[place], kinds.itemsize[place]
-    reader, waiter = np.repeat(rows, np.diff(read_start)), np.repeat(rows, np.diff(wait_start))
-    ignored = kinds.ignored[gathered(kinds.ignored_start, kind)[0]]
-    held = (read_row >= 0) & ~variable[read_row]
-    read_entry = output_start[np.maximum(read_row, 0)] + read_output
+    count, read_count = kind.shape[0], read_row.shape[0]
+    output_start = np.zeros(count + 1, dtype=np.int32)
+    entries = options = 0
+    for row in range(count):
+        k = kind[row]
+        entries += kinds.output_start[k + 1] - kinds.output_start[k]
+        output_start[row + 1] = entries
+        options += kinds.option_start[k + 1] - kinds.option_start[k]
+    variable = kinds.variable[kind]
+    place = np.empty(entries, dtype=np.int32)  # of each output the same of its kind
+    made = np.empty(entries, dtype=np.int32)
+    for row in range(count):
+        shift = kinds.output_start[kind[row]] - output_start[row]
+        for out in range(output_start[row], output_start[row + 1]):
+            place[out] = out + shift
+            made[out] = output_start[row] + kinds.made[out + shift]
+    rank = kinds.rank[place]
+    dtype = kinds.dtype[place]
+    itemsize = kinds.itemsize[place]
+    read_ignored = np.empty(read_count, dtype=np.bool_)
+    use_start = np.zeros(count + 1, dtype=np.int32)
+    use = np.empty(read_count, dtype=np.int32)  # the place of the read
+    inplace_start = np.zeros(count + 1, dtype=np.int32)
+    inplace = np.empty(options, dtype=np.int32)  # the place of the read
+    inplace_input = np.empty(options, dtype=np.int32)
+    inplace_output = np.empty(options, dtype=np.int32)
+    inplace_identity = np.empty(options, dtype=np.bool_)
+    before_start = np.zeros(count + 1, dtype=np.int32)
+    before_row = np.empty(read_count + wait_row.shape[0], dtype=np.int32)
+    before_owner = np.empty(before_row.shape[0], dtype=np.int32)
+    read_entry = np.zeros(read_count, dtype=np.int32)
+    uses = option = befores = 0
+    for row in range(count):
+        k = kind[row]
+        begin = read_start[row]
+        for j in range(begin, read_start[row + 1]):
+            source = read_row[j]
+            read_ignored[j] = kinds.ignored[kinds.ignored_start[k] + j - begin]
+            if source < 0:
+                continue
+            read_entry[j] = output_start[source] + read_output[j]
+            before_row[befores] = source
+            before_owner[befores] = read_owner[j]
+            befores += 1
+            if not read_ignored[j] and not variable[source]:
+                use[uses] = j
+                uses += 1
+        for q in range(kinds.option_start[k], kinds.option_start[k + 1]):
+            j = begin + kinds.option_input[q]
+            out = output_start[row] + kinds.option_output[q]
+            if read_row[j] < 0 or variable[read_row[j]]:
+                continue
+            entry = read_entry[j]
+            if rank[entry] != rank[out] or itemsize[entry] != itemsize[out]:
+                continue
+            same = kinds.option_identity[q] and dtype[entry] == dtype[out]
+            if same or kinds.reads[k]:
+                inplace[option] = j
+                inplace_input[option] = kinds.option_input[q]
+                inplace_output[option] = out
+                inplace_identity[option] = same
+                option += 1
+        for j in range(wait_start[row], wait_start[row + 1]):
+            before_row[befores] = wait_row[j]
+            before_owner[befores] = wait_owner[j]
+            befores += 1
+        use_start[row + 1] = uses
+        inplace_start[row + 1] = option
+        before_start[row + 1] = befores
+    use, inplace = use[:uses], inplace[:option]
+    use_entry, use_row, use_owner = read_entry[use], read_row[use], read_owner[use]
     head_entry = output_start[head_row] + head_output
-    use = np.flatnonzero(held & ~ignored)
 
-    option, row = gathered(kinds.option_start, kind)
-    read = read_start[row] + kinds.option_input[option]
-    entry, out = read_entry[read], output_start[row] + kinds.option_output[option]
-    same = kinds.option_identity[option] & (dtype[entry] == dtype[out])
-    fits = held[read] & (rank[entry] == rank[out]) & (itemsize[entry] == itemsize[out])
-    fits &= same | kinds.reads[kind[row]]
-    option, row, read, out, same = option[fits], row[fits], read[fits], out[fits], same[fits]
-
-    known = np.flatnonzero(read_row >= 0)
-    before_start, items = by_key(np.concatenate((reader[known], waiter)), count)
-    before_row = np.concatenate((read_row[known], wait_row))[items]
-    before_owner = np.concatenate((read_owner[known], wait_owner))[items]
-    links = before_start, before_row, before_owner
+    links = before_start, before_row[:befores], before_owner
     last = outputs if forward else head_row.shape[0]
     first, _ = walk(0, *links, head_row[:last], head_owner[:last])
     met, by = walk(forward, *links, head_row[last:], head_owner[last:])
-    walked = (met >= forward) | ((by != KEPT) & ~variable[met])
-
-    # What runs reads, and what the gradients of each operator read of operators.
-    runs = np.zeros(count + 1, dtype=np.bool_)  # after all rows the user, who reads the heads
+    runs = np.zeros(count + 1, dtype=np.bool_)  # and, after all rows, the user
     runs[first] = runs[met] = runs[count] = True
-    used_by = np.concatenate((reader[use], np.full(head_row.shape[0], count)))
-    used = np.concatenate((read_entry[use], head_entry))
-    used_row = np.concatenate((read_row[use], head_row))
-    owner = np.concatenate((read_owner[use], head_owner))
-    taken = runs[used_by] & (used_by >= 2 * forward) & (owner != KEPT)
-    taken = np.flatnonzero(taken & (used_row < forward) & ~variable[used_row])
+    # What runs reads, and what the gradients of each operator read of operators.
+    reader = np.repeat(np.arange(count), np.diff(use_start))
+    reader = np.concatenate((reader, np.full(head_row.shape[0], count)))
+    entry = np.concatenate((use_entry, head_entry))
+    row_read = np.concatenate((use_row, head_row))
+    owner = np.concatenate((use_owner, head_owner))
+    gradient = (reader >= 2 * forward) & (owner != KEPT) & (row_read < forward)
+    taken = np.flatnonzero(runs[reader] & gradient & ~variable[row_read])
     recomputed_start, items = by_key(owner[taken], forward)
     taken = taken[items]
+    walked = (met >= forward) | ((by != KEPT) & ~variable[met])
     return Tables(
         forward=forward,
         variable=variable,
@@ -246,24 +295,24 @@ def tables_with_copies(kinds, forward, kind, reads, waits, heads, outputs):  # t
         read_row=read_row,
         read_output=read_output,
         read_owner=read_owner,
-        read_ignored=ignored,
-        use_start=starts_of(reader[use], count),
-        use_entry=read_entry[use],
-        use_row=read_row[use],
-        use_owner=read_owner[use],
+        read_ignored=read_ignored,
+        use_start=use_start,
+        use_entry=use_entry,
+        use_row=use_row,
+        use_owner=use_owner,
         output_start=output_start,
         elements=kinds.elements[place],
         itemsize=itemsize,
         rank=rank,
         sizes=kinds.sizes,
-        made=output_start[maker] + kinds.made[place],
-        inplace_start=starts_of(row, count),
-        inplace_input=kinds.option_input[option],
-        inplace_entry=read_entry[read],
-        inplace_row=read_row[read],
-        inplace_owner=read_owner[read],
-        inplace_output=out,
-        inplace_identity=same,
+        made=made,
+        inplace_start=inplace_start,
+        inplace_input=inplace_input[:option],
+        inplace_entry=read_entry[inplace],
+        inplace_row=read_row[inplace],
+        inplace_owner=read_owner[inplace],
+        inplace_output=inplace_output[:option],
+        inplace_identity=inplace_identity[:option],
         head_row=head_row,
         head_entry=head_entry,
         head_owner=head_owner,
@@ -273,10 +322,10 @@ def tables_with_copies(kinds, forward, kind, reads, waits, heads, outputs):  # t
         walk_owner=by[walked],
         before_start=before_start[: forward + 1],
         before_row=before_row[: before_start[forward]],
-        reads=np.bincount(used[runs[used_by]], minlength=place.shape[0]).astype(np.int32),
+        reads=np.bincount(entry[runs[reader]], minlength=entries).astype(np.int32),
         recomputed_start=recomputed_start,
-        recomputed_entry=used[taken],
-        recomputed_row=used_row[taken],
+        recomputed_entry=entry[taken],
+        recomputed_row=row_read[taken],
     )
 
 
