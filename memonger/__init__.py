@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from memonger.api.plan import Plan, load_plan
     from memonger.api.planning import get_cost, make_mirror_plan, plan, pool_bytes, search_plan
     from memonger.graph.marks import unplan
-    from memonger.graph.symbol_file import load
+    from memonger.support.symbols import load
 
 __version__ = "1.0.0.dev0"
 
@@ -29,7 +29,7 @@ _ROOMS = {
     "api.plan": ("Plan", "load_plan"),
     "api.planning": ("get_cost", "make_mirror_plan", "plan", "pool_bytes", "search_plan"),
     "graph.marks": ("unplan",),
-    "graph.symbol_file": ("load",),
+    "support.symbols": ("load",),
 }
 __all__ = ["BudgetError", "MemongerError", *(name for names in _ROOMS.values() for name in names)]
 

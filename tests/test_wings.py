@@ -37,7 +37,6 @@ MXNET = {
     "graph.inputs",
     "graph.read",
     "graph.marks",
-    "graph.symbol_file",
     "costs.bind",
     "costs.time.measured",
     "costs.time.classes",

@@ -7,7 +7,6 @@ checksum. Nothing in it is run or unpickled, and MXNet sees nothing of a file th
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import logging
 import os
@@ -21,7 +20,7 @@ from memonger.api.docstrings import documented
 from memonger.api.explain import PlanExplanation, explain_choices
 from memonger.costs.time import measured as timing
 from memonger.graph import marks
-from memonger.graph.forward import copy_names
+from memonger.graph.forward import Insertion
 from memonger.graph.inputs import InputSpec, check_symbol, read_shapes, without_old_types
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import Schedule
@@ -386,11 +385,12 @@ def plan_of(request: Request, solution: Solution) -> Plan:
     facts = {**solution.facts, "candidates": dict(solution.facts["candidates"])}
     for key, (text, of) in solution.texts.items():
         facts[key] = text.format(*(names[i] for i in of))
+    inserted = Insertion(names, solution.plan.copies).behind
     return Plan(
         symbol=solution.plan.carry_out(request.symbol) if planned is None else planned,
         request=request,
         kept=tuple(name for name, again in operators if not again),
         recomputed=tuple(name for name, again in operators if again),
-        copies=tuple(itertools.chain(*copy_names(names, solution.plan.copies).values())),
+        copies=tuple(name for new in inserted.values() for name, *_ in new),
         **facts,
     )

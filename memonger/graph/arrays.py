@@ -11,9 +11,9 @@ from typing import Any, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from memonger.graph.operators.inplace import ignored_inputs, inplace_options
+from memonger.graph.operators.inplace import IGNORED, inplace_options
 from memonger.graph.operators.tensors import Tensor
-from memonger.graph.order import Links, links, starts, walk
+from memonger.graph.order import by_key, starts, walk
 from memonger.support.compiled import compiled
 
 KEPT = -1
@@ -57,7 +57,7 @@ class Kinds:
             if any(k > 62 for k, _, _ in fitting):  # the compiled loop keeps a bit for each
                 self.inexact.add(f"{op} has more than 63 inputs that it may overwrite")
             self._numbers[key] = len(self.all)
-            self.all.append(RowKind(op, attrs, inputs, ignored_inputs(op), fitting, tensors))
+            self.all.append(RowKind(op, attrs, inputs, IGNORED.get(op, ()), fitting, tensors))
         return self._numbers[key]
 
 
@@ -151,8 +151,7 @@ def arrays_of(kinds: Sequence[RowKind]) -> KindArrays:
     made = np.arange(len(elements))  # of equal sizes the last (a reversed multimap)
     made = made[np.lexsort((-made, -elements, owner))]
     ignored_start, ignored = ragged([[i in k.ignored for i in range(k.inputs)] for k in kinds])
-    option_start, options = ragged([kind.options for kind in kinds])
-    number, output, identity = options.reshape(-1, 3).T.copy()
+    option_start, number, output, identity = columns([kind.options for kind in kinds], 3)
     return KindArrays(
         variable=variable,
         reads=np.array([not {*range(k.inputs)} <= {*k.ignored} for k in kinds], dtype=np.bool_),
@@ -163,7 +162,7 @@ def arrays_of(kinds: Sequence[RowKind]) -> KindArrays:
         itemsize=np.array([dtype.itemsize for dtype in dtypes], dtype=np.int64),
         dtype=np.array([dtype.num for dtype in dtypes], dtype=np.int32),
         rank=rank,
-        made=made - output_start[owner],
+        made=(made - output_start[owner]).astype(np.int32),
         option_start=option_start,
         option_input=number,
         option_output=output,
@@ -176,24 +175,40 @@ def arrays_of(kinds: Sequence[RowKind]) -> KindArrays:
 def tables_of(  # type: ignore[no-untyped-def]
     kinds, kind, read_start, read_row, read_output, wait_start, wait_row, head_row, head_output, n
 ):
-    """Make the Tables of rows of these kinds with these outputs, in the order that MXNet runs.
+    """Make the Tables of rows of these kinds with these outputs, in the order that MXNet runs them.
 
     The first ``n`` outputs are the network's, the others gradients. The rows that they wait for are
     control dependencies; what reads row -1 reads a variable. There are no recomputed copies in the
     sense of marks.
     """
-    count = kind.shape[0]
+    reads, waits, heads = read_row.shape[0], wait_row.shape[0], head_row.shape[0]
+    own = np.full(reads + waits + heads, KEPT, dtype=np.int32)
+    of_reads = read_start, read_row, read_output, own[:reads]
+    of_waits, of_heads = (wait_start, wait_row, own[:waits]), (head_row, head_output, own[:heads])
+    return tables_with_copies(kinds, 0, kind, of_reads, of_waits, of_heads, n)
+
+
+@compiled
+def tables_with_copies(kinds, forward, kind, reads, waits, heads, outputs):  # type: ignore[no-untyped-def]
+    """Make the Tables of a network of so many ``forward`` nodes, whose copies may run.
+
+    ``reads`` are where those of each row start, and their rows, outputs and owners (`Read`);
+    ``waits`` the same without outputs, ``heads`` rows, outputs and owners.
+    """
+    read_start, read_row, read_output, read_owner = reads
+    wait_start, wait_row, wait_owner = waits
+    head_row, head_output, head_owner = heads
+    count, read_count = kind.shape[0], read_row.shape[0]
     output_start = np.zeros(count + 1, dtype=np.int32)
-    outputs = options = 0
+    entries = options = 0
     for row in range(count):
         k = kind[row]
-        outputs += kinds.output_start[k + 1] - kinds.output_start[k]
-        output_start[row + 1] = outputs
+        entries += kinds.output_start[k + 1] - kinds.output_start[k]
+        output_start[row + 1] = entries
         options += kinds.option_start[k + 1] - kinds.option_start[k]
-    reads = read_row.shape[0]
     variable = kinds.variable[kind]
-    place = np.empty(outputs, dtype=np.int32)  # of each output the same of its kind
-    made = np.empty(outputs, dtype=np.int32)
+    place = np.empty(entries, dtype=np.int32)  # of each output the same of its kind
+    made = np.empty(entries, dtype=np.int32)
     for row in range(count):
         shift = kinds.output_start[kind[row]] - output_start[row]
         for out in range(output_start[row], output_start[row + 1]):
@@ -202,75 +217,89 @@ def tables_of(  # type: ignore[no-untyped-def]
     rank = kinds.rank[place]
     dtype = kinds.dtype[place]
     itemsize = kinds.itemsize[place]
-    read_ignored = np.empty(reads, dtype=np.bool_)
+    read_ignored = np.empty(read_count, dtype=np.bool_)
     use_start = np.zeros(count + 1, dtype=np.int32)
-    use_entry = np.empty(reads, dtype=np.int32)
+    use = np.empty(read_count, dtype=np.int32)  # the place of the read
     inplace_start = np.zeros(count + 1, dtype=np.int32)
+    inplace = np.empty(options, dtype=np.int32)  # the place of the read
     inplace_input = np.empty(options, dtype=np.int32)
-    inplace_entry = np.empty(options, dtype=np.int32)
     inplace_output = np.empty(options, dtype=np.int32)
     inplace_identity = np.empty(options, dtype=np.bool_)
     before_start = np.zeros(count + 1, dtype=np.int32)
-    before = np.empty(reads + wait_row.shape[0], dtype=np.int32)
+    before_row = np.empty(read_count + wait_row.shape[0], dtype=np.int32)
+    before_owner = np.empty(before_row.shape[0], dtype=np.int32)
+    read_entry = np.zeros(read_count, dtype=np.int32)
     uses = option = befores = 0
     for row in range(count):
         k = kind[row]
-        begin = output_start[row]
-        first = read_start[row]
-        for j in range(first, read_start[row + 1]):
+        begin = read_start[row]
+        for j in range(begin, read_start[row + 1]):
             source = read_row[j]
-            read_ignored[j] = kinds.ignored[kinds.ignored_start[k] + j - first]
+            read_ignored[j] = kinds.ignored[kinds.ignored_start[k] + j - begin]
             if source < 0:
                 continue
-            before[befores] = source
+            read_entry[j] = output_start[source] + read_output[j]
+            before_row[befores] = source
+            before_owner[befores] = read_owner[j]
             befores += 1
             if not read_ignored[j] and not variable[source]:
-                use_entry[uses] = output_start[source] + read_output[j]
+                use[uses] = j
                 uses += 1
         for q in range(kinds.option_start[k], kinds.option_start[k + 1]):
-            j = first + kinds.option_input[q]
-            source = read_row[j]
-            if source < 0 or variable[source]:
+            j = begin + kinds.option_input[q]
+            out = output_start[row] + kinds.option_output[q]
+            if read_row[j] < 0 or variable[read_row[j]]:
                 continue
-            entry = output_start[source] + read_output[j]
-            out = begin + kinds.option_output[q]
+            entry = read_entry[j]
             if rank[entry] != rank[out] or itemsize[entry] != itemsize[out]:
                 continue
             same = kinds.option_identity[q] and dtype[entry] == dtype[out]
             if same or kinds.reads[k]:
+                inplace[option] = j
                 inplace_input[option] = kinds.option_input[q]
-                inplace_entry[option] = entry
                 inplace_output[option] = out
                 inplace_identity[option] = same
                 option += 1
         for j in range(wait_start[row], wait_start[row + 1]):
-            before[befores] = wait_row[j]
+            before_row[befores] = wait_row[j]
+            before_owner[befores] = wait_owner[j]
             befores += 1
         use_start[row + 1] = uses
         inplace_start[row + 1] = option
         before_start[row + 1] = befores
-    own = np.full(max(reads, befores, options, head_row.shape[0]) + 1, KEPT, dtype=np.int32)
-    order, _ = walk(0, before_start, before[:befores], own, head_row, own)
-    times = np.zeros(outputs, dtype=np.int32)
-    for row in order:
-        for j in range(use_start[row], use_start[row + 1]):
-            times[use_entry[j]] += 1
+    use, inplace = use[:uses], inplace[:option]
+    use_entry, use_row, use_owner = read_entry[use], read_row[use], read_owner[use]
     head_entry = output_start[head_row] + head_output
-    for entry in head_entry:
-        times[entry] += 1
-    nothing = np.zeros(1, dtype=np.int32)
+
+    links = before_start, before_row[:befores], before_owner
+    last = outputs if forward else head_row.shape[0]
+    first, _ = walk(0, *links, head_row[:last], head_owner[:last])
+    met, by = walk(forward, *links, head_row[last:], head_owner[last:])
+    runs = np.zeros(count + 1, dtype=np.bool_)  # and, after all rows, the user
+    runs[first] = runs[met] = runs[count] = True
+    # What runs reads, and what the gradients of each operator read of operators.
+    reader = np.repeat(np.arange(count), np.diff(use_start))
+    reader = np.concatenate((reader, np.full(head_row.shape[0], count)))
+    entry = np.concatenate((use_entry, head_entry))
+    row_read = np.concatenate((use_row, head_row))
+    owner = np.concatenate((use_owner, head_owner))
+    gradient = (reader >= 2 * forward) & (owner != KEPT) & (row_read < forward)
+    taken = np.flatnonzero(runs[reader] & gradient & ~variable[row_read])
+    recomputed_start, items = by_key(owner[taken], forward)
+    taken = taken[items]
+    walked = (met >= forward) | ((by != KEPT) & ~variable[met])
     return Tables(
-        forward=0,
+        forward=forward,
         variable=variable,
         read_start=read_start,
         read_row=read_row,
         read_output=read_output,
-        read_owner=own,
+        read_owner=read_owner,
         read_ignored=read_ignored,
         use_start=use_start,
-        use_entry=use_entry[:uses],
-        use_row=own,
-        use_owner=own,
+        use_entry=use_entry,
+        use_row=use_row,
+        use_owner=use_owner,
         output_start=output_start,
         elements=kinds.elements[place],
         itemsize=itemsize,
@@ -279,111 +308,31 @@ def tables_of(  # type: ignore[no-untyped-def]
         made=made,
         inplace_start=inplace_start,
         inplace_input=inplace_input[:option],
-        inplace_entry=inplace_entry[:option],
-        inplace_row=own,
-        inplace_owner=own,
+        inplace_entry=read_entry[inplace],
+        inplace_row=read_row[inplace],
+        inplace_owner=read_owner[inplace],
         inplace_output=inplace_output[:option],
         inplace_identity=inplace_identity[:option],
         head_row=head_row,
         head_entry=head_entry,
-        head_owner=own,
-        outputs=n,
-        first=order.astype(np.int32),
-        walk_row=nothing[1:],
-        walk_owner=nothing[1:],
-        before_start=nothing,
-        before_row=nothing[1:],
-        reads=times,
-        recomputed_start=nothing,
-        recomputed_entry=nothing[1:],
-        recomputed_row=nothing[1:],
-    )
-
-
-def build(
-    forward: Sequence[int],
-    inputs: Sequence[tuple[int, int]],
-    gradients: Sequence[int],
-    reads: Sequence[Read],
-    waits: Sequence[tuple[int, int, int]],
-    kinds: Sequence[RowKind],
-    heads: Sequence[Read],
-    outputs: int,
-) -> Tables:
-    """Make the Tables of a training graph whose operators may be recomputed.
-
-    ``forward`` and ``gradients`` are the kinds of these nodes, ``inputs`` what the forward nodes
-    read (row, output), ``reads`` what the gradients read, one node after the other. ``waits`` are
-    rows, what must have run before them besides, and owners. ``heads`` are the outputs of the
-    network, so many as ``outputs`` says, then the gradients.
-    """
-    n = len(forward)
-    kind = np.array([*forward, *forward, *gradients], dtype=np.int32)
-    of = arrays_of(kinds)
-    counts = np.diff(of.ignored_start)[kind]
-    copied = np.repeat(np.arange(n), counts[:n])
-    both = [np.c_[np.reshape(inputs, (-1, 2)), x] for x in (np.full_like(copied, KEPT), copied)]
-    read = np.concatenate([*both, np.reshape(reads, (-1, 3))]).astype(np.int32)
-    row, output, owner = read.T.copy()
-    head_row, head_output, head_owner = head = np.array(heads, dtype=np.int32).T.copy()
-    start, none = _small(starts(counts)), np.zeros(len(kind) + 1, dtype=np.int32)
-    t = tables_of(of, kind, start, row, output, none, none[:0], head_row, head_output, outputs)
-
-    reader = np.repeat(np.arange(len(kind)), counts)
-    used = ~t.read_ignored & ~t.variable[row]
-    option = start[np.repeat(np.arange(len(kind)), np.diff(t.inplace_start))] + t.inplace_input
-    before = links(len(kind), np.c_[reader, row, owner], waits)
-    order = _order(n, t.variable, before, head, outputs)
-    # What runs reads, and what the gradients of each operator read of operators.
-    runs = np.zeros(len(kind), dtype=np.bool_)
-    runs[order["first"]] = runs[order["walk_row"]] = True
-    entry = t.output_start[row] + output
-    times = np.bincount(entry[used & runs[reader]], minlength=len(t.elements))
-    np.add.at(times, t.head_entry, 1)
-    taken = np.r_[used & runs[reader] & (reader >= 2 * n), ~t.variable[head_row]]
-    taker, taken_row = np.r_[owner, head_owner], np.r_[row, head_row]
-    taken &= (taker != KEPT) & (taken_row < n)
-    by_taker = np.flatnonzero(taken)[np.argsort(taker[taken], kind="stable")]
-    return t._replace(
-        forward=n,
-        read_owner=owner,
-        use_row=row[used],
-        use_owner=owner[used],
-        inplace_row=row[option],
-        inplace_owner=owner[option],
         head_owner=head_owner,
-        **order,
-        reads=_small(times),
-        recomputed_start=_small(starts(np.bincount(taker[taken], minlength=n))),
-        recomputed_entry=np.r_[entry, t.head_entry][by_taker],
-        recomputed_row=taken_row[by_taker],
+        outputs=outputs,
+        first=first,
+        walk_row=met[walked],
+        walk_owner=by[walked],
+        before_start=before_start[: forward + 1],
+        before_row=before_row[: before_start[forward]],
+        reads=np.bincount(entry[runs[reader]], minlength=entries).astype(np.int32),
+        recomputed_start=recomputed_start,
+        recomputed_entry=entry[taken],
+        recomputed_row=row_read[taken],
     )
 
 
-def _order(
-    n: int, variable: np.ndarray, before: Links, head: np.ndarray, outputs: int
-) -> dict[str, Any]:
-    """Work out the order: these fields of `Tables`, each pair of ``walk_*`` once."""
-    row, _, owner = head.astype(np.int64)
-    first, _ = walk(0, *before, row[:outputs], owner)
-    row, owner = walk(n, *before, row[outputs:], owner[outputs:])
-    met = (row >= n) | ((owner != KEPT) & ~variable[row])
-    row, owner = row[met], owner[met]
-    once = np.sort(np.unique(row * (n + 1) + owner, return_index=True)[1])
-    reader = np.repeat(np.arange(n), np.diff(before[0][: n + 1]))
-    source = before[1][: len(reader)]
-    start = starts(np.bincount(reader[~variable[source]], minlength=n))
-    return {
-        "first": _small(first),
-        "walk_row": _small(row[once]),
-        "walk_owner": _small(owner[once]),
-        "before_start": _small(start),
-        "before_row": _small(source[~variable[source]]),
-    }
-
-
-def _small(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.int32)
+def columns(lists: Sequence[Sequence[Sequence[int]]], width: int) -> tuple[np.ndarray, ...]:
+    """Join lists of tuples: return where each list starts, and their columns, all of int32."""
+    start, items = ragged(lists)
+    return (start.astype(np.int32), *items.reshape(-1, width).astype(np.int32).T.copy())
 
 
 def ragged(lists: Sequence[Sequence[Any]]) -> tuple[np.ndarray, np.ndarray]:

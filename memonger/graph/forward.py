@@ -2,7 +2,6 @@
 
 The nodes are those of the symbol's JSON, which nnvm writes in the order in which they run (depth
 first from the outputs, ``nnvm::DFSVisit``); a node's index is its identity, for names may repeat.
-``graph.read`` reads it from a symbol.
 """
 
 from __future__ import annotations
@@ -19,16 +18,6 @@ from memonger.graph.operators.tensors import Tensor
 Entry = Tuple[int, int]  # a node's index and which of its outputs
 
 FLOAT = "float32"
-COPY = "_copy"  # the identity: takes its input's memory, and its gradient reads nothing
-# The same, of a tensor and itself. Pointwise fusion knows neither it nor its gradient
-# (`_backward_copy`; ``ops_desc`` in ``src/operator/fusion/fused_op-inl.h``), while `_copy`, whose
-# gradient is `_copy` too, becomes one more output of a fused operator, with memory of its own.
-# But it fails where its input's shape is inferred from what reads it, and MKLDNN's inference, which
-# sees through `_copy`, does not fuse a convolution with what is behind it.
-UNFUSED_COPY = "reshape_like"
-# What a tied copy has before it: a product with one, which pointwise fusion leaves alone and whose
-# gradient reads its input.
-ONE, PRODUCT = "_ones", "broadcast_mul"
 
 
 class Node(NamedTuple):
@@ -83,6 +72,17 @@ def no_collection() -> Iterator[None]:
 # ---------------------------------------------------------------- kept copies
 
 
+COPY = "_copy"  # the identity: takes its input's memory, and its gradient reads nothing
+# The same, of a tensor and itself. Pointwise fusion knows neither it nor its gradient, but makes
+# `_copy` one more output of a fused operator, with memory of its own. It fails where its input's
+# shape is inferred from what reads it, and MKLDNN, which sees through `_copy` in inference, does
+# not fuse a convolution with what is behind it.
+UNFUSED_COPY = "reshape_like"
+# What a tied copy has before it: a product with one, which pointwise fusion leaves alone and whose
+# gradient reads its input.
+ONE, PRODUCT = "_ones", "broadcast_mul"
+
+
 class Inserted(NamedTuple):
     """A node that a kept copy adds to the network."""
 
@@ -102,8 +102,7 @@ class KeptCopy(NamedTuple):
     tie: str = ""
     # Whether it is an identity that pointwise fusion leaves alone: for training on a GPU alone.
     unfused: bool = False
-    # Whether it stands there for that alone, so that what is before it is not fused with what is
-    # behind it, though the node may be kept.
+    # Whether it only keeps apart what would be fused, though the node may be kept.
     apart: bool = False
 
     @property
@@ -124,7 +123,7 @@ class KeptCopy(NamedTuple):
 
 
 class Insertion:
-    """Where the nodes of a network and of its kept copies stand when the copies are in.
+    """Where the nodes of a network, of these names, and of its kept copies stand when all are in.
 
     All that read the first output of a node with a kept copy read the copy instead; outputs of the
     network stay what they were. The copies are of operators of whose outputs the first alone is
@@ -132,23 +131,29 @@ class Insertion:
     """
 
     def __init__(self, names: Sequence[str], copies: Iterable[KeptCopy]) -> None:
-        at = {copy.node: copy for copy in copies}
+        at = {copy.node: copy for copy in sorted(copies)}
         sizes = [1 + at[i].offset if i in at else 1 for i in range(len(names))]
         #: The new index of each node; what is inserted comes right after its node.
         self.moved: list[int] = np.cumsum([0, *sizes])[:-1].tolist()
+        self._taken = set(names)
         self._instead = {(i, 0): (self.moved[i] + at[i].offset, 0) for i in at}
         #: Of each node with a copy the name, the node and the inputs of what is inserted behind it.
-        self.behind: dict[int, list[tuple[str, Inserted, tuple[Entry, ...]]]] = {
-            i: [
-                (name, new, tuple([(self.moved[i] + k, 0) for k in new.inputs]))
-                for name, new in zip(new_names, at[i].nodes())
-            ]
-            for i, new_names in copy_names(names, at.values()).items()
-        }
+        self.behind: dict[int, list[tuple[str, Inserted, tuple[Entry, ...]]]] = {i: [] for i in at}
+        for i, copy in at.items():
+            for new in copy.nodes():
+                inputs = tuple([(self.moved[i] + k, 0) for k in new.inputs])
+                self.behind[i].append((self._unique(names[i] + new.stem), new, inputs))
 
     def entry(self, a: int, b: int) -> Entry:
         """Return what is read now by a node that read output ``b`` of node ``a``."""
         return self._instead.get((a, b)) or (self.moved[a], b)
+
+    def _unique(self, stem: str) -> str:
+        name, number = stem + "_keep", 1
+        while name in self._taken:
+            name, number = f"{stem}_{number}_keep", number + 1
+        self._taken.add(name)
+        return name
 
 
 def with_copies(graph: ForwardGraph, copies: Iterable[KeptCopy]) -> tuple[ForwardGraph, np.ndarray]:
@@ -168,7 +173,7 @@ def with_copies(graph: ForwardGraph, copies: Iterable[KeptCopy]) -> tuple[Forwar
             node = Node(name, new.op, new.attrs, {}, inputs, (), False)
             rows.append((node, (tensor,), (name + "_output",)))
     nodes, all_tensors, output_names = zip(*rows)
-    made_graph = ForwardGraph(
+    found = ForwardGraph(
         nodes=nodes,
         tensors=all_tensors,
         output_names=output_names,
@@ -176,7 +181,7 @@ def with_copies(graph: ForwardGraph, copies: Iterable[KeptCopy]) -> tuple[Forwar
         arguments=tuple(moved[a] for a in graph.arguments),
         auxiliary=frozenset(moved[a] for a in graph.auxiliary),
     )
-    return made_graph, np.array(moved)
+    return found, np.array(moved)
 
 
 def mask_with_copies(
@@ -189,23 +194,3 @@ def mask_with_copies(
         for k, new in enumerate(copy.nodes(), 1):
             full[moved[copy.node] + k] = new.recomputed
     return full
-
-
-def copy_names(names: Sequence[str], copies: Iterable[KeptCopy]) -> dict[int, list[str]]:
-    """Name the nodes that stand for copies (``KeptCopy.nodes``), by the node that they are of.
-
-    ``names`` are those of all nodes; no name is given twice.
-    """
-    taken = set(names)
-
-    def unique(stem: str) -> str:
-        name, number = stem + "_keep", 1
-        while name in taken:
-            name, number = f"{stem}_{number}_keep", number + 1
-        taken.add(name)
-        return name
-
-    return {
-        copy.node: [unique(names[copy.node] + new.stem) for new in copy.nodes()]
-        for copy in sorted(copies)
-    }

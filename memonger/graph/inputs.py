@@ -38,25 +38,24 @@ class InputSpec(NamedTuple):
 def check_symbol(symbol: Any) -> Any:
     """Return ``symbol`` if it is a Symbol with at least one output; say what to do otherwise."""
     kind = type(symbol).__name__
-    said = ""
     if isinstance(symbol, mx.gluon.Block):
-        said = (
+        raise MemongerError(
             f"{kind} is a Gluon block, not a Symbol; call it on a variable to get its symbol: "
             "net(mx.sym.var('data'))"
         )
-    elif isinstance(symbol, mx.mod.BaseModule):
-        said = f"{kind} is a Module, not a Symbol; plan its symbol before the Module is made"
-    elif isinstance(symbol, (list, tuple)):
-        said = (
+    if isinstance(symbol, mx.mod.BaseModule):
+        raise MemongerError(
+            f"{kind} is a Module, not a Symbol; plan its symbol before the Module is made"
+        )
+    if isinstance(symbol, (list, tuple)):
+        raise MemongerError(
             f"a {kind} of {len(symbol)} symbols was given; make one Symbol of them with "
             "mx.sym.Group"
+            if symbol
+            else f"there is nothing to plan: an empty {kind} was given, not a Symbol"
         )
-        if not symbol:
-            said = f"there is nothing to plan: an empty {kind} was given, not a Symbol"
-    elif not isinstance(symbol, mx.sym.Symbol):
-        said = f"the network must be an mx.sym.Symbol, not {kind} {symbol!r}"
-    if said:
-        raise MemongerError(said)
+    if not isinstance(symbol, mx.sym.Symbol):
+        raise MemongerError(f"the network must be an mx.sym.Symbol, not {kind} {symbol!r}")
     check_links(symbol)  # or MXNet may end the process at the next line
     if not symbol.list_outputs():
         raise MemongerError("the Symbol is a Group of nothing: it has no outputs to train")
@@ -107,14 +106,8 @@ def read_shapes(
     """Gather the inputs' shapes and types from everything the user may give.
 
     ``shapes`` is a dict, DataDesc (or ``(name, shape)``) lists as ``Module.bind`` takes them, or a
-    list of such lists, such as ``(data_shapes, label_shapes)``; ``keywords`` are shapes given as
-    keyword arguments. They are of the whole batch; what is returned is the largest share that
-    ``Module`` gives to one of so many ``devices``.
-
-    Raises
-    ------
-    MemongerError
-        At whatever cannot be meant; the message names the input.
+    list of such lists; ``keywords`` are shapes given as keyword arguments. They are of the whole
+    batch; what is returned is the largest share that ``Module`` gives to one of the ``devices``.
     """
     known = symbol.list_arguments() + symbol.list_auxiliary_states()
     found: dict[str, Shape] = {}
@@ -143,8 +136,14 @@ def without_old_types(symbol: Any, spec: InputSpec) -> Any:
     follows from them. The symbol itself comes back where nothing contradicts, or where this does
     not help.
     """
-    if not spec.types or _types_of(symbol, spec) is not None:
-        return symbol
+
+    def types_of(symbol: Any) -> dict[str, Any] | None:  # None if they contradict one another
+        try:
+            arguments, _, auxiliary = symbol.infer_type_partial(**spec.types)
+        except mx.MXNetError:
+            return None
+        names = symbol.list_arguments() + symbol.list_auxiliary_states()
+        return dict(zip(names, arguments + auxiliary))
 
     def without(names: Container[str]) -> Any:
         graph = read(symbol)
@@ -153,29 +152,16 @@ def without_old_types(symbol: Any, spec: InputSpec) -> Any:
                 node.get("attrs", {}).pop(TYPE, None)
         return mx.sym.load_json(as_json(graph))
 
-    types = _types_of(without(symbol.list_inputs()), spec)
+    if not spec.types or types_of(symbol) is not None:
+        return symbol
+    types = types_of(without(symbol.list_inputs()))
     if types is None:
         return symbol
     return without([name for name, kind in types.items() if kind is not None])
 
 
-def _types_of(symbol: Any, spec: InputSpec) -> dict[str, Any] | None:
-    """Infer the types of all inputs, None where unknown; None if they contradict one another."""
-    try:
-        arguments, _, auxiliary = symbol.infer_type_partial(**spec.types)
-    except mx.MXNetError:
-        return None
-    names = symbol.list_arguments() + symbol.list_auxiliary_states()
-    return dict(zip(names, arguments + auxiliary))
-
-
 def read_grad_req(arguments: Sequence[str], grad_req: Any) -> dict[str, str]:
-    """Tell what is asked for each argument's gradient: 'write', 'add' or 'null'.
-
-    ``grad_req`` is what ``simple_bind`` takes: one for all, a list with one for each argument (as
-    ``list_arguments`` gives them), or a dict, where those that are not named get 'null'. No
-    gradient at all is refused.
-    """
+    """Tell what is asked for each argument's gradient, as `read_requests`; not nothing at all."""
     found = read_requests(arguments, grad_req)
     if set(found.values()) <= {"null"}:
         raise MemongerError(
@@ -186,7 +172,11 @@ def read_grad_req(arguments: Sequence[str], grad_req: Any) -> dict[str, str]:
 
 
 def read_requests(arguments: Sequence[str], grad_req: Any) -> dict[str, str]:
-    """Tell what is asked for as `read_grad_req` does, though it may be nothing."""
+    """Tell what is asked for each argument's gradient: 'write', 'add' or 'null'.
+
+    ``grad_req`` is what ``simple_bind`` takes: one for all, a list with one for each argument (as
+    ``list_arguments`` gives them), or a dict, where those that are not named get 'null'.
+    """
     if isinstance(grad_req, str):
         found = dict.fromkeys(arguments, grad_req)
     elif isinstance(grad_req, (list, tuple)):

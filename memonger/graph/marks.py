@@ -12,7 +12,7 @@ from typing import Any, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from memonger.graph.forward import ForwardGraph, Insertion, KeptCopy, copy_names
+from memonger.graph.forward import ForwardGraph, Insertion, KeptCopy
 from memonger.graph.inputs import check_symbol
 from memonger.graph.operators.recompute import truth, untouched
 from memonger.graph.operators.tensors import Shape
@@ -25,8 +25,6 @@ STAGE = "__mirror_stage__"
 RECORD = "__memonger__"  # JSON: attribute -> what it was before, null if it was not there
 INSERTED = '"inserted"'  # the record of a node that was not there at all
 _GONE = -1  # where a node was that had no inputs
-
-# NB: a plain ``tojson()`` would leave out the casts that AMP has put in (``remove_amp_cast``).
 
 
 def stages(graph: ForwardGraph) -> dict[int, str]:
@@ -46,9 +44,7 @@ def apply(
     """Return a copy of ``symbol`` in which just the operators of ``mask`` are recomputed.
 
     The symbol has no marks of a plan of ours (``unplan``), the mask is for each node of its JSON.
-    ``native`` nodes run with MXNet's own kernel instead of cuDNN's. If a node with a copy
-    (``forward.Insertion``) were kept itself, its gradient would read, and so hold, the originals of
-    its inputs.
+    ``native`` nodes run with MXNet's own kernel instead of cuDNN's.
     """
     graph, native = read(symbol), set(native)
     made = Insertion([node["name"] for node in graph["nodes"]], copies)
@@ -85,8 +81,8 @@ def inferable(
             break
         except mx.MXNetError as error:
             said = str(error)
-        added = copy_names(names, found)
-        failed = {i for i, of in added.items() if f"Error in operator {of[-1]}:" in said} or added
+        last = {i: new[-1][0] for i, new in Insertion(names, found).behind.items()}
+        failed = {i for i, name in last.items() if f"Error in operator {name}:" in said} or last
         found = tuple(c._replace(unfused=c.unfused and c.node not in failed) for c in found)
     return found
 

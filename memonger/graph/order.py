@@ -2,38 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Sequence, Tuple
+from typing import Sequence
 
 import numpy as np
 
 from memonger.support.compiled import compiled
-
-#: Where the links of each row start, the rows before it, and the owners of the reads.
-Links = Tuple[np.ndarray, np.ndarray, np.ndarray]
-
-
-def depth_first(
-    reads: Sequence[Sequence[int]], waits: Sequence[tuple[int, int, int]], heads: Sequence[int]
-) -> list[int]:
-    """Return the rows in the order in which they run.
-
-    ``reads`` are the rows that each reads, ``waits`` as for `links`, ``heads`` the outputs' rows.
-    """
-    read = [(row, source, -1) for row, sources in enumerate(reads) for source in sources]
-    head = np.array(heads, dtype=np.int64)
-    return walk(0, *links(len(reads), read, waits), head, head)[0].tolist()
-
-
-def links(
-    rows: int, reads: Sequence[Sequence[int]] | np.ndarray, waits: Sequence[Sequence[int]]
-) -> Links:
-    """Sort (row, row that must have run before it, owner of the read), inputs before other waits.
-
-    They come as `walk` takes them.
-    """
-    found = np.concatenate([np.reshape(each, (-1, 3)) for each in (reads, waits)]).astype(np.int64)
-    row, before, owner = found[np.argsort(found[:, 0], kind="stable")].T.copy()
-    return starts(np.bincount(row, minlength=rows)), before, owner
 
 
 def starts(counts: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -50,6 +23,26 @@ def gathered(start, which):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def starts_of(key, keys):  # type: ignore[no-untyped-def]
+    """Return where the items of each key start, and the end, if they stand by their keys."""
+    start = np.zeros(keys + 1, dtype=np.int32)
+    start[1:] = np.cumsum(np.bincount(key, minlength=keys))
+    return start
+
+
+@compiled
+def by_key(key, keys):  # type: ignore[no-untyped-def]
+    """Order items by key: return where those of each key start, and which they are."""
+    start = starts_of(key, keys)
+    at = start.copy()
+    items = np.empty(key.shape[0], dtype=np.int32)
+    for i in range(key.shape[0]):
+        items[at[key[i]]] = i
+        at[key[i]] += 1
+    return start, items
+
+
+@compiled
 def walk(known, start, before, owner, heads, head_owner):  # type: ignore[no-untyped-def]
     """Order rows depth first from the heads, each after what it reads.
 
@@ -58,10 +51,10 @@ def walk(known, start, before, owner, heads, head_owner):  # type: ignore[no-unt
     """
     rows = start.shape[0] - 1
     seen = np.zeros(rows, dtype=np.bool_)
-    stack = np.empty(rows, dtype=np.int64)
-    at = np.empty(rows, dtype=np.int64)
-    met = np.empty(rows + before.shape[0] + heads.shape[0], dtype=np.int64)
-    by = np.full(met.shape[0], -1, dtype=np.int64)  # KEPT
+    stack = np.empty(rows, dtype=np.int32)
+    at = np.empty(rows, dtype=np.int32)
+    met = np.empty(rows + before.shape[0] + heads.shape[0], dtype=np.int32)
+    by = np.full(met.shape[0], -1, dtype=np.int32)  # KEPT
     count, depth = 0, -1
     for h in range(heads.shape[0]):
         row, reader = heads[h], head_owner[h]

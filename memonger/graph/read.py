@@ -6,7 +6,6 @@ import contextlib
 import io
 import re
 import sys
-import warnings
 from typing import Any, Callable
 
 import numpy as np
@@ -105,9 +104,8 @@ def _shape_complaint(symbol: Any, spec: InputSpec, nodes: tuple[Node, ...], mess
     found = re.search(r"Error in operator ([^:]+): (?:\[[^\]]*\] [^ ]+: )?(.*)", message, re.S)
     if not found:
         return f"the shapes do not fit the network: {said_by_mxnet(message)}"
-    name, reason = found.group(1), found.group(2).strip().split("\n")[0]
-    if "Traceback" in reason:
-        reason = said_by_mxnet(found.group(2))
+    name, said = found.groups()
+    reason = said_by_mxnet(said) if "Traceback" in said else said.strip().split("\n")[0]
     where = repr(name)
     for node in nodes:
         if node.name == name and not node.is_variable:
@@ -127,12 +125,10 @@ def _known_shape(symbol: Any, spec: InputSpec, node: Node, output: int) -> str:
     names = [f"{node.name}_output", f"{node.name}_output{output}"]
     part = internals[next((n for n in names if n in outputs), outputs[-1])]
     given = {name: spec.shapes[name] for name in part.list_inputs() if name in spec.shapes}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            _, shapes, _ = part.infer_shape_partial(**given)
-        except mx.MXNetError:
-            shapes = None
+    try:
+        _, shapes, _ = part.infer_shape_partial(**given)
+    except mx.MXNetError:
+        shapes = None
     return str(tuple(shapes[0])) if shapes else "(unknown)"
 
 

@@ -2,32 +2,25 @@
 
 Built as MXNet builds it (``InitFullGraph`` in ``src/executor/graph_executor.cc``, ``Gradient`` in
 ``src/nnvm/gradient.cc``), without a bind: common subexpressions are merged, then the operators are
-walked from the outputs back, each one's gradient nodes (``gradients.gradient_of``) are added, and
-gradients that meet are summed. An operator has a second row, its recomputed copy. Which of the two
-a gradient reads depends on the marks alone, so one table serves every plan:
-the gradient of X reads the copies where X itself is recomputed, the originals where X is kept.
+walked from the outputs back, each one's gradient nodes are added, and gradients that meet are
+summed. An operator has a second row, its recomputed copy. Which of the two a gradient reads depends
+on the marks alone, so one table serves every plan: the gradient of X reads the copies where X
+itself is recomputed, the originals where X is kept.
 """
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from memonger.graph.arrays import BACKWARD, KEPT, Kinds, Read, RowKind, Tables, build
-from memonger.graph.forward import Entry, ForwardGraph, no_collection
-from memonger.graph.operators.gradients import (
-    BackwardNode,
-    NotDifferentiable,
-    NotObservable,
-    OperatorGradient,
-    Reference,
-    gradient_of,
-    merges,
-)
-from memonger.graph.order import depth_first
+from memonger.graph import arrays
+from memonger.graph.arrays import BACKWARD, KEPT, Read, RowKind
+from memonger.graph.forward import Entry, ForwardGraph, Node, no_collection
+from memonger.graph.operators import gradients
+from memonger.graph.operators.gradients import OperatorGradient
+from memonger.graph.operators.tensors import Tensor
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import Settings, settings
 
@@ -53,7 +46,7 @@ class TrainingGraph:
 
     graph: ForwardGraph
     settings: Settings  # of MXNet, as they were when it was built
-    tables: Tables
+    tables: arrays.Tables
     names: tuple[str, ...]  # of each row; a recomputed copy is named ``*_mirror``
     ops: tuple[str, ...]  # of each row
     kinds: tuple[RowKind, ...]  # of each row: the shapes and types of its outputs, and more
@@ -83,8 +76,8 @@ def training_graphs(
     Whether it is written or added to (grad_req) makes no difference: it is the user's memory.
     ``found`` are the settings of MXNet; by default they are read now.
     """
-    builder = _Builder(graph, found or settings())
-    return [builder.finished(tuple(wanted)) for wanted in several]
+    found = found or settings()
+    return [_Builder(graph, found).finished(tuple(wanted)) for wanted in several]
 
 
 def merged_nodes(graph: ForwardGraph) -> list[int]:
@@ -100,10 +93,14 @@ def merged_nodes(graph: ForwardGraph) -> list[int]:
             inputs = tuple([(same[a], b) for a, b in node.inputs])
             attrs = frozenset(node.attrs.items()), frozenset(node.hidden.items())
             other = first.setdefault((node.op, inputs, *attrs), i)
-            if other != i:
-                tensors = [graph.tensors[a][b] for a, b in node.inputs]
-                same[i] = other if merges(node.op, node.attrs, tensors) else i
+            if other != i and gradients.merges(node.op, *_signature(graph, node)):
+                same[i] = other
     return same
+
+
+def _signature(graph: ForwardGraph, node: Node) -> tuple[gradients.Attrs, tuple[Tensor, ...]]:
+    """Return the attributes of an operator and its inputs, as `gradient_of` takes them."""
+    return tuple(sorted(node.attrs.items())), tuple([graph.tensors[a][b] for a, b in node.inputs])
 
 
 class _Row(NamedTuple):
@@ -123,7 +120,7 @@ class _Builder:
         n = len(graph.nodes)
         self.first = 2 * n  # gradient row
         self.same = same = merged_nodes(graph) if found.merging else list(range(n))
-        self.kinds = Kinds([])
+        self.kinds = arrays.Kinds([])
         self.inexact = {"NNVM_EXEC_NUM_TEMP is set"} if found.coloring else set()
         self.rows: list[_Row] = []
         self.reads = [[(same[a], b) for a, b in node.inputs] for node in graph.nodes]
@@ -144,12 +141,6 @@ class _Builder:
 
     def finished(self, wanted: tuple[int, ...]) -> TrainingGraph:
         """Return the training graph with the gradients of these arguments."""
-        made = copy.copy(self)
-        made.rows, made.waits = list(self.rows), list(self.waits)
-        made.sums, made.inexact = dict(self.sums), set(self.inexact)
-        return made._finish(wanted)
-
-    def _finish(self, wanted: tuple[int, ...]) -> TrainingGraph:
         heads: list[Read] = [(a, b, KEPT) for a, b in self.heads]
         seen: set[Read] = set()
         for a in wanted:
@@ -158,20 +149,25 @@ class _Builder:
                 read = self._add("_copy", self.graph.nodes[a].name + "_copy", {}, [read], (a, 0))
             seen.add(read)
             heads.append(read)
-        gradients = [row.kind for row in self.rows]
-        kinds = [self.kinds.all[k] for k in (*self.forward, *self.forward, *gradients)]
+        numbers = [*self.forward, *self.forward, *[row.kind for row in self.rows]]
+        kinds = [self.kinds.all[k] for k in numbers]
         names = [node.name for node in self.graph.nodes]
+        reads: list[Sequence[Read]] = [[(*r, KEPT) for r in reads] for reads in self.reads]
+        reads += [[(*r, x) for r in reads] for x, reads in enumerate(self.reads)]
+        reads += [row.reads for row in self.rows]
+        waits: list[list[tuple[int, int]]] = [[] for _ in numbers]
+        for row, before, owner in self.waits:
+            waits[row].append((before, owner))
         return TrainingGraph(
             graph=self.graph,
             settings=self.settings,
-            tables=build(
-                self.forward,
-                [read for reads in self.reads for read in reads],
-                gradients,
-                [read for row in self.rows for read in row.reads],
-                self.waits,
-                self.kinds.all,
-                heads,
+            tables=arrays.tables_with_copies(
+                arrays.arrays_of(self.kinds.all),
+                self.first // 2,
+                np.array(numbers, dtype=np.int32),
+                arrays.columns(reads, 3),
+                arrays.columns(waits, 2),
+                arrays.columns([heads], 3)[1:],
                 len(self.heads),
             ),
             names=(*names, *[f"{name}_mirror" for name in names], *[row.name for row in self.rows]),
@@ -235,9 +231,9 @@ class _Builder:
             reads = [variable, (*head, KEPT)]
             like = self._add("_identity_with_attr_like_rhs", f"{name}_id", {}, reads, head)
             self.gradients[head] = [like]
-        read = [[row for row, _ in reads] for reads in self.reads]
-        for x in reversed(depth_first(read, self.waits, [row for row, _ in self.heads])):
-            if read[x]:
+        # The nodes that are left run in the order of the nodes.
+        for x in reversed(range(len(self.same))):
+            if self.reads[x] and self.same[x] == x:
                 self._add_gradient(x)
 
     def _add_gradient(self, x: int) -> None:
@@ -248,7 +244,7 @@ class _Builder:
         found = self._gradient(x, zero_heads)
         self.facts[x] = _facts(found, max(map(len, met)))
 
-        def read(reference: Reference) -> Read:
+        def read(reference: gradients.Reference) -> Read:
             kind, k = reference[0], reference[1]
             if kind == "in":
                 return (*into[k], x)
@@ -274,18 +270,17 @@ class _Builder:
     def _gradient(self, x: int, zero_heads: bool) -> OperatorGradient:
         """Return the gradient of operator x, or what stands in for it."""
         node = self.graph.nodes[x]
-        tensors = [self.graph.tensors[a][b] for a, b in node.inputs]
         try:
             if node.subgraphs:
-                raise NotObservable(f"{node.op} holds a graph of its own")
-            return gradient_of(node.op, node.attrs, tensors, zero_heads)
-        except NotDifferentiable:
+                raise gradients.NotObservable(f"{node.op} holds a graph of its own")
+            return gradients.gradient_of(node.op, *_signature(self.graph, node), zero_heads)
+        except gradients.NotDifferentiable:
             raise MemongerError(
                 f"node {node.name!r}: MXNet has no gradient for the operator {node.op}, so the "
                 "network cannot be trained through it; put mx.sym.BlockGrad after it if no "
                 "gradient should pass"
             ) from None
-        except NotObservable as error:
+        except gradients.NotObservable as error:
             self.unobserved[x] = str(error)
             return _reads_everything(self.graph, x)
 
@@ -312,6 +307,6 @@ def _reads_everything(graph: ForwardGraph, x: int) -> OperatorGradient:
     reads = tuple([(kind, k) for kind, each in ranges.items() for k in each])
     into = [k for k, (a, _) in enumerate(node.inputs) if a not in graph.auxiliary]
     tensors = tuple([graph.tensors[a][b] for a, b in (node.inputs[k] for k in into)])
-    made = BackwardNode("_backward_" + node.op, {}, reads, (None,), tensors)
-    gradients: dict[int, Reference] = {k: ("node", 0, j) for j, k in enumerate(into)}
-    return OperatorGradient((made,), tuple(map(gradients.get, ranges["in"])))
+    made = gradients.BackwardNode("_backward_" + node.op, {}, reads, (None,), tensors)
+    result: dict[int, gradients.Reference] = {k: ("node", 0, j) for j, k in enumerate(into)}
+    return OperatorGradient((made,), tuple(map(result.get, ranges["in"])))

@@ -34,10 +34,9 @@ class Latest(Generic[T]):
     def get(self, key: Hashable) -> T | None:
         """Return the value of a key, or None."""
         with self._lock:
-            value = self._values.pop(key, None)
-            if value is not None:
-                self._values[key] = value
-            return value
+            if key in self._values:
+                self._values[key] = self._values.pop(key)
+            return self._values.get(key)
 
     def put(self, key: Hashable, value: T) -> None:
         """Keep a value, and drop the one that was longest of no use."""

@@ -1,16 +1,13 @@
 """Compiled functions (numba), cached on disk so that the next process need not compile them.
 
-numba keeps what it compiled of a function until the function's own file changes. It does not see
+numba keeps what it compiled of a function until the function's own file changes, and does not see
 that another file has: that of a function which it calls, or of the tuple that both read by place.
 Stale code would then read and write where nothing is. So the cache has a folder of its own for
 every state of the files that hold compiled functions, which hold all that these read too.
 
-A process that finds the folder empty says so in the log where nobody sees a progress bar.
-
-A Ctrl-C that comes while compiled code runs is noticed when its result is handed over, where it
-becomes a SystemError ("returned a result with an error set"). It is made a KeyboardInterrupt again.
-One that comes while LLVM compiles is raised in a function that LLVM calls, which shows it and goes
-on. It is raised again when that is done.
+A Ctrl-C that comes while compiled code runs becomes a SystemError when its result is handed over
+("returned a result with an error set"). One that comes while LLVM compiles is raised in a function
+that LLVM calls, which shows it and goes on. Both are made a KeyboardInterrupt again.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import Any, Callable, Iterator, TypeVar, cast
+from typing import Any, Callable, TypeVar, cast
 
 import numba
 from numba.core.registry import CPUDispatcher
@@ -65,11 +62,27 @@ class _Interruptible(_CPUDispatcher):
     """A compiled function, with Ctrl-C as Python has it."""
 
     def compile(self, sig: Any) -> object:
-        with _none_lost():
+        if threading.current_thread() is not threading.main_thread():  # no other gets any
             return super().compile(sig)
+        shown = sys.unraisablehook
+        lost: list[Any] = []
+
+        def show(what: Any) -> None:
+            (lost.append if what.exc_type is KeyboardInterrupt else shown)(what)
+
+        sys.unraisablehook = show
+        try:
+            return super().compile(sig)
+        finally:
+            sys.unraisablehook = shown
+            if lost:  # also in place of an error that comes of what was not finished
+                raise KeyboardInterrupt from None
 
     def __call__(self, *args: Any) -> object:
-        _announce()
+        global _new
+        if _new and (sys.stderr is None or not sys.stderr.isatty()):  # nobody sees a progress bar
+            log.warning("compiling the search, once; it starts at once from the next time on")
+        _new = False
         try:
             return super().__call__(*args)
         except SystemError as error:
@@ -79,38 +92,6 @@ class _Interruptible(_CPUDispatcher):
             if isinstance(cause, KeyboardInterrupt):
                 raise KeyboardInterrupt from None
             raise
-
-
-@contextlib.contextmanager
-def _none_lost() -> Iterator[None]:
-    """Raise a KeyboardInterrupt at the end that Python could only show."""
-    if threading.current_thread() is not threading.main_thread():  # no other gets any
-        yield
-        return
-    shown, lost = sys.unraisablehook, []
-
-    def show(what: Any) -> None:
-        if what.exc_type is KeyboardInterrupt:
-            lost.append(what.exc_type)
-        else:
-            shown(what)
-
-    sys.unraisablehook = show
-    try:
-        yield
-    finally:
-        sys.unraisablehook = shown
-        if lost:  # also in place of an error that comes of what was not finished
-            raise KeyboardInterrupt from None
-
-
-def _announce() -> None:
-    """Say once that compiling takes a while, where it does."""
-    global _new
-    if _new:
-        _new = False
-        if sys.stderr is None or not sys.stderr.isatty():
-            log.warning("compiling the search, once; it starts at once from the next time on")
 
 
 def _folder() -> str:

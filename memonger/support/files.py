@@ -20,25 +20,30 @@ Path = Union[str, bytes, "os.PathLike[Any]"]
 def check_writable(path: Path) -> None:
     """Check that a file can be written, before a long search is begun for it; tell why not."""
     try:
-        place = os.path.realpath(os.fsdecode(path))
+        name = os.fsdecode(path)
     except TypeError:
-        raise _failed(path, "it is no name of a file") from None
+        name = ""
+    place = os.path.realpath(name)
     folder = os.path.dirname(place)
+    reason = None
     try:
-        if not os.fsdecode(path):
-            raise _failed(path, "it is no name of a file")
-        if os.path.isdir(place):
-            raise _failed(path, "it is a folder")
-        if not os.path.isdir(folder):
-            raise _failed(path, f"there is no folder {folder!r}")
-        if os.path.exists(place) and not os.access(place, os.W_OK):
-            raise _failed(path, "it is write-protected")
-        if not os.access(folder, os.W_OK) and not _is_device(place):
-            raise _failed(path, f"nothing can be written in the folder {folder!r}")
-        with contextlib.suppress(FileNotFoundError):
-            os.stat(place)  # its name may be too long
+        if not name:
+            reason = "it is no name of a file"
+        elif os.path.isdir(place):
+            reason = "it is a folder"
+        elif not os.path.isdir(folder):
+            reason = f"there is no folder {folder!r}"
+        elif os.path.exists(place) and not os.access(place, os.W_OK):
+            reason = "it is write-protected"
+        elif not os.access(folder, os.W_OK) and not _is_device(place):
+            reason = f"nothing can be written in the folder {folder!r}"
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.stat(place)  # its name may be too long
     except OSError as error:
-        raise _failed(path, error.strerror) from None
+        reason = error.strerror
+    if reason:
+        raise MemongerError(f"{name or path!r} cannot be written: {reason}")
 
 
 def write(path: Path, data: bytes) -> None:
@@ -64,14 +69,9 @@ def write(path: Path, data: bytes) -> None:
                 os.unlink(part)
             raise
     except OSError as error:
-        raise _failed(path, error.strerror) from None
+        raise MemongerError(f"{os.fsdecode(path)!r} cannot be written: {error.strerror}") from None
 
 
 def _is_device(place: str) -> bool:
     """Tell whether something else than a file is there, such as /dev/null or a pipe."""
     return os.path.exists(place) and not os.path.isfile(place)
-
-
-def _failed(path: Path, reason: str | None) -> MemongerError:
-    shown = os.fsdecode(path) if isinstance(path, (bytes, os.PathLike)) else path
-    return MemongerError(f"{shown!r} cannot be written: {reason}")

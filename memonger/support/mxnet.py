@@ -19,22 +19,18 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple, Sequence
 
 from memonger.support.errors import MB, MemongerError, MXNetImportError
 
 #: Folder in the ``nvidia`` namespace package and soname, each after those that it needs.
-CUDA_LIBRARIES: tuple[tuple[str, str], ...] = (
-    ("cuda_runtime", "libcudart.so.11.0"),
-    ("nvtx", "libnvToolsExt.so.1"),
-    ("cuda_nvrtc", "libnvrtc.so.11.2"),
-    ("cublas", "libcublasLt.so.11"),
-    ("cublas", "libcublas.so.11"),
-    ("cufft", "libcufft.so.10"),
-    ("curand", "libcurand.so.10"),
-    ("cusolver", "libcusolver.so.11"),
-    ("cudnn", "libcudnn.so.8"),
-    ("nccl", "libnccl.so.2"),
+CUDA_LIBRARIES: list[tuple[str, str]] = re.findall(
+    r"(\w+)/(\S+)",
+    """
+    cuda_runtime/libcudart.so.11.0 nvtx/libnvToolsExt.so.1 cuda_nvrtc/libnvrtc.so.11.2
+    cublas/libcublasLt.so.11 cublas/libcublas.so.11 cufft/libcufft.so.10 curand/libcurand.so.10
+    cusolver/libcusolver.so.11 cudnn/libcudnn.so.8 nccl/libnccl.so.2
+    """,
 )
 
 #: System libraries that MXNet's wheels expect, and the Debian package of each.
@@ -53,25 +49,25 @@ INSTALL = (
 class GpuPool(NamedTuple):
     """How MXNet rounds what it asks a GPU for; in bytes."""
 
-    kind: str = "Naive"  # or 'Round', 'Unpooled'
-    page: int = 4096
-    large: int = 2 * MB
-    cutoff: int = 1 << 24
+    kind: str  # 'Naive', 'Round' or 'Unpooled'
+    page: int
+    large: int
+    cutoff: int
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What MXNet's environment variables say that bears on a plan; by default what MXNet does."""
+    """What MXNet's environment variables say that bears on a plan."""
 
-    mkldnn: bool = True  # whether MKLDNN may compute on a CPU
-    mkldnn_rnn: bool = True  # and its RNN
-    fusion: bool = True  # whether a GPU fuses pointwise operators
-    merging: bool = True  # whether common subexpressions are merged
-    sum_cap: int = 8  # from so many terms on a gradient is summed in a chain
-    coloring: bool = False  # whether the memory planner does, which the replay does not know
-    match_range: int = 16  # by which factor memory may be too large for a tensor
-    search_match_range: bool = False  # whether all powers of two up to it are tried
-    pool: GpuPool = GpuPool()
+    mkldnn: bool  # whether MKLDNN may compute on a CPU
+    mkldnn_rnn: bool  # and its RNN
+    fusion: bool  # whether a GPU fuses pointwise operators
+    merging: bool  # whether common subexpressions are merged
+    sum_cap: int  # from so many terms on a gradient is summed in a chain
+    coloring: bool  # whether the memory planner does, which the replay does not know
+    match_range: int  # by which factor memory may be too large for a tensor
+    search_match_range: bool  # whether all powers of two up to it are tried
+    pool: GpuPool
 
     @property
     def match_ranges(self) -> list[int]:
@@ -81,39 +77,32 @@ class Settings:
         return [2**k for k in range(self.match_range.bit_length())]
 
 
-_VARIABLES = {
-    "mkldnn": "MXNET_MKLDNN_ENABLED",
-    "mkldnn_rnn": "MXNET_USE_MKLDNN_RNN",
-    "fusion": "MXNET_USE_FUSION",
-    "merging": "MXNET_ELIMINATE_COMMON_EXPR",
-    "sum_cap": "MXNET_EXEC_INPLACE_GRAD_SUM_CAP",
-    "match_range": "NNVM_EXEC_MATCH_RANGE",
-    "search_match_range": "NNVM_AUTO_SEARCH_MATCH_RANGE",
-    "kind": "MXNET_GPU_MEM_POOL_TYPE",
-    "page": "MXNET_GPU_MEM_POOL_PAGE_SIZE",
-    "large": "MXNET_GPU_MEM_LARGE_ALLOC_ROUND_SIZE",
-    "cutoff": "MXNET_GPU_MEM_POOL_ROUND_LINEAR_CUTOFF",  # its power of two
-}
-
-
 def settings() -> Settings:
     """Read the environment variables as they are now."""
-    found: dict[str, Any] = {}
-    for name, variable in _VARIABLES.items():
-        if variable in os.environ:
-            value = os.environ[variable]
-            if isinstance(getattr(Settings, name, None), bool):
-                found[name] = value not in ("", "0", "false", "False")
-            else:
-                found[name] = value if name == "kind" else _whole(variable, value)
-    if "cutoff" in found:
-        found["cutoff"] = 1 << found["cutoff"]
-    pool = GpuPool(**{name: found.pop(name) for name in GpuPool._fields if name in found})
-    coloring = os.environ.get("NNVM_EXEC_NUM_TEMP", "1") not in ("0", "1")
-    return Settings(coloring=coloring, pool=pool, **found)
+    return Settings(
+        mkldnn=_whether("MXNET_MKLDNN_ENABLED"),
+        mkldnn_rnn=_whether("MXNET_USE_MKLDNN_RNN"),
+        fusion=_whether("MXNET_USE_FUSION"),
+        merging=_whether("MXNET_ELIMINATE_COMMON_EXPR"),
+        sum_cap=_whole("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", 8),
+        coloring=os.environ.get("NNVM_EXEC_NUM_TEMP", "1") not in ("0", "1"),
+        match_range=_whole("NNVM_EXEC_MATCH_RANGE", 16),
+        search_match_range=_whether("NNVM_AUTO_SEARCH_MATCH_RANGE", "0"),
+        pool=GpuPool(
+            kind=os.environ.get("MXNET_GPU_MEM_POOL_TYPE", "Naive"),
+            page=_whole("MXNET_GPU_MEM_POOL_PAGE_SIZE", 4096),
+            large=_whole("MXNET_GPU_MEM_LARGE_ALLOC_ROUND_SIZE", 2 * MB),
+            cutoff=1 << _whole("MXNET_GPU_MEM_POOL_ROUND_LINEAR_CUTOFF", 24),
+        ),
+    )
 
 
-def _whole(variable: str, value: str) -> int:
+def _whether(variable: str, usual: str = "1") -> bool:
+    return os.environ.get(variable, usual) not in ("", "0", "false", "False")
+
+
+def _whole(variable: str, usual: int) -> int:
+    value = os.environ.get(variable, usual)
     try:
         return int(value)
     except ValueError:
@@ -174,9 +163,10 @@ def _supply_missing_names() -> None:
             importlib.import_module("setuptools")  # its import hook brings distutils back
             importlib.import_module("distutils.version")
         except ImportError as error:
+            version = ".".join(map(str, sys.version_info[:2]))
             raise MXNetImportError(
-                f"MXNet 1.9 needs distutils, which Python {sys.version_info[0]}."
-                f"{sys.version_info[1]} no longer has; pip install setuptools"
+                f"MXNet 1.9 needs distutils, which Python {version} no longer has; pip install "
+                "setuptools"
             ) from error
 
 
@@ -203,8 +193,9 @@ def _load_cuda_libraries() -> list[str]:
     return missing
 
 
-def _explain(error: BaseException, build: str | None, missing: list[str]) -> str:
+def _explain(error: BaseException) -> str:
     """Say in plain words what is missing when ``import mxnet`` fails."""
+    build, missing = _preparation.build, _preparation.missing
     if build is None or (isinstance(error, ModuleNotFoundError) and error.name == "mxnet"):
         return "MXNet is not installed; " + INSTALL
     found = re.search(r"(lib[\w+.-]*\.so[\w.]*)", str(error))
@@ -229,10 +220,9 @@ def _explain(error: BaseException, build: str | None, missing: list[str]) -> str
 class _Preparation:
     """A finder of modules that finds none, but prepares the import of MXNet."""
 
-    def __init__(self) -> None:
-        self.build: str | None = None  # the wheel that is imported
-        self.missing: list[str] = []  # sonames for which there is no wheel
-        self._begun = "mxnet" in sys.modules
+    build: str | None = None  # the wheel that is imported
+    missing: Sequence[str] = ()  # sonames for which there is no wheel
+    _begun = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         """Prepare the first import of MXNet; leave it to others to find it."""
@@ -250,27 +240,22 @@ class _Preparation:
             raise
 
 
-def _import() -> Any:
+def __getattr__(name: str) -> Any:
+    if name != "mx":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         import mxnet
     except MXNetImportError:
         raise
     except (ImportError, OSError) as error:
-        said = _explain(error, _preparation.build, _preparation.missing)
-        raise MXNetImportError(said) from error
+        raise MXNetImportError(_explain(error)) from error
     if not mxnet.__version__.startswith("1.9."):
         raise MXNetImportError(
             f"memonger knows how MXNet 1.9 plans memory, but MXNet {mxnet.__version__} is "
             "installed; pip install mxnet==1.9.1 (or mxnet-cu112==1.9.1)"
         )
+    globals()[name] = mxnet
     return mxnet
-
-
-def __getattr__(name: str) -> Any:
-    if name != "mx":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found = _import()
-    return found
 
 
 # ---------------------------------------------------------------- what it prints

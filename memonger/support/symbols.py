@@ -1,4 +1,4 @@
-"""Symbols and their JSON, and a check of what MXNet takes on trust.
+"""Symbols, their JSON and their files, and a check of what MXNet takes on trust.
 
 MXNet's reader (``nnvm/src/pass/saveload_json.cc``, ``src/nnvm/legacy_json_util.cc``) follows the
 numbers in a graph without looking: an input or a head that names an output that is not there, a
@@ -9,22 +9,27 @@ depends on its attributes: MXNet is asked of each operator alone.
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import functools
 import json
+import os
 import re
+from pathlib import Path
 from typing import Any, Mapping, Sequence, Tuple
 
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 
-VERSION = 10901  # what MXNet 1.9.1 writes; a file that tells none is of 0.8
+VERSION = 10901  # what MXNet 1.9.1 writes
+OLDEST = 800  # the version of a file that tells none
 OWN_STATES = 900  # before, auxiliary states were not written: MXNet puts in the inputs that lack
 
-#: What MXNet took for attributes of a variable before it hid them (``c_api_symbolic.cc``); until
-#: 1.9.1 an attribute may begin or end so, as in ``weight_lr_mult``.
+#: What MXNet took for attributes of a variable before it hid them (``UpgradeJSON_FixParsing`` in
+#: ``legacy_json_util.cc``); until 1.9.1 an attribute may begin or end so, as in ``weight_lr_mult``.
 HIDDEN = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")
 
-#: Attributes that tell a number of inputs or outputs (``key_var_num_args`` and the like).
+#: Attributes that tell a number of inputs (``key_var_num_args`` and the like).
 COUNTS = ("num_args", "num_arrays", "num_weights", "num_tensors")
 MOST_OUTPUTS = 2**20  # of one operator; MXNet would name each
 
@@ -33,15 +38,6 @@ CONTROL_FLOW = {"_foreach": 1, "_while_loop": 2, "_cond": 3}
 
 #: These hold a pointer, of the process that made them.
 OF_A_PROCESS = ("_Native", "_NDArray")
-
-#: The fields that a graph and its nodes may have.
-_FIELDS: dict[str, type] = {
-    **dict.fromkeys(("nodes", "arg_nodes", "heads", "node_row_ptr"), list),
-    **dict.fromkeys(("inputs", "control_deps", "subgraphs"), list),
-    **dict.fromkeys(("attrs", "attr", "param"), dict),
-    **{"op": str, "name": str, "backward_source_id": int},
-}
-_WORDS = {list: "a list", dict: "an object", str: "a text", int: "a whole number"}
 
 _CONTROL = re.compile(r"\\(?:u00([01][0-9a-f])|([bf])|.)")
 
@@ -85,79 +81,30 @@ class _Wrong(Exception):
 def check_graph(graph: Any, what: str, version: int = VERSION) -> None:
     """Check that every node reads outputs of nodes before it, as many as its operator takes.
 
-    ``what`` begins a complaint; ``version`` is that of the MXNet that has written the JSON.
-
-    Raises
-    ------
-    MemongerError
-        At what is not there, has another type, or would make MXNet read what is not its own.
+    ``what`` begins a complaint (MemongerError); ``version`` is of the MXNet that wrote the JSON.
     """
     where = what
     try:
-        _check_fields(graph, "nodes", "arg_nodes", "heads")
         nodes: list[Mapping[str, Any]] = graph["nodes"]
         outputs: list[int] = []
         for i, node in enumerate(nodes):
             where = f"{what}: node {i}"
-            _check_fields(node, "op", "name", "inputs")
             where += f" ({node['name']!r})"
-            _check_texts(node)
-            waits = _numbers(node.get("control_deps", ()), "control_deps")
+            waits = [[a, 0] for a in node.get("control_deps", ())]
             _check_links(node["inputs"], "an input", nodes, outputs)
-            _check_links([[a, 0] for a in waits], "a control dependency", nodes, outputs)
+            _check_links(waits, "a control dependency", nodes, outputs)
             for subgraph in _subgraphs(node):
                 check_graph(subgraph, where + ", subgraph")
             outputs.append(_count_outputs(node, nodes, version))
         where = what
         _check_links(graph["heads"], "an output of the network", nodes, outputs)
-        _numbers(graph.get("node_row_ptr", ()), "node_row_ptr")
-        for a in _numbers(graph["arg_nodes"], "arg_nodes"):
-            if a >= len(nodes) or nodes[a]["op"] != "null":
-                raise _Wrong(f"arg_nodes names node {a}, which is no variable (op 'null')")
+        for a in graph["arg_nodes"]:
+            if not _is_count(a) or a >= len(nodes) or nodes[a]["op"] != "null":
+                raise _Wrong(f"arg_nodes names node {a!r}, which is no variable (op 'null')")
     except _Wrong as error:
         raise MemongerError(f"{where}: {error}") from None
-
-
-# ---------------------------------------------------------------- types
-
-
-def _check_fields(found: Any, *needed: str) -> None:
-    def kind_of(value: Any) -> str:
-        return _WORDS.get(type(value), repr(value))
-
-    if not isinstance(found, dict):
-        raise _Wrong(f"it is {kind_of(found)}, not an object")
-    for key, value in found.items():
-        if key not in _FIELDS:
-            raise _Wrong(f"MXNet knows no field {key!r}")
-        if type(value) is not _FIELDS[key]:
-            raise _Wrong(f"{key!r} is {kind_of(value)}, not {_WORDS[_FIELDS[key]]}")
-    for key in needed:
-        if key not in found:
-            raise _Wrong(f"it has no {key!r}")
-
-
-def _check_texts(node: Mapping[str, Any]) -> None:
-    """Check what MXNet can hold: its texts are of UTF-8 and end with a NUL."""
-    texts = [node["name"]]
-    for field in ("attrs", "attr", "param"):
-        for key, value in node.get(field, {}).items():
-            if not isinstance(value, str):
-                raise _Wrong(f"attribute {key!r} is no text: {value!r}")
-            texts += [key, value]
-    for text in texts:
-        try:
-            if b"\0" in text.encode():
-                raise _Wrong(f"{text!r} holds a NUL")
-        except UnicodeEncodeError:
-            raise _Wrong(f"{text!r} is no UTF-8") from None
-
-
-def _numbers(numbers: Sequence[Any], what: str) -> Sequence[int]:
-    for number in numbers:
-        if not _is_count(number):
-            raise _Wrong(f"{what!r} holds {number!r}, which numbers no node")
-    return numbers
+    except (AttributeError, KeyError, TypeError) as error:
+        raise MemongerError(f"{where}: it is not as MXNet writes it ({error!r})") from None
 
 
 def _is_count(number: Any) -> bool:
@@ -172,9 +119,6 @@ def _subgraphs(node: Mapping[str, Any]) -> list[Any]:
         except (ValueError, RecursionError) as error:
             raise _Wrong(f"its subgraph is no JSON: {error}") from None
     return found
-
-
-# ---------------------------------------------------------------- links
 
 
 def _check_links(
@@ -203,27 +147,24 @@ def _count_outputs(node: Mapping[str, Any], nodes: Sequence[Any], version: int) 
         if count or subgraphs:
             raise _Wrong("it is a variable, and has inputs")
         return 1
-    if op not in _operators():
-        raise _Wrong(f"MXNet {mx.__version__} has no operator {op!r}")
     if op in OF_A_PROCESS:
         raise _Wrong(f"{op} is of the process that made it, and of no file")
     if "backward" in op.split("_"):
         raise _Wrong(f"{op} is a gradient; give the network without them")
-    attrs = attributes(node)
-    # What MXNet makes a hidden attribute of (``UpgradeJSON_FixParsing``).
+    given = attributes(node)
     outgrown = [
         key
-        for key in attrs
-        if version < VERSION and any(key.rfind(w) == 0 or key.endswith(w) for w in HIDDEN)
+        for key in given
+        if version < VERSION and any(key.startswith(w) or key.endswith(w) for w in HIDDEN)
     ]
-    given = {key: value for key, value in attrs.items() if key not in outgrown}
-    _check_counts(op, given, count, len(subgraphs))
-    names, states, outputs = _asked(op, given, subgraphs, count)
+    attrs = {key: value for key, value in given.items() if key not in outgrown}
+    _check_counts(op, attrs, count, len(subgraphs))
+    names, states, outputs = _asked(op, attrs, subgraphs, count)
     if outputs > MOST_OUTPUTS:
         raise _Wrong(f"{op} has {outputs} outputs")
-    lacking = version < OWN_STATES and names is not None and count < len(names)
-    if names is not None and len(names) != count and not lacking:
-        raise _Wrong(f"{op} takes {len(names)} inputs, not {count}")
+    if names is not None and len(names) != count:
+        if version >= OWN_STATES or count > len(names):
+            raise _Wrong(f"{op} takes {len(names)} inputs, not {count}")
     for k in states:  # the operator writes there; MXNet dies when it is something else
         source = nodes[node["inputs"][k][0]] if k < count else {"op": "null"}
         if source["op"] != "null":
@@ -244,16 +185,14 @@ def _check_counts(op: str, attrs: Mapping[str, str], count: int, subgraphs: int)
         if subgraphs != CONTROL_FLOW[op]:
             raise _Wrong(f"{op} takes {CONTROL_FLOW[op]} subgraphs, not {subgraphs}")
         if told.get("num_args") != count + subgraphs:
-            raise _Wrong(
-                f"it has {count} inputs and {subgraphs} subgraphs, but "
-                f"num_args={attrs.get('num_args')!r}"
-            )
-        locations = [key for key in attrs if key.endswith("_locs")]
-        places = {key: re.findall(r"[^\s,()[\]]+", attrs[key]) for key in locations}
-        for key, found in places.items():
-            if any("-" in place or _number(place) >= count for place in found):
+            inputs = f"it has {count} inputs and {subgraphs} subgraphs"
+            raise _Wrong(f"{inputs}, but num_args={attrs.get('num_args')!r}")
+        placed = 0
+        for key in [key for key in attrs if key.endswith("_locs")]:
+            places = re.findall(r"[^\s,()[\]]+", attrs[key])
+            placed += len(places)
+            if any("-" in place or _number(place) >= count for place in places):
                 raise _Wrong(f"it has {count} inputs, but {key}={attrs[key]!r}")
-        placed = sum(map(len, places.values()))
         if op == "_foreach" and placed != count:
             raise _Wrong(f"it has {count} inputs, but {placed} locations of them")
     elif subgraphs == 0 and op.startswith("_sg_"):
@@ -271,8 +210,7 @@ def _number(text: str) -> int:
     return int(found.group(1)[:18]) if found else -1
 
 
-#: The names of an operator's inputs (None if any number will do), which of them are auxiliary
-#: states, and how many outputs it has.
+#: The names of an operator's inputs (None: any number), which are auxiliary states; its outputs.
 _Arity = Tuple["tuple[str, ...] | None", "tuple[int, ...]", int]
 
 
@@ -285,7 +223,7 @@ def _asked(op: str, attrs: Mapping[str, str], subgraphs: Sequence[Any], count: i
         attrs = {key: value for key, value in attrs.items() if not key.startswith("__")}
     try:
         return ask(op, tuple(sorted(attrs.items())), json.dumps(subgraphs), count)
-    except (mx.MXNetError, UnicodeDecodeError) as error:
+    except (mx.MXNetError, UnicodeError) as error:
         said = said_by_mxnet(error)
     if "Cannot find custom operator" in said:
         said = f"no operator {attrs.get('op_type')!r} is registered (mx.operator.register)"
@@ -311,12 +249,6 @@ def _arity(op: str, attrs: tuple[tuple[str, str], ...], subgraphs: str, count: i
     return tuple(name[2:] for name in names), places, row[-1]
 
 
-@functools.lru_cache(maxsize=1)
-def _operators() -> frozenset[str]:
-    """Name all operators, aliases too."""
-    return frozenset(mx.operator.get_all_registered_operators())
-
-
 def load_nodes(nodes: Sequence[Mapping[str, Any]], heads: Sequence[Sequence[int]]) -> Any:
     """Make a Symbol of nodes and heads as JSON has them; they are not checked."""
     variables = [i for i, node in enumerate(nodes) if node["op"] == "null"]
@@ -334,3 +266,85 @@ def all_outputs(graph: Mapping[str, Any]) -> tuple[Any, list[int]]:
     start = graph["node_row_ptr"]
     heads = [[i, k, 0] for i, n in enumerate(start[:-1]) for k in range(start[i + 1] - n)]
     return mx.sym.load_json(as_json({**graph, "heads": heads})), [i for i, _, _ in heads]
+
+
+def load(path: str | bytes | os.PathLike[Any]) -> Any:
+    """Read a network from a file, and check it before MXNet sees it.
+
+    MXNet itself ends the process where a file is damaged in some ways. What it can load is loaded
+    here too, also what older versions of it have saved.
+
+    Parameters
+    ----------
+    path : str, bytes or os.PathLike
+        A file such as ``Symbol.save`` and ``Module.save_checkpoint`` write: ``*-symbol.json``.
+
+    Returns
+    -------
+    mx.sym.Symbol
+
+    Raises
+    ------
+    MemongerError
+        If there is no such file, it is not whole, or no network of MXNet 1.9; it tells what is
+        wrong at which node.
+
+    Examples
+    --------
+    >>> net = memonger.load('resnet-symbol.json')
+    >>> planned = memonger.search_plan(net, data=(32, 3, 224, 224))
+    """
+    shown = repr(os.fsdecode(path))
+    try:
+        if not os.path.isfile(path):
+            raise MemongerError(f"there is no file {shown}")
+        data = Path(os.fsdecode(path)).read_bytes()
+    except OSError as error:
+        raise MemongerError(f"{shown} cannot be read: {error.strerror}") from None
+    what = f"{shown} holds no network that MXNet can read"
+    graph = _parsed(data, shown, what)
+    version = OLDEST
+    with contextlib.suppress(TypeError, KeyError, ValueError):
+        kind, number = graph["attrs"]["mxnet_version"]
+        if kind == "int" and type(number) is int:
+            version = number
+    check_graph(graph, what, version)
+    try:
+        symbol = mx.sym.load_json(as_json(graph))
+    except (mx.MXNetError, UnicodeError) as error:  # MXNet cuts lines within a character
+        raise MemongerError(f"{what}: {said_by_mxnet(error)}") from None
+    if version < OWN_STATES:
+        check_links(symbol, what)  # with the inputs that MXNet has put in
+    return symbol
+
+
+def _parsed(data: bytes, shown: str, what: str) -> Any:
+    """Parse a JSON file, or say where it is damaged."""
+    truncated = MemongerError(
+        f"{shown} holds no whole network: it ends at byte {len(data)}, before its JSON does; it "
+        "was truncated, so copy or save it again"
+        if data.strip()
+        else f"{shown} is empty: it holds no network"
+    )
+    try:
+        text = data.decode("utf-8-sig")
+        return json.loads(text, strict=False)  # MXNet takes control characters in names
+    except UnicodeDecodeError as error:
+        if error.reason == "unexpected end of data":
+            raise truncated from None
+        said = f"byte {error.start} is not UTF-8 (0x{data[error.start]:02x})"
+    except json.JSONDecodeError as error:
+        rest = error.doc[error.pos :].strip()
+        if (  # whether the text is the beginning of one that would be JSON
+            error.msg.startswith("Unterminated string")
+            or (error.msg.startswith("Invalid \\u") and len(rest) < 6)
+            or any(word.startswith(rest) for word in ("true", "false", "null", "-"))
+        ):
+            raise truncated from None
+        at = len(text[: error.pos].encode()) + (data[:3] == codecs.BOM_UTF8) * 3
+        said = f"it is no JSON at byte {at}, line {error.lineno}: {error.msg}"
+    except RecursionError:
+        said = "its lists are nested too deeply"
+    except ValueError as error:  # a number of thousands of digits
+        said = str(error)
+    raise MemongerError(f"{what}: {said}")

@@ -143,19 +143,25 @@ def reading(node: int, *inputs: list[Any]) -> Change:
 FC_INPUTS = [1, 0], [2, 0]
 #: The nodes: data, fc_weight, fc_bias, fc, bn_gamma, beta, mean, var, bn, softmax_label, softmax.
 BAD: list[tuple[Change, str]] = [
-    (lambda g: g.update(nodes={}), "'nodes' is an object, not a list"),
-    (lambda g: g.pop("heads"), "has no 'heads'"),
-    (lambda g: g.update(layers=[]), "no field 'layers'"),
-    (lambda g: g["nodes"].insert(3, None), "node 3: it is None, not an obj"),
-    (lambda g: g["nodes"][3].pop("name"), "node 3: it has no 'name'"),
-    (of(3, name=7), "'name' is a whole number"),
-    (of(3, name="\ud800"), "is no UTF-8"),
-    (of(3, name="a\0b"), "holds a NUL"),
-    (of(3, attrs=[]), "'attrs' is a list"),
-    (of(3, attrs={"num_hidden": 4}), "node 3 ('fc'): attribute 'num_hidden' is no text: 4"),
-    (of(3, attrs={"num_hidden": "x"}), "FullyConnected: Invalid Parameter format for num_hidden"),
+    (lambda g: g.update(nodes={}), "there are only 0 nodes"),
+    (lambda g: g.pop("heads"), "it is not as MXNet writes it (KeyError('heads'))"),
+    (lambda g: g.update(layers=[]), "Unknown field layers"),
+    (lambda g: g["nodes"].insert(3, None), "node 3: it is not as MXNet writes it"),
+    (
+        lambda g: g["nodes"][3].pop("name"),
+        "node 3: it is not as MXNet writes it (KeyError('name'))",
+    ),
+    (of(3, name=7), "but get '7'"),
+    (of(3, name="\ud800"), "can't encode character '\\ud800'"),
+    (of(3, name="a\0b"), "reach end of line"),
+    (of(3, attrs=[]), "node 3 ('fc'): it is not as MXNet writes it"),
+    (of(3, attrs={"num_hidden": 4}), "node 3 ('fc'): FullyConnected: "),
+    (
+        of(3, attrs={"num_hidden": "x"}),
+        "node 3 ('fc'): FullyConnected: Invalid Parameter format for num_hidden",
+    ),
     (lambda g: g["nodes"][3].pop("attrs"), "FullyConnected: Required parameter num_hidden"),
-    (of(3, op="Fc"), "has no operator 'Fc'"),
+    (of(3, op="Fc"), "node 3 ('fc'): Fc: Failed loading Op n of type Fc"),
     (of(3, op="Custom", attrs={"op_type": "of_nobody"}), "no operator 'of_nobody' is registered"),
     (of(3, op="_Native"), "of the process that made it"),
     (of(3, op="_backward_BatchNorm_v1"), "is a gradient"),
@@ -224,7 +230,7 @@ TEXTS: list[tuple[bytes, str]] = [
     (b"{} {}", "no JSON at byte 3"),
     (b"[" * 100000, "nested too deeply"),
     (b"1" * 10000 + b"x", "bad-symbol.json"),
-    (b"[]", "it is a list, not an object"),
+    (b"[]", "it is not as MXNet writes it"),
     (b"\x12\x01\x00\x00\x00\x00\x00\x00", "bad-symbol.json"),
 ]
 

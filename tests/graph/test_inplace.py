@@ -414,7 +414,6 @@ def test_types_of_hidden_outputs(name: str) -> None:
     assert [tensor.dtype for tensor in graph.tensors[i]] == [t.__name__ for t in types]
 
 
-def test_unlisted_and_aliases() -> None:
+def test_unlisted() -> None:
     assert inplace_options("sgd_mom_update", {}, 3) is None
     assert inplace_options("_foreach", {}, 3) is None
-    assert inplace_options("ElementWiseSum", {"num_args": "2"}, 2) == ((0, 0, False),)

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from memonger.costs.bind import bind, planned_mb
 from memonger.costs.replay import replay
 from memonger.graph import marks
-from memonger.graph.forward import KeptCopy, copy_names, mask_with_copies, with_copies
+from memonger.graph.forward import Insertion, KeptCopy, mask_with_copies, with_copies
 from memonger.graph.inputs import read_shapes
 from memonger.graph.operators.recompute import ANYWHERE, CPU, targets_of
 from memonger.graph.read import forward_graph
@@ -346,8 +346,9 @@ def test_a_tie_keeps_the_rules_content() -> None:
 
 def test_names_that_are_taken() -> None:
     names = ["x", "x_keep", "y", "y_tie_keep"]
-    found = copy_names(names, [KeptCopy(0), KeptCopy(2, "float32")])
-    assert found == {0: ["x_1_keep"], 2: ["y_one_keep", "y_tie_1_keep", "y_keep"]}
+    found = Insertion(names, [KeptCopy(0), KeptCopy(2, "float32")]).behind
+    assert [name for name, *_ in found[0]] == ["x_1_keep"]
+    assert [name for name, *_ in found[2]] == ["y_one_keep", "y_tie_1_keep", "y_keep"]
 
 
 def test_only_plans_for_fusion_alone_have_unfused_copies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Any, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -23,6 +23,10 @@ from memonger.support.symbols import all_outputs, load_nodes, read
 #: ('head', k): gradient of output k; ('in', k), ('out', k): its inputs and outputs;
 #: ('node', j, k): output k of gradient node j.
 Reference = Tuple[Any, ...]
+
+Attrs = Tuple[Tuple[str, str], ...]  # names and values, sorted
+Debugged = Tuple[List[Tuple[str, int]], List[Dict[str, Any]]]
+FORWARD = "f"  # the name of the operator that is bound
 
 
 class BackwardNode(NamedTuple):
@@ -50,24 +54,10 @@ class NotDifferentiable(Exception):
     """MXNet has no gradient for this operator."""
 
 
-def gradient_of(
-    op: str, attrs: Mapping[str, str], inputs: Sequence[Tensor], zero_heads: bool = False
-) -> OperatorGradient:
-    """Return the gradient of an operator with inputs of these shapes and types, or raise.
-
-    With ``zero_heads`` it is what it is where the gradients of all its outputs are known to be zero
-    (``CheckGradAllZero`` in ``src/operator/operator_common.h``).
-    """
-    return _observed(op, tuple(sorted(attrs.items())), tuple(inputs), zero_heads)
-
-
 def unallocated(shape: Sequence[int], dtype: str, ctx: Any) -> Any:
     """Return an NDArray of which MXNet knows shape and type, and which takes no memory."""
     checked, kind = check_elements(tuple(shape)), np.dtype(dtype).type
     return mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle(checked, ctx, True, kind))
-
-
-FORWARD = "f"
 
 
 def alone(
@@ -87,22 +77,22 @@ def _node(op: str, name: str, *inputs: list[int], **more: Any) -> dict[str, Any]
     return {"op": op, "name": name, "inputs": list(inputs), **more}
 
 
-# ---------------------------------------------------------------- observed
-
-
 @functools.lru_cache(maxsize=None)
-def _observed(
-    op: str, attrs: tuple[tuple[str, str], ...], inputs: tuple[Tensor, ...], zero_heads: bool
-) -> OperatorGradient:
+def gradient_of(op: str, attrs: Attrs, inputs: tuple[Tensor, ...], zero: bool) -> OperatorGradient:
+    """Return the gradient of an operator with inputs of these shapes and types, or raise.
+
+    With ``zero`` it is what it is where the gradients of all its outputs are known to be zero
+    (``CheckGradAllZero`` in ``src/operator/operator_common.h``).
+    """
     count = len(inputs)
     if count == 0:
         return OperatorGradient((), ())
     try:
         nodes, shown = alone(op, dict(attrs), count)
         stops = [_node("BlockGrad", f"stop{k}", head) for k, head in enumerate(shown)]
-        heads = [[count + 1 + k, 0, 0] for k in range(len(shown))] if zero_heads else shown
-        symbol = load_nodes([*nodes, *stops] if zero_heads else nodes, heads)
-        outputs, found = read_debug_str(_bound(symbol, inputs, merging="0"))
+        heads = [[count + 1 + k, 0, 0] for k in range(len(shown))] if zero else shown
+        symbol = load_nodes([*nodes, *stops] if zero else nodes, heads)
+        outputs, found = _bound(symbol, inputs, merging="0")
     except mx.MXNetError as error:
         if "non-differentiable" in str(error):
             raise NotDifferentiable(op) from None
@@ -117,45 +107,59 @@ def _observed(
     return OperatorGradient(_with_tensors(op, nodes, shown, inputs, made), gradients)
 
 
-def _bound(symbol: Any, inputs: Sequence[Tensor], merging: str) -> str:
-    """Bind a symbol of x0, x1, ... for training without memory; return its ``debug_str``."""
+@functools.lru_cache(maxsize=None)
+def merges(op: str, attrs: Attrs, inputs: tuple[Tensor, ...]) -> bool:
+    """Tell whether MXNet makes one of two operators that are the same and read the same.
+
+    It does not where they keep state, draw numbers or change their inputs (``NodeEqual`` in
+    ``src/executor/eliminate_common_expr_pass.cc``); which those are is observed.
+    """
+    count = len(inputs)
+    try:
+        nodes, _ = alone(op, dict(attrs), count)
+        nodes.append({**nodes[-1], "name": "g"})
+        # Read by different operators: heads of the network are never quite merged.
+        nodes.append(_node("identity", "to f", [count, 0, 0]))
+        nodes.append(_node("negative", "to g", [count + 1, 0, 0]))
+        symbol = load_nodes(nodes, [[count + 2, 0, 0], [count + 3, 0, 0]])
+        _, found = _bound(symbol, inputs, merging="1")
+    except mx.MXNetError:  # a subgraph, a Custom operator, or one without a gradient
+        return False
+    return sum(node["name"] in (FORWARD, "g") for node in found) == 1
+
+
+def _bound(symbol: Any, inputs: Sequence[Tensor], merging: str) -> Debugged:
+    """Bind a symbol of x0, x1, ... for training, without memory; read its ``debug_str``."""
     cpu = mx.cpu()
     arrays = {f"x{k}": unallocated(t.shape, t.dtype, cpu) for k, t in enumerate(inputs)}
     arguments = {name: arrays[name] for name in symbol.list_arguments()}
     auxiliary = {name: arrays[name] for name in symbol.list_auxiliary_states()}
     with environment(MXNET_ELIMINATE_COMMON_EXPR=merging):
         # With gradients: without any MKLDNN would replace the operators by its own.
-        return symbol.bind(cpu, arguments, arguments, "write", auxiliary).debug_str()
+        executor = symbol.bind(cpu, arguments, arguments, "write", auxiliary)
+    return read_debug_str(executor.debug_str())
 
 
-def read_debug_str(text: str) -> tuple[list[tuple[str, int]], list[dict[str, Any]]]:
+def read_debug_str(text: str) -> Debugged:
     """Parse ``Executor.debug_str()``: the outputs, and the operators in the order they run."""
 
-    def entry(text: str) -> tuple[str, int]:
-        found = re.match(r"^(.*)\((\d+)\)(?: version=\d+)?$", text)
-        assert found is not None, text
-        return found.group(1), int(found.group(2))
+    def entries(lines: str) -> list[tuple[str, int]]:
+        found = re.findall(r"^\t\w+\[\d+\]=(.*)\((\d+)\)(?: version=\d+)?$", lines, re.M)
+        return [(name, int(output)) for name, output in found]
 
-    outputs: list[tuple[str, int]] = []
+    head, *operators = re.split(r"^Op:", text, flags=re.M)
     nodes: list[dict[str, Any]] = []
-    part = ""
-    for line in text.split("\n"):
-        if line.startswith("\toutput["):
-            outputs.append(entry(line.split("=", 1)[1]))
-        elif line.startswith("Op:"):
-            op, name = line[3:].split(", Name=", 1)
-            nodes.append({"op": op, "name": name, "inputs": [], "attrs": {}, "deps": []})
-        elif line in ("Inputs:", "Attrs:", "Control deps:"):
-            part = line
-        elif line.startswith("\t") and nodes:
-            key, value = line[1:].split("=", 1)
-            if part == "Inputs:":
-                nodes[-1]["inputs"].append(entry(value))
-            elif part == "Attrs:":
-                nodes[-1]["attrs"][key] = value
-            else:
-                nodes[-1]["deps"].append(value)
-    return outputs, nodes
+    for each in operators:
+        op, name = each.partition("\n")[0].split(", Name=", 1)
+        lists = dict(re.findall(r"^(Inputs|Attrs|Control deps):\n((?:\t.*\n?)*)", each, re.M))
+        attrs, deps = (
+            [line[1:].split("=", 1) for line in lists.get(title, "").splitlines()]
+            for title in ("Attrs", "Control deps")
+        )
+        inputs = entries(lists.get("Inputs", ""))
+        deps = [name for _, name in deps]
+        nodes.append({"op": op, "name": name, "inputs": inputs, "attrs": dict(attrs), "deps": deps})
+    return entries(head), nodes
 
 
 def _referred(
@@ -218,45 +222,19 @@ def _with_tensors(
             return [start + k, reference[2], 0]
         return {"head": [forward + 1 + k, 0, 0], "in": [k, 0, 0], "out": [forward, k, 0]}[kind]
 
-    for j, node in enumerate(made):
+    for node in made:
         deps = [forward if d is None else start + d for d in node.deps]
         more = {"attrs": dict(node.attrs), "control_deps": deps}
-        all_nodes.append(_node(node.op, f"b{j}", *map(place, node.inputs), **more))
-    heads = [[start + j, 0, 0] for j in range(len(made))]
-    tensors: dict[str, list[Tensor]] = {}
+        all_nodes.append(_node(node.op, "b", *map(place, node.inputs), **more))
+    tensors: list[list[Tensor]] = [[] for _ in all_nodes]
     try:
-        graph = read(load_nodes(all_nodes, [*heads, [forward, 0, 0]]))
-        every, owners = all_outputs(graph)
+        # With all of them as outputs they stay in their order.
+        symbol = load_nodes(all_nodes, [[i, 0, 0] for i in range(len(all_nodes))])
+        every, owners = all_outputs(read(symbol))
         _, shapes, _ = every.infer_shape(**{f"x{k}": t.shape for k, t in enumerate(inputs)})
         _, types, _ = every.infer_type(**{f"x{k}": t.dtype for k, t in enumerate(inputs)})
         for i, shape, dtype in zip(owners, shapes, types):
-            tensor = Tensor(tuple(shape), np.dtype(dtype).name)
-            tensors.setdefault(graph["nodes"][i]["name"], []).append(tensor)
+            tensors[i].append(Tensor(tuple(shape), np.dtype(dtype).name))
     except (mx.MXNetError, TypeError) as error:
         raise NotObservable(f"{op}: shapes of its gradient: {said_by_mxnet(error)}") from None
-    return tuple([n._replace(tensors=tuple(tensors[f"b{j}"])) for j, n in enumerate(made)])
-
-
-_merging: dict[Any, bool] = {}
-
-
-def merges(op: str, attrs: Mapping[str, str], inputs: Sequence[Tensor]) -> bool:
-    """Return whether MXNet makes one of two operators that are the same and read the same.
-
-    It does not where they keep state, draw numbers or change their inputs (``NodeEqual`` in
-    ``src/executor/eliminate_common_expr_pass.cc``); which those are is observed.
-    """
-    key, count = (op, tuple(sorted(attrs.items()))), len(inputs)
-    if key not in _merging:
-        try:
-            nodes, _ = alone(op, attrs, count)
-            nodes.append({**nodes[-1], "name": "g"})
-            # Read by different operators: heads of the network are never quite merged.
-            nodes.append(_node("identity", "to f", [count, 0, 0]))
-            nodes.append(_node("negative", "to g", [count + 1, 0, 0]))
-            symbol = load_nodes(nodes, [[count + 2, 0, 0], [count + 3, 0, 0]])
-            _, found = read_debug_str(_bound(symbol, inputs, merging="1"))
-            _merging[key] = sum(node["name"] in (FORWARD, "g") for node in found) == 1
-        except mx.MXNetError:  # a subgraph, a Custom operator, or one without a gradient
-            _merging[key] = False
-    return _merging[key]
+    return tuple([n._replace(tensors=tuple(tensors[start + j])) for j, n in enumerate(made)])

@@ -9,14 +9,10 @@ MXNet has no Python interface to these attributes, so they stand here as tables,
 files of 1.9.1 below ``src/operator`` that register them (BINARY: the macro
 ``MXNET_OPERATOR_REGISTER_BINARY``, and so on). A backward node counts as an operator of its own.
 CPU and GPU builds agree, both being built with MKLDNN, as long as pointwise fusion is off.
-``tests/graph/test_inplace.py`` compares the tables with what MXNet plans.
 
 Legacy operators (``OperatorProperty``) offer their pairs through ``src/nnvm/legacy_op_util.cc``.
 ``OpBackInplaceOption`` there numbers the gradients wrongly for operators of two and more inputs:
 it offers the LAST gradient where the first is meant. The tables say what MXNet does.
-
-Not listed, and so None: optimizer updates, control flow, quantized operators, input readers, and
-the operators of mx.np (numpy) that are not other names of those listed.
 """
 
 from __future__ import annotations
@@ -36,17 +32,6 @@ _EITHER: Options = ((0, 0, False), (1, 0, False))
 _FIRST_TO_SECOND: Options = ((0, 1, False),)
 _FIRST_TO_BOTH: Options = ((0, 0, False), (0, 1, False))
 _SAME: Options = ((0, 0, True),)
-
-# Other names of operators (nnvm's add_alias). Symbols that MXNet made carry the canonical one.
-_ALIASES = dict(
-    pair.split("=")
-    for pair in """
-    ElementWiseSum=add_n Softmax=SoftmaxOutput _Plus=elemwise_add _plus=elemwise_add
-    _minus=elemwise_sub _mul=elemwise_mul _div=elemwise_div cast=Cast concat=Concat flatten=Flatten
-    identity=_copy pad=Pad reshape=Reshape split=SliceChannel stop_gradient=BlockGrad
-    swapaxes=SwapAxis
-    """.split()
-)
 
 # As `expanded` reads it.
 _TABLE: dict[Options, str] = {
@@ -124,51 +109,6 @@ _TABLE: dict[Options, str] = {
     """,
     ((1, 1, False),): "{}: _backward_SVMOutput",  # legacy: svm_output-inl.h
     ((1, 2, False),): "{}: _backward__contrib_count_sketch",  # legacy: contrib/count_sketch-inl.h
-    _NONE: """
-        # nn, rnn.cc, loss_binary_op.cc, custom/custom.cc
-        {},_backward_{}: BatchNorm Concat Convolution Custom Deconvolution Embedding LRN RNN
-        UpSampling col2im im2col softmax_cross_entropy
-        {}: CTCLoss FullyConnected Pooling _NoGradient _rnn_param_concat
-        _backward_{}: GroupNorm LayerNorm backward_FullyConnected ctc_loss moments
-        # contrib
-        _contrib_{}: ROIAlign RROIAlign SparseEmbedding allclose arange_like backward_hawkesll
-        backward_index_copy backward_quadratic box_decode box_encode hawkesll index_array index_copy
-        _contrib_{},_backward_contrib_{}: AdaptiveAvgPooling2D BatchNormWithReLU BilinearResize2D
-        bipartite_matching boolean_mask box_iou box_nms
-        _contrib_interleaved_matmul_{},_backward_interleaved_matmul_{}: encdec_qk encdec_valatt
-        selfatt_qk selfatt_valatt
-        _backward_{}: ROIAlign RROIAlign SparseEmbedding
-        # random; the samplers of numpy/random
-        _random_{},_random_{}_like,_sample_{}: exponential gamma generalized_negative_binomial
-        negative_binomial normal poisson uniform
-        _random_pdf_{}: dirichlet exponential gamma generalized_negative_binomial negative_binomial
-        normal poisson uniform
-        {}: _random_randint _sample_unique_zipfian
-        _backward_broadcast_{}: exponential gumbel logistic normal pareto rayleigh weibull
-        # tensor, image
-        {},_backward{}: _image_crop _linalg_det _linalg_extractdiag _linalg_extracttrian
-        _linalg_makediag _linalg_maketrian _linalg_slogdet _linalg_syrk _sample_multinomial
-        _sparse_retain _square_sum
-        {},_backward_{}: clip diag dot gather_nd max mean min nanprod nansum norm pick prod repeat
-        reverse slice slice_axis slice_like squeeze stack sum take tile topk where
-        {}: _arange _eye _full _histogram _image_resize _image_to_tensor _linalg_gemm2
-        _linalg_sumlogdiag _linspace _ones _ravel_multi_index _split_v2 _unravel_index _zeros
-        _zeros_without_dtype argmax argmax_channel argmin argsort batch_dot batch_take
-        broadcast_axis broadcast_like broadcast_to cast_storage depth_to_space khatri_rao one_hot
-        ones_like scatter_nd shape_array size_array sort space_to_depth transpose zeros_like
-        _backward_image_normalize _backward_linalg_potri _backward_tril _broadcast_backward
-        _split_v2_backward
-        # Legacy, as those above
-        L2Normalization Pooling_v1 _backward_MakeLoss _contrib_count_sketch _contrib_fft
-        _contrib_ifft
-        # every other MXNET_REGISTER_OP_PROPERTY
-        {},_backward_{}: BatchNorm_v1 BilinearSampler Convolution_v1 Correlation Crop GridGenerator
-        InstanceNorm Pad ROIPooling SequenceLast SequenceReverse SliceChannel SpatialTransformer
-        SwapAxis _CrossDeviceCopy _NDArray _Native _contrib_DeformableConvolution
-        _contrib_DeformablePSROIPooling _contrib_ModulatedDeformableConvolution
-        _contrib_MultiBoxDetection _contrib_MultiBoxPrior _contrib_MultiBoxTarget
-        _contrib_MultiProposal _contrib_PSROIPooling _contrib_Proposal _contrib_SyncBatchNorm
-    """,
 }
 
 
@@ -182,13 +122,23 @@ def expanded(text: str) -> Iterator[str]:
             yield from (template.format(word) for template in templates)
 
 
-# tensor/init_op.cc, elemwise_unary_op_basic.cc; random/sample_op.cc
-_IGNORED: dict[str, tuple[int, ...]] = {
-    "_identity_with_attr_like_rhs": (1,),
-    "reshape_like": (1,),
+#: Operators that were not looked at: optimizer updates, control flow, quantized operators, input
+#: readers, those of mx.np. All others offer what the table says, or nothing.
+_UNKNOWN = re.compile(
+    r"(_backward_?)?_?np[ix]?_|.*update|.*quanti|_sg_|_cv|_imdecode|multi_|all_finite|reset_arrays"
+    r"|_(backward_?)?(CachedOp|CustomFunction|cond|foreach|while_loop)|_(backward_)?cumsum|cumsum"
+    r"|_contrib_(calibrate|dgl|edge_id|getnnz)|_copyto|_onehot_encode|_set_value|fill_element"
+)
+
+
+#: The inputs of which operators read no more than the shape (``FIgnoreInputs``: tensor/init_op.cc,
+#: elemwise_unary_op_basic.cc; random/sample_op.cc). Operators that do so without saying so
+#: (``shape_array``, ``broadcast_like``, ``slice_like``) keep their inputs alive.
+IGNORED: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("_identity_with_attr_like_rhs", "reshape_like"), (1,)),
+    **dict.fromkeys(("zeros_like", "ones_like", "_contrib_arange_like"), (0,)),
     **dict.fromkeys(
         expanded("""
-            {}: zeros_like ones_like _contrib_arange_like
             _random_{}_like: exponential gamma generalized_negative_binomial negative_binomial
             normal poisson uniform
         """),
@@ -238,24 +188,10 @@ _OPTIONS: dict[str, Options | Callable[[Attrs], Options]] = {
 def inplace_options(op: str, attrs: Attrs, num_inputs: int) -> Options | None:
     """Return the in-place pairs that an operator offers, in the order that the planner tries.
 
-    Empty for an operator that offers nothing, None for one that is not listed; pairs beyond its
+    Empty for an operator that offers nothing, None for one that is not known; pairs beyond its
     inputs are left out. Source: ``FInplaceOption`` and ``FInplaceIdentity`` of each operator.
-
-    Examples
-    --------
-    >>> inplace_options("elemwise_add", {}, 2)
-    ((0, 0, False), (1, 0, False))
     """
-    options = _OPTIONS.get(_ALIASES.get(op, op))
+    options = None if _UNKNOWN.match(op) else _OPTIONS.get(op, _NONE)
     if callable(options):
         options = options(attrs)
     return options and tuple(pair for pair in options if pair[0] < num_inputs)
-
-
-def ignored_inputs(op: str) -> tuple[int, ...]:
-    """Return the inputs of which an operator reads no more than the shape; they need no memory.
-
-    Source: ``FIgnoreInputs`` of each operator. Operators that look only at the shape without saying
-    so (``shape_array``, ``broadcast_like``, ``slice_like``) keep their inputs alive.
-    """
-    return _IGNORED.get(_ALIASES.get(op, op), ())

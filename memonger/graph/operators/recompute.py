@@ -20,13 +20,14 @@ ANYWHERE: frozenset[str] = frozenset((CPU, GPU, GPU_FUSION))
 #: Their attributes reach Python code or a nested graph that does not expect ours: never marked,
 #: not even with 'False'.
 UNTOUCHED = {
-    "Custom": "a mark would reach its CustomOpProp as an unexpected argument",
-    "_Native": "a mark would reach its Python code as an unexpected argument",
-    "_NDArray": "a mark would reach its Python code as an unexpected argument",
-    "_foreach": "its body may hold operators that must not run twice",
-    "_while_loop": "its body may hold operators that must not run twice",
-    "_cond": "its branches may hold operators that must not run twice",
-    "_CachedOp": "it may hold operators that must not run twice",
+    **dict.fromkeys(
+        ("Custom", "_Native", "_NDArray"),
+        "a mark would reach its Python code as an unexpected argument",
+    ),
+    **dict.fromkeys(
+        ("_foreach", "_while_loop", "_cond", "_CachedOp"),
+        "it may hold operators that must not run twice",
+    ),
 }
 
 _RANDOM = re.compile(
