@@ -15,6 +15,7 @@ outputs of the network are those of the first time (they are held to the end).
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Iterable, Mapping
 
@@ -60,10 +61,6 @@ class Schedule:
     def forwards(self) -> np.ndarray:
         """The operators that run, in order."""
         return self.events[self.events >= 0]
-
-    def __repr__(self) -> str:
-        gradients = int((self.events < 0).sum())
-        return f"Schedule({len(self.events)} events, {gradients} of them gradients)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,32 +142,22 @@ def workload(training: TrainingGraph, until: int | None = None) -> Workload:
 
 
 def check(work: Workload, schedule: Schedule) -> None:
-    """Make sure that a schedule runs all that must run, after what it reads (MemongerError)."""
-    names = [node.name for node in work.training.graph.nodes]
-    known, ran = set(work.operators), np.zeros(len(names), dtype=np.bool_)
-    firsts: list[int] = []
-    gradients: list[int] = []
-    for event in schedule.events.tolist():
-        is_run, x = event >= 0, max(event, ~event)
-        if is_run and x not in known:
-            raise MemongerError(f"schedule: node {x} is no operator that runs")
-        if not is_run and len(firsts) < len(work.operators):
-            raise MemongerError("schedule: gradients before all operators have run")
-        for y in (work.inputs if is_run else work.reads)[x]:
-            if not ran[y]:
-                what = f"{'a run' if is_run else 'the gradient'} of {names[x]!r}"
-                raise MemongerError(f"schedule: {what} reads {names[y]!r} before it ran")
-        if is_run and ran[x] and work.once[x]:
-            raise MemongerError(f"schedule: {names[x]!r} must not run again")
-        if not is_run:
-            gradients.append(x)
-        elif not ran[x]:
-            firsts.append(x)
-            ran[x] = True
-    if tuple(firsts) != work.operators:
+    """Make sure that a schedule runs all that must run, in its turn (MemongerError).
+
+    Then all that an event reads is there: operators run for the first time in the network's order.
+    """
+    events, runs = schedule.events.tolist(), schedule.forwards.tolist()
+    before = events[: next((k for k, event in enumerate(events) if event < 0), len(events))]
+    if tuple(dict.fromkeys(runs)) != work.operators:
         raise MemongerError("schedule: not every operator runs for the first time in its turn")
-    if tuple(gradients) != work.gradients:
+    if len(set(before)) < len(work.operators):
+        raise MemongerError("schedule: gradients before all operators have run")
+    if tuple(~event for event in events if event < 0) != work.gradients:
         raise MemongerError("schedule: the gradients are not those of the network in their order")
+    for x, times in Counter(runs).items():
+        if times > 1 and work.once[x]:
+            name = work.training.graph.nodes[x].name
+            raise MemongerError(f"schedule: {name!r} must not run again")
 
 
 def plain(work: Workload) -> Schedule:
@@ -202,26 +189,25 @@ def adapt(work: Workload, schedule: Schedule) -> Schedule:
     Gradients that are not asked for are left out, and with them what has been computed again for
     them alone; gradients that are missing run in their turn and read what is there.
     """
-    events: list[int] = []
     place = {x: k for k, x in enumerate(work.gradients)}
+    events: list[int] = []
     following = 0  # gradient
-    for event in (*schedule.events.tolist(), None):
-        if event is not None and event >= 0:
+    for event in (*schedule.events.tolist(), *(~x for x in work.gradients[-1:])):
+        if event >= 0:
             events.append(event)
             continue
-        stop = len(place) if event is None else place.get(~event, -1) + 1
+        stop = place.get(~event, -1) + 1
         events += [~x for x in work.gradients[following:stop]]
         following = max(following, stop)
-    recomputed = np.ones(len(events), dtype=np.bool_)
-    recomputed[np.unique(events, return_index=True)[1]] = False
+    first = {x: k for k, x in reversed(list(enumerate(events)))}
     needed: set[int] = set()
     kept: list[int] = []
-    for x, is_recomputed in zip(events[::-1], recomputed[::-1]):
-        if not is_recomputed or x in needed:
+    for k, x in reversed(list(enumerate(events))):
+        if first[x] == k or x in needed:
             kept.append(x)
             needed.discard(x)
             needed.update(work.reads[~x] if x < 0 else work.inputs[x])
-    return Schedule.of(kept[::-1])
+    return Schedule.of(reversed(kept))
 
 
 def run_again(

@@ -24,7 +24,6 @@ from memonger.graph.read import forward_graph
 from memonger.graph.training import TrainingGraph, training_graph
 from memonger.schedules.execution.symbol import ScheduledSymbol
 from memonger.schedules.expand import parts, unroll
-from memonger.schedules.nodes import ITSELF, MASKED
 from memonger.schedules.schedule import adapt, workload
 from memonger.schedules.training_step import TrainingStep
 from memonger.support.errors import MB
@@ -117,8 +116,7 @@ class Memory:
         rows = np.concatenate([nodes, nodes, training.owners])
         if not isinstance(step, TrainingStep):
             return rows
-        own = (step.rows.what == ITSELF) | (step.rows.what == MASKED)
-        return np.where(own, rows[np.where(own, step.rows.source, 0)], -1)
+        return np.where(step.rows.source >= 0, rows[step.rows.source], -1)
 
     def run(self, phase: int) -> np.ndarray:
         """Find the places in the order at which operators run in a phase, such as RECOMPUTED."""
@@ -212,11 +210,11 @@ def of_step(
         write = grad_req[training.graph.nodes[a].name] == "write"
         if write and entry is not None and entry not in pooled:
             pooled.add(entry)
-        elif a not in step.totals:  # those are among the variables
+        elif a not in step.parts.totals:  # those are among the variables
             beside.append(training.graph.tensors[a][0])
     found = step.replay()
     bound = found.pool_bytes // MB if bound is None else bound
-    return Memory(found, bound, step.inexact, tuple(beside), frozenset(pooled), held)
+    return Memory(found, bound, training.inexact, tuple(beside), frozenset(pooled), held)
 
 
 def predict(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: Any) -> Memory:
@@ -229,7 +227,7 @@ def predict(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: A
         return of_marks(training, marks.recomputed(graph), fuses=fuses)
     work = workload(training)
     added = [a for a in training.wanted if grad_req[graph.nodes[a].name] == "add"]
-    return of_step(unroll(parts(work), adapt(work, schedule), has_mkldnn(device), added), grad_req)
+    return of_step(unroll(parts(work, added), adapt(work, schedule), has_mkldnn(device)), grad_req)
 
 
 def measure(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: Any) -> Memory:

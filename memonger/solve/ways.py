@@ -168,10 +168,11 @@ class Schedules(Way):
     def __init__(self, request: Request, options: Options) -> None:
         super().__init__(request, options)
         training, nodes = self.training, self.graph.nodes
-        tensors_of(request.symbol, training.graph)  # refuses what is sparse
+        tensors_of(training.graph)  # refuses what is sparse
         self.load = schedules.workload(training, request.until)
         self.parts = parts(self.load)
-        self.added = [a for a in training.wanted if request.grad_req[nodes[a].name] == "add"]
+        added = [a for a in training.wanted if request.grad_req[nodes[a].name] == "add"]
+        self.written = parts(self.load, added) if added else self.parts
         self.mkldnn = request.ctx is None or has_mkldnn(request.ctx)
 
     def smallest(self) -> Found:
@@ -249,7 +250,7 @@ class Schedules(Way):
     def _step(self, plan: Candidate) -> TrainingStep:
         """Write out the training step of a schedule."""
         assert plan.schedule is not None
-        return unroll(self.parts, plan.schedule, self.mkldnn, self.added)
+        return unroll(self.written, plan.schedule, self.mkldnn)
 
 
 def way_of(request: Request, options: Options) -> Way:

@@ -13,6 +13,7 @@ once for each network and place.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -21,10 +22,11 @@ from typing import Any, Mapping, Sequence
 import numpy as np
 
 from memonger.graph.inputs import InputSpec
+from memonger.graph.read import forward_graph
 from memonger.schedules.execution import arrays
 from memonger.schedules.execution.arrays import Arrays
 from memonger.schedules.execution.executor import ScheduledExecutor, of_memory
-from memonger.schedules.execution.write import Recipe, spec_of
+from memonger.schedules.execution.write import Recipe
 from memonger.schedules.schedule import Schedule
 from memonger.schedules.training_step import TrainingStep
 from memonger.support.errors import MemongerError
@@ -45,6 +47,15 @@ LOSING = {
         "contrib/amp/amp.py": "it was converted by mx.contrib.amp",
     }.items()
 }
+
+
+def _losing(method: str, place: str) -> Any:
+    """Make a method of a symbol whose result has no schedule; ``place`` says where it was lost."""
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._without(getattr(Symbol, method)(self, *args, **kwargs), place)
+
+    return functools.wraps(getattr(Symbol, method))(made)
 
 
 class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
@@ -151,23 +162,10 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         self._lost = self._lost or "it was composed with other inputs"
         super()._compose(*args, **kwargs)
 
-    def get_internals(self) -> Any:
-        """The network's internals, as a symbol without a schedule."""
-        return self._without(super().get_internals(), "this is of its get_internals()")
-
-    def get_children(self) -> Any:
-        """What the outputs read, as a symbol without a schedule."""
-        return self._without(super().get_children(), "this is of its get_children()")
-
-    def optimize_for(self, backend: str, *args: Any, **kwargs: Any) -> Any:
-        """The network for a backend, without a schedule."""
-        made = super().optimize_for(backend, *args, **kwargs)
-        return self._without(made, f"it was optimized for the backend {backend!r}")
-
-    def get_backend_symbol(self, backend: str) -> Any:
-        """The network for a backend, without a schedule."""
-        made = super().get_backend_symbol(backend)
-        return self._without(made, f"it was partitioned for the backend {backend!r}")
+    get_internals = _losing("get_internals", "this is of its get_internals()")
+    get_children = _losing("get_children", "this is of its get_children()")
+    optimize_for = _losing("optimize_for", "it was optimized for a backend")
+    get_backend_symbol = _losing("get_backend_symbol", "it was partitioned for a backend")
 
     def as_np_ndarray(self) -> Any:
         """The network as a symbol of NumPy's operators, without a schedule."""
@@ -206,28 +204,23 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         arrays.refuse_groups(group2ctx)
         arrays.refuse_sparse(stype_dict or {})
         inputs = {*self.list_arguments(), *self.list_auxiliary_states()}
-        given = {k: tuple(v) for k, v in kwargs.items() if isinstance(v, (tuple, list))}
+        given = {k: v for k, v in kwargs.items() if k in inputs and isinstance(v, (tuple, list))}
         types = {k: np.dtype(v).name for k, v in (type_dict or {}).items() if k in inputs}
-        spec = InputSpec({k: v for k, v in given.items() if k in inputs}, types)
-        tensors, auxiliary = self._recipe.tensors(self, spec)
+        graph = forward_graph(self, InputSpec({k: tuple(v) for k, v in given.items()}, types))
+        tensors, auxiliary = arrays.tensors_of(graph)
         buffer: Arrays = {} if shared_buffer is None else shared_buffer
-        # MXNet shares by a buffer only.
-        sharer = shared_exec if shared_buffer is not None else None
-        sharing = set(shared_arg_names or ()) if sharer is not None else set()
-        args = {
-            name: arrays.shared(shared_exec.arg_dict, name, tensor, ctx)
-            if name in sharing
-            else arrays.buffered(buffer, name, tensor, ctx)
-            for name, tensor in tensors.items()
-        }
-        grads = {  # what gradients are added to is the same for all that share
-            name: arrays.shared(shared_exec.grad_dict, name, tensors[name], ctx)
-            for name, request in requests.items()
-            if request == "add" and name in sharing
-        }
-        states = {} if sharer is None else sharer.aux_dict
-        aux = {n: arrays.shared(states, n, tensor, ctx) for n, tensor in auxiliary.items()}
-        return ScheduledExecutor(self, self._recipe, ctx, args, grads, requests, aux, shared_exec)
+        args, grads, states = {}, {}, {}
+        if shared_exec is not None and shared_buffer is not None:  # MXNet shares by a buffer only
+            states = shared_exec.aux_dict
+            for name in tensors.keys() & set(shared_arg_names or ()):
+                args[name] = arrays.fitted(shared_exec.arg_dict.get(name), tensors[name], ctx)
+                if requests[name] == "add":  # to what is the same for all that share
+                    grads[name] = arrays.fitted(shared_exec.grad_dict.get(name), tensors[name], ctx)
+        for name in tensors.keys() - args.keys():
+            args[name] = arrays.buffered(buffer, name, tensors[name], ctx)
+        aux = {name: arrays.fitted(states.get(name), each, ctx) for name, each in auxiliary.items()}
+        about = self, self._recipe, ctx, graph
+        return ScheduledExecutor(*about, args, grads, requests, aux, shared_exec)
 
     def bind(
         self,
@@ -250,15 +243,12 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         arrays.refuse_groups(group2ctx)
         given = arrays.by_name(args, names, "argument")
         aux = arrays.by_name(aux_states, self.list_auxiliary_states(), "auxiliary state")
-        for name, array in grads.items():
-            if isinstance(shared_exec, ScheduledExecutor) and shared_exec.holds(array):
-                raise MemongerError(
-                    f"bind: the array for the gradient of {name!r} lies in the memory that is "
-                    "shared with shared_exec; give it one of its own"
-                )
+        _refuse_places(grads, requests, shared_exec)
         arrays.refuse_sparse({n: a.stype for n, a in [*given.items(), *grads.items()]})
-        self._recipe.tensors(self, spec_of({n: arrays.tensor_of(a) for n, a in given.items()}))
-        return ScheduledExecutor(self, self._recipe, ctx, given, grads, requests, aux, shared_exec)
+        types = {n: arrays.type_of(a) for n, a in given.items()}
+        graph = forward_graph(self, InputSpec({n: a.shape for n, a in given.items()}, types))
+        about = self, self._recipe, ctx, graph
+        return ScheduledExecutor(*about, given, grads, requests, aux, shared_exec)
 
 
 def scheduled(symbol: Any, schedule: Schedule) -> ScheduledSymbol:
@@ -269,6 +259,26 @@ def scheduled(symbol: Any, schedule: Schedule) -> ScheduledSymbol:
 def _sharer(requests: Mapping[str, str], shared_exec: Any) -> Any:
     """Choose what MXNet's own executor shares with: without gradients it shares memory alone."""
     return of_memory(shared_exec) if set(requests.values()) <= {"null"} else shared_exec
+
+
+def _refuse_places(grads: Arrays, requests: Mapping[str, str], shared_exec: Any) -> None:
+    """Refuse arrays for gradients where others are, for each is written by itself."""
+    lent = shared_exec.own.values() if isinstance(shared_exec, ScheduledExecutor) else ()
+    pool = set(map(arrays.address, lent))
+    added: dict[int, str] = {}
+    for name, array in grads.items():
+        if pool and arrays.address(array) in pool:
+            raise MemongerError(
+                f"bind: the array for the gradient of {name!r} lies in the memory that is shared "
+                "with shared_exec; give it one of its own"
+            )
+        other = added.setdefault(arrays.address(array), name) if requests[name] == "add" else name
+        if other != name:
+            raise MemongerError(
+                f"the gradients of {other!r} and {name!r} are added to one array, and a schedule "
+                "copies back each sum by itself; give each an array of its own, or plan with "
+                "how='marks'"
+            )
 
 
 def _taking(symbol: Any, recipe: Recipe, lost: str | None = None) -> ScheduledSymbol:

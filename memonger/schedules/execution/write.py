@@ -14,15 +14,11 @@ from typing import Any, Mapping
 
 import numpy as np
 
-from memonger.graph.forward import no_collection
-from memonger.graph.inputs import InputSpec
+from memonger.graph.forward import ForwardGraph, no_collection
 from memonger.graph.operators.tensors import Tensor
-from memonger.graph.read import forward_graph
 from memonger.graph.training import training_graph
-from memonger.schedules.execution import arrays
 from memonger.schedules.execution.arrays import Arrays
 from memonger.schedules.expand import parts, unroll
-from memonger.schedules.nodes import ITSELF, MASKED, SCRATCH
 from memonger.schedules.schedule import Schedule, adapt, check, workload
 from memonger.schedules.training_step import BIND, TrainingStep, nodes_of
 from memonger.support.cache import Latest
@@ -55,13 +51,11 @@ class Lowered:
     #: output is the new total.
     totals: Mapping[str, str]
     #: Of the network's outputs that are no losses: the argument that their gradient is given in.
-    heads: Mapping[int, str]
-    head_tensors: Mapping[int, Tensor]
+    heads: Mapping[int, tuple[str, Tensor]]
     scratch: Mapping[str, Tensor]  # auxiliary states that only the symbol has
     forward: int  # nodes that run before the outputs are there, variables counted
     nodes: int
     operators: int  # nodes that are no variables
-    called: Mapping[str, str | None]  # what MXNet calls nodes with another name; None for nothing
 
     def bind(self, ctx: Any, args: Arrays, aux: Arrays, shared_exec: Any) -> Any:
         """Bind it with these arrays (there may be others among them); see `run`."""
@@ -105,21 +99,21 @@ def run(executor: Any, first: int, end: int, is_train: bool = True) -> None:
 def write(step: TrainingStep) -> Lowered:
     """Make the symbol of a training step."""
     rows, graph, names, t = nodes_of(step.rows), step.graph, step.names, step.tables
-    usual, order = step.training.names, step.order()
+    forward, order, made = len(graph.nodes), t.first, step.parts
     used = ~t.variable  # variables that nothing reads are left out
     used[step.rows.read_row] = True
     used[t.head_row] = True
     place = (np.cumsum(used) - 1).tolist()
     named = [each for each, is_used in zip(zip(names, rows, step.kinds), used) if is_used]
-    multiplied = {row.source for row in rows if row.what == MASKED}
+    recomputed = {row.source for row in rows if row.time > 0}
     nodes: list[dict[str, Any]] = []
     for name, row, kind in named:
         inputs = [[place[source], output, 0] for source, output in row.reads]
         node: dict[str, Any] = {"op": kind.op, "name": name, "inputs": inputs}
         attrs = dict(kind.attrs)
-        if row.what == ITSELF and row.source < len(graph.nodes) and kind.op == "null":
+        if kind.op == "null" and 0 <= row.source < forward:
             attrs = dict(graph.nodes[row.source].hidden)
-        elif row.what == ITSELF and row.source in multiplied:
+        elif kind.op == "Dropout" and row.source in recomputed:
             # cuDNN's mask is one of bits, no factors (src/operator/nn/dropout-inl.h)
             attrs["cudnn_off"] = "True"
         elif kind.op == "_zeros_without_dtype":  # its shape is inferred from nothing
@@ -129,29 +123,32 @@ def write(step: TrainingStep) -> Lowered:
         if row.waits:
             node["control_deps"] = list(dict.fromkeys(place[before] for before in row.waits))
         nodes.append(node)
-    heads = [
-        (int(usual[row.source].rsplit("_", 1)[1]), name, kind.tensors[0])  # called _head_grad_k
-        for name, row, kind in named
-        if kind.op == "null" and row.what == ITSELF and row.source >= len(graph.nodes)
+    variables = [
+        (name, row.source, kind.tensors[0]) for name, row, kind in named if kind.op == "null"
     ]
+    totals = {
+        graph.nodes[a].name: names[step.rows.latest[total]] for a, total in made.totals.items()
+    }
     return Lowered(
         symbol=load_nodes(nodes, [[place[row], k, 0] for row, k in step.heads]),
         outputs=len(graph.heads),
         gradients=dict(zip([graph.nodes[a].name for a in step.training.wanted], step.gradients)),
-        left_out=frozenset(graph.nodes[a].name for a in step.parts.left_out),
-        unwritten=step.parts.unwritten,
-        totals={graph.nodes[a].name: names[variable] for a, (variable, _) in step.totals.items()},
-        heads={k: name for k, name, _ in heads},
-        head_tensors={k: tensor for k, _, tensor in heads},
-        scratch={name: kind.tensors[0] for name, row, kind in named if row.what == SCRATCH},
+        left_out=frozenset(graph.nodes[a].name for a in made.left_out),
+        unwritten=made.unwritten,
+        totals=totals,
+        heads={  # of those that MXNet calls _head_grad_k
+            int(step.training.names[source].rsplit("_", 1)[1]): (name, tensor)
+            for name, source, tensor in variables
+            if source >= forward
+        },
+        scratch={
+            name: tensor
+            for name, source, tensor in variables
+            if source < 0 and name not in totals.values()
+        },
         forward=int(np.flatnonzero(step.rows.time[order] == 0).max(initial=-1)) + 1,
         nodes=len(order),
         operators=int((~t.variable[order]).sum()),
-        called={
-            name: None if row.what != ITSELF or row.time > 0 else usual[row.source]
-            for name, row in zip(names, rows)
-            if row.what != ITSELF or name != usual[row.source]
-        },
     )
 
 
@@ -161,60 +158,33 @@ class Recipe:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.told: set[str] = set()  # the places where its loss has been told
-        self._made: Latest[Any] = Latest(REMEMBERED)
-
-    def tensors(self, symbol: Any, spec: InputSpec) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Shape and type of each argument and auxiliary state of the network."""
-        return self._made.get_or_make(
-            _key(symbol, spec.shapes, spec.types),
-            lambda: arrays.tensors_of(symbol, forward_graph(symbol, spec)),
-        )
+        self._made: Latest[Lowered] = Latest(REMEMBERED)
 
     def step(
-        self, symbol: Any, tensors: Mapping[str, Tensor], requests: Mapping[str, str], mkldnn: bool
+        self, symbol: Any, graph: ForwardGraph, requests: Mapping[str, str], mkldnn: bool
     ) -> Lowered:
-        """Return the training step for these arguments, computed with MKLDNN or not."""
-        return self._made.get_or_make(
-            _key(symbol, tensors, requests, mkldnn),
-            lambda: make_step(symbol, self.schedule, tensors, requests, mkldnn),
-        )
+        """Return the training step of the symbol's graph, computed with MKLDNN or not."""
+
+        def make() -> Lowered:
+            asked = {a: requests[graph.nodes[a].name] for a in graph.arguments}
+            wanted = [a for a in asked if asked[a] != "null"]
+            work = workload(training_graph(graph, wanted))
+            fitting = adapt(work, self.schedule)
+            check(work, fitting)
+            added = [a for a in wanted if asked[a] == "add"]
+            return write(unroll(parts(work, added), fitting, mkldnn))
+
+        return self._made.get_or_make(_key(symbol, graph, requests, mkldnn), make)
 
     def remember(
-        self, symbol: Any, made: TrainingStep, requests: Mapping[str, str], mkldnn: bool
+        self, symbol: Any, step: TrainingStep, requests: Mapping[str, str], mkldnn: bool
     ) -> None:
         """Take a training step that is there already; parameters as those of `step`."""
-        found = arrays.tensors_of(symbol, made.graph)
-        spec = spec_of(found[0])
-        self._made.put(_key(symbol, spec.shapes, spec.types), found)
-        self._made.put(_key(symbol, found[0], requests, mkldnn), write(made))
+        self._made.put(_key(symbol, step.graph, requests, mkldnn), write(step))
 
 
-def _key(symbol: Any, *given: Any) -> Any:
-    """A key of these and of the network as it is now (attributes can be set at any time)."""
+def _key(symbol: Any, graph: ForwardGraph, requests: Mapping[str, str], mkldnn: bool) -> Any:
+    """Make a key of these and of the network as it is now (attributes can be set at any time)."""
     network = hashlib.sha256(symbol.tojson(remove_amp_cast=False).encode()).digest()
-    return network, *(tuple(sorted(g.items())) if isinstance(g, Mapping) else g for g in given)
-
-
-def spec_of(tensors: Mapping[str, Tensor]) -> InputSpec:
-    """The shapes and types of these inputs, as a user gives them."""
-    return InputSpec(
-        {name: tensor.shape for name, tensor in tensors.items()},
-        {name: tensor.dtype for name, tensor in tensors.items()},
-    )
-
-
-def make_step(
-    symbol: Any,
-    schedule: Schedule,
-    tensors: Mapping[str, Tensor],
-    requests: Mapping[str, str],
-    mkldnn: bool,
-) -> Lowered:
-    """Write out a training step; parameters as those of `Recipe.step`."""
-    graph = forward_graph(symbol, spec_of(tensors))
-    asked = {a: requests[graph.nodes[a].name] for a in graph.arguments}
-    work = workload(training_graph(graph, [a for a in asked if asked[a] != "null"]))
-    fitting = adapt(work, schedule)
-    check(work, fitting)
-    added = [a for a in asked if asked[a] == "add"]
-    return write(unroll(parts(work), fitting, mkldnn, added))
+    tensors = tuple(graph.tensors[a] for a in graph.arguments)
+    return network, tensors, tuple(sorted(requests.items())), mkldnn
