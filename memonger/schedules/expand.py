@@ -9,6 +9,7 @@ network are made of; `unroll` puts one of them together: its nodes (``nodes``), 
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, defaultdict
 from functools import partial
 from itertools import chain
@@ -28,6 +29,8 @@ from memonger.schedules.schedule import Schedule, Workload, first_time, masked
 from memonger.schedules.training_step import Node, Nodes, Parts, TrainingStep, insert, step_of
 from memonger.support.errors import MemongerError
 
+log = logging.getLogger("memonger")
+
 #: Operators that write the outputs that ``list_outputs`` does not show, read or not.
 WRITES_HIDDEN = frozenset(("BatchNorm", "Pooling"))
 
@@ -35,11 +38,14 @@ WRITES_HIDDEN = frozenset(("BatchNorm", "Pooling"))
 #: weight (``src/operator/nn/mkldnn/mkldnn_fully_connected.cc``).
 WITH_WEIGHT = "_backward_FullyConnected"
 
-#: Gradients that MXNet never writes, those of labels: the user's array stays as it is.
-UNWRITTEN = frozenset(
-    (f"_backward_{op}", 1)
-    for op in ("linear_reg_out", "logistic_reg_out", "mae_reg_out", "SoftmaxOutput")
-)
+#: Gradients that are zero, or that MXNet never writes (of labels: the user's array stays as it is).
+UNWRITTEN = {
+    ("_zeros_without_dtype", 0),
+    ("_backward_linear_reg_out", 1),
+    ("_backward_logistic_reg_out", 1),
+    ("_backward_mae_reg_out", 1),
+    ("_backward_SoftmaxOutput", 1),
+}
 
 #: Through this MXNet hands on the gradient of an output.
 IDENTITY = "_identity_with_attr_like_rhs"
@@ -49,12 +55,13 @@ ROUNDS = 8
 
 
 @no_collection()
-def parts(work: Workload, added: Collection[int] = ()) -> Parts:
+def parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True) -> Parts:
     """Find out what all training steps of a network are made of, whatever the schedule.
 
-    ``added`` are the arguments (nodes) whose gradient is added to an array (grad_req 'add').
+    ``added`` are the arguments (nodes) whose gradient is added to an array (grad_req 'add');
+    ``mkldnn`` says whether MKLDNN may compute it.
     """
-    return _Maker(work).parts(added)
+    return _Maker(work).parts(added, mkldnn)
 
 
 class _Maker:
@@ -77,18 +84,17 @@ class _Maker:
         self.nodes = Nodes({id(kind): kind for kind in self.training.kinds}.values())
         self.totals: dict[int, int] = {}
 
-    def parts(self, added: Collection[int]) -> Parts:
-        found = self.gradients()
-        left_out, unwritten = self.left_out(found)
+    def parts(self, added: Collection[int], mkldnn: bool) -> Parts:
+        found = self.gradients(mkldnn)
         self.add_nodes()
         events = self.events()
-        gradients = self.add_totals(found, set(added) - left_out, events)
+        gradients = self.add_totals(found, added, events)
         expected = None
         if any(node.op in MAKE for node in self.graph.nodes):
             expected = Expected(replay(self.training, np.zeros(self.n, dtype=np.bool_)))
         kinds = tuple(self.nodes.kinds.all)
-        about = gradients, self.totals, left_out, unwritten
-        return Parts(self.work, self.patterns(events), kinds, *about, expected)
+        patterns = self.patterns(events)
+        return Parts(self.work, mkldnn, patterns, kinds, gradients, self.totals, expected)
 
     def _owner(self, row: int) -> int:
         return int(self.training.owners[row - 2 * self.n])
@@ -102,21 +108,29 @@ class _Maker:
         hidden = [] if node.op in WRITES_HIDDEN else range(max(1, len(self.graph.shown(x))), last)
         return [k for k in (0, *hidden) if t.reads[t.output_start[x] + k] > 0]
 
-    def gradients(self) -> list[Entry | None]:
-        """Find where the gradient of each argument comes from."""
+    def gradients(self, mkldnn: bool) -> list[Entry | None]:
+        """Find where the gradient of each argument comes from, past copies; None for zeros."""
+        left_out = self.left_out() if mkldnn else set()
         rows, entries = self.t.head_row[self.t.outputs :], self.t.head_entry[self.t.outputs :]
+        outputs = (entries - self.t.output_start[rows]).tolist()
         found: list[Entry | None] = []
-        for row, output in zip(rows.tolist(), (entries - self.t.output_start[rows]).tolist()):
-            op = self.ops[row]
-            nothing = op == "_zeros_without_dtype" or (op, output) in UNWRITTEN
-            found.append(None if nothing else (row, output))
+        for a, row, output in zip(self.training.wanted, rows.tolist(), outputs):
+            if self.training.names[row] == self.graph.nodes[a].name + "_copy":
+                row, output = self.reads[row][0]
+            if self.ops[row] == IDENTITY:
+                row, output = self.reads[row][0]
+            if (row, output) in left_out:
+                log.warning(
+                    "%r gets no gradient, for the weight it belongs to gets none: MXNet leaves it "
+                    "out on the CPU, with or without a schedule, unless MXNET_MKLDNN_ENABLED=0",
+                    self.graph.nodes[a].name,
+                )
+            unwritten = (row, output) in left_out or (self.ops[row], output) in UNWRITTEN
+            found.append(None if unwritten else (row, output))
         return found
 
-    def left_out(self, gradients: Sequence[Entry | None]) -> tuple[frozenset[int], tuple[str, ...]]:
-        """Find the arguments whose gradient is left out, and operators where it is read.
-
-        Such are the biases of FullyConnected operators whose weight gets none (`WITH_WEIGHT`).
-        """
+    def left_out(self) -> set[Entry]:
+        """Find the gradients of biases of FullyConnected operators whose weight gets none."""
         t, kinds = self.t, self.training.kinds
         found = set()
         for row in (r for r in self.walk if self.ops[r] == WITH_WEIGHT):
@@ -125,11 +139,13 @@ class _Maker:
             known = given.dtype == FLOAT and len(given.shape) <= AXES
             if len(kinds[row].tensors) > 2 and known and t.reads[t.output_start[row] + 1] == 0:
                 found.add((row, 2))
-        read = sorted(found & set(chain(*self.reads)))
-        return (
-            frozenset(a for a, e in zip(self.training.wanted, gradients) if e in found),
-            tuple(self.graph.nodes[self._owner(row)].name for row, _ in read),
-        )
+        for row, _ in sorted(found & set(chain(*self.reads))):
+            raise MemongerError(
+                f"the bias of {self.graph.nodes[self._owner(row)].name!r} is used more than once, "
+                "and its gradient would be wrong, with or without a schedule: MKLDNN leaves it out "
+                "where the weight gets none; fix the bias too, or set MXNET_MKLDNN_ENABLED=0"
+            )
+        return found
 
     def add_nodes(self) -> None:
         """Put down what nodes can be, as `Patterns` has them in order, but for totals."""
@@ -261,12 +277,12 @@ class _Maker:
         )
 
 
-def unroll(made: Parts, schedule: Schedule, mkldnn: bool = True) -> TrainingStep:
+def unroll(made: Parts, schedule: Schedule) -> TrainingStep:
     """Build the training step of a right schedule (``schedule.check``); no symbol is made.
 
-    ``mkldnn`` says whether MKLDNN may compute it. If so, a schedule is refused (MemongerError) by
-    which it would round differently; one that need not be is the same everywhere, so that it takes
-    the memory that was predicted.
+    If MKLDNN may compute it, a schedule is refused (MemongerError) by which it would round
+    differently; one that need not be is the same everywhere, so that it takes the memory that was
+    predicted.
     """
     p = made.patterns
     line = line_up(p, np.ascontiguousarray(schedule.events, dtype=np.int32))
@@ -281,7 +297,7 @@ def unroll(made: Parts, schedule: Schedule, mkldnn: bool = True) -> TrainingStep
                 raise refusal(step, inserts[0].row)
             step = insert(step, inserts)
     except MemongerError:
-        if mkldnn:
+        if made.mkldnn:
             raise
         return bare
     return step

@@ -63,8 +63,7 @@ class Expected:
     def differences(self, found: Replay, source: np.ndarray) -> list[Insert]:
         """Tell what to put into the training step of a schedule for its layouts to be as expected.
 
-        From where something is put in it goes on as if that had been there. ``source`` tells of
-        each of its rows the row of the network's training graph whose place it takes, or -1.
+        From where something is put in it goes on as if that had been there (``source``: `Rows`).
         """
         training, t = found.training, found.training.tables
         layouts = layout_tables(training, scoring=True)

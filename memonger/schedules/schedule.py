@@ -1,12 +1,9 @@
 """Schedules: a whole training step in an order of our own, results computed as often as it pays.
 
-Marks let MXNet recompute each result at most once. A schedule says everything that one training
-step runs: operators of the network, any number of times, and their gradients. Each reads the
-latest result of what it needs. What is kept follows: a result is held for as long as something will
-read it before it is computed again, and no longer.
-
-This is enough for every schedule that makes sense. Where an older result is still held there is no
-reason to compute it again, so whoever wants it may as well take the latest.
+A schedule says everything that one training step runs: operators of the network, any number of
+times, and their gradients. Each reads the latest result of what it needs. What is kept follows: a
+result is held for as long as something will read it before it is computed again, and no longer.
+Where an older result is still held there is no reason to compute it again.
 
 Three things are not the schedule's to choose, for then gradients would not be bit-identical:
 gradients come in MXNet's order; the random draws of an operator happen once; and the
@@ -65,10 +62,9 @@ class Schedule:
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """What there is to schedule: all that one training step of a network must run.
+    """What one training step of a network must run.
 
-    Operators that MXNet merges with an equal one (``TrainingGraph.same``), and those that no output
-    needs, are in none of it.
+    That is without operators that MXNet merges with an equal one, and those that no output needs.
     """
 
     training: TrainingGraph
@@ -168,9 +164,8 @@ def plain(work: Workload) -> Schedule:
 def of_marks(work: Workload, mask: np.ndarray, held: Iterable[int] = ()) -> Schedule:
     """Make the schedule that does as MXNet does with these operators (bool) marked.
 
-    The gradient of a marked operator reads what has been computed again, and so runs what of that
-    has not been; that of a kept operator runs nothing. Those that must run once are not recomputed,
-    whatever the mask says. ``held`` are nodes whose result is kept all the same, in a copy.
+    The gradient of a marked operator runs what it reads of what has not been computed again; that
+    of a kept operator runs nothing. ``held`` are nodes whose result is kept in a copy.
     """
     events = list(work.operators)
     recomputed = np.asarray(mask, dtype=np.bool_) & ~work.once
@@ -186,8 +181,8 @@ def of_marks(work: Workload, mask: np.ndarray, held: Iterable[int] = ()) -> Sche
 def adapt(work: Workload, schedule: Schedule) -> Schedule:
     """Make a schedule of the same network for other gradients, or other shapes.
 
-    Gradients that are not asked for are left out, and with them what has been computed again for
-    them alone; gradients that are missing run in their turn and read what is there.
+    Gradients that are not asked for are left out, and what is computed again for them alone; those
+    that are missing run in their turn.
     """
     place = {x: k for k, x in enumerate(work.gradients)}
     events: list[int] = []

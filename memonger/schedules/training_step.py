@@ -54,12 +54,11 @@ class Parts:
     """All that the training steps of a network are made of."""
 
     work: Workload
+    mkldnn: bool  # whether MKLDNN may compute them
     patterns: Patterns
     kinds: tuple[RowKind, ...]  # that the patterns refer to
     gradients: tuple[Entry | None, ...]  # of the arguments that get one, by pattern; None: zeros
     totals: Mapping[int, int]  # of arguments whose gradient is added to a total: its variable
-    left_out: frozenset[int]  # the arguments whose gradient MKLDNN leaves out
-    unwritten: tuple[str, ...]  # operators where MXNet adds such a one to others all the same
     expected: Expected | None  # layouts without a schedule; None if MKLDNN lays out no tensor
 
     def asked(self) -> np.ndarray:

@@ -227,7 +227,8 @@ def predict(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: A
         return of_marks(training, marks.recomputed(graph), fuses=fuses)
     work = workload(training)
     added = [a for a in training.wanted if grad_req[graph.nodes[a].name] == "add"]
-    return of_step(unroll(parts(work, added), adapt(work, schedule), has_mkldnn(device)), grad_req)
+    made = parts(work, added, has_mkldnn(device))
+    return of_step(unroll(made, adapt(work, schedule)), grad_req)
 
 
 def measure(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: Any) -> Memory:

@@ -170,10 +170,10 @@ class Schedules(Way):
         training, nodes = self.training, self.graph.nodes
         tensors_of(training.graph)  # refuses what is sparse
         self.load = schedules.workload(training, request.until)
-        self.parts = parts(self.load)
         added = [a for a in training.wanted if request.grad_req[nodes[a].name] == "add"]
-        self.written = parts(self.load, added) if added else self.parts
         self.mkldnn = request.ctx is None or has_mkldnn(request.ctx)
+        self.parts = parts(self.load, (), self.mkldnn)
+        self.written = parts(self.load, added, self.mkldnn) if added else self.parts
 
     def smallest(self) -> Found:
         return self._least([])
@@ -250,7 +250,7 @@ class Schedules(Way):
     def _step(self, plan: Candidate) -> TrainingStep:
         """Write out the training step of a schedule."""
         assert plan.schedule is not None
-        return unroll(self.written, plan.schedule, self.mkldnn)
+        return unroll(self.written, plan.schedule)
 
 
 def way_of(request: Request, options: Options) -> Way:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import weakref
 from itertools import chain
 from typing import Any, Mapping
@@ -22,8 +21,6 @@ from memonger.schedules.execution.write import Lowered, Recipe, run
 from memonger.schedules.training_step import OURS
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
-
-log = logging.getLogger("memonger")
 
 
 class ScheduledExecutor(mx.executor.Executor):
@@ -59,14 +56,8 @@ class ScheduledExecutor(mx.executor.Executor):
         aux: Arrays,
         shared_exec: Any,
     ) -> None:
-        tensors, mkldnn = arrays.tensors_of(graph)[0], has_mkldnn(ctx)
-        self._step = step = recipe.step(symbol, graph, requests, mkldnn)
-        if step.unwritten and mkldnn:
-            raise MemongerError(
-                f"the bias of {step.unwritten[0]!r} is used more than once, and its gradient "
-                "would be wrong, with or without a schedule: MKLDNN leaves it out where the "
-                "weight gets none; fix the bias too, or set MXNET_MKLDNN_ENABLED=0"
-            )
+        tensors = arrays.tensors_of(graph)[0]
+        self._step = step = recipe.step(symbol, graph, requests, has_mkldnn(ctx))
         self._symbol, self._recipe, self._ctx = symbol, recipe, ctx
         self._grad_req, self._group2ctx = dict(requests), None
         totals = {n: grads[n] if n in grads else arrays.zeros(tensors[n], ctx) for n in step.totals}
@@ -122,13 +113,6 @@ class ScheduledExecutor(mx.executor.Executor):
         if request == "null":
             return array
         output = self._step.gradients.get(name)
-        if name in self._step.left_out and has_mkldnn(self._ctx):
-            log.warning(
-                "%r gets no gradient, for the weight it belongs to gets none: MXNet leaves it out "
-                "on the CPU, with or without a schedule, unless MXNET_MKLDNN_ENABLED=0",
-                name,
-            )
-            output = None
         source = None if output is None else self._training.outputs[output]
         if array is None:
             others = self.own.values(), self.outputs, self.arg_arrays, self._heads.values()

@@ -1,9 +1,5 @@
 """Training with a schedule: a Symbol that MXNet binds and trains as any other.
 
-`ScheduledSymbol` is the user's network, with a schedule. Everything about it is the network's:
-names, shapes, JSON, what is saved. Only when it is bound for training does it hand out an executor
-of its own (``executor``).
-
 MXNet knows nothing of a schedule, so what it makes of such a symbol is a plain one. Where that goes
 through a method of the symbol, what is handed back remembers where it came from, and says so if it
 is bound for training; looking at a network (as Module, ``mx.viz`` and others do) says nothing.
@@ -61,33 +57,20 @@ def _losing(method: str, place: str) -> Any:
 class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
     """A network with a schedule. It is used, saved and inspected as the network is.
 
-    The schedule is kept by ``copy``, ``deepcopy``, ``pickle`` (and so by a pickled FeedForward),
-    and by ``symbol[0]``, ``symbol['softmax_output']``, ``symbol[:]`` and loops over a network with
-    one output.
-
     Bound without gradients it is MXNet's own executor; bound for training, a `ScheduledExecutor`,
-    on one device (no ``group2ctx``), with dense arrays, and with the same results, bit for bit (but
-    for ``grad_req`` 'add', see there). It may share arrays and memory with executors of other
-    symbols, planned or not. Where gradient arrays are given (``bind``; FeedForward does), the
-    memory of the gradients is taken twice: there, and in the pool.
+    on one device, with dense arrays and the same results. It may share arrays and memory with
+    executors of other symbols, planned or not. Where gradient arrays are given (``bind``;
+    FeedForward does), the memory of the gradients is taken twice: there, and in the pool.
 
-    It is lost, and what comes of the network must be planned by itself, with
+    The schedule is kept by ``copy``, ``deepcopy``, ``pickle``, and of a network with one output by
+    its index, name, slice and loop. It is lost, and must be planned anew, with
 
-    * files: ``save``, ``tojson``, ``save_checkpoint``, ``do_checkpoint`` write the plain network,
-      which any MXNet can load. ``mx.sym.load``, ``load_checkpoint``, ``Module.load`` and
-      ``FeedForward.load`` return that; nothing is logged. To resume by a plan, plan again::
-
-          symbol, arguments, states = mx.model.load_checkpoint('net', 3)
-          symbol = memonger.plan(symbol, shapes, how='schedule').symbol
-          module = mx.mod.Module(symbol)
-          module.fit(data, arg_params=arguments, aux_params=states, begin_epoch=3, num_epoch=9)
-
-    * parts of it: an output among several, ``get_internals``, ``get_children``, and with it
+    * files: what is saved is the plain network, which any MXNet can load; nothing is logged.
+    * parts of it: an output among several, ``get_internals``, ``get_children``; and with it
       composed anew: ``symbol(data=other)``, ``optimize_for``, ``get_backend_symbol``. A warning is
       logged if such a symbol is bound for training.
     * more than it: operators on top of it, arithmetic, ``mx.sym.Group``, ``as_np_ndarray``,
-      ``mx.contrib.amp.convert_symbol``; and Gluon (``SymbolBlock``), which does not train by
-      executors. A warning is logged at once.
+      ``mx.contrib.amp.convert_symbol``; and Gluon (``SymbolBlock``). A warning is logged at once.
     """
 
     def __init__(self, handle: Any, recipe: Recipe, lost: str | None = None) -> None:
@@ -152,11 +135,6 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         if len(names) == 1 and (index == names[0] or (index == 0 and isinstance(index, int))):
             return self.__copy__()
         return self._without(super().__getitem__(index), "an output was taken from it")
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        made = self._without(super().__deepcopy__(None), "it was composed with other inputs")
-        made._compose(*args, **kwargs)
-        return made
 
     def _compose(self, *args: Any, **kwargs: Any) -> None:
         self._lost = self._lost or "it was composed with other inputs"

@@ -45,8 +45,6 @@ class Lowered:
     symbol: Any
     outputs: int  # of the network
     gradients: Mapping[str, int | None]  # of arguments: which output that is; None for zeros
-    left_out: frozenset[str]  # the arguments whose gradient MKLDNN does not write
-    unwritten: tuple[str, ...]  # as in `Parts`
     #: Of arguments whose gradient is added to a total: the argument that this is given in. The
     #: output is the new total.
     totals: Mapping[str, str]
@@ -133,8 +131,6 @@ def write(step: TrainingStep) -> Lowered:
         symbol=load_nodes(nodes, [[place[row], k, 0] for row, k in step.heads]),
         outputs=len(graph.heads),
         gradients=dict(zip([graph.nodes[a].name for a in step.training.wanted], step.gradients)),
-        left_out=frozenset(graph.nodes[a].name for a in made.left_out),
-        unwritten=made.unwritten,
         totals=totals,
         heads={  # of those that MXNet calls _head_grad_k
             int(step.training.names[source].rsplit("_", 1)[1]): (name, tensor)
@@ -172,7 +168,7 @@ class Recipe:
             fitting = adapt(work, self.schedule)
             check(work, fitting)
             added = [a for a in wanted if asked[a] == "add"]
-            return write(unroll(parts(work, added), fitting, mkldnn))
+            return write(unroll(parts(work, added, mkldnn), fitting))
 
         return self._made.get_or_make(_key(symbol, graph, requests, mkldnn), make)
 
