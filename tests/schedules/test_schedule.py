@@ -93,37 +93,27 @@ LAID_OUT = ["BatchNorm", "BatchNorm_axis", "Convolution_3d", "Deconvolution", "E
 LAID_OUT += ["FullyConnected", "Pooling_max", "log_softmax", "slice", "ten_uses", "unravel_index"]
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_operators(name: str) -> None:
-    symbol = small_net(CASES[name])
-    values = positive(symbol, SMALL_SHAPES)
-    train(symbol, SMALL_SHAPES, ["one level", "everything"], values=values)
+SMALL, INSIDE = (small_net, SMALL_SHAPES), (planned_net, PLANNED_SHAPES)
+ALONE, DEEP = ("one level", "everything"), ("three levels", "six levels")
+SLOW, EXHAUSTIVE = pytest.mark.slow, pytest.mark.exhaustive
+OPERATORS = [
+    *(pytest.param(name, SMALL, ALONE, id=name) for name in KNOWN),
+    # Behind convolutions, whose outputs MKLDNN lays out in blocks.
+    *(pytest.param(name, INSIDE, DEEP, id=f"{name} inside") for name in LAID_OUT),
+    *(
+        pytest.param(n, INSIDE, ("marks", "three levels"), id=f"{n}, slow", marks=SLOW)
+        for n in KNOWN
+    ),
+    *(pytest.param(n, SMALL, LEVELS, id=f"{n}, all levels", marks=EXHAUSTIVE) for n in KNOWN),
+    *(pytest.param(n, INSIDE, LEVELS, id=f"{n} inside, all", marks=EXHAUSTIVE) for n in KNOWN),
+]
 
 
-@pytest.mark.parametrize("name", LAID_OUT)
-def test_operators_inside_a_network(name: str) -> None:
-    """Behind convolutions, whose outputs MKLDNN lays out in blocks."""
-    symbol = planned_net(CASES[name])
-    values = positive(symbol, PLANNED_SHAPES)
-    train(symbol, PLANNED_SHAPES, ["three levels", "six levels"], values=values)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", KNOWN)
-def test_all_operators_inside_a_network(name: str) -> None:
-    symbol = planned_net(CASES[name])
-    values = positive(symbol, PLANNED_SHAPES)
-    train(symbol, PLANNED_SHAPES, ["marks", "three levels"], values=values)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "build, shapes", [(small_net, SMALL_SHAPES), (planned_net, PLANNED_SHAPES)]
-)
-@pytest.mark.parametrize("name", KNOWN)
-def test_all_operators_at_all_levels(name: str, build: Any, shapes: Any) -> None:
+@pytest.mark.parametrize("name, where, levels", OPERATORS)
+def test_operators(name: str, where: Any, levels: Iterable[str]) -> None:
+    build, shapes = where
     symbol = build(CASES[name])
-    train(symbol, shapes, LEVELS, values=positive(symbol, shapes))
+    train(symbol, shapes, levels, values=positive(symbol, shapes))
 
 
 @pytest.mark.parametrize("name", ["BatchNorm", "log_softmax", "slice", "ten_uses"])
@@ -151,6 +141,7 @@ def test_put_in_where_layouts_differ() -> None:
     made = parts(work)
     found = {op for schedule in schedules(work) for op in inserted(unroll(made, schedule))}
     assert found == {"Pooling", "Reshape", "add_n", "max"}
+    assert parts(work_of(*networks.lstm(steps=5))).expected is None  # no convolutions
 
 
 def inserted(step: TrainingStep) -> list[str]:
@@ -224,31 +215,24 @@ def test_refused_in_words() -> None:
         work_of(small_net(CASES["Custom"]), SMALL_SHAPES)
 
 
-def test_nothing_is_put_in_without_convolutions() -> None:
-    symbol, shapes = networks.lstm(steps=5)
-    assert parts(work_of(symbol, shapes)).expected is None
+def biased(times: int) -> Any:
+    """One bias in several FullyConnected operators."""
+    x, bias = mx.sym.Variable("data"), mx.sym.Variable("bias")
+    for k in range(times):
+        x = mx.sym.tanh(mx.sym.FullyConnected(x, bias=bias, num_hidden=4, name=f"fc{k}"))
+    return mx.sym.MakeLoss(mx.sym.square(x))
 
 
 def test_bias_of_a_fixed_weight_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     """As MKLDNN leaves it out without a schedule; it would be what was in the memory before."""
-    x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc")
-    net = mx.sym.MakeLoss(mx.sym.square(mx.sym.tanh(x)))
-    work = work_of(net, {"data": (2, 4)}, ["fc_bias"])
-    requests = {"data": "null", "fc_weight": "null", "fc_bias": "write"}
-    planned = scheduled(net, schedules(work)[-1])
-    equal(net, planned, {"data": (2, 4)}, grad_req=requests)
-    assert "'fc_bias' gets no gradient" in caplog.text
-
-
-def test_bias_of_fixed_weights_is_refused_where_it_is_shared() -> None:
-    bias = mx.sym.Variable("bias")
-    x = mx.sym.Variable("data")
-    for name in ("a", "b"):
-        x = mx.sym.tanh(mx.sym.FullyConnected(x, bias=bias, num_hidden=4, name=name))
-    net = mx.sym.MakeLoss(x)
-    work = work_of(net, {"data": (2, 4)}, ["bias"])
-    planned = scheduled(net, schedules(work)[-1])
-    with pytest.raises(memonger.MemongerError, match="bias of '[ab]' is used more than once"):
+    net, shapes = biased(1), {"data": (2, 4)}  # with one operator, then with two
+    planned = scheduled(net, schedules(work_of(net, shapes, ["bias"]))[-1])
+    requests = {"data": "null", "fc0_weight": "null", "bias": "write"}
+    equal(net, planned, shapes, grad_req=requests)
+    assert "'bias' gets no gradient" in caplog.text
+    shared = biased(2)
+    planned = scheduled(shared, schedules(work_of(shared, shapes, ["bias"]))[-1])
+    with pytest.raises(memonger.MemongerError, match="bias of 'fc[01]' is used more than once"):
         planned.simple_bind(mx.cpu(), {"bias": "write"}, data=(2, 4))
 
 
