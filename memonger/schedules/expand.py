@@ -13,19 +13,28 @@ import logging
 from collections import Counter, defaultdict
 from functools import partial
 from itertools import chain
-from typing import Collection, Sequence
+from typing import Collection, Mapping, Sequence
 
 import numpy as np
 
 from memonger.costs.replay import replay
 from memonger.graph.arrays import ragged, starts
-from memonger.graph.forward import FLOAT, Entry, no_collection
+from memonger.graph.forward import FLOAT, Entry, ForwardGraph, no_collection
 from memonger.graph.operators.layouts import AXES, MAKE
 from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.tensors import Tensor
+from memonger.graph.training import training_graph
 from memonger.schedules.layouts import Expected, refusal
 from memonger.schedules.nodes import AWAITED, CHAINED, LOOSE, Patterns, connect, line_up
-from memonger.schedules.schedule import Schedule, Workload, first_time, masked
+from memonger.schedules.schedule import (
+    Schedule,
+    Workload,
+    adapt,
+    check,
+    first_time,
+    masked,
+    workload,
+)
 from memonger.schedules.training_step import Node, Nodes, Parts, TrainingStep, insert, step_of
 from memonger.support.errors import MemongerError
 
@@ -74,12 +83,12 @@ class _Maker:
         start = self.t.read_start.tolist()
         entries = list(zip(self.t.read_row.tolist(), self.t.read_output.tolist()))
         self.reads = [entries[first:stop] for first, stop in zip(start, start[1:])]
-        for reads in self.reads[2 * self.n :]:
-            # MXNet hands on the gradient of an output through an identity, which takes memory.
-            for j, (row, _) in enumerate(reads):
-                if row >= 2 * self.n and self.ops[row] == IDENTITY and self._owner(row) < 0:
-                    reads[j] = self.reads[row][0]
         self.walk = [r for r in self.t.walk_row.tolist() if r >= 2 * self.n]
+        # MXNet hands on the gradient of an output through an identity, which takes memory.
+        identity = (r for r in self.walk if self.ops[r] == IDENTITY and self._owner(r) < 0)
+        self.handed_on = {(row, 0): self.reads[row][0] for row in identity}
+        for reads in self.reads[2 * self.n :]:
+            reads[:] = [self.handed_on.get(entry, entry) for entry in reads]
         self.needed = [(x, k) for x in range(self.n) for k in self._needed(x)]
         self.nodes = Nodes({id(kind): kind for kind in self.training.kinds}.values())
         self.totals: dict[int, int] = {}
@@ -115,18 +124,18 @@ class _Maker:
         outputs = (entries - self.t.output_start[rows]).tolist()
         found: list[Entry | None] = []
         for a, row, output in zip(self.training.wanted, rows.tolist(), outputs):
+            entry = row, output
             if self.training.names[row] == self.graph.nodes[a].name + "_copy":
-                row, output = self.reads[row][0]
-            if self.ops[row] == IDENTITY:
-                row, output = self.reads[row][0]
-            if (row, output) in left_out:
+                entry = self.reads[row][0]
+            entry = self.handed_on.get(entry, entry)
+            if entry in left_out:
                 log.warning(
                     "%r gets no gradient, for the weight it belongs to gets none: MXNet leaves it "
                     "out on the CPU, with or without a schedule, unless MXNET_MKLDNN_ENABLED=0",
                     self.graph.nodes[a].name,
                 )
-            unwritten = (row, output) in left_out or (self.ops[row], output) in UNWRITTEN
-            found.append(None if unwritten else (row, output))
+            unwritten = entry in left_out or (self.ops[entry[0]], entry[1]) in UNWRITTEN
+            found.append(None if unwritten else entry)
         return found
 
     def left_out(self) -> set[Entry]:
@@ -198,20 +207,19 @@ class _Maker:
         Sums run with the last of what they add, what reads nothing with the first that reads it.
         """
         place = {x: k for k, x in enumerate(self.work.gradients)}
-        walk = [r for r in self.walk if not self.t.variable[r]]
+        result: list[list[int]] = [[] for _ in range(self.n)]
+        walk = [r for r in self.walk if place and not self.t.variable[r]]
         event: dict[int, int] = {}
         for row in sorted(walk):
             owner, read = self._owner(row), [r for r, _ in self.reads[row]]
             if owner >= 0:
                 event[row] = place[owner]
             else:
-                last = max(0, len(place) - 1)
-                event[row] = max((event.get(r, 0) for r in read), default=last)
+                event[row] = max((event.get(r, 0) for r in read), default=len(place) - 1)
             for r in read:
                 if r in event and not self.reads[r]:
                     event[r] = min(event[r], event[row])
-        result: list[list[int]] = [[] for _ in range(self.n)]
-        for row in walk if place else ():  # in the order in which MXNet would run them
+        for row in walk:  # in the order in which MXNet would run them
             result[self.work.gradients[event[row]]].append(row)
         return result
 
@@ -241,9 +249,10 @@ class _Maker:
                 sums[entry[0]].append(result[0])
         for event in events:
             event[:] = [r for row in event for r in (*copies[row], row, *sums[row])]
-        for row, node in enumerate(made.all):  # what waits for a row waits for its copies too
-            waits = [w for before in node.waits for w in (*copies[before], before)]
-            made.all[row] = node._replace(waits=waits)
+        if self.totals:  # what waits for a row waits for its copies too
+            for row, node in enumerate(made.all):
+                waits = [w for before in node.waits for w in (*copies[before], before)]
+                made.all[row] = node._replace(waits=waits)
         return tuple(found)
 
     def patterns(self, events: Sequence[Sequence[int]]) -> Patterns:
@@ -301,3 +310,14 @@ def unroll(made: Parts, schedule: Schedule) -> TrainingStep:
             raise
         return bare
     return step
+
+
+def step_for(
+    graph: ForwardGraph, schedule: Schedule, grad_req: Mapping[str, str], mkldnn: bool
+) -> TrainingStep:
+    """Build the training step of a network for these gradients, by what fits of a schedule."""
+    asked = {a: grad_req[graph.nodes[a].name] for a in graph.arguments}
+    work = workload(training_graph(graph, [a for a in asked if asked[a] != "null"]))
+    fitting = adapt(work, schedule)
+    check(work, fitting)
+    return unroll(parts(work, [a for a in asked if asked[a] == "add"], mkldnn), fitting)

@@ -57,7 +57,7 @@ class Expected:
             t, layouts, found.recomputed, found.order, found.reads, NO_COPIES
         )
         rows = np.flatnonzero(layouts.adding)
-        self.added = set(rows[self.place[entries[t.read_start[rows] + 1]] == ADDED].tolist())
+        self.added = rows[self.place[entries[t.read_start[rows] + 1]] == ADDED]
         self.matters = mattering(training, layouts, found.order, entries)
 
     def differences(self, found: Replay, source: np.ndarray) -> list[Insert]:
@@ -71,10 +71,14 @@ class Expected:
         want_found = np.where(inside & layouts.shows, self.found[place], -1)
         same, inside = _counterparts(t.output_start, self.tables.output_start, source)
         want_made = np.where(inside & self.matters[same], self.made[same], -1)
-        want_made[self._summed_plainly(found, layouts.adding, source)] = PLAIN
-        entries = t.output_start[t.read_row] + t.read_output
+        entries, ops = t.output_start[t.read_row] + t.read_output, np.array(training.ops)
+        # Sums that are added to here alone, by an operator that knows no layouts.
+        rows = np.flatnonzero(layouts.adding)
+        term = t.read_start[rows] + 1
+        plainly = found.planned[entries[term]] != found.blocks[entries[term]]
+        plainly &= ~np.isin(ops[t.read_row[term]], list(KNOW)) & ~np.isin(source[rows], self.added)
+        want_made[entries[term[plainly] - 1]] = PLAIN
         readers = np.bincount(entries[~t.read_ignored], minlength=len(want_made))
-        ops = np.array(training.ops)
         corrected = np.zeros(len(want_made), dtype=np.bool_)  # made plain by what was put in
         corrected[entries[t.read_start[:-1][(source < 0) & (ops == "Reshape")]]] = True
         want_made[(readers == 0) | (corrected & (readers == 1))] = -1
@@ -100,19 +104,6 @@ class Expected:
                 want, usual = want_made[begin + k], int(self.place[same[begin + k]])
                 inserts += _lay_out(training, row, k, want == PLAIN, int(have[begin + k]), usual)
         return inserts
-
-    def _summed_plainly(self, found: Replay, adding: np.ndarray, source: np.ndarray) -> list[int]:
-        """List the outputs that are added to here alone, by an operator that knows no layouts."""
-        t, planned, blocks = found.training.tables, found.planned, found.blocks
-        entries = (t.output_start[t.read_row] + t.read_output).tolist()
-        sums = []
-        for row in np.flatnonzero(adding).tolist():
-            term = int(t.read_start[row]) + 1
-            by = found.training.ops[int(t.read_row[term])]
-            is_added = planned[entries[term]] != blocks[entries[term]]
-            if is_added and by not in KNOW and source[row] not in self.added:
-                sums.append(entries[term - 1])
-        return sums
 
 
 def _counterparts(

@@ -63,7 +63,7 @@ class Parts:
 
     def asked(self) -> np.ndarray:
         """The patterns and outputs that are gradients, (pattern, output), each once."""
-        asked = dict.fromkeys(entry for entry in self.gradients if entry is not None)
+        asked = dict.fromkeys(filter(None, self.gradients))
         return np.array(list(asked), dtype=np.int64).reshape(-1, 2)
 
 
@@ -130,6 +130,7 @@ class TrainingStep:
     rows: Rows
     all_kinds: Sequence[RowKind]  # that the rows refer to
     tables: Tables
+    heads: list[Entry]  # the outputs of the symbol: those of the network, then gradients
     #: Of each argument that gets one the output of the symbol; two may be the same. None: zeros.
     gradients: tuple[int | None, ...]
 
@@ -174,13 +175,6 @@ class TrainingStep:
         return np.where((time > 0) | (source < 0), RECOMPUTED, own)
 
     @property
-    def heads(self) -> list[Entry]:
-        """The outputs of the symbol: those of the network, then gradients."""
-        t = self.tables
-        outputs = t.head_entry - t.output_start[t.head_row]
-        return list(zip(t.head_row.tolist(), outputs.tolist()))
-
-    @property
     def settings(self) -> Settings:
         """Those of MXNet when it is bound (`BIND`)."""
         return replace(self.training.settings, search_match_range=True)
@@ -206,7 +200,7 @@ def step_of(made: Parts, rows: Rows, kinds: Sequence[RowKind]) -> TrainingStep:
         gradients.append(None if found is None else place[entry])
     head_row, head_output = np.array(heads, dtype=np.int32).T.copy()
     tables = lay_out(arrays_of(kinds), rows, head_row, head_output)
-    return TrainingStep(made, rows, kinds, tables, tuple(gradients))
+    return TrainingStep(made, rows, kinds, tables, heads, tuple(gradients))
 
 
 def insert(step: TrainingStep, inserts: Sequence[Insert]) -> TrainingStep:

@@ -23,8 +23,7 @@ from memonger.graph.operators.tensors import Tensor
 from memonger.graph.read import forward_graph
 from memonger.graph.training import TrainingGraph, training_graph
 from memonger.schedules.execution.symbol import ScheduledSymbol
-from memonger.schedules.expand import parts, unroll
-from memonger.schedules.schedule import adapt, workload
+from memonger.schedules.expand import step_for
 from memonger.schedules.training_step import TrainingStep
 from memonger.support.errors import MB
 
@@ -220,15 +219,12 @@ def of_step(
 def predict(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: Any) -> Memory:
     """Replay a symbol, with the marks or the schedule that it carries."""
     graph = forward_graph(symbol, spec)
-    training = training_graph(graph, wanted(graph, grad_req))
     schedule = symbol.schedule if isinstance(symbol, ScheduledSymbol) else None
-    if schedule is None:
-        fuses = GPU_FUSION in targets_of(device.device_type)
-        return of_marks(training, marks.recomputed(graph), fuses=fuses)
-    work = workload(training)
-    added = [a for a in training.wanted if grad_req[graph.nodes[a].name] == "add"]
-    made = parts(work, added, has_mkldnn(device))
-    return of_step(unroll(made, adapt(work, schedule)), grad_req)
+    if schedule is not None:
+        return of_step(step_for(graph, schedule, grad_req, has_mkldnn(device)), grad_req)
+    training = training_graph(graph, wanted(graph, grad_req))
+    fuses = GPU_FUSION in targets_of(device.device_type)
+    return of_marks(training, marks.recomputed(graph), fuses=fuses)
 
 
 def measure(symbol: Any, spec: InputSpec, grad_req: Mapping[str, str], device: Any) -> Memory:

@@ -109,9 +109,8 @@ def buffered(buffer: Arrays, name: str, tensor: Tensor, ctx: Any) -> Any:
 def held(array: Any) -> Any:
     """Copy an array in a memory pool to the memory of the host.
 
-    MKLDNN's layout belongs to the memory (``NDArray::Chunk::mkl_mem_``). Executors that are not
-    ours may have used it for others since; then the array is lost, and a copy would fail, or end
-    the process. To ask for its address makes it plain, whatever is there.
+    The layout of MKLDNN belongs to the memory. Where another executor has used it since, a copy
+    would fail, or end the process. To ask for its address makes it plain, whatever is there.
     """
     if array.context.device_type == "cpu":
         address(array)
@@ -119,33 +118,25 @@ def held(array: Any) -> Any:
 
 
 def put_back(source: Any, target: Any) -> None:
-    """Copy to an array in a memory pool, which has been used for others since.
-
-    What an operator writes to forgets the layout of what was there, but ``copyto`` takes it for
-    that of the target (``CopyFromToDnsImpl`` in ``src/ndarray/ndarray.cc``).
-    """
-    target[:] = 0  # by an operator
+    """Copy to an array in a memory pool, which has been used for others since."""
+    # ``copyto`` would take the layout of what was there for that of the target
+    # (``CopyFromToDnsImpl`` in ``src/ndarray/ndarray.cc``); what an operator writes to forgets it.
+    target[:] = 0
     source.copyto(target)
 
 
 def touch(arrays: Iterable[Any]) -> None:
-    """Have MXNet's engine order what reads these arrays as if they were written now.
-
-    One operator for all of a type, in place, which computes nothing.
-    """
+    """Have MXNet's engine order what reads these arrays as if they were written now."""
     every = list(arrays)
-    for dtype in {array.dtype for array in every}:
+    for dtype in {array.dtype for array in every}:  # an operator in place, which computes nothing
         alike = [array for array in every if array.dtype == dtype]
         mx.nd.amp_multicast(*alike, num_outputs=len(alike), out=alike)
 
 
 def address(array: Any) -> int:
-    """Tell where its values are in memory, which is taken if it has not been yet.
-
-    MXNet makes it plain, but looks before it waits (``MXNDArrayGetData`` in
-    ``src/c_api/c_api.cc``), and convolutions that have run lay out their weights later
-    (``MKLDNNDataReorderAsync``).
-    """
+    """Tell where its values are in memory, which is taken if it has not been yet."""
+    # MXNet makes it plain, but looks before it waits (``MXNDArrayGetData``), and convolutions that
+    # have run lay out their weights later (``MKLDNNDataReorderAsync``).
     mx.nd.waitall()
     pointer = ctypes.c_void_p()
     mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))

@@ -17,7 +17,7 @@ from memonger.graph.operators.tensors import Tensor
 from memonger.graph.read import forward_graph
 from memonger.schedules.execution import arrays
 from memonger.schedules.execution.arrays import Arrays
-from memonger.schedules.execution.write import Lowered, Recipe, run
+from memonger.schedules.execution.write import Recipe, run
 from memonger.schedules.training_step import OURS
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
@@ -258,13 +258,14 @@ class ScheduledExecutor(mx.executor.Executor):
         made._origin = self._origin
         made._take_gradients()
         if self._monitor_callback is not None:
-            made.set_monitor_callback(self._monitor_function, self._monitor_all)
+            made.set_monitor_callback(self._monitor_callback, self._monitor_all)
         return made
 
     def _take_gradients(self) -> None:
         """Take over the gradients in the pool of an executor that this one is reshaped from."""
-        holders = [one for one in self._holder if one is not self and one._origin is self._origin]
-        for holder in holders:
+        for holder in set(self._holder) - {self}:
+            if holder._origin is not self._origin:
+                continue
             for name, copy in holder._held_gradients().items():
                 if copy.shape == self.grad_dict[name].shape:
                     arrays.put_back(copy, self.grad_dict[name])
@@ -277,40 +278,17 @@ class ScheduledExecutor(mx.executor.Executor):
 
     def set_monitor_callback(self, callback: Any, monitor_all: bool = False) -> None:
         """Install a callback; it is told of each result once, however often it is computed."""
-        kind = ctypes.CFUNCTYPE(None, ctypes.c_char_p, mx.base.NDArrayHandle, ctypes.c_void_p)
-        self._monitor_function, self._monitor_all = callback, bool(monitor_all)
-        self._monitor_callback = kind(monitored(callback, self._symbol, self._step, monitor_all))
-        install = mx.base._LIB.MXExecutorSetMonitorCallbackEX
-        every = ctypes.c_int(self._monitor_all)
-        mx.base.check_call(install(self._training.handle, self._monitor_callback, None, every))
+        self._monitor_callback, self._monitor_all = callback, monitor_all
+
+        def told(name: bytes, array: Any) -> None:
+            if name.startswith(OURS.encode()):
+                mx.nd.NDArray(ctypes.cast(array, mx.base.NDArrayHandle))  # ours to free
+            else:
+                callback(name, array)
+
+        self._training.set_monitor_callback(told, monitor_all)
 
 
 def of_memory(executor: Any) -> Any:
     """Return the executor of MXNet whose memory one that is to be bound may share."""
     return executor._training if isinstance(executor, ScheduledExecutor) else executor
-
-
-def monitored(callback: Any, symbol: Any, step: Lowered, inputs: bool) -> Any:
-    """Make a monitor's callback that is told of each result once, not of what is ours (`OURS`).
-
-    What MXNet tells has the name of the node, '_' and that of the output or input. Before an input
-    that is a variable it tells the variable (``GraphExecutor::ExecuteMonInputCallback``).
-    """
-    ours = {*step.scratch, *step.totals.values(), *(name for name, _ in step.heads.values())}
-    variables = {name.encode() for name in (*symbol.list_inputs(), *ours) if inputs}
-    hidden = OURS.encode()
-    held: list[Any] = []
-
-    def told(name: bytes, array: Any, _: Any) -> None:
-        is_first = not held and name in variables
-        held.append((name, array))
-        if is_first:
-            return
-        for said, value in held:
-            if name.startswith(hidden) or said.startswith(hidden):
-                mx.nd.NDArray(ctypes.cast(value, mx.base.NDArrayHandle))  # ours to free
-            else:
-                callback(said, value)
-        held.clear()
-
-    return told

@@ -96,8 +96,8 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         return self._recipe.schedule if self._lost is None else None
 
     def remember(self, step: TrainingStep, requests: Mapping[str, str], mkldnn: bool) -> None:
-        """Take a training step that is there already; see ``Recipe.remember``."""
-        self._recipe.remember(self, step, requests, mkldnn)
+        """Take a training step that is there already; see ``Recipe.step``."""
+        self._recipe.step(self, step.graph, requests, mkldnn, step)
 
     def _tell(self, place: str) -> None:
         if place not in self._recipe.told:

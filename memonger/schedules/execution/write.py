@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 from dataclasses import dataclass
 from typing import Any, Mapping
 
@@ -16,10 +15,9 @@ import numpy as np
 
 from memonger.graph.forward import ForwardGraph, no_collection
 from memonger.graph.operators.tensors import Tensor
-from memonger.graph.training import training_graph
 from memonger.schedules.execution.arrays import Arrays
-from memonger.schedules.expand import parts, unroll
-from memonger.schedules.schedule import Schedule, adapt, check, workload
+from memonger.schedules.expand import step_for
+from memonger.schedules.schedule import Schedule
 from memonger.schedules.training_step import BIND, TrainingStep, nodes_of
 from memonger.support.cache import Latest
 from memonger.support.errors import MemongerError, said_by_mxnet
@@ -28,8 +26,7 @@ from memonger.support.symbols import load_nodes
 
 REMEMBERED = 16  # training steps of one symbol: shapes, gradients
 
-_BACKEND = "MXNET_SUBGRAPH_BACKEND"
-#: What MXNet logs of it at each bind (the constructor of ``GraphExecutor``).
+#: What MXNet logs at each bind (the constructor of ``GraphExecutor``).
 _DETECTED = b"MXNET_SUBGRAPH_BACKEND=NONE is detected"
 
 #: ``GraphExecutor::RunOps(bool is_train, size_t first, size_t end)``: the nodes first to end - 1 of
@@ -59,12 +56,8 @@ class Lowered:
         """Bind it with these arrays (there may be others among them); see `run`."""
         args = {name: args[name] for name in self.symbol.list_arguments()}
         aux = {name: aux[name] for name in self.symbol.list_auxiliary_states()}
-        settings = dict(BIND)
-        if ctx.device_type == "gpu" and _BACKEND not in os.environ:
-            # It is MKLDNN if it is not set, which is for the CPU; MXNet logs that there is none.
-            del settings[_BACKEND]
         try:
-            with environment(**settings), without_line(_DETECTED):
+            with environment(**BIND), without_line(_DETECTED):
                 made = self.symbol.bind(ctx, args, None, "null", aux, shared_exec=shared_exec)
         except mx.MXNetError as error:
             raise MemongerError(
@@ -157,30 +150,23 @@ class Recipe:
         self._made: Latest[Lowered] = Latest(REMEMBERED)
 
     def step(
-        self, symbol: Any, graph: ForwardGraph, requests: Mapping[str, str], mkldnn: bool
+        self,
+        symbol: Any,
+        graph: ForwardGraph,
+        requests: Mapping[str, str],
+        mkldnn: bool,
+        known: TrainingStep | None = None,
     ) -> Lowered:
-        """Return the training step of the symbol's graph, computed with MKLDNN or not."""
+        """Return the training step of the symbol's graph, computed with MKLDNN or not.
+
+        It is made, or written out as it is ``known``, where it is not remembered.
+        """
+        # The network as it is now: attributes can be set at any time.
+        network = hashlib.sha256(symbol.tojson(remove_amp_cast=False).encode()).digest()
+        tensors = tuple(graph.tensors[a] for a in graph.arguments)
+        key = network, tensors, tuple(sorted(requests.items())), mkldnn
 
         def make() -> Lowered:
-            asked = {a: requests[graph.nodes[a].name] for a in graph.arguments}
-            wanted = [a for a in asked if asked[a] != "null"]
-            work = workload(training_graph(graph, wanted))
-            fitting = adapt(work, self.schedule)
-            check(work, fitting)
-            added = [a for a in wanted if asked[a] == "add"]
-            return write(unroll(parts(work, added, mkldnn), fitting))
+            return write(known or step_for(graph, self.schedule, requests, mkldnn))
 
-        return self._made.get_or_make(_key(symbol, graph, requests, mkldnn), make)
-
-    def remember(
-        self, symbol: Any, step: TrainingStep, requests: Mapping[str, str], mkldnn: bool
-    ) -> None:
-        """Take a training step that is there already; parameters as those of `step`."""
-        self._made.put(_key(symbol, step.graph, requests, mkldnn), write(step))
-
-
-def _key(symbol: Any, graph: ForwardGraph, requests: Mapping[str, str], mkldnn: bool) -> Any:
-    """Make a key of these and of the network as it is now (attributes can be set at any time)."""
-    network = hashlib.sha256(symbol.tojson(remove_amp_cast=False).encode()).digest()
-    tensors = tuple(graph.tensors[a] for a in graph.arguments)
-    return network, tensors, tuple(sorted(requests.items())), mkldnn
+        return self._made.get_or_make(key, make)
