@@ -163,7 +163,8 @@ class TrainingStep:
                 stems.append(usual[node.source])
             else:
                 stems.append("_".join([*(stems[r] for r, _ in node.reads[:1]), self.ops[row]]))
-            is_ours = node.source < 0 or node.time > 0
+            is_head = node.source >= len(self.graph.nodes) and self.ops[row] == "null"
+            is_ours = node.source < 0 or node.time > 0 or is_head
             names.append(f"{OURS}{row}_{stems[row]}" if is_ours else stems[row])
         return names
 

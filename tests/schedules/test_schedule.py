@@ -61,8 +61,7 @@ def same_memory(work: Any, schedule: Any) -> None:
     tensors = {
         graph.nodes[i].name: graph.tensors[i][0] for i in (*graph.arguments, *graph.auxiliary)
     }
-    tensors.update(written.scratch)
-    tensors.update(dict(written.heads.values()))
+    tensors.update(written.extra)
     symbol = written.symbol
     arguments, states = (
         {n: unallocated(tensors[n].shape, tensors[n].dtype, mx.cpu()) for n in names}

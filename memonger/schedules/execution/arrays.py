@@ -26,16 +26,6 @@ def requests_of(names: Sequence[str], grad_req: Any) -> dict[str, str]:
     return read_requests(names, grad_req)
 
 
-def refuse_groups(group2ctx: Any) -> None:
-    """Refuse the split of a network among devices."""
-    groups = group2ctx if isinstance(group2ctx, (list, tuple)) else [group2ctx]
-    if any(groups):
-        raise MemongerError(
-            "a schedule runs on one device, so its network cannot be split with group2ctx; leave "
-            "it out, or plan with marks"
-        )
-
-
 def refuse_sparse(kinds: Mapping[str, str]) -> None:
     """Refuse inputs that are stored otherwise than densely."""
     for name, kind in kinds.items():

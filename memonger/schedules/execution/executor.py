@@ -62,13 +62,11 @@ class ScheduledExecutor(mx.executor.Executor):
         self._grad_req, self._group2ctx = dict(requests), None
         totals = {n: grads[n] if n in grads else arrays.zeros(tensors[n], ctx) for n in step.totals}
         self._given_grads = {**grads, **totals}
-        self._heads = {k: arrays.zeros(tensor, ctx) for k, (_, tensor) in step.heads.items()}
-        variables = {name: self._heads[k] for k, (name, _) in step.heads.items()}
-        variables.update({step.totals[name]: array for name, array in totals.items()})
-        scratch = {name: arrays.zeros(tensor, ctx) for name, tensor in step.scratch.items()}
-        self._training = step.bind(
-            ctx, {**args, **variables}, {**aux, **scratch}, of_memory(shared_exec)
-        )
+        extra = {step.totals[name]: array for name, array in totals.items()}
+        for name in step.extra.keys() - extra.keys():
+            extra[name] = arrays.zeros(step.extra[name], ctx)
+        self._heads = {k: extra[name] for k, name in step.heads.items()}
+        self._training = step.bind(ctx, {**args, **extra}, {**aux, **extra}, of_memory(shared_exec))
         for output in self._training.outputs[step.outputs :]:
             arrays.address(output)  # MKLDNN's Deconvolution needs the memory before it writes
         self._plain: Any = None

@@ -152,13 +152,19 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
 
     # ------------------------------------------------------------------ binding
 
-    def _by_schedule(self, requests: Mapping[str, str]) -> bool:
-        """Whether an executor with these requests runs the schedule."""
+    def _by_schedule(self, requests: Mapping[str, str], group2ctx: Any) -> bool:
+        """Whether an executor with these requests runs the schedule, on one device."""
         if set(requests.values()) <= {"null"}:
             return False
         if self._lost is not None:
             self._tell(self._lost)
-        return self._lost is None
+            return False
+        if any(group2ctx if isinstance(group2ctx, (list, tuple)) else [group2ctx]):
+            raise MemongerError(
+                "a schedule runs on one device, so its network cannot be split with group2ctx; "
+                "leave it out, or plan with marks"
+            )
+        return True
 
     def simple_bind(
         self,
@@ -174,12 +180,11 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
     ) -> Any:
         """Bind with arrays made for it; as ``mx.sym.Symbol.simple_bind``."""
         requests = arrays.requests_of(self.list_arguments(), grad_req)
-        if not self._by_schedule(requests):
+        if not self._by_schedule(requests, group2ctx):
             usual = ctx, grad_req, type_dict, stype_dict, group2ctx, shared_arg_names
             return super().simple_bind(
                 *usual, _sharer(requests, shared_exec), shared_buffer, **kwargs
             )
-        arrays.refuse_groups(group2ctx)
         arrays.refuse_sparse(stype_dict or {})
         inputs = {*self.list_arguments(), *self.list_auxiliary_states()}
         given = {k: v for k, v in kwargs.items() if k in inputs and isinstance(v, (tuple, list))}
@@ -215,10 +220,9 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         grads = arrays.by_name(args_grad, names)
         requests = arrays.requests_of(names, grad_req)
         requests = {n: r if n in grads else "null" for n, r in requests.items()}
-        if not self._by_schedule(requests):
+        if not self._by_schedule(requests, group2ctx):
             sharing = _sharer(requests, shared_exec)
             return super().bind(ctx, args, args_grad, grad_req, aux_states, group2ctx, sharing)
-        arrays.refuse_groups(group2ctx)
         given = arrays.by_name(args, names, "argument")
         aux = arrays.by_name(aux_states, self.list_auxiliary_states(), "auxiliary state")
         _refuse_places(grads, requests, shared_exec)

@@ -18,7 +18,7 @@ from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.execution.arrays import Arrays
 from memonger.schedules.expand import step_for
 from memonger.schedules.schedule import Schedule
-from memonger.schedules.training_step import BIND, TrainingStep, nodes_of
+from memonger.schedules.training_step import BIND, OURS, TrainingStep, nodes_of
 from memonger.support.cache import Latest
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import environment, mx, without_line
@@ -46,8 +46,8 @@ class Lowered:
     #: output is the new total.
     totals: Mapping[str, str]
     #: Of the network's outputs that are no losses: the argument that their gradient is given in.
-    heads: Mapping[int, tuple[str, Tensor]]
-    scratch: Mapping[str, Tensor]  # auxiliary states that only the symbol has
+    heads: Mapping[int, str]
+    extra: Mapping[str, Tensor]  # all arguments and auxiliary states that only the symbol has
     forward: int  # nodes that run before the outputs are there, variables counted
     nodes: int
     operators: int  # nodes that are no variables
@@ -114,27 +114,18 @@ def write(step: TrainingStep) -> Lowered:
         if row.waits:
             node["control_deps"] = list(dict.fromkeys(place[before] for before in row.waits))
         nodes.append(node)
-    variables = [
-        (name, row.source, kind.tensors[0]) for name, row, kind in named if kind.op == "null"
-    ]
-    totals = {
-        graph.nodes[a].name: names[step.rows.latest[total]] for a, total in made.totals.items()
-    }
+    variables = [(name, row, kind) for name, row, kind in named if kind.op == "null"]
+    wanted = [graph.nodes[a].name for a in step.training.wanted]
+    totals = [(graph.nodes[a].name, step.rows.latest[total]) for a, total in made.totals.items()]
     return Lowered(
         symbol=load_nodes(nodes, [[place[row], k, 0] for row, k in step.heads]),
         outputs=len(graph.heads),
-        gradients=dict(zip([graph.nodes[a].name for a in step.training.wanted], step.gradients)),
-        totals=totals,
-        heads={  # of those that MXNet calls _head_grad_k
-            int(step.training.names[source].rsplit("_", 1)[1]): (name, tensor)
-            for name, source, tensor in variables
-            if source >= forward
+        gradients=dict(zip(wanted, step.gradients)),
+        totals={name: names[row] for name, row in totals},
+        heads={  # their gradients are what MXNet calls _head_grad_k
+            int(n.rsplit("_", 1)[1]): n for n, row, _ in variables if row.source >= forward
         },
-        scratch={
-            name: tensor
-            for name, source, tensor in variables
-            if source < 0 and name not in totals.values()
-        },
+        extra={n: kind.tensors[0] for n, _, kind in variables if n.startswith(OURS)},
         forward=int(np.flatnonzero(step.rows.time[order] == 0).max(initial=-1)) + 1,
         nodes=len(order),
         operators=int((~t.variable[order]).sum()),
