@@ -13,28 +13,19 @@ import logging
 from collections import Counter, defaultdict
 from functools import partial
 from itertools import chain
-from typing import Collection, Mapping, Sequence
+from typing import Collection, Sequence
 
 import numpy as np
 
 from memonger.costs.replay import replay
 from memonger.graph.arrays import ragged, starts
-from memonger.graph.forward import FLOAT, Entry, ForwardGraph, no_collection
+from memonger.graph.forward import FLOAT, Entry, no_collection
 from memonger.graph.operators.layouts import AXES, MAKE
 from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.tensors import Tensor
-from memonger.graph.training import training_graph
 from memonger.schedules.layouts import Expected, refusal
 from memonger.schedules.nodes import AWAITED, CHAINED, LOOSE, Patterns, connect, line_up
-from memonger.schedules.schedule import (
-    Schedule,
-    Workload,
-    adapt,
-    check,
-    first_time,
-    masked,
-    workload,
-)
+from memonger.schedules.schedule import Schedule, Workload, first_time, masked
 from memonger.schedules.training_step import Node, Nodes, Parts, TrainingStep, insert, step_of
 from memonger.support.errors import MemongerError
 
@@ -92,18 +83,21 @@ class _Maker:
         self.needed = [(x, k) for x in range(self.n) for k in self._needed(x)]
         self.nodes = Nodes({id(kind): kind for kind in self.training.kinds}.values())
         self.totals: dict[int, int] = {}
+        self.left_out: set[int] = set()
 
     def parts(self, added: Collection[int], mkldnn: bool) -> Parts:
+        """Put all of it together, once."""
         found = self.gradients(mkldnn)
         self.add_nodes()
         events = self.events()
-        gradients = self.add_totals(found, added, events)
+        gradients = self.add_totals(found, set(added) - self.left_out, events)
         expected = None
         if any(node.op in MAKE for node in self.graph.nodes):
             expected = Expected(replay(self.training, np.zeros(self.n, dtype=np.bool_)))
         kinds = tuple(self.nodes.kinds.all)
         patterns = self.patterns(events)
-        return Parts(self.work, mkldnn, patterns, kinds, gradients, self.totals, expected)
+        about = gradients, self.totals, self.left_out
+        return Parts(self.work, mkldnn, patterns, kinds, *about, expected)
 
     def _owner(self, row: int) -> int:
         return int(self.training.owners[row - 2 * self.n])
@@ -119,7 +113,7 @@ class _Maker:
 
     def gradients(self, mkldnn: bool) -> list[Entry | None]:
         """Find where the gradient of each argument comes from, past copies; None for zeros."""
-        left_out = self.left_out() if mkldnn else set()
+        left_out = self._left_out() if mkldnn else set()
         rows, entries = self.t.head_row[self.t.outputs :], self.t.head_entry[self.t.outputs :]
         outputs = (entries - self.t.output_start[rows]).tolist()
         found: list[Entry | None] = []
@@ -129,16 +123,16 @@ class _Maker:
                 entry = self.reads[row][0]
             entry = self.handed_on.get(entry, entry)
             if entry in left_out:
+                self.left_out.add(a)
                 log.warning(
                     "%r gets no gradient, for the weight it belongs to gets none: MXNet leaves it "
                     "out on the CPU, with or without a schedule, unless MXNET_MKLDNN_ENABLED=0",
                     self.graph.nodes[a].name,
                 )
-            unwritten = entry in left_out or (self.ops[entry[0]], entry[1]) in UNWRITTEN
-            found.append(None if unwritten else entry)
+            found.append(None if (self.ops[entry[0]], entry[1]) in UNWRITTEN else entry)
         return found
 
-    def left_out(self) -> set[Entry]:
+    def _left_out(self) -> set[Entry]:
         """Find the gradients of biases of FullyConnected operators whose weight gets none."""
         t, kinds = self.t, self.training.kinds
         found = set()
@@ -310,14 +304,3 @@ def unroll(made: Parts, schedule: Schedule) -> TrainingStep:
             raise
         return bare
     return step
-
-
-def step_for(
-    graph: ForwardGraph, schedule: Schedule, grad_req: Mapping[str, str], mkldnn: bool
-) -> TrainingStep:
-    """Build the training step of a network for these gradients, by what fits of a schedule."""
-    asked = {a: grad_req[graph.nodes[a].name] for a in graph.arguments}
-    work = workload(training_graph(graph, [a for a in asked if asked[a] != "null"]))
-    fitting = adapt(work, schedule)
-    check(work, fitting)
-    return unroll(parts(work, [a for a in asked if asked[a] == "add"], mkldnn), fitting)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Iterable, Mapping, NamedTuple, Sequence
+from typing import Collection, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -59,6 +59,7 @@ class Parts:
     kinds: tuple[RowKind, ...]  # that the patterns refer to
     gradients: tuple[Entry | None, ...]  # of the arguments that get one, by pattern; None: zeros
     totals: Mapping[int, int]  # of arguments whose gradient is added to a total: its variable
+    left_out: Collection[int]  # arguments whose gradient MKLDNN does not write
     expected: Expected | None  # layouts without a schedule; None if MKLDNN lays out no tensor
 
     def asked(self) -> np.ndarray:

@@ -23,7 +23,7 @@ from memonger.graph.operators.tensors import Tensor
 from memonger.graph.read import forward_graph
 from memonger.graph.training import TrainingGraph, training_graph
 from memonger.schedules.execution.symbol import ScheduledSymbol
-from memonger.schedules.expand import step_for
+from memonger.schedules.execution.write import step_for
 from memonger.schedules.training_step import TrainingStep
 from memonger.support.errors import MB
 

@@ -60,11 +60,10 @@ class ScheduledExecutor(mx.executor.Executor):
         self._step = step = recipe.step(symbol, graph, requests, has_mkldnn(ctx))
         self._symbol, self._recipe, self._ctx = symbol, recipe, ctx
         self._grad_req, self._group2ctx = dict(requests), None
-        totals = {n: grads[n] if n in grads else arrays.zeros(tensors[n], ctx) for n in step.totals}
-        self._given_grads = {**grads, **totals}
-        extra = {step.totals[name]: array for name, array in totals.items()}
+        extra = {step.totals[name]: array for name, array in grads.items() if name in step.totals}
         for name in step.extra.keys() - extra.keys():
             extra[name] = arrays.zeros(step.extra[name], ctx)
+        self._given_grads = {**grads, **{name: extra[k] for name, k in step.totals.items()}}
         self._heads = {k: extra[name] for k, name in step.heads.items()}
         self._training = step.bind(ctx, {**args, **extra}, {**aux, **extra}, of_memory(shared_exec))
         for output in self._training.outputs[step.outputs :]:

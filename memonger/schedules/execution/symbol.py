@@ -225,8 +225,8 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
             return super().bind(ctx, args, args_grad, grad_req, aux_states, group2ctx, sharing)
         given = arrays.by_name(args, names, "argument")
         aux = arrays.by_name(aux_states, self.list_auxiliary_states(), "auxiliary state")
-        _refuse_places(grads, requests, shared_exec)
         arrays.refuse_sparse({n: a.stype for n, a in [*given.items(), *grads.items()]})
+        _refuse_places(grads, requests, shared_exec)
         types = {n: arrays.type_of(a) for n, a in given.items()}
         graph = forward_graph(self, InputSpec({n: a.shape for n, a in given.items()}, types))
         about = self, self._recipe, ctx, graph

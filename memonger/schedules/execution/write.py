@@ -15,9 +15,10 @@ import numpy as np
 
 from memonger.graph.forward import ForwardGraph, no_collection
 from memonger.graph.operators.tensors import Tensor
+from memonger.graph.training import training_graph
 from memonger.schedules.execution.arrays import Arrays
-from memonger.schedules.expand import step_for
-from memonger.schedules.schedule import Schedule
+from memonger.schedules.expand import parts, unroll
+from memonger.schedules.schedule import Schedule, adapt, check, workload
 from memonger.schedules.training_step import BIND, OURS, TrainingStep, nodes_of
 from memonger.support.cache import Latest
 from memonger.support.errors import MemongerError, said_by_mxnet
@@ -41,7 +42,7 @@ class Lowered:
 
     symbol: Any
     outputs: int  # of the network
-    gradients: Mapping[str, int | None]  # of arguments: which output that is; None for zeros
+    gradients: Mapping[str, int | None]  # of arguments: which output that is; or zeros
     #: Of arguments whose gradient is added to a total: the argument that this is given in. The
     #: output is the new total.
     totals: Mapping[str, str]
@@ -115,12 +116,12 @@ def write(step: TrainingStep) -> Lowered:
             node["control_deps"] = list(dict.fromkeys(place[before] for before in row.waits))
         nodes.append(node)
     variables = [(name, row, kind) for name, row, kind in named if kind.op == "null"]
-    wanted = [graph.nodes[a].name for a in step.training.wanted]
+    gradients = zip(step.training.wanted, step.gradients)
     totals = [(graph.nodes[a].name, step.rows.latest[total]) for a, total in made.totals.items()]
     return Lowered(
         symbol=load_nodes(nodes, [[place[row], k, 0] for row, k in step.heads]),
         outputs=len(graph.heads),
-        gradients=dict(zip(wanted, step.gradients)),
+        gradients={graph.nodes[a].name: k for a, k in gradients if a not in made.left_out},
         totals={name: names[row] for name, row in totals},
         heads={  # their gradients are what MXNet calls _head_grad_k
             int(n.rsplit("_", 1)[1]): n for n, row, _ in variables if row.source >= forward
@@ -130,6 +131,17 @@ def write(step: TrainingStep) -> Lowered:
         nodes=len(order),
         operators=int((~t.variable[order]).sum()),
     )
+
+
+def step_for(
+    graph: ForwardGraph, schedule: Schedule, grad_req: Mapping[str, str], mkldnn: bool
+) -> TrainingStep:
+    """Build the training step of a network for these gradients, by what fits of a schedule."""
+    asked = {a: grad_req[graph.nodes[a].name] for a in graph.arguments}
+    work = workload(training_graph(graph, [a for a in asked if asked[a] != "null"]))
+    fitting = adapt(work, schedule)
+    check(work, fitting)
+    return unroll(parts(work, [a for a in asked if asked[a] == "add"], mkldnn), fitting)
 
 
 class Recipe:
