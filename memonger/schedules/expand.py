@@ -9,42 +9,27 @@ network are made of; `unroll` puts one of them together: its nodes (``nodes``), 
 
 from __future__ import annotations
 
+import logging
+from collections import Counter, defaultdict
 from functools import partial
 from itertools import chain
-from typing import Iterable, Sequence
+from typing import Collection, Sequence
 
 import numpy as np
 
 from memonger.costs.replay import replay
-from memonger.graph.arrays import Kinds, RowKind, ragged, starts
+from memonger.graph.arrays import ragged, starts
 from memonger.graph.forward import FLOAT, Entry, no_collection
 from memonger.graph.operators.layouts import AXES, MAKE
 from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.tensors import Tensor
-from memonger.schedules.layouts import Expected
-from memonger.schedules.nodes import (
-    AWAITED,
-    CHAINED,
-    ITSELF,
-    LOOSE,
-    MASKED,
-    READER,
-    SCRATCH,
-    Patterns,
-    connect,
-    line_up,
-)
+from memonger.schedules.layouts import Expected, refusal
+from memonger.schedules.nodes import AWAITED, CHAINED, LOOSE, Patterns, connect, line_up
 from memonger.schedules.schedule import Schedule, Workload, first_time, masked
-from memonger.schedules.training_step import (
-    Node,
-    Parts,
-    TrainingStep,
-    insert,
-    rows_of,
-    step_of,
-    with_totals,
-)
+from memonger.schedules.training_step import Node, Nodes, Parts, TrainingStep, insert, step_of
 from memonger.support.errors import MemongerError
+
+log = logging.getLogger("memonger")
 
 #: Operators that write the outputs that ``list_outputs`` does not show, read or not.
 WRITES_HIDDEN = frozenset(("BatchNorm", "Pooling"))
@@ -53,11 +38,14 @@ WRITES_HIDDEN = frozenset(("BatchNorm", "Pooling"))
 #: weight (``src/operator/nn/mkldnn/mkldnn_fully_connected.cc``).
 WITH_WEIGHT = "_backward_FullyConnected"
 
-#: Gradients that MXNet never writes, those of labels: the user's array stays as it is.
-UNWRITTEN = frozenset(
-    (f"_backward_{op}", 1)
-    for op in ("linear_reg_out", "logistic_reg_out", "mae_reg_out", "SoftmaxOutput")
-)
+#: Gradients that are zero, or that MXNet never writes (of labels: the user's array stays as it is).
+UNWRITTEN = {
+    ("_zeros_without_dtype", 0),
+    ("_backward_linear_reg_out", 1),
+    ("_backward_logistic_reg_out", 1),
+    ("_backward_mae_reg_out", 1),
+    ("_backward_SoftmaxOutput", 1),
+}
 
 #: Through this MXNet hands on the gradient of an output.
 IDENTITY = "_identity_with_attr_like_rhs"
@@ -67,18 +55,13 @@ ROUNDS = 8
 
 
 @no_collection()
-def parts(work: Workload) -> Parts:
-    """Find out what all training steps of a network are made of, whatever the schedule."""
-    maker = _Maker(work)
-    gradients = maker.gradients()
-    left_out, unwritten = maker.left_out(gradients)
-    kinds = Kinds(list({id(kind): kind for kind in work.training.kinds}.values()))
-    nodes = maker.nodes(kinds)
-    expected = None
-    if any(node.op in MAKE for node in work.training.graph.nodes):
-        expected = Expected(replay(work.training, np.zeros(maker.n, dtype=np.bool_)))
-    patterns = maker.patterns(nodes, kinds.all)
-    return Parts(work, patterns, tuple(kinds.all), gradients, left_out, unwritten, expected)
+def parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True) -> Parts:
+    """Find out what all training steps of a network are made of, whatever the schedule.
+
+    ``added`` are the arguments (nodes) whose gradient is added to an array (grad_req 'add');
+    ``mkldnn`` says whether MKLDNN may compute it.
+    """
+    return _Maker(work).parts(added, mkldnn)
 
 
 class _Maker:
@@ -91,12 +74,30 @@ class _Maker:
         start = self.t.read_start.tolist()
         entries = list(zip(self.t.read_row.tolist(), self.t.read_output.tolist()))
         self.reads = [entries[first:stop] for first, stop in zip(start, start[1:])]
+        self.walk = [r for r in self.t.walk_row.tolist() if r >= 2 * self.n]
+        # MXNet hands on the gradient of an output through an identity, which takes memory.
+        identity = (r for r in self.walk if self.ops[r] == IDENTITY and self._owner(r) < 0)
+        self.handed_on = {(row, 0): self.reads[row][0] for row in identity}
         for reads in self.reads[2 * self.n :]:
-            # MXNet hands on the gradient of an output through an identity, which takes memory.
-            for j, (row, _) in enumerate(reads):
-                if row >= 2 * self.n and self.ops[row] == IDENTITY and self._owner(row) < 0:
-                    reads[j] = self.reads[row][0]
+            reads[:] = [self.handed_on.get(entry, entry) for entry in reads]
         self.needed = [(x, k) for x in range(self.n) for k in self._needed(x)]
+        self.nodes = Nodes({id(kind): kind for kind in self.training.kinds}.values())
+        self.totals: dict[int, int] = {}
+        self.left_out: set[int] = set()
+
+    def parts(self, added: Collection[int], mkldnn: bool) -> Parts:
+        """Put all of it together, once."""
+        found = self.gradients(mkldnn)
+        self.add_nodes()
+        events = self.events()
+        gradients = self.add_totals(found, set(added) - self.left_out, events)
+        expected = None
+        if any(node.op in MAKE for node in self.graph.nodes):
+            expected = Expected(replay(self.training, np.zeros(self.n, dtype=np.bool_)))
+        kinds = tuple(self.nodes.kinds.all)
+        patterns = self.patterns(events)
+        about = gradients, self.totals, self.left_out
+        return Parts(self.work, mkldnn, patterns, kinds, *about, expected)
 
     def _owner(self, row: int) -> int:
         return int(self.training.owners[row - 2 * self.n])
@@ -110,165 +111,79 @@ class _Maker:
         hidden = [] if node.op in WRITES_HIDDEN else range(max(1, len(self.graph.shown(x))), last)
         return [k for k in (0, *hidden) if t.reads[t.output_start[x] + k] > 0]
 
-    def gradients(self) -> tuple[Entry | None, ...]:
-        """Find where the gradient of each argument comes from, past copies of another's."""
-        t, ops = self.t, self.ops
+    def gradients(self, mkldnn: bool) -> list[Entry | None]:
+        """Find where the gradient of each argument comes from, past copies; None for zeros."""
+        left_out = self._left_out() if mkldnn else set()
+        rows, entries = self.t.head_row[self.t.outputs :], self.t.head_entry[self.t.outputs :]
+        outputs = (entries - self.t.output_start[rows]).tolist()
         found: list[Entry | None] = []
-        for h, a in enumerate(self.training.wanted, t.outputs):
-            row = int(t.head_row[h])
-            entry = row, int(t.head_entry[h] - t.output_start[row])
-            copied = self.training.names[row] == self.graph.nodes[a].name + "_copy"
-            if ops[row] == "_copy" and copied:
+        for a, row, output in zip(self.training.wanted, rows.tolist(), outputs):
+            entry = row, output
+            if self.training.names[row] == self.graph.nodes[a].name + "_copy":
                 entry = self.reads[row][0]
-            if ops[entry[0]] == IDENTITY:
-                entry = self.reads[entry[0]][0]
-            op = ops[entry[0]]
-            nothing = op == "_zeros_without_dtype" or (op, entry[1]) in UNWRITTEN
-            found.append(None if nothing else entry)
-        return tuple(found)
+            entry = self.handed_on.get(entry, entry)
+            if entry in left_out:
+                self.left_out.add(a)
+                log.warning(
+                    "%r gets no gradient, for the weight it belongs to gets none: MXNet leaves it "
+                    "out on the CPU, with or without a schedule, unless MXNET_MKLDNN_ENABLED=0",
+                    self.graph.nodes[a].name,
+                )
+            found.append(None if (self.ops[entry[0]], entry[1]) in UNWRITTEN else entry)
+        return found
 
-    def left_out(self, gradients: Sequence[Entry | None]) -> tuple[frozenset[int], tuple[str, ...]]:
-        """Find the arguments whose gradient is left out, and operators where it is read.
-
-        Such are the biases of FullyConnected operators whose weight gets none (`WITH_WEIGHT`).
-        """
+    def _left_out(self) -> set[Entry]:
+        """Find the gradients of biases of FullyConnected operators whose weight gets none."""
         t, kinds = self.t, self.training.kinds
         found = set()
-        for row in (
-            r for r in t.walk_row.tolist() if r >= 2 * self.n and self.ops[r] == WITH_WEIGHT
-        ):
+        for row in (r for r in self.walk if self.ops[r] == WITH_WEIGHT):
             head, output = self.reads[row][0]
             given = kinds[head].tensors[output]
             known = given.dtype == FLOAT and len(given.shape) <= AXES
             if len(kinds[row].tensors) > 2 and known and t.reads[t.output_start[row] + 1] == 0:
                 found.add((row, 2))
-        read = sorted(found & set(chain(*self.reads)))
-        return (
-            frozenset(a for a, e in zip(self.training.wanted, gradients) if e in found),
-            tuple(self.graph.nodes[self._owner(row)].name for row, _ in read),
-        )
+        for row, _ in sorted(found & set(chain(*self.reads))):
+            raise MemongerError(
+                f"the bias of {self.graph.nodes[self._owner(row)].name!r} is used more than once, "
+                "and its gradient would be wrong, with or without a schedule: MKLDNN leaves it out "
+                "where the weight gets none; fix the bias too, or set MXNET_MKLDNN_ENABLED=0"
+            )
+        return found
 
-    def nodes(self, kinds: Kinds) -> list[Node]:
-        """Make what nodes can be (`Patterns.rows`); their kinds are added."""
-        n, nodes, tensors = self.n, self.graph.nodes, self.graph.tensors
-        number = {id(kind): k for k, kind in enumerate(kinds.all)}
-        given = [number[id(kind)] for kind in self.training.kinds]
-        waits = self._waits()
-        scratch, states = self._scratch()
-        scratches = self.rows + n + len(self.needed)
-        count = scratches + len(scratch)
+    def add_nodes(self) -> None:
+        """Put down what nodes can be, as `Patterns` has them in order, but for totals."""
+        n, nodes, tensors, made = self.n, self.graph.nodes, self.graph.tensors, self.nodes
+        number = {id(kind): k for k, kind in enumerate(made.kinds.all)}
         is_masked = [masked(node.op, node.attrs) for node in nodes]
-        time = np.where(self.t.variable[:n], -1, 0).tolist()
-        made = [Node(given[x], x, ITSELF, time[x], self.reads[x], []) for x in range(n)]
-        for row in range(n, self.rows):
-            once = [r < n and first_time(nodes[r].op, k) for r, k in self.reads[row]]
-            reads = [(r + count * first, k) for (r, k), first in zip(self.reads[row], once)]
-            # A masked operator is waited for as it ran for the first time.
-            wait = [r + count * (r < n and is_masked[r]) for r in waits[row]]
-            made.append(Node(given[row], row, ITSELF, -1, reads, wait))
-        for x, node in enumerate(made[:n]):
+        for row, (reads, waits) in enumerate(zip(self.reads, self._waits())):
+            if row >= n:
+                reads = [(~r if r < n and first_time(nodes[r].op, k) else r, k) for r, k in reads]
+                # A masked operator is waited for as it ran for the first time.
+                waits = [~r if r < n and is_masked[r] else r for r in waits]
+            time = 0 if row < n and not self.t.variable[row] else -1
+            made.add(Node(number[id(self.training.kinds[row])], row, time, reads, waits))
+        again: list[Node] = []
+        scratch: dict[tuple[int, Tensor], Entry] = {}
+        for x, node in enumerate(made.all[:n]):
+            reads = list(node.reads)
             if is_masked[x]:  # it reads its mask instead of all but its data
                 result, mask = tensors[x][:2]
                 op = "elemwise_mul" if result.shape == mask.shape else "broadcast_mul"
-                reads = [node.reads[0], (x + count, 1)]
-                node = Node(kinds(op, {}, 2, (result,)), x, MASKED, 0, reads, [])
-            elif x in states:
-                reads = list(node.reads)
-                for j, state in states[x].items():
-                    reads[j] = scratches + state, 0
-                node = node._replace(reads=reads)
-            made.append(node)
-        for place, (x, k) in enumerate(self.needed):
-            kind = kinds("max", {}, 1, (Tensor((1,), tensors[x][k].dtype),))
-            made.append(Node(kind, place, READER, -1, [(x, k)], []))
-        for place, tensor in enumerate(scratch):
-            made.append(Node(kinds("null", {}, 0, (tensor,)), place, SCRATCH, -1, [], []))
-        return made
-
-    def patterns(self, made: Sequence[Node], kinds: Sequence[RowKind]) -> Patterns:
-        """Make arrays of them."""
-        t, n, count = self.t, self.n, len(made)
-        output_start = t.output_start[: n + 1].tolist()
-        mark = [
-            [
-                output_start[at % count] + k + output_start[n] * (at >= count)
-                for j, (at, k) in enumerate(node.reads)
-                if at % count < n and not t.variable[at % count]
-                if j not in kinds[node.kind].ignored
-            ]
-            for node in made
-        ]
-        events = self._events()
-        mark += [[m for row in event for m in mark[row]] for event in events]
-        small = partial(np.array, dtype=np.int32)
-        mark_start, marks = map(small, ragged(mark))
-        event_start, event_row = map(small, ragged(events))
-        of, needed = small(self.needed).reshape(-1, 2).T
-        heads = t.head_row[: t.outputs]
-        outputs = t.head_entry[: t.outputs] - t.output_start[heads]
-        rows = rows_of(made, small([]), small([]))
-        own = (rows.what == ITSELF) | (rows.what == MASKED)
-        chained = (rows.time == 0) | (np.diff(rows.wait_start) > 0)
-        loose = np.where(np.diff(rows.read_start) > 0, AWAITED, LOOSE)
-        variable = (rows.what == SCRATCH) | (own & t.variable[np.where(own, rows.source, 0)])
-        variable[n : 2 * n] = variable[self.rows : self.rows + n] = False
-        return Patterns(
-            rows=rows,
-            forward=n,
-            readers=self.rows + n,
-            target=np.where(own, rows.source, small(range(count))),
-            link=small(np.where(chained, CHAINED, loose)),
-            variable=small(np.flatnonzero(variable)),
-            event_start=event_start,
-            event_row=event_row,
-            output_start=small(output_start),
-            needed_start=small(starts(np.bincount(of, minlength=n))),
-            needed=small(t.output_start[of] + needed),
-            masked=rows.what[self.rows : self.rows + n] == MASKED,
-            mark_start=mark_start,
-            mark=marks,
-            head_row=small(heads[~t.variable[heads]]),
-            head_output=small(outputs[~t.variable[heads]]),
-        )
-
-    def _events(self) -> list[list[int]]:
-        """List for each forward node the gradient rows that run in the event of its gradient.
-
-        Sums run with the last of what they add, what reads nothing with the first that reads it.
-        """
-        place = {x: k for k, x in enumerate(self.work.gradients)}
-        walk = [r for r in self.t.walk_row.tolist() if r >= 2 * self.n and not self.t.variable[r]]
-        event: dict[int, int] = {}
-        for row in sorted(walk):
-            owner, read = self._owner(row), [r for r, _ in self.reads[row]]
-            if owner >= 0:
-                event[row] = place[owner]
-            else:
-                last = max(0, len(place) - 1)
-                event[row] = max((event.get(r, 0) for r in read), default=last)
-            for r in read:
-                if r in event and not self.reads[r]:
-                    event[r] = min(event[r], event[row])
-        result: list[list[int]] = [[] for _ in range(self.n)]
-        for row in walk if place else ():  # in the order in which MXNet would run them
-            result[self.work.gradients[event[row]]].append(row)
-        return result
-
-    def _scratch(self) -> tuple[list[Tensor], dict[int, dict[int, int]]]:
-        """Choose states for operators that run again: cuDNN's BatchNorm moves its own when it runs.
-
-        Also which of them each operator reads, by the input.
-        """
-        known: dict[tuple[int, Tensor], int] = {}
-        read: dict[int, dict[int, int]] = {}
-        for x in self.work.operators:
-            if self.work.once[x] or truth(self.graph.nodes[x].attrs.get("use_global_stats")):
-                continue
-            for j, (state, _) in enumerate(self.reads[x]):
-                if state in self.graph.auxiliary:
-                    key = (j, self.graph.tensors[state][0])
-                    read.setdefault(x, {})[j] = known.setdefault(key, len(known))
-        return [tensor for _, tensor in known], read
+                node = node._replace(kind=made.kinds(op, {}, 2, (result,)))
+                reads = [reads[0], (~x, 1)]
+            elif not truth(nodes[x].attrs.get("use_global_stats")):
+                # States of its own: cuDNN's BatchNorm moves them whenever it runs.
+                for j, (state, _) in enumerate(reads):
+                    if state in self.graph.auxiliary:
+                        key = j, tensors[state][0]
+                        if key not in scratch:
+                            scratch[key] = made.insert("null", {}, key[1])
+                        reads[j] = scratch[key]
+            again.append(node._replace(reads=reads))
+        self.again = len(made.all)
+        made.all += again
+        for x, k in self.needed:
+            made.insert("max", {}, Tensor((1,), tensors[x][k].dtype), [(x, k)])
 
     def _waits(self) -> list[list[int]]:
         """List what gradient rows wait for by themselves, not what orders their sums."""
@@ -280,37 +195,112 @@ class _Maker:
                 waits[row].append(before)
         return waits
 
+    def events(self) -> list[list[int]]:
+        """List for each forward node the gradient rows that run in the event of its gradient.
 
-def unroll(
-    made: Parts, schedule: Schedule, mkldnn: bool = True, added: Iterable[int] = ()
-) -> TrainingStep:
+        Sums run with the last of what they add, what reads nothing with the first that reads it.
+        """
+        place = {x: k for k, x in enumerate(self.work.gradients)}
+        result: list[list[int]] = [[] for _ in range(self.n)]
+        walk = [r for r in self.walk if place and not self.t.variable[r]]
+        event: dict[int, int] = {}
+        for row in sorted(walk):
+            owner, read = self._owner(row), [r for r, _ in self.reads[row]]
+            if owner >= 0:
+                event[row] = place[owner]
+            else:
+                event[row] = max((event.get(r, 0) for r in read), default=len(place) - 1)
+            for r in read:
+                if r in event and not self.reads[r]:
+                    event[r] = min(event[r], event[row])
+        for row in walk:  # in the order in which MXNet would run them
+            result[self.work.gradients[event[row]]].append(row)
+        return result
+
+    def add_totals(
+        self, gradients: Sequence[Entry | None], added: Collection[int], events: list[list[int]]
+    ) -> tuple[Entry | None, ...]:
+        """Have these gradients added up as MXNet does, and return the sums in their place.
+
+        What makes one adds it to the total, and some round otherwise than by adding what they have
+        made (an Embedding adds row after row). The executor sees to it that the second input of a
+        ``_grad_add`` is added to the first (``src/executor/inplace_addto_detect_pass.cc``), here a
+        copy of the total. What others read too is not summed here: it is added up afterwards.
+        """
+        made, found = self.nodes, list(gradients)
+        reads = Counter(chain(gradients, *(self.reads[row] for row in self.walk)))
+        runs = set(chain(*events))
+        copies: dict[int, list[int]] = defaultdict(list)  # that run before a row
+        sums: dict[int, list[int]] = defaultdict(list)  # that run after it
+        for place, (a, entry) in enumerate(zip(self.training.wanted, gradients)):
+            if a in added and entry is not None and entry[0] in runs and reads[entry] == 1:
+                tensor = made.tensor(entry)
+                total = made.insert("null", {}, tensor)
+                copy = made.insert("_copy", {}, tensor, [total])
+                found[place] = result = made.insert("_grad_add", {}, tensor, [copy, entry])
+                self.totals[a] = total[0]
+                copies[entry[0]].append(copy[0])
+                sums[entry[0]].append(result[0])
+        for event in events:
+            event[:] = [r for row in event for r in (*copies[row], row, *sums[row])]
+        if self.totals:  # what waits for a row waits for its copies too
+            for row, node in enumerate(made.all):
+                waits = [w for before in node.waits for w in (*copies[before], before)]
+                made.all[row] = node._replace(waits=waits)
+        return tuple(found)
+
+    def patterns(self, events: Sequence[Sequence[int]]) -> Patterns:
+        """Make arrays of what there is."""
+        t, n, made, kinds = self.t, self.n, self.nodes.all, self.nodes.kinds.all
+        rows, small = self.nodes.rows(), partial(np.array, dtype=np.int32)
+        event_start, event_row = map(small, ragged(events))
+        of, needed = small(self.needed).reshape(-1, 2).T
+        heads = t.head_row[: t.outputs]
+        outputs = t.head_entry[: t.outputs] - t.output_start[heads]
+        ignored = [j in kinds[node.kind].ignored for node in made for j in range(len(node.reads))]
+        chained = (rows.time == 0) | (np.diff(rows.wait_start) > 0)
+        loose = np.where(np.diff(rows.read_start) > 0, AWAITED, LOOSE)
+        variable = np.array([kinds[node.kind].op == "null" for node in made])
+        variable[n : 2 * n] = variable[self.again : self.again + n] = False
+        return Patterns(
+            rows=rows,
+            counts=(np.maximum(rows.read_row, ~rows.read_row) < n) & ~np.array(ignored, np.bool_),
+            forward=n,
+            readers=self.again + n,
+            link=small(np.where(chained, CHAINED, loose)),
+            variable=small(np.flatnonzero(variable)),
+            event_start=event_start,
+            event_row=event_row,
+            output_start=small(t.output_start[: n + 1]),
+            needed_start=small(starts(np.bincount(of, minlength=n))),
+            needed=small(t.output_start[of] + needed),
+            masked=np.array([masked(node.op, node.attrs) for node in self.graph.nodes]),
+            head_row=small(heads[~t.variable[heads]]),
+            head_output=small(outputs[~t.variable[heads]]),
+        )
+
+
+def unroll(made: Parts, schedule: Schedule) -> TrainingStep:
     """Build the training step of a right schedule (``schedule.check``); no symbol is made.
 
-    ``mkldnn`` says whether MKLDNN may compute it. If so, a schedule is refused (MemongerError) by
-    which it would round differently; one that need not be is the same everywhere, so that it takes
-    the memory that was predicted. ``added`` are the arguments whose gradient is added to a total
-    (grad_req 'add'), as far as it can be.
+    If MKLDNN may compute it, a schedule is refused (MemongerError) by which it would round
+    differently; one that need not be is the same everywhere, so that it takes the memory that was
+    predicted.
     """
     p = made.patterns
     line = line_up(p, np.ascontiguousarray(schedule.events, dtype=np.int32))
-    rows = connect(p, np.concatenate([p.variable, line]))
-    step = with_totals(step_of(made, rows, made.kinds, {}), frozenset(added))
+    step = bare = step_of(made, connect(p, np.concatenate([p.variable, line])), made.kinds)
     try:
-        return step if made.expected is None else _laid_out(step, made.expected)
+        for k in range(ROUNDS + 1):
+            found = made.expected
+            inserts = found.differences(step.replay(), step.rows.source) if found else []
+            if not inserts:
+                break
+            if k == ROUNDS:
+                raise refusal(step, inserts[0].row)
+            step = insert(step, inserts)
     except MemongerError:
-        if mkldnn:
+        if made.mkldnn:
             raise
-        return step
-
-
-def _laid_out(step: TrainingStep, expected: Expected) -> TrainingStep:
-    """Insert what it takes for the layouts of a training step to be as expected."""
-    for _ in range(ROUNDS):
-        inserts = expected.differences(step.replay(), step.stands_for)
-        if not inserts:
-            return step
-        step = insert(step, inserts)
-    raise MemongerError(
-        "MKLDNN lays out tensors in another way by this schedule than without one, so that it "
-        "rounds differently; how='marks' can plan this network"
-    )
+        return bare
+    return step

@@ -15,7 +15,7 @@ without, and numbers depend on it, an operator is put in (`insert`):
 
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,17 +38,12 @@ BEFORE, AFTER, HOLD = "before", "after", "hold"
 
 
 class Insert(NamedTuple):
-    """An operator to put in: `BEFORE` or `AFTER` a row, or to read an input after it (`HOLD`).
-
-    ``place`` is the input of the row that it stands for, or the output; ``op`` and ``attrs`` are of
-    what is put in `BEFORE` or `AFTER`.
-    """
+    """An operator to put in: `BEFORE` or `AFTER` a row, or to read an input after it (`HOLD`)."""
 
     row: int
     where: str
-    place: int
-    op: str = ""
-    attrs: Mapping[str, str] = {}
+    place: int  # the input of the row that it stands for, or the output
+    op: str = "Reshape"
 
 
 class Expected:
@@ -62,27 +57,30 @@ class Expected:
             t, layouts, found.recomputed, found.order, found.reads, NO_COPIES
         )
         rows = np.flatnonzero(layouts.adding)
-        self.added = set(rows[self.place[entries[t.read_start[rows] + 1]] == ADDED].tolist())
+        self.added = rows[self.place[entries[t.read_start[rows] + 1]] == ADDED]
         self.matters = mattering(training, layouts, found.order, entries)
 
-    def differences(self, found: Replay, stands_for: np.ndarray) -> list[Insert]:
+    def differences(self, found: Replay, source: np.ndarray) -> list[Insert]:
         """Tell what to put into the training step of a schedule for its layouts to be as expected.
 
-        From where something is put in it goes on as if that had been there. ``stands_for`` tells of
-        each of its rows the row of the network's training graph whose place it takes, or -1.
+        From where something is put in it goes on as if that had been there (``source``: `Rows`).
         """
         training, t = found.training, found.training.tables
         layouts = layout_tables(training, scoring=True)
-        place, inside = _counterparts(t.read_start, self.tables.read_start, stands_for)
+        place, inside = _counterparts(t.read_start, self.tables.read_start, source)
         want_found = np.where(inside & layouts.shows, self.found[place], -1)
-        same, inside = _counterparts(t.output_start, self.tables.output_start, stands_for)
+        same, inside = _counterparts(t.output_start, self.tables.output_start, source)
         want_made = np.where(inside & self.matters[same], self.made[same], -1)
-        want_made[self._summed_plainly(found, layouts.adding, stands_for)] = PLAIN
-        entries = t.output_start[t.read_row] + t.read_output
+        entries, ops = t.output_start[t.read_row] + t.read_output, np.array(training.ops)
+        # Sums that are added to here alone, by an operator that knows no layouts.
+        rows = np.flatnonzero(layouts.adding)
+        term = t.read_start[rows] + 1
+        plainly = found.planned[entries[term]] != found.blocks[entries[term]]
+        plainly &= ~np.isin(ops[t.read_row[term]], list(KNOW)) & ~np.isin(source[rows], self.added)
+        want_made[entries[term[plainly] - 1]] = PLAIN
         readers = np.bincount(entries[~t.read_ignored], minlength=len(want_made))
-        ops = np.array(training.ops)
         corrected = np.zeros(len(want_made), dtype=np.bool_)  # made plain by what was put in
-        corrected[entries[t.read_start[:-1][(stands_for < 0) & (ops == "Reshape")]]] = True
+        corrected[entries[t.read_start[:-1][(source < 0) & (ops == "Reshape")]]] = True
         want_made[(readers == 0) | (corrected & (readers == 1))] = -1
         wanted = want_found.astype(np.int64), want_made.astype(np.int64)
         _, _, have, _, other_found, other_made = lead(
@@ -100,36 +98,21 @@ class Expected:
                 read = first + j
                 shape = training.kinds[t.read_row[read]].tensors[t.read_output[read]].shape
                 if want_found[read] != PLAIN or len(shape) > AXES:
-                    raise _refusal(training, row)
-                inserts.append(Insert(row, BEFORE, j, "Reshape", {"shape": str(tuple(shape))}))
+                    raise refusal(training, row)
+                inserts.append(Insert(row, BEFORE, j))
             for k in np.flatnonzero(other_made[begin : t.output_start[row + 1]]).tolist():
                 want, usual = want_made[begin + k], int(self.place[same[begin + k]])
                 inserts += _lay_out(training, row, k, want == PLAIN, int(have[begin + k]), usual)
         return inserts
 
-    def _summed_plainly(
-        self, found: Replay, adding: np.ndarray, stands_for: np.ndarray
-    ) -> list[int]:
-        """List the outputs that are added to here alone, by an operator that knows no layouts."""
-        t, planned, blocks = found.training.tables, found.planned, found.blocks
-        entries = (t.output_start[t.read_row] + t.read_output).tolist()
-        sums = []
-        for row in np.flatnonzero(adding).tolist():
-            term = int(t.read_start[row]) + 1
-            by = found.training.ops[int(t.read_row[term])]
-            is_added = planned[entries[term]] != blocks[entries[term]]
-            if is_added and by not in KNOW and stands_for[row] not in self.added:
-                sums.append(entries[term - 1])
-        return sums
-
 
 def _counterparts(
-    start: np.ndarray, others: np.ndarray, stands_for: np.ndarray
+    start: np.ndarray, others: np.ndarray, source: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Of what each row owns the same in the rows that they stand for, and whether there is any."""
-    place, row = gathered(start, np.arange(len(stands_for)))
-    other = others[stands_for[row]] + place - start[row]
-    inside = (stands_for[row] >= 0) & (other < others[stands_for[row] + 1])
+    place, row = gathered(start, np.arange(len(source)))
+    other = others[source[row]] + place - start[row]
+    inside = (source[row] >= 0) & (other < others[source[row] + 1])
     return np.where(inside, other, 0), inside
 
 
@@ -141,19 +124,19 @@ def _lay_out(
     ``have`` is where it is written, ``usual`` where it is in the network without a schedule. An
     output with more axes than a Reshape makes plain is not written in place.
     """
-    shape = training.kinds[row].tensors[k].shape
-    if plain and len(shape) <= AXES:
-        return [Insert(row, AFTER, k, "Reshape", {"shape": str(tuple(shape))})]
+    if plain and len(training.kinds[row].tensors[k].shape) <= AXES:
+        return [Insert(row, AFTER, k)]
     hopeless = have < 0 if plain else usual in (have, ADDED)
     if hopeless:
-        raise _refusal(training, row)
+        raise refusal(training, row)
     inserts = [Insert(row, HOLD, have)] if have >= 0 else []
     if not plain and usual != NOT_IN_PLACE:
-        inserts.insert(0, Insert(row, BEFORE, usual, "add_n", {"num_args": "1"}))
+        inserts.insert(0, Insert(row, BEFORE, usual, "add_n"))
     return inserts
 
 
-def _refusal(training: Planned, row: int) -> MemongerError:
+def refusal(training: Planned, row: int) -> MemongerError:
+    """Make the error for a schedule by which a layout cannot be as expected."""
     return MemongerError(
         f"MKLDNN would lay out what {training.names[row]!r} ({training.ops[row]}) reads in another "
         "way by this schedule than without one, so that it rounds differently; how='marks' can "

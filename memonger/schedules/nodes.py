@@ -23,34 +23,23 @@ import numpy as np
 from memonger.graph.arrays import tables_of
 from memonger.support.compiled import compiled
 
-# What a node is: its pattern itself, a scratch state, a Dropout that runs again, a reader of an
-# output that nobody else reads, what is put in.
-ITSELF, SCRATCH, MASKED, READER, INSERTED = 0, 1, 2, 3, 4
-
 #: How a node is part of the chain in which each waits for the one before it: it is, the next that
 #: is waits for it, or nothing does.
 CHAINED, AWAITED, LOOSE = 0, 1, 2
 
 
 class Rows(NamedTuple):
-    """The nodes of a training step, each after all that it reads.
-
-    ``source`` is the row of the network's TrainingGraph, the number of a scratch state or of what
-    must be read, -1 for what is inserted. ``time`` is how often the operator has run before, -1 for
-    what is no forward node. ``wait_*`` are control dependencies. ``first`` and ``latest`` are the
-    first and the last node that each pattern became as a target, -1 for none.
-    """
+    """The nodes of a training step, each after all that it reads. ``*_start`` as in `Patterns`."""
 
     kind: np.ndarray  # the place in `Parts.kinds`
-    source: np.ndarray
-    what: np.ndarray
-    time: np.ndarray
+    source: np.ndarray  # the row of the network's TrainingGraph whose place it takes; -1 for none
+    time: np.ndarray  # how often the operator has run before; -1 for what is no forward node
     read_start: np.ndarray
     read_row: np.ndarray
     read_output: np.ndarray
-    wait_start: np.ndarray
+    wait_start: np.ndarray  # of control dependencies
     wait_row: np.ndarray
-    first: np.ndarray
+    first: np.ndarray  # of each pattern the first node that took its place, and the last; or -1
     latest: np.ndarray
 
 
@@ -58,29 +47,26 @@ class Patterns(NamedTuple):
     """What the nodes of a network's training steps can be (node variants), whatever the schedule.
 
     The first patterns are the rows of the TrainingGraph: forward nodes, copies (not used here),
-    gradients. Then come the forward nodes when they run again (a Dropout is then a product with its
-    mask, and states are scratch), the readers of outputs that must be read, and the scratch states.
-    ``*_start`` has one more element than there are owners; x owns [start[x], start[x + 1]).
+    gradients. Then come scratch states, the forward nodes when they run again (a Dropout is then a
+    product with its mask, and states are scratch), the readers of outputs that must be read, and
+    what adds gradients to totals. ``*_start`` has one more element than there are owners: x owns
+    [start[x], start[x + 1]).
     """
 
-    #: As nodes. They read and wait for a target, the last node that it is; if the number of
-    #: patterns is added, the first. A gradient waits for its forward node first.
+    #: As nodes. They read and wait for a pattern, as it ran last; for ~pattern, as it ran first.
+    #: A gradient waits for its forward node first.
     rows: Rows
+    counts: np.ndarray  # of their reads: whether it is of a forward node, not for its shape alone
     forward: int  # forward nodes
-    readers: int  # the first reader
-    target: np.ndarray  # whose place it takes: of what runs again, what runs for the first time
+    readers: int  # the first reader; the forward nodes that run again come right before
     link: np.ndarray
-    variable: np.ndarray  # the patterns of variables and scratch states
+    variable: np.ndarray  # the patterns of variables
     event_start: np.ndarray  # of forward nodes: the gradients of their event, in order
     event_row: np.ndarray
-    output_start: np.ndarray  # of forward nodes, if their outputs are numbered through
-    needed_start: np.ndarray  # of forward nodes: outputs that must have a reader, by that number
+    output_start: np.ndarray  # of forward nodes
+    needed_start: np.ndarray  # of forward nodes: the outputs that must be read
     needed: np.ndarray
-    masked: np.ndarray  # of forward nodes: Dropout, which runs again as a product with its mask
-    # What is read of operators by each pattern, then by all gradients of each event, by the number
-    # of the output; their total is added if it is read of the first time.
-    mark_start: np.ndarray
-    mark: np.ndarray
+    masked: np.ndarray  # of forward nodes: whether a mask is read instead of the first time
     head_row: np.ndarray  # the outputs of the network that are operators'
     head_output: np.ndarray
 
@@ -99,40 +85,47 @@ def line_up(p, events):  # type: ignore[no-untyped-def]
             first[x] = e
     # From the end: which outputs of what runs are read until it runs again, and which of the first
     # time ever.
-    outputs = p.output_start[p.forward]
-    read = np.zeros(2 * outputs, dtype=np.bool_)
+    read = np.zeros((2, p.output_start[p.forward]), dtype=np.bool_)
     for h in range(p.head_row.shape[0]):
-        read[outputs + p.output_start[p.head_row[h]] + p.head_output[h]] = True
+        read[1, p.output_start[p.head_row[h]] + p.head_output[h]] = True
     line = np.empty(rows, dtype=np.int32)
     for e in range(events.shape[0] - 1, -1, -1):
         x = events[e]
         if x < 0:
-            marking = p.target.shape[0] + ~x
             for q in range(p.event_start[~x + 1] - 1, p.event_start[~x] - 1, -1):
                 rows -= 1
                 line[rows] = p.event_row[q]
-        else:
-            is_first = first[x] == e
-            marking = x if is_first else x + p.readers - p.forward
-            if is_first or not p.masked[x]:
-                for q in range(p.needed_start[x + 1] - 1, p.needed_start[x] - 1, -1):
-                    entry = p.needed[q]
-                    if not read[entry] and not (is_first and read[outputs + entry]):
-                        rows -= 1
-                        line[rows] = p.readers + q
-            rows -= 1
-            line[rows] = marking
-            for entry in range(p.output_start[x], p.output_start[x + 1]):
-                read[entry] = False
-        for j in range(p.mark_start[marking], p.mark_start[marking + 1]):
-            read[p.mark[j]] = True
+                _note_reads(p, line[rows], read)
+            continue
+        is_first = first[x] == e
+        if is_first or not p.masked[x]:
+            for q in range(p.needed_start[x + 1] - 1, p.needed_start[x] - 1, -1):
+                entry = p.needed[q]
+                if not read[0, entry] and not (is_first and read[1, entry]):
+                    rows -= 1
+                    line[rows] = p.readers + q
+        rows -= 1
+        line[rows] = x if is_first else x + p.readers - p.forward
+        read[0, p.output_start[x] : p.output_start[x + 1]] = False
+        _note_reads(p, line[rows], read)
     return line[rows:]
+
+
+@compiled
+def _note_reads(p, k, read):  # type: ignore[no-untyped-def]
+    """Note which outputs of forward nodes a pattern reads, of their last run and of their first."""
+    for j in range(p.rows.read_start[k], p.rows.read_start[k + 1]):
+        x = p.rows.read_row[j]
+        if p.counts[j] and x >= 0:
+            read[0, p.output_start[x] + p.rows.read_output[j]] = True
+        elif p.counts[j]:
+            read[1, p.output_start[~x] + p.rows.read_output[j]] = True
 
 
 @compiled
 def connect(p, line):  # type: ignore[no-untyped-def]
     """Make the Rows of nodes of these patterns; who reads a variable that is left out reads -1."""
-    m, count, patterns = p.rows, line.shape[0], p.target.shape[0]
+    m, count = p.rows, line.shape[0]
     reads = waits = 0
     for k in line:
         reads += m.read_start[k + 1] - m.read_start[k]
@@ -144,19 +137,22 @@ def connect(p, line):  # type: ignore[no-untyped-def]
     wait_row = np.empty(waits, dtype=np.int32)
     time = np.full(count, -1, dtype=np.int32)
     runs = np.zeros(p.forward, dtype=np.int32)
-    became = np.full(2 * patterns, -1, dtype=np.int32)  # its last node and its first one
+    first = np.full(m.kind.shape[0], -1, dtype=np.int32)
+    latest = first.copy()
     chain = -1  # the last node in it
     reads = waits = 0
     for row in range(count):
         k = line[row]
-        y = p.target[k]
+        y = m.source[k] if m.source[k] >= 0 else k  # whose place it takes
         for j in range(m.read_start[k], m.read_start[k + 1]):
-            read_row[reads] = became[m.read_row[j]]
+            x = m.read_row[j]
+            read_row[reads] = latest[x] if x >= 0 else first[~x]
             read_output[reads] = m.read_output[j]
             reads += 1
         if p.link[k] == CHAINED:
             for j in range(m.wait_start[k], m.wait_start[k + 1]):
-                wait_row[waits] = became[m.wait_row[j]]
+                x = m.wait_row[j]
+                wait_row[waits] = latest[x] if x >= 0 else first[~x]
                 waits += 1
             for before in range(max(chain, 0), row):
                 if before == chain or p.link[line[before]] == AWAITED:
@@ -166,16 +162,14 @@ def connect(p, line):  # type: ignore[no-untyped-def]
             if y < p.forward:
                 time[row] = runs[y]
                 runs[y] += 1
-        became[y] = row
-        if became[patterns + y] < 0:
-            became[patterns + y] = row
+        latest[y] = row
+        if first[y] < 0:
+            first[y] = row
         read_start[row + 1] = reads
         wait_start[row + 1] = waits
-    first, latest = became[patterns:], became[:patterns]
-    kind, source, what = m.kind[line], m.source[line], m.what[line]
-    wait = wait_row[:waits]
+    kind, source, wait_row = m.kind[line], m.source[line], wait_row[:waits]
     return Rows(
-        kind, source, what, time, read_start, read_row, read_output, wait_start, wait, first, latest
+        kind, source, time, read_start, read_row, read_output, wait_start, wait_row, first, latest
     )
 
 

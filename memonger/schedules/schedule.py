@@ -1,12 +1,9 @@
 """Schedules: a whole training step in an order of our own, results computed as often as it pays.
 
-Marks let MXNet recompute each result at most once. A schedule says everything that one training
-step runs: operators of the network, any number of times, and their gradients. Each reads the
-latest result of what it needs. What is kept follows: a result is held for as long as something will
-read it before it is computed again, and no longer.
-
-This is enough for every schedule that makes sense. Where an older result is still held there is no
-reason to compute it again, so whoever wants it may as well take the latest.
+A schedule says everything that one training step runs: operators of the network, any number of
+times, and their gradients. Each reads the latest result of what it needs. What is kept follows: a
+result is held for as long as something will read it before it is computed again, and no longer.
+Where an older result is still held there is no reason to compute it again.
 
 Three things are not the schedule's to choose, for then gradients would not be bit-identical:
 gradients come in MXNet's order; the random draws of an operator happen once; and the
@@ -15,6 +12,7 @@ outputs of the network are those of the first time (they are held to the end).
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Iterable, Mapping
 
@@ -61,17 +59,12 @@ class Schedule:
         """The operators that run, in order."""
         return self.events[self.events >= 0]
 
-    def __repr__(self) -> str:
-        gradients = int((self.events < 0).sum())
-        return f"Schedule({len(self.events)} events, {gradients} of them gradients)"
-
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """What there is to schedule: all that one training step of a network must run.
+    """What one training step of a network must run.
 
-    Operators that MXNet merges with an equal one (``TrainingGraph.same``), and those that no output
-    needs, are in none of it.
+    That is without operators that MXNet merges with an equal one, and those that no output needs.
     """
 
     training: TrainingGraph
@@ -145,32 +138,22 @@ def workload(training: TrainingGraph, until: int | None = None) -> Workload:
 
 
 def check(work: Workload, schedule: Schedule) -> None:
-    """Make sure that a schedule runs all that must run, after what it reads (MemongerError)."""
-    names = [node.name for node in work.training.graph.nodes]
-    known, ran = set(work.operators), np.zeros(len(names), dtype=np.bool_)
-    firsts: list[int] = []
-    gradients: list[int] = []
-    for event in schedule.events.tolist():
-        is_run, x = event >= 0, max(event, ~event)
-        if is_run and x not in known:
-            raise MemongerError(f"schedule: node {x} is no operator that runs")
-        if not is_run and len(firsts) < len(work.operators):
-            raise MemongerError("schedule: gradients before all operators have run")
-        for y in (work.inputs if is_run else work.reads)[x]:
-            if not ran[y]:
-                what = f"{'a run' if is_run else 'the gradient'} of {names[x]!r}"
-                raise MemongerError(f"schedule: {what} reads {names[y]!r} before it ran")
-        if is_run and ran[x] and work.once[x]:
-            raise MemongerError(f"schedule: {names[x]!r} must not run again")
-        if not is_run:
-            gradients.append(x)
-        elif not ran[x]:
-            firsts.append(x)
-            ran[x] = True
-    if tuple(firsts) != work.operators:
+    """Make sure that a schedule runs all that must run, in its turn (MemongerError).
+
+    Then all that an event reads is there: operators run for the first time in the network's order.
+    """
+    events, runs = schedule.events.tolist(), schedule.forwards.tolist()
+    before = events[: next((k for k, event in enumerate(events) if event < 0), len(events))]
+    if tuple(dict.fromkeys(runs)) != work.operators:
         raise MemongerError("schedule: not every operator runs for the first time in its turn")
-    if tuple(gradients) != work.gradients:
+    if len(set(before)) < len(work.operators):
+        raise MemongerError("schedule: gradients before all operators have run")
+    if tuple(~event for event in events if event < 0) != work.gradients:
         raise MemongerError("schedule: the gradients are not those of the network in their order")
+    for x, times in Counter(runs).items():
+        if times > 1 and work.once[x]:
+            name = work.training.graph.nodes[x].name
+            raise MemongerError(f"schedule: {name!r} must not run again")
 
 
 def plain(work: Workload) -> Schedule:
@@ -181,9 +164,8 @@ def plain(work: Workload) -> Schedule:
 def of_marks(work: Workload, mask: np.ndarray, held: Iterable[int] = ()) -> Schedule:
     """Make the schedule that does as MXNet does with these operators (bool) marked.
 
-    The gradient of a marked operator reads what has been computed again, and so runs what of that
-    has not been; that of a kept operator runs nothing. Those that must run once are not recomputed,
-    whatever the mask says. ``held`` are nodes whose result is kept all the same, in a copy.
+    The gradient of a marked operator runs what it reads of what has not been computed again; that
+    of a kept operator runs nothing. ``held`` are nodes whose result is kept in a copy.
     """
     events = list(work.operators)
     recomputed = np.asarray(mask, dtype=np.bool_) & ~work.once
@@ -199,29 +181,28 @@ def of_marks(work: Workload, mask: np.ndarray, held: Iterable[int] = ()) -> Sche
 def adapt(work: Workload, schedule: Schedule) -> Schedule:
     """Make a schedule of the same network for other gradients, or other shapes.
 
-    Gradients that are not asked for are left out, and with them what has been computed again for
-    them alone; gradients that are missing run in their turn and read what is there.
+    Gradients that are not asked for are left out, and what is computed again for them alone; those
+    that are missing run in their turn.
     """
-    events: list[int] = []
     place = {x: k for k, x in enumerate(work.gradients)}
+    events: list[int] = []
     following = 0  # gradient
-    for event in (*schedule.events.tolist(), None):
-        if event is not None and event >= 0:
+    for event in (*schedule.events.tolist(), *(~x for x in work.gradients[-1:])):
+        if event >= 0:
             events.append(event)
             continue
-        stop = len(place) if event is None else place.get(~event, -1) + 1
+        stop = place.get(~event, -1) + 1
         events += [~x for x in work.gradients[following:stop]]
         following = max(following, stop)
-    recomputed = np.ones(len(events), dtype=np.bool_)
-    recomputed[np.unique(events, return_index=True)[1]] = False
+    first = {x: k for k, x in reversed(list(enumerate(events)))}
     needed: set[int] = set()
     kept: list[int] = []
-    for x, is_recomputed in zip(events[::-1], recomputed[::-1]):
-        if not is_recomputed or x in needed:
+    for k, x in reversed(list(enumerate(events))):
+        if first[x] == k or x in needed:
             kept.append(x)
             needed.discard(x)
             needed.update(work.reads[~x] if x < 0 else work.inputs[x])
-    return Schedule.of(kept[::-1])
+    return Schedule.of(reversed(kept))
 
 
 def run_again(

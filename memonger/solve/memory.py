@@ -22,9 +22,7 @@ from memonger.graph.operators.tensors import Tensor
 from memonger.graph.read import forward_graph
 from memonger.graph.training import TrainingGraph, training_graph
 from memonger.schedules.execution.symbol import ScheduledSymbol
-from memonger.schedules.expand import parts, unroll
-from memonger.schedules.nodes import ITSELF, MASKED
-from memonger.schedules.schedule import adapt, workload
+from memonger.schedules.execution.write import step_for
 from memonger.schedules.training_step import TrainingStep
 from memonger.solve.request import Request
 from memonger.support.errors import MB
@@ -119,8 +117,7 @@ class Memory:
         rows = np.concatenate([nodes, nodes, self.training.owners])
         if not isinstance(step, TrainingStep):
             return rows
-        own = (step.rows.what == ITSELF) | (step.rows.what == MASKED)
-        return np.where(own, rows[np.where(own, step.rows.source, 0)], -1)
+        return np.where(step.rows.source >= 0, rows[step.rows.source], -1)
 
     def run(self, phase: int) -> np.ndarray:
         """Find the places in the order at which operators run in a phase, such as RECOMPUTED."""
@@ -217,25 +214,23 @@ def of_step(
         write = grad_req[training.graph.nodes[a].name] == "write"
         if write and entry is not None and entry not in pooled:
             pooled.add(entry)
-        elif a not in step.totals:  # those are among the variables
+        elif a not in step.parts.totals:  # those are among the variables
             beside.append(training.graph.tensors[a][0])
     found = step.replay()
     bound = found.pool_bytes // MB if bound is None else bound
-    return Memory(found, bound, step.inexact, tuple(beside), frozenset(pooled), held)
+    return Memory(found, bound, training.inexact, tuple(beside), frozenset(pooled), held)
 
 
 def predict(request: Request) -> Memory:
     """Replay a network with the marks or the schedule that it carries."""
-    symbol = request.symbol
+    symbol, grad_req = request.symbol, request.grad_req
     graph = forward_graph(symbol, request.spec)
-    training = training_graph(graph, wanted(graph, request.grad_req))
-    schedule = symbol.schedule if isinstance(symbol, ScheduledSymbol) else None
-    if schedule is None:
-        fuses = GPU_FUSION in targets_of(request.device.device_type)
-        return of_marks(training, marks.recomputed(graph), fuses=fuses)
-    work, mkldnn = workload(training), has_mkldnn(request.device)
-    step = unroll(parts(work), adapt(work, schedule), mkldnn, added(training, request.grad_req))
-    return of_step(step, request.grad_req)
+    if isinstance(symbol, ScheduledSymbol) and symbol.schedule is not None:
+        step = step_for(graph, symbol.schedule, grad_req, has_mkldnn(request.device))
+        return of_step(step, grad_req)
+    training = training_graph(graph, wanted(graph, grad_req))
+    fuses = GPU_FUSION in targets_of(request.device.device_type)
+    return of_marks(training, marks.recomputed(graph), fuses=fuses)
 
 
 def measure(request: Request) -> Memory:
@@ -248,8 +243,3 @@ def measure(request: Request) -> Memory:
 def wanted(graph: ForwardGraph, grad_req: Mapping[str, str]) -> tuple[int, ...]:
     """Find the arguments (nodes) whose gradient is asked for."""
     return tuple(a for a in graph.arguments if grad_req[graph.nodes[a].name] != "null")
-
-
-def added(training: TrainingGraph, grad_req: Mapping[str, str]) -> list[int]:
-    """Find the arguments whose gradient is added to what is there."""
-    return [a for a in training.wanted if grad_req[training.graph.nodes[a].name] == "add"]

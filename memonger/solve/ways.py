@@ -34,8 +34,7 @@ from memonger.schedules import schedule as schedules
 from memonger.schedules.execution.arrays import tensors_of
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.expand import parts, unroll
-from memonger.schedules.training_step import TrainingStep
-from memonger.solve.memory import Memory, added, of_marks, of_step, wanted
+from memonger.solve.memory import Memory, of_marks, of_step, wanted
 from memonger.solve.request import Options, Request, fingerprint
 from memonger.support.cache import Latest
 from memonger.support.errors import MB
@@ -313,11 +312,13 @@ class Schedules(Way):
 
     def __init__(self, request: Request, options: Options) -> None:
         super().__init__(request, options)
-        tensors_of(request.symbol, self.training.graph)  # refuses what is sparse
-        self.load = schedules.workload(self.training, request.until)
-        self.parts = parts(self.load)
-        self.added = added(self.training, request.grad_req)
+        training, nodes = self.training, self.graph.nodes
+        tensors_of(training.graph)  # refuses what is sparse
+        self.load = schedules.workload(training, request.until)
+        added = [a for a in training.wanted if request.grad_req[nodes[a].name] == "add"]
         self.mkldnn = request.ctx is None or has_mkldnn(request.ctx)
+        self.parts = parts(self.load, (), self.mkldnn)
+        self.written = parts(self.load, added, self.mkldnn) if added else self.parts
 
     def smallest(self) -> Found:
         return self._least([])
@@ -367,13 +368,15 @@ class Schedules(Way):
         return Found(plans, found[0].interrupted)
 
     def memory(self, plan: Candidate) -> Memory:
-        return of_step(self._step(plan), self.request.grad_req, None, self.held)
+        assert plan.schedule is not None
+        step = unroll(self.written, plan.schedule)
+        return of_step(step, self.request.grad_req, None, self.held)
 
     def bound(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
         grad_req, schedule = self.request.grad_req, plan.schedule
         assert schedule is not None
         schedules.check(self.load, schedule)
-        step, made = self._step(plan), scheduled(self.request.symbol, schedule)
+        step, made = unroll(self.written, schedule), scheduled(self.request.symbol, schedule)
         made.remember(step, grad_req, self.mkldnn)
         return plan, made, of_step(step, grad_req, self._bound_mb(made, grad_req), self.held)
 
@@ -385,11 +388,6 @@ class Schedules(Way):
         """Add to a plan the time that it is predicted to add to a step."""
         again = np.maximum(self._counts(plan.schedule) - 1, 0)
         return replace(plan, added_time=float((again * self.times.forward).sum() / self.times.step))
-
-    def _step(self, plan: Candidate) -> TrainingStep:
-        """Write out the training step of a schedule."""
-        assert plan.schedule is not None
-        return unroll(self.parts, plan.schedule, self.mkldnn, self.added)
 
 
 def way_of(request: Request, options: Options) -> Way:

@@ -215,6 +215,6 @@ def test_no_marks_go_below(drawn: Any, seed: int, share: float) -> None:
 def test_no_schedule_goes_below(drawn: Any, level: str, seed: int) -> None:
     symbol, shapes = drawn
     work = work_of(symbol, shapes)
-    step = unroll(parts(work), LEVELS[level](work, seed), True, [])
+    step = unroll(parts(work), LEVELS[level](work, seed))
     memory = of_step(step, dict.fromkeys(symbol.list_arguments(), "write"))
     assert lower_bound(work.training).nbytes <= memory.peak_bytes

@@ -324,7 +324,7 @@ def test_fit_on_two_devices(gpu_dry_run: GpuDryRun, fusion: str) -> None:
     plan = module_plan(symbol, shapes, devices=2)
     work = work_of(symbol, {name: (shape[0] // 2, *shape[1:]) for name, shape in shapes.items()})
     schedule = nested(work, 4, 1, 0.9)
-    step = unroll(parts(work), schedule, mkldnn=False)
+    step = unroll(parts(work, mkldnn=False), schedule)
     ways = {
         "unplanned": (symbol, plan.candidates["no plan"]),
         "marks": (plan.symbol, plan.counted_bytes),

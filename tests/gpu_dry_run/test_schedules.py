@@ -69,9 +69,9 @@ def count_of(lines: list[str], words: str) -> int:
 
 def expected_bytes(work: Workload, schedule: Schedule) -> tuple[int, int]:
     """The pool, and what a GPU must hold: it, arguments, states, and states of ours."""
-    step, graph = unroll(parts(work), schedule, mkldnn=False), work.training.graph
+    step, graph = unroll(parts(work, mkldnn=False), schedule), work.training.graph
     bound = [graph.tensors[i][0].nbytes for i in (*graph.arguments, *sorted(graph.auxiliary))]
-    bound += [tensor.nbytes for tensor in write(step).scratch.values()]
+    bound += [tensor.nbytes for tensor in write(step).extra.values()]
     replayed = step.replay()
     blocks = np.concatenate([replayed.block_bytes(), np.array(bound, dtype=np.int64)])
     return replayed.pool_bytes, int(rounded(blocks).sum())

@@ -32,7 +32,6 @@ from memonger.planners.trees.trees import (
     tree_of_marks,
     unroll,
 )
-from memonger.schedules.nodes import ITSELF, READER, SCRATCH
 from memonger.schedules.schedule import Schedule, check, of_marks, plain
 from memonger.schedules.training_step import TrainingStep, nodes_of
 from memonger.schedules.expand import parts
@@ -198,8 +197,8 @@ def runs_in_order(step: TrainingStep, schedule: Schedule) -> None:
         else:
             gradients = t.event_row[t.event_start[~event] : t.event_start[~event + 1]]
             expected += gradients[chained[gradients]].tolist()
-    source = step.stands_for
-    assert [row for row in source[step.order()] if row >= 0 and chained[row]] == expected
+    source = step.rows.source
+    assert [row for row in source[step.tables.first] if row >= 0 and chained[row]] == expected
     assert not np.diff(step.rows.wait_start)[(source >= 0) & ~chained[source]].any()
 
 
@@ -209,9 +208,9 @@ def writes_what_is_read(step: TrainingStep) -> None:
     read = zip(tables.read_row[~tables.read_ignored], tables.read_output[~tables.read_ignored])
     times = collections.Counter([(int(row), int(k)) for row, k in read] + step.heads)
     for row, node in enumerate(nodes_of(rows)):
-        if node.what == READER:
+        if node.source < 0 and step.ops[row] == "max":
             assert times[node.reads[0]] == 1
-        elif node.what == ITSELF and node.source < t.forward:
+        elif 0 <= node.source < t.forward and step.ops[row] == step.training.ops[node.source]:
             needed = t.needed[t.needed_start[node.source] : t.needed_start[node.source + 1]]
             outputs = needed - t.output_start[node.source]
             assert all(times[row, int(k)] > 0 for k in outputs)
@@ -222,10 +221,10 @@ def moves_states_once(step: TrainingStep) -> None:
     nodes = nodes_of(step.rows)
     once = {node.source: node for node in nodes if node.time == 0}
     for node in nodes:
-        if node.what == ITSELF and node.time > 0:
+        if node.time > 0 and len(node.reads) == len(once[node.source].reads):
             for (read, _), (first, _) in zip(node.reads, once[node.source].reads):
                 is_state = nodes[first].source in step.graph.auxiliary
-                assert (nodes[read].what == SCRATCH) == is_state
+                assert (nodes[read].source < 0) == is_state
 
 
 @settings(max_examples=60, deadline=None)

@@ -11,10 +11,9 @@ import mxnet as mx
 import pytest
 from memonger.costs.bind import planned_mb
 from memonger.graph.operators.gradients import environment, read_debug_str, unallocated
-from memonger.schedules.nodes import INSERTED
 from memonger.schedules.schedule import check
 from memonger.schedules.execution.symbol import scheduled
-from memonger.schedules.training_step import BIND
+from memonger.schedules.training_step import BIND, TrainingStep
 from memonger.schedules.expand import parts, unroll
 from memonger.schedules.execution.write import write
 
@@ -55,18 +54,14 @@ def equal(symbol: Any, planned: Any, shapes: Any, **more: Any) -> None:
     assert report, str(report)
 
 
-def same_memory(work: Any, schedule: Any, added: Iterable[int] = ()) -> None:
+def same_memory(work: Any, schedule: Any) -> None:
     """The replay is what MXNet does: every operator in its turn, and the pool."""
-    step = unroll(parts(work), schedule, added=added)
+    step = unroll(parts(work), schedule)
     written, graph = write(step), work.training.graph
     tensors = {
         graph.nodes[i].name: graph.tensors[i][0] for i in (*graph.arguments, *graph.auxiliary)
     }
-    tensors.update(written.scratch)
-    for k, name in written.heads.items():
-        tensors[name] = graph.tensors[graph.heads[k][0]][graph.heads[k][1]]
-    for argument, name in written.totals.items():
-        tensors[name] = tensors[argument]
+    tensors.update(written.extra)
     symbol = written.symbol
     arguments, states = (
         {n: unallocated(tensors[n].shape, tensors[n].dtype, mx.cpu()) for n in names}
@@ -97,37 +92,27 @@ LAID_OUT = ["BatchNorm", "BatchNorm_axis", "Convolution_3d", "Deconvolution", "E
 LAID_OUT += ["FullyConnected", "Pooling_max", "log_softmax", "slice", "ten_uses", "unravel_index"]
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_operators(name: str) -> None:
-    symbol = small_net(CASES[name])
-    values = positive(symbol, SMALL_SHAPES)
-    train(symbol, SMALL_SHAPES, ["one level", "everything"], values=values)
+SMALL, INSIDE = (small_net, SMALL_SHAPES), (planned_net, PLANNED_SHAPES)
+ALONE, DEEP = ("one level", "everything"), ("three levels", "six levels")
+SLOW, EXHAUSTIVE = pytest.mark.slow, pytest.mark.exhaustive
+OPERATORS = [
+    *(pytest.param(name, SMALL, ALONE, id=name) for name in KNOWN),
+    # Behind convolutions, whose outputs MKLDNN lays out in blocks.
+    *(pytest.param(name, INSIDE, DEEP, id=f"{name} inside") for name in LAID_OUT),
+    *(
+        pytest.param(n, INSIDE, ("marks", "three levels"), id=f"{n}, slow", marks=SLOW)
+        for n in KNOWN
+    ),
+    *(pytest.param(n, SMALL, LEVELS, id=f"{n}, all levels", marks=EXHAUSTIVE) for n in KNOWN),
+    *(pytest.param(n, INSIDE, LEVELS, id=f"{n} inside, all", marks=EXHAUSTIVE) for n in KNOWN),
+]
 
 
-@pytest.mark.parametrize("name", LAID_OUT)
-def test_operators_inside_a_network(name: str) -> None:
-    """Behind convolutions, whose outputs MKLDNN lays out in blocks."""
-    symbol = planned_net(CASES[name])
-    values = positive(symbol, PLANNED_SHAPES)
-    train(symbol, PLANNED_SHAPES, ["three levels", "six levels"], values=values)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", KNOWN)
-def test_all_operators_inside_a_network(name: str) -> None:
-    symbol = planned_net(CASES[name])
-    values = positive(symbol, PLANNED_SHAPES)
-    train(symbol, PLANNED_SHAPES, ["marks", "three levels"], values=values)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "build, shapes", [(small_net, SMALL_SHAPES), (planned_net, PLANNED_SHAPES)]
-)
-@pytest.mark.parametrize("name", KNOWN)
-def test_all_operators_at_all_levels(name: str, build: Any, shapes: Any) -> None:
+@pytest.mark.parametrize("name, where, levels", OPERATORS)
+def test_operators(name: str, where: Any, levels: Iterable[str]) -> None:
+    build, shapes = where
     symbol = build(CASES[name])
-    train(symbol, shapes, LEVELS, values=positive(symbol, shapes))
+    train(symbol, shapes, levels, values=positive(symbol, shapes))
 
 
 @pytest.mark.parametrize("name", ["BatchNorm", "log_softmax", "slice", "ten_uses"])
@@ -153,22 +138,25 @@ def test_put_in_where_layouts_differ() -> None:
     """Convolutions, then what is done in place or not, then what rounds by its input's layout."""
     work = work_of(*blocked_networks.drawn(7))
     made = parts(work)
-    found = {
-        kind.op
-        for schedule in schedules(work)
-        for kind, what in zip(*(lambda s: (s.kinds, s.rows.what))(unroll(made, schedule)))
-        if what == INSERTED
-    }
+    found = {op for schedule in schedules(work) for op in inserted(unroll(made, schedule))}
     assert found == {"Pooling", "Reshape", "add_n", "max"}
+    assert parts(work_of(*networks.lstm(steps=5))).expected is None  # no convolutions
+
+
+def inserted(step: TrainingStep) -> list[str]:
+    """The operators that the network does not have."""
+    return [
+        k.op for k, source in zip(step.kinds, step.rows.source) if source < 0 and k.op != "null"
+    ]
 
 
 def test_no_schedule_is_refused_for_layouts_where_there_are_none() -> None:
     """A GPU has none, so the schedule is taken as it is."""
     work = work_of(*blocked_networks.drawn(9))
-    made, schedule = parts(work), LEVELS["six levels"](work, 0)
+    schedule = LEVELS["six levels"](work, 0)
     with pytest.raises(memonger.MemongerError, match="would lay out what"):
-        unroll(made, schedule)
-    assert INSERTED not in unroll(made, schedule, mkldnn=False).rows.what
+        unroll(parts(work), schedule)
+    assert set(inserted(unroll(parts(work, mkldnn=False), schedule))) <= {"max"}
 
 
 def test_what_is_read_for_its_shape_may_lie_in_any_layout() -> None:
@@ -226,31 +214,24 @@ def test_refused_in_words() -> None:
         work_of(small_net(CASES["Custom"]), SMALL_SHAPES)
 
 
-def test_nothing_is_put_in_without_convolutions() -> None:
-    symbol, shapes = networks.lstm(steps=5)
-    assert parts(work_of(symbol, shapes)).expected is None
+def biased(times: int) -> Any:
+    """One bias in several FullyConnected operators, and statistics that their gradients move."""
+    x, bias = mx.sym.Variable("data"), mx.sym.Variable("bias")
+    for k in range(times):
+        x = mx.sym.tanh(mx.sym.FullyConnected(x, bias=bias, num_hidden=4, name=f"fc{k}"))
+    return mx.sym.MakeLoss(mx.sym.square(mx.sym.BatchNorm(x, name="bn")))
 
 
 def test_bias_of_a_fixed_weight_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     """As MKLDNN leaves it out without a schedule; it would be what was in the memory before."""
-    x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc")
-    net = mx.sym.MakeLoss(mx.sym.square(mx.sym.tanh(x)))
-    work = work_of(net, {"data": (2, 4)}, ["fc_bias"])
-    requests = {"data": "null", "fc_weight": "null", "fc_bias": "write"}
-    planned = scheduled(net, schedules(work)[-1])
-    equal(net, planned, {"data": (2, 4)}, grad_req=requests)
-    assert "'fc_bias' gets no gradient" in caplog.text
-
-
-def test_bias_of_fixed_weights_is_refused_where_it_is_shared() -> None:
-    bias = mx.sym.Variable("bias")
-    x = mx.sym.Variable("data")
-    for name in ("a", "b"):
-        x = mx.sym.tanh(mx.sym.FullyConnected(x, bias=bias, num_hidden=4, name=name))
-    net = mx.sym.MakeLoss(x)
-    work = work_of(net, {"data": (2, 4)}, ["bias"])
-    planned = scheduled(net, schedules(work)[-1])
-    with pytest.raises(memonger.MemongerError, match="bias of '[ab]' is used more than once"):
+    net, shapes = biased(1), {"data": (2, 4)}  # with one operator, then with two
+    planned = scheduled(net, schedules(work_of(net, shapes, ["bias"]))[-1])
+    requests = {n: "write" if n == "bias" else "null" for n in net.list_arguments()}
+    equal(net, planned, shapes, grad_req=requests)
+    assert "'bias' gets no gradient" in caplog.text
+    shared = biased(2)
+    planned = scheduled(shared, schedules(work_of(shared, shapes, ["bias"]))[-1])
+    with pytest.raises(memonger.MemongerError, match="bias of 'fc[01]' is used more than once"):
         planned.simple_bind(mx.cpu(), {"bias": "write"}, data=(2, 4))
 
 

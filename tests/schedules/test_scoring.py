@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any
 
-import memonger
 import mxnet as mx
 import numpy as np
 import pytest
@@ -13,8 +12,7 @@ from memonger.schedules.execution.symbol import scheduled
 
 from planned import ROOT, run_python
 from drawn_schedules import everything, work_of
-from scoring import drawn, parameters, prepared, sized
-from test_scheduled import same
+from scoring import drawn, prepared, sized
 
 S = mx.sym
 BATCH, SIZE, CHANNELS = 16, 8, 16
@@ -52,21 +50,6 @@ def test_generated_networks(
     assert (ran.returncode, len(found)) == (0, last - first), ran.stderr[-2000:]
 
 
-def test_statistics_after_fit() -> None:
-    """Module reads them when an epoch ends, and waits for nothing."""
-
-    def fitted(symbol: Any, wait: Callable[[], None]) -> dict[str, Any]:
-        random = np.random.RandomState(1)
-        module = mx.mod.Module(symbol)
-        prepared(module, residual(12), BATCH, SIZE, random)
-        images = random.normal(size=(3 * BATCH, *SHAPES["data"][1:]))
-        data = mx.io.NDArrayIter(images, random.randint(5, size=len(images)).astype("f"), BATCH)
-        module.fit(data, num_epoch=2, batch_end_callback=lambda _: wait())
-        return dict(parameters(module))
-
-    same(fitted(residual(12), mx.nd.waitall), fitted(by_schedule(residual(12)), lambda: None))
-
-
 def test_states_are_read_after_the_step() -> None:
     module = mx.mod.Module(by_schedule(residual(12)))
     prepared(module, module.symbol, BATCH, SIZE, np.random.RandomState(1))
@@ -77,12 +60,6 @@ def test_states_are_read_after_the_step() -> None:
         mx.nd.waitall()
         for name, array in states.items():
             assert np.array_equal(copies[name].asnumpy(), array.asnumpy()), (k, name)
-
-
-def test_check_reads_states_of_a_schedule_without_waiting() -> None:
-    symbol = residual(12)
-    report = memonger.check(symbol, by_schedule(symbol), SHAPES)
-    assert report, report
 
 
 def test_training_and_inference_do_not_mix() -> None:

@@ -26,16 +26,6 @@ def requests_of(names: Sequence[str], grad_req: Any) -> dict[str, str]:
     return read_requests(names, grad_req)
 
 
-def refuse_groups(group2ctx: Any) -> None:
-    """Refuse the split of a network among devices."""
-    groups = group2ctx if isinstance(group2ctx, (list, tuple)) else [group2ctx]
-    if any(groups):
-        raise MemongerError(
-            "a schedule runs on one device, so its network cannot be split with group2ctx; leave "
-            "it out, or plan with marks"
-        )
-
-
 def refuse_sparse(kinds: Mapping[str, str]) -> None:
     """Refuse inputs that are stored otherwise than densely."""
     for name, kind in kinds.items():
@@ -60,10 +50,9 @@ def by_name(arrays: Any, names: Sequence[str], required: str = "") -> Arrays:
     return found
 
 
-def tensors_of(symbol: Any, graph: ForwardGraph) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def tensors_of(graph: ForwardGraph) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Shape and type of each argument and each auxiliary state; only dense ones are taken."""
     nodes = graph.nodes
-    of = {nodes[i].name: graph.tensors[i][0] for i in (*graph.arguments, *graph.auxiliary)}
     kinds = mx.ndarray.ndarray._STORAGE_TYPE_ID_TO_STR
     stored = {nodes[i].name: nodes[i].hidden.get("__storage_type__", "0") for i in graph.arguments}
     refuse_sparse({n: kinds[int(k)] for n, k in stored.items() if k not in STORED_DENSELY})
@@ -73,15 +62,16 @@ def tensors_of(symbol: Any, graph: ForwardGraph) -> tuple[dict[str, Tensor], dic
             f"the gradient of {nodes[min(sparse)].name!r} is made row by row (sparse_grad), which "
             "a schedule cannot hold; set sparse_grad=False, or plan with marks"
         )
-    return (
-        {name: of[name] for name in symbol.list_arguments()},
-        {name: of[name] for name in symbol.list_auxiliary_states()},
+    arguments, states = (
+        {nodes[i].name: graph.tensors[i][0] for i in each}
+        for each in (graph.arguments, graph.auxiliary)
     )
+    return arguments, states
 
 
-def tensor_of(array: Any) -> Tensor:
-    """Tell shape and type of an array."""
-    return Tensor(tuple(array.shape), np.dtype(array.dtype).name)
+def type_of(array: Any) -> str:
+    """Name the type of an array's elements."""
+    return np.dtype(array.dtype).name
 
 
 def zeros(tensor: Tensor, ctx: Any) -> Any:
@@ -89,44 +79,28 @@ def zeros(tensor: Tensor, ctx: Any) -> Any:
     return mx.nd.zeros(tensor.shape, ctx, dtype=tensor.dtype)
 
 
-def shared(arrays: Mapping[str, Any], name: str, tensor: Tensor, ctx: Any) -> Any:
-    """Return the array of another executor, or a new one if it has none that fits."""
-    array = arrays.get(name)
-    return zeros(tensor, ctx) if array is None or tensor_of(array) != tensor else array
-
-
-def buffered(buffer: Arrays, name: str, tensor: Tensor, ctx: Any) -> Any:
-    """Return an array in memory of all executors, which is made if there is too little."""
-    array = buffer.get(name)
-    if array is None or np.dtype(array.dtype).name != tensor.dtype or array.size < tensor.elements:
-        buffer[name] = array = zeros(tensor, ctx)
-    return _view(array, tensor)
-
-
-def resized(name: str, array: Any, tensor: Tensor, ctx: Any, up: bool) -> Any:
-    """Return an array of another shape: a view where it is smaller, new where it may grow."""
-    if array.size >= tensor.elements:
-        return _view(array, tensor)
-    if not up:
-        raise MemongerError(
-            f"reshape makes {name!r} larger, from {array.shape} to {tensor.shape}; allow it with "
-            "allow_up_sizing=True"
-        )
-    return zeros(tensor, ctx)
-
-
-def _view(array: Any, tensor: Tensor) -> Any:
+def fitted(array: Any, tensor: Tensor, ctx: Any) -> Any:
+    """Return an array as a view of one that is there, or a new one where that is too small."""
+    if array is None or type_of(array) != tensor.dtype or array.size < tensor.elements:
+        return zeros(tensor, ctx)
     if array.shape == tensor.shape:
         return array
     return array.reshape((-1,))[: tensor.elements].reshape(tensor.shape)
 
 
+def buffered(buffer: Arrays, name: str, tensor: Tensor, ctx: Any) -> Any:
+    """Return an array in memory of all executors, which grows if there is too little."""
+    array = fitted(buffer.get(name), tensor, ctx)
+    if name not in buffer or array.size > buffer[name].size:
+        buffer[name] = array
+    return array
+
+
 def held(array: Any) -> Any:
     """Copy an array in a memory pool to the memory of the host.
 
-    MKLDNN's layout belongs to the memory (``NDArray::Chunk::mkl_mem_``). Executors that are not
-    ours may have used it for others since; then the array is lost, and a copy would fail, or end
-    the process. To ask for its address makes it plain, whatever is there.
+    The layout of MKLDNN belongs to the memory. Where another executor has used it since, a copy
+    would fail, or end the process. To ask for its address makes it plain, whatever is there.
     """
     if array.context.device_type == "cpu":
         address(array)
@@ -134,33 +108,25 @@ def held(array: Any) -> Any:
 
 
 def put_back(source: Any, target: Any) -> None:
-    """Copy to an array in a memory pool, which has been used for others since.
-
-    What an operator writes to forgets the layout of what was there, but ``copyto`` takes it for
-    that of the target (``CopyFromToDnsImpl`` in ``src/ndarray/ndarray.cc``).
-    """
-    target[:] = 0  # by an operator
+    """Copy to an array in a memory pool, which has been used for others since."""
+    # ``copyto`` would take the layout of what was there for that of the target
+    # (``CopyFromToDnsImpl`` in ``src/ndarray/ndarray.cc``); what an operator writes to forgets it.
+    target[:] = 0
     source.copyto(target)
 
 
 def touch(arrays: Iterable[Any]) -> None:
-    """Have MXNet's engine order what reads these arrays as if they were written now.
-
-    One operator for all of a type, in place, which computes nothing.
-    """
+    """Have MXNet's engine order what reads these arrays as if they were written now."""
     every = list(arrays)
-    for dtype in {array.dtype for array in every}:
+    for dtype in {array.dtype for array in every}:  # an operator in place, which computes nothing
         alike = [array for array in every if array.dtype == dtype]
         mx.nd.amp_multicast(*alike, num_outputs=len(alike), out=alike)
 
 
 def address(array: Any) -> int:
-    """Tell where its values are in memory, which is taken if it has not been yet.
-
-    MXNet makes it plain, but looks before it waits (``MXNDArrayGetData`` in
-    ``src/c_api/c_api.cc``), and convolutions that have run lay out their weights later
-    (``MKLDNNDataReorderAsync``).
-    """
+    """Tell where its values are in memory, which is taken if it has not been yet."""
+    # MXNet makes it plain, but looks before it waits (``MXNDArrayGetData``), and convolutions that
+    # have run lay out their weights later (``MKLDNNDataReorderAsync``).
     mx.nd.waitall()
     pointer = ctypes.c_void_p()
     mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))

@@ -1,51 +1,47 @@
-"""The executor of a training step that is written out (``write``), as MXNet's own to its users.
-
-It runs what comes before the network's outputs in ``forward`` and the rest in ``backward``, so that
-each does what it does in MXNet: statistics move, random numbers are drawn and gradients change when
-they always do. Inference runs the first part too, as in MXNet's executors: in the layouts of
-MKLDNN that training has, and so with the same roundings.
-
-The gradients that are written (not added to) and for which no arrays are given are outputs of the
-step, in its memory pool: they last until the next ``forward`` of it, or of an executor that shares
-its memory.
-"""
+"""The executor of a training step that is written out (``write``), as MXNet's own to its users."""
 
 from __future__ import annotations
 
 import ctypes
-import logging
 import weakref
+from itertools import chain
 from typing import Any, Mapping
 
 import numpy as np
 
 from memonger.costs.bind import has_mkldnn
+from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import InputSpec
 from memonger.graph.operators.gradients import unallocated
 from memonger.graph.operators.tensors import Tensor
+from memonger.graph.read import forward_graph
 from memonger.schedules.execution import arrays
 from memonger.schedules.execution.arrays import Arrays
-from memonger.schedules.execution.write import Lowered, Recipe, run
+from memonger.schedules.execution.write import Recipe, run
+from memonger.schedules.training_step import OURS
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
-
-log = logging.getLogger("memonger")
 
 
 class ScheduledExecutor(mx.executor.Executor):
     """An executor of a training step that is written out; made by `ScheduledSymbol`.
 
+    It runs what comes before the network's outputs in ``forward`` and the rest in ``backward``, so
+    that each does what it does in MXNet: statistics move, random numbers are drawn and gradients
+    change when they always do. Inference runs the first part too, as in MXNet's executors: in the
+    layouts of MKLDNN that training has, and so with the same roundings.
+
     What differs from MXNet's own:
 
     * ``backward`` runs once after each ``forward(is_train=True)``.
-    * Gradients may be in the memory pool (see the module's docstring).
+    * Gradients that are written and for which no arrays are given are in the memory pool: they last
+      until the next ``forward`` of it, or of an executor that shares its memory.
     * With 'add', a gradient is added to a copy of its array, in the pool, and the sum copied back.
     * With ``MXNET_ENGINE_TYPE=NaiveEngine`` an operator that fails ends the process, after MXNet's
       message (``write.run``).
 
-    ``grads`` are the arrays where gradients are to go. For others that are asked for, arrays are
-    made, or are the training step's own. ``requests`` says 'write', 'add' or 'null' for each
-    argument; memory is shared with ``shared_exec``.
+    ``graph`` is that of the symbol for ``args``. ``grads`` are the arrays that gradients go to,
+    ``requests`` says 'write', 'add' or 'null' for each; memory is shared with ``shared_exec``.
     """
 
     def __init__(
@@ -53,53 +49,41 @@ class ScheduledExecutor(mx.executor.Executor):
         symbol: Any,
         recipe: Recipe,
         ctx: Any,
+        graph: ForwardGraph,
         args: Arrays,
         grads: Arrays,
         requests: Mapping[str, str],
         aux: Arrays,
         shared_exec: Any,
     ) -> None:
-        names = symbol.list_arguments()
-        tensors = {name: arrays.tensor_of(array) for name, array in args.items()}
-        mkldnn = has_mkldnn(ctx)
-        self._step = step = recipe.step(symbol, tensors, requests, mkldnn)
-        if step.unwritten and mkldnn:
-            raise MemongerError(
-                f"the bias of {step.unwritten[0]!r} is used more than once, and its gradient "
-                "would be wrong, with or without a schedule: MKLDNN leaves it out where the "
-                "weight gets none; fix the bias too, or set MXNET_MKLDNN_ENABLED=0"
-            )
+        tensors = arrays.tensors_of(graph)[0]
+        self._step = step = recipe.step(symbol, graph, requests, has_mkldnn(ctx))
         self._symbol, self._recipe, self._ctx = symbol, recipe, ctx
         self._grad_req, self._group2ctx = dict(requests), None
-        totals = {name: grads.get(name) for name in step.totals}
-        for name, array in totals.items():
-            totals[name] = arrays.zeros(tensors[name], ctx) if array is None else array
-        self._given_grads = {**grads, **totals}
-        self._heads = {k: arrays.zeros(t, ctx) for k, t in step.head_tensors.items()}
-        variables = {step.heads[k]: array for k, array in self._heads.items()}
-        variables.update({step.totals[name]: array for name, array in totals.items()})
-        scratch = {name: arrays.zeros(tensor, ctx) for name, tensor in step.scratch.items()}
-        self._training = step.bind(
-            ctx, {**args, **variables}, {**aux, **scratch}, of_memory(shared_exec)
-        )
+        extra = {step.totals[name]: array for name, array in grads.items() if name in step.totals}
+        for name in step.extra.keys() - extra.keys():
+            extra[name] = arrays.zeros(step.extra[name], ctx)
+        self._given_grads = {**grads, **{name: extra[k] for name, k in step.totals.items()}}
+        self._heads = {k: extra[name] for k, name in step.heads.items()}
+        self._training = step.bind(ctx, {**args, **extra}, {**aux, **extra}, of_memory(shared_exec))
         for output in self._training.outputs[step.outputs :]:
             arrays.address(output)  # MKLDNN's Deconvolution needs the memory before it writes
         self._plain: Any = None
-        self._ran_forward = self._has_looked = self._trains = False
-        #: Whose gradients lie in the memory pool, of all executors that share it: one or none.
+        self._ran_forward = self._trains = False
+        # Whose gradients lie in the memory pool, of all executors that share it: one or none.
         self._holder: weakref.WeakSet[ScheduledExecutor] = weakref.WeakSet()
         if isinstance(shared_exec, ScheduledExecutor):
             self._holder = shared_exec._holder
         self._origin = object()  # the same of all that are reshaped from one another
-        self.arg_arrays = [args[name] for name in names]
+        self.arg_arrays = [args[name] for name in tensors]
         self.aux_arrays = [aux[name] for name in symbol.list_auxiliary_states()]
         self.outputs = self._training.outputs[: step.outputs]
         self._optimized_symbol: Any = None
         self._arg_dict = self._grad_dict = self._aux_dict = self._output_dict = None
         self._monitor_callback: Any = None
-        self._own: list[Any] = []  # gradients in the memory of the training step
+        self.own: Arrays = {}  # gradients in the memory of the training step
         self._copied: list[tuple[Any, Any, str]] = []  # to, from, request
-        self.grad_arrays = [self._gradient(name, tensors[name]) for name in names]
+        self.grad_arrays = [self._gradient(name, tensor) for name, tensor in tensors.items()]
 
     def __del__(self) -> None:
         pass  # the handles are those of other executors
@@ -113,25 +97,12 @@ class ScheduledExecutor(mx.executor.Executor):
         gets its own.
         """
         if self._plain is None:
-            own, grads = self._own_gradients(), {}
-            for name, array in self.grad_dict.items():
-                if name in own:
-                    dtype = arrays.tensor_of(array).dtype
-                    grads[name] = unallocated(array.shape, dtype, self._ctx)
-                elif array is not None:
-                    grads[name] = array
+            grads = {name: array for name, array in self.grad_dict.items() if array is not None}
+            for name, array in self.own.items():
+                grads[name] = unallocated(array.shape, arrays.type_of(array), self._ctx)
             about = self._ctx, self.arg_dict, grads, self._grad_req, self.aux_dict
             self._plain = mx.sym.Symbol.bind(self._symbol, *about, shared_exec=self._training)
         return self._plain.handle
-
-    def _own_gradients(self) -> Arrays:
-        """List those in the memory pool, by name."""
-        own = {id(array) for array in self._own}
-        return {name: array for name, array in self.grad_dict.items() if id(array) in own}
-
-    def holds(self, array: Any) -> bool:
-        """Tell whether this is a gradient in the memory pool."""
-        return arrays.address(array) in set(map(arrays.address, self._own))
 
     def _gradient(self, name: str, tensor: Tensor) -> Any:
         """Find or make the array of a gradient, and note how it is filled."""
@@ -139,19 +110,12 @@ class ScheduledExecutor(mx.executor.Executor):
         if request == "null":
             return array
         output = self._step.gradients.get(name)
-        if name in self._step.left_out and has_mkldnn(self._ctx):
-            log.warning(
-                "%r gets no gradient, for the weight it belongs to gets none: MXNet leaves it out "
-                "on the CPU, with or without a schedule, unless MXNET_MKLDNN_ENABLED=0",
-                name,
-            )
-            output = None
         source = None if output is None else self._training.outputs[output]
         if array is None:
-            others = [*self._own, *self.outputs, *self.arg_arrays, *self._heads.values()]
+            others = self.own.values(), self.outputs, self.arg_arrays, self._heads.values()
             if request == "write" and source is not None:
-                if arrays.address(source) not in set(map(arrays.address, others)):
-                    self._own.append(source)
+                if arrays.address(source) not in map(arrays.address, chain(*others)):
+                    self.own[name] = source
                     return source
             array = arrays.zeros(tensor, self._ctx)
         # What comes out for a total is the new total.
@@ -207,9 +171,6 @@ class ScheduledExecutor(mx.executor.Executor):
             if not isinstance(out_grads[k], mx.nd.NDArray):
                 raise TypeError("inputs must be NDArray")
             out_grads[k].copyto(array)
-        if not self._has_looked:
-            self._has_looked = True
-            self._refuse_one_array_for_two()
         self._ran_forward = False
         self._holder.clear()
         self._holder.add(self)
@@ -222,19 +183,6 @@ class ScheduledExecutor(mx.executor.Executor):
                 array[:] = 0
             else:
                 source.copyto(array)
-
-    def _refuse_one_array_for_two(self) -> None:
-        # Not when it is bound, for then the memory of the arrays may not have been taken yet.
-        seen: dict[int, str] = {}
-        for name in filter(self._step.totals.get, self._symbol.list_arguments()):
-            place = arrays.address(self._given_grads[name])
-            if place in seen:
-                raise MemongerError(
-                    f"the gradients of {seen[place]!r} and {name!r} are added to one array, and a "
-                    "schedule copies back each sum by itself; give each an array of its own, or "
-                    "plan with how='marks'"
-                )
-            seen[place] = name
 
     def _train(self, first: int, end: int) -> None:
         """Run a part of the training step, in order with what reads auxiliary states.
@@ -249,17 +197,18 @@ class ScheduledExecutor(mx.executor.Executor):
     def _infer(self) -> None:
         """Compute the outputs in inference.
 
-        Its gradients in the memory pool are put back afterwards, for they may still be wanted;
-        until then they are held in the memory of the host.
+        Its gradients in the memory pool are put back afterwards, for they may still be wanted.
         """
-        own = self._own
-        if self not in self._holder:
+        held = self._held_gradients() if self in self._holder else {}
+        if not held:
             self._holder.clear()
-            own = []
-        held = [arrays.held(array) for array in own]
         run(self._training, 0, self._step.forward, is_train=False)
-        for copy, array in zip(held, own):
-            arrays.put_back(copy, array)
+        for name, copy in held.items():
+            arrays.put_back(copy, self.own[name])
+
+    def _held_gradients(self) -> Arrays:
+        """Copy the gradients in the memory pool to the memory of the host."""
+        return {name: arrays.held(array) for name, array in self.own.items()}
 
     # ------------------------------------------------------------------ the rest
 
@@ -272,8 +221,9 @@ class ScheduledExecutor(mx.executor.Executor):
         if all(known[k].shape == v for k, v in shapes.items() if k in known):
             self._take_gradients()
             return self
-        types = {name: arrays.tensor_of(array).dtype for name, array in known.items()}
-        tensors, auxiliary = self._recipe.tensors(self._symbol, InputSpec(shapes, types))
+        types = {name: arrays.type_of(array) for name, array in known.items()}
+        graph = forward_graph(self._symbol, InputSpec(shapes, types))
+        tensors, auxiliary = arrays.tensors_of(graph)
         for name, tensor in tensors.items():
             if known[name].shape != tensor.shape and name not in shapes and not partial_shaping:
                 raise MemongerError(
@@ -282,31 +232,40 @@ class ScheduledExecutor(mx.executor.Executor):
                 )
 
         def sized(old: Mapping[str, Any], new: Mapping[str, Tensor]) -> Arrays:
-            return {
-                name: arrays.resized(name, array, new[name], self._ctx, allow_up_sizing)
-                for name, array in old.items()
-            }
+            for name, array in old.items():
+                if array.size < new[name].elements and not allow_up_sizing:
+                    raise MemongerError(
+                        f"reshape makes {name!r} larger, from {array.shape} to {new[name].shape}; "
+                        "allow it with allow_up_sizing=True"
+                    )
+            return {name: arrays.fitted(array, new[name], self._ctx) for name, array in old.items()}
 
-        own = self._own_gradients()
-        grads = {n: g for n, g in self.grad_dict.items() if g is not None and n not in own}
-        args, grads = sized(known, tensors), sized(grads, tensors)
-        aux, requests = sized(self.aux_dict, auxiliary), self._grad_req
-        about = self._symbol, self._recipe, self._ctx
-        made = ScheduledExecutor(*about, args, grads, requests, aux, shared_exec=self)
+        grads = {n: g for n, g in self.grad_dict.items() if g is not None and n not in self.own}
+        made = ScheduledExecutor(
+            self._symbol,
+            self._recipe,
+            self._ctx,
+            graph,
+            sized(known, tensors),
+            sized(grads, tensors),
+            self._grad_req,
+            sized(self.aux_dict, auxiliary),
+            shared_exec=self,
+        )
         made._origin = self._origin
         made._take_gradients()
         if self._monitor_callback is not None:
-            made.set_monitor_callback(self._monitor_function, self._monitor_all)
+            made.set_monitor_callback(self._monitor_callback, self._monitor_all)
         return made
 
     def _take_gradients(self) -> None:
         """Take over the gradients in the pool of an executor that this one is reshaped from."""
-        holders = [one for one in self._holder if one is not self and one._origin is self._origin]
-        for holder in holders:
-            held = {name: arrays.held(array) for name, array in holder._own_gradients().items()}
-            for name, array in self.grad_dict.items():
-                if name in held and held[name].shape == array.shape:
-                    arrays.put_back(held[name], array)
+        for holder in set(self._holder) - {self}:
+            if holder._origin is not self._origin:
+                continue
+            for name, copy in holder._held_gradients().items():
+                if copy.shape == self.grad_dict[name].shape:
+                    arrays.put_back(copy, self.grad_dict[name])
             self._holder.clear()
             self._holder.add(self)
 
@@ -316,47 +275,17 @@ class ScheduledExecutor(mx.executor.Executor):
 
     def set_monitor_callback(self, callback: Any, monitor_all: bool = False) -> None:
         """Install a callback; it is told of each result once, however often it is computed."""
-        kind = ctypes.CFUNCTYPE(None, ctypes.c_char_p, mx.base.NDArrayHandle, ctypes.c_void_p)
-        self._monitor_function, self._monitor_all = callback, bool(monitor_all)
-        self._monitor_callback = kind(monitored(callback, self._symbol, self._step, monitor_all))
-        install = mx.base._LIB.MXExecutorSetMonitorCallbackEX
-        every = ctypes.c_int(self._monitor_all)
-        mx.base.check_call(install(self._training.handle, self._monitor_callback, None, every))
+        self._monitor_callback, self._monitor_all = callback, monitor_all
+
+        def told(name: bytes, array: Any) -> None:
+            if name.startswith(OURS.encode()):
+                mx.nd.NDArray(ctypes.cast(array, mx.base.NDArrayHandle))  # ours to free
+            else:
+                callback(name, array)
+
+        self._training.set_monitor_callback(told, monitor_all)
 
 
 def of_memory(executor: Any) -> Any:
     """Return the executor of MXNet whose memory one that is to be bound may share."""
     return executor._training if isinstance(executor, ScheduledExecutor) else executor
-
-
-def monitored(callback: Any, symbol: Any, step: Lowered, inputs: bool) -> Any:
-    """Make a monitor's callback that is told of each result once, by MXNet's name.
-
-    It is not told of what is computed again, nor of names of ours. What MXNet tells has the name of
-    the node, '_' and that of the output or input. Before an input that is a variable it tells the
-    variable, by its own name (``GraphExecutor::ExecuteMonInputCallback``).
-    """
-    ours = {*step.scratch, *step.totals.values()}
-    variables = {*symbol.list_inputs(), *ours} if inputs else set()
-    held: list[Any] = []
-
-    def name_of(text: str) -> bytes | None:
-        stems = (text[:k] for k, letter in enumerate(text) if letter == "_")
-        stem = next((stem for stem in stems if stem in step.called), "")
-        name = step.called.get(stem, "")
-        return None if name is None else (name + text[len(stem) :]).encode()
-
-    def told(name: Any, array: Any, _: Any) -> None:
-        text = mx.base.py_str(name)
-        if not held and text in variables:
-            held.append((name, array))
-            return
-        found = [*held, (name_of(text), array)]
-        held.clear()
-        for said, value in found:
-            if found[-1][0] is None:  # what is handed to a callback is its own to free
-                mx.nd.NDArray(ctypes.cast(value, mx.base.NDArrayHandle))
-            else:
-                callback(said, value)
-
-    return told

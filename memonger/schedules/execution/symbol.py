@@ -1,9 +1,5 @@
 """Training with a schedule: a Symbol that MXNet binds and trains as any other.
 
-`ScheduledSymbol` is the user's network, with a schedule. Everything about it is the network's:
-names, shapes, JSON, what is saved. Only when it is bound for training does it hand out an executor
-of its own (``executor``).
-
 MXNet knows nothing of a schedule, so what it makes of such a symbol is a plain one. Where that goes
 through a method of the symbol, what is handed back remembers where it came from, and says so if it
 is bound for training; looking at a network (as Module, ``mx.viz`` and others do) says nothing.
@@ -13,6 +9,7 @@ once for each network and place.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -21,10 +18,11 @@ from typing import Any, Mapping, Sequence
 import numpy as np
 
 from memonger.graph.inputs import InputSpec
+from memonger.graph.read import forward_graph
 from memonger.schedules.execution import arrays
 from memonger.schedules.execution.arrays import Arrays
 from memonger.schedules.execution.executor import ScheduledExecutor, of_memory
-from memonger.schedules.execution.write import Recipe, spec_of
+from memonger.schedules.execution.write import Recipe
 from memonger.schedules.schedule import Schedule
 from memonger.schedules.training_step import TrainingStep
 from memonger.support.errors import MemongerError
@@ -47,36 +45,32 @@ LOSING = {
 }
 
 
+def _losing(method: str, place: str) -> Any:
+    """Make a method of a symbol whose result has no schedule; ``place`` says where it was lost."""
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._without(getattr(Symbol, method)(self, *args, **kwargs), place)
+
+    return functools.wraps(getattr(Symbol, method))(made)
+
+
 class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
     """A network with a schedule. It is used, saved and inspected as the network is.
 
-    The schedule is kept by ``copy``, ``deepcopy``, ``pickle`` (and so by a pickled FeedForward),
-    and by ``symbol[0]``, ``symbol['softmax_output']``, ``symbol[:]`` and loops over a network with
-    one output.
-
     Bound without gradients it is MXNet's own executor; bound for training, a `ScheduledExecutor`,
-    on one device (no ``group2ctx``), with dense arrays, and with the same results, bit for bit (but
-    for ``grad_req`` 'add', see there). It may share arrays and memory with executors of other
-    symbols, planned or not. Where gradient arrays are given (``bind``; FeedForward does), the
-    memory of the gradients is taken twice: there, and in the pool.
+    on one device, with dense arrays and the same results. It may share arrays and memory with
+    executors of other symbols, planned or not. Where gradient arrays are given (``bind``;
+    FeedForward does), the memory of the gradients is taken twice: there, and in the pool.
 
-    It is lost, and what comes of the network must be planned by itself, with
+    The schedule is kept by ``copy``, ``deepcopy``, ``pickle``, and of a network with one output by
+    its index, name, slice and loop. It is lost, and must be planned anew, with
 
-    * files: ``save``, ``tojson``, ``save_checkpoint``, ``do_checkpoint`` write the plain network,
-      which any MXNet can load. ``mx.sym.load``, ``load_checkpoint``, ``Module.load`` and
-      ``FeedForward.load`` return that; nothing is logged. To resume by a plan, plan again::
-
-          symbol, arguments, states = mx.model.load_checkpoint('net', 3)
-          symbol = memonger.plan(symbol, shapes, how='schedule').symbol
-          module = mx.mod.Module(symbol)
-          module.fit(data, arg_params=arguments, aux_params=states, begin_epoch=3, num_epoch=9)
-
-    * parts of it: an output among several, ``get_internals``, ``get_children``, and with it
+    * files: what is saved is the plain network, which any MXNet can load; nothing is logged.
+    * parts of it: an output among several, ``get_internals``, ``get_children``; and with it
       composed anew: ``symbol(data=other)``, ``optimize_for``, ``get_backend_symbol``. A warning is
       logged if such a symbol is bound for training.
     * more than it: operators on top of it, arithmetic, ``mx.sym.Group``, ``as_np_ndarray``,
-      ``mx.contrib.amp.convert_symbol``; and Gluon (``SymbolBlock``), which does not train by
-      executors. A warning is logged at once.
+      ``mx.contrib.amp.convert_symbol``; and Gluon (``SymbolBlock``). A warning is logged at once.
     """
 
     def __init__(self, handle: Any, recipe: Recipe, lost: str | None = None) -> None:
@@ -102,8 +96,8 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         return self._recipe.schedule if self._lost is None else None
 
     def remember(self, step: TrainingStep, requests: Mapping[str, str], mkldnn: bool) -> None:
-        """Take a training step that is there already; see ``Recipe.remember``."""
-        self._recipe.remember(self, step, requests, mkldnn)
+        """Take a training step that is there already; see ``Recipe.step``."""
+        self._recipe.step(self, step.graph, requests, mkldnn, step)
 
     def _tell(self, place: str) -> None:
         if place not in self._recipe.told:
@@ -142,32 +136,14 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
             return self.__copy__()
         return self._without(super().__getitem__(index), "an output was taken from it")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        made = self._without(super().__deepcopy__(None), "it was composed with other inputs")
-        made._compose(*args, **kwargs)
-        return made
-
     def _compose(self, *args: Any, **kwargs: Any) -> None:
         self._lost = self._lost or "it was composed with other inputs"
         super()._compose(*args, **kwargs)
 
-    def get_internals(self) -> Any:
-        """The network's internals, as a symbol without a schedule."""
-        return self._without(super().get_internals(), "this is of its get_internals()")
-
-    def get_children(self) -> Any:
-        """What the outputs read, as a symbol without a schedule."""
-        return self._without(super().get_children(), "this is of its get_children()")
-
-    def optimize_for(self, backend: str, *args: Any, **kwargs: Any) -> Any:
-        """The network for a backend, without a schedule."""
-        made = super().optimize_for(backend, *args, **kwargs)
-        return self._without(made, f"it was optimized for the backend {backend!r}")
-
-    def get_backend_symbol(self, backend: str) -> Any:
-        """The network for a backend, without a schedule."""
-        made = super().get_backend_symbol(backend)
-        return self._without(made, f"it was partitioned for the backend {backend!r}")
+    get_internals = _losing("get_internals", "this is of its get_internals()")
+    get_children = _losing("get_children", "this is of its get_children()")
+    optimize_for = _losing("optimize_for", "it was optimized for a backend")
+    get_backend_symbol = _losing("get_backend_symbol", "it was partitioned for a backend")
 
     def as_np_ndarray(self) -> Any:
         """The network as a symbol of NumPy's operators, without a schedule."""
@@ -176,13 +152,19 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
 
     # ------------------------------------------------------------------ binding
 
-    def _by_schedule(self, requests: Mapping[str, str]) -> bool:
-        """Whether an executor with these requests runs the schedule."""
+    def _by_schedule(self, requests: Mapping[str, str], group2ctx: Any) -> bool:
+        """Whether an executor with these requests runs the schedule, on one device."""
         if set(requests.values()) <= {"null"}:
             return False
         if self._lost is not None:
             self._tell(self._lost)
-        return self._lost is None
+            return False
+        if any(group2ctx if isinstance(group2ctx, (list, tuple)) else [group2ctx]):
+            raise MemongerError(
+                "a schedule runs on one device, so its network cannot be split with group2ctx; "
+                "leave it out, or plan with marks"
+            )
+        return True
 
     def simple_bind(
         self,
@@ -198,36 +180,30 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
     ) -> Any:
         """Bind with arrays made for it; as ``mx.sym.Symbol.simple_bind``."""
         requests = arrays.requests_of(self.list_arguments(), grad_req)
-        if not self._by_schedule(requests):
+        if not self._by_schedule(requests, group2ctx):
             usual = ctx, grad_req, type_dict, stype_dict, group2ctx, shared_arg_names
             return super().simple_bind(
                 *usual, _sharer(requests, shared_exec), shared_buffer, **kwargs
             )
-        arrays.refuse_groups(group2ctx)
         arrays.refuse_sparse(stype_dict or {})
         inputs = {*self.list_arguments(), *self.list_auxiliary_states()}
-        given = {k: tuple(v) for k, v in kwargs.items() if isinstance(v, (tuple, list))}
+        given = {k: v for k, v in kwargs.items() if k in inputs and isinstance(v, (tuple, list))}
         types = {k: np.dtype(v).name for k, v in (type_dict or {}).items() if k in inputs}
-        spec = InputSpec({k: v for k, v in given.items() if k in inputs}, types)
-        tensors, auxiliary = self._recipe.tensors(self, spec)
+        graph = forward_graph(self, InputSpec({k: tuple(v) for k, v in given.items()}, types))
+        tensors, auxiliary = arrays.tensors_of(graph)
         buffer: Arrays = {} if shared_buffer is None else shared_buffer
-        # MXNet shares by a buffer only.
-        sharer = shared_exec if shared_buffer is not None else None
-        sharing = set(shared_arg_names or ()) if sharer is not None else set()
-        args = {
-            name: arrays.shared(shared_exec.arg_dict, name, tensor, ctx)
-            if name in sharing
-            else arrays.buffered(buffer, name, tensor, ctx)
-            for name, tensor in tensors.items()
-        }
-        grads = {  # what gradients are added to is the same for all that share
-            name: arrays.shared(shared_exec.grad_dict, name, tensors[name], ctx)
-            for name, request in requests.items()
-            if request == "add" and name in sharing
-        }
-        states = {} if sharer is None else sharer.aux_dict
-        aux = {n: arrays.shared(states, n, tensor, ctx) for n, tensor in auxiliary.items()}
-        return ScheduledExecutor(self, self._recipe, ctx, args, grads, requests, aux, shared_exec)
+        args, grads, states = {}, {}, {}
+        if shared_exec is not None and shared_buffer is not None:  # MXNet shares by a buffer only
+            states = shared_exec.aux_dict
+            for name in tensors.keys() & set(shared_arg_names or ()):
+                args[name] = arrays.fitted(shared_exec.arg_dict.get(name), tensors[name], ctx)
+                if requests[name] == "add":  # to what is the same for all that share
+                    grads[name] = arrays.fitted(shared_exec.grad_dict.get(name), tensors[name], ctx)
+        for name in tensors.keys() - args.keys():
+            args[name] = arrays.buffered(buffer, name, tensors[name], ctx)
+        aux = {name: arrays.fitted(states.get(name), each, ctx) for name, each in auxiliary.items()}
+        about = self, self._recipe, ctx, graph
+        return ScheduledExecutor(*about, args, grads, requests, aux, shared_exec)
 
     def bind(
         self,
@@ -244,21 +220,17 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         grads = arrays.by_name(args_grad, names)
         requests = arrays.requests_of(names, grad_req)
         requests = {n: r if n in grads else "null" for n, r in requests.items()}
-        if not self._by_schedule(requests):
+        if not self._by_schedule(requests, group2ctx):
             sharing = _sharer(requests, shared_exec)
             return super().bind(ctx, args, args_grad, grad_req, aux_states, group2ctx, sharing)
-        arrays.refuse_groups(group2ctx)
         given = arrays.by_name(args, names, "argument")
         aux = arrays.by_name(aux_states, self.list_auxiliary_states(), "auxiliary state")
-        for name, array in grads.items():
-            if isinstance(shared_exec, ScheduledExecutor) and shared_exec.holds(array):
-                raise MemongerError(
-                    f"bind: the array for the gradient of {name!r} lies in the memory that is "
-                    "shared with shared_exec; give it one of its own"
-                )
         arrays.refuse_sparse({n: a.stype for n, a in [*given.items(), *grads.items()]})
-        self._recipe.tensors(self, spec_of({n: arrays.tensor_of(a) for n, a in given.items()}))
-        return ScheduledExecutor(self, self._recipe, ctx, given, grads, requests, aux, shared_exec)
+        _refuse_places(grads, requests, shared_exec)
+        types = {n: arrays.type_of(a) for n, a in given.items()}
+        graph = forward_graph(self, InputSpec({n: a.shape for n, a in given.items()}, types))
+        about = self, self._recipe, ctx, graph
+        return ScheduledExecutor(*about, given, grads, requests, aux, shared_exec)
 
 
 def scheduled(symbol: Any, schedule: Schedule) -> ScheduledSymbol:
@@ -269,6 +241,26 @@ def scheduled(symbol: Any, schedule: Schedule) -> ScheduledSymbol:
 def _sharer(requests: Mapping[str, str], shared_exec: Any) -> Any:
     """Choose what MXNet's own executor shares with: without gradients it shares memory alone."""
     return of_memory(shared_exec) if set(requests.values()) <= {"null"} else shared_exec
+
+
+def _refuse_places(grads: Arrays, requests: Mapping[str, str], shared_exec: Any) -> None:
+    """Refuse arrays for gradients where others are, for each is written by itself."""
+    lent = shared_exec.own.values() if isinstance(shared_exec, ScheduledExecutor) else ()
+    pool = set(map(arrays.address, lent))
+    added: dict[int, str] = {}
+    for name, array in grads.items():
+        if pool and arrays.address(array) in pool:
+            raise MemongerError(
+                f"bind: the array for the gradient of {name!r} lies in the memory that is shared "
+                "with shared_exec; give it one of its own"
+            )
+        other = added.setdefault(arrays.address(array), name) if requests[name] == "add" else name
+        if other != name:
+            raise MemongerError(
+                f"the gradients of {other!r} and {name!r} are added to one array, and a schedule "
+                "copies back each sum by itself; give each an array of its own, or plan with "
+                "how='marks'"
+            )
 
 
 def _taking(symbol: Any, recipe: Recipe, lost: str | None = None) -> ScheduledSymbol:

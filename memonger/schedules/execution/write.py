@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 from dataclasses import dataclass
 from typing import Any, Mapping
 
 import numpy as np
 
-from memonger.graph.forward import no_collection
-from memonger.graph.inputs import InputSpec
+from memonger.graph.forward import ForwardGraph, no_collection
 from memonger.graph.operators.tensors import Tensor
-from memonger.graph.read import forward_graph
 from memonger.graph.training import training_graph
-from memonger.schedules.execution import arrays
 from memonger.schedules.execution.arrays import Arrays
 from memonger.schedules.expand import parts, unroll
-from memonger.schedules.nodes import ITSELF, MASKED, SCRATCH
 from memonger.schedules.schedule import Schedule, adapt, check, workload
-from memonger.schedules.training_step import BIND, TrainingStep, nodes_of
+from memonger.schedules.training_step import BIND, OURS, TrainingStep, nodes_of
 from memonger.support.cache import Latest
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import environment, mx, without_line
@@ -32,8 +27,7 @@ from memonger.support.symbols import load_nodes
 
 REMEMBERED = 16  # training steps of one symbol: shapes, gradients
 
-_BACKEND = "MXNET_SUBGRAPH_BACKEND"
-#: What MXNet logs of it at each bind (the constructor of ``GraphExecutor``).
+#: What MXNet logs at each bind (the constructor of ``GraphExecutor``).
 _DETECTED = b"MXNET_SUBGRAPH_BACKEND=NONE is detected"
 
 #: ``GraphExecutor::RunOps(bool is_train, size_t first, size_t end)``: the nodes first to end - 1 of
@@ -48,31 +42,23 @@ class Lowered:
 
     symbol: Any
     outputs: int  # of the network
-    gradients: Mapping[str, int | None]  # of arguments: which output that is; None for zeros
-    left_out: frozenset[str]  # the arguments whose gradient MKLDNN does not write
-    unwritten: tuple[str, ...]  # as in `Parts`
+    gradients: Mapping[str, int | None]  # of arguments: which output that is; or zeros
     #: Of arguments whose gradient is added to a total: the argument that this is given in. The
     #: output is the new total.
     totals: Mapping[str, str]
     #: Of the network's outputs that are no losses: the argument that their gradient is given in.
     heads: Mapping[int, str]
-    head_tensors: Mapping[int, Tensor]
-    scratch: Mapping[str, Tensor]  # auxiliary states that only the symbol has
+    extra: Mapping[str, Tensor]  # all arguments and auxiliary states that only the symbol has
     forward: int  # nodes that run before the outputs are there, variables counted
     nodes: int
     operators: int  # nodes that are no variables
-    called: Mapping[str, str | None]  # what MXNet calls nodes with another name; None for nothing
 
     def bind(self, ctx: Any, args: Arrays, aux: Arrays, shared_exec: Any) -> Any:
         """Bind it with these arrays (there may be others among them); see `run`."""
         args = {name: args[name] for name in self.symbol.list_arguments()}
         aux = {name: aux[name] for name in self.symbol.list_auxiliary_states()}
-        settings = dict(BIND)
-        if ctx.device_type == "gpu" and _BACKEND not in os.environ:
-            # It is MKLDNN if it is not set, which is for the CPU; MXNet logs that there is none.
-            del settings[_BACKEND]
         try:
-            with environment(**settings), without_line(_DETECTED):
+            with environment(**BIND), without_line(_DETECTED):
                 made = self.symbol.bind(ctx, args, None, "null", aux, shared_exec=shared_exec)
         except mx.MXNetError as error:
             raise MemongerError(
@@ -105,21 +91,21 @@ def run(executor: Any, first: int, end: int, is_train: bool = True) -> None:
 def write(step: TrainingStep) -> Lowered:
     """Make the symbol of a training step."""
     rows, graph, names, t = nodes_of(step.rows), step.graph, step.names, step.tables
-    usual, order = step.training.names, step.order()
+    forward, order, made = len(graph.nodes), t.first, step.parts
     used = ~t.variable  # variables that nothing reads are left out
     used[step.rows.read_row] = True
     used[t.head_row] = True
     place = (np.cumsum(used) - 1).tolist()
     named = [each for each, is_used in zip(zip(names, rows, step.kinds), used) if is_used]
-    multiplied = {row.source for row in rows if row.what == MASKED}
+    recomputed = {row.source for row in rows if row.time > 0}
     nodes: list[dict[str, Any]] = []
     for name, row, kind in named:
         inputs = [[place[source], output, 0] for source, output in row.reads]
         node: dict[str, Any] = {"op": kind.op, "name": name, "inputs": inputs}
         attrs = dict(kind.attrs)
-        if row.what == ITSELF and row.source < len(graph.nodes) and kind.op == "null":
+        if kind.op == "null" and 0 <= row.source < forward:
             attrs = dict(graph.nodes[row.source].hidden)
-        elif row.what == ITSELF and row.source in multiplied:
+        elif kind.op == "Dropout" and row.source in recomputed:
             # cuDNN's mask is one of bits, no factors (src/operator/nn/dropout-inl.h)
             attrs["cudnn_off"] = "True"
         elif kind.op == "_zeros_without_dtype":  # its shape is inferred from nothing
@@ -129,30 +115,33 @@ def write(step: TrainingStep) -> Lowered:
         if row.waits:
             node["control_deps"] = list(dict.fromkeys(place[before] for before in row.waits))
         nodes.append(node)
-    heads = [
-        (int(usual[row.source].rsplit("_", 1)[1]), name, kind.tensors[0])  # called _head_grad_k
-        for name, row, kind in named
-        if kind.op == "null" and row.what == ITSELF and row.source >= len(graph.nodes)
-    ]
+    variables = [(name, row, kind) for name, row, kind in named if kind.op == "null"]
+    gradients = zip(step.training.wanted, step.gradients)
+    totals = [(graph.nodes[a].name, step.rows.latest[total]) for a, total in made.totals.items()]
     return Lowered(
         symbol=load_nodes(nodes, [[place[row], k, 0] for row, k in step.heads]),
         outputs=len(graph.heads),
-        gradients=dict(zip([graph.nodes[a].name for a in step.training.wanted], step.gradients)),
-        left_out=frozenset(graph.nodes[a].name for a in step.parts.left_out),
-        unwritten=step.parts.unwritten,
-        totals={graph.nodes[a].name: names[variable] for a, (variable, _) in step.totals.items()},
-        heads={k: name for k, name, _ in heads},
-        head_tensors={k: tensor for k, _, tensor in heads},
-        scratch={name: kind.tensors[0] for name, row, kind in named if row.what == SCRATCH},
+        gradients={graph.nodes[a].name: k for a, k in gradients if a not in made.left_out},
+        totals={name: names[row] for name, row in totals},
+        heads={  # their gradients are what MXNet calls _head_grad_k
+            int(n.rsplit("_", 1)[1]): n for n, row, _ in variables if row.source >= forward
+        },
+        extra={n: kind.tensors[0] for n, _, kind in variables if n.startswith(OURS)},
         forward=int(np.flatnonzero(step.rows.time[order] == 0).max(initial=-1)) + 1,
         nodes=len(order),
         operators=int((~t.variable[order]).sum()),
-        called={
-            name: None if row.what != ITSELF or row.time > 0 else usual[row.source]
-            for name, row in zip(names, rows)
-            if row.what != ITSELF or name != usual[row.source]
-        },
     )
+
+
+def step_for(
+    graph: ForwardGraph, schedule: Schedule, grad_req: Mapping[str, str], mkldnn: bool
+) -> TrainingStep:
+    """Build the training step of a network for these gradients, by what fits of a schedule."""
+    asked = {a: grad_req[graph.nodes[a].name] for a in graph.arguments}
+    work = workload(training_graph(graph, [a for a in asked if asked[a] != "null"]))
+    fitting = adapt(work, schedule)
+    check(work, fitting)
+    return unroll(parts(work, [a for a in asked if asked[a] == "add"], mkldnn), fitting)
 
 
 class Recipe:
@@ -161,60 +150,26 @@ class Recipe:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.told: set[str] = set()  # the places where its loss has been told
-        self._made: Latest[Any] = Latest(REMEMBERED)
-
-    def tensors(self, symbol: Any, spec: InputSpec) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Shape and type of each argument and auxiliary state of the network."""
-        return self._made.get_or_make(
-            _key(symbol, spec.shapes, spec.types),
-            lambda: arrays.tensors_of(symbol, forward_graph(symbol, spec)),
-        )
+        self._made: Latest[Lowered] = Latest(REMEMBERED)
 
     def step(
-        self, symbol: Any, tensors: Mapping[str, Tensor], requests: Mapping[str, str], mkldnn: bool
+        self,
+        symbol: Any,
+        graph: ForwardGraph,
+        requests: Mapping[str, str],
+        mkldnn: bool,
+        known: TrainingStep | None = None,
     ) -> Lowered:
-        """Return the training step for these arguments, computed with MKLDNN or not."""
-        return self._made.get_or_make(
-            _key(symbol, tensors, requests, mkldnn),
-            lambda: make_step(symbol, self.schedule, tensors, requests, mkldnn),
-        )
+        """Return the training step of the symbol's graph, computed with MKLDNN or not.
 
-    def remember(
-        self, symbol: Any, made: TrainingStep, requests: Mapping[str, str], mkldnn: bool
-    ) -> None:
-        """Take a training step that is there already; parameters as those of `step`."""
-        found = arrays.tensors_of(symbol, made.graph)
-        spec = spec_of(found[0])
-        self._made.put(_key(symbol, spec.shapes, spec.types), found)
-        self._made.put(_key(symbol, found[0], requests, mkldnn), write(made))
+        It is made, or written out as it is ``known``, where it is not remembered.
+        """
+        # The network as it is now: attributes can be set at any time.
+        network = hashlib.sha256(symbol.tojson(remove_amp_cast=False).encode()).digest()
+        tensors = tuple(graph.tensors[a] for a in graph.arguments)
+        key = network, tensors, tuple(sorted(requests.items())), mkldnn
 
+        def make() -> Lowered:
+            return write(known or step_for(graph, self.schedule, requests, mkldnn))
 
-def _key(symbol: Any, *given: Any) -> Any:
-    """A key of these and of the network as it is now (attributes can be set at any time)."""
-    network = hashlib.sha256(symbol.tojson(remove_amp_cast=False).encode()).digest()
-    return network, *(tuple(sorted(g.items())) if isinstance(g, Mapping) else g for g in given)
-
-
-def spec_of(tensors: Mapping[str, Tensor]) -> InputSpec:
-    """The shapes and types of these inputs, as a user gives them."""
-    return InputSpec(
-        {name: tensor.shape for name, tensor in tensors.items()},
-        {name: tensor.dtype for name, tensor in tensors.items()},
-    )
-
-
-def make_step(
-    symbol: Any,
-    schedule: Schedule,
-    tensors: Mapping[str, Tensor],
-    requests: Mapping[str, str],
-    mkldnn: bool,
-) -> Lowered:
-    """Write out a training step; parameters as those of `Recipe.step`."""
-    graph = forward_graph(symbol, spec_of(tensors))
-    asked = {a: requests[graph.nodes[a].name] for a in graph.arguments}
-    work = workload(training_graph(graph, [a for a in asked if asked[a] != "null"]))
-    fitting = adapt(work, schedule)
-    check(work, fitting)
-    added = [a for a in asked if asked[a] == "add"]
-    return write(unroll(parts(work), fitting, mkldnn, added))
+        return self._made.get_or_make(key, make)
