@@ -3,7 +3,7 @@ no blocks: drawn ones (`drawn`), and small ones of the kinds that people train (
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Sequence, Tuple
 
 import memonger  # noqa: F401
 import mxnet as mx
@@ -13,6 +13,10 @@ S = mx.sym
 Network = Tuple[Any, Dict[str, Tuple[int, ...]]]
 FAMILIES = (
     "gated gated_fully shifted split divided shuffled padded hard_swish product instance_norm up"
+).split()
+#: Those for images of any size, in which MXNet trains and scores in turns.
+ANY_SIZE = (
+    "gated gated_fully shifted hard_swish product plain joined pooled dropped transposed grouped"
 ).split()
 
 
@@ -31,32 +35,24 @@ class _Drawn:
 
     def __init__(self, seed: int) -> None:
         self.random = np.random.RandomState(seed)
-        self.count = 0
 
     def one_in(self, n: int) -> bool:
         return self.random.randint(n) == 0
 
-    def name(self, stem: str) -> str:
-        self.count += 1
-        return f"{stem}{self.count}"
-
-    def conv(self, x: Any, filters: int, kernel: int = 1) -> Any:
+    def conv(self, x: Any, filters: int, kernel: int = 1, **more: Any) -> Any:
         size = {"kernel": (kernel, kernel), "pad": (kernel // 2, kernel // 2)}
-        options = {"no_bias": self.one_in(2), "name": self.name("conv")}
-        return S.Convolution(x, num_filter=filters, **size, **options)
+        return S.Convolution(x, num_filter=filters, no_bias=self.one_in(2), **size, **more)
 
     def activation(self, x: Any) -> Any:
         kind = self.random.randint(5)
         if kind == 0:
-            return S.LeakyReLU(x, act_type="leaky", slope=0.1, name=self.name("leaky"))
-        if kind == 1:
-            return S.clip(x, 0, 6, name=self.name("clip"))
-        return S.Activation(x, "tanh" if kind == 2 else "relu", name=self.name("act"))
+            return S.LeakyReLU(x, act_type="leaky", slope=0.1)
+        return S.clip(x, 0, 6) if kind == 1 else S.Activation(x, "tanh" if kind == 2 else "relu")
 
     def norm(self, x: Any) -> Any:
-        return x if self.one_in(4) else S.BatchNorm(x, fix_gamma=False, name=self.name("bn"))
+        return x if self.one_in(4) else S.BatchNorm(x, fix_gamma=False)
 
-    # Each takes an image and its channels, an even number.
+    # Families of blocks: each takes an image and its channels, an even number.
 
     def gated(self, x: Any, filters: int) -> Any:
         x = self.conv(x, filters)
@@ -66,9 +62,7 @@ class _Drawn:
 
     def gated_fully(self, x: Any, filters: int) -> Any:
         x = self.conv(x, filters)
-        gate = S.FullyConnected(S.Flatten(squeezed(x)), num_hidden=filters, name=self.name("fc"))
-        gate = S.reshape(S.Activation(gate, "sigmoid"), shape=(-1, filters, 1, 1))
-        return S.broadcast_mul(x, gate)
+        return S.broadcast_mul(x, _fully_gate(S.Flatten(squeezed(x)), filters))
 
     def shifted(self, x: Any, filters: int) -> Any:
         x = self.conv(x, filters, 3)
@@ -100,15 +94,35 @@ class _Drawn:
         return S.tanh(self.conv(x, filters, 3)) * S.sigmoid(self.conv(x, filters))
 
     def instance_norm(self, x: Any, filters: int) -> Any:
-        return S.InstanceNorm(self.conv(x, filters, 3), name=self.name("in"))
+        return S.InstanceNorm(self.conv(x, filters, 3))
 
     def up(self, x: Any, filters: int) -> Any:
         x = S.Pooling(self.conv(x, filters, 3), kernel=(2, 2), stride=(2, 2), pool_type="max")
         return S.UpSampling(self.activation(x), scale=2, sample_type="nearest")
 
-    def network(self) -> Network:
+    def plain(self, x: Any, filters: int) -> Any:
+        return self.conv(x, filters, 3)
+
+    def joined(self, x: Any, filters: int) -> Any:
+        y = self.activation(self.norm(self.conv(x, filters)))
+        return self.conv(S.Concat(x, y, dim=1), filters)
+
+    def pooled(self, x: Any, filters: int) -> Any:
+        kind = "max" if self.one_in(2) else "avg"
+        return S.Pooling(x, kernel=(3, 3), pad=(1, 1), pool_type=kind)
+
+    def dropped(self, x: Any, filters: int) -> Any:
+        return S.Dropout(self.activation(x), p=0.2)
+
+    def transposed(self, x: Any, filters: int) -> Any:
+        return S.Deconvolution(self.activation(x), num_filter=filters, kernel=(3, 3), pad=(1, 1))
+
+    def grouped(self, x: Any, filters: int) -> Any:
+        return self.conv(x, filters, 3, num_group=2)
+
+    def network(self, names: Sequence[str]) -> Network:
         random = self.random
-        families: list[Callable[[Any, int], Any]] = [getattr(self, name) for name in FAMILIES]
+        families: list[Callable[[Any, int], Any]] = [getattr(self, name) for name in names]
         filters = int(random.choice([6, 8, 16, 24, 32, 48, 64]))
         batch, side = int(random.choice([2, 3, 4])), int(random.choice([6, 8, 12]))
         blocks = random.randint(2, 6)
@@ -126,10 +140,10 @@ class _Drawn:
         return classified(self.activation(self.norm(x))), {"data": (batch, 3, side, side)}
 
 
-def drawn(seed: int) -> Network:
-    """A residual network of one or two of eleven kinds of blocks."""
+def drawn(seed: int, families: Sequence[str] = FAMILIES) -> Network:
+    """A residual network of one or two of these families of blocks."""
     with mx.name.NameManager():
-        return _Drawn(seed).network()
+        return _Drawn(seed).network(families)
 
 
 # ---------------------------------------------------------------- kinds that people train
@@ -153,6 +167,11 @@ def _hard_sigmoid(x: Any) -> Any:
     return S.clip(x + 3, 0, 6) / 6
 
 
+def _fully_gate(x: Any, channels: int) -> Any:
+    gate = S.Activation(S.FullyConnected(x, num_hidden=channels), "sigmoid")
+    return S.reshape(gate, shape=(-1, channels, 1, 1))
+
+
 def _gate(x: Any, channels: int, inner: int, last: Callable[[Any], Any]) -> Any:
     y = _relu(S.Convolution(squeezed(x), num_filter=inner, kernel=(1, 1)))
     return S.broadcast_mul(x, last(S.Convolution(y, num_filter=channels, kernel=(1, 1))))
@@ -169,9 +188,8 @@ def se_resnet(width: int = 16, side: int = 32, blocks: tuple[int, ...] = (2, 2))
             y = _relu(_conv_bn(y, filters // 4))
             y = _conv(_relu(_conv_bn(y, filters // 4, 3, stride)), filters)
             gate = S.FullyConnected(S.Flatten(squeezed(y)), num_hidden=max(1, filters // 16))
-            gate = S.FullyConnected(_relu(gate), num_hidden=filters)
-            gate = S.reshape(S.Activation(gate, "sigmoid"), shape=(-1, filters, 1, 1))
-            x = S.broadcast_mul(y, gate) + (_conv(shortcut, filters, 1, stride) if not block else x)
+            y = S.broadcast_mul(y, _fully_gate(_relu(gate), filters))
+            x = y + (_conv(shortcut, filters, 1, stride) if not block else x)
     return classified(_relu(S.BatchNorm(x, fix_gamma=False))), {"data": (2, 3, side, side)}
 
 

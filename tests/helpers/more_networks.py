@@ -72,7 +72,8 @@ def head_gradients(filters: int = 32) -> Network:
     return S.Group([*heads, x]), {"data": (8, 3, 64, 64)}
 
 
-def rnn_cells(kind: str, steps: int = 12, hidden: int = 256) -> Network:
+@networks.freshly_named
+def rnn_cells(kind: str, steps: int = 12, hidden: int = 256, vocabulary: int = 1000) -> Network:
     """Unrolled with mx.rnn, which begins with zeros, or as one fused operator."""
     cell: Any = mx.rnn.FusedRNNCell(hidden, 2, "gru", prefix="fused_", get_next_state=True)
     if kind != "fused":
@@ -80,13 +81,13 @@ def rnn_cells(kind: str, steps: int = 12, hidden: int = 256) -> Network:
         cell.add(mx.rnn.LSTMCell(hidden, prefix="first_"))
         cell.add(mx.rnn.DropoutCell(0.3, prefix="dropout_"))
         cell.add(mx.rnn.ResidualCell(mx.rnn.GRUCell(hidden, prefix="second_")))
-    x = S.Embedding(S.Variable("data"), input_dim=1000, output_dim=hidden, name="embed")
+    x = S.Embedding(S.Variable("data"), input_dim=vocabulary, output_dim=hidden, name="embed")
     outputs, _ = cell.unroll(steps, S.swapaxes(x, 0, 1), layout="TNC", merge_outputs=True)
     x = S.reshape(outputs, (-3, 0))
     if kind == "fused":  # which is kept, so that more must be there to choose among
         for i in range(3):
             x = S.Activation(S.FullyConnected(x, num_hidden=hidden, name=f"fc{i}"), "tanh")
-    x = S.FullyConnected(x, num_hidden=1000, name="decoder")
+    x = S.FullyConnected(x, num_hidden=vocabulary, name="decoder")
     label = S.reshape(S.Variable("softmax_label"), (-1,))
     shapes: dict[str, tuple[int, ...]] = {"data": (64, steps), "softmax_label": (64, steps)}
     return S.SoftmaxOutput(x, label, name="softmax"), shapes
@@ -94,16 +95,7 @@ def rnn_cells(kind: str, steps: int = 12, hidden: int = 256) -> Network:
 
 def unrolled(steps: int, hidden: int = 16) -> Any:
     """Cells of so many steps, which share their weights with those of other lengths."""
-    with mx.name.NameManager():
-        stack = mx.rnn.SequentialRNNCell()
-        stack.add(mx.rnn.LSTMCell(hidden, prefix="lstm_"))
-        stack.add(mx.rnn.DropoutCell(0.1))
-        stack.add(mx.rnn.GRUCell(hidden, prefix="gru_"))
-        x = S.Embedding(S.Variable("data"), input_dim=20, output_dim=hidden, name="embed")
-        x, _ = stack.unroll(steps, inputs=x, merge_outputs=True)
-        x = S.FullyConnected(S.Reshape(x, shape=(-1, hidden)), num_hidden=20, name="decode")
-        label = S.Reshape(S.Variable("softmax_label"), shape=(-1,))
-        return S.SoftmaxOutput(x, label, name="softmax")
+    return rnn_cells("cells", steps, hidden, vocabulary=20)[0]
 
 
 class Recurrent(NamedTuple):
@@ -120,42 +112,38 @@ class Recurrent(NamedTuple):
     units: int = 200
     blocks: int = 2
 
-    def build(self) -> tuple[Any, dict[str, tuple[int, ...]]]:
+    def build(self) -> Network:
         """Build the symbol; the shapes of its inputs."""
-        x = mx.sym.Variable("data")
+        x = S.Variable("data")
+        names = ("state", "cell") if self.mode == "lstm" else ("state",)
         for k in range(self.blocks):
-            more = {}
-            if self.mode == "lstm":
-                more = {"state_cell": self._state(f"cell{k}")}
-            y = mx.sym.RNN(
+            y = S.RNN(
                 x,
-                mx.sym.Variable(f"parameters{k}"),
-                self._state(f"state{k}"),
+                S.Variable(f"parameters{k}"),
+                *(self._state(f"{name}{k}") for name in names),
                 mode=self.mode,
                 state_size=self.units,
                 num_layers=self.stacked,
                 bidirectional=self.bidirectional,
                 name=f"rnn{k}",
-                **more,
             )
-            for j in range(3):
-                y = mx.sym.FullyConnected(y, num_hidden=self.units, flatten=False)
-                y = mx.sym.Activation(y, act_type=("sigmoid", "tanh", "softrelu")[j])
+            for kind in ("sigmoid", "tanh", "softrelu"):
+                y = S.Activation(S.FullyConnected(y, num_hidden=self.units, flatten=False), kind)
             if self.residual and (k or self.inputs == self.units):
                 y = y + x
-            x = mx.sym.Dropout(y, p=0.2) if self.dropout else y
-        x = mx.sym.FullyConnected(mx.sym.reshape(x, shape=(-1, self.units)), num_hidden=10)
-        label = mx.sym.reshape(mx.sym.Variable("softmax_label"), shape=(-1,))
+            x = S.Dropout(y, p=0.2) if self.dropout else y
+        x = S.FullyConnected(S.reshape(x, shape=(-1, self.units)), num_hidden=10)
+        label = S.reshape(S.Variable("softmax_label"), shape=(-1,))
         rows = (self.steps, self.batch)
         shapes = {"data": (*rows, self.inputs), "softmax_label": rows}
-        return mx.sym.SoftmaxOutput(x, label, name="softmax"), shapes
+        return S.SoftmaxOutput(x, label, name="softmax"), shapes
 
     def small(self) -> Recurrent:
         return self._replace(steps=2, batch=2, units=16, inputs=16)
 
     def _state(self, name: str) -> Any:
         layers = self.stacked * (2 if self.bidirectional else 1)
-        return mx.sym.Variable(name, shape=(layers, self.batch, self.units))
+        return S.Variable(name, shape=(layers, self.batch, self.units))
 
 
 def kept_copies(network: Network, every: int) -> Network:
