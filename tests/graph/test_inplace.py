@@ -400,20 +400,6 @@ def test_every_entry_is_as_logged() -> None:
         assert log_of(plan) == nodes, name
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_types_of_hidden_outputs(name: str) -> None:
-    """As MXNet infers them for heads at the hidden outputs."""
-    symbol, shapes, graph, _ = graph_of(CASES[name], "forward")
-    (i,) = (i for i, node in enumerate(graph.nodes) if node.name == "f")
-    nodes: list[dict[str, Any]] = []
-    for n in graph.nodes[: i + 1]:
-        inputs = [[*entry, 0] for entry in n.inputs]
-        nodes.append({"op": n.op, "name": n.name, "attrs": n.attrs, "inputs": inputs})
-    heads = load_nodes(nodes, [[i, k, 0] for k in range(len(graph.tensors[i]))])
-    types = heads.infer_type(**dict.fromkeys(shapes, "float32"))[1]
-    assert [tensor.dtype for tensor in graph.tensors[i]] == [t.__name__ for t in types]
-
-
 def test_unlisted_and_aliases() -> None:
     assert inplace_options("sgd_mom_update", {}, 3) is None
     assert inplace_options("_foreach", {}, 3) is None

@@ -34,7 +34,7 @@ def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProce
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=str(ROOT),
-        env=dict(os.environ, PYTHONPATH=path, **environment),
+        env={**os.environ, "PYTHONPATH": path, **environment},
         capture_output=True,
         text=True,
         timeout=600,
