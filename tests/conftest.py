@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Iterator
+from typing import Any, Iterator
 
 # MXNet's CPU build is not repeatable with more: bit-for-bit comparisons need one.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -14,13 +14,13 @@ TESTS = Path(__file__).resolve().parent
 sys.path[:0] = [str(TESTS / "helpers"), str(TESTS.parent / "examples")]
 
 import pytest  # noqa: E402
-from hypothesis import settings  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
 
-# CI tries the same examples every time; a run by hand looks further.
-settings.register_profile("repeated", derandomize=True, database=None)
-if os.environ.get("CI"):
-    settings.load_profile("repeated")
-
+# Networks take their time. CI tries the same examples every time; a run by hand looks further.
+every: Any = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+settings.register_profile("by hand", **every)
+settings.register_profile("CI", **every, derandomize=True, database=None)
+settings.load_profile("CI" if os.environ.get("CI") else "by hand")
 
 SHORTER = 50
 LONG = ("full_search", "slow", "exhaustive")  # tests that search as long as a user does

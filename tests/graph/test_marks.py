@@ -10,7 +10,7 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from memonger.costs.bind import bind, planned_mb
 from memonger.costs.replay import replay
 from memonger.graph import marks
@@ -196,11 +196,7 @@ def random_plan(
     return mask, copies
 
 
-@settings(
-    max_examples=80,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+@settings(max_examples=80)
 @given(generated(), st.integers(0, 2**16), st.sampled_from([0.5, 0.9, 1.0]), st.booleans())
 def test_random_copies_train_bit_for_bit(
     drawn: Any, seed: int, share: float, unfused: bool

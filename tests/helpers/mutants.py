@@ -44,14 +44,6 @@ def networks() -> dict[str, tuple[Any, Shapes]]:
     }
 
 
-class Mutant(NamedTuple):
-    """A damaged file and how it is tried."""
-
-    name: str
-    content: bytes
-    arguments: tuple[str, ...]
-
-
 # -- what damages a file -----------------------------------------------------------------------
 
 Graph = Dict[str, Any]
@@ -126,8 +118,8 @@ def _damaged(text: bytes, draw: Draw) -> bytes:
     )
 
 
-def mutant(number: int, files: dict[str, tuple[str, Shapes]]) -> Mutant:
-    """The mutant of this number, of files with JSON and shapes by name."""
+def mutant(number: int, files: dict[str, tuple[str, Shapes]]) -> tuple[bytes, list[str]]:
+    """The mutant of this number, of files with JSON and shapes by name; how it is tried."""
     draw = random.Random(number)
     which = list(files)[number % len(files)]
     verb = list(VERBS)[number // len(files) % len(VERBS)]
@@ -141,18 +133,11 @@ def mutant(number: int, files: dict[str, tuple[str, Shapes]]) -> Mutant:
         data = content.encode("utf-8", "surrogatepass")
     else:
         data = _damaged(text.encode(), draw)
-    arguments = [verb.split()[0], "{net}"]
-    if arguments[0] == "check":
-        arguments.append("{net}")
-    for name, shape in shapes.items():
-        sizes = [str(n) for n in shape]
-        if arguments[0] == "batch":
-            sizes[0] = "N"
+    arguments = [verb.split()[0], *["{net}"] * (2 if verb == "check" else 1), *VERBS[verb]]
+    for name, (first, *others) in shapes.items():
+        sizes = ["N" if verb == "batch" else str(first), *map(str, others)]
         arguments += ["--shape", f"{name}={','.join(sizes)}"]
-    return Mutant(f"{number}: {which!r} for {verb!r}", data, (*arguments, *VERBS[verb]))
-
-
-# -- trying them -------------------------------------------------------------------------------
+    return data, arguments
 
 
 class Tried(NamedTuple):
@@ -163,17 +148,19 @@ class Tried(NamedTuple):
     status: int
 
 
-def tried(each: Mutant, folder: Path) -> Tried:
+def tried(number: int, files: dict[str, tuple[str, Shapes]], folder: Path) -> Tried:
     """Run the command line on one mutant, within this process."""
     import traceback
 
     import mxnet as mx
     from memonger import cli
 
+    content, arguments = mutant(number, files)
+    name = f"{number}: {' '.join(arguments)}"
     net, out = folder / "net-symbol.json", folder / "out-symbol.json"
-    net.write_bytes(each.content)
+    net.write_bytes(content)
     out.write_text("old")
-    arguments = [argument.format(net=net, out=out) for argument in each.arguments]
+    arguments = [argument.format(net=net, out=out) for argument in arguments]
     printed, said, status = io.StringIO(), io.StringIO(), -1
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
         try:
@@ -181,7 +168,7 @@ def tried(each: Mutant, folder: Path) -> Tried:
         except SystemExit as ended:
             status = int(ended.code or 0)
         except BaseException:
-            return Tried(each.name, traceback.format_exc(), status)
+            return Tried(name, traceback.format_exc(), status)
     lines = [line for line in said.getvalue().splitlines() if line.strip()]
     written, complaint = out.read_text(), ""
     if status not in (0, 1, 2):
@@ -196,7 +183,7 @@ def tried(each: Mutant, folder: Path) -> Tried:
         complaint = f"half-written: {written[:80]!r}"
     elif written != "old":
         mx.sym.load(str(out))  # whole
-    return Tried(each.name, complaint, status)
+    return Tried(name, complaint, status)
 
 
 def work(pipe: Connection, folder: str, memory: int) -> None:
@@ -210,4 +197,4 @@ def work(pipe: Connection, folder: str, memory: int) -> None:
             number = pipe.recv()
         except EOFError:
             return
-        pipe.send(tried(mutant(number, files), Path(folder)))
+        pipe.send(tried(number, files, Path(folder)))

@@ -10,7 +10,7 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from memonger.costs.time import measured as timing
 from memonger import BudgetError
 from memonger.costs.time.roofline import Rates
@@ -306,12 +306,11 @@ def test_the_time_without_a_budget_is_that_with_one(how: str) -> None:
 
 # -- over generated networks ------------------------------------------------------------------
 
-QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
 SHARES = [0.3, 0.5, 0.7, 0.85, 0.95]
 
 
 @pytest.mark.parametrize("how", ["marks", "schedule", "auto"])
-@settings(max_examples=15, deadline=None, suppress_health_check=QUIET)
+@settings(max_examples=15)
 @given(generated(), st.randoms(use_true_random=False))
 def test_more_memory_is_never_slower(how: str, drawn: Any, random: Any) -> None:
     """Whatever is asked for first; and with all of it nothing is recomputed."""

@@ -10,7 +10,7 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from memonger.costs.replay import replay
 from memonger.planners.marks.anneal import (
     SAVED,
@@ -67,7 +67,7 @@ def kept(w: Weights, cuts: list[int], limit: float) -> float | None:
     return total
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(weights(), st.integers(0, 80))
 def test_cheapest_cuts_against_all_sets_of_cuts(w: Weights, limit: int) -> None:
     count = len(w.keep) - 2
@@ -347,11 +347,7 @@ def test_the_original_plan_of_a_network_without_marks_is_a_candidate() -> None:
     assert ours.counted_bytes <= original.counted_bytes
 
 
-@settings(
-    max_examples=25,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+@settings(max_examples=25)
 @given(generated())
 def test_never_worse_than_no_plan_nor_the_original(drawn: Any) -> None:
     symbol, shapes = drawn

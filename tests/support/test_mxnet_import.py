@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,18 +14,14 @@ from planned import ROOT, run_python
 pytestmark = pytest.mark.python_differs
 
 
-def failure(folder: Path, init: str = "", wheels: tuple[str, ...] = ("mxnet",)) -> str:
+def failure(folder: Path, wheels: str = "", init: str = "", before: str = "") -> str:
     """What is said where these wheels are installed, in which importing MXNet does ``init``."""
-    for wheel in wheels:
+    for wheel in wheels.split():
         info = folder / f"{wheel.replace('-', '_')}-1.9.1.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {wheel}\nVersion: 1.9.1\n")
         (folder / "mxnet").mkdir(exist_ok=True)
         (folder / "mxnet" / "__init__.py").write_text(init)
-    return said(folder)
-
-
-def said(folder: Path, before: str = "") -> str:
     path = os.pathsep.join([str(folder), str(ROOT)])
     done = run_python("-c", before + "import memonger; memonger.plan", PYTHONPATH=path)
     last = done.stderr.strip().split("\n")[-1]
@@ -34,21 +29,30 @@ def said(folder: Path, before: str = "") -> str:
     return last
 
 
+def without(library: str) -> str:
+    said = f"{library}: cannot open shared object file: No such file or directory"
+    return f"raise OSError({said!r})"
+
+
 @pytest.mark.parametrize(
-    "wheel, library, words",
+    "wheels, init, words",
     [
-        ("mxnet-cu112", "libcuda.so.1", ["no NVIDIA driver", "memonger[cpu]"]),
-        ("mxnet", "libquadmath.so.0", ["apt-get install libquadmath0"]),
-        ("mxnet", "libgomp.so.1", ["apt-get install libgomp1"]),
-        ("mxnet-cu112", "libcudnn.so.8", ["libcudnn.so.8", "memonger[cu112]"]),
-        ("mxnet", "libodd.so.3", ["cannot be imported", "libodd.so.3"]),
+        ("mxnet-cu112", without("libcuda.so.1"), ["no NVIDIA driver", "memonger[cpu]"]),
+        ("mxnet", without("libquadmath.so.0"), ["apt-get install libquadmath0"]),
+        ("mxnet", without("libgomp.so.1"), ["apt-get install libgomp1"]),
+        ("mxnet-cu112", without("libcudnn.so.8"), ["libcudnn.so.8", "memonger[cu112]"]),
+        ("mxnet", without("libodd.so.3"), ["cannot be imported", "libodd.so.3"]),
+        ("mxnet mxnet-cu112", "", ["installed over each other", "-y mxnet mxnet-cu112"]),
+        *(
+            ("mxnet", f"__version__ = {v!r}", [f"MXNet {v} is installed", "mxnet==1.9.1"])
+            for v in ("1.8.0", "2.0.0", "1.10.0")
+        ),
     ],
 )
-def test_a_missing_library_is_explained(
-    wheel: str, library: str, words: Any, tmp_path: Path
+def test_what_is_wrong_is_explained(
+    wheels: str, init: str, words: list[str], tmp_path: Path
 ) -> None:
-    missing = f"{library}: cannot open shared object file: No such file or directory"
-    message = failure(tmp_path, f"raise OSError({missing!r})", (wheel,))
+    message = failure(tmp_path, wheels, init)
     assert all(word in message for word in words), message
 
 
@@ -56,7 +60,7 @@ def test_a_broken_cuda_library_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "nvidia" / "cuda_runtime" / "lib"
     folder.mkdir(parents=True)
     (folder / "libcudart.so.11.0").write_text("half a download")
-    message = failure(tmp_path, wheels=("mxnet-cu112",))
+    message = failure(tmp_path, "mxnet-cu112")
     assert "libcudart.so.11.0 cannot be loaded" in message
     assert message.endswith("--no-deps nvidia-cuda-runtime-cu11")
 
@@ -71,20 +75,8 @@ def test_no_mxnet(tmp_path: Path) -> None:
         "u.find_spec = lambda name, *a: None if name == 'mxnet' else find(name, *a)\n"
         "sys.meta_path.insert(0, Hide())\n"
     )
-    message = said(tmp_path, hide)
+    message = failure(tmp_path, before=hide)
     assert "not installed" in message and "memonger[cpu]" in message and "[cu112]" in message
-
-
-def test_both_wheels_over_each_other(tmp_path: Path) -> None:
-    message = failure(tmp_path, wheels=("mxnet", "mxnet-cu112"))
-    assert "mxnet and mxnet-cu112 are installed over each other" in message
-    assert "pip uninstall -y mxnet mxnet-cu112" in message
-
-
-@pytest.mark.parametrize("version", ["1.8.0", "2.0.0", "1.10.0"])
-def test_another_version(version: str, tmp_path: Path) -> None:
-    message = failure(tmp_path, f"__version__ = {version!r}")
-    assert f"MXNet {version} is installed" in message and "mxnet==1.9.1" in message
 
 
 BINDS = """
