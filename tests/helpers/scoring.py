@@ -74,6 +74,12 @@ def parameters(module: Any) -> Found:
     return [(name, array.asnumpy()) for name, array in every]
 
 
+def gradients(module: Any, turn: str) -> Found:
+    group = module._exec_group
+    named = zip(group.param_names, group.grad_arrays)
+    return [(turn + name, array.asnumpy()) for name, copies in named for array in copies]
+
+
 def in_turns(planned: Planned, seed: int, wait: Wait, bucketed: bool = False) -> Found:
     """Training steps and scores with batches of several sizes, on one device or two.
 
@@ -112,9 +118,7 @@ def in_turns(planned: Planned, seed: int, wait: Wait, bucketed: bool = False) ->
         wait()
         if k % 2:
             found.append((f"{k}, {turn}: output", module.get_outputs()[0].asnumpy()))
-            group = getattr(module, "_curr_module", module)._exec_group
-            for name, copies in zip(group.param_names, group.grad_arrays):
-                found.extend((f"{k}, {turn}: gradient of {name}", a.asnumpy()) for a in copies)
+            found += [] if bucketed else gradients(module, f"{k}, {turn}: ")
         if turn != "score":
             module.update()
         wait()

@@ -120,7 +120,7 @@ def test_where_there_is_no_schedule(caplog: pytest.LogCaptureFixture) -> None:
     """Control flow has none; marks can plan around it."""
     x = mx.sym.Variable("data")
     for k in range(6):
-        x = mx.sym.FullyConnected(mx.sym.tanh(x), num_hidden=64, name=f"f{k}")
+        x = mx.sym.FullyConnected(mx.sym.Activation(x, "tanh"), num_hidden=64, name=f"f{k}")
     x = mx.sym.contrib.foreach(lambda row, state: (row, state), x, [])[0]
     symbol, shapes = mx.sym.LinearRegressionOutput(x, name="out"), {"data": (512, 64)}
     caplog.set_level("INFO")
@@ -151,7 +151,7 @@ def test_largest_batch(helps: bool) -> None:
     assert (found.batch == found.unplanned_batch) == (found.plan.planner == "no plan") != helps
     for batch, fits in ((found.unplanned_batch, True), (found.unplanned_batch + 1, False)):
         assert (memonger.pool_bytes(symbol, data=(batch, *shape)) <= budget) == fits
-    assert str(found).startswith(f"a batch of {found.batch} fits with") == helps
+    assert str(found).startswith(f"a batch of {found.batch} fits with a plan, of ")
 
 
 @pytest.mark.parametrize(

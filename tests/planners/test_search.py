@@ -308,7 +308,7 @@ def test_the_search_tells_what_plans_take() -> None:
     search = searched(networks.lstm(steps=6), times)
     assert any(copy.tie for plan in search.plans() for copy in plan.copies)
     for plan in search.plans():
-        real = settled(search.rules, times, plan)
+        real = settled(search.plain, times, plan)
         assert real.seconds == plan.seconds
         assert real.pool_bytes <= 1.001 * plan.pool_bytes  # blocks may be given out otherwise
 
