@@ -126,18 +126,6 @@ def _rnn(x: Any, mode: str, **more: Any) -> Any:
     return S.RNN(_series(x) * 0.05, state_size=6, num_layers=2, mode=mode, **more)
 
 
-def _while(x: Any) -> Any:
-    outputs, states = S.contrib.while_loop(
-        cond=lambda i, _: i < 3,
-        func=lambda i, y: (y * 0.5, [i + 1, S.tanh(y)]),
-        loop_vars=[S.zeros((1,)), x],
-        max_iterations=4,
-    )
-    # Rows beyond the last iteration are undefined.
-    outputs = S.slice_axis(outputs, axis=0, begin=0, end=3)
-    return S.broadcast_add(outputs, S.expand_dims(states[1], 0))
-
-
 def _foreach(x: Any) -> Any:
     outputs, state = S.contrib.foreach(
         lambda row, state: (S.tanh(row + state), row * state), x, S.ones((8, 6, 6))
@@ -349,10 +337,11 @@ for _name, _parameters in _SAMPLED.items():
 
 # Their shapes are known to MXNet only when they run: simple_bind refuses them, bind takes them
 # (with the arrays of all arguments, in `small_net`), and nothing can be planned.
-DYNAMIC_CASES: dict[str, Case] = {
-    "while_loop": Case(_while),
-    "cond": Case(lambda x: S.contrib.cond(S.sum(x) > 1, lambda: S.tanh(x), lambda: x * 2)),
-}
+DYNAMIC_CASES = _table("""
+while_loop: contrib.while_loop(lambda i, _: i < 3, lambda i, y: (y * 0.5, [i + 1, tanh(y)]),
+    [zeros((1,)), x], max_iterations=4)[1][1]
+cond: contrib.cond(sum(x) > 1, lambda: tanh(x), lambda: x * 2)
+""")
 
 
 def inner(symbol: Any) -> list[str]:
