@@ -323,9 +323,8 @@ def _table(text: str, draws: bool = False) -> dict[str, Case]:
     lines = re.sub(r"\n +", " ", text).strip().splitlines()
     found = {}
     for entry in "; ".join(line for line in lines if line[0] != "#").split("; "):
-        names, _, expression = entry.rpartition(": ")
-        names = names or re.match(r"(?:\w+\.)?(\w+)", expression).group(1)  # type: ignore[union-attr]
-        for name in names.split():
+        names, expression, operator = re.findall(r"^(?:([\w ]+): )?((?:\w+\.)?(\w*).*)", entry)[0]
+        for name in (names or operator).split():
             found[name] = _case(expression.replace("@", name), draws)
     return found
 
