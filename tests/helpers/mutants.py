@@ -62,11 +62,13 @@ STRINGS = (
     "Deconvolution|FullyConnected|_backward_Convolution|_sg_mkldnn_conv|sgd_update|dot|_NDArray|Reshape|"
     "_split_v2|add_n|_FusedOp|_contrib_MultiBoxTarget|_Native"
 ).split("|")
-#: What a node, its attributes, or the file may have besides.
-MORE: tuple[tuple[str, Any], ...] = (
+#: What a node may have besides, and its attributes.
+NODE_MORE: tuple[tuple[str, Any], ...] = (
     ("control_deps", [1]), ("control_deps", "x"), ("subgraphs", [{}]), ("param", {"x": "y"}),
     ("subgraphs", [{"nodes": [], "arg_nodes": [], "heads": []}]), ("attr", {"lr_mult": "x"}),
     ("attr", {"weight_lr_mult": "2"}), ("backward_source_id", -1), ("colour", "red"),
+)  # fmt: skip
+MORE: tuple[tuple[str, Any], ...] = (
     ("num_args", "1"), ("num_outputs", "3"), ("__shape__", "(0, 0)"), ("__dtype__", "9"),
     ("__force_mirroring__", "x"), ("is_np_shape", ["int", 1]), ("mxnet_version", ["int", 800]),
     ("mxnet_version", ["int", 20000]), ("mxnet_version", ["str", "x"]), ("mxnet_version", 3),
@@ -74,11 +76,14 @@ MORE: tuple[tuple[str, Any], ...] = (
 
 
 def _spot(graph: Graph, draw: Draw) -> tuple[Any, Any]:
-    """Some list or dict, most often within a node, and one of its keys."""
-    at: Any = graph if draw.random() < 0.25 else draw.choice(graph["nodes"])
+    """Some list or dict, often the source of an input, and one of its keys."""
+    if draw.random() < 0.3:
+        entries = [entry for node in graph["nodes"] for entry in node["inputs"]] + graph["heads"]
+        return draw.choice(entries), draw.randint(0, 1)
+    at: Any = graph if draw.random() < 0.15 else draw.choice(graph["nodes"])
     while True:
         key = draw.choice(list(at) if isinstance(at, dict) else range(len(at)))
-        if not isinstance(at[key], (list, dict)) or not at[key] or draw.random() < 0.3:
+        if not isinstance(at[key], (list, dict)) or not at[key] or draw.random() < 0.1:
             return at, key
         at = at[key]
 
@@ -86,18 +91,21 @@ def _spot(graph: Graph, draw: Draw) -> tuple[Any, Any]:
 def _changed(graph: Graph, draw: Draw) -> None:
     """Some value is another, gone, or there twice; something is added, or in another order."""
     (at, key), change = _spot(graph, draw), draw.random()
-    if change < 0.5:
+    if change < 0.65:
         same: tuple[Any, ...] = ODD
-        if isinstance(at[key], str) and draw.random() < 0.8:
+        if isinstance(at[key], str) and draw.random() < 0.9:
             same = (*STRINGS, *(node[which] for node in graph["nodes"] for which in ("op", "name")))
-        elif isinstance(at[key], int) and draw.random() < 0.8:
+        elif isinstance(at[key], int) and draw.random() < 0.9:
             same = (at[key] + 1, 0, 1, 2, draw.randrange(len(graph["nodes"])), 10**6, -1)
         at[key] = copy.deepcopy(draw.choice(same))
-    elif change < 0.65:
+    elif change < 0.8:
+        inputs = draw.choice(graph["nodes"])["inputs"]
+        draw.choice((inputs.clear, inputs.pop, lambda: inputs.extend(inputs), inputs.reverse))()
+    elif change < 0.85:
         del at[key]
     elif isinstance(at, dict):
-        at.update([copy.deepcopy(draw.choice(MORE))])
-    elif draw.random() < 0.5:
+        at.update([copy.deepcopy(draw.choice(NODE_MORE if "op" in at else MORE))])
+    elif change < 0.92:
         at.insert(key, copy.deepcopy(at[key]))
     else:
         draw.shuffle(at)
