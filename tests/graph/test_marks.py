@@ -142,6 +142,40 @@ def test_single_tensor_cuts() -> None:
     assert "convolution1" not in cuts and "leakyrelu4" not in cuts
 
 
+@pytest.mark.parametrize("label", ["True", "7"])
+def test_marks_however_they_are_set(label: str) -> None:
+    def sigmoid(x: Any, way: str) -> Any:
+        if way == "attr":
+            return S.sigmoid(x, attr={"mirror_stage": label})
+        with mx.AttrScope(**({"mirror_stage": label} if way == "scope" else {})):
+            x = S.sigmoid(x)
+        if way == "set":
+            x._set_attr(mirror_stage=label)
+        return x
+
+    plans = set()
+    for way in ("attr", "scope", "set"):
+        with mx.name.NameManager():
+            x = S.FullyConnected(S.Variable("data"), num_hidden=512)
+            for _ in range(6):
+                x = sigmoid(S.tanh(x), way)
+            symbol = S.LinearRegressionOutput(x, name="out")
+        planned = memonger.make_mirror_plan(symbol, 1, rules=False, shapes=SHAPES)
+        plans.add(planned.tojson())
+    assert len(plans) == 1
+    # Results are 0.5 MB each; every second cut comes after more than 1 MB.
+    kept = [f"sigmoid{i}" for i in ((0, 2, 4) if label == "True" else range(6))]
+    assert marked(planned, "False") == kept
+
+
+def test_shapes_in_every_form() -> None:
+    desc = [mx.io.DataDesc("data", SHAPES["data"])]
+    forms: list[Any] = [SHAPES, desc, (desc, [("out_label", (256, 512))]), (desc, None)]
+    own = net()(data=S.Variable("data", shape=SHAPES["data"]))
+    costs = {memonger.get_cost(net(), shapes=form) for form in forms}
+    assert costs == {memonger.get_cost(net(), data=SHAPES["data"])} == {memonger.get_cost(own)}
+
+
 def test_cuts_keep_what_is_alive() -> None:
     """A skip connection: between its ends two tensors must be kept, elsewhere one."""
     x = S.FullyConnected(S.Variable("data"), num_hidden=8, name="fc")
