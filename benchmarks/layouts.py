@@ -20,18 +20,18 @@ import memonger
 from common import check_names, machine
 from memonger.support.cache import forget
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
-import blocked_networks as blocked
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+import mixed_networks as mixed
 
 MB = 2**20
-NETWORKS: dict[str, Callable[[], blocked.Network]] = {
-    "SE-ResNet-50": lambda: blocked.se_resnet(64, 224, (3, 4, 6, 3)),
-    "MobileNetV3": lambda: blocked.mobilenet_v3(40, 224, 15),
-    "ShuffleNet": lambda: blocked.shufflenet(240, 112, 16),
-    "ShuffleNetV2": lambda: blocked.shufflenet_v2(240, 112, 16),
-    "EfficientNet": lambda: blocked.efficientnet(32, 224, 16),
-    "hourglass": lambda: blocked.hourglass(256, 128, 4),
-    "DeepLab": lambda: blocked.deeplab(64, 256),
+NETWORKS: dict[str, Callable[[], mixed.Network]] = {
+    "SE-ResNet-50": lambda: mixed.se_resnet(64, 224, (3, 4, 6, 3)),
+    "MobileNetV3": lambda: mixed.mobilenet_v3(40, 224, 15),
+    "ShuffleNet": lambda: mixed.shufflenet(240, 112, 16),
+    "ShuffleNetV2": lambda: mixed.shufflenet_v2(240, 112, 16),
+    "EfficientNet": lambda: mixed.efficientnet(32, 224, 16),
+    "hourglass": lambda: mixed.hourglass(256, 128, 4),
+    "DeepLab": lambda: mixed.deeplab(64, 256),
 }
 
 

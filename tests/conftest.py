@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Iterator
+from typing import Any, Iterator
 
 # MXNet's CPU build is not repeatable with more: bit-for-bit comparisons need one.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -14,25 +14,16 @@ TESTS = Path(__file__).resolve().parent
 sys.path[:0] = [str(TESTS / "helpers"), str(TESTS.parent / "examples")]
 
 import pytest  # noqa: E402
-from hypothesis import settings  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
 
-# CI tries the same examples every time; a run by hand looks further.
-settings.register_profile("repeated", derandomize=True, database=None)
-if os.environ.get("CI"):
-    settings.load_profile("repeated")
-
+# Networks take their time. CI tries the same examples every time; a run by hand looks further.
+every: Any = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+settings.register_profile("by hand", **every)
+settings.register_profile("CI", **every, derandomize=True, database=None)
+settings.load_profile("CI" if os.environ.get("CI") else "by hand")
 
 SHORTER = 50
 LONG = ("full_search", "slow", "exhaustive")  # tests that search as long as a user does
-
-
-@pytest.fixture(autouse=True)
-def nothing_planned_before() -> Iterator[None]:
-    """Every test plans for itself."""
-    from memonger.support.cache import forget
-
-    forget()
-    yield
 
 
 def scaled(patch: pytest.MonkeyPatch, times: float) -> None:
@@ -45,23 +36,19 @@ def scaled(patch: pytest.MonkeyPatch, times: float) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def measurements_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is measured here is not left in the user's cache."""
+def all_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Short searches, for few tests depend on how good a plan is; and a cache of our own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMONGER_CACHE", str(tmp_path_factory.mktemp("measured")))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def short_search() -> Iterator[None]:
-    """A fiftieth of the search: few tests depend on how good a plan is."""
-    with pytest.MonkeyPatch.context() as patch:
         scaled(patch, 1 / SHORTER)
         yield
 
 
 @pytest.fixture(autouse=True)
-def full_search(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole search for tests that are marked so, and for slow ones."""
+def each_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test plans for itself; those that are marked so, and slow ones, search in full."""
+    from memonger.support.cache import forget
+
+    forget()
     if any(request.node.get_closest_marker(name) for name in LONG):
         scaled(monkeypatch, 1)

@@ -46,30 +46,20 @@ def train_iter() -> Any:
     return mx.io.NDArrayIter(images.astype(np.float32), np.arange(BATCH) % CLASSES, BATCH)
 
 
-def blocks(page: Path) -> list[tuple[str, int, str]]:
-    """The language, the line and the text of each fenced block."""
-    text = page.read_text(encoding="utf-8")
-    fences = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
-    return [(f.group(1), text[: f.start(2)].count("\n"), f.group(2)) for f in fences]
-
-
-def commands(text: str) -> list[str]:
-    """The lines of a shell block, joined where they go on."""
-    return [line.strip() for line in text.replace("\\\n", " ").splitlines() if line.strip()]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_code_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / name).read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     my_network().save("net-symbol.json")
     here: dict[str, Any] = {"my_network": my_network, "train_iter": train_iter()}
-    for language, line, text in blocks(ROOT / name):
+    for fence in re.finditer(r"^```(\w*)\n(.*?)^```$", page, re.M | re.S):
+        line, (language, text) = page[: fence.start(2)].count("\n"), fence.groups()
         if language == "python":
             exec(compile("\n" * line + text, name, "exec"), here)
         else:
             assert language == "sh", f"{name}:{line}: a block in {language!r} is not run"
-            for command in commands(text):
-                if command.startswith("memonger "):
+            for command in text.replace("\\\n", " ").splitlines():
+                if command.strip().startswith("memonger "):
                     assert cli.main(shlex.split(command)[1:]) == 0, command
 
 

@@ -9,11 +9,12 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from blocked_networks import KINDS, drawn
+from blocked_networks import drawn
 from memonger.costs.allocator import order_and_reads
 from memonger.costs.layouts import BLOCKS, NO_COPIES, PLAIN, follow, layout_tables
 from memonger.support.cache import forget
 from memonger.graph.training import training_graph
+from mixed_networks import KINDS
 from planned import forward, run_code
 
 S = mx.sym

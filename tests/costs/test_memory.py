@@ -11,7 +11,7 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from memonger.costs.lower_bound import lower_bound
 from memonger.costs.memory import rounded
 from memonger.costs.replay import replay
@@ -196,10 +196,7 @@ def test_nothing_to_hold() -> None:
     assert lower_bound(training_graph(graph)).nbytes <= 64
 
 
-QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=QUIET)
+@settings(max_examples=150)
 @given(generated(), st.integers(0, 2**16), st.sampled_from([0.0, 0.5, 0.9, 1.0]))
 def test_no_marks_go_below(drawn: Any, seed: int, share: float) -> None:
     symbol, shapes = drawn
@@ -210,7 +207,7 @@ def test_no_marks_go_below(drawn: Any, seed: int, share: float) -> None:
         assert lower_bound(training).nbytes <= replay(training, mask).timeline().live_bytes().max()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=QUIET)
+@settings(max_examples=150)
 @given(generated(), st.sampled_from(sorted(LEVELS)), st.integers(0, 2**16))
 def test_no_schedule_goes_below(drawn: Any, level: str, seed: int) -> None:
     symbol, shapes = drawn

@@ -9,13 +9,8 @@ address of every output, as a monitor gets it.
 
 from __future__ import annotations
 
-import os
-import pickle
 import re
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any, NamedTuple, Sequence, Tuple
 
 import memonger  # noqa: F401
@@ -23,7 +18,7 @@ import mxnet as mx
 from memonger.costs.bind import bind
 from memonger.schedules.execution.arrays import address
 
-from planned import forward
+from planned import elsewhere, forward
 
 Entry = Tuple[int, Tuple[int, ...], int]  # number, shape, KB
 
@@ -46,7 +41,7 @@ class LoggedNode(NamedTuple):
 
 def logged(jobs: Sequence[Job]) -> list[list[LoggedNode]]:
     """The plan that MXNet logs when it binds each of some networks."""
-    text = _child("log", jobs, {"MXNET_MEM_PLAN_VERBOSE_LOGGING": "1"}).stderr
+    text = elsewhere(_bind, jobs, MXNET_MEM_PLAN_VERBOSE_LOGGING="1")[1]
     plans: list[list[LoggedNode]] = []
     for line in text.split("\n"):
         if line == "memory_log: next":
@@ -105,37 +100,24 @@ def stepped(jobs: Sequence[Job]) -> list[Step]:
     # MKLDNN may move a tensor to another address; it has no say in the plan. An address is asked
     # for only after the operator that first writes there has run: one operator at a time.
     plain = {"MXNET_MKLDNN_ENABLED": "0", "MXNET_ENGINE_TYPE": "NaiveEngine"}
-    return [Step(*step) for step in pickle.loads(_child("step", jobs, plain).stdout)]
+    return elsewhere(_run, jobs, **plain)[0]
 
 
-def _child(what: str, jobs: Sequence[Job], environment: dict[str, str]) -> Any:
-    with tempfile.NamedTemporaryFile() as file:
-        pickle.dump([tuple(job) for job in jobs], file)
-        file.flush()
-        done = subprocess.run(
-            [sys.executable, __file__, what, file.name],
-            env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), **environment),
-            capture_output=True,
-            timeout=500,
-        )
-    error = done.stderr.decode()
-    assert done.returncode == 0, error[-2000:]
-    return subprocess.CompletedProcess(done.args, 0, done.stdout, error)
+def _bind(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        symbol, graph, wanted = _read(job)
+        print("memory_log: next", file=sys.stderr, flush=True)
+        bind(symbol, graph, mx.cpu(), wanted, job.request)
 
 
-def _main(what: str, path: str) -> None:
-    steps = []
-    for job in (Job(*job) for job in pickle.loads(Path(path).read_bytes())):
-        symbol = mx.sym.load_json(job.json)
-        graph = forward(symbol, job.shapes, job.types)
-        wanted = [a for a in graph.arguments if graph.nodes[a].name in job.wanted]
-        if what == "log":
-            print("memory_log: next", file=sys.stderr, flush=True)
-            bind(symbol, graph, mx.cpu(), wanted, job.request)
-        else:
-            steps.append(tuple(_step(symbol, graph, wanted, job.request)))
-    if what == "step":
-        sys.stdout.buffer.write(pickle.dumps(steps))
+def _read(job: Job) -> tuple[Any, Any, list[int]]:
+    symbol = mx.sym.load_json(job.json)
+    graph = forward(symbol, job.shapes, job.types)
+    return symbol, graph, [a for a in graph.arguments if graph.nodes[a].name in job.wanted]
+
+
+def _run(jobs: Sequence[Job]) -> list[Step]:
+    return [_step(*_read(job), job.request) for job in jobs]
 
 
 def _step(symbol: Any, graph: Any, wanted: list[int], request: str) -> Step:
@@ -153,7 +135,3 @@ def _step(symbol: Any, graph: Any, wanted: list[int], request: str) -> Step:
     executor.backward([mx.nd.ones(out.shape, dtype=out.dtype) for out in executor.outputs])
     mx.nd.waitall()
     return Step(found, [address(g) for g in gradients.values()])
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])

@@ -120,42 +120,38 @@ class Recurrent(NamedTuple):
     units: int = 200
     blocks: int = 2
 
-    def build(self) -> tuple[Any, dict[str, tuple[int, ...]]]:
+    def build(self) -> Network:
         """Build the symbol; the shapes of its inputs."""
-        x = mx.sym.Variable("data")
+        x = S.Variable("data")
+        names = ("state", "cell") if self.mode == "lstm" else ("state",)
         for k in range(self.blocks):
-            more = {}
-            if self.mode == "lstm":
-                more = {"state_cell": self._state(f"cell{k}")}
-            y = mx.sym.RNN(
+            y = S.RNN(
                 x,
-                mx.sym.Variable(f"parameters{k}"),
-                self._state(f"state{k}"),
+                S.Variable(f"parameters{k}"),
+                *(self._state(f"{name}{k}") for name in names),
                 mode=self.mode,
                 state_size=self.units,
                 num_layers=self.stacked,
                 bidirectional=self.bidirectional,
                 name=f"rnn{k}",
-                **more,
             )
-            for j in range(3):
-                y = mx.sym.FullyConnected(y, num_hidden=self.units, flatten=False)
-                y = mx.sym.Activation(y, act_type=("sigmoid", "tanh", "softrelu")[j])
+            for kind in ("sigmoid", "tanh", "softrelu"):
+                y = S.Activation(S.FullyConnected(y, num_hidden=self.units, flatten=False), kind)
             if self.residual and (k or self.inputs == self.units):
                 y = y + x
-            x = mx.sym.Dropout(y, p=0.2) if self.dropout else y
-        x = mx.sym.FullyConnected(mx.sym.reshape(x, shape=(-1, self.units)), num_hidden=10)
-        label = mx.sym.reshape(mx.sym.Variable("softmax_label"), shape=(-1,))
+            x = S.Dropout(y, p=0.2) if self.dropout else y
+        x = S.FullyConnected(S.reshape(x, shape=(-1, self.units)), num_hidden=10)
+        label = S.reshape(S.Variable("softmax_label"), shape=(-1,))
         rows = (self.steps, self.batch)
         shapes = {"data": (*rows, self.inputs), "softmax_label": rows}
-        return mx.sym.SoftmaxOutput(x, label, name="softmax"), shapes
+        return S.SoftmaxOutput(x, label, name="softmax"), shapes
 
     def small(self) -> Recurrent:
         return self._replace(steps=2, batch=2, units=16, inputs=16)
 
     def _state(self, name: str) -> Any:
         layers = self.stacked * (2 if self.bidirectional else 1)
-        return mx.sym.Variable(name, shape=(layers, self.batch, self.units))
+        return S.Variable(name, shape=(layers, self.batch, self.units))
 
 
 def kept_copies(network: Network, every: int) -> Network:

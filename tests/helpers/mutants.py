@@ -10,9 +10,8 @@ import os
 import random
 import resource
 from pathlib import Path
-from typing import Any, Callable, Dict, NamedTuple, Tuple
+from typing import Any, Dict, NamedTuple, Tuple
 
-BATCH, WIDTH = 4, 8
 Shapes = Dict[str, Tuple[int, ...]]
 
 #: The verbs of the command line, with the options that each takes here.
@@ -31,50 +30,17 @@ VERBS: dict[str, tuple[str, ...]] = {
 def networks() -> dict[str, tuple[Any, Shapes]]:
     """Four small networks, one of them with a plan, and the shapes of their inputs."""
     import memonger
-    import mxnet as mx
+    import networks as examples
+    from operator_cases import CASES, SMALL_SHAPES, small_net
 
-    s = mx.sym
-    data = s.Variable("data")
-
-    x = data
-    for i in range(2):
-        x = s.Convolution(x, kernel=(3, 3), pad=(1, 1), num_filter=4, name=f"conv{i}")
-        x = s.Activation(s.BatchNorm(x, fix_gamma=False, name=f"bn{i}"), act_type="relu")
-        x = s.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="max", name=f"pool{i}")
-    convolutional = s.SoftmaxOutput(s.FullyConnected(x, num_hidden=3, name="fc"), name="softmax")
-    planned = memonger.search_plan(convolutional, data=(64, 3, 8, 8), patience=0.01)
-
-    parts = list(s.SliceChannel(data, num_outputs=2, axis=1, name="parts"))
-    for i in range(2):
-        gate = s.sigmoid(s.FullyConnected(parts[0], num_hidden=WIDTH, name=f"gate{i}"))
-        parts = [s.tanh(s.FullyConnected(gate * parts[1], num_hidden=WIDTH)), gate]
-    gated = s.MakeLoss(s.mean(s.square(s.Concat(*parts, dim=1))), name="loss")
-
-    x = s.Embedding(data, input_dim=10, output_dim=WIDTH, name="embedding")
-    x = s.Dropout(s.LayerNorm(x, name="norm"), p=0.1, name="dropout")
-    x = s.slice_axis(s.transpose(x, axes=(1, 0, 2)), axis=0, begin=0, end=2, name="slice")
-    two = s.Group([s.MakeLoss(s.sum(x)), s.BlockGrad(s.topk(x, k=1, ret_typ="indices"))])
-
-    def body(item: Any, state: Any) -> Any:
-        state = s.FullyConnected(item, num_hidden=WIDTH, name="inner") + state
-        return s.tanh(state), state
-
-    outputs, _ = s.contrib.foreach(body, data, s.zeros((BATCH, WIDTH)))
-    loop = s.MakeLoss(s.sum(outputs), name="loss")
+    two_heads, shapes = examples.two_heads(blocks=1, filters=4, batch=4, image=8)
+    planned = memonger.search_plan(two_heads, shapes=shapes, patience=0.01)
     return {
-        "planned": (planned, {"data": (BATCH, 3, 8, 8)}),
-        "gated": (gated, {"data": (BATCH, 2 * WIDTH)}),
-        "two outputs": (two, {"data": (BATCH, 5)}),
-        "loop": (loop, {"data": (3, BATCH, WIDTH)}),
+        "planned": (planned, shapes),
+        "lstm": examples.lstm(layers=1, steps=2, batch=4, hidden=8, labels=5, input=3),
+        "embedding": examples.embedding_net(4, 5, vocabulary=10, embed=8, filters=2, widths=(2,)),
+        "loop": (small_net(CASES["foreach"]), {**SMALL_SHAPES}),
     }
-
-
-class Mutant(NamedTuple):
-    """A damaged file and how it is tried."""
-
-    name: str
-    content: bytes
-    arguments: tuple[str, ...]
 
 
 # -- what damages a file -----------------------------------------------------------------------
@@ -82,125 +48,66 @@ class Mutant(NamedTuple):
 Graph = Dict[str, Any]
 Draw = random.Random
 
-
-def _spot(graph: Any, draw: Draw) -> tuple[Any, Any]:
-    """Some list or dict within a graph, and one of its keys."""
-    while True:
-        at: Any = graph
-        for _ in range(draw.randint(0, 5)):
-            into = at[draw.choice(list(at) if isinstance(at, dict) else range(len(at)))]
-            if not isinstance(into, (list, dict)) or not into:
-                break
-            at = into
-        if at:
-            return at, draw.choice(list(at) if isinstance(at, dict) else range(len(at)))
-
-
 ODD: tuple[Any, ...] = (
     None, True, -1, 0, 1, 7, 2**31, 2**32, 2**64, 1.5, 1e400, "", "x", "(0, 0)", "null", "None",
     [], [0], [[0, 0, 0]], [[0]], {}, {"a": 1}, {"op": "null", "name": "x", "inputs": []},
     "\ud800", "\x00", "\x01", "é",
 )  # fmt: skip
-VALUES = (
+#: For what is a string: values of attributes, operators, names.
+STRINGS = (
     "0|-1|1|2|3|99999999999|2147483648|1e3||()|(0, 0)|(0,)|(-1, -1)|(1,)|(3, 3, 3)|None|True|nan|"
-    "relu|valid|x|(99999999999, 1)|[1, 2]|(2, 2|float16"
+    "relu|valid|x|(99999999999, 1)|[1, 2]|(2, 2|float16|a\nb|\x07|\u202e|%s|{}|BatchNorm|RNN|"
+    "Custom|_foreach|_cond|_CachedOp|SliceChannel|Concat|_zeros|null|NoSuchOperator|Pooling|"
+    "Deconvolution|FullyConnected|_backward_Convolution|_sg_mkldnn_conv|sgd_update|dot|_NDArray|Reshape|"
+    "_split_v2|add_n|_FusedOp|_contrib_MultiBoxTarget|_Native"
 ).split("|")
-OPERATORS = (
-    "BatchNorm RNN Custom _foreach _cond _CachedOp SliceChannel Concat _zeros null NoSuchOperator "
-    "Pooling FullyConnected Deconvolution _backward_Convolution _sg_mkldnn_conv sgd_update dot "
-    "_NDArray Reshape _split_v2 add_n _FusedOp _contrib_MultiBoxTarget _Native"
-).split()
+#: What a node may have besides, and its attributes.
+NODE_MORE: tuple[tuple[str, Any], ...] = (
+    ("control_deps", [1]), ("control_deps", "x"), ("subgraphs", [{}]), ("param", {"x": "y"}),
+    ("subgraphs", [{"nodes": [], "arg_nodes": [], "heads": []}]), ("attr", {"lr_mult": "x"}),
+    ("attr", {"weight_lr_mult": "2"}), ("backward_source_id", -1), ("colour", "red"),
+)  # fmt: skip
+MORE: tuple[tuple[str, Any], ...] = (
+    ("num_args", "1"), ("num_outputs", "3"), ("__shape__", "(0, 0)"), ("__dtype__", "9"),
+    ("__force_mirroring__", "x"), ("is_np_shape", ["int", 1]), ("mxnet_version", ["int", 800]),
+    ("mxnet_version", ["int", 20000]), ("mxnet_version", ["str", "x"]), ("mxnet_version", 3),
+)  # fmt: skip
 
 
-def _somewhere(graph: Graph, draw: Draw) -> None:
-    """Some value is odd, gone, or there twice."""
-    at, key = _spot(graph, draw)
-    change = draw.randrange(3)
-    if change == 0:
-        at[key] = copy.deepcopy(draw.choice(ODD))
-    elif change == 1:
+def _spot(graph: Graph, draw: Draw) -> tuple[Any, Any]:
+    """Some list or dict, often the source of an input, and one of its keys."""
+    if draw.random() < 0.3:
+        entries = [entry for node in graph["nodes"] for entry in node["inputs"]] + graph["heads"]
+        return draw.choice(entries), draw.randint(0, 1)
+    at: Any = graph if draw.random() < 0.15 else draw.choice(graph["nodes"])
+    while True:
+        key = draw.choice(list(at) if isinstance(at, dict) else range(len(at)))
+        if not isinstance(at[key], (list, dict)) or not at[key] or draw.random() < 0.1:
+            return at, key
+        at = at[key]
+
+
+def _changed(graph: Graph, draw: Draw) -> None:
+    """Some value is another, gone, or there twice; something is added, or in another order."""
+    (at, key), change = _spot(graph, draw), draw.random()
+    if change < 0.65:
+        same: tuple[Any, ...] = ODD
+        if isinstance(at[key], str) and draw.random() < 0.9:
+            same = (*STRINGS, *(node[which] for node in graph["nodes"] for which in ("op", "name")))
+        elif isinstance(at[key], int) and draw.random() < 0.9:
+            same = (at[key] + 1, 0, 1, 2, draw.randrange(len(graph["nodes"])), 10**6, -1)
+        at[key] = copy.deepcopy(draw.choice(same))
+    elif change < 0.8:
+        inputs = draw.choice(graph["nodes"])["inputs"]
+        draw.choice((inputs.clear, inputs.pop, lambda: inputs.extend(inputs), inputs.reverse))()
+    elif change < 0.85:
         del at[key]
-    elif isinstance(at, list):
+    elif isinstance(at, dict):
+        at.update([copy.deepcopy(draw.choice(NODE_MORE if "op" in at else MORE))])
+    elif change < 0.92:
         at.insert(key, copy.deepcopy(at[key]))
     else:
-        at[key + draw.choice(("", "s", "_weight", "_lr_mult"))] = copy.deepcopy(at[key])
-
-
-def _entry(graph: Graph, draw: Draw) -> None:
-    """An input or a head names another output."""
-    entries = [entry for node in graph["nodes"] for entry in node["inputs"]] + graph["heads"]
-    entry, which = draw.choice(entries), draw.randint(0, 1)
-    entry[which] = draw.choice((entry[which] + 1, 0, 1, 2, len(graph["nodes"]), 10**6, -1))
-    if draw.random() < 0.3:
-        entry[0] = draw.randrange(len(graph["nodes"]))
-
-
-def _inputs(graph: Graph, draw: Draw) -> None:
-    """A node has no inputs, one less, one more, or others."""
-    node = draw.choice([n for n in graph["nodes"] if n["inputs"]] + graph["nodes"][:2])
-    inputs = node["inputs"]
-    more = [*inputs, [draw.randrange(len(graph["nodes"])), 0, 0]]
-    node["inputs"] = draw.choice(([], inputs[:-1], more, draw.sample(inputs, len(inputs))))
-
-
-def _operator(graph: Graph, draw: Draw) -> None:
-    node = draw.choice(graph["nodes"])
-    node["op"] = draw.choice((*OPERATORS, *(n["op"] for n in graph["nodes"])))
-    if draw.random() < 0.3:
-        node.pop("attrs", None)
-
-
-def _attribute(graph: Graph, draw: Draw) -> None:
-    node = draw.choice([n for n in graph["nodes"] if n.get("attrs")] or graph["nodes"])
-    attrs = node.setdefault("attrs", {})
-    keys = [*attrs, "num_args", "num_outputs", "__shape__", "__dtype__", "__force_mirroring__"]
-    attrs[draw.choice(keys)] = draw.choice(VALUES)
-
-
-def _name(graph: Graph, draw: Draw) -> None:
-    others = [n["name"] for n in graph["nodes"]]
-    odd = ("", "a\nb", "\x07", "\u202e", "x" * 5000, "%s", "{}")
-    draw.choice(graph["nodes"])["name"] = draw.choice((*others, *odd))
-
-
-def _order(graph: Graph, draw: Draw) -> None:
-    """Nodes in another order, or one less."""
-    if draw.random() < 0.5:
-        draw.shuffle(graph["nodes"])
-    else:
-        del graph["nodes"][draw.randrange(len(graph["nodes"]))]
-
-
-def _extra(graph: Graph, draw: Draw) -> None:
-    last = len(graph["nodes"]) - 1
-    key, value = draw.choice(
-        [
-            ("control_deps", [last]), ("control_deps", [0]), ("control_deps", "x"),
-            ("subgraphs", [{"nodes": [], "arg_nodes": [], "heads": []}]), ("subgraphs", [{}]),
-            ("subgraphs", [graph["nodes"][0]]), ("param", {"x": "y"}), ("attr", {"lr_mult": "x"}),
-            ("attr", {"weight_lr_mult": "2"}), ("backward_source_id", -1), ("colour", "red"),
-        ]
-    )  # fmt: skip
-    draw.choice(graph["nodes"])[key] = copy.deepcopy(value)
-
-
-def _version(graph: Graph, draw: Draw) -> None:
-    """Another version of MXNet, with attributes where old ones had them."""
-    numbers = [["int", n] for n in (800, 904, 10901, 20000)]
-    version = draw.choice([None, *numbers, ["str", "x"], ["int"], 3])
-    graph["attrs"] = {draw.choice(("mxnet_version", "is_np_shape", "x")): version}
-    if version is None:
-        del graph["attrs"]
-    if draw.random() < 0.5:
-        for node in graph["nodes"]:
-            if "attrs" in node:
-                node[draw.choice(("attr", "param"))] = node.pop("attrs")
-
-
-GRAPHS: tuple[Callable[[Graph, Draw], None], ...] = (
-    *[_somewhere] * 3, _entry, _entry, _inputs, _operator, _attribute, _attribute, _name, _order,
-    _extra, _version,
-)  # fmt: skip
+        draw.shuffle(at)
 
 
 def _damaged(text: bytes, draw: Draw) -> bytes:
@@ -218,37 +125,26 @@ def _damaged(text: bytes, draw: Draw) -> bytes:
     )
 
 
-def mutant(number: int, files: dict[str, tuple[str, Shapes]]) -> Mutant:
-    """The mutant of this number, of files with JSON and shapes by name."""
+def mutant(number: int, files: dict[str, tuple[str, Shapes]]) -> tuple[bytes, list[str]]:
+    """The mutant of this number, of files with JSON and shapes by name; how it is tried."""
     draw = random.Random(number)
     which = list(files)[number % len(files)]
     verb = list(VERBS)[number // len(files) % len(VERBS)]
     text, shapes = files[which]
-    made = ["_damaged"]
     if draw.random() < 0.75:
         graph = json.loads(text)
-        changes = [draw.choice(GRAPHS) for _ in range(draw.choice((1, 1, 1, 2)))]
-        made = [change.__name__ for change in changes]
         with contextlib.suppress(KeyError, IndexError, TypeError, AttributeError):
-            for change in changes:  # the one before may have left no such place
-                change(graph, draw)
+            for _ in range(draw.choice((1, 1, 1, 2))):  # the first may leave nothing to change
+                _changed(graph, draw)
         content = json.dumps(graph, ensure_ascii=draw.random() < 0.3)
         data = content.encode("utf-8", "surrogatepass")
     else:
         data = _damaged(text.encode(), draw)
-    arguments = [verb.split()[0], "{net}"]
-    if arguments[0] == "check":
-        arguments.append("{net}")
-    for name, shape in shapes.items():
-        sizes = [str(n) for n in shape]
-        if arguments[0] == "batch":
-            sizes[1 if which == "loop" else 0] = "N"
+    arguments = [verb.split()[0], *["{net}"] * (2 if verb == "check" else 1), *VERBS[verb]]
+    for name, (first, *others) in shapes.items():
+        sizes = ["N" if verb == "batch" else str(first), *map(str, others)]
         arguments += ["--shape", f"{name}={','.join(sizes)}"]
-    name = f"{number}:{' and'.join(made).replace('_', ' ')} of {which!r} for {verb!r}"
-    return Mutant(name, data, (*arguments, *VERBS[verb]))
-
-
-# -- trying them -------------------------------------------------------------------------------
+    return data, arguments
 
 
 class Tried(NamedTuple):
@@ -259,32 +155,30 @@ class Tried(NamedTuple):
     status: int
 
 
-def tried(each: Mutant, folder: Path) -> Tried:
+def tried(number: int, files: dict[str, tuple[str, Shapes]], folder: Path) -> Tried:
     """Run the command line on one mutant, within this process."""
     import traceback
 
     import mxnet as mx
     from memonger import cli
 
+    content, arguments = mutant(number, files)
+    name = f"{number}: {' '.join(arguments)}"
     net, out = folder / "net-symbol.json", folder / "out-symbol.json"
-    net.write_bytes(each.content)
+    net.write_bytes(content)
     out.write_text("old")
-    names = {"net": str(net), "out": str(out)}
-    arguments = [argument.format(**names) for argument in each.arguments]
+    arguments = [argument.format(net=net, out=out) for argument in arguments]
     printed, said, status = io.StringIO(), io.StringIO(), -1
-    complaint = ""
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
         try:
             status = cli.main(arguments)
         except SystemExit as ended:
             status = int(ended.code or 0)
         except BaseException:
-            complaint = traceback.format_exc()
+            return Tried(name, traceback.format_exc(), status)
     lines = [line for line in said.getvalue().splitlines() if line.strip()]
-    written = out.read_text()
-    if complaint:
-        pass
-    elif status not in (0, 1, 2):
+    written, complaint = out.read_text(), ""
+    if status not in (0, 1, 2):
         complaint = f"status {status}"
     elif "Traceback" in said.getvalue() + printed.getvalue() or "Stack trace" in said.getvalue():
         complaint = "a trace: " + said.getvalue()
@@ -292,11 +186,11 @@ def tried(each: Mutant, folder: Path) -> Tried:
         complaint = f"nothing is said: {said.getvalue()!r}"
     elif sorted(p.name for p in folder.iterdir()) != [net.name, out.name]:
         complaint = f"files are left: {sorted(folder.iterdir())}"
-    elif written != "old" and status == 0:
-        mx.sym.load(str(out))  # whole
-    elif written != "old":
+    elif written != "old" and status:
         complaint = f"half-written: {written[:80]!r}"
-    return Tried(each.name, complaint, status)
+    elif written != "old":
+        mx.sym.load(str(out))  # whole
+    return Tried(name, complaint, status)
 
 
 _worker: dict[str, Any] = {}  # of this process: its folder, and the files that are damaged
@@ -313,4 +207,4 @@ def begin(folder: str, memory: int) -> None:
 
 def attempt(number: int) -> Tried:
     """Try the mutant of this number."""
-    return tried(mutant(number, _worker["files"]), _worker["folder"])
+    return tried(number, _worker["files"], _worker["folder"])

@@ -126,18 +126,6 @@ def _rnn(x: Any, mode: str, **more: Any) -> Any:
     return S.RNN(_series(x) * 0.05, state_size=6, num_layers=2, mode=mode, **more)
 
 
-def _while(x: Any) -> Any:
-    outputs, states = S.contrib.while_loop(
-        cond=lambda i, _: i < 3,
-        func=lambda i, y: (y * 0.5, [i + 1, S.tanh(y)]),
-        loop_vars=[S.zeros((1,)), x],
-        max_iterations=4,
-    )
-    # Rows beyond the last iteration are undefined.
-    outputs = S.slice_axis(outputs, axis=0, begin=0, end=3)
-    return S.broadcast_add(outputs, S.expand_dims(states[1], 0))
-
-
 def _foreach(x: Any) -> Any:
     outputs, state = S.contrib.foreach(
         lambda row, state: (S.tanh(row + state), row * state), x, S.ones((8, 6, 6))
@@ -145,19 +133,19 @@ def _foreach(x: Any) -> Any:
     return S.broadcast_add(outputs, S.expand_dims(state, 0))
 
 
-# -- the tables: names, and an expression of x in the names of mx.sym; @ is the name -------------
+# -- the tables: expressions of x in the names of mx.sym, with a name where the operator's does not
+#    do; of several names each stands for @ ------------------------------------------------------
 
 _CASES = """
 # layers
-FullyConnected: FullyConnected(x, num_hidden=8)
+FullyConnected(x, num_hidden=8)
 FullyConnected_no_bias: FullyConnected(x, num_hidden=8, no_bias=True, flatten=False)
 Convolution Deconvolution Convolution_v1: @(x, kernel=(3, 3), num_filter=8)
 Convolution_1d: Convolution(_series(x), kernel=(3,), num_filter=4)
 Convolution_3d: Convolution(expand_dims(x, 1), kernel=(3, 3, 3), num_filter=2)
 Convolution_grouped: Convolution(x, kernel=(3, 3), num_filter=8, num_group=8, dilate=(2, 2))
-DeformableConvolution: contrib.DeformableConvolution(x, zeros((4, 18, 4, 4)) + 0.3, kernel=(3, 3),
-    num_filter=8)
-Embedding: Embedding(_indices(x, 4), input_dim=4, output_dim=5)
+contrib.DeformableConvolution(x, zeros((4, 18, 4, 4)) + 0.3, kernel=(3, 3), num_filter=8)
+Embedding(_indices(x, 4), input_dim=4, output_dim=5)
 Embedding_plus: Embedding(_indices(x, 4), input_dim=4, output_dim=1) + reshape(x, (-1, 1))
 Pooling_max: Pooling(x, kernel=(2, 2), pool_type='max')
 Pooling_max_strided: Pooling(x, kernel=(3, 3), stride=(2, 2), pool_type='max',
@@ -165,182 +153,118 @@ Pooling_max_strided: Pooling(x, kernel=(3, 3), stride=(2, 2), pool_type='max',
 Pooling_avg: Pooling(x, kernel=(2, 2), pool_type='avg')
 Pooling_lp: Pooling(x, kernel=(2, 2), pool_type='lp', p_value=2)
 Pooling_global: Pooling(x, kernel=(2, 2), global_pool=True, pool_type='avg')
-Pooling_v1: Pooling_v1(x, kernel=(2, 2), pool_type='max')
-BatchNorm BatchNorm_v1: @(x, fix_gamma=False)
+Pooling_v1(x, kernel=(2, 2), pool_type='max'); BatchNorm BatchNorm_v1: @(x, fix_gamma=False)
 BatchNorm_fix_gamma: BatchNorm(x)
 BatchNorm_global: BatchNorm(x, fix_gamma=False, use_global_stats=True)
 BatchNorm_cudnn_off: BatchNorm(x, fix_gamma=False, cudnn_off=True)
 BatchNorm_axis: BatchNorm(x, fix_gamma=False, axis=3)
 BatchNorm_unread: broadcast_mul(x, reshape(BatchNorm(x, fix_gamma=False, output_mean_var=True)[1],
     (1, 8, 1, 1)))
-SyncBatchNorm: contrib.SyncBatchNorm(x, key='key', ndev=1, fix_gamma=False)
-BatchNormWithReLU: contrib.BatchNormWithReLU(x, fix_gamma=False)
-LayerNorm InstanceNorm L2Normalization: @(x)
-LayerNorm_axis: LayerNorm(x, axis=1)
-GroupNorm: GroupNorm(x, num_groups=2)
-L2Normalization_channel: L2Normalization(x, mode='channel')
-LRN: LRN(x, nsize=3)
-RNN_lstm: _rnn(x, 'lstm')
-RNN_gru_bidirectional: _rnn(x, 'gru', bidirectional=True)
-RNN_tanh: _rnn(x, 'rnn_tanh')
-RNN_relu: _rnn(x, 'rnn_relu')
+contrib.SyncBatchNorm(x, key='key', ndev=1, fix_gamma=False)
+contrib.BatchNormWithReLU(x, fix_gamma=False); LayerNorm InstanceNorm L2Normalization: @(x)
+LayerNorm_axis: LayerNorm(x, axis=1); GroupNorm(x, num_groups=2)
+L2Normalization_channel: L2Normalization(x, mode='channel'); LRN(x, nsize=3)
+RNN_lstm: _rnn(x, 'lstm'); RNN_gru_bidirectional: _rnn(x, 'gru', bidirectional=True)
+RNN_tanh: _rnn(x, 'rnn_tanh'); RNN_relu: _rnn(x, 'rnn_relu')
 RNN_state_unread: _rnn(x, 'lstm', state_outputs=True)[1]
-UpSampling: UpSampling(x, scale=2, sample_type='nearest')
+UpSampling(x, scale=2, sample_type='nearest')
 UpSampling_bilinear: UpSampling(x, V('case_weight', shape=(8, 1, 4, 4)), scale=2,
     sample_type='bilinear', num_filter=8)
-Custom: Custom(x, op_type='hard_swish')
+Custom(x, op_type='hard_swish')
 # activations
 Activation_relu: Activation(x - 1, act_type='relu')
 Activation_softrelu: Activation(x, act_type='softrelu')
-Activation_softsign: Activation(x, act_type='softsign')
-LeakyReLU: LeakyReLU(x - 1, act_type='leaky')
-LeakyReLU_prelu: LeakyReLU(x - 1, act_type='prelu')
-LeakyReLU_elu: LeakyReLU(x - 1, act_type='elu')
-LeakyReLU_gelu: LeakyReLU(x, act_type='gelu')
-LeakyReLU_selu: LeakyReLU(x, act_type='selu')
+Activation_softsign: Activation(x, act_type='softsign'); LeakyReLU(x - 1, act_type='leaky')
+LeakyReLU_prelu: LeakyReLU(x - 1, act_type='prelu'); LeakyReLU_elu: LeakyReLU(x - 1, act_type='elu')
+LeakyReLU_gelu: LeakyReLU(x, act_type='gelu'); LeakyReLU_selu: LeakyReLU(x, act_type='selu')
 hard_sigmoid softmax log_softmax softmin: @(x)
-softmax_temperature: softmax(x, axis=1, temperature=2.0)
-SoftmaxActivation: SoftmaxActivation(x, mode='channel')
-clip: clip(x, 0.2, 0.8)
-smooth_l1: smooth_l1(x, scalar=1.0)
+softmax_temperature: softmax(x, axis=1, temperature=2.0); SoftmaxActivation(x, mode='channel')
+clip(x, 0.2, 0.8); smooth_l1(x, scalar=1.0)
 # arithmetic
-_minus_scalar: x - 0.3
-_rminus_scalar: 1 - x
-_mul_scalar: x * 0.3
-_div_scalar: x / 3
-_rdiv_scalar: 3 / (x + 1)
-_power_scalar: x ** 1.5
-_rpower_scalar: N._rpower_scalar(x, scalar=2.0)
-_mod_scalar: x % 0.7
-_rmod_scalar: N._rmod_scalar(x + 1, scalar=5.0)
-_maximum_scalar: maximum(x, 1)
-_minimum_scalar: minimum(x, 1)
-_hypot_scalar: hypot(x, 1)
-_greater_scalar: (x > 1) * x
-_equal_scalar: (x == 1) + x
-elemwise_add: x + x * 2
-elemwise_sub: x - x * 2
-elemwise_mul: x * x
-elemwise_div: x / (x + 2)
-_power: x ** (x * 0.5)
-_mod: x % (x * 0.3 + 1)
-_maximum: maximum(x, x * x)
-_minimum: minimum(x, x * x)
-_hypot: hypot(x, x * x)
-_lesser: (x < x * x) * x
-logical_not: logical_not(relu(x - 1)) * x
-_logical_and: N._logical_and(x, x - 1) * x
-add_n: add_n(x, x * x, x * 2)
-ten_uses: add_n(*(tanh(x * (i + 0.5)) for i in range(10)))
+_minus_scalar: x - 0.3; _rminus_scalar: 1 - x; _mul_scalar: x * 0.3; _div_scalar: x / 3
+_rdiv_scalar: 3 / (x + 1); _power_scalar: x ** 1.5; N._rpower_scalar(x, scalar=2.0)
+_mod_scalar: x % 0.7; N._rmod_scalar(x + 1, scalar=5.0); _maximum_scalar: maximum(x, 1)
+_minimum_scalar: minimum(x, 1); _hypot_scalar: hypot(x, 1); _greater_scalar: (x > 1) * x
+_equal_scalar: (x == 1) + x; elemwise_add: x + x * 2; elemwise_sub: x - x * 2; elemwise_mul: x * x
+elemwise_div: x / (x + 2); _power: x ** (x * 0.5); _mod: x % (x * 0.3 + 1)
+_maximum: maximum(x, x * x); _minimum: minimum(x, x * x); _hypot: hypot(x, x * x)
+_lesser: (x < x * x) * x; logical_not(relu(x - 1)) * x; N._logical_and(x, x - 1) * x
+add_n(x, x * x, x * 2); ten_uses: add_n(*(tanh(x * (i + 0.5)) for i in range(10)))
 broadcast_add broadcast_sub broadcast_mul broadcast_power broadcast_hypot: @(x, _channel())
 broadcast_div broadcast_mod: @(x, _channel() + 1)
 broadcast_maximum broadcast_minimum: @(x, _channel() + 0.8)
-broadcast_greater: broadcast_greater(x, _channel() + 0.8) * x
-broadcast_to: broadcast_to(_channel(), SHAPE) * x
-broadcast_like: broadcast_like(_channel(), x) * x
-broadcast_axis: broadcast_axis(expand_dims(x, 0), axis=0, size=3)
-where: where(x > 1, x, x * 2)
-quadratic: contrib.quadratic(x, a=0.1, b=0.2, c=0.3)
-div_sqrt_dim: contrib.div_sqrt_dim(x)
-gradientmultiplier: contrib.gradientmultiplier(x, scalar=-0.5)
-round_ste: contrib.round_ste(x * 3)
-sign_ste: contrib.sign_ste(x - 1) * x
+broadcast_greater(x, _channel() + 0.8) * x; broadcast_to(_channel(), SHAPE) * x
+broadcast_like(_channel(), x) * x; broadcast_axis(expand_dims(x, 0), axis=0, size=3)
+where(x > 1, x, x * 2); contrib.quadratic(x, a=0.1, b=0.2, c=0.3); contrib.div_sqrt_dim(x)
+contrib.gradientmultiplier(x, scalar=-0.5); contrib.round_ste(x * 3); contrib.sign_ste(x - 1) * x
 # reductions
-sum nansum max min norm sort: @(x, axis=1)
-mean: mean(x, axis=(2, 3))
-prod nanprod: @(x, axis=3)
-norm_l1: norm(x, ord=1, axis=1)
-moments: moments(x, axes=(0, 2, 3))[0]
+sum nansum max min norm sort: @(x, axis=1); mean(x, axis=(2, 3)); prod nanprod: @(x, axis=3)
+norm_l1: norm(x, ord=1, axis=1); moments(x, axes=(0, 2, 3))[0]
 moments_variance: moments(x, axes=(0, 2, 3))[1]
-argmax: broadcast_mul(x, argmax(x, axis=1, keepdims=True))
-cumsum: cumsum(x, axis=1) * 0.1
-topk: topk(x, k=3, ret_typ='value')
-topk_mask: topk(x, k=3, ret_typ='mask') * x
-argsort: argsort(x, axis=1) * x
+argmax: broadcast_mul(x, argmax(x, axis=1, keepdims=True)); cumsum(x, axis=1) * 0.1
+topk(x, k=3, ret_typ='value'); topk_mask: topk(x, k=3, ret_typ='mask') * x; argsort(x, axis=1) * x
 # shapes
-Reshape: reshape(x, (4, -1))
-reshape_like: reshape_like(x, zeros((4, 288)))
-Flatten diag: @(x)
-transpose: transpose(x, (0, 2, 3, 1))
-SwapAxis: SwapAxis(x, dim1=1, dim2=2)
-expand_dims: expand_dims(x, 0)
-squeeze: squeeze(sum(x, axis=1, keepdims=True))
-slice: slice(x, begin=(0, 1), end=(4, 5))
-slice_axis: slice_axis(x, axis=1, begin=1, end=4)
-slice_like: slice_like(x, zeros((2, 3, 6, 6)))
-SliceChannel: SliceChannel(x, num_outputs=2)[0]
-SliceChannel_unread: SliceChannel(x, num_outputs=2)[1]
-SliceChannel_all: add_n(*SliceChannel(x, num_outputs=4))
-split_v2: split_v2(x, (2, 5), axis=1)[1]
-Concat stack: @(x, x * 2)
-tile: tile(x, (2, 1, 1, 1))
-repeat depth_to_space space_to_depth: @(x, 2)
-reverse: reverse(x, axis=1)
-Pad: Pad(x, mode='constant', pad_width=(0, 0, 0, 0, 1, 1, 1, 1))
+Reshape: reshape(x, (4, -1)); reshape_like(x, zeros((4, 288))); Flatten diag: @(x)
+transpose(x, (0, 2, 3, 1)); SwapAxis(x, dim1=1, dim2=2); expand_dims(x, 0)
+squeeze(sum(x, axis=1, keepdims=True)); slice(x, begin=(0, 1), end=(4, 5))
+slice_axis(x, axis=1, begin=1, end=4); slice_like(x, zeros((2, 3, 6, 6)))
+SliceChannel(x, num_outputs=2)[0]; SliceChannel_unread: SliceChannel(x, num_outputs=2)[1]
+SliceChannel_all: add_n(*SliceChannel(x, num_outputs=4)); split_v2(x, (2, 5), axis=1)[1]
+Concat stack: @(x, x * 2); tile(x, (2, 1, 1, 1)); repeat depth_to_space space_to_depth: @(x, 2)
+reverse(x, axis=1); Pad(x, mode='constant', pad_width=(0, 0, 0, 0, 1, 1, 1, 1))
 Pad_reflect: Pad(x, mode='reflect', pad_width=(0, 0, 0, 0, 1, 1, 1, 1))
-Crop: Crop(x, offset=(1, 1), h_w=(3, 3))
-im2col: im2col(x, kernel=(3, 3))
-col2im: col2im(im2col(x, kernel=(3, 3)), output_size=(6, 6), kernel=(3, 3))
-zeros_like: zeros_like(x) + x
+Crop(x, offset=(1, 1), h_w=(3, 3)); im2col(x, kernel=(3, 3))
+col2im(im2col(x, kernel=(3, 3)), output_size=(6, 6), kernel=(3, 3)); zeros_like(x) + x
 ones_like BlockGrad: @(x) * x
 shape_array: broadcast_mul(reshape(Cast(slice_axis(shape_array(x), axis=0, begin=2, end=3),
     'float32'), (1, 1)), _rows(x))
-arange_like: contrib.arange_like(x, axis=3) * sum(x, axis=(0, 1, 2))
-Cast: Cast(Cast(x, 'float64') * 2, 'float32')
-Cast_float16: Cast(Cast(x, 'float16'), 'float32')
-amp_cast: amp_cast(amp_cast(x, 'float16'), 'float32')
-amp_multicast: add_n(*amp_multicast(x, x * 2, num_outputs=2))
-_copy: identity(x)
+contrib.arange_like(x, axis=3) * sum(x, axis=(0, 1, 2)); Cast(Cast(x, 'float64') * 2, 'float32')
+Cast_float16: Cast(Cast(x, 'float16'), 'float32'); amp_cast(amp_cast(x, 'float16'), 'float32')
+amp_multicast: add_n(*amp_multicast(x, x * 2, num_outputs=2)); _copy: identity(x)
 like_rhs: N._identity_with_attr_like_rhs(x, x * 2)
 adaptive_pooling: contrib.AdaptiveAvgPooling2D(x, output_size=2)
 bilinear_resize: contrib.BilinearResize2D(x, height=9, width=9)
 # lookups
-take: take(x, zeros((3,)))
-take_computed: take(reshape(x, (-1,)), _indices(x, 8))
+take(x, zeros((3,))); take_computed: take(reshape(x, (-1,)), _indices(x, 8))
 batch_take: BlockGrad(batch_take(reshape(x, (576, 2)), Cast(take(_indices(x, 2), arange(576)),
     'int32'))) * mean(reshape(x, (576, 2)), axis=1)
-pick: pick(_rows(x), zeros((4,)))
+pick(_rows(x), zeros((4,)))
 one_hot: broadcast_mul(one_hot(_indices(x, 4), depth=4), reshape(x, (-1, 1)))
-gather_nd: gather_nd(x, zeros((1, 3)))
-scatter_nd: scatter_nd(x, reshape(arange(4), (1, 4)), (5, 8, 6, 6))
-index_copy: contrib.index_copy(x, arange(2), ones((2, 8, 6, 6)))
+gather_nd(x, zeros((1, 3))); scatter_nd(x, reshape(arange(4), (1, 4)), (5, 8, 6, 6))
+contrib.index_copy(x, arange(2), ones((2, 8, 6, 6)))
 index_array: broadcast_mul(Cast(contrib.index_array(x, axes=(3,)), 'float32'), expand_dims(x, 4))
 unravel_index: sum(unravel_index(_indices(x, 4), shape=(2, 2)), axis=0) * reshape(x, (-1,))
-SequenceMask: SequenceMask(_series(x), ones((8,)) * 2, use_sequence_length=True, value=0.1)
-SequenceReverse: SequenceReverse(_series(x), ones((8,)) * 3, use_sequence_length=True)
-SequenceLast: SequenceLast(_series(x), ones((8,)) * 2, use_sequence_length=True)
+SequenceMask(_series(x), ones((8,)) * 2, use_sequence_length=True, value=0.1)
+SequenceReverse(_series(x), ones((8,)) * 3, use_sequence_length=True)
+SequenceLast(_series(x), ones((8,)) * 2, use_sequence_length=True)
 # algebra
-dot: dot(_rows(x), V('case_weight', shape=(288, 5)))
-batch_dot: batch_dot(_series(x), _series(x), transpose_b=True)
+dot(_rows(x), V('case_weight', shape=(288, 5))); batch_dot(_series(x), _series(x), transpose_b=True)
 khatri_rao: broadcast_mul(BlockGrad(khatri_rao(_rows(x), _rows(x) * 2)), mean(x))
-linalg_gemm: linalg_gemm(x, x, x)
-linalg_gemm2: linalg_gemm2(x, x)
+linalg_gemm(x, x, x); linalg_gemm2(x, x)
 linalg_potrf linalg_sumlogdiag linalg_inverse linalg_det: @(_matrices(x))
-linalg_potri: linalg_potri(_triangles(x))
-linalg_trmm linalg_trsm: @(_triangles(x), reshape(x, (32, 6, 6)))
+linalg_potri(_triangles(x)); linalg_trmm linalg_trsm: @(_triangles(x), reshape(x, (32, 6, 6)))
 linalg_syrk linalg_extractdiag linalg_makediag linalg_extracttrian: @(x)
-linalg_gelqf: linalg_gelqf(_matrices(x))[0]
+linalg_gelqf(_matrices(x))[0]
 linalg_syevd: linalg.syevd(broadcast_add(_matrices(x), expand_dims(diag(arange(6)), 0)))[1]
-linalg_maketrian: linalg_maketrian(reshape(x, (-1, 6)))
-linalg_slogdet: linalg_slogdet(_matrices(x))[1]
+linalg_maketrian(reshape(x, (-1, 6))); linalg_slogdet(_matrices(x))[1]
 interleaved_selfatt_qk: contrib.interleaved_matmul_selfatt_qk(_series(x), heads=3)
 interleaved_selfatt_valatt: contrib.interleaved_matmul_selfatt_valatt(_series(x),
     softmax(contrib.interleaved_matmul_selfatt_qk(_series(x), heads=3)), heads=3)
 interleaved_encdec_qk: contrib.interleaved_matmul_encdec_qk(slice_axis(_series(x), axis=2, begin=0,
     end=18), _series(x), heads=3)
 # vision
-ROIPooling: ROIPooling(x, _rois(), pooled_size=(2, 2), spatial_scale=1.0)
-ROIAlign: contrib.ROIAlign(x, _rois(), pooled_size=(2, 2), spatial_scale=1.0)
-PSROIPooling: contrib.PSROIPooling(x, _rois(), output_dim=2, pooled_size=2, spatial_scale=1.0)
-SpatialTransformer: SpatialTransformer(x, FullyConnected(x, num_hidden=6) * 0.01, target_shape=(5,
-    5), transform_type='affine', sampler_type='bilinear')
-GridGenerator: GridGenerator(reshape(x, (192, 6)), transform_type='affine', target_shape=(3, 3))
+ROIPooling(x, _rois(), pooled_size=(2, 2), spatial_scale=1.0)
+contrib.ROIAlign(x, _rois(), pooled_size=(2, 2), spatial_scale=1.0)
+contrib.PSROIPooling(x, _rois(), output_dim=2, pooled_size=2, spatial_scale=1.0)
+SpatialTransformer(x, FullyConnected(x, num_hidden=6) * 0.01, target_shape=(5, 5),
+    transform_type='affine', sampler_type='bilinear')
+GridGenerator(reshape(x, (192, 6)), transform_type='affine', target_shape=(3, 3))
 GridGenerator_warp: GridGenerator(slice_axis(x, axis=1, begin=0, end=2), transform_type='warp')
-BilinearSampler: BilinearSampler(x, tanh(slice_axis(x, axis=1, begin=0, end=2) - 1))
-Correlation: Correlation(x, x * 2, kernel_size=1, max_displacement=1)
+BilinearSampler(x, tanh(slice_axis(x, axis=1, begin=0, end=2) - 1))
+Correlation(x, x * 2, kernel_size=1, max_displacement=1)
 box_iou: broadcast_mul(contrib.box_iou(_boxes(x), slice_axis(_boxes(x), axis=0, begin=0, end=8)),
     mean(x))
-box_nms: contrib.box_nms(concat(slice_axis(_boxes(x), axis=1, begin=0, end=1), _boxes(x), dim=1),
+contrib.box_nms(concat(slice_axis(_boxes(x), axis=1, begin=0, end=1), _boxes(x), dim=1),
     coord_start=1, score_index=0)
 MultiBoxPrior: broadcast_mul(contrib.MultiBoxPrior(x, sizes=(0.5, 0.3)), mean(x, axis=(0, 1, 2, 3),
     keepdims=False))
@@ -352,11 +276,9 @@ SoftmaxOutput_multi: SoftmaxOutput(x, ones((4, 6, 6)), multi_output=True, use_ig
     ignore_label=0)
 LinearRegressionOutput MAERegressionOutput LogisticRegressionOutput: @(_rows(x), ones((4, 288)) *
     0.5)
-MakeLoss: MakeLoss(square(x), grad_scale=0.5)
-make_loss: make_loss(square(x))
+MakeLoss(square(x), grad_scale=0.5); make_loss(square(x))
 CTCLoss: ctc_loss(reshape(x, (36, 4, 8)), ones((4, 3)))
-IdentityAttachKLSparseReg: IdentityAttachKLSparseReg(sigmoid(_rows(x)))
-L1_chain: mean(abs(x - x * x), axis=0)
+IdentityAttachKLSparseReg(sigmoid(_rows(x))); L1_chain: mean(abs(x - x * x), axis=0)
 foreach: _foreach(x)
 # functions of one value; those that are constant almost everywhere; of a value in (-1, 1)
 abs cbrt cos cosh arctan arcsinh degrees erf exp expm1 gamma gammaln log log10 log1p log2 negative
@@ -367,15 +289,11 @@ arccos arcsin arctanh erfinv: @(tanh(x) * 0.5)
 
 # Not LeakyReLU with rrelu: in training on the CPU it writes where it must not and crashes.
 _RANDOM = """
-Dropout: Dropout(x, p=0.5)
-Dropout_axes: Dropout(x, p=0.5, axes=(2, 3))
-Dropout_always: Dropout(x, p=0.3, mode='always')
-RNN_dropout: _rnn(x, 'lstm', p=0.5)
+Dropout(x, p=0.5); Dropout_axes: Dropout(x, p=0.5, axes=(2, 3))
+Dropout_always: Dropout(x, p=0.3, mode='always'); RNN_dropout: _rnn(x, 'lstm', p=0.5)
 random_randint: Cast(random.randint(0, 5, shape=SHAPE), 'float32') * x
-sample_uniform: N._sample_uniform(x, x + 1) * x
-sample_normal: N._sample_normal(x, x * 0.1) * x
-sample_gamma: N._sample_gamma(x, x) * x
-sample_exponential: N._sample_exponential(x) * x
+sample_uniform: N._sample_uniform(x, x + 1) * x; sample_normal: N._sample_normal(x, x * 0.1) * x
+sample_gamma: N._sample_gamma(x, x) * x; sample_exponential: N._sample_exponential(x) * x
 sample_poisson: N._sample_poisson(x) * x
 sample_multinomial: broadcast_mul(Cast(sample_multinomial(softmax(_rows(x))), 'float32'),
     sum(_rows(x), axis=1))
@@ -403,12 +321,12 @@ def _case(expression: str, draws: bool = False) -> Case:
 def _table(text: str, draws: bool = False) -> dict[str, Case]:
     """Read a table; a line that is indented goes on with the one before."""
     lines = re.sub(r"\n +", " ", text).strip().splitlines()
-    entries = (line.split(": ", 1) for line in lines if not line.startswith("#"))
-    return {
-        name: _case(expression.replace("@", name), draws)
-        for names, expression in entries
-        for name in names.split()
-    }
+    found = {}
+    for entry in "; ".join(line for line in lines if line[0] != "#").split("; "):
+        names, expression, operator = re.findall(r"^(?:([\w ]+): )?((?:\w+\.)?(\w*).*)", entry)[0]
+        for name in (names or operator).split():
+            found[name] = _case(expression.replace("@", name), draws)
+    return found
 
 
 CASES: dict[str, Case] = {**_table(_CASES), **_table(_RANDOM, draws=True)}
@@ -418,10 +336,11 @@ for _name, _parameters in _SAMPLED.items():
 
 # Their shapes are known to MXNet only when they run: simple_bind refuses them, bind takes them
 # (with the arrays of all arguments, in `small_net`), and nothing can be planned.
-DYNAMIC_CASES: dict[str, Case] = {
-    "while_loop": Case(_while),
-    "cond": Case(lambda x: S.contrib.cond(S.sum(x) > 1, lambda: S.tanh(x), lambda: x * 2)),
-}
+DYNAMIC_CASES = _table("""
+while_loop: contrib.while_loop(lambda i, _: i < 3, lambda i, y: (y * 0.5, [i + 1, tanh(y)]),
+    [zeros((1,)), x], max_iterations=4)[1][1]
+cond: contrib.cond(sum(x) > 1, lambda: tanh(x), lambda: x * 2)
+""")
 
 
 def inner(symbol: Any) -> list[str]:

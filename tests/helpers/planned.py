@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
-from typing import Any, Iterable
+from typing import Any, Callable, Iterable
 
 import memonger
 import mxnet as mx
@@ -26,31 +28,42 @@ ROOT = Path(__file__).resolve().parents[2]
 HOWS: dict[str, dict[str, Any]] = {"marks": {}, "schedule": {"how": "schedule", "work": 2.0}}
 
 
-def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in the project root; the package need not be installed."""
+def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in the project root, with all that this process can import."""
+    path = os.pathsep.join([str(ROOT), *sys.path])
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=str(ROOT),
-        env=dict(os.environ, PYTHONPATH=str(ROOT)),
+        env={**os.environ, "PYTHONPATH": path, **environment},
         capture_output=True,
         text=True,
+        timeout=600,
         check=False,
     )
 
 
 def run_code(code: str, **environment: str) -> str:
     """Run code in a process that imports what this one can; what it prints."""
-    path = os.pathsep.join(sys.path)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env=dict(os.environ, PYTHONPATH=path, **environment),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = run_python("-W", "ignore", "-c", code, **environment)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
+
+
+CALL = """
+import pathlib, pickle, sys
+file = pathlib.Path(sys.argv[1])
+work, given = pickle.loads(file.read_bytes())
+file.write_bytes(pickle.dumps(work(*given)))
+"""
+
+
+def elsewhere(work: Callable[..., Any], *given: Any, **environment: str) -> tuple[Any, str]:
+    """What a function returns in a process of its own, and what that says on stderr."""
+    with tempfile.NamedTemporaryFile() as file:
+        Path(file.name).write_bytes(pickle.dumps((work, given)))
+        done = run_python("-W", "ignore", "-c", CALL, file.name, **environment)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return pickle.loads(Path(file.name).read_bytes()), done.stderr
 
 
 def nodes(symbol: Any) -> list[dict[str, Any]]:

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import Any, Callable, Iterator
+from typing import Any, Iterator
 
 import memonger
 import mxnet as mx
 import numpy as np
 import pytest
+from hypothesis import given, settings, strategies as st
 from memonger.costs.time import measured as timing
 from memonger import BudgetError
-from memonger.planners.marks.anneal import empty_archive, record
-from memonger.planners.marks.copies import copies_at, copyable
-from memonger.planners.marks.cuts import cheap_cuts
-from memonger.planners.marks.search import Effort, MarkPlan, MarkSearch, NodeTimes, Phase, settled
-from memonger.planners.pareto import not_dominated
-from memonger.support.parallel import Threads
-from memonger.planners.marks.rules import Rules
 from memonger.costs.time.measured import Rates
+from memonger.support.cache import forget
 
 import networks
+from generated import networks as generated
 from interrupting import press_ctrl_c
-from planned import marked, rules_of
+from planned import marked
 
 SHAPES = {"data": (4, 3, 64, 64)}
 BATCHES: dict[str, Any] = {"data": (None, 3, 64, 64)}
@@ -55,14 +51,6 @@ def test_all_of_it_recomputes_nothing(
     assert not begun and not [r for r in caplog.records if r.levelno >= logging.WARNING]
     kept = {t.why for t in plan.explain().tensors if t.choice == "kept"}
     assert "budget" in kept <= {"budget", "cheap", "output"}
-
-
-def test_the_ways_to_write_a_budget_agree() -> None:
-    unplanned = memonger.plan(net(), SHAPES, budget=1.0).unplanned_bytes
-    ways = [0.6, "60%", int(0.6 * unplanned), f"{int(0.6 * unplanned) / 1000000.0:.9f}MB"]
-    found = [memonger.search_plan(net(), budget=way, shapes=SHAPES) for way in ways]
-    first = found[0].tojson()
-    assert all(symbol.tojson() == first for symbol in found) and marked(found[0])
 
 
 def test_a_budget_that_cannot_be_met() -> None:
@@ -132,9 +120,7 @@ def test_where_there_is_no_schedule(caplog: pytest.LogCaptureFixture) -> None:
     """Control flow has none; marks can plan around it."""
     x = mx.sym.Variable("data")
     for k in range(6):
-        x = mx.sym.FullyConnected(
-            mx.sym.Activation(x, act_type="tanh"), num_hidden=64, name=f"f{k}"
-        )
+        x = mx.sym.FullyConnected(mx.sym.Activation(x, "tanh"), num_hidden=64, name=f"f{k}")
     x = mx.sym.contrib.foreach(lambda row, state: (row, state), x, [])[0]
     symbol, shapes = mx.sym.LinearRegressionOutput(x, name="out"), {"data": (512, 64)}
     caplog.set_level("INFO")
@@ -151,23 +137,21 @@ def test_where_there_is_no_schedule(caplog: pytest.LogCaptureFixture) -> None:
         memonger.frontier(symbol, shapes, how="both")
 
 
-def test_largest_batch() -> None:
-    found = memonger.largest_batch(net(), BATCHES, "60MB")
-    assert found.batch > found.unplanned_batch > 0
-    assert found.plan.pool_bytes <= 60e6
+@pytest.mark.parametrize("helps", [True, False])
+def test_largest_batch(helps: bool) -> None:
+    """Where no plan saves anything, it is the batch that fits without."""
+    cases: Any = [
+        (networks.chain(1, hidden=4, batch=8)[0], 3000, 4),
+        (net(), 60_000_000, 3, 64, 64),
+    ]
+    symbol, budget, *shape = cases[helps]
+    found = memonger.largest_batch(symbol, {"data": (None, *shape)}, budget)
+    assert found.plan.pool_bytes <= budget and bool(found.plan.recomputed) == helps
+    assert (found.batch > found.unplanned_batch > 0) == helps
+    assert (found.batch == found.unplanned_batch) == (found.plan.planner == "no plan") != helps
     for batch, fits in ((found.unplanned_batch, True), (found.unplanned_batch + 1, False)):
-        plain = memonger.plan(net(), {"data": (batch, 3, 64, 64)}, budget=1.0)
-        assert (plain.pool_bytes <= 60e6) == fits
-    assert str(found).startswith(f"a batch of {found.batch} fits with a plan")
-
-
-def test_largest_batch_without_need_of_a_plan() -> None:
-    """Where no plan saves anything, it is the batch that fits without, without a plan."""
-    symbol = networks.chain(1, hidden=4, batch=8)[0]
-    found = memonger.largest_batch(symbol, {"data": (None, 4)}, "3kB")
-    assert found.plan.planner == "no plan" and found.batch == found.unplanned_batch
-    for batch, fits in ((found.batch, True), (found.batch + 1, False)):
-        assert (memonger.pool_bytes(symbol, data=(batch, 4)) <= 3000) == fits
+        assert (memonger.pool_bytes(symbol, data=(batch, *shape)) <= budget) == fits
+    assert str(found).startswith(f"a batch of {found.batch} fits with a plan, of ")
 
 
 @pytest.mark.parametrize(
@@ -198,14 +182,12 @@ def test_largest_batch_of_an_iterator() -> None:
 # -- Ctrl-C -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("share", [0.4, 0.6])
 def test_frontier_interrupted(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    share: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In the search for fast plans, and before it: those that were visited, and no plan."""
-    press_ctrl_c(monkeypatch, 0.4)
-    plans = memonger.frontier(net(), SHAPES)
-    assert plans.interrupted and len(plans) > 2 and plans[0].planner == "no plan"
-    press_ctrl_c(monkeypatch, 0.6)
+    """Before the search for fast plans, and in it: those that were visited, and no plan."""
+    press_ctrl_c(monkeypatch, share)
     plans = memonger.frontier(net(), SHAPES, points=4)
     assert plans.interrupted and len(plans) >= 2 and "interrupted" in caplog.text
     assert plans[0].planner == "no plan" and plans[-1].pool_bytes < plans[0].pool_bytes
@@ -213,23 +195,22 @@ def test_frontier_interrupted(
     assert not again.interrupted and again[-1].pool_bytes <= plans[-1].pool_bytes
 
 
-@pytest.mark.parametrize("how", ["marks", "auto"])
+@pytest.mark.parametrize(
+    "how, share, search", [("marks", 0.6, 1), ("auto", 0.6, 1), ("auto", -1, 2)]
+)
 def test_a_budget_interrupted(
-    how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    how: str,
+    share: float,
+    search: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """No other way is tried then."""
-    begun = press_ctrl_c(monkeypatch, 0.6)
-    plan = memonger.plan(net(), SHAPES, how=how, budget="60%")
-    assert plan.interrupted and plan.pool_bytes <= 0.6 * plan.unplanned_bytes
-    assert "interrupted: this is the fastest plan that fits" in caplog.text and len(begun) == 1
-
-
-def test_auto_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best so far: the marks, where a schedule is being looked for."""
-    press_ctrl_c(monkeypatch, -1, search=2)
-    found = memonger.plan(net(), SHAPES, how="auto", budget=0.8, patience=0.05)
-    assert found.interrupted and found.schedule is None
-    assert found.pool_bytes <= 0.8 * found.unplanned_bytes
+    """No other way is tried then; where a schedule is being looked for, it is the marks."""
+    begun = press_ctrl_c(monkeypatch, share, search)
+    plan = memonger.plan(net(), SHAPES, how=how, budget="80%", patience=0.05)
+    assert plan.interrupted and plan.pool_bytes <= 0.8 * plan.unplanned_bytes
+    assert plan.schedule is None and plan.recomputed and len(begun) == search
+    assert "interrupted: this is the fastest plan that fits" in caplog.text
 
 
 def test_frontier_interrupted_while_it_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,110 +255,6 @@ def test_interrupted_before_anything_is_found(monkeypatch: pytest.MonkeyPatch) -
         memonger.largest_batch(net(), BATCHES, "3MB")
 
 
-# -- the time of ties -------------------------------------------------------------------------
-
-
-def unit_times(forward: float, gradient: float) -> Callable[[Rules], NodeTimes]:
-    """Each operator takes 1, its gradient 5; the products with one as told, and copies nothing."""
-    told = {"null": (0, 0), "_copy": (0, 0), "_ones": (0, 0), "broadcast_mul": (forward, gradient)}
-
-    def times(rules: Rules) -> NodeTimes:
-        nodes = rules.graph.nodes
-        ahead, back = np.array([told.get(node.op, (1, 5)) for node in nodes], dtype=np.float64).T
-        return NodeTimes(ahead, back, np.ones(len(nodes)))
-
-    return times
-
-
-def test_a_product_with_one_takes_time() -> None:
-    """Once, where a plan makes use of it, and so does its gradient; nobody reads it again."""
-    x = mx.sym.Variable("data")
-    for k in range(3):
-        x = mx.sym.FullyConnected(x, num_hidden=4, name=f"fc{k}")
-        x = mx.sym.clip(x, 0, 6, name=f"clip{k}")
-    rules = rules_of(mx.sym.LinearRegressionOutput(x, name="out"), {"data": (8, 4)})
-    names = [node.name for node in rules.graph.nodes]
-    copies = {names[copy.node]: copy for copy in copyable(rules)}
-    assert copies["clip0"].tie and not copies["fc1"].tie
-    for recomputed, copied, seconds in (
-        (["fc0", "clip0"], ["clip0"], 2 + 320),
-        (["fc0", "clip0", "fc1"], [], 3),
-        (["fc0", "clip0", "fc1"], ["fc1"], 3),
-        (["fc0", "clip0", "fc1"], ["clip0", "fc1"], 3 + 320),
-        (["fc0", "clip0", "fc1", "clip1"], ["clip0", "clip1"], 4 + 2 * 320),
-    ):
-        mask = np.isin(names, recomputed)
-        asked = MarkPlan(0, 0.0, mask, tuple(copies[name] for name in copied))
-        plan = settled(rules, unit_times(20, 300), asked)
-        assert (plan.mask == mask).all() and [names[c.node] for c in plan.copies] == copied
-        assert plan.seconds == seconds
-
-
-def searched(rules: Rules, times: Any) -> MarkSearch:
-    """A short search for the fastest plans of every size."""
-    cuts = cheap_cuts(rules.graph, 600)
-    effort = Effort(patience=0.02)
-    search = MarkSearch(rules, times, cuts, copies_at(rules, cuts), Threads(), effort)
-    search.minimise(search.cuts_by_size(), Phase(4, 1.0, ((0.004, 0.0001),), 0.5))
-    search.speed_up()
-    return search
-
-
-def test_the_search_tells_what_plans_take() -> None:
-    """With all copies in: with those alone that are needed it is as fast, and hardly larger."""
-    rules, times = rules_of(*networks.lstm(steps=6)), unit_times(7, 30)
-    plans = searched(rules, times).plans()
-    assert any(copy.tie for plan in plans for copy in plan.copies)
-    for plan in plans:
-        real = settled(rules, times, plan)
-        assert real.seconds == plan.seconds
-        assert real.pool_bytes <= 1.001 * plan.pool_bytes  # blocks may be given out otherwise
-
-
-def test_not_dominated() -> None:
-    plans = [(0, 9), (1, 8), (2, 8), (3, 9), (4, 5), (4, 6)]
-    assert not_dominated(plans[::-1], lambda plan: plan) == [(0, 9), (1, 8), (4, 5)]
-    assert not_dominated([], lambda plan: plan) == []
-
-
-@pytest.mark.parametrize("most", [1, 57, 10**12 + 7])
-def test_the_fastest_of_each_size_is_kept(most: int) -> None:
-    """To the byte: no plan is as large as the unplanned network, and is lost for rounding."""
-    sizes = 200
-    archive = empty_archive(most, sizes, 2)
-
-    def taken() -> list[tuple[int, float]]:
-        known = np.isfinite(archive.seconds)
-        plans = zip(archive.pools[known].tolist(), archive.seconds[known].tolist())
-        return not_dominated(plans, lambda plan: plan)
-
-    record(archive, most + 1, 0.0, np.array([1, 1]))
-    assert taken() == []
-    record(archive, most, 1.0, np.array([0, 0]))
-    assert taken() == [(most, 1.0)]
-    smaller = most * (sizes - 1) // sizes  # the largest of the size below
-    record(archive, smaller, 2.0, np.array([1, 0]))
-    record(archive, smaller, 3.0, np.array([0, 1]))
-    assert taken() == [(smaller, 2.0), (most, 1.0)]
-    record(archive, smaller, 0.5, np.array([0, 1]))
-    assert taken() == [(smaller, 0.5)] and archive.states.sum() == 1
-
-
-@pytest.mark.full_search
-def test_slow_products_with_one_are_avoided() -> None:
-    """Where half of the memory is left."""
-    rules = rules_of(*networks.mobilenet_v2(batch=2, image=64, divide=4))
-
-    def share_tied(forward: float, gradient: float) -> float:
-        search = searched(rules, unit_times(forward, gradient))
-        plans = not_dominated(search.plans(), lambda plan: plan[:2])
-        plans = [plan for plan in plans if 2 * plan.pool_bytes >= search.unplanned]
-        assert len(plans) > 5
-        return float(np.mean([any(copy.tie for copy in plan.copies) for plan in plans]))
-
-    assert share_tied(0, 0) > 0.2 and share_tied(100, 1000) < 0.1
-
-
 def test_where_plans_are_bound_to_learn_their_memory() -> None:
     """The choice is between no plan and the smallest that was found."""
     symbol, shapes = networks.detection(batch=32, image=256, filters=16)
@@ -389,24 +266,18 @@ def test_where_plans_are_bound_to_learn_their_memory() -> None:
 
 
 def test_auto_takes_the_faster_way() -> None:
-    common: dict[str, Any] = {"budget": 0.6, "patience": 0.05}
-    ways = {way: memonger.plan(net(), SHAPES, how=way, **common) for way in ("marks", "schedule")}
-    auto = memonger.plan(net(), SHAPES, how="auto", **common)
-    assert auto.added_time == min(plan.added_time for plan in ways.values())  # type: ignore[type-var]
+    plans: dict[str, Any] = {}
+    least: dict[str, int] = {}
+    for how in ("marks", "schedule", "auto"):
+        plans[how] = memonger.plan(net(), SHAPES, how=how, budget=0.6, patience=0.05)
+        with pytest.raises(BudgetError) as caught:
+            memonger.plan(net(), SHAPES, how=how, budget="1%", patience=0.05)
+        least[how] = caught.value.least_bytes
+    auto = plans["auto"]
     assert auto.schedule is not None and auto.pool_bytes <= 0.6 * auto.unplanned_bytes
     # A kept convolution costs a schedule nothing, and marks one more run of it.
-    assert ways["marks"].added_time > ways["schedule"].added_time  # type: ignore[operator]
-
-
-def test_auto_without_a_plan_that_fits() -> None:
-    with pytest.raises(BudgetError) as caught:
-        memonger.plan(net(), SHAPES, how="auto", budget="1%", patience=0.05)
-    least = []
-    for way in ("marks", "schedule"):
-        with pytest.raises(BudgetError) as each:
-            memonger.plan(net(), SHAPES, how=way, budget="1%", patience=0.05)
-        least.append(each.value.least_bytes)
-    assert caught.value.least_bytes == min(least)
+    assert auto.added_time == plans["schedule"].added_time < plans["marks"].added_time
+    assert least["auto"] == min(least["marks"], least["schedule"])
 
 
 def test_a_budget_and_a_limit_of_work_that_a_plan_keeps() -> None:
@@ -431,3 +302,43 @@ def test_the_time_without_a_budget_is_that_with_one(how: str) -> None:
     assert alone.predict_time() == pytest.approx(plan.added_time, rel=0.05)
     least = memonger.plan(symbol, shapes, how=how)
     assert least.added_time is None and least.predict_time() >= alone.predict_time() * 0.95
+
+
+# -- over generated networks ------------------------------------------------------------------
+
+SHARES = [0.3, 0.5, 0.7, 0.85, 0.95]
+
+
+@pytest.mark.parametrize("how", ["marks", "schedule", "auto"])
+@settings(max_examples=15)
+@given(generated(), st.randoms(use_true_random=False))
+def test_more_memory_is_never_slower(how: str, drawn: Any, random: Any) -> None:
+    """Whatever is asked for first; and with all of it nothing is recomputed."""
+    symbol, shapes = drawn
+    forget()
+
+    def planned(share: float) -> Any:
+        return memonger.plan(symbol, shapes, how=how, budget=share, patience=0.01)
+
+    whole = planned(1.0)
+    assert whole.added_time == 0 and not whole.recomputed and whole.recomputed_flops == 0
+    limit = whole.unplanned_bytes
+    order = list(SHARES)
+    random.shuffle(order)
+    added = {}
+    for share in order:
+        try:
+            plan = planned(share)
+        except memonger.BudgetError as error:
+            assert error.least_bytes > share * limit - 1
+            added[share] = float("inf")
+            continue
+        assert plan.pool_bytes <= share * limit
+        assert plan.added_time is not None and plan.added_time >= 0
+        assert (plan.added_time > 0) == bool(plan.recomputed) or how != "marks"
+        added[share] = plan.added_time
+    found: list[float] = [added[share] for share in SHARES]
+    assert found == sorted(found, reverse=True)
+    for share, time in zip(SHARES, found):  # and nothing is remembered otherwise
+        if time < float("inf"):
+            assert planned(share).added_time == time

@@ -3,14 +3,14 @@
 import ctypes
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 from memonger.support.compiled import compiled
+
+from planned import run_python
 
 pytestmark = pytest.mark.python_differs
 
@@ -97,19 +97,14 @@ def test_other_mistakes_are_as_they_were() -> None:
 @pytest.mark.slow
 def test_nothing_is_read_outside_its_array(tmp_path: Path) -> None:
     """Compiled code does not look: the tests of the searches run again, with code that does."""
-    looking = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
     tests = ["tests/planners/test_recursive.py", "tests/planners/test_search.py"]
-    subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *tests],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, **looking},
-        check=True,
-    )
+    looking = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = run_python("-m", "pytest", "-p", "no:cacheprovider", *tests, **looking)
+    assert done.returncode == 0, done.stdout
 
 
 FULL = """
-import resource, sys
-sys.path[:0] = %r
+import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, (256, 256))
 from test_compiled import filled
 print(filled(8)[0].tolist())
@@ -118,11 +113,7 @@ print(filled(8)[0].tolist())
 
 def test_a_full_disk_keeps_nothing_and_ends_nothing(tmp_path: Path) -> None:
     """What is compiled runs, and is compiled again the next time."""
-    code = FULL % [str(Path(__file__).parent)]
-    environment = dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path))
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
-    )
+    done = run_python("-c", FULL, NUMBA_CACHE_DIR=str(tmp_path))
     assert done.returncode == 0 and done.stdout == "[4.0, 6.0, 8.0, 3.0]\n", done.stderr
     assert done.stderr == "compiling the search, once; it starts at once from the next time on\n"
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]

@@ -3,62 +3,56 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from memonger.support.mxnet import without_line
-from planned import run_python
+from planned import ROOT, run_python
 
 pytestmark = pytest.mark.python_differs
 
-PROJECT = Path(__file__).resolve().parents[2]
 
-
-def fake(folder: Path, name: str, init: str, dist: tuple[str, ...] = ("mxnet",)) -> dict[str, str]:
-    """A site with a stand-in for MXNet that does ``init`` when it is imported."""
-    package = folder / name
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text(init)
-    for wheel in dist:
-        info = folder / (f"{wheel.replace('-', '_')}-1.9.1.dist-info")
+def failure(folder: Path, wheels: str = "", init: str = "", before: str = "") -> str:
+    """What is said where these wheels are installed, in which importing MXNet does ``init``."""
+    for wheel in wheels.split():
+        info = folder / f"{wheel.replace('-', '_')}-1.9.1.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {wheel}\nVersion: 1.9.1\n")
-    return dict(os.environ, PYTHONPATH=os.pathsep.join([str(folder), str(PROJECT)]))
-
-
-def failure(environment: dict[str, str], before: str = "") -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", before + "import memonger; memonger.plan"],
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert done.returncode != 0
+        (folder / "mxnet").mkdir(exist_ok=True)
+        (folder / "mxnet" / "__init__.py").write_text(init)
+    path = os.pathsep.join([str(folder), str(ROOT)])
+    done = run_python("-c", before + "import memonger; memonger.plan", PYTHONPATH=path)
     last = done.stderr.strip().split("\n")[-1]
-    assert last.startswith("memonger.support.errors.MXNetImportError: "), done.stderr
+    assert done.returncode and last.startswith("memonger.support.errors.MXNetImportError: "), last
     return last
 
 
+def without(library: str) -> str:
+    said = f"{library}: cannot open shared object file: No such file or directory"
+    return f"raise OSError({said!r})"
+
+
 @pytest.mark.parametrize(
-    "wheel, library, words",
+    "wheels, init, words",
     [
-        ("mxnet-cu112", "libcuda.so.1", ["no NVIDIA driver", "memonger[cpu]"]),
-        ("mxnet", "libquadmath.so.0", ["apt-get install libquadmath0"]),
-        ("mxnet", "libgomp.so.1", ["apt-get install libgomp1"]),
-        ("mxnet-cu112", "libcudnn.so.8", ["libcudnn.so.8", "memonger[cu112]"]),
-        ("mxnet", "libodd.so.3", ["cannot be imported", "libodd.so.3"]),
+        ("mxnet-cu112", without("libcuda.so.1"), ["no NVIDIA driver", "memonger[cpu]"]),
+        ("mxnet", without("libquadmath.so.0"), ["apt-get install libquadmath0"]),
+        ("mxnet", without("libgomp.so.1"), ["apt-get install libgomp1"]),
+        ("mxnet-cu112", without("libcudnn.so.8"), ["libcudnn.so.8", "memonger[cu112]"]),
+        ("mxnet", without("libodd.so.3"), ["cannot be imported", "libodd.so.3"]),
+        ("mxnet mxnet-cu112", "", ["installed over each other", "-y mxnet mxnet-cu112"]),
+        *(
+            ("mxnet", f"__version__ = {v!r}", [f"MXNet {v} is installed", "mxnet==1.9.1"])
+            for v in ("1.8.0", "2.0.0", "1.10.0")
+        ),
     ],
 )
-def test_a_missing_library_is_explained(
-    wheel: str, library: str, words: Any, tmp_path: Path
+def test_what_is_wrong_is_explained(
+    wheels: str, init: str, words: list[str], tmp_path: Path
 ) -> None:
-    said = f"{library}: cannot open shared object file: No such file or directory"
-    message = failure(fake(tmp_path, "mxnet", f"raise OSError({said!r})", (wheel,)))
+    message = failure(tmp_path, wheels, init)
     assert all(word in message for word in words), message
 
 
@@ -66,7 +60,7 @@ def test_a_broken_cuda_library_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "nvidia" / "cuda_runtime" / "lib"
     folder.mkdir(parents=True)
     (folder / "libcudart.so.11.0").write_text("half a download")
-    message = failure(fake(tmp_path, "mxnet", "", ("mxnet-cu112",)))
+    message = failure(tmp_path, "mxnet-cu112")
     assert "libcudart.so.11.0 cannot be loaded" in message
     assert message.endswith("--no-deps nvidia-cuda-runtime-cu11")
 
@@ -81,33 +75,17 @@ def test_no_mxnet(tmp_path: Path) -> None:
         "u.find_spec = lambda name, *a: None if name == 'mxnet' else find(name, *a)\n"
         "sys.meta_path.insert(0, Hide())\n"
     )
-    message = failure(dict(os.environ, PYTHONPATH=str(PROJECT)), hide)
+    message = failure(tmp_path, before=hide)
     assert "not installed" in message and "memonger[cpu]" in message and "[cu112]" in message
 
 
-def test_both_wheels_over_each_other(tmp_path: Path) -> None:
-    message = failure(fake(tmp_path, "mxnet", "", ("mxnet", "mxnet-cu112")))
-    assert "mxnet and mxnet-cu112 are installed over each other" in message
-    assert "pip uninstall -y mxnet mxnet-cu112" in message
-
-
-@pytest.mark.parametrize("version", ["1.8.0", "2.0.0", "1.10.0"])
-def test_another_version(version: str, tmp_path: Path) -> None:
-    message = failure(fake(tmp_path, "mxnet", f"__version__ = {version!r}"))
-    assert f"MXNet {version} is installed" in message and "mxnet==1.9.1" in message
-
-
-def test_binds_are_quiet() -> None:
-    code = (
-        "import memonger, mxnet as mx\n"
-        "s = mx.sym.FullyConnected(mx.sym.Variable('data'), num_hidden=3)\n"
-        "s.simple_bind(mx.cpu(), data=(2, 3)).forward()\n"
-        "s.simple_bind(mx.cpu(), grad_req='null', data=(2, 3)).forward(); mx.nd.waitall()\n"
-    )
-    done = run_python("-W", "ignore", "-c", code)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
+BINDS = """
+import memonger, mxnet as mx
+net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3)
+net.simple_bind(mx.cpu(), data=(2, 3)).forward()
+net.simple_bind(mx.cpu(), grad_req="null", data=(2, 3)).forward()
+mx.nd.waitall()
+"""
 TRAIN = """
 import memonger, mxnet as mx, os
 x = mx.sym.FullyConnected(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4), num_hidden=4)
@@ -122,10 +100,12 @@ for _ in range(3):
 """
 
 
-def test_a_schedule_is_bound_without_a_word_of_its_backend() -> None:
+def test_binds_are_quiet() -> None:
+    """And a schedule is bound without a word of its backend."""
+    done = run_python("-W", "ignore", "-c", BINDS)
+    assert (done.returncode, done.stderr) == (0, "")
     done = run_python("-c", TRAIN)
-    assert done.returncode == 0, done.stderr
-    assert "is detected" not in done.stderr
+    assert done.returncode == 0 and "is detected" not in done.stderr, done.stderr
 
 
 def test_all_else_is_handed_on(capfd: pytest.CaptureFixture[str]) -> None:

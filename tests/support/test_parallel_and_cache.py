@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import fcntl
 import os
 import pty
@@ -34,11 +35,8 @@ def test_jobs_give_their_results_in_order_and_count_their_steps() -> None:
     assert threads.each(job, [], 10, 0.25) == []
     assert threads.done == 0.75 and not threads.interrupted
     assert shares == sorted(shares) and 0 < shares[0] < 0.5 and shares[-1] == 0.5
-
-
-def test_a_mistake_in_a_job_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
-        Threads().each(lambda item, done: 1 // item, [1, 0], 1, 1.0)
+        threads.each(lambda item, done: 1 // item, [1, 0], 1, 0.25)
 
 
 def until_stopped(threads: Threads) -> list[str]:
@@ -98,18 +96,13 @@ def shown(seconds: float, terminal: bool) -> str:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
     process = subprocess.Popen([sys.executable, "-c", BAR, str(seconds)], stderr=theirs)
     os.close(theirs)
-    text = b""
-    try:
-        while True:
-            piece = os.read(ours, 4096)
-            if not piece:
-                break
-            text += piece
-    except OSError:  # Linux: the other end is closed
-        pass
+    pieces = [b"-"]
+    with contextlib.suppress(OSError):  # a terminal whose other end is closed
+        while pieces[-1]:
+            pieces.append(os.read(ours, 4096))
     assert process.wait(100) == 0
     os.close(ours)
-    return text.decode()
+    return b"".join(pieces[1:]).decode()
 
 
 def test_a_bar_on_a_terminal_for_what_takes_long() -> None:
@@ -132,14 +125,10 @@ def test_the_latest_values_are_kept() -> None:
     kept.put("a", 7)
     kept.put("d", 8)
     assert [kept.get(key) for key in "abd"] == [7, None, 8]
-
-
-def test_forget_clears_what_every_room_keeps() -> None:
-    first, second = cache.Latest[int](4), cache.Latest[int](4)
-    first.put("a", 1)
-    second.put("a", 2)
-    cache.forget()
-    assert first.get("a") is None and second.get("a") is None
+    other = cache.Latest[int](4)
+    other.put("a", 1)
+    cache.forget()  # what every room keeps
+    assert kept.get("a") is None and other.get("a") is None
 
 
 def test_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,11 +147,10 @@ def test_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMONGER_CACHE", "/a")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/b")
+    for name, value in (("MEMONGER_CACHE", "/a"), ("XDG_CACHE_HOME", "/b"), ("HOME", "/c")):
+        monkeypatch.setenv(name, value)
     assert cache.folder() == Path("/a")
     monkeypatch.delenv("MEMONGER_CACHE")
     assert cache.folder() == Path("/b/memonger")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/c")
     assert cache.folder() == Path("/c/.cache/memonger")

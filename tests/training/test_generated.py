@@ -8,7 +8,7 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, reject, settings, strategies as st
+from hypothesis import given, reject, settings, strategies as st
 from memonger.graph import marks
 from memonger.costs.replay import replay
 from memonger.costs.bind import bind, planned_mb
@@ -19,8 +19,6 @@ from memonger.schedules.execution.symbol import scheduled
 from generated import networks
 from planned import rules_of
 from drawn_schedules import LEVELS, work_of
-
-QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
 def random_mask(rules: Any, seed: int, share: float) -> np.ndarray:
@@ -41,7 +39,7 @@ def trains_alike(symbol: Any, planned: Any, shapes: Any, **options: Any) -> None
 
 
 @pytest.mark.python_differs
-@settings(max_examples=120, deadline=None, suppress_health_check=QUIET)
+@settings(max_examples=120)
 @given(networks(), st.integers(0, 2**16), st.sampled_from([0.3, 0.6, 0.9, 1.0]))
 def test_any_marks_train_bit_for_bit(drawn: Any, seed: int, share: float) -> None:
     symbol, shapes = drawn
@@ -52,7 +50,7 @@ def test_any_marks_train_bit_for_bit(drawn: Any, seed: int, share: float) -> Non
     assert memonger.unplan(planned).tojson() == symbol.tojson()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=QUIET)
+@settings(max_examples=60)
 @given(networks(), st.sampled_from(["smallest", "chen2016"]))
 def test_searched_plans_train_bit_for_bit(drawn: Any, planner: str) -> None:
     symbol, shapes = drawn
@@ -62,7 +60,7 @@ def test_searched_plans_train_bit_for_bit(drawn: Any, planner: str) -> None:
     trains_alike(symbol, planned, shapes, steps=2)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=QUIET)
+@settings(max_examples=120)
 @given(networks(), st.integers(0, 2**16), st.sampled_from([0.0, 0.5, 0.9, 1.0]))
 def test_replay_is_what_mxnet_does(drawn: Any, seed: int, share: float) -> None:
     """Order, operator by operator, and memory; sizes are scaled so that a MB shows little."""
@@ -117,7 +115,7 @@ def _right(chosen: Any) -> Any:
     return {n: "write" if (n, r) == ("extra", "add") else r for n, r in chosen.items()}
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=QUIET)
+@settings(max_examples=300)
 @given(
     networks(),
     st.sampled_from(sorted(LEVELS)),
