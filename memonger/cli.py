@@ -107,7 +107,7 @@ def _plan(network: Any, options: argparse.Namespace) -> int:
     try:
         plan = dataclasses.replace(plan, added_time=plan.predict_time(given.get("measure", False)))
     except (MemongerError, KeyboardInterrupt) as error:  # the plan is known all the same
-        log.warning("the time that it adds is not predicted: %s", error or "interrupted")
+        log.warning("the time that the plan adds cannot be predicted: %s", error or "interrupted")
     try:
         if options.check:
             spec, ctx = plan.request.spec, plan.request.ctx  # of the share of one device
@@ -146,7 +146,7 @@ def _cost(network: Any, options: argparse.Namespace) -> int:
     exact, pool = not found.inexact, found.pool_bytes
     if not exact:  # what the replay does not know, a bind does, in whole MB
         if given.pop("devices", 1) != 1:
-            raise MemongerError("--devices: give one device's shapes for this network")
+            raise MemongerError("--devices is not known for this network; give one device's shapes")
         pool = MB * memonger.get_cost(network, **given)
     text = f"pool     {in_words(pool)}{'' if exact else ', bound, in whole MB'}\n"
     text += f"peak     {in_words(found.peak_bytes)} alive at once, in {found.peak}"
@@ -159,7 +159,7 @@ def _explain(network: Any, options: argparse.Namespace) -> int:
     """Tell what makes up the memory of a network, or of a plan."""
     of_plan = [name for name in PLANNING if name in vars(options)]
     if of_plan and not options.plan:
-        raise MemongerError(f"--{of_plan[0].replace('_', '-')} is of a plan; give --plan too")
+        raise MemongerError(f"--{of_plan[0].replace('_', '-')} is for a plan; give --plan too")
     if options.plan:
         found = _searched(memonger.plan, network, options).explain()
     else:
@@ -268,7 +268,7 @@ def _device(text: str) -> Any:
     """Read a device by name: 'cpu', 'gpu' or 'gpu(1)'."""
     kind, _, number = text.rstrip(")").partition("(")
     if kind not in ("cpu", "gpu") or not re.match("[0-9]{1,9}$", number or "0"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no device; there are cpu, gpu and gpu(1)")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a device; give cpu, gpu or gpu(1)")
     return kind, int(number or 0)
 
 

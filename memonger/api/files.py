@@ -70,11 +70,11 @@ def read(file: Any, net: Any, shapes: Any, input_shapes: Mapping[str, Any]) -> d
     if net is not None:
         _compare(file, request, check_symbol(net), shapes, input_shapes)
     elif shapes is not None or input_shapes:
-        raise MemongerError("load_plan: shapes are checked with the network; give it as well")
+        raise MemongerError("load_plan: shapes are checked against the network; give net= too")
     here = mxnet_variables()
     others = sorted({name for name, _ in set(here.items()) ^ set(whole["settings"].items())})
     if others:
-        said = "the plan of %r was made with other settings of %s: here it may take other memory"
+        said = "the plan in %r was made with other values of %s, so it may take other memory here"
         log.warning(said, file, ", ".join(others))
     figures = {k: tuple(v) if isinstance(v, list) else v for k, v in whole["figures"].items()}
     return {**figures, "symbol": planned, "request": request, "schedule": schedule}
@@ -89,15 +89,15 @@ def _whole(file: Any) -> dict[str, Any]:
     except OSError as error:
         raise MemongerError(f"the plan {file!r} cannot be read: {error}") from None
     except (ValueError, TypeError, RecursionError) as error:
-        raise MemongerError(f"{file!r} is no plan, or is cut short ({error}); {anew}") from None
+        raise MemongerError(f"{file!r} is not a plan, or is cut short ({error}); {anew}") from None
     if not isinstance(found, dict) or KIND not in found:
-        raise MemongerError(f"{file!r} is no plan that plan.save() has written")
+        raise MemongerError(f"{file!r} is not a file that plan.save() has written; {anew}")
     if found[KIND] != FORMAT:
-        formats = f"has the format {found[KIND]!r}, and this memonger {FORMAT}"
+        formats = f"has format {found[KIND]!r}, and this memonger reads format {FORMAT}"
         raise MemongerError(f"the plan {file!r} {formats}; {anew}")
     plan: Any = found.get("plan")
     if found.get("sha256") != _checksum(json.dumps(plan, sort_keys=True)):
-        raise MemongerError(f"the plan {file!r} is not what was written (its checksum); {anew}")
+        raise MemongerError(f"the plan {file!r} was changed later (its checksum differs); {anew}")
     return dict(plan)
 
 
@@ -113,16 +113,16 @@ def _compare(
         ours, theirs = ([json.dumps(n, sort_keys=True) for n in g["nodes"]] for g in (here, there))
         for k, (one, other) in enumerate(zip(ours, theirs)):
             if one != other:
-                raise MemongerError(named + f"node {k} is {one} here, and {other} there")
-        count = f"{len(ours)} nodes here, and {len(theirs)} there"
-        raise MemongerError(f"{named}it has {count}, or other outputs")
+                raise MemongerError(named + f"node {k} is {one} here, {other} in the plan")
+        count = f"your network has {len(ours)} nodes, and the plan {len(theirs)}"
+        raise MemongerError(f"{named}{count}, or their outputs differ")
     pairs: Any = (("shape", spec.shapes, known.shapes), ("type", spec.types, known.types))
     for what, given, planned in pairs:
         for name, value in given.items():
             if planned.get(name, value) != value:
                 raise MemongerError(
-                    f"the plan {file!r} is for another {what} of input {name!r}: it is {value} "
-                    f"here, and {planned[name]} there; plan for this one"
+                    f"the plan {file!r} is for another {what} of input {name!r}: "
+                    f"{planned[name]}, not {value}; plan for this {what}"
                 )
 
 

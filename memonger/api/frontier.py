@@ -39,7 +39,7 @@ class Frontier(Tuple[Plan, ...]):
         return any(each.interrupted for each in self)
 
     def __str__(self) -> str:
-        titles = ("memory (MB)", "of all", "added time", "recomputed", "copies")
+        titles = ("memory (MB)", "share", "added time", "recomputed", "copies")
         lines = ["{:>12} {:>8} {:>12} {:>10} {:>8}".format(*titles)]
         for each in self:
             share = 100 * each.pool_bytes / max(1, each.unplanned_bytes)
@@ -269,7 +269,7 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
         interrupted = True
     if not batch:
         least = int(min(taken(plan, 1) for plan in [nothing, *plans]))
-        said = f"not even a batch of one was found to fit into {in_bytes(limit)}: it needs "
+        said = f"not even a batch of 1 fits into {in_bytes(limit)}: the least that was found is "
         raise BudgetError(said + in_bytes(least), least)
     if interrupted:
         log.warning("interrupted: a batch of %d is the largest that was found so far", batch)
@@ -303,7 +303,7 @@ def _sized(shapes: Any) -> tuple[Callable[[int], dict[str, Shape]], dict[str, An
         places = {(name, axis) for name, axis in axes.items() if 0 <= axis < len(given[name])}
     if not places:
         example = "{'data': (None, 3, 224, 224)}"
-        raise MemongerError(f"no shape has None where the batch goes, as {example}: {shapes!r}")
+        raise MemongerError(f"no shape in {shapes!r} has None for the batch; write {example}")
 
     def sized(batch: int) -> dict[str, Shape]:
         return {

@@ -155,8 +155,8 @@ class Plan:
             "floor": f"{in_words(self.floor_bytes)} must be alive at once under any plan"
             + (self.floor and f", in {self.floor}"),
             "device": f"{in_words(self.device_bytes)} of {'a GPU' if gpu else 'the CPU'}, "
-            f"{in_words(self.unplanned_device_bytes)} without a plan: that, parameters, gradients "
-            "and inputs" + (gpu and ", in MXNet's blocks" or ""),
+            f"{in_words(self.unplanned_device_bytes)} without a plan: the pool, parameters, their "
+            "gradients and inputs" + (gpu and ", in MXNet's blocks" or ""),
             "held": held if self.held_bytes or self.unplanned_held_bytes else "",
             "shared": shared if self.temporary_bytes else "",
             "work": work,

@@ -61,7 +61,7 @@ class CostModel:
         self.exact = not why
         if why:
             self.unplanned = self.bound * MB
-            log.info("each plan is bound to learn its memory, for the replay is not exact: %s", why)
+            log.info("the replay of memory is not exact, so each plan is bound: %s", why)
         self._known: dict[bytes, int] = {nothing.tobytes(): self.unplanned}
 
     def __call__(self, mask: np.ndarray) -> int:

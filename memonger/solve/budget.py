@@ -48,19 +48,19 @@ def read_budget(budget: Any, of: str | None, optimizer: Any, ctx: Any) -> Budget
         raise MemongerError(f"budget_of must be 'pool' or 'device', not {of!r}")
     if budget is None:
         if of is not None or optimizer is not None:
-            raise MemongerError("budget_of= and optimizer= are of a budget; give budget= too")
+            raise MemongerError("budget_of= and optimizer= need a budget; give budget= too")
         return None
     if isinstance(budget, str) and budget.strip().lower() == "device":
         if of == "pool":
             raise MemongerError("budget='device' bounds all of the GPU; leave budget_of out")
         return Budget(_free(ctx), False, "device", state_per_element(optimizer))
     if optimizer is not None and of != "device":
-        raise MemongerError("optimizer= counts with budget_of='device' alone; give that too")
+        raise MemongerError("optimizer= needs budget_of='device'; give that too")
     amount, is_share = _amount(budget)
     if not is_share and amount < 1:
-        raise MemongerError(f"budget={budget!r}: it must be at least one byte")
+        raise MemongerError(f"budget={budget!r} must be at least one byte")
     if amount > MOST_BYTES:
-        raise MemongerError("budget: there is no memory of more than 2**63 bytes")
+        raise MemongerError("budget: no memory has more than 2**63 bytes; give fewer")
     return Budget(float(amount), is_share, of or "pool", state_per_element(optimizer))
 
 
@@ -71,7 +71,7 @@ def _amount(budget: Any) -> tuple[float, bool]:
     if isinstance(budget, numbers.Real) and not isinstance(budget, bool):
         if 0 < float(budget) <= 1:
             return float(budget), True
-        said = "a share is more than 0 and at most 1; give bytes as an int"
+        said = "a share must be more than 0 and at most 1; give bytes as an int"
         raise MemongerError(f"budget={budget!r}: {said}")
     pattern = r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+|%)\s*"
     found = re.fullmatch(pattern, budget, re.I) if isinstance(budget, str) else None
@@ -82,10 +82,10 @@ def _amount(budget: Any) -> tuple[float, bool]:
     if unit == "%" and 0 < number <= 100:
         return number / 100, True
     if unit == "%":
-        raise MemongerError(f"budget={budget!r}: a share is more than 0 % and at most 100 %")
+        raise MemongerError(f"budget={budget!r}: a share must be more than 0 % and at most 100 %")
     if unit not in UNITS:
         units = "kB, MB, GB and TB (thousands) and KiB, MiB, GiB and TiB (1024s)"
-        raise MemongerError(f"budget={budget!r}: there is no unit {found[2]!r}; there are {units}")
+        raise MemongerError(f"budget={budget!r}: unknown unit {found[2]!r}; use {units}")
     return number * UNITS[unit], False
 
 
@@ -93,7 +93,7 @@ def _free(ctx: Any) -> int:
     """Ask for the bytes that are free on a GPU."""
     device = check_device(ctx)
     if device.device_type != "gpu":
-        raise MemongerError("budget='device' is of a GPU; say which, with ctx=mx.gpu(0)")
+        raise MemongerError("budget='device' needs a GPU; say which, with ctx=mx.gpu(0)")
     return int(mx.context.gpu_memory_info(device.device_id)[0])
 
 

@@ -116,16 +116,16 @@ def read_options(given: Mapping[str, Any]) -> Options:
         measure=bool(asked.measure),
     )
     if not 0 < asked.patience <= MOST_PATIENCE:
-        allowed = f"more than 0 and at most {MOST_PATIENCE:g} times the usual search"
-        raise MemongerError(f"patience={asked.patience:g}: it is {allowed}")
+        allowed = f"must be more than 0 and at most {MOST_PATIENCE:g} (1 is the usual search)"
+        raise MemongerError(f"patience={asked.patience:g} {allowed}")
     of, optimizer = given.get("budget_of"), given.get("optimizer")
     budget = read_budget(asked.budget, of, optimizer, given.get("ctx"))
     if asked.planner != "smallest" or not asked.rules:
         told = f"planner={asked.planner!r}, rules={asked.rules!r}: "
         if asked.how == "schedule":
-            raise MemongerError(told + "these are of how='marks'; a schedule needs no rules")
+            raise MemongerError(told + "a schedule takes neither; leave out both")
         if budget is not None:
-            raise MemongerError(told + "a budget has a planner of its own, and needs the rules")
+            raise MemongerError(told + "a budget takes neither; leave out both")
     return replace(asked, budget=budget)
 
 
@@ -135,9 +135,9 @@ def check_work(how: str, work: Any) -> float | None:
         return None
     work = _number("work", work)
     if not work >= 1:
-        raise MemongerError(f"work={work:g}: a step runs all of the network forward at least once")
+        raise MemongerError(f"work={work:g} is less than one forward pass; give 1 or more")
     if how == "marks" and work < 2:
-        raise MemongerError(f"work={work:g}: marks cannot keep less than 2; how='schedule' can")
+        raise MemongerError(f"work={work:g}: marks need up to 2; give 2 or more, or how='schedule'")
     return work
 
 
@@ -145,7 +145,7 @@ def _check_choice(what: str, value: Any, known: Sequence[str]) -> None:
     """Check that a value is one of those that are known."""
     if not isinstance(value, str) or value not in known:
         names = ", ".join(map(repr, known))
-        raise MemongerError(f"there is no {what} {value!r}; there are {names}")
+        raise MemongerError(f"unknown {what} {value!r}; give one of {names}")
 
 
 def _number(name: str, value: Any) -> float:
@@ -155,7 +155,7 @@ def _number(name: str, value: Any) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise MemongerError(f"{name} is larger than any number that counts here") from None
+        raise MemongerError(f"{name} is too large") from None
 
 
 def structure(symbol: Any) -> dict[str, Any]:

@@ -140,8 +140,8 @@ def within(way: Way, found: Found) -> Confirmed:
     text = _too_little(way, limit, least)
     if least_work < math.inf:
         text = (
-            f"a budget of {limit / MB:.1f} MB takes {least_work:.2f} times the forward work, more "
-            f"than work={work:g}; give either more memory or more work"
+            f"a budget of {limit / MB:.1f} MB needs {least_work:.2f} times the forward work, more "
+            f"than work={work:g}; give more memory or more work"
         )
     elif found.interrupted:
         raise KeyboardInterrupt
@@ -161,8 +161,8 @@ def confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Confirmed:
     counted = without if plan.schedule else plan.counted_bytes
     differs = not memory.exact or memory.counted_bytes != counted
     if differs and way.cost.exact and not memory.inexact:
-        said = f"the memory of this {way.noun} was predicted as {counted / MB:.1f} MB, and MXNet "
-        warnings.append(said + f"plans {memory.bound} MB for it, which the plan tells")
+        said = f"the memory of this {way.noun} was predicted as {counted / MB:.1f} MB, but MXNet "
+        warnings.append(said + f"plans {memory.bound} MB for it; the plan has MXNet's figure")
         memory = replace(memory, inexact=("the bind differs from the search",))
     what = "this plan takes"
     if unfused is not None and unfused < without:
@@ -171,7 +171,7 @@ def confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Confirmed:
         warnings.append(
             "pointwise fusion (MXNET_USE_FUSION, on by default on a GPU) takes memory here: "
             f"without it {what} {without / MB:.1f} MB, with it {with_it / MB:.1f} MB; set "
-            "MXNET_USE_FUSION=0 and plan again, or take how='schedule', which runs without fusion"
+            "MXNET_USE_FUSION=0 and plan again, or use how='schedule', which runs without fusion"
         )
     log.info("Find best plan with cost=%s MB", memory.bound)
     return Confirmed(plan, symbol, memory, tuple(warnings))
@@ -302,11 +302,11 @@ def why_so_little(way: Way, costs: Mapping[str, int]) -> str:
     nbytes = int(line.nbytes[alive[held]].sum())
     if nbytes >= MOST_HELD * peak:
         return (
-            f"{in_words(nbytes)} of the {in_words(peak)} of the peak must not be computed again "
+            f"{in_words(nbytes)} of the {in_words(peak)} of the peak must not be recomputed "
             f"({ruled(dict.fromkeys(makers[held].tolist()))})"
         )
     if set(costs) <= {"no plan", NO_CUTS}:
-        return "there is no point at which it can be cut"
+        return "the network has no place to cut"
     tried = [f"{name} give {in_words(cost)}" for name, cost in costs.items() if name != "no plan"]
     largest, i = max((t.nbytes, i) for i in operators for t in graph.tensors[i])
     of = f"{graph.nodes[i].name!r} ({graph.nodes[i].op})"

@@ -96,4 +96,4 @@ def on_disk(what: str, about: Mapping[str, str]) -> Iterator[dict[str, Any]]:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 files.write(path, json.dumps(kept).encode())
             except (OSError, MemongerError) as error:
-                log.info("measurements cannot be kept in %s: %s", path.parent, error)
+                log.info("measurements cannot be stored in %s: %s", path.parent, error)

@@ -141,8 +141,8 @@ class ScheduledExecutor(mx.executor.Executor):
         output = self._step.gradients.get(name)
         if name in self._step.left_out and has_mkldnn(self._ctx):
             log.warning(
-                "%r gets no gradient, for the weight it belongs to gets none: MXNet leaves it out "
-                "on the CPU, with or without a schedule, unless MXNET_MKLDNN_ENABLED=0",
+                "the bias %r gets no gradient, because its weight gets none: MKLDNN leaves it out, "
+                "with or without a schedule; set MXNET_MKLDNN_ENABLED=0 to compute it",
                 name,
             )
             output = None
