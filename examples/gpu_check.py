@@ -576,7 +576,7 @@ class Check:
         table(rows)
         print(
             f"  a step takes {planned.step_seconds / unplanned.step_seconds:.2f} times as long; "
-            f"{100 * self.plan.recompute_overhead:.0f} % of the forward pass is computed again",
+            f"{100 * self.plan.recompute_overhead:.0f} % of the forward pass is recomputed",
             flush=True,
         )
 

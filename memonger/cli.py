@@ -75,7 +75,7 @@ def _plan(network: Any, options: argparse.Namespace) -> int:
     try:
         plan = dataclasses.replace(plan, added_time=plan.predict_time(given.get("measure", False)))
     except (MemongerError, KeyboardInterrupt) as error:  # the plan is known all the same
-        log.warning("the time that it adds is not predicted: %s", error or "interrupted")
+        log.warning("the time that the plan adds cannot be predicted: %s", error or "interrupted")
     try:
         if options.check:
             spec, ctx = plan.request.spec, plan.request.ctx  # of the share of one device
@@ -118,7 +118,7 @@ def _explain(network: Any, options: argparse.Namespace) -> int:
     """Tell what makes up the memory of a network, or of a plan."""
     of_plan = [name for name in PLANNING if name in vars(options)]
     if of_plan and not options.plan:
-        raise MemongerError(f"--{of_plan[0].replace('_', '-')} is of a plan; give --plan too")
+        raise MemongerError(f"--{of_plan[0].replace('_', '-')} is for a plan; give --plan too")
     if options.plan:
         return _tell(options, _searched(memonger.plan, network, options).explain())
     return _tell(options, memonger.explain(network, **_given(options)))
@@ -224,7 +224,7 @@ def _device(text: str) -> Any:
     """Read a device by name: 'cpu', 'gpu' or 'gpu(1)'."""
     found = re.fullmatch(r"(cpu|gpu)(?:\(([0-9]{1,9})\))?", text)
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no device; there are cpu, gpu and gpu(1)")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a device; give cpu, gpu or gpu(1)")
     return found[1], int(found[2] or 0)
 
 

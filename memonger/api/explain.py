@@ -22,7 +22,7 @@ from memonger.support.errors import MB, in_words
 
 SHOWN = 12  # tensors of the peak that are printed
 KINDS = {FORWARD: "result", RECOMPUTED: "computed again", BACKWARD: "gradient"}
-TITLES = {"result": "results", "computed again": "again", "gradient": "gradients"}
+TITLES = {"result": "results", "computed again": "recomputed", "gradient": "gradients"}
 SMALL = 1 / 1000  # of the peak: what is not worth computing again
 
 
@@ -76,29 +76,29 @@ class Explanation(NamedTuple):
         text = f"{self.floor or 'nothing'} needs {in_words(self.floor_own_bytes)} at once"
         over = self.floor_bytes - self.floor_own_bytes
         if over:
-            text += f", and {in_words(over)} that cannot be computed again are held over it"
+            text += f", beside {in_words(over)} that cannot be recomputed"
         if ruled:
-            text += f"; {in_words(ruled)} of the peak must not be computed again"
+            text += f"; {in_words(ruled)} of the peak must not be recomputed"
         return text
 
     def __str__(self) -> str:
         if not self.tensors and not self.pool_bytes:
             return NO_OPERATORS
         lines = [
-            "pool      " + in_words(self.pool_bytes),
-            f"peak      {in_words(self.peak_bytes)} alive at once, in {self.peak}",
-            f"floor     {in_words(self.floor_bytes)}: {self.bounded_by}",
+            "pool       " + in_words(self.pool_bytes),
+            f"peak       {in_words(self.peak_bytes)} alive at once, in {self.peak}",
+            f"floor      {in_words(self.floor_bytes)}: {self.bounded_by}",
         ]
         for kind, title in TITLES.items():
             chosen = [t.nbytes for t in self.tensors if t.kind == kind]
             if chosen:
                 share = f"{100 * sum(chosen) / max(1, self.peak_bytes):.0f} %"
                 text = f"{in_words(sum(chosen))} of the peak ({share}), {len(chosen)} tensors"
-                lines.append(f"{title:9} {text}")
+                lines.append(f"{title:10} {text}")
         lines += ["", f"{'memory':>10}  {'kind':14}  {'operator':20}  of"]
         for t in self.tensors[:SHOWN]:
             row = f"{in_words(t.nbytes):>10}  {t.kind:14}  {t.op:20}  {t.name}"
-            lines.append(row + (f" (never again: {t.rule})" if t.rule else ""))
+            lines.append(row + (f" (never recomputed: {t.rule})" if t.rule else ""))
         rest = [t.nbytes for t in self.tensors[SHOWN:]]
         if rest:
             lines.append(f"{in_words(sum(rest)):>10}  in {len(rest)} more")
@@ -239,16 +239,12 @@ def explain_choices(
         reasons = (
             ((x, output) in graph.heads, "output", "it is an output of the network"),
             (x in ruled, "rule", ruled.get(x, "")),
-            (
-                again,
-                "mark" if original else "cut",
-                f"computed again from it: {_some(graph, again)}",
-            ),
+            (again, "mark" if original else "cut", f"recomputed from it: {_some(graph, again)}"),
             (times[x] > 1, "gradient", f"the gradient of {_some(graph, gradients)} reads it"),
-            (line.nbytes[k] <= little, "cheap", "less than 1/1000 of the peak"),
+            (line.nbytes[k] <= little, "cheap", "it is less than 1/1000 of the peak"),
             (not line.start[k] <= peak <= line.stop[k], "cheap", "it is gone at the peak"),
-            (budgeted, "budget", "the budget allows it, and computing it again takes time"),
-            (True, "search", "no smaller plan was found that computes it again"),
+            (budgeted, "budget", "the budget allows it, and recomputing it takes time"),
+            (True, "search", "no smaller plan was found that recomputes it"),
         )
         return next((why, reason) for true, why, reason in reasons if true)
 

@@ -36,7 +36,7 @@ class Frontier(Tuple[Plan, ...]):
         return any(each.interrupted for each in self)
 
     def __str__(self) -> str:
-        titles = ("memory (MB)", "of all", "added time", "recomputed", "copies")
+        titles = ("memory (MB)", "share", "added time", "recomputed", "copies")
         lines = ["{:>12} {:>8} {:>12} {:>10} {:>8}".format(*titles)]
         for each in self:
             share = 100 * each.pool_bytes / max(1, each.unplanned_bytes)
@@ -247,7 +247,7 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
         interrupted = True
     if not batch:
         least = int(min(taken(plan, 1) for plan in [nothing, *plans]))
-        said = f"not even a batch of one was found to fit into {in_bytes(limit)}: it needs "
+        said = f"not even a batch of 1 fits into {in_bytes(limit)}: the least that was found is "
         raise BudgetError(said + in_bytes(least), least)
     if interrupted:
         log.warning("interrupted: a batch of %d is the largest that was found so far", batch)
@@ -282,7 +282,7 @@ def _open_shapes(shapes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
                 given[name] = (*given[name][:axis], None, *given[name][axis + 1 :])
     if not any(None in shape for shape in given.values()):
         example = "{'data': (None, 3, 224, 224)}"
-        raise MemongerError(f"no shape has None where the batch goes, as {example}: {shapes!r}")
+        raise MemongerError(f"no shape in {shapes!r} has None for the batch; write {example}")
     return given, types
 
 

@@ -154,8 +154,8 @@ class Plan:
             "saved": f"{in_words(saved)}, {100 * saved / max(1, whole):.0f} %",
             "floor": f"{in_words(self.floor_bytes)} must be alive at once under any plan",
             "device": f"{in_words(self.device_bytes)} of {'a GPU' if gpu else 'the CPU'}, "
-            f"{in_words(self.unplanned_device_bytes)} without a plan: that, parameters, gradients "
-            "and inputs" + (", in MXNet's blocks" if gpu else ""),
+            f"{in_words(self.unplanned_device_bytes)} without a plan: the pool, parameters, their "
+            "gradients and inputs" + (", in MXNet's blocks" if gpu else ""),
             "held": (self.held_bytes or self.unplanned_held_bytes)
             and f"{in_words(self.held_bytes)} of it are held by operators, "
             f"{in_words(self.unplanned_held_bytes)} without a plan",
@@ -309,11 +309,11 @@ def load_plan(file: Any, net: Any = None, shapes: Any = None, **input_shapes: An
     if net is not None:
         _compare(file, request, check_symbol(net), shapes, input_shapes)
     elif shapes is not None or input_shapes:
-        raise MemongerError("load_plan: shapes are checked with the network; give it as well")
+        raise MemongerError("load_plan: shapes are checked against the network; give net= too")
     here = mxnet_variables()
     others = sorted({name for name, _ in here.items() ^ whole["settings"].items()})
     if others:
-        said = "the plan of %r was made with other settings of %s: here it may take other memory"
+        said = "the plan in %r was made with other values of %s, so it may take other memory here"
         log.warning(said, file, ", ".join(others))
     facts = {k: tuple(v) if isinstance(v, list) else v for k, v in whole["figures"].items()}
     return Plan(**{**facts, "symbol": planned, "request": request, "schedule": schedule})
@@ -334,15 +334,15 @@ def _whole(file: Any) -> dict[str, Any]:
     except OSError as error:
         raise MemongerError(f"the plan {file!r} cannot be read: {error}") from None
     except (ValueError, TypeError, RecursionError) as error:
-        raise MemongerError(f"{file!r} is no plan, or is cut short ({error}); {anew}") from None
+        raise MemongerError(f"{file!r} is not a plan, or is cut short ({error}); {anew}") from None
     if not isinstance(found, dict) or KIND not in found:
-        raise MemongerError(f"{file!r} is no plan that plan.save() has written")
+        raise MemongerError(f"{file!r} is not a file that plan.save() has written; {anew}")
     if found[KIND] != FORMAT:
-        formats = f"has the format {found[KIND]!r}, and this memonger {FORMAT}"
+        formats = f"has format {found[KIND]!r}, and this memonger reads format {FORMAT}"
         raise MemongerError(f"the plan {file!r} {formats}; {anew}")
     plan: Any = found.get("plan")
     if found.get("sha256") != _checksum(json.dumps(plan, sort_keys=True)):
-        raise MemongerError(f"the plan {file!r} is not what was written (its checksum); {anew}")
+        raise MemongerError(f"the plan {file!r} was changed later (its checksum differs); {anew}")
     return dict(plan)
 
 
@@ -357,17 +357,17 @@ def _compare(
     for k, (one, other) in enumerate(zip(here["nodes"], there["nodes"])):
         if one != other:
             ours, theirs = (json.dumps(node, sort_keys=True) for node in (one, other))
-            raise MemongerError(named + f"node {k} is {ours} here, and {theirs} there")
+            raise MemongerError(named + f"node {k} is {ours} here, {theirs} in the plan")
     if here != there:
-        count = f"{len(here['nodes'])} nodes here, and {len(there['nodes'])} there"
-        raise MemongerError(f"{named}it has {count}, or other outputs")
+        count = f"your network has {len(here['nodes'])} nodes, and the plan {len(there['nodes'])}"
+        raise MemongerError(f"{named}{count}, or their outputs differ")
     pairs: Any = zip(("shape", "type"), spec, known)
     for what, given, planned in pairs:
         for name, value in given.items():
             if planned.get(name, value) != value:
                 raise MemongerError(
-                    f"the plan {file!r} is for another {what} of input {name!r}: it is {value} "
-                    f"here, and {planned[name]} there; plan for this one"
+                    f"the plan {file!r} is for another {what} of input {name!r}: "
+                    f"{planned[name]}, not {value}; plan for this {what}"
                 )
 
 

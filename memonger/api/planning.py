@@ -110,7 +110,7 @@ def _plan(given: Mapping[str, Any]) -> Plan:
     """Plan as the arguments of a call say."""
     options = requests.read_options(given)
     if options.how == EITHER and options.budget is None:
-        raise MemongerError("how='auto' is for a budget; give a budget, or choose one of the ways")
+        raise MemongerError("how='auto' needs budget=; give it, or how='marks' or 'schedule'")
     request = read_request(given)
     return _faster(request, options) if options.how == EITHER else _planned(request, options)
 
@@ -124,7 +124,7 @@ def _planned(request: Request, options: Options) -> Plan:
         if not solution.facts["interrupted"]:
             _solutions.put(key, dataclasses.replace(solution, symbol=None))
     else:
-        log.info("this network was planned before; its plan is used again")
+        log.info("this network was planned before; the same plan is returned")
     for warning in solution.warnings:
         log.warning(warning)
     return plan_of(request, solution)
@@ -256,5 +256,5 @@ def pool_bytes(
     found = measured(read_call(locals()))
     if not found.exact:
         why = found.why_inexact
-        raise MemongerError(f"the pool is not known to the byte ({why}); get_cost tells it in MB")
+        raise MemongerError(f"the pool is not known to the byte ({why}); get_cost returns it in MB")
     return found.pool_bytes

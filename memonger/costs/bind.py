@@ -77,5 +77,5 @@ def planned_mb(executor: Any) -> int:
     """Read the pool that MXNet has planned, in whole MB (2**20 bytes), rounded down."""
     found = re.search(r"^Total (\d+) MB allocated$", executor.debug_str()[-200:], re.M)
     if found is None:
-        raise MemongerError("this MXNet does not report its memory plan in debug_str()")
+        raise MemongerError("this MXNet does not report its memory plan; use mxnet 1.9.1")
     return int(found.group(1))

@@ -58,7 +58,7 @@ def check_symbol(symbol: Any) -> Any:
         raise MemongerError(f"the network must be an mx.sym.Symbol, not {kind} {symbol!r}")
     check_links(symbol)  # or MXNet may end the process at the next line
     if not symbol.list_outputs():
-        raise MemongerError("the Symbol is a Group of nothing: it has no outputs to train")
+        raise MemongerError("the Symbol is an empty Group: it has no outputs to train")
     for name, count in Counter(symbol.list_inputs()).items():
         if count > 1:
             raise MemongerError(
@@ -90,8 +90,8 @@ def check_device(ctx: Any) -> Any:
             count = 0
         if ctx.device_id >= count:
             raise MemongerError(
-                f"{ctx} is not there: MXNet sees {count} GPUs; leave ctx out to plan on the CPU, "
-                "the plan holds for the GPU too"
+                f"{ctx} does not exist: MXNet sees {count} GPUs; leave ctx out to plan on the CPU, "
+                "and the plan holds for a GPU too"
             )
     return ctx
 
@@ -165,8 +165,8 @@ def read_grad_req(arguments: Sequence[str], grad_req: Any) -> dict[str, str]:
     found = read_requests(arguments, grad_req)
     if set(found.values()) <= {"null"}:
         raise MemongerError(
-            "grad_req asks for no gradient at all: without a backward pass nothing is kept for it, "
-            "and there is nothing to plan"
+            "grad_req asks for no gradient at all: without a backward pass there is nothing to "
+            "plan; ask for the gradients that you train"
         )
     return found
 
@@ -229,7 +229,7 @@ def read_pairs(shapes: Any, types: dict[str, str], axes: dict[str, int]) -> list
         elif item is None or isinstance(item, (list, tuple)):
             pairs.extend(read_pairs(item, types, axes))  # (data_shapes, label_shapes)
         else:
-            raise MemongerError(f"shapes: {item!r} is neither a DataDesc nor (name, shape)")
+            raise MemongerError(f"shapes: {item!r} is neither a DataDesc nor a pair (name, shape)")
     return pairs
 
 
@@ -289,7 +289,7 @@ def _type(name: str, kind: Any) -> str:
     except (TypeError, ValueError, SyntaxError):
         raise MemongerError(f"input {name!r}: NumPy knows no type {kind!r}") from None
     if found.type not in mx.nd.ndarray._DTYPE_NP_TO_MX:
-        raise MemongerError(f"input {name!r}: MXNet has no type {found.name}")
+        raise MemongerError(f"input {name!r}: MXNet has no type {found.name}; cast it to float32")
     return found.name
 
 

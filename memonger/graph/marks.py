@@ -128,7 +128,7 @@ def unplan(symbol: Any) -> Any:
             continue
         if any(a == _GONE for a, *_ in node["inputs"]):
             raise MemongerError(
-                f"node {node['name']!r} reads what a plan has put in for itself alone: this "
+                f"node {node['name']!r} reads a node that a plan added for its own use: this "
                 "planned network is damaged; plan the original again"
             )
         attrs.update(_record(attrs))
@@ -171,7 +171,7 @@ def _record(attrs: Mapping[str, str]) -> dict[str, str | None]:
         value is None or isinstance(value, str) for value in record.values()
     ):
         raise MemongerError(
-            f"an attribute {RECORD} holds {attrs[RECORD]!r}, which no plan has written: this "
+            f"an attribute {RECORD} holds {attrs[RECORD]!r}, which no plan writes: this "
             "planned network is damaged; plan the original again"
         )
     return record

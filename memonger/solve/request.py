@@ -125,16 +125,16 @@ def read_options(given: Mapping[str, Any]) -> Options:
         measure=bool(asked.measure),
     )
     if not 0 < asked.patience <= MOST_PATIENCE:
-        allowed = f"more than 0 and at most {MOST_PATIENCE:g} times the usual search"
-        raise MemongerError(f"patience={asked.patience:g}: it is {allowed}")
+        allowed = f"must be more than 0 and at most {MOST_PATIENCE:g} (1 is the usual search)"
+        raise MemongerError(f"patience={asked.patience:g} {allowed}")
     of, optimizer = given.get("budget_of"), given.get("optimizer")
     budget = read_budget(asked.budget, of, optimizer, given.get("ctx"))
     if asked.planner != "smallest" or not asked.rules:
         told = f"planner={asked.planner!r}, rules={asked.rules!r}: "
         if asked.how == "schedule":
-            raise MemongerError(told + "these are of how='marks'; a schedule needs no rules")
+            raise MemongerError(told + "a schedule takes neither; leave out both")
         if budget is not None:
-            raise MemongerError(told + "a budget has a planner of its own, and needs the rules")
+            raise MemongerError(told + "a budget takes neither; leave out both")
     return replace(asked, budget=budget)
 
 
@@ -144,9 +144,9 @@ def check_work(how: str, work: Any) -> float | None:
         return None
     work = _number("work", work)
     if not work >= 1:
-        raise MemongerError(f"work={work:g}: a step runs all of the network forward at least once")
+        raise MemongerError(f"work={work:g} is less than one forward pass; give 1 or more")
     if how == "marks" and work < 2:
-        raise MemongerError(f"work={work:g}: marks cannot keep less than 2; how='schedule' can")
+        raise MemongerError(f"work={work:g}: marks need up to 2; give 2 or more, or how='schedule'")
     return work
 
 
@@ -154,7 +154,7 @@ def _check_choice(what: str, value: Any, known: Sequence[str]) -> None:
     """Check that a value is one of those that are known."""
     if not isinstance(value, str) or value not in known:
         names = ", ".join(map(repr, known))
-        raise MemongerError(f"there is no {what} {value!r}; there are {names}")
+        raise MemongerError(f"unknown {what} {value!r}; give one of {names}")
 
 
 def _number(name: str, value: Any) -> float:
@@ -164,7 +164,7 @@ def _number(name: str, value: Any) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise MemongerError(f"{name} is larger than any number that counts here") from None
+        raise MemongerError(f"{name} is too large") from None
 
 
 @dataclass(frozen=True)
@@ -195,26 +195,26 @@ def read_budget(budget: Any, of: str | None, optimizer: Any, ctx: Any) -> Budget
         raise MemongerError(f"budget_of must be 'pool' or 'device', not {of!r}")
     if budget is None:
         if of is not None or optimizer is not None:
-            raise MemongerError("budget_of= and optimizer= are of a budget; give budget= too")
+            raise MemongerError("budget_of= and optimizer= need a budget; give budget= too")
         return None
     if isinstance(budget, str) and budget.strip().lower() == "device":
         device = inputs.check_device(ctx)
         if of == "pool":
             raise MemongerError("budget='device' bounds all of the GPU; leave budget_of out")
         if device.device_type != "gpu":
-            raise MemongerError("budget='device' is of a GPU; say which, with ctx=mx.gpu(0)")
+            raise MemongerError("budget='device' needs a GPU; say which, with ctx=mx.gpu(0)")
         free = mx.context.gpu_memory_info(device.device_id)[0]
         return Budget(float(free), False, "device", state_per_element(optimizer))
     if optimizer is not None and of != "device":
-        raise MemongerError("optimizer= counts with budget_of='device' alone; give that too")
+        raise MemongerError("optimizer= needs budget_of='device'; give that too")
     amount, is_share = _amount(budget)
     if is_share and not 0 < amount <= 1:
-        said = "a share is more than 0 and at most 1 (100 %); give bytes as an int"
+        said = "a share must be more than 0 and at most 1 (100 %); give bytes as an int"
         raise MemongerError(f"budget={budget!r}: {said}")
     if not is_share and amount < 1:
-        raise MemongerError(f"budget={budget!r}: it must be at least one byte")
+        raise MemongerError(f"budget={budget!r} must be at least one byte")
     if amount > MOST_BYTES:
-        raise MemongerError("budget: there is no memory of more than 2**63 bytes")
+        raise MemongerError("budget: no memory has more than 2**63 bytes; give fewer")
     return Budget(float(amount), is_share, of or "pool", state_per_element(optimizer))
 
 
@@ -232,7 +232,7 @@ def _amount(budget: Any) -> tuple[float, bool]:
         return number / 100, True
     if unit not in UNITS:
         units = "kB, MB, GB and TB (thousands) and KiB, MiB, GiB and TiB (1024s)"
-        raise MemongerError(f"budget={budget!r}: there is no unit {found[2]!r}; there are {units}")
+        raise MemongerError(f"budget={budget!r}: unknown unit {found[2]!r}; use {units}")
     return number * UNITS[unit], False
 
 

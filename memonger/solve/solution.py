@@ -116,8 +116,8 @@ def within(way: Way, found: Found) -> Confirmed:
     text = _too_little(way, limit, least)
     if least_work < math.inf:
         text = (
-            f"a budget of {limit / MB:.1f} MB takes {least_work:.2f} times the forward work, more "
-            f"than work={work:g}; give either more memory or more work"
+            f"a budget of {limit / MB:.1f} MB needs {least_work:.2f} times the forward work, more "
+            f"than work={work:g}; give more memory or more work"
         )
     elif found.interrupted:
         raise KeyboardInterrupt
@@ -136,15 +136,15 @@ def confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Confirmed:
     with_it, without = memory.planned.pool_bytes, memory.replay.pool_bytes
     if way.unplanned.exact and not memory.inexact and not memory.exact:
         warnings.append(
-            f"the memory of this {way.noun} was predicted as {with_it / MB:.1f} MB, and MXNet "
-            f"plans {memory.bound} MB for it, which the plan tells"
+            f"the memory of this {way.noun} was predicted as {with_it / MB:.1f} MB, but MXNet "
+            f"plans {memory.bound} MB for it; the plan has MXNet's figure"
         )
     without = min(without, with_it if unfused is None else unfused)
     if without < (1 - LITTLE) * with_it:
         warnings.append(
             "pointwise fusion (MXNET_USE_FUSION, on by default on a GPU) takes memory here: "
             f"without it there is a plan of {without / MB:.1f} MB, with it {with_it / MB:.1f} MB; "
-            "set MXNET_USE_FUSION=0 and plan again, or take how='schedule', which runs without it"
+            "set MXNET_USE_FUSION=0 and plan again, or use how='schedule', without fusion"
         )
     log.info("Find best plan with cost=%s MB", memory.bound)
     return Confirmed(plan, symbol, memory, tuple(warnings))
@@ -269,7 +269,7 @@ def why_so_little(way: Way) -> str:
     held = np.isin(makers, list(rules.reasons))
     text = f"of the {in_words(memory.peak_bytes)} of the peak, "
     if held.any():
-        text += f"{in_words(line.nbytes[alive[held]].sum())} must not be computed again "
+        text += f"{in_words(line.nbytes[alive[held]].sum())} must not be recomputed "
         text += f"({ruled(dict.fromkeys(makers[held].tolist()))}), and "
     return text + f"{least.sets(graph.nodes)} alone needs {in_words(least.own_bytes)} at once"
 

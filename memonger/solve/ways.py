@@ -89,7 +89,7 @@ class Way(abc.ABC):
         self.graph = graph = forward_graph(request.symbol, request.spec)
         refuse(graph)
         if any(marks.RECORD in node.hidden for node in graph.nodes):
-            log.info("the network carries force_mirroring marks already; they are planned anew")
+            log.info("the network has force_mirroring marks; they are planned anew")
         self.stages = marks.stages(graph)  # the user's ``mirror_stage``
         asked, shapes = wanted(graph, request.grad_req), request.spec.shapes
         # Module asks for no gradients of its data and labels, which leaves fewer readers.
@@ -166,7 +166,7 @@ class Way(abc.ABC):
         key = fingerprint(self.request, replace(self.options, work=None, budget=None))
         found = _fronts.get(key)
         if found is not None:
-            log.info("the plans of this network are known; one of them is chosen")
+            log.info("the plans of this network were searched before; one of them is chosen")
             return found
         found = self._front(others)
         if not found.interrupted:

@@ -97,4 +97,4 @@ def on_disk(what: str, about: Mapping[str, str]) -> Iterator[dict[str, Any]]:
                 files.write(path, json.dumps(kept).encode())
             except (OSError, MemongerError) as error:
                 _unwritten[path] = kept
-                log.info("measurements cannot be kept in %s: %s", path.parent, error)
+                log.info("measurements cannot be stored in %s: %s", path.parent, error)

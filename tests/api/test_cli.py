@@ -166,7 +166,7 @@ def test_batch(net: Any, capsys: Any, tmp_path: Path) -> None:
         f"a batch of {found.batch} fits with a plan, of {found.unplanned_batch} without"
     )
     status, _, error = run(capsys, "batch", file, *shapes, "--budget", "1kB")
-    assert status == 1 and "not even a batch of one" in error
+    assert status == 1 and "not even a batch of 1 fits" in error
 
 
 def test_explain(net: Any, capsys: Any) -> None:
@@ -204,13 +204,16 @@ MISTAKES = [
     ("cost {net} --shape data=4,64 --shape data=4,64", "data is given twice"),
     ("cost {net} --shape data=4,64 --type data", "written as data=float16"),
     ("cost {net} --type data=float16 --type data=int8", "data is given twice"),
-    ("cost {net} --shape data=4,64 --device tpu", "'tpu' is no device"),
-    ("cost {net} --device gpu(99999999999)", "is no device"),
+    ("cost {net} --shape data=4,64 --device tpu", "'tpu' is not a device"),
+    ("cost {net} --device gpu(99999999999)", "is not a device"),
     ("cost {net} --shape data=99999999999,64", "2**31 - 1 elements"),
     ("plot {net}", "invalid choice"),
     ("plan {net} --shape data=4096,64 --how schedule -o {folder}/x.json", "cannot be saved"),
-    ("explain {net} --shape data=4,64 --budget-of device", "--budget-of is of a plan; give --plan"),
-    ("explain {net} --shape data=4,64 --measure", "--measure is of a plan"),
+    (
+        "explain {net} --shape data=4,64 --budget-of device",
+        "--budget-of is for a plan; give --plan",
+    ),
+    ("explain {net} --shape data=4,64 --measure", "--measure is for a plan"),
     ("batch {net} --shape data=N,64", "--budget"),
     ("plan {net} --budget 60% --optimizer sgd,momentum", "written as sgd,momentum=0.9"),
     ("plan {net} --shape data=4,64 --shape label=5,64", "do not fit"),

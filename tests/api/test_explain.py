@@ -40,7 +40,7 @@ def test_the_peak_of_a_chain() -> None:
     )
     assert found.floor_bytes == 4 * MB and "'tanh15' (Activation)" in found.bounded_by
     text = str(found)
-    assert "peak      34.0 MB alive at once, in the gradient of 'out'" in text
+    assert "peak       34.0 MB alive at once, in the gradient of 'out'" in text
     assert "in 22 more" in text
 
 
@@ -61,7 +61,7 @@ def test_what_must_not_be_computed_again_is_told() -> None:
     found = memonger.explain(S.SoftmaxOutput(x, name="softmax"), {"data": (1024, 64)})
     ruled = {t.name: t.rule for t in found.tensors if t.rule}
     assert "drop[1]" in ruled and "mask" in ruled["drop[1]"]
-    assert "must not be computed again" in found.bounded_by
+    assert "must not be recomputed" in found.bounded_by
 
 
 # -- why a plan saves little ------------------------------------------------------------------
@@ -83,7 +83,7 @@ def masks() -> Any:
     ("build", "said"),
     [
         (wide, "of the 12.0 MB of the peak, the gradient of 'tanh' (Activation) alone needs 12.0"),
-        (masks, "of the peak, 1.5 MB must not be computed again (24 Dropout), and the gradient"),
+        (masks, "of the peak, 1.5 MB must not be recomputed (24 Dropout), and the gradient"),
     ],
 )
 def test_what_makes_the_peak(build: Any, said: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -135,7 +135,7 @@ def test_every_tensor_of_a_plan(planned: memonger.Plan) -> None:
     kept = [t for t in found if t.choice == "kept"]
     assert [t.name for t in kept if t.why == "output"] == ["out"]
     cuts = [t for t in kept if t.why == "cut"]
-    assert cuts and all("computed again from it" in t.reason for t in cuts)
+    assert cuts and all("recomputed from it" in t.reason for t in cuts)
     assert all(t.why and t.reason for t in kept)
     assert not any(t.why for t in found if t.choice != "kept")
     assert len(kept) * MB <= plan.peak_bytes
@@ -177,7 +177,7 @@ def test_what_a_budget_allows_is_kept_for_the_time() -> None:
     plan = memonger.plan(*CHAIN, budget="60%")
     assert plan.added_time and f"{100 * plan.added_time:.1f} % of the time" in str(plan)
     reasons = {t.reason for t in plan.explain().tensors if t.why == "budget"}
-    assert reasons == {"the budget allows it, and computing it again takes time"}
+    assert reasons == {"the budget allows it, and recomputing it takes time"}
     assert len(str(plan).splitlines()) == 10
     smallest = memonger.plan(*CHAIN)
     assert not any(t.why == "budget" for t in smallest.explain().tensors)

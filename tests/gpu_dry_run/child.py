@@ -1,15 +1,11 @@
-"""The process in which a dry run happens: ``python child.py body report``.
+"""The process in which a dry run happens: ``python child.py job report``.
 
-Runs one function and appends what it has to say to the report line by line, so that nothing said
-before a crash is lost.
+Runs one function. What it reports is written at once, so that a crash loses nothing of it.
 """
 
 from __future__ import annotations
 
-import __future__
-
 import ctypes
-import json
 import pickle
 import sys
 import traceback
@@ -38,37 +34,32 @@ class DryRun:
         """Start over with the peaks at what is held now."""
         self._device.cudastub_reset_peak()
 
+    def resize(self, mb: float) -> None:
+        """Give each GPU so much memory from now on, in MB of 2**20 bytes, rounded down."""
+        self._device.cudastub_resize(ctypes.c_size_t(int(mb)))
+
     def note(self, text: str) -> None:
         """Write a line into the trace, between the calls before and after it."""
         self._device.cudastub_trace(b"%s", text.encode())
 
     def emit(self, value: Any) -> None:
-        """Report a value (anything that JSON can say) at once."""
-        self.write(value=value)
-
-    def write(self, **said: Any) -> None:
-        line = json.dumps(dict(said, used=self.used_bytes(), peak=self.peak_bytes()))
-        with open(self._report, "a") as f:
-            f.write(line + "\n")
+        """Report a value (anything that can be pickled) at once."""
+        with open(self._report, "ab") as f:
+            pickle.dump(value, f)
 
 
-def main(body: str, report: str) -> int:
-    with open(body, "rb") as f:
-        source, name, args = pickle.load(f)
+def main(job: str, report: str) -> int:
     dry = DryRun(report)
-    namespace: dict[str, Any] = {"__name__": "__dry_run__"}
     try:
-        # Annotations stay text: the names in them are not known here.
-        exec(compile(source, name, "exec", __future__.annotations.compiler_flag), namespace)
-        dry.emit(namespace[name](dry, *pickle.loads(args)))
-        mxnet = sys.modules.get("mxnet")
-        if mxnet is not None:
-            mxnet.nd.waitall()  # operator errors are asynchronous: let them show here
-    except Exception as error:
+        with open(job, "rb") as f:
+            function, args = pickle.load(f)
+        value = function(dry, *args)
+        sys.modules["mxnet"].nd.waitall()  # operator errors are asynchronous: let them show here
+    except Exception:
         traceback.print_exc()
-        dry.write(error=f"{type(error).__name__}: {error}")
         return 1
-    dry.write(done=True)
+    if value is not None:
+        dry.emit(value)
     return 0
 
 

@@ -61,10 +61,12 @@ void cudastub_trace(const char *fmt, ...) {
   va_end(ap);
 }
 
-/* For ctypes: bytes that a GPU holds now, the most it ever held, and a way to start over. */
+/* For ctypes: bytes that a GPU holds now, the most it ever held, and a way to start over; and the
+ * size of the memory of each. */
 size_t cudastub_used(int dev) { return used[dev]; }
 size_t cudastub_peak(int dev) { return peak[dev]; }
 void cudastub_reset_peak(void) { memcpy(peak, used, sizeof peak); }
+void cudastub_resize(size_t mb) { total = mb << 20; }
 
 static int handle(H *out) {
   static uintptr_t next = 0x1000;
@@ -334,7 +336,7 @@ int cudnnGetRNNParamsSize(H h, Rnn *r, Tensor *x, size_t *n, int dtype) {
 }
 
 /* What is kept for backward is cuDNN's secret. A developer of it once gave it for an LSTM and a GRU
- * (see memonger/held.py); of the others this is the gate and the output. The workspace counts as 0,
+ * (see memonger/costs/held.py); of the others this is the gate and the output. The workspace counts as 0,
  * as it does for convolutions. */
 int cudnnGetRNNTrainingReserveSize(H h, Rnn *r, int steps, Tensor **x, size_t *n) {
   size_t kept = r->gates == 1 ? 2 : r->gates == 3 ? 7 : 6; /* of each layer, one less in all */

@@ -1,7 +1,5 @@
 """Build the stand-ins for the CUDA libraries that a libmxnet.so needs.
 
-    python gen_stub.py path/to/libmxnet.so outdir
-
 Reads the undefined symbols and the needed libraries of libmxnet.so, writes a weak definition for
 every CUDA function that ``cuda_stub.c`` does not define, and links both into one library, with a
 symbolic link for each library name. Needs gcc, nm and readelf; takes a second.
@@ -11,7 +9,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from itertools import chain
 from pathlib import Path
 from typing import Iterator
@@ -42,12 +39,6 @@ def undefined_symbols(library: Path) -> Iterator[tuple[str, str | None]]:
             yield name, version or None
 
 
-def needed_libraries(library: Path) -> list[str]:
-    """Return the sonames of the CUDA libraries that a library is linked against."""
-    out = subprocess.check_output(["readelf", "-d", str(library)], text=True)
-    return [x for x in re.findall(r"\(NEEDED\).*\[(.*)\]", out) if CUDA.match(x)]
-
-
 def weak_definition(name: str) -> str:
     """Return C code of a function that records its call, and reports an error if it is unknown."""
     note, status = ("", 0) if NOTHING.match(name) else (" (no stub)", 1)
@@ -56,38 +47,26 @@ def weak_definition(name: str) -> str:
 
 
 def build(library: Path, outdir: Path) -> None:
-    """Build the stand-ins for what ``library`` needs in ``outdir``."""
-    outdir.mkdir(parents=True, exist_ok=True)
+    """Build the stand-ins for what ``library`` needs in ``outdir``, a new folder."""
+    outdir.mkdir()
     names: dict[str, list[str]] = {}
     for name, version in undefined_symbols(library):
         names.setdefault(version or OURS, []).append(name)
-
+    definitions = [weak_definition(name) for name in sorted(chain(*names.values()))]
     rest = outdir / "rest.c"
-    rest.write_text(
-        "void cudastub_trace(const char *fmt, ...);\n"
-        + "".join(weak_definition(name) for name in sorted(chain(*names.values())))
-    )
+    rest.write_text("".join(["void cudastub_trace(const char *fmt, ...);\n", *definitions]))
 
     names.setdefault(OURS, []).append("cudastub_*")
     versions = outdir / "versions.map"
-    versions.write_text(
-        "".join(
-            f"{version} {{ global: {'; '.join(symbols)}; "
-            f"{'local: *; ' if version == OURS else ''}}};\n"
-            for version, symbols in names.items()
-        )
-    )
+    with versions.open("w") as f:
+        for version, symbols in names.items():
+            others = "local: *; " if version == OURS else ""
+            f.write(f"{version} {{ global: {'; '.join(symbols)}; {others}}};\n")
 
     stub = outdir / "libcudastub.so"
     command = ["gcc", "-shared", "-fPIC", "-O1", "-pthread", f"-Wl,--version-script={versions}"]
-    command += ["-o", str(stub), str(SOURCE), str(rest)]
-    subprocess.check_call(command)
-    for soname in needed_libraries(library):
-        link = outdir / soname
-        if link.is_symlink():
-            link.unlink()
-        link.symlink_to(stub.name)
-
-
-if __name__ == "__main__":
-    build(Path(sys.argv[1]), Path(sys.argv[2]))
+    subprocess.check_call([*command, "-o", str(stub), str(SOURCE), str(rest)])
+    out = subprocess.check_output(["readelf", "-d", str(library)], text=True)
+    for soname in re.findall(r"\(NEEDED\).*\[(.*)\]", out):
+        if CUDA.match(soname):
+            (outdir / soname).symlink_to(stub.name)

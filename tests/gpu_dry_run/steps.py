@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import collections
 import gc
-import logging
 import os
-import re
 from types import SimpleNamespace
-from typing import Any, Sequence
+from typing import Any, Dict, Mapping, Sequence, Tuple
 
 import memonger
 import mxnet as mx
+from memonger.costs.bind import planned_mb
 from memonger.schedules.execution.arrays import address
 
-from planned import as_module
+from planned import as_module, module_plan, nodes
 
 from .child import DryRun
 from .dry_run import GpuDryRun
 
+Network = Tuple[Any, Dict[str, Any]]
 MB = 2**20
-LARGE = 2**17  # MB of a device on which everything fits
 STEPS = 2
+
+
+# -- in the child -----------------------------------------------------------------------------
 
 
 def step(executor: Any) -> None:
@@ -30,73 +32,114 @@ def step(executor: Any) -> None:
     mx.nd.waitall()
 
 
-def empty() -> None:
+def empty(devices: int = 1) -> None:
     """Give back what nobody holds."""
     gc.collect()
     mx.nd.waitall()
-    mx.gpu(0).empty_cache()
+    for k in range(devices):
+        mx.gpu(k).empty_cache()
 
 
-def pool_mb(executor: Any) -> int:
-    return int(re.findall(r"Total (\d+) MB allocated", executor.debug_str()[-200:])[0])
+def bound(symbol: Any, shapes: Any, fusion: str, types: Any = None) -> Any:
+    """Bind a network for training as Module does."""
+    os.environ["MXNET_USE_FUSION"] = fusion  # read at each bind
+    requests = as_module(symbol, shapes)
+    executor = symbol.simple_bind(mx.gpu(0), grad_req=requests, type_dict=types, **shapes)
+    mx.nd.waitall()
+    return executor
 
 
-def steps(dry: DryRun, ways: Any, shapes: Any, types: Any, inference: bool) -> None:
-    """Bind each (name, symbol, fusion) and take steps, of inference too; emit what it takes."""
+def steps(dry: DryRun, ways: Any, shapes: Any, types: Any) -> None:
+    """Take steps with each (name, symbol, fusion), of inference too; emit what that takes."""
     for name, symbol, fusion in ways:
-        os.environ["MXNET_USE_FUSION"] = fusion  # read at each bind
-        requests = as_module(symbol, shapes)
         before = dry.used_bytes()
         dry.reset_peak()
-        executor = symbol.simple_bind(mx.gpu(0), grad_req=requests, type_dict=types, **shapes)
-        mx.nd.waitall()
+        executor = bound(symbol, shapes, fusion, types)
         dry.note(f"run {name} {fusion}")
         for _ in range(STEPS):
             step(executor)
         dry.note(f"ran {name} {fusion}")
-        found = {
-            "way": [name, fusion],
-            "pool": pool_mb(executor),
-            "fused": executor.debug_str().count("FusedOp"),
-            "setting": os.environ["MXNET_USE_FUSION"],
-            "states": {n: f"0x{address(a):x}" for n, a in executor.aux_dict.items()},
-            "peak": dry.peak_bytes(),
-            "trained": dry.used_bytes() - before,
-        }
-        if inference:
-            dry.reset_peak()
-            executor.forward(is_train=False)
-            mx.nd.waitall()
-            found["inferred"] = dry.peak_bytes() - before
-            step(executor)
-            found["in_all"] = dry.peak_bytes() - before
+        found = SimpleNamespace(
+            way=(name, fusion),
+            pool=planned_mb(executor),
+            fused=executor.debug_str().count("FusedOp"),
+            setting=os.environ["MXNET_USE_FUSION"],
+            states={n: f"0x{address(a):x}" for n, a in executor.aux_dict.items()},
+            peak=dry.peak_bytes(),
+            trained=dry.used_bytes() - before,
+        )
+        dry.reset_peak()
+        executor.forward(is_train=False)
+        mx.nd.waitall()
+        found.inferred = dry.peak_bytes() - before
+        step(executor)
+        found.in_all = dry.peak_bytes() - before
         dry.emit(found)
         del executor
         empty()
 
 
+def fitting(dry: DryRun, ways: Any, shapes: Any) -> None:
+    """Step each (symbol, fusion, MB of the device); emit which is done."""
+    for symbol, fusion, mb in ways:
+        dry.resize(mb)
+        step(bound(symbol, shapes, fusion))
+        dry.emit(mb)
+        empty()
+
+
+def plans(dry: DryRun, symbol: Any, shapes: Any, settings: Any) -> None:
+    """Emit the plan for the GPU with each (fusion, options)."""
+    for fusion, options in settings:
+        os.environ["MXNET_USE_FUSION"] = fusion
+        requests = as_module(symbol, shapes)
+        dry.emit(memonger.plan(symbol, shapes, grad_req=requests, ctx=mx.gpu(0), **options))
+
+
+# -- what is seen -----------------------------------------------------------------------------
+
+
+def calls_of(trace: list[str], way: str) -> list[str]:
+    """The calls between two notes."""
+    return trace[trace.index(f"run {way}") : trace.index(f"ran {way}")]
+
+
 def run_steps(
     dry_run: GpuDryRun,
-    symbols: dict[str, Any],
-    shapes: dict[str, Any],
+    symbols: Mapping[str, Any],
+    shapes: Mapping[str, Any],
     fusions: Sequence[str] = ("0", "1"),
     types: Any = None,
-    inference: bool = False,
     **options: Any,
 ) -> dict[tuple[str, str], Any]:
     """What `steps` emits of each symbol with each fusion, and the calls that the steps made."""
     ways = [(name, symbol, fusion) for name, symbol in symbols.items() for fusion in fusions]
-    options = {"memory_mb": LARGE, "trace": True, **options}
-    result = dry_run.run(steps, ways, shapes, types, inference, **options)
-    assert result.ok, (result.message, result.emitted)
+    result = dry_run.run(steps, ways, shapes, types, **options)
     assert "MXNET_SUBGRAPH_BACKEND" not in result.stderr  # nothing is logged at each bind
     assert not [line for line in result.trace if "no stub" in line]
-    found = {}
-    for each in result.emitted[:-1]:
-        way = "{} {}".format(*each["way"])
-        calls = result.trace[result.trace.index("run " + way) : result.trace.index("ran " + way)]
-        found[tuple(each["way"])] = SimpleNamespace(calls=calls, **each)
-    return found
+    for found in result.emitted:
+        found.calls = calls_of(result.trace, "{} {}".format(*found.way))
+    return {found.way: found for found in result.emitted}
+
+
+def check_told(found: Mapping[tuple[str, str], Any], plans: Mapping[str, Any], fusion: str) -> None:
+    """What plans tell of the pool is exact, and what of the device to 3 %."""
+    for name, plan in plans.items():
+        taken, told = found[name, fusion], plan.device_bytes
+        print(f"\n{name:9} {fusion} told {told / MB:.1f} MB, {taken.peak / MB:.1f} seen", end="")
+        assert plan.exact and taken.pool == plan.counted_bytes // MB, (name, fusion)
+        assert abs(taken.peak - told) < 0.03 * told, (name, fusion, told, taken.peak)
+
+
+def check_plans(
+    dry_run: GpuDryRun, net: Network, hows: Any, fusions: Sequence[str] = ("0",)
+) -> tuple[dict[str, memonger.Plan], dict[tuple[str, str], Any]]:
+    """Plan a network with these options, and not at all; what they tell, and what is seen."""
+    hows = {"no plan": {"budget": 1.0}, **hows}
+    made = {how: module_plan(*net, **options) for how, options in hows.items()}
+    found = run_steps(dry_run, {how: plan.symbol for how, plan in made.items()}, net[1], fusions)
+    check_told(found, made, "0")
+    return made, found
 
 
 def moves(calls: list[str]) -> dict[str, int]:
@@ -116,34 +159,14 @@ def moves(calls: list[str]) -> dict[str, int]:
     return found
 
 
-def plans(dry: DryRun, symbol: Any, shapes: Any, settings: Any) -> None:
-    """Plan for the GPU with each (fusion, options); emit the plan and what is said, or an error."""
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("memonger").addHandler(handler)
-    for fusion, options in settings:
-        os.environ["MXNET_USE_FUSION"] = fusion
-        del said[:]
-        options = {"grad_req": as_module(symbol, shapes), "ctx": mx.gpu(0), **options}
-        try:
-            plan = memonger.plan(symbol, shapes, **options)
-        except memonger.MemongerError as error:
-            dry.emit({"error": str(error)})
-        else:
-            fields = ("exact", "counted_bytes", "device_bytes")
-            figures = {name: getattr(plan, name) for name in fields}
-            text = plan.symbol.tojson(remove_amp_cast=False)
-            dry.emit({"symbol": text, "said": said, "error": "", **figures})
+def batch_norms(symbol: Any) -> tuple[int, int]:
+    """How many BatchNorm a symbol has, and how many of them run MXNet's own kernel."""
+    found = [n.get("attrs", {}) for n in nodes(symbol) if n["op"] == "BatchNorm"]
+    return len(found), sum(a.get("cudnn_off") == "True" for a in found)
 
 
-def planned_for_gpu(
-    dry_run: GpuDryRun, symbol: Any, shapes: Any, *settings: tuple[str, dict[str, Any]]
-) -> list[Any]:
-    """Plans with ``ctx=mx.gpu(0)``, made on a device that is too small to train on."""
-    result = dry_run.run(plans, symbol, shapes, settings, memory_mb=1)
-    assert result.ok, result.message
-    found = [SimpleNamespace(**each) for each in result.emitted[:-1]]
-    for each in found:
-        each.symbol = None if each.error else mx.sym.load_json(each.symbol)
-    return found
+def assert_moved_once(symbol: Any, calls: list[str], devices: int = 1) -> None:
+    """Each BatchNorm's statistics moved once in each step."""
+    norms, own = batch_norms(symbol)
+    expected = [STEPS] * devices * (norms - own) + [devices * STEPS * own] * (own > 0)
+    assert sorted(moves(calls).values()) == sorted(expected)

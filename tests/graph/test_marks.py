@@ -202,7 +202,7 @@ def test_a_damaged_record_of_a_plan(record: str) -> None:
     node["attrs"]["__memonger__"] = record
     damaged = mx.sym.load_json(json.dumps(graph))
     for call in (memonger.unplan, lambda symbol: memonger.plan(symbol, SHAPES)):
-        with pytest.raises(memonger.MemongerError, match="no plan has written"):
+        with pytest.raises(memonger.MemongerError, match="no plan writes"):
             call(damaged)
 
 
@@ -211,7 +211,7 @@ def test_a_node_that_no_plan_has_put_in() -> None:
     x = mx.sym.ones((2, 3)) + mx.sym.Variable("data")
     graph = json.loads(x.tojson())
     next(n for n in graph["nodes"] if n["op"] == "_ones")["attrs"]["__memonger__"] = '"inserted"'
-    with pytest.raises(memonger.MemongerError, match="for itself alone"):
+    with pytest.raises(memonger.MemongerError, match="for its own use"):
         memonger.unplan(mx.sym.load_json(json.dumps(graph)))
 
 

@@ -103,8 +103,8 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         if place not in self._recipe.told:
             self._recipe.told.add(place)
             log.warning(
-                "the schedule of network %r is lost: %s; to train the result by a schedule, plan "
-                "it as it is then",
+                "the schedule of network %r is lost: %s; to train the new symbol by a schedule, "
+                "plan it",
                 self.name or ", ".join(self.list_outputs()),
                 place,
             )

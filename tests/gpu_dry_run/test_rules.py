@@ -1,0 +1,193 @@
+"""The rules on MXNet's GPU build: what they leave of a plan binds and steps, fusion off and on.
+
+Runs on stand-ins for CUDA (see the package's docstring): an abort or a bind that fails shows,
+numbers do not. Run with ``-s`` to see the figures.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import re
+from typing import Any
+
+import memonger
+import mxnet as mx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings, strategies as st
+from memonger.costs.bind import bind, planned_mb
+from memonger.costs.fusion import replay_fused
+from memonger.costs.replay import replay
+from memonger.graph import marks
+from memonger.graph.forward import KeptCopy
+from memonger.graph.operators.recompute import targets_of
+from memonger.planners.marks.copies import copyable, settle
+
+import networks
+import operator_cases as cases
+from generated import build, recipes
+from planned import rules_of
+
+from .child import DryRun
+from .dry_run import GpuDryRun
+from .steps import step, steps
+
+pytestmark = pytest.mark.gpu_dry_run
+
+
+def every_operator(dry: DryRun, names: list[str]) -> None:
+    """Each case alone and with its neighbours, unmarked first; emits (case, stage) as it goes."""
+
+    def train(symbol: Any) -> None:
+        step(symbol.simple_bind(mx.gpu(0), grad_req="write", **cases.SMALL_SHAPES))
+
+    for name in names:
+        symbol = cases.small_net(cases.CASES[name])
+        dry.emit((name, "unmarked"))
+        try:
+            train(symbol)
+        except RuntimeError:
+            continue
+        rules = rules_of(symbol, cases.SMALL_SHAPES)
+        for extra in ([], [cases.BEFORE], [cases.AFTER], [cases.BEFORE, cases.AFTER]):
+            wanted = set(cases.inner(symbol) + extra)
+            mask = rules.apply(np.array([n.name in wanted for n in rules.graph.nodes]))
+            dry.emit((name, "marked"))
+            train(marks.apply(symbol, mask, rules.native(mask)))
+            dry.emit((name, "stepped"))
+
+
+@pytest.mark.parametrize("fusion", ["0", "1"])
+def test_every_operator_steps_through_the_rules(gpu_dry_run: GpuDryRun, fusion: str) -> None:
+    left, stepped = list(cases.CASES), set()
+    while left:
+        env = {"MXNET_USE_FUSION": fusion}
+        result = gpu_dry_run.run(every_operator, left, env=env, crashes=None)
+        stepped |= {name for name, stage in result.emitted if stage == "stepped"}
+        name, stage = result.value
+        assert result.returncode == 0 or stage == "unmarked", f"{name}: {result.message}"
+        left = left[left.index(name) + 1 :]  # an unmarked network may kill the process
+    not_run = sorted(set(cases.CASES) - stepped)  # they fail without a mark
+    print(len(stepped), "stepped; fail unmarked:", ", ".join(not_run))
+    assert len(not_run) < 30, not_run
+
+
+@pytest.mark.parametrize("fusion", ["0", "1"])
+def test_the_originals_plan_steps_with_the_rules_alone(gpu_dry_run: GpuDryRun, fusion: str) -> None:
+    """Without them, nobody reads a BatchNorm that cuDNN computes."""
+    symbol, shapes = networks.resnet((2, 2, 2, 2), batch=2, image=64, classes=10, filters=8)
+    ways = []
+    for rules in (True, False):
+        planned = memonger.make_mirror_plan(symbol, 0, rules=rules, shapes=shapes)
+        ways.append((rules, planned, fusion))
+    result = gpu_dry_run.run(steps, ways, shapes, None, crashes=True)
+    assert [found.way[0] for found in result.emitted] == [True]
+    # MXNet's Python side breaks up the '::' of its C++ messages.
+    assert "req[cudnnbatchnorm: :kOut] == kWriteTo (0 vs. 1)" in result.message
+
+
+NETWORKS = 300
+
+
+def of_mxnet(text: str) -> list[Any]:
+    """The operators of a bound graph, in order, and which outputs of theirs each reads."""
+    found = re.findall(r"^Op:(\w+), Name=(.*?)(?=^-{20}$|\Z)", text, re.M | re.S)
+    reads = re.compile(r"arg\[\d+\]=.*\((\d+)\)")
+    return [(op, reads.findall(block)) for op, block in found if "Helper" not in op]
+
+
+def of_replay(found: Any) -> list[Any]:
+    tables, ops = found.training.tables, found.training.ops
+    reads = np.split(tables.read_output.astype(str), tables.read_start[1:-1])
+    return [(ops[row], list(reads[row])) for row in found.order if ops[row] != "null"]
+
+
+def random_plans(dry: DryRun, networks: int, device: Any) -> Any:
+    """Random marks and copies on random networks, bound through the rules and without them.
+
+    What is made for a GPU alone is replayed too, as MXNet fuses it. Counts what the networks show.
+    """
+    count: dict[str, int] = collections.Counter()
+
+    def binds(symbol: Any, graph: Any) -> Any:
+        found = None
+        for fusion in ("1",) if device else ("0", "1"):
+            os.environ["MXNET_USE_FUSION"] = fusion
+            try:
+                found = bind(symbol, graph, mx.gpu(0))
+            except memonger.MemongerError:
+                return None
+        return found
+
+    @seed(1)
+    @settings(
+        max_examples=10 * networks,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(recipes(), st.integers(0, 2**16), st.sampled_from([0.5, 0.9, 1.0]))
+    def try_one(recipe: Any, draw: int, share: float) -> None:
+        if count["networks"] == networks:
+            return
+        if device:
+            recipe = dataclasses.replace(recipe, batch=recipe.batch * 65537)  # MXNet tells whole MB
+        symbol, shapes = build(recipe)
+        rules = rules_of(symbol, shapes, targets_of(device))
+        graph, random = rules.graph, np.random.RandomState(draw)
+        if binds(symbol, graph) is None:
+            return  # MXNet cannot bind it unmarked
+        drawn = random.uniform(size=len(graph.nodes)) < share
+        kept = tuple(c for c in copyable(rules) if drawn[c.node] and random.uniform() < 0.3)
+        if device:
+            same = rules.trainings[0].same
+            read = {a for node in graph.nodes for a, _ in node.inputs}
+            kept += tuple(
+                KeptCopy(i, unfused=True, apart=True)
+                for i in sorted(read - {a for a, _ in graph.heads})
+                if graph.nodes[i].op == "elemwise_add" and same.count(i) == 1 and drawn[-i]
+            )
+            kept = tuple(sorted({copy.node: copy for copy in kept}.values()))
+        bare = marks.apply(symbol, drawn, (), marks.inferable(symbol, kept, shapes))
+        settled, full, mask, settled_copies = settle(rules, drawn & rules.allowed, kept)
+        copies = marks.inferable(symbol, settled_copies, shapes)
+        bound = binds(marks.apply(symbol, mask, rules.native(mask), copies), graph)
+        which = f"{recipe!r} {draw} {share}"
+        assert bound is not None, which
+        counted = {
+            "networks": True,
+            "recomputed": mask.any(),
+            "copies": copies,
+            "unfused": any(copy.unfused for copy in copies),
+            "apart": any(copy.apart for copy in copies),
+            "unbound without rules": binds(bare, graph) is None,
+        }
+        training = settled.trainings[0]
+        if device and copies == settled_copies and not training.inexact:
+            found, plain = replay_fused(training, full), replay(training, full)
+            assert of_replay(found) == of_mxnet(bound.debug_str()), which
+            assert found.pool_bytes // 2**20 == planned_mb(bound), which
+            counted["replayed"] = True
+            counted["fused"] = "_FusedOp" in found.training.ops
+            counted["other memory"] = found.pool_bytes != plain.pool_bytes
+        count.update({name: int(bool(value)) for name, value in counted.items()})
+
+    try_one()
+    return count
+
+
+@pytest.mark.parametrize("device", [None, "gpu"])
+def test_random_plans_bind(gpu_dry_run: GpuDryRun, device: str | None) -> None:
+    """With fusion and without. For a GPU alone copies are unfused, and the replay is MXNet's."""
+    count = gpu_dry_run.run(random_plans, NETWORKS, device).value
+    print("\n", dict(count))
+    assert count["networks"] == NETWORKS
+    assert count["recomputed"] > 150 and count["copies"] > 50
+    assert count["unfused"] == (count["copies"] if device else 0)
+    assert count["unbound without rules"] > 20
+    if device:
+        assert count["replayed"] > 150 and count["apart"] > 10
+        assert count["fused"] > 100 and count["other memory"] > 40
