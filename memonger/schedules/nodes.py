@@ -85,41 +85,40 @@ def line_up(p, events):  # type: ignore[no-untyped-def]
             first[x] = e
     # From the end: which outputs of what runs are read until it runs again, and which of the first
     # time ever.
-    read = np.zeros((2, p.output_start[p.forward]), dtype=np.bool_)
+    outputs, needed_start, needed = p.output_start, p.needed_start, p.needed
+    read_start, read_row, read_output = p.rows.read_start, p.rows.read_row, p.rows.read_output
+    read = np.zeros(outputs[p.forward], dtype=np.bool_)
+    read_first = read.copy()
     for h in range(p.head_row.shape[0]):
-        read[1, p.output_start[p.head_row[h]] + p.head_output[h]] = True
+        read_first[outputs[p.head_row[h]] + p.head_output[h]] = True
     line = np.empty(rows, dtype=np.int32)
     for e in range(events.shape[0] - 1, -1, -1):
         x = events[e]
+        end = rows
         if x < 0:
             for q in range(p.event_start[~x + 1] - 1, p.event_start[~x] - 1, -1):
                 rows -= 1
                 line[rows] = p.event_row[q]
-                _note_reads(p, line[rows], read)
-            continue
-        is_first = first[x] == e
-        if is_first or not p.masked[x]:
-            for q in range(p.needed_start[x + 1] - 1, p.needed_start[x] - 1, -1):
-                entry = p.needed[q]
-                if not read[0, entry] and not (is_first and read[1, entry]):
-                    rows -= 1
-                    line[rows] = p.readers + q
-        rows -= 1
-        line[rows] = x if is_first else x + p.readers - p.forward
-        read[0, p.output_start[x] : p.output_start[x + 1]] = False
-        _note_reads(p, line[rows], read)
+        else:
+            is_first = first[x] == e
+            if is_first or not p.masked[x]:
+                for q in range(needed_start[x + 1] - 1, needed_start[x] - 1, -1):
+                    if not read[needed[q]] and not (is_first and read_first[needed[q]]):
+                        rows -= 1
+                        line[rows] = p.readers + q
+            rows -= 1
+            line[rows] = x if is_first else x + p.readers - p.forward
+            for entry in range(outputs[x], outputs[x + 1]):
+                read[entry] = False
+            end = rows + 1
+        for row in range(rows, end):
+            for j in range(read_start[line[row]], read_start[line[row] + 1]):
+                x = read_row[j]
+                if p.counts[j] and x >= 0:
+                    read[outputs[x] + read_output[j]] = True
+                elif p.counts[j]:
+                    read_first[outputs[~x] + read_output[j]] = True
     return line[rows:]
-
-
-@compiled
-def _note_reads(p, k, read):  # type: ignore[no-untyped-def]
-    """Note which outputs of forward nodes a pattern reads, of their last run and of their first."""
-    for j in range(p.rows.read_start[k], p.rows.read_start[k + 1]):
-        x = p.rows.read_row[j]
-        if p.counts[j] and x >= 0:
-            read[0, p.output_start[x] + p.rows.read_output[j]] = True
-        elif p.counts[j]:
-            read[1, p.output_start[~x] + p.rows.read_output[j]] = True
 
 
 @compiled
