@@ -19,7 +19,7 @@ from typing import Callable, Mapping, Sequence
 
 import numpy as np
 
-from memonger.costs.layouts import KEEPS, NO_COPIES, NOT_IN_PLACE, PLAIN, follow, layout_tables
+from memonger.costs.layouts import KEEPS, NOT_IN_PLACE, PLAIN, follow, layout_tables
 from memonger.costs.replay import Replay
 from memonger.graph.arrays import RowKind
 from memonger.graph.forward import ForwardGraph
@@ -84,9 +84,7 @@ def with_copies(held: Held, found: Replay) -> Held:
     if not held.in_blocks or not made_in:
         return held
     layouts = layout_tables(found.training)
-    made, read, places, entries = follow(
-        t, layouts, found.recomputed, found.order, found.reads, NO_COPIES
-    )
+    made, read, places, entries = follow(t, layouts, found.recomputed, found.order, found.reads)
     ignorant = np.zeros(len(kinds), dtype=np.bool_)
     ignorant[found.order] = [kinds[row].op not in KNOW for row in found.order]
     ignorant &= ~t.variable & ~layouts.adding

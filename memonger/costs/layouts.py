@@ -31,7 +31,6 @@ from memonger.support.compiled import compiled
 PLAIN = 0  # not laid out in blocks
 BLOCKS = 1  # the usual blocks of this CPU: of 16 channels, or of 8
 NOT_IN_PLACE, ADDED = -1, -2  # instead of the input in whose memory an output is
-NO_COPIES = np.zeros(0, dtype=np.int64)
 
 #: How the layout of an output comes about (`layout_of_output`), and the codes of these:
 _CODES = (
@@ -136,11 +135,8 @@ def layout_of(code, number, place, before, found, plays):  # type: ignore[no-unt
 
 
 @compiled
-def follow(t, layouts, recomputed, order, reads, copy_of):  # type: ignore[no-untyped-def]
+def follow(t, layouts, recomputed, order, reads):  # type: ignore[no-untyped-def]
     """Follow the layouts through a training graph, ordered by ``order_and_reads``.
-
-    ``copy_of`` tells of each forward node that a plan may insert which node it copies, of others -1
-    (`NO_COPIES`: of none). A copy of what is not recomputed has the layout of the node.
 
     Returned are the layout of each output when it is made; that in which each input is computed
     with, -1 where the row does not run; of each output the input in whose memory it is,
@@ -148,11 +144,11 @@ def follow(t, layouts, recomputed, order, reads, copy_of):  # type: ignore[no-un
     """
     any_found = np.full(t.read_row.shape[0], -1, dtype=np.int64)
     any_made = np.full(t.elements.shape[0], -1, dtype=np.int64)
-    return lead(t, layouts, recomputed, order, reads, copy_of, any_found, any_made)[:4]
+    return lead(t, layouts, recomputed, order, reads, any_found, any_made)[:4]
 
 
 @compiled
-def lead(t, layouts, recomputed, order, reads, copy_of, want_found, want_made):  # type: ignore[no-untyped-def]
+def lead(t, layouts, recomputed, order, reads, want_found, want_made):  # type: ignore[no-untyped-def]
     """Follow the layouts as `follow` does, and where one is not as wanted go on as if it were.
 
     ``want_found`` has the layout that each input is to be found in (or else PLAIN), ``want_made``
@@ -207,9 +203,7 @@ def lead(t, layouts, recomputed, order, reads, copy_of, want_found, want_made): 
                         break
             before = PLAIN if place[out] == NOT_IN_PLACE else now[blocks[out]]
             symbols[out - begin] = PLAIN
-            if row < copy_of.shape[0] and copy_of[row] >= 0 and not recomputed[copy_of[row]]:
-                symbols[out - begin] = found[first]
-            elif reads[out] > 0:
+            if reads[out] > 0:
                 symbols[out - begin] = layout_of(
                     layouts.code[out],
                     layouts.number[out],

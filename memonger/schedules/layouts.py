@@ -21,7 +21,6 @@ import numpy as np
 
 from memonger.costs.layouts import (
     ADDED,
-    NO_COPIES,
     NOT_IN_PLACE,
     PLAIN,
     follow,
@@ -54,7 +53,7 @@ class Expected:
         t = self.tables = training.tables
         layouts = layout_tables(training, scoring=True)
         self.made, self.found, self.place, entries = follow(
-            t, layouts, found.recomputed, found.order, found.reads, NO_COPIES
+            t, layouts, found.recomputed, found.order, found.reads
         )
         rows = np.flatnonzero(layouts.adding)
         self.added = rows[self.place[entries[t.read_start[rows] + 1]] == ADDED]
@@ -84,7 +83,7 @@ class Expected:
         want_made[(readers == 0) | (corrected & (readers == 1))] = -1
         wanted = want_found.astype(np.int64), want_made.astype(np.int64)
         _, _, have, _, other_found, other_made = lead(
-            t, layouts, found.recomputed, found.order, found.reads, NO_COPIES, *wanted
+            t, layouts, found.recomputed, found.order, found.reads, *wanted
         )
         reader = np.repeat(np.arange(len(ops)), np.diff(t.read_start))
         maker = np.repeat(np.arange(len(ops)), np.diff(t.output_start))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from blocked_networks import drawn
 from memonger.costs.allocator import order_and_reads
-from memonger.costs.layouts import BLOCKS, NO_COPIES, PLAIN, follow, layout_tables
+from memonger.costs.layouts import BLOCKS, PLAIN, follow, layout_tables
 from memonger.support.cache import forget
 from memonger.graph.training import training_graph
 from mixed_networks import KINDS
@@ -140,7 +140,7 @@ def predicted(conv: Any) -> int:
     training = training_graph(forward(x, {"data": (mb, ic, size, size)}))
     t, nothing = training.tables, np.zeros(training.tables.forward, dtype=np.bool_)
     order, reads = order_and_reads(t, nothing)
-    made = follow(t, layout_tables(training), nothing, order, reads, NO_COPIES)[0]
+    made = follow(t, layout_tables(training), nothing, order, reads)[0]
     return int(made[t.output_start[training.ops.index("Convolution")]])
 
 

@@ -19,7 +19,6 @@ import numpy as np
 
 from memonger.costs.allocator import order_and_reads
 from memonger.costs.layouts import (
-    NO_COPIES,
     NOT_IN_PLACE,
     PLAIN,
     LayoutTables,
@@ -73,7 +72,7 @@ def layout_rule(training: TrainingGraph) -> LayoutRule:
     layouts = layout_tables(training)
     nothing = np.zeros(t.forward, dtype=np.bool_)
     order, reads = order_and_reads(t, nothing)
-    made, found, place, entries = follow(t, layouts, nothing, order, reads, NO_COPIES)
+    made, found, place, entries = follow(t, layouts, nothing, order, reads)
     matters = mattering(training, layouts, order, entries)
     if not _may_change(training, layouts, order, found, entries, matters):
         return NO_RULE
@@ -124,7 +123,7 @@ def other_layouts(t, facts, rule, order, reads, mask, found):  # type: ignore[no
     ``order`` and ``reads`` are as ``order_and_reads`` gives them for the recomputed nodes ``mask``;
     ``found`` receives the nodes to keep, some of the recomputed ones.
     """
-    made, seen, place, _ = follow(t, rule.layouts, mask, order, reads, NO_COPIES)
+    made, seen, place, _ = follow(t, rule.layouts, mask, order, reads)
     differs = (seen >= 0) & (rule.found >= 0) & (seen != rule.found)
     if not differs.any():
         return False
