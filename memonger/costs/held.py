@@ -23,7 +23,7 @@ from memonger.costs.layouts import KEEPS, NOT_IN_PLACE, PLAIN, follow, layout_ta
 from memonger.costs.replay import Replay
 from memonger.graph.arrays import RowKind
 from memonger.graph.forward import ForwardGraph
-from memonger.graph.operators.layouts import KNOW, MAKE
+from memonger.graph.operators.layouts import LAYOUT_AWARE, PRODUCES_BLOCKED
 from memonger.graph.operators.recompute import GPU, truth
 from memonger.graph.operators.tensors import Tensor
 from memonger.support.mxnet import settings
@@ -80,13 +80,13 @@ def with_copies(held: Held, found: Replay) -> Held:
     MKLDNN's own have their copies in the temporary space.
     """
     t, kinds = found.training.tables, found.training.kinds
-    made_in = [len(kind.tensors[0].shape) for kind in kinds if kind.op in MAKE]
+    made_in = [len(kind.tensors[0].shape) for kind in kinds if kind.op in PRODUCES_BLOCKED]
     if not held.in_blocks or not made_in:
         return held
     layouts = layout_tables(found.training)
     made, read, places, entries = follow(t, layouts, found.recomputed, found.order, found.reads)
     ignorant = np.zeros(len(kinds), dtype=np.bool_)
-    ignorant[found.order] = [kinds[row].op not in KNOW for row in found.order]
+    ignorant[found.order] = [kinds[row].op not in LAYOUT_AWARE for row in found.order]
     ignorant &= ~t.variable & ~layouts.adding
     # What has fewer axes than any convolution's output is in no blocks.
     axes = np.array([len(tensor.shape) for kind in kinds for tensor in kind.tensors])
@@ -202,7 +202,7 @@ _TEMPORARY: dict[str, Callable[[Sequence[Tensor], Sequence[Tensor]], int]] = {
 }
 #: Operators of MKLDNN that have copies there (callers of ``TmpMemMgr::Init``).
 _SUMS = frozenset(("add_n", "elemwise_add"))
-_COPY = MAKE | _SUMS | {"Concat", "FullyConnected", "_backward_FullyConnected"}
+_COPY = PRODUCES_BLOCKED | _SUMS | {"Concat", "FullyConnected", "_backward_FullyConnected"}
 _COPY |= {"_backward_" + op for op in ("Activation", "BatchNorm", "Concat", "LeakyReLU", "Pooling")}
 
 
@@ -215,9 +215,9 @@ def _reordered(kind: RowKind, inputs: Sequence[Tensor], plain: Sequence[bool]) -
     """
     op, given = kind.op.replace("_backward_", ""), len(inputs)
     backward = op != kind.op
-    if op in MAKE or op == "FullyConnected":
+    if op in PRODUCES_BLOCKED or op == "FullyConnected":
         data, weight = inputs[backward], inputs[backward + 1]
-        blocks = op in MAKE
+        blocks = op in PRODUCES_BLOCKED
         if blocks:
             groups, out = int(kind.attrs.get("num_group", "1")), int(kind.attrs["num_filter"])
             channels, unit = data.shape[1], 8 if op == "Convolution" else 16

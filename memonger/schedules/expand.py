@@ -20,7 +20,7 @@ import numpy as np
 from memonger.costs.replay import replay
 from memonger.graph.arrays import ragged, starts
 from memonger.graph.forward import FLOAT, Entry, no_collection
-from memonger.graph.operators.layouts import AXES, MAKE
+from memonger.graph.operators.layouts import AXES, PRODUCES_BLOCKED
 from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.layouts import Expected, refusal
@@ -92,7 +92,7 @@ class _Maker:
         events = self.events()
         gradients = self.add_totals(found, set(added) - self.left_out, events)
         expected = None
-        if any(node.op in MAKE for node in self.graph.nodes):
+        if any(node.op in PRODUCES_BLOCKED for node in self.graph.nodes):
             expected = Expected(replay(self.training, np.zeros(self.n, dtype=np.bool_)))
         kinds = tuple(self.nodes.kinds.all)
         patterns = self.patterns(events)

@@ -29,7 +29,7 @@ from memonger.costs.layouts import (
     mattering,
 )
 from memonger.costs.replay import Planned, Replay
-from memonger.graph.operators.layouts import AXES, KNOW
+from memonger.graph.operators.layouts import AXES, LAYOUT_AWARE
 from memonger.graph.order import gathered
 from memonger.support.errors import MemongerError
 
@@ -75,7 +75,9 @@ class Expected:
         rows = np.flatnonzero(layouts.adding)
         term = t.read_start[rows] + 1
         plainly = found.planned[entries[term]] != found.blocks[entries[term]]
-        plainly &= ~np.isin(ops[t.read_row[term]], list(KNOW)) & ~np.isin(source[rows], self.added)
+        plainly &= ~np.isin(ops[t.read_row[term]], list(LAYOUT_AWARE)) & ~np.isin(
+            source[rows], self.added
+        )
         want_made[entries[term[plainly] - 1]] = PLAIN
         readers = np.bincount(entries[~t.read_ignored], minlength=len(want_made))
         corrected = np.zeros(len(want_made), dtype=np.bool_)  # made plain by what was put in

@@ -324,7 +324,7 @@ class Schedules(Way):
         return self._least([])
 
     def _front(self, others: Sequence[Candidate]) -> Found:
-        found = self._searched(trees.Recursive.front, self.times.forward)
+        found = self._searched(trees.ScheduleSearch.front, self.times.forward)
         return replace(found, plans=[self._timed(plan) for plan in found.plans])
 
     def deeper(self, found: Found) -> Found:
@@ -339,7 +339,7 @@ class Schedules(Way):
         return self._searched(lambda s, known: [s.least_memory(work, [*known, *others])])
 
     def _searched(
-        self, search: Callable[[trees.Recursive, Any], Any], weights: np.ndarray | None = None
+        self, search: Callable[[trees.ScheduleSearch, Any], Any], weights: np.ndarray | None = None
     ) -> Found:
         """Search from the best marks of a short search; they are what there is if that is ended."""
         options, rules, known = self.options, self.rules.unfused(), []  # as it is bound
@@ -352,7 +352,9 @@ class Schedules(Way):
                 held = [copy.node for copy in short.plan.copies]
                 known = [("marks", schedules.of_marks(self.load, short.plan.mask, held))]
                 interrupted = short.interrupted
-            recursive = trees.Recursive(self.load, options.patience, progress, weights, self.parts)
+            recursive = trees.ScheduleSearch(
+                self.load, options.patience, progress, weights, self.parts
+            )
             if interrupted:
                 best = recursive.judge(known[0][1])
                 if options.work is not None and best.work > options.work:

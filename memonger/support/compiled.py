@@ -55,7 +55,7 @@ def _save(save: Callable[..., None], *args: Any) -> None:
     try:
         save(*args)
     except OSError as error:
-        log.info("what is compiled cannot be kept in %s: %s", _FOLDER, error)
+        log.info("compiled functions cannot be stored in %s: %s", _FOLDER, error)
 
 
 class _Interruptible(_CPUDispatcher):
@@ -81,7 +81,7 @@ class _Interruptible(_CPUDispatcher):
     def __call__(self, *args: Any) -> object:
         global _new
         if _new and (sys.stderr is None or not sys.stderr.isatty()):  # nobody sees a progress bar
-            log.warning("compiling the search, once; it starts at once from the next time on")
+            log.warning("compiling the search; this takes a minute, once after an installation")
         _new = False
         try:
             return super().__call__(*args)

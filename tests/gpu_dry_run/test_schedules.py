@@ -13,7 +13,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from memonger.costs.memory import rounded
-from memonger.planners.trees.search import Recursive
+from memonger.planners.trees.search import ScheduleSearch
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.execution.write import write
 from memonger.schedules.expand import parts, unroll
@@ -80,7 +80,7 @@ def drawn(name: str, work: Workload) -> Iterator[tuple[str, Schedule]]:
 
 def searched(work: Workload) -> Iterator[tuple[str, Schedule]]:
     """The smallest that twice and four times the work, and any, can do."""
-    search = Recursive(work, patience=0.1)
+    search = ScheduleSearch(work, patience=0.1)
     for r in (2.0, 4.0, None):
         yield str(r), search.least_memory(r).best.schedule
 

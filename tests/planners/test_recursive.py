@@ -20,7 +20,7 @@ from memonger.graph import marks
 from memonger.graph.read import forward_graph
 from memonger.graph.inputs import read_shapes
 from memonger.planners.trees.price import MATCH_RANGES, NO_LIMIT, Evaluator, Problem, problem
-from memonger.planners.trees.search import Recursive
+from memonger.planners.trees.search import ScheduleSearch
 from memonger.planners.trees.trees import (
     ALIVE,
     LEAF,
@@ -169,7 +169,7 @@ def random_tree(draw: Any, lo: int, hi: int, depth: int) -> list[tuple[int, int]
     return [(cut, flag), *left, *right]
 
 
-def same_as_written_out(search: Recursive, schedule: Schedule) -> None:
+def same_as_written_out(search: ScheduleSearch, schedule: Schedule) -> None:
     """The schedule is right, and its cost that of the training step that is written out for it.
 
     But for what is put in for MKLDNN's layouts, which is not known before.
@@ -230,7 +230,7 @@ def moves_states_once(step: TrainingStep) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.data(), recipes())
 def test_generated_networks(data: Any, recipe: Any) -> None:
-    search = Recursive(work_of(*build(recipe)))
+    search = ScheduleSearch(work_of(*build(recipe)))
     count = len(search.workload.operators)
     tree = random_tree(data.draw, 0, count, 5)
     same_as_written_out(search, search.schedule(np.array(tree, dtype=np.int32)))
@@ -257,7 +257,7 @@ def test_a_cost_does_not_depend_on_what_was_asked_before() -> None:
 @pytest.mark.parametrize("name", sorted(NETWORKS))
 def test_found_trees_are_right(name: str) -> None:
     """Every tree of the frontier: a right schedule of the cost that the search believes."""
-    search = Recursive(work_of(*NETWORKS[name]()))
+    search = ScheduleSearch(work_of(*NETWORKS[name]()))
     found = search.initial_trees()
     assert len(found) > 3
     for point in found[:: max(1, len(found) // 8)]:
@@ -278,7 +278,7 @@ def test_a_chain_is_never_worse_than_binomial() -> None:
     the chain are there anyway.
     """
     layers = 30
-    search = Recursive(work_of(*networks.chain(layers, hidden=8, batch=64)), patience=0.2)
+    search = ScheduleSearch(work_of(*networks.chain(layers, hidden=8, batch=64)), patience=0.2)
     for states in (2, 3, 5, 8):
         tree = binomial_tree(layers, states)
         tree[:, 0] = np.where(tree[:, 0] == LEAF, LEAF, 2 * tree[:, 0])
@@ -291,7 +291,7 @@ def test_a_chain_is_never_worse_than_binomial() -> None:
 @pytest.mark.parametrize("name", sorted(NETWORKS))
 def test_trees_that_keep(name: str) -> None:
     """With everything kept nothing runs again; with nothing kept all that gradients read does."""
-    search = Recursive(work_of(*NETWORKS[name]()))
+    search = ScheduleSearch(work_of(*NETWORKS[name]()))
     steps = search.problem.steps
     count = len(steps.last)
     rng = np.random.RandomState(0)
@@ -310,7 +310,7 @@ def test_trees_that_keep(name: str) -> None:
 def test_never_worse_than_what_is_known() -> None:
     """Marks are a schedule too: the best of both is taken."""
     symbol, shapes = NETWORKS["resnet"]()
-    search = Recursive(work_of(symbol, shapes), patience=0.001)
+    search = ScheduleSearch(work_of(symbol, shapes), patience=0.001)
     planned = memonger.search_plan(symbol, shapes=shapes)
     graph = forward_graph(planned, read_shapes(planned, shapes, {}, None))
     chosen = {node.name for node, again in zip(graph.nodes, marks.recomputed(graph)) if again}
@@ -322,7 +322,7 @@ def test_never_worse_than_what_is_known() -> None:
 
 def test_the_front() -> None:
     """Schedules of every size; none is beaten by what any other search finds quickly."""
-    search = Recursive(work_of(*NETWORKS["resnet"]()), patience=0.02)
+    search = ScheduleSearch(work_of(*NETWORKS["resnet"]()), patience=0.02)
     smallest = search.least_memory().best
     front = [found.best for found in search.front()]
     pools, works = [each.pool_bytes for each in front], [each.work for each in front]
@@ -337,7 +337,7 @@ def test_the_front() -> None:
 
 
 def test_more_work_is_allowed_never_more_memory() -> None:
-    search = Recursive(work_of(*NETWORKS["resnet"]()), patience=0.02)
+    search = ScheduleSearch(work_of(*NETWORKS["resnet"]()), patience=0.02)
     limits = [1.2, 1.5, 2.0, 3.0]
     pools = [search.least_memory(limit).best.pool_bytes for limit in limits]
     assert pools == sorted(pools, reverse=True)
@@ -350,7 +350,7 @@ def test_work_is_what_the_caller_says() -> None:
     free = np.array([node.op in ("BatchNorm", "Activation", "LeakyReLU") for node in graph.nodes])
     weights = np.where(free, 0.0, 1e-6)
     for scale in (1.0, 1e6):
-        search = Recursive(work, patience=0.02, weights=scale * weights)
+        search = ScheduleSearch(work, patience=0.02, weights=scale * weights)
         front = search.front()
         assert front[0].best.work == 1
         for found in front:
@@ -377,7 +377,7 @@ ORDER = """
 @pytest.mark.parametrize("cores", [1, 7])
 def test_the_same_whatever_the_cores(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(cores))
-    search = Recursive(work_of(*NETWORKS["chain"]()), patience=0.02)
+    search = ScheduleSearch(work_of(*NETWORKS["chain"]()), patience=0.02)
     names = [node.name for node in search.workload.training.graph.nodes]
     events = search.least_memory(3.0).best.schedule.events.tolist()
     assert [names[e] if e >= 0 else "-" + names[~e] for e in events] == ORDER.split()
@@ -386,7 +386,7 @@ def test_the_same_whatever_the_cores(cores: int, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("front", [False, True])
 def test_progress_never_jumps_back(front: bool) -> None:
     told: list[float] = []
-    search = Recursive(work_of(*networks.chain(16, hidden=8, batch=64)), 0.02, told.append)
+    search = ScheduleSearch(work_of(*networks.chain(16, hidden=8, batch=64)), 0.02, told.append)
     if front:
         search.front()
     else:
@@ -405,7 +405,7 @@ def test_ctrl_c_gives_the_best_so_far(after: float) -> None:
             left.pop()
             raise KeyboardInterrupt
 
-    search = Recursive(work_of(*NETWORKS["resnet"]()), 0.1, interrupt)
+    search = ScheduleSearch(work_of(*NETWORKS["resnet"]()), 0.1, interrupt)
     unplanned = search.judge(plain(search.workload))
     threads = threading.active_count()
     found = search.least_memory(2.0)
@@ -424,7 +424,7 @@ def test_ctrl_c_gives_the_best_so_far(after: float) -> None:
 
 @pytest.mark.parametrize("work", [0.5, float("nan"), -1])
 def test_too_little_work(work: float) -> None:
-    search = Recursive(work_of(*NETWORKS["chain"]()))
+    search = ScheduleSearch(work_of(*NETWORKS["chain"]()))
     with pytest.raises(memonger.MemongerError, match="work is 1 or more"):
         search.least_memory(work)
 
@@ -436,7 +436,7 @@ def test_dropout_draws_once() -> None:
         x = mx.sym.FullyConnected(x, num_hidden=16, name=f"fc{k}")
         x = mx.sym.Dropout(mx.sym.tanh(x, name=f"tanh{k}"), p=0.5, name=f"drop{k}")
     x = mx.sym.MakeLoss(mx.sym.sum(x), name="loss")
-    search = Recursive(work_of(x, {"data": (64, 16)}), patience=0.02)
+    search = ScheduleSearch(work_of(x, {"data": (64, 16)}), patience=0.02)
     schedule = search.least_memory().best.schedule
     graph = search.workload.training.graph
     again = [i for i in schedule.forwards.tolist() if graph.nodes[i].op == "Dropout"]

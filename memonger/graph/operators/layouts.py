@@ -13,7 +13,7 @@ from memonger.graph.operators.inplace import expanded
 from memonger.graph.operators.tensors import Tensor
 
 #: Operators that compute in the layout that they find: ``TIsMKLDNN`` in MXNet's source.
-KNOW = frozenset(
+LAYOUT_AWARE = frozenset(
     expanded("""
         {},_backward_{}: Activation BatchNorm Concat Convolution Deconvolution FullyConnected LRN
         LeakyReLU Pooling RNN _contrib_BatchNormWithReLU _copy add_n amp_cast amp_multicast
@@ -23,7 +23,7 @@ KNOW = frozenset(
     """)
 )
 #: Those that make blocks of plain tensors.
-MAKE = frozenset(
+PRODUCES_BLOCKED = frozenset(
     op + name for op in ("", "_backward_") for name in ("Convolution", "Deconvolution")
 )
 #: Those that make any layout plain, up to 4 axes (``src/operator/nn/mkldnn/mkldnn_reshape.cc``).
@@ -31,7 +31,7 @@ _RESHAPE = frozenset(("Flatten", "Reshape", "expand_dims"))
 #: Those that copy in place by doing nothing, and plainly otherwise.
 _COPY = frozenset(("_backward_add", "_backward_copy", "_copy"))
 #: Those that bring what they read into a layout of their own choice.
-_CHOOSE = MAKE | {"FullyConnected", "_backward_FullyConnected"}
+_CHOOSE = PRODUCES_BLOCKED | {"FullyConnected", "_backward_FullyConnected"}
 #: Those whose numbers are the same in all layouts: they choose, add two numbers, copy, or add up
 #: each window in the same order.
 _EXACT = _CHOOSE | _RESHAPE | _COPY | {"Concat", "Pooling", "_backward_Concat", "elemwise_add"}
@@ -60,7 +60,7 @@ def layout_of_output(
     inputs), or 'usual' (the usual blocks).
     """
     axes = len(tensor.shape)
-    if op not in KNOW or tensor.dtype != "float32" or op == "_backward_Concat":
+    if op not in LAYOUT_AWARE or tensor.dtype != "float32" or op == "_backward_Concat":
         return "keeps"
     if op in _RESHAPE and axes <= AXES:
         return "plain"

@@ -27,7 +27,7 @@ from memonger.costs.layouts import (
     layout_tables,
     mattering,
 )
-from memonger.graph.operators.layouts import MAKE
+from memonger.graph.operators.layouts import PRODUCES_BLOCKED
 from memonger.graph.training import TrainingGraph
 from memonger.support.compiled import compiled
 
@@ -66,7 +66,7 @@ NO_RULE = LayoutRule(
 
 def layout_rule(training: TrainingGraph) -> LayoutRule:
     """Make the rule for a network: that of no plan, if a plan can change a layout that matters."""
-    if not any(node.op in MAKE for node in training.graph.nodes):
+    if not any(node.op in PRODUCES_BLOCKED for node in training.graph.nodes):
         return NO_RULE
     t = training.tables
     layouts = layout_tables(training)

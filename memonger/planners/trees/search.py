@@ -8,7 +8,7 @@ segments and all that marks can express but for single operators. The search:
    alive, then over the cuts of the best trees and their neighbours; binomial trees, for little
    memory in deep networks, which have too many candidate cuts.
 2. Simulated annealing (``annealing``) of the best few, a thread each, then of the best of these for
-   longer. For the schedules of every size (`Recursive.front`) at several limits of memory.
+   longer. For the schedules of every size (`ScheduleSearch.front`) at several limits of memory.
 
 Every tree that is visited is evaluated to the byte (``price``), and is kept if no other is better
 in both memory and work. Work is FLOPs, or what the caller says that each operator takes (its time).
@@ -141,7 +141,7 @@ def _by_work(point: Point) -> tuple[float, float]:
     return point.cost.work, point.cost.pool_bytes
 
 
-class Recursive:
+class ScheduleSearch:
     """The schedules of one network.
 
     All that is found is remembered: whoever asks one object for more and more memory never gets
