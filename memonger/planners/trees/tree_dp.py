@@ -277,7 +277,7 @@ def _tensors(parts: Parts, problem: Problem) -> tuple[Tensors, Tensors]:
     reader = np.repeat(np.arange(rows), np.diff(t.read_start))
     # What is read of the first time that an operator ran is there whatever the schedule.
     source = p.rows.read_row[: len(reader)].astype(np.int64)
-    read = ~t.read_ignored & (source < rows) & (when[reader] >= 0)
+    read = ~t.read_ignored & (0 <= source) & (source < rows) & (when[reader] >= 0)
     entry = t.output_start[source[read]] + p.rows.read_output[: len(reader)][read]
     reader = reader[read]
     last, first = np.full(len(row), -1), np.full(len(row), count)
