@@ -145,19 +145,23 @@ def weigh(training: TrainingGraph, cuts: Sequence[Cut], exponent: float) -> Weig
         if not graph.nodes[entry[0]].is_variable:
             results[entry[0] + 1] += weight(entry)
     until = np.cumsum(results)
-    # The gradients that are alive while those of each node run; the last step counts.
+    # What is alive while the gradients of each node run, the last step of them: gradients, and
+    # results, of which those before the node are there again if they were recomputed.
     found = replay(training, np.zeros(n, dtype=np.bool_))
     line, steps = found.timeline(), len(found.order) + 1
-    gradient = line.row >= n
-    sizes = line.nbytes[gradient].astype(np.float64) ** exponent
-    alive = np.bincount(line.start[gradient], sizes, steps)
-    alive = np.cumsum(alive - np.bincount(line.stop[gradient] + 1, sizes, steps))
+    sizes = line.nbytes.astype(np.float64) ** exponent
+
+    def alive(chosen: np.ndarray) -> np.ndarray:
+        change = np.bincount(line.start[chosen], sizes[chosen], steps)
+        return np.cumsum(change - np.bincount(line.stop[chosen] + 1, sizes[chosen], steps))
+
+    of_gradients, of_results = alive(line.row >= n), alive(line.row < n)
     highest = until[1:].copy()
     for step, row in enumerate(found.order.tolist()):
         owners = tables.read_owner[tables.read_start[row] : tables.read_start[row + 1]]
         if row >= 2 * n:
             nodes = owners[owners != KEPT]
-            highest[nodes] = until[nodes + 1] + max(0.0, alive[step])
+            highest[nodes] = of_gradients[step] + np.maximum(until[nodes + 1], of_results[step])
     after = [0] + [cut.after + 1 for cut in cuts] + [n]
     return Weights(
         until[after],

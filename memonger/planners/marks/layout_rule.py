@@ -71,12 +71,15 @@ def layout_rule(training: TrainingGraph) -> LayoutRule:
     t = training.tables
     layouts = layout_tables(training)
     nothing = np.zeros(t.forward, dtype=np.bool_)
-    order, reads = order_and_reads(t, nothing)
-    made, found, place, entries = follow(t, layouts, nothing, order, reads)
+    order, read = order_and_reads(t, nothing)
+    made, found, place, entries = follow(t, layouts, nothing, order, read)
     matters = mattering(training, layouts, order, entries)
     if not _may_change(training, layouts, order, found, entries, matters):
         return NO_RULE
     must = np.where(layouts.shows, found, _ANY)
+    reads, outputs = int(t.read_start[t.forward]), int(t.output_start[t.forward])
+    for of, count in ((must, reads), (made, outputs), (place, outputs), (matters, outputs)):
+        of[count : 2 * count] = of[:count]  # a recomputed copy must be as its node
     return LayoutRule(True, layouts, must, made, place, matters)
 
 
