@@ -23,12 +23,12 @@ from memonger.planners.marks.anneal import (
 )
 from memonger.planners.marks.copies import behind_copies, copies_at, copyable
 from memonger.planners.marks.cuts import (
+    Weigher,
     Weights,
     cheap_cuts,
     cheapest_cuts,
     golden_section,
     walk,
-    weigh,
 )
 from memonger.planners.marks.rules import Rules
 from memonger.planners.marks.search import Effort, MarkPlan, MarkSearch, NodeTimes, Phase, settled
@@ -108,13 +108,13 @@ def test_weights_of_a_chain() -> None:
     symbol, shapes = networks.chain(8, hidden=256, batch=256)
     rules = rules_of(symbol, shapes)
     cuts = every_cut(rules.graph)
-    w = weigh(rules.trainings[0], cuts, 1.0)
+    w = Weigher(rules.trainings[0], cuts)(1.0)
     tensor = 4 * 256 * 256
     assert w.until[-1] / tensor == 2 * 8 + 1
     assert (w.keep[1:-1] >= tensor * 0.9).sum() >= 8
     besides = w.highest[1:] - w.until[1:]
     assert besides.max() / tensor <= 4
-    squares = weigh(rules.trainings[0], cuts, 2.0)
+    squares = Weigher(rules.trainings[0], cuts)(2.0)
     assert squares.until[-1] == pytest.approx(w.until[-1] * tensor, rel=0.01)
 
 

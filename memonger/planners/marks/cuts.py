@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Callable, Collection, NamedTuple, Sequence
+from typing import Callable, Collection, NamedTuple
 
 import numpy as np
 
-from memonger.costs.replay import replay
+from memonger.costs.replay import Timeline, replay
 from memonger.graph.arrays import KEPT
 from memonger.graph.forward import Entry, ForwardGraph
 from memonger.graph.training import TrainingGraph
@@ -123,51 +123,109 @@ class Weights(NamedTuple):
     keep: np.ndarray
 
 
-def weigh(training: TrainingGraph, cuts: Sequence[Cut], exponent: float) -> Weights:
-    """Weigh the results of a network with their bytes raised to an exponent.
+class Weigher:
+    """Weighs the results of a network with their bytes raised to a power.
 
     MXNet's planner hands out whole blocks, so that the number of live results counts as well as
-    their bytes; the smaller the exponent, the more.
+    their bytes; the smaller the power, the more.
     """
-    graph, facts, tables = training.graph, training.facts, training.tables
-    n = tables.forward
 
-    def weight(entry: Entry) -> float:
-        return float((4.0 * graph.tensors[entry[0]][entry[1]].elements) ** exponent)
+    def __init__(self, training: TrainingGraph, cuts: list[Cut]) -> None:
+        graph, facts = training.graph, training.facts
+        self.graph, self.cuts = graph, cuts
+        read: set[Entry] = set()  # by gradients
+        for i in graph.operators:
+            read.update(graph.nodes[i].inputs[k] for k in facts[i].inputs)
+            if facts[i].own_output:
+                read.add((i, 0))
+        self._read = sorted(entry for entry in read if not graph.nodes[entry[0]].is_variable)
+        self._step, self._timeline = _gradient_steps(training)
+        line = self._timeline
+        self._orders = [np.argsort(at, kind="stable") for at in (self._step, line.start, line.stop)]
 
-    read: set[Entry] = set()  # by gradients
-    for i in graph.operators:
-        read.update(graph.nodes[i].inputs[k] for k in facts[i].inputs)
-        if facts[i].own_output:
-            read.add((i, 0))
-    results = np.zeros(n + 1)
-    for entry in sorted(read):
-        if not graph.nodes[entry[0]].is_variable:
+    def __call__(self, power: float) -> Weights:
+        graph, cuts, line = self.graph, self.cuts, self._timeline
+
+        def weight(entry: Entry) -> float:
+            return float((4.0 * graph.tensors[entry[0]][entry[1]].elements) ** power)
+
+        results = np.zeros(len(graph.nodes) + 1)
+        for entry in self._read:
             results[entry[0] + 1] += weight(entry)
-    until = np.cumsum(results)
-    # What is alive while the gradients of each node run, the last step of them: gradients, and
-    # results, of which those before the node are there again if they were recomputed.
-    found = replay(training, np.zeros(n, dtype=np.bool_))
-    line, steps = found.timeline(), len(found.order) + 1
-    sizes = line.nbytes.astype(np.float64) ** exponent
+        until = np.cumsum(results)
+        weights = line.nbytes.astype(np.float64) ** power
+        besides = _besides(self._step, line.row, line.start, line.stop, weights, *self._orders)
+        highest = until[1:] + besides
+        after = [0] + [cut.after + 1 for cut in cuts] + [len(graph.nodes)]
+        return Weights(
+            until[after],
+            np.array([0.0] + [highest[a:b].max() for a, b in zip(after, after[1:])]),
+            np.array([0.0] + [sum(map(weight, cut.entries)) for cut in cuts] + [0.0]),
+        )
 
-    def alive(chosen: np.ndarray) -> np.ndarray:
-        change = np.bincount(line.start[chosen], sizes[chosen], steps)
-        return np.cumsum(change - np.bincount(line.stop[chosen] + 1, sizes[chosen], steps))
 
-    of_gradients, of_results = alive(line.row >= n), alive(line.row < n)
-    highest = until[1:].copy()
-    for step, row in enumerate(found.order.tolist()):
-        owners = tables.read_owner[tables.read_start[row] : tables.read_start[row + 1]]
-        if row >= 2 * n:
-            nodes = owners[owners != KEPT]
-            highest[nodes] = of_gradients[step] + np.maximum(until[nodes + 1], of_results[step])
-    after = [0] + [cut.after + 1 for cut in cuts] + [n]
-    return Weights(
-        until[after],
-        np.array([0.0] + [highest[a:b].max() for a, b in zip(after, after[1:])]),
-        np.array([0.0] + [sum(map(weight, cut.entries)) for cut in cuts] + [0.0]),
-    )
+def _gradient_steps(training: TrainingGraph) -> tuple[np.ndarray, Timeline]:
+    """For each forward node the last step in which a gradient of it runs, -1 for none; no plan."""
+    tables = training.tables
+    found = replay(training, np.zeros(tables.forward, dtype=np.bool_))
+    step = np.full(tables.forward, -1, dtype=np.int64)
+    place = np.full(len(tables.variable), -1, dtype=np.int64)
+    place[found.order] = np.arange(len(found.order))
+    rows = np.repeat(np.arange(len(tables.variable)), np.diff(tables.read_start))
+    gradient = (tables.read_owner != KEPT) & (rows >= 2 * tables.forward) & (place[rows] >= 0)
+    np.maximum.at(step, tables.read_owner[gradient], place[rows[gradient]])
+    return step, found.timeline()
+
+
+@compiled
+def _besides(step, row, start, stop, weight, asked, begin, end):  # type: ignore[no-untyped-def]
+    """What is alive when the gradient of each forward node runs, but for results before it.
+
+    These are gradients, and results of later operators whose readers have not run yet. Rows are
+    forward nodes up to ``len(step)``; sums over them are kept in a tree (Fenwick 1994). The last
+    three arguments sort ``step``, ``start`` and ``stop``.
+    """
+    n = step.shape[0]
+    tree = np.zeros(n + 1)
+    besides = np.zeros(n)
+    gradients = 0.0
+    b = e = 0
+    for i in asked:
+        if step[i] < 0:
+            continue
+        while b < len(begin) and start[begin[b]] <= step[i]:
+            tensor = begin[b]
+            b += 1
+            if row[tensor] >= n:
+                gradients += weight[tensor]
+            else:
+                _add(tree, row[tensor], weight[tensor])
+        while e < len(end) and stop[end[e]] < step[i]:
+            tensor = end[e]
+            e += 1
+            if row[tensor] >= n:
+                gradients -= weight[tensor]
+            else:
+                _add(tree, row[tensor], -weight[tensor])
+        later = 0.0
+        at = n
+        while at > 0:
+            later += tree[at]
+            at -= at & -at
+        at = i + 1
+        while at > 0:
+            later -= tree[at]
+            at -= at & -at
+        besides[i] = max(0.0, gradients + later)
+    return besides
+
+
+@compiled
+def _add(tree, i, weight):  # type: ignore[no-untyped-def]
+    i += 1
+    while i < tree.shape[0]:
+        tree[i] += weight
+        i += i & -i
 
 
 @compiled

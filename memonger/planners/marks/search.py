@@ -39,7 +39,7 @@ from memonger.planners.marks.anneal import (
     record,
 )
 from memonger.planners.marks.copies import behind_copies, needed_copies, settle
-from memonger.planners.marks.cuts import Cut, Weights, cheapest_cuts, golden_section, walk, weigh
+from memonger.planners.marks.cuts import Cut, Weigher, Weights, cheapest_cuts, golden_section, walk
 from memonger.planners.marks.rules import Rules
 from memonger.planners.pareto import not_dominated
 from memonger.support.parallel import Threads
@@ -281,6 +281,7 @@ class MarkSearch:
 
     def cuts_by_size(self) -> list[Found]:
         """Archive the sets of cuts to start from, and sort them by the bytes that they cost."""
+        weigher = Weigher(self.rules.trainings[0], self.cuts)
         found: dict[bytes, Found] = {}
 
         def cost(chosen: Sequence[int]) -> int:
@@ -292,7 +293,7 @@ class MarkSearch:
             return found[key].pool_bytes
 
         for exponent in self.effort.exponents:
-            weights = weigh(self.rules.trainings[0], self.cuts, exponent)
+            weights = weigher(exponent)
             low, high = 0.0, float(weights.highest.max())
             for _ in range(self.effort.halvings):
                 bound = (low + high) / 2
