@@ -11,8 +11,11 @@ import memonger
 import mxnet as mx
 import networks
 import numpy as np
+from memonger.costs.replay import replay
+from memonger.graph import marks
+from memonger.graph.training import training_graph
 from more_networks import unrolled
-from planned import marked, nodes
+from planned import forward, marked, nodes
 
 BATCH = 16
 SHAPES = {"data": (BATCH, 3, 16, 16), "softmax_label": (BATCH,)}
@@ -306,8 +309,14 @@ def test_monitor(pair: Any) -> None:
     # not ask for, and what MKLDNN's max pooling notes for itself: bytes in the order of the layout
     # that it chose, in the first quarter of an array.
     unwritten = {"first_c_backward_output0", "softmax_backward_output1", "pool_workspace"}
-    # Nor is what is computed again although a kept copy holds it, for nobody reads it.
-    unwritten |= {name.replace("_keep", "_mirror") for _, name in copies}
+    # Nor is what is recomputed although nobody reads it.
+    graph = forward(pair[1], SHAPES)
+    parameters = [a for a in graph.arguments if graph.nodes[a].name not in SHAPES]
+    planned_step = replay(training_graph(graph, parameters), marks.recomputed(graph))
+    tables, count = planned_step.training.tables, len(graph.nodes)
+    for i in np.flatnonzero(planned_step.recomputed).tolist():
+        if not planned_step.reads[tables.output_start[count + i]]:
+            unwritten.add(f"{graph.nodes[i].name}_mirror_output")
     for (n, name), value in planned.items():
         original = name.replace("_mirror", "")
         if original not in unwritten and name not in unwritten:
