@@ -18,6 +18,7 @@ from unittest import mock
 
 import memonger
 from common import check_names, machine
+from memonger.planners.marks.layout_rule import NO_RULE, layout_rule
 from memonger.support.cache import forget
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
@@ -40,8 +41,8 @@ def planned(name: str, patience: float, follow: bool) -> tuple[memonger.Plan, fl
     symbol, shapes = NETWORKS[name]()
     forget()
     start = time.process_time()
-    # What is compiled for the rule is compiled for both.
-    with mock.patch("memonger.planners.marks.rules.mkldnn_enabled", lambda: follow):
+    rule = layout_rule if follow else lambda training: NO_RULE
+    with mock.patch("memonger.planners.marks.rules.layout_rule", rule):
         plan = memonger.plan(symbol, shapes, patience=patience)
     return plan, time.process_time() - start
 

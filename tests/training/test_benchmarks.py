@@ -63,6 +63,13 @@ def test_a_folder_of_symbols(tmp_path: Path) -> None:
     assert cells(lines[-1])[:6] == shown + [f"{expected['recomputed']:.2f}"]
 
 
+def test_layouts() -> None:
+    done = run("--patience", "0.02", "DeepLab", script="layouts.py")
+    assert done.returncode == 0, done.stderr
+    unplanned, followed, any_layouts = map(int, cells(done.stdout.splitlines()[-1])[1:4])
+    assert unplanned > followed >= any_layouts > 0
+
+
 @pytest.mark.full_search
 def test_schedules(tmp_path: Path) -> None:
     symbol, shapes = networks.chain(depth=32, hidden=32, batch=8192)
