@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any, Iterator
 
 # MXNet's CPU build is not repeatable with more: bit-for-bit comparisons need one.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# A shell has the jobs in its background ignore Ctrl-C; the tests of it do not.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).resolve().parent
 sys.path[:0] = [str(TESTS / "helpers"), str(TESTS.parent / "examples")]
