@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import mxnet as mx
+import networks
 import pytest
 from memonger.costs.time.flops import forward_flops
 from operator_cases import CASES, SMALL_SHAPES, small_net
@@ -160,3 +161,26 @@ def test_every_operator_has_a_count(name: str) -> None:
     counts = forward_flops(forward(small_net(CASES[name]), SMALL_SHAPES))
     assert (counts >= 0).all()
     assert counts.sum() > 4 * 10 * 288 * 2  # its first node, a FullyConnected
+
+
+#: In 1e9 multiply-adds of convolutions and fully connected layers: torchvision's documentation of
+#: the same networks (its ResNet-50 strides where the zoo's v2 does); v1: He et al. 2015, Table 1.
+PUBLISHED = [
+    ("resnet50_v2", 224, 4.09),
+    ("vgg16", 224, 15.47),
+    ("vgg19", 224, 19.63),
+    ("alexnet", 224, 0.71),
+    ("densenet121", 224, 2.83),
+    ("inceptionv3", 299, 5.71),
+    ("resnet50_v1", 224, 3.8),
+    ("resnet152_v1", 224, 11.3),
+]
+
+
+@pytest.mark.parametrize("name, image, published", PUBLISHED)
+def test_networks(name: str, image: int, published: float) -> None:
+    graph = forward(*networks.model_zoo(name, batch=2, image=image))
+    counts = forward_flops(graph)
+    products = [i for i, n in enumerate(graph.nodes) if n.op in ("Convolution", "FullyConnected")]
+    assert counts[products].sum() / 2 / 2e9 == pytest.approx(published, rel=0.02)
+    assert counts[products].sum() < counts.sum() < 1.1 * counts[products].sum()

@@ -36,6 +36,19 @@ def wide() -> Any:
     return S.LinearRegressionOutput(x, name="out"), {"data": (1024, 1024)}
 
 
+def test_real_element_sizes() -> None:
+    """1024 x 1024 elements a tensor: 4 MB as MXNet counts, 8 in float64, 2 in float16."""
+    symbol, shapes = wide()
+    counted = memonger.get_cost(symbol, **shapes)
+    text = symbol.simple_bind(mx.cpu(), grad_req="write", **shapes).debug_str()
+    assert f"Total {counted} MB allocated" in text
+    assert memonger.pool_bytes(symbol, **shapes) == counted * MB
+    for dtype, factor in (("float64", 2), ("float16", 0.5)):
+        types = {"data": dtype}
+        assert memonger.get_cost(symbol, types, **shapes) == counted
+        assert memonger.pool_bytes(symbol, types, **shapes) == counted * MB * factor
+
+
 RESIDENT = """
 import memonger, mxnet as mx, test_memory
 S = mx.sym

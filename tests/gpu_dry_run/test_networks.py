@@ -126,7 +126,8 @@ def test_blocks_of_float16(
     env = {"MXNET_GPU_MEM_POOL_TYPE": pool}
     (taken,) = run_steps(gpu_dry_run, {"it": plan.symbol}, shapes, ("0",), types, env=env).values()
     assert_moved_once(plan.symbol, taken.calls)
-    assert 0 <= taken.peak - plan.device_bytes < 0.2 * MB
+    more = (0.2 if pool == "Round" else 0.1) * MB  # it rounds what operators share up as well
+    assert 0 <= taken.peak - plan.device_bytes < more
     graph = forward(plan.symbol, shapes, types)
     training = training_graph(graph, wanted(graph, as_module(symbol, shapes)))
     blocks = replay(training, marks.recomputed(graph)).block_bytes()
@@ -135,7 +136,7 @@ def test_blocks_of_float16(
     asked_for, expected = collections.Counter(asked), collections.Counter(rounded(blocks).tolist())
     assert not expected - asked_for
     others = asked_for - expected  # what operators share for their own use
-    assert sum(size * count for size, count in others.items()) < 0.2 * MB
+    assert sum(size * count for size, count in others.items()) < more
 
 
 # -- plans for a GPU alone --------------------------------------------------------------------
@@ -161,6 +162,7 @@ def test_plans_for_a_gpu(gpu_dry_run: GpuDryRun, name: str, patience: float) -> 
     check_device(gpu_dry_run, net, plan)
     if name == "ResNet-50 v1":
         check_told(found, {"gpu": plan}, "0")
+        assert min(found["gpu", fusion].peak for fusion in FUSIONS) >= plan.device_bytes
         assert found["any", "1"].peak > 1.03 * anywhere.device_bytes
     if name == "highway":
         assert found["no plan", "0"].pool != found["no plan", "1"].pool

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import memonger
+import mxnet as mx
 import networks
 import numpy as np
 import pictures
@@ -152,6 +153,31 @@ def test_detection_step_by_step(detection: Any) -> None:
     assert report, report
     (before,), (after,) = ([n for n in nodes(s) if n["op"] == "Custom"] for s in (net, planned))
     assert after["attrs"] == before["attrs"]  # any other would reach its Python constructor
+
+
+def test_detection_by_module_fit(detection: Any) -> None:
+    net, planned, values = detection
+    ends = []
+    for symbol in (net, planned):
+        mx.random.seed(1)
+        module = mx.mod.Module(symbol, label_names=["label"])
+        batch = mx.io.NDArrayIter(
+            {"data": values["data"]}, {"label": values["label"]}, batch_size=len(values["data"])
+        )
+        module.fit(
+            mx.io.ResizeIter(batch, 3),
+            num_epoch=1,
+            eval_metric=mx.metric.Loss(output_names=["box_loss_output"]),
+            optimizer_params={"learning_rate": 0.1},
+            initializer=mx.init.Xavier(),
+            batch_end_callback=lambda _: mx.nd.waitall(),  # for BatchNorm's statistics
+        )
+        ends.append([{k: v.asnumpy() for k, v in p.items()} for p in module.get_params()])
+    for one, other in zip(*ends):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            assert np.all(np.isfinite(value)), name
+            assert np.array_equal(value, other[name]), name
 
 
 # -- memory against depth ---------------------------------------------------------------------

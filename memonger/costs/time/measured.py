@@ -13,11 +13,16 @@ Both are kept on disk, by device, MXNet's version, and what else bears on them.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import logging
 import os
 import platform
+import re
+import subprocess
 import time
+from pathlib import Path
 from typing import Any, Callable, ContextManager, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
@@ -282,10 +287,26 @@ def _kept(what: str, ctx: Any) -> ContextManager[dict[str, Any]]:
     return on_disk(what, {"device": device_name(ctx), "mxnet": mx.__version__})
 
 
+@functools.lru_cache(maxsize=None)
 def device_name(ctx: Any) -> str:
     """Name the hardware behind a device, and what bears on its speed."""
     if ctx.device_type == "gpu":
-        nbytes = mx.context.gpu_memory_info(ctx.device_id)[1]
-        return f"GPU {ctx.device_id} of {platform.node()}, {nbytes} bytes"
+        return _gpu_name(ctx.device_id)
     threads = os.environ.get("OMP_NUM_THREADS") or str(os.cpu_count())
-    return f"CPU of {platform.node()}, {threads} threads"
+    return f"{_cpu_name()}, {threads} threads"
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+        if found is not None:
+            return found.group(1).strip()
+    return platform.processor() or platform.machine()
+
+
+def _gpu_name(number: int) -> str:
+    asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", f"--id={number}"]
+    try:
+        return subprocess.check_output(asked, timeout=10).decode().strip()
+    except (OSError, subprocess.SubprocessError):
+        return f"a GPU of {mx.context.gpu_memory_info(number)[1]} bytes"
