@@ -1,12 +1,10 @@
-"""Files of networks and plans: damage is told in one line; what is written is whole or nothing."""
+"""Files of networks: damage is told in one line; what is written is whole or nothing."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import multiprocessing
 import os
-import random
 import stat
 import subprocess
 import sys
@@ -15,7 +13,6 @@ from typing import Any, Callable, Dict
 
 import memonger
 import mxnet as mx
-import numpy as np
 import pytest
 from memonger.support import files
 from memonger import MemongerError
@@ -23,7 +20,6 @@ from memonger import MemongerError
 import mutants
 import networks
 from operator_cases import CASES, DYNAMIC_CASES, planned_net, small_net
-from planned import run_python
 
 S = mx.sym
 
@@ -374,131 +370,3 @@ def test_the_old_file_stays_whole(kind: str, tmp_path: Path) -> None:
     assert line.startswith("memonger: ") and said[kind] in line
     assert done.stdout.startswith("before") and "after" in done.stdout
     assert out.read_text() == "old" and sorted(tmp_path.iterdir()) == [source, out]
-
-
-# -- plans: one for all workers of a job --------------------------------------------------------
-
-IMAGES = {"data": (2, 3, 32, 32), "softmax_label": (2,)}
-
-
-def residual(name: str = "relu", classes: int = 10) -> Any:
-    """A residual network; the names of its activations are told."""
-    x = S.Variable("data")
-    for k in range(8):
-        y = S.Convolution(x, num_filter=8, kernel=(3, 3), pad=(1, 1), name=f"conv{k}")
-        y = S.BatchNorm(y, fix_gamma=False, name=f"bn{k}")
-        y = S.Activation(y, act_type="relu", name=f"{name}{k}")
-        x = y if k == 0 else x + y
-    return S.SoftmaxOutput(S.FullyConnected(x, num_hidden=classes, name="fc"), name="softmax")
-
-
-@pytest.fixture(scope="module", params=["marks", "schedule"])
-def saved(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A plan, and where it lies."""
-    plan = memonger.plan(residual(), IMAGES, how=request.param, budget="70%", patience=0.02)
-    assert plan.recomputed and (plan.schedule is None) == (request.param == "marks")
-    file = tmp_path_factory.mktemp("plans") / "plan.json"
-    plan.save(file)
-    return plan, file
-
-
-@pytest.mark.python_differs
-def test_what_is_loaded_is_what_was_saved(saved: Any) -> None:
-    plan, file = saved
-    again = memonger.load_plan(file, residual(), IMAGES)
-    for field in dataclasses.fields(plan):
-        one, other = getattr(plan, field.name), getattr(again, field.name)
-        assert type(one) is type(other), field.name
-        if field.name not in ("symbol", "request", "schedule"):
-            assert one == other, field.name
-    assert again.symbol.tojson() == plan.symbol.tojson()
-    if plan.schedule is not None and again.schedule is not None:
-        assert np.array_equal(again.schedule.events, plan.schedule.events)
-    assert str(again) == str(plan) and str(again.explain()) == str(plan.explain())
-    assert memonger.unplan(again.symbol).tojson() == memonger.unplan(plan.symbol).tojson()
-    assert memonger.check(residual(), again.symbol, IMAGES)
-
-
-@pytest.mark.python_differs
-def test_in_another_process(saved: Any) -> None:
-    """Which needs not even the network."""
-    plan, file = saved
-    program = (
-        "import sys, memonger; plan = memonger.load_plan(sys.argv[1]); "
-        "print(plan); print(memonger.pool_bytes(plan.symbol, shapes=plan.request.spec.shapes))"
-    )
-    done = run_python("-c", program, str(file))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{plan}\n{plan.pool_bytes}\n"
-
-
-def test_it_is_of_this_network_and_these_shapes(saved: Any) -> None:
-    _, file = saved
-    planned_before = memonger.search_plan(residual(), planner="chen2016", shapes=IMAGES)
-    for same in (residual(), residual("other"), planned_before):
-        memonger.load_plan(file, same, data=IMAGES["data"])
-    for other in (residual(classes=9), residual().get_internals()["relu7_output"], residual() * 2):
-        with pytest.raises(MemongerError, match="is of another network: "):
-            memonger.load_plan(file, other)
-    with pytest.raises(MemongerError, match=r"another shape of input 'data': .*\(4, 3"):
-        memonger.load_plan(file, residual(), data=(4, 3, 32, 32))
-    with pytest.raises(MemongerError, match="no input of the network"):
-        memonger.load_plan(file, residual(), wrong=(4, 3, 32, 32))
-    with pytest.raises(MemongerError, match="give net= too"):
-        memonger.load_plan(file, data=IMAGES["data"])
-    with pytest.raises(MemongerError, match="not a Symbol"):
-        memonger.load_plan(file, mx.gluon.nn.Dense(3))
-
-
-@pytest.mark.python_differs
-def test_a_file_that_is_not_as_it_was_written(saved: Any, tmp_path: Path) -> None:
-    plan, file = saved
-    whole, drawn, damaged = file.read_bytes(), random.Random(1), tmp_path / "damaged.json"
-    texts = [whole[: drawn.randrange(len(whole))] for _ in range(40)]
-    for _ in range(80):
-        k = drawn.randrange(len(whole))
-        texts.append(whole[:k] + bytes([drawn.randrange(256)]) + whole[k + 1 :])
-    other = json.loads(whole)
-    no_plans: list[Any] = [[], {}, 1, {**other, "plan": None}, other["plan"]]
-    texts += [json.dumps(one).encode() for one in no_plans]
-    texts.append(json.dumps({**other, "memonger plan": 2}).encode())
-    refused = 0
-    for text in texts:
-        damaged.write_bytes(text)
-        try:
-            assert str(memonger.load_plan(damaged, residual())) == str(plan)
-        except MemongerError as error:
-            refused += 1
-            assert "\n" not in str(error) and "damaged.json" in str(error)
-    assert refused > 120  # a space may have become another
-
-
-@pytest.mark.parametrize("file", ["", ".", "no/such/folder/plan.json", None, 7])
-def test_what_cannot_be_a_file(saved: Any, file: Any) -> None:
-    with pytest.raises(MemongerError):
-        memonger.load_plan(file)
-    with pytest.raises(MemongerError, match="cannot be written"):
-        saved[0].save(file)
-
-
-def test_other_settings_are_told(
-    saved: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    memonger.load_plan(saved[1])
-    assert not caplog.records
-    monkeypatch.setenv("MXNET_EXEC_ENABLE_INPLACE", "0")
-    memonger.load_plan(saved[1])
-    assert "made with other values of MXNET_EXEC_ENABLE_INPLACE" in caplog.text
-
-
-def test_types_and_the_device_are_kept(tmp_path: Path) -> None:
-    symbol, shapes = networks.chain(6, hidden=16, batch=64)
-    asked = {"type_dict": {"data": "float64"}, "ctx": mx.cpu(), "until": "fc4"}
-    plan, file = memonger.plan(symbol, shapes, patience=0.02, **asked), tmp_path / "plan.json"
-    plan.save(file)
-    again = memonger.load_plan(file, symbol, [mx.io.DataDesc("data", shapes["data"], "float64")])
-    for field in ("spec", "grad_req", "ctx", "until"):
-        assert getattr(again.request, field) == getattr(plan.request, field)
-    assert again.pool_bytes == plan.pool_bytes
-    with pytest.raises(MemongerError, match="another type of input 'data'"):
-        memonger.load_plan(file, symbol, [mx.io.DataDesc("data", shapes["data"])])
