@@ -1,15 +1,12 @@
 """The training step of a schedule, written out: every node that it runs, as one graph.
 
-What MXNet's executor makes of a network by itself (``training``) is made here in the order that a
-schedule says, with as many copies of an operator as it says: forward nodes, gradient nodes and
-sums, each reading the copies that it should. `parts` finds out what all the training steps of a
-network are made of; `unroll` puts one of them together: its nodes (``nodes``), and its graph
-(``training_step``). That tells its memory; ``write`` makes the symbol that MXNet binds.
+What MXNet's executor makes of a network by itself (``graph.training``) is made here in the order
+that a schedule says, with as many copies of an operator. `parts` finds out what all the training
+steps of a network are made of; `unroll` puts one of them together.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import Counter, defaultdict
 from functools import partial
 from itertools import chain
@@ -29,16 +26,10 @@ from memonger.schedules.schedule import Schedule, Workload, first_time, masked
 from memonger.schedules.training_step import Node, Nodes, Parts, TrainingStep, insert, step_of
 from memonger.support.errors import MemongerError
 
-log = logging.getLogger("memonger")
-
 #: Operators that write the outputs that ``list_outputs`` does not show, read or not.
 WRITES_HIDDEN = frozenset(("BatchNorm", "Pooling"))
 
-#: Its output 2, the gradient of the bias, is written by MKLDNN only if its output 1 is, that of the
-#: weight (``src/operator/nn/mkldnn/mkldnn_fully_connected.cc``).
-WITH_WEIGHT = "_backward_FullyConnected"
-
-#: Gradients that are zero, or that MXNet never writes (of labels: the user's array stays as it is).
+#: Gradients that are zero, or that MXNet never writes (of labels).
 UNWRITTEN = {
     ("_zeros_without_dtype", 0),
     ("_backward_linear_reg_out", 1),
@@ -47,126 +38,105 @@ UNWRITTEN = {
     ("_backward_SoftmaxOutput", 1),
 }
 
-#: Through this MXNet hands on the gradient of an output.
-IDENTITY = "_identity_with_attr_like_rhs"
-
-#: So often a training step is gone through for `layouts`; what is put in there changes little.
-ROUNDS = 8
+ROUNDS = 8  # the most of putting in what layouts need: each changes those of what follows
 
 
 @no_collection()
 def parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True) -> Parts:
     """Find out what all training steps of a network are made of, whatever the schedule.
 
-    ``added`` are the arguments (nodes) whose gradient is added to an array (grad_req 'add');
-    ``mkldnn`` says whether MKLDNN may compute it.
+    ``added`` are the arguments with grad_req 'add'; ``mkldnn``: whether MKLDNN may compute it.
     """
-    return _Maker(work).parts(added, mkldnn)
+    made = _Maker(work, mkldnn)
+    made.add_nodes()
+    events = made.events()
+    gradients = made.add_totals(added, events)
+    expected, training = None, work.training
+    if any(node.op in PRODUCES_BLOCKED for node in training.graph.nodes):
+        expected = Expected(replay(training, np.zeros(training.tables.forward, dtype=np.bool_)))
+    patterns, kinds = made.patterns(events), tuple(made.nodes.kinds.all)
+    return Parts(work, mkldnn, patterns, kinds, gradients, made.totals, expected)
 
 
 class _Maker:
     """What the `Parts` of a workload are made from."""
 
-    def __init__(self, work: Workload) -> None:
+    def __init__(self, work: Workload, mkldnn: bool) -> None:
         self.work, self.training, self.graph = work, work.training, work.training.graph
         self.ops, self.t = self.training.ops, self.training.tables
-        self.n, self.rows = self.t.forward, len(self.t.variable)
+        self.n = self.t.forward
+        self.owner = [-1] * (2 * self.n) + self.training.owners.tolist()
         start = self.t.read_start.tolist()
         entries = list(zip(self.t.read_row.tolist(), self.t.read_output.tolist()))
         self.reads = [entries[first:stop] for first, stop in zip(start, start[1:])]
         self.walk = [r for r in self.t.walk_row.tolist() if r >= 2 * self.n]
         # MXNet hands on the gradient of an output through an identity, which takes memory.
-        identity = (r for r in self.walk if self.ops[r] == IDENTITY and self._owner(r) < 0)
-        self.handed_on = {(row, 0): self.reads[row][0] for row in identity}
+        identity = "_identity_with_attr_like_rhs"
+        given = (r for r in self.walk if self.ops[r] == identity and self.owner[r] < 0)
+        self.handed_on = {(row, 0): self.reads[row][0] for row in given}
         for reads in self.reads[2 * self.n :]:
             reads[:] = [self.handed_on.get(entry, entry) for entry in reads]
-        self.needed = [(x, k) for x in range(self.n) for k in self._needed(x)]
+        self.masked = [masked(node.op, node.attrs) for node in self.graph.nodes]
         self.nodes = Nodes({id(kind): kind for kind in self.training.kinds}.values())
         self.totals: dict[int, int] = {}
-        self.left_out: set[int] = set()
+        if mkldnn:
+            self.refuse_left_out()
 
-    def parts(self, added: Collection[int], mkldnn: bool) -> Parts:
-        """Put all of it together, once."""
-        found = self.gradients(mkldnn)
-        self.add_nodes()
-        events = self.events()
-        gradients = self.add_totals(found, set(added) - self.left_out, events)
-        expected = None
-        if any(node.op in PRODUCES_BLOCKED for node in self.graph.nodes):
-            expected = Expected(replay(self.training, np.zeros(self.n, dtype=np.bool_)))
-        kinds = tuple(self.nodes.kinds.all)
-        patterns = self.patterns(events)
-        about = gradients, self.totals, self.left_out
-        return Parts(self.work, mkldnn, patterns, kinds, *about, expected)
+    def needed(self) -> list[Entry]:
+        """List the outputs of operators that must be read, for they are if each runs once."""
+        graph, t, found = self.graph, self.t, []
+        for x, node in enumerate(graph.nodes):
+            shown = max(1, len(graph.output_names[x]))
+            hidden = [] if node.op in WRITES_HIDDEN else range(shown, len(graph.tensors[x]))
+            if not node.is_variable:
+                found += [(x, k) for k in (0, *hidden) if t.reads[t.output_start[x] + k] > 0]
+        return found
 
-    def _owner(self, row: int) -> int:
-        return int(self.training.owners[row - 2 * self.n])
-
-    def _needed(self, x: int) -> list[int]:
-        """List the outputs of an operator that must be read, for they are if it runs once."""
-        t, node = self.t, self.graph.nodes[x]
-        if node.is_variable:
-            return []
-        last = int(t.output_start[x + 1] - t.output_start[x])
-        hidden = [] if node.op in WRITES_HIDDEN else range(max(1, len(self.graph.shown(x))), last)
-        return [k for k in (0, *hidden) if t.reads[t.output_start[x] + k] > 0]
-
-    def gradients(self, mkldnn: bool) -> list[Entry | None]:
+    def gradients(self) -> list[Entry | None]:
         """Find where the gradient of each argument comes from, past copies; None for zeros."""
-        left_out = self._left_out() if mkldnn else set()
-        rows, entries = self.t.head_row[self.t.outputs :], self.t.head_entry[self.t.outputs :]
-        outputs = (entries - self.t.output_start[rows]).tolist()
-        found: list[Entry | None] = []
+        t, found = self.t, []
+        rows, entries = t.head_row[t.outputs :], t.head_entry[t.outputs :]
+        outputs = (entries - t.output_start[rows]).tolist()
         for a, row, output in zip(self.training.wanted, rows.tolist(), outputs):
             entry = row, output
             if self.training.names[row] == self.graph.nodes[a].name + "_copy":
                 entry = self.reads[row][0]
             entry = self.handed_on.get(entry, entry)
-            if entry in left_out:
-                self.left_out.add(a)
-                log.warning(
-                    "%r gets no gradient, for the weight it belongs to gets none: MXNet leaves it "
-                    "out on the CPU, with or without a schedule, unless MXNET_MKLDNN_ENABLED=0",
-                    self.graph.nodes[a].name,
-                )
             found.append(None if (self.ops[entry[0]], entry[1]) in UNWRITTEN else entry)
         return found
 
-    def _left_out(self) -> set[Entry]:
-        """Find the gradients of biases of FullyConnected operators whose weight gets none."""
+    def refuse_left_out(self) -> None:
+        """Refuse what MKLDNN does not write: gradients of biases whose weight gets none."""
+        # src/operator/nn/mkldnn/mkldnn_fully_connected.cc
         t, kinds = self.t, self.training.kinds
-        found = set()
-        for row in (r for r in self.walk if self.ops[r] == WITH_WEIGHT):
+        for row in (r for r in self.walk if self.ops[r] == "_backward_FullyConnected"):
             head, output = self.reads[row][0]
             given = kinds[head].tensors[output]
             known = given.dtype == FLOAT and len(given.shape) <= AXES
-            if len(kinds[row].tensors) > 2 and known and t.reads[t.output_start[row] + 1] == 0:
-                found.add((row, 2))
-        for row, _ in sorted(found & set(chain(*self.reads))):
-            raise MemongerError(
-                f"the bias of {self.graph.nodes[self._owner(row)].name!r} is used more than once, "
-                "and its gradient would be wrong, with or without a schedule: MKLDNN leaves it out "
-                "where the weight gets none; fix the bias too, or set MXNET_MKLDNN_ENABLED=0"
-            )
-        return found
+            _, weight, *bias = t.reads[t.output_start[row] : t.output_start[row + 1]]
+            if known and weight == 0 and any(bias):
+                raise MemongerError(
+                    f"the bias of {self.graph.nodes[self.owner[row]].name!r} gets no gradient, for "
+                    "its weight gets none: MXNet leaves it out on the CPU, with or without a "
+                    "schedule; fix the bias too, or set MXNET_MKLDNN_ENABLED=0"
+                )
 
     def add_nodes(self) -> None:
         """Put down what nodes can be, as `Patterns` has them in order, but for totals."""
         n, nodes, tensors, made = self.n, self.graph.nodes, self.graph.tensors, self.nodes
         number = {id(kind): k for k, kind in enumerate(made.kinds.all)}
-        is_masked = [masked(node.op, node.attrs) for node in nodes]
         for row, (reads, waits) in enumerate(zip(self.reads, self._waits())):
             if row >= n:
                 reads = [(~r if r < n and first_time(nodes[r].op, k) else r, k) for r, k in reads]
                 # A masked operator is waited for as it ran for the first time.
-                waits = [~r if r < n and is_masked[r] else r for r in waits]
+                waits = [~r if r < n and self.masked[r] else r for r in waits]
             time = 0 if row < n and not self.t.variable[row] else -1
             made.add(Node(number[id(self.training.kinds[row])], row, time, reads, waits))
         again: list[Node] = []
         scratch: dict[tuple[int, Tensor], Entry] = {}
         for x, node in enumerate(made.all[:n]):
             reads = list(node.reads)
-            if is_masked[x]:  # it reads its mask instead of all but its data
+            if self.masked[x]:  # it reads its mask instead of all but its data
                 result, mask = tensors[x][:2]
                 op = "elemwise_mul" if result.shape == mask.shape else "broadcast_mul"
                 node = node._replace(kind=made.kinds(op, {}, 2, (result,)))
@@ -182,15 +152,15 @@ class _Maker:
             again.append(node._replace(reads=reads))
         self.again = len(made.all)
         made.all += again
-        for x, k in self.needed:
+        for x, k in self.needed():
             made.insert("max", {}, Tensor((1,), tensors[x][k].dtype), [(x, k)])
 
     def _waits(self) -> list[list[int]]:
         """List what gradient rows wait for by themselves, not what orders their sums."""
-        waits: list[list[int]] = [[] for _ in range(self.rows)]
+        waits: list[list[int]] = [[] for _ in self.reads]
         for row, before in self.training.waits:
-            owner = self._owner(row)
-            itself = before < self.n or self._owner(before) == owner
+            owner = self.owner[row]
+            itself = before < self.n or self.owner[before] == owner
             if owner >= 0 and (waits[row] or itself):
                 waits[row].append(before)
         return waits
@@ -205,11 +175,9 @@ class _Maker:
         walk = [r for r in self.walk if place and not self.t.variable[r]]
         event: dict[int, int] = {}
         for row in sorted(walk):
-            owner, read = self._owner(row), [r for r, _ in self.reads[row]]
-            if owner >= 0:
-                event[row] = place[owner]
-            else:
-                event[row] = max((event.get(r, 0) for r in read), default=len(place) - 1)
+            read = [r for r, _ in self.reads[row]]
+            last = max((event.get(r, 0) for r in read), default=len(place) - 1)
+            event[row] = place.get(self.owner[row], last)
             for r in read:
                 if r in event and not self.reads[r]:
                     event[r] = min(event[r], event[row])
@@ -218,16 +186,17 @@ class _Maker:
         return result
 
     def add_totals(
-        self, gradients: Sequence[Entry | None], added: Collection[int], events: list[list[int]]
+        self, added: Collection[int], events: list[list[int]]
     ) -> tuple[Entry | None, ...]:
-        """Have these gradients added up as MXNet does, and return the sums in their place.
+        """Have gradients added up as MXNet does; return all, the sums in the place of those.
 
         What makes one adds it to the total, and some round otherwise than by adding what they have
-        made (an Embedding adds row after row). The executor sees to it that the second input of a
-        ``_grad_add`` is added to the first (``src/executor/inplace_addto_detect_pass.cc``), here a
-        copy of the total. What others read too is not summed here: it is added up afterwards.
+        made: MXNet writes the second input of a ``_grad_add`` into the first
+        (``src/executor/inplace_addto_detect_pass.cc``), here a copy of the total. What others read
+        too is not summed here: it is added up afterwards.
         """
-        made, found = self.nodes, list(gradients)
+        made, gradients = self.nodes, self.gradients()
+        found = gradients.copy()
         reads = Counter(chain(gradients, *(self.reads[row] for row in self.walk)))
         runs = set(chain(*events))
         copies: dict[int, list[int]] = defaultdict(list)  # that run before a row
@@ -254,7 +223,7 @@ class _Maker:
         t, n, made, kinds = self.t, self.n, self.nodes.all, self.nodes.kinds.all
         rows, small = self.nodes.rows(), partial(np.array, dtype=np.int32)
         event_start, event_row = map(small, ragged(events))
-        of, needed = small(self.needed).reshape(-1, 2).T
+        of, needed = small(self.needed()).reshape(-1, 2).T
         heads = t.head_row[: t.outputs]
         outputs = t.head_entry[: t.outputs] - t.output_start[heads]
         ignored = [j in kinds[node.kind].ignored for node in made for j in range(len(node.reads))]
@@ -274,18 +243,17 @@ class _Maker:
             output_start=small(t.output_start[: n + 1]),
             needed_start=small(starts(np.bincount(of, minlength=n))),
             needed=small(t.output_start[of] + needed),
-            masked=np.array([masked(node.op, node.attrs) for node in self.graph.nodes]),
+            masked=np.array(self.masked),
             head_row=small(heads[~t.variable[heads]]),
             head_output=small(outputs[~t.variable[heads]]),
         )
 
 
 def unroll(made: Parts, schedule: Schedule) -> TrainingStep:
-    """Build the training step of a right schedule (``schedule.check``); no symbol is made.
+    """Build the training step of a right schedule (``schedule.check``).
 
     If MKLDNN may compute it, a schedule is refused (MemongerError) by which it would round
-    differently; one that need not be is the same everywhere, so that it takes the memory that was
-    predicted.
+    differently. All others have the same step everywhere, so that they take the memory predicted.
     """
     p = made.patterns
     line = line_up(p, np.ascontiguousarray(schedule.events, dtype=np.int32))
@@ -293,11 +261,11 @@ def unroll(made: Parts, schedule: Schedule) -> TrainingStep:
     try:
         for k in range(ROUNDS + 1):
             found = made.expected
-            inserts = found.differences(step.replay(), step.rows.source) if found else []
+            inserts = found.differences(step.replay(), step.rows.source) if found else {}
             if not inserts:
                 break
             if k == ROUNDS:
-                raise refusal(step, inserts[0].row)
+                raise refusal(step, next(iter(inserts)))
             step = insert(step, inserts)
     except MemongerError:
         if made.mkldnn:

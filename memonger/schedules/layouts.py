@@ -1,11 +1,8 @@
 """Tensors that MKLDNN has laid out in blocks: in a schedule the same ones as without.
 
 A schedule has another memory plan than the network, and the layouts of MKLDNN follow the memory
-(``costs.layouts``). What is *added* (kAddTo) to an array in blocks is even added to uninitialised
-memory, and some operators crash on blocks (slice, BatchNorm with an axis of its own).
-
-Here the layouts of both are followed. Where a schedule would find another one than the network does
-without, and numbers depend on it, an operator is put in (`insert`):
+(``costs.layouts``). Here both are followed. Where a schedule would find another layout than the
+network does without, and numbers depend on it, an operator is put in (`training_step.insert`):
 
 - a Reshape to the same shape, in place: it makes any layout plain;
 - ``add_n`` of one tensor: a copy in the same layout, into which the next operator then writes in
@@ -19,15 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memonger.costs.layouts import (
-    ADDED,
-    NOT_IN_PLACE,
-    PLAIN,
-    follow,
-    layout_tables,
-    lead,
-    mattering,
-)
+from memonger.costs import layouts as mkldnn
+from memonger.costs.layouts import ADDED, NOT_IN_PLACE, PLAIN
 from memonger.costs.replay import Planned, Replay
 from memonger.graph.operators.layouts import AXES, LAYOUT_AWARE
 from memonger.graph.order import gathered
@@ -39,7 +29,6 @@ BEFORE, AFTER, HOLD = "before", "after", "hold"
 class Insert(NamedTuple):
     """An operator to put in: `BEFORE` or `AFTER` a row, or to read an input after it (`HOLD`)."""
 
-    row: int
     where: str
     place: int  # the input of the row that it stands for, or the output
     op: str = "Reshape"
@@ -51,59 +40,57 @@ class Expected:
     def __init__(self, found: Replay) -> None:
         training = found.training
         t = self.tables = training.tables
-        layouts = layout_tables(training, scoring=True)
-        self.made, self.found, self.place, entries = follow(
+        layouts = mkldnn.layout_tables(training, scoring=True)
+        self.made, self.found, self.place, entries = mkldnn.follow(
             t, layouts, found.recomputed, found.order, found.reads
         )
         rows = np.flatnonzero(layouts.adding)
         self.added = rows[self.place[entries[t.read_start[rows] + 1]] == ADDED]
-        self.matters = mattering(training, layouts, found.order, entries)
+        self.matters = mkldnn.mattering(training, layouts, found.order, entries)
 
-    def differences(self, found: Replay, source: np.ndarray) -> list[Insert]:
-        """Tell what to put into the training step of a schedule for its layouts to be as expected.
+    def differences(self, found: Replay, source: np.ndarray) -> dict[int, list[Insert]]:
+        """Tell what to put in at each row of a training step for its layouts to be as expected.
 
         From where something is put in it goes on as if that had been there (``source``: `Rows`).
         """
         training, t = found.training, found.training.tables
-        layouts = layout_tables(training, scoring=True)
+        layouts = mkldnn.layout_tables(training, scoring=True)
         place, inside = _counterparts(t.read_start, self.tables.read_start, source)
         want_found = np.where(inside & layouts.shows, self.found[place], -1)
         same, inside = _counterparts(t.output_start, self.tables.output_start, source)
         want_made = np.where(inside & self.matters[same], self.made[same], -1)
         entries, ops = t.output_start[t.read_row] + t.read_output, np.array(training.ops)
-        # Sums that are added to here alone, by an operator that knows no layouts.
+        # Sums added to here alone, by what knows no layouts: it adds to uninitialised memory.
         rows = np.flatnonzero(layouts.adding)
         term = t.read_start[rows] + 1
         plainly = found.planned[entries[term]] != found.blocks[entries[term]]
-        plainly &= ~np.isin(ops[t.read_row[term]], list(LAYOUT_AWARE)) & ~np.isin(
-            source[rows], self.added
-        )
+        plainly &= ~np.isin(ops[t.read_row[term]], list(LAYOUT_AWARE))
+        plainly &= ~np.isin(source[rows], self.added)
         want_made[entries[term[plainly] - 1]] = PLAIN
         readers = np.bincount(entries[~t.read_ignored], minlength=len(want_made))
         corrected = np.zeros(len(want_made), dtype=np.bool_)  # made plain by what was put in
         corrected[entries[t.read_start[:-1][(source < 0) & (ops == "Reshape")]]] = True
         want_made[(readers == 0) | (corrected & (readers == 1))] = -1
-        wanted = want_found.astype(np.int64), want_made.astype(np.int64)
-        _, _, have, _, other_found, other_made = lead(
-            t, layouts, found.recomputed, found.order, found.reads, *wanted
-        )
+        about = layouts, found.recomputed, found.order, found.reads
+        _, _, have, _, other_found, other_made = mkldnn.lead(t, *about, want_found, want_made)
         reader = np.repeat(np.arange(len(ops)), np.diff(t.read_start))
         maker = np.repeat(np.arange(len(ops)), np.diff(t.output_start))
         other_made &= ops[maker] != "zeros_like"  # the same in all layouts
         differing = np.zeros(len(ops), dtype=np.bool_)
         differing[reader[other_found]] = differing[maker[other_made]] = True
-        inserts: list[Insert] = []
+        inserts: dict[int, list[Insert]] = {}
         for row in found.order[differing[found.order]].tolist():
+            here = inserts[row] = []
             first, begin = int(t.read_start[row]), int(t.output_start[row])
             for j in np.flatnonzero(other_found[first : t.read_start[row + 1]]).tolist():
                 read = first + j
                 shape = training.kinds[t.read_row[read]].tensors[t.read_output[read]].shape
                 if want_found[read] != PLAIN or len(shape) > AXES:
                     raise refusal(training, row)
-                inserts.append(Insert(row, BEFORE, j))
+                here.append(Insert(BEFORE, j))
             for k in np.flatnonzero(other_made[begin : t.output_start[row + 1]]).tolist():
                 want, usual = want_made[begin + k], int(self.place[same[begin + k]])
-                inserts += _lay_out(training, row, k, want == PLAIN, int(have[begin + k]), usual)
+                here += _lay_out(training, row, k, want == PLAIN, int(have[begin + k]), usual)
         return inserts
 
 
@@ -120,19 +107,18 @@ def _counterparts(
 def _lay_out(
     training: Planned, row: int, k: int, plain: bool, have: int, usual: int
 ) -> list[Insert]:
-    """Have an output made in the layout that is expected.
+    """Have an output made as is expected: it is written at ``have``, without a schedule ``usual``.
 
-    ``have`` is where it is written, ``usual`` where it is in the network without a schedule. An
-    output with more axes than a Reshape makes plain is not written in place.
+    One with more axes than a Reshape makes plain is not written in place.
     """
     if plain and len(training.kinds[row].tensors[k].shape) <= AXES:
-        return [Insert(row, AFTER, k)]
+        return [Insert(AFTER, k)]
     hopeless = have < 0 if plain else usual in (have, ADDED)
     if hopeless:
         raise refusal(training, row)
-    inserts = [Insert(row, HOLD, have)] if have >= 0 else []
+    inserts = [Insert(HOLD, have)] if have >= 0 else []
     if not plain and usual != NOT_IN_PLACE:
-        inserts.insert(0, Insert(row, BEFORE, usual, "add_n"))
+        inserts.insert(0, Insert(BEFORE, usual, "add_n"))
     return inserts
 
 

@@ -1,10 +1,7 @@
 """The training step of a schedule, built in compiled code: its nodes, then the allocator's arrays.
 
-A search builds thousands of them; what is written out for MXNet is built in the same way.
-
 Each node waits for the one before it by a control dependency, for MXNet orders nodes depth first
-from the outputs (``nnvm::DFSVisit``), inputs before control dependencies. Two rules of MXNet's
-shape this:
+from the outputs (``nnvm::DFSVisit``), inputs before control dependencies. Two rules shape this:
 
 - The first control dependency of a gradient node must be its forward node: shapes and the state of
   the operator come from there (``src/executor/infer_graph_attr_pass.cc``). A gradient node without
@@ -29,7 +26,7 @@ CHAINED, AWAITED, LOOSE = 0, 1, 2
 
 
 class Rows(NamedTuple):
-    """The nodes of a training step, each after all that it reads. ``*_start`` as in `Patterns`."""
+    """The nodes of a training step, each after all that it reads. ``*_start`` as in ``Tables``."""
 
     kind: np.ndarray  # the place in `Parts.kinds`
     source: np.ndarray  # the row of the network's TrainingGraph whose place it takes; -1 for none
@@ -49,8 +46,7 @@ class Patterns(NamedTuple):
     The first patterns are the rows of the TrainingGraph: forward nodes, copies (not used here),
     gradients. Then come scratch states, the forward nodes when they run again (a Dropout is then a
     product with its mask, and states are scratch), the readers of outputs that must be read, and
-    what adds gradients to totals. ``*_start`` has one more element than there are owners: x owns
-    [start[x], start[x + 1]).
+    what adds gradients to totals.
     """
 
     #: As nodes. They read and wait for a pattern, as it ran last; for ~pattern, as it ran first.
@@ -125,15 +121,12 @@ def line_up(p, events):  # type: ignore[no-untyped-def]
 def connect(p, line):  # type: ignore[no-untyped-def]
     """Make the Rows of nodes of these patterns; who reads a variable that is left out reads -1."""
     m, count = p.rows, line.shape[0]
-    reads = waits = 0
-    for k in line:
-        reads += m.read_start[k + 1] - m.read_start[k]
-        waits += 2 + m.wait_start[k + 1] - m.wait_start[k]
     read_start = np.zeros(count + 1, dtype=np.int32)
-    read_row = np.empty(reads, dtype=np.int32)
-    read_output = np.empty(reads, dtype=np.int32)
+    read_row = np.empty(np.sum(m.read_start[line + 1] - m.read_start[line]), dtype=np.int32)
+    read_output = np.empty(read_row.shape[0], dtype=np.int32)
     wait_start = np.zeros(count + 1, dtype=np.int32)
-    wait_row = np.empty(waits, dtype=np.int32)
+    own_waits = np.sum(m.wait_start[line + 1] - m.wait_start[line])
+    wait_row = np.empty(2 * count + own_waits, dtype=np.int32)
     time = np.full(count, -1, dtype=np.int32)
     runs = np.zeros(p.forward, dtype=np.int32)
     first = np.full(m.kind.shape[0], -1, dtype=np.int32)

@@ -1,9 +1,7 @@
 """Schedules: a whole training step in an order of our own, results computed as often as it pays.
 
-A schedule says everything that one training step runs: operators of the network, any number of
-times, and their gradients. Each reads the latest result of what it needs. What is kept follows: a
+Each operator, and each gradient, reads the latest result of what it needs. What is saved follows: a
 result is held for as long as something will read it before it is computed again, and no longer.
-Where an older result is still held there is no reason to compute it again.
 
 Three things are not the schedule's to choose, for then gradients would not be bit-identical:
 gradients come in MXNet's order; the random draws of an operator happen once; and the
@@ -12,13 +10,14 @@ outputs of the network are those of the first time (they are held to the end).
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Iterable, Mapping
 
 import numpy as np
 
 from memonger.graph.operators.recompute import why_kept
+from memonger.graph.order import gathered
 from memonger.graph.training import TrainingGraph
 from memonger.support.errors import MemongerError
 
@@ -26,27 +25,19 @@ from memonger.support.errors import MemongerError
 #: the mask of a Dropout, and statistics that are small, so that nothing is run again for them.
 FIRST_TIME = {"BatchNorm": frozenset((1, 2)), "Dropout": frozenset((1,))}
 
-_PYTHON = "its gradient is Python code, which no symbol can hold"
 #: Operators that no symbol can be loaded with whose gradient is written out.
-UNWRITABLE = {
-    "Custom": _PYTHON,
-    "_NDArray": _PYTHON,
-    "_Native": _PYTHON,
-    "scatter_nd": "MXNet does not find its forward operator again (infer_graph_attr_pass.cc)",
-}
+UNWRITABLE = dict.fromkeys(
+    ("Custom", "_NDArray", "_Native"), "its gradient is Python code, which no symbol can hold"
+)
+UNWRITABLE["scatter_nd"] = "MXNet does not find its forward operator (infer_graph_attr_pass.cc)"
 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """What one training step runs, in order.
+    """What one training step runs, in order."""
 
-    Attributes
-    ----------
-    events : np.ndarray of int32
-        ``x``: operator x (a node of the ForwardGraph) runs, for the first time or again.
-        ``~x`` (negative): the gradient of operator x runs.
-    """
-
+    #: int32. ``x``: operator x (a node of the ForwardGraph) runs, for the first time or again;
+    #: ``~x`` (negative): the gradient of operator x runs.
     events: np.ndarray
 
     @staticmethod
@@ -62,10 +53,7 @@ class Schedule:
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """What one training step of a network must run.
-
-    That is without operators that MXNet merges with an equal one, and those that no output needs.
-    """
+    """What a training step must run: not operators merged with equal ones, or that nobody needs."""
 
     training: TrainingGraph
     operators: tuple[int, ...]  # in the order in which they run for the first time
@@ -88,9 +76,9 @@ def masked(op: str, attrs: Mapping[str, str]) -> bool:
 
 
 def workload(training: TrainingGraph, until: int | None = None) -> Workload:
-    """Find out what there is to schedule, if all gradients can be written out (MemongerError).
+    """Find out what there is to schedule; the nodes from ``until`` on must not run again.
 
-    The nodes from ``until`` on must not run again.
+    A network whose gradients cannot all be written out is refused (MemongerError).
     """
     nodes, t = training.graph.nodes, training.tables
     n, variable = t.forward, t.variable
@@ -103,21 +91,19 @@ def workload(training: TrainingGraph, until: int | None = None) -> Workload:
     operators = tuple(int(x) for x in t.first if not variable[x])
     if not operators:
         raise MemongerError("the network has no operators, so there is nothing to schedule")
+
+    def read(rows: list[int]) -> tuple[int, ...]:
+        """List the operators whose latest result these rows read, each once."""
+        places = gathered(t.read_start, np.array(rows, dtype=np.int64))[0]
+        entries = zip(t.read_row[places].tolist(), t.read_output[places].tolist())
+        latest = (x for x, k in entries if x < n and not first_time(nodes[x].op, k))
+        return tuple(x for x in dict.fromkeys(latest) if not variable[x])
+
     rows = np.unique(t.walk_row[t.walk_row >= 2 * n])  # in the order they were made
-    owners = training.owners[rows - 2 * n].tolist()
-
-    def read(row: int) -> list[int]:
-        read = slice(t.read_start[row], t.read_start[row + 1])
-        return [
-            x
-            for x, k in zip(t.read_row[read].tolist(), t.read_output[read].tolist())
-            if x < n and not variable[x] and not first_time(nodes[x].op, k)
-        ]
-
-    reads: list[list[int]] = [[] for _ in range(n)]
-    for row, x in zip(rows.tolist(), owners):
-        if x >= 0:
-            reads[x] += read(row)
+    rows_of: dict[int, list[int]] = defaultdict(list)
+    for row, x in zip(rows.tolist(), training.owners[rows - 2 * n].tolist()):
+        rows_of[x].append(row)
+    rows_of.pop(-1, None)
     once = np.zeros(n, dtype=np.bool_)
     for x, node in enumerate(nodes):
         if node.op == "RNN":
@@ -130,30 +116,27 @@ def workload(training: TrainingGraph, until: int | None = None) -> Workload:
     return Workload(
         training=training,
         operators=operators,
-        gradients=tuple(dict.fromkeys(x for x in owners if x >= 0)),
-        inputs=tuple(tuple(dict.fromkeys(read(x))) for x in range(n)),
-        reads=tuple(tuple(dict.fromkeys(each)) for each in reads),
+        gradients=tuple(rows_of),
+        inputs=tuple(read([x]) for x in range(n)),
+        reads=tuple(read(rows_of.get(x, [])) for x in range(n)),
         once=once,
     )
 
 
 def check(work: Workload, schedule: Schedule) -> None:
-    """Make sure that a schedule runs all that must run, in its turn (MemongerError).
-
-    Then all that an event reads is there: operators run for the first time in the network's order.
-    """
+    """Make sure that a schedule runs all that must run, in its turn (MemongerError)."""
     events, runs = schedule.events.tolist(), schedule.forwards.tolist()
     before = events[: next((k for k, event in enumerate(events) if event < 0), len(events))]
-    if tuple(dict.fromkeys(runs)) != work.operators:
-        raise MemongerError("schedule: not every operator runs for the first time in its turn")
-    if len(set(before)) < len(work.operators):
-        raise MemongerError("schedule: gradients before all operators have run")
-    if tuple(~event for event in events if event < 0) != work.gradients:
-        raise MemongerError("schedule: the gradients are not those of the network in their order")
-    for x, times in Counter(runs).items():
-        if times > 1 and work.once[x]:
-            name = work.training.graph.nodes[x].name
-            raise MemongerError(f"schedule: {name!r} must not run again")
+    again = {x for x, times in Counter(runs).items() if times > 1}
+    if (
+        tuple(dict.fromkeys(runs)) != work.operators
+        or len(set(before)) < len(work.operators)
+        or tuple(~event for event in events if event < 0) != work.gradients
+        or work.once[list(again)].any()
+    ):
+        raise MemongerError(
+            "this schedule does not run what the network must run, in its order; plan it anew"
+        )
 
 
 def plain(work: Workload) -> Schedule:
@@ -179,10 +162,9 @@ def of_marks(work: Workload, mask: np.ndarray, held: Iterable[int] = ()) -> Sche
 
 
 def adapt(work: Workload, schedule: Schedule) -> Schedule:
-    """Make a schedule of the same network for other gradients, or other shapes.
+    """Make a schedule of the same network for other gradients, each in its turn.
 
-    Gradients that are not asked for are left out, and what is computed again for them alone; those
-    that are missing run in their turn.
+    What is computed again for none of them is left out.
     """
     place = {x: k for k, x in enumerate(work.gradients)}
     events: list[int] = []
@@ -190,10 +172,10 @@ def adapt(work: Workload, schedule: Schedule) -> Schedule:
     for event in (*schedule.events.tolist(), *(~x for x in work.gradients[-1:])):
         if event >= 0:
             events.append(event)
-            continue
-        stop = place.get(~event, -1) + 1
-        events += [~x for x in work.gradients[following:stop]]
-        following = max(following, stop)
+        else:
+            due = work.gradients[following : place.get(~event, -1) + 1]
+            events += [~x for x in due]
+            following += len(due)
     first = {x: k for k, x in reversed(list(enumerate(events)))}
     needed: set[int] = set()
     kept: list[int] = []
@@ -209,13 +191,11 @@ def run_again(
     work: Workload, wanted: Iterable[int], missing: np.ndarray, events: list[int]
 ) -> None:
     """Append what must run to have some results; ``missing`` (bool, of each node) changes too."""
-    stack = [x for x in wanted if missing[x]]
-    found = set(stack)
+    stack, found = list(wanted), []
     while stack:
-        for y in work.inputs[stack.pop()]:
-            if missing[y] and y not in found:
-                found.add(y)
-                stack.append(y)
-    for x in sorted(found):
-        missing[x] = False
-        events.append(x)
+        x = stack.pop()
+        if missing[x]:
+            missing[x] = False
+            found.append(x)
+            stack += work.inputs[x]
+    events += sorted(found)

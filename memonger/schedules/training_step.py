@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Collection, Iterable, Mapping, NamedTuple, Sequence
+from typing import Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from memonger.costs.replay import Replay, replay
-from memonger.graph.arrays import (
-    BACKWARD,
-    FORWARD,
-    RECOMPUTED,
-    Kinds,
-    RowKind,
-    Tables,
-    arrays_of,
-    ragged,
-)
+from memonger.graph import arrays
+from memonger.graph.arrays import RowKind
 from memonger.graph.forward import Entry, ForwardGraph
 from memonger.graph.operators.layouts import AXES
 from memonger.graph.operators.tensors import Tensor
@@ -29,22 +20,24 @@ from memonger.schedules.nodes import Patterns, Rows, lay_out
 from memonger.schedules.schedule import Workload
 from memonger.support.mxnet import Settings
 
-#: The environment in which the symbol of a schedule must be bound, and its memory replayed. Without
-#: gradients to write (grad_req 'null') MKLDNN would fuse for inference; common subexpressions would
-#: merge the copies; pointwise fusion would reorder; and one match range is not enough for tensors
-#: that live this shortly.
-BIND: Mapping[str, str] = {
+#: The environment in which the symbol of a schedule must be bound, and its memory replayed. Else
+#: MKLDNN would fuse for inference, as grad_req is 'null'; common subexpressions would merge the
+#: copies; fusion would reorder; one match range is not enough for tensors that live this shortly.
+BIND = {
     "MXNET_SUBGRAPH_BACKEND": "NONE",
     "MXNET_ELIMINATE_COMMON_EXPR": "0",
     "MXNET_USE_FUSION": "0",
     "NNVM_AUTO_SEARCH_MATCH_RANGE": "1",
 }
 
+Reads = Sequence[Entry]
+Waits = Sequence[int]
+
 #: So begins the name of what only a schedule runs.
 OURS = "memonger_again_"
 
 #: The mean of each channel reads blocks. For an operator that cannot, such as ``max``, MXNet's
-#: executor makes a plain copy and keeps it for as long as it lives (``StorageFallbackOpExecutor``,
+#: executor makes a plain copy and keeps it (``StorageFallbackOpExecutor``,
 #: ``src/executor/attach_op_execs_pass.cc``). It must be read: without MKLDNN, Pooling has to write.
 MEAN = {"global_pool": "True", "kernel": "(1, 1)", "pool_type": "avg"}
 
@@ -59,7 +52,6 @@ class Parts:
     kinds: tuple[RowKind, ...]  # that the patterns refer to
     gradients: tuple[Entry | None, ...]  # of the arguments that get one, by pattern; None: zeros
     totals: Mapping[int, int]  # of arguments whose gradient is added to a total: its variable
-    left_out: Collection[int]  # arguments whose gradient MKLDNN does not write
     expected: Expected | None  # layouts without a schedule; None if MKLDNN lays out no tensor
 
     def asked(self) -> np.ndarray:
@@ -74,8 +66,8 @@ class Node(NamedTuple):
     kind: int
     source: int
     time: int
-    reads: Sequence[Entry]
-    waits: Sequence[int]
+    reads: Reads
+    waits: Waits
 
 
 class Nodes:
@@ -83,7 +75,7 @@ class Nodes:
 
     def __init__(self, kinds: Iterable[RowKind]) -> None:
         self.all: list[Node] = []
-        self.kinds = Kinds(list(kinds))
+        self.kinds = arrays.Kinds(list(kinds))
 
     def add(self, node: Node) -> int:
         """Put down a node, and return its number."""
@@ -91,12 +83,7 @@ class Nodes:
         return len(self.all) - 1
 
     def insert(
-        self,
-        op: str,
-        attrs: Mapping[str, str],
-        tensor: Tensor,
-        reads: Sequence[Entry] = (),
-        waits: Sequence[int] = (),
+        self, op: str, attrs: dict[str, str], tensor: Tensor, reads: Reads = (), waits: Waits = ()
     ) -> Entry:
         """Put down a node that the network does not have, and return its one output."""
         kind = self.kinds(op, attrs, len(reads), (tensor,))
@@ -109,8 +96,15 @@ class Nodes:
     def rows(self, first: Sequence[int] = (), latest: Sequence[int] = ()) -> Rows:
         """Make rows of the nodes; ``first`` and ``latest`` as in `Rows`."""
         *columns, reads, waits = zip(*self.all)
-        read_start, entries = ragged(reads)
-        lists = (*columns, read_start, *entries.reshape(-1, 2).T, *ragged(waits), first, latest)
+        read_start, entries = arrays.ragged(reads)
+        lists = (
+            *columns,
+            read_start,
+            *entries.reshape(-1, 2).T,
+            *arrays.ragged(waits),
+            first,
+            latest,
+        )
         return Rows(*(np.array(each, dtype=np.int32) for each in lists))
 
 
@@ -130,7 +124,7 @@ class TrainingStep:
     parts: Parts
     rows: Rows
     all_kinds: Sequence[RowKind]  # that the rows refer to
-    tables: Tables
+    tables: arrays.Tables
     heads: list[Entry]  # the outputs of the symbol: those of the network, then gradients
     #: Of each argument that gets one the output of the symbol; two may be the same. None: zeros.
     gradients: tuple[int | None, ...]
@@ -156,29 +150,23 @@ class TrainingStep:
     @cached_property
     def names(self) -> list[str]:
         """Of each row: MXNet's, where it runs that too, or one of our own (`OURS`)."""
-        usual = self.training.names
         names: list[str] = []
-        stems: list[str] = []
-        for row, node in enumerate(nodes_of(self.rows)):
-            if node.source >= 0:
-                stems.append(usual[node.source])
-            else:
-                stems.append("_".join([*(stems[r] for r, _ in node.reads[:1]), self.ops[row]]))
-            is_head = node.source >= len(self.graph.nodes) and self.ops[row] == "null"
-            is_ours = node.source < 0 or node.time > 0 or is_head
-            names.append(f"{OURS}{row}_{stems[row]}" if is_ours else stems[row])
+        for row, (source, time) in enumerate(zip(self.rows.source.tolist(), self.rows.time)):
+            usual = self.training.names[source] if source >= 0 else self.ops[row]
+            is_head = source >= len(self.graph.nodes) and self.ops[row] == "null"
+            names.append(f"{OURS}{row}_{usual}" if source < 0 or time > 0 or is_head else usual)
         return names
 
     @property
     def phases(self) -> np.ndarray:
         """FORWARD, RECOMPUTED or BACKWARD for each row."""
         time, source = self.rows.time, self.rows.source
-        own = np.where(time == 0, FORWARD, BACKWARD)
-        return np.where((time > 0) | (source < 0), RECOMPUTED, own)
+        own = np.where(time == 0, arrays.FORWARD, arrays.BACKWARD)
+        return np.where((time > 0) | (source < 0), arrays.RECOMPUTED, own)
 
     @property
     def settings(self) -> Settings:
-        """Those of MXNet when it is bound (`BIND`)."""
+        """MXNet's when it is bound (`BIND`)."""
         return replace(self.training.settings, search_match_range=True)
 
     def replay(self) -> Replay:
@@ -189,53 +177,40 @@ class TrainingStep:
 def step_of(made: Parts, rows: Rows, kinds: Sequence[RowKind]) -> TrainingStep:
     """Make the training step of these rows, which are of these kinds."""
     t = made.work.training.tables
-    outputs = t.head_entry[: t.outputs] - t.output_start[t.head_row[: t.outputs]]
-    heads = list(zip(rows.first[t.head_row[: t.outputs]].tolist(), outputs.tolist()))
-    place = {entry: k for k, entry in reversed(list(enumerate(heads)))}
-    gradients: list[int | None] = []
-    for found in made.gradients:
-        if found is not None:
-            entry = int(rows.latest[found[0]]), found[1]
-            if entry not in place:
-                place[entry] = len(heads)
-                heads.append(entry)
-        gradients.append(None if found is None else place[entry])
-    head_row, head_output = np.array(heads, dtype=np.int32).T.copy()
-    tables = lay_out(arrays_of(kinds), rows, head_row, head_output)
-    return TrainingStep(made, rows, kinds, tables, heads, tuple(gradients))
+    head_row = t.head_row[: t.outputs]
+    output = t.head_entry[: t.outputs] - t.output_start[head_row]
+    found = [entry and (int(rows.latest[entry[0]]), entry[1]) for entry in made.gradients]
+    heads = list(zip(rows.first[head_row].tolist(), output.tolist()))
+    heads += [entry for entry in dict.fromkeys(found) if entry is not None]
+    place: dict[Entry | None, int] = {entry: k for k, entry in reversed(list(enumerate(heads)))}
+    row, output = np.array(heads, dtype=np.int32).T.copy()
+    tables = lay_out(arrays.arrays_of(kinds), rows, row, output)
+    return TrainingStep(made, rows, kinds, tables, heads, tuple(map(place.get, found)))
 
 
-def insert(step: TrainingStep, inserts: Sequence[Insert]) -> TrainingStep:
-    """Make a training step with more operators, for the layouts of its tensors.
-
-    What is put in before a row waits for what ran before; what is put in behind it waits for
-    nothing, and the next row that may wait, waits for it.
-    """
+def insert(step: TrainingStep, inserts: Mapping[int, Sequence[Insert]]) -> TrainingStep:
+    """Make a training step with more operators, for the layouts of its tensors."""
     new = Nodes(step.all_kinds)
-    of_row: dict[int, list[Insert]] = defaultdict(list)
-    for one in inserts:
-        of_row[one.row].append(one)
     place: list[int] = []  # of each old row
     instead: dict[Entry, Entry] = {}
-    chain: list[int] = []  # the last row that others wait for
-    pending: list[int] = []  # what the next row that may wait, waits for
+    chain: list[int] = []  # the last row that others wait for; what is put in before a row does
+    pending: list[int] = []  # what is put in behind rows: the next that may wait, waits for it
     for row, node in enumerate(nodes_of(step.rows)):
-        entries = [(place[source], k) for source, k in node.reads]
-        read = [instead.get(entry, entry) for entry in entries]
-        for one in of_row[row]:
+        reads = [(place[source], k) for source, k in node.reads]
+        reads = [instead.get(entry, entry) for entry in reads]
+        for one in inserts.get(row, ()):
             if one.where == BEFORE:
-                read[one.place] = _put_in(new, one, read[one.place], chain)
-        wait = [place[before] for before in node.waits]
-        if wait:
-            wait += pending
-            pending = []
-        here = new.add(node._replace(reads=read, waits=wait))
+                reads[one.place] = _put_in(new, one, reads[one.place], chain)
+        waits = [place[before] for before in node.waits]
+        if waits:
+            waits, pending = waits + pending, []
+        here = new.add(node._replace(reads=reads, waits=waits))
         place.append(here)
-        if wait or node.time >= 0:
+        if waits or node.time >= 0:
             chain = [here]
-        for one in of_row[row]:
+        for one in inserts.get(row, ()):
             if one.where == HOLD:
-                pending.append(_put_in(new, one, read[one.place], [here])[0])
+                pending.append(_put_in(new, one, reads[one.place], [here])[0])
             elif one.where == AFTER:
                 entry = here, one.place
                 instead[entry] = _put_in(new, one, entry, [])
@@ -245,14 +220,13 @@ def insert(step: TrainingStep, inserts: Sequence[Insert]) -> TrainingStep:
     return step_of(step.parts, rows, new.kinds.all)
 
 
-def _put_in(new: Nodes, one: Insert, entry: Entry, wait: Sequence[int]) -> Entry:
+def _put_in(new: Nodes, one: Insert, entry: Entry, waits: Waits) -> Entry:
     """Put down what a layout needs, reading this."""
     tensor = new.tensor(entry)
     if one.where != HOLD:
-        copies = one.op == "add_n"
-        attrs = {"num_args": "1"} if copies else {"shape": str(tuple(tensor.shape))}
-        return new.insert(one.op, attrs, tensor, [entry], wait)
+        attrs = {"shape": str(tuple(tensor.shape))} if one.op == "Reshape" else {"num_args": "1"}
+        return new.insert(one.op, attrs, tensor, [entry], waits)
     if len(tensor.shape) == AXES:
         mean = Tensor((*tensor.shape[:2], 1, 1), tensor.dtype)
-        entry, wait = new.insert("Pooling", MEAN, mean, [entry], wait), []
-    return new.insert("max", {}, Tensor((1,), tensor.dtype), [entry], wait)
+        entry, waits = new.insert("Pooling", MEAN, mean, [entry], waits), []
+    return new.insert("max", {}, Tensor((1,), tensor.dtype), [entry], waits)

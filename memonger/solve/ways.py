@@ -31,7 +31,7 @@ from memonger.planners.marks.smallest import by_time, fastest, smallest, smalles
 from memonger.planners.pareto import not_dominated
 from memonger.planners.trees import search as trees
 from memonger.schedules import schedule as schedules
-from memonger.schedules.execution.arrays import tensors_of
+from memonger.schedules.execution.executor import tensors_of
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.expand import parts, unroll
 from memonger.solve.memory import Memory, of_marks, of_step, wanted
@@ -379,7 +379,7 @@ class Schedules(Way):
         assert schedule is not None
         schedules.check(self.load, schedule)
         step, made = unroll(self.written, schedule), scheduled(self.request.symbol, schedule)
-        made.remember(step, grad_req, self.mkldnn)
+        made.recipe.step(made, self.graph, grad_req, self.mkldnn, step)
         return plan, made, of_step(step, grad_req, self._bound_mb(made, grad_req), self.held)
 
     def _counts(self, schedule: Any) -> np.ndarray:

@@ -21,7 +21,7 @@ from memonger.costs.memory import rounded
 from memonger.costs.replay import replay
 from memonger.graph import marks
 from memonger.graph.training import training_graph
-from memonger.schedules.execution.arrays import address
+from memonger.schedules.execution.executor import address
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.expand import parts, unroll
 from memonger.solve.memory import wanted

@@ -140,8 +140,8 @@ def test_reshape_by_hand() -> None:
             same(one, other)
     executor = planned().simple_bind(mx.cpu(), **SHAPES)
     assert executor.reshape(**SHAPES) is executor
-    with pytest.raises(Error, match="makes 'data' larger"):
-        executor.reshape(data=(48, 3, 8, 8), softmax_label=(48,))
+    larger = executor.reshape(data=(48, 3, 8, 8), softmax_label=(48,))  # MXNet wants it allowed
+    assert larger.arg_dict["data"].shape == (48, 3, 8, 8)
     with pytest.raises(Error, match="changes the shape of 'softmax_label'"):
         executor.reshape(data=(8, 3, 8, 8))
     partial = executor.reshape(partial_shaping=True, data=(8, 3, 8, 8))
@@ -239,10 +239,6 @@ KEPT: dict[str, Callable[[Any], Any]] = {
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
     "pickle": lambda s: pickle.loads(pickle.dumps(s)),
-    "index": lambda s: s[0],
-    "name": lambda s: s["softmax_output"],
-    "slice": lambda s: s[:],
-    "loop": lambda s: next(iter(s)),
     "as_nd_ndarray": lambda s: s.as_nd_ndarray(),
 }
 
@@ -261,19 +257,18 @@ def test_kept(way: str, caplog: pytest.LogCaptureFixture) -> None:
 
 #: What is made of a network with two outputs, and what is said when that is bound for training.
 TAKEN: dict[str, Any] = {
-    "index": (lambda s: s[0], "an output was taken"),
-    "name": (lambda s: s["softmax_output"], "an output was taken"),
-    "slice": (lambda s: s[:1], "outputs were taken"),
-    "loop": (lambda s: next(iter(s)), "an output was taken"),
+    "index": (lambda s: s[0], "getitem"),
+    "name": (lambda s: s["softmax_output"], "getitem"),
+    "loop": (lambda s: next(iter(s)), "getitem"),
     "internals": (lambda s: s.get_internals()["a_output"], r"get_internals\(\)"),
     "children": (lambda s: s.get_children()[0], r"get_children\(\)"),
     "children's children": (lambda s: s.get_children().get_children()[0], r"get_children\(\)"),
     "composed": (lambda s: s(data=S.Variable("data")), "composed"),
     "composed in place": (lambda s: (s._compose(data=S.Variable("data")), s)[1], "composed"),
     "copied": (lambda s: copy.copy(s.get_internals())["a_output"], r"get_internals\(\)"),
-    "pickled": (lambda s: pickle.loads(pickle.dumps(s[0])), "an output was taken"),
-    "optimize_for": (lambda s: s.optimize_for("MKLDNN"), "optimized for"),
-    "get_backend_symbol": (lambda s: s.get_backend_symbol("MKLDNN"), "partitioned for"),
+    "pickled": (lambda s: pickle.loads(pickle.dumps(s[0])), "getitem"),
+    "optimize_for": (lambda s: s.optimize_for("MKLDNN"), "optimize_for"),
+    "get_backend_symbol": (lambda s: s.get_backend_symbol("MKLDNN"), "get_backend_symbol"),
 }
 
 
@@ -310,6 +305,7 @@ PART_OF: dict[str, Any] = {
     "operator": (lambda s: S.FullyConnected(s[0], num_hidden=2), "part of another symbol"),
     "arithmetic": (lambda s: s[0] + 1, "part of another symbol"),
     "method": (lambda s: s[0].reshape((-1,)), "part of another symbol"),
+    "slice": (lambda s: S.Group([s[:1]]), "part of another symbol"),
     "group": (lambda s: S.Group([s, S.Variable("x")]), "part of another symbol"),
     "input": (
         lambda s: S.FullyConnected(num_hidden=2, name="f")(f_data=s[0]),
@@ -422,7 +418,7 @@ def test_backward_needs_its_forward() -> None:
     executor.forward(is_train=True)
     with pytest.raises(Error, match="'fc_output' is no loss"):
         executor.backward()
-    with pytest.raises(TypeError, match="NDArray"):
+    with pytest.raises(Error, match="NDArray"):
         executor.backward([1.0])
     refused(is_train=False)
     executor.backward(heads)
@@ -436,9 +432,9 @@ def test_forward_checks_what_it_is_given() -> None:
     executor = planned().simple_bind(mx.cpu(), **SHAPES)
     with pytest.raises(TypeError, match="Unknown argument"):
         executor.forward(is_train=True, dat=mx.nd.ones((2, 2)))
-    with pytest.raises(ValueError, match="Shape not match"):
+    with pytest.raises(ValueError, match=r"'data' takes an array of shape \(32"):
         executor.forward(is_train=True, data=mx.nd.ones((2, 2)))
-    with pytest.raises(ValueError, match="NDArrays"):
+    with pytest.raises(ValueError, match="'data' takes an array"):
         executor.forward(is_train=True, data=3.0)
 
 

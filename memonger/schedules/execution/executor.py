@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import weakref
 from itertools import chain
 from typing import Any, Mapping
 
 import numpy as np
 
-from memonger.costs.bind import has_mkldnn
+from memonger.costs.bind import has_mkldnn, sparse_gradients
 from memonger.graph.forward import ForwardGraph
-from memonger.graph.inputs import InputSpec
 from memonger.graph.operators.gradients import unallocated
 from memonger.graph.operators.tensors import Tensor
-from memonger.graph.read import forward_graph
-from memonger.schedules.execution import arrays
-from memonger.schedules.execution.arrays import Arrays
-from memonger.schedules.execution.write import Recipe, run
+from memonger.schedules.execution.write import RUN_OPS, Arrays
 from memonger.schedules.training_step import OURS
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
@@ -26,28 +23,20 @@ from memonger.support.mxnet import mx
 class ScheduledExecutor(mx.executor.Executor):
     """An executor of a training step that is written out; made by `ScheduledSymbol`.
 
-    It runs what comes before the network's outputs in ``forward`` and the rest in ``backward``, so
-    that each does what it does in MXNet: statistics move, random numbers are drawn and gradients
-    change when they always do. Inference runs the first part too, as in MXNet's executors: in the
-    layouts of MKLDNN that training has, and so with the same roundings.
-
-    What differs from MXNet's own:
-
-    * ``backward`` runs once after each ``forward(is_train=True)``.
-    * Gradients that are written and for which no arrays are given are in the memory pool: they last
-      until the next ``forward`` of it, or of an executor that shares its memory.
-    * With 'add', a gradient is added to a copy of its array, in the pool, and the sum copied back.
-    * With ``MXNET_ENGINE_TYPE=NaiveEngine`` an operator that fails ends the process, after MXNet's
-      message (``write.run``).
-
-    ``graph`` is that of the symbol for ``args``. ``grads`` are the arrays that gradients go to,
-    ``requests`` says 'write', 'add' or 'null' for each; memory is shared with ``shared_exec``.
+    ``forward`` runs what comes before the network's outputs, in inference too (in the layouts that
+    training has, so that it rounds the same), and ``backward`` runs the rest. Gradients that are
+    written and have no arrays of their own lie in the memory pool, until the next ``forward`` of
+    it, or of an executor that shares its memory. With 'add' a gradient is added to a copy of its
+    array, in the pool, and the sum is copied back.
     """
+
+    # Made when MXNet's own properties are first asked for them.
+    _arg_dict = _grad_dict = _aux_dict = _output_dict = _monitor_callback = None
+    _optimized_symbol = _group2ctx = None
 
     def __init__(
         self,
         symbol: Any,
-        recipe: Recipe,
         ctx: Any,
         graph: ForwardGraph,
         args: Arrays,
@@ -56,98 +45,89 @@ class ScheduledExecutor(mx.executor.Executor):
         aux: Arrays,
         shared_exec: Any,
     ) -> None:
-        tensors = arrays.tensors_of(graph)[0]
-        self._step = step = recipe.step(symbol, graph, requests, has_mkldnn(ctx))
-        self._symbol, self._recipe, self._ctx = symbol, recipe, ctx
-        self._grad_req, self._group2ctx = dict(requests), None
+        tensors, names = tensors_of(graph), symbol.list_arguments()
+        self._step = step = symbol.recipe.step(symbol, graph, requests, has_mkldnn(ctx))
+        self._symbol, self._ctx, self._grad_req = symbol, ctx, dict(requests)
         extra = {step.totals[name]: array for name, array in grads.items() if name in step.totals}
         for name in step.extra.keys() - extra.keys():
-            extra[name] = arrays.zeros(step.extra[name], ctx)
-        self._given_grads = {**grads, **{name: extra[k] for name, k in step.totals.items()}}
+            extra[name] = fitted(None, step.extra[name], ctx)
+        given = {**grads, **{name: extra[total] for name, total in step.totals.items()}}
         self._heads = {k: extra[name] for k, name in step.heads.items()}
-        self._training = step.bind(ctx, {**args, **extra}, {**aux, **extra}, of_memory(shared_exec))
-        for output in self._training.outputs[step.outputs :]:
-            arrays.address(output)  # MKLDNN's Deconvolution needs the memory before it writes
-        self._plain: Any = None
+        shared = getattr(shared_exec, "training", shared_exec)
+        self.training = step.bind(ctx, {**args, **extra}, {**aux, **extra}, shared)
+        for output in self.training.outputs[step.outputs :]:
+            address(output)  # MKLDNN's Deconvolution needs the memory before it writes
         self._ran_forward = self._trains = False
         # Whose gradients lie in the memory pool, of all executors that share it: one or none.
         self._holder: weakref.WeakSet[ScheduledExecutor] = weakref.WeakSet()
         if isinstance(shared_exec, ScheduledExecutor):
             self._holder = shared_exec._holder
         self._origin = object()  # the same of all that are reshaped from one another
-        self.arg_arrays = [args[name] for name in tensors]
+        self.arg_arrays = [args[name] for name in names]
         self.aux_arrays = [aux[name] for name in symbol.list_auxiliary_states()]
-        self.outputs = self._training.outputs[: step.outputs]
-        self._optimized_symbol: Any = None
-        self._arg_dict = self._grad_dict = self._aux_dict = self._output_dict = None
-        self._monitor_callback: Any = None
+        self.outputs = self.training.outputs[: step.outputs]
         self.own: Arrays = {}  # gradients in the memory of the training step
-        self._copied: list[tuple[Any, Any, str]] = []  # to, from, request
-        self.grad_arrays = [self._gradient(name, tensor) for name, tensor in tensors.items()]
+        self._copied: list[tuple[Any, Any, bool]] = []  # to, from (None: zeros), whether added
+        self.grad_arrays = [self._gradient(n, given.get(n), tensors[n]) for n in names]
 
     def __del__(self) -> None:
         pass  # the handles are those of other executors
 
+    @functools.cached_property
+    def _plain(self) -> Any:
+        """The plain network with the same arrays, but for gradients in the pool; it never runs."""
+        grads = {name: array for name, array in self.grad_dict.items() if array is not None}
+        for name, array in self.own.items():
+            grads[name] = unallocated(array.shape, array.dtype, self._ctx)
+        about = self._ctx, self.arg_dict, grads, self._grad_req, self.aux_dict
+        return mx.sym.Symbol.bind(self._symbol, *about, shared_exec=self.training)
+
     @property
     def handle(self) -> Any:
-        """Of an executor that never runs: that of the plain network with the same arrays.
-
-        MXNet takes arrays and memory from it for an executor of an unplanned network that shares
-        with this one (another bucket). Gradients in the pool are not handed on: the other executor
-        gets its own.
-        """
-        if self._plain is None:
-            grads = {name: array for name, array in self.grad_dict.items() if array is not None}
-            for name, array in self.own.items():
-                grads[name] = unallocated(array.shape, arrays.type_of(array), self._ctx)
-            about = self._ctx, self.arg_dict, grads, self._grad_req, self.aux_dict
-            self._plain = mx.sym.Symbol.bind(self._symbol, *about, shared_exec=self._training)
+        """From this MXNet takes arrays and memory for an unplanned network that shares them."""
         return self._plain.handle
 
-    def _gradient(self, name: str, tensor: Tensor) -> Any:
+    def _gradient(self, name: str, array: Any, tensor: Tensor) -> Any:
         """Find or make the array of a gradient, and note how it is filled."""
-        request, array = self._grad_req[name], self._given_grads.get(name)
+        request, output = self._grad_req[name], self._step.gradients.get(name)
         if request == "null":
             return array
-        output = self._step.gradients.get(name)
-        source = None if output is None else self._training.outputs[output]
+        source = None if output is None else self.training.outputs[output]
         if array is None:
             others = self.own.values(), self.outputs, self.arg_arrays, self._heads.values()
             if request == "write" and source is not None:
-                if arrays.address(source) not in map(arrays.address, chain(*others)):
+                if address(source) not in map(address, chain(*others)):
                     self.own[name] = source
                     return source
-            array = arrays.zeros(tensor, self._ctx)
-        # What comes out for a total is the new total.
-        self._copied.append((array, source, "write" if name in self._step.totals else request))
+            array = fitted(None, tensor, self._ctx)
+        if source is not None or request == "write":
+            # What comes out for a total is the new total.
+            added = request == "add" and name not in self._step.totals
+            self._copied.append((array, source, added))
         return array
-
-    # ------------------------------------------------------------------ running
 
     def forward(self, is_train: bool = False, **kwargs: Any) -> list[Any]:
         """Compute the outputs; parameters as those of ``mx.executor.Executor.forward``."""
         for name, array in kwargs.items():
-            if not isinstance(array, (mx.nd.NDArray, np.ndarray)):
-                raise ValueError("only accept keyword argument of NDArrays and numpy.ndarray")
             if name not in self.arg_dict:
                 raise TypeError(f"Unknown argument {name}")
-            if self.arg_dict[name].shape != array.shape:
-                raise ValueError(
-                    f"Shape not match! Argument {name}, need: {self.arg_dict[name].shape}, "
-                    f"received: {array.shape}"
-                )
-            self.arg_dict[name][:] = array
+            target = self.arg_dict[name]
+            if getattr(array, "shape", None) != target.shape:
+                raise ValueError(f"argument {name!r} takes an array of shape {target.shape}")
+            target[:] = array
         self._ran_forward = bool(is_train)
         if self._trains != self._ran_forward:
             # MXNet tells the operators at once (GraphExecutor::RunOps), those too that still wait.
             for output in self.outputs:
                 output.wait_to_read()
             self._trains = self._ran_forward
-        if is_train:
+        # Inference puts back its gradients in the memory pool, for they may still be wanted.
+        held = self._held_gradients() if self in self._holder and not is_train else {}
+        if not held:
             self._holder.clear()
-            self._train(0, self._step.forward)
-        else:
-            self._infer()
+        self._run(0, self._step.forward, self._trains)
+        for name, copy in held.items():
+            put_back(copy, self.own[name])
         return self.outputs
 
     def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
@@ -163,95 +143,75 @@ class ScheduledExecutor(mx.executor.Executor):
             out_grads = [out_grads]
         out_grads = out_grads or []
         for k, array in self._heads.items():
-            if k >= len(out_grads):
+            if k >= len(out_grads) or not isinstance(out_grads[k], mx.nd.NDArray):
                 raise MemongerError(
                     f"output {self._symbol.list_outputs()[k]!r} is no loss, so backward needs its "
-                    "gradient (out_grads); to minimize it, make a loss of it with mx.sym.MakeLoss"
+                    "gradient (out_grads), an NDArray; to minimize it, use mx.sym.MakeLoss"
                 )
-            if not isinstance(out_grads[k], mx.nd.NDArray):
-                raise TypeError("inputs must be NDArray")
             out_grads[k].copyto(array)
         self._ran_forward = False
         self._holder.clear()
         self._holder.add(self)
-        self._train(self._step.forward, self._step.nodes)
-        for array, source, request in self._copied:
-            if request == "add":
-                if source is not None:
-                    array += source
-            elif source is None:
+        self._run(self._step.forward, self._step.nodes, True)
+        for array, source, added in self._copied:
+            if source is None:
                 array[:] = 0
+            elif added:
+                array += source
             else:
                 source.copyto(array)
 
-    def _train(self, first: int, end: int) -> None:
-        """Run a part of the training step, in order with what reads auxiliary states.
+    def _run(self, first: int, end: int, is_train: bool) -> None:
+        """Run a part of the training step, in order with what reads auxiliary states."""
+        # MXNet's engine takes an operator that moves them (BatchNorm, its gradient) for one that
+        # reads them (``GraphExecutor::InitCachedOps``), so that other readers need not wait. An
+        # operator in place, which computes nothing, has the engine believe that they are written.
+        self._touch_states()
+        # With MXNET_ENGINE_TYPE=NaiveEngine an operator that fails ends the process, after MXNet's
+        # message, for no C function is there to catch what it throws.
+        run_ops = getattr(mx.base._LIB, RUN_OPS)
+        run_ops.argtypes = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_size_t, ctypes.c_size_t]
+        run_ops.restype = None
+        run_ops(self.training.handle, is_train, first, end)
+        self._touch_states()
 
-        MXNet's engine takes an operator that moves them (BatchNorm, its gradient) for one that
-        reads them (``GraphExecutor::InitCachedOps``), so that other readers need not wait.
-        """
-        arrays.touch(self.aux_arrays)
-        run(self._training, first, end)
-        arrays.touch(self.aux_arrays)
-
-    def _infer(self) -> None:
-        """Compute the outputs in inference.
-
-        Its gradients in the memory pool are put back afterwards, for they may still be wanted.
-        """
-        held = self._held_gradients() if self in self._holder else {}
-        if not held:
-            self._holder.clear()
-        run(self._training, 0, self._step.forward, is_train=False)
-        for name, copy in held.items():
-            arrays.put_back(copy, self.own[name])
+    def _touch_states(self) -> None:
+        for dtype in {array.dtype for array in self.aux_arrays}:
+            alike = [array for array in self.aux_arrays if array.dtype == dtype]
+            mx.nd.amp_multicast(*alike, num_outputs=len(alike), out=alike)
 
     def _held_gradients(self) -> Arrays:
         """Copy the gradients in the memory pool to the memory of the host."""
-        return {name: arrays.held(array) for name, array in self.own.items()}
-
-    # ------------------------------------------------------------------ the rest
+        # The layout of MKLDNN belongs to the memory: where another executor has used it since, a
+        # copy would fail, or end the process. To ask for its address makes it plain.
+        for array in self.own.values():
+            address(array)
+        return {name: array.copyto(mx.cpu()) for name, array in self.own.items()}
 
     def reshape(
         self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Any
     ) -> ScheduledExecutor:
-        """An executor for other shapes that shares arrays and memory with this one."""
+        """Make an executor for other shapes, also larger ones, that shares arrays and memory."""
         known = self.arg_dict
-        shapes = {k: tuple(v) for k, v in kwargs.items() if k in known or k in self.aux_dict}
-        if all(known[k].shape == v for k, v in shapes.items() if k in known):
+        if all(known[k].shape == tuple(v) for k, v in kwargs.items() if k in known):
             self._take_gradients()
             return self
-        types = {name: arrays.type_of(array) for name, array in known.items()}
-        graph = forward_graph(self._symbol, InputSpec(shapes, types))
-        tensors, auxiliary = arrays.tensors_of(graph)
-        for name, tensor in tensors.items():
-            if known[name].shape != tensor.shape and name not in shapes and not partial_shaping:
+        types = {name: array.dtype for name, array in known.items()}
+        made: ScheduledExecutor = self._symbol.simple_bind(
+            self._ctx,
+            self._grad_req,
+            types,
+            shared_arg_names=list(known),
+            shared_exec=self,
+            shared_buffer={},
+            **kwargs,
+        )
+        for name, array in made.arg_dict.items():
+            if known[name].shape != array.shape and name not in kwargs and not partial_shaping:
                 raise MemongerError(
                     f"reshape changes the shape of {name!r} from {known[name].shape} to "
-                    f"{tensor.shape}; give it too, or partial_shaping=True"
+                    f"{array.shape}; give it too, or partial_shaping=True"
                 )
-
-        def sized(old: Mapping[str, Any], new: Mapping[str, Tensor]) -> Arrays:
-            for name, array in old.items():
-                if array.size < new[name].elements and not allow_up_sizing:
-                    raise MemongerError(
-                        f"reshape makes {name!r} larger, from {array.shape} to {new[name].shape}; "
-                        "allow it with allow_up_sizing=True"
-                    )
-            return {name: arrays.fitted(array, new[name], self._ctx) for name, array in old.items()}
-
-        grads = {n: g for n, g in self.grad_dict.items() if g is not None and n not in self.own}
-        made = ScheduledExecutor(
-            self._symbol,
-            self._recipe,
-            self._ctx,
-            graph,
-            sized(known, tensors),
-            sized(grads, tensors),
-            self._grad_req,
-            sized(self.aux_dict, auxiliary),
-            shared_exec=self,
-        )
         made._origin = self._origin
         made._take_gradients()
         if self._monitor_callback is not None:
@@ -261,17 +221,16 @@ class ScheduledExecutor(mx.executor.Executor):
     def _take_gradients(self) -> None:
         """Take over the gradients in the pool of an executor that this one is reshaped from."""
         for holder in set(self._holder) - {self}:
-            if holder._origin is not self._origin:
-                continue
-            for name, copy in holder._held_gradients().items():
-                if copy.shape == self.grad_dict[name].shape:
-                    arrays.put_back(copy, self.grad_dict[name])
-            self._holder.clear()
-            self._holder.add(self)
+            if holder._origin is self._origin:
+                for name, copy in holder._held_gradients().items():
+                    if copy.shape == self.grad_dict[name].shape:
+                        put_back(copy, self.grad_dict[name])
+                self._holder.clear()
+                self._holder.add(self)
 
     def debug_str(self) -> str:
         """The training step as MXNet has bound it, and the memory planned for it."""
-        return str(self._training.debug_str())
+        return str(self.training.debug_str())
 
     def set_monitor_callback(self, callback: Any, monitor_all: bool = False) -> None:
         """Install a callback; it is told of each result once, however often it is computed."""
@@ -283,9 +242,54 @@ class ScheduledExecutor(mx.executor.Executor):
             else:
                 callback(name, array)
 
-        self._training.set_monitor_callback(told, monitor_all)
+        self.training.set_monitor_callback(told, monitor_all)
 
 
-def of_memory(executor: Any) -> Any:
-    """Return the executor of MXNet whose memory one that is to be bound may share."""
-    return executor._training if isinstance(executor, ScheduledExecutor) else executor
+def refuse_sparse(kinds: Mapping[str, str]) -> None:
+    """Refuse inputs that are stored otherwise than densely."""
+    for name, kind in kinds.items():
+        if kind not in ("default", "undefined"):
+            raise MemongerError(
+                f"input {name!r} is stored as {kind}; a schedule takes dense inputs only, so plan "
+                "this network with marks, or make it dense with tostype('default')"
+            )
+
+
+def tensors_of(graph: ForwardGraph) -> dict[str, Tensor]:
+    """Return shape and type of each argument and auxiliary state; refuse sparse ones."""
+    kinds, nodes = mx.ndarray.ndarray._STORAGE_TYPE_ID_TO_STR, graph.nodes
+    stored = {nodes[i].name: nodes[i].hidden.get("__storage_type__", 0) for i in graph.arguments}
+    refuse_sparse({name: kinds[int(k)] for name, k in stored.items()})
+    for i in sorted(sparse_gradients(graph)):
+        raise MemongerError(
+            f"the gradient of {nodes[i].name!r} is made row by row (sparse_grad), which a "
+            "schedule cannot hold; set sparse_grad=False, or plan with marks"
+        )
+    return {nodes[i].name: graph.tensors[i][0] for i in (*graph.arguments, *graph.auxiliary)}
+
+
+def fitted(array: Any, tensor: Tensor, ctx: Any) -> Any:
+    """Return a view of an array, or a new one of zeros where there is none or it is too small."""
+    if array is None or np.dtype(array.dtype) != tensor.dtype or array.size < tensor.elements:
+        return mx.nd.zeros(tensor.shape, ctx, dtype=tensor.dtype)
+    if array.shape == tensor.shape:
+        return array
+    return array.reshape((-1,))[: tensor.elements].reshape(tensor.shape)
+
+
+def put_back(source: Any, target: Any) -> None:
+    """Copy to an array in a memory pool, which has been used for others since."""
+    # ``copyto`` would take the layout of what was there for that of the target
+    # (``CopyFromToDnsImpl`` in ``src/ndarray/ndarray.cc``); what an operator writes to forgets it.
+    target[:] = 0
+    source.copyto(target)
+
+
+def address(array: Any) -> int:
+    """Tell where its values are in memory, which is taken if it has not been yet."""
+    # MXNet makes it plain, but looks before it waits (``MXNDArrayGetData``), and convolutions that
+    # have run lay out their weights later (``MKLDNNDataReorderAsync``).
+    mx.nd.waitall()
+    pointer = ctypes.c_void_p()
+    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    return pointer.value or 0

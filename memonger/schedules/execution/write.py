@@ -1,22 +1,16 @@
-"""The symbol of a training step: a network for MXNet that runs what the schedule says, in order.
-
-It is written when a network with a schedule is bound, and remembered. MXNet's own executor of it is
-run in parts.
-"""
+"""The symbol of a training step: a network that runs what the schedule says, in order."""
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 from dataclasses import dataclass
-from typing import Any, Mapping
+from typing import Any, Dict, Mapping
 
 import numpy as np
 
 from memonger.graph.forward import ForwardGraph, no_collection
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import training_graph
-from memonger.schedules.execution.arrays import Arrays
 from memonger.schedules.expand import parts, unroll
 from memonger.schedules.schedule import Schedule, adapt, check, workload
 from memonger.schedules.training_step import BIND, OURS, TrainingStep, nodes_of
@@ -25,15 +19,12 @@ from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import environment, mx, without_line
 from memonger.support.symbols import load_nodes
 
-REMEMBERED = 16  # training steps of one symbol: shapes, gradients
-
-#: What MXNet logs at each bind (the constructor of ``GraphExecutor``).
-_DETECTED = b"MXNET_SUBGRAPH_BACKEND=NONE is detected"
+Arrays = Dict[str, Any]
 
 #: ``GraphExecutor::RunOps(bool is_train, size_t first, size_t end)``: the nodes first to end - 1 of
 #: the graph run (``src/executor/graph_executor.cc``). ``MXExecutorForward`` calls it for all nodes;
 #: there is no C function for some of them, but the libraries of 1.9.1 export the method itself.
-_RUN_OPS = "_ZN5mxnet4exec13GraphExecutor6RunOpsEbmm"
+RUN_OPS = "_ZN5mxnet4exec13GraphExecutor6RunOpsEbmm"
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,93 +34,66 @@ class Lowered:
     symbol: Any
     outputs: int  # of the network
     gradients: Mapping[str, int | None]  # of arguments: which output that is; or zeros
-    #: Of arguments whose gradient is added to a total: the argument that this is given in. The
-    #: output is the new total.
-    totals: Mapping[str, str]
-    #: Of the network's outputs that are no losses: the argument that their gradient is given in.
-    heads: Mapping[int, str]
+    totals: Mapping[str, str]  # of arguments with 'add': the argument of the total so far
+    heads: Mapping[int, str]  # of outputs that are no losses: the argument of their gradient
     extra: Mapping[str, Tensor]  # all arguments and auxiliary states that only the symbol has
     forward: int  # nodes that run before the outputs are there, variables counted
     nodes: int
-    operators: int  # nodes that are no variables
 
     def bind(self, ctx: Any, args: Arrays, aux: Arrays, shared_exec: Any) -> Any:
-        """Bind it with these arrays (there may be others among them); see `run`."""
+        """Bind it with these arrays (there may be others among them)."""
         args = {name: args[name] for name in self.symbol.list_arguments()}
         aux = {name: aux[name] for name in self.symbol.list_auxiliary_states()}
         try:
-            with environment(**BIND), without_line(_DETECTED):
+            with environment(**BIND), without_line(b"MXNET_SUBGRAPH_BACKEND=NONE is detected"):
                 made = self.symbol.bind(ctx, args, None, "null", aux, shared_exec=shared_exec)
         except mx.MXNetError as error:
             raise MemongerError(
                 f"MXNet cannot bind the schedule of this network on {ctx}: {said_by_mxnet(error)}"
             ) from None
-        if not hasattr(mx.base._LIB, _RUN_OPS):
+        if not hasattr(mx.base._LIB, RUN_OPS):
             raise MemongerError("this build of MXNet cannot run a schedule: it exports no RunOps")
-        found = made.debug_str().count("\nOp:")
-        if found != self.operators:
-            raise MemongerError(
-                f"MXNet has made {found} operators of the {self.operators} of a training step; "
-                "please report this network"
-            )
         return made
-
-
-def run(executor: Any, first: int, end: int, is_train: bool = True) -> None:
-    """Run some of the nodes, in training or in inference.
-
-    Operators run in MXNet's engine, and their errors are told when something waits for them. Only
-    the engine for debugging runs them at once, and no C function is there to catch what they throw.
-    """
-    function = getattr(mx.base._LIB, _RUN_OPS)
-    function.argtypes = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_size_t, ctypes.c_size_t]
-    function.restype = None
-    function(executor.handle, is_train, first, end)
 
 
 @no_collection()
 def write(step: TrainingStep) -> Lowered:
     """Make the symbol of a training step."""
     rows, graph, names, t = nodes_of(step.rows), step.graph, step.names, step.tables
-    forward, order, made = len(graph.nodes), t.first, step.parts
-    used = ~t.variable  # variables that nothing reads are left out
-    used[step.rows.read_row] = True
-    used[t.head_row] = True
-    place = (np.cumsum(used) - 1).tolist()
-    named = [each for each, is_used in zip(zip(names, rows, step.kinds), used) if is_used]
+    forward, order = len(graph.nodes), t.first
+    used = {*step.rows.read_row.tolist(), *t.head_row.tolist()}
     recomputed = {row.source for row in rows if row.time > 0}
     nodes: list[dict[str, Any]] = []
-    for name, row, kind in named:
-        inputs = [[place[source], output, 0] for source, output in row.reads]
-        node: dict[str, Any] = {"op": kind.op, "name": name, "inputs": inputs}
+    heads: dict[int, str] = {}
+    extra: dict[str, Tensor] = {}
+    for number, (name, row, kind) in enumerate(zip(names, rows, step.kinds)):
         attrs = dict(kind.attrs)
-        if kind.op == "null" and 0 <= row.source < forward:
+        if kind.op == "null" and name.startswith(OURS):
+            if number in used:
+                extra[name] = kind.tensors[0]
+                if row.source >= forward:  # what MXNet calls _head_grad_k
+                    heads[int(name.rsplit("_", 1)[1])] = name
+        elif kind.op == "null":
             attrs = dict(graph.nodes[row.source].hidden)
         elif kind.op == "Dropout" and row.source in recomputed:
             # cuDNN's mask is one of bits, no factors (src/operator/nn/dropout-inl.h)
             attrs["cudnn_off"] = "True"
         elif kind.op == "_zeros_without_dtype":  # its shape is inferred from nothing
             attrs["shape"] = str(tuple(kind.tensors[0].shape))
-        if attrs:
-            node["attrs"] = attrs
-        if row.waits:
-            node["control_deps"] = list(dict.fromkeys(place[before] for before in row.waits))
+        inputs = [[source, output, 0] for source, output in row.reads]
+        deps = list(dict.fromkeys(row.waits))
+        node = {"op": kind.op, "name": name, "inputs": inputs, "attrs": attrs, "control_deps": deps}
         nodes.append(node)
-    variables = [(name, row, kind) for name, row, kind in named if kind.op == "null"]
-    gradients = zip(step.training.wanted, step.gradients)
-    totals = [(graph.nodes[a].name, step.rows.latest[total]) for a, total in made.totals.items()]
+    totals = step.parts.totals.items()
     return Lowered(
-        symbol=load_nodes(nodes, [[place[row], k, 0] for row, k in step.heads]),
+        symbol=load_nodes(nodes, [[row, k, 0] for row, k in step.heads]),
         outputs=len(graph.heads),
-        gradients={graph.nodes[a].name: k for a, k in gradients if a not in made.left_out},
-        totals={name: names[row] for name, row in totals},
-        heads={  # their gradients are what MXNet calls _head_grad_k
-            int(n.rsplit("_", 1)[1]): n for n, row, _ in variables if row.source >= forward
-        },
-        extra={n: kind.tensors[0] for n, _, kind in variables if n.startswith(OURS)},
+        gradients={graph.nodes[a].name: k for a, k in zip(step.training.wanted, step.gradients)},
+        totals={graph.nodes[a].name: names[step.rows.latest[total]] for a, total in totals},
+        heads=heads,
+        extra=extra,
         forward=int(np.flatnonzero(step.rows.time[order] == 0).max(initial=-1)) + 1,
         nodes=len(order),
-        operators=int((~t.variable[order]).sum()),
     )
 
 
@@ -145,12 +109,12 @@ def step_for(
 
 
 class Recipe:
-    """A schedule, and the latest that was made of it; shared by copies of a symbol."""
+    """A schedule, and the latest steps that were made of it; shared by copies of a symbol."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.told: set[str] = set()  # the places where its loss has been told
-        self._made: Latest[Lowered] = Latest(REMEMBERED)
+        self._made: Latest[Lowered] = Latest(16)  # for shapes, gradients, devices
 
     def step(
         self,
@@ -160,16 +124,12 @@ class Recipe:
         mkldnn: bool,
         known: TrainingStep | None = None,
     ) -> Lowered:
-        """Return the training step of the symbol's graph, computed with MKLDNN or not.
-
-        It is made, or written out as it is ``known``, where it is not remembered.
-        """
+        """Return the training step of the symbol's graph: remembered, ``known``, or made."""
         # The network as it is now: attributes can be set at any time.
         network = hashlib.sha256(symbol.tojson(remove_amp_cast=False).encode()).digest()
         tensors = tuple(graph.tensors[a] for a in graph.arguments)
         key = network, tensors, tuple(sorted(requests.items())), mkldnn
 
-        def make() -> Lowered:
-            return write(known or step_for(graph, self.schedule, requests, mkldnn))
-
-        return self._made.get_or_make(key, make)
+        return self._made.get_or_make(
+            key, lambda: write(known or step_for(graph, self.schedule, requests, mkldnn))
+        )
