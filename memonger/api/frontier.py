@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
+from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, Callable, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
@@ -15,16 +15,15 @@ from memonger.api.docstrings import documented
 from memonger.api.plan import Plan, plan_of
 from memonger.graph.inputs import check_count, read_pairs
 from memonger.planners.pareto import not_dominated
-from memonger.solve.request import EITHER, WAYS, Options, Request, read_options, read_request
-from memonger.solve.solution import Solution, in_bytes, solution_of, solve
-from memonger.solve.ways import Candidate, Marks, Way, way_of
+from memonger.solve.request import read_options, read_request
+from memonger.solve.solution import Plans, confirmed, fastest, front_of, in_bytes
+from memonger.solve.ways import Candidate, Marks, front, ways_of
 from memonger.support.errors import MB, BudgetError, MemongerError, TooLargeError
 
 log = logging.getLogger("memonger")
 
 FIRST_BATCH = 8  # whose smallest plan tells how large a batch may be
 LARGEST = 2**20
-ROUNDS = 2  # of looking for a smaller plan at the batch that was found
 
 
 class Frontier(Tuple[Plan, ...]):
@@ -92,11 +91,11 @@ def frontier(
     """
     points = check_count("points", points, 2)
     options, request = read_options(locals()), read_request(locals())
-    plans, interrupted = _candidates(request, options)
-    solutions: list[Solution] = []
+    found, interrupted = front_of(ways_of(request, options))
+    solutions = []
     try:
-        for k in _spread([pool for _, pool, *_ in plans], points):
-            solutions.append(solution_of(*plans[k][2:]))
+        for way, plan in _spread(found, points):
+            solutions.append(confirmed(way, plan))
     except KeyboardInterrupt:
         if not solutions:
             raise
@@ -105,43 +104,17 @@ def frontier(
         log.warning("interrupted: these are the plans that were found so far")
     for warning in dict.fromkeys(text for each in solutions for text in each.warnings):
         log.warning(warning)
-    made = [plan_of(request, solution) for solution in solutions]
-    made = not_dominated(made, lambda plan: (plan.added_time or 0.0, plan.pool_bytes))
-    return Frontier(dataclasses.replace(plan, interrupted=interrupted) for plan in made)
+    made = [plan_of(request, replace(each, interrupted=interrupted)) for each in solutions]
+    return Frontier(not_dominated(made, lambda plan: (plan.added_time or 0.0, plan.pool_bytes)))
 
 
-_Point = Tuple[float, int, Way, Candidate]  # the time that a plan adds, and its pool
-
-
-def _candidates(request: Request, options: Options) -> tuple[list[_Point], bool]:
-    """Search for the plans that no other beats, by one way or both; whether that was ended."""
-    plans: list[_Point] = []
-    interrupted = False
-    for how in WAYS if options.how == EITHER else (options.how,):
-        try:
-            way = way_of(request, dataclasses.replace(options, how=how))
-            found = way.front()
-        except (MemongerError, KeyboardInterrupt) as error:  # a network that no schedule can hold
-            if not plans:
-                raise
-            log.info("no plans by how=%r: %s", how, error)
-            interrupted = isinstance(error, KeyboardInterrupt)
-            break
-        known = [plan if plan.recomputed.any() else way.no_plan for plan in found.plans]
-        pools = way.pools(found.plans)
-        plans += [(plan.added_time or 0.0, n, way, plan) for plan, n in zip(known, pools)]
-        interrupted = found.interrupted
-        if interrupted:
-            break
-    return not_dominated(plans, lambda plan: plan[:2]), interrupted
-
-
-def _spread(pools: Sequence[int], points: int) -> list[int]:
-    """Choose the places of at most so many plans, nearest to equal steps from first to last."""
-    if len(pools) <= points:
-        return list(range(len(pools)))
-    steps = np.linspace(pools[0], pools[-1], points)
-    return sorted({int(np.abs(np.array(pools) - step).argmin()) for step in steps})
+def _spread(plans: Plans, most: int) -> Plans:
+    """Choose at most so many plans, nearest to equal steps of memory from the first to the last."""
+    if len(plans) <= most:
+        return plans
+    pools = np.array([plan.pool_bytes for _, plan in plans])
+    steps = np.linspace(pools[0], pools[-1], most)
+    return [plans[k] for k in sorted({int(np.abs(pools - step).argmin()) for step in steps})]
 
 
 class LargestBatch(NamedTuple):
@@ -228,44 +201,48 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
             return math.inf
         return here.taken(here.memory(plan))
 
-    nothing = Candidate("no plan", 0, way(1).nothing)
-    batch = unplanned = _largest(partial(taken, nothing), limit)
-    plans: list[Candidate] = []
+    plans = [Candidate("no plan", 0, way(1).nothing)]
+    batch = unplanned = _largest(partial(taken, plans[0]), limit)
     interrupted = False
     try:
-        for _ in range(ROUNDS):
-            start = max(FIRST_BATCH, unplanned) if not plans else batch
-            found = way(start).front(plans)
-            plans.append(found.plans[-1])
-            batch = max(batch, _largest(partial(taken, plans[-1]), limit))
-            interrupted = found.interrupted
-            if interrupted or batch in (0, start):
-                break
+        found = front(way(max(FIRST_BATCH, unplanned)))
+        plans.append(found.plans[-1])
+        interrupted = found.interrupted
+        batch = max(batch, _largest(partial(taken, plans[1]), limit))
     except KeyboardInterrupt:
         if not batch:
             raise
         interrupted = True
     if not batch:
-        least = int(min(taken(plan, 1) for plan in [nothing, *plans]))
+        least = int(min(taken(plan, 1) for plan in plans))
         said = f"not even a batch of 1 fits into {in_bytes(limit)}: the least that was found is "
         raise BudgetError(said + in_bytes(least), least)
-    if interrupted:
-        log.warning("interrupted: a batch of %d is the largest that was found so far", batch)
-    while True:
+
+    def search() -> tuple[Plans, bool]:
+        if interrupted:
+            return [(here, replace(plan, pool_bytes=0)) for plan in plans], True
+        found = front(here, plans[1:])
+        return [(here, plan) for plan in found.plans], found.interrupted
+
+    solution = None
+    while solution is None:
         here = way(batch)
         try:
-            search = here.known if interrupted else here.front
-            solution = solve(here, partial(search, plans))
-            break
+            solution = fastest(here, search)
+        except KeyboardInterrupt:
+            if interrupted:
+                raise
+            interrupted = True
         except BudgetError as error:  # where memory is learned by binding alone
             if batch == 1:
                 raise
             batch = max(1, min(batch - 1, batch * limit // error.least_bytes))
+    if interrupted or solution.interrupted:
+        log.warning("interrupted: a batch of %d is the largest that was found so far", batch)
+        solution = replace(solution, interrupted=True)
     for warning in solution.warnings:
         log.warning(warning)
-    plan = plan_of(here.request, solution)
-    plan = dataclasses.replace(plan, interrupted=interrupted or plan.interrupted)
-    return LargestBatch(batch, plan, unplanned)
+    return LargestBatch(batch, plan_of(here.request, solution), unplanned)
 
 
 def _open_shapes(shapes: Any) -> tuple[dict[str, Any], dict[str, Any]]:

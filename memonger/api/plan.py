@@ -1,8 +1,4 @@
-"""``Plan``: a planned network and what it costs; its file.
-
-That is JSON in UTF-8: the planned network, what a schedule runs, the figures of the plan, and a
-checksum. Nothing in it is run or unpickled, and MXNet sees nothing of a file that is not whole.
-"""
+"""``Plan``: a planned network and what it costs; its file, JSON of which nothing is run."""
 
 from __future__ import annotations
 
@@ -11,7 +7,8 @@ import json
 import logging
 import os
 from dataclasses import dataclass, fields, replace
-from typing import Any, Mapping
+from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 
@@ -53,23 +50,21 @@ class Plan:
         The pool as MXNet reports it (``get_cost``): 4 bytes for an element of any type, and with
         the gradients that it holds.
     gradient_bytes : int
-        Gradients that the pool holds besides, where a schedule writes them; with marks they are
-        arrays of their own, and this is 0. A pool takes ``pool_bytes + gradient_bytes``.
+        Gradients that the pool of a schedule holds besides; 0 with marks, whose gradients are
+        arrays of their own. A pool takes ``pool_bytes + gradient_bytes``.
     peak_bytes : int
         The most bytes of activations, and of gradients on their way, that are alive at once. The
-        pool is larger by what MXNet's planner leaves unused; that of a schedule can be less, for
-        activations may lie where a gradient of ``gradient_bytes`` will be.
+        pool is larger by what MXNet's planner leaves unused, or smaller: activations of a schedule
+        may lie where a gradient of ``gradient_bytes`` will be.
     device_bytes, unplanned_device_bytes : int
         What MXNet asks the device for (a GPU, where none was given): the pool, inputs, parameters,
         the gradients that ``grad_req`` asks for, auxiliary states, ``held_bytes`` and
         ``temporary_bytes``, each rounded as MXNet rounds it. Not in it: the state of an optimiser,
-        cuDNN's workspaces, what CUDA takes for itself; and pointwise fusion (``MXNET_USE_FUSION``,
-        on by default on a GPU) unless the plan is for a GPU (``ctx``): it makes the ``copies`` of a
-        plan for any device take memory of their own (ResNet-50 v1: 9 % more).
+        cuDNN's workspaces, what CUDA takes for itself; and, unless ``ctx`` is a GPU, pointwise
+        fusion, which makes ``copies`` take memory of their own (ResNet-50 v1: 9 % more).
     held_bytes, unplanned_held_bytes : int
         What operators hold beside the pool for the life of the executor: the reserve spaces of
-        ``RNN``, which no plan changes; on the CPU plain copies of what MKLDNN has laid out in
-        blocks. What cuDNN holds is not documented, and told as it was once measured.
+        ``RNN`` (cuDNN's as they were once measured); on the CPU plain copies of MKLDNN's blocks.
     temporary_bytes : int
         The largest temporary space that an operator is known to ask for; all share one. On the CPU
         it has the copies of MKLDNN's own operators.
@@ -87,14 +82,13 @@ class Plan:
         The cost of each candidate, in bytes as MXNet counts them; with pointwise fusion where the
         plan is for a GPU that has it on.
     exact : bool
-        Whether the memory was replayed to the byte and agreed with MXNet. Where it is False, it was
-        learned by binding: in whole MB (2**20 bytes), rounded down, and ``peak_bytes``,
-        ``device_bytes`` and the sizes of elements that have not 4 bytes are estimates.
+        Whether the memory was replayed to the byte and agreed with MXNet. Otherwise it was bound:
+        in whole MB (2**20 bytes), rounded down, and ``peak_bytes``, ``device_bytes`` and the sizes
+        of elements that have not 4 bytes are estimates.
     interrupted : bool
         Whether the search was ended early (Ctrl-C); this is the best that it had found.
     floor_bytes, floor : int, str
-        What is alive at once under any plan of this network, at least; and the operator that sets
-        this, empty if none does.
+        What is alive at once under any plan, at least; and the operator that sets this, if any.
     slowest : str
         The most work that is recomputed between two gradients; empty if nothing is.
     request : Request
@@ -148,20 +142,18 @@ class Plan:
         gpu = self.request.ctx is None or self.request.ctx.device_type == "gpu"
         operators = len(self.kept) + len(self.recomputed)
         times = "once each" if self.schedule is None else "as often as the schedule says"
-        lines: dict[str, Any] = {
+        lines = {
             "before": f"{in_words(whole)} without a plan",
-            "after": f"{in_words(self.pool_bytes + inside)}, ",
+            "after": f"{in_words(self.pool_bytes + inside)}, of which {alive} are alive at once",
             "saved": f"{in_words(saved)}, {100 * saved / max(1, whole):.0f} %",
             "floor": f"{in_words(self.floor_bytes)} must be alive at once under any plan",
             "device": f"{in_words(self.device_bytes)} of {'a GPU' if gpu else 'the CPU'}, "
             f"{in_words(self.unplanned_device_bytes)} without a plan: the pool, parameters, their "
             "gradients and inputs" + (", in MXNet's blocks" if gpu else ""),
-            "held": (self.held_bytes or self.unplanned_held_bytes)
-            and f"{in_words(self.held_bytes)} of it are held by operators, "
+            "held": f"{in_words(self.held_bytes)} of it are held by operators, "
             f"{in_words(self.unplanned_held_bytes)} without a plan",
-            "shared": self.temporary_bytes
-            and f"{in_words(self.temporary_bytes)} of it are temporary space, which operators "
-            "share",
+            "shared": f"{in_words(self.temporary_bytes)} of it are temporary space, which "
+            "operators share",
             "work": f"{100 * self.recomputed_flops:.0f} % of the forward pass is recomputed",
             "slowest": self.slowest or "nothing is recomputed",
             "recomputed": f"{len(self.recomputed)} of {operators} operators, {times}",
@@ -172,11 +164,14 @@ class Plan:
         if inside:
             lines["before"] += f": a pool of {in_words(self.unplanned_bytes)}, and "
             lines["before"] += f"{in_words(inside)} of gradients of parameters"
-            lines["after"] += f"these gradients in it; {alive} of results are alive at once"
-        else:
-            lines["after"] += f"of which {alive} are alive at once"
+            lines["after"] = f"{in_words(self.pool_bytes + inside)}, these gradients in it; "
+            lines["after"] += f"{alive} of results are alive at once"
         if self.floor:
             lines["floor"] += f", in {self.floor}"
+        if not self.held_bytes and not self.unplanned_held_bytes:
+            del lines["held"]
+        if not self.temporary_bytes:
+            del lines["shared"]
         if self.added_time is not None:
             share = f"{100 * self.added_time:.1f} %"
             lines["work"] += f"; {share} of the time of a step is added, as predicted"
@@ -184,7 +179,7 @@ class Plan:
             lines["kept"] += f", and the results of {len(self.copies)} recomputed ones"
         if self.interrupted:
             lines["plan"] += "; the search was interrupted"
-        return "\n".join(f"{name:10} {text}" for name, text in lines.items() if text)
+        return "\n".join(f"{name:10} {text}" for name, text in lines.items())
 
     def explain(self) -> PlanExplanation:
         """Tell of each tensor of the forward pass whether it is kept, and why.
@@ -206,13 +201,9 @@ class Plan:
         }
         plot.plot_memory(file, panels)
 
+    @documented
     def predict_time(self, measure: bool = False) -> float:
         """Predict the time that the plan adds to a training step, where no budget asked for it.
-
-        Parameters
-        ----------
-        measure : bool
-            Whether each operator is measured on the device, once, instead of predicted.
 
         Returns
         -------
@@ -228,8 +219,7 @@ class Plan:
     def save(self, file: Any) -> None:
         """Write the plan to a file, from which `load_plan` makes it in other processes.
 
-        Plans with a budget depend on times that are measured on the machine, so workers of one job
-        may find different ones: let one of them plan, and the others load its plan.
+        Times are measured, so workers of a job may find other plans for a budget: let one plan.
 
         Parameters
         ----------
@@ -243,11 +233,10 @@ class Plan:
         """
         request, schedule = self.request, self.schedule
         asked = {
+            **vars(request),
             "symbol": self.symbol.tojson(remove_amp_cast=False),
             "spec": request.spec._asdict(),
-            "grad_req": request.grad_req,
             "ctx": request.ctx and [request.ctx.device_type, request.ctx.device_id],
-            "until": request.until,
         }
         plan = {
             "request": asked,
@@ -273,22 +262,19 @@ def load_plan(file: Any, net: Any = None, shapes: Any = None, **input_shapes: An
     ----------
     file : str or path
     net : mx.sym.Symbol, optional
-        The network, to make sure that the plan is of it. Operators may have other names, inputs may
-        not. Without it the plan's own is taken on trust.
+        The network, to make sure that the plan is of it. Operators may have other names.
     shapes : dict or list of mx.io.DataDesc, optional
         With ``net``: the shapes of inputs, to make sure that the plan is for them.
 
     Returns
     -------
     Plan
-        With the figures of when it was made. A warning is logged where MXNet's environment
-        variables were others then.
+        With the figures of then. A warning tells where MXNet's environment variables were others.
 
     Raises
     ------
     MemongerError
-        If the file cannot be read, is cut short, damaged or none of a plan, or if the plan is of
-        another network or for other shapes; it says where they differ.
+        If the file cannot be read, is damaged or no plan, or is of another network or shapes.
 
     Examples
     --------
@@ -331,36 +317,33 @@ def _whole(file: Any) -> dict[str, Any]:
     try:
         with open(os.fsdecode(file), encoding="utf-8") as f:
             found = json.load(f)
+        kind, told, plan = found[KIND], found["sha256"], found["plan"]
     except OSError as error:
         raise MemongerError(f"the plan {file!r} cannot be read: {error}") from None
-    except (ValueError, TypeError, RecursionError) as error:
-        raise MemongerError(f"{file!r} is not a plan, or is cut short ({error}); {anew}") from None
-    if not isinstance(found, dict) or KIND not in found:
-        raise MemongerError(f"{file!r} is not a file that plan.save() has written; {anew}")
-    if found[KIND] != FORMAT:
-        formats = f"has format {found[KIND]!r}, and this memonger reads format {FORMAT}"
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise MemongerError(f"{file!r} is no plan, or is cut short ({error}); {anew}") from None
+    if kind != FORMAT:
+        formats = f"has format {kind!r}, and this memonger reads format {FORMAT}"
         raise MemongerError(f"the plan {file!r} {formats}; {anew}")
-    plan: Any = found.get("plan")
-    if found.get("sha256") != _checksum(json.dumps(plan, sort_keys=True)):
+    if told != _checksum(json.dumps(plan, sort_keys=True)):
         raise MemongerError(f"the plan {file!r} was changed later (its checksum differs); {anew}")
     return dict(plan)
 
 
-def _compare(
-    file: Any, request: Request, net: Any, shapes: Any, input_shapes: Mapping[str, Any]
-) -> None:
+def _compare(file: Any, request: Request, net: Any, shapes: Any, keywords: Any) -> None:
     """Make sure that a plan is of this network and of these shapes."""
-    spec, known = read_shapes(net, shapes, input_shapes, None), request.spec
-    named = f"the plan {file!r} is of another network: "
+    spec, known = read_shapes(net, shapes, keywords, None), request.spec
     bare = marks.clear(marks.unplan(without_old_types(net, known)))
     here, there = structure(bare), structure(request.symbol)
-    for k, (one, other) in enumerate(zip(here["nodes"], there["nodes"])):
-        if one != other:
-            ours, theirs = (json.dumps(node, sort_keys=True) for node in (one, other))
-            raise MemongerError(named + f"node {k} is {ours} here, {theirs} in the plan")
+    nodes = zip_longest(here["nodes"], there["nodes"])
+    differ = [
+        f"node {k} is {one} here, {other} in the plan"
+        for k, (one, other) in enumerate(nodes)
+        if one != other
+    ]
     if here != there:
-        count = f"your network has {len(here['nodes'])} nodes, and the plan {len(there['nodes'])}"
-        raise MemongerError(f"{named}{count}, or their outputs differ")
+        what = (differ or ["its outputs differ"])[0]
+        raise MemongerError(f"the plan {file!r} is of another network: {what}")
     pairs: Any = zip(("shape", "type"), spec, known)
     for what, given, planned in pairs:
         for name, value in given.items():
@@ -382,7 +365,7 @@ def plan_of(request: Request, solution: Solution) -> Plan:
     names = [node["name"] for node in nodes]
     masked = zip(nodes, solution.plan.recomputed)
     operators = [(n["name"], again) for n, again in masked if n["op"] != "null"]
-    facts = {**solution.facts, "candidates": dict(solution.facts["candidates"])}
+    facts = dict(solution.facts)
     for key, (text, of) in solution.texts.items():
         facts[key] = text.format(*(names[i] for i in of))
     inserted = Insertion(names, solution.plan.copies).behind
@@ -392,5 +375,7 @@ def plan_of(request: Request, solution: Solution) -> Plan:
         kept=tuple(name for name, again in operators if not again),
         recomputed=tuple(name for name, again in operators if again),
         copies=tuple(name for new in inserted.values() for name, *_ in new),
+        candidates=dict(solution.costs),
+        interrupted=solution.interrupted,
         **facts,
     )

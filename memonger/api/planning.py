@@ -1,14 +1,10 @@
-"""The calls that plan a network: ``plan``, and the original's (but ``get_cost`` tells its memory).
-
-What is found is remembered in this process by everything that it depends on, so that a ``sym_gen``
-that plans may be called again and again.
-"""
+"""The calls that plan a network: ``plan``, which remembers its plans, and the original's."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from typing import Any, Mapping, MutableMapping
+from dataclasses import replace
+from typing import Any, Mapping, MutableMapping, Optional
 
 from memonger.api.docstrings import documented
 from memonger.api.plan import Plan, plan_of
@@ -19,15 +15,16 @@ from memonger.graph.read import forward_graph
 from memonger.planners.marks import chen2016
 from memonger.solve import request as requests
 from memonger.solve.memory import measure as measured
-from memonger.solve.request import EITHER, WAYS, Options, Request, read_call, read_request
+from memonger.solve.request import Options, read_call, read_request
 from memonger.solve.solution import BARE, Solution, solve
-from memonger.solve.ways import Marks, way_of
+from memonger.solve.ways import Marks
 from memonger.support.cache import Latest
-from memonger.support.errors import MB, BudgetError, MemongerError
+from memonger.support.errors import MB, MemongerError
 
 log = logging.getLogger("memonger")
 
 _solutions: Latest[Solution] = Latest(256)
+Types = Optional[Mapping[str, Any]]
 
 
 @documented
@@ -42,7 +39,7 @@ def plan(
     optimizer: Any = None,
     measure: bool = False,
     patience: float = 1.0,
-    type_dict: Mapping[str, Any] | None = None,
+    type_dict: Types = None,
     grad_req: Any = "write",
     ctx: Any = None,
     planner: str = "smallest",
@@ -64,65 +61,17 @@ def plan(
     >>> print(plan)
     >>> mod = mx.mod.Module(plan.symbol, context=mx.gpu())
     """
-    return _plan(locals())
-
-
-@documented
-def search_plan(
-    sym: Any,
-    ntrial: int = 6,
-    type_dict: Mapping[str, Any] | None = None,
-    *,
-    planner: str = "smallest",
-    how: str = "marks",
-    work: float | None = None,
-    budget: Any = None,
-    budget_of: str | None = None,
-    optimizer: Any = None,
-    measure: bool = False,
-    patience: float = 1.0,
-    ctx: Any = None,
-    shapes: Any = None,
-    rules: bool = True,
-    until: str | None = None,
-    devices: int = 1,
-    kept_copies: bool = True,
-    grad_req: Any = "write",
-    **input_shapes: Any,
-) -> Any:
-    """Plan a network as ``plan`` does, under the original's name and arguments.
-
-    Returns
-    -------
-    mx.sym.Symbol
-        A copy of ``sym`` with the same arguments, auxiliary states and outputs, to be given to
-        ``Module`` or ``FeedForward`` in its place.
-
-    Examples
-    --------
-    >>> planned = memonger.search_plan(net, ctx=mx.gpu(), data=(32, 3, 224, 224))
-    >>> mod = mx.mod.Module(planned, context=mx.gpu())
-    """
-    return _plan(locals()).symbol
-
-
-def _plan(given: Mapping[str, Any]) -> Plan:
-    """Plan as the arguments of a call say."""
+    given = dict(locals())
     options = requests.read_options(given)
-    if options.how == EITHER and options.budget is None:
+    if options.how == requests.EITHER and options.budget is None:
         raise MemongerError("how='auto' needs budget=; give it, or how='marks' or 'schedule'")
     request = read_request(given)
-    return _faster(request, options) if options.how == EITHER else _planned(request, options)
-
-
-def _planned(request: Request, options: Options) -> Plan:
-    """Plan by one way, or remember the plan."""
     key = requests.fingerprint(request, options)
     solution = _solutions.get(key)
     if solution is None:
-        solution = solve(way_of(request, options))
-        if not solution.facts["interrupted"]:
-            _solutions.put(key, dataclasses.replace(solution, symbol=None))
+        solution = solve(request, options)
+        if not solution.interrupted:
+            _solutions.put(key, replace(solution, symbol=None, memory=None))
     else:
         log.info("this network was planned before; the same plan is returned")
     for warning in solution.warnings:
@@ -130,31 +79,32 @@ def _planned(request: Request, options: Options) -> Plan:
     return plan_of(request, solution)
 
 
-def _faster(request: Request, options: Options) -> Plan:
-    """Plan by both ways, and take the faster plan; marks where they are equally fast."""
-    plans: list[Plan] = []
-    refused: list[MemongerError] = []
-    interrupted = False
-    for how in WAYS:
-        try:
-            requests.check_work(how, options.work)
-            plans.append(_planned(request, dataclasses.replace(options, how=how)))
-            interrupted = plans[-1].interrupted
-        except MemongerError as error:  # no schedule of this network, or no plan that fits
-            log.info("how='auto': no plan by how=%r: %s", how, error)
-            refused.append(error)
-        except KeyboardInterrupt:
-            if not plans:
-                raise
-            log.warning("interrupted: this is the fastest plan that fits of those found so far")
-            interrupted = True
-        if interrupted or plans and not plans[-1].added_time:  # none can be faster
-            break
-    if not plans:
-        short = [error for error in refused if isinstance(error, BudgetError)]
-        raise min(short, key=lambda error: error.least_bytes) if short else refused[0]
-    best = min(plans, key=lambda plan: plan.added_time or 0.0)
-    return dataclasses.replace(best, interrupted=interrupted)
+@documented
+def search_plan(sym: Any, ntrial: int = 6, type_dict: Types = None, **options: Any) -> Any:
+    """Plan a network as ``plan`` does, under the original's name and arguments.
+
+    Parameters
+    ----------
+    **options
+        What `plan` takes by keyword, and shapes of inputs by name: ``data=(32, 3, 224, 224)``.
+
+    Returns
+    -------
+    mx.sym.Symbol
+        A copy of ``sym`` with the same arguments, auxiliary states and outputs, to be given to
+        ``Module`` or ``FeedForward`` in its place.
+
+    Raises
+    ------
+    BudgetError, KeyboardInterrupt
+        As `plan` does.
+
+    Examples
+    --------
+    >>> planned = memonger.search_plan(net, ctx=mx.gpu(), data=(32, 3, 224, 224))
+    >>> mod = mx.mod.Module(planned, context=mx.gpu())
+    """
+    return plan(sym, ntrial=ntrial, type_dict=type_dict, **options).symbol
 
 
 @documented
@@ -163,7 +113,7 @@ def make_mirror_plan(
     threshold: int,
     plan_info: MutableMapping[str, int] | None = None,
     *,
-    type_dict: Mapping[str, Any] | None = None,
+    type_dict: Types = None,
     ctx: Any = None,
     shapes: Any = None,
     rules: bool = True,
@@ -196,7 +146,7 @@ def make_mirror_plan(
     found = chen2016.mirror_plan(way.graph, way.stages, threshold)
     if plan_info is not None:
         plan_info.update(max_size=found.max_size, save_size=found.save_size)
-    bare = way.within(found.mask)
+    bare = found.mask & way.before
     if not rules:
         log.warning(BARE)
         return marks.apply(way.request.symbol, bare)
@@ -208,12 +158,7 @@ def make_mirror_plan(
 
 @documented
 def get_cost(
-    sym: Any,
-    type_dict: Mapping[str, Any] | None = None,
-    *,
-    ctx: Any = None,
-    shapes: Any = None,
-    **input_shapes: Any,
+    sym: Any, type_dict: Types = None, *, ctx: Any = None, shapes: Any = None, **input_shapes: Any
 ) -> int:
     """Tell the memory that MXNet plans for training a network, in MB of 2**20 bytes.
 
@@ -232,12 +177,7 @@ def get_cost(
 
 @documented
 def pool_bytes(
-    sym: Any,
-    type_dict: Mapping[str, Any] | None = None,
-    *,
-    ctx: Any = None,
-    shapes: Any = None,
-    **input_shapes: Any,
+    sym: Any, type_dict: Types = None, *, ctx: Any = None, shapes: Any = None, **input_shapes: Any
 ) -> int:
     """Tell the bytes that MXNet's pool takes in training, with the real size of every element.
 

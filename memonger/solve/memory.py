@@ -41,10 +41,6 @@ class Memory:
     fused: Replay | None = None  # the same step as pointwise fusion leaves it, where that is on
 
     @property
-    def graph(self) -> ForwardGraph:
-        return self.replay.training.graph
-
-    @property
     def planned(self) -> Replay:
         """What MXNet plans the memory of."""
         return self.fused or self.replay
@@ -110,14 +106,18 @@ class Memory:
         found: Any = self.replay.training
         return found.training if isinstance(found, TrainingStep) else found
 
+    @property
+    def graph(self) -> ForwardGraph:
+        return self.training.graph
+
     @cached_property
     def operators(self) -> np.ndarray:
         """The forward node that each row is, is a copy of, or whose gradient it is; -1 for none."""
         step, nodes = self.replay.training, np.arange(len(self.graph.nodes))
         rows = np.concatenate([nodes, nodes, self.training.owners])
-        if not isinstance(step, TrainingStep):
-            return rows
-        return np.where(step.rows.source >= 0, rows[step.rows.source], -1)
+        if isinstance(step, TrainingStep):
+            rows = np.where(step.rows.source >= 0, rows[step.rows.source], -1)
+        return rows
 
     def run(self, phase: int) -> np.ndarray:
         """Find the places in the order at which operators run in a phase, such as RECOMPUTED."""
@@ -158,9 +158,8 @@ class Memory:
     @property
     def alive(self) -> np.ndarray:
         """The tensors of the timeline that are alive there."""
-        return np.flatnonzero(
-            (self.timeline.start <= self.peak) & (self.timeline.stop >= self.peak)
-        )
+        line, peak = self.timeline, self.peak
+        return np.flatnonzero((line.start <= peak) & (line.stop >= peak))
 
     @property
     def running(self) -> str:
@@ -181,44 +180,31 @@ class Memory:
 
 
 def of_marks(
-    training: TrainingGraph,
-    mask: np.ndarray,
-    bound: int | None = None,
-    held: Held = NOTHING,
-    fuses: bool = False,
+    training: TrainingGraph, mask: np.ndarray, held: Held = NOTHING, fuses: bool = False
 ) -> Memory:
-    """Replay a network with these operators marked, and pointwise fusion if it ``fuses``.
-
-    ``bound`` is MXNet's own total in MB if it is known.
-    """
+    """Replay a network with these operators marked, and pointwise fusion if it ``fuses``."""
     gradients = tuple(training.graph.tensors[a][0] for a in training.wanted)
     found, fused = replay(training, mask), replay_fused(training, mask) if fuses else None
-    if bound is None:
-        bound = (fused or found).pool_bytes // MB
+    bound = (fused or found).pool_bytes // MB
     return Memory(found, bound, training.inexact, gradients, held=held, fused=fused)
 
 
-def of_step(
-    step: TrainingStep, grad_req: Mapping[str, str], bound: int | None = None, held: Held = NOTHING
-) -> Memory:
-    """Replay a training step of a schedule; ``bound`` as in `of_marks`.
-
-    Gradients that are to be written stay in the pool, but for one that is an output of the network
-    too, or the gradient of an argument before; those that are to be added have arrays of their own.
-    """
+def of_step(step: TrainingStep, grad_req: Mapping[str, str], held: Held = NOTHING) -> Memory:
+    """Replay a training step of a schedule."""
     training, heads = step.training, step.heads
     pooled: set[Entry] = set()
     beside: list[Tensor] = []
     for a, place in zip(training.wanted, step.gradients):
+        # What is written stays in the pool, but for an output of the network, or what is there
+        # already as the gradient of another argument; what is added has an array of its own.
         entry = None if place is None or place < len(training.graph.heads) else heads[place]
         write = grad_req[training.graph.nodes[a].name] == "write"
         if write and entry is not None and entry not in pooled:
             pooled.add(entry)
         elif a not in step.parts.totals:  # those are among the variables
             beside.append(training.graph.tensors[a][0])
-    found = step.replay()
-    bound = found.pool_bytes // MB if bound is None else bound
-    return Memory(found, bound, training.inexact, tuple(beside), frozenset(pooled), held)
+    found, pool = step.replay(), frozenset(pooled)
+    return Memory(found, found.pool_bytes // MB, training.inexact, tuple(beside), pool, held)
 
 
 def predict(request: Request) -> Memory:

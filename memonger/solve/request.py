@@ -1,8 +1,4 @@
-"""What a user asks for, checked: which network, at which shapes, how to plan it, in what memory.
-
-A `Request` is cheap; the graphs that a `Way` makes of it cost seconds where the network is large,
-and a plan that was made before in this process does without.
-"""
+"""What a user asks for, checked: which network, at which shapes, how to plan it, in what memory."""
 
 from __future__ import annotations
 
@@ -25,28 +21,20 @@ WAYS, EITHER = ("marks", "schedule"), "auto"
 PLANNERS = ("smallest", "chen2016")
 MOST_PATIENCE = 1e9  # it is multiplied, and must stay a number
 
-OF = ("pool", "device")
 UNITS = {"B": 1, **{prefix + "B": 1000**k for k, prefix in enumerate("KMGT", 1)}}
 UNITS.update({prefix + "IB": 1024**k for k, prefix in enumerate("KMGT", 1)})
 MOST_BYTES = 2**63
-SAMPLE = (4, 4)  # the shape of a weight that an optimiser is asked to keep state for
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A network, and what is asked about it.
+    """A network, and what is asked about it."""
 
-    ``spec`` has the shapes and types of one device's inputs, ``grad_req`` 'write', 'add' or 'null'
-    for each argument. ``ctx`` is None where a plan is for any device. From node ``until`` on
-    everything is kept. In `read_request` the symbol is without marks, and without what an earlier
-    plan added.
-    """
-
-    symbol: Any
-    spec: inputs.InputSpec
-    grad_req: dict[str, str]
-    ctx: Any
-    until: int | None = None
+    symbol: Any  # to be planned: without marks, and without what an earlier plan added
+    spec: inputs.InputSpec  # of one device's inputs
+    grad_req: dict[str, str]  # 'write', 'add' or 'null' for each argument
+    ctx: Any  # None where a plan is for any device
+    until: int | None = None  # the node from which on everything is kept
 
     @property
     def device(self) -> Any:
@@ -115,50 +103,43 @@ def read_options(given: Mapping[str, Any]) -> Options:
     asked = Options(**{f.name: given[f.name] for f in fields(Options) if f.name in given})
     _check_choice("way (how)", asked.how, (*WAYS, EITHER))
     _check_choice("planner", asked.planner, PLANNERS)
-    asked = replace(
+    work, patience = _number("work", asked.work), _number("patience", asked.patience)
+    if work is not None and not work >= 1:
+        raise MemongerError(f"work={work:g} is less than one forward pass; give 1 or more")
+    if work is not None and work < 2 and asked.how == "marks":
+        raise MemongerError(f"work={work:g}: marks need up to 2; give that, or how='schedule'")
+    if patience is None or not 0 < patience <= MOST_PATIENCE:
+        allowed = f"must be more than 0 and at most {MOST_PATIENCE:g} (1 is the usual search)"
+        raise MemongerError(f"patience={asked.patience} {allowed}")
+    of, optimizer = given.get("budget_of"), given.get("optimizer")
+    budget = read_budget(asked.budget, of, optimizer, given.get("ctx"))
+    schedule = asked.how == "schedule"
+    if (asked.planner != "smallest" or not asked.rules) and (schedule or budget is not None):
+        told = f"planner={asked.planner!r}, rules={asked.rules!r}: "
+        what = "a schedule" if schedule else "a budget"
+        raise MemongerError(f"{told}{what} takes neither; leave out both")
+    return replace(
         asked,
+        work=work,
+        budget=budget,
+        patience=patience,
         ntrial=inputs.check_count("ntrial", asked.ntrial, 1),
-        work=check_work(asked.how, asked.work),
-        patience=_number("patience", asked.patience),
         kept_copies=bool(asked.kept_copies),
         rules=bool(asked.rules),
         measure=bool(asked.measure),
     )
-    if not 0 < asked.patience <= MOST_PATIENCE:
-        allowed = f"must be more than 0 and at most {MOST_PATIENCE:g} (1 is the usual search)"
-        raise MemongerError(f"patience={asked.patience:g} {allowed}")
-    of, optimizer = given.get("budget_of"), given.get("optimizer")
-    budget = read_budget(asked.budget, of, optimizer, given.get("ctx"))
-    if asked.planner != "smallest" or not asked.rules:
-        told = f"planner={asked.planner!r}, rules={asked.rules!r}: "
-        if asked.how == "schedule":
-            raise MemongerError(told + "a schedule takes neither; leave out both")
-        if budget is not None:
-            raise MemongerError(told + "a budget takes neither; leave out both")
-    return replace(asked, budget=budget)
-
-
-def check_work(how: str, work: Any) -> float | None:
-    """Check a limit of forward work, and that this way can keep it."""
-    if work is None:
-        return None
-    work = _number("work", work)
-    if not work >= 1:
-        raise MemongerError(f"work={work:g} is less than one forward pass; give 1 or more")
-    if how == "marks" and work < 2:
-        raise MemongerError(f"work={work:g}: marks need up to 2; give 2 or more, or how='schedule'")
-    return work
 
 
 def _check_choice(what: str, value: Any, known: Sequence[str]) -> None:
-    """Check that a value is one of those that are known."""
     if not isinstance(value, str) or value not in known:
         names = ", ".join(map(repr, known))
         raise MemongerError(f"unknown {what} {value!r}; give one of {names}")
 
 
-def _number(name: str, value: Any) -> float:
-    """Return a number as a float."""
+def _number(name: str, value: Any) -> float | None:
+    """Return a number as a float, None as it is."""
+    if value is None:
+        return None
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise MemongerError(f"{name} must be a number, not {value!r}")
     try:
@@ -169,16 +150,12 @@ def _number(name: str, value: Any) -> float:
 
 @dataclass(frozen=True)
 class Budget:
-    """The memory that a plan may take: bytes, or a share of what it takes without a plan.
-
-    It bounds the 'pool' (``Plan.pool_bytes``), or the 'device': ``Plan.device_bytes``, and
-    ``state`` bytes of an optimiser for each element of a parameter.
-    """
+    """The memory that a plan may take: bytes, or a share of what it takes without a plan."""
 
     amount: float
     is_share: bool
-    of: str
-    state: float
+    of: str  # 'pool' (``Plan.pool_bytes``) or 'device' (``Plan.device_bytes`` and ``state``)
+    state: float  # bytes of an optimiser for each element of a parameter
 
     def limit(self, unplanned: int) -> int:
         """Return it in bytes, for a network that takes ``unplanned`` without a plan."""
@@ -186,12 +163,8 @@ class Budget:
 
 
 def read_budget(budget: Any, of: str | None, optimizer: Any, ctx: Any) -> Budget | None:
-    """Check a budget as ``memonger.plan`` takes it; None where there is none.
-
-    >>> read_budget("6GiB", None, None, None).amount
-    6442450944.0
-    """
-    if of is not None and of not in OF:
+    """Check a budget as ``memonger.plan`` takes it; None where there is none."""
+    if of not in (None, "pool", "device"):
         raise MemongerError(f"budget_of must be 'pool' or 'device', not {of!r}")
     if budget is None:
         if of is not None or optimizer is not None:
@@ -208,13 +181,10 @@ def read_budget(budget: Any, of: str | None, optimizer: Any, ctx: Any) -> Budget
     if optimizer is not None and of != "device":
         raise MemongerError("optimizer= needs budget_of='device'; give that too")
     amount, is_share = _amount(budget)
-    if is_share and not 0 < amount <= 1:
-        said = "a share must be more than 0 and at most 1 (100 %); give bytes as an int"
-        raise MemongerError(f"budget={budget!r}: {said}")
-    if not is_share and amount < 1:
-        raise MemongerError(f"budget={budget!r} must be at least one byte")
-    if amount > MOST_BYTES:
-        raise MemongerError("budget: no memory has more than 2**63 bytes; give fewer")
+    most = 1 if is_share else MOST_BYTES
+    if not 0 < amount <= most or amount < 1 and not is_share:
+        said = "must be at least one byte and no more than 2**63 bytes, or a share of at most 1"
+        raise MemongerError(f"budget={budget!r} {said} (100 %); give bytes as an int")
     return Budget(float(amount), is_share, of or "pool", state_per_element(optimizer))
 
 
@@ -237,13 +207,7 @@ def _amount(budget: Any) -> tuple[float, bool]:
 
 
 def state_per_element(optimizer: Any) -> float:
-    """Ask an optimiser how many bytes it keeps for each element of a parameter.
-
-    It is given by name, by a name and ``optimizer_params``, or as it is.
-
-    >>> state_per_element("adam"), state_per_element(("sgd", {"momentum": 0.9}))
-    (8.0, 4.0)
-    """
+    """Ask an optimiser (or its name, or name and parameters) for its bytes an element."""
     if optimizer is None:
         return 0.0
     pair = isinstance(optimizer, tuple) and len(optimizer) == 2
@@ -255,7 +219,7 @@ def state_per_element(optimizer: Any) -> float:
         forms = "such as 'adam', ('sgd', {'momentum': 0.9}), or an mx.optimizer.Optimizer"
         said = f"optimizer={optimizer!r} cannot be made: {error}; give one {forms}"
         raise MemongerError(said) from None
-    weight = mx.nd.ones(SAMPLE)
+    weight = mx.nd.ones((4, 4))
     return _nbytes(made.create_state_multi_precision(0, weight)) / weight.size
 
 
@@ -267,10 +231,7 @@ def _nbytes(state: Any) -> int:
 
 
 def structure(symbol: Any) -> dict[str, Any]:
-    """Read the graph of a symbol, in which operators count by their place and not by their name.
-
-    A ``sym_gen`` that leaves naming to MXNet makes the same network under other names each time.
-    """
+    """Read the graph of a symbol without names of operators: MXNet makes new ones each time."""
     graph = read(symbol)
     for node in graph["nodes"]:
         if node["op"] != "null":

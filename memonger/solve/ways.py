@@ -5,11 +5,10 @@ All calls of the planners are here.
 
 from __future__ import annotations
 
-import abc
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence, Union
 
 import numpy as np
 
@@ -27,17 +26,16 @@ from memonger.planners.marks import search as marks_search
 from memonger.planners.marks.copies import settle
 from memonger.planners.marks.rules import Rules, kept_summary, refuse
 from memonger.planners.marks.search import MarkPlan, NodeTimes, settled
-from memonger.planners.marks.smallest import by_time, fastest, smallest, smallest_bound
-from memonger.planners.pareto import not_dominated
+from memonger.planners.marks.smallest import fastest, smallest, smallest_bound
 from memonger.planners.trees import search as trees
 from memonger.schedules import schedule as schedules
 from memonger.schedules.execution.executor import tensors_of
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.expand import parts, unroll
 from memonger.solve.memory import Memory, of_marks, of_step, wanted
-from memonger.solve.request import Options, Request, fingerprint
+from memonger.solve.request import EITHER, WAYS, Options, Request, fingerprint
 from memonger.support.cache import Latest
-from memonger.support.errors import MB
+from memonger.support.errors import MB, MemongerError
 from memonger.support.parallel import progress_bar
 
 log = logging.getLogger("memonger")
@@ -50,10 +48,10 @@ class Candidate:
     """A plan that a search has found: nodes to mark and copies to keep, or a schedule."""
 
     origin: str
-    counted_bytes: int  # as MXNet counts them, predicted
+    pool_bytes: int  # estimated
     recomputed: np.ndarray  # of bool, for each node
     copies: tuple[KeptCopy, ...] = ()
-    schedule: schedules.Schedule | None = None
+    schedule: Any = None  # a `Schedule`
     added_time: float | None = None  # as a share of a step without a plan
     native: tuple[int, ...] = ()  # nodes that run with MXNet's own kernel instead of cuDNN's
 
@@ -72,14 +70,14 @@ class Found:
 
     plans: Sequence[Candidate]
     interrupted: bool
-    costs: Mapping[str, int] | None = None  # of all that was compared, as MXNet counts bytes
+    costs: Mapping[str, int] = field(default_factory=dict)  # of what was compared, as MXNet counts
     unfused: int | None = None  # the least that was found without pointwise fusion
 
 
 _fronts: Latest[Found] = Latest(48)
 
 
-class Way(abc.ABC):
+class _Network:
     """A network that is to be planned in one of two ways: its graphs, its rules, its costs."""
 
     noun = "plan"
@@ -99,7 +97,13 @@ class Way(abc.ABC):
         self.training = trainings[0]  # with the gradients that were asked for
         targets = targets_of(None if request.ctx is None else request.ctx.device_type)
         self.rules = Rules(trainings, targets, request.until, bare=not options.rules)
+        reasons = [(graph.nodes[i].op, why) for i, why in self.rules.reasons.items()]
+        if reasons:
+            log.info("kept by rule: %s", kept_summary(reasons))
         self.nothing = np.zeros(len(graph.nodes), dtype=np.bool_)
+        self.before = ~self.nothing  # what comes before ``until``
+        if request.until is not None:
+            self.before[request.until :] = False
 
     def cost(self, mask: np.ndarray) -> int:
         """Return the pool of marks as MXNet counts it; it is bound where a replay is not exact."""
@@ -107,17 +111,22 @@ class Way(abc.ABC):
             return self.rules.replay(mask).pool_bytes
         return MB * self._bound_mb(marks.apply(self.request.symbol, mask))
 
-    def _bound_mb(self, symbol: Any, grad_req: Any = "write") -> int:
-        device = self.request.device
-        return planned_mb(bind(symbol, self.graph, device, self.training.wanted, grad_req))
+    def _bound_mb(self, symbol: Any) -> int:
+        about = self.request.device, self.training.wanted, self.request.grad_req
+        return planned_mb(bind(symbol, self.graph, *about))
 
     @cached_property
     def unplanned(self) -> Memory:
         """What the network takes without a plan; it is bound once for it."""
-        found = self._replayed(self.rules, self.nothing, self._bound_mb(self.request.symbol))
+        found = self._replayed(self.rules, self.nothing)
+        found = replace(found, bound=self._bound_mb(self.request.symbol))
         if not found.exact:
             log.info("each plan is bound to learn its memory, for %s", found.why_inexact)
         return found
+
+    def _replayed(self, rules: Rules, mask: np.ndarray) -> Memory:
+        """Replay the network, or that with kept copies whose rules these are."""
+        return of_marks(rules.trainings[0], mask, self.held, rules.fuses)
 
     @cached_property
     def held(self) -> Held:
@@ -139,7 +148,13 @@ class Way(abc.ABC):
     @property
     def no_plan(self) -> Candidate:
         """The network as it is."""
-        return Candidate("no plan", self.unplanned.counted_bytes, self.nothing, added_time=0.0)
+        return Candidate("no plan", self.unplanned.pool_bytes, self.nothing, added_time=0.0)
+
+    @cached_property
+    def real(self) -> float:
+        """The real bytes of a pool as a share of what MXNet counts, as without a plan."""
+        planned = self.unplanned.planned
+        return planned.allocated_bytes / max(1, planned.pool_bytes)
 
     def taken(self, memory: Memory) -> int:
         """Return the bytes of a plan that the budget bounds."""
@@ -152,137 +167,88 @@ class Way(abc.ABC):
         elements = sum(self.graph.tensors[a][0].elements for a in learned)
         return memory.device_bytes + round(budget.state * elements)
 
-    def within(self, mask: np.ndarray) -> np.ndarray:
-        """Return the part of a plan that comes before ``until``."""
-        until = self.request.until
-        return mask if until is None else mask & (np.arange(len(mask)) < until)
-
-    def front(self, others: Sequence[Candidate] = ()) -> Found:
-        """Search for the plans that no other beats in both memory and time, or remember them.
-
-        A search for marks starts from ``others`` too, plans of this network at other shapes.
-        Ctrl-C ends the search with what it has found; KeyboardInterrupt if that is nothing.
-        """
-        key = fingerprint(self.request, replace(self.options, work=None, budget=None))
-        found = _fronts.get(key)
-        if found is not None:
-            log.info("the plans of this network were searched before; one of them is chosen")
-            return found
-        found = self._front(others)
-        if not found.interrupted:
-            _fronts.put(key, found)
-        return found
-
-    def pools(self, plans: Sequence[Candidate]) -> list[int]:
-        """Estimate the pools of plans: as much of what is counted as the first really takes."""
-        like = self.memory(plans[0])
-        real = like.planned.allocated_bytes / max(1, like.planned.pool_bytes)
-        return [round(plan.counted_bytes * real) - like.gradient_bytes for plan in plans]
-
-    def _replayed(self, rules: Rules, mask: np.ndarray, bound: int | None = None) -> Memory:
-        """Replay the network, or that with kept copies whose rules these are."""
-        return of_marks(rules.trainings[0], mask, bound, self.held, rules.fuses)
-
-    @abc.abstractmethod
-    def smallest(self) -> Found:
-        """Search for the plan of least memory."""
-
-    @abc.abstractmethod
-    def _front(self, others: Sequence[Candidate]) -> Found: ...
-
-    @abc.abstractmethod
-    def memory(self, plan: Candidate) -> Memory:
-        """Predict what a plan takes."""
-
-    @abc.abstractmethod
-    def bound(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
-        """Make what MXNet can carry out of a plan into a symbol, and have MXNet bind it."""
+    @property
+    def limit(self) -> int:
+        """The budget in bytes."""
+        assert self.options.budget is not None
+        return self.options.budget.limit(self.taken(self.unplanned))
 
 
-class Marks(Way):
+class Marks(_Network):
     """Marks on the operators, by which each result is recomputed at most once."""
 
     def smallest(self) -> Found:
+        """Search for the plan of least memory."""
         about = self.stages, self.cost, self.rules, self.options.ntrial
+        effort = marks_search.EFFORT.times(self.options.patience)
         with progress_bar() as progress:
             if self.unplanned.exact:
-                copies, effort = self.options.kept_copies, self._effort
+                copies = self.options.kept_copies
                 found = smallest(*about, copies, effort=effort, progress=progress)
             else:
                 found = smallest_bound(*about)
         for name, counted in found.costs.items():
             log.info("%s: %.1f MB", name, counted / MB)
-        self._log_kept()
         origin = min(found.costs, key=lambda name: found.costs[name])  # the first
         plan = Candidate(origin, found.plan.pool_bytes, found.plan.mask, found.plan.copies)
         return Found([plan], found.interrupted, found.costs, found.unfused)
 
-    def _front(self, others: Sequence[Candidate]) -> Found:
+    def front(self, others: Sequence[Candidate] = ()) -> Found:
+        """Search for the plans that no other beats, also from plans of it at other shapes."""
         if not self.unplanned.exact:
             least = self.smallest()
-            return replace(self.known(least.plans), interrupted=least.interrupted)
-        about = self.stages, self.rules, self._node_times, [_mark_plan(each) for each in others]
-        copies, effort = self.options.kept_copies, self._effort
+            plan = settled(self.rules, self._times, _mark_plan(least.plans[0]))
+            plan = plan._replace(pool_bytes=least.plans[0].pool_bytes)  # as it was bound
+            none = MarkPlan(self.unplanned.counted_bytes, 0.0, self.nothing)
+            return self._found([none, plan], least.interrupted)
+        about = self.stages, self.rules, self._times, [_mark_plan(plan) for plan in others]
+        effort = marks_search.EFFORT.times(self.options.patience)
         with progress_bar() as progress:
+            copies = self.options.kept_copies
             found, interrupted = fastest(*about, copies, effort=effort, progress=progress)
-        return Found([self._candidate(plan) for plan in found], interrupted)
-
-    def known(self, others: Sequence[Candidate]) -> Found:
-        """Choose of no plan and these those that no other beats, without a search."""
-        plans = [MarkPlan(0, 0.0, self.nothing), *map(_mark_plan, others)]
-        plans = [settled(self.rules, self._node_times, plan) for plan in plans]
-        if not self.unplanned.exact:
-            plans = [plan._replace(pool_bytes=self.cost(plan.mask)) for plan in plans]
-        return Found([self._candidate(plan) for plan in not_dominated(plans, by_time)], False)
+        return self._found(found, interrupted)
 
     def memory(self, plan: Candidate) -> Memory:
+        """Predict what a plan takes."""
         return self._replayed(*settle(self.rules, plan.recomputed, plan.copies)[:2])
 
     def bound(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
+        """Make what MXNet can carry out of a plan into a symbol, and have MXNet bind it."""
         symbol, shapes = self.request.symbol, self.request.spec.shapes
         copies = marks.inferable(symbol, plan.copies, shapes)
-        rules, full, mask, copies = settle(self.rules, plan.recomputed, copies)
+        mask, copies = settle(self.rules, plan.recomputed, copies)[2:]
         native = tuple(self.rules.native(mask))
         plan = replace(plan, recomputed=mask, copies=copies, native=native)
         made = plan.carry_out(symbol)
-        return plan, made, self._replayed(rules, full, self._bound_mb(made))
+        return plan, made, replace(self.memory(plan), bound=self._bound_mb(made))
 
-    @property
-    def _effort(self) -> marks_search.Effort:
-        return marks_search.EFFORT.times(self.options.patience)
-
-    def _node_times(self, rules: Rules) -> NodeTimes:
+    def _times(self, rules: Rules) -> NodeTimes:
         training = rules.trainings[0]
         found = timing.times_of(training, self.request.device, self.options.measure)
         moved = timing.moved_bytes(training)[: training.tables.forward]
         return NodeTimes(found.forward, found.gradient, moved)
 
-    def _candidate(self, plan: MarkPlan) -> Candidate:
-        origin = "fastest" if plan.mask.any() else "no plan"
-        added = plan.seconds / self.times.step if self.times.step else 0.0
-        return Candidate(origin, plan.pool_bytes, plan.mask, plan.copies, added_time=added)
-
-    def _log_kept(self) -> None:
-        reasons = self.rules.reasons.items()
-        kept = kept_summary((self.graph.nodes[i].op, why) for i, why in reasons)
-        if kept:
-            log.info("kept by rule: %s", kept)
+    def _found(self, plans: Sequence[MarkPlan], interrupted: bool) -> Found:
+        found = []
+        for counted, seconds, mask, copies in plans:
+            origin, time = "fastest" if mask.any() else "no plan", seconds / (self.times.step or 1)
+            found.append(Candidate(origin, round(counted * self.real), mask, copies, None, time))
+        return Found(found, interrupted)
 
 
 def _mark_plan(plan: Candidate) -> MarkPlan:
-    return MarkPlan(plan.counted_bytes, 0.0, plan.recomputed, plan.copies)
+    return MarkPlan(plan.pool_bytes, 0.0, plan.recomputed, plan.copies)
 
 
 class Original(Marks):
     """The original's search (Chen et al. 2016), trial for trial."""
 
     def smallest(self) -> Found:
-        ntrial, interrupted = self.options.ntrial, False
         tried: list[tuple[int, np.ndarray]] = []
+        interrupted, ntrial = False, self.options.ntrial
 
         def counted(mask: np.ndarray) -> int:
-            mask = self.within(mask)
-            tried.append((self.cost(mask) // MB, mask))
+            tried.append((self.cost(mask & self.before) // MB, mask & self.before))
             progress(len(tried) / (3 + ntrial))
             return tried[-1][0]
 
@@ -296,17 +262,14 @@ class Original(Marks):
             interrupted = True
         before, mask = min(tried, key=lambda pair: pair[0])  # of equals the first
         mask = self.rules.apply(mask)
-        counted_bytes = self.cost(mask)
+        after = self.cost(mask)
         if self.options.rules:
-            self._log_kept()
-            after = counted_bytes // MB
-            log.info("cost=%s MB before the rules, %s MB with them", before, after)
-        costs = {"no plan": self.unplanned.counted_bytes, "chen2016": counted_bytes}
-        return Found([Candidate("chen2016", counted_bytes, mask)], interrupted, costs)
+            log.info("cost=%s MB before the rules, %s MB with them", before, after // MB)
+        return Found([Candidate("chen2016", after, mask)], interrupted)
 
 
-class Schedules(Way):
-    """Schedules, by which results are recomputed as often as it pays."""
+class Schedules(_Network):
+    """Schedules, by which results are recomputed as often as it pays; methods are as of `Marks`."""
 
     noun = "schedule"
 
@@ -320,23 +283,13 @@ class Schedules(Way):
         self.parts = parts(self.load, (), self.mkldnn)
         self.written = parts(self.load, added, self.mkldnn) if added else self.parts
 
-    def smallest(self) -> Found:
-        return self._least([])
+    def smallest(self, others: Sequence[Candidate] = ()) -> Found:
+        """Search for the least memory, also from known schedules."""
+        work, more = self.options.work, [(plan.origin, plan.schedule) for plan in others]
+        return self._searched(lambda s, known: [s.least_memory(work, [*known, *more])])
 
-    def _front(self, others: Sequence[Candidate]) -> Found:
-        found = self._searched(trees.ScheduleSearch.front, self.times.forward)
-        return replace(found, plans=[self._timed(plan) for plan in found.plans])
-
-    def deeper(self, found: Found) -> Found:
-        """Search with little memory in mind: within a limit of work that may find less."""
-        last = found.plans[-1]
-        least = self._least([(last.origin, last.schedule)])
-        return replace(least, plans=[*found.plans, *map(self._timed, least.plans)])
-
-    def _least(self, others: Sequence[tuple[str, Any]]) -> Found:
-        """Search for the least memory, also from ``others``: known schedules with their origins."""
-        work = self.options.work
-        return self._searched(lambda s, known: [s.least_memory(work, [*known, *others])])
+    def front(self, others: Sequence[Candidate] = ()) -> Found:
+        return self.timed(self._searched(trees.ScheduleSearch.front, self.times.forward))
 
     def _searched(
         self, search: Callable[[trees.ScheduleSearch, Any], Any], weights: np.ndarray | None = None
@@ -348,52 +301,76 @@ class Schedules(Way):
         with progress_bar() as progress:
             if self.unplanned.exact:
                 effort = marks_search.EFFORT.times(options.patience * MARKS_PATIENCE)
-                short = smallest(*about, effort=effort)
+                short = smallest(*about, effort=effort, progress=lambda done: progress(0.0))
                 held = [copy.node for copy in short.plan.copies]
                 known = [("marks", schedules.of_marks(self.load, short.plan.mask, held))]
                 interrupted = short.interrupted
-            recursive = trees.ScheduleSearch(
-                self.load, options.patience, progress, weights, self.parts
-            )
+            tree = trees.ScheduleSearch(self.load, options.patience, progress, weights, self.parts)
             if interrupted:
-                best = recursive.judge(known[0][1])
+                best = tree.judge(known[0][1])
                 if options.work is not None and best.work > options.work:
                     raise KeyboardInterrupt
                 found = [trees.Found(best, "marks", True)]
             else:
-                found = search(recursive, known)
+                found = search(tree, known)
         plans = []
-        for each in found:
-            schedule = each.best.schedule
-            again = self._counts(schedule) > 1
-            plans.append(Candidate(each.origin, each.best.pool_bytes, again, schedule=schedule))
+        for best, origin, _ in found:
+            again = self._again(best.schedule) > 0
+            plans.append(Candidate(origin, best.pool_bytes, again, schedule=best.schedule))
         return Found(plans, found[0].interrupted)
 
     def memory(self, plan: Candidate) -> Memory:
-        assert plan.schedule is not None
-        step = unroll(self.written, plan.schedule)
-        return of_step(step, self.request.grad_req, None, self.held)
+        return of_step(unroll(self.written, plan.schedule), self.request.grad_req, self.held)
 
     def bound(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
-        grad_req, schedule = self.request.grad_req, plan.schedule
-        assert schedule is not None
-        schedules.check(self.load, schedule)
-        step, made = unroll(self.written, schedule), scheduled(self.request.symbol, schedule)
-        made.recipe.step(made, self.graph, grad_req, self.mkldnn, step)
-        return plan, made, of_step(step, grad_req, self._bound_mb(made, grad_req), self.held)
+        schedules.check(self.load, plan.schedule)
+        made, memory = plan.carry_out(self.request.symbol), self.memory(plan)
+        step: Any = memory.replay.training
+        made.recipe.step(made, self.graph, self.request.grad_req, self.mkldnn, step)
+        return plan, made, replace(memory, bound=self._bound_mb(made))
 
-    def _counts(self, schedule: Any) -> np.ndarray:
-        """Count how often each node runs forward."""
-        return np.bincount(schedule.forwards, minlength=len(self.nothing))
+    def _again(self, schedule: Any) -> np.ndarray:
+        """Count how often each node is recomputed."""
+        return np.maximum(np.bincount(schedule.forwards, minlength=len(self.nothing)) - 1, 0)
 
-    def _timed(self, plan: Candidate) -> Candidate:
-        """Add to a plan the time that it is predicted to add to a step."""
-        again = np.maximum(self._counts(plan.schedule) - 1, 0)
-        return replace(plan, added_time=float((again * self.times.forward).sum() / self.times.step))
+    def timed(self, found: Found) -> Found:
+        """Estimate the pools of plans, without gradients, and the times that they add to a step."""
+        plans, gradients = [], self.memory(found.plans[0]).gradient_bytes
+        for plan in found.plans:
+            time = float(self._again(plan.schedule) @ self.times.forward) / self.times.step
+            pool = round(plan.pool_bytes * self.real) - gradients
+            plans.append(replace(plan, pool_bytes=pool, added_time=time))
+        return replace(found, plans=plans)
 
 
-def way_of(request: Request, options: Options) -> Way:
-    """Make the way that is asked for."""
-    if options.how == "schedule":
-        return Schedules(request, options)
-    return (Original if options.planner == "chen2016" else Marks)(request, options)
+Way = Union[Marks, Schedules]
+
+
+def ways_of(request: Request, options: Options) -> Iterator[Way]:
+    """Make the ways that are asked for in turn; of both, those by which it can be planned."""
+    made: dict[str, Callable[..., Way]] = {"marks": Marks, "schedule": Schedules}
+    if options.planner == "chen2016":
+        made["marks"] = Original
+    hows = WAYS if options.how == EITHER else (options.how,)
+    refused = []
+    for how in hows:
+        try:
+            yield made[how](request, replace(options, how=how))
+        except MemongerError as error:  # a network that no schedule can hold
+            log.info("no plans by how=%r: %s", how, error)
+            refused.append(error)
+    if len(refused) == len(hows):
+        raise refused[0]
+
+
+def front(way: Way, others: Sequence[Candidate] = ()) -> Found:
+    """Search for the plans that no other beats in both memory and time, or remember them."""
+    key = fingerprint(way.request, replace(way.options, work=None, budget=None))
+    found = _fronts.get(key)
+    if found is not None:
+        log.info("the plans of this network were searched before; one of them is chosen")
+        return found
+    found = way.front(others)
+    if not found.interrupted:
+        _fronts.put(key, found)
+    return found

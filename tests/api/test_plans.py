@@ -15,7 +15,7 @@ import pytest
 from memonger.api.plan import plan_of
 from memonger.costs.bind import planned_mb
 from memonger.solve.request import Options, read_request
-from memonger.solve.solution import solve
+from memonger.solve.solution import smallest
 from memonger.solve.ways import Candidate, Found, Marks
 from memonger.support.cache import forget
 
@@ -180,7 +180,7 @@ class Believing(Marks):
     def smallest(self) -> Found:
         mask = np.array([n.name == "tanh7" for n in self.graph.nodes])
         plan = dataclasses.replace(super().smallest().plans[0], recomputed=mask, copies=())
-        return Found([dataclasses.replace(plan, counted_bytes=0)], False)
+        return Found([dataclasses.replace(plan, pool_bytes=0)], False)
 
 
 class Misled(Marks):
@@ -195,7 +195,7 @@ class Misled(Marks):
 def test_a_wrong_prediction_is_not_passed_on(way: Any) -> None:
     """The figures are MXNet's, and it is said; what it finds worse than no plan is not returned."""
     request = read_request({"net": net(), "shapes": SHAPES})
-    solution = solve(way(request, Options()))
+    solution = smallest(way(request, Options()))
     plan, said = plan_of(request, solution), "; ".join(solution.warnings)
     if way is Believing:
         assert not plan.recomputed and plan.planner == "no plan" and "no plan costs less" in said

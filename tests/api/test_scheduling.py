@@ -14,7 +14,6 @@ from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.execution.symbol import ScheduledSymbol
 from memonger.schedules.expand import parts, unroll
 from memonger.schedules.schedule import of_marks
-from memonger.solve import ways
 from memonger.solve.memory import of_step
 from memonger.support.errors import BudgetError
 
@@ -166,14 +165,14 @@ def test_an_interrupted_search(
 
 def test_interrupted_before_it_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the short search for marks: they are what there is then, if they keep the limits."""
-    real = ways.smallest
-    monkeypatch.setattr(ways, "smallest", lambda *a, **k: real(*a, **k)._replace(interrupted=True))
+    press_ctrl_c(monkeypatch, 0.0)
     plan = planned(layers(48), work=2.0)
     assert plan.interrupted and plan.planner == "marks" and plan.exact
-    with pytest.raises(KeyboardInterrupt):
-        planned(layers(48), work=1.1)
-    with pytest.raises(KeyboardInterrupt):
-        planned(layers(48), budget=plan.pool_bytes // 3)
+    limits: Any
+    for limits in ({"work": 1.1}, {"budget": plan.pool_bytes // 3}):
+        press_ctrl_c(monkeypatch, 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            planned(layers(48), **limits)
 
 
 def test_planned_anew() -> None:
