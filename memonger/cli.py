@@ -42,7 +42,14 @@ def main(arguments: Sequence[str] | None = None, begin: Callable[[], object] = l
     logging.basicConfig(format="memonger: %(message)s", level=level)
     status = MISTAKE
     try:
-        _check_files(options.output, options.plot)
+        if options.output is not None:  # before a long search is begun for it
+            files.check_writable(options.output)
+        if options.plot is not None:
+            from memonger.api.plot import check_picture
+
+            check_picture(options.plot)
+            if os.path.realpath(options.plot) == os.path.realpath(options.output or ""):
+                raise MemongerError(f"--output and --plot are the same file, {options.plot!r}")
         network = memonger.load(options.network)
         memonger.frontier  # noqa: B018  imports all that a verb needs
         begin()
@@ -142,18 +149,6 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
             raise MemongerError(f"{given['ctx']!r} is not a device; give cpu, gpu or gpu(1)")
         given["ctx"] = mx.Context(found[1], int(found[2] or 0))
     return {"shapes": None, **given}
-
-
-def _check_files(output: str | None, plot: str | None) -> None:
-    """Check that files can be written, before a long search is begun for them."""
-    if output is not None:
-        files.check_writable(output)
-    if plot is not None:
-        from memonger.api.plot import check_picture
-
-        check_picture(plot)
-        if output is not None and os.path.realpath(output) == os.path.realpath(plot):
-            raise MemongerError(f"--output and --plot are the same file, {plot!r}")
 
 
 def _as_data(found: Any) -> Any:

@@ -129,10 +129,9 @@ def check(
     _check_alike(check_symbol(symbol), check_symbol(planned))
     call = read_call({"net": symbol, "shapes": shapes, "type_dict": type_dict, "ctx": ctx})
     inputs, graph = call.spec.shapes, forward_graph(symbol, call.spec)
-    requests = {name: "null" if name in inputs else "write" for name in call.grad_req}
-    if grad_req is not None:
-        requests = read_grad_req(list(call.grad_req), grad_req)
-    call = replace(call, grad_req=requests)
+    usual = {name: "null" if name in inputs else "write" for name in call.grad_req}
+    asked = usual if grad_req is None else grad_req
+    call = replace(call, grad_req=read_grad_req(list(call.grad_req), asked))
     start = _initial_values(graph, np.random.RandomState(seed), values or {}, inputs)
     train = partial(_train, call=call, start=start, steps=steps, seed=seed)
     expected = train(symbol)

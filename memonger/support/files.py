@@ -20,10 +20,7 @@ LONGEST = 255  # bytes of a name in a folder, by most file systems
 
 def check_writable(path: Path) -> None:
     """Check that a file can be written, before a long search is begun for it; tell why not."""
-    try:
-        name = os.fsdecode(path)
-    except TypeError:
-        name = ""
+    name = os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else ""
     place = os.path.realpath(name)
     folder, base = os.path.split(place)
     may_write = os.access(place, os.W_OK) or not os.path.exists(place)

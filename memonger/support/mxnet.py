@@ -33,13 +33,7 @@ CUDA_LIBRARIES: list[tuple[str, str]] = re.findall(
     """,
 )
 
-#: System libraries that MXNet's wheels expect; Debian's packages have these names without ".so.".
-SYSTEM_LIBRARIES = ("libgomp.so.1", "libquadmath.so.0", "libgfortran.so.4")
-
-INSTALL = (
-    "install one of the extras: pip install 'memonger[cpu]' for a machine without an NVIDIA GPU, "
-    "pip install 'memonger[cu112]' for one with"
-)
+INSTALL = "pip install 'memonger[cpu]', or 'memonger[cu112]' for a machine with an NVIDIA GPU"
 
 
 def _variable(name: str, usual: str, read: Callable[[str], Any]) -> Any:
@@ -171,19 +165,18 @@ def _explain(error: BaseException) -> str:
     build = _preparation.build
     if build is None or (isinstance(error, ModuleNotFoundError) and error.name == "mxnet"):
         return "MXNet is not installed; " + INSTALL
-    found = re.search(r"lib[\w+.-]*\.so[\w.]*", str(error))
+    found = re.search(r"lib[\w+.-]*\.so\.\w+(\.\w+)*", str(error))
     library = found[0] if found else ""
     if library == "libcuda.so.1":
         return (
             f"{build} is installed, but there is no NVIDIA driver (libcuda.so.1); install it, or "
             f"the CPU build: pip uninstall -y {build} && pip install 'memonger[cpu]'"
         )
-    if library in SYSTEM_LIBRARIES:
-        package = library.replace(".so.", "")
-        return f"MXNet needs the system library {library}; apt-get install {package}"
     if library in [soname for _, soname in CUDA_LIBRARIES]:
         return f"{build} needs {library}; pip install 'memonger[cu112]' brings the CUDA libraries"
-    return f"MXNet ({build}) is installed but cannot be imported: {type(error).__name__}: {error}"
+    package = f"; apt-get install {library.replace('.so.', '')}" if library else ""  # on Debian
+    said = f"{type(error).__name__}: {error}{package}"
+    return f"MXNet ({build}) is installed but cannot be imported: {said}"
 
 
 class _Preparation:

@@ -19,8 +19,7 @@ from typing import Any, Mapping, Sequence
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 
-VERSION = 10901  # what MXNet 1.9.1 writes
-OLDEST = 800  # the version of a file that tells none
+VERSION, OLDEST = 10901, 800  # what MXNet 1.9.1 writes, and of a file that tells none
 OWN_STATES = 900  # before, auxiliary states were not written: MXNet puts in the inputs that lack
 
 #: What MXNet took for attributes of a variable before it hid them (``UpgradeJSON_FixParsing`` in
@@ -30,13 +29,9 @@ HIDDEN = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")
 #: Attributes that tell a number of inputs (``key_var_num_args`` and the like).
 COUNTS = ("num_args", "num_arrays", "num_weights", "num_tensors")
 MOST_OUTPUTS = 2**20  # of one operator; MXNet would name each
-
 #: Subgraphs of each operator of control flow, which ``num_args`` counts as inputs.
 CONTROL_FLOW = {"_foreach": 1, "_while_loop": 2, "_cond": 3}
-
-#: These hold a pointer, of the process that made them.
-OF_A_PROCESS = ("_Native", "_NDArray")
-
+OF_A_PROCESS = ("_Native", "_NDArray")  # these hold a pointer, of the process that made them
 _ESCAPE = re.compile(r"\\(u00[01][0-9a-f]|.)")
 
 
@@ -144,13 +139,11 @@ def _count_outputs(node: Mapping[str, Any], nodes: Sequence[Any], version: int) 
     if names is not None and len(names) != count:
         if version >= OWN_STATES or count > len(names):
             raise MemongerError(f"{op} takes {len(names)} inputs, not {count}")
-    for k in states:  # the operator writes there; MXNet dies when it is something else
-        source = nodes[node["inputs"][k][0]] if k < count else {"op": "null"}
+    for k in [k for k in states if k < count]:  # the operator writes there, or MXNet dies
+        source = nodes[node["inputs"][k][0]]
         if source["op"] != "null":
-            raise MemongerError(
-                f"input {k} of {op} must be a variable, not the output of {source['name']!r} "
-                f"({source['op']})"
-            )
+            written = f"the output of {source['name']!r} ({source['op']})"
+            raise MemongerError(f"input {k} of {op} must be a variable, not {written}")
     for key in outgrown:  # MXNet looks the input up that an attribute such as gamma_lr_mult is of
         if key.rsplit("_", 2)[0] in (names or ())[count:]:
             raise MemongerError(f"its {key!r} is of an input that is not there")
