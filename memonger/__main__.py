@@ -1,30 +1,43 @@
 """``python -m memonger``, and the script ``memonger``: the process of the command.
 
-A KeyboardInterrupt that passes through ``exec``, with which MXNet makes its operators, is noted by
-Python, and a process of ``python -m`` then ends by the signal whatever its status is. So the
-process ends without Python's shutdown, which a second Ctrl-C would turn into a traceback. Only
-while Python starts, and for the few milliseconds in which it imports the package itself, Ctrl-C is
-Python's.
+A KeyboardInterrupt while Python imports, which takes seconds, can be lost in a callback of a
+library. So until a search begins Ctrl-C ends the process at once. One that passes through ``exec``,
+with which MXNet makes its operators, is noted by Python, and a process of ``python -m`` then ends
+by the signal whatever its status is. So the process ends without Python's shutdown.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from typing import Any
 
-from memonger.support.interrupts import end, end_at_interrupts
+from memonger.support.errors import INTERRUPTED, MISTAKE
+
+
+def end(*_: Any) -> None:
+    """End the process as one that was interrupted."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"memonger: {INTERRUPTED}\n".encode())
+    os._exit(MISTAKE)
+
+
+def exchange(handler: Any, other: Any) -> None:
+    """Have another handle Ctrl-C, unless it is ignored, as a shell has its background jobs do."""
+    if signal.getsignal(signal.SIGINT) is handler:
+        signal.signal(signal.SIGINT, other)
 
 
 def run() -> None:
     """Carry out the command, and end the process."""
-    end_at_interrupts()
+    exchange(signal.default_int_handler, end)
     from memonger.cli import main
 
     status: Any
     try:
-        status = main()
+        status = main(begin=lambda: exchange(end, signal.default_int_handler))
     except SystemExit as ended:
         status = ended.code
     except KeyboardInterrupt:

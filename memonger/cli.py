@@ -1,9 +1,8 @@
 """The command ``memonger``, for networks that are in a ``-symbol.json`` file.
 
-Every verb is a public function of the package. Tables are for people, ``--json`` for programs. The
-exit status is 0 where all is well, 1 where the answer is no (``check`` finds a difference, nothing
-fits the budget), 2 for a mistake; one line on stderr tells which. What a search has found is
-printed where it cannot be written too.
+Every verb is a public function of the package. The exit status is 0 where all is well, 1 where the
+answer is no (``check`` finds a difference, nothing fits the budget), 2 for a mistake; one line on
+stderr tells which. What a search has found is printed where it cannot be written too.
 """
 
 from __future__ import annotations
@@ -20,19 +19,21 @@ from typing import Any, Callable, Sequence
 
 # Nothing here imports MXNet, which takes seconds, before a verb is carried out.
 import memonger
+from memonger import BudgetError, MemongerError
 from memonger.support import files
-from memonger.support.errors import BudgetError, MemongerError, in_words, said_by_mxnet
-from memonger.support.interrupts import INTERRUPTED, MISTAKE, raise_interrupts
+from memonger.support.errors import INTERRUPTED, MISTAKE, in_words, said_by_mxnet
 
 log = logging.getLogger("memonger")
 
 OK, NO = 0, 1
-BATCH = "N"  # where the batch goes in a shape
 UNSAVED = "a schedule cannot be saved for MXNet; leave out --output, or plan with --how marks"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command with these arguments, by default those of the process; return its status."""
+def main(arguments: Sequence[str] | None = None, begin: Callable[[], object] = lambda: None) -> int:
+    """Run the command with these arguments, by default those of the process; return its status.
+
+    ``begin`` is called when all is imported: what runs then ends well at a KeyboardInterrupt.
+    """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # names need not be of the terminal's letters
             stream.reconfigure(errors="backslashreplace")
@@ -41,8 +42,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="memonger: %(message)s", level=level)
     status = MISTAKE
     try:
-        _check_files(options.output, options.plot)
-        status = options.run(memonger.load(options.network), options)
+        if options.output is not None:  # before a long search is begun for it
+            files.check_writable(options.output)
+        if options.plot is not None:
+            from memonger.api.plot import check_picture
+
+            check_picture(options.plot)
+            if os.path.realpath(options.plot) == os.path.realpath(options.output or ""):
+                raise MemongerError(f"--output and --plot are the same file, {options.plot!r}")
+        network = memonger.load(options.network)
+        memonger.frontier  # noqa: B018  imports all that a verb needs
+        begin()
+        status = options.run(network, options)
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # who reads has seen enough, as with | head
@@ -63,15 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-# -- the verbs --------------------------------------------------------------------------------
-
-
 def _plan(network: Any, options: argparse.Namespace) -> int:
     """Plan a network and save it; plain MXNet loads and trains it."""
     given, report = _given(options), None
     if given.get("how") == "schedule" and options.output:
         raise MemongerError(UNSAVED)
-    plan = _searched(memonger.plan, network, options)
+    plan = memonger.plan(network, **given)
     try:
         plan = dataclasses.replace(plan, added_time=plan.predict_time(given.get("measure", False)))
     except (MemongerError, KeyboardInterrupt) as error:  # the plan is known all the same
@@ -84,7 +92,7 @@ def _plan(network: Any, options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         raise MemongerError("interrupted before the plan was checked") from None
     finally:
-        text, data = plan, _as_data(plan)
+        text, data = str(plan), _as_data(plan)
         if report is not None:
             text, data["check"] = f"{plan}\n{'check':10} {report}", _as_data(report)
         _tell(options, text, plan, data)
@@ -93,34 +101,33 @@ def _plan(network: Any, options: argparse.Namespace) -> int:
 
 def _frontier(network: Any, options: argparse.Namespace) -> int:
     """Tell the plans that no other beats in memory and time."""
-    plans = _searched(memonger.frontier, network, options)
+    plans = memonger.frontier(network, **_given(options))
     return _tell(options, plans, plans)
 
 
 def _batch(network: Any, options: argparse.Namespace) -> int:
     """Tell the largest batch that fits, with a plan and without."""
-    found = _searched(memonger.largest_batch, network, options)
+    found = memonger.largest_batch(network, **_given(options))
     return _tell(options, found, found.plan)
 
 
 def _cost(network: Any, options: argparse.Namespace) -> int:
     """Tell the memory that a network takes in training as it is."""
     found = memonger.explain(network, **_given(options))
-    figures = {"pool_bytes": found.pool_bytes, "peak_bytes": found.peak_bytes}
-    figures["exact"] = not found.inexact
-    text = f"pool     {in_words(found.pool_bytes)}"
-    text += f"{'' if figures['exact'] else ', bound, in whole MB'}\n"
-    text += f"peak     {in_words(found.peak_bytes)} alive at once, in {found.peak}"
-    return _tell(options, text if found.tensors or found.pool_bytes else found, data=figures)
+    pool, peak, exact = found.pool_bytes, found.peak_bytes, not found.inexact
+    text = f"pool     {in_words(pool)}{'' if exact else ', bound, in whole MB'}\n"
+    text += f"peak     {in_words(peak)} alive at once, in {found.peak}"
+    figures = {"pool_bytes": pool, "peak_bytes": peak, "exact": exact}
+    return _tell(options, text if found.tensors or pool else found, data=figures)
 
 
 def _explain(network: Any, options: argparse.Namespace) -> int:
     """Tell what makes up the memory of a network, or of a plan."""
-    of_plan = [name for name in PLANNING if name in vars(options)]
-    if of_plan and not options.plan:
-        raise MemongerError(f"--{of_plan[0].replace('_', '-')} is for a plan; give --plan too")
     if options.plan:
-        return _tell(options, _searched(memonger.plan, network, options).explain())
+        return _tell(options, memonger.plan(network, **_given(options)).explain())
+    for name in PLANNING:
+        if name in vars(options):
+            raise MemongerError(f"--{name.replace('_', '-')} is for a plan; give --plan too")
     return _tell(options, memonger.explain(network, **_given(options)))
 
 
@@ -131,35 +138,17 @@ def _check(network: Any, options: argparse.Namespace) -> int:
     return OK if report else NO
 
 
-# -- what goes in and out ---------------------------------------------------------------------
-
-
-def _searched(search: Callable[..., Any], network: Any, options: argparse.Namespace) -> Any:
-    """Search. All of it is imported by now; Ctrl-C ends it with what it has found."""
-    raise_interrupts()
-    return search(network, **_given(options))
-
-
 def _given(options: argparse.Namespace) -> dict[str, Any]:
     """Give the keyword arguments of the package's function: the options that were given."""
     given = {name: value for name, value in vars(options).items() if name in KEYWORDS}
     if "ctx" in given:
         from memonger.support.mxnet import mx
 
-        given["ctx"] = mx.Context(*given["ctx"])
+        found = re.fullmatch(r"(cpu|gpu)(?:\(([0-9]{1,9})\))?", given["ctx"])
+        if found is None:
+            raise MemongerError(f"{given['ctx']!r} is not a device; give cpu, gpu or gpu(1)")
+        given["ctx"] = mx.Context(found[1], int(found[2] or 0))
     return {"shapes": None, **given}
-
-
-def _check_files(output: str | None, plot: str | None) -> None:
-    """Check that files can be written, before a long search is begun for them."""
-    if output is not None:
-        files.check_writable(output)
-    if plot is not None:
-        from memonger.api.plot import check_picture
-
-        check_picture(plot)
-        if output is not None and os.path.realpath(output) == os.path.realpath(plot):
-            raise MemongerError(f"--output and --plot are the same file, {plot!r}")
 
 
 def _as_data(found: Any) -> Any:
@@ -191,41 +180,22 @@ def _tell(options: argparse.Namespace, found: Any, plan: Any = None, data: Any =
     return OK
 
 
-# -- the options ------------------------------------------------------------------------------
-
-
 class _Pairs(argparse.Action):
-    """``--shape data=32,3,224,224`` or ``--type data=float16``, any number of times."""
+    """Read ``--shape data=32,3,224,224`` or ``--type data=float16``, any number of times."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        name, equals, text = values.partition("=")
-        batch = BATCH if namespace.open else 32
-        example = "data=float16" if self.dest == "type_dict" else f"data={batch},3,224,224"
-        if not (name and equals and text):
-            parser.error(f"{option} {values}: it is written as {example}")
-        known, value = vars(namespace).setdefault(self.dest, {}), text
+        name, _, value = values.partition("=")
+        known = vars(namespace).setdefault(self.dest, {})
         if name in known:
             parser.error(f"{option} {name} is given twice")
+        if not (name and value):
+            parser.error(f"{option} {values}: it is written as {self.metavar}")
         if self.dest == "shapes":
-            value = tuple(_size(size) for size in text.strip("()").rstrip(",").split(","))
-            if "" in value or (None in value and not namespace.open):
-                parser.error(f"{option} {values}: sizes are whole numbers, as {example}")
+            sizes = [size.strip() for size in value.strip("()").rstrip(",").split(",")]
+            if not all(re.fullmatch("N|[0-9]{1,18}", size) for size in sizes):
+                parser.error(f"{option} {values}: sizes are whole numbers, as in {self.metavar}")
+            value = tuple(None if size == "N" else int(size) for size in sizes)
         known[name] = value
-
-
-def _size(text: str) -> Any:
-    """Read a whole number; None for the batch; '' where it is neither."""
-    if text.strip() == BATCH:
-        return None
-    return int(text) if re.match(r"\s*[0-9]{1,18}\s*$", text) else ""
-
-
-def _device(text: str) -> Any:
-    """Read a device by name: 'cpu', 'gpu' or 'gpu(1)'."""
-    found = re.fullmatch(r"(cpu|gpu)(?:\(([0-9]{1,9})\))?", text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a device; give cpu, gpu or gpu(1)")
-    return found[1], int(found[2] or 0)
 
 
 def _budget(text: str) -> Any:
@@ -239,36 +209,27 @@ def _budget(text: str) -> Any:
 def _optimizer(text: str) -> Any:
     """Read an optimiser by name, or with its parameters: 'adam', 'sgd,momentum=0.9'."""
     name, *given = text.split(",")
+    pairs = (pair.partition("=") for pair in given)
     try:
-        pairs = [pair.partition("=") for pair in given]
-        parameters = {key: json.loads(value) for key, _, value in pairs}
+        return name, {key: json.loads(value) for key, _, value in pairs}
     except ValueError:
         said = f"{text!r}: an optimizer is written as sgd,momentum=0.9"
         raise argparse.ArgumentTypeError(said) from None
-    return (name, parameters) if parameters else name
 
+
+WAYS = ("marks", "schedule", "auto")
 
 #: What an option takes (its type, its choices; bool for a switch), its placeholder, what it is.
 OPTIONS: dict[str, tuple[Any, str | None, str]] = {
-    "shapes": (_Pairs, "NAME=N,N,..", "shape of an input, the batch first (N in batch)"),
-    "type_dict": (_Pairs, "NAME=TYPE", "type of an input (default: float32)"),
-    "ctx": (_device, "DEVICE", "cpu or gpu(0); by default any"),
+    "shapes": (_Pairs, "data=32,3,224,224", "shape of an input, the batch first (N in batch)"),
+    "type_dict": (_Pairs, "data=float16", "type of an input (default: float32)"),
+    "ctx": (str, "DEVICE", "cpu or gpu(0); by default any"),
     "json": (bool, None, "print JSON, sizes in bytes"),
     "verbose": (bool, None, "tell what is done"),
     "devices": (int, "N", "that share the batch (default: 1)"),
-    "how": (
-        ("marks", "schedule", "auto"),
-        None,
-        "recompute each result at most once (marks, the default), as often as it pays (schedule), "
-        "or the better of both, within a budget (auto)",
-    ),
+    "how": (WAYS, None, "recompute once (marks, the default), as often as it pays, or the faster"),
     "work": (float, "TIMES", "the most forward work of a step, in forward passes (default: any)"),
-    "budget": (
-        _budget,
-        "MEMORY",
-        "memory that may be taken: 6GB, 6GiB, bytes, 60%% (of that without a plan; not for batch) "
-        "or 'device', what is free on the GPU of --device",
-    ),
+    "budget": (_budget, "MEMORY", "6GB, 6GiB, bytes, 60%% of that without a plan, or 'device'"),
     "budget_of": (("pool", "device"), None, "MXNet's pool (default), or parameters and all else"),
     "optimizer": (_optimizer, "NAME", "with --budget-of device: adam, or sgd,momentum=0.9"),
     "measure": (bool, None, "measure the time of operators on the device, once"),
@@ -346,5 +307,5 @@ def _parser() -> argparse.ArgumentParser:
             taken["required"] = (name, option) == ("batch", "budget")
             flags = FLAGS.get(option, [f"--{option.replace('_', '-')}"])
             verb.add_argument(*flags, dest=option, help=about, **taken)
-        verb.set_defaults(run=run, open=name == "batch", **OWN)  # of others the package knows them
+        verb.set_defaults(run=run, **OWN)  # of others the package knows them
     return parser

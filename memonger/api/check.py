@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from typing import Any, Dict, Mapping, NamedTuple, Tuple
+from typing import Any, Collection, Dict, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
 from memonger.api.docstrings import documented
-from memonger.costs.bind import sparse_gradients
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import check_count, check_symbol, read_grad_req
 from memonger.graph.read import forward_graph
 from memonger.schedules.execution.executor import ScheduledExecutor
-from memonger.solve.request import read_call
+from memonger.solve.request import Request, read_call
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 
@@ -128,12 +128,12 @@ def check(
     steps = check_count("steps", steps, 1)
     _check_alike(check_symbol(symbol), check_symbol(planned))
     call = read_call({"net": symbol, "shapes": shapes, "type_dict": type_dict, "ctx": ctx})
-    inputs, graph = set(call.spec.shapes), forward_graph(symbol, call.spec)
-    requests = {name: "null" if name in inputs else "write" for name in call.grad_req}
-    if grad_req is not None:
-        requests = read_grad_req(list(call.grad_req), grad_req)
-    start = _initial_values(graph, seed, values or {}, inputs)
-    train = partial(_train, graph, start, steps, call.device, requests, seed, inputs)
+    inputs, graph = call.spec.shapes, forward_graph(symbol, call.spec)
+    usual = {name: "null" if name in inputs else "write" for name in call.grad_req}
+    asked = usual if grad_req is None else grad_req
+    call = replace(call, grad_req=read_grad_req(list(call.grad_req), asked))
+    start = _initial_values(graph, np.random.RandomState(seed), values or {}, inputs)
+    train = partial(_train, call=call, start=start, steps=steps, seed=seed)
     expected = train(symbol)
     differences = _compare(expected, train(planned))
     repeatable = not differences or not _compare(expected, train(symbol))
@@ -147,27 +147,21 @@ def _check_alike(symbol: Any, planned: Any) -> None:
     for what in ("arguments", "auxiliary_states", "outputs"):
         one, other = (getattr(net, "list_" + what)() for net in (symbol, planned))
         if one != other:
-            names = sorted(set(one) ^ set(other))
-            raise MemongerError(
-                f"these are not the same network: their {what.replace('_', ' ')} differ "
-                f"({', '.join(names[:5]) or 'in order'})"
-            )
+            names = ", ".join(sorted(set(one) ^ set(other))[:5]) or "in order"
+            said = f"their {what.replace('_', ' ')} differ ({names})"
+            raise MemongerError(f"these are not the same network: {said}")
 
 
 def _initial_values(
-    graph: ForwardGraph, seed: int, given: Mapping[str, Any], inputs: set[str]
+    graph: ForwardGraph, random: Any, given: Mapping[str, Any], inputs: Collection[str]
 ) -> dict[str, np.ndarray]:
     """Draw values for all variables that are not given."""
-    random = np.random.RandomState(seed)
-    indices = {
-        node.inputs[k][0]
-        for node in graph.nodes
-        for k, ops in enumerate(INDEX_INPUTS)
-        if node.op in ops and k < len(node.inputs)
-    }
+    nodes = graph.nodes
+    reads = ((node.op, k, entry[0]) for node in nodes for k, entry in enumerate(node.inputs))
+    indices = {i for op, k, i in reads if k < len(INDEX_INPUTS) and op in INDEX_INPUTS[k]}
     result = {}
     for i in list(graph.arguments) + sorted(graph.auxiliary):
-        name, (shape, dtype) = graph.nodes[i].name, graph.tensors[i][0]
+        name, (shape, dtype) = nodes[i].name, graph.tensors[i][0]
         if name in given:
             value = np.asarray(given[name]).reshape(shape)
         elif i in graph.auxiliary or name.endswith("gamma"):
@@ -175,37 +169,29 @@ def _initial_values(
         elif i in indices or np.dtype(dtype).kind in "iu" or name.endswith("label"):
             value = random.randint(0, 2, shape)
         else:
-            value = random.uniform(-1, 1, shape)
-            if name not in inputs:
-                value /= np.sqrt(max(1, int(np.prod(shape[1:]))))  # fan-in
+            fan_in = 1 if name in inputs else max(1, int(np.prod(shape[1:])))
+            value = random.uniform(-1, 1, shape) / np.sqrt(fan_in)
         result[name] = value.astype(dtype)
     return result
 
 
 def _train(
-    graph: ForwardGraph,
-    start: Mapping[str, np.ndarray],
-    steps: int,
-    ctx: Any,
-    requests: Mapping[str, str],
-    seed: int,
-    inputs: set[str],
-    net: Any,
+    net: Any, call: Request, start: Mapping[str, np.ndarray], steps: int, seed: int
 ) -> _Computed:
     """Train some steps, and return what each leaves: outputs, gradients, auxiliary states."""
-    sparse = {graph.nodes[i].name for i in sparse_gradients(graph)}
+    ctx = call.device
+    types = {name: start[name].dtype for name in call.grad_req}
+    shapes = {name: start[name].shape for name in call.grad_req}
+    result: _Computed = {}
     try:
-        arrays = {n: mx.nd.array(value, ctx, value.dtype) for n, value in start.items()}
-        args = {graph.nodes[i].name: arrays[graph.nodes[i].name] for i in graph.arguments}
-        aux = {n: a for n, a in arrays.items() if n not in args}
-        wanted = {n: a for n, a in args.items() if requests[n] != "null"}
-        momentum, grads = ({n: mx.nd.zeros_like(a) for n, a in wanted.items()} for _ in range(2))
-        grads = {n: g.tostype("row_sparse") if n in sparse else g for n, g in grads.items()}
-        executor = net.bind(ctx, args, grads, requests, aux)
-        random = np.random.RandomState(seed)
-        values = [(random.uniform(-1, 1, out.shape), out.dtype) for out in executor.outputs]
-        heads = [mx.nd.array(value, ctx, dtype) for value, dtype in values]
-        result: _Computed = {}
+        executor = net.simple_bind(ctx, call.grad_req, types, **shapes)
+        args, aux = executor.arg_dict, executor.aux_dict
+        for name, value in start.items():
+            {**args, **aux}[name][:] = value
+        grads = {n: gradient for n, gradient in executor.grad_dict.items() if gradient is not None}
+        momentum = {n: mx.nd.zeros_like(args[n]) for n in grads}
+        draw = np.random.RandomState(seed).uniform
+        heads = [mx.nd.array(draw(-1, 1, o.shape), ctx, o.dtype) for o in executor.outputs]
         for step in range(steps):
             mx.random.seed(seed + step)
             executor.forward(is_train=True)
@@ -216,10 +202,10 @@ def _train(
             result.update(_read(step, "output", dict(zip(net.list_outputs(), executor.outputs))))
             result.update({**_read(step, "gradient", grads), **states})
             for n, gradient in grads.items():
-                if n not in inputs and np.dtype(gradient.dtype).kind == "f":
+                if n not in call.spec.shapes and np.dtype(gradient.dtype).kind == "f":
                     mx.nd.sgd_mom_update(args[n], gradient, momentum[n], **RATES, out=args[n])
         return result
-    except mx.MXNetError as error:
+    except RuntimeError as error:  # an MXNetError; simple_bind makes it a RuntimeError
         raise MemongerError(f"the network cannot be run on {ctx}: {said_by_mxnet(error)}") from None
 
 

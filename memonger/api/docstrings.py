@@ -18,17 +18,16 @@ shapes : dict or list of mx.io.DataDesc
     iterator.provide_label``. They may be given as keywords too.
 how : {'marks', 'schedule', 'auto'}
     'marks': each result is recomputed at most once, by marks that MXNet's executor reads.
-    'schedule': as often as it pays; the whole training step is written out when the symbol is
-    bound. 'auto', with a budget: both are searched, and the plan that is predicted to be faster is
-    taken: mostly a schedule, for marks keep a convolution's result with its inputs or run it twice.
+    'schedule': as often as it pays; the training step is written out when the symbol is bound.
+    'auto', with a budget: both are searched, and the plan that is predicted to be faster is taken.
 work : float, optional
     The most forward work of a training step, in forward passes: 2.0 allows one pass more. Marks
     take at most 2; the default limit of schedules is what O(log n) memory takes, at most 2 log2(n)
-    for a network of n operators. More can be told.
+    for a network of n operators.
 budget : int, str or float, optional
-    The memory that may be taken: the plan is then the fastest that fits. Bytes (an int), text in
-    decimal or binary units ('6GB', '6GiB', '800MB'), a share of the memory without a plan ('60%',
-    or a float in (0, 1]), or 'device': what is free on the GPU ``ctx``.
+    The memory that may be taken: the plan is then the fastest that fits. Bytes (an int), text
+    ('6GB', '6GiB', '800MB'), a share of the memory without a plan ('60%', or a float in (0, 1]), or
+    'device': what is free on the GPU ``ctx``.
 budget_of : {'pool', 'device'}, optional
     What the budget bounds: ``pool_bytes`` (the default), or all that the GPU holds:
     ``device_bytes`` and the optimiser's state; not what cuDNN and CUDA take for themselves.
@@ -42,29 +41,27 @@ patience : float
 type_dict : dict, optional
     Types of inputs by name, as ``simple_bind`` takes it; float32 where nothing is told.
 grad_req : str, list or dict
-    'write', 'add' or 'null' as ``simple_bind`` takes it; by default gradients of all arguments.
-    Memory is told with these gradients; the plan is right for others too. ``Module`` asks for none
-    of its data and labels ('null'), by which its memory differs a little.
+    'write', 'add' or 'null' as ``simple_bind`` takes it. The plan is right for others too; its
+    memory is told with these. ``Module`` asks for none of its data and labels ('null').
 ctx : mx.Context, optional
-    The device to plan for. By default the plan is made on the CPU and holds for CPU and GPU; a plan
-    for ``mx.cpu()`` leaves cuDNN's BatchNorm on and does not hold for a GPU. With ``mx.gpu(0)``
-    what is kept costs nothing more with pointwise fusion, and memory is told with
-    ``MXNET_USE_FUSION`` as it is set; on the CPU inference by such a plan may round differently.
+    The device to plan for. By default the plan holds for CPU and GPU; a plan for ``mx.cpu()``
+    leaves cuDNN's BatchNorm on and does not hold for a GPU. With ``mx.gpu(0)`` what is kept costs
+    nothing more with pointwise fusion, and memory is told with ``MXNET_USE_FUSION`` as it is set;
+    on the CPU inference by such a plan may round differently.
 planner : {'smallest', 'chen2016'}
-    'smallest' searches cuts of the network for the least memory, marks or no marks, and takes
-    nothing that is worse than the original's plan with the rules or than none; 'chen2016' is the
-    original algorithm, on the marks of the network.
+    'smallest' searches cuts of the network for the least memory, and takes nothing that is worse
+    than the original's plan with the rules or than none; 'chen2016' is the original algorithm, on
+    the marks of the network.
 ntrial : int
     Thresholds that the original's search tries beyond its first three.
 until : str, optional
-    The name of a layer (or of its output, ``'conv1_output'``). Only what runs before it is
-    recomputed: it and what follows is kept.
+    The name of a layer (or of its output, ``'conv1_output'``). It and what follows is kept.
 devices : int
-    The shapes are of the whole batch, and ``Module`` will split it among so many devices; the plan
-    is made for, and tells the memory of, the largest share.
+    Among how many ``Module`` will split the batch of ``shapes``; the plan is made for, and tells
+    the memory of, the largest share.
 kept_copies : bool
     Whether identities (named ``*_keep``) may be put behind operators to keep a result without what
-    it was computed from; False leaves the operators of the network untouched.
+    it was computed from.
 rules : bool
     False gives the bare plan, without the rules that keep it right on every device.
 **input_shapes
@@ -73,14 +70,14 @@ file : str or path
     A picture of 1200 by 800 pixels where it ends in ``.png``; ``.svg`` and ``.pdf`` too.
 """
 
-#: What is raised: of pictures, of all else, and by calls with these parameters.
-UNDRAWN = """MemongerError
+#: What calls with these parameters raise, but for an exception that they tell of themselves.
+RAISES = {
+    "file": """MemongerError
     If matplotlib is not installed, or the file cannot be written.
-"""
-RAISES = """MemongerError
+""",
+    "shapes": """MemongerError
     If something about the network, the shapes or the call is wrong; it says what to do.
-"""
-RAISED_BY = {
+""",
     "budget": """BudgetError
     If nothing that was found fits the budget; it tells the least memory that was found.
 """,
@@ -97,9 +94,7 @@ def documented(function: F) -> F:
     told = {**_entries(PARAMETERS), **_entries(sections.pop("Parameters", ""))}
     names = [name for name in inspect.signature(function).parameters if name != "self"]
     raises = sections.pop("Raises", "")
-    if "MemongerError" not in raises:
-        raises = (UNDRAWN if names == ["file"] else RAISES) + raises
-    raises += "".join(text for name, text in RAISED_BY.items() if name in names)
+    raises += "".join(t for n, t in RAISES.items() if n in names and t.split()[0] not in raises)
     parameters = "".join(told[name] for name in names)
     returns = sections.pop("Returns", function.__annotations__["return"])
     returns = "" if returns == "None" else returns

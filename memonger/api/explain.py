@@ -4,7 +4,7 @@ replay of one training step."""
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, Iterable, Mapping, NamedTuple
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from memonger.costs.allocator import entries_read
 from memonger.costs.lower_bound import lower_bound
 from memonger.graph import marks
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
-from memonger.graph.forward import ForwardGraph, no_collection
+from memonger.graph.forward import Node, no_collection
 from memonger.graph.operators.recompute import why_kept
 from memonger.solve.memory import Memory, measure, predict
 from memonger.solve.request import read_call
@@ -27,17 +27,13 @@ SMALL = 1 / 1000  # of the peak: what is not worth computing again
 
 
 class Alive(NamedTuple):
-    """A tensor that is alive at the peak.
+    """A tensor that is alive at the peak."""
 
-    It goes by the operator that makes it, with ``[1]`` for its second output and so on. ``kind`` is
-    'result', 'computed again' or 'gradient', ``rule`` why its operator must not be computed again.
-    """
-
-    name: str
+    name: str  # of the operator that makes it, with ``[1]`` for its second output and so on
     op: str
-    kind: str
+    kind: str  # 'result', 'computed again' or 'gradient'
     nbytes: int
-    rule: str
+    rule: str  # why its operator must not be computed again
 
 
 class Explanation(NamedTuple):
@@ -73,13 +69,10 @@ class Explanation(NamedTuple):
     def bounded_by(self) -> str:
         """What bounds the memory of any plan from below, in words."""
         ruled = sum(t.nbytes for t in self.tensors if t.rule)
-        text = f"{self.floor or 'nothing'} needs {in_words(self.floor_own_bytes)} at once"
         over = self.floor_bytes - self.floor_own_bytes
-        if over:
-            text += f", beside {in_words(over)} that cannot be recomputed"
-        if ruled:
-            text += f"; {in_words(ruled)} of the peak must not be recomputed"
-        return text
+        text = f"{self.floor or 'nothing'} needs {in_words(self.floor_own_bytes)} at once"
+        text += f", beside {in_words(over)} that cannot be recomputed" if over else ""
+        return text + (f"; {in_words(ruled)} of the peak must not be recomputed" if ruled else "")
 
     def __str__(self) -> str:
         if not self.tensors and not self.pool_bytes:
@@ -91,10 +84,9 @@ class Explanation(NamedTuple):
         ]
         for kind, title in TITLES.items():
             chosen = [t.nbytes for t in self.tensors if t.kind == kind]
-            if chosen:
-                share = f"{100 * sum(chosen) / max(1, self.peak_bytes):.0f} %"
-                text = f"{in_words(sum(chosen))} of the peak ({share}), {len(chosen)} tensors"
-                lines.append(f"{title:10} {text}")
+            share = f"{100 * sum(chosen) / max(1, self.peak_bytes):.0f} %"
+            text = f"{in_words(sum(chosen))} of the peak ({share}), {len(chosen)} tensors"
+            lines += [f"{title:10} {text}"] if chosen else []
         lines += ["", f"{'memory':>10}  {'kind':14}  {'operator':20}  of"]
         for t in self.tensors[:SHOWN]:
             row = f"{in_words(t.nbytes):>10}  {t.kind:14}  {t.op:20}  {t.name}"
@@ -106,6 +98,7 @@ class Explanation(NamedTuple):
 
 
 @documented
+@no_collection()
 def explain(
     net: Any,
     shapes: Any = None,
@@ -118,16 +111,12 @@ def explain(
 ) -> Explanation:
     """Tell which tensors make up the memory of a training step, and what no plan can do without.
 
+    A network that is planned already is explained with its plan.
+
     Parameters
     ----------
-    net : mx.sym.Symbol
-        A network as it stands: one that is planned already is explained with its plan.
-    grad_req : str, list or dict
-        'write', 'add' or 'null' as ``simple_bind`` takes it.
     ctx : mx.Context, optional
         The device; the CPU by default.
-    devices : int
-        That share the batch; what one of them takes is told.
 
     Returns
     -------
@@ -140,12 +129,7 @@ def explain(
     """
     call = read_call(locals())
     memory = predict(call)
-    return _explained(measure(call) if memory.inexact else memory)
-
-
-@no_collection()
-def _explained(memory: Memory) -> Explanation:
-    """Read the tensors of the peak off a replay."""
+    memory = measure(call) if memory.inexact else memory
     line, nodes = memory.timeline, memory.graph.nodes
     tensors: list[Alive] = []
     for k in memory.alive.tolist():
@@ -154,47 +138,26 @@ def _explained(memory: Memory) -> Explanation:
             continue
         (name, op, phase), x = memory.what(row), int(memory.operators[row])
         rule = why_kept(op, nodes[x].attrs) if x >= 0 and phase == FORWARD else None
-        name, nbytes = _tensor_name(name, output), int(line.nbytes[k])
-        tensors.append(Alive(name, op, KINDS[phase], nbytes, rule or ""))
+        name += f"[{output}]" if output else ""
+        tensors.append(Alive(name, op, KINDS[phase], int(line.nbytes[k]), rule or ""))
     tensors.sort(key=lambda t: -t.nbytes)
     peak, least = int(memory.live[memory.peak]), lower_bound(memory.training)
     about = memory.pool_bytes, peak, memory.running, tuple(tensors)
     return Explanation(*about, least.nbytes, least.own_bytes, least.sets(nodes), memory.inexact)
 
 
-def _tensor_name(name: str, output: int) -> str:
-    """Name an output of an operator of this name; the first goes by the operator's."""
-    return f"{name}[{output}]" if output else name
-
-
 class Choice(NamedTuple):
-    """What a plan does with one tensor of the forward pass.
+    """What a plan does with one tensor of the forward pass."""
 
-    Attributes
-    ----------
-    name, op : str
-        The operator that makes it; with ``[1]`` its second output, and so on.
-    nbytes : int
-    choice : str
-        'kept' from the forward pass for the backward pass; computed 'again'; or 'freed' in the
-        forward pass, for no gradient reads it, or its memory is handed on to what is.
-    times : int
-        How often its operator runs in a training step.
-    why, reason : str
-        Why it is kept, in a word and in words: 'output' of the network; by a 'rule'; 'mark', where
-        the original's planner keeps what the user marked; 'cut', where what follows is computed
-        again from it; 'gradient', where that of a kept operator reads it; 'cheap', where it is
-        small or gone before the peak; 'budget', where the plan is the fastest within one, which
-        allows it; 'search', where no smaller plan without it was found. Empty where it is not kept.
-    """
-
-    name: str
+    name: str  # of the operator that makes it; with ``[1]`` its second output, and so on
     op: str
     nbytes: int
+    #: 'kept' from the forward pass for the backward pass; computed 'again'; or 'freed' in the
+    #: forward pass, for no gradient reads it, or its memory is handed on to what is.
     choice: str
-    times: int
-    why: str
-    reason: str
+    times: int  # how often its operator runs in a training step
+    why: str  # why it is kept, in a word (see ``docs/choosing-a-planner.md``); empty if it is not
+    reason: str  # and in words
 
 
 class PlanExplanation(NamedTuple):
@@ -224,23 +187,30 @@ def explain_choices(
     ``original``: it is the original planner's, which keeps by the user's marks; ``budgeted``: it is
     the fastest within a budget, and not the smallest.
     """
-    found, line, graph = memory.replay, memory.timeline, memory.graph
-    training, operators, peak = found.training, memory.operators, memory.peak
-    forward = (training.phases == FORWARD) & (operators >= 0) & ~training.tables.variable
-    border = int(np.flatnonzero(forward[found.order]).max(initial=0))
-    runs = operators[found.order[training.phases[found.order] != BACKWARD]]
-    times = np.bincount(runs[runs >= 0], minlength=len(graph.nodes))
-    ruled, readers = _kept_by_rule(graph, until), _readers(memory)
-    little = SMALL * int(memory.live[peak])
+    line, nodes, operators, peak = (
+        memory.timeline,
+        memory.graph.nodes,
+        memory.operators,
+        memory.peak,
+    )
+    border, starts = memory.run(FORWARD).max(initial=0), memory.replay.training.tables.output_start
+    times = 1 + np.bincount(memory.recomputed, minlength=len(nodes))
+    ours = [i for i, n in enumerate(nodes) if n.hidden.get(marks.RECORD) != marks.INSERTED]
+    late = len(nodes) if until is None else ours[until]
+    readers, little = _readers(memory), SMALL * int(memory.live[peak])
 
     def why_of(k: int, x: int, output: int) -> tuple[str, str]:
         """Why a tensor of the timeline is kept, in a word and in words: the first that is true."""
-        again, gradients = readers[int(training.tables.output_start[line.row[k]]) + output]
+        entry = int(starts[line.row[k]]) + output
+        again, gradients = readers[RECOMPUTED, entry], readers[BACKWARD, entry]
+        rule = why_kept(nodes[x].op, nodes[x].attrs)
+        if rule is None and x >= late:
+            rule = f"it does not come before {nodes[late].name!r}"
         reasons = (
-            ((x, output) in graph.heads, "output", "it is an output of the network"),
-            (x in ruled, "rule", ruled.get(x, "")),
-            (again, "mark" if original else "cut", f"recomputed from it: {_some(graph, again)}"),
-            (times[x] > 1, "gradient", f"the gradient of {_some(graph, gradients)} reads it"),
+            ((x, output) in memory.graph.heads, "output", "it is an output of the network"),
+            (rule, "rule", rule or ""),
+            (again, "mark" if original else "cut", f"recomputed from it: {_some(nodes, again)}"),
+            (times[x] > 1, "gradient", f"the gradient of {_some(nodes, gradients)} reads it"),
             (line.nbytes[k] <= little, "cheap", "it is less than 1/1000 of the peak"),
             (not line.start[k] <= peak <= line.stop[k], "cheap", "it is gone at the peak"),
             (budgeted, "budget", "the budget allows it, and recomputing it takes time"),
@@ -249,44 +219,30 @@ def explain_choices(
         return next((why, reason) for true, why, reason in reasons if true)
 
     tensors: list[Choice] = []
-    for k in np.flatnonzero((line.kind == FORWARD) & forward[line.row]).tolist():
+    for k in np.flatnonzero((line.kind == FORWARD) & (operators[line.row] >= 0)).tolist():
         output, x = int(line.output[k]), int(operators[line.row[k]])
         choice, why = "again" if times[x] > 1 else "freed", ("", "")
         if line.start[k] <= border < line.stop[k]:
             choice, why = "kept", why_of(k, x, output)
-        name, op = _tensor_name(graph.nodes[x].name, output), graph.nodes[x].op
-        tensors.append(Choice(name, op, int(line.nbytes[k]), choice, int(times[x]), *why))
+        name = nodes[x].name + (f"[{output}]" if output else "")
+        about = name, nodes[x].op, int(line.nbytes[k])
+        tensors.append(Choice(*about, choice, int(times[x]), *why))
     return PlanExplanation(tuple(tensors))
 
 
-def _some(graph: ForwardGraph, nodes: Iterable[int]) -> str:
+def _some(nodes: Sequence[Node], chosen: Iterable[int]) -> str:
     """Name some nodes: the first, and how many others."""
-    first, *others = [repr(graph.nodes[x].name) for x in nodes] or ["a kept operator"]
+    first, *others = [repr(nodes[x].name) for x in chosen] or ["a kept operator"]
     return f"{first} and {len(others)} more" if others else first
 
 
-def _readers(memory: Memory) -> dict[int, tuple[dict[int, None], dict[int, None]]]:
-    """Find the operators that read each tensor when computed again, and by their gradients."""
-    found = memory.replay
-    t, phases = found.training.tables, found.training.phases
-    entries = entries_read(t, found.recomputed, t.use_entry, t.use_row, t.use_owner)
-    readers: Any = defaultdict(lambda: ({}, {}))  # dicts, for their order
-    for row in found.order[phases[found.order] != FORWARD].tolist():
-        x = int(memory.operators[row])
-        if x >= 0:
+def _readers(memory: Memory) -> Mapping[tuple[int, int], dict[int, None]]:
+    """Find the operators, as they run, that read each tensor in a phase: by (phase, entry)."""
+    t, order = memory.replay.training.tables, memory.replay.order
+    entries = entries_read(t, memory.replay.recomputed, t.use_entry, t.use_row, t.use_owner)
+    readers: Any = defaultdict(dict)
+    for phase in (RECOMPUTED, BACKWARD):
+        for row in order[memory.run(phase)].tolist():
             for entry in entries[t.use_start[row] : t.use_start[row + 1]].tolist():
-                readers[entry][phases[row] == BACKWARD][x] = None
+                readers[phase, entry][int(memory.operators[row])] = None
     return readers
-
-
-def _kept_by_rule(graph: ForwardGraph, until: int | None) -> dict[int, str]:
-    """Tell which rule keeps each of the nodes that a rule keeps."""
-    found: dict[int, str | None] = {}
-    if until is not None:
-        inserted = [node.hidden.get(marks.RECORD) == marks.INSERTED for node in graph.nodes]
-        first = int(np.flatnonzero(~np.array(inserted))[until])
-        late = f"it does not come before {graph.nodes[first].name!r}"
-        found = {i: late for i in graph.operators if i >= first}
-    for i in graph.operators:
-        found[i] = why_kept(graph.nodes[i].op, graph.nodes[i].attrs) or found.get(i)
-    return {i: why for i, why in found.items() if why}

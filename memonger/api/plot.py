@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import textwrap
 from typing import Any, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -22,7 +23,7 @@ COLOURS = {
 }
 SIZE, DPI = (12, 8), 100  # 1200 x 800 pixels
 STYLE: dict[str, Any] = {"font.size": 12, "axes.titlesize": 14, "axes.titlelocation": "left"}
-STYLE.update({"axes.spines.right": False, "legend.frameon": False})
+STYLE.update({"axes.spines.right": False, "axes.spines.top": False, "legend.frameon": False})
 
 
 def plot_memory(file: Any, panels: Mapping[str, Memory]) -> None:
@@ -35,8 +36,8 @@ def plot_memory(file: Any, panels: Mapping[str, Memory]) -> None:
         highest = max(int(memory.live.max(initial=1)) for memory in panels.values()) / MB
         every[0].set_ylim(0, 1.28 * highest)  # room for what is written
         every[-1].set_xlabel("operators of one training step, in the order in which they run")
-        handles, ncol = every[0].get_legend_handles_labels(), len(COLOURS)
-        figure.legend(*handles, loc="upper center", ncol=ncol)
+        handles = every[0].get_legend_handles_labels()
+        figure.legend(*handles, loc="upper center", ncol=len(COLOURS))
         figure.tight_layout(rect=(0, 0, 1, 0.96))
 
 
@@ -51,18 +52,15 @@ def _panel(axes: Any, memory: Memory) -> None:
     axes.stackplot(at, *stacks, colors=colours, labels=names, step="post", linewidth=0)
     x, y = runs[:peak].sum() + 0.5, memory.live[peak] / MB
     axes.plot([x], [y], marker="v", color="black", markersize=9)
-    text = f"peak {y:.1f} MB alive at once\nin {shortened(memory.running)}"
-    away, side = (-10, "right") if x > 0.55 * len(at) else (10, "left")
-    _write(axes, text, (x, y), (away, 0), ha=side, va="bottom")
-    forward = np.flatnonzero(found.training.phases[found.order][runs] == FORWARD)
-    if len(forward):
-        border = forward[-1] + 1
-        axes.axvline(border, color="black", linewidth=1, linestyle=":")
-        place: Any = {"xycoords": ("data", "axes fraction"), "va": "top"}
-        _write(axes, "backward pass", (border, 1), (4, -4), **place)
+    lines = [f"peak {y:.1f} MB alive at once", *textwrap.wrap("in " + memory.running, 64)]
+    text = "\n".join(f"  {line}  " for line in lines)
+    axes.text(x, y, text, ha="right" if x > 0.55 * len(at) else "left", va="bottom")
+    phases = found.training.phases[found.order][runs]
+    border = np.flatnonzero(phases == FORWARD).max(initial=-1) + 1
+    axes.axvline(border, color="black", linewidth=1, linestyle=":")
+    axes.text(border, 1, " backward pass", va="top", transform=axes.get_xaxis_transform())
     axes.set_ylabel("memory alive in MB (2**20 bytes)")
     axes.set_xlim(0, max(1, len(at) - 1))
-    axes.spines["top"].set_visible(False)
 
 
 def plot_frontier(file: Any, pools: Sequence[int], added: Sequence[float], unplanned: int) -> None:
@@ -77,12 +75,12 @@ def plot_frontier(file: Any, pools: Sequence[int], added: Sequence[float], unpla
         highest = max(1.0, float(y.max(initial=0)))
         axes.set_xlim(0, 1.15 * max(unplanned / MB, float(x.max(initial=0))))  # room for a label
         axes.set_ylim(-0.06 * highest, 1.2 * highest)
-        ends = {len(x) - 1: ("smallest", (0, 12), "bottom")}
+        ends = {len(x) - 1: ("smallest", "bottom")}
         if not added[0]:
-            ends[0] = ("no plan", (12, 0), "center")  # beside it, for the others are left of it
-        for k, (name, offset, side) in ends.items():
-            text = f"{name}\n{x[k]:.1f} MB" + (f"\n+{y[k]:.1f} % time" if y[k] else "")
-            _write(axes, text, (x[k], y[k]), offset, va=side)
+            ends[0] = ("no plan", "center")  # beside it, for the others are left of it
+        for k, (name, side) in ends.items():
+            text = f"   {name}\n   {x[k]:.1f} MB" + (f"\n   +{y[k]:.1f} % time" if y[k] else "")
+            axes.text(x[k], y[k], text, va=side)
         axes.set_xlabel("memory of the pool in MB (2**20 bytes)")
         axes.set_ylabel("predicted time added to a training step (%)")
         share = 100 * MB / unplanned  # % of a MB
@@ -92,30 +90,15 @@ def plot_frontier(file: Any, pools: Sequence[int], added: Sequence[float], unpla
         figure.tight_layout()
 
 
-def _write(axes: Any, text: str, at: Any, offset: tuple[int, int], **where: Any) -> None:
-    """Write a text so many points beside a place."""
-    axes.annotate(text, at, xytext=offset, textcoords="offset points", **{"ha": "left", **where})
-
-
-def shortened(text: str, most: int = 64) -> str:
-    """Cut a text to so many characters, the middle left out: what fits beside a peak."""
-    if len(text) <= most:
-        return text
-    return text[: most // 2] + " ... " + text[len(text) - most // 2 + 5 :]
-
-
 def check_picture(file: Any) -> str:
-    """Check that a picture can be written, before a long search is begun for it.
-
-    Returns its kind by the ending of its name: 'png', 'svg', 'pdf', ...
-    """
+    """Check that a picture can be written, before a long search; return its kind, such as 'png'."""
     try:
-        from matplotlib.figure import Figure
+        import matplotlib.figure  # noqa: F401
     except ImportError:
         said = "pictures need matplotlib, which is not installed: pip install matplotlib"
         raise MemongerError(said) from None
     kind = os.path.splitext(os.fsdecode(file))[1][1:].lower()
-    if kind not in Figure().canvas.get_supported_filetypes():
+    if kind not in ("png", "svg", "pdf"):
         raise MemongerError(f"{file} cannot be written: it must end in .png, .svg or .pdf")
     files.check_writable(file)
     return kind
@@ -130,8 +113,5 @@ def _picture(file: Any) -> Iterator[Any]:
     with matplotlib.rc_context(STYLE):
         figure = matplotlib.figure.Figure(figsize=SIZE, dpi=DPI)
         yield figure
-        try:
-            figure.savefig(drawn, format=kind)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise MemongerError(f"the picture cannot be written to {file}: {error}") from None
+        figure.savefig(drawn, format=kind)
     files.write(file, drawn.getvalue())

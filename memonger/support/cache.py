@@ -54,32 +54,25 @@ class Latest(Generic[T]):
             self.put(key, value)
         return value
 
-    def clear(self) -> None:
-        """Drop everything."""
-        with self._lock:
-            self._values.clear()
-
 
 def forget() -> None:
     """Clear every `Latest`; facts about MXNet and the device, which do not change, stay."""
     for cache in list(_caches):
-        cache.clear()
+        cache._values.clear()
 
 
 def folder() -> Path:
     """Return the folder on disk: ``MEMONGER_CACHE``, or ``memonger`` in the user's cache folder."""
-    told = os.environ.get("MEMONGER_CACHE")
-    user = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(told) if told else Path(user) / "memonger"
+    user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(os.environ.get("MEMONGER_CACHE") or Path(user) / "memonger")
 
 
 @contextlib.contextmanager
 def on_disk(what: str, about: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Open what is kept on disk as a dict; what the block adds to it is written.
 
-    ``what`` begins the file's name. ``about`` is what the values depend on, such as the device;
-    others have a file of their own. What is there but cannot be read is made anew; where nothing
-    can be written, this process keeps it.
+    ``what`` begins the file's name. ``about`` is what the values depend on: others have a file of
+    their own. Where none can be written, this process keeps the values.
     """
     digest = hashlib.sha256(json.dumps(list(about.values())).encode()).hexdigest()[:16]
     path = folder() / f"{what}-{digest}.json"

@@ -1,9 +1,8 @@
 """Compiled functions (numba), cached on disk so that the next process need not compile them.
 
-numba keeps what it compiled of a function until the function's own file changes, and does not see
-that another file has: that of a function which it calls, or of the tuple that both read by place.
-Stale code would then read and write where nothing is. So the cache has a folder of its own for
-every state of the files that hold compiled functions, which hold all that these read too.
+numba compiles a function anew when its own file changes, but not when that of a function which it
+calls does, or of a tuple that it reads by place: stale code would read and write where nothing is.
+So the cache has a folder of its own for every state of all files that hold compiled functions.
 
 A Ctrl-C that comes while compiled code runs becomes a SystemError when its result is handed over
 ("returned a result with an error set"). One that comes while LLVM compiles is raised in a function

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 KB, MB = 2**10, 2**20
+MISTAKE, INTERRUPTED = 2, "interrupted before anything was found"  # status and word of the command
 
 
 class MemongerError(ValueError):
@@ -43,6 +44,4 @@ def said_by_mxnet(error: BaseException | str) -> str:
 
 def in_words(nbytes: float) -> str:
     """Return bytes in MB (2**20 bytes), or in KB (2**10 bytes) where they are fewer than one MB."""
-    if 0 < abs(nbytes) < MB:
-        return f"{nbytes / KB:.1f} KB"
-    return f"{nbytes / MB:.1f} MB"
+    return f"{nbytes / KB:.1f} KB" if 0 < abs(nbytes) < MB else f"{nbytes / MB:.1f} MB"

@@ -15,35 +15,26 @@ from typing import Any, Union
 from memonger.support.errors import MemongerError
 
 Path = Union[str, bytes, "os.PathLike[Any]"]
+LONGEST = 255  # bytes of a name in a folder, by most file systems
 
 
 def check_writable(path: Path) -> None:
     """Check that a file can be written, before a long search is begun for it; tell why not."""
-    try:
-        name = os.fsdecode(path)
-    except TypeError:
-        name = ""
+    name = os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else ""
     place = os.path.realpath(name)
-    folder = os.path.dirname(place)
-    reason = None
-    try:
-        if not name:
-            reason = "it is no name of a file"
-        elif os.path.isdir(place):
-            reason = "it is a folder"
-        elif not os.path.isdir(folder):
-            reason = f"there is no folder {folder!r}"
-        elif os.path.exists(place) and not os.access(place, os.W_OK):
-            reason = "it is write-protected"
-        elif not os.access(folder, os.W_OK) and not _is_device(place):
-            reason = f"nothing can be written in the folder {folder!r}"
-        else:
-            with contextlib.suppress(FileNotFoundError):
-                os.stat(place)  # its name may be too long
-    except OSError as error:
-        reason = error.strerror
-    if reason:
-        raise MemongerError(f"{name or path!r} cannot be written: {reason}")
+    folder, base = os.path.split(place)
+    may_write = os.access(place, os.W_OK) or not os.path.exists(place)
+    reasons = {
+        "it is no name of a file": not name,
+        "it is a folder": os.path.isdir(place),
+        f"there is no folder {folder!r}": not os.path.isdir(folder),
+        "File name too long": len(os.fsencode(base)) > LONGEST,
+        "it is write-protected": not may_write,
+        "its folder is write-protected": not (os.access(folder, os.W_OK) or _is_device(place)),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise MemongerError(f"{name or path!r} cannot be written: {reason}")
 
 
 def write(path: Path, data: bytes) -> None:
@@ -56,20 +47,18 @@ def write(path: Path, data: bytes) -> None:
             with open(place, "wb") as file:
                 file.write(data)
             return
-        try:
-            with open(part, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            if os.path.exists(place):
-                shutil.copymode(place, part)
-            os.replace(part, place)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(part)
-            raise
+        with open(part, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if os.path.exists(place):
+            shutil.copymode(place, part)
+        os.replace(part, place)
     except OSError as error:
         raise MemongerError(f"{os.fsdecode(path)!r} cannot be written: {error.strerror}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(part)  # it is there only if it was not moved
 
 
 def _is_device(place: str) -> bool:

@@ -34,15 +34,16 @@ class Threads:
     def each(
         self, job: Callable[[T, np.ndarray], R], items: Sequence[T], steps: int, share: float
     ) -> list[R]:
-        """Run a job on each item, with as many threads as there are processors.
+        """Run a job on each item, on all processors; return the results in the order of the items.
 
         A job takes an item and an array, (1,) of int64, in which it counts its ``steps`` for the
         bar, and ends soon, with the best that it has, once ``stop`` is set. All of them are this
-        ``share`` of the search. What they returned comes in the order of the items. The second
-        Ctrl-C raises KeyboardInterrupt.
+        ``share`` of the search. The second Ctrl-C raises KeyboardInterrupt.
         """
         steps_done = np.zeros((len(items), 1), dtype=np.int64)
-        with ThreadPoolExecutor(cores()) as pool:
+        on_linux = hasattr(os, "sched_getaffinity")
+        workers = len(os.sched_getaffinity(0)) if on_linux else os.cpu_count()
+        with ThreadPoolExecutor(workers) as pool:
             futures = [pool.submit(job, *pair) for pair in zip(items, steps_done)]
             running: Any = futures
             while running:
@@ -57,14 +58,6 @@ class Threads:
                     self.stop[0] = 1
         self.done += share
         return [future.result() for future in futures]
-
-
-def cores() -> int:
-    """Count the processors that this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on Linux
-        return os.cpu_count() or 1
 
 
 @contextlib.contextmanager

@@ -1,28 +1,25 @@
 """Symbols, their JSON and their files, and a check of what MXNet takes on trust.
 
 MXNet's reader (``nnvm/src/pass/saveload_json.cc``, ``src/nnvm/legacy_json_util.cc``) follows the
-numbers in a graph without looking: an input or a head that names an output that is not there, a
-node that comes after its reader, an operator without the inputs that it needs, each makes it read
-memory that is not its own, and ends the process. How many inputs and outputs an operator has
-depends on its attributes: MXNet is asked of each operator alone.
+numbers in a graph without looking: an output that is not there, a node after its reader, an
+operator without the inputs that it needs, each ends the process. How many inputs and outputs an
+operator has depends on its attributes: MXNet is asked of each operator alone.
 """
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import functools
 import json
 import os
 import re
 from pathlib import Path
-from typing import Any, Mapping, Sequence, Tuple
+from typing import Any, Mapping, Sequence
 
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 
-VERSION = 10901  # what MXNet 1.9.1 writes
-OLDEST = 800  # the version of a file that tells none
+VERSION, OLDEST = 10901, 800  # what MXNet 1.9.1 writes, and of a file that tells none
 OWN_STATES = 900  # before, auxiliary states were not written: MXNet puts in the inputs that lack
 
 #: What MXNet took for attributes of a variable before it hid them (``UpgradeJSON_FixParsing`` in
@@ -32,14 +29,10 @@ HIDDEN = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")
 #: Attributes that tell a number of inputs (``key_var_num_args`` and the like).
 COUNTS = ("num_args", "num_arrays", "num_weights", "num_tensors")
 MOST_OUTPUTS = 2**20  # of one operator; MXNet would name each
-
 #: Subgraphs of each operator of control flow, which ``num_args`` counts as inputs.
 CONTROL_FLOW = {"_foreach": 1, "_while_loop": 2, "_cond": 3}
-
-#: These hold a pointer, of the process that made them.
-OF_A_PROCESS = ("_Native", "_NDArray")
-
-_CONTROL = re.compile(r"\\(?:u00([01][0-9a-f])|([bf])|.)")
+OF_A_PROCESS = ("_Native", "_NDArray")  # these hold a pointer, of the process that made them
+_ESCAPE = re.compile(r"\\(u00[01][0-9a-f]|.)")
 
 
 def read(symbol: Any) -> dict[str, Any]:
@@ -51,12 +44,9 @@ def as_json(graph: Mapping[str, Any]) -> str:
     r"""Return the JSON of a graph as MXNet reads it: it knows no ``\u``, ``\b`` and ``\f``."""
 
     def plain(found: Any) -> str:
-        if found.group(2):
-            return "\b" if found.group(2) == "b" else "\f"
-        return chr(int(found.group(1), 16)) if found.group(1) else found.group()
+        return json.loads(f'"{found[0]}"') if found[1][0] in "ubf" else found[0]
 
-    text = json.dumps(graph, ensure_ascii=False)
-    return _CONTROL.sub(plain, text) if "\\" in text else text
+    return _ESCAPE.sub(plain, json.dumps(graph, ensure_ascii=False))
 
 
 def attributes(node: Mapping[str, Any]) -> dict[str, str]:
@@ -74,10 +64,6 @@ def check_links(symbol: Any, what: str = "the network") -> None:
     check_graph(graph, what)
 
 
-class _Wrong(Exception):
-    """What is wrong with a part of a graph; `check_graph` adds which."""
-
-
 def check_graph(graph: Any, what: str, version: int = VERSION) -> None:
     """Check that every node reads outputs of nodes before it, as many as its operator takes.
 
@@ -93,32 +79,25 @@ def check_graph(graph: Any, what: str, version: int = VERSION) -> None:
             waits = [[a, 0] for a in node.get("control_deps", ())]
             _check_links(node["inputs"], "an input", nodes, outputs)
             _check_links(waits, "a control dependency", nodes, outputs)
-            for subgraph in _subgraphs(node):
-                check_graph(subgraph, where + ", subgraph")
+            subgraphs = list(node.get("subgraphs", ()))
+            if node["op"].startswith("_CachedOp") and "subgraph" in attributes(node):
+                subgraphs.append(json.loads(attributes(node)["subgraph"], strict=False))
+            for subgraph in subgraphs:
+                check_graph(subgraph, "subgraph")
             outputs.append(_count_outputs(node, nodes, version))
         where = what
         _check_links(graph["heads"], "an output of the network", nodes, outputs)
         for a in graph["arg_nodes"]:
             if not _is_count(a) or a >= len(nodes) or nodes[a]["op"] != "null":
-                raise _Wrong(f"arg_nodes names node {a!r}, which is no variable (op 'null')")
-    except _Wrong as error:
+                raise MemongerError(f"arg_nodes names node {a!r}, which is no variable (op 'null')")
+    except MemongerError as error:
         raise MemongerError(f"{where}: {error}") from None
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise MemongerError(f"{where}: it is not as MXNet writes it ({error!r})") from None
 
 
 def _is_count(number: Any) -> bool:
     return type(number) is int and 0 <= number < 2**32
-
-
-def _subgraphs(node: Mapping[str, Any]) -> list[Any]:
-    found = list(node.get("subgraphs", ()))
-    if node["op"].startswith("_CachedOp") and "subgraph" in attributes(node):
-        try:
-            found.append(json.loads(attributes(node)["subgraph"], strict=False))
-        except (ValueError, RecursionError) as error:
-            raise _Wrong(f"its subgraph is no JSON: {error}") from None
-    return found
 
 
 def _check_links(
@@ -127,16 +106,14 @@ def _check_links(
     """Check that entries name outputs that are there, of nodes before their reader."""
     for entry in entries:
         if type(entry) is not list or len(entry) not in (2, 3) or not all(map(_is_count, entry)):
-            raise _Wrong(f"{what} is written as [node, output], not {entry!r}")
+            raise MemongerError(f"{what} is written as [node, output], not {entry!r}")
         a, b = entry[:2]
-        if a >= len(nodes):
-            raise _Wrong(f"{what} is output of node {a}, but there are only {len(nodes)} nodes")
         if a >= len(outputs):
-            raise _Wrong(f"{what} is output of node {a}, which does not come before it")
+            before = f"none of the {len(outputs)} nodes before it"
+            raise MemongerError(f"{what} is output of node {a}, which is {before}")
         if b >= outputs[a]:
-            kind = "a variable" if nodes[a]["op"] == "null" else nodes[a]["op"]
-            name = f"node {a} ({nodes[a]['name']!r}, {kind})"
-            raise _Wrong(f"{what} is output {b} of {name}, which has {outputs[a]}")
+            name = f"node {a} ({nodes[a]['name']!r}, {nodes[a]['op']})"
+            raise MemongerError(f"{what} is output {b} of {name}, which has {outputs[a]}")
 
 
 def _count_outputs(node: Mapping[str, Any], nodes: Sequence[Any], version: int) -> int:
@@ -145,63 +122,54 @@ def _count_outputs(node: Mapping[str, Any], nodes: Sequence[Any], version: int) 
     subgraphs: list[Any] = node.get("subgraphs", [])
     if op == "null":
         if count or subgraphs:
-            raise _Wrong("it is a variable, and has inputs")
+            raise MemongerError("it is a variable, and has inputs")
         return 1
     if op in OF_A_PROCESS:
-        raise _Wrong(f"{op} is of the process that made it, and of no file")
+        raise MemongerError(f"{op} is of the process that made it, and of no file")
     if "backward" in op.split("_"):
-        raise _Wrong(f"{op} is a gradient; give the network without them")
+        raise MemongerError(f"{op} is a gradient; give the network without them")
     given = attributes(node)
-    outgrown = [
-        key
-        for key in given
-        if version < VERSION and any(key.startswith(w) or key.endswith(w) for w in HIDDEN)
-    ]
+    hidden = HIDDEN if version < VERSION else ()
+    outgrown = [key for key in given if key.startswith(hidden) or key.endswith(hidden)]
     attrs = {key: value for key, value in given.items() if key not in outgrown}
     _check_counts(op, attrs, count, len(subgraphs))
     names, states, outputs = _asked(op, attrs, subgraphs, count)
     if outputs > MOST_OUTPUTS:
-        raise _Wrong(f"{op} has {outputs} outputs")
+        raise MemongerError(f"{op} has {outputs} outputs")
     if names is not None and len(names) != count:
         if version >= OWN_STATES or count > len(names):
-            raise _Wrong(f"{op} takes {len(names)} inputs, not {count}")
-    for k in states:  # the operator writes there; MXNet dies when it is something else
-        source = nodes[node["inputs"][k][0]] if k < count else {"op": "null"}
+            raise MemongerError(f"{op} takes {len(names)} inputs, not {count}")
+    for k in [k for k in states if k < count]:  # the operator writes there, or MXNet dies
+        source = nodes[node["inputs"][k][0]]
         if source["op"] != "null":
-            raise _Wrong(
-                f"input {k} of {op} must be a variable, not the output of {source['name']!r} "
-                f"({source['op']})"
-            )
+            written = f"the output of {source['name']!r} ({source['op']})"
+            raise MemongerError(f"input {k} of {op} must be a variable, not {written}")
     for key in outgrown:  # MXNet looks the input up that an attribute such as gamma_lr_mult is of
         if key.rsplit("_", 2)[0] in (names or ())[count:]:
-            raise _Wrong(f"its {key!r} is of an input that is not there")
+            raise MemongerError(f"its {key!r} is of an input that is not there")
     return outputs
 
 
 def _check_counts(op: str, attrs: Mapping[str, str], count: int, subgraphs: int) -> None:
     """Check what must hold before MXNet can be asked of an operator."""
-    told = {key: _number(attrs[key]) for key in COUNTS if key in attrs}
     if op in CONTROL_FLOW:
         if subgraphs != CONTROL_FLOW[op]:
-            raise _Wrong(f"{op} takes {CONTROL_FLOW[op]} subgraphs, not {subgraphs}")
-        if told.get("num_args") != count + subgraphs:
+            raise MemongerError(f"{op} takes {CONTROL_FLOW[op]} subgraphs, not {subgraphs}")
+        if _number(attrs.get("num_args", "")) != count + subgraphs:
             inputs = f"it has {count} inputs and {subgraphs} subgraphs"
-            raise _Wrong(f"{inputs}, but num_args={attrs.get('num_args')!r}")
-        placed = 0
-        for key in [key for key in attrs if key.endswith("_locs")]:
-            places = re.findall(r"[^\s,()[\]]+", attrs[key])
-            placed += len(places)
-            if any("-" in place or _number(place) >= count for place in places):
-                raise _Wrong(f"it has {count} inputs, but {key}={attrs[key]!r}")
-        if op == "_foreach" and placed != count:
-            raise _Wrong(f"it has {count} inputs, but {placed} locations of them")
+            raise MemongerError(f"{inputs}, but num_args={attrs.get('num_args')!r}")
+        told = " ".join(attrs[key] for key in attrs if key.endswith("_locs"))
+        places = re.findall(r"[^\s,()[\]]+", told)
+        outside = any("-" in place or _number(place) >= count for place in places)
+        if outside or (op == "_foreach" and len(places) != count):
+            raise MemongerError(f"it has {count} inputs, but {told!r} for their locations")
     elif subgraphs == 0 and op.startswith("_sg_"):
-        raise _Wrong(f"{op} takes a subgraph, and has none")
-    for key, number in told.items():
-        if number > count and op not in CONTROL_FLOW:
-            raise _Wrong(f"{op} takes {attrs[key]} inputs, not {count}")
+        raise MemongerError(f"{op} takes a subgraph, and has none")
+    for key in COUNTS:
+        if op not in CONTROL_FLOW and _number(attrs.get(key, "")) > count:
+            raise MemongerError(f"{op} takes {attrs[key]} inputs, not {count}")
     if _number(attrs.get("num_outputs", "")) > MOST_OUTPUTS:
-        raise _Wrong(f"{op} has {attrs['num_outputs']} outputs")
+        raise MemongerError(f"{op} has {attrs['num_outputs']} outputs")
 
 
 def _number(text: str) -> int:
@@ -210,12 +178,8 @@ def _number(text: str) -> int:
     return int(found.group(1)[:18]) if found else -1
 
 
-#: The names of an operator's inputs (None: any number), which are auxiliary states; its outputs.
-_Arity = Tuple["tuple[str, ...] | None", "tuple[int, ...]", int]
-
-
-def _asked(op: str, attrs: Mapping[str, str], subgraphs: Sequence[Any], count: int) -> _Arity:
-    """Ask MXNet of an operator alone."""
+def _asked(op: str, attrs: Mapping[str, str], subgraphs: Sequence[Any], count: int) -> Any:
+    """Ask MXNet of an operator alone: the names of inputs (None: any), states, count of outputs."""
     ask: Any = _arity
     if op == "Custom":  # what is registered may be another one tomorrow, and reads all attributes
         ask = _arity.__wrapped__
@@ -227,11 +191,11 @@ def _asked(op: str, attrs: Mapping[str, str], subgraphs: Sequence[Any], count: i
         said = said_by_mxnet(error)
     if "Cannot find custom operator" in said:
         said = f"no operator {attrs.get('op_type')!r} is registered (mx.operator.register)"
-    raise _Wrong(f"{op}: {said}")
+    raise MemongerError(f"{op}: {said}")
 
 
 @functools.lru_cache(maxsize=4096)
-def _arity(op: str, attrs: tuple[tuple[str, str], ...], subgraphs: str, count: int) -> _Arity:
+def _arity(op: str, attrs: tuple[tuple[str, str], ...], subgraphs: str, count: int) -> Any:
     node = {"op": op, "name": "n", "attrs": dict(attrs), "inputs": []}
     if json.loads(subgraphs):
         node["subgraphs"] = json.loads(subgraphs)
@@ -302,7 +266,11 @@ def load(path: str | bytes | os.PathLike[Any]) -> Any:
     except OSError as error:
         raise MemongerError(f"{shown} cannot be read: {error.strerror}") from None
     what = f"{shown} holds no network that MXNet can read"
-    graph = _parsed(data, shown, what)
+    try:
+        graph = json.loads(data.decode("utf-8-sig"), strict=False)  # names may hold any character
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, nested too deeply
+        cut = f"it ends at byte {len(data)}; copy or save it again if that is too early"
+        raise MemongerError(f"{what}: {error}; {cut}") from None
     version = OLDEST
     with contextlib.suppress(TypeError, KeyError, ValueError):
         kind, number = graph["attrs"]["mxnet_version"]
@@ -316,35 +284,3 @@ def load(path: str | bytes | os.PathLike[Any]) -> Any:
     if version < OWN_STATES:
         check_links(symbol, what)  # with the inputs that MXNet has put in
     return symbol
-
-
-def _parsed(data: bytes, shown: str, what: str) -> Any:
-    """Parse a JSON file, or say where it is damaged."""
-    truncated = MemongerError(
-        f"{shown} holds no whole network: it ends at byte {len(data)}, before its JSON does; it "
-        "was truncated, so copy or save it again"
-        if data.strip()
-        else f"{shown} is empty: it holds no network"
-    )
-    try:
-        text = data.decode("utf-8-sig")
-        return json.loads(text, strict=False)  # MXNet takes control characters in names
-    except UnicodeDecodeError as error:
-        if error.reason == "unexpected end of data":
-            raise truncated from None
-        said = f"byte {error.start} is not UTF-8 (0x{data[error.start]:02x})"
-    except json.JSONDecodeError as error:
-        rest = error.doc[error.pos :].strip()
-        if (  # whether the text is the beginning of one that would be JSON
-            error.msg.startswith("Unterminated string")
-            or (error.msg.startswith("Invalid \\u") and len(rest) < 6)
-            or any(word.startswith(rest) for word in ("true", "false", "null", "-"))
-        ):
-            raise truncated from None
-        at = len(text[: error.pos].encode()) + (data[:3] == codecs.BOM_UTF8) * 3
-        said = f"it is no JSON at byte {at}, line {error.lineno}: {error.msg}"
-    except RecursionError:
-        said = "its lists are nested too deeply"
-    except ValueError as error:  # a number of thousands of digits
-        said = str(error)
-    raise MemongerError(f"{what}: {said}")

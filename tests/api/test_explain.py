@@ -11,7 +11,6 @@ from typing import Any
 import memonger
 import mxnet as mx
 import pytest
-from memonger.api import plot as report
 from memonger.support.errors import MemongerError
 
 import networks
@@ -107,12 +106,6 @@ def test_the_picture(planned: memonger.Plan, tmp_path: Path) -> None:
     for wrong in (tmp_path / "no such folder" / "plan.png", tmp_path / "plan.xyz"):
         with pytest.raises(MemongerError, match="cannot be written"):
             planned.plot(wrong)
-
-
-def test_long_names_are_shortened() -> None:
-    assert report.shortened("a peak") == "a peak"
-    short = report.shortened("peak 1.0 MB in " + "x" * 200 + "_end")
-    assert len(short) == 64 and " ... " in short and short.endswith("x_end")
 
 
 def test_a_picture_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
