@@ -2,8 +2,7 @@
 
 How near an operator comes to it is a matter of its kernel: on a CPU MXNet's max pooling takes four
 times as long, the gradient of a convolution a quarter longer than its two products. So one operator
-of each class that a network has is run on the device, of some million elements, and what it takes
-beyond the roofline counts for all of its class.
+of each class that a network has is run on the device, and counts for all of its class.
 
 MKLDNN hands on images in layouts of its own. BatchNorm and pooling are several times faster on
 these, and operators that do not know them have them put back into order first. So operators on
@@ -12,19 +11,17 @@ images are measured behind a convolution.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from memonger.graph.forward import ForwardGraph
-from memonger.graph.inputs import InputSpec
 from memonger.graph.operators.gradients import alone
 from memonger.graph.operators.recompute import why_kept
 from memonger.graph.operators.tensors import Shape
-from memonger.graph.read import forward_graph
 from memonger.support.mxnet import mx
 from memonger.support.symbols import load_nodes
 
 IMAGES: Shape = (8, 64, 56, 56)  # for operators that take images of any shape
-ONE: Shape = (1,)  # of a constant, which gets no gradient
+ONE: Shape = (1,)  # of what is taken to be a constant, which gets no gradient
 ROWS: Shape = (256, 2048)  # for operators that take anything
 FEW = 16  # channels: a convolution of fewer is of another class
 
@@ -41,77 +38,72 @@ class Example(NamedTuple):
         """Whether it is measured behind a convolution; and before one, if its result is `IMAGES`"""
         return IMAGES in self.shapes
 
-    def alone(self) -> tuple[Any, dict[str, Shape]]:
-        """Build it between variables, and name their shapes."""
-        symbol = load_nodes(*alone(self.op, dict(self.attrs), len(self.shapes)))
-        return symbol, {f"x{k}": shape for k, shape in enumerate(self.shapes)}
+    def alone(self) -> Any:
+        """Build it between variables."""
+        return load_nodes(*alone(self.op, dict(self.attrs), len(self.shapes)))
 
 
 def example_of(graph: ForwardGraph, i: int) -> Example | None:
     """Choose the operator that stands for the class of an operator, if there is one."""
     node = graph.nodes[i]
     inputs = [graph.tensors[a][b] for a, b in node.inputs]
+    chosen: Any = None
     if not inputs or node.subgraphs or why_kept(node.op, node.attrs) is not None:
         return None
-    if node.op in _EXAMPLES:
-        chosen = _EXAMPLES[node.op](node.attrs, [tensor.shape for tensor in inputs])
-        return None if chosen is None else _example(node.op, *chosen)
-    constant = [
-        tensor.shape == ONE and not graph.nodes[a].is_variable and not graph.nodes[a].inputs
-        for (a, _), tensor in zip(node.inputs, inputs)
-    ]
-    same = {tensor.shape for tensor in graph.shown(i)}
-    same |= {tensor.shape for tensor, is_one in zip(inputs, constant) if not is_one}
-    if len(same) > 1 or any(tensor.dtype != "float32" for tensor in inputs):
+    if node.op in _OWN:
+        chosen = _own(node.op, node.attrs, [tensor.shape for tensor in inputs])
+    else:
+        same = {tensor.shape for tensor in graph.shown(i)}
+        others = {tensor.shape for tensor in inputs} - same - {ONE}
+        if len(same) == 1 and not others and {tensor.dtype for tensor in inputs} == {"float32"}:
+            whole = IMAGES if len(min(same)) == 4 else ROWS
+            chosen = node.attrs, *[whole if tensor.shape in same else ONE for tensor in inputs]
+    if chosen is None:
         return None
-    whole = IMAGES if len(same.pop()) == 4 else ROWS
-    return _example(node.op, node.attrs, *[ONE if is_one else whole for is_one in constant])
-
-
-def _example(op: str, attrs: Mapping[str, Any], *shapes: Shape) -> Example:
-    return Example(op, tuple(sorted((k, str(v)) for k, v in attrs.items())), shapes)
-
-
-def graph_of(example: Example) -> ForwardGraph:
-    """Read the graph of an example, whose one operator is the last node."""
-    symbol, shapes = example.alone()
-    return forward_graph(symbol, InputSpec(shapes, {}))
+    attrs, *shapes = chosen
+    return Example(node.op, tuple(sorted((k, str(v)) for k, v in attrs.items())), tuple(shapes))
 
 
 def symbols_of(example: Example) -> list[Any]:
     """Build what is run to measure an example: without it, if it is ``behind``, and with it."""
-    symbol, shapes = example.alone()
-    constants = {name: mx.sym.ones(ONE) for name, shape in shapes.items() if shape == ONE}
-    if constants:
-        symbol = symbol(**constants)
-    if not example.behind:
-        return [symbol]
     x = _pointwise(mx.sym.Variable("data"), "before")
-    made = symbol(**{name: x for name, shape in shapes.items() if shape == IMAGES})[0]
-    others = {name: shape for name, shape in shapes.items() if shape not in (IMAGES, ONE)}
-    if made.infer_shape(data=IMAGES, **others)[1] == [IMAGES]:
-        return [_pointwise(x, "behind"), _pointwise(made, "behind")]
-    return [x, made]
+    given = {IMAGES: x, ONE: mx.sym.ones(ONE)}
+    inputs = {f"x{k}": given[shape] for k, shape in enumerate(example.shapes) if shape in given}
+    made = example.alone()(**inputs)
+    if not example.behind:
+        return [made]
+    if made[0].infer_shape(data=IMAGES)[1] == [IMAGES]:
+        return [_pointwise(x, "behind"), _pointwise(made[0], "behind")]
+    return [x, made[0]]
 
 
 def _pointwise(x: Any, name: str) -> Any:
     return mx.sym.Convolution(x, num_filter=IMAGES[1], kernel=(1, 1), no_bias=True, name=name)
 
 
-# ---------------------------------------------------------------- parameters and shapes
-
-Attrs = Mapping[str, Any]
-Shapes = Sequence[Shape]
+#: Operators whose classes have parameters and shapes of their own.
+_OWN = ("Convolution", "FullyConnected", "BatchNorm", "Pooling", "SliceChannel")
 
 
-def _in_order(attrs: Attrs, shapes: Shapes) -> bool:
-    return len(shapes[0]) == 4 and attrs.get("layout", "None") in ("None", "NCHW")
+def _own(op: str, attrs: Mapping[str, Any], shapes: Sequence[Shape]) -> Any:
+    """Choose parameters, and then shapes; None where there is no class."""
+    data = shapes[0]
+    images = len(data) == 4 and attrs.get("layout", "None") in ("None", "NCHW")
+    if op == "FullyConnected":
+        batch = 32 if data[0] < 128 else 256
+        return {"num_hidden": 1024, "no_bias": True}, (batch, 1024), (1024, 1024)
+    if op == "SliceChannel" and len(data) == 2:
+        return {"num_outputs": 4, "axis": 1}, ROWS
+    if op == "Pooling" and images:
+        return attrs, IMAGES
+    if op == "BatchNorm" and images and attrs.get("axis", "1") == "1":
+        counts = {"fix_gamma": False, "use_global_stats": attrs.get("use_global_stats", False)}
+        return (counts, IMAGES, *[(IMAGES[1],)] * 4)
+    return _convolution(attrs, data[1], shapes[1][2:]) if op == "Convolution" and images else None
 
 
-def _convolution(attrs: Attrs, shapes: Shapes) -> Any:
-    if not _in_order(attrs, shapes):
-        return None
-    kernel, channels, groups = shapes[1][2:], shapes[0][1], int(attrs.get("num_group", 1))
+def _convolution(attrs: Mapping[str, Any], channels: int, kernel: Shape) -> Any:
+    groups = int(attrs.get("num_group", 1))
     filters, data, stride = 128, (8, 256, 28, 28), "(1, 1)"
     if groups > 1:
         filters, data = 192, (8, 192, 28, 28)
@@ -122,29 +114,6 @@ def _convolution(attrs: Attrs, shapes: Shapes) -> Any:
         filters, data, stride = 64, (4, channels, 112, 112), attrs.get("stride", stride)
     elif kernel != (1, 1):
         kernel, data = (3, 3), (4, 128, 28, 28)
-    made: dict[str, Any] = {"num_filter": filters, "num_group": groups, "no_bias": True}
-    made.update(kernel=kernel, stride=stride, pad=tuple(k // 2 for k in kernel))
+    made = {"num_filter": filters, "num_group": groups, "no_bias": True, "kernel": kernel}
+    made.update(stride=stride, pad=tuple(k // 2 for k in kernel))
     return made, data, (filters, data[1] // groups, *kernel)
-
-
-def _fully_connected(attrs: Attrs, shapes: Shapes) -> Any:
-    batch = 32 if shapes[0][0] < 128 else 256
-    return {"num_hidden": 1024, "no_bias": True}, (batch, 1024), (1024, 1024)
-
-
-def _batch_norm(attrs: Attrs, shapes: Shapes) -> Any:
-    if attrs.get("axis", "1") != "1" or len(shapes[0]) != 4:
-        return None
-    counts = {"fix_gamma": False, "use_global_stats": attrs.get("use_global_stats", False)}
-    return (counts, IMAGES, *[(IMAGES[1],)] * 4)
-
-
-_EXAMPLES: dict[str, Callable[[Attrs, Shapes], Any]] = {
-    "Convolution": _convolution,
-    "FullyConnected": _fully_connected,
-    "BatchNorm": _batch_norm,
-    "Pooling": lambda attrs, shapes: (attrs, IMAGES) if _in_order(attrs, shapes) else None,
-    "SliceChannel": lambda attrs, shapes: (
-        ({"num_outputs": 4, "axis": 1}, ROWS) if len(shapes[0]) == 2 else None
-    ),
-}

@@ -2,13 +2,10 @@
 
 Predicted: by a roofline (Williams et al. 2009, "Roofline: an insightful visual performance model").
 An operator takes as long as its arithmetic or as moving what it reads and writes, whichever takes
-longer, and the time of a call besides. The three rates are measured once on a device, and so is how
-much longer the classes of operators take (``classes``).
+longer, and the time of a call besides; and as many times longer as its class does (``classes``).
 
 Measured: each distinct operator (its parameters, shapes and types) is bound alone, warmed, and run
-some times, forward and with its gradient.
-
-Both are kept on disk, by device, MXNet's version, and what else bears on them.
+some times, forward and with its gradient. What is measured is kept on disk, by device.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import logging
 import os
 import platform
 import re
@@ -29,17 +25,16 @@ import numpy as np
 
 from memonger.costs.bind import has_mkldnn
 from memonger.costs.time import classes
-from memonger.costs.time.classes import Example
 from memonger.costs.time.flops import forward_flops
+from memonger.graph.inputs import InputSpec
 from memonger.graph.operators.gradients import alone
 from memonger.graph.operators.tensors import Tensor
+from memonger.graph.read import forward_graph
 from memonger.graph.training import TrainingGraph, training_graph
 from memonger.support.cache import on_disk
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
 from memonger.support.symbols import load_nodes
-
-log = logging.getLogger("memonger")
 
 SIDE = 1024  # of the square matrices that are multiplied
 LONG = 2**24  # elements of the array that is copied
@@ -67,13 +62,13 @@ class Times(NamedTuple):
 
 
 def times_of(training: TrainingGraph, ctx: Any, measure: bool = False) -> Times:
-    """Find the times of a training step on a device; what has to be measured first is."""
-    if measure:
-        return measured(training, ctx)
-    return predicted(training, rates_of(ctx), paces_of(training, ctx))
+    """Predict the times of a training step, or ``measure`` those of operators that can run alone.
 
-
-# ---------------------------------------------------------------- predicted
+    What has to be measured for it first is.
+    """
+    factors = paces_of(training, ctx)
+    times = predicted(training, rates_of(ctx), factors)
+    return _measured(training, ctx, times, factors) if measure else times
 
 
 def predicted(
@@ -135,8 +130,7 @@ def rates_of(ctx: Any) -> Rates:
     """Look up what a device can do: measured the first time, then read from disk."""
     with _kept("rates", ctx) as kept:
         if "rates" not in kept:
-            kept["rates"] = list(_measure_rates(ctx))
-            log.info("measured %s: %.3g FLOP/s, %.3g B/s, %.3g s a call", ctx, *kept["rates"])
+            kept["rates"] = _measure_rates(ctx)
         return Rates(*kept["rates"])
 
 
@@ -175,10 +169,10 @@ def _quickest(*runs: Run) -> list[float]:
 
 def paces_of(training: TrainingGraph, ctx: Any) -> dict[int, Factor]:
     """Look up, or measure first, how much longer than by the roofline forward nodes take."""
-    graph, rates, factors = training.graph, None, {}
+    rates, factors = None, {}
     with _kept("kinds", ctx) as kept:
-        for i in graph.operators:
-            example = classes.example_of(graph, i)
+        for i in _timed(training):
+            example = classes.example_of(training.graph, i)
             key = json.dumps(example)
             if example and key not in kept:
                 # Not the rates that are kept: what else runs just then slows both down.
@@ -189,36 +183,37 @@ def paces_of(training: TrainingGraph, ctx: Any) -> dict[int, Factor]:
     return factors
 
 
-def _measure_pace(example: Example, rates: Rates, ctx: Any) -> Factor | None:
+def _timed(training: TrainingGraph) -> list[int]:
+    """List the forward nodes that take time."""
+    return np.setdiff1d(training.tables.first, np.flatnonzero(views(training))).tolist()
+
+
+def _measure_pace(example: classes.Example, rates: Rates, ctx: Any) -> list[float] | None:
     """Measure the factor of a class; None: its example cannot be run."""
-    known = {f"x{k}": Tensor(shape, "float32") for k, shape in enumerate(example.shapes)}
-    known["data"] = Tensor(classes.IMAGES, "float32")
+    shapes = {f"x{k}": shape for k, shape in enumerate(example.shapes)}
+    tensors = [Tensor(shape, "float32") for shape in example.shapes]
     try:
-        graph = classes.graph_of(example)
-        (i,), times = graph.operators, predicted(training_graph(graph), rates)
-        if not times.forward[i]:
-            return None
-        seconds = _quickest_steps(classes.symbols_of(example), known, ctx)
+        training = training_graph(forward_graph(example.alone(), InputSpec(shapes, {})))
+        seconds = _quickest_steps(classes.symbols_of(example), tensors, ctx)
     except (MemongerError, RuntimeError):  # MXNet's error is one
         return None
     forward, both = seconds[-1] - (seconds[0] if example.behind else 0.0)
-    expected = np.maximum([times.forward[i], times.gradient[i]], 1e-9)
-    factor = np.clip([forward, both - forward] / expected, *FACTORS).tolist()
-    return factor[0], factor[1] if times.gradient[i] else 1.0
+    times = predicted(training, rates)
+    expected = np.maximum([times.forward[-1], times.gradient[-1]], 1e-9)
+    return np.clip([forward, both - forward] / expected, *FACTORS).tolist()
 
 
 # ---------------------------------------------------------------- measured
 
 
-def measured(training: TrainingGraph, ctx: Any) -> Times:
-    """Measure the operators that can be bound alone, and predict the others."""
-    factors = paces_of(training, ctx)
-    base = predicted(training, rates_of(ctx), factors)
-    graph, n, blocks = training.graph, training.tables.forward, has_mkldnn(ctx)
-    runs = ~views(training)[:n] & np.isin(np.arange(n), training.tables.first)
+def _measured(
+    training: TrainingGraph, ctx: Any, base: Times, factors: Mapping[int, Factor]
+) -> Times:
+    """Measure the operators that can be bound alone; the others take what they are predicted to."""
+    graph, blocks = training.graph, has_mkldnn(ctx)
     forward, gradient = base.forward.copy(), base.gradient.copy()
     with _kept("operators", ctx) as kept:
-        for i in filter(runs.__getitem__, graph.operators):
+        for i in _timed(training):
             example = classes.example_of(graph, i) if i in factors else None
             # Alone they would get other layouts than in the network, and their constants gradients.
             if example and (blocks and example.behind or classes.ONE in example.shapes):
@@ -226,10 +221,9 @@ def measured(training: TrainingGraph, ctx: Any) -> Times:
             node, tensors = graph.nodes[i], [graph.tensors[a][b] for a, b in graph.nodes[i].inputs]
             key = json.dumps([node.op, sorted(node.attrs.items()), tensors])
             if key not in kept:
-                known = {f"x{k}": tensor for k, tensor in enumerate(tensors)}
                 try:
                     symbol = load_nodes(*alone(node.op, node.attrs, len(tensors)))
-                    kept[key] = _quickest_steps([symbol], known, ctx)[0].tolist()
+                    kept[key] = _quickest_steps([symbol], tensors, ctx)[0].tolist()
                 except RuntimeError:  # it cannot be bound alone; MXNet's error is one
                     kept[key] = None
             if kept[key]:
@@ -239,16 +233,18 @@ def measured(training: TrainingGraph, ctx: Any) -> Times:
     return Times(forward, gradient, base.step + float(change.sum()))
 
 
-def _quickest_steps(symbols: Sequence[Any], known: Mapping[str, Tensor], ctx: Any) -> np.ndarray:
+def _quickest_steps(symbols: Sequence[Any], inputs: Sequence[Tensor], ctx: Any) -> np.ndarray:
     """Measure the seconds of each symbol, forward and forward with its gradients."""
+    known = {f"x{k}": tensor for k, tensor in enumerate(inputs)}
+    known["data"] = Tensor(classes.IMAGES, "float32")
     return np.reshape(_quickest(*(run for s in symbols for run in _runs(s, known, ctx))), (-1, 2))
 
 
 def _runs(symbol: Any, known: Mapping[str, Tensor], ctx: Any) -> tuple[Run, Run]:
     """Make what runs a symbol forward, and forward with its gradients.
 
-    Its inputs, of which some are known, are random numbers of both signs, for kernels that branch
-    have it easy where all go one way; indices are 0.
+    Its inputs are random numbers of both signs, for kernels that branch have it easy where all go
+    one way; indices are 0.
     """
     inputs = {n: known[n] for n in symbol.list_inputs() if n in known}
     indices = {n for n, tensor in inputs.items() if not tensor.dtype.startswith("float")}
@@ -291,22 +287,12 @@ def _kept(what: str, ctx: Any) -> ContextManager[dict[str, Any]]:
 def device_name(ctx: Any) -> str:
     """Name the hardware behind a device, and what bears on its speed."""
     if ctx.device_type == "gpu":
-        return _gpu_name(ctx.device_id)
-    threads = os.environ.get("OMP_NUM_THREADS") or str(os.cpu_count())
-    return f"{_cpu_name()}, {threads} threads"
-
-
-def _cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        found = re.search(r"^model name\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.M)
-        if found is not None:
-            return found.group(1).strip()
-    return platform.processor() or platform.machine()
-
-
-def _gpu_name(number: int) -> str:
-    asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", f"--id={number}"]
-    try:
-        return subprocess.check_output(asked, timeout=10).decode().strip()
-    except (OSError, subprocess.SubprocessError):
-        return f"a GPU of {mx.context.gpu_memory_info(number)[1]} bytes"
+        asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", f"--id={ctx.device_id}"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            return subprocess.check_output(asked, timeout=10).decode().strip()
+        return f"a GPU of {mx.context.gpu_memory_info(ctx.device_id)[1]} bytes"
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError, IndexError):
+        said = Path("/proc/cpuinfo").read_text()
+        name = re.findall(r"^model name\s*: *(.*)$", said, re.M)[0]
+    return f"{name}, {os.environ.get('OMP_NUM_THREADS') or os.cpu_count()} threads"
