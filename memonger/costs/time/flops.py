@@ -47,10 +47,6 @@ def _product(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
     return 2 * _size(ins[0]) * outs[0][-1]
 
 
-def _window(attrs: Attrs) -> int:
-    return _size(map(int, re.findall(r"\d+", attrs["kernel"])))
-
-
 #: Gates, and operations of one element of the state beside the two matrix products: adding them
 #: and two biases and the activation of each gate (4), then what the cell does with the gates.
 _CELLS = {"rnn_relu": (1, 4), "rnn_tanh": (1, 4), "lstm": (4, 16 + 5), "gru": (3, 12 + 5)}
@@ -72,8 +68,7 @@ def _rnn(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
 
 _OF_SEVERAL: dict[str, Formula] = {
     "Convolution Convolution_v1 FullyConnected": _filters(1),
-    # Without the interpolation of values, 1 to 2 % of it.
-    "_contrib_DeformableConvolution": _filters(2),
+    "_contrib_DeformableConvolution": _filters(2),  # without interpolation, 1 to 2 % of it
     "_contrib_ModulatedDeformableConvolution": _filters(3),
     # Every element of the input is multiplied with the weights of its channel, and added.
     "Deconvolution": lambda attrs, ins, outs: (
@@ -104,7 +99,9 @@ _OF_SEVERAL: dict[str, Formula] = {
         (2 * int(attrs.get("kernel_size", 1)) ** 2 * ins[0][1] + 1) * _size(outs[0])
     ),
     "Pooling Pooling_v1": lambda attrs, ins, outs: (
-        _size(ins[0]) if truth(attrs.get("global_pool")) else _window(attrs) * _size(outs[0])
+        _size(ins[0])
+        if truth(attrs.get("global_pool"))
+        else _size(map(int, re.findall(r"\d+", attrs["kernel"]))) * _size(outs[0])
     ),
     "BilinearSampler _contrib_BilinearResize2D": _per_output(8),  # four multiply-adds
     # Mean 1; variance 3 (subtract, multiply, add); normalised 3 (subtract, multiply, add), for
@@ -130,14 +127,11 @@ _OF_SEVERAL: dict[str, Formula] = {
     """
     BlockGrad Cast Concat Crop Embedding Flatten IdentityAttachKLSparseReg LinearRegressionOutput
     MAERegressionOutput MakeLoss Pad Reshape SequenceLast SequenceMask SequenceReverse SliceChannel
-    SwapAxis _arange _contrib_SparseEmbedding _contrib_arange_like _contrib_boolean_mask
-    _contrib_index_copy _copy _copyto _crop_assign _eye _full _identity_with_attr_like_rhs _linspace
-    _ones _scatter_set_nd _slice_assign _slice_assign_scalar _split_v2 _zeros _zeros_without_dtype
-    amp_cast amp_multicast batch_take broadcast_axis broadcast_like broadcast_to cast_storage
-    depth_to_space diag expand_dims fill_element_0index gather_nd im2col make_loss one_hot ones_like
-    pick ravel_multi_index repeat reshape_like reverse _rnn_param_concat scatter_nd shape_array
-    size_array slice slice_axis slice_like space_to_depth squeeze stack take tile transpose
-    unravel_index where zeros_like
+    SwapAxis _contrib_SparseEmbedding _copy _full _identity_with_attr_like_rhs _ones _split_v2
+    _zeros _zeros_without_dtype amp_cast amp_multicast broadcast_axis broadcast_like broadcast_to
+    depth_to_space diag expand_dims gather_nd im2col make_loss one_hot ones_like pick repeat
+    reshape_like reverse slice slice_axis slice_like space_to_depth squeeze stack take tile
+    transpose where zeros_like _rnn_param_concat
     """: _per_output(0),
 }
 _FORMULAS = {op: formula for ops, formula in _OF_SEVERAL.items() for op in ops.split()}
