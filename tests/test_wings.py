@@ -20,7 +20,7 @@ STRANGERS = {"planners.marks", "planners.trees", "schedules.execution"}  # to on
 
 MXNET = (
     "support.mxnet support.symbols graph.operators.tensors graph.operators.gradients graph.inputs "
-    "graph.read graph.marks costs.bind costs.time.measured costs.time.classes"
+    "graph.read graph.marks costs.bind costs.time.measured"
 ).split()
 MXNET_WINGS = ("schedules.execution", "solve", "api", "cli")
 

@@ -9,8 +9,8 @@ from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from memonger.api.docstrings import documented
-from memonger.costs.allocator import entries_read
 from memonger.costs.lower_bound import lower_bound
+from memonger.costs.replay import entries_read
 from memonger.graph import marks
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.graph.forward import Node, no_collection

@@ -16,14 +16,10 @@ def bind(
     symbol: Any,
     graph: ForwardGraph,
     ctx: Any,
-    wanted: Iterable[int] | None = None,
-    request: str | Mapping[str, str] = "write",
+    wanted: Iterable[int] | None = None,  # the arguments that get a gradient, by default all
+    request: str | Mapping[str, str] = "write",  # or 'add'; or by name
 ) -> Any:
-    """Bind a symbol for training with arrays that are never allocated.
-
-    ``graph`` has its shapes and types; ``wanted`` are the arguments (nodes of it) that get a
-    gradient, all by default; ``request`` is 'write' or 'add', for all or by name.
-    """
+    """Bind a symbol, of this ``graph``, for training with arrays that are never allocated."""
 
     def arrays(nodes: Iterable[int]) -> dict[str, Any]:
         tensors = {graph.nodes[i].name: graph.tensors[i][0] for i in nodes}
@@ -41,19 +37,14 @@ def bind(
         states = arrays(graph.auxiliary)
         return symbol.bind(ctx, arrays(graph.arguments), gradients, requests, states)
     except mx.MXNetError as error:
-        why = (_unfusible(graph) if "_Map_base" in str(error) else "") or said_by_mxnet(error)
-        raise MemongerError(f"MXNet cannot bind this network on {ctx}: {why}") from None
-
-
-def _unfusible(graph: ForwardGraph) -> str:
-    """Say which parameter ``IsFusionCompatible`` looks for in vain; MXNet writes no defaults."""
-    for node in graph.nodes:
-        if node.op == "LeakyReLU" and "act_type" not in node.attrs:
-            return (
-                f"node {node.name!r} (LeakyReLU) has no act_type, without which pointwise fusion "
+        why = said_by_mxnet(error)
+        leaky = [n.name for n in graph.nodes if n.op == "LeakyReLU" and "act_type" not in n.attrs]
+        if leaky and "_Map_base" in str(error):  # IsFusionCompatible looks for it in vain
+            why = (
+                f"node {leaky[0]!r} (LeakyReLU) has no act_type, without which pointwise fusion "
                 "fails; write act_type='leaky', which is its default, or set MXNET_USE_FUSION=0"
             )
-    return ""
+        raise MemongerError(f"MXNet cannot bind this network on {ctx}: {why}") from None
 
 
 def has_mkldnn(ctx: Any) -> bool:

@@ -1,21 +1,18 @@
-"""Memory that operators hold for the life of an executor, outside its pool.
+"""All that a training step takes of a device, and what of it operators hold outside the pool.
 
 An operator with a state of its own (``FCreateOpState``) may keep arrays in it; of those that are
 trained only ``RNN`` does, from its first step on. It is never recomputed (``operators.why_kept``),
-so what it holds is the same under any plan.
-
-What operators ask for while they run (``ResourceRequest::kTempSpace``) is one space of the device
-(``MXNET_GPU_TEMP_COPY``), as large as the largest that was asked for (``src/resource.cc``). On the
-CPU MKLDNN's operators ask for it, for what they find or write in another layout than they compute
-in (``TmpMemMgr`` in ``src/operator/nn/mkldnn/mkldnn_base-inl.h``).
-
+so what it holds is the same under any plan. What operators ask for while they run (``kTempSpace``)
+is one space of the device (``MXNET_GPU_TEMP_COPY``), as large as the largest that was asked for
+(``src/resource.cc``). On the CPU MKLDNN's operators ask for it, for what they find or write in
+another layout than they compute in (``src/operator/nn/mkldnn/mkldnn_base-inl.h``).
 ``docs/held-by-operators.md`` lists all operators that were looked at.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Callable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -25,7 +22,7 @@ from memonger.graph.arrays import RowKind
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.layouts import LAYOUT_AWARE, PRODUCES_BLOCKED
 from memonger.graph.operators.recompute import GPU, truth
-from memonger.graph.operators.tensors import Tensor
+from memonger.graph.operators.tensors import Shape, Tensor
 from memonger.support.mxnet import settings
 
 #: Gates of a cell. Then arrays of the size of a layer's output: those that cuDNN keeps for each
@@ -36,7 +33,6 @@ from memonger.support.mxnet import settings
 #: is of one step (``GetRNN*Size`` in ``src/operator/rnn-inl.h``).
 CELLS = {"lstm": (4, 6, 7, 4), "gru": (3, 7, 9, 10), "rnn_relu": (1, 2, 6, 3)}
 CELLS["rnn_tanh"] = CELLS["rnn_relu"]
-PAGE = 4096
 
 
 @dataclass(frozen=True)
@@ -71,26 +67,20 @@ def held_by(graph: ForwardGraph, device_type: str, mkldnn: bool) -> Held:
 
 
 def with_copies(held: Held, found: Replay) -> Held:
-    """Add what operators take in a training step for the layouts that MKLDNN gives to tensors.
-
-    One that knows no such layouts keeps a plain copy of each input that it finds in blocks, and of
-    each output that it writes in place over blocks, from its first step on
-    (``StorageFallbackOpExecutor`` in ``src/executor/attach_op_execs_pass.cc``,
-    ``SetupDefaultBlobsInOut`` in ``src/common/exec_utils.h``). So does its recomputed copy.
-    MKLDNN's own have their copies in the temporary space.
-    """
+    """Add the plain copies of blocks that operators keep; MKLDNN's own are in temporary space."""
+    # ``StorageFallbackOpExecutor`` in ``src/executor/attach_op_execs_pass.cc``
     t, kinds = found.training.tables, found.training.kinds
     made_in = [len(kind.tensors[0].shape) for kind in kinds if kind.op in PRODUCES_BLOCKED]
     if not held.in_blocks or not made_in:
         return held
     layouts = layout_tables(found.training)
     made, read, places, entries = follow(t, layouts, found.recomputed, found.order, found.reads)
-    ignorant = np.zeros(len(kinds), dtype=np.bool_)
-    ignorant[found.order] = [kinds[row].op not in LAYOUT_AWARE for row in found.order]
+    ignorant = np.array([kind.op not in LAYOUT_AWARE for kind in kinds])
     ignorant &= ~t.variable & ~layouts.adding
+    tensors = [tensor for kind in kinds for tensor in kind.tensors]
     # What has fewer axes than any convolution's output is in no blocks.
-    axes = np.array([len(tensor.shape) for kind in kinds for tensor in kind.tensors])
-    nbytes = np.where(axes >= min(made_in), t.elements * t.itemsize, 0)
+    in_blocks = np.array([len(tensor.shape) >= min(made_in) for tensor in tensors])
+    nbytes = t.elements * t.itemsize * in_blocks
     copied = np.repeat(ignorant, np.diff(t.read_start)) & (read > PLAIN) & ~t.read_ignored
     written = np.repeat(ignorant, np.diff(t.output_start)) & (made > PLAIN)
     copies = int(nbytes[entries[copied]].sum() + nbytes[written].sum())
@@ -100,16 +90,40 @@ def with_copies(held: Held, found: Replay) -> Held:
         if kind.op in _COPY and (kind.op == "_backward_Concat" or layouts.code[begin] != KEEPS):
             reads = slice(*t.read_start[row : row + 2])
             outputs = slice(*t.output_start[row : row + 2])
-            sources = zip(t.read_row[reads].tolist(), t.read_output[reads].tolist())
-            inputs = [kinds[source].tensors[k] for source, k in sources]
+            inputs = [tensors[entry] for entry in entries[reads]]
             plain = made[entries[reads]] == PLAIN
-            asked = _reordered(kind, inputs, plain.tolist())
-            asked += _apart(kind, plain, places[outputs], found.reads[outputs])
-            temporary = max(temporary, asked)
+            apart = _apart(kind, plain, places[outputs], found.reads[outputs])
+            temporary = max(temporary, apart + _reordered(kind, inputs, plain))
     return replace(held, arrays=(*held.arrays, copies), temporary=temporary)
 
 
-# ---------------------------------------------------------------- RNN
+def rounded(nbytes: Any) -> np.ndarray:
+    """Return the bytes that MXNet asks a GPU for, for arrays of these sizes (``Settings.pool``)."""
+    # src/storage/pooled_storage_manager.h; by default to pages, above 2 MB to blocks of 2 MB
+    sizes, pool = np.asarray(nbytes, dtype=np.int64), settings().pool
+    if pool.kind == "Unpooled":
+        return sizes
+    if pool.kind == "Round":  # to powers of two, above the cutoff to its multiples
+        powers = np.array([1 << max(int(n) - 1, 0).bit_length() for n in sizes.ravel()])
+        small = np.maximum(powers.reshape(sizes.shape), pool.page)
+        small[sizes == 0] = 0
+        return np.where(sizes > pool.cutoff, -(-sizes // pool.cutoff) * pool.cutoff, small)
+    pages = -(-sizes // pool.page) * pool.page
+    return np.where(pages > pool.large, -(-pages // pool.large) * pool.large, pages)
+
+
+def device_bytes(found: Replay, gradients: Iterable[Tensor], held: Held, pool_bytes: int) -> int:
+    """Return the bytes of a device that a step takes; ``gradients`` have arrays of their own.
+
+    Where ``pool_bytes`` is not what was replayed, all blocks are larger or smaller by one factor.
+    """
+    t, blocks = found.training.tables, found.block_bytes()
+    if pool_bytes != blocks.sum():
+        blocks = np.ceil(blocks * (pool_bytes / max(1, blocks.sum()))).astype(np.int64)
+    variables = t.output_start[found.order[t.variable[found.order]]]
+    others = [*[tensor.nbytes for tensor in gradients], *held.arrays, held.temporary]
+    nbytes = np.concatenate([blocks, t.elements[variables] * t.itemsize[variables], others])
+    return int((rounded(nbytes) if held.device_type == GPU else nbytes).sum())
 
 
 def _rnn(attrs: Mapping[str, str], data: Tensor, device_type: str, mkldnn: bool) -> list[int]:
@@ -126,29 +140,22 @@ def _rnn(attrs: Mapping[str, str], data: Tensor, device_type: str, mkldnn: bool)
     if not mkldnn or not settings().mkldnn_rnn or data.dtype != "float32" or projected:
         return [output * (of_each * layers + in_all - (mode == "lstm" and directions == 2))]
     # Layers of equal sizes are one primitive (MKLDNNRnnFullParamParser in mkldnn_rnn.cc).
-    if directions == 2:
-        parts = [(1, inputs), *[(1, 2 * units)] * (layers - 1)]
-    elif inputs == units:
-        parts = [(layers, inputs)]
-    else:
-        parts = [(1, inputs), (layers - 1, units)][:layers]
-    sizes = mode, directions, steps, batch, units
-    arrays = [nbytes for part in parts for nbytes in _primitive(*sizes, *part)]
+    widths = [inputs, *[directions * units] * (layers - 1)]
+    parts = [(1, width) for width in widths]
+    if directions == 1:
+        parts = [(widths.count(width), width) for width in dict.fromkeys(widths)]
+    cell = mode, directions, (steps, batch, units)
+    arrays = [nbytes for part in parts for nbytes in _primitive(*cell, *part)]
     if len(parts) > 1:  # dst_ and diff_src
         arrays += [output * (len(parts) - 1), 4 * steps * batch * parts[-1][1]]
     return arrays
 
 
-def _primitive(
-    mode: str, directions: int, steps: int, batch: int, units: int, layers: int, inputs: int
-) -> list[int]:
-    """Bytes of what MKLDNN's RNN allocates that become resident; it allocates twice as much.
-
-    They are its workspace, its scratch memory, its weights in each layout. The workspace is
-    oneDNN's (``set_conf`` and ``set_offsets`` in ``src/cpu/rnn/rnn_utils``, 2.4) without what is
-    never written: the states that lie in the input and output of one direction, and spaces for
-    projections. Forward and backward have a scratch memory each.
-    """
+def _primitive(mode: str, directions: int, size: Shape, layers: int, inputs: int) -> list[int]:
+    """Bytes of what MKLDNN's RNN allocates that become resident; it allocates twice as much."""
+    # oneDNN's workspace (``set_conf``, ``set_offsets`` in ``src/cpu/rnn/rnn_utils``, 2.4), without
+    # states that lie in the input and output of one direction, and spaces for projections.
+    steps, batch, units = size
     rows, width = directions * steps * batch, CELLS[mode][0] * units
     gates, wide = _leading(width), _leading(max(inputs, units))
     states = layers - 1 if directions == 1 else layers + 1
@@ -157,8 +164,8 @@ def _primitive(
     compared, cell = 0, batch * units
     if mode == "lstm":
         workspace += 2 * layers * rows * units
-    elif mode == "gru":  # every fourth part is written
-        compared = layers * directions * steps * min(16 * cell, 4 * cell + PAGE)
+    elif mode == "gru":  # every fourth part is written, in whole pages
+        compared = layers * directions * steps * min(16 * cell, 4 * cell + 4096)
     scratch = steps * batch * gates
     forward = scratch if batch < 128 else batch * gates
     # As MXNet lays them out, forward's, backward's, and gradients in two.
@@ -170,9 +177,6 @@ def _leading(size: int) -> int:
     """``get_good_ld`` in oneDNN's ``src/cpu/rnn/rnn_utils.cpp``, for 4 bytes."""
     size = -(-size // 16) * 16
     return size + 16 if size % 256 == 0 else size
-
-
-# ---------------------------------------------------------------- temporary space
 
 
 def _targets(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
@@ -206,14 +210,11 @@ _COPY = PRODUCES_BLOCKED | _SUMS | {"Concat", "FullyConnected", "_backward_Fully
 _COPY |= {"_backward_" + op for op in ("Activation", "BatchNorm", "Concat", "LeakyReLU", "Pooling")}
 
 
-def _reordered(kind: RowKind, inputs: Sequence[Tensor], plain: Sequence[bool]) -> int:
-    """Bytes of the inputs that are found in another layout than the operator computes in.
-
-    Which layout that is of a convolution was seen with ``DNNL_VERBOSE=1``, on AVX512; that of the
-    gradient of one of up to 3 channels reads its output's gradient both plain and in blocks.
-    Weights are plain, and so are their gradients.
-    """
-    op, given = kind.op.replace("_backward_", ""), len(inputs)
+def _reordered(kind: RowKind, inputs: Sequence[Tensor], plain: np.ndarray) -> int:
+    """Bytes of the inputs that are found in another layout than the operator computes in."""
+    # Seen with ``DNNL_VERBOSE=1``, on AVX512; the gradient of a convolution of up to 3 channels
+    # reads its output's gradient in both layouts. Weights and their gradients are plain.
+    op = kind.op.replace("_backward_", "")
     backward = op != kind.op
     if op in PRODUCES_BLOCKED or op == "FullyConnected":
         data, weight = inputs[backward], inputs[backward + 1]
@@ -229,16 +230,13 @@ def _reordered(kind: RowKind, inputs: Sequence[Tensor], plain: Sequence[bool]) -
         return asked + blocks * (1 + backward) * weight.nbytes
     if not backward or op == "Concat":
         return 0
-    like = {"BatchNorm": 3, "Pooling": given // 2}.get(op, given - 1)
+    like = {"BatchNorm": 3, "Pooling": len(inputs) // 2}.get(op, -1)
     return inputs[0].nbytes if plain[0] != plain[like] else 0
 
 
 def _apart(kind: RowKind, plain: np.ndarray, places: np.ndarray, reads: np.ndarray) -> int:
-    """Bytes of the outputs that are not written where they belong (``CreateMKLDNNMem``).
-
-    They are those that are added to something, those that a gradient writes in place, and those
-    that nobody reads.
-    """
+    """Bytes of the outputs that are not written where they belong (``CreateMKLDNNMem``)."""
+    # They are added to something, written in place by a gradient, or read by nobody.
     if kind.op in _SUMS and places[0] == 0 and (plain.all() or not plain[0]):
         return 0
     apart = (places != NOT_IN_PLACE) | ((reads == 0) & (not kind.op.startswith("_backward_")))

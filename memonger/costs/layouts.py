@@ -2,15 +2,11 @@
 
 On the CPU a convolution writes its output in blocks of 8 or 16 channels. Operators that know such
 layouts (``operators.layouts``) compute in the layout that they find, and some round differently in
-each. All others convert what they read, and write plainly, but for one case: what they write in
-place goes into an array that is laid out in blocks and stays so (``SetupDefaultBlobsOut`` in
-``src/common/exec_utils.h``). An operator that knows blocks keeps them too where it writes in place
-(``CreateMKLDNNMem``, ``CommitOutput`` in ``src/operator/nn/mkldnn/mkldnn_base.cc``). What is not
-written in place has lost its old layout before (``InvalidateOutputs``).
-
-So the layout in which a tensor is found, and with it the last bits of what is computed from it,
-depends on what the memory planner does in place. Here layouts are followed as symbols: equal ones
-are equal layouts, whatever they are.
+each. All others convert what they read, and write plainly; but what is written in place over blocks
+goes into blocks (``SetupDefaultBlobsOut`` in ``src/common/exec_utils.h``, ``CreateMKLDNNMem`` in
+``src/operator/nn/mkldnn/mkldnn_base.cc``). What is not in place has lost its old layout before
+(``InvalidateOutputs``). So layouts, and with them the last bits, depend on what the memory planner
+does in place. Here they are followed as symbols: equal ones are equal layouts, whatever they are.
 """
 
 from __future__ import annotations
@@ -21,8 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from memonger.costs.allocator import NO_LIMIT, add_in_place, all_read, allocate
-from memonger.costs.replay import Planned, adding_rows
+from memonger.costs.replay import NO_LIMIT, Planned, add_in_place, adding_rows, all_read, allocate
 from memonger.graph.arrays import RowKind
 from memonger.graph.operators.layouts import layout_of_output, layouts_of_inputs
 from memonger.graph.operators.tensors import Tensor
@@ -51,10 +46,9 @@ class LayoutTables(NamedTuple):
 
 
 def layout_tables(training: Planned, scoring: bool = False) -> LayoutTables:
-    """Look up what is known of the layouts in a training graph.
+    """Look up what is known of the layouts in a training graph; with ``scoring`` of inference too.
 
-    With ``scoring`` it must hold in inference too. There oneDNN's brgconv (AVX512) writes the
-    channels of some convolutions last, so that no two of them are taken to be alike.
+    There oneDNN's brgconv (AVX512) writes channels last, so that no convolutions are alike.
     """
     t, kinds = training.tables, training.kinds
     known: dict[tuple[int, Tensor | None], Any] = {}
@@ -90,7 +84,7 @@ def _facts(kind: RowKind, data: Tensor | None) -> tuple[Any, ...]:
 
 @compiled
 def layout_of(code, number, place, before, found, plays):  # type: ignore[no-untyped-def]
-    """The layout of an output at a ``place`` as of `follow`, where ``before`` was the layout.
+    """The layout of an output at a ``place`` (`follow`) in memory of the layout ``before``.
 
     That is PLAIN if it is not in place; ``found`` has the layouts of the inputs.
     """
@@ -103,9 +97,7 @@ def layout_of(code, number, place, before, found, plays):  # type: ignore[no-unt
             if first == PLAIN:
                 first = found[j]
             alike &= found[j] == found[0]
-    if first == PLAIN and before == PLAIN and code != CHOSEN and code != _USUAL:
-        return PLAIN
-    if code == _PLAIN:
+    if code == _PLAIN or (code < CHOSEN and first == PLAIN and before == PLAIN):
         return PLAIN
     if place != ADDED:
         if code == _COPIES or (place != NOT_IN_PLACE and code < _OTHER):
@@ -116,17 +108,14 @@ def layout_of(code, number, place, before, found, plays):  # type: ignore[no-unt
             return first
         if code == _FIRST:
             return found[0]
-        if code == _PASSES and found[0] == BLOCKS:
-            return BLOCKS
-        if code == _POOLING_GRADIENT and found[found.shape[0] // 2] == BLOCKS:
+        usual = code == _USUAL or (code == _PASSES and found[0] == BLOCKS)
+        if usual or (code == _POOLING_GRADIENT and found[found.shape[0] // 2] == BLOCKS):
             return BLOCKS
         if code == _NORM_GRADIENT:
             if found[3] == BLOCKS or found[3] == found[0]:
                 return found[3]
             if found[3] == PLAIN:
                 return found[0]
-        if code == _USUAL:
-            return BLOCKS
     symbol = (number * 31 + place) * 1000003 + before
     for j in range(found.shape[0]):
         if plays[j]:
@@ -136,11 +125,10 @@ def layout_of(code, number, place, before, found, plays):  # type: ignore[no-unt
 
 @compiled
 def follow(t, layouts, recomputed, order, reads):  # type: ignore[no-untyped-def]
-    """Follow the layouts through a training graph, ordered by ``order_and_reads``.
+    """Of each output the layout, of each input that which is found (-1: it does not run).
 
-    Returned are the layout of each output when it is made; that in which each input is computed
-    with, -1 where the row does not run; of each output the input in whose memory it is,
-    `NOT_IN_PLACE` or `ADDED` (int32); of each input the output that it reads. All others are int64.
+    And of each output the input in whose ``place`` it is, or `NOT_IN_PLACE` or `ADDED`; of each
+    input the output that it reads.
     """
     any_found = np.full(t.read_row.shape[0], -1, dtype=np.int64)
     any_made = np.full(t.elements.shape[0], -1, dtype=np.int64)
@@ -149,15 +137,12 @@ def follow(t, layouts, recomputed, order, reads):  # type: ignore[no-untyped-def
 
 @compiled
 def lead(t, layouts, recomputed, order, reads, want_found, want_made):  # type: ignore[no-untyped-def]
-    """Follow the layouts as `follow` does, and where one is not as wanted go on as if it were.
+    """As `follow`; where a layout is not as wanted (-1: any) it goes on as if it were.
 
-    ``want_found`` has the layout that each input is to be found in (or else PLAIN), ``want_made``
-    that in which each output is to be made; -1 is any. Two more arrays of bool tell the inputs and
-    the outputs whose layout is not as wanted.
+    An input is then taken to be PLAIN. Returned too: the inputs and outputs that are not as wanted.
     """
     planned = allocate(t, recomputed, order, reads, 0, NO_LIMIT)[1]
-    blocks = planned.copy()
-    add_in_place(t, recomputed, order, layouts.adding, blocks)
+    blocks = add_in_place(t, recomputed, order, layouts.adding, planned)
     made = np.zeros(planned.shape[0], dtype=np.int64)
     place = np.full(planned.shape[0], NOT_IN_PLACE, dtype=np.int32)
     found = np.full(t.read_row.shape[0], -1, dtype=np.int64)
@@ -165,7 +150,6 @@ def lead(t, layouts, recomputed, order, reads, want_found, want_made):  # type: 
     now = np.zeros(planned.shape[0], dtype=np.int64)  # of each block
     other_found = np.zeros(found.shape[0], dtype=np.bool_)
     other_made = np.zeros(made.shape[0], dtype=np.bool_)
-    symbols = np.zeros(planned.shape[0], dtype=np.int64)  # of a row's outputs
     for row in order:
         if t.variable[row]:
             continue
@@ -192,7 +176,7 @@ def lead(t, layouts, recomputed, order, reads, want_found, want_made):  # type: 
         )
         for out in range(begin, end):
             if is_there:  # the sum
-                symbols[out - begin] = now[blocks[out]]
+                made[out] = now[blocks[out]]
                 continue
             if blocks[out] != planned[out]:
                 place[out] = ADDED
@@ -202,9 +186,8 @@ def lead(t, layouts, recomputed, order, reads, want_found, want_made):  # type: 
                         place[out] = j - first
                         break
             before = PLAIN if place[out] == NOT_IN_PLACE else now[blocks[out]]
-            symbols[out - begin] = PLAIN
             if reads[out] > 0:
-                symbols[out - begin] = layout_of(
+                made[out] = layout_of(
                     layouts.code[out],
                     layouts.number[out],
                     place[out],
@@ -213,7 +196,6 @@ def lead(t, layouts, recomputed, order, reads, want_found, want_made):  # type: 
                     layouts.plays[first:last],
                 )
         for out in range(begin, end):
-            made[out] = symbols[out - begin]
             if want_made[out] >= 0 and want_made[out] != made[out]:
                 other_made[out] = True
                 made[out] = want_made[out]

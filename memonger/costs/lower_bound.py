@@ -3,17 +3,14 @@
 An operator, or its gradient, has all that it reads and makes in memory while it runs. Beside it
 stand the outputs of the network, and what can be computed only once and a later gradient reads (the
 mask of a Dropout). Gradients run in the same order under all marks, and in another under all
-schedules: the largest sum bounds those plans from below, the lesser of the two every plan.
-
-What may share memory counts once: an output that can take an input's memory is left out, an
-identity (Flatten, Reshape) is the tensor that it passes on, and sums of gradients are left out. So
-the bound is safe, not sharp.
+schedules. What may share memory counts once: an output that can take an input's memory is left out,
+an identity (Flatten, Reshape) is the tensor that it passes on, and sums of gradients are left out.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Sequence
+from typing import Iterable, Sequence
 
 import numpy as np
 
@@ -40,15 +37,14 @@ class LowerBound:
         return f"{of}{name or repr(node.name)} ({node.op})"
 
 
-def lower_bound(training: TrainingGraph, rules: bool = True) -> LowerBound:
-    """Find the least memory that any plan needs that keeps the rules, or that any plan needs."""
-    t = training.tables
+def lower_bound(training: TrainingGraph, kept: Iterable[int] | None = None) -> LowerBound:
+    """Find the least memory of plans that keep these operators, by default all that must be."""
+    t, nodes = training.tables, training.graph.nodes
+    if kept is None:
+        kept = [x for x in training.graph.operators if why_kept(nodes[x].op, nodes[x].attrs)]
     once = np.zeros(len(t.elements), dtype=np.bool_)  # tensors that are computed once
-    for x, node in enumerate(training.graph.nodes if rules else ()):
-        if not node.is_variable and why_kept(node.op, node.attrs) is not None:
-            # A schedule computes the output of a Dropout again, from its mask.
-            first = t.output_start[x] + (node.op == "Dropout")
-            once[first : t.output_start[x + 1]] = True
+    for x in kept:  # a schedule computes the output of a Dropout again, from its mask
+        once[t.output_start[x] + (nodes[x].op == "Dropout") : t.output_start[x + 1]] = True
     n, rows = t.forward, len(t.variable)
     nbytes = t.elements * t.itemsize
     same = np.arange(len(nbytes))  # the tensor whose memory each can have while both are read
@@ -58,15 +54,14 @@ def lower_bound(training: TrainingGraph, rules: bool = True) -> LowerBound:
     own = np.bincount(row, nbytes[tensor], rows)
     gradients = t.walk_row[t.walk_row >= 2 * n]
     owner = np.concatenate([np.arange(n), np.full(n, -1), training.owners])
-    run = np.concatenate([t.first, gradients])
-    run = run[(owner[run] >= 0) & ~t.variable[run]]
-    if not len(run):
+    run = [row for row in (*t.first, *gradients) if owner[row] >= 0 and not t.variable[row]]
+    if not run:
         return LowerBound(0, -1, -1, 0)
     reader = np.repeat(np.arange(rows), np.diff(t.use_start))
     heads = t.head_entry[: t.outputs][~t.variable[t.head_row[: t.outputs]]]
 
     def under(order: np.ndarray) -> LowerBound:
-        """The bound of plans with the gradients in this order."""
+        """Find the bound of plans with the gradients in this order."""
         place = np.full(rows, -1, dtype=np.int64)
         place[order] = np.arange(len(order))
         # What is held over each row: until its last gradient, or to the end.
@@ -87,14 +82,12 @@ def lower_bound(training: TrainingGraph, rules: bool = True) -> LowerBound:
 
 
 def _needed(training: TrainingGraph, same: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What each row needs in memory itself: (row, tensor), each once."""
+    """Find what each row needs in memory itself: (row, tensor), each once."""
     t, entries = training.tables, len(same)
     rows = np.arange(len(t.variable))
     reader, maker = np.repeat(rows, np.diff(t.use_start)), np.repeat(rows, np.diff(t.output_start))
-    apart = np.zeros(entries, dtype=np.bool_)  # gradients: their memory is the user's
-    apart[t.head_entry[t.outputs :]] = True
-    overwriting = np.zeros(entries, dtype=np.bool_)
-    overwriting[t.inplace_output] = True
+    apart = np.isin(np.arange(entries), t.head_entry[t.outputs :])  # gradients: the user's memory
+    overwriting = np.isin(np.arange(entries), t.inplace_output)
     used = ~apart[t.use_entry] & ~np.isin(reader, maker[apart & overwriting])
     made = np.flatnonzero(~apart & ~overwriting & ~t.variable[maker])
     row = np.concatenate([reader[used], maker[made]])

@@ -10,8 +10,7 @@ import numpy as np
 
 from memonger.costs.bind import bind, has_mkldnn, planned_mb
 from memonger.costs.fusion import replay_fused
-from memonger.costs.held import NOTHING, Held, with_copies
-from memonger.costs.memory import device_bytes
+from memonger.costs.held import NOTHING, Held, device_bytes, with_copies
 from memonger.costs.replay import Replay, Timeline, replay
 from memonger.costs.time.flops import forward_flops
 from memonger.graph import marks

@@ -138,7 +138,7 @@ class _Network:
     @cached_property
     def floor(self) -> LowerBound:
         """What no plan can do without."""
-        return lower_bound(self.training, rules=not self.rules.bare)
+        return lower_bound(self.training, () if self.rules.bare else None)
 
     @cached_property
     def times(self) -> timing.Times:

@@ -9,7 +9,7 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.costs.memory import rounded
+from memonger.costs.held import rounded
 from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.execution.symbol import ScheduledSymbol
 from memonger.schedules.expand import parts, unroll

@@ -10,8 +10,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 from blocked_networks import drawn
-from memonger.costs.allocator import order_and_reads
 from memonger.costs.layouts import BLOCKS, PLAIN, follow, layout_tables
+from memonger.costs.replay import order_and_reads
 from memonger.support.cache import forget
 from memonger.graph.training import training_graph
 from mixed_networks import KINDS

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from memonger.costs.lower_bound import lower_bound
-from memonger.costs.memory import rounded
+from memonger.costs.held import rounded
 from memonger.costs.replay import replay
 from memonger.graph.training import training_graph
 from memonger.schedules.expand import parts, unroll

@@ -9,8 +9,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from memonger.graph import marks
-from memonger.costs.allocator import EXTERNAL
-from memonger.costs.replay import Replay, replay
+from memonger.costs.replay import EXTERNAL, Replay, replay
 from memonger.costs.bind import bind, planned_mb
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.gradients import read_debug_str
@@ -294,30 +293,30 @@ def test_what_cannot_be_replayed_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
 #: The loss's gradient gives way to that of tanh1, and so on (in-place); the outputs of a network
 #: stay to the end, the gradients of variables are the user's memory.
 KEPT = [
-    ("fc0", FORWARD, 3, 14, 0),
-    ("tanh0", FORWARD, 4, 14, 1),
-    ("fc1", FORWARD, 7, 12, 2),
-    ("tanh1", FORWARD, 8, 12, 3),
-    ("out", FORWARD, 10, 15, 4),
-    ("out_backward", BACKWARD, 11, 11, 5),
-    ("tanh1_backward", BACKWARD, 12, 13, 5),
-    ("fc1_backward", BACKWARD, 13, 13, 6),
-    ("tanh0_backward", BACKWARD, 14, 15, 6),
+    ("fc0", FORWARD, 3, 14),
+    ("tanh0", FORWARD, 4, 14),
+    ("fc1", FORWARD, 7, 12),
+    ("tanh1", FORWARD, 8, 12),
+    ("out", FORWARD, 10, 15),
+    ("out_backward", BACKWARD, 11, 11),
+    ("tanh1_backward", BACKWARD, 12, 13),
+    ("fc1_backward", BACKWARD, 13, 13),
+    ("tanh0_backward", BACKWARD, 14, 15),
 ]
 #: The same with fc0 and tanh0 recomputed: tanh0 takes the place of fc0, the gradient of fc1 that of
 #: tanh0, for the copies are what the gradients of fc0 and tanh0 read.
 AGAIN = [
-    ("fc0", FORWARD, 3, 3, 0),
-    ("tanh0", FORWARD, 4, 12, 0),
-    ("fc1", FORWARD, 7, 12, 1),
-    ("tanh1", FORWARD, 8, 12, 2),
-    ("out", FORWARD, 10, 17, 3),
-    ("out_backward", BACKWARD, 11, 11, 4),
-    ("tanh1_backward", BACKWARD, 12, 13, 4),
-    ("fc1_backward", BACKWARD, 13, 15, 0),
-    ("fc0_mirror", RECOMPUTED, 14, 16, 5),
-    ("tanh0_mirror", RECOMPUTED, 15, 16, 6),
-    ("tanh0_backward", BACKWARD, 16, 17, 0),
+    ("fc0", FORWARD, 3, 3),
+    ("tanh0", FORWARD, 4, 12),
+    ("fc1", FORWARD, 7, 12),
+    ("tanh1", FORWARD, 8, 12),
+    ("out", FORWARD, 10, 17),
+    ("out_backward", BACKWARD, 11, 11),
+    ("tanh1_backward", BACKWARD, 12, 13),
+    ("fc1_backward", BACKWARD, 13, 15),
+    ("fc0_mirror", RECOMPUTED, 14, 16),
+    ("tanh0_mirror", RECOMPUTED, 15, 16),
+    ("tanh0_backward", BACKWARD, 16, 17),
 ]
 
 
@@ -334,7 +333,7 @@ def test_what_is_alive_when(again: Any, table: Any, live: Any) -> None:
     mask = np.array([node.name in again for node in graph.nodes])
     found = replay(training, mask).timeline()
     names = [training.names[row] for row in found.row]
-    assert list(zip(names, found.kind, found.start, found.stop, found.storage)) == table
+    assert list(zip(names, found.kind, found.start, found.stop)) == table
     assert not found.output.any() and set(found.nbytes) == {MB}
     assert (found.live_bytes() // MB).tolist() == live
     kinds = [found.live_bytes(kind) for kind in (FORWARD, RECOMPUTED, BACKWARD)]

@@ -10,7 +10,6 @@ import memonger  # noqa: F401
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.costs.time import classes as kinds
 from memonger.costs.time import measured as timing
 from memonger.costs.time.measured import Rates
 from memonger.graph.training import TrainingGraph, training_graph
@@ -88,7 +87,7 @@ def test_rates_are_measured_once(disk: Any) -> None:
 def of_kind(symbol: Any, **shapes: Any) -> Any:
     """The example of the last operator."""
     graph = planned.forward(symbol, shapes)
-    return kinds.example_of(graph, graph.operators[-1])
+    return timing.example_of(graph, graph.operators[-1])
 
 
 def test_kinds() -> None:
@@ -121,17 +120,17 @@ def test_kinds() -> None:
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 3)])
 def test_constants_of_one_element(shape: Any) -> None:
-    """A product with one is of a kind, and its one gets no gradient; a learned factor would."""
+    """A product with one is of a kind, and its one gets no gradient, nor would a factor."""
     x = S.Variable("data")
     example = of_kind(S.broadcast_mul(x, S.ones((1,))), data=shape)
     other = of_kind(S.broadcast_mul(S.ones((1,)), x), data=shape)
-    whole = kinds.IMAGES if len(shape) == 4 else kinds.ROWS
-    assert example.shapes == (whole, kinds.ONE) and other.shapes == (kinds.ONE, whole)
-    for symbol in (*kinds.symbols_of(example), *kinds.symbols_of(other)):
+    whole = timing.IMAGES if len(shape) == 4 else timing.ROWS
+    assert example.shapes == (whole, timing.ONE) and other.shapes == (timing.ONE, whole)
+    for symbol in (*timing.symbols_of(example), *timing.symbols_of(other)):
         names = [name for name in symbol.list_arguments() if not name.endswith("_weight")]
         assert len(names) == 1 and symbol.infer_shape(**{names[0]: whole})[1] == [whole]
     factor = S.Variable("factor", shape=(1,))
-    assert of_kind(S.broadcast_mul(x, factor), data=shape) is None
+    assert of_kind(S.broadcast_mul(x, factor), data=shape) == example
 
 
 @pytest.mark.parametrize("behind", [True, False])
@@ -141,7 +140,7 @@ def test_paces(behind: bool, disk: Any) -> None:
     slow, quick = S.broadcast_power(x, x, name="slow"), S.elemwise_add(x, x, name="quick")
     example = of_kind(slow, data=shape)
     assert example.behind == behind
-    symbols = kinds.symbols_of(example)
+    symbols = timing.symbols_of(example)
     assert len(symbols) == 1 + behind and all(len(s.list_outputs()) == 1 for s in symbols)
     tied = S.broadcast_mul(x, S.ones((1,)), name="tied")
     graph = planned.forward(S.Group([slow, quick, tied]), {"data": shape})
@@ -195,7 +194,7 @@ def test_operators_are_measured_once(disk: Any) -> None:
     x = S.Embedding(x, input_dim=10, output_dim=4, name="embed")
     training = training_graph(planned.forward(S.MakeLoss(x, name="loss"), {"data": (4, 5)}))
     names = list(training.names)
-    first = timing.measured(training, CPU)
+    first = timing.times_of(training, CPU, measure=True)
     assert (first.forward[[names.index("fc0"), names.index("embed")]] > 0).all()
     content = disk("operators")
     keys = {json.loads(key)[0]: key for key in content if key[0] == "["}
@@ -204,9 +203,9 @@ def test_operators_are_measured_once(disk: Any) -> None:
     assert all(seconds > 0 for seconds in content[keys["FullyConnected"]])
     disk("operators", **{key: [7.0, 20.0] for key in keys.values()})
     disk("rates", rates=[1e15, 1e15, 0.0])  # what is predicted takes no time
-    tie = json.dumps(kinds.example_of(training.graph, names.index("tie")))
+    tie = json.dumps(timing.example_of(training.graph, names.index("tie")))
     disk("kinds", **{tie: [2.0, 3.0]})
-    times = timing.measured(training, CPU)
+    times = timing.times_of(training, CPU, measure=True)
     assert [times.forward[names.index(f"fc{k}")] for k in range(3)] == [7.0] * 3
     assert [times.gradient[names.index(f"fc{k}")] for k in range(3)] == [13.0] * 3
     plain = timing.predicted(training, timing.rates_of(CPU))

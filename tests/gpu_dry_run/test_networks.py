@@ -17,7 +17,7 @@ import memonger
 import mxnet as mx
 import pytest
 from memonger.costs.bind import planned_mb
-from memonger.costs.memory import rounded
+from memonger.costs.held import rounded
 from memonger.costs.replay import replay
 from memonger.graph import marks
 from memonger.graph.training import training_graph

@@ -12,7 +12,7 @@ import memonger  # noqa: F401
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.costs.memory import rounded
+from memonger.costs.held import rounded
 from memonger.planners.trees.search import ScheduleSearch
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.execution.write import write

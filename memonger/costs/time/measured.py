@@ -2,13 +2,14 @@
 
 Predicted: by a roofline (Williams et al. 2009, "Roofline: an insightful visual performance model").
 An operator takes as long as its arithmetic or as moving what it reads and writes, whichever takes
-longer, and the time of a call besides. The three rates are measured once on a device, and so is how
-much longer the classes of operators take (``classes``).
+longer, and the time of a call besides; and as many times longer as others of its class. How near an
+operator comes to the roofline is a matter of its kernel, so one `Example` of each class is run.
+MKLDNN hands on images in layouts of its own. BatchNorm and pooling are several times faster on
+these, and operators that do not know them have them put back into order first. So operators on
+images are measured behind a convolution.
 
 Measured: each distinct operator (its parameters, shapes and types) is bound alone, warmed, and run
-some times, forward and with its gradient.
-
-Both are kept on disk, by device, MXNet's version, and what else bears on them.
+some times, forward and with its gradient. What is measured is kept on disk, by device.
 """
 
 from __future__ import annotations
@@ -16,38 +17,38 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import logging
 import os
 import platform
 import re
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Callable, ContextManager, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from memonger.costs.bind import has_mkldnn
-from memonger.costs.time import classes
-from memonger.costs.time.classes import Example
 from memonger.costs.time.flops import forward_flops
+from memonger.graph.forward import ForwardGraph
+from memonger.graph.inputs import InputSpec
 from memonger.graph.operators.gradients import alone
-from memonger.graph.operators.tensors import Tensor
+from memonger.graph.operators.recompute import why_kept
+from memonger.graph.operators.tensors import Shape, Tensor
+from memonger.graph.read import forward_graph
 from memonger.graph.training import TrainingGraph, training_graph
 from memonger.support.cache import on_disk
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
 from memonger.support.symbols import load_nodes
 
-log = logging.getLogger("memonger")
-
 SIDE = 1024  # of the square matrices that are multiplied
 LONG = 2**24  # elements of the array that is copied
 ROUNDS = 7  # of which the least time counts
 FACTORS = (0.5, 20.0)  # the least and the most that is believed
 Run = Callable[[], Any]  # begins something and gives an array that is ready when it is done
-#: How many times as long as by the roofline operators take, and their gradients.
-Factor = Tuple[float, float]
+IMAGES: Shape = (8, 64, 56, 56)  # for operators that take images of any shape
+ONE: Shape = (1,)  # of what is taken to be a constant, which gets no gradient
+ROWS: Shape = (256, 2048)  # for operators that take anything
 
 
 class Rates(NamedTuple):
@@ -66,24 +67,34 @@ class Times(NamedTuple):
     step: float  # of a training step without a plan
 
 
+class Example(NamedTuple):
+    """An operator that stands for its class."""
+
+    op: str
+    attrs: tuple[tuple[str, str], ...]  # its parameters, sorted
+    shapes: tuple[Shape, ...]  # of its inputs, float32; those of the shape `ONE` are constants
+
+    @property
+    def behind(self) -> bool:
+        """Whether it is measured behind a convolution; and before one, if its result is `IMAGES`"""
+        return IMAGES in self.shapes
+
+    def alone(self) -> Any:
+        """Build it between variables."""
+        return load_nodes(*alone(self.op, dict(self.attrs), len(self.shapes)))
+
+
 def times_of(training: TrainingGraph, ctx: Any, measure: bool = False) -> Times:
-    """Find the times of a training step on a device; what has to be measured first is."""
-    if measure:
-        return measured(training, ctx)
-    return predicted(training, rates_of(ctx), paces_of(training, ctx))
-
-
-# ---------------------------------------------------------------- predicted
+    """Predict the times of a training step, or ``measure`` those of operators that run alone."""
+    factors = paces_of(training, ctx)
+    times = predicted(training, rates_of(ctx), factors)
+    return _measured(training, ctx, times, factors) if measure else times
 
 
 def predicted(
-    training: TrainingGraph, rates: Rates, factors: Mapping[int, Factor] | None = None
+    training: TrainingGraph, rates: Rates, factors: Mapping[int, Sequence[float]] | None = None
 ) -> Times:
-    """Predict the times of a training step; ``factors`` are of forward nodes.
-
-    The gradient of an operator has its FLOPs for each of the inputs that it has a gradient for, two
-    at the most. What its nodes read and write is moved; what only changes a shape moves nothing.
-    """
+    """Predict the times of a training step; ``factors`` are of forward nodes."""
     t, n = training.tables, training.tables.forward
     rows = np.maximum(row_flops(training) / rates.flops, moved_bytes(training) / rates.nbytes)
     rows += rates.call
@@ -100,7 +111,7 @@ def predicted(
 
 
 def row_flops(training: TrainingGraph) -> np.ndarray:
-    """Count the FLOPs of each row of a training graph."""
+    """Count the FLOPs of each row; a gradient has its operator's for each input, twice at most."""
     n, owners = training.tables.forward, training.owners
     forward = forward_flops(training.graph).astype(np.float64)
     inputs = [min(2, max(1, len(facts.passes))) for facts in training.facts]
@@ -135,25 +146,19 @@ def rates_of(ctx: Any) -> Rates:
     """Look up what a device can do: measured the first time, then read from disk."""
     with _kept("rates", ctx) as kept:
         if "rates" not in kept:
-            kept["rates"] = list(_measure_rates(ctx))
-            log.info("measured %s: %.3g FLOP/s, %.3g B/s, %.3g s a call", ctx, *kept["rates"])
+            kept["rates"] = _measure_rates(ctx)
         return Rates(*kept["rates"])
 
 
 def _measure_rates(ctx: Any) -> Rates:
-    square = mx.nd.random.uniform(shape=(SIDE, SIDE), ctx=ctx)
-    product = mx.nd.zeros((SIDE, SIDE), ctx)
-    array, sums = (mx.nd.zeros((LONG,), ctx) for _ in range(2))
-    calls, x = 100, mx.sym.Variable("x")
+    calls, a = 100, mx.sym.Variable("a")
+    chain = a
     for _ in range(calls):
-        x = mx.sym.elemwise_add(x, x)
-    chain = x.bind(ctx, {"x": mx.nd.zeros((1,), ctx)})
-    product_time, sum_time, call_time = _quickest(
-        lambda: mx.nd.dot(square, square, out=product),
-        lambda: mx.nd.elemwise_add(array, array, out=sums),
-        lambda: chain.forward()[0],
-    )
-    return Rates(2 * SIDE**3 / product_time, 2 * 4 * LONG / sum_time, call_time / calls)
+        chain = mx.sym.elemwise_add(chain, chain)
+    symbols = {(SIDE, SIDE): mx.sym.dot(a, a), (LONG,): mx.sym.elemwise_add(a, a), ONE: chain}
+    runs = [_runs(s, {"a": Tensor(shape, "float32")}, ctx)[0] for shape, s in symbols.items()]
+    product, total, call = _quickest(*runs)
+    return Rates(2 * SIDE**3 / product, 2 * 4 * LONG / total, call / calls)
 
 
 def _seconds(run: Run) -> float:
@@ -173,12 +178,12 @@ def _quickest(*runs: Run) -> list[float]:
     return np.min([[_seconds(run) for run in runs] for _ in range(ROUNDS)], axis=0).tolist()
 
 
-def paces_of(training: TrainingGraph, ctx: Any) -> dict[int, Factor]:
+def paces_of(training: TrainingGraph, ctx: Any) -> dict[int, tuple[float, ...]]:
     """Look up, or measure first, how much longer than by the roofline forward nodes take."""
-    graph, rates, factors = training.graph, None, {}
+    rates, factors = None, {}
     with _kept("kinds", ctx) as kept:
-        for i in graph.operators:
-            example = classes.example_of(graph, i)
+        for i in _timed(training):
+            example = example_of(training.graph, i)
             key = json.dumps(example)
             if example and key not in kept:
                 # Not the rates that are kept: what else runs just then slows both down.
@@ -189,67 +194,139 @@ def paces_of(training: TrainingGraph, ctx: Any) -> dict[int, Factor]:
     return factors
 
 
-def _measure_pace(example: Example, rates: Rates, ctx: Any) -> Factor | None:
+def _timed(training: TrainingGraph) -> list[int]:
+    """List the forward nodes that take time."""
+    return np.setdiff1d(training.tables.first, np.flatnonzero(views(training))).tolist()
+
+
+def _measure_pace(example: Example, rates: Rates, ctx: Any) -> list[float] | None:
     """Measure the factor of a class; None: its example cannot be run."""
-    known = {f"x{k}": Tensor(shape, "float32") for k, shape in enumerate(example.shapes)}
-    known["data"] = Tensor(classes.IMAGES, "float32")
+    shapes = {f"x{k}": shape for k, shape in enumerate(example.shapes)}
+    tensors = [Tensor(shape, "float32") for shape in example.shapes]
     try:
-        graph = classes.graph_of(example)
-        (i,), times = graph.operators, predicted(training_graph(graph), rates)
-        if not times.forward[i]:
-            return None
-        seconds = _quickest_steps(classes.symbols_of(example), known, ctx)
+        training = training_graph(forward_graph(example.alone(), InputSpec(shapes, {})))
+        seconds = _quickest_steps(symbols_of(example), tensors, ctx)
     except (MemongerError, RuntimeError):  # MXNet's error is one
         return None
     forward, both = seconds[-1] - (seconds[0] if example.behind else 0.0)
-    expected = np.maximum([times.forward[i], times.gradient[i]], 1e-9)
-    factor = np.clip([forward, both - forward] / expected, *FACTORS).tolist()
-    return factor[0], factor[1] if times.gradient[i] else 1.0
+    times = predicted(training, rates)
+    expected = np.maximum([times.forward[-1], times.gradient[-1]], 1e-9)
+    return np.clip([forward, both - forward] / expected, *FACTORS).tolist()
 
 
-# ---------------------------------------------------------------- measured
+def example_of(graph: ForwardGraph, i: int) -> Example | None:
+    """Choose the operator that stands for the class of an operator, if there is one."""
+    node = graph.nodes[i]
+    inputs = [graph.tensors[a][b] for a, b in node.inputs]
+    chosen: Any = None
+    if not inputs or node.subgraphs or why_kept(node.op, node.attrs) is not None:
+        return None
+    if node.op in _OWN:
+        chosen = _own(node.op, node.attrs, [tensor.shape for tensor in inputs])
+    else:
+        same = {tensor.shape for tensor in graph.shown(i)}
+        others = {tensor.shape for tensor in inputs} - same - {ONE}
+        if len(same) == 1 and not others and {tensor.dtype for tensor in inputs} == {"float32"}:
+            whole = IMAGES if len(min(same)) == 4 else ROWS
+            chosen = node.attrs, *[whole if tensor.shape in same else ONE for tensor in inputs]
+    if chosen is None:
+        return None
+    attrs, *shapes = chosen
+    return Example(node.op, tuple(sorted((k, str(v)) for k, v in attrs.items())), tuple(shapes))
 
 
-def measured(training: TrainingGraph, ctx: Any) -> Times:
-    """Measure the operators that can be bound alone, and predict the others."""
-    factors = paces_of(training, ctx)
-    base = predicted(training, rates_of(ctx), factors)
-    graph, n, blocks = training.graph, training.tables.forward, has_mkldnn(ctx)
-    runs = ~views(training)[:n] & np.isin(np.arange(n), training.tables.first)
+def symbols_of(example: Example) -> list[Any]:
+    """Build what is run to measure an example: without it, if it is ``behind``, and with it."""
+    x = _pointwise(mx.sym.Variable("data"), "before")
+    given = {IMAGES: x, ONE: mx.sym.ones(ONE)}
+    inputs = {f"x{k}": given[shape] for k, shape in enumerate(example.shapes) if shape in given}
+    made = example.alone()(**inputs)
+    if not example.behind:
+        return [made]
+    if made[0].infer_shape(data=IMAGES)[1] == [IMAGES]:
+        return [_pointwise(x, "behind"), _pointwise(made[0], "behind")]
+    return [x, made[0]]
+
+
+def _pointwise(x: Any, name: str) -> Any:
+    return mx.sym.Convolution(x, num_filter=IMAGES[1], kernel=(1, 1), no_bias=True, name=name)
+
+
+#: Operators whose classes have parameters and shapes of their own.
+_OWN = ("Convolution", "FullyConnected", "BatchNorm", "Pooling", "SliceChannel")
+
+
+def _own(op: str, attrs: Mapping[str, Any], shapes: Sequence[Shape]) -> Any:
+    """Choose parameters, and then shapes; None where there is no class."""
+    data = shapes[0]
+    images = len(data) == 4 and attrs.get("layout", "None") in ("None", "NCHW")
+    if op == "FullyConnected":
+        batch = 32 if data[0] < 128 else 256
+        return {"num_hidden": 1024, "no_bias": True}, (batch, 1024), (1024, 1024)
+    if op == "SliceChannel" and len(data) == 2:
+        return {"num_outputs": 4, "axis": 1}, ROWS
+    if op == "Pooling" and images:
+        return attrs, IMAGES
+    if op == "BatchNorm" and images and attrs.get("axis", "1") == "1":
+        counts = {"fix_gamma": False, "use_global_stats": attrs.get("use_global_stats", False)}
+        return (counts, IMAGES, *[(IMAGES[1],)] * 4)
+    return _convolution(attrs, data[1], shapes[1][2:]) if op == "Convolution" and images else None
+
+
+def _convolution(attrs: Mapping[str, Any], channels: int, kernel: Shape) -> Any:
+    groups = int(attrs.get("num_group", 1))
+    filters, data, stride = 128, (8, 256, 28, 28), "(1, 1)"
+    if groups > 1:
+        filters, data = 192, (8, 192, 28, 28)
+        groups = filters if groups == channels else min(groups, 32)
+        if filters % groups:
+            return None
+    elif channels < 16:  # few are a class of their own
+        filters, data, stride = 64, (4, channels, 112, 112), attrs.get("stride", stride)
+    elif kernel != (1, 1):
+        kernel, data = (3, 3), (4, 128, 28, 28)
+    made = {"num_filter": filters, "num_group": groups, "no_bias": True, "kernel": kernel}
+    made.update(stride=stride, pad=tuple(k // 2 for k in kernel))
+    return made, data, (filters, data[1] // groups, *kernel)
+
+
+def _measured(
+    training: TrainingGraph, ctx: Any, base: Times, factors: Mapping[int, Sequence[float]]
+) -> Times:
+    """Measure the operators that can be bound alone; the others take what they are predicted to."""
+    graph, blocks = training.graph, has_mkldnn(ctx)
     forward, gradient = base.forward.copy(), base.gradient.copy()
     with _kept("operators", ctx) as kept:
-        for i in filter(runs.__getitem__, graph.operators):
-            example = classes.example_of(graph, i) if i in factors else None
+        for i in _timed(training):
+            example = example_of(graph, i) if i in factors else None
             # Alone they would get other layouts than in the network, and their constants gradients.
-            if example and (blocks and example.behind or classes.ONE in example.shapes):
+            if example and (blocks and example.behind or ONE in example.shapes):
                 continue
             node, tensors = graph.nodes[i], [graph.tensors[a][b] for a, b in graph.nodes[i].inputs]
             key = json.dumps([node.op, sorted(node.attrs.items()), tensors])
             if key not in kept:
-                known = {f"x{k}": tensor for k, tensor in enumerate(tensors)}
                 try:
                     symbol = load_nodes(*alone(node.op, node.attrs, len(tensors)))
-                    kept[key] = _quickest_steps([symbol], known, ctx)[0].tolist()
+                    kept[key] = _quickest_steps([symbol], tensors, ctx)[0].tolist()
                 except RuntimeError:  # it cannot be bound alone; MXNet's error is one
                     kept[key] = None
             if kept[key]:
                 forward[i], both = kept[key]
                 gradient[i] = max(0.0, both - forward[i]) if gradient[i] else 0.0
-    change = forward - base.forward + gradient - base.gradient
-    return Times(forward, gradient, base.step + float(change.sum()))
+    more = (forward - base.forward + gradient - base.gradient).sum()
+    return Times(forward, gradient, base.step + float(more))
 
 
-def _quickest_steps(symbols: Sequence[Any], known: Mapping[str, Tensor], ctx: Any) -> np.ndarray:
+def _quickest_steps(symbols: Sequence[Any], inputs: Sequence[Tensor], ctx: Any) -> np.ndarray:
     """Measure the seconds of each symbol, forward and forward with its gradients."""
+    known = {f"x{k}": tensor for k, tensor in enumerate(inputs)}
+    known["data"] = Tensor(IMAGES, "float32")
     return np.reshape(_quickest(*(run for s in symbols for run in _runs(s, known, ctx))), (-1, 2))
 
 
 def _runs(symbol: Any, known: Mapping[str, Tensor], ctx: Any) -> tuple[Run, Run]:
-    """Make what runs a symbol forward, and forward with its gradients.
-
-    Its inputs, of which some are known, are random numbers of both signs, for kernels that branch
-    have it easy where all go one way; indices are 0.
-    """
+    """Make what runs a symbol forward, and forward with its gradients; indices are 0."""
+    # Random numbers of both signs, for kernels that branch have it easy where all go one way.
     inputs = {n: known[n] for n in symbol.list_inputs() if n in known}
     indices = {n for n, tensor in inputs.items() if not tensor.dtype.startswith("float")}
     names = symbol.list_arguments()
@@ -262,8 +339,7 @@ def _runs(symbol: Any, known: Mapping[str, Tensor], ctx: Any) -> tuple[Run, Run]
     )
     for name, array in (*executor.arg_dict.items(), *executor.aux_dict.items()):
         if name not in indices:
-            values = mx.nd.random.uniform(-0.9, 0.9, array.shape, ctx=ctx)
-            values.astype(array.dtype).copyto(array)
+            mx.nd.random.uniform(-0.9, 0.9, out=array)
     heads = [mx.nd.ones_like(output) for output in executor.outputs]
 
     def forward() -> Any:
@@ -279,9 +355,6 @@ def _runs(symbol: Any, known: Mapping[str, Tensor], ctx: Any) -> tuple[Run, Run]
     return forward, whole
 
 
-# ---------------------------------------------------------------- on disk
-
-
 def _kept(what: str, ctx: Any) -> ContextManager[dict[str, Any]]:
     """Measurements of a device, as a dict; what is added to it is written to disk."""
     return on_disk(what, {"device": device_name(ctx), "mxnet": mx.__version__})
@@ -291,22 +364,11 @@ def _kept(what: str, ctx: Any) -> ContextManager[dict[str, Any]]:
 def device_name(ctx: Any) -> str:
     """Name the hardware behind a device, and what bears on its speed."""
     if ctx.device_type == "gpu":
-        return _gpu_name(ctx.device_id)
-    threads = os.environ.get("OMP_NUM_THREADS") or str(os.cpu_count())
-    return f"{_cpu_name()}, {threads} threads"
-
-
-def _cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        found = re.search(r"^model name\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.M)
-        if found is not None:
-            return found.group(1).strip()
-    return platform.processor() or platform.machine()
-
-
-def _gpu_name(number: int) -> str:
-    asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", f"--id={number}"]
-    try:
-        return subprocess.check_output(asked, timeout=10).decode().strip()
-    except (OSError, subprocess.SubprocessError):
-        return f"a GPU of {mx.context.gpu_memory_info(number)[1]} bytes"
+        asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", f"--id={ctx.device_id}"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            return subprocess.check_output(asked, timeout=10).decode().strip()
+        return f"a GPU of {mx.context.gpu_memory_info(ctx.device_id)[1]} bytes"
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError, IndexError):
+        name = re.findall(r"^model name\s*: *(.*)$", Path("/proc/cpuinfo").read_text(), re.M)[0]
+    return f"{name}, {os.environ.get('OMP_NUM_THREADS') or os.cpu_count()} threads"

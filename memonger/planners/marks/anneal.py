@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memonger.costs.allocator import NO_LIMIT
 from memonger.costs.fusion import plan_bytes
+from memonger.costs.replay import NO_LIMIT
 from memonger.planners.marks.rules import RuleTables, obey
 from memonger.support.compiled import compiled
 

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memonger.costs.allocator import order_and_reads
 from memonger.costs.layouts import (
     NOT_IN_PLACE,
     PLAIN,
@@ -27,6 +26,7 @@ from memonger.costs.layouts import (
     layout_tables,
     mattering,
 )
+from memonger.costs.replay import order_and_reads
 from memonger.graph.operators.layouts import PRODUCES_BLOCKED
 from memonger.graph.training import TrainingGraph
 from memonger.support.compiled import compiled

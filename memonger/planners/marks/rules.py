@@ -23,9 +23,8 @@ from typing import Iterable, NamedTuple, Sequence
 
 import numpy as np
 
-from memonger.costs.allocator import order_and_reads
-from memonger.costs.fusion import Fusible, fusible, replay_fused, unfused
-from memonger.costs.replay import Replay, replay
+from memonger.costs.fusion import UNFUSED, Fusible, fusible, replay_fused
+from memonger.costs.replay import Replay, order_and_reads, replay
 from memonger.graph.arrays import Tables
 from memonger.graph.forward import ForwardGraph, KeptCopy, with_copies
 from memonger.graph.operators.recompute import (
@@ -114,7 +113,7 @@ class Rules:
                 self.allowed,
                 tolerant,
                 GPU_FUSION in targets and not bare,
-                fusible(training) if self.fuses else unfused(),
+                fusible(training) if self.fuses else UNFUSED,
                 np.cumsum([0] + [len(group) for group in twins]),
                 np.array([i for group in twins for i in group], dtype=np.int64),
                 layout_rule(training) if layouts else NO_RULE,

@@ -17,7 +17,7 @@ import numpy as np
 from memonger.planners.trees.judge import Blueprint, judge
 from memonger.planners.trees.unroll import ALIVE, ALL, LEAF, NOTHING, part_of, unroll
 
-#: The factors that MXNet tries (``allocator.match_ranges``).
+#: The factors that MXNet tries (``Settings.match_ranges``).
 MATCH_RANGES = np.array([1, 2, 4, 8, 16])
 ENDLESS = 2**60
 FEW = 3  # times the forward operators per unit of work: more runs than that are of no use

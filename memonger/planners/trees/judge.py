@@ -1,7 +1,7 @@
 """What a schedule costs, in compiled code: its training graph, MXNet's order, MXNet's memory.
 
 The graph is the one that is written out for MXNet (``schedules.nodes``), the order and the memory
-are those of the replay (``allocator``). Here they are put together without a Python object for each
+are those of the replay (``replay``). Here they are put together without a Python object for each
 node, so that a search can judge thousands of schedules.
 """
 
@@ -11,7 +11,7 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
-from memonger.costs.allocator import allocate
+from memonger.costs.replay import allocate
 from memonger.costs.time.flops import forward_flops
 from memonger.graph.arrays import KindArrays, arrays_of, starts
 from memonger.planners.trees.unroll import Steps
