@@ -25,9 +25,9 @@ from memonger.graph.training import training_graphs
 from memonger.planners.marks import chen2016
 from memonger.planners.marks import search as marks_search
 from memonger.planners.marks.copies import settle
-from memonger.planners.marks.rules import Rules, kept_summary, refuse
-from memonger.planners.marks.search import MarkPlan, NodeTimes, settled
-from memonger.planners.marks.smallest import by_time, fastest, smallest, smallest_bound
+from memonger.planners.marks.rules import NoRules, Rules, kept_summary, refuse
+from memonger.planners.marks.search import MarkPlan, NodeTimes, by_time, settled
+from memonger.planners.marks.smallest import fastest, smallest, smallest_bound
 from memonger.planners.pareto import not_dominated
 from memonger.planners.trees import search as trees
 from memonger.schedules import schedule as schedules
@@ -98,7 +98,8 @@ class Way(abc.ABC):
         trainings = training_graphs(graph, [asked, *sorted(others)])
         self.training = trainings[0]  # with the gradients that were asked for
         targets = targets_of(None if request.ctx is None else request.ctx.device_type)
-        self.rules = Rules(trainings, targets, request.until, bare=not options.rules)
+        kind = Rules if options.rules else NoRules
+        self.rules = kind(trainings, targets, request.until)
         self.nothing = np.zeros(len(graph.nodes), dtype=np.bool_)
 
     def cost(self, mask: np.ndarray) -> int:
@@ -129,7 +130,7 @@ class Way(abc.ABC):
     @cached_property
     def floor(self) -> LowerBound:
         """What no plan can do without."""
-        return lower_bound(self.training, rules=not self.rules.bare)
+        return lower_bound(self.training, rules=self.options.rules)
 
     @cached_property
     def times(self) -> timing.Times:
