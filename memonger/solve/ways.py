@@ -24,7 +24,7 @@ from memonger.graph.training import training_graphs
 from memonger.planners.marks import chen2016
 from memonger.planners.marks import search as marks_search
 from memonger.planners.marks.copies import settle
-from memonger.planners.marks.rules import Rules, kept_summary, refuse
+from memonger.planners.marks.rules import NoRules, Rules, kept_summary, refuse
 from memonger.planners.marks.search import MarkPlan, NodeTimes, settled
 from memonger.planners.marks.smallest import fastest, smallest, smallest_bound
 from memonger.planners.trees import search as trees
@@ -96,9 +96,10 @@ class _Network:
         trainings = training_graphs(graph, [asked, *sorted(others)])
         self.training = trainings[0]  # with the gradients that were asked for
         targets = targets_of(None if request.ctx is None else request.ctx.device_type)
-        self.rules = Rules(trainings, targets, request.until, bare=not options.rules)
+        kind = Rules if options.rules else NoRules
+        self.rules = kind(trainings, targets, request.until)
         reasons = [(graph.nodes[i].op, why) for i, why in self.rules.reasons.items()]
-        if reasons:
+        if reasons and options.rules:
             log.info("kept by rule: %s", kept_summary(reasons))
         self.nothing = np.zeros(len(graph.nodes), dtype=np.bool_)
         self.before = ~self.nothing  # what comes before ``until``
@@ -138,7 +139,7 @@ class _Network:
     @cached_property
     def floor(self) -> LowerBound:
         """What no plan can do without."""
-        return lower_bound(self.training, () if self.rules.bare else None)
+        return lower_bound(self.training, None if self.options.rules else ())
 
     @cached_property
     def times(self) -> timing.Times:

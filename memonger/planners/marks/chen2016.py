@@ -20,8 +20,7 @@ import numpy as np
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import PARAMETER_ENDINGS
 from memonger.graph.operators.recompute import untouched
-
-MB = 2**20
+from memonger.support.errors import MB
 
 
 class MirrorPlan(NamedTuple):
@@ -41,49 +40,35 @@ class Trial(NamedTuple):
 
 
 def mirror_plan(graph: ForwardGraph, stages: Mapping[int, str], threshold: int) -> MirrorPlan:
-    """The plan for one threshold.
+    """Keep a result wherever more than ``threshold`` MB have gathered, and it has a stage.
 
-    Parameters
-    ----------
-    graph : ForwardGraph
-    stages : dict
-        The ``mirror_stage`` of the nodes that may be kept: 'True' for a cut of its own, any other
-        label for a cut that all nodes of that label make together.
-    threshold : int
-        MB that may gather before a result is kept.
+    The ``mirror_stage`` of a node is 'True' for a cut of its own, any other label for a cut that
+    all nodes of that label make together.
     """
-    limit = threshold * MB
-    marks: dict[int, bool] = {}
+    mask = np.zeros(len(graph.nodes), dtype=np.bool_)
     local_size = save_size = max_size = 0
     last_stage, kept = "", False
-    for i in range(len(graph.nodes)):
+    for i, node in enumerate(graph.nodes):
         for name, tensor in zip(graph.output_names[i], graph.tensors[i]):
             if name != "data" and name.endswith(PARAMETER_ENDINGS):
                 continue
             size = 4 * tensor.elements
             local_size += size
-            marks[i] = True
+            mask[i] = not node.is_variable and not untouched(node.op)
             stage = stages.get(i)
             if stage is None:
                 continue
             if stage == "True" or stage != last_stage:
-                kept = local_size > limit
+                kept = local_size > threshold * MB
                 if kept:
                     save_size += size
                     max_size = max(max_size, local_size)
                     local_size = 0
-                    marks[i] = False
+                    mask[i] = False
                 last_stage = stage
             elif kept:
                 save_size += size
-                marks[i] = False
-    mask = np.array(
-        [
-            marks.get(i, False) and not node.is_variable and not untouched(node.op)
-            for i, node in enumerate(graph.nodes)
-        ],
-        dtype=np.bool_,
-    )
+                mask[i] = False
     return MirrorPlan(mask, save_size, max_size)
 
 
@@ -93,16 +78,9 @@ def search(
     cost: Callable[[np.ndarray], int],
     ntrial: int = 6,
 ) -> list[Trial]:
-    """The original's search over thresholds, every trial in order.
+    """The original's search over thresholds, ``ntrial`` of them in its grid; every trial in order.
 
-    Parameters
-    ----------
-    graph, stages
-        As for ``mirror_plan``.
-    cost : callable
-        What a set of recomputed nodes costs. The original's unit is the whole MB.
-    ntrial : int
-        Thresholds of the grid.
+    ``cost`` tells what a set of recomputed nodes costs; the original's unit is the whole MB.
     """
     trials: list[Trial] = []
 
@@ -114,9 +92,8 @@ def search(
     guess, local_sizes = 0, []
     for _ in range(3):
         plan = attempt(guess)
-        local_size = plan.max_size // MB
-        local_sizes.append(local_size)
-        guess = int(math.sqrt((plan.save_size // MB) * local_size / 2))
+        local_sizes.append(plan.max_size // MB)
+        guess = int(math.sqrt((plan.save_size // MB) * local_sizes[-1] / 2))
     smallest = min(local_sizes)
     step = int((guess * math.sqrt(2) - smallest) / ntrial)
     if step > 0:

@@ -18,6 +18,7 @@ Five rules, for whatever a planner proposes:
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from typing import Iterable, NamedTuple, Sequence
 
@@ -37,6 +38,7 @@ from memonger.graph.operators.recompute import (
     why_kept,
     why_refused,
 )
+from memonger.graph.order import by_key
 from memonger.graph.training import TrainingGraph, training_graphs
 from memonger.planners.marks.layout_rule import NO_RULE, LayoutRule, layout_rule, other_layouts
 from memonger.support.compiled import compiled
@@ -44,33 +46,11 @@ from memonger.support.errors import MemongerError
 
 
 class Rules:
-    """The rules for one network.
+    """The rules for one network, wherever of the ``targets`` it is trained.
 
-    Parameters
-    ----------
-    trainings : sequence of TrainingGraph
-        One for each way in which the network may be trained (with gradients of all arguments, with
-        those of its parameters alone); the rules hold for all of them.
-    targets : frozenset of str
-        Where it may be trained (``operators``).
-    until : int, optional
-        The node from which on everything is kept.
-    bare : bool
-        Whether to do without them: everything that MXNet can recompute may be.
-    fuses : bool
-        Whether memory is told with pointwise fusion where that is on: on a GPU, nowhere else.
-    layouts : bool
-        Whether plans may have to keep operators for the layouts of MKLDNN. They may not in networks
-        with saved identities, for those whose layouts a plan can change get none.
-
-    Attributes
-    ----------
-    allowed : np.ndarray of bool
-        The nodes that may be recomputed.
-    reasons : dict of str
-        Why an operator must be kept.
-    tables : list of RuleTables
-        For compiled code, one for each training graph.
+    ``trainings`` holds one training graph for each way in which it may be trained (with gradients
+    of all arguments, with those of its parameters alone); the rules hold for all of them. Nodes
+    from ``until`` on are kept. ``layouts`` are the rules for layouts; by default they are made.
     """
 
     def __init__(
@@ -78,71 +58,41 @@ class Rules:
         trainings: Sequence[TrainingGraph],
         targets: frozenset[str] = ANYWHERE,
         until: int | None = None,
-        bare: bool = False,
-        fuses: bool = True,
-        layouts: bool = True,
+        layouts: Sequence[LayoutRule] = (),
     ) -> None:
-        self.trainings, self.targets, self.until, self.bare = trainings, targets, until, bare
+        self.trainings, self.targets, self.until = trainings, targets, until
         self._with_copies: dict[tuple[KeptCopy, ...], tuple[Rules, np.ndarray]] = {}
         self.graph: ForwardGraph = trainings[0].graph
-        nodes = self.graph.nodes
-        self.reasons = {} if bare else self._reasons()
-        self.allowed = np.array(
-            [
-                not node.is_variable
-                and i not in self.reasons
-                and node.op != "Dropout"
-                and not untouched(node.op)
-                for i, node in enumerate(nodes)
-            ],
-            dtype=np.bool_,
-        )
+        #: Of the operators that must be kept, why.
+        self.reasons = self._reasons()
+        #: Of each node whether it may be recomputed.
+        self.allowed = np.zeros(len(self.graph.nodes), dtype=np.bool_)
+        self.allowed[[i for i in self.graph.operators if i not in self.reasons]] = True
         if until is not None:
             self.allowed[until:] = False
-        groups: dict[int, list[int]] = {}
-        for i, first in enumerate(trainings[0].same):
-            groups.setdefault(first, []).append(i)
-        twins = [group for group in groups.values() if len(group) > 1 and not bare]
-        tolerant = self._tolerant()
-        self.fuses = fuses and GPU_FUSION in targets and CPU not in targets
-        layouts = layouts and CPU in targets and trainings[0].settings.mkldnn and not bare
-        self.tables = [
-            RuleTables(
-                training.tables,
-                _facts_of(training),
-                self.allowed,
-                tolerant,
-                GPU_FUSION in targets and not bare,
-                fusible(training) if self.fuses else UNFUSED,
-                np.cumsum([0] + [len(group) for group in twins]),
-                np.array([i for group in twins for i in group], dtype=np.int64),
-                layout_rule(training) if layouts else NO_RULE,
-            )
-            for training in trainings
-        ]
+        #: Whether memory is told with pointwise fusion: where it is on, on GPUs alone.
+        self.fuses = GPU_FUSION in targets and CPU not in targets
+        if not layouts:
+            blocked = CPU in targets and trainings[0].settings.mkldnn
+            layouts = [layout_rule(each) if blocked else NO_RULE for each in trainings]
+        #: For compiled code, one for each training graph.
+        self.tables = [*map(self._tables, trainings, layouts)]
 
     def with_copies(self, copies: Iterable[KeptCopy]) -> tuple[Rules, np.ndarray]:
-        """The rules for the network with kept copies (``forward.with_copies``); remembered.
+        """The rules for the network with kept copies, and the new index of each node; remembered.
 
-        Returns
-        -------
-        Rules
-        np.ndarray of int
-            The new index of each node.
+        Networks whose layouts a plan can change get no copies, so that there are none to watch.
         """
         key = tuple(copies)
         if not key:
             return self, np.arange(len(self.graph.nodes))
         if key not in self._with_copies:
             graph, moved = with_copies(self.graph, key)
-            trainings = training_graphs(
-                graph,
-                [moved[list(t.wanted)] for t in self.trainings],
-                self.trainings[0].settings,
-            )
+            wanted = [moved[list(training.wanted)] for training in self.trainings]
+            trainings = training_graphs(graph, wanted, self.trainings[0].settings)
             until = None if self.until is None else int(moved[self.until])
-            rules = Rules(trainings, self.targets, until, self.bare, self.fuses, layouts=False)
-            self._with_copies[key] = rules, moved
+            rules = type(self)(trainings, self.targets, until, [NO_RULE] * len(trainings))
+            self._with_copies[key] = rules if self.fuses else rules.unfused(), moved
         return self._with_copies[key]
 
     @property
@@ -156,31 +106,38 @@ class Rules:
         return (3 if self.watches_layouts else 1) * (3 if self.fuses else 1)
 
     def _reasons(self) -> dict[int, str]:
-        reasons: dict[int, str] = {}
-        for i, node in enumerate(self.graph.nodes):
-            reason = None if node.is_variable else why_kept(node.op, node.attrs)
+        reasons, first = {}, self.trainings[0]
+        for i in self.graph.operators:
+            reason = why_kept(self.graph.nodes[i].op, self.graph.nodes[i].attrs)
+            if reason is None and GPU_FUSION in self.targets:
+                if first.facts[i].summed >= first.settings.sum_cap:
+                    reason = "so many operators read it that fusion may fail"
             if reason is not None:
                 reasons[i] = reason
-        if GPU_FUSION in self.targets:
-            first = self.trainings[0]
-            for i, facts in enumerate(first.facts):
-                if facts.summed >= first.settings.sum_cap:
-                    reasons.setdefault(i, "so many operators read it that fusion may fail")
         return reasons
+
+    def _tables(self, training: TrainingGraph, layouts: LayoutRule) -> RuleTables:
+        return RuleTables(
+            training.tables,
+            _facts_of(training),
+            self.allowed,
+            self._tolerant(),
+            GPU_FUSION in self.targets,
+            fusible(training) if self.fuses else UNFUSED,
+            np.array(training.same, dtype=np.int64),
+            layouts,
+        )
 
     def _tolerant(self) -> np.ndarray:
         """The nodes that may be recomputed although nobody reads them then."""
-        nodes = self.graph.nodes
-        if self.bare:
-            return np.ones(len(nodes), dtype=np.bool_)
-        native = set(self.native(np.ones(len(nodes), dtype=np.bool_)))
-        mkldnn = self.trainings[0].settings.mkldnn
-        tolerant = np.zeros(len(nodes), dtype=np.bool_)
-        for i, node in enumerate(nodes):
-            if not node.is_variable:
-                attrs = dict(node.attrs, cudnn_off="True") if i in native else node.attrs
-                dtypes = [self.graph.tensors[a][b].dtype for a, b in node.inputs]
-                tolerant[i] = tolerates_unread(node.op, attrs, dtypes, self.targets, mkldnn)
+        graph, mkldnn = self.graph, self.trainings[0].settings.mkldnn
+        native = set(self.native(self.allowed))
+        tolerant = np.zeros(len(graph.nodes), dtype=np.bool_)
+        for i in graph.operators:
+            node = graph.nodes[i]
+            attrs = dict(node.attrs, cudnn_off="True") if i in native else node.attrs
+            dtypes = [graph.tensors[a][b].dtype for a, b in node.inputs]
+            tolerant[i] = tolerates_unread(node.op, attrs, dtypes, self.targets, mkldnn)
         return tolerant
 
     def native(self, mask: np.ndarray) -> list[int]:
@@ -190,7 +147,7 @@ class Rules:
         one would move them twice a step; MXNet's own moves them in the backward pass
         (``src/operator/nn/batch_norm.cu``).
         """
-        if self.bare or self.targets <= {CPU}:
+        if self.targets <= {CPU}:
             return []
         return [
             i
@@ -203,9 +160,10 @@ class Rules:
 
     def unfused(self) -> Rules:
         """The same rules, but memory is told as if nothing were fused."""
-        if not self.fuses:
-            return self
-        return Rules(self.trainings, self.targets, self.until, self.bare, fuses=False)
+        rules = copy.copy(self)
+        rules.fuses, rules._with_copies = False, {}
+        rules.tables = [tables._replace(fusible=UNFUSED) for tables in self.tables]
+        return rules
 
     def replay(self, mask: np.ndarray) -> Replay:
         """What MXNet plans where these nodes are recomputed; fused, where it fuses."""
@@ -222,6 +180,23 @@ class Rules:
                 return mask
 
 
+class NoRules(Rules):
+    """Everything may be recomputed but what MXNet itself never does."""
+
+    def _reasons(self) -> dict[int, str]:
+        ops = [node.op for node in self.graph.nodes]
+        kept = [i for i, op in enumerate(ops) if op == "Dropout" or untouched(op)]
+        return dict.fromkeys(kept, "MXNet never recomputes it")
+
+    def _tables(self, training: TrainingGraph, layouts: LayoutRule) -> RuleTables:
+        n, tables = len(self.allowed), super()._tables(training, NO_RULE)
+        tolerant, apart = np.ones(n, dtype=np.bool_), np.arange(n)
+        return tables._replace(tolerant=tolerant, fusion=False, same=apart)
+
+    def native(self, mask: np.ndarray) -> list[int]:
+        return []
+
+
 class _Facts(NamedTuple):
     """``GradientFacts`` as arrays: of each forward node, and of each of its inputs in turn."""
 
@@ -231,23 +206,21 @@ class _Facts(NamedTuple):
     read_start: np.ndarray  # the inputs, numbered as in Tables, that read a node
     read: np.ndarray
     reader: np.ndarray  # of each input the node that has it
-    passes: np.ndarray
+    passes: np.ndarray  # of each input whether a gradient other than zero reaches it
     again: np.ndarray  # of each input whether the gradient reads it
 
 
 def _facts_of(training: TrainingGraph) -> _Facts:
-    tables, facts = training.tables, training.facts
-    n = tables.forward
-    count = int(tables.read_start[n])
-    sources = tables.read_row[:count]
-    reader = np.repeat(np.arange(n), np.diff(tables.read_start[: n + 1]))
-    place = np.arange(count) - tables.read_start[reader]
+    n, facts, read_start = training.tables.forward, training.facts, training.tables.read_start
+    reader = np.repeat(np.arange(n), np.diff(read_start[: n + 1]))
+    place = np.arange(len(reader)) - read_start[reader]
+    start, read = by_key(training.tables.read_row[: len(reader)], n)
     return _Facts(
         np.array([f.own_output for f in facts], dtype=np.bool_),
         np.array([f.follows for f in facts], dtype=np.bool_),
         np.array([bool(f.passes) for f in facts], dtype=np.bool_),
-        np.concatenate([[0], np.cumsum(np.bincount(sources, minlength=n))]),
-        np.argsort(sources, kind="stable"),
+        start,
+        read,
         reader,
         np.array([k in facts[x].passes for x, k in zip(reader, place)], dtype=np.bool_),
         np.array([k in facts[x].inputs for x, k in zip(reader, place)], dtype=np.bool_),
@@ -263,8 +236,7 @@ class RuleTables(NamedTuple):
     tolerant: np.ndarray
     fusion: bool
     fusible: Fusible
-    twins_start: np.ndarray  # groups of nodes that share a mark
-    twins: np.ndarray
+    same: np.ndarray  # of each node the one with which it shares a mark
     layouts: LayoutRule
 
 
@@ -276,13 +248,10 @@ def obey(r, mask):  # type: ignore[no-untyped-def]
         mask[i] &= r.allowed[i]
     found = np.zeros(n, dtype=np.bool_)
     while True:
-        for g in range(r.twins_start.shape[0] - 1):
-            twins = r.twins[r.twins_start[g] : r.twins_start[g + 1]]
-            together = True
-            for i in twins:
-                together &= mask[i]
-            for i in twins:
-                mask[i] = together
+        for i in range(n):
+            mask[r.same[i]] &= mask[i]
+        for i in range(n):
+            mask[i] = mask[r.same[i]]
         order, reads = order_and_reads(r.tables, mask)
         if not _wrong(r.tables, r.facts, order, reads, r.tolerant, r.fusion, found):
             if not r.layouts.active:
