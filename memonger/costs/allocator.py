@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memonger.graph.arrays import KEPT
-from memonger.graph.order import gathered
+from memonger.graph.arrays import KEPT, gathered
 from memonger.support.compiled import compiled
 
 EXTERNAL = -2  # a gradient: its memory is the user's

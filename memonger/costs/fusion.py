@@ -25,9 +25,8 @@ import numpy as np
 
 from memonger.costs.allocator import all_read, entries_read, least_pool, order_and_reads
 from memonger.costs.replay import Replay, replay_in_order
-from memonger.graph.arrays import KindArrays, RowKind, arrays_of, ragged, tables_of
-from memonger.graph.operators.pointwise import fused_as
-from memonger.graph.order import gathered, walk
+from memonger.graph.arrays import KindArrays, RowKind, arrays_of, gathered, ragged, tables_of, walk
+from memonger.graph.operators.inplace import fused_as
 from memonger.graph.training import TrainingGraph
 from memonger.support.compiled import compiled
 

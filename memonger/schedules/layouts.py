@@ -29,8 +29,8 @@ from memonger.costs.layouts import (
     mattering,
 )
 from memonger.costs.replay import Planned, Replay
+from memonger.graph.arrays import gathered
 from memonger.graph.operators.layouts import AXES, LAYOUT_AWARE
-from memonger.graph.order import gathered
 from memonger.support.errors import MemongerError
 
 BEFORE, AFTER, HOLD = "before", "after", "hold"

@@ -19,7 +19,7 @@ import numpy as np
 
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import PARAMETER_ENDINGS
-from memonger.graph.operators.recompute import untouched
+from memonger.graph.operators.recompute import UNTOUCHED
 
 MB = 2**20
 
@@ -79,7 +79,7 @@ def mirror_plan(graph: ForwardGraph, stages: Mapping[int, str], threshold: int) 
                 marks[i] = False
     mask = np.array(
         [
-            marks.get(i, False) and not node.is_variable and not untouched(node.op)
+            marks.get(i, False) and not node.is_variable and node.op not in UNTOUCHED
             for i, node in enumerate(graph.nodes)
         ],
         dtype=np.bool_,

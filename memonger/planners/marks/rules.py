@@ -32,13 +32,13 @@ from memonger.graph.operators.recompute import (
     ANYWHERE,
     CPU,
     GPU_FUSION,
+    UNTOUCHED,
     tolerates_unread,
     truth,
-    untouched,
     why_kept,
     why_refused,
 )
-from memonger.graph.training import TrainingGraph, training_graphs
+from memonger.graph.training import TrainingGraph, training_graph
 from memonger.planners.marks.layout_rule import NO_RULE, LayoutRule, layout_rule, other_layouts
 from memonger.support.compiled import compiled
 from memonger.support.errors import MemongerError
@@ -93,7 +93,7 @@ class Rules:
                 not node.is_variable
                 and i not in self.reasons
                 and node.op != "Dropout"
-                and not untouched(node.op)
+                and node.op not in UNTOUCHED
                 for i, node in enumerate(nodes)
             ],
             dtype=np.bool_,
@@ -136,11 +136,9 @@ class Rules:
             return self, np.arange(len(self.graph.nodes))
         if key not in self._with_copies:
             graph, moved = with_copies(self.graph, key)
-            trainings = training_graphs(
-                graph,
-                [moved[list(t.wanted)] for t in self.trainings],
-                self.trainings[0].settings,
-            )
+            trainings = [
+                training_graph(graph, moved[list(t.wanted)], t.settings) for t in self.trainings
+            ]
             until = None if self.until is None else int(moved[self.until])
             rules = Rules(trainings, self.targets, until, self.bare, self.fuses, layouts=False)
             self._with_copies[key] = rules, moved
