@@ -28,9 +28,8 @@ from memonger.costs.replay import (
     order_and_reads,
     replay_in_order,
 )
-from memonger.graph.arrays import KindArrays, ragged, tables_of
-from memonger.graph.operators.pointwise import fused_as
-from memonger.graph.order import by_key, gathered, starts_of, walk
+from memonger.graph.arrays import KindArrays, by_key, gathered, ragged, starts_of, tables_of, walk
+from memonger.graph.operators.inplace import fused_as
 from memonger.graph.training import TrainingGraph
 from memonger.support.compiled import compiled
 

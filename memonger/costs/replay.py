@@ -15,9 +15,8 @@ from typing import Any, Collection
 
 import numpy as np
 
-from memonger.graph.arrays import KEPT
+from memonger.graph.arrays import KEPT, gathered
 from memonger.graph.forward import Entry
-from memonger.graph.order import gathered
 from memonger.support.compiled import compiled
 
 #: A ``TrainingGraph``, or of a schedule a ``TrainingStep``: what has ``tables``, of each of their

@@ -1,8 +1,8 @@
 """The training graph as arrays, for the compiled replay.
 
 What does not depend on the plan is worked out here, once for a network: which in-place options can
-ever apply, in which order the nodes run that are not recomputed copies, and how often each tensor
-is read if there are no copies.
+ever apply, in which order (depth first from the outputs, ``nnvm::DFSVisit``) the nodes run that are
+not recomputed copies, and how often each tensor is read if there are no copies.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import numpy as np
 
 from memonger.graph.operators.inplace import IGNORED, inplace_options
 from memonger.graph.operators.tensors import Tensor
-from memonger.graph.order import by_key, starts, walk
 from memonger.support.compiled import compiled
 
 KEPT = -1
@@ -51,11 +50,10 @@ class Kinds:
         key = _key(op, attrs, inputs, tensors)
         if key not in self._numbers:
             options = () if op == "null" else inplace_options(op, attrs, inputs)
-            if options is None:
-                self.inexact.add(f"the in-place options of {op} are not listed")
             fitting = tuple(o for o in options or () if o[1] < len(tensors))
-            if any(k > 62 for k, _, _ in fitting):  # the compiled loop keeps a bit for each
-                self.inexact.add(f"{op} has more than 63 inputs that it may overwrite")
+            # The compiled loop keeps a bit for each input.
+            if options is None or any(k > 62 for k, _, _ in fitting):
+                self.inexact.add(f"the in-place options of {op} are not known")
             self._numbers[key] = len(self.all)
             self.all.append(RowKind(op, attrs, inputs, IGNORED.get(op, ()), fitting, tensors))
         return self._numbers[key]
@@ -151,35 +149,89 @@ def arrays_of(kinds: Sequence[RowKind]) -> KindArrays:
     made = np.arange(len(elements))  # of equal sizes the last (a reversed multimap)
     made = made[np.lexsort((-made, -elements, owner))]
     ignored_start, ignored = ragged([[i in k.ignored for i in range(k.inputs)] for k in kinds])
-    option_start, number, output, identity = columns([kind.options for kind in kinds], 3)
-    return KindArrays(
-        variable=variable,
-        reads=np.array([not {*range(k.inputs)} <= {*k.ignored} for k in kinds], dtype=np.bool_),
-        ignored_start=ignored_start,
-        ignored=ignored.astype(np.bool_),
-        output_start=output_start,
-        elements=elements,
-        itemsize=np.array([dtype.itemsize for dtype in dtypes], dtype=np.int64),
-        dtype=np.array([dtype.num for dtype in dtypes], dtype=np.int32),
-        rank=rank,
-        made=(made - output_start[owner]).astype(np.int32),
-        option_start=option_start,
-        option_input=number,
-        option_output=output,
-        option_identity=identity.astype(np.bool_),
-        sizes=sizes.astype(np.int64),
-    )
+    option_start, *options, identity = columns([kind.options for kind in kinds], 3)
+    reads = np.array([not {*range(k.inputs)} <= {*k.ignored} for k in kinds], dtype=np.bool_)
+    itemsize = np.array([dtype.itemsize for dtype in dtypes], dtype=np.int64)
+    numbers = np.array([dtype.num for dtype in dtypes], dtype=np.int32)
+    made = (made - output_start[owner]).astype(np.int32)
+    inputs = variable, reads, ignored_start, ignored.astype(np.bool_)
+    outputs = output_start, elements, itemsize, numbers, rank, made
+    options_of = option_start, *options, identity.astype(np.bool_)
+    return KindArrays(*inputs, *outputs, *options_of, sizes.astype(np.int64))  # type: ignore[call-arg]
+
+
+@compiled
+def gathered(start, which):  # type: ignore[no-untyped-def]
+    """Return the places of what some rows own, row after row, and of which row each is."""
+    length = start[which + 1] - start[which]
+    row = np.repeat(np.arange(which.shape[0]), length)
+    return np.arange(row.shape[0]) + (start[which] + length - np.cumsum(length))[row], row
+
+
+@compiled
+def starts_of(key, keys):  # type: ignore[no-untyped-def]
+    """Return where the items of each key start, and the end, if they stand by their keys."""
+    start = np.zeros(keys + 1, dtype=np.int32)
+    start[1:] = np.cumsum(np.bincount(key, minlength=keys))
+    return start
+
+
+@compiled
+def by_key(key, keys):  # type: ignore[no-untyped-def]
+    """Order items by key: return where those of each key start, and which they are."""
+    start = starts_of(key, keys)
+    at = start.copy()
+    items = np.empty(key.shape[0], dtype=np.int32)
+    for i in range(key.shape[0]):
+        items[at[key[i]]] = i
+        at[key[i]] += 1
+    return start, items
+
+
+@compiled
+def walk(known, start, before, owner, heads, head_owner):  # type: ignore[no-untyped-def]
+    """Order rows depth first from the heads, each after what it reads.
+
+    Those below ``known`` have run already: they are put down, with the owner, at each read.
+    """
+    rows = start.shape[0] - 1
+    seen = np.zeros(rows, dtype=np.bool_)
+    stack = np.empty(rows, dtype=np.int32)
+    at = np.empty(rows, dtype=np.int32)
+    met = np.empty(rows + before.shape[0] + heads.shape[0], dtype=np.int32)
+    by = np.full(met.shape[0], -1, dtype=np.int32)  # KEPT
+    count, depth = 0, -1
+    for h in range(heads.shape[0]):
+        row, reader = heads[h], head_owner[h]
+        while True:
+            if row < known:
+                met[count] = row
+                by[count] = reader
+                count += 1
+            elif not seen[row]:
+                seen[row] = True
+                depth += 1
+                stack[depth] = row
+                at[depth] = start[row]
+            while depth >= 0 and at[depth] == start[stack[depth] + 1]:
+                met[count] = stack[depth]
+                count += 1
+                depth -= 1
+            if depth < 0:
+                break
+            row, reader = before[at[depth]], owner[at[depth]]
+            at[depth] += 1
+    return met[:count], by[:count]
 
 
 @compiled
 def tables_of(  # type: ignore[no-untyped-def]
     kinds, kind, read_start, read_row, read_output, wait_start, wait_row, head_row, head_output, n
 ):
-    """Make the Tables of rows of these kinds with these outputs, in the order that MXNet runs them.
+    """Make the Tables of rows without recomputed copies; what reads row -1 reads a variable.
 
-    The first ``n`` outputs are the network's, the others gradients. The rows that they wait for are
-    control dependencies; what reads row -1 reads a variable. There are no recomputed copies in the
-    sense of marks.
+    The first ``n`` outputs are the network's, the others gradients. Rows wait for control
+    dependencies.
     """
     reads, waits, heads = read_row.shape[0], wait_row.shape[0], head_row.shape[0]
     own = np.full(reads + waits + heads, KEPT, dtype=np.int32)
@@ -192,141 +244,96 @@ def tables_of(  # type: ignore[no-untyped-def]
 def tables_with_copies(kinds, forward, kind, reads, waits, heads, outputs):  # type: ignore[no-untyped-def]
     """Make the Tables of a network of so many ``forward`` nodes, whose copies may run.
 
-    ``reads`` are where those of each row start, and their rows, outputs and owners (`Read`);
-    ``waits`` the same without outputs, ``heads`` rows, outputs and owners.
+    ``reads`` are where those of each row start, and their rows, outputs and owners (`Read`).
     """
     read_start, read_row, read_output, read_owner = reads
     wait_start, wait_row, wait_owner = waits
     head_row, head_output, head_owner = heads
-    count, read_count = kind.shape[0], read_row.shape[0]
-    output_start = np.zeros(count + 1, dtype=np.int32)
-    entries = options = 0
-    for row in range(count):
-        k = kind[row]
-        entries += kinds.output_start[k + 1] - kinds.output_start[k]
-        output_start[row + 1] = entries
-        options += kinds.option_start[k + 1] - kinds.option_start[k]
+    rows = kind.shape[0]
     variable = kinds.variable[kind]
-    place = np.empty(entries, dtype=np.int32)  # of each output the same of its kind
-    made = np.empty(entries, dtype=np.int32)
-    for row in range(count):
-        shift = kinds.output_start[kind[row]] - output_start[row]
-        for out in range(output_start[row], output_start[row + 1]):
-            place[out] = out + shift
-            made[out] = output_start[row] + kinds.made[out + shift]
-    rank = kinds.rank[place]
-    dtype = kinds.dtype[place]
-    itemsize = kinds.itemsize[place]
-    read_ignored = np.empty(read_count, dtype=np.bool_)
-    use_start = np.zeros(count + 1, dtype=np.int32)
-    use = np.empty(read_count, dtype=np.int32)  # the place of the read
-    inplace_start = np.zeros(count + 1, dtype=np.int32)
-    inplace = np.empty(options, dtype=np.int32)  # the place of the read
-    inplace_input = np.empty(options, dtype=np.int32)
-    inplace_output = np.empty(options, dtype=np.int32)
-    inplace_identity = np.empty(options, dtype=np.bool_)
-    before_start = np.zeros(count + 1, dtype=np.int32)
-    before_row = np.empty(read_count + wait_row.shape[0], dtype=np.int32)
-    before_owner = np.empty(before_row.shape[0], dtype=np.int32)
-    read_entry = np.zeros(read_count, dtype=np.int32)
-    uses = option = befores = 0
-    for row in range(count):
-        k = kind[row]
-        begin = read_start[row]
-        for j in range(begin, read_start[row + 1]):
+    place, maker = gathered(kinds.output_start, kind)  # of each output the same of its kind
+    output_start = starts_of(maker, rows)
+    rank, dtype, itemsize = kinds.rank[place], kinds.dtype[place], kinds.itemsize[place]
+
+    # What is read, and what must have run before.
+    count = read_row.shape[0]
+    read_ignored = kinds.ignored[gathered(kinds.ignored_start, kind)[0]]
+    read_entry = np.zeros(count, dtype=np.int32)
+    pooled = np.zeros(count, dtype=np.bool_)
+    use = np.empty(count, dtype=np.int32)  # the place of the read
+    use_start = np.zeros(rows + 1, dtype=np.int32)
+    before_start = np.zeros(rows + 1, dtype=np.int32)
+    before_row = np.empty(count + wait_row.shape[0], dtype=np.int32)
+    before_owner = np.empty(count + wait_row.shape[0], dtype=np.int32)
+    uses = befores = 0
+    for r in range(rows):
+        for j in range(read_start[r], read_start[r + 1]):
             source = read_row[j]
-            read_ignored[j] = kinds.ignored[kinds.ignored_start[k] + j - begin]
             if source < 0:
                 continue
             read_entry[j] = output_start[source] + read_output[j]
-            before_row[befores] = source
-            before_owner[befores] = read_owner[j]
+            pooled[j] = not variable[source]
+            before_row[befores], before_owner[befores] = source, read_owner[j]
             befores += 1
-            if not read_ignored[j] and not variable[source]:
+            if pooled[j] and not read_ignored[j]:
                 use[uses] = j
                 uses += 1
-        for q in range(kinds.option_start[k], kinds.option_start[k + 1]):
-            j = begin + kinds.option_input[q]
-            out = output_start[row] + kinds.option_output[q]
-            if read_row[j] < 0 or variable[read_row[j]]:
-                continue
-            entry = read_entry[j]
-            if rank[entry] != rank[out] or itemsize[entry] != itemsize[out]:
-                continue
-            same = kinds.option_identity[q] and dtype[entry] == dtype[out]
-            if same or kinds.reads[k]:
-                inplace[option] = j
-                inplace_input[option] = kinds.option_input[q]
-                inplace_output[option] = out
-                inplace_identity[option] = same
-                option += 1
-        for j in range(wait_start[row], wait_start[row + 1]):
-            before_row[befores] = wait_row[j]
-            before_owner[befores] = wait_owner[j]
+        for j in range(wait_start[r], wait_start[r + 1]):
+            before_row[befores], before_owner[befores] = wait_row[j], wait_owner[j]
             befores += 1
-        use_start[row + 1] = uses
-        inplace_start[row + 1] = option
-        before_start[row + 1] = befores
-    use, inplace = use[:uses], inplace[:option]
+        use_start[r + 1] = uses
+        before_start[r + 1] = befores
+    use = use[:uses]
     use_entry, use_row, use_owner = read_entry[use], read_row[use], read_owner[use]
-    head_entry = output_start[head_row] + head_output
+
+    # The in-place options that can apply.
+    option, row = gathered(kinds.option_start, kind)
+    read = read_start[row] + kinds.option_input[option]
+    given, out = read_entry[read], output_start[row] + kinds.option_output[option]
+    same = kinds.option_identity[option] & (dtype[given] == dtype[out])
+    fits = pooled[read] & (rank[given] == rank[out]) & (itemsize[given] == itemsize[out])
+    fits &= same | kinds.reads[kind[row]]
+    option, read = option[fits], read[fits]
 
     links = before_start, before_row[:befores], before_owner
     last = outputs if forward else head_row.shape[0]
     first, _ = walk(0, *links, head_row[:last], head_owner[:last])
     met, by = walk(forward, *links, head_row[last:], head_owner[last:])
-    runs = np.zeros(count + 1, dtype=np.bool_)  # and, after all rows, the user
-    runs[first] = runs[met] = runs[count] = True
+    runs = np.zeros(rows + 1, dtype=np.bool_)  # and, after all rows, the user
+    runs[first] = runs[met] = runs[rows] = True
+    walked = (met >= forward) | ((by != KEPT) & ~variable[met])
+
     # What runs reads, and what the gradients of each operator read of operators.
-    reader = np.repeat(np.arange(count), np.diff(use_start))
-    reader = np.concatenate((reader, np.full(head_row.shape[0], count)))
+    head_entry = output_start[head_row] + head_output
+    reader = np.repeat(np.arange(rows), np.diff(use_start))
+    reader = np.concatenate((reader, np.full(head_row.shape[0], rows)))
     entry = np.concatenate((use_entry, head_entry))
     row_read = np.concatenate((use_row, head_row))
     owner = np.concatenate((use_owner, head_owner))
+    counts = np.bincount(entry[runs[reader]], minlength=place.shape[0]).astype(np.int32)
     gradient = (reader >= 2 * forward) & (owner != KEPT) & (row_read < forward)
     taken = np.flatnonzero(runs[reader] & gradient & ~variable[row_read])
     recomputed_start, items = by_key(owner[taken], forward)
     taken = taken[items]
-    walked = (met >= forward) | ((by != KEPT) & ~variable[met])
-    return Tables(
-        forward=forward,
-        variable=variable,
-        read_start=read_start,
-        read_row=read_row,
-        read_output=read_output,
-        read_owner=read_owner,
-        read_ignored=read_ignored,
-        use_start=use_start,
-        use_entry=use_entry,
-        use_row=use_row,
-        use_owner=use_owner,
-        output_start=output_start,
-        elements=kinds.elements[place],
-        itemsize=itemsize,
-        rank=rank,
-        sizes=kinds.sizes,
-        made=made,
-        inplace_start=inplace_start,
-        inplace_input=inplace_input[:option],
-        inplace_entry=read_entry[inplace],
-        inplace_row=read_row[inplace],
-        inplace_owner=read_owner[inplace],
-        inplace_output=inplace_output[:option],
-        inplace_identity=inplace_identity[:option],
-        head_row=head_row,
-        head_entry=head_entry,
-        head_owner=head_owner,
-        outputs=outputs,
-        first=first,
-        walk_row=met[walked],
-        walk_owner=by[walked],
-        before_start=before_start[: forward + 1],
-        before_row=before_row[: before_start[forward]],
-        reads=np.bincount(entry[runs[reader]], minlength=entries).astype(np.int32),
-        recomputed_start=recomputed_start,
-        recomputed_entry=entry[taken],
-        recomputed_row=row_read[taken],
+
+    # The fields of Tables, in their order.
+    held = use_start, use_entry, use_row, use_owner
+    made = output_start[maker] + kinds.made[place]
+    outs = output_start, kinds.elements[place], itemsize, rank, kinds.sizes, made
+    takes = read_entry[read], read_row[read], read_owner[read]
+    inplace = starts_of(row[fits], rows), kinds.option_input[option], *takes, out[fits], same[fits]
+    ends = head_row, head_entry, head_owner, outputs
+    before = before_start[: forward + 1], before_row[: before_start[forward]]
+    order = first, met[walked], by[walked], *before, counts
+    copies = recomputed_start, entry[taken], row_read[taken]
+    return Tables(  # type: ignore[call-arg]
+        forward, variable, *reads, read_ignored, *held, *outs, *inplace, *ends, *order, *copies
     )
+
+
+def starts(counts: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return where each of some lists of these lengths starts in all of them, and the end."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 def columns(lists: Sequence[Sequence[Sequence[int]]], width: int) -> tuple[np.ndarray, ...]:

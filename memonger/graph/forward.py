@@ -1,7 +1,6 @@
 """The forward graph of a network as plain data: its operators in execution order, with tensors.
 
-The nodes are those of the symbol's JSON, which nnvm writes in the order in which they run (depth
-first from the outputs, ``nnvm::DFSVisit``); a node's index is its identity, for names may repeat.
+The nodes are those of the symbol's JSON; a node's index is its identity, for names may repeat.
 """
 
 from __future__ import annotations
@@ -69,28 +68,14 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-# ---------------------------------------------------------------- kept copies
-
-
 COPY = "_copy"  # the identity: takes its input's memory, and its gradient reads nothing
 # The same, of a tensor and itself. Pointwise fusion knows neither it nor its gradient, but makes
 # `_copy` one more output of a fused operator, with memory of its own. It fails where its input's
 # shape is inferred from what reads it, and MKLDNN, which sees through `_copy` in inference, does
 # not fuse a convolution with what is behind it.
 UNFUSED_COPY = "reshape_like"
-# What a tied copy has before it: a product with one, which pointwise fusion leaves alone and whose
-# gradient reads its input.
-ONE, PRODUCT = "_ones", "broadcast_mul"
-
-
-class Inserted(NamedTuple):
-    """A node that a kept copy adds to the network."""
-
-    op: str
-    attrs: dict[str, str]
-    stem: str  # of its name, after that of the node
-    inputs: tuple[int, ...]  # 0: the node, k: the k-th that is inserted
-    recomputed: bool
+# By one; recomputed before a tied copy. Fusion leaves it alone, and its gradient reads its input.
+PRODUCT = "broadcast_mul"
 
 
 class KeptCopy(NamedTuple):
@@ -100,34 +85,19 @@ class KeptCopy(NamedTuple):
     # Where the recomputed copy of the node must have a reader (``rules``), the NumPy type of the
     # output: a product with one then stands between the two and is recomputed. Otherwise ''.
     tie: str = ""
-    # Whether it is an identity that pointwise fusion leaves alone: for training on a GPU alone.
-    unfused: bool = False
-    # Whether it only keeps apart what would be fused, though the node may be kept.
-    apart: bool = False
+    unfused: bool = False  # for training on a GPU alone: pointwise fusion leaves it alone
+    apart: bool = False  # it only keeps apart what would be fused, though the node may be kept
 
     @property
     def offset(self) -> int:
         """How far behind the node it stands."""
         return 3 if self.tie else 1
 
-    def nodes(self) -> list[Inserted]:
-        """List what stands behind the node, the kept copy last."""
-        source = 2 if self.tie else 0
-        op, inputs = (UNFUSED_COPY, (source, source)) if self.unfused else (COPY, (source,))
-        kept = Inserted(op, {}, "", inputs, False)
-        if not self.tie:
-            return [kept]
-        one = {"shape": "(1,)", "dtype": self.tie}
-        product = Inserted(PRODUCT, {}, "_tie", (0, 1), True)
-        return [Inserted(ONE, one, "_one", (), False), product, kept]
-
 
 class Insertion:
     """Where the nodes of a network, of these names, and of its kept copies stand when all are in.
 
-    All that read the first output of a node with a kept copy read the copy instead; outputs of the
-    network stay what they were. The copies are of operators of whose outputs the first alone is
-    read, and is no output of the network.
+    All that read the first output of a node with a kept copy read the copy instead.
     """
 
     def __init__(self, names: Sequence[str], copies: Iterable[KeptCopy]) -> None:
@@ -136,31 +106,34 @@ class Insertion:
         #: The new index of each node; what is inserted comes right after its node.
         self.moved: list[int] = np.cumsum([0, *sizes])[:-1].tolist()
         self._taken = set(names)
-        self._instead = {(i, 0): (self.moved[i] + at[i].offset, 0) for i in at}
-        #: Of each node with a copy the name, the node and the inputs of what is inserted behind it.
-        self.behind: dict[int, list[tuple[str, Inserted, tuple[Entry, ...]]]] = {i: [] for i in at}
-        for i, copy in at.items():
-            for new in copy.nodes():
-                inputs = tuple([(self.moved[i] + k, 0) for k in new.inputs])
-                self.behind[i].append((self._unique(names[i] + new.stem), new, inputs))
+        #: Of each node with a copy what is inserted behind it, the copy last.
+        self.behind = {i: list(self._behind(names[i], copy)) for i, copy in at.items()}
 
     def entry(self, a: int, b: int) -> Entry:
         """Return what is read now by a node that read output ``b`` of node ``a``."""
-        return self._instead.get((a, b)) or (self.moved[a], b)
+        return self.moved[a] + (len(self.behind.get(a, ())) if b == 0 else 0), b
 
-    def _unique(self, stem: str) -> str:
+    def _behind(self, name: str, copy: KeptCopy) -> Iterator[Node]:
+        at = self.moved[copy.node]
+        if copy.tie:
+            yield self._node(name + "_one", "_ones", {"shape": "(1,)", "dtype": copy.tie})
+            yield self._node(name + "_tie", PRODUCT, {}, at, at + 1)
+            at += 2
+        if copy.unfused:
+            yield self._node(name, UNFUSED_COPY, {}, at, at)
+        else:
+            yield self._node(name, COPY, {}, at)
+
+    def _node(self, stem: str, op: str, attrs: dict[str, str], *inputs: int) -> Node:
         name, number = stem + "_keep", 1
         while name in self._taken:
             name, number = f"{stem}_{number}_keep", number + 1
         self._taken.add(name)
-        return name
+        return Node(name, op, attrs, {}, tuple([(i, 0) for i in inputs]), (), False)
 
 
 def with_copies(graph: ForwardGraph, copies: Iterable[KeptCopy]) -> tuple[ForwardGraph, np.ndarray]:
-    """Return the graph with kept copies (named ``*_keep``), and the new index of each node.
-
-    ``marks.apply`` makes the same of a symbol; see `Insertion`.
-    """
+    """Return the graph as ``marks.apply`` leaves the symbol, and the new index of each node."""
     made = Insertion([node.name for node in graph.nodes], copies)
     moved = made.moved
     rows: list[tuple[Node, tuple[Tensor, ...], tuple[str, ...]]] = []
@@ -168,10 +141,9 @@ def with_copies(graph: ForwardGraph, copies: Iterable[KeptCopy]) -> tuple[Forwar
         inputs = tuple([made.entry(a, b) for a, b in node.inputs])
         node = node._replace(inputs=inputs, deps=tuple([moved[d] for d in node.deps]))
         rows.append((node, tensors, graph.output_names[i]))
-        for name, new, inputs in made.behind.get(i, ()):
-            tensor = tensors[0] if inputs else Tensor((1,), new.attrs["dtype"])
-            node = Node(name, new.op, new.attrs, {}, inputs, (), False)
-            rows.append((node, (tensor,), (name + "_output",)))
+        for new in made.behind.get(i, ()):
+            tensor = tensors[0] if new.inputs else Tensor((1,), new.attrs["dtype"])
+            rows.append((new, (tensor,), (new.name + "_output",)))
     nodes, all_tensors, output_names = zip(*rows)
     found = ForwardGraph(
         nodes=nodes,
@@ -191,6 +163,6 @@ def mask_with_copies(
     full = np.zeros(count, dtype=np.bool_)
     full[moved] = mask
     for copy in copies:
-        for k, new in enumerate(copy.nodes(), 1):
-            full[moved[copy.node] + k] = new.recomputed
+        if copy.tie:
+            full[moved[copy.node] + 2] = True  # the product
     return full

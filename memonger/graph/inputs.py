@@ -1,8 +1,4 @@
-"""What the user hands in, checked: the symbol, the shapes and types of its inputs, the device.
-
-Every mistake that can be seen before MXNet is asked becomes a ``MemongerError`` that names the
-input and the remedy.
-"""
+"""What the user hands in, checked: the symbol, the shapes and types of its inputs, the device."""
 
 from __future__ import annotations
 
@@ -18,14 +14,9 @@ from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
 from memonger.support.symbols import as_json, check_links, read
 
-#: What ``simple_bind`` may be asked to do with a gradient.
-GRAD_REQS = ("write", "add", "null")
-
 #: Endings of the names that MXNet gives to the parameters that an operator makes for itself.
 PARAMETER_ENDINGS = ("weight", "bias", "gamma", "beta")
-
-#: Where a variable keeps the type that it was made with.
-TYPE = "__dtype__"
+TYPE = "__dtype__"  # where a variable keeps the type that it was made with
 
 
 class InputSpec(NamedTuple):
@@ -44,15 +35,11 @@ def check_symbol(symbol: Any) -> Any:
             "net(mx.sym.var('data'))"
         )
     if isinstance(symbol, mx.mod.BaseModule):
-        raise MemongerError(
-            f"{kind} is a Module, not a Symbol; plan its symbol before the Module is made"
-        )
+        raise MemongerError(f"{kind} is a Module; plan its symbol before the Module is made")
     if isinstance(symbol, (list, tuple)):
         raise MemongerError(
-            f"a {kind} of {len(symbol)} symbols was given; make one Symbol of them with "
-            "mx.sym.Group"
-            if symbol
-            else f"there is nothing to plan: an empty {kind} was given, not a Symbol"
+            f"there is nothing to plan in a {kind} of {len(symbol)} symbols; make one Symbol of "
+            "them with mx.sym.Group"
         )
     if not isinstance(symbol, mx.sym.Symbol):
         raise MemongerError(f"the network must be an mx.sym.Symbol, not {kind} {symbol!r}")
@@ -62,8 +49,8 @@ def check_symbol(symbol: Any) -> Any:
     for name, count in Counter(symbol.list_inputs()).items():
         if count > 1:
             raise MemongerError(
-                f"two inputs have the same name, {name!r}, so MXNet cannot tell them apart; name "
-                "the operators that make them differently, or share one mx.sym.Variable"
+                f"two inputs have the same name, {name!r}; name the operators that make them "
+                "differently, or share one mx.sym.Variable"
             )
     return symbol
 
@@ -90,8 +77,7 @@ def check_device(ctx: Any) -> Any:
             count = 0
         if ctx.device_id >= count:
             raise MemongerError(
-                f"{ctx} does not exist: MXNet sees {count} GPUs; leave ctx out to plan on the CPU, "
-                "and the plan holds for a GPU too"
+                f"{ctx} does not exist: MXNet sees {count} GPUs; leave ctx out to plan on the CPU"
             )
     return ctx
 
@@ -105,9 +91,8 @@ def read_shapes(
 ) -> InputSpec:
     """Gather the inputs' shapes and types from everything the user may give.
 
-    ``shapes`` is a dict, DataDesc (or ``(name, shape)``) lists as ``Module.bind`` takes them, or a
-    list of such lists; ``keywords`` are shapes given as keyword arguments. They are of the whole
-    batch; what is returned is the largest share that ``Module`` gives to one of the ``devices``.
+    The shapes are of the whole batch; returned is the largest share that ``Module`` gives to one of
+    the ``devices``.
     """
     known = symbol.list_arguments() + symbol.list_auxiliary_states()
     found: dict[str, Shape] = {}
@@ -131,10 +116,8 @@ def read_shapes(
 def without_old_types(symbol: Any, spec: InputSpec) -> Any:
     """Return the symbol without types of its variables that contradict those that are given.
 
-    The variables of a Gluon block that was cast keep the ``__dtype__`` of before. MXNet's inference
-    (infer_graph_attr_pass.cc) takes it for given, and fails. The types of ``spec`` win, and what
-    follows from them. The symbol itself comes back where nothing contradicts, or where this does
-    not help.
+    The variables of a Gluon block that was cast keep the ``__dtype__`` of before, and MXNet's
+    inference fails. The symbol itself comes back where nothing contradicts, or this does not help.
     """
 
     def types_of(symbol: Any) -> dict[str, Any] | None:  # None if they contradict one another
@@ -154,9 +137,7 @@ def without_old_types(symbol: Any, spec: InputSpec) -> Any:
 
     if not spec.types or types_of(symbol) is not None:
         return symbol
-    types = types_of(without(symbol.list_inputs()))
-    if types is None:
-        return symbol
+    types = types_of(without(symbol.list_inputs())) or {}
     return without([name for name, kind in types.items() if kind is not None])
 
 
@@ -164,18 +145,14 @@ def read_grad_req(arguments: Sequence[str], grad_req: Any) -> dict[str, str]:
     """Tell what is asked for each argument's gradient, as `read_requests`; not nothing at all."""
     found = read_requests(arguments, grad_req)
     if set(found.values()) <= {"null"}:
-        raise MemongerError(
-            "grad_req asks for no gradient at all: without a backward pass there is nothing to "
-            "plan; ask for the gradients that you train"
-        )
+        raise MemongerError("grad_req asks for no gradient at all; ask for those that you train")
     return found
 
 
 def read_requests(arguments: Sequence[str], grad_req: Any) -> dict[str, str]:
     """Tell what is asked for each argument's gradient: 'write', 'add' or 'null'.
 
-    ``grad_req`` is what ``simple_bind`` takes: one for all, a list with one for each argument (as
-    ``list_arguments`` gives them), or a dict, where those that are not named get 'null'.
+    ``grad_req`` is what ``simple_bind`` takes; what a dict does not name gets 'null'.
     """
     if isinstance(grad_req, str):
         found = dict.fromkeys(arguments, grad_req)
@@ -191,21 +168,13 @@ def read_requests(arguments: Sequence[str], grad_req: Any) -> dict[str, str]:
             _check_name(name, arguments, "grad_req names {!r}, which is no argument of the network")
         found = {name: grad_req.get(name, "null") for name in arguments}
     else:
-        raise MemongerError(
-            f"grad_req must be a string, a list or a dict of names, not {grad_req!r}"
-        )
+        raise MemongerError(f"grad_req must be a string, a list or a dict, not {grad_req!r}")
     for name, request in found.items():
-        if request not in GRAD_REQS:
+        if request not in ("write", "add", "null"):
             raise MemongerError(
-                f"grad_req of {name!r} is {request!r}; there are {', '.join(map(repr, GRAD_REQS))}"
+                f"grad_req of {name!r} is {request!r}; there are 'write', 'add', 'null'"
             )
     return found
-
-
-def missing_inputs(arguments: Sequence[str], shapes: Sequence[Shape | None]) -> list[str]:
-    """Name arguments without a complete shape: parameters only where nothing else is missing."""
-    unknown = [n for n, shape in zip(arguments, shapes) if not shape or min(shape) <= 0]
-    return [name for name in unknown if not name.endswith(PARAMETER_ENDINGS)] or unknown
 
 
 def read_pairs(shapes: Any, types: dict[str, str], axes: dict[str, int]) -> list[tuple[str, Any]]:
@@ -215,9 +184,7 @@ def read_pairs(shapes: Any, types: dict[str, str], axes: dict[str, int]) -> list
     if isinstance(shapes, Mapping):
         return list(shapes.items())
     if not isinstance(shapes, (list, tuple)):
-        raise MemongerError(
-            f"shapes must be a dict of names and shapes or a list of DataDesc, not {shapes!r}"
-        )
+        raise MemongerError(f"shapes must be a dict or a list of DataDesc, not {shapes!r}")
     pairs: list[tuple[str, Any]] = []
     for item in shapes:
         if isinstance(item, mx.io.DataDesc):
@@ -244,23 +211,21 @@ def _largest_share(
     sizes = {name: shapes[name][axis] for name, axis in split.items()}
     if not sizes:
         raise MemongerError(
-            f"devices={devices}: no input was given whose batch could be split; give the shapes of "
-            "the whole batch, such as data=(32, 3, 224, 224)"
+            f"devices={devices}: no input was given whose batch could be split; give data=(...)"
         )
     first, batch = next(iter(sizes.items()))
     for name, size in sizes.items():
         if size != batch:
             raise MemongerError(
-                f"devices={devices}: all inputs must have one batch size to be split, but "
-                f"{first!r} has {batch} and {name!r} {size}; give an input that is not split as a "
-                "DataDesc whose layout has no 'N', and the shape of a parameter on its variable"
+                f"devices={devices}: all inputs must have one batch size, but {first!r} has "
+                f"{batch} and {name!r} {size}; give one as a DataDesc whose layout has no 'N'"
             )
     try:
         shares = mx.executor_manager._split_input_slice(batch, [1] * devices)
     except ValueError:
         raise MemongerError(
-            f"a batch of {batch} cannot be split among devices={devices}: Module would leave one "
-            f"without a sample; make the batch a multiple of {devices}"
+            f"a batch of {batch} cannot be split among devices={devices}; make it a multiple of "
+            f"{devices}"
         ) from None
     largest = max(part.stop - part.start for part in shares)
     return {
@@ -294,12 +259,10 @@ def _type(name: str, kind: Any) -> str:
 
 
 def _check_shape(name: str, shape: Any) -> Shape:
-    if isinstance(shape, (str, bytes)) or not isinstance(shape, (list, tuple, np.ndarray)):
+    if not isinstance(shape, (list, tuple, np.ndarray)):
         raise MemongerError(f"input {name!r}: a shape is a tuple of integers, not {shape!r}")
-    for size in shape:
-        holds = f"input {name!r}: shape {tuple(shape)} holds {size!r}"
-        if isinstance(size, (bool, np.bool_)) or not isinstance(size, numbers.Integral):
-            raise MemongerError(f"{holds}, which is not an integer")
-        if size < 1:
-            raise MemongerError(f"{holds}; every size, the batch too, must be at least 1")
-    return check_elements(tuple(int(size) for size in shape))
+    holds = f"input {name!r}: shape {tuple(shape)} holds"
+    sizes = [
+        check_count(f"{holds} {size!r}; every size, the batch too,", size, 1) for size in shape
+    ]
+    return check_elements(tuple(sizes))

@@ -1,8 +1,7 @@
 """The marks of a plan on a symbol: written, read, taken off again. The user's symbol is copied.
 
-MXNet recomputes the operators whose attribute ``force_mirroring`` (stored ``__force_mirroring__``)
-is true. Whatever a plan changes on a node is recorded in one attribute of our own, so that what we
-set can be told from what the user set, and ``unplan`` gives the original back.
+MXNet recomputes the operators whose attribute ``__force_mirroring__`` is true. What a plan changes
+on a node is recorded in one attribute of our own, and ``unplan`` gives the original back.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from typing import Any, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from memonger.graph.forward import ForwardGraph, Insertion, KeptCopy
+from memonger.graph.forward import PRODUCT, ForwardGraph, Insertion, KeptCopy
 from memonger.graph.inputs import check_symbol
-from memonger.graph.operators.recompute import truth, untouched
+from memonger.graph.operators.recompute import UNTOUCHED, truth
 from memonger.graph.operators.tensors import Shape
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
@@ -41,26 +40,25 @@ def recomputed(graph: ForwardGraph) -> np.ndarray:
 def apply(
     symbol: Any, mask: np.ndarray, native: Iterable[int] = (), copies: Iterable[KeptCopy] = ()
 ) -> Any:
-    """Return a copy of ``symbol`` in which just the operators of ``mask`` are recomputed.
+    """Return a copy of an unplanned symbol in which just the operators of ``mask`` are recomputed.
 
-    The symbol has no marks of a plan of ours (``unplan``), the mask is for each node of its JSON.
-    ``native`` nodes run with MXNet's own kernel instead of cuDNN's.
+    The mask is for each node of its JSON; ``native`` nodes run with MXNet's kernel, not cuDNN's.
     """
     graph, native = read(symbol), set(native)
     made = Insertion([node["name"] for node in graph["nodes"]], copies)
     nodes: list[dict[str, Any]] = []
     for i, node in enumerate(graph["nodes"]):
-        if node["op"] != "null" and not untouched(node["op"]):
-            new = {FORCE: str(bool(mask[i])), **({"cudnn_off": "True"} if i in native else {})}
+        if node["op"] != "null" and node["op"] not in UNTOUCHED:
+            set_now = {FORCE: str(bool(mask[i])), **({"cudnn_off": "True"} if i in native else {})}
             attrs = node.setdefault("attrs", {})
-            before = {**{key: attrs.get(key) for key in new}, **_record(attrs)}  # of ``clear``
-            attrs.update(new, **{RECORD: json.dumps(before, sort_keys=True)})
+            before = {**{key: attrs.get(key) for key in set_now}, **_record(attrs)}  # of ``clear``
+            attrs.update(set_now, **{RECORD: json.dumps(before, sort_keys=True)})
         node["inputs"] = [[*made.entry(a, b), *rest] for a, b, *rest in node["inputs"]]
         nodes.append(node)
-        for name, put, entries in made.behind.get(i, ()):
-            attrs = {**put.attrs, FORCE: str(put.recomputed), RECORD: INSERTED}
-            inputs = [[a, b, 0] for a, b in entries]
-            nodes.append({"op": put.op, "name": name, "attrs": attrs, "inputs": inputs})
+        for new in made.behind.get(i, ()):
+            attrs = {**new.attrs, FORCE: str(new.op == PRODUCT), RECORD: INSERTED}
+            inputs = [[a, b, 0] for a, b in new.inputs]
+            nodes.append({"op": new.op, "name": new.name, "attrs": attrs, "inputs": inputs})
     graph["heads"] = [[made.moved[a], *rest] for a, *rest in graph["heads"]]
     return _with_nodes(graph, nodes, made.moved)
 
@@ -68,10 +66,9 @@ def apply(
 def inferable(
     symbol: Any, copies: Sequence[KeptCopy], shapes: Mapping[str, Shape]
 ) -> tuple[KeptCopy, ...]:
-    """Return the copies, but none left unfused through which MXNet could not infer the shapes.
+    """Return the copies, but none unfused where MXNet infers a shape from what reads it.
 
-    That is where a shape is inferred from what reads it, such as that of the first product with
-    the state of an RNN cell, which begins as zeros of a batch that is not told.
+    So is the first product with the state of an RNN cell, zeros of a batch that is not told.
     """
     names = [node["name"] for node in read(symbol)["nodes"]]
     found = tuple(copies)
@@ -81,7 +78,7 @@ def inferable(
             break
         except mx.MXNetError as error:
             said = str(error)
-        last = {i: new[-1][0] for i, new in Insertion(names, found).behind.items()}
+        last = {i: new[-1].name for i, new in Insertion(names, found).behind.items()}
         failed = {i for i, name in last.items() if f"Error in operator {name}:" in said} or last
         found = tuple(c._replace(unfused=c.unfused and c.node not in failed) for c in found)
     return found
@@ -145,7 +142,7 @@ def clear(symbol: Any) -> Any:
     graph = read(symbol)
     for node in graph["nodes"]:
         attrs = node.get("attrs", {})
-        if FORCE in attrs and not untouched(node["op"]):
+        if FORCE in attrs and node["op"] not in UNTOUCHED:
             attrs[RECORD] = json.dumps({FORCE: attrs.pop(FORCE)})
     return mx.sym.load_json(as_json(graph))
 

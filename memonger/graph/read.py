@@ -11,11 +11,11 @@ from typing import Any, Callable
 import numpy as np
 
 from memonger.graph.forward import FLOAT, ForwardGraph, Node, no_collection
-from memonger.graph.inputs import TYPE, InputSpec, missing_inputs, without_old_types
+from memonger.graph.inputs import PARAMETER_ENDINGS, TYPE, InputSpec, without_old_types
 from memonger.graph.operators.tensors import Shape, Tensor
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
-from memonger.support.symbols import all_outputs, read
+from memonger.support.symbols import all_outputs, as_json, read
 
 
 @no_collection()
@@ -29,7 +29,7 @@ def forward_graph(symbol: Any, spec: InputSpec) -> ForwardGraph:
     graph = read(internals)
     nodes = tuple(map(_node, graph["nodes"]))
     every, owners = all_outputs(graph)
-    shapes = _infer_shapes(symbol, every, spec, nodes)
+    shapes = _infer_shapes(symbol, graph, every, spec, nodes)
     tensors: list[list[Tensor]] = [[] for _ in nodes]
     for i, tensor in zip(owners, map(Tensor, shapes, _infer_types(symbol, every, spec, nodes))):
         tensors[i].append(tensor)
@@ -76,7 +76,9 @@ def _asked(nodes: tuple[Node, ...], call: Callable[..., Any], *args: Any, **keyw
     return found
 
 
-def _infer_shapes(symbol: Any, every: Any, spec: InputSpec, nodes: tuple[Node, ...]) -> list[Shape]:
+def _infer_shapes(
+    symbol: Any, graph: dict[str, Any], every: Any, spec: InputSpec, nodes: tuple[Node, ...]
+) -> list[Shape]:
     """Infer the shapes of all outputs."""
     try:
         # What infer_shape calls, without what it prints: all that is wrong is said below.
@@ -85,51 +87,37 @@ def _infer_shapes(symbol: Any, every: Any, spec: InputSpec, nodes: tuple[Node, .
             return [tuple(shape) for shape in shapes]
         partial, _, _ = symbol.infer_shape_partial(**spec.shapes)
     except mx.MXNetError as error:
-        raise MemongerError(_shape_complaint(symbol, spec, nodes, str(error))) from None
-    missing = missing_inputs(symbol.list_arguments(), partial)
-    if not missing:
+        raise MemongerError(_shape_complaint(graph, spec, str(error))) from None
+    unknown = [n for n, s in zip(symbol.list_arguments(), partial) if not s or min(s) <= 0]
+    if not unknown:
         dynamic = sorted({node.op for node in nodes if node.subgraphs}) or ["dynamic operators"]
         raise MemongerError(
             f"some shapes of this network are known only when it runs ({', '.join(dynamic)}), so "
             "its memory cannot be planned"
         )
+    missing = [name for name in unknown if not name.endswith(PARAMETER_ENDINGS)] or unknown
     raise MemongerError(
         f"the shapes of these inputs are needed: {', '.join(map(repr, missing))}; give them "
         f"as {missing[0]}=(...) or in shapes={{...}}"
     )
 
 
-def _shape_complaint(symbol: Any, spec: InputSpec, nodes: tuple[Node, ...], message: str) -> str:
+def _shape_complaint(graph: dict[str, Any], spec: InputSpec, message: str) -> str:
     """Say MXNet's own words without its stack trace, with the node and the shapes of its inputs."""
     found = re.search(r"Error in operator ([^:]+): (?:\[[^\]]*\] [^ ]+: )?(.*)", message, re.S)
     if not found:
         return f"the shapes do not fit the network: {said_by_mxnet(message)}"
     name, said = found.groups()
     reason = said_by_mxnet(said) if "Traceback" in said else said.strip().split("\n")[0]
-    where = repr(name)
-    for node in nodes:
-        if node.name == name and not node.is_variable:
-            shapes = [_known_shape(symbol, spec, nodes[a], b) for a, b in node.inputs]
-            inputs = ", ".join(f"{nodes[a].name} {s}" for (a, _), s in zip(node.inputs, shapes))
-            where += f" ({node.op}, inputs {inputs})"
-            break
+    where, nodes = repr(name), graph["nodes"]
+    with contextlib.suppress(mx.MXNetError, StopIteration):
+        node = next(n for n in nodes if n["name"] == name and n["op"] != "null")
+        part = mx.sym.load_json(as_json({**graph, "heads": node["inputs"]}))
+        given = {n: spec.shapes[n] for n in part.list_inputs() if n in spec.shapes}
+        shapes = part.infer_shape_partial(**given)[1] or ()
+        known = [f"{nodes[a]['name']} {s or '?'}" for (a, *_), s in zip(node["inputs"], shapes)]
+        where += f" ({node['op']}, inputs {', '.join(known)})"
     return f"the shapes do not fit at node {where}: {reason}"
-
-
-def _known_shape(symbol: Any, spec: InputSpec, node: Node, output: int) -> str:
-    """Infer the shape of an output of a node in a network where inference fails further on."""
-    if node.is_variable:
-        return str(spec.shapes.get(node.name) or "(to be inferred)")
-    internals = symbol.get_internals()
-    outputs = internals.list_outputs()
-    names = [f"{node.name}_output", f"{node.name}_output{output}"]
-    part = internals[next((n for n in names if n in outputs), outputs[-1])]
-    given = {name: spec.shapes[name] for name in part.list_inputs() if name in spec.shapes}
-    try:
-        _, shapes, _ = part.infer_shape_partial(**given)
-    except mx.MXNetError:
-        shapes = None
-    return str(tuple(shapes[0])) if shapes else "(unknown)"
 
 
 def _infer_types(symbol: Any, every: Any, spec: InputSpec, nodes: tuple[Node, ...]) -> list[str]:

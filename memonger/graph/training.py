@@ -3,15 +3,14 @@
 Built as MXNet builds it (``InitFullGraph`` in ``src/executor/graph_executor.cc``, ``Gradient`` in
 ``src/nnvm/gradient.cc``), without a bind: common subexpressions are merged, then the operators are
 walked from the outputs back, each one's gradient nodes are added, and gradients that meet are
-summed. An operator has a second row, its recomputed copy. Which of the two a gradient reads depends
-on the marks alone, so one table serves every plan: the gradient of X reads the copies where X
-itself is recomputed, the originals where X is kept.
+summed. An operator has a second row, its recomputed copy. One table serves every plan: the gradient
+of X reads the copies where X itself is recomputed, the originals where X is kept.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterable, Mapping, NamedTuple, Sequence
+from typing import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -35,9 +34,7 @@ class GradientFacts:
     inputs: frozenset[int] = frozenset()  # that it reads, other than for their shape
     passes: frozenset[int] = frozenset()  # inputs that it has a gradient for, other than zero
     summed: int = 0  # the most gradients that meet at one of the operator's outputs
-    # Whether it runs only after the operator (a control dependency), so that a recomputed copy runs
-    # even where nobody reads it.
-    follows: bool = False
+    follows: bool = False  # whether it waits for the operator, so that even an unread copy runs
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,36 +52,29 @@ class TrainingGraph:
     inexact: tuple[str, ...]  # why the replay may differ from MXNet; empty if it should not
     wanted: tuple[int, ...]  # the arguments that get a gradient
     # Of each gradient row (from 2n on) the operator whose gradient it is part of; -1 for what adds
-    # gradients up, and for the gradients of the outputs. int64.
+    # gradients up, and for the gradients of the outputs.
     owners: np.ndarray
     waits: tuple[tuple[int, int], ...]  # gradient rows, in order, and what must have run before
     unobserved: Mapping[int, str]  # operators whose gradient could not be observed: why
     phases: np.ndarray  # FORWARD, RECOMPUTED or BACKWARD for each row
 
 
-def training_graph(graph: ForwardGraph, wanted: Iterable[int] | None = None) -> TrainingGraph:
-    """Build the training graph of a network; by default all arguments get a gradient."""
-    return training_graphs(graph, [graph.arguments if wanted is None else wanted])[0]
-
-
 @no_collection()
-def training_graphs(
-    graph: ForwardGraph, several: Iterable[Iterable[int]], found: Settings | None = None
-) -> list[TrainingGraph]:
-    """Build the training graphs of a network for several sets of arguments that get a gradient.
+def training_graph(
+    graph: ForwardGraph, wanted: Iterable[int] | None = None, found: Settings | None = None
+) -> TrainingGraph:
+    """Build the training graph of a network, with the gradients of the ``wanted`` arguments (all).
 
-    Whether it is written or added to (grad_req) makes no difference: it is the user's memory.
     ``found`` are the settings of MXNet; by default they are read now.
     """
-    found = found or settings()
-    return [_Builder(graph, found).finished(tuple(wanted)) for wanted in several]
+    wanted = graph.arguments if wanted is None else tuple(wanted)
+    return _Builder(graph, found or settings()).finished(wanted)
 
 
 def merged_nodes(graph: ForwardGraph) -> list[int]:
     """Return for each node the one that common-subexpression elimination leaves in its place.
 
-    Source: ``src/executor/eliminate_common_expr_pass.cc``. Two operators are one if they are the
-    same with the same parameters, marks and inputs, and neither keeps state nor draws numbers.
+    Source: ``src/executor/eliminate_common_expr_pass.cc``.
     """
     same = list(range(len(graph.nodes)))
     first: dict[object, int] = {}
@@ -103,40 +93,36 @@ def _signature(graph: ForwardGraph, node: Node) -> tuple[gradients.Attrs, tuple[
     return tuple(sorted(node.attrs.items())), tuple([graph.tensors[a][b] for a, b in node.inputs])
 
 
-class _Row(NamedTuple):
-    """A gradient row; its owner is the operator whose gradient it is part of."""
-
-    name: str
-    kind: int
-    reads: Sequence[Read]
-    owner: int = KEPT
-
-
 class _Builder:
-    """The gradient rows without the sums of the variables' gradients, which `finished` adds."""
+    """The rows, without the sums of the variables' gradients, which `finished` adds."""
 
     def __init__(self, graph: ForwardGraph, found: Settings) -> None:
         self.graph, self.settings = graph, found
-        n = len(graph.nodes)
-        self.first = 2 * n  # gradient row
+        n = self.n = len(graph.nodes)
         self.same = same = merged_nodes(graph) if found.merging else list(range(n))
+        self.heads = [(same[a], b) for a, b in graph.heads]
         self.kinds = arrays.Kinds([])
         self.inexact = {"NNVM_EXEC_NUM_TEMP is set"} if found.coloring else set()
-        self.rows: list[_Row] = []
-        self.reads = [[(same[a], b) for a, b in node.inputs] for node in graph.nodes]
-        # row, what must have run before it, owner
-        self.waits = [(x, same[d], KEPT) for x, node in enumerate(graph.nodes) for d in node.deps]
+        if self.heads != list(graph.heads):
+            self.inexact.add("an output of the network is a common sub-expression")
+        # Of each row; the forward nodes and their copies come first.
+        names = [node.name for node in graph.nodes]
+        self.names = [*names, *[f"{name}_mirror" for name in names]]
+        self.numbers = 2 * [
+            self.kinds(node.op, node.attrs, len(node.inputs), tensors)
+            for node, tensors in zip(graph.nodes, graph.tensors)
+        ]
+        reads = [[(same[a], b) for a, b in node.inputs] for node in graph.nodes]
+        self.reads: list[Sequence[Read]] = [[(*r, KEPT) for r in each] for each in reads]
+        self.reads += [[(*r, x) for r in each] for x, each in enumerate(reads)]
+        # What must have run before it, and the owner.
+        self.waits = [[(same[d], KEPT) for d in node.deps] for node in graph.nodes]
+        self.waits += [[] for _ in graph.nodes]
+        self.owners: list[int] = []  # of the gradient rows
         self.gradients: dict[Entry, list[Read]] = {}  # what has met at an entry so far
         self.sums: dict[Entry, Read] = {}
         self.facts = [GradientFacts()] * n
         self.unobserved: dict[int, str] = {}
-        self.heads = [(same[a], b) for a, b in graph.heads]
-        if self.heads != list(graph.heads):
-            self.inexact.add("an output of the network is a common sub-expression")
-        self.forward = [
-            self.kinds(node.op, node.attrs, len(node.inputs), tensors)
-            for node, tensors in zip(graph.nodes, graph.tensors)
-        ]
         self._differentiate()
 
     def finished(self, wanted: tuple[int, ...]) -> TrainingGraph:
@@ -146,53 +132,59 @@ class _Builder:
         for a in wanted:
             read = self._sum((a, 0))
             if read in seen:  # no two gradients may be the same array (MXGradient, copy_op)
-                read = self._add("_copy", self.graph.nodes[a].name + "_copy", {}, [read], (a, 0))
+                read = self._add("_copy", self.names[a] + "_copy", {}, [read], (a, 0))
             seen.add(read)
             heads.append(read)
-        numbers = [*self.forward, *self.forward, *[row.kind for row in self.rows]]
-        kinds = [self.kinds.all[k] for k in numbers]
-        names = [node.name for node in self.graph.nodes]
-        reads: list[Sequence[Read]] = [[(*r, KEPT) for r in reads] for reads in self.reads]
-        reads += [[(*r, x) for r in reads] for x, reads in enumerate(self.reads)]
-        reads += [row.reads for row in self.rows]
-        waits: list[list[tuple[int, int]]] = [[] for _ in numbers]
-        for row, before, owner in self.waits:
-            waits[row].append((before, owner))
+        kinds = tuple([self.kinds.all[k] for k in self.numbers])
+        gradients = range(2 * self.n, len(kinds))
         return TrainingGraph(
             graph=self.graph,
             settings=self.settings,
             tables=arrays.tables_with_copies(
                 arrays.arrays_of(self.kinds.all),
-                self.first // 2,
-                np.array(numbers, dtype=np.int32),
-                arrays.columns(reads, 3),
-                arrays.columns(waits, 2),
+                self.n,
+                np.array(self.numbers, dtype=np.int32),
+                arrays.columns(self.reads, 3),
+                arrays.columns(self.waits, 2),
                 arrays.columns([heads], 3)[1:],
                 len(self.heads),
             ),
-            names=(*names, *[f"{name}_mirror" for name in names], *[row.name for row in self.rows]),
+            names=tuple(self.names),
             ops=tuple([kind.op for kind in kinds]),
-            kinds=tuple(kinds),
+            kinds=kinds,
             facts=tuple(self.facts),
             same=tuple(self.same),
             inexact=tuple(sorted({*self.inexact, *self.kinds.inexact, *self.unobserved.values()})),
             wanted=wanted,
-            owners=np.array([row.owner for row in self.rows], dtype=np.int64),
-            waits=tuple([(row, wait) for row, wait, _ in self.waits if row >= self.first]),
+            owners=np.array(self.owners, dtype=np.int64),
+            waits=tuple([(row, wait) for row in gradients for wait, _ in self.waits[row]]),
             unobserved=self.unobserved,
-            phases=np.minimum(np.arange(len(kinds)) // len(names), BACKWARD),
+            phases=np.minimum(np.arange(len(kinds)) // self.n, BACKWARD),
         )
+
+    def _add_row(
+        self,
+        op: str,
+        name: str,
+        attrs: Mapping[str, str],
+        reads: Sequence[Read],
+        tensors: Sequence[Tensor],
+        owner: int = KEPT,
+    ) -> int:
+        """Add a gradient row; its owner is the operator whose gradient it is part of."""
+        self.names.append(name)
+        self.numbers.append(self.kinds(op, attrs, len(reads), tensors))
+        self.reads.append(reads)
+        self.waits.append([])
+        self.owners.append(owner)
+        return len(self.names) - 1
 
     def _add(
         self, op: str, name: str, attrs: Mapping[str, str], reads: Sequence[Read], like: Entry
     ) -> Read:
         """Add a row whose one output is like an entry of the network; return that."""
-        tensor = (self.graph.tensors[like[0]][like[1]],)
-        return self._add_row(_Row(name, self.kinds(op, attrs, len(reads), tensor), reads)), 0, KEPT
-
-    def _add_row(self, row: _Row) -> int:
-        self.rows.append(row)
-        return self.first + len(self.rows) - 1
+        tensor = self.graph.tensors[like[0]][like[1]]
+        return self._add_row(op, name, attrs, reads, (tensor,)), 0, KEPT
 
     def _sum(self, entry: Entry) -> Read:
         """Add up the gradients that met at an entry (``AggregateGradient``)."""
@@ -211,61 +203,56 @@ class _Builder:
             total = terms[0]
             for k in range(1, len(terms)):
                 if terms[k - 1][0] != terms[k][0]:  # adds up in the order of the backward pass
-                    if terms[k][0] < self.first:
+                    if terms[k][0] < 2 * self.n:
                         self.inexact.add("a gradient is a result of the forward pass")
-                    self.waits.append((terms[k][0], total[0], total[2]))
+                    self.waits[terms[k][0]].append((total[0], total[2]))
                 total = self._add("_grad_add", f"sum_grad_{k}", {}, (total, terms[k]), entry)
             total = self._add("_copy", "sum_grad_final", {}, [total], entry)
         self.sums[entry] = total
         return total
 
     def _is_zero(self, read: Read) -> bool:
-        k = read[0] - self.first
-        return self.kinds.all[self.rows[k].kind if k >= 0 else self.forward[read[0]]].op in ZEROS
+        return self.kinds.all[self.numbers[read[0]]].op in ZEROS
 
     def _differentiate(self) -> None:
         """Add the gradients of all operators, from the outputs back."""
         for k, head in enumerate(self.heads):
             name = f"_head_grad_{k}"
-            variable = self._add("null", name, {}, [], head)
-            reads = [variable, (*head, KEPT)]
+            reads = [self._add("null", name, {}, [], head), (*head, KEPT)]
             like = self._add("_identity_with_attr_like_rhs", f"{name}_id", {}, reads, head)
             self.gradients[head] = [like]
-        # The nodes that are left run in the order of the nodes.
         for x in reversed(range(len(self.same))):
             if self.reads[x] and self.same[x] == x:
                 self._add_gradient(x)
 
     def _add_gradient(self, x: int) -> None:
         """Add the gradient nodes of operator x, and hand their results to its inputs."""
-        graph, node, into = self.graph, self.graph.nodes[x], self.reads[x]
-        met = [self.gradients.get((x, k), ()) for k in range(len(graph.output_names[x]))]
+        met = [self.gradients.get((x, k), ()) for k in range(len(self.graph.output_names[x]))]
         zero_heads = all(found and self._is_zero(self._sum((x, k))) for k, found in enumerate(met))
         found = self._gradient(x, zero_heads)
         self.facts[x] = _facts(found, max(map(len, met)))
+        into = self.reads[self.n + x]
+        at: list[int] = []  # the rows of its gradient nodes
 
         def read(reference: gradients.Reference) -> Read:
             kind, k = reference[0], reference[1]
             if kind == "in":
-                return (*into[k], x)
+                return into[k]
             if kind == "out":
                 return (x, k, x)
             if kind == "node":
                 return (at[k], reference[2], KEPT)
             return self._sum((x, k))
 
-        at: list[int] = []
         for j, (op, attrs, inputs, deps, tensors) in enumerate(found.nodes):
+            name = f"{self.names[x]}_backward_{j}" if j else f"{self.names[x]}_backward"
             reads = [read(r) for r in inputs]  # may add the sums that it reads
-            name = f"{node.name}_backward_{j}" if j else f"{node.name}_backward"
-            kind = self.kinds(op, attrs, len(inputs), tensors)
-            row = self._add_row(_Row(name, kind, reads, x))
-            for d in deps:
-                self.waits.append((row, x, x) if d is None else (row, at[d], KEPT))
+            row = self._add_row(op, name, attrs, reads, tensors, x)
+            self.waits[row] += [(x, x) if d is None else (at[d], KEPT) for d in deps]
             at.append(row)
-        for entry, gradient in zip(into, found.gradients):
+        for (a, b, _), gradient in zip(into, found.gradients):
             if gradient is not None:
-                self.gradients.setdefault(entry, []).append(read(gradient))
+                self.gradients.setdefault((a, b), []).append(read(gradient))
 
     def _gradient(self, x: int, zero_heads: bool) -> OperatorGradient:
         """Return the gradient of operator x, or what stands in for it."""
@@ -276,9 +263,8 @@ class _Builder:
             return gradients.gradient_of(node.op, *_signature(self.graph, node), zero_heads)
         except gradients.NotDifferentiable:
             raise MemongerError(
-                f"node {node.name!r}: MXNet has no gradient for the operator {node.op}, so the "
-                "network cannot be trained through it; put mx.sym.BlockGrad after it if no "
-                "gradient should pass"
+                f"node {node.name!r}: MXNet has no gradient for the operator {node.op}; put "
+                "mx.sym.BlockGrad after it if no gradient should pass"
             ) from None
         except gradients.NotObservable as error:
             self.unobserved[x] = str(error)
@@ -286,17 +272,15 @@ class _Builder:
 
 
 def _facts(found: OperatorGradient, summed: int) -> GradientFacts:
-    made = found.nodes
-    read = {reference for node in made if node.op not in ZEROS for reference in node.inputs}
-    zeros = {("node", j, 0) for j, node in enumerate(made) if node.op in ZEROS}
+    read = {r for node in found.nodes if node.op not in ZEROS for r in node.inputs}
+    zeros = [("node", j, 0) for j, node in enumerate(found.nodes) if node.op in ZEROS]
+    passed = [k for k, r in enumerate(found.gradients) if r is not None and r not in zeros]
     return GradientFacts(
         own_output=("out", 0) in read,
         inputs=frozenset(r[1] for r in read if r[0] == "in"),
-        passes=frozenset(
-            k for k, r in enumerate(found.gradients) if r is not None and r not in zeros
-        ),
+        passes=frozenset(passed),
         summed=summed,
-        follows=any(None in node.deps for node in made),
+        follows=any(None in node.deps for node in found.nodes),
     )
 
 

@@ -19,8 +19,8 @@ import numpy as np
 from memonger.costs import layouts as mkldnn
 from memonger.costs.layouts import ADDED, NOT_IN_PLACE, PLAIN
 from memonger.costs.replay import Planned, Replay
+from memonger.graph.arrays import gathered
 from memonger.graph.operators.layouts import AXES, LAYOUT_AWARE
-from memonger.graph.order import gathered
 from memonger.support.errors import MemongerError
 
 BEFORE, AFTER, HOLD = "before", "after", "hold"

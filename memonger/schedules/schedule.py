@@ -16,8 +16,8 @@ from typing import Iterable, Mapping
 
 import numpy as np
 
+from memonger.graph.arrays import gathered
 from memonger.graph.operators.recompute import why_kept
-from memonger.graph.order import gathered
 from memonger.graph.training import TrainingGraph
 from memonger.support.errors import MemongerError
 

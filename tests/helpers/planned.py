@@ -21,7 +21,7 @@ from memonger.graph.marks import FORCE
 from memonger.graph.operators.recompute import ANYWHERE
 from memonger.planners.marks.cuts import Cut, cheap_cuts
 from memonger.planners.marks.rules import Rules
-from memonger.graph.training import training_graphs
+from memonger.graph.training import training_graph
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,7 +108,7 @@ def rules_of(symbol: Any, shapes: Any, targets: Any = ANYWHERE) -> Rules:
     """The rules of a network that is trained as Module trains it, or for all gradients."""
     graph = forward(symbol, shapes)
     parameters = [a for a in graph.arguments if graph.nodes[a].name not in shapes]
-    return Rules(training_graphs(graph, [graph.arguments, parameters]), targets)
+    return Rules([training_graph(graph, w) for w in (None, parameters)], targets)
 
 
 def as_module(symbol: Any, shapes: Any) -> dict[str, str]:

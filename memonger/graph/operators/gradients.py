@@ -25,7 +25,7 @@ from memonger.support.symbols import all_outputs, load_nodes, read
 Reference = Tuple[Any, ...]
 
 Attrs = Tuple[Tuple[str, str], ...]  # names and values, sorted
-Debugged = Tuple[List[Tuple[str, int]], List[Dict[str, Any]]]
+Debugged = Tuple[List[Tuple[str, int]], List[Dict[str, Any]]]  # outputs, operators
 FORWARD = "f"  # the name of the operator that is bound
 
 
@@ -81,12 +81,10 @@ def _node(op: str, name: str, *inputs: list[int], **more: Any) -> dict[str, Any]
 def gradient_of(op: str, attrs: Attrs, inputs: tuple[Tensor, ...], zero: bool) -> OperatorGradient:
     """Return the gradient of an operator with inputs of these shapes and types, or raise.
 
-    With ``zero`` it is what it is where the gradients of all its outputs are known to be zero
-    (``CheckGradAllZero`` in ``src/operator/operator_common.h``).
+    With ``zero`` the gradients of all its outputs are known to be zero (``CheckGradAllZero`` in
+    ``src/operator/operator_common.h``).
     """
     count = len(inputs)
-    if count == 0:
-        return OperatorGradient((), ())
     try:
         nodes, shown = alone(op, dict(attrs), count)
         stops = [_node("BlockGrad", f"stop{k}", head) for k, head in enumerate(shown)]
@@ -109,10 +107,10 @@ def gradient_of(op: str, attrs: Attrs, inputs: tuple[Tensor, ...], zero: bool) -
 
 @functools.lru_cache(maxsize=None)
 def merges(op: str, attrs: Attrs, inputs: tuple[Tensor, ...]) -> bool:
-    """Tell whether MXNet makes one of two operators that are the same and read the same.
+    """Observe whether MXNet makes one of two operators that are the same and read the same.
 
     It does not where they keep state, draw numbers or change their inputs (``NodeEqual`` in
-    ``src/executor/eliminate_common_expr_pass.cc``); which those are is observed.
+    ``src/executor/eliminate_common_expr_pass.cc``).
     """
     count = len(inputs)
     try:
@@ -152,13 +150,10 @@ def read_debug_str(text: str) -> Debugged:
     for each in operators:
         op, name = each.partition("\n")[0].split(", Name=", 1)
         lists = dict(re.findall(r"^(Inputs|Attrs|Control deps):\n((?:\t.*\n?)*)", each, re.M))
-        attrs, deps = (
-            [line[1:].split("=", 1) for line in lists.get(title, "").splitlines()]
-            for title in ("Attrs", "Control deps")
-        )
+        attrs = dict(re.findall(r"^\t(.*?)=(.*)$", lists.get("Attrs", ""), re.M))
+        deps = re.findall(r"^\t.*?=(.*)$", lists.get("Control deps", ""), re.M)
         inputs = entries(lists.get("Inputs", ""))
-        deps = [name for _, name in deps]
-        nodes.append({"op": op, "name": name, "inputs": inputs, "attrs": dict(attrs), "deps": deps})
+        nodes.append({"op": op, "name": name, "inputs": inputs, "attrs": attrs, "deps": deps})
     return entries(head), nodes
 
 
@@ -168,9 +163,9 @@ def _referred(
     outputs: Sequence[tuple[str, int]],
     found: Sequence[dict[str, Any]],
 ) -> tuple[list[BackwardNode], list[Reference]]:
-    """Find the gradient nodes of one operator's ``debug_str``, and what its outputs refer to.
+    """Find the gradient nodes of an operator's ``debug_str``, and what its outputs refer to.
 
-    ``known`` tells what names refer to that are no gradient nodes of the operator.
+    ``known`` tells what the names refer to that are no gradient nodes.
     """
     made: list[BackwardNode] = []
     where: dict[str, list[int]] = {}  # name -> gradient nodes so named, oldest first
@@ -217,10 +212,10 @@ def _with_tensors(
     start = len(all_nodes)
 
     def place(reference: Reference) -> list[int]:
-        kind, k = reference[0], reference[1]
-        if kind == "node":
-            return [start + k, reference[2], 0]
-        return {"head": [forward + 1 + k, 0, 0], "in": [k, 0, 0], "out": [forward, k, 0]}[kind]
+        kind, k, output = (*reference, 0)[:3]
+        if kind == "out":
+            return [forward, k, 0]
+        return [{"in": 0, "head": forward + 1, "node": start}[kind] + k, output, 0]
 
     for node in made:
         deps = [forward if d is None else start + d for d in node.deps]

@@ -1,18 +1,16 @@
-"""What MXNet's memory planner asks of an operator: in-place options and ignored inputs.
+"""What MXNet asks of an operator: in-place options, ignored inputs, and pointwise fusion.
 
 ``MXAllocMemory`` (``src/nnvm/plan_memory.cc``) lets an output take over the memory of an input
 where the operator's ``FInplaceOption`` offers the pair, the sizes agree and nobody else still reads
 that memory (or, where ``FInplaceIdentity`` says that the output IS the input, even then). An input
 named by ``FIgnoreInputs`` is not read at all.
 
-MXNet has no Python interface to these attributes, so they stand here as tables, with the source
-files of 1.9.1 below ``src/operator`` that register them (BINARY: the macro
-``MXNET_OPERATOR_REGISTER_BINARY``, and so on). A backward node counts as an operator of its own.
-CPU and GPU builds agree, both being built with MKLDNN, as long as pointwise fusion is off.
+MXNet has no Python interface to these attributes: here are tables, with the source files of 1.9.1
+below ``src/operator`` that register them (BINARY: the macro ``MXNET_OPERATOR_REGISTER_BINARY``, and
+so on). CPU and GPU builds agree, both being built with MKLDNN, as long as pointwise fusion is off.
 
-Legacy operators (``OperatorProperty``) offer their pairs through ``src/nnvm/legacy_op_util.cc``.
-``OpBackInplaceOption`` there numbers the gradients wrongly for operators of two and more inputs:
-it offers the LAST gradient where the first is meant. The tables say what MXNet does.
+``OpBackInplaceOption`` in ``src/nnvm/legacy_op_util.cc`` offers the LAST gradient of a legacy
+operator where the first is meant. The tables say what MXNet does.
 """
 
 from __future__ import annotations
@@ -56,15 +54,15 @@ _TABLE: dict[Options, str] = {
         # contrib/transformer.cc, quadratic_op.cc, gradient_multiplier_op.cc
         {}: _contrib_backward_gradientmultiplier _contrib_div_sqrt_dim _contrib_quadratic _shuffle
         _slice_assign _slice_assign_scalar add_n
+        # Legacy: identity_attach_KL_sparse_reg-inl.h, l2_normalization-inl.h, make_loss-inl.h,
+        # sequence_mask-inl.h, svm_output-inl.h
+        IdentityAttachKLSparseReg MakeLoss SVMOutput SequenceMask
+        _backward_IdentityAttachKLSparseReg _backward_L2Normalization
         # tensor/elemwise_unary_op.h (UNARY); contrib/stes_op.cc
         _contrib_round_ste _contrib_sign_ste abs arccos arccosh arcsin arcsinh arctan arctanh cbrt
         ceil cos cosh degrees erf erfinv exp expm1 fix floor gamma gammaln hard_sigmoid log log10
         log1p log2 logical_not negative radians rcbrt reciprocal relu rint round rsqrt sigmoid sign
         sin sinh softsign sqrt square tan tanh trunc
-        # Legacy: identity_attach_KL_sparse_reg-inl.h, l2_normalization-inl.h, make_loss-inl.h,
-        # sequence_mask-inl.h, svm_output-inl.h
-        IdentityAttachKLSparseReg MakeLoss SVMOutput SequenceMask
-        _backward_IdentityAttachKLSparseReg _backward_L2Normalization
     """,
     _SAME: """
         # tensor/elemwise_unary_op_basic.cc, matrix_op.cc, amp_cast.cc, indexing_op.cc;
@@ -80,10 +78,10 @@ _TABLE: dict[Options, str] = {
         broadcast_{},elemwise_{}: add div mul sub
         {}: _grad_add _scatter_elemwise_div
         # Gradients made by BINARY: tensor/elemwise_unary_op_*.cc, elemwise_binary_scalar_op_*.cc
+        _backward_{}_scalar: hypot maximum minimum mod power rdiv rmod rpower
         _backward_{}: abs arccos arccosh arcsin arcsinh arctan arctanh cbrt cos cosh degrees erf
         erfinv expm1 gamma gammaln log log10 log1p log2 radians rcbrt reciprocal relu rsqrt sigmoid
         sign sin sinh smooth_l1 softsign sqrt square tan tanh
-        _backward_{}_scalar: hypot maximum minimum mod power rdiv rmod rpower
     """,
     # tensor/elemwise_binary_op_*.cc, elemwise_binary_broadcast_op_*.cc, la_op.cc
     _FIRST_TO_BOTH: "_backward_{},_backward_broadcast_{}: add sub",
@@ -130,17 +128,15 @@ _UNKNOWN = re.compile(
     r"|_contrib_(calibrate|dgl|edge_id|getnnz)|_copyto|_onehot_encode|_set_value|fill_element"
 )
 
-
 #: The inputs of which operators read no more than the shape (``FIgnoreInputs``: tensor/init_op.cc,
 #: elemwise_unary_op_basic.cc; random/sample_op.cc). Operators that do so without saying so
 #: (``shape_array``, ``broadcast_like``, ``slice_like``) keep their inputs alive.
 IGNORED: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("_identity_with_attr_like_rhs", "reshape_like"), (1,)),
-    **dict.fromkeys(("zeros_like", "ones_like", "_contrib_arange_like"), (0,)),
     **dict.fromkeys(
         expanded("""
-            _random_{}_like: exponential gamma generalized_negative_binomial negative_binomial
-            normal poisson uniform
+            {}: zeros_like ones_like _contrib_arange_like _random_{}_like: exponential gamma
+            generalized_negative_binomial negative_binomial normal poisson uniform
         """),
         (0,),
     ),
@@ -166,18 +162,13 @@ def _softmax_gradient(attrs: Attrs) -> Options:
     return _EITHER
 
 
-def _multicast(attrs: Attrs) -> Options:
-    """tensor/amp_cast.cc."""
-    return tuple((i, i, True) for i in range(int(attrs["num_outputs"])))
-
-
 _OPTIONS: dict[str, Options | Callable[[Attrs], Options]] = {
     **{op: options for options, text in _TABLE.items() for op in expanded(text)},
+    **dict.fromkeys(expanded("_backward_{}: softmax log_softmax softmin"), _softmax_gradient),
     **dict.fromkeys(
-        ["_backward_" + op for op in ("softmax", "log_softmax", "softmin")], _softmax_gradient
+        ("amp_multicast", "_backward_amp_multicast"),  # tensor/amp_cast.cc
+        lambda attrs: tuple((i, i, True) for i in range(int(attrs["num_outputs"]))),
     ),
-    "amp_multicast": _multicast,
-    "_backward_amp_multicast": _multicast,
     "_backward_Pooling": _pooling_gradient,
     "_backward_SequenceMask": lambda attrs: (
         _FIRST_TO_SECOND if truth(attrs.get("use_sequence_length")) else _FIRST
@@ -186,12 +177,37 @@ _OPTIONS: dict[str, Options | Callable[[Attrs], Options]] = {
 
 
 def inplace_options(op: str, attrs: Attrs, num_inputs: int) -> Options | None:
-    """Return the in-place pairs that an operator offers, in the order that the planner tries.
-
-    Empty for an operator that offers nothing, None for one that is not known; pairs beyond its
-    inputs are left out. Source: ``FInplaceOption`` and ``FInplaceIdentity`` of each operator.
-    """
+    """Return the in-place pairs of an operator in the planner's order; None if it is not known."""
     options = None if _UNKNOWN.match(op) else _OPTIONS.get(op, _NONE)
     if callable(options):
         options = options(attrs)
     return options and tuple(pair for pair in options if pair[0] < num_inputs)
+
+
+#: ``ops_desc`` and ``variable_io_ops`` in fusion/fused_op-inl.h, by nnvm's names of operators.
+_FUSED = frozenset(
+    expanded("""
+        {},_backward_{}: Activation abs amp_cast amp_multicast arccos arccosh arcsin arcsinh arctan
+        arctanh cbrt clip cos cosh degrees erf erfinv expm1 log log10 log1p log2 radians rcbrt
+        reciprocal relu rsqrt sigmoid sign sin sinh smooth_l1 sqrt square tan tanh
+        _{},_backward_{}: div_scalar hypot hypot_scalar maximum minimum mul_scalar power
+        power_scalar rdiv_scalar rpower_scalar
+        _backward_{}: cast div mul reshape sub
+        {}: Cast Reshape _copy _identity_with_attr_like_rhs _minus_scalar _ones _plus_scalar
+        _rminus_scalar _zeros add_n ceil elemwise_add elemwise_div elemwise_mul elemwise_sub exp
+        expand_dims fix floor gamma gammaln negative ones_like rint round softsign squeeze trunc
+        zeros_like
+    """)
+)
+_SLICES = frozenset(["slice", "slice_axis", "slice_like", "broadcast_like"])  # ``slice_ops``
+
+
+def fused_as(op: str, attrs: Mapping[str, str]) -> tuple[bool, bool]:
+    """Tell whether an operator is fused with what it reads, and with what reads it.
+
+    Source: ``IsFusionCompatible`` and ``IsInputsOnlyCompatible`` in
+    ``src/executor/pointwise_fusion_pass.cc``.
+    """
+    wholly = op in _FUSED or (op.endswith("LeakyReLU") and attrs.get("act_type") == "gelu")
+    steps = op == "slice" and attrs.get("step", "()") not in ("()", "[]")
+    return wholly, wholly or (op in _SLICES and not steps)

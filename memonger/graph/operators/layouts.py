@@ -1,7 +1,6 @@
 """In which layout MKLDNN's operators leave their outputs, and which of them round alike in all.
 
-On the CPU a convolution writes its output in blocks of 8 or 16 channels. What follows of that is
-worked out in ``costs.layouts``.
+On the CPU a convolution writes its output in blocks of 8 or 16 channels (see ``costs.layouts``).
 """
 
 from __future__ import annotations
@@ -32,16 +31,15 @@ _RESHAPE = frozenset(("Flatten", "Reshape", "expand_dims"))
 _COPY = frozenset(("_backward_add", "_backward_copy", "_copy"))
 #: Those that bring what they read into a layout of their own choice.
 _CHOOSE = PRODUCES_BLOCKED | {"FullyConnected", "_backward_FullyConnected"}
-#: Those whose numbers are the same in all layouts: they choose, add two numbers, copy, or add up
-#: each window in the same order.
+#: Those whose numbers are the same in all layouts.
 _EXACT = _CHOOSE | _RESHAPE | _COPY | {"Concat", "Pooling", "_backward_Concat", "elemwise_add"}
 #: One number after the other; all but `_PIECEWISE` may round as they are computed in vectors.
 _POINTWISE = frozenset(("Activation", "LeakyReLU", "_backward_Activation", "_backward_LeakyReLU"))
 _PIECEWISE = frozenset(("leaky", "relu"))
 #: What MKLDNN computes of them (``SupportMKLDNNAct``, ``SupportMKLDNNLeakyRelu``).
 _SUPPORTED = frozenset(("elu", "gelu", "leaky", "relu", "sigmoid", "softrelu", "tanh"))
-#: Of the gradient of Pooling, by its number of inputs, those that MKLDNN reads other than for their
-#: shape: the input of Pooling (whose layout decides on the computation), and the workspace.
+#: What MKLDNN reads of the inputs of Pooling's gradient, by their number: Pooling's input (whose
+#: layout decides on the computation), and the workspace.
 _POOLING_READS = {3: (1,), 5: (2, 4)}
 AXES = 4
 
@@ -51,13 +49,8 @@ def layout_of_output(
 ) -> str:
     """Tell how the layout of output ``k``, a ``tensor``, comes about; ``data`` is the first input.
 
-    'keeps' (as the memory was where it is written in place, plain otherwise), 'plain' (always),
-    'copies', 'sums' (that of the first input which is not plain), 'alike' (that of the inputs if
-    they are alike), 'first' (that of the first input), 'passes' (the usual blocks if the first
-    input has them), 'norm gradient' (that of the data, input 3, or of the gradient where that is
-    plain), 'pooling gradient' (the usual blocks if the input of Pooling has them, input 1 or 2),
-    'other' (some function of the inputs' layouts), 'chosen' (some layout, whatever those of the
-    inputs), or 'usual' (the usual blocks).
+    ``costs.layouts.layout_of`` says what the words mean: 'usual' are the usual blocks, 'chosen' is
+    some layout whatever those of the inputs, 'other' some function of theirs.
     """
     axes = len(tensor.shape)
     if op not in LAYOUT_AWARE or tensor.dtype != "float32" or op == "_backward_Concat":
@@ -91,10 +84,7 @@ def layout_of_output(
 def layouts_of_inputs(
     op: str, attrs: Mapping[str, str], inputs: int
 ) -> tuple[Sequence[bool], Sequence[bool]]:
-    """Tell of each input whether the numbers, and the outputs' layouts, may depend on its layout.
-
-    They depend on none where all outputs are of the layout 'keeps'.
-    """
+    """Tell of each input if the numbers, and the outputs' layouts, may depend on its layout."""
     if op == "_backward_Pooling":
         plays = [p in _POOLING_READS.get(inputs, range(inputs)) for p in range(inputs)]
         # Windows that overlap are added up in another order in blocks (seen with AVX2).
@@ -119,10 +109,7 @@ def _of_convolution(attrs: Mapping[str, str], tensor: Tensor, data: Tensor | Non
     """Tell how a convolution lays out its output, as far as that is the same for many of them.
 
     Seen with ``DNNL_VERBOSE=1`` in thousands of convolutions, on CPUs with AVX2 and with AVX512
-    (``tests/costs/test_layouts.py``). More than 4 channels that are not a multiple of 8 are plain.
-    Multiples of 16 are in the usual blocks where they are made of 3 channels, of a multiple of 16,
-    or each of its own one, by kernels of at most 7 that are not dilated, with little padding and on
-    images that are not smaller than the kernel.
+    (``tests/costs/test_layouts.py``).
     """
     if data is None or len(tensor.shape) != AXES or len(data.shape) != AXES:
         return "chosen"

@@ -17,17 +17,12 @@ GPU_FUSION = "gpu with pointwise fusion"
 #: Where a plan may be trained when nothing is told.
 ANYWHERE: frozenset[str] = frozenset((CPU, GPU, GPU_FUSION))
 
-#: Their attributes reach Python code or a nested graph that does not expect ours: never marked,
-#: not even with 'False'.
+_PYTHON = "a mark would reach its Python code as an unexpected argument"
+_NESTED = "it may hold operators that must not run twice"
+#: Operators that must never carry a mark, not even 'False', and why.
 UNTOUCHED = {
-    **dict.fromkeys(
-        ("Custom", "_Native", "_NDArray"),
-        "a mark would reach its Python code as an unexpected argument",
-    ),
-    **dict.fromkeys(
-        ("_foreach", "_while_loop", "_cond", "_CachedOp"),
-        "it may hold operators that must not run twice",
-    ),
+    **dict.fromkeys(("Custom", "_Native", "_NDArray"), _PYTHON),
+    **dict.fromkeys(("_foreach", "_while_loop", "_cond", "_CachedOp"), _NESTED),
 }
 
 _RANDOM = re.compile(
@@ -39,21 +34,14 @@ _MUTATING = re.compile(r".*_update(_phase[12])?$|reset_arrays$|_contrib_(group_)
 _SOURCES = frozenset(("_zeros", "_ones", "_full", "_zeros_without_dtype"))
 
 
-def untouched(op: str) -> bool:
-    """Tell whether an operator must never carry a mark, of either value."""
-    return op in UNTOUCHED
-
-
 def why_kept(op: str, attrs: Mapping[str, str]) -> str | None:
     """Tell why an operator must not be recomputed; None if it may be."""
     if op in UNTOUCHED:
         return UNTOUCHED[op]
     if op == "Dropout":
         return "MXNet never recomputes it: its mask is kept"
-    if _RANDOM.match(op):
+    if _RANDOM.match(op) or (op == "LeakyReLU" and attrs.get("act_type") == "rrelu"):
         return "a second draw of random numbers would differ from the first"
-    if op == "LeakyReLU" and attrs.get("act_type") == "rrelu":
-        return "a second draw of random slopes would differ from the first"
     if op == "RNN":
         return "each copy would hold a reserve space of its own, larger than what it frees"
     if _MUTATING.match(op):
@@ -64,8 +52,7 @@ def why_kept(op: str, attrs: Mapping[str, str]) -> str | None:
     if op in _SOURCES and (not sizes or {"0", "-1", "None"} & set(sizes)):
         return "its shape is inferred from what reads it, which may not read a copy"
     if op == "moments":
-        # The gradient reads the copy's mean; the original's is then not written, and the variance
-        # is computed from it (src/operator/nn/moments-inl.h).
+        # src/operator/nn/moments-inl.h: the gradient reads the copy's mean alone.
         return "its variance is computed from a mean that is not written when it is recomputed"
     return None
 
@@ -73,10 +60,7 @@ def why_kept(op: str, attrs: Mapping[str, str]) -> str | None:
 def why_refused(op: str, attrs: Mapping[str, str]) -> str | None:
     """Tell why a network that holds this operator cannot be planned at all; None if it can."""
     if op.startswith(("_sg_mkldnn", "_sg_onednn", "_TensorRT", "_FusedOp")):
-        return (
-            "it was fused for inference (optimize_for), and its gradients are zero; plan the "
-            "symbol as it was before"
-        )
+        return "it was fused for inference, and its gradients are zero; plan the symbol before that"
     if op == "SoftmaxOutput" and truth(attrs.get("out_grad")):
         # SoftmaxOutputGradCompute (src/operator/softmax_output.cc) multiplies by inputs[0], which
         # is the gradient itself or the output, as the memory plan has it.
@@ -92,18 +76,18 @@ def truth(value: str | None) -> bool:
     return value in ("True", "true", "1")
 
 
-# The recomputed copy of an operator runs before its gradient; where nobody reads its first output
-# it runs with the write request 'null' (kNullOp). Some operators check the request and abort, some
-# leave undone what their gradient reads (LayerNorm and GroupNorm: gradients silently wrong), and
-# fusion (src/executor/pointwise_fusion_pass.cc) cannot bind a graph where what it would fuse is
-# unread.
+# A recomputed copy whose first output nobody reads runs with the write request 'null' (kNullOp).
+# Some operators abort then, some leave undone what their gradient reads (LayerNorm and GroupNorm:
+# gradients silently wrong), and fusion (src/executor/pointwise_fusion_pass.cc) cannot bind a graph
+# where what it would fuse is unread.
 _EVERYWHERE = frozenset(
     """
     BatchNorm_v1 BlockGrad Concat Correlation Flatten FullyConnected IdentityAttachKLSparseReg
     InstanceNorm LRN MakeLoss Pad ROIPooling SequenceLast SequenceMask SequenceReverse SliceChannel
     SpatialTransformer SwapAxis _contrib_AdaptiveAvgPooling2D _contrib_BilinearResize2D
-    _contrib_ROIAlign _contrib_div_sqrt_dim _contrib_interleaved_matmul_encdec_qk
-    _contrib_interleaved_matmul_selfatt_qk _contrib_interleaved_matmul_selfatt_valatt
+    _contrib_ROIAlign _contrib_SyncBatchNorm _contrib_div_sqrt_dim
+    _contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_selfatt_qk
+    _contrib_interleaved_matmul_selfatt_valatt
     _linalg_gemm _linalg_gemm2 _linalg_syrk _linalg_trmm _maximum_scalar _minimum_scalar
     _split_v2 batch_dot broadcast_add broadcast_axis broadcast_div broadcast_hypot broadcast_like
     broadcast_maximum broadcast_minimum broadcast_mul broadcast_power broadcast_sub broadcast_to
@@ -124,7 +108,7 @@ _WITHOUT_FUSION = frozenset(
 
 #: Every operator that the tables list, under whatever condition.
 LISTED: frozenset[str] = _EVERYWHERE | _WITHOUT_FUSION
-LISTED |= {"BatchNorm", "Convolution", "Deconvolution", "UpSampling", "_contrib_SyncBatchNorm"}
+LISTED |= {"BatchNorm", "Convolution", "Deconvolution", "UpSampling"}
 
 
 def tolerates_unread(
@@ -136,8 +120,7 @@ def tolerates_unread(
 ) -> bool:
     """Tell whether a recomputed operator may have an output 0 that nobody reads.
 
-    ``dtypes`` are the NumPy type names of its inputs, ``targets`` where it will be trained (any of
-    CPU, GPU, GPU_FUSION); ``mkldnn`` tells whether MKLDNN may compute on a CPU.
+    ``dtypes`` are of its inputs, ``targets`` where it will be trained; MKLDNN may compute on a CPU.
     """
     native = truth(attrs.get("cudnn_off"))
     if op == "BatchNorm":
@@ -148,8 +131,6 @@ def tolerates_unread(
         return (CPU not in targets or on_cpu) and (targets <= {CPU} or not native)
     if op == "UpSampling":
         return attrs.get("sample_type") == "nearest"
-    if op == "_contrib_SyncBatchNorm":
-        return True  # with one device; with more it is kept
     return op in _EVERYWHERE or (GPU_FUSION not in targets and op in _WITHOUT_FUSION)
 
 

@@ -12,8 +12,6 @@ from memonger.support.mxnet import mx
 
 Shape = Tuple[int, ...]
 
-MOST_ELEMENTS = 2**31 - 1  # of a tensor, without INT64_TENSOR_SIZE
-
 
 class Tensor(NamedTuple):
     """Shape and NumPy type name of one output of a node."""
@@ -33,7 +31,7 @@ class Tensor(NamedTuple):
 
 def check_elements(shape: Shape) -> Shape:
     """Return a shape whose elements MXNet can count; raise TooLargeError otherwise."""
-    large = math.prod(shape) > MOST_ELEMENTS
+    large = math.prod(shape) >= 2**31
     if large and not mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE"):
         raise TooLargeError(
             f"a tensor of shape {shape} has more than 2**31 - 1 elements, which this MXNet cannot "

@@ -19,7 +19,7 @@ import numpy as np
 
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import PARAMETER_ENDINGS
-from memonger.graph.operators.recompute import untouched
+from memonger.graph.operators.recompute import UNTOUCHED
 from memonger.support.errors import MB
 
 
@@ -54,7 +54,7 @@ def mirror_plan(graph: ForwardGraph, stages: Mapping[int, str], threshold: int) 
                 continue
             size = 4 * tensor.elements
             local_size += size
-            mask[i] = not node.is_variable and not untouched(node.op)
+            mask[i] = not node.is_variable and node.op not in UNTOUCHED
             stage = stages.get(i)
             if stage is None:
                 continue

@@ -26,20 +26,19 @@ import numpy as np
 
 from memonger.costs.fusion import UNFUSED, Fusible, fusible, replay_fused
 from memonger.costs.replay import Replay, order_and_reads, replay
-from memonger.graph.arrays import Tables
+from memonger.graph.arrays import Tables, by_key
 from memonger.graph.forward import ForwardGraph, KeptCopy, with_copies
 from memonger.graph.operators.recompute import (
     ANYWHERE,
     CPU,
     GPU_FUSION,
+    UNTOUCHED,
     tolerates_unread,
     truth,
-    untouched,
     why_kept,
     why_refused,
 )
-from memonger.graph.order import by_key
-from memonger.graph.training import TrainingGraph, training_graphs
+from memonger.graph.training import TrainingGraph, training_graph
 from memonger.planners.marks.layout_rule import NO_RULE, LayoutRule, layout_rule, other_layouts
 from memonger.support.compiled import compiled
 from memonger.support.errors import MemongerError
@@ -88,8 +87,9 @@ class Rules:
             return self, np.arange(len(self.graph.nodes))
         if key not in self._with_copies:
             graph, moved = with_copies(self.graph, key)
-            wanted = [moved[list(training.wanted)] for training in self.trainings]
-            trainings = training_graphs(graph, wanted, self.trainings[0].settings)
+            trainings = [
+                training_graph(graph, moved[list(t.wanted)], t.settings) for t in self.trainings
+            ]
             until = None if self.until is None else int(moved[self.until])
             rules = type(self)(trainings, self.targets, until, [NO_RULE] * len(trainings))
             self._with_copies[key] = rules if self.fuses else rules.unfused(), moved
@@ -185,7 +185,7 @@ class NoRules(Rules):
 
     def _reasons(self) -> dict[int, str]:
         ops = [node.op for node in self.graph.nodes]
-        kept = [i for i, op in enumerate(ops) if op == "Dropout" or untouched(op)]
+        kept = [i for i, op in enumerate(ops) if op == "Dropout" or op in UNTOUCHED]
         return dict.fromkeys(kept, "MXNet never recomputes it")
 
     def _tables(self, training: TrainingGraph, layouts: LayoutRule) -> RuleTables:
