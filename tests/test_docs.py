@@ -78,14 +78,8 @@ def test_what_is_named_is_there(name: str) -> None:
         assert (ROOT / test).exists(), test
 
 
-def test_every_public_name_is_in_the_readme() -> None:
+def test_the_readme_names_every_call_and_page() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    functions = [name for name in memonger.__all__ if name[0].islower()]
-    assert [name for name in functions if f"`{name}(" not in text] == []
-    for verb in cli.EXAMPLES:
-        assert f"memonger {verb} " in text, verb
-
-
-def test_pages_lead_to_each_other() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [name for name in NAMES[1:] if f"({name})" not in text] == []
+    names = [f"`{name}(" for name in memonger.__all__ if name[0].islower()]
+    names += [f"memonger {verb} " for verb in cli.EXAMPLES] + [f"({name})" for name in NAMES[1:]]
+    assert [name for name in names if name not in text] == []

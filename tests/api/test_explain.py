@@ -14,6 +14,7 @@ import pytest
 from memonger.support.errors import MemongerError
 
 import networks
+from planned import png_size
 
 pytestmark = pytest.mark.python_differs
 
@@ -21,9 +22,6 @@ S = mx.sym
 MB = 2**20
 CHAIN: Any = networks.chain(16)
 SMALL: Any = networks.chain(16, hidden=64, batch=4096)
-
-
-# -- a network --------------------------------------------------------------------------------
 
 
 def test_the_peak_of_a_chain() -> None:
@@ -43,7 +41,7 @@ def test_the_peak_of_a_chain() -> None:
     assert "in 22 more" in text
 
 
-@pytest.fixture(params=["marks", "schedule"])
+@pytest.fixture(scope="module", params=["marks", "schedule"])
 def planned(request: Any) -> memonger.Plan:
     return memonger.plan(*SMALL, how=request.param)
 
@@ -61,9 +59,6 @@ def test_what_must_not_be_computed_again_is_told() -> None:
     ruled = {t.name: t.rule for t in found.tensors if t.rule}
     assert "drop[1]" in ruled and "mask" in ruled["drop[1]"]
     assert "must not be recomputed" in found.bounded_by
-
-
-# -- why a plan saves little ------------------------------------------------------------------
 
 
 def wide() -> Any:
@@ -91,18 +86,9 @@ def test_what_makes_the_peak(build: Any, said: str, caplog: pytest.LogCaptureFix
     assert said in caplog.text
 
 
-# -- pictures ---------------------------------------------------------------------------------
-
-
-def size_of(file: Path) -> Any:
-    head = file.read_bytes()[:24]
-    assert head[:8] == b"\x89PNG\r\n\x1a\n"
-    return tuple(int.from_bytes(head[k : k + 4], "big") for k in (16, 20))
-
-
 def test_the_picture(planned: memonger.Plan, tmp_path: Path) -> None:
     planned.plot(tmp_path / "plan.png")
-    assert size_of(tmp_path / "plan.png") == (1200, 800)
+    assert png_size(tmp_path / "plan.png") == [1200, 800]
     for wrong in (tmp_path / "no such folder" / "plan.png", tmp_path / "plan.xyz"):
         with pytest.raises(MemongerError, match="cannot be written"):
             planned.plot(wrong)
@@ -115,11 +101,7 @@ def test_a_picture_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path:
         plan.plot(tmp_path / "plan.png")
 
 
-# -- a plan, tensor by tensor -----------------------------------------------------------------
-
-
 def test_every_tensor_of_a_plan(planned: memonger.Plan) -> None:
-    """All of 16 layers are in it, and what is recomputed, kept or cut at agrees with the plan."""
     plan, found = planned, planned.explain().tensors
     names = [f"{name}{i}" for i in range(16) for name in ("fc", "tanh")] + ["out"]
     assert [t.name for t in found if t.name not in plan.copies] == names
@@ -127,8 +109,8 @@ def test_every_tensor_of_a_plan(planned: memonger.Plan) -> None:
     assert {t.name for t in found if t.times > 1} - set(plan.copies) == set(plan.recomputed)
     kept = [t for t in found if t.choice == "kept"]
     assert [t.name for t in kept if t.why == "output"] == ["out"]
-    cuts = [t for t in kept if t.why == "cut"]
-    assert cuts and all("recomputed from it" in t.reason for t in cuts)
+    reasons = [t.reason for t in kept if t.why == "cut"]
+    assert reasons and all("recomputed from it" in reason for reason in reasons)
     assert all(t.why and t.reason for t in kept)
     assert not any(t.why for t in found if t.choice != "kept")
     assert len(kept) * MB <= plan.peak_bytes
@@ -139,17 +121,16 @@ def test_every_tensor_of_a_plan(planned: memonger.Plan) -> None:
 
 def test_no_plan_keeps_all() -> None:
     plan = memonger.plan(*networks.chain(1, hidden=64, batch=64))
-    assert plan.planner == "no plan"
     found = {t.name: (t.choice, t.why) for t in plan.explain().tensors}
+    assert plan.planner == "no plan"
     assert found["out"] == ("kept", "output") and found["tanh0"][0] == "kept"
     assert not any(choice == "again" for choice, _ in found.values())
 
 
 def test_the_reasons_of_the_rules() -> None:
-    """A Dropout, twins of which one is kept, and what comes after ``until``."""
     plan = memonger.plan(*SMALL, until="fc9")
-    late = [t for t in plan.explain().tensors if t.name == "tanh12"]
-    assert late[0].why == "rule" and late[0].reason == "it does not come before 'fc9'"
+    late = {t.name: (t.why, t.reason) for t in plan.explain().tensors}["tanh12"]
+    assert late == ("rule", "it does not come before 'fc9'")
     x = S.Variable("data")
     for i in range(12):
         x = S.Activation(S.FullyConnected(x, num_hidden=64, name=f"fc{i}"), act_type="tanh")
@@ -176,12 +157,8 @@ def test_what_a_budget_allows_is_kept_for_the_time() -> None:
     assert not any(t.why == "budget" for t in smallest.explain().tensors)
 
 
-# -- the docstrings of the public calls -------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", [name for name in memonger.__all__ if name[0].islower()])
 def test_every_parameter_is_told(name: str) -> None:
-    """Each by itself, and what is returned and raised; the first word is an imperative."""
     call = getattr(memonger, name)
     text = inspect.getdoc(call) or ""
     sections = dict(re.findall(r"^(\w+)\n-+\n(.*?)(?=^\w+\n-+\n|\Z)", text, re.M | re.S))

@@ -23,12 +23,11 @@ IMAGES = {"data": (2, 3, 32, 32), "softmax_label": (2,)}
 
 
 def residual(name: str = "relu", classes: int = 10) -> Any:
-    """A residual network; the names of its activations are told."""
+    """A residual network whose activations have this name."""
     x = S.Variable("data")
     for k in range(8):
         y = S.Convolution(x, num_filter=8, kernel=(3, 3), pad=(1, 1), name=f"conv{k}")
-        y = S.BatchNorm(y, fix_gamma=False, name=f"bn{k}")
-        y = S.Activation(y, act_type="relu", name=f"{name}{k}")
+        y = S.Activation(S.BatchNorm(y, name=f"bn{k}"), act_type="relu", name=f"{name}{k}")
         x = y if k == 0 else x + y
     return S.SoftmaxOutput(S.FullyConnected(x, num_hidden=classes, name="fc"), name="softmax")
 
@@ -69,8 +68,7 @@ def test_in_another_process(saved: Any) -> None:
         "print(plan); print(memonger.pool_bytes(plan.symbol, shapes=plan.request.spec.shapes))"
     )
     done = run_python("-c", program, str(file))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{plan}\n{plan.pool_bytes}\n"
+    assert done.returncode == 0 and done.stdout == f"{plan}\n{plan.pool_bytes}\n", done.stderr
 
 
 def test_it_is_of_this_network_and_these_shapes(saved: Any) -> None:
@@ -81,14 +79,14 @@ def test_it_is_of_this_network_and_these_shapes(saved: Any) -> None:
     for other in (residual(classes=9), residual().get_internals()["relu7_output"], residual() * 2):
         with pytest.raises(MemongerError, match="is of another network: "):
             memonger.load_plan(file, other)
-    with pytest.raises(MemongerError, match=r"another shape of input 'data': .*\(4, 3"):
-        memonger.load_plan(file, residual(), data=(4, 3, 32, 32))
-    with pytest.raises(MemongerError, match="no input of the network"):
-        memonger.load_plan(file, residual(), wrong=(4, 3, 32, 32))
-    with pytest.raises(MemongerError, match="give net= too"):
-        memonger.load_plan(file, data=IMAGES["data"])
-    with pytest.raises(MemongerError, match="not a Symbol"):
-        memonger.load_plan(file, mx.gluon.nn.Dense(3))
+    for said, given, shapes in (
+        (r"another shape of input 'data': .*\(4, 3", residual(), {"data": (4, 3, 32, 32)}),
+        ("no input of the network", residual(), {"wrong": (4, 3, 32, 32)}),
+        ("give net= too", None, {"data": IMAGES["data"]}),
+        ("not a Symbol", mx.gluon.nn.Dense(3), {}),
+    ):
+        with pytest.raises(MemongerError, match=said):
+            memonger.load_plan(file, given, **shapes)
 
 
 @pytest.mark.python_differs

@@ -21,7 +21,7 @@ from memonger.support.cache import forget
 
 import networks
 from interrupting import press_ctrl_c
-from planned import as_module, forward, marked, nodes
+from planned import as_module, marked, nodes
 
 pytestmark = pytest.mark.python_differs
 
@@ -31,7 +31,6 @@ SHAPES: Any = {"data": (256, 512)}
 
 
 def net(layers: int = 8) -> Any:
-    """Results of 0.5 MB each."""
     x = S.Variable("data")
     for i in range(layers):
         x = S.FullyConnected(x, num_hidden=512, name=f"fc{i}")
@@ -50,11 +49,7 @@ def small_resnet(batch: int = 8) -> Any:
     return networks.resnet((1, 1, 1, 1), batch=batch, image=64, classes=10, filters=16)
 
 
-# -- what a plan tells ------------------------------------------------------------------------
-
-
 def test_figures_are_what_mxnet_plans() -> None:
-    """And names come in the order of execution."""
     symbol = net()
     plan = memonger.plan(symbol, SHAPES)
     assert plan.exact and not plan.interrupted
@@ -71,7 +66,6 @@ def test_figures_are_what_mxnet_plans() -> None:
 
 
 def test_kept_copies() -> None:
-    """They are named, lower the cost here, and are not there if they are not wanted."""
     symbol, shapes = networks.model_zoo("densenet121", 4)
     plan = memonger.plan(symbol, shapes)
     before = {n["name"] for n in nodes(symbol)}
@@ -88,32 +82,25 @@ def test_recomputed_flops() -> None:
     """A product is 2 x 256 x 512 x 512 + 256 x 512 operations; all other operators are cheap."""
     plan = memonger.plan(net(), SHAPES)
     again = [n for n in plan.recomputed if n.startswith("fc")]
-    assert plan.recomputed
-    assert abs(plan.recomputed_flops - len(again) / 8) < 0.02
+    assert plan.recomputed and abs(plan.recomputed_flops - len(again) / 8) < 0.02
     everything = memonger.plan(net(), SHAPES, planner="chen2016", rules=False)
-    assert len(everything.recomputed) == 25
-    assert 0.98 < everything.recomputed_flops <= 1
-
-
-def test_real_element_sizes() -> None:
-    single = memonger.plan(net(), SHAPES)
+    assert len(everything.recomputed) == 25 and 0.98 < everything.recomputed_flops <= 1
     double = memonger.plan(net(), SHAPES, type_dict={"data": "float64"}, rules=False)
-    assert double.exact
-    assert double.unplanned_bytes == 2 * single.unplanned_bytes
+    assert double.exact and double.unplanned_bytes == 2 * plan.unplanned_bytes
     assert double.pool_bytes == 2 * double.counted_bytes
 
 
-def test_it_prints_what_counts() -> None:
+def test_it_prints_what_counts_is_frozen_and_pickles() -> None:
     plan = memonger.plan(net(), SHAPES)
     text = str(plan)
+    device = f"{plan.device_bytes / MB:.1f} MB of a GPU, {plan.unplanned_device_bytes / MB:.1f} MB"
     for words in (
         f"before     {plan.unplanned_bytes / MB:.1f} MB",
         f"after      {plan.pool_bytes / MB:.1f} MB",
         f"floor      {plan.floor_bytes / MB:.1f} MB",
         "the gradient of ",
         plan.slowest,
-        f"{plan.device_bytes / MB:.1f} MB of a GPU, {plan.unplanned_device_bytes / MB:.1f} MB "
-        "without",
+        device + " without",
         f"{len(plan.recomputed)} of 25 operators",
         f"{100 * plan.recomputed_flops:.0f} % of the forward pass is recomputed",
         plan.planner,
@@ -122,24 +109,18 @@ def test_it_prints_what_counts() -> None:
     assert plan.slowest and len(text.splitlines()) == 10
     assert repr(plan).startswith(f"Plan(pool_bytes={plan.pool_bytes}, ")
     assert plan.recompute_overhead == plan.recomputed_flops and plan.time_overhead is None
-
-
-def test_it_is_frozen_and_pickles() -> None:
-    plan = memonger.plan(net(), SHAPES)
     with pytest.raises(AttributeError):
         plan.pool_bytes = 0  # type: ignore[misc]
     again = pickle.loads(pickle.dumps(plan))
-    assert again.symbol.tojson() == plan.symbol.tojson() and str(again) == str(plan)
+    assert again.symbol.tojson() == plan.symbol.tojson() and str(again) == text
 
 
 def test_search_plan_gives_the_same_symbol() -> None:
     options: Any = {"until": "tanh5", "devices": 2, "grad_req": "add", "kept_copies": False}
     symbol = memonger.search_plan(net(), shapes=SHAPES, **options)
+    plain = memonger.search_plan(net(), **SHAPES)
     assert symbol.tojson() == memonger.plan(net(), SHAPES, **options).symbol.tojson()
-    assert symbol.tojson() != memonger.search_plan(net(), shapes=SHAPES).tojson()
-    assert memonger.plan(net(), **SHAPES).symbol.tojson() == (
-        memonger.search_plan(net(), **SHAPES).tojson()
-    )
+    assert symbol.tojson() != plain.tojson() == memonger.plan(net(), **SHAPES).symbol.tojson()
 
 
 def test_nothing_helps(caplog: pytest.LogCaptureFixture) -> None:
@@ -162,16 +143,22 @@ def test_the_original_planner_says_that_it_makes_it_worse(caplog: pytest.LogCapt
 
 
 def test_a_network_that_cannot_be_replayed_is_bound(caplog: pytest.LogCaptureFixture) -> None:
-    symbol, shapes = networks.detection(batch=2, image=64, filters=8)
+    symbol, shapes = networks.detection(batch=4, image=128, filters=32, blocks=2, scales=4)
     caplog.set_level("INFO", "memonger")
     plan = memonger.plan(symbol, shapes)
     assert not plan.exact and "bound, in whole MB" in str(plan)
     assert plan.counted_bytes == MB * memonger.get_cost(plan.symbol, shapes=shapes)
     assert plan.device_bytes > plan.pool_bytes
     assert "each plan is bound" in caplog.text and "Custom" in caplog.text
-    custom = [n for n in nodes(plan.symbol) if n["op"] == "Custom"]
-    assert custom and all("__force_mirroring__" not in n["attrs"] for n in custom)
-    assert memonger.check(symbol, plan.symbol, shapes)
+    # It finds no mirror_stage to keep, and so recomputes all that it may.
+    bare = memonger.make_mirror_plan(symbol, 0, shapes=shapes)
+    (given,) = (n["attrs"] for n in nodes(symbol) if n["op"] == "Custom")
+    for planned in (plan.symbol, bare):
+        # Any other attribute would reach the operator's Python constructor.
+        assert [n["attrs"] for n in nodes(planned) if n["op"] == "Custom"] == [given]
+        assert any(name.startswith("convolution") for name in marked(planned))
+        report = memonger.check(symbol, planned, shapes, grad_req=as_module(symbol, shapes))
+        assert report, report
 
 
 class Believing(Marks):
@@ -205,16 +192,12 @@ def test_a_wrong_prediction_is_not_passed_on(way: Any) -> None:
         assert plan.counted_bytes == MB * (1 + memonger.get_cost(plan.symbol, shapes=SHAPES))
 
 
-# -- gradients --------------------------------------------------------------------------------
-
-
+INPUTS = ("data", "softmax_label")
 REQUESTS: dict[str, Any] = {
     "write": lambda names: "write",
     "add": lambda names: "add",
-    "parameters": lambda names: {n: "write" for n in names if n not in ("data", "softmax_label")},
-    "parameters, added": lambda names: [
-        "null" if n in ("data", "softmax_label") else "add" for n in names
-    ],
+    "parameters": lambda names: {n: "write" for n in names if n not in INPUTS},
+    "parameters, added": lambda names: ["null" if n in INPUTS else "add" for n in names],
     "last layer": lambda names: {n: "write" for n in names if n.startswith("fc")},
     "mixed": lambda names: [("write", "add", "null")[k % 3] for k in range(len(names))],
 }
@@ -235,9 +218,6 @@ def test_grad_req(case: str) -> None:
         assert memonger.check(symbol, plan.symbol, small, grad_req=other)
 
 
-# -- until ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("planner", ["smallest", "chen2016"])
 @pytest.mark.parametrize("rules", [True, False])
 def test_until(planner: str, rules: bool) -> None:
@@ -254,31 +234,21 @@ def test_until(planner: str, rules: bool) -> None:
 def test_until_is_part_of_the_search() -> None:
     """A plan that is searched for a part costs no more than the whole's plan cut off there."""
     symbol, shapes = networks.resnet((2, 2, 2, 2), batch=8)
-    order = [n["name"] for n in nodes(symbol)]
     until = [n["name"] for n in nodes(symbol) if n["op"] == "Convolution"][-4]
-    graph = forward(symbol, shapes)
-    mask = np.array([n.name in set(memonger.plan(symbol, shapes).recomputed) for n in graph.nodes])
-    mask[order.index(until) :] = False
+    names = [n["name"] for n in nodes(symbol)]
+    mask = np.isin(names, memonger.plan(symbol, shapes).recomputed)
+    mask[names.index(until) :] = False
     way = Marks(read_request({"net": symbol, "shapes": shapes}), Options())
-    cut_off = way.cost(way.rules.apply(mask))
     plan = memonger.plan(symbol, shapes, until=until)
-    assert plan.exact
-    assert plan.counted_bytes <= cut_off
-    assert plan.counted_bytes < plan.candidates["no plan"]
+    assert plan.exact and plan.counted_bytes < plan.candidates["no plan"]
+    assert plan.counted_bytes <= way.cost(way.rules.apply(mask))
 
 
-def test_until_in_make_mirror_plan() -> None:
+def test_until_at_the_edges(caplog: pytest.LogCaptureFixture) -> None:
     planned = memonger.make_mirror_plan(net(), 0, until="tanh3", shapes=SHAPES)
     assert marked(planned) == [f"{n}{i}" for i in range(4) for n in ("fc", "bn", "tanh")][:-1]
-
-
-def test_until_the_first_layer(caplog: pytest.LogCaptureFixture) -> None:
-    plan = memonger.plan(net(), SHAPES, until="fc0")
-    assert not plan.recomputed
+    assert not memonger.plan(net(), SHAPES, until="fc0").recomputed
     assert "nothing that could be recomputed comes before 'fc0'" in caplog.text
-
-
-# -- devices ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -305,9 +275,6 @@ def test_devices_and_layouts() -> None:
     symbol = S.MakeLoss(S.broadcast_add(S.Variable("data"), S.Variable("shift")))
     request = read_request({"net": symbol, "shapes": shapes, "devices": 4})
     assert request.spec.shapes == {"data": (6, 2, 4), "shift": (1, 1, 4)}
-
-
-# -- the cache --------------------------------------------------------------------------------
 
 
 def test_the_same_is_planned_once(known: Any) -> None:
@@ -347,9 +314,7 @@ def test_names_that_mxnet_makes_do_not_matter(how: str, known: Any) -> None:
 CHANGES: dict[str, Any] = {
     "network": lambda p: p(net(9), SHAPES),
     "argument's name": lambda p: p(net()(data=S.Variable("pixels")), {"pixels": SHAPES["data"]}),
-    "attribute": lambda p: p(
-        mx.sym.load_json(net().tojson().replace('"tanh"', '"sigmoid"')), SHAPES
-    ),
+    "attribute": lambda p: p(S.load_json(net().tojson().replace('"tanh"', '"sigmoid"')), SHAPES),
     "shapes": lambda p: p(net(), {"data": (255, 512)}),
     "types": lambda p: p(net(), SHAPES, type_dict={"data": "float64"}),
     "gradients": lambda p: p(net(), SHAPES, grad_req={"fc0_weight": "write"}),
@@ -363,49 +328,15 @@ CHANGES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("what", CHANGES)
-def test_what_differs_is_planned_anew(what: str, known: Any) -> None:
+def test_what_differs_is_planned_anew(known: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     memonger.plan(net(), SHAPES)
-    CHANGES[what](memonger.plan)
-    assert known() == 0
-
-
-def test_the_environment_counts(known: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    memonger.plan(net(), SHAPES)
+    for what, change in CHANGES.items():
+        change(memonger.plan)
+        assert known() == 0, what
     monkeypatch.setenv("NNVM_AUTO_SEARCH_MATCH_RANGE", "1")
     plan = memonger.plan(net(), SHAPES)
     assert known() == 0
     assert plan.counted_bytes // MB == memonger.get_cost(plan.symbol, shapes=SHAPES)
-
-
-def test_bucketing_module_plans_each_bucket_once(known: Any) -> None:
-    buckets = list(range(2, 22))
-    calls: list[int] = []
-
-    def shapes(length: int) -> Any:
-        return [("data", (4, length))], [("softmax_label", (4,))]
-
-    def generate(length: int) -> Any:
-        calls.append(length)
-        weight, bias = S.Variable("shared_weight"), S.Variable("shared_bias")
-        x = S.Embedding(S.Variable("data"), input_dim=20, output_dim=16, name="embed")
-        x = S.sum(x, axis=1)
-        for _ in range(length):  # MXNet numbers these anew in each call
-            x = S.tanh(S.FullyConnected(x, weight, bias, num_hidden=16) + x)
-        x = S.SoftmaxOutput(x, name="softmax")
-        planned = memonger.search_plan(x, shapes=dict(sum(shapes(length), [])))
-        return planned, ("data",), ("softmax_label",)
-
-    module = mx.mod.BucketingModule(generate, default_bucket_key=max(buckets))
-    module.bind(*shapes(max(buckets)))
-    module.init_params()
-    for length in buckets * 2:
-        module.switch_bucket(length, *shapes(length))
-    assert set(calls) == set(buckets) and len(calls) > len(buckets)
-    assert known() == len(calls) - len(buckets)
-
-
-# -- Ctrl-C -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -437,16 +368,10 @@ def test_interrupted_with_nothing_in_hand(monkeypatch: pytest.MonkeyPatch) -> No
         assert not memonger.plan(net(), SHAPES, planner=planner).interrupted
 
 
-# -- schedules --------------------------------------------------------------------------------
-
-
 def test_a_schedule_tells_of_the_gradients_in_its_pool() -> None:
     """Results lie where they will be, so more may be alive than the rest of the pool holds."""
-    x = S.Variable("data")
-    for i in range(6):
-        x = S.Activation(S.FullyConnected(x, num_hidden=256, name=f"fc{i}"), act_type="tanh")
-    net = S.SoftmaxOutput(x, name="softmax")
-    plan = memonger.plan(net, {"data": (16, 256)}, how="schedule", patience=0.02)
+    symbol, shapes = networks.chain(6, hidden=256, batch=16)
+    plan = memonger.plan(symbol, shapes, how="schedule", patience=0.02)
     assert plan.peak_bytes > plan.pool_bytes and plan.floor_bytes <= plan.peak_bytes
     assert f"and {plan.gradient_bytes / 2**20:.1f} MB of gradients" in str(plan)
 
@@ -456,7 +381,9 @@ def test_the_figures_of_a_schedule_do_not_contradict_one_another() -> None:
     symbol, shapes = networks.chain(12, hidden=512, batch=4096)
     plan = memonger.plan(symbol, shapes, how="schedule", patience=0.02)
     assert plan.recomputed and plan.gradient_bytes > 10 * MB
-    before, after, saved, floor, device = map(figures, str(plan).splitlines()[:5])
+    number = re.compile(r"\b\d+(?:\.\d)?(?= MB| %)")
+    lines = ([float(n) for n in number.findall(line)] for line in str(plan).splitlines())
+    before, after, saved, floor, device, *_ = lines
     whole, pool, gradients = before
     assert whole == pytest.approx(pool + gradients, abs=0.11)
     assert saved[0] == pytest.approx(whole - after[0], abs=0.11)
@@ -465,7 +392,3 @@ def test_the_figures_of_a_schedule_do_not_contradict_one_another() -> None:
     assert device[1] > whole and device[1] > device[0] > after[0]
     # Blocks are rounded up, so that a device may have to give more.
     assert device[1] - device[0] == pytest.approx(saved[0], rel=0.1)
-
-
-def figures(line: str) -> list[float]:
-    return [float(number) for number in re.findall(r"\b\d+(?:\.\d)?(?= MB| %)", line)]

@@ -24,8 +24,8 @@ def work_of(
 def nested(work: Workload, levels: int, seed: int, share: float = 0.5) -> Schedule:
     """A random schedule that recomputes recursively.
 
-    The gradients are cut into stretches; at the start of each, results are dropped at random, and
-    what a gradient misses is computed again. With more levels there are more and shorter stretches.
+    The gradients are cut into stretches, more of them with more levels; at the start of each,
+    results are dropped at random, and what a gradient misses is computed again.
     """
     random, count = np.random.RandomState(seed), len(work.gradients)
     cuts = {k for d in range(levels) for k in random.randint(0, max(1, count), 2**d).tolist()}

@@ -1,11 +1,8 @@
 """Random small networks for hypothesis: ``networks()`` draws ``(symbol, shapes)``.
 
-What is drawn is a `Recipe`: plain data, a list of steps each of which makes a tensor of earlier
-ones. `build` carries it out, always to the same symbol. Examples shrink to few steps, each reading
-the one before it. Where hypothesis prints a failing example as mere symbols, draw ``recipes()``.
-
-The networks run on the CPU in an instant, and every head is a loss or has no gradient, so that
-``executor.backward()`` needs no arguments. Arguments of at most 1 keep all numbers finite.
+What is drawn is a `Recipe`, plain data; `build` carries it out, always to the same symbol. Examples
+shrink to few steps, each reading the one before it. Every head is a loss or has no gradient, so
+that ``executor.backward()`` needs no arguments; arguments of at most 1 keep all numbers finite.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from __future__ import annotations
 import operator
 import re
 from dataclasses import dataclass
-from typing import Any, Callable, Iterator, NamedTuple, Tuple
+from typing import Any, Callable, NamedTuple, Tuple
 
 import memonger  # noqa: F401  makes MXNet importable on newer NumPy
 import mxnet as mx
@@ -23,9 +20,7 @@ from hypothesis import strategies as st
 S = mx.sym
 Shape = Tuple[int, ...]
 
-# Tensors with more numbers an example are brought back to `Recipe.width`.
-LARGEST = 64
-VOCABULARY = 5
+LARGEST = 64  # tensors with more numbers an example are brought back to `Recipe.width`
 
 # Every operation and head reads an operand at most twice, so a tensor has at most 6 gradients. From
 # 8 on MXNet adds them one by one, with control dependencies that are cyclic for some networks, for
@@ -35,34 +30,22 @@ READERS = 3
 
 
 class Step(NamedTuple):
-    """Apply `operation` to the tensors made `source` and `other` steps ago.
-
-    `variant` chooses among the operation's uses, `mark` is the result's ``mirror_stage``.
-    """
+    """Apply `operation`, in one of its variants, to the tensors made `source` and `other` ago."""
 
     operation: str
-    source: int = 0
-    other: int = 0
-    variant: int = 0
-    mark: str | None = None
-
-
-class Head(NamedTuple):
-    """A loss on the tensor made `source` steps ago."""
-
-    loss: str
-    source: int = 0
+    source: int
+    other: int
+    variant: int
+    mark: str | None  # the result's mirror_stage
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A network as data. `data` is the kind of its input: rows, images or tokens."""
-
-    data: str
+    data: str  # the kind of its input: rows, images or tokens
     batch: int
     width: int
     steps: tuple[Step, ...]
-    heads: tuple[Head, ...]
+    heads: tuple[tuple[str, int], ...]  # a loss each, on the tensor made so many steps ago
 
 
 class Network:
@@ -72,27 +55,24 @@ class Network:
         self.rows = (recipe.batch, recipe.width)
         self.shapes: dict[str, Shape] = {}
         self._variables: dict[str, Any] = {}
-        self._tensors: list[Any] = []
-        self._readers: list[int] = []
+        self._tensors: list[list[Any]] = []  # each with the count of its readers
 
     def add(self, tensor: Any) -> None:
         """Let later steps read the tensor, a symbol of one output."""
-        self._tensors.append(tensor)
-        self._readers.append(0)
+        self._tensors.append([tensor, 0])
 
-    def pick(self, ago: int, trained: bool = True) -> Any:
-        """Return the tensor made that many steps ago, among those not yet read `READERS` times.
+    def pick(self, ago: int, first: int = 1) -> Any:
+        """The tensor made that many steps ago, of those not yet read `READERS` times.
 
-        If `trained`, it is not the input itself: of that alone nothing is trained.
+        By default not the input itself: of that alone nothing is trained.
         """
-        first = 1 if trained else 0
-        free = [i for i in range(first, len(self._readers)) if self._readers[i] < READERS]
+        free = [each for each in self._tensors[first:] if each[1] < READERS]
         chosen = free[-1 - ago % len(free)]
-        self._readers[chosen] += 1
-        return self._tensors[chosen]
+        chosen[1] += 1
+        return chosen[0]
 
     def variable(self, name: str, shape: Shape | None = None) -> Any:
-        """Return the variable of that name, always the same; data and labels tell their shape."""
+        """The variable of that name, always the same; data and labels tell their shape."""
         if shape is not None:
             self.shapes[name] = shape
         return self._variables.setdefault(name, S.Variable(name))
@@ -103,7 +83,7 @@ class Network:
         return tensor.infer_shape(**given)[1][0]
 
     def fitted(self, tensor: Any, shape: Shape) -> Any:
-        """Return the tensor where it has the shape, else fully connect it to that."""
+        """The tensor where it has the shape, else fully connected to that."""
         if self.shape(tensor) == shape:
             return tensor
         y = S.FullyConnected(tensor, num_hidden=int(np.prod(shape[1:])))
@@ -115,7 +95,6 @@ class Network:
         return tensor if len(shape) == 4 else S.reshape(tensor, (*shape, 1, 1)[:4])
 
     def like(self, tensor: Any, other: Any) -> Any:
-        """Give the tensor the shape of another."""
         return self.fitted(tensor, self.shape(other))
 
     def shared(self, tensor: Any, times: int = 1) -> Any:
@@ -143,7 +122,6 @@ class Network:
         return S.GroupNorm(x, num_groups=1 + (self.shape(x)[1] + 1) % 2)
 
     def halves(self, tensor: Any) -> Any:
-        """Slice the second axis, made even, into two."""
         batch, channels, *others = self.shape(tensor)
         x = self.fitted(tensor, (batch, channels + channels % 2, *others))
         return S.SliceChannel(x, num_outputs=2, axis=1)
@@ -156,7 +134,6 @@ class Network:
         return S.reshape(S.batch_dot(scores, x), shape)
 
     def unrolled(self, tensor: Any, kind: str, steps: int) -> Any:
-        """Unroll a cell of mx.rnn over some time steps."""
         (batch, width), prefix = self.rows, mx.name.NameManager.current.get(None, "cell") + "_"
         x = self.fitted(tensor, (batch, steps, width))
         cell = getattr(mx.rnn, kind + "Cell")(width, prefix=prefix)
@@ -214,22 +191,18 @@ dropout: Dropout(a, p=0.3) | Dropout(a, p=0.5) | Dropout(a, p=0.3) + Dropout(a, 
 """
 
 
-def _operations() -> Iterator[tuple[str, list[Callable[[Network, Any, Any], Any]]]]:
-    names = {**vars(mx.sym), "many_uses": many_uses, "gate": gate, "added": operator.add}
-    for line in re.sub(r"\n +", " ", _OPERATIONS).strip().splitlines():
-        name, variants = line.split(": ", 1)
-        yield name, [eval("lambda net, a, b: " + text, names) for text in variants.split(" | ")]
-
-
-OPERATIONS = dict(_operations())
+OPERATIONS: dict[str, list[Callable[[Network, Any, Any], Any]]] = {}
+for _line in re.sub(r"\n +", " ", _OPERATIONS).strip().splitlines():
+    _name, _variants = _line.split(": ", 1)
+    _names = {**vars(mx.sym), "many_uses": many_uses, "gate": gate, "added": operator.add}
+    OPERATIONS[_name] = [
+        eval(f"lambda net, a, b: {text}", _names) for text in _variants.split(" | ")
+    ]
 VARIANTS = 4
-
 
 LOSSES: dict[str, Callable[[Network, Any, str], Any]] = {
     "softmax": lambda net, a, name: S.SoftmaxOutput(
-        S.FullyConnected(a, num_hidden=3),
-        net.variable(name + "_label", net.rows[:1]),
-        name=name,
+        S.FullyConnected(a, num_hidden=3), net.variable(name + "_label", net.rows[:1]), name=name
     ),
     "regression": lambda net, a, name: S.LinearRegressionOutput(
         a, net.variable(name + "_label", net.shape(a)), name=name
@@ -245,7 +218,7 @@ def _inputs(net: Network, kind: str) -> list[Any]:
     shapes = {"tokens": (batch, 2), "rows": net.rows, "images": (batch, 2, width, width)}
     data = net.variable("data", shapes[kind])
     if kind == "tokens":
-        return [data, S.Embedding(data, input_dim=VOCABULARY, output_dim=width, name="embed")]
+        return [data, S.Embedding(data, input_dim=5, output_dim=width, name="embed")]
     return [data, net.connected(data) if kind == "rows" else net.convolved(data)]
 
 
@@ -256,7 +229,7 @@ def build(recipe: Recipe) -> tuple[Any, dict[str, Shape]]:
         for tensor in _inputs(net, recipe.data):
             net.add(tensor)
         for step in recipe.steps:
-            a, b = net.pick(step.source), net.pick(step.other, trained=False)
+            a, b = net.pick(step.source), net.pick(step.other, first=0)
             variants = OPERATIONS[step.operation]
             made = variants[step.variant % len(variants)](net, a, net.like(b, a))
             if step.mark is not None:
@@ -264,8 +237,8 @@ def build(recipe: Recipe) -> tuple[Any, dict[str, Shape]]:
             large = np.prod(net.shape(made)[1:]) > LARGEST
             net.add(net.fitted(made, net.rows) if large else made)
         heads = [
-            LOSSES[head.loss](net, net.pick(head.source), f"head{i}")
-            for i, head in enumerate(recipe.heads)
+            LOSSES[loss](net, net.pick(source), f"head{i}")
+            for i, (loss, source) in enumerate(recipe.heads)
         ]
     symbol = S.Group(heads) if len(heads) > 1 else heads[0]
     read = set(symbol.list_arguments())
@@ -284,8 +257,8 @@ def recipes() -> st.SearchStrategy[Recipe]:
         st.sampled_from([None, None, "True", "0", "1"]),
     )
     # The first head has a gradient, or there would be nothing to train.
-    trained = st.builds(Head, st.sampled_from([loss for loss in LOSSES if loss != "monitor"]))
-    more = st.lists(st.builds(Head, st.sampled_from(sorted(LOSSES)), st.integers(0, 6)), max_size=2)
+    trained = st.sampled_from([(loss, 0) for loss in LOSSES if loss != "monitor"])
+    more = st.lists(st.tuples(st.sampled_from(sorted(LOSSES)), st.integers(0, 6)), max_size=2)
     return st.builds(
         Recipe,
         data=st.sampled_from(["rows", "images", "tokens"]),

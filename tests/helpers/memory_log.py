@@ -1,10 +1,9 @@
 """What MXNet itself tells of its memory plans, seen from a process of its own.
 
-``MXNET_MEM_PLAN_VERBOSE_LOGGING`` is read once in a process. It prints, for each node in the order
-in which they run, the operator, the entries that it reads and those that it makes (numbers that
-count all outputs in that order), each with its shape and KB; not which block of the pool it has
-(``LogMemoryPlan`` in ``src/common/exec_utils.h``). That is seen by a step that is really run: the
-address of every output, as a monitor gets it.
+With ``MXNET_MEM_PLAN_VERBOSE_LOGGING``, which is read once in a process, it prints each node in the
+order in which they run, with the entries that it reads and makes: the number among all outputs in
+that order, shape and KB (``LogMemoryPlan`` in ``src/common/exec_utils.h``). Which block of the pool
+an output has is seen by a step that is really run: its address, as a monitor gets it.
 """
 
 from __future__ import annotations
@@ -49,31 +48,21 @@ def logged(jobs: Sequence[Job]) -> list[list[LoggedNode]]:
         node = re.search(r": node \d+ (\S+)$", line)
         entry = re.search(r"\t(input|output) (\d+): \[([\d,]*)\] \((\d+) KB\)$", line)
         if node:
-            plans[-1].append(LoggedNode(node.group(1), [], []))
+            plans[-1].append(LoggedNode(node[1], [], []))
         elif entry:
-            shape = tuple(int(n) for n in entry.group(3).split(",") if n)
-            found = (int(entry.group(2)), shape, int(entry.group(4)))
-            last = plans[-1][-1]
-            (last.inputs if entry.group(1) == "input" else last.outputs).append(found)
+            shape = tuple(int(n) for n in entry[3].split(",") if n)
+            getattr(plans[-1][-1], entry[1] + "s").append((int(entry[2]), shape, int(entry[4])))
     return plans
 
 
 def log_of(plan: Any) -> list[LoggedNode]:
     """What MXNet logs of a plan, from its replay."""
     training, tables = plan.training, plan.training.tables
-    number: dict[int, int] = {}  # of each output in the order in which they are made
-    tensor: dict[int, Any] = {}
-    for row in plan.order:
-        for k, made in enumerate(training.kinds[row].tensors):
-            number[int(tables.output_start[row]) + k] = len(number)
-            tensor[int(tables.output_start[row]) + k] = made
-
-    def entry(row: int, output: int) -> Entry:
-        key = int(tables.output_start[row]) + output
-        return number[key], tensor[key].shape, tensor[key].nbytes // 1024
-
+    found: dict[int, Entry] = {}  # of each output, numbered in the order in which they are made
     nodes = []
     for row in plan.order:
+        for k, made in enumerate(training.kinds[row].tensors, int(tables.output_start[row])):
+            found[k] = (len(found), made.shape, made.nbytes // 1024)
         if training.ops[row] == "null":
             nodes.append(LoggedNode("var", [], []))
             continue
@@ -82,16 +71,14 @@ def log_of(plan: Any) -> list[LoggedNode]:
             source, owner = int(tables.read_row[j]), int(tables.read_owner[j])
             if owner >= 0 and plan.recomputed[owner] and source < tables.forward:
                 source += tables.forward * int(plan.recomputed[source])
-            inputs.append(entry(source, int(tables.read_output[j])))
-        outputs = [entry(row, k) for k in range(len(training.kinds[row].tensors))]
+            inputs.append(found[int(tables.output_start[source] + tables.read_output[j])])
+        outputs = [found[k] for k in range(tables.output_start[row], tables.output_start[row + 1])]
         nodes.append(LoggedNode(training.ops[row], inputs, outputs))
     return nodes
 
 
 class Step(NamedTuple):
-    """The addresses of all outputs in the order in which they were made, and of the gradients."""
-
-    outputs: list[int]
+    outputs: list[int]  # the addresses of all, in the order in which they were made
     gradients: list[int]
 
 

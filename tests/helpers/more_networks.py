@@ -121,7 +121,6 @@ class Recurrent(NamedTuple):
     blocks: int = 2
 
     def build(self) -> Network:
-        """Build the symbol; the shapes of its inputs."""
         x = S.Variable("data")
         names = ("state", "cell") if self.mode == "lstm" else ("state",)
         for k in range(self.blocks):

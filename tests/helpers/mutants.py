@@ -9,8 +9,9 @@ import json
 import os
 import random
 import resource
+import traceback
 from pathlib import Path
-from typing import Any, Dict, NamedTuple, Tuple
+from typing import Any, Dict, Tuple
 
 Shapes = Dict[str, Tuple[int, ...]]
 
@@ -34,16 +35,13 @@ def networks() -> dict[str, tuple[Any, Shapes]]:
     from operator_cases import CASES, SMALL_SHAPES, small_net
 
     two_heads, shapes = examples.two_heads(blocks=1, filters=4, batch=4, image=8)
-    planned = memonger.search_plan(two_heads, shapes=shapes, patience=0.01)
     return {
-        "planned": (planned, shapes),
+        "planned": (memonger.search_plan(two_heads, shapes=shapes, patience=0.01), shapes),
         "lstm": examples.lstm(layers=1, steps=2, batch=4, hidden=8, labels=5, input=3),
         "embedding": examples.embedding_net(4, 5, vocabulary=10, embed=8, filters=2, widths=(2,)),
         "loop": (small_net(CASES["foreach"]), {**SMALL_SHAPES}),
     }
 
-
-# -- what damages a file -----------------------------------------------------------------------
 
 Graph = Dict[str, Any]
 Draw = random.Random
@@ -110,87 +108,23 @@ def _changed(graph: Graph, draw: Draw) -> None:
         draw.shuffle(at)
 
 
-def _damaged(text: bytes, draw: Draw) -> bytes:
-    """Cut off, with another byte, without some, or with more."""
-    at = draw.randrange(len(text))
-    put = (b"\xef\xbb\xbf", b"\xff\xfe", b"\x00", b"\xc3", b'"', b"]", b"}", b",", b"[" * 3000)
-    where = draw.choice((0, len(text), at))
-    return draw.choice(
-        (
-            text[:at],
-            text[:at] + bytes([draw.randrange(256)]) + text[at + 1 :],
-            text[:at] + text[at + draw.randint(1, 40) :],
-            text[:where] + draw.choice(put) + text[where:],
-        )
-    )
-
-
 def mutant(number: int, files: dict[str, tuple[str, Shapes]]) -> tuple[bytes, list[str]]:
     """The mutant of this number, of files with JSON and shapes by name; how it is tried."""
     draw = random.Random(number)
     which = list(files)[number % len(files)]
     verb = list(VERBS)[number // len(files) % len(VERBS)]
     text, shapes = files[which]
-    if draw.random() < 0.75:
-        graph = json.loads(text)
-        with contextlib.suppress(KeyError, IndexError, TypeError, AttributeError):
-            for _ in range(draw.choice((1, 1, 1, 2))):  # the first may leave nothing to change
-                _changed(graph, draw)
-        content = json.dumps(graph, ensure_ascii=draw.random() < 0.3)
-        data = content.encode("utf-8", "surrogatepass")
-    else:
-        data = _damaged(text.encode(), draw)
+    graph = json.loads(text)
+    with contextlib.suppress(KeyError, IndexError, TypeError, AttributeError):
+        for _ in range(draw.choice((1, 1, 1, 2))):  # the first may leave nothing to change
+            _changed(graph, draw)
+    content = json.dumps(graph, ensure_ascii=draw.random() < 0.3)
+    data = content.encode("utf-8", "surrogatepass")
     arguments = [verb.split()[0], *["{net}"] * (2 if verb == "check" else 1), *VERBS[verb]]
     for name, (first, *others) in shapes.items():
         sizes = ["N" if verb == "batch" else str(first), *map(str, others)]
         arguments += ["--shape", f"{name}={','.join(sizes)}"]
     return data, arguments
-
-
-class Tried(NamedTuple):
-    """What came of a mutant: '' where all is well."""
-
-    name: str
-    complaint: str
-    status: int
-
-
-def tried(number: int, files: dict[str, tuple[str, Shapes]], folder: Path) -> Tried:
-    """Run the command line on one mutant, within this process."""
-    import traceback
-
-    import mxnet as mx
-    from memonger import cli
-
-    content, arguments = mutant(number, files)
-    name = f"{number}: {' '.join(arguments)}"
-    net, out = folder / "net-symbol.json", folder / "out-symbol.json"
-    net.write_bytes(content)
-    out.write_text("old")
-    arguments = [argument.format(net=net, out=out) for argument in arguments]
-    printed, said, status = io.StringIO(), io.StringIO(), -1
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
-        try:
-            status = cli.main(arguments)
-        except SystemExit as ended:
-            status = int(ended.code or 0)
-        except BaseException:
-            return Tried(name, traceback.format_exc(), status)
-    lines = [line for line in said.getvalue().splitlines() if line.strip()]
-    written, complaint = out.read_text(), ""
-    if status not in (0, 1, 2):
-        complaint = f"status {status}"
-    elif "Traceback" in said.getvalue() + printed.getvalue() or "Stack trace" in said.getvalue():
-        complaint = "a trace: " + said.getvalue()
-    elif status and not printed.getvalue() and not (lines and lines[-1].startswith("memonger")):
-        complaint = f"nothing is said: {said.getvalue()!r}"
-    elif sorted(p.name for p in folder.iterdir()) != [net.name, out.name]:
-        complaint = f"files are left: {sorted(folder.iterdir())}"
-    elif written != "old" and status:
-        complaint = f"half-written: {written[:80]!r}"
-    elif written != "old":
-        mx.sym.load(str(out))  # whole
-    return Tried(name, complaint, status)
 
 
 _worker: dict[str, Any] = {}  # of this process: its folder, and the files that are damaged
@@ -205,6 +139,35 @@ def begin(folder: str, memory: int) -> None:
     _worker["folder"].mkdir()
 
 
-def attempt(number: int) -> Tried:
-    """Try the mutant of this number."""
-    return tried(number, _worker["files"], _worker["folder"])
+def attempt(number: int) -> tuple[int, str]:
+    """Run the command on the mutant of this number: its status, and what is wrong, or ''."""
+    import mxnet as mx
+    from memonger import cli
+
+    content, arguments = mutant(number, _worker["files"])
+    folder = _worker["folder"]
+    net, out = folder / "net-symbol.json", folder / "out-symbol.json"
+    net.write_bytes(content)
+    out.write_text("old")
+    printed, said, status = io.StringIO(), io.StringIO(), -1
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(said):
+        try:
+            status = cli.main([argument.format(net=net, out=out) for argument in arguments])
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        except BaseException:
+            said.write(traceback.format_exc())
+    text, written = said.getvalue(), out.read_text()
+    lines = [line for line in text.splitlines() if line.strip()]
+    wrong = ""
+    if status not in (0, 1, 2) or "Traceback" in text + printed.getvalue() or "Stack trace" in text:
+        wrong = f"status {status}: {text}"
+    elif status and not printed.getvalue() and not (lines and lines[-1].startswith("memonger")):
+        wrong = f"nothing is said: {text!r}"
+    elif sorted(folder.iterdir()) != [net, out]:
+        wrong = f"files are left: {sorted(folder.iterdir())}"
+    elif written != "old" and status:
+        wrong = f"half-written: {written[:80]!r}"
+    elif written != "old":
+        mx.sym.load(str(out))  # whole
+    return status, wrong and f"{number}: {' '.join(arguments)}: {wrong}"

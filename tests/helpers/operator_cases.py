@@ -4,9 +4,7 @@
 case trains on the CPU without a plan: forward, backward and finite gradients. Values of its input
 are positive and moderate where arguments are uniform in [0, 0.5) and auxiliary states are 0.5.
 
-`small_net` puts a case between two nodes named `BEFORE` and `AFTER`, so that it can be marked
-alone; `planned_net` puts it inside a network that is worth planning. What follows a case is
-softsign: it saturates slowly, so that large values keep a gradient to compare.
+What follows a case is softsign: it saturates slowly, so that large values keep a gradient.
 """
 
 from __future__ import annotations
@@ -36,9 +34,8 @@ AFTER = "after"
 class Case:
     """One use of an operator.
 
-    With `draws` it takes random numbers in training: runs agree after the same ``mx.random.seed``,
-    recomputation would draw others. The exception is RNN_dropout, which draws only when
-    MXNET_USE_MKLDNN_RNN=0: MKLDNN's RNN leaves the dropout out.
+    With `draws` it takes random numbers in training, and recomputed it would draw others. The
+    exception is RNN_dropout: MKLDNN's RNN leaves the dropout out.
     """
 
     build: Callable[[Any], Any]
@@ -46,7 +43,7 @@ class Case:
 
 
 def small_net(case: Case) -> Any:
-    """Build data -> FullyConnected -> `BEFORE` -> the case -> `AFTER` -> loss; `SMALL_SHAPES`."""
+    """The case alone, between `BEFORE` and `AFTER`; of `SMALL_SHAPES`."""
     with mx.name.NameManager():
         x = S.FullyConnected(V("data"), num_hidden=8 * 6 * 6)
         x = N._plus_scalar(S.reshape(x, SHAPE) * 1.5, scalar=0.1, name=BEFORE)
@@ -55,7 +52,7 @@ def small_net(case: Case) -> Any:
 
 
 def planned_net(case: Case, blocks: int = 3) -> Any:
-    """Build a residual network with the case between its blocks; `PLANNED_SHAPES`."""
+    """A residual network that is worth planning, with the case in it; of `PLANNED_SHAPES`."""
     with mx.name.NameManager():
         x = _conv(V("data"))
         for _ in range(blocks):
@@ -77,38 +74,34 @@ def _conv(x: Any) -> Any:
     return S.Activation(S.BatchNorm(x, fix_gamma=False), act_type="relu")
 
 
-# -- inputs that several cases want ------------------------------------------------------------
+# -- the tables: expressions of x in the names of mx.sym, with a name where the operator's does not
+#    do; of several names each stands for @ ------------------------------------------------------
+
+#: Inputs that several cases want.
+_INPUTS: dict[str, Callable[..., Any]] = {
+    # (4, 288): one row an example
+    "_rows": lambda x: S.reshape(x, (4, -1)),
+    # 4 time steps, a batch of 8 and 36 features
+    "_series": lambda x: S.reshape(x, (4, 8, 36)),
+    # (32, 6, 6), symmetric and positive definite
+    "_matrices": lambda x: _plus_eye(S.linalg_syrk(S.reshape(x, (32, 6, 6)) * 0.1)),
+    # (32, 6, 6), lower triangular with a dominant diagonal
+    "_triangles": lambda x: _plus_eye(
+        S.linalg_maketrian(S.linalg_extracttrian(S.reshape(x, (32, 6, 6)) * 0.1))
+    ),
+    "_channel": lambda: V("case_weight", shape=(1, 8, 1, 1)),
+    # (1152,) whole numbers in [0, high): what is looked up depends on x, without gradient
+    "_indices": lambda x, high: S.BlockGrad(S.clip(S.floor(S.reshape(x, (-1,)) * 2), 0, high - 1)),
+    # (2, 5) regions of interest: the first image, rows of (image, left, top, right, bottom)
+    "_rois": lambda: S.concat(S.zeros((2, 3)), S.ones((2, 2)) * 4, dim=1),
+    "_rnn": lambda x, mode, **more: S.RNN(
+        S.reshape(x, (4, 8, 36)) * 0.05, state_size=6, num_layers=2, mode=mode, **more
+    ),
+}
 
 
-def _rows(x: Any) -> Any:
-    """(4, 288): one row an example."""
-    return S.reshape(x, (4, -1))
-
-
-def _series(x: Any) -> Any:
-    """(4, 8, 36): as 4 time steps, a batch of 8 and 36 features."""
-    return S.reshape(x, (4, 8, 36))
-
-
-def _matrices(x: Any) -> Any:
-    """(32, 6, 6), symmetric and positive definite."""
-    a = S.reshape(x, (32, 6, 6)) * 0.1
-    return S.broadcast_add(S.batch_dot(a, a, transpose_b=True), S.expand_dims(S.eye(6), 0))
-
-
-def _triangles(x: Any) -> Any:
-    """(32, 6, 6), lower triangular with a dominant diagonal."""
-    a = S.reshape(x, (32, 6, 6)) * 0.1
-    return S.broadcast_add(S.linalg_maketrian(S.linalg_extracttrian(a)), S.expand_dims(S.eye(6), 0))
-
-
-def _channel(name: str = "case_weight") -> Any:
-    return V(name, shape=(1, 8, 1, 1))
-
-
-def _indices(x: Any, high: int) -> Any:
-    """(1152,) whole numbers in [0, high): what is looked up depends on x, without gradient."""
-    return S.BlockGrad(S.clip(S.floor(S.reshape(x, (-1,)) * 2), 0, high - 1))
+def _plus_eye(x: Any) -> Any:
+    return S.broadcast_add(x, S.expand_dims(S.eye(6), 0))
 
 
 def _boxes(x: Any) -> Any:
@@ -117,24 +110,12 @@ def _boxes(x: Any) -> Any:
     return S.concat(corner, corner + extent + 0.5, dim=1)
 
 
-def _rois() -> Any:
-    """(2, 5) regions of interest: the first image, rows of (image, left, top, right, bottom)."""
-    return S.concat(S.zeros((2, 3)), S.ones((2, 2)) * 4, dim=1)
-
-
-def _rnn(x: Any, mode: str, **more: Any) -> Any:
-    return S.RNN(_series(x) * 0.05, state_size=6, num_layers=2, mode=mode, **more)
-
-
 def _foreach(x: Any) -> Any:
     outputs, state = S.contrib.foreach(
         lambda row, state: (S.tanh(row + state), row * state), x, S.ones((8, 6, 6))
     )
     return S.broadcast_add(outputs, S.expand_dims(state, 0))
 
-
-# -- the tables: expressions of x in the names of mx.sym, with a name where the operator's does not
-#    do; of several names each stands for @ ------------------------------------------------------
 
 _CASES = """
 # layers
@@ -301,21 +282,21 @@ shuffle: BlockGrad(shuffle(arange(4))) * mean(_rows(x), axis=1)
 """
 
 # Samplers: their parameters.
-_SAMPLED = {
-    "uniform": "low=0.1, high=0.9",
-    "normal": "loc=0.1, scale=0.5",
-    "gamma": "alpha=2.0, beta=0.5",
-    "exponential": "lam=2.0",
-    "poisson": "lam=2.0",
-    "negative_binomial": "k=3, p=0.4",
-    "generalized_negative_binomial": "mu=2.0, alpha=0.3",
-}
+_RANDOM += "".join(
+    f"random_{name}: N._random_{name}(shape=SHAPE, {parameters}) * x\n"
+    f"random_{name}_like: random.{name}_like(x, {parameters}) * x\n"
+    for name, parameters in {
+        "uniform": "low=0.1, high=0.9",
+        "normal": "loc=0.1, scale=0.5",
+        "gamma": "alpha=2.0, beta=0.5",
+        "exponential": "lam=2.0",
+        "poisson": "lam=2.0",
+        "negative_binomial": "k=3, p=0.4",
+        "generalized_negative_binomial": "mu=2.0, alpha=0.3",
+    }.items()
+)
 
-_NAMES = {**vars(mx.sym), **globals()}
-
-
-def _case(expression: str, draws: bool = False) -> Case:
-    return Case(eval("lambda x: " + expression, _NAMES), draws)
+_NAMES = {**vars(mx.sym), **globals(), **_INPUTS}
 
 
 def _table(text: str, draws: bool = False) -> dict[str, Case]:
@@ -325,14 +306,12 @@ def _table(text: str, draws: bool = False) -> dict[str, Case]:
     for entry in "; ".join(line for line in lines if line[0] != "#").split("; "):
         names, expression, operator = re.findall(r"^(?:([\w ]+): )?((?:\w+\.)?(\w*).*)", entry)[0]
         for name in (names or operator).split():
-            found[name] = _case(expression.replace("@", name), draws)
+            build = eval("lambda x: " + expression.replace("@", name), _NAMES)
+            found[name] = Case(build, draws)
     return found
 
 
-CASES: dict[str, Case] = {**_table(_CASES), **_table(_RANDOM, draws=True)}
-for _name, _parameters in _SAMPLED.items():
-    CASES["random_" + _name] = _case(f"N._random_{_name}(shape=SHAPE, {_parameters}) * x", True)
-    CASES[f"random_{_name}_like"] = _case(f"random.{_name}_like(x, {_parameters}) * x", True)
+CASES = {**_table(_CASES), **_table(_RANDOM, draws=True)}
 
 # Their shapes are known to MXNet only when they run: simple_bind refuses them, bind takes them
 # (with the arrays of all arguments, in `small_net`), and nothing can be planned.

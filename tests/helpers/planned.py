@@ -125,3 +125,9 @@ def plan_of(network: Any, how: str, **options: Any) -> memonger.Plan:
     """The plan of what ``network.build()`` makes, by marks or by a schedule."""
     symbol, shapes = network.build()
     return module_plan(symbol, shapes, patience=0.02, **HOWS[how], **options)
+
+
+def png_size(file: Path) -> list[int]:
+    head = file.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    return [int.from_bytes(head[k : k + 4], "big") for k in (16, 20)]

@@ -1,7 +1,7 @@
 """Small networks that are trained and scored in turns, without and with a schedule.
 
 ``python scoring.py FIRST LAST`` tries one network for each seed, in a process of its own, for what
-shares memory wrongly may end it. It prints a line for each: ``equal``, or what is not.
+shares memory wrongly may end it, and prints for each ``equal``, or what is not.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ CLASSES = 5
 Random = np.random.RandomState
 Shapes = Dict[str, Tuple[int, ...]]
 Found = List[Tuple[str, np.ndarray]]
-Planned = Callable[[Any, Shapes], Any]
-Wait = Callable[[], None]
 
 
 def network(seed: int) -> Any:
@@ -80,7 +78,9 @@ def gradients(module: Any, turn: str) -> Found:
     return [(turn + name, array.asnumpy()) for name, copies in named for array in copies]
 
 
-def in_turns(planned: Planned, seed: int, wait: Wait, bucketed: bool = False) -> Found:
+def in_turns(
+    planned: Callable[[Any, Shapes], Any], seed: int, wait: Callable[[], None], bucketed: bool
+) -> Found:
     """Training steps and scores with batches of several sizes, on one device or two.
 
     Or with images of several sizes, each of which is a bucket.
@@ -108,13 +108,11 @@ def in_turns(planned: Planned, seed: int, wait: Wait, bucketed: bool = False) ->
             other, size = batch, int(random.choice([6, 8, 9]))
         data = drawn(random, other, size, size)
         turn = str(random.choice(["train", "train", "score", "both"])) if k else "train"
-        if turn == "score":
-            module.forward(data, is_train=False)
-        else:
+        if turn != "score":
             module.forward_backward(data)
             wait()
-            if turn == "both":  # the gradients are still needed
-                module.forward(data, is_train=False)
+        if turn in ("score", "both"):  # of both the gradients are still needed
+            module.forward(data, is_train=False)
         wait()
         if k % 2:
             found.append((f"{k}, {turn}: output", module.get_outputs()[0].asnumpy()))

@@ -21,11 +21,6 @@ from planned import rules_of
 from drawn_schedules import LEVELS, work_of
 
 
-def random_mask(rules: Any, seed: int, share: float) -> np.ndarray:
-    drawn = np.random.RandomState(seed).uniform(size=len(rules.graph.nodes)) < share
-    return rules.apply(drawn & rules.allowed)
-
-
 def trains_alike(symbol: Any, planned: Any, shapes: Any, **options: Any) -> None:
     """Bit for bit; what MXNet cannot run by itself is passed over."""
     try:
@@ -40,19 +35,31 @@ def trains_alike(symbol: Any, planned: Any, shapes: Any, **options: Any) -> None
 
 @pytest.mark.python_differs
 @settings(max_examples=120)
-@given(networks(), st.integers(0, 2**16), st.sampled_from([0.3, 0.6, 0.9, 1.0]))
-def test_any_marks_train_bit_for_bit(drawn: Any, seed: int, share: float) -> None:
+@given(networks(), st.integers(0, 2**16), st.sampled_from([0.0, 0.3, 0.6, 0.9, 1.0]))
+def test_any_marks(drawn: Any, seed: int, share: float) -> None:
+    """The replay is what MXNet does, operator by operator, in memory too; the training is alike."""
     symbol, shapes = drawn
     rules = rules_of(symbol, shapes)
-    mask = random_mask(rules, seed, share)
+    graph = rules.graph
+    mask = np.random.RandomState(seed).uniform(size=len(graph.nodes)) < share
+    mask = rules.apply(mask & rules.allowed)
+    parameters = [a for a in graph.arguments if graph.nodes[a].name not in shapes]
+    for training, wanted in zip(rules.trainings, (None, parameters)):
+        if not training.inexact and wanted != []:
+            executor = bind(marks.apply(symbol, mask), graph, mx.cpu(), wanted)
+            found = replay(training, mask)
+            ops = [training.ops[row] for row in found.order]
+            bound = read_debug_str(executor.debug_str())[1]
+            assert [op for op in ops if op != "null"] == [node["op"] for node in bound]
+            assert found.pool_bytes >> 20 == planned_mb(executor)
     planned = marks.apply(symbol, mask, rules.native(mask))
-    trains_alike(symbol, planned, shapes, seed=seed)
     assert memonger.unplan(planned).tojson() == symbol.tojson()
+    trains_alike(symbol, planned, shapes, seed=seed)
 
 
 @settings(max_examples=60)
 @given(networks(), st.sampled_from(["smallest", "chen2016"]))
-def test_searched_plans_train_bit_for_bit(drawn: Any, planner: str) -> None:
+def test_searched_plans(drawn: Any, planner: str) -> None:
     symbol, shapes = drawn
     before = symbol.tojson()
     planned = memonger.search_plan(symbol, planner=planner, shapes=shapes)
@@ -60,57 +67,25 @@ def test_searched_plans_train_bit_for_bit(drawn: Any, planner: str) -> None:
     trains_alike(symbol, planned, shapes, steps=2)
 
 
-@settings(max_examples=120)
-@given(networks(), st.integers(0, 2**16), st.sampled_from([0.0, 0.5, 0.9, 1.0]))
-def test_replay_is_what_mxnet_does(drawn: Any, seed: int, share: float) -> None:
-    """Order, operator by operator, and memory; sizes are scaled so that a MB shows little."""
-    symbol, shapes = drawn
-    rules = rules_of(symbol, shapes)
-    mask = random_mask(rules, seed, share)
-    for training in rules.trainings:
-        if training.inexact:
-            continue
-        wanted = (
-            None
-            if training is rules.trainings[0]
-            else [a for a in rules.graph.arguments if rules.graph.nodes[a].name not in shapes]
-        )
-        if wanted == []:
-            continue
-        executor = bind(marks.apply(symbol, mask), rules.graph, mx.cpu(), wanted)
-        found = replay(training, mask)
-        ops = [training.ops[row] for row in found.order]
-        assert [op for op in ops if op != "null"] == [
-            node["op"] for node in read_debug_str(executor.debug_str())[1]
-        ]
-        assert found.pool_bytes >> 20 == planned_mb(executor)
-
-
 def requests(symbol: Any, shapes: Any, kind: str, seed: int) -> Any:
-    """The grad_req of each argument: all, those of the parameters, or some."""
+    """The grad_req of each argument, all, those of the parameters or some: what MXNet serves."""
     names = symbol.list_arguments()
     if kind in ("write", "add"):
         # There is no gradient of what an Embedding looks up.
         looked_up = {"data"} if "embed_weight" in names else set()
-        return _right({n: "null" if n in looked_up else kind for n in names})
-    drawn = np.random.RandomState(seed).randint(0, 3, len(names))
-    given = [("null", "write", "add")[k] if kind == "mixed" else "write" for k in drawn]
-    chosen = {n: "null" if n in shapes else request for n, request in zip(names, given)}
-    for name in names:
-        # MKLDNN leaves out the gradient of a bias without that of the weight.
-        if name.endswith("bias"):
-            chosen[name] = chosen.get(name.replace("bias", "weight"), "write")
-    if set(chosen.values()) == {"null"}:
-        chosen[next(n for n in names if n not in shapes)] = "write"
-    return _right(chosen)
-
-
-def _right(chosen: Any) -> Any:
-    """Requests that MXNet serves rightly itself.
-
-    What is added to 'extra' is handed on as the gradient of what 'extra' was added to: it reads the
-    user's array, with the total in it.
-    """
+        chosen = {n: "null" if n in looked_up else kind for n in names}
+    else:
+        drawn = np.random.RandomState(seed).randint(0, 3, len(names))
+        given = [("null", "write", "add")[k] if kind == "mixed" else "write" for k in drawn]
+        chosen = {n: "null" if n in shapes else request for n, request in zip(names, given)}
+        for name in names:
+            # MKLDNN leaves out the gradient of a bias without that of the weight.
+            if name.endswith("bias"):
+                chosen[name] = chosen.get(name.replace("bias", "weight"), "write")
+        if set(chosen.values()) == {"null"}:
+            chosen[next(n for n in names if n not in shapes)] = "write"
+    # What is added to 'extra' is handed on as the gradient of what 'extra' was added to: it reads
+    # the user's array, with the total in it.
     return {n: "write" if (n, r) == ("extra", "add") else r for n, r in chosen.items()}
 
 
@@ -121,7 +96,7 @@ def _right(chosen: Any) -> Any:
     st.sampled_from(["parameters", "write", "add", "mixed"]),
     st.integers(0, 2**16),
 )
-def test_any_schedule_trains_bit_for_bit(drawn: Any, level: str, asked: str, seed: int) -> None:
+def test_any_schedule(drawn: Any, level: str, asked: str, seed: int) -> None:
     symbol, shapes = drawn
     grad_req = requests(symbol, shapes, asked, seed)
     work = work_of(symbol, shapes, [n for n, r in grad_req.items() if r != "null"])
