@@ -270,7 +270,7 @@ def gluon(symbol: Any) -> Any:
 PART_OF: dict[str, Any] = {
     "operator": (lambda s: S.FullyConnected(s[0], num_hidden=2), "part of another symbol"),
     "group": (lambda s: S.Group([s, S.Variable("x")]), "part of another symbol"),
-    "input": (lambda s: S.tanh(name="f")(data=s[0]), "part of another symbol"),
+    "input": (lambda s: S.tanh(name="f")(f_data=s[0]), "part of another symbol"),
     "numpy": (lambda s: s.as_np_ndarray(), "as_np_ndarray"),
     "amp": (lambda s: amp.convert_symbol(s), "mx.contrib.amp"),
     "gluon": (gluon, "Gluon"),
