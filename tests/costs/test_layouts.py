@@ -41,15 +41,17 @@ def same_bits(symbol: Any, shapes: Any, **options: Any) -> Any:
 
 
 def runs(symbol: Any, shapes: Any) -> bool:
-    """Whether MXNet can run it without a plan."""
     try:
         return bool(memonger.check(symbol, symbol, shapes, 1))
     except memonger.MemongerError:
         return False
 
 
-def train_all(seeds: Any) -> int:
-    """Plan drawn networks in all ways; how many plans recompute anything."""
+@pytest.mark.parametrize(
+    "seeds, least", [(range(5), 12), pytest.param(range(5, 60), 150, marks=pytest.mark.slow)]
+)
+def test_drawn_networks(seeds: Any, least: int) -> None:
+    """Planned in all ways; so many plans recompute something."""
     planned = 0
     for seed in seeds:
         symbol, shapes = drawn(seed)
@@ -58,16 +60,7 @@ def train_all(seeds: Any) -> int:
         for options in WAYS.values():
             plan = same_bits(symbol, shapes, **options)
             planned += plan is not None and plan.pool_bytes < plan.unplanned_bytes
-    return planned
-
-
-def test_drawn_networks() -> None:
-    assert train_all(range(5)) > 12
-
-
-@pytest.mark.slow
-def test_many_drawn_networks() -> None:
-    assert train_all(range(5, 60)) > 150
+    assert planned > least
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))
@@ -78,7 +71,6 @@ def test_kinds_that_people_train(name: str) -> None:
 
 
 def test_no_layouts_without_mkldnn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More can be recomputed then."""
     symbol, shapes = KINDS["SE-ResNet"]()
     followed = memonger.plan(symbol, shapes, patience=0.02, ctx=mx.cpu()).pool_bytes
     monkeypatch.setenv("MXNET_MKLDNN_ENABLED", "0")
@@ -133,7 +125,6 @@ def convolutions(count: int) -> list[Any]:
 
 
 def predicted(conv: Any) -> int:
-    """The layout of a convolution's output."""
     mb, ic, oc, size, kernel, stride, pad, groups = conv
     size_of = {"kernel": (kernel,) * 2, "stride": (stride,) * 2, "pad": (pad,) * 2}
     x = S.Convolution(S.var("data"), num_filter=oc, num_group=groups, no_bias=True, **size_of)

@@ -34,15 +34,11 @@ def two_layers() -> TrainingGraph:
 
 def by_name(training: TrainingGraph, values: np.ndarray) -> Any:
     n = training.tables.forward
-    rows = [i for i in range(len(values)) if i < n or i >= 2 * n]
-    return {training.names[i]: float(values[i]) for i in rows if values[i]}
+    return {training.names[i]: values[i] for i in np.flatnonzero(values) if not n <= i < 2 * n}
 
 
 def test_work_and_bytes() -> None:
-    """A product 2 * 4 * 5 * 3; its gradient once as much for each input that gets one.
-
-    4 bytes an element are read and written, each tensor once.
-    """
+    """A gradient of a product once for each input; 4 bytes an element, each tensor once."""
     work = by_name(two_layers(), timing.row_flops(two_layers()))
     assert work["fc"] == 2 * 4 * 5 * 3 and work["tanh"] == 20
     assert work["fc_backward"] == 2 * work["fc"] and work["tanh_backward"] == 20
@@ -85,7 +81,6 @@ def test_rates_are_measured_once(disk: Any) -> None:
 
 
 def of_kind(symbol: Any, **shapes: Any) -> Any:
-    """The example of the last operator."""
     graph = planned.forward(symbol, shapes)
     return timing.example_of(graph, graph.operators[-1])
 
@@ -94,17 +89,15 @@ def test_kinds() -> None:
     """Operators of any size are of a kind, if their kernels do the same."""
     x = S.Variable("data")
 
-    def convolution(shape: Any, **attrs: Any) -> Any:
-        return of_kind(S.Convolution(x, name="c", **attrs), data=shape)
+    def convolution(shape: Any, filters: int, size: int, **attrs: Any) -> Any:
+        kernel = {"kernel": (size, size), "num_filter": filters}
+        return of_kind(S.Convolution(x, name="c", **kernel, **attrs), data=shape)
 
-    assert convolution((2, 32, 9, 9), num_filter=7, kernel=(1, 1)) == convolution(
-        (9, 512, 4, 4), num_filter=99, kernel=(1, 1), stride=(2, 2)
-    )
+    image = (2, 32, 9, 9)
+    assert convolution(image, 7, 1) == convolution((9, 512, 4, 4), 99, 1, stride=(2, 2))
     every = [
-        convolution((2, 32, 9, 9), num_filter=32, kernel=(3, 3)),
-        convolution((2, 3, 9, 9), num_filter=32, kernel=(3, 3)),
-        convolution((2, 32, 9, 9), num_filter=32, kernel=(3, 3), num_group=32),
-        convolution((2, 32, 9, 9), num_filter=32, kernel=(3, 3), num_group=4),
+        *(convolution(image, 32, 3, num_group=groups) for groups in (1, 4, 32)),
+        convolution((2, 3, 9, 9), 32, 3),
         of_kind(S.clip(x, 0, 6), data=(2, 3, 4, 5)),
         of_kind(S.clip(x, 0, 6), data=(2, 3)),
         of_kind(S.BatchNorm(x, name="b"), data=(2, 3, 4, 5)),
@@ -116,26 +109,14 @@ def test_kinds() -> None:
     assert of_kind(S.Dropout(x), data=(2, 3)) is None  # never recomputed
     assert of_kind(S.transpose(x), data=(2, 3)) is None
     assert of_kind(S.BatchNorm(x, name="b"), data=(2, 3)) is None
-
-
-@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 3)])
-def test_constants_of_one_element(shape: Any) -> None:
-    """A product with one is of a kind, and its one gets no gradient, nor would a factor."""
-    x = S.Variable("data")
-    example = of_kind(S.broadcast_mul(x, S.ones((1,))), data=shape)
-    other = of_kind(S.broadcast_mul(S.ones((1,)), x), data=shape)
-    whole = timing.IMAGES if len(shape) == 4 else timing.ROWS
-    assert example.shapes == (whole, timing.ONE) and other.shapes == (timing.ONE, whole)
-    for symbol in (*timing.symbols_of(example), *timing.symbols_of(other)):
-        names = [name for name in symbol.list_arguments() if not name.endswith("_weight")]
-        assert len(names) == 1 and symbol.infer_shape(**{names[0]: whole})[1] == [whole]
-    factor = S.Variable("factor", shape=(1,))
-    assert of_kind(S.broadcast_mul(x, factor), data=shape) == example
+    learned = S.Variable("factor", shape=(1,))  # timed as a constant of one element is
+    example = of_kind(S.broadcast_mul(x, S.ones((1,))), data=(2, 3))
+    assert example.shapes == (timing.ROWS, timing.ONE)
+    assert of_kind(S.broadcast_mul(x, learned), data=(2, 3)) == example
 
 
 @pytest.mark.parametrize("behind", [True, False])
 def test_paces(behind: bool, disk: Any) -> None:
-    """What takes long is found to, behind a convolution and alone; each class is measured once."""
     x, shape = S.Variable("data"), (2, 3, 4, 5) if behind else (2, 3)
     slow, quick = S.broadcast_power(x, x, name="slow"), S.elemwise_add(x, x, name="quick")
     example = of_kind(slow, data=shape)
@@ -160,10 +141,9 @@ def test_paces(behind: bool, disk: Any) -> None:
 
 def test_gradients_that_are_not_computed() -> None:
     """They take no time: those of what does not lead to what is trained."""
-    x = S.FullyConnected(S.Variable("data"), num_hidden=5, no_bias=True, name="frozen")
-    x = S.FullyConnected(
-        S.Activation(x, act_type="tanh", name="tanh"), num_hidden=5, no_bias=True, name="fc"
-    )
+    layer: dict[str, Any] = {"num_hidden": 5, "no_bias": True}
+    x = S.FullyConnected(S.Variable("data"), name="frozen", **layer)
+    x = S.FullyConnected(S.tanh(x, name="tanh"), name="fc", **layer)
     symbol = S.LinearRegressionOutput(x, S.Variable("label"), name="out")
     graph = planned.forward(symbol, {"data": (4, 5), "label": (4, 5)})
     names = [node.name for node in graph.nodes]
@@ -183,10 +163,7 @@ def test_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_operators_are_measured_once(disk: Any) -> None:
-    """Each distinct one; its time is that of recomputing it, and counts in the step.
-
-    Constants are not measured as inputs, whose gradient takes time: the pace of their class counts.
-    """
+    """Each distinct one. Constants are no inputs, whose gradient takes time: their class counts."""
     x = S.Variable("data")
     for k in range(3):  # three equal layers
         x = S.Activation(S.FullyConnected(x, num_hidden=5, name=f"fc{k}"), act_type="tanh")

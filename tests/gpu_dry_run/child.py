@@ -1,7 +1,4 @@
-"""The process in which a dry run happens: ``python child.py job report``.
-
-Runs one function. What it reports is written at once, so that a crash loses nothing of it.
-"""
+"""The process of a dry run, ``python child.py job report``: a crash loses nothing of its report."""
 
 from __future__ import annotations
 
@@ -12,8 +9,6 @@ from typing import Any
 
 
 class DryRun:
-    """The first argument of a function that is run."""
-
     def __init__(self, report: str) -> None:
         self._report = report
         # The whole CUDA stack is one library, so any of its names leads to the counters.
@@ -22,27 +17,23 @@ class DryRun:
         self._device.cudastub_peak.restype = ctypes.c_size_t
 
     def used_bytes(self, device: int = 0) -> int:
-        """Return the memory that a GPU holds now, in bytes."""
         return int(self._device.cudastub_used(device))
 
     def peak_bytes(self, device: int = 0) -> int:
-        """Return the most that a GPU held since the start or ``reset_peak``, in bytes."""
+        """The most that a GPU held since the start or ``reset_peak``."""
         return int(self._device.cudastub_peak(device))
 
     def reset_peak(self) -> None:
-        """Start over with the peaks at what is held now."""
         self._device.cudastub_reset_peak()
 
     def resize(self, mb: float) -> None:
-        """Give each GPU so much memory from now on, in MB of 2**20 bytes, rounded down."""
+        """Give each GPU so many MB of 2**20 bytes from now on, rounded down."""
         self._device.cudastub_resize(ctypes.c_size_t(int(mb)))
 
     def note(self, text: str) -> None:
-        """Write a line into the trace, between the calls before and after it."""
         self._device.cudastub_trace(b"%s", text.encode())
 
     def emit(self, value: Any) -> None:
-        """Report a value (anything that can be pickled) at once."""
         with open(self._report, "ab") as f:
             pickle.dump(value, f)
 

@@ -1,13 +1,5 @@
 """The pytest fixture ``gpu_dry_run``: run a function on MXNet's GPU build without a GPU.
 
-    def device(dry, hidden):
-        return str(mx.nd.zeros(hidden, ctx=mx.gpu(0)).context)
-
-    def test_device(gpu_dry_run):
-        assert gpu_dry_run.run(device, 8).value == "gpu(0)"
-
-A function runs in a process of its own, so that a crash is a result and not the end of the tests.
-
 The wheel and the stand-ins are installed once, below ``.gpu-dry-run/`` in the project root or where
 ``MEMONGER_GPU_DRY_RUN_DIR`` says (0.9 GB on disk, half a minute the first time).
 """
@@ -44,9 +36,8 @@ MXNET_SETTING = re.compile(r"(MXNET|NNVM|CUDASTUB|DMLC|PS)_")
 class Result:
     """What came of one function.
 
-    `returncode` is 1 after a Python exception, and minus the number of the signal that killed the
-    process. `emitted` has what ``dry.emit`` was given and what was returned, but for None, and
-    `trace` one line for each call: ``cudaMalloc 2097152``, ``kernel <name>``, ...
+    ``emitted`` has what ``dry.emit`` was given and what was returned, but for None, and ``trace``
+    one line for each call: ``cudaMalloc 2097152``, ``kernel <name>``, ...
     """
 
     returncode: int
@@ -71,8 +62,6 @@ class Result:
 
 @dataclass(frozen=True)
 class GpuDryRun:
-    """An installed dry run: the folders of the wheel and of the stand-ins."""
-
     wheel: Path
     stubs: Path
 
@@ -83,18 +72,10 @@ class GpuDryRun:
         env: Mapping[str, str] | None = None,
         crashes: bool | None = False,
     ) -> Result:
-        """Run ``function(dry, *args)`` in a process of its own, on the GPU build of MXNet.
+        """Run ``function(dry, *args)``, of a module that imports memonger before MXNet.
 
-        Parameters
-        ----------
-        function : callable
-            A function of a module, which must import memonger before MXNet. ``dry`` is a
-            `child.DryRun`.
-        env : mapping, optional
-            Environment variables. Those of MXNet that the tests run under are not inherited. The
-            stand-ins have settings too (see ``cuda_stub.c``).
-        crashes : bool, optional
-            Whether it is to end with an exception or a signal; None if either will do.
+        In a process of its own: ``crashes`` says whether that is to end with an exception or a
+        signal; None if either will do. The stand-ins have settings too (see ``cuda_stub.c``).
         """
         with tempfile.TemporaryDirectory() as folder:
             job, report, calls = (Path(folder, name) for name in ("job", "report", "calls"))

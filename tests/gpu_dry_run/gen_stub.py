@@ -1,8 +1,7 @@
 """Build the stand-ins for the CUDA libraries that a libmxnet.so needs.
 
-Reads the undefined symbols and the needed libraries of libmxnet.so, writes a weak definition for
-every CUDA function that ``cuda_stub.c`` does not define, and links both into one library, with a
-symbolic link for each library name. Needs gcc, nm and readelf; takes a second.
+A weak definition of every CUDA function that ``cuda_stub.c`` does not define is linked with it into
+one library, with a symbolic link for each library name. Needs gcc, nm and readelf; takes a second.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ def weak_definition(name: str) -> str:
 
 
 def build(library: Path, outdir: Path) -> None:
-    """Build the stand-ins for what ``library`` needs in ``outdir``, a new folder."""
     outdir.mkdir()
     names: dict[str, list[str]] = {}
     for name, version in undefined_symbols(library):

@@ -33,7 +33,6 @@ def step(executor: Any) -> None:
 
 
 def empty(devices: int = 1) -> None:
-    """Give back what nobody holds."""
     gc.collect()
     mx.nd.waitall()
     for k in range(devices):
@@ -41,7 +40,6 @@ def empty(devices: int = 1) -> None:
 
 
 def bound(symbol: Any, shapes: Any, fusion: str, types: Any = None) -> Any:
-    """Bind a network for training as Module does."""
     os.environ["MXNET_USE_FUSION"] = fusion  # read at each bind
     requests = as_module(symbol, shapes)
     executor = symbol.simple_bind(mx.gpu(0), grad_req=requests, type_dict=types, **shapes)
@@ -80,7 +78,6 @@ def steps(dry: DryRun, ways: Any, shapes: Any, types: Any) -> None:
 
 
 def fitting(dry: DryRun, ways: Any, shapes: Any) -> None:
-    """Step each (symbol, fusion, MB of the device); emit which is done."""
     for symbol, fusion, mb in ways:
         dry.resize(mb)
         step(bound(symbol, shapes, fusion))
@@ -89,7 +86,6 @@ def fitting(dry: DryRun, ways: Any, shapes: Any) -> None:
 
 
 def plans(dry: DryRun, symbol: Any, shapes: Any, settings: Any) -> None:
-    """Emit the plan for the GPU with each (fusion, options)."""
     for fusion, options in settings:
         os.environ["MXNET_USE_FUSION"] = fusion
         requests = as_module(symbol, shapes)
@@ -97,11 +93,6 @@ def plans(dry: DryRun, symbol: Any, shapes: Any, settings: Any) -> None:
 
 
 # -- what is seen -----------------------------------------------------------------------------
-
-
-def calls_of(trace: list[str], way: str) -> list[str]:
-    """The calls between two notes."""
-    return trace[trace.index(f"run {way}") : trace.index(f"ran {way}")]
 
 
 def run_steps(
@@ -118,7 +109,8 @@ def run_steps(
     assert "MXNET_SUBGRAPH_BACKEND" not in result.stderr  # nothing is logged at each bind
     assert not [line for line in result.trace if "no stub" in line]
     for found in result.emitted:
-        found.calls = calls_of(result.trace, "{} {}".format(*found.way))
+        begin, end = (result.trace.index(f"{ran} {' '.join(found.way)}") for ran in ("run", "ran"))
+        found.calls = result.trace[begin:end]
     return {found.way: found for found in result.emitted}
 
 
@@ -143,11 +135,7 @@ def check_plans(
 
 
 def moves(calls: list[str]) -> dict[str, int]:
-    """How often running statistics moved.
-
-    cuDNN's kernel moves them in the forward pass, and the trace has the address of each mean;
-    MXNet's own does in the backward pass: those calls are counted together, under 'own'.
-    """
+    """How often running statistics moved: by cuDNN each mean, by MXNet's own kernel all in one."""
     found: dict[str, int] = collections.Counter()
     for line in calls:
         if line.startswith("cudnnBatchNormalizationForwardTraining"):
@@ -165,8 +153,7 @@ def batch_norms(symbol: Any) -> tuple[int, int]:
     return len(found), sum(a.get("cudnn_off") == "True" for a in found)
 
 
-def assert_moved_once(symbol: Any, calls: list[str], devices: int = 1) -> None:
-    """Each BatchNorm's statistics moved once in each step."""
+def assert_moved_once(symbol: Any, calls: list[str]) -> None:
     norms, own = batch_norms(symbol)
-    expected = [STEPS] * devices * (norms - own) + [devices * STEPS * own] * (own > 0)
+    expected = [STEPS] * (norms - own) + [STEPS * own] * (own > 0)
     assert sorted(moves(calls).values()) == sorted(expected)

@@ -1,19 +1,14 @@
-"""Scheduled networks on MXNet's GPU build: they bind, step, and take the memory predicted.
-
-Schedules are made on the CPU build and carried out on stand-ins for CUDA (see the package's
-docstring). Nothing is computed there, so what is seen is memory and which calls were made.
-"""
+"""Scheduled networks: they bind and step in the memory predicted, and statistics move once."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterator
+from typing import Any, Callable
 
 import memonger  # noqa: F401
 import mxnet as mx
 import numpy as np
 import pytest
 from memonger.costs.held import rounded
-from memonger.planners.trees.search import ScheduleSearch
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.execution.write import write
 from memonger.schedules.expand import parts, unroll
@@ -31,7 +26,6 @@ pytestmark = pytest.mark.gpu_dry_run
 
 
 def dropped_out() -> Network:
-    """Dropouts that run again, and one that runs once."""
     x = mx.sym.Variable("data")
     for k in range(6):
         x = mx.sym.FullyConnected(x, num_hidden=256, name=f"fc{k}")
@@ -50,19 +44,9 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "U-Net": networks.unet,
     "RNN": Recurrent("lstm", stacked=2, steps=20, batch=16, units=64, inputs=64).build,
 }
-LARGE: dict[str, Callable[[], Network]] = {
-    "large ResNet": lambda: networks.resnet((3, 24, 36, 3)),
-    "DenseNet-121": lambda: networks.model_zoo("densenet121"),
-    "Inception-v3": networks.inception_v3,
-    "large U-Net": networks.unet,
-    "large LSTM": lambda: networks.lstm(layers=4, steps=50, use_loss=False),
-    "large LayerNorm": lambda: networks.transformer(layers=6, dropout=0.1),
-    "VGG-16": lambda: networks.model_zoo("vgg16_bn"),
-}
 
 
 def expected_bytes(work: Workload, schedule: Schedule) -> tuple[int, int]:
-    """The pool, and what a GPU must hold: it, arguments, states, and states of ours."""
     step, graph = unroll(parts(work, mkldnn=False), schedule), work.training.graph
     bound = [graph.tensors[i][0].nbytes for i in (*graph.arguments, *sorted(graph.auxiliary))]
     bound += [tensor.nbytes for tensor in write(step).extra.values()]
@@ -71,29 +55,14 @@ def expected_bytes(work: Workload, schedule: Schedule) -> tuple[int, int]:
     return replayed.pool_bytes, int(rounded(blocks).sum())
 
 
-def drawn(name: str, work: Workload) -> Iterator[tuple[str, Schedule]]:
-    yield "plain", plain(work)
-    yield "many levels", nested(work, 4, 1, 0.8)
-    if name == "RNN":
-        yield "everything", everything(work)
-
-
-def searched(work: Workload) -> Iterator[tuple[str, Schedule]]:
-    """The smallest that twice and four times the work, and any, can do."""
-    search = ScheduleSearch(work, patience=0.1)
-    for r in (2.0, 4.0, None):
-        yield str(r), search.least_memory(r).best.schedule
-
-
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in LARGE]
-
-
-@pytest.mark.parametrize("name", [*NETWORKS, *SLOW])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_schedules_step_in_the_memory_predicted(gpu_dry_run: GpuDryRun, name: str) -> None:
-    symbol, shapes = {**NETWORKS, **LARGE}[name]()
+    symbol, shapes = NETWORKS[name]()
     types = {"data": "float16"} if name == "float16" else None
     work = work_of(symbol, shapes, type_dict=types)
-    schedules = dict(searched(work) if name in LARGE else drawn(name, work))
+    schedules = {"plain": plain(work), "many levels": nested(work, 4, 1, 0.8)}
+    if name == "RNN":
+        schedules["everything"] = everything(work)
     symbols = {how: scheduled(symbol, schedule) for how, schedule in schedules.items()}
     nodes = work.training.graph.nodes
     norms = [x for x, node in enumerate(nodes) if node.op == "BatchNorm"]
@@ -145,11 +114,7 @@ def released(dry: DryRun, net: Any, shapes: Any) -> None:
 
 
 def test_memory_is_given_back(gpu_dry_run: GpuDryRun) -> None:
-    """That of executors, their reshaped ones, and of all that a monitor is not told of.
-
-    Too small a device is no crash: what runs out of memory runs in MXNet's engine, and is told when
-    it is waited for.
-    """
+    """Of executors, reshaped ones, and what no monitor is told. Too small a device is no crash."""
     symbol, shapes = dropped_out()
     net = scheduled(symbol, everything(work_of(symbol, shapes)))
     result = gpu_dry_run.run(released, net, shapes, crashes=True)
@@ -170,7 +135,7 @@ def buckets(dry: DryRun, symbols: Any, batch: int, lengths: Any) -> list[int]:
     held: list[int] = []
     for length in lengths:
         data = mx.nd.zeros((batch, length))
-        described = [[mx.io.DataDesc(name, data.shape)] for name in ("data", "softmax_label")]
+        described = [[(name, data.shape)] for name in ("data", "softmax_label")]
         if not held:
             module.bind(*described)
             module.init_params()

@@ -1,8 +1,6 @@
-"""The tables of `inplace`, and outputs that nothing shows, against what MXNet 1.9.1 plans.
+"""The tables of `inplace`, and hidden outputs, against what MXNet 1.9.1 plans.
 
 Each operator is bound in small graphs, its gradient with it; arrays of 1 MB are never allocated.
-The replay must come to the total that MXNet reports. MXNet logs the shape of every entry, hidden
-outputs included.
 """
 
 from __future__ import annotations
@@ -171,8 +169,8 @@ def read_table() -> Iterator[tuple[str, Case]]:
 
 CASES = dict(read_table())
 
-# The graphs around each operator: what is kept to the end, so that its memory is not free when the
-# operator asks for some, and which of the inputs and gradients may be overwritten.
+# What is kept to the end, so that its memory is not free when the operator asks for some, and which
+# of the inputs and gradients may be overwritten.
 VARIANTS = (
     "forward",
     "forward, inputs chained",  # each input made from the next
@@ -235,9 +233,9 @@ def build(c: Case, variant: str) -> Any:
 def graph_of(c: Case, variant: str) -> tuple[Any, dict[str, Shape], ForwardGraph, list[int]]:
     """The symbol, its shapes, its graph, and the arguments that get a gradient."""
     symbol = build(c, variant)
-    shapes = {f"x{i}": shape for i, shape in enumerate(c.shapes) if shape is not None}
     names = symbol.list_arguments()
-    shapes = {name: shape for name, shape in shapes.items() if name in names}
+    known = {f"x{i}": shape for i, shape in enumerate(c.shapes)}
+    shapes = {name: shape for name, shape in known.items() if shape and name in names}
     graph = forward(symbol, shapes, {name: "float32" for name in names if name[0] == "x"})
     wanted = [a for a in graph.arguments if elements(graph.tensors[a][0].shape) >= LARGE]
     return symbol, shapes, graph, (wanted or list(graph.arguments)) if "train" in variant else []

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
-from typing import Any, Iterator
+from typing import Any
 
 import memonger
 import mxnet as mx
@@ -26,11 +27,10 @@ BATCHES: dict[str, Any] = {"data": (None, 3, 64, 64)}
 
 
 @pytest.fixture(autouse=True)
-def a_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1 TFLOP/s and 100 GB/s, whatever the tests run on."""
     monkeypatch.setattr(timing, "rates_of", lambda ctx: Rates(1e12, 1e11, 1e-6))
     monkeypatch.setattr(timing, "paces_of", lambda training, ctx: {})
-    yield
 
 
 def net() -> Any:
@@ -41,7 +41,6 @@ def net() -> Any:
 def test_all_of_it_recomputes_nothing(
     how: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is searched, and nothing is wrong, so nothing is warned of."""
     begun = press_ctrl_c(monkeypatch)
     for budget in ("100%", 1.0, 10**12):
         plan = memonger.plan(net(), SHAPES, how=how, budget=budget)
@@ -66,17 +65,17 @@ def test_a_budget_that_cannot_be_met() -> None:
 
 
 def test_a_budget_of_the_device() -> None:
-    plain = memonger.plan(net(), SHAPES, budget=1.0)
     symbol = net()
+    planned = functools.partial(memonger.plan, symbol, SHAPES, budget_of="device")
+    plain = planned(budget=1.0)
     sizes = zip(symbol.list_arguments(), symbol.infer_shape(**SHAPES)[0])
     learned = sum(int(np.prod(s)) for name, s in sizes if name not in SHAPES)
     budget = plain.device_bytes + 8 * learned - plain.unplanned_bytes // 2
-    plan = memonger.plan(symbol, SHAPES, budget=budget, budget_of="device", optimizer="adam")
+    plan = planned(budget=budget, optimizer="adam")
     assert plan.device_bytes + 8 * learned <= budget and plan.recomputed
-    alone = memonger.plan(symbol, SHAPES, budget=budget, budget_of="device")
-    assert not alone.recomputed  # without the state it fits as it is
+    assert not planned(budget=budget).recomputed  # without the state it fits as it is
     with pytest.raises(BudgetError, match="parameters, gradients, inputs and the optimizer's"):
-        memonger.plan(symbol, SHAPES, budget=8 * learned, budget_of="device", optimizer="adam")
+        planned(budget=8 * learned, optimizer="adam")
 
 
 def test_one_search_for_all_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +102,7 @@ def test_frontier(how: str) -> None:
     assert 3 <= len(few) <= 6 and few[-1].pool_bytes == pools[-1]
     lines = str(few).split("\n")
     assert len(lines) == 1 + len(few) and "added time" in lines[0] and "100 %" in lines[1]
-    for p in plans[1:]:
+    for p in plans[1::5]:
         again = memonger.plan(net(), SHAPES, how=how, budget=p.pool_bytes)
         assert again.pool_bytes <= p.pool_bytes
         assert again.added_time <= p.added_time * (1 + 1e-9)  # type: ignore[operator]
@@ -117,7 +116,6 @@ def test_frontier(how: str) -> None:
 
 
 def test_where_there_is_no_schedule(caplog: pytest.LogCaptureFixture) -> None:
-    """Control flow has none; marks can plan around it."""
     x = mx.sym.Variable("data")
     for k in range(6):
         x = mx.sym.FullyConnected(mx.sym.Activation(x, "tanh"), num_hidden=64, name=f"f{k}")
@@ -131,20 +129,16 @@ def test_where_there_is_no_schedule(caplog: pytest.LogCaptureFixture) -> None:
     assert plans[0].planner == "no plan" and "no plans by how='schedule'" in caplog.text
     with pytest.raises(memonger.MemongerError, match="foreach"):
         memonger.plan(symbol, shapes, how="schedule", budget=0.8)
-    with pytest.raises(memonger.MemongerError, match="foreach"):
-        memonger.frontier(symbol, shapes, how="schedule")
-    with pytest.raises(memonger.MemongerError, match="unknown way"):
-        memonger.frontier(symbol, shapes, how="both")
+    for how, words in (("schedule", "foreach"), ("both", "unknown way")):
+        with pytest.raises(memonger.MemongerError, match=words):
+            memonger.frontier(symbol, shapes, how=how)
 
 
 @pytest.mark.parametrize("helps", [True, False])
 def test_largest_batch(helps: bool) -> None:
     """Where no plan saves anything, it is the batch that fits without."""
-    cases: Any = [
-        (networks.chain(1, hidden=4, batch=8)[0], 3000, 4),
-        (net(), 60_000_000, 3, 64, 64),
-    ]
-    symbol, budget, *shape = cases[helps]
+    small = networks.chain(1, hidden=4, batch=8)[0]
+    symbol, budget, *shape = (net(), 60_000_000, 3, 64, 64) if helps else (small, 3000, 4)
     found = memonger.largest_batch(symbol, {"data": (None, *shape)}, budget)
     assert found.plan.pool_bytes <= budget and bool(found.plan.recomputed) == helps
     assert (found.batch > found.unplanned_batch > 0) == helps
@@ -154,20 +148,16 @@ def test_largest_batch(helps: bool) -> None:
     assert str(found).startswith(f"a batch of {found.batch} fits with a plan, of ")
 
 
-@pytest.mark.parametrize(
-    ("shapes", "budget", "words"),
-    [
+def test_largest_batch_misuse() -> None:
+    none = "has None for the batch"
+    for shapes, budget, words in (
         (BATCHES, "1kB", "not even a batch of 1"),
-        (BATCHES, "50%", "budget in bytes"),
-        (BATCHES, None, "budget in bytes"),
-        (SHAPES, "1GB", "has None for the batch"),
+        *((BATCHES, budget, "budget in bytes") for budget in ("50%", None)),
+        *((known, "1GB", none) for known in (SHAPES, [*SHAPES.items()])),
         ({"data": 4}, "1GB", "a shape is a tuple"),
-        ([("data", (4, 3, 64, 64))], "1GB", "has None for the batch"),
-    ],
-)
-def test_largest_batch_misuse(shapes: Any, budget: Any, words: str) -> None:
-    with pytest.raises(memonger.MemongerError, match=words):
-        memonger.largest_batch(net(), shapes, budget)
+    ):
+        with pytest.raises(memonger.MemongerError, match=words):
+            memonger.largest_batch(net(), shapes, budget)
 
 
 def test_largest_batch_of_an_iterator() -> None:
@@ -186,7 +176,6 @@ def test_largest_batch_of_an_iterator() -> None:
 def test_frontier_interrupted(
     share: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Before the search for fast plans, and in it: those that were visited, and no plan."""
     press_ctrl_c(monkeypatch, share)
     plans = memonger.frontier(net(), SHAPES, points=4)
     assert plans.interrupted and len(plans) >= 2 and "interrupted" in caplog.text
@@ -195,17 +184,10 @@ def test_frontier_interrupted(
     assert not again.interrupted and again[-1].pool_bytes <= plans[-1].pool_bytes
 
 
-@pytest.mark.parametrize(
-    "how, share, search", [("marks", 0.6, 1), ("auto", 0.6, 1), ("auto", -1, 2)]
-)
+@pytest.mark.parametrize("how, share, search", [("marks", 0.6, 1), ("auto", -1, 2)])
 def test_a_budget_interrupted(
-    how: str,
-    share: float,
-    search: int,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    how: str, share: float, search: int, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No other way is tried then; where a schedule is being looked for, it is the marks."""
     begun = press_ctrl_c(monkeypatch, share, search)
     plan = memonger.plan(net(), SHAPES, how=how, budget="80%", patience=0.05)
     assert plan.interrupted and plan.pool_bytes <= 0.8 * plan.unplanned_bytes
@@ -228,11 +210,10 @@ def test_frontier_interrupted_while_it_is_confirmed(monkeypatch: pytest.MonkeyPa
     assert plans.interrupted and len(plans) == 2
 
 
-@pytest.mark.parametrize(("share", "search"), [(0.4, 1), (0.6, 1), (0.0, 2), (0.6, 2)])
+@pytest.mark.parametrize(("share", "search"), [(0.6, 1), (0.0, 2), (0.6, 2)])
 def test_largest_batch_interrupted(
     share: float, search: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The largest so far, with a plan that fits; nothing more is searched."""
     begun = press_ctrl_c(monkeypatch, share, search)
     found = memonger.largest_batch(net(), BATCHES, "60MB")
     assert found.plan.interrupted and found.plan.pool_bytes <= 60e6
@@ -242,7 +223,6 @@ def test_largest_batch_interrupted(
 
 
 def test_interrupted_before_anything_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fits without a plan is known by then."""
     press_ctrl_c(monkeypatch, -1)
     with pytest.raises(KeyboardInterrupt):
         memonger.frontier(net(), SHAPES)
@@ -255,41 +235,29 @@ def test_interrupted_before_anything_is_found(monkeypatch: pytest.MonkeyPatch) -
         memonger.largest_batch(net(), BATCHES, "3MB")
 
 
-def test_where_plans_are_bound_to_learn_their_memory() -> None:
-    """The choice is between no plan and the smallest that was found."""
-    symbol, shapes = networks.detection(batch=32, image=256, filters=16)
-    smallest = memonger.plan(symbol, shapes)
-    plan = memonger.plan(symbol, shapes, budget=smallest.pool_bytes)
-    assert not plan.exact and plan.pool_bytes == smallest.pool_bytes and plan.recomputed
-    with pytest.raises(BudgetError):
-        memonger.plan(symbol, shapes, budget=smallest.pool_bytes // 2)
-
-
 def test_auto_takes_the_faster_way() -> None:
-    plans: dict[str, Any] = {}
-    least: dict[str, int] = {}
+    plans: list[Any] = []
+    least: list[int] = []
     for how in ("marks", "schedule", "auto"):
-        plans[how] = memonger.plan(net(), SHAPES, how=how, budget=0.6, patience=0.05)
+        plans.append(memonger.plan(net(), SHAPES, how=how, budget=0.6, patience=0.05))
         with pytest.raises(BudgetError) as caught:
             memonger.plan(net(), SHAPES, how=how, budget="1%", patience=0.05)
-        least[how] = caught.value.least_bytes
-    auto = plans["auto"]
+        least.append(caught.value.least_bytes)
+    marks, schedule, auto = plans
     assert auto.schedule is not None and auto.pool_bytes <= 0.6 * auto.unplanned_bytes
     # A kept convolution costs a schedule nothing, and marks one more run of it.
-    assert auto.added_time == plans["schedule"].added_time < plans["marks"].added_time
-    assert least["auto"] == min(least["marks"], least["schedule"])
+    assert auto.added_time == schedule.added_time < marks.added_time
+    assert least[2] == min(least)
 
 
 def test_a_budget_and_a_limit_of_work_that_a_plan_keeps() -> None:
     """The schedules that are fastest for their memory may all take more work than one that fits."""
-    symbol, shapes = networks.chain(16)
-    least = memonger.plan(symbol, shapes, how="schedule", work=2.0, patience=0.1)
-    both = memonger.plan(
-        symbol, shapes, how="schedule", work=2.0, budget=least.pool_bytes, patience=0.1
-    )
+    planned = functools.partial(memonger.plan, *networks.chain(16), how="schedule", patience=0.1)
+    least = planned(work=2.0)
+    both = planned(work=2.0, budget=least.pool_bytes)
     assert both.pool_bytes <= least.pool_bytes and both.recomputed_flops <= 1 + 1e-9
     with pytest.raises(memonger.BudgetError, match="of work=1 was found|more than work=1"):
-        memonger.plan(symbol, shapes, how="schedule", work=1.0, budget=0.3, patience=0.1)
+        planned(work=1.0, budget=0.3)
 
 
 @pytest.mark.parametrize("how", ["marks", "schedule"])
@@ -313,7 +281,6 @@ SHARES = [0.3, 0.5, 0.7, 0.85, 0.95]
 @settings(max_examples=15)
 @given(generated(), st.randoms(use_true_random=False))
 def test_more_memory_is_never_slower(how: str, drawn: Any, random: Any) -> None:
-    """Whatever is asked for first; and with all of it nothing is recomputed."""
     symbol, shapes = drawn
     forget()
 

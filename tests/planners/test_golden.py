@@ -19,58 +19,45 @@ import networks
 from more_networks import GOLDEN, load
 from planned import forward, marked, module_plan
 
-#: MB: no plan, the original's plan, that plan with the rules, the default at most.
-COSTS = {
-    "resnet-2-2-2-2": (808, 383, 383, 217),
-    "resnet-3-4-6-3": (4899, 1658, 1658, 1082),
-    "resnet-3-24-36-3": (14332, 2520, 2520, 1848),
-    "lstm-4x16": (573, 399, 486, 341),
-    "lstm-4x64": (1460, 518, 697, 418),
-}
+#: MB of the original's plan with the rules.
+RULED = dict(zip(GOLDEN, (383, 1658, 2520, 486, 697)))
+#: MB of the default at most.
+SMALLEST = {"resnet-2-2-2-2": 217, "resnet-3-24-36-3": 1848, "lstm-4x16": 341}
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_every_threshold_as_recorded(name: str) -> None:
+def test_as_recorded(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Every threshold, every trial of the search, and what the rules make of its plan."""
     symbol, shapes, record = load(name)
-    assert len(record["thresholds"]) >= 3
     for expected in record["thresholds"]:
         info: dict[str, int] = {}
-        planned = memonger.make_mirror_plan(
-            symbol, expected["threshold"], info, rules=False, shapes=shapes
-        )
+        options: Any = {"rules": False, "shapes": shapes}
+        planned = memonger.make_mirror_plan(symbol, expected["threshold"], info, **options)
         assert info == expected["plan_info"]
         assert sorted(marked(planned, "False")) == expected["kept"]
         assert memonger.get_cost(planned, shapes=shapes) == expected["cost"]
-
-
-@pytest.mark.parametrize("name", GOLDEN)
-def test_every_trial_of_the_search_as_recorded(name: str) -> None:
-    symbol, shapes, record = load(name)
-    graph = forward(symbol, shapes)
+    graph, search = forward(symbol, shapes), record["search"]
     training = training_graph(graph)
     trials = chen2016.search(
         graph, stages(graph), lambda mask: replay(training, mask).pool_bytes >> 20
     )
-    assert [[t.threshold, t.cost] for t in trials] == record["search"]["trials"]
-    chosen = chen2016.best(trials)
-    assert [chosen.threshold, chosen.cost] == [record["search"][k] for k in ("threshold", "cost")]
+    assert [[t.threshold, t.cost] for t in trials] == search["trials"]
     bare = memonger.search_plan(symbol, planner="chen2016", rules=False, shapes=shapes)
-    assert sorted(marked(bare, "False")) == record["search"]["kept"]
-    assert memonger.get_cost(bare, shapes=shapes) == record["search"]["cost"]
+    assert sorted(marked(bare, "False")) == search["kept"]
+    assert memonger.get_cost(bare, shapes=shapes) == search["cost"]
+    assert memonger.get_cost(symbol, shapes=shapes) == record["unplanned"]
+    caplog.set_level(logging.INFO, "memonger")
+    ruled = memonger.search_plan(symbol, planner="chen2016", shapes=shapes)
+    assert memonger.get_cost(ruled, shapes=shapes) == RULED[name]
+    assert f"cost={search['cost']} MB before the rules, {RULED[name]} MB with them" in caplog.text
 
 
 @pytest.mark.full_search
-@pytest.mark.parametrize("name", GOLDEN)
-def test_costs_with_the_rules(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    symbol, shapes, record = load(name)
-    unplanned, bare, ruled, default = COSTS[name]
-    assert record["unplanned"] == unplanned == memonger.get_cost(symbol, shapes=shapes)
-    assert record["search"]["cost"] == bare
-    with caplog.at_level(logging.INFO, "memonger"):
-        planned = memonger.search_plan(symbol, planner="chen2016", shapes=shapes)
-    assert memonger.get_cost(planned, shapes=shapes) == ruled
-    assert f"cost={bare} MB before the rules, {ruled} MB with them" in caplog.text
-    assert memonger.get_cost(memonger.search_plan(symbol, shapes=shapes), shapes=shapes) <= default
+@pytest.mark.parametrize("name", SMALLEST)
+def test_costs_of_the_smallest_plan(name: str) -> None:
+    symbol, shapes, _ = load(name)
+    planned = memonger.search_plan(symbol, shapes=shapes)
+    assert memonger.get_cost(planned, shapes=shapes) <= SMALLEST[name]
 
 
 def test_the_original_recomputes_batch_norms_that_the_rules_make_native() -> None:
@@ -86,8 +73,6 @@ def test_the_original_recomputes_batch_norms_that_the_rules_make_native() -> Non
 
 
 def test_builders_make_the_recorded_networks() -> None:
-    """The same operators, attributes and connections; names were counted on from other networks."""
-
     def plain(symbol: Any) -> Any:
         graph = json.loads(symbol.tojson())
         return [(n["op"], n.get("attrs"), n["inputs"]) for n in graph["nodes"]], graph["heads"]
@@ -117,14 +102,12 @@ POOLS = {
 }
 
 
+SHORT = [pytest.param(0, n, marks=pytest.mark.full_search) for n in ("resnet", "unet", "chain")]
+WHOLE = [pytest.param(1, n, marks=pytest.mark.exhaustive) for n in POOLS]
+
+
 @pytest.mark.parametrize("work", [2, 3, 4])
-@pytest.mark.parametrize(
-    "whole, name",
-    [
-        *(pytest.param(0, n, marks=pytest.mark.full_search) for n in ("resnet", "unet", "chain")),
-        *(pytest.param(1, n, marks=pytest.mark.exhaustive) for n in POOLS),
-    ],
-)
+@pytest.mark.parametrize("whole, name", SHORT + WHOLE)
 def test_schedules(whole: int, name: str, work: int) -> None:
     symbol, shapes = SCHEDULED[name]()
     plan = module_plan(symbol, shapes, how="schedule", work=work, patience=(0.05, 1.0)[whole])

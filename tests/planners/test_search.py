@@ -44,16 +44,13 @@ pytestmark = pytest.mark.python_differs
 
 @st.composite
 def weights(draw: Any) -> Weights:
-    """Up to six cuts between pieces of small weights."""
     pieces = draw(st.integers(1, 7))
     number = st.integers(0, 20)
-    sums = np.cumsum([0.0] + [draw(number) for _ in range(pieces)])
-    highest = [0.0] + [
-        sums[k] - draw(st.integers(0, int(sums[k] - sums[k - 1]))) + draw(number)
-        for k in range(1, pieces + 1)
-    ]
-    keep = [0.0] + [float(draw(number)) for _ in range(pieces - 1)] + [0.0]
-    return Weights(sums, np.array(highest), np.array(keep))
+    each = [draw(number) for _ in range(pieces)]
+    sums = np.cumsum([0.0, *each])
+    below = [draw(number) - draw(st.integers(0, weight)) for weight in each]
+    keep = [0.0, *(float(draw(number)) for _ in range(pieces - 1)), 0.0]
+    return Weights(sums, sums + [0, *below], np.array(keep))
 
 
 def kept(w: Weights, cuts: list[int], limit: float) -> float | None:
@@ -69,13 +66,10 @@ def kept(w: Weights, cuts: list[int], limit: float) -> float | None:
 @settings(max_examples=300)
 @given(weights(), st.integers(0, 80))
 def test_cheapest_cuts_against_all_sets_of_cuts(w: Weights, limit: int) -> None:
-    count = len(w.keep) - 2
-    every = [
-        kept(w, list(cuts), limit)
-        for size in range(count + 1)
-        for cuts in itertools.combinations(range(count), size)
-    ]
-    possible = [total for total in every if total is not None]
+    every = range(len(w.keep) - 2)
+    sets = itertools.chain.from_iterable(itertools.combinations(every, k) for k in range(7))
+    totals = [kept(w, list(cuts), limit) for cuts in sets]
+    possible = [total for total in totals if total is not None]
     chosen, found = cheapest_cuts(w, float(limit))
     assert found == bool(possible)
     if found:
@@ -118,7 +112,6 @@ def unit_times(**told: tuple[float, float]) -> Callable[[Rules], NodeTimes]:
 
 
 def tie_times(forward: float, gradient: float) -> Callable[[Rules], NodeTimes]:
-    """The products with one take as told, the copies nothing."""
     return unit_times(_copy=(0, 0), _ones=(0, 0), broadcast_mul=(forward, gradient))
 
 
@@ -129,6 +122,10 @@ def search_of(symbol: Any, shapes: Any, times: Any = None) -> MarkSearch:
     return MarkSearch(rules, times or unit_times(), cuts, copies, Threads(), effort)
 
 
+def of_unet() -> MarkSearch:
+    return search_of(*networks.unet(batch=1, image=64))
+
+
 def random_mask(search: MarkSearch, random: np.random.RandomState) -> np.ndarray:
     """Most nodes are recomputed."""
     return random.uniform(size=len(search.rules.graph.nodes)) < 0.8
@@ -136,7 +133,7 @@ def random_mask(search: MarkSearch, random: np.random.RandomState) -> np.ndarray
 
 def test_plans_are_evaluated_as_they_are_replayed() -> None:
     """And they obey the rules of every training graph that they were searched for."""
-    search = search_of(*networks.unet(batch=1, image=64))
+    search = of_unet()
     random, nodes = np.random.RandomState(0), search.rules.graph.nodes
     plans = set()
     for _ in range(20):
@@ -156,7 +153,7 @@ def test_plans_are_evaluated_as_they_are_replayed() -> None:
 
 
 def test_a_plan_without_saved_identities_is_added_without_them() -> None:
-    search = search_of(*networks.unet(batch=1, image=64))
+    search = of_unet()
     mask = search.plain.apply(search.plain.allowed)
     plan = search.add(MarkPlan(0, 0.0, mask))
     assert plan is not None and search.copies
@@ -177,8 +174,8 @@ def test_a_set_of_cuts_saves_what_is_alive_there_and_what_comes_after_the_last()
 
 @pytest.mark.parametrize("goal", [Goal(0.0, 1.0, 0.0, 0.5), Goal(1e12, 1.0, 1.0, 0.4)])
 def test_annealing_leaves_the_best_plan(goal: Goal) -> None:
-    search = search_of(*networks.unet(batch=1, image=64))
-    stop, done = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    search = of_unet()
+    stop, done = np.zeros((2, 1), dtype=np.int64)
     start = random_mask(search, np.random.RandomState(0))
 
     def energy(mask: np.ndarray) -> float:
@@ -202,9 +199,8 @@ def test_annealing_leaves_the_best_plan(goal: Goal) -> None:
 
 
 def test_a_limit_is_kept() -> None:
-    """From a plan that needs more, the search goes to one that does not, and stays."""
-    search = search_of(*networks.unet(batch=1, image=64))
-    stop, done = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    search = of_unet()
+    stop, done = np.zeros((2, 1), dtype=np.int64)
     mask = np.zeros(len(search.rules.graph.nodes), dtype=np.bool_)
     limit, archive = 0.7 * search.unplanned, empty_archive(search.unplanned, 50, len(mask))
     goal = Goal(limit, 1e30, 1.0, 0.4)
@@ -267,7 +263,6 @@ def test_a_product_with_one_takes_time() -> None:
 
 
 def searched(network: Any, times: Any) -> MarkSearch:
-    """A short search for the fastest plans of every size."""
     symbol, shapes = network
     search = search_of(symbol, shapes, times)
     search.minimise(search.cuts_by_size(), Phase(4, 1.0, ((0.004, 0.0001),), 0.5))
@@ -284,21 +279,6 @@ def test_the_search_tells_what_plans_take() -> None:
         real = settled(search.plain, times, plan)
         assert real.seconds == plan.seconds
         assert real.pool_bytes <= 1.001 * plan.pool_bytes  # blocks may be given out otherwise
-
-
-@pytest.mark.full_search
-def test_slow_products_with_one_are_avoided() -> None:
-    """Where half of the memory is left."""
-    network = networks.mobilenet_v2(batch=2, image=64, divide=4)
-
-    def share_tied(forward: float, gradient: float) -> float:
-        search = searched(network, tie_times(forward, gradient))
-        plans = not_dominated(search.plans(), lambda plan: plan[:2])
-        plans = [plan for plan in plans if 2 * plan.pool_bytes >= search.unplanned]
-        assert len(plans) > 5
-        return float(np.mean([any(copy.tie for copy in plan.copies) for plan in plans]))
-
-    assert share_tied(0, 0) > 0.2 and share_tied(100, 1000) < 0.1
 
 
 def test_the_plan_does_not_depend_on_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

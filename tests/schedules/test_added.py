@@ -8,16 +8,11 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.graph.inputs import read_shapes
-from memonger.solve.memory import measure
-from memonger.solve.request import Request
 from memonger.schedules.execution.symbol import scheduled
 
 import networks
-from operator_cases import CASES, SMALL_SHAPES, small_net
-from planned import positive, run_code
+from planned import run_code
 from drawn_schedules import LEVELS, work_of
-from test_schedule import KNOWN
 
 S = mx.sym
 Network = Tuple[Any, Dict[str, Any]]
@@ -38,11 +33,9 @@ def lstm(steps: int) -> Network:
 def embedded_twice() -> Network:
     """Two inputs read the rows of one Embedding, each many times."""
     weight = S.Variable("weight")
-    x = [
-        S.Embedding(S.Variable(name), weight, input_dim=3, output_dim=16)
-        for name in ("data", "other")
-    ]
-    x = S.FullyConnected(x[0] * S.tanh(x[1]), num_hidden=8, flatten=False)
+    rows = {"input_dim": 3, "output_dim": 16}
+    x, y = (S.Embedding(S.Variable(name), weight, **rows) for name in ("data", "other"))
+    x = S.FullyConnected(x * S.tanh(y), num_hidden=8, flatten=False)
     x = S.FullyConnected(S.tanh(x), num_hidden=4, name="fc")
     shapes = {"data": (16, 9), "other": (16, 9), "softmax_label": (16,)}
     return S.SoftmaxOutput(x, name="softmax"), shapes
@@ -50,7 +43,7 @@ def embedded_twice() -> Network:
 
 @networks.freshly_named
 def layers(batch: int = 1500) -> Network:
-    """The gradient of a weight is a sum over the batch, that of data one over 1200 units."""
+    """Gradients of weights are sums over the batch, that of data one over 1200 units."""
     x = S.Variable("data")
     for width in (40, 1200, 40, 40, 40):
         x = S.Activation(S.FullyConnected(x, num_hidden=width), act_type="tanh")
@@ -91,7 +84,7 @@ def without_loss() -> Network:
 
 
 NETWORKS: dict[str, Any] = {
-    **{f"lstm of {steps} steps": lambda steps=steps: lstm(steps) for steps in (5, 6, 7, 9)},
+    **{f"lstm of {steps} steps": lambda steps=steps: lstm(steps) for steps in (5, 7, 9)},
     "embedded twice": embedded_twice,
     "layers": layers,
     "products": products,
@@ -123,23 +116,6 @@ def test_added_as_mxnet_does(name: str, level: str) -> None:
         compare(network, {n: ("add", "write")[k % 2] for k, n in enumerate(names)}, level)
 
 
-@pytest.mark.parametrize("level", ["plain", "three levels"])
-@pytest.mark.parametrize("request_", ["add", "mixed"])
-def test_their_memory_is_predicted(level: str, request_: str) -> None:
-    symbol, shapes = layers(4000)
-    names = symbol.list_arguments()
-    requests = dict.fromkeys(names, "null")
-    for k, name in enumerate(parameters((symbol, shapes))):
-        requests[name] = "write" if request_ == "mixed" and k % 2 else "add"
-    given = read_shapes(symbol, shapes, {}, None)
-    planned = scheduled(symbol, LEVELS[level](work_of(symbol, shapes), 1))
-    found = measure(Request(planned, given, requests, mx.cpu()))
-    assert found.exact and found.bound > 20
-    sizes = dict(zip(names, symbol.infer_shape(**shapes)[0]))
-    written = [4 * int(np.prod(sizes[n])) for n, r in requests.items() if r == "write"]
-    assert found.gradient_bytes == sum(written)
-
-
 def test_two_gradients_in_one_array() -> None:
     symbol, shapes = layers(4)
     planned = scheduled(symbol, LEVELS["plain"](work_of(symbol, shapes), 1))
@@ -155,13 +131,6 @@ def test_two_gradients_in_one_array() -> None:
         planned.bind(mx.cpu(), args, grads, requests)
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_operators(name: str) -> None:
-    symbol = small_net(CASES[name])
-    values = positive(symbol, SMALL_SHAPES)
-    compare((symbol, SMALL_SHAPES), "add", "one level", values=values)
-
-
 def test_sums_of_what_is_given() -> None:
     """Of head gradients alone: no operator of the forward pass comes before them."""
     a, b = S.Variable("a"), S.Variable("b")
@@ -169,40 +138,28 @@ def test_sums_of_what_is_given() -> None:
     compare(network, "add", "plain", wanted="ab")
 
 
-def beside(identity: bool) -> Network:
-    """The gradient of ``a`` is what the gradient of the weight is computed from."""
-    a = S.Variable("a")
-    x = S.tanh(S.FullyConnected(S.Variable("data"), num_hidden=4, name="fc"))
-    total = (S.identity(a) if identity else a) + x
-    return S.MakeLoss(S.sum(S.square(total))), {"data": (3, 5), "a": (3, 4)}
-
-
 def test_what_mxnet_adds_to_and_reads_is_right() -> None:
-    """MXNet itself hands on the sum with what was in the array before."""
+    """The gradient of ``a``, of which that of the weight is computed: MXNet reads the sum there."""
+    a = S.Variable("a")
+    x = a + S.tanh(S.FullyConnected(S.Variable("data"), num_hidden=4, name="fc"))
+    network = S.MakeLoss(S.sum(S.square(x))), {"data": (3, 5), "a": (3, 4)}
+    wanted = ["a", "fc_weight", "fc_bias"]
 
-    def first_gradient(network: Network, before: float) -> Any:
-        symbol, shapes = network
-        names = symbol.list_arguments()
-        sizes = dict(zip(names, symbol.infer_shape(**shapes)[0]))
-        grads = {n: mx.nd.full(sizes[n], before) for n in names}
-        requests = {n: "add" if n == "a" else "write" for n in names}
-        args = {n: mx.nd.ones(sizes[n]) * 0.1 for n in names}
+    def gradient(symbol: Any, before: float) -> Any:
+        sizes = dict(zip(symbol.list_arguments(), symbol.infer_shape(**network[1])[0]))
+        grads = {name: mx.nd.full(sizes[name], before) for name in wanted}
+        args = {name: mx.nd.ones(size) * 0.1 for name, size in sizes.items()}
+        requests = {**dict.fromkeys(sizes, "null"), **dict.fromkeys(wanted, "write"), "a": "add"}
         executor = symbol.bind(mx.cpu(), args, grads, requests)
         executor.forward(is_train=True)
         executor.backward()
         return grads["fc_weight"].asnumpy()
 
-    def planned(network: Network) -> Network:
-        schedule = LEVELS["plain"](work_of(*network, ["a", "fc_weight", "fc_bias"]), 0)
-        return scheduled(network[0], schedule), network[1]
-
-    wrong, right = beside(False), beside(True)
-    assert not np.allclose(first_gradient(wrong, 0), first_gradient(wrong, 7))  # MXNet's own
-    for usual, others in ((wrong, [planned(wrong)]), (right, [right, planned(right)])):
-        expected = first_gradient(usual, 0)
-        for other in others:
-            assert np.array_equal(first_gradient(other, 0), expected)
-            assert np.array_equal(first_gradient(other, 7), expected)
+    expected = gradient(network[0], 0)
+    assert not np.allclose(expected, gradient(network[0], 7))
+    planned = scheduled(network[0], LEVELS["plain"](work_of(*network, wanted), 0))
+    for before in (0, 7):
+        assert np.array_equal(gradient(planned, before), expected)
 
 
 def test_without_mkldnn() -> None:

@@ -42,7 +42,9 @@ def planned(loss: bool = True) -> Any:
 
 
 def with_schedule(symbol: Any, loss: bool = True) -> Any:
-    shapes = {"data": (BATCH, 3, 8, 8), **({"softmax_label": (BATCH,)} if loss else {})}
+    shapes: dict[str, Any] = {"data": (BATCH, 3, 8, 8)}
+    if loss:
+        shapes["softmax_label"] = (BATCH,)
     return scheduled(symbol, nested(work_of(symbol, shapes), 4, 1, 0.8))
 
 
@@ -57,8 +59,6 @@ def parameters(symbol: Any) -> dict[str, Any]:
 
 
 class Batches(mx.io.DataIter):
-    """An iterator over these batches, of shapes that differ."""
-
     def __init__(self, batches: list[Any], *shapes: tuple[int, ...]) -> None:
         super().__init__(shapes[0][0])
         self.batches, self.default_bucket_key = batches, shapes[0][1]
@@ -96,7 +96,6 @@ def sized(size: int) -> tuple[list[Any], list[Any]]:
 
 
 def module_of(symbol: Any, loss: bool = True, **more: Any) -> Any:
-    """Bound, with parameters."""
     module = mx.mod.Module(symbol, label_names=["softmax_label"] if loss else None)
     data, label = sized(BATCH)
     module.bind(data, label if loss else None, **more)
@@ -113,15 +112,18 @@ def numbered(arrays: Iterable[Any]) -> dict[str, Any]:
     return {str(k): array for k, array in enumerate(arrays)}
 
 
+def seed() -> None:
+    mx.random.seed(3)
+    np.random.seed(3)
+
+
 LEARNING = {"learning_rate": 0.05, "momentum": 0.9}
 
 
 def fitted(
     symbol: Any, handle: str = "pad", context: Any = None, workload: Any = None, **more: Any
 ) -> dict[str, Any]:
-    """Parameters, auxiliary states, score and predictions after two epochs of Module.fit."""
-    mx.random.seed(3)
-    np.random.seed(3)
+    seed()
     labels = LABELS.astype("f")
     if handle == "partial":
         parts = [slice(k, k + BATCH) for k in range(0, len(IMAGES), BATCH)]
@@ -158,13 +160,10 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
 FITS: dict[str, Any] = {
     "once": {},
     "roll over": {"handle": "roll_over"},
-    "discard": {"handle": "discard"},
     "partial batch": {"handle": "partial"},
-    "two contexts": {"context": [mx.cpu(0), mx.cpu(1)]},
     "uneven contexts": {"context": [mx.cpu(0), mx.cpu(1)], "workload": [1, 3]},
     "contexts, partial batch": {"context": [mx.cpu(0), mx.cpu(1)], "handle": "partial"},
     "kvstore device": {"context": [mx.cpu(0), mx.cpu(1)], "kvstore": "device"},
-    "no kvstore": {"kvstore": None},
     "adam": {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.01}},
     "monitored": {"monitor": True},
 }
@@ -219,95 +218,6 @@ def test_steps(name: str) -> None:
     same(stepped(net(loss), **more), stepped(planned(loss), **more))
 
 
-def test_bound_again() -> None:
-    """Bound for inference, for training with other shapes, and reshaped."""
-
-    def run(symbol: Any) -> dict[str, Any]:
-        module = mx.mod.Module(symbol)
-        found = []
-        mx.random.seed(2)
-        for size, training in ((BATCH, True), (16, False), (48, True)):
-            module.bind(*sized(size), for_training=training, force_rebind=True)
-            module.init_params(mx.init.One(), arg_params=parameters(symbol), force_init=True)
-            batches = [first(size)]
-            if training:
-                module.init_optimizer(force_init=True)
-                module.reshape(*sized(size + 8))
-                batches.append(first(size + 8))
-            for batch in reversed(batches):
-                module.forward(batch, is_train=training)
-                if training:
-                    module.backward()
-                    module.update()
-                mx.nd.waitall()
-                found.append(module.get_outputs()[0].asnumpy())
-            found += [a.asnumpy() for some in module.get_params() for a in some.values()]
-        return numbered(found)
-
-    with environment(**NO_FUSION):
-        same(run(net()), run(planned()))
-
-
-BETWEEN: dict[str, Callable[[Any], None]] = {
-    "the same batch": lambda module: evaluate(module, BATCH),
-    "another": lambda module: evaluate(module, 5),
-    "another and back": lambda module: evaluate(module, 5, BATCH),
-    "two others": lambda module: evaluate(module, 5, 7),
-    "reshaped": lambda module: module.reshape(*sized(5)),
-}
-
-
-def evaluate(module: Any, *sizes: int) -> None:
-    for size in sizes:
-        module.forward(first(size), is_train=False)
-
-
-@pytest.mark.parametrize("between", sorted(BETWEEN))
-def test_gradients_outlive(between: str) -> None:
-    """What comes between ``backward`` and ``update`` may use the memory that they lie in."""
-
-    def train(symbol: Any) -> dict[str, Any]:
-        module = module_of(symbol)
-        module.init_optimizer(optimizer_params=LEARNING)
-        mx.random.seed(3)
-        for _ in range(2):
-            module.forward_backward(first(BATCH))
-            mx.nd.waitall()  # nothing that reads the statistics waits until they have moved
-            BETWEEN[between](module)
-            module.update()
-        return trained(module)
-
-    with environment(**NO_FUSION):
-        same(train(net()), train(planned()))
-
-
-def test_checkpoint_and_resume(tmp_path: Path) -> None:
-    """What is saved is the plain network; planned again, it goes on as if it had not stopped."""
-
-    def resumed(symbol: Any, again: Callable[[Any], Any]) -> dict[str, Any]:
-        mx.random.seed(1)
-        module, prefix = module_of(symbol), str(tmp_path / type(symbol).__name__)
-        module.init_optimizer(optimizer_params=LEARNING)
-        module.forward_backward(first(BATCH))
-        module.update()
-        mx.nd.waitall()
-        module.save_checkpoint(prefix, 1, save_optimizer_states=True)
-        loaded, arguments, states = mx.model.load_checkpoint(prefix, 1)
-        assert loaded.tojson() == net().tojson() and type(loaded) is S.Symbol
-        assert type(mx.mod.Module.load(prefix, 1).symbol) is S.Symbol
-        module = mx.mod.Module(again(loaded))
-        module.bind(*sized(BATCH))
-        module.init_params(arg_params=arguments, aux_params=states)
-        module.init_optimizer(optimizer_params=LEARNING)
-        module.load_optimizer_states(prefix + "-0001.states")
-        module.forward_backward(first(BATCH))
-        module.update()
-        mx.nd.waitall()
-        return trained(module)
-
-    same(resumed(net(), lambda s: s), resumed(planned(), with_schedule))
-
-
 # ---------------------------------------------------------------------- other modules
 
 
@@ -318,7 +228,6 @@ def planned_unrolled(steps: int) -> Any:
 
 
 def sentences(*lengths: int) -> Batches:
-    """Batches of several lengths."""
     random, batches = np.random.RandomState(0), []
     for _ in range(8):
         steps = lengths[random.randint(len(lengths))]
@@ -327,9 +236,8 @@ def sentences(*lengths: int) -> Batches:
     return Batches(batches, *[(4, max(lengths))] * 2)
 
 
-def fitted_buckets(network: Callable[[int], Any], request: str = "write") -> dict[str, Any]:
-    mx.random.seed(3)
-    np.random.seed(3)
+def fitted_buckets(network: Callable[[int], Any], request: str) -> dict[str, Any]:
+    seed()
     data = sentences(4, 7, 12)
     module = mx.mod.BucketingModule(
         lambda key: (network(key), ["data"], ["softmax_label"]), default_bucket_key=12
@@ -348,10 +256,8 @@ def fitted_buckets(network: Callable[[int], Any], request: str = "write") -> dic
 
 
 @pytest.mark.parametrize("request_", ["write", "add"])
-@pytest.mark.parametrize("chosen", [{4, 7, 12}, {12}, {4, 7}, {7, 12}], ids=str)
+@pytest.mark.parametrize("chosen", [{4, 7, 12}, {12}, {4, 7}], ids=str)
 def test_buckets(chosen: Any, request_: str) -> None:
-    """All are planned, or some."""
-
     def network(steps: int) -> Any:
         return planned_unrolled(steps) if steps in chosen else unrolled(steps)
 
@@ -362,8 +268,7 @@ def test_feed_forward(tmp_path: Path) -> None:
     """It calls bind; it is pickled with its plan, and saved without."""
 
     def run(symbol: Any) -> dict[str, Any]:
-        mx.random.seed(3)
-        np.random.seed(3)
+        seed()
         given = {"numpy_batch_size": BATCH, "arg_params": parameters(symbol), **LEARNING}
         model = mx.model.FeedForward(symbol, num_epoch=2, initializer=mx.init.Xavier(), **given)
         labels = LABELS.astype("f")
@@ -382,17 +287,6 @@ def test_feed_forward(tmp_path: Path) -> None:
 
     with environment(**NO_FUSION):
         same(run(net()), run(planned()))
-
-
-def test_feed_forward_with_buckets() -> None:
-    def run(network: Callable[[int], Any]) -> dict[str, Any]:
-        mx.random.seed(3)
-        np.random.seed(3)
-        model = mx.model.FeedForward(network, num_epoch=2, initializer=mx.init.Xavier())
-        model.fit(sentences(7), eval_metric=mx.metric.Perplexity(None))
-        return {name: array.asnumpy() for name, array in model.arg_params.items()}
-
-    same(run(unrolled), run(planned_unrolled))
 
 
 # ---------------------------------------------------------------------- monitors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import logging
@@ -19,7 +20,6 @@ from memonger.schedules.execution.symbol import ScheduledSymbol, scheduled
 from mxnet.contrib import amp
 
 from drawn_schedules import everything, nested, work_of
-from planned import run_code
 from test_scheduled import BATCH, IMAGES, LABELS, net, parameters, planned, same
 
 pytestmark = pytest.mark.python_differs
@@ -31,17 +31,13 @@ Error = memonger.MemongerError
 
 
 def filled(executor: Any) -> Any:
-    """The executor, with values."""
-    batch = executor.arg_dict["data"].shape[0]
-    given = {"data": IMAGES[:batch], "softmax_label": LABELS[:batch]}
-    inputs = {name: mx.nd.array(a) for name, a in given.items() if name in executor.arg_dict}
+    given = {"data": mx.nd.array(IMAGES[:BATCH]), "softmax_label": mx.nd.array(LABELS[:BATCH])}
     ones = {name: mx.nd.ones(array.shape) for name, array in executor.aux_dict.items()}
-    executor.copy_params_from({**parameters(net(len(inputs) > 1)), **inputs}, ones)
+    executor.copy_params_from({**parameters(net()), **given}, ones)
     return executor
 
 
 def stepped(executor: Any, out_grads: Any = None) -> dict[str, Any]:
-    """All that three steps leave."""
     mx.random.seed(7)
     found = {}
     for k in range(3):
@@ -58,18 +54,11 @@ def stepped(executor: Any, out_grads: Any = None) -> dict[str, Any]:
 # ---------------------------------------------------------------------- bound by hand
 
 
-def bound(symbol: Any, request: Any = "write", batch: int = BATCH, label: bool = True) -> Any:
-    """By ``bind``, with arrays of our own."""
-    shapes, _, states = symbol.infer_shape(data=(batch, 3, 8, 8))
-    named = dict(zip(symbol.list_arguments(), shapes))
-    grads = {n: mx.nd.zeros(s) for n, s in named.items() if n != "data"}
-    return symbol.bind(
-        mx.cpu(),
-        {name: mx.nd.zeros(shape) for name, shape in named.items()},
-        grads,
-        request,
-        [mx.nd.zeros(shape) for shape in states],
-    )
+def bound(symbol: Any, request: Any) -> Any:
+    shapes, _, states = symbol.infer_shape(data=(BATCH, 3, 8, 8))
+    args = {n: mx.nd.zeros(shape) for n, shape in zip(symbol.list_arguments(), shapes)}
+    grads = {n: mx.nd.zeros(array.shape) for n, array in args.items() if n != "data"}
+    return symbol.bind(mx.cpu(), args, grads, request, list(map(mx.nd.zeros, states)))
 
 
 @pytest.mark.parametrize(
@@ -98,17 +87,15 @@ def test_head_gradients() -> None:
             x = S.Activation(S.FullyConnected(x, num_hidden=8), act_type="tanh")
         loss = S.MakeLoss(S.sum(x * x), name="loss")
         symbol = S.Group([loss, S.FullyConnected(x, num_hidden=3, name="scores")])
-    shapes = {"data": (5, 7)}
-    plan = scheduled(symbol, nested(work_of(symbol, shapes, symbol.list_arguments()), 2, 1, 0.9))
-    scores = mx.nd.array(np.random.RandomState(0).normal(size=(5, 3)))
-    found = []
-    ways: list[Any] = [symbol, plan]
+    work = work_of(symbol, {"data": (5, 7)}, symbol.list_arguments())
+    random, found = np.random.RandomState, []
+    heads = [mx.nd.ones((1,)), mx.nd.array(random(0).normal(size=(5, 3)))]
+    by_name = dict(zip(("loss_output", "scores_output"), heads))
+    ways: list[Any] = [symbol, scheduled(symbol, nested(work, 2, 1, 0.9))]
     for one in ways:
-        executor = one.simple_bind(mx.cpu(), **shapes)
+        executor = one.simple_bind(mx.cpu(), data=(5, 7))
         for k, array in enumerate(executor.arg_arrays):
-            array[:] = mx.nd.array(np.random.RandomState(k).normal(size=array.shape))
-        heads = [mx.nd.ones((1,)), scores]
-        by_name = dict(zip(("loss_output", "scores_output"), heads))
+            array[:] = mx.nd.array(random(k).normal(size=array.shape))
         found += [stepped(executor, heads), stepped(executor, by_name)]
     for other in found[1:]:
         same(found[0], other)
@@ -118,26 +105,6 @@ def test_head_gradients() -> None:
 
 
 def test_reshape_by_hand() -> None:
-    def run(symbol: Any, request: str) -> list[Any]:
-        # Nobody writes the gradient of a label, not even zeros.
-        requests = {n: request for n in symbol.list_arguments() if n != "softmax_label"}
-        executor = filled(symbol.simple_bind(mx.cpu(), grad_req=requests, **SHAPES))
-        found = [stepped(executor)]
-        for size in (8, BATCH, 48):
-            other = executor.reshape(
-                allow_up_sizing=True, data=(size, 3, 8, 8), softmax_label=(size,)
-            )
-            for name in executor.arg_dict:
-                if name not in SHAPES:
-                    assert other.arg_dict[name].asnumpy().any() or "beta" in name
-            if size == 48:  # MXNet takes new arrays as they come
-                other.grad_dict["data"][:] = 0
-            found.append(stepped(filled(other)))
-        return found
-
-    for request in ("write", "add"):
-        for one, other in zip(run(net(), request), run(planned(), request)):
-            same(one, other)
     executor = planned().simple_bind(mx.cpu(), **SHAPES)
     assert executor.reshape(**SHAPES) is executor
     larger = executor.reshape(data=(48, 3, 8, 8), softmax_label=(48,))  # MXNet wants it allowed
@@ -213,7 +180,6 @@ def test_an_executor_is_freed_when_it_is_let_go() -> None:
 
 
 def test_an_attribute_set_later_counts() -> None:
-    """Steps that were made before are not used for another network."""
     symbol = planned()
     first = stepped(filled(symbol.simple_bind(mx.cpu(), **SHAPES)))
     symbol.get_internals()["pooling0_output"]._set_attr(pool_type="max")
@@ -227,7 +193,6 @@ def test_an_attribute_set_later_counts() -> None:
 
 
 def names_once() -> Any:
-    """Two outputs."""
     with mx.name.NameManager():
         x = S.FullyConnected(S.Variable("data"), num_hidden=4, name="fc")
         x = S.Activation(S.FullyConnected(x, num_hidden=4, name="last"), act_type="tanh", name="a")
@@ -246,10 +211,9 @@ KEPT: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("way", KEPT)
 def test_kept(way: str, caplog: pytest.LogCaptureFixture) -> None:
     symbol = planned()
-    other: Any = KEPT[way](symbol)
+    other = KEPT[way](symbol)
     assert isinstance(other, ScheduledSymbol)
-    assert other.schedule is not None and symbol.schedule is not None
-    assert np.array_equal(other.schedule.events, symbol.schedule.events)
+    assert other.schedule.events.tolist() == symbol.schedule.events.tolist()  # type: ignore[union-attr]
     assert other.tojson() == symbol.tojson()
     assert "_again" in other.simple_bind(mx.cpu(), **SHAPES).debug_str()
     assert not caplog.records
@@ -258,10 +222,8 @@ def test_kept(way: str, caplog: pytest.LogCaptureFixture) -> None:
 #: What is made of a network with two outputs, and what is said when that is bound for training.
 TAKEN: dict[str, Any] = {
     "index": (lambda s: s[0], "getitem"),
-    "name": (lambda s: s["softmax_output"], "getitem"),
-    "loop": (lambda s: next(iter(s)), "getitem"),
+    "slice": (lambda s: s[:1], "getitem"),
     "internals": (lambda s: s.get_internals()["a_output"], r"get_internals\(\)"),
-    "children": (lambda s: s.get_children()[0], r"get_children\(\)"),
     "children's children": (lambda s: s.get_children().get_children()[0], r"get_children\(\)"),
     "composed": (lambda s: s(data=S.Variable("data")), "composed"),
     "composed in place": (lambda s: (s._compose(data=S.Variable("data")), s)[1], "composed"),
@@ -303,14 +265,8 @@ def gluon(symbol: Any) -> Any:
 #: What it becomes part of, and what is said at once.
 PART_OF: dict[str, Any] = {
     "operator": (lambda s: S.FullyConnected(s[0], num_hidden=2), "part of another symbol"),
-    "arithmetic": (lambda s: s[0] + 1, "part of another symbol"),
-    "method": (lambda s: s[0].reshape((-1,)), "part of another symbol"),
-    "slice": (lambda s: S.Group([s[:1]]), "part of another symbol"),
     "group": (lambda s: S.Group([s, S.Variable("x")]), "part of another symbol"),
-    "input": (
-        lambda s: S.FullyConnected(num_hidden=2, name="f")(f_data=s[0]),
-        "part of another symbol",
-    ),
+    "input": (lambda s: S.tanh(name="f")(f_data=s[0]), "part of another symbol"),
     "numpy": (lambda s: s.as_np_ndarray(), "as_np_ndarray"),
     "amp": (lambda s: amp.convert_symbol(s), "mx.contrib.amp"),
     "gluon": (gluon, "Gluon"),
@@ -331,16 +287,14 @@ def test_nothing_is_told_of_looking_at_it(
 ) -> None:
     symbol = names_once()
     mx.viz.print_summary(symbol[0], shape=SMALL)
-    try:
+    with contextlib.suppress(ImportError):  # without graphviz; it looks at the symbol before
         mx.viz.plot_network(symbol[0], shape=SMALL)
-    except ImportError:
-        pass  # without graphviz; it looks at the symbol before
     symbol.save(str(tmp_path / "net.json"))
     list(symbol), list(symbol.get_internals()), repr(symbol), symbol.debug_str()
     symbol.infer_shape(**SMALL), symbol.infer_type(data="float32"), symbol.attr_dict()
     symbol[0]._set_attr(grad_scale="2")
     module = mx.mod.Module(symbol)
-    module.bind([("data", (4, 3))], [("softmax_label", (4,))])
+    module.bind(*([item] for item in SMALL.items()))
     module.init_params()
     module.init_optimizer()
     module.install_monitor(mx.mon.Monitor(1))
@@ -436,8 +390,3 @@ def test_forward_checks_what_it_is_given() -> None:
         executor.forward(is_train=True, data=mx.nd.ones((2, 2)))
     with pytest.raises(ValueError, match="'data' takes an array"):
         executor.forward(is_train=True, data=3.0)
-
-
-def test_with_the_engine_that_waits() -> None:
-    code = "import test_scheduled as t; t.test_fit('once'); t.test_steps('add')"
-    run_code(code, MXNET_ENGINE_TYPE="NaiveEngine")

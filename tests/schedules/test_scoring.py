@@ -50,18 +50,6 @@ def test_generated_networks(
     assert (ran.returncode, len(found)) == (0, last - first), ran.stderr[-2000:]
 
 
-def test_states_are_read_after_the_step() -> None:
-    module = mx.mod.Module(by_schedule(residual(12)))
-    prepared(module, module.symbol, BATCH, SIZE, np.random.RandomState(1))
-    states = module._exec_group.execs[0].aux_dict
-    for k in range(3):
-        module.forward_backward(drawn(np.random.RandomState(k), BATCH, SIZE))
-        copies = {name: array.copy() for name, array in states.items()}
-        mx.nd.waitall()
-        for name, array in states.items():
-            assert np.array_equal(copies[name].asnumpy(), array.asnumpy()), (k, name)
-
-
 def test_training_and_inference_do_not_mix() -> None:
     """A step that has been started is not told that it is inference now; without waiting for it."""
     for seed in (1, 2):

@@ -39,33 +39,26 @@ def test_jobs_give_their_results_in_order_and_count_their_steps() -> None:
         threads.each(lambda item, done: 1 // item, [1, 0], 1, 0.25)
 
 
-def until_stopped(threads: Threads) -> list[str]:
+@pytest.mark.parametrize("stopped", [False, True])
+def test_ctrl_c_ends_the_jobs_with_what_they_have(stopped: bool) -> None:
+    """Also those that have not begun; no thread is left. Once stopped, the bar is not told."""
+
+    def interrupt(share: float) -> None:
+        raise KeyboardInterrupt
+
     def job(item: str, done: np.ndarray) -> str:
-        deadline = time.monotonic() + 30
-        while not threads.stop[0] and time.monotonic() < deadline:
+        while not threads.stop[0] and time.monotonic() < start + 30:
             time.sleep(0.01)
         return item
 
-    return threads.each(job, list("abcdef"), 1, 1.0)
-
-
-def interrupt(share: float) -> None:
-    raise KeyboardInterrupt
-
-
-def test_ctrl_c_ends_the_jobs_with_what_they_have() -> None:
-    """Also those that have not begun; no thread is left."""
-    before, start = threading.active_count(), time.monotonic()
-    threads = Threads(interrupt)
-    assert until_stopped(threads) == list("abcdef")
+    before, start, threads = threading.active_count(), time.monotonic(), Threads(interrupt)
+    threads.stop[0] = stopped
+    assert threads.each(job, list("abcdef"), 1, 1.0) == list("abcdef")
     assert threads.interrupted and threading.active_count() == before
     assert time.monotonic() - start < 10
 
 
 def test_a_second_ctrl_c_ends_the_search() -> None:
-    threads = Threads(interrupt)
-    threads.stop[0] = 1
-    assert until_stopped(threads) == list("abcdef")  # the bar is not told any more
     before = threading.active_count()
 
     def twice(item: int, done: np.ndarray) -> None:
@@ -90,19 +83,17 @@ with progress_bar("searching") as progress:
 
 
 def shown(seconds: float, terminal: bool) -> str:
-    """What a process that takes so long shows on stderr."""
     ours, theirs = pty.openpty() if terminal else os.pipe()
     if terminal:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
     process = subprocess.Popen([sys.executable, "-c", BAR, str(seconds)], stderr=theirs)
     os.close(theirs)
-    pieces = [b"-"]
-    with contextlib.suppress(OSError):  # a terminal whose other end is closed
-        while pieces[-1]:
-            pieces.append(os.read(ours, 4096))
+    text = b""
+    with contextlib.suppress(OSError), open(ours, "rb", 0) as file:  # a terminal that is closed
+        for piece in iter(lambda: file.read(4096), b""):
+            text += piece
     assert process.wait(100) == 0
-    os.close(ours)
-    return b"".join(pieces[1:]).decode()
+    return text.decode()
 
 
 def test_a_bar_on_a_terminal_for_what_takes_long() -> None:
@@ -138,9 +129,7 @@ def test_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with cache.on_disk("rates", {"device": device}) as kept:
             assert kept.get("x") == before
             kept["x"] = 1
-    files = list((tmp_path / "new").iterdir())
-    assert len(files) == 2
-    for file in files:
+    for file in (tmp_path / "new").iterdir():
         file.write_text("half a fi")
     with cache.on_disk("rates", {"device": "a"}) as kept:
         assert kept == {"device": "a"}
