@@ -356,7 +356,7 @@ class Schedules(Way):
                 self.load, options.patience, progress, weights, self.parts
             )
             if interrupted:
-                best = recursive.judge(known[0][1])
+                best = recursive.evaluate(known[0][1])
                 if options.work is not None and best.work > options.work:
                     raise KeyboardInterrupt
                 found = [trees.Found(best, "marks", True)]
