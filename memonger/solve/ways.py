@@ -308,7 +308,7 @@ class Schedules(_Network):
                 interrupted = short.interrupted
             tree = trees.ScheduleSearch(self.load, options.patience, progress, weights, self.parts)
             if interrupted:
-                best = tree.judge(known[0][1])
+                best = tree.evaluate(known[0][1])
                 if options.work is not None and best.work > options.work:
                     raise KeyboardInterrupt
                 found = [trees.Found(best, "marks", True)]

@@ -1,0 +1,182 @@
+"""What trees cost: the memory and the work of their schedules, to the byte, in compiled code.
+
+A schedule's training graph is the one that is written out for MXNet (``schedules.nodes``), its
+memory is that of the replay (``allocator``). Here they are put together without a Python object for
+each node, so that a search can evaluate thousands of schedules.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple, Sequence
+
+import numpy as np
+
+from memonger.costs.replay import allocate
+from memonger.costs.time.flops import forward_flops
+from memonger.graph.arrays import KindArrays, arrays_of, ragged
+from memonger.planners.trees.trees import Steps, unroll
+from memonger.schedules.nodes import Patterns, connect, lay_out, line_up
+from memonger.schedules.training_step import Parts
+from memonger.support.compiled import compiled
+
+#: Operators whose results are worth saving where others are recomputed.
+COSTLY_OPERATORS = frozenset(
+    "Convolution Deconvolution FullyConnected dot batch_dot RNN Correlation _linalg_gemm "
+    "_linalg_gemm2 _contrib_DeformableConvolution _contrib_ModulatedDeformableConvolution "
+    "_contrib_interleaved_matmul_selfatt_qk _contrib_interleaved_matmul_selfatt_valatt "
+    "_contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_encdec_valatt".split()
+)
+
+#: The match ranges that MXNet tries when it binds a schedule (``allocator.match_ranges``).
+MATCH_RANGES = np.array([1, 2, 4, 8, 16])
+NO_LIMIT = 2**60
+MOST_RUNS = 3  # of each operator, for a unit of work: more are of no use
+ONE_PASS = 1e9  # the work of one forward pass where it is not counted in FLOPs
+
+
+class Problem(NamedTuple):
+    """A network, ready to be scheduled in compiled code.
+
+    ``asked`` are the outputs that are gradients (``Parts.asked``), ``node`` is the forward node of
+    each position.
+    """
+
+    steps: Steps
+    patterns: Patterns
+    kinds: KindArrays
+    asked: np.ndarray
+    node: np.ndarray
+
+
+class Cost(NamedTuple):
+    """The pool's bytes of a schedule, gradients included, its work, and the best match range."""
+
+    pool_bytes: int
+    work: float
+    match_range: int  # its place in `MATCH_RANGES`
+
+
+def problem(made: Parts, weights: np.ndarray | None = None) -> Problem:
+    """Make the arrays of a network; ``weights``: the work of each node, in any unit (or FLOPs)."""
+    node = np.array(made.work.operators, dtype=np.int32)
+    steps = _steps(made, node, weights)
+    return Problem(steps, made.patterns, arrays_of(made.kinds), made.asked(), node)
+
+
+def _steps(made: Parts, node: np.ndarray, weights: np.ndarray | None) -> Steps:
+    workload, graph, count = made.work, made.work.training.graph, len(node)
+    position = positions(node, len(graph.nodes))
+
+    def lists(of: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        start, nodes = ragged([of[x] for x in node])
+        return start.astype(np.int32), position[nodes], np.repeat(np.arange(count), np.diff(start))
+
+    read_start, read, reader = lists(workload.inputs)
+    want_start, want, wanting = lists(workload.reads)
+    last, first_want = np.full(count, -1, dtype=np.int32), np.full(count, count, dtype=np.int32)
+    np.maximum.at(last, read, reader)
+    np.minimum.at(first_want, want, wanting)
+    heads = np.unique(position[[workload.training.same[a] for a, _ in graph.heads]])
+    heads = heads[heads >= 0]
+    work = forward_flops(graph)[node].astype(np.float64)
+    if weights is not None:  # whole numbers: their sums do not depend on the order
+        work = np.ceil(weights[node] * (ONE_PASS / max(float(weights[node].sum()), 1e-300)))
+    if not work.any():  # copies alone: every run counts the same
+        work[:] = 1.0
+    return Steps(
+        read_start=read_start,
+        read=read,
+        want_start=want_start,
+        want=want,
+        last=last,
+        first_want=first_want,
+        heads=heads,
+        head=np.isin(np.arange(count), heads),
+        once=workload.once[node],
+        gradient=np.isin(node, workload.gradients),
+        costly=np.array([graph.nodes[x].op in COSTLY_OPERATORS for x in node], dtype=np.bool_),
+        work=work,
+    )
+
+
+def positions(node: np.ndarray, nodes: int) -> np.ndarray:
+    """Tell the position of each forward node, -1 where it never runs."""
+    position = np.full(nodes, -1, dtype=np.int32)
+    position[node] = np.arange(len(node))
+    return position
+
+
+@compiled
+def pool_of(b, events, match_ranges, limit):  # type: ignore[no-untyped-def]
+    """Evaluate the memory of a schedule, 4 bytes to an element, gradients included.
+
+    Parameters
+    ----------
+    b : Problem
+    events : np.ndarray of int32
+        As ``unroll`` makes them.
+    match_ranges : np.ndarray
+        Those to try; the best counts.
+    limit : int
+        Bytes.
+
+    Returns
+    -------
+    int
+        Bytes of the pool; -1 if it is more than ``limit``.
+    int
+        The place of the best match range.
+    """
+    nodes = np.empty(events.shape[0], dtype=np.int32)
+    for k in range(events.shape[0]):
+        nodes[k] = b.node[events[k]] if events[k] >= 0 else ~b.node[~events[k]]
+    p = b.patterns
+    rows = connect(p, line_up(p, nodes))
+    head_row = np.concatenate((rows.first[p.head_row], rows.latest[b.asked[:, 0]]))
+    head_output = np.concatenate((p.head_output, b.asked[:, 1].astype(np.int32)))
+    runs = head_row >= 0  # the gradient of an argument may be that of an output: a variable
+    t = lay_out(b.kinds, rows, head_row[runs], head_output[runs])
+    recomputed = np.zeros(1, dtype=np.bool_)
+    best = -1
+    place = 0
+    for k in range(match_ranges.shape[0]):
+        pool = allocate(t, recomputed, t.first, t.reads, match_ranges[k], limit)[0]
+        if pool <= limit:
+            best = pool
+            place = k
+            limit = pool - 1
+    return best, place
+
+
+class Evaluator:
+    """Evaluate trees. Threads may share it.
+
+    No schedule is replayed twice: two fifths of the trees that annealing comes to have one that was
+    there before.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.one_pass = max(1.0, float(problem.steps.work.sum()))
+        self._known: dict[tuple[bytes, bytes], tuple[int, int, int]] = {}
+
+    def __call__(
+        self,
+        tree: np.ndarray,
+        most_work: float,
+        most_bytes: int = NO_LIMIT,
+        ranges: np.ndarray = MATCH_RANGES,
+    ) -> Cost | None:
+        """Evaluate a tree with these match ranges; None if it costs more than is allowed."""
+        most_events = MOST_RUNS * (2 + most_work / self.one_pass) * len(self.problem.node)
+        most_events = int(min(most_events, NO_LIMIT))
+        events, work = unroll(self.problem, tree, most_work, most_events)
+        if work > most_work or len(events) > most_events:
+            return None
+        key = hashlib.blake2b(events.tobytes(), digest_size=16).digest(), ranges.tobytes()
+        pool, place, limit = self._known.get(key, (-1, 0, -1))
+        if pool < 0 and limit < most_bytes:
+            pool, place = pool_of(self.problem, events, ranges, most_bytes)
+            self._known[key] = int(pool), int(place), most_bytes
+        return Cost(int(pool), float(work), int(place)) if 0 <= pool <= most_bytes else None

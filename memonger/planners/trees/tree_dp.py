@@ -1,0 +1,397 @@
+"""Initial solutions: trees by dynamic programming for little work within a memory, binomial trees.
+
+Candidate cuts lie where little is alive. A segment between two of them is a base case (what its
+gradients read is computed, then the gradients), or it is cut as in Revolve: run to the cut, process
+the right part with the memory that is left, then the left part with all of it. One table gives the
+trees of a whole frontier of memory and work.
+
+Sizes are raised to several exponents: MXNet's planner hands out whole blocks, so that the number of
+tensors counts as well as their bytes. The memory is an estimate from what is alive at once; every
+tree is evaluated to the byte afterwards.
+
+Optimal recomputation of arbitrary graphs: Feng and Huang 2021, "Optimal Gradient Checkpoint Search
+for Arbitrary Computation Graphs".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from memonger.graph.arrays import gathered
+from memonger.planners.trees.price import Problem
+from memonger.planners.trees.trees import LEAF, binomial_tree, fewest_states
+from memonger.schedules.training_step import Parts
+from memonger.support.compiled import compiled
+
+EXPONENTS = (0.75, 0.5, 0.35, 0.2)  # of a tensor's bytes
+SCALES = 4  # of memory, each closer to the least that is possible
+LISTS = len(EXPONENTS) * SCALES
+SLOTS = 200  # steps of memory at each scale
+WIDEST = 0.6  # of the memory without recomputation: the first scale
+CLOSER = 1.5  # times the least memory that is possible: the last
+CUTS = 140  # candidates; the time grows with the third power of their number
+INNER_CUTS = 16  # candidates between two of them
+ENOUGH = 1.25  # times the cuts that are wanted: all local minima are taken
+STRIDES = (1, 2, 4, 8)  # binomial trees: cuts at every operator, every second ...
+
+IMPOSSIBLE = np.float32(1e30)
+FLAGS = 3  # ALIVE, ALL, COSTLY
+DIVIDED = 1  # a choice
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Bytes of results or of gradients, and the positions from and to which they are alive.
+
+    Results are alive from the operator that makes them to the last one that reads them, and then
+    again to the gradient of the operator ``wanted``, the first that reads them (the number of
+    operators for none); they are sorted by ``start``. Gradients are alive down to the operator
+    ``start``. ``in_place`` tells the positions at which something may be written in place.
+    """
+
+    start: np.ndarray
+    stop: np.ndarray
+    wanted: np.ndarray
+    nbytes: np.ndarray
+    in_place: np.ndarray
+
+    def saved(self, size: np.ndarray, made: np.ndarray, freed: np.ndarray) -> np.ndarray:
+        """The size at each position that is written in place."""
+        count, apart = len(self.in_place), made != freed
+        freed_size = np.bincount(freed[apart], size[apart], count)
+        return np.where(self.in_place, np.minimum(np.bincount(made, size, count), freed_size), 0.0)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of tensors, bytes raised to an exponent.
+
+    ``result``: of each; ``in_place``: of those written in place, by position; ``backward``: of the
+    gradients alive while the gradient of each position runs; ``passing``: of those alive before it.
+    """
+
+    result: np.ndarray
+    in_place: np.ndarray
+    backward: np.ndarray
+    passing: np.ndarray
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Sizes of segments, [s, t] from boundary s to boundary t.
+
+    ``kept``, (flag, s, t): what is saved of it while what is right of it is processed; ``highest``:
+    the most while it is run through; ``leaf``: as a base case; ``gradients``, (t,): those alive at
+    a boundary; ``work``: of running through; ``recomputed``, (flag, s, t): work of a base case.
+    """
+
+    bounds: np.ndarray
+    kept: np.ndarray
+    highest: np.ndarray
+    leaf: np.ndarray
+    gradients: np.ndarray
+    work: np.ndarray
+    recomputed: np.ndarray
+
+
+class Table:
+    """The least work of segments within each memory up to ``SLOTS`` times ``unit``."""
+
+    def __init__(self, x: Segments, unit: float, inner: Sequence[Segments | None]) -> None:
+        self.bounds = x.bounds
+        self.kept = np.ceil(x.kept / unit - 1e-9)
+        self.inner = [None if each is None else Table(each, unit, []) for each in inner]
+        divided = np.full((len(x.bounds) - 1, SLOTS + 1), IMPOSSIBLE, dtype=np.float32)
+        for s, table in enumerate(self.inner):
+            if table is not None:
+                divided[s] = table.work
+        leaf, highest = np.ceil(x.leaf / unit - 1e-9), x.highest / unit
+        self.work: np.ndarray
+        self.work, self.choice = _least_work(
+            self.kept, highest, leaf, x.gradients / unit, x.work, x.recomputed, divided
+        )
+
+    def tree(self, slot: int) -> list[tuple[int, int]]:
+        """Follow the choices that were made for a memory."""
+        tree: list[tuple[int, int]] = []
+        pending = [(0, len(self.bounds) - 1, slot)]
+        while pending:
+            s, t, memory = pending.pop()
+            chosen = int(self.choice[s, t, memory]) if s >= 0 else 0
+            inner = self.inner[s] if chosen == DIVIDED else None
+            if inner is not None:
+                tree += inner.tree(memory)
+            elif not chosen:
+                tree.append((LEAF, 0))
+            else:
+                c, flag = divmod(chosen, 4)
+                tree.append((int(self.bounds[c]), flag))
+                right = memory - int(self.kept[flag, s, c])
+                pending += [(c, t, right), (-1 if flag else s, c, memory)]
+        return tree
+
+
+class InitialTrees:
+    """The initial solutions of one network."""
+
+    def __init__(self, parts: Parts, problem: Problem) -> None:
+        self.steps, self.count = problem.steps, len(problem.node)
+        self.results, self.gradients = _tensors(parts, problem)
+        r, size = self.results, self.results.nbytes ** EXPONENTS[0]
+        self.alive = _alive(r.start + 1, r.stop, size, self.count)
+
+    def candidate_cuts(self, lo: int, hi: int, most: int) -> np.ndarray:
+        """Take about so many boundaries between two where little is alive, and these.
+
+        All of them if they are few; otherwise local minima, of these the deepest (the local minima
+        among them) as long as there are enough; then the least of equal stretches.
+        """
+        inside = np.arange(lo + 1, hi)
+        if len(inside) > most:
+            low = self._minima(inside)
+            deeper = self._minima(low)
+            while most <= len(deeper) < len(low):
+                low, deeper = deeper, self._minima(deeper)
+            if len(low) > ENOUGH * most:
+                low = self._least_of_stretches(low, most)
+            rest = self._least_of_stretches(np.setdiff1d(inside, low), max(0, most - len(low)))
+            inside = np.union1d(low, rest)
+        return np.concatenate([[lo], inside, [hi]])
+
+    def _minima(self, where: np.ndarray) -> np.ndarray:
+        here = np.concatenate([[np.inf], self.alive[where], [np.inf]])
+        return where[(here[1:-1] <= here[:-2]) & (here[1:-1] < here[2:])]
+
+    def _least_of_stretches(self, where: np.ndarray, most: int) -> np.ndarray:
+        if len(where) <= most:
+            return where
+        stretches = np.array_split(where, most) if most else []
+        return np.array([part[np.argmin(self.alive[part])] for part in stretches], dtype=np.int64)
+
+    def binomial(self, repeats: Iterable[int]) -> list[np.ndarray]:
+        """Make the binomial trees that run an operator at most so often, for each of these."""
+        trees: dict[bytes, np.ndarray] = {}
+        for stride in STRIDES:
+            bounds = self.candidate_cuts(0, self.count, self.count // stride)
+            steps = len(bounds) - 1
+            for most in repeats:
+                tree = binomial_tree(steps, fewest_states(steps, most))
+                cut = tree[:, 0] != LEAF
+                tree[cut, 0] = bounds[tree[cut, 0]]
+                trees[tree.tobytes()] = tree
+        return list(trees.values())
+
+    def dynamic(self, most_work: float | None, most: int) -> Iterator[list[np.ndarray]]:
+        """Make trees by dynamic programming: of the whole frontier, or those about a limit of work.
+
+        Segments between neighbouring candidate cuts are divided further, at cuts of their own. It
+        yields those of each exponent and scale, but for those that have been yielded already: about
+        ``most`` in all.
+        """
+        each = 1 + most // LISTS
+        known: set[bytes] = set()
+        bounds = self.candidate_cuts(0, self.count, CUTS)
+        within = [self.candidate_cuts(*ends, INNER_CUTS) for ends in zip(bounds, bounds[1:])]
+        for exponent in EXPONENTS:
+            sizes = self._sizes(exponent)
+            outer = self._segments(bounds, sizes)
+            inner = [self._segments(b, sizes) if len(b) > 2 else None for b in within]
+            memory = float(outer.leaf[0, -1]) * WIDEST
+            for scale in range(SCALES if memory > 0 else 0):
+                table = Table(outer, memory / SLOTS, inner)
+                slots = np.flatnonzero(np.append(IMPOSSIBLE, table.work[:-1]) > table.work)
+                if not len(slots):
+                    break
+                if most_work is None:
+                    places = np.linspace(0, len(slots) - 1, min(each, len(slots))).astype(int)
+                else:
+                    away = np.abs(table.work[slots] - most_work)
+                    places = np.argsort(away, kind="stable")[:each]
+                trees = [np.array(table.tree(k), dtype=np.int32) for k in slots[places].tolist()]
+                new = {tree.tobytes(): tree for tree in trees}
+                yield [tree for key, tree in new.items() if key not in known]
+                known |= set(new)
+                # Even steps on the way to little more than the least that is possible.
+                last = CLOSER * slots[0] / SLOTS
+                memory *= min(0.7, float(last ** (1 / max(1, SCALES - 1 - scale))))
+
+    def _sizes(self, exponent: float) -> Sizes:
+        r, g, count = self.results, self.gradients, self.count
+        size, of_gradient = r.nbytes**exponent, g.nbytes**exponent
+        backward = _alive(g.start, g.stop, of_gradient, count)
+        return Sizes(
+            result=size,
+            in_place=r.saved(size, r.start, r.stop),
+            backward=backward - g.saved(of_gradient, g.stop, g.start),
+            passing=_alive(g.start + 1, g.stop, of_gradient, count + 1),
+        )
+
+    def _segments(self, bounds: np.ndarray, sizes: Sizes) -> Segments:
+        """Work out the sizes of all segments between these boundaries."""
+        lo, hi = int(bounds[0]), int(bounds[-1])
+        r, inside = self.results, slice(*np.searchsorted(self.results.start, [lo, hi]))
+        ends, count, m = bounds - lo, hi - lo, len(bounds)  # positions count from the first
+        start, stop, wanted = (
+            np.minimum(at[inside] - lo, count) for at in (r.start, r.stop, r.wanted)
+        )
+        size, later = sizes.result[inside], np.maximum(stop, wanted)
+        place, end = np.arange(count), np.full(len(size), count)
+        work, costly = self.steps.work[lo:hi], self.steps.costly[lo:hi]
+        last = np.maximum(self.steps.last[lo:hi] - lo, place)
+        alive, heavy = _inside(ends, start, start, stop, size), costly[start]
+        read = r.wanted[inside] < self.count
+        recomputed = np.zeros((FLAGS, m, m), dtype=np.float32)
+        for flag, each in ((0, work), (2, ~costly * work)):
+            total = np.cumsum(np.append(0, each))[ends]
+            recomputed[flag] = total - total[:, None] - _inside(ends, place, place, last, each)
+        total = np.cumsum(np.append(0, work))[ends]
+
+        highest, leaf = np.zeros((m, m)), np.full((m, m), np.inf)
+        for s, first in enumerate(ends[:-1].tolist()):
+            own = np.where(start >= first, size, 0.0)
+            through = _alive(start, stop, own, count) - sizes.in_place[lo:hi]
+            base = np.cumsum(np.bincount(wanted, own, count + 1))[:count] + sizes.backward[lo:hi]
+            for into, usage in ((highest, through), (leaf, base)):
+                into[s, s + 1 :] = np.maximum.accumulate(usage[first:])[ends[s + 1 :] - first - 1]
+        all_read = _inside(ends, start[read], later[read], end[read], size[read])
+        all_costly = _inside(ends, start[heavy], stop[heavy], end[heavy], size[heavy])
+        return Segments(
+            bounds=bounds,
+            kept=np.array([alive, alive + all_read, alive + all_costly]),
+            highest=highest,
+            leaf=leaf,
+            gradients=sizes.passing[bounds],
+            work=(total - total[:, None]).astype(np.float32),
+            recomputed=recomputed,
+        )
+
+
+def _alive(start: np.ndarray, stop: np.ndarray, size: np.ndarray, count: int) -> np.ndarray:
+    """The total size of what is alive, both ends included, at each position."""
+    change = np.bincount(start, size, count + 2)
+    change -= np.bincount(stop + 1, size, count + 2)
+    return np.cumsum(change)[:count]
+
+
+def _inside(
+    bounds: np.ndarray, made: np.ndarray, after: np.ndarray, until: np.ndarray, size: np.ndarray
+) -> np.ndarray:
+    """The total size, [s, t], of what is made in a segment and there after its end.
+
+    That is where after < bounds[t] <= until.
+    """
+    m = len(bounds)
+    s, start, stop = (np.searchsorted(bounds, at, "right") for at in (made, after, until))
+    change = np.zeros((m + 1, m + 1))
+    np.add.at(change, (s - 1, start), size)
+    np.add.at(change, (s - 1, np.maximum(start, stop)), -size)
+    return np.cumsum(np.cumsum(change[:m, :m], axis=1)[::-1], axis=0)[::-1]
+
+
+def _tensors(parts: Parts, problem: Problem) -> tuple[Tensors, Tensors]:
+    """The results and the gradients of a network."""
+    t, p, count = parts.work.training.tables, parts.patterns, len(problem.node)
+    rows, n = len(t.variable), p.forward
+    when = np.full(rows, -1, dtype=np.int64)  # the position with which each row runs
+    when[problem.node] = np.arange(count)
+    place, position = gathered(p.event_start, problem.node)
+    when[p.event_row[place]] = position
+    row, made = (np.repeat(each, np.diff(t.output_start)) for each in (np.arange(rows), when))
+    reader = np.repeat(np.arange(rows), np.diff(t.read_start))
+    # What is read of the first time that an operator ran is there whatever the schedule.
+    source = p.rows.read_row[: len(reader)].astype(np.int64)
+    read = ~t.read_ignored & (0 <= source) & (source < rows) & (when[reader] >= 0)
+    entry = t.output_start[source[read]] + p.rows.read_output[: len(reader)][read]
+    reader = reader[read]
+    last, first = np.full(len(row), -1), np.full(len(row), count)
+    np.maximum.at(last, entry[reader < n], when[reader[reader < n]])
+    np.minimum.at(first, entry[reader >= n], when[reader[reader >= n]])
+    # The user's gradients stay to the end, and so does what is added up to one.
+    stays = (row >= n) & (first == count)
+    stays[t.output_start[problem.asked[:, 0]] + problem.asked[:, 1]] = True
+    sums = np.zeros(rows, dtype=np.bool_)
+    sums[2 * n :] = (parts.work.training.owners < 0) & ~t.variable[2 * n :]
+    for total in np.flatnonzero(sums & (when >= 0))[::-1].tolist():
+        if stays[t.output_start[total]]:
+            terms = t.use_entry[t.use_start[total] : t.use_start[total + 1]]
+            stays[terms[sums[row[terms]]]] = True
+    nbytes = 4.0 * t.elements
+    in_place = np.zeros((2, count), dtype=np.bool_)
+    writer = np.repeat(np.arange(rows), np.diff(t.inplace_start))
+    kind = (writer >= n).astype(np.int64)  # gradients written over gradients, results over results
+    alike = (when[writer] >= 0) & (kind == (row[t.inplace_entry] >= n))
+    in_place[kind[alike], when[writer[alike]]] = True
+    result = np.flatnonzero((made >= 0) & (row < n) & (nbytes > 0))
+    result = result[np.argsort(made[result], kind="stable")]
+    gradient = (made >= 0) & (row >= n) & (nbytes > 0) & ~stays
+    return (
+        Tensors(
+            start=made[result],
+            stop=np.maximum(last, made)[result],
+            wanted=first[result],
+            nbytes=nbytes[result],
+            in_place=in_place[0],
+        ),
+        Tensors(
+            start=first[gradient],
+            stop=made[gradient],
+            wanted=first[gradient],
+            nbytes=nbytes[gradient],
+            in_place=in_place[1],
+        ),
+    )
+
+
+@compiled
+def _least_work(kept, highest, leaf, gradients, work, recomputed, divided):  # type: ignore[no-untyped-def]
+    """Find the least work from the first boundary to the last within each memory.
+
+    Sizes are those of `Segments` in slots, ``kept`` and ``leaf`` whole numbers; ``divided``, (s,
+    slots + 1), is the least work between neighbouring boundaries if that is divided further.
+    Returns the work, (slots + 1), `IMPOSSIBLE` where there is no way, and the choices, (s, t, slots
+    + 1). 0: a base case; 1: divided further; 4 c + flag: cut at boundary c.
+    """
+    m, far = leaf.shape[0], divided.shape[1]
+    best = np.full((m, m, far), IMPOSSIBLE, dtype=np.float32)
+    choice = np.zeros((m, m, far), dtype=np.uint16)
+    nothing = np.zeros(far, dtype=np.float32)
+    for length in range(1, m):
+        for s in range(m - length):
+            t = s + length
+            best[s, t, int(min(far, leaf[s, t])) :] = recomputed[0, s, t]
+            if length == 1:
+                _lower(best[s, t], choice[s, t], np.float32(0.0), divided[s], nothing, DIVIDED)
+            behind = gradients[t] + kept[0, s, t]
+            for c in range(s + 1, t):
+                through = min(far, math.ceil(behind + highest[s, c]))
+                for flag in range(FLAGS):
+                    shift = int(min(far, kept[flag, s, c]))
+                    least = int(max(through, shift))
+                    left, run = best[s, c], work[s, c]
+                    if flag:
+                        least = int(max(least, min(far, leaf[s, c])))
+                        left, run = nothing, run + recomputed[flag, s, c]
+                    right = best[c, t, least - shift :]
+                    known, made = best[s, t, least:], choice[s, t, least:]
+                    _lower(known, made, run, right, left[least:], 4 * c + flag)
+    return best[0, -1], choice
+
+
+@compiled
+def _lower(best, choice, run, right, left, chosen):  # type: ignore[no-untyped-def]
+    """Take a choice where it is better.
+
+    Written so that the compiler makes vector instructions of it: nothing is read or stored under a
+    condition, and no type is changed in the loop.
+    """
+    number = np.uint16(chosen)
+    for k in range(best.shape[0]):
+        total = run + right[k] + left[k]
+        known, made = best[k], choice[k]
+        better = total < known
+        best[k] = total if better else known
+        choice[k] = number if better else made
