@@ -23,28 +23,11 @@ def anneal(
 ) -> Iterator[S]:
     """Change a state at random, again and again, and keep changes for the worse less and less.
 
-    The same seed gives the same states in every version of Python.
-
-    Parameters
-    ----------
-    state : any
-        To start from.
-    objective : float
-        What it costs.
-    move : callable
-        Takes a state and a source of random numbers from 0 to 1; gives a changed state, or the same
-        object where the change that was drawn cannot be made.
-    evaluate : callable
-        Takes a state and a number: what the state costs, or None if it is more than the number.
-    tries : int
-    temperatures : tuple of float
-        At the beginning and at the end, as shares of the least cost so far.
-    seed : int
-
-    Yields
-    ------
-    any
-        The state after each try.
+    ``state`` costs ``objective``. ``move`` takes a state and a source of random numbers from 0 to
+    1, and gives the same object where the change that was drawn cannot be made. ``evaluate`` tells
+    what a state costs, None if that is more than a number. The ``temperatures`` at the beginning
+    and at the end are shares of the least cost so far. It yields the state after each try; the same
+    seed gives the same states in every version of Python.
     """
     draw = random.Random(seed).random
     hot, cold = temperatures

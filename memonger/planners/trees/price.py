@@ -111,22 +111,8 @@ def positions(node: np.ndarray, nodes: int) -> np.ndarray:
 def pool_of(b, events, match_ranges, limit):  # type: ignore[no-untyped-def]
     """Evaluate the memory of a schedule, 4 bytes to an element, gradients included.
 
-    Parameters
-    ----------
-    b : Problem
-    events : np.ndarray of int32
-        As ``unroll`` makes them.
-    match_ranges : np.ndarray
-        Those to try; the best counts.
-    limit : int
-        Bytes.
-
-    Returns
-    -------
-    int
-        Bytes of the pool; -1 if it is more than ``limit``.
-    int
-        The place of the best match range.
+    Returns the bytes of the pool with the best of ``match_ranges``, -1 if that is more than
+    ``limit``; and its place.
     """
     nodes = np.empty(events.shape[0], dtype=np.int32)
     for k in range(events.shape[0]):

@@ -133,25 +133,11 @@ def _run(s, lo, hi, held, asked, mark, events, count):  # type: ignore[no-untype
 
 @compiled
 def unroll(b, tree, most_work, most_events):  # type: ignore[no-untyped-def]
-    """Make the schedule of a tree.
+    """Make the schedule of a tree, and tell the work of all its forward runs.
 
-    Parameters
-    ----------
-    b : Problem
-        Its ``steps`` are read. (numba takes tuples of tuples faster than plain ones.)
-    tree : np.ndarray of int32, (nodes, 2)
-        Cuts outside of their segment are passed over.
-    most_work : float
-    most_events : int
-        It ends early once there are more; the events are then not all there.
-
-    Returns
-    -------
-    np.ndarray of int32
-        A position: the operator runs; -1 - position: its gradient does. Each reads what ran last of
-        what it reads.
-    float
-        The work of all forward runs.
+    A position: the operator runs; -1 - position: its gradient does. Each reads what ran last of
+    what it reads. Cuts outside of their segment are passed over. It ends early, with a part of the
+    events, once there is more than ``most_work``, or more than ``most_events``.
     """
     s = b.steps
     n = s.last.shape[0]
@@ -257,18 +243,6 @@ def binomial_tree(steps: int, states: int) -> np.ndarray:
     algorithm 799). To reverse steps lo..hi-1 with s states saved, the one at lo among them: run
     forward to a cut, reverse what is right of it with s - 1 states, then what is left of it with s.
     It is optimal if all steps cost the same and all states are equally large.
-
-    Parameters
-    ----------
-    steps : int
-        At least 1; position p is before step p.
-    states : int
-        At least 1: the state before the first step is saved in any case.
-
-    Raises
-    ------
-    MemongerError
-        If there is nothing to reverse, or no state to start from.
     """
     if steps < 1 or states < 1:
         raise MemongerError(
@@ -335,18 +309,8 @@ def tree_of_marks(s: Steps, kept: np.ndarray) -> np.ndarray:
 def change(tree: np.ndarray, count: int, draw: Callable[[], float]) -> np.ndarray:
     """Change a tree at random: move, add or drop a cut, or change what is saved of its left part.
 
-    Parameters
-    ----------
-    tree : np.ndarray of int32, (nodes, 2)
-    count : int
-        The operators of the network.
-    draw : callable
-        Gives random numbers from 0 to 1.
-
-    Returns
-    -------
-    np.ndarray
-        The tree itself where the change that was drawn cannot be made.
+    ``draw`` gives random numbers from 0 to 1. The tree of a network of ``count`` operators comes
+    back itself where the change that was drawn cannot be made.
     """
     q = int(draw() * len(tree))
     lo, hi, right, end = _segment(tree, q, count)
