@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import random
 from typing import Callable, Iterator, TypeVar
+
+import numpy as np
+
+from memonger.support.compiled import compiled
 
 S = TypeVar("S")
 
 MORE = 0.3  # the probability of one more change in a step
+
+
+@compiled
+def acceptable(current, hot, cold, done, draw):  # type: ignore[no-untyped-def]
+    """The most that the next state may cost, for a random number from 0 to 1 (Metropolis).
+
+    The temperature falls from ``hot`` to ``cold``; ``done`` is the part of the tries that is over.
+    """
+    return current - hot * (cold / hot) ** done * np.log(1 - draw)
 
 
 def anneal(
@@ -37,8 +49,8 @@ def anneal(
         while draw() < MORE:
             new = move(new, draw)
         if new is not state:
-            heat = hot * (cold / hot) ** (k / tries) * least
-            cost = evaluate(new, current - heat * math.log(1 - draw()))  # Metropolis
+            most = acceptable(float(current), hot * least, cold * least, k / tries, draw())
+            cost = evaluate(new, most)
             if cost is not None:
                 state, current = new, cost
                 least = min(least, cost)

@@ -221,6 +221,12 @@ def _advised(way: Way, found: Solution) -> Solution:
     elif saved < LITTLE * pool:
         text = f"the plan saves {100 * saved / pool:.1f} % of {in_words(pool)}"
         warnings.append(f"{text}: {_why_so_little(way)}")
+    if saved < LITTLE * pool and way.noun == "plan" and way.rules.watches_layouts:
+        warnings.append(
+            "operators are kept so that MKLDNN lays out every tensor on the CPU as it does without "
+            "a plan, and rounds alike; how='schedule', ctx=mx.gpu() (a plan for GPUs alone) or "
+            "MXNET_MKLDNN_ENABLED=0 may allow more"
+        )
     if useless:
         none = _confirm(way, replace(way.no_plan, added_time=None))
         found = replace(none, costs=found.costs, interrupted=found.interrupted)

@@ -168,7 +168,7 @@ MISTAKES = [
     ("cost nowhere.json --shape data=1", "no file 'nowhere.json'"),
     ("plan {net} --shape data", "written as data=32,3,224,224"),
     ("plan {net} --shape data=4,x", "whole numbers"),
-    ("plan {net} --shape data=N,64", "shape (None, 64) holds None, which is not an integer"),
+    ("plan {net} --shape data=N,64", "shape (None, 64) holds None; every size"),
     ("cost {net} --shape data=²,64", "whole numbers"),
     (f"cost {{net}} --shape data={'9' * 5000},64", "whole numbers"),
     ("cost {net} --shape data=4,64 --shape data=4,64", "data is given twice"),

@@ -136,8 +136,8 @@ def random_plans(dry: DryRun, networks: int, device: Any) -> Any:
         counted = {
             "networks": True,
             "recomputed": mask.any(),
-            "copies": copies,
-            "unfused": any(copy.unfused for copy in copies),
+            "copies": settled_copies,
+            "unfused": any(copy.unfused for copy in settled_copies),
             "apart": any(copy.apart for copy in copies),
             "unbound without rules": binds(bare, graph) is None,
         }

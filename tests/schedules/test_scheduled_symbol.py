@@ -222,7 +222,7 @@ def test_kept(way: str, caplog: pytest.LogCaptureFixture) -> None:
 #: What is made of a network with two outputs, and what is said when that is bound for training.
 TAKEN: dict[str, Any] = {
     "index": (lambda s: s[0], "getitem"),
-    "slice": (lambda s: s[:1], "getitem"),
+    "name": (lambda s: s["softmax_output"], "getitem"),
     "internals": (lambda s: s.get_internals()["a_output"], r"get_internals\(\)"),
     "children's children": (lambda s: s.get_children().get_children()[0], r"get_children\(\)"),
     "composed": (lambda s: s(data=S.Variable("data")), "composed"),

@@ -13,6 +13,7 @@ import numpy as np
 
 from memonger.costs.fusion import plan_bytes
 from memonger.costs.replay import NO_LIMIT
+from memonger.planners.annealing import MORE, acceptable
 from memonger.planners.marks.rules import RuleTables, obey
 from memonger.support.compiled import compiled
 
@@ -167,10 +168,9 @@ def anneal(s, mask, goal, seed, tries, hot, cold, archive, stop, done):  # type:
                 break
             done[0] += 1
             _change(s, new, goal.flipping)
-            while np.random.random() < 0.3:
+            while np.random.random() < MORE:
                 _change(s, new, goal.flipping)
-            heat = hot * (cold / hot) ** (step / tries)
-            most = current - heat * np.log(1 - np.random.random())  # Metropolis
+            most = acceptable(current, hot, cold, step / tries, np.random.random())
         order, reads, seconds = _ruled(s, new)
         left = most - goal.second_price * seconds
         if left < 0:
