@@ -12,25 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from memonger.costs.replay import replay
-from memonger.planners.marks.anneal import Goal, anneal, empty_archive, evaluate, record
+from memonger.planners.marks.anneal import SAVED, Goal, anneal, empty_archive, evaluate
+from memonger.planners.marks.anneal import name_nodes, record
 from memonger.planners.marks.copies import behind_copies, copies_at, copyable
-from memonger.planners.marks.cuts import (
-    Weights,
-    cheap_cuts,
-    cheapest_cuts,
-    recomputed_between,
-    weigh,
-)
+from memonger.planners.marks.cuts import Weigher, Weights, cheap_cuts, cheapest_cuts
+from memonger.planners.marks.cuts import golden_section, walk
 from memonger.planners.marks.rules import Rules
-from memonger.planners.marks.search import (
-    Effort,
-    MarkPlan,
-    MarkSearch,
-    NodeTimes,
-    Phase,
-    settled,
-    walk,
-)
+from memonger.planners.marks.search import Effort, MarkPlan, MarkSearch, NodeTimes, Phase, settled
 from memonger.planners.pareto import not_dominated
 from memonger.support.cache import forget
 from memonger.support.parallel import Threads
@@ -76,6 +64,18 @@ def test_cheapest_cuts_against_all_sets_of_cuts(w: Weights, limit: int) -> None:
         assert kept(w, list(chosen), limit) == min(possible)
 
 
+def test_golden_section_finds_the_minimum() -> None:
+    asked: list[float] = []
+
+    def cost(x: float) -> float:
+        asked.append(x)
+        return (x - 2.2) ** 2
+
+    golden_section(cost, 0.0, 7.0, 16)
+    assert len(asked) == 16
+    assert min(abs(x - 2.2) for x in asked) < 0.02
+
+
 def test_a_walk_divides_evenly() -> None:
     w = Weights(np.arange(102.0), np.zeros(102), np.ones(102))
     for pieces in (2, 5, 10):
@@ -89,13 +89,13 @@ def test_weights_of_a_chain() -> None:
     symbol, shapes = networks.chain(8, hidden=256, batch=256)
     rules = rules_of(symbol, shapes)
     cuts = every_cut(rules.graph)
-    w = weigh(rules.trainings[0], cuts, 1.0)
+    w = Weigher(rules.trainings[0], cuts)(1.0)
     tensor = 4 * 256 * 256
     assert w.until[-1] / tensor == 2 * 8 + 1
     assert (w.keep[1:-1] >= tensor * 0.9).sum() >= 8
     besides = w.highest[1:] - w.until[1:]
     assert besides.max() / tensor <= 4
-    squares = weigh(rules.trainings[0], cuts, 2.0)
+    squares = Weigher(rules.trainings[0], cuts)(2.0)
     assert squares.until[-1] == pytest.approx(w.until[-1] * tensor, rel=0.01)
 
 
@@ -126,9 +126,10 @@ def of_unet() -> MarkSearch:
     return search_of(*networks.unet(batch=1, image=64))
 
 
-def random_mask(search: MarkSearch, random: np.random.RandomState) -> np.ndarray:
-    """Most nodes are recomputed."""
-    return random.uniform(size=len(search.rules.graph.nodes)) < 0.8
+def random_state(search: MarkSearch, random: np.random.RandomState) -> np.ndarray:
+    cuts, nodes = len(search.cuts), len(search.rules.graph.nodes)
+    others = random.choice(3, size=nodes, p=[0.8, 0.1, 0.1])
+    return np.concatenate([random.uniform(size=cuts) < 0.2, others]).astype(np.int8)
 
 
 def test_plans_are_evaluated_as_they_are_replayed() -> None:
@@ -137,8 +138,8 @@ def test_plans_are_evaluated_as_they_are_replayed() -> None:
     random, nodes = np.random.RandomState(0), search.rules.graph.nodes
     plans = set()
     for _ in range(20):
-        mask = random_mask(search, random)
-        pool, seconds = evaluate(search.space, mask)
+        mask = np.empty(len(nodes), dtype=np.bool_)
+        pool, seconds = evaluate(search.space, random_state(search, random), mask)
         found = replay(search.rules.trainings[0], mask)
         assert pool == found.pool_bytes
         n = len(mask)
@@ -155,57 +156,69 @@ def test_plans_are_evaluated_as_they_are_replayed() -> None:
 def test_a_plan_without_saved_identities_is_added_without_them() -> None:
     search = of_unet()
     mask = search.plain.apply(search.plain.allowed)
-    plan = search.add(MarkPlan(0, 0.0, mask))
-    assert plan is not None and search.copies
+    found = search.add(mask, ())
+    assert found is not None and search.copies
+    plan = search.plan(found)
     assert not plan.copies and (plan.mask == mask).all()
     assert plan.pool_bytes == search.plain.replay(mask).pool_bytes
 
 
 def test_a_set_of_cuts_saves_what_is_alive_there_and_what_comes_after_the_last() -> None:
     symbol, shapes = networks.chain(8, hidden=256, batch=256)
-    graph = rules_of(symbol, shapes).graph
-    cuts = every_cut(graph)
-    expected = np.ones(len(graph.nodes), dtype=np.bool_)
-    assert (recomputed_between([], len(expected)) == expected).all()
+    rules = rules_of(symbol, shapes)
+    search = MarkSearch(rules, unit_times(), every_cut(rules.graph), (), Threads(), Effort())
+    cuts, n = search.cuts, len(rules.graph.nodes)
+    state = np.zeros(len(cuts) + n, dtype=np.int8)
+    mask, chosen = np.empty(n, dtype=np.bool_), [3, 9]
+    state[chosen] = 1
+    evaluate(search.space, state, mask)
+    expected = rules.allowed.copy()
     expected[cuts[9].after + 1 :] = False
-    expected[[i for k in (3, 9) for i in cuts[k].keep]] = False
-    assert (recomputed_between([cuts[3], cuts[9]], len(expected)) == expected).all()
+    expected[[i for k in chosen for i in cuts[k].keep]] = False
+    assert (mask == rules.apply(expected)).all() and mask.any()
+    state[len(cuts) :][: cuts[3].after + 1] = SAVED
+    evaluate(search.space, state, mask)
+    expected[: cuts[3].after + 1] = False
+    assert (mask == rules.apply(expected)).all() and mask.any()
 
 
-@pytest.mark.parametrize("goal", [Goal(0.0, 1.0, 0.0, 0.5), Goal(1e12, 1.0, 1.0, 0.4)])
+@pytest.mark.parametrize("goal", [Goal(0.0, 1.0, 0.0, 0.5, False), Goal(1e12, 1.0, 1.0, 0.4, True)])
 def test_annealing_leaves_the_best_plan(goal: Goal) -> None:
     search = of_unet()
     stop, done = np.zeros((2, 1), dtype=np.int64)
-    start = random_mask(search, np.random.RandomState(0))
+    start = random_state(search, np.random.RandomState(0))
+    mask = np.empty(len(search.rules.graph.nodes), dtype=np.bool_)
 
-    def energy(mask: np.ndarray) -> float:
-        pool, seconds = evaluate(search.space, mask.copy())
+    def energy(state: np.ndarray) -> float:
+        pool, seconds = evaluate(search.space, state, mask)
         return goal.byte_price * max(0.0, pool - goal.limit) + goal.second_price * seconds
 
     hot = 0.05 * energy(start)
     results = []
     for _ in range(2):
-        mask, archive = start.copy(), empty_archive(search.unplanned, 50, len(start))
-        least = anneal(search.space, mask, goal, 7, 400, hot, hot / 50, archive, stop, done)
-        visited = archive.masks[np.isfinite(archive.seconds)]
-        assert energy(mask) == least <= min(map(energy, visited)) < energy(start)
-        results.append(mask.tobytes())
+        state, archive = start.copy(), empty_archive(search.unplanned, 50, len(start))
+        least = anneal(search.space, state, goal, 7, 400, hot, hot / 50, archive, stop, done)
+        visited = archive.states[np.isfinite(archive.seconds)]
+        assert energy(state) == least <= min(map(energy, visited)) < energy(start)
+        results.append(state.tobytes())
     assert results[0] == results[1]  # the same seed
     assert done[0] == 800
     stop[0] = 1
-    mask = start.copy()
-    anneal(search.space, mask, goal, 7, 400, hot, hot / 50, archive, stop, done)
-    assert done[0] == 800 and energy(mask) == energy(start)
+    state = start.copy()
+    anneal(search.space, state, goal, 7, 400, hot, hot / 50, archive, stop, done)
+    assert done[0] == 800 and energy(state) == energy(start)
 
 
 def test_a_limit_is_kept() -> None:
     search = of_unet()
     stop, done = np.zeros((2, 1), dtype=np.int64)
     mask = np.zeros(len(search.rules.graph.nodes), dtype=np.bool_)
-    limit, archive = 0.7 * search.unplanned, empty_archive(search.unplanned, 50, len(mask))
-    goal = Goal(limit, 1e30, 1.0, 0.4)
-    anneal(search.space, mask, goal, 7, 2000, 5.0, 0.1, archive, stop, done)
-    pool, seconds = evaluate(search.space, mask)
+    limit, state = 0.7 * search.unplanned, np.zeros(len(search.cuts) + len(mask), dtype=np.int8)
+    name_nodes(state, mask)
+    archive = empty_archive(search.unplanned, 50, len(state))
+    goal = Goal(limit, 1e30, 1.0, 0.4, True)
+    anneal(search.space, state, goal, 7, 2000, 5.0, 0.1, archive, stop, done)
+    pool, seconds = evaluate(search.space, state, mask)
     assert pool <= limit and seconds == archive.seconds[archive.pools <= limit].min()
 
 
@@ -220,16 +233,16 @@ def test_the_fastest_of_each_size_is_kept(most: int) -> None:
         plans = zip(archive.pools[known].tolist(), archive.seconds[known].tolist())
         return not_dominated(plans, lambda plan: plan)
 
-    record(archive, most + 1, 0.0, np.array([True, True]))
+    record(archive, most + 1, 0.0, np.array([1, 1]))
     assert taken() == []
-    record(archive, most, 1.0, np.array([False, False]))
+    record(archive, most, 1.0, np.array([0, 0]))
     assert taken() == [(most, 1.0)]
     smaller = most * (sizes - 1) // sizes  # the largest of the size below
-    record(archive, smaller, 2.0, np.array([True, False]))
-    record(archive, smaller, 3.0, np.array([False, True]))
+    record(archive, smaller, 2.0, np.array([1, 0]))
+    record(archive, smaller, 3.0, np.array([0, 1]))
     assert taken() == [(smaller, 2.0), (most, 1.0)]
-    record(archive, smaller, 0.5, np.array([False, True]))
-    assert taken() == [(smaller, 0.5)] and archive.masks.sum() == 1
+    record(archive, smaller, 0.5, np.array([0, 1]))
+    assert taken() == [(smaller, 0.5)] and archive.states.sum() == 1
 
 
 def test_not_dominated() -> None:

@@ -17,30 +17,49 @@ from memonger.planners.annealing import MORE, acceptable
 from memonger.planners.marks.rules import RuleTables, obey
 from memonger.support.compiled import compiled
 
+AS_CUTS, SAVED, RECOMPUTED = 0, 1, 2  # of a node in a state
+
 
 class Space(NamedTuple):
-    """What is searched: the masks of the nodes of a network with saved identities."""
+    """What is searched.
+
+    A state is an array of int8. Of n cuts the first n elements tell which are made: what is alive
+    there is saved, all between is recomputed, and nothing behind the last. The others tell which
+    nodes are SAVED or RECOMPUTED all the same.
+
+    Cut k lies after node ``after[k]`` and saves the nodes ``keep[keep_start[k] :
+    keep_start[k + 1]]``; the nodes ``flippable`` may change by themselves. Node i takes
+    ``seconds[i]`` when it is recomputed, and much of it for its bytes if it is ``costly``. Saved
+    identity ``copies[k]`` of node ``copied[k]`` adds ``copy_seconds[k]`` to a step where the one is
+    recomputed and the other is not.
+    """
 
     rules: RuleTables
     match_ranges: np.ndarray
-    after: np.ndarray  # of each cut the node before it; alive there are the nodes
-    keep_start: np.ndarray  # keep[keep_start[k] : keep_start[k + 1]]
+    after: np.ndarray
+    keep_start: np.ndarray
     keep: np.ndarray
-    flippable: np.ndarray  # nodes that may change by themselves
-    seconds: np.ndarray  # of each node, when it is recomputed
-    costly: np.ndarray  # of each node whether that is much for its bytes
-    copied: np.ndarray  # the nodes that have a saved identity
-    copies: np.ndarray  # those identities
-    copy_seconds: np.ndarray  # of each, where it is saved and the node is recomputed
+    flippable: np.ndarray
+    seconds: np.ndarray
+    costly: np.ndarray
+    copied: np.ndarray
+    copies: np.ndarray
+    copy_seconds: np.ndarray
 
 
 class Goal(NamedTuple):
-    """The energy of a plan: its bytes above ``limit`` and its seconds, each times a price."""
+    """What annealing looks for, and how.
+
+    The energy of a plan is its bytes above ``limit`` and its seconds, each times a price. Of the
+    changes ``flipping`` set single nodes. The others move cuts, or, if the states are to name each
+    node ``by_node`` and no cuts, set what is between two cuts and what is saved at one.
+    """
 
     limit: float
     byte_price: float
     second_price: float
-    flipping: float  # the share of the changes that set single nodes
+    flipping: float
+    by_node: bool
 
 
 class Archive(NamedTuple):
@@ -49,17 +68,21 @@ class Archive(NamedTuple):
     most: int
     pools: np.ndarray
     seconds: np.ndarray
-    masks: np.ndarray
+    states: np.ndarray
 
 
-def empty_archive(most: int, bins: int, nodes: int) -> Archive:
+def empty_archive(most: int, bins: int, elements: int) -> Archive:
     """Make an archive for plans of at most so many bytes."""
-    pools, masks = np.zeros(bins, dtype=np.int64), np.zeros((bins, nodes), dtype=np.bool_)
-    return Archive(most, pools, np.full(bins, np.inf), masks)
+    return Archive(
+        most,
+        np.zeros(bins, dtype=np.int64),
+        np.full(bins, np.inf),
+        np.zeros((bins, elements), dtype=np.int8),
+    )
 
 
 @compiled
-def record(archive, pool, seconds, mask):  # type: ignore[no-untyped-def]
+def record(archive, pool, seconds, state):  # type: ignore[no-untyped-def]
     """Take a plan into the archive if it is the fastest of its size."""
     if pool > archive.most:
         return
@@ -67,33 +90,60 @@ def record(archive, pool, seconds, mask):  # type: ignore[no-untyped-def]
     if seconds < archive.seconds[k] or (seconds == archive.seconds[k] and pool < archive.pools[k]):
         archive.pools[k] = pool
         archive.seconds[k] = seconds
-        archive.masks[k] = mask
+        archive.states[k] = state
 
 
 @compiled
-def _ruled(s, mask):  # type: ignore[no-untyped-def]
-    """Leave of a mask what the rules allow; as ``obey``, and the seconds that the plan adds."""
+def added_seconds(s, mask, order):  # type: ignore[no-untyped-def]
+    """The seconds that a plan adds to a step that runs in this order."""
     n = mask.shape[0]
-    for k in range(len(s.copied)):
-        if not mask[s.copied[k]]:  # an identity of what is saved itself costs nothing
-            mask[s.copied[k] + 1 : s.copies[k] + 1] = True
-    order, reads = obey(s.rules, mask)
     seconds = 0.0
     for row in order:
         if n <= row < 2 * n:
             seconds += s.seconds[row - n]
-    for k in range(len(s.copied)):
+    for k in range(s.copied.shape[0]):
         if mask[s.copied[k]] and not mask[s.copies[k]]:
             seconds += s.copy_seconds[k]
-    return order, reads, seconds
+    return seconds
 
 
 @compiled
-def evaluate(s, mask):  # type: ignore[no-untyped-def]
-    """Leave of a mask what the rules allow; the bytes that it costs, and the seconds it adds."""
-    order, reads, seconds = _ruled(s, mask)
+def plan_of(s, state, mask):  # type: ignore[no-untyped-def]
+    """Write the nodes that a state recomputes to ``mask``, and obey the rules; as ``obey``."""
+    cuts = len(s.after)
+    made = np.flatnonzero(state[:cuts])
+    mask[:] = True
+    if len(made):
+        mask[s.after[made[-1]] + 1 :] = False
+    for k in made:
+        for q in range(s.keep_start[k], s.keep_start[k + 1]):
+            mask[s.keep[q]] = False
+    nodes = state[cuts:]
+    for i in range(len(nodes)):
+        if nodes[i] != AS_CUTS:
+            mask[i] = nodes[i] == RECOMPUTED
+    for k in range(len(s.copied)):
+        if not mask[s.copied[k]]:  # an identity of what is saved itself costs nothing
+            mask[s.copied[k] + 1 : s.copies[k] + 1] = True
+    return obey(s.rules, mask)
+
+
+@compiled
+def name_nodes(state, mask):  # type: ignore[no-untyped-def]
+    """Write a plan into a state, node by node."""
+    cuts = len(state) - len(mask)
+    state[:cuts] = False
+    for i in range(len(mask)):
+        state[cuts + i] = RECOMPUTED if mask[i] else SAVED
+
+
+@compiled
+def evaluate(s, state, mask):  # type: ignore[no-untyped-def]
+    """The bytes that a state costs, and the seconds that it adds; ``mask``: its plan."""
+    order, reads = plan_of(s, state, mask)
     t, f = s.rules.tables, s.rules.fusible
-    return plan_bytes(t, f, mask, order, reads, s.match_ranges, NO_LIMIT), seconds
+    pool = plan_bytes(t, f, mask, order, reads, s.match_ranges, NO_LIMIT)
+    return pool, added_seconds(s, mask, order)
 
 
 @compiled
@@ -106,84 +156,129 @@ def _near():  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _set_cut(s, mask, cut, value):  # type: ignore[no-untyped-def]
+def _flip(s, nodes, values):  # type: ignore[no-untyped-def]
+    """Set some nodes that follow each other to one of the last so many values."""
+    first = last = np.random.randint(len(s.flippable))
+    while last + 1 < len(s.flippable) and np.random.random() < 0.8:
+        last += 1
+    to = 3 - values + np.random.randint(values)
+    for i in s.flippable[first : last + 1]:
+        nodes[i] = to
+
+
+@compiled
+def _move_cut(cuts):  # type: ignore[no-untyped-def]
+    """Move, leave out or make a cut."""
+    made, move = np.flatnonzero(cuts), np.random.random()
+    if move < 0.6 and len(made):
+        k = made[np.random.randint(len(made))]
+        cuts[k] = False
+        cuts[min(len(cuts) - 1, max(0, k + _near()))] = True
+    elif move < 0.8 and len(made) > 1:
+        cuts[made[np.random.randint(len(made))]] = False
+    else:
+        cuts[np.random.randint(len(cuts))] = True
+
+
+@compiled
+def _save(s, nodes, cut, value):  # type: ignore[no-untyped-def]
     """Set what is alive at a cut; there is none at -1, nor beyond the last."""
     if 0 <= cut < len(s.after):
         for q in range(s.keep_start[cut], s.keep_start[cut + 1]):
-            mask[s.keep[q]] = value
+            nodes[s.keep[q]] = value
 
 
 @compiled
-def _change(s, mask, flipping):  # type: ignore[no-untyped-def]
-    """Change a mask at random."""
+def _set_nodes(s, nodes):  # type: ignore[no-untyped-def]
+    """Set what is between two cuts, or save at another cut what is saved at one."""
     cuts, kind = len(s.after), np.random.random()
-    if len(s.flippable) and (not cuts or np.random.random() < flipping):
-        # Set some nodes that follow each other.
-        first = last = np.random.randint(len(s.flippable))
-        while last + 1 < len(s.flippable) and np.random.random() < 0.8:
-            last += 1
-        for i in s.flippable[first : last + 1]:
-            mask[i] = kind < 0.5
-    elif kind < 0.6:
-        # Set what is between two cuts.
+    if kind < 0.6:
         first = np.random.randint(cuts + 1) - 1
         last = min(cuts, first + abs(_near()))
         start = s.after[first] + 1 if first >= 0 else 0
-        stop = s.after[last] + 1 if last < cuts else len(mask)
-        mask[start:stop] = kind < 0.2
-        if kind > 0.4:
-            mask[start:stop] = ~s.costly[start:stop]
-        _set_cut(s, mask, first, False)
-        _set_cut(s, mask, last, False)
-    elif kind < 0.72:
-        _set_cut(s, mask, np.random.randint(cuts), False)
+        stop = s.after[last] + 1 if last < cuts else len(nodes)
+        choice = np.random.randint(3)
+        for i in range(start, stop):
+            again = choice == 0 or choice == 1 and not s.costly[i]
+            nodes[i] = RECOMPUTED if again else SAVED
+        _save(s, nodes, first, SAVED)
+        _save(s, nodes, last, SAVED)
     else:
-        # Move a cut where all is saved, or leave it out.
         cut = np.random.randint(cuts)
-        while cut + 1 < cuts and mask[s.keep[s.keep_start[cut] : s.keep_start[cut + 1]]].any():
-            cut += 1
-        _set_cut(s, mask, cut, True)
-        if kind < 0.9:
-            _set_cut(s, mask, min(cuts - 1, max(0, cut + _near())), False)
+        _save(s, nodes, cut, RECOMPUTED)
+        if kind < 0.87:
+            _save(s, nodes, min(cuts - 1, max(0, cut + _near())), SAVED)
 
 
 @compiled
-def anneal(s, mask, goal, seed, tries, hot, cold, archive, stop, done):  # type: ignore[no-untyped-def]
-    """Anneal a mask in place, to that of least energy that was visited; return the energy.
+def _change(s, state, goal):  # type: ignore[no-untyped-def]
+    """Change a state at random."""
+    cuts = len(s.after)
+    if len(s.flippable) and (not cuts or np.random.random() < goal.flipping):
+        _flip(s, state[cuts:], 2 if goal.by_node else 3)
+    elif goal.by_node:
+        _set_nodes(s, state[cuts:])
+    else:
+        _move_cut(state[:cuts])
 
-    ``hot`` and ``cold`` are the temperatures at the beginning and at the end, in units of the
-    energy. The archive receives what is visited. The search ends when the element of ``stop``,
-    which another thread may set, is not 0; that of ``done`` counts the tries.
+
+@compiled
+def anneal(s, state, goal, seed, tries, hot, cold, archive, stop, done):  # type: ignore[no-untyped-def]
+    """Anneal a state in place, to the one of least energy that was visited.
+
+    Parameters
+    ----------
+    s : Space
+    state : np.ndarray of int8
+    goal : Goal
+    seed, tries : int
+    hot, cold : float
+        Temperatures at the beginning and at the end, in units of the energy.
+    archive : Archive
+        Receives what is visited.
+    stop : np.ndarray
+        The search ends when its element is not 0; another thread may set it.
+    done : np.ndarray
+        Its element counts the tries.
+
+    Returns
+    -------
+    float
+        The least energy.
     """
     np.random.seed(seed)
     t, f = s.rules.tables, s.rules.fusible
     if len(s.after) + len(s.flippable) == 0:
         tries = 0
-    new, best = mask.copy(), mask.copy()
+    new, least_state = state.copy(), state.copy()
+    mask = np.empty(t.forward, dtype=np.bool_)
     least = current = most = np.inf
     for step in range(-1, tries):  # the first is the plan as it is
-        new[:] = mask
+        new[:] = state
         if step >= 0:
             if stop[0]:
                 break
             done[0] += 1
-            _change(s, new, goal.flipping)
+            _change(s, new, goal)
             while np.random.random() < MORE:
-                _change(s, new, goal.flipping)
+                _change(s, new, goal)
             most = acceptable(current, hot, cold, step / tries, np.random.random())
-        order, reads, seconds = _ruled(s, new)
+        order, reads = plan_of(s, new, mask)
+        seconds = added_seconds(s, mask, order)
         left = most - goal.second_price * seconds
         if left < 0:
             continue
         limit = goal.limit + left / goal.byte_price
-        pool = plan_bytes(t, f, new, order, reads, s.match_ranges, limit)
+        pool = plan_bytes(t, f, mask, order, reads, s.match_ranges, limit)
         if pool > limit:
             continue
         current = goal.second_price * seconds + goal.byte_price * max(0.0, pool - goal.limit)
-        mask[:] = new
-        record(archive, pool, seconds, mask)
+        state[:] = new
+        if goal.by_node:
+            name_nodes(state, mask)
+        record(archive, pool, seconds, state)
         if current < least:
             least = current
-            best[:] = mask
-    mask[:] = best
+            least_state[:] = state
+    state[:] = least_state
     return least

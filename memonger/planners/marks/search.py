@@ -22,7 +22,7 @@ operators alone, not on the machine's cores.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Callable, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -34,10 +34,12 @@ from memonger.planners.marks.anneal import (
     anneal,
     empty_archive,
     evaluate,
+    name_nodes,
+    plan_of,
     record,
 )
 from memonger.planners.marks.copies import behind_copies, needed_copies, settle
-from memonger.planners.marks.cuts import Cut, Weights, cheapest_cuts, recomputed_between, weigh
+from memonger.planners.marks.cuts import Cut, Weigher, Weights, cheapest_cuts, golden_section, walk
 from memonger.planners.marks.rules import Rules
 from memonger.planners.pareto import not_dominated
 from memonger.support.parallel import Threads
@@ -45,16 +47,19 @@ from memonger.support.parallel import Threads
 HARD = 1e30  # the price of a byte above a limit that must be kept
 CHEAP = 0.3  # of the mean time of an operator by its bytes: see ``costly``
 
-Heat = Tuple[float, float]  # the temperature at the beginning of annealing, and at the end
-
 
 class Phase(NamedTuple):
-    """One annealing for least memory, of the smallest ``starts`` plans known."""
+    """One annealing for least memory, of the smallest ``starts`` plans known.
+
+    It has a part of all tries, and a share of changes that flip operators instead of moving a cut.
+    The temperatures (shares of a plan's memory) are taken in turn, for networks differ in what
+    moving a cut changes.
+    """
 
     starts: int
-    part: float  # of all tries
-    heats: tuple[Heat, ...]  # shares of a plan's memory, taken in turn: networks differ
-    flipping: float  # the share of changes that flip operators instead of moving a cut
+    part: float
+    heats: tuple[tuple[float, float], ...]
+    flipping: float
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ class Effort:
 
     Its phases share ``tries``, or so many that ``nodes`` are replayed, times ``patience``; the
     search for fast plans has as many again. Beyond ``large`` nodes a replay is slower by the node.
+    Temperatures of ``time_heat`` are shares of the time of a forward pass.
     """
 
     patience: float = 1.0
@@ -71,16 +77,16 @@ class Effort:
     large: int = 10_000
     cuts: int = 600
     exponents: tuple[float, ...] = (1.0, 0.75, 0.5, 0.35, 0.2)
-    halvings: int = 24  # of the range of the memory between cuts, for each exponent
-    walks: int = 12  # with several budgets, for each exponent
+    sections: int = 10  # numbers of cuts that are tried by golden section, for each exponent
+    halvings: int = 12  # of the range of the memory between cuts, for each exponent
     phases: tuple[Phase, ...] = (
-        Phase(8, 0.25, ((0.004, 0.0002), (0.0015, 0.0001)), 0.4),
-        Phase(4, 0.55, ((0.002, 0.0001),), 0.5),
+        Phase(8, 0.25, ((0.004, 0.0002), (0.0015, 0.0001)), 0.0),
+        Phase(4, 0.55, ((0.002, 0.0001),), 0.75),
         Phase(4, 0.2, ((0.001, 0.0001),), 1.0),
     )
     parts: int = 50  # of the smallest plan, from which annealing for time may start
     limits: int = 8  # of memory, in each of two rounds
-    time_heat: Heat = (0.04, 0.0004)  # shares of the time of a forward pass
+    time_heat: tuple[float, float] = (0.04, 0.0004)
     sizes: int = 200  # of plans in the archive
     small: float = 1 / 2000  # of the largest result: smaller ones are not flipped by themselves
 
@@ -101,6 +107,14 @@ class NodeTimes(NamedTuple):
     moved_bytes: np.ndarray
 
 
+class Found(NamedTuple):
+    """A state of the search (see `Space`), its bytes as MXNet counts, and the added seconds."""
+
+    pool_bytes: int
+    seconds: float
+    state: np.ndarray
+
+
 class MarkPlan(NamedTuple):
     """The recomputed nodes and saved identities, the bytes as MXNet counts, the added seconds."""
 
@@ -110,23 +124,20 @@ class MarkPlan(NamedTuple):
     copies: tuple[KeptCopy, ...] = ()
 
 
-def by_size(plan: MarkPlan) -> tuple[int, float]:
-    """What plans are compared by: the bytes, then the seconds."""
-    return plan.pool_bytes, plan.seconds
-
-
-def by_time(plan: MarkPlan) -> tuple[float, int]:
-    """What plans are compared by: the seconds, then the bytes."""
-    return plan.seconds, plan.pool_bytes
-
-
 def costly(seconds: np.ndarray, moved: np.ndarray) -> np.ndarray:
-    """The nodes that take longer than moving the bytes (``moved``) that they read and write."""
+    """The operators that take longer than moving what they read and write would.
+
+    Parameters
+    ----------
+    seconds, moved : np.ndarray
+        Of each node its time, and the bytes that it reads and writes.
+    """
     busy = (moved > 0) & (seconds > 0)
     if not busy.any():
-        return busy
+        return np.zeros(len(seconds), dtype=np.bool_)
     pace = np.median(seconds[busy] / moved[busy])
-    return busy & (seconds > CHEAP * seconds[busy].mean()) & (seconds > 2 * pace * moved)
+    share = seconds > CHEAP * seconds[busy].mean()
+    return busy & share & (seconds > 2 * pace * moved)
 
 
 def recomputation_times(
@@ -162,32 +173,23 @@ def settled(plain: Rules, times: Callable[[Rules], NodeTimes], plan: MarkPlan) -
     return MarkPlan(found.pool_bytes, total, mask, copies)
 
 
-def walk(weights: Weights, pieces: float) -> list[int]:
-    """Cuts, by index, that divide a network into about so many pieces of equal weight.
-
-    As the original's walk (Chen et al. 2016, algorithm 3) with a budget between two cuts; of the
-    cuts near the end of a piece the one that keeps least is taken.
-    """
-    budget = weights.until[-1] / pieces
-    at, keep = weights.until[1:-1], weights.keep[1:-1]
-    chosen: list[int] = []
-    start = 0.0
-    while True:
-        near = np.flatnonzero((at > start + budget / 2) & (at <= start + budget * 1.25))
-        if not len(near):
-            near = np.flatnonzero(at > start + budget)[:1]
-            if not len(near):
-                return chosen
-        waste = keep[near] + np.abs(at[near] - start - budget) / 4
-        chosen.append(int(near[np.argmin(waste)]))
-        start = float(at[chosen[-1]])
-
-
 class MarkSearch:
     """The search of one network with some saved identities.
 
-    ``plain`` and ``cuts`` are of the network without any, ``times`` gives those of the network of
-    any rules; ``share`` of the progress is told for as many tries as an effort has.
+    Parameters
+    ----------
+    plain : Rules
+        Of the network without saved identities.
+    times : callable
+        From rules (of the network with some) to `NodeTimes`.
+    cuts : sequence of Cut
+        Of the network without saved identities.
+    copies : tuple of KeptCopy
+        Those that it has.
+    threads : Threads
+    effort : Effort
+    share : float
+        Of the progress that is told, for as many tries as an effort has.
     """
 
     def __init__(
@@ -205,15 +207,15 @@ class MarkSearch:
         self.copies = copies
         self.rules, self.moved = plain.with_copies(copies)
         self.cuts = behind_copies(cuts, self.moved, copies)
-        self.nodes = len(self.rules.graph.nodes)
-        tries = min(effort.tries, effort.nodes / self.nodes * min(1, effort.large / self.nodes))
+        count = len(self.rules.graph.nodes)
+        tries = min(effort.tries, effort.nodes / count * min(1, effort.large / count))
         self.tries = int(effort.patience * tries / self.rules.effort)
         self.unplanned = max(1, plain.replay(np.zeros_like(plain.allowed)).pool_bytes)
         self.space = self._space()
-        self.forward_seconds = max(float(self.space.seconds.sum()), 1e-12)
-        nothing = np.zeros(self.nodes, dtype=np.bool_)
+        nothing, mask = self._state(), np.zeros(count, dtype=np.bool_)
+        name_nodes(nothing, mask)
         # Saved identities that nobody needs may take more than the network without them.
-        self.most = max(self.unplanned, int(evaluate(self.space, nothing)[0]))
+        self.most = max(self.unplanned, int(evaluate(self.space, nothing, mask)[0]))
         self.archive = self._empty_archive()
         self._record(nothing)
 
@@ -238,111 +240,144 @@ class MarkSearch:
 
     # ------------------------------------------------------------------ the search
 
-    def cuts_by_size(self) -> list[MarkPlan]:
-        """Archive the sets of cuts to start from, the smallest first."""
-        found: dict[tuple[int, ...], MarkPlan] = {}
-
-        def take(chosen: Sequence[int]) -> None:
-            mask = recomputed_between([self.cuts[k] for k in chosen], self.nodes)
-            found[tuple(chosen)] = self._record(mask)
-
-        for exponent in self.effort.exponents:
-            weights = weigh(self.rules.trainings[0], self.cuts, exponent)
-            low, high = 0.0, float(weights.highest.max())
-            for _ in range(self.effort.halvings):
-                limit = (low + high) / 2
-                chosen, possible = cheapest_cuts(weights, limit)
-                if possible:
-                    high = limit
-                    take(chosen)
-                else:
-                    low = limit
-            for pieces in np.geomspace(2, max(3, len(self.cuts)), self.effort.walks):
-                take(walk(weights, pieces))
-        return sorted(found.values(), key=by_size)
-
-    def minimise(self, starts: Sequence[MarkPlan], phase: Phase) -> list[MarkPlan]:
-        """Anneal for least memory, a thread each; what came of it, the smallest first."""
-        goal = Goal(0.0, 1.0, 1e-6 * self.unplanned / self.forward_seconds, phase.flipping)
+    def minimise(self, starts: Sequence[Found], phase: Phase) -> list[Found]:
+        """Anneal for least memory, a thread each; all that came of it, the smallest first."""
+        price = 1e-6 * self.unplanned / self._second_scale()
+        goal = Goal(0.0, 1.0, price, phase.flipping, False)
+        starts = starts[: phase.starts]
         jobs = []
-        for k, start in enumerate(starts[: phase.starts]):
-            hot, cold = phase.heats[k % len(phase.heats)]
-            jobs.append((start, goal, (hot * start.pool_bytes, cold * start.pool_bytes)))
-        return sorted(self._anneal(jobs, phase.part), key=by_size)
+        for k, start in enumerate(starts):
+            heat = phase.heats[k % len(phase.heats)]
+            jobs.append((start, goal, [share * start.pool_bytes for share in heat]))
+        found = {found.state.tobytes(): found for found in self._anneal(jobs, phase.part)}
+        return sorted(found.values(), key=lambda found: found[:2])
 
     def speed_up(self) -> None:
         """Anneal archived plans for the least time within several limits, in two rounds."""
         self._add_parts()
         count = 2 * self.effort.limits
-        hot, cold = (part * self.forward_seconds for part in self.effort.time_heat)
+        heat = [part * self._second_scale() for part in self.effort.time_heat]
         for part in range(2):
-            plans = not_dominated(self.plans(), by_size)
+            plans = not_dominated(self._archived(), lambda plan: plan[:2])
             limits = np.geomspace(plans[0].pool_bytes, self.unplanned, count + 1)[part:count:2]
             jobs = []
             for limit in np.maximum(limits, plans[0].pool_bytes):  # the first may be rounded
                 start = [plan for plan in plans if plan.pool_bytes <= limit][-1]
-                jobs.append((start, Goal(limit, HARD, 1.0, 0.4), (hot, cold)))
+                jobs.append((start, Goal(limit, HARD, 1.0, 0.4, True), heat))
             self._anneal(jobs, 1 / 2)
 
     def _add_parts(self) -> None:
         """Archive parts of the smallest plan: what comes before a cut, or behind it, and cheap."""
-        smallest = self._full(min(self.plans(), key=by_size))
+        smallest = self._mask(min(self._archived(), key=lambda plan: plan[:2]))
         places = [cut.after + 1 for cut in self.cuts]
+        state = self._state()
         for mask in (smallest, smallest & ~self.space.costly):
             for place in places[:: 1 + len(places) // self.effort.parts]:
                 for part in (slice(place), slice(place, None)):
                     left = mask.copy()
                     left[part] = False
-                    self._record(left)
+                    name_nodes(state, left)
+                    self._record(state)
 
-    def _anneal(self, jobs: Sequence[tuple[MarkPlan, Goal, Heat]], part: float) -> list[MarkPlan]:
-        """Anneal plans, a thread each; archive what is visited, return the best of each."""
-        tries = int(self.tries * part) // len(jobs)
+    def cuts_by_size(self) -> list[Found]:
+        """Archive the sets of cuts to start from, and sort them by the bytes that they cost."""
+        weigher = Weigher(self.rules.trainings[0], self.cuts)
+        found: dict[bytes, Found] = {}
 
-        def work(
-            job: tuple[int, tuple[MarkPlan, Goal, Heat]], done: np.ndarray
-        ) -> tuple[np.ndarray, Archive]:
-            seed, (start, goal, heat) = job
-            mask, archive = self._full(start), self._empty_archive()
-            anneal(self.space, mask, goal, seed, tries, *heat, archive, self.threads.stop, done)
-            return mask, archive
+        def cost(chosen: Sequence[int]) -> int:
+            state = self._state()
+            state[chosen] = True
+            key = state.tobytes()
+            if key not in found:
+                found[key] = self._record(state)
+            return found[key].pool_bytes
 
-        annealed = self.threads.each(work, [*enumerate(jobs)], tries, part * self.share)
-        for _, archive in annealed:
-            for k in np.flatnonzero(np.isfinite(archive.seconds)):
-                record(self.archive, archive.pools[k], archive.seconds[k], archive.masks[k])
-        return [self._record(mask) for mask, _ in annealed]
+        for exponent in self.effort.exponents:
+            weights = weigher(exponent)
+            low, high = 0.0, float(weights.highest.max())
+            for _ in range(self.effort.halvings):
+                bound = (low + high) / 2
+                chosen, possible = cheapest_cuts(weights, bound)
+                if possible:
+                    high = bound
+                    cost(chosen)
+                else:
+                    low = bound
 
-    # ------------------------------------------------------------------ the archive
+            def of_pieces(logarithm: float, weights: Weights = weights) -> float:
+                return cost(walk(weights, np.exp(logarithm)))
 
-    def add(self, plan: MarkPlan) -> MarkPlan | None:
-        """Archive a plan of the plain network, if it needs no other saved identities."""
-        return self._record(self._full(plan)) if {*plan.copies} <= {*self.copies} else None
+            most = np.log(max(3, len(self.cuts)))
+            golden_section(of_pieces, np.log(2), most, self.effort.sections)
+        return sorted(found.values(), key=lambda found: found[:2])
+
+    def add(self, mask: np.ndarray, copies: Sequence[KeptCopy]) -> Found | None:
+        """Archive a plan of the plain network, if it needs none but these saved identities."""
+        if not {*copies} <= {*self.copies}:
+            return None
+        full = mask_with_copies(mask, self.moved, copies, len(self.space.seconds))
+        for copy in {*self.copies} - {*copies}:  # what nobody saves is recomputed
+            place = int(self.moved[copy.node])
+            full[place + 1 : place + copy.offset + 1] = True
+        state = self._state()
+        name_nodes(state, full)
+        return self._record(state)
 
     def plans(self) -> list[MarkPlan]:
         """The archived plans, with what they cost as long as no saved identity is taken out."""
-        a = self.archive
-        known = np.flatnonzero(np.isfinite(a.seconds))
-        return [self._plan(a.pools[k], a.seconds[k], a.masks[k]) for k in known]
+        return [self.plan(found) for found in self._archived()]
+
+    def plan(self, found: Found) -> MarkPlan:
+        """The plan of the plain network that a state is."""
+        mask = self._mask(found)
+        needed = needed_copies(self.moved, self.copies, mask)
+        return MarkPlan(int(found.pool_bytes), float(found.seconds), mask[self.moved], needed)
+
+    def _mask(self, found: Found) -> np.ndarray:
+        mask = np.empty(len(self.space.seconds), dtype=np.bool_)
+        plan_of(self.space, found.state, mask)
+        return mask
+
+    # ------------------------------------------------------------------ the archive
+
+    def _state(self) -> np.ndarray:
+        """The state in which there are no cuts and everything is recomputed."""
+        return np.zeros(len(self.cuts) + len(self.space.seconds), dtype=np.int8)
+
+    def _second_scale(self) -> float:
+        return max(float(self.space.seconds.sum()), 1e-12)
 
     def _empty_archive(self) -> Archive:
-        return empty_archive(self.most, self.effort.sizes, self.nodes)
+        return empty_archive(self.most, self.effort.sizes, len(self._state()))
 
-    def _record(self, mask: np.ndarray) -> MarkPlan:
-        """Archive a plan of the network with saved identities, as the rules leave it."""
-        pool, seconds = evaluate(self.space, mask)
-        record(self.archive, pool, seconds, mask)
-        return self._plan(pool, seconds, mask)
+    def _record(self, state: np.ndarray) -> Found:
+        mask = np.empty(len(self.space.seconds), dtype=np.bool_)
+        pool, seconds = evaluate(self.space, state, mask)
+        record(self.archive, pool, seconds, state)
+        return Found(pool, seconds, state)
 
-    def _plan(self, pool: int, seconds: float, mask: np.ndarray) -> MarkPlan:
-        """The plan of the plain network that a mask is."""
-        needed = needed_copies(self.moved, self.copies, mask)
-        return MarkPlan(int(pool), float(seconds), mask[self.moved], needed)
+    def _archived(self) -> list[Found]:
+        known, a = np.flatnonzero(np.isfinite(self.archive.seconds)), self.archive
+        return [Found(a.pools[k], a.seconds[k], a.states[k].copy()) for k in known]
 
-    def _full(self, plan: MarkPlan) -> np.ndarray:
-        """The mask that a plan of the plain network is; what nobody saves is recomputed."""
-        full = mask_with_copies(plan.mask, self.moved, plan.copies, self.nodes)
-        for copy in {*self.copies} - {*plan.copies}:
-            place = int(self.moved[copy.node])
-            full[place + 1 : place + copy.offset + 1] = True
-        return full
+    def _anneal(
+        self, jobs: Sequence[tuple[Found, Goal, Sequence[float]]], part: float
+    ) -> list[Found]:
+        """Anneal states, a thread each; archive what is visited, return the best of each."""
+        tries = int(self.tries * part) // len(jobs)
+
+        def work(job: tuple[int, Found, Goal, Sequence[float]], done: np.ndarray) -> Any:
+            seed, start, goal, (hot, cold) = job
+            state, archive = start.state.copy(), self._empty_archive()
+            if goal.by_node:
+                name_nodes(state, self._mask(start))
+            stop = self.threads.stop
+            anneal(self.space, state, goal, seed, tries, hot, cold, archive, stop, done)
+            return state, archive
+
+        numbered = [(seed, *job) for seed, job in enumerate(jobs)]
+        annealed = self.threads.each(work, numbered, tries, part * self.share)
+        for _, archive in annealed:
+            for k in np.flatnonzero(np.isfinite(archive.seconds)):
+                record(self.archive, archive.pools[k], archive.seconds[k], archive.states[k])
+        return [self._record(state) for state, _ in annealed]

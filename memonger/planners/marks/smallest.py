@@ -16,15 +16,7 @@ from memonger.planners.marks import chen2016
 from memonger.planners.marks.copies import apart_from_fusion, copies_at
 from memonger.planners.marks.cuts import Cut, cheap_cuts, single_tensor_cuts
 from memonger.planners.marks.rules import Rules
-from memonger.planners.marks.search import (
-    Effort,
-    MarkPlan,
-    MarkSearch,
-    NodeTimes,
-    by_size,
-    by_time,
-    settled,
-)
+from memonger.planners.marks.search import Effort, MarkPlan, MarkSearch, NodeTimes, settled
 from memonger.planners.pareto import not_dominated
 from memonger.support.parallel import Threads
 
@@ -33,21 +25,23 @@ NO_PLAN = "no plan"
 UNFUSED_SHARE = 0.4  # of the time of a search with fusion: what the one without takes
 
 Times = Callable[[Rules], NodeTimes]
-Cost = Callable[[np.ndarray], int]  # the bytes that a set of recomputed nodes costs
 
 
 class Least(NamedTuple):
-    """The plan of least memory, and the bytes of all that were compared, by name."""
+    """The plan of least memory, and the bytes of all that were compared, by name.
+
+    ``unfused`` is the least without pointwise fusion, where that is on.
+    """
 
     plan: MarkPlan
     costs: dict[str, int]
     interrupted: bool
-    unfused: int | None = None  # the least without pointwise fusion, where that is on
+    unfused: int | None = None
 
 
 def smallest(
     stages: Mapping[int, str],
-    cost: Cost,
+    cost: Callable[[np.ndarray], int],
     rules: Rules,
     ntrial: int = 6,
     copies: bool = True,
@@ -55,10 +49,28 @@ def smallest(
     effort: Effort,
     progress: Callable[[float], None] | None = None,
 ) -> Least:
-    """Find the cheapest of no plan, the original's with the user's marks, and searched ones.
+    """Find the cheapest of no plan, the original's, and searched ones.
 
-    All plans obey the rules; ``copies`` tells whether results may be saved in identities. Raises
-    KeyboardInterrupt if that comes before anything better than no plan was found.
+    Parameters
+    ----------
+    stages : dict
+        The user's ``mirror_stage`` marks.
+    cost : callable
+        The bytes that a set of recomputed nodes costs, by a replay.
+    rules : Rules
+        What is returned obeys them, and it is the plan with the rules that is costed.
+    ntrial : int
+        As for the original's search.
+    copies : bool
+        Whether results may be saved in identities.
+    effort : Effort
+    progress : callable, optional
+        Is told how much of the search is done, from 0 to 1.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        If it comes before anything better than no plan was found.
     """
     threads, unfused = Threads(progress), None
 
@@ -73,10 +85,13 @@ def smallest(
     return found._replace(interrupted=found.interrupted or threads.interrupted, unfused=unfused)
 
 
-def smallest_bound(stages: Mapping[int, str], cost: Cost, rules: Rules, ntrial: int = 6) -> Least:
+def smallest_bound(
+    stages: Mapping[int, str], cost: Callable[[np.ndarray], int], rules: Rules, ntrial: int = 6
+) -> Least:
     """Find the cheapest of no plan and the original's, where each cost is a bind.
 
-    The original's search runs on the user's marks and on single-tensor cuts.
+    The original's search runs on the user's marks and on single-tensor cuts. Parameters are as of
+    `smallest`.
     """
     single = dict.fromkeys(single_tensor_cuts(rules.graph), "True")
     tried = {"your marks" if stages else NO_CUTS: lambda: _original(stages, cost, rules, ntrial)}
@@ -97,16 +112,26 @@ def fastest(
 ) -> tuple[list[MarkPlan], bool]:
     """Search for the plans that are not dominated in memory and time, the fastest first.
 
-    It starts from ``known`` plans too. Also told is whether the user ended the search early. What
-    plans cost is what the search has found. They are carried out without the saved identities that
-    they do not need (``copies.settle``), and may then take other blocks: mostly less memory.
+    What they cost is what the search has found. They are carried out without the saved identities
+    that they do not need (``copies.settle``), and may then take other blocks: mostly less memory.
+
+    Parameters
+    ----------
+    known : sequence of MarkPlan
+        From which the search starts, besides its own.
+
+    Returns
+    -------
+    list of MarkPlan
+    bool
+        Whether the user ended the search early.
     """
     threads = Threads(lambda done: progress(done / 2) if progress else None)
     search, least, _ = _least_memory(rules, times, stages, copies, threads, effort)
     interrupted, own = False, [MarkPlan(0, 0.0, np.zeros_like(least.mask)), *known]
     try:
         for plan in (*own, least):
-            search.add(plan)
+            search.add(plan.mask, plan.copies)
         if rules.allowed.any():
             search.speed_up()
     except KeyboardInterrupt:
@@ -115,14 +140,25 @@ def fastest(
     return not_dominated(plans, by_time), interrupted or threads.interrupted
 
 
-def _original(stages: Mapping[int, str], cost: Cost, rules: Rules, ntrial: int) -> MarkPlan:
+def by_time(plan: MarkPlan) -> tuple[float, float]:
+    """What plans are compared by: the seconds, then the bytes."""
+    return plan.seconds, plan.pool_bytes
+
+
+def _original(
+    stages: Mapping[int, str], cost: Callable[[np.ndarray], int], rules: Rules, ntrial: int
+) -> MarkPlan:
     """Find the original's best plan with the rules."""
     trials = chen2016.search(rules.graph, stages, lambda mask: cost(rules.apply(mask)), ntrial)
     best = chen2016.best(trials)
     return MarkPlan(best.cost, 0.0, rules.apply(best.plan.mask))
 
 
-def _cheapest(rules: Rules, cost: Cost, tried: Mapping[str, Callable[[], MarkPlan]]) -> Least:
+def _cheapest(
+    rules: Rules,
+    cost: Callable[[np.ndarray], int],
+    tried: Mapping[str, Callable[[], MarkPlan]],
+) -> Least:
     """The cheapest of no plan and what is tried in turn, until the user ends it."""
     nothing = np.zeros(len(rules.graph.nodes), dtype=np.bool_)
     found, interrupted = {NO_PLAN: MarkPlan(cost(nothing), 0.0, nothing)}, False
@@ -149,16 +185,19 @@ def _least_memory(
 
     The last that is returned are the least bytes without pointwise fusion, where that is on.
     """
+    share, known, unfused = 1.0, None, None
     cuts = cheap_cuts(rules.graph, effort.cuts, stages)
+    if rules.fuses:
+        share = 1 - UNFUSED_SHARE
+        plain = rules.unfused()
+        at = copies_at(plain, cuts) if copies else ()
+        known = _minimised(plain, times, cuts, at, threads, effort, UNFUSED_SHARE)[1]
+        unfused = known.pool_bytes
     at = copies_at(rules, cuts) if copies else ()
-    if not rules.fuses:
-        return (*_minimised(rules, times, cuts, at, threads, effort), None)
-    plain = rules.unfused()
-    known = _minimised(plain, times, cuts, at, threads, effort, UNFUSED_SHARE)[1]
-    apart = apart_from_fusion(rules, known.mask, known.copies) if copies else ()
-    at, start = tuple(sorted((*at, *apart))), known._replace(copies=(*known.copies, *apart))
-    found = _minimised(rules, times, cuts, at, threads, effort, 1 - UNFUSED_SHARE, start)
-    return (*found, known.pool_bytes)
+    if known is not None and copies:
+        apart = apart_from_fusion(rules, known.mask, known.copies)
+        at, known = tuple(sorted((*at, *apart))), known._replace(copies=(*known.copies, *apart))
+    return (*_minimised(rules, times, cuts, at, threads, effort, share, known), unfused)
 
 
 def _minimised(
@@ -168,7 +207,7 @@ def _minimised(
     copies: tuple[KeptCopy, ...],
     threads: Threads,
     effort: Effort,
-    share: float = 1.0,
+    share: float,
     known: MarkPlan | None = None,
 ) -> tuple[MarkSearch, MarkPlan]:
     """Search with these saved identities, then with those alone that are needed."""
@@ -180,12 +219,16 @@ def _minimised(
     found = search.cuts_by_size()
     for phase in first:
         found = search.minimise(found, phase)
-    plans = [settled(rules, times, each) for each in (nothing, found[0], known) if each is not None]
-    least = min(plans, key=by_size)
+    plan = search.plan(found[0])
+    plans = [settled(rules, times, each) for each in (nothing, plan, known) if each is not None]
+    least = min(plans, key=lambda plan: plan[:2])
     narrow = MarkSearch(rules, times, (), least.copies, threads, effort, share)
-    plan = narrow.minimise([least] * last.starts, last)[0]
+    start = narrow.add(least.mask, least.copies)
+    assert start is not None
+    plan = narrow.plan(narrow.minimise([start] * last.starts, last)[0])
     plain = plan._replace(copies=tuple(copy for copy in plan.copies if not copy.apart))
-    return search, min((settled(rules, times, each) for each in (plan, plain)), key=by_size)
+    both = [settled(rules, times, each) for each in (plan, plain)]
+    return search, min(both, key=lambda plan: plan[:2])
 
 
 def _flops(rules: Rules) -> NodeTimes:
