@@ -226,25 +226,9 @@ def _change(s, state, goal):  # type: ignore[no-untyped-def]
 def anneal(s, state, goal, seed, tries, hot, cold, archive, stop, done):  # type: ignore[no-untyped-def]
     """Anneal a state in place, to the one of least energy that was visited.
 
-    Parameters
-    ----------
-    s : Space
-    state : np.ndarray of int8
-    goal : Goal
-    seed, tries : int
-    hot, cold : float
-        Temperatures at the beginning and at the end, in units of the energy.
-    archive : Archive
-        Receives what is visited.
-    stop : np.ndarray
-        The search ends when its element is not 0; another thread may set it.
-    done : np.ndarray
-        Its element counts the tries.
-
-    Returns
-    -------
-    float
-        The least energy.
+    ``hot`` and ``cold`` are the temperatures at the beginning and at the end, in units of the
+    energy. The archive receives what is visited. The search ends when the element of ``stop``,
+    which another thread may set, is not 0; that of ``done`` counts the tries. Returns the energy.
     """
     np.random.seed(seed)
     t, f = s.rules.tables, s.rules.fusible

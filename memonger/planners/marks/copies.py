@@ -19,39 +19,38 @@ WORTH = 0.01  # of the memory, that it must save
 def copyable(rules: Rules) -> tuple[KeptCopy, ...]:
     """The copies that may help, and may stand where they do.
 
-    Their gradients read inputs, which they would hold if they were kept themselves. Only their
-    first output is read, by operators, so that the copy runs right after them; it is no output of
-    the network, where two gradients would be added up in another order. They are tied where the
-    recomputed copy of the operator must be read, which its gradient does not do. Pointwise fusion
+    Their gradients read inputs, which they would hold if they were kept themselves. They are tied
+    where the recomputed copy of the operator must be read, which its gradient does not do. Fusion
     leaves them alone where the network is trained with it and nowhere else than on a GPU. A network
     whose plans must watch MKLDNN's layouts gets none.
     """
     if rules.watches_layouts:
         return ()
     graph, facts = rules.graph, rules.trainings[0].facts
-    places = _places_for_copies(rules)
     tolerant = rules.tables[0].tolerant
     unfused = GPU_FUSION in rules.targets and CPU not in rules.targets
     return tuple(
         KeptCopy(
             i, "" if tolerant[i] or facts[i].own_output else graph.tensors[i][0].dtype, unfused
         )
-        for i in graph.operators
-        if i in places and rules.allowed[i] and facts[i].inputs
+        for i in _places_for_copies(rules)
+        if rules.allowed[i] and facts[i].inputs
     )
 
 
-def _places_for_copies(rules: Rules) -> set[int]:
-    """The nodes that a copy may stand behind (see ``copyable``)."""
-    graph = rules.graph
+def _places_for_copies(rules: Rules) -> list[int]:
+    """The nodes that a copy may stand behind.
+
+    Their first output alone is read, by operators, so that the copy runs right after them; it is no
+    output of the network, where two gradients would be added up in another order.
+    """
+    graph, same = rules.graph, rules.trainings[0].same
     read = {a for node in graph.nodes for a, b in node.inputs if b == 0}
     read -= {a for node in graph.nodes for a, b in node.inputs if b > 0}
     read -= {d for node in graph.nodes for d in node.deps}
     read -= {a for a, _ in graph.heads}
-    same = rules.trainings[0].same
-    merged = {i for i, first in enumerate(same) if i != first}
-    merged |= {same[i] for i in merged}
-    return {i for i in graph.operators if i in read and i not in merged}
+    alone = np.bincount(same) == 1  # not merged with another
+    return [i for i in graph.operators if i in read and alone[same[i]]]
 
 
 def copies_at(rules: Rules, cuts: Sequence[Cut]) -> tuple[KeptCopy, ...]:
@@ -75,13 +74,15 @@ def copies_at(rules: Rules, cuts: Sequence[Cut]) -> tuple[KeptCopy, ...]:
 
 def behind_copies(cuts: Sequence[Cut], moved: np.ndarray, copies: Sequence[KeptCopy]) -> list[Cut]:
     """The cuts of the plain network in the network with copies: there the copies are kept."""
-    offsets = {copy.node: copy.offset for copy in copies}
+    first = moved.copy()  # where the first output of each node stands
+    for copy in copies:
+        first[copy.node] += copy.offset
 
     def entry(a: int, b: int) -> Entry:
-        return (int(moved[a]) + (offsets.get(a, 0) if b == 0 else 0), b)
+        return int(moved[a] if b else first[a]), b
 
     return [
-        Cut(entry(cut.after, 0)[0], tuple(entry(a, b) for a, b in cut.entries), cut.size)
+        Cut(int(first[cut.after]), tuple(entry(a, b) for a, b in cut.entries), cut.size)
         for cut in cuts
     ]
 
@@ -100,25 +101,9 @@ def settle(
 ) -> tuple[Rules, np.ndarray, np.ndarray, tuple[KeptCopy, ...]]:
     """The part of a plan that is right, with none but the copies that it needs.
 
-    Parameters
-    ----------
-    plain : Rules
-        Of the network without copies.
-    mask : np.ndarray of bool
-        Nodes of the plain network to recompute.
-    copies : tuple of KeptCopy
-        Of some of them (of ``copyable``), in their order.
-
-    Returns
-    -------
-    Rules
-        Of the network with the copies that are left.
-    np.ndarray of bool
-        The recomputed nodes of that network.
-    np.ndarray of bool
-        Those of the plain network, for ``marks.apply``.
-    tuple of KeptCopy
-        The copies that are left.
+    ``plain`` are the rules of the network without copies, ``mask`` its nodes to recompute. Returned
+    are the rules of the network with the copies that are left and its recomputed nodes; those of
+    the plain network, for ``marks.apply``; and the copies that are left.
     """
     while True:
         rules, moved = plain.with_copies(copies)
@@ -136,26 +121,16 @@ def apart_from_fusion(
 
     A sum that pointwise fusion makes one operator of holds all its terms until it runs. With
     something between that is not fused each term is gone once it has been added.
-
-    Parameters
-    ----------
-    rules : Rules
-        Of the plain network.
-    mask, copies
-        A plan of it.
     """
 
     def cost(more: tuple[KeptCopy, ...]) -> int:
         made, full, _, _ = settle(rules, mask, tuple(sorted((*copies, *more))))
         return made.replay(full).pool_bytes
 
-    training, places = rules.trainings[0], _places_for_copies(rules)
+    training, least = rules.trainings[0], cost(())
     found: tuple[KeptCopy, ...] = ()
-    least = cost(())
-    sums = [
-        [i for i in nodes if i in places and not training.facts[i].inputs]
-        for nodes in fused_forward(training, mask)
-    ]
+    places = {i for i in _places_for_copies(rules) if not training.facts[i].inputs}
+    sums = [[i for i in nodes if i in places] for nodes in fused_forward(training, mask)]
     for nodes in [nodes for nodes in sums if nodes][:MOST_SUMS]:
         more = (*found, *(KeptCopy(i, unfused=True, apart=True) for i in nodes))
         with_more = cost(more)

@@ -86,12 +86,7 @@ def cheap_cuts(graph: ForwardGraph, most: int, wanted: Collection[int] = ()) -> 
 
     Where there are more, the cheapest of each of ``most`` equal stretches of the order are taken.
 
-    Parameters
-    ----------
-    graph : ForwardGraph
-    most : int
-    wanted : collection of int
-        Operators after which there is to be a cut in any case, unless they are more than ``most``.
+    After the operators ``wanted`` there is one in any case, unless they are more than ``most``.
     """
     operators, (size, count) = graph.operators, _profile(graph)
     low = [
@@ -232,12 +227,7 @@ def _add(tree, i, weight):  # type: ignore[no-untyped-def]
 def cheapest_cuts(weights, limit):  # type: ignore[no-untyped-def]
     """The cuts that keep least while no piece needs more than ``limit`` besides what was kept.
 
-    Returns
-    -------
-    np.ndarray of int
-        Indices of cuts in ascending order; none if there are no such cuts.
-    bool
-        Whether there are.
+    Returns their indices in ascending order, and whether there are such cuts.
     """
     count = len(weights.keep)
     kept = np.full(count, np.inf)  # at the least, if there is a cut here

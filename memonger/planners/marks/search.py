@@ -125,13 +125,7 @@ class MarkPlan(NamedTuple):
 
 
 def costly(seconds: np.ndarray, moved: np.ndarray) -> np.ndarray:
-    """The operators that take longer than moving what they read and write would.
-
-    Parameters
-    ----------
-    seconds, moved : np.ndarray
-        Of each node its time, and the bytes that it reads and writes.
-    """
+    """The operators that take longer than moving what they read and write would."""
     busy = (moved > 0) & (seconds > 0)
     if not busy.any():
         return np.zeros(len(seconds), dtype=np.bool_)
@@ -176,20 +170,8 @@ def settled(plain: Rules, times: Callable[[Rules], NodeTimes], plan: MarkPlan) -
 class MarkSearch:
     """The search of one network with some saved identities.
 
-    Parameters
-    ----------
-    plain : Rules
-        Of the network without saved identities.
-    times : callable
-        From rules (of the network with some) to `NodeTimes`.
-    cuts : sequence of Cut
-        Of the network without saved identities.
-    copies : tuple of KeptCopy
-        Those that it has.
-    threads : Threads
-    effort : Effort
-    share : float
-        Of the progress that is told, for as many tries as an effort has.
+    ``plain`` and ``cuts`` are of the network without any, ``times`` gives those of the network of
+    any rules; ``share`` of the progress is told for as many tries as an effort has.
     """
 
     def __init__(

@@ -51,26 +51,9 @@ def smallest(
 ) -> Least:
     """Find the cheapest of no plan, the original's, and searched ones.
 
-    Parameters
-    ----------
-    stages : dict
-        The user's ``mirror_stage`` marks.
-    cost : callable
-        The bytes that a set of recomputed nodes costs, by a replay.
-    rules : Rules
-        What is returned obeys them, and it is the plan with the rules that is costed.
-    ntrial : int
-        As for the original's search.
-    copies : bool
-        Whether results may be saved in identities.
-    effort : Effort
-    progress : callable, optional
-        Is told how much of the search is done, from 0 to 1.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        If it comes before anything better than no plan was found.
+    ``cost`` tells the bytes that a set of recomputed nodes costs, by a replay; ``copies`` whether
+    results may be saved in identities. All plans obey the rules. Raises KeyboardInterrupt if that
+    comes before anything better than no plan was found.
     """
     threads, unfused = Threads(progress), None
 
@@ -115,16 +98,7 @@ def fastest(
     What they cost is what the search has found. They are carried out without the saved identities
     that they do not need (``copies.settle``), and may then take other blocks: mostly less memory.
 
-    Parameters
-    ----------
-    known : sequence of MarkPlan
-        From which the search starts, besides its own.
-
-    Returns
-    -------
-    list of MarkPlan
-    bool
-        Whether the user ended the search early.
+    It starts from ``known`` plans too. Also told is whether the user ended the search early.
     """
     threads = Threads(lambda done: progress(done / 2) if progress else None)
     search, least, _ = _least_memory(rules, times, stages, copies, threads, effort)
