@@ -146,7 +146,8 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
             return super().simple_bind(*usual, sharing, shared_buffer, **kwargs)
         executor.refuse_sparse(stype_dict or {})
         inputs = {*self.list_arguments(), *self.list_auxiliary_states()}
-        given = {k: tuple(v) for k, v in kwargs.items() if k in inputs}
+        shapes = {k: v for k, v in kwargs.items() if isinstance(v, (list, tuple))}  # as MXNet does
+        given = {k: tuple(v) for k, v in shapes.items() if k in inputs}
         types = {k: np.dtype(v).name for k, v in (type_dict or {}).items() if k in inputs}
         graph = forward_graph(self, InputSpec(given, types))
         tensors = executor.tensors_of(graph)

@@ -39,6 +39,7 @@ class Lowered:
     extra: Mapping[str, Tensor]  # all arguments and auxiliary states that only the symbol has
     forward: int  # nodes that run before the outputs are there, variables counted
     nodes: int
+    operators: int  # nodes that are no variables
 
     def bind(self, ctx: Any, args: Arrays, aux: Arrays, shared_exec: Any) -> Any:
         """Bind it with these arrays (there may be others among them)."""
@@ -53,6 +54,12 @@ class Lowered:
             ) from None
         if not hasattr(mx.base._LIB, RUN_OPS):
             raise MemongerError("this build of MXNet cannot run a schedule: it exports no RunOps")
+        found = made.debug_str().count("\nOp:")
+        if found != self.operators:  # parts of the step would run at the wrong time
+            raise MemongerError(
+                f"MXNet has made {found} operators of the {self.operators} of a training step; "
+                "please report this network"
+            )
         return made
 
 
@@ -94,6 +101,7 @@ def write(step: TrainingStep) -> Lowered:
         extra=extra,
         forward=int(np.flatnonzero(step.rows.time[order] == 0).max(initial=-1)) + 1,
         nodes=len(order),
+        operators=sum(nodes[row]["op"] != "null" for row in order),
     )
 
 
