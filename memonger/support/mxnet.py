@@ -167,8 +167,9 @@ def _explain(error: BaseException) -> str:
     library = found[0] if found else ""
     if library == "libcuda.so.1":
         return (
-            f"{build} is installed, but there is no NVIDIA driver (libcuda.so.1); install it, or "
-            f"the CPU build: pip uninstall -y {build} && pip install 'memonger[cpu]'"
+            f"{build} is installed, but this machine has no NVIDIA driver (libcuda.so.1); install "
+            f"the driver, or use the CPU build: pip uninstall -y {build} && pip install "
+            "'memonger[cpu]'"
         )
     if library in [soname for _, soname in CUDA_LIBRARIES]:
         return f"{build} needs {library}; pip install 'memonger[cu112]' brings the CUDA libraries"
