@@ -15,6 +15,8 @@ import importlib.util
 import os
 import re
 import sys
+import tempfile
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Iterator
@@ -215,6 +217,32 @@ def __getattr__(name: str) -> Any:
         )
     globals()[name] = mxnet
     return mxnet
+
+
+_STDERR = threading.Lock()  # file descriptor 2 is the process's
+
+
+@contextlib.contextmanager
+def without_line(text: bytes) -> Iterator[None]:
+    """Keep the lines that hold a text from standard error; write all others when the block ends.
+
+    For what MXNet logs without a condition, to the file descriptor.
+    """
+    with _STDERR, tempfile.TemporaryFile() as written:
+        try:
+            stderr = os.dup(2)
+        except OSError:  # it is closed
+            yield
+            return
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            written.seek(0)
+            with contextlib.suppress(OSError):  # nobody reads it
+                os.write(2, b"".join(line for line in written if text not in line))
+            os.close(stderr)
 
 
 # Every bind would print a line about MKLDNN on stderr; read once, at the first bind.

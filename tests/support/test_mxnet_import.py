@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
+from memonger.support.mxnet import without_line
 from planned import ROOT, run_python
 
 pytestmark = pytest.mark.python_differs
@@ -75,8 +77,36 @@ for request in ("write", "null"):
     net.simple_bind(mx.cpu(), grad_req=request, data=(2, 3)).forward()
 mx.nd.waitall()
 """
+TRAIN = """
+import memonger, mxnet as mx, os
+x = mx.sym.FullyConnected(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4), num_hidden=4)
+net = mx.sym.SoftmaxOutput(x, name="softmax")
+planned = memonger.plan(net, {"data": (2, 3)}, how="schedule", patience=0.02).symbol
+os.environ["MXNET_EXEC_VERBOSE_LOGGING"] = "1"  # MXNet logs its memory plan at each bind
+for _ in range(3):
+    executor = planned.simple_bind(mx.cpu(), data=(2, 3), softmax_label=(2,))
+    executor.forward(is_train=True)
+    executor.backward()
+    mx.nd.waitall()
+"""
 
 
 def test_binds_are_quiet() -> None:
     done = run_python("-W", "ignore", "-c", BINDS)
     assert (done.returncode, done.stderr) == (0, "")
+    done = run_python("-c", TRAIN)
+    assert done.returncode == 0 and "is detected" not in done.stderr, done.stderr
+
+
+def test_all_else_is_handed_on(capfd: pytest.CaptureFixture[str]) -> None:
+    with without_line(b"no such line"):
+        os.write(2, b"first\na line with no such line in it\nsec")
+        os.write(2, b"ond\n")
+        thread = threading.Thread(target=os.write, args=(2, b"third\n"))
+        thread.start()
+        thread.join()
+    with without_line(b"no such line"), pytest.raises(ValueError):
+        os.write(2, b"unfinished")
+        raise ValueError
+    os.write(2, b", after\n")
+    assert capfd.readouterr().err.splitlines()[:3] == ["first", "second", "third"]

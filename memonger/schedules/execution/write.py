@@ -16,7 +16,7 @@ from memonger.schedules.schedule import Schedule, adapt, check, workload
 from memonger.schedules.training_step import BIND, OURS, TrainingStep, nodes_of
 from memonger.support.cache import Latest
 from memonger.support.errors import MemongerError, said_by_mxnet
-from memonger.support.mxnet import environment, mx
+from memonger.support.mxnet import environment, mx, without_line
 from memonger.support.symbols import load_nodes
 
 Arrays = Dict[str, Any]
@@ -46,7 +46,7 @@ class Lowered:
         args = {name: args[name] for name in self.symbol.list_arguments()}
         aux = {name: aux[name] for name in self.symbol.list_auxiliary_states()}
         try:
-            with environment(**BIND):
+            with environment(**BIND), without_line(b"MXNET_SUBGRAPH_BACKEND=NONE is detected"):
                 made = self.symbol.bind(ctx, args, None, "null", aux, shared_exec=shared_exec)
         except mx.MXNetError as error:
             raise MemongerError(
