@@ -7,6 +7,7 @@ steps of a network are made of; `unroll` puts one of them together.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, defaultdict
 from functools import partial
 from itertools import chain
@@ -25,6 +26,8 @@ from memonger.schedules.nodes import AWAITED, CHAINED, LOOSE, Patterns, connect,
 from memonger.schedules.schedule import Schedule, Workload, first_time, masked
 from memonger.schedules.training_step import Node, Nodes, Parts, TrainingStep, insert, step_of
 from memonger.support.errors import MemongerError
+
+log = logging.getLogger("memonger")
 
 #: Operators that write the outputs that ``list_outputs`` does not show, read or not.
 WRITES_HIDDEN = frozenset(("BatchNorm", "Pooling"))
@@ -55,7 +58,8 @@ def parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True) -> P
     if any(node.op in PRODUCES_BLOCKED for node in training.graph.nodes):
         expected = Expected(replay(training, np.zeros(training.tables.forward, dtype=np.bool_)))
     patterns, kinds = made.patterns(events), tuple(made.nodes.kinds.all)
-    return Parts(work, mkldnn, patterns, kinds, gradients, made.totals, expected)
+    about = gradients, made.totals, frozenset(made.left_out)
+    return Parts(work, mkldnn, patterns, kinds, *about, expected)
 
 
 class _Maker:
@@ -79,8 +83,8 @@ class _Maker:
         self.masked = [masked(node.op, node.attrs) for node in self.graph.nodes]
         self.nodes = Nodes({id(kind): kind for kind in self.training.kinds}.values())
         self.totals: dict[int, int] = {}
-        if mkldnn:
-            self.refuse_left_out()
+        self.mkldnn = mkldnn
+        self.left_out: set[int] = set()
 
     def needed(self) -> list[Entry]:
         """List the outputs of operators that must be read, for they are if each runs once."""
@@ -95,6 +99,7 @@ class _Maker:
     def gradients(self) -> list[Entry | None]:
         """Find where the gradient of each argument comes from, past copies; None for zeros."""
         t, found = self.t, []
+        left_out = self.unwritten_biases() if self.mkldnn else set()
         rows, entries = t.head_row[t.outputs :], t.head_entry[t.outputs :]
         outputs = (entries - t.output_start[rows]).tolist()
         for a, row, output in zip(self.training.wanted, rows.tolist(), outputs):
@@ -102,24 +107,35 @@ class _Maker:
             if self.training.names[row] == self.graph.nodes[a].name + "_copy":
                 entry = self.reads[row][0]
             entry = self.handed_on.get(entry, entry)
+            if entry in left_out:
+                self.left_out.add(a)
+                log.warning(
+                    "%r gets no gradient, for the weight it belongs to gets none: MXNet leaves it "
+                    "out on the CPU, with or without a schedule, unless MXNET_MKLDNN_ENABLED=0",
+                    self.graph.nodes[a].name,
+                )
             found.append(None if (self.ops[entry[0]], entry[1]) in UNWRITTEN else entry)
         return found
 
-    def refuse_left_out(self) -> None:
-        """Refuse what MKLDNN does not write: gradients of biases whose weight gets none."""
+    def unwritten_biases(self) -> set[Entry]:
+        """Find gradients of biases that MKLDNN does not write, for their weights get none."""
         # src/operator/nn/mkldnn/mkldnn_fully_connected.cc
         t, kinds = self.t, self.training.kinds
+        found = set()
         for row in (r for r in self.walk if self.ops[r] == "_backward_FullyConnected"):
             head, output = self.reads[row][0]
             given = kinds[head].tensors[output]
             known = given.dtype == FLOAT and len(given.shape) <= AXES
             _, weight, *bias = t.reads[t.output_start[row] : t.output_start[row + 1]]
             if known and weight == 0 and any(bias):
-                raise MemongerError(
-                    f"the bias of {self.graph.nodes[self.owner[row]].name!r} gets no gradient, for "
-                    "its weight gets none: MXNet leaves it out on the CPU, with or without a "
-                    "schedule; fix the bias too, or set MXNET_MKLDNN_ENABLED=0"
-                )
+                found.add((row, 2))
+        for row, _ in sorted(found & set(chain(*self.reads))):
+            raise MemongerError(
+                f"the bias of {self.graph.nodes[self.owner[row]].name!r} is used more than once, "
+                "and its gradient would be wrong, with or without a schedule: MKLDNN leaves it out "
+                "where the weight gets none; fix the bias too, or set MXNET_MKLDNN_ENABLED=0"
+            )
+        return found
 
     def add_nodes(self) -> None:
         """Put down what nodes can be, as `Patterns` has them in order, but for totals."""
@@ -202,7 +218,8 @@ class _Maker:
         copies: dict[int, list[int]] = defaultdict(list)  # that run before a row
         sums: dict[int, list[int]] = defaultdict(list)  # that run after it
         for place, (a, entry) in enumerate(zip(self.training.wanted, gradients)):
-            if a in added and entry is not None and entry[0] in runs and reads[entry] == 1:
+            summed = a in added and a not in self.left_out
+            if summed and entry is not None and entry[0] in runs and reads[entry] == 1:
                 tensor = made.tensor(entry)
                 total = made.insert("null", {}, tensor)
                 copy = made.insert("_copy", {}, tensor, [total])

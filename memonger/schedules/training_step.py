@@ -52,6 +52,7 @@ class Parts:
     kinds: tuple[RowKind, ...]  # that the patterns refer to
     gradients: tuple[Entry | None, ...]  # of the arguments that get one, by pattern; None: zeros
     totals: Mapping[int, int]  # of arguments whose gradient is added to a total: its variable
+    left_out: frozenset[int]  # arguments whose gradient MKLDNN does not write
     expected: Expected | None  # layouts without a schedule; None if MKLDNN lays out no tensor
 
     def asked(self) -> np.ndarray:

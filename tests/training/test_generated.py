@@ -79,8 +79,9 @@ def requests(symbol: Any, shapes: Any, kind: str, seed: int) -> Any:
         given = [("null", "write", "add")[k] if kind == "mixed" else "write" for k in drawn]
         chosen = {n: "null" if n in shapes else request for n, request in zip(names, given)}
         for name in names:
-            # MKLDNN leaves out the gradient of a bias without that of the weight.
-            if name.endswith("bias"):
+            # MKLDNN leaves out the gradient of a bias without that of the weight; MXNet adds up
+            # what is left out where the bias is used more than once.
+            if name.endswith("bias") and not name.startswith("fullyconnected"):
                 chosen[name] = chosen.get(name.replace("bias", "weight"), "write")
         if set(chosen.values()) == {"null"}:
             chosen[next(n for n in names if n not in shapes)] = "write"

@@ -92,10 +92,11 @@ def write(step: TrainingStep) -> Lowered:
         node = {"op": kind.op, "name": name, "inputs": inputs, "attrs": attrs, "control_deps": deps}
         nodes.append(node)
     totals = step.parts.totals.items()
+    gradients = zip(step.training.wanted, step.gradients)
     return Lowered(
         symbol=load_nodes(nodes, [[row, k, 0] for row, k in step.heads]),
         outputs=len(graph.heads),
-        gradients={graph.nodes[a].name: k for a, k in zip(step.training.wanted, step.gradients)},
+        gradients={graph.nodes[a].name: k for a, k in gradients if a not in step.parts.left_out},
         totals={graph.nodes[a].name: names[step.rows.latest[total]] for a, total in totals},
         heads=heads,
         extra=extra,
