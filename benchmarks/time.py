@@ -82,7 +82,7 @@ def plans(symbol: Any, shapes: Any, options: argparse.Namespace) -> list[dict[st
 
 def row(name: str, budget: str, predicted: Any, plan: Any) -> dict[str, Any]:
     """A plan and what is predicted of it; measured is added."""
-    events = None if plan.schedule is None else plan.schedule.events.tolist()
+    operations = None if plan.schedule is None else plan.schedule.operations.tolist()
     return {
         "plan": name,
         "budget": budget,
@@ -90,7 +90,7 @@ def row(name: str, budget: str, predicted: Any, plan: Any) -> dict[str, Any]:
         "predicted": predicted,
         "recomputed_flops": plan.recomputed_flops,
         "symbol": plan.symbol,
-        "key": json.dumps([plan.symbol.tojson(remove_amp_cast=False), events]),
+        "key": json.dumps([plan.symbol.tojson(remove_amp_cast=False), operations]),
     }
 
 

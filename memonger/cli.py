@@ -156,7 +156,7 @@ def _as_data(found: Any) -> Any:
     if isinstance(found, memonger.Plan):
         from memonger.api.plan import figures
 
-        return {**figures(found), "schedule": found.schedule and found.schedule.events.tolist()}
+        return {**figures(found), "schedule": found.schedule and found.schedule.operations.tolist()}
     if hasattr(found, "_asdict"):
         return {name: _as_data(value) for name, value in found._asdict().items()}
     return [_as_data(value) for value in found] if isinstance(found, tuple) else found

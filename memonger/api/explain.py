@@ -21,9 +21,9 @@ from memonger.solve.solution import NO_OPERATORS
 from memonger.support.errors import MB, in_words
 
 SHOWN = 12  # tensors of the peak that are printed
-KINDS = {FORWARD: "result", RECOMPUTED: "computed again", BACKWARD: "gradient"}
-TITLES = {"result": "results", "computed again": "recomputed", "gradient": "gradients"}
-SMALL = 1 / 1000  # of the peak: what is not worth computing again
+KINDS = {FORWARD: "result", RECOMPUTED: "recomputed", BACKWARD: "gradient"}
+TITLES = {"result": "results", "recomputed": "recomputed", "gradient": "gradients"}
+SMALL = 1 / 1000  # of the peak: what is not worth recomputing
 
 
 class Alive(NamedTuple):
@@ -31,9 +31,9 @@ class Alive(NamedTuple):
 
     name: str  # of the operator that makes it, with ``[1]`` for its second output and so on
     op: str
-    kind: str  # 'result', 'computed again' or 'gradient'
+    kind: str  # 'result', 'recomputed' or 'gradient'
     nbytes: int
-    rule: str  # why its operator must not be computed again
+    rule: str  # why its operator must not be recomputed
 
 
 class Explanation(NamedTuple):
@@ -152,7 +152,7 @@ class Choice(NamedTuple):
     name: str  # of the operator that makes it; with ``[1]`` its second output, and so on
     op: str
     nbytes: int
-    #: 'kept' from the forward pass for the backward pass; computed 'again'; or 'freed' in the
+    #: 'kept' from the forward pass for the backward pass; 'recomputed'; or 'freed' in the
     #: forward pass, for no gradient reads it, or its memory is handed on to what is.
     choice: str
     times: int  # how often its operator runs in a training step
@@ -167,12 +167,12 @@ class PlanExplanation(NamedTuple):
 
     def __str__(self) -> str:
         lines = []
-        for choice in ("kept", "again", "freed"):
+        for choice in ("kept", "recomputed", "freed"):
             chosen = [t.nbytes for t in self.tensors if t.choice == choice]
-            lines.append(f"{choice:6} {sum(chosen) / MB:10.1f} MB in {len(chosen)} tensors")
-        lines += ["", f"{'':6} {'MB':>10}  {'why':9} {'operator':20} tensor"]
+            lines.append(f"{choice:10} {sum(chosen) / MB:10.1f} MB in {len(chosen)} tensors")
+        lines += ["", f"{'':10} {'MB':>10}  {'why':9} {'operator':20} tensor"]
         for t in self.tensors:
-            line = f"{t.choice:6} {t.nbytes / MB:10.2f}  {t.why:9} {t.op:20} {t.name}"
+            line = f"{t.choice:10} {t.nbytes / MB:10.2f}  {t.why:9} {t.op:20} {t.name}"
             lines.append(line + (": " + t.reason if t.reason else ""))
         return "\n".join(lines)
 
@@ -193,7 +193,7 @@ def explain_choices(
         memory.operators,
         memory.peak,
     )
-    border, starts = memory.run(FORWARD).max(initial=0), memory.replay.training.tables.output_start
+    border, starts = memory.run(FORWARD).max(initial=0), memory.replay.training.arrays.output_start
     times = 1 + np.bincount(memory.recomputed, minlength=len(nodes))
     ours = [i for i, n in enumerate(nodes) if n.hidden.get(marks.RECORD) != marks.INSERTED]
     late = len(nodes) if until is None else ours[until]
@@ -221,7 +221,7 @@ def explain_choices(
     tensors: list[Choice] = []
     for k in np.flatnonzero((line.kind == FORWARD) & (operators[line.row] >= 0)).tolist():
         output, x = int(line.output[k]), int(operators[line.row[k]])
-        choice, why = "again" if times[x] > 1 else "freed", ("", "")
+        choice, why = "recomputed" if times[x] > 1 else "freed", ("", "")
         if line.start[k] <= border < line.stop[k]:
             choice, why = "kept", why_of(k, x, output)
         name = nodes[x].name + (f"[{output}]" if output else "")
@@ -238,7 +238,7 @@ def _some(nodes: Sequence[Node], chosen: Iterable[int]) -> str:
 
 def _readers(memory: Memory) -> Mapping[tuple[int, int], dict[int, None]]:
     """Find the operators, as they run, that read each tensor in a phase: by (phase, entry)."""
-    t, order = memory.replay.training.tables, memory.replay.order
+    t, order = memory.replay.training.arrays, memory.replay.order
     entries = entries_read(t, memory.replay.recomputed, t.use_entry, t.use_row, t.use_owner)
     readers: Any = defaultdict(dict)
     for phase in (RECOMPUTED, BACKWARD):

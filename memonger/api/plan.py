@@ -241,7 +241,7 @@ class Plan:
         plan = {
             "request": asked,
             "figures": figures(self),
-            "schedule": schedule and schedule.events,
+            "schedule": schedule and schedule.operations,
             "settings": mxnet_variables(),
         }
         text = json.dumps(plan, sort_keys=True, default=lambda value: value.tolist())  # NumPy's
@@ -282,11 +282,11 @@ def load_plan(file: Any, net: Any = None, shapes: Any = None, **input_shapes: An
     >>> mod = mx.mod.Module(plan.symbol, context=mx.gpu())
     """
     whole = _whole(file)
-    asked, events = whole["request"], whole["schedule"]
+    asked, operations = whole["request"], whole["schedule"]
     planned, schedule = mx.sym.load_json(asked["symbol"]), None
     bare = marks.clear(marks.unplan(planned))
-    if events is not None:
-        schedule = Schedule(np.array(events, dtype=np.int32))
+    if operations is not None:
+        schedule = Schedule(np.array(operations, dtype=np.int32))
         planned = scheduled(bare, schedule)
     shaped = {k: tuple(shape) for k, shape in asked["spec"]["shapes"].items()}
     ctx = None if asked["ctx"] is None else mx.Context(*asked["ctx"])

@@ -143,7 +143,7 @@ def make_mirror_plan(
     """
     way = Marks(read_request(locals()), Options(rules=rules))
     threshold = check_count("threshold", threshold, 0)
-    found = chen2016.mirror_plan(way.graph, way.stages, threshold)
+    found = chen2016.mirror_plan(way.graph, way.hints, threshold)
     if plan_info is not None:
         plan_info.update(max_size=found.max_size, save_size=found.save_size)
     bare = found.mask & way.before

@@ -44,7 +44,7 @@ def plot_memory(file: Any, panels: Mapping[str, Memory]) -> None:
 def _panel(axes: Any, memory: Memory) -> None:
     """Draw one training step."""
     found, peak = memory.replay, memory.peak
-    runs = ~found.training.tables.variable[found.order]  # variables take no time
+    runs = ~found.training.arrays.variable[found.order]  # variables take no time
     at = np.arange(int(runs.sum()) + 1)  # the last one has an end too
     names, colours = zip(*COLOURS.values())
     lives = [memory.timeline.live_bytes(kind, without=memory.pooled)[runs] for kind in COLOURS]

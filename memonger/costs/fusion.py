@@ -28,14 +28,22 @@ from memonger.costs.replay import (
     order_and_reads,
     replay_in_order,
 )
-from memonger.graph.arrays import KindArrays, by_key, gathered, ragged, starts_of, tables_of, walk
+from memonger.graph.arrays import (
+    SignatureArrays,
+    by_key,
+    gathered,
+    graph_arrays,
+    ragged,
+    starts_of,
+    walk,
+)
 from memonger.graph.operators.inplace import fused_as
 from memonger.graph.training import TrainingGraph
 from memonger.support.compiled import compiled
 
 
 class Fusible(NamedTuple):
-    """What fusion must know of a training graph beside its ``Tables``."""
+    """What fusion must know of a training graph beside its ``GraphArrays``."""
 
     joins: np.ndarray  # whether each row is fused with what it reads; empty: nothing is fused
     starts: np.ndarray  # and with what reads it
@@ -59,7 +67,9 @@ def fusible(training: TrainingGraph) -> Fusible:
     for row, before in training.waits:
         waits[row].append(before)
     start, flat = ragged(waits)
-    joins, starts = np.array([fused_as(kind.op, kind.attrs) for kind in training.kinds]).T.copy()
+    joins, starts = np.array(
+        [fused_as(signature.op, signature.attrs) for signature in training.signatures]
+    ).T.copy()
     return Fusible(joins, starts, start.astype(np.int32), flat.astype(np.int32))
 
 
@@ -68,22 +78,22 @@ def replay_fused(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
 
     The fused operators are rows behind the others; nothing is recomputed in the sense of marks.
     """
-    t, mask = training.tables, np.ascontiguousarray(recomputed, dtype=np.bool_)
+    t, mask = training.arrays, np.ascontiguousarray(recomputed, dtype=np.bool_)
     order, reads = order_and_reads(t, mask)
     parts = fusible(training)
     member, count = fused_sets(t, parts, mask, order)
-    fused, tables = fuse(t, parts, mask, order, member, count) if count else (False, t)
+    fused, arrays = fuse(t, parts, mask, order, member, count) if count else (False, t)
     if not fused:
         return replay_in_order(training, mask, order, reads)
     rows = np.unique(member, return_index=True)[1][-count:]  # the first of each fused operator
     made = replace(
         training,
-        tables=tables,
+        arrays=arrays,
         names=(*training.names, *["_FusedOp"] * count),
         ops=(*training.ops, *["_FusedOp"] * count),
         phases=np.append(training.phases, training.phases[rows]),
     )
-    return replay_in_order(made, mask[:0], tables.first, tables.reads)
+    return replay_in_order(made, mask[:0], arrays.first, arrays.reads)
 
 
 def fused_forward(training: TrainingGraph, recomputed: np.ndarray) -> list[list[int]]:
@@ -91,7 +101,7 @@ def fused_forward(training: TrainingGraph, recomputed: np.ndarray) -> list[list[
 
     Those that reach farthest come first: what they read is held the longest.
     """
-    t, mask = training.tables, np.ascontiguousarray(recomputed, dtype=np.bool_)
+    t, mask = training.arrays, np.ascontiguousarray(recomputed, dtype=np.bool_)
     order, _ = order_and_reads(t, mask)
     member, count = fused_sets(t, fusible(training), mask, order)
     order = order[order < t.forward]
@@ -186,7 +196,7 @@ def _then(values, more):  # type: ignore[no-untyped-def]
 
 @compiled
 def fuse(t, f, recomputed, order, member, fused):  # type: ignore[no-untyped-def]
-    """Tell whether MXNet fuses these sets, and make the Tables of all rows and what is fused."""
+    """Tell whether MXNet fuses these sets, and make the arrays of all rows and what is fused."""
     rows, outputs, reads = t.variable.shape[0], t.elements.shape[0], t.read_row.shape[0]
     maker = np.repeat(np.arange(rows), np.diff(t.output_start))
     read = all_read(t, recomputed)
@@ -223,14 +233,14 @@ def fuse(t, f, recomputed, order, member, fused):  # type: ignore[no-untyped-def
     given, taker = given[once], taker[once]
     in_start = starts_of(taker, fused)
 
-    # Its memory: each output, the largest first, may take that of each input. Each row is a kind.
+    # Its memory: each output, the largest first, may take that of each input. A row: a signature.
     largest = np.argsort(t.elements[made], kind="mergesort")[::-1]  # of equals the last
     largest = largest[by_key(member[making][largest], fused)[1]]
     out, which = gathered(out_start, taker)
     options = starts_of(taker[which], fused)[1:]
     offering = np.repeat(np.arange(rows), np.diff(t.inplace_start))
     output_start = _then(t.output_start, outputs + out_start[1:])
-    kinds = KindArrays(
+    signatures = SignatureArrays(
         variable=_then(t.variable, np.zeros(fused)),
         reads=np.ones(rows + fused, dtype=np.bool_),
         ignored_start=_then(t.read_start, reads + in_start[1:]).astype(np.int64),
@@ -257,8 +267,8 @@ def fuse(t, f, recomputed, order, member, fused):  # type: ignore[no-untyped-def
     entry, head = new[np.concatenate((read, given))], new[head]
     left = member[wait] < 0
     wait_start, items = by_key(node[waiter[left]], rows + fused)
-    tables = tables_of(
-        kinds,
+    arrays = graph_arrays(
+        signatures,
         np.arange(rows + fused).astype(np.int32),
         _then(t.read_start, reads + in_start[1:]),
         row_of[entry],
@@ -269,5 +279,5 @@ def fuse(t, f, recomputed, order, member, fused):  # type: ignore[no-untyped-def
         (head - output_start[row_of[head]]).astype(np.int32),
         t.outputs,
     )
-    was, runs = order[t.variable[order]], tables.first[tables.variable[tables.first]]
-    return was.shape[0] == runs.shape[0] and np.all(was == runs), tables
+    was, runs = order[t.variable[order]], arrays.first[arrays.variable[arrays.first]]
+    return was.shape[0] == runs.shape[0] and np.all(was == runs), arrays

@@ -18,7 +18,7 @@ import numpy as np
 
 from memonger.costs.layouts import KEEPS, NOT_IN_PLACE, PLAIN, follow, layout_tables
 from memonger.costs.replay import Replay
-from memonger.graph.arrays import RowKind
+from memonger.graph.arrays import Signature
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.layouts import LAYOUT_AWARE, PRODUCES_BLOCKED
 from memonger.graph.operators.recompute import GPU, truth
@@ -69,15 +69,15 @@ def held_by(graph: ForwardGraph, device_type: str, mkldnn: bool) -> Held:
 def with_copies(held: Held, found: Replay) -> Held:
     """Add the plain copies of blocks that operators keep; MKLDNN's own are in temporary space."""
     # ``StorageFallbackOpExecutor`` in ``src/executor/attach_op_execs_pass.cc``
-    t, kinds = found.training.tables, found.training.kinds
-    made_in = [len(kind.tensors[0].shape) for kind in kinds if kind.op in PRODUCES_BLOCKED]
+    t, signatures = found.training.arrays, found.training.signatures
+    made_in = [len(s.tensors[0].shape) for s in signatures if s.op in PRODUCES_BLOCKED]
     if not held.in_blocks or not made_in:
         return held
     layouts = layout_tables(found.training)
     made, read, places, entries = follow(t, layouts, found.recomputed, found.order, found.reads)
-    ignorant = np.array([kind.op not in LAYOUT_AWARE for kind in kinds])
+    ignorant = np.array([signature.op not in LAYOUT_AWARE for signature in signatures])
     ignorant &= ~t.variable & ~layouts.adding
-    tensors = [tensor for kind in kinds for tensor in kind.tensors]
+    tensors = [tensor for signature in signatures for tensor in signature.tensors]
     # What has fewer axes than any convolution's output is in no blocks.
     in_blocks = np.array([len(tensor.shape) >= min(made_in) for tensor in tensors])
     nbytes = t.elements * t.itemsize * in_blocks
@@ -86,14 +86,15 @@ def with_copies(held: Held, found: Replay) -> Held:
     copies = int(nbytes[entries[copied]].sum() + nbytes[written].sum())
     temporary = held.temporary
     for row in found.order.tolist():
-        kind, begin = kinds[row], t.output_start[row]
-        if kind.op in _COPY and (kind.op == "_backward_Concat" or layouts.code[begin] != KEEPS):
+        signature, begin = signatures[row], t.output_start[row]
+        op = signature.op
+        if op in _COPY and (op == "_backward_Concat" or layouts.code[begin] != KEEPS):
             reads = slice(*t.read_start[row : row + 2])
             outputs = slice(*t.output_start[row : row + 2])
             inputs = [tensors[entry] for entry in entries[reads]]
             plain = made[entries[reads]] == PLAIN
-            apart = _apart(kind, plain, places[outputs], found.reads[outputs])
-            temporary = max(temporary, apart + _reordered(kind, inputs, plain))
+            apart = _apart(signature, plain, places[outputs], found.reads[outputs])
+            temporary = max(temporary, apart + _reordered(signature, inputs, plain))
     return replace(held, arrays=(*held.arrays, copies), temporary=temporary)
 
 
@@ -117,7 +118,7 @@ def device_bytes(found: Replay, gradients: Iterable[Tensor], held: Held, pool_by
 
     Where ``pool_bytes`` is not what was replayed, all blocks are larger or smaller by one factor.
     """
-    t, blocks = found.training.tables, found.block_bytes()
+    t, blocks = found.training.arrays, found.block_bytes()
     if pool_bytes != blocks.sum():
         blocks = np.ceil(blocks * (pool_bytes / max(1, blocks.sum()))).astype(np.int64)
     variables = t.output_start[found.order[t.variable[found.order]]]
@@ -210,17 +211,18 @@ _COPY = PRODUCES_BLOCKED | _SUMS | {"Concat", "FullyConnected", "_backward_Fully
 _COPY |= {"_backward_" + op for op in ("Activation", "BatchNorm", "Concat", "LeakyReLU", "Pooling")}
 
 
-def _reordered(kind: RowKind, inputs: Sequence[Tensor], plain: np.ndarray) -> int:
+def _reordered(signature: Signature, inputs: Sequence[Tensor], plain: np.ndarray) -> int:
     """Bytes of the inputs that are found in another layout than the operator computes in."""
     # Seen with ``DNNL_VERBOSE=1``, on AVX512; the gradient of a convolution of up to 3 channels
     # reads its output's gradient in both layouts. Weights and their gradients are plain.
-    op = kind.op.replace("_backward_", "")
-    backward = op != kind.op
+    op = signature.op.replace("_backward_", "")
+    backward = op != signature.op
     if op in PRODUCES_BLOCKED or op == "FullyConnected":
         data, weight = inputs[backward], inputs[backward + 1]
         blocks = op in PRODUCES_BLOCKED
         if blocks:
-            groups, out = int(kind.attrs.get("num_group", "1")), int(kind.attrs["num_filter"])
+            attrs = signature.attrs
+            groups, out = int(attrs.get("num_group", "1")), int(attrs["num_filter"])
             channels, unit = data.shape[1], 8 if op == "Convolution" else 16
             groups = 1 if groups == channels == out else groups
             blocks = channels // groups % unit == out // groups % unit == 0
@@ -234,10 +236,10 @@ def _reordered(kind: RowKind, inputs: Sequence[Tensor], plain: np.ndarray) -> in
     return inputs[0].nbytes if plain[0] != plain[like] else 0
 
 
-def _apart(kind: RowKind, plain: np.ndarray, places: np.ndarray, reads: np.ndarray) -> int:
+def _apart(signature: Signature, plain: np.ndarray, places: np.ndarray, reads: np.ndarray) -> int:
     """Bytes of the outputs that are not written where they belong (``CreateMKLDNNMem``)."""
     # They are added to something, written in place by a gradient, or read by nobody.
-    if kind.op in _SUMS and places[0] == 0 and (plain.all() or not plain[0]):
+    if signature.op in _SUMS and places[0] == 0 and (plain.all() or not plain[0]):
         return 0
-    apart = (places != NOT_IN_PLACE) | ((reads == 0) & (not kind.op.startswith("_backward_")))
-    return sum(tensor.nbytes for tensor, is_apart in zip(kind.tensors, apart) if is_apart)
+    apart = (places != NOT_IN_PLACE) | ((reads == 0) & (not signature.op.startswith("_backward_")))
+    return sum(tensor.nbytes for tensor, is_apart in zip(signature.tensors, apart) if is_apart)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memonger.costs.replay import NO_LIMIT, Planned, add_in_place, adding_rows, all_read, allocate
-from memonger.graph.arrays import RowKind
+from memonger.graph.arrays import Signature
 from memonger.graph.operators.layouts import layout_of_output, layouts_of_inputs
 from memonger.graph.operators.tensors import Tensor
 from memonger.support.compiled import compiled
@@ -35,43 +35,43 @@ KEEPS, _PLAIN, _COPIES, _SUMS, _ALIKE, _FIRST, _PASSES = range(7)
 _NORM_GRADIENT, _POOLING_GRADIENT, _OTHER, CHOSEN, _USUAL = range(7, 12)
 
 
-class LayoutTables(NamedTuple):
+class LayoutArrays(NamedTuple):
     """What is known of the layouts in a training graph, for compiled code."""
 
     code: np.ndarray  # int8, of each output: how its layout comes about
-    number: np.ndarray  # int64, of each output; the same where an operator of a kind makes it
+    number: np.ndarray  # int64, of each output; the same where an operator of a signature makes it
     shows: np.ndarray  # of each read: whether the numbers may depend on the layout that is found
     plays: np.ndarray  # of each read: whether the layouts of the outputs may
     adding: np.ndarray  # of each row: whether it adds one gradient to another
 
 
-def layout_tables(training: Planned, scoring: bool = False) -> LayoutTables:
+def layout_tables(training: Planned, scoring: bool = False) -> LayoutArrays:
     """Look up what is known of the layouts in a training graph; with ``scoring`` of inference too.
 
     There oneDNN's brgconv (AVX512) writes channels last, so that no convolutions are alike.
     """
-    t, kinds = training.tables, training.kinds
+    t, signatures = training.arrays, training.signatures
     known: dict[tuple[int, Tensor | None], Any] = {}
     facts = []
-    for kind, first in zip(kinds, t.read_start.tolist()):
+    for signature, first in zip(signatures, t.read_start.tolist()):
         data = None
-        if kind.op == "Convolution":
-            data = kinds[t.read_row[first]].tensors[t.read_output[first]]
-        if (id(kind), data) not in known:
-            known[id(kind), data] = _facts(kind, data)
-        facts.append(known[id(kind), data])
+        if signature.op == "Convolution":
+            data = signatures[t.read_row[first]].tensors[t.read_output[first]]
+        if (id(signature), data) not in known:
+            known[id(signature), data] = _facts(signature, data)
+        facts.append(known[id(signature), data])
     dtypes: Any = np.int8, np.int64, np.bool_, np.bool_
     columns = [np.array([*chain(*each)], dtype) for each, dtype in zip(zip(*facts), dtypes)]
     code, number, shows, plays = columns
     if scoring:
         code[code == _USUAL] = CHOSEN
     read = ~t.read_ignored
-    return LayoutTables(code, number, shows & read, plays & read, adding_rows(training))
+    return LayoutArrays(code, number, shows & read, plays & read, adding_rows(training))
 
 
-def _facts(kind: RowKind, data: Tensor | None) -> tuple[Any, ...]:
-    """Look up the `LayoutTables` of one kind of rows: code and number, shows and plays."""
-    op, attrs, inputs, tensors = kind.op, kind.attrs, kind.inputs, kind.tensors
+def _facts(signature: Signature, data: Tensor | None) -> tuple[Any, ...]:
+    """Look up the `LayoutArrays` of one signature of rows: code and number, shows and plays."""
+    op, attrs, inputs, tensors = signature.op, signature.attrs, signature.inputs, signature.tensors
     names = [layout_of_output(op, attrs, inputs, t, k, data) for k, t in enumerate(tensors)]
     # Which of two kernels runs on a GPU is no matter here.
     given = sorted(pair for pair in attrs.items() if pair[0] != "cudnn_off")
@@ -205,10 +205,10 @@ def lead(t, layouts, recomputed, order, reads, want_found, want_made):  # type: 
 
 
 def mattering(
-    training: Planned, layouts: LayoutTables, order: np.ndarray, entries: np.ndarray
+    training: Planned, layouts: LayoutArrays, order: np.ndarray, entries: np.ndarray
 ) -> np.ndarray:
     """Find the outputs (bool, of each) of whose layout the numbers may come to depend."""
-    t, kinds = training.tables, training.kinds
+    t, signatures = training.arrays, training.signatures
     matters = np.zeros(len(t.elements), dtype=np.bool_)
     for row in order[::-1].tolist():
         if t.variable[row]:
@@ -220,7 +220,7 @@ def mattering(
             read |= layouts.plays[first:last]
             if layouts.adding[row]:
                 read[0] = True
-            for j, k, _ in kinds[row].options:
+            for j, k, _ in signatures[row].options:
                 read[j] |= matters[begin + k]
         matters[entries[first:last][read]] = True
     return matters

@@ -39,7 +39,7 @@ class LowerBound:
 
 def lower_bound(training: TrainingGraph, kept: Iterable[int] | None = None) -> LowerBound:
     """Find the least memory of plans that keep these operators, by default all that must be."""
-    t, nodes = training.tables, training.graph.nodes
+    t, nodes = training.arrays, training.graph.nodes
     if kept is None:
         kept = [x for x in training.graph.operators if why_kept(nodes[x].op, nodes[x].attrs)]
     once = np.zeros(len(t.elements), dtype=np.bool_)  # tensors that are computed once
@@ -83,7 +83,7 @@ def lower_bound(training: TrainingGraph, kept: Iterable[int] | None = None) -> L
 
 def _needed(training: TrainingGraph, same: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Find what each row needs in memory itself: (row, tensor), each once."""
-    t, entries = training.tables, len(same)
+    t, entries = training.arrays, len(same)
     rows = np.arange(len(t.variable))
     reader, maker = np.repeat(rows, np.diff(t.use_start)), np.repeat(rows, np.diff(t.output_start))
     apart = np.isin(np.arange(entries), t.head_entry[t.outputs :])  # gradients: the user's memory

@@ -19,7 +19,7 @@ from memonger.graph.arrays import KEPT, gathered
 from memonger.graph.forward import Entry
 from memonger.support.compiled import compiled
 
-#: A ``TrainingGraph``, or of a schedule a ``TrainingStep``: what has ``tables``, of each of their
+#: A ``TrainingGraph``, or of a schedule a ``TrainingStep``: what has ``arrays``, of each of their
 #: rows ``names``, ``ops``, ``kinds`` and ``phases``, and the ``settings`` of MXNet for it.
 Planned = Any
 EXTERNAL = -2  # a gradient: its memory is the user's
@@ -46,10 +46,10 @@ def all_read(t, recomputed):  # type: ignore[no-untyped-def]
 
 @compiled
 def order_and_reads(t, recomputed):  # type: ignore[no-untyped-def]
-    """The rows of ``Tables`` that run, in order, and how often each output of an operator is read.
+    """The rows that run, in order, and how often each output of an operator is read.
 
     Forward nodes come first; each copy comes where the walk through the gradients
-    (``Tables.walk_row``), which is the same for every plan, first meets it.
+    (``GraphArrays.walk_row``), which is the same for every plan, first meets it.
     """
     n = t.forward
     copies = t.output_start[n]  # from an output to the same of the copy
@@ -263,14 +263,14 @@ class Replay:
     training: Planned
     recomputed: np.ndarray  # bool, of each forward node: whether it carries ``force_mirroring``
     order: np.ndarray  # the rows of the training graph in the order in which they run
-    reads: np.ndarray  # how often each output of a row is read, by its number in ``Tables``
+    reads: np.ndarray  # how often each output of a row is read, by its number in ``GraphArrays``
     planned: np.ndarray  # the block that the planner gives each output; negative where none
     pool_bytes: int  # as MXNet counts it and ``debug_str`` reports it: 4 bytes an element
 
     @property
     def blocks(self) -> np.ndarray:
         """The block that each output really has: terms may be added up where the sum is."""
-        t, adding = self.training.tables, adding_rows(self.training)
+        t, adding = self.training.arrays, adding_rows(self.training)
         return add_in_place(t, self.recomputed, self.order, adding, self.planned)
 
     @property
@@ -280,15 +280,15 @@ class Replay:
 
     def block_bytes(self) -> np.ndarray:
         """The blocks of the pool as they are allocated, in bytes."""
-        tables, blocks = self.training.tables, self.blocks
+        arrays, blocks = self.training.arrays, self.blocks
         used = blocks >= 0
         real = np.zeros(blocks.max(initial=-1) + 1, dtype=np.int64)
-        np.maximum.at(real, blocks[used], (tables.elements * tables.itemsize)[used])
+        np.maximum.at(real, blocks[used], (arrays.elements * arrays.itemsize)[used])
         return (real + 3) // 4 * 4  # pool entries are arrays of float32
 
     def timeline(self) -> Timeline:
         """Which tensors are alive when."""
-        t, mask, order = self.training.tables, self.recomputed, self.order
+        t, mask, order = self.training.arrays, self.recomputed, self.order
         planned = allocate(t, mask, order, self.reads, 0, NO_LIMIT)[1]
         storage = add_in_place(t, mask, order, adding_rows(self.training), planned)
         place = np.full(len(t.variable), -1)
@@ -321,7 +321,7 @@ class Replay:
 def replay(training: Planned, recomputed: np.ndarray) -> Replay:
     """Order a training graph with these forward nodes (bool) marked, and plan its memory."""
     mask = np.ascontiguousarray(recomputed, dtype=np.bool_)
-    return replay_in_order(training, mask, *order_and_reads(training.tables, mask))
+    return replay_in_order(training, mask, *order_and_reads(training.arrays, mask))
 
 
 def replay_in_order(
@@ -329,7 +329,7 @@ def replay_in_order(
 ) -> Replay:
     """Plan the memory of a training graph, as `order_and_reads` has put it in order."""
     ranges = np.array(training.settings.match_ranges)
-    pool, planned = least_pool(training.tables, mask, order, reads, ranges, NO_LIMIT)
+    pool, planned = least_pool(training.arrays, mask, order, reads, ranges, NO_LIMIT)
     return Replay(training, mask, order, reads, planned, int(pool))
 
 

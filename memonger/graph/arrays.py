@@ -25,7 +25,7 @@ FORWARD, RECOMPUTED, BACKWARD = 0, 1, 2
 Read = Tuple[int, int, int]
 
 
-class RowKind(NamedTuple):
+class Signature(NamedTuple):
     """What rows have in common that run the same operator on tensors of the same shapes."""
 
     op: str  # 'null' for a variable
@@ -36,10 +36,10 @@ class RowKind(NamedTuple):
     tensors: Sequence[Tensor]  # its outputs
 
 
-class Kinds:
-    """Numbers the kinds of rows; a new kind is appended to ``all``, where each stands once."""
+class Signatures:
+    """Numbers the signatures of rows; a new one is appended to ``all``, where each stands once."""
 
-    def __init__(self, known: list[RowKind]) -> None:
+    def __init__(self, known: list[Signature]) -> None:
         self.all = known
         self.inexact: set[str] = set()
         self._numbers = {_key(k.op, k.attrs, k.inputs, k.tensors): i for i, k in enumerate(known)}
@@ -55,7 +55,7 @@ class Kinds:
             if options is None or any(k > 62 for k, _, _ in fitting):
                 self.inexact.add(f"the in-place options of {op} are not known")
             self._numbers[key] = len(self.all)
-            self.all.append(RowKind(op, attrs, inputs, IGNORED.get(op, ()), fitting, tensors))
+            self.all.append(Signature(op, attrs, inputs, IGNORED.get(op, ()), fitting, tensors))
         return self._numbers[key]
 
 
@@ -63,7 +63,7 @@ def _key(op: str, attrs: Mapping[str, str], inputs: int, tensors: Sequence[Tenso
     return op, tuple(attrs.items()), inputs, tuple(tensors)
 
 
-class Tables(NamedTuple):
+class GraphArrays(NamedTuple):
     """The training graph as arrays.
 
     Rows 0 to n-1 are the forward nodes, n to 2n-1 their recomputed copies, then the gradients.
@@ -115,8 +115,8 @@ class Tables(NamedTuple):
     recomputed_row: np.ndarray
 
 
-class KindArrays(NamedTuple):
-    """What `RowKind`s mean to the allocator, one after the other; see `Tables`."""
+class SignatureArrays(NamedTuple):
+    """What `Signature`s mean to the allocator, one after the other; see `GraphArrays`."""
 
     variable: np.ndarray
     reads: np.ndarray  # whether it reads more than shapes
@@ -135,29 +135,29 @@ class KindArrays(NamedTuple):
     sizes: np.ndarray
 
 
-def arrays_of(kinds: Sequence[RowKind]) -> KindArrays:
-    """Look up what these kinds mean to the allocator."""
-    tensors = [tensor for kind in kinds for tensor in kind.tensors]
+def arrays_of(signatures: Sequence[Signature]) -> SignatureArrays:
+    """Look up what these signatures mean to the allocator."""
+    tensors = [tensor for signature in signatures for tensor in signature.tensors]
     dtypes = [np.dtype(tensor.dtype) for tensor in tensors]
-    variable = np.array([kind.op == "null" for kind in kinds], dtype=np.bool_)
-    output_start = starts([len(kind.tensors) for kind in kinds])
-    owner = np.repeat(np.arange(len(kinds)), np.diff(output_start))
+    variable = np.array([signature.op == "null" for signature in signatures], dtype=np.bool_)
+    output_start = starts([len(signature.tensors) for signature in signatures])
+    owner = np.repeat(np.arange(len(signatures)), np.diff(output_start))
     elements = np.array([tensor.elements for tensor in tensors], dtype=np.int64)
     pooled = ~variable[owner]
     rank = np.zeros(len(elements), dtype=np.int32)
     sizes, rank[pooled] = np.unique(4 * elements[pooled], return_inverse=True)
     made = np.arange(len(elements))  # of equal sizes the last (a reversed multimap)
     made = made[np.lexsort((-made, -elements, owner))]
-    ignored_start, ignored = ragged([[i in k.ignored for i in range(k.inputs)] for k in kinds])
-    option_start, *options, identity = columns([kind.options for kind in kinds], 3)
-    reads = np.array([not {*range(k.inputs)} <= {*k.ignored} for k in kinds], dtype=np.bool_)
+    ignored_start, ignored = ragged([[i in k.ignored for i in range(k.inputs)] for k in signatures])
+    option_start, *options, identity = columns([signature.options for signature in signatures], 3)
+    reads = np.array([not {*range(k.inputs)} <= {*k.ignored} for k in signatures], dtype=np.bool_)
     itemsize = np.array([dtype.itemsize for dtype in dtypes], dtype=np.int64)
     numbers = np.array([dtype.num for dtype in dtypes], dtype=np.int32)
     made = (made - output_start[owner]).astype(np.int32)
     inputs = variable, reads, ignored_start, ignored.astype(np.bool_)
     outputs = output_start, elements, itemsize, numbers, rank, made
     options_of = option_start, *options, identity.astype(np.bool_)
-    return KindArrays(*inputs, *outputs, *options_of, sizes.astype(np.int64))  # type: ignore[call-arg]
+    return SignatureArrays(*inputs, *outputs, *options_of, sizes.astype(np.int64))  # type: ignore[call-arg]
 
 
 @compiled
@@ -225,10 +225,10 @@ def walk(known, start, before, owner, heads, head_owner):  # type: ignore[no-unt
 
 
 @compiled
-def tables_of(  # type: ignore[no-untyped-def]
-    kinds, kind, read_start, read_row, read_output, wait_start, wait_row, head_row, head_output, n
+def graph_arrays(  # type: ignore[no-untyped-def]
+    known, which, read_start, read_row, read_output, wait_start, wait_row, head_row, head_output, n
 ):
-    """Make the Tables of rows without recomputed copies; what reads row -1 reads a variable.
+    """Make the GraphArrays of rows without recomputed copies; what reads row -1 reads a variable.
 
     The first ``n`` outputs are the network's, the others gradients. Rows wait for control
     dependencies.
@@ -237,27 +237,27 @@ def tables_of(  # type: ignore[no-untyped-def]
     own = np.full(reads + waits + heads, KEPT, dtype=np.int32)
     of_reads = read_start, read_row, read_output, own[:reads]
     of_waits, of_heads = (wait_start, wait_row, own[:waits]), (head_row, head_output, own[:heads])
-    return tables_with_copies(kinds, 0, kind, of_reads, of_waits, of_heads, n)
+    return graph_arrays_with_copies(known, 0, which, of_reads, of_waits, of_heads, n)
 
 
 @compiled
-def tables_with_copies(kinds, forward, kind, reads, waits, heads, outputs):  # type: ignore[no-untyped-def]
-    """Make the Tables of a network of so many ``forward`` nodes, whose copies may run.
+def graph_arrays_with_copies(known, forward, which, reads, waits, heads, outputs):  # type: ignore[no-untyped-def]
+    """Make the GraphArrays of a network of so many ``forward`` nodes, whose copies may run.
 
     ``reads`` are where those of each row start, and their rows, outputs and owners (`Read`).
     """
     read_start, read_row, read_output, read_owner = reads
     wait_start, wait_row, wait_owner = waits
     head_row, head_output, head_owner = heads
-    rows = kind.shape[0]
-    variable = kinds.variable[kind]
-    place, maker = gathered(kinds.output_start, kind)  # of each output the same of its kind
+    rows = which.shape[0]
+    variable = known.variable[which]
+    place, maker = gathered(known.output_start, which)  # of each output that of its signature
     output_start = starts_of(maker, rows)
-    rank, dtype, itemsize = kinds.rank[place], kinds.dtype[place], kinds.itemsize[place]
+    rank, dtype, itemsize = known.rank[place], known.dtype[place], known.itemsize[place]
 
     # What is read, and what must have run before.
     count = read_row.shape[0]
-    read_ignored = kinds.ignored[gathered(kinds.ignored_start, kind)[0]]
+    read_ignored = known.ignored[gathered(known.ignored_start, which)[0]]
     read_entry = np.zeros(count, dtype=np.int32)
     pooled = np.zeros(count, dtype=np.bool_)
     use = np.empty(count, dtype=np.int32)  # the place of the read
@@ -287,12 +287,12 @@ def tables_with_copies(kinds, forward, kind, reads, waits, heads, outputs):  # t
     use_entry, use_row, use_owner = read_entry[use], read_row[use], read_owner[use]
 
     # The in-place options that can apply.
-    option, row = gathered(kinds.option_start, kind)
-    read = read_start[row] + kinds.option_input[option]
-    given, out = read_entry[read], output_start[row] + kinds.option_output[option]
-    same = kinds.option_identity[option] & (dtype[given] == dtype[out])
+    option, row = gathered(known.option_start, which)
+    read = read_start[row] + known.option_input[option]
+    given, out = read_entry[read], output_start[row] + known.option_output[option]
+    same = known.option_identity[option] & (dtype[given] == dtype[out])
     fits = pooled[read] & (rank[given] == rank[out]) & (itemsize[given] == itemsize[out])
-    fits &= same | kinds.reads[kind[row]]
+    fits &= same | known.reads[which[row]]
     option, read = option[fits], read[fits]
 
     links = before_start, before_row[:befores], before_owner
@@ -316,17 +316,17 @@ def tables_with_copies(kinds, forward, kind, reads, waits, heads, outputs):  # t
     recomputed_start, items = by_key(owner[taken], forward)
     taken = taken[items]
 
-    # The fields of Tables, in their order.
+    # The fields of GraphArrays, in their order.
     held = use_start, use_entry, use_row, use_owner
-    made = output_start[maker] + kinds.made[place]
-    outs = output_start, kinds.elements[place], itemsize, rank, kinds.sizes, made
+    made = output_start[maker] + known.made[place]
+    outs = output_start, known.elements[place], itemsize, rank, known.sizes, made
     takes = read_entry[read], read_row[read], read_owner[read]
-    inplace = starts_of(row[fits], rows), kinds.option_input[option], *takes, out[fits], same[fits]
+    inplace = starts_of(row[fits], rows), known.option_input[option], *takes, out[fits], same[fits]
     ends = head_row, head_entry, head_owner, outputs
     before = before_start[: forward + 1], before_row[: before_start[forward]]
     order = first, met[walked], by[walked], *before, counts
     copies = recomputed_start, entry[taken], row_read[taken]
-    return Tables(  # type: ignore[call-arg]
+    return GraphArrays(  # type: ignore[call-arg]
         forward, variable, *reads, read_ignored, *held, *outs, *inplace, *ends, *order, *copies
     )
 

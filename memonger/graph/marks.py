@@ -26,7 +26,7 @@ INSERTED = '"inserted"'  # the record of a node that was not there at all
 _GONE = -1  # where a node was that had no inputs
 
 
-def stages(graph: ForwardGraph) -> dict[int, str]:
+def hints(graph: ForwardGraph) -> dict[int, str]:
     """Return the user's ``mirror_stage`` of each node that has one."""
     return {i: node.hidden[STAGE] for i, node in enumerate(graph.nodes) if STAGE in node.hidden}
 

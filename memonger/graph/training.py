@@ -15,7 +15,7 @@ from typing import Iterable, Mapping, Sequence
 import numpy as np
 
 from memonger.graph import arrays
-from memonger.graph.arrays import BACKWARD, KEPT, Read, RowKind
+from memonger.graph.arrays import BACKWARD, KEPT, GraphArrays, Read, Signature
 from memonger.graph.forward import Entry, ForwardGraph, Node, no_collection
 from memonger.graph.operators import gradients
 from memonger.graph.operators.gradients import OperatorGradient
@@ -39,14 +39,14 @@ class GradientFacts:
 
 @dataclass(frozen=True, eq=False)
 class TrainingGraph:
-    """A training graph for every set of recomputed operators; its rows are those of ``tables``."""
+    """A training graph for every set of recomputed operators; its rows are those of ``arrays``."""
 
     graph: ForwardGraph
     settings: Settings  # of MXNet, as they were when it was built
-    tables: arrays.Tables
+    arrays: GraphArrays
     names: tuple[str, ...]  # of each row; a recomputed copy is named ``*_mirror``
     ops: tuple[str, ...]  # of each row
-    kinds: tuple[RowKind, ...]  # of each row: the shapes and types of its outputs, and more
+    signatures: tuple[Signature, ...]  # of each row: the shapes and types of its outputs, and more
     facts: tuple[GradientFacts, ...]  # of each forward node
     same: tuple[int, ...]  # for each forward node the one that MXNet merges it with (or itself)
     inexact: tuple[str, ...]  # why the replay may differ from MXNet; empty if it should not
@@ -101,7 +101,7 @@ class _Builder:
         n = self.n = len(graph.nodes)
         self.same = same = merged_nodes(graph) if found.merging else list(range(n))
         self.heads = [(same[a], b) for a, b in graph.heads]
-        self.kinds = arrays.Kinds([])
+        self.signatures = arrays.Signatures([])
         self.inexact = {"NNVM_EXEC_NUM_TEMP is set"} if found.coloring else set()
         if self.heads != list(graph.heads):
             self.inexact.add("an output of the network is a common sub-expression")
@@ -109,7 +109,7 @@ class _Builder:
         names = [node.name for node in graph.nodes]
         self.names = [*names, *[f"{name}_mirror" for name in names]]
         self.numbers = 2 * [
-            self.kinds(node.op, node.attrs, len(node.inputs), tensors)
+            self.signatures(node.op, node.attrs, len(node.inputs), tensors)
             for node, tensors in zip(graph.nodes, graph.tensors)
         ]
         reads = [[(same[a], b) for a, b in node.inputs] for node in graph.nodes]
@@ -135,13 +135,13 @@ class _Builder:
                 read = self._add("_copy", self.names[a] + "_copy", {}, [read], (a, 0))
             seen.add(read)
             heads.append(read)
-        kinds = tuple([self.kinds.all[k] for k in self.numbers])
-        gradients = range(2 * self.n, len(kinds))
+        signatures = tuple([self.signatures.all[k] for k in self.numbers])
+        gradients = range(2 * self.n, len(signatures))
         return TrainingGraph(
             graph=self.graph,
             settings=self.settings,
-            tables=arrays.tables_with_copies(
-                arrays.arrays_of(self.kinds.all),
+            arrays=arrays.graph_arrays_with_copies(
+                arrays.arrays_of(self.signatures.all),
                 self.n,
                 np.array(self.numbers, dtype=np.int32),
                 arrays.columns(self.reads, 3),
@@ -150,16 +150,18 @@ class _Builder:
                 len(self.heads),
             ),
             names=tuple(self.names),
-            ops=tuple([kind.op for kind in kinds]),
-            kinds=kinds,
+            ops=tuple([signature.op for signature in signatures]),
+            signatures=signatures,
             facts=tuple(self.facts),
             same=tuple(self.same),
-            inexact=tuple(sorted({*self.inexact, *self.kinds.inexact, *self.unobserved.values()})),
+            inexact=tuple(
+                sorted({*self.inexact, *self.signatures.inexact, *self.unobserved.values()})
+            ),
             wanted=wanted,
             owners=np.array(self.owners, dtype=np.int64),
             waits=tuple([(row, wait) for row in gradients for wait, _ in self.waits[row]]),
             unobserved=self.unobserved,
-            phases=np.minimum(np.arange(len(kinds)) // self.n, BACKWARD),
+            phases=np.minimum(np.arange(len(signatures)) // self.n, BACKWARD),
         )
 
     def _add_row(
@@ -173,7 +175,7 @@ class _Builder:
     ) -> int:
         """Add a gradient row; its owner is the operator whose gradient it is part of."""
         self.names.append(name)
-        self.numbers.append(self.kinds(op, attrs, len(reads), tensors))
+        self.numbers.append(self.signatures(op, attrs, len(reads), tensors))
         self.reads.append(reads)
         self.waits.append([])
         self.owners.append(owner)
@@ -212,7 +214,7 @@ class _Builder:
         return total
 
     def _is_zero(self, read: Read) -> bool:
-        return self.kinds.all[self.numbers[read[0]]].op in ZEROS
+        return self.signatures.all[self.numbers[read[0]]].op in ZEROS
 
     def _differentiate(self) -> None:
         """Add the gradients of all operators, from the outputs back."""
@@ -235,12 +237,12 @@ class _Builder:
         at: list[int] = []  # the rows of its gradient nodes
 
         def read(reference: gradients.Reference) -> Read:
-            kind, k = reference[0], reference[1]
-            if kind == "in":
+            signature, k = reference[0], reference[1]
+            if signature == "in":
                 return into[k]
-            if kind == "out":
+            if signature == "out":
                 return (x, k, x)
-            if kind == "node":
+            if signature == "node":
                 return (at[k], reference[2], KEPT)
             return self._sum((x, k))
 
@@ -288,7 +290,7 @@ def _reads_everything(graph: ForwardGraph, x: int) -> OperatorGradient:
     """Stand in for a gradient that cannot be observed: one node that reads all there is."""
     node, outputs = graph.nodes[x], range(len(graph.output_names[x]))
     ranges = {"head": outputs, "in": range(len(node.inputs)), "out": outputs}
-    reads = tuple([(kind, k) for kind, each in ranges.items() for k in each])
+    reads = tuple([(signature, k) for signature, each in ranges.items() for k in each])
     into = [k for k, (a, _) in enumerate(node.inputs) if a not in graph.auxiliary]
     tensors = tuple([graph.tensors[a][b] for a, b in (node.inputs[k] for k in into)])
     made = gradients.BackwardNode("_backward_" + node.op, {}, reads, (None,), tensors)

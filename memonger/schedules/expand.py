@@ -22,7 +22,7 @@ from memonger.graph.operators.layouts import AXES, PRODUCES_BLOCKED
 from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.layouts import Expected, refusal
-from memonger.schedules.nodes import AWAITED, CHAINED, LOOSE, Patterns, connect, line_up
+from memonger.schedules.nodes import AWAITED, CHAINED, LOOSE, NodeVariants, connect, line_up
 from memonger.schedules.schedule import Schedule, Workload, first_time, masked
 from memonger.schedules.training_step import Node, Nodes, Parts, TrainingStep, insert, step_of
 from memonger.support.errors import MemongerError
@@ -52,14 +52,14 @@ def parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True) -> P
     """
     made = _Maker(work, mkldnn)
     made.add_nodes()
-    events = made.events()
-    gradients = made.add_totals(added, events)
+    operations = made.operations()
+    gradients = made.add_totals(added, operations)
     expected, training = None, work.training
     if any(node.op in PRODUCES_BLOCKED for node in training.graph.nodes):
-        expected = Expected(replay(training, np.zeros(training.tables.forward, dtype=np.bool_)))
-    patterns, kinds = made.patterns(events), tuple(made.nodes.kinds.all)
+        expected = Expected(replay(training, np.zeros(training.arrays.forward, dtype=np.bool_)))
+    variants, signatures = made.variants(operations), tuple(made.nodes.signatures.all)
     about = gradients, made.totals, frozenset(made.left_out)
-    return Parts(work, mkldnn, patterns, kinds, *about, expected)
+    return Parts(work, mkldnn, variants, signatures, *about, expected)
 
 
 class _Maker:
@@ -67,7 +67,7 @@ class _Maker:
 
     def __init__(self, work: Workload, mkldnn: bool) -> None:
         self.work, self.training, self.graph = work, work.training, work.training.graph
-        self.ops, self.t = self.training.ops, self.training.tables
+        self.ops, self.t = self.training.ops, self.training.arrays
         self.n = self.t.forward
         self.owner = [-1] * (2 * self.n) + self.training.owners.tolist()
         start = self.t.read_start.tolist()
@@ -81,7 +81,7 @@ class _Maker:
         for reads in self.reads[2 * self.n :]:
             reads[:] = [self.handed_on.get(entry, entry) for entry in reads]
         self.masked = [masked(node.op, node.attrs) for node in self.graph.nodes]
-        self.nodes = Nodes({id(kind): kind for kind in self.training.kinds}.values())
+        self.nodes = Nodes({id(each): each for each in self.training.signatures}.values())
         self.totals: dict[int, int] = {}
         self.mkldnn = mkldnn
         self.left_out: set[int] = set()
@@ -120,11 +120,11 @@ class _Maker:
     def unwritten_biases(self) -> set[Entry]:
         """Find gradients of biases that MKLDNN does not write, for their weights get none."""
         # src/operator/nn/mkldnn/mkldnn_fully_connected.cc
-        t, kinds = self.t, self.training.kinds
+        t, signatures = self.t, self.training.signatures
         found = set()
         for row in (r for r in self.walk if self.ops[r] == "_backward_FullyConnected"):
             head, output = self.reads[row][0]
-            given = kinds[head].tensors[output]
+            given = signatures[head].tensors[output]
             known = given.dtype == FLOAT and len(given.shape) <= AXES
             _, weight, *bias = t.reads[t.output_start[row] : t.output_start[row + 1]]
             if known and weight == 0 and any(bias):
@@ -138,16 +138,16 @@ class _Maker:
         return found
 
     def add_nodes(self) -> None:
-        """Put down what nodes can be, as `Patterns` has them in order, but for totals."""
+        """Put down what nodes can be, as `NodeVariants` has them in order, but for totals."""
         n, nodes, tensors, made = self.n, self.graph.nodes, self.graph.tensors, self.nodes
-        number = {id(kind): k for k, kind in enumerate(made.kinds.all)}
+        number = {id(signature): k for k, signature in enumerate(made.signatures.all)}
         for row, (reads, waits) in enumerate(zip(self.reads, self._waits())):
             if row >= n:
                 reads = [(~r if r < n and first_time(nodes[r].op, k) else r, k) for r, k in reads]
                 # A masked operator is waited for as it ran for the first time.
                 waits = [~r if r < n and self.masked[r] else r for r in waits]
             time = 0 if row < n and not self.t.variable[row] else -1
-            made.add(Node(number[id(self.training.kinds[row])], row, time, reads, waits))
+            made.add(Node(number[id(self.training.signatures[row])], row, time, reads, waits))
         again: list[Node] = []
         scratch: dict[tuple[int, Tensor], Entry] = {}
         for x, node in enumerate(made.all[:n]):
@@ -155,7 +155,7 @@ class _Maker:
             if self.masked[x]:  # it reads its mask instead of all but its data
                 result, mask = tensors[x][:2]
                 op = "elemwise_mul" if result.shape == mask.shape else "broadcast_mul"
-                node = node._replace(kind=made.kinds(op, {}, 2, (result,)))
+                node = node._replace(signature=made.signatures(op, {}, 2, (result,)))
                 reads = [reads[0], (~x, 1)]
             elif not truth(nodes[x].attrs.get("use_global_stats")):
                 # States of its own: cuDNN's BatchNorm moves them whenever it runs.
@@ -181,28 +181,28 @@ class _Maker:
                 waits[row].append(before)
         return waits
 
-    def events(self) -> list[list[int]]:
-        """List for each forward node the gradient rows that run in the event of its gradient.
+    def operations(self) -> list[list[int]]:
+        """List for each forward node the gradient rows that run in the operation of its gradient.
 
         Sums run with the last of what they add, what reads nothing with the first that reads it.
         """
         place = {x: k for k, x in enumerate(self.work.gradients)}
         result: list[list[int]] = [[] for _ in range(self.n)]
         walk = [r for r in self.walk if place and not self.t.variable[r]]
-        event: dict[int, int] = {}
+        operation: dict[int, int] = {}
         for row in sorted(walk):
             read = [r for r, _ in self.reads[row]]
-            last = max((event.get(r, 0) for r in read), default=len(place) - 1)
-            event[row] = place.get(self.owner[row], last)
+            last = max((operation.get(r, 0) for r in read), default=len(place) - 1)
+            operation[row] = place.get(self.owner[row], last)
             for r in read:
-                if r in event and not self.reads[r]:
-                    event[r] = min(event[r], event[row])
+                if r in operation and not self.reads[r]:
+                    operation[r] = min(operation[r], operation[row])
         for row in walk:  # in the order in which MXNet would run them
-            result[self.work.gradients[event[row]]].append(row)
+            result[self.work.gradients[operation[row]]].append(row)
         return result
 
     def add_totals(
-        self, added: Collection[int], events: list[list[int]]
+        self, added: Collection[int], operations: list[list[int]]
     ) -> tuple[Entry | None, ...]:
         """Have gradients added up as MXNet does; return all, the sums in the place of those.
 
@@ -214,7 +214,7 @@ class _Maker:
         made, gradients = self.nodes, self.gradients()
         found = gradients.copy()
         reads = Counter(chain(gradients, *(self.reads[row] for row in self.walk)))
-        runs = set(chain(*events))
+        runs = set(chain(*operations))
         copies: dict[int, list[int]] = defaultdict(list)  # that run before a row
         sums: dict[int, list[int]] = defaultdict(list)  # that run after it
         for place, (a, entry) in enumerate(zip(self.training.wanted, gradients)):
@@ -227,36 +227,36 @@ class _Maker:
                 self.totals[a] = total[0]
                 copies[entry[0]].append(copy[0])
                 sums[entry[0]].append(result[0])
-        for event in events:
-            event[:] = [r for row in event for r in (*copies[row], row, *sums[row])]
+        for operation in operations:
+            operation[:] = [r for row in operation for r in (*copies[row], row, *sums[row])]
         if self.totals:  # what waits for a row waits for its copies too
             for row, node in enumerate(made.all):
                 waits = [w for before in node.waits for w in (*copies[before], before)]
                 made.all[row] = node._replace(waits=waits)
         return tuple(found)
 
-    def patterns(self, events: Sequence[Sequence[int]]) -> Patterns:
+    def variants(self, operations: Sequence[Sequence[int]]) -> NodeVariants:
         """Make arrays of what there is."""
-        t, n, made, kinds = self.t, self.n, self.nodes.all, self.nodes.kinds.all
+        t, n, made, signatures = self.t, self.n, self.nodes.all, self.nodes.signatures.all
         rows, small = self.nodes.rows(), partial(np.array, dtype=np.int32)
-        event_start, event_row = map(small, ragged(events))
+        operation_start, operation_row = map(small, ragged(operations))
         of, needed = small(self.needed()).reshape(-1, 2).T
         heads = t.head_row[: t.outputs]
         outputs = t.head_entry[: t.outputs] - t.output_start[heads]
-        ignored = [j in kinds[node.kind].ignored for node in made for j in range(len(node.reads))]
+        ignored = [j in signatures[m.signature].ignored for m in made for j in range(len(m.reads))]
         chained = (rows.time == 0) | (np.diff(rows.wait_start) > 0)
         loose = np.where(np.diff(rows.read_start) > 0, AWAITED, LOOSE)
-        variable = np.array([kinds[node.kind].op == "null" for node in made])
+        variable = np.array([signatures[node.signature].op == "null" for node in made])
         variable[n : 2 * n] = variable[self.again : self.again + n] = False
-        return Patterns(
+        return NodeVariants(
             rows=rows,
             counts=(np.maximum(rows.read_row, ~rows.read_row) < n) & ~np.array(ignored, np.bool_),
             forward=n,
             readers=self.again + n,
             link=small(np.where(chained, CHAINED, loose)),
             variable=small(np.flatnonzero(variable)),
-            event_start=event_start,
-            event_row=event_row,
+            operation_start=operation_start,
+            operation_row=operation_row,
             output_start=small(t.output_start[: n + 1]),
             needed_start=small(starts(np.bincount(of, minlength=n))),
             needed=small(t.output_start[of] + needed),
@@ -272,9 +272,9 @@ def unroll(made: Parts, schedule: Schedule) -> TrainingStep:
     If MKLDNN may compute it, a schedule is refused (MemongerError) by which it would round
     differently. All others have the same step everywhere, so that they take the memory predicted.
     """
-    p = made.patterns
-    line = line_up(p, np.ascontiguousarray(schedule.events, dtype=np.int32))
-    step = bare = step_of(made, connect(p, np.concatenate([p.variable, line])), made.kinds)
+    p = made.variants
+    line = line_up(p, np.ascontiguousarray(schedule.operations, dtype=np.int32))
+    step = bare = step_of(made, connect(p, np.concatenate([p.variable, line])), made.signatures)
     try:
         for k in range(ROUNDS + 1):
             found = made.expected

@@ -39,7 +39,7 @@ class Expected:
 
     def __init__(self, found: Replay) -> None:
         training = found.training
-        t = self.tables = training.tables
+        t = self.arrays = training.arrays
         layouts = mkldnn.layout_tables(training, scoring=True)
         self.made, self.found, self.place, entries = mkldnn.follow(
             t, layouts, found.recomputed, found.order, found.reads
@@ -53,11 +53,11 @@ class Expected:
 
         From where something is put in it goes on as if that had been there (``source``: `Rows`).
         """
-        training, t = found.training, found.training.tables
+        training, t = found.training, found.training.arrays
         layouts = mkldnn.layout_tables(training, scoring=True)
-        place, inside = _counterparts(t.read_start, self.tables.read_start, source)
+        place, inside = _counterparts(t.read_start, self.arrays.read_start, source)
         want_found = np.where(inside & layouts.shows, self.found[place], -1)
-        same, inside = _counterparts(t.output_start, self.tables.output_start, source)
+        same, inside = _counterparts(t.output_start, self.arrays.output_start, source)
         want_made = np.where(inside & self.matters[same], self.made[same], -1)
         entries, ops = t.output_start[t.read_row] + t.read_output, np.array(training.ops)
         # Sums added to here alone, by what knows no layouts: it adds to uninitialised memory.
@@ -84,7 +84,7 @@ class Expected:
             first, begin = int(t.read_start[row]), int(t.output_start[row])
             for j in np.flatnonzero(other_found[first : t.read_start[row + 1]]).tolist():
                 read = first + j
-                shape = training.kinds[t.read_row[read]].tensors[t.read_output[read]].shape
+                shape = training.signatures[t.read_row[read]].tensors[t.read_output[read]].shape
                 if want_found[read] != PLAIN or len(shape) > AXES:
                     raise refusal(training, row)
                 here.append(Insert(BEFORE, j))
@@ -111,7 +111,7 @@ def _lay_out(
 
     One with more axes than a Reshape makes plain is not written in place.
     """
-    if plain and len(training.kinds[row].tensors[k].shape) <= AXES:
+    if plain and len(training.signatures[row].tensors[k].shape) <= AXES:
         return [Insert(AFTER, k)]
     hopeless = have < 0 if plain else usual in (have, ADDED)
     if hopeless:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memonger.graph.arrays import tables_of
+from memonger.graph.arrays import graph_arrays
 from memonger.support.compiled import compiled
 
 #: How a node is part of the chain in which each waits for the one before it: it is, the next that
@@ -26,9 +26,9 @@ CHAINED, AWAITED, LOOSE = 0, 1, 2
 
 
 class Rows(NamedTuple):
-    """The nodes of a training step, each after all that it reads. ``*_start`` as in ``Tables``."""
+    """The nodes of a training step, each after all that it reads; starts as in `GraphArrays`."""
 
-    kind: np.ndarray  # the place in `Parts.kinds`
+    signature: np.ndarray  # the place in `Parts.signatures`
     source: np.ndarray  # the row of the network's TrainingGraph whose place it takes; -1 for none
     time: np.ndarray  # how often the operator has run before; -1 for what is no forward node
     read_start: np.ndarray
@@ -36,29 +36,29 @@ class Rows(NamedTuple):
     read_output: np.ndarray
     wait_start: np.ndarray  # of control dependencies
     wait_row: np.ndarray
-    first: np.ndarray  # of each pattern the first node that took its place, and the last; or -1
+    first: np.ndarray  # of each variant the first node that took its place, and the last; or -1
     latest: np.ndarray
 
 
-class Patterns(NamedTuple):
+class NodeVariants(NamedTuple):
     """What the nodes of a network's training steps can be (node variants), whatever the schedule.
 
-    The first patterns are the rows of the TrainingGraph: forward nodes, copies (not used here),
+    The first variants are the rows of the TrainingGraph: forward nodes, copies (not used here),
     gradients. Then come scratch states, the forward nodes when they run again (a Dropout is then a
     product with its mask, and states are scratch), the readers of outputs that must be read, and
     what adds gradients to totals.
     """
 
-    #: As nodes. They read and wait for a pattern, as it ran last; for ~pattern, as it ran first.
+    #: As nodes. They read and wait for a variant, as it ran last; for ~variant, as it ran first.
     #: A gradient waits for its forward node first.
     rows: Rows
     counts: np.ndarray  # of their reads: whether it is of a forward node, not for its shape alone
     forward: int  # forward nodes
     readers: int  # the first reader; the forward nodes that run again come right before
     link: np.ndarray
-    variable: np.ndarray  # the patterns of variables
-    event_start: np.ndarray  # of forward nodes: the gradients of their event, in order
-    event_row: np.ndarray
+    variable: np.ndarray  # the variants of variables
+    operation_start: np.ndarray  # of forward nodes: the gradients of their operation, in order
+    operation_row: np.ndarray
     output_start: np.ndarray  # of forward nodes
     needed_start: np.ndarray  # of forward nodes: the outputs that must be read
     needed: np.ndarray
@@ -68,14 +68,14 @@ class Patterns(NamedTuple):
 
 
 @compiled
-def line_up(p, events):  # type: ignore[no-untyped-def]
-    """Tell the patterns of the nodes that run, in order, for the events of a schedule."""
-    first = np.empty(p.forward, dtype=np.int32)  # of each operator the event that runs it first
+def line_up(p, operations):  # type: ignore[no-untyped-def]
+    """Tell the variants of the nodes that run, in order, for the operations of a schedule."""
+    first = np.empty(p.forward, dtype=np.int32)  # of each operator the operation that runs it first
     rows = 0
-    for e in range(events.shape[0] - 1, -1, -1):
-        x = events[e]
+    for e in range(operations.shape[0] - 1, -1, -1):
+        x = operations[e]
         if x < 0:
-            rows += p.event_start[~x + 1] - p.event_start[~x]
+            rows += p.operation_start[~x + 1] - p.operation_start[~x]
         else:
             rows += 1 + p.needed_start[x + 1] - p.needed_start[x]
             first[x] = e
@@ -88,13 +88,13 @@ def line_up(p, events):  # type: ignore[no-untyped-def]
     for h in range(p.head_row.shape[0]):
         read_first[outputs[p.head_row[h]] + p.head_output[h]] = True
     line = np.empty(rows, dtype=np.int32)
-    for e in range(events.shape[0] - 1, -1, -1):
-        x = events[e]
+    for e in range(operations.shape[0] - 1, -1, -1):
+        x = operations[e]
         end = rows
         if x < 0:
-            for q in range(p.event_start[~x + 1] - 1, p.event_start[~x] - 1, -1):
+            for q in range(p.operation_start[~x + 1] - 1, p.operation_start[~x] - 1, -1):
                 rows -= 1
-                line[rows] = p.event_row[q]
+                line[rows] = p.operation_row[q]
         else:
             is_first = first[x] == e
             if is_first or not p.masked[x]:
@@ -119,7 +119,7 @@ def line_up(p, events):  # type: ignore[no-untyped-def]
 
 @compiled
 def connect(p, line):  # type: ignore[no-untyped-def]
-    """Make the Rows of nodes of these patterns; who reads a variable that is left out reads -1."""
+    """Make the Rows of nodes of these variants; who reads a variable that is left out reads -1."""
     m, count = p.rows, line.shape[0]
     read_start = np.zeros(count + 1, dtype=np.int32)
     read_row = np.empty(np.sum(m.read_start[line + 1] - m.read_start[line]), dtype=np.int32)
@@ -129,7 +129,7 @@ def connect(p, line):  # type: ignore[no-untyped-def]
     wait_row = np.empty(2 * count + own_waits, dtype=np.int32)
     time = np.full(count, -1, dtype=np.int32)
     runs = np.zeros(p.forward, dtype=np.int32)
-    first = np.full(m.kind.shape[0], -1, dtype=np.int32)
+    first = np.full(m.signature.shape[0], -1, dtype=np.int32)
     latest = first.copy()
     chain = -1  # the last node in it
     reads = waits = 0
@@ -159,15 +159,24 @@ def connect(p, line):  # type: ignore[no-untyped-def]
             first[y] = row
         read_start[row + 1] = reads
         wait_start[row + 1] = waits
-    kind, source, wait_row = m.kind[line], m.source[line], wait_row[:waits]
+    signature, source, wait_row = m.signature[line], m.source[line], wait_row[:waits]
     return Rows(
-        kind, source, time, read_start, read_row, read_output, wait_start, wait_row, first, latest
+        signature,
+        source,
+        time,
+        read_start,
+        read_row,
+        read_output,
+        wait_start,
+        wait_row,
+        first,
+        latest,
     )
 
 
 @compiled
-def lay_out(kinds, rows, head_row, head_output):  # type: ignore[no-untyped-def]
-    """Make the Tables of a training step with these outputs: ordered as MXNet orders it."""
+def lay_out(signatures, rows, head_row, head_output):  # type: ignore[no-untyped-def]
+    """Make the GraphArrays of a training step with these outputs: ordered as MXNet orders it."""
     reads, waits = (rows.read_start, rows.read_row, rows.read_output), rows.wait_start
     heads = head_row, head_output, head_row.shape[0]
-    return tables_of(kinds, rows.kind, *reads, waits, rows.wait_row, *heads)
+    return graph_arrays(signatures, rows.signature, *reads, waits, rows.wait_row, *heads)

@@ -38,17 +38,17 @@ class Schedule:
 
     #: int32. ``x``: operator x (a node of the ForwardGraph) runs, for the first time or again;
     #: ``~x`` (negative): the gradient of operator x runs.
-    events: np.ndarray
+    operations: np.ndarray
 
     @staticmethod
-    def of(events: Iterable[int]) -> Schedule:
-        """Make a schedule of these events."""
-        return Schedule(np.fromiter(events, dtype=np.int32))
+    def of(operations: Iterable[int]) -> Schedule:
+        """Make a schedule of these operations."""
+        return Schedule(np.fromiter(operations, dtype=np.int32))
 
     @property
     def forwards(self) -> np.ndarray:
         """The operators that run, in order."""
-        return self.events[self.events >= 0]
+        return self.operations[self.operations >= 0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ def workload(training: TrainingGraph, until: int | None = None) -> Workload:
 
     A network whose gradients cannot all be written out is refused (MemongerError).
     """
-    nodes, t = training.graph.nodes, training.tables
+    nodes, t = training.graph.nodes, training.arrays
     n, variable = t.forward, t.variable
     unwritable = {x: UNWRITABLE[n.op] for x, n in enumerate(nodes) if n.op in UNWRITABLE}
     for x, why in {**training.unobserved, **unwritable}.items():
@@ -125,13 +125,13 @@ def workload(training: TrainingGraph, until: int | None = None) -> Workload:
 
 def check(work: Workload, schedule: Schedule) -> None:
     """Make sure that a schedule runs all that must run, in its turn (MemongerError)."""
-    events, runs = schedule.events.tolist(), schedule.forwards.tolist()
-    before = events[: next((k for k, event in enumerate(events) if event < 0), len(events))]
+    order, runs = schedule.operations.tolist(), schedule.forwards.tolist()
+    before = order[: next((k for k, x in enumerate(order) if x < 0), len(order))]
     again = {x for x, times in Counter(runs).items() if times > 1}
     if (
         tuple(dict.fromkeys(runs)) != work.operators
         or len(set(before)) < len(work.operators)
-        or tuple(~event for event in events if event < 0) != work.gradients
+        or tuple(~x for x in order if x < 0) != work.gradients
         or work.once[list(again)].any()
     ):
         raise MemongerError(
@@ -150,15 +150,15 @@ def of_marks(work: Workload, mask: np.ndarray, held: Iterable[int] = ()) -> Sche
     The gradient of a marked operator runs what it reads of what has not been computed again; that
     of a kept operator runs nothing. ``held`` are nodes whose result is kept in a copy.
     """
-    events = list(work.operators)
+    order = list(work.operators)
     recomputed = np.asarray(mask, dtype=np.bool_) & ~work.once
     missing = recomputed.copy()
     missing[list(held)] = False
     for x in work.gradients:
         if recomputed[x]:
-            run_again(work, work.reads[x], missing, events)
-        events.append(~x)
-    return Schedule.of(events)
+            run_again(work, work.reads[x], missing, order)
+        order.append(~x)
+    return Schedule.of(order)
 
 
 def adapt(work: Workload, schedule: Schedule) -> Schedule:
@@ -167,19 +167,19 @@ def adapt(work: Workload, schedule: Schedule) -> Schedule:
     What is computed again for none of them is left out.
     """
     place = {x: k for k, x in enumerate(work.gradients)}
-    events: list[int] = []
+    order: list[int] = []
     following = 0  # gradient
-    for event in (*schedule.events.tolist(), *(~x for x in work.gradients[-1:])):
-        if event >= 0:
-            events.append(event)
+    for x in (*schedule.operations.tolist(), *(~x for x in work.gradients[-1:])):
+        if x >= 0:
+            order.append(x)
         else:
-            due = work.gradients[following : place.get(~event, -1) + 1]
-            events += [~x for x in due]
+            due = work.gradients[following : place.get(~x, -1) + 1]
+            order += [~x for x in due]
             following += len(due)
-    first = {x: k for k, x in reversed(list(enumerate(events)))}
+    first = {x: k for k, x in reversed(list(enumerate(order)))}
     needed: set[int] = set()
     kept: list[int] = []
-    for k, x in reversed(list(enumerate(events))):
+    for k, x in reversed(list(enumerate(order))):
         if first[x] == k or x in needed:
             kept.append(x)
             needed.discard(x)
@@ -187,9 +187,7 @@ def adapt(work: Workload, schedule: Schedule) -> Schedule:
     return Schedule.of(reversed(kept))
 
 
-def run_again(
-    work: Workload, wanted: Iterable[int], missing: np.ndarray, events: list[int]
-) -> None:
+def run_again(work: Workload, wanted: Iterable[int], missing: np.ndarray, order: list[int]) -> None:
     """Append what must run to have some results; ``missing`` (bool, of each node) changes too."""
     stack, found = list(wanted), []
     while stack:
@@ -198,4 +196,4 @@ def run_again(
             missing[x] = False
             found.append(x)
             stack += work.inputs[x]
-    events += sorted(found)
+    order += sorted(found)

@@ -9,14 +9,22 @@ from typing import Iterable, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from memonger.costs.replay import Replay, replay
-from memonger.graph import arrays
-from memonger.graph.arrays import RowKind
+from memonger.graph.arrays import (
+    BACKWARD,
+    FORWARD,
+    RECOMPUTED,
+    GraphArrays,
+    Signature,
+    Signatures,
+    arrays_of,
+    ragged,
+)
 from memonger.graph.forward import Entry, ForwardGraph
 from memonger.graph.operators.layouts import AXES
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import TrainingGraph
 from memonger.schedules.layouts import AFTER, BEFORE, HOLD, Expected, Insert
-from memonger.schedules.nodes import Patterns, Rows, lay_out
+from memonger.schedules.nodes import NodeVariants, Rows, lay_out
 from memonger.schedules.schedule import Workload
 from memonger.support.mxnet import Settings
 
@@ -48,15 +56,15 @@ class Parts:
 
     work: Workload
     mkldnn: bool  # whether MKLDNN may compute them
-    patterns: Patterns
-    kinds: tuple[RowKind, ...]  # that the patterns refer to
-    gradients: tuple[Entry | None, ...]  # of the arguments that get one, by pattern; None: zeros
+    variants: NodeVariants
+    signatures: tuple[Signature, ...]  # that the variants refer to
+    gradients: tuple[Entry | None, ...]  # of the arguments that get one, by variant; None: zeros
     totals: Mapping[int, int]  # of arguments whose gradient is added to a total: its variable
     left_out: frozenset[int]  # arguments whose gradient MKLDNN does not write
     expected: Expected | None  # layouts without a schedule; None if MKLDNN lays out no tensor
 
     def asked(self) -> np.ndarray:
-        """The patterns and outputs that are gradients, (pattern, output), each once."""
+        """The variants and outputs that are gradients, (variant, output), each once."""
         asked = dict.fromkeys(filter(None, self.gradients))
         return np.array(list(asked), dtype=np.int64).reshape(-1, 2)
 
@@ -64,7 +72,7 @@ class Parts:
 class Node(NamedTuple):
     """A node of a training step: one row of `Rows`, with its reads and waits as lists."""
 
-    kind: int
+    signature: int
     source: int
     time: int
     reads: Reads
@@ -72,11 +80,11 @@ class Node(NamedTuple):
 
 
 class Nodes:
-    """Nodes that are put down one after the other, and their kinds."""
+    """Nodes that are put down one after the other, and their signatures."""
 
-    def __init__(self, kinds: Iterable[RowKind]) -> None:
+    def __init__(self, signatures: Iterable[Signature]) -> None:
         self.all: list[Node] = []
-        self.kinds = arrays.Kinds(list(kinds))
+        self.signatures = Signatures(list(signatures))
 
     def add(self, node: Node) -> int:
         """Put down a node, and return its number."""
@@ -87,22 +95,22 @@ class Nodes:
         self, op: str, attrs: dict[str, str], tensor: Tensor, reads: Reads = (), waits: Waits = ()
     ) -> Entry:
         """Put down a node that the network does not have, and return its one output."""
-        kind = self.kinds(op, attrs, len(reads), (tensor,))
-        return self.add(Node(kind, -1, -1, reads, waits)), 0
+        signature = self.signatures(op, attrs, len(reads), (tensor,))
+        return self.add(Node(signature, -1, -1, reads, waits)), 0
 
     def tensor(self, entry: Entry) -> Tensor:
         """Tell shape and type of an output."""
-        return self.kinds.all[self.all[entry[0]].kind].tensors[entry[1]]
+        return self.signatures.all[self.all[entry[0]].signature].tensors[entry[1]]
 
     def rows(self, first: Sequence[int] = (), latest: Sequence[int] = ()) -> Rows:
         """Make rows of the nodes; ``first`` and ``latest`` as in `Rows`."""
         *columns, reads, waits = zip(*self.all)
-        read_start, entries = arrays.ragged(reads)
+        read_start, entries = ragged(reads)
         lists = (
             *columns,
             read_start,
             *entries.reshape(-1, 2).T,
-            *arrays.ragged(waits),
+            *ragged(waits),
             first,
             latest,
         )
@@ -124,8 +132,8 @@ class TrainingStep:
 
     parts: Parts
     rows: Rows
-    all_kinds: Sequence[RowKind]  # that the rows refer to
-    tables: arrays.Tables
+    all_signatures: Sequence[Signature]  # that the rows refer to
+    arrays: GraphArrays
     heads: list[Entry]  # the outputs of the symbol: those of the network, then gradients
     #: Of each argument that gets one the output of the symbol; two may be the same. None: zeros.
     gradients: tuple[int | None, ...]
@@ -140,13 +148,13 @@ class TrainingStep:
         return self.training.graph
 
     @cached_property
-    def kinds(self) -> list[RowKind]:
+    def signatures(self) -> list[Signature]:
         """Operator, parameters, shapes and types of each row."""
-        return [self.all_kinds[k] for k in self.rows.kind.tolist()]
+        return [self.all_signatures[k] for k in self.rows.signature.tolist()]
 
     @cached_property
     def ops(self) -> list[str]:
-        return [kind.op for kind in self.kinds]
+        return [signature.op for signature in self.signatures]
 
     @cached_property
     def names(self) -> list[str]:
@@ -162,8 +170,8 @@ class TrainingStep:
     def phases(self) -> np.ndarray:
         """FORWARD, RECOMPUTED or BACKWARD for each row."""
         time, source = self.rows.time, self.rows.source
-        own = np.where(time == 0, arrays.FORWARD, arrays.BACKWARD)
-        return np.where((time > 0) | (source < 0), arrays.RECOMPUTED, own)
+        own = np.where(time == 0, FORWARD, BACKWARD)
+        return np.where((time > 0) | (source < 0), RECOMPUTED, own)
 
     @property
     def settings(self) -> Settings:
@@ -175,9 +183,9 @@ class TrainingStep:
         return replay(self, np.zeros(0, dtype=np.bool_))
 
 
-def step_of(made: Parts, rows: Rows, kinds: Sequence[RowKind]) -> TrainingStep:
-    """Make the training step of these rows, which are of these kinds."""
-    t = made.work.training.tables
+def step_of(made: Parts, rows: Rows, signatures: Sequence[Signature]) -> TrainingStep:
+    """Make the training step of these rows, which are of these signatures."""
+    t = made.work.training.arrays
     head_row = t.head_row[: t.outputs]
     output = t.head_entry[: t.outputs] - t.output_start[head_row]
     found = [entry and (int(rows.latest[entry[0]]), entry[1]) for entry in made.gradients]
@@ -185,13 +193,13 @@ def step_of(made: Parts, rows: Rows, kinds: Sequence[RowKind]) -> TrainingStep:
     heads += [entry for entry in dict.fromkeys(found) if entry is not None]
     place: dict[Entry | None, int] = {entry: k for k, entry in reversed(list(enumerate(heads)))}
     row, output = np.array(heads, dtype=np.int32).T.copy()
-    tables = lay_out(arrays.arrays_of(kinds), rows, row, output)
-    return TrainingStep(made, rows, kinds, tables, heads, tuple(map(place.get, found)))
+    arrays = lay_out(arrays_of(signatures), rows, row, output)
+    return TrainingStep(made, rows, signatures, arrays, heads, tuple(map(place.get, found)))
 
 
 def insert(step: TrainingStep, inserts: Mapping[int, Sequence[Insert]]) -> TrainingStep:
     """Make a training step with more operators, for the layouts of its tensors."""
-    new = Nodes(step.all_kinds)
+    new = Nodes(step.all_signatures)
     place: list[int] = []  # of each old row
     instead: dict[Entry, Entry] = {}
     chain: list[int] = []  # the last row that others wait for; what is put in before a row does
@@ -218,7 +226,7 @@ def insert(step: TrainingStep, inserts: Mapping[int, Sequence[Insert]]) -> Train
                 pending.append(instead[entry][0])
     moved = np.array([*place, -1], dtype=np.int32)
     rows = new.rows(moved[step.rows.first], moved[step.rows.latest])
-    return step_of(step.parts, rows, new.kinds.all)
+    return step_of(step.parts, rows, new.signatures.all)
 
 
 def _put_in(new: Nodes, one: Insert, entry: Entry, waits: Waits) -> Entry:

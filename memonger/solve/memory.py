@@ -63,9 +63,9 @@ class Memory:
     @cached_property
     def gradient_bytes(self) -> int:
         """The bytes of the gradients in the pool, with the real size of elements."""
-        tables = self.replay.training.tables
-        held = [tables.output_start[row] + k for row, k in self.pooled]
-        return int((tables.elements * tables.itemsize)[held].sum())
+        arrays = self.replay.training.arrays
+        held = [arrays.output_start[row] + k for row, k in self.pooled]
+        return int((arrays.elements * arrays.itemsize)[held].sum())
 
     @cached_property
     def pool_bytes(self) -> int:

@@ -197,7 +197,7 @@ def _advised(way: Way, found: Solution) -> Solution:
         )
     if isinstance(way, Original):
         useless = False  # as it is asked for
-        if not way.stages:
+        if not way.hints:
             warnings.append(
                 "the network has no mirror_stage marks, so the original planner cannot cut it; "
                 "planner='smallest' needs none"

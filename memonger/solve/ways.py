@@ -88,7 +88,7 @@ class _Network:
         refuse(graph)
         if any(marks.RECORD in node.hidden for node in graph.nodes):
             log.info("the network has force_mirroring marks; they are planned anew")
-        self.stages = marks.stages(graph)  # the user's ``mirror_stage``
+        self.hints = marks.hints(graph)  # the user's ``mirror_stage``
         asked, shapes = wanted(graph, request.grad_req), request.spec.shapes
         # Module asks for no gradients of its data and labels, which leaves fewer readers.
         parameters = tuple(a for a in graph.arguments if graph.nodes[a].name not in shapes)
@@ -180,7 +180,7 @@ class Marks(_Network):
 
     def smallest(self) -> Found:
         """Search for the plan of least memory."""
-        about = self.stages, self.cost, self.rules, self.options.ntrial
+        about = self.hints, self.cost, self.rules, self.options.ntrial
         effort = marks_search.EFFORT.times(self.options.patience)
         with progress_bar() as progress:
             if self.unplanned.exact:
@@ -202,7 +202,7 @@ class Marks(_Network):
             plan = plan._replace(pool_bytes=least.plans[0].pool_bytes)  # as it was bound
             none = MarkPlan(self.unplanned.counted_bytes, 0.0, self.nothing)
             return self._found([none, plan], least.interrupted)
-        about = self.stages, self.rules, self._times, [_mark_plan(plan) for plan in others]
+        about = self.hints, self.rules, self._times, [_mark_plan(plan) for plan in others]
         effort = marks_search.EFFORT.times(self.options.patience)
         with progress_bar() as progress:
             copies = self.options.kept_copies
@@ -226,7 +226,7 @@ class Marks(_Network):
     def _times(self, rules: Rules) -> NodeTimes:
         training = rules.trainings[0]
         found = timing.times_of(training, self.request.device, self.options.measure)
-        moved = timing.moved_bytes(training)[: training.tables.forward]
+        moved = timing.moved_bytes(training)[: training.arrays.forward]
         return NodeTimes(found.forward, found.gradient, moved)
 
     def _found(self, plans: Sequence[MarkPlan], interrupted: bool) -> Found:
@@ -255,7 +255,7 @@ class Original(Marks):
 
         try:
             with progress_bar() as progress:
-                for trial in chen2016.search(self.graph, self.stages, counted, ntrial):
+                for trial in chen2016.search(self.graph, self.hints, counted, ntrial):
                     log.info("Search threshold=%d MB, cost=%d MB", trial.threshold, trial.cost)
         except KeyboardInterrupt:
             if not tried:
@@ -297,7 +297,7 @@ class Schedules(_Network):
     ) -> Found:
         """Search from the best marks of a short search; they are what there is if that is ended."""
         options, rules, known = self.options, self.rules.unfused(), []  # as it is bound
-        about = self.stages, (lambda mask: rules.replay(mask).pool_bytes), rules, options.ntrial
+        about = self.hints, (lambda mask: rules.replay(mask).pool_bytes), rules, options.ntrial
         interrupted = False
         with progress_bar() as progress:
             if self.unplanned.exact:

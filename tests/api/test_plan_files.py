@@ -53,7 +53,7 @@ def test_what_is_loaded_is_what_was_saved(saved: Any) -> None:
             assert one == other, field.name
     assert again.symbol.tojson() == plan.symbol.tojson()
     if plan.schedule is not None and again.schedule is not None:
-        assert np.array_equal(again.schedule.events, plan.schedule.events)
+        assert np.array_equal(again.schedule.operations, plan.schedule.operations)
     assert str(again) == str(plan) and str(again.explain()) == str(plan.explain())
     assert memonger.unplan(again.symbol).tojson() == memonger.unplan(plan.symbol).tojson()
     assert memonger.check(residual(), again.symbol, IMAGES)

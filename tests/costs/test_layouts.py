@@ -129,7 +129,7 @@ def predicted(conv: Any) -> int:
     size_of = {"kernel": (kernel,) * 2, "stride": (stride,) * 2, "pad": (pad,) * 2}
     x = S.Convolution(S.var("data"), num_filter=oc, num_group=groups, no_bias=True, **size_of)
     training = training_graph(forward(x, {"data": (mb, ic, size, size)}))
-    t, nothing = training.tables, np.zeros(training.tables.forward, dtype=np.bool_)
+    t, nothing = training.arrays, np.zeros(training.arrays.forward, dtype=np.bool_)
     order, reads = order_and_reads(t, nothing)
     made = follow(t, layout_tables(training), nothing, order, reads)[0]
     return int(made[t.output_start[training.ops.index("Convolution")]])

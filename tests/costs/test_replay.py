@@ -87,9 +87,9 @@ def structured_plans(graph: ForwardGraph) -> Iterator[np.ndarray]:
             if cuts:
                 mask[cuts[-1].after + 1 :] = False
                 yield mask
-    stages = marks.stages(graph) or dict.fromkeys(single_tensor_cuts(graph), "True")
-    for threshold in (1, 4, 16, 64, 128, 256, 512, 1024) if stages else ():
-        yield chen2016.mirror_plan(graph, stages, threshold).mask & movable
+    hints = marks.hints(graph) or dict.fromkeys(single_tensor_cuts(graph), "True")
+    for threshold in (1, 4, 16, 64, 128, 256, 512, 1024) if hints else ():
+        yield chen2016.mirror_plan(graph, hints, threshold).mask & movable
 
 
 # ------------------------------------------------------------------ the total, in MB
@@ -170,20 +170,20 @@ def test_every_output_has_the_replayed_block(monkeypatch: pytest.MonkeyPatch) ->
             jobs.extend(found[0])
             plans.extend(found[1])
     for plan, step in zip(plans, stepped(jobs)):
-        training, tables, blocks = plan.training, plan.training.tables, plan.blocks
+        training, arrays, blocks = plan.training, plan.training.arrays, plan.blocks
         placed = iter(step.outputs)
         of_block: dict[int, int] = {}
         for row in plan.order:
             if training.ops[row] == "null":
                 continue
-            start = int(tables.output_start[row])
+            start = int(arrays.output_start[row])
             if training.ops[row] == "_grad_add":
-                j = int(tables.read_start[row]) + 1
-                term = int(tables.output_start[tables.read_row[j]] + tables.read_output[j])
+                j = int(arrays.read_start[row]) + 1
+                term = int(arrays.output_start[arrays.read_row[j]] + arrays.read_output[j])
                 if blocks[term] == blocks[start]:
                     added += 1  # the term was added where the sum is: nothing is left to run
                     continue
-            for out in range(start, int(tables.output_start[row + 1])):
+            for out in range(start, int(arrays.output_start[row + 1])):
                 address = next(placed)
                 if blocks[out] == EXTERNAL:
                     assert address in step.gradients

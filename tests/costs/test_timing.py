@@ -33,7 +33,7 @@ def two_layers() -> TrainingGraph:
 
 
 def by_name(training: TrainingGraph, values: np.ndarray) -> Any:
-    n = training.tables.forward
+    n = training.arrays.forward
     return {training.names[i]: values[i] for i in np.flatnonzero(values) if not n <= i < 2 * n}
 
 
@@ -126,11 +126,11 @@ def test_paces(behind: bool, disk: Any) -> None:
     tied = S.broadcast_mul(x, S.ones((1,)), name="tied")
     graph = planned.forward(S.Group([slow, quick, tied]), {"data": shape})
     training, names = training_graph(graph), [node.name for node in graph.nodes]
-    paces = {names[i]: pace for i, pace in timing.paces_of(training, CPU).items()}
+    paces = {names[i]: pace for i, pace in timing.efficiency_factors(training, CPU).items()}
     assert paces["slow"][0] > 3 * paces["quick"][0] and "tied" in paces
     content = disk("kinds", **{json.dumps(example): [10.0, 100.0]})
     assert json.dumps(example) in content
-    found, i = timing.paces_of(training, CPU), names.index("slow")
+    found, i = timing.efficiency_factors(training, CPU), names.index("slow")
     assert found[i] == (10.0, 100.0)
     rates = Rates(1e9, 1e9, 0)
     plain, longer = timing.predicted(training, rates), timing.predicted(training, rates, found)

@@ -80,8 +80,8 @@ def of_mxnet(text: str) -> list[Any]:
 
 
 def of_replay(found: Any) -> list[Any]:
-    tables, ops = found.training.tables, found.training.ops
-    reads = np.split(tables.read_output.astype(str), tables.read_start[1:-1])
+    arrays, ops = found.training.arrays, found.training.ops
+    reads = np.split(arrays.read_output.astype(str), arrays.read_start[1:-1])
     return [(ops[row], list(reads[row])) for row in found.order if ops[row] != "null"]
 
 

@@ -39,15 +39,15 @@ def everything(work: Workload) -> Schedule:
 
 def _dropping(work: Workload, dropped: Callable[[int], Any]) -> Schedule:
     """Before each gradient let these results go, if their operators may run again."""
-    events: list[int] = list(work.operators)
+    operations: list[int] = list(work.operators)
     gone, may = np.zeros((2, len(work.once)), dtype=np.bool_)
-    may[events] = True
+    may[operations] = True
     may &= ~work.once
     for k, x in enumerate(work.gradients):
         gone |= may & dropped(k)
-        run_again(work, work.reads[x], gone, events)
-        events.append(~x)
-    return Schedule.of(events)
+        run_again(work, work.reads[x], gone, operations)
+        operations.append(~x)
+    return Schedule.of(operations)
 
 
 LEVELS: dict[str, Callable[[Workload, int], Schedule]] = {

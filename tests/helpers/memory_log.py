@@ -57,22 +57,22 @@ def logged(jobs: Sequence[Job]) -> list[list[LoggedNode]]:
 
 def log_of(plan: Any) -> list[LoggedNode]:
     """What MXNet logs of a plan, from its replay."""
-    training, tables = plan.training, plan.training.tables
+    training, arrays = plan.training, plan.training.arrays
     found: dict[int, Entry] = {}  # of each output, numbered in the order in which they are made
     nodes = []
     for row in plan.order:
-        for k, made in enumerate(training.kinds[row].tensors, int(tables.output_start[row])):
+        for k, made in enumerate(training.signatures[row].tensors, int(arrays.output_start[row])):
             found[k] = (len(found), made.shape, made.nbytes // 1024)
         if training.ops[row] == "null":
             nodes.append(LoggedNode("var", [], []))
             continue
         inputs = []
-        for j in range(tables.read_start[row], tables.read_start[row + 1]):
-            source, owner = int(tables.read_row[j]), int(tables.read_owner[j])
-            if owner >= 0 and plan.recomputed[owner] and source < tables.forward:
-                source += tables.forward * int(plan.recomputed[source])
-            inputs.append(found[int(tables.output_start[source] + tables.read_output[j])])
-        outputs = [found[k] for k in range(tables.output_start[row], tables.output_start[row + 1])]
+        for j in range(arrays.read_start[row], arrays.read_start[row + 1]):
+            source, owner = int(arrays.read_row[j]), int(arrays.read_owner[j])
+            if owner >= 0 and plan.recomputed[owner] and source < arrays.forward:
+                source += arrays.forward * int(plan.recomputed[source])
+            inputs.append(found[int(arrays.output_start[source] + arrays.read_output[j])])
+        outputs = [found[k] for k in range(arrays.output_start[row], arrays.output_start[row + 1])]
         nodes.append(LoggedNode(training.ops[row], inputs, outputs))
     return nodes
 

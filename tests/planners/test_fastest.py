@@ -30,7 +30,7 @@ BATCHES: dict[str, Any] = {"data": (None, 3, 64, 64)}
 def a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1 TFLOP/s and 100 GB/s, whatever the tests run on."""
     monkeypatch.setattr(timing, "rates_of", lambda ctx: Rates(1e12, 1e11, 1e-6))
-    monkeypatch.setattr(timing, "paces_of", lambda training, ctx: {})
+    monkeypatch.setattr(timing, "efficiency_factors", lambda training, ctx: {})
 
 
 def net() -> Any:

@@ -77,17 +77,17 @@ def chain_of(steps: int) -> Problem:
     return some_problem()._replace(steps=chain)
 
 
-def most_states(steps: int, events: list[int]) -> int:
+def most_states(steps: int, operations: list[int]) -> int:
     """The most states that are held at once by their readers, the first one among them."""
     made: dict[int, int] = {}
     last: dict[tuple[int, int], int] = {}
-    for k, event in enumerate(events):
-        step = event if event >= 0 else -1 - event
+    for k, operation in enumerate(operations):
+        step = operation if operation >= 0 else -1 - operation
         if step:  # what it reads, as it was made last
             last[(step - 1, made[step - 1])] = k
-        if event >= 0:
-            made[event] = k
-    change = np.zeros(len(events) + 1, dtype=np.int64)
+        if operation >= 0:
+            made[operation] = k
+    change = np.zeros(len(operations) + 1, dtype=np.int64)
     for (_, start), stop in last.items():
         change[start] += 1
         change[stop] -= 1
@@ -115,12 +115,12 @@ def test_fewest_steps() -> None:
 def test_binomial_schedules_take_the_fewest_steps(steps: int) -> None:
     chain = chain_of(steps)
     for states in range(1, steps + 2):
-        events, work = unroll(chain, binomial_tree(steps, states), np.inf, NO_LIMIT)
+        operations, work = unroll(chain, binomial_tree(steps, states), np.inf, NO_LIMIT)
         # The last step runs once more than it must for its reversal: the network returns it.
-        assert (events >= 0).sum() == work == fewest_steps(steps, states) + 1
-        assert [-1 - e for e in events if e < 0] == list(range(steps - 1, -1, -1))
+        assert (operations >= 0).sum() == work == fewest_steps(steps, states) + 1
+        assert [-1 - e for e in operations if e < 0] == list(range(steps - 1, -1, -1))
         # What is being computed comes on top of what is kept.
-        assert most_states(steps, events.tolist()) <= states + 1
+        assert most_states(steps, operations.tolist()) <= states + 1
 
 
 @pytest.mark.parametrize("steps, states", [(0, 3), (5, 0), (-1, 1)])
@@ -185,27 +185,29 @@ def same_as_written_out(search: ScheduleSearch, schedule: Schedule) -> None:
 
 
 def runs_in_order(step: TrainingStep, schedule: Schedule) -> None:
-    """All that waits for what runs before it runs in the order of the events; no others wait."""
-    t, variable = step.parts.patterns, step.training.tables.variable
+    """All that waits for what runs before it runs in the order of operations; no others wait."""
+    t, variable = step.parts.variants, step.training.arrays.variable
     rows = len(variable)
     forward, waits = np.arange(rows) < t.forward, np.diff(t.rows.wait_start)[:rows] > 0
     chained = ~variable & (forward | waits)
     expected: list[int] = []
-    for event in schedule.events.tolist():
-        if event >= 0:
-            expected.append(event)
+    for operation in schedule.operations.tolist():
+        if operation >= 0:
+            expected.append(operation)
         else:
-            gradients = t.event_row[t.event_start[~event] : t.event_start[~event + 1]]
+            gradients = t.operation_row[
+                t.operation_start[~operation] : t.operation_start[~operation + 1]
+            ]
             expected += gradients[chained[gradients]].tolist()
     source = step.rows.source
-    assert [row for row in source[step.tables.first] if row >= 0 and chained[row]] == expected
+    assert [row for row in source[step.arrays.first] if row >= 0 and chained[row]] == expected
     assert not np.diff(step.rows.wait_start)[(source >= 0) & ~chained[source]].any()
 
 
 def writes_what_is_read(step: TrainingStep) -> None:
     """What must be read is, by a reader of its own only where nobody else does."""
-    t, rows, tables = step.parts.patterns, step.rows, step.tables
-    read = zip(tables.read_row[~tables.read_ignored], tables.read_output[~tables.read_ignored])
+    t, rows, arrays = step.parts.variants, step.rows, step.arrays
+    read = zip(arrays.read_row[~arrays.read_ignored], arrays.read_output[~arrays.read_ignored])
     times = collections.Counter([(int(row), int(k)) for row, k in read] + step.heads)
     for row, node in enumerate(nodes_of(rows)):
         if node.source < 0 and step.ops[row] == "max":
@@ -379,8 +381,8 @@ def test_the_same_whatever_the_cores(cores: int, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(cores))
     search = ScheduleSearch(work_of(*NETWORKS["chain"]()), patience=0.02)
     names = [node.name for node in search.workload.training.graph.nodes]
-    events = search.least_memory(3.0).best.schedule.events.tolist()
-    assert [names[e] if e >= 0 else "-" + names[~e] for e in events] == ORDER.split()
+    operations = search.least_memory(3.0).best.schedule.operations.tolist()
+    assert [names[e] if e >= 0 else "-" + names[~e] for e in operations] == ORDER.split()
 
 
 @pytest.mark.parametrize("front", [False, True])

@@ -117,7 +117,7 @@ def test_put_in_where_layouts_differ() -> None:
 
 
 def inserted(step: TrainingStep) -> set[str]:
-    return {k.op for k, source in zip(step.kinds, step.rows.source) if source < 0} - {"null"}
+    return {k.op for k, source in zip(step.signatures, step.rows.source) if source < 0} - {"null"}
 
 
 def test_no_schedule_is_refused_for_layouts_where_there_are_none() -> None:

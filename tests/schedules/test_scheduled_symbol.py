@@ -213,7 +213,7 @@ def test_kept(way: str, caplog: pytest.LogCaptureFixture) -> None:
     symbol = planned()
     other = KEPT[way](symbol)
     assert isinstance(other, ScheduledSymbol)
-    assert other.schedule.events.tolist() == symbol.schedule.events.tolist()  # type: ignore[union-attr]
+    assert other.schedule.operations.tolist() == symbol.schedule.operations.tolist()  # type: ignore[union-attr]
     assert other.tojson() == symbol.tojson()
     assert "_again" in other.simple_bind(mx.cpu(), **SHAPES).debug_str()
     assert not caplog.records

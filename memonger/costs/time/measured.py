@@ -86,7 +86,7 @@ class Example(NamedTuple):
 
 def times_of(training: TrainingGraph, ctx: Any, measure: bool = False) -> Times:
     """Predict the times of a training step, or ``measure`` those of operators that run alone."""
-    factors = paces_of(training, ctx)
+    factors = efficiency_factors(training, ctx)
     times = predicted(training, rates_of(ctx), factors)
     return _measured(training, ctx, times, factors) if measure else times
 
@@ -95,7 +95,7 @@ def predicted(
     training: TrainingGraph, rates: Rates, factors: Mapping[int, Sequence[float]] | None = None
 ) -> Times:
     """Predict the times of a training step; ``factors`` are of forward nodes."""
-    t, n = training.tables, training.tables.forward
+    t, n = training.arrays, training.arrays.forward
     rows = np.maximum(row_flops(training) / rates.flops, moved_bytes(training) / rates.nbytes)
     rows += rates.call
     longer = np.ones((n + 1, 2))  # the last is that of rows without an owner
@@ -112,7 +112,7 @@ def predicted(
 
 def row_flops(training: TrainingGraph) -> np.ndarray:
     """Count the FLOPs of each row; a gradient has its operator's for each input, twice at most."""
-    n, owners = training.tables.forward, training.owners
+    n, owners = training.arrays.forward, training.owners
     forward = forward_flops(training.graph).astype(np.float64)
     inputs = [min(2, max(1, len(facts.passes))) for facts in training.facts]
     rows = np.bincount(owners[owners >= 0], minlength=n)  # of each operator's gradient
@@ -122,7 +122,7 @@ def row_flops(training: TrainingGraph) -> np.ndarray:
 
 def moved_bytes(training: TrainingGraph) -> np.ndarray:
     """Count the bytes that each row of a training graph reads and writes; each tensor once."""
-    t, rows = training.tables, np.arange(len(training.ops))
+    t, rows = training.arrays, np.arange(len(training.ops))
     sizes = (t.elements * t.itemsize).astype(np.float64)
     reader, maker = np.repeat(rows, np.diff(t.read_start)), np.repeat(rows, np.diff(t.output_start))
     pairs = np.stack([reader, t.output_start[t.read_row] + t.read_output], axis=1)
@@ -134,7 +134,7 @@ def moved_bytes(training: TrainingGraph) -> np.ndarray:
 
 def views(training: TrainingGraph) -> np.ndarray:
     """Tell which rows take no time: variables, and what may hand on its input as it is."""
-    t = training.tables
+    t = training.arrays
     # What makes a gradient adds it in place (src/executor/inplace_addto_detect_pass.cc).
     free = t.variable | (np.array(training.ops) == "_grad_add")
     row = np.repeat(np.arange(len(free)), np.diff(t.inplace_start))
@@ -178,7 +178,7 @@ def _quickest(*runs: Run) -> list[float]:
     return np.min([[_seconds(run) for run in runs] for _ in range(ROUNDS)], axis=0).tolist()
 
 
-def paces_of(training: TrainingGraph, ctx: Any) -> dict[int, tuple[float, ...]]:
+def efficiency_factors(training: TrainingGraph, ctx: Any) -> dict[int, tuple[float, ...]]:
     """Look up, or measure first, how much longer than by the roofline forward nodes take."""
     rates, factors = None, {}
     with _kept("kinds", ctx) as kept:
@@ -196,7 +196,7 @@ def paces_of(training: TrainingGraph, ctx: Any) -> dict[int, tuple[float, ...]]:
 
 def _timed(training: TrainingGraph) -> list[int]:
     """List the forward nodes that take time."""
-    return np.setdiff1d(training.tables.first, np.flatnonzero(views(training))).tolist()
+    return np.setdiff1d(training.arrays.first, np.flatnonzero(views(training))).tolist()
 
 
 def _measure_pace(example: Example, rates: Rates, ctx: Any) -> list[float] | None:

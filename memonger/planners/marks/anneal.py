@@ -14,7 +14,7 @@ import numpy as np
 from memonger.costs.fusion import plan_bytes
 from memonger.costs.replay import NO_LIMIT
 from memonger.planners.annealing import MORE, acceptable
-from memonger.planners.marks.rules import RuleTables, obey
+from memonger.planners.marks.rules import RuleArrays, obey
 from memonger.support.compiled import compiled
 
 AS_CUTS, SAVED, RECOMPUTED = 0, 1, 2  # of a node in a state
@@ -34,7 +34,7 @@ class Space(NamedTuple):
     recomputed and the other is not.
     """
 
-    rules: RuleTables
+    rules: RuleArrays
     match_ranges: np.ndarray
     after: np.ndarray
     keep_start: np.ndarray
@@ -141,7 +141,7 @@ def name_nodes(state, mask):  # type: ignore[no-untyped-def]
 def evaluate(s, state, mask):  # type: ignore[no-untyped-def]
     """The bytes that a state costs, and the seconds that it adds; ``mask``: its plan."""
     order, reads = plan_of(s, state, mask)
-    t, f = s.rules.tables, s.rules.fusible
+    t, f = s.rules.arrays, s.rules.fusible
     pool = plan_bytes(t, f, mask, order, reads, s.match_ranges, NO_LIMIT)
     return pool, added_seconds(s, mask, order)
 
@@ -231,7 +231,7 @@ def anneal(s, state, goal, seed, tries, hot, cold, archive, stop, done):  # type
     which another thread may set, is not 0; that of ``done`` counts the tries. Returns the energy.
     """
     np.random.seed(seed)
-    t, f = s.rules.tables, s.rules.fusible
+    t, f = s.rules.arrays, s.rules.fusible
     if len(s.after) + len(s.flippable) == 0:
         tries = 0
     new, least_state = state.copy(), state.copy()

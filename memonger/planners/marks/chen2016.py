@@ -1,7 +1,7 @@
 """The original planner: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
 
 Algorithm 3 of the paper (arXiv 1604.06174) as dmlc/mxnet-memonger carries it out: walk the network
-once, add up the bytes of its results, and at each stage that the user marked keep the result if
+once, add up the bytes of its results, and at each hint that the user marked keep the result if
 what has gathered since the last kept one exceeds a threshold; everything else is recomputed. Then
 search the threshold: three guesses, each the square root that balances the kept and the local
 memory of the last, and a grid between them. Written anew after
@@ -39,8 +39,8 @@ class Trial(NamedTuple):
     cost: int
 
 
-def mirror_plan(graph: ForwardGraph, stages: Mapping[int, str], threshold: int) -> MirrorPlan:
-    """Keep a result wherever more than ``threshold`` MB have gathered, and it has a stage.
+def mirror_plan(graph: ForwardGraph, hints: Mapping[int, str], threshold: int) -> MirrorPlan:
+    """Keep a result wherever more than ``threshold`` MB have gathered, and it has a hint.
 
     The ``mirror_stage`` of a node is 'True' for a cut of its own, any other label for a cut that
     all nodes of that label make together.
@@ -55,17 +55,17 @@ def mirror_plan(graph: ForwardGraph, stages: Mapping[int, str], threshold: int) 
             size = 4 * tensor.elements
             local_size += size
             mask[i] = not node.is_variable and node.op not in UNTOUCHED
-            stage = stages.get(i)
-            if stage is None:
+            hint = hints.get(i)
+            if hint is None:
                 continue
-            if stage == "True" or stage != last_stage:
+            if hint == "True" or hint != last_stage:
                 kept = local_size > threshold * MB
                 if kept:
                     save_size += size
                     max_size = max(max_size, local_size)
                     local_size = 0
                     mask[i] = False
-                last_stage = stage
+                last_stage = hint
             elif kept:
                 save_size += size
                 mask[i] = False
@@ -74,7 +74,7 @@ def mirror_plan(graph: ForwardGraph, stages: Mapping[int, str], threshold: int) 
 
 def search(
     graph: ForwardGraph,
-    stages: Mapping[int, str],
+    hints: Mapping[int, str],
     cost: Callable[[np.ndarray], int],
     ntrial: int = 6,
 ) -> list[Trial]:
@@ -85,7 +85,7 @@ def search(
     trials: list[Trial] = []
 
     def attempt(threshold: int) -> MirrorPlan:
-        plan = mirror_plan(graph, stages, threshold)
+        plan = mirror_plan(graph, hints, threshold)
         trials.append(Trial(threshold, plan, cost(plan.mask)))
         return plan
 

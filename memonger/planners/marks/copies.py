@@ -27,7 +27,7 @@ def copyable(rules: Rules) -> tuple[KeptCopy, ...]:
     if rules.watches_layouts:
         return ()
     graph, facts = rules.graph, rules.trainings[0].facts
-    tolerant = rules.tables[0].tolerant
+    tolerant = rules.arrays[0].tolerant
     unfused = GPU_FUSION in rules.targets and CPU not in rules.targets
     return tuple(
         KeptCopy(

@@ -161,14 +161,14 @@ class Weigher:
 
 def _gradient_steps(training: TrainingGraph) -> tuple[np.ndarray, Timeline]:
     """For each forward node the last step in which a gradient of it runs, -1 for none; no plan."""
-    tables = training.tables
-    found = replay(training, np.zeros(tables.forward, dtype=np.bool_))
-    step = np.full(tables.forward, -1, dtype=np.int64)
-    place = np.full(len(tables.variable), -1, dtype=np.int64)
+    arrays = training.arrays
+    found = replay(training, np.zeros(arrays.forward, dtype=np.bool_))
+    step = np.full(arrays.forward, -1, dtype=np.int64)
+    place = np.full(len(arrays.variable), -1, dtype=np.int64)
     place[found.order] = np.arange(len(found.order))
-    rows = np.repeat(np.arange(len(tables.variable)), np.diff(tables.read_start))
-    gradient = (tables.read_owner != KEPT) & (rows >= 2 * tables.forward) & (place[rows] >= 0)
-    np.maximum.at(step, tables.read_owner[gradient], place[rows[gradient]])
+    rows = np.repeat(np.arange(len(arrays.variable)), np.diff(arrays.read_start))
+    gradient = (arrays.read_owner != KEPT) & (rows >= 2 * arrays.forward) & (place[rows] >= 0)
+    np.maximum.at(step, arrays.read_owner[gradient], place[rows[gradient]])
     return step, found.timeline()
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from memonger.costs.layouts import (
     NOT_IN_PLACE,
     PLAIN,
-    LayoutTables,
+    LayoutArrays,
     follow,
     layout_of,
     layout_tables,
@@ -42,7 +42,7 @@ class LayoutRule(NamedTuple):
     """
 
     active: bool
-    layouts: LayoutTables
+    layouts: LayoutArrays
     found: np.ndarray
     made: np.ndarray
     place: np.ndarray
@@ -56,7 +56,7 @@ def _none(kind: type) -> np.ndarray:
 #: Where no layout is to be watched.
 NO_RULE = LayoutRule(
     False,
-    LayoutTables(_none(np.int8), _none(np.int64), *[_none(np.bool_) for _ in range(3)]),
+    LayoutArrays(_none(np.int8), _none(np.int64), *[_none(np.bool_) for _ in range(3)]),
     _none(np.int64),
     _none(np.int64),
     _none(np.int32),
@@ -68,7 +68,7 @@ def layout_rule(training: TrainingGraph) -> LayoutRule:
     """Make the rule for a network: that of no plan, if a plan can change a layout that matters."""
     if not any(node.op in PRODUCES_BLOCKED for node in training.graph.nodes):
         return NO_RULE
-    t = training.tables
+    t = training.arrays
     layouts = layout_tables(training)
     nothing = np.zeros(t.forward, dtype=np.bool_)
     order, read = order_and_reads(t, nothing)
@@ -85,14 +85,14 @@ def layout_rule(training: TrainingGraph) -> LayoutRule:
 
 def _may_change(
     training: TrainingGraph,
-    layouts: LayoutTables,
+    layouts: LayoutArrays,
     order: np.ndarray,
     found: np.ndarray,
     entries: np.ndarray,
     matters: np.ndarray,
 ) -> bool:
     """Whether some layout that matters depends on what is in place."""
-    t = training.tables
+    t = training.arrays
     shown = np.bincount(entries[layouts.shows & (found >= 0)], minlength=len(matters))
     for row in order.tolist():
         first, last = int(t.read_start[row]), int(t.read_start[row + 1])

@@ -26,7 +26,7 @@ import numpy as np
 
 from memonger.costs.fusion import UNFUSED, Fusible, fusible, replay_fused
 from memonger.costs.replay import Replay, order_and_reads, replay
-from memonger.graph.arrays import Tables, by_key
+from memonger.graph.arrays import GraphArrays, by_key
 from memonger.graph.forward import ForwardGraph, KeptCopy, with_copies
 from memonger.graph.operators.recompute import (
     ANYWHERE,
@@ -75,7 +75,7 @@ class Rules:
             blocked = CPU in targets and trainings[0].settings.mkldnn
             layouts = [layout_rule(each) if blocked else NO_RULE for each in trainings]
         #: For compiled code, one for each training graph.
-        self.tables = [*map(self._tables, trainings, layouts)]
+        self.arrays = [*map(self._tables, trainings, layouts)]
 
     def with_copies(self, copies: Iterable[KeptCopy]) -> tuple[Rules, np.ndarray]:
         """The rules for the network with kept copies, and the new index of each node; remembered.
@@ -98,7 +98,7 @@ class Rules:
     @property
     def watches_layouts(self) -> bool:
         """Whether plans may have to keep operators for the layouts of MKLDNN."""
-        return any(tables.layouts.active for tables in self.tables)
+        return any(arrays.layouts.active for arrays in self.arrays)
 
     @property
     def effort(self) -> int:
@@ -116,9 +116,9 @@ class Rules:
                 reasons[i] = reason
         return reasons
 
-    def _tables(self, training: TrainingGraph, layouts: LayoutRule) -> RuleTables:
-        return RuleTables(
-            training.tables,
+    def _tables(self, training: TrainingGraph, layouts: LayoutRule) -> RuleArrays:
+        return RuleArrays(
+            training.arrays,
             _facts_of(training),
             self.allowed,
             self._tolerant(),
@@ -162,7 +162,7 @@ class Rules:
         """The same rules, but memory is told as if nothing were fused."""
         rules = copy.copy(self)
         rules.fuses, rules._with_copies = False, {}
-        rules.tables = [tables._replace(fusible=UNFUSED) for tables in self.tables]
+        rules.arrays = [arrays._replace(fusible=UNFUSED) for arrays in self.arrays]
         return rules
 
     def replay(self, mask: np.ndarray) -> Replay:
@@ -174,8 +174,8 @@ class Rules:
         mask = np.array(mask, dtype=np.bool_)
         while True:
             before = mask.sum()
-            for tables in self.tables:
-                obey(tables, mask)
+            for arrays in self.arrays:
+                obey(arrays, mask)
             if mask.sum() == before:
                 return mask
 
@@ -188,10 +188,10 @@ class NoRules(Rules):
         kept = [i for i, op in enumerate(ops) if op == "Dropout" or op in UNTOUCHED]
         return dict.fromkeys(kept, "MXNet never recomputes it")
 
-    def _tables(self, training: TrainingGraph, layouts: LayoutRule) -> RuleTables:
-        n, tables = len(self.allowed), super()._tables(training, NO_RULE)
+    def _tables(self, training: TrainingGraph, layouts: LayoutRule) -> RuleArrays:
+        n, arrays = len(self.allowed), super()._tables(training, NO_RULE)
         tolerant, apart = np.ones(n, dtype=np.bool_), np.arange(n)
-        return tables._replace(tolerant=tolerant, fusion=False, same=apart)
+        return arrays._replace(tolerant=tolerant, fusion=False, same=apart)
 
     def native(self, mask: np.ndarray) -> list[int]:
         return []
@@ -203,7 +203,7 @@ class _Facts(NamedTuple):
     own_output: np.ndarray
     follows: np.ndarray
     any_gradient: np.ndarray
-    read_start: np.ndarray  # the inputs, numbered as in Tables, that read a node
+    read_start: np.ndarray  # the inputs, numbered as in GraphArrays, that read a node
     read: np.ndarray
     reader: np.ndarray  # of each input the node that has it
     passes: np.ndarray  # of each input whether a gradient other than zero reaches it
@@ -211,10 +211,10 @@ class _Facts(NamedTuple):
 
 
 def _facts_of(training: TrainingGraph) -> _Facts:
-    n, facts, read_start = training.tables.forward, training.facts, training.tables.read_start
+    n, facts, read_start = training.arrays.forward, training.facts, training.arrays.read_start
     reader = np.repeat(np.arange(n), np.diff(read_start[: n + 1]))
     place = np.arange(len(reader)) - read_start[reader]
-    start, read = by_key(training.tables.read_row[: len(reader)], n)
+    start, read = by_key(training.arrays.read_row[: len(reader)], n)
     return _Facts(
         np.array([f.own_output for f in facts], dtype=np.bool_),
         np.array([f.follows for f in facts], dtype=np.bool_),
@@ -227,10 +227,10 @@ def _facts_of(training: TrainingGraph) -> _Facts:
     )
 
 
-class RuleTables(NamedTuple):
+class RuleArrays(NamedTuple):
     """The rules for one training graph as arrays, for compiled code."""
 
-    tables: Tables
+    arrays: GraphArrays
     facts: _Facts
     allowed: np.ndarray
     tolerant: np.ndarray
@@ -252,11 +252,11 @@ def obey(r, mask):  # type: ignore[no-untyped-def]
             mask[r.same[i]] &= mask[i]
         for i in range(n):
             mask[i] = mask[r.same[i]]
-        order, reads = order_and_reads(r.tables, mask)
-        if not _wrong(r.tables, r.facts, order, reads, r.tolerant, r.fusion, found):
+        order, reads = order_and_reads(r.arrays, mask)
+        if not _wrong(r.arrays, r.facts, order, reads, r.tolerant, r.fusion, found):
             if not r.layouts.active:
                 return order, reads
-            if not other_layouts(r.tables, r.facts, r.layouts, order, reads, mask, found):
+            if not other_layouts(r.arrays, r.facts, r.layouts, order, reads, mask, found):
                 return order, reads
         for i in range(n):
             mask[i] &= not found[i]

@@ -211,7 +211,7 @@ class MarkSearch:
             single[place + 1 : place + copy.offset + copy.apart] = False
             allowed[place + copy.offset] &= not copy.apart
         return Space(
-            rules.tables[0]._replace(allowed=allowed),
+            rules.arrays[0]._replace(allowed=allowed),
             np.array(rules.trainings[0].settings.match_ranges),
             np.array([cut.after for cut in self.cuts], dtype=np.int64),
             np.cumsum([0] + [len(cut.keep) for cut in self.cuts]),

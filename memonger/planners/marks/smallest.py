@@ -40,7 +40,7 @@ class Least(NamedTuple):
 
 
 def smallest(
-    stages: Mapping[int, str],
+    hints: Mapping[int, str],
     cost: Callable[[np.ndarray], int],
     rules: Rules,
     ntrial: int = 6,
@@ -59,17 +59,17 @@ def smallest(
 
     def searched() -> MarkPlan:
         nonlocal unfused
-        _, plan, unfused = _least_memory(rules, _flops, stages, copies, threads, effort)
+        _, plan, unfused = _least_memory(rules, _flops, hints, copies, threads, effort)
         return plan
 
-    name = "your marks" if stages else NO_CUTS
-    tried = {name: lambda: _original(stages, cost, rules, ntrial), "searched cuts": searched}
+    name = "your marks" if hints else NO_CUTS
+    tried = {name: lambda: _original(hints, cost, rules, ntrial), "searched cuts": searched}
     found = _cheapest(rules, cost, tried)
     return found._replace(interrupted=found.interrupted or threads.interrupted, unfused=unfused)
 
 
 def smallest_bound(
-    stages: Mapping[int, str], cost: Callable[[np.ndarray], int], rules: Rules, ntrial: int = 6
+    hints: Mapping[int, str], cost: Callable[[np.ndarray], int], rules: Rules, ntrial: int = 6
 ) -> Least:
     """Find the cheapest of no plan and the original's, where each cost is a bind.
 
@@ -77,14 +77,14 @@ def smallest_bound(
     `smallest`.
     """
     single = dict.fromkeys(single_tensor_cuts(rules.graph), "True")
-    tried = {"your marks" if stages else NO_CUTS: lambda: _original(stages, cost, rules, ntrial)}
+    tried = {"your marks" if hints else NO_CUTS: lambda: _original(hints, cost, rules, ntrial)}
     if single:
         tried["single-tensor cuts"] = lambda: _original(single, cost, rules, ntrial)
     return _cheapest(rules, cost, tried)
 
 
 def fastest(
-    stages: Collection[int],
+    hints: Collection[int],
     rules: Rules,
     times: Times,
     known: Sequence[MarkPlan],
@@ -101,7 +101,7 @@ def fastest(
     It starts from ``known`` plans too. Also told is whether the user ended the search early.
     """
     threads = Threads(lambda done: progress(done / 2) if progress else None)
-    search, least, _ = _least_memory(rules, times, stages, copies, threads, effort)
+    search, least, _ = _least_memory(rules, times, hints, copies, threads, effort)
     interrupted, own = False, [MarkPlan(0, 0.0, np.zeros_like(least.mask)), *known]
     try:
         for plan in (*own, least):
@@ -120,10 +120,10 @@ def by_time(plan: MarkPlan) -> tuple[float, float]:
 
 
 def _original(
-    stages: Mapping[int, str], cost: Callable[[np.ndarray], int], rules: Rules, ntrial: int
+    hints: Mapping[int, str], cost: Callable[[np.ndarray], int], rules: Rules, ntrial: int
 ) -> MarkPlan:
     """Find the original's best plan with the rules."""
-    trials = chen2016.search(rules.graph, stages, lambda mask: cost(rules.apply(mask)), ntrial)
+    trials = chen2016.search(rules.graph, hints, lambda mask: cost(rules.apply(mask)), ntrial)
     best = chen2016.best(trials)
     return MarkPlan(best.cost, 0.0, rules.apply(best.plan.mask))
 
@@ -150,7 +150,7 @@ def _cheapest(
 def _least_memory(
     rules: Rules,
     times: Times,
-    stages: Collection[int],
+    hints: Collection[int],
     copies: bool,
     threads: Threads,
     effort: Effort,
@@ -160,7 +160,7 @@ def _least_memory(
     The last that is returned are the least bytes without pointwise fusion, where that is on.
     """
     share, known, unfused = 1.0, None, None
-    cuts = cheap_cuts(rules.graph, effort.cuts, stages)
+    cuts = cheap_cuts(rules.graph, effort.cuts, hints)
     if rules.fuses:
         share = 1 - UNFUSED_SHARE
         plain = rules.unfused()

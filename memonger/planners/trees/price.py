@@ -14,9 +14,9 @@ import numpy as np
 
 from memonger.costs.replay import allocate
 from memonger.costs.time.flops import forward_flops
-from memonger.graph.arrays import KindArrays, arrays_of, ragged
+from memonger.graph.arrays import SignatureArrays, arrays_of, ragged
 from memonger.planners.trees.trees import Steps, unroll
-from memonger.schedules.nodes import Patterns, connect, lay_out, line_up
+from memonger.schedules.nodes import NodeVariants, connect, lay_out, line_up
 from memonger.schedules.training_step import Parts
 from memonger.support.compiled import compiled
 
@@ -43,8 +43,8 @@ class Problem(NamedTuple):
     """
 
     steps: Steps
-    patterns: Patterns
-    kinds: KindArrays
+    variants: NodeVariants
+    signatures: SignatureArrays
     asked: np.ndarray
     node: np.ndarray
 
@@ -61,7 +61,7 @@ def problem(made: Parts, weights: np.ndarray | None = None) -> Problem:
     """Make the arrays of a network; ``weights``: the work of each node, in any unit (or FLOPs)."""
     node = np.array(made.work.operators, dtype=np.int32)
     steps = _steps(made, node, weights)
-    return Problem(steps, made.patterns, arrays_of(made.kinds), made.asked(), node)
+    return Problem(steps, made.variants, arrays_of(made.signatures), made.asked(), node)
 
 
 def _steps(made: Parts, node: np.ndarray, weights: np.ndarray | None) -> Steps:
@@ -108,21 +108,21 @@ def positions(node: np.ndarray, nodes: int) -> np.ndarray:
 
 
 @compiled
-def pool_of(b, events, match_ranges, limit):  # type: ignore[no-untyped-def]
+def pool_of(b, operations, match_ranges, limit):  # type: ignore[no-untyped-def]
     """Evaluate the memory of a schedule, 4 bytes to an element, gradients included.
 
     Returns the bytes of the pool with the best of ``match_ranges``, -1 if that is more than
     ``limit``; and its place.
     """
-    nodes = np.empty(events.shape[0], dtype=np.int32)
-    for k in range(events.shape[0]):
-        nodes[k] = b.node[events[k]] if events[k] >= 0 else ~b.node[~events[k]]
-    p = b.patterns
+    nodes = np.empty(operations.shape[0], dtype=np.int32)
+    for k in range(operations.shape[0]):
+        nodes[k] = b.node[operations[k]] if operations[k] >= 0 else ~b.node[~operations[k]]
+    p = b.variants
     rows = connect(p, line_up(p, nodes))
     head_row = np.concatenate((rows.first[p.head_row], rows.latest[b.asked[:, 0]]))
     head_output = np.concatenate((p.head_output, b.asked[:, 1].astype(np.int32)))
     runs = head_row >= 0  # the gradient of an argument may be that of an output: a variable
-    t = lay_out(b.kinds, rows, head_row[runs], head_output[runs])
+    t = lay_out(b.signatures, rows, head_row[runs], head_output[runs])
     recomputed = np.zeros(1, dtype=np.bool_)
     best = -1
     place = 0
@@ -155,14 +155,14 @@ class Evaluator:
         ranges: np.ndarray = MATCH_RANGES,
     ) -> Cost | None:
         """Evaluate a tree with these match ranges; None if it costs more than is allowed."""
-        most_events = MOST_RUNS * (2 + most_work / self.one_pass) * len(self.problem.node)
-        most_events = int(min(most_events, NO_LIMIT))
-        events, work = unroll(self.problem, tree, most_work, most_events)
-        if work > most_work or len(events) > most_events:
+        most_operations = MOST_RUNS * (2 + most_work / self.one_pass) * len(self.problem.node)
+        most_operations = int(min(most_operations, NO_LIMIT))
+        operations, work = unroll(self.problem, tree, most_work, most_operations)
+        if work > most_work or len(operations) > most_operations:
             return None
-        key = hashlib.blake2b(events.tobytes(), digest_size=16).digest(), ranges.tobytes()
+        key = hashlib.blake2b(operations.tobytes(), digest_size=16).digest(), ranges.tobytes()
         pool, place, limit = self._known.get(key, (-1, 0, -1))
         if pool < 0 and limit < most_bytes:
-            pool, place = pool_of(self.problem, events, ranges, most_bytes)
+            pool, place = pool_of(self.problem, operations, ranges, most_bytes)
             self._known[key] = int(pool), int(place), most_bytes
         return Cost(int(pool), float(work), int(place)) if 0 <= pool <= most_bytes else None

@@ -66,11 +66,11 @@ class Effort:
     #: frontier, of those whose work is near a limit.
     replays: int = 3_000_000
     replays_near: int = 600_000
-    #: The time of annealing in about microseconds, where a try takes ``move``, and ``event`` for
-    #: each event of the schedule; and the most tries for each operator.
+    #: The time of annealing in about microseconds, where a try takes ``move``, and
+    #: ``operation`` for each operation of the schedule; and the most tries for each operator.
     annealing: int = 21_000_000
     move: float = 30
-    event: float = 0.17
+    operation: float = 0.17
     most_tries: int = 6000
     #: How many trees each round starts from at most, and its share of all tries; the least of each.
     rounds: tuple[tuple[int, float], ...] = ((8, 0.3), (3, 0.3), (1, 0.4))
@@ -216,17 +216,23 @@ class ScheduleSearch:
 
     def evaluate(self, schedule: Schedule) -> Evaluated:
         """Evaluate a schedule."""
-        b, nodes = self.problem, schedule.events
+        b, nodes = self.problem, schedule.operations
         forward = nodes >= 0
-        events = np.where(forward, self._position[nodes], ~self._position[~nodes]).astype(np.int32)
-        pool = int(pool_of(b, events, MATCH_RANGES, NO_LIMIT)[0])
-        return Evaluated(pool, float(b.steps.work[events[forward]].sum()) / self.one_pass, schedule)
+        operations = np.where(forward, self._position[nodes], ~self._position[~nodes]).astype(
+            np.int32
+        )
+        pool = int(pool_of(b, operations, MATCH_RANGES, NO_LIMIT)[0])
+        return Evaluated(
+            pool, float(b.steps.work[operations[forward]].sum()) / self.one_pass, schedule
+        )
 
     def schedule(self, tree: np.ndarray) -> Schedule:
         """Make the schedule of a tree."""
         node = self.problem.node
-        events, _ = unroll(self.problem, tree, np.inf, NO_LIMIT)
-        return Schedule(np.where(events >= 0, node[events], ~node[~events]).astype(np.int32))
+        operations, _ = unroll(self.problem, tree, np.inf, NO_LIMIT)
+        return Schedule(
+            np.where(operations >= 0, node[operations], ~node[~operations]).astype(np.int32)
+        )
 
     # ------------------------------------------------------------------ initial solutions
 
@@ -349,7 +355,7 @@ class ScheduleSearch:
     def _tries(self, starts: Sequence[Point]) -> float:
         """Tell how many tries there may be from trees like these."""
         work = float(np.mean([point.cost.work for point in starts])) / self.one_pass
-        each = self.effort.move + self.effort.event * self.count * (1 + work)
+        each = self.effort.move + self.effort.operation * self.count * (1 + work)
         return self.patience * min(
             self.effort.most_tries * self.count, self.effort.annealing / each
         )

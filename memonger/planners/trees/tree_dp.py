@@ -294,12 +294,12 @@ def _inside(
 
 def _tensors(parts: Parts, problem: Problem) -> tuple[Tensors, Tensors]:
     """The results and the gradients of a network."""
-    t, p, count = parts.work.training.tables, parts.patterns, len(problem.node)
+    t, p, count = parts.work.training.arrays, parts.variants, len(problem.node)
     rows, n = len(t.variable), p.forward
     when = np.full(rows, -1, dtype=np.int64)  # the position with which each row runs
     when[problem.node] = np.arange(count)
-    place, position = gathered(p.event_start, problem.node)
-    when[p.event_row[place]] = position
+    place, position = gathered(p.operation_start, problem.node)
+    when[p.operation_row[place]] = position
     row, made = (np.repeat(each, np.diff(t.output_start)) for each in (np.arange(rows), when))
     reader = np.repeat(np.arange(rows), np.diff(t.read_start))
     # What is read of the first time that an operator ran is there whatever the schedule.

@@ -119,12 +119,12 @@ def _ask(s, lo, hi, held, asked, mark):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _run(s, lo, hi, held, asked, mark, events, count):  # type: ignore[no-untyped-def]
+def _run(s, lo, hi, held, asked, mark, operations, count):  # type: ignore[no-untyped-def]
     """Run what is marked and not held."""
     work = 0.0
     for i in range(lo, hi):
         if held[i] == FREE and asked[i] >= mark:
-            events[count] = i
+            operations[count] = i
             count += 1
             held[i] = PINNED if s.head[i] or s.once[i] else HELD
             work += s.work[i]
@@ -132,12 +132,12 @@ def _run(s, lo, hi, held, asked, mark, events, count):  # type: ignore[no-untype
 
 
 @compiled
-def unroll(b, tree, most_work, most_events):  # type: ignore[no-untyped-def]
+def unroll(b, tree, most_work, most_operations):  # type: ignore[no-untyped-def]
     """Make the schedule of a tree, and tell the work of all its forward runs.
 
     A position: the operator runs; -1 - position: its gradient does. Each reads what ran last of
     what it reads. Cuts outside of their segment are passed over. It ends early, with a part of the
-    events, once there is more than ``most_work``, or more than ``most_events``.
+    operations, once there is more than ``most_work``, or more than ``most_operations``.
     """
     s = b.steps
     n = s.last.shape[0]
@@ -150,10 +150,10 @@ def unroll(b, tree, most_work, most_events):  # type: ignore[no-untyped-def]
     pending[0, 0], pending[0, 1], pending[0, 2] = 0, 0, n
     depth = 1
     mark = 0
-    events = np.empty(4 * n + 16, dtype=np.int32)
+    operations = np.empty(4 * n + 16, dtype=np.int32)
     count = 0
     work = 0.0
-    while depth and work <= most_work and count <= most_events:
+    while depth and work <= most_work and count <= most_operations:
         depth -= 1
         q, lo, hi = pending[depth, 0], pending[depth, 1], pending[depth, 2]
         # From here to the right: what the gradients before hi need is marked once for all cuts, for
@@ -168,10 +168,10 @@ def unroll(b, tree, most_work, most_events):  # type: ignore[no-untyped-def]
             if right < 0:
                 right = mark
                 _ask(s, cut, hi, held, needed, right)
-            if count + 2 * (hi - lo) > len(events):
-                longer = np.empty(2 * len(events) + 2 * (hi - lo), dtype=np.int32)
-                longer[:count] = events[:count]
-                events = longer
+            if count + 2 * (hi - lo) > len(operations):
+                longer = np.empty(2 * len(operations) + 2 * (hi - lo), dtype=np.int32)
+                longer[:count] = operations[:count]
+                operations = longer
             if leaf:
                 break
             if flag == ALL or flag == COSTLY:
@@ -204,25 +204,25 @@ def unroll(b, tree, most_work, most_events):  # type: ignore[no-untyped-def]
                         first = max(lo, min(first, j))
                 i -= 1
             before = count
-            count, more = _run(s, first, cut, held, asked, mark, events, count)
+            count, more = _run(s, first, cut, held, asked, mark, operations, count)
             work += more
             for k in range(before, count):
-                i = events[k]
+                i = operations[k]
                 if held[i] == HELD and alive[i] != mark:
                     held[i] = FREE
             pending[depth, 0], pending[depth, 1], pending[depth, 2] = q + 1, lo, cut
             depth += 1
             q, lo = end[q + 1], cut
-            if work > most_work or count > most_events:
+            if work > most_work or count > most_operations:
                 break
         if leaf:
-            count, more = _run(s, lo, hi, held, needed, right, events, count)
+            count, more = _run(s, lo, hi, held, needed, right, operations, count)
             work += more
             for i in range(hi - 1, lo - 1, -1):
                 if s.gradient[i]:
-                    events[count] = -1 - i
+                    operations[count] = -1 - i
                     count += 1
-    return events[:count], work
+    return operations[:count], work
 
 
 # ---------------------------------------------------------------- binomial trees

@@ -94,8 +94,8 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         return _taking(super().__deepcopy__(memo), self.recipe, self._lost)
 
     def __reduce__(self) -> Any:
-        events = self.recipe.schedule.events
-        return _unpickled, (self.tojson(remove_amp_cast=False), events, self._lost)
+        operations = self.recipe.schedule.operations
+        return _unpickled, (self.tojson(remove_amp_cast=False), operations, self._lost)
 
     def _compose(self, *args: Any, **kwargs: Any) -> None:
         self._lost = self._lost or "it was composed with other inputs"
@@ -225,8 +225,8 @@ def _taking(symbol: Any, recipe: Recipe, lost: str | None = None) -> ScheduledSy
     return made
 
 
-def _unpickled(text: str, events: np.ndarray, lost: str | None) -> ScheduledSymbol:
-    return _taking(mx.sym.load_json(text), Recipe(Schedule(events)), lost)
+def _unpickled(text: str, operations: np.ndarray, lost: str | None) -> ScheduledSymbol:
+    return _taking(mx.sym.load_json(text), Recipe(Schedule(operations)), lost)
 
 
 def requests_of(names: Sequence[str], grad_req: Any) -> dict[str, str]:

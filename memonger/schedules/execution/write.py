@@ -66,30 +66,36 @@ class Lowered:
 @no_collection()
 def write(step: TrainingStep) -> Lowered:
     """Make the symbol of a training step."""
-    rows, graph, names, t = nodes_of(step.rows), step.graph, step.names, step.tables
+    rows, graph, names, t = nodes_of(step.rows), step.graph, step.names, step.arrays
     forward, order = len(graph.nodes), t.first
     used = {*step.rows.read_row.tolist(), *t.head_row.tolist()}
     recomputed = {row.source for row in rows if row.time > 0}
     nodes: list[dict[str, Any]] = []
     heads: dict[int, str] = {}
     extra: dict[str, Tensor] = {}
-    for number, (name, row, kind) in enumerate(zip(names, rows, step.kinds)):
-        attrs = dict(kind.attrs)
-        if kind.op == "null" and name.startswith(OURS):
+    for number, (name, row, signature) in enumerate(zip(names, rows, step.signatures)):
+        attrs = dict(signature.attrs)
+        if signature.op == "null" and name.startswith(OURS):
             if number in used:
-                extra[name] = kind.tensors[0]
+                extra[name] = signature.tensors[0]
                 if row.source >= forward:  # what MXNet calls _head_grad_k
                     heads[int(name.rsplit("_", 1)[1])] = name
-        elif kind.op == "null":
+        elif signature.op == "null":
             attrs = dict(graph.nodes[row.source].hidden)
-        elif kind.op == "Dropout" and row.source in recomputed:
+        elif signature.op == "Dropout" and row.source in recomputed:
             # cuDNN's mask is one of bits, no factors (src/operator/nn/dropout-inl.h)
             attrs["cudnn_off"] = "True"
-        elif kind.op == "_zeros_without_dtype":  # its shape is inferred from nothing
-            attrs["shape"] = str(tuple(kind.tensors[0].shape))
+        elif signature.op == "_zeros_without_dtype":  # its shape is inferred from nothing
+            attrs["shape"] = str(tuple(signature.tensors[0].shape))
         inputs = [[source, output, 0] for source, output in row.reads]
         deps = list(dict.fromkeys(row.waits))
-        node = {"op": kind.op, "name": name, "inputs": inputs, "attrs": attrs, "control_deps": deps}
+        node = {
+            "op": signature.op,
+            "name": name,
+            "inputs": inputs,
+            "attrs": attrs,
+            "control_deps": deps,
+        }
         nodes.append(node)
     totals = step.parts.totals.items()
     gradients = zip(step.training.wanted, step.gradients)
