@@ -104,7 +104,7 @@ def frontier(
         log.warning("interrupted: these are the plans that were found so far")
     for warning in dict.fromkeys(text for each in solutions for text in each.warnings):
         log.warning(warning)
-    made = [plan_of(request, replace(each, interrupted=interrupted)) for each in solutions]
+    made = [plan_of(replace(each, interrupted=interrupted)) for each in solutions]
     return Frontier(not_dominated(made, lambda plan: (plan.added_time or 0.0, plan.pool_bytes)))
 
 
@@ -242,7 +242,7 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
         solution = replace(solution, interrupted=True)
     for warning in solution.warnings:
         log.warning(warning)
-    return LargestBatch(batch, plan_of(here.request, solution), unplanned)
+    return LargestBatch(batch, plan_of(solution), unplanned)
 
 
 def _open_shapes(shapes: Any) -> tuple[dict[str, Any], dict[str, Any]]:

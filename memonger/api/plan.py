@@ -23,14 +23,15 @@ from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import Schedule
 from memonger.solve.memory import Memory, predict
 from memonger.solve.request import Request, mxnet_variables, structure
-from memonger.solve.solution import Solution
+from memonger.solve.solution import Solution, slowest
 from memonger.support import files
 from memonger.support.errors import MemongerError, in_words
 from memonger.support.mxnet import mx
-from memonger.support.symbols import read
 
 log = logging.getLogger("memonger")
 
+#: The fields of ``Plan`` that are those of the same name of `Memory`.
+MEASURED = "pool_bytes counted_bytes gradient_bytes peak_bytes device_bytes exact recomputed_flops"
 KIND = "memonger plan"
 FORMAT = 1  # of what is written
 
@@ -359,23 +360,30 @@ def _checksum(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def plan_of(request: Request, solution: Solution) -> Plan:
-    """Make the Plan of a network, with the names of its operators."""
-    nodes, planned = read(request.symbol)["nodes"], solution.symbol
-    names = [node["name"] for node in nodes]
-    masked = zip(nodes, solution.plan.recomputed)
-    operators = [(n["name"], again) for n, again in masked if n["op"] != "null"]
-    facts = dict(solution.facts)
-    for key, (text, of) in solution.texts.items():
-        facts[key] = text.format(*(names[i] for i in of))
-    inserted = Insertion(names, solution.plan.copies).behind
+def plan_of(solution: Solution) -> Plan:
+    """Make a Plan of a solution."""
+    way, plan, memory = solution.way, solution.plan, solution.memory
+    nodes, unplanned = way.graph.nodes, way.unplanned
+    inserted = Insertion([node.name for node in nodes], plan.copies).behind
+    masked = [(n.name, r) for n, r in zip(nodes, plan.recomputed) if not n.is_variable]
     return Plan(
-        symbol=solution.plan.carry_out(request.symbol) if planned is None else planned,
-        request=request,
-        kept=tuple(name for name, again in operators if not again),
-        recomputed=tuple(name for name, again in operators if again),
+        symbol=solution.symbol,
+        unplanned_bytes=unplanned.pool_bytes,
+        unplanned_device_bytes=unplanned.device_bytes,
+        held_bytes=memory.taken.nbytes,
+        unplanned_held_bytes=unplanned.taken.nbytes,
+        temporary_bytes=memory.taken.temporary,
+        kept=tuple(name for name, recomputed in masked if not recomputed),
+        recomputed=tuple(name for name, recomputed in masked if recomputed),
         copies=tuple(name for new in inserted.values() for name, *_ in new),
+        planner=plan.origin,
         candidates=dict(solution.costs),
         interrupted=solution.interrupted,
-        **facts,
+        floor_bytes=way.floor.nbytes,
+        floor=way.floor.sets(nodes),
+        slowest=slowest(memory),
+        request=way.request,
+        added_time=plan.added_time,
+        schedule=plan.schedule,
+        **{name: getattr(memory, name) for name in MEASURED.split()},
     )

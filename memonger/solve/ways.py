@@ -53,15 +53,6 @@ class Candidate:
     copies: tuple[KeptCopy, ...] = ()
     schedule: Any = None  # a `Schedule`
     added_time: float | None = None  # as a share of a step without a plan
-    native: tuple[int, ...] = ()  # nodes that run with MXNet's own kernel instead of cuDNN's
-
-    def carry_out(self, symbol: Any) -> Any:
-        """Copy a symbol (without marks) so that it trains by this plan."""
-        if self.schedule is not None:
-            return scheduled(symbol, self.schedule)
-        if self.recomputed.any():
-            return marks.apply(symbol, self.recomputed, self.native, self.copies)
-        return marks.clear(symbol)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +65,7 @@ class Found:
     unfused: int | None = None  # the least that was found without pointwise fusion
 
 
-_fronts: Latest[Found] = Latest(48)
+_known: Latest[Found] = Latest(128)
 
 
 class _Network:
@@ -102,9 +93,8 @@ class _Network:
         if reasons and options.rules:
             log.info("kept by rule: %s", kept_summary(reasons))
         self.nothing = np.zeros(len(graph.nodes), dtype=np.bool_)
-        self.before = ~self.nothing  # what comes before ``until``
-        if request.until is not None:
-            self.before[request.until :] = False
+        until = len(graph.nodes) if request.until is None else request.until
+        self.before = np.arange(len(graph.nodes)) < until
 
     def cost(self, mask: np.ndarray) -> int:
         """Return the pool of marks as MXNet counts it; it is bound where a replay is not exact."""
@@ -196,18 +186,24 @@ class Marks(_Network):
 
     def front(self, others: Sequence[Candidate] = ()) -> Found:
         """Search for the plans that no other beats, also from plans of it at other shapes."""
-        if not self.unplanned.exact:
+        if self.unplanned.exact:
+            known = [_mark_plan(plan) for plan in others]
+            about = self.hints, self.rules, self._times, known, self.options.kept_copies
+            effort = marks_search.EFFORT.times(self.options.patience)
+            with progress_bar() as progress:
+                found, interrupted = fastest(*about, effort=effort, progress=progress)
+        else:
             least = self.smallest()
-            plan = settled(self.rules, self._times, _mark_plan(least.plans[0]))
-            plan = plan._replace(pool_bytes=least.plans[0].pool_bytes)  # as it was bound
+            plan, interrupted = _mark_plan(least.plans[0]), least.interrupted
+            timed = settled(self.rules, self._times, plan)
             none = MarkPlan(self.unplanned.counted_bytes, 0.0, self.nothing)
-            return self._found([none, plan], least.interrupted)
-        about = self.hints, self.rules, self._times, [_mark_plan(plan) for plan in others]
-        effort = marks_search.EFFORT.times(self.options.patience)
-        with progress_bar() as progress:
-            copies = self.options.kept_copies
-            found, interrupted = fastest(*about, copies, effort=effort, progress=progress)
-        return self._found(found, interrupted)
+            found = [none, timed._replace(pool_bytes=plan.pool_bytes)]  # as it was bound
+        plans = []
+        for counted, seconds, mask, copies in found:
+            origin, time = "fastest" if mask.any() else "no plan", seconds / (self.times.step or 1)
+            pool = round(counted * self.real)
+            plans.append(Candidate(origin, pool, mask, copies, added_time=time))
+        return Found(plans, interrupted)
 
     def memory(self, plan: Candidate) -> Memory:
         """Predict what a plan takes."""
@@ -218,9 +214,8 @@ class Marks(_Network):
         symbol, shapes = self.request.symbol, self.request.spec.shapes
         copies = marks.inferable(symbol, plan.copies, shapes)
         mask, copies = settle(self.rules, plan.recomputed, copies)[2:]
-        native = tuple(self.rules.native(mask))
-        plan = replace(plan, recomputed=mask, copies=copies, native=native)
-        made = plan.carry_out(symbol)
+        plan = replace(plan, recomputed=mask, copies=copies)
+        made = marks.apply(symbol, mask, self.rules.native(mask), copies)
         return plan, made, replace(self.memory(plan), bound=self._bound_mb(made))
 
     def _times(self, rules: Rules) -> NodeTimes:
@@ -228,13 +223,6 @@ class Marks(_Network):
         found = timing.times_of(training, self.request.device, self.options.measure)
         moved = timing.moved_bytes(training)[: training.arrays.forward]
         return NodeTimes(found.forward, found.gradient, moved)
-
-    def _found(self, plans: Sequence[MarkPlan], interrupted: bool) -> Found:
-        found = []
-        for counted, seconds, mask, copies in plans:
-            origin, time = "fastest" if mask.any() else "no plan", seconds / (self.times.step or 1)
-            found.append(Candidate(origin, round(counted * self.real), mask, copies, None, time))
-        return Found(found, interrupted)
 
 
 def _mark_plan(plan: Candidate) -> MarkPlan:
@@ -325,7 +313,7 @@ class Schedules(_Network):
 
     def bound(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
         schedules.check(self.load, plan.schedule)
-        made, memory = plan.carry_out(self.request.symbol), self.memory(plan)
+        made, memory = scheduled(self.request.symbol, plan.schedule), self.memory(plan)
         step: Any = memory.replay.training
         made.recipe.step(made, self.graph, self.request.grad_req, self.mkldnn, step)
         return plan, made, replace(memory, bound=self._bound_mb(made))
@@ -364,14 +352,19 @@ def ways_of(request: Request, options: Options) -> Iterator[Way]:
         raise refused[0]
 
 
-def front(way: Way, others: Sequence[Candidate] = ()) -> Found:
-    """Search for the plans that no other beats in both memory and time, or remember them."""
-    key = fingerprint(way.request, replace(way.options, work=None, budget=None))
-    found = _fronts.get(key)
+def front(way: Way, known: Sequence[Candidate] = ()) -> Found:
+    """Search for the plans that no other beats in both memory and time, also from known plans."""
+    return remembered(way.front, replace(way.options, work=None, budget=None), known)
+
+
+def remembered(search: Any, options: Options, *known: Any) -> Found:
+    """Search by a method of a way, unless that was done before with the same options."""
+    key = search.__qualname__, fingerprint(search.__self__.request, options)
+    found = _known.get(key)
     if found is not None:
-        log.info("the plans of this network were searched before; one of them is chosen")
+        log.info("this network was planned before; what was found then is taken")
         return found
-    found = way.front(others)
+    found = search(*known)
     if not found.interrupted:
-        _fronts.put(key, found)
+        _known.put(key, found)
     return found
