@@ -90,8 +90,7 @@ def frontier(
     >>> print(memonger.frontier(net, {'data': (32, 3, 224, 224)}))
     """
     points = check_count("points", points, 2)
-    options, request = read_options(locals()), read_request(locals())
-    found, interrupted = front_of(ways_of(request, options))
+    found, interrupted = front_of(ways_of(read_request(locals()), read_options(locals())))
     solutions = []
     try:
         for way, plan in _spread(found, points):

@@ -140,14 +140,22 @@ class Plan:
     def __str__(self) -> str:
         inside, alive = self.gradient_bytes, in_words(self.peak_bytes)
         whole, saved = self.unplanned_bytes + inside, self.unplanned_bytes - self.pool_bytes
+        before = f"{in_words(whole)} without a plan"
+        after = f"{in_words(self.pool_bytes + inside)}, of which {alive} are alive at once"
+        if inside:
+            before += f": a pool of {in_words(self.unplanned_bytes)}, and {in_words(inside)} of "
+            before += "gradients of parameters"
+            after = f"{in_words(self.pool_bytes + inside)}, these gradients in it; {alive} of "
+            after += "results are alive at once"
         gpu = self.request.ctx is None or self.request.ctx.device_type == "gpu"
         operators = len(self.kept) + len(self.recomputed)
         times = "once each" if self.schedule is None else "as often as the schedule says"
         lines = {
-            "before": f"{in_words(whole)} without a plan",
-            "after": f"{in_words(self.pool_bytes + inside)}, of which {alive} are alive at once",
+            "before": before,
+            "after": after,
             "saved": f"{in_words(saved)}, {100 * saved / max(1, whole):.0f} %",
-            "floor": f"{in_words(self.floor_bytes)} must be alive at once under any plan",
+            "floor": f"{in_words(self.floor_bytes)} must be alive at once under any plan"
+            + (f", in {self.floor}" if self.floor else ""),
             "device": f"{in_words(self.device_bytes)} of {'a GPU' if gpu else 'the CPU'}, "
             f"{in_words(self.unplanned_device_bytes)} without a plan: the pool, parameters, their "
             "gradients and inputs" + (", in MXNet's blocks" if gpu else ""),
@@ -160,15 +168,9 @@ class Plan:
             "recomputed": f"{len(self.recomputed)} of {operators} operators, {times}",
             "kept": f"{len(self.kept)} operators",
             "plan": f"{self.planner}, memory "
-            + ("replayed to the byte" if self.exact else "bound, in whole MB"),
+            + ("replayed to the byte" if self.exact else "bound, in whole MB")
+            + ("; the search was interrupted" if self.interrupted else ""),
         }
-        if inside:
-            lines["before"] += f": a pool of {in_words(self.unplanned_bytes)}, and "
-            lines["before"] += f"{in_words(inside)} of gradients of parameters"
-            lines["after"] = f"{in_words(self.pool_bytes + inside)}, these gradients in it; "
-            lines["after"] += f"{alive} of results are alive at once"
-        if self.floor:
-            lines["floor"] += f", in {self.floor}"
         if not self.held_bytes and not self.unplanned_held_bytes:
             del lines["held"]
         if not self.temporary_bytes:
@@ -178,8 +180,6 @@ class Plan:
             lines["work"] += f"; {share} of the time of a step is added, as predicted"
         if self.copies:
             lines["kept"] += f", and the results of {len(self.copies)} recomputed ones"
-        if self.interrupted:
-            lines["plan"] += "; the search was interrupted"
         return "\n".join(f"{name:10} {text}" for name, text in lines.items())
 
     def explain(self) -> PlanExplanation:
@@ -336,15 +336,12 @@ def _compare(file: Any, request: Request, net: Any, shapes: Any, keywords: Any) 
     spec, known = read_shapes(net, shapes, keywords, None), request.spec
     bare = marks.clear(marks.unplan(without_old_types(net, known)))
     here, there = structure(bare), structure(request.symbol)
-    nodes = zip_longest(here["nodes"], there["nodes"])
-    differ = [
-        f"node {k} is {one} here, {other} in the plan"
-        for k, (one, other) in enumerate(nodes)
-        if one != other
-    ]
+    another = f"the plan {file!r} is of another network: "
+    for k, (one, other) in enumerate(zip_longest(here["nodes"], there["nodes"])):
+        if one != other:
+            raise MemongerError(f"{another}node {k} is {one} here, {other} in the plan")
     if here != there:
-        what = (differ or ["its outputs differ"])[0]
-        raise MemongerError(f"the plan {file!r} is of another network: {what}")
+        raise MemongerError(f"{another}its outputs differ")
     pairs: Any = zip(("shape", "type"), spec, known)
     for what, given, planned in pairs:
         for name, value in given.items():

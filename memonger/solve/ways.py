@@ -49,7 +49,7 @@ class Candidate:
 
     origin: str
     pool_bytes: int  # estimated
-    recomputed: np.ndarray  # of bool, for each node
+    recomputed: np.ndarray  # how often each node is, of int; of bool for marks
     copies: tuple[KeptCopy, ...] = ()
     schedule: Any = None  # a `Schedule`
     added_time: float | None = None  # as a share of a step without a plan
@@ -109,15 +109,11 @@ class _Network:
     @cached_property
     def unplanned(self) -> Memory:
         """What the network takes without a plan; it is bound once for it."""
-        found = self._replayed(self.rules, self.nothing)
+        found = of_marks(self.training, self.nothing, self.held, self.rules.fuses)
         found = replace(found, bound=self._bound_mb(self.request.symbol))
         if not found.exact:
             log.info("each plan is bound to learn its memory, for %s", found.why_inexact)
         return found
-
-    def _replayed(self, rules: Rules, mask: np.ndarray) -> Memory:
-        """Replay the network, or that with kept copies whose rules these are."""
-        return of_marks(rules.trainings[0], mask, self.held, rules.fuses)
 
     @cached_property
     def held(self) -> Held:
@@ -207,7 +203,8 @@ class Marks(_Network):
 
     def memory(self, plan: Candidate) -> Memory:
         """Predict what a plan takes."""
-        return self._replayed(*settle(self.rules, plan.recomputed, plan.copies)[:2])
+        rules, mask, *_ = settle(self.rules, plan.recomputed, plan.copies)
+        return of_marks(rules.trainings[0], mask, self.held, rules.fuses)
 
     def bound(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
         """Make what MXNet can carry out of a plan into a symbol, and have MXNet bind it."""
@@ -304,8 +301,9 @@ class Schedules(_Network):
                 found = search(tree, known)
         plans = []
         for best, origin, _ in found:
-            again = self._again(best.schedule) > 0
-            plans.append(Candidate(origin, best.pool_bytes, again, schedule=best.schedule))
+            runs = np.bincount(best.schedule.forwards, minlength=len(self.nothing))
+            recomputed = np.maximum(runs - 1, 0)
+            plans.append(Candidate(origin, best.pool_bytes, recomputed, schedule=best.schedule))
         return Found(plans, found[0].interrupted)
 
     def memory(self, plan: Candidate) -> Memory:
@@ -318,15 +316,11 @@ class Schedules(_Network):
         made.recipe.step(made, self.graph, self.request.grad_req, self.mkldnn, step)
         return plan, made, replace(memory, bound=self._bound_mb(made))
 
-    def _again(self, schedule: Any) -> np.ndarray:
-        """Count how often each node is recomputed."""
-        return np.maximum(np.bincount(schedule.forwards, minlength=len(self.nothing)) - 1, 0)
-
     def timed(self, found: Found) -> Found:
         """Estimate the pools of plans, without gradients, and the times that they add to a step."""
         plans, gradients = [], self.memory(found.plans[0]).gradient_bytes
         for plan in found.plans:
-            time = float(self._again(plan.schedule) @ self.times.forward) / self.times.step
+            time = float(plan.recomputed @ self.times.forward) / self.times.step
             pool = round(plan.pool_bytes * self.real) - gradients
             plans.append(replace(plan, pool_bytes=pool, added_time=time))
         return replace(found, plans=plans)
