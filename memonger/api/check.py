@@ -126,7 +126,12 @@ def check(
     >>> assert memonger.check(net, planned, {'data': (2, 3, 32, 32)})
     """
     steps = check_count("steps", steps, 1)
-    _check_alike(check_symbol(symbol), check_symbol(planned))
+    for what in ("arguments", "auxiliary_states", "outputs"):
+        one, other = (getattr(check_symbol(net), "list_" + what)() for net in (symbol, planned))
+        if one != other:
+            names = ", ".join(sorted(set(one) ^ set(other))[:5]) or "in order"
+            said = f"their {what.replace('_', ' ')} differ ({names})"
+            raise MemongerError(f"these are not the same network: {said}")
     call = read_call({"net": symbol, "shapes": shapes, "type_dict": type_dict, "ctx": ctx})
     inputs, graph = call.spec.shapes, forward_graph(symbol, call.spec)
     usual = {name: "null" if name in inputs else "write" for name in call.grad_req}
@@ -140,16 +145,6 @@ def check(
     infinite = [name for (*_, name), value in expected.items() if not np.isfinite(value).all()]
     not_finite = tuple(dict.fromkeys(infinite))
     return CheckReport(steps, len(expected), tuple(differences), not_finite, repeatable)
-
-
-def _check_alike(symbol: Any, planned: Any) -> None:
-    """Check that two networks have the same inputs and outputs."""
-    for what in ("arguments", "auxiliary_states", "outputs"):
-        one, other = (getattr(net, "list_" + what)() for net in (symbol, planned))
-        if one != other:
-            names = ", ".join(sorted(set(one) ^ set(other))[:5]) or "in order"
-            said = f"their {what.replace('_', ' ')} differ ({names})"
-            raise MemongerError(f"these are not the same network: {said}")
 
 
 def _initial_values(

@@ -91,9 +91,13 @@ def frontier(
     """
     points = check_count("points", points, 2)
     found, interrupted = front_of(ways_of(read_request(locals()), read_options(locals())))
+    if len(found) > points:
+        pools = np.array([plan.pool_bytes for _, plan in found])
+        steps = np.linspace(pools[0], pools[-1], points)
+        found = [found[k] for k in sorted({int(np.abs(pools - step).argmin()) for step in steps})]
     solutions = []
     try:
-        for way, plan in _spread(found, points):
+        for way, plan in found:
             solutions.append(confirmed(way, plan))
     except KeyboardInterrupt:
         if not solutions:
@@ -105,15 +109,6 @@ def frontier(
         log.warning(warning)
     made = [plan_of(replace(each, interrupted=interrupted)) for each in solutions]
     return Frontier(not_dominated(made, lambda plan: (plan.added_time or 0.0, plan.pool_bytes)))
-
-
-def _spread(plans: Plans, most: int) -> Plans:
-    """Choose at most so many plans, nearest to equal steps of memory from the first to the last."""
-    if len(plans) <= most:
-        return plans
-    pools = np.array([plan.pool_bytes for _, plan in plans])
-    steps = np.linspace(pools[0], pools[-1], most)
-    return [plans[k] for k in sorted({int(np.abs(pools - step).argmin()) for step in steps})]
 
 
 class LargestBatch(NamedTuple):

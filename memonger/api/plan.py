@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -48,15 +48,14 @@ class Plan:
         What MXNet's memory pool takes in training, with the plan and without, with the real size of
         every element. Not in it: parameters, their gradients, inputs and operator workspaces.
     counted_bytes : int
-        The pool as MXNet reports it (``get_cost``): 4 bytes for an element of any type, and with
-        the gradients that it holds.
+        The pool as ``get_cost`` tells it: 4 bytes for an element of any type, gradients included.
     gradient_bytes : int
-        Gradients that the pool of a schedule holds besides; 0 with marks, whose gradients are
-        arrays of their own. A pool takes ``pool_bytes + gradient_bytes``.
+        Gradients that a schedule's pool holds besides, ``pool_bytes + gradient_bytes`` in all; 0
+        with marks, whose gradients are arrays of their own.
     peak_bytes : int
-        The most bytes of activations, and of gradients on their way, that are alive at once. The
-        pool is larger by what MXNet's planner leaves unused, or smaller: activations of a schedule
-        may lie where a gradient of ``gradient_bytes`` will be.
+        The most that is alive at once, of activations and of gradients on their way. The pool is
+        larger by what MXNet leaves unused; it may be smaller, for a schedule's activations may lie
+        where a gradient of ``gradient_bytes`` will be.
     device_bytes, unplanned_device_bytes : int
         What MXNet asks the device for (a GPU, where none was given): the pool, inputs, parameters,
         the gradients that ``grad_req`` asks for, auxiliary states, ``held_bytes`` and
@@ -70,22 +69,19 @@ class Plan:
         The largest temporary space that an operator is known to ask for; all share one. On the CPU
         it has the copies of MKLDNN's own operators.
     recompute_overhead : float
-        Work added to a training step, as a share of the FLOPs of the forward pass. The field has
-        its old name, ``recomputed_flops``.
+        Work added to a step, as a share of the forward pass's FLOPs. Field: ``recomputed_flops``.
     kept, recomputed : tuple of str
         Names of the operators, in execution order.
     copies : tuple of str
-        Names of the nodes that were added to keep a result whose operator is recomputed, or a sum
-        apart from pointwise fusion.
+        Names of nodes that were added to save a recomputed operator's result, or a sum unfused.
     planner : str
         What found it: one of ``candidates``, 'no plan' if the network is better left as it is.
     candidates : dict
-        The cost of each candidate, in bytes as MXNet counts them; with pointwise fusion where the
-        plan is for a GPU that has it on.
+        The cost of each candidate in bytes, as MXNet counts; with pointwise fusion where it is on.
     exact : bool
-        Whether the memory was replayed to the byte and agreed with MXNet. Otherwise it was bound:
-        in whole MB (2**20 bytes), rounded down, and ``peak_bytes``, ``device_bytes`` and the sizes
-        of elements that have not 4 bytes are estimates.
+        Whether the memory was replayed to the byte and agreed with MXNet. Otherwise it was bound,
+        in whole MB (2**20 bytes) rounded down; ``peak_bytes``, ``device_bytes`` and sizes of
+        elements of other than 4 bytes are then estimates.
     interrupted : bool
         Whether the search was ended early (Ctrl-C); this is the best that it had found.
     floor_bytes, floor : int, str
@@ -95,8 +91,8 @@ class Plan:
     request : Request
         What was asked for: the network without a plan, its shapes, its gradients.
     time_overhead : float or None
-        The time that the plan is predicted to add to a training step, as a share of the step's
-        without a plan; None where the search did not look at time. Old name: ``added_time``.
+        The time that the plan is predicted to add to a step, as a share of that without a plan;
+        None where the search did not look at time. Field: ``added_time``.
     schedule : Schedule or None
         What a training step runs, in which order; None where that is left to MXNet.
     """
@@ -297,8 +293,7 @@ def load_plan(file: Any, net: Any = None, shapes: Any = None, **input_shapes: An
         _compare(file, request, check_symbol(net), shapes, input_shapes)
     elif shapes is not None or input_shapes:
         raise MemongerError("load_plan: shapes are checked against the network; give net= too")
-    here = mxnet_variables()
-    others = sorted({name for name, _ in here.items() ^ whole["settings"].items()})
+    others = sorted({k for k, _ in mxnet_variables().items() ^ whole["settings"].items()})
     if others:
         said = "the plan in %r was made with other values of %s, so it may take other memory here"
         log.warning(said, file, ", ".join(others))
@@ -308,8 +303,7 @@ def load_plan(file: Any, net: Any = None, shapes: Any = None, **input_shapes: An
 
 def figures(plan: Any) -> dict[str, Any]:
     """Give the fields of a Plan that are data: all but its symbol, its request, its schedule."""
-    names = [f.name for f in fields(plan)]
-    return {n: getattr(plan, n) for n in names if n not in ("symbol", "request", "schedule")}
+    return {k: v for k, v in vars(plan).items() if k not in ("symbol", "request", "schedule")}
 
 
 def _whole(file: Any) -> dict[str, Any]:

@@ -130,8 +130,7 @@ def make_mirror_plan(
     >>> planned = memonger.make_mirror_plan(net, 576, info, data=(32, 3, 224, 224))
     """
     way = Marks(read_request(locals()), Options(rules=rules))
-    threshold = check_count("threshold", threshold, 0)
-    found = chen2016.mirror_plan(way.graph, way.hints, threshold)
+    found = chen2016.mirror_plan(way.graph, way.hints, check_count("threshold", threshold, 0))
     if plan_info is not None:
         plan_info.update(max_size=found.max_size, save_size=found.save_size)
     bare = found.mask & way.before

@@ -89,9 +89,8 @@ def front_of(ways: Iterable[Way]) -> tuple[Plans, bool]:
         for way in ways:
             found = front(way)
             plans += [(way, plan) for plan in found.plans]
-            interrupted = found.interrupted
-            if interrupted:
-                break
+            if found.interrupted:
+                raise KeyboardInterrupt
     except KeyboardInterrupt:
         if not plans:
             raise
@@ -148,10 +147,8 @@ def _confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Solution:
         log.info("Find best plan with cost=%s MB", memory.bound)
     with_it, without = memory.planned.pool_bytes, memory.replay.pool_bytes
     if unplanned.exact and not memory.inexact and not memory.exact:
-        warnings.append(
-            f"the memory of this {way.noun} was predicted as {with_it / MB:.1f} MB, but MXNet "
-            f"plans {memory.bound} MB for it; the plan has MXNet's figure"
-        )
+        text = f"the memory of this {way.noun} was predicted as {with_it / MB:.1f} MB, but MXNet "
+        warnings.append(text + f"plans {memory.bound} MB for it; the plan has MXNet's figure")
     without = min(without, with_it if unfused is None else unfused)
     if without < (1 - LITTLE) * with_it and memory is not unplanned:
         warnings.append(
@@ -173,27 +170,19 @@ def _advised(way: Way, found: Solution) -> Solution:
     if not way.options.rules:
         warnings.append(BARE)
     if found.interrupted:
-        warnings.append(
-            f"interrupted: this is the best {way.noun} that was found so far, of {cost} ({before} "
-            "without a plan)"
-        )
+        text = f"interrupted: this is the best {way.noun} that was found so far, of {cost}"
+        warnings.append(f"{text} ({before} without a plan)")
     if isinstance(way, Original):
         useless = False  # as it is asked for
         if not way.hints:
-            warnings.append(
-                "the network has no mirror_stage marks, so the original planner cannot cut it; "
-                "planner='smallest' needs none"
-            )
+            text = "the network has no mirror_stage marks, so the original planner cannot cut it"
+            warnings.append(f"{text}; planner='smallest' needs none")
         if saved < 0:
-            warnings.append(
-                f"this plan needs more memory ({cost}) than the network as it is ({before}), which "
-                "planner='smallest' never does"
-            )
+            text = f"this plan needs more memory ({cost}) than the network as it is ({before})"
+            warnings.append(f"{text}, which planner='smallest' never does")
     elif saved <= 0:
-        text = (
-            f"no plan costs less than the network as it is ({before}), so it is returned unmarked"
-        )
-        warnings.append(f"{text}: {_why_so_little(way)}")
+        text = f"no plan costs less than the network as it is ({before}), so it is returned"
+        warnings.append(f"{text} unmarked: {_why_so_little(way)}")
     elif holds_more:
         warnings.append(
             "the network is returned unmarked: a plan takes less of the pool, but for MKLDNN "

@@ -331,14 +331,13 @@ Way = Union[Marks, Schedules]
 
 def ways_of(request: Request, options: Options) -> Iterator[Way]:
     """Make the ways that are asked for in turn; of both, those by which it can be planned."""
-    made: dict[str, Callable[..., Way]] = {"marks": Marks, "schedule": Schedules}
-    if options.planner == "chen2016":
-        made["marks"] = Original
+    by_marks = Original if options.planner == "chen2016" else Marks
     hows = WAYS if options.how == EITHER else (options.how,)
     refused = []
     for how in hows:
         try:
-            yield made[how](request, replace(options, how=how))
+            kind = by_marks if how == "marks" else Schedules
+            yield kind(request, replace(options, how=how))
         except MemongerError as error:  # a network that no schedule can hold
             log.info("no plans by how=%r: %s", how, error)
             refused.append(error)
