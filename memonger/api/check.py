@@ -152,8 +152,7 @@ def _initial_values(
 ) -> dict[str, np.ndarray]:
     """Draw values for all variables that are not given."""
     nodes = graph.nodes
-    reads = ((node.op, k, entry[0]) for node in nodes for k, entry in enumerate(node.inputs))
-    indices = {i for op, k, i in reads if k < len(INDEX_INPUTS) and op in INDEX_INPUTS[k]}
+    indices = {i for n in nodes for k, (i, _) in enumerate(n.inputs[:2]) if n.op in INDEX_INPUTS[k]}
     result = {}
     for i in list(graph.arguments) + sorted(graph.auxiliary):
         name, (shape, dtype) = nodes[i].name, graph.tensors[i][0]

@@ -13,7 +13,6 @@ from memonger.costs.lower_bound import lower_bound
 from memonger.costs.replay import entries_read
 from memonger.graph import marks
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
-from memonger.graph.forward import no_collection
 from memonger.graph.operators.recompute import why_kept
 from memonger.solve.memory import Memory, measure, predict
 from memonger.solve.request import read_call
@@ -98,7 +97,6 @@ class Explanation(NamedTuple):
 
 
 @documented
-@no_collection()
 def explain(
     net: Any,
     shapes: Any = None,
@@ -177,21 +175,14 @@ class PlanExplanation(NamedTuple):
         return "\n".join(lines)
 
 
-@no_collection()
-def explain_choices(
-    memory: Memory, until: int | None, original: bool, budgeted: bool
-) -> PlanExplanation:
-    """Explain a plan tensor by tensor: who reads it, and when, and which rule leaves no choice.
-
-    ``until``: the node of the network without a plan from which on everything is kept;
-    ``original``: it is the original planner's, which keeps by the user's marks; ``budgeted``: it is
-    the fastest within a budget, and not the smallest.
-    """
+def explain_choices(plan: Any, memory: Memory) -> PlanExplanation:
+    """Explain a Plan tensor by tensor: who reads it, and when, and which rule leaves no choice."""
     line, nodes, peak = memory.timeline, memory.graph.nodes, memory.peak
     border, starts = memory.run(FORWARD).max(initial=0), memory.replay.training.arrays.output_start
     times = 1 + np.bincount(memory.recomputed, minlength=len(nodes))
     ours = [i for i, n in enumerate(nodes) if n.hidden.get(marks.RECORD) != marks.INSERTED]
-    late = len(nodes) if until is None else ours[until]
+    late = len(nodes) if plan.request.until is None else ours[plan.request.until]
+    budgeted, word = plan.added_time is not None, "mark" if plan.planner == "chen2016" else "cut"
     readers, little = _readers(memory), SMALL * int(memory.live[peak])
 
     def some(chosen: Iterable[int]) -> str:
@@ -208,7 +199,7 @@ def explain_choices(
         reasons = (
             ((x, output) in memory.graph.heads, "output", "it is an output of the network"),
             (rule, "rule", rule or ""),
-            (recomputed, "mark" if original else "cut", f"recomputed from it: {some(recomputed)}"),
+            (recomputed, word, f"recomputed from it: {some(recomputed)}"),
             (times[x] > 1, "gradient", f"the gradient of {some(gradients)} reads it"),
             (line.nbytes[k] <= little, "cheap", "it is less than 1/1000 of the peak"),
             (not line.start[k] <= peak <= line.stop[k], "cheap", "it is gone at the peak"),

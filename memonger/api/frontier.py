@@ -35,8 +35,7 @@ class Frontier(Tuple[Plan, ...]):
         return any(each.interrupted for each in self)
 
     def __str__(self) -> str:
-        titles = ("memory (MB)", "share", "added time", "recomputed", "copies")
-        lines = ["{:>12} {:>8} {:>12} {:>10} {:>8}".format(*titles)]
+        lines = [" memory (MB)    share   added time recomputed   copies"]
         for each in self:
             share = 100 * each.pool_bytes / max(1, each.unplanned_bytes)
             lines.append(
@@ -48,8 +47,7 @@ class Frontier(Tuple[Plan, ...]):
     @documented
     def plot(self, file: Any) -> None:
         """Draw memory against the predicted time."""
-        pools, added = zip(*((each.pool_bytes, each.added_time or 0.0) for each in self))
-        plot.plot_frontier(file, pools, added, self[0].unplanned_bytes)
+        plot.plot_frontier(file, self)
 
 
 @documented
@@ -105,8 +103,6 @@ def frontier(
         interrupted = True
     if interrupted:
         log.warning("interrupted: these are the plans that were found so far")
-    for warning in dict.fromkeys(text for each in solutions for text in each.warnings):
-        log.warning(warning)
     made = [plan_of(replace(each, interrupted=interrupted)) for each in solutions]
     return Frontier(not_dominated(made, lambda plan: (plan.added_time or 0.0, plan.pool_bytes)))
 
@@ -234,8 +230,6 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
     if interrupted or solution.interrupted:
         log.warning("interrupted: a batch of %d is the largest that was found so far", batch)
         solution = replace(solution, interrupted=True)
-    for warning in solution.warnings:
-        log.warning(warning)
     return LargestBatch(batch, plan_of(solution), unplanned)
 
 

@@ -186,8 +186,7 @@ class Plan:
         PlanExplanation
             Printed it is a table.
         """
-        original, budgeted = self.planner == "chen2016", self.added_time is not None
-        return explain_choices(self._memory, self.request.until, original, budgeted)
+        return explain_choices(self, self._memory)
 
     @documented
     def plot(self, file: Any) -> None:
@@ -229,14 +228,13 @@ class Plan:
             If it cannot be written.
         """
         request, schedule = self.request, self.schedule
-        asked = {
-            **vars(request),
-            "symbol": self.symbol.tojson(remove_amp_cast=False),
-            "spec": request.spec._asdict(),
-            "ctx": request.ctx and [request.ctx.device_type, request.ctx.device_id],
-        }
         plan = {
-            "request": asked,
+            "request": {
+                **vars(request),
+                "symbol": self.symbol.tojson(remove_amp_cast=False),
+                "spec": request.spec._asdict(),
+                "ctx": request.ctx and [request.ctx.device_type, request.ctx.device_id],
+            },
             "figures": figures(self),
             "schedule": schedule and schedule.operations,
             "settings": mxnet_variables(),
@@ -352,7 +350,9 @@ def _checksum(text: str) -> str:
 
 
 def plan_of(solution: Solution) -> Plan:
-    """Make a Plan of a solution."""
+    """Make a Plan of a solution, and log what it warns of."""
+    for warning in solution.warnings:
+        log.warning(warning)
     way, plan, memory = solution.way, solution.plan, solution.memory
     nodes, unplanned = way.graph.nodes, way.unplanned
     inserted = Insertion([node.name for node in nodes], plan.copies).behind

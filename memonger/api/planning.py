@@ -61,10 +61,7 @@ def plan(
     options = read_options(given)
     if options.how == EITHER and options.budget is None:
         raise MemongerError("how='auto' needs budget=; give it, or how='marks' or 'schedule'")
-    solution = solve(read_request(given), options)
-    for warning in solution.warnings:
-        log.warning(warning)
-    return plan_of(solution)
+    return plan_of(solve(read_request(given), options))
 
 
 @documented

@@ -19,11 +19,9 @@ from memonger.support.symbols import read
 
 WAYS, EITHER = ("marks", "schedule"), "auto"
 PLANNERS = ("smallest", "chen2016")
-MOST_PATIENCE = 1e9  # it is multiplied, and must stay a number
 
 UNITS = {"B": 1, **{prefix + "B": 1000**k for k, prefix in enumerate("KMGT", 1)}}
 UNITS.update({prefix + "IB": 1024**k for k, prefix in enumerate("KMGT", 1)})
-MOST_BYTES = 2**63
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +108,8 @@ def read_options(given: Mapping[str, Any]) -> Options:
         raise MemongerError(f"work={work:g} is less than one forward pass; give 1 or more")
     if work is not None and work < 2 and asked.how == "marks":
         raise MemongerError(f"work={work:g}: marks need up to 2; give that, or how='schedule'")
-    if patience is None or not 0 < patience <= MOST_PATIENCE:
-        allowed = f"must be more than 0 and at most {MOST_PATIENCE:g} (1 is the usual search)"
+    if patience is None or not 0 < patience <= 1e9:
+        allowed = "must be more than 0 and at most 1e+09 (1 is the usual search)"
         raise MemongerError(f"patience={asked.patience} {allowed}")
     about = (given.get(name) for name in ("budget_of", "optimizer", "ctx"))
     budget = read_budget(asked.budget, *about)
@@ -172,7 +170,7 @@ def read_budget(budget: Any, of: str | None, optimizer: Any, ctx: Any) -> Budget
     if optimizer is not None and of != "device":
         raise MemongerError("optimizer= needs budget_of='device'; give that too")
     amount, is_share = _amount(budget)
-    most = 1 if is_share else MOST_BYTES
+    most = 1 if is_share else 2**63
     if not 0 < amount <= most or amount < 1 and not is_share:
         said = "must be at least one byte and no more than 2**63 bytes, or a share of at most 1"
         raise MemongerError(f"budget={budget!r} {said} (100 %); give bytes as an int")
