@@ -23,7 +23,7 @@ LEARNING = {"learning_rate": 0.05, "momentum": 0.9}
 
 def net(loss: bool = True, stage: str = "") -> Any:
     """``stage``: which mirror_stage the sums get: none, 'one', or 'two', a label for each two."""
-    size = {"kernel": (3, 3), "pad": (1, 1), "num_filter": 6}
+    size = {"kernel": (3, 3), "pad": (1, 1), "num_filter": 16}  # MKLDNN lays it out in blocks
     with mx.name.NameManager():
         x = S.Convolution(S.Variable("data"), **size)
         for k in range(4):

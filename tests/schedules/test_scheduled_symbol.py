@@ -110,23 +110,18 @@ def test_head_gradients() -> None:
 @pytest.mark.parametrize("request_", ["write", "add"])
 def test_reshaped_it_trains_alike(request_: str) -> None:
     """With the parameters and the states of the one that was reshaped."""
-
-    def run(symbol: Any) -> list[Any]:
-        # Nobody writes the gradient of a label, not even zeros.
-        requests = {n: request_ for n in symbol.list_arguments() if n != "softmax_label"}
-        executor = filled(symbol.simple_bind(mx.cpu(), grad_req=requests, **SHAPES))
-        found = [stepped(executor)]
-        for size in (8, BATCH, 48):
-            shapes = {"data": (size, 3, 8, 8), "softmax_label": (size,)}
-            other = executor.reshape(allow_up_sizing=True, **shapes)
-            other.copy_params_from(given(size))
+    # Nobody writes the gradient of a label, not even zeros.
+    requests = {n: request_ for n in net().list_arguments() if n != "softmax_label"}
+    made = [filled(s.simple_bind(mx.cpu(), requests, **SHAPES)) for s in (net(), planned())]
+    same(*map(stepped, made))
+    for size in (8, BATCH, 48):
+        shapes = {"data": (size, 3, 8, 8), "softmax_label": (size,)}
+        others = [each.reshape(allow_up_sizing=True, **shapes) for each in made]
+        for each in others:
+            each.copy_params_from(given(size))
             if size == 48:  # MXNet takes new arrays as they come
-                other.grad_dict["data"][:] = 0
-            found.append(stepped(other))
-        return found
-
-    for one, other in zip(run(net()), run(planned())):
-        same(one, other)
+                each.grad_dict["data"][:] = 0
+        same(*map(stepped, others))
 
 
 def test_reshape_by_hand() -> None:
