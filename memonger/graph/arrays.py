@@ -47,10 +47,9 @@ class Signatures:
     def __call__(self, op: str, attrs: Attributes, inputs: int, tensors: Tensors) -> int:
         key = _key(op, attrs, inputs, tensors)
         if key not in self._numbers:
-            options = () if op == "null" else inplace_options(op, attrs, inputs)
+            options = inplace_options(op, attrs, inputs)
             fitting = tuple(o for o in options or () if o[1] < len(tensors))
-            # The compiled loop keeps a bit for each input.
-            if options is None or any(k > 62 for k, _, _ in fitting):
+            if options is None:
                 self.inexact.add(f"the in-place options of {op} are not known")
             self._numbers[key] = len(self.all)
             self.all.append(Signature(op, attrs, inputs, IGNORED.get(op, ()), fitting, tensors))
@@ -135,12 +134,11 @@ class SignatureArrays(NamedTuple):
 
 def arrays_of(signatures: Sequence[Signature]) -> SignatureArrays:
     """Look up what these signatures mean to the allocator."""
-    tensors = [tensor for signature in signatures for tensor in signature.tensors]
-    dtypes = [np.dtype(tensor.dtype) for tensor in tensors]
+    dtypes = [np.dtype(tensor.dtype) for k in signatures for tensor in k.tensors]
     variable = np.array([signature.op == "null" for signature in signatures], dtype=np.bool_)
     output_start = np.cumsum([0, *[len(signature.tensors) for signature in signatures]])
     owner = np.repeat(np.arange(len(signatures)), np.diff(output_start))
-    elements = np.array([tensor.elements for tensor in tensors], dtype=np.int64)
+    elements = np.array([t.elements for k in signatures for t in k.tensors], dtype=np.int64)
     pooled = ~variable[owner]
     rank = np.zeros(len(elements), dtype=np.int32)
     sizes, rank[pooled] = np.unique(4 * elements[pooled], return_inverse=True)
@@ -229,12 +227,11 @@ def walk(known, start, before, owner, heads, head_owner):  # type: ignore[no-unt
 
 @compiled
 def graph_arrays(known, forward, which, reads, waits, heads, outputs):  # type: ignore[no-untyped-def]
-    """Make the GraphArrays of rows, each of a signature (``which`` of ``known``).
+    """Make the GraphArrays of rows of signatures ``which``, with copies of the first ``forward``.
 
-    Of the first, so many ``forward`` nodes, copies may run. ``reads`` are where those of each row
-    start, and their rows (-1: a variable that is left out), outputs and owners (`Read`). ``waits``
-    are control dependencies. The first ``outputs`` of the heads are the network's, then come
-    gradients.
+    ``reads`` are where those of each row start, and their rows (-1: a variable that is left out),
+    outputs and owners (`Read`); ``waits`` are control dependencies. The first ``outputs`` of the
+    heads are the network's, the others gradients.
     """
     read_start, read_row, read_output, read_owner = reads
     wait_start, wait_row, wait_owner = waits

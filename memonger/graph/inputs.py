@@ -10,9 +10,9 @@ from typing import Any, Container, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from memonger.graph.operators.tensors import Shape, check_elements
-from memonger.support.errors import MemongerError
+from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
-from memonger.support.symbols import check_links, load_nodes, read
+from memonger.support.symbols import check_graph, load_nodes, read
 
 #: Endings of the names that MXNet gives to the parameters that an operator makes for itself.
 PARAMETER_ENDINGS = ("weight", "bias", "gamma", "beta")
@@ -43,7 +43,11 @@ def check_symbol(symbol: Any) -> Any:
         )
     if not isinstance(symbol, mx.sym.Symbol):
         raise MemongerError(f"the network must be an mx.sym.Symbol, not {kind} {symbol!r}")
-    check_links(symbol)  # or MXNet may end the process at the next line
+    try:
+        graph = read(symbol)
+    except (mx.MXNetError, ValueError) as error:  # a cycle, or a name that is not UTF-8
+        raise MemongerError(f"the network has no JSON: {said_by_mxnet(error)}") from None
+    check_graph(graph, "the network")  # or MXNet may end the process at the next line
     if not symbol.list_outputs():
         raise MemongerError("the Symbol is an empty Group: it has no outputs to train")
     for name, count in Counter(symbol.list_inputs()).items():
@@ -87,8 +91,7 @@ def read_shapes(
 ) -> InputSpec:
     """Gather the inputs' shapes and types from everything the user may give.
 
-    The shapes are of the whole batch; returned is the largest share that ``Module`` gives to one of
-    the ``devices``.
+    The shapes are of the whole batch; the result is of the largest share of one of the ``devices``.
     """
     known = symbol.list_arguments() + symbol.list_auxiliary_states()
     found: dict[str, Shape] = {}
@@ -97,7 +100,11 @@ def read_shapes(
     unknown = " was given for {!r}, which is no input of the network"
     for name, shape in [*read_pairs(shapes, types, axes), *keywords.items()]:
         _check_name(name, known, "a shape" + unknown)
-        checked = _check_shape(name, shape)
+        if not isinstance(shape, (list, tuple, np.ndarray)):
+            raise MemongerError(f"input {name!r}: a shape is a tuple of integers, not {shape!r}")
+        holds, each = f"input {name!r}: shape {tuple(shape)} holds", "every size, the batch too,"
+        sizes = [check_count(f"{holds} {size!r}; {each}", size, 1) for size in shape]
+        checked = check_elements(tuple(sizes))
         if found.setdefault(name, checked) != checked:
             raise MemongerError(f"input {name!r} was given two shapes, {found[name]} and {checked}")
     if type_dict is not None and not isinstance(type_dict, Mapping):
@@ -252,11 +259,3 @@ def _type(name: str, kind: Any) -> str:
     if found.type not in mx.nd.ndarray._DTYPE_NP_TO_MX:
         raise MemongerError(f"input {name!r}: MXNet has no type {found.name}; cast it to float32")
     return found.name
-
-
-def _check_shape(name: str, shape: Any) -> Shape:
-    if not isinstance(shape, (list, tuple, np.ndarray)):
-        raise MemongerError(f"input {name!r}: a shape is a tuple of integers, not {shape!r}")
-    holds, each = f"input {name!r}: shape {tuple(shape)} holds", "every size, the batch too,"
-    sizes = [check_count(f"{holds} {size!r}; {each}", size, 1) for size in shape]
-    return check_elements(tuple(sizes))

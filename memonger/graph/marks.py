@@ -6,6 +6,7 @@ on a node is recorded in one attribute of our own, and ``unplan`` gives the orig
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any, Iterable, Mapping, Sequence
 
@@ -155,15 +156,11 @@ def _moved(nodes: list[dict[str, Any]], heads: list[list[int]], moved: list[int]
 
 def _record(attrs: Mapping[str, str]) -> dict[str, str | None]:
     """Read what attributes were before a plan has changed them."""
-    try:
+    with contextlib.suppress(AttributeError, ValueError):  # it is no dict, or no JSON
         record = json.loads(attrs.get(RECORD, "{}"))
-    except ValueError:
-        record = None
-    if not isinstance(record, dict) or not all(
-        value is None or isinstance(value, str) for value in record.values()
-    ):
-        raise MemongerError(
-            f"an attribute {RECORD} holds {attrs[RECORD]!r}, which no plan writes: this "
-            "planned network is damaged; plan the original again"
-        )
-    return record
+        if all(value is None or isinstance(value, str) for value in record.values()):
+            return record
+    raise MemongerError(
+        f"an attribute {RECORD} holds {attrs[RECORD]!r}, which no plan writes: this "
+        "planned network is damaged; plan the original again"
+    )

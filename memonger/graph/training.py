@@ -64,19 +64,13 @@ class TrainingGraph:
 def training_graph(
     graph: ForwardGraph, wanted: Iterable[int] | None = None, found: Settings | None = None
 ) -> TrainingGraph:
-    """Build the training graph of a network, with the gradients of the ``wanted`` arguments (all).
-
-    ``found`` are the settings of MXNet; by default they are read now.
-    """
+    """Build a network's training graph, with the gradients of the ``wanted`` arguments (or all)."""
     wanted = graph.arguments if wanted is None else tuple(wanted)
     return _Builder(graph, found or Settings()).finished(wanted)
 
 
 def merged_nodes(graph: ForwardGraph) -> list[int]:
-    """Return for each node the one that common-subexpression elimination leaves in its place.
-
-    Source: ``src/executor/eliminate_common_expr_pass.cc``.
-    """
+    """Return for each node the one that ``eliminate_common_expr_pass.cc`` leaves in its place."""
     same = list(range(len(graph.nodes)))
     first: dict[object, int] = {}
     for i, node in enumerate(graph.nodes):
@@ -95,7 +89,7 @@ def _signature(graph: ForwardGraph, node: Node) -> tuple[gradients.Attrs, Tensor
 
 
 class _Builder:
-    """The rows, without the sums of the variables' gradients, which `finished` adds."""
+    """The rows, with the gradients of all operators, without those of variables (`finished`)."""
 
     def __init__(self, graph: ForwardGraph, found: Settings) -> None:
         self.graph, self.settings = graph, found
@@ -124,7 +118,14 @@ class _Builder:
         self.sums: dict[Entry, Read] = {}
         self.facts = [GradientFacts()] * n
         self.unobserved: dict[int, str] = {}
-        self._differentiate()
+        for k, head in enumerate(self.heads):
+            name, like = f"_head_grad_{k}", (graph.tensors[head[0]][head[1]],)
+            given = [self._add("null", name, {}, [], like), (*head, KEPT)]
+            like_head = self._add("_identity_with_attr_like_rhs", f"{name}_id", {}, given, like)
+            self.gradients[head] = [like_head]
+        for x in reversed(range(n)):
+            if self.reads[x] and same[x] == x:
+                self._add_gradient(x)
 
     def finished(self, wanted: tuple[int, ...]) -> TrainingGraph:
         """Return the training graph with the gradients of these arguments."""
@@ -137,6 +138,7 @@ class _Builder:
             seen.add(read)
             heads.append(read)
         signatures = tuple([self.signatures.all[k] for k in self.numbers])
+        inexact = {*self.inexact, *self.signatures.inexact, *self.unobserved.values()}
         gradients = range(2 * self.n, len(signatures))
         return TrainingGraph(
             graph=graph,
@@ -155,9 +157,7 @@ class _Builder:
             signatures=signatures,
             facts=tuple(self.facts),
             same=tuple(self.same),
-            inexact=tuple(
-                sorted({*self.inexact, *self.signatures.inexact, *self.unobserved.values()})
-            ),
+            inexact=tuple(sorted(inexact)),
             wanted=wanted,
             owners=np.array(self.owners, dtype=np.int64),
             waits=tuple([(row, wait) for row in gradients for wait, _ in self.waits[row]]),
@@ -204,17 +204,6 @@ class _Builder:
 
     def _is_zero(self, read: Read) -> bool:
         return self.signatures.all[self.numbers[read[0]]].op in ZEROS
-
-    def _differentiate(self) -> None:
-        """Add the gradients of all operators, from the outputs back."""
-        for k, head in enumerate(self.heads):
-            name, like = f"_head_grad_{k}", (self.graph.tensors[head[0]][head[1]],)
-            reads = [self._add("null", name, {}, [], like), (*head, KEPT)]
-            given = self._add("_identity_with_attr_like_rhs", f"{name}_id", {}, reads, like)
-            self.gradients[head] = [given]
-        for x in reversed(range(len(self.same))):
-            if self.reads[x] and self.same[x] == x:
-                self._add_gradient(x)
 
     def _add_gradient(self, x: int) -> None:
         """Add the gradient nodes of operator x, and hand their results to its inputs."""

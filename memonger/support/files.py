@@ -15,7 +15,6 @@ from typing import Any, Union
 from memonger.support.errors import MemongerError
 
 Path = Union[str, bytes, "os.PathLike[Any]"]
-LONGEST = 255  # bytes of a name in a folder, by most file systems
 
 
 def check_writable(path: Path) -> None:
@@ -28,7 +27,7 @@ def check_writable(path: Path) -> None:
         "it is no name of a file": not name,
         "it is a folder": os.path.isdir(place),
         f"there is no folder {folder!r}": not os.path.isdir(folder),
-        "File name too long": len(os.fsencode(base)) > LONGEST,
+        "File name too long": len(os.fsencode(base)) > 255,  # bytes, in most file systems
         "it is write-protected": not may_write,
         "its folder is write-protected": not (os.access(folder, os.W_OK) or _is_device(place)),
     }

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -99,8 +100,6 @@ def environment(**new: str) -> Iterator[None]:
 
 def _chosen_build() -> str | None:
     """Return the wheel that ``import mxnet`` will take, or None; refuse one over another."""
-    import importlib.metadata
-
     spec = PathFinder.find_spec("mxnet")  # does not ask `_Preparation`, which asks this
     if spec is None or spec.origin is None:
         return None
@@ -152,7 +151,7 @@ def _load_cuda_libraries() -> None:
 
 def _explain(error: BaseException) -> str:
     """Say in plain words what is missing when ``import mxnet`` fails."""
-    build = _preparation.build
+    build = _chosen_build()
     if build is None or (isinstance(error, ModuleNotFoundError) and error.name == "mxnet"):
         return "MXNet is not installed; " + INSTALL
     found = re.search(r"lib[\w+.-]*\.so\.\w+(\.\w+)*", str(error))
@@ -173,15 +172,13 @@ def _explain(error: BaseException) -> str:
 class _Preparation:
     """A finder of modules that finds none, but prepares the import of MXNet."""
 
-    build: str | None = None  # the wheel that is imported
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if name == "mxnet":
-            self.build = _chosen_build()
-            if self.build is not None:
-                _supply_missing_names()
-                if self.build != "mxnet":
-                    _load_cuda_libraries()
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+        build = _chosen_build() if name == "mxnet" else None
+        if build is not None:
+            _supply_missing_names()
+            if build != "mxnet":
+                _load_cuda_libraries()
 
 
 def __getattr__(name: str) -> Any:
@@ -207,10 +204,7 @@ _STDERR = threading.Lock()  # file descriptor 2 is the process's
 
 @contextlib.contextmanager
 def without_line(text: bytes) -> Iterator[None]:
-    """Keep the lines that hold a text from standard error; write all others when the block ends.
-
-    For what MXNet logs without a condition, to the file descriptor.
-    """
+    """Keep lines with a text from file descriptor 2; write all others when the block ends."""
     with _STDERR, tempfile.TemporaryFile() as written:
         try:
             stderr = os.dup(2)
@@ -230,5 +224,4 @@ def without_line(text: bytes) -> Iterator[None]:
 
 # Every bind would print a line about MKLDNN on stderr; read once, at the first bind.
 os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
-_preparation = _Preparation()
-sys.meta_path.insert(0, _preparation)
+sys.meta_path.insert(0, _Preparation)

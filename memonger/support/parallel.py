@@ -15,14 +15,11 @@ R = TypeVar("R")
 
 
 class Threads:
-    """Run the rounds of one search in threads; the first Ctrl-C ends it early.
-
-    ``progress`` is told the share of the search that is done, from 0 to 1.
-    """
+    """Run the rounds of one search in threads; ``progress`` is told the share done, from 0 to 1."""
 
     def __init__(self, progress: Callable[[float], None] | None = None) -> None:
         self.progress = progress or (lambda done: None)
-        #: Not zero from the first Ctrl-C on, (1,) of int64. Compiled code can read it.
+        #: Not zero from the first Ctrl-C on, which ends the search early. (1,) of int64.
         self.stop = np.zeros(1, dtype=np.int64)
         self.done = 0.0  # the share of the search that the finished rounds made up
 
@@ -62,14 +59,11 @@ class Threads:
 
 @contextlib.contextmanager
 def progress_bar(what: str = "memonger: searching") -> Iterator[Callable[[float], None]]:
-    """Show a progress bar on stderr; the callable that is given takes the share done, 0 to 1.
-
-    Nothing is shown in the first second or where stderr is no terminal, and nothing is left.
-    """
+    """Show a progress bar on stderr; the callable that is given takes the share done, 0 to 1."""
     with tqdm(
         total=1.0,
         desc=what,
-        delay=1,
+        delay=1,  # second, in which nothing is shown
         leave=False,
         disable=None,  # where stderr is no terminal
         bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",

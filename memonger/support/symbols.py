@@ -42,26 +42,14 @@ def read(symbol: Any) -> dict[str, Any]:
 
 def as_json(graph: Mapping[str, Any]) -> str:
     r"""Return the JSON of a graph as MXNet reads it: it knows no ``\u``, ``\b`` and ``\f``."""
-
-    def plain(found: Any) -> str:
-        return json.loads(f'"{found[0]}"') if found[1][0] in "ubf" else found[0]
-
-    return _ESCAPE.sub(plain, json.dumps(graph, ensure_ascii=False))
+    text = json.dumps(graph, ensure_ascii=False)
+    return _ESCAPE.sub(lambda e: json.loads(f'"{e[0]}"') if e[1][0] in "ubf" else e[0], text)
 
 
 def attributes(node: Mapping[str, Any]) -> dict[str, str]:
     """Return the attributes of a node of a symbol's JSON, by all the names that they have had."""
     last = [key for key in node if key in ("attr", "attrs")][-1:]
     return {**node.get("param", {}), **(node[last[0]] if last else {})}
-
-
-def check_links(symbol: Any, what: str = "the network") -> None:
-    """Check that all that a Symbol's nodes read is there, which MXNet does not (`check_graph`)."""
-    try:
-        graph = read(symbol)
-    except (mx.MXNetError, ValueError) as error:  # a cycle, or a name that is not UTF-8
-        raise MemongerError(f"{what} has no JSON: {said_by_mxnet(error)}") from None
-    check_graph(graph, what)
 
 
 def check_graph(graph: Any, what: str, version: int = VERSION) -> None:
@@ -100,9 +88,7 @@ def _is_count(number: Any) -> bool:
     return type(number) is int and 0 <= number < 2**32
 
 
-def _check_links(
-    entries: Sequence[Any], what: str, nodes: Sequence[Any], outputs: Sequence[int]
-) -> None:
+def _check_links(entries: Any, what: str, nodes: Sequence[Any], outputs: Sequence[int]) -> None:
     """Check that entries name outputs that are there, of nodes before their reader."""
     for entry in entries:
         if type(entry) is not list or len(entry) not in (2, 3) or not all(map(_is_count, entry)):
@@ -196,10 +182,8 @@ def _asked(op: str, attrs: Mapping[str, str], subgraphs: Sequence[Any], count: i
 
 @functools.lru_cache(maxsize=4096)
 def _arity(op: str, attrs: tuple[tuple[str, str], ...], subgraphs: str, count: int) -> Any:
-    node = {"op": op, "name": "n", "attrs": dict(attrs), "inputs": []}
-    if json.loads(subgraphs):
-        node["subgraphs"] = json.loads(subgraphs)
-    alone = load_nodes([node], [[0, 0, 0]])
+    node: dict[str, Any] = {"op": op, "name": "n", "attrs": dict(attrs), "inputs": []}
+    alone = load_nodes([{**node, "subgraphs": json.loads(subgraphs)}], [[0, 0, 0]])
     row = read(alone)["node_row_ptr"]
     if op in CONTROL_FLOW:
         return None, (), row[-1]
@@ -282,5 +266,5 @@ def load(path: str | bytes | os.PathLike[Any]) -> Any:
     except (mx.MXNetError, UnicodeError) as error:  # MXNet cuts lines within a character
         raise MemongerError(f"{what}: {said_by_mxnet(error)}") from None
     if version < OWN_STATES:
-        check_links(symbol, what)  # with the inputs that MXNet has put in
+        check_graph(read(symbol), what)  # with the inputs that MXNet has put in
     return symbol

@@ -62,10 +62,7 @@ def unallocated(shape: Sequence[int], dtype: str, ctx: Any) -> Any:
 
 
 def alone(op: str, attrs: Attributes, count: int) -> tuple[list[JsonNode], list[list[int]]]:
-    """Return JSON nodes (`symbols.load_nodes`) of an operator between variables, and its outputs.
-
-    Its ``count`` inputs are the variables x0, x1, ...; the operator is the node after them.
-    """
+    """Return ``count`` variables x0, x1, ... and an operator of them as JSON nodes; its outputs."""
     nodes = [_node("null", f"x{k}") for k in range(count)]
     nodes.append(_node(op, FORWARD, *([k, 0, 0] for k in range(count)), attrs=dict(attrs)))
     outputs = load_nodes(nodes, [[count, 0, 0]]).get_internals().list_outputs()
@@ -80,8 +77,7 @@ def _node(op: str, name: str, *inputs: list[int], **more: Any) -> JsonNode:
 def gradient_of(op: str, attrs: Attrs, inputs: Tensors, zero: bool) -> OperatorGradient:
     """Return the gradient of an operator with inputs of these shapes and types, or raise.
 
-    With ``zero`` the gradients of all its outputs are known to be zero (``CheckGradAllZero`` in
-    ``src/operator/operator_common.h``).
+    With ``zero`` those of its outputs are zero (``CheckGradAllZero`` in ``operator_common.h``).
     """
     count = len(inputs)
     try:
@@ -129,11 +125,9 @@ def _bound(symbol: Any, inputs: Tensors, merging: str) -> Debugged:
     """Bind a symbol of x0, x1, ... for training, without memory; read its ``debug_str``."""
     cpu = mx.cpu()
     arrays = {f"x{k}": unallocated(t.shape, t.dtype, cpu) for k, t in enumerate(inputs)}
-    arguments = {name: arrays[name] for name in symbol.list_arguments()}
-    auxiliary = {name: arrays[name] for name in symbol.list_auxiliary_states()}
     with environment(MXNET_ELIMINATE_COMMON_EXPR=merging):
         # With gradients: without any MKLDNN would replace the operators by its own.
-        executor = symbol.bind(cpu, arguments, arguments, "write", auxiliary)
+        executor = symbol.bind(cpu, arrays, arrays, "write", arrays)
     return read_debug_str(executor.debug_str())
 
 
@@ -159,10 +153,7 @@ def read_debug_str(text: str) -> Debugged:
 def _referred(
     op: str, known: dict[str, Reference], debugged: Debugged
 ) -> tuple[list[BackwardNode], list[Reference]]:
-    """Find the gradient nodes of an operator's ``debug_str``, and what its outputs refer to.
-
-    ``known`` tells what the names refer to that are no gradient nodes.
-    """
+    """Find gradient nodes, and what outputs refer to; ``known``: what names of other nodes do."""
     outputs, found = debugged
     made: list[BackwardNode] = []
     where: dict[str, list[int]] = {}  # name -> gradient nodes so named, oldest first

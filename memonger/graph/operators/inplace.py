@@ -205,8 +205,7 @@ _SLICES = frozenset(["slice", "slice_axis", "slice_like", "broadcast_like"])  # 
 def fused_as(op: str, attrs: Attributes) -> tuple[bool, bool]:
     """Tell whether an operator is fused with what it reads, and with what reads it.
 
-    Source: ``IsFusionCompatible`` and ``IsInputsOnlyCompatible`` in
-    ``src/executor/pointwise_fusion_pass.cc``.
+    Source: ``Is(Fusion|InputsOnly)Compatible`` in ``src/executor/pointwise_fusion_pass.cc``.
     """
     wholly = op in _FUSED or (op.endswith("LeakyReLU") and attrs.get("act_type") == "gelu")
     steps = op == "slice" and attrs.get("step", "()") not in ("()", "[]")

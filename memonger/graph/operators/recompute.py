@@ -25,6 +25,13 @@ UNTOUCHED = {
     **dict.fromkeys(("Custom", "_Native", "_NDArray"), _PYTHON),
     **dict.fromkeys(("_foreach", "_while_loop", "_cond", "_CachedOp"), _NESTED),
 }
+_KEPT = {
+    **UNTOUCHED,
+    "Dropout": "MXNet never recomputes it: its mask is kept",
+    "RNN": "each copy would hold a reserve space of its own, larger than what it frees",
+    # src/operator/nn/moments-inl.h: the gradient reads the copy's mean alone.
+    "moments": "its variance is computed from a mean that is not written when it is recomputed",
+}
 
 _RANDOM = re.compile(
     r"_random_|_sample_|sample_|_npi_(uniform|normal|bernoulli|gamma|exponential|choice|multinomial"
@@ -37,14 +44,10 @@ _SOURCES = frozenset(("_zeros", "_ones", "_full", "_zeros_without_dtype"))
 
 def why_kept(op: str, attrs: Attributes) -> str | None:
     """Tell why an operator must not be recomputed; None if it may be."""
-    if op in UNTOUCHED:
-        return UNTOUCHED[op]
-    if op == "Dropout":
-        return "MXNet never recomputes it: its mask is kept"
+    if op in _KEPT:
+        return _KEPT[op]
     if _RANDOM.match(op) or (op == "LeakyReLU" and attrs.get("act_type") == "rrelu"):
         return "a second draw of random numbers would differ from the first"
-    if op == "RNN":
-        return "each copy would hold a reserve space of its own, larger than what it frees"
     if _MUTATING.match(op):
         return "it changes its inputs, which must happen once"
     if op == "_contrib_SyncBatchNorm" and int(attrs.get("ndev", 1)) > 1:
@@ -52,9 +55,6 @@ def why_kept(op: str, attrs: Attributes) -> str | None:
     sizes = re.findall(r"-?\d+|None", attrs.get("shape", ""))
     if op in _SOURCES and (not sizes or {"0", "-1", "None"} & set(sizes)):
         return "its shape is inferred from what reads it, which may not read a copy"
-    if op == "moments":
-        # src/operator/nn/moments-inl.h: the gradient reads the copy's mean alone.
-        return "its variance is computed from a mean that is not written when it is recomputed"
     return None
 
 
@@ -108,8 +108,7 @@ _WITHOUT_FUSION = frozenset(
 )
 
 #: Every operator that the tables list, under whatever condition.
-LISTED: frozenset[str] = _EVERYWHERE | _WITHOUT_FUSION
-LISTED |= {"BatchNorm", "Convolution", "Deconvolution", "UpSampling"}
+LISTED = _EVERYWHERE | _WITHOUT_FUSION | {"BatchNorm", "Convolution", "Deconvolution", "UpSampling"}
 
 
 def tolerates_unread(

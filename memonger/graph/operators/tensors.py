@@ -26,7 +26,6 @@ class Tensor(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes with the real size of an element."""
         return self.elements * np.dtype(self.dtype).itemsize
 
 
