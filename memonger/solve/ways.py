@@ -308,17 +308,18 @@ class Schedules(_Network):
                 interrupted = short.interrupted
             tree = trees.ScheduleSearch(self.load, options.patience, progress, weights, self.parts)
             if interrupted:
-                best = tree.evaluate(known[0][1])
+                best = tree.evaluate(known[0][1], "marks")
                 if options.work is not None and best.work > options.work:
                     raise KeyboardInterrupt
-                found = [trees.Found(best, "marks", True)]
+                found = [best]
             else:
                 found = search(tree, known)
+                interrupted = tree.interrupted
         plans = []
-        for best, origin, _ in found:
-            again = self._again(best.schedule) > 0
-            plans.append(Candidate(origin, best.pool_bytes, again, schedule=best.schedule))
-        return Found(plans, found[0].interrupted)
+        for pool, _, schedule, origin in found:
+            recomputed = self._again(schedule) > 0
+            plans.append(Candidate(origin, pool, recomputed, schedule=schedule))
+        return Found(plans, interrupted)
 
     def memory(self, plan: Candidate) -> Memory:
         return of_step(unroll(self.written, plan.schedule), self.request.grad_req, self.held)
