@@ -35,7 +35,7 @@ from memonger.planners.trees.price import (
     positions,
     problem,
 )
-from memonger.planners.trees.tree_dp import LISTS, InitialTrees
+from memonger.planners.trees.tree_dp import CUTS, LISTS, InitialTrees
 from memonger.planners.trees.trees import change, tree_of_marks, unroll
 from memonger.schedules.expand import parts
 from memonger.schedules.schedule import Schedule, Workload, plain
@@ -66,9 +66,11 @@ class Effort:
     #: frontier, of those whose work is near a limit.
     replays: int = 3_000_000
     replays_near: int = 600_000
+    #: Of the best of these about a limit, near whose cuts dynamic programming looks once more.
+    refined: int = 8
     #: The time of annealing in about microseconds, where a try takes ``move``, and
     #: ``operation`` for each operation of the schedule; and the most tries for each operator.
-    annealing: int = 21_000_000
+    annealing: int = 11_000_000
     move: float = 30
     operation: float = 0.17
     most_tries: int = 6000
@@ -268,10 +270,15 @@ class ScheduleSearch:
         """Find trees of the whole frontier, or those about a limit of work."""
         effort, known = self.effort, len(self._found)
         replays = effort.replays if most_work is None else effort.replays_near
-        for trees in self._initial.dynamic(most_work, replays // self.count):
-            self._found += self._evaluated(trees, INITIAL / LISTS)
-            if self._threads.interrupted:
-                return self._found[known:]
+        bounds = self._initial.candidate_cuts(0, self.count, CUTS)
+        rounds = 1 if most_work is None else 2  # the second at cuts near those of the best
+        for _ in range(rounds):
+            for trees in self._initial.dynamic(bounds, most_work, replays // self.count):
+                self._found += self._evaluated(trees, INITIAL / LISTS / rounds)
+                if self._threads.interrupted:
+                    return self._found[known:]
+            best = self._within(np.inf if most_work is None else most_work)[: effort.refined]
+            bounds = self._initial.cuts_near(point.tree for point in best)
         most = self.unlimited
         if most_work is not None:
             most = min(most, most_work / self.one_pass)
