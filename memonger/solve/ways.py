@@ -293,18 +293,19 @@ class Schedules(_Network):
                 interrupted = short.interrupted
             tree = trees.ScheduleSearch(self.load, options.patience, progress, weights, self.parts)
             if interrupted:
-                best = tree.evaluate(known[0][1])
+                best = tree.evaluate(known[0][1], "marks")
                 if options.work is not None and best.work > options.work:
                     raise KeyboardInterrupt
-                found = [trees.Found(best, "marks", True)]
+                found = [best]
             else:
                 found = search(tree, known)
+                interrupted = tree.interrupted
         plans = []
-        for best, origin, _ in found:
-            runs = np.bincount(best.schedule.forwards, minlength=len(self.nothing))
+        for pool, _, schedule, origin in found:
+            runs = np.bincount(schedule.forwards, minlength=len(self.nothing))
             recomputed = np.maximum(runs - 1, 0)
-            plans.append(Candidate(origin, best.pool_bytes, recomputed, schedule=best.schedule))
-        return Found(plans, found[0].interrupted)
+            plans.append(Candidate(origin, pool, recomputed, schedule=schedule))
+        return Found(plans, interrupted)
 
     def memory(self, plan: Candidate) -> Memory:
         return of_step(unroll(self.written, plan.schedule), self.request.grad_req, self.held)

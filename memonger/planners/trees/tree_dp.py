@@ -34,6 +34,7 @@ SLOTS = 200  # steps of memory at each scale
 WIDEST = 0.6  # of the memory without recomputation: the first scale
 CLOSER = 1.5  # times the least memory that is possible: the last
 CUTS = 140  # candidates; the time grows with the third power of their number
+CUTS_NEAR = 90  # candidates near the cuts of good trees
 INNER_CUTS = 16  # candidates between two of them
 ENOUGH = 1.25  # times the cuts that are wanted: all local minima are taken
 STRIDES = (1, 2, 4, 8)  # binomial trees: cuts at every operator, every second ...
@@ -45,19 +46,17 @@ DIVIDED = 1  # a choice
 
 @dataclass(frozen=True)
 class Tensors:
-    """Bytes of results or of gradients, and the positions from and to which they are alive.
+    """Results, sorted by ``start``, or gradients, and the positions at which they are alive.
 
     Results are alive from the operator that makes them to the last one that reads them, and then
-    again to the gradient of the operator ``wanted``, the first that reads them (the number of
-    operators for none); they are sorted by ``start``. Gradients are alive down to the operator
-    ``start``. ``in_place`` tells the positions at which something may be written in place.
+    again to the gradient of the operator ``wanted``. Gradients are alive down to ``start``.
     """
 
     start: np.ndarray
     stop: np.ndarray
-    wanted: np.ndarray
+    wanted: np.ndarray  # the first whose gradient reads it (the number of operators for none)
     nbytes: np.ndarray
-    in_place: np.ndarray
+    in_place: np.ndarray  # of each position whether something may be written in place there
 
     def saved(self, size: np.ndarray, made: np.ndarray, freed: np.ndarray) -> np.ndarray:
         """The size at each position that is written in place."""
@@ -68,34 +67,25 @@ class Tensors:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of tensors, bytes raised to an exponent.
+    """Sizes of tensors, bytes raised to an exponent."""
 
-    ``result``: of each; ``in_place``: of those written in place, by position; ``backward``: of the
-    gradients alive while the gradient of each position runs; ``passing``: of those alive before it.
-    """
-
-    result: np.ndarray
-    in_place: np.ndarray
-    backward: np.ndarray
-    passing: np.ndarray
+    result: np.ndarray  # of each
+    in_place: np.ndarray  # by position, of those written in place
+    backward: np.ndarray  # of the gradients alive while the gradient of each position runs
+    passing: np.ndarray  # of those alive before it
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Sizes of segments, [s, t] from boundary s to boundary t.
-
-    ``kept``, (flag, s, t): what is saved of it while what is right of it is processed; ``highest``:
-    the most while it is run through; ``leaf``: as a base case; ``gradients``, (t,): those alive at
-    a boundary; ``work``: of running through; ``recomputed``, (flag, s, t): work of a base case.
-    """
+    """Sizes of segments, [s, t] from boundary s to boundary t."""
 
     bounds: np.ndarray
-    kept: np.ndarray
-    highest: np.ndarray
-    leaf: np.ndarray
-    gradients: np.ndarray
-    work: np.ndarray
-    recomputed: np.ndarray
+    kept: np.ndarray  # (flag, s, t): what is saved while what is right of it is processed
+    highest: np.ndarray  # the most while it is run through
+    leaf: np.ndarray  # as a base case
+    gradients: np.ndarray  # (t,): those alive at a boundary
+    work: np.ndarray  # of running through
+    recomputed: np.ndarray  # (flag, s, t): work of a base case
 
 
 class Table:
@@ -185,16 +175,28 @@ class InitialTrees:
                 trees[tree.tobytes()] = tree
         return list(trees.values())
 
-    def dynamic(self, most_work: float | None, most: int) -> Iterator[list[np.ndarray]]:
+    def cuts_near(self, trees: Iterable[np.ndarray]) -> np.ndarray:
+        """Take the cuts of good trees and their neighbours, those of the best trees first."""
+        score: dict[int, float] = {}
+        for rank, tree in enumerate(trees):
+            for cut in tree[tree[:, 0] != LEAF, 0].tolist():
+                score[cut] = score.get(cut, 0) + 1 / (1 + rank)
+        cuts = sorted(score, key=lambda cut: (-score[cut], cut))
+        near = dict.fromkeys(cut + away for away in (0, 1, -1, 2, -2, 3, -3) for cut in cuts)
+        inside = [cut for cut in near if 0 < cut < self.count]
+        return np.array([0, *sorted(inside[:CUTS_NEAR]), self.count])
+
+    def dynamic(
+        self, bounds: np.ndarray, most_work: float | None, most: int
+    ) -> Iterator[list[np.ndarray]]:
         """Make trees by dynamic programming: of the whole frontier, or those about a limit of work.
 
-        Segments between neighbouring candidate cuts are divided further, at cuts of their own. It
-        yields those of each exponent and scale, but for those that have been yielded already: about
-        ``most`` in all.
+        They are cut at some of ``bounds``; segments between neighbours are divided further, at cuts
+        of their own. It yields those of each exponent and scale, but for those that have been
+        yielded already: about ``most`` in all.
         """
         each = 1 + most // LISTS
         known: set[bytes] = set()
-        bounds = self.candidate_cuts(0, self.count, CUTS)
         within = [self.candidate_cuts(*ends, INNER_CUTS) for ends in zip(bounds, bounds[1:])]
         for exponent in EXPONENTS:
             sizes = self._sizes(exponent)
