@@ -250,10 +250,9 @@ class Timeline:
         if without:
             made = zip(self.row.tolist(), self.output.tolist())
             chosen &= np.array([entry not in without for entry in made], dtype=np.bool_)
-        change = np.zeros(self.steps + 1, dtype=np.int64)
-        np.add.at(change, self.start[chosen], self.nbytes[chosen])
-        np.add.at(change, self.stop[chosen] + 1, -self.nbytes[chosen])
-        return np.cumsum(change)[:-1]
+        nbytes, most = self.nbytes * chosen, self.steps + 1
+        change = np.bincount(self.start, nbytes, most) - np.bincount(self.stop + 1, nbytes, most)
+        return np.cumsum(change)[:-1].astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -321,13 +320,7 @@ class Replay:
 def replay(training: Planned, recomputed: np.ndarray) -> Replay:
     """Order a training graph with these forward nodes (bool) marked, and plan its memory."""
     mask = np.ascontiguousarray(recomputed, dtype=np.bool_)
-    return replay_in_order(training, mask, *order_and_reads(training.arrays, mask))
-
-
-def replay_in_order(
-    training: Planned, mask: np.ndarray, order: np.ndarray, reads: np.ndarray
-) -> Replay:
-    """Plan the memory of a training graph, as `order_and_reads` has put it in order."""
+    order, reads = order_and_reads(training.arrays, mask)
     ranges = np.array(training.settings.match_ranges)
     pool, planned = least_pool(training.arrays, mask, order, reads, ranges, NO_LIMIT)
     return Replay(training, mask, order, reads, planned, int(pool))

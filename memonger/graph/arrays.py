@@ -336,7 +336,7 @@ def starts(counts: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-def columns(lists: Sequence[Sequence[Sequence[int]]], width: int) -> tuple[np.ndarray, ...]:
+def columns(lists: Sequence[Sequence[Any]], width: int) -> tuple[np.ndarray, ...]:
     """Join lists of tuples: return where each list starts, and their columns, all of int32."""
     start, items = ragged(lists)
     return (start.astype(np.int32), *items.reshape(-1, width).astype(np.int32).T.copy())

@@ -225,7 +225,7 @@ def moves_states_once(step: TrainingStep) -> None:
     for node in nodes:
         if node.time > 0 and len(node.reads) == len(once[node.source].reads):
             for (read, _), (first, _) in zip(node.reads, once[node.source].reads):
-                is_state = nodes[first].source in step.graph.auxiliary
+                is_state = nodes[first].source in step.training.graph.auxiliary
                 assert (nodes[read].source < 0) == is_state
 
 
