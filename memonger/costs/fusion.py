@@ -20,15 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memonger.costs.replay import (
-    Replay,
-    all_read,
-    entries_read,
-    least_pool,
-    order_and_reads,
-    replay,
-)
-from memonger.graph.arrays import SignatureArrays, by_key, gathered, graph_arrays, starts_of, walk
+from memonger.costs.replay import Replay, all_read, heads_read, least_pool, order_and_reads, replay
+from memonger.graph.arrays import KEPT, SignatureArrays, by_key, gathered, graph_arrays, walk
 from memonger.graph.operators.inplace import fused_as
 from memonger.graph.training import TrainingGraph
 from memonger.support.compiled import compiled
@@ -189,7 +182,7 @@ def fuse(t, f, recomputed, order, member, fused):  # type: ignore[no-untyped-def
     rows, outputs, reads = t.variable.shape[0], t.elements.shape[0], t.read_row.shape[0]
     maker = np.repeat(np.arange(rows), np.diff(t.output_start))
     read = all_read(t, recomputed)
-    head = entries_read(t, recomputed, t.head_entry, t.head_row, t.head_owner)
+    head = heads_read(t, recomputed)
     node = np.where(member < 0, np.arange(rows), rows + member)  # that each row is, or is part of
 
     # The outputs of a fused operator: what others read, in the order in which they do.
@@ -220,13 +213,13 @@ def fuse(t, f, recomputed, order, member, fused):  # type: ignore[no-untyped-def
     given = read[given]
     once = _firsts(given, taker, outputs)
     given, taker = given[once], taker[once]
-    in_start = starts_of(taker, fused)
+    in_start = by_key(taker, fused)[0]
 
     # Its memory: each output, the largest first, may take that of each input. A row: a signature.
     largest = np.argsort(t.elements[made], kind="mergesort")[::-1]  # of equals the last
     largest = largest[by_key(member[making][largest], fused)[1]] - out_start[member[making]]
     out, which = gathered(out_start, taker)
-    options = starts_of(taker[which], fused)[1:]
+    options = by_key(taker[which], fused)[0][1:]
     option_output = t.inplace_output - np.repeat(t.output_start[:-1], np.diff(t.inplace_start))
     output_start = _then(t.output_start, outputs + out_start[1:])
     read_start = _then(t.read_start, reads + in_start[1:])
@@ -254,11 +247,13 @@ def fuse(t, f, recomputed, order, member, fused):  # type: ignore[no-untyped-def
     row_of = np.repeat(np.arange(rows + fused), np.diff(output_start)).astype(np.int32)
     output_of = (np.arange(row_of.shape[0]) - output_start[row_of]).astype(np.int32)
     entry, head = new[np.concatenate((read, given))], new[head]
-    of_reads, of_heads = (row_of[entry], output_of[entry]), (row_of[head], output_of[head])
     left = member[wait] < 0
     wait_start, items = by_key(node[waiter[left]], rows + fused)
-    of_waits, own = (wait_start, wait[left][items].astype(np.int32)), np.arange(rows + fused)
-    of_graph = own.astype(np.int32), read_start, *of_reads, *of_waits, *of_heads
-    arrays = graph_arrays(signatures, *of_graph, t.outputs)
+    read_row, wait_row, head_row = row_of[entry], wait[left][items].astype(np.int32), row_of[head]
+    of_reads = read_start, read_row, output_of[entry], np.full_like(read_row, KEPT)
+    of_waits = wait_start, wait_row, np.full_like(wait_row, KEPT)
+    of_heads = head_row, output_of[head], np.full_like(head_row, KEPT)
+    own = np.arange(rows + fused).astype(np.int32)
+    arrays = graph_arrays(signatures, 0, own, of_reads, of_waits, of_heads, t.outputs)
     was, runs = order[t.variable[order]], arrays.first[arrays.variable[arrays.first]]
     return was.shape[0] == runs.shape[0] and np.all(was == runs), arrays

@@ -45,6 +45,12 @@ def all_read(t, recomputed):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def heads_read(t, recomputed):  # type: ignore[no-untyped-def]
+    """`entries_read` by the outputs of the network, and then by the gradients."""
+    return entries_read(t, recomputed, t.head_entry, t.head_row, t.head_owner)
+
+
+@compiled
 def order_and_reads(t, recomputed):  # type: ignore[no-untyped-def]
     """The rows that run, in order, and how often each output of an operator is read.
 
@@ -105,7 +111,7 @@ def allocate(t, recomputed, order, reads, match_range, limit):  # type: ignore[n
     outputs, ranks = t.elements.shape[0], t.sizes.shape[0]
     copies = t.output_start[t.forward]
     storage = np.full(outputs, UNASSIGNED, dtype=np.int32)
-    heads = entries_read(t, recomputed, t.head_entry, t.head_row, t.head_owner)
+    heads = heads_read(t, recomputed)
     storage[heads[t.outputs :]] = EXTERNAL
     blocks = pool = 0
     rank = np.empty(outputs, dtype=np.int32)  # of each block which of the sizes it has
@@ -218,7 +224,7 @@ def add_in_place(t, recomputed, order, adding, storage):  # type: ignore[no-unty
     if not row.shape[0]:
         return storage
     read = all_read(t, recomputed)
-    heads = entries_read(t, recomputed, t.head_entry, t.head_row, t.head_owner)
+    heads = heads_read(t, recomputed)
     by = read[gathered(t.read_start, order)[0]]  # of those that ignore it too
     count = np.bincount(np.concatenate((heads, by)), minlength=storage.shape[0])
     place = np.zeros(t.variable.shape[0], dtype=np.int64)

@@ -211,7 +211,6 @@ def test_gradients_that_are_added_or_left_out(name: str, request_: str) -> None:
     totals = set()
     for wanted in (graph.arguments, parameters, parameters[1:], inputs[:1], parameters[-1:]):
         part = training_graph(graph, wanted)
-        again = training_graph(graph, wanted)
         for mask in few((symbol, shapes)):
             mask = mask[list(training.same)]
             executor = bind(marks.apply(symbol, mask), graph, mx.cpu(), wanted, request_)
@@ -219,7 +218,6 @@ def test_gradients_that_are_added_or_left_out(name: str, request_: str) -> None:
             assert found.pool_bytes // MB == planned_mb(executor)
             ops = [part.ops[row] for row in found.order if part.ops[row] != "null"]
             assert ops == [node["op"] for node in read_debug_str(executor.debug_str())[1]]
-            assert replay(again, mask).pool_bytes == found.pool_bytes
             totals.add(found.pool_bytes)
     assert len(totals) > 3
 

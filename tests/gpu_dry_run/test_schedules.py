@@ -9,6 +9,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from memonger.costs.held import rounded
+from memonger.planners.trees.search import ScheduleSearch
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.execution.write import write
 from memonger.schedules.expand import parts, unroll
@@ -45,6 +46,14 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "RNN": Recurrent("lstm", stacked=2, steps=20, batch=16, units=64, inputs=64).build,
 }
 
+#: By schedules that are searched for.
+LARGE: dict[str, Callable[[], Network]] = {
+    "DenseNet-121": lambda: networks.model_zoo("densenet121"),
+    "Inception-v3": networks.inception_v3,
+    "large LSTM": lambda: networks.lstm(layers=4, steps=50, use_loss=False),
+    "VGG-16": lambda: networks.model_zoo("vgg16_bn"),
+}
+
 
 def expected_bytes(work: Workload, schedule: Schedule) -> tuple[int, int]:
     step, graph = unroll(parts(work, mkldnn=False), schedule), work.training.graph
@@ -55,12 +64,17 @@ def expected_bytes(work: Workload, schedule: Schedule) -> tuple[int, int]:
     return replayed.pool_bytes, int(rounded(blocks).sum())
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name", [*NETWORKS, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)]
+)
 def test_schedules_step_in_the_memory_predicted(gpu_dry_run: GpuDryRun, name: str) -> None:
-    symbol, shapes = NETWORKS[name]()
+    symbol, shapes = {**NETWORKS, **LARGE}[name]()
     types = {"data": "float16"} if name == "float16" else None
     work = work_of(symbol, shapes, type_dict=types)
     schedules = {"plain": plain(work), "many levels": nested(work, 4, 1, 0.8)}
+    if name in LARGE:
+        search = ScheduleSearch(work, patience=0.1)
+        schedules = {str(r): search.least_memory(r).best.schedule for r in (2.0, 4.0, None)}
     if name == "RNN":
         schedules["everything"] = everything(work)
     symbols = {how: scheduled(symbol, schedule) for how, schedule in schedules.items()}

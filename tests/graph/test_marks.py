@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
@@ -10,18 +9,14 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
-from memonger.costs.bind import bind, planned_mb
-from memonger.costs.replay import replay
 from memonger.graph import marks
-from memonger.graph.forward import Insertion, KeptCopy, mask_with_copies, with_copies
+from memonger.graph.forward import Insertion, KeptCopy
 from memonger.graph.operators.recompute import ANYWHERE, CPU, targets_of
 from memonger.planners.marks.cuts import cheap_cuts, single_tensor_cuts
 from memonger.planners.marks.copies import copyable, settle
 from memonger.support.cache import forget
 
 import networks
-from generated import networks as generated
 from planned import every_cut, forward, marked, nodes, rules_of
 
 pytestmark = pytest.mark.python_differs
@@ -193,52 +188,6 @@ def test_a_node_that_no_plan_has_put_in() -> None:
 
 
 # -- kept copies: identities that a plan puts behind operators ----------------------------------
-
-
-def random_plan(rules: Any, seed: int, share: float, unfused: bool) -> Any:
-    """A random plan with random copies, as far as it is right: what ``settle`` makes of it."""
-    random = np.random.RandomState(seed)
-    drawn = (copy for copy in copyable(rules) if random.uniform() < 0.5)
-    copies = tuple(copy._replace(unfused=unfused) for copy in drawn)
-    mask = rules.allowed & (random.uniform(size=len(rules.allowed)) < share)
-    mask[[copy.node for copy in copies]] = True
-    return settle(rules, mask, copies)
-
-
-@settings(max_examples=80)
-@given(generated(), st.integers(0, 2**16), st.sampled_from([0.5, 0.9, 1.0]), st.booleans())
-def test_random_copies(drawn: Any, seed: int, share: float, unfused: bool) -> None:
-    """They train bit for bit; ``with_copies`` tells beforehand what ``marks.apply`` gives."""
-    symbol, shapes = drawn
-    rules = rules_of(symbol, shapes)
-    _, _, mask, copies = random_plan(rules, seed, share, unfused)
-    copies = marks.inferable(symbol, copies, shapes)
-    planned = marks.apply(symbol, mask, rules.native(mask), copies)
-    report = memonger.check(symbol, planned, shapes, seed=seed)
-    assert report, str(report)
-    assert planned.list_outputs() == symbol.list_outputs()
-    assert planned.list_inputs() == symbol.list_inputs()
-    assert memonger.unplan(planned).tojson() == symbol.tojson()
-    graph, moved = with_copies(rules.graph, copies)
-    told = forward(planned, shapes)
-    assert as_plain(graph) == as_plain(told)
-    full = mask_with_copies(mask, moved, copies, len(graph.nodes))
-    assert (full == marks.recomputed(told)).all()
-
-
-def as_plain(graph: Any) -> Any:
-    nodes = (n._replace(hidden={}, attrs={**n.attrs, "cudnn_off": ""}) for n in graph.nodes)
-    return dataclasses.replace(graph, nodes=tuple(nodes))
-
-
-def test_memory_with_copies() -> None:
-    symbol, shapes = networks.lstm(steps=6)
-    rules = rules_of(symbol, shapes)
-    for seed in range(4):
-        ruled, full, mask, copies = random_plan(rules, seed, 0.9, unfused=seed % 2 == 1)
-        assert any(copy.tie for copy in copies)
-        executor = bind(marks.apply(symbol, mask, (), copies), rules.graph, mx.cpu())
-        assert replay(ruled.trainings[0], full).pool_bytes >> 20 == planned_mb(executor)
 
 
 def gate() -> Any:

@@ -20,7 +20,7 @@ from memonger.schedules.execution.symbol import ScheduledSymbol, scheduled
 from mxnet.contrib import amp
 
 from drawn_schedules import everything, nested, work_of
-from test_scheduled import BATCH, IMAGES, LABELS, net, parameters, planned, same
+from modules import BATCH, IMAGES, LABELS, net, parameters, planned, same
 
 pytestmark = pytest.mark.python_differs
 
@@ -30,10 +30,13 @@ SMALL: dict[str, Any] = {"data": (4, 3), "softmax_label": (4,)}
 Error = memonger.MemongerError
 
 
+def given(size: int = BATCH) -> dict[str, Any]:
+    return {"data": mx.nd.array(IMAGES[:size]), "softmax_label": mx.nd.array(LABELS[:size])}
+
+
 def filled(executor: Any) -> Any:
-    given = {"data": mx.nd.array(IMAGES[:BATCH]), "softmax_label": mx.nd.array(LABELS[:BATCH])}
     ones = {name: mx.nd.ones(array.shape) for name, array in executor.aux_dict.items()}
-    executor.copy_params_from({**parameters(net()), **given}, ones)
+    executor.copy_params_from({**parameters(net()), **given()}, ones)
     return executor
 
 
@@ -70,9 +73,9 @@ def test_bind_and_simple_bind(request_: Any) -> None:
     assert len(net().list_arguments()) == 22
     usual = stepped(filled(bound(net(), request_)))
     ours = bound(planned(), request_)
-    given = list(ours.grad_arrays)
+    arrays = list(ours.grad_arrays)
     same(usual, stepped(filled(ours)))
-    assert all(one is other for one, other in zip(given, ours.grad_arrays))
+    assert all(one is other for one, other in zip(arrays, ours.grad_arrays))
     executor = filled(planned().simple_bind(mx.cpu(), grad_req=request_, **SHAPES))
     found = stepped(executor)  # without arrays for what is not asked for
     same({k: usual[k] for k in found if k in usual}, {k: found[k] for k in found if k in usual})
@@ -102,6 +105,23 @@ def test_head_gradients() -> None:
     with pytest.raises(Error, match="'scores_output' is no loss"):
         executor.forward(is_train=True)
         executor.backward(heads[:1])
+
+
+@pytest.mark.parametrize("request_", ["write", "add"])
+def test_reshaped_it_trains_alike(request_: str) -> None:
+    """With the parameters and the states of the one that was reshaped."""
+    # Nobody writes the gradient of a label, not even zeros.
+    requests = {n: request_ for n in net().list_arguments() if n != "softmax_label"}
+    made = [filled(s.simple_bind(mx.cpu(), requests, **SHAPES)) for s in (net(), planned())]
+    same(*map(stepped, made))
+    for size in (8, BATCH, 48):
+        shapes = {"data": (size, 3, 8, 8), "softmax_label": (size,)}
+        others = [each.reshape(allow_up_sizing=True, **shapes) for each in made]
+        for each in others:
+            each.copy_params_from(given(size))
+            if size == 48:  # MXNet takes new arrays as they come
+                each.grad_dict["data"][:] = 0
+        same(*map(stepped, others))
 
 
 def test_reshape_by_hand() -> None:

@@ -12,25 +12,7 @@ from memonger.schedules.execution.symbol import scheduled
 
 from planned import ROOT, run_python
 from drawn_schedules import everything, work_of
-from scoring import drawn, prepared, sized
-
-S = mx.sym
-BATCH, SIZE, CHANNELS = 16, 8, 16
-SHAPES = sized(BATCH, SIZE)
-
-
-def residual(layers: int) -> Any:
-    """Convolutions that MKLDNN computes in blocks, and as many BatchNorms."""
-    attributes: dict[str, Any] = {"kernel": (3, 3), "pad": (1, 1), "num_filter": CHANNELS}
-    with mx.name.NameManager():
-        x = S.Convolution(S.Variable("data"), **attributes)
-        for _ in range(layers):
-            y = S.Activation(S.BatchNorm(x, fix_gamma=False), act_type="relu")
-            x = x + S.LeakyReLU(S.Convolution(y, **attributes), act_type="leaky")
-        x = S.FullyConnected(
-            S.Pooling(x, global_pool=True, pool_type="avg", kernel=(1, 1)), num_hidden=5
-        )
-        return S.SoftmaxOutput(x, S.Variable("softmax_label"), name="softmax")
+from modules import BATCH, IMAGES, SHAPES, first, module_of, net
 
 
 def by_schedule(symbol: Any) -> Any:
@@ -52,12 +34,10 @@ def test_generated_networks(
 
 def test_training_and_inference_do_not_mix() -> None:
     """A step that has been started is not told that it is inference now; without waiting for it."""
-    for seed in (1, 2):
-        module = mx.mod.Module(by_schedule(residual(4)))
-        prepared(module, module.symbol, BATCH, SIZE, np.random.RandomState(seed))
-        data = drawn(np.random.RandomState(seed), BATCH, SIZE)
-        found = []
+    for _ in range(2):
+        module, data, found = module_of(by_schedule(net())), first(BATCH), []
         for wait in (mx.nd.waitall, lambda: None):
+            mx.random.seed(1)
             executor = module._exec_group.execs[0]
             executor.copy_params_from(
                 {}, {n: mx.nd.ones(a.shape) for n, a in executor.aux_dict.items()}
@@ -78,22 +58,23 @@ def test_gradients_that_another_executor_has_overwritten() -> None:
     """One of MXNet's own, which uses the memory without a word: they are lost, nothing else is."""
 
     def scores(symbol: Any) -> Any:
-        module, other = mx.mod.Module(symbol), mx.mod.Module(symbol)
-        small = 1, SIZE + 1  # what it computes is as large as gradients are
-        prepared(module, symbol, BATCH, SIZE, np.random.RandomState(1))
-        shapes = sized(*small)
-        inputs = ([(name, shapes[name])] for name in ("data", "softmax_label"))
-        other.bind(*inputs, for_training=False, shared_module=module)
-        random, found = np.random.RandomState(2), []
+        module, other, found = module_of(symbol), mx.mod.Module(symbol), []
+        # What it computes is as large as gradients are.
+        other.bind([("data", (1, 3, 12, 12))], None, for_training=False, shared_module=module)
+        random = np.random.RandomState(2)
+        mx.random.seed(2)
         for _ in range(3):
-            module.forward_backward(drawn(random, BATCH, SIZE))
+            module.forward_backward(first(BATCH))
             module.update()
             mx.nd.waitall()
-            for one, batch, size in ((other, *small), (module, BATCH, SIZE)):
-                one.forward(drawn(random, batch, size), is_train=False)
+            for one, data in (
+                (other, random.normal(size=(1, 3, 12, 12))),
+                (module, IMAGES[:BATCH]),
+            ):
+                one.forward(mx.io.DataBatch([mx.nd.array(data)]), is_train=False)
                 found.append(one.get_outputs()[0].asnumpy())
         return found
 
     with environment(MXNET_SUBGRAPH_BACKEND="NONE"):
-        for one, other in zip(scores(residual(4)), scores(by_schedule(residual(4)))):
+        for one, other in zip(scores(net()), scores(by_schedule(net()))):
             assert np.array_equal(one, other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import memonger
@@ -10,6 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given, reject, settings, strategies as st
 from memonger.graph import marks
+from memonger.graph.forward import mask_with_copies, with_copies
+from memonger.graph.training import training_graph
+from memonger.planners.marks.copies import copyable, settle
 from memonger.costs.replay import replay
 from memonger.costs.bind import bind, planned_mb
 from memonger.graph.operators.gradients import read_debug_str
@@ -17,7 +21,7 @@ from memonger.schedules.schedule import check
 from memonger.schedules.execution.symbol import scheduled
 
 from generated import networks
-from planned import rules_of
+from planned import forward, rules_of
 from drawn_schedules import LEVELS, work_of
 
 
@@ -33,27 +37,52 @@ def trains_alike(symbol: Any, planned: Any, shapes: Any, **options: Any) -> None
     assert report, str(report)
 
 
+def as_plain(graph: Any) -> Any:
+    nodes = (n._replace(hidden={}, attrs={**n.attrs, "cudnn_off": ""}) for n in graph.nodes)
+    return dataclasses.replace(graph, nodes=tuple(nodes))
+
+
 @pytest.mark.python_differs
-@settings(max_examples=120)
-@given(networks(), st.integers(0, 2**16), st.sampled_from([0.0, 0.3, 0.6, 0.9, 1.0]))
-def test_any_marks(drawn: Any, seed: int, share: float) -> None:
-    """The replay is what MXNet does, operator by operator, in memory too; the training is alike."""
+@settings(max_examples=150)
+@given(
+    networks(),
+    st.integers(0, 2**16),
+    st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+    st.sampled_from(["none", "fused", "unfused"]),
+)
+def test_any_marks(drawn: Any, seed: int, share: float, kept: str) -> None:
+    """With saved identities or without: what ``settle`` leaves of them is right.
+
+    It trains alike, in the order and the memory that are replayed, and comes off again;
+    ``with_copies`` tells beforehand what ``marks.apply`` gives.
+    """
     symbol, shapes = drawn
-    rules = rules_of(symbol, shapes)
-    graph = rules.graph
-    mask = np.random.RandomState(seed).uniform(size=len(graph.nodes)) < share
-    mask = rules.apply(mask & rules.allowed)
-    parameters = [a for a in graph.arguments if graph.nodes[a].name not in shapes]
-    for training, wanted in zip(rules.trainings, (None, parameters)):
+    rules, random = rules_of(symbol, shapes), np.random.RandomState(seed)
+    chosen = [c for c in copyable(rules) if random.uniform() < 0.5 and kept != "none"]
+    mask = rules.allowed & (random.uniform(size=len(rules.allowed)) < share)
+    mask[[copy.node for copy in chosen]] = True
+    unfused = kept == "unfused"
+    _, _, mask, copies = settle(rules, mask, tuple(c._replace(unfused=unfused) for c in chosen))
+    copies = marks.inferable(symbol, copies, shapes)
+    planned = marks.apply(symbol, mask, rules.native(mask), copies)
+    assert planned.list_outputs() == symbol.list_outputs()
+    assert planned.list_inputs() == symbol.list_inputs()
+    assert memonger.unplan(planned).tojson() == symbol.tojson()
+    graph, moved = with_copies(rules.graph, copies)
+    told = forward(planned, shapes)
+    assert as_plain(graph) == as_plain(told)
+    mask = mask_with_copies(mask, moved, copies, len(graph.nodes))
+    assert (mask == marks.recomputed(told)).all()
+    parameters = [a for a in told.arguments if told.nodes[a].name not in shapes]
+    for wanted in (None, parameters):
+        training = training_graph(told, wanted)
         if not training.inexact and wanted != []:
-            executor = bind(marks.apply(symbol, mask), graph, mx.cpu(), wanted)
+            executor = bind(planned, told, mx.cpu(), wanted)
             found = replay(training, mask)
             ops = [training.ops[row] for row in found.order]
             bound = read_debug_str(executor.debug_str())[1]
             assert [op for op in ops if op != "null"] == [node["op"] for node in bound]
             assert found.pool_bytes >> 20 == planned_mb(executor)
-    planned = marks.apply(symbol, mask, rules.native(mask))
-    assert memonger.unplan(planned).tojson() == symbol.tojson()
     trains_alike(symbol, planned, shapes, seed=seed)
 
 

@@ -1,0 +1,377 @@
+"""MXNet's own ways of training: with marks or a schedule, equal bit for bit to without."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from pathlib import Path
+from typing import Any, Callable, Iterable
+
+import memonger
+import mxnet as mx
+import numpy as np
+import pytest
+from memonger.graph.operators.gradients import environment
+from memonger.schedules.execution.symbol import scheduled
+
+from drawn_schedules import nested, work_of
+from modules import BATCH, IMAGES, LABELS, LEARNING, SHAPES, Batches, batch_of, first, module_of
+from modules import net, parameters, planned, same, seed, sized, trained, with_marks, with_schedule
+from more_networks import unrolled
+from planned import marked, run_code
+
+S = mx.sym
+pytestmark = pytest.mark.filterwarnings("ignore")  # FeedForward is deprecated, and says so
+#: MXNet 1.9.1 cannot simple_bind what it fuses for inference on the CPU: its new inputs have no
+#: device (graph_executor.cc, in_arg_ctx_map).
+NO_FUSION = {"MXNET_SUBGRAPH_BACKEND": "NONE"}
+Build = Callable[..., Any]
+HOWS: dict[str, Build] = {"marks": with_marks, "schedule": planned}
+
+
+def numbered(arrays: Iterable[Any]) -> dict[str, Any]:
+    return {str(k): array for k, array in enumerate(arrays)}
+
+
+def after_batch(param: Any) -> None:
+    """Wait, for Module.fit reads BatchNorm's statistics before they are written; seed the next."""
+    mx.nd.waitall()
+    mx.random.seed(100 * param.epoch + param.nbatch)
+
+
+def fit(module: Any, data: Any, **more: Any) -> Any:
+    seed()
+    chosen = {"num_epoch": 2, "optimizer_params": LEARNING, "batch_end_callback": after_batch}
+    module.fit(data, **{**chosen, "arg_params": parameters(net()), **more})
+    return module
+
+
+def images(handle: str = "pad") -> Any:
+    if handle != "partial":
+        return mx.io.NDArrayIter(IMAGES, LABELS, BATCH, last_batch_handle=handle)
+    parts = [slice(k, k + BATCH) for k in range(0, len(IMAGES), BATCH)]
+    return Batches([batch_of(IMAGES[p], LABELS[p]) for p in parts], *SHAPES.values())
+
+
+def fitted(
+    build: Build, handle: str = "pad", devices: int = 1, module: Any = (), **more: Any
+) -> dict[str, Any]:
+    symbol, data = build(), images(handle)
+    if isinstance(more.get("monitor"), bool):
+        more["monitor"] = mx.mon.Monitor(1)
+    made = mx.mod.Module(symbol, context=[mx.cpu(k) for k in range(devices)], **dict(module))
+    evaluated = mx.io.NDArrayIter(IMAGES, LABELS, 24)
+    fit(made, data, initializer=mx.init.One(), eval_data=evaluated, **more)
+    found = trained(made)
+    data.reset()
+    found["score"] = np.array(made.score(data, "acc")[0][1])
+    data.reset()
+    found["predictions"] = made.predict(data).asnumpy()
+    return found
+
+
+def frozen(which: Callable[[str], bool], build: Build) -> dict[str, Any]:
+    """Planned as if all were trained; what is frozen has grad_req 'null' and stays as it was."""
+    given = parameters(net())
+    fixed = [name for name in given if which(name)]
+    found = fitted(build, module={"fixed_param_names": fixed})
+    assert fixed and all(np.array_equal(found[name], given[name].asnumpy()) for name in fixed)
+    return found
+
+
+def steps(build: Build, loss: bool = True, **more: Any) -> dict[str, Any]:
+    """Outputs and gradients of steps with batches of several sizes, each followed by inference."""
+    if isinstance(more.get("grad_req"), dict):  # of the labels too, which get none
+        more["grad_req"] = {n: MIXED.get(n, "null") for n in net().list_arguments()}
+    module = module_of(build(loss), **more)
+    mx.random.seed(5)
+    found: list[Any] = []
+
+    def look() -> None:
+        mx.nd.waitall()
+        group = module._exec_group
+        arrays = [module.get_outputs()[0], *(a[0] for a in (*group.grad_arrays, *group.aux_arrays))]
+        if more.get("inputs_need_grad"):
+            arrays.append(module.get_input_grads()[0])
+        found.extend(array.asnumpy() for array in arrays if array is not None)
+
+    for size in (BATCH, BATCH, 8, BATCH):
+        module.forward(first(size, loss), is_train=True)
+        module.backward(None if loss else [module.get_outputs()[0] * 2 - 1])
+        look()
+        module.forward(first(size, loss), is_train=False)
+        look()  # the gradients are still there
+    return numbered(found)
+
+
+def bound_again(build: Build) -> dict[str, Any]:
+    """Bound for inference, for training with other shapes, and reshaped."""
+    symbol, found = build(), []
+    module = mx.mod.Module(symbol)
+    mx.random.seed(2)
+    for size, training in ((BATCH, True), (16, False), (48, True)):
+        module.bind(*sized(size), for_training=training, force_rebind=True)
+        module.init_params(mx.init.One(), arg_params=parameters(symbol), force_init=True)
+        if training:
+            module.init_optimizer(force_init=True)
+            module.reshape(*sized(size + 8))
+        for batch in (size + 8, size) if training else (size,):
+            module.forward(first(batch), is_train=training)
+            if training:
+                module.backward()
+                module.update()
+            mx.nd.waitall()
+            found.append(module.get_outputs()[0].asnumpy())
+        found += trained(module).values()
+    return numbered(found)
+
+
+def evaluated(between: Callable[[Any], None], build: Build) -> dict[str, Any]:
+    """What comes between ``backward`` and ``update`` may use the memory that gradients lie in."""
+    module = module_of(build())
+    mx.random.seed(3)
+    for _ in range(2):
+        module.forward_backward(first(BATCH))
+        mx.nd.waitall()  # nothing that reads the statistics waits until they have moved
+        between(module)
+        module.update()
+    return trained(module)
+
+
+def shared(build: Build) -> dict[str, Any]:
+    """A second Module takes the memory and the parameters of the first; they train in turn."""
+    symbol = build()
+    whole = module_of(symbol)
+    smaller = module_of(symbol, 8, shared_module=whole)
+    mx.random.seed(4)
+    for module, size in ((whole, BATCH), (smaller, 8)) * 3:
+        module.forward_backward(first(size))
+        module.update()
+        mx.nd.waitall()
+    return trained(smaller)
+
+
+def feed_forward(build: Build) -> dict[str, Any]:
+    """It calls bind; it is pickled with its plan, and saved as a plain symbol."""
+    seed()
+    symbol = build()
+    given = {"numpy_batch_size": BATCH, "arg_params": parameters(symbol), **LEARNING}
+    model = mx.model.FeedForward(symbol, num_epoch=2, initializer=mx.init.Xavier(), **given)
+    model.fit(IMAGES, LABELS, eval_data=(IMAGES, LABELS), batch_end_callback=after_batch)
+    found = {n: a.asnumpy() for n, a in {**model.arg_params, **model.aux_params}.items()}
+    pickled = pickle.loads(pickle.dumps(model))
+    assert type(pickled.symbol) is type(symbol)
+    model.save("net")
+    loaded = mx.model.FeedForward.load("net", 2)
+    assert type(loaded.symbol) is S.Symbol
+    for name, one in (("predicted", model), ("pickled", pickled), ("loaded", loaded)):
+        found[name] = one.predict(IMAGES)
+    return found
+
+
+def resumed(build: Build) -> dict[str, Any]:
+    """Two epochs, or one, a checkpoint and one more: with a plan and without, all the same.
+
+    Marks are saved; a network with a schedule is saved without, and planned anew.
+    """
+    symbol = build()
+    whole = fit(mx.mod.Module(net()), images())
+    fit(mx.mod.Module(symbol), images(), num_epoch=1).save_checkpoint("net", 1, True)
+    loaded = mx.mod.Module.load("net", 1, load_optimizer_states=True)
+    assert type(loaded.symbol) is S.Symbol and marked(loaded.symbol) == marked(symbol)
+    assert memonger.unplan(loaded.symbol).tojson() == net().tojson()
+    plain, arguments, states = mx.model.load_checkpoint("net", 1)
+    module = mx.mod.Module(with_schedule(plain) if type(symbol) is not S.Symbol else plain)
+    module.bind(*sized(BATCH))
+    module.init_params(arg_params=arguments, aux_params=states)
+    module.init_optimizer(optimizer_params=LEARNING)
+    module.load_optimizer_states("net-0001.states")
+    mx.random.seed(2)  # what the last batch of the first epoch left
+    for k, batch in enumerate(images()):
+        module.forward_backward(batch)
+        module.update()
+        mx.nd.waitall()
+        mx.random.seed(100 + k)
+    same(trained(whole), trained(module))
+    return trained(module)
+
+
+def score(module: Any) -> None:
+    for size in (BATCH, 5, 7, BATCH):
+        module.forward(first(size), is_train=False)
+
+
+MIXED = {"fc_weight": "add", "convolution1_weight": "write", "batchnorm2_gamma": "add"}
+WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "fit": (fitted, {}),
+    "roll over": (fitted, {"handle": "roll_over"}),
+    "partial batch": (fitted, {"handle": "partial"}),
+    "uneven devices": (fitted, {"devices": 2, "module": {"work_load_list": [1, 3]}}),
+    "devices, partial batch": (fitted, {"devices": 2, "handle": "partial"}),
+    "kvstore device": (fitted, {"devices": 2, "kvstore": "device"}),
+    "adam": (fitted, {"optimizer": "adam", "optimizer_params": {"learning_rate": 0.01}}),
+    "monitored": (fitted, {"monitor": True}),
+    "body frozen": (functools.partial(frozen, lambda name: name[:2] != "fc"), {}),
+    "norms frozen": (functools.partial(frozen, lambda name: name.startswith("batchnorm")), {}),
+    "biases frozen": (functools.partial(frozen, lambda name: name.endswith("bias")), {}),
+    "write": (steps, {}),
+    "add": (steps, {"grad_req": "add"}),
+    "mixed": (steps, {"grad_req": MIXED}),
+    "input gradients": (steps, {"inputs_need_grad": True}),
+    "input gradients, added": (steps, {"inputs_need_grad": True, "grad_req": "add"}),
+    "no loss": (steps, {"loss": False}),
+    "no loss, added": (steps, {"loss": False, "grad_req": "add", "inputs_need_grad": True}),
+    "bound again": (bound_again, {}),
+    "scored between": (functools.partial(evaluated, score), {}),
+    "reshaped between": (
+        functools.partial(evaluated, lambda module: module.reshape(*sized(5))),
+        {},
+    ),
+    "shared Module": (shared, {}),
+    "FeedForward": (feed_forward, {}),
+    "resumed": (resumed, {}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_training(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    train, options = WAYS[way]
+    with environment(**NO_FUSION if train not in (fitted, steps) else {}):
+        usual = train(net, **options)
+        for build in HOWS.values():
+            same(usual, train(build, **options))
+
+
+def test_with_the_engine_that_waits() -> None:
+    code = (
+        "import test_modules as t; t.same(t.fitted(t.net), t.fitted(t.planned)); "
+        "t.same(*(t.steps(build, grad_req='add') for build in (t.net, t.planned)))"
+    )
+    run_code(code, MXNET_ENGINE_TYPE="NaiveEngine")
+
+
+# ---------------------------------------------------------------------- buckets
+
+
+def planned_unrolled(steps: int) -> Any:
+    symbol = unrolled(steps)
+    work = work_of(symbol, {"data": (4, steps), "softmax_label": (4, steps)})
+    return scheduled(symbol, nested(work, 3, steps, 0.8))
+
+
+def marked_unrolled(steps: int) -> Any:
+    planned = memonger.search_plan(unrolled(steps), data=(4, steps), softmax_label=(4, steps))
+    assert marked(planned)
+    return planned
+
+
+def sentences(*lengths: int) -> Batches:
+    random, batches = np.random.RandomState(0), []
+    for _ in range(8):
+        steps = lengths[random.randint(len(lengths))]
+        words = random.randint(0, 20, (4, steps))
+        batches.append(batch_of(words, (words + 1) % 20, steps))
+    return Batches(batches, *[(4, max(lengths))] * 2)
+
+
+def fitted_buckets(network: Callable[[int], Any], request: str = "write") -> dict[str, Any]:
+    seed()
+    data = sentences(4, 7, 12)
+    module = mx.mod.BucketingModule(
+        lambda key: (network(key), ["data"], ["softmax_label"]), default_bucket_key=12
+    )
+    module.bind(data.provide_data, data.provide_label, grad_req=request)
+    module.fit(
+        data,
+        num_epoch=2,
+        eval_metric=mx.metric.Perplexity(None),
+        initializer=mx.init.Xavier(),
+        optimizer_params={"learning_rate": 0.1, "momentum": 0.9},
+    )
+    found = trained(module)
+    found["score"] = np.array(module.score(data, mx.metric.Perplexity(None))[0][1])
+    return found
+
+
+@pytest.mark.parametrize("request_", ["write", "add"])
+@pytest.mark.parametrize("chosen", [{4, 7, 12}, {12}, {4, 7}], ids=str)
+def test_buckets(chosen: Any, request_: str) -> None:
+    def network(steps: int) -> Any:
+        return planned_unrolled(steps) if steps in chosen else unrolled(steps)
+
+    same(fitted_buckets(unrolled, request_), fitted_buckets(network, request_))
+
+
+def test_buckets_with_marks(caplog: pytest.LogCaptureFixture) -> None:
+    """Each bucket is planned once, however often MXNet asks for its network."""
+    caplog.set_level("INFO", "memonger")
+    calls: list[int] = []
+
+    def network(steps: int) -> Any:
+        calls.append(steps)
+        return marked_unrolled(steps)
+
+    same(fitted_buckets(unrolled), fitted_buckets(network))
+    known = [r for r in caplog.records if "planned before" in r.getMessage()]
+    assert set(calls) == {4, 7, 12} and len(known) == len(calls) - 3 > 0
+
+
+def test_feed_forward_with_buckets() -> None:
+    def run(network: Callable[[int], Any]) -> dict[str, Any]:
+        seed()
+        model = mx.model.FeedForward(network, num_epoch=2, initializer=mx.init.Xavier())
+        model.fit(sentences(7), eval_metric=mx.metric.Perplexity(None))
+        return {name: array.asnumpy() for name, array in model.arg_params.items()}
+
+    expected = run(unrolled)
+    for network in (planned_unrolled, marked_unrolled):
+        same(expected, run(network))
+
+
+# ---------------------------------------------------------------------- monitors
+
+#: What nobody reads is not written: the gradients of data and labels; masks of inference.
+UNWRITTEN = {"convolution0_backward_output0", "softmax_backward_output1"}
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("inputs", [True, False], ids=["inputs too", "outputs"])
+def test_monitor_is_told_what_it_is_told_of_the_network(inputs: bool, training: bool) -> None:
+    def seen(symbol: Any) -> list[Any]:
+        mx.random.seed(1)
+        module = module_of(symbol)
+        monitor = mx.mon.Monitor(1, monitor_all=inputs)
+        module.install_monitor(monitor)
+        monitor.tic()
+        module.forward(first(8))  # reshaped
+        smaller = [(name, value) for _, name, value in monitor.toc()]
+        monitor.tic()
+        module.forward(first(BATCH), is_train=training)
+        if training:
+            module.backward()
+        found = sorted([*smaller, *((name, value) for _, name, value in monitor.toc())])
+        ignored = UNWRITTEN if training else {"dropout0_mask", "dropout1_mask"}
+        found = [(name, None if name in ignored else value) for name, value in found]
+        return sorted(set(found)) if inputs else found  # of a variable by each that reads it
+
+    told = seen(planned())
+    assert told == seen(net())
+    assert len(told) > 100
+
+
+def test_monitor_of_marks() -> None:
+    """It also sees what is recomputed (``_mirror``), and kept copies (``_keep``)."""
+    seen: list[set[str]] = []
+    for symbol in (net(), with_marks()):
+        module = module_of(symbol)
+        # Without ``monitor_all``, with which MXNet never ends on networks with MakeLoss.
+        monitor = mx.mon.Monitor(1)
+        module.install_monitor(monitor)
+        monitor.tic()
+        module.forward_backward(first(BATCH))
+        seen.append({name for _, name, _ in monitor.toc() if "_keep_" not in name})
+    usual, found = seen
+    assert {name.replace("_mirror", "") for name in found} == usual
+    mirrored = {name.split("_mirror")[0] for name in found if "_mirror" in name}
+    assert mirrored == set(marked(with_marks()))
