@@ -17,7 +17,7 @@ def bind(
     graph: ForwardGraph,
     ctx: Any,
     wanted: Iterable[int] | None = None,  # the arguments that get a gradient, by default all
-    request: str | Mapping[str, str] = "write",  # or 'add'; or by name
+    request: str | Mapping[str, str] = "write",  # or 'add'; or by name (a dict)
 ) -> Any:
     """Bind a symbol, of this ``graph``, for training with arrays that are never allocated."""
 
@@ -30,12 +30,9 @@ def bind(
         name, tensor = graph.nodes[i].name, graph.tensors[i][0]
         if name in gradients:  # without rows: nothing is allocated for it either
             gradients[name] = mx.nd.sparse.zeros("row_sparse", tensor.shape, ctx, tensor.dtype)
-    names = symbol.list_arguments()
-    requests = dict.fromkeys(names, request) if isinstance(request, str) else request
-    requests = {name: requests[name] if name in gradients else "null" for name in names}
     try:
-        states = arrays(graph.auxiliary)
-        return symbol.bind(ctx, arrays(graph.arguments), gradients, requests, states)
+        given = arrays(graph.arguments), gradients, request, arrays(graph.auxiliary)
+        return symbol.bind(ctx, *given)
     except mx.MXNetError as error:
         why = said_by_mxnet(error)
         leaky = [n.name for n in graph.nodes if n.op == "LeakyReLU" and "act_type" not in n.attrs]
@@ -55,13 +52,9 @@ def has_mkldnn(ctx: Any) -> bool:
 
 def sparse_gradients(graph: ForwardGraph) -> set[int]:
     """Find the arguments whose gradient MXNet makes row by row (``sparse_grad`` of the reader)."""
-    return {
-        a
-        for node in graph.nodes
-        if truth(node.attrs.get("sparse_grad"))
-        for a, _ in node.inputs[1:]
-        if graph.nodes[a].is_variable
-    }
+    readers = (node for node in graph.nodes if truth(node.attrs.get("sparse_grad")))
+    read = {a for node in readers for a, _ in node.inputs[1:]}
+    return {a for a in read if graph.nodes[a].is_variable}
 
 
 def planned_mb(executor: Any) -> int:

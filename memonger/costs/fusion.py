@@ -20,24 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memonger.costs.replay import (
-    Replay,
-    all_read,
-    entries_read,
-    least_pool,
-    order_and_reads,
-    replay_in_order,
-)
-from memonger.graph.arrays import (
-    KEPT,
-    SignatureArrays,
-    by_key,
-    gathered,
-    graph_arrays,
-    ragged,
-    starts_of,
-    walk,
-)
+from memonger.costs.replay import Replay, all_read, heads_read, least_pool, order_and_reads, replay
+from memonger.graph.arrays import KEPT, SignatureArrays, by_key, gathered, graph_arrays, walk
 from memonger.graph.operators.inplace import fused_as
 from memonger.graph.training import TrainingGraph
 from memonger.support.compiled import compiled
@@ -63,15 +47,12 @@ def fusible(training: TrainingGraph) -> Fusible:
     inputs = [name for name, op in zip(training.names[:n], training.ops) if op == "null"]
     if len(set(inputs)) < len(inputs):  # CheckForInputNameDuplicates
         return UNFUSED
-    waits: list[list[int]] = [[same[d] for d in node.deps] for node in graph.nodes] * 2
-    waits += [[] for _ in range(2 * n, len(training.ops))]
-    for row, before in training.waits:
-        waits[row].append(before)
-    start, flat = ragged(waits)
-    joins, starts = np.array(
-        [fused_as(signature.op, signature.attrs) for signature in training.signatures]
-    ).T.copy()
-    return Fusible(joins, starts, start.astype(np.int32), flat.astype(np.int32))
+    deps = [(x, same[d]) for x, node in enumerate(graph.nodes) for d in node.deps]
+    waits = [*deps, *[(n + x, d) for x, d in deps], *training.waits]
+    row, before = np.array(waits, dtype=np.int32).reshape(-1, 2).T.copy()
+    start, items = by_key(row, len(training.ops))
+    joins, starts = np.array([fused_as(s.op, s.attrs) for s in training.signatures]).T.copy()
+    return Fusible(joins, starts, start, before[items])
 
 
 def replay_fused(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
@@ -80,12 +61,12 @@ def replay_fused(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
     The fused operators are rows behind the others; nothing is recomputed in the sense of marks.
     """
     t, mask = training.arrays, np.ascontiguousarray(recomputed, dtype=np.bool_)
-    order, reads = order_and_reads(t, mask)
+    order, _ = order_and_reads(t, mask)
     parts = fusible(training)
     member, count = fused_sets(t, parts, mask, order)
     fused, arrays = fuse(t, parts, mask, order, member, count) if count else (False, t)
     if not fused:
-        return replay_in_order(training, mask, order, reads)
+        return replay(training, mask)
     rows = np.unique(member, return_index=True)[1][-count:]  # the first of each fused operator
     made = replace(
         training,
@@ -94,7 +75,7 @@ def replay_fused(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
         ops=(*training.ops, *["_FusedOp"] * count),
         phases=np.append(training.phases, training.phases[rows]),
     )
-    return replay_in_order(made, mask[:0], arrays.first, arrays.reads)
+    return replay(made, mask[:0])
 
 
 def fused_forward(training: TrainingGraph, recomputed: np.ndarray) -> list[list[int]]:
@@ -201,7 +182,7 @@ def fuse(t, f, recomputed, order, member, fused):  # type: ignore[no-untyped-def
     rows, outputs, reads = t.variable.shape[0], t.elements.shape[0], t.read_row.shape[0]
     maker = np.repeat(np.arange(rows), np.diff(t.output_start))
     read = all_read(t, recomputed)
-    head = entries_read(t, recomputed, t.head_entry, t.head_row, t.head_owner)
+    head = heads_read(t, recomputed)
     node = np.where(member < 0, np.arange(rows), rows + member)  # that each row is, or is part of
 
     # The outputs of a fused operator: what others read, in the order in which they do.
@@ -232,31 +213,30 @@ def fuse(t, f, recomputed, order, member, fused):  # type: ignore[no-untyped-def
     given = read[given]
     once = _firsts(given, taker, outputs)
     given, taker = given[once], taker[once]
-    in_start = starts_of(taker, fused)
+    in_start = by_key(taker, fused)[0]
 
     # Its memory: each output, the largest first, may take that of each input. A row: a signature.
     largest = np.argsort(t.elements[made], kind="mergesort")[::-1]  # of equals the last
-    largest = largest[by_key(member[making][largest], fused)[1]]
+    largest = largest[by_key(member[making][largest], fused)[1]] - out_start[member[making]]
     out, which = gathered(out_start, taker)
-    options = starts_of(taker[which], fused)[1:]
-    offering = np.repeat(np.arange(rows), np.diff(t.inplace_start))
+    options = by_key(taker[which], fused)[0][1:]
+    option_output = t.inplace_output - np.repeat(t.output_start[:-1], np.diff(t.inplace_start))
     output_start = _then(t.output_start, outputs + out_start[1:])
+    read_start = _then(t.read_start, reads + in_start[1:])
     signatures = SignatureArrays(
         variable=_then(t.variable, np.zeros(fused)),
         reads=np.ones(rows + fused, dtype=np.bool_),
-        ignored_start=_then(t.read_start, reads + in_start[1:]).astype(np.int64),
+        ignored_start=read_start.astype(np.int64),
         ignored=_then(t.read_ignored, np.zeros(given.shape[0])),
         output_start=output_start.astype(np.int64),
         elements=_then(t.elements, t.elements[made]),
         itemsize=_then(t.itemsize, t.itemsize[made]),
         dtype=np.zeros(outputs + made.shape[0], dtype=np.int32),
         rank=_then(t.rank, t.rank[made]),
-        made=_then(t.made - t.output_start[maker], largest - out_start[member[making]]),
+        made=_then(t.made - t.output_start[maker], largest),
         option_start=_then(t.inplace_start, t.inplace_input.shape[0] + options),
         option_input=_then(t.inplace_input, which - in_start[taker[which]]),
-        option_output=_then(
-            t.inplace_output - t.output_start[offering], out - out_start[taker[which]]
-        ),
+        option_output=_then(option_output, out - out_start[taker[which]]),
         option_identity=_then(t.inplace_identity, np.zeros(out.shape[0])),
         sizes=t.sizes,
     )
@@ -265,21 +245,15 @@ def fuse(t, f, recomputed, order, member, fused):  # type: ignore[no-untyped-def
     new = np.arange(outputs)
     new[made] = outputs + np.arange(made.shape[0])
     row_of = np.repeat(np.arange(rows + fused), np.diff(output_start)).astype(np.int32)
+    output_of = (np.arange(row_of.shape[0]) - output_start[row_of]).astype(np.int32)
     entry, head = new[np.concatenate((read, given))], new[head]
     left = member[wait] < 0
     wait_start, items = by_key(node[waiter[left]], rows + fused)
-    wait_row, read_row, head_row = wait[left][items].astype(np.int32), row_of[entry], row_of[head]
-    read_output = (entry - output_start[read_row]).astype(np.int32)
-    head_output = (head - output_start[head_row]).astype(np.int32)
-    read_start = _then(t.read_start, reads + in_start[1:])
-    arrays = graph_arrays(
-        signatures,
-        0,
-        np.arange(rows + fused).astype(np.int32),
-        (read_start, read_row, read_output, np.full_like(read_row, KEPT)),
-        (wait_start, wait_row, np.full_like(wait_row, KEPT)),
-        (head_row, head_output, np.full_like(head_row, KEPT)),
-        t.outputs,
-    )
+    read_row, wait_row, head_row = row_of[entry], wait[left][items].astype(np.int32), row_of[head]
+    of_reads = read_start, read_row, output_of[entry], np.full_like(read_row, KEPT)
+    of_waits = wait_start, wait_row, np.full_like(wait_row, KEPT)
+    of_heads = head_row, output_of[head], np.full_like(head_row, KEPT)
+    own = np.arange(rows + fused).astype(np.int32)
+    arrays = graph_arrays(signatures, 0, own, of_reads, of_waits, of_heads, t.outputs)
     was, runs = order[t.variable[order]], arrays.first[arrays.variable[arrays.first]]
     return was.shape[0] == runs.shape[0] and np.all(was == runs), arrays

@@ -57,11 +57,11 @@ def layout_tables(training: Planned, scoring: bool = False) -> LayoutArrays:
         data = None
         if signature.op == "Convolution":
             data = signatures[t.read_row[first]].tensors[t.read_output[first]]
-        if (id(signature), data) not in known:
-            known[id(signature), data] = _facts(signature, data)
-        facts.append(known[id(signature), data])
+        key = id(signature), data
+        known[key] = known.get(key) or _facts(signature, data)
+        facts.append(known[key])
     dtypes: Any = np.int8, np.int64, np.bool_, np.bool_
-    columns = [np.array([*chain(*each)], dtype) for each, dtype in zip(zip(*facts), dtypes)]
+    columns = (np.array([*chain(*each)], dtype) for each, dtype in zip(zip(*facts), dtypes))
     code, number, shows, plays = columns
     if scoring:
         code[code == _USUAL] = CHOSEN
@@ -143,6 +143,7 @@ def lead(t, layouts, recomputed, order, reads, want_found, want_made):  # type: 
     """
     planned = allocate(t, recomputed, order, reads, 0, NO_LIMIT)[1]
     blocks = add_in_place(t, recomputed, order, layouts.adding, planned)
+    moved = blocks != planned
     made = np.zeros(planned.shape[0], dtype=np.int64)
     place = np.full(planned.shape[0], NOT_IN_PLACE, dtype=np.int32)
     found = np.full(t.read_row.shape[0], -1, dtype=np.int64)
@@ -171,14 +172,13 @@ def lead(t, layouts, recomputed, order, reads, want_found, want_made):  # type: 
                     now[blocks[entries[j]]] = PLAIN
             if not other:
                 break
-        is_there = layouts.adding[row] and (
-            planned[entries[first + 1]] != blocks[entries[first + 1]]
-        )
+        is_there = layouts.adding[row] and moved[entries[first + 1]]
+        inputs = found[first:last], layouts.plays[first:last]
         for out in range(begin, end):
             if is_there:  # the sum
                 made[out] = now[blocks[out]]
                 continue
-            if blocks[out] != planned[out]:
+            if moved[out]:
                 place[out] = ADDED
             elif planned[out] >= 0:
                 for j in range(first, last):
@@ -187,14 +187,8 @@ def lead(t, layouts, recomputed, order, reads, want_found, want_made):  # type: 
                         break
             before = PLAIN if place[out] == NOT_IN_PLACE else now[blocks[out]]
             if reads[out] > 0:
-                made[out] = layout_of(
-                    layouts.code[out],
-                    layouts.number[out],
-                    place[out],
-                    before,
-                    found[first:last],
-                    layouts.plays[first:last],
-                )
+                code, number = layouts.code[out], layouts.number[out]
+                made[out] = layout_of(code, number, place[out], before, *inputs)
         for out in range(begin, end):
             if want_made[out] >= 0 and want_made[out] != made[out]:
                 other_made[out] = True
@@ -213,14 +207,12 @@ def mattering(
     for row in order[::-1].tolist():
         if t.variable[row]:
             continue
-        first, last = int(t.read_start[row]), int(t.read_start[row + 1])
-        begin, end = int(t.output_start[row]), int(t.output_start[row + 1])
-        read = layouts.shows[first:last].copy()
-        if matters[begin:end].any():
-            read |= layouts.plays[first:last]
-            if layouts.adding[row]:
-                read[0] = True
+        reads, begin = slice(*t.read_start[row : row + 2]), t.output_start[row]
+        read = layouts.shows[reads].copy()
+        if matters[begin : t.output_start[row + 1]].any():
+            read |= layouts.plays[reads]
+            read[:1] |= layouts.adding[row]
             for j, k, _ in signatures[row].options:
                 read[j] |= matters[begin + k]
-        matters[entries[first:last][read]] = True
+        matters[entries[reads][read]] = True
     return matters

@@ -45,6 +45,12 @@ def all_read(t, recomputed):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def heads_read(t, recomputed):  # type: ignore[no-untyped-def]
+    """`entries_read` by the outputs of the network, and then by the gradients."""
+    return entries_read(t, recomputed, t.head_entry, t.head_row, t.head_owner)
+
+
+@compiled
 def order_and_reads(t, recomputed):  # type: ignore[no-untyped-def]
     """The rows that run, in order, and how often each output of an operator is read.
 
@@ -105,7 +111,7 @@ def allocate(t, recomputed, order, reads, match_range, limit):  # type: ignore[n
     outputs, ranks = t.elements.shape[0], t.sizes.shape[0]
     copies = t.output_start[t.forward]
     storage = np.full(outputs, UNASSIGNED, dtype=np.int32)
-    heads = entries_read(t, recomputed, t.head_entry, t.head_row, t.head_owner)
+    heads = heads_read(t, recomputed)
     storage[heads[t.outputs :]] = EXTERNAL
     blocks = pool = 0
     rank = np.empty(outputs, dtype=np.int32)  # of each block which of the sizes it has
@@ -218,7 +224,7 @@ def add_in_place(t, recomputed, order, adding, storage):  # type: ignore[no-unty
     if not row.shape[0]:
         return storage
     read = all_read(t, recomputed)
-    heads = entries_read(t, recomputed, t.head_entry, t.head_row, t.head_owner)
+    heads = heads_read(t, recomputed)
     by = read[gathered(t.read_start, order)[0]]  # of those that ignore it too
     count = np.bincount(np.concatenate((heads, by)), minlength=storage.shape[0])
     place = np.zeros(t.variable.shape[0], dtype=np.int64)
@@ -250,10 +256,9 @@ class Timeline:
         if without:
             made = zip(self.row.tolist(), self.output.tolist())
             chosen &= np.array([entry not in without for entry in made], dtype=np.bool_)
-        change = np.zeros(self.steps + 1, dtype=np.int64)
-        np.add.at(change, self.start[chosen], self.nbytes[chosen])
-        np.add.at(change, self.stop[chosen] + 1, -self.nbytes[chosen])
-        return np.cumsum(change)[:-1]
+        nbytes, most = self.nbytes * chosen, self.steps + 1
+        change = np.bincount(self.start, nbytes, most) - np.bincount(self.stop + 1, nbytes, most)
+        return np.cumsum(change)[:-1].astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -321,13 +326,7 @@ class Replay:
 def replay(training: Planned, recomputed: np.ndarray) -> Replay:
     """Order a training graph with these forward nodes (bool) marked, and plan its memory."""
     mask = np.ascontiguousarray(recomputed, dtype=np.bool_)
-    return replay_in_order(training, mask, *order_and_reads(training.arrays, mask))
-
-
-def replay_in_order(
-    training: Planned, mask: np.ndarray, order: np.ndarray, reads: np.ndarray
-) -> Replay:
-    """Plan the memory of a training graph, as `order_and_reads` has put it in order."""
+    order, reads = order_and_reads(training.arrays, mask)
     ranges = np.array(training.settings.match_ranges)
     pool, planned = least_pool(training.arrays, mask, order, reads, ranges, NO_LIMIT)
     return Replay(training, mask, order, reads, planned, int(pool))

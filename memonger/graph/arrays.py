@@ -321,7 +321,7 @@ def graph_arrays(known, forward, which, reads, waits, heads, outputs):  # type: 
     )
 
 
-def columns(lists: Sequence[Sequence[Sequence[int]]], width: int) -> tuple[np.ndarray, ...]:
+def columns(lists: Sequence[Sequence[Any]], width: int) -> tuple[np.ndarray, ...]:
     """Join lists of tuples: return where each list starts, and their columns, all of int32."""
     start, items = ragged(lists)
     return (start.astype(np.int32), *items.reshape(-1, width).astype(np.int32).T.copy())

@@ -16,14 +16,14 @@ from typing import Collection, Sequence
 import numpy as np
 
 from memonger.costs.replay import replay
-from memonger.graph.arrays import ragged
+from memonger.graph.arrays import columns
 from memonger.graph.forward import FLOAT, Entry, no_collection
 from memonger.graph.operators.layouts import AXES, PRODUCES_BLOCKED
 from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.layouts import Expected, refusal
 from memonger.schedules.nodes import AWAITED, CHAINED, LOOSE, NodeVariants, connect, line_up
-from memonger.schedules.schedule import Schedule, Workload, first_time, masked
+from memonger.schedules.schedule import FIRST_TIME, Schedule, Workload
 from memonger.schedules.training_step import Node, Nodes, Parts, TrainingStep, insert, step_of
 from memonger.support.errors import MemongerError
 
@@ -33,13 +33,9 @@ log = logging.getLogger("memonger")
 WRITES_HIDDEN = frozenset(("BatchNorm", "Pooling"))
 
 #: Gradients that are zero, or that MXNet never writes (of labels).
-UNWRITTEN = {
-    ("_zeros_without_dtype", 0),
-    ("_backward_linear_reg_out", 1),
-    ("_backward_logistic_reg_out", 1),
-    ("_backward_mae_reg_out", 1),
-    ("_backward_SoftmaxOutput", 1),
-}
+UNWRITTEN = {("_zeros_without_dtype", 0)}
+UNWRITTEN |= {(f"_backward_{op}_reg_out", 1) for op in ("linear", "logistic", "mae")}
+UNWRITTEN |= {("_backward_SoftmaxOutput", 1)}
 
 ROUNDS = 8  # the most of putting in what layouts need: each changes those of what follows
 
@@ -58,7 +54,7 @@ def parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True) -> P
     if any(node.op in PRODUCES_BLOCKED for node in training.graph.nodes):
         expected = Expected(replay(training, np.zeros(training.arrays.forward, dtype=np.bool_)))
     variants, signatures = made.variants(operations), tuple(made.nodes.signatures.all)
-    about = gradients, made.totals, frozenset(made.left_out)
+    about = tuple(gradients), made.totals, frozenset(made.left_out)
     return Parts(work, mkldnn, variants, signatures, *about, expected)
 
 
@@ -80,7 +76,9 @@ class _Maker:
         self.handed_on = {(row, 0): self.reads[row][0] for row in given}
         for reads in self.reads[2 * self.n :]:
             reads[:] = [self.handed_on.get(entry, entry) for entry in reads]
-        self.masked = [masked(node.op, node.attrs) for node in self.graph.nodes]
+        # A Dropout that is recomputed is its input times the mask of the first time.
+        nodes = self.graph.nodes
+        self.masked = [n.op == "Dropout" and float(n.attrs.get("p", 0.5)) > 0 for n in nodes]
         self.nodes = Nodes({id(each): each for each in self.training.signatures}.values())
         self.totals: dict[int, int] = {}
         self.mkldnn = mkldnn
@@ -89,30 +87,29 @@ class _Maker:
     def needed(self) -> list[Entry]:
         """List the outputs of operators that must be read, for they are if each runs once."""
         graph, t, found = self.graph, self.t, []
-        for x, node in enumerate(graph.nodes):
-            shown = max(1, len(graph.output_names[x]))
-            hidden = [] if node.op in WRITES_HIDDEN else range(shown, len(graph.tensors[x]))
-            if not node.is_variable:
-                found += [(x, k) for k in (0, *hidden) if t.reads[t.output_start[x] + k] > 0]
+        for x in graph.operators:
+            outputs, shown = range(len(graph.tensors[x])), max(1, len(graph.output_names[x]))
+            hidden = () if graph.nodes[x].op in WRITES_HIDDEN else outputs[shown:]
+            found += [(x, k) for k in (0, *hidden) if t.reads[t.output_start[x] + k] > 0]
         return found
 
     def gradients(self) -> list[Entry | None]:
         """Find where the gradient of each argument comes from, past copies; None for zeros."""
         t, found = self.t, []
         left_out = self.unwritten_biases() if self.mkldnn else set()
-        rows, entries = t.head_row[t.outputs :], t.head_entry[t.outputs :]
-        outputs = (entries - t.output_start[rows]).tolist()
-        for a, row, output in zip(self.training.wanted, rows.tolist(), outputs):
-            entry = row, output
-            if self.training.names[row] == self.graph.nodes[a].name + "_copy":
-                entry = self.reads[row][0]
+        rows = t.head_row[t.outputs :]
+        outputs = t.head_entry[t.outputs :] - t.output_start[rows]
+        for a, entry in zip(self.training.wanted, zip(rows.tolist(), outputs.tolist())):
+            name = self.graph.nodes[a].name
+            if self.training.names[entry[0]] == name + "_copy":
+                entry = self.reads[entry[0]][0]
             entry = self.handed_on.get(entry, entry)
             if entry in left_out:
                 self.left_out.add(a)
                 log.warning(
                     "%r gets no gradient, for the weight it belongs to gets none: MXNet leaves it "
                     "out on the CPU, with or without a schedule, unless MXNET_MKLDNN_ENABLED=0",
-                    self.graph.nodes[a].name,
+                    name,
                 )
             found.append(None if (self.ops[entry[0]], entry[1]) in UNWRITTEN else entry)
         return found
@@ -120,13 +117,12 @@ class _Maker:
     def unwritten_biases(self) -> set[Entry]:
         """Find gradients of biases that MKLDNN does not write, for their weights get none."""
         # src/operator/nn/mkldnn/mkldnn_fully_connected.cc
-        t, signatures = self.t, self.training.signatures
         found = set()
         for row in (r for r in self.walk if self.ops[r] == "_backward_FullyConnected"):
             head, output = self.reads[row][0]
-            given = signatures[head].tensors[output]
+            given = self.training.signatures[head].tensors[output]
             known = given.dtype == FLOAT and len(given.shape) <= AXES
-            _, weight, *bias = t.reads[t.output_start[row] : t.output_start[row + 1]]
+            _, weight, *bias = self.t.reads[slice(*self.t.output_start[row : row + 2])]
             if known and weight == 0 and any(bias):
                 found.add((row, 2))
         for row, _ in sorted(found & set(chain(*self.reads))):
@@ -140,15 +136,16 @@ class _Maker:
     def add_nodes(self) -> None:
         """Put down what nodes can be, as `NodeVariants` has them in order, but for totals."""
         n, nodes, tensors, made = self.n, self.graph.nodes, self.graph.tensors, self.nodes
+        first_time = [FIRST_TIME.get(node.op, ()) for node in nodes]
         number = {id(signature): k for k, signature in enumerate(made.signatures.all)}
         for row, (reads, waits) in enumerate(zip(self.reads, self._waits())):
             if row >= n:
-                reads = [(~r if r < n and first_time(nodes[r].op, k) else r, k) for r, k in reads]
+                reads = [(~r if r < n and k in first_time[r] else r, k) for r, k in reads]
                 # A masked operator is waited for as it ran for the first time.
                 waits = [~r if r < n and self.masked[r] else r for r in waits]
             time = 0 if row < n and not self.t.variable[row] else -1
             made.add(Node(number[id(self.training.signatures[row])], row, time, reads, waits))
-        again: list[Node] = []
+        recomputed: list[Node] = []
         scratch: dict[tuple[int, Tensor], Entry] = {}
         for x, node in enumerate(made.all[:n]):
             reads = list(node.reads)
@@ -165,9 +162,9 @@ class _Maker:
                         if key not in scratch:
                             scratch[key] = made.insert("null", {}, key[1])
                         reads[j] = scratch[key]
-            again.append(node._replace(reads=reads))
-        self.again = len(made.all)
-        made.all += again
+            recomputed.append(node._replace(reads=reads))
+        self.recomputed = len(made.all)
+        made.all += recomputed
         for x, k in self.needed():
             made.insert("max", {}, Tensor((1,), tensors[x][k].dtype), [(x, k)])
 
@@ -201,9 +198,7 @@ class _Maker:
             result[self.work.gradients[operation[row]]].append(row)
         return result
 
-    def add_totals(
-        self, added: Collection[int], operations: list[list[int]]
-    ) -> tuple[Entry | None, ...]:
+    def add_totals(self, added: Collection[int], operations: list[list[int]]) -> list[Entry | None]:
         """Have gradients added up as MXNet does; return all, the sums in the place of those.
 
         What makes one adds it to the total, and some round otherwise than by adding what they have
@@ -233,26 +228,26 @@ class _Maker:
             for row, node in enumerate(made.all):
                 waits = [w for before in node.waits for w in (*copies[before], before)]
                 made.all[row] = node._replace(waits=waits)
-        return tuple(found)
+        return found
 
     def variants(self, operations: Sequence[Sequence[int]]) -> NodeVariants:
         """Make arrays of what there is."""
         t, n, made, signatures = self.t, self.n, self.nodes.all, self.nodes.signatures.all
         rows, small = self.nodes.rows(), partial(np.array, dtype=np.int32)
-        operation_start, operation_row = map(small, ragged(operations))
+        operation_start, operation_row = columns(operations, 1)
         of, needed = small(self.needed()).reshape(-1, 2).T
-        heads = t.head_row[: t.outputs]
-        outputs = t.head_entry[: t.outputs] - t.output_start[heads]
+        heads = [(self.training.same[x], k) for x, k in self.graph.heads]
+        _, head_row, head_output = columns([[h for h in heads if not t.variable[h[0]]]], 2)
         ignored = [j in signatures[m.signature].ignored for m in made for j in range(len(m.reads))]
         chained = (rows.time == 0) | (np.diff(rows.wait_start) > 0)
         loose = np.where(np.diff(rows.read_start) > 0, AWAITED, LOOSE)
         variable = np.array([signatures[node.signature].op == "null" for node in made])
-        variable[n : 2 * n] = variable[self.again : self.again + n] = False
+        variable[n : 2 * n] = variable[self.recomputed : self.recomputed + n] = False
         return NodeVariants(
             rows=rows,
             counts=(np.maximum(rows.read_row, ~rows.read_row) < n) & ~np.array(ignored, np.bool_),
             forward=n,
-            readers=self.again + n,
+            readers=self.recomputed + n,
             link=small(np.where(chained, CHAINED, loose)),
             variable=small(np.flatnonzero(variable)),
             operation_start=operation_start,
@@ -261,8 +256,8 @@ class _Maker:
             needed_start=small(np.cumsum([0, *np.bincount(of, minlength=n)])),
             needed=small(t.output_start[of] + needed),
             masked=np.array(self.masked),
-            head_row=small(heads[~t.variable[heads]]),
-            head_output=small(outputs[~t.variable[heads]]),
+            head_row=head_row,
+            head_output=head_output,
         )
 
 
@@ -275,17 +270,16 @@ def unroll(made: Parts, schedule: Schedule) -> TrainingStep:
     p = made.variants
     line = line_up(p, np.ascontiguousarray(schedule.operations, dtype=np.int32))
     step = bare = step_of(made, connect(p, np.concatenate([p.variable, line])), made.signatures)
+    found = made.expected
     try:
         for k in range(ROUNDS + 1):
-            found = made.expected
             inserts = found.differences(step.replay(), step.rows.source) if found else {}
             if not inserts:
-                break
+                return step
             if k == ROUNDS:
                 raise refusal(step, next(iter(inserts)))
             step = insert(step, inserts)
     except MemongerError:
         if made.mkldnn:
             raise
-        return bare
-    return step
+    return bare

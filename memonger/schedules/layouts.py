@@ -12,6 +12,7 @@ network does without, and numbers depend on it, an operator is put in (`training
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
@@ -41,9 +42,8 @@ class Expected:
         training = found.training
         t = self.arrays = training.arrays
         layouts = mkldnn.layout_tables(training, scoring=True)
-        self.made, self.found, self.place, entries = mkldnn.follow(
-            t, layouts, found.recomputed, found.order, found.reads
-        )
+        about = layouts, found.recomputed, found.order, found.reads
+        self.made, self.found, self.place, entries = mkldnn.follow(t, *about)
         rows = np.flatnonzero(layouts.adding)
         self.added = rows[self.place[entries[t.read_start[rows] + 1]] == ADDED]
         self.matters = mkldnn.mattering(training, layouts, found.order, entries)
@@ -55,9 +55,9 @@ class Expected:
         """
         training, t = found.training, found.training.arrays
         layouts = mkldnn.layout_tables(training, scoring=True)
-        place, inside = _counterparts(t.read_start, self.arrays.read_start, source)
+        reader, place, inside = _counterparts(t.read_start, self.arrays.read_start, source)
         want_found = np.where(inside & layouts.shows, self.found[place], -1)
-        same, inside = _counterparts(t.output_start, self.arrays.output_start, source)
+        maker, same, inside = _counterparts(t.output_start, self.arrays.output_start, source)
         want_made = np.where(inside & self.matters[same], self.made[same], -1)
         entries, ops = t.output_start[t.read_row] + t.read_output, np.array(training.ops)
         # Sums added to here alone, by what knows no layouts: it adds to uninitialised memory.
@@ -73,49 +73,38 @@ class Expected:
         want_made[(readers == 0) | (corrected & (readers == 1))] = -1
         about = layouts, found.recomputed, found.order, found.reads
         _, _, have, _, other_found, other_made = mkldnn.lead(t, *about, want_found, want_made)
-        reader = np.repeat(np.arange(len(ops)), np.diff(t.read_start))
-        maker = np.repeat(np.arange(len(ops)), np.diff(t.output_start))
+        inserts: dict[int, list[Insert]] = defaultdict(list)
+        for j in np.flatnonzero(other_found).tolist():
+            row, tensors = int(reader[j]), training.signatures[t.read_row[j]].tensors
+            if want_found[j] != PLAIN or len(tensors[t.read_output[j]].shape) > AXES:
+                raise refusal(training, row)
+            inserts[row].append(Insert(BEFORE, j - int(t.read_start[row])))
         other_made &= ops[maker] != "zeros_like"  # the same in all layouts
-        differing = np.zeros(len(ops), dtype=np.bool_)
-        differing[reader[other_found]] = differing[maker[other_made]] = True
-        inserts: dict[int, list[Insert]] = {}
-        for row in found.order[differing[found.order]].tolist():
-            here = inserts[row] = []
-            first, begin = int(t.read_start[row]), int(t.output_start[row])
-            for j in np.flatnonzero(other_found[first : t.read_start[row + 1]]).tolist():
-                read = first + j
-                shape = training.signatures[t.read_row[read]].tensors[t.read_output[read]].shape
-                if want_found[read] != PLAIN or len(shape) > AXES:
-                    raise refusal(training, row)
-                here.append(Insert(BEFORE, j))
-            for k in np.flatnonzero(other_made[begin : t.output_start[row + 1]]).tolist():
-                want, usual = want_made[begin + k], int(self.place[same[begin + k]])
-                here += _lay_out(training, row, k, want == PLAIN, int(have[begin + k]), usual)
+        for k in np.flatnonzero(other_made).tolist():
+            row, want, usual = int(maker[k]), want_made[k] == PLAIN, int(self.place[same[k]])
+            output = k - int(t.output_start[row])
+            inserts[row] += _lay_out(training, row, output, want, int(have[k]), usual)
         return inserts
 
 
-def _counterparts(
-    start: np.ndarray, others: np.ndarray, source: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Of what each row owns the same in the rows that they stand for, and whether there is any."""
+def _counterparts(start: np.ndarray, others: np.ndarray, source: np.ndarray) -> list[np.ndarray]:
+    """Of what rows own: the row, the same in the row that it stands for, and if there is any."""
     place, row = gathered(start, np.arange(len(source)))
     other = others[source[row]] + place - start[row]
     inside = (source[row] >= 0) & (other < others[source[row] + 1])
-    return np.where(inside, other, 0), inside
+    return [row, np.where(inside, other, 0), inside]
 
 
-def _lay_out(
-    training: Planned, row: int, k: int, plain: bool, have: int, usual: int
-) -> list[Insert]:
+def _lay_out(step: Planned, row: int, k: int, plain: bool, have: int, usual: int) -> list[Insert]:
     """Have an output made as is expected: it is written at ``have``, without a schedule ``usual``.
 
     One with more axes than a Reshape makes plain is not written in place.
     """
-    if plain and len(training.signatures[row].tensors[k].shape) <= AXES:
+    if plain and len(step.signatures[row].tensors[k].shape) <= AXES:
         return [Insert(AFTER, k)]
     hopeless = have < 0 if plain else usual in (have, ADDED)
     if hopeless:
-        raise refusal(training, row)
+        raise refusal(step, row)
     inserts = [Insert(HOLD, have)] if have >= 0 else []
     if not plain and usual != NOT_IN_PLACE:
         inserts.insert(0, Insert(BEFORE, usual, "add_n"))

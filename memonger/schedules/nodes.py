@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memonger.graph.arrays import KEPT, graph_arrays
+from memonger.graph.arrays import KEPT, gathered, graph_arrays, starts_of
 from memonger.support.compiled import compiled
 
 #: How a node is part of the chain in which each waits for the one before it: it is, the next that
@@ -70,24 +70,20 @@ class NodeVariants(NamedTuple):
 @compiled
 def line_up(p, operations):  # type: ignore[no-untyped-def]
     """Tell the variants of the nodes that run, in order, for the operations of a schedule."""
-    first = np.empty(p.forward, dtype=np.int32)  # of each operator the operation that runs it first
-    rows = 0
-    for e in range(operations.shape[0] - 1, -1, -1):
-        x = operations[e]
-        if x < 0:
-            rows += p.operation_start[~x + 1] - p.operation_start[~x]
-        else:
-            rows += 1 + p.needed_start[x + 1] - p.needed_start[x]
-            first[x] = e
-    # From the end: which outputs of what runs are read until it runs again, and which of the first
-    # time ever.
     outputs, needed_start, needed = p.output_start, p.needed_start, p.needed
     read_start, read_row, read_output = p.rows.read_start, p.rows.read_row, p.rows.read_output
+    runs = np.flatnonzero(operations >= 0)[::-1]
+    first = np.empty(p.forward, dtype=np.int64)  # of each operator the operation that runs it first
+    first[operations[runs]] = runs
+    # The most nodes of each operation: x from the start, ~x from the end.
+    most = np.concatenate((np.diff(needed_start) + 1, np.diff(p.operation_start)[::-1]))
+    rows = np.sum(most[operations])
+    line = np.empty(rows, dtype=np.int32)
+    # From the end: which outputs of what runs are read until it runs again, and which of the first
+    # time ever.
     read = np.zeros(outputs[p.forward], dtype=np.bool_)
     read_first = read.copy()
-    for h in range(p.head_row.shape[0]):
-        read_first[outputs[p.head_row[h]] + p.head_output[h]] = True
-    line = np.empty(rows, dtype=np.int32)
+    read_first[outputs[p.head_row] + p.head_output] = True
     for e in range(operations.shape[0] - 1, -1, -1):
         x = operations[e]
         end = rows
@@ -104,8 +100,7 @@ def line_up(p, operations):  # type: ignore[no-untyped-def]
                         line[rows] = p.readers + q
             rows -= 1
             line[rows] = x if is_first else x + p.readers - p.forward
-            for entry in range(outputs[x], outputs[x + 1]):
-                read[entry] = False
+            read[outputs[x] : outputs[x + 1]] = False
             end = rows + 1
         for row in range(rows, end):
             for j in range(read_start[line[row]], read_start[line[row] + 1]):
@@ -121,9 +116,9 @@ def line_up(p, operations):  # type: ignore[no-untyped-def]
 def connect(p, line):  # type: ignore[no-untyped-def]
     """Make the Rows of nodes of these variants; who reads a variable that is left out reads -1."""
     m, count = p.rows, line.shape[0]
-    read_start = np.zeros(count + 1, dtype=np.int32)
-    read_row = np.empty(np.sum(m.read_start[line + 1] - m.read_start[line]), dtype=np.int32)
-    read_output = np.empty(read_row.shape[0], dtype=np.int32)
+    place, reader = gathered(m.read_start, line)
+    read_start, read_output = starts_of(reader, count), m.read_output[place]
+    read_row = np.empty_like(read_output)
     wait_start = np.zeros(count + 1, dtype=np.int32)
     own_waits = np.sum(m.wait_start[line + 1] - m.wait_start[line])
     wait_row = np.empty(2 * count + own_waits, dtype=np.int32)
@@ -132,15 +127,12 @@ def connect(p, line):  # type: ignore[no-untyped-def]
     first = np.full(m.signature.shape[0], -1, dtype=np.int32)
     latest = first.copy()
     chain = -1  # the last node in it
-    reads = waits = 0
-    for row in range(count):
-        k = line[row]
+    waits = 0
+    for row, k in enumerate(line):
         y = m.source[k] if m.source[k] >= 0 else k  # whose place it takes
-        for j in range(m.read_start[k], m.read_start[k + 1]):
-            x = m.read_row[j]
-            read_row[reads] = latest[x] if x >= 0 else first[~x]
-            read_output[reads] = m.read_output[j]
-            reads += 1
+        for j in range(read_start[row], read_start[row + 1]):
+            x = m.read_row[place[j]]
+            read_row[j] = latest[x] if x >= 0 else first[~x]
         if p.link[k] == CHAINED:
             for j in range(m.wait_start[k], m.wait_start[k + 1]):
                 x = m.wait_row[j]
@@ -157,21 +149,10 @@ def connect(p, line):  # type: ignore[no-untyped-def]
         latest[y] = row
         if first[y] < 0:
             first[y] = row
-        read_start[row + 1] = reads
         wait_start[row + 1] = waits
-    signature, source, wait_row = m.signature[line], m.source[line], wait_row[:waits]
-    return Rows(
-        signature,
-        source,
-        time,
-        read_start,
-        read_row,
-        read_output,
-        wait_start,
-        wait_row,
-        first,
-        latest,
-    )
+    own = m.signature[line], m.source[line], time
+    ends = wait_start, wait_row[:waits], first, latest
+    return Rows(*own, read_start, read_row, read_output, *ends)
 
 
 @compiled

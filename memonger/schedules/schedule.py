@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import Iterable, Mapping
+from typing import Iterable
 
 import numpy as np
 
@@ -65,16 +65,6 @@ class Workload:
     once: np.ndarray  # bool: whether each node must not run again; Dropout may, as its mask is kept
 
 
-def first_time(op: str, output: int) -> bool:
-    """Tell whether a gradient reads this output from the first time that the operator ran."""
-    return output in FIRST_TIME.get(op, ())
-
-
-def masked(op: str, attrs: Mapping[str, str]) -> bool:
-    """Tell whether an operator that runs again is its input times the mask of the first time."""
-    return op == "Dropout" and float(attrs.get("p", 0.5)) > 0
-
-
 def workload(training: TrainingGraph, until: int | None = None) -> Workload:
     """Find out what there is to schedule; the nodes from ``until`` on must not run again.
 
@@ -96,7 +86,7 @@ def workload(training: TrainingGraph, until: int | None = None) -> Workload:
         """List the operators whose latest result these rows read, each once."""
         places = gathered(t.read_start, np.array(rows, dtype=np.int64))[0]
         entries = zip(t.read_row[places].tolist(), t.read_output[places].tolist())
-        latest = (x for x, k in entries if x < n and not first_time(nodes[x].op, k))
+        latest = (x for x, k in entries if x < n and k not in FIRST_TIME.get(nodes[x].op, ()))
         return tuple(x for x in dict.fromkeys(latest) if not variable[x])
 
     rows = np.unique(t.walk_row[t.walk_row >= 2 * n])  # in the order they were made
@@ -127,12 +117,12 @@ def check(work: Workload, schedule: Schedule) -> None:
     """Make sure that a schedule runs all that must run, in its turn (MemongerError)."""
     order, runs = schedule.operations.tolist(), schedule.forwards.tolist()
     before = order[: next((k for k, x in enumerate(order) if x < 0), len(order))]
-    again = {x for x, times in Counter(runs).items() if times > 1}
+    recomputed = [x for x, times in Counter(runs).items() if times > 1]
     if (
         tuple(dict.fromkeys(runs)) != work.operators
         or len(set(before)) < len(work.operators)
         or tuple(~x for x in order if x < 0) != work.gradients
-        or work.once[list(again)].any()
+        or work.once[recomputed].any()
     ):
         raise MemongerError(
             "this schedule does not run what the network must run, in its order; plan it anew"

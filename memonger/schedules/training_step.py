@@ -9,17 +9,9 @@ from typing import Iterable, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from memonger.costs.replay import Replay, replay
-from memonger.graph.arrays import (
-    BACKWARD,
-    FORWARD,
-    RECOMPUTED,
-    GraphArrays,
-    Signature,
-    Signatures,
-    arrays_of,
-    ragged,
-)
-from memonger.graph.forward import Entry, ForwardGraph
+from memonger.graph import arrays
+from memonger.graph.arrays import GraphArrays, Signature, Signatures, arrays_of, columns
+from memonger.graph.forward import Entry
 from memonger.graph.operators.layouts import AXES
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import TrainingGraph
@@ -104,16 +96,8 @@ class Nodes:
 
     def rows(self, first: Sequence[int] = (), latest: Sequence[int] = ()) -> Rows:
         """Make rows of the nodes; ``first`` and ``latest`` as in `Rows`."""
-        *columns, reads, waits = zip(*self.all)
-        read_start, entries = ragged(reads)
-        lists = (
-            *columns,
-            read_start,
-            *entries.reshape(-1, 2).T,
-            *ragged(waits),
-            first,
-            latest,
-        )
+        *own, reads, waits = zip(*self.all)
+        lists = *own, *columns(reads, 2), *columns(waits, 1), first, latest
         return Rows(*(np.array(each, dtype=np.int32) for each in lists))
 
 
@@ -143,10 +127,6 @@ class TrainingStep:
         """The training graph of the network without a schedule."""
         return self.parts.work.training
 
-    @property
-    def graph(self) -> ForwardGraph:
-        return self.training.graph
-
     @cached_property
     def signatures(self) -> list[Signature]:
         """Operator, parameters, shapes and types of each row."""
@@ -162,16 +142,16 @@ class TrainingStep:
         names: list[str] = []
         for row, (source, time) in enumerate(zip(self.rows.source.tolist(), self.rows.time)):
             usual = self.training.names[source] if source >= 0 else self.ops[row]
-            is_head = source >= len(self.graph.nodes) and self.ops[row] == "null"
+            is_head = source >= self.training.arrays.forward and self.ops[row] == "null"
             names.append(f"{OURS}{row}_{usual}" if source < 0 or time > 0 or is_head else usual)
         return names
 
     @property
     def phases(self) -> np.ndarray:
         """FORWARD, RECOMPUTED or BACKWARD for each row."""
-        time, source = self.rows.time, self.rows.source
-        own = np.where(time == 0, FORWARD, BACKWARD)
-        return np.where((time > 0) | (source < 0), RECOMPUTED, own)
+        first, recomputed = self.rows.time == 0, (self.rows.time > 0) | (self.rows.source < 0)
+        usual = np.where(first, arrays.FORWARD, arrays.BACKWARD)
+        return np.where(recomputed, arrays.RECOMPUTED, usual)
 
     @property
     def settings(self) -> Settings:
@@ -185,16 +165,13 @@ class TrainingStep:
 
 def step_of(made: Parts, rows: Rows, signatures: Sequence[Signature]) -> TrainingStep:
     """Make the training step of these rows, which are of these signatures."""
-    t = made.work.training.arrays
-    head_row = t.head_row[: t.outputs]
-    output = t.head_entry[: t.outputs] - t.output_start[head_row]
+    training = made.work.training
     found = [entry and (int(rows.latest[entry[0]]), entry[1]) for entry in made.gradients]
-    heads = list(zip(rows.first[head_row].tolist(), output.tolist()))
-    heads += [entry for entry in dict.fromkeys(found) if entry is not None]
+    heads = [(int(rows.first[training.same[x]]), k) for x, k in training.graph.heads]
+    heads += filter(None, dict.fromkeys(found))
     place: dict[Entry | None, int] = {entry: k for k, entry in reversed(list(enumerate(heads)))}
-    row, output = np.array(heads, dtype=np.int32).T.copy()
-    arrays = lay_out(arrays_of(signatures), rows, row, output)
-    return TrainingStep(made, rows, signatures, arrays, heads, tuple(map(place.get, found)))
+    made_of = lay_out(arrays_of(signatures), rows, *np.array(heads, dtype=np.int32).T.copy())
+    return TrainingStep(made, rows, signatures, made_of, heads, tuple(map(place.get, found)))
 
 
 def insert(step: TrainingStep, inserts: Mapping[int, Sequence[Insert]]) -> TrainingStep:

@@ -9,8 +9,8 @@ into one output, whatever layout and groups are (``src/operator/nn/convolution.c
 
 from __future__ import annotations
 
-import math
 import re
+from math import isqrt, prod
 from typing import Callable, Mapping, Sequence, Tuple
 
 import numpy as np
@@ -22,29 +22,20 @@ Shapes = Sequence[Tuple[int, ...]]
 Attrs = Mapping[str, str]
 Formula = Callable[[Attrs, Shapes, Shapes], int]
 
-_size = math.prod
-
 
 def _per_input(operations: int) -> Formula:
     """So many operations for every element of the first input."""
-    return lambda attrs, ins, outs: operations * _size(ins[0])
-
-
-def _per_output(operations: int) -> Formula:
-    """So many operations for every element of the outputs."""
-    return lambda attrs, ins, outs: operations * sum(map(_size, outs))
+    return lambda a, x, y: operations * prod(x[0])
 
 
 def _filters(weight: int) -> Formula:
     """A multiply-add with each number of a filter, the input ``weight``; the next is a bias."""
-    return lambda attrs, ins, outs: (
-        (2 * _size(ins[weight][1:]) + (len(ins) > weight + 1)) * _size(outs[0])
-    )
+    return lambda a, x, y: (2 * prod(x[weight][1:]) + (len(x) > weight + 1)) * prod(y[0])
 
 
 def _product(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
     """Each element of the left matrix is multiplied with a row of the right, and added."""
-    return 2 * _size(ins[0]) * outs[0][-1]
+    return 2 * prod(ins[0]) * outs[0][-1]
 
 
 #: Gates, and operations of one element of the state beside the two matrix products: adding them
@@ -66,59 +57,57 @@ def _rnn(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
     return total * directions * steps * batch
 
 
+#: By parameters, shapes of the inputs (x) and of the outputs (y).
 _OF_SEVERAL: dict[str, Formula] = {
     "Convolution Convolution_v1 FullyConnected": _filters(1),
     "_contrib_DeformableConvolution": _filters(2),  # without interpolation, 1 to 2 % of it
     "_contrib_ModulatedDeformableConvolution": _filters(3),
     # Every element of the input is multiplied with the weights of its channel, and added.
-    "Deconvolution": lambda attrs, ins, outs: (
-        2 * _size(ins[0]) * _size(ins[1][1:]) + (len(ins) > 2) * _size(outs[0])
-    ),
+    "Deconvolution": lambda a, x, y: 2 * prod(x[0]) * prod(x[1][1:]) + (len(x) > 2) * prod(y[0]),
     # Bilinear: a deconvolution with one filter a channel.
-    "UpSampling": lambda attrs, ins, outs: (
-        0 if attrs.get("sample_type") == "nearest" else 2 * _size(ins[0]) * _size(ins[-1][1:])
+    "UpSampling": lambda a, x, y: (
+        0 if a.get("sample_type") == "nearest" else 2 * prod(x[0]) * prod(x[-1][1:])
     ),
     # Of n k, k m and n m elements: n k m products.
-    "dot": lambda attrs, ins, outs: 2 * math.isqrt(math.prod(map(_size, (*ins, *outs)))),
+    "dot": lambda a, x, y: 2 * isqrt(prod(map(prod, (*x, *y)))),
     "batch_dot _linalg_gemm2 _contrib_interleaved_matmul_encdec_qk": _product,
-    "_linalg_gemm": lambda attrs, ins, outs: _product(attrs, ins, outs) + _size(outs[0]),
+    "_linalg_gemm": lambda a, x, y: _product(a, x, y) + prod(y[0]),
     # One triangle of a product with itself; the other is a copy.
-    "_linalg_syrk": lambda attrs, ins, outs: _size(ins[0]) * (outs[0][-1] + 1),
+    "_linalg_syrk": lambda a, x, y: prod(x[0]) * (y[0][-1] + 1),
     # A triangle of n x n with n x m: n (n + 1) / 2 products, n (n - 1) / 2 sums a column.
-    "_linalg_trmm _linalg_trsm": lambda attrs, ins, outs: ins[0][-1] * _size(outs[0]),
+    "_linalg_trmm _linalg_trsm": lambda a, x, y: x[0][-1] * prod(y[0]),
     "RNN": _rnn,
     # Queries, keys and values stand side by side (contrib/transformer.cc).
-    "_contrib_interleaved_matmul_selfatt_qk": (
-        lambda attrs, ins, outs: _product(attrs, ins, outs) // 3
-    ),
+    "_contrib_interleaved_matmul_selfatt_qk": lambda a, x, y: _product(a, x, y) // 3,
     "_contrib_interleaved_matmul_selfatt_valatt _contrib_interleaved_matmul_encdec_valatt": (
-        lambda attrs, ins, outs: 2 * ins[1][-1] * _size(outs[0])
+        lambda a, x, y: 2 * x[1][-1] * prod(y[0])
     ),
     # A window of all channels of one image with one of the other, and the mean.
-    "Correlation": lambda attrs, ins, outs: (
-        (2 * int(attrs.get("kernel_size", 1)) ** 2 * ins[0][1] + 1) * _size(outs[0])
+    "Correlation": lambda a, x, y: (
+        prod(y[0]) * (1 + 2 * x[0][1] * int(a.get("kernel_size", 1)) ** 2)
     ),
-    "Pooling Pooling_v1": lambda attrs, ins, outs: (
-        _size(ins[0])
-        if truth(attrs.get("global_pool"))
-        else _size(map(int, re.findall(r"\d+", attrs["kernel"]))) * _size(outs[0])
+    "Pooling Pooling_v1": lambda a, x, y: (
+        prod(x[0])
+        if truth(a.get("global_pool"))
+        else prod(map(int, re.findall(r"\d+", a["kernel"]))) * prod(y[0])
     ),
-    "BilinearSampler _contrib_BilinearResize2D": _per_output(8),  # four multiply-adds
+    # Four multiply-adds.
+    "BilinearSampler _contrib_BilinearResize2D": lambda a, x, y: 8 * prod(y[0]),
     # Mean 1; variance 3 (subtract, multiply, add); normalised 3 (subtract, multiply, add), for
     # scale and deviation are one factor of a channel.
-    "BatchNorm BatchNorm_v1 _contrib_SyncBatchNorm": lambda attrs, ins, outs: (
-        (3 if truth(attrs.get("use_global_stats")) else 7) * _size(ins[0])
+    "BatchNorm BatchNorm_v1 _contrib_SyncBatchNorm": lambda a, x, y: (
+        (3 if truth(a.get("use_global_stats")) else 7) * prod(x[0])
     ),
     "InstanceNorm GroupNorm": _per_input(7),
     "LayerNorm _contrib_BatchNormWithReLU": _per_input(8),  # scale and deviation of different axes
     "moments": _per_input(4),
     "L2Normalization": _per_input(3),  # multiply, add, multiply with 1 / norm
     # Square 1, their sum over ``nsize`` channels, multiply-add 2, power 1, multiply 1.
-    "LRN": lambda attrs, ins, outs: (int(attrs["nsize"]) + 5) * _size(ins[0]),
+    "LRN": lambda a, x, y: (int(a["nsize"]) + 5) * prod(x[0]),
     # Largest, subtract it, exp, their sum, and divide by it or subtract its logarithm.
     "softmax log_softmax SoftmaxActivation SoftmaxOutput softmax_cross_entropy": _per_input(5),
     "softmin": _per_input(6),
-    "add_n": lambda attrs, ins, outs: (len(ins) - 1) * _size(outs[0]),
+    "add_n": lambda a, x, y: (len(x) - 1) * prod(y[0]),
     "norm": _per_input(2),
     # One operation for every element that goes in.
     "_contrib_AdaptiveAvgPooling2D argmax argmax_channel argmin col2im max mean min nanprod nansum"
@@ -132,7 +121,7 @@ _OF_SEVERAL: dict[str, Formula] = {
     depth_to_space diag expand_dims gather_nd im2col make_loss one_hot ones_like pick repeat
     reshape_like reverse slice slice_axis slice_like space_to_depth squeeze stack take tile
     transpose where zeros_like _rnn_param_concat
-    """: _per_output(0),
+    """: lambda a, x, y: 0,
 }
 _FORMULAS = {op: formula for ops, formula in _OF_SEVERAL.items() for op in ops.split()}
 
@@ -143,5 +132,6 @@ def forward_flops(graph: ForwardGraph) -> np.ndarray:
     for i in graph.operators:
         node, shown = graph.nodes[i], [tensor.shape for tensor in graph.shown(i)]
         inputs = [graph.tensors[a][b].shape for a, b in node.inputs]
-        counts[i] = _FORMULAS.get(node.op, _per_output(1))(node.attrs, inputs, shown)
+        formula = _FORMULAS.get(node.op)
+        counts[i] = formula(node.attrs, inputs, shown) if formula else sum(map(prod, shown))
     return counts

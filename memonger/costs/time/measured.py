@@ -44,7 +44,8 @@ from memonger.support.symbols import load_nodes
 SIDE = 1024  # of the square matrices that are multiplied
 LONG = 2**24  # elements of the array that is copied
 ROUNDS = 7  # of which the least time counts
-FACTORS = (0.5, 20.0)  # the least and the most that is believed
+FACTORS = (0.5, 20.0)  # the least and the most factor that is believed
+Factors = Mapping[int, Sequence[float]]  # of forward nodes: what multiplies predicted times
 Run = Callable[[], Any]  # begins something and gives an array that is ready when it is done
 IMAGES: Shape = (8, 64, 56, 56)  # for operators that take images of any shape
 ONE: Shape = (1,)  # of what is taken to be a constant, which gets no gradient
@@ -91,10 +92,8 @@ def times_of(training: TrainingGraph, ctx: Any, measure: bool = False) -> Times:
     return _measured(training, ctx, times, factors) if measure else times
 
 
-def predicted(
-    training: TrainingGraph, rates: Rates, factors: Mapping[int, Sequence[float]] | None = None
-) -> Times:
-    """Predict the times of a training step; ``factors`` are of forward nodes."""
+def predicted(training: TrainingGraph, rates: Rates, factors: Factors | None = None) -> Times:
+    """Predict the times of a training step."""
     t, n = training.arrays, training.arrays.forward
     rows = np.maximum(row_flops(training) / rates.flops, moved_bytes(training) / rates.nbytes)
     rows += rates.call
@@ -290,9 +289,7 @@ def _convolution(attrs: Mapping[str, Any], channels: int, kernel: Shape) -> Any:
     return made, data, (filters, data[1] // groups, *kernel)
 
 
-def _measured(
-    training: TrainingGraph, ctx: Any, base: Times, factors: Mapping[int, Sequence[float]]
-) -> Times:
+def _measured(training: TrainingGraph, ctx: Any, base: Times, factors: Factors) -> Times:
     """Measure the operators that can be bound alone; the others take what they are predicted to."""
     graph, blocks = training.graph, has_mkldnn(ctx)
     forward, gradient = base.forward.copy(), base.gradient.copy()
@@ -329,14 +326,9 @@ def _runs(symbol: Any, known: Mapping[str, Tensor], ctx: Any) -> tuple[Run, Run]
     # Random numbers of both signs, for kernels that branch have it easy where all go one way.
     inputs = {n: known[n] for n in symbol.list_inputs() if n in known}
     indices = {n for n, tensor in inputs.items() if not tensor.dtype.startswith("float")}
-    names = symbol.list_arguments()
-    trained = [name for name in names if name not in indices]
-    executor = symbol.simple_bind(
-        ctx,
-        {n: "write" if n in trained else "null" for n in names},
-        {n: tensor.dtype for n, tensor in inputs.items()},
-        **{n: tensor.shape for n, tensor in inputs.items()},
-    )
+    trained = [name for name in symbol.list_arguments() if name not in indices]
+    about = dict.fromkeys(trained, "write"), {n: each.dtype for n, each in inputs.items()}
+    executor = symbol.simple_bind(ctx, *about, **{n: each.shape for n, each in inputs.items()})
     for name, array in (*executor.arg_dict.items(), *executor.aux_dict.items()):
         if name not in indices:
             mx.nd.random.uniform(-0.9, 0.9, out=array)

@@ -14,7 +14,7 @@ from memonger.costs.bind import has_mkldnn, sparse_gradients
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.gradients import unallocated
 from memonger.graph.operators.tensors import Tensor
-from memonger.schedules.execution.write import RUN_OPS, Arrays
+from memonger.schedules.execution.write import RUN_OPS, Arrays, Requests
 from memonger.schedules.training_step import OURS
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
@@ -35,16 +35,9 @@ class ScheduledExecutor(mx.executor.Executor):
     _optimized_symbol = _group2ctx = None
 
     def __init__(
-        self,
-        symbol: Any,
-        ctx: Any,
-        graph: ForwardGraph,
-        args: Arrays,
-        grads: Arrays,
-        requests: Mapping[str, str],
-        aux: Arrays,
-        shared_exec: Any,
+        self, symbol: Any, ctx: Any, graph: ForwardGraph, arrays: Any, requests: Requests, lent: Any
     ) -> None:
+        args, grads, aux = arrays  # by name
         tensors, names = tensors_of(graph), symbol.list_arguments()
         self._step = step = symbol.recipe.step(symbol, graph, requests, has_mkldnn(ctx))
         self._symbol, self._ctx, self._grad_req = symbol, ctx, dict(requests)
@@ -53,15 +46,15 @@ class ScheduledExecutor(mx.executor.Executor):
             extra[name] = fitted(None, step.extra[name], ctx)
         given = {**grads, **{name: extra[total] for name, total in step.totals.items()}}
         self._heads = {k: extra[name] for k, name in step.heads.items()}
-        shared = getattr(shared_exec, "training", shared_exec)
+        shared = getattr(lent, "training", lent)
         self.training = step.bind(ctx, {**args, **extra}, {**aux, **extra}, shared)
         for output in self.training.outputs[step.outputs :]:
             address(output)  # MKLDNN's Deconvolution needs the memory before it writes
         self._ran_forward = self._trains = False
         # Whose gradients lie in the memory pool, of all executors that share it: one or none.
         self._holder: weakref.WeakSet[ScheduledExecutor] = weakref.WeakSet()
-        if isinstance(shared_exec, ScheduledExecutor):
-            self._holder = shared_exec._holder
+        if isinstance(lent, ScheduledExecutor):
+            self._holder = lent._holder
         self._origin = object()  # the same of all that are reshaped from one another
         self.arg_arrays = [args[name] for name in names]
         self.aux_arrays = [aux[name] for name in symbol.list_auxiliary_states()]
@@ -138,7 +131,7 @@ class ScheduledExecutor(mx.executor.Executor):
                 "forward(is_train=True), in training mode; call that first"
             )
         if isinstance(out_grads, dict):
-            out_grads = [out_grads[name] for name in self._symbol.list_outputs()]
+            out_grads = [out_grads.get(name) for name in self._symbol.list_outputs()]
         elif isinstance(out_grads, mx.nd.NDArray):
             out_grads = [out_grads]
         out_grads = out_grads or []
@@ -169,10 +162,8 @@ class ScheduledExecutor(mx.executor.Executor):
         self._touch_states()
         # With MXNET_ENGINE_TYPE=NaiveEngine an operator that fails ends the process, after MXNet's
         # message, for no C function is there to catch what it throws.
-        run_ops = getattr(mx.base._LIB, RUN_OPS)
-        run_ops.argtypes = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_size_t, ctypes.c_size_t]
-        run_ops.restype = None
-        run_ops(self.training.handle, is_train, first, end)
+        places = map(ctypes.c_size_t, (first, end))
+        getattr(mx.base._LIB, RUN_OPS)(self.training.handle, ctypes.c_bool(is_train), *places)
         self._touch_states()
 
     def _touch_states(self) -> None:
@@ -196,16 +187,9 @@ class ScheduledExecutor(mx.executor.Executor):
         if all(known[k].shape == tuple(v) for k, v in kwargs.items() if k in known):
             self._take_gradients()
             return self
-        types = {name: array.dtype for name, array in known.items()}
-        made: ScheduledExecutor = self._symbol.simple_bind(
-            self._ctx,
-            self._grad_req,
-            types,
-            shared_arg_names=list(known),
-            shared_exec=self,
-            shared_buffer={},
-            **kwargs,
-        )
+        about = self._ctx, self._grad_req, {name: array.dtype for name, array in known.items()}
+        lent = {"shared_arg_names": list(known), "shared_exec": self, "shared_buffer": {}}
+        made: ScheduledExecutor = self._symbol.simple_bind(*about, **lent, **kwargs)
         for name, array in made.arg_dict.items():
             if known[name].shape != array.shape and name not in kwargs and not partial_shaping:
                 raise MemongerError(

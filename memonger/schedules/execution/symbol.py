@@ -19,7 +19,7 @@ from memonger.graph.inputs import InputSpec, read_requests
 from memonger.graph.read import forward_graph
 from memonger.schedules.execution import executor
 from memonger.schedules.execution.executor import ScheduledExecutor, fitted
-from memonger.schedules.execution.write import Arrays, Recipe
+from memonger.schedules.execution.write import Arrays, Recipe, Requests
 from memonger.schedules.schedule import Schedule
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
@@ -119,7 +119,7 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         self._tell("it was converted with as_np_ndarray()")
         return super().as_np_ndarray()
 
-    def _by_schedule(self, requests: Mapping[str, str], group2ctx: Any) -> bool:
+    def _by_schedule(self, requests: Requests, group2ctx: Any) -> bool:
         """Whether an executor with these requests runs the schedule, on one device."""
         if set(requests.values()) <= {"null"}:
             return False
@@ -174,7 +174,7 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
                     buffer[name] = array
         names = self.list_auxiliary_states()
         aux = {name: fitted(states.get(name), tensors[name], ctx) for name in names}
-        return ScheduledExecutor(self, ctx, graph, args, grads, requests, aux, shared_exec)
+        return ScheduledExecutor(self, ctx, graph, (args, grads, aux), requests, shared_exec)
 
     def bind(
         self,
@@ -210,7 +210,7 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
                     )
         types = {n: np.dtype(a.dtype).name for n, a in given.items()}
         graph = forward_graph(self, InputSpec({n: a.shape for n, a in given.items()}, types))
-        return ScheduledExecutor(self, ctx, graph, given, grads, requests, aux, shared_exec)
+        return ScheduledExecutor(self, ctx, graph, (given, grads, aux), requests, shared_exec)
 
 
 def scheduled(symbol: Any, schedule: Schedule) -> ScheduledSymbol:
@@ -218,7 +218,7 @@ def scheduled(symbol: Any, schedule: Schedule) -> ScheduledSymbol:
     return _taking(symbol.__copy__(), Recipe(schedule))
 
 
-def _sharer(requests: Mapping[str, str], shared_exec: Any) -> Any:
+def _sharer(requests: Requests, shared_exec: Any) -> Any:
     """Choose what MXNet's own executor shares with: without gradients it shares memory alone."""
     if set(requests.values()) <= {"null"}:
         return getattr(shared_exec, "training", shared_exec)

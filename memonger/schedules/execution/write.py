@@ -19,7 +19,8 @@ from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import environment, mx, without_line
 from memonger.support.symbols import load_nodes
 
-Arrays = Dict[str, Any]
+Arrays = Dict[str, Any]  # by the names of arguments or auxiliary states
+Requests = Mapping[str, str]  # grad_req of each argument
 
 #: ``GraphExecutor::RunOps(bool is_train, size_t first, size_t end)``: the nodes first to end - 1 of
 #: the graph run (``src/executor/graph_executor.cc``). ``MXExecutorForward`` calls it for all nodes;
@@ -66,7 +67,7 @@ class Lowered:
 @no_collection()
 def write(step: TrainingStep) -> Lowered:
     """Make the symbol of a training step."""
-    rows, graph, names, t = nodes_of(step.rows), step.graph, step.names, step.arrays
+    rows, graph, names, t = nodes_of(step.rows), step.training.graph, step.names, step.arrays
     forward, order = len(graph.nodes), t.first
     used = {*step.rows.read_row.tolist(), *t.head_row.tolist()}
     recomputed = {row.source for row in rows if row.time > 0}
@@ -87,16 +88,9 @@ def write(step: TrainingStep) -> Lowered:
             attrs["cudnn_off"] = "True"
         elif signature.op == "_zeros_without_dtype":  # its shape is inferred from nothing
             attrs["shape"] = str(tuple(signature.tensors[0].shape))
-        inputs = [[source, output, 0] for source, output in row.reads]
-        deps = list(dict.fromkeys(row.waits))
-        node = {
-            "op": signature.op,
-            "name": name,
-            "inputs": inputs,
-            "attrs": attrs,
-            "control_deps": deps,
-        }
-        nodes.append(node)
+        inputs, deps = [[x, k, 0] for x, k in row.reads], list(dict.fromkeys(row.waits))
+        node = {"op": signature.op, "name": name, "inputs": inputs, "attrs": attrs}
+        nodes.append({**node, "control_deps": deps})
     totals = step.parts.totals.items()
     gradients = zip(step.training.wanted, step.gradients)
     return Lowered(
@@ -113,10 +107,10 @@ def write(step: TrainingStep) -> Lowered:
 
 
 def step_for(
-    graph: ForwardGraph, schedule: Schedule, grad_req: Mapping[str, str], mkldnn: bool
+    graph: ForwardGraph, schedule: Schedule, requests: Requests, mkldnn: bool
 ) -> TrainingStep:
     """Build the training step of a network for these gradients, by what fits of a schedule."""
-    asked = {a: grad_req[graph.nodes[a].name] for a in graph.arguments}
+    asked = {a: requests[graph.nodes[a].name] for a in graph.arguments}
     work = workload(training_graph(graph, [a for a in asked if asked[a] != "null"]))
     fitting = adapt(work, schedule)
     check(work, fitting)
@@ -132,19 +126,12 @@ class Recipe:
         self._made: Latest[Lowered] = Latest(16)  # for shapes, gradients, devices
 
     def step(
-        self,
-        symbol: Any,
-        graph: ForwardGraph,
-        requests: Mapping[str, str],
-        mkldnn: bool,
-        known: TrainingStep | None = None,
+        self, symbol: Any, graph: ForwardGraph, requests: Requests, mkldnn: bool, known: Any = None
     ) -> Lowered:
-        """Return the training step of the symbol's graph: remembered, ``known``, or made."""
+        """Return the lowered step of the symbol's graph: remembered, or of ``known``, or made."""
         # The network as it is now: attributes can be set at any time.
         network = hashlib.sha256(symbol.tojson(remove_amp_cast=False).encode()).digest()
         tensors = tuple(graph.tensors[a] for a in graph.arguments)
-        key = network, tensors, tuple(sorted(requests.items())), mkldnn
-
-        return self._made.get_or_make(
-            key, lambda: write(known or step_for(graph, self.schedule, requests, mkldnn))
-        )
+        key = network, tensors, frozenset(requests.items()), mkldnn
+        about = graph, self.schedule, requests, mkldnn
+        return self._made.get_or_make(key, lambda: write(known or step_for(*about)))
