@@ -66,11 +66,10 @@ class CheckReport(NamedTuple):
     def __str__(self) -> str:
         if self:
             return f"equal: {self.compared} arrays in {self.steps} steps, bit for bit"
-        lines = [
-            f"{len(self.differences)} of {self.compared} arrays differ, first {first.kind} "
-            f"{first.name!r} in step {first.step} (by {first.largest:g})"
-            for first in self.differences[:1]
-        ]
+        lines = []
+        for step, kind, name, largest in self.differences[:1]:
+            text = f"differ, first {kind} {name!r} in step {step} (by {largest:g})"
+            lines.append(f"{len(self.differences)} of {self.compared} arrays {text}")
         if not self.repeatable:
             said = "the original differs from itself too when run twice"
             lines.append(said + ": set OMP_NUM_THREADS=1 before MXNet is imported")

@@ -90,11 +90,10 @@ def documented(function: F) -> F:
         raises += error if name in names and error.split()[0] not in raises else ""
     parameters = "".join(told[name] for name in names)
     returns = sections.pop("Returns", function.__annotations__["return"])
-    returns = "" if returns == "None" else returns
     whole = {"Parameters": parameters, "Returns": returns, "Raises": raises}
     function.__doc__ = first.rstrip()
     for title, body in {**whole, **sections}.items():
-        if body:
+        if body not in ("", "None"):
             function.__doc__ += f"\n\n{title}\n{'-' * len(title)}\n{body.rstrip()}"
     return function
 

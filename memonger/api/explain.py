@@ -21,7 +21,6 @@ from memonger.support.errors import MB, in_words
 
 SHOWN = 12  # tensors of the peak that are printed
 KINDS = {FORWARD: "result", RECOMPUTED: "recomputed", BACKWARD: "gradient"}
-SMALL = 1 / 1000  # of the peak: what is not worth recomputing
 
 
 class Alive(NamedTuple):
@@ -183,7 +182,7 @@ def explain_choices(plan: Any, memory: Memory) -> PlanExplanation:
     ours = [i for i, n in enumerate(nodes) if n.hidden.get(marks.RECORD) != marks.INSERTED]
     late = len(nodes) if plan.request.until is None else ours[plan.request.until]
     budgeted, word = plan.added_time is not None, "mark" if plan.planner == "chen2016" else "cut"
-    readers, little = _readers(memory), SMALL * int(memory.live[peak])
+    readers, little = _readers(memory), int(memory.live[peak]) / 1000  # not worth recomputing
 
     def some(chosen: Iterable[int]) -> str:
         first, *others = [repr(nodes[x].name) for x in chosen] or ["a kept operator"]

@@ -23,7 +23,6 @@ from memonger.support.errors import MB, BudgetError, MemongerError, TooLargeErro
 log = logging.getLogger("memonger")
 
 FIRST_BATCH = 8  # whose smallest plan tells how large a batch may be
-LARGEST = 2**20
 
 
 class Frontier(Tuple[Plan, ...]):
@@ -108,10 +107,7 @@ def frontier(
 
 
 class LargestBatch(NamedTuple):
-    """The largest batch that fits a budget.
-
-    If ``plan.interrupted``, the search was ended early (Ctrl-C), and this is the largest that was
-    found so far.
+    """The largest batch that fits a budget; if ``plan.interrupted``, of those found until Ctrl-C.
 
     Attributes
     ----------
@@ -256,7 +252,7 @@ def _largest(taken: Callable[[int], float], limit: int) -> int:
 
     Each step expects a straight line through the last two batches.
     """
-    low, high = 0, LARGEST + 1  # what fits, and what does not
+    low, high = 0, 2**20 + 1  # what fits, and what does not
     batch, before = 1, (0, 0.0)
     while high - low > 1:
         nbytes = taken(batch)

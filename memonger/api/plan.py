@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import zip_longest
 from typing import Any
 
@@ -32,8 +32,7 @@ log = logging.getLogger("memonger")
 
 #: The fields of ``Plan`` that are those of the same name of `Memory`.
 MEASURED = "pool_bytes counted_bytes gradient_bytes peak_bytes device_bytes exact recomputed_flops"
-KIND = "memonger plan"
-FORMAT = 1  # of what is written
+KIND, FORMAT = "memonger plan", 1  # of what is written
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,8 +53,8 @@ class Plan:
         with marks, whose gradients are arrays of their own.
     peak_bytes : int
         The most that is alive at once, of activations and of gradients on their way. The pool is
-        larger by what MXNet leaves unused; it may be smaller, for a schedule's activations may lie
-        where a gradient of ``gradient_bytes`` will be.
+        larger, with what MXNet leaves unused, or smaller: a schedule's activations may lie where a
+        gradient of ``gradient_bytes`` will be.
     device_bytes, unplanned_device_bytes : int
         What MXNet asks the device for (a GPU, where none was given): the pool, inputs, parameters,
         the gradients that ``grad_req`` asks for, auxiliary states, ``held_bytes`` and
@@ -69,7 +68,7 @@ class Plan:
         The largest temporary space that an operator is known to ask for; all share one. On the CPU
         it has the copies of MKLDNN's own operators.
     recompute_overhead : float
-        Work added to a step, as a share of the forward pass's FLOPs. Field: ``recomputed_flops``.
+        Work added to a step, as a share of the forward FLOPs. Old name: ``recomputed_flops``.
     kept, recomputed : tuple of str
         Names of the operators, in execution order.
     copies : tuple of str
@@ -92,7 +91,7 @@ class Plan:
         What was asked for: the network without a plan, its shapes, its gradients.
     time_overhead : float or None
         The time that the plan is predicted to add to a step, as a share of that without a plan;
-        None where the search did not look at time. Field: ``added_time``.
+        None where the search did not look at time. Old name: ``added_time``.
     schedule : Schedule or None
         What a training step runs, in which order; None where that is left to MXNet.
     """
@@ -127,11 +126,9 @@ class Plan:
     time_overhead = property(lambda self: self.added_time, doc="See `Plan`.")
 
     def __repr__(self) -> str:
-        return (
-            f"Plan(pool_bytes={self.pool_bytes}, unplanned_bytes={self.unplanned_bytes}, "
-            f"recompute_overhead={self.recomputed_flops:.3f}, planner={self.planner!r}, "
-            f"exact={self.exact})"
-        )
+        memory = f"pool_bytes={self.pool_bytes}, unplanned_bytes={self.unplanned_bytes}"
+        work = f"recompute_overhead={self.recomputed_flops:.3f}"
+        return f"Plan({memory}, {work}, planner={self.planner!r}, exact={self.exact})"
 
     def __str__(self) -> str:
         inside, alive = self.gradient_bytes, in_words(self.peak_bytes)
@@ -240,7 +237,8 @@ class Plan:
             "settings": mxnet_variables(),
         }
         text = json.dumps(plan, sort_keys=True, default=lambda value: value.tolist())  # NumPy's
-        whole = {KIND: FORMAT, "sha256": _checksum(text), "plan": json.loads(text)}
+        digest = sha256(text.encode()).hexdigest()
+        whole = {KIND: FORMAT, "sha256": digest, "plan": json.loads(text)}
         files.write(file, json.dumps(whole).encode())
 
     @property
@@ -318,7 +316,7 @@ def _whole(file: Any) -> dict[str, Any]:
     if kind != FORMAT:
         formats = f"has format {kind!r}, and this memonger reads format {FORMAT}"
         raise MemongerError(f"the plan {file!r} {formats}; {anew}")
-    if told != _checksum(json.dumps(plan, sort_keys=True)):
+    if told != sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest():
         raise MemongerError(f"the plan {file!r} was changed later (its checksum differs); {anew}")
     return dict(plan)
 
@@ -338,15 +336,8 @@ def _compare(file: Any, request: Request, net: Any, shapes: Any, keywords: Any) 
     for what, given, planned in pairs:
         for name, value in given.items():
             if planned.get(name, value) != value:
-                raise MemongerError(
-                    f"the plan {file!r} is for another {what} of input {name!r}: "
-                    f"{planned[name]}, not {value}; plan for this {what}"
-                )
-
-
-def _checksum(text: str) -> str:
-    """Return the SHA-256 of a text."""
-    return hashlib.sha256(text.encode()).hexdigest()
+                text = f"another {what} of input {name!r}: {planned[name]}, not {value}"
+                raise MemongerError(f"the plan {file!r} is for {text}; plan for this {what}")
 
 
 def plan_of(solution: Solution) -> Plan:

@@ -49,7 +49,7 @@ def plan(
     """Plan which results a network keeps and which it recomputes in the backward pass.
 
     The plan is found without binding its trials, where MXNet's memory planner can be replayed, and
-    confirmed by one bind; nothing is allocated. It is cached in this process.
+    confirmed by one bind; nothing is allocated. This process remembers what the search found.
 
     Examples
     --------

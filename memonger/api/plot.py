@@ -21,7 +21,6 @@ COLOURS = {
     RECOMPUTED: ("recomputed", "#E69F00"),
     BACKWARD: ("gradients", "#56B4E9"),
 }
-SIZE, DPI = (12, 8), 100  # 1200 x 800 pixels
 STYLE: dict[str, Any] = {"font.size": 12, "axes.titlesize": 14, "axes.titlelocation": "left"}
 STYLE.update({"axes.spines.right": False, "axes.spines.top": False, "legend.frameon": False})
 
@@ -110,7 +109,7 @@ def _picture(file: Any) -> Iterator[Any]:
     import matplotlib.figure
 
     with matplotlib.rc_context(STYLE):
-        figure = matplotlib.figure.Figure(figsize=SIZE, dpi=DPI)
+        figure = matplotlib.figure.Figure(figsize=(12, 8), dpi=100)  # 1200 x 800 pixels
         yield figure
         figure.savefig(drawn, format=kind)
     files.write(file, drawn.getvalue())

@@ -111,17 +111,13 @@ def read_options(given: Mapping[str, Any]) -> Options:
     if patience is None or not 0 < patience <= 1e9:
         allowed = "must be more than 0 and at most 1e+09 (1 is the usual search)"
         raise MemongerError(f"patience={asked.patience} {allowed}")
-    about = (given.get(name) for name in ("budget_of", "optimizer", "ctx"))
-    budget = read_budget(asked.budget, *about)
-    schedule = asked.how == "schedule"
-    if (asked.planner != "smallest" or not asked.rules) and (schedule or budget is not None):
-        told = f"planner={asked.planner!r}, rules={asked.rules!r}: "
-        what = "a schedule" if schedule else "a budget"
-        raise MemongerError(f"{told}{what} takes neither; leave out both")
+    budget = read_budget(asked.budget, *map(given.get, ("budget_of", "optimizer", "ctx")))
+    other = "a schedule" if asked.how == "schedule" else budget and "a budget"
+    if other and (asked.planner != "smallest" or not asked.rules):
+        told = f"planner={asked.planner!r}, rules={asked.rules!r}"
+        raise MemongerError(f"{told}: {other} takes neither; leave out both")
     ntrial = inputs.check_count("ntrial", asked.ntrial, 1)
-    switches: Any = {
-        name: bool(getattr(asked, name)) for name in ("kept_copies", "rules", "measure")
-    }
+    switches: Any = {n: bool(getattr(asked, n)) for n in ("kept_copies", "rules", "measure")}
     return replace(asked, work=work, budget=budget, patience=patience, ntrial=ntrial, **switches)
 
 

@@ -28,7 +28,6 @@ SLACK = 1e-9  # for rounding where work is compared
 NO_OPERATORS = "the network has no operators, so nothing is held for a backward pass"
 BARE = "a bare plan (rules=False) may abort on a GPU, or give wrong statistics and gradients"
 
-
 Plans = Sequence[Tuple[Way, Candidate]]  # the fastest first
 
 
@@ -63,7 +62,6 @@ def smallest(way: Way) -> Solution:
     return _advised(way, replace(solution, costs=costs, interrupted=found.interrupted))
 
 
-@no_collection()
 def fastest(way: Way, search: Callable[[], tuple[Plans, bool]]) -> Solution:
     """Find the fastest plan within the budget: none, or one of those that are searched for."""
     if way.taken(way.unplanned) <= way.limit:
@@ -151,11 +149,9 @@ def _confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Solution:
         warnings.append(text + f"plans {memory.bound} MB for it; the plan has MXNet's figure")
     without = min(without, with_it if unfused is None else unfused)
     if without < (1 - LITTLE) * with_it and memory is not unplanned:
-        warnings.append(
-            "pointwise fusion (MXNET_USE_FUSION, on by default on a GPU) takes memory here: "
-            f"without it there is a plan of {without / MB:.1f} MB, with it {with_it / MB:.1f} MB; "
-            "set MXNET_USE_FUSION=0 and plan again, or use how='schedule', without fusion"
-        )
+        sizes = f"without it a plan of {without / MB:.1f} MB, with it {with_it / MB:.1f} MB"
+        text = f"pointwise fusion (on by default on a GPU) takes memory here: {sizes}; set "
+        warnings.append(text + "MXNET_USE_FUSION=0 and plan again, or use how='schedule'")
     costs = {"no plan": unplanned.counted_bytes, plan.origin: memory.counted_bytes}
     return Solution(way, plan, symbol, memory, costs, tuple(warnings))
 
@@ -184,20 +180,16 @@ def _advised(way: Way, found: Solution) -> Solution:
         text = f"no plan costs less than the network as it is ({before}), so it is returned"
         warnings.append(f"{text} unmarked: {_why_so_little(way)}")
     elif holds_more:
-        warnings.append(
-            "the network is returned unmarked: a plan takes less of the pool, but for MKLDNN "
-            f"operators would hold {in_words(memory.taken.nbytes)} in place of "
-            f"{in_words(unplanned.taken.nbytes)}; set MXNET_MKLDNN_ENABLED=0 and plan again"
-        )
+        held, now = in_words(memory.taken.nbytes), in_words(unplanned.taken.nbytes)
+        text = "the network is returned unmarked: a plan shrinks the pool, but operators of MKLDNN"
+        warnings.append(f"{text} hold {held}, not {now}; set MXNET_MKLDNN_ENABLED=0 and plan again")
     elif saved < LITTLE * pool:
         text = f"the plan saves {100 * saved / pool:.1f} % of {in_words(pool)}"
         warnings.append(f"{text}: {_why_so_little(way)}")
     if saved < LITTLE * pool and way.noun == "plan" and way.rules.watches_layouts:
-        warnings.append(
-            "operators are kept so that MKLDNN lays out every tensor on the CPU as it does without "
-            "a plan, and rounds alike; how='schedule', ctx=mx.gpu() (a plan for GPUs alone) or "
-            "MXNET_MKLDNN_ENABLED=0 may allow more"
-        )
+        text = "operators are kept so that MKLDNN lays out and rounds tensors as without a plan"
+        others = "how='schedule', ctx=mx.gpu() (a plan for GPUs alone) or MXNET_MKLDNN_ENABLED=0"
+        warnings.append(f"{text}; {others} may allow more")
     if useless:
         none = _confirm(way, replace(way.no_plan, added_time=None))
         found = replace(none, costs=found.costs, interrupted=found.interrupted)

@@ -170,8 +170,7 @@ class Marks(_Network):
         effort = marks_search.EFFORT.times(self.options.patience)
         with progress_bar() as progress:
             if self.unplanned.exact:
-                copies = self.options.kept_copies
-                found = smallest(*about, copies, effort=effort, progress=progress)
+                found = smallest(*about, self.options.kept_copies, effort=effort, progress=progress)
             else:
                 found = smallest_bound(*about)
         for name, counted in found.costs.items():
