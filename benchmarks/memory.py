@@ -180,8 +180,9 @@ def plan_original(folder: Path) -> None:
     def cost(mask: np.ndarray) -> int:
         return planned_mb(marks.apply(symbol, mask).simple_bind(mx.cpu(), **shapes))
 
-    best = chen2016.best(chen2016.search(graph, marks.hints(graph), cost))
-    write_symbol(folder, "original", marks.apply(symbol, best.plan.mask))
+    trials = chen2016.search(graph, marks.hints(graph), cost)
+    best = min(trials, key=lambda trial: trial.cost)
+    write_symbol(folder, "original", marks.apply(symbol, best.mask))
 
 
 def plan_ruled(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
@@ -36,7 +37,9 @@ def scaled(patch: pytest.MonkeyPatch, times: float) -> None:
     from memonger.planners.trees import search as trees
 
     patch.setattr(marks, "EFFORT", marks.Effort().times(times))
-    patch.setattr(trees, "EFFORT", trees.Effort().times(times))
+    effort: Any = trees.Effort()
+    longer = {k: int(times * getattr(effort, k)) for k in ("replays", "replays_near", "annealing")}
+    patch.setattr(trees, "EFFORT", dataclasses.replace(effort, **longer))
 
 
 @pytest.fixture(scope="session", autouse=True)

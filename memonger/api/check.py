@@ -126,7 +126,12 @@ def check(
     >>> assert memonger.check(net, planned, {'data': (2, 3, 32, 32)})
     """
     steps = check_count("steps", steps, 1)
-    _check_alike(check_symbol(symbol), check_symbol(planned))
+    for what in ("arguments", "auxiliary_states", "outputs"):
+        one, other = (getattr(check_symbol(net), "list_" + what)() for net in (symbol, planned))
+        if one != other:
+            names = ", ".join(sorted(set(one) ^ set(other))[:5]) or "in order"
+            said = f"their {what.replace('_', ' ')} differ ({names})"
+            raise MemongerError(f"these are not the same network: {said}")
     call = read_call({"net": symbol, "shapes": shapes, "type_dict": type_dict, "ctx": ctx})
     inputs, graph = call.spec.shapes, forward_graph(symbol, call.spec)
     usual = {name: "null" if name in inputs else "write" for name in call.grad_req}
@@ -142,23 +147,12 @@ def check(
     return CheckReport(steps, len(expected), tuple(differences), not_finite, repeatable)
 
 
-def _check_alike(symbol: Any, planned: Any) -> None:
-    """Check that two networks have the same inputs and outputs."""
-    for what in ("arguments", "auxiliary_states", "outputs"):
-        one, other = (getattr(net, "list_" + what)() for net in (symbol, planned))
-        if one != other:
-            names = ", ".join(sorted(set(one) ^ set(other))[:5]) or "in order"
-            said = f"their {what.replace('_', ' ')} differ ({names})"
-            raise MemongerError(f"these are not the same network: {said}")
-
-
 def _initial_values(
     graph: ForwardGraph, random: Any, given: Mapping[str, Any], inputs: Collection[str]
 ) -> dict[str, np.ndarray]:
     """Draw values for all variables that are not given."""
     nodes = graph.nodes
-    reads = ((node.op, k, entry[0]) for node in nodes for k, entry in enumerate(node.inputs))
-    indices = {i for op, k, i in reads if k < len(INDEX_INPUTS) and op in INDEX_INPUTS[k]}
+    indices = {i for n in nodes for k, (i, _) in enumerate(n.inputs[:2]) if n.op in INDEX_INPUTS[k]}
     result = {}
     for i in list(graph.arguments) + sorted(graph.auxiliary):
         name, (shape, dtype) = nodes[i].name, graph.tensors[i][0]

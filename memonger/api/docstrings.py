@@ -22,8 +22,7 @@ how : {'marks', 'schedule', 'auto'}
     'auto', with a budget: both are searched, and the plan that is predicted to be faster is taken.
 work : float, optional
     The most forward work of a training step, in forward passes: 2.0 allows one pass more. Marks
-    take at most 2; the default limit of schedules is what O(log n) memory takes, at most 2 log2(n)
-    for a network of n operators.
+    take at most 2; schedules by default at most 2 log2(n) for n operators, as for O(log n) memory.
 budget : int, str or float, optional
     The memory that may be taken: the plan is then the fastest that fits. Bytes (an int), text
     ('6GB', '6GiB', '800MB'), a share of the memory without a plan ('60%', or a float in (0, 1]), or
@@ -34,8 +33,7 @@ budget_of : {'pool', 'device'}, optional
 optimizer : str, (str, dict) or mx.optimizer.Optimizer, optional
     Whose state counts with ``budget_of='device'``: 'adam', or ``('sgd', {'momentum': 0.9})``.
 measure : bool
-    Whether the time of each operator is measured on the device, once, instead of predicted from its
-    FLOPs and bytes. For a budget.
+    For a budget: time each operator on the device, once, instead of predicting it from its FLOPs.
 patience : float
     Times the usual length of the search, for smaller plans.
 type_dict : dict, optional
@@ -49,19 +47,16 @@ ctx : mx.Context, optional
     nothing more with pointwise fusion, and memory is told with ``MXNET_USE_FUSION`` as it is set;
     on the CPU inference by such a plan may round differently.
 planner : {'smallest', 'chen2016'}
-    'smallest' searches cuts of the network for the least memory, and takes nothing that is worse
-    than the original's plan with the rules or than none; 'chen2016' is the original algorithm, on
-    the marks of the network.
+    'smallest' searches for the least memory, and takes nothing worse than the original's plan with
+    the rules or than none; 'chen2016' is the original algorithm, on the marks of the network.
 ntrial : int
     Thresholds that the original's search tries beyond its first three.
 until : str, optional
     The name of a layer (or of its output, ``'conv1_output'``). It and what follows is kept.
 devices : int
-    Among how many ``Module`` will split the batch of ``shapes``; the plan is made for, and tells
-    the memory of, the largest share.
+    Among how many ``Module`` will split the batch; plan and memory are of the largest share.
 kept_copies : bool
-    Whether identities (named ``*_keep``) may be put behind operators to keep a result without what
-    it was computed from.
+    Whether identities (named ``*_keep``) may be inserted to keep results without their inputs.
 rules : bool
     False gives the bare plan, without the rules that keep it right on every device.
 **input_shapes
@@ -71,20 +66,16 @@ file : str or path
 """
 
 #: What calls with these parameters raise, but for an exception that they tell of themselves.
-RAISES = {
-    "file": """MemongerError
+RAISES = """
+file: MemongerError
     If matplotlib is not installed, or the file cannot be written.
-""",
-    "shapes": """MemongerError
+shapes: MemongerError
     If something about the network, the shapes or the call is wrong; it says what to do.
-""",
-    "budget": """BudgetError
+budget: BudgetError
     If nothing that was found fits the budget; it tells the least memory that was found.
-""",
-    "patience": """KeyboardInterrupt
+patience: KeyboardInterrupt
     If it is interrupted before anything was found; later, the best so far is returned.
-""",
-}
+"""
 
 
 def documented(function: F) -> F:
@@ -94,7 +85,9 @@ def documented(function: F) -> F:
     told = {**_entries(PARAMETERS), **_entries(sections.pop("Parameters", ""))}
     names = [name for name in inspect.signature(function).parameters if name != "self"]
     raises = sections.pop("Raises", "")
-    raises += "".join(t for n, t in RAISES.items() if n in names and t.split()[0] not in raises)
+    for name, entry in _entries(RAISES).items():
+        error = entry.replace(f"{name}: ", "")
+        raises += error if name in names and error.split()[0] not in raises else ""
     parameters = "".join(told[name] for name in names)
     returns = sections.pop("Returns", function.__annotations__["return"])
     returns = "" if returns == "None" else returns

@@ -4,7 +4,7 @@ replay of one training step."""
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Iterable, Mapping, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from memonger.costs.lower_bound import lower_bound
 from memonger.costs.replay import entries_read
 from memonger.graph import marks
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
-from memonger.graph.forward import Node, no_collection
 from memonger.graph.operators.recompute import why_kept
 from memonger.solve.memory import Memory, measure, predict
 from memonger.solve.request import read_call
@@ -22,7 +21,6 @@ from memonger.support.errors import MB, in_words
 
 SHOWN = 12  # tensors of the peak that are printed
 KINDS = {FORWARD: "result", RECOMPUTED: "recomputed", BACKWARD: "gradient"}
-TITLES = {"result": "results", "recomputed": "recomputed", "gradient": "gradients"}
 SMALL = 1 / 1000  # of the peak: what is not worth recomputing
 
 
@@ -82,7 +80,8 @@ class Explanation(NamedTuple):
             f"peak       {in_words(self.peak_bytes)} alive at once, in {self.peak}",
             f"floor      {in_words(self.floor_bytes)}: {self.bounded_by}",
         ]
-        for kind, title in TITLES.items():
+        for kind in KINDS.values():
+            title = kind if kind == "recomputed" else kind + "s"
             chosen = [t.nbytes for t in self.tensors if t.kind == kind]
             share = f"{100 * sum(chosen) / max(1, self.peak_bytes):.0f} %"
             text = f"{in_words(sum(chosen))} of the peak ({share}), {len(chosen)} tensors"
@@ -98,7 +97,6 @@ class Explanation(NamedTuple):
 
 
 @documented
-@no_collection()
 def explain(
     net: Any,
     shapes: Any = None,
@@ -130,9 +128,9 @@ def explain(
     call = read_call(locals())
     memory = predict(call)
     memory = measure(call) if memory.inexact else memory
-    line, nodes = memory.timeline, memory.graph.nodes
+    line, nodes, at = memory.timeline, memory.graph.nodes, memory.peak
     tensors: list[Alive] = []
-    for k in memory.alive.tolist():
+    for k in np.flatnonzero((line.start <= at) & (line.stop >= at)):
         row, output = int(line.row[k]), int(line.output[k])
         if (row, output) in memory.pooled:
             continue
@@ -141,8 +139,8 @@ def explain(
         name += f"[{output}]" if output else ""
         tensors.append(Alive(name, op, KINDS[phase], int(line.nbytes[k]), rule or ""))
     tensors.sort(key=lambda t: -t.nbytes)
-    peak, least = int(memory.live[memory.peak]), lower_bound(memory.training)
-    about = memory.pool_bytes, peak, memory.running, tuple(tensors)
+    least = lower_bound(memory.training)
+    about = memory.pool_bytes, int(memory.live[at]), memory.running, tuple(tensors)
     return Explanation(*about, least.nbytes, least.own_bytes, least.sets(nodes), memory.inexact)
 
 
@@ -177,40 +175,32 @@ class PlanExplanation(NamedTuple):
         return "\n".join(lines)
 
 
-@no_collection()
-def explain_choices(
-    memory: Memory, until: int | None, original: bool, budgeted: bool
-) -> PlanExplanation:
-    """Explain a plan tensor by tensor: who reads it, and when, and which rule leaves no choice.
-
-    ``until``: the node of the network without a plan from which on everything is kept;
-    ``original``: it is the original planner's, which keeps by the user's marks; ``budgeted``: it is
-    the fastest within a budget, and not the smallest.
-    """
-    line, nodes, operators, peak = (
-        memory.timeline,
-        memory.graph.nodes,
-        memory.operators,
-        memory.peak,
-    )
+def explain_choices(plan: Any, memory: Memory) -> PlanExplanation:
+    """Explain a Plan tensor by tensor: who reads it, and when, and which rule leaves no choice."""
+    line, nodes, peak = memory.timeline, memory.graph.nodes, memory.peak
     border, starts = memory.run(FORWARD).max(initial=0), memory.replay.training.arrays.output_start
     times = 1 + np.bincount(memory.recomputed, minlength=len(nodes))
     ours = [i for i, n in enumerate(nodes) if n.hidden.get(marks.RECORD) != marks.INSERTED]
-    late = len(nodes) if until is None else ours[until]
+    late = len(nodes) if plan.request.until is None else ours[plan.request.until]
+    budgeted, word = plan.added_time is not None, "mark" if plan.planner == "chen2016" else "cut"
     readers, little = _readers(memory), SMALL * int(memory.live[peak])
+
+    def some(chosen: Iterable[int]) -> str:
+        first, *others = [repr(nodes[x].name) for x in chosen] or ["a kept operator"]
+        return f"{first} and {len(others)} more" if others else first
 
     def why_of(k: int, x: int, output: int) -> tuple[str, str]:
         """Why a tensor of the timeline is kept, in a word and in words: the first that is true."""
         entry = int(starts[line.row[k]]) + output
-        again, gradients = readers[RECOMPUTED, entry], readers[BACKWARD, entry]
+        recomputed, gradients = readers[RECOMPUTED, entry], readers[BACKWARD, entry]
         rule = why_kept(nodes[x].op, nodes[x].attrs)
         if rule is None and x >= late:
             rule = f"it does not come before {nodes[late].name!r}"
         reasons = (
             ((x, output) in memory.graph.heads, "output", "it is an output of the network"),
             (rule, "rule", rule or ""),
-            (again, "mark" if original else "cut", f"recomputed from it: {_some(nodes, again)}"),
-            (times[x] > 1, "gradient", f"the gradient of {_some(nodes, gradients)} reads it"),
+            (recomputed, word, f"recomputed from it: {some(recomputed)}"),
+            (times[x] > 1, "gradient", f"the gradient of {some(gradients)} reads it"),
             (line.nbytes[k] <= little, "cheap", "it is less than 1/1000 of the peak"),
             (not line.start[k] <= peak <= line.stop[k], "cheap", "it is gone at the peak"),
             (budgeted, "budget", "the budget allows it, and recomputing it takes time"),
@@ -219,8 +209,8 @@ def explain_choices(
         return next((why, reason) for true, why, reason in reasons if true)
 
     tensors: list[Choice] = []
-    for k in np.flatnonzero((line.kind == FORWARD) & (operators[line.row] >= 0)).tolist():
-        output, x = int(line.output[k]), int(operators[line.row[k]])
+    for k in np.flatnonzero((line.kind == FORWARD) & (memory.operators[line.row] >= 0)):
+        output, x = int(line.output[k]), int(memory.operators[line.row[k]])
         choice, why = "recomputed" if times[x] > 1 else "freed", ("", "")
         if line.start[k] <= border < line.stop[k]:
             choice, why = "kept", why_of(k, x, output)
@@ -228,12 +218,6 @@ def explain_choices(
         about = name, nodes[x].op, int(line.nbytes[k])
         tensors.append(Choice(*about, choice, int(times[x]), *why))
     return PlanExplanation(tuple(tensors))
-
-
-def _some(nodes: Sequence[Node], chosen: Iterable[int]) -> str:
-    """Name some nodes: the first, and how many others."""
-    first, *others = [repr(nodes[x].name) for x in chosen] or ["a kept operator"]
-    return f"{first} and {len(others)} more" if others else first
 
 
 def _readers(memory: Memory) -> Mapping[tuple[int, int], dict[int, None]]:

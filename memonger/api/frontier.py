@@ -35,8 +35,7 @@ class Frontier(Tuple[Plan, ...]):
         return any(each.interrupted for each in self)
 
     def __str__(self) -> str:
-        titles = ("memory (MB)", "share", "added time", "recomputed", "copies")
-        lines = ["{:>12} {:>8} {:>12} {:>10} {:>8}".format(*titles)]
+        lines = [" memory (MB)    share   added time recomputed   copies"]
         for each in self:
             share = 100 * each.pool_bytes / max(1, each.unplanned_bytes)
             lines.append(
@@ -48,8 +47,7 @@ class Frontier(Tuple[Plan, ...]):
     @documented
     def plot(self, file: Any) -> None:
         """Draw memory against the predicted time."""
-        pools, added = zip(*((each.pool_bytes, each.added_time or 0.0) for each in self))
-        plot.plot_frontier(file, pools, added, self[0].unplanned_bytes)
+        plot.plot_frontier(file, self)
 
 
 @documented
@@ -90,11 +88,14 @@ def frontier(
     >>> print(memonger.frontier(net, {'data': (32, 3, 224, 224)}))
     """
     points = check_count("points", points, 2)
-    options, request = read_options(locals()), read_request(locals())
-    found, interrupted = front_of(ways_of(request, options))
+    found, interrupted = front_of(ways_of(read_request(locals()), read_options(locals())))
+    if len(found) > points:
+        pools = np.array([plan.pool_bytes for _, plan in found])
+        steps = np.linspace(pools[0], pools[-1], points)
+        found = [found[k] for k in sorted({int(np.abs(pools - step).argmin()) for step in steps})]
     solutions = []
     try:
-        for way, plan in _spread(found, points):
+        for way, plan in found:
             solutions.append(confirmed(way, plan))
     except KeyboardInterrupt:
         if not solutions:
@@ -102,19 +103,8 @@ def frontier(
         interrupted = True
     if interrupted:
         log.warning("interrupted: these are the plans that were found so far")
-    for warning in dict.fromkeys(text for each in solutions for text in each.warnings):
-        log.warning(warning)
-    made = [plan_of(request, replace(each, interrupted=interrupted)) for each in solutions]
+    made = [plan_of(replace(each, interrupted=interrupted)) for each in solutions]
     return Frontier(not_dominated(made, lambda plan: (plan.added_time or 0.0, plan.pool_bytes)))
-
-
-def _spread(plans: Plans, most: int) -> Plans:
-    """Choose at most so many plans, nearest to equal steps of memory from the first to the last."""
-    if len(plans) <= most:
-        return plans
-    pools = np.array([plan.pool_bytes for _, plan in plans])
-    steps = np.linspace(pools[0], pools[-1], most)
-    return [plans[k] for k in sorted({int(np.abs(pools - step).argmin()) for step in steps})]
 
 
 class LargestBatch(NamedTuple):
@@ -240,9 +230,7 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
     if interrupted or solution.interrupted:
         log.warning("interrupted: a batch of %d is the largest that was found so far", batch)
         solution = replace(solution, interrupted=True)
-    for warning in solution.warnings:
-        log.warning(warning)
-    return LargestBatch(batch, plan_of(here.request, solution), unplanned)
+    return LargestBatch(batch, plan_of(solution), unplanned)
 
 
 def _open_shapes(shapes: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -23,14 +23,15 @@ from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import Schedule
 from memonger.solve.memory import Memory, predict
 from memonger.solve.request import Request, mxnet_variables, structure
-from memonger.solve.solution import Solution
+from memonger.solve.solution import Solution, slowest
 from memonger.support import files
 from memonger.support.errors import MemongerError, in_words
 from memonger.support.mxnet import mx
-from memonger.support.symbols import read
 
 log = logging.getLogger("memonger")
 
+#: The fields of ``Plan`` that are those of the same name of `Memory`.
+MEASURED = "pool_bytes counted_bytes gradient_bytes peak_bytes device_bytes exact recomputed_flops"
 KIND = "memonger plan"
 FORMAT = 1  # of what is written
 
@@ -47,15 +48,14 @@ class Plan:
         What MXNet's memory pool takes in training, with the plan and without, with the real size of
         every element. Not in it: parameters, their gradients, inputs and operator workspaces.
     counted_bytes : int
-        The pool as MXNet reports it (``get_cost``): 4 bytes for an element of any type, and with
-        the gradients that it holds.
+        The pool as ``get_cost`` tells it: 4 bytes for an element of any type, gradients included.
     gradient_bytes : int
-        Gradients that the pool of a schedule holds besides; 0 with marks, whose gradients are
-        arrays of their own. A pool takes ``pool_bytes + gradient_bytes``.
+        Gradients that a schedule's pool holds besides, ``pool_bytes + gradient_bytes`` in all; 0
+        with marks, whose gradients are arrays of their own.
     peak_bytes : int
-        The most bytes of activations, and of gradients on their way, that are alive at once. The
-        pool is larger by what MXNet's planner leaves unused, or smaller: activations of a schedule
-        may lie where a gradient of ``gradient_bytes`` will be.
+        The most that is alive at once, of activations and of gradients on their way. The pool is
+        larger by what MXNet leaves unused; it may be smaller, for a schedule's activations may lie
+        where a gradient of ``gradient_bytes`` will be.
     device_bytes, unplanned_device_bytes : int
         What MXNet asks the device for (a GPU, where none was given): the pool, inputs, parameters,
         the gradients that ``grad_req`` asks for, auxiliary states, ``held_bytes`` and
@@ -69,22 +69,19 @@ class Plan:
         The largest temporary space that an operator is known to ask for; all share one. On the CPU
         it has the copies of MKLDNN's own operators.
     recompute_overhead : float
-        Work added to a training step, as a share of the FLOPs of the forward pass. The field has
-        its old name, ``recomputed_flops``.
+        Work added to a step, as a share of the forward pass's FLOPs. Field: ``recomputed_flops``.
     kept, recomputed : tuple of str
         Names of the operators, in execution order.
     copies : tuple of str
-        Names of the nodes that were added to keep a result whose operator is recomputed, or a sum
-        apart from pointwise fusion.
+        Names of nodes that were added to save a recomputed operator's result, or a sum unfused.
     planner : str
         What found it: one of ``candidates``, 'no plan' if the network is better left as it is.
     candidates : dict
-        The cost of each candidate, in bytes as MXNet counts them; with pointwise fusion where the
-        plan is for a GPU that has it on.
+        The cost of each candidate in bytes, as MXNet counts; with pointwise fusion where it is on.
     exact : bool
-        Whether the memory was replayed to the byte and agreed with MXNet. Otherwise it was bound:
-        in whole MB (2**20 bytes), rounded down, and ``peak_bytes``, ``device_bytes`` and the sizes
-        of elements that have not 4 bytes are estimates.
+        Whether the memory was replayed to the byte and agreed with MXNet. Otherwise it was bound,
+        in whole MB (2**20 bytes) rounded down; ``peak_bytes``, ``device_bytes`` and sizes of
+        elements of other than 4 bytes are then estimates.
     interrupted : bool
         Whether the search was ended early (Ctrl-C); this is the best that it had found.
     floor_bytes, floor : int, str
@@ -94,8 +91,8 @@ class Plan:
     request : Request
         What was asked for: the network without a plan, its shapes, its gradients.
     time_overhead : float or None
-        The time that the plan is predicted to add to a training step, as a share of the step's
-        without a plan; None where the search did not look at time. Old name: ``added_time``.
+        The time that the plan is predicted to add to a step, as a share of that without a plan;
+        None where the search did not look at time. Field: ``added_time``.
     schedule : Schedule or None
         What a training step runs, in which order; None where that is left to MXNet.
     """
@@ -139,14 +136,22 @@ class Plan:
     def __str__(self) -> str:
         inside, alive = self.gradient_bytes, in_words(self.peak_bytes)
         whole, saved = self.unplanned_bytes + inside, self.unplanned_bytes - self.pool_bytes
+        before = f"{in_words(whole)} without a plan"
+        after = f"{in_words(self.pool_bytes + inside)}, of which {alive} are alive at once"
+        if inside:
+            before += f": a pool of {in_words(self.unplanned_bytes)}, and {in_words(inside)} of "
+            before += "gradients of parameters"
+            after = f"{in_words(self.pool_bytes + inside)}, these gradients in it; {alive} of "
+            after += "results are alive at once"
         gpu = self.request.ctx is None or self.request.ctx.device_type == "gpu"
         operators = len(self.kept) + len(self.recomputed)
         times = "once each" if self.schedule is None else "as often as the schedule says"
         lines = {
-            "before": f"{in_words(whole)} without a plan",
-            "after": f"{in_words(self.pool_bytes + inside)}, of which {alive} are alive at once",
+            "before": before,
+            "after": after,
             "saved": f"{in_words(saved)}, {100 * saved / max(1, whole):.0f} %",
-            "floor": f"{in_words(self.floor_bytes)} must be alive at once under any plan",
+            "floor": f"{in_words(self.floor_bytes)} must be alive at once under any plan"
+            + (f", in {self.floor}" if self.floor else ""),
             "device": f"{in_words(self.device_bytes)} of {'a GPU' if gpu else 'the CPU'}, "
             f"{in_words(self.unplanned_device_bytes)} without a plan: the pool, parameters, their "
             "gradients and inputs" + (", in MXNet's blocks" if gpu else ""),
@@ -159,15 +164,9 @@ class Plan:
             "recomputed": f"{len(self.recomputed)} of {operators} operators, {times}",
             "kept": f"{len(self.kept)} operators",
             "plan": f"{self.planner}, memory "
-            + ("replayed to the byte" if self.exact else "bound, in whole MB"),
+            + ("replayed to the byte" if self.exact else "bound, in whole MB")
+            + ("; the search was interrupted" if self.interrupted else ""),
         }
-        if inside:
-            lines["before"] += f": a pool of {in_words(self.unplanned_bytes)}, and "
-            lines["before"] += f"{in_words(inside)} of gradients of parameters"
-            lines["after"] = f"{in_words(self.pool_bytes + inside)}, these gradients in it; "
-            lines["after"] += f"{alive} of results are alive at once"
-        if self.floor:
-            lines["floor"] += f", in {self.floor}"
         if not self.held_bytes and not self.unplanned_held_bytes:
             del lines["held"]
         if not self.temporary_bytes:
@@ -177,8 +176,6 @@ class Plan:
             lines["work"] += f"; {share} of the time of a step is added, as predicted"
         if self.copies:
             lines["kept"] += f", and the results of {len(self.copies)} recomputed ones"
-        if self.interrupted:
-            lines["plan"] += "; the search was interrupted"
         return "\n".join(f"{name:10} {text}" for name, text in lines.items())
 
     def explain(self) -> PlanExplanation:
@@ -189,8 +186,7 @@ class Plan:
         PlanExplanation
             Printed it is a table.
         """
-        original, budgeted = self.planner == "chen2016", self.added_time is not None
-        return explain_choices(self._memory, self.request.until, original, budgeted)
+        return explain_choices(self, self._memory)
 
     @documented
     def plot(self, file: Any) -> None:
@@ -232,14 +228,13 @@ class Plan:
             If it cannot be written.
         """
         request, schedule = self.request, self.schedule
-        asked = {
-            **vars(request),
-            "symbol": self.symbol.tojson(remove_amp_cast=False),
-            "spec": request.spec._asdict(),
-            "ctx": request.ctx and [request.ctx.device_type, request.ctx.device_id],
-        }
         plan = {
-            "request": asked,
+            "request": {
+                **vars(request),
+                "symbol": self.symbol.tojson(remove_amp_cast=False),
+                "spec": request.spec._asdict(),
+                "ctx": request.ctx and [request.ctx.device_type, request.ctx.device_id],
+            },
             "figures": figures(self),
             "schedule": schedule and schedule.operations,
             "settings": mxnet_variables(),
@@ -296,8 +291,7 @@ def load_plan(file: Any, net: Any = None, shapes: Any = None, **input_shapes: An
         _compare(file, request, check_symbol(net), shapes, input_shapes)
     elif shapes is not None or input_shapes:
         raise MemongerError("load_plan: shapes are checked against the network; give net= too")
-    here = mxnet_variables()
-    others = sorted({name for name, _ in here.items() ^ whole["settings"].items()})
+    others = sorted({k for k, _ in mxnet_variables().items() ^ whole["settings"].items()})
     if others:
         said = "the plan in %r was made with other values of %s, so it may take other memory here"
         log.warning(said, file, ", ".join(others))
@@ -307,8 +301,7 @@ def load_plan(file: Any, net: Any = None, shapes: Any = None, **input_shapes: An
 
 def figures(plan: Any) -> dict[str, Any]:
     """Give the fields of a Plan that are data: all but its symbol, its request, its schedule."""
-    names = [f.name for f in fields(plan)]
-    return {n: getattr(plan, n) for n in names if n not in ("symbol", "request", "schedule")}
+    return {k: v for k, v in vars(plan).items() if k not in ("symbol", "request", "schedule")}
 
 
 def _whole(file: Any) -> dict[str, Any]:
@@ -335,15 +328,12 @@ def _compare(file: Any, request: Request, net: Any, shapes: Any, keywords: Any) 
     spec, known = read_shapes(net, shapes, keywords, None), request.spec
     bare = marks.clear(marks.unplan(without_old_types(net, known)))
     here, there = structure(bare), structure(request.symbol)
-    nodes = zip_longest(here["nodes"], there["nodes"])
-    differ = [
-        f"node {k} is {one} here, {other} in the plan"
-        for k, (one, other) in enumerate(nodes)
-        if one != other
-    ]
+    another = f"the plan {file!r} is of another network: "
+    for k, (one, other) in enumerate(zip_longest(here["nodes"], there["nodes"])):
+        if one != other:
+            raise MemongerError(f"{another}node {k} is {one} here, {other} in the plan")
     if here != there:
-        what = (differ or ["its outputs differ"])[0]
-        raise MemongerError(f"the plan {file!r} is of another network: {what}")
+        raise MemongerError(f"{another}its outputs differ")
     pairs: Any = zip(("shape", "type"), spec, known)
     for what, given, planned in pairs:
         for name, value in given.items():
@@ -359,23 +349,32 @@ def _checksum(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def plan_of(request: Request, solution: Solution) -> Plan:
-    """Make the Plan of a network, with the names of its operators."""
-    nodes, planned = read(request.symbol)["nodes"], solution.symbol
-    names = [node["name"] for node in nodes]
-    masked = zip(nodes, solution.plan.recomputed)
-    operators = [(n["name"], again) for n, again in masked if n["op"] != "null"]
-    facts = dict(solution.facts)
-    for key, (text, of) in solution.texts.items():
-        facts[key] = text.format(*(names[i] for i in of))
-    inserted = Insertion(names, solution.plan.copies).behind
+def plan_of(solution: Solution) -> Plan:
+    """Make a Plan of a solution, and log what it warns of."""
+    for warning in solution.warnings:
+        log.warning(warning)
+    way, plan, memory = solution.way, solution.plan, solution.memory
+    nodes, unplanned = way.graph.nodes, way.unplanned
+    inserted = Insertion([node.name for node in nodes], plan.copies).behind
+    masked = [(n.name, r) for n, r in zip(nodes, plan.recomputed) if not n.is_variable]
     return Plan(
-        symbol=solution.plan.carry_out(request.symbol) if planned is None else planned,
-        request=request,
-        kept=tuple(name for name, again in operators if not again),
-        recomputed=tuple(name for name, again in operators if again),
+        symbol=solution.symbol,
+        unplanned_bytes=unplanned.pool_bytes,
+        unplanned_device_bytes=unplanned.device_bytes,
+        held_bytes=memory.taken.nbytes,
+        unplanned_held_bytes=unplanned.taken.nbytes,
+        temporary_bytes=memory.taken.temporary,
+        kept=tuple(name for name, recomputed in masked if not recomputed),
+        recomputed=tuple(name for name, recomputed in masked if recomputed),
         copies=tuple(name for new in inserted.values() for name, *_ in new),
+        planner=plan.origin,
         candidates=dict(solution.costs),
         interrupted=solution.interrupted,
-        **facts,
+        floor_bytes=way.floor.nbytes,
+        floor=way.floor.sets(nodes),
+        slowest=slowest(memory),
+        request=way.request,
+        added_time=plan.added_time,
+        schedule=plan.schedule,
+        **{name: getattr(memory, name) for name in MEASURED.split()},
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import Any, Mapping, MutableMapping, Optional
 
 from memonger.api.docstrings import documented
@@ -13,17 +12,14 @@ from memonger.graph import marks
 from memonger.graph.inputs import check_count
 from memonger.graph.read import forward_graph
 from memonger.planners.marks import chen2016
-from memonger.solve import request as requests
 from memonger.solve.memory import measure as measured
-from memonger.solve.request import Options, read_call, read_request
-from memonger.solve.solution import BARE, Solution, solve
+from memonger.solve.request import EITHER, Options, read_call, read_options, read_request
+from memonger.solve.solution import BARE, solve
 from memonger.solve.ways import Marks
-from memonger.support.cache import Latest
 from memonger.support.errors import MB, MemongerError
 
 log = logging.getLogger("memonger")
 
-_solutions: Latest[Solution] = Latest(256)
 Types = Optional[Mapping[str, Any]]
 
 
@@ -62,21 +58,10 @@ def plan(
     >>> mod = mx.mod.Module(plan.symbol, context=mx.gpu())
     """
     given = dict(locals())
-    options = requests.read_options(given)
-    if options.how == requests.EITHER and options.budget is None:
+    options = read_options(given)
+    if options.how == EITHER and options.budget is None:
         raise MemongerError("how='auto' needs budget=; give it, or how='marks' or 'schedule'")
-    request = read_request(given)
-    key = requests.fingerprint(request, options)
-    solution = _solutions.get(key)
-    if solution is None:
-        solution = solve(request, options)
-        if not solution.interrupted:
-            _solutions.put(key, replace(solution, symbol=None, memory=None))
-    else:
-        log.info("this network was planned before; the same plan is returned")
-    for warning in solution.warnings:
-        log.warning(warning)
-    return plan_of(request, solution)
+    return plan_of(solve(read_request(given), options))
 
 
 @documented
@@ -142,8 +127,7 @@ def make_mirror_plan(
     >>> planned = memonger.make_mirror_plan(net, 576, info, data=(32, 3, 224, 224))
     """
     way = Marks(read_request(locals()), Options(rules=rules))
-    threshold = check_count("threshold", threshold, 0)
-    found = chen2016.mirror_plan(way.graph, way.hints, threshold)
+    found = chen2016.mirror_plan(way.graph, way.hints, check_count("threshold", threshold, 0))
     if plan_info is not None:
         plan_info.update(max_size=found.max_size, save_size=found.save_size)
     bare = found.mask & way.before

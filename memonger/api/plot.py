@@ -63,27 +63,26 @@ def _panel(axes: Any, memory: Memory) -> None:
     axes.set_xlim(0, max(1, len(at) - 1))
 
 
-def plot_frontier(file: Any, pools: Sequence[int], added: Sequence[float], unplanned: int) -> None:
-    """Draw plans that no other beats: their pools in bytes against the time that each adds.
-
-    ``added`` are shares of a step; ``unplanned`` is the pool without a plan.
-    """
-    x, y, colour = np.array(pools) / MB, 100 * np.array(added), COLOURS[FORWARD][1]
+def plot_frontier(file: Any, plans: Sequence[Any]) -> None:
+    """Draw Plans that no other beats: the memory of their pools against the time that each adds."""
+    x = np.array([plan.pool_bytes for plan in plans]) / MB
+    y = np.array([100 * (plan.added_time or 0.0) for plan in plans])
+    unplanned, colour = plans[0].unplanned_bytes / MB, COLOURS[FORWARD][1]
     with _picture(file) as figure:
         axes = figure.subplots()
         axes.step(x, y, "o-", where="pre", color=colour, linewidth=2, markersize=8)
         highest = max(1.0, float(y.max(initial=0)))
-        axes.set_xlim(0, 1.15 * max(unplanned / MB, float(x.max(initial=0))))  # room for a label
+        axes.set_xlim(0, 1.15 * max(unplanned, float(x.max(initial=0))))  # room for a label
         axes.set_ylim(-0.06 * highest, 1.2 * highest)
         ends = {len(x) - 1: ("smallest", "bottom")}
-        if not added[0]:
+        if not y[0]:
             ends[0] = ("no plan", "center")  # beside it, for the others are left of it
         for k, (name, side) in ends.items():
             text = f"   {name}\n   {x[k]:.1f} MB" + (f"\n   +{y[k]:.1f} % time" if y[k] else "")
             axes.text(x[k], y[k], text, va=side)
         axes.set_xlabel("memory of the pool in MB (2**20 bytes)")
         axes.set_ylabel("predicted time added to a training step (%)")
-        share = 100 * MB / unplanned  # % of a MB
+        share = 100 / unplanned  # % of a MB
         shares = axes.secondary_xaxis("top", functions=(lambda x: x * share, lambda x: x / share))
         shares.set_xlabel("of the memory without a plan (%)")
         axes.grid(color="0.9")

@@ -9,7 +9,7 @@ from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.gradients import unallocated
 from memonger.graph.operators.recompute import truth
 from memonger.support.errors import MemongerError, said_by_mxnet
-from memonger.support.mxnet import mx, settings
+from memonger.support.mxnet import Settings, mx
 
 
 def bind(
@@ -50,7 +50,7 @@ def bind(
 def has_mkldnn(ctx: Any) -> bool:
     """Tell whether MKLDNN computes on this device."""
     built = mx.runtime.Features().is_enabled("MKLDNN")
-    return settings().mkldnn and built and ctx.device_type.startswith("cpu")
+    return Settings().mkldnn and built and ctx.device_type.startswith("cpu")
 
 
 def sparse_gradients(graph: ForwardGraph) -> set[int]:

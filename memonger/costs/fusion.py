@@ -29,6 +29,7 @@ from memonger.costs.replay import (
     replay_in_order,
 )
 from memonger.graph.arrays import (
+    KEPT,
     SignatureArrays,
     by_key,
     gathered,
@@ -267,16 +268,17 @@ def fuse(t, f, recomputed, order, member, fused):  # type: ignore[no-untyped-def
     entry, head = new[np.concatenate((read, given))], new[head]
     left = member[wait] < 0
     wait_start, items = by_key(node[waiter[left]], rows + fused)
+    wait_row, read_row, head_row = wait[left][items].astype(np.int32), row_of[entry], row_of[head]
+    read_output = (entry - output_start[read_row]).astype(np.int32)
+    head_output = (head - output_start[head_row]).astype(np.int32)
+    read_start = _then(t.read_start, reads + in_start[1:])
     arrays = graph_arrays(
         signatures,
+        0,
         np.arange(rows + fused).astype(np.int32),
-        _then(t.read_start, reads + in_start[1:]),
-        row_of[entry],
-        (entry - output_start[row_of[entry]]).astype(np.int32),
-        wait_start,
-        wait[left][items].astype(np.int32),
-        row_of[head],
-        (head - output_start[row_of[head]]).astype(np.int32),
+        (read_start, read_row, read_output, np.full_like(read_row, KEPT)),
+        (wait_start, wait_row, np.full_like(wait_row, KEPT)),
+        (head_row, head_output, np.full_like(head_row, KEPT)),
         t.outputs,
     )
     was, runs = order[t.variable[order]], arrays.first[arrays.variable[arrays.first]]

@@ -23,7 +23,7 @@ from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.layouts import LAYOUT_AWARE, PRODUCES_BLOCKED
 from memonger.graph.operators.recompute import GPU, truth
 from memonger.graph.operators.tensors import Shape, Tensor
-from memonger.support.mxnet import settings
+from memonger.support.mxnet import Settings
 
 #: Gates of a cell. Then arrays of the size of a layer's output: those that cuDNN keeps for each
 #: layer, one less in all; those that MXNet's own kernels keep for each layer, and in all. cuDNN's
@@ -99,18 +99,18 @@ def with_copies(held: Held, found: Replay) -> Held:
 
 
 def rounded(nbytes: Any) -> np.ndarray:
-    """Return the bytes that MXNet asks a GPU for, for arrays of these sizes (``Settings.pool``)."""
+    """Return the bytes that MXNet asks a GPU for, for arrays of these sizes (``Settings``)."""
     # src/storage/pooled_storage_manager.h; by default to pages, above 2 MB to blocks of 2 MB
-    sizes, pool = np.asarray(nbytes, dtype=np.int64), settings().pool
-    if pool.kind == "Unpooled":
+    sizes, found = np.asarray(nbytes, dtype=np.int64), Settings()
+    if found.pool == "Unpooled":
         return sizes
-    if pool.kind == "Round":  # to powers of two, above the cutoff to its multiples
+    if found.pool == "Round":  # to powers of two, above the cutoff to its multiples
         powers = np.array([1 << max(int(n) - 1, 0).bit_length() for n in sizes.ravel()])
-        small = np.maximum(powers.reshape(sizes.shape), pool.page)
+        small = np.maximum(powers.reshape(sizes.shape), found.page)
         small[sizes == 0] = 0
-        return np.where(sizes > pool.cutoff, -(-sizes // pool.cutoff) * pool.cutoff, small)
-    pages = -(-sizes // pool.page) * pool.page
-    return np.where(pages > pool.large, -(-pages // pool.large) * pool.large, pages)
+        return np.where(sizes > found.cutoff, -(-sizes // found.cutoff) * found.cutoff, small)
+    pages = -(-sizes // found.page) * found.page
+    return np.where(pages > found.large, -(-pages // found.large) * found.large, pages)
 
 
 def device_bytes(found: Replay, gradients: Iterable[Tensor], held: Held, pool_bytes: int) -> int:
@@ -138,7 +138,7 @@ def _rnn(attrs: Mapping[str, str], data: Tensor, device_type: str, mkldnn: bool)
         return [output * (of_cudnn * layers - 1)]
     # SupportMKLDNNRnn in src/operator/nn/mkldnn/mkldnn_rnn-inl.h
     projected = attrs.get("projection_size", "None") != "None"
-    if not mkldnn or not settings().mkldnn_rnn or data.dtype != "float32" or projected:
+    if not mkldnn or not Settings().mkldnn_rnn or data.dtype != "float32" or projected:
         return [output * (of_each * layers + in_all - (mode == "lstm" and directions == 2))]
     # Layers of equal sizes are one primitive (MKLDNNRnnFullParamParser in mkldnn_rnn.cc).
     widths = [inputs, *[directions * units] * (layers - 1)]

@@ -28,13 +28,13 @@ class LowerBound:
     operator: int  # the operator (a node) that it is, or whose gradient it is
     own_bytes: int  # what it reads and makes itself; the others are held over it
 
-    def sets(self, nodes: Sequence[Node], name: str = "") -> str:
-        """Say what sets it, by the operator's name or what stands for it; empty if nothing does."""
+    def sets(self, nodes: Sequence[Node]) -> str:
+        """Say what sets it, by the operator's name; empty if nothing does."""
         if self.operator < 0:
             return ""
         node = nodes[self.operator]
         of = "the gradient of " if self.row >= 2 * len(nodes) else ""
-        return f"{of}{name or repr(node.name)} ({node.op})"
+        return f"{of}{node.name!r} ({node.op})"
 
 
 def lower_bound(training: TrainingGraph, kept: Iterable[int] | None = None) -> LowerBound:

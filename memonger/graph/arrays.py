@@ -7,12 +7,12 @@ not recomputed copies, and how often each tensor is read if there are no copies.
 
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from memonger.graph.operators.inplace import IGNORED, inplace_options
-from memonger.graph.operators.tensors import Tensor
+from memonger.graph.operators.tensors import Attributes, Tensors
 from memonger.support.compiled import compiled
 
 KEPT = -1
@@ -29,24 +29,22 @@ class Signature(NamedTuple):
     """What rows have in common that run the same operator on tensors of the same shapes."""
 
     op: str  # 'null' for a variable
-    attrs: Mapping[str, str]
+    attrs: Attributes
     inputs: int  # how many it reads
     ignored: tuple[int, ...]  # those of them that are read for their shape alone
     options: tuple[tuple[int, int, bool], ...]  # in-place: input, output, identity
-    tensors: Sequence[Tensor]  # its outputs
+    tensors: Tensors  # its outputs
 
 
 class Signatures:
     """Numbers the signatures of rows; a new one is appended to ``all``, where each stands once."""
 
-    def __init__(self, known: list[Signature]) -> None:
-        self.all = known
+    def __init__(self, known: Sequence[Signature] = ()) -> None:
+        self.all = list(known)
         self.inexact: set[str] = set()
         self._numbers = {_key(k.op, k.attrs, k.inputs, k.tensors): i for i, k in enumerate(known)}
 
-    def __call__(
-        self, op: str, attrs: Mapping[str, str], inputs: int, tensors: Sequence[Tensor]
-    ) -> int:
+    def __call__(self, op: str, attrs: Attributes, inputs: int, tensors: Tensors) -> int:
         key = _key(op, attrs, inputs, tensors)
         if key not in self._numbers:
             options = () if op == "null" else inplace_options(op, attrs, inputs)
@@ -59,7 +57,7 @@ class Signatures:
         return self._numbers[key]
 
 
-def _key(op: str, attrs: Mapping[str, str], inputs: int, tensors: Sequence[Tensor]) -> object:
+def _key(op: str, attrs: Attributes, inputs: int, tensors: Tensors) -> object:
     return op, tuple(attrs.items()), inputs, tuple(tensors)
 
 
@@ -140,7 +138,7 @@ def arrays_of(signatures: Sequence[Signature]) -> SignatureArrays:
     tensors = [tensor for signature in signatures for tensor in signature.tensors]
     dtypes = [np.dtype(tensor.dtype) for tensor in tensors]
     variable = np.array([signature.op == "null" for signature in signatures], dtype=np.bool_)
-    output_start = starts([len(signature.tensors) for signature in signatures])
+    output_start = np.cumsum([0, *[len(signature.tensors) for signature in signatures]])
     owner = np.repeat(np.arange(len(signatures)), np.diff(output_start))
     elements = np.array([tensor.elements for tensor in tensors], dtype=np.int64)
     pooled = ~variable[owner]
@@ -163,9 +161,14 @@ def arrays_of(signatures: Sequence[Signature]) -> SignatureArrays:
 @compiled
 def gathered(start, which):  # type: ignore[no-untyped-def]
     """Return the places of what some rows own, row after row, and of which row each is."""
-    length = start[which + 1] - start[which]
-    row = np.repeat(np.arange(which.shape[0]), length)
-    return np.arange(row.shape[0]) + (start[which] + length - np.cumsum(length))[row], row
+    count = np.sum(start[which + 1] - start[which])
+    place, row = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+    k = 0
+    for r in range(which.shape[0]):
+        for j in range(start[which[r]], start[which[r] + 1]):
+            place[k], row[k] = j, r
+            k += 1
+    return place, row
 
 
 @compiled
@@ -225,26 +228,13 @@ def walk(known, start, before, owner, heads, head_owner):  # type: ignore[no-unt
 
 
 @compiled
-def graph_arrays(  # type: ignore[no-untyped-def]
-    known, which, read_start, read_row, read_output, wait_start, wait_row, head_row, head_output, n
-):
-    """Make the GraphArrays of rows without recomputed copies; what reads row -1 reads a variable.
+def graph_arrays(known, forward, which, reads, waits, heads, outputs):  # type: ignore[no-untyped-def]
+    """Make the GraphArrays of rows, each of a signature (``which`` of ``known``).
 
-    The first ``n`` outputs are the network's, the others gradients. Rows wait for control
-    dependencies.
-    """
-    reads, waits, heads = read_row.shape[0], wait_row.shape[0], head_row.shape[0]
-    own = np.full(reads + waits + heads, KEPT, dtype=np.int32)
-    of_reads = read_start, read_row, read_output, own[:reads]
-    of_waits, of_heads = (wait_start, wait_row, own[:waits]), (head_row, head_output, own[:heads])
-    return graph_arrays_with_copies(known, 0, which, of_reads, of_waits, of_heads, n)
-
-
-@compiled
-def graph_arrays_with_copies(known, forward, which, reads, waits, heads, outputs):  # type: ignore[no-untyped-def]
-    """Make the GraphArrays of a network of so many ``forward`` nodes, whose copies may run.
-
-    ``reads`` are where those of each row start, and their rows, outputs and owners (`Read`).
+    Of the first, so many ``forward`` nodes, copies may run. ``reads`` are where those of each row
+    start, and their rows (-1: a variable that is left out), outputs and owners (`Read`). ``waits``
+    are control dependencies. The first ``outputs`` of the heads are the network's, then come
+    gradients.
     """
     read_start, read_row, read_output, read_owner = reads
     wait_start, wait_row, wait_owner = waits
@@ -310,11 +300,14 @@ def graph_arrays_with_copies(known, forward, which, reads, waits, heads, outputs
     entry = np.concatenate((use_entry, head_entry))
     row_read = np.concatenate((use_row, head_row))
     owner = np.concatenate((use_owner, head_owner))
-    counts = np.bincount(entry[runs[reader]], minlength=place.shape[0]).astype(np.int32)
-    gradient = (reader >= 2 * forward) & (owner != KEPT) & (row_read < forward)
-    taken = np.flatnonzero(runs[reader] & gradient & ~variable[row_read])
+    counts = np.zeros(place.shape[0], dtype=np.int32)
+    taken = np.zeros(entry.shape[0], dtype=np.bool_)
+    for k in np.flatnonzero(runs[reader]):
+        counts[entry[k]] += 1
+        of_operator = row_read[k] < forward and not variable[row_read[k]]
+        taken[k] = of_operator and reader[k] >= 2 * forward and owner[k] != KEPT
     recomputed_start, items = by_key(owner[taken], forward)
-    taken = taken[items]
+    taken = np.flatnonzero(taken)[items]
 
     # The fields of GraphArrays, in their order.
     held = use_start, use_entry, use_row, use_owner
@@ -331,11 +324,6 @@ def graph_arrays_with_copies(known, forward, which, reads, waits, heads, outputs
     )
 
 
-def starts(counts: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return where each of some lists of these lengths starts in all of them, and the end."""
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
-
 def columns(lists: Sequence[Sequence[Sequence[int]]], width: int) -> tuple[np.ndarray, ...]:
     """Join lists of tuples: return where each list starts, and their columns, all of int32."""
     start, items = ragged(lists)
@@ -345,4 +333,4 @@ def columns(lists: Sequence[Sequence[Sequence[int]]], width: int) -> tuple[np.nd
 def ragged(lists: Sequence[Sequence[Any]]) -> tuple[np.ndarray, np.ndarray]:
     """Join lists to one array: return where each starts, and what is in them."""
     items = [item for one in lists for item in one]
-    return starts([len(one) for one in lists]), np.array(items, dtype=np.int64)
+    return np.cumsum([0, *map(len, lists)]), np.array(items, dtype=np.int64)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import gc
 from dataclasses import dataclass
-from typing import Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
+from typing import Iterable, Iterator, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from memonger.graph.operators.tensors import Tensor
+from memonger.graph.operators.tensors import Attributes, Tensor, Tensors
 
 Entry = Tuple[int, int]  # a node's index and which of its outputs
 
@@ -24,8 +24,8 @@ class Node(NamedTuple):
 
     name: str
     op: str
-    attrs: Mapping[str, str]  # the operator's own parameters
-    hidden: Mapping[str, str]  # what executors and planners read: __force_mirroring__ and the like
+    attrs: Attributes  # the operator's own parameters
+    hidden: Attributes  # what executors and planners read: __force_mirroring__ and the like
     inputs: tuple[Entry, ...]
     deps: tuple[int, ...]  # nodes that must have run before
     subgraphs: bool  # a control-flow operator
@@ -40,7 +40,7 @@ class ForwardGraph:
     """Everything a planner may know of a network, as plain data."""
 
     nodes: tuple[Node, ...]  # in execution order
-    tensors: tuple[tuple[Tensor, ...], ...]  # of each node, first those that list_outputs shows
+    tensors: tuple[Tensors, ...]  # of each node, first those that list_outputs shows
     output_names: tuple[tuple[str, ...], ...]  # of those, as get_internals().list_outputs()
     heads: tuple[Entry, ...]  # the outputs of the network
     arguments: tuple[int, ...]  # variables that can have a gradient, as list_arguments
@@ -51,7 +51,7 @@ class ForwardGraph:
         """Indices of the nodes that are not variables."""
         return [i for i, node in enumerate(self.nodes) if not node.is_variable]
 
-    def shown(self, i: int) -> tuple[Tensor, ...]:
+    def shown(self, i: int) -> Tensors:
         """Return the outputs of a node that ``list_outputs`` shows."""
         return self.tensors[i][: len(self.output_names[i])]
 
@@ -119,10 +119,8 @@ class Insertion:
             yield self._node(name + "_one", "_ones", {"shape": "(1,)", "dtype": copy.tie})
             yield self._node(name + "_tie", PRODUCT, {}, at, at + 1)
             at += 2
-        if copy.unfused:
-            yield self._node(name, UNFUSED_COPY, {}, at, at)
-        else:
-            yield self._node(name, COPY, {}, at)
+        op, inputs = (UNFUSED_COPY, (at, at)) if copy.unfused else (COPY, (at,))
+        yield self._node(name, op, {}, *inputs)
 
     def _node(self, stem: str, op: str, attrs: dict[str, str], *inputs: int) -> Node:
         name, number = stem + "_keep", 1
@@ -136,7 +134,7 @@ def with_copies(graph: ForwardGraph, copies: Iterable[KeptCopy]) -> tuple[Forwar
     """Return the graph as ``marks.apply`` leaves the symbol, and the new index of each node."""
     made = Insertion([node.name for node in graph.nodes], copies)
     moved = made.moved
-    rows: list[tuple[Node, tuple[Tensor, ...], tuple[str, ...]]] = []
+    rows: list[tuple[Node, Tensors, tuple[str, ...]]] = []
     for i, (node, tensors) in enumerate(zip(graph.nodes, graph.tensors)):
         inputs = tuple([made.entry(a, b) for a, b in node.inputs])
         node = node._replace(inputs=inputs, deps=tuple([moved[d] for d in node.deps]))
@@ -162,7 +160,5 @@ def mask_with_copies(
     """Return what a plan recomputes of the nodes of ``with_copies``: not the kept copies."""
     full = np.zeros(count, dtype=np.bool_)
     full[moved] = mask
-    for copy in copies:
-        if copy.tie:
-            full[moved[copy.node] + 2] = True  # the product
+    full[moved[[copy.node for copy in copies if copy.tie]] + 2] = True  # the products
     return full

@@ -12,7 +12,7 @@ import numpy as np
 from memonger.graph.operators.tensors import Shape, check_elements
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
-from memonger.support.symbols import as_json, check_links, read
+from memonger.support.symbols import check_links, load_nodes, read
 
 #: Endings of the names that MXNet gives to the parameters that an operator makes for itself.
 PARAMETER_ENDINGS = ("weight", "bias", "gamma", "beta")
@@ -83,11 +83,7 @@ def check_device(ctx: Any) -> Any:
 
 
 def read_shapes(
-    symbol: Any,
-    shapes: Any,
-    keywords: Mapping[str, Any],
-    type_dict: Mapping[str, Any] | None,
-    devices: int = 1,
+    symbol: Any, shapes: Any, keywords: Mapping[str, Any], type_dict: Any, devices: int = 1
 ) -> InputSpec:
     """Gather the inputs' shapes and types from everything the user may give.
 
@@ -133,7 +129,7 @@ def without_old_types(symbol: Any, spec: InputSpec) -> Any:
         for node in graph["nodes"]:
             if node["op"] == "null" and node["name"] in names:
                 node.get("attrs", {}).pop(TYPE, None)
-        return mx.sym.load_json(as_json(graph))
+        return load_nodes(graph["nodes"], graph["heads"])
 
     if not spec.types or types_of(symbol) is not None:
         return symbol
@@ -205,20 +201,20 @@ def _largest_share(
 ) -> dict[str, Shape]:
     """Return the shapes of the largest share (``DataParallelExecutorGroup.decide_slices``)."""
     split = {name: axes.get(name, 0) for name in shapes if axes.get(name, 0) >= 0}
-    for name, axis in split.items():
-        if axis >= len(shapes[name]):
-            raise MemongerError(f"input {name!r}: shape {shapes[name]} has no batch axis {axis}")
-    sizes = {name: shapes[name][axis] for name, axis in split.items()}
-    if not sizes:
+    if not split:
         raise MemongerError(
             f"devices={devices}: no input was given whose batch could be split; give data=(...)"
         )
-    first, batch = next(iter(sizes.items()))
-    for name, size in sizes.items():
-        if size != batch:
+    sizes: dict[str, int] = {}
+    for name, axis in split.items():
+        if axis >= len(shapes[name]):
+            raise MemongerError(f"input {name!r}: shape {shapes[name]} has no batch axis {axis}")
+        sizes[name] = shapes[name][axis]
+        first, batch = next(iter(sizes.items()))
+        if sizes[name] != batch:
             raise MemongerError(
-                f"devices={devices}: all inputs must have one batch size, but {first!r} has "
-                f"{batch} and {name!r} {size}; give one as a DataDesc whose layout has no 'N'"
+                f"devices={devices}: all inputs must have one batch size, but {first!r} has {batch}"
+                f" and {name!r} {sizes[name]}; give one as a DataDesc whose layout has no 'N'"
             )
     try:
         shares = mx.executor_manager._split_input_slice(batch, [1] * devices)
@@ -261,8 +257,6 @@ def _type(name: str, kind: Any) -> str:
 def _check_shape(name: str, shape: Any) -> Shape:
     if not isinstance(shape, (list, tuple, np.ndarray)):
         raise MemongerError(f"input {name!r}: a shape is a tuple of integers, not {shape!r}")
-    holds = f"input {name!r}: shape {tuple(shape)} holds"
-    sizes = [
-        check_count(f"{holds} {size!r}; every size, the batch too,", size, 1) for size in shape
-    ]
+    holds, each = f"input {name!r}: shape {tuple(shape)} holds", "every size, the batch too,"
+    sizes = [check_count(f"{holds} {size!r}; {each}", size, 1) for size in shape]
     return check_elements(tuple(sizes))

@@ -17,7 +17,7 @@ from memonger.graph.operators.recompute import UNTOUCHED, truth
 from memonger.graph.operators.tensors import Shape
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
-from memonger.support.symbols import as_json, read
+from memonger.support.symbols import load_nodes, read
 
 FORCE = "__force_mirroring__"
 STAGE = "__mirror_stage__"
@@ -59,8 +59,7 @@ def apply(
             attrs = {**new.attrs, FORCE: str(new.op == PRODUCT), RECORD: INSERTED}
             inputs = [[a, b, 0] for a, b in new.inputs]
             nodes.append({"op": new.op, "name": new.name, "attrs": attrs, "inputs": inputs})
-    graph["heads"] = [[made.moved[a], *rest] for a, *rest in graph["heads"]]
-    return _with_nodes(graph, nodes, made.moved)
+    return _moved(nodes, [[made.moved[a], *rest] for a, *rest in graph["heads"]], made.moved)
 
 
 def inferable(
@@ -133,8 +132,7 @@ def unplan(symbol: Any) -> Any:
         kept = {k: v for k, v in attrs.items() if v is not None and k != RECORD}
         nodes.append({**node, "attrs": kept} if kept else node)
         moved.append(len(nodes) - 1)
-    graph["heads"] = entries(graph["heads"])
-    return _with_nodes(graph, nodes, moved)
+    return _moved(nodes, entries(graph["heads"]), moved)
 
 
 def clear(symbol: Any) -> Any:
@@ -144,18 +142,15 @@ def clear(symbol: Any) -> Any:
         attrs = node.get("attrs", {})
         if FORCE in attrs and node["op"] not in UNTOUCHED:
             attrs[RECORD] = json.dumps({FORCE: attrs.pop(FORCE)})
-    return mx.sym.load_json(as_json(graph))
+    return load_nodes(graph["nodes"], graph["heads"])
 
 
-def _with_nodes(graph: dict[str, Any], nodes: list[dict[str, Any]], moved: list[int]) -> Any:
-    """Make a symbol of a JSON graph with other nodes; ``moved``: the new index of each old one."""
+def _moved(nodes: list[dict[str, Any]], heads: list[list[int]], moved: list[int]) -> Any:
+    """Make a symbol whose nodes stand at new indices; ``moved``: that of each old one."""
     for node in nodes:
         if "control_deps" in node:
             node["control_deps"] = [moved[d] for d in node["control_deps"]]
-    variables = [i for i, node in enumerate(nodes) if node["op"] == "null"]
-    graph.update(nodes=nodes, arg_nodes=variables)
-    graph.pop("node_row_ptr", None)  # MXNet makes it anew
-    return mx.sym.load_json(as_json(graph))
+    return load_nodes(nodes, heads)
 
 
 def _record(attrs: Mapping[str, str]) -> dict[str, str | None]:

@@ -15,7 +15,7 @@ from memonger.graph.inputs import PARAMETER_ENDINGS, TYPE, InputSpec, without_ol
 from memonger.graph.operators.tensors import Shape, Tensor
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
-from memonger.support.symbols import all_outputs, as_json, read
+from memonger.support.symbols import all_outputs, load_nodes, read
 
 
 @no_collection()
@@ -28,18 +28,16 @@ def forward_graph(symbol: Any, spec: InputSpec) -> ForwardGraph:
     internals = symbol.get_internals()
     graph = read(internals)
     nodes = tuple(map(_node, graph["nodes"]))
-    every, owners = all_outputs(graph)
+    every, start = all_outputs(graph), graph["node_row_ptr"]
     shapes = _infer_shapes(symbol, graph, every, spec, nodes)
-    tensors: list[list[Tensor]] = [[] for _ in nodes]
-    for i, tensor in zip(owners, map(Tensor, shapes, _infer_types(symbol, every, spec, nodes))):
-        tensors[i].append(tensor)
+    tensors = tuple(map(Tensor, shapes, _infer_types(symbol, every, spec, nodes)))
     names: list[list[str]] = [[] for _ in nodes]
     for head, name in zip(graph["heads"], internals.list_outputs()):
         names[head[0]].append(name)
     variables = {node.name: i for i, node in enumerate(nodes) if node.is_variable}
     return ForwardGraph(
         nodes=nodes,
-        tensors=tuple(map(tuple, tensors)),
+        tensors=tuple([tensors[first:last] for first, last in zip(start, start[1:])]),
         output_names=tuple(map(tuple, names)),
         heads=tuple((head[0], head[1]) for head in read(symbol)["heads"]),
         arguments=tuple(variables[name] for name in symbol.list_arguments()),
@@ -112,7 +110,7 @@ def _shape_complaint(graph: dict[str, Any], spec: InputSpec, message: str) -> st
     where, nodes = repr(name), graph["nodes"]
     with contextlib.suppress(mx.MXNetError, StopIteration):
         node = next(n for n in nodes if n["name"] == name and n["op"] != "null")
-        part = mx.sym.load_json(as_json({**graph, "heads": node["inputs"]}))
+        part = load_nodes(nodes, node["inputs"])
         given = {n: spec.shapes[n] for n in part.list_inputs() if n in spec.shapes}
         shapes = part.infer_shape_partial(**given)[1] or ()
         known = [f"{nodes[a]['name']} {s or '?'}" for (a, *_), s in zip(node["inputs"], shapes)]

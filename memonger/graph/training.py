@@ -19,10 +19,11 @@ from memonger.graph.arrays import BACKWARD, KEPT, GraphArrays, Read, Signature
 from memonger.graph.forward import Entry, ForwardGraph, Node, no_collection
 from memonger.graph.operators import gradients
 from memonger.graph.operators.gradients import OperatorGradient
-from memonger.graph.operators.tensors import Tensor
+from memonger.graph.operators.tensors import Attributes, Tensors
 from memonger.support.errors import MemongerError
-from memonger.support.mxnet import Settings, settings
+from memonger.support.mxnet import Settings
 
+Reads = Sequence[Read]
 ZEROS = ("zeros_like", "_zeros")  # what AggregateGradient leaves out of a sum
 
 
@@ -68,7 +69,7 @@ def training_graph(
     ``found`` are the settings of MXNet; by default they are read now.
     """
     wanted = graph.arguments if wanted is None else tuple(wanted)
-    return _Builder(graph, found or settings()).finished(wanted)
+    return _Builder(graph, found or Settings()).finished(wanted)
 
 
 def merged_nodes(graph: ForwardGraph) -> list[int]:
@@ -88,7 +89,7 @@ def merged_nodes(graph: ForwardGraph) -> list[int]:
     return same
 
 
-def _signature(graph: ForwardGraph, node: Node) -> tuple[gradients.Attrs, tuple[Tensor, ...]]:
+def _signature(graph: ForwardGraph, node: Node) -> tuple[gradients.Attrs, Tensors]:
     """Return the attributes of an operator and its inputs, as `gradient_of` takes them."""
     return tuple(sorted(node.attrs.items())), tuple([graph.tensors[a][b] for a, b in node.inputs])
 
@@ -101,7 +102,7 @@ class _Builder:
         n = self.n = len(graph.nodes)
         self.same = same = merged_nodes(graph) if found.merging else list(range(n))
         self.heads = [(same[a], b) for a, b in graph.heads]
-        self.signatures = arrays.Signatures([])
+        self.signatures = arrays.Signatures()
         self.inexact = {"NNVM_EXEC_NUM_TEMP is set"} if found.coloring else set()
         if self.heads != list(graph.heads):
             self.inexact.add("an output of the network is a common sub-expression")
@@ -113,7 +114,7 @@ class _Builder:
             for node, tensors in zip(graph.nodes, graph.tensors)
         ]
         reads = [[(same[a], b) for a, b in node.inputs] for node in graph.nodes]
-        self.reads: list[Sequence[Read]] = [[(*r, KEPT) for r in each] for each in reads]
+        self.reads: list[Reads] = [[(*r, KEPT) for r in each] for each in reads]
         self.reads += [[(*r, x) for r in each] for x, each in enumerate(reads)]
         # What must have run before it, and the owner.
         self.waits = [[(same[d], KEPT) for d in node.deps] for node in graph.nodes]
@@ -127,20 +128,20 @@ class _Builder:
 
     def finished(self, wanted: tuple[int, ...]) -> TrainingGraph:
         """Return the training graph with the gradients of these arguments."""
-        heads: list[Read] = [(a, b, KEPT) for a, b in self.heads]
+        graph, heads = self.graph, [(a, b, KEPT) for a, b in self.heads]
         seen: set[Read] = set()
         for a in wanted:
             read = self._sum((a, 0))
             if read in seen:  # no two gradients may be the same array (MXGradient, copy_op)
-                read = self._add("_copy", self.names[a] + "_copy", {}, [read], (a, 0))
+                read = self._add("_copy", self.names[a] + "_copy", {}, [read], graph.tensors[a])
             seen.add(read)
             heads.append(read)
         signatures = tuple([self.signatures.all[k] for k in self.numbers])
         gradients = range(2 * self.n, len(signatures))
         return TrainingGraph(
-            graph=self.graph,
+            graph=graph,
             settings=self.settings,
-            arrays=arrays.graph_arrays_with_copies(
+            arrays=arrays.graph_arrays(
                 arrays.arrays_of(self.signatures.all),
                 self.n,
                 np.array(self.numbers, dtype=np.int32),
@@ -164,43 +165,31 @@ class _Builder:
             phases=np.minimum(np.arange(len(signatures)) // self.n, BACKWARD),
         )
 
-    def _add_row(
-        self,
-        op: str,
-        name: str,
-        attrs: Mapping[str, str],
-        reads: Sequence[Read],
-        tensors: Sequence[Tensor],
-        owner: int = KEPT,
-    ) -> int:
-        """Add a gradient row; its owner is the operator whose gradient it is part of."""
+    def _add(
+        self, op: str, name: str, attrs: Attributes, reads: Reads, like: Tensors, owner: int = KEPT
+    ) -> Read:
+        """Add a gradient row, with outputs ``like`` these; return the first of them."""
         self.names.append(name)
-        self.numbers.append(self.signatures(op, attrs, len(reads), tensors))
+        self.numbers.append(self.signatures(op, attrs, len(reads), like))
         self.reads.append(reads)
         self.waits.append([])
         self.owners.append(owner)
-        return len(self.names) - 1
-
-    def _add(
-        self, op: str, name: str, attrs: Mapping[str, str], reads: Sequence[Read], like: Entry
-    ) -> Read:
-        """Add a row whose one output is like an entry of the network; return that."""
-        tensor = self.graph.tensors[like[0]][like[1]]
-        return self._add_row(op, name, attrs, reads, (tensor,)), 0, KEPT
+        return len(self.names) - 1, 0, KEPT
 
     def _sum(self, entry: Entry) -> Read:
         """Add up the gradients that met at an entry (``AggregateGradient``)."""
         if entry in self.sums:
             return self.sums[entry]
+        like = (self.graph.tensors[entry[0]][entry[1]],)
         terms = self.gradients.get(entry, [])
         if len(terms) > 1:
             terms = [t for t in terms if not self._is_zero(t)] or terms[:1]
         if not terms:
-            total = self._add("_zeros_without_dtype", "zeros_without_dtype", {}, [], entry)
+            total = self._add("_zeros_without_dtype", "zeros_without_dtype", {}, [], like)
         elif len(terms) == 1:
             total = terms[0]
         elif len(terms) < self.settings.sum_cap:
-            total = self._add("add_n", "sum_grad", {"num_args": str(len(terms))}, terms, entry)
+            total = self._add("add_n", "sum_grad", {"num_args": str(len(terms))}, terms, like)
         else:
             total = terms[0]
             for k in range(1, len(terms)):
@@ -208,8 +197,8 @@ class _Builder:
                     if terms[k][0] < 2 * self.n:
                         self.inexact.add("a gradient is a result of the forward pass")
                     self.waits[terms[k][0]].append((total[0], total[2]))
-                total = self._add("_grad_add", f"sum_grad_{k}", {}, (total, terms[k]), entry)
-            total = self._add("_copy", "sum_grad_final", {}, [total], entry)
+                total = self._add("_grad_add", f"sum_grad_{k}", {}, (total, terms[k]), like)
+            total = self._add("_copy", "sum_grad_final", {}, [total], like)
         self.sums[entry] = total
         return total
 
@@ -219,10 +208,10 @@ class _Builder:
     def _differentiate(self) -> None:
         """Add the gradients of all operators, from the outputs back."""
         for k, head in enumerate(self.heads):
-            name = f"_head_grad_{k}"
-            reads = [self._add("null", name, {}, [], head), (*head, KEPT)]
-            like = self._add("_identity_with_attr_like_rhs", f"{name}_id", {}, reads, head)
-            self.gradients[head] = [like]
+            name, like = f"_head_grad_{k}", (self.graph.tensors[head[0]][head[1]],)
+            reads = [self._add("null", name, {}, [], like), (*head, KEPT)]
+            given = self._add("_identity_with_attr_like_rhs", f"{name}_id", {}, reads, like)
+            self.gradients[head] = [given]
         for x in reversed(range(len(self.same))):
             if self.reads[x] and self.same[x] == x:
                 self._add_gradient(x)
@@ -237,19 +226,17 @@ class _Builder:
         at: list[int] = []  # the rows of its gradient nodes
 
         def read(reference: gradients.Reference) -> Read:
-            signature, k = reference[0], reference[1]
-            if signature == "in":
+            kind, k, output = reference
+            if kind == "in":
                 return into[k]
-            if signature == "out":
-                return (x, k, x)
-            if signature == "node":
-                return (at[k], reference[2], KEPT)
-            return self._sum((x, k))
+            if kind == "out":
+                return x, output, x
+            return (at[k], output, KEPT) if kind == "node" else self._sum((x, k))
 
         for j, (op, attrs, inputs, deps, tensors) in enumerate(found.nodes):
             name = f"{self.names[x]}_backward_{j}" if j else f"{self.names[x]}_backward"
             reads = [read(r) for r in inputs]  # may add the sums that it reads
-            row = self._add_row(op, name, attrs, reads, tensors, x)
+            row = self._add(op, name, attrs, reads, tensors, x)[0]
             self.waits[row] += [(x, x) if d is None else (at[d], KEPT) for d in deps]
             at.append(row)
         for (a, b, _), gradient in zip(into, found.gradients):
@@ -276,11 +263,10 @@ class _Builder:
 def _facts(found: OperatorGradient, summed: int) -> GradientFacts:
     read = {r for node in found.nodes if node.op not in ZEROS for r in node.inputs}
     zeros = [("node", j, 0) for j, node in enumerate(found.nodes) if node.op in ZEROS]
-    passed = [k for k, r in enumerate(found.gradients) if r is not None and r not in zeros]
     return GradientFacts(
-        own_output=("out", 0) in read,
+        own_output=("out", 0, 0) in read,
         inputs=frozenset(r[1] for r in read if r[0] == "in"),
-        passes=frozenset(passed),
+        passes=frozenset(k for k, r in enumerate(found.gradients) if r not in (None, *zeros)),
         summed=summed,
         follows=any(None in node.deps for node in found.nodes),
     )
@@ -289,10 +275,10 @@ def _facts(found: OperatorGradient, summed: int) -> GradientFacts:
 def _reads_everything(graph: ForwardGraph, x: int) -> OperatorGradient:
     """Stand in for a gradient that cannot be observed: one node that reads all there is."""
     node, outputs = graph.nodes[x], range(len(graph.output_names[x]))
-    ranges = {"head": outputs, "in": range(len(node.inputs)), "out": outputs}
-    reads = tuple([(signature, k) for signature, each in ranges.items() for k in each])
+    inputs = [("in", k, 0) for k in range(len(node.inputs))]
+    reads = *[("head", k, 0) for k in outputs], *inputs, *[("out", 0, k) for k in outputs]
     into = [k for k, (a, _) in enumerate(node.inputs) if a not in graph.auxiliary]
     tensors = tuple([graph.tensors[a][b] for a, b in (node.inputs[k] for k in into)])
     made = gradients.BackwardNode("_backward_" + node.op, {}, reads, (None,), tensors)
     result: dict[int, gradients.Reference] = {k: ("node", 0, j) for j, k in enumerate(into)}
-    return OperatorGradient((made,), tuple(map(result.get, ranges["in"])))
+    return OperatorGradient((made,), tuple([result.get(k) for _, k, _ in inputs]))

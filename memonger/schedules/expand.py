@@ -16,7 +16,7 @@ from typing import Collection, Sequence
 import numpy as np
 
 from memonger.costs.replay import replay
-from memonger.graph.arrays import ragged, starts
+from memonger.graph.arrays import ragged
 from memonger.graph.forward import FLOAT, Entry, no_collection
 from memonger.graph.operators.layouts import AXES, PRODUCES_BLOCKED
 from memonger.graph.operators.recompute import truth
@@ -258,7 +258,7 @@ class _Maker:
             operation_start=operation_start,
             operation_row=operation_row,
             output_start=small(t.output_start[: n + 1]),
-            needed_start=small(starts(np.bincount(of, minlength=n))),
+            needed_start=small(np.cumsum([0, *np.bincount(of, minlength=n)])),
             needed=small(t.output_start[of] + needed),
             masked=np.array(self.masked),
             head_row=small(heads[~t.variable[heads]]),

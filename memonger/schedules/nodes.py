@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memonger.graph.arrays import graph_arrays
+from memonger.graph.arrays import KEPT, graph_arrays
 from memonger.support.compiled import compiled
 
 #: How a node is part of the chain in which each waits for the one before it: it is, the next that
@@ -177,6 +177,7 @@ def connect(p, line):  # type: ignore[no-untyped-def]
 @compiled
 def lay_out(signatures, rows, head_row, head_output):  # type: ignore[no-untyped-def]
     """Make the GraphArrays of a training step with these outputs: ordered as MXNet orders it."""
-    reads, waits = (rows.read_start, rows.read_row, rows.read_output), rows.wait_start
-    heads = head_row, head_output, head_row.shape[0]
-    return graph_arrays(signatures, rows.signature, *reads, waits, rows.wait_row, *heads)
+    reads = rows.read_start, rows.read_row, rows.read_output, np.full_like(rows.read_row, KEPT)
+    waits = rows.wait_start, rows.wait_row, np.full_like(rows.wait_row, KEPT)
+    heads = head_row, head_output, np.full_like(head_row, KEPT)
+    return graph_arrays(signatures, 0, rows.signature, reads, waits, heads, head_row.shape[0])

@@ -155,12 +155,6 @@ class Memory:
         return int(np.argmax(self.live))
 
     @property
-    def alive(self) -> np.ndarray:
-        """The tensors of the timeline that are alive there."""
-        line, peak = self.timeline, self.peak
-        return np.flatnonzero((line.start <= peak) & (line.stop >= peak))
-
-    @property
     def running(self) -> str:
         """What runs there, in words."""
         row = int(self.replay.order[self.peak])
@@ -168,7 +162,7 @@ class Memory:
         text = f"{name!r} ({op})"
         if self.operators[row] < 0 or phase == FORWARD:
             return text
-        return text + ", recomputed" if phase == RECOMPUTED else "the gradient of " + text
+        return f"{text}, recomputed" if phase == RECOMPUTED else f"the gradient of {text}"
 
     def what(self, row: int) -> tuple[str, str, int]:
         """Tell the name and the kind of the operator that a row is of, and in which phase it is."""

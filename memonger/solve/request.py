@@ -8,7 +8,7 @@ import numbers
 import os
 import re
 from dataclasses import astuple, dataclass, fields, replace
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping
 
 import numpy as np
 
@@ -19,11 +19,9 @@ from memonger.support.symbols import read
 
 WAYS, EITHER = ("marks", "schedule"), "auto"
 PLANNERS = ("smallest", "chen2016")
-MOST_PATIENCE = 1e9  # it is multiplied, and must stay a number
 
 UNITS = {"B": 1, **{prefix + "B": 1000**k for k, prefix in enumerate("KMGT", 1)}}
 UNITS.update({prefix + "IB": 1024**k for k, prefix in enumerate("KMGT", 1)})
-MOST_BYTES = 2**63
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +61,7 @@ def read_request(given: Mapping[str, Any]) -> Request:
             "operator, whatever the plan says, and BatchNorm statistics may stop moving; unset it"
         )
     request, until = read_call(given), given.get("until")
-    plain = marks.unplan(inputs.without_old_types(request.symbol, request.spec))
-    symbol = marks.clear(plain)
+    symbol = marks.clear(marks.unplan(inputs.without_old_types(request.symbol, request.spec)))
     return replace(request, symbol=symbol, until=None if until is None else _layer(symbol, until))
 
 
@@ -101,39 +98,31 @@ class Options:
 def read_options(given: Mapping[str, Any]) -> Options:
     """Check how to plan; ``given`` are the arguments of ``memonger.plan`` by name, or some."""
     asked = Options(**{f.name: given[f.name] for f in fields(Options) if f.name in given})
-    _check_choice("way (how)", asked.how, (*WAYS, EITHER))
-    _check_choice("planner", asked.planner, PLANNERS)
+    choices = ("way (how)", asked.how, (*WAYS, EITHER)), ("planner", asked.planner, PLANNERS)
+    for what, value, known in choices:
+        if not isinstance(value, str) or value not in known:
+            names = ", ".join(map(repr, known))
+            raise MemongerError(f"unknown {what} {value!r}; give one of {names}")
     work, patience = _number("work", asked.work), _number("patience", asked.patience)
     if work is not None and not work >= 1:
         raise MemongerError(f"work={work:g} is less than one forward pass; give 1 or more")
     if work is not None and work < 2 and asked.how == "marks":
         raise MemongerError(f"work={work:g}: marks need up to 2; give that, or how='schedule'")
-    if patience is None or not 0 < patience <= MOST_PATIENCE:
-        allowed = f"must be more than 0 and at most {MOST_PATIENCE:g} (1 is the usual search)"
+    if patience is None or not 0 < patience <= 1e9:
+        allowed = "must be more than 0 and at most 1e+09 (1 is the usual search)"
         raise MemongerError(f"patience={asked.patience} {allowed}")
-    of, optimizer = given.get("budget_of"), given.get("optimizer")
-    budget = read_budget(asked.budget, of, optimizer, given.get("ctx"))
+    about = (given.get(name) for name in ("budget_of", "optimizer", "ctx"))
+    budget = read_budget(asked.budget, *about)
     schedule = asked.how == "schedule"
     if (asked.planner != "smallest" or not asked.rules) and (schedule or budget is not None):
         told = f"planner={asked.planner!r}, rules={asked.rules!r}: "
         what = "a schedule" if schedule else "a budget"
         raise MemongerError(f"{told}{what} takes neither; leave out both")
-    return replace(
-        asked,
-        work=work,
-        budget=budget,
-        patience=patience,
-        ntrial=inputs.check_count("ntrial", asked.ntrial, 1),
-        kept_copies=bool(asked.kept_copies),
-        rules=bool(asked.rules),
-        measure=bool(asked.measure),
-    )
-
-
-def _check_choice(what: str, value: Any, known: Sequence[str]) -> None:
-    if not isinstance(value, str) or value not in known:
-        names = ", ".join(map(repr, known))
-        raise MemongerError(f"unknown {what} {value!r}; give one of {names}")
+    ntrial = inputs.check_count("ntrial", asked.ntrial, 1)
+    switches: Any = {
+        name: bool(getattr(asked, name)) for name in ("kept_copies", "rules", "measure")
+    }
+    return replace(asked, work=work, budget=budget, patience=patience, ntrial=ntrial, **switches)
 
 
 def _number(name: str, value: Any) -> float | None:
@@ -181,7 +170,7 @@ def read_budget(budget: Any, of: str | None, optimizer: Any, ctx: Any) -> Budget
     if optimizer is not None and of != "device":
         raise MemongerError("optimizer= needs budget_of='device'; give that too")
     amount, is_share = _amount(budget)
-    most = 1 if is_share else MOST_BYTES
+    most = 1 if is_share else 2**63
     if not 0 < amount <= most or amount < 1 and not is_share:
         said = "must be at least one byte and no more than 2**63 bytes, or a share of at most 1"
         raise MemongerError(f"budget={budget!r} {said} (100 %); give bytes as an int")

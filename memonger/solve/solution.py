@@ -9,13 +9,14 @@ from typing import Any, Callable, Iterable, Mapping, Sequence, Tuple
 
 import numpy as np
 
+from memonger.graph import marks
 from memonger.graph.arrays import BACKWARD, RECOMPUTED
 from memonger.graph.forward import no_collection
 from memonger.planners.marks.rules import kept_summary
 from memonger.planners.pareto import not_dominated
 from memonger.solve.memory import Memory
 from memonger.solve.request import Options, Request
-from memonger.solve.ways import Candidate, Original, Schedules, Way, front, ways_of
+from memonger.solve.ways import Candidate, Original, Schedules, Way, front, remembered, ways_of
 from memonger.support.errors import MB, BudgetError, in_words
 
 log = logging.getLogger("memonger")
@@ -23,9 +24,6 @@ log = logging.getLogger("memonger")
 LITTLE = 0.05  # of the memory: a plan that saves less is explained
 NEARLY = 1.1  # times a budget: what is predicted to take more is not looked at
 SLACK = 1e-9  # for rounding where work is compared
-
-#: The fields of ``Plan`` that are those of the same name of `Memory`.
-MEASURED = "pool_bytes counted_bytes gradient_bytes peak_bytes device_bytes exact recomputed_flops"
 
 NO_OPERATORS = "the network has no operators, so nothing is held for a backward pass"
 BARE = "a bare plan (rules=False) may abort on a GPU, or give wrong statistics and gradients"
@@ -36,13 +34,12 @@ Plans = Sequence[Tuple[Way, Candidate]]  # the fastest first
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """A plan that MXNet has bound. Nothing in it but its symbol is the caller's."""
+    """A plan that MXNet has bound."""
 
+    way: Way
     plan: Candidate
-    symbol: Any  # the planned network; None where it is remembered
-    memory: Any  # the `Memory` that it takes; None where it is remembered
-    facts: Mapping[str, Any]  # the fields of ``Plan`` that do not depend on names
-    texts: Mapping[str, tuple[str, Sequence[int]]]  # those that do, with {} for names of nodes
+    symbol: Any  # the planned network
+    memory: Memory
     costs: Mapping[str, int]  # of the plans that were compared, as MXNet counts bytes
     warnings: tuple[str, ...] = ()
     interrupted: bool = False
@@ -60,7 +57,7 @@ def solve(request: Request, options: Options) -> Solution:
 
 def smallest(way: Way) -> Solution:
     """Search for the plan of least memory."""
-    found = way.smallest()
+    found = remembered(way.smallest, way.options)
     solution = _confirm(way, found.plans[0], found.unfused)
     costs = {**found.costs, **solution.costs}
     return _advised(way, replace(solution, costs=costs, interrupted=found.interrupted))
@@ -92,9 +89,8 @@ def front_of(ways: Iterable[Way]) -> tuple[Plans, bool]:
         for way in ways:
             found = front(way)
             plans += [(way, plan) for plan in found.plans]
-            interrupted = found.interrupted
-            if interrupted:
-                break
+            if found.interrupted:
+                raise KeyboardInterrupt
     except KeyboardInterrupt:
         if not plans:
             raise
@@ -143,18 +139,16 @@ def _within(plans: Plans, interrupted: bool) -> Solution:
 
 def _confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Solution:
     """Make a plan into a symbol, and have MXNet confirm its memory with one bind."""
-    unplanned, floor, warnings = way.unplanned, way.floor, []
+    unplanned, warnings = way.unplanned, []
     if plan.schedule is None and not plan.recomputed.any():
-        symbol, memory = plan.carry_out(way.request.symbol), unplanned
+        symbol, memory = marks.clear(way.request.symbol), unplanned
     else:
         plan, symbol, memory = way.bound(plan)
         log.info("Find best plan with cost=%s MB", memory.bound)
     with_it, without = memory.planned.pool_bytes, memory.replay.pool_bytes
     if unplanned.exact and not memory.inexact and not memory.exact:
-        warnings.append(
-            f"the memory of this {way.noun} was predicted as {with_it / MB:.1f} MB, but MXNet "
-            f"plans {memory.bound} MB for it; the plan has MXNet's figure"
-        )
+        text = f"the memory of this {way.noun} was predicted as {with_it / MB:.1f} MB, but MXNet "
+        warnings.append(text + f"plans {memory.bound} MB for it; the plan has MXNet's figure")
     without = min(without, with_it if unfused is None else unfused)
     if without < (1 - LITTLE) * with_it and memory is not unplanned:
         warnings.append(
@@ -162,23 +156,8 @@ def _confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Solution:
             f"without it there is a plan of {without / MB:.1f} MB, with it {with_it / MB:.1f} MB; "
             "set MXNET_USE_FUSION=0 and plan again, or use how='schedule', without fusion"
         )
-    facts = {
-        **{name: getattr(memory, name) for name in MEASURED.split()},
-        "unplanned_bytes": unplanned.pool_bytes,
-        "unplanned_device_bytes": unplanned.device_bytes,
-        "held_bytes": memory.taken.nbytes,
-        "unplanned_held_bytes": unplanned.taken.nbytes,
-        "temporary_bytes": memory.taken.temporary,
-        "floor_bytes": floor.nbytes,
-        "planner": plan.origin,
-        "added_time": plan.added_time,
-        "schedule": plan.schedule,
-    }
-    moved = way.rules.with_copies(plan.copies)[1]
-    sets = floor.sets(way.graph.nodes, "{!r}"), [floor.operator]
-    texts = {"floor": sets, "slowest": _slowest(memory, moved)}
     costs = {"no plan": unplanned.counted_bytes, plan.origin: memory.counted_bytes}
-    return Solution(plan, symbol, memory, facts, texts, costs, tuple(warnings))
+    return Solution(way, plan, symbol, memory, costs, tuple(warnings))
 
 
 def _advised(way: Way, found: Solution) -> Solution:
@@ -191,27 +170,19 @@ def _advised(way: Way, found: Solution) -> Solution:
     if not way.options.rules:
         warnings.append(BARE)
     if found.interrupted:
-        warnings.append(
-            f"interrupted: this is the best {way.noun} that was found so far, of {cost} ({before} "
-            "without a plan)"
-        )
+        text = f"interrupted: this is the best {way.noun} that was found so far, of {cost}"
+        warnings.append(f"{text} ({before} without a plan)")
     if isinstance(way, Original):
         useless = False  # as it is asked for
         if not way.hints:
-            warnings.append(
-                "the network has no mirror_stage marks, so the original planner cannot cut it; "
-                "planner='smallest' needs none"
-            )
+            text = "the network has no mirror_stage marks, so the original planner cannot cut it"
+            warnings.append(f"{text}; planner='smallest' needs none")
         if saved < 0:
-            warnings.append(
-                f"this plan needs more memory ({cost}) than the network as it is ({before}), which "
-                "planner='smallest' never does"
-            )
+            text = f"this plan needs more memory ({cost}) than the network as it is ({before})"
+            warnings.append(f"{text}, which planner='smallest' never does")
     elif saved <= 0:
-        text = (
-            f"no plan costs less than the network as it is ({before}), so it is returned unmarked"
-        )
-        warnings.append(f"{text}: {_why_so_little(way)}")
+        text = f"no plan costs less than the network as it is ({before}), so it is returned"
+        warnings.append(f"{text} unmarked: {_why_so_little(way)}")
     elif holds_more:
         warnings.append(
             "the network is returned unmarked: a plan takes less of the pool, but for MKLDNN "
@@ -233,19 +204,18 @@ def _advised(way: Way, found: Solution) -> Solution:
     return replace(found, warnings=tuple(warnings))
 
 
-def _slowest(memory: Memory, moved: np.ndarray) -> tuple[str, list[int]]:
+def slowest(memory: Memory) -> str:
     """Tell the most work that is recomputed with no gradient between, from which node to which."""
     at, nodes, (each, total) = memory.run(RECOMPUTED), memory.recomputed, memory.flops
     if not len(at):
-        return "", []
+        return ""
     phases = memory.replay.training.phases[memory.replay.order]
     gradients = np.cumsum(phases == BACKWARD)[at]  # that have run before
     runs = np.split(nodes, np.flatnonzero(np.diff(gradients)) + 1)
     run = max(runs[::-1], key=lambda run: (each[run].sum(), len(run)))
     share = f"{100 * each[run].sum() / total:.0f} % of the forward pass"
-    text = f"{{!r}} to {{!r}}: {len(run)} operators, {share}, are recomputed together"
-    # ``moved``: how nodes are numbered with kept copies.
-    return text, (np.searchsorted(moved, run[[0, -1]], side="right") - 1).tolist()
+    first, last = (memory.graph.nodes[k].name for k in run[[0, -1]])
+    return f"{first!r} to {last!r}: {len(run)} operators, {share}, are recomputed together"
 
 
 def _why_so_little(way: Way) -> str:

@@ -49,19 +49,10 @@ class Candidate:
 
     origin: str
     pool_bytes: int  # estimated
-    recomputed: np.ndarray  # of bool, for each node
+    recomputed: np.ndarray  # how often each node is, of int; of bool for marks
     copies: tuple[KeptCopy, ...] = ()
     schedule: Any = None  # a `Schedule`
     added_time: float | None = None  # as a share of a step without a plan
-    native: tuple[int, ...] = ()  # nodes that run with MXNet's own kernel instead of cuDNN's
-
-    def carry_out(self, symbol: Any) -> Any:
-        """Copy a symbol (without marks) so that it trains by this plan."""
-        if self.schedule is not None:
-            return scheduled(symbol, self.schedule)
-        if self.recomputed.any():
-            return marks.apply(symbol, self.recomputed, self.native, self.copies)
-        return marks.clear(symbol)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +65,7 @@ class Found:
     unfused: int | None = None  # the least that was found without pointwise fusion
 
 
-_fronts: Latest[Found] = Latest(48)
+_known: Latest[Found] = Latest(128)
 
 
 class _Network:
@@ -102,9 +93,8 @@ class _Network:
         if reasons and options.rules:
             log.info("kept by rule: %s", kept_summary(reasons))
         self.nothing = np.zeros(len(graph.nodes), dtype=np.bool_)
-        self.before = ~self.nothing  # what comes before ``until``
-        if request.until is not None:
-            self.before[request.until :] = False
+        until = len(graph.nodes) if request.until is None else request.until
+        self.before = np.arange(len(graph.nodes)) < until
 
     def cost(self, mask: np.ndarray) -> int:
         """Return the pool of marks as MXNet counts it; it is bound where a replay is not exact."""
@@ -119,15 +109,11 @@ class _Network:
     @cached_property
     def unplanned(self) -> Memory:
         """What the network takes without a plan; it is bound once for it."""
-        found = self._replayed(self.rules, self.nothing)
+        found = of_marks(self.training, self.nothing, self.held, self.rules.fuses)
         found = replace(found, bound=self._bound_mb(self.request.symbol))
         if not found.exact:
             log.info("each plan is bound to learn its memory, for %s", found.why_inexact)
         return found
-
-    def _replayed(self, rules: Rules, mask: np.ndarray) -> Memory:
-        """Replay the network, or that with kept copies whose rules these are."""
-        return of_marks(rules.trainings[0], mask, self.held, rules.fuses)
 
     @cached_property
     def held(self) -> Held:
@@ -196,31 +182,37 @@ class Marks(_Network):
 
     def front(self, others: Sequence[Candidate] = ()) -> Found:
         """Search for the plans that no other beats, also from plans of it at other shapes."""
-        if not self.unplanned.exact:
+        if self.unplanned.exact:
+            known = [_mark_plan(plan) for plan in others]
+            about = self.hints, self.rules, self._times, known, self.options.kept_copies
+            effort = marks_search.EFFORT.times(self.options.patience)
+            with progress_bar() as progress:
+                found, interrupted = fastest(*about, effort=effort, progress=progress)
+        else:
             least = self.smallest()
-            plan = settled(self.rules, self._times, _mark_plan(least.plans[0]))
-            plan = plan._replace(pool_bytes=least.plans[0].pool_bytes)  # as it was bound
+            plan, interrupted = _mark_plan(least.plans[0]), least.interrupted
+            timed = settled(self.rules, self._times, plan)
             none = MarkPlan(self.unplanned.counted_bytes, 0.0, self.nothing)
-            return self._found([none, plan], least.interrupted)
-        about = self.hints, self.rules, self._times, [_mark_plan(plan) for plan in others]
-        effort = marks_search.EFFORT.times(self.options.patience)
-        with progress_bar() as progress:
-            copies = self.options.kept_copies
-            found, interrupted = fastest(*about, copies, effort=effort, progress=progress)
-        return self._found(found, interrupted)
+            found = [none, timed._replace(pool_bytes=plan.pool_bytes)]  # as it was bound
+        plans = []
+        for counted, seconds, mask, copies in found:
+            origin, time = "fastest" if mask.any() else "no plan", seconds / (self.times.step or 1)
+            pool = round(counted * self.real)
+            plans.append(Candidate(origin, pool, mask, copies, added_time=time))
+        return Found(plans, interrupted)
 
     def memory(self, plan: Candidate) -> Memory:
         """Predict what a plan takes."""
-        return self._replayed(*settle(self.rules, plan.recomputed, plan.copies)[:2])
+        rules, mask, *_ = settle(self.rules, plan.recomputed, plan.copies)
+        return of_marks(rules.trainings[0], mask, self.held, rules.fuses)
 
     def bound(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
         """Make what MXNet can carry out of a plan into a symbol, and have MXNet bind it."""
         symbol, shapes = self.request.symbol, self.request.spec.shapes
         copies = marks.inferable(symbol, plan.copies, shapes)
         mask, copies = settle(self.rules, plan.recomputed, copies)[2:]
-        native = tuple(self.rules.native(mask))
-        plan = replace(plan, recomputed=mask, copies=copies, native=native)
-        made = plan.carry_out(symbol)
+        plan = replace(plan, recomputed=mask, copies=copies)
+        made = marks.apply(symbol, mask, self.rules.native(mask), copies)
         return plan, made, replace(self.memory(plan), bound=self._bound_mb(made))
 
     def _times(self, rules: Rules) -> NodeTimes:
@@ -228,13 +220,6 @@ class Marks(_Network):
         found = timing.times_of(training, self.request.device, self.options.measure)
         moved = timing.moved_bytes(training)[: training.arrays.forward]
         return NodeTimes(found.forward, found.gradient, moved)
-
-    def _found(self, plans: Sequence[MarkPlan], interrupted: bool) -> Found:
-        found = []
-        for counted, seconds, mask, copies in plans:
-            origin, time = "fastest" if mask.any() else "no plan", seconds / (self.times.step or 1)
-            found.append(Candidate(origin, round(counted * self.real), mask, copies, None, time))
-        return Found(found, interrupted)
 
 
 def _mark_plan(plan: Candidate) -> MarkPlan:
@@ -308,37 +293,35 @@ class Schedules(_Network):
                 interrupted = short.interrupted
             tree = trees.ScheduleSearch(self.load, options.patience, progress, weights, self.parts)
             if interrupted:
-                best = tree.evaluate(known[0][1])
+                best = tree.evaluate(known[0][1], "marks")
                 if options.work is not None and best.work > options.work:
                     raise KeyboardInterrupt
-                found = [trees.Found(best, "marks", True)]
+                found = [best]
             else:
                 found = search(tree, known)
+                interrupted = tree.interrupted
         plans = []
-        for best, origin, _ in found:
-            again = self._again(best.schedule) > 0
-            plans.append(Candidate(origin, best.pool_bytes, again, schedule=best.schedule))
-        return Found(plans, found[0].interrupted)
+        for pool, _, schedule, origin in found:
+            runs = np.bincount(schedule.forwards, minlength=len(self.nothing))
+            recomputed = np.maximum(runs - 1, 0)
+            plans.append(Candidate(origin, pool, recomputed, schedule=schedule))
+        return Found(plans, interrupted)
 
     def memory(self, plan: Candidate) -> Memory:
         return of_step(unroll(self.written, plan.schedule), self.request.grad_req, self.held)
 
     def bound(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
         schedules.check(self.load, plan.schedule)
-        made, memory = plan.carry_out(self.request.symbol), self.memory(plan)
+        made, memory = scheduled(self.request.symbol, plan.schedule), self.memory(plan)
         step: Any = memory.replay.training
         made.recipe.step(made, self.graph, self.request.grad_req, self.mkldnn, step)
         return plan, made, replace(memory, bound=self._bound_mb(made))
-
-    def _again(self, schedule: Any) -> np.ndarray:
-        """Count how often each node is recomputed."""
-        return np.maximum(np.bincount(schedule.forwards, minlength=len(self.nothing)) - 1, 0)
 
     def timed(self, found: Found) -> Found:
         """Estimate the pools of plans, without gradients, and the times that they add to a step."""
         plans, gradients = [], self.memory(found.plans[0]).gradient_bytes
         for plan in found.plans:
-            time = float(self._again(plan.schedule) @ self.times.forward) / self.times.step
+            time = float(plan.recomputed @ self.times.forward) / self.times.step
             pool = round(plan.pool_bytes * self.real) - gradients
             plans.append(replace(plan, pool_bytes=pool, added_time=time))
         return replace(found, plans=plans)
@@ -349,14 +332,13 @@ Way = Union[Marks, Schedules]
 
 def ways_of(request: Request, options: Options) -> Iterator[Way]:
     """Make the ways that are asked for in turn; of both, those by which it can be planned."""
-    made: dict[str, Callable[..., Way]] = {"marks": Marks, "schedule": Schedules}
-    if options.planner == "chen2016":
-        made["marks"] = Original
+    by_marks = Original if options.planner == "chen2016" else Marks
     hows = WAYS if options.how == EITHER else (options.how,)
     refused = []
     for how in hows:
         try:
-            yield made[how](request, replace(options, how=how))
+            kind = by_marks if how == "marks" else Schedules
+            yield kind(request, replace(options, how=how))
         except MemongerError as error:  # a network that no schedule can hold
             log.info("no plans by how=%r: %s", how, error)
             refused.append(error)
@@ -364,14 +346,19 @@ def ways_of(request: Request, options: Options) -> Iterator[Way]:
         raise refused[0]
 
 
-def front(way: Way, others: Sequence[Candidate] = ()) -> Found:
-    """Search for the plans that no other beats in both memory and time, or remember them."""
-    key = fingerprint(way.request, replace(way.options, work=None, budget=None))
-    found = _fronts.get(key)
+def front(way: Way, known: Sequence[Candidate] = ()) -> Found:
+    """Search for the plans that no other beats in both memory and time, also from known plans."""
+    return remembered(way.front, replace(way.options, work=None, budget=None), known)
+
+
+def remembered(search: Any, options: Options, *known: Any) -> Found:
+    """Search by a method of a way, unless that was done before with the same options."""
+    key = search.__qualname__, fingerprint(search.__self__.request, options)
+    found = _known.get(key)
     if found is not None:
-        log.info("the plans of this network were searched before; one of them is chosen")
+        log.info("this network was planned before; what was found then is taken")
         return found
-    found = way.front(others)
+    found = search(*known)
     if not found.interrupted:
-        _fronts.put(key, found)
+        _known.put(key, found)
     return found

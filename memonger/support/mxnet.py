@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
@@ -55,20 +56,8 @@ def _is_on(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class GpuPool:
-    """How MXNet rounds what it asks a GPU for; in bytes."""
-
-    kind: str = _variable("MXNET_GPU_MEM_POOL_TYPE", "Naive", str)  # or 'Round', or 'Unpooled'
-    page: int = _variable("MXNET_GPU_MEM_POOL_PAGE_SIZE", "4096", int)
-    large: int = _variable("MXNET_GPU_MEM_LARGE_ALLOC_ROUND_SIZE", str(2 * MB), int)
-    cutoff: int = _variable(
-        "MXNET_GPU_MEM_POOL_ROUND_LINEAR_CUTOFF", "24", lambda power: 1 << int(power)
-    )
-
-
-@dataclass(frozen=True)
 class Settings:
-    """What MXNet's environment variables say that bears on a plan."""
+    """What MXNet's environment variables say that bears on a plan, as they are when it is made."""
 
     mkldnn: bool = _variable("MXNET_MKLDNN_ENABLED", "1", _is_on)  # whether it may compute on a CPU
     mkldnn_rnn: bool = _variable("MXNET_USE_MKLDNN_RNN", "1", _is_on)
@@ -81,7 +70,11 @@ class Settings:
     #: By which factor memory may be too large for a tensor; whether smaller powers of 2 are tried.
     match_range: int = _variable("NNVM_EXEC_MATCH_RANGE", "16", int)
     search_match_range: bool = _variable("NNVM_AUTO_SEARCH_MATCH_RANGE", "0", _is_on)
-    pool: GpuPool = field(default_factory=GpuPool)
+    #: How it rounds what it asks a GPU for: 'Naive', 'Round' or 'Unpooled'; the others in bytes.
+    pool: str = _variable("MXNET_GPU_MEM_POOL_TYPE", "Naive", str)
+    page: int = _variable("MXNET_GPU_MEM_POOL_PAGE_SIZE", "4096", int)
+    large: int = _variable("MXNET_GPU_MEM_LARGE_ALLOC_ROUND_SIZE", str(2 * MB), int)
+    cutoff: int = _variable("MXNET_GPU_MEM_POOL_ROUND_LINEAR_CUTOFF", "24", lambda k: 1 << int(k))
 
     @property
     def match_ranges(self) -> list[int]:
@@ -89,9 +82,6 @@ class Settings:
         if not self.search_match_range or self.match_range == 0:
             return [self.match_range]
         return [2**k for k in range(self.match_range.bit_length())]
-
-
-settings = Settings  # reads the environment variables as they are when it is called
 
 
 @contextlib.contextmanager
@@ -111,7 +101,7 @@ def _chosen_build() -> str | None:
     """Return the wheel that ``import mxnet`` will take, or None; refuse one over another."""
     import importlib.metadata
 
-    spec = importlib.util.find_spec("mxnet")
+    spec = PathFinder.find_spec("mxnet")  # does not ask `_Preparation`, which asks this
     if spec is None or spec.origin is None:
         return None
     beside = importlib.metadata.distributions(path=[str(Path(spec.origin).parents[1])])
@@ -184,21 +174,14 @@ class _Preparation:
     """A finder of modules that finds none, but prepares the import of MXNet."""
 
     build: str | None = None  # the wheel that is imported
-    _begun = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if name != "mxnet" or self._begun:
-            return
-        self._begun = True
-        try:
+        if name == "mxnet":
             self.build = _chosen_build()
             if self.build is not None:
                 _supply_missing_names()
                 if self.build != "mxnet":
                     _load_cuda_libraries()
-        except BaseException:
-            self._begun = False
-            raise
 
 
 def __getattr__(name: str) -> Any:

@@ -214,22 +214,22 @@ def _arity(op: str, attrs: tuple[tuple[str, str], ...], subgraphs: str, count: i
 
 
 def load_nodes(nodes: Sequence[Mapping[str, Any]], heads: Sequence[Sequence[int]]) -> Any:
-    """Make a Symbol of nodes and heads as JSON has them; they are not checked."""
+    """Make a Symbol of nodes and outputs as JSON has them; they are not checked."""
     variables = [i for i, node in enumerate(nodes) if node["op"] == "null"]
     version = {"mxnet_version": ["int", VERSION]}
     graph = {"nodes": nodes, "arg_nodes": variables, "heads": heads, "attrs": version}
     return mx.sym.load_json(as_json(graph))
 
 
-def all_outputs(graph: Mapping[str, Any]) -> tuple[Any, list[int]]:
-    """Return a Symbol of all outputs of a graph's nodes, and of which node each is.
+def all_outputs(graph: Mapping[str, Any]) -> Any:
+    """Return a Symbol of all outputs of a graph's nodes; ``node_row_ptr`` has where each's start.
 
     ``get_internals`` leaves out those that ``list_outputs`` does not show: a BatchNorm's mean, the
     mask of a Dropout. Their names cannot be asked for, but shapes and types can.
     """
     start = graph["node_row_ptr"]
     heads = [[i, k, 0] for i, n in enumerate(start[:-1]) for k in range(start[i + 1] - n)]
-    return mx.sym.load_json(as_json({**graph, "heads": heads})), [i for i, _, _ in heads]
+    return load_nodes(graph["nodes"], heads)
 
 
 def load(path: str | bytes | os.PathLike[Any]) -> Any:

@@ -182,7 +182,7 @@ def test_a_wrong_prediction_is_not_passed_on(way: Any) -> None:
     """The figures are MXNet's, and it is said; what it finds worse than no plan is not returned."""
     request = read_request({"net": net(), "shapes": SHAPES})
     solution = smallest(way(request, Options()))
-    plan, said = plan_of(request, solution), "; ".join(solution.warnings)
+    plan, said = plan_of(solution), "; ".join(solution.warnings)
     if way is Believing:
         assert not plan.recomputed and plan.planner == "no plan" and "no plan costs less" in said
         assert plan.pool_bytes == plan.unplanned_bytes

@@ -49,7 +49,7 @@ def chain_of(steps: int) -> Problem:
     no = np.zeros(steps, dtype=np.bool_)
     before = np.maximum(np.arange(-1, steps, dtype=np.int32), 0)  # the first reads a variable
     last, read = np.append(count[1:], -1).astype(np.int32), (before, count[:-1])
-    flags = count == steps - 1, no, ~no, no
+    flags = count == steps - 1, ~no, no
     chain = Steps(*read, *read, last, count + 1, count[-1:], *flags, np.ones(steps))
     return some_problem()._replace(steps=chain)
 
@@ -245,8 +245,8 @@ def test_a_chain_is_never_worse_than_binomial() -> None:
         tree[:, 0] = np.where(tree[:, 0] == LEAF, LEAF, 2 * tree[:, 0])
         binomial = search.evaluate(search.schedule(tree))
         found = search.least_memory(binomial.work)
-        assert found.best.work <= binomial.work * (1 + 1e-9)
-        assert found.best.pool_bytes <= binomial.pool_bytes
+        assert found.work <= binomial.work * (1 + 1e-9)
+        assert found.pool_bytes <= binomial.pool_bytes
 
 
 @pytest.mark.parametrize("name", sorted(NETWORKS))
@@ -275,14 +275,14 @@ def test_never_worse_than_what_is_known() -> None:
     plan, names = memonger.plan(symbol, shapes), names_of(search)
     marked = of_marks(search.workload, np.isin(names, plan.recomputed))
     found = search.least_memory(2.0, [("marks", marked)])
-    assert plan.recomputed and found.best.pool_bytes <= search.evaluate(marked).pool_bytes
+    assert plan.recomputed and found.pool_bytes <= search.evaluate(marked).pool_bytes
 
 
 def test_the_front() -> None:
     """Schedules of every size; none is beaten by what any other search finds quickly."""
     search = ScheduleSearch(work_of(*NETWORKS["resnet"]()), patience=0.02)
-    smallest = search.least_memory().best
-    front = [found.best for found in search.front()]
+    smallest = search.least_memory()
+    front = search.front()
     pools, works = [each.pool_bytes for each in front], [each.work for each in front]
     assert pools == sorted(set(pools), reverse=True) and works == sorted(set(works))
     assert len(front) > 10 and works[0] == 1 and pools[-1] <= smallest.pool_bytes
@@ -294,6 +294,8 @@ def test_the_front() -> None:
         assert min(within) <= point.cost.work / search.one_pass * (1 + 1e-9)
 
 
+    names = names_of(search)
+    operations = search.least_memory(3.0).schedule.operations.tolist()
 def test_work_is_what_the_caller_says() -> None:
     """In any unit; what takes no time is recomputed first."""
     work = work_of(*NETWORKS["resnet"]())
@@ -303,13 +305,13 @@ def test_work_is_what_the_caller_says() -> None:
     for scale in (1.0, 1e6):
         search = ScheduleSearch(work, patience=0.02, weights=scale * weights)
         front = search.front()
-        assert front[0].best.work == 1
+        assert front[0].work == 1
         for found in front:
-            counts = np.bincount(found.best.schedule.forwards, minlength=len(weights))
+            counts = np.bincount(found.schedule.forwards, minlength=len(weights))
             once = weights[list(work.operators)].sum()
-            assert (counts * weights).sum() / once == pytest.approx(found.best.work, rel=1e-6)
-        cheap = [found.best for found in front if found.best.work == 1]
-        assert cheap[-1].pool_bytes < front[0].best.pool_bytes or len(cheap) == 1
+            assert (counts * weights).sum() / once == pytest.approx(found.work, rel=1e-6)
+        cheap = [found for found in front if found.work == 1]
+        assert cheap[-1].pool_bytes < front[0].pool_bytes or len(cheap) == 1
         counts = np.bincount(cheap[-1].schedule.forwards, minlength=len(weights))
         assert free[counts > 1].all() and (counts > 1).any()
 
@@ -329,8 +331,8 @@ ORDER = """
 def test_the_same_whatever_the_cores(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(cores))
     search = ScheduleSearch(work_of(*NETWORKS["chain"]()), patience=0.02)
-    names = names_of(search)
-    operations = search.least_memory(3.0).best.schedule.operations.tolist()
+    schedule, names = search.least_memory().schedule, names_of(search)
+    assert [names[i][:4] for i in schedule.forwards.tolist()].count("drop") > 8
     assert [names[e] if e >= 0 else "-" + names[~e] for e in operations] == ORDER.split()
 
 
@@ -357,17 +359,17 @@ def test_ctrl_c_gives_the_best_so_far(after: float) -> None:
     unplanned = search.evaluate(plain(search.workload))
     threads = threading.active_count()
     found = search.least_memory(2.0)
-    assert found.interrupted and not left and threading.active_count() == threads
-    assert found.best.work <= 2.0
+    assert search.interrupted and not left and threading.active_count() == threads
+    assert found.work <= 2.0
     if after > 0.1:
-        assert found.best.pool_bytes < unplanned.pool_bytes
-    same_as_written_out(search, found.best.schedule)
+        assert found.pool_bytes < unplanned.pool_bytes
+    same_as_written_out(search, found.schedule)
     again = search.least_memory(2.0)  # nothing that was found is lost
-    assert not again.interrupted and again.best.pool_bytes <= found.best.pool_bytes
+    assert not search.interrupted and again.pool_bytes <= found.pool_bytes
     left.append(1)
     if after == 0.5:
         front = search.front()
-        assert len(front) > 3 and all(each.interrupted for each in front)
+        assert len(front) > 3 and search.interrupted
 
 
 def test_too_little_work() -> None:
@@ -385,7 +387,14 @@ def test_dropout_draws_once() -> None:
         x = mx.sym.Dropout(mx.sym.tanh(x, name=f"tanh{k}"), p=0.5, name=f"drop{k}")
     x = mx.sym.MakeLoss(mx.sym.sum(x), name="loss")
     search = ScheduleSearch(work_of(x, {"data": (64, 16)}), patience=0.02)
+<<<<<<< HEAD
     schedule = search.least_memory().best.schedule
     names = names_of(search)
     assert [names[i][:4] for i in schedule.forwards.tolist()].count("drop") > 8
+=======
+    schedule = search.least_memory().schedule
+    graph = search.workload.training.graph
+    again = [i for i in schedule.forwards.tolist() if graph.nodes[i].op == "Dropout"]
+    assert len(again) > 8
+>>>>>>> r3
     same_as_written_out(search, schedule)

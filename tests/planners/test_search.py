@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from memonger.costs.replay import replay
 from memonger.planners.marks.anneal import SAVED, Goal, anneal, empty_archive, evaluate
-from memonger.planners.marks.anneal import name_nodes, record
+from memonger.planners.marks.anneal import named, record
 from memonger.planners.marks.copies import behind_copies, copies_at, copyable
-from memonger.planners.marks.cuts import Weigher, Weights, cheap_cuts, cheapest_cuts
-from memonger.planners.marks.cuts import golden_section, walk
+from memonger.planners.marks.cuts import Weights, cheap_cuts, cheapest_cuts
+from memonger.planners.marks.cuts import golden_section, walk, weigh
 from memonger.planners.marks.rules import Rules
 from memonger.planners.marks.search import Effort, MarkPlan, MarkSearch, NodeTimes, Phase, settled
 from memonger.planners.pareto import not_dominated
@@ -88,13 +88,12 @@ def test_weights_of_a_chain() -> None:
     symbol, shapes = networks.chain(8, hidden=256, batch=256)
     rules = rules_of(symbol, shapes)
     cuts = every_cut(rules.graph)
-    w = Weigher(rules.trainings[0], cuts)(1.0)
+    w, squares = weigh(rules.trainings[0], cuts, (1.0, 2.0))
     tensor = 4 * 256 * 256
     assert w.until[-1] / tensor == 2 * 8 + 1
     assert (w.keep[1:-1] >= tensor * 0.9).sum() >= 8
     besides = w.highest[1:] - w.until[1:]
     assert besides.max() / tensor <= 4
-    squares = Weigher(rules.trainings[0], cuts)(2.0)
     assert squares.until[-1] == pytest.approx(w.until[-1] * tensor, rel=0.01)
 
 
@@ -137,8 +136,7 @@ def test_plans_are_evaluated_as_they_are_replayed() -> None:
     random, nodes = np.random.RandomState(0), search.rules.graph.nodes
     plans = set()
     for _ in range(20):
-        mask = np.empty(len(nodes), dtype=np.bool_)
-        pool, seconds = evaluate(search.space, random_state(search, random), mask)
+        pool, seconds, mask = evaluate(search.space, random_state(search, random))
         found = replay(search.rules.trainings[0], mask)
         assert pool == found.pool_bytes
         n = len(mask)
@@ -155,7 +153,7 @@ def test_plans_are_evaluated_as_they_are_replayed() -> None:
 def test_a_plan_without_saved_identities_is_added_without_them() -> None:
     search = of_unet()
     mask = search.plain.apply(search.plain.allowed)
-    found = search.add(mask, ())
+    found = search.add(MarkPlan(0, 0.0, mask))
     assert found is not None and search.copies
     plan = search.plan(found)
     assert not plan.copies and (plan.mask == mask).all()
@@ -168,15 +166,15 @@ def test_a_set_of_cuts_saves_what_is_alive_there_and_what_comes_after_the_last()
     search = MarkSearch(rules, unit_times(), every_cut(rules.graph), (), Threads(), Effort())
     cuts, n = search.cuts, len(rules.graph.nodes)
     state = np.zeros(len(cuts) + n, dtype=np.int8)
-    mask, chosen = np.empty(n, dtype=np.bool_), [3, 9]
+    chosen = [3, 9]
     state[chosen] = 1
-    evaluate(search.space, state, mask)
+    mask = evaluate(search.space, state)[2]
     expected = rules.allowed.copy()
     expected[cuts[9].after + 1 :] = False
     expected[[i for k in chosen for i in cuts[k].keep]] = False
     assert (mask == rules.apply(expected)).all() and mask.any()
     state[len(cuts) :][: cuts[3].after + 1] = SAVED
-    evaluate(search.space, state, mask)
+    mask = evaluate(search.space, state)[2]
     expected[: cuts[3].after + 1] = False
     assert (mask == rules.apply(expected)).all() and mask.any()
 
@@ -186,10 +184,9 @@ def test_annealing_leaves_the_best_plan(goal: Goal) -> None:
     search = of_unet()
     stop, done = np.zeros((2, 1), dtype=np.int64)
     start = random_state(search, np.random.RandomState(0))
-    mask = np.empty(len(search.rules.graph.nodes), dtype=np.bool_)
 
     def energy(state: np.ndarray) -> float:
-        pool, seconds = evaluate(search.space, state, mask)
+        pool, seconds, _ = evaluate(search.space, state)
         return goal.byte_price * max(0.0, pool - goal.limit) + goal.second_price * seconds
 
     hot = 0.05 * energy(start)
@@ -211,13 +208,12 @@ def test_annealing_leaves_the_best_plan(goal: Goal) -> None:
 def test_a_limit_is_kept() -> None:
     search = of_unet()
     stop, done = np.zeros((2, 1), dtype=np.int64)
-    mask = np.zeros(len(search.rules.graph.nodes), dtype=np.bool_)
-    limit, state = 0.7 * search.unplanned, np.zeros(len(search.cuts) + len(mask), dtype=np.int8)
-    name_nodes(state, mask)
+    nothing = np.zeros(len(search.rules.graph.nodes), dtype=np.bool_)
+    limit, state = 0.7 * search.unplanned, named(search.space, nothing)
     archive = empty_archive(search.unplanned, 50, len(state))
     goal = Goal(limit, 1e30, 1.0, 0.4, True)
     anneal(search.space, state, goal, 7, 2000, 5.0, 0.1, archive, stop, done)
-    pool, seconds = evaluate(search.space, state, mask)
+    pool, seconds, _ = evaluate(search.space, state)
     assert pool <= limit and seconds == archive.seconds[archive.pools <= limit].min()
 
 

@@ -199,6 +199,10 @@ KEPT: dict[str, Callable[[Any], Any]] = {
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
     "pickle": lambda s: pickle.loads(pickle.dumps(s)),
+    "index": lambda s: s[0],
+    "name": lambda s: s["softmax_output"],
+    "slice": lambda s: s[:],
+    "loop": lambda s: next(iter(s)),
     "as_nd_ndarray": lambda s: s.as_nd_ndarray(),
 }
 
@@ -216,14 +220,17 @@ def test_kept(way: str, caplog: pytest.LogCaptureFixture) -> None:
 
 #: What is made of a network with two outputs, and what is said when that is bound for training.
 TAKEN: dict[str, Any] = {
-    "index": (lambda s: s[0], "getitem"),
-    "name": (lambda s: s["softmax_output"], "getitem"),
+    "index": (lambda s: s[0], "an output was taken"),
+    "name": (lambda s: s["softmax_output"], "an output was taken"),
+    "slice": (lambda s: s[:1], "an output was taken"),
+    "order": (lambda s: s[::-1], "an output was taken"),
+    "loop": (lambda s: next(iter(s)), "an output was taken"),
     "internals": (lambda s: s.get_internals()["a_output"], r"get_internals\(\)"),
     "children's children": (lambda s: s.get_children().get_children()[0], r"get_children\(\)"),
     "composed": (lambda s: s(data=S.Variable("data")), "composed"),
     "composed in place": (lambda s: (s._compose(data=S.Variable("data")), s)[1], "composed"),
     "copied": (lambda s: copy.copy(s.get_internals())["a_output"], r"get_internals\(\)"),
-    "pickled": (lambda s: pickle.loads(pickle.dumps(s[0])), "getitem"),
+    "pickled": (lambda s: pickle.loads(pickle.dumps(s[0])), "an output was taken"),
     "optimize_for": (lambda s: s.optimize_for("MKLDNN"), "optimize_for"),
     "get_backend_symbol": (lambda s: s.get_backend_symbol("MKLDNN"), "get_backend_symbol"),
 }

@@ -10,22 +10,23 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from memonger.graph.operators.tensors import Tensor, check_elements
+from memonger.graph.operators.tensors import Attributes, Tensor, Tensors, check_elements
 from memonger.support.errors import said_by_mxnet
 from memonger.support.mxnet import environment, mx
 from memonger.support.symbols import all_outputs, load_nodes, read
 
 #: How the gradient nodes of an operator refer to what they read.
-#: ('head', k): gradient of output k; ('in', k), ('out', k): its inputs and outputs;
+#: ('head', k, 0): the gradient of output k; ('in', k, 0): input k; ('out', 0, k): output k;
 #: ('node', j, k): output k of gradient node j.
-Reference = Tuple[Any, ...]
+Reference = Tuple[str, int, int]
 
 Attrs = Tuple[Tuple[str, str], ...]  # names and values, sorted
-Debugged = Tuple[List[Tuple[str, int]], List[Dict[str, Any]]]  # outputs, operators
+JsonNode = Dict[str, Any]
+Debugged = Tuple[List[Tuple[str, int]], List[JsonNode]]  # outputs, operators
 FORWARD = "f"  # the name of the operator that is bound
 
 
@@ -33,10 +34,10 @@ class BackwardNode(NamedTuple):
     """One node that the gradient of an operator adds to the training graph."""
 
     op: str
-    attrs: Mapping[str, str]
+    attrs: Attributes
     inputs: tuple[Reference, ...]
     deps: tuple[int | None, ...]  # gradient nodes; None: the forward node itself
-    tensors: tuple[Tensor, ...]
+    tensors: Tensors
 
 
 class OperatorGradient(NamedTuple):
@@ -60,9 +61,7 @@ def unallocated(shape: Sequence[int], dtype: str, ctx: Any) -> Any:
     return mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle(checked, ctx, True, kind))
 
 
-def alone(
-    op: str, attrs: Mapping[str, str], count: int
-) -> tuple[list[dict[str, Any]], list[list[int]]]:
+def alone(op: str, attrs: Attributes, count: int) -> tuple[list[JsonNode], list[list[int]]]:
     """Return JSON nodes (`symbols.load_nodes`) of an operator between variables, and its outputs.
 
     Its ``count`` inputs are the variables x0, x1, ...; the operator is the node after them.
@@ -73,12 +72,12 @@ def alone(
     return nodes, [[count, k, 0] for k in range(len(outputs) - count)]
 
 
-def _node(op: str, name: str, *inputs: list[int], **more: Any) -> dict[str, Any]:
+def _node(op: str, name: str, *inputs: list[int], **more: Any) -> JsonNode:
     return {"op": op, "name": name, "inputs": list(inputs), **more}
 
 
 @functools.lru_cache(maxsize=None)
-def gradient_of(op: str, attrs: Attrs, inputs: tuple[Tensor, ...], zero: bool) -> OperatorGradient:
+def gradient_of(op: str, attrs: Attrs, inputs: Tensors, zero: bool) -> OperatorGradient:
     """Return the gradient of an operator with inputs of these shapes and types, or raise.
 
     With ``zero`` the gradients of all its outputs are known to be zero (``CheckGradAllZero`` in
@@ -95,18 +94,18 @@ def gradient_of(op: str, attrs: Attrs, inputs: tuple[Tensor, ...], zero: bool) -
         if "non-differentiable" in str(error):
             raise NotDifferentiable(op) from None
         raise NotObservable(f"{op} cannot be bound alone") from None
-    known: dict[str, Reference] = {f"x{k}": ("in", k) for k in range(count)}
+    known: dict[str, Reference] = {f"x{k}": ("in", k, 0) for k in range(count)}
     for k in range(len(shown)):
         names = f"_head_grad_{k}", f"_head_grad_{k}_id", f"stop{k}", f"stop{k}_backward"
-        known.update(dict.fromkeys(names, ("head", k)))
-    made, of_outputs = _referred(op, known, outputs[len(shown) :], found)
+        known.update(dict.fromkeys(names, ("head", k, 0)))
+    made, of_outputs = _referred(op, known, (outputs[len(shown) :], found))
     given = dict(zip(symbol.list_arguments(), of_outputs))
     gradients = tuple([given.get(f"x{k}") for k in range(count)])
     return OperatorGradient(_with_tensors(op, nodes, shown, inputs, made), gradients)
 
 
 @functools.lru_cache(maxsize=None)
-def merges(op: str, attrs: Attrs, inputs: tuple[Tensor, ...]) -> bool:
+def merges(op: str, attrs: Attrs, inputs: Tensors) -> bool:
     """Observe whether MXNet makes one of two operators that are the same and read the same.
 
     It does not where they keep state, draw numbers or change their inputs (``NodeEqual`` in
@@ -126,7 +125,7 @@ def merges(op: str, attrs: Attrs, inputs: tuple[Tensor, ...]) -> bool:
     return sum(node["name"] in (FORWARD, "g") for node in found) == 1
 
 
-def _bound(symbol: Any, inputs: Sequence[Tensor], merging: str) -> Debugged:
+def _bound(symbol: Any, inputs: Tensors, merging: str) -> Debugged:
     """Bind a symbol of x0, x1, ... for training, without memory; read its ``debug_str``."""
     cpu = mx.cpu()
     arrays = {f"x{k}": unallocated(t.shape, t.dtype, cpu) for k, t in enumerate(inputs)}
@@ -146,7 +145,7 @@ def read_debug_str(text: str) -> Debugged:
         return [(name, int(output)) for name, output in found]
 
     head, *operators = re.split(r"^Op:", text, flags=re.M)
-    nodes: list[dict[str, Any]] = []
+    nodes: list[JsonNode] = []
     for each in operators:
         op, name = each.partition("\n")[0].split(", Name=", 1)
         lists = dict(re.findall(r"^(Inputs|Attrs|Control deps):\n((?:\t.*\n?)*)", each, re.M))
@@ -158,15 +157,13 @@ def read_debug_str(text: str) -> Debugged:
 
 
 def _referred(
-    op: str,
-    known: dict[str, Reference],
-    outputs: Sequence[tuple[str, int]],
-    found: Sequence[dict[str, Any]],
+    op: str, known: dict[str, Reference], debugged: Debugged
 ) -> tuple[list[BackwardNode], list[Reference]]:
     """Find the gradient nodes of an operator's ``debug_str``, and what its outputs refer to.
 
     ``known`` tells what the names refer to that are no gradient nodes.
     """
+    outputs, found = debugged
     made: list[BackwardNode] = []
     where: dict[str, list[int]] = {}  # name -> gradient nodes so named, oldest first
 
@@ -176,7 +173,7 @@ def _referred(
             return known[name]
         at = where.get(name)
         if name == FORWARD and not (as_gradient and at is not None):
-            return ("out", index)
+            return ("out", 0, index)
         if not at:
             raise NotObservable(f"{op}: its gradient reads {name!r}, which is not shown")
         if any(made[j] != made[at[0]] for j in at):
@@ -200,36 +197,28 @@ def _referred(
 
 def _with_tensors(
     op: str,
-    nodes: Sequence[dict[str, Any]],
-    shown: Sequence[list[int]],
-    inputs: Sequence[Tensor],
-    made: Sequence[BackwardNode],
+    nodes: list[JsonNode],
+    shown: list[list[int]],
+    inputs: Tensors,
+    made: list[BackwardNode],
 ) -> tuple[BackwardNode, ...]:
     """Give every gradient node its outputs' shapes and types, inferred by MXNet."""
     forward = len(inputs)
     # The gradients of the outputs are like them.
     all_nodes = [*nodes, *(_node("ones_like", f"g{k}", head) for k, head in enumerate(shown))]
-    start = len(all_nodes)
-
-    def place(reference: Reference) -> list[int]:
-        kind, k, output = (*reference, 0)[:3]
-        if kind == "out":
-            return [forward, k, 0]
-        return [{"in": 0, "head": forward + 1, "node": start}[kind] + k, output, 0]
-
+    start = {"in": 0, "out": forward, "head": forward + 1, "node": len(all_nodes)}
     for node in made:
-        deps = [forward if d is None else start + d for d in node.deps]
+        places = [[start[kind] + k, output, 0] for kind, k, output in node.inputs]
+        deps = [forward if d is None else start["node"] + d for d in node.deps]
         more = {"attrs": dict(node.attrs), "control_deps": deps}
-        all_nodes.append(_node(node.op, "b", *map(place, node.inputs), **more))
-    tensors: list[list[Tensor]] = [[] for _ in all_nodes]
+        all_nodes.append(_node(node.op, "b", *places, **more))
     try:
         # With all of them as outputs they stay in their order.
-        symbol = load_nodes(all_nodes, [[i, 0, 0] for i in range(len(all_nodes))])
-        every, owners = all_outputs(read(symbol))
+        graph = read(load_nodes(all_nodes, [[i, 0, 0] for i in range(len(all_nodes))]))
+        every, first = all_outputs(graph), graph["node_row_ptr"][start["node"] :]
         _, shapes, _ = every.infer_shape(**{f"x{k}": t.shape for k, t in enumerate(inputs)})
         _, types, _ = every.infer_type(**{f"x{k}": t.dtype for k, t in enumerate(inputs)})
-        for i, shape, dtype in zip(owners, shapes, types):
-            tensors[i].append(Tensor(tuple(shape), np.dtype(dtype).name))
+        tensors = tuple([Tensor(tuple(s), np.dtype(t).name) for s, t in zip(shapes, types)])
     except (mx.MXNetError, TypeError) as error:
         raise NotObservable(f"{op}: shapes of its gradient: {said_by_mxnet(error)}") from None
-    return tuple([n._replace(tensors=tuple(tensors[start + j])) for j, n in enumerate(made)])
+    return tuple([n._replace(tensors=tensors[i:k]) for n, i, k in zip(made, first, first[1:])])

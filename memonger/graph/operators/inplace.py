@@ -16,12 +16,12 @@ operator where the first is meant. The tables say what MXNet does.
 from __future__ import annotations
 
 import re
-from typing import Callable, Iterator, Mapping, Tuple
+from typing import Callable, Iterator, Tuple
 
 from memonger.graph.operators.recompute import truth
+from memonger.graph.operators.tensors import Attributes
 
 Options = Tuple[Tuple[int, int, bool], ...]  # input, output, identity
-Attrs = Mapping[str, str]
 
 _NONE: Options = ()
 _FIRST: Options = ((0, 0, False),)
@@ -143,7 +143,7 @@ IGNORED: dict[str, tuple[int, ...]] = {
 }
 
 
-def _pooling_gradient(attrs: Attrs) -> Options:
+def _pooling_gradient(attrs: Attributes) -> Options:
     """Look whether MKLDNN's max pooling has a workspace: nn/pooling.cc, GetNumOutputs."""
     workspace = (
         attrs.get("pool_type", "max") == "max"
@@ -153,7 +153,7 @@ def _pooling_gradient(attrs: Attrs) -> Options:
     return _SECOND if workspace else _NONE
 
 
-def _softmax_gradient(attrs: Attrs) -> Options:
+def _softmax_gradient(attrs: Attributes) -> Options:
     """nn/softmax-inl.h, SoftmaxGradOpInplaceOption."""
     if truth(attrs.get("use_length")):
         return ((0, 0, False), (1, 0, False), (2, 1, False), (3, 0, False))
@@ -162,7 +162,7 @@ def _softmax_gradient(attrs: Attrs) -> Options:
     return _EITHER
 
 
-_OPTIONS: dict[str, Options | Callable[[Attrs], Options]] = {
+_OPTIONS: dict[str, Options | Callable[[Attributes], Options]] = {
     **{op: options for options, text in _TABLE.items() for op in expanded(text)},
     **dict.fromkeys(expanded("_backward_{}: softmax log_softmax softmin"), _softmax_gradient),
     **dict.fromkeys(
@@ -176,7 +176,7 @@ _OPTIONS: dict[str, Options | Callable[[Attrs], Options]] = {
 }
 
 
-def inplace_options(op: str, attrs: Attrs, num_inputs: int) -> Options | None:
+def inplace_options(op: str, attrs: Attributes, num_inputs: int) -> Options | None:
     """Return the in-place pairs of an operator in the planner's order; None if it is not known."""
     options = None if _UNKNOWN.match(op) else _OPTIONS.get(op, _NONE)
     if callable(options):
@@ -202,7 +202,7 @@ _FUSED = frozenset(
 _SLICES = frozenset(["slice", "slice_axis", "slice_like", "broadcast_like"])  # ``slice_ops``
 
 
-def fused_as(op: str, attrs: Mapping[str, str]) -> tuple[bool, bool]:
+def fused_as(op: str, attrs: Attributes) -> tuple[bool, bool]:
     """Tell whether an operator is fused with what it reads, and with what reads it.
 
     Source: ``IsFusionCompatible`` and ``IsInputsOnlyCompatible`` in

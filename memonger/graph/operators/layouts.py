@@ -6,10 +6,10 @@ On the CPU a convolution writes its output in blocks of 8 or 16 channels (see ``
 from __future__ import annotations
 
 import ast
-from typing import Mapping, Sequence
+from typing import Sequence
 
 from memonger.graph.operators.inplace import expanded
-from memonger.graph.operators.tensors import Tensor
+from memonger.graph.operators.tensors import Attributes, Tensor
 
 #: Operators that compute in the layout that they find: ``TIsMKLDNN`` in MXNet's source.
 LAYOUT_AWARE = frozenset(
@@ -45,7 +45,7 @@ AXES = 4
 
 
 def layout_of_output(
-    op: str, attrs: Mapping[str, str], inputs: int, tensor: Tensor, k: int, data: Tensor | None
+    op: str, attrs: Attributes, inputs: int, tensor: Tensor, k: int, data: Tensor | None
 ) -> str:
     """Tell how the layout of output ``k``, a ``tensor``, comes about; ``data`` is the first input.
 
@@ -82,7 +82,7 @@ def layout_of_output(
 
 
 def layouts_of_inputs(
-    op: str, attrs: Mapping[str, str], inputs: int
+    op: str, attrs: Attributes, inputs: int
 ) -> tuple[Sequence[bool], Sequence[bool]]:
     """Tell of each input if the numbers, and the outputs' layouts, may depend on its layout."""
     if op == "_backward_Pooling":
@@ -94,18 +94,18 @@ def layouts_of_inputs(
     return [not exact] * inputs, [op not in _CHOOSE] * inputs
 
 
-def _overlap(attrs: Mapping[str, str]) -> bool:
+def _overlap(attrs: Attributes) -> bool:
     """Tell whether windows of a Pooling have elements in common."""
     kernel, stride = _tuple(attrs, "kernel"), _tuple(attrs, "stride")
     whole = attrs.get("global_pool", "False") != "False"
     return not whole and any(s < k for k, s in zip(kernel, stride or (1,) * len(kernel)))
 
 
-def _tuple(attrs: Mapping[str, str], name: str, *usual: int) -> tuple[int, ...]:
+def _tuple(attrs: Attributes, name: str, *usual: int) -> tuple[int, ...]:
     return tuple(ast.literal_eval(attrs.get(name, "()"))) or usual
 
 
-def _of_convolution(attrs: Mapping[str, str], tensor: Tensor, data: Tensor | None) -> str:
+def _of_convolution(attrs: Attributes, tensor: Tensor, data: Tensor | None) -> str:
     """Tell how a convolution lays out its output, as far as that is the same for many of them.
 
     Seen with ``DNNL_VERBOSE=1`` in thousands of convolutions, on CPUs with AVX2 and with AVX512

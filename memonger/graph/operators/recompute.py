@@ -7,9 +7,10 @@ the GPU executor dry run; ``tests/graph/test_operators.py`` holds every entry of
 from __future__ import annotations
 
 import re
-from typing import Mapping, Sequence
+from typing import Sequence
 
-from memonger.support.mxnet import settings
+from memonger.graph.operators.tensors import Attributes
+from memonger.support.mxnet import Settings
 
 CPU = "cpu"
 GPU = "gpu"
@@ -34,7 +35,7 @@ _MUTATING = re.compile(r".*_update(_phase[12])?$|reset_arrays$|_contrib_(group_)
 _SOURCES = frozenset(("_zeros", "_ones", "_full", "_zeros_without_dtype"))
 
 
-def why_kept(op: str, attrs: Mapping[str, str]) -> str | None:
+def why_kept(op: str, attrs: Attributes) -> str | None:
     """Tell why an operator must not be recomputed; None if it may be."""
     if op in UNTOUCHED:
         return UNTOUCHED[op]
@@ -57,7 +58,7 @@ def why_kept(op: str, attrs: Mapping[str, str]) -> str | None:
     return None
 
 
-def why_refused(op: str, attrs: Mapping[str, str]) -> str | None:
+def why_refused(op: str, attrs: Attributes) -> str | None:
     """Tell why a network that holds this operator cannot be planned at all; None if it can."""
     if op.startswith(("_sg_mkldnn", "_sg_onednn", "_TensorRT", "_FusedOp")):
         return "it was fused for inference, and its gradients are zero; plan the symbol before that"
@@ -112,11 +113,7 @@ LISTED |= {"BatchNorm", "Convolution", "Deconvolution", "UpSampling"}
 
 
 def tolerates_unread(
-    op: str,
-    attrs: Mapping[str, str],
-    dtypes: Sequence[str],
-    targets: frozenset[str],
-    mkldnn: bool = True,
+    op: str, attrs: Attributes, dtypes: Sequence[str], targets: frozenset[str], mkldnn: bool = True
 ) -> bool:
     """Tell whether a recomputed operator may have an output 0 that nobody reads.
 
@@ -140,4 +137,4 @@ def targets_of(device_type: str | None) -> frozenset[str]:
         return ANYWHERE
     if device_type != "gpu":
         return frozenset((CPU,))
-    return frozenset((GPU, GPU_FUSION) if settings().fusion else (GPU,))
+    return frozenset((GPU, GPU_FUSION) if Settings().fusion else (GPU,))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Tuple
+from typing import Mapping, NamedTuple, Tuple
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from memonger.support.errors import TooLargeError
 from memonger.support.mxnet import mx
 
 Shape = Tuple[int, ...]
+Attributes = Mapping[str, str]  # an operator's own parameters, by name
 
 
 class Tensor(NamedTuple):
@@ -27,6 +28,9 @@ class Tensor(NamedTuple):
     def nbytes(self) -> int:
         """Bytes with the real size of an element."""
         return self.elements * np.dtype(self.dtype).itemsize
+
+
+Tensors = Tuple[Tensor, ...]
 
 
 def check_elements(shape: Shape) -> Shape:

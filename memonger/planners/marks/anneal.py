@@ -26,40 +26,32 @@ class Space(NamedTuple):
     A state is an array of int8. Of n cuts the first n elements tell which are made: what is alive
     there is saved, all between is recomputed, and nothing behind the last. The others tell which
     nodes are SAVED or RECOMPUTED all the same.
-
-    Cut k lies after node ``after[k]`` and saves the nodes ``keep[keep_start[k] :
-    keep_start[k + 1]]``; the nodes ``flippable`` may change by themselves. Node i takes
-    ``seconds[i]`` when it is recomputed, and much of it for its bytes if it is ``costly``. Saved
-    identity ``copies[k]`` of node ``copied[k]`` adds ``copy_seconds[k]`` to a step where the one is
-    recomputed and the other is not.
     """
 
     rules: RuleArrays
     match_ranges: np.ndarray
-    after: np.ndarray
+    after: np.ndarray  # of each cut the node before it
     keep_start: np.ndarray
-    keep: np.ndarray
-    flippable: np.ndarray
-    seconds: np.ndarray
-    costly: np.ndarray
-    copied: np.ndarray
-    copies: np.ndarray
-    copy_seconds: np.ndarray
+    keep: np.ndarray  # the nodes that cut k saves, from keep_start[k] to keep_start[k + 1]
+    flippable: np.ndarray  # nodes that may change by themselves
+    seconds: np.ndarray  # of each node when it is recomputed
+    costly: np.ndarray  # whether that is much for its bytes
+    copied: np.ndarray  # nodes with saved identities
+    copies: np.ndarray  # those identities
+    copy_seconds: np.ndarray  # of each that is saved where its node is recomputed
 
 
 class Goal(NamedTuple):
     """What annealing looks for, and how.
 
-    The energy of a plan is its bytes above ``limit`` and its seconds, each times a price. Of the
-    changes ``flipping`` set single nodes. The others move cuts, or, if the states are to name each
-    node ``by_node`` and no cuts, set what is between two cuts and what is saved at one.
+    The energy of a plan is its bytes above ``limit`` and its seconds, each times a price.
     """
 
     limit: float
     byte_price: float
     second_price: float
-    flipping: float
-    by_node: bool
+    flipping: float  # the share of changes that set single nodes; the others move cuts, or,
+    by_node: bool  # if states name each node, set what is between two cuts and what one saves
 
 
 class Archive(NamedTuple):
@@ -97,10 +89,7 @@ def record(archive, pool, seconds, state):  # type: ignore[no-untyped-def]
 def added_seconds(s, mask, order):  # type: ignore[no-untyped-def]
     """The seconds that a plan adds to a step that runs in this order."""
     n = mask.shape[0]
-    seconds = 0.0
-    for row in order:
-        if n <= row < 2 * n:
-            seconds += s.seconds[row - n]
+    seconds = s.seconds[order[(order >= n) & (order < 2 * n)] - n].sum()
     for k in range(s.copied.shape[0]):
         if mask[s.copied[k]] and not mask[s.copies[k]]:
             seconds += s.copy_seconds[k]
@@ -108,42 +97,36 @@ def added_seconds(s, mask, order):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def plan_of(s, state, mask):  # type: ignore[no-untyped-def]
-    """Write the nodes that a state recomputes to ``mask``, and obey the rules; as ``obey``."""
-    cuts = len(s.after)
-    made = np.flatnonzero(state[:cuts])
-    mask[:] = True
+def plan_of(s, state):  # type: ignore[no-untyped-def]
+    """The nodes that a state recomputes by the rules, and what ``obey`` tells of them."""
+    made, nodes = np.flatnonzero(state[: len(s.after)]), state[len(s.after) :]
+    mask = np.ones(len(nodes), dtype=np.bool_)
     if len(made):
         mask[s.after[made[-1]] + 1 :] = False
     for k in made:
-        for q in range(s.keep_start[k], s.keep_start[k + 1]):
-            mask[s.keep[q]] = False
-    nodes = state[cuts:]
-    for i in range(len(nodes)):
-        if nodes[i] != AS_CUTS:
-            mask[i] = nodes[i] == RECOMPUTED
+        mask[s.keep[s.keep_start[k] : s.keep_start[k + 1]]] = False
+    mask = (mask & (nodes != SAVED)) | (nodes == RECOMPUTED)
     for k in range(len(s.copied)):
         if not mask[s.copied[k]]:  # an identity of what is saved itself costs nothing
             mask[s.copied[k] + 1 : s.copies[k] + 1] = True
-    return obey(s.rules, mask)
+    order, reads = obey(s.rules, mask)
+    return mask, order, reads
 
 
 @compiled
-def name_nodes(state, mask):  # type: ignore[no-untyped-def]
-    """Write a plan into a state, node by node."""
-    cuts = len(state) - len(mask)
-    state[:cuts] = False
-    for i in range(len(mask)):
-        state[cuts + i] = RECOMPUTED if mask[i] else SAVED
+def named(s, mask):  # type: ignore[no-untyped-def]
+    """The state that names what a plan does with each node."""
+    nodes = np.where(mask, RECOMPUTED, SAVED)
+    return np.concatenate((np.zeros_like(s.after), nodes)).astype(np.int8)
 
 
 @compiled
-def evaluate(s, state, mask):  # type: ignore[no-untyped-def]
-    """The bytes that a state costs, and the seconds that it adds; ``mask``: its plan."""
-    order, reads = plan_of(s, state, mask)
+def evaluate(s, state):  # type: ignore[no-untyped-def]
+    """The bytes that a state costs, the seconds that it adds, and its plan."""
+    mask, order, reads = plan_of(s, state)
     t, f = s.rules.arrays, s.rules.fusible
     pool = plan_bytes(t, f, mask, order, reads, s.match_ranges, NO_LIMIT)
-    return pool, added_seconds(s, mask, order)
+    return pool, added_seconds(s, mask, order), mask
 
 
 @compiled
@@ -161,9 +144,7 @@ def _flip(s, nodes, values):  # type: ignore[no-untyped-def]
     first = last = np.random.randint(len(s.flippable))
     while last + 1 < len(s.flippable) and np.random.random() < 0.8:
         last += 1
-    to = 3 - values + np.random.randint(values)
-    for i in s.flippable[first : last + 1]:
-        nodes[i] = to
+    nodes[s.flippable[first : last + 1]] = 3 - values + np.random.randint(values)
 
 
 @compiled
@@ -184,8 +165,7 @@ def _move_cut(cuts):  # type: ignore[no-untyped-def]
 def _save(s, nodes, cut, value):  # type: ignore[no-untyped-def]
     """Set what is alive at a cut; there is none at -1, nor beyond the last."""
     if 0 <= cut < len(s.after):
-        for q in range(s.keep_start[cut], s.keep_start[cut + 1]):
-            nodes[s.keep[q]] = value
+        nodes[s.keep[s.keep_start[cut] : s.keep_start[cut + 1]]] = value
 
 
 @compiled
@@ -199,8 +179,8 @@ def _set_nodes(s, nodes):  # type: ignore[no-untyped-def]
         stop = s.after[last] + 1 if last < cuts else len(nodes)
         choice = np.random.randint(3)
         for i in range(start, stop):
-            again = choice == 0 or choice == 1 and not s.costly[i]
-            nodes[i] = RECOMPUTED if again else SAVED
+            recomputed = choice == 0 or choice == 1 and not s.costly[i]
+            nodes[i] = RECOMPUTED if recomputed else SAVED
         _save(s, nodes, first, SAVED)
         _save(s, nodes, last, SAVED)
     else:
@@ -235,7 +215,6 @@ def anneal(s, state, goal, seed, tries, hot, cold, archive, stop, done):  # type
     if len(s.after) + len(s.flippable) == 0:
         tries = 0
     new, least_state = state.copy(), state.copy()
-    mask = np.empty(t.forward, dtype=np.bool_)
     least = current = most = np.inf
     for step in range(-1, tries):  # the first is the plan as it is
         new[:] = state
@@ -247,7 +226,7 @@ def anneal(s, state, goal, seed, tries, hot, cold, archive, stop, done):  # type
             while np.random.random() < MORE:
                 _change(s, new, goal)
             most = acceptable(current, hot, cold, step / tries, np.random.random())
-        order, reads = plan_of(s, new, mask)
+        mask, order, reads = plan_of(s, new)
         seconds = added_seconds(s, mask, order)
         left = most - goal.second_price * seconds
         if left < 0:
@@ -257,9 +236,7 @@ def anneal(s, state, goal, seed, tries, hot, cold, archive, stop, done):  # type
         if pool > limit:
             continue
         current = goal.second_price * seconds + goal.byte_price * max(0.0, pool - goal.limit)
-        state[:] = new
-        if goal.by_node:
-            name_nodes(state, mask)
+        state[:] = named(s, mask) if goal.by_node else new
         record(archive, pool, seconds, state)
         if current < least:
             least = current

@@ -23,23 +23,17 @@ from memonger.graph.operators.recompute import UNTOUCHED
 from memonger.support.errors import MB
 
 
-class MirrorPlan(NamedTuple):
-    """What one threshold gives: the recomputed nodes, the bytes kept and of the largest block."""
-
-    mask: np.ndarray
-    save_size: int
-    max_size: int
-
-
 class Trial(NamedTuple):
-    """One threshold (MB) of the search, its plan and its cost."""
+    """One threshold (MB) of the search, and its plan."""
 
     threshold: int
-    plan: MirrorPlan
-    cost: int
+    mask: np.ndarray  # the recomputed nodes
+    save_size: int  # the bytes that are kept
+    max_size: int  # those of the largest block between
+    cost: int = 0  # once it has been asked for
 
 
-def mirror_plan(graph: ForwardGraph, hints: Mapping[int, str], threshold: int) -> MirrorPlan:
+def mirror_plan(graph: ForwardGraph, hints: Mapping[int, str], threshold: int) -> Trial:
     """Keep a result wherever more than ``threshold`` MB have gathered, and it has a hint.
 
     The ``mirror_stage`` of a node is 'True' for a cut of its own, any other label for a cut that
@@ -69,7 +63,7 @@ def mirror_plan(graph: ForwardGraph, hints: Mapping[int, str], threshold: int) -
             elif kept:
                 save_size += size
                 mask[i] = False
-    return MirrorPlan(mask, save_size, max_size)
+    return Trial(threshold, mask, save_size, max_size)
 
 
 def search(
@@ -84,24 +78,19 @@ def search(
     """
     trials: list[Trial] = []
 
-    def attempt(threshold: int) -> MirrorPlan:
-        plan = mirror_plan(graph, hints, threshold)
-        trials.append(Trial(threshold, plan, cost(plan.mask)))
-        return plan
+    def attempt(threshold: int) -> Trial:
+        trial = mirror_plan(graph, hints, threshold)
+        trials.append(trial._replace(cost=cost(trial.mask)))
+        return trial
 
     guess, local_sizes = 0, []
     for _ in range(3):
-        plan = attempt(guess)
-        local_sizes.append(plan.max_size // MB)
-        guess = int(math.sqrt((plan.save_size // MB) * local_sizes[-1] / 2))
+        trial = attempt(guess)
+        local_sizes.append(trial.max_size // MB)
+        guess = int(math.sqrt((trial.save_size // MB) * local_sizes[-1] / 2))
     smallest = min(local_sizes)
     step = int((guess * math.sqrt(2) - smallest) / ntrial)
     if step > 0:
         for k in range(1, ntrial + 1):
             attempt(smallest + k * step)
     return trials
-
-
-def best(trials: list[Trial]) -> Trial:
-    """The cheapest trial, of equals the first."""
-    return min(trials, key=lambda trial: trial.cost)

@@ -7,7 +7,7 @@ from typing import Sequence
 import numpy as np
 
 from memonger.costs.fusion import fused_forward
-from memonger.graph.forward import Entry, KeptCopy, mask_with_copies
+from memonger.graph.forward import KeptCopy, mask_with_copies
 from memonger.graph.operators.recompute import CPU, GPU_FUSION
 from memonger.planners.marks.cuts import Cut
 from memonger.planners.marks.rules import Rules
@@ -77,14 +77,11 @@ def behind_copies(cuts: Sequence[Cut], moved: np.ndarray, copies: Sequence[KeptC
     first = moved.copy()  # where the first output of each node stands
     for copy in copies:
         first[copy.node] += copy.offset
-
-    def entry(a: int, b: int) -> Entry:
-        return int(moved[a] if b else first[a]), b
-
-    return [
-        Cut(int(first[cut.after]), tuple(entry(a, b) for a, b in cut.entries), cut.size)
-        for cut in cuts
-    ]
+    found = []
+    for cut in cuts:
+        entries = tuple((int(moved[a] if b else first[a]), b) for a, b in cut.entries)
+        found.append(Cut(int(first[cut.after]), entries, cut.size))
+    return found
 
 
 def needed_copies(

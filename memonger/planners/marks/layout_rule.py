@@ -35,32 +35,21 @@ _ANY = -1  # the layout that must be found where numbers do not depend on it
 
 
 class LayoutRule(NamedTuple):
-    """The layouts in one training graph without a plan, for compiled code.
-
-    Of each read the layout that must be ``found``, or -1; of each output the layout ``made``, the
-    input in whose ``place`` it is written, and whether numbers may come to depend on it.
-    """
+    """The layouts in one training graph without a plan, for compiled code."""
 
     active: bool
     layouts: LayoutArrays
-    found: np.ndarray
-    made: np.ndarray
-    place: np.ndarray
-    matters: np.ndarray
-
-
-def _none(kind: type) -> np.ndarray:
-    return np.zeros(0, dtype=kind)
+    found: np.ndarray  # of each read the layout that must be found, or -1
+    made: np.ndarray  # of each output its layout
+    place: np.ndarray  # and the input in whose place it is written,
+    matters: np.ndarray  # and whether numbers may come to depend on it
 
 
 #: Where no layout is to be watched.
 NO_RULE = LayoutRule(
     False,
-    LayoutArrays(_none(np.int8), _none(np.int64), *[_none(np.bool_) for _ in range(3)]),
-    _none(np.int64),
-    _none(np.int64),
-    _none(np.int32),
-    _none(np.bool_),
+    LayoutArrays(*[np.zeros(0, dtype) for dtype in (np.int8, np.int64, *[np.bool_] * 3)]),
+    *[np.zeros(0, dtype) for dtype in (np.int64, np.int64, np.int32, np.bool_)],
 )
 
 
@@ -162,7 +151,7 @@ def _keep_holder(t, facts, row, place, mask, found):  # type: ignore[no-untyped-
         source = t.read_row[first + place] % t.forward
         for q in range(facts.read_start[source], facts.read_start[source + 1]):
             reader = facts.reader[facts.read[q]]
-            if facts.again[facts.read[q]] and mask[reader] and holder != x:
+            if facts.held[facts.read[q]] and mask[reader] and holder != x:
                 holder = reader if reader == x else max(holder, reader)
     if holder >= 0:
         found[holder] = True

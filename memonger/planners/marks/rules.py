@@ -207,7 +207,7 @@ class _Facts(NamedTuple):
     read: np.ndarray
     reader: np.ndarray  # of each input the node that has it
     passes: np.ndarray  # of each input whether a gradient other than zero reaches it
-    again: np.ndarray  # of each input whether the gradient reads it
+    held: np.ndarray  # of each input whether the gradient reads it
 
 
 def _facts_of(training: TrainingGraph) -> _Facts:
@@ -285,11 +285,11 @@ def _wrong(t, f, order, reads, tolerant, fusion, found):  # type: ignore[no-unty
             for q in range(f.read_start[x], f.read_start[x + 1]):
                 j = f.read[q]
                 c = f.reader[j]
-                if copied[c] and f.passes[j] and (f.again[j] or f.own_output[c] or tied[c]):
+                if copied[c] and f.passes[j] and (f.held[j] or f.own_output[c] or tied[c]):
                     tied[x] = True
         if f.follows[x] and not tied[x]:
             for j in range(t.read_start[x], t.read_start[x + 1]):
-                if copied[t.read_row[j]] and not f.again[j]:
+                if copied[t.read_row[j]] and not f.held[j]:
                     found[x] = any_found = True
     return any_found
 

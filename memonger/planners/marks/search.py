@@ -34,12 +34,12 @@ from memonger.planners.marks.anneal import (
     anneal,
     empty_archive,
     evaluate,
-    name_nodes,
+    named,
     plan_of,
     record,
 )
 from memonger.planners.marks.copies import behind_copies, needed_copies, settle
-from memonger.planners.marks.cuts import Cut, Weigher, Weights, cheapest_cuts, golden_section, walk
+from memonger.planners.marks.cuts import Cut, Weights, cheapest_cuts, golden_section, walk, weigh
 from memonger.planners.marks.rules import Rules
 from memonger.planners.pareto import not_dominated
 from memonger.support.parallel import Threads
@@ -51,15 +51,13 @@ CHEAP = 0.3  # of the mean time of an operator by its bytes: see ``costly``
 class Phase(NamedTuple):
     """One annealing for least memory, of the smallest ``starts`` plans known.
 
-    It has a part of all tries, and a share of changes that flip operators instead of moving a cut.
-    The temperatures (shares of a plan's memory) are taken in turn, for networks differ in what
-    moving a cut changes.
+    The temperatures are taken in turn, for networks differ in what moving a cut changes.
     """
 
     starts: int
-    part: float
-    heats: tuple[tuple[float, float], ...]
-    flipping: float
+    part: float  # of all tries
+    heats: tuple[tuple[float, float], ...]  # shares of a plan's memory
+    flipping: float  # the share of changes that flip operators instead of moving a cut
 
 
 @dataclass(frozen=True)
@@ -162,8 +160,8 @@ def settled(plain: Rules, times: Callable[[Rules], NodeTimes], plan: MarkPlan) -
     moved = plain.with_copies(copies)[1]
     seconds, _, copied, kept, added = recomputation_times(times(rules), moved, copies)
     found, n = rules.replay(full), len(full)
-    again = found.order[(found.order >= n) & (found.order < 2 * n)] - n
-    total = float(seconds[again].sum() + added[full[copied] & ~full[kept]].sum())
+    recomputed = found.order[(found.order >= n) & (found.order < 2 * n)] - n
+    total = float(seconds[recomputed].sum() + added[full[copied] & ~full[kept]].sum())
     return MarkPlan(found.pool_bytes, total, mask, copies)
 
 
@@ -194,10 +192,10 @@ class MarkSearch:
         self.tries = int(effort.patience * tries / self.rules.effort)
         self.unplanned = max(1, plain.replay(np.zeros_like(plain.allowed)).pool_bytes)
         self.space = self._space()
-        nothing, mask = self._state(), np.zeros(count, dtype=np.bool_)
-        name_nodes(nothing, mask)
+        self.forward_seconds = max(float(self.space.seconds.sum()), 1e-12)
+        nothing = named(self.space, np.zeros(count, dtype=np.bool_))
         # Saved identities that nobody needs may take more than the network without them.
-        self.most = max(self.unplanned, int(evaluate(self.space, nothing, mask)[0]))
+        self.most = max(self.unplanned, int(evaluate(self.space, nothing)[0]))
         self.archive = self._empty_archive()
         self._record(nothing)
 
@@ -224,7 +222,7 @@ class MarkSearch:
 
     def minimise(self, starts: Sequence[Found], phase: Phase) -> list[Found]:
         """Anneal for least memory, a thread each; all that came of it, the smallest first."""
-        price = 1e-6 * self.unplanned / self._second_scale()
+        price = 1e-6 * self.unplanned / self.forward_seconds
         goal = Goal(0.0, 1.0, price, phase.flipping, False)
         starts = starts[: phase.starts]
         jobs = []
@@ -238,7 +236,7 @@ class MarkSearch:
         """Anneal archived plans for the least time within several limits, in two rounds."""
         self._add_parts()
         count = 2 * self.effort.limits
-        heat = [part * self._second_scale() for part in self.effort.time_heat]
+        heat = [part * self.forward_seconds for part in self.effort.time_heat]
         for part in range(2):
             plans = not_dominated(self._archived(), lambda plan: plan[:2])
             limits = np.geomspace(plans[0].pool_bytes, self.unplanned, count + 1)[part:count:2]
@@ -252,18 +250,15 @@ class MarkSearch:
         """Archive parts of the smallest plan: what comes before a cut, or behind it, and cheap."""
         smallest = self._mask(min(self._archived(), key=lambda plan: plan[:2]))
         places = [cut.after + 1 for cut in self.cuts]
-        state = self._state()
         for mask in (smallest, smallest & ~self.space.costly):
             for place in places[:: 1 + len(places) // self.effort.parts]:
                 for part in (slice(place), slice(place, None)):
                     left = mask.copy()
                     left[part] = False
-                    name_nodes(state, left)
-                    self._record(state)
+                    self._record(named(self.space, left))
 
     def cuts_by_size(self) -> list[Found]:
         """Archive the sets of cuts to start from, and sort them by the bytes that they cost."""
-        weigher = Weigher(self.rules.trainings[0], self.cuts)
         found: dict[bytes, Found] = {}
 
         def cost(chosen: Sequence[int]) -> int:
@@ -274,8 +269,7 @@ class MarkSearch:
                 found[key] = self._record(state)
             return found[key].pool_bytes
 
-        for exponent in self.effort.exponents:
-            weights = weigher(exponent)
+        for weights in weigh(self.rules.trainings[0], self.cuts, self.effort.exponents):
             low, high = 0.0, float(weights.highest.max())
             for _ in range(self.effort.halvings):
                 bound = (low + high) / 2
@@ -286,24 +280,22 @@ class MarkSearch:
                 else:
                     low = bound
 
-            def of_pieces(logarithm: float, weights: Weights = weights) -> float:
+            def of_segments(logarithm: float, weights: Weights = weights) -> float:
                 return cost(walk(weights, np.exp(logarithm)))
 
             most = np.log(max(3, len(self.cuts)))
-            golden_section(of_pieces, np.log(2), most, self.effort.sections)
+            golden_section(of_segments, np.log(2), most, self.effort.sections)
         return sorted(found.values(), key=lambda found: found[:2])
 
-    def add(self, mask: np.ndarray, copies: Sequence[KeptCopy]) -> Found | None:
+    def add(self, plan: MarkPlan) -> Found | None:
         """Archive a plan of the plain network, if it needs none but these saved identities."""
-        if not {*copies} <= {*self.copies}:
+        if not {*plan.copies} <= {*self.copies}:
             return None
-        full = mask_with_copies(mask, self.moved, copies, len(self.space.seconds))
-        for copy in {*self.copies} - {*copies}:  # what nobody saves is recomputed
+        full = mask_with_copies(plan.mask, self.moved, plan.copies, len(self.space.seconds))
+        for copy in {*self.copies} - {*plan.copies}:  # what nobody saves is recomputed
             place = int(self.moved[copy.node])
             full[place + 1 : place + copy.offset + 1] = True
-        state = self._state()
-        name_nodes(state, full)
-        return self._record(state)
+        return self._record(named(self.space, full))
 
     def plans(self) -> list[MarkPlan]:
         """The archived plans, with what they cost as long as no saved identity is taken out."""
@@ -316,8 +308,7 @@ class MarkSearch:
         return MarkPlan(int(found.pool_bytes), float(found.seconds), mask[self.moved], needed)
 
     def _mask(self, found: Found) -> np.ndarray:
-        mask = np.empty(len(self.space.seconds), dtype=np.bool_)
-        plan_of(self.space, found.state, mask)
+        mask: np.ndarray = plan_of(self.space, found.state)[0]
         return mask
 
     # ------------------------------------------------------------------ the archive
@@ -326,15 +317,11 @@ class MarkSearch:
         """The state in which there are no cuts and everything is recomputed."""
         return np.zeros(len(self.cuts) + len(self.space.seconds), dtype=np.int8)
 
-    def _second_scale(self) -> float:
-        return max(float(self.space.seconds.sum()), 1e-12)
-
     def _empty_archive(self) -> Archive:
         return empty_archive(self.most, self.effort.sizes, len(self._state()))
 
     def _record(self, state: np.ndarray) -> Found:
-        mask = np.empty(len(self.space.seconds), dtype=np.bool_)
-        pool, seconds = evaluate(self.space, state, mask)
+        pool, seconds, _ = evaluate(self.space, state)
         record(self.archive, pool, seconds, state)
         return Found(pool, seconds, state)
 
@@ -350,10 +337,8 @@ class MarkSearch:
 
         def work(job: tuple[int, Found, Goal, Sequence[float]], done: np.ndarray) -> Any:
             seed, start, goal, (hot, cold) = job
-            state, archive = start.state.copy(), self._empty_archive()
-            if goal.by_node:
-                name_nodes(state, self._mask(start))
-            stop = self.threads.stop
+            mask, archive, stop = self._mask(start), self._empty_archive(), self.threads.stop
+            state = named(self.space, mask) if goal.by_node else start.state.copy()
             anneal(self.space, state, goal, seed, tries, hot, cold, archive, stop, done)
             return state, archive
 

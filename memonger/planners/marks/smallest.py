@@ -105,7 +105,7 @@ def fastest(
     interrupted, own = False, [MarkPlan(0, 0.0, np.zeros_like(least.mask)), *known]
     try:
         for plan in (*own, least):
-            search.add(plan.mask, plan.copies)
+            search.add(plan)
         if rules.allowed.any():
             search.speed_up()
     except KeyboardInterrupt:
@@ -124,8 +124,8 @@ def _original(
 ) -> MarkPlan:
     """Find the original's best plan with the rules."""
     trials = chen2016.search(rules.graph, hints, lambda mask: cost(rules.apply(mask)), ntrial)
-    best = chen2016.best(trials)
-    return MarkPlan(best.cost, 0.0, rules.apply(best.plan.mask))
+    best = min(trials, key=lambda trial: trial.cost)  # of equals the first
+    return MarkPlan(best.cost, 0.0, rules.apply(best.mask))
 
 
 def _cheapest(
@@ -159,19 +159,15 @@ def _least_memory(
 
     The last that is returned are the least bytes without pointwise fusion, where that is on.
     """
-    share, known, unfused = 1.0, None, None
     cuts = cheap_cuts(rules.graph, effort.cuts, hints)
-    if rules.fuses:
-        share = 1 - UNFUSED_SHARE
-        plain = rules.unfused()
-        at = copies_at(plain, cuts) if copies else ()
-        known = _minimised(plain, times, cuts, at, threads, effort, UNFUSED_SHARE)[1]
-        unfused = known.pool_bytes
     at = copies_at(rules, cuts) if copies else ()
-    if known is not None and copies:
-        apart = apart_from_fusion(rules, known.mask, known.copies)
-        at, known = tuple(sorted((*at, *apart))), known._replace(copies=(*known.copies, *apart))
-    return (*_minimised(rules, times, cuts, at, threads, effort, share, known), unfused)
+    if not rules.fuses:
+        return (*_minimised(rules, times, cuts, at, threads, effort), None)
+    known = _minimised(rules.unfused(), times, cuts, at, threads, effort, UNFUSED_SHARE)[1]
+    apart = apart_from_fusion(rules, known.mask, known.copies) if copies else ()
+    at, start = tuple(sorted((*at, *apart))), known._replace(copies=(*known.copies, *apart))
+    found = _minimised(rules, times, cuts, at, threads, effort, 1 - UNFUSED_SHARE, start)
+    return (*found, known.pool_bytes)
 
 
 def _minimised(
@@ -181,7 +177,7 @@ def _minimised(
     copies: tuple[KeptCopy, ...],
     threads: Threads,
     effort: Effort,
-    share: float,
+    share: float = 1.0,
     known: MarkPlan | None = None,
 ) -> tuple[MarkSearch, MarkPlan]:
     """Search with these saved identities, then with those alone that are needed."""
@@ -197,7 +193,7 @@ def _minimised(
     plans = [settled(rules, times, each) for each in (nothing, plan, known) if each is not None]
     least = min(plans, key=lambda plan: plan[:2])
     narrow = MarkSearch(rules, times, (), least.copies, threads, effort, share)
-    start = narrow.add(least.mask, least.copies)
+    start = narrow.add(least)
     assert start is not None
     plan = narrow.plan(narrow.minimise([start] * last.starts, last)[0])
     plain = plan._replace(copies=tuple(copy for copy in plan.copies if not copy.apart))

@@ -36,17 +36,13 @@ ONE_PASS = 1e9  # the work of one forward pass where it is not counted in FLOPs
 
 
 class Problem(NamedTuple):
-    """A network, ready to be scheduled in compiled code.
-
-    ``asked`` are the outputs that are gradients (``Parts.asked``), ``node`` is the forward node of
-    each position.
-    """
+    """A network, ready to be scheduled in compiled code."""
 
     steps: Steps
     variants: NodeVariants
     signatures: SignatureArrays
-    asked: np.ndarray
-    node: np.ndarray
+    asked: np.ndarray  # the outputs that are gradients (``Parts.asked``)
+    node: np.ndarray  # the forward node of each position
 
 
 class Cost(NamedTuple):
@@ -92,8 +88,7 @@ def _steps(made: Parts, node: np.ndarray, weights: np.ndarray | None) -> Steps:
         last=last,
         first_want=first_want,
         heads=heads,
-        head=np.isin(np.arange(count), heads),
-        once=workload.once[node],
+        pinned=np.isin(np.arange(count), heads) | workload.once[node],
         gradient=np.isin(node, workload.gradients),
         costly=np.array([graph.nodes[x].op in COSTLY_OPERATORS for x in node], dtype=np.bool_),
         work=work,
@@ -107,6 +102,12 @@ def positions(node: np.ndarray, nodes: int) -> np.ndarray:
     return position
 
 
+def operations_of(problem: Problem, positions: np.ndarray) -> np.ndarray:
+    """Name forward nodes instead of their positions, as a `Schedule` does."""
+    node = problem.node
+    return np.where(positions >= 0, node[positions], ~node[~positions])
+
+
 @compiled
 def pool_of(b, operations, match_ranges, limit):  # type: ignore[no-untyped-def]
     """Evaluate the memory of a schedule, 4 bytes to an element, gradients included.
@@ -114,11 +115,8 @@ def pool_of(b, operations, match_ranges, limit):  # type: ignore[no-untyped-def]
     Returns the bytes of the pool with the best of ``match_ranges``, -1 if that is more than
     ``limit``; and its place.
     """
-    nodes = np.empty(operations.shape[0], dtype=np.int32)
-    for k in range(operations.shape[0]):
-        nodes[k] = b.node[operations[k]] if operations[k] >= 0 else ~b.node[~operations[k]]
     p = b.variants
-    rows = connect(p, line_up(p, nodes))
+    rows = connect(p, line_up(p, operations))
     head_row = np.concatenate((rows.first[p.head_row], rows.latest[b.asked[:, 0]]))
     head_output = np.concatenate((p.head_output, b.asked[:, 1].astype(np.int32)))
     runs = head_row >= 0  # the gradient of an argument may be that of an output: a variable
@@ -163,6 +161,7 @@ class Evaluator:
         key = hashlib.blake2b(operations.tobytes(), digest_size=16).digest(), ranges.tobytes()
         pool, place, limit = self._known.get(key, (-1, 0, -1))
         if pool < 0 and limit < most_bytes:
-            pool, place = pool_of(self.problem, operations, ranges, most_bytes)
+            nodes = operations_of(self.problem, operations)
+            pool, place = pool_of(self.problem, nodes, ranges, most_bytes)
             self._known[key] = int(pool), int(place), most_bytes
         return Cost(int(pool), float(work), int(place)) if 0 <= pool <= most_bytes else None

@@ -19,18 +19,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+import random
+from dataclasses import dataclass
+from typing import Callable, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from memonger.planners.annealing import anneal
+from memonger.planners.annealing import MORE, acceptable
 from memonger.planners.pareto import not_dominated
 from memonger.planners.trees.price import (
     MATCH_RANGES,
     NO_LIMIT,
     Cost,
     Evaluator,
+    operations_of,
     pool_of,
     positions,
     problem,
@@ -82,15 +84,6 @@ class Effort:
     #: The limits of memory in each of two rounds, for the schedules of every size.
     limits: int = 8
 
-    def times(self, patience: float) -> Effort:
-        """So many times as much."""
-        return replace(
-            self,
-            replays=int(patience * self.replays),
-            replays_near=int(patience * self.replays_near),
-            annealing=int(patience * self.annealing),
-        )
-
 
 EFFORT = Effort()
 
@@ -104,14 +97,7 @@ class Evaluated(NamedTuple):
     pool_bytes: int
     work: float
     schedule: Schedule
-
-
-class Found(NamedTuple):
-    """The best schedule, where it comes from, and whether the user ended the search."""
-
-    best: Evaluated
-    origin: str
-    interrupted: bool
+    origin: str = SEARCHED
 
 
 @dataclass(frozen=True)
@@ -123,16 +109,9 @@ class Point:
     group: int
 
 
-@dataclass(frozen=True)
-class Aim:
-    """What annealing is for: as little as possible of one place of `Cost`, within limits."""
-
-    objective: int
-    most_bytes: int
-    most_work: float
-
-
-MEMORY, WORK = 0, 1  # objectives
+MEMORY, WORK = 0, 1  # objectives: places in `Cost`
+#: Of annealing: the most bytes (None: as few as possible are looked for), and the most work.
+Limits = Tuple[Optional[int], float]
 
 
 def _by_memory(point: Point) -> tuple[float, float]:
@@ -176,9 +155,14 @@ class ScheduleSearch:
         self._found: list[Point] = []
         self._groups = itertools.count()
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user ended the last search."""
+        return self._threads.interrupted
+
     def least_memory(
         self, work: float | None = None, others: Sequence[tuple[str, Schedule]] = ()
-    ) -> Found:
+    ) -> Evaluated:
         """Search for the schedule of least memory with at most ``work`` times the forward work.
 
         ``work`` is at least 1; None: no limit but what O(log n) memory takes (`LOGARITHMS`). What
@@ -191,56 +175,44 @@ class ScheduleSearch:
                 "work is 1 or more; None for no limit"
             )
         limit = (self.unlimited if work is None else float(work)) * SLACK
-        known = [(each, name) for each, name in self._known(others) if each.work <= limit]
+        known = [each for each in self._known(others) if each.work <= limit]
         self._search(lambda: self._anneal_for_memory(limit * self.one_pass), limit * self.one_pass)
         for point in self._within(limit * self.one_pass)[:1]:
-            known.append((self.evaluate(self.schedule(point.tree)), SEARCHED))
-        best, name = min(known, key=lambda k: (k[0].pool_bytes, k[0].work))
-        return Found(best, name, self._threads.interrupted)
+            known.append(self.evaluate(self.schedule(point.tree)))
+        return min(known, key=lambda each: each[:2])
 
-    def front(self, others: Sequence[tuple[str, Schedule]] = ()) -> list[Found]:
+    def front(self, others: Sequence[tuple[str, Schedule]] = ()) -> list[Evaluated]:
         """Search for the schedules that no other beats in both memory and work, least work first.
 
         ``others`` are known already, with their names. It is one search for all of them, so that
         who has more memory chooses among more.
         """
         known = self._known(others)
-        most = max(each.pool_bytes for each, _ in known)
+        most = max(each.pool_bytes for each in known)
         self._search(lambda: self._anneal_for_front(most), None)
-        known += [
-            (self.evaluate(self.schedule(point.tree)), SEARCHED)
-            for point in not_dominated(self._found, _by_work)
-        ]
-        front = not_dominated(known, lambda k: (k[0].work, k[0].pool_bytes))
-        return [Found(each, name, self._threads.interrupted) for each, name in front]
+        for point in not_dominated(self._found, _by_work):
+            known.append(self.evaluate(self.schedule(point.tree)))
+        return not_dominated(known, lambda each: (each.work, each.pool_bytes))
 
-    def evaluate(self, schedule: Schedule) -> Evaluated:
+    def evaluate(self, schedule: Schedule, origin: str = SEARCHED) -> Evaluated:
         """Evaluate a schedule."""
-        b, nodes = self.problem, schedule.operations
-        forward = nodes >= 0
-        operations = np.where(forward, self._position[nodes], ~self._position[~nodes]).astype(
-            np.int32
-        )
-        pool = int(pool_of(b, operations, MATCH_RANGES, NO_LIMIT)[0])
-        return Evaluated(
-            pool, float(b.steps.work[operations[forward]].sum()) / self.one_pass, schedule
-        )
+        pool, _ = pool_of(self.problem, schedule.operations, MATCH_RANGES, NO_LIMIT)
+        work = self.problem.steps.work[self._position[schedule.forwards]].sum()
+        return Evaluated(int(pool), float(work) / self.one_pass, schedule, origin)
 
     def schedule(self, tree: np.ndarray) -> Schedule:
         """Make the schedule of a tree."""
-        node = self.problem.node
-        operations, _ = unroll(self.problem, tree, np.inf, NO_LIMIT)
         return Schedule(
-            np.where(operations >= 0, node[operations], ~node[~operations]).astype(np.int32)
+            operations_of(self.problem, unroll(self.problem, tree, np.inf, NO_LIMIT)[0])
         )
 
     # ------------------------------------------------------------------ initial solutions
 
-    def _known(self, others: Sequence[tuple[str, Schedule]]) -> list[tuple[Evaluated, str]]:
+    def _known(self, others: Sequence[tuple[str, Schedule]]) -> list[Evaluated]:
         """What is known already, the schedule without recomputation first; as trees as well."""
-        known = [(self.evaluate(plain(self.workload)), NOTHING)]
+        known = [self.evaluate(plain(self.workload), NOTHING)]
         for name, schedule in others:
-            known.append((self.evaluate(schedule), name))
+            known.append(self.evaluate(schedule, name))
             kept = np.bincount(self._position[schedule.forwards], minlength=self.count) == 1
             self._found += self._evaluated([tree_of_marks(self.problem.steps, kept)])
         return known
@@ -256,10 +228,10 @@ class ScheduleSearch:
             self._threads.progress(0.0)
             if most_work not in self._searched:
                 self.initial_trees(most_work)
-            if self._found and not self._threads.interrupted:
+            if self._found and not self.interrupted:
                 self._searched.add(most_work)
                 annealing()
-            if not self._threads.interrupted:
+            if not self.interrupted:
                 self._threads.progress(1.0)
         except KeyboardInterrupt:
             self._threads.stop[0] = 1
@@ -270,7 +242,7 @@ class ScheduleSearch:
         replays = effort.replays if most_work is None else effort.replays_near
         for trees in self._initial.dynamic(most_work, replays // self.count):
             self._found += self._evaluated(trees, INITIAL / LISTS)
-            if self._threads.interrupted:
+            if self.interrupted:
                 return self._found[known:]
         most = self.unlimited
         if most_work is not None:
@@ -284,7 +256,7 @@ class ScheduleSearch:
 
         def evaluated(tree: np.ndarray, steps: np.ndarray) -> Point | None:
             steps[0] += 1
-            if self._threads.interrupted:
+            if self.interrupted:
                 return None
             cost = self.cost_of(tree, UNLIMITED * self.one_pass)
             return None if cost is None else Point(cost, tree, group)
@@ -309,46 +281,47 @@ class ScheduleSearch:
         for number, (count, share) in enumerate(effort.rounds if starts else ()):
             count = max(1, min(count, int(tries * share / (effort.least_tries * self.patience))))
             starts = sorted(starts, key=_by_memory)[:count]
-            aims = [Aim(MEMORY, NO_LIMIT, most_work)] * len(starts)
-            starts = self._annealed(starts, aims, tries * share, number, share * ANNEALING)
+            limits = [(None, most_work)] * len(starts)
+            starts = self._annealed(starts, limits, tries * share, number, share * ANNEALING)
 
     def _anneal_for_front(self, most: int) -> None:
         """Anneal for least work within several limits of memory, then at limits between them.
 
-        The last aim of the second round is the least memory.
+        The last of the second round is annealed for least memory.
         """
         count, most_work = 2 * self.effort.limits, UNLIMITED * self.one_pass
         for part in range(2):
             best = not_dominated(self._found, _by_work)
             least = best[-1].cost.pool_bytes
-            limits = np.geomspace(least, max(most, least), count + 1)[part:count:2].astype(int) + 1
-            aims = [Aim(WORK, limit, most_work) for limit in limits.tolist()]
-            starts = [next(p for p in best if p.cost.pool_bytes <= aim.most_bytes) for aim in aims]
+            sizes = np.geomspace(least, max(most, least), count + 1)[part:count:2].astype(int) + 1
+            limits: list[Limits] = [(size, most_work) for size in sizes.tolist()]
+            starts = [next(p for p in best if p.cost.pool_bytes <= size) for size in sizes]
             if part:
-                aims.append(Aim(MEMORY, NO_LIMIT, most_work))
+                limits.append((None, most_work))
                 starts.append(best[-1])
-            self._annealed(starts, aims, self._tries(starts), part, ANNEALING / 2)
+            self._annealed(starts, limits, self._tries(starts), part, ANNEALING / 2)
 
     def _annealed(
-        self, starts: Sequence[Point], aims: Sequence[Aim], tries: float, number: int, share: float
+        self,
+        starts: Sequence[Point],
+        limits: Sequence[Limits],
+        tries: float,
+        number: int,
+        share: float,
     ) -> list[Point]:
-        """Anneal trees, a thread each, with so many tries for all; the best for each aim.
+        """Anneal trees, a thread each, with so many tries for all; the best of each.
 
         All that is visited and not dominated is kept.
         """
-        if self._threads.interrupted:
+        if self.interrupted:
             return list(starts)
-        each, heat = max(1, int(tries / len(aims))), self.effort.temperatures
+        each, heat = max(1, int(tries / len(starts))), self.effort.temperatures
 
         def job(k: int, steps: np.ndarray) -> list[Point]:
-            how = {
-                "tries": each,
-                "temperatures": heat[k % len(heat)],
-                "seed": SEED + 100 * number + k,
-            }
-            return self._anneal(starts[k], aims[k], steps, how)
+            seed = SEED + 100 * number + k
+            return self._anneal(starts[k], limits[k], each, heat[k % len(heat)], seed, steps)
 
-        visited = self._threads.each(job, range(len(aims)), each, share)
+        visited = self._threads.each(job, range(len(starts)), each, share)
         self._found += [point for points in visited for point in points]
         return [points[0] for points in visited]
 
@@ -361,46 +334,57 @@ class ScheduleSearch:
         )
 
     def _anneal(
-        self, start: Point, aim: Aim, steps: np.ndarray, how: Mapping[str, Any]
+        self,
+        start: Point,
+        limits: Limits,
+        tries: int,
+        temperatures: tuple[float, float],
+        seed: int,
+        steps: np.ndarray,
     ) -> list[Point]:
         """Anneal a tree; the best of all that are visited, then those that are not dominated.
 
-        Other match ranges than the one that is best for the start are tried on the best alone.
+        Other match ranges than the one that is best for the start are tried on the best alone. The
+        same seed gives the same trees in every version of Python.
         """
-        cost, ranges = start.cost, MATCH_RANGES[start.cost.match_range : start.cost.match_range + 1]
-        least = cost[aim.objective]
-
-        def evaluate(tree: np.ndarray, most: float) -> float | None:
-            nonlocal cost, ranges, least
-            limits = [aim.most_bytes, aim.most_work]
-            limits[aim.objective] = min(limits[aim.objective], most)
-            limit = limits[WORK], int(limits[MEMORY])
-            every = steps[0] % SELDOM == 0
-            found = self.cost_of(tree, *limit, MATCH_RANGES if every else ranges)
-            if found is None:
-                return None
-            if not every and found[aim.objective] < least:
-                every, found = True, self.cost_of(tree, *limit) or found
-            if every:
-                ranges = MATCH_RANGES[found.match_range : found.match_range + 1]
-            cost, least = found, min(least, found[aim.objective])
-            return found[aim.objective]
-
-        visited = [start]
-        for tree in anneal(
-            start.tree,
-            cost[aim.objective],
-            lambda tree, draw: change(tree, self.count, draw),
-            evaluate,
-            **how,
-        ):
-            steps[0] += 1
-            if tree is not visited[-1].tree:
-                visited.append(Point(cost, tree, start.group))
-            if len(visited) > ARCHIVED:
-                visited = [*not_dominated(visited[:-1], _by_work), visited[-1]]
-            if self._threads.interrupted:
+        draw = random.Random(seed).random
+        (most_bytes, most_work), (hot, cold) = limits, temperatures
+        objective = MEMORY if most_bytes is None else WORK
+        point, visited, least = start, [start], start.cost[objective]
+        ranges = _alone(start.cost)
+        for k in range(tries):
+            if self.interrupted:
                 break
-        best = min(visited, key=_by_work if aim.objective == WORK else _by_memory)
-        exact = self.cost_of(best.tree, aim.most_work) or best.cost
+            steps[0] += 1
+            tree = change(point.tree, self.count, draw)
+            while draw() < MORE:
+                tree = change(tree, self.count, draw)
+            if tree is point.tree:
+                continue
+            current = float(point.cost[objective])
+            most = acceptable(current, hot * least, cold * least, k / tries, draw())
+            if most_bytes is None:
+                within = most_work, int(min(most, NO_LIMIT))
+            else:
+                within = min(most, most_work), most_bytes
+            every = k % SELDOM == 0
+            cost = self.cost_of(tree, *within, MATCH_RANGES if every else ranges)
+            if cost is None:
+                continue
+            if not every and cost[objective] < least:
+                every, cost = True, self.cost_of(tree, *within) or cost
+            if every:
+                ranges = _alone(cost)
+            least = min(least, cost[objective])
+            point = Point(cost, tree, start.group)
+            visited.append(point)
+            if len(visited) > ARCHIVED:
+                visited = [*not_dominated(visited[:-1], _by_work), point]
+        best = min(visited, key=_by_work if objective == WORK else _by_memory)
+        exact = self.cost_of(best.tree, most_work) or best.cost
         return [Point(exact, best.tree, start.group), *not_dominated(visited, _by_work)]
+
+
+def _alone(cost: Cost) -> np.ndarray:
+    """The match range that is best for a tree."""
+    return MATCH_RANGES[cost.match_range : cost.match_range + 1]

@@ -45,19 +45,17 @@ DIVIDED = 1  # a choice
 
 @dataclass(frozen=True)
 class Tensors:
-    """Bytes of results or of gradients, and the positions from and to which they are alive.
+    """Results, sorted by ``start``, or gradients, and the positions at which they are alive.
 
     Results are alive from the operator that makes them to the last one that reads them, and then
-    again to the gradient of the operator ``wanted``, the first that reads them (the number of
-    operators for none); they are sorted by ``start``. Gradients are alive down to the operator
-    ``start``. ``in_place`` tells the positions at which something may be written in place.
+    again to the gradient of the operator ``wanted``. Gradients are alive down to ``start``.
     """
 
     start: np.ndarray
     stop: np.ndarray
-    wanted: np.ndarray
+    wanted: np.ndarray  # the first whose gradient reads it (the number of operators for none)
     nbytes: np.ndarray
-    in_place: np.ndarray
+    in_place: np.ndarray  # of each position whether something may be written in place there
 
     def saved(self, size: np.ndarray, made: np.ndarray, freed: np.ndarray) -> np.ndarray:
         """The size at each position that is written in place."""
@@ -68,34 +66,25 @@ class Tensors:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of tensors, bytes raised to an exponent.
+    """Sizes of tensors, bytes raised to an exponent."""
 
-    ``result``: of each; ``in_place``: of those written in place, by position; ``backward``: of the
-    gradients alive while the gradient of each position runs; ``passing``: of those alive before it.
-    """
-
-    result: np.ndarray
-    in_place: np.ndarray
-    backward: np.ndarray
-    passing: np.ndarray
+    result: np.ndarray  # of each
+    in_place: np.ndarray  # by position, of those written in place
+    backward: np.ndarray  # of the gradients alive while the gradient of each position runs
+    passing: np.ndarray  # of those alive before it
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Sizes of segments, [s, t] from boundary s to boundary t.
-
-    ``kept``, (flag, s, t): what is saved of it while what is right of it is processed; ``highest``:
-    the most while it is run through; ``leaf``: as a base case; ``gradients``, (t,): those alive at
-    a boundary; ``work``: of running through; ``recomputed``, (flag, s, t): work of a base case.
-    """
+    """Sizes of segments, [s, t] from boundary s to boundary t."""
 
     bounds: np.ndarray
-    kept: np.ndarray
-    highest: np.ndarray
-    leaf: np.ndarray
-    gradients: np.ndarray
-    work: np.ndarray
-    recomputed: np.ndarray
+    kept: np.ndarray  # (flag, s, t): what is saved while what is right of it is processed
+    highest: np.ndarray  # the most while it is run through
+    leaf: np.ndarray  # as a base case
+    gradients: np.ndarray  # (t,): those alive at a boundary
+    work: np.ndarray  # of running through
+    recomputed: np.ndarray  # (flag, s, t): work of a base case
 
 
 class Table:

@@ -34,27 +34,19 @@ FREE, HELD, PINNED = 0, 1, 2  # pinned: it never runs again
 
 
 class Steps(NamedTuple):
-    """The forward operators of a network by position, for compiled code.
-
-    ``read`` and ``want`` list, from ``*_start[position]`` on, the positions that an operator and
-    its gradient read; ``last`` is the last reader (-1: none), ``first_want`` the first operator
-    whose gradient reads it (their number: none). ``heads`` are the operators of which the network
-    returns a result, ``head`` says for each whether it is one. ``once``: not recomputable;
-    ``gradient``: its gradient runs; ``work``: what running it forward costs.
-    """
+    """The forward operators of a network by position, for compiled code."""
 
     read_start: np.ndarray
-    read: np.ndarray
+    read: np.ndarray  # positions that each operator reads, from read_start[position] on
     want_start: np.ndarray
-    want: np.ndarray
-    last: np.ndarray
-    first_want: np.ndarray
-    heads: np.ndarray
-    head: np.ndarray
-    once: np.ndarray
-    gradient: np.ndarray
+    want: np.ndarray  # positions that its gradient reads
+    last: np.ndarray  # its last reader (-1: none)
+    first_want: np.ndarray  # the first operator whose gradient reads it (their number: none)
+    heads: np.ndarray  # the operators of which the network returns a result
+    pinned: np.ndarray  # whether it is one of those, or not recomputable
+    gradient: np.ndarray  # whether its gradient runs
     costly: np.ndarray
-    work: np.ndarray
+    work: np.ndarray  # what running it forward costs
 
 
 # ---------------------------------------------------------------- the schedule of a tree
@@ -126,7 +118,7 @@ def _run(s, lo, hi, held, asked, mark, operations, count):  # type: ignore[no-un
         if held[i] == FREE and asked[i] >= mark:
             operations[count] = i
             count += 1
-            held[i] = PINNED if s.head[i] or s.once[i] else HELD
+            held[i] = PINNED if s.pinned[i] else HELD
             work += s.work[i]
     return count, work
 

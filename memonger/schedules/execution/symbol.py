@@ -101,7 +101,14 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         self._lost = self._lost or "it was composed with other inputs"
         super()._compose(*args, **kwargs)
 
-    __getitem__ = _losing(Symbol.__getitem__)
+    def __getitem__(self, index: Any) -> Any:
+        """Take outputs by number, name or slice; all of them have the schedule too."""
+        take = super().__getitem__
+        chosen = range(len(self))[index] if isinstance(index, slice) else None
+        taken = take(index) if chosen is None else mx.sym.Group([take(k) for k in chosen])
+        same = self._lost or taken.list_outputs() == self.list_outputs()
+        return _taking(taken, self.recipe, self._lost if same else "an output was taken from it")
+
     get_internals = _losing(Symbol.get_internals)
     get_children = _losing(Symbol.get_children)
     optimize_for = _losing(Symbol.optimize_for)
