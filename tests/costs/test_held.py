@@ -15,7 +15,6 @@ import pytest
 from more_networks import Recurrent
 from planned import HOWS, as_module, elsewhere, module_plan, plan_of
 
-MB = 2**20
 PATIENCE = 0.02
 
 

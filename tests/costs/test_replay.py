@@ -25,7 +25,6 @@ from more_networks import GOLDEN, TINY, Network, casts, head_gradients, kept_cop
 from more_networks import many_uses, rnn_cells, shared_weights
 from planned import assert_bound, forward, rules_of
 
-S = mx.sym
 MB = 2**20
 
 # ------------------------------------------------------------------ networks
