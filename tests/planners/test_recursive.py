@@ -329,8 +329,7 @@ ORDER = """
 def test_the_same_whatever_the_cores(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(cores))
     search = ScheduleSearch(work_of(*NETWORKS["chain"]()), patience=0.02)
-    names = names_of(search)
-    operations = search.least_memory(3.0).schedule.operations.tolist()
+    names, operations = names_of(search), search.least_memory(3.0).schedule.operations.tolist()
     assert [names[e] if e >= 0 else "-" + names[~e] for e in operations] == ORDER.split()
 
 
