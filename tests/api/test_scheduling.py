@@ -6,7 +6,6 @@ import json
 from typing import Any, Dict, Tuple
 
 import memonger
-import mxnet as mx
 import numpy as np
 import pytest
 from memonger.costs.held import rounded
@@ -135,15 +134,6 @@ def test_what_marks_keep_in_copies_is_held() -> None:
     steps = (unroll(parts(work), of_marks(work, mask, kept)) for kept in (held, []))
     pools = [of_step(step, requests).pool_bytes for step in steps]
     assert pools[0] == pytest.approx(marks.pool_bytes, rel=0.1) and pools[1] > 1.5 * pools[0]
-
-
-def test_nothing_to_gain() -> None:
-    x = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4)
-    symbol = mx.sym.LinearRegressionOutput(x, mx.sym.Variable("label"))
-    plan = planned((symbol, {"data": (2, 4)}))
-    assert plan.schedule is None and not isinstance(plan.symbol, ScheduledSymbol)
-    assert plan.planner == "no plan" and plan.pool_bytes == plan.unplanned_bytes
-    assert plan.gradient_bytes == 0 and plan.recomputed_flops == 0
 
 
 def test_an_interrupted_search(

@@ -15,7 +15,6 @@ import pytest
 from more_networks import Recurrent
 from planned import HOWS, as_module, elsewhere, module_plan, plan_of
 
-MB = 2**20
 PATIENCE = 0.02
 
 
@@ -155,7 +154,7 @@ def _measured(jobs: Sequence[tuple[Any, dict[str, Any]]]) -> list[tuple[int, int
         if isinstance(network, Convolutions):
             # MXNet keeps the temporary space in which times were taken.
             symbol, told = _in_a_process(_plan, *given)
-        else:  # a schedule cannot be pickled
+        else:  # the code that reads a schedule is loaded before, and not counted
             symbol, told = _plan(*given)
         found.append((told, _in_a_process(_grown, network, symbol)))
     return found

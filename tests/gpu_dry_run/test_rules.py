@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import os
-import re
 from typing import Any
 
 import memonger
@@ -18,6 +17,7 @@ from memonger.costs.fusion import replay_fused
 from memonger.costs.replay import replay
 from memonger.graph import marks
 from memonger.graph.forward import KeptCopy
+from memonger.graph.operators.gradients import read_debug_str
 from memonger.graph.operators.recompute import targets_of
 from memonger.planners.marks.copies import copyable, settle
 
@@ -74,9 +74,8 @@ NETWORKS, ADD = 300, "elemwise_add"
 
 def of_mxnet(text: str) -> list[Any]:
     """The operators of a bound graph, in order, and which outputs of theirs each reads."""
-    found = re.findall(r"^Op:(\w+), Name=(.*?)(?=^-{20}$|\Z)", text, re.M | re.S)
-    reads = re.compile(r"arg\[\d+\]=.*\((\d+)\)")
-    return [(op, reads.findall(block)) for op, block in found if "Helper" not in op]
+    nodes = [node for node in read_debug_str(text)[1] if "Helper" not in node["op"]]
+    return [(node["op"], [str(output) for _, output in node["inputs"]]) for node in nodes]
 
 
 def of_replay(found: Any) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable
 
 import numpy as np
 from memonger.schedules.schedule import Schedule, Workload, of_marks, plain, run_again, workload
@@ -60,9 +60,3 @@ LEVELS: dict[str, Callable[[Workload, int], Schedule]] = {
     "six levels": lambda work, seed: nested(work, 6, seed, 0.8),
     "everything": lambda work, seed: everything(work),
 }
-
-
-def schedules(work: Workload, seed: int = 0) -> Sequence[Schedule]:
-    """Schedules without recomputation, and of one, two and many levels."""
-    small = len(work.operators) < 60
-    return [make(work, seed) for name, make in LEVELS.items() if small or name != "everything"]

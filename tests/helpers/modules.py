@@ -119,3 +119,27 @@ def seed() -> None:
 def same(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert one.keys() == other.keys() and all(np.isfinite(array).all() for array in one.values())
     assert [name for name in one if not np.array_equal(one[name], other[name])] == []
+
+
+def batch_arrays(size: int = BATCH) -> dict[str, Any]:
+    return {"data": mx.nd.array(IMAGES[:size]), "softmax_label": mx.nd.array(LABELS[:size])}
+
+
+def filled(executor: Any) -> Any:
+    ones = {name: mx.nd.ones(array.shape) for name, array in executor.aux_dict.items()}
+    executor.copy_params_from({**parameters(net()), **batch_arrays()}, ones)
+    return executor
+
+
+def stepped(executor: Any, out_grads: Any = None) -> dict[str, Any]:
+    mx.random.seed(7)
+    found = {}
+    for k in range(3):
+        executor.forward(is_train=True)
+        executor.backward(out_grads)
+        mx.nd.waitall()
+        for kind in ("output", "grad", "aux"):
+            for name, array in getattr(executor, kind + "_dict").items():
+                if array is not None:
+                    found[f"{kind} {name} {k}"] = array.asnumpy()
+    return found

@@ -72,38 +72,28 @@ def head_gradients(filters: int = 32) -> Network:
     return S.Group([*heads, x]), {"data": (8, 3, 64, 64)}
 
 
-def rnn_cells(kind: str, steps: int = 12, hidden: int = 256) -> Network:
-    """Unrolled with mx.rnn, which begins with zeros, or as one fused operator."""
-    cell: Any = mx.rnn.FusedRNNCell(hidden, 2, "gru", prefix="fused_", get_next_state=True)
-    if kind != "fused":
-        cell = mx.rnn.SequentialRNNCell()
-        cell.add(mx.rnn.LSTMCell(hidden, prefix="first_"))
-        cell.add(mx.rnn.DropoutCell(0.3, prefix="dropout_"))
-        cell.add(mx.rnn.ResidualCell(mx.rnn.GRUCell(hidden, prefix="second_")))
-    x = S.Embedding(S.Variable("data"), input_dim=1000, output_dim=hidden, name="embed")
-    outputs, _ = cell.unroll(steps, S.swapaxes(x, 0, 1), layout="TNC", merge_outputs=True)
-    x = S.reshape(outputs, (-3, 0))
-    if kind == "fused":  # which is kept, so that more must be there to choose among
-        for i in range(3):
-            x = S.Activation(S.FullyConnected(x, num_hidden=hidden, name=f"fc{i}"), "tanh")
-    x = S.FullyConnected(x, num_hidden=1000, name="decoder")
-    label = S.reshape(S.Variable("softmax_label"), (-1,))
-    shapes: dict[str, tuple[int, ...]] = {"data": (64, steps), "softmax_label": (64, steps)}
-    return S.SoftmaxOutput(x, label, name="softmax"), shapes
-
-
-def unrolled(steps: int, hidden: int = 16) -> Any:
+def unrolled(steps: int, hidden: int = 16, fused: bool = False) -> Any:
     """Cells of so many steps, which share their weights with those of other lengths."""
     with mx.name.NameManager():
-        stack = mx.rnn.SequentialRNNCell()
-        stack.add(mx.rnn.LSTMCell(hidden, prefix="lstm_"))
-        stack.add(mx.rnn.DropoutCell(0.1))
-        stack.add(mx.rnn.GRUCell(hidden, prefix="gru_"))
         x = S.Embedding(S.Variable("data"), input_dim=20, output_dim=hidden, name="embed")
-        x, _ = stack.unroll(steps, inputs=x, merge_outputs=True)
-        x = S.FullyConnected(S.Reshape(x, shape=(-1, hidden)), num_hidden=20, name="decode")
+        if fused:
+            cell = mx.rnn.FusedRNNCell(hidden, 2, "gru", prefix="fused_", get_next_state=True)
+        else:
+            cell = mx.rnn.SequentialRNNCell()
+            cell.add(mx.rnn.LSTMCell(hidden, prefix="lstm_"))
+            cell.add(mx.rnn.DropoutCell(0.1))
+            cell.add(mx.rnn.GRUCell(hidden, prefix="gru_"))
+        x, _ = cell.unroll(steps, inputs=x, merge_outputs=True)
+        x = S.Reshape(x, shape=(-1, hidden))
+        for i in range(3 if fused else 0):  # it is kept, so more must be there to choose among
+            x = S.Activation(S.FullyConnected(x, num_hidden=hidden, name=f"fc{i}"), "tanh")
+        x = S.FullyConnected(x, num_hidden=20, name="decode")
         label = S.Reshape(S.Variable("softmax_label"), shape=(-1,))
         return S.SoftmaxOutput(x, label, name="softmax")
+
+
+def rnn_cells(fused: bool, steps: int = 12, hidden: int = 256) -> Network:
+    return unrolled(steps, hidden, fused), {"data": (64, steps), "softmax_label": (64, steps)}
 
 
 class Recurrent(NamedTuple):

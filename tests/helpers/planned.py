@@ -14,10 +14,12 @@ from typing import Any, Callable, Iterable
 import memonger
 import mxnet as mx
 import numpy as np
+from memonger.costs.bind import planned_mb
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.read import forward_graph
 from memonger.graph.inputs import read_shapes
 from memonger.graph.marks import FORCE
+from memonger.graph.operators.gradients import read_debug_str
 from memonger.graph.operators.recompute import ANYWHERE
 from memonger.planners.marks.cuts import Cut, cheap_cuts
 from memonger.planners.marks.rules import Rules
@@ -119,6 +121,20 @@ def as_module(symbol: Any, shapes: Any) -> dict[str, str]:
 def module_plan(symbol: Any, shapes: Any, **options: Any) -> memonger.Plan:
     """The plan for a network that is trained by Module."""
     return memonger.plan(symbol, shapes, grad_req=as_module(symbol, shapes), **options)
+
+
+def assert_alike(symbol: Any, planned: Any, shapes: Any, **options: Any) -> None:
+    """Both train to the same bits."""
+    report = memonger.check(symbol, planned, shapes, **options)
+    assert report, str(report)
+
+
+def assert_bound(found: Any, executor: Any) -> None:
+    """The replay is what MXNet has bound: its operators in order, and its pool in MB."""
+    ops = [found.training.ops[row] for row in found.order]
+    nodes = read_debug_str(executor.debug_str())[1]
+    assert [op for op in ops if op != "null"] == [node["op"] for node in nodes]
+    assert found.pool_bytes >> 20 == planned_mb(executor)
 
 
 def plan_of(network: Any, how: str, **options: Any) -> memonger.Plan:

@@ -22,6 +22,7 @@ from memonger.schedules.execution.symbol import scheduled
 
 import blocked_networks
 from drawn_schedules import everything, nested, work_of
+from modules import LEARNING, batch_of, trained
 
 CLASSES = 5
 Random = np.random.RandomState
@@ -44,32 +45,19 @@ def sized(batch: int, size: int) -> Shapes:
     return {"data": (batch, 3, size, size), "softmax_label": (batch,)}
 
 
-def described(batch: int, size: int) -> dict[str, Any]:
-    data, label = ([item] for item in sized(batch, size).items())
-    return {"provide_data": data, "provide_label": label}
-
-
 def drawn(random: Random, batch: int, size: int, key: Any = None) -> Any:
-    data = mx.nd.array(random.normal(size=(batch, 3, size, size)))
-    label = mx.nd.array(random.randint(CLASSES, size=batch))
-    return mx.io.DataBatch([data], [label], bucket_key=key, **described(batch, size))
+    images = random.normal(size=(batch, 3, size, size))
+    return batch_of(images, random.randint(CLASSES, size=batch), key)
 
 
 def prepared(module: Any, symbol: Any, batch: int, size: int, random: Random) -> None:
-    module.bind(*described(batch, size).values())
     shapes = sized(batch, size)
+    module.bind(*([item] for item in shapes.items()))
     names, (found, _, _) = symbol.list_arguments(), symbol.infer_shape(**shapes)
     given = {n: mx.nd.array(random.normal(size=s) * 0.3) for n, s in zip(names, found)}
     given = {n: a for n, a in given.items() if n not in shapes and not n.endswith("gamma")}
     module.init_params(mx.init.One(), given, allow_missing=True)
-    module.init_optimizer(optimizer_params={"learning_rate": 0.05, "momentum": 0.9})
-
-
-def parameters(module: Any) -> Found:
-    """As they are when they are asked for: nothing here waits before the copies are made."""
-    arguments, states = module.get_params()
-    every = sorted({**arguments, **states}.items())
-    return [(name, array.asnumpy()) for name, array in every]
+    module.init_optimizer(optimizer_params=LEARNING)
 
 
 def gradients(module: Any, turn: str) -> Found:
@@ -121,8 +109,8 @@ def in_turns(
             module.update()
         wait()
         if k % 3 == 2:
-            found += parameters(module)
-    return found + parameters(module)
+            found += trained(module).items()
+    return [*found, *trained(module).items()]
 
 
 def outcome(seed: int) -> str:

@@ -18,17 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memonger.planners.trees.price import MATCH_RANGES, NO_LIMIT, Evaluator, Problem, problem
 from memonger.planners.trees.search import ScheduleSearch
-from memonger.planners.trees.trees import (
-    ALIVE,
-    LEAF,
-    LEAF_NODE,
-    NOTHING,
-    Steps,
-    binomial_tree,
-    change,
-    tree_of_marks,
-    unroll,
-)
+from memonger.planners.trees.trees import ALIVE, LEAF, LEAF_NODE, NOTHING, Steps, binomial_tree
+from memonger.planners.trees.trees import change, tree_of_marks, unroll
 from memonger.schedules.schedule import Schedule, check, of_marks, plain
 from memonger.schedules.training_step import TrainingStep, nodes_of
 from memonger.schedules.expand import parts
@@ -211,7 +202,7 @@ def test_a_cost_does_not_depend_on_what_was_asked_before() -> None:
     b = problem(parts(work_of(*NETWORKS["resnet"]())))
     shared, draw, tree = Evaluator(b), random.Random(1), LEAF_NODE
     outcomes = set()
-    for _ in range(600):
+    for _ in range(300):
         tree = change(tree, len(b.node), draw.random)
         whole = Evaluator(b)(tree, NO_LIMIT)
         assert whole is not None

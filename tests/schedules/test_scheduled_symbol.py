@@ -20,38 +20,13 @@ from memonger.schedules.execution.symbol import ScheduledSymbol, scheduled
 from mxnet.contrib import amp
 
 from drawn_schedules import everything, nested, work_of
-from modules import BATCH, IMAGES, LABELS, net, parameters, planned, same
+from modules import BATCH, IMAGES, SHAPES, batch_arrays, filled, net, planned, same, stepped
 
 pytestmark = pytest.mark.python_differs
 
 S = mx.sym
-SHAPES: dict[str, Any] = {"data": (BATCH, 3, 8, 8), "softmax_label": (BATCH,)}
 SMALL: dict[str, Any] = {"data": (4, 3), "softmax_label": (4,)}
 Error = memonger.MemongerError
-
-
-def given(size: int = BATCH) -> dict[str, Any]:
-    return {"data": mx.nd.array(IMAGES[:size]), "softmax_label": mx.nd.array(LABELS[:size])}
-
-
-def filled(executor: Any) -> Any:
-    ones = {name: mx.nd.ones(array.shape) for name, array in executor.aux_dict.items()}
-    executor.copy_params_from({**parameters(net()), **given()}, ones)
-    return executor
-
-
-def stepped(executor: Any, out_grads: Any = None) -> dict[str, Any]:
-    mx.random.seed(7)
-    found = {}
-    for k in range(3):
-        executor.forward(is_train=True)
-        executor.backward(out_grads)
-        mx.nd.waitall()
-        for kind in ("output", "grad", "aux"):
-            for name, array in getattr(executor, kind + "_dict").items():
-                if array is not None:
-                    found[f"{kind} {name} {k}"] = array.asnumpy()
-    return found
 
 
 # ---------------------------------------------------------------------- bound by hand
@@ -118,7 +93,7 @@ def test_reshaped_it_trains_alike(request_: str) -> None:
         shapes = {"data": (size, 3, 8, 8), "softmax_label": (size,)}
         others = [each.reshape(allow_up_sizing=True, **shapes) for each in made]
         for each in others:
-            each.copy_params_from(given(size))
+            each.copy_params_from(batch_arrays(size))
             if size == 48:  # MXNet takes new arrays as they come
                 each.grad_dict["data"][:] = 0
         same(*map(stepped, others))

@@ -9,20 +9,23 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from hypothesis import given, reject, settings, strategies as st
+from hypothesis import example, given, reject, settings, strategies as st
 from memonger.graph import marks
 from memonger.graph.forward import mask_with_copies, with_copies
 from memonger.graph.training import training_graph
 from memonger.planners.marks.copies import copyable, settle
 from memonger.costs.replay import replay
-from memonger.costs.bind import bind, planned_mb
-from memonger.graph.operators.gradients import read_debug_str
+from memonger.costs.bind import bind
 from memonger.schedules.schedule import check
 from memonger.schedules.execution.symbol import scheduled
 
 from generated import networks
-from planned import forward, rules_of
+from networks import lstm
+from planned import assert_bound, forward, rules_of
 from drawn_schedules import LEVELS, work_of
+
+#: Some of its saved identities are products with one, which generated networks hardly have.
+LSTM = lstm(layers=1, steps=6, batch=64, hidden=256, labels=50, input=50)
 
 
 def trains_alike(symbol: Any, planned: Any, shapes: Any, **options: Any) -> None:
@@ -50,6 +53,8 @@ def as_plain(graph: Any) -> Any:
     st.sampled_from([0.0, 0.5, 0.9, 1.0]),
     st.sampled_from(["none", "fused", "unfused"]),
 )
+@example(LSTM, 1, 0.9, "fused")
+@example(LSTM, 1, 0.9, "unfused")
 def test_any_marks(drawn: Any, seed: int, share: float, kept: str) -> None:
     """With saved identities or without: what ``settle`` leaves of them is right.
 
@@ -63,6 +68,7 @@ def test_any_marks(drawn: Any, seed: int, share: float, kept: str) -> None:
     mask[[copy.node for copy in chosen]] = True
     unfused = kept == "unfused"
     _, _, mask, copies = settle(rules, mask, tuple(c._replace(unfused=unfused) for c in chosen))
+    assert symbol is not LSTM[0] or any(copy.tie for copy in copies)
     copies = marks.inferable(symbol, copies, shapes)
     planned = marks.apply(symbol, mask, rules.native(mask), copies)
     assert planned.list_outputs() == symbol.list_outputs()
@@ -77,23 +83,26 @@ def test_any_marks(drawn: Any, seed: int, share: float, kept: str) -> None:
     for wanted in (None, parameters):
         training = training_graph(told, wanted)
         if not training.inexact and wanted != []:
-            executor = bind(planned, told, mx.cpu(), wanted)
-            found = replay(training, mask)
-            ops = [training.ops[row] for row in found.order]
-            bound = read_debug_str(executor.debug_str())[1]
-            assert [op for op in ops if op != "null"] == [node["op"] for node in bound]
-            assert found.pool_bytes >> 20 == planned_mb(executor)
+            assert_bound(replay(training, mask), bind(planned, told, mx.cpu(), wanted))
     trains_alike(symbol, planned, shapes, seed=seed)
 
 
-@settings(max_examples=60)
-@given(networks(), st.sampled_from(["smallest", "chen2016"]))
-def test_searched_plans(drawn: Any, planner: str) -> None:
+@settings(max_examples=40)
+@given(networks())
+def test_searched_plans(drawn: Any) -> None:
+    """Never worse than no plan nor the original's, and they train alike."""
     symbol, shapes = drawn
     before = symbol.tojson()
-    planned = memonger.search_plan(symbol, planner=planner, shapes=shapes)
+    ours = memonger.plan(symbol, shapes)
+    original = memonger.plan(symbol, shapes, planner="chen2016")
     assert symbol.tojson() == before
-    trains_alike(symbol, planned, shapes, steps=2)
+    if ours.planner != "no plan" or original.pool_bytes < ours.unplanned_bytes:
+        # Else it only counts less, at 4 bytes to an element.
+        assert ours.counted_bytes <= min(original.counted_bytes, ours.candidates["no plan"])
+    assert ours.pool_bytes <= ours.unplanned_bytes
+    assert ours.recomputed_flops <= 1
+    for plan in (ours, original):
+        trains_alike(symbol, plan.symbol, shapes, steps=2)
 
 
 def requests(symbol: Any, shapes: Any, kind: str, seed: int) -> Any:

@@ -26,7 +26,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # FeedForward is deprecated, 
 #: device (graph_executor.cc, in_arg_ctx_map).
 NO_FUSION = {"MXNET_SUBGRAPH_BACKEND": "NONE"}
 Build = Callable[..., Any]
-HOWS: dict[str, Build] = {"marks": with_marks, "schedule": planned}
 
 
 def numbered(arrays: Iterable[Any]) -> dict[str, Any]:
@@ -239,7 +238,7 @@ def test_training(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     train, options = WAYS[way]
     with environment(**NO_FUSION if train not in (fitted, steps) else {}):
         usual = train(net, **options)
-        for build in HOWS.values():
+        for build in (with_marks, planned):
             same(usual, train(build, **options))
 
 
@@ -275,7 +274,7 @@ def sentences(*lengths: int) -> Batches:
     return Batches(batches, *[(4, max(lengths))] * 2)
 
 
-def fitted_buckets(network: Callable[[int], Any], request: str = "write") -> dict[str, Any]:
+def fitted_buckets(network: Callable[[int], Any], request: str) -> dict[str, Any]:
     seed()
     data = sentences(4, 7, 12)
     module = mx.mod.BucketingModule(
@@ -295,26 +294,15 @@ def fitted_buckets(network: Callable[[int], Any], request: str = "write") -> dic
 
 
 @pytest.mark.parametrize("request_", ["write", "add"])
-@pytest.mark.parametrize("chosen", [{4, 7, 12}, {12}, {4, 7}], ids=str)
-def test_buckets(chosen: Any, request_: str) -> None:
+@pytest.mark.parametrize(
+    "planned, chosen",
+    [(marked_unrolled, {4, 7, 12}), *((planned_unrolled, c) for c in ({4, 7, 12}, {12}, {4, 7}))],
+)
+def test_buckets(planned: Any, chosen: Any, request_: str) -> None:
     def network(steps: int) -> Any:
-        return planned_unrolled(steps) if steps in chosen else unrolled(steps)
+        return planned(steps) if steps in chosen else unrolled(steps)
 
     same(fitted_buckets(unrolled, request_), fitted_buckets(network, request_))
-
-
-def test_buckets_with_marks(caplog: pytest.LogCaptureFixture) -> None:
-    """Each bucket is planned once, however often MXNet asks for its network."""
-    caplog.set_level("INFO", "memonger")
-    calls: list[int] = []
-
-    def network(steps: int) -> Any:
-        calls.append(steps)
-        return marked_unrolled(steps)
-
-    same(fitted_buckets(unrolled), fitted_buckets(network))
-    known = [r for r in caplog.records if "planned before" in r.getMessage()]
-    assert set(calls) == {4, 7, 12} and len(known) == len(calls) - 3 > 0
 
 
 def test_feed_forward_with_buckets() -> None:
