@@ -5,8 +5,8 @@ is right of it, then what is left. The binomial schedule is such a tree, so are 
 segments and all that marks can express but for single operators. The search:
 
 1. Initial solutions (``tree_dp``): dynamic programming over trees whose cuts lie where little is
-   alive, on two levels, then near the cuts of the best of these trees; binomial trees, for little
-   memory in deep networks, which have too many candidate cuts.
+   alive, on two levels; binomial trees, for little memory in deep networks, which have too many
+   candidate cuts.
 2. Simulated annealing (``annealing``) of the best few, a thread each, then of the best of these for
    longer. For the schedules of every size (`ScheduleSearch.front`) at several limits of memory.
 
@@ -21,7 +21,7 @@ import itertools
 import math
 import random
 from dataclasses import dataclass
-from typing import Callable, Iterator, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from memonger.planners.trees.price import (
     positions,
     problem,
 )
-from memonger.planners.trees.tree_dp import CUTS, LISTS, InitialTrees
+from memonger.planners.trees.tree_dp import LISTS, InitialTrees
 from memonger.planners.trees.trees import change, tree_of_marks, unroll
 from memonger.schedules.expand import parts
 from memonger.schedules.schedule import Schedule, Workload, plain
@@ -68,13 +68,11 @@ class Effort:
     #: frontier, of those whose work is near a limit.
     replays: int = 3_000_000
     replays_near: int = 600_000
-    #: Of the best of these about a limit, near whose cuts dynamic programming looks once more.
-    refined: int = 8
     #: The time of annealing in about microseconds, where a try takes ``move``, and
     #: ``operation`` for each operation of the schedule; and the most tries for each operator.
-    annealing: int = 11_000_000
-    move: float = 15
-    operation: float = 0.2
+    annealing: int = 15_000_000
+    move: float = 30
+    operation: float = 0.17
     most_tries: int = 6000
     #: How many trees each round starts from at most, and its share of all tries; the least of each.
     rounds: tuple[tuple[int, float], ...] = ((8, 0.3), (3, 0.3), (1, 0.4))
@@ -241,24 +239,15 @@ class ScheduleSearch:
         """Find trees of the whole frontier, or those about a limit of work."""
         effort, known = self.effort, len(self._found)
         replays = effort.replays if most_work is None else effort.replays_near
-        share = INITIAL / LISTS / (1 if most_work is None else 2)
-        for bounds in self._bounds(most_work):
-            for trees in self._initial.dynamic(bounds, most_work, replays // self.count):
-                self._found += self._evaluated(trees, share)
-                if self.interrupted:
-                    return self._found[known:]
+        for trees in self._initial.dynamic(most_work, replays // self.count):
+            self._found += self._evaluated(trees, INITIAL / LISTS)
+            if self.interrupted:
+                return self._found[known:]
         most = self.unlimited
         if most_work is not None:
             most = min(most, most_work / self.one_pass)
         self._found += self._evaluated(self._initial.binomial(range(2, int(most) + 1)))
         return self._found[known:]
-
-    def _bounds(self, most_work: float | None) -> Iterator[np.ndarray]:
-        """Candidate cuts; about a limit of work also those near the cuts of the best trees."""
-        yield self._initial.candidate_cuts(0, self.count, CUTS)
-        if most_work is not None:
-            best = self._within(most_work)[: self.effort.refined]
-            yield self._initial.cuts_near(point.tree for point in best)
 
     def _evaluated(self, trees: Sequence[np.ndarray], share: float = 0.0) -> list[Point]:
         """Evaluate initial solutions, a group of their own."""

@@ -34,7 +34,6 @@ SLOTS = 200  # steps of memory at each scale
 WIDEST = 0.6  # of the memory without recomputation: the first scale
 CLOSER = 1.5  # times the least memory that is possible: the last
 CUTS = 140  # candidates; the time grows with the third power of their number
-CUTS_NEAR = 90  # candidates near the cuts of good trees
 INNER_CUTS = 16  # candidates between two of them
 ENOUGH = 1.25  # times the cuts that are wanted: all local minima are taken
 STRIDES = (1, 2, 4, 8)  # binomial trees: cuts at every operator, every second ...
@@ -175,28 +174,16 @@ class InitialTrees:
                 trees[tree.tobytes()] = tree
         return list(trees.values())
 
-    def cuts_near(self, trees: Iterable[np.ndarray]) -> np.ndarray:
-        """Take the cuts of good trees and their neighbours, those of the best trees first."""
-        score: dict[int, float] = {}
-        for rank, tree in enumerate(trees):
-            for cut in tree[tree[:, 0] != LEAF, 0].tolist():
-                score[cut] = score.get(cut, 0) + 1 / (1 + rank)
-        cuts = sorted(score, key=lambda cut: (-score[cut], cut))
-        near = dict.fromkeys(cut + away for away in (0, 1, -1, 2, -2, 3, -3) for cut in cuts)
-        inside = [cut for cut in near if 0 < cut < self.count]
-        return np.array([0, *sorted(inside[:CUTS_NEAR]), self.count])
-
-    def dynamic(
-        self, bounds: np.ndarray, most_work: float | None, most: int
-    ) -> Iterator[list[np.ndarray]]:
+    def dynamic(self, most_work: float | None, most: int) -> Iterator[list[np.ndarray]]:
         """Make trees by dynamic programming: of the whole frontier, or those about a limit of work.
 
-        They are cut at some of ``bounds``; segments between neighbours are divided further, at cuts
-        of their own. It yields those of each exponent and scale, but for those that have been
-        yielded already: about ``most`` in all.
+        Segments between neighbouring candidate cuts are divided further, at cuts of their own. It
+        yields those of each exponent and scale, but for those that have been yielded already: about
+        ``most`` in all.
         """
         each = 1 + most // LISTS
         known: set[bytes] = set()
+        bounds = self.candidate_cuts(0, self.count, CUTS)
         within = [self.candidate_cuts(*ends, INNER_CUTS) for ends in zip(bounds, bounds[1:])]
         for exponent in EXPONENTS:
             sizes = self._sizes(exponent)
