@@ -173,7 +173,6 @@ def lead(t, layouts, recomputed, order, reads, want_found, want_made):  # type: 
             if not other:
                 break
         is_there = layouts.adding[row] and moved[entries[first + 1]]
-        inputs = found[first:last], layouts.plays[first:last]
         for out in range(begin, end):
             if is_there:  # the sum
                 made[out] = now[blocks[out]]
@@ -187,6 +186,7 @@ def lead(t, layouts, recomputed, order, reads, want_found, want_made):  # type: 
                         break
             before = PLAIN if place[out] == NOT_IN_PLACE else now[blocks[out]]
             if reads[out] > 0:
+                inputs = found[first:last], layouts.plays[first:last]
                 code, number = layouts.code[out], layouts.number[out]
                 made[out] = layout_of(code, number, place[out], before, *inputs)
         for out in range(begin, end):
