@@ -125,12 +125,7 @@ def check(
     >>> assert memonger.check(net, planned, {'data': (2, 3, 32, 32)})
     """
     steps = check_count("steps", steps, 1)
-    for what in ("arguments", "auxiliary_states", "outputs"):
-        one, other = (getattr(check_symbol(net), "list_" + what)() for net in (symbol, planned))
-        if one != other:
-            names = ", ".join(sorted(set(one) ^ set(other))[:5]) or "in order"
-            said = f"their {what.replace('_', ' ')} differ ({names})"
-            raise MemongerError(f"these are not the same network: {said}")
+    _check_same(symbol, planned)
     call = read_call({"net": symbol, "shapes": shapes, "type_dict": type_dict, "ctx": ctx})
     inputs, graph = call.spec.shapes, forward_graph(symbol, call.spec)
     usual = {name: "null" if name in inputs else "write" for name in call.grad_req}
@@ -144,6 +139,15 @@ def check(
     infinite = [name for (*_, name), value in expected.items() if not np.isfinite(value).all()]
     not_finite = tuple(dict.fromkeys(infinite))
     return CheckReport(steps, len(expected), tuple(differences), not_finite, repeatable)
+
+
+def _check_same(*symbols: Any) -> None:
+    for what in ("arguments", "auxiliary_states", "outputs"):
+        one, other = (getattr(check_symbol(each), "list_" + what)() for each in symbols)
+        if one != other:
+            names = ", ".join(sorted(set(one) ^ set(other))[:5]) or "in order"
+            said = f"their {what.replace('_', ' ')} differ ({names})"
+            raise MemongerError(f"these are not the same network: {said}")
 
 
 def _initial_values(
