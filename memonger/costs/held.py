@@ -16,7 +16,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from memonger.costs.layouts import KEEPS, NOT_IN_PLACE, PLAIN, follow, layout_tables
+from memonger.costs.layouts import KEEPS, NOT_IN_PLACE, PLAIN, follow, layout_arrays
 from memonger.costs.replay import Replay
 from memonger.graph.arrays import Signature
 from memonger.graph.forward import ForwardGraph
@@ -73,7 +73,7 @@ def with_copies(held: Held, found: Replay) -> Held:
     made_in = [len(s.tensors[0].shape) for s in signatures if s.op in PRODUCES_BLOCKED]
     if not held.in_blocks or not made_in:
         return held
-    layouts = layout_tables(found.training)
+    layouts = layout_arrays(found.training)
     made, read, places, entries = follow(t, layouts, found.recomputed, found.order, found.reads)
     ignorant = np.array([signature.op not in LAYOUT_AWARE for signature in signatures])
     ignorant &= ~t.variable & ~layouts.adding

@@ -45,7 +45,7 @@ class LayoutArrays(NamedTuple):
     adding: np.ndarray  # of each row: whether it adds one gradient to another
 
 
-def layout_tables(training: Planned, scoring: bool = False) -> LayoutArrays:
+def layout_arrays(training: Planned, scoring: bool = False) -> LayoutArrays:
     """Look up what is known of the layouts in a training graph; with ``scoring`` of inference too.
 
     There oneDNN's brgconv (AVX512) writes channels last, so that no convolutions are alike.

@@ -41,7 +41,7 @@ class Expected:
     def __init__(self, found: Replay) -> None:
         training = found.training
         t = self.arrays = training.arrays
-        layouts = mkldnn.layout_tables(training, scoring=True)
+        layouts = mkldnn.layout_arrays(training, scoring=True)
         about = layouts, found.recomputed, found.order, found.reads
         self.made, self.found, self.place, entries = mkldnn.follow(t, *about)
         rows = np.flatnonzero(layouts.adding)
@@ -54,7 +54,7 @@ class Expected:
         From where something is put in it goes on as if that had been there (``source``: `Rows`).
         """
         training, t = found.training, found.training.arrays
-        layouts = mkldnn.layout_tables(training, scoring=True)
+        layouts = mkldnn.layout_arrays(training, scoring=True)
         reader, place, inside = _counterparts(t.read_start, self.arrays.read_start, source)
         want_found = np.where(inside & layouts.shows, self.found[place], -1)
         maker, same, inside = _counterparts(t.output_start, self.arrays.output_start, source)

@@ -56,7 +56,7 @@ def solve(request: Request, options: Options) -> Solution:
 
 def smallest(way: Way) -> Solution:
     """Search for the plan of least memory."""
-    found = remembered(way.smallest, way.options)
+    found = remembered(way, "smallest", way.options)
     solution = _confirm(way, found.plans[0], found.unfused)
     costs = {**found.costs, **solution.costs}
     return _advised(way, replace(solution, costs=costs, interrupted=found.interrupted))
@@ -87,8 +87,9 @@ def front_of(ways: Iterable[Way]) -> tuple[Plans, bool]:
         for way in ways:
             found = front(way)
             plans += [(way, plan) for plan in found.plans]
-            if found.interrupted:
-                raise KeyboardInterrupt
+            interrupted = found.interrupted
+            if interrupted:
+                break
     except KeyboardInterrupt:
         if not plans:
             raise

@@ -347,17 +347,17 @@ def ways_of(request: Request, options: Options) -> Iterator[Way]:
 
 def front(way: Way, known: Sequence[Candidate] = ()) -> Found:
     """Search for the plans that no other beats in both memory and time, also from known plans."""
-    return remembered(way.front, replace(way.options, work=None, budget=None), known)
+    return remembered(way, "front", replace(way.options, work=None, budget=None), known)
 
 
-def remembered(search: Any, options: Options, *known: Any) -> Found:
-    """Search by a method of a way, unless that was done before with the same options."""
-    key = search.__qualname__, fingerprint(search.__self__.request, options)
+def remembered(way: Way, search: str, options: Options, *known: Any) -> Found:
+    """Search by this method of a way, unless that was done before with the same options."""
+    key = search, fingerprint(way.request, options)
     found = _known.get(key)
     if found is not None:
         log.info("this network was planned before; what was found then is taken")
         return found
-    found = search(*known)
+    found = getattr(way, search)(*known)
     if not found.interrupted:
         _known.put(key, found)
     return found

@@ -10,7 +10,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from blocked_networks import drawn
-from memonger.costs.layouts import BLOCKS, PLAIN, follow, layout_tables
+from memonger.costs.layouts import BLOCKS, PLAIN, follow, layout_arrays
 from memonger.costs.replay import order_and_reads
 from memonger.support.cache import forget
 from memonger.graph.training import training_graph
@@ -131,7 +131,7 @@ def predicted(conv: Any) -> int:
     training = training_graph(forward(x, {"data": (mb, ic, size, size)}))
     t, nothing = training.arrays, np.zeros(training.arrays.forward, dtype=np.bool_)
     order, reads = order_and_reads(t, nothing)
-    made = follow(t, layout_tables(training), nothing, order, reads)[0]
+    made = follow(t, layout_arrays(training), nothing, order, reads)[0]
     return int(made[t.output_start[training.ops.index("Convolution")]])
 
 

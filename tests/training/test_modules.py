@@ -11,7 +11,7 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.graph.operators.gradients import environment
+from memonger.support.mxnet import environment
 from memonger.schedules.execution.symbol import scheduled
 
 from drawn_schedules import nested, work_of

@@ -22,8 +22,8 @@ from memonger.costs.layouts import (
     PLAIN,
     LayoutArrays,
     follow,
+    layout_arrays,
     layout_of,
-    layout_tables,
     mattering,
 )
 from memonger.costs.replay import order_and_reads
@@ -58,7 +58,7 @@ def layout_rule(training: TrainingGraph) -> LayoutRule:
     if not any(node.op in PRODUCES_BLOCKED for node in training.graph.nodes):
         return NO_RULE
     t = training.arrays
-    layouts = layout_tables(training)
+    layouts = layout_arrays(training)
     nothing = np.zeros(t.forward, dtype=np.bool_)
     order, read = order_and_reads(t, nothing)
     made, found, place, entries = follow(t, layouts, nothing, order, read)

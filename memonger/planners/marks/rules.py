@@ -75,7 +75,7 @@ class Rules:
             blocked = CPU in targets and trainings[0].settings.mkldnn
             layouts = [layout_rule(each) if blocked else NO_RULE for each in trainings]
         #: For compiled code, one for each training graph.
-        self.arrays = [*map(self._tables, trainings, layouts)]
+        self.arrays = [*map(self._arrays, trainings, layouts)]
 
     def with_copies(self, copies: Iterable[KeptCopy]) -> tuple[Rules, np.ndarray]:
         """The rules for the network with kept copies, and the new index of each node; remembered.
@@ -116,7 +116,7 @@ class Rules:
                 reasons[i] = reason
         return reasons
 
-    def _tables(self, training: TrainingGraph, layouts: LayoutRule) -> RuleArrays:
+    def _arrays(self, training: TrainingGraph, layouts: LayoutRule) -> RuleArrays:
         return RuleArrays(
             training.arrays,
             _facts_of(training),
@@ -188,8 +188,8 @@ class NoRules(Rules):
         kept = [i for i, op in enumerate(ops) if op == "Dropout" or op in UNTOUCHED]
         return dict.fromkeys(kept, "MXNet never recomputes it")
 
-    def _tables(self, training: TrainingGraph, layouts: LayoutRule) -> RuleArrays:
-        n, arrays = len(self.allowed), super()._tables(training, NO_RULE)
+    def _arrays(self, training: TrainingGraph, layouts: LayoutRule) -> RuleArrays:
+        n, arrays = len(self.allowed), super()._arrays(training, NO_RULE)
         tolerant, apart = np.ones(n, dtype=np.bool_), np.arange(n)
         return arrays._replace(tolerant=tolerant, fusion=False, same=apart)
 
