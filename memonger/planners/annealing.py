@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 
 from memonger.support.compiled import compiled
@@ -16,3 +18,34 @@ def acceptable(current, hot, cold, done, draw):  # type: ignore[no-untyped-def]
     The temperature falls from ``hot`` to ``cold``; ``done`` is the part of the tries that is over.
     """
     return current - hot * (cold / hot) ** done * np.log(1 - draw)
+
+
+class Archive(NamedTuple):
+    """The fastest plan of each size; of n, plan k needs at most k + 1 n-ths of ``most`` bytes."""
+
+    most: int
+    pools: np.ndarray
+    seconds: np.ndarray  # or work
+    states: np.ndarray  # of each plan; what follows a state that is shorter means nothing
+
+
+def empty_archive(most: int, bins: int, shape: tuple[int, ...], dtype: Any) -> Archive:
+    """Make an archive for plans of at most so many bytes, with states of at most this shape."""
+    return Archive(
+        most,
+        np.zeros(bins, dtype=np.int64),
+        np.full(bins, np.inf),
+        np.zeros((bins, *shape), dtype=dtype),
+    )
+
+
+@compiled
+def record(archive, pool, seconds, state):  # type: ignore[no-untyped-def]
+    """Take a plan into the archive if it is the fastest of its size."""
+    if pool > archive.most:
+        return
+    k = max(0, (pool * len(archive.seconds) - 1) // archive.most)
+    if seconds < archive.seconds[k] or (seconds == archive.seconds[k] and pool < archive.pools[k]):
+        archive.pools[k] = pool
+        archive.seconds[k] = seconds
+        archive.states[k, : len(state)] = state

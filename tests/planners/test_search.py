@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from memonger.costs.replay import replay
-from memonger.planners.marks.anneal import SAVED, Goal, anneal, empty_archive, evaluate
-from memonger.planners.marks.anneal import named, record
+from memonger.planners.annealing import empty_archive, record
+from memonger.planners.marks.anneal import SAVED, Goal, anneal, evaluate, named
 from memonger.planners.marks.copies import behind_copies, copies_at, copyable
 from memonger.planners.marks.cuts import Weights, cheap_cuts, cheapest_cuts
 from memonger.planners.marks.cuts import golden_section, walk, weigh
@@ -192,7 +192,7 @@ def test_annealing_leaves_the_best_plan(goal: Goal) -> None:
     hot = 0.05 * energy(start)
     results = []
     for _ in range(2):
-        state, archive = start.copy(), empty_archive(search.unplanned, 50, len(start))
+        state, archive = start.copy(), empty_archive(search.unplanned, 50, start.shape, np.int8)
         least = anneal(search.space, state, goal, 7, 400, hot, hot / 50, archive, stop, done)
         visited = archive.states[np.isfinite(archive.seconds)]
         assert energy(state) == least <= min(map(energy, visited)) < energy(start)
@@ -210,7 +210,7 @@ def test_a_limit_is_kept() -> None:
     stop, done = np.zeros((2, 1), dtype=np.int64)
     nothing = np.zeros(len(search.rules.graph.nodes), dtype=np.bool_)
     limit, state = 0.7 * search.unplanned, named(search.space, nothing)
-    archive = empty_archive(search.unplanned, 50, len(state))
+    archive = empty_archive(search.unplanned, 50, state.shape, np.int8)
     goal = Goal(limit, 1e30, 1.0, 0.4, True)
     anneal(search.space, state, goal, 7, 2000, 5.0, 0.1, archive, stop, done)
     pool, seconds, _ = evaluate(search.space, state)
@@ -221,7 +221,7 @@ def test_a_limit_is_kept() -> None:
 def test_the_fastest_of_each_size_is_kept(most: int) -> None:
     """To the byte: no plan is as large as the unplanned network, and is lost for rounding."""
     sizes = 200
-    archive = empty_archive(most, sizes, 2)
+    archive = empty_archive(most, sizes, (2,), np.int8)
 
     def taken() -> list[tuple[int, float]]:
         known = np.isfinite(archive.seconds)

@@ -13,7 +13,7 @@ import numpy as np
 
 from memonger.costs.fusion import plan_bytes
 from memonger.costs.replay import NO_LIMIT
-from memonger.planners.annealing import MORE, acceptable
+from memonger.planners.annealing import MORE, acceptable, record
 from memonger.planners.marks.rules import RuleArrays, obey
 from memonger.support.compiled import compiled
 
@@ -52,37 +52,6 @@ class Goal(NamedTuple):
     second_price: float
     flipping: float  # the share of changes that set single nodes; the others move cuts, or,
     by_node: bool  # if states name each node, set what is between two cuts and what one saves
-
-
-class Archive(NamedTuple):
-    """The fastest plan of each size; of n, plan k needs at most k + 1 n-ths of ``most`` bytes."""
-
-    most: int
-    pools: np.ndarray
-    seconds: np.ndarray
-    states: np.ndarray
-
-
-def empty_archive(most: int, bins: int, elements: int) -> Archive:
-    """Make an archive for plans of at most so many bytes."""
-    return Archive(
-        most,
-        np.zeros(bins, dtype=np.int64),
-        np.full(bins, np.inf),
-        np.zeros((bins, elements), dtype=np.int8),
-    )
-
-
-@compiled
-def record(archive, pool, seconds, state):  # type: ignore[no-untyped-def]
-    """Take a plan into the archive if it is the fastest of its size."""
-    if pool > archive.most:
-        return
-    k = max(0, (pool * len(archive.seconds) - 1) // archive.most)
-    if seconds < archive.seconds[k] or (seconds == archive.seconds[k] and pool < archive.pools[k]):
-        archive.pools[k] = pool
-        archive.seconds[k] = seconds
-        archive.states[k] = state
 
 
 @compiled

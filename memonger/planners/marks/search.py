@@ -27,17 +27,8 @@ from typing import Any, Callable, NamedTuple, Sequence
 import numpy as np
 
 from memonger.graph.forward import KeptCopy, mask_with_copies
-from memonger.planners.marks.anneal import (
-    Archive,
-    Goal,
-    Space,
-    anneal,
-    empty_archive,
-    evaluate,
-    named,
-    plan_of,
-    record,
-)
+from memonger.planners.annealing import Archive, empty_archive, record
+from memonger.planners.marks.anneal import Goal, Space, anneal, evaluate, named, plan_of
 from memonger.planners.marks.copies import behind_copies, needed_copies, settle
 from memonger.planners.marks.cuts import Cut, Weights, cheapest_cuts, golden_section, walk, weigh
 from memonger.planners.marks.rules import Rules
@@ -318,7 +309,7 @@ class MarkSearch:
         return np.zeros(len(self.cuts) + len(self.space.seconds), dtype=np.int8)
 
     def _empty_archive(self) -> Archive:
-        return empty_archive(self.most, self.effort.sizes, len(self._state()))
+        return empty_archive(self.most, self.effort.sizes, self._state().shape, np.int8)
 
     def _record(self, state: np.ndarray) -> Found:
         pool, seconds, _ = evaluate(self.space, state)

@@ -7,7 +7,6 @@ each node, so that a search can evaluate thousands of schedules.
 
 from __future__ import annotations
 
-import hashlib
 from typing import NamedTuple, Sequence
 
 import numpy as np
@@ -32,6 +31,7 @@ COSTLY_OPERATORS = frozenset(
 MATCH_RANGES = np.array([1, 2, 4, 8, 16])
 NO_LIMIT = 2**60
 MOST_RUNS = 3  # of each operator, for a unit of work: more are of no use
+FNV_PRIME = np.uint64(1099511628211)  # of the hash by Fowler, Noll and Vo
 ONE_PASS = 1e9  # the work of one forward pass where it is not counted in FLOPs
 
 
@@ -43,6 +43,22 @@ class Problem(NamedTuple):
     signatures: SignatureArrays
     asked: np.ndarray  # the outputs that are gradients (``Parts.asked``)
     node: np.ndarray  # the forward node of each position
+    one_pass: float  # the work of one forward pass
+
+
+class Known(NamedTuple):
+    """The memory of schedules by their hash; each takes the place of another with the same slot."""
+
+    keys: np.ndarray
+    pools: np.ndarray  # bytes; -1: more than the limit
+    places: np.ndarray
+    limits: np.ndarray
+
+
+def nothing_known(slots: int) -> Known:
+    """Make room for so many schedules."""
+    numbers = (np.full(slots, -1, dtype=np.int64) for _ in range(3))
+    return Known(np.zeros(slots, dtype=np.uint64), *numbers)
 
 
 class Cost(NamedTuple):
@@ -57,7 +73,8 @@ def problem(made: Parts, weights: np.ndarray | None = None) -> Problem:
     """Make the arrays of a network; ``weights``: the work of each node, in any unit (or FLOPs)."""
     node = np.array(made.work.operators, dtype=np.int32)
     steps = _steps(made, node, weights)
-    return Problem(steps, made.variants, arrays_of(made.signatures), made.asked(), node)
+    one_pass = max(1.0, float(steps.work.sum()))
+    return Problem(steps, made.variants, arrays_of(made.signatures), made.asked(), node, one_pass)
 
 
 def _steps(made: Parts, node: np.ndarray, weights: np.ndarray | None) -> Steps:
@@ -102,10 +119,10 @@ def positions(node: np.ndarray, nodes: int) -> np.ndarray:
     return position
 
 
-def operations_of(problem: Problem, positions: np.ndarray) -> np.ndarray:
+@compiled
+def operations_of(b, positions):  # type: ignore[no-untyped-def]
     """Name forward nodes instead of their positions, as a `Schedule` does."""
-    node = problem.node
-    return np.where(positions >= 0, node[positions], ~node[~positions])
+    return np.where(positions >= 0, b.node[positions], ~b.node[~positions])
 
 
 @compiled
@@ -133,35 +150,36 @@ def pool_of(b, operations, match_ranges, limit):  # type: ignore[no-untyped-def]
     return best, place
 
 
-class Evaluator:
-    """Evaluate trees. Threads may share it.
+@compiled
+def evaluate(b, tree, most_work, most_bytes, match_ranges, known):  # type: ignore[no-untyped-def]
+    """Evaluate a tree with these match ranges: bytes (-1: more than is allowed), work, place.
 
-    No schedule is replayed twice: two fifths of the trees that annealing comes to have one that was
-    there before.
+    No schedule is replayed twice while it is ``known``: two fifths of the trees that annealing
+    comes to have one that was there before.
     """
+    most = MOST_RUNS * (2 + most_work / b.one_pass) * len(b.node)
+    most_operations = int(min(most, float(NO_LIMIT)))
+    positions, work = unroll(b, tree, most_work, most_operations)
+    if work > most_work or len(positions) > most_operations:
+        return -1, work, 0
+    key = np.uint64(match_ranges[0] + 31 * len(match_ranges))
+    for position in positions:
+        key = (key ^ np.uint64(position)) * FNV_PRIME
+    slot = np.int64((key ^ (key >> np.uint64(32))) % np.uint64(len(known.keys)))
+    if known.keys[slot] != key:
+        known.keys[slot], known.pools[slot], known.limits[slot] = key, -1, -1
+    if known.pools[slot] < 0 and known.limits[slot] < most_bytes:
+        operations = operations_of(b, positions)
+        known.pools[slot], known.places[slot] = pool_of(b, operations, match_ranges, most_bytes)
+        known.limits[slot] = most_bytes
+    pool = known.pools[slot]
+    return pool if pool <= most_bytes else -1, work, known.places[slot]
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.one_pass = max(1.0, float(problem.steps.work.sum()))
-        self._known: dict[tuple[bytes, bytes], tuple[int, int, int]] = {}
 
-    def __call__(
-        self,
-        tree: np.ndarray,
-        most_work: float,
-        most_bytes: int = NO_LIMIT,
-        ranges: np.ndarray = MATCH_RANGES,
-    ) -> Cost | None:
-        """Evaluate a tree with these match ranges; None if it costs more than is allowed."""
-        most_operations = MOST_RUNS * (2 + most_work / self.one_pass) * len(self.problem.node)
-        most_operations = int(min(most_operations, NO_LIMIT))
-        operations, work = unroll(self.problem, tree, most_work, most_operations)
-        if work > most_work or len(operations) > most_operations:
-            return None
-        key = hashlib.blake2b(operations.tobytes(), digest_size=16).digest(), ranges.tobytes()
-        pool, place, limit = self._known.get(key, (-1, 0, -1))
-        if pool < 0 and limit < most_bytes:
-            nodes = operations_of(self.problem, operations)
-            pool, place = pool_of(self.problem, nodes, ranges, most_bytes)
-            self._known[key] = int(pool), int(place), most_bytes
-        return Cost(int(pool), float(work), int(place)) if 0 <= pool <= most_bytes else None
+def cost_of(
+    problem: Problem, tree: np.ndarray, most_work: float, known: Known | None = None
+) -> Cost | None:
+    """Evaluate a tree with all match ranges; None if it takes more work."""
+    known = known or nothing_known(1)
+    pool, work, place = evaluate(problem, tree, most_work, NO_LIMIT, MATCH_RANGES, known)
+    return Cost(int(pool), float(work), int(place)) if pool >= 0 else None

@@ -19,26 +19,27 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 from dataclasses import dataclass
-from typing import Callable, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
 
-from memonger.planners.annealing import MORE, acceptable
+from memonger.planners.annealing import empty_archive
 from memonger.planners.pareto import not_dominated
+from memonger.planners.trees.anneal import Limits, anneal
 from memonger.planners.trees.price import (
     MATCH_RANGES,
     NO_LIMIT,
     Cost,
-    Evaluator,
+    cost_of,
+    nothing_known,
     operations_of,
     pool_of,
     positions,
     problem,
 )
 from memonger.planners.trees.tree_dp import LISTS, InitialTrees
-from memonger.planners.trees.trees import change, tree_of_marks, unroll
+from memonger.planners.trees.trees import MOST_NODES, archived_trees, tree_of_marks, unroll
 from memonger.schedules.expand import parts
 from memonger.schedules.schedule import Schedule, Workload, plain
 from memonger.schedules.training_step import Parts
@@ -56,8 +57,8 @@ LEAST_UNLIMITED = 4.0
 SLACK = 1 + 1e-9  # for rounding where work is compared
 INITIAL, ANNEALING = 0.3, 0.7  # parts of the search, as far as progress knows
 SEED = 106000  # of 378 that were tried, one that is good for small and for large networks
-SELDOM = 8  # tries for one with all match ranges
-ARCHIVED = 300  # visited trees: beyond, those that are dominated go
+SIZES = 200  # of visited trees, in the archive
+SLOTS = 2**15  # for schedules whose memory is known
 
 
 @dataclass(frozen=True)
@@ -108,11 +109,6 @@ class Point:
     group: int
 
 
-MEMORY, WORK = 0, 1  # objectives: places in `Cost`
-#: Of annealing: the most bytes (None: as few as possible are looked for), and the most work.
-Limits = Tuple[Optional[int], float]
-
-
 def _by_memory(point: Point) -> tuple[float, float]:
     return point.cost.pool_bytes, point.cost.work
 
@@ -144,8 +140,7 @@ class ScheduleSearch:
         made = made or parts(workload)
         self.problem = problem(made, weights)
         self.count = len(self.problem.node)
-        self.cost_of = Evaluator(self.problem)
-        self.one_pass = self.cost_of.one_pass
+        self.one_pass = self.problem.one_pass
         self.unlimited = max(LEAST_UNLIMITED, LOGARITHMS * math.log2(self.count + 1))
         self._position = positions(self.problem.node, len(workload.once))
         self._initial = InitialTrees(made, self.problem)
@@ -257,7 +252,7 @@ class ScheduleSearch:
             steps[0] += 1
             if self.interrupted:
                 return None
-            cost = self.cost_of(tree, UNLIMITED * self.one_pass)
+            cost = cost_of(self.problem, tree, UNLIMITED * self.one_pass)
             return None if cost is None else Point(cost, tree, group)
 
         points = self._threads.each(evaluated, trees, 1, share)
@@ -280,7 +275,7 @@ class ScheduleSearch:
         for number, (count, share) in enumerate(effort.rounds if starts else ()):
             count = max(1, min(count, int(tries * share / (effort.least_tries * self.patience))))
             starts = sorted(starts, key=_by_memory)[:count]
-            limits = [(None, most_work)] * len(starts)
+            limits = [Limits(NO_LIMIT, most_work, by_work=False)] * len(starts)
             starts = self._annealed(starts, limits, tries * share, number, share * ANNEALING)
 
     def _anneal_for_front(self, most: int) -> None:
@@ -293,10 +288,10 @@ class ScheduleSearch:
             best = not_dominated(self._found, _by_work)
             least = best[-1].cost.pool_bytes
             sizes = np.geomspace(least, max(most, least), count + 1)[part:count:2].astype(int) + 1
-            limits: list[Limits] = [(size, most_work) for size in sizes.tolist()]
+            limits = [Limits(size, most_work, by_work=True) for size in sizes.tolist()]
             starts = [next(p for p in best if p.cost.pool_bytes <= size) for size in sizes]
             if part:
-                limits.append((None, most_work))
+                limits.append(Limits(NO_LIMIT, most_work, by_work=False))
                 starts.append(best[-1])
             self._annealed(starts, limits, self._tries(starts), part, ANNEALING / 2)
 
@@ -310,19 +305,27 @@ class ScheduleSearch:
     ) -> list[Point]:
         """Anneal trees, a thread each, with so many tries for all; the best of each.
 
-        All that is visited and not dominated is kept.
+        All that is archived is kept.
         """
         if self.interrupted:
             return list(starts)
         each, heat = max(1, int(tries / len(starts))), self.effort.temperatures
 
         def job(k: int, steps: np.ndarray) -> list[Point]:
-            seed = SEED + 100 * number + k
-            return self._anneal(starts[k], limits[k], each, heat[k % len(heat)], seed, steps)
+            start, limit, (hot, cold) = starts[k], limits[k], heat[k % len(heat)]
+            largest = limit.most_bytes if limit.by_work else start.cost.pool_bytes
+            shape = MOST_NODES * self.count + 2, 2
+            archive = empty_archive(largest, SIZES, shape, np.int32)
+            seed, known = SEED + 100 * number + k, nothing_known(SLOTS)
+            to = known, archive, self._threads.stop, steps
+            tree = anneal(self.problem, start.tree, limit, MATCH_RANGES, seed, each, hot, cold, *to)
+            visited = [tree, *archived_trees(archive)]
+            costs = [cost_of(self.problem, one, limit.most_work) for one in visited]
+            return [Point(cost, one, start.group) for cost, one in zip(costs, visited) if cost]
 
-        visited = self._threads.each(job, range(len(starts)), each, share)
-        self._found += [point for points in visited for point in points]
-        return [points[0] for points in visited]
+        found = self._threads.each(job, range(len(starts)), each, share)
+        self._found += [point for points in found for point in points]
+        return [points[0] for points in found]
 
     def _tries(self, starts: Sequence[Point]) -> float:
         """Tell how many tries there may be from trees like these."""
@@ -331,59 +334,3 @@ class ScheduleSearch:
         return self.patience * min(
             self.effort.most_tries * self.count, self.effort.annealing / each
         )
-
-    def _anneal(
-        self,
-        start: Point,
-        limits: Limits,
-        tries: int,
-        temperatures: tuple[float, float],
-        seed: int,
-        steps: np.ndarray,
-    ) -> list[Point]:
-        """Anneal a tree; the best of all that are visited, then those that are not dominated.
-
-        Other match ranges than the one that is best for the start are tried on the best alone. The
-        same seed gives the same trees in every version of Python.
-        """
-        draw = random.Random(seed).random
-        (most_bytes, most_work), (hot, cold) = limits, temperatures
-        objective = MEMORY if most_bytes is None else WORK
-        point, visited, least = start, [start], start.cost[objective]
-        ranges = _alone(start.cost)
-        for k in range(tries):
-            if self.interrupted:
-                break
-            steps[0] += 1
-            tree = change(point.tree, self.count, draw)
-            while draw() < MORE:
-                tree = change(tree, self.count, draw)
-            if tree is point.tree:
-                continue
-            current = float(point.cost[objective])
-            most = acceptable(current, hot * least, cold * least, k / tries, draw())
-            if most_bytes is None:
-                within = most_work, int(min(most, NO_LIMIT))
-            else:
-                within = min(most, most_work), most_bytes
-            every = k % SELDOM == 0
-            cost = self.cost_of(tree, *within, MATCH_RANGES if every else ranges)
-            if cost is None:
-                continue
-            if not every and cost[objective] < least:
-                every, cost = True, self.cost_of(tree, *within) or cost
-            if every:
-                ranges = _alone(cost)
-            least = min(least, cost[objective])
-            point = Point(cost, tree, start.group)
-            visited.append(point)
-            if len(visited) > ARCHIVED:
-                visited = [*not_dominated(visited[:-1], _by_work), point]
-        best = min(visited, key=_by_work if objective == WORK else _by_memory)
-        exact = self.cost_of(best.tree, most_work) or best.cost
-        return [Point(exact, best.tree, start.group), *not_dominated(visited, _by_work)]
-
-
-def _alone(cost: Cost) -> np.ndarray:
-    """The match range that is best for a tree."""
-    return MATCH_RANGES[cost.match_range : cost.match_range + 1]

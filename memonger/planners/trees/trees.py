@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import functools
 from math import comb
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from memonger.planners.annealing import Archive
 from memonger.support.compiled import compiled
 from memonger.support.errors import MemongerError
 
@@ -29,6 +30,8 @@ LEAF_NODE = np.array([[LEAF, 0]], dtype=np.int32)
 #: reads: what is alive at the cut and the left part's gradients read, all that they read, the
 #: results of costly operators, or nothing.
 ALIVE, ALL, COSTLY, NOTHING = 0, 1, 2, 3
+
+MOST_NODES = 2  # that a tree may grow to, for each operator
 
 FREE, HELD, PINNED = 0, 1, 2  # pinned: it never runs again
 
@@ -298,31 +301,41 @@ def tree_of_marks(s: Steps, kept: np.ndarray) -> np.ndarray:
     return np.array([*tree, (LEAF, 0)], dtype=np.int32)
 
 
-def change(tree: np.ndarray, count: int, draw: Callable[[], float]) -> np.ndarray:
+def archived_trees(archive: Archive) -> list[np.ndarray]:
+    """List the trees of an archive. A tree ends where no segment is left to be divided."""
+    trees = archive.states[np.isfinite(archive.seconds)]
+    left = np.cumsum(np.where(trees[:, :, 0] == LEAF, -1, 1), axis=1)
+    ends = np.argmax(left == -1, axis=1) + 1
+    return [tree[:end].copy() for tree, end in zip(trees, ends)]
+
+
+@compiled
+def change(tree, count):  # type: ignore[no-untyped-def]
     """Change a tree at random: move, add or drop a cut, or change what is saved of its left part.
 
-    ``draw`` gives random numbers from 0 to 1. The tree of a network of ``count`` operators comes
-    back itself where the change that was drawn cannot be made.
+    The tree of a network of ``count`` operators comes back itself where the change that was drawn
+    cannot be made.
     """
-    q = int(draw() * len(tree))
+    q = np.random.randint(len(tree))
     lo, hi, right, end = _segment(tree, q, count)
-    kind = draw()
-    cut = int(tree[q, 0])
+    kind = np.random.random()
+    cut = tree[q, 0]
     if cut == LEAF:
-        if hi - lo < 2 or kind >= 0.5:
+        if hi - lo < 2 or kind >= 0.5 or len(tree) >= MOST_NODES * count:
             return tree
-        new = (lo + 1 + int(draw() * (hi - lo - 1)), max(0, int(draw() * 6) - 2))
-        return _spliced(tree, q, q + 1, np.array([new, (LEAF, 0), (LEAF, 0)], dtype=np.int32))
+        new = np.full((3, 2), LEAF, dtype=np.int32)
+        new[0] = lo + 1 + np.random.randint(hi - lo - 1), max(0, np.random.randint(6) - 2)
+        return _spliced(tree, q, q + 1, new)
     if kind < 0.55:
-        far = 1 + int(draw() * (12 if draw() < 0.33 else 3))
-        cut += far if draw() < 0.5 else -far
+        far = 1 + np.random.randint(12 if np.random.random() < 0.33 else 3)
+        cut += far if np.random.random() < 0.5 else -far
         return _changed(tree, q, 0, cut) if lo < cut < hi else tree
     if kind < 0.62:
         if hi - lo < 2:
             return tree
-        return _changed(tree, q, 0, lo + 1 + int(draw() * (hi - lo - 1)))
+        return _changed(tree, q, 0, lo + 1 + np.random.randint(hi - lo - 1))
     if kind < 0.72:
-        flag = ALIVE + int(draw() * (NOTHING + 1 - ALIVE))
+        flag = ALIVE + np.random.randint(NOTHING + 1 - ALIVE)
         tree = _changed(tree, q, 1, flag)
         return _spliced(tree, q + 1, right, LEAF_NODE) if flag == ALL else tree
     if kind < 0.8:
@@ -332,12 +345,14 @@ def change(tree: np.ndarray, count: int, draw: Callable[[], float]) -> np.ndarra
     return _spliced(tree, q, end, tree[q + 1 : right])
 
 
-def _changed(tree: np.ndarray, q: int, column: int, value: int) -> np.ndarray:
+@compiled
+def _changed(tree, q, column, value):  # type: ignore[no-untyped-def]
     tree = tree.copy()
     tree[q, column] = value
     return tree
 
 
-def _spliced(tree: np.ndarray, start: int, stop: int, middle: np.ndarray) -> np.ndarray:
+@compiled
+def _spliced(tree, start, stop, middle):  # type: ignore[no-untyped-def]
     """A tree with the nodes from start to stop replaced."""
     return np.concatenate((tree[:start], middle, tree[stop:]))
