@@ -170,17 +170,10 @@ def gathered(start, which):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def starts_of(key, keys):  # type: ignore[no-untyped-def]
-    """Return where the items of each key start, and the end, if they stand by their keys."""
-    start = np.zeros(keys + 1, dtype=np.int32)
-    start[1:] = np.cumsum(np.bincount(key, minlength=keys))
-    return start
-
-
-@compiled
 def by_key(key, keys):  # type: ignore[no-untyped-def]
     """Order items by key: return where those of each key start, and which they are."""
-    start = starts_of(key, keys)
+    start = np.zeros(keys + 1, dtype=np.int32)
+    start[1:] = np.cumsum(np.bincount(key, minlength=keys))
     at = start.copy()
     items = np.empty(key.shape[0], dtype=np.int32)
     for i in range(key.shape[0]):
@@ -236,15 +229,28 @@ def graph_arrays(known, forward, which, reads, waits, heads, outputs):  # type: 
     read_start, read_row, read_output, read_owner = reads
     wait_start, wait_row, wait_owner = waits
     head_row, head_output, head_owner = heads
-    rows = which.shape[0]
+    rows, count = which.shape[0], read_row.shape[0]
+    starts, ignored_start = known.output_start, known.ignored_start
     variable = known.variable[which]
-    place, maker = gathered(known.output_start, which)  # of each output that of its signature
-    output_start = starts_of(maker, rows)
+
+    # The outputs.
+    output_start = np.zeros(rows + 1, dtype=np.int32)
+    for r in range(rows):
+        k = which[r]
+        output_start[r + 1] = output_start[r] + starts[k + 1] - starts[k]
+    outs = output_start[rows]
+    place = np.empty(outs, dtype=np.int32)  # of each output that of its signature
+    made = np.empty(outs, dtype=np.int32)
+    for r in range(rows):
+        k = starts[which[r]]
+        for out in range(output_start[r], output_start[r + 1]):
+            place[out] = k
+            made[out] = output_start[r] + known.made[k]
+            k += 1
     rank, dtype, itemsize = known.rank[place], known.dtype[place], known.itemsize[place]
 
     # What is read, and what must have run before.
-    count = read_row.shape[0]
-    read_ignored = known.ignored[gathered(known.ignored_start, which)[0]]
+    read_ignored = np.empty(count, dtype=np.bool_)
     read_entry = np.zeros(count, dtype=np.int32)
     pooled = np.zeros(count, dtype=np.bool_)
     use = np.empty(count, dtype=np.int32)  # the place of the read
@@ -254,7 +260,9 @@ def graph_arrays(known, forward, which, reads, waits, heads, outputs):  # type: 
     before_owner = np.empty(count + wait_row.shape[0], dtype=np.int32)
     uses = befores = 0
     for r in range(rows):
+        first = ignored_start[which[r]] - read_start[r]
         for j in range(read_start[r], read_start[r + 1]):
+            read_ignored[j] = known.ignored[first + j]
             source = read_row[j]
             if source < 0:
                 continue
@@ -273,51 +281,74 @@ def graph_arrays(known, forward, which, reads, waits, heads, outputs):  # type: 
     use = use[:uses]
     use_entry, use_row, use_owner = read_entry[use], read_row[use], read_owner[use]
 
-    # The in-place options that can apply.
-    option, row = gathered(known.option_start, which)
-    read = read_start[row] + known.option_input[option]
-    given, out = read_entry[read], output_start[row] + known.option_output[option]
-    same = known.option_identity[option] & (dtype[given] == dtype[out])
-    fits = pooled[read] & (rank[given] == rank[out]) & (itemsize[given] == itemsize[out])
-    fits &= same | known.reads[which[row]]
-    option, read = option[fits], read[fits]
+    # The in-place options that can apply: of each its number, and the place of the read.
+    option_start, identity = known.option_start, known.option_identity
+    option = np.empty(np.sum(option_start[which + 1] - option_start[which]), dtype=np.int32)
+    taker, taken = np.empty_like(option), np.empty_like(option)
+    inplace_start = np.zeros(rows + 1, dtype=np.int32)
+    same = np.empty(option.shape[0], dtype=np.bool_)
+    options = 0
+    for r in range(rows):
+        for k in range(option_start[which[r]], option_start[which[r] + 1]):
+            j, out = read_start[r] + known.option_input[k], output_start[r] + known.option_output[k]
+            given = read_entry[j]
+            if not pooled[j] or rank[given] != rank[out] or itemsize[given] != itemsize[out]:
+                continue
+            is_same = identity[k] and dtype[given] == dtype[out]
+            if is_same or known.reads[which[r]]:
+                option[options], taken[options], taker[options] = k, j, out
+                same[options] = is_same
+                options += 1
+        inplace_start[r + 1] = options
+    option, taken, taker, same = option[:options], taken[:options], taker[:options], same[:options]
 
     links = before_start, before_row[:befores], before_owner
     last = outputs if forward else head_row.shape[0]
     first, _ = walk(0, *links, head_row[:last], head_owner[:last])
     met, by = walk(forward, *links, head_row[last:], head_owner[last:])
-    runs = np.zeros(rows + 1, dtype=np.bool_)  # and, after all rows, the user
-    runs[first] = runs[met] = runs[rows] = True
+    runs = np.zeros(rows, dtype=np.bool_)
+    runs[first] = runs[met] = True
     walked = (met >= forward) | ((by != KEPT) & ~variable[met])
 
-    # What runs reads, and what the gradients of each operator read of operators.
+    # How often each output is read, and what the gradients of each operator read of operators.
     head_entry = output_start[head_row] + head_output
-    reader = np.repeat(np.arange(rows), np.diff(use_start))
-    reader = np.concatenate((reader, np.full(head_row.shape[0], rows)))
-    entry = np.concatenate((use_entry, head_entry))
-    row_read = np.concatenate((use_row, head_row))
-    owner = np.concatenate((use_owner, head_owner))
-    counts = np.zeros(place.shape[0], dtype=np.int32)
-    taken = np.zeros(entry.shape[0], dtype=np.bool_)
-    for k in np.flatnonzero(runs[reader]):
-        counts[entry[k]] += 1
-        of_operator = row_read[k] < forward and not variable[row_read[k]]
-        taken[k] = of_operator and reader[k] >= 2 * forward and owner[k] != KEPT
-    recomputed_start, items = by_key(owner[taken], forward)
-    taken = np.flatnonzero(taken)[items]
+    counts = np.zeros(outs, dtype=np.int32)
+    for entry in head_entry:
+        counts[entry] += 1
+    for r in np.flatnonzero(runs):
+        for q in range(use_start[r], use_start[r + 1]):
+            counts[use_entry[q]] += 1
+    row = 2 * forward if forward else rows  # the first gradient
+    tail = use_start[row]
+    entry = np.concatenate((use_entry[tail:], head_entry))
+    row_read = np.concatenate((use_row[tail:], head_row))
+    owner = np.concatenate((use_owner[tail:], head_owner))
+    counted = np.ones(entry.shape[0], dtype=np.bool_)
+    counted[: uses - tail] = np.repeat(runs[row:], np.diff(use_start[row:]))
+    counted &= (row_read < forward) & ~variable[row_read] & (owner != KEPT)
+    recomputed_start, items = by_key(owner[counted], forward)
+    items = np.flatnonzero(counted)[items]
 
     # The fields of GraphArrays, in their order.
     held = use_start, use_entry, use_row, use_owner
-    made = output_start[maker] + known.made[place]
-    outs = output_start, known.elements[place], itemsize, rank, known.sizes, made
-    takes = read_entry[read], read_row[read], read_owner[read]
-    inplace = starts_of(row[fits], rows), known.option_input[option], *takes, out[fits], same[fits]
+    of_outputs = output_start, known.elements[place], itemsize, rank, known.sizes, made
+    takes = known.option_input[option], read_entry[taken], read_row[taken], read_owner[taken]
+    inplace = inplace_start, *takes, taker, same
     ends = head_row, head_entry, head_owner, outputs
     before = before_start[: forward + 1], before_row[: before_start[forward]]
     order = first, met[walked], by[walked], *before, counts
-    copies = recomputed_start, entry[taken], row_read[taken]
+    copies = recomputed_start, entry[items], row_read[items]
     return GraphArrays(  # type: ignore[call-arg]
-        forward, variable, *reads, read_ignored, *held, *outs, *inplace, *ends, *order, *copies
+        forward,
+        variable,
+        *reads,
+        read_ignored,
+        *held,
+        *of_outputs,
+        *inplace,
+        *ends,
+        *order,
+        *copies,
     )
 
 

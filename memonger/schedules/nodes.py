@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memonger.graph.arrays import KEPT, gathered, graph_arrays, starts_of
+from memonger.graph.arrays import KEPT, graph_arrays
 from memonger.support.compiled import compiled
 
 #: How a node is part of the chain in which each waits for the one before it: it is, the next that
@@ -72,12 +72,15 @@ def line_up(p, operations):  # type: ignore[no-untyped-def]
     """Tell the variants of the nodes that run, in order, for the operations of a schedule."""
     outputs, needed_start, needed = p.output_start, p.needed_start, p.needed
     read_start, read_row, read_output = p.rows.read_start, p.rows.read_row, p.rows.read_output
-    runs = np.flatnonzero(operations >= 0)[::-1]
     first = np.empty(p.forward, dtype=np.int64)  # of each operator the operation that runs it first
-    first[operations[runs]] = runs
-    # The most nodes of each operation: x from the start, ~x from the end.
-    most = np.concatenate((np.diff(needed_start) + 1, np.diff(p.operation_start)[::-1]))
-    rows = np.sum(most[operations])
+    rows = 0  # at most
+    for e in range(operations.shape[0] - 1, -1, -1):
+        x = operations[e]
+        if x >= 0:
+            first[x] = e
+            rows += needed_start[x + 1] - needed_start[x] + 1
+        else:
+            rows += p.operation_start[~x + 1] - p.operation_start[~x]
     line = np.empty(rows, dtype=np.int32)
     # From the end: which outputs of what runs are read until it runs again, and which of the first
     # time ever.
@@ -116,11 +119,14 @@ def line_up(p, operations):  # type: ignore[no-untyped-def]
 def connect(p, line):  # type: ignore[no-untyped-def]
     """Make the Rows of nodes of these variants; who reads a variable that is left out reads -1."""
     m, count = p.rows, line.shape[0]
-    place, reader = gathered(m.read_start, line)
-    read_start, read_output = starts_of(reader, count), m.read_output[place]
-    read_row = np.empty_like(read_output)
+    read_start = np.zeros(count + 1, dtype=np.int32)
+    own_waits = 0
+    for row, k in enumerate(line):
+        read_start[row + 1] = read_start[row] + m.read_start[k + 1] - m.read_start[k]
+        own_waits += m.wait_start[k + 1] - m.wait_start[k]
+    read_row = np.empty(read_start[count], dtype=np.int32)
+    read_output = np.empty_like(read_row)
     wait_start = np.zeros(count + 1, dtype=np.int32)
-    own_waits = np.sum(m.wait_start[line + 1] - m.wait_start[line])
     wait_row = np.empty(2 * count + own_waits, dtype=np.int32)
     time = np.full(count, -1, dtype=np.int32)
     runs = np.zeros(p.forward, dtype=np.int32)
@@ -130,9 +136,11 @@ def connect(p, line):  # type: ignore[no-untyped-def]
     waits = 0
     for row, k in enumerate(line):
         y = m.source[k] if m.source[k] >= 0 else k  # whose place it takes
+        offset = m.read_start[k] - read_start[row]
         for j in range(read_start[row], read_start[row + 1]):
-            x = m.read_row[place[j]]
+            x = m.read_row[offset + j]
             read_row[j] = latest[x] if x >= 0 else first[~x]
+            read_output[j] = m.read_output[offset + j]
         if p.link[k] == CHAINED:
             for j in range(m.wait_start[k], m.wait_start[k + 1]):
                 x = m.wait_row[j]
