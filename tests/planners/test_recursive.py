@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memonger.planners.trees.price import MATCH_RANGES, NO_LIMIT, Problem, evaluate, nothing_known
-from memonger.planners.trees.price import problem
+from memonger.planners.annealing import nothing_known
+from memonger.planners.trees.price import MATCH_RANGES, NO_LIMIT, Problem, evaluate, problem
 from memonger.planners.trees.search import ScheduleSearch
 from memonger.planners.trees.trees import ALIVE, LEAF, LEAF_NODE, NOTHING, Steps, binomial_tree
 from memonger.planners.trees.trees import change, tree_of_marks, unroll

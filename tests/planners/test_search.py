@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from memonger.costs.replay import replay
-from memonger.planners.annealing import empty_archive, record
-from memonger.planners.marks.anneal import SAVED, Goal, anneal, evaluate, named
+from memonger.planners.annealing import empty_archive, nothing_known, record
+from memonger.planners.marks.anneal import SAVED, Goal, anneal, evaluate, named, plan_of
 from memonger.planners.marks.copies import behind_copies, copies_at, copyable
 from memonger.planners.marks.cuts import Weights, cheap_cuts, cheapest_cuts
 from memonger.planners.marks.cuts import golden_section, walk, weigh
@@ -136,7 +136,8 @@ def test_plans_are_evaluated_as_they_are_replayed() -> None:
     random, nodes = np.random.RandomState(0), search.rules.graph.nodes
     plans = set()
     for _ in range(20):
-        pool, seconds, mask = evaluate(search.space, random_state(search, random))
+        state = random_state(search, random)
+        (pool, seconds), mask = evaluate(search.space, state), plan_of(search.space, state)[0]
         found = replay(search.rules.trainings[0], mask)
         assert pool == found.pool_bytes
         n = len(mask)
@@ -168,13 +169,13 @@ def test_a_set_of_cuts_saves_what_is_alive_there_and_what_comes_after_the_last()
     state = np.zeros(len(cuts) + n, dtype=np.int8)
     chosen = [3, 9]
     state[chosen] = 1
-    mask = evaluate(search.space, state)[2]
+    mask = plan_of(search.space, state)[0]
     expected = rules.allowed.copy()
     expected[cuts[9].after + 1 :] = False
     expected[[i for k in chosen for i in cuts[k].keep]] = False
     assert (mask == rules.apply(expected)).all() and mask.any()
     state[len(cuts) :][: cuts[3].after + 1] = SAVED
-    mask = evaluate(search.space, state)[2]
+    mask = plan_of(search.space, state)[0]
     expected[: cuts[3].after + 1] = False
     assert (mask == rules.apply(expected)).all() and mask.any()
 
@@ -186,14 +187,16 @@ def test_annealing_leaves_the_best_plan(goal: Goal) -> None:
     start = random_state(search, np.random.RandomState(0))
 
     def energy(state: np.ndarray) -> float:
-        pool, seconds, _ = evaluate(search.space, state)
+        pool, seconds = evaluate(search.space, state)
         return goal.byte_price * max(0.0, pool - goal.limit) + goal.second_price * seconds
 
     hot = 0.05 * energy(start)
     results = []
     for _ in range(2):
         state, archive = start.copy(), empty_archive(search.unplanned, 50, start.shape, np.int8)
-        least = anneal(search.space, state, goal, 7, 400, hot, hot / 50, archive, stop, done)
+        least = anneal(
+            search.space, state, goal, 7, 400, hot, hot / 50, nothing_known(), archive, stop, done
+        )
         visited = archive.states[np.isfinite(archive.seconds)]
         assert energy(state) == least <= min(map(energy, visited)) < energy(start)
         results.append(state.tobytes())
@@ -201,7 +204,7 @@ def test_annealing_leaves_the_best_plan(goal: Goal) -> None:
     assert done[0] == 800
     stop[0] = 1
     state = start.copy()
-    anneal(search.space, state, goal, 7, 400, hot, hot / 50, archive, stop, done)
+    anneal(search.space, state, goal, 7, 400, hot, hot / 50, nothing_known(), archive, stop, done)
     assert done[0] == 800 and energy(state) == energy(start)
 
 
@@ -212,8 +215,8 @@ def test_a_limit_is_kept() -> None:
     limit, state = 0.7 * search.unplanned, named(search.space, nothing)
     archive = empty_archive(search.unplanned, 50, state.shape, np.int8)
     goal = Goal(limit, 1e30, 1.0, 0.4, True)
-    anneal(search.space, state, goal, 7, 2000, 5.0, 0.1, archive, stop, done)
-    pool, seconds, _ = evaluate(search.space, state)
+    anneal(search.space, state, goal, 7, 2000, 5.0, 0.1, nothing_known(), archive, stop, done)
+    pool, seconds = evaluate(search.space, state)
     assert pool <= limit and seconds == archive.seconds[archive.pools <= limit].min()
 
 

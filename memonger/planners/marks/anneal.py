@@ -13,7 +13,7 @@ import numpy as np
 
 from memonger.costs.fusion import plan_bytes
 from memonger.costs.replay import NO_LIMIT
-from memonger.planners.annealing import MORE, acceptable, record
+from memonger.planners.annealing import MORE, acceptable, record, slot_of
 from memonger.planners.marks.rules import RuleArrays, obey
 from memonger.support.compiled import compiled
 
@@ -66,8 +66,8 @@ def added_seconds(s, mask, order):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def plan_of(s, state):  # type: ignore[no-untyped-def]
-    """The nodes that a state recomputes by the rules, and what ``obey`` tells of them."""
+def wanted(s, state):  # type: ignore[no-untyped-def]
+    """The nodes that a state would recompute if there were no rules."""
     made, nodes = np.flatnonzero(state[: len(s.after)]), state[len(s.after) :]
     mask = np.ones(len(nodes), dtype=np.bool_)
     if len(made):
@@ -78,6 +78,13 @@ def plan_of(s, state):  # type: ignore[no-untyped-def]
     for k in range(len(s.copied)):
         if not mask[s.copied[k]]:  # an identity of what is saved itself costs nothing
             mask[s.copied[k] + 1 : s.copies[k] + 1] = True
+    return mask
+
+
+@compiled
+def plan_of(s, state):  # type: ignore[no-untyped-def]
+    """The nodes that a state recomputes by the rules, and what ``obey`` tells of them."""
+    mask = wanted(s, state)
     order, reads = obey(s.rules, mask)
     return mask, order, reads
 
@@ -91,11 +98,11 @@ def named(s, mask):  # type: ignore[no-untyped-def]
 
 @compiled
 def evaluate(s, state):  # type: ignore[no-untyped-def]
-    """The bytes that a state costs, the seconds that it adds, and its plan."""
+    """The bytes that a state costs, and the seconds that it adds."""
     mask, order, reads = plan_of(s, state)
     t, f = s.rules.arrays, s.rules.fusible
     pool = plan_bytes(t, f, mask, order, reads, s.match_ranges, NO_LIMIT)
-    return pool, added_seconds(s, mask, order), mask
+    return pool, added_seconds(s, mask, order)
 
 
 @compiled
@@ -172,12 +179,20 @@ def _change(s, state, goal):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def anneal(s, state, goal, seed, tries, hot, cold, archive, stop, done):  # type: ignore[no-untyped-def]
+def _most_bytes(goal, most, seconds):  # type: ignore[no-untyped-def]
+    """The bytes with which a plan of so many seconds has an energy of ``most``; -1 for none."""
+    left = most - goal.second_price * seconds
+    return goal.limit + left / goal.byte_price if left >= 0 else -1.0
+
+
+@compiled
+def anneal(s, state, goal, seed, tries, hot, cold, known, archive, stop, done):  # type: ignore[no-untyped-def]
     """Anneal a state in place, to the one of least energy that was visited.
 
     ``hot`` and ``cold`` are the temperatures at the beginning and at the end, in units of the
-    energy. The archive receives what is visited. The search ends when the element of ``stop``,
-    which another thread may set, is not 0; that of ``done`` counts the tries. Returns the energy.
+    energy. The archive receives what is visited, ``known`` what is replayed. The search ends when
+    the element of ``stop``, which another thread may set, is not 0; that of ``done`` counts the
+    tries. Returns the energy.
     """
     np.random.seed(seed)
     t, f = s.rules.arrays, s.rules.fusible
@@ -195,17 +210,26 @@ def anneal(s, state, goal, seed, tries, hot, cold, archive, stop, done):  # type
             while np.random.random() < MORE:
                 _change(s, new, goal)
             most = acceptable(current, hot, cold, step / tries, np.random.random())
-        mask, order, reads = plan_of(s, new)
-        seconds = added_seconds(s, mask, order)
-        left = most - goal.second_price * seconds
-        if left < 0:
-            continue
-        limit = goal.limit + left / goal.byte_price
-        pool = plan_bytes(t, f, mask, order, reads, s.match_ranges, limit)
-        if pool > limit:
+        mask = wanted(s, new)
+        slot = slot_of(known, mask, 0)
+        limit = _most_bytes(goal, most, known.others[slot])
+        is_new = known.limits[slot] < 0 or (known.pools[slot] < 0 and known.limits[slot] < limit)
+        if is_new:
+            order, reads = obey(s.rules, mask)
+            known.others[slot] = added_seconds(s, mask, order)
+            limit = _most_bytes(goal, most, known.others[slot])
+            pool = plan_bytes(t, f, mask, order, reads, s.match_ranges, limit) if limit >= 0 else 0
+            known.pools[slot] = pool if pool <= limit else -1
+            known.limits[slot] = max(0.0, limit)
+        pool, seconds = known.pools[slot], known.others[slot]
+        if pool < 0 or pool > limit:
             continue
         current = goal.second_price * seconds + goal.byte_price * max(0.0, pool - goal.limit)
-        state[:] = named(s, mask) if goal.by_node else new
+        if goal.by_node:
+            if not is_new:
+                obey(s.rules, mask)
+            new[:] = named(s, mask)
+        state[:] = new
         record(archive, pool, seconds, state)
         if current < least:
             least = current

@@ -27,7 +27,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 import numpy as np
 
 from memonger.graph.forward import KeptCopy, mask_with_copies
-from memonger.planners.annealing import Archive, empty_archive, record
+from memonger.planners.annealing import Archive, empty_archive, nothing_known, record
 from memonger.planners.marks.anneal import Goal, Space, anneal, evaluate, named, plan_of
 from memonger.planners.marks.copies import behind_copies, needed_copies, settle
 from memonger.planners.marks.cuts import Cut, Weights, cheapest_cuts, golden_section, walk, weigh
@@ -61,8 +61,8 @@ class Effort:
     """
 
     patience: float = 1.0
-    tries: int = 104_000
-    nodes: int = 78_000_000
+    tries: int = 160_000
+    nodes: int = 120_000_000
     large: int = 10_000
     cuts: int = 600
     exponents: tuple[float, ...] = (1.0, 0.75, 0.5, 0.35, 0.2)
@@ -312,7 +312,7 @@ class MarkSearch:
         return empty_archive(self.most, self.effort.sizes, self._state().shape, np.int8)
 
     def _record(self, state: np.ndarray) -> Found:
-        pool, seconds, _ = evaluate(self.space, state)
+        pool, seconds = evaluate(self.space, state)
         record(self.archive, pool, seconds, state)
         return Found(pool, seconds, state)
 
@@ -329,8 +329,9 @@ class MarkSearch:
         def work(job: tuple[int, Found, Goal, Sequence[float]], done: np.ndarray) -> Any:
             seed, start, goal, (hot, cold) = job
             mask, archive, stop = self._mask(start), self._empty_archive(), self.threads.stop
+            known = nothing_known()
             state = named(self.space, mask) if goal.by_node else start.state.copy()
-            anneal(self.space, state, goal, seed, tries, hot, cold, archive, stop, done)
+            anneal(self.space, state, goal, seed, tries, hot, cold, known, archive, stop, done)
             return state, archive
 
         numbered = [(seed, *job) for seed, job in enumerate(jobs)]

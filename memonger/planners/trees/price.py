@@ -14,6 +14,7 @@ import numpy as np
 from memonger.costs.replay import allocate
 from memonger.costs.time.flops import forward_flops
 from memonger.graph.arrays import SignatureArrays, arrays_of, ragged
+from memonger.planners.annealing import Known, nothing_known, slot_of
 from memonger.planners.trees.trees import Steps, unroll
 from memonger.schedules.nodes import NodeVariants, connect, lay_out, line_up
 from memonger.schedules.training_step import Parts
@@ -31,7 +32,6 @@ COSTLY_OPERATORS = frozenset(
 MATCH_RANGES = np.array([1, 2, 4, 8, 16])
 NO_LIMIT = 2**60
 MOST_RUNS = 3  # of each operator, for a unit of work: more are of no use
-FNV_PRIME = np.uint64(1099511628211)  # of the hash by Fowler, Noll and Vo
 ONE_PASS = 1e9  # the work of one forward pass where it is not counted in FLOPs
 
 
@@ -44,21 +44,6 @@ class Problem(NamedTuple):
     asked: np.ndarray  # the outputs that are gradients (``Parts.asked``)
     node: np.ndarray  # the forward node of each position
     one_pass: float  # the work of one forward pass
-
-
-class Known(NamedTuple):
-    """The memory of schedules by their hash; each takes the place of another with the same slot."""
-
-    keys: np.ndarray
-    pools: np.ndarray  # bytes; -1: more than the limit
-    places: np.ndarray
-    limits: np.ndarray
-
-
-def nothing_known(slots: int) -> Known:
-    """Make room for so many schedules."""
-    numbers = (np.full(slots, -1, dtype=np.int64) for _ in range(3))
-    return Known(np.zeros(slots, dtype=np.uint64), *numbers)
 
 
 class Cost(NamedTuple):
@@ -152,28 +137,19 @@ def pool_of(b, operations, match_ranges, limit):  # type: ignore[no-untyped-def]
 
 @compiled
 def evaluate(b, tree, most_work, most_bytes, match_ranges, known):  # type: ignore[no-untyped-def]
-    """Evaluate a tree with these match ranges: bytes (-1: more than is allowed), work, place.
-
-    No schedule is replayed twice while it is ``known``: two fifths of the trees that annealing
-    comes to have one that was there before.
-    """
+    """Evaluate a tree with these match ranges: bytes (-1: more than is allowed), work, place."""
     most = MOST_RUNS * (2 + most_work / b.one_pass) * len(b.node)
     most_operations = int(min(most, float(NO_LIMIT)))
     positions, work = unroll(b, tree, most_work, most_operations)
     if work > most_work or len(positions) > most_operations:
         return -1, work, 0
-    key = np.uint64(match_ranges[0] + 31 * len(match_ranges))
-    for position in positions:
-        key = (key ^ np.uint64(position)) * FNV_PRIME
-    slot = np.int64((key ^ (key >> np.uint64(32))) % np.uint64(len(known.keys)))
-    if known.keys[slot] != key:
-        known.keys[slot], known.pools[slot], known.limits[slot] = key, -1, -1
+    slot = slot_of(known, positions, match_ranges[0] + 31 * len(match_ranges))
     if known.pools[slot] < 0 and known.limits[slot] < most_bytes:
         operations = operations_of(b, positions)
-        known.pools[slot], known.places[slot] = pool_of(b, operations, match_ranges, most_bytes)
+        known.pools[slot], known.others[slot] = pool_of(b, operations, match_ranges, most_bytes)
         known.limits[slot] = most_bytes
     pool = known.pools[slot]
-    return pool if pool <= most_bytes else -1, work, known.places[slot]
+    return pool if pool <= most_bytes else -1, work, int(known.others[slot])
 
 
 def cost_of(

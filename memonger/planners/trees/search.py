@@ -24,7 +24,7 @@ from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
 
-from memonger.planners.annealing import empty_archive
+from memonger.planners.annealing import empty_archive, nothing_known
 from memonger.planners.pareto import not_dominated
 from memonger.planners.trees.anneal import Limits, anneal
 from memonger.planners.trees.price import (
@@ -32,7 +32,6 @@ from memonger.planners.trees.price import (
     NO_LIMIT,
     Cost,
     cost_of,
-    nothing_known,
     operations_of,
     pool_of,
     positions,
@@ -58,7 +57,6 @@ SLACK = 1 + 1e-9  # for rounding where work is compared
 INITIAL, ANNEALING = 0.3, 0.7  # parts of the search, as far as progress knows
 SEED = 106000  # of 378 that were tried, one that is good for small and for large networks
 SIZES = 200  # of visited trees, in the archive
-SLOTS = 2**15  # for schedules whose memory is known
 
 
 @dataclass(frozen=True)
@@ -316,7 +314,7 @@ class ScheduleSearch:
             largest = limit.most_bytes if limit.by_work else start.cost.pool_bytes
             shape = MOST_NODES * self.count + 2, 2
             archive = empty_archive(largest, SIZES, shape, np.int32)
-            seed, known = SEED + 100 * number + k, nothing_known(SLOTS)
+            seed, known = SEED + 100 * number + k, nothing_known()
             to = known, archive, self._threads.stop, steps
             tree = anneal(self.problem, start.tree, limit, MATCH_RANGES, seed, each, hot, cold, *to)
             visited = [tree, *archived_trees(archive)]
