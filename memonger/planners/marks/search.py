@@ -61,8 +61,8 @@ class Effort:
     """
 
     patience: float = 1.0
-    tries: int = 160_000
-    nodes: int = 120_000_000
+    tries: int = 152_000
+    nodes: int = 114_000_000
     large: int = 10_000
     cuts: int = 600
     exponents: tuple[float, ...] = (1.0, 0.75, 0.5, 0.35, 0.2)
