@@ -15,10 +15,10 @@ import pytest
 from memonger.costs.bind import bind, planned_mb
 from memonger.costs.replay import replay
 from memonger.graph.forward import ForwardGraph
-from memonger.graph.operators.gradients import environment
 from memonger.graph.operators.inplace import inplace_options
 from memonger.graph.training import TrainingGraph, training_graph
 from memonger.support.symbols import load_nodes
+from memonger.support.mxnet import environment
 
 from memory_log import Job, log_of, logged
 from planned import forward

@@ -8,12 +8,13 @@ import blocked_networks
 import memonger
 import mxnet as mx
 import pytest
-from memonger.graph.operators.gradients import environment, unallocated
+from memonger.graph.operators.gradients import unallocated
 from memonger.schedules.schedule import check
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.training_step import BIND, TrainingStep
 from memonger.schedules.expand import parts, unroll
 from memonger.schedules.execution.write import write
+from memonger.support.mxnet import environment
 
 import networks
 from more_networks import TINY, many_uses, rnn_cells

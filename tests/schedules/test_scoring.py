@@ -7,8 +7,8 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.graph.operators.gradients import environment
 from memonger.schedules.execution.symbol import scheduled
+from memonger.support.mxnet import environment
 
 from planned import ROOT, run_python
 from drawn_schedules import everything, work_of

@@ -7,7 +7,7 @@ segments and all that marks can express but for single operators. The search:
 1. Initial solutions (``tree_dp``): dynamic programming over trees whose cuts lie where little is
    alive, on two levels; binomial trees, for little memory in deep networks, which have too many
    candidate cuts.
-2. Simulated annealing (``annealing``) of the best few, a thread each, then of the best of these for
+2. Simulated annealing (``anneal``) of the best few, a thread each, then of the best of these for
    longer. For the schedules of every size (`ScheduleSearch.front`) at several limits of memory.
 
 Every tree that is visited is evaluated to the byte (``price``), and is kept if no other is better
@@ -69,9 +69,9 @@ class Effort:
     replays_near: int = 600_000
     #: The time of annealing in about microseconds, where a try takes ``move``, and
     #: ``operation`` for each operation of the schedule; and the most tries for each operator.
-    annealing: int = 15_000_000
-    move: float = 30
-    operation: float = 0.17
+    annealing: int = 6_000_000
+    move: float = 4
+    operation: float = 0.065
     most_tries: int = 6000
     #: How many trees each round starts from at most, and its share of all tries; the least of each.
     rounds: tuple[tuple[int, float], ...] = ((8, 0.3), (3, 0.3), (1, 0.4))
