@@ -14,7 +14,7 @@ import numpy as np
 from memonger.costs.replay import allocate
 from memonger.costs.time.flops import forward_flops
 from memonger.graph.arrays import SignatureArrays, arrays_of, ragged
-from memonger.planners.annealing import Known, nothing_known, slot_of
+from memonger.planners.annealing import nothing_known, slot_of
 from memonger.planners.trees.trees import Steps, unroll
 from memonger.schedules.nodes import NodeVariants, connect, lay_out, line_up
 from memonger.schedules.training_step import Parts
@@ -47,11 +47,10 @@ class Problem(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """The pool's bytes of a schedule, gradients included, its work, and the best match range."""
+    """The pool's bytes of a schedule, gradients included, and its work."""
 
     pool_bytes: int
     work: float
-    match_range: int  # its place in `MATCH_RANGES`
 
 
 def problem(made: Parts, weights: np.ndarray | None = None) -> Problem:
@@ -152,10 +151,8 @@ def evaluate(b, tree, most_work, most_bytes, match_ranges, known):  # type: igno
     return pool if pool <= most_bytes else -1, work, int(known.others[slot])
 
 
-def cost_of(
-    problem: Problem, tree: np.ndarray, most_work: float, known: Known | None = None
-) -> Cost | None:
+def cost_of(problem: Problem, tree: np.ndarray, most_work: float) -> Cost | None:
     """Evaluate a tree with all match ranges; None if it takes more work."""
-    known = known or nothing_known(1)
-    pool, work, place = evaluate(problem, tree, most_work, NO_LIMIT, MATCH_RANGES, known)
-    return Cost(int(pool), float(work), int(place)) if pool >= 0 else None
+    to = NO_LIMIT, MATCH_RANGES, nothing_known(1)
+    pool, work, _ = evaluate(problem, tree, most_work, *to)
+    return Cost(int(pool), float(work)) if pool >= 0 else None

@@ -55,7 +55,7 @@ LOGARITHMS = 2.0
 LEAST_UNLIMITED = 4.0
 SLACK = 1 + 1e-9  # for rounding where work is compared
 INITIAL, ANNEALING = 0.3, 0.7  # parts of the search, as far as progress knows
-SEED = 106000  # of 378 that were tried, one that is good for small and for large networks
+SEED = 418000  # of 340 that were tried, one that is good for small and for large networks
 SIZES = 200  # of visited trees, in the archive
 
 
