@@ -24,7 +24,7 @@ from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
 
-from memonger.planners.annealing import empty_archive, nothing_known
+from memonger.planners.annealing import Archive, empty_archive, nothing_known
 from memonger.planners.pareto import not_dominated
 from memonger.planners.trees.anneal import Limits, anneal
 from memonger.planners.trees.price import (
@@ -38,7 +38,7 @@ from memonger.planners.trees.price import (
     problem,
 )
 from memonger.planners.trees.tree_dp import LISTS, InitialTrees
-from memonger.planners.trees.trees import MOST_NODES, archived_trees, tree_of_marks, unroll
+from memonger.planners.trees.trees import LEAF, MOST_NODES, tree_of_marks, unroll
 from memonger.schedules.expand import parts
 from memonger.schedules.schedule import Schedule, Workload, plain
 from memonger.schedules.training_step import Parts
@@ -317,9 +317,8 @@ class ScheduleSearch:
             seed, known = SEED + 100 * number + k, nothing_known()
             to = known, archive, self._threads.stop, steps
             tree = anneal(self.problem, start.tree, limit, MATCH_RANGES, seed, each, hot, cold, *to)
-            visited = [tree, *archived_trees(archive)]
-            costs = [cost_of(self.problem, one, limit.most_work) for one in visited]
-            return [Point(cost, one, start.group) for cost, one in zip(costs, visited) if cost]
+            exact = cost_of(self.problem, tree, limit.most_work) or start.cost
+            return [Point(exact, tree, start.group), *_archived(archive, start.group)]
 
         found = self._threads.each(job, range(len(starts)), each, share)
         self._found += [point for points in found for point in points]
@@ -332,3 +331,14 @@ class ScheduleSearch:
         return self.patience * min(
             self.effort.most_tries * self.count, self.effort.annealing / each
         )
+
+
+def _archived(archive: Archive, group: int) -> list[Point]:
+    """List what is archived and not dominated. A tree ends where nothing is left to be divided."""
+    points = []
+    for k in np.flatnonzero(np.isfinite(archive.seconds)):
+        tree = archive.states[k]
+        end = int(np.argmax(np.cumsum(np.where(tree[:, 0] == LEAF, -1, 1)) == -1)) + 1
+        cost = Cost(int(archive.pools[k]), float(archive.seconds[k]))
+        points.append(Point(cost, tree[:end].copy(), group))
+    return not_dominated(points, _by_work)

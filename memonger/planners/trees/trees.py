@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memonger.planners.annealing import Archive
 from memonger.support.compiled import compiled
 from memonger.support.errors import MemongerError
 
@@ -299,14 +298,6 @@ def tree_of_marks(s: Steps, kept: np.ndarray) -> np.ndarray:
         cuts.append(cut)
     tree = [node for cut, flag in zip(cuts[1:], flags) for node in ((cut, flag), (LEAF, 0))]
     return np.array([*tree, (LEAF, 0)], dtype=np.int32)
-
-
-def archived_trees(archive: Archive) -> list[np.ndarray]:
-    """List the trees of an archive. A tree ends where no segment is left to be divided."""
-    trees = archive.states[np.isfinite(archive.seconds)]
-    left = np.cumsum(np.where(trees[:, :, 0] == LEAF, -1, 1), axis=1)
-    ends = np.argmax(left == -1, axis=1) + 1
-    return [tree[:end].copy() for tree, end in zip(trees, ends)]
 
 
 @compiled
