@@ -9,6 +9,7 @@ of X reads the copies where X itself is recomputed, the originals where X is kep
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Iterable, Mapping, Sequence
 
@@ -60,13 +61,18 @@ class TrainingGraph:
     phases: np.ndarray  # FORWARD, RECOMPUTED or BACKWARD for each row
 
 
-@no_collection()
-def training_graph(
-    graph: ForwardGraph, wanted: Iterable[int] | None = None, found: Settings | None = None
-) -> TrainingGraph:
+def training_graph(graph: ForwardGraph, wanted: Iterable[int] | None = None) -> TrainingGraph:
     """Build a network's training graph, with the gradients of the ``wanted`` arguments (or all)."""
-    wanted = graph.arguments if wanted is None else tuple(wanted)
-    return _Builder(graph, found or Settings()).finished(wanted)
+    return training_graphs(graph, [graph.arguments if wanted is None else wanted])[0]
+
+
+@no_collection()
+def training_graphs(
+    graph: ForwardGraph, wanted: Iterable[Iterable[int]], found: Settings | None = None
+) -> list[TrainingGraph]:
+    """Build a network's training graphs, each with the gradients of one set of arguments."""
+    common = _Builder(graph, found or Settings())
+    return [common.copy().finished(tuple(arguments)) for arguments in wanted]
 
 
 def merged_nodes(graph: ForwardGraph) -> list[int]:
@@ -126,6 +132,16 @@ class _Builder:
         for x in reversed(range(n)):
             if self.reads[x] and same[x] == x:
                 self._add_gradient(x)
+
+    def copy(self) -> _Builder:
+        """Copy what `finished` changes."""
+        other = copy.copy(self)
+        other.names, other.numbers, other.reads = [*self.names], [*self.numbers], [*self.reads]
+        other.waits, other.owners = [[*waits] for waits in self.waits], [*self.owners]
+        other.signatures = arrays.Signatures(self.signatures.all)
+        other.signatures.inexact, other.inexact = {*self.signatures.inexact}, {*self.inexact}
+        other.sums = dict(self.sums)
+        return other
 
     def finished(self, wanted: tuple[int, ...]) -> TrainingGraph:
         """Return the training graph with the gradients of these arguments."""

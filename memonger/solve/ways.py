@@ -20,7 +20,7 @@ from memonger.graph import marks
 from memonger.graph.forward import KeptCopy
 from memonger.graph.operators.recompute import CPU, GPU, targets_of
 from memonger.graph.read import forward_graph
-from memonger.graph.training import training_graph
+from memonger.graph.training import training_graphs
 from memonger.planners.marks import chen2016
 from memonger.planners.marks import search as marks_search
 from memonger.planners.marks.copies import settle
@@ -84,7 +84,7 @@ class _Network:
         # Module asks for no gradients of its data and labels, which leaves fewer readers.
         parameters = tuple(a for a in graph.arguments if graph.nodes[a].name not in shapes)
         others = {graph.arguments, parameters} - {asked}
-        trainings = [training_graph(graph, wanted) for wanted in (asked, *sorted(others))]
+        trainings = training_graphs(graph, [asked, *sorted(others)])
         self.training = trainings[0]  # with the gradients that were asked for
         targets = targets_of(None if request.ctx is None else request.ctx.device_type)
         kind = Rules if options.rules else NoRules

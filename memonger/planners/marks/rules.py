@@ -38,7 +38,7 @@ from memonger.graph.operators.recompute import (
     why_kept,
     why_refused,
 )
-from memonger.graph.training import TrainingGraph, training_graph
+from memonger.graph.training import TrainingGraph, training_graphs
 from memonger.planners.marks.layout_rule import NO_RULE, LayoutRule, layout_rule, other_layouts
 from memonger.support.compiled import compiled
 from memonger.support.errors import MemongerError
@@ -87,9 +87,8 @@ class Rules:
             return self, np.arange(len(self.graph.nodes))
         if key not in self._with_copies:
             graph, moved = with_copies(self.graph, key)
-            trainings = [
-                training_graph(graph, moved[list(t.wanted)], t.settings) for t in self.trainings
-            ]
+            wanted = [moved[list(training.wanted)] for training in self.trainings]
+            trainings = training_graphs(graph, wanted, self.trainings[0].settings)
             until = None if self.until is None else int(moved[self.until])
             rules = type(self)(trainings, self.targets, until, [NO_RULE] * len(trainings))
             self._with_copies[key] = rules if self.fuses else rules.unfused(), moved
