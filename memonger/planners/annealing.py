@@ -34,7 +34,7 @@ class Archive(NamedTuple):
 def empty_archive(most: int, bins: int, shape: tuple[int, ...], dtype: Any) -> Archive:
     """Make an archive for plans of at most so many bytes, with states of at most this shape."""
     return Archive(
-        most,
+        max(1, most),
         np.zeros(bins, dtype=np.int64),
         np.full(bins, np.inf),
         np.zeros((bins, *shape), dtype=dtype),

@@ -66,7 +66,7 @@ def added_seconds(s, mask, order):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def wanted(s, state):  # type: ignore[no-untyped-def]
+def unruled(s, state):  # type: ignore[no-untyped-def]
     """The nodes that a state would recompute if there were no rules."""
     made, nodes = np.flatnonzero(state[: len(s.after)]), state[len(s.after) :]
     mask = np.ones(len(nodes), dtype=np.bool_)
@@ -84,7 +84,7 @@ def wanted(s, state):  # type: ignore[no-untyped-def]
 @compiled
 def plan_of(s, state):  # type: ignore[no-untyped-def]
     """The nodes that a state recomputes by the rules, and what ``obey`` tells of them."""
-    mask = wanted(s, state)
+    mask = unruled(s, state)
     order, reads = obey(s.rules, mask)
     return mask, order, reads
 
@@ -210,7 +210,7 @@ def anneal(s, state, goal, seed, tries, hot, cold, known, archive, stop, done): 
             while np.random.random() < MORE:
                 _change(s, new, goal)
             most = acceptable(current, hot, cold, step / tries, np.random.random())
-        mask = wanted(s, new)
+        mask = unruled(s, new)
         slot = slot_of(known, mask, 0)
         limit = _most_bytes(goal, most, known.others[slot])
         is_new = known.limits[slot] < 0 or (known.pools[slot] < 0 and known.limits[slot] < limit)

@@ -28,8 +28,9 @@ def anneal(b, tree, limits, match_ranges, seed, tries, hot, cold, known, archive
 
     ``hot`` and ``cold`` are the temperatures at the beginning and at the end, as shares of the
     cost. Other match ranges than the one that is best for the start are tried on the best alone.
-    The archive receives what is visited. The search ends when the element of ``stop``, which
-    another thread may set, is not 0; that of ``done`` counts the tries.
+    The archive receives what is visited, ``known`` what it costs. The search ends
+    when the element of ``stop``, which another thread may set, is not 0; that of ``done`` counts
+    the tries.
     """
     np.random.seed(seed)
     most_bytes, most_work, by_work = limits

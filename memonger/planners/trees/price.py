@@ -1,8 +1,9 @@
 """What trees cost: the memory and the work of their schedules, to the byte, in compiled code.
 
-A schedule's training graph is the one that is written out for MXNet (``schedules.nodes``), its
-memory is that of the replay (``allocator``). Here they are put together without a Python object for
-each node, so that a search can evaluate thousands of schedules.
+A schedule's training graph is the one that is written out for MXNet
+(``schedules.training_step``), its memory is that of the replay (``costs.replay``). Here they are
+put together without a Python object for each node, so that a search can evaluate thousands of
+schedules.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ COSTLY_OPERATORS = frozenset(
     "_contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_encdec_valatt".split()
 )
 
-#: The match ranges that MXNet tries when it binds a schedule (``allocator.match_ranges``).
+#: The match ranges that MXNet tries when it binds a schedule (``Settings.match_ranges``).
 MATCH_RANGES = np.array([1, 2, 4, 8, 16])
 NO_LIMIT = 2**60
 MOST_RUNS = 3  # of each operator, for a unit of work: more are of no use

@@ -11,8 +11,9 @@ segments and all that marks can express but for single operators. The search:
    longer. For the schedules of every size (`ScheduleSearch.front`) at several limits of memory.
 
 Every tree that is visited is evaluated to the byte (``price``), and is kept if no other is better
-in both memory and work. Work is FLOPs, or what the caller says that each operator takes (its time).
-All else depends on the network alone, not on the machine's speed or its cores.
+in both memory and work; of those of about the same size, the one of least work. Work is FLOPs, or
+what the caller says that each operator takes (its time). All else depends on the network alone, not
+on the machine's speed or its cores.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ LOGARITHMS = 2.0
 LEAST_UNLIMITED = 4.0
 SLACK = 1 + 1e-9  # for rounding where work is compared
 INITIAL, ANNEALING = 0.3, 0.7  # parts of the search, as far as progress knows
-SEED = 418000  # of 340 that were tried, one that is good for small and for large networks
+SEED = 418000  # of hundreds that were tried, one that is good for small and for large networks
 SIZES = 200  # of visited trees, in the archive
 
 
