@@ -1,8 +1,45 @@
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Distribution, find_packages, setup
+from setuptools.command.build_py import build_py
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+PACKAGE = HERE / "memonger"
+LIBRARY = PACKAGE / "support" / "libkernels.so"
+COMPILERS = os.environ.get("CC", ""), "cc", "gcc", "clang"
+COMPILER = next((shlex.split(each) for each in COMPILERS if shutil.which(each.split(" ")[0])), None)
+ZIG = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-gnu"]  # from a wheel
+# For any CPU of this kind; the same numbers everywhere.
+FLAGS = "-std=c11 -O2 -Wall -Wextra -fPIC -shared -fvisibility=hidden -ffp-contract=off".split()
+
+
+class Build(build_py):
+    """Builds the library of compiled code beside its sources, and then as usual."""
+
+    def run(self) -> None:
+        files = sorted(path for kind in ("*.c", "*.h") for path in PACKAGE.rglob(kind))
+        sources = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+        made = LIBRARY.with_name(f"libkernels-{os.getpid()}.tmp")  # who runs the old one keeps it
+        flags = [*FLAGS, *shlex.split(os.environ.get("CFLAGS", "")), f'-DSOURCES="{sources}"']
+        code = [str(path) for path in files if path.suffix == ".c"]
+        command = [*(COMPILER or ZIG), *flags, "-I", str(PACKAGE), *code, "-lm", "-o", str(made)]
+        subprocess.run(command, check=True)
+        os.replace(made, LIBRARY)
+        super().run()
+
+
+class Binary(Distribution):
+    """A package for one kind of machine."""
+
+    def has_ext_modules(self) -> bool:
+        return True
+
 
 CUDA = [
     "mxnet-cu112==1.9.1",
@@ -25,13 +62,16 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["memonger", "memonger.*"]),
+    package_data={"": ["*.c", "*.h", "*.so"]},
+    cmdclass={"build_py": Build},
+    distclass=Binary,
+    setup_requires=[] if COMPILER else ["ziglang"],
     entry_points={"console_scripts": ["memonger=memonger.__main__:run"]},
     python_requires=">=3.8,<3.13",
     install_requires=[
         # What MXNet 1.9.1 can be imported with (memonger supplies np.bool to 1.26).
         "numpy==1.23.5; python_version<'3.12'",
         "numpy==1.26.4; python_version>='3.12'",
-        "numba>=0.57",
         "tqdm>=4.60",
         "setuptools; python_version>='3.12'",  # brings distutils back, which MXNet needs
     ],

@@ -88,18 +88,12 @@ def test_mxnet_is_touched_where_it_may_be(room: str) -> None:
     assert not touched or room in MXNET or wing_of(room) in MXNET_WINGS
 
 
-def test_compiled_code_reads_only_what_its_cache_depends_on() -> None:
-    """The cache of compiled functions depends on the files that have some (`support.compiled`)."""
-    compiled = {room for room, source in ROOMS.items() if kernels(source)}
-    assert len(compiled) > 5
-    for room in sorted(compiled):
-        origin = {known: m[1:] for m, _, known in imports(ROOMS[room].body) if m[:1] == "."}
-        for kernel in kernels(ROOMS[room]):
-            for node in (part for statement in kernel.body for part in ast.walk(statement)):
-                if isinstance(node, ast.Name) and node.id in origin:
-                    assert origin[node.id] in compiled, (room, kernel.name, node.id)
-
-
-def kernels(source: ast.Module) -> list[ast.FunctionDef]:
-    functions = [node for node in source.body if isinstance(node, ast.FunctionDef)]
-    return [f for f in functions if "compiled" in [getattr(d, "id", "") for d in f.decorator_list]]
+@pytest.mark.parametrize("source", [*PACKAGE.rglob("*.[ch]")], ids=lambda path: path.name)
+def test_includes_go_down(source: Path) -> None:
+    """Compiled code stands beside the Python file of its name, and its header goes before it."""
+    room = source.relative_to(PACKAGE).with_suffix("")
+    included = re.findall(r'#include "(.*)\.h"', source.read_text(encoding="utf-8"))
+    assert room.as_posix().replace("/", ".") in ROOMS
+    assert source.suffix == ".h" or included[0] == room.as_posix()
+    for below in (wing_of(name.replace("/", ".")) for name in included):
+        assert WINGS.index(below) <= WINGS.index(wing_of(room.as_posix().replace("/", ".")))

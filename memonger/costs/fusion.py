@@ -20,11 +20,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memonger.costs.replay import Replay, all_read, heads_read, least_pool, order_and_reads, replay
-from memonger.graph.arrays import KEPT, SignatureArrays, by_key, gathered, graph_arrays, walk
+from memonger.costs.replay import Replay, order_and_reads, replay
+from memonger.graph.arrays import GraphArrays, by_key
 from memonger.graph.operators.inplace import fused_as
 from memonger.graph.training import TrainingGraph
-from memonger.support.compiled import compiled
+from memonger.support.kernels import call
 
 
 class Fusible(NamedTuple):
@@ -63,7 +63,7 @@ def replay_fused(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
     t, mask = training.arrays, np.ascontiguousarray(recomputed, dtype=np.bool_)
     order, _ = order_and_reads(t, mask)
     parts = fusible(training)
-    member, count = fused_sets(t, parts, mask, order)
+    count, member = fused_sets(t, parts, mask, order)
     fused, arrays = fuse(t, parts, mask, order, member, count) if count else (False, t)
     if not fused:
         return replay(training, mask)
@@ -85,175 +85,28 @@ def fused_forward(training: TrainingGraph, recomputed: np.ndarray) -> list[list[
     """
     t, mask = training.arrays, np.ascontiguousarray(recomputed, dtype=np.bool_)
     order, _ = order_and_reads(t, mask)
-    member, count = fused_sets(t, fusible(training), mask, order)
+    count, member = fused_sets(t, fusible(training), mask, order)
     order = order[order < t.forward]
     groups = [order[member[order] == k].tolist() for k in range(count)]
     return sorted(filter(None, groups), key=lambda nodes: nodes[0] - nodes[-1])
 
 
-@compiled
-def plan_bytes(t, f, recomputed, order, reads, match_ranges, limit):  # type: ignore[no-untyped-def]
-    """The bytes of the pool that MXNet plans, fused or not; as `least_pool`."""
-    member, count = fused_sets(t, f, recomputed, order)
-    if count:
-        fused, made = fuse(t, f, recomputed, order, member, count)
-        if fused:
-            none = recomputed[:0]
-            return least_pool(made, none, made.first, made.reads, match_ranges, limit)[0]
-    return least_pool(t, recomputed, order, reads, match_ranges, limit)[0]
+def fused_sets(
+    t: GraphArrays, parts: Fusible, recomputed: np.ndarray, order: np.ndarray
+) -> tuple[int, np.ndarray]:
+    """Count the fused operators; of each row that which it becomes part of, or -1."""
+    count, member = call("fused_sets", t, parts, recomputed, order)
+    return count, member
 
 
-@compiled
-def fused_sets(t, f, recomputed, order):  # type: ignore[no-untyped-def]
-    """Of each row the fused operator that it becomes part of, or -1; and how many there are.
-
-    A set depends on what any of its rows depends on, and so does all that depends on the set.
-    """
-    if not f.starts.shape[0]:
-        return np.zeros(0, dtype=np.int64), 0
-    count = order.shape[0]
-    place = np.empty(t.variable.shape[0], dtype=np.int64)
-    place[order] = np.arange(count)
-    source = np.repeat(place, np.diff(t.output_start))[all_read(t, recomputed)]
-    last = place[t.head_row[: t.outputs]].max()  # of the forward pass
-    most = np.sum(f.starts[order])
-    # Of each place, as bits, the sets that it depends on through what cannot be fused.
-    behind = np.zeros((count, most // 64 + 1), dtype=np.uint64)
-    bit = np.uint64(1) << (np.arange(most) % 64).astype(np.uint64)
-    member = np.full(count, -1, dtype=np.int64)
-    begin = np.zeros(most, dtype=np.int64)
-    sets = 0
-    for i in range(count):
-        mine = -1
-        row = order[i]
-        sources = source[t.read_start[row] : t.read_start[row + 1]]
-        for k in sources:
-            behind[i] |= behind[k]
-        for k in sources:
-            theirs = member[k]
-            if theirs < 0 or theirs == mine:
-                continue
-            if not f.joins[row]:
-                behind[i, theirs // 64] |= bit[theirs]
-            elif (i > last) == (k > last) and not behind[i, theirs // 64] & bit[theirs]:
-                if mine < 0:
-                    mine = theirs
-                    continue
-                for j in range(begin[theirs], i):
-                    if member[j] == theirs:
-                        member[j] = mine
-                    if behind[j, theirs // 64] & bit[theirs]:
-                        behind[j, mine // 64] |= bit[mine]
-                begin[mine] = min(begin[mine], begin[theirs])
-        if mine >= 0:
-            for j in range(begin[mine], i):
-                if member[j] == mine or behind[j, mine // 64] & bit[mine]:
-                    behind[j] |= behind[i]
-        elif f.starts[row]:
-            mine = sets
-            begin[mine] = i
-            sets += 1
-        member[i] = mine
-    several = np.bincount(member[member >= 0], minlength=sets + 1) > 1
-    found = np.full(t.variable.shape[0], -1, dtype=np.int64)
-    found[order] = np.where(several, np.cumsum(several) - 1, -1)[member]  # -1: the last of them
-    return found, several.sum()
-
-
-@compiled
-def _firsts(entry, by, entries):  # type: ignore[no-untyped-def]
-    """Whether each entry is there for the first time; for the first time with its key ``by``."""
-    last = np.full(entries, -1)
-    first = np.empty(entry.shape[0], dtype=np.bool_)
-    for k in range(entry.shape[0]):
-        first[k] = last[entry[k]] != by[k]
-        last[entry[k]] = by[k]
-    return first
-
-
-@compiled
-def _then(values, more):  # type: ignore[no-untyped-def]
-    return np.concatenate((values, more.astype(values.dtype)))
-
-
-@compiled
-def fuse(t, f, recomputed, order, member, fused):  # type: ignore[no-untyped-def]
+def fuse(
+    t: GraphArrays,
+    parts: Fusible,
+    recomputed: np.ndarray,
+    order: np.ndarray,
+    member: np.ndarray,
+    count: int,
+) -> tuple[bool, GraphArrays]:
     """Tell whether MXNet fuses these sets, and make the arrays of all rows and what is fused."""
-    rows, outputs, reads = t.variable.shape[0], t.elements.shape[0], t.read_row.shape[0]
-    maker = np.repeat(np.arange(rows), np.diff(t.output_start))
-    read = all_read(t, recomputed)
-    head = heads_read(t, recomputed)
-    node = np.where(member < 0, np.arange(rows), rows + member)  # that each row is, or is part of
-
-    # The outputs of a fused operator: what others read, in the order in which they do.
-    place, which = gathered(t.read_start, order)
-    reader, source = order[which], maker[read[place]]
-    made = np.concatenate((read[place], head))
-    by = np.concatenate((node[reader], np.full(head.shape[0], -1)))
-    made = made[(node[maker[made]] >= rows) & (node[maker[made]] != by)]
-    made = made[_firsts(made, np.zeros_like(made), outputs)]
-    out_start, items = by_key(member[maker[made]], fused)
-    made = made[items]
-    making = maker[made]
-
-    # Its inputs: what its rows read of others, as they meet it depth first from its outputs.
-    waits, which = gathered(f.wait_start, order)
-    waiter, wait = order[which], f.wait_row[waits].astype(np.int64)
-    copied = np.zeros(rows, dtype=np.bool_)
-    copied[: t.forward] = recomputed
-    wait += t.forward * ((waiter >= t.forward) & copied[wait])
-    within = node[waiter] == node[wait]
-    inside = member[reader] >= 0
-    met = np.where(node[reader] == node[source], source, rows + place)[inside]
-    start, items = by_key(np.concatenate((reader[inside], waiter[within])), rows + reads)
-    before = np.concatenate((met, wait[within]))[items]
-    given = walk(0, start, before, before, making, making)[0]
-    given = given[given >= rows] - rows
-    taker = member[np.repeat(np.arange(rows), np.diff(t.read_start))[given]]
-    given = read[given]
-    once = _firsts(given, taker, outputs)
-    given, taker = given[once], taker[once]
-    in_start = by_key(taker, fused)[0]
-
-    # Its memory: each output, the largest first, may take that of each input. A row: a signature.
-    largest = np.argsort(t.elements[made], kind="mergesort")[::-1]  # of equals the last
-    largest = largest[by_key(member[making][largest], fused)[1]] - out_start[member[making]]
-    out, which = gathered(out_start, taker)
-    options = by_key(taker[which], fused)[0][1:]
-    option_output = t.inplace_output - np.repeat(t.output_start[:-1], np.diff(t.inplace_start))
-    output_start = _then(t.output_start, outputs + out_start[1:])
-    read_start = _then(t.read_start, reads + in_start[1:])
-    signatures = SignatureArrays(
-        variable=_then(t.variable, np.zeros(fused)),
-        reads=np.ones(rows + fused, dtype=np.bool_),
-        ignored_start=read_start.astype(np.int64),
-        ignored=_then(t.read_ignored, np.zeros(given.shape[0])),
-        output_start=output_start.astype(np.int64),
-        elements=_then(t.elements, t.elements[made]),
-        itemsize=_then(t.itemsize, t.itemsize[made]),
-        dtype=np.zeros(outputs + made.shape[0], dtype=np.int32),
-        rank=_then(t.rank, t.rank[made]),
-        made=_then(t.made - t.output_start[maker], largest),
-        option_start=_then(t.inplace_start, t.inplace_input.shape[0] + options),
-        option_input=_then(t.inplace_input, which - in_start[taker[which]]),
-        option_output=_then(option_output, out - out_start[taker[which]]),
-        option_identity=_then(t.inplace_identity, np.zeros(out.shape[0])),
-        sizes=t.sizes,
-    )
-
-    # The graph that is left. Nobody waits for what is fused.
-    new = np.arange(outputs)
-    new[made] = outputs + np.arange(made.shape[0])
-    row_of = np.repeat(np.arange(rows + fused), np.diff(output_start)).astype(np.int32)
-    output_of = (np.arange(row_of.shape[0]) - output_start[row_of]).astype(np.int32)
-    entry, head = new[np.concatenate((read, given))], new[head]
-    left = member[wait] < 0
-    wait_start, items = by_key(node[waiter[left]], rows + fused)
-    read_row, wait_row, head_row = row_of[entry], wait[left][items].astype(np.int32), row_of[head]
-    of_reads = read_start, read_row, output_of[entry], np.full_like(read_row, KEPT)
-    of_waits = wait_start, wait_row, np.full_like(wait_row, KEPT)
-    of_heads = head_row, output_of[head], np.full_like(head_row, KEPT)
-    own = np.arange(rows + fused).astype(np.int32)
-    arrays = graph_arrays(signatures, 0, own, of_reads, of_waits, of_heads, t.outputs)
-    was, runs = order[t.variable[order]], arrays.first[arrays.variable[arrays.first]]
-    return was.shape[0] == runs.shape[0] and np.all(was == runs), arrays
+    fused, made = call("fuse", t, parts, recomputed, order, member, count)
+    return fused, GraphArrays(*made)

@@ -13,9 +13,9 @@ import numpy as np
 
 from memonger.graph.operators.inplace import IGNORED, inplace_options
 from memonger.graph.operators.tensors import Attributes, Tensors
-from memonger.support.compiled import compiled
+from memonger.support.kernels import call
 
-KEPT = -1
+KEPT = -1  # as in arrays.h
 
 #: What a row is part of: the forward pass, what is computed again, the backward pass.
 FORWARD, RECOMPUTED, BACKWARD = 0, 1, 2
@@ -156,200 +156,35 @@ def arrays_of(signatures: Sequence[Signature]) -> SignatureArrays:
     return SignatureArrays(*inputs, *outputs, *options_of, sizes.astype(np.int64))  # type: ignore[call-arg]
 
 
-@compiled
-def gathered(start, which):  # type: ignore[no-untyped-def]
+def gathered(start: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the places of what some rows own, row after row, and of which row each is."""
-    count = np.sum(start[which + 1] - start[which])
-    place, row = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
-    k = 0
-    for r in range(which.shape[0]):
-        for j in range(start[which[r]], start[which[r] + 1]):
-            place[k], row[k] = j, r
-            k += 1
-    return place, row
+    count = start[which + 1] - start[which]
+    row = np.repeat(np.arange(len(which)), count)
+    return np.arange(len(row)) + (start[which] - np.cumsum(count) + count)[row], row
 
 
-@compiled
-def by_key(key, keys):  # type: ignore[no-untyped-def]
+def by_key(key: np.ndarray, keys: int) -> tuple[np.ndarray, np.ndarray]:
     """Order items by key: return where those of each key start, and which they are."""
-    start = np.zeros(keys + 1, dtype=np.int32)
-    start[1:] = np.cumsum(np.bincount(key, minlength=keys))
-    at = start.copy()
-    items = np.empty(key.shape[0], dtype=np.int32)
-    for i in range(key.shape[0]):
-        items[at[key[i]]] = i
-        at[key[i]] += 1
-    return start, items
+    return call("by_key", key, keys)
 
 
-@compiled
-def walk(known, start, before, owner, heads, head_owner):  # type: ignore[no-untyped-def]
-    """Order rows depth first from the heads, each after what it reads.
-
-    Those below ``known`` have run already: they are put down, with the owner, at each read.
-    """
-    rows = start.shape[0] - 1
-    seen = np.zeros(rows, dtype=np.bool_)
-    stack = np.empty(rows, dtype=np.int32)
-    at = np.empty(rows, dtype=np.int32)
-    met = np.empty(rows + before.shape[0] + heads.shape[0], dtype=np.int32)
-    by = np.full(met.shape[0], -1, dtype=np.int32)  # KEPT
-    count, depth = 0, -1
-    for h in range(heads.shape[0]):
-        row, reader = heads[h], head_owner[h]
-        while True:
-            if row < known:
-                met[count] = row
-                by[count] = reader
-                count += 1
-            elif not seen[row]:
-                seen[row] = True
-                depth += 1
-                stack[depth] = row
-                at[depth] = start[row]
-            while depth >= 0 and at[depth] == start[stack[depth] + 1]:
-                met[count] = stack[depth]
-                count += 1
-                depth -= 1
-            if depth < 0:
-                break
-            row, reader = before[at[depth]], owner[at[depth]]
-            at[depth] += 1
-    return met[:count], by[:count]
-
-
-@compiled
-def graph_arrays(known, forward, which, reads, waits, heads, outputs):  # type: ignore[no-untyped-def]
+def graph_arrays(
+    known: SignatureArrays,
+    forward: int,
+    which: np.ndarray,
+    reads: Sequence[np.ndarray],
+    waits: Sequence[np.ndarray],
+    heads: Sequence[np.ndarray],
+    outputs: int,
+) -> GraphArrays:
     """Make the GraphArrays of rows of signatures ``which``, with copies of the first ``forward``.
 
     ``reads`` are where those of each row start, and their rows (-1: a variable that is left out),
     outputs and owners (`Read`); ``waits`` are control dependencies. The first ``outputs`` of the
     heads are the network's, the others gradients.
     """
-    read_start, read_row, read_output, read_owner = reads
-    wait_start, wait_row, wait_owner = waits
-    head_row, head_output, head_owner = heads
-    rows, count = which.shape[0], read_row.shape[0]
-    starts, ignored_start = known.output_start, known.ignored_start
-    variable = known.variable[which]
-
-    # The outputs.
-    output_start = np.zeros(rows + 1, dtype=np.int32)
-    for r in range(rows):
-        k = which[r]
-        output_start[r + 1] = output_start[r] + starts[k + 1] - starts[k]
-    outs = output_start[rows]
-    place = np.empty(outs, dtype=np.int32)  # of each output that of its signature
-    made = np.empty(outs, dtype=np.int32)
-    for r in range(rows):
-        k = starts[which[r]]
-        for out in range(output_start[r], output_start[r + 1]):
-            place[out] = k
-            made[out] = output_start[r] + known.made[k]
-            k += 1
-    rank, dtype, itemsize = known.rank[place], known.dtype[place], known.itemsize[place]
-
-    # What is read, and what must have run before.
-    read_ignored = np.empty(count, dtype=np.bool_)
-    read_entry = np.zeros(count, dtype=np.int32)
-    pooled = np.zeros(count, dtype=np.bool_)
-    use = np.empty(count, dtype=np.int32)  # the place of the read
-    use_start = np.zeros(rows + 1, dtype=np.int32)
-    before_start = np.zeros(rows + 1, dtype=np.int32)
-    before_row = np.empty(count + wait_row.shape[0], dtype=np.int32)
-    before_owner = np.empty(count + wait_row.shape[0], dtype=np.int32)
-    uses = befores = 0
-    for r in range(rows):
-        first = ignored_start[which[r]] - read_start[r]
-        for j in range(read_start[r], read_start[r + 1]):
-            read_ignored[j] = known.ignored[first + j]
-            source = read_row[j]
-            if source < 0:
-                continue
-            read_entry[j] = output_start[source] + read_output[j]
-            pooled[j] = not variable[source]
-            before_row[befores], before_owner[befores] = source, read_owner[j]
-            befores += 1
-            if pooled[j] and not read_ignored[j]:
-                use[uses] = j
-                uses += 1
-        for j in range(wait_start[r], wait_start[r + 1]):
-            before_row[befores], before_owner[befores] = wait_row[j], wait_owner[j]
-            befores += 1
-        use_start[r + 1] = uses
-        before_start[r + 1] = befores
-    use = use[:uses]
-    use_entry, use_row, use_owner = read_entry[use], read_row[use], read_owner[use]
-
-    # The in-place options that can apply: of each its number, and the place of the read.
-    option_start, identity = known.option_start, known.option_identity
-    option = np.empty(np.sum(option_start[which + 1] - option_start[which]), dtype=np.int32)
-    taker, taken = np.empty_like(option), np.empty_like(option)
-    inplace_start = np.zeros(rows + 1, dtype=np.int32)
-    same = np.empty(option.shape[0], dtype=np.bool_)
-    options = 0
-    for r in range(rows):
-        for k in range(option_start[which[r]], option_start[which[r] + 1]):
-            j, out = read_start[r] + known.option_input[k], output_start[r] + known.option_output[k]
-            given = read_entry[j]
-            if not pooled[j] or rank[given] != rank[out] or itemsize[given] != itemsize[out]:
-                continue
-            is_same = identity[k] and dtype[given] == dtype[out]
-            if is_same or known.reads[which[r]]:
-                option[options], taken[options], taker[options] = k, j, out
-                same[options] = is_same
-                options += 1
-        inplace_start[r + 1] = options
-    option, taken, taker, same = option[:options], taken[:options], taker[:options], same[:options]
-
-    links = before_start, before_row[:befores], before_owner
-    last = outputs if forward else head_row.shape[0]
-    first, _ = walk(0, *links, head_row[:last], head_owner[:last])
-    met, by = walk(forward, *links, head_row[last:], head_owner[last:])
-    runs = np.zeros(rows, dtype=np.bool_)
-    runs[first] = runs[met] = True
-    walked = (met >= forward) | ((by != KEPT) & ~variable[met])
-
-    # How often each output is read, and what the gradients of each operator read of operators.
-    head_entry = output_start[head_row] + head_output
-    counts = np.zeros(outs, dtype=np.int32)
-    for entry in head_entry:
-        counts[entry] += 1
-    for r in np.flatnonzero(runs):
-        for q in range(use_start[r], use_start[r + 1]):
-            counts[use_entry[q]] += 1
-    row = 2 * forward if forward else rows  # the first gradient
-    tail = use_start[row]
-    entry = np.concatenate((use_entry[tail:], head_entry))
-    row_read = np.concatenate((use_row[tail:], head_row))
-    owner = np.concatenate((use_owner[tail:], head_owner))
-    counted = np.ones(entry.shape[0], dtype=np.bool_)
-    counted[: uses - tail] = np.repeat(runs[row:], np.diff(use_start[row:]))
-    counted &= (row_read < forward) & ~variable[row_read] & (owner != KEPT)
-    recomputed_start, items = by_key(owner[counted], forward)
-    items = np.flatnonzero(counted)[items]
-
-    # The fields of GraphArrays, in their order.
-    held = use_start, use_entry, use_row, use_owner
-    of_outputs = output_start, known.elements[place], itemsize, rank, known.sizes, made
-    takes = known.option_input[option], read_entry[taken], read_row[taken], read_owner[taken]
-    inplace = inplace_start, *takes, taker, same
-    ends = head_row, head_entry, head_owner, outputs
-    before = before_start[: forward + 1], before_row[: before_start[forward]]
-    order = first, met[walked], by[walked], *before, counts
-    copies = recomputed_start, entry[items], row_read[items]
-    return GraphArrays(  # type: ignore[call-arg]
-        forward,
-        variable,
-        *reads,
-        read_ignored,
-        *held,
-        *of_outputs,
-        *inplace,
-        *ends,
-        *order,
-        *copies,
-    )
+    found = call("graph_arrays", known, forward, which, reads, waits, heads, outputs)
+    return GraphArrays(*found)
 
 
 def columns(lists: Sequence[Sequence[Any]], width: int) -> tuple[np.ndarray, ...]:

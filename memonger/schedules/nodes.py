@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memonger.graph.arrays import KEPT, graph_arrays
-from memonger.support.compiled import compiled
+from memonger.graph.arrays import GraphArrays, SignatureArrays
+from memonger.support.kernels import call
 
 #: How a node is part of the chain in which each waits for the one before it: it is, the next that
-#: is waits for it, or nothing does.
+#: is waits for it, or nothing does (as in nodes.c).
 CHAINED, AWAITED, LOOSE = 0, 1, 2
 
 
@@ -67,106 +67,18 @@ class NodeVariants(NamedTuple):
     head_output: np.ndarray
 
 
-@compiled
-def line_up(p, operations):  # type: ignore[no-untyped-def]
+def line_up(p: NodeVariants, operations: np.ndarray) -> np.ndarray:
     """Tell the variants of the nodes that run, in order, for the operations of a schedule."""
-    outputs, needed_start, needed = p.output_start, p.needed_start, p.needed
-    read_start, read_row, read_output = p.rows.read_start, p.rows.read_row, p.rows.read_output
-    first = np.empty(p.forward, dtype=np.int64)  # of each operator the operation that runs it first
-    rows = 0  # at most
-    for e in range(operations.shape[0] - 1, -1, -1):
-        x = operations[e]
-        if x >= 0:
-            first[x] = e
-            rows += needed_start[x + 1] - needed_start[x] + 1
-        else:
-            rows += p.operation_start[~x + 1] - p.operation_start[~x]
-    line = np.empty(rows, dtype=np.int32)
-    # From the end: which outputs of what runs are read until it runs again, and which of the first
-    # time ever.
-    read = np.zeros(outputs[p.forward], dtype=np.bool_)
-    read_first = read.copy()
-    read_first[outputs[p.head_row] + p.head_output] = True
-    for e in range(operations.shape[0] - 1, -1, -1):
-        x = operations[e]
-        end = rows
-        if x < 0:
-            for q in range(p.operation_start[~x + 1] - 1, p.operation_start[~x] - 1, -1):
-                rows -= 1
-                line[rows] = p.operation_row[q]
-        else:
-            is_first = first[x] == e
-            if is_first or not p.masked[x]:
-                for q in range(needed_start[x + 1] - 1, needed_start[x] - 1, -1):
-                    if not read[needed[q]] and not (is_first and read_first[needed[q]]):
-                        rows -= 1
-                        line[rows] = p.readers + q
-            rows -= 1
-            line[rows] = x if is_first else x + p.readers - p.forward
-            read[outputs[x] : outputs[x + 1]] = False
-            end = rows + 1
-        for row in range(rows, end):
-            for j in range(read_start[line[row]], read_start[line[row] + 1]):
-                x = read_row[j]
-                if p.counts[j] and x >= 0:
-                    read[outputs[x] + read_output[j]] = True
-                elif p.counts[j]:
-                    read_first[outputs[~x] + read_output[j]] = True
-    return line[rows:]
+    return call("line_up", p, operations)
 
 
-@compiled
-def connect(p, line):  # type: ignore[no-untyped-def]
+def connect(p: NodeVariants, line: np.ndarray) -> Rows:
     """Make the Rows of nodes of these variants; who reads a variable that is left out reads -1."""
-    m, count = p.rows, line.shape[0]
-    read_start = np.zeros(count + 1, dtype=np.int32)
-    own_waits = 0
-    for row, k in enumerate(line):
-        read_start[row + 1] = read_start[row] + m.read_start[k + 1] - m.read_start[k]
-        own_waits += m.wait_start[k + 1] - m.wait_start[k]
-    read_row = np.empty(read_start[count], dtype=np.int32)
-    read_output = np.empty_like(read_row)
-    wait_start = np.zeros(count + 1, dtype=np.int32)
-    wait_row = np.empty(2 * count + own_waits, dtype=np.int32)
-    time = np.full(count, -1, dtype=np.int32)
-    runs = np.zeros(p.forward, dtype=np.int32)
-    first = np.full(m.signature.shape[0], -1, dtype=np.int32)
-    latest = first.copy()
-    chain = -1  # the last node in it
-    waits = 0
-    for row, k in enumerate(line):
-        y = m.source[k] if m.source[k] >= 0 else k  # whose place it takes
-        offset = m.read_start[k] - read_start[row]
-        for j in range(read_start[row], read_start[row + 1]):
-            x = m.read_row[offset + j]
-            read_row[j] = latest[x] if x >= 0 else first[~x]
-            read_output[j] = m.read_output[offset + j]
-        if p.link[k] == CHAINED:
-            for j in range(m.wait_start[k], m.wait_start[k + 1]):
-                x = m.wait_row[j]
-                wait_row[waits] = latest[x] if x >= 0 else first[~x]
-                waits += 1
-            for before in range(max(chain, 0), row):
-                if before == chain or p.link[line[before]] == AWAITED:
-                    wait_row[waits] = before
-                    waits += 1
-            chain = row
-            if y < p.forward:
-                time[row] = runs[y]
-                runs[y] += 1
-        latest[y] = row
-        if first[y] < 0:
-            first[y] = row
-        wait_start[row + 1] = waits
-    own = m.signature[line], m.source[line], time
-    ends = wait_start, wait_row[:waits], first, latest
-    return Rows(*own, read_start, read_row, read_output, *ends)
+    return Rows(*call("connect", p, line))
 
 
-@compiled
-def lay_out(signatures, rows, head_row, head_output):  # type: ignore[no-untyped-def]
+def lay_out(
+    signatures: SignatureArrays, rows: Rows, head_row: np.ndarray, head_output: np.ndarray
+) -> GraphArrays:
     """Make the GraphArrays of a training step with these outputs: ordered as MXNet orders it."""
-    reads = rows.read_start, rows.read_row, rows.read_output, np.full_like(rows.read_row, KEPT)
-    waits = rows.wait_start, rows.wait_row, np.full_like(rows.wait_row, KEPT)
-    heads = head_row, head_output, np.full_like(head_row, KEPT)
-    return graph_arrays(signatures, 0, rows.signature, reads, waits, heads, head_row.shape[0])
+    return GraphArrays(*call("lay_out", signatures, rows, head_row, head_output))

@@ -311,7 +311,7 @@ from memonger import cli
 try:
     cli.main(sys.argv[1:])
 finally:
-    heavy = {"mxnet", "numpy", "numba", "tqdm", "matplotlib"} & set(sys.modules)
+    heavy = {"mxnet", "numpy", "tqdm", "matplotlib"} & set(sys.modules)
     assert not heavy, heavy
 """
 

@@ -242,7 +242,7 @@ def test_paths(tmp_path: Path) -> None:
 
 
 MUTANTS, MEMORY = 240, 16 * 2**30
-PATIENT = 300  # seconds for one, with what numba compiles
+PATIENT = 300  # seconds for one
 
 
 def test_damaged_files(tmp_path: Path) -> None:

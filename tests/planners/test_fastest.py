@@ -47,8 +47,7 @@ def test_all_of_it_recomputes_nothing(
         assert plan.planner == "no plan" and not plan.recomputed and not marked(plan.symbol)
         assert plan.pool_bytes == plan.unplanned_bytes and plan.added_time == 0
         assert plan.schedule is None and plan.recomputed_flops == 0
-    warned = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert not begun and not [words for words in warned if not words.startswith("compiling")]
+    assert not begun and not [r for r in caplog.records if r.levelno >= logging.WARNING]
     kept = {t.why for t in plan.explain().tensors if t.choice == "kept"}
     assert "budget" in kept <= {"budget", "cheap", "output"}
 

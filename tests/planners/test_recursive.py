@@ -12,16 +12,15 @@ from typing import Any
 
 import memonger
 import mxnet as mx
-import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memonger.planners.annealing import nothing_known
-from memonger.planners.trees.price import MATCH_RANGES, NO_LIMIT, Problem, evaluate, problem
+from memonger.planners.trees.price import MATCH_RANGES, NO_LIMIT, evaluate, problem
 from memonger.planners.trees.search import ScheduleSearch
 from memonger.planners.trees.trees import ALIVE, LEAF, LEAF_NODE, NOTHING, Steps, binomial_tree
-from memonger.planners.trees.trees import change, tree_of_marks, unroll
+from memonger.planners.trees.trees import changed, tree_of_marks, unroll
 from memonger.schedules.schedule import Schedule, check, of_marks, plain
 from memonger.schedules.training_step import TrainingStep, nodes_of
 from memonger.schedules.expand import parts
@@ -37,23 +36,14 @@ pytestmark = pytest.mark.python_differs
 # ---------------------------------------------------------------- the oracle
 
 
-@functools.lru_cache(None)
-def some_problem() -> Problem:
-    return problem(parts(work_of(*networks.chain(2, hidden=8, batch=4))))
-
-
-def chain_of(steps: int) -> Problem:
-    """Equal steps, each of which needs for its reversal what it was computed from.
-
-    Nothing but the steps of this problem is right, and nothing else of it is read here.
-    """
+def chain_of(steps: int) -> Steps:
+    """Equal steps, each of which needs for its reversal what it was computed from."""
     count = np.arange(steps, dtype=np.int32)
     no = np.zeros(steps, dtype=np.bool_)
     before = np.maximum(np.arange(-1, steps, dtype=np.int32), 0)  # the first reads a variable
     last, read = np.append(count[1:], -1).astype(np.int32), (before, count[:-1])
     flags = count == steps - 1, ~no, no
-    chain = Steps(*read, *read, last, count + 1, count[-1:], *flags, np.ones(steps))
-    return some_problem()._replace(steps=chain)
+    return Steps(*read, *read, last, count + 1, count[-1:], *flags, np.ones(steps))
 
 
 def most_states(steps: int, operations: list[int]) -> int:
@@ -202,11 +192,10 @@ def test_generated_networks(data: Any, recipe: Any) -> None:
 def test_a_cost_does_not_depend_on_what_was_asked_before() -> None:
     """Limits that go up and down, with one match range and with all."""
     b = problem(parts(work_of(*NETWORKS["resnet"]())))
-    numba.njit(lambda: np.random.seed(1))()  # type: ignore[call-arg]  # of what `change` draws
-    shared, draw, tree = nothing_known(16), random.Random(1), LEAF_NODE
+    shared, draw = nothing_known(16), random.Random(1)
     outcomes = set()
-    for _ in range(300):
-        tree = change(tree, len(b.node))
+    for k in range(1, 301):
+        tree = changed(LEAF_NODE, len(b.node), 1, k)
         pool, work, _ = evaluate(b, tree, NO_LIMIT, NO_LIMIT, MATCH_RANGES, nothing_known(1))
         limits = work * draw.choice([0.9, 1.0, 1.1]), int(pool * draw.choice([0.9, 1, 1.1]))
         ranges = MATCH_RANGES[: draw.choice([1, 5])]

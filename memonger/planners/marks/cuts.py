@@ -10,7 +10,7 @@ from memonger.costs.replay import Timeline, replay
 from memonger.graph.arrays import KEPT
 from memonger.graph.forward import Entry, ForwardGraph
 from memonger.graph.training import TrainingGraph
-from memonger.support.compiled import compiled
+from memonger.support.kernels import call
 
 
 class Cut(NamedTuple):
@@ -110,9 +110,8 @@ def weigh(
     after = [0] + [cut.after + 1 for cut in cuts] + [t.forward]
     for exponent, more in zip(exponents, np.transpose(beside)):
         weight = (4.0 * t.elements) ** exponent
-        until = np.cumsum(
-            np.bincount(made + 1, weight[t.output_start[made] + output], t.forward + 1)
-        )
+        read_by = np.bincount(made + 1, weight[t.output_start[made] + output], t.forward + 1)
+        until = np.cumsum(read_by, dtype=np.float64)  # of integers where nothing is read
         highest = until[1:] + more
         keep = [sum(weight[t.output_start[a] + b] for a, b in cut.entries) for cut in cuts]
         most = [highest[a:b].max() for a, b in zip(after, after[1:])]
@@ -132,32 +131,13 @@ def _gradient_steps(training: TrainingGraph) -> tuple[np.ndarray, Timeline]:
     return step, found.timeline()
 
 
-@compiled
-def cheapest_cuts(weights, limit):  # type: ignore[no-untyped-def]
-    """The cuts that keep least while no segment needs more than ``limit`` besides what was kept.
+def cheapest_cuts(weights: Weights, limit: float) -> tuple[np.ndarray, bool]:
+    """Find the cuts that keep least while no segment needs more than ``limit`` besides that.
 
     Returns their indices in ascending order, and whether there are such cuts.
     """
-    count = len(weights.keep)
-    kept = np.full(count, np.inf)  # at the least, if there is a cut here
-    kept[0] = 0
-    before = np.zeros(count, dtype=np.int64)
-    for j in range(1, count):
-        highest = 0.0
-        for i in range(j - 1, -1, -1):
-            highest = max(highest, weights.highest[i + 1])
-            segment = highest - weights.until[i]
-            if segment > limit:
-                break
-            if kept[i] + segment <= limit and kept[i] + weights.keep[j] < kept[j]:
-                kept[j] = kept[i] + weights.keep[j]
-                before[j] = i
-    chosen = np.zeros(count, dtype=np.bool_)
-    at = before[count - 1]
-    while at > 0:
-        chosen[at - 1] = True
-        at = before[at]
-    return np.flatnonzero(chosen), np.isfinite(kept[count - 1])
+    possible, chosen = call("cheapest_cuts", weights, limit)
+    return chosen, possible
 
 
 def walk(weights: Weights, segments: float) -> list[int]:

@@ -29,7 +29,6 @@ from memonger.costs.layouts import (
 from memonger.costs.replay import order_and_reads
 from memonger.graph.operators.layouts import PRODUCES_BLOCKED
 from memonger.graph.training import TrainingGraph
-from memonger.support.compiled import compiled
 
 _ANY = -1  # the layout that must be found where numbers do not depend on it
 
@@ -106,72 +105,3 @@ def _may_change(
         if any(len(results) > 1 and matters[out] for out, results in possible.items()):
             return True
     return False
-
-
-@compiled
-def other_layouts(t, facts, rule, order, reads, mask, found):  # type: ignore[no-untyped-def]
-    """Find what to keep of a plan where its layouts differ from those without a plan, if anything.
-
-    ``order`` and ``reads`` are as ``order_and_reads`` gives them for the recomputed nodes ``mask``;
-    ``found`` receives the nodes to keep, some of the recomputed ones.
-    """
-    made, seen, place, _ = follow(t, rule.layouts, mask, order, reads)
-    differs = (seen >= 0) & (rule.found >= 0) & (seen != rule.found)
-    if not differs.any():
-        return False
-    any_found = False
-    for row in order:
-        for out in range(t.output_start[row], t.output_start[row + 1]):
-            elsewhere = made[out] != rule.made[out] and place[out] != rule.place[out]
-            if elsewhere and rule.matters[out] and reads[out]:
-                any_found |= _keep_holder(t, facts, row, place[out], mask, found)
-    if any_found:
-        return True
-    # No output says why: keep what makes, is, and reads what the readers find otherwise.
-    for row in order:
-        for j in range(t.read_start[row], t.read_start[row + 1]):
-            if differs[j]:
-                any_found |= _keep_around(t, facts, row, mask, found)
-                any_found |= _keep_around(t, facts, t.read_row[j], mask, found)
-    if not any_found:
-        found[:] = mask
-    return bool(mask.any())
-
-
-@compiled
-def _keep_holder(t, facts, row, place, mask, found):  # type: ignore[no-untyped-def]
-    """Keep one node whose gradient holds the input over which an output of a row is written.
-
-    If it is written over none, or no gradient holds it, keep what is around the inputs.
-    """
-    first, last = t.read_start[row], t.read_start[row + 1]
-    x = row % t.forward
-    holder = -1
-    if place >= 0 and row < 2 * t.forward:
-        source = t.read_row[first + place] % t.forward
-        for q in range(facts.read_start[source], facts.read_start[source + 1]):
-            reader = facts.reader[facts.read[q]]
-            if facts.held[facts.read[q]] and mask[reader] and holder != x:
-                holder = reader if reader == x else max(holder, reader)
-    if holder >= 0:
-        found[holder] = True
-        return True
-    any_found = _keep_around(t, facts, row, mask, found)
-    for source in t.read_row[first:last]:
-        any_found |= _keep_around(t, facts, source, mask, found)
-    return any_found
-
-
-@compiled
-def _keep_around(t, facts, row, mask, found):  # type: ignore[no-untyped-def]
-    """Keep the node of a row that is no gradient's, and those that read it."""
-    if row >= 2 * t.forward:
-        return False
-    x = row % t.forward
-    any_found = mask[x]
-    found[x] |= mask[x]
-    for q in range(facts.read_start[x], facts.read_start[x + 1]):
-        reader = facts.reader[facts.read[q]]
-        any_found |= mask[reader]
-        found[reader] |= mask[reader]
-    return any_found

@@ -25,7 +25,7 @@ from typing import Iterable, NamedTuple, Sequence
 import numpy as np
 
 from memonger.costs.fusion import UNFUSED, Fusible, fusible, replay_fused
-from memonger.costs.replay import Replay, order_and_reads, replay
+from memonger.costs.replay import Replay, replay
 from memonger.graph.arrays import GraphArrays, by_key
 from memonger.graph.forward import ForwardGraph, KeptCopy, with_copies
 from memonger.graph.operators.recompute import (
@@ -39,9 +39,9 @@ from memonger.graph.operators.recompute import (
     why_refused,
 )
 from memonger.graph.training import TrainingGraph, training_graphs
-from memonger.planners.marks.layout_rule import NO_RULE, LayoutRule, layout_rule, other_layouts
-from memonger.support.compiled import compiled
+from memonger.planners.marks.layout_rule import NO_RULE, LayoutRule, layout_rule
 from memonger.support.errors import MemongerError
+from memonger.support.kernels import call
 
 
 class Rules:
@@ -239,58 +239,9 @@ class RuleArrays(NamedTuple):
     layouts: LayoutRule
 
 
-@compiled
-def obey(r, mask):  # type: ignore[no-untyped-def]
-    """Keep in ``mask`` (in place) what is right; what ``order_and_reads`` says of the result."""
-    n = mask.shape[0]
-    for i in range(n):
-        mask[i] &= r.allowed[i]
-    found = np.zeros(n, dtype=np.bool_)
-    while True:
-        for i in range(n):
-            mask[r.same[i]] &= mask[i]
-        for i in range(n):
-            mask[i] = mask[r.same[i]]
-        order, reads = order_and_reads(r.arrays, mask)
-        if not _wrong(r.arrays, r.facts, order, reads, r.tolerant, r.fusion, found):
-            if not r.layouts.active:
-                return order, reads
-            if not other_layouts(r.arrays, r.facts, r.layouts, order, reads, mask, found):
-                return order, reads
-        for i in range(n):
-            mask[i] &= not found[i]
-            found[i] = False
-
-
-@compiled
-def _wrong(t, f, order, reads, tolerant, fusion, found):  # type: ignore[no-untyped-def]
-    """Whether rules 3 and 4 keep anything, as far as can be seen at once, and what (``found``)."""
-    n = t.forward
-    copied = np.zeros(n, dtype=np.bool_)
-    any_found = False
-    for row in order:
-        if n <= row < 2 * n:
-            copied[row - n] = True
-            if reads[t.output_start[row]] == 0 and not tolerant[row - n]:
-                found[row - n] = any_found = True
-    if not fusion:
-        return any_found
-    tied = np.zeros(n, dtype=np.bool_)  # whether a gradient before its own depends on its output
-    for x in range(n - 1, -1, -1):
-        if not copied[x]:
-            continue
-        tied[x] = f.own_output[x]
-        if f.any_gradient[x] and not tied[x]:  # a gradient of zeros depends on nothing before it
-            for q in range(f.read_start[x], f.read_start[x + 1]):
-                j = f.read[q]
-                c = f.reader[j]
-                if copied[c] and f.passes[j] and (f.held[j] or f.own_output[c] or tied[c]):
-                    tied[x] = True
-        if f.follows[x] and not tied[x]:
-            for j in range(t.read_start[x], t.read_start[x + 1]):
-                if copied[t.read_row[j]] and not f.held[j]:
-                    found[x] = any_found = True
-    return any_found
+def obey(r: RuleArrays, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Keep in ``mask`` (in place) what is right; tell what ``order_and_reads`` says of it."""
+    return call("obey", r, mask)
 
 
 def refuse(graph: ForwardGraph) -> None:

@@ -267,7 +267,7 @@ class MarkSearch:
                 chosen, possible = cheapest_cuts(weights, bound)
                 if possible:
                     high = bound
-                    cost(chosen)
+                    cost(chosen.tolist())
                 else:
                     low = bound
 

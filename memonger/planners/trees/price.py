@@ -12,14 +12,13 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
-from memonger.costs.replay import allocate
 from memonger.costs.time.flops import forward_flops
 from memonger.graph.arrays import SignatureArrays, arrays_of, ragged
-from memonger.planners.annealing import nothing_known, slot_of
-from memonger.planners.trees.trees import Steps, unroll
-from memonger.schedules.nodes import NodeVariants, connect, lay_out, line_up
+from memonger.planners.annealing import Known, nothing_known
+from memonger.planners.trees.trees import Steps
+from memonger.schedules.nodes import NodeVariants
 from memonger.schedules.training_step import Parts
-from memonger.support.compiled import compiled
+from memonger.support.kernels import call
 
 #: Operators whose results are worth saving where others are recomputed.
 COSTLY_OPERATORS = frozenset(
@@ -31,8 +30,7 @@ COSTLY_OPERATORS = frozenset(
 
 #: The match ranges that MXNet tries when it binds a schedule (``Settings.match_ranges``).
 MATCH_RANGES = np.array([1, 2, 4, 8, 16])
-NO_LIMIT = 2**60
-MOST_RUNS = 3  # of each operator, for a unit of work: more are of no use
+NO_LIMIT = 2**60  # as in price.c
 ONE_PASS = 1e9  # the work of one forward pass where it is not counted in FLOPs
 
 
@@ -104,56 +102,37 @@ def positions(node: np.ndarray, nodes: int) -> np.ndarray:
     return position
 
 
-@compiled
-def operations_of(b, positions):  # type: ignore[no-untyped-def]
+def operations_of(b: Problem, positions: np.ndarray) -> np.ndarray:
     """Name forward nodes instead of their positions, as a `Schedule` does."""
     return np.where(positions >= 0, b.node[positions], ~b.node[~positions])
 
 
-@compiled
-def pool_of(b, operations, match_ranges, limit):  # type: ignore[no-untyped-def]
+def pool_of(
+    b: Problem, operations: np.ndarray, match_ranges: np.ndarray, limit: int
+) -> tuple[int, int]:
     """Evaluate the memory of a schedule, 4 bytes to an element, gradients included.
 
     Returns the bytes of the pool with the best of ``match_ranges``, -1 if that is more than
     ``limit``; and its place.
     """
-    p = b.variants
-    rows = connect(p, line_up(p, operations))
-    head_row = np.concatenate((rows.first[p.head_row], rows.latest[b.asked[:, 0]]))
-    head_output = np.concatenate((p.head_output, b.asked[:, 1].astype(np.int32)))
-    runs = head_row >= 0  # the gradient of an argument may be that of an output: a variable
-    t = lay_out(b.signatures, rows, head_row[runs], head_output[runs])
-    recomputed = np.zeros(1, dtype=np.bool_)
-    best = -1
-    place = 0
-    for k in range(match_ranges.shape[0]):
-        pool = allocate(t, recomputed, t.first, t.reads, match_ranges[k], limit)[0]
-        if pool <= limit:
-            best = pool
-            place = k
-            limit = pool - 1
-    return best, place
+    return call("pool_of", b, operations, match_ranges, limit)
 
 
-@compiled
-def evaluate(b, tree, most_work, most_bytes, match_ranges, known):  # type: ignore[no-untyped-def]
+def evaluate(
+    b: Problem,
+    tree: np.ndarray,
+    most_work: float,
+    most_bytes: int,
+    match_ranges: np.ndarray,
+    known: Known,
+) -> tuple[int, float, int]:
     """Evaluate a tree with these match ranges: bytes (-1: more than is allowed), work, place."""
-    most = MOST_RUNS * (2 + most_work / b.one_pass) * len(b.node)
-    most_operations = int(min(most, float(NO_LIMIT)))
-    positions, work = unroll(b, tree, most_work, most_operations)
-    if work > most_work or len(positions) > most_operations:
-        return -1, work, 0
-    slot = slot_of(known, positions, match_ranges[0] + 31 * len(match_ranges))
-    if known.pools[slot] < 0 and known.limits[slot] < most_bytes:
-        operations = operations_of(b, positions)
-        known.pools[slot], known.others[slot] = pool_of(b, operations, match_ranges, most_bytes)
-        known.limits[slot] = most_bytes
-    pool = known.pools[slot]
-    return pool if pool <= most_bytes else -1, work, int(known.others[slot])
+    to = most_work, most_bytes, match_ranges, known
+    return call("evaluate_tree", b, tree, *to)
 
 
 def cost_of(problem: Problem, tree: np.ndarray, most_work: float) -> Cost | None:
     """Evaluate a tree with all match ranges; None if it takes more work."""
     to = NO_LIMIT, MATCH_RANGES, nothing_known(1)
     pool, work, _ = evaluate(problem, tree, most_work, *to)
-    return Cost(int(pool), float(work)) if pool >= 0 else None
+    return Cost(pool, work) if pool >= 0 else None

@@ -191,13 +191,12 @@ class ScheduleSearch:
         """Evaluate a schedule."""
         pool, _ = pool_of(self.problem, schedule.operations, MATCH_RANGES, NO_LIMIT)
         work = self.problem.steps.work[self._position[schedule.forwards]].sum()
-        return Evaluated(int(pool), float(work) / self.one_pass, schedule, origin)
+        return Evaluated(pool, float(work) / self.one_pass, schedule, origin)
 
     def schedule(self, tree: np.ndarray) -> Schedule:
         """Make the schedule of a tree."""
-        return Schedule(
-            operations_of(self.problem, unroll(self.problem, tree, np.inf, NO_LIMIT)[0])
-        )
+        positions, _ = unroll(self.problem.steps, tree, np.inf, NO_LIMIT)
+        return Schedule(operations_of(self.problem, positions))
 
     # ------------------------------------------------------------------ initial solutions
 

@@ -15,7 +15,6 @@ for Arbitrary Computation Graphs".
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Iterable, Iterator, Sequence
 
@@ -25,7 +24,7 @@ from memonger.graph.arrays import gathered
 from memonger.planners.trees.price import Problem
 from memonger.planners.trees.trees import LEAF, binomial_tree, fewest_states
 from memonger.schedules.training_step import Parts
-from memonger.support.compiled import compiled
+from memonger.support.kernels import call
 
 EXPONENTS = (0.75, 0.5, 0.35, 0.2)  # of a tensor's bytes
 SCALES = 4  # of memory, each closer to the least that is possible
@@ -38,6 +37,7 @@ INNER_CUTS = 16  # candidates between two of them
 ENOUGH = 1.25  # times the cuts that are wanted: all local minima are taken
 STRIDES = (1, 2, 4, 8)  # binomial trees: cuts at every operator, every second ...
 
+# As in tree_dp.c:
 IMPOSSIBLE = np.float32(1e30)
 FLAGS = 3  # ALIVE, ALL, COSTLY
 DIVIDED = 1  # a choice
@@ -99,10 +99,10 @@ class Table:
             if table is not None:
                 divided[s] = table.work
         leaf, highest = np.ceil(x.leaf / unit - 1e-9), x.highest / unit
+        sizes = self.kept, highest, leaf, x.gradients / unit
         self.work: np.ndarray
-        self.work, self.choice = _least_work(
-            self.kept, highest, leaf, x.gradients / unit, x.work, x.recomputed, divided
-        )
+        self.work, choice = call("least_work", *sizes, x.work, x.recomputed, divided)
+        self.choice = choice.reshape(*leaf.shape, SLOTS + 1)
 
     def tree(self, slot: int) -> list[tuple[int, int]]:
         """Follow the choices that were made for a memory."""
@@ -333,54 +333,3 @@ def _tensors(parts: Parts, problem: Problem) -> tuple[Tensors, Tensors]:
             in_place=in_place[1],
         ),
     )
-
-
-@compiled
-def _least_work(kept, highest, leaf, gradients, work, recomputed, divided):  # type: ignore[no-untyped-def]
-    """Find the least work from the first boundary to the last within each memory.
-
-    Sizes are those of `Segments` in slots, ``kept`` and ``leaf`` whole numbers; ``divided``, (s,
-    slots + 1), is the least work between neighbouring boundaries if that is divided further.
-    Returns the work, (slots + 1), `IMPOSSIBLE` where there is no way, and the choices, (s, t, slots
-    + 1). 0: a base case; 1: divided further; 4 c + flag: cut at boundary c.
-    """
-    m, far = leaf.shape[0], divided.shape[1]
-    best = np.full((m, m, far), IMPOSSIBLE, dtype=np.float32)
-    choice = np.zeros((m, m, far), dtype=np.uint16)
-    nothing = np.zeros(far, dtype=np.float32)
-    for length in range(1, m):
-        for s in range(m - length):
-            t = s + length
-            best[s, t, int(min(far, leaf[s, t])) :] = recomputed[0, s, t]
-            if length == 1:
-                _lower(best[s, t], choice[s, t], np.float32(0.0), divided[s], nothing, DIVIDED)
-            behind = gradients[t] + kept[0, s, t]
-            for c in range(s + 1, t):
-                through = min(far, math.ceil(behind + highest[s, c]))
-                for flag in range(FLAGS):
-                    shift = int(min(far, kept[flag, s, c]))
-                    least = int(max(through, shift))
-                    left, run = best[s, c], work[s, c]
-                    if flag:
-                        least = int(max(least, min(far, leaf[s, c])))
-                        left, run = nothing, run + recomputed[flag, s, c]
-                    right = best[c, t, least - shift :]
-                    known, made = best[s, t, least:], choice[s, t, least:]
-                    _lower(known, made, run, right, left[least:], 4 * c + flag)
-    return best[0, -1], choice
-
-
-@compiled
-def _lower(best, choice, run, right, left, chosen):  # type: ignore[no-untyped-def]
-    """Take a choice where it is better.
-
-    Written so that the compiler makes vector instructions of it: nothing is read or stored under a
-    condition, and no type is changed in the loop.
-    """
-    number = np.uint16(chosen)
-    for k in range(best.shape[0]):
-        total = run + right[k] + left[k]
-        known, made = best[k], choice[k]
-        better = total < known
-        best[k] = total if better else known
-        choice[k] = number if better else made

@@ -1,0 +1,428 @@
+#include "costs/fusion.h"
+
+/* A copy of an array with room for more behind it. */
+#define LONGER(memory, array, more) \
+    memcpy(take(memory, (int64_t)sizeof *(array).at * ((array).count + (more))), \
+           (array).at, sizeof *(array).at * (array).count)
+
+int64_t plan_bytes(
+    Memory *memory, const GraphArrays *t, const Fusible *f, Bools recomputed, Int32s order,
+    Int32s reads, Int64s match_ranges, double limit)
+{
+    Memory then = *memory;
+    Int64s member;
+    Int32s storage;
+    GraphArrays made;
+    int64_t bytes, fused = fused_sets(memory, t, f, recomputed, order, &member);
+    if (fused && fuse(memory, t, f, recomputed, order, member, fused, &made)) {
+        Bools none = {recomputed.at, 0};
+        bytes = least_pool(
+            memory, &made, none, made.first, made.reads, match_ranges, limit, &storage);
+    } else {
+        bytes = least_pool(memory, t, recomputed, order, reads, match_ranges, limit, &storage);
+    }
+    give_back(memory, then);
+    return bytes;
+}
+
+/* Tells of each item the row that owns it. */
+static Int32s owners(Memory *memory, Int32s start)
+{
+    int64_t rows = start.count - 1;
+    Int32s owner = int32s(memory, start.at[rows]);
+    for (int32_t row = 0; row < rows; row++)
+        for (int64_t k = start.at[row]; k < start.at[row + 1]; k++)
+            owner.at[k] = row;
+    return owner;
+}
+
+/* ------------------------------------------------------------ which are fused */
+
+/* The sets, as they are found in the order of execution. */
+typedef struct {
+    int64_t words;    /* 64 sets to a word */
+    uint64_t *behind; /* of each place the sets that it depends on through what cannot be fused */
+    int64_t *set;     /* of each place that which it is in, or -1 */
+    int64_t *begin;   /* of each set its first place */
+} Sets;
+
+static bool is_behind(const Sets *s, int64_t place, int64_t set)
+{
+    return s->behind[place * s->words + set / 64] >> (set % 64) & 1;
+}
+
+static void put_behind(Sets *s, int64_t place, int64_t set)
+{
+    s->behind[place * s->words + set / 64] |= (uint64_t)1 << (set % 64);
+}
+
+/* Has a place depend on all that another depends on. */
+static void depend(Sets *s, int64_t place, int64_t other)
+{
+    uint64_t *to = s->behind + place * s->words, *from = s->behind + other * s->words;
+    for (int64_t w = 0; w < s->words; w++)
+        to[w] |= from[w];
+}
+
+/* Makes two sets one, as seen from the place ``until``. */
+static void unite(Sets *s, int64_t mine, int64_t theirs, int64_t until)
+{
+    for (int64_t i = s->begin[theirs]; i < until; i++) {
+        if (s->set[i] == theirs)
+            s->set[i] = mine;
+        if (is_behind(s, i, theirs))
+            put_behind(s, i, mine);
+    }
+    s->begin[mine] = least(s->begin[mine], s->begin[theirs]);
+}
+
+/* Numbers the sets of several rows, and returns how many they are. */
+static int64_t number_sets(Memory *memory, const Sets *s, int64_t sets, Int32s order, Int64s member)
+{
+    int64_t fused = 0, *number = ZEROS(memory, int64_t, sets);
+    for (int64_t i = 0; i < order.count; i++)
+        if (s->set[i] >= 0)
+            number[s->set[i]]++;
+    for (int64_t k = 0; k < sets; k++)
+        number[k] = number[k] > 1 ? fused++ : -1;
+    for (int64_t row = 0; row < member.count; row++)
+        member.at[row] = -1;
+    for (int64_t i = 0; i < order.count; i++)
+        if (s->set[i] >= 0)
+            member.at[order.at[i]] = number[s->set[i]];
+    return fused;
+}
+
+int64_t fused_sets(
+    Memory *memory, const GraphArrays *t, const Fusible *f, Bools recomputed, Int32s order,
+    Int64s *member)
+{
+    if (!f->starts.count) {
+        *member = (Int64s){0};
+        return 0;
+    }
+    *member = int64s(memory, t->variable.count);
+    Memory then = *memory;
+    const int32_t *read_start = t->read_start.at;
+    Int32s read, maker = owners(memory, t->output_start);
+    all_read(memory, t, recomputed, &read);
+    int64_t *place = NEW(memory, int64_t, t->variable.count);
+    int64_t starts = 0, sets = 0, last = -1; /* of the forward pass */
+    for (int64_t i = 0; i < order.count; i++) {
+        place[order.at[i]] = i;
+        starts += f->starts.at[order.at[i]];
+    }
+    for (int64_t h = 0; h < t->outputs; h++)
+        last = most(last, place[t->head_row.at[h]]);
+    Sets s = {.words = starts / 64 + 1};
+    s.behind = ZEROS(memory, uint64_t, order.count * s.words);
+    s.set = NEW(memory, int64_t, order.count);
+    s.begin = NEW(memory, int64_t, starts);
+    for (int64_t i = 0; i < order.count; i++) {
+        int64_t row = order.at[i], mine = -1;
+        for (int64_t j = read_start[row]; j < read_start[row + 1]; j++)
+            depend(&s, i, place[maker.at[read.at[j]]]);
+        for (int64_t j = read_start[row]; j < read_start[row + 1]; j++) {
+            int64_t source = place[maker.at[read.at[j]]], theirs = s.set[source];
+            if (theirs < 0 || theirs == mine)
+                continue;
+            if (!f->joins.at[row])
+                put_behind(&s, i, theirs);
+            else if ((i > last) == (source > last) && !is_behind(&s, i, theirs)) {
+                if (mine >= 0)
+                    unite(&s, mine, theirs, i);
+                else
+                    mine = theirs;
+            }
+        }
+        if (mine >= 0) {
+            for (int64_t k = s.begin[mine]; k < i; k++)
+                if (s.set[k] == mine || is_behind(&s, k, mine))
+                    depend(&s, k, i);
+        } else if (f->starts.at[row]) {
+            mine = sets++;
+            s.begin[mine] = i;
+        }
+        s.set[i] = mine;
+    }
+    int64_t fused = number_sets(memory, &s, sets, order, *member);
+    give_back(memory, then);
+    return fused;
+}
+
+/* ------------------------------------------------------------ what is left */
+
+/* The fused operators, and what is known of the rows for them. An entry is as in GraphArrays. */
+typedef struct {
+    const GraphArrays *t;
+    const Fusible *f;
+    Bools recomputed;
+    Int32s order;
+    const int64_t *member;
+    int64_t fused;         /* how many there are */
+    Int32s maker, reader;  /* the row of each entry, and of each read */
+    Int32s read, head;     /* the entries that are read */
+    Int32s out_start, out; /* of each fused operator the entries that it makes, */
+    Int32s in_start, in;   /* and those that it reads */
+} Fusion;
+
+/* What a row must wait for: a copy's row, if that runs. */
+static int32_t waited(const Fusion *x, int64_t row, int64_t wait)
+{
+    int64_t forward = x->t->forward, before = x->f->wait_row.at[wait];
+    if (row >= forward && before < forward && x->recomputed.at[before])
+        before += forward;
+    return before;
+}
+
+/* Finds what the fused operators make: what others read, in the order in which they do. */
+static void find_outputs(Memory *memory, Fusion *x)
+{
+    const GraphArrays *t = x->t;
+    int64_t outputs = t->elements.count, count = 0;
+    int32_t *entries = NEW(memory, int32_t, outputs), *set = NEW(memory, int32_t, outputs);
+    bool *seen = ZEROS(memory, bool, outputs);
+    for (int64_t i = 0; i <= x->order.count; i++) {
+        Int32s read = x->head; /* behind all rows */
+        int64_t own = -1;
+        if (i < x->order.count) {
+            int32_t row = x->order.at[i], first = t->read_start.at[row];
+            read = (Int32s){x->read.at + first, t->read_start.at[row + 1] - first};
+            own = x->member[row];
+        }
+        for (int64_t j = 0; j < read.count; j++) {
+            int32_t entry = read.at[j], theirs = x->member[x->maker.at[entry]];
+            if (theirs < 0 || theirs == own || seen[entry])
+                continue;
+            seen[entry] = true;
+            entries[count] = entry;
+            set[count++] = theirs;
+        }
+    }
+    by_key(memory, (Int32s){set, count}, x->fused, &x->out_start, &x->out);
+    for (int64_t k = 0; k < count; k++)
+        x->out.at[k] = entries[x->out.at[k]];
+}
+
+/* Finds what they read of others, as they meet it depth first from what they make. */
+static void find_inputs(Memory *memory, Fusion *x)
+{
+    const GraphArrays *t = x->t;
+    const int64_t *member = x->member;
+    int64_t rows = t->variable.count, reads = t->read_row.count;
+    /* What is read of others is a row of its own, behind the others. */
+    Int32s start = int32s(memory, rows + reads + 1);
+    Int32s before = {NEW(memory, int32_t, reads + x->f->wait_row.count), 0};
+    for (int64_t row = 0; row < rows; row++) {
+        start.at[row] = before.count;
+        if (member[row] < 0)
+            continue;
+        for (int64_t j = t->read_start.at[row]; j < t->read_start.at[row + 1]; j++) {
+            int64_t source = x->maker.at[x->read.at[j]];
+            before.at[before.count++] = member[source] == member[row] ? source : rows + j;
+        }
+        for (int64_t q = x->f->wait_start.at[row]; q < x->f->wait_start.at[row + 1]; q++) {
+            int32_t wait = waited(x, row, q);
+            if (member[wait] == member[row])
+                before.at[before.count++] = wait;
+        }
+    }
+    for (int64_t row = rows; row <= rows + reads; row++)
+        start.at[row] = before.count;
+    Int32s heads = int32s(memory, x->out.count), met, by;
+    for (int64_t k = 0; k < heads.count; k++)
+        heads.at[k] = x->maker.at[x->out.at[k]];
+    walk(memory, 0, start, before, before, heads, heads, &met, &by);
+
+    x->in = (Int32s){NEW(memory, int32_t, met.count), 0};
+    x->in_start = (Int32s){ZEROS(memory, int32_t, x->fused + 1), x->fused + 1};
+    int64_t *last = NEW(memory, int64_t, t->elements.count); /* that read the entry */
+    for (int64_t entry = 0; entry < t->elements.count; entry++)
+        last[entry] = -1;
+    for (int64_t k = 0; k < met.count; k++) {
+        if (met.at[k] < rows)
+            continue;
+        int32_t entry = x->read.at[met.at[k] - rows];
+        int64_t taker = member[x->reader.at[met.at[k] - rows]];
+        if (last[entry] == taker)
+            continue;
+        last[entry] = taker;
+        x->in.at[x->in.count++] = entry;
+        x->in_start.at[taker + 1]++;
+    }
+    for (int64_t k = 0; k < x->fused; k++)
+        x->in_start.at[k + 1] += x->in_start.at[k];
+}
+
+/* Sorts the outputs of a fused operator: the largest first, of equals the last. */
+static void sort_outputs(const Fusion *x, int64_t first, int64_t count, int32_t *sorted)
+{
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t *elements = x->t->elements.at;
+        const int32_t *out = x->out.at + first;
+        int64_t at = i;
+        for (; at > 0 && elements[out[sorted[at - 1]]] <= elements[out[i]]; at--)
+            sorted[at] = sorted[at - 1];
+        sorted[at] = i;
+    }
+}
+
+/* Makes a signature of each row, and then of each fused operator. */
+static SignatureArrays signatures_of(Memory *memory, const Fusion *x)
+{
+    const GraphArrays *t = x->t;
+    const int32_t *out_start = x->out_start.at, *in_start = x->in_start.at;
+    int64_t rows = t->variable.count, all = rows + x->fused, outputs = t->elements.count;
+    int64_t reads = t->read_row.count, options = t->inplace_input.count, more = 0;
+    for (int64_t k = 0; k < x->fused; k++)
+        more += (int64_t)(in_start[k + 1] - in_start[k]) * (out_start[k + 1] - out_start[k]);
+    int64_t made = outputs + x->out.count, read = reads + x->in.count;
+    SignatureArrays s = {
+        .variable = {LONGER(memory, t->variable, x->fused), all},
+        .reads = bools(memory, all),
+        .ignored_start = int64s(memory, all + 1),
+        .ignored = {LONGER(memory, t->read_ignored, x->in.count), read},
+        .output_start = int64s(memory, all + 1),
+        .elements = {LONGER(memory, t->elements, x->out.count), made},
+        .itemsize = {LONGER(memory, t->itemsize, x->out.count), made},
+        .dtype = {ZEROS(memory, int32_t, made), made},
+        .rank = {LONGER(memory, t->rank, x->out.count), made},
+        .made = {LONGER(memory, t->made, x->out.count), made},
+        .option_start = {LONGER(memory, t->inplace_start, x->fused), all + 1},
+        .option_input = {LONGER(memory, t->inplace_input, more), options + more},
+        .option_output = {LONGER(memory, t->inplace_output, more), options + more},
+        .option_identity = {LONGER(memory, t->inplace_identity, more), options + more},
+        .sizes = t->sizes,
+    };
+    for (int64_t row = 0; row < rows; row++) {
+        int32_t first = t->output_start.at[row];
+        s.ignored_start.at[row] = t->read_start.at[row];
+        s.output_start.at[row] = first;
+        for (int64_t k = first; k < t->output_start.at[row + 1]; k++)
+            s.made.at[k] -= first;
+        for (int64_t q = t->inplace_start.at[row]; q < t->inplace_start.at[row + 1]; q++)
+            s.option_output.at[q] -= first;
+    }
+    memset(s.reads.at, true, all);
+    memset(s.variable.at + rows, false, x->fused);
+    memset(s.ignored.at + reads, false, x->in.count);
+    memset(s.option_identity.at + options, false, more);
+    for (int64_t k = 0; k < x->out.count; k++) {
+        s.elements.at[outputs + k] = t->elements.at[x->out.at[k]];
+        s.itemsize.at[outputs + k] = t->itemsize.at[x->out.at[k]];
+        s.rank.at[outputs + k] = t->rank.at[x->out.at[k]];
+    }
+    for (int64_t k = 0; k <= x->fused; k++) {
+        s.ignored_start.at[rows + k] = reads + in_start[k];
+        s.output_start.at[rows + k] = outputs + out_start[k];
+    }
+    /* Each output may take the memory of each input. */
+    for (int64_t k = 0; k < x->fused; k++) {
+        int64_t inputs = in_start[k + 1] - in_start[k], makes = out_start[k + 1] - out_start[k];
+        sort_outputs(x, out_start[k], makes, s.made.at + outputs + out_start[k]);
+        for (int64_t i = 0; i < inputs; i++)
+            for (int64_t o = 0; o < makes; o++) {
+                s.option_input.at[options] = i;
+                s.option_output.at[options++] = o;
+            }
+        s.option_start.at[rows + k + 1] = options;
+    }
+    return s;
+}
+
+/* Gives what waits for others, and what for; nobody waits for what is fused. */
+static WaitLists waits_left(Memory *memory, const Fusion *x, Int32s kept)
+{
+    int64_t rows = x->t->variable.count, count = 0;
+    int32_t *key = NEW(memory, int32_t, x->f->wait_row.count);
+    int32_t *before = NEW(memory, int32_t, x->f->wait_row.count);
+    for (int64_t i = 0; i < x->order.count; i++) {
+        int64_t row = x->order.at[i], set = x->member[row];
+        for (int64_t q = x->f->wait_start.at[row]; q < x->f->wait_start.at[row + 1]; q++) {
+            int32_t wait = waited(x, row, q);
+            if (x->member[wait] >= 0)
+                continue;
+            key[count] = set < 0 ? row : rows + set;
+            before[count++] = wait;
+        }
+    }
+    WaitLists left;
+    by_key(memory, (Int32s){key, count}, rows + x->fused, &left.start, &left.row);
+    for (int64_t k = 0; k < count; k++)
+        left.row.at[k] = before[left.row.at[k]];
+    left.owner = (Int32s){kept.at, count};
+    return left;
+}
+
+/* Whether the variables come in the same order as before. */
+static bool same_variables(const Fusion *x, const GraphArrays *made)
+{
+    Int32s was = x->order, now = made->first;
+    int64_t i = 0, k = 0;
+    while (true) {
+        while (i < was.count && !x->t->variable.at[was.at[i]])
+            i++;
+        while (k < now.count && !made->variable.at[now.at[k]])
+            k++;
+        if (i == was.count || k == now.count)
+            return i == was.count && k == now.count;
+        if (was.at[i++] != now.at[k++])
+            return false;
+    }
+}
+
+bool fuse(
+    Memory *memory, const GraphArrays *t, const Fusible *f, Bools recomputed, Int32s order,
+    Int64s member, int64_t fused, GraphArrays *made)
+{
+    int64_t rows = t->variable.count, outputs = t->elements.count, reads = t->read_row.count;
+    Fusion x = {
+        t, f, recomputed, order, member.at, fused,
+        .maker = owners(memory, t->output_start), .reader = owners(memory, t->read_start),
+    };
+    all_read(memory, t, recomputed, &x.read);
+    heads_read(memory, t, recomputed, &x.head);
+    find_outputs(memory, &x);
+    find_inputs(memory, &x);
+    SignatureArrays signatures = signatures_of(memory, &x);
+
+    /* The row that makes each entry now, and its output. */
+    int32_t *row = LONGER(memory, x.maker, 0), *output = NEW(memory, int32_t, outputs);
+    for (int64_t entry = 0; entry < outputs; entry++)
+        output[entry] = entry - t->output_start.at[row[entry]];
+    for (int64_t k = 0; k < fused; k++)
+        for (int32_t o = x.out_start.at[k]; o < x.out_start.at[k + 1]; o++) {
+            row[x.out.at[o]] = rows + k;
+            output[x.out.at[o]] = o - x.out_start.at[k];
+        }
+    int64_t count = reads + x.in.count, heads = x.head.count;
+    int64_t longest = most(most(count, heads), f->wait_row.count);
+    Int32s kept = int32s(memory, longest);
+    for (int64_t k = 0; k < longest; k++)
+        kept.at[k] = KEPT;
+    Int32s own = int32s(memory, rows + fused);
+    for (int64_t k = 0; k < own.count; k++)
+        own.at[k] = k;
+
+    ReadLists of_reads = {
+        {LONGER(memory, t->read_start, fused), rows + fused + 1},
+        int32s(memory, count),
+        int32s(memory, count),
+        {kept.at, count},
+    };
+    for (int64_t k = 0; k < fused; k++)
+        of_reads.start.at[rows + k + 1] = reads + x.in_start.at[k + 1];
+    for (int64_t j = 0; j < count; j++) {
+        int32_t entry = j < reads ? x.read.at[j] : x.in.at[j - reads];
+        of_reads.row.at[j] = row[entry];
+        of_reads.output.at[j] = output[entry];
+    }
+    HeadList of_heads = {int32s(memory, heads), int32s(memory, heads), {kept.at, heads}};
+    for (int64_t h = 0; h < heads; h++) {
+        of_heads.row.at[h] = row[x.head.at[h]];
+        of_heads.output.at[h] = output[x.head.at[h]];
+    }
+    WaitLists of_waits = waits_left(memory, &x, kept);
+    graph_arrays(memory, &signatures, 0, own, &of_reads, &of_waits, &of_heads, t->outputs, made);
+    return same_variables(&x, made);
+}

@@ -1,0 +1,278 @@
+#include "costs/replay.h"
+
+/* An entry as it is read for an operator ``owner``: of the copy where both are recomputed. */
+static inline int32_t as_read(
+    const bool *recomputed, int32_t copies, int32_t entry, int32_t row, int32_t owner)
+{
+    return owner != KEPT && recomputed[owner] && recomputed[row] ? entry + copies : entry;
+}
+
+void entries_read(
+    Memory *memory, const GraphArrays *t, Bools recomputed, Int32s entry, Int32s row, Int32s owner,
+    Int32s *found)
+{
+    int32_t copies = t->output_start.at[t->forward];
+    *found = int32s(memory, entry.count);
+    for (int64_t k = 0; k < entry.count; k++)
+        found->at[k] = as_read(recomputed.at, copies, entry.at[k], row.at[k], owner.at[k]);
+}
+
+void all_read(Memory *memory, const GraphArrays *t, Bools recomputed, Int32s *found)
+{
+    int32_t copies = t->output_start.at[t->forward];
+    *found = int32s(memory, t->read_row.count);
+    for (int64_t k = 0; k < found->count; k++) {
+        int32_t row = t->read_row.at[k];
+        int32_t entry = row < 0 ? 0 : t->output_start.at[row] + t->read_output.at[k];
+        found->at[k] = as_read(recomputed.at, copies, entry, row, t->read_owner.at[k]);
+    }
+}
+
+void heads_read(Memory *memory, const GraphArrays *t, Bools recomputed, Int32s *found)
+{
+    entries_read(memory, t, recomputed, t->head_entry, t->head_row, t->head_owner, found);
+}
+
+void order_and_reads(
+    Memory *memory, const GraphArrays *t, Bools recomputed, Int32s *order, Int32s *reads)
+{
+    int32_t n = t->forward, copies = t->output_start.at[n];
+    const bool *again = recomputed.at;
+    const int32_t *before_start = t->before_start.at, *use_start = t->use_start.at;
+    *order = int32s(memory, t->first.count + t->walk_row.count + n);
+    *reads = int32s(memory, t->reads.count);
+    int32_t *run = order->at, *read = reads->at;
+    int64_t count = t->first.count;
+    memcpy(run, t->first.at, count * sizeof(int32_t));
+    memcpy(read, t->reads.at, t->reads.count * sizeof(int32_t));
+    Memory then = *memory;
+    bool *done = NEW(memory, bool, n); /* or never done */
+    for (int32_t x = 0; x < n; x++) {
+        done[x] = !again[x];
+        if (done[x])
+            continue;
+        for (int32_t q = t->recomputed_start.at[x]; q < t->recomputed_start.at[x + 1]; q++) {
+            if (again[t->recomputed_row.at[q]]) {
+                read[t->recomputed_entry.at[q]]--;
+                read[t->recomputed_entry.at[q] + copies]++;
+            }
+        }
+    }
+    int32_t *stack = NEW(memory, int32_t, n), *at = NEW(memory, int32_t, n);
+    memcpy(at, before_start, n * sizeof(int32_t));
+    for (int64_t i = 0; i < t->walk_row.count; i++) {
+        int32_t row = t->walk_row.at[i], depth = 0;
+        if (row >= n) {
+            run[count++] = row;
+            continue;
+        }
+        if (done[row] || !again[t->walk_owner.at[i]])
+            continue;
+        done[row] = true;
+        stack[0] = row;
+        while (depth >= 0) {
+            int32_t x = stack[depth];
+            if (at[x] < before_start[x + 1]) {
+                int32_t before = t->before_row.at[at[x]++];
+                if (!done[before]) {
+                    done[before] = true;
+                    stack[++depth] = before;
+                }
+                continue;
+            }
+            depth--;
+            run[count++] = x + n;
+            for (int32_t q = use_start[x]; q < use_start[x + 1]; q++)
+                read[t->use_entry.at[q] + (again[t->use_row.at[q]] ? copies : 0)]++;
+        }
+    }
+    give_back(memory, then);
+    order->count = count;
+}
+
+/* The free list. It holds blocks by their size, of equals the oldest first; a block has the size of
+ * one of the tensors, so there is a queue for each of their sizes. */
+typedef struct {
+    int32_t *oldest, *newest; /* of each size; -1 for none */
+    int32_t *next, *before;   /* of each free block; -1 for none */
+} Free;
+
+static inline void put(Free *free, int32_t rank, int32_t block)
+{
+    int32_t newest = free->newest[rank];
+    free->next[block] = -1;
+    free->before[block] = newest;
+    if (newest < 0)
+        free->oldest[rank] = block;
+    else
+        free->next[newest] = block;
+    free->newest[rank] = block;
+}
+
+static inline int32_t take_oldest(Free *free, int32_t rank)
+{
+    int32_t block = free->oldest[rank], next = free->oldest[rank] = free->next[block];
+    if (next < 0)
+        free->newest[rank] = -1;
+    else
+        free->before[next] = -1;
+    return block;
+}
+
+static inline int32_t take_newest(Free *free, int32_t rank)
+{
+    int32_t block = free->newest[rank], before = free->newest[rank] = free->before[block];
+    if (before < 0)
+        free->oldest[rank] = -1;
+    else
+        free->next[before] = -1;
+    return block;
+}
+
+int64_t allocate(
+    Memory *memory, const GraphArrays *t, Bools recomputed, Int32s order, Int32s reads,
+    int64_t match_range, double limit, Int32s *storage_of)
+{
+    int32_t outputs = t->elements.count, ranks = t->sizes.count;
+    int32_t copies = t->output_start.at[t->forward], blocks = 0;
+    const int32_t *use_start = t->use_start.at, *output_start = t->output_start.at;
+    const int32_t *read = reads.at;
+    const int64_t *sizes = t->sizes.at;
+    const bool *again = recomputed.at;
+    int64_t pool = 0;
+    *storage_of = int32s(memory, outputs);
+    int32_t *storage = storage_of->at;
+    Memory then = *memory;
+    for (int32_t out = 0; out < outputs; out++)
+        storage[out] = UNASSIGNED;
+    for (int64_t h = t->outputs; h < t->head_row.count; h++) {
+        int32_t row = t->head_row.at[h], owner = t->head_owner.at[h];
+        storage[as_read(again, copies, t->head_entry.at[h], row, owner)] = EXTERNAL;
+    }
+    int32_t *rank = NEW(memory, int32_t, outputs);    /* of each block which of the sizes it has */
+    int32_t *pending = NEW(memory, int32_t, outputs); /* its reads that are still to come */
+    Free free = {
+        NEW(memory, int32_t, ranks), NEW(memory, int32_t, ranks),
+        NEW(memory, int32_t, outputs), NEW(memory, int32_t, outputs),
+    };
+    /* Of each size where those that it may have a block of start and end; at itself for none. */
+    int32_t *smallest = NEW(memory, int32_t, ranks), *largest = NEW(memory, int32_t, ranks);
+    for (int32_t r = 0, low = 0, high = 0; r < ranks; r++) {
+        while (match_range && sizes[low] < sizes[r] / match_range)
+            low++;
+        while (match_range && high < ranks && sizes[high] <= sizes[r] * match_range)
+            high++;
+        smallest[r] = match_range ? low : r;
+        largest[r] = match_range ? high : r;
+        free.oldest[r] = free.newest[r] = -1;
+    }
+    for (int64_t i = 0; i < order.count && !(pool > limit); i++) {
+        int32_t row = order.at[i];
+        if (t->variable.at[row])
+            continue;
+        /* An input's memory goes to an output that may have it. */
+        for (int32_t q = t->inplace_start.at[row]; q < t->inplace_start.at[row + 1]; q++) {
+            int32_t out = t->inplace_output.at[q];
+            if (storage[out] != UNASSIGNED || read[out] == 0)
+                continue;
+            int32_t owner = t->inplace_owner.at[q], source = t->inplace_row.at[q];
+            int32_t block = storage[as_read(again, copies, t->inplace_entry.at[q], source, owner)];
+            if (block >= 0 && (pending[block] == 1 || t->inplace_identity.at[q])) {
+                storage[out] = block;
+                pending[block] += read[out];
+            }
+        }
+        /* The other outputs get a block each, the largest output first. */
+        for (int32_t m = output_start[row]; m < output_start[row + 1]; m++) {
+            int32_t out = t->made.at[m], r = t->rank.at[out], c = r, block;
+            if (storage[out] != UNASSIGNED)
+                continue;
+            while (c < largest[r] && free.oldest[c] < 0)
+                c++;
+            if (c < largest[r]) { /* the oldest of those that are large enough */
+                block = take_oldest(&free, c);
+            } else { /* or else the newest of those that are not */
+                for (c = r - 1; c >= smallest[r] && free.oldest[c] < 0;)
+                    c--;
+                block = c >= smallest[r] ? take_newest(&free, c) : blocks++;
+                rank[block] = r;
+                pool += sizes[r] - (c >= smallest[r] ? sizes[c] : 0);
+            }
+            pending[block] = read[out];
+            storage[out] = block;
+        }
+        if (pool > limit)
+            break;
+        /* What has been read for the last time is free, and so is what nobody will read. */
+        for (int32_t j = use_start[row]; j < use_start[row + 1]; j++) {
+            int32_t owner = t->use_owner.at[j], source = t->use_row.at[j];
+            int32_t block = storage[as_read(again, copies, t->use_entry.at[j], source, owner)];
+            if (block >= 0 && --pending[block] == 0)
+                put(&free, rank[block], block);
+        }
+        for (int32_t out = output_start[row]; out < output_start[row + 1]; out++)
+            if (storage[out] >= 0 && pending[storage[out]] == 0)
+                put(&free, rank[storage[out]], storage[out]);
+    }
+    give_back(memory, then);
+    return pool;
+}
+
+int64_t least_pool(
+    Memory *memory, const GraphArrays *t, Bools recomputed, Int32s order, Int32s reads,
+    Int64s match_ranges, double limit, Int32s *storage)
+{
+    int64_t range = match_ranges.at[0];
+    int64_t best = allocate(memory, t, recomputed, order, reads, range, limit, storage);
+    for (int64_t k = 1; k < match_ranges.count; k++) {
+        Int32s other;
+        range = match_ranges.at[k];
+        int64_t pool = allocate(memory, t, recomputed, order, reads, range, limit, &other);
+        if (pool < best) {
+            best = pool;
+            *storage = other;
+        }
+    }
+    return best;
+}
+
+void add_in_place(
+    Memory *memory, const GraphArrays *t, Bools recomputed, Int32s order, Bools adding,
+    Int32s storage, Int32s *moved)
+{
+    int64_t rows = t->variable.count, outputs = storage.count, sums = 0;
+    *moved = int32s(memory, outputs);
+    memcpy(moved->at, storage.at, outputs * sizeof(int32_t));
+    for (int64_t i = 0; i < order.count; i++)
+        sums += adding.at[order.at[i]];
+    if (!sums)
+        return;
+    Memory then = *memory;
+    Int32s read, heads;
+    all_read(memory, t, recomputed, &read);
+    heads_read(memory, t, recomputed, &heads);
+    int32_t *count = ZEROS(memory, int32_t, outputs); /* of all reads, ignored or not */
+    int32_t *place = ZEROS(memory, int32_t, rows), *maker = NEW(memory, int32_t, outputs);
+    for (int64_t h = 0; h < heads.count; h++)
+        count[heads.at[h]]++;
+    for (int64_t i = 0; i < order.count; i++) {
+        int32_t row = order.at[i];
+        place[row] = i;
+        for (int32_t j = t->read_start.at[row]; j < t->read_start.at[row + 1]; j++)
+            count[read.at[j]]++;
+    }
+    for (int64_t row = 0; row < rows; row++)
+        for (int32_t out = t->output_start.at[row]; out < t->output_start.at[row + 1]; out++)
+            maker[out] = row;
+    for (int64_t i = 0; i < order.count; i++) {
+        int32_t row = order.at[i];
+        if (!adding.at[row])
+            continue;
+        int32_t into = read.at[t->read_start.at[row]], added = read.at[t->read_start.at[row] + 1];
+        int32_t total = maker[into], term = maker[added];
+        if (storage.at[into] == storage.at[t->output_start.at[row]] && count[added] == 1
+            && !t->variable.at[total] && !t->variable.at[term] && place[total] < place[term])
+            moved->at[added] = storage.at[into];
+    }
+    give_back(memory, then);
+}

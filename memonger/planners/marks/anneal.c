@@ -1,0 +1,253 @@
+#include "planners/marks/anneal.h"
+
+enum { AS_CUTS, SAVED, RECOMPUTED }; /* as in anneal.py */
+
+/* The nodes that a state would recompute if there were no rules. */
+static Bools unruled(Memory *memory, const Space *s, Int8s state)
+{
+    int64_t cuts = s->after.count, n = state.count - cuts, end = n;
+    const int8_t *made = state.at, *nodes = state.at + cuts;
+    bool *mask = NEW(memory, bool, n);
+    for (int64_t k = 0; k < cuts; k++)
+        if (made[k])
+            end = s->after.at[k] + 1;
+    for (int64_t i = 0; i < n; i++)
+        mask[i] = i < end;
+    for (int64_t k = 0; k < cuts; k++)
+        for (int64_t q = s->keep_start.at[k]; made[k] && q < s->keep_start.at[k + 1]; q++)
+            mask[s->keep.at[q]] = false;
+    for (int64_t i = 0; i < n; i++)
+        if (nodes[i] != AS_CUTS)
+            mask[i] = nodes[i] == RECOMPUTED;
+    for (int64_t k = 0; k < s->copied.count; k++) {
+        int64_t node = s->copied.at[k];
+        if (!mask[node]) /* an identity of what is saved itself costs nothing */
+            for (int64_t i = node + 1; i <= s->copies.at[k]; i++)
+                mask[i] = true;
+    }
+    return (Bools){mask, n};
+}
+
+void plan_of(
+    Memory *memory, const Space *s, Int8s state, Bools *mask, Int32s *order, Int32s *reads)
+{
+    *mask = unruled(memory, s, state);
+    obey(memory, &s->rules, *mask, order, reads);
+}
+
+static void name(const Space *s, Bools mask, Int8s state)
+{
+    int64_t cuts = s->after.count;
+    memset(state.at, 0, cuts);
+    for (int64_t i = 0; i < mask.count; i++)
+        state.at[cuts + i] = mask.at[i] ? RECOMPUTED : SAVED;
+}
+
+void named(Memory *memory, const Space *s, Bools mask, Int8s *state)
+{
+    state->count = s->after.count + mask.count;
+    state->at = NEW(memory, int8_t, state->count);
+    name(s, mask, *state);
+}
+
+/* The seconds that a plan adds to a step that runs in this order. */
+static double added_seconds(const Space *s, Bools mask, Int32s order)
+{
+    int64_t n = mask.count;
+    double seconds = 0;
+    for (int64_t i = 0; i < order.count; i++)
+        if (order.at[i] >= n && order.at[i] < 2 * n)
+            seconds += s->seconds.at[order.at[i] - n];
+    for (int64_t k = 0; k < s->copied.count; k++)
+        if (mask.at[s->copied.at[k]] && !mask.at[s->copies.at[k]])
+            seconds += s->copy_seconds.at[k];
+    return seconds;
+}
+
+static int64_t pool_of(
+    Memory *memory, const Space *s, Bools mask, Int32s order, Int32s reads, double limit)
+{
+    const RuleArrays *r = &s->rules;
+    return plan_bytes(
+        memory, &r->arrays, &r->fusible, mask, order, reads, s->match_ranges, limit);
+}
+
+int64_t evaluate_state(Memory *memory, const Space *s, Int8s state, double *seconds)
+{
+    Bools mask;
+    Int32s order, reads;
+    plan_of(memory, s, state, &mask, &order, &reads);
+    *seconds = added_seconds(s, mask, order);
+    return pool_of(memory, s, mask, order, reads, INFINITY);
+}
+
+/* Draws a distance other than 0, mostly small (Cauchy). */
+static int64_t near(Random *random)
+{
+    const double pi = 3.14159265358979323846;
+    int64_t way = (int64_t)nearbyint(tan(pi * (uniform(random) - 0.5)) * 3);
+    if (way == 0)
+        way = uniform(random) < 0.5 ? 1 : -1;
+    return way;
+}
+
+/* Sets some nodes that follow each other to one of the last so many values. */
+static void flip(Random *random, const Space *s, int8_t *nodes, int64_t values)
+{
+    int64_t count = s->flippable.count, first = below(random, count), last = first;
+    while (last + 1 < count && uniform(random) < 0.8)
+        last++;
+    int8_t value = (int8_t)(3 - values + below(random, values));
+    for (int64_t q = first; q <= last; q++)
+        nodes[s->flippable.at[q]] = value;
+}
+
+/* Draws one of the cuts that are made. */
+static int64_t some_made(Random *random, const int8_t *cuts, int64_t made)
+{
+    int64_t left = below(random, made), k = 0;
+    while (!cuts[k] || left-- > 0)
+        k++;
+    return k;
+}
+
+/* Moves, leaves out or makes a cut. */
+static void move_cut(Random *random, int8_t *cuts, int64_t count)
+{
+    int64_t made = 0;
+    for (int64_t k = 0; k < count; k++)
+        made += cuts[k] != 0;
+    double move = uniform(random);
+    if (move < 0.6 && made) {
+        int64_t k = some_made(random, cuts, made);
+        cuts[k] = false;
+        cuts[least(count - 1, most(0, k + near(random)))] = true;
+    } else if (move < 0.8 && made > 1) {
+        cuts[some_made(random, cuts, made)] = false;
+    } else {
+        cuts[below(random, count)] = true;
+    }
+}
+
+/* Sets what is alive at a cut; there is none at -1, nor beyond the last. */
+static void save(const Space *s, int8_t *nodes, int64_t cut, int8_t value)
+{
+    if (cut < 0 || cut >= s->after.count)
+        return;
+    for (int64_t q = s->keep_start.at[cut]; q < s->keep_start.at[cut + 1]; q++)
+        nodes[s->keep.at[q]] = value;
+}
+
+/* Sets what is between two cuts, or saves at another cut what is saved at one. */
+static void set_nodes(Random *random, const Space *s, int8_t *nodes, int64_t count)
+{
+    int64_t cuts = s->after.count;
+    double kind = uniform(random);
+    if (kind < 0.6) {
+        int64_t first = below(random, cuts + 1) - 1, way = near(random);
+        int64_t last = least(cuts, first + most(way, -way));
+        int64_t start = first >= 0 ? s->after.at[first] + 1 : 0;
+        int64_t stop = last < cuts ? s->after.at[last] + 1 : count;
+        int64_t choice = below(random, 3);
+        for (int64_t i = start; i < stop; i++) {
+            bool recomputed = choice == 0 || (choice == 1 && !s->costly.at[i]);
+            nodes[i] = recomputed ? RECOMPUTED : SAVED;
+        }
+        save(s, nodes, first, SAVED);
+        save(s, nodes, last, SAVED);
+    } else {
+        int64_t cut = below(random, cuts);
+        save(s, nodes, cut, RECOMPUTED);
+        if (kind < 0.87)
+            save(s, nodes, least(cuts - 1, most(0, cut + near(random))), SAVED);
+    }
+}
+
+/* Changes a state at random. */
+static void change(Random *random, const Space *s, Int8s state, const Goal *goal)
+{
+    int64_t cuts = s->after.count;
+    int8_t *nodes = state.at + cuts;
+    if (s->flippable.count && (!cuts || uniform(random) < goal->flipping))
+        flip(random, s, nodes, goal->by_node ? 2 : 3);
+    else if (goal->by_node)
+        set_nodes(random, s, nodes, state.count - cuts);
+    else
+        move_cut(random, state.at, cuts);
+}
+
+static int64_t slot_of_mask(const Known *known, Bools mask)
+{
+    uint64_t hash = hash_of(0);
+    for (int64_t i = 0; i < mask.count; i++)
+        hash = hash_with(hash, mask.at[i]);
+    return slot_of(known, hash);
+}
+
+/* The bytes with which a plan of so many seconds has no more than this energy; -1 for none. */
+static double most_bytes(const Goal *goal, double most_energy, double seconds)
+{
+    double left = most_energy - goal->second_price * seconds;
+    return left >= 0 ? goal->limit + left / goal->byte_price : -1;
+}
+
+double anneal_masks(
+    Memory *memory, const Space *s, Int8s state, const Goal *goal, int64_t seed_number,
+    int64_t tries, double hot, double cold, const Known *known, const Archive *archive,
+    Int64s stop, Int64s done)
+{
+    int64_t bytes = state.count;
+    Random random;
+    seed(&random, (uint32_t)seed_number);
+    if (s->after.count + s->flippable.count == 0)
+        tries = 0;
+    Int8s new = {NEW(memory, int8_t, bytes), bytes};
+    int8_t *best = memcpy(NEW(memory, int8_t, bytes), state.at, bytes);
+    double least_energy = INFINITY, current = INFINITY, most_energy = INFINITY;
+    Memory then = *memory;
+    for (int64_t step = -1; step < tries; step++) { /* the first is the plan as it is */
+        memcpy(new.at, state.at, bytes);
+        if (step >= 0) {
+            if (*(volatile int64_t *)stop.at) /* another thread may set it */
+                break;
+            done.at[0]++;
+            do
+                change(&random, s, new, goal);
+            while (uniform(&random) < MORE);
+            double part = (double)step / tries;
+            most_energy = acceptable(current, hot, cold, part, uniform(&random));
+        }
+        give_back(memory, then);
+        Bools mask = unruled(memory, s, new);
+        int64_t slot = slot_of_mask(known, mask), *pool = &known->pools.at[slot];
+        double *seconds = &known->others.at[slot], *known_limit = &known->limits.at[slot];
+        double limit = most_bytes(goal, most_energy, *seconds);
+        bool is_new = *known_limit < 0 || (*pool < 0 && *known_limit < limit);
+        Int32s order, reads;
+        if (is_new) {
+            obey(memory, &s->rules, mask, &order, &reads);
+            *seconds = added_seconds(s, mask, order);
+            limit = most_bytes(goal, most_energy, *seconds);
+            *pool = limit >= 0 ? pool_of(memory, s, mask, order, reads, limit) : 0;
+            if (*pool > limit)
+                *pool = -1;
+            *known_limit = fmax(0, limit);
+        }
+        if (*pool < 0 || *pool > limit)
+            continue;
+        current = goal->second_price * *seconds + goal->byte_price * fmax(0, *pool - goal->limit);
+        if (goal->by_node) {
+            if (!is_new)
+                obey(memory, &s->rules, mask, &order, &reads);
+            name(s, mask, new);
+        }
+        memcpy(state.at, new.at, bytes);
+        record(archive, *pool, *seconds, (Bytes){(char *)state.at, bytes});
+        if (current < least_energy) {
+            least_energy = current;
+            memcpy(best, state.at, bytes);
+        }
+    }
+    memcpy(state.at, best, bytes);
+    return least_energy;
+}

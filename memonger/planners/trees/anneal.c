@@ -1,0 +1,89 @@
+#include "planners/trees/anneal.h"
+
+enum { SELDOM = 8 }; /* tries for one with all match ranges */
+
+typedef struct {
+    double first, second; /* what is looked for, then of equals the other: work and bytes */
+} Cost;
+
+static Cost cost_of(const Limits *limits, int64_t pool, double work)
+{
+    return limits->by_work ? (Cost){work, (double)pool} : (Cost){(double)pool, work};
+}
+
+static bool is_less(Cost a, Cost b)
+{
+    return a.first < b.first || (a.first == b.first && a.second < b.second);
+}
+
+/* A tree of a try is gone after it. */
+static void keep(Int32s *kept, Int32s tree)
+{
+    memcpy(kept->at, tree.at, sizeof(int32_t) * tree.count);
+    kept->count = tree.count;
+}
+
+static bool is_same(Int32s a, Int32s b)
+{
+    return a.count == b.count && memcmp(a.at, b.at, sizeof(int32_t) * a.count) == 0;
+}
+
+void anneal_trees(
+    Memory *memory, const Problem *b, Int32s tree, const Limits *limits, Int64s match_ranges,
+    int64_t seed_number, int64_t tries, double hot, double cold, const Known *known,
+    const Archive *archive, Int64s stop, Int64s done, Int32s *best)
+{
+    const volatile int64_t *stopped = stop.at;
+    int64_t count = b->node.count, room = most(tree.count, 2 * (MOST_NODES * count + 2));
+    Int32s now = {NEW(memory, int32_t, room), 0};
+    best->at = NEW(memory, int32_t, room);
+    keep(&now, tree);
+    keep(best, tree);
+    double work;
+    int64_t place, most_bytes = limits->most_bytes;
+    int64_t pool = evaluate_tree(
+        memory, b, tree, limits->most_work, most_bytes, match_ranges, known, &work, &place);
+    if (pool < 0)
+        return;
+    Cost least = cost_of(limits, pool, work), current = least;
+    Random random;
+    seed(&random, (uint32_t)seed_number);
+    Memory then = *memory;
+    for (int64_t step = 0; step < tries && !*stopped; step++, give_back(memory, then)) {
+        done.at[0]++;
+        Int32s new = change(memory, &random, now, count);
+        while (uniform(&random) < MORE)
+            new = change(memory, &random, new, count);
+        if (is_same(new, now))
+            continue;
+        double draw = uniform(&random), part = (double)step / (double)tries;
+        double limit = acceptable(
+            current.first, hot * least.first, cold * least.first, part, draw);
+        double most_work = limits->most_work;
+        most_bytes = limits->most_bytes;
+        if (limits->by_work)
+            most_work = limit < most_work ? limit : most_work;
+        else if (limit < (double)most_bytes)
+            most_bytes = (int64_t)limit;
+        bool every = step % SELDOM == 0;
+        Int64s ranges = every ? match_ranges : (Int64s){match_ranges.at + place, 1};
+        int64_t at;
+        pool = evaluate_tree(memory, b, new, most_work, most_bytes, ranges, known, &work, &at);
+        if (pool < 0)
+            continue;
+        if (!every && cost_of(limits, pool, work).first < least.first) {
+            every = true;
+            pool = evaluate_tree(
+                memory, b, new, most_work, most_bytes, match_ranges, known, &work, &at);
+        }
+        if (every)
+            place = at;
+        keep(&now, new);
+        current = cost_of(limits, pool, work);
+        record(archive, pool, work, (Bytes){(char *)now.at, (int64_t)sizeof(int32_t) * now.count});
+        if (is_less(current, least)) {
+            keep(best, now);
+            least = current;
+        }
+    }
+}

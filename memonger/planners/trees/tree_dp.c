@@ -1,0 +1,76 @@
+#include "planners/trees/tree_dp.h"
+
+static const float IMPOSSIBLE = 1e30f;
+enum { FLAGS = 3, DIVIDED = 1 };
+
+/* Takes a choice where it is better.
+ *
+ * Written so that gcc makes vector instructions of it, which it does not with -O2 or with branches;
+ * nearly all of the time is spent here.
+ */
+__attribute__((optimize("O3"))) static void lower(
+    float *best, int32_t *choice, float run, const float *right, const float *left, int64_t count,
+    int32_t chosen)
+{
+    for (int64_t k = 0; k < count; k++) {
+        float total = run + right[k] + left[k], known = best[k];
+        int32_t better = -(total < known);
+        best[k] = total < known ? total : known;
+        choice[k] = (chosen & better) | (choice[k] & ~better);
+    }
+}
+
+/* The slot of a size, or how many slots there are if that is less. */
+static int64_t slot_of_size(double size, int64_t slots)
+{
+    return size < (double)slots ? (int64_t)size : slots;
+}
+
+void least_work(
+    Memory *memory, Doubles kept, Doubles highest, Doubles leaf, Doubles gradients, Floats work,
+    Floats recomputed, Floats divided, Floats *least, UInt16s *choice)
+{
+    int64_t m = gradients.count, far = divided.count / (m - 1);
+    least->count = far;
+    least->at = NEW(memory, float, far);
+    choice->count = m * m * far;
+    choice->at = ZEROS(memory, uint16_t, choice->count);
+    Memory then = *memory;
+    float *all = NEW(memory, float, m * m * far), *nothing = ZEROS(memory, float, far);
+    int32_t *chosen = NEW(memory, int32_t, far); /* as wide as the work, for the vectors */
+    for (int64_t length = 1; length < m; length++) {
+        for (int64_t s = 0, t = length; t < m; s++, t++) {
+            int64_t st = s * m + t, base = slot_of_size(leaf.at[st], far);
+            float *best = all + st * far;
+            for (int64_t k = 0; k < far; k++) {
+                best[k] = k < base ? IMPOSSIBLE : recomputed.at[st];
+                chosen[k] = 0;
+            }
+            if (length == 1)
+                lower(best, chosen, 0, divided.at + s * far, nothing, far, DIVIDED);
+            double behind = gradients.at[t] + kept.at[st];
+            for (int64_t c = s + 1; c < t; c++) {
+                int64_t sc = s * m + c;
+                int64_t through = slot_of_size(ceil(behind + highest.at[sc]), far);
+                for (int64_t flag = 0; flag < FLAGS; flag++) {
+                    int64_t at = flag * m * m + sc, shift = slot_of_size(kept.at[at], far);
+                    int64_t from = most(through, shift);
+                    const float *right = all + (c * m + t) * far, *left = all + sc * far;
+                    float run = work.at[sc];
+                    if (flag) {
+                        from = most(from, slot_of_size(leaf.at[sc], far));
+                        left = nothing;
+                        run += recomputed.at[at];
+                    }
+                    lower(
+                        best + from, chosen + from, run, right + from - shift, left + from,
+                        far - from, (int32_t)(4 * c + flag));
+                }
+            }
+            for (int64_t k = 0; k < far; k++)
+                choice->at[st * far + k] = (uint16_t)chosen[k];
+        }
+    }
+    memcpy(least->at, all + (m - 1) * far, sizeof(float) * far);
+    give_back(memory, then);
+}

@@ -1,0 +1,301 @@
+#include "planners/trees/trees.h"
+
+enum { FREE, HELD, PINNED }; /* pinned: it never runs again */
+
+typedef struct {
+    int32_t cut, flag;
+} Node;
+
+/* Finds where the subtree of each node ends. */
+static int32_t *ends(Memory *memory, const Node *tree, int64_t nodes)
+{
+    int32_t *end = NEW(memory, int32_t, nodes);
+    for (int64_t q = nodes - 1; q >= 0; q--)
+        end[q] = tree[q].cut == LEAF ? q + 1 : end[end[q + 1]];
+    return end;
+}
+
+/* ---------------------------------------------------------------- the schedule of a tree */
+
+/* A segment that is still to be processed, with the node that stands for it. */
+typedef struct {
+    int32_t node, lo, hi;
+} Part;
+
+/* A schedule that is being made. Who asks for an operator marks it with ``mark`` plus its own
+ * position; the mark of the next question is larger by more than the number of operators. */
+typedef struct {
+    const Steps *s;
+    int64_t mark;
+    int8_t *held;
+    int64_t *needed; /* by the gradients of what is right of a cut */
+    int64_t *asked;
+    int64_t *alive; /* at a cut, to be held */
+    int32_t *operations;
+    int64_t count, room;
+    double work;
+} Making;
+
+/* Marks the outputs of the network that have not run (those that have are PINNED); the first. */
+static int64_t ask_for_heads(Making *m, int64_t lo, int64_t hi, int64_t *asked)
+{
+    int64_t first = hi;
+    for (int64_t h = 0; h < m->s->heads.count; h++) {
+        int64_t i = m->s->heads.at[h];
+        if (lo <= i && i < hi && m->held[i] == FREE) {
+            asked[i] = most(asked[i], m->mark + i);
+            first = least(first, i);
+        }
+    }
+    return first;
+}
+
+/* Marks what an operator reads, or its gradient. */
+static inline void ask_for(Int32s start, Int32s items, int64_t i, int64_t *asked, int64_t mark)
+{
+    for (int32_t k = start.at[i]; k < start.at[i + 1]; k++)
+        asked[items.at[k]] = most(asked[items.at[k]], mark + i);
+}
+
+/* Marks what the gradients and outputs of a segment need, directly or to be computed. */
+static void ask(Making *m, int64_t lo, int64_t hi, int64_t *asked)
+{
+    const Steps *s = m->s;
+    int64_t mark = m->mark;
+    ask_for_heads(m, lo, hi, asked);
+    for (int64_t i = hi - 1; i >= lo; i--) {
+        if (s->gradient.at[i])
+            ask_for(s->want_start, s->want, i, asked, mark);
+        if (asked[i] >= mark && m->held[i] == FREE)
+            ask_for(s->read_start, s->read, i, asked, mark);
+    }
+}
+
+/* Runs what is marked and not held. */
+static void run(Making *m, int64_t lo, int64_t hi, const int64_t *asked, int64_t mark)
+{
+    const Steps *s = m->s;
+    double work = 0;
+    for (int64_t i = lo; i < hi; i++)
+        if (m->held[i] == FREE && asked[i] >= mark) {
+            m->operations[m->count++] = i;
+            m->held[i] = s->pinned.at[i] ? PINNED : HELD;
+            work += s->work.at[i];
+        }
+    m->work += work;
+}
+
+/* Marks what is saved of a left part with the flag ALL or COSTLY. */
+static void save(Making *m, int64_t lo, int64_t cut, int32_t flag)
+{
+    const Steps *s = m->s;
+    int64_t n = s->last.count, mark = m->mark;
+    ask(m, lo, cut, m->asked);
+    for (int64_t i = lo; i < cut; i++) {
+        if (flag == COSTLY && s->costly.at[i] && m->asked[i] >= mark)
+            m->alive[i] = mark + n;
+        if (flag == ALL && s->gradient.at[i])
+            for (int32_t k = s->want_start.at[i]; k < s->want_start.at[i + 1]; k++) {
+                int32_t j = s->want.at[k];
+                if (j >= lo && m->asked[j] >= mark)
+                    m->alive[j] = mark + n;
+            }
+    }
+    m->mark += n + 1; /* what is asked for is another question */
+}
+
+/* Runs forward to a cut and frees what is not to be saved. ``right`` is the mark of what the
+ * gradients right of the cut need. */
+static void run_to_cut(Making *m, int64_t lo, int64_t cut, int32_t flag, int64_t right)
+{
+    const Steps *s = m->s;
+    int64_t *asked = m->asked, *alive = m->alive;
+    if (flag == ALL || flag == COSTLY)
+        save(m, lo, cut, flag);
+    int64_t mark = m->mark, first = ask_for_heads(m, lo, cut, asked);
+    for (int64_t i = lo; i < cut; i++) {
+        bool crosses = s->last.at[i] >= cut && s->first_want.at[i] < cut;
+        bool is_needed = m->needed[i] >= right + cut || (crosses && flag != NOTHING);
+        if (is_needed || alive[i] == mark - 1) {
+            alive[i] = asked[i] = mark;
+            first = least(first, i);
+        }
+    }
+    for (int64_t i = cut - 1; i >= first; i--)
+        if (asked[i] >= mark && m->held[i] == FREE)
+            for (int32_t k = s->read_start.at[i]; k < s->read_start.at[i + 1]; k++) {
+                int32_t j = s->read.at[k];
+                asked[j] = mark;
+                first = most(lo, least(first, j));
+            }
+    int64_t before = m->count;
+    run(m, first, cut, asked, mark);
+    for (int64_t k = before; k < m->count; k++) {
+        int32_t i = m->operations[k];
+        if (m->held[i] == HELD && alive[i] != mark)
+            m->held[i] = FREE;
+    }
+}
+
+/* Makes room for so many more operations. */
+static void make_room(Memory *memory, Making *m, int64_t more)
+{
+    if (m->count + more <= m->room)
+        return;
+    m->room = 2 * m->room + more;
+    int32_t *longer = NEW(memory, int32_t, m->room);
+    memcpy(longer, m->operations, sizeof(int32_t) * m->count);
+    m->operations = longer;
+}
+
+double unroll(
+    Memory *memory, const Steps *s, Int32s given, double most_work, int64_t most_operations,
+    Int32s *operations)
+{
+    Memory own = {0}; /* how many operations there will be is not known: nothing else is left */
+    const Node *tree = (const Node *)given.at;
+    int64_t nodes = given.count / 2, n = s->last.count;
+    int32_t *end = ends(&own, tree, nodes);
+    Part *pending = NEW(&own, Part, nodes + 1);
+    Making m = {
+        .s = s,
+        .held = ZEROS(&own, int8_t, n),
+        .needed = ZEROS(&own, int64_t, n),
+        .asked = ZEROS(&own, int64_t, n),
+        .alive = ZEROS(&own, int64_t, n),
+        .operations = NEW(&own, int32_t, 4 * n + 16),
+        .room = 4 * n + 16,
+    };
+    pending[0] = (Part){0, 0, n};
+    for (int64_t depth = 1; depth && m.work <= most_work && m.count <= most_operations;) {
+        Part part = pending[--depth];
+        int32_t q = part.node, lo = part.lo, hi = part.hi;
+        /* From here to the right: what the gradients before hi need is marked once for all cuts,
+         * for nothing right of a cut runs before that is processed. */
+        int64_t right = -1;
+        bool is_leaf = false;
+        while (m.work <= most_work && m.count <= most_operations) {
+            while (tree[q].cut != LEAF && !(lo < tree[q].cut && tree[q].cut < hi))
+                q = tree[q].cut <= lo ? end[q + 1] : q + 1;
+            is_leaf = tree[q].cut == LEAF;
+            int32_t cut = is_leaf ? lo : tree[q].cut;
+            m.mark += n + 1;
+            if (right < 0) {
+                right = m.mark;
+                ask(&m, cut, hi, m.needed);
+            }
+            make_room(&own, &m, 2 * (hi - lo));
+            if (is_leaf)
+                break;
+            run_to_cut(&m, lo, cut, tree[q].flag, right);
+            pending[depth++] = (Part){q + 1, lo, cut};
+            q = end[q + 1];
+            lo = cut;
+        }
+        if (is_leaf) {
+            run(&m, lo, hi, m.needed, right);
+            for (int32_t i = hi - 1; i >= lo; i--)
+                if (s->gradient.at[i])
+                    m.operations[m.count++] = -1 - i;
+        }
+    }
+    *operations = (Int32s){NEW(memory, int32_t, m.count), m.count};
+    memcpy(operations->at, m.operations, sizeof(int32_t) * m.count);
+    give_back(&own, (Memory){0});
+    return m.work;
+}
+
+/* ---------------------------------------------------------------- other trees */
+
+typedef struct {
+    int64_t lo, hi;
+    int64_t right, end; /* where the subtree of its right child starts (0: a leaf), its own ends */
+} Segment;
+
+/* Finds the segment of node q in a network of ``count`` operators. */
+static Segment segment(Memory *memory, const Node *tree, int64_t nodes, int64_t q, int64_t count)
+{
+    Memory then = *memory;
+    const int32_t *end = ends(memory, tree, nodes);
+    int64_t lo = 0, hi = count, p = 0;
+    while (p != q) {
+        int64_t cut = least(most(tree[p].cut, lo), hi);
+        if (q < end[p + 1]) {
+            hi = cut;
+            p++;
+        } else {
+            lo = cut;
+            p = end[p + 1];
+        }
+    }
+    Segment found = {lo, hi, tree[q].cut == LEAF ? 0 : end[q + 1], end[q]};
+    give_back(memory, then);
+    return found;
+}
+
+/* A tree with the nodes from start to stop replaced. */
+static Int32s spliced(
+    Memory *memory, Int32s tree, int64_t start, int64_t stop, const Node *middle, int64_t count)
+{
+    const Node *nodes = (const Node *)tree.at;
+    int64_t rest = tree.count / 2 - stop;
+    Node *made = NEW(memory, Node, start + count + rest);
+    memcpy(made, nodes, sizeof(Node) * start);
+    memcpy(made + start, middle, sizeof(Node) * count);
+    memcpy(made + start + count, nodes + stop, sizeof(Node) * rest);
+    return (Int32s){(int32_t *)made, 2 * (start + count + rest)};
+}
+
+Int32s change(Memory *memory, Random *random, Int32s tree, int64_t count)
+{
+    const Node *nodes = (const Node *)tree.at;
+    int64_t size = tree.count / 2, q = below(random, size);
+    Segment at = segment(memory, nodes, size, q, count);
+    int64_t cuts = at.hi - at.lo - 1; /* that the segment may have */
+    double kind = uniform(random);
+    Node node = nodes[q], leaf = {LEAF, 0};
+    if (node.cut == LEAF) {
+        if (cuts < 1 || kind >= 0.5 || size >= MOST_NODES * count)
+            return tree;
+        node.cut = at.lo + 1 + below(random, cuts);
+        node.flag = most(0, below(random, 6) - 2);
+        Node divided[] = {node, {LEAF, LEAF}, {LEAF, LEAF}};
+        return spliced(memory, tree, q, q + 1, divided, 3);
+    }
+    if (kind < 0.55) {
+        int64_t farthest = uniform(random) < 0.33 ? 12 : 3;
+        int64_t far = 1 + below(random, farthest);
+        int64_t cut = node.cut + (uniform(random) < 0.5 ? far : -far);
+        if (cut <= at.lo || cut >= at.hi)
+            return tree;
+        node.cut = cut;
+        return spliced(memory, tree, q, q + 1, &node, 1);
+    }
+    if (kind < 0.62) {
+        if (cuts < 1)
+            return tree;
+        node.cut = at.lo + 1 + below(random, cuts);
+        return spliced(memory, tree, q, q + 1, &node, 1);
+    }
+    if (kind < 0.72) {
+        node.flag = below(random, NOTHING + 1);
+        Node all[] = {node, leaf}; /* nothing of the left part is left to be divided */
+        bool is_all = node.flag == ALL;
+        return spliced(memory, tree, q, is_all ? at.right : q + 1, all, is_all ? 2 : 1);
+    }
+    if (kind < 0.8)
+        return spliced(memory, tree, q, at.end, &leaf, 1);
+    if (kind < 0.88)
+        return spliced(memory, tree, q, at.end, nodes + at.right, at.end - at.right);
+    return spliced(memory, tree, q, at.end, nodes + q + 1, at.right - q - 1);
+}
+
+void changed(
+    Memory *memory, Int32s tree, int64_t count, int64_t seed_number, int64_t times, Int32s *made)
+{
+    Random random;
+    seed(&random, seed_number);
+    for (int64_t k = 0; k < times; k++)
+        tree = change(memory, &random, tree, count);
+    *made = tree;
+}

@@ -1,0 +1,39 @@
+/* Recursive checkpointing trees, and the schedules that they stand for; see trees.py.
+ *
+ * A tree is (nodes, 2): the cut and the flag of each node, in preorder.
+ */
+#pragma once
+
+#include "support/kernels.h"
+
+enum { LEAF = -1 };
+enum { ALIVE, ALL, COSTLY, NOTHING };
+enum { MOST_NODES = 2 }; /* that a tree may grow to, for each operator */
+
+typedef struct {
+    Int32s read_start, read, want_start, want, last, first_want, heads;
+    Bools pinned, gradient, costly;
+    Doubles work;
+} Steps;
+
+/* Makes the schedule of a tree, and tells the work of all its forward runs.
+ *
+ * A position: the operator runs; -1 - position: its gradient does. Each reads what ran last of what
+ * it reads. Cuts outside of their segment are passed over. It ends early, with a part of the
+ * operations, once there is more than ``most_work``, or more than ``most_operations``. Nothing but
+ * the result is taken from ``memory``.
+ */
+KERNEL double unroll(
+    Memory *memory, const Steps *s, Int32s tree, double most_work, int64_t most_operations,
+    Int32s *operations);
+
+/* Changes a tree at random: move, add or drop a cut, or change what is saved of its left part.
+ *
+ * The tree of a network of ``count`` operators comes back itself where the change that was drawn
+ * cannot be made; a changed one is taken from ``memory``, and nothing else.
+ */
+Int32s change(Memory *memory, Random *random, Int32s tree, int64_t count);
+
+/* Changes a tree so many times, for a seed. */
+KERNEL void changed(
+    Memory *memory, Int32s tree, int64_t count, int64_t seed_number, int64_t times, Int32s *made);

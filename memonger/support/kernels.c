@@ -1,0 +1,103 @@
+#include "support/kernels.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+struct Chunk {
+    Chunk *before;
+    int64_t size;
+    char bytes[] __attribute__((aligned(16)));
+};
+
+/* Under a memory checker every piece is a chunk, so that no piece runs into the next unseen. */
+#ifdef __SANITIZE_ADDRESS__
+static const int64_t LEAST = 1;
+#else
+static const int64_t LEAST = 1 << 20;
+#endif
+
+void *take(Memory *memory, int64_t bytes)
+{
+    Chunk *last = memory->last;
+    int64_t size = (bytes + 15) & ~(int64_t)15;
+    if (LEAST == 1 || !last || memory->used + size > last->size) {
+        int64_t room = most(size, last ? 2 * last->size : 0);
+        room = LEAST == 1 ? most(bytes, 1) : most(room, LEAST);
+        last = malloc(sizeof(Chunk) + room);
+        if (!last) {
+            fprintf(stderr, "memonger: no memory for %lld bytes\n", (long long)room);
+            abort();
+        }
+        last->before = memory->last;
+        last->size = room;
+        memory->last = last;
+        memory->used = 0;
+    }
+    void *taken = last->bytes + memory->used;
+    memory->used += size;
+    return taken;
+}
+
+void *take_zeros(Memory *memory, int64_t bytes)
+{
+    return memset(take(memory, bytes), 0, bytes);
+}
+
+void give_back(Memory *memory, Memory then)
+{
+    while (memory->last != then.last) {
+        Chunk *last = memory->last;
+        memory->last = last->before;
+        free(last);
+    }
+    memory->used = then.used;
+}
+
+const char *sources(void)
+{
+    return SOURCES;
+}
+
+void seed(Random *random, uint32_t number)
+{
+    for (int i = 0; i < 624; i++) {
+        random->state[i] = number;
+        number = 1812433253u * (number ^ (number >> 30)) + i + 1;
+    }
+    random->place = 624;
+}
+
+static uint32_t bits(Random *random)
+{
+    uint32_t *state = random->state;
+    if (random->place == 624) {
+        for (int i = 0; i < 624; i++) {
+            uint32_t both = (state[i] & 0x80000000u) | (state[(i + 1) % 624] & 0x7fffffffu);
+            state[i] = state[(i + 397) % 624] ^ (both >> 1) ^ (both & 1 ? 0x9908b0dfu : 0);
+        }
+        random->place = 0;
+    }
+    uint32_t y = state[random->place++];
+    y ^= y >> 11;
+    y ^= (y << 7) & 0x9d2c5680u;
+    y ^= (y << 15) & 0xefc60000u;
+    return y ^ (y >> 18);
+}
+
+double uniform(Random *random)
+{
+    uint32_t high = bits(random) >> 5, low = bits(random) >> 6;
+    return (high * 67108864.0 + low) / 9007199254740992.0;
+}
+
+int64_t below(Random *random, int64_t limit)
+{
+    if (limit <= 1)
+        return 0;
+    uint32_t mask = 0xffffffffu >> __builtin_clz((uint32_t)(limit - 1));
+    while (true) {
+        int64_t drawn = bits(random) & mask;
+        if (drawn < limit)
+            return drawn;
+    }
+}

@@ -1,0 +1,72 @@
+/* Arrays, memory and random numbers for compiled code.
+ *
+ * Python calls the functions that a header marks KERNEL (support/kernels.py reads the headers). An
+ * array of NumPy comes as a pointer and a count, a NamedTuple as a struct with the same fields in
+ * the same order. A pointer that is not const is a result; a result's arrays are taken from the
+ * Memory of the call, which comes first if there is one.
+ */
+#pragma once
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#define KERNEL __attribute__((visibility("protected")))
+
+typedef struct { bool *at; int64_t count; } Bools;
+typedef struct { int8_t *at; int64_t count; } Int8s;
+typedef struct { int32_t *at; int64_t count; } Int32s;
+typedef struct { int64_t *at; int64_t count; } Int64s;
+typedef struct { uint16_t *at; int64_t count; } UInt16s;
+typedef struct { uint64_t *at; int64_t count; } UInt64s;
+typedef struct { float *at; int64_t count; } Floats;
+typedef struct { double *at; int64_t count; } Doubles;
+typedef struct { char *at; int64_t count; } Bytes; /* of an array of any type */
+
+/* Memory that is taken piece by piece and given back at once. */
+typedef struct Chunk Chunk;
+typedef struct {
+    Chunk *last;
+    int64_t used; /* bytes of the last chunk */
+} Memory;
+
+/* Takes bytes that are all 0, or what malloc would give. */
+void *take_zeros(Memory *memory, int64_t bytes);
+void *take(Memory *memory, int64_t bytes);
+
+/* Gives back all that was taken since ``memory`` was as it was ``then``; {0}: everything. */
+KERNEL void give_back(Memory *memory, Memory then);
+
+#define NEW(memory, type, count) ((type *)take(memory, (int64_t)sizeof(type) * (count)))
+#define ZEROS(memory, type, count) ((type *)take_zeros(memory, (int64_t)sizeof(type) * (count)))
+
+/* Arrays whose elements are not set. */
+static inline Bools bools(Memory *memory, int64_t count)
+{
+    return (Bools){NEW(memory, bool, count), count};
+}
+static inline Int32s int32s(Memory *memory, int64_t count)
+{
+    return (Int32s){NEW(memory, int32_t, count), count};
+}
+static inline Int64s int64s(Memory *memory, int64_t count)
+{
+    return (Int64s){NEW(memory, int64_t, count), count};
+}
+
+/* The hash of the sources that the library was compiled from. */
+KERNEL const char *sources(void);
+
+/* The Mersenne Twister (Matsumoto and Nishimura 1998), seeded as NumPy's RandomState is. */
+typedef struct {
+    uint32_t state[624];
+    int place;
+} Random;
+
+void seed(Random *random, uint32_t number);
+double uniform(Random *random);                  /* from 0 to 1, without 1 */
+int64_t below(Random *random, int64_t limit);    /* from 0 to limit - 1 */
+
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }

@@ -1,0 +1,105 @@
+"""Compiled code: how Python calls it, and what is said when it cannot."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from memonger.graph.arrays import by_key
+from memonger.support.kernels import call
+
+from planned import ROOT, run_python
+
+pytestmark = pytest.mark.python_differs
+
+KEY = np.array([1, 0, 1], dtype=np.int32)
+REFUSED = {
+    "key must be an array of int32, not int64": lambda: call("by_key", KEY.astype(np.int64), 2),
+    "key must be an array of int32, not 3": lambda: call("by_key", 3, 2),
+    "key must stand in one piece": lambda: call("by_key", KEY[::2], 2),
+    "float": lambda: call("by_key", KEY, 2.5),
+    r"by_key takes \['key', 'keys'\]": lambda: call("by_key", KEY),
+    "Weights has the fields": lambda: call("cheapest_cuts", (np.zeros(2), np.zeros(2)), 1.0),
+    "no header has a KERNEL by_keys": lambda: call("by_keys", KEY, 2),
+}
+
+
+@pytest.mark.parametrize("told", REFUSED)
+def test_arguments_are_what_the_header_says(told: str) -> None:
+    assert [found.tolist() for found in by_key(KEY, 2)] == [[0, 1, 3], [1, 0, 2]]
+    with pytest.raises(TypeError, match=told):
+        REFUSED[told]()
+
+
+def test_memory_is_given_back() -> None:
+    """Nothing of 200 calls that take 16 MB each is left."""
+    key = np.zeros(2**21, dtype=np.int32)
+    by_key(key, 1)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(200):
+        by_key(key, 1)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB
+
+
+def test_ctrl_c_while_compiled_code_runs() -> None:
+    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    key = np.zeros(2**22, dtype=np.int32)
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(1000):  # until it comes
+            by_key(key, 1)
+    timer.join()
+
+
+def copied(folder: Path) -> Path:
+    """Copy what the library is built from, and the tests, to a folder."""
+    for name in ("memonger", "tests", "examples"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.py", "pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+USED = "import memonger, mxnet; memonger.plan(mxnet.sym.relu(mxnet.sym.var('x')), {'x': (2, 2)})"
+
+
+def test_a_library_that_is_missing_or_older_than_its_sources(tmp_path: Path) -> None:
+    script = copied(tmp_path) / "script.py"
+    script.write_text(USED)
+    assert run_python(str(script)).returncode == 0
+    with (tmp_path / "memonger" / "graph" / "arrays.c").open("a") as source:
+        source.write("/* newer */\n")
+    for problem in ("libkernels.so was built from other sources", "libkernels.so is missing"):
+        done = run_python(str(script))
+        assert done.returncode != 0 and problem in done.stderr and "pip install ." in done.stderr
+        (tmp_path / "memonger" / "support" / "libkernels.so").unlink(missing_ok=True)
+
+
+@pytest.mark.slow
+def test_nothing_is_read_outside_its_array(tmp_path: Path) -> None:
+    """The tests of the searches again, with a library that looks at every address."""
+    looking = {"CFLAGS": "-g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all"}
+    build = [sys.executable, "setup.py", "-q", "build_py"]
+    subprocess.run(build, cwd=copied(tmp_path), env={**os.environ, **looking}, check=True)
+    library = subprocess.run(
+        ["cc", "-print-file-name=libasan.so"], stdout=subprocess.PIPE, text=True, check=True
+    )
+    tests = [f"tests/planners/{name}.py" for name in ("test_recursive", "test_search")]
+    preloaded = {"LD_PRELOAD": library.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *tests],
+        cwd=tmp_path,
+        env={**os.environ, **preloaded},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
