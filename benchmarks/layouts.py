@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(machine(), "", sep="\n")
     print("| net | no plan | layouts followed | not followed | CPU s | CPU s, not followed |")
     print("|---|---|---|---|---|---|")
-    planned(names[0], 0.01, True)  # compiles
+    planned(names[0], 0.01, True)  # observes operators, once in a process
     for name in names:
         (one, seconds), (other, fewer) = (planned(name, options.patience, f) for f in (True, False))
         sizes = (one.unplanned_bytes, one.pool_bytes, other.pool_bytes)

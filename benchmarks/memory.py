@@ -11,9 +11,9 @@ a plan (none), with the plan of the original's algorithm on the network's mirror
 none (original), with what the rules leave of that plan (with rules), and with ours. Then the
 forward operations that our plan does again, as a share of one forward pass.
 
-Every step runs in a process of its own. Seconds are those of the whole process: imports, start of
-the compiled code, reading the symbol, planning, and the bind that confirms the plan. The original's
-are its search as it is, every trial bound by simple_bind.
+Every step runs in a process of its own. Seconds are those of the whole process: imports, reading
+the symbol, planning, and the bind that confirms the plan. The original's are its search as it is,
+every trial bound by simple_bind.
 
 With --work a table of schedules (how='schedule') instead: for each limit of the forward work of a
 step, in times that of one forward pass, the MB of the pool as MXNet reports it, without the
@@ -347,10 +347,9 @@ def line(figures: dict[str, Any]) -> str:
 
 
 def start_up(timeout: float) -> float:
-    """Seconds for a network of next to nothing, which compiles what was not compiled yet."""
+    """Seconds for a network of next to nothing."""
     with tempfile.TemporaryDirectory() as temporary:
         write(Path(temporary), networks.chain(depth=8, hidden=4, batch=4), patience=0.01)
-        run(plan_ours, Path(temporary), timeout)
         return run(plan_ours, Path(temporary), timeout)
 
 

@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> None:
         training = training_graph(graph)
         built = time.perf_counter() - start
         masks = plans(graph, options.replays)
-        replay(training, masks[0])  # compiled, or read from the cache
+        replay(training, masks[0])  # the library is loaded
         allocating: list[float] = []
         binding: list[float] = []
         replaying: list[float] = []

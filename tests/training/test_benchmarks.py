@@ -135,6 +135,19 @@ def test_depth(tmp_path: Path) -> None:
     assert cells(lines[-1])[0] == "24"
 
 
+@pytest.mark.full_search
+def test_planning(tmp_path: Path) -> None:
+    found, lines, _ = measured(tmp_path, "mobilenetv2", "--rounds", "1", script="planning.py")
+    (figures,) = found["networks"]
+    symbol, shapes = networks.mobilenet_v2()
+    marks = memonger.plan(symbol, shapes, patience=0.02)
+    assert figures["no plan MB"] == memonger.get_cost(symbol, shapes=shapes)
+    assert figures["marks MB"] == (marks.counted_bytes - marks.gradient_bytes) // MB
+    assert figures["schedule MB"] <= figures["marks MB"]
+    assert 0.1 < figures["import mxnet"] < figures["nine binds"]
+    assert cells(lines[-1]) == [str(value) for value in figures.values()]
+
+
 def test_steps() -> None:
     """Of a network that is its own: those of the script take minutes."""
     program = """
