@@ -2,15 +2,10 @@
 
 enum { CHAINED, AWAITED, LOOSE }; /* as in nodes.py */
 
-static Int32s ints(Memory *memory, int64_t count)
-{
-    return (Int32s){NEW(memory, int32_t, count), count};
-}
-
 /* None of them: every item -1. */
 static Int32s minus_ones(Memory *memory, int64_t count)
 {
-    Int32s made = ints(memory, count);
+    Int32s made = int32s(memory, count);
     memset(made.at, -1, sizeof(int32_t) * count);
     return made;
 }
@@ -85,14 +80,14 @@ static Rows take_rows(Memory *memory, const Rows *m, Int32s line)
         waits += m->wait_start.at[k + 1] - m->wait_start.at[k];
     }
     return (Rows){
-        .signature = ints(memory, count),
-        .source = ints(memory, count),
+        .signature = int32s(memory, count),
+        .source = int32s(memory, count),
         .time = minus_ones(memory, count),
-        .read_start = ints(memory, count + 1),
-        .read_row = ints(memory, reads),
-        .read_output = ints(memory, reads),
-        .wait_start = ints(memory, count + 1),
-        .wait_row = ints(memory, waits + 2 * count), /* at most: each is in the chain or awaited */
+        .read_start = int32s(memory, count + 1),
+        .read_row = int32s(memory, reads),
+        .read_output = int32s(memory, reads),
+        .wait_start = int32s(memory, count + 1),
+        .wait_row = int32s(memory, waits + 2 * count), /* at most: each is in the chain or awaited */
         .first = minus_ones(memory, variants),
         .latest = minus_ones(memory, variants),
     };
