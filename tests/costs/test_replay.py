@@ -22,7 +22,7 @@ from memonger.graph.training import TrainingGraph, training_graph
 import networks
 from memory_log import Job, log_of, logged, stepped
 from more_networks import GOLDEN, TINY, Network, casts, head_gradients, kept_copies, load
-from more_networks import many_uses, rnn_cells, shared_weights
+from more_networks import equal_gradients, many_uses, rnn_cells, shared_weights
 from planned import assert_bound, forward, rules_of
 
 MB = 2**20
@@ -46,6 +46,8 @@ NETS: dict[str, Callable[[], Network]] = {
     "mx.rnn": partial(rnn_cells, False),
     "RNN": partial(rnn_cells, True),
     "many uses": many_uses,
+    "just enough uses": partial(many_uses, 7),  # for a chain: the sum, and 7 more
+    "equal gradients": equal_gradients,
     "shared weights": shared_weights,
     "casts": casts,
     "head gradients": head_gradients,

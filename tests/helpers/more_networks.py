@@ -43,6 +43,15 @@ def many_uses(uses: int = 10, hidden: int = 1024) -> Network:
     return S.LinearRegressionOutput(x, name="out"), {"data": (512, hidden)}
 
 
+def equal_gradients(layers: int = 8, hidden: int = 1024) -> Network:
+    """Parameters whose gradients would be one array."""
+    x = S.Variable("data")
+    for i in range(layers):
+        x = S.FullyConnected(x, num_hidden=hidden, name=f"fc{i}") + S.Variable(f"one{i}")
+        x = S.Activation(x + S.Variable(f"other{i}"), act_type="sigmoid")
+    return S.LinearRegressionOutput(x, name="out"), {"data": (512, hidden)}
+
+
 def shared_weights(times: int = 12, hidden: int = 512) -> Network:
     """The same weight and bias in every layer."""
     x, weight, bias = S.Variable("data"), S.Variable("weight"), S.Variable("bias")
