@@ -1,9 +1,9 @@
 #include "costs/fusion.h"
 
-/* A copy of an array with room for more behind it. */
-#define LONGER(memory, array, more) \
-    memcpy(take(memory, (int64_t)sizeof *(array).at * ((array).count + (more))), \
-           (array).at, sizeof *(array).at * (array).count)
+/* A copy of an array with zeros for more behind it. */
+#define LONGER(memory, array, more) memcpy( \
+    take_zeros(memory, (int64_t)sizeof *(array).at * ((array).count + (more))), (array).at, \
+    sizeof *(array).at * (array).count)
 
 int64_t plan_bytes(
     Memory *memory, const GraphArrays *t, const Fusible *f, Bools recomputed, Int32s order,
@@ -13,30 +13,17 @@ int64_t plan_bytes(
     Int64s member;
     Int32s storage;
     GraphArrays made;
-    int64_t bytes, fused = fused_sets(memory, t, f, recomputed, order, &member);
+    int64_t fused = fused_sets(memory, t, f, recomputed, order, &member);
     if (fused && fuse(memory, t, f, recomputed, order, member, fused, &made)) {
-        Bools none = {recomputed.at, 0};
-        bytes = least_pool(
-            memory, &made, none, made.first, made.reads, match_ranges, limit, &storage);
-    } else {
-        bytes = least_pool(memory, t, recomputed, order, reads, match_ranges, limit, &storage);
+        t = &made;
+        recomputed.count = 0;
+        order = made.first;
+        reads = made.reads;
     }
+    int64_t bytes = least_pool(memory, t, recomputed, order, reads, match_ranges, limit, &storage);
     give_back(memory, then);
     return bytes;
 }
-
-/* Tells of each item the row that owns it. */
-static Int32s owners(Memory *memory, Int32s start)
-{
-    int64_t rows = start.count - 1;
-    Int32s owner = int32s(memory, start.at[rows]);
-    for (int32_t row = 0; row < rows; row++)
-        for (int64_t k = start.at[row]; k < start.at[row + 1]; k++)
-            owner.at[k] = row;
-    return owner;
-}
-
-/* ------------------------------------------------------------ which are fused */
 
 /* The sets, as they are found in the order of execution. */
 typedef struct {
@@ -85,8 +72,7 @@ static int64_t number_sets(Memory *memory, const Sets *s, int64_t sets, Int32s o
             number[s->set[i]]++;
     for (int64_t k = 0; k < sets; k++)
         number[k] = number[k] > 1 ? fused++ : -1;
-    for (int64_t row = 0; row < member.count; row++)
-        member.at[row] = -1;
+    memset(member.at, -1, sizeof(int64_t) * member.count);
     for (int64_t i = 0; i < order.count; i++)
         if (s->set[i] >= 0)
             member.at[order.at[i]] = number[s->set[i]];
@@ -97,11 +83,9 @@ int64_t fused_sets(
     Memory *memory, const GraphArrays *t, const Fusible *f, Bools recomputed, Int32s order,
     Int64s *member)
 {
-    if (!f->starts.count) {
-        *member = (Int64s){0};
+    *member = int64s(memory, f->starts.count); /* none if nothing is fused */
+    if (!f->starts.count)
         return 0;
-    }
-    *member = int64s(memory, t->variable.count);
     Memory then = *memory;
     const int32_t *read_start = t->read_start.at;
     Int32s read, maker = owners(memory, t->output_start);
@@ -114,10 +98,9 @@ int64_t fused_sets(
     }
     for (int64_t h = 0; h < t->outputs; h++)
         last = most(last, place[t->head_row.at[h]]);
-    Sets s = {.words = starts / 64 + 1};
-    s.behind = ZEROS(memory, uint64_t, order.count * s.words);
-    s.set = NEW(memory, int64_t, order.count);
-    s.begin = NEW(memory, int64_t, starts);
+    int64_t words = starts / 64 + 1;
+    Sets s = {words, ZEROS(memory, uint64_t, order.count * words),
+              NEW(memory, int64_t, order.count), NEW(memory, int64_t, starts)};
     for (int64_t i = 0; i < order.count; i++) {
         int64_t row = order.at[i], mine = -1;
         for (int64_t j = read_start[row]; j < read_start[row + 1]; j++)
@@ -149,8 +132,6 @@ int64_t fused_sets(
     give_back(memory, then);
     return fused;
 }
-
-/* ------------------------------------------------------------ what is left */
 
 /* The fused operators, and what is known of the rows for them. An entry is as in GraphArrays. */
 typedef struct {
@@ -233,7 +214,6 @@ static void find_inputs(Memory *memory, Fusion *x)
     for (int64_t k = 0; k < heads.count; k++)
         heads.at[k] = x->maker.at[x->out.at[k]];
     walk(memory, 0, start, before, before, heads, heads, &met, &by);
-
     x->in = (Int32s){NEW(memory, int32_t, met.count), 0};
     x->in_start = (Int32s){ZEROS(memory, int32_t, x->fused + 1), x->fused + 1};
     int64_t *last = NEW(memory, int64_t, t->elements.count); /* that read the entry */
@@ -304,9 +284,6 @@ static SignatureArrays signatures_of(Memory *memory, const Fusion *x)
             s.option_output.at[q] -= first;
     }
     memset(s.reads.at, true, all);
-    memset(s.variable.at + rows, false, x->fused);
-    memset(s.ignored.at + reads, false, x->in.count);
-    memset(s.option_identity.at + options, false, more);
     for (int64_t k = 0; k < x->out.count; k++) {
         s.elements.at[outputs + k] = t->elements.at[x->out.at[k]];
         s.itemsize.at[outputs + k] = t->itemsize.at[x->out.at[k]];
@@ -358,17 +335,18 @@ static WaitLists waits_left(Memory *memory, const Fusion *x, Int32s kept)
 static bool same_variables(const Fusion *x, const GraphArrays *made)
 {
     Int32s was = x->order, now = made->first;
-    int64_t i = 0, k = 0;
-    while (true) {
+    int64_t i = 0;
+    for (int64_t k = 0; k < now.count; k++) {
+        if (!made->variable.at[now.at[k]])
+            continue;
         while (i < was.count && !x->t->variable.at[was.at[i]])
             i++;
-        while (k < now.count && !made->variable.at[now.at[k]])
-            k++;
-        if (i == was.count || k == now.count)
-            return i == was.count && k == now.count;
-        if (was.at[i++] != now.at[k++])
+        if (i == was.count || was.at[i++] != now.at[k])
             return false;
     }
+    while (i < was.count && !x->t->variable.at[was.at[i]])
+        i++;
+    return i == was.count;
 }
 
 bool fuse(
@@ -385,7 +363,6 @@ bool fuse(
     find_outputs(memory, &x);
     find_inputs(memory, &x);
     SignatureArrays signatures = signatures_of(memory, &x);
-
     /* The row that makes each entry now, and its output. */
     int32_t *row = LONGER(memory, x.maker, 0), *output = NEW(memory, int32_t, outputs);
     for (int64_t entry = 0; entry < outputs; entry++)
@@ -398,18 +375,13 @@ bool fuse(
     int64_t count = reads + x.in.count, heads = x.head.count;
     int64_t longest = most(most(count, heads), f->wait_row.count);
     Int32s kept = int32s(memory, longest);
-    for (int64_t k = 0; k < longest; k++)
-        kept.at[k] = KEPT;
+    memset(kept.at, KEPT, sizeof(int32_t) * longest);
     Int32s own = int32s(memory, rows + fused);
     for (int64_t k = 0; k < own.count; k++)
         own.at[k] = k;
-
     ReadLists of_reads = {
-        {LONGER(memory, t->read_start, fused), rows + fused + 1},
-        int32s(memory, count),
-        int32s(memory, count),
-        {kept.at, count},
-    };
+        {LONGER(memory, t->read_start, fused), rows + fused + 1}, int32s(memory, count),
+        int32s(memory, count), {kept.at, count}};
     for (int64_t k = 0; k < fused; k++)
         of_reads.start.at[rows + k + 1] = reads + x.in_start.at[k + 1];
     for (int64_t j = 0; j < count; j++) {

@@ -252,7 +252,8 @@ void add_in_place(
     all_read(memory, t, recomputed, &read);
     heads_read(memory, t, recomputed, &heads);
     int32_t *count = ZEROS(memory, int32_t, outputs); /* of all reads, ignored or not */
-    int32_t *place = ZEROS(memory, int32_t, rows), *maker = NEW(memory, int32_t, outputs);
+    int32_t *place = ZEROS(memory, int32_t, rows);
+    const int32_t *maker = owners(memory, t->output_start).at;
     for (int64_t h = 0; h < heads.count; h++)
         count[heads.at[h]]++;
     for (int64_t i = 0; i < order.count; i++) {
@@ -261,9 +262,6 @@ void add_in_place(
         for (int32_t j = t->read_start.at[row]; j < t->read_start.at[row + 1]; j++)
             count[read.at[j]]++;
     }
-    for (int64_t row = 0; row < rows; row++)
-        for (int32_t out = t->output_start.at[row]; out < t->output_start.at[row + 1]; out++)
-            maker[out] = row;
     for (int64_t i = 0; i < order.count; i++) {
         int32_t row = order.at[i];
         if (!adding.at[row])

@@ -14,6 +14,16 @@ void by_key(Memory *memory, Int32s key, int64_t keys, Int32s *start, Int32s *ite
         items->at[at[key.at[i]]++] = i;
 }
 
+Int32s owners(Memory *memory, Int32s start)
+{
+    int64_t rows = start.count - 1;
+    Int32s owner = int32s(memory, start.at[rows]);
+    for (int32_t row = 0; row < rows; row++)
+        for (int64_t k = start.at[row]; k < start.at[row + 1]; k++)
+            owner.at[k] = row;
+    return owner;
+}
+
 void walk(
     Memory *memory, int64_t known, Int32s start, Int32s before, Int32s owner, Int32s heads,
     Int32s head_owner, Int32s *met, Int32s *by)

@@ -65,6 +65,9 @@ KERNEL void graph_arrays(
 /* Orders items by key: where those of each key start (``keys`` + 1), and which they are. */
 KERNEL void by_key(Memory *memory, Int32s key, int64_t keys, Int32s *start, Int32s *items);
 
+/* Tells of each item the row that owns it. */
+Int32s owners(Memory *memory, Int32s start);
+
 /* Orders rows depth first from the heads, each after what it reads (``start``, ``before``).
  *
  * Those below ``known`` have run already: they are put down, with the owner, at each read.
