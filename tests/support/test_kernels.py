@@ -40,7 +40,7 @@ def test_arguments_are_what_the_header_says(told: str) -> None:
 
 
 def test_memory_is_given_back() -> None:
-    """Nothing of 200 calls that take 16 MB each is left."""
+    """Nothing of 200 calls that take 8 MB each is left."""
     key = np.zeros(2**21, dtype=np.int32)
     by_key(key, 1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -37,9 +37,8 @@ def anneal(
 
     ``hot`` and ``cold`` are the temperatures at the beginning and at the end, as shares of the
     cost. Other match ranges than the one that is best for the start are tried on the best alone.
-    The archive receives what is visited, ``known`` what it costs. The search ends
-    when the element of ``stop``, which another thread may set, is not 0; that of ``done`` counts
-    the tries.
+    The archive receives what is visited, ``known`` what it costs. The search ends when the element
+    of ``stop``, which another thread may set, is not 0; that of ``done`` counts the tries.
     """
     to = seed, tries, hot, cold, known, archive, stop, done
     best: np.ndarray = call("anneal_trees", b, tree, limits, match_ranges, *to)
