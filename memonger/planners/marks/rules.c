@@ -135,18 +135,47 @@ static void find_other_layouts(
         keep(s, x);
 }
 
+/* Gives nodes that share a mark the same: recomputed if all may be. */
+static void share(const RuleArrays *r, Bools mask)
+{
+    const int64_t *same = r->same.at;
+    for (int64_t i = 0; i < mask.count; i++)
+        mask.at[same[i]] &= mask.at[i];
+    for (int64_t i = 0; i < mask.count; i++)
+        mask.at[i] = mask.at[same[i]];
+}
+
+/* Keeps what no recomputed node reads, nor its gradient: nearly all that find_unread would find,
+ * which needs an order for it. */
+static void keep_unread(Memory *memory, const RuleArrays *r, Bools mask)
+{
+    const GraphArrays *t = &r->arrays;
+    Memory then = *memory;
+    bool *read = ZEROS(memory, bool, mask.count);
+    for (int64_t x = mask.count - 1; x >= 0; x--) {
+        if (!mask.at[x] || r->same.at[x] != x)
+            continue;
+        for (int32_t q = t->recomputed_start.at[x]; q < t->recomputed_start.at[x + 1]; q++)
+            read[t->recomputed_row.at[q]] = true;
+        if (!read[x] && !r->tolerant.at[x])
+            mask.at[x] = false;
+        else
+            for (int32_t q = t->use_start.at[x]; q < t->use_start.at[x + 1]; q++)
+                read[t->use_row.at[q]] = true;
+    }
+    give_back(memory, then);
+}
+
 void obey(Memory *memory, const RuleArrays *r, Bools mask, Int32s *order, Int32s *reads)
 {
     int64_t n = mask.count;
-    const int64_t *same = r->same.at;
     for (int64_t i = 0; i < n; i++)
         mask.at[i] &= r->allowed.at[i];
+    share(r, mask);
+    keep_unread(memory, r, mask);
     Memory then = *memory;
     while (true) {
-        for (int64_t i = 0; i < n; i++)
-            mask.at[same[i]] &= mask.at[i];
-        for (int64_t i = 0; i < n; i++)
-            mask.at[i] = mask.at[same[i]];
+        share(r, mask);
         order_and_reads(memory, &r->arrays, mask, order, reads);
         Memory ordered = *memory;
         Search s = {&r->arrays, &r->facts, mask.at, ZEROS(memory, bool, n), false};

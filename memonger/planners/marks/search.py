@@ -56,22 +56,23 @@ class Effort:
     """How long the search is.
 
     Its phases share ``tries``, or so many that ``nodes`` are replayed, times ``patience``; the
-    search for fast plans has as many again. Beyond ``large`` nodes a replay is slower by the node.
-    Temperatures of ``time_heat`` are shares of the time of a forward pass.
+    search for fast plans has ``fast`` times as many besides. Beyond ``large`` nodes a replay is
+    slower by the node. Temperatures of ``time_heat`` are shares of the time of a forward pass.
     """
 
     patience: float = 1.0
-    tries: int = 152_000
-    nodes: int = 114_000_000
+    tries: int = 55_000
+    nodes: int = 50_000_000
+    fast: float = 2.5
     large: int = 10_000
     cuts: int = 600
     exponents: tuple[float, ...] = (1.0, 0.75, 0.5, 0.35, 0.2)
     sections: int = 10  # numbers of cuts that are tried by golden section, for each exponent
     halvings: int = 12  # of the range of the memory between cuts, for each exponent
     phases: tuple[Phase, ...] = (
-        Phase(8, 0.25, ((0.004, 0.0002), (0.0015, 0.0001)), 0.0),
-        Phase(4, 0.55, ((0.002, 0.0001),), 0.75),
-        Phase(4, 0.2, ((0.001, 0.0001),), 1.0),
+        Phase(8, 0.4, ((0.004, 0.0002), (0.0015, 0.0001)), 0.0),
+        Phase(2, 0.5, ((0.002, 0.0001),), 0.5),
+        Phase(2, 0.1, ((0.001, 0.0001),), 1.0),
     )
     parts: int = 50  # of the smallest plan, from which annealing for time may start
     limits: int = 8  # of memory, in each of two rounds
@@ -235,7 +236,7 @@ class MarkSearch:
             for limit in np.maximum(limits, plans[0].pool_bytes):  # the first may be rounded
                 start = [plan for plan in plans if plan.pool_bytes <= limit][-1]
                 jobs.append((start, Goal(limit, HARD, 1.0, 0.4, True), heat))
-            self._anneal(jobs, 1 / 2)
+            self._anneal(jobs, self.effort.fast / 2)
 
     def _add_parts(self) -> None:
         """Archive parts of the smallest plan: what comes before a cut, or behind it, and cheap."""

@@ -100,7 +100,7 @@ def fastest(
 
     It starts from ``known`` plans too. Also told is whether the user ended the search early.
     """
-    threads = Threads(lambda done: progress(done / 2) if progress else None)
+    threads = Threads(lambda done: progress(done / (1 + effort.fast)) if progress else None)
     search, least, _ = _least_memory(rules, times, hints, copies, threads, effort)
     interrupted, own = False, [MarkPlan(0, 0.0, np.zeros_like(least.mask)), *known]
     try:
