@@ -26,7 +26,7 @@ from memonger.planners.trees.trees import LEAF, binomial_tree, fewest_states
 from memonger.schedules.training_step import Parts
 from memonger.support.kernels import call
 
-EXPONENTS = (0.75, 0.35)  # of a tensor's bytes
+EXPONENTS = (0.75, 0.5, 0.35, 0.2)  # of a tensor's bytes
 SCALES = 4  # of memory, each closer to the least that is possible
 LISTS = len(EXPONENTS) * SCALES
 SLOTS = 200  # steps of memory at each scale
