@@ -40,7 +40,7 @@ from memonger.support.parallel import progress_bar
 
 log = logging.getLogger("memonger")
 
-MARKS_PATIENCE = 0.25  # of the search for marks that a search for schedules starts from
+MARKS_PATIENCE = 0.2  # of the search for marks that a search for schedules starts from
 
 
 @dataclass(frozen=True, eq=False)

@@ -63,7 +63,7 @@ class Effort:
 
     patience: float = 1.0
     tries: int = 55_000
-    nodes: int = 50_000_000
+    nodes: int = 75_000_000
     fast: float = 2.5
     large: int = 10_000
     cuts: int = 600
@@ -71,9 +71,9 @@ class Effort:
     sections: int = 10  # numbers of cuts that are tried by golden section, for each exponent
     halvings: int = 12  # of the range of the memory between cuts, for each exponent
     phases: tuple[Phase, ...] = (
-        Phase(8, 0.4, ((0.004, 0.0002), (0.0015, 0.0001)), 0.0),
-        Phase(2, 0.5, ((0.002, 0.0001),), 0.5),
-        Phase(2, 0.1, ((0.001, 0.0001),), 1.0),
+        Phase(8, 0.3, ((0.004, 0.0002), (0.0015, 0.0001)), 0.0),
+        Phase(4, 0.6, ((0.002, 0.0001),), 0.6),
+        Phase(4, 0.1, ((0.001, 0.0001),), 1.0),
     )
     parts: int = 50  # of the smallest plan, from which annealing for time may start
     limits: int = 8  # of memory, in each of two rounds
