@@ -323,7 +323,9 @@ def _quickest_steps(symbols: Sequence[Any], inputs: Sequence[Tensor], ctx: Any) 
 
 def _runs(symbol: Any, known: Mapping[str, Tensor], ctx: Any) -> tuple[Run, Run]:
     """Make what runs a symbol forward, and forward with its gradients; indices are 0."""
-    # Random numbers of both signs, for kernels that branch have it easy where all go one way.
+    # Random numbers of both signs, for kernels that branch have it easy where all go one way. Not
+    # MXNet's: a plan may be made in mid-training, whose own draws must stay what they are.
+    random = np.random.RandomState(0)
     inputs = {n: known[n] for n in symbol.list_inputs() if n in known}
     indices = {n for n, tensor in inputs.items() if not tensor.dtype.startswith("float")}
     trained = [name for name in symbol.list_arguments() if name not in indices]
@@ -331,7 +333,7 @@ def _runs(symbol: Any, known: Mapping[str, Tensor], ctx: Any) -> tuple[Run, Run]
     executor = symbol.simple_bind(ctx, *about, **{n: each.shape for n, each in inputs.items()})
     for name, array in (*executor.arg_dict.items(), *executor.aux_dict.items()):
         if name not in indices:
-            mx.nd.random.uniform(-0.9, 0.9, out=array)
+            array[:] = random.uniform(-0.9, 0.9, array.shape)
     heads = [mx.nd.ones_like(output) for output in executor.outputs]
 
     def forward() -> Any:
