@@ -16,6 +16,7 @@ import numpy as np
 
 from memonger.gluon import autograd, stub
 from memonger.graph.operators.recompute import draws
+from memonger.schedules.execution.executor import touch
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
 from memonger.support.symbols import attributes, read
@@ -138,6 +139,11 @@ class Runner:
             return False
         return all(known[name].grad(self.ctx) is array for name, array in self._own.items())
 
+    def _run_forward(self) -> None:
+        # Several executors move the statistics of a block that is called twice.
+        touch(self.executor.aux_arrays)
+        self.executor.forward(is_train=True)
+
     def forward(self, arrays: Mapping[str, Any], whole: Any) -> list[Any]:
         """Run the forward pass and record it; returns the outputs, which are the caller's own."""
         # The tape makes the gradient of a copy, and then writes or adds it as it was asked to.
@@ -145,7 +151,7 @@ class Runner:
         with mx.autograd.pause(train_mode=True):
             for name in self._inputs:
                 arrays[name].copyto(self._bound[name])
-            self.executor.forward(is_train=True)
+            self._run_forward()
             call = Call(self, whole)
             self._call = weakref.ref(call)
         self._begin()
@@ -203,9 +209,10 @@ class Runner:
                     "a planned block that draws random numbers (Dropout) runs one backward pass "
                     "for each call; for more, train it without a plan: memonger.gluon.unplan(net)"
                 )
-            self.executor.forward(is_train=True)
+            self._run_forward()
         with self._kept() if partial else contextlib.nullcontext():
             self.executor.backward([self._heads[k] for k in range(len(self.results))])
+            touch(self.executor.aux_arrays)
             self._deliver(partial)
         call.spent = True  # last, for another thread may take the memory from here on
 

@@ -283,6 +283,7 @@ def two_devices(prepare: Prepare) -> Arrays:
         else:
             for loss in losses:
                 loss.backward()
+        mx.nd.waitall()  # the trainer's first step copies the statistics to all devices
         training.step(16)
     return left_in(net)
 
@@ -311,6 +312,7 @@ def a_thread_for_each_device(prepare: Prepare) -> Arrays:
             thread.start()
         for thread in threads:
             thread.join()
+        mx.nd.waitall()  # the trainer's first step copies the statistics to all devices
         training.step(16)
     return left_in(net)
 
@@ -340,6 +342,7 @@ def saved_loaded_and_exported(prepare: Prepare) -> Arrays:
     training = trainer(net)
     for k in range(4):
         step(net, training, *batch(k))
+        mx.nd.waitall()  # without a plan statistics may be read before they are there
         net.save_parameters("net.params")
         net.load_parameters("net.params")
     net.export("net")

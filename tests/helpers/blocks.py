@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any, Callable, Dict
 
 import memonger
 import mxnet as mx
@@ -17,7 +17,7 @@ HOWS: dict[str, dict[str, Any]] = {
 }
 PATIENCE = 0.05
 
-Arrays = dict[str, Any]
+Arrays = Dict[str, Any]
 Prepare = Callable[[Any], Any]
 LOSS = mx.gluon.loss.SoftmaxCrossEntropyLoss()
 
