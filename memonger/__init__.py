@@ -35,13 +35,12 @@ _ROOMS = {
 __all__ = [
     "BudgetError",
     "MemongerError",
-    "gluon",
     *(name for names in _ROOMS.values() for name in names),
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "gluon":
+    if name == "gluon":  # a wing of its own: memonger.gluon.plan
         _mxnet.mx  # noqa: B018
         return importlib.import_module("memonger.gluon")
     for room, names in _ROOMS.items():
