@@ -97,7 +97,7 @@ def test_unplanned_it_trains_as_before() -> None:
     net = planned(mlp())
     taught(net)
     assert unplan(net) is net and unplan(net) is net
-    with pytest.raises(MemongerError, match="net_ has no plan|has no plan"):
+    with pytest.raises(MemongerError, match="has no plan"):
         plan_of(net)
     with autograd.record():
         net(batch(0)[0])
