@@ -27,16 +27,16 @@ settings.register_profile("by hand", **every)
 settings.register_profile("CI", **every, derandomize=True, database=None)
 settings.load_profile("CI" if os.environ.get("CI") else "by hand")
 
-SHORTER = 50
+SHORTER = {"marks": 20, "schedules": 50}
 LONG = ("full_search", "slow", "exhaustive")  # tests that search as long as a user does
 
 
-def scaled(patch: pytest.MonkeyPatch, times: float) -> None:
+def scaled(patch: pytest.MonkeyPatch, marks_times: float, times: float) -> None:
     """Make the searches for marks and for schedules so many times as long as a user's."""
     from memonger.planners.marks import search as marks
     from memonger.planners.trees import search as trees
 
-    patch.setattr(marks, "EFFORT", marks.Effort().times(times))
+    patch.setattr(marks, "EFFORT", marks.Effort().times(marks_times))
     effort: Any = trees.Effort()
     longer = {k: int(times * getattr(effort, k)) for k in ("replays", "replays_near", "annealing")}
     patch.setattr(trees, "EFFORT", dataclasses.replace(effort, **longer))
@@ -47,7 +47,7 @@ def all_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Short searches, for few tests depend on how good a plan is; and a cache of our own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMONGER_CACHE", str(tmp_path_factory.mktemp("measured")))
-        scaled(patch, 1 / SHORTER)
+        scaled(patch, 1 / SHORTER["marks"], 1 / SHORTER["schedules"])
         yield
 
 
@@ -58,4 +58,4 @@ def each_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
     forget()
     if any(request.node.get_closest_marker(name) for name in LONG):
-        scaled(monkeypatch, 1)
+        scaled(monkeypatch, 1, 1)
