@@ -38,15 +38,15 @@ void least_work(
     Memory then = *memory;
     float *all = NEW(memory, float, m * m * far), *nothing = ZEROS(memory, float, far);
     int32_t *chosen = NEW(memory, int32_t, far); /* as wide as the work, for the vectors */
-    for (int64_t length = 1; length < m; length++) {
-        for (int64_t s = 0, t = length; t < m; s++, t++) {
+    for (int64_t t = 1; t < m; t++) { /* in this order what is read is still in the cache */
+        for (int64_t s = t - 1; s >= 0; s--) {
             int64_t st = s * m + t, base = slot_of_size(leaf.at[st], far);
             float *best = all + st * far;
             for (int64_t k = 0; k < far; k++) {
                 best[k] = k < base ? IMPOSSIBLE : recomputed.at[st];
                 chosen[k] = 0;
             }
-            if (length == 1)
+            if (s + 1 == t)
                 lower(best, chosen, 0, divided.at + s * far, nothing, far, DIVIDED);
             double behind = gradients.at[t] + kept.at[st];
             for (int64_t c = s + 1; c < t; c++) {
