@@ -206,7 +206,8 @@ class ScheduleSearch:
         for name, schedule in others:
             known.append(self.evaluate(schedule, name))
             kept = np.bincount(self._position[schedule.forwards], minlength=self.count) == 1
-            self._found += self._evaluated([tree_of_marks(self.problem.steps, kept)])
+            tree = tree_of_marks(self.problem.steps, kept)
+            self._found += self._evaluated([tree], UNLIMITED * self.one_pass)
         return known
 
     def _within(self, most_work: float) -> list[Point]:
@@ -229,28 +230,30 @@ class ScheduleSearch:
             self._threads.stop[0] = 1
 
     def initial_trees(self, most_work: float | None = None) -> list[Point]:
-        """Find trees of the whole frontier, or those about a limit of work."""
-        effort, known = self.effort, len(self._found)
-        replays = effort.replays if most_work is None else effort.replays_near
+        """Find trees of the whole frontier, or those near a limit of work."""
+        effort, known, most = self.effort, len(self._found), self.unlimited
+        replays, limit = effort.replays, UNLIMITED * self.one_pass
+        if most_work is not None:
+            replays, limit = effort.replays_near, most_work
+            most = min(most, most_work / self.one_pass)
         for trees in self._initial.dynamic(most_work, replays // self.count):
-            self._found += self._evaluated(trees, INITIAL / LISTS)
+            self._found += self._evaluated(trees, limit, INITIAL / LISTS)
             if self.interrupted:
                 return self._found[known:]
-        most = self.unlimited
-        if most_work is not None:
-            most = min(most, most_work / self.one_pass)
-        self._found += self._evaluated(self._initial.binomial(range(2, int(most) + 1)))
+        self._found += self._evaluated(self._initial.binomial(range(2, int(most) + 1)), limit)
         return self._found[known:]
 
-    def _evaluated(self, trees: Sequence[np.ndarray], share: float = 0.0) -> list[Point]:
-        """Evaluate initial solutions, a group of their own."""
+    def _evaluated(
+        self, trees: Sequence[np.ndarray], most_work: float, share: float = 0.0
+    ) -> list[Point]:
+        """Evaluate initial solutions within a limit of work, a group of their own."""
         group = next(self._groups)
 
         def evaluated(tree: np.ndarray, steps: np.ndarray) -> Point | None:
             steps[0] += 1
             if self.interrupted:
                 return None
-            cost = cost_of(self.problem, tree, UNLIMITED * self.one_pass)
+            cost = cost_of(self.problem, tree, most_work)
             return None if cost is None else Point(cost, tree, group)
 
         points = self._threads.each(evaluated, trees, 1, share)
