@@ -308,10 +308,10 @@ def test_work_is_what_the_caller_says() -> None:
 
 #: What runs with three times the work; with another version of Python it may be something else.
 ORDER = """
-    fc0 tanh0 fc1 tanh1 fc2 tanh2 fc3 tanh3 fc4 tanh4 fc5 tanh5 out -out
-    -tanh5 -fc5
-    fc3 tanh3 fc4 -tanh4 -fc4 -tanh3 -fc3
-    fc1 tanh1 fc2 -tanh2 -fc2
+    fc0 tanh0 fc1 tanh1 fc2 tanh2 fc3 tanh3 fc4 tanh4 fc5 tanh5 out -out -tanh5
+    tanh4 -fc5
+    tanh3 -tanh4 -fc4 -tanh3 -fc3 -tanh2
+    fc0 tanh0 fc1 tanh1 -fc2
     fc1 -tanh1 -fc1
     fc0 -tanh0 -fc0
 """

@@ -3,12 +3,19 @@
 static const float IMPOSSIBLE = 1e30f;
 enum { FLAGS = 3, DIVIDED = 1 };
 
+/* For CPUs with AVX2 it is compiled a second time; which is run is found out when it is loaded. */
+#if defined(__x86_64__) && defined(__gnu_linux__)
+#define WIDE __attribute__((target_clones("avx2", "default")))
+#else
+#define WIDE
+#endif
+
 /* Takes a choice where it is better.
  *
  * Written so that gcc makes vector instructions of it, which it does not with -O2 or with branches;
  * nearly all of the time is spent here.
  */
-__attribute__((optimize("O3"))) static void lower(
+__attribute__((optimize("O3"))) WIDE static void lower(
     float *best, int32_t *choice, float run, const float *right, const float *left, int64_t count,
     int32_t chosen)
 {

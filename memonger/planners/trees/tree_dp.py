@@ -28,6 +28,8 @@ from memonger.support.kernels import call
 
 EXPONENTS = (0.75, 0.5, 0.35, 0.2)  # of a tensor's bytes
 SCALES = 4  # of memory, each closer to the least that is possible
+NEAR_SCALES = 2  # where a limit of work is given: the second about the least memory for it
+ZOOM = 1.25  # times that memory
 LISTS = len(EXPONENTS) * SCALES
 SLOTS = 200  # steps of memory at each scale
 WIDEST = 0.6  # of the memory without recomputation: the first scale
@@ -107,10 +109,10 @@ class Table:
     def tree(self, slot: int) -> list[tuple[int, int]]:
         """Follow the choices that were made for a memory."""
         tree: list[tuple[int, int]] = []
-        pending = [(0, len(self.bounds) - 1, slot)]
+        pending, choice, kept = [(0, len(self.bounds) - 1, slot)], self.choice.item, self.kept.item
         while pending:
             s, t, memory = pending.pop()
-            chosen = int(self.choice[s, t, memory]) if s >= 0 else 0
+            chosen = choice(s, t, memory) if s >= 0 else 0
             inner = self.inner[s] if chosen == DIVIDED else None
             if inner is not None:
                 tree += inner.tree(memory)
@@ -118,8 +120,8 @@ class Table:
                 tree.append((LEAF, 0))
             else:
                 c, flag = divmod(chosen, 4)
-                tree.append((int(self.bounds[c]), flag))
-                right = memory - int(self.kept[flag, s, c])
+                tree.append((self.bounds.item(c), flag))
+                right = memory - int(kept(flag, s, c))
                 pending += [(c, t, right), (-1 if flag else s, c, memory)]
         return tree
 
@@ -181,7 +183,8 @@ class InitialTrees:
         yields those of each exponent and scale, but for those that have been yielded already: about
         ``most`` in all.
         """
-        each = 1 + most // LISTS
+        scales = SCALES if most_work is None else NEAR_SCALES
+        each = 1 + most // (len(EXPONENTS) * scales)
         known: set[bytes] = set()
         bounds = self.candidate_cuts(0, self.count, CUTS)
         within = [self.candidate_cuts(*ends, INNER_CUTS) for ends in zip(bounds, bounds[1:])]
@@ -190,7 +193,7 @@ class InitialTrees:
             outer = self._segments(bounds, sizes)
             inner = [self._segments(b, sizes) if len(b) > 2 else None for b in within]
             memory = float(outer.leaf[0, -1]) * WIDEST
-            for scale in range(SCALES if memory > 0 else 0):
+            for scale in range(scales if memory > 0 else 0):
                 table = Table(outer, memory / SLOTS, inner)
                 slots = np.flatnonzero(np.append(IMPOSSIBLE, table.work[:-1]) > table.work)
                 if not len(slots):
@@ -204,9 +207,15 @@ class InitialTrees:
                 new = {tree.tobytes(): tree for tree in trees}
                 yield [tree for key, tree in new.items() if key not in known]
                 known |= set(new)
-                # Even steps on the way to little more than the least that is possible.
-                last = CLOSER * slots[0] / SLOTS
-                memory *= min(0.7, float(last ** (1 / max(1, SCALES - 1 - scale))))
+                if most_work is None:
+                    # Even steps on the way to little more than the least that is possible.
+                    last = CLOSER * slots[0] / SLOTS
+                    memory *= min(0.7, float(last ** (1 / max(1, SCALES - 1 - scale))))
+                else:
+                    enough = slots[table.work[slots] <= most_work]
+                    if not len(enough):
+                        break
+                    memory *= min(0.7, ZOOM * (enough[0] + 1) / SLOTS)
 
     def _sizes(self, exponent: float) -> Sizes:
         r, g, count = self.results, self.gradients, self.count
