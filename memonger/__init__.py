@@ -11,6 +11,7 @@ from memonger.support import mxnet as _mxnet  # first: it makes MXNet importable
 from memonger.support.errors import BudgetError, MemongerError
 
 if TYPE_CHECKING:
+    from memonger import gluon
     from memonger.api.check import CheckReport, check
     from memonger.api.explain import Explanation, PlanExplanation, explain
     from memonger.api.frontier import Frontier, LargestBatch, frontier, largest_batch
@@ -31,10 +32,17 @@ _ROOMS = {
     "graph.marks": ("unplan",),
     "support.symbols": ("load",),
 }
-__all__ = ["BudgetError", "MemongerError", *(name for names in _ROOMS.values() for name in names)]
+__all__ = [
+    "BudgetError",
+    "MemongerError",
+    *(name for names in _ROOMS.values() for name in names),
+]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "gluon":  # a wing of its own: memonger.gluon.plan
+        _mxnet.mx  # noqa: B018
+        return importlib.import_module("memonger.gluon")
     for room, names in _ROOMS.items():
         if name in names:
             _mxnet.mx  # noqa: B018  says what is wrong with it or NumPy before anything else can
@@ -44,4 +52,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "gluon"})

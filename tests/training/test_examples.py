@@ -81,6 +81,16 @@ def test_digits_learnt_planned_and_unplanned_are_equal() -> None:
     digits("--blocks", "5", "--filters", "8", "--batch", "500", "--epochs", "1")
 
 
+@pytest.mark.parametrize("options", ["", "--budget 60%"])
+def test_digits_learnt_by_a_gluon_loop(options: str) -> None:
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    small = "--blocks 5 --filters 8 --batch 500 --epochs 1"
+    printed, _ = run("train_gluon.py", *small.split(), *options.split())
+    one, other = numbers(r"accuracy=([\d.]+)  peak resident memory=\d+ MB", printed)
+    assert one == other and "recomputed" in printed
+    assert re.search(r"All \d+ parameters and running statistics are equal bit for bit$", printed)
+
+
 @pytest.mark.slow
 def test_digits_are_learnt_in_less_resident_memory() -> None:
     accuracy, saved = digits()

@@ -46,7 +46,7 @@ def why_kept(op: str, attrs: Attributes) -> str | None:
     """Tell why an operator must not be recomputed; None if it may be."""
     if op in _KEPT:
         return _KEPT[op]
-    if _RANDOM.match(op) or (op == "LeakyReLU" and attrs.get("act_type") == "rrelu"):
+    if _is_random(op, attrs):
         return "a second draw of random numbers would differ from the first"
     if _MUTATING.match(op):
         return "it changes its inputs, which must happen once"
@@ -56,6 +56,15 @@ def why_kept(op: str, attrs: Attributes) -> str | None:
     if op in _SOURCES and (not sizes or {"0", "-1", "None"} & set(sizes)):
         return "its shape is inferred from what reads it, which may not read a copy"
     return None
+
+
+def draws(op: str, attrs: Attributes) -> bool:
+    """Tell whether an operator may draw random numbers in training, so that each run differs."""
+    return op == "Dropout" or op == "RNN" or op in UNTOUCHED or _is_random(op, attrs)
+
+
+def _is_random(op: str, attrs: Attributes) -> bool:
+    return bool(_RANDOM.match(op)) or (op == "LeakyReLU" and attrs.get("act_type") == "rrelu")
 
 
 def why_refused(op: str, attrs: Attributes) -> str | None:

@@ -6,7 +6,7 @@ import ctypes
 import functools
 import weakref
 from itertools import chain
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
@@ -156,20 +156,12 @@ class ScheduledExecutor(mx.executor.Executor):
 
     def _run(self, first: int, end: int, is_train: bool) -> None:
         """Run a part of the training step, in order with what reads auxiliary states."""
-        # MXNet's engine takes an operator that moves them (BatchNorm, its gradient) for one that
-        # reads them (``GraphExecutor::InitCachedOps``), so that other readers need not wait. An
-        # operator in place, which computes nothing, has the engine believe that they are written.
-        self._touch_states()
+        touch(self.aux_arrays)
         # With MXNET_ENGINE_TYPE=NaiveEngine an operator that fails ends the process, after MXNet's
         # message, for no C function is there to catch what it throws.
         places = map(ctypes.c_size_t, (first, end))
         getattr(mx.base._LIB, RUN_OPS)(self.training.handle, ctypes.c_bool(is_train), *places)
-        self._touch_states()
-
-    def _touch_states(self) -> None:
-        for dtype in {array.dtype for array in self.aux_arrays}:
-            alike = [array for array in self.aux_arrays if array.dtype == dtype]
-            mx.nd.amp_multicast(*alike, num_outputs=len(alike), out=alike)
+        touch(self.aux_arrays)
 
     def _held_gradients(self) -> Arrays:
         """Copy the gradients in the memory pool to the memory of the host."""
@@ -227,6 +219,16 @@ class ScheduledExecutor(mx.executor.Executor):
                 callback(name, array)
 
         self.training.set_monitor_callback(told, monitor_all)
+
+
+def touch(states: Sequence[Any]) -> None:
+    """Have what comes later wait for all that has been pushed with these auxiliary states."""
+    # MXNet's engine takes an operator of an executor that moves them (BatchNorm, its gradient) for
+    # one that reads them (``GraphExecutor::InitCachedOps``), so that other readers need not wait.
+    # An operator in place, which computes nothing, has the engine believe that they are written.
+    for dtype in {array.dtype for array in states}:
+        alike = [array for array in states if array.dtype == dtype]
+        mx.nd.amp_multicast(*alike, num_outputs=len(alike), out=alike)
 
 
 def refuse_sparse(kinds: Mapping[str, str]) -> None:

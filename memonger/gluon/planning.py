@@ -1,0 +1,236 @@
+"""The calls that plan a Gluon block, tell its plan, and take it away."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from typing import Any, MutableMapping, TypeVar
+
+from memonger.api import planning
+from memonger.api.plan import Plan
+from memonger.gluon import autograd
+from memonger.gluon.cached_op import Asked, PlannedOp
+from memonger.graph.inputs import did_you_mean, read_pairs, read_shapes
+from memonger.solve.request import EITHER, read_options
+from memonger.support.errors import MemongerError, said_by_mxnet
+from memonger.support.mxnet import mx
+
+Net = TypeVar("Net")
+
+#: How each block is planned. Copies and pickles of a block know nothing of it.
+_asked: MutableMapping[Any, Asked] = weakref.WeakKeyDictionary()
+
+#: The options of ``memonger.plan`` that Gluon tells it.
+_TOLD = {
+    "grad_req": "set it on the parameters: net.collect_params().setattr('grad_req', ...)",
+    "devices": "each device's part of the batch is a call of the block",
+}
+_OPTIONS = [
+    name
+    for name, each in inspect.signature(planning.plan).parameters.items()
+    if each.kind is each.KEYWORD_ONLY and name not in (*_TOLD, "type_dict")
+]
+
+
+def plan(net: Net, shapes: Any = None, *, type_dict: Any = None, **options: Any) -> Net:
+    """Plan a block in place of ``net.hybridize()``; the training loop stays as it is.
+
+    The plan is made at the first call under ``autograd.record()``, or now where shapes are given.
+    It is used for all later calls in training mode, of any shapes. Its results, gradients and
+    running statistics are those of ``net.hybridize()``, bit for bit. All else is left to Gluon:
+    inference, names, files, copies (which have no plan). Where Gluon makes its graph anew
+    (``hybridize``, ``cast``, a layer added), a plan is made anew.
+
+    A block that cannot be planned (sparse parameters, say) trains as after ``hybridize()``, and a
+    warning says why. So does one whose plan saves no memory, without a warning.
+
+    Parameters
+    ----------
+    net : mx.gluon.HybridBlock
+        The block. It is hybridized if it is not yet.
+    shapes : dict or list of mx.io.DataDesc, optional
+        Shapes of the inputs, to plan now: ``data``, or ``data0``, ``data1`` ... where there are
+        several. They may be given as keywords too. The net must be initialized.
+    type_dict : dict, optional
+        Types of these inputs by name; by default that of the first parameter.
+    **options
+        What `memonger.plan` takes by keyword, but ``grad_req`` and ``devices``. By default
+        ``how='marks'``; with a budget, ``how='auto'``.
+
+    Returns
+    -------
+    mx.gluon.HybridBlock
+        The same object.
+
+    Raises
+    ------
+    MemongerError
+        If it is no HybridBlock, an option is wrong, or the shapes do not fit the net.
+    BudgetError
+        If no plan that was found fits the budget: here, or from the first recorded call.
+
+    Examples
+    --------
+    >>> net.initialize(ctx=mx.gpu())
+    >>> memonger.gluon.plan(net)
+    >>> with mx.autograd.record():
+    ...     loss = loss_fn(net(x), y)
+    >>> loss.backward()
+    >>> trainer.step(32)
+    """
+    _check_block(net)
+    chosen, inputs = _read_keywords(options)
+    _install()
+    if not net._active:  # type: ignore[attr-defined]
+        net.hybridize()  # type: ignore[attr-defined]
+    # An earlier plan goes, and with it the CachedOp, which the next call makes anew.
+    unplan(net)
+    _asked[net] = Asked(net.name, chosen)  # type: ignore[attr-defined]
+    if shapes is not None or inputs:
+        try:
+            _plan_now(net, shapes, inputs, type_dict)
+        except BaseException:
+            unplan(net)
+            raise
+    return net
+
+
+def plan_of(net: Any) -> Plan:
+    """Return the plan that a block trains by.
+
+    Parameters
+    ----------
+    net : mx.gluon.HybridBlock
+
+    Returns
+    -------
+    Plan
+        The latest, of the shapes that it was made for.
+
+    Raises
+    ------
+    MemongerError
+        If it has none: it was not asked for, not made yet, or could not be made.
+    """
+    asked = _asked.get(_check_block(net))
+    if asked is None:
+        raise MemongerError(f"{net.name} has no plan; make one with memonger.gluon.plan(net)")
+    if asked.refused:
+        raise MemongerError(f"{net.name} trains without a plan: {asked.refused}")
+    if asked.plan is None:
+        raise MemongerError(
+            f"{net.name} has no plan before its first call under autograd.record(); call it, or "
+            "give the shapes of its inputs: memonger.gluon.plan(net, data=(32, 3, 224, 224))"
+        )
+    return asked.plan
+
+
+def unplan(net: Net) -> Net:
+    """Have a block train as after ``hybridize()`` again.
+
+    Parameters
+    ----------
+    net : mx.gluon.HybridBlock
+        The block, planned or not.
+
+    Returns
+    -------
+    mx.gluon.HybridBlock
+        The same object.
+
+    Raises
+    ------
+    MemongerError
+        If it is no HybridBlock.
+    """
+    block = _check_block(net)
+    _asked.pop(block, None)
+    block._clear_cached_op()
+    return net
+
+
+def _check_block(net: Any) -> Any:
+    kind = type(net).__name__
+    if isinstance(net, mx.gluon.HybridBlock):
+        return net
+    if isinstance(net, mx.gluon.Block):
+        raise MemongerError(
+            f"{net.name} ({kind}) is a Block that cannot be hybridized; make it a HybridBlock "
+            "(HybridSequential for Sequential), or plan the HybridBlocks within it"
+        )
+    if isinstance(net, mx.sym.Symbol):
+        raise MemongerError(f"{net!r} is a Symbol, not a Gluon block; plan it with memonger.plan")
+    raise MemongerError(f"the net must be an mx.gluon.HybridBlock, not {kind} {net!r}")
+
+
+def _read_keywords(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Check the options, and tell them from the shapes of inputs."""
+    for name, instead in _TOLD.items():
+        if name in given:
+            raise MemongerError(f"memonger.gluon.plan takes no {name}=; {instead}")
+    options = {name: value for name, value in given.items() if name in _OPTIONS}
+    options.setdefault("how", "marks" if options.get("budget") is None else EITHER)
+    checked = read_options(options)
+    if checked.how == EITHER and checked.budget is None:
+        raise MemongerError("how='auto' needs budget=; give it, or how='marks' or 'schedule'")
+    inputs = {name: value for name, value in given.items() if name not in _OPTIONS}
+    for name, shape in inputs.items():
+        if not isinstance(shape, (list, tuple)):
+            hint = did_you_mean(name, _OPTIONS, "shapes of inputs are tuples of integers")
+            raise MemongerError(f"unknown option {name!r}{hint}")
+    return options, inputs
+
+
+def _plan_now(net: Any, shapes: Any, keywords: dict[str, Any], type_dict: Any) -> None:
+    """Make the plan for inputs of these shapes; nothing is computed."""
+    if isinstance(net, mx.gluon.SymbolBlock):
+        names = [each.name for each in net._cached_graph[0]]
+    else:  # as Gluon names them (``HybridBlock._get_graph``)
+        count = len({name for name, _ in [*read_pairs(shapes, {}, {}), *keywords.items()]})
+        names = ["data"] if count == 1 else [f"data{k}" for k in range(count)]
+    variables = mx.sym.Group([mx.sym.var(name) for name in names])
+    given = read_shapes(variables, shapes, keywords, type_dict)
+    for name in names:
+        if name not in given.shapes:
+            raise MemongerError(f"the shape of input {name!r} is missing; give {name}=(...) too")
+    parameters, ctx = net.collect_params().values(), mx.cpu()
+    try:
+        for parameter in parameters:
+            ctx = parameter.list_ctx()[0]
+    except RuntimeError:
+        raise MemongerError(
+            f"parameter {parameter.name!r} is not initialized; call net.initialize() before a plan "
+            "is made for shapes, or give no shapes here"
+        ) from None
+    usual = next((parameter.dtype for parameter in parameters), "float32")
+    # These take no memory, for nothing is written there.
+    arrays = [mx.nd.empty(given.shapes[n], ctx, given.types.get(n, usual)) for n in names]
+    with ctx:
+        try:
+            net._build_cache(*arrays)
+            named = zip(net._cached_graph[1].list_inputs(), net._cached_op_args)
+            found = {n: arrays[k] if is_input else k.data(ctx) for n, (is_input, k) in named}
+            net._cached_graph[1].infer_shape(**{n: array.shape for n, array in found.items()})
+        except Exception as error:  # of the net's own code, too
+            raise MemongerError(
+                f"{net.name} does not take inputs of shapes {given.shapes}: {said_by_mxnet(error)}"
+            ) from error
+    net._cached_op.plan_now(found)
+
+
+@functools.lru_cache(None)
+def _install() -> None:
+    """Have Gluon put a `PlannedOp` where it has made the CachedOp of a planned block."""
+    autograd.install()
+    usual = mx.gluon.HybridBlock._build_cache
+
+    @functools.wraps(usual)
+    def _build_cache(self: Any, *args: Any) -> None:
+        usual(self, *args)
+        asked = _asked.get(self)
+        if asked is not None:
+            about = self._cached_op, self._cached_graph[1], self._cached_op_args
+            self._cached_op = PlannedOp(asked, *about)
+
+    mx.gluon.HybridBlock._build_cache = _build_cache

@@ -1,0 +1,241 @@
+"""A plan that is bound to a block's own arrays, for inputs of some shapes on one device.
+
+Its executor computes from ``Parameter.data()`` and the running statistics, and writes gradients
+to ``Parameter.grad()``; the tape has a `Stub` of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from dataclasses import dataclass
+from typing import Any, Iterator, Mapping
+
+import numpy as np
+
+from memonger.gluon import autograd, stub
+from memonger.graph.operators.recompute import draws
+from memonger.schedules.execution.executor import touch
+from memonger.support.errors import MemongerError
+from memonger.support.mxnet import mx
+from memonger.support.symbols import attributes, read
+
+STALE = (
+    "this graph was retained, but its planned block has been called again since, which has taken "
+    "its memory; run all backward passes before the next call, or train without a plan: "
+    "memonger.gluon.unplan(net)"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedGraph:
+    """A planned symbol, and what its inputs are."""
+
+    symbol: Any
+    names: tuple[str, ...]  # of all inputs, in the order of the block's own CachedOp
+    parameters: Mapping[str, Any]  # Gluon's, by name; all others are inputs of the block
+
+    @functools.cached_property
+    def nodes(self) -> list[dict[str, Any]]:
+        """The nodes of the symbol's JSON."""
+        return list(read(self.symbol)["nodes"])
+
+    @functools.cached_property
+    def draws(self) -> bool:
+        """Whether it draws random numbers, so that it cannot be run again."""
+        return any(draws(node["op"], attributes(node)) for node in self.nodes)
+
+    def states_beside(self, wanted: set[str]) -> set[str]:
+        """Find the running statistics that move in no backward pass for these inputs alone."""
+        reached: list[bool] = []
+        moved: set[str] = set()
+        for node in self.nodes:
+            sources = [source for source, *_ in node["inputs"]]
+            reached.append(node["name"] in wanted or any(reached[k] for k in sources))
+            if reached[-1]:
+                moved.update(self.nodes[k]["name"] for k in sources)
+        return set(self.symbol.list_auxiliary_states()) - moved
+
+
+class Call:
+    """A recorded call of a planned block, for as long as the tape has it."""
+
+    def __init__(self, runner: Runner, whole: Any) -> None:
+        self.runner = runner
+        self.last, self._gradient = stub.variable(runner.ctx)
+        self._address = stub.address(self._gradient)
+        #: What a backward pass must differentiate for this call's gradients to be made.
+        self.variables = [whole, *runner.results, self.last]
+        self.spent = False  # whether its backward pass has run, so that its memory is free
+
+    def is_of(self, gradient: Any) -> bool:
+        """Tell whether this is the array of the gradient of ``last``."""
+        return stub.address(gradient) == self._address
+
+    def check(self) -> None:
+        """Refuse a call whose memory another one has taken."""
+        if self.runner.call is not self:
+            raise MemongerError(STALE)
+
+
+class Runner:
+    """A bound plan; one of its calls is alive at a time."""
+
+    def __init__(
+        self, graph: PlannedGraph, arrays: Mapping[str, Any], requests: Mapping[str, str], lent: Any
+    ) -> None:
+        self.graph, self._requests = graph, requests
+        self._inputs = [name for name in graph.names if name not in graph.parameters]
+        self._wanted_names = [name for name in graph.names if requests.get(name, "null") != "null"]
+        self.ctx = arrays[graph.names[0]].context
+        self.size = sum(arrays[name].size for name in self._inputs)  # elements of the inputs
+        self._bound = {
+            name: array if name in graph.parameters else _alike(array)
+            for name, array in arrays.items()
+        }
+        self._own = self._own_gradients()  # the parameters' own arrays that are written
+        others = [name for name in self._wanted_names if name not in self._own]
+        gradients = {**self._own, **{name: _alike(self._bound[name]) for name in others}}
+        asked = {name: "write" if name in gradients else "null" for name in requests}
+        symbol = graph.symbol
+        args = {name: self._bound[name] for name in symbol.list_arguments()}
+        aux = {name: self._bound[name] for name in symbol.list_auxiliary_states()}
+        self.executor = symbol.bind(self.ctx, args, gradients, asked, aux, shared_exec=lent)
+        # Handles of our own, as variables; the tape puts the gradients of the outputs there.
+        self.results = [output.detach() for output in self.executor.outputs]
+        heads = [mx.nd.zeros(each.shape, self.ctx, dtype=each.dtype) for each in self.results]
+        mx.autograd.mark_variables(self.results, heads, "write")
+        shared = sum(name in self._inputs for name in self._wanted_names[: self._first_parameter()])
+        counts = len(self._wanted_names), shared, len(self.results)
+        self._stub = stub.Stub(self.ctx, *counts, self._told)
+        self._call: weakref.ref[Call] | None = None
+        self._begin()
+
+    def _first_parameter(self) -> int:
+        known = [name in self.graph.parameters for name in self._wanted_names]
+        return known.index(True) if True in known else len(known)
+
+    def _own_gradients(self) -> dict[str, Any]:
+        known = self.graph.parameters
+        written = [n for n in self._wanted_names if n in known and known[n].grad_req == "write"]
+        return {name: known[name].grad(self.ctx) for name in written}
+
+    def _begin(self) -> None:
+        """Forget what a backward pass that did not come to its end has told."""
+        self._gradients: dict[str, Any] = {}  # the arrays in which the tape wants them
+        self._heads: dict[int, Any] = {}
+        self._whole = False
+
+    @property
+    def call(self) -> Call | None:
+        """The latest call, if the tape still has it."""
+        return None if self._call is None else self._call()
+
+    def is_bound_to(self, arrays: Mapping[str, Any]) -> bool:
+        """Tell whether these are still the parameters' arrays, and the gradients' too."""
+        known = self.graph.parameters
+        if any(arrays[name] is not self._bound[name] for name in known):
+            return False
+        return all(known[name].grad(self.ctx) is array for name, array in self._own.items())
+
+    def _run_forward(self) -> None:
+        # Several executors move the statistics of a block that is called twice.
+        touch(self.executor.aux_arrays)
+        self.executor.forward(is_train=True)
+
+    def forward(self, arrays: Mapping[str, Any], whole: Any) -> list[Any]:
+        """Run the forward pass and record it; returns the outputs, which are the caller's own."""
+        # The tape makes the gradient of a copy, and then writes or adds it as it was asked to.
+        taped = {n: mx.nd.identity(arrays[n]) for n in self._inputs if n in self._wanted_names}
+        with mx.autograd.pause(train_mode=True):
+            for name in self._inputs:
+                arrays[name].copyto(self._bound[name])
+            self._run_forward()
+            call = Call(self, whole)
+            self._call = weakref.ref(call)
+        self._begin()
+        others = [taped[n] if n in taped else arrays[n] for n in self._wanted_names]
+        lease = stub.hold(self.ctx, call)
+        made: list[Any] = self._stub(others, whole, lease, self.results, call.last)
+        return made
+
+    # What is told in the backward pass. Nothing can be raised here: gradients of a pass that fails
+    # become NaN, and what began it raises.
+
+    def _told(self, kind: str, number: int, array: Any) -> None:
+        try:
+            if kind == "head":
+                self._heads[number] = array
+            elif kind == "whole":
+                self._whole = True
+            elif kind == "other":
+                name = self._wanted_names[number]
+                self._gradients[name] = array
+                if not self._whole and not autograd.is_watched():
+                    self._suspect(name, array)
+            else:
+                with mx.autograd.pause(train_mode=mx.autograd.is_training()):
+                    self._finish(array)
+                self._begin()
+        except BaseException as error:  # KeyboardInterrupt too
+            autograd.fail(error)
+            for gradient in self._gradients.values():
+                gradient[:] = np.nan
+            self._begin()
+
+    def _suspect(self, name: str, array: Any) -> None:
+        """Take care of a gradient that may be wanted without the rest, unknown to `autograd`."""
+        array[:] = np.nan  # until all of this call's gradients are made
+        if name in self.graph.parameters:  # then ``whole`` would have been told before
+            raise MemongerError(
+                "gradients of some variables through a planned block are made by "
+                "mx.autograd.grad, called by this name, after memonger.gluon.plan"
+            )
+
+    def _finish(self, last: Any) -> None:
+        """Run the backward pass, and put the gradients where the tape wants them."""
+        call, partial = self.call, autograd.is_partial()
+        if call is None or not (partial or call.is_of(last)):
+            raise MemongerError(STALE)
+        if not mx.autograd.is_training():
+            raise MemongerError(
+                "a planned block that was called in training mode has no gradients for "
+                "backward(train_mode=False), which MXNet leaves undefined; leave it out"
+            )
+        if call.spent:
+            if self.graph.draws:
+                raise MemongerError(
+                    "a planned block that draws random numbers (Dropout) runs one backward pass "
+                    "for each call; for more, train it without a plan: memonger.gluon.unplan(net)"
+                )
+            self._run_forward()
+        with self._kept() if partial else contextlib.nullcontext():
+            self.executor.backward([self._heads[k] for k in range(len(self.results))])
+            touch(self.executor.aux_arrays)
+            self._deliver(partial)
+        call.spent = True  # last, for another thread may take the memory from here on
+
+    def _deliver(self, partial: bool) -> None:
+        found, parameters = self.executor.grad_dict, self.graph.parameters
+        for name, array in self._gradients.items():
+            if name in parameters and parameters[name].grad_req == "add" and not partial:
+                # It holds zeros, or, where the tape adds, what was there: the stub's gradient has
+                # written or added zeros.
+                array += found[name]
+            else:  # MXNet leaves an array alone that is copied to itself (``CopyFromTo``)
+                found[name].copyto(array)
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Put back all that the gradients of a few variables do not change without a plan."""
+        states = self.graph.states_beside(set(self._gradients))
+        kept = [*self._own.values(), *(self._bound[name] for name in states)]
+        copies = [array.copy() for array in kept]
+        yield
+        for array, copy in zip(kept, copies):
+            copy.copyto(array)
+
+
+def _alike(array: Any) -> Any:
+    return mx.nd.zeros(array.shape, array.context, dtype=array.dtype)

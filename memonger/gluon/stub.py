@@ -1,0 +1,167 @@
+"""What stands for a planned block on autograd's tape, and who is told of its gradients.
+
+A *stub* is a tiny CachedOp. Its inputs are those of the block's own CachedOp that want a gradient,
+and the results of the planned executor. It copies the results; of all else it makes a few bytes.
+Its gradient, as MXNet makes it, is ``_copy`` for the results and ``zeros_like`` for the rest.
+
+CachedOp calls a monitor hook on the thread that has called ``backward``, right after it has pushed
+each of these nodes to the engine, with the very array in which the tape wants the gradient
+(``CachedOp::DynamicBackward`` in ``src/imperative/cached_op.cc``, ``imperative::RunGraph`` in
+``imperative_utils.cc``). So the executor's gradients are pushed in program order, with the real
+variables of the engine: nothing waits for anything, and no dependency is hidden.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import weakref
+from typing import Any, Callable
+
+from memonger.support.mxnet import environment, mx
+from memonger.support.symbols import load_nodes
+
+LIB, check_call = mx.base._LIB, mx.base.check_call
+
+#: Told of a node of the stub: what its input is, which of these, and the array of its gradient.
+Told = Callable[[str, int, Any], None]
+
+_HOOK = ctypes.CFUNCTYPE(
+    None, ctypes.c_char_p, ctypes.c_char_p, mx.base.NDArrayHandle, ctypes.c_void_p
+)
+#: As ``src/c_api/c_api_function.cc`` calls them.
+_BACKWARD = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.POINTER(ctypes.c_int),
+    ctypes.c_int,
+    ctypes.c_void_p,
+)
+_DELETE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int)
+
+_numbers = itertools.count()
+_held: dict[int, tuple[Any, Any]] = {}  # what the tape holds, and the callbacks that it calls
+
+
+def on_tape(array: Any) -> bool:
+    """Tell whether a gradient may be asked for this array."""
+    symbol = ctypes.c_void_p()
+    if LIB.MXAutogradGetSymbol(array.handle, ctypes.byref(symbol)) != 0:
+        return False
+    check_call(LIB.MXSymbolFree(symbol))
+    return True
+
+
+def address(array: Any) -> int:
+    """Tell where an array lies that is no other's part and has been allocated or is new."""
+    pointer = ctypes.c_void_p()
+    check_call(LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    return pointer.value or 0
+
+
+def variable(ctx: Any) -> tuple[Any, Any]:
+    """Make a variable of one element, and the array of its gradient."""
+    made, gradient = mx.nd.zeros((1,), ctx), mx.nd.empty((1,), ctx)
+    address(gradient)  # takes its memory here, not on a thread of the engine
+    mx.autograd.mark_variables([made], [gradient], "write")
+    return made, gradient
+
+
+def hold(ctx: Any, value: Any) -> Any:
+    """Make an array that keeps a value alive for as long as it is on the tape.
+
+    It is an output of a custom function that is never differentiated; MXNet tells when it deletes
+    the function (``CustomFunctionParam`` in ``src/c_api/c_api_function.cc``), on any thread.
+    """
+    number = next(_numbers)
+
+    def backward(*_: Any) -> int:
+        return 0
+
+    def delete(_: Any) -> int:
+        _held.pop(number, None)
+        return 1
+
+    calls = [_BACKWARD(backward), _DELETE(delete)]
+    array_of = mx.base.c_array
+    as_called = array_of(_CALLBACK, [ctypes.cast(call, _CALLBACK) for call in calls])
+    states = array_of(ctypes.c_void_p, [None, None])
+    record = mx.base.MXCallbackList(
+        ctypes.c_int(2),
+        ctypes.cast(as_called, ctypes.POINTER(_CALLBACK)),
+        ctypes.cast(states, ctypes.POINTER(ctypes.c_void_p)),
+    )
+    with mx.autograd.pause():
+        source, made, unused = (mx.nd.zeros((1,), ctx) for _ in range(3))
+    mx.autograd.mark_variables([source], [unused], "null")
+    _held[number] = value, (calls, record)
+    handles = mx.base.c_handle_array
+    check_call(
+        LIB.MXCustomFunctionRecord(1, handles([source]), 1, handles([made]), ctypes.byref(record))
+    )
+    return made
+
+
+def held() -> list[Any]:
+    """Return what the tape holds."""
+    return [value for value, _ in list(_held.values())]
+
+
+class Stub:
+    """The stub of a planned executor, which is called as a function of arrays on the tape.
+
+    ``told`` is called in the backward pass, in the order of the inputs: of ``'other'`` inputs where
+    they want a gradient, of ``'whole'``, of the gradient of each ``'head'``, and of ``'last'``.
+    """
+
+    def __init__(self, ctx: Any, others: int, shared: int, outputs: int, told: Any) -> None:
+        self._fusion = {"MXNET_USE_FUSION": "0"} if ctx.device_type == "gpu" else {}
+        self._others, self._shared, self._outputs = others, shared, outputs
+        flags = [("inline_limit", 0), ("forward_bulk_size", 0)]
+        with environment(**self._fusion):
+            self._op = mx.nd.CachedOp(stub_symbol(others, shared, outputs), flags)
+        listener = weakref.WeakMethod(told)  # or the memory of a plan would wait for Python's gc
+
+        def hook(name: bytes, _: Any, handle: Any, __: Any) -> None:
+            array = mx.nd.NDArray(ctypes.cast(handle, mx.base.NDArrayHandle))  # ours to free
+            kind, number, node = name.decode().split(":")
+            call: Told | None = listener()
+            if "backward" in node and call is not None:  # not the forward pass
+                call(kind, int(number), array)
+
+        self._hook = _HOOK(hook)
+        check_call(LIB.MXCachedOpRegisterOpHook(self._op.handle, self._hook, ctypes.c_int(0)))
+
+    def __call__(self, others: list[Any], whole: Any, lease: Any, results: Any, last: Any) -> Any:
+        """Record a call; return copies of the results."""
+        inputs = [*others[: self._shared], whole, *others[self._shared :], lease, *results, last]
+        # What is made at the first call is fused then, and has other names.
+        with environment(**self._fusion) if self._fusion else contextlib.nullcontext():
+            made = self._op(*inputs)
+        return made[-1 - self._outputs : -1]
+
+
+def stub_symbol(others: int, shared: int, outputs: int) -> Any:
+    """Make the symbol of a stub; the names of its nodes tell what their gradients are for.
+
+    The order of the inputs is that of the block's own CachedOp, and what is new comes last, for
+    MXNet runs the backward pass in an order that depends on it (a search through the inputs in
+    depth, ``Imperative::Backward``): the running statistics of a block that is called twice do so
+    too. ``whole``, a variable of all calls, stands before the first parameter (``shared``), which
+    is one as well. It tells a backward pass from the gradients of a few variables.
+    """
+    kinds = [("other", k, "shape_array") for k in range(others)]
+    kinds.insert(shared, ("whole", 0, "shape_array"))
+    kinds.append(("lease", 0, "shape_array"))
+    kinds += [("head", k, "_copy") for k in range(outputs)]
+    kinds.append(("last", 0, "shape_array"))
+    nodes: list[dict[str, Any]] = []
+    for kind, number, op in kinds:
+        nodes.append({"op": "null", "name": f"{kind}{number}", "inputs": []})
+        source = [[len(nodes) - 1, 0, 0]]
+        nodes.append({"op": op, "name": f"{kind}:{number}:", "inputs": source})
+    return load_nodes(nodes, [[k, 0, 0] for k in range(1, len(nodes), 2)])
