@@ -69,7 +69,7 @@ def _watched(partial: bool = False) -> Iterator[None]:
 def _calls_below(heads: Any) -> list[Any]:
     """Find the calls of planned blocks that arrays were computed from."""
     heads = [heads] if isinstance(heads, mx.nd.NDArray) else heads
-    calls = {mx.autograd.get_symbol(call.last).name: call for call in stub.held()}
+    calls = {mx.autograd.get_symbol(call.last).name: call for call in stub.release()}
     if not calls or not all(map(stub.on_tape, heads)):  # of the latter MXNet complains
         return []
     read = {name for head in heads for name in mx.autograd.get_symbol(head).list_inputs()}

@@ -13,7 +13,7 @@ import numpy as np
 from memonger.api import planning
 from memonger.api.plan import Plan
 from memonger.gluon import autograd, stub
-from memonger.gluon.runner import Call, PlannedGraph, Runner
+from memonger.gluon.runner import Call, PlannedGraph, Runner, free_unused
 from memonger.support.errors import BudgetError, MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 
@@ -106,6 +106,7 @@ class PlannedOp:
     def __call__(self, *arrays: Any) -> Any:
         """Compute the outputs of the inputs, in the order of the symbol's."""
         autograd.raise_what_is_left()
+        free_unused()
         recorded = mx.autograd.is_recording() and mx.autograd.is_training()
         if not recorded or self._is_refused or self._saves_nothing:
             return self._usual(*arrays)

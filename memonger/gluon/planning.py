@@ -11,6 +11,7 @@ from memonger.api import planning
 from memonger.api.plan import Plan
 from memonger.gluon import autograd
 from memonger.gluon.cached_op import Asked, PlannedOp
+from memonger.gluon.runner import free_unused
 from memonger.graph.inputs import did_you_mean, read_pairs, read_shapes
 from memonger.solve.request import EITHER, read_options
 from memonger.support.errors import MemongerError, said_by_mxnet
@@ -87,6 +88,7 @@ def plan(net: Net, shapes: Any = None, *, type_dict: Any = None, **options: Any)
     # An earlier plan goes, and with it the CachedOp, which the next call makes anew.
     unplan(net)
     _asked[net] = Asked(net.name, chosen)  # type: ignore[attr-defined]
+    weakref.finalize(net, free_unused)
     if shapes is not None or inputs:
         try:
             _plan_now(net, shapes, inputs, type_dict)
@@ -147,6 +149,7 @@ def unplan(net: Net) -> Net:
     block = _check_block(net)
     _asked.pop(block, None)
     block._clear_cached_op()
+    free_unused()
     return net
 
 

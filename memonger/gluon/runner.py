@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import weakref
 from dataclasses import dataclass
 from typing import Any, Iterator, Mapping
@@ -26,6 +27,30 @@ STALE = (
     "its memory; run all backward passes before the next call, or train without a plan: "
     "memonger.gluon.unplan(net)"
 )
+
+#: Executors that are left to the threads that have bound them.
+_left: list[tuple[threading.Thread, Any]] = []
+
+
+def _leave(thread: threading.Thread, executor: Any) -> None:
+    """Leave an executor to its thread, where Python has done with it on another one."""
+    # MXNet frees an executor by operators that write all that its own read or write, parameters too
+    # (``GraphExecutor::~GraphExecutor``, ``ThreadedEngine::DeleteOperator``). The engine appends an
+    # operator to the queues of its variables one after another, with no lock over them all
+    # (``ThreadedEngine::Push``). Where a thread does so while another one pushes operators with the
+    # same variables, each may come to wait for the other, for ever.
+    if thread is not threading.current_thread():
+        _left.append((thread, executor))
+
+
+def free_unused() -> None:
+    """Free what this thread has bound for calls that the tape has let go of."""
+    stub.release()
+    here = threading.current_thread()
+    for each in list(_left):
+        if each[0] is here or not each[0].is_alive():
+            with contextlib.suppress(ValueError):  # another thread has removed it
+                _left.remove(each)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +127,8 @@ class Runner:
         args = {name: self._bound[name] for name in symbol.list_arguments()}
         aux = {name: self._bound[name] for name in symbol.list_auxiliary_states()}
         self.executor = symbol.bind(self.ctx, args, gradients, asked, aux, shared_exec=lent)
+        # It holds the executor, so that Python's gc does not free it together with this object.
+        weakref.finalize(self, _leave, threading.current_thread(), self.executor)
         # Handles of our own, as variables; the tape puts the gradients of the outputs there.
         self.results = [output.detach() for output in self.executor.outputs]
         heads = [mx.nd.zeros(each.shape, self.ctx, dtype=each.dtype) for each in self.results]

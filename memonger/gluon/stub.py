@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import itertools
 import weakref
 from typing import Any, Callable
 
@@ -40,11 +39,11 @@ _BACKWARD = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.c_void_p,
 )
-_DELETE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int)
 
-_numbers = itertools.count()
-_held: dict[int, tuple[Any, Any]] = {}  # what the tape holds, and the callbacks that it calls
+_libc = ctypes.CDLL(None)
+_Semaphore = ctypes.c_long * 4  # C's ``sem_t``; zeros are a new one
+_held: list[_Held] = []
 
 
 def on_tape(array: Any) -> bool:
@@ -71,44 +70,55 @@ def variable(ctx: Any) -> tuple[Any, Any]:
     return made, gradient
 
 
-def hold(ctx: Any, value: Any) -> Any:
-    """Make an array that keeps a value alive for as long as it is on the tape.
+class _Held:
+    """What the tape holds, and the custom function by which it does so.
 
-    It is an output of a custom function that is never differentiated; MXNet tells when it deletes
-    the function (``CustomFunctionParam`` in ``src/c_api/c_api_function.cc``), on any thread.
+    MXNet tells when it deletes a custom function (``CustomFunctionParam`` in
+    ``src/c_api/c_api_function.cc``), often on a thread of its engine. There a semaphore is posted
+    and no Python runs, for Python might free an executor, the value's or one that is garbage, and
+    the engine might wait for ever (see ``_leave`` in ``runner.py``).
     """
-    number = next(_numbers)
 
-    def backward(*_: Any) -> int:
-        return 0
+    never = _BACKWARD(lambda *_: 0)  # no gradient is asked of it
 
-    def delete(_: Any) -> int:
-        _held.pop(number, None)
-        return 1
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self._semaphore = _Semaphore()
+        calls = [ctypes.cast(each, _CALLBACK) for each in (self.never, _libc.sem_post)]
+        states = [None, ctypes.cast(ctypes.byref(self._semaphore), ctypes.c_void_p)]
+        self.record = mx.base.MXCallbackList(
+            ctypes.c_int(2),
+            ctypes.cast(mx.base.c_array(_CALLBACK, calls), ctypes.POINTER(_CALLBACK)),
+            ctypes.cast(mx.base.c_array(ctypes.c_void_p, states), ctypes.POINTER(ctypes.c_void_p)),
+        )
 
-    calls = [_BACKWARD(backward), _DELETE(delete)]
-    array_of = mx.base.c_array
-    as_called = array_of(_CALLBACK, [ctypes.cast(call, _CALLBACK) for call in calls])
-    states = array_of(ctypes.c_void_p, [None, None])
-    record = mx.base.MXCallbackList(
-        ctypes.c_int(2),
-        ctypes.cast(as_called, ctypes.POINTER(_CALLBACK)),
-        ctypes.cast(states, ctypes.POINTER(ctypes.c_void_p)),
-    )
+    @property
+    def is_gone(self) -> bool:
+        """Whether the tape has let go of it."""
+        return bool(_libc.sem_trywait(ctypes.byref(self._semaphore)) == 0)
+
+
+def hold(ctx: Any, value: Any) -> Any:
+    """Make an array that keeps a value alive for as long as it is on the tape, until `release`.
+
+    It is an output of a custom function that is never differentiated.
+    """
     with mx.autograd.pause():
         source, made, unused = (mx.nd.zeros((1,), ctx) for _ in range(3))
     mx.autograd.mark_variables([source], [unused], "null")
-    _held[number] = value, (calls, record)
-    handles = mx.base.c_handle_array
-    check_call(
-        LIB.MXCustomFunctionRecord(1, handles([source]), 1, handles([made]), ctypes.byref(record))
-    )
+    held = _Held(value)
+    handles, record = mx.base.c_handle_array, ctypes.byref(held.record)
+    _held.append(held)
+    check_call(LIB.MXCustomFunctionRecord(1, handles([source]), 1, handles([made]), record))
     return made
 
 
-def held() -> list[Any]:
-    """Return what the tape holds."""
-    return [value for value, _ in list(_held.values())]
+def release() -> list[Any]:
+    """Forget what the tape has let go of; return what it holds."""
+    for each in list(_held):
+        if each.is_gone:
+            _held.remove(each)
+    return [each.value for each in list(_held)]
 
 
 class Stub:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import threading
 from typing import Any
 
 import pytest
@@ -121,7 +123,6 @@ def test_copies_and_pickles_train_without_a_plan(copied: Any) -> None:
 
 
 def test_a_net_that_is_gone_takes_its_plan_with_it() -> None:
-    import gc
     import weakref
 
     net = planned(mlp())
@@ -419,6 +420,31 @@ print(abs(weight.grad().asnumpy()).sum() > 0)
     )
     lines = found.splitlines()
     assert lines[:2] == ["nan", "nan"] and "mx.autograd.grad" in lines[2] and lines[3] == "True"
+
+
+def test_executors_are_freed_by_the_thread_that_bound_them(monkeypatch: Any) -> None:
+    """Not by the engine's, nor by one on which Python collects garbage: MXNet would deadlock."""
+    threads, free = [], mx.executor.Executor.__del__
+
+    def noted(self: Any) -> None:
+        threads.append(threading.current_thread())
+        free(self)
+
+    net, other = planned(mlp()), planned(mlp("other_"))
+    taught(net, 1), taught(other, 1)
+    monkeypatch.setattr(mx.executor.Executor, "__del__", noted)
+    for size in (2000, 4000, 6000):  # each takes the place of the one before
+        x, y = batch(0, size)
+        with autograd.record():
+            loss = LOSS(net(x), y)
+        loss.backward()
+    mx.nd.waitall()
+    del net, loss
+    collector = threading.Thread(target=gc.collect)
+    collector.start()
+    collector.join()
+    taught(other, 1)
+    assert len(threads) >= 3 and set(threads) == {threading.current_thread()}
 
 
 # Memory
