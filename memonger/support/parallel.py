@@ -57,10 +57,18 @@ class Threads:
         return [future.result() for future in futures]
 
 
+class _Bar(tqdm):
+    """A bar without the thread by which tqdm watches its bars, and which it never ends."""
+
+    # Python collects garbage on any thread that runs, MXNet's executors too. MXNet deadlocks where
+    # that happens while another thread trains with their parameters.
+    monitor_interval = 0
+
+
 @contextlib.contextmanager
 def progress_bar(what: str = "memonger: searching") -> Iterator[Callable[[float], None]]:
     """Show a progress bar on stderr; the callable that is given takes the share done, 0 to 1."""
-    with tqdm(
+    with _Bar(
         total=1.0,
         desc=what,
         delay=1,  # second, in which nothing is shown

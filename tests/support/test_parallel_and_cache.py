@@ -73,12 +73,13 @@ def test_a_second_ctrl_c_ends_the_search() -> None:
 
 
 BAR = """
-import sys, time
+import sys, threading, time
 from memonger.support.parallel import progress_bar
 with progress_bar("searching") as progress:
     for done in range(8):
         progress(done / 8)
         time.sleep(float(sys.argv[1]) / 8)
+assert threading.active_count() == 1  # no thread is left
 """
 
 
