@@ -9,7 +9,7 @@ from typing import Any, MutableMapping, TypeVar
 
 from memonger.api import planning
 from memonger.api.plan import Plan
-from memonger.gluon import autograd
+from memonger.gluon import autograd, stub
 from memonger.gluon.cached_op import Asked, PlannedOp
 from memonger.gluon.runner import free_unused
 from memonger.graph.inputs import did_you_mean, read_pairs, read_shapes
@@ -87,6 +87,7 @@ def plan(net: Net, shapes: Any = None, *, type_dict: Any = None, **options: Any)
         net.hybridize()  # type: ignore[attr-defined]
     # An earlier plan goes, and with it the CachedOp, which the next call makes anew.
     unplan(net)
+    _lay_out(net)
     _asked[net] = Asked(net.name, chosen)  # type: ignore[attr-defined]
     weakref.finalize(net, free_unused)
     if shapes is not None or inputs:
@@ -183,6 +184,20 @@ def _read_keywords(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any
             hint = did_you_mean(name, _OPTIONS, "shapes of inputs are tuples of integers")
             raise MemongerError(f"unknown option {name!r}{hint}")
     return options, inputs
+
+
+def _lay_out(net: Any) -> None:
+    """Store the parameters as rows, before memory is taken for a plan."""
+    # Inference leaves a convolution's weights in MKLDNN's layout. The first training step would
+    # copy them, and what that frees would lie idle: 60 of 220 MB with ResNet-50.
+    for parameter in net.collect_params().values():
+        try:
+            arrays = parameter.list_data()
+        except RuntimeError:  # not initialized yet, or sparse
+            continue
+        for array in arrays:
+            array.wait_to_read()
+            stub.address(array)
 
 
 def _plan_now(net: Any, shapes: Any, keywords: dict[str, Any], type_dict: Any) -> None:

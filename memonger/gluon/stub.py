@@ -56,7 +56,7 @@ def on_tape(array: Any) -> bool:
 
 
 def address(array: Any) -> int:
-    """Tell where an array lies that is no other's part and has been allocated or is new."""
+    """Tell where an array lies, as rows, that is no other's part and was allocated or is new."""
     pointer = ctypes.c_void_p()
     check_call(LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     return pointer.value or 0
