@@ -14,7 +14,7 @@ import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 
-from blocks import HOWS, LOSS, Arrays, Prepare, Residual, TwoInputs
+from blocks import HOWS, LOSS, Arrays, Prepare, Residual, Transformer, TwoInputs
 from blocks import batch, different, images, initialized, layers, left_in, mlp, run, step, trainer
 from planned import elsewhere
 
@@ -441,6 +441,49 @@ def recurrent(prepare: Prepare) -> Arrays:
         training.step(16)
         states = [state.detach() for state in states]
     return left_in(net)
+
+
+@scenario
+def attention(prepare: Prepare) -> Arrays:
+    net = prepare(initialized(Transformer(prefix="net_")))
+    training = trainer(net, optimizer="adam", learning_rate=1e-3)
+    random = np.random.RandomState(0)
+    for _ in range(5):
+        words = mx.nd.array(random.randint(0, 50, (4, 12)))
+        lengths = mx.nd.array(random.randint(3, 13, 4))
+        with autograd.record():
+            loss = LOSS(net(words, lengths), mx.nd.array(random.randint(0, 10, 4)))
+        loss.backward()
+        training.step(4)
+    return left_in(net)
+
+
+@scenario
+def a_symbol_block(prepare: Prepare) -> Arrays:
+    x = mx.sym.var("image")
+    net = gluon.SymbolBlock(layers("net_")(x), [x])
+    net.initialize()
+    training = trainer(prepare(net))
+    for k in range(3):
+        step(net, training, *batch(k))
+    return left_in(net)
+
+
+@scenario
+def hooks(prepare: Prepare) -> Arrays:
+    net = mlp()
+    found: Arrays = {}
+    net(batch(0)[0])
+
+    def forward_hook(_: Any, inputs: Any, output: Any) -> None:
+        found[f"output {len(found)}"] = output.asnumpy()
+
+    net.register_forward_hook(forward_hook)
+    prepare(net)
+    training = trainer(net)
+    for k in range(3):
+        step(net, training, *batch(k))
+    return {**left_in(net), **found}
 
 
 @scenario
