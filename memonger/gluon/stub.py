@@ -92,9 +92,8 @@ class _Held:
             ctypes.cast(mx.base.c_array(ctypes.c_void_p, states), ctypes.POINTER(ctypes.c_void_p)),
         )
 
-    @property
     def is_gone(self) -> bool:
-        """Whether the tape has let go of it."""
+        """Tell, once, whether the tape has let go of it."""
         return bool(_libc.sem_trywait(ctypes.byref(self._semaphore)) == 0)
 
 
@@ -109,6 +108,8 @@ def hold(ctx: Any, value: Any) -> Any:
     held = _Held(value)
     handles, record = mx.base.c_handle_array, ctypes.byref(held.record)
     _held.append(held)
+    # MXNet reads the record when it deletes the function, be it after Python has ended.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
     check_call(LIB.MXCustomFunctionRecord(1, handles([source]), 1, handles([made]), record))
     return made
 
@@ -116,8 +117,9 @@ def hold(ctx: Any, value: Any) -> Any:
 def release() -> list[Any]:
     """Forget what the tape has let go of; return what it holds."""
     for each in list(_held):
-        if each.is_gone:
+        if each.is_gone():
             _held.remove(each)
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(each))
     return [each.value for each in list(_held)]
 
 
