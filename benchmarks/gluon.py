@@ -1,6 +1,6 @@
 """Training steps of Gluon blocks: their CPU time, and the peak resident memory of a process.
 
-    OMP_NUM_THREADS=1 python benchmarks/gluon.py              # a chain and ResNet-50
+    OMP_NUM_THREADS=1 python benchmarks/gluon.py              # all networks
     OMP_NUM_THREADS=1 python benchmarks/gluon.py chain --rounds 5
 
 Each block is trained after ``hybridize()``, with ``static_alloc=True``, and by plans. Memory: each
@@ -28,6 +28,9 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 from common import check_names, in_turns, machine
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+import networks
 
 MB = 2**20
 STEPS = 3  # in a process that measures memory
@@ -57,15 +60,27 @@ def resnet50() -> tuple[Any, tuple[int, ...]]:
     return gluon.model_zoo.vision.resnet50_v1(classes=10, prefix="net_"), (16, 3, 128, 128)
 
 
-NETWORKS: dict[str, Callable[[], Any]] = {"chain": chain, "resnet50": resnet50}
+def transformer() -> tuple[Any, tuple[int, ...]]:
+    """BERT-base without its vocabulary, 4 sentences of 128 words."""
+    symbol, shapes = networks.transformer(batch=4, steps=128, vocabulary=10, dropout=0.1)
+    scores = mx.sym.reshape(symbol.get_internals()["decoder_output"], (-1, 128, 10))
+    return gluon.SymbolBlock(scores, mx.sym.var("data")), shapes["data"]
+
+
+NETWORKS: dict[str, Callable[[], Any]] = {
+    "chain": chain,
+    "resnet50": resnet50,
+    "transformer": transformer,
+}
 
 
 def step_of(name: str, way: str, patience: float) -> Callable[[], None]:
     """Make what runs one training step to its end; planned already."""
     net, shape = NETWORKS[name]()
-    net.initialize(mx.init.Xavier())
-    x, y = mx.nd.random.normal(shape=shape), mx.nd.array(np.arange(shape[0]) % 10)
-    net(x[:1])
+    net.initialize()
+    x = mx.nd.random.uniform(0, 10, shape)
+    heads = mx.nd.ones((shape[0], *net(x[:1]).shape[1:]))
+    y = mx.nd.array(np.arange(heads.size // 10).reshape(heads.shape[:-1]) % 10)
     if way in ("plain", "static_alloc"):
         net.hybridize(static_alloc=way == "static_alloc")
     else:
@@ -80,17 +95,19 @@ def step_of(name: str, way: str, patience: float) -> Callable[[], None]:
         trainer.step(shape[0])
         mx.nd.waitall()
 
-    return step if "Module" not in way else module_step(memonger.gluon.plan_of(net).symbol, x)
+    if "Module" not in way:
+        return step
+    return module_step(memonger.gluon.plan_of(net).symbol, x, heads)
 
 
-def module_step(symbol: Any, x: Any) -> Callable[[], None]:
+def module_step(symbol: Any, x: Any, heads: Any) -> Callable[[], None]:
     """Make what runs one training step of a symbol under Module."""
     module = mx.mod.Module(symbol, label_names=None)
     # What is bound is not resident before it is used, but for what is initialized here.
     module.bind([("data", x.shape)])
-    module.init_params(mx.init.Xavier())
+    module.init_params()
     module.init_optimizer(optimizer_params={"learning_rate": 1e-4})
-    batch, heads = mx.io.DataBatch([x]), mx.nd.ones((x.shape[0], 10))
+    batch = mx.io.DataBatch([x])
 
     def step() -> None:
         module.forward(batch, is_train=True)

@@ -118,7 +118,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             name, type=int, default=default, metavar="N", help=what + " (default: %(default)s)"
         )
     ways = ("marks", "schedule", "auto", "none")
-    parser.add_argument("--plan", choices=ways, help="how to plan (default: marks, or auto)")
+    parser.add_argument("--plan", choices=ways, help="how to plan (default: marks)")
     parser.add_argument("--budget", help="the memory that may be taken, such as 60%%")
     parser.add_argument("--write", help=argparse.SUPPRESS)  # how `elsewhere` calls this script
     options = parser.parse_args(given)
@@ -127,8 +127,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             pickle.dump(train(options), f)
         return 0
 
-    how = options.plan or ("auto" if options.budget else "marks")
-    one, other = (elsewhere([*given, "--plan", way]) for way in ("none", how))
+    compared = ("none", options.plan or "marks")
+    one, other = (elsewhere([*given, "--plan", way]) for way in compared)
     different = [name for name in one if one[name].tobytes() != other[name].tobytes()]
     if different:
         print(f"NOT EQUAL: {len(different)} of {len(one)} parameters", ", ".join(different))

@@ -57,7 +57,8 @@ def plan(net: Net, shapes: Any = None, *, type_dict: Any = None, **options: Any)
         Types of these inputs by name; by default that of the first parameter.
     **options
         What `memonger.plan` takes by keyword, but ``grad_req`` and ``devices``. By default
-        ``how='marks'``; with a budget, ``how='auto'``.
+        ``how='marks'``, with a budget too. A schedule has the gradients of all parameters in its
+        pool, which come on top of ``Parameter.grad()``, of what its plan tells, and of a budget.
 
     Returns
     -------
@@ -174,7 +175,7 @@ def _read_keywords(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any
         if name in given:
             raise MemongerError(f"memonger.gluon.plan takes no {name}=; {instead}")
     options = {name: value for name, value in given.items() if name in _OPTIONS}
-    options.setdefault("how", "marks" if options.get("budget") is None else EITHER)
+    options.setdefault("how", "marks")
     checked = read_options(options)
     if checked.how == EITHER and checked.budget is None:
         raise MemongerError("how='auto' needs budget=; give it, or how='marks' or 'schedule'")
