@@ -173,7 +173,7 @@ def test_fusion_is_told(gpu_dry_run: GpuDryRun, name: str) -> None:
     """What a plan takes with and without it; and where it takes more memory, that is said."""
     net = FUSED[name]()
     ways = {"fused": ("1", True), "without copies": ("1", False), "unfused": ("0", True)}
-    settings = [(f, {"patience": 0.02, "kept_copies": copies}) for f, copies in ways.values()]
+    settings = [(f, {"patience": 0.05, "kept_copies": copies}) for f, copies in ways.values()]
     result = planned(gpu_dry_run, net, *settings)
     made = dict(zip(ways, result.emitted))
     found = run_steps(gpu_dry_run, {how: plan.symbol for how, plan in made.items()}, net[1])
