@@ -32,11 +32,7 @@ _ROOMS = {
     "graph.marks": ("unplan",),
     "support.symbols": ("load",),
 }
-__all__ = [
-    "BudgetError",
-    "MemongerError",
-    *(name for names in _ROOMS.values() for name in names),
-]
+__all__ = ["BudgetError", "MemongerError", *(name for names in _ROOMS.values() for name in names)]
 
 
 def __getattr__(name: str) -> Any:

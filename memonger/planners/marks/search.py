@@ -36,7 +36,7 @@ from memonger.planners.pareto import not_dominated
 from memonger.support.parallel import Threads
 
 HARD = 1e30  # the price of a byte above a limit that must be kept
-SEED = 73  # of a dozen that were tried, one that is good for small and for large networks
+SEED = 73  # of eighteen that were tried, one that is good for small and for large networks
 CHEAP = 0.3  # of the mean time of an operator by its bytes: see ``costly``
 
 

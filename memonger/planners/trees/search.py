@@ -38,7 +38,7 @@ from memonger.planners.trees.price import (
     positions,
     problem,
 )
-from memonger.planners.trees.tree_dp import LISTS, InitialTrees
+from memonger.planners.trees.tree_dp import InitialTrees
 from memonger.planners.trees.trees import LEAF, MOST_NODES, tree_of_marks, unroll
 from memonger.schedules.expand import parts
 from memonger.schedules.schedule import Schedule, Workload, plain
@@ -237,7 +237,8 @@ class ScheduleSearch:
             replays, limit = effort.replays_near, most_work
             most = min(most, most_work / self.one_pass)
         for trees in self._initial.dynamic(most_work, replays // self.count):
-            self._found += self._evaluated(trees, limit, INITIAL / LISTS)
+            share = INITIAL / self._initial.lists(most_work)
+            self._found += self._evaluated(trees, limit, share)
             if self.interrupted:
                 return self._found[known:]
         self._found += self._evaluated(self._initial.binomial(range(2, int(most) + 1)), limit)

@@ -30,7 +30,6 @@ EXPONENTS = (0.75, 0.5, 0.35, 0.2)  # of a tensor's bytes
 SCALES = 4  # of memory, each closer to the least that is possible
 NEAR_SCALES = 2  # where a limit of work is given: the second about the least memory for it
 ZOOM = 1.25  # times that memory
-LISTS = len(EXPONENTS) * SCALES
 SLOTS = 200  # steps of memory at each scale
 WIDEST = 0.6  # of the memory without recomputation: the first scale
 CLOSER = 1.5  # times the least memory that is possible: the last
@@ -176,6 +175,11 @@ class InitialTrees:
                 trees[tree.tobytes()] = tree
         return list(trees.values())
 
+    @staticmethod
+    def lists(most_work: float | None) -> int:
+        """Tell how many lists of trees `dynamic` makes at most."""
+        return len(EXPONENTS) * _scales(most_work)
+
     def dynamic(self, most_work: float | None, most: int) -> Iterator[list[np.ndarray]]:
         """Make trees by dynamic programming: of the whole frontier, or those about a limit of work.
 
@@ -183,8 +187,7 @@ class InitialTrees:
         yields those of each exponent and scale, but for those that have been yielded already: about
         ``most`` in all.
         """
-        scales = SCALES if most_work is None else NEAR_SCALES
-        each = 1 + most // (len(EXPONENTS) * scales)
+        each = 1 + most // self.lists(most_work)
         known: set[bytes] = set()
         bounds = self.candidate_cuts(0, self.count, CUTS)
         within = [self.candidate_cuts(*ends, INNER_CUTS) for ends in zip(bounds, bounds[1:])]
@@ -193,7 +196,7 @@ class InitialTrees:
             outer = self._segments(bounds, sizes)
             inner = [self._segments(b, sizes) if len(b) > 2 else None for b in within]
             memory = float(outer.leaf[0, -1]) * WIDEST
-            for scale in range(scales if memory > 0 else 0):
+            for scale in range(_scales(most_work) if memory > 0 else 0):
                 table = Table(outer, memory / SLOTS, inner)
                 slots = np.flatnonzero(np.append(IMPOSSIBLE, table.work[:-1]) > table.work)
                 if not len(slots):
@@ -266,6 +269,10 @@ class InitialTrees:
             work=(total - total[:, None]).astype(np.float32),
             recomputed=recomputed,
         )
+
+
+def _scales(most_work: float | None) -> int:
+    return SCALES if most_work is None else NEAR_SCALES
 
 
 def _alive(start: np.ndarray, stop: np.ndarray, size: np.ndarray, count: int) -> np.ndarray:
