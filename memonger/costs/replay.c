@@ -93,13 +93,16 @@ void order_and_reads(
 /* The free list. It holds blocks by their size, of equals the oldest first; a block has the size of
  * one of the tensors, so there is a queue for each of their sizes. */
 typedef struct {
-    int32_t *oldest, *newest; /* of each size; -1 for none */
+    int32_t *oldest, *newest; /* of each size that has any */
     int32_t *next, *before;   /* of each free block; -1 for none */
+    uint64_t *any;            /* one bit for each size: whether it has any */
 } Free;
 
 static inline void put(Free *free, int32_t rank, int32_t block)
 {
-    int32_t newest = free->newest[rank];
+    uint64_t *any = &free->any[rank / 64], bit = 1ull << rank % 64;
+    int32_t newest = *any & bit ? free->newest[rank] : -1;
+    *any |= bit;
     free->next[block] = -1;
     free->before[block] = newest;
     if (newest < 0)
@@ -113,7 +116,7 @@ static inline int32_t take_oldest(Free *free, int32_t rank)
 {
     int32_t block = free->oldest[rank], next = free->oldest[rank] = free->next[block];
     if (next < 0)
-        free->newest[rank] = -1;
+        free->any[rank / 64] &= ~(1ull << rank % 64);
     else
         free->before[next] = -1;
     return block;
@@ -123,10 +126,34 @@ static inline int32_t take_newest(Free *free, int32_t rank)
 {
     int32_t block = free->newest[rank], before = free->newest[rank] = free->before[block];
     if (before < 0)
-        free->oldest[rank] = -1;
+        free->any[rank / 64] &= ~(1ull << rank % 64);
     else
         free->next[before] = -1;
     return block;
+}
+
+/* Finds the smallest size from ``first`` on that has any; ``stop`` if there is none before it. */
+static inline int32_t smallest_of(const Free *free, int32_t first, int32_t stop)
+{
+    for (int32_t rank = first; rank < stop; rank = (rank / 64 + 1) * 64) {
+        uint64_t left = free->any[rank / 64] >> rank % 64;
+        if (left)
+            return least(stop, rank + __builtin_ctzll(left));
+    }
+    return stop;
+}
+
+/* Finds the largest size down from ``first`` that has any; -1 if there is none down to ``last``. */
+static inline int32_t largest_of(const Free *free, int32_t first, int32_t last)
+{
+    for (int32_t rank = first; rank >= last; rank = rank / 64 * 64 - 1) {
+        uint64_t left = free->any[rank / 64] << (63 - rank % 64);
+        if (left) {
+            rank -= __builtin_clzll(left);
+            return rank < last ? -1 : rank;
+        }
+    }
+    return -1;
 }
 
 int64_t allocate(
@@ -154,6 +181,7 @@ int64_t allocate(
     Free free = {
         NEW(memory, int32_t, ranks), NEW(memory, int32_t, ranks),
         NEW(memory, int32_t, outputs), NEW(memory, int32_t, outputs),
+        ZEROS(memory, uint64_t, ranks / 64 + 1),
     };
     /* Of each size where those that it may have a block of start and end; at itself for none. */
     int32_t *smallest = NEW(memory, int32_t, ranks), *largest = NEW(memory, int32_t, ranks);
@@ -164,7 +192,6 @@ int64_t allocate(
             high++;
         smallest[r] = match_range ? low : r;
         largest[r] = match_range ? high : r;
-        free.oldest[r] = free.newest[r] = -1;
     }
     for (int64_t i = 0; i < order.count && !(pool > limit); i++) {
         int32_t row = order.at[i];
@@ -184,19 +211,17 @@ int64_t allocate(
         }
         /* The other outputs get a block each, the largest output first. */
         for (int32_t m = output_start[row]; m < output_start[row + 1]; m++) {
-            int32_t out = t->made.at[m], r = t->rank.at[out], c = r, block;
+            int32_t out = t->made.at[m], r = t->rank.at[out], block;
             if (storage[out] != UNASSIGNED)
                 continue;
-            while (c < largest[r] && free.oldest[c] < 0)
-                c++;
+            int32_t c = smallest_of(&free, r, largest[r]);
             if (c < largest[r]) { /* the oldest of those that are large enough */
                 block = take_oldest(&free, c);
             } else { /* or else the newest of those that are not */
-                for (c = r - 1; c >= smallest[r] && free.oldest[c] < 0;)
-                    c--;
-                block = c >= smallest[r] ? take_newest(&free, c) : blocks++;
+                c = largest_of(&free, r - 1, smallest[r]);
+                block = c >= 0 ? take_newest(&free, c) : blocks++;
                 rank[block] = r;
-                pool += sizes[r] - (c >= smallest[r] ? sizes[c] : 0);
+                pool += sizes[r] - (c >= 0 ? sizes[c] : 0);
             }
             pending[block] = read[out];
             storage[out] = block;

@@ -3,7 +3,8 @@
 MXNet's ``FGradient`` functions (``src/nnvm/gradient.cc`` calls them) cannot be called from Python,
 but an executor prints the whole training graph. That of a network is ambiguous, for many of its
 nodes have the same name; that of one operator between variables is not. Arrays that are never
-allocated make the bind cheap at any size, and an operator is bound once for each signature.
+allocated make the bind cheap at any size. An operator is bound once for all shapes and types, for
+MXNet makes gradients before it infers those (``GraphExecutor::InitFullGraph``).
 """
 
 from __future__ import annotations
@@ -47,6 +48,15 @@ class OperatorGradient(NamedTuple):
     gradients: tuple[Reference | None, ...]
 
 
+class _Observed(NamedTuple):
+    """The same for inputs of any shapes and types."""
+
+    forward: list[JsonNode]  # the variables and the operator
+    outputs: list[list[int]]  # of the operator
+    nodes: list[BackwardNode]  # without tensors
+    gradients: tuple[Reference | None, ...]
+
+
 class NotObservable(Exception):
     """The gradient of this operator cannot be read off a bind; the reason is the message."""
 
@@ -79,6 +89,18 @@ def gradient_of(op: str, attrs: Attrs, inputs: Tensors, zero: bool) -> OperatorG
 
     With ``zero`` those of its outputs are zero (``CheckGradAllZero`` in ``operator_common.h``).
     """
+    key = op, attrs, len(inputs), zero
+    if key not in _observed:
+        _observed[key] = _observe(op, attrs, inputs, zero)
+    found = _observed[key]
+    return OperatorGradient(_with_tensors(op, found, inputs), found.gradients)
+
+
+_observed: dict[tuple[str, Attrs, int, bool], _Observed] = {}
+
+
+def _observe(op: str, attrs: Attrs, inputs: Tensors, zero: bool) -> _Observed:
+    """Observe the gradient of an operator with any inputs, from a bind with these."""
     count = len(inputs)
     try:
         nodes, shown = alone(op, dict(attrs), count)
@@ -96,8 +118,7 @@ def gradient_of(op: str, attrs: Attrs, inputs: Tensors, zero: bool) -> OperatorG
         known.update(dict.fromkeys(names, ("head", k, 0)))
     made, of_outputs = _referred(op, known, (outputs[len(shown) :], found))
     given = dict(zip(symbol.list_arguments(), of_outputs))
-    gradients = tuple([given.get(f"x{k}") for k in range(count)])
-    return OperatorGradient(_with_tensors(op, nodes, shown, inputs, made), gradients)
+    return _Observed(nodes, shown, made, tuple([given.get(f"x{k}") for k in range(count)]))
 
 
 @functools.lru_cache(maxsize=None)
@@ -186,19 +207,14 @@ def _referred(
     return made, [reference(entry, as_gradient=True) for entry in outputs]
 
 
-def _with_tensors(
-    op: str,
-    nodes: list[JsonNode],
-    shown: list[list[int]],
-    inputs: Tensors,
-    made: list[BackwardNode],
-) -> tuple[BackwardNode, ...]:
+def _with_tensors(op: str, found: _Observed, inputs: Tensors) -> tuple[BackwardNode, ...]:
     """Give every gradient node its outputs' shapes and types, inferred by MXNet."""
     forward = len(inputs)
     # The gradients of the outputs are like them.
-    all_nodes = [*nodes, *(_node("ones_like", f"g{k}", head) for k, head in enumerate(shown))]
+    heads = [_node("ones_like", f"g{k}", head) for k, head in enumerate(found.outputs)]
+    all_nodes = [*found.forward, *heads]
     start = {"in": 0, "out": forward, "head": forward + 1, "node": len(all_nodes)}
-    for node in made:
+    for node in found.nodes:
         places = [[start[kind] + k, output, 0] for kind, k, output in node.inputs]
         deps = [forward if d is None else start["node"] + d for d in node.deps]
         more = {"attrs": dict(node.attrs), "control_deps": deps}
@@ -212,4 +228,5 @@ def _with_tensors(
         tensors = tuple([Tensor(tuple(s), np.dtype(t).name) for s, t in zip(shapes, types)])
     except (mx.MXNetError, TypeError) as error:
         raise NotObservable(f"{op}: shapes of its gradient: {said_by_mxnet(error)}") from None
-    return tuple([n._replace(tensors=tensors[i:k]) for n, i, k in zip(made, first, first[1:])])
+    made = zip(found.nodes, first, first[1:])
+    return tuple([node._replace(tensors=tensors[i:k]) for node, i, k in made])
