@@ -6,6 +6,7 @@ The nodes are those of the symbol's JSON; a node's index is its identity, for na
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 from dataclasses import dataclass
 from typing import Iterable, Iterator, NamedTuple, Sequence, Tuple
@@ -46,10 +47,10 @@ class ForwardGraph:
     arguments: tuple[int, ...]  # variables that can have a gradient, as list_arguments
     auxiliary: frozenset[int]  # variables that are auxiliary states
 
-    @property
-    def operators(self) -> list[int]:
+    @functools.cached_property
+    def operators(self) -> tuple[int, ...]:
         """Indices of the nodes that are not variables."""
-        return [i for i, node in enumerate(self.nodes) if not node.is_variable]
+        return tuple([i for i, node in enumerate(self.nodes) if not node.is_variable])
 
     def shown(self, i: int) -> Tensors:
         """Return the outputs of a node that ``list_outputs`` shows."""

@@ -108,7 +108,12 @@ def unplan(symbol: Any) -> Any:
     >>> memonger.unplan(planned).tojson() == net.tojson()
     True
     """
-    graph = read(check_symbol(symbol))
+    return without_plan(check_symbol(symbol))
+
+
+def without_plan(symbol: Any) -> Any:
+    """Do as `unplan`, of a symbol that has been checked."""
+    graph = read(symbol)
     nodes: list[dict[str, Any]] = []
     moved: list[int] = []
     stands_for: dict[int, int] = {}  # an inserted node -> the output that it copies
@@ -156,8 +161,10 @@ def _moved(nodes: list[dict[str, Any]], heads: list[list[int]], moved: list[int]
 
 def _record(attrs: Mapping[str, str]) -> dict[str, str | None]:
     """Read what attributes were before a plan has changed them."""
+    if RECORD not in attrs:
+        return {}
     with contextlib.suppress(AttributeError, ValueError):  # it is no dict, or no JSON
-        record = json.loads(attrs.get(RECORD, "{}"))
+        record = json.loads(attrs[RECORD])
         if all(value is None or isinstance(value, str) for value in record.values()):
             return record
     raise MemongerError(

@@ -19,24 +19,12 @@ from memonger.graph import arrays
 from memonger.graph.arrays import BACKWARD, KEPT, GraphArrays, Read, Signature
 from memonger.graph.forward import Entry, ForwardGraph, Node, no_collection
 from memonger.graph.operators import gradients
-from memonger.graph.operators.gradients import OperatorGradient
+from memonger.graph.operators.gradients import ZEROS, GradientFacts, OperatorGradient
 from memonger.graph.operators.tensors import Attributes, Tensors
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import Settings
 
 Reads = Sequence[Read]
-ZEROS = ("zeros_like", "_zeros")  # what AggregateGradient leaves out of a sum
-
-
-@dataclass(frozen=True)
-class GradientFacts:
-    """What the gradient of one operator reads."""
-
-    own_output: bool = False  # whether it reads the operator's first output
-    inputs: frozenset[int] = frozenset()  # that it reads, other than for their shape
-    passes: frozenset[int] = frozenset()  # inputs that it has a gradient for, other than zero
-    summed: int = 0  # the most gradients that meet at one of the operator's outputs
-    follows: bool = False  # whether it waits for the operator, so that even an unread copy runs
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,7 +214,7 @@ class _Builder:
         met = [self.gradients.get((x, k), ()) for k in range(len(self.graph.output_names[x]))]
         zero_heads = all(found and self._is_zero(self._sum((x, k))) for k, found in enumerate(met))
         found = self._gradient(x, zero_heads)
-        self.facts[x] = _facts(found, max(map(len, met)))
+        self.facts[x] = found.facts._replace(summed=max(map(len, met)))
         into = self.reads[self.n + x]
         at: list[int] = []  # the rows of its gradient nodes
 
@@ -263,18 +251,6 @@ class _Builder:
         except gradients.NotObservable as error:
             self.unobserved[x] = str(error)
             return _reads_everything(self.graph, x)
-
-
-def _facts(found: OperatorGradient, summed: int) -> GradientFacts:
-    read = {r for node in found.nodes if node.op not in ZEROS for r in node.inputs}
-    zeros = [("node", j, 0) for j, node in enumerate(found.nodes) if node.op in ZEROS]
-    return GradientFacts(
-        own_output=("out", 0, 0) in read,
-        inputs=frozenset(r[1] for r in read if r[0] == "in"),
-        passes=frozenset(k for k, r in enumerate(found.gradients) if r not in (None, *zeros)),
-        summed=summed,
-        follows=any(None in node.deps for node in found.nodes),
-    )
 
 
 def _reads_everything(graph: ForwardGraph, x: int) -> OperatorGradient:

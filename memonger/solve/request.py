@@ -61,7 +61,8 @@ def read_request(given: Mapping[str, Any]) -> Request:
             "operator, whatever the plan says, and BatchNorm statistics may stop moving; unset it"
         )
     request, until = read_call(given), given.get("until")
-    symbol = marks.clear(marks.unplan(inputs.without_old_types(request.symbol, request.spec)))
+    symbol = inputs.without_old_types(request.symbol, request.spec)
+    symbol = marks.clear(marks.without_plan(symbol))
     return replace(request, symbol=symbol, until=None if until is None else _layer(symbol, until))
 
 

@@ -118,7 +118,6 @@ def _count_outputs(node: Mapping[str, Any], nodes: Sequence[Any], version: int) 
     hidden = HIDDEN if version < VERSION else ()
     outgrown = [key for key in given if key.startswith(hidden) or key.endswith(hidden)]
     attrs = {key: value for key, value in given.items() if key not in outgrown}
-    _check_counts(op, attrs, count, len(subgraphs))
     names, states, outputs = _asked(op, attrs, subgraphs, count)
     if outputs > MOST_OUTPUTS:
         raise MemongerError(f"{op} has {outputs} outputs")
@@ -183,7 +182,9 @@ def _asked(op: str, attrs: Mapping[str, str], subgraphs: Sequence[Any], count: i
 @functools.lru_cache(maxsize=4096)
 def _arity(op: str, attrs: tuple[tuple[str, str], ...], subgraphs: str, count: int) -> Any:
     node: dict[str, Any] = {"op": op, "name": "n", "attrs": dict(attrs), "inputs": []}
-    alone = load_nodes([{**node, "subgraphs": json.loads(subgraphs)}], [[0, 0, 0]])
+    node["subgraphs"] = json.loads(subgraphs)
+    _check_counts(op, node["attrs"], count, len(node["subgraphs"]))
+    alone = load_nodes([node], [[0, 0, 0]])
     row = read(alone)["node_row_ptr"]
     if op in CONTROL_FLOW:
         return None, (), row[-1]

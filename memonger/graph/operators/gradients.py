@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import dataclass
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
@@ -29,6 +30,7 @@ Attrs = Tuple[Tuple[str, str], ...]  # names and values, sorted
 JsonNode = Dict[str, Any]
 Debugged = Tuple[List[Tuple[str, int]], List[JsonNode]]  # outputs, operators
 FORWARD = "f"  # the name of the operator that is bound
+ZEROS = ("zeros_like", "_zeros")  # what AggregateGradient leaves out of a sum
 
 
 class BackwardNode(NamedTuple):
@@ -41,11 +43,34 @@ class BackwardNode(NamedTuple):
     tensors: Tensors
 
 
-class OperatorGradient(NamedTuple):
+class GradientFacts(NamedTuple):
+    """What the gradient of one operator reads."""
+
+    own_output: bool = False  # whether it reads the operator's first output
+    inputs: frozenset[int] = frozenset()  # that it reads, other than for their shape
+    passes: frozenset[int] = frozenset()  # inputs that it has a gradient for, other than zero
+    follows: bool = False  # whether it waits for the operator, so that even an unread copy runs
+    summed: int = 0  # the most gradients that meet at one of the operator's outputs
+
+
+@dataclass(frozen=True)
+class OperatorGradient:
     """The gradient nodes of one operator, and the gradient of each of its inputs (or None)."""
 
     nodes: tuple[BackwardNode, ...]
     gradients: tuple[Reference | None, ...]
+
+    @functools.cached_property
+    def facts(self) -> GradientFacts:
+        """What it reads, whatever meets at the operator's outputs."""
+        read = {r for node in self.nodes if node.op not in ZEROS for r in node.inputs}
+        zeros = [("node", j, 0) for j, node in enumerate(self.nodes) if node.op in ZEROS]
+        return GradientFacts(
+            own_output=("out", 0, 0) in read,
+            inputs=frozenset(r[1] for r in read if r[0] == "in"),
+            passes=frozenset(k for k, r in enumerate(self.gradients) if r not in (None, *zeros)),
+            follows=any(None in node.deps for node in self.nodes),
+        )
 
 
 class _Observed(NamedTuple):

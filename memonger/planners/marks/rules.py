@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from typing import Iterable, NamedTuple, Sequence
+from functools import cached_property
+from typing import Any, Iterable, NamedTuple, Sequence
 
 import numpy as np
 
 from memonger.costs.fusion import UNFUSED, Fusible, fusible, replay_fused
 from memonger.costs.replay import Replay, replay
+from memonger.costs.time.flops import forward_flops
 from memonger.graph.arrays import GraphArrays, by_key
 from memonger.graph.forward import ForwardGraph, KeptCopy, with_copies
 from memonger.graph.operators.recompute import (
@@ -74,8 +76,9 @@ class Rules:
         if not layouts:
             blocked = CPU in targets and trainings[0].settings.mkldnn
             layouts = [layout_rule(each) if blocked else NO_RULE for each in trainings]
+        tolerant = self._tolerant()
         #: For compiled code, one for each training graph.
-        self.arrays = [*map(self._arrays, trainings, layouts)]
+        self.arrays = [self._arrays(*each, tolerant) for each in zip(trainings, layouts)]
 
     def with_copies(self, copies: Iterable[KeptCopy]) -> tuple[Rules, np.ndarray]:
         """The rules for the network with kept copies, and the new index of each node; remembered.
@@ -115,12 +118,14 @@ class Rules:
                 reasons[i] = reason
         return reasons
 
-    def _arrays(self, training: TrainingGraph, layouts: LayoutRule) -> RuleArrays:
+    def _arrays(
+        self, training: TrainingGraph, layouts: LayoutRule, tolerant: np.ndarray
+    ) -> RuleArrays:
         return RuleArrays(
             training.arrays,
             _facts_of(training),
             self.allowed,
-            self._tolerant(),
+            tolerant,
             GPU_FUSION in self.targets,
             fusible(training) if self.fuses else UNFUSED,
             np.array(training.same, dtype=np.int64),
@@ -157,6 +162,11 @@ class Rules:
             and not truth(node.attrs.get("use_global_stats"))
         ]
 
+    @cached_property
+    def flops(self) -> np.ndarray:
+        """The operations of each node, float64."""
+        return forward_flops(self.graph).astype(np.float64)
+
     def unfused(self) -> Rules:
         """The same rules, but memory is told as if nothing were fused."""
         rules = copy.copy(self)
@@ -187,10 +197,12 @@ class NoRules(Rules):
         kept = [i for i, op in enumerate(ops) if op == "Dropout" or op in UNTOUCHED]
         return dict.fromkeys(kept, "MXNet never recomputes it")
 
-    def _arrays(self, training: TrainingGraph, layouts: LayoutRule) -> RuleArrays:
-        n, arrays = len(self.allowed), super()._arrays(training, NO_RULE)
-        tolerant, apart = np.ones(n, dtype=np.bool_), np.arange(n)
-        return arrays._replace(tolerant=tolerant, fusion=False, same=apart)
+    def _arrays(self, training: TrainingGraph, layouts: LayoutRule, *rest: Any) -> RuleArrays:
+        arrays = super()._arrays(training, NO_RULE, *rest)
+        return arrays._replace(fusion=False, same=np.arange(len(self.allowed)))
+
+    def _tolerant(self) -> np.ndarray:
+        return np.ones(len(self.allowed), dtype=np.bool_)
 
     def native(self, mask: np.ndarray) -> list[int]:
         return []

@@ -10,7 +10,6 @@ from typing import Callable, Collection, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from memonger.costs.time.flops import forward_flops
 from memonger.graph.forward import KeptCopy
 from memonger.planners.marks import chen2016
 from memonger.planners.marks.copies import apart_from_fusion, copies_at
@@ -123,6 +122,9 @@ def _original(
     hints: Mapping[int, str], cost: Callable[[np.ndarray], int], rules: Rules, ntrial: int
 ) -> MarkPlan:
     """Find the original's best plan with the rules."""
+    if not hints:  # then its plan is the same whatever the threshold
+        mask = rules.apply(chen2016.mirror_plan(rules.graph, hints, 0).mask)
+        return MarkPlan(cost(mask), 0.0, mask)
     trials = chen2016.search(rules.graph, hints, lambda mask: cost(rules.apply(mask)), ntrial)
     best = min(trials, key=lambda trial: trial.cost)  # of equals the first
     return MarkPlan(best.cost, 0.0, rules.apply(best.mask))
@@ -203,5 +205,4 @@ def _minimised(
 
 def _flops(rules: Rules) -> NodeTimes:
     """Operations instead of seconds, where no time is asked for."""
-    flops = forward_flops(rules.graph).astype(np.float64)
-    return NodeTimes(flops, 0 * flops, 0 * flops)
+    return NodeTimes(rules.flops, 0 * rules.flops, 0 * rules.flops)
