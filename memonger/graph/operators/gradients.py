@@ -114,6 +114,8 @@ def gradient_of(op: str, attrs: Attrs, inputs: Tensors, zero: bool) -> OperatorG
 
     With ``zero`` those of its outputs are zero (``CheckGradAllZero`` in ``operator_common.h``).
     """
+    for tensor in inputs:
+        check_elements(tensor.shape)
     key = op, attrs, len(inputs), zero
     if key not in _observed:
         _observed[key] = _observe(op, attrs, inputs, zero)
