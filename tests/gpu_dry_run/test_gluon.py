@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import memonger
@@ -15,6 +16,7 @@ from .dry_run import GpuDryRun
 pytestmark = pytest.mark.gpu_dry_run
 
 HOWS: dict[str, dict[str, Any]] = {"marks": {}, "schedule": {"how": "schedule", "work": 2.0}}
+FUSED = re.compile("kernel FusedKernel.*_backward_")
 SHAPE = (32, 3, 128, 128)
 
 
@@ -54,3 +56,6 @@ def test_planned_blocks_step_in_less_memory(gpu_dry_run: GpuDryRun, how: str, fu
     assert planned_peak < peak - 0.8 * saved  # a schedule's pool has the gradients too
     gradients = [sum("ConvolutionBackward" in c for c in run.trace) for run in (plain, planned)]
     assert gradients[0] == gradients[1] > 0
+    # Kernels that compute gradients, to tell them from those of inference. Schedules fuse nothing.
+    fused = [any(FUSED.match(c) for c in run.trace) for run in (plain, planned)]
+    assert fused == [fusion == "1", fusion == "1" and how == "marks"]
