@@ -248,6 +248,32 @@ def layers_frozen_midway(prepare: Prepare) -> Arrays:
 
 
 @scenario
+def a_frozen_layer_initialized_again(prepare: Prepare) -> Arrays:
+    net = prepare(mlp())
+    net.collect_params(".*dense0_.*").setattr("grad_req", "null")
+    training = trainer(net)
+    for k in range(4):
+        if k == 2:
+            net[0].initialize(mx.init.Constant(0.01), force_reinit=True)
+        step(net, training, *batch(k))
+    return left_in(net)
+
+
+@scenario
+def gradients_in_new_arrays(prepare: Prepare) -> Arrays:
+    """The old ones, which the user may have, stay as they are."""
+    net, old = prepare(mlp()), {}
+    training = trainer(net)
+    for k in range(4):
+        if k == 2:
+            old = {name: each.grad() for name, each in net.collect_params(".*dense.*").items()}
+            for request in ("add", "write"):
+                net.collect_params().setattr("grad_req", request)
+        step(net, training, *batch(k))
+    return {**left_in(net), **{f"old {name}": each.asnumpy() for name, each in old.items()}}
+
+
+@scenario
 def several_inputs_and_outputs(prepare: Prepare) -> Arrays:
     net = prepare(initialized(TwoInputs(prefix="two_")))
     training = trainer(net)

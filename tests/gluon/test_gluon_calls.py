@@ -377,6 +377,41 @@ def test_errors_raise_at_backward(mistake: Any, drop: float, message: str, how: 
     taught(net)  # no error is left
 
 
+def taken_by_another_call(loss: Any, net: Any, x: Any) -> None:
+    autograd.grad(loss, [x], retain_graph=True)
+    with autograd.record():
+        net(x)
+    autograd.grad(loss, [x])
+
+
+def drawn_twice_by_grad(loss: Any, _: Any, x: Any) -> None:
+    autograd.grad(loss, [x], retain_graph=True)
+    autograd.grad(loss, [x])
+
+
+def grad_in_other_mode(loss: Any, _: Any, x: Any) -> None:
+    autograd.grad(loss, [x], train_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "drop", "message"),
+    [
+        (taken_by_another_call, 0, "called again since"),
+        (drawn_twice_by_grad, 0.2, "draws random numbers"),
+        (grad_in_other_mode, 0.2, "train_mode=False"),
+    ],
+)
+def test_errors_raise_at_grad(mistake: Any, drop: float, message: str) -> None:
+    net = planned(mlp(drop=drop))
+    x, y = batch(0)
+    x.attach_grad()
+    with autograd.record():
+        loss = LOSS(net(x), y)
+    with pytest.raises(MemongerError, match=message):
+        mistake(loss, net, x)
+    taught(net)  # no error is left
+
+
 def test_statistics_are_there_when_backward_has_returned() -> None:
     net = planned(mlp())
     training = trainer(net)
@@ -422,17 +457,27 @@ print(abs(weight.grad().asnumpy()).sum() > 0)
     assert lines[:2] == ["nan", "nan"] and "mx.autograd.grad" in lines[2] and lines[3] == "True"
 
 
-def test_executors_are_freed_by_the_thread_that_bound_them(monkeypatch: Any) -> None:
-    """Not by the engine's, nor by one on which Python collects garbage: MXNet would deadlock."""
+@pytest.fixture
+def freed(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """The threads on which executors are freed from now on."""
     threads, free = [], mx.executor.Executor.__del__
 
     def noted(self: Any) -> None:
         threads.append(threading.current_thread())
         free(self)
 
+    for _ in range(2):  # what earlier tests have left, which a call frees
+        taught(planned(mlp()), 1)
+        gc.collect()
+    monkeypatch.setattr(mx.executor.Executor, "__del__", noted)
+    return threads
+
+
+def test_executors_are_freed_by_the_thread_that_bound_them(freed: list[threading.Thread]) -> None:
+    """Not by the engine's, nor by one on which Python collects garbage: MXNet would deadlock."""
     net, other = planned(mlp()), planned(mlp("other_"))
     taught(net, 1), taught(other, 1)
-    monkeypatch.setattr(mx.executor.Executor, "__del__", noted)
+    freed.clear()
     for size in (2000, 4000, 6000):  # each takes the place of the one before
         x, y = batch(0, size)
         with autograd.record():
@@ -444,7 +489,40 @@ def test_executors_are_freed_by_the_thread_that_bound_them(monkeypatch: Any) -> 
     collector.start()
     collector.join()
     taught(other, 1)
-    assert len(threads) >= 3 and set(threads) == {threading.current_thread()}
+    assert len(freed) >= 3 and set(freed) == {threading.current_thread()}
+
+
+@pytest.mark.parametrize("by", ["unplan", "garbage", "next call"])
+def test_executors_are_freed_soon(by: str, freed: list[threading.Thread]) -> None:
+    net, other = planned(mlp()), planned(mlp("other_"))
+    taught(net, 1), taught(other, 1)
+    with autograd.record():
+        loss = net(batch(0)[0])
+    if by != "next call":
+        del loss
+    mx.nd.waitall()
+    freed.clear()
+    if by == "unplan":
+        unplan(net)
+    else:
+        del net
+        gc.collect()
+    if by == "next call":
+        assert not freed  # the tape has the call
+        del loss
+        mx.nd.waitall()
+        taught(other, 1)
+    assert len(freed) == 1
+
+
+def test_the_latest_32_shapes_stay_bound(freed: list[threading.Thread]) -> None:
+    net = planned(mlp(), data=(60, 20))
+    freed.clear()
+    for size in [*range(60, 20, -1), *range(21, 53)]:
+        with autograd.record():
+            net(batch(0, size)[0])
+        mx.nd.waitall()
+    assert len(freed) == 8
 
 
 # Memory
