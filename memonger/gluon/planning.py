@@ -190,14 +190,15 @@ def _read_keywords(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 def _lay_out(net: Any) -> None:
     """Store the parameters as rows, before memory is taken for a plan."""
     # Inference leaves a convolution's weights in MKLDNN's layout. The first training step would
-    # copy them, and what that frees would lie idle: 60 of 220 MB with ResNet-50.
+    # copy them, and what that frees would lie idle: 60 of 220 MB with ResNet-50. It does so when it
+    # is run, by an operator that it pushes then: to wait for the weights would be too early.
+    mx.nd.waitall()
     for parameter in net.collect_params().values():
         try:
             arrays = parameter.list_data()
         except RuntimeError:  # not initialized yet, or sparse
             continue
         for array in arrays:
-            array.wait_to_read()
             stub.address(array)
 
 

@@ -527,7 +527,7 @@ def test_the_latest_32_shapes_stay_bound(freed: list[threading.Thread]) -> None:
 
 # Memory
 
-MEMORY = """
+TOLD = """
 import sys
 import memonger
 import mxnet as mx
@@ -537,7 +537,11 @@ from mxnet.gluon import nn
 def told(key):
     with open('/proc/self/status') as f:
         return next(int(line.split()[1]) for line in f if line.startswith(key + ':'))
+"""
 
+MEMORY = (
+    TOLD
+    + """
 net = nn.HybridSequential()
 for _ in range(40):
     net.add(nn.Dense(64), nn.BatchNorm(), nn.Activation('relu'))
@@ -557,17 +561,48 @@ for size in sizes:
 mx.nd.waitall()
 print((told('VmHWM') - before) // 1024)
 """
+)
+
+WEIGHTS = (
+    TOLD
+    + """
+net = nn.HybridSequential()
+for _ in range(12):
+    net.add(nn.Conv2D(384, 3, padding=1, in_channels=384), nn.BatchNorm(), nn.Activation('relu'))
+net.initialize()
+x = mx.nd.random.normal(shape=(4, 384, 8, 8))
+if sys.argv[1:]:
+    net(x)
+memonger.gluon.plan(net, patience=0.002)
+trainer = mx.gluon.Trainer(net.collect_params(), 'sgd')
+mx.nd.waitall()
+before = told('VmRSS')
+for _ in range(3):
+    with autograd.record():
+        out = net(x)
+    out.backward()
+    trainer.step(4)
+mx.nd.waitall()
+print((told('VmHWM') - before) // 1024)
+"""
+)
+
+
+def peak(code: str, *arguments: str) -> int:
+    """The MB by which a process grows in training."""
+    done = run_python("-W", "ignore", "-c", code, *arguments)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return int(done.stdout)
 
 
 def test_memory_of_a_process() -> None:
     """A loop that does not wait takes one pool, and so do batches of several sizes."""
-
-    def peak(*arguments: str) -> int:
-        done = run_python("-W", "ignore", "-c", MEMORY, *arguments)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return int(done.stdout)
-
-    plain, marks, several = peak(), peak("{}"), peak("{}", "several")
+    plain, marks, several = peak(MEMORY), peak(MEMORY, "{}"), peak(MEMORY, "{}", "several")
     assert marks < 0.5 * plain
     # What MXNet and MKLDNN take for each size beside a pool was some 5 MB.
     assert several < marks + 0.4 * plain
+
+
+def test_an_inference_before_the_plan_takes_no_memory_from_it() -> None:
+    """MKLDNN lays weights out for inference: 61 MB of them here, that training would copy."""
+    assert peak(WEIGHTS, "inference") <= peak(WEIGHTS)
