@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Mapping
 
 import numpy as np
 
-from memonger.api import planning
-from memonger.api.plan import Plan
+from memonger.api.plan import Plan, plan_of
 from memonger.gluon import autograd, stub
 from memonger.gluon.runner import Call, PlannedGraph, Runner, free_unused
+from memonger.solve.request import read_options, read_request
+from memonger.solve.solution import solve
 from memonger.support.errors import BudgetError, MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 
@@ -147,13 +148,17 @@ class PlannedOp:
                 )
         known = self._symbol.list_arguments()
         wanted = {n for n in known if n in parameters and parameters[n].grad_req != "null"}
-        found: Plan = planning.plan(
-            self._symbol,
-            {name: arrays[name].shape for name in self._names},
-            type_dict={name: np.dtype(arrays[name].dtype).name for name in self._names},
-            grad_req={name: "write" if name in wanted else "null" for name in known},
-            **self._asked.options,
+        request = read_request(
+            {
+                "net": self._symbol,
+                "shapes": {name: arrays[name].shape for name in self._names},
+                "type_dict": {name: np.dtype(arrays[name].dtype).name for name in self._names},
+                "grad_req": {name: "write" if name in wanted else "null" for name in known},
+                **self._asked.options,
+            }
         )
+        request = replace(request, own_gradients=True)  # ``Parameter.grad()``
+        found = plan_of(solve(request, read_options(self._asked.options)))
         self._asked.plan, self._asked.refused = found, ""
         self._graph = PlannedGraph(found.symbol, self._names, parameters)
         self._saves_nothing = found.pool_bytes >= found.unplanned_bytes

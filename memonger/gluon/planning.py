@@ -56,9 +56,9 @@ def plan(net: Net, shapes: Any = None, *, type_dict: Any = None, **options: Any)
     type_dict : dict, optional
         Types of these inputs by name; by default that of the first parameter.
     **options
-        What `memonger.plan` takes by keyword, but ``grad_req`` and ``devices``. By default
-        ``how='marks'``, with a budget too. A schedule has the gradients of all parameters in its
-        pool, which come on top of ``Parameter.grad()``, of what its plan tells, and of a budget.
+        What `memonger.plan` takes by keyword, but ``grad_req`` and ``devices``. With a budget
+        ``how='auto'`` is the default. A schedule has the gradients of all parameters in its pool,
+        and copies them to ``Parameter.grad()``; its plan and a budget count both.
 
     Returns
     -------
@@ -175,9 +175,9 @@ def _read_keywords(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any
         if name in given:
             raise MemongerError(f"memonger.gluon.plan takes no {name}=; {instead}")
     options = {name: value for name, value in given.items() if name in _OPTIONS}
-    options.setdefault("how", "marks")
-    checked = read_options(options)
-    if checked.how == EITHER and checked.budget is None:
+    has_budget = read_options(options).budget is not None
+    options.setdefault("how", EITHER if has_budget else "marks")
+    if options["how"] == EITHER and not has_budget:
         raise MemongerError("how='auto' needs budget=; give it, or how='marks' or 'schedule'")
     inputs = {name: value for name, value in given.items() if name not in _OPTIONS}
     for name, shape in inputs.items():

@@ -182,16 +182,18 @@ def of_marks(
     return Memory(found, bound, training.inexact, gradients, held=held, fused=fused)
 
 
-def of_step(step: TrainingStep, grad_req: Mapping[str, str], held: Held = NOTHING) -> Memory:
+def of_step(step: TrainingStep, request: Request, held: Held = NOTHING) -> Memory:
     """Replay a training step of a schedule."""
     training, heads = step.training, step.heads
     pooled: set[Entry] = set()
     beside: list[Tensor] = []
     for a, place in zip(training.wanted, step.gradients):
         # What is written stays in the pool, but for an output of the network, or what is there
-        # already as the gradient of another argument; what is added has an array of its own.
+        # already as the gradient of another argument; what is added, or copied from there, has an
+        # array of its own.
         entry = None if place is None or place < len(training.graph.heads) else heads[place]
-        write = grad_req[training.graph.nodes[a].name] == "write"
+        write = request.grad_req[training.graph.nodes[a].name] == "write"
+        write = write and not request.own_gradients
         if write and entry is not None and entry not in pooled:
             pooled.add(entry)
         elif a not in step.parts.totals:  # those are among the variables
@@ -206,7 +208,7 @@ def predict(request: Request) -> Memory:
     graph = forward_graph(symbol, request.spec)
     if isinstance(symbol, ScheduledSymbol) and symbol.schedule is not None:
         step = step_for(graph, symbol.schedule, grad_req, has_mkldnn(request.device))
-        return of_step(step, grad_req)
+        return of_step(step, request)
     training = training_graph(graph, wanted(graph, grad_req))
     fuses = GPU_FUSION in targets_of(request.device.device_type)
     return of_marks(training, marks.recomputed(graph), fuses=fuses)

@@ -307,7 +307,7 @@ class Schedules(_Network):
         return Found(plans, interrupted)
 
     def memory(self, plan: Candidate) -> Memory:
-        return of_step(unroll(self.written, plan.schedule), self.request.grad_req, self.held)
+        return of_step(unroll(self.written, plan.schedule), self.request, self.held)
 
     def bound(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
         schedules.check(self.load, plan.schedule)

@@ -72,11 +72,32 @@ def test_the_types_are_those_of_a_net_that_was_cast() -> None:
     assert plan_of(planned(mlp(), data=(16, 20), type_dict={"data": "float32"})).recomputed
 
 
-@pytest.mark.parametrize("options", [{}, {"budget": "90%"}])
-def test_marks_by_default(options: Any) -> None:
-    found = plan_of(planned(mlp(), data=(16, 20), **options))
-    assert found.schedule is None
-    assert (found.added_time is not None) == bool(options)
+def chain() -> Any:
+    """Layers whose results take far more than their parameters."""
+    net = nn.HybridSequential(prefix="chain_")
+    with net.name_scope():
+        for _ in range(40):
+            net.add(nn.Dense(8, activation="relu"))
+    return initialized(net)
+
+
+def test_marks_by_default_and_both_ways_with_a_budget() -> None:
+    marks = plan_of(planned(chain(), data=(1024, 8)))
+    assert marks.schedule is None and marks.added_time is None
+    budget = 0.9 * marks.pool_bytes / marks.unplanned_bytes
+    with pytest.raises(memonger.BudgetError):
+        planned(chain(), data=(1024, 8), budget=budget, how="marks")
+    assert plan_of(planned(chain(), data=(1024, 8), budget=budget)).schedule is not None
+
+
+def test_a_schedule_is_told_with_the_gradients_of_the_block_and_of_its_pool() -> None:
+    net, options = chain(), {"how": "schedule", "work": 2.0}
+    found = plan_of(planned(net, data=(1024, 8), **options))
+    other = memonger.plan(net(mx.sym.var("data")), data=(1024, 8), patience=PATIENCE, **options)
+    asked = [p for p in net.collect_params().values()]
+    assert other.gradient_bytes >= sum(4 * p.data().size for p in asked) > 0
+    assert found.pool_bytes == other.pool_bytes + other.gradient_bytes
+    assert found.gradient_bytes == 0
 
 
 def test_a_budget_that_no_plan_fits() -> None:
