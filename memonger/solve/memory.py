@@ -182,8 +182,10 @@ def of_marks(
     return Memory(found, bound, training.inexact, gradients, held=held, fused=fused)
 
 
-def of_step(step: TrainingStep, request: Request, held: Held = NOTHING) -> Memory:
-    """Replay a training step of a schedule."""
+def of_step(
+    step: TrainingStep, grad_req: Mapping[str, str], held: Held = NOTHING, own: bool = False
+) -> Memory:
+    """Replay a training step of a schedule; ``own`` is as ``Request.own_gradients``."""
     training, heads = step.training, step.heads
     pooled: set[Entry] = set()
     beside: list[Tensor] = []
@@ -192,9 +194,8 @@ def of_step(step: TrainingStep, request: Request, held: Held = NOTHING) -> Memor
         # already as the gradient of another argument; what is added, or copied from there, has an
         # array of its own.
         entry = None if place is None or place < len(training.graph.heads) else heads[place]
-        write = request.grad_req[training.graph.nodes[a].name] == "write"
-        write = write and not request.own_gradients
-        if write and entry is not None and entry not in pooled:
+        write = grad_req[training.graph.nodes[a].name] == "write"
+        if write and not own and entry is not None and entry not in pooled:
             pooled.add(entry)
         elif a not in step.parts.totals:  # those are among the variables
             beside.append(training.graph.tensors[a][0])
@@ -208,7 +209,7 @@ def predict(request: Request) -> Memory:
     graph = forward_graph(symbol, request.spec)
     if isinstance(symbol, ScheduledSymbol) and symbol.schedule is not None:
         step = step_for(graph, symbol.schedule, grad_req, has_mkldnn(request.device))
-        return of_step(step, request)
+        return of_step(step, grad_req, own=request.own_gradients)
     training = training_graph(graph, wanted(graph, grad_req))
     fuses = GPU_FUSION in targets_of(request.device.device_type)
     return of_marks(training, marks.recomputed(graph), fuses=fuses)

@@ -307,7 +307,8 @@ class Schedules(_Network):
         return Found(plans, interrupted)
 
     def memory(self, plan: Candidate) -> Memory:
-        return of_step(unroll(self.written, plan.schedule), self.request, self.held)
+        step, asked = unroll(self.written, plan.schedule), self.request
+        return of_step(step, asked.grad_req, self.held, asked.own_gradients)
 
     def bound(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
         schedules.check(self.load, plan.schedule)

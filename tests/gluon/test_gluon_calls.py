@@ -91,11 +91,12 @@ def test_marks_by_default_and_both_ways_with_a_budget() -> None:
 
 
 def test_a_schedule_is_told_with_the_gradients_of_the_block_and_of_its_pool() -> None:
-    net, options = chain(), {"how": "schedule", "work": 2.0}
-    found = plan_of(planned(net, data=(1024, 8), **options))
-    other = memonger.plan(net(mx.sym.var("data")), data=(1024, 8), patience=PATIENCE, **options)
-    asked = [p for p in net.collect_params().values()]
-    assert other.gradient_bytes >= sum(4 * p.data().size for p in asked) > 0
+    options: Any = {"data": (1024, 8), "how": "schedule", "work": 2.0}
+    net = planned(chain(), **options)
+    found = plan_of(net)
+    other = memonger.plan(net(mx.sym.var("data")), patience=PATIENCE, **options)
+    sizes = [4 * parameter.data().size for parameter in net.collect_params().values()]
+    assert other.gradient_bytes >= sum(sizes) > 0
     assert found.pool_bytes == other.pool_bytes + other.gradient_bytes
     assert found.gradient_bytes == 0
 
