@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict
 
-import memonger
+import memonger  # noqa: F401  before mxnet
 import mxnet as mx
 import numpy as np
 from mxnet.gluon import nn
@@ -137,12 +137,15 @@ def images(number: int, size: int = 8) -> tuple[Any, Any]:
     return x, mx.nd.array(random.randint(0, 10, size))
 
 
-def trainer(*nets: Any, optimizer: str = "sgd", **options: Any) -> Any:
+def trainer(
+    *nets: Any, optimizer: str = "sgd", store: dict[str, Any] | None = None, **options: Any
+) -> Any:
+    """With the options of the optimizer, and those of its kvstore."""
     parameters = mx.gluon.ParameterDict()
     for net in nets:
         parameters.update(net.collect_params())
     usual = {"learning_rate": 0.1, "momentum": 0.9} if optimizer == "sgd" else {}
-    return mx.gluon.Trainer(parameters, optimizer, {**usual, **options})
+    return mx.gluon.Trainer(parameters, optimizer, {**usual, **options}, **(store or {}))
 
 
 def step(net: Any, training: Any, x: Any, y: Any) -> Any:
@@ -169,28 +172,6 @@ def left_in(*nets: Any) -> Arrays:
 def seed() -> None:
     mx.random.seed(3)
     np.random.seed(3)
-
-
-def run(scenario: Callable[[Prepare], Arrays], how: str) -> Arrays:
-    """What a scenario leaves, with plain ``hybridize()`` (no how) or by plans that recompute."""
-    nets = []
-
-    def prepare(net: Any) -> Any:
-        if not how:
-            net.hybridize()
-            return net
-        nets.append(net)
-        planned = memonger.gluon.plan(net, patience=PATIENCE, **HOWS[how])
-        assert planned is net
-        return net
-
-    seed()
-    left = scenario(prepare)
-    mx.nd.waitall()
-    for net in nets:
-        plan = memonger.gluon.plan_of(net)
-        assert plan.recomputed and plan.pool_bytes < plan.unplanned_bytes
-    return left
 
 
 def different(one: Arrays, other: Arrays) -> list[str]:

@@ -1,0 +1,104 @@
+"""Planned nets on several devices, by several threads, workers and processes."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+import memonger  # noqa: F401  before mxnet
+import mxnet as mx
+from mxnet import autograd, gluon
+
+from blocks import HOWS, LOSS, Arrays, Prepare
+from blocks import batch, different, left_in, mlp, step, trainer
+from planned import elsewhere
+from scenarios import Scenarios, run, unlike_plain
+
+SCENARIOS = Scenarios()
+
+
+def on_two_devices(prepare: Prepare) -> Any:
+    devices = [mx.cpu(0), mx.cpu(1)]
+    net = mlp(drop=0)
+    net.collect_params().reset_ctx(devices)
+    return prepare(net), devices
+
+
+@SCENARIOS.add
+def two_devices(prepare: Prepare) -> Arrays:
+    net, devices = on_two_devices(prepare)
+    training = trainer(net)
+    for k in range(4):
+        parts = [gluon.utils.split_and_load(each, devices) for each in batch(k, 32)]
+        with autograd.record():
+            losses = [LOSS(net(x), y) for x, y in zip(*parts)]
+        if k % 2:
+            autograd.backward(losses)
+        else:
+            for loss in losses:
+                loss.backward()
+        mx.nd.waitall()  # the trainer's first step copies the statistics to all devices
+        training.step(16)
+    return left_in(net)
+
+
+@SCENARIOS.add
+def a_thread_for_each_device(prepare: Prepare) -> Arrays:
+    net, devices = on_two_devices(prepare)
+    training = trainer(net)
+    step_on = gluon.utils.split_and_load
+    with autograd.record():  # what is made at first is made here
+        losses = [
+            LOSS(net(x), y) for x, y in zip(*(step_on(each, devices) for each in batch(9, 32)))
+        ]
+    autograd.backward(losses)
+
+    def work(x: Any, y: Any) -> None:
+        for _ in range(3):
+            with autograd.record():
+                loss = LOSS(net(x), y)
+            loss.backward()
+
+    for k in range(3):
+        parts = [step_on(each, devices) for each in batch(k, 32)]
+        threads = [threading.Thread(target=work, args=part) for part in zip(*parts)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        mx.nd.waitall()  # the trainer's first step copies the statistics to all devices
+        training.step(16)
+    return left_in(net)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_bits(name: str, how: str) -> None:
+    assert unlike_plain(SCENARIOS[name], how) == []
+
+
+def workers_forked_in_mid_step(prepare: Prepare) -> Arrays:
+    net = prepare(mlp())
+    training = trainer(net)
+    for k in range(3):
+        x, y = batch(k)
+        with autograd.record():
+            loss = LOSS(net(x), y)
+        data = gluon.data.ArrayDataset(*(each.asnumpy() for each in batch(k, 8)))
+        read = list(gluon.data.DataLoader(data, 4, num_workers=2, timeout=60))
+        loss.backward()
+        training.step(16)
+        for x, y in read:
+            step(net, training, *(each.as_in_context(mx.cpu()) for each in (x, y)))
+    return left_in(net)
+
+
+def forked(how: str) -> Arrays:
+    return run(workers_forked_in_mid_step, how)
+
+
+def test_workers_forked_in_mid_step() -> None:
+    found = [elsewhere(forked, how)[0] for how in ("", "marks")]
+    assert different(*found) == []

@@ -1,0 +1,132 @@
+"""Networks of many kinds train by plans to the bits that they train to after ``hybridize()``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import memonger  # noqa: F401  before mxnet
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.gluon import nn, rnn
+
+from blocks import HOWS, LOSS, Arrays, Prepare, Residual, Transformer, TwoInputs
+from blocks import batch, images, initialized, layers, left_in, step, trainer
+from scenarios import Scenarios, unlike_plain
+
+SCENARIOS = Scenarios()
+
+
+@SCENARIOS.add
+def convolutions(prepare: Prepare) -> Arrays:
+    net = prepare(initialized(Residual(prefix="net_")))
+    training = trainer(net)
+    for k in range(4):
+        step(net, training, *images(k))
+    return left_in(net)
+
+
+def within(outer: Any, prepare_it: Prepare, prepare_its_part: Prepare) -> Arrays:
+    inner = layers("inner_", 32)
+    with outer.name_scope():
+        outer.add(inner, nn.Dense(10))
+    initialized(outer)
+    prepare_it(outer)
+    prepare_its_part(inner)
+    training = trainer(outer)
+    for k in range(3):
+        step(outer, training, *batch(k))
+    return left_in(outer)
+
+
+def leave(net: Any) -> Any:
+    return net
+
+
+@SCENARIOS.add
+def nested(prepare: Prepare) -> Arrays:
+    return within(nn.HybridSequential(prefix="outer_"), prepare, leave)
+
+
+@SCENARIOS.add
+def within_a_block_that_is_not_hybridized(prepare: Prepare) -> Arrays:
+    return within(nn.Sequential(prefix="outer_"), leave, prepare)
+
+
+@SCENARIOS.add
+def several_inputs_and_outputs(prepare: Prepare) -> Arrays:
+    net = prepare(initialized(TwoInputs(prefix="two_")))
+    training = trainer(net)
+    for k in range(4):
+        (x, y), (other, _) = batch(k), batch(k + 9)
+        with autograd.record():
+            out, (left, _, same) = net(x, other)
+            loss = LOSS(out, y)
+            if k % 2:
+                loss = loss + left.mean(axis=1) + same.mean(axis=1)
+        loss.backward()
+        training.step(16)
+    return left_in(net)
+
+
+@SCENARIOS.add
+def recurrent(prepare: Prepare) -> Arrays:
+    """A fused LSTM, whose states are inputs and outputs, and cells that are unrolled."""
+
+    class Cells(nn.HybridBlock):
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            with self.name_scope():
+                self.cell, self.fused, self.top = rnn.LSTMCell(16), rnn.LSTM(16), nn.Dense(10)
+
+        def hybrid_forward(self, F: Any, x: Any, states: Any) -> Any:
+            x, states = self.fused(x, states)
+            x, _ = self.cell.unroll(6, x, layout="TNC", merge_outputs=True)
+            return self.top(F.tanh(F.mean(x, axis=0))), states
+
+    net = prepare(initialized(Cells(prefix="cells_")))
+    training = trainer(net)
+    states = net.fused.begin_state(16)
+    for k in range(3):
+        x, y = batch(k, 16, 6 * 8)
+        with autograd.record():
+            out, states = net(x.reshape((16, 6, 8)).swapaxes(0, 1), states)
+            loss = LOSS(out, y)
+        loss.backward()
+        training.step(16)
+        states = [state.detach() for state in states]
+    return left_in(net)
+
+
+@SCENARIOS.add
+def attention(prepare: Prepare) -> Arrays:
+    net = prepare(initialized(Transformer(prefix="net_")))
+    training = trainer(net, optimizer="adam", learning_rate=1e-3)
+    random = np.random.RandomState(0)
+    for _ in range(5):
+        words = mx.nd.array(random.randint(0, 50, (4, 12)))
+        lengths = mx.nd.array(random.randint(3, 13, 4))
+        with autograd.record():
+            loss = LOSS(net(words, lengths), mx.nd.array(random.randint(0, 10, 4)))
+        loss.backward()
+        training.step(4)
+    return left_in(net)
+
+
+@SCENARIOS.add
+def a_symbol_block(prepare: Prepare) -> Arrays:
+    x = mx.sym.var("image")
+    net = gluon.SymbolBlock(layers("net_")(x), [x])
+    net.initialize()
+    training = trainer(prepare(net))
+    for k in range(3):
+        step(net, training, *batch(k))
+    return left_in(net)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_bits(name: str, how: str) -> None:
+    assert unlike_plain(SCENARIOS[name], how) == []

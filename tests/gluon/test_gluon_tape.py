@@ -1,0 +1,252 @@
+"""What is on the tape beside a planned block changes no bit: calls, gradients, other blocks."""
+
+from __future__ import annotations
+
+import pytest
+
+import memonger  # noqa: F401  before mxnet
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+from blocks import HOWS, LOSS, Arrays, Prepare
+from blocks import batch, different, initialized, layers, left_in, mlp, step, trainer
+from planned import elsewhere
+from scenarios import Scenarios, plain, run, unlike_plain
+
+SCENARIOS = Scenarios()
+
+
+@SCENARIOS.add
+def two_calls_in_one_record(prepare: Prepare) -> Arrays:
+    net = prepare(mlp())
+    training = trainer(net)
+    for k in range(4):
+        (x, y), (other, _) = batch(k), batch(k + 100)
+        with autograd.record():
+            a, b = net(x), net(other)
+            loss = ((a - b) ** 2).mean(axis=1) + LOSS(a, y)
+        loss.backward()
+        training.step(16)
+    return left_in(net)
+
+
+@SCENARIOS.add
+def two_calls_with_gradients_of_their_inputs(prepare: Prepare) -> Arrays:
+    net = prepare(mlp(drop=0))
+    training, found = trainer(net), {}
+    for k in range(3):
+        (x, y), (other, _) = batch(k), batch(k + 100)
+        for each in (x, other):
+            each.attach_grad()
+        with autograd.record():
+            loss = LOSS(net(x) + net(other * 2), y)
+        loss.backward()
+        training.step(16)
+        found.update({f"x {k}": x.grad.asnumpy(), f"other {k}": other.grad.asnumpy()})
+    return {**left_in(net), **found}
+
+
+@SCENARIOS.add
+def three_calls_then_added(prepare: Prepare) -> Arrays:
+    net = prepare(mlp(drop=0))
+    training = trainer(net)
+    for k in range(4):
+        with autograd.record():
+            calls = [(net(x), y) for x, y in (batch(10 * k + each) for each in range(3))]
+            loss = sum(LOSS(out, y) for out, y in calls)
+        loss.backward()
+        training.step(16)
+    return left_in(net)
+
+
+@SCENARIOS.add
+def adversaries(prepare: Prepare) -> Arrays:
+    maker, judge = prepare(mlp("maker_", 20)), prepare(mlp("judge_", 1))
+    one, other = trainer(maker, learning_rate=0.01), trainer(judge, learning_rate=0.01)
+    loss_of = gluon.loss.SigmoidBinaryCrossEntropyLoss()
+    ones, zeros = mx.nd.ones((16,)), mx.nd.zeros((16,))
+    for k in range(4):
+        x, z = batch(k)[0], batch(k + 50)[0]
+        with autograd.record():
+            made = maker(z)
+            loss = loss_of(judge(x), ones) + loss_of(judge(made.detach()), zeros)
+        loss.backward()
+        other.step(16)
+        with autograd.record():
+            loss = loss_of(judge(maker(z)), ones)
+        loss.backward()
+        one.step(16)
+    return left_in(maker, judge)
+
+
+@SCENARIOS.add
+def planned_and_plain_blocks_mixed(prepare: Prepare) -> Arrays:
+    first, middle, last = prepare(mlp("first_", 32)), mlp("middle_", 32), prepare(mlp("last_"))
+    middle.hybridize()
+    training = trainer(first, middle, last)
+    for k in range(4):
+        x, y = batch(k)
+        with autograd.record():
+            found = first(x)
+            between = middle(found) * mx.nd.sigmoid(found)
+            loss = LOSS(last(between) + 0 * between[:, :10], y)
+        loss.backward()
+        training.step(16)
+    return left_in(first, middle, last)
+
+
+@SCENARIOS.add
+def gradient_of_the_input(prepare: Prepare) -> Arrays:
+    net, found = prepare(mlp()), {}
+    training = trainer(net)
+    for k in range(6):
+        x, y = batch(k)
+        x.attach_grad()
+        with autograd.record():
+            loss = LOSS(net(x * 2 if k % 2 else x), y)
+        loss.backward()
+        training.step(16)
+        found[f"x {k}"] = x.grad.asnumpy()
+    x.attach_grad("add")
+    x.grad[:] = 1
+    for k in range(2):
+        with autograd.record():
+            loss = LOSS(net(x), y)
+        loss.backward()
+        found[f"added {k}"] = x.grad.asnumpy()
+    return {**left_in(net), **found}
+
+
+@SCENARIOS.add
+def signs_of_zeros(prepare: Prepare) -> Arrays:
+    """A gradient of -0.0 stays what it is."""
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Activation("relu"), layers("top_", drop=0))
+    prepare(initialized(net))
+    x, y = batch(0)
+    x.attach_grad()
+    with autograd.record():
+        loss = LOSS(net(x), y)
+    loss.backward()
+    negative = np.signbit(x.grad.asnumpy()) & (x.grad.asnumpy() == 0)
+    assert negative.any()
+    return {**left_in(net), "x": x.grad.asnumpy()}
+
+
+@SCENARIOS.add
+def gradients_added_over_calls(prepare: Prepare) -> Arrays:
+    net = prepare(mlp())
+    net.collect_params().setattr("grad_req", "add")
+    training = trainer(net)
+    for k in range(3):
+        for part in range(2):
+            x, y = batch(2 * k + part)
+            with autograd.record():
+                loss = LOSS(net(x) + net(x * 2) if k == 1 else net(x), y)
+            loss.backward()
+        training.step(32)
+        net.collect_params().zero_grad()
+    return left_in(net)
+
+
+@SCENARIOS.add
+def outputs_that_are_never_differentiated(prepare: Prepare) -> Arrays:
+    net = prepare(mlp())
+    training = trainer(net)
+    for k in range(6):
+        x, y = batch(k)
+        with autograd.record():
+            net(x)
+            loss = LOSS(net(x), y)
+            net(x)
+        if k != 2:
+            loss.backward()
+            training.step(16)
+    return left_in(net)
+
+
+@SCENARIOS.add
+def two_backward_passes(prepare: Prepare) -> Arrays:
+    net = prepare(mlp(drop=0))
+    training = trainer(net)
+    for k in range(3):
+        x, y = batch(k)
+        with autograd.record():
+            loss = LOSS(net(x), y)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        training.step(16)
+    return left_in(net)
+
+
+@SCENARIOS.add
+def batches_of_other_sizes(prepare: Prepare) -> Arrays:
+    net = prepare(mlp())
+    training = trainer(net)
+    for k, size in enumerate([16, 16, 5, 16, 5, 32, 7, 16, 32]):
+        step(net, training, *batch(k, size))
+    return left_in(net)
+
+
+@SCENARIOS.add
+def inference_between(prepare: Prepare) -> Arrays:
+    net, found = prepare(mlp()), {}
+    training = trainer(net)
+    for k in range(3):
+        x, y = batch(k)
+        with autograd.record():
+            loss = LOSS(net(x), y)
+        found[f"before {k}"] = net(x).asnumpy()
+        loss.backward()
+        training.step(16)
+        found[f"after {k}"] = net(x).asnumpy()
+        with autograd.record(train_mode=False):
+            loss = LOSS(net(x), y)
+        loss.backward()
+        training.step(16)
+    return {**left_in(net), **found}
+
+
+@SCENARIOS.add
+def thirty_steps_without_a_wait(prepare: Prepare) -> Arrays:
+    net = prepare(mlp())
+    training = trainer(net)
+    for k in range(30):
+        x, y = batch(k)
+        step(net, training, x, y)
+        x[:] = 0
+    return left_in(net)
+
+
+@SCENARIOS.add
+def scaled_loss_with_adam(prepare: Prepare) -> Arrays:
+    net = prepare(mlp())
+    training = trainer(net, optimizer="adam")
+    for k in range(3):
+        x, y = batch(k)
+        with autograd.record():
+            loss = LOSS(net(x), y) * 128
+        loss.backward()
+        training.step(16 * 128)
+    return left_in(net)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_bits(name: str, how: str) -> None:
+    assert unlike_plain(SCENARIOS[name], how) == []
+
+
+def several(how: str) -> list[Arrays]:
+    """For a process of its own."""
+    return [run(each, how) for each in (two_calls_in_one_record, batches_of_other_sizes)]
+
+
+@pytest.mark.parametrize("how", ("marks", "schedule"))
+def test_naive_engine(how: str) -> None:
+    found, _ = elsewhere(several, how, MXNET_ENGINE_TYPE="NaiveEngine")
+    usual = plain(two_calls_in_one_record), plain(batches_of_other_sizes)
+    assert [different(*pair) for pair in zip(usual, found)] == [[], []]
