@@ -13,6 +13,7 @@ from mxnet import autograd, gluon
 
 from blocks import HOWS, LOSS, Arrays, Prepare
 from blocks import batch, different, left_in, mlp, step, trainer
+from distributed import on_workers
 from planned import elsewhere
 from scenarios import Scenarios, run, unlike_plain
 
@@ -42,6 +43,37 @@ def two_devices(prepare: Prepare) -> Arrays:
         mx.nd.waitall()  # the trainer's first step copies the statistics to all devices
         training.step(16)
     return left_in(net)
+
+
+def by_a_kvstore(prepare: Prepare, kvstore: str, updates: bool) -> Arrays:
+    net, devices = on_two_devices(prepare)
+    training = trainer(net, store={"kvstore": kvstore, "update_on_kvstore": updates})
+    for k in range(5):
+        parts = [gluon.utils.split_and_load(each, devices) for each in batch(k, 32)]
+        with autograd.record():
+            losses = [LOSS(net(x), y) for x, y in zip(*parts)]
+        autograd.backward(losses)
+        mx.nd.waitall()  # the trainer's first step copies the statistics to all devices
+        training.step(32)
+    left = left_in(net)
+    weights = [left[f"net_dense0_weight {ctx}"] for ctx in devices]
+    assert (weights[0] == weights[1]).all()
+    return left
+
+
+@SCENARIOS.add
+def kvstore_device(prepare: Prepare) -> Arrays:
+    return by_a_kvstore(prepare, "device", False)
+
+
+@SCENARIOS.add
+def kvstore_device_that_updates(prepare: Prepare) -> Arrays:
+    return by_a_kvstore(prepare, "device", True)
+
+
+@SCENARIOS.add
+def kvstore_local(prepare: Prepare) -> Arrays:
+    return by_a_kvstore(prepare, "local", True)
 
 
 @SCENARIOS.add
@@ -102,3 +134,34 @@ def forked(how: str) -> Arrays:
 def test_workers_forked_in_mid_step() -> None:
     found = [elsewhere(forked, how)[0] for how in ("", "marks")]
     assert different(*found) == []
+
+
+def at_a_worker(how: str, updates: bool) -> tuple[int, Arrays]:
+    store = mx.kv.create("dist_sync")
+
+    def scenario(prepare: Prepare) -> Arrays:
+        net = prepare(mlp())
+        training = trainer(net, store={"kvstore": store, "update_on_kvstore": updates})
+        for k in range(5):
+            x, y = batch(2 * k + store.rank)
+            with autograd.record():
+                loss = LOSS(net(x), y)
+            loss.backward()
+            mx.nd.waitall()  # the trainer's first step gives both the statistics of one
+            training.step(32)
+        return left_in(net)
+
+    return store.rank, run(scenario, how)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "updates"), [("marks", False), ("marks", True), ("schedule", False)]
+)
+def test_two_workers(how: str, updates: bool) -> None:
+    """Of ``dist_sync``: each has its own batches and statistics, and the weights are common."""
+    plain, planned = (dict(on_workers(at_a_worker, each, updates)) for each in ("", how))
+    assert [different(plain[rank], planned[rank]) for rank in (0, 1)] == [[], []]
+    own = "running", "grad" if updates else "running"  # the sum of gradients is with the server
+    unlike = different(planned[0], planned[1])
+    assert unlike == [name for name in planned[0] if any(each in name for each in own)]
