@@ -547,6 +547,15 @@ def test_the_latest_32_shapes_stay_bound(freed: list[threading.Thread]) -> None:
     assert len(freed) == 8
 
 
+def test_hooks_of_operators_are_called_in_inference_only() -> None:
+    net, told = planned(mlp()), []
+    net.register_op_hook(lambda *about: told.append(about))
+    taught(net)
+    assert plan_of(net).recomputed and not told
+    net(batch(0)[0])
+    assert len(told) == 33
+
+
 # Memory
 
 TOLD = """

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from typing import Any
 
 import pytest
 
 import memonger  # noqa: F401  before mxnet
 import mxnet as mx
+import numpy as np
 from mxnet import gluon
 from mxnet.gluon import nn
 
@@ -128,6 +131,56 @@ def hooks(prepare: Prepare) -> Arrays:
 
 
 @SCENARIOS.add
+def hooks_of_operators(prepare: Prepare) -> Arrays:
+    """They are told all in inference, and what `Monitor` makes of it is as without a plan."""
+    net = prepare(mlp())
+    training, told = trainer(net), []
+    monitor = mx.mon.Monitor(1, pattern=".*dense.*")
+
+    def op_hook(name: bytes, op: bytes, array: Any) -> None:
+        if monitor.activated:
+            told.append((name, op))
+            monitor.stat_helper(name, array)
+
+    net.register_op_hook(op_hook)
+    found: Arrays = {}
+    for k in range(5):
+        step(net, training, *batch(k))
+        monitor.tic()
+        net(batch(k + 9)[0])
+        found[f"monitored {k}"] = repr(monitor.toc()).encode()
+    assert len(told) == 5 * 33 and b"dense8_fwd_output" in found["monitored 4"]
+    return {**left_in(net), **found, "told": repr(told).encode()}
+
+
+@SCENARIOS.add
+def summaries(prepare: Prepare) -> Arrays:
+    """They are refused in MXNet's words while a net is hybridized, and its plan is made anew."""
+    net, found = mlp(), {}
+
+    def summary() -> bytes:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            net.summary(batch(0)[0])
+        assert "Unique parameters in model: 9418" in printed.getvalue()
+        return printed.getvalue().encode()
+
+    found["before"] = summary()
+    prepare(net)
+    training = trainer(net)
+    for k in range(5):
+        if k == 2:
+            with pytest.raises(AssertionError, match="must not be hybridized to print summary"):
+                net.summary(batch(0)[0])
+        if k == 3:
+            net.hybridize(False)
+            found["between"] = summary()
+            net.hybridize()
+        step(net, training, *batch(k))
+    return {**left_in(net), **found}
+
+
+@SCENARIOS.add
 def an_estimator(prepare: Prepare) -> Arrays:
     from mxnet.gluon.contrib.estimator import Estimator
 
@@ -136,8 +189,10 @@ def an_estimator(prepare: Prepare) -> Arrays:
     data = gluon.data.DataLoader(gluon.data.ArrayDataset(*batch(0, 64)), 16)
     estimator = Estimator(net, LOSS, trainer=trainer(net), context=mx.cpu())
     estimator.logger.setLevel("ERROR")
-    estimator.fit(data, epochs=2)
-    return left_in(net)
+    estimator.fit(data, val_data=data, epochs=2)
+    metrics = [*estimator.train_metrics, *estimator.val_metrics]
+    assert len(metrics) == 4
+    return {**left_in(net), "metrics": np.array([metric.get()[1] for metric in metrics])}
 
 
 @pytest.mark.parametrize("how", HOWS)
