@@ -140,7 +140,7 @@ def _infer_types(symbol: Any, every: Any, spec: InputSpec, nodes: tuple[Node, ..
     names = {kind: FLOAT if kind is None else np.dtype(kind).name for kind in set(found)}
     if any(kind is not None and np.dtype(kind).kind == "V" for kind in names):
         raise MemongerError(
-            "the network computes in bfloat16, which NumPy does not know, and MXNet cannot train; "
-            "cast to float16 or float32"
+            "the network computes in bfloat16, which neither NumPy nor a plan knows; cast to "
+            "float16 or float32"
         )
     return [names[kind] for kind in found]
