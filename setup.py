@@ -81,6 +81,8 @@ setup(
         "plot": ["matplotlib"],
         "examples": ["scikit-learn", "matplotlib"],
         "test": ["pytest>=7", "pytest-xdist>=3.2", "hypothesis>=6", "scikit-learn", "matplotlib"],
+        # For tests of networks of gluoncv and gluonnlp. Later OpenCV and pandas need a later NumPy.
+        "zoo": ["gluoncv==0.10.5.post0", "gluonnlp==0.10.0", "opencv-python<4.12", "pandas<3"],
         "lint": ["ruff==0.17.5", "mypy==1.14.1"],
     },
     classifiers=[

@@ -37,7 +37,8 @@ def run(scenario: Scenario, how: str) -> Arrays:
         return net
 
     seed()
-    left = scenario(prepare)
+    with mx.name.NameManager():  # names that do not count the nets before
+        left = scenario(prepare)
     mx.nd.waitall()
     assert bool(nets) == bool(how)
     for net in nets:
