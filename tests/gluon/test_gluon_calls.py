@@ -547,6 +547,20 @@ def test_the_latest_32_shapes_stay_bound(freed: list[threading.Thread]) -> None:
     assert len(freed) == 8
 
 
+def test_a_plan_is_made_anew_after_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    net = planned(mlp())
+    taught(net)
+    found = plan_of(net)
+    net.hybridize(False)
+    net.summary(batch(0)[0])
+    assert "Unique parameters in model: 9418" in capsys.readouterr().out
+    taught(net)
+    assert plan_of(net) is found
+    net.hybridize()
+    taught(net)
+    assert plan_of(net) is not found and plan_of(net).recomputed == found.recomputed
+
+
 def test_hooks_of_operators_are_called_in_inference_only() -> None:
     net, told = planned(mlp()), []
     net.register_op_hook(lambda *about: told.append(about))

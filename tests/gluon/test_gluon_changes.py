@@ -15,8 +15,9 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 from blocks import HOWS, LOSS, Arrays, Prepare
-from blocks import batch, left_in, mlp, step, trainer
-from scenarios import Scenarios, unlike_plain
+from blocks import batch, different, left_in, mlp, step, trainer
+from planned import elsewhere
+from scenarios import Scenarios, run, unlike_plain
 
 SCENARIOS = Scenarios()
 
@@ -200,3 +201,26 @@ def an_estimator(prepare: Prepare) -> Arrays:
 def test_bits(name: str, how: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # for what it saves
     assert unlike_plain(SCENARIOS[name], how) == []
+
+
+def a_weight_frozen_midway(prepare: Prepare) -> Arrays:
+    net = prepare(mlp())
+    training = trainer(net)
+    for k in range(5):
+        if k == 2:
+            net.collect_params()["net_dense8_weight"].grad_req = "null"
+        step(net, training, *batch(k))
+    return left_in(net)
+
+
+def frozen(how: str) -> Arrays:
+    """For a process of its own."""
+    return run(a_weight_frozen_midway, how)
+
+
+def test_a_bias_whose_weight_is_frozen() -> None:
+    """MKLDNN makes no gradient of it, and it is zero then; else it is as without a plan."""
+    bias = "net_dense8_bias cpu(0) grad"
+    assert not frozen("marks")[bias].any()
+    found = [elsewhere(frozen, how, MXNET_MKLDNN_ENABLED="0")[0] for how in ("", "marks")]
+    assert different(*found) == [] and found[1][bias].any()

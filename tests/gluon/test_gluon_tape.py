@@ -169,6 +169,23 @@ def outputs_that_are_never_differentiated(prepare: Prepare) -> Arrays:
 
 
 @SCENARIOS.add
+def gradients_that_are_stale(prepare: Prepare) -> Arrays:
+    """Of a net that took no part: the trainer's step refuses them, or leaves them out."""
+    net, other = prepare(mlp(drop=0)), prepare(mlp("other_", drop=0))
+    training = trainer(net, other)
+    for k in range(5):
+        x, y = batch(k)
+        with autograd.record():
+            loss = LOSS(net(x) if k % 2 else net(x) + other(x), y)
+        loss.backward()
+        if k % 2:
+            with pytest.raises(UserWarning, match="`other_.*has not been updated"):
+                training.step(16)
+        training.step(16, ignore_stale_grad=True)
+    return left_in(net, other)
+
+
+@SCENARIOS.add
 def two_backward_passes(prepare: Prepare) -> Arrays:
     net = prepare(mlp(drop=0))
     training = trainer(net)
