@@ -13,7 +13,7 @@ from mxnet.gluon import nn
 HOWS: dict[str, dict[str, Any]] = {
     "marks": {},
     "schedule": {"how": "schedule", "work": 2.0},
-    "budget": {"budget": "60%", "how": "auto"},
+    "budget": {"budget": "80%"},
 }
 PATIENCE = 0.05
 
