@@ -58,7 +58,7 @@ def ssd(prepare: Prepare) -> Arrays:
     net = get_model("ssd_512_mobilenet1.0_custom", **options)
     net.initialize()
     prepare(net)
-    size = 128
+    size = 256
     with autograd.train_mode():
         anchors = net(mx.nd.zeros((1, 3, size, size)))[2]
     transform = SSDDefaultTrainTransform(size, size, anchors)
