@@ -245,13 +245,18 @@ class Runner:
 
     def _deliver(self, partial: bool) -> None:
         found, parameters = self.executor.grad_dict, self.graph.parameters
+        copied: dict[Any, list[tuple[Any, Any]]] = {}  # by type
         for name, array in self._gradients.items():
             if name in parameters and parameters[name].grad_req == "add" and not partial:
                 # It holds zeros, or, where the tape adds, what was there: the stub's gradient has
                 # written or added zeros.
                 array += found[name]
-            else:  # MXNet leaves an array alone that is copied to itself (``CopyFromTo``)
-                found[name].copyto(array)
+            else:
+                copied.setdefault(array.dtype, []).append((found[name], array))
+        for pairs in copied.values():
+            # Most are the same array, which this operator leaves alone (``AMPMultiCastCompute``).
+            sources, targets = zip(*pairs)
+            mx.nd.amp_multicast(*sources, num_outputs=len(sources), out=list(targets))
 
     @contextlib.contextmanager
     def _kept(self) -> Iterator[None]:

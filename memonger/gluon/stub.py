@@ -140,9 +140,9 @@ class Stub:
 
         def hook(name: bytes, _: Any, handle: Any, __: Any) -> None:
             array = mx.nd.NDArray(ctypes.cast(handle, mx.base.NDArrayHandle))  # ours to free
-            kind, number, node = name.decode().split(":")
             call: Told | None = listener()
-            if "backward" in node and call is not None:  # not the forward pass
+            if b"backward" in name and call is not None:  # not the forward pass
+                kind, number, *_ = name.decode().split(":")
                 call(kind, int(number), array)
 
         self._hook = _HOOK(hook)
