@@ -16,7 +16,7 @@ COMPILERS = os.environ.get("CC", ""), "cc", "gcc", "clang"
 COMPILER = next((shlex.split(each) for each in COMPILERS if shutil.which(each.split(" ")[0])), None)
 ZIG = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-gnu"]  # from a wheel
 # For any CPU of this kind; the same numbers everywhere.
-FLAGS = "-std=c11 -O2 -Wall -Wextra -fPIC -shared -fvisibility=hidden -ffp-contract=off".split()
+FLAGS = "-std=c11 -O3 -Wall -Wextra -fPIC -shared -fvisibility=hidden -ffp-contract=off".split()
 
 
 class Build(build_py):

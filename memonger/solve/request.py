@@ -13,6 +13,7 @@ from typing import Any, Mapping
 import numpy as np
 
 from memonger.graph import inputs, marks
+from memonger.graph.forward import no_collection
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
 from memonger.support.symbols import read
@@ -53,6 +54,7 @@ def read_call(given: Mapping[str, Any]) -> Request:
     return Request(symbol, spec, grad_req, ctx)
 
 
+@no_collection()
 def read_request(given: Mapping[str, Any]) -> Request:
     """Check which network is planned; ``given`` are the arguments of ``memonger.plan``, or some."""
     mirroring = os.environ.get("MXNET_BACKWARD_DO_MIRROR", "0")
