@@ -1,0 +1,424 @@
+"""Train one network by several workers, which all recompute by the same plan.
+
+The workers add up their gradients with MXNet's distributed kvstore. Without ``--local`` this is one
+process of a job, and the DMLC_* variables say which; ``--local 2`` starts a whole job on this
+machine. Every worker plans by itself; before the first step they make sure that all have the same
+plan. Where a process of the job dies, the others stop with a message (exit status 75). Start the
+job again with ``--resume``, and it ends with the same bits as if nothing had happened.
+"""
+
+import os
+
+# Read by MXNet when it is loaded. On the CPU it is not repeatable with more threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("PS_HEARTBEAT_INTERVAL", "1")  # seconds; without it no death is seen
+os.environ.setdefault("PS_HEARTBEAT_TIMEOUT", "20")
+# In a scheduler or server, ``import mxnet`` does not return. Without its role it does (`serve`).
+ROLE = os.environ.pop("DMLC_ROLE", "")
+
+import argparse
+import ctypes
+import hashlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import memonger
+import mxnet as mx
+import numpy as np
+import train_gluon
+from mxnet import autograd, gluon
+from mxnet.gluon.model_zoo import vision
+from train_digits import TRAINING_IMAGES, digits
+
+GROUPS = {"scheduler": 1, "server": 2, "worker": 4}  # as MXNet numbers them
+STOPPED = 75  # the exit status where another process died: try again
+OPTIMIZER = ("sgd", {"learning_rate": 0.05, "momentum": 0.9})
+PLANS: Dict[str, Dict[str, Any]] = {"marks": {}, "schedule": {"how": "schedule", "work": 2.0}}
+
+
+def network(options: argparse.Namespace) -> Any:
+    """Build and initialize the network, with equal weights in all workers."""
+    mx.random.seed(7)
+    np.random.seed(7)
+    if options.synthetic:
+        net = vision.resnet50_v1(prefix="net_")
+    else:
+        net = train_gluon.network(options.blocks, options.filters)
+    # With all shapes known, nothing is computed before the kvstore has the weights: a convolution
+    # leaves them in MKLDNN's blocks, which MXNet's kvstore (and Horovod) refuse.
+    net.infer_shape(mx.nd.zeros(options.shape))
+    net.initialize(mx.init.Xavier(), ctx=options.ctx)
+    return net
+
+
+class ByGluon:
+    """Gluon's training loop."""
+
+    def __init__(self, options: argparse.Namespace, store: Any) -> None:
+        self.options, self.store, self.net = options, store, network(options)
+        self.loss = gluon.loss.SoftmaxCrossEntropyLoss()
+        self.batch = options.batch * (store.num_workers if options.sync else 1)
+        self.plan = None
+        if options.how == "none":
+            self.net.hybridize()
+        else:
+            memonger.gluon.plan(self.net, data=options.shape, **PLANS[options.how])
+            self.plan = memonger.gluon.plan_of(self.net)
+
+    def start(self, folder: Optional[str]) -> None:
+        """Begin with the weights of a checkpoint, or with the initial ones."""
+        if folder:
+            self.net.load_parameters(os.path.join(folder, "net.params"), ctx=self.options.ctx)
+        kept = {"kvstore": self.store, "update_on_kvstore": not self.options.sync}
+        self.trainer = gluon.Trainer(self.net.collect_params(), *OPTIMIZER, **kept)
+        if self.options.sync:
+            # MXNet takes the weights to begin with in the first step. A slow worker would get the
+            # first gradients in their place; so all take them here, before there are gradients.
+            self.trainer.save_states(os.devnull)
+            mx.nd.waitall()
+            self.store._barrier()
+        if folder:
+            self.trainer.load_states(os.path.join(folder, "optimizer.states"))
+
+    def step(self, x: Any, y: Any) -> None:
+        """Train with a batch."""
+        with autograd.record():
+            loss = self.loss(self.net(x), y)
+        loss.backward()
+        self.trainer.step(self.batch)
+
+    def states(self) -> Dict[str, Any]:
+        """Give the weights and running statistics."""
+        return {name: p.data() for name, p in self.net.collect_params().items()}
+
+    def set_states(self, states: Dict[str, Any]) -> None:
+        """Set weights and running statistics: those of `states`, which were changed in place."""
+
+    def save(self, folder: str) -> None:
+        """Write all that a training goes on from."""
+        self.net.save_parameters(os.path.join(folder, "net.params"))
+        self.trainer.save_states(os.path.join(folder, "optimizer.states"))
+
+    def scores(self, images: Any) -> Any:
+        """Compute the scores of the classes."""
+        return self.net(mx.nd.array(images, ctx=self.options.ctx)).asnumpy()
+
+
+class ByModule:
+    """Module, of the same network."""
+
+    def __init__(self, options: argparse.Namespace, store: Any) -> None:
+        self.options, self.store, net = options, store, network(options)
+        self.begin = {name: p.data() for name, p in net.collect_params().items()}
+        symbol = mx.sym.SoftmaxOutput(net(mx.sym.Variable("data")), name="softmax")
+        self.plan = None
+        if options.how != "none":
+            shapes = {"data": options.shape}
+            self.plan = memonger.plan(symbol, shapes, ctx=options.ctx, **PLANS[options.how])
+            symbol = self.plan.symbol
+        self.module = mx.mod.Module(symbol, context=options.ctx)
+        self.module.bind([("data", options.shape)], [("softmax_label", options.shape[:1])])
+
+    def start(self, folder: Optional[str]) -> None:
+        """Begin with the weights of a checkpoint, or with the initial ones."""
+        if folder:
+            self.module.load_params(os.path.join(folder, "net.params"))
+            self.module.params_initialized = True
+        else:
+            self.set_states(self.begin)
+        self.module.init_optimizer(self.store, *OPTIMIZER)
+        if folder:
+            self.module.load_optimizer_states(os.path.join(folder, "optimizer.states"))
+
+    def step(self, x: Any, y: Any) -> None:
+        """Train with a batch."""
+        self.module.forward_backward(mx.io.DataBatch([x], [y]))
+        self.module.update()
+
+    def states(self) -> Dict[str, Any]:
+        """Give the weights and running statistics."""
+        arguments, auxiliary = self.module.get_params()
+        return {**arguments, **auxiliary}
+
+    def set_states(self, states: Dict[str, Any]) -> None:
+        """Set weights and running statistics."""
+        arguments = self.module.symbol.list_arguments()
+        auxiliary = self.module.symbol.list_auxiliary_states()
+        both = [{k: v for k, v in states.items() if k in names} for names in (arguments, auxiliary)]
+        self.module.init_params(arg_params=both[0], aux_params=both[1], force_init=True)
+
+    def save(self, folder: str) -> None:
+        """Write all that a training goes on from."""
+        self.module.save_params(os.path.join(folder, "net.params"))
+        self.module.save_optimizer_states(os.path.join(folder, "optimizer.states"))
+
+    def scores(self, images: Any) -> Any:
+        """Compute the scores of the classes."""
+        return self.module.predict(mx.io.NDArrayIter(images, None, self.options.batch)).asnumpy()
+
+
+def same_plan(store: Any, key: Any, plan: Any) -> None:
+    """Make sure that this worker has the plan of worker 0; the digest goes over the kvstore."""
+    operations = [] if plan.schedule is None else plan.schedule.operations.tolist()
+    digest = hashlib.sha256(f"{plan.symbol.tojson()}{operations}".encode()).digest()
+    mine = mx.nd.array(list(digest))
+    first = mx.nd.zeros_like(mine)
+    store.broadcast(key, mine, out=first)
+    if (mine != first).asnumpy().any():
+        raise SystemExit(
+            f"worker {store.rank} has another plan than worker 0. Give all workers the same "
+            "options, and the same versions of memonger and MXNet, on the same kind of device"
+        )
+
+
+def batches(options: argparse.Namespace, store: Any, epoch: int) -> Iterator[Tuple[Any, Any]]:
+    """Yield this worker's part of an epoch; its order follows from the epoch alone."""
+    part = 0 if options.same_data else store.rank
+    if options.synthetic:
+        draw = np.random.RandomState([epoch, part])
+        for _ in range(options.batches):
+            yield draw.uniform(size=options.shape), draw.randint(0, 1000, options.batch)
+        return
+    images, labels = digits()
+    order = np.random.RandomState(epoch).permutation(TRAINING_IMAGES)[part :: store.num_workers]
+    for k in range(len(images[:TRAINING_IMAGES]) // store.num_workers // options.batch):
+        chosen = order[k * options.batch : (k + 1) * options.batch]
+        yield images[chosen], labels[chosen]
+
+
+def average(store: Any, key: Callable[[str], Any], states: Dict[str, Any], first: bool) -> None:
+    """Give all workers the mean of their running statistics; their weights are equal already."""
+    for name in sorted(name for name in states if "running" in name):
+        if first:
+            store.init(key(name + "_mean"), mx.nd.zeros(states[name].shape))
+        store.pushpull(key(name + "_mean"), states[name], out=states[name])
+        states[name] /= store.num_workers
+    mx.nd.waitall()
+
+
+def saved(folder: str) -> List[int]:
+    """List the epochs after which there is a checkpoint in this folder."""
+    return sorted(int(name[6:]) for name in os.listdir(folder) if name.startswith("epoch-"))
+
+
+def save(training: Any, folder: str, epoch: int) -> None:
+    """Write a checkpoint, which is there as a whole or not at all, and keep the one before."""
+    part = tempfile.mkdtemp(dir=folder)
+    training.save(part)
+    try:
+        os.rename(part, os.path.join(folder, f"epoch-{epoch}"))
+    except OSError:  # workers that share the folder write the same
+        shutil.rmtree(part)
+    for old in saved(folder)[:-2]:
+        shutil.rmtree(os.path.join(folder, f"epoch-{old}"), ignore_errors=True)
+
+
+def begin(store: Any, key: Any, options: argparse.Namespace) -> int:
+    """Tell the epoch to begin with: that of the latest checkpoint that all workers have."""
+    if not options.checkpoints:
+        return 0
+    os.makedirs(options.checkpoints, exist_ok=True)
+    there = saved(options.checkpoints)
+    if there and not options.resume:
+        raise SystemExit(f"{options.checkpoints} has checkpoints; give --resume or another folder")
+    latest = mx.nd.zeros(store.num_workers)
+    store.init(key, latest)
+    latest[store.rank] = there[-1] if there else 0
+    store.pushpull(key, latest, out=latest)  # the sum of what all have put in
+    epochs = latest.asnumpy().astype(int)
+    if epochs.max() - epochs.min() > 1:  # a crash leaves them one apart at most
+        raise SystemExit(f"worker {epochs.argmin()} lacks the checkpoint of epoch {epochs.max()}")
+    return int(epochs.min())
+
+
+def train(options: argparse.Namespace, store: Any) -> None:
+    """Train as one of the workers."""
+
+    def key(name: str) -> Any:  # Module's keys are strings, those of a Trainer small numbers
+        number = 10**6 + int(hashlib.sha256(name.encode()).hexdigest()[:7], 16)
+        return name if options.api == "module" else number
+
+    training = {"gluon": ByGluon, "module": ByModule}[options.api](options, store)
+    if training.plan is not None:
+        same_plan(store, key("digest"), training.plan)
+    first = begin(store, key("epochs"), options)
+    training.start(os.path.join(options.checkpoints, f"epoch-{first}") if first else None)
+    for epoch in range(first, options.epochs):
+        print(f"worker {store.rank}, process {os.getpid()}: epoch {epoch}", flush=True)
+        # MXNet tells nobody the state of its random numbers; so it is set anew in each epoch.
+        mx.random.seed(1 + epoch * store.num_workers + (0 if options.same_data else store.rank))
+        for x, y in batches(options, store, epoch):
+            training.step(*(mx.nd.array(each, ctx=options.ctx) for each in (x, y)))
+        mx.nd.waitall()
+        if options.sync:
+            states = training.states()
+            average(store, key, states, epoch == first)
+            training.set_states(states)
+        if options.checkpoints:
+            save(training, options.checkpoints, epoch + 1)
+
+    found = hashlib.sha256()
+    for _, array in sorted(training.states().items()):
+        found.update(array.asnumpy().tobytes())
+    text = f"worker {store.rank}: parameters {found.hexdigest()}"
+    if not options.synthetic:
+        images, labels = (each[TRAINING_IMAGES:] for each in digits())
+        accuracy = (training.scores(images).argmax(axis=1) == labels).mean()
+        text += f", accuracy {accuracy:.4f}"
+    if training.plan is not None and store.rank == 0:
+        print(training.plan)
+    print(text, flush=True)
+
+
+def watch(store: Any, role: str) -> Callable[[], None]:
+    """Stop this process where another one of the job is gone; return what ends the watch.
+
+    The scheduler hears the heartbeats of all; the others hear that of the scheduler. So it stops
+    where one is silent, and then the others do.
+    """
+    ended, timeout = threading.Event(), int(os.environ["PS_HEARTBEAT_TIMEOUT"])
+    watched = ("worker", "server") if role == "scheduler" else ("scheduler",)
+    parent = int(os.environ.get("STARTED_BY", 0))  # set by `local`
+
+    def look() -> None:
+        dead = ctypes.c_int()
+        while not ended.wait(1):
+            for other in watched:
+                given = (store.handle, GROUPS[other], ctypes.byref(dead), timeout)
+                if mx.base._LIB.MXKVStoreGetNumDeadNode(*given) == 0 and dead.value:
+                    silent = f"{dead.value} {other}(s) not heard of for {timeout} s"
+                    hint = "start all processes again, with --resume"
+                    print(f"{role} {os.getpid()} stops: {silent}; {hint}", flush=True)
+                    os._exit(STOPPED)  # the main thread waits within MXNet
+            if parent and os.getppid() != parent:
+                os._exit(STOPPED)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+
+    def end() -> None:
+        ended.set()
+        thread.join()
+
+    return end
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Do what this process is for, to the end of the job."""
+    os.environ["DMLC_ROLE"] = ROLE
+    # Of a worker this returns when all processes of the job are there.
+    store = mx.kv.create(options.kvstore)
+    end = watch(store, ROLE)
+    try:
+        if ROLE == "worker":
+            train(options, store)
+            store._barrier()
+        else:
+            mx.kvstore.kvstore_server.KVStoreServer(store).run()
+    except BaseException as error:
+        if isinstance(error, SystemExit):
+            print(error, file=sys.stderr, flush=True)
+        else:
+            traceback.print_exc()
+        os._exit(1)  # an exit by Python would wait for the others
+    end()
+
+
+def local(options: argparse.Namespace, given: Sequence[str]) -> int:
+    """Run a whole job on this machine; return its exit status."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    job = {
+        **os.environ,
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(port),
+        "DMLC_NODE_HOST": "127.0.0.1",
+        "DMLC_NUM_SERVER": str(options.servers),
+        "DMLC_NUM_WORKER": str(options.local),
+        "STARTED_BY": str(os.getpid()),
+    }
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))
+    roles = ["scheduler"] + ["server"] * options.servers + ["worker"] * options.local
+    command = [sys.executable, *(f"-W{each}" for each in sys.warnoptions), __file__, *given]
+    patience = 2 * int(os.environ["PS_HEARTBEAT_TIMEOUT"]) + 10  # for the others to stop
+    processes: List[Any] = []
+    try:
+        for role in roles:
+            env = {**job, "DMLC_ROLE": role}
+            processes.append(subprocess.Popen(command, env=env, start_new_session=True))
+        failed = 0.0
+        while None in [process.poll() for process in processes]:
+            if any(process.returncode for process in processes):
+                failed = failed or time.monotonic()
+                if time.monotonic() > failed + patience:
+                    break
+            time.sleep(0.1)
+        codes = [process.returncode for process in processes]
+        if not any(codes):
+            return 0
+        for role, process in zip(roles, processes):
+            print(f"{role} {process.pid} ended with {process.returncode}", file=sys.stderr)
+        return STOPPED if STOPPED in codes else 1
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Run the example; return its exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--api", choices=("gluon", "module"), default="gluon")
+    stores = ("dist_sync", "dist_async", "dist_device_sync")
+    add("--kvstore", choices=stores, default="dist_sync", help="(default: %(default)s)")
+    add("--how", choices=(*PLANS, "none"), default="marks", help="how to plan (default: marks)")
+    add("--synthetic", action="store_true", help="ResNet-50 and random images of ImageNet's size")
+    for name, default, what in (
+        ("--blocks", 8, "residual blocks"),
+        ("--filters", 16, "filters of every convolution"),
+        ("--batch", 50, "images in a worker's batch"),
+        ("--epochs", 4, "times that all images are shown"),
+        ("--batches", 4, "batches of a worker in an epoch of --synthetic"),
+        ("--servers", 1, "servers that --local starts"),
+    ):
+        add(name, type=int, default=default, metavar="N", help=what + " (default: %(default)s)")
+    add("--gpu", type=int, metavar="N", help="the GPU of this worker (default: the CPU)")
+    add("--local", type=int, metavar="N", help="start the job here, with so many workers")
+    add("--checkpoints", metavar="FOLDER", help="write a checkpoint after each epoch")
+    add("--resume", action="store_true", help="go on from the latest checkpoint, if any")
+    add("--same-data", action="store_true", help="the same batches for all, to compare bits")
+    options = parser.parse_args(given)
+    options.sync = options.kvstore != "dist_async"
+    if options.checkpoints and not options.sync:
+        parser.error("of dist_async there are no checkpoints: the optimizer is in the servers")
+    if options.resume and not options.checkpoints:
+        parser.error("--resume needs --checkpoints")
+    options.shape = (options.batch, *((3, 224, 224) if options.synthetic else (1, 8, 8)))
+    options.ctx = mx.cpu() if options.gpu is None else mx.gpu(options.gpu)
+    # A synchronous job updates in the workers, which can then save the state of the optimizer.
+    os.environ["MXNET_UPDATE_ON_KVSTORE"] = "01"[not options.sync]
+    if ROLE:
+        serve(options)
+        return 0
+    if not options.local:
+        parser.error("start a job with --local N, or set DMLC_ROLE and the other DMLC_ variables")
+    return local(options, given)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
