@@ -20,16 +20,13 @@ import argparse
 import ctypes
 import hashlib
 import shutil
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import threading
-import time
 import traceback
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
+import local_job
 import memonger
 import mxnet as mx
 import numpy as np
@@ -40,6 +37,7 @@ from train_digits import TRAINING_IMAGES, digits
 
 GROUPS = {"scheduler": 1, "server": 2, "worker": 4}  # as MXNet numbers them
 STOPPED = 75  # the exit status where another process died: try again
+Arrays = Dict[str, Any]
 OPTIMIZER = ("sgd", {"learning_rate": 0.05, "momentum": 0.9})
 PLANS: Dict[str, Dict[str, Any]] = {"marks": {}, "schedule": {"how": "schedule", "work": 2.0}}
 
@@ -73,20 +71,20 @@ class ByGluon:
             memonger.gluon.plan(self.net, data=options.shape, **PLANS[options.how])
             self.plan = memonger.gluon.plan_of(self.net)
 
-    def start(self, folder: Optional[str]) -> None:
-        """Begin with the weights of a checkpoint, or with the initial ones."""
-        if folder:
-            self.net.load_parameters(os.path.join(folder, "net.params"), ctx=self.options.ctx)
-        kept = {"kvstore": self.store, "update_on_kvstore": not self.options.sync}
-        self.trainer = gluon.Trainer(self.net.collect_params(), *OPTIMIZER, **kept)
+    def start(self) -> None:
+        """Give the weights to the kvstore."""
+        how = {"kvstore": self.store, "update_on_kvstore": not self.options.sync}
+        self.trainer = gluon.Trainer(self.net.collect_params(), *OPTIMIZER, **how)
+        self.save_optimizer, self.load_optimizer = (
+            self.trainer.save_states,
+            self.trainer.load_states,
+        )
         if self.options.sync:
             # MXNet takes the weights to begin with in the first step. A slow worker would get the
             # first gradients in their place; so all take them here, before there are gradients.
             self.trainer.save_states(os.devnull)
             mx.nd.waitall()
             self.store._barrier()
-        if folder:
-            self.trainer.load_states(os.path.join(folder, "optimizer.states"))
 
     def step(self, x: Any, y: Any) -> None:
         """Train with a batch."""
@@ -95,17 +93,14 @@ class ByGluon:
         loss.backward()
         self.trainer.step(self.batch)
 
-    def states(self) -> Dict[str, Any]:
+    def states(self) -> Arrays:
         """Give the weights and running statistics."""
         return {name: p.data() for name, p in self.net.collect_params().items()}
 
-    def set_states(self, states: Dict[str, Any]) -> None:
-        """Set weights and running statistics: those of `states`, which were changed in place."""
-
-    def save(self, folder: str) -> None:
-        """Write all that a training goes on from."""
-        self.net.save_parameters(os.path.join(folder, "net.params"))
-        self.trainer.save_states(os.path.join(folder, "optimizer.states"))
+    def set_states(self, states: Arrays) -> None:
+        """Set the weights and running statistics."""
+        for name, parameter in self.net.collect_params().items():
+            parameter.set_data(states[name])
 
     def scores(self, images: Any) -> Any:
         """Compute the scores of the classes."""
@@ -117,7 +112,6 @@ class ByModule:
 
     def __init__(self, options: argparse.Namespace, store: Any) -> None:
         self.options, self.store, net = options, store, network(options)
-        self.begin = {name: p.data() for name, p in net.collect_params().items()}
         symbol = mx.sym.SoftmaxOutput(net(mx.sym.Variable("data")), name="softmax")
         self.plan = None
         if options.how != "none":
@@ -126,39 +120,29 @@ class ByModule:
             symbol = self.plan.symbol
         self.module = mx.mod.Module(symbol, context=options.ctx)
         self.module.bind([("data", options.shape)], [("softmax_label", options.shape[:1])])
+        self.set_states({name: p.data() for name, p in net.collect_params().items()})
+        self.save_optimizer = self.module.save_optimizer_states
+        self.load_optimizer = self.module.load_optimizer_states
 
-    def start(self, folder: Optional[str]) -> None:
-        """Begin with the weights of a checkpoint, or with the initial ones."""
-        if folder:
-            self.module.load_params(os.path.join(folder, "net.params"))
-            self.module.params_initialized = True
-        else:
-            self.set_states(self.begin)
+    def start(self) -> None:
+        """Give the weights to the kvstore."""
+        # A synchronous job updates in the workers, which can then save the optimizer's state.
+        os.environ["MXNET_UPDATE_ON_KVSTORE"] = "0" if self.options.sync else "1"
         self.module.init_optimizer(self.store, *OPTIMIZER)
-        if folder:
-            self.module.load_optimizer_states(os.path.join(folder, "optimizer.states"))
 
     def step(self, x: Any, y: Any) -> None:
         """Train with a batch."""
         self.module.forward_backward(mx.io.DataBatch([x], [y]))
         self.module.update()
 
-    def states(self) -> Dict[str, Any]:
+    def states(self) -> Arrays:
         """Give the weights and running statistics."""
         arguments, auxiliary = self.module.get_params()
         return {**arguments, **auxiliary}
 
-    def set_states(self, states: Dict[str, Any]) -> None:
-        """Set weights and running statistics."""
-        arguments = self.module.symbol.list_arguments()
-        auxiliary = self.module.symbol.list_auxiliary_states()
-        both = [{k: v for k, v in states.items() if k in names} for names in (arguments, auxiliary)]
-        self.module.init_params(arg_params=both[0], aux_params=both[1], force_init=True)
-
-    def save(self, folder: str) -> None:
-        """Write all that a training goes on from."""
-        self.module.save_params(os.path.join(folder, "net.params"))
-        self.module.save_optimizer_states(os.path.join(folder, "optimizer.states"))
+    def set_states(self, states: Arrays) -> None:
+        """Set the weights and running statistics."""
+        self.module.init_params(arg_params=states, aux_params=states, force_init=True)
 
     def scores(self, images: Any) -> Any:
         """Compute the scores of the classes."""
@@ -194,14 +178,17 @@ def batches(options: argparse.Namespace, store: Any, epoch: int) -> Iterator[Tup
         yield images[chosen], labels[chosen]
 
 
-def average(store: Any, key: Callable[[str], Any], states: Dict[str, Any], first: bool) -> None:
+def average(store: Any, key: Any, training: Any) -> None:
     """Give all workers the mean of their running statistics; their weights are equal already."""
-    for name in sorted(name for name in states if "running" in name):
-        if first:
-            store.init(key(name + "_mean"), mx.nd.zeros(states[name].shape))
-        store.pushpull(key(name + "_mean"), states[name], out=states[name])
-        states[name] /= store.num_workers
     mx.nd.waitall()
+    states = training.states()
+    names = sorted(name for name in states if "running" in name)
+    flat = mx.nd.array(np.concatenate([states[name].asnumpy() for name in names]))
+    store.pushpull(key, flat, out=flat)
+    for name in names:
+        size = states[name].size
+        states[name], flat = flat[:size] / store.num_workers, flat[size:]
+    training.set_states(states)
 
 
 def saved(folder: str) -> List[int]:
@@ -212,7 +199,8 @@ def saved(folder: str) -> List[int]:
 def save(training: Any, folder: str, epoch: int) -> None:
     """Write a checkpoint, which is there as a whole or not at all, and keep the one before."""
     part = tempfile.mkdtemp(dir=folder)
-    training.save(part)
+    mx.nd.save(os.path.join(part, "net.params"), training.states())
+    training.save_optimizer(os.path.join(part, "optimizer.states"))
     try:
         os.rename(part, os.path.join(folder, f"epoch-{epoch}"))
     except OSError:  # workers that share the folder write the same
@@ -241,30 +229,42 @@ def begin(store: Any, key: Any, options: argparse.Namespace) -> int:
 
 def train(options: argparse.Namespace, store: Any) -> None:
     """Train as one of the workers."""
-
-    def key(name: str) -> Any:  # Module's keys are strings, those of a Trainer small numbers
-        number = 10**6 + int(hashlib.sha256(name.encode()).hexdigest()[:7], 16)
-        return name if options.api == "module" else number
-
+    names = ("digest", "epochs", "statistics")
+    # Module's keys are strings, a Trainer's are numbers; MXNet fails from 215,000 on.
+    digest, epochs, statistics = names if options.api == "module" else range(100_000, 100_003)
     training = {"gluon": ByGluon, "module": ByModule}[options.api](options, store)
     if training.plan is not None:
-        same_plan(store, key("digest"), training.plan)
-    first = begin(store, key("epochs"), options)
-    training.start(os.path.join(options.checkpoints, f"epoch-{first}") if first else None)
+        same_plan(store, digest, training.plan)
+    first = begin(store, epochs, options)
+    folder = os.path.join(options.checkpoints or "", f"epoch-{first}")
+    if first:
+        training.set_states(mx.nd.load(os.path.join(folder, "net.params")))
+    training.start()
+    if first:
+        training.load_optimizer(os.path.join(folder, "optimizer.states"))
+    if options.sync:
+        store.init(
+            statistics,
+            mx.nd.zeros(sum(a.size for n, a in training.states().items() if "running" in n)),
+        )
     for epoch in range(first, options.epochs):
         print(f"worker {store.rank}, process {os.getpid()}: epoch {epoch}", flush=True)
         # MXNet tells nobody the state of its random numbers; so it is set anew in each epoch.
         mx.random.seed(1 + epoch * store.num_workers + (0 if options.same_data else store.rank))
         for x, y in batches(options, store, epoch):
             training.step(*(mx.nd.array(each, ctx=options.ctx) for each in (x, y)))
-        mx.nd.waitall()
         if options.sync:
-            states = training.states()
-            average(store, key, states, epoch == first)
-            training.set_states(states)
+            average(store, statistics, training)
         if options.checkpoints:
             save(training, options.checkpoints, epoch + 1)
+    report(options, store, training)
 
+
+def report(options: argparse.Namespace, store: Any, training: Any) -> None:
+    """Print the plan, a digest of the parameters, and the accuracy."""
+    mx.nd.waitall()
+    if training.plan is not None and store.rank == 0:
+        print(training.plan)
     found = hashlib.sha256()
     for _, array in sorted(training.states().items()):
         found.update(array.asnumpy().tobytes())
@@ -273,8 +273,6 @@ def train(options: argparse.Namespace, store: Any) -> None:
         images, labels = (each[TRAINING_IMAGES:] for each in digits())
         accuracy = (training.scores(images).argmax(axis=1) == labels).mean()
         text += f", accuracy {accuracy:.4f}"
-    if training.plan is not None and store.rank == 0:
-        print(training.plan)
     print(text, flush=True)
 
 
@@ -286,7 +284,7 @@ def watch(store: Any, role: str) -> Callable[[], None]:
     """
     ended, timeout = threading.Event(), int(os.environ["PS_HEARTBEAT_TIMEOUT"])
     watched = ("worker", "server") if role == "scheduler" else ("scheduler",)
-    parent = int(os.environ.get("STARTED_BY", 0))  # set by `local`
+    parent = int(os.environ.get("STARTED_BY", 0))  # set by local_job.py
 
     def look() -> None:
         dead = ctypes.c_int()
@@ -332,52 +330,6 @@ def serve(options: argparse.Namespace) -> None:
     end()
 
 
-def local(options: argparse.Namespace, given: Sequence[str]) -> int:
-    """Run a whole job on this machine; return its exit status."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    job = {
-        **os.environ,
-        "DMLC_PS_ROOT_URI": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": str(port),
-        "DMLC_NODE_HOST": "127.0.0.1",
-        "DMLC_NUM_SERVER": str(options.servers),
-        "DMLC_NUM_WORKER": str(options.local),
-        "STARTED_BY": str(os.getpid()),
-    }
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(1))
-    roles = ["scheduler"] + ["server"] * options.servers + ["worker"] * options.local
-    command = [sys.executable, *(f"-W{each}" for each in sys.warnoptions), __file__, *given]
-    patience = 2 * int(os.environ["PS_HEARTBEAT_TIMEOUT"]) + 10  # for the others to stop
-    processes: List[Any] = []
-    try:
-        for role in roles:
-            env = {**job, "DMLC_ROLE": role}
-            processes.append(subprocess.Popen(command, env=env, start_new_session=True))
-        failed = 0.0
-        while None in [process.poll() for process in processes]:
-            if any(process.returncode for process in processes):
-                failed = failed or time.monotonic()
-                if time.monotonic() > failed + patience:
-                    break
-            time.sleep(0.1)
-        codes = [process.returncode for process in processes]
-        if not any(codes):
-            return 0
-        for role, process in zip(roles, processes):
-            print(f"{role} {process.pid} ended with {process.returncode}", file=sys.stderr)
-        return STOPPED if STOPPED in codes else 1
-    except KeyboardInterrupt:
-        return 130
-    finally:
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.wait()
-
-
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run the example; return its exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -410,14 +362,18 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         parser.error("--resume needs --checkpoints")
     options.shape = (options.batch, *((3, 224, 224) if options.synthetic else (1, 8, 8)))
     options.ctx = mx.cpu() if options.gpu is None else mx.gpu(options.gpu)
-    # A synchronous job updates in the workers, which can then save the state of the optimizer.
-    os.environ["MXNET_UPDATE_ON_KVSTORE"] = "01"[not options.sync]
     if ROLE:
         serve(options)
         return 0
     if not options.local:
         parser.error("start a job with --local N, or set DMLC_ROLE and the other DMLC_ variables")
-    return local(options, given)
+    command = [sys.executable, "-W", "ignore", os.path.abspath(__file__), *given]
+    patience = 2 * int(os.environ["PS_HEARTBEAT_TIMEOUT"]) + 10  # until all have stopped
+    try:
+        codes = local_job.run(command, options.local, options.servers, patience)
+    except KeyboardInterrupt:
+        return 130
+    return STOPPED if STOPPED in codes else int(any(codes))
 
 
 if __name__ == "__main__":
