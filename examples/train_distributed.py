@@ -17,16 +17,14 @@ os.environ.setdefault("PS_HEARTBEAT_TIMEOUT", "20")
 ROLE = os.environ.pop("DMLC_ROLE", "")
 
 import argparse
-import ctypes
 import hashlib
 import shutil
 import sys
 import tempfile
-import threading
 import traceback
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-import local_job
+import jobs
 import memonger
 import mxnet as mx
 import numpy as np
@@ -35,10 +33,8 @@ from mxnet import autograd, gluon
 from mxnet.gluon.model_zoo import vision
 from train_digits import TRAINING_IMAGES, digits
 
-GROUPS = {"scheduler": 1, "server": 2, "worker": 4}  # as MXNet numbers them
-STOPPED = 75  # the exit status where another process died: try again
 Arrays = Dict[str, Any]
-OPTIMIZER = ("sgd", {"learning_rate": 0.05, "momentum": 0.9})
+OPTIMIZER = ("sgd", {"learning_rate": 0.01, "momentum": 0.9})
 PLANS: Dict[str, Dict[str, Any]] = {"marks": {}, "schedule": {"how": "schedule", "work": 2.0}}
 
 
@@ -178,12 +174,14 @@ def batches(options: argparse.Namespace, store: Any, epoch: int) -> Iterator[Tup
         yield images[chosen], labels[chosen]
 
 
-def average(store: Any, key: Any, training: Any) -> None:
+def average(store: Any, key: Any, training: Any, new: bool) -> None:
     """Give all workers the mean of their running statistics; their weights are equal already."""
     mx.nd.waitall()
     states = training.states()
     names = sorted(name for name in states if "running" in name)
     flat = mx.nd.array(np.concatenate([states[name].asnumpy() for name in names]))
+    if new:
+        store.init(key, mx.nd.zeros_like(flat))
     store.pushpull(key, flat, out=flat)
     for name in names:
         size = states[name].size
@@ -193,6 +191,8 @@ def average(store: Any, key: Any, training: Any) -> None:
 
 def saved(folder: str) -> List[int]:
     """List the epochs after which there is a checkpoint in this folder."""
+    if not os.path.isdir(folder):
+        return []
     return sorted(int(name[6:]) for name in os.listdir(folder) if name.startswith("epoch-"))
 
 
@@ -215,8 +215,6 @@ def begin(store: Any, key: Any, options: argparse.Namespace) -> int:
         return 0
     os.makedirs(options.checkpoints, exist_ok=True)
     there = saved(options.checkpoints)
-    if there and not options.resume:
-        raise SystemExit(f"{options.checkpoints} has checkpoints; give --resume or another folder")
     latest = mx.nd.zeros(store.num_workers)
     store.init(key, latest)
     latest[store.rank] = there[-1] if there else 0
@@ -232,21 +230,16 @@ def train(options: argparse.Namespace, store: Any) -> None:
     names = ("digest", "epochs", "statistics")
     # Module's keys are strings, a Trainer's are numbers; MXNet fails from 215,000 on.
     digest, epochs, statistics = names if options.api == "module" else range(100_000, 100_003)
-    training = {"gluon": ByGluon, "module": ByModule}[options.api](options, store)
+    training: Any = (ByGluon if options.api == "gluon" else ByModule)(options, store)
     if training.plan is not None:
         same_plan(store, digest, training.plan)
     first = begin(store, epochs, options)
-    folder = os.path.join(options.checkpoints or "", f"epoch-{first}")
+    folder = os.path.join(options.checkpoints, f"epoch-{first}")
     if first:
         training.set_states(mx.nd.load(os.path.join(folder, "net.params")))
     training.start()
     if first:
         training.load_optimizer(os.path.join(folder, "optimizer.states"))
-    if options.sync:
-        store.init(
-            statistics,
-            mx.nd.zeros(sum(a.size for n, a in training.states().items() if "running" in n)),
-        )
     for epoch in range(first, options.epochs):
         print(f"worker {store.rank}, process {os.getpid()}: epoch {epoch}", flush=True)
         # MXNet tells nobody the state of its random numbers; so it is set anew in each epoch.
@@ -254,7 +247,7 @@ def train(options: argparse.Namespace, store: Any) -> None:
         for x, y in batches(options, store, epoch):
             training.step(*(mx.nd.array(each, ctx=options.ctx) for each in (x, y)))
         if options.sync:
-            average(store, statistics, training)
+            average(store, statistics, training, epoch == first)
         if options.checkpoints:
             save(training, options.checkpoints, epoch + 1)
     report(options, store, training)
@@ -276,58 +269,24 @@ def report(options: argparse.Namespace, store: Any, training: Any) -> None:
     print(text, flush=True)
 
 
-def watch(store: Any, role: str) -> Callable[[], None]:
-    """Stop this process where another one of the job is gone; return what ends the watch.
-
-    The scheduler hears the heartbeats of all; the others hear that of the scheduler. So it stops
-    where one is silent, and then the others do.
-    """
-    ended, timeout = threading.Event(), int(os.environ["PS_HEARTBEAT_TIMEOUT"])
-    watched = ("worker", "server") if role == "scheduler" else ("scheduler",)
-    parent = int(os.environ.get("STARTED_BY", 0))  # set by local_job.py
-
-    def look() -> None:
-        dead = ctypes.c_int()
-        while not ended.wait(1):
-            for other in watched:
-                given = (store.handle, GROUPS[other], ctypes.byref(dead), timeout)
-                if mx.base._LIB.MXKVStoreGetNumDeadNode(*given) == 0 and dead.value:
-                    silent = f"{dead.value} {other}(s) not heard of for {timeout} s"
-                    hint = "start all processes again, with --resume"
-                    print(f"{role} {os.getpid()} stops: {silent}; {hint}", flush=True)
-                    os._exit(STOPPED)  # the main thread waits within MXNet
-            if parent and os.getppid() != parent:
-                os._exit(STOPPED)
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-
-    def end() -> None:
-        ended.set()
-        thread.join()
-
-    return end
-
-
 def serve(options: argparse.Namespace) -> None:
     """Do what this process is for, to the end of the job."""
     os.environ["DMLC_ROLE"] = ROLE
     # Of a worker this returns when all processes of the job are there.
     store = mx.kv.create(options.kvstore)
-    end = watch(store, ROLE)
-    try:
-        if ROLE == "worker":
-            train(options, store)
-            store._barrier()
-        else:
-            mx.kvstore.kvstore_server.KVStoreServer(store).run()
-    except BaseException as error:
-        if isinstance(error, SystemExit):
-            print(error, file=sys.stderr, flush=True)
-        else:
-            traceback.print_exc()
-        os._exit(1)  # an exit by Python would wait for the others
-    end()
+    with jobs.watched(store, ROLE):
+        try:
+            if ROLE == "worker":
+                train(options, store)
+                store._barrier()
+            else:
+                mx.kvstore.kvstore_server.KVStoreServer(store).run()
+        except BaseException as error:
+            if isinstance(error, SystemExit):
+                print(error, file=sys.stderr, flush=True)
+            else:
+                traceback.print_exc()
+            os._exit(1)  # an exit by Python would wait for the others
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -336,9 +295,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--api", choices=("gluon", "module"), default="gluon")
-    stores = ("dist_sync", "dist_async", "dist_device_sync")
-    add("--kvstore", choices=stores, default="dist_sync", help="(default: %(default)s)")
-    add("--how", choices=(*PLANS, "none"), default="marks", help="how to plan (default: marks)")
+    add("--kvstore", choices=("dist_sync", "dist_async", "dist_device_sync"), default="dist_sync")
+    add("--how", choices=(*PLANS, "none"), default="marks", help="how to plan")
     add("--synthetic", action="store_true", help="ResNet-50 and random images of ImageNet's size")
     for name, default, what in (
         ("--blocks", 8, "residual blocks"),
@@ -346,20 +304,20 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         ("--batch", 50, "images in a worker's batch"),
         ("--epochs", 4, "times that all images are shown"),
         ("--batches", 4, "batches of a worker in an epoch of --synthetic"),
+        ("--local", 0, "start a job on this machine, with so many workers"),
         ("--servers", 1, "servers that --local starts"),
+        ("--gpu", None, "the GPU of this worker (default: the CPU)"),
     ):
-        add(name, type=int, default=default, metavar="N", help=what + " (default: %(default)s)")
-    add("--gpu", type=int, metavar="N", help="the GPU of this worker (default: the CPU)")
-    add("--local", type=int, metavar="N", help="start the job here, with so many workers")
-    add("--checkpoints", metavar="FOLDER", help="write a checkpoint after each epoch")
+        add(name, type=int, default=default, metavar="N", help=what)
+    add("--checkpoints", default="", metavar="FOLDER", help="write one after each epoch")
     add("--resume", action="store_true", help="go on from the latest checkpoint, if any")
     add("--same-data", action="store_true", help="the same batches for all, to compare bits")
     options = parser.parse_args(given)
     options.sync = options.kvstore != "dist_async"
     if options.checkpoints and not options.sync:
         parser.error("of dist_async there are no checkpoints: the optimizer is in the servers")
-    if options.resume and not options.checkpoints:
-        parser.error("--resume needs --checkpoints")
+    if options.checkpoints and saved(options.checkpoints) and not options.resume:
+        parser.error(f"{options.checkpoints} has checkpoints; give --resume or another folder")
     options.shape = (options.batch, *((3, 224, 224) if options.synthetic else (1, 8, 8)))
     options.ctx = mx.cpu() if options.gpu is None else mx.gpu(options.gpu)
     if ROLE:
@@ -370,10 +328,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     command = [sys.executable, "-W", "ignore", os.path.abspath(__file__), *given]
     patience = 2 * int(os.environ["PS_HEARTBEAT_TIMEOUT"]) + 10  # until all have stopped
     try:
-        codes = local_job.run(command, options.local, options.servers, patience)
+        codes = jobs.run(command, options.local, options.servers, patience)
     except KeyboardInterrupt:
         return 130
-    return STOPPED if STOPPED in codes else int(any(codes))
+    return jobs.STOPPED if jobs.STOPPED in codes else int(any(codes))
 
 
 if __name__ == "__main__":

@@ -172,3 +172,51 @@ def test_two_workers(how: str, updates: bool) -> None:
     assert [different(plain[rank], planned[rank]) for rank in (0, 1)] == [[], []]
     statistics = [name for name in planned[0] if "running" in name]
     assert statistics and different(planned[0], planned[1]) == statistics
+
+
+class SummingTrainer(gluon.Trainer):
+    """A trainer as Horovod's ``DistributedTrainer``, which sums the gradients by itself."""
+
+    def __init__(self, params: Any, optimizer: str, options: Any, store: Any, first: int) -> None:
+        super().__init__(params, optimizer, options, kvstore=None)
+        self._scale /= store.num_workers
+        self.store, self.first = store, first
+        for k, each in enumerate(self._params):
+            store.init(first + k, mx.nd.zeros(each.shape))
+
+    def _allreduce_grads(self) -> None:
+        for k, each in enumerate(self._params):
+            if each.grad_req != "null":
+                self.store.pushpull(self.first + k, each.list_grad()[0], priority=-k)
+
+
+def with_a_trainer_of_ones_own() -> list[Arrays]:
+    store = mx.kv.create("dist_sync")
+    left = []
+    for number, how in enumerate(("", "marks", "schedule")):
+
+        def scenario(prepare: Prepare, first: int = 1000 * number) -> Arrays:
+            net = prepare(mlp())
+            net(batch(0)[0])
+            options = {"learning_rate": 0.1, "momentum": 0.9}
+            training = SummingTrainer(net.collect_params(), "sgd", options, store, first)
+            for k in range(4):
+                x, y = batch(2 * k + store.rank)
+                with autograd.record():
+                    loss = LOSS(net(x), y)
+                loss.backward()
+                training.step(16)
+            return left_in(net)
+
+        left.append(run(scenario, how))
+    return left
+
+
+@pytest.mark.slow
+def test_a_trainer_that_sums_gradients_by_itself() -> None:
+    """As with ``hvd.DistributedTrainer``: equal bits, and the weights are common."""
+    workers = on_workers(with_a_trainer_of_ones_own)
+    for plain, marks, schedule in workers:
+        assert different(plain, marks) == different(plain, schedule) == []
+    plains = [each[0] for each in workers]
+    assert all("running" in name for name in different(*plains)) and different(*plains)

@@ -1,15 +1,21 @@
-"""Start the scheduler, servers and workers of an MXNet job on this machine.
+"""Start and watch the scheduler, the servers and the workers of an MXNet job.
 
 MXNet's own launcher (``tools/launch.py`` with dmlc-tracker) fails on Python 3.9 and later.
 """
 
+import contextlib
+import ctypes
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from typing import Any, List, Sequence
+from typing import Any, Iterator, List, Sequence
+
+STOPPED = 75  # the exit status where another process died: try again
+GROUPS = {"scheduler": 1, "server": 2, "worker": 4}  # as MXNet numbers them
 
 
 def free_port() -> int:
@@ -55,3 +61,36 @@ def run(command: Sequence[str], workers: int, servers: int, patience: float) -> 
         for role, process in zip(roles, processes):
             print(f"{role} {process.pid} ended with {process.returncode}", file=sys.stderr)
     return codes
+
+
+@contextlib.contextmanager
+def watched(store: Any, role: str) -> Iterator[None]:
+    """Watch the other processes of the job, in a thread."""
+    ended = threading.Event()
+    thread = threading.Thread(target=_look, args=(role, store.handle, ended), daemon=True)
+    thread.start()
+    yield
+    ended.set()
+    thread.join()  # before Python frees the store
+
+
+def _look(role: str, handle: Any, ended: threading.Event) -> None:
+    """Stop this process where another one of the job is gone.
+
+    The scheduler hears the heartbeats of all; the others hear only that of the scheduler. So the
+    scheduler stops where one is silent, and then all the others do.
+    """
+    from mxnet.base import _LIB as library
+
+    dead, timeout = ctypes.c_int(), int(os.environ["PS_HEARTBEAT_TIMEOUT"])
+    parent = int(os.environ.get("STARTED_BY", 0))  # set by `run`
+    while not ended.wait(1):
+        for other in ("worker", "server") if role == "scheduler" else ("scheduler",):
+            given = (handle, GROUPS[other], ctypes.byref(dead), timeout)
+            if library.MXKVStoreGetNumDeadNode(*given) == 0 and dead.value:
+                silent = f"{dead.value} {other}(s) not heard of for {timeout} s"
+                hint = "start all processes again, with --resume"
+                print(f"{role} {os.getpid()} stops: {silent}; {hint}", flush=True)
+                os._exit(STOPPED)  # the main thread waits within MXNet
+        if parent and os.getppid() != parent:
+            os._exit(STOPPED)

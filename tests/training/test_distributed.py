@@ -1,0 +1,212 @@
+"""The example of many workers: whole jobs on loopback, and what they do where a process dies."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Iterator
+
+import pytest
+
+import memonger  # noqa: F401  before mxnet
+import mxnet as mx
+from jobs import free_port
+from planned import ROOT
+
+pytestmark = pytest.mark.slow
+
+SMALL = ("--blocks", "3", "--filters", "8", "--epochs", "1")
+HEARTBEAT = 4  # seconds of silence after which a process is taken for dead
+WATCHDOG = 100
+# The scheduler sees the death after so many seconds, the others that of the scheduler; and a
+# little time for processes that share two cores with other tests.
+STOPPED_AFTER = 2 * HEARTBEAT + 12
+
+
+class Job:
+    """A process of the example, and what it and those that it has started print."""
+
+    def __init__(self, *options: str, **environment: str) -> None:
+        path = os.pathsep.join([str(ROOT), *sys.path])
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "examples/train_distributed.py", *SMALL, *options],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "PYTHONPATH": path,
+                "PS_HEARTBEAT_TIMEOUT": str(HEARTBEAT),
+                **environment,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.watchdog = threading.Timer(WATCHDOG, self.process.terminate)
+        self.watchdog.start()
+        self.printed = ""
+
+    def lines(self) -> Iterator[str]:
+        """What is printed, as it comes."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.printed += line
+            yield line
+
+    def line(self, pattern: str) -> Any:
+        """The match of the first line that is printed from now on and matches."""
+        found = (re.search(pattern, line) for line in self.lines())
+        match = next((each for each in found if each), None)
+        assert match, self.printed
+        return match
+
+    def end(self) -> int:
+        """Wait for the end; the exit status."""
+        for _ in self.lines():
+            pass
+        self.watchdog.cancel()
+        return self.process.wait()
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.process.terminate()  # it ends all that it has started
+        self.end()
+
+
+def train(*options: str) -> str:
+    """Run a job that succeeds; what it prints."""
+    with Job(*options) as job:
+        assert job.end() == 0, job.printed
+    return job.printed
+
+
+def parameters(printed: str, workers: int) -> str:
+    """The digest of the parameters that all workers end with."""
+    found = re.findall(r"worker (\d): parameters (\w{64})", printed)
+    assert sorted(rank for rank, _ in found) == [str(k) for k in range(workers)], printed
+    (digest,) = {digest for _, digest in found}
+    return digest
+
+
+@pytest.mark.parametrize(
+    ("api", "kvstore"), [("gluon", "dist_sync"), ("module", "dist_device_sync")]
+)
+def test_four_workers_and_two_servers(api: str, kvstore: str) -> None:
+    """Equal bits with and without a plan.
+
+    All have the same batches. Otherwise MXNet itself is not repeatable: a server adds up what four
+    workers send as it comes.
+    """
+    job = ("--local", "4", "--servers", "2", "--same-data", "--api", api, "--kvstore", kvstore)
+    printed = {how: train(*job, "--how", how) for how in ("none", "marks", "schedule")}
+    assert len({parameters(each, 4) for each in printed.values()}) == 1
+    assert "recomputed" not in printed["none"]
+    for how in ("marks", "schedule"):
+        (recomputed,) = re.findall(r"^recomputed (\d+) of", printed[how], re.M)
+        assert int(recomputed) > 5
+    assert "as often as the schedule says" in printed["schedule"]
+
+
+def test_two_workers_without_steps_in_common() -> None:
+    """Of ``dist_async`` each goes on by itself; that both learn is all that is sure."""
+    options = ("--api", "module", "--how", "schedule", "--kvstore", "dist_async", "--epochs", "4")
+    accuracies = re.findall(r"accuracy ([\d.]+)", train("--local", "2", *options))
+    assert len(accuracies) == 2 and max(map(float, accuracies)) > 0.5
+
+
+def checkpoint(folder: Path, epoch: int) -> dict[str, bytes]:
+    """The arrays of a checkpoint."""
+    arrays = mx.nd.load(str(folder / f"epoch-{epoch}" / "net.params"))
+    return {name: array.asnumpy().tobytes() for name, array in arrays.items()}
+
+
+@pytest.mark.parametrize(("api", "how"), [("gluon", "marks"), ("module", "schedule")])
+def test_a_worker_dies(api: str, how: str, tmp_path: Path) -> None:
+    """The others stop in time with a message; the job goes on to the same bits as without."""
+    options = ("--local", "2", "--api", api, "--how", how, "--epochs", "3")
+    whole = train(*options, "--checkpoints", str(tmp_path / "whole"))
+
+    folder = tmp_path / "crash"
+    with Job(*options, "--checkpoints", str(folder)) as job:
+        victim = job.line(r"worker 1, process (\d+): epoch 1")
+        os.kill(int(victim.group(1)), signal.SIGKILL)
+        killed = time.monotonic()
+        job.line(r"scheduler \d+ stops: 1 worker\(s\) not heard of for \d+ s; .*--resume")
+        job.line(r"(worker|server) \d+ stops: 1 scheduler\(s\) not heard of for")
+        assert job.end() == 75, job.printed
+    assert time.monotonic() - killed < STOPPED_AFTER, job.printed
+    assert re.search(r"worker \d+ stops: 1 scheduler\(s\) not heard of", job.printed)
+    assert len(re.findall(r" stops: ", job.printed)) == 3  # the scheduler, the server, a worker
+    assert "parameters" not in job.printed
+
+    resumed = train(*options, "--checkpoints", str(folder), "--resume")
+    assert "epoch 0" not in resumed and "epoch 2" in resumed
+    assert parameters(resumed, 2) == parameters(whole, 2)
+    assert checkpoint(folder, 3) == checkpoint(tmp_path / "whole", 3)
+
+
+def gone(process: int) -> bool:
+    """Whether there is no such process, or only its exit status."""
+    try:
+        return ") Z " in Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return True
+
+
+def all_gone(processes: list[int]) -> bool:
+    end = time.monotonic() + 10
+    while time.monotonic() < end and not all(map(gone, processes)):
+        time.sleep(0.1)
+    return all(map(gone, processes))
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_is_left_behind(by: signal.Signals) -> None:
+    with Job("--local", "2", "--epochs", "1000") as job:
+        job.line(r"worker 0, process \d+: epoch 1")
+        main = job.process.pid
+        started = Path(f"/proc/{main}/task/{main}/children").read_text().split()
+        assert len(started) == 4
+        job.process.send_signal(by)
+        assert job.end() == {signal.SIGINT: 130, signal.SIGKILL: -9}[by]
+        assert all_gone([int(each) for each in started])
+
+
+def test_workers_with_different_plans() -> None:
+    """Started one by one, as on a cluster: both stop, and one says why."""
+    job = {
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(free_port()),
+        "DMLC_NODE_HOST": "127.0.0.1",
+        "DMLC_NUM_SERVER": "1",
+        "DMLC_NUM_WORKER": "2",
+    }
+    roles = [
+        ("scheduler", "marks"),
+        ("server", "marks"),
+        ("worker", "marks"),
+        ("worker", "schedule"),
+    ]
+    processes = [Job("--how", how, DMLC_ROLE=role, **job) for role, how in roles]
+    try:
+        codes = [process.end() for process in processes]
+    finally:
+        for process in processes:
+            process.process.kill()
+    assert sorted(codes) == [1, 75, 75, 75]
+    said = processes[codes.index(1)].printed
+    assert re.search("worker 1 has another plan than worker 0", said), said
+
+
+def test_a_folder_with_checkpoints_needs_resume(tmp_path: Path) -> None:
+    (tmp_path / "epoch-1").mkdir()
+    with Job("--local", "1", "--checkpoints", str(tmp_path)) as job:
+        assert job.end() == 2
+    assert "has checkpoints; give --resume or another folder" in job.printed
