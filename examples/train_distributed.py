@@ -64,7 +64,7 @@ class ByGluon:
         if options.how == "none":
             self.net.hybridize()
         else:
-            memonger.gluon.plan(self.net, data=options.shape, **PLANS[options.how])
+            memonger.gluon.plan(self.net, data=options.shape, ctx=options.ctx, **PLANS[options.how])
             self.plan = memonger.gluon.plan_of(self.net)
 
     def start(self) -> None:
