@@ -172,11 +172,17 @@ def test_no_process_is_left_behind(by: signal.Signals) -> None:
     with Job("--local", "2", "--epochs", "1000") as job:
         job.line(r"worker 0, process \d+: epoch 1")
         main = job.process.pid
-        started = Path(f"/proc/{main}/task/{main}/children").read_text().split()
+        children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
+        started = [int(each) for each in children]
         assert len(started) == 4
-        job.process.send_signal(by)
-        assert job.end() == {signal.SIGINT: 130, signal.SIGKILL: -9}[by]
-        assert all_gone([int(each) for each in started])
+        try:
+            job.process.send_signal(by)
+            code = {signal.SIGINT: 130, signal.SIGKILL: -9}[by]
+            assert job.process.wait(20) == code and all_gone(started)
+        finally:
+            for each in started:
+                if not gone(each):
+                    os.kill(each, signal.SIGKILL)
 
 
 def test_workers_with_different_plans() -> None:
