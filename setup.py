@@ -54,6 +54,8 @@ CUDA = [
     "nvidia-nvtx-cu11==11.8.86",
 ]
 
+PLOTLY = "plotly>=5.18,<7"  # 5 for Python 3.8 too; with plotly.js 2 and 3
+
 setup(
     name="memonger",
     version="1.0.0.dev0",
@@ -62,7 +64,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["memonger", "memonger.*"]),
-    package_data={"": ["*.c", "*.h", "*.so"]},
+    package_data={"": ["*.c", "*.h", "*.so"], "memonger.api": ["page/*"]},
     cmdclass={"build_py": Build},
     distclass=Binary,
     setup_requires=[] if COMPILER else ["ziglang"],
@@ -79,8 +81,17 @@ setup(
         "cpu": ["mxnet==1.9.1"],
         "cu112": CUDA,
         "plot": ["matplotlib"],
+        "report": [PLOTLY],
         "examples": ["scikit-learn", "matplotlib"],
-        "test": ["pytest>=7", "pytest-xdist>=3.2", "hypothesis>=6", "scikit-learn", "matplotlib"],
+        "test": [
+            "pytest>=7",
+            "pytest-xdist>=3.2",
+            "hypothesis>=6",
+            "scikit-learn",
+            "matplotlib",
+            PLOTLY,
+        ],
+        "browser": ["selenium>=4.11,<5"],  # for tests of reports in a browser
         # For tests of networks of gluoncv and gluonnlp. Later OpenCV and pandas need a later NumPy.
         "zoo": ["gluoncv==0.10.5.post0", "gluonnlp==0.10.0", "opencv-python<4.12", "pandas<3"],
         "lint": ["ruff==0.17.5", "mypy==1.14.1"],

@@ -79,11 +79,7 @@ def _plan(network: Any, options: argparse.Namespace) -> int:
     given, report = _given(options), None
     if given.get("how") == "schedule" and options.output:
         raise MemongerError(UNSAVED)
-    plan = memonger.plan(network, **given)
-    try:
-        plan = dataclasses.replace(plan, added_time=plan.predict_time(given.get("measure", False)))
-    except (MemongerError, KeyboardInterrupt) as error:  # the plan is known all the same
-        log.warning("the time that the plan adds cannot be predicted: %s", error or "interrupted")
+    plan = _timed(memonger.plan(network, **given), given)
     try:
         if options.check:
             spec, ctx = plan.request.spec, plan.request.ctx  # of the share of one device
@@ -99,10 +95,44 @@ def _plan(network: Any, options: argparse.Namespace) -> int:
     return OK if report is None or report else NO
 
 
+def _timed(plan: Any, given: Any) -> Any:
+    """Predict the time that a plan adds, where that is not known; without it if it cannot be."""
+    try:
+        time = plan.predict_time(given.get("measure", False))
+        return dataclasses.replace(plan, added_time=time)
+    except (MemongerError, KeyboardInterrupt) as error:  # the plan is known all the same
+        log.warning("the time that the plan adds cannot be predicted: %s", error or "interrupted")
+        return plan
+
+
 def _frontier(network: Any, options: argparse.Namespace) -> int:
     """Tell the plans that no other beats in memory and time."""
     plans = memonger.frontier(network, **_given(options))
     return _tell(options, plans, plans)
+
+
+def _report(network: Any, options: argparse.Namespace) -> int:
+    """Write an HTML page of a plan, beside the plans that no other beats."""
+    from memonger.api.report import check_report
+
+    check_report(options.output)
+    given = _given(options)
+    budget, asked = given.get("budget"), {k: v for k, v in given.items() if k != "points"}
+    searched = {k: v for k, v in given.items() if k not in ("work", *BUDGET[:3])}
+    plans = memonger.frontier(network, **searched)
+    if given.get("how") == "auto" and budget is None:
+        plan, others = plans[-1], [*plans]
+    else:
+        plan, others = _timed(memonger.plan(network, **asked), given), [*plans]
+    if "mirror_stage" in network.tojson():  # the original's planner has something to go by
+        bare = {k: v for k, v in searched.items() if k not in ("how", "points")}
+        others.append(memonger.plan(network, planner="chen2016", **bare))
+    drawn = None if given.get("budget_of") == "device" else budget
+    try:
+        plan.report(options.output, others=others, budget=drawn, network=options.network)
+    finally:
+        print(json.dumps(_as_data(plan), indent=2) if options.json else plan)
+    return OK
 
 
 def _batch(network: Any, options: argparse.Namespace) -> int:
@@ -236,7 +266,7 @@ OPTIONS: dict[str, tuple[Any, str | None, str]] = {
     "patience": (float, "TIMES", "times the usual search (default: 1)"),
     "points": (int, "N", "the most plans (default: 20)"),
     "steps": (int, "N", "training steps (default: 3)"),
-    "output": (str, "FILE", "write the planned network"),
+    "output": (str, "FILE", "write the planned network (report: the page)"),
     "plot": (str, "FILE", "draw memory over the step (frontier: against time)"),
     "check": (bool, None, "train the network and its plan on the device and compare them"),
     "plan": (bool, None, "plan it, and tell of each tensor why it is kept"),
@@ -254,6 +284,7 @@ PLANNING = ("how", "work", *BUDGET)
 VERBS: dict[str, tuple[Callable[[Any, Any], int], tuple[str, ...]]] = {
     "plan": (_plan, ("devices", *PLANNING, "output", "plot", "check")),
     "frontier": (_frontier, ("devices", *SEARCH, "how", "points", "plot")),
+    "report": (_report, ("devices", *PLANNING, "points", "output")),
     "batch": (_batch, (*BUDGET, "output")),
     "cost": (_cost, ("devices",)),
     "explain": (_explain, ("devices", *PLANNING, "plan")),
@@ -263,6 +294,7 @@ NET = "net-symbol.json --shape data=32,3,224,224"
 EXAMPLES = {
     "plan": f"memonger plan {NET} --budget 6GB -o planned-symbol.json",
     "frontier": f"memonger frontier {NET} --plot frontier.png",
+    "report": f"memonger report {NET} -o report.html",
     "batch": "memonger batch net-symbol.json --shape data=N,3,224,224 --budget 11GB",
     "cost": f"memonger cost {NET} --type data=float16",
     "explain": f"memonger explain {NET}",
@@ -304,7 +336,7 @@ def _parser() -> argparse.ArgumentParser:
                 taken = {"action": kind, "metavar": metavar}
             elif isinstance(kind, tuple):
                 taken = {"choices": kind}
-            taken["required"] = (name, option) == ("batch", "budget")
+            taken["required"] = (name, option) in (("batch", "budget"), ("report", "output"))
             flags = FLAGS.get(option, [f"--{option.replace('_', '-')}"])
             verb.add_argument(*flags, dest=option, help=about, **taken)
         verb.set_defaults(run=run, **OWN)  # of others the package knows them

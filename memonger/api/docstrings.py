@@ -62,16 +62,21 @@ rules : bool
 **input_shapes
     Shapes of inputs by name, the batch first: ``data=(32, 3, 224, 224)``.
 file : str or path
-    A picture of 1200 by 800 pixels where it ends in ``.png``; ``.svg`` and ``.pdf`` too.
+    A picture of 1200 by 800 pixels where it ends in ``.png``; ``.svg`` and ``.pdf`` too. A report
+    is one HTML file.
+others : iterable of Plan, optional
+    More plans of the same network at the same shapes, to be shown beside: those of a `frontier`.
+network : str
+    The name of the network's file, for the commands that are shown.
 """
 
 #: What calls with these parameters raise, but for an exception that they tell of themselves.
 RAISES = """
 file: MemongerError
-    If matplotlib is not installed, or the file cannot be written.
+    If matplotlib (plotly for a report) is not installed, or the file cannot be written.
 shapes: MemongerError
     If something about the network, the shapes or the call is wrong; it says what to do.
-budget: BudgetError
+budget_of: BudgetError
     If nothing that was found fits the budget; it tells the least memory that was found.
 patience: KeyboardInterrupt
     If it is interrupted before anything was found; later, the best so far is returned.

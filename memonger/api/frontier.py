@@ -6,11 +6,11 @@ import logging
 import math
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, Callable, Mapping, NamedTuple, Tuple
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
-from memonger.api import plot
+from memonger.api import plot, report
 from memonger.api.docstrings import documented
 from memonger.api.plan import Plan, plan_of
 from memonger.graph.inputs import check_count, read_pairs
@@ -47,6 +47,21 @@ class Frontier(Tuple[Plan, ...]):
     def plot(self, file: Any) -> None:
         """Draw memory against the predicted time."""
         plot.plot_frontier(file, self)
+
+    @documented
+    def report(
+        self,
+        file: Any,
+        *,
+        others: Iterable[Plan] = (),
+        budget: Any = None,
+        network: str = "net-symbol.json",
+    ) -> None:
+        """Write a page of these plans: it shows first the fastest within the budget."""
+        within = [plan for plan in self if report.fits(plan, budget)]
+        chosen = within[0] if within and budget is not None else self[-1]
+        more = [*self, *others] if isinstance(others, Iterable) else others
+        chosen.report(file, others=more, budget=budget, network=network)
 
 
 @documented

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Iterable
 
 import numpy as np
 
-from memonger.api import plot
+from memonger.api import plot, report
 from memonger.api.docstrings import documented
 from memonger.api.explain import PlanExplanation, explain_choices
 from memonger.costs.time import measured as timing
@@ -22,7 +22,7 @@ from memonger.graph.inputs import InputSpec, check_symbol, read_shapes, without_
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import Schedule
 from memonger.solve.memory import Memory, predict
-from memonger.solve.request import Request, mxnet_variables, structure
+from memonger.solve.request import Options, Request, mxnet_variables, structure
 from memonger.solve.solution import Solution, slowest
 from memonger.support import files
 from memonger.support.errors import MemongerError, in_words
@@ -94,6 +94,8 @@ class Plan:
         None where the search did not look at time. Old name: ``added_time``.
     schedule : Schedule or None
         What a training step runs, in which order; None where that is left to MXNet.
+    options : dict
+        Keywords with which ``memonger.plan`` makes it again for this request; a budget in bytes.
     """
 
     symbol: Any
@@ -121,6 +123,7 @@ class Plan:
     request: Request
     added_time: float | None = None
     schedule: Schedule | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
     recompute_overhead = property(lambda self: self.recomputed_flops, doc="See `Plan`.")
     time_overhead = property(lambda self: self.added_time, doc="See `Plan`.")
@@ -193,6 +196,19 @@ class Plan:
             f"with the plan: a pool of {in_words(self.pool_bytes)}": self._memory,
         }
         plot.plot_memory(file, panels)
+
+    @documented
+    def report(
+        self,
+        file: Any,
+        *,
+        others: Iterable[Plan] = (),
+        budget: Any = None,
+        network: str = "net-symbol.json",
+    ) -> None:
+        """Write a page of the plan: its figures, memory over the training step, the operators."""
+        shown = report.ordered(self, others, budget, network)
+        report.write_report(file, shown, predict)
 
     @documented
     def predict_time(self, measure: bool = False) -> float:
@@ -348,6 +364,10 @@ def plan_of(solution: Solution) -> Plan:
     nodes, unplanned = way.graph.nodes, way.unplanned
     inserted = Insertion([node.name for node in nodes], plan.copies).behind
     masked = [(n.name, r) for n, r in zip(nodes, plan.recomputed) if not n.is_variable]
+    asked = ((f.name, getattr(way.options, f.name), f.default) for f in fields(Options))
+    options = {k: value for k, value, usual in asked if value != usual and k != "budget"}
+    if plan.added_time is not None:  # of those that no other beats, the fastest that takes no more
+        options["budget"] = memory.pool_bytes
     return Plan(
         symbol=solution.symbol,
         unplanned_bytes=unplanned.pool_bytes,
@@ -367,5 +387,6 @@ def plan_of(solution: Solution) -> Plan:
         request=way.request,
         added_time=plan.added_time,
         schedule=plan.schedule,
+        options=options,
         **{name: getattr(memory, name) for name in MEASURED.split()},
     )

@@ -1,0 +1,43 @@
+// Memory against time: each point a plan.
+const SYMBOLS = { none: "diamond", marks: "circle", schedule: "square", original: "triangle-up" };
+const POINTS = { none: "--s8", marks: "--s0", schedule: "--s1", original: "--s4" };
+
+const memoryOf = (each) => each.figures[`${PICKED.axis}_bytes`];
+
+function drawFrontier() {
+  if (DATA.plans.length < 2) return;
+  const traces = [];
+  for (const kind of Object.keys(FAMILIES)) {
+    const of = DATA.plans.map((_, k) => k).filter((k) => DATA.plans[k].kind === kind);
+    if (!of.length) continue;
+    traces.push({ x: of.map((k) => memoryOf(DATA.plans[k]) / MB), y: of.map((k) => 100 * DATA.plans[k].figures.time_overhead),
+      customdata: of, name: FAMILIES[kind], type: "scatter", mode: "markers",
+      marker: { symbol: SYMBOLS[kind], size: 11, color: colour(POINTS[kind]), line: { color: colour("--card"), width: 1.5 } },
+      hovertemplate: `${FAMILIES[kind]}<br>%{x:,.1f} MB, +%{y:.1f} % time<extra></extra>` });
+  }
+  const now = plan();
+  traces.push({ x: [memoryOf(now) / MB], y: [100 * now.figures.time_overhead], type: "scatter", mode: "markers", hoverinfo: "skip", showlegend: false,
+    marker: { symbol: "circle-open", size: 20, color: colour("--ink"), line: { width: 2 } } });
+  const memories = DATA.plans.map(memoryOf), budget = DATA.budget && DATA.budget.of === PICKED.axis ? DATA.budget.bytes : null;
+  const most = 1.08 * Math.max(...memories, budget || 0) / MB, highest = Math.max(1, ...DATA.plans.map((each) => 100 * each.figures.time_overhead));
+  const shapes = [], annotations = [];
+  if (budget !== null) {
+    shapes.push({ type: "line", x0: budget / MB, x1: budget / MB, y0: 0, y1: 1, yref: "paper", line: { color: colour("--danger"), width: 1.5, dash: "dash" } });
+    annotations.push({ x: budget / MB, y: 1, yref: "paper", yanchor: "bottom", text: `budget ${inWords(budget)}`, showarrow: false, font: { color: colour("--danger"), size: 12 } });
+  }
+  const title = PICKED.axis === "pool" ? "memory of the pool, MB" : "memory of the device, MB";
+  Plotly.react("frontier-plot", traces, layout({
+    height: 420, hovermode: "closest", shapes, annotations, showlegend: true, uirevision: PICKED.axis,
+    legend: { orientation: "h", x: 0, y: 1.06, yanchor: "bottom" }, margin: { l: 56, r: 14, t: 62, b: 44 },
+    xaxis: { title: { text: title, font: { size: 12 } }, range: [0, most], tickformat: ",d" },
+    yaxis: { title: { text: "time added to a step, %", font: { size: 12 } }, range: [-0.06 * highest, 1.1 * highest] },
+  }), CONFIG);
+}
+
+function listenToFrontier() {
+  if (DATA.plans.length < 2) return;
+  choices("axes", "Memory of", { pool: "MXNet's pool", device: "the whole device" }, "axis", drawFrontier);
+  $("frontier-plot").on("plotly_click", (event) => {
+    if (event.points[0].customdata !== undefined) show(event.points[0].customdata);
+  });
+}

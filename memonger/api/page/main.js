@@ -1,0 +1,91 @@
+// The headline, and what makes all views show one plan.
+function tile(name, value, note, about = {}) {
+  const made = make("div", { class: "tile", "data-tile": name }, make("div", { class: "name", text: name }),
+    make("div", { class: about.good ? "value good" : "value", text: value }), make("div", { class: "note", text: note }));
+  if (about.bytes !== undefined) made.dataset.bytes = about.bytes;
+  if (about.share !== undefined) {
+    made.append(make("div", { class: "meter" }, make("div", { style: `width:${Math.max(0, Math.min(100, 100 * about.share))}%` })));
+  }
+  return made;
+}
+function drawHeadline() {
+  const f = plan().figures, inside = f.gradient_bytes;
+  const whole = f.unplanned_bytes + inside, after = f.pool_bytes + inside, saved = f.unplanned_bytes - f.pool_bytes;
+  const gradients = inside ? `${inWords(inside)} of it are gradients of parameters` : "";
+  fill("tiles",
+    tile("Before", inWords(whole), gradients || "MXNet's pool without a plan", { bytes: whole, share: 1 }),
+    tile("After", inWords(after), gradients || "MXNet's pool with the plan", { bytes: after, share: after / Math.max(1, whole) }),
+    tile("Saved", percent(saved / Math.max(1, whole), 0), inWords(saved), { bytes: saved, good: saved > 0 }),
+    tile("Time added", `+${percent(f.time_overhead, 1)}`, "to a training step, as predicted"));
+  const gpu = DATA.device === "any device" || DATA.device.startsWith("gpu");
+  const facts = [
+    ["alive at once", `${inWords(f.peak_bytes)} at the peak, in ${plan().timeline.running}`],
+    ["floor", `${inWords(f.floor_bytes)} must be alive at once under any plan${f.floor ? `, in ${f.floor}` : ""}`],
+    ["device", `${inWords(f.device_bytes)} of ${gpu ? "a GPU" : "the CPU"}, ${inWords(f.unplanned_device_bytes)} without a plan`],
+    ["recomputed", `${f.recomputed} of ${f.kept + f.recomputed} operators; ${percent(f.recompute_overhead, 0)} of the forward pass`],
+    ["slowest", f.slowest || "nothing is recomputed"],
+    ["kind", `${FAMILIES[plan().kind]}, found by ${f.planner}; memory ${f.exact ? "replayed to the byte" : "bound, in whole MB"}`],
+  ];
+  if (f.held_bytes || f.unplanned_held_bytes) facts.splice(3, 0, ["held", `${inWords(f.held_bytes)} of it by operators, ${inWords(f.unplanned_held_bytes)} without a plan`]);
+  fill("facts", ...facts.flatMap(([name, text]) => [make("dt", { text: name }), make("dd", { text })]));
+  const calls = [["Python", plan().python], ["Shell", plan().command]].filter(([, text]) => text);
+  fill("calls", ...calls.map(([name, text]) => make("div", { class: "call" },
+    make("div", { class: "head" }, make("span", { text: name === "Python" ? "Make this plan in Python" : "or in a shell" }),
+      make("button", { type: "button", text: "Copy", on: { click: (event) => copy(text, event.target) } })),
+    make("pre", { text, "data-call": name }))));
+  const notices = [];
+  if (f.interrupted) notices.push("The search was interrupted. This is the best plan that it had found.");
+  if (plan().kind === "none") notices.push("This is the network as it is: nothing is recomputed.");
+  if (DATA.budget && memoryBudgeted() > DATA.budget.bytes) notices.push(`This plan does not fit the budget of ${inWords(DATA.budget.bytes)}.`);
+  fill("notices", ...notices.map((text) => make("p", { class: "notice", text })));
+  $("printed").textContent = plan().text;
+}
+const memoryBudgeted = () => plan().figures[`${DATA.budget.of}_bytes`];
+
+async function copy(text, button) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch (refused) { // where a page from disk may not
+    const area = document.body.appendChild(make("textarea", { text }));
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+  button.textContent = "Copied";
+  setTimeout(() => { button.textContent = "Copy"; }, 1200);
+}
+
+function show(number) {
+  PICKED.plan = Math.max(0, Math.min(DATA.plans.length - 1, number));
+  $("plan").value = String(PICKED.plan);
+  draw();
+}
+function draw() {
+  $("tip").hidden = true;
+  drawHeadline();
+  drawTimelines();
+  drawFrontier();
+  drawGroups();
+  drawTable();
+}
+
+document.title = `${DATA.network} · memonger`;
+$("title").textContent = DATA.network;
+$("subtitle").textContent = [`${OPS.name.length} operators`, ...DATA.inputs, `planned for ${DATA.device}`].join(" · ");
+$("footer").textContent = `Made by memonger ${DATA.version}. MB are 2**20 bytes. Memory is MXNet's own plan, replayed; times are predicted (a step without a plan: ${inTime(DATA.step_seconds)}).`;
+fill("plan", ...DATA.plans.map((each, k) => make("option", { value: k,
+  text: `${inWords(each.figures.pool_bytes)}, +${percent(each.figures.time_overhead, 1)} time, ${FAMILIES[each.kind]}` })));
+$("chooser").hidden = $("frontier").hidden = DATA.plans.length < 2; // what is hidden has no width
+$("plan").value = String(PICKED.plan);
+$("plan").addEventListener("change", () => show(Number($("plan").value)));
+$("before-plan").addEventListener("click", () => show(PICKED.plan - 1));
+$("next-plan").addEventListener("click", () => show(PICKED.plan + 1));
+choices("modes", "Stacked by", MODES, "mode", () => { LIST.group = null; draw(); });
+listenToTable();
+draw();
+listenToTimelines();
+listenToFrontier();
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+let was = narrow();
+window.addEventListener("resize", () => { if (was !== narrow()) { was = narrow(); draw(); } });
+document.documentElement.dataset.ready = "true";

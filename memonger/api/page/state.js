@@ -1,0 +1,93 @@
+// What all views share: the data, words for numbers, small helpers of the page.
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const PICKED = { plan: DATA.chosen, mode: "op", axis: DATA.budget ? DATA.budget.of : "pool" };
+const KINDS = ["kept for the backward pass", "gone before the backward pass", "recomputed", "gradients"];
+const CHOICES = { k: "kept", r: "recomputed", f: "freed" };
+const FAMILIES = { none: "no plan", marks: "marks", schedule: "schedule", original: "the original's plan" };
+const MB = 2 ** 20;
+
+const $ = (id) => document.getElementById(id);
+
+// A column of numbers, as ``shortest`` of report.py writes it.
+function column(written) {
+  if (written === null || Array.isArray(written)) return written;
+  const found = [];
+  if (written.steps) { let now = 0; for (const step of written.steps) found.push((now += step)); }
+  if (written.values) for (const place of written.places) found.push(written.values[place]);
+  if (written.runs) for (let k = 0; k < written.runs.length; k += 2) for (let n = 0; n < written.runs[k + 1]; n++) found.push(written.runs[k]);
+  return found;
+}
+function unpack(line) {
+  const t = line.tensors;
+  for (const name of Object.keys(t)) t[name] = column(t[name]);
+  t.stop = t.stop.map((steps, k) => t.start[k] + steps);
+  for (const name of ["runs", "phase", "drawn"]) line[name] = column(line[name]);
+  if (line.drawn === null) {
+    line.drawn = Array.from({ length: line.steps }, (_, k) => k);
+    [t.first, t.last] = [t.start, t.stop];
+  }
+  const change = new Float64Array(line.drawn.length + 1);
+  for (let k = 0; k < t.bytes.length; k++) { change[t.first[k]] += t.bytes[k]; change[t.last[k] + 1] -= t.bytes[k]; }
+  let now = 0;
+  line.live = Array.from(change.subarray(0, line.drawn.length), (bytes) => (now += bytes));
+}
+unpack(DATA.unplanned);
+for (const each of DATA.plans) {
+  unpack(each.timeline);
+  for (const name of ["times", "why", "reason"]) each[name] = column(each[name]);
+}
+const plan = () => DATA.plans[PICKED.plan];
+const words = (number) => (number < 0 ? "" : DATA.strings[number]);
+
+// As Python rounds: of two that are as near, the even one.
+function fixed(x, digits) {
+  const scaled = x * 10 ** digits, below = Math.floor(scaled);
+  if (scaled - below === 0.5) return ((below % 2 ? below + 1 : below) / 10 ** digits).toFixed(digits);
+  return x.toFixed(digits);
+}
+function inWords(nbytes) {
+  return 0 < Math.abs(nbytes) && Math.abs(nbytes) < MB ? `${fixed(nbytes / 1024, 1)} KB` : `${fixed(nbytes / MB, 1)} MB`;
+}
+const percent = (share, digits) => `${fixed(100 * share, digits)} %`;
+function inTime(seconds) {
+  if (!seconds) return "0";
+  return seconds < 1e-3 ? `${(seconds * 1e6).toPrecision(3)} µs` : `${Number((seconds * 1e3).toPrecision(3))} ms`;
+}
+
+// An element with a class, a text, children. Texts of a network are never read as HTML.
+function make(tag, about = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [key, value] of Object.entries(about)) {
+    if (key === "text") made.textContent = value;
+    else if (key === "on") for (const [event, run] of Object.entries(value)) made.addEventListener(event, run);
+    else made.setAttribute(key, value);
+  }
+  made.append(...children);
+  return made;
+}
+function fill(target, ...children) {
+  (typeof target === "string" ? $(target) : target).replaceChildren(...children);
+}
+// A row of buttons of which one is pressed.
+function choices(id, title, options, key, run) {
+  const buttons = Object.entries(options).map(([value, text]) =>
+    make("button", { type: "button", text, "data-value": value, "aria-pressed": String(PICKED[key] === value),
+      on: { click: () => { PICKED[key] = value; choices(id, title, options, key, run); run(); } } }));
+  fill(id, make("span", { class: "quiet", text: title }), ...buttons);
+}
+
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const narrow = () => window.innerWidth < 760;
+function layout(more) {
+  const axis = { color: colour("--quiet"), gridcolor: colour("--line"), zeroline: false, linecolor: colour("--line"),
+    fixedrange: narrow(), automargin: true };
+  const given = { paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--quiet"), activecolor: colour("--accent") },
+    font: { color: colour("--ink"), family: "system-ui, -apple-system, Segoe UI, Roboto, Arial, sans-serif", size: 12.5 },
+    margin: { l: 56, r: 14, t: 22, b: 40 }, dragmode: narrow() ? false : "zoom", ...more };
+  given.xaxis = { ...axis, ...more.xaxis };
+  given.yaxis = { ...axis, ...more.yaxis };
+  return given;
+}
+const CONFIG = { displaylogo: false, responsive: true, showTips: false,
+  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoom2d", "pan2d"] };

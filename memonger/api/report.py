@@ -1,0 +1,285 @@
+"""A page of plans: one HTML file, which any browser opens without a network.
+
+What it shows is in it as JSON: figures of each plan, which tensors live when, and the operators.
+The scripts in ``page`` draw it with plotly.js (``pip install 'memonger[report]'``).
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Callable, Iterable, Sequence
+
+import numpy as np
+
+from memonger import __version__
+from memonger.api.explain import explain_choices
+from memonger.graph.arrays import FORWARD
+from memonger.solve.memory import Memory
+from memonger.solve.request import read_budget, structure
+from memonger.solve.timeline import KEPT, NONE, PASSING, Operators, Strings, timeline
+from memonger.support import files
+from memonger.support.errors import MemongerError
+from memonger.support.symbols import read
+
+PAGE = Path(__file__).with_name("page")
+SCRIPTS = ("state.js", "timeline.js", "frontier.js", "table.js", "main.js")
+
+TENSORS = 40_000  # that a page draws at most, of all plans
+REASONS = 40_000  # operators times plans: of more, the chosen plan alone tells reasons
+INPUTS = 6  # a network of more has its shapes not spelled out in a command
+
+#: Options of a plan that the command has too.
+COMMANDED = ("budget", "how", "work", "patience", "measure")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a page shows."""
+
+    plans: Sequence[Any]  # Plans of one network, in the order of their time
+    times: Sequence[float]  # that each adds
+    chosen: int  # the one that is shown first
+    budget: Any  # as ``memonger.plan`` takes it; None where there is none
+    network: str  # the name of its file
+
+
+def write_report(file: Any, shown: Shown, memory_of: Callable[[Any], Memory]) -> None:
+    """Write a page; ``memory_of`` predicts what a request takes."""
+    library = check_report(file)
+    data = json.dumps(data_of(shown, memory_of), separators=(",", ":"), allow_nan=False)
+    for letter in "<>&":  # no text of a network can end the script that it is in
+        data = data.replace(letter, f"\\u{ord(letter):04x}")
+    parts = {"data": data, "plotly": library, "style": _part("page.css")}
+    parts["scripts"] = "\n".join(map(_part, SCRIPTS))
+    pieces = _part("page.html").split("/*-*/")  # each second one names what comes there
+    pieces[1::2] = [parts[name] for name in pieces[1::2]]
+    files.write(file, "".join(pieces).encode())
+
+
+def _part(name: str) -> str:
+    return (PAGE / name).read_text(encoding="utf-8")
+
+
+def check_report(file: Any) -> str:
+    """Check that a page can be written, before a long search; return the code of plotly.js."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        said = "reports need plotly, which is not installed: pip install 'memonger[report]'"
+        raise MemongerError(said) from None
+    files.check_writable(file)
+    return str(get_plotlyjs())
+
+
+def ordered(chosen: Any, others: Iterable[Any], budget: Any, network: Any) -> Shown:
+    """Put a Plan in its place among others, each once; check that all are of one network."""
+    if not isinstance(network, str) or not network:
+        raise MemongerError(f"network={network!r}: give the name of the network's file, a str")
+    if not isinstance(others, Iterable):
+        raise MemongerError(f"others={others!r}: give Plans, as frontier() does")
+    plans, known = [chosen], {_facts(chosen)}
+    for number, plan in enumerate(others):
+        if type(plan) is not type(chosen):
+            raise MemongerError(f"others: element {number} is {plan!r}; give Plans, as plan() does")
+        _check_same(chosen.request, plan.request, number)
+        if _facts(plan) not in known:
+            known.add(_facts(plan))
+            plans.append(plan)
+    times = [plan.predict_time(bool(plan.options.get("measure"))) for plan in plans]
+    order = sorted(range(len(plans)), key=lambda k: (times[k], plans[k].pool_bytes))
+    places = [plans[k] for k in order], [times[k] for k in order], order.index(0)
+    return Shown(*places, _budget(budget, chosen), network)
+
+
+def fits(plan: Any, budget: Any) -> bool:
+    """Tell whether a Plan fits a budget, if there is one."""
+    limit = _budget(budget, plan)
+    if limit is None:
+        return True
+    return bool(limit["bytes"] >= getattr(plan, f"{limit['of']}_bytes"))
+
+
+def _facts(plan: Any) -> Any:
+    """Tell by what plans of one network differ."""
+    return plan.pool_bytes, plan.recomputed_flops, plan.recomputed, plan.copies
+
+
+def _budget(budget: Any, plan: Any) -> dict[str, Any] | None:
+    """Read a budget, and tell it in bytes."""
+    read_in = read_budget(budget, None, None, plan.request.ctx)
+    if read_in is None:
+        return None
+    whole = plan.unplanned_device_bytes if read_in.of == "device" else plan.unplanned_bytes
+    return {"bytes": read_in.limit(whole), "of": read_in.of, "asked": str(budget)}
+
+
+def _check_same(one: Any, other: Any, number: int) -> None:
+    """Make sure that two requests are of one network at the same shapes."""
+    if one is other:
+        return
+    pairs = {
+        "for other shapes": (one.spec, other.spec),
+        "for other gradients": (one.grad_req, other.grad_req),
+        "for another device": (str(one.ctx), str(other.ctx)),
+        "of another network": (one.symbol, other.symbol),
+    }
+    for what, (here, there) in pairs.items():
+        if what == "of another network":
+            here, there = structure(here), structure(there)
+        if here != there:
+            said = f"others: plan {number} is {what}; one report shows one network"
+            raise MemongerError(f"{said}, so write a report of its own for it")
+
+
+def data_of(shown: Shown, memory_of: Callable[[Any], Memory]) -> dict[str, Any]:
+    """Collect all that a page shows."""
+    first = shown.plans[shown.chosen]
+    request, strings = first.request, Strings()
+    without = memory_of(request)
+    table = Operators(without, strings, request.device, bool(first.options.get("measure")))
+    most, plans = TENSORS // (len(shown.plans) + 1), []
+    for k, (plan, time) in enumerate(zip(shown.plans, shown.times)):
+        memory = memory_of(replace(request, symbol=plan.symbol))
+        whole = k == shown.chosen or len(table.nodes) * len(shown.plans) <= REASONS
+        told, column = _choices(plan, memory, table, whole)
+        drawn = _packed(timeline(memory, table, told, most))
+        plans.append({**_figures(plan, time, shown.network), **column, "timeline": drawn})
+    line, border = without.timeline, without.run(FORWARD).max(initial=0)
+    kept = ((line.kind == FORWARD) & (line.start <= border) & (border < line.stop)).nonzero()[0]
+    told = dict.fromkeys(kept.tolist(), (KEPT, ""))
+    unplanned = _packed(timeline(without, table, told, most))
+    return {
+        "version": __version__,
+        "network": shown.network,
+        "inputs": _inputs(request),
+        "device": "any device" if request.ctx is None else str(request.ctx),
+        "chosen": shown.chosen,
+        "budget": shown.budget,
+        "plans": plans,
+        "unplanned": unplanned,
+        "step_seconds": table.step,
+        "operators": table.columns(),
+        "parts": table.parts,
+        "strings": list(strings.known),
+    }
+
+
+def _packed(drawn: dict[str, Any]) -> dict[str, Any]:
+    """Leave out of a timeline what follows from the rest, and write its columns shortly."""
+    tensors, whole = dict(drawn["tensors"]), len(drawn["drawn"]) == drawn["steps"]
+    tensors["stop"] = [stop - start for start, stop in zip(tensors["start"], tensors["stop"])]
+    if whole:  # a drawn step is a step
+        del tensors["first"], tensors["last"]
+    columns = {name: shortest(column) for name, column in tensors.items()}
+    steps = {name: shortest(drawn[name]) for name in ("runs", "phase")}
+    steps["drawn"] = None if whole else shortest(drawn["drawn"])
+    kept = {name: value for name, value in drawn.items() if name != "live"}
+    return {**kept, **steps, "tensors": columns}
+
+
+def shortest(column: Sequence[int]) -> Any:
+    """Write a column of whole numbers in the shortest way, which ``column`` of ``state.js`` reads.
+
+    As it is, by the steps from one to the next, by the places in a list of values, or by runs.
+    """
+    values = sorted(set(column))
+    place = {value: k for k, value in enumerate(values)}
+    runs = [(value, len(list(run))) for value, run in groupby(column)]
+    ways = [
+        list(column),
+        {"steps": [b - a for a, b in zip([0, *column], column)]},
+        {"values": values, "places": [place[value] for value in column]},
+        {"runs": [number for pair in runs for number in pair]},
+    ]
+    return min(ways, key=lambda way: len(json.dumps(way, separators=(",", ":"))))
+
+
+def _choices(
+    plan: Any, memory: Memory, table: Operators, whole: bool
+) -> tuple[dict[int, tuple[int, str]], dict[str, Any]]:
+    """Tell what a plan does: of each place in its timeline, and of each operator in the table."""
+    line, rows, n = memory.timeline, table.rows_of(memory), len(table.nodes)
+    chosen = np.flatnonzero((line.kind == FORWARD) & (memory.operators[line.row] >= 0))
+    told: dict[int, tuple[int, str]] = {}
+    kept: dict[int, Any] = {}  # of operators
+    for place, found in zip(chosen.tolist(), explain_choices(plan, memory).tensors):
+        state = KEPT if found.choice == "kept" else PASSING
+        told[place] = state, found.reason if whole else ""
+        if state == KEPT:
+            kept.setdefault(int(rows[memory.operators[line.row[place]]]), found)
+    again = rows[memory.recomputed]
+    times = 1 + np.bincount(again[again >= 0], minlength=n)
+    column = {
+        "choice": "".join("r" if t > 1 else "fk"[x in kept] for x, t in enumerate(times.tolist())),
+        "times": shortest(times.tolist()) if times.max(initial=0) > 2 else None,
+        "why": shortest([table.strings(kept[x].why) if x in kept else NONE for x in range(n)]),
+        "reason": None,
+    }
+    if whole:
+        said = [table.strings(kept[x].reason) if x in kept else NONE for x in range(n)]
+        column["reason"] = shortest(said)
+    return told, column
+
+
+def _inputs(request: Any) -> list[str]:
+    """Tell the shapes of the inputs, of many the first."""
+    shapes = [f"{name} {tuple(shape)}" for name, shape in request.spec.shapes.items()]
+    return shapes if len(shapes) <= INPUTS else [*shapes[:2], f"{len(shapes) - 2} more inputs"]
+
+
+def _figures(plan: Any, time: float, network: str) -> dict[str, Any]:
+    """Tell the figures of a Plan under the names of its attributes, and how it is made."""
+    kind = "schedule" if plan.schedule is not None else "marks"
+    kind = "original" if plan.planner == "chen2016" else kind
+    data = {k: v for k, v in vars(plan).items() if isinstance(v, (int, float, str))}
+    data.update({name: len(getattr(plan, name)) for name in ("kept", "recomputed", "copies")})
+    data.update(recompute_overhead=plan.recompute_overhead, time_overhead=time)
+    python, command = python_of(plan), command_of(plan, network)
+    told = {"python": python, "command": command, "text": str(plan)}
+    return {"kind": kind if plan.recomputed else "none", "figures": data, **told}
+
+
+def python_of(plan: Any) -> str:
+    """Write the line of Python that makes a Plan of its network, ``net``."""
+    request, given = plan.request, dict(plan.options)
+    spec, asked = request.spec, set(request.grad_req.values())
+    nulls = [name for name, value in request.grad_req.items() if value == "null"]
+    many = len(spec.shapes) > INPUTS
+    arguments = ["net", "shapes" if many else str({k: tuple(v) for k, v in spec.shapes.items()})]
+    if spec.types:
+        arguments.append("type_dict=types" if many else f"type_dict={dict(spec.types)}")
+    if asked == {"add"}:
+        given["grad_req"] = "add"
+    elif asked == {"write", "null"} and len(nulls) <= INPUTS:
+        each = f"'null' if name in {nulls} else 'write' for name in net.list_arguments()"
+        arguments.append(f"grad_req={{name: {each}}}")
+    elif asked != {"write"}:
+        arguments.append("grad_req=grad_req")
+    if request.until is not None:
+        given["until"] = read(request.symbol)["nodes"][request.until]["name"]
+    arguments += [f"{name}={value!r}" for name, value in given.items()]
+    if request.ctx is not None:
+        arguments.append(f"ctx=mx.{request.ctx}")
+    return f"plan = memonger.plan({', '.join(arguments)})"
+
+
+def command_of(plan: Any, network: str) -> str:
+    """Write the command that makes a Plan; '' where it has no option for what was asked."""
+    request, spec = plan.request, plan.request.spec
+    others = request.until is not None or set(request.grad_req.values()) != {"write"}
+    if others or set(plan.options) - set(COMMANDED) or len(spec.shapes) > INPUTS:
+        return ""
+    words = ["memonger", "plan", network]
+    for name, shape in spec.shapes.items():
+        words += ["--shape", f"{name}={','.join(map(str, shape))}"]
+    for name, kind in spec.types.items():
+        words += ["--type", f"{name}={kind}"]
+    words += [] if request.ctx is None else ["--device", str(request.ctx)]
+    for name, value in plan.options.items():
+        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    words += [] if plan.schedule is not None else ["-o", "planned-symbol.json"]
+    return " ".join(map(shlex.quote, words))
