@@ -81,6 +81,7 @@ $("plan").addEventListener("change", () => show(Number($("plan").value)));
 $("before-plan").addEventListener("click", () => show(PICKED.plan - 1));
 $("next-plan").addEventListener("click", () => show(PICKED.plan + 1));
 choices("modes", "Stacked by", MODES, "mode", () => { LIST.group = null; draw(); });
+choices("scales", "Scale", { same: "the same", own: "its own" }, "scale", drawTimelines);
 listenToTable();
 draw();
 listenToTimelines();

@@ -1,6 +1,6 @@
 // What all views share: the data, words for numbers, small helpers of the page.
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const PICKED = { plan: DATA.chosen, mode: "op", axis: DATA.budget ? DATA.budget.of : "pool" };
+const PICKED = { plan: DATA.chosen, mode: "op", scale: "same", axis: DATA.budget ? DATA.budget.of : "pool" };
 const KINDS = ["kept for the backward pass", "gone before the backward pass", "recomputed", "gradients"];
 const CHOICES = { k: "kept", r: "recomputed", f: "freed" };
 const FAMILIES = { none: "no plan", marks: "marks", schedule: "schedule", original: "the original's plan" };

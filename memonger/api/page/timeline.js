@@ -54,13 +54,15 @@ function drawTimelines() {
   const lines = { unplanned: DATA.unplanned, planned: plan().timeline };
   const groups = groupsOf([...DATA.plans.map((each) => each.timeline), DATA.unplanned].filter((line) => Object.values(lines).includes(line)));
   const figures = plan().figures;
-  const most = 1.14 * Math.max(lines.unplanned.peak_bytes, lines.planned.peak_bytes, figures.unplanned_bytes, figures.pool_bytes, 1) / MB;
+  const pools = { unplanned: figures.unplanned_bytes, planned: figures.pool_bytes };
+  const highest = (which) => 1.14 * Math.max(lines[which].peak_bytes, pools[which], 1) / MB;
+  const both = Math.max(highest("unplanned"), highest("planned"));
   fill("legend", ...groups.map((group) => make("span", {}, make("i", { style: `background:var(${group.colour})` }), group.name)));
   $("unplanned-title").textContent = `Without a plan: a pool of ${inWords(figures.unplanned_bytes)}`;
   $("planned-title").textContent = `With the plan: a pool of ${inWords(figures.pool_bytes)}`;
   for (const [which, line] of Object.entries(lines)) {
     SHOWN[which] = stacksOf(line, groups);
-    drawTimeline(which, most, which === "planned" ? figures.pool_bytes : figures.unplanned_bytes);
+    drawTimeline(which, PICKED.scale === "same" ? both : highest(which), pools[which]);
   }
   const merged = Object.values(lines).filter((line) => line.drawn.length < line.steps);
   $("drawn").textContent = merged.length ? `Of ${merged[0].steps} steps ${merged[0].drawn.length} are drawn, of neighbours the one with the most memory.` : "";
@@ -86,9 +88,9 @@ function drawTimeline(which, most, pool) {
   const note = (text, about) => ({ text, showarrow: false, font: { size: 12, color: colour("--quiet") }, ...about });
   const rule = (about, dash, named) => ({ type: "line", line: { color: colour(named), width: 1, dash }, ...about });
   Plotly.react(`${which}-plot`, traces, layout({
-    height: narrow() ? 260 : 300, hovermode: "x", hoverdistance: -1, uirevision: `${which}${PICKED.plan}`,
+    height: narrow() ? 260 : 300, hovermode: "x", hoverdistance: -1, uirevision: `${which} ${PICKED.plan} ${PICKED.scale}`,
     xaxis: { title: { text: AXIS, font: { size: 12 } }, range: [0, Math.max(1, line.steps)], showgrid: false, tickformat: ",d" },
-    yaxis: { title: { text: "alive, MB", font: { size: 12 } }, range: [0, most], rangemode: "nonnegative" },
+    yaxis: { title: { text: "alive, MB", font: { size: 12 } }, range: [0, most], rangemode: "nonnegative", tickformat: most > 10 ? ",d" : "" },
     shapes: [
       { type: "rect", layer: "below", xref: "x", yref: "paper", x0: line.backward, x1: line.steps, y0: 0, y1: 1, fillcolor: colour("--shade"), line: { width: 0 } },
       rule({ xref: "x", yref: "paper", x0: line.backward, x1: line.backward, y0: 0, y1: 1 }, "dot", "--quiet"),

@@ -1,0 +1,317 @@
+"""Reports in a browser, headless and offline: what it shows is the Plan's, and it does as it says.
+
+Needs Chromium, its driver (Debian: ``chromium``, ``chromium-driver``) and the extra "browser".
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import memonger
+import mxnet as mx
+import pytest
+from memonger.support.errors import in_words
+
+from pages import chain_plans, data_of, live_of
+
+pytestmark = pytest.mark.browser
+
+NASTY = "</script><img src=x onerror=alert(1)><b>слой"
+SIZES = {"desktop": (1240, 900), "phone": (390, 844)}
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A browser without a network."""
+    missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
+    if missing:
+        pytest.skip(f"no {' and no '.join(missing)} here: apt-get install chromium chromium-driver")
+    webdriver = pytest.importorskip("selenium.webdriver", reason="needs the extra 'browser'")
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(shutil.which("chromium"))
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1240,900"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = webdriver.ChromeService(str(shutil.which("chromedriver")))
+    driver = webdriver.Chrome(options=options, service=service)
+    nothing = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+    driver.execute_cdp_cmd("Network.enable", {})
+    driver.execute_cdp_cmd("Network.emulateNetworkConditions", nothing)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The plans of a page, what is in it, and where it is."""
+    _, _, plans, schedule = chain_plans()
+    page = tmp_path_factory.mktemp("pages") / "plans.html"
+    plans.report(page, others=[schedule], budget="60%", network=NASTY)
+    return [*plans, schedule], data_of(page), page
+
+
+def opened(driver: Any, page: Path, size: str = "desktop", scheme: str = "light") -> Any:
+    """A browser with this page drawn, in which nothing was wrong."""
+    width, height = SIZES[size]
+    about = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == "phone"}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", about)
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    driver.get(page.as_uri())
+    until(lambda: driver.execute_script("return document.documentElement.dataset.ready"))
+    assert driver.get_log("browser") == []
+    return driver
+
+
+def until(true: Callable[[], Any]) -> Any:
+    """Wait for something to be true, half a minute at most."""
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return true()
+
+
+def text(driver: Any, css: str) -> str:
+    return str(driver.execute_script("return document.querySelector(arguments[0]).innerText", css))
+
+
+def changed(driver: Any, css: str, before: str) -> bool:
+    return text(driver, css) != before
+
+
+def count(driver: Any, css: str) -> int:
+    return int(driver.execute_script("return document.querySelectorAll(arguments[0]).length", css))
+
+
+def press(driver: Any, css: str) -> None:
+    driver.execute_script("document.querySelector(arguments[0]).click()", css)
+
+
+def mouse(driver: Any, css: str, x: float, y: float) -> Any:
+    """The mouse, moved to a place in an element, told as shares of it."""
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.by import By
+
+    element = driver.find_element(By.CSS_SELECTOR, css)
+    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+    size = element.rect
+    across, down = int((x - 0.5) * size["width"]), int((y - 0.5) * size["height"])
+    actions = ActionChains(driver, duration=50)
+    actions.move_to_element_with_offset(element, across - 3, down)
+    return actions.move_to_element_with_offset(element, across, down)
+
+
+def assert_shown(driver: Any, plan: memonger.Plan) -> None:
+    """The headline is that of a Plan."""
+    inside = plan.gradient_bytes
+    whole, after = plan.unplanned_bytes + inside, plan.pool_bytes + inside
+    saved = plan.unplanned_bytes - plan.pool_bytes
+    for tile, nbytes, words in (
+        ("Before", whole, in_words(whole)),
+        ("After", after, in_words(after)),
+        ("Saved", saved, f"{100 * saved / whole:.0f} %"),
+    ):
+        shown = driver.execute_script(
+            "return document.querySelector(arguments[0]).dataset.bytes", f"[data-tile={tile}]"
+        )
+        assert int(shown) == nbytes and words in text(driver, f"[data-tile={tile}]")
+    assert f"+{100 * plan.predict_time():.1f} %" in text(driver, "[data-tile='Time added']")
+    facts = text(driver, "#facts")
+    of = f"{len(plan.recomputed)} of {len(plan.kept) + len(plan.recomputed)} operators"
+    for words in (in_words(plan.peak_bytes), in_words(plan.floor_bytes), plan.floor, of):
+        assert words in facts
+    for words in (in_words(plan.device_bytes), in_words(plan.unplanned_device_bytes)):
+        assert words in facts
+    assert count(driver, "#table tbody tr") == len(plan.kept) + len(plan.recomputed)
+    assert count(driver, "#table .tag.r") == len(plan.recomputed)
+    assert f"pool of {in_words(plan.pool_bytes)}" in text(driver, "#planned-title")
+    printed = "return document.getElementById('printed').textContent"
+    assert driver.execute_script(printed) == str(plan)
+
+
+def test_it_loads_offline_and_shows_the_plan(chromium: Any, found: Any) -> None:
+    plans, data, page = found
+    driver = opened(chromium, page)
+    loaded = "return performance.getEntriesByType('resource').map((each) => each.name)"
+    assert [name for name in driver.execute_script(loaded) if not name.startswith("data:")] == []
+    by_pool = {plan.pool_bytes: plan for plan in plans}
+    for number in (data["chosen"], 0, len(plans) - 1):
+        driver.execute_script(
+            "const list = document.getElementById('plan'); list.value = arguments[0];"
+            "list.dispatchEvent(new Event('change'))",
+            str(number),
+        )
+        assert_shown(driver, by_pool[data["plans"][number]["figures"]["pool_bytes"]])
+        assert text(driver, "[data-call=Python]") == data["plans"][number]["python"]
+    assert driver.get_log("browser") == []
+
+
+def test_names_are_texts(chromium: Any, found: Any, tmp_path: Path) -> None:
+    x = mx.sym.Variable("data")
+    for k in range(8):
+        x = mx.sym.FullyConnected(x, num_hidden=256, name=f"{NASTY}{k}")
+        x = mx.sym.Activation(x, act_type="tanh", name=f"{NASTY}{k}b")
+    memonger.plan(mx.sym.MakeLoss(x), data=(512, 256)).report(tmp_path / "nasty.html")
+    for page in (found[2], tmp_path / "nasty.html"):
+        driver = opened(chromium, page)
+        mouse(driver, "#planned-plot .nsewdrag", 0.5, 0.95).perform()
+        assert count(driver, "img, b") == count(driver, "svg b") == 0
+    assert f"{NASTY}0" in text(driver, "#table")
+    assert text(opened(chromium, found[2]), "h1") == NASTY
+
+
+def test_hover_tells_what_is_alive(chromium: Any, found: Any) -> None:
+    plans, data, page = found
+    driver = opened(chromium, page)
+    told = {"unplanned": data["unplanned"], "planned": data["plans"][data["chosen"]]["timeline"]}
+    for which, line in told.items():
+        for x in (0.3, 0.7):
+            mouse(driver, f"#{which}-plot .nsewdrag", x, 0.97).perform()
+            until(lambda: driver.execute_script("return !document.getElementById('tip').hidden"))
+            tip = text(driver, "#tip")
+            step, steps = map(int, re.findall(r"step (\d+) of (\d+)", tip)[0])
+            assert steps == line["steps"] and abs(step - x * steps) < 0.03 * steps
+            assert f"{in_words(live_of(line)[step])} alive" in tip
+            row = line["runs"][step]
+            assert row < 0 or data["operators"]["name"][row] in tip
+            span = re.findall(r"([\d.]+ [MK]B) · (?:steps|in step) (\d+)(?: to (\d+))?", tip)[0]
+            start, stop = int(span[1]), int(span[2] or span[1])
+            assert start <= step <= stop and "4096 × 64" in tip
+            assert re.search("kept|recomputed|freed|gradient", tip)
+    assert driver.get_log("browser") == []
+
+
+def test_a_click_lists_what_is_alive(chromium: Any, found: Any) -> None:
+    _, data, page = found
+    driver = opened(chromium, page)
+    assert "the peak" in text(driver, "#alive-title")
+    for which, x in (("unplanned", 0.4), ("planned", 0.6)):
+        planned = data["plans"][data["chosen"]]["timeline"]
+        line = data["unplanned"] if which == "unplanned" else planned
+        before = text(driver, "#alive-title")
+        mouse(driver, f"#{which}-plot .nsewdrag", x, 0.9).click().perform()
+        until(partial(changed, driver, "#alive-title", before))
+        step = int(re.findall(r"step (\d+) of", text(driver, "#alive-title"))[0])
+        tensors = line["tensors"]
+        alive = [
+            nbytes
+            for nbytes, first, last in zip(tensors["bytes"], tensors["first"], tensors["last"])
+            if first <= step <= last
+        ]
+        rows = "return [...document.querySelectorAll('#alive td[data-bytes]')]"
+        shown = driver.execute_script(rows + ".map((each) => Number(each.dataset.bytes))")
+        assert shown == sorted(alive, reverse=True)[: len(shown)]
+        assert len(shown) == min(12, len(alive))
+
+
+def test_a_click_on_the_frontier_shows_that_plan(chromium: Any, found: Any) -> None:
+    plans, data, page = found
+    driver = opened(chromium, page)
+    drawn = driver.execute_script("return document.getElementById('frontier-plot').textContent")
+    for name in ("no plan", "marks", "schedule", f"budget {in_words(data['budget']['bytes'])}"):
+        assert name in drawn
+    shown: list[str] = []
+    for number in (1, len(plans) - 1, 0):
+        figures = data["plans"][number]["figures"]
+        place = (
+            "const {xaxis: x, yaxis: y} = document.getElementById('frontier-plot')._fullLayout;"
+            "return [x.d2p(arguments[0]) / x._length, y.d2p(arguments[1]) / y._length]"
+        )
+        x, y = figures["pool_bytes"] / 2**20, 100 * figures["time_overhead"]
+        at, before = driver.execute_script(place, x, y), text(driver, "[data-call=Python]")
+        mouse(driver, "#frontier-plot .nsewdrag", *at).click().perform()
+        until(partial(changed, driver, "[data-call=Python]", before))
+        (plan,) = (plan for plan in plans if plan.pool_bytes == figures["pool_bytes"])
+        assert_shown(driver, plan)
+        shown.append(text(driver, "[data-call=Python]"))
+        assert shown[-1] == data["plans"][number]["python"]
+    assert len(set(shown)) == 3
+    press(driver, "#next-plan")
+    assert text(driver, "[data-call=Python]") == data["plans"][1]["python"]
+    press(driver, "#axes [data-value=device]")
+    drawn = driver.execute_script("return document.getElementById('frontier-plot').textContent")
+    assert "memory of the device" in drawn and "budget" not in drawn
+    assert driver.get_log("browser") == []
+
+
+def test_zoom(chromium: Any, found: Any) -> None:
+    driver = opened(chromium, found[2])
+    read = "return document.getElementById('planned-plot')._fullLayout.xaxis.range"
+    whole = driver.execute_script(read)
+    held = mouse(driver, "#planned-plot .nsewdrag", 0.3, 0.3).click_and_hold()
+    held.move_by_offset(300, 60).release().perform()
+    until(lambda: driver.execute_script(read) != whole)
+    left, right = driver.execute_script(read)
+    assert whole[0] < left < right < whole[1]
+    time.sleep(0.5)  # a click now would be half of a double one
+    mouse(driver, "#planned-plot .nsewdrag", 0.5, 0.5).double_click().perform()
+    until(lambda: driver.execute_script(read) == whole)
+
+
+def test_stacks_and_scales(chromium: Any, found: Any) -> None:
+    """The groups add up to the same in all ways."""
+    _, data, page = found
+    driver = opened(chromium, page)
+    added = (
+        "const traces = document.getElementById('planned-plot').data.filter((t) => t.stackgroup);"
+        "return [traces.map((t) => t.name), traces[0].y.map((_, i) =>"
+        " traces.reduce((sum, t) => sum + t.y[i], 0))]"
+    )
+    live = live_of(data["plans"][data["chosen"]]["timeline"])
+    for mode, name in (("op", "FullyConnected"), ("part", "from fc0"), ("kind", "recomputed")):
+        press(driver, f"#modes [data-value={mode}]")
+        names, total = driver.execute_script(added)
+        assert name in names and name in text(driver, "#legend")
+        assert [round(y * 2**20) for y in total[:-1]] == live.tolist()
+    top = "return document.getElementById('planned-plot')._fullLayout.yaxis.range[1]"
+    before = driver.execute_script(top)
+    press(driver, "#scales [data-value=own]")
+    assert driver.execute_script(top) < before
+    assert driver.get_log("browser") == []
+
+
+def test_the_table(chromium: Any, found: Any) -> None:
+    plans, data, page = found
+    driver = opened(chromium, page)
+    rows = "return [...document.querySelectorAll('#table tbody tr')].map((r) => +r.dataset.row)"
+    forward, names = data["operators"]["forward"], data["operators"]["name"]
+    press(driver, "#table [data-key=forward]")
+    times = [forward[r] for r in driver.execute_script(rows)]
+    assert times == sorted(forward, reverse=True)
+    press(driver, "#table [data-key=forward]")
+    assert [forward[r] for r in driver.execute_script(rows)] == sorted(forward)
+    typed = "const s = document.getElementById(arguments[0]); s.value = arguments[1];"
+    typed += "s.dispatchEvent(new Event(s.tagName === 'SELECT' ? 'change' : 'input'))"
+    driver.execute_script(typed, "search", "TANH1")
+    assert {names[r] for r in driver.execute_script(rows)} >= {"tanh1", "tanh10", "tanh15"}
+    driver.execute_script(typed, "search", "")
+    driver.execute_script(typed, "choice", "k")
+    choice = data["plans"][data["chosen"]]["choice"]
+    assert len(driver.execute_script(rows)) == choice.count("k")
+    driver.execute_script(typed, "choice", "")
+    press(driver, "#groups [data-group=Activation]")
+    assert {names[r] for r in driver.execute_script(rows)} == {f"tanh{k}" for k in range(16)}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_light_dark_phone_and_paper(size: str, chromium: Any, found: Any, tmp_path: Path) -> None:
+    colours = []
+    for scheme in ("light", "dark"):
+        driver = opened(chromium, found[2], size, scheme)
+        wide = driver.execute_script("return document.documentElement.scrollWidth")
+        assert wide <= SIZES[size][0]
+        style = "return getComputedStyle(document.body)"
+        colours += driver.execute_script(
+            f"{style}.backgroundColor + ' ' + {style[7:]}.color"
+        ).split(") ")
+        assert len(driver.get_screenshot_as_png()) > 10_000
+    assert len(set(colours)) == 4
+    made = driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
+    assert len(made["data"]) > 20_000
+    assert driver.get_log("browser") == []
