@@ -207,7 +207,8 @@ def test_a_click_lists_what_is_alive(chromium: Any, found: Any) -> None:
         rows = "return [...document.querySelectorAll('#alive td[data-bytes]')]"
         shown = driver.execute_script(rows + ".map((each) => Number(each.dataset.bytes))")
         assert shown == sorted(alive, reverse=True)[: len(shown)]
-        assert len(shown) == min(12, len(alive))
+        rest = re.findall(r"more in (\d+) tensors", text(driver, "#alive-rest")) or [0]
+        assert len(shown) + int(rest[0]) == len(alive) and len(shown) == min(12, len(alive))
 
 
 def test_a_click_on_the_frontier_shows_that_plan(chromium: Any, found: Any) -> None:
@@ -312,6 +313,9 @@ def test_light_dark_phone_and_paper(size: str, chromium: Any, found: Any, tmp_pa
         ).split(") ")
         assert len(driver.get_screenshot_as_png()) > 10_000
     assert len(set(colours)) == 4
+    width = "return document.querySelector('#planned-plot svg').getBoundingClientRect().width"
+    before = driver.execute_script(width)
     made = driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
     assert len(made["data"]) > 20_000
+    until(lambda: driver.execute_script(width) == before)  # as wide as it was
     assert driver.get_log("browser") == []

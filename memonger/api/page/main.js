@@ -89,4 +89,11 @@ listenToFrontier();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 let was = narrow();
 window.addEventListener("resize", () => { if (was !== narrow()) { was = narrow(); draw(); } });
+// On paper it is light, and as wide as that.
+window.addEventListener("beforeprint", () => { document.documentElement.dataset.paper = "true"; draw(); });
+window.addEventListener("afterprint", () => {
+  delete document.documentElement.dataset.paper;
+  draw();
+  for (const plot of document.querySelectorAll(".js-plotly-plot")) Plotly.Plots.resize(plot);
+});
 document.documentElement.dataset.ready = "true";

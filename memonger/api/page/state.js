@@ -85,6 +85,7 @@ function layout(more) {
     modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--quiet"), activecolor: colour("--accent") },
     font: { color: colour("--ink"), family: "system-ui, -apple-system, Segoe UI, Roboto, Arial, sans-serif", size: 12.5 },
     margin: { l: 56, r: 14, t: 22, b: 40 }, dragmode: narrow() ? false : "zoom", ...more };
+  if (document.documentElement.dataset.paper) given.width = 680; // of a sheet
   given.xaxis = { ...axis, ...more.xaxis };
   given.yaxis = { ...axis, ...more.yaxis };
   return given;
