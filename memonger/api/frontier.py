@@ -57,7 +57,13 @@ class Frontier(Tuple[Plan, ...]):
         budget: Any = None,
         network: str = "net-symbol.json",
     ) -> None:
-        """Write a page of these plans: it shows first the fastest within the budget."""
+        """Write a page of these plans: it shows first the fastest within the budget.
+
+        Parameters
+        ----------
+        budget : int, str or float, optional
+            Memory that is drawn as a line, told as `memonger.plan` takes it.
+        """
         within = [plan for plan in self if report.fits(plan, budget)]
         chosen = within[0] if within and budget is not None else self[-1]
         more = [*self, *others] if isinstance(others, Iterable) else others

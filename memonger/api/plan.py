@@ -206,7 +206,13 @@ class Plan:
         budget: Any = None,
         network: str = "net-symbol.json",
     ) -> None:
-        """Write a page of the plan: its figures, memory over the training step, the operators."""
+        """Write a page of the plan: its figures, memory over the training step, the operators.
+
+        Parameters
+        ----------
+        budget : int, str or float, optional
+            Memory that is drawn as a line, told as `memonger.plan` takes it.
+        """
         shown = report.ordered(self, others, budget, network)
         report.write_report(file, shown, predict)
 
