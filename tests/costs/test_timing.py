@@ -152,7 +152,7 @@ def test_gradients_that_are_not_computed() -> None:
     gradient = dict(zip(names, times.gradient.tolist()))
     assert gradient["frozen"] == gradient["tanh"] == 0 and gradient["fc"] >= 2 * 4 * 5 * 5
     everything = timing.predicted(training_graph(graph), Rates(1.0, 1e12, 0))
-    assert (everything.gradient[graph.operators[:3]] > 0).all()
+    assert (everything.gradient[list(graph.operators[:3])] > 0).all()
 
 
 def test_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
