@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict
 
-import memonger  # noqa: F401  before mxnet
+import memonger
 import mxnet as mx
 import numpy as np
 from mxnet.gluon import nn
@@ -178,3 +178,17 @@ def different(one: Arrays, other: Arrays) -> list[str]:
     """Names of the arrays that differ in a bit."""
     assert one and one.keys() == other.keys()
     return [n for n in one if np.asarray(one[n]).tobytes() != np.asarray(other[n]).tobytes()]
+
+
+def planned(net: Any, shapes: Any = None, **options: Any) -> Any:
+    """A block with a plan from a short search."""
+    return memonger.gluon.plan(net, shapes, patience=PATIENCE, **options)
+
+
+def taught(net: Any, steps: int = 3) -> Any:
+    """After some steps from the same seed."""
+    seed()
+    training = trainer(net)
+    for k in range(steps):
+        step(net, training, *batch(k))
+    return left_in(net)

@@ -1,0 +1,196 @@
+"""``mx.autograd`` with planned blocks: gradients of a few variables, and its errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import memonger  # noqa: F401  before mxnet
+import mxnet as mx
+import numpy as np
+from memonger import MemongerError
+from mxnet import autograd
+
+from blocks import HOWS, LOSS, batch, different
+from blocks import left_in, mlp, planned, seed, step, taught, trainer
+from planned import run_code
+
+
+@pytest.mark.parametrize("how", ["marks", "schedule"])
+@pytest.mark.parametrize("wanted", ["input", "weights", "both", "first weight", "last weight"])
+def test_gradients_of_a_few_variables(how: str, wanted: str) -> None:
+    """As ``autograd.grad`` makes them; gradients of parameters and statistics stay as they are."""
+    results = []
+    for options in (None, HOWS[how]):
+        seed()
+        net = mlp(drop=0)
+        net.hybridize()
+        if options is not None:
+            planned(net, **options)
+        training = trainer(net)
+        for k in range(2):
+            step(net, training, *batch(k))
+        x, y = batch(5)
+        x.attach_grad()
+        weights = [p.data() for p in net.collect_params(".*weight").values()]
+        variables = {
+            "input": x,
+            "weights": weights,
+            "both": [weights[2], x],
+            "first weight": weights[:1],
+            "last weight": weights[-1],
+        }[wanted]
+        with autograd.record():
+            loss = LOSS(net(x * 2) + net(x), y)
+        found = autograd.grad(loss, variables, retain_graph=True)
+        again = autograd.grad(loss, variables)
+        left = left_in(net)
+        step(net, training, *batch(7))
+        left.update({f"then {name}": array for name, array in left_in(net).items()})
+        left.update({f"found {k}": array.asnumpy() for k, array in enumerate([*found, *again])})
+        results.append(left)
+    assert different(*results) == []
+
+
+def test_second_derivatives_are_refused() -> None:
+    net = planned(mlp())
+    x, y = batch(0)
+    x.attach_grad()
+    with autograd.record():
+        loss = LOSS(net(x), y)
+        with pytest.raises(MemongerError, match="second derivatives.*unplan"):
+            autograd.grad(loss, [x], create_graph=True)
+
+
+def test_other_graphs_are_none_of_its_business() -> None:
+    taught(planned(mlp()))
+    x = mx.nd.array([2.0])
+    x.attach_grad()
+    with autograd.record():
+        first = autograd.grad(mx.nd.sin(x), [x], create_graph=True)[0]
+    first.backward()
+    assert x.grad.asscalar() == -mx.nd.sin(x).asscalar()
+
+
+def retained_too_long(net: Any) -> None:
+    x, y = batch(0)
+    with autograd.record():
+        loss = LOSS(net(x), y)
+    loss.backward(retain_graph=True)
+    with autograd.record():
+        LOSS(net(x), y)
+    loss.backward()
+
+
+def drawn_twice(net: Any) -> None:
+    x, y = batch(0)
+    with autograd.record():
+        loss = LOSS(net(x), y)
+    loss.backward(retain_graph=True)
+    autograd.backward([loss])
+
+
+def in_other_mode(net: Any) -> None:
+    x, y = batch(0)
+    with autograd.record():
+        loss = LOSS(net(x), y)
+    loss.backward(train_mode=False)
+
+
+@pytest.mark.parametrize("how", ["marks", "schedule"])
+@pytest.mark.parametrize(
+    ("mistake", "drop", "message"),
+    [
+        (retained_too_long, 0, "called again since"),
+        (drawn_twice, 0.2, "draws random numbers"),
+        (in_other_mode, 0.2, "train_mode=False"),
+    ],
+)
+def test_errors_raise_at_backward(mistake: Any, drop: float, message: str, how: str) -> None:
+    net = planned(mlp(drop=drop), **HOWS[how])
+    with pytest.raises(MemongerError, match=message):
+        mistake(net)
+    gradient = net.collect_params()["net_dense0_weight"].grad().asnumpy()
+    assert np.isnan(gradient).all()
+    taught(net)  # no error is left
+
+
+def taken_by_another_call(loss: Any, net: Any, x: Any) -> None:
+    autograd.grad(loss, [x], retain_graph=True)
+    with autograd.record():
+        net(x)
+    autograd.grad(loss, [x])
+
+
+def drawn_twice_by_grad(loss: Any, _: Any, x: Any) -> None:
+    autograd.grad(loss, [x], retain_graph=True)
+    autograd.grad(loss, [x])
+
+
+def grad_in_other_mode(loss: Any, _: Any, x: Any) -> None:
+    autograd.grad(loss, [x], train_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "drop", "message"),
+    [
+        (taken_by_another_call, 0, "called again since"),
+        (drawn_twice_by_grad, 0.2, "draws random numbers"),
+        (grad_in_other_mode, 0.2, "train_mode=False"),
+    ],
+)
+def test_errors_raise_at_grad(mistake: Any, drop: float, message: str) -> None:
+    net = planned(mlp(drop=drop))
+    x, y = batch(0)
+    x.attach_grad()
+    with autograd.record():
+        loss = LOSS(net(x), y)
+    with pytest.raises(MemongerError, match=message):
+        mistake(loss, net, x)
+    taught(net)  # no error is left
+
+
+def test_statistics_are_there_when_backward_has_returned() -> None:
+    net = planned(mlp())
+    training = trainer(net)
+    for k in range(5):
+        step(net, training, *batch(k, 256))
+        statistics = net.collect_params(".*running.*").values()
+        read = [each.data().asnumpy() for each in statistics]
+        mx.nd.waitall()
+        assert all((a == each.data().asnumpy()).all() for a, each in zip(read, statistics))
+
+
+def test_who_goes_past_the_functions_that_raise_gets_nan() -> None:
+    found = run_code(
+        """
+import memonger
+from mxnet import autograd, nd, gluon
+from mxnet.autograd import grad
+from mxnet.gluon import nn
+net = nn.HybridSequential()
+for _ in range(6):
+    net.add(nn.Dense(8), nn.BatchNorm(), nn.Activation('tanh'))
+net.initialize()
+memonger.gluon.plan(net, patience=0.05)
+x = nd.random.normal(shape=(16, 8))
+x.attach_grad()
+weight = net[0].weight
+for wanted in ('input', 'weight'):
+    with autograd.record():
+        out = net(x).sum()
+    print(grad(out, [x if wanted == 'input' else weight.data()])[0].asnumpy().mean())
+try:
+    with autograd.record():
+        net(x)
+except memonger.MemongerError as error:
+    print(error)
+with autograd.record():
+    out = net(x).sum()
+out.backward()
+print(abs(weight.grad().asnumpy()).sum() > 0)
+"""
+    )
+    lines = found.splitlines()
+    assert lines[:2] == ["nan", "nan"] and "mx.autograd.grad" in lines[2] and lines[3] == "True"

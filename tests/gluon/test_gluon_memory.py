@@ -1,0 +1,165 @@
+"""Planned Gluon blocks: who frees what they have bound, and the memory of a process."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+import pytest
+
+import mxnet as mx
+from memonger.gluon import unplan
+from mxnet import autograd
+
+from blocks import LOSS, batch, mlp, planned, taught
+from planned import run_python
+
+
+@pytest.fixture
+def freed(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """The threads on which executors are freed from now on."""
+    threads, free = [], mx.executor.Executor.__del__
+
+    def noted(self: Any) -> None:
+        threads.append(threading.current_thread())
+        free(self)
+
+    for _ in range(2):  # what earlier tests have left, which a call frees
+        taught(planned(mlp()), 1)
+        gc.collect()
+    monkeypatch.setattr(mx.executor.Executor, "__del__", noted)
+    return threads
+
+
+def test_executors_are_freed_by_the_thread_that_bound_them(freed: list[threading.Thread]) -> None:
+    """Not by the engine's, nor by one on which Python collects garbage: MXNet would deadlock."""
+    net, other = planned(mlp()), planned(mlp("other_"))
+    taught(net, 1), taught(other, 1)
+    freed.clear()
+    for size in (2000, 4000, 6000):  # each takes the place of the one before
+        x, y = batch(0, size)
+        with autograd.record():
+            loss = LOSS(net(x), y)
+        loss.backward()
+    mx.nd.waitall()
+    del net, loss
+    collector = threading.Thread(target=gc.collect)
+    collector.start()
+    collector.join()
+    taught(other, 1)
+    assert len(freed) >= 3 and set(freed) == {threading.current_thread()}
+
+
+@pytest.mark.parametrize("by", ["unplan", "garbage", "next call"])
+def test_executors_are_freed_soon(by: str, freed: list[threading.Thread]) -> None:
+    net, other = planned(mlp()), planned(mlp("other_"))
+    taught(net, 1), taught(other, 1)
+    with autograd.record():
+        loss = net(batch(0)[0])
+    if by != "next call":
+        del loss
+    mx.nd.waitall()
+    freed.clear()
+    if by == "unplan":
+        unplan(net)
+    else:
+        del net
+        gc.collect()
+    if by == "next call":
+        assert not freed  # the tape has the call
+        del loss
+        mx.nd.waitall()
+        taught(other, 1)
+    assert len(freed) == 1
+
+
+def test_the_latest_32_shapes_stay_bound(freed: list[threading.Thread]) -> None:
+    net = planned(mlp(), data=(60, 20))
+    freed.clear()
+    for size in [*range(60, 20, -1), *range(21, 53)]:
+        with autograd.record():
+            net(batch(0, size)[0])
+        mx.nd.waitall()
+    assert len(freed) == 8
+
+
+TOLD = """
+import sys
+import memonger
+import mxnet as mx
+from mxnet import autograd
+from mxnet.gluon import nn
+
+def told(key):
+    with open('/proc/self/status') as f:
+        return next(int(line.split()[1]) for line in f if line.startswith(key + ':'))
+"""
+
+MEMORY = (
+    TOLD
+    + """
+net = nn.HybridSequential()
+for _ in range(40):
+    net.add(nn.Dense(64), nn.BatchNorm(), nn.Activation('relu'))
+net.initialize()
+x = mx.nd.random.normal(shape=(4096, 64))
+net(x[:2])
+net.hybridize()
+if sys.argv[1:]:
+    memonger.gluon.plan(net, patience=0.002, **eval(sys.argv[1]))
+mx.nd.waitall()
+before = told('VmRSS')
+sizes = [3800, 4096, 3900, 4000, 4096] if sys.argv[2:] else [4096] * 5
+for size in sizes:
+    with autograd.record():
+        out = net(x[:size])
+    out.backward()
+mx.nd.waitall()
+print((told('VmHWM') - before) // 1024)
+"""
+)
+
+WEIGHTS = (
+    TOLD
+    + """
+net = nn.HybridSequential()
+for _ in range(12):
+    net.add(nn.Conv2D(384, 3, padding=1, in_channels=384), nn.BatchNorm(), nn.Activation('relu'))
+net.initialize()
+x = mx.nd.random.normal(shape=(4, 384, 8, 8))
+if sys.argv[1:]:
+    net(x)
+memonger.gluon.plan(net, patience=0.002)
+trainer = mx.gluon.Trainer(net.collect_params(), 'sgd')
+mx.nd.waitall()
+before = told('VmRSS')
+for _ in range(3):
+    with autograd.record():
+        out = net(x)
+    out.backward()
+    trainer.step(4)
+mx.nd.waitall()
+print((told('VmHWM') - before) // 1024)
+"""
+)
+
+
+def peak(code: str, *arguments: str) -> int:
+    """The MB by which a process grows in training."""
+    done = run_python("-W", "ignore", "-c", code, *arguments)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return int(done.stdout)
+
+
+def test_memory_of_a_process() -> None:
+    """A loop that does not wait takes one pool, and so do batches of several sizes."""
+    plain, marks, several = peak(MEMORY), peak(MEMORY, "{}"), peak(MEMORY, "{}", "several")
+    assert marks < 0.5 * plain
+    # What MXNet and MKLDNN take for each size beside a pool was some 5 MB.
+    assert several < marks + 0.4 * plain
+
+
+def test_an_inference_before_the_plan_takes_no_memory_from_it() -> None:
+    """MKLDNN lays weights out for inference: 61 MB of them here, that training would copy."""
+    assert peak(WEIGHTS, "inference") <= peak(WEIGHTS)
