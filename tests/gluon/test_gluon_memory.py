@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import memonger  # noqa: F401  before mxnet
 import mxnet as mx
 from memonger.gluon import unplan
 from mxnet import autograd
