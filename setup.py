@@ -95,6 +95,7 @@ setup(
         # For tests of networks of gluoncv and gluonnlp. Later OpenCV and pandas need a later NumPy.
         "zoo": ["gluoncv==0.10.5.post0", "gluonnlp==0.10.0", "opencv-python<4.12", "pandas<3"],
         "lint": ["ruff==0.17.5", "mypy==1.14.1"],
+        "docs": ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.26,<2"],
     },
     classifiers=[
         "License :: OSI Approved :: Apache Software License",

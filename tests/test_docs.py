@@ -1,8 +1,9 @@
 """README and docs: their code runs, the files that they name are there, their links lead somewhere.
 
 The blocks of a page run one after the other in one namespace, as a reader would type them. What
-the reader has is here: ``my_network()`` and ``train_iter``, small ones. Of shell blocks the lines
-of the command ``memonger`` run; of the others the scripts must be there.
+the reader has is here: ``my_network()`` and ``train_iter``, small ones. What stands directly behind
+a block of Python is what it prints. Of shell blocks the lines of the command ``memonger`` run; of
+the others the scripts must be there.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ pytestmark = pytest.mark.python_differs
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+FULL_SEARCH = {"docs/tutorial.md": pytest.mark.full_search}  # it shows what a reader gets
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```\n((?:\n+ {4}[^\n]*)*)", re.M | re.S)
 BATCH, IMAGE, CLASSES = 32, 224, 10  # the pages say (32, 3, 224, 224)
 
 
@@ -46,16 +49,23 @@ def train_iter() -> Any:
     return mx.io.NDArrayIter(images.astype(np.float32), np.arange(BATCH) % CLASSES, BATCH)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_code_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=FULL_SEARCH.get(name, ())) for name in NAMES]
+)
+def test_code_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = (ROOT / name).read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     my_network().save("net-symbol.json")
     here: dict[str, Any] = {"my_network": my_network, "train_iter": train_iter()}
-    for fence in re.finditer(r"^```(\w*)\n(.*?)^```$", page, re.M | re.S):
-        line, (language, text) = page[: fence.start(2)].count("\n"), fence.groups()
+    for fence in FENCE.finditer(page):
+        line, (language, text, shown) = page[: fence.start(2)].count("\n"), fence.groups()
+        capsys.readouterr()
         if language == "python":
             exec(compile("\n" * line + text, name, "exec"), here)
+            if shown:
+                assert capsys.readouterr().out == re.sub("^ {4}", "", shown[1:], flags=re.M) + "\n"
         else:
             assert language == "sh", f"{name}:{line}: a block in {language!r} is not run"
             for command in text.replace("\\\n", " ").splitlines():
@@ -83,3 +93,10 @@ def test_the_readme_names_every_call_and_page() -> None:
     names = [f"`{name}(" for name in memonger.__all__ if name[0].islower()]
     names += [f"memonger {verb} " for verb in cli.EXAMPLES] + [f"({name})" for name in NAMES[1:]]
     assert [name for name in names if name not in text] == []
+
+
+def test_the_reference_has_every_public_name() -> None:
+    text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    names = [f"memonger.{name}" for name in memonger.__all__]
+    names += [f"memonger.gluon.{name}" for name in memonger.gluon.__all__]
+    assert sorted(re.findall(r"^::: (\S+)$", text, re.M)) == sorted(names)
