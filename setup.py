@@ -54,6 +54,7 @@ CUDA = [
     "nvidia-nvtx-cu11==11.8.86",
 ]
 
+RUFF = "ruff==0.17.5"
 PLOTLY = "plotly>=5.18,<7"  # 5 for Python 3.8 too; with plotly.js 2 and 3
 
 setup(
@@ -94,8 +95,9 @@ setup(
         "browser": ["selenium>=4.11,<5"],  # for tests of reports in a browser
         # For tests of networks of gluoncv and gluonnlp. Later OpenCV and pandas need a later NumPy.
         "zoo": ["gluoncv==0.10.5.post0", "gluonnlp==0.10.0", "opencv-python<4.12", "pandas<3"],
-        "lint": ["ruff==0.17.5", "mypy==1.14.1"],
-        "docs": ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.26,<2"],
+        "lint": [RUFF, "mypy==1.14.1"],
+        # A site of docs/. Ruff breaks long signatures into lines.
+        "docs": ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.26,<2", RUFF],
     },
     classifiers=[
         "License :: OSI Approved :: Apache Software License",
