@@ -42,14 +42,7 @@ def main(arguments: Sequence[str] | None = None, begin: Callable[[], object] = l
     logging.basicConfig(format="memonger: %(message)s", level=level)
     status = MISTAKE
     try:
-        if options.output is not None:  # before a long search is begun for it
-            files.check_writable(options.output)
-        if options.plot is not None:
-            from memonger.api.plot import check_picture
-
-            check_picture(options.plot)
-            if os.path.realpath(options.plot) == os.path.realpath(options.output or ""):
-                raise MemongerError(f"--output and --plot are the same file, {options.plot!r}")
+        _check_places(options)
         network = memonger.load(options.network)
         memonger.frontier  # noqa: B018  imports all that a verb needs
         begin()
@@ -72,6 +65,25 @@ def main(arguments: Sequence[str] | None = None, begin: Callable[[], object] = l
     sys.stdout.flush()
     print("memonger: " + " ".join(text.split()), file=sys.stderr)
     return status
+
+
+def _check_places(options: argparse.Namespace) -> None:
+    """Check that all can be written, before a long search is begun for it."""
+    if options.output is not None:
+        files.check_writable(options.output)
+    if options.plot is not None:
+        from memonger.api.plot import check_picture
+
+        check_picture(options.plot)
+    page = options.output if options.run is _report else options.report
+    if page is not None:
+        from memonger.api.report import check_report
+
+        check_report(page)
+    for name in ("plot", "report"):
+        file = getattr(options, name)
+        if file is not None and os.path.realpath(file) == os.path.realpath(options.output or ""):
+            raise MemongerError(f"--output and --{name} are the same file, {file!r}")
 
 
 def _plan(network: Any, options: argparse.Namespace) -> int:
@@ -113,23 +125,20 @@ def _frontier(network: Any, options: argparse.Namespace) -> int:
 
 def _report(network: Any, options: argparse.Namespace) -> int:
     """Write an HTML page of a plan, beside the plans that no other beats."""
-    from memonger.api.report import check_report
-
-    check_report(options.output)
     given = _given(options)
-    budget, asked = given.get("budget"), {k: v for k, v in given.items() if k != "points"}
-    searched = {k: v for k, v in given.items() if k not in ("work", *BUDGET[:3])}
+    asked = {k: v for k, v in given.items() if k != "points"}
+    searched = {k: v for k, v in given.items() if k not in ("work", *LIMIT)}
     plans = memonger.frontier(network, **searched)
-    if given.get("how") == "auto" and budget is None:
+    if given.get("how") == "auto" and "budget" not in given:
         plan, others = plans[-1], [*plans]
     else:
         plan, others = _timed(memonger.plan(network, **asked), given), [*plans]
     if "mirror_stage" in network.tojson():  # the original's planner has something to go by
         bare = {k: v for k, v in searched.items() if k not in ("how", "points")}
         others.append(memonger.plan(network, planner="chen2016", **bare))
-    drawn = None if given.get("budget_of") == "device" else budget
+    limit = {k: v for k, v in given.items() if k in LIMIT}
     try:
-        plan.report(options.output, others=others, budget=drawn, network=options.network)
+        plan.report(options.output, others=others, network=options.network, **limit)
     finally:
         print(json.dumps(_as_data(plan), indent=2) if options.json else plan)
     return OK
@@ -138,7 +147,12 @@ def _report(network: Any, options: argparse.Namespace) -> int:
 def _batch(network: Any, options: argparse.Namespace) -> int:
     """Tell the largest batch that fits, with a plan and without."""
     found = memonger.largest_batch(network, **_given(options))
-    return _tell(options, found, found.plan)
+    try:
+        if options.report is not None:
+            found.report(options.report, network=options.network)
+    finally:
+        _tell(options, found, found.plan)
+    return OK
 
 
 def _cost(network: Any, options: argparse.Namespace) -> int:
@@ -268,16 +282,19 @@ OPTIONS: dict[str, tuple[Any, str | None, str]] = {
     "steps": (int, "N", "training steps (default: 3)"),
     "output": (str, "FILE", "write the planned network (report: the page)"),
     "plot": (str, "FILE", "draw memory over the step (frontier: against time)"),
+    "report": (str, "FILE", "write a page of the plan, and of samples a second against batch"),
     "check": (bool, None, "train the network and its plan on the device and compare them"),
     "plan": (bool, None, "plan it, and tell of each tensor why it is kept"),
 }
 FLAGS = {"shapes": ["--shape"], "type_dict": ["--type"], "ctx": ["--device"]}
 FLAGS["output"] = ["-o", "--output"]
-OWN = {"json": False, "verbose": False, "check": False, "plan": False, "output": None, "plot": None}
-KEYWORDS = OPTIONS.keys() - OWN  # of the package
+OWN = dict.fromkeys(("json", "verbose", "check", "plan"), False)
+FILES = dict.fromkeys(("output", "plot", "report"))
+KEYWORDS = OPTIONS.keys() - OWN.keys() - FILES  # of the package
 
 SEARCH = ("measure", "patience")
-BUDGET = ("budget", "budget_of", "optimizer", *SEARCH)
+LIMIT = ("budget", "budget_of", "optimizer")
+BUDGET = (*LIMIT, *SEARCH)
 PLANNING = ("how", "work", *BUDGET)
 
 #: What carries out each verb, and its options beside those that all have.
@@ -285,7 +302,7 @@ VERBS: dict[str, tuple[Callable[[Any, Any], int], tuple[str, ...]]] = {
     "plan": (_plan, ("devices", *PLANNING, "output", "plot", "check")),
     "frontier": (_frontier, ("devices", *SEARCH, "how", "points", "plot")),
     "report": (_report, ("devices", *PLANNING, "points", "output")),
-    "batch": (_batch, (*BUDGET, "output")),
+    "batch": (_batch, (*BUDGET, "output", "report")),
     "cost": (_cost, ("devices",)),
     "explain": (_explain, ("devices", *PLANNING, "plan")),
     "check": (_check, ("steps",)),
@@ -339,5 +356,5 @@ def _parser() -> argparse.ArgumentParser:
             taken["required"] = (name, option) in (("batch", "budget"), ("report", "output"))
             flags = FLAGS.get(option, [f"--{option.replace('_', '-')}"])
             verb.add_argument(*flags, dest=option, help=about, **taken)
-        verb.set_defaults(run=run, **OWN)  # of others the package knows them
+        verb.set_defaults(run=run, **OWN, **FILES)  # of others the package knows them
     return parser

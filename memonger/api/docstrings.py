@@ -71,16 +71,20 @@ network : str
 """
 
 #: What calls with these parameters raise, but for an exception that they tell of themselves.
-RAISES = """
-file: MemongerError
+RAISES = {
+    ("file",): """MemongerError
     If matplotlib (plotly for a report) is not installed, or the file cannot be written.
-shapes: MemongerError
+""",
+    ("shapes",): """MemongerError
     If something about the network, the shapes or the call is wrong; it says what to do.
-budget_of: BudgetError
+""",
+    ("budget", "patience"): """BudgetError
     If nothing that was found fits the budget; it tells the least memory that was found.
-patience: KeyboardInterrupt
+""",
+    ("patience",): """KeyboardInterrupt
     If it is interrupted before anything was found; later, the best so far is returned.
-"""
+""",
+}
 
 
 def documented(function: F) -> F:
@@ -90,9 +94,8 @@ def documented(function: F) -> F:
     told = {**_entries(PARAMETERS), **_entries(sections.pop("Parameters", ""))}
     names = [name for name in inspect.signature(function).parameters if name != "self"]
     raises = sections.pop("Raises", "")
-    for name, entry in _entries(RAISES).items():
-        error = entry.replace(f"{name}: ", "")
-        raises += error if name in names and error.split()[0] not in raises else ""
+    for given, error in RAISES.items():
+        raises += error if {*given} <= {*names} and error.split()[0] not in raises else ""
     parameters = "".join(told[name] for name in names)
     returns = sections.pop("Returns", function.__annotations__["return"])
     whole = {"Parameters": parameters, "Returns": returns, "Raises": raises}

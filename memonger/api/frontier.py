@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
 from memonger.api import plot, report
 from memonger.api.docstrings import documented
 from memonger.api.plan import Plan, plan_of
+from memonger.api.report import Reported
 from memonger.graph.inputs import check_count, read_pairs
 from memonger.planners.pareto import not_dominated
-from memonger.solve.request import read_options, read_request
-from memonger.solve.solution import Plans, confirmed, fastest, front_of, in_bytes
+from memonger.solve.request import Budget, Request, read_options, read_request
+from memonger.solve.solution import Plans, confirmed, fastest, front_of, in_bytes, solve
 from memonger.solve.ways import Candidate, Marks, front, ways_of
 from memonger.support.errors import MB, BudgetError, MemongerError, TooLargeError
 
 log = logging.getLogger("memonger")
 
 FIRST_BATCH = 8  # whose smallest plan tells how large a batch may be
+QUARTERS = 4  # of the batches that fit without a plan, and of those beyond: what a report shows
 
 
-class Frontier(Tuple[Plan, ...]):
+class Frontier(Reported, Tuple[Plan, ...]):
     """Plans that no other beats in both memory and time, the fastest first; prints as a table."""
 
     @property
@@ -47,27 +50,6 @@ class Frontier(Tuple[Plan, ...]):
     def plot(self, file: Any) -> None:
         """Draw memory against the predicted time."""
         plot.plot_frontier(file, self)
-
-    @documented
-    def report(
-        self,
-        file: Any,
-        *,
-        others: Iterable[Plan] = (),
-        budget: Any = None,
-        network: str = "net-symbol.json",
-    ) -> None:
-        """Write a page of these plans: it shows first the fastest within the budget.
-
-        Parameters
-        ----------
-        budget : int, str or float, optional
-            Memory that is drawn as a line, told as `memonger.plan` takes it.
-        """
-        within = [plan for plan in self if report.fits(plan, budget)]
-        chosen = within[0] if within and budget is not None else self[-1]
-        more = [*self, *others] if isinstance(others, Iterable) else others
-        chosen.report(file, others=more, budget=budget, network=network)
 
 
 @documented
@@ -127,7 +109,13 @@ def frontier(
     return Frontier(not_dominated(made, lambda plan: (plan.added_time or 0.0, plan.pool_bytes)))
 
 
-class LargestBatch(NamedTuple):
+class _Largest(NamedTuple):
+    batch: int
+    plan: Plan
+    unplanned_batch: int
+
+
+class LargestBatch(_Largest):
     """The largest batch that fits a budget; if ``plan.interrupted``, of those found until Ctrl-C.
 
     Attributes
@@ -139,13 +127,31 @@ class LargestBatch(NamedTuple):
         The largest that fits without a plan; 0 if none does.
     """
 
-    batch: int
-    plan: Plan
-    unplanned_batch: int
+    _budget: Budget
+    _plan_at: Callable[[int], Plan]  # the fastest that fits at a batch
 
     def __str__(self) -> str:
         fits = f"a batch of {self.batch} fits with a plan, of {self.unplanned_batch} without"
         return f"{fits}\n{self.plan}"
+
+    @documented
+    def report(self, file: Any, *, network: str = "net-symbol.json") -> None:
+        """Write a page of the plan, and of the samples a second to hope for at smaller batches.
+
+        The fastest plan that fits is searched for at about four batches more, as `memonger.plan`
+        does. Where it is interrupted, no page is written.
+        """
+        report.check_report(file)
+        most, without = self.batch, self.unplanned_batch
+        batches = {max(1, without * k // QUARTERS) for k in range(1, QUARTERS + 1)}
+        batches |= {without + (most - without) * k // QUARTERS for k in range(1, QUARTERS)}
+        plans = {most: self.plan}
+        for batch in sorted(batches - {0, most}):
+            with contextlib.suppress(BudgetError):  # this search may find less than that of `most`
+                plans[batch] = self._plan_at(batch)
+                if plans[batch].interrupted:
+                    raise KeyboardInterrupt
+        report.write_report(file, report.ordered([self.plan], (), self._budget, network, plans))
 
 
 @documented
@@ -189,12 +195,15 @@ def largest_batch(
     open_shapes, types = _open_shapes(shapes)
     given["type_dict"] = {**types, **(type_dict or {})}
 
-    @lru_cache(maxsize=None)
-    def way(batch: int) -> Marks:
+    def request(batch: int) -> Request:
         sizes = {n: tuple(batch if k is None else k for k in s) for n, s in open_shapes.items()}
-        return Marks(read_request({**given, "shapes": sizes}), options)
+        return read_request({**given, "shapes": sizes})
 
-    return _largest_batch(way, int(options.budget.amount))
+    way = lru_cache(maxsize=None)(lambda batch: Marks(request(batch), options))
+    found = _largest_batch(way, int(options.budget.amount))
+    found._budget = options.budget
+    found._plan_at = lambda batch: plan_of(solve(request(batch), options))
+    return found
 
 
 def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:

@@ -8,13 +8,14 @@ import os
 from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from itertools import zip_longest
-from typing import Any, Iterable
+from typing import Any
 
 import numpy as np
 
-from memonger.api import plot, report
+from memonger.api import plot
 from memonger.api.docstrings import documented
 from memonger.api.explain import PlanExplanation, explain_choices
+from memonger.api.report import Reported
 from memonger.costs.time import measured as timing
 from memonger.graph import marks
 from memonger.graph.forward import Insertion
@@ -36,7 +37,7 @@ KIND, FORMAT = "memonger plan", 1  # of what is written
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Plan:
+class Plan(Reported):
     """A planned network and what it costs; all memory is in bytes.
 
     Attributes
@@ -196,25 +197,6 @@ class Plan:
             f"with the plan: a pool of {in_words(self.pool_bytes)}": self._memory,
         }
         plot.plot_memory(file, panels)
-
-    @documented
-    def report(
-        self,
-        file: Any,
-        *,
-        others: Iterable[Plan] = (),
-        budget: Any = None,
-        network: str = "net-symbol.json",
-    ) -> None:
-        """Write a page of the plan: its figures, memory over the training step, the operators.
-
-        Parameters
-        ----------
-        budget : int, str or float, optional
-            Memory that is drawn as a line, told as `memonger.plan` takes it.
-        """
-        shown = report.ordered(self, others, budget, network)
-        report.write_report(file, shown, predict)
 
     @documented
     def predict_time(self, measure: bool = False) -> float:

@@ -11,22 +11,25 @@ import shlex
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from memonger import __version__
+from memonger.api.docstrings import documented
 from memonger.api.explain import explain_choices
+from memonger.costs.time import measured as timing
 from memonger.graph.arrays import FORWARD
-from memonger.solve.memory import Memory
-from memonger.solve.request import read_budget, structure
+from memonger.graph.read import forward_graph
+from memonger.solve.memory import Memory, predict, state_bytes
+from memonger.solve.request import Budget, read_budget, structure
 from memonger.solve.timeline import KEPT, NONE, PASSING, Operators, Strings, timeline
 from memonger.support import files
 from memonger.support.errors import MemongerError
 from memonger.support.symbols import read
 
 PAGE = Path(__file__).with_name("page")
-SCRIPTS = ("state.js", "timeline.js", "frontier.js", "table.js", "main.js")
+SCRIPTS = ("state.js", "timeline.js", "frontier.js", "batches.js", "table.js", "main.js")
 
 TENSORS = 40_000  # that a page draws at most, of all plans
 REASONS = 40_000  # operators times plans: of more, the chosen plan alone tells reasons
@@ -43,14 +46,43 @@ class Shown:
     plans: Sequence[Any]  # Plans of one network, in the order of their time
     times: Sequence[float]  # that each adds
     chosen: int  # the one that is shown first
-    budget: Any  # as ``memonger.plan`` takes it; None where there is none
+    budget: Mapping[str, Any] | None  # in bytes
     network: str  # the name of its file
+    batches: Mapping[int, Any]  # Plans of the network at other batches too, by the batch
 
 
-def write_report(file: Any, shown: Shown, memory_of: Callable[[Any], Memory]) -> None:
-    """Write a page; ``memory_of`` predicts what a request takes."""
+class Reported:
+    """What a page can be written of: a Plan, or a tuple of Plans of one network."""
+
+    @documented
+    def report(
+        self,
+        file: Any,
+        *,
+        others: Iterable[Any] = (),
+        budget: Any = None,
+        budget_of: str | None = None,
+        optimizer: Any = None,
+        network: str = "net-symbol.json",
+    ) -> None:
+        """Write a page of the plan: its figures, memory over the training step, the operators.
+
+        Of several plans it shows first the fastest within the budget, or else the smallest.
+
+        Parameters
+        ----------
+        budget : int, str or float, optional
+            Memory that is drawn as a line, told as `memonger.plan` takes it.
+        """
+        plans = [*self] if isinstance(self, tuple) else [self]
+        limit = read_budget(budget, budget_of, optimizer, plans[0].request.ctx)
+        write_report(file, ordered(plans, others, limit, network))
+
+
+def write_report(file: Any, shown: Shown) -> None:
+    """Write a page."""
     library = check_report(file)
-    data = json.dumps(data_of(shown, memory_of), separators=(",", ":"), allow_nan=False)
+    data = json.dumps(data_of(shown), separators=(",", ":"), allow_nan=False)
     for letter in "<>&":  # no text of a network can end the script that it is in
         data = data.replace(letter, f"\\u{ord(letter):04x}")
     parts = {"data": data, "plotly": library, "style": _part("page.css")}
@@ -75,13 +107,25 @@ def check_report(file: Any) -> str:
     return str(get_plotlyjs())
 
 
-def ordered(chosen: Any, others: Iterable[Any], budget: Any, network: Any) -> Shown:
-    """Put a Plan in its place among others, each once; check that all are of one network."""
+def ordered(
+    plans: Sequence[Any],
+    others: Iterable[Any],
+    budget: Budget | None,
+    network: Any,
+    batches: Mapping[int, Any] | None = None,
+) -> Shown:
+    """Choose the Plan to be shown first, and put others in their places, each once.
+
+    Check that all are of one network.
+    """
     if not isinstance(network, str) or not network:
         raise MemongerError(f"network={network!r}: give the name of the network's file, a str")
     if not isinstance(others, Iterable):
         raise MemongerError(f"others={others!r}: give Plans, as frontier() does")
-    plans, known = [chosen], {_facts(chosen)}
+    limit = None if budget is None else _limit(budget, plans[0])
+    within = [plan for plan in plans if limit and _bounded(plan, limit) <= limit["bytes"]]
+    chosen = within[0] if within else plans[-1]
+    plans, known = [*plans], {*map(_facts, plans)}
     for number, plan in enumerate(others):
         if type(plan) is not type(chosen):
             raise MemongerError(f"others: element {number} is {plan!r}; give Plans, as plan() does")
@@ -91,16 +135,13 @@ def ordered(chosen: Any, others: Iterable[Any], budget: Any, network: Any) -> Sh
             plans.append(plan)
     times = [plan.predict_time(bool(plan.options.get("measure"))) for plan in plans]
     order = sorted(range(len(plans)), key=lambda k: (times[k], plans[k].pool_bytes))
-    places = [plans[k] for k in order], [times[k] for k in order], order.index(0)
-    return Shown(*places, _budget(budget, chosen), network)
+    places = [plans[k] for k in order], [times[k] for k in order], order.index(plans.index(chosen))
+    return Shown(*places, limit, network, batches or {})
 
 
-def fits(plan: Any, budget: Any) -> bool:
-    """Tell whether a Plan fits a budget, if there is one."""
-    limit = _budget(budget, plan)
-    if limit is None:
-        return True
-    return bool(limit["bytes"] >= getattr(plan, f"{limit['of']}_bytes"))
+def _bounded(plan: Any, limit: Mapping[str, Any]) -> int:
+    """Tell the bytes of a Plan that a limit is for."""
+    return int(getattr(plan, f"{limit['of']}_bytes"))
 
 
 def _facts(plan: Any) -> Any:
@@ -108,13 +149,14 @@ def _facts(plan: Any) -> Any:
     return plan.pool_bytes, plan.recomputed_flops, plan.recomputed, plan.copies
 
 
-def _budget(budget: Any, plan: Any) -> dict[str, Any] | None:
-    """Read a budget, and tell it in bytes."""
-    read_in = read_budget(budget, None, None, plan.request.ctx)
-    if read_in is None:
-        return None
-    whole = plan.unplanned_device_bytes if read_in.of == "device" else plan.unplanned_bytes
-    return {"bytes": read_in.limit(whole), "of": read_in.of, "asked": str(budget)}
+def _limit(budget: Budget, plan: Any) -> dict[str, Any]:
+    """Tell what a budget leaves to a Plan, in bytes, and what the optimiser takes of it."""
+    if budget.of == "pool":
+        return {"of": "pool", "bytes": budget.limit(plan.unplanned_bytes), "state": 0}
+    graph = forward_graph(plan.request.symbol, plan.request.spec)
+    state = state_bytes(budget, graph, plan.request)
+    whole = budget.limit(plan.unplanned_device_bytes + state)
+    return {"of": "device", "bytes": whole - state, "state": state}
 
 
 def _check_same(one: Any, other: Any, number: int) -> None:
@@ -135,15 +177,15 @@ def _check_same(one: Any, other: Any, number: int) -> None:
             raise MemongerError(f"{said}, so write a report of its own for it")
 
 
-def data_of(shown: Shown, memory_of: Callable[[Any], Memory]) -> dict[str, Any]:
+def data_of(shown: Shown) -> dict[str, Any]:
     """Collect all that a page shows."""
     first = shown.plans[shown.chosen]
     request, strings = first.request, Strings()
-    without = memory_of(request)
+    without = predict(request)
     table = Operators(without, strings, request.device, bool(first.options.get("measure")))
     most, plans = TENSORS // (len(shown.plans) + 1), []
     for k, (plan, time) in enumerate(zip(shown.plans, shown.times)):
-        memory = memory_of(replace(request, symbol=plan.symbol))
+        memory = predict(replace(request, symbol=plan.symbol))
         whole = k == shown.chosen or len(table.nodes) * len(shown.plans) <= REASONS
         told, column = _choices(plan, memory, table, whole)
         drawn = _packed(timeline(memory, table, told, most))
@@ -160,6 +202,7 @@ def data_of(shown: Shown, memory_of: Callable[[Any], Memory]) -> dict[str, Any]:
         "chosen": shown.chosen,
         "budget": shown.budget,
         "plans": plans,
+        "batches": [_batch(n, shown.batches[n], shown.network) for n in sorted(shown.batches)],
         "unplanned": unplanned,
         "step_seconds": table.step,
         "operators": table.columns(),
@@ -241,6 +284,15 @@ def _figures(plan: Any, time: float, network: str) -> dict[str, Any]:
     python, command = python_of(plan), command_of(plan, network)
     told = {"python": python, "command": command, "text": str(plan)}
     return {"kind": kind if plan.recomputed else "none", "figures": data, **told}
+
+
+def _batch(batch: int, plan: Any, network: str) -> dict[str, Any]:
+    """Tell the figures of a Plan of a batch, and the seconds of a step without it."""
+    measure = bool(plan.options.get("measure"))
+    training = predict(plan.request).training
+    step = float(timing.times_of(training, plan.request.device, measure).step)
+    figures = _figures(plan, plan.predict_time(measure), network)
+    return {"batch": batch, "step_seconds": step, **figures}
 
 
 def python_of(plan: Any) -> str:

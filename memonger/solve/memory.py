@@ -23,7 +23,7 @@ from memonger.graph.training import TrainingGraph, training_graph
 from memonger.schedules.execution.symbol import ScheduledSymbol
 from memonger.schedules.execution.write import step_for
 from memonger.schedules.training_step import TrainingStep
-from memonger.solve.request import Request
+from memonger.solve.request import Budget, Request
 from memonger.support.errors import MB
 
 
@@ -225,3 +225,10 @@ def measure(request: Request) -> Memory:
 def wanted(graph: ForwardGraph, grad_req: Mapping[str, str]) -> tuple[int, ...]:
     """Find the arguments (nodes) whose gradient is asked for."""
     return tuple(a for a in graph.arguments if grad_req[graph.nodes[a].name] != "null")
+
+
+def state_bytes(budget: Budget, graph: ForwardGraph, request: Request) -> int:
+    """Return the bytes of the optimiser's state, which a budget of the device bounds too."""
+    inputs = request.spec.shapes  # which are not learned
+    learned = [a for a in wanted(graph, request.grad_req) if graph.nodes[a].name not in inputs]
+    return round(budget.state * sum(graph.tensors[a][0].elements for a in learned))

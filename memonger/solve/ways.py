@@ -32,7 +32,7 @@ from memonger.schedules import schedule as schedules
 from memonger.schedules.execution.executor import tensors_of
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.expand import parts, unroll
-from memonger.solve.memory import Memory, of_marks, of_step, wanted
+from memonger.solve.memory import Memory, of_marks, of_step, state_bytes, wanted
 from memonger.solve.request import EITHER, WAYS, Options, Request, fingerprint
 from memonger.support.cache import Latest
 from memonger.support.errors import MB, MemongerError
@@ -145,14 +145,11 @@ class _Network:
 
     def taken(self, memory: Memory) -> int:
         """Return the bytes of a plan that the budget bounds."""
-        budget, nodes = self.options.budget, self.graph.nodes
+        budget = self.options.budget
         assert budget is not None
         if budget.of == "pool":
             return memory.pool_bytes
-        inputs = self.request.spec.shapes  # which are not learned
-        learned = [a for a in self.training.wanted if nodes[a].name not in inputs]
-        elements = sum(self.graph.tensors[a][0].elements for a in learned)
-        return memory.device_bytes + round(budget.state * elements)
+        return memory.device_bytes + state_bytes(budget, self.graph, self.request)
 
     @property
     def limit(self) -> int:

@@ -53,7 +53,7 @@ def test_figures_are_the_plans_own(found: Any, tmp_path: Path) -> None:
     times = [told["figures"]["time_overhead"] for told in data["plans"]]
     assert times == sorted(times)
     limit = int(0.6 * plans[0].unplanned_bytes)
-    assert data["budget"] == {"bytes": limit, "of": "pool", "asked": "60%"}
+    assert data["budget"] == {"bytes": limit, "of": "pool", "state": 0}
     chosen = data["plans"][data["chosen"]]["figures"]["pool_bytes"]
     assert chosen == next(p.pool_bytes for p in plans if p.pool_bytes <= limit)
 

@@ -8,6 +8,14 @@ function tile(name, value, note, about = {}) {
   }
   return made;
 }
+// The calls that make a plan.
+function callsOf(each) {
+  const calls = [["Python", each.python], ["Shell", each.command]].filter(([, text]) => text);
+  return calls.map(([name, text]) => make("div", { class: "call" },
+    make("div", { class: "head" }, make("span", { text: name === "Python" ? "Make this plan in Python" : "or in a shell" }),
+      make("button", { type: "button", text: "Copy", on: { click: (event) => copy(text, event.target) } })),
+    make("pre", { text, "data-call": name })));
+}
 function drawHeadline() {
   const f = plan().figures, inside = f.gradient_bytes;
   const whole = f.unplanned_bytes + inside, after = f.pool_bytes + inside, saved = f.unplanned_bytes - f.pool_bytes;
@@ -28,17 +36,18 @@ function drawHeadline() {
   ];
   if (f.held_bytes || f.unplanned_held_bytes) facts.splice(3, 0, ["held", `${inWords(f.held_bytes)} of it by operators, ${inWords(f.unplanned_held_bytes)} without a plan`]);
   fill("facts", ...facts.flatMap(([name, text]) => [make("dt", { text: name }), make("dd", { text })]));
-  const calls = [["Python", plan().python], ["Shell", plan().command]].filter(([, text]) => text);
-  fill("calls", ...calls.map(([name, text]) => make("div", { class: "call" },
-    make("div", { class: "head" }, make("span", { text: name === "Python" ? "Make this plan in Python" : "or in a shell" }),
-      make("button", { type: "button", text: "Copy", on: { click: (event) => copy(text, event.target) } })),
-    make("pre", { text, "data-call": name }))));
+  fill("calls", ...callsOf(plan()));
   const notices = [];
   if (f.interrupted) notices.push("The search was interrupted. This is the best plan that it had found.");
   if (plan().kind === "none") notices.push("This is the network as it is: nothing is recomputed.");
-  if (DATA.budget && memoryBudgeted() > DATA.budget.bytes) notices.push(`This plan does not fit the budget of ${inWords(DATA.budget.bytes)}.`);
+  if (DATA.budget && memoryBudgeted() > DATA.budget.bytes) notices.push(`This plan does not fit the budget of ${budgetText()}.`);
   fill("notices", ...notices.map((text) => make("p", { class: "notice", text })));
   $("printed").textContent = plan().text;
+}
+// The budget, and what of it no plan can take.
+function budgetText() {
+  const { bytes, state } = DATA.budget;
+  return inWords(bytes + state) + (state ? `, ${inWords(state)} of it for the optimizer` : "");
 }
 const memoryBudgeted = () => plan().figures[`${DATA.budget.of}_bytes`];
 
@@ -65,6 +74,7 @@ function draw() {
   drawHeadline();
   drawTimelines();
   drawFrontier();
+  drawBatches();
   drawGroups();
   drawTable();
 }
@@ -76,6 +86,7 @@ $("footer").textContent = `Made by memonger ${DATA.version}. MB are 2**20 bytes.
 fill("plan", ...DATA.plans.map((each, k) => make("option", { value: k,
   text: `${inWords(each.figures.pool_bytes)}, +${percent(each.figures.time_overhead, 1)} time, ${FAMILIES[each.kind]}` })));
 $("chooser").hidden = $("frontier").hidden = DATA.plans.length < 2; // what is hidden has no width
+$("batches").hidden = !DATA.batches.length;
 $("plan").value = String(PICKED.plan);
 $("plan").addEventListener("change", () => show(Number($("plan").value)));
 $("before-plan").addEventListener("click", () => show(PICKED.plan - 1));
@@ -86,6 +97,7 @@ listenToTable();
 draw();
 listenToTimelines();
 listenToFrontier();
+listenToBatches();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 let was = narrow();
 window.addEventListener("resize", () => { if (was !== narrow()) { was = narrow(); draw(); } });
