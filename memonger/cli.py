@@ -288,9 +288,9 @@ OPTIONS: dict[str, tuple[Any, str | None, str]] = {
 }
 FLAGS = {"shapes": ["--shape"], "type_dict": ["--type"], "ctx": ["--device"]}
 FLAGS["output"] = ["-o", "--output"]
-OWN = dict.fromkeys(("json", "verbose", "check", "plan"), False)
-FILES = dict.fromkeys(("output", "plot", "report"))
-KEYWORDS = OPTIONS.keys() - OWN.keys() - FILES  # of the package
+OWN: dict[str, Any] = dict.fromkeys(("json", "verbose", "check", "plan"), False)
+OWN.update(dict.fromkeys(("output", "plot", "report")))
+KEYWORDS = OPTIONS.keys() - OWN.keys()  # of the package
 
 SEARCH = ("measure", "patience")
 LIMIT = ("budget", "budget_of", "optimizer")
@@ -356,5 +356,5 @@ def _parser() -> argparse.ArgumentParser:
             taken["required"] = (name, option) in (("batch", "budget"), ("report", "output"))
             flags = FLAGS.get(option, [f"--{option.replace('_', '-')}"])
             verb.add_argument(*flags, dest=option, help=about, **taken)
-        verb.set_defaults(run=run, **OWN, **FILES)  # of others the package knows them
+        verb.set_defaults(run=run, **OWN)  # of others the package knows them
     return parser

@@ -6,10 +6,11 @@ The scripts in ``page`` draw it with plotly.js (``pip install 'memonger[report]'
 
 from __future__ import annotations
 
+import gzip
 import json
 import shlex
+from base64 import b64encode
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Sequence
 
@@ -83,13 +84,16 @@ def write_report(file: Any, shown: Shown) -> None:
     """Write a page."""
     library = check_report(file)
     data = json.dumps(data_of(shown), separators=(",", ":"), allow_nan=False)
-    for letter in "<>&":  # no text of a network can end the script that it is in
-        data = data.replace(letter, f"\\u{ord(letter):04x}")
-    parts = {"data": data, "plotly": library, "style": _part("page.css")}
+    # So a page takes a third, and no text of a network can end the script that it is in.
+    parts = {"data": _compressed(data), "plotly": _compressed(library), "style": _part("page.css")}
     parts["scripts"] = "\n".join(map(_part, SCRIPTS))
     pieces = _part("page.html").split("/*-*/")  # each second one names what comes there
     pieces[1::2] = [parts[name] for name in pieces[1::2]]
     files.write(file, "".join(pieces).encode())
+
+
+def _compressed(text: str) -> str:
+    return b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 def _part(name: str) -> str:
@@ -188,12 +192,12 @@ def data_of(shown: Shown) -> dict[str, Any]:
         memory = predict(replace(request, symbol=plan.symbol))
         whole = k == shown.chosen or len(table.nodes) * len(shown.plans) <= REASONS
         told, column = _choices(plan, memory, table, whole)
-        drawn = _packed(timeline(memory, table, told, most))
+        drawn = timeline(memory, table, told, most)
         plans.append({**_figures(plan, time, shown.network), **column, "timeline": drawn})
     line, border = without.timeline, without.run(FORWARD).max(initial=0)
     kept = ((line.kind == FORWARD) & (line.start <= border) & (border < line.stop)).nonzero()[0]
     told = dict.fromkeys(kept.tolist(), (KEPT, ""))
-    unplanned = _packed(timeline(without, table, told, most))
+    unplanned = timeline(without, table, told, most)
     return {
         "version": __version__,
         "network": shown.network,
@@ -209,36 +213,6 @@ def data_of(shown: Shown) -> dict[str, Any]:
         "parts": table.parts,
         "strings": list(strings.known),
     }
-
-
-def _packed(drawn: dict[str, Any]) -> dict[str, Any]:
-    """Leave out of a timeline what follows from the rest, and write its columns shortly."""
-    tensors, whole = dict(drawn["tensors"]), len(drawn["drawn"]) == drawn["steps"]
-    tensors["stop"] = [stop - start for start, stop in zip(tensors["start"], tensors["stop"])]
-    if whole:  # a drawn step is a step
-        del tensors["first"], tensors["last"]
-    columns = {name: shortest(column) for name, column in tensors.items()}
-    steps = {name: shortest(drawn[name]) for name in ("runs", "phase")}
-    steps["drawn"] = None if whole else shortest(drawn["drawn"])
-    kept = {name: value for name, value in drawn.items() if name != "live"}
-    return {**kept, **steps, "tensors": columns}
-
-
-def shortest(column: Sequence[int]) -> Any:
-    """Write a column of whole numbers in the shortest way, which ``column`` of ``state.js`` reads.
-
-    As it is, by the steps from one to the next, by the places in a list of values, or by runs.
-    """
-    values = sorted(set(column))
-    place = {value: k for k, value in enumerate(values)}
-    runs = [(value, len(list(run))) for value, run in groupby(column)]
-    ways = [
-        list(column),
-        {"steps": [b - a for a, b in zip([0, *column], column)]},
-        {"values": values, "places": [place[value] for value in column]},
-        {"runs": [number for pair in runs for number in pair]},
-    ]
-    return min(ways, key=lambda way: len(json.dumps(way, separators=(",", ":"))))
 
 
 def _choices(
@@ -258,13 +232,13 @@ def _choices(
     times = 1 + np.bincount(again[again >= 0], minlength=n)
     column = {
         "choice": "".join("r" if t > 1 else "fk"[x in kept] for x, t in enumerate(times.tolist())),
-        "times": shortest(times.tolist()) if times.max(initial=0) > 2 else None,
-        "why": shortest([table.strings(kept[x].why) if x in kept else NONE for x in range(n)]),
+        "times": times.tolist() if times.max(initial=0) > 2 else None,
+        "why": [table.strings(kept[x].why) if x in kept else NONE for x in range(n)],
         "reason": None,
     }
     if whole:
-        said = [table.strings(kept[x].reason) if x in kept else NONE for x in range(n)]
-        column["reason"] = shortest(said)
+        said = (table.strings(kept[x].reason) if x in kept else NONE for x in range(n))
+        column["reason"] = [*said]
     return told, column
 
 

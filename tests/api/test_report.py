@@ -137,7 +137,7 @@ def test_names_are_harmless(tmp_path: Path) -> None:
     plan = memonger.plan(mx.sym.MakeLoss(x), data=(8, 4))
     plan.report(tmp_path / "nasty.html", network=NASTY)
     text = (tmp_path / "nasty.html").read_text(encoding="utf-8")
-    assert "onerror=alert" in text and "<img" not in text.split('id="data">')[1].split("<")[0]
+    assert "onerror" not in text and "<img" not in text
     data = data_of(tmp_path / "nasty.html")
     assert data["operators"]["name"][0] == NASTY and data["network"] == NASTY
 
@@ -146,10 +146,8 @@ def test_it_needs_no_network(found: Any, tmp_path: Path) -> None:
     found[2][-1].report(tmp_path / "plan.html")
     text = (tmp_path / "plan.html").read_text(encoding="utf-8")
     assert "default-src 'none'" in text.split("</head>")[0]
-    assert not re.findall(
-        r"<(?:script|img|iframe|link)[^>]*\b(?:src|href)=", text.split("<script")[0]
-    )
-    assert text.count("<script>") >= 2 and "<script src" not in text and "/*-*/" not in text
+    assert not re.findall(r"<(?:script|img|iframe|link)[^>]*\b(?:src|href)=", text)
+    assert text.count("<script ") == 3 and "://" not in text and "/*-*/" not in text
 
 
 def test_the_size_of_a_large_page(tmp_path: Path) -> None:

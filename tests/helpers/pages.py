@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +18,8 @@ import networks
 def data_of(page: Path) -> Any:
     """The JSON in a page."""
     text = page.read_text(encoding="utf-8")
-    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
-    data = json.loads(found)
-    for plan in data["plans"]:
-        plan.update({name: column(plan[name]) for name in ("times", "why", "reason")})
-    for line in (data["unplanned"], *(plan["timeline"] for plan in data["plans"])):
-        line.update({name: column(line[name]) for name in ("runs", "phase", "drawn")})
-        tensors = {name: column(written) for name, written in line["tensors"].items()}
-        tensors["stop"] = [a + b for a, b in zip(tensors["start"], tensors["stop"])]
-        if line["drawn"] is None:
-            line["drawn"] = list(range(line["steps"]))
-            tensors.update(first=tensors["start"], last=tensors["stop"])
-        line["tensors"] = tensors
-    return data
-
-
-def column(written: Any) -> Any:
-    """A column of numbers, as the page reads it."""
-    if not isinstance(written, dict):
-        return written
-    if "steps" in written:
-        return np.cumsum(written["steps"]).tolist()
-    if "values" in written:
-        return [written["values"][place] for place in written["places"]]
-    runs = written["runs"]
-    return np.repeat(runs[::2], runs[1::2]).tolist()
+    (found,) = re.findall(r'<script type="text/plain" id="data">(.*?)</script>', text)
+    return json.loads(gzip.decompress(b64decode(found)))
 
 
 def live_of(timeline: Any) -> np.ndarray:

@@ -108,4 +108,5 @@ window.addEventListener("afterprint", () => {
   draw();
   for (const plot of document.querySelectorAll(".js-plotly-plot")) Plotly.Plots.resize(plot);
 });
+$("undrawn").remove();
 document.documentElement.dataset.ready = "true";

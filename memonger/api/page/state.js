@@ -1,41 +1,19 @@
 // What all views share: the data, words for numbers, small helpers of the page.
-const DATA = JSON.parse(document.getElementById("data").textContent);
+const $ = (id) => document.getElementById(id);
+
+// A text of the page, which is compressed there.
+async function unpacked(id) {
+  const bytes = Uint8Array.from(atob($(id).textContent), (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+document.head.append(make("script", { text: await unpacked("plotly") })); // it runs at once
+const DATA = JSON.parse(await unpacked("data"));
 const PICKED = { plan: DATA.chosen, mode: "op", scale: "same", axis: DATA.budget ? DATA.budget.of : "pool" };
 const KINDS = ["kept for the backward pass", "gone before the backward pass", "recomputed", "gradients"];
 const CHOICES = { k: "kept", r: "recomputed", f: "freed" };
 const FAMILIES = { none: "no plan", marks: "marks", schedule: "schedule", original: "the original's plan" };
 const MB = 2 ** 20;
 
-const $ = (id) => document.getElementById(id);
-
-// A column of numbers, as ``shortest`` of report.py writes it.
-function column(written) {
-  if (written === null || Array.isArray(written)) return written;
-  const found = [];
-  if (written.steps) { let now = 0; for (const step of written.steps) found.push((now += step)); }
-  if (written.values) for (const place of written.places) found.push(written.values[place]);
-  if (written.runs) for (let k = 0; k < written.runs.length; k += 2) for (let n = 0; n < written.runs[k + 1]; n++) found.push(written.runs[k]);
-  return found;
-}
-function unpack(line) {
-  const t = line.tensors;
-  for (const name of Object.keys(t)) t[name] = column(t[name]);
-  t.stop = t.stop.map((steps, k) => t.start[k] + steps);
-  for (const name of ["runs", "phase", "drawn"]) line[name] = column(line[name]);
-  if (line.drawn === null) {
-    line.drawn = Array.from({ length: line.steps }, (_, k) => k);
-    [t.first, t.last] = [t.start, t.stop];
-  }
-  const change = new Float64Array(line.drawn.length + 1);
-  for (let k = 0; k < t.bytes.length; k++) { change[t.first[k]] += t.bytes[k]; change[t.last[k] + 1] -= t.bytes[k]; }
-  let now = 0;
-  line.live = Array.from(change.subarray(0, line.drawn.length), (bytes) => (now += bytes));
-}
-unpack(DATA.unplanned);
-for (const each of DATA.plans) {
-  unpack(each.timeline);
-  for (const name of ["times", "why", "reason"]) each[name] = column(each[name]);
-}
 const plan = () => DATA.plans[PICKED.plan];
 const words = (number) => (number < 0 ? "" : DATA.strings[number]);
 
