@@ -142,6 +142,7 @@ class LargestBatch(_Largest):
         does. Where it is interrupted, no page is written.
         """
         report.check_report(file)
+        shown = report.ordered([self.plan], (), self._budget, network)
         most, without = self.batch, self.unplanned_batch
         batches = {max(1, without * k // QUARTERS) for k in range(1, QUARTERS + 1)}
         batches |= {without + (most - without) * k // QUARTERS for k in range(1, QUARTERS)}
@@ -151,7 +152,7 @@ class LargestBatch(_Largest):
                 plans[batch] = self._plan_at(batch)
                 if plans[batch].interrupted:
                     raise KeyboardInterrupt
-        report.write_report(file, report.ordered([self.plan], (), self._budget, network, plans))
+        report.write_report(file, replace(shown, batches=plans))
 
 
 @documented

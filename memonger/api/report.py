@@ -10,7 +10,7 @@ import gzip
 import json
 import shlex
 from base64 import b64encode
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Iterable, Mapping, Sequence
 
@@ -49,7 +49,7 @@ class Shown:
     chosen: int  # the one that is shown first
     budget: Mapping[str, Any] | None  # in bytes
     network: str  # the name of its file
-    batches: Mapping[int, Any]  # Plans of the network at other batches too, by the batch
+    batches: Mapping[int, Any] = field(default_factory=dict)  # the plan of each
 
 
 class Reported:
@@ -112,11 +112,7 @@ def check_report(file: Any) -> str:
 
 
 def ordered(
-    plans: Sequence[Any],
-    others: Iterable[Any],
-    budget: Budget | None,
-    network: Any,
-    batches: Mapping[int, Any] | None = None,
+    plans: Sequence[Any], others: Iterable[Any], budget: Budget | None, network: Any
 ) -> Shown:
     """Choose the Plan to be shown first, and put others in their places, each once.
 
@@ -140,7 +136,7 @@ def ordered(
     times = [plan.predict_time(bool(plan.options.get("measure"))) for plan in plans]
     order = sorted(range(len(plans)), key=lambda k: (times[k], plans[k].pool_bytes))
     places = [plans[k] for k in order], [times[k] for k in order], order.index(plans.index(chosen))
-    return Shown(*places, limit, network, batches or {})
+    return Shown(*places, limit, network)
 
 
 def _bounded(plan: Any, limit: Mapping[str, Any]) -> int:

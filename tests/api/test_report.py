@@ -13,14 +13,17 @@ from typing import Any
 
 import memonger
 import mxnet as mx
+import numpy as np
 import pytest
 from memonger import MemongerError, cli
+from memonger.api import frontier
 from memonger.graph.inputs import InputSpec
 from memonger.solve.memory import predict
 from memonger.solve.request import Request
 from memonger.solve.timeline import Operators, Strings, timeline
 
 import networks
+from interrupting import press_ctrl_c
 from pages import chain_plans, data_of, live_of
 
 MB = 2**20
@@ -100,6 +103,100 @@ def test_what_is_merged_adds_up() -> None:
         assert merged["peak"] in merged["drawn"] and merged["peak_bytes"] == whole["peak_bytes"]
         assert max(merged["tensors"]["count"]) > 1
     assert len(merged["drawn"]) == 120
+
+
+@pytest.mark.parametrize("budget", ["60%", 30_000_000])
+def test_a_budget_of_the_device(budget: Any, found: Any, tmp_path: Path) -> None:
+    """What the optimiser takes of it is not for plans."""
+    symbol, shapes, plans, _ = found
+    sizes = zip(symbol.list_arguments(), symbol.infer_shape(**shapes)[0])
+    state = 8 * sum(int(np.prod(size)) for name, size in sizes if name not in shapes)
+    about = {"budget": budget, "budget_of": "device", "optimizer": "adam"}
+    plans.report(tmp_path / "plans.html", **about)
+    data = data_of(tmp_path / "plans.html")
+    whole = budget if budget != "60%" else int(0.6 * (plans[0].unplanned_device_bytes + state))
+    assert data["budget"] == {"of": "device", "bytes": whole - state, "state": state}
+    chosen = data["plans"][data["chosen"]]["figures"]["device_bytes"]
+    assert chosen == next(p.device_bytes for p in plans if p.device_bytes <= whole - state)
+    assert chosen < plans[0].device_bytes
+
+
+OPEN = {"data": (None, 64), "label": (None, 64)}
+
+
+@pytest.mark.parametrize("about", [{}, {"budget_of": "device", "optimizer": "adam"}])
+def test_batches(about: Any, found: Any, tmp_path: Path) -> None:
+    """Each is planned as ``memonger.plan`` does; times are those of its own report."""
+    symbol, page = found[0], tmp_path / "batch.html"
+    largest = memonger.largest_batch(symbol, OPEN, "30MB", **about)
+    largest.report(page, network="my-symbol.json")
+    data = data_of(page)
+    (chosen,), batches = data["plans"], data["batches"]
+    assert chosen["figures"]["pool_bytes"] == largest.plan.pool_bytes
+    assert batches[-1]["figures"] == chosen["figures"] and batches[-1]["batch"] == largest.batch
+    assert batches[-1]["step_seconds"] == data["step_seconds"]
+    sizes = [told["batch"] for told in batches]
+    assert sizes == sorted(set(sizes)) and len(sizes) == 8 and largest.unplanned_batch in sizes
+    of, most = data["budget"]["of"], data["budget"]["bytes"]
+    without = "unplanned_bytes" if of == "pool" else "unplanned_device_bytes"
+    for told in batches:
+        figures, fits = told["figures"], told["batch"] <= largest.unplanned_batch
+        assert (figures[without] <= most) == fits == (told["kind"] == "none")
+        assert figures[f"{of}_bytes"] <= most
+    for told in (batches[0], batches[4], batches[6]):
+        shapes = {name: (told["batch"], 64) for name in OPEN}
+        plan = memonger.plan(symbol, shapes, budget="30MB", **about)
+        assert told["text"] == str(plan) and "my-symbol.json" in told["command"]
+        assert told["figures"]["time_overhead"] == plan.time_overhead
+        plan.report(tmp_path / "plan.html")
+        assert told["step_seconds"] == data_of(tmp_path / "plan.html")["step_seconds"]
+
+
+def test_few_batches(found: Any, tmp_path: Path) -> None:
+    """Where no plan helps, or nothing fits without one, or few do: no batch is told twice."""
+    small = networks.chain(1, hidden=4, batch=8)[0]
+    never = memonger.largest_batch(small, {"data": (None, 4)}, 3000)
+    always, both = (memonger.largest_batch(found[0], OPEN, n) for n in (8000, 16_000))
+    assert [each.unplanned_batch for each in (always, both)] == [0, 1]
+    for largest, kinds in ((never, {"none"}), (always, {"marks"}), (both, {"none", "marks"})):
+        largest.report(tmp_path / "batch.html")
+        batches = data_of(tmp_path / "batch.html")["batches"]
+        sizes = [told["batch"] for told in batches]
+        assert sizes == sorted(set(sizes)) and sizes[-1] == largest.batch
+        assert {told["kind"] for told in batches} == kinds and 2 < len(sizes) < 8
+
+
+def test_a_batch_at_which_nothing_fits(
+    found: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is left out: a search may find less than that of a larger batch."""
+    largest, solve = memonger.largest_batch(found[0], OPEN, 16_000), frontier.solve
+    data = []
+    for lost in (0, 2):
+
+        def solved(request: Any, options: Any, lost: int = lost) -> Any:
+            if request.spec.shapes["data"][0] == lost:
+                raise memonger.BudgetError("nothing fits", 1)
+            return solve(request, options)
+
+        monkeypatch.setattr(frontier, "solve", solved)
+        largest.report(tmp_path / "batch.html")
+        data.append([told["batch"] for told in data_of(tmp_path / "batch.html")["batches"]])
+    assert data[0].count(2) == 1 and data[1] == [n for n in data[0] if n != 2]
+
+
+@pytest.mark.parametrize("share", [-1, 0.6])
+def test_batches_interrupted(
+    share: float, found: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    largest = memonger.largest_batch(found[0], OPEN, "25MB")
+    begun = press_ctrl_c(monkeypatch, share)
+    with pytest.raises(KeyboardInterrupt):
+        largest.report(tmp_path / "batch.html")
+    assert len(begun) == 1 and not list(tmp_path.iterdir())
+    with pytest.raises(MemongerError, match="network=7: give the name"):
+        largest.report(tmp_path / "batch.html", network=7)  # type: ignore[arg-type]
+    assert len(begun) == 1
 
 
 def test_the_line_and_the_command_make_the_plan(found: Any, tmp_path: Path) -> None:
@@ -196,6 +293,8 @@ def test_bad_input(found: Any, tmp_path: Path) -> None:
         ({"others": 7}, "others=7: give Plans"),
         ({"budget": "lots"}, "budget='lots' cannot be read; give"),
         ({"network": 7}, "network=7: give the name of the network's file"),
+        ({"budget_of": "device"}, "budget_of= and optimizer= need a budget; give budget= too"),
+        ({"budget": 0.5, "budget_of": "gpu"}, "budget_of must be 'pool' or 'device', not 'gpu'"),
     ]
     for given, said in wrong:
         with pytest.raises(MemongerError, match=re.escape(said)):
@@ -224,13 +323,18 @@ def test_the_command(found: Any, capsys: Any, tmp_path: Path) -> None:
     graph._set_attr(mirror_stage="True")
     symbol.save(str(file))
     asked = ("report", file, *SHAPES, "--points", "4", "-o", page)
-    for more in ((), ("--budget", "60%"), ("--how", "schedule"), ("--how", "auto")):
+    on_device = ("--budget", "20MB", "--budget-of", "device", "--optimizer", "adam")
+    for more in ((), ("--budget", "60%"), on_device, ("--how", "schedule"), ("--how", "auto")):
         status, printed, error = run(capsys, *asked, *more)
         data = data_of(page)
         chosen = data["plans"][data["chosen"]]
         assert status == 0 and printed == chosen["text"] + "\n", error
         assert ("as predicted" in printed) and data["network"] == str(file)
         assert bool(data["budget"]) == ("--budget" in more)
+        if more == on_device:
+            limit = int(chosen["command"].split()[-3])  # in the command it is one of the pool
+            assert data["budget"]["of"] == "device" and limit == chosen["figures"]["pool_bytes"]
+            assert chosen["figures"]["device_bytes"] <= data["budget"]["bytes"] < 20e6
         kinds = {told["kind"] for told in data["plans"]}
         assert "original" in kinds and len(data["plans"]) > 3
         if "schedule" in more:
@@ -239,16 +343,34 @@ def test_the_command(found: Any, capsys: Any, tmp_path: Path) -> None:
     assert status == 2 and "-o" in error and not printed
 
 
+def test_the_command_of_the_largest_batch(found: Any, capsys: Any, tmp_path: Path) -> None:
+    file, page = tmp_path / "net-symbol.json", tmp_path / "batch.html"
+    found[0].save(str(file))
+    asked = ("batch", file, "--shape", "data=N,64", "--shape", "label=N,64", "--budget", "20MB")
+    status, printed, error = run(capsys, *asked, "--report", page)
+    assert status == 0 and printed.endswith(data_of(page)["plans"][0]["text"] + "\n"), error
+    largest = memonger.largest_batch(found[0], OPEN, "20MB")
+    told = data_of(page)["batches"][-1]
+    assert told["batch"] == largest.batch and told["text"] == str(largest.plan)
+    assert str(file) in told["command"]
+    status, _, error = run(capsys, *asked, "--report", page, "-o", page)
+    assert status == 2 and "--output and --report are the same file" in error
+
+
 def test_the_command_checks_first(
     found: Any, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page that cannot be written, or drawn, is seen before the search is begun."""
     file = tmp_path / "net-symbol.json"
     found[0].save(str(file))
-    for search in ("plan", "frontier"):
+    for search in ("plan", "frontier", "largest_batch"):
         monkeypatch.setattr(memonger, search, None)
-    status, _, error = run(capsys, "report", file, *SHAPES, "-o", tmp_path / "no" / "r.html")
-    assert status == 2 and "there is no folder" in error
+    batch = ("batch", file, *SHAPES, "--budget", "20MB", "--report")
+    asked = ("report", file, *SHAPES, "-o"), batch
+    for words in asked:
+        status, _, error = run(capsys, *words, tmp_path / "no" / "r.html")
+        assert status == 2 and "there is no folder" in error
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    status, _, error = run(capsys, "report", file, *SHAPES, "-o", tmp_path / "r.html")
-    assert status == 2 and "memonger[report]" in error and len(error.splitlines()) == 1
+    for words in asked:
+        status, _, error = run(capsys, *words, tmp_path / "r.html")
+        assert status == 2 and "memonger[report]" in error and len(error.splitlines()) == 1
