@@ -81,6 +81,14 @@ def text(driver: Any, css: str) -> str:
     return str(driver.execute_script("return document.querySelector(arguments[0]).innerText", css))
 
 
+def content(driver: Any, css: str) -> str:
+    return str(driver.execute_script(f"return document.querySelector('{css}').textContent"))
+
+
+def shows(driver: Any, css: str, words: str) -> bool:
+    return words in content(driver, css)
+
+
 def changed(driver: Any, css: str, before: str) -> bool:
     return text(driver, css) != before
 
@@ -107,6 +115,15 @@ def mouse(driver: Any, css: str, x: float, y: float) -> Any:
     return actions.move_to_element_with_offset(element, across, down)
 
 
+def point(driver: Any, plot: str, x: float, y: float) -> Any:
+    """The mouse, moved to a point of a picture."""
+    place = (
+        "const {xaxis: x, yaxis: y} = document.getElementById(arguments[0])._fullLayout;"
+        "return [x.d2p(arguments[1]) / x._length, y.d2p(arguments[2]) / y._length]"
+    )
+    return mouse(driver, f"#{plot} .nsewdrag", *driver.execute_script(place, plot, x, y))
+
+
 def assert_shown(driver: Any, plan: memonger.Plan) -> None:
     """The headline is that of a Plan."""
     inside = plan.gradient_bytes
@@ -131,8 +148,7 @@ def assert_shown(driver: Any, plan: memonger.Plan) -> None:
     assert count(driver, "#table tbody tr") == len(plan.kept) + len(plan.recomputed)
     assert count(driver, "#table .tag.r") == len(plan.recomputed)
     assert f"pool of {in_words(plan.pool_bytes)}" in text(driver, "#planned-title")
-    printed = "return document.getElementById('printed').textContent"
-    assert driver.execute_script(printed) == str(plan)
+    assert content(driver, "#printed") == str(plan)
 
 
 def test_it_loads_offline_and_shows_the_plan(chromium: Any, found: Any) -> None:
@@ -214,19 +230,15 @@ def test_a_click_lists_what_is_alive(chromium: Any, found: Any) -> None:
 def test_a_click_on_the_frontier_shows_that_plan(chromium: Any, found: Any) -> None:
     plans, data, page = found
     driver = opened(chromium, page)
-    drawn = driver.execute_script("return document.getElementById('frontier-plot').textContent")
+    drawn = content(driver, "#frontier-plot")
     for name in ("no plan", "marks", "schedule", f"budget {in_words(data['budget']['bytes'])}"):
         assert name in drawn
     shown: list[str] = []
     for number in (1, len(plans) - 1, 0):
         figures = data["plans"][number]["figures"]
-        place = (
-            "const {xaxis: x, yaxis: y} = document.getElementById('frontier-plot')._fullLayout;"
-            "return [x.d2p(arguments[0]) / x._length, y.d2p(arguments[1]) / y._length]"
-        )
+        before = text(driver, "[data-call=Python]")
         x, y = figures["pool_bytes"] / 2**20, 100 * figures["time_overhead"]
-        at, before = driver.execute_script(place, x, y), text(driver, "[data-call=Python]")
-        mouse(driver, "#frontier-plot .nsewdrag", *at).click().perform()
+        point(driver, "frontier-plot", x, y).click().perform()
         until(partial(changed, driver, "[data-call=Python]", before))
         (plan,) = (plan for plan in plans if plan.pool_bytes == figures["pool_bytes"])
         assert_shown(driver, plan)
@@ -236,9 +248,62 @@ def test_a_click_on_the_frontier_shows_that_plan(chromium: Any, found: Any) -> N
     press(driver, "#next-plan")
     assert text(driver, "[data-call=Python]") == data["plans"][1]["python"]
     press(driver, "#axes [data-value=device]")
-    drawn = driver.execute_script("return document.getElementById('frontier-plot').textContent")
+    drawn = content(driver, "#frontier-plot")
     assert "memory of the device" in drawn and "budget" not in drawn
     assert driver.get_log("browser") == []
+
+
+@pytest.fixture(scope="module", params=["pool", "device"])
+def largest(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The largest batch within 30 MB, what is in its page, and where it is."""
+    page, symbol = tmp_path_factory.mktemp("pages") / "batch.html", chain_plans()[0]
+    shapes, of = {"data": (None, 64), "label": (None, 64)}, request.param
+    found = memonger.largest_batch(symbol, shapes, "30MB", budget_of=of)
+    found.report(page)
+    return of, found, data_of(page), page
+
+
+def test_the_largest_batch(chromium: Any, largest: Any) -> None:
+    of, batch, data, page = largest
+    driver = opened(chromium, page)
+    assert_shown(driver, batch.plan)
+    about, budget = text(driver, "#batches-about"), in_words(30e6)
+    for words in (f"A batch of {batch.batch} fits into {budget}", f"of {batch.unplanned_batch} w"):
+        assert words in about
+    drawn = driver.execute_script("return document.getElementById('batches-plot').data")
+    lines = {line["name"]: list(zip(line["x"], line["y"])) for line in drawn}
+    planned, without = lines["with the fastest plan that fits"], lines["without a plan"]
+    assert planned[0] == without[-1] and planned[0][0] == batch.unplanned_batch
+    assert planned[-1][0] == batch.batch
+    for told in data["batches"]:
+        each, time = told["batch"], told["figures"]["time_overhead"]
+        points = planned if each >= batch.unplanned_batch else without
+        (speed,) = (speed for x, speed in points if x == each)
+        assert speed == pytest.approx(each / (told["step_seconds"] * (1 + time)), rel=1e-12)
+        assert (time > 0) == (each > batch.unplanned_batch)
+    for k in (5, 1):
+        told, before = data["batches"][k], text(driver, "#batch-title")
+        (speed,) = (y for x, y in planned + without if x == told["batch"])
+        point(driver, "batches-plot", told["batch"], speed).perform()
+        until(partial(shows, driver, "#batches-plot .hoverlayer", f"batch of {told['batch']:,}:"))
+        tip = content(driver, "#batches-plot .hoverlayer")
+        assert "as predicted" in tip
+        point(driver, "batches-plot", told["batch"], speed).click().perform()
+        until(partial(changed, driver, "#batch-title", before))
+        assert f"A batch of {told['batch']}: " in text(driver, "#batch-title")
+        shown = text(driver, "#batch-calls")
+        assert told["python"] in shown and told["command"] in shown
+        taken = in_words(told["figures"][f"{of}_bytes"])
+        assert f"{taken} of {budget}" in shown and f"{taken} of {budget}" in tip
+        added = f"{100 * told['figures']['time_overhead']:.1f} %"
+        assert (added in shown) == (f"+{added} time" in tip) == (k == 5)
+    assert driver.get_log("browser") == []
+
+
+def test_a_page_without_batches(chromium: Any, found: Any) -> None:
+    driver = opened(chromium, found[2])
+    hidden = "return ['batches', 'frontier'].map((id) => document.getElementById(id).hidden)"
+    assert driver.execute_script(hidden) == [True, False]
 
 
 def test_zoom(chromium: Any, found: Any) -> None:
@@ -300,6 +365,23 @@ def test_the_table(chromium: Any, found: Any) -> None:
     assert {names[r] for r in driver.execute_script(rows)} == {f"tanh{k}" for k in range(16)}
 
 
+def brightness(driver: Any, css: str, what: str) -> float:
+    """The brightness of a colour of an element, from 0 to 255."""
+    asked = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
+    red, green, blue = map(
+        float, re.findall(r"[\d.]+", driver.execute_script(asked, css, what))[:3]
+    )
+    return (red + green + blue) / 3
+
+
+def inks(driver: Any) -> list[float]:
+    """The brightness of what is written, on the page and in its pictures."""
+    return [
+        brightness(driver, *each)
+        for each in (("h1", "color"), ("#planned-plot .xtick text", "fill"), ("td.name", "color"))
+    ]
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_light_dark_phone_and_paper(size: str, chromium: Any, found: Any, tmp_path: Path) -> None:
     colours = []
@@ -311,11 +393,32 @@ def test_light_dark_phone_and_paper(size: str, chromium: Any, found: Any, tmp_pa
         colours += driver.execute_script(
             f"{style}.backgroundColor + ' ' + {style[7:]}.color"
         ).split(") ")
+        sheets = [brightness(driver, css, "backgroundColor") for css in ("body", "section", "pre")]
+        if scheme == "light":
+            assert min(sheets) > 230 and max(inks(driver)) < 110
+        else:
+            assert max(sheets) < 60 and min(inks(driver)) > 140
         assert len(driver.get_screenshot_as_png()) > 10_000
     assert len(set(colours)) == 4
     width = "return document.querySelector('#planned-plot svg').getBoundingClientRect().width"
-    before = driver.execute_script(width)
-    made = driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
-    assert len(made["data"]) > 20_000
+    before, dark = driver.execute_script(width), inks(driver)
+    assert_on_paper(driver, width)
     until(lambda: driver.execute_script(width) == before)  # as wide as it was
+    assert inks(driver) == dark
     assert driver.get_log("browser") == []
+
+
+def assert_on_paper(driver: Any, width: str) -> None:
+    """What is printed is light, as wide as a sheet, and has no buttons."""
+    about = {"media": "print", "features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", about)
+    driver.execute_script("dispatchEvent(new Event('beforeprint'))")
+    assert max(inks(driver)) < 110 and driver.execute_script(width) == 680
+    for css in ("#chooser", "#modes", "#search", ".call button", ".modebar-container"):
+        places = "return document.querySelector(arguments[0]).getClientRects().length"
+        assert driver.execute_script(places, css) == 0, css
+    driver.execute_script("dispatchEvent(new Event('afterprint'))")
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {**about, "media": ""})
+    driver.execute_script("addEventListener('beforeprint', () => { document.title = 'printed' })")
+    made = driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
+    assert len(made["data"]) > 20_000 and driver.title == "printed"
