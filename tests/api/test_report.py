@@ -144,7 +144,7 @@ def test_batches(about: Any, found: Any, tmp_path: Path) -> None:
         assert (figures[without] <= most) == fits == (told["kind"] == "none")
         assert figures[f"{of}_bytes"] <= most
     for told in (batches[0], batches[4], batches[6]):
-        shapes = {name: (told["batch"], 64) for name in OPEN}
+        shapes = dict.fromkeys(OPEN, (told["batch"], 64))
         plan = memonger.plan(symbol, shapes, budget="30MB", **about)
         assert told["text"] == str(plan) and "my-symbol.json" in told["command"]
         assert told["figures"]["time_overhead"] == plan.time_overhead

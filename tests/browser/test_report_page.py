@@ -10,19 +10,20 @@ import shutil
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any, Iterator
 
 import memonger
 import mxnet as mx
 import pytest
 from memonger.support.errors import in_words
 
+from browsing import SIZES, brightness, changed, content, count, inks, mouse, opened, point, press
+from browsing import shows, text, until
 from pages import chain_plans, data_of, live_of
 
 pytestmark = pytest.mark.browser
 
 NASTY = "</script><img src=x onerror=alert(1)><b>слой"
-SIZES = {"desktop": (1240, 900), "phone": (390, 844)}
 
 
 @pytest.fixture(scope="module")
@@ -53,75 +54,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     page = tmp_path_factory.mktemp("pages") / "plans.html"
     plans.report(page, others=[schedule], budget="60%", network=NASTY)
     return [*plans, schedule], data_of(page), page
-
-
-def opened(driver: Any, page: Path, size: str = "desktop", scheme: str = "light") -> Any:
-    """A browser with this page drawn, in which nothing was wrong."""
-    width, height = SIZES[size]
-    about = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == "phone"}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", about)
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    driver.get(page.as_uri())
-    until(lambda: driver.execute_script("return document.documentElement.dataset.ready"))
-    assert driver.get_log("browser") == []
-    return driver
-
-
-def until(true: Callable[[], Any]) -> Any:
-    """Wait for something to be true, half a minute at most."""
-    end = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    return true()
-
-
-def text(driver: Any, css: str) -> str:
-    return str(driver.execute_script("return document.querySelector(arguments[0]).innerText", css))
-
-
-def content(driver: Any, css: str) -> str:
-    return str(driver.execute_script(f"return document.querySelector('{css}').textContent"))
-
-
-def shows(driver: Any, css: str, words: str) -> bool:
-    return words in content(driver, css)
-
-
-def changed(driver: Any, css: str, before: str) -> bool:
-    return text(driver, css) != before
-
-
-def count(driver: Any, css: str) -> int:
-    return int(driver.execute_script("return document.querySelectorAll(arguments[0]).length", css))
-
-
-def press(driver: Any, css: str) -> None:
-    driver.execute_script("document.querySelector(arguments[0]).click()", css)
-
-
-def mouse(driver: Any, css: str, x: float, y: float) -> Any:
-    """The mouse, moved to a place in an element, told as shares of it."""
-    from selenium.webdriver import ActionChains
-    from selenium.webdriver.common.by import By
-
-    element = driver.find_element(By.CSS_SELECTOR, css)
-    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
-    size = element.rect
-    across, down = int((x - 0.5) * size["width"]), int((y - 0.5) * size["height"])
-    actions = ActionChains(driver, duration=50)
-    actions.move_to_element_with_offset(element, across - 3, down)
-    return actions.move_to_element_with_offset(element, across, down)
-
-
-def point(driver: Any, plot: str, x: float, y: float) -> Any:
-    """The mouse, moved to a point of a picture."""
-    place = (
-        "const {xaxis: x, yaxis: y} = document.getElementById(arguments[0])._fullLayout;"
-        "return [x.d2p(arguments[1]) / x._length, y.d2p(arguments[2]) / y._length]"
-    )
-    return mouse(driver, f"#{plot} .nsewdrag", *driver.execute_script(place, plot, x, y))
 
 
 def assert_shown(driver: Any, plan: memonger.Plan) -> None:
@@ -363,23 +295,6 @@ def test_the_table(chromium: Any, found: Any) -> None:
     driver.execute_script(typed, "choice", "")
     press(driver, "#groups [data-group=Activation]")
     assert {names[r] for r in driver.execute_script(rows)} == {f"tanh{k}" for k in range(16)}
-
-
-def brightness(driver: Any, css: str, what: str) -> float:
-    """The brightness of a colour of an element, from 0 to 255."""
-    asked = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
-    red, green, blue = map(
-        float, re.findall(r"[\d.]+", driver.execute_script(asked, css, what))[:3]
-    )
-    return (red + green + blue) / 3
-
-
-def inks(driver: Any) -> list[float]:
-    """The brightness of what is written, on the page and in its pictures."""
-    return [
-        brightness(driver, *each)
-        for each in (("h1", "color"), ("#planned-plot .xtick text", "fill"), ("td.name", "color"))
-    ]
 
 
 @pytest.mark.parametrize("size", SIZES)
