@@ -138,8 +138,8 @@ class LargestBatch(_Largest):
     def report(self, file: Any, *, network: str = "net-symbol.json") -> None:
         """Write a page of the plan, and of the samples a second to hope for at smaller batches.
 
-        The fastest plan that fits is searched for at about four batches more, as `memonger.plan`
-        does. Where it is interrupted, no page is written.
+        At up to four of these the fastest plan that fits is searched for, as `memonger.plan` does.
+        The others fit without one. Ctrl-C ends it, and no page is written.
         """
         report.check_report(file)
         shown = report.ordered([self.plan], (), self._budget, network)

@@ -49,7 +49,7 @@ class Shown:
     chosen: int  # the one that is shown first
     budget: Mapping[str, Any] | None  # in bytes
     network: str  # the name of its file
-    batches: Mapping[int, Any] = field(default_factory=dict)  # the plan of each
+    batches: Mapping[int, Any] = field(default_factory=dict)  # of the network: the Plan of each
 
 
 class Reported:
@@ -84,7 +84,7 @@ def write_report(file: Any, shown: Shown) -> None:
     """Write a page."""
     library = check_report(file)
     data = json.dumps(data_of(shown), separators=(",", ":"), allow_nan=False)
-    # So a page takes a third, and no text of a network can end the script that it is in.
+    # So a page is smaller, and no text of a network can end the script that it is in.
     parts = {"data": _compressed(data), "plotly": _compressed(library), "style": _part("page.css")}
     parts["scripts"] = "\n".join(map(_part, SCRIPTS))
     pieces = _part("page.html").split("/*-*/")  # each second one names what comes there
@@ -114,17 +114,16 @@ def check_report(file: Any) -> str:
 def ordered(
     plans: Sequence[Any], others: Iterable[Any], budget: Budget | None, network: Any
 ) -> Shown:
-    """Choose the Plan to be shown first, and put others in their places, each once.
-
-    Check that all are of one network.
-    """
+    """Choose the first Plan, put all in order, each once; check that they are of one network."""
     if not isinstance(network, str) or not network:
         raise MemongerError(f"network={network!r}: give the name of the network's file, a str")
     if not isinstance(others, Iterable):
         raise MemongerError(f"others={others!r}: give Plans, as frontier() does")
     limit = None if budget is None else _limit(budget, plans[0])
-    within = [plan for plan in plans if limit and _bounded(plan, limit) <= limit["bytes"]]
-    chosen = within[0] if within else plans[-1]
+    chosen = plans[-1]
+    if limit is not None:
+        within = (p for p in plans if getattr(p, f"{limit['of']}_bytes") <= limit["bytes"])
+        chosen = next(within, chosen)
     plans, known = [*plans], {*map(_facts, plans)}
     for number, plan in enumerate(others):
         if type(plan) is not type(chosen):
@@ -139,18 +138,13 @@ def ordered(
     return Shown(*places, limit, network)
 
 
-def _bounded(plan: Any, limit: Mapping[str, Any]) -> int:
-    """Tell the bytes of a Plan that a limit is for."""
-    return int(getattr(plan, f"{limit['of']}_bytes"))
-
-
 def _facts(plan: Any) -> Any:
     """Tell by what plans of one network differ."""
     return plan.pool_bytes, plan.recomputed_flops, plan.recomputed, plan.copies
 
 
 def _limit(budget: Budget, plan: Any) -> dict[str, Any]:
-    """Tell what a budget leaves to a Plan, in bytes, and what the optimiser takes of it."""
+    """Tell what a budget leaves to a Plan, in bytes, and what the optimiser's state takes of it."""
     if budget.of == "pool":
         return {"of": "pool", "bytes": budget.limit(plan.unplanned_bytes), "state": 0}
     graph = forward_graph(plan.request.symbol, plan.request.spec)
@@ -233,8 +227,7 @@ def _choices(
         "reason": None,
     }
     if whole:
-        said = (table.strings(kept[x].reason) if x in kept else NONE for x in range(n))
-        column["reason"] = [*said]
+        column["reason"] = [table.strings(kept[x].reason) if x in kept else NONE for x in range(n)]
     return told, column
 
 

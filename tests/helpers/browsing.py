@@ -82,15 +82,12 @@ def point(driver: Any, plot: str, x: float, y: float) -> Any:
 def brightness(driver: Any, css: str, what: str) -> float:
     """The brightness of a colour of an element, from 0 to 255."""
     asked = "return getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
-    red, green, blue = map(
-        float, re.findall(r"[\d.]+", driver.execute_script(asked, css, what))[:3]
-    )
-    return (red + green + blue) / 3
+    colour = driver.execute_script(asked, css, what)
+    return sum(map(float, re.findall(r"[\d.]+", colour)[:3])) / 3
 
 
 def inks(driver: Any) -> list[float]:
     """The brightness of what is written, on the page and in its pictures."""
-    return [
-        brightness(driver, *each)
-        for each in (("h1", "color"), ("#planned-plot .xtick text", "fill"), ("td.name", "color"))
-    ]
+    pictures = "#planned-plot .xtick text", "#frontier-plot .legendtext"
+    written = [brightness(driver, css, "color") for css in ("h1", "td.name")]
+    return written + [brightness(driver, css, "fill") for css in pictures]
