@@ -185,6 +185,18 @@ def test_a_click_on_the_frontier_shows_that_plan(chromium: Any, found: Any) -> N
     assert driver.get_log("browser") == []
 
 
+def test_a_budget_of_the_device(chromium: Any, tmp_path: Path) -> None:
+    page = tmp_path / "plans.html"
+    chain_plans()[2].report(page, budget="30MB", budget_of="device", optimizer="adam")
+    driver, limit = opened(chromium, page), data_of(page)["budget"]["bytes"]
+    assert f"budget less optimizer {in_words(limit)}" in content(driver, "#frontier-plot")
+    (line,) = driver.execute_script("return document.getElementById('frontier-plot').layout.shapes")
+    assert line["x0"] == line["x1"] == limit / 2**20
+    assert "does not fit" not in text(driver, "#notices")
+    press(driver, "#before-plan")
+    assert f"does not fit: budget less optimizer {in_words(limit)}" in text(driver, "#notices")
+
+
 @pytest.fixture(scope="module", params=["pool", "device"])
 def largest(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The largest batch within 30 MB, what is in its page, and where it is."""

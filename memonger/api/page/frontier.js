@@ -23,7 +23,7 @@ function drawFrontier() {
   const shapes = [], annotations = [];
   if (budget !== null) {
     shapes.push({ type: "line", x0: budget / MB, x1: budget / MB, y0: 0, y1: 1, yref: "paper", line: { color: colour("--danger"), width: 1.5, dash: "dash" } });
-    annotations.push({ x: budget / MB, y: 1, yref: "paper", yanchor: "bottom", text: `budget ${budgetText()}`, showarrow: false, font: { color: colour("--danger"), size: 12 } });
+    annotations.push({ x: budget / MB, y: 1, yref: "paper", yanchor: "bottom", text: budgetText(), showarrow: false, font: { color: colour("--danger"), size: 12 } });
   }
   const title = PICKED.axis === "pool" ? "memory of the pool, MB" : "memory of the device, MB";
   Plotly.react("frontier-plot", traces, layout({

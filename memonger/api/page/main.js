@@ -40,15 +40,11 @@ function drawHeadline() {
   const notices = [];
   if (f.interrupted) notices.push("The search was interrupted. This is the best plan that it had found.");
   if (plan().kind === "none") notices.push("This is the network as it is: nothing is recomputed.");
-  if (DATA.budget && memoryBudgeted() > DATA.budget.bytes) notices.push(`This plan does not fit the budget of ${budgetText()}.`);
+  if (DATA.budget && memoryBudgeted() > DATA.budget.bytes) notices.push(`This plan does not fit: ${budgetText()}.`);
   fill("notices", ...notices.map((text) => make("p", { class: "notice", text })));
   $("printed").textContent = plan().text;
 }
-// The budget, and what of it no plan can take.
-function budgetText() {
-  const { bytes, state } = DATA.budget;
-  return inWords(bytes + state) + (state ? `, ${inWords(state)} of it for the optimizer` : "");
-}
+const budgetText = () => `${DATA.budget.state ? "budget less optimizer" : "budget"} ${inWords(DATA.budget.bytes)}`;
 const memoryBudgeted = () => plan().figures[`${DATA.budget.of}_bytes`];
 
 async function copy(text, button) {
