@@ -100,6 +100,16 @@ def test_it_loads_offline_and_shows_the_plan(chromium: Any, found: Any) -> None:
     assert driver.get_log("browser") == []
 
 
+def test_an_old_browser_is_told(chromium: Any, found: Any) -> None:
+    source = {"source": "delete window.DecompressionStream"}
+    added = chromium.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", source)
+    chromium.get(found[2].as_uri())
+    assert "a browser of 2023 or later" in text(chromium, "#undrawn")
+    assert "DecompressionStream" in chromium.get_log("browser")[0]["message"]
+    chromium.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+    assert count(opened(chromium, found[2]), "#undrawn") == 0
+
+
 def test_names_are_texts(chromium: Any, found: Any, tmp_path: Path) -> None:
     x = mx.sym.Variable("data")
     for k in range(8):
@@ -219,6 +229,8 @@ def test_the_largest_batch(chromium: Any, largest: Any) -> None:
     planned, without = lines["with the fastest plan that fits"], lines["without a plan"]
     assert planned[0] == without[-1] and planned[0][0] == batch.unplanned_batch
     assert planned[-1][0] == batch.batch
+    for full in (batch.unplanned_batch, batch.batch):
+        assert f"full at {full}" in content(driver, "#batches-plot")
     for told in data["batches"]:
         each, time = told["batch"], told["figures"]["time_overhead"]
         points = planned if each >= batch.unplanned_batch else without
