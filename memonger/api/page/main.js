@@ -82,7 +82,7 @@ $("footer").textContent = `Made by memonger ${DATA.version}. MB are 2**20 bytes.
 fill("plan", ...DATA.plans.map((each, k) => make("option", { value: k,
   text: `${inWords(each.figures.pool_bytes)}, +${percent(each.figures.time_overhead, 1)} time, ${FAMILIES[each.kind]}` })));
 $("chooser").hidden = $("frontier").hidden = DATA.plans.length < 2; // what is hidden has no width
-$("batches").hidden = !DATA.batches.length;
+$("batches").hidden = !LARGEST;
 $("plan").value = String(PICKED.plan);
 $("plan").addEventListener("change", () => show(Number($("plan").value)));
 $("before-plan").addEventListener("click", () => show(PICKED.plan - 1));
