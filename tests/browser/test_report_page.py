@@ -252,6 +252,8 @@ def test_the_largest_batch(chromium: Any, largest: Any) -> None:
         taken = in_words(told["figures"][f"{of}_bytes"])
         assert f"{taken} of {budget}" in shown and f"{taken} of {budget}" in tip
         added = f"{100 * told['figures']['time_overhead']:.1f} %"
+        without_plan = told["figures"][f"unplanned_{of}_bytes".replace("_pool", "")]
+        assert (f"{in_words(without_plan)} without a plan" in tip) == (k == 5)
         assert (added in shown) == (f"+{added} time" in tip) == (k == 5)
     assert driver.get_log("browser") == []
 

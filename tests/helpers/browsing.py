@@ -71,12 +71,12 @@ def mouse(driver: Any, css: str, x: float, y: float) -> Any:
 
 
 def point(driver: Any, plot: str, x: float, y: float) -> Any:
-    """The mouse, moved to a point of a picture."""
+    """The mouse, moved to a point of a picture, which it sees: before it does no click counts."""
     place = (
         "const {xaxis: x, yaxis: y} = document.getElementById(arguments[0])._fullLayout;"
         "return [x.d2p(arguments[1]) / x._length, y.d2p(arguments[2]) / y._length]"
     )
-    return mouse(driver, f"#{plot} .nsewdrag", *driver.execute_script(place, plot, x, y))
+    return mouse(driver, f"#{plot} .nsewdrag", *driver.execute_script(place, plot, x, y)).pause(0.3)
 
 
 def brightness(driver: Any, css: str, what: str) -> float:
