@@ -4,7 +4,8 @@ The workers add up their gradients with MXNet's distributed kvstore. Without ``-
 process of a job, and the DMLC_* variables say which; ``--local 2`` starts a whole job on this
 machine. Every worker plans by itself; before the first step they make sure that all have the same
 plan. Where a process of the job dies, the others stop with a message (exit status 75). Start the
-job again with ``--resume``, and it ends with the same bits as if nothing had happened.
+job again with ``--resume``, and it ends with the same bits as if nothing had happened (but of
+``dist_async``, no two runs of which are equal).
 """
 
 import os
@@ -34,7 +35,7 @@ from mxnet.gluon.model_zoo import vision
 from train_digits import TRAINING_IMAGES, digits
 
 Arrays = Dict[str, Any]
-OPTIMIZER = ("sgd", {"learning_rate": 0.01, "momentum": 0.9})
+OPTIMIZER = ("adam", {"learning_rate": 0.001})
 PLANS: Dict[str, Dict[str, Any]] = {"marks": {}, "schedule": {"how": "schedule", "work": 2.0}}
 
 
@@ -71,16 +72,20 @@ class ByGluon:
         """Give the weights to the kvstore."""
         how = {"kvstore": self.store, "update_on_kvstore": not self.options.sync}
         self.trainer = gluon.Trainer(self.net.collect_params(), *OPTIMIZER, **how)
-        self.save_optimizer, self.load_optimizer = (
-            self.trainer.save_states,
-            self.trainer.load_states,
-        )
         if self.options.sync:
             # MXNet takes the weights to begin with in the first step. A slow worker would get the
             # first gradients in their place; so all take them here, before there are gradients.
             self.trainer.save_states(os.devnull)
             mx.nd.waitall()
             self.store._barrier()
+
+    def save_optimizer(self, path: str) -> None:
+        """Write the state of the optimizer."""
+        self.trainer.save_states(path)
+
+    def load_optimizer(self, path: str) -> None:
+        """Read the state of the optimizer."""
+        self.trainer.load_states(path)
 
     def step(self, x: Any, y: Any) -> None:
         """Train with a batch."""
@@ -117,14 +122,22 @@ class ByModule:
         self.module = mx.mod.Module(symbol, context=options.ctx)
         self.module.bind([("data", options.shape)], [("softmax_label", options.shape[:1])])
         self.set_states({name: p.data() for name, p in net.collect_params().items()})
-        self.save_optimizer = self.module.save_optimizer_states
-        self.load_optimizer = self.module.load_optimizer_states
 
     def start(self) -> None:
         """Give the weights to the kvstore."""
         # A synchronous job updates in the workers, which can then save the optimizer's state.
         os.environ["MXNET_UPDATE_ON_KVSTORE"] = "0" if self.options.sync else "1"
         self.module.init_optimizer(self.store, *OPTIMIZER)
+
+    def save_optimizer(self, path: str) -> None:
+        """Write the state of the optimizer."""
+        # Module.save_optimizer_states leaves out the number of updates, which Adam computes with.
+        with open(path, "wb") as file:
+            file.write(self.module._updater.get_states(dump_optimizer=True))
+
+    def load_optimizer(self, path: str) -> None:
+        """Read the state of the optimizer."""
+        self.module.load_optimizer_states(path)
 
     def step(self, x: Any, y: Any) -> None:
         """Train with a batch."""
@@ -169,7 +182,7 @@ def batches(options: argparse.Namespace, store: Any, epoch: int) -> Iterator[Tup
         return
     images, labels = digits()
     order = np.random.RandomState(epoch).permutation(TRAINING_IMAGES)[part :: store.num_workers]
-    for k in range(len(images[:TRAINING_IMAGES]) // store.num_workers // options.batch):
+    for k in range(TRAINING_IMAGES // store.num_workers // options.batch):
         chosen = order[k * options.batch : (k + 1) * options.batch]
         yield images[chosen], labels[chosen]
 
@@ -196,11 +209,13 @@ def saved(folder: str) -> List[int]:
     return sorted(int(name[6:]) for name in os.listdir(folder) if name.startswith("epoch-"))
 
 
-def save(training: Any, folder: str, epoch: int) -> None:
+def save(options: argparse.Namespace, training: Any, epoch: int) -> None:
     """Write a checkpoint, which is there as a whole or not at all, and keep the one before."""
+    folder = options.checkpoints
     part = tempfile.mkdtemp(dir=folder)
     mx.nd.save(os.path.join(part, "net.params"), training.states())
-    training.save_optimizer(os.path.join(part, "optimizer.states"))
+    if options.sync:  # otherwise the optimizer is in the servers, which MXNet cannot ask for it
+        training.save_optimizer(os.path.join(part, "optimizer.states"))
     try:
         os.rename(part, os.path.join(folder, f"epoch-{epoch}"))
     except OSError:  # workers that share the folder write the same
@@ -210,14 +225,26 @@ def save(training: Any, folder: str, epoch: int) -> None:
 
 
 def begin(store: Any, key: Any, options: argparse.Namespace) -> int:
-    """Tell the epoch to begin with: that of the latest checkpoint that all workers have."""
+    """Tell the epoch to begin with: that of the latest checkpoint that all workers have.
+
+    Of ``dist_async`` it is that of worker 0, which alone writes checkpoints.
+    """
     if not options.checkpoints:
         return 0
     os.makedirs(options.checkpoints, exist_ok=True)
-    there = saved(options.checkpoints)
+    mine = max(saved(options.checkpoints), default=0)
     latest = mx.nd.zeros(store.num_workers)
+    if not options.sync:  # the servers add up nothing; but all can read what worker 0 has put in
+        store.broadcast(key, latest + mine, out=latest)
+        first = int(latest[0].asscalar())
+        if first != mine:
+            raise SystemExit(
+                f"worker {store.rank} sees the checkpoint of epoch {mine}, worker 0 that of epoch "
+                f"{first}. With dist_async, all workers must share the folder of checkpoints"
+            )
+        return first
     store.init(key, latest)
-    latest[store.rank] = there[-1] if there else 0
+    latest[store.rank] = mine
     store.pushpull(key, latest, out=latest)  # the sum of what all have put in
     epochs = latest.asnumpy().astype(int)
     if epochs.max() - epochs.min() > 1:  # a crash leaves them one apart at most
@@ -238,7 +265,7 @@ def train(options: argparse.Namespace, store: Any) -> None:
     if first:
         training.set_states(mx.nd.load(os.path.join(folder, "net.params")))
     training.start()
-    if first:
+    if first and options.sync:
         training.load_optimizer(os.path.join(folder, "optimizer.states"))
     for epoch in range(first, options.epochs):
         print(f"worker {store.rank}, process {os.getpid()}: epoch {epoch}", flush=True)
@@ -248,8 +275,8 @@ def train(options: argparse.Namespace, store: Any) -> None:
             training.step(*(mx.nd.array(each, ctx=options.ctx) for each in (x, y)))
         if options.sync:
             average(store, statistics, training, epoch == first)
-        if options.checkpoints:
-            save(training, options.checkpoints, epoch + 1)
+        if options.checkpoints and (options.sync or store.rank == 0):
+            save(options, training, epoch + 1)
     report(options, store, training)
 
 
@@ -314,8 +341,6 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     add("--same-data", action="store_true", help="the same batches for all, to compare bits")
     options = parser.parse_args(given)
     options.sync = options.kvstore != "dist_async"
-    if options.checkpoints and not options.sync:
-        parser.error("of dist_async there are no checkpoints: the optimizer is in the servers")
     if options.checkpoints and saved(options.checkpoints) and not options.resume:
         parser.error(f"{options.checkpoints} has checkpoints; give --resume or another folder")
     options.shape = (options.batch, *((3, 224, 224) if options.synthetic else (1, 8, 8)))
