@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -237,6 +238,50 @@ def test_workers_with_different_plans() -> None:
     assert sorted(codes) == [1, 75, 75, 75]
     said = processes[codes.index(1)].printed
     assert re.search("worker 1 has another plan than worker 0", said), said
+
+
+# What stands for the commands of a cluster: every process is on this machine. A process that ssh
+# starts has the variables of the page and no other.
+CLUSTER = {
+    "ssh": 'exec env -i "PATH=$PATH" bash -c "$3"',
+    "scontrol": "echo 127.0.0.1",
+    "sbatch": """export SLURM_NTASKS=$(grep -o 'ntasks=[0-9]*' "$1" | cut -d= -f2)
+SLURM_JOB_NODELIST=node exec bash "$1" """,
+    "srun": """shift
+for k in $(seq 0 $((SLURM_NTASKS - 1))); do SLURM_PROCID=$k "$@" & done
+wait""",
+    "python": f"""export DMLC_NODE_HOST=127.0.0.1 PYTHONPATH={os.pathsep.join([str(ROOT), *sys.path])}
+exec {sys.executable} -W ignore "$@" {" ".join(SMALL)}""",
+}
+
+
+@pytest.mark.parametrize(("command", "workers"), [("ssh -tt", 2), ("sbatch job.sh", 4)])
+def test_jobs_as_the_page_starts_them(command: str, workers: int, tmp_path: Path) -> None:
+    """The commands for ssh and SLURM give every process its role, and one address to all."""
+    page = (ROOT / "docs" / "many-machines.md").read_text(encoding="utf-8")
+    (block,) = [b for b in re.findall(r"^```sh\n(.*?)^```$", page, re.M | re.S) if command in b]
+    block = re.sub(r"10\.0\.0\.\d", "127.0.0.1", block).replace("9091", str(free_port()))
+    (tmp_path / "bin").mkdir()
+    for name, script in CLUSTER.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{script}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "memonger").symlink_to(ROOT)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    started = subprocess.Popen(
+        ["bash", "-c", block],
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        printed, _ = started.communicate(timeout=WATCHDOG)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+    parameters(printed, workers)
 
 
 def test_a_folder_with_checkpoints_needs_resume(tmp_path: Path) -> None:
