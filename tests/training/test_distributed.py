@@ -174,10 +174,8 @@ def test_without_steps_in_common_a_job_goes_on(api: str, tmp_path: Path) -> None
     resumed = train(*options, "--epochs", str(latest))
     assert parameters(resumed, 2) == checkpoint(tmp_path, latest)
     learned = train(*options, "--epochs", str(latest + 2))
-    epochs = [f"{worker} {latest + k}" for worker in range(2) for k in range(2)]
-    assert (
-        sorted(" ".join(e) for e in re.findall(r"worker (\d), .*: epoch (\d+)", learned)) == epochs
-    )
+    begun = sorted(re.findall(r"worker (\d), process \d+: epoch (\d+)", learned))
+    assert begun == [(rank, str(latest + k)) for rank in "01" for k in range(2)]
     assert max(map(float, re.findall(r"accuracy ([\d.]+)", learned))) > 0.8
 
 
@@ -214,8 +212,8 @@ def test_no_process_is_left_behind(by: signal.Signals) -> None:
                     os.kill(each, signal.SIGKILL)
 
 
-def test_workers_with_different_plans() -> None:
-    """Started one by one, as on a cluster: both stop, and one says why."""
+def why_it_stops(one: tuple[str, ...], other: tuple[str, ...]) -> str:
+    """What a worker prints that fails by itself; all are started one by one, as on a cluster."""
     job = {
         "DMLC_PS_ROOT_URI": "127.0.0.1",
         "DMLC_PS_ROOT_PORT": str(free_port()),
@@ -223,21 +221,29 @@ def test_workers_with_different_plans() -> None:
         "DMLC_NUM_SERVER": "1",
         "DMLC_NUM_WORKER": "2",
     }
-    roles = [
-        ("scheduler", "marks"),
-        ("server", "marks"),
-        ("worker", "marks"),
-        ("worker", "schedule"),
-    ]
-    processes = [Job("--how", how, DMLC_ROLE=role, **job) for role, how in roles]
+    roles = [("scheduler", one), ("server", one), ("worker", one), ("worker", other)]
+    processes = [Job(*options, DMLC_ROLE=role, **job) for role, options in roles]
     try:
         codes = [process.end() for process in processes]
     finally:
         for process in processes:
             process.process.kill()
     assert sorted(codes) == [1, 75, 75, 75]
-    said = processes[codes.index(1)].printed
+    return processes[codes.index(1)].printed
+
+
+def test_workers_with_different_plans() -> None:
+    said = why_it_stops(("--how", "marks"), ("--how", "schedule"))
     assert re.search("worker 1 has another plan than worker 0", said), said
+
+
+def test_without_steps_in_common_all_share_the_checkpoints(tmp_path: Path) -> None:
+    options = ("--kvstore", "dist_async", "--resume", "--checkpoints")
+    there, elsewhere = str(tmp_path / "there"), str(tmp_path / "elsewhere")
+    train("--local", "1", *options, there)
+    said = why_it_stops((*options, there), (*options, elsewhere))
+    assert re.search(r"worker 1 sees the checkpoint of epoch \d, worker 0 that of", said), said
+    assert "must share the folder" in said
 
 
 # What stands for the commands of a cluster: every process is on this machine. A process that ssh
@@ -250,7 +256,7 @@ SLURM_JOB_NODELIST=node exec bash "$1" """,
     "srun": """shift
 for k in $(seq 0 $((SLURM_NTASKS - 1))); do SLURM_PROCID=$k "$@" & done
 wait""",
-    "python": f"""export DMLC_NODE_HOST=127.0.0.1 PYTHONPATH={os.pathsep.join([str(ROOT), *sys.path])}
+    "python": f"""export DMLC_NODE_HOST=127.0.0.1 PYTHONPATH={os.pathsep.join(sys.path)}
 exec {sys.executable} -W ignore "$@" {" ".join(SMALL)}""",
 }
 
