@@ -162,8 +162,8 @@ def test_a_worker_dies(api: str, how: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("api", ["gluon", "module"])
 def test_without_steps_in_common_a_job_goes_on(api: str, tmp_path: Path) -> None:
     """After a crash all workers have the weights that worker 0 has saved, and learn on."""
-    options = ("--local", "2", "--api", api, "--kvstore", "dist_async")
-    options += ("--checkpoints", str(tmp_path), "--resume")
+    job_of_two = ("--local", "2", "--api", api, "--kvstore", "dist_async")
+    options = (*job_of_two, "--checkpoints", str(tmp_path), "--resume")
     with Job(*options, "--epochs", "1000") as job:
         job.line(r"worker 0, process \d+: epoch 3")
         victim = job.line(r"worker 1, process (\d+): epoch")
