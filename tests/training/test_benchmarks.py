@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import memonger
+import mxnet as mx
 import networks
 import pytest
-from planned import forward, module_plan, run_python
+from memonger.costs.bind import planned_mb
+from planned import as_module, forward, module_plan, run_python
 
 MB = 2**20
 
@@ -207,3 +209,54 @@ def test_time(tmp_path: Path) -> None:
     assert [cells(line)[:3] for line in lines] == [["tiny", plan, b] for plan, b in by]
     assert name == "tiny" and cells(lines[0])[3:6] == ["100 %", "+0.0 %", "+0.0 %"]
     assert cells(lines[3])[5] == f"{100 * by['marks', '60 %']['measured']:+.1f} %"
+
+
+def test_alternatives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, lines, _ = measured(tmp_path, "tiny", "--rounds", "1", script="alternatives.py")
+    rows = {row["way"]: row for row in found[0]["rows"]}
+    of_half = rows["2 smaller batches, marks"]
+
+    def cost(batch: int) -> int:
+        symbol, shapes = networks.resnet((1, 1), batch, image=32, classes=10, filters=8)
+        requests = as_module(symbol, shapes)
+        return planned_mb(symbol.simple_bind(mx.cpu(), grad_req=requests, **shapes))
+
+    none = rows["no plan"]["mb"]
+    halves, quarters = rows["2 smaller batches"], rows["4 smaller batches"]
+    assert [none, halves["mb"], quarters["mb"]] == [cost(256), cost(128), cost(64)]
+    assert of_half["mb"] < halves["mb"] and rows["marks, 60 %"]["mb"] <= 0.6 * none
+    assert rows["schedule, R = 2"]["mb"] < rows["marks"]["mb"] < rows["original's plan"]["mb"]
+    monkeypatch.setenv("MXNET_BACKWARD_DO_MIRROR", "1")
+    assert rows["MXNET_BACKWARD_DO_MIRROR=1"]["mb"] == cost(256) < none
+    for way, row in rows.items():  # BatchNorm sees smaller batches, and moves more than once
+        same = "smaller" not in way
+        assert (row["gradients"] == "same bits") is same, way
+        moves = 0.9 if "2" in way else 0.9 + 0.9**2 + 0.9**3  # the others, by momentum
+        assert row["statistics"] == ("same bits" if same else f"off by {moves:.2g}"), way
+        assert row["seconds"] > 0
+    assert rows["no plan"]["time"] == 1
+    assert cells(lines[-len(rows)])[:3] == ["no plan", str(none), "100%"]
+    assert cells(lines[-1])[5:] == [of_half["gradients"], of_half["statistics"]]
+
+
+def test_alternatives_without_batchnorm() -> None:
+    """Smaller batches sum up to the same but for rounding; what does not fit says so."""
+    program = """
+import functools, json, sys
+sys.path.append('benchmarks')
+import alternatives as a
+few = functools.partial(a.networks.chain, depth=2, hidden=32)
+rows = a.measure(a.Subject(few, 8192, {}), rounds=1, patience=0.02)
+print(json.dumps([rows, [a.line(row, rows[0]) for row in rows]]))
+"""
+    done = run_python("-c", program)
+    assert done.returncode == 0, done.stderr
+    rows, lines = json.loads(done.stdout.splitlines()[-1])
+    for row, line in zip(rows, lines):
+        if row["way"] == "marks, 60 %":
+            assert row["least_mb"] > 0.6 * rows[0]["mb"]
+            assert cells(line)[1] == f"at least {row['least_mb']}"
+        elif "smaller" in row["way"]:
+            assert 0 < float(row["gradients"].replace("off by", "")) < 1e-5
+        else:
+            assert (row["gradients"], row["statistics"]) == ("same bits", "-")
