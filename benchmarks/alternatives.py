@@ -85,7 +85,9 @@ NETWORKS = {
     "inception-v3": Subject(networks.inception_v3, 32, {"image": 149}),
     "vgg19": Subject(functools.partial(networks.model_zoo, "vgg19"), 32, {"image": 64}),
     "mobilenetv2": Subject(networks.mobilenet_v2, 32, {"image": 112}),
-    "lstm-4x100": Subject(functools.partial(networks.lstm, steps=100), 64, {"steps": 12}),
+    "lstm-4x100": Subject(
+        functools.partial(networks.lstm, steps=100, use_loss=False), 64, {"steps": 12}
+    ),
     "tiny": Subject(
         functools.partial(networks.resnet, (1, 1), image=32, classes=10, filters=8),
         256,
