@@ -235,6 +235,8 @@ def results_of(
     def once(run: Callable[[], None]) -> tuple[Arrays, Arrays]:
         for name, array in training.statistics.items():
             array[:] = start[name]
+        for gradient in training.gradients.values():
+            gradient[:] = np.nan  # so that nothing is left of the run before
         mx.random.seed(0)
         run()
         return training.results()
