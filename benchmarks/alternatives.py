@@ -1,6 +1,6 @@
 """A network trained in every way that MXNet and memonger have: memory, time, and the same result?
 
-    OMP_NUM_THREADS=1 python benchmarks/alternatives.py            # five networks, half an hour
+    OMP_NUM_THREADS=1 python benchmarks/alternatives.py            # five networks, 11 CPU minutes
     OMP_NUM_THREADS=1 python benchmarks/alternatives.py vgg19      # one of them
 
 A step is of the whole batch in every way. In smaller batches it is several passes, whose gradients
