@@ -225,7 +225,7 @@ def test_alternatives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     halves, quarters = rows["2 smaller batches"], rows["4 smaller batches"]
     assert [none, halves["mb"], quarters["mb"]] == [cost(256), cost(128), cost(64)]
     assert of_half["mb"] < halves["mb"] and rows["marks, 60 %"]["mb"] <= 0.6 * (none + 1)
-    assert rows["schedule, R = 2"]["mb"] < rows["marks"]["mb"] < rows["original's plan"]["mb"]
+    assert rows["schedule, R = 2"]["mb"] <= rows["marks"]["mb"] < rows["original's plan"]["mb"]
     monkeypatch.setenv("MXNET_BACKWARD_DO_MIRROR", "1")
     assert rows["MXNET_BACKWARD_DO_MIRROR=1"]["mb"] == cost(256) < none
     for way, row in rows.items():  # BatchNorm sees smaller batches, and moves more than once
