@@ -40,8 +40,6 @@ from memonger.support.parallel import progress_bar
 
 log = logging.getLogger("memonger")
 
-MARKS_PATIENCE = 0.2  # of the search for marks that a search for schedules starts from
-
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
@@ -268,40 +266,29 @@ class Schedules(_Network):
     def smallest(self, others: Sequence[Candidate] = ()) -> Found:
         """Search for the least memory, also from known schedules."""
         work, more = self.options.work, [(plan.origin, plan.schedule) for plan in others]
-        return self._searched(lambda s, known: [s.least_memory(work, [*known, *more])])
+        return self._searched(lambda search: [search.least_memory(work, more)])
 
     def front(self, others: Sequence[Candidate] = ()) -> Found:
         return self.timed(self._searched(trees.ScheduleSearch.front, self.times.forward))
 
     def _searched(
-        self, search: Callable[[trees.ScheduleSearch, Any], Any], weights: np.ndarray | None = None
+        self,
+        search: Callable[[trees.ScheduleSearch], Sequence[trees.Evaluated]],
+        weights: np.ndarray | None = None,
     ) -> Found:
-        """Search from the best marks of a short search; they are what there is if that is ended."""
-        options, rules, known = self.options, self.rules.unfused(), []  # as it is bound
-        about = self.hints, (lambda mask: rules.replay(mask).pool_bytes), rules, options.ntrial
-        interrupted = False
+        """Search for schedules; KeyboardInterrupt before there is one that recomputes is raised."""
+        load, patience = self.load, self.options.patience
         with progress_bar() as progress:
-            if self.unplanned.exact:
-                effort = marks_search.EFFORT.times(options.patience * MARKS_PATIENCE)
-                short = smallest(*about, effort=effort, progress=lambda done: progress(0.0))
-                held = [copy.node for copy in short.plan.copies]
-                known = [("marks", schedules.of_marks(self.load, short.plan.mask, held))]
-                interrupted = short.interrupted
-            tree = trees.ScheduleSearch(self.load, options.patience, progress, weights, self.parts)
-            if interrupted:
-                best = tree.evaluate(known[0][1], "marks")
-                if options.work is not None and best.work > options.work:
-                    raise KeyboardInterrupt
-                found = [best]
-            else:
-                found = search(tree, known)
-                interrupted = tree.interrupted
+            tree = trees.ScheduleSearch(load, patience, progress, weights, self.parts)
+            found = search(tree)
+        if tree.interrupted and all(each.origin == trees.NOTHING for each in found):
+            raise KeyboardInterrupt
         plans = []
         for pool, _, schedule, origin in found:
             runs = np.bincount(schedule.forwards, minlength=len(self.nothing))
             recomputed = np.maximum(runs - 1, 0)
             plans.append(Candidate(origin, pool, recomputed, schedule=schedule))
-        return Found(plans, interrupted)
+        return Found(plans, tree.interrupted)
 
     def memory(self, plan: Candidate) -> Memory:
         step, asked = unroll(self.written, plan.schedule), self.request

@@ -73,7 +73,7 @@ class Effort:
     annealing: int = 4_500_000
     move: float = 4
     operation: float = 0.065
-    most_tries: int = 6000
+    most_tries: int = 20_000
     #: How many trees each round starts from at most, and its share of all tries; the least of each.
     rounds: tuple[tuple[int, float], ...] = ((8, 0.3), (3, 0.3), (1, 0.4))
     least_tries: int = 2500
@@ -236,6 +236,7 @@ class ScheduleSearch:
         if most_work is not None:
             replays, limit = effort.replays_near, most_work
             most = min(most, most_work / self.one_pass)
+        self._found += self._evaluated(self._initial.flat(), limit)
         for trees in self._initial.dynamic(most_work, replays // self.count):
             share = INITIAL / self._initial.lists(most_work)
             self._found += self._evaluated(trees, limit, share)

@@ -22,7 +22,7 @@ import numpy as np
 
 from memonger.graph.arrays import gathered
 from memonger.planners.trees.price import Problem
-from memonger.planners.trees.trees import LEAF, binomial_tree, fewest_states
+from memonger.planners.trees.trees import ALIVE, LEAF, binomial_tree, fewest_states
 from memonger.schedules.training_step import Parts
 from memonger.support.kernels import call
 
@@ -36,6 +36,7 @@ CLOSER = 1.5  # times the least memory that is possible: the last
 CUTS = 140  # candidates; the time grows with the third power of their number
 INNER_CUTS = 16  # candidates between two of them
 ENOUGH = 1.25  # times the cuts that are wanted: all local minima are taken
+FLAT = 12  # trees of one level
 STRIDES = (1, 2, 4, 8)  # binomial trees: cuts at every operator, every second ...
 
 # As in tree_dp.c:
@@ -174,6 +175,15 @@ class InitialTrees:
                 tree[cut, 0] = bounds[tree[cut, 0]]
                 trees[tree.tobytes()] = tree
         return list(trees.values())
+
+    def flat(self) -> list[np.ndarray]:
+        """Make trees of one level (Chen et al. 2016): of few long segments, to many short ones."""
+        inside, trees = np.arange(1, self.count), []
+        for segments in np.unique(np.geomspace(2, max(2, self.count // 4), FLAT).astype(int)):
+            cuts = self._least_of_stretches(inside, segments)
+            tree = [node for cut in cuts.tolist() for node in ((cut, ALIVE), (LEAF, 0))]
+            trees.append(np.array([*tree, (LEAF, 0)], dtype=np.int32))
+        return trees
 
     @staticmethod
     def lists(most_work: float | None) -> int:
