@@ -134,23 +134,6 @@ def plain(work: Workload) -> Schedule:
     return Schedule.of([*work.operators, *(~x for x in work.gradients)])
 
 
-def of_marks(work: Workload, mask: np.ndarray, held: Iterable[int] = ()) -> Schedule:
-    """Make the schedule that does as MXNet does with these operators (bool) marked.
-
-    The gradient of a marked operator runs what it reads of what has not been computed again; that
-    of a kept operator runs nothing. ``held`` are nodes whose result is kept in a copy.
-    """
-    order = list(work.operators)
-    recomputed = np.asarray(mask, dtype=np.bool_) & ~work.once
-    missing = recomputed.copy()
-    missing[list(held)] = False
-    for x in work.gradients:
-        if recomputed[x]:
-            run_again(work, work.reads[x], missing, order)
-        order.append(~x)
-    return Schedule.of(order)
-
-
 def adapt(work: Workload, schedule: Schedule) -> Schedule:
     """Make a schedule of the same network for other gradients, each in its turn.
 
@@ -175,15 +158,3 @@ def adapt(work: Workload, schedule: Schedule) -> Schedule:
             needed.discard(x)
             needed.update(work.reads[~x] if x < 0 else work.inputs[x])
     return Schedule.of(reversed(kept))
-
-
-def run_again(work: Workload, wanted: Iterable[int], missing: np.ndarray, order: list[int]) -> None:
-    """Append what must run to have some results; ``missing`` (bool, of each node) changes too."""
-    stack, found = list(wanted), []
-    while stack:
-        x = stack.pop()
-        if missing[x]:
-            missing[x] = False
-            found.append(x)
-            stack += work.inputs[x]
-    order += sorted(found)

@@ -16,7 +16,7 @@ from memonger.costs.time.flops import forward_flops
 from memonger.graph import marks
 from memonger.graph.arrays import FORWARD, RECOMPUTED
 from memonger.graph.forward import Entry, ForwardGraph
-from memonger.graph.operators.recompute import GPU_FUSION, targets_of
+from memonger.graph.operators.recompute import fuses, targets_of
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.read import forward_graph
 from memonger.graph.training import TrainingGraph, training_graph
@@ -173,13 +173,14 @@ class Memory:
 
 
 def of_marks(
-    training: TrainingGraph, mask: np.ndarray, held: Held = NOTHING, fuses: bool = False
+    training: TrainingGraph, mask: np.ndarray, held: Held = NOTHING, fused: bool = False
 ) -> Memory:
-    """Replay a network with these operators marked, and pointwise fusion if it ``fuses``."""
+    """Replay a network with these operators marked, and pointwise fusion if it is ``fused``."""
     gradients = tuple(training.graph.tensors[a][0] for a in training.wanted)
-    found, fused = replay(training, mask), replay_fused(training, mask) if fuses else None
-    bound = (fused or found).pool_bytes // MB
-    return Memory(found, bound, training.inexact, gradients, held=held, fused=fused)
+    found = replay(training, mask)
+    with_fusion = replay_fused(training, mask) if fused else None
+    bound = (with_fusion or found).pool_bytes // MB
+    return Memory(found, bound, training.inexact, gradients, held=held, fused=with_fusion)
 
 
 def of_step(
@@ -211,8 +212,8 @@ def predict(request: Request) -> Memory:
         step = step_for(graph, symbol.schedule, grad_req, has_mkldnn(request.device))
         return of_step(step, grad_req, own=request.own_gradients)
     training = training_graph(graph, wanted(graph, grad_req))
-    fuses = GPU_FUSION in targets_of(request.device.device_type)
-    return of_marks(training, marks.recomputed(graph), fuses=fuses)
+    fused = fuses(targets_of(request.device.device_type))
+    return of_marks(training, marks.recomputed(graph), fused=fused)
 
 
 def measure(request: Request) -> Memory:

@@ -18,7 +18,7 @@ from memonger.costs.lower_bound import LowerBound, lower_bound
 from memonger.costs.time import measured as timing
 from memonger.graph import marks
 from memonger.graph.forward import KeptCopy
-from memonger.graph.operators.recompute import CPU, GPU, targets_of
+from memonger.graph.operators.recompute import CPU, GPU, fuses, targets_of
 from memonger.graph.read import forward_graph
 from memonger.graph.training import training_graphs
 from memonger.planners.marks import chen2016
@@ -70,6 +70,7 @@ class _Network:
     """A network that is to be planned in one of two ways: its graphs, its rules, its costs."""
 
     noun = "plan"
+    for_all = True  # whether a plan must be right whatever gradients are asked for
 
     def __init__(self, request: Request, options: Options) -> None:
         self.request, self.options = request, options
@@ -82,17 +83,22 @@ class _Network:
         # Module asks for no gradients of its data and labels, which leaves fewer readers.
         parameters = tuple(a for a in graph.arguments if graph.nodes[a].name not in shapes)
         others = {graph.arguments, parameters} - {asked}
-        trainings = training_graphs(graph, [asked, *sorted(others)])
-        self.training = trainings[0]  # with the gradients that were asked for
-        targets = targets_of(None if request.ctx is None else request.ctx.device_type)
-        kind = Rules if options.rules else NoRules
-        self.rules = kind(trainings, targets, request.until)
-        reasons = [(graph.nodes[i].op, why) for i, why in self.rules.reasons.items()]
-        if reasons and options.rules:
-            log.info("kept by rule: %s", kept_summary(reasons))
+        self.trainings = training_graphs(graph, [asked, *(sorted(others) if self.for_all else ())])
+        self.training = self.trainings[0]  # with the gradients that were asked for
+        self.targets = targets_of(None if request.ctx is None else request.ctx.device_type)
         self.nothing = np.zeros(len(graph.nodes), dtype=np.bool_)
         until = len(graph.nodes) if request.until is None else request.until
         self.before = np.arange(len(graph.nodes)) < until
+
+    @cached_property
+    def rules(self) -> Rules:
+        """The rules for marks."""
+        kind = Rules if self.options.rules else NoRules
+        rules = kind(self.trainings, self.targets, self.request.until)
+        reasons = [(self.graph.nodes[i].op, why) for i, why in rules.reasons.items()]
+        if reasons and self.options.rules:
+            log.info("kept by rule: %s", kept_summary(reasons))
+        return rules
 
     def cost(self, mask: np.ndarray) -> int:
         """Return the pool of marks as MXNet counts it; it is bound where a replay is not exact."""
@@ -107,7 +113,7 @@ class _Network:
     @cached_property
     def unplanned(self) -> Memory:
         """What the network takes without a plan; it is bound once for it."""
-        found = of_marks(self.training, self.nothing, self.held, self.rules.fuses)
+        found = of_marks(self.training, self.nothing, self.held, fuses(self.targets))
         found = replace(found, bound=self._bound_mb(self.request.symbol))
         if not found.exact:
             log.info("each plan is bound to learn its memory, for %s", found.why_inexact)
@@ -252,6 +258,7 @@ class Schedules(_Network):
     """Schedules, by which results are recomputed as often as it pays; methods are as of `Marks`."""
 
     noun = "schedule"
+    for_all = False
 
     def __init__(self, request: Request, options: Options) -> None:
         super().__init__(request, options)

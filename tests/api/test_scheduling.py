@@ -11,13 +11,9 @@ import pytest
 from memonger.costs.held import rounded
 from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.execution.symbol import ScheduledSymbol
-from memonger.schedules.expand import parts, unroll
-from memonger.schedules.schedule import of_marks
-from memonger.solve.memory import of_step
 from memonger.support.errors import BudgetError
 
 import networks
-from drawn_schedules import work_of
 from interrupting import press_ctrl_c
 from planned import as_module
 
@@ -121,40 +117,22 @@ def test_what_comes_after_a_layer_is_kept() -> None:
     assert all(int(name[4 if name[0] == "t" else 2 :]) < 12 for name in plan.recomputed)
 
 
-def test_what_marks_keep_in_copies_is_held() -> None:
-    """Not quite the same: what is held is no copy, and MXNet hands out blocks by other sizes."""
-    symbol, shapes = networks.mobilenet_v2(batch=4, image=64, divide=2)
-    marks = memonger.plan(symbol, shapes, grad_req=as_module(symbol, shapes))
-    work = work_of(symbol, shapes)
-    names = [node.name for node in work.training.graph.nodes]
-    mask = np.isin(names, marks.recomputed)
-    held = [k for k, name in enumerate(names) if name + "_keep" in marks.copies]
-    assert len(held) > 10
-    requests = dict.fromkeys(symbol.list_arguments(), "write")
-    steps = (unroll(parts(work), of_marks(work, mask, kept)) for kept in (held, []))
-    pools = [of_step(step, requests).pool_bytes for step in steps]
-    assert pools[0] == pytest.approx(marks.pool_bytes, rel=0.1) and pools[1] > 1.5 * pools[0]
-
-
 def test_an_interrupted_search(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also in the short search for marks: they are what there is then, if they keep the limits."""
     press_ctrl_c(monkeypatch, 0.3)
     plan = planned(layers(), work=2.0)
     assert plan.interrupted and plan.exact and "interrupted" in caplog.text
+    assert plan.pool_bytes < plan.unplanned_bytes and plan.recomputed_flops <= 1
 
 
-def test_interrupted_before_it_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the short search for marks: they are what there is then, if they keep the limits."""
+@pytest.mark.parametrize("limits", [{}, {"work": 2.0}, {"budget": 0.5}])
+def test_interrupted_before_it_has_begun(
+    monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any]
+) -> None:
     press_ctrl_c(monkeypatch, 0.0)
-    plan = planned(layers(48), work=2.0)
-    assert plan.interrupted and plan.planner == "marks" and plan.exact
-    limits: Any
-    for limits in ({"work": 1.1}, {"budget": plan.pool_bytes // 3}):
-        press_ctrl_c(monkeypatch, 0.0)
-        with pytest.raises(KeyboardInterrupt):
-            planned(layers(48), **limits)
+    with pytest.raises(KeyboardInterrupt):
+        planned(layers(48), **limits)
 
 
 def test_planned_anew() -> None:

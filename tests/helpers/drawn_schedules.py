@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, Iterable
 
 import numpy as np
-from memonger.schedules.schedule import Schedule, Workload, of_marks, plain, run_again, workload
+from memonger.schedules.schedule import Schedule, Workload, plain, workload
 from memonger.graph.training import training_graph
 
 from planned import forward
@@ -48,6 +48,34 @@ def _dropping(work: Workload, dropped: Callable[[int], Any]) -> Schedule:
         run_again(work, work.reads[x], gone, operations)
         operations.append(~x)
     return Schedule.of(operations)
+
+
+def of_marks(work: Workload, mask: np.ndarray) -> Schedule:
+    """The schedule that does as MXNet does with these operators (bool) marked.
+
+    The gradient of a marked operator runs what it reads of what has not been computed again; that
+    of a kept operator runs nothing.
+    """
+    order = list(work.operators)
+    recomputed = np.asarray(mask, dtype=np.bool_) & ~work.once
+    missing = recomputed.copy()
+    for x in work.gradients:
+        if recomputed[x]:
+            run_again(work, work.reads[x], missing, order)
+        order.append(~x)
+    return Schedule.of(order)
+
+
+def run_again(work: Workload, wanted: Iterable[int], missing: np.ndarray, order: list[int]) -> None:
+    """Append what must run to have some results; ``missing`` (bool, of each node) changes too."""
+    stack, found = list(wanted), []
+    while stack:
+        x = stack.pop()
+        if missing[x]:
+            missing[x] = False
+            found.append(x)
+            stack += work.inputs[x]
+    order += sorted(found)
 
 
 LEVELS: dict[str, Callable[[Workload, int], Schedule]] = {

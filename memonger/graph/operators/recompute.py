@@ -146,3 +146,8 @@ def targets_of(device_type: str | None) -> frozenset[str]:
     if device_type != "gpu":
         return frozenset((CPU,))
     return frozenset((GPU, GPU_FUSION) if Settings().fusion else (GPU,))
+
+
+def fuses(targets: frozenset[str]) -> bool:
+    """Tell whether pointwise fusion is on wherever it is trained: on GPUs alone."""
+    return GPU_FUSION in targets and CPU not in targets

@@ -8,7 +8,7 @@ import numpy as np
 
 from memonger.costs.fusion import fused_forward
 from memonger.graph.forward import KeptCopy, mask_with_copies
-from memonger.graph.operators.recompute import CPU, GPU_FUSION
+from memonger.graph.operators.recompute import fuses
 from memonger.planners.marks.cuts import Cut
 from memonger.planners.marks.rules import Rules
 
@@ -28,7 +28,7 @@ def copyable(rules: Rules) -> tuple[KeptCopy, ...]:
         return ()
     graph, facts = rules.graph, rules.trainings[0].facts
     tolerant = rules.arrays[0].tolerant
-    unfused = GPU_FUSION in rules.targets and CPU not in rules.targets
+    unfused = fuses(rules.targets)
     return tuple(
         KeptCopy(
             i, "" if tolerant[i] or facts[i].own_output else graph.tensors[i][0].dtype, unfused

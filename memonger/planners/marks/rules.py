@@ -35,6 +35,7 @@ from memonger.graph.operators.recompute import (
     CPU,
     GPU_FUSION,
     UNTOUCHED,
+    fuses,
     tolerates_unread,
     truth,
     why_kept,
@@ -72,7 +73,7 @@ class Rules:
         if until is not None:
             self.allowed[until:] = False
         #: Whether memory is told with pointwise fusion: where it is on, on GPUs alone.
-        self.fuses = GPU_FUSION in targets and CPU not in targets
+        self.fuses = fuses(targets)
         if not layouts:
             blocked = CPU in targets and trainings[0].settings.mkldnn
             layouts = [layout_rule(each) if blocked else NO_RULE for each in trainings]

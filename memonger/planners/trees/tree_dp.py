@@ -22,7 +22,7 @@ import numpy as np
 
 from memonger.graph.arrays import gathered
 from memonger.planners.trees.price import Problem
-from memonger.planners.trees.trees import ALIVE, LEAF, binomial_tree, fewest_states
+from memonger.planners.trees.trees import ALIVE, LAZY, LEAF, binomial_tree, fewest_states
 from memonger.schedules.training_step import Parts
 from memonger.support.kernels import call
 
@@ -36,7 +36,8 @@ CLOSER = 1.5  # times the least memory that is possible: the last
 CUTS = 140  # candidates; the time grows with the third power of their number
 INNER_CUTS = 16  # candidates between two of them
 ENOUGH = 1.25  # times the cuts that are wanted: all local minima are taken
-FLAT = 12  # trees of one level
+FLAT = 12  # numbers of segments of trees of one level, about the root of the operators' number
+POWERS = (1.5, 2.0)  # how much longer earlier segments are
 STRIDES = (1, 2, 4, 8)  # binomial trees: cuts at every operator, every second ...
 
 # As in tree_dp.c:
@@ -177,12 +178,21 @@ class InitialTrees:
         return list(trees.values())
 
     def flat(self) -> list[np.ndarray]:
-        """Make trees of one level (Chen et al. 2016): of few long segments, to many short ones."""
-        inside, trees = np.arange(1, self.count), []
-        for segments in np.unique(np.geomspace(2, max(2, self.count // 4), FLAT).astype(int)):
-            cuts = self._least_of_stretches(inside, segments)
-            tree = [node for cut in cuts.tolist() for node in ((cut, ALIVE), (LEAF, 0))]
-            trees.append(np.array([*tree, (LEAF, 0)], dtype=np.int32))
+        """Make lazy trees of one level (Chen et al. 2016), of few long segments to many short ones.
+
+        What is saved at a cut is gone once the segment behind it has been processed. Earlier
+        segments may therefore be longer: by as much each, if all operators are alike (power 2).
+        """
+        trees, root = [], self.count**0.5
+        for segments in np.unique(np.geomspace(1 + root / 4, 1 + root * 2, FLAT).astype(int)):
+            for power in POWERS:
+                ends = 1 - np.linspace(1, 0, segments + 1) ** power
+                ends = np.unique((1 + ends * (self.count - 1)).astype(int))
+                middle = (ends[1:] + ends[:-1]) // 2
+                near = [self.alive[lo:hi] for lo, hi in zip(middle, ends[1:])]
+                cuts = middle + [int(np.argmin(alive)) for alive in near]
+                tree = [node for cut in cuts for node in ((cut, ALIVE), (LEAF, LAZY))]
+                trees.append(np.array([*tree, (LEAF, LAZY)], dtype=np.int32))
         return trees
 
     @staticmethod

@@ -1,5 +1,7 @@
 #include "planners/trees/trees.h"
 
+#include <stdlib.h>
+
 enum { FREE, HELD, PINNED }; /* pinned: it never runs again */
 
 typedef struct {
@@ -137,6 +139,37 @@ static void run_to_cut(Making *m, int64_t lo, int64_t cut, int32_t flag, int64_t
     }
 }
 
+static int by_position(const void *a, const void *b)
+{
+    return *(const int32_t *)a - *(const int32_t *)b;
+}
+
+/* Runs what the gradient of an operator reads and is not held, and what that is computed from. */
+static void run_for(Making *m, int64_t lo, int64_t i)
+{
+    const Steps *s = m->s;
+    int64_t mark = m->mark += s->last.count + 1, first = m->count, met = first;
+    const Int32s *start = &s->want_start, *items = &s->want;
+    for (int64_t reader = i;; reader = m->operations[met++]) {
+        for (int32_t k = start->at[reader]; k < start->at[reader + 1]; k++) {
+            int32_t j = items->at[k];
+            if (j >= lo && m->held[j] == FREE && m->asked[j] < mark) {
+                m->asked[j] = mark;
+                m->operations[m->count++] = j;
+            }
+        }
+        start = &s->read_start, items = &s->read;
+        if (met == m->count)
+            break;
+    }
+    qsort(m->operations + first, m->count - first, sizeof(int32_t), by_position);
+    for (int64_t k = first; k < m->count; k++) {
+        int32_t j = m->operations[k];
+        m->held[j] = s->pinned.at[j] ? PINNED : HELD;
+        m->work += s->work.at[j];
+    }
+}
+
 /* Makes room for so many more operations. */
 static void make_room(Memory *memory, Making *m, int64_t more)
 {
@@ -167,6 +200,7 @@ double unroll(
         .room = 4 * n + 16,
     };
     pending[0] = (Part){0, 0, n};
+    bool again = false; /* whether a gradient has run: everything runs before the first */
     for (int64_t depth = 1; depth && m.work <= most_work && m.count <= most_operations;) {
         Part part = pending[--depth];
         int32_t q = part.node, lo = part.lo, hi = part.hi;
@@ -193,10 +227,16 @@ double unroll(
             lo = cut;
         }
         if (is_leaf) {
-            run(&m, lo, hi, m.needed, right);
+            bool lazy = again && tree[q].flag == LAZY;
+            if (!lazy)
+                run(&m, lo, hi, m.needed, right);
             for (int32_t i = hi - 1; i >= lo; i--)
-                if (s->gradient.at[i])
+                if (s->gradient.at[i]) {
+                    if (lazy)
+                        run_for(&m, lo, i);
                     m.operations[m.count++] = -1 - i;
+                }
+            again = true;
         }
     }
     *operations = (Int32s){NEW(memory, int32_t, m.count), m.count};

@@ -6,7 +6,7 @@
 
 #include "support/kernels.h"
 
-enum { LEAF = -1 };
+enum { LEAF = -1, LAZY = 1 };
 enum { ALIVE, ALL, COSTLY, NOTHING };
 enum { MOST_NODES = 2 }; /* that a tree may grow to, for each operator */
 

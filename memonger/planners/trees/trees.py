@@ -4,8 +4,9 @@ A node of a tree stands for a segment of the network, the operators at positions
 execution order, whose gradients are to be computed while what they need of earlier operators is
 saved. It says where the segment is cut: run forward to the cut, process the right part, then the
 left one. Its flag tells what of the left part is saved meanwhile. A leaf runs what its gradients
-read and is still missing, then the gradients. Everything that runs is read: by the gradients of the
-segment, by operators on the way to them, or as an output of the network.
+read and is still missing, then the gradients; a lazy one runs what a gradient reads right before
+that, as MXNet does with marks. Everything that runs is read: by the gradients of the segment, by
+operators on the way to them, or as an output of the network.
 
 A tree is an array of int32, (nodes, 2): cuts (positions, or `LEAF`) and flags in preorder, the left
 part before the right one.
@@ -23,6 +24,7 @@ from memonger.support.errors import MemongerError
 from memonger.support.kernels import call
 
 LEAF = -1  # instead of a cut: the segment is not divided (as in trees.h)
+LAZY = 1  # the flag of a lazy leaf (as in trees.h)
 LEAF_NODE = np.array([[LEAF, 0]], dtype=np.int32)
 
 #: What is saved of the left part while the right one is processed, besides what the right one
