@@ -295,11 +295,11 @@ def test_lazy_trees(name: str) -> None:
 
 
 def test_lazy_trees_of_one_level_are_best_for_recurrent_networks() -> None:
-    search = ScheduleSearch(work_of(*networks.lstm(steps=24)))
+    search = ScheduleSearch(work_of(*networks.lstm(steps=24, hidden=16, embed=16, labels=10)))
     found = search.initial_trees(2 * search.one_pass)
     lazy = [(point.tree[point.tree[:, 0] == LEAF, 1] == LAZY).all() for point in found]
     pools = np.array([point.cost.pool_bytes for point in found])
-    assert pools[lazy].min() < 0.9 * pools[~np.array(lazy)].min()
+    assert pools[lazy].min() < 0.75 * pools[~np.array(lazy)].min()
 
 
 def test_never_worse_than_what_is_known() -> None:
