@@ -17,7 +17,7 @@ from memonger.api.plan import Plan, plan_of
 from memonger.api.report import Reported
 from memonger.graph.inputs import check_count, read_pairs
 from memonger.planners.pareto import not_dominated
-from memonger.solve.request import Budget, Request, read_options, read_request
+from memonger.solve.request import Options, Request, read_options, read_request
 from memonger.solve.solution import Plans, confirmed, fastest, front_of, in_bytes, solve
 from memonger.solve.ways import Candidate, Marks, front, ways_of
 from memonger.support.errors import MB, BudgetError, MemongerError, TooLargeError
@@ -127,8 +127,8 @@ class LargestBatch(_Largest):
         The largest that fits without a plan; 0 if none does.
     """
 
-    _budget: Budget
-    _plan_at: Callable[[int], Plan]  # the fastest that fits at a batch
+    _call: Mapping[str, Any]  # what `_request` takes
+    _options: Options
 
     def __str__(self) -> str:
         fits = f"a batch of {self.batch} fits with a plan, of {self.unplanned_batch} without"
@@ -142,14 +142,14 @@ class LargestBatch(_Largest):
         The others fit without one. Ctrl-C ends it, and no page is written.
         """
         report.check_report(file)
-        shown = report.ordered([self.plan], (), self._budget, network)
+        shown = report.ordered([self.plan], (), self._options.budget, network)
         most, without = self.batch, self.unplanned_batch
         batches = {max(1, without * k // QUARTERS) for k in range(1, QUARTERS + 1)}
         batches |= {without + (most - without) * k // QUARTERS for k in range(1, QUARTERS)}
         plans = {most: self.plan}
         for batch in sorted(batches - {0, most}):
             with contextlib.suppress(BudgetError):  # this search may find less than that of `most`
-                plans[batch] = self._plan_at(batch)
+                plans[batch] = plan_of(solve(_request(self._call, batch), self._options))
                 if plans[batch].interrupted:
                     raise KeyboardInterrupt
         report.write_report(file, replace(shown, batches=plans))
@@ -194,17 +194,18 @@ def largest_batch(
         said = "the largest batch needs a budget in bytes, such as '11GB'"
         raise MemongerError(f"budget={budget!r}: {said}")
     open_shapes, types = _open_shapes(shapes)
-    given["type_dict"] = {**types, **(type_dict or {})}
-
-    def request(batch: int) -> Request:
-        sizes = {n: tuple(batch if k is None else k for k in s) for n, s in open_shapes.items()}
-        return read_request({**given, "shapes": sizes})
-
-    way = lru_cache(maxsize=None)(lambda batch: Marks(request(batch), options))
+    call = {**given, "shapes": open_shapes, "type_dict": {**types, **(type_dict or {})}}
+    way = lru_cache(maxsize=None)(lambda batch: Marks(_request(call, batch), options))
     found = _largest_batch(way, int(options.budget.amount))
-    found._budget = options.budget
-    found._plan_at = lambda batch: plan_of(solve(request(batch), options))
+    found._call, found._options = call, options
     return found
+
+
+def _request(call: Mapping[str, Any], batch: int) -> Request:
+    """Read a call of `largest_batch` at one batch."""
+    shapes = call["shapes"].items()
+    sizes = {name: tuple(batch if k is None else k for k in shape) for name, shape in shapes}
+    return read_request({**call, "shapes": sizes})
 
 
 def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import shlex
 import sys
@@ -159,7 +160,7 @@ def test_few_batches(found: Any, tmp_path: Path) -> None:
     always, both = (memonger.largest_batch(found[0], OPEN, n) for n in (8000, 16_000))
     assert [each.unplanned_batch for each in (always, both)] == [0, 1]
     for largest, kinds in ((never, {"none"}), (always, {"marks"}), (both, {"none", "marks"})):
-        largest.report(tmp_path / "batch.html")
+        pickle.loads(pickle.dumps(largest)).report(tmp_path / "batch.html")
         batches = data_of(tmp_path / "batch.html")["batches"]
         sizes = [told["batch"] for told in batches]
         assert sizes == sorted(set(sizes)) and sizes[-1] == largest.batch
