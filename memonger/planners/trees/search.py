@@ -6,7 +6,7 @@ segments and all that marks can express but for single operators. The search:
 
 1. Initial solutions (``tree_dp``): dynamic programming over trees whose cuts lie where little is
    alive, on two levels; binomial trees, for little memory in deep networks, which have too many
-   candidate cuts; lazy trees of one level, which are best for recurrent networks and little work.
+   candidate cuts; lazy trees of one level, which are best for unrolled LSTMs and little work.
 2. Simulated annealing (``anneal``) of the best few, a thread each, then of the best of these for
    longer. For the schedules of every size (`ScheduleSearch.front`) at several limits of memory.
 
@@ -242,7 +242,7 @@ class ScheduleSearch:
             if self.interrupted:
                 return self._found[known:]
         self._found += self._evaluated(self._initial.binomial(range(2, int(most) + 1)), limit)
-        # Each tree that is annealed takes time from the others.
+        # Those that others beat are left out: each start of annealing takes time from the others.
         flat = self._evaluated(self._initial.flat(), limit)
         best = not_dominated([*self._found, *flat], _by_work)
         self._found += [point for point in flat if any(point is other for other in best)]
