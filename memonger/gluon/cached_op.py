@@ -12,6 +12,7 @@ import numpy as np
 
 from memonger.api.plan import Plan, plan_of
 from memonger.gluon import autograd, stub
+from memonger.gluon.outputs import with_copied_outputs
 from memonger.gluon.runner import Call, PlannedGraph, Runner, free_unused
 from memonger.solve.request import read_options, read_request
 from memonger.solve.solution import solve
@@ -146,13 +147,16 @@ class PlannedOp:
                     f"{name!r} is sparse, or its gradient is (sparse_grad), and a plan needs "
                     "dense arrays"
                 )
-        known = self._symbol.list_arguments()
+        shapes = {name: arrays[name].shape for name in self._names}
+        types = {name: np.dtype(arrays[name].dtype).name for name in self._names}
+        symbol = with_copied_outputs(self._symbol, shapes, types)
+        known = symbol.list_arguments()
         wanted = {n for n in known if n in parameters and parameters[n].grad_req != "null"}
         request = read_request(
             {
-                "net": self._symbol,
-                "shapes": {name: arrays[name].shape for name in self._names},
-                "type_dict": {name: np.dtype(arrays[name].dtype).name for name in self._names},
+                "net": symbol,
+                "shapes": shapes,
+                "type_dict": types,
                 "grad_req": {name: "write" if name in wanted else "null" for name in known},
                 **self._asked.options,
             }

@@ -89,10 +89,12 @@ class _Builder:
         self.graph, self.settings = graph, found
         n = self.n = len(graph.nodes)
         self.same = same = merged_nodes(graph) if found.merging else list(range(n))
-        self.heads = [(same[a], b) for a, b in graph.heads]
         self.signatures = arrays.Signatures()
         self.inexact = {"NNVM_EXEC_NUM_TEMP is set"} if found.coloring else set()
-        if self.heads != list(graph.heads):
+        # MXNet merges outputs of the network, but not in the gradient, which starts from those that
+        # the symbol has (``InitFullGraph``). An output that is merged runs here by itself.
+        apart = {a for a, _ in graph.heads if same[a] != a}
+        if apart:
             self.inexact.add("an output of the network is a common sub-expression")
         # Of each row; the forward nodes and their copies come first.
         names = [node.name for node in graph.nodes]
@@ -112,14 +114,29 @@ class _Builder:
         self.sums: dict[Entry, Read] = {}
         self.facts = [GradientFacts()] * n
         self.unobserved: dict[int, str] = {}
-        for k, head in enumerate(self.heads):
+        for k, head in enumerate(graph.heads):
             name, like = f"_head_grad_{k}", (graph.tensors[head[0]][head[1]],)
             given = [self._add("null", name, {}, [], like), (*head, KEPT)]
             like_head = self._add("_identity_with_attr_like_rhs", f"{name}_id", {}, given, like)
-            self.gradients[head] = [like_head]
-        for x in reversed(range(n)):
-            if self.reads[x] and same[x] == x:
+            self.gradients[head] = [like_head]  # the last, where two outputs are one
+        for x in reversed(self._merged_order() if apart else range(n)):
+            if self.reads[x] and (same[x] == x or x in apart):
                 self._add_gradient(x)
+
+    def _merged_order(self) -> list[int]:
+        """List the forward nodes from the inputs on, in depth first order, as merged."""
+        order: list[int] = []
+        seen: set[int] = set()
+        stack = [a for a, _ in reversed(self.graph.heads)]
+        while stack:
+            x = stack.pop()
+            if x < 0:
+                order.append(~x)
+            elif x not in seen:
+                seen.add(x)
+                before = [r[0] for r in (*self.reads[x], *self.waits[x])]
+                stack += [~x, *reversed(before)]
+        return order
 
     def copy(self) -> _Builder:
         """Copy what `finished` changes."""
@@ -133,7 +150,7 @@ class _Builder:
 
     def finished(self, wanted: tuple[int, ...]) -> TrainingGraph:
         """Return the training graph with the gradients of these arguments."""
-        graph, heads = self.graph, [(a, b, KEPT) for a, b in self.heads]
+        graph, heads = self.graph, [(a, b, KEPT) for a, b in self.graph.heads]
         seen: set[Read] = set()
         for a in wanted:
             read = self._sum((a, 0))
@@ -154,7 +171,7 @@ class _Builder:
                 arrays.columns(self.reads, 3),
                 arrays.columns(self.waits, 2),
                 arrays.columns([heads], 3)[1:],
-                len(self.heads),
+                len(graph.heads),
             ),
             names=tuple(self.names),
             ops=tuple([signature.op for signature in signatures]),

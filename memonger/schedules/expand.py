@@ -236,8 +236,8 @@ class _Maker:
         rows, small = self.nodes.rows(), partial(np.array, dtype=np.int32)
         operation_start, operation_row = columns(operations, 1)
         of, needed = small(self.needed()).reshape(-1, 2).T
-        heads = [(self.training.same[x], k) for x, k in self.graph.heads]
-        _, head_row, head_output = columns([[h for h in heads if not t.variable[h[0]]]], 2)
+        heads = [head for head in self.graph.heads if not t.variable[head[0]]]
+        _, head_row, head_output = columns([heads], 2)
         ignored = [j in signatures[m.signature].ignored for m in made for j in range(len(m.reads))]
         chained = (rows.time == 0) | (np.diff(rows.wait_start) > 0)
         loose = np.where(np.diff(rows.read_start) > 0, AWAITED, LOOSE)

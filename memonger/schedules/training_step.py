@@ -167,7 +167,7 @@ def step_of(made: Parts, rows: Rows, signatures: Sequence[Signature]) -> Trainin
     """Make the training step of these rows, which are of these signatures."""
     training = made.work.training
     found = [entry and (int(rows.latest[entry[0]]), entry[1]) for entry in made.gradients]
-    heads = [(int(rows.first[training.same[x]]), k) for x, k in training.graph.heads]
+    heads = [(int(rows.first[x]), k) for x, k in training.graph.heads]
     heads += filter(None, dict.fromkeys(found))
     place: dict[Entry | None, int] = {entry: k for k, entry in reversed(list(enumerate(heads)))}
     made_of = lay_out(arrays_of(signatures), rows, *np.array(heads, dtype=np.int32).T.copy())

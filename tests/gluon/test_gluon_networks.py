@@ -72,6 +72,39 @@ def several_inputs_and_outputs(prepare: Prepare) -> Arrays:
 
 
 @SCENARIOS.add
+def outputs_that_are_one(prepare: Prepare) -> Arrays:
+    """A result, an input and a parameter are outputs more than once; twins are merged."""
+
+    class Outputs(nn.HybridBlock):
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            with self.name_scope():
+                self.first, self.last = layers("first_", 32), layers("last_", 32)
+                self.scale = self.params.get("scale", shape=(1, 32))
+
+        def hybrid_forward(self, F: Any, x: Any, scale: Any) -> Any:
+            h = F.broadcast_mul(self.first(x), scale)
+            twins = [F.sin(h), F.sin(h), F.sin(h)]
+            out = self.last(h + twins[0])
+            return out, [h, out, x, F.identity(out), scale], twins, out, h, x, scale
+
+    net, found = prepare(initialized(Outputs(prefix="net_"))), {}
+    training = trainer(net)
+    for k in range(4):
+        x, y = batch(k)
+        x.attach_grad()
+        with autograd.record():
+            out, some, twins, *others = net(x)
+            each = [out, *some, *twins, *others][k % 3 :: 1 + k % 2]
+            loss = sum(((i + 1) * (one**2).mean() for i, one in enumerate(each)), LOSS(out, y))
+        loss.backward()
+        found.update({f"{k} {i}": one.asnumpy() for i, one in enumerate(each)})
+        found[f"x {k}"] = x.grad.asnumpy()
+        training.step(16)
+    return {**left_in(net), **found}
+
+
+@SCENARIOS.add
 def recurrent(prepare: Prepare) -> Arrays:
     """A fused LSTM, whose states are inputs and outputs, and cells that are unrolled."""
 

@@ -17,7 +17,8 @@ from memonger.planners.marks.copies import copyable, settle
 from memonger.support.cache import forget
 
 import networks
-from planned import every_cut, forward, marked, nodes, rules_of
+from more_networks import OUTPUTS
+from planned import as_module, assert_alike, every_cut, forward, marked, nodes, rules_of
 
 pytestmark = pytest.mark.python_differs
 
@@ -49,6 +50,16 @@ def test_what_stays_and_what_comes_off_again(first: Any, copies: bool) -> None:
         assert getattr(planned, "list_" + kind)() == getattr(symbol, "list_" + kind)()
     for each in (planned, mx.sym.load_json(planned.tojson()), symbol):
         assert memonger.unplan(each).tojson() == before
+
+
+@pytest.mark.parametrize("outputs", OUTPUTS)
+def test_outputs_that_are_one(outputs: str) -> None:
+    symbol, shapes = OUTPUTS[outputs]()
+    rules = rules_of(symbol, shapes)
+    planned = marks.apply(symbol, rules.apply(rules.allowed))
+    assert marked(planned)
+    for request in (as_module(symbol, shapes), "write", "add"):
+        assert_alike(symbol, planned, shapes, grad_req=request)
 
 
 def test_the_users_cudnn_off_stays() -> None:

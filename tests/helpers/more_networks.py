@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 from pathlib import Path
@@ -79,6 +80,18 @@ def head_gradients(filters: int = 32) -> Network:
         x = S.Activation(S.BatchNorm(x), act_type="relu")
         heads.append(S.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="max"))
     return S.Group([*heads, x]), {"data": (8, 3, 64, 64)}
+
+
+def several_outputs(outputs: str) -> Network:
+    """What ``outputs`` says: of one result ``h``, its input ``x``, a weight ``w``, and twins."""
+    with mx.name.NameManager():
+        data = x = S.Variable("data")
+        weight = S.Variable("weight", shape=(6, 6))
+        for _ in range(4):
+            x = S.Activation(S.FullyConnected(x, weight, num_hidden=6), act_type="tanh")
+        a, b = S.sin(x), S.sin(x)  # MXNet merges them, but for where gradients start
+        known = {"h": x, "x": data, "w": weight, "a": a, "b": b, "ab": a * b}
+        return S.Group([known[name] for name in outputs.split()]), {"data": (4, 6)}
 
 
 def unrolled(steps: int, hidden: int = 16, fused: bool = False) -> Any:
@@ -189,4 +202,10 @@ TINY: dict[str, Callable[[], Network]] = {
     "head gradients": lambda: head_gradients(filters=3),
     "unet, kept copies": lambda: kept_copies(networks.unet(batch=1, image=32, base=2, depth=2), 2),
     "many uses, kept copies": lambda: kept_copies(many_uses(hidden=6), 2),
+}
+
+#: Outputs that are one, are merged, are read within the network, or are variables.
+OUTPUTS: dict[str, Callable[[], Network]] = {
+    outputs: functools.partial(several_outputs, outputs)
+    for outputs in ("h h", "h h ab", "a b", "b ab a", "ab b h", "x h x", "w h w")
 }

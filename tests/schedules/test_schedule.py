@@ -17,7 +17,7 @@ from memonger.schedules.execution.write import write
 from memonger.support.mxnet import environment
 
 import networks
-from more_networks import TINY, many_uses, rnn_cells
+from more_networks import OUTPUTS, TINY, many_uses, rnn_cells
 from operator_cases import CASES, PLANNED_SHAPES, SMALL_SHAPES, planned_net, small_net
 from planned import assert_alike, assert_bound, forward, positive
 from drawn_schedules import LEVELS, everything, work_of
@@ -28,6 +28,7 @@ REFUSED["scatter_nd"] = "scatter_nd"
 
 NETS: dict[str, Any] = {
     **TINY,
+    **OUTPUTS,
     "cells": lambda: rnn_cells(False, steps=5, hidden=8),
     "fused cells": lambda: rnn_cells(True, steps=5, hidden=8),
 }

@@ -73,7 +73,7 @@ def _steps(made: Parts, node: np.ndarray, weights: np.ndarray | None) -> Steps:
     last, first_want = np.full(count, -1, dtype=np.int32), np.full(count, count, dtype=np.int32)
     np.maximum.at(last, read, reader)
     np.minimum.at(first_want, want, wanting)
-    heads = np.unique(position[[workload.training.same[a] for a, _ in graph.heads]])
+    heads = np.unique(position[[a for a, _ in graph.heads]])
     heads = heads[heads >= 0]
     work = forward_flops(graph)[node].astype(np.float64)
     if weights is not None:  # whole numbers: their sums do not depend on the order
