@@ -1,10 +1,9 @@
-"""``mx.autograd`` with planned blocks: their errors are raised, and ``grad`` knows of them.
+"""Backward passes through planned blocks: their errors are raised, and ``autograd.grad`` works.
 
-No exception can pass through MXNet from within a backward pass. So ``autograd.backward``,
-``autograd.grad`` and ``NDArray.backward`` are replaced, once, by functions that do what MXNet's do
-and then raise what was noted. ``grad`` differentiates what the calls of planned blocks have put on
-the tape besides. Who calls MXNet past these functions gets NaN where something fails, and the error
-at the next call of a planned block.
+No exception can pass through MXNet from within a backward pass. So the functions of its C API that
+begin one are replaced, once, by functions that do what MXNet's do and then raise what was noted.
+For the gradients of a few variables they also differentiate what the calls of planned blocks have
+put on the tape.
 """
 
 from __future__ import annotations
@@ -12,40 +11,29 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 from memonger.gluon import stub
+from memonger.gluon.stub import LIB
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
+
+_Handle = mx.base.NDArrayHandle
 
 
 class _Pass(threading.local):
     """The backward pass that runs on a thread."""
 
-    errors: list[BaseException] | None = None  # that are raised when it ends; None: nobody would
+    errors: list[BaseException] = []  # that are raised when it ends
     partial = False  # whether it makes the gradients of a few variables
 
 
 _pass = _Pass()
-_unraised: list[BaseException] = []  # errors that have had nobody to raise them
 
 
 def fail(error: BaseException) -> None:
     """Note an error in a backward pass."""
-    (_unraised if _pass.errors is None else _pass.errors).append(error)
-
-
-def raise_what_is_left() -> None:
-    """Raise the error of a backward pass that could not raise it."""
-    if _unraised:
-        error = _unraised[0]
-        _unraised.clear()
-        raise error
-
-
-def is_watched() -> bool:
-    """Tell whether the backward pass on this thread was begun by a function of this module."""
-    return _pass.errors is not None
+    _pass.errors.append(error)
 
 
 def is_partial() -> bool:
@@ -67,58 +55,62 @@ def _watched(partial: bool = False) -> Iterator[None]:
 
 
 def _calls_below(heads: Any) -> list[Any]:
-    """Find the calls of planned blocks that arrays were computed from."""
-    heads = [heads] if isinstance(heads, mx.nd.NDArray) else heads
-    calls = {mx.autograd.get_symbol(call.last).name: call for call in stub.release()}
-    if not calls or not all(map(stub.on_tape, heads)):  # of the latter MXNet complains
+    """Find the calls of planned blocks that arrays were computed from, by their handles."""
+    calls = {stub.symbol_of(call.last.handle).name: call for call in stub.release()}
+    symbols = [stub.symbol_of(_Handle(head)) for head in heads] if calls else []
+    if any(symbol is None for symbol in symbols):  # of which MXNet complains
         return []
-    read = {name for head in heads for name in mx.autograd.get_symbol(head).list_inputs()}
+    read = {name for symbol in symbols for name in symbol.list_inputs()}
     return [call for name, call in calls.items() if name in read]
 
 
-def _watch(usual: Any) -> Any:
-    @functools.wraps(usual)
-    def watched(*args: Any, **kwargs: Any) -> Any:
+def _watch(usual: Callable[..., int]) -> Callable[..., int]:
+    def watched(*args: Any) -> int:
         with _watched():
-            return usual(*args, **kwargs)
+            return usual(*args)
 
     return watched
 
 
-def _grad_of(usual: Any) -> Any:
-    @functools.wraps(usual)
-    def grad(
-        heads: Any,
+def _watch_any(usual: Callable[..., int]) -> Callable[..., int]:
+    """Watch ``MXAutogradBackwardEx``, which also makes the gradients of a few variables."""
+
+    def watched(
+        heads: int,
+        heads_at: Any,
+        head_grads: Any,
+        count: int,
         variables: Any,
-        head_grads: Any = None,
-        retain_graph: Any = None,
-        create_graph: bool = False,
-        train_mode: bool = True,
-    ) -> Any:
-        about = head_grads, retain_graph, create_graph, train_mode
-        calls = _calls_below(heads)
-        if not calls:
-            return usual(heads, variables, *about)
-        if create_graph:
+        retain_graph: Any,
+        create_graph: Any,
+        train_mode: Any,
+        found: Any,
+        stypes: Any,
+    ) -> int:
+        about = retain_graph, create_graph, train_mode, found, stypes
+        calls = _calls_below(heads_at) if count else []
+        hidden = dict.fromkeys(each.handle.value for call in calls for each in call.variables)
+        if calls and create_graph.value:
             raise MemongerError(
                 "autograd.grad with create_graph=True needs second derivatives, which a planned "
                 "block does not have; train it without a plan: memonger.gluon.unplan(net)"
             )
         for call in calls:
             call.check()
-        wanted = [variables] if isinstance(variables, mx.nd.NDArray) else list(variables)
-        hidden = [variable for call in calls for variable in call.variables]
-        unique = list({id(variable): variable for variable in hidden}.values())
-        with _watched(partial=True):
-            found = usual(heads, [*wanted, *unique], *about)
-        return found[: len(wanted)]  # a list for one variable too, as MXNet gives
+        if hidden:
+            variables = mx.base.c_array(_Handle, [_Handle(each) for each in (*variables, *hidden)])
+        with _watched(partial=bool(calls)):
+            status = usual(heads, heads_at, head_grads, count + len(hidden), variables, *about)
+            if status == 0:
+                for k in range(count, count + len(hidden)):  # which the caller does not know of
+                    LIB.MXNDArrayFree(_Handle(found._obj[k]))
+        return status
 
-    return grad
+    return watched
 
 
 @functools.lru_cache(None)
 def install() -> None:
     """Replace the functions of MXNet that begin a backward pass; once for a process."""
-    mx.autograd.backward = _watch(mx.autograd.backward)
-    mx.nd.NDArray.backward = _watch(mx.nd.NDArray.backward)
-    mx.autograd.grad = _grad_of(mx.autograd.grad)
+    LIB.MXAutogradBackward = _watch(LIB.MXAutogradBackward)
+    LIB.MXAutogradBackwardEx = _watch_any(LIB.MXAutogradBackwardEx)

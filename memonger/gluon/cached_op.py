@@ -11,7 +11,7 @@ from typing import Any, Mapping
 import numpy as np
 
 from memonger.api.plan import Plan, plan_of
-from memonger.gluon import autograd, stub
+from memonger.gluon import stub
 from memonger.gluon.outputs import with_copied_outputs
 from memonger.gluon.runner import Call, PlannedGraph, Runner, free_unused
 from memonger.solve.request import read_options, read_request
@@ -96,7 +96,6 @@ class PlannedOp:
         self._graph: PlannedGraph | None = None
         self._is_refused = self._saves_nothing = False
         self._pools: dict[Any, list[Pool]] = {}  # by device
-        self._whole: dict[Any, Any] = {}  # by device, see `stub_symbol`
         self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
@@ -107,7 +106,6 @@ class PlannedOp:
 
     def __call__(self, *arrays: Any) -> Any:
         """Compute the outputs of the inputs, in the order of the symbol's."""
-        autograd.raise_what_is_left()
         free_unused()
         recorded = mx.autograd.is_recording() and mx.autograd.is_training()
         if not recorded or self._is_refused or self._saves_nothing:
@@ -186,7 +184,7 @@ class PlannedOp:
         with mx.autograd.pause():
             pool = self._free_pool(ctx)
             runner = pool.runner((kinds, *requests.values()), self._graph, arrays, requests)
-        made = runner.forward(arrays, self._whole[ctx])
+        made = runner.forward(arrays)
         pool.call = weakref.ref(runner.call) if runner.call is not None else None
         return made
 
@@ -195,8 +193,8 @@ class PlannedOp:
         if ctx not in self._pools:
             here = {each for p in self._parameters.values() for each in p.list_ctx()}
             for gone in self._pools.keys() - here:  # since reset_ctx
-                del self._pools[gone], self._whole[gone]
-            self._pools[ctx], self._whole[ctx] = [], stub.variable(ctx)[0]
+                del self._pools[gone]
+            self._pools[ctx] = []
         for pool in self._pools[ctx]:
             if pool.is_free:
                 return pool

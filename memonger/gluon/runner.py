@@ -86,12 +86,12 @@ class PlannedGraph:
 class Call:
     """A recorded call of a planned block, for as long as the tape has it."""
 
-    def __init__(self, runner: Runner, whole: Any) -> None:
+    def __init__(self, runner: Runner) -> None:
         self.runner = runner
         self.last, self._gradient = stub.variable(runner.ctx)
         self._address = stub.address(self._gradient)
         #: What a backward pass must differentiate for this call's gradients to be made.
-        self.variables = [whole, *runner.results, self.last]
+        self.variables = [*runner.results, self.last]
         self.spent = False  # whether its backward pass has run, so that its memory is free
 
     def is_of(self, gradient: Any) -> bool:
@@ -133,15 +133,10 @@ class Runner:
         self.results = [output.detach() for output in self.executor.outputs]
         heads = [mx.nd.zeros(each.shape, self.ctx, dtype=each.dtype) for each in self.results]
         mx.autograd.mark_variables(self.results, heads, "write")
-        shared = sum(name in self._inputs for name in self._wanted_names[: self._first_parameter()])
-        counts = len(self._wanted_names), shared, len(self.results)
+        counts = len(self._wanted_names), len(self.results)
         self._stub = stub.Stub(self.ctx, *counts, self._told)
         self._call: weakref.ref[Call] | None = None
         self._begin()
-
-    def _first_parameter(self) -> int:
-        known = [name in self.graph.parameters for name in self._wanted_names]
-        return known.index(True) if True in known else len(known)
 
     def _own_gradients(self) -> dict[str, Any]:
         known = self.graph.parameters
@@ -152,7 +147,6 @@ class Runner:
         """Forget what a backward pass that did not come to its end has told."""
         self._gradients: dict[str, Any] = {}  # the arrays in which the tape wants them
         self._heads: dict[int, Any] = {}
-        self._whole = False
 
     @property
     def call(self) -> Call | None:
@@ -171,7 +165,7 @@ class Runner:
         touch(self.executor.aux_arrays)
         self.executor.forward(is_train=True)
 
-    def forward(self, arrays: Mapping[str, Any], whole: Any) -> list[Any]:
+    def forward(self, arrays: Mapping[str, Any]) -> list[Any]:
         """Run the forward pass and record it; returns the outputs, which are the caller's own."""
         # The tape makes the gradient of a copy, and then writes or adds it as it was asked to.
         taped = {n: mx.nd.identity(arrays[n]) for n in self._inputs if n in self._wanted_names}
@@ -179,12 +173,12 @@ class Runner:
             for name in self._inputs:
                 arrays[name].copyto(self._bound[name])
             self._run_forward()
-            call = Call(self, whole)
+            call = Call(self)
             self._call = weakref.ref(call)
         self._begin()
         others = [taped[n] if n in taped else arrays[n] for n in self._wanted_names]
         lease = stub.hold(self.ctx, call)
-        made: list[Any] = self._stub(others, whole, lease, self.results, call.last)
+        made: list[Any] = self._stub(others, lease, self.results, call.last)
         return made
 
     # What is told in the backward pass. Nothing can be raised here: gradients of a pass that fails
@@ -194,13 +188,8 @@ class Runner:
         try:
             if kind == "head":
                 self._heads[number] = array
-            elif kind == "whole":
-                self._whole = True
             elif kind == "other":
-                name = self._wanted_names[number]
-                self._gradients[name] = array
-                if not self._whole and not autograd.is_watched():
-                    self._suspect(name, array)
+                self._gradients[self._wanted_names[number]] = array
             else:
                 with mx.autograd.pause(train_mode=mx.autograd.is_training()):
                     self._finish(array)
@@ -210,15 +199,6 @@ class Runner:
             for gradient in self._gradients.values():
                 gradient[:] = np.nan
             self._begin()
-
-    def _suspect(self, name: str, array: Any) -> None:
-        """Take care of a gradient that may be wanted without the rest, unknown to `autograd`."""
-        array[:] = np.nan  # until all of this call's gradients are made
-        if name in self.graph.parameters:  # then ``whole`` would have been told before
-            raise MemongerError(
-                "gradients of some variables through a planned block are made by "
-                "mx.autograd.grad, called by this name, after memonger.gluon.plan"
-            )
 
     def _finish(self, last: Any) -> None:
         """Run the backward pass, and put the gradients where the tape wants them."""

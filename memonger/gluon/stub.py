@@ -46,13 +46,17 @@ _Semaphore = ctypes.c_long * 4  # C's ``sem_t``; zeros are a new one
 _held: list[_Held] = []
 
 
+def symbol_of(handle: Any) -> Any:
+    """Return the symbol of what an array was computed from, or None if it is not on the tape."""
+    symbol = mx.base.SymbolHandle()
+    if LIB.MXAutogradGetSymbol(handle, ctypes.byref(symbol)) != 0:
+        return None
+    return mx.sym.Symbol(symbol)
+
+
 def on_tape(array: Any) -> bool:
     """Tell whether a gradient may be asked for this array."""
-    symbol = ctypes.c_void_p()
-    if LIB.MXAutogradGetSymbol(array.handle, ctypes.byref(symbol)) != 0:
-        return False
-    check_call(LIB.MXSymbolFree(symbol))
-    return True
+    return symbol_of(array.handle) is not None
 
 
 def address(array: Any) -> int:
@@ -127,15 +131,15 @@ class Stub:
     """The stub of a planned executor, which is called as a function of arrays on the tape.
 
     ``told`` is called in the backward pass, in the order of the inputs: of ``'other'`` inputs where
-    they want a gradient, of ``'whole'``, of the gradient of each ``'head'``, and of ``'last'``.
+    they want a gradient, of the gradient of each ``'head'``, and of ``'last'``.
     """
 
-    def __init__(self, ctx: Any, others: int, shared: int, outputs: int, told: Any) -> None:
+    def __init__(self, ctx: Any, others: int, outputs: int, told: Any) -> None:
         self._fusion = {"MXNET_USE_FUSION": "0"} if ctx.device_type == "gpu" else {}
-        self._others, self._shared, self._outputs = others, shared, outputs
+        self._outputs = outputs
         flags = [("inline_limit", 0), ("forward_bulk_size", 0)]
         with environment(**self._fusion):
-            self._op = mx.nd.CachedOp(stub_symbol(others, shared, outputs), flags)
+            self._op = mx.nd.CachedOp(stub_symbol(others, outputs), flags)
         listener = weakref.WeakMethod(told)  # or the memory of a plan would wait for Python's gc
 
         def hook(name: bytes, _: Any, handle: Any, __: Any) -> None:
@@ -148,26 +152,24 @@ class Stub:
         self._hook = _HOOK(hook)
         check_call(LIB.MXCachedOpRegisterOpHook(self._op.handle, self._hook, ctypes.c_int(0)))
 
-    def __call__(self, others: list[Any], whole: Any, lease: Any, results: Any, last: Any) -> Any:
+    def __call__(self, others: list[Any], lease: Any, results: Any, last: Any) -> Any:
         """Record a call; return copies of the results."""
-        inputs = [*others[: self._shared], whole, *others[self._shared :], lease, *results, last]
+        inputs = [*others, lease, *results, last]
         # What is made at the first call is fused then, and has other names.
         with environment(**self._fusion) if self._fusion else contextlib.nullcontext():
             made = self._op(*inputs)
         return made[-1 - self._outputs : -1]
 
 
-def stub_symbol(others: int, shared: int, outputs: int) -> Any:
+def stub_symbol(others: int, outputs: int) -> Any:
     """Make the symbol of a stub; the names of its nodes tell what their gradients are for.
 
     The order of the inputs is that of the block's own CachedOp, and what is new comes last, for
     MXNet runs the backward pass in an order that depends on it (a search through the inputs in
-    depth, ``Imperative::Backward``): the running statistics of a block that is called twice do so
-    too. ``whole``, a variable of all calls, stands before the first parameter (``shared``), which
-    is one as well. It tells a backward pass from the gradients of a few variables.
+    depth, ``Imperative::Backward``): the running statistics of a BatchNorm that is called twice, by
+    whatever blocks, do so too.
     """
     kinds = [("other", k, "shape_array") for k in range(others)]
-    kinds.insert(shared, ("whole", 0, "shape_array"))
     kinds.append(("lease", 0, "shape_array"))
     kinds += [("head", k, "_copy") for k in range(outputs)]
     kinds.append(("last", 0, "shape_array"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import memonger  # noqa: F401  before mxnet
@@ -95,6 +97,58 @@ def planned_and_plain_blocks_mixed(prepare: Prepare) -> Arrays:
         loss.backward()
         training.step(16)
     return left_in(first, middle, last)
+
+
+def together(*calls: Any) -> None:
+    """Train blocks, some of them within functions, by the sum of what they return."""
+    for k in range(3):
+        x, _ = batch(k)
+        with autograd.record():
+            loss = sum((call(x * (1 + place)) ** 2).mean() for place, call in enumerate(calls))
+        loss.backward()
+        trainer(*(call for call in calls if isinstance(call, gluon.Block))).step(1)
+
+
+@SCENARIOS.add
+def one_net_in_two_blocks(prepare: Prepare) -> Arrays:
+    """The running statistics move in the order of the tape, which is to be plain Gluon's."""
+    body, one, other = mlp("body_", 20), nn.HybridSequential(), nn.HybridSequential()
+    one.add(initialized(nn.Dense(20, prefix="below_")), body)
+    other.add(body, initialized(nn.Dense(5, prefix="above_")))
+    together(prepare(other), prepare(one), other)
+    return left_in(one, other)
+
+
+@SCENARIOS.add
+def two_blocks_with_the_same_parameters(prepare: Prepare) -> Arrays:
+    one = mlp("net_", drop=0)
+    other = nn.HybridSequential(prefix="other_")
+    other.add(*one)
+    together(prepare(one), prepare(other), one)
+    return left_in(one)
+
+
+@SCENARIOS.add
+def a_part_that_another_block_trains_without_a_plan(prepare: Prepare) -> Arrays:
+    body, net, plain = mlp("body_", 20), nn.HybridSequential(), nn.HybridSequential()
+    net.add(body, initialized(nn.Dense(20, prefix="above_")))
+    plain.add(body, initialized(nn.Dense(5, prefix="plain_")))
+    plain.hybridize()
+    together(prepare(net), plain, net)
+    return left_in(net, plain)
+
+
+@SCENARIOS.add
+def inference_recorded_beside_training(prepare: Prepare) -> Arrays:
+    net = prepare(mlp())
+
+    def inferred(x: Any) -> Any:
+        with autograd.predict_mode():
+            return net(x)
+
+    together(inferred, net)
+    together(net, inferred, net)
+    return left_in(net)
 
 
 @SCENARIOS.add
