@@ -97,8 +97,8 @@ def test_float16(name: str, hows: list[str]) -> None:
     assert {how: different(plain, each) for how, each in found.items()} == dict.fromkeys(hows, [])
 
 
-def in_bfloat16() -> list[Arrays]:
-    """For a process of its own."""
+def in_bfloat16() -> list[Arrays] | str:
+    """For a process of its own; the error of plain MXNet where this CPU cannot do it."""
     amp.init("bfloat16")
     found = []
     for plans in (False, True):
@@ -109,14 +109,21 @@ def in_bfloat16() -> list[Arrays]:
             memonger.gluon.plan(net, patience=PATIENCE)
         training = trainer(net)
         amp.init_trainer(training)
-        for k in range(5):
-            x, y = batch(k)
-            scaled_step(net, training, [x], y)
-        found.append(left_in(net))
+        try:
+            for k in range(5):
+                x, y = batch(k)
+                scaled_step(net, training, [x], y)
+            found.append(left_in(net))
+        except mx.MXNetError as error:
+            if plans:
+                raise
+            return str(error).strip().splitlines()[-1]
     return found
 
 
 def test_bfloat16_trains_without_a_plan() -> None:
     found, told = elsewhere(in_bfloat16)
+    if isinstance(found, str):
+        pytest.skip(f"plain MXNet cannot train in bfloat16 on this CPU: {found}")
     assert different(*found) == []
     assert told.count("trains without a plan: the network computes in bfloat16") == 1
