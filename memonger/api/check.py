@@ -15,7 +15,7 @@ from memonger.graph.read import forward_graph
 from memonger.schedules.execution.executor import ScheduledExecutor
 from memonger.solve.request import Request, read_call
 from memonger.support.errors import MemongerError, said_by_mxnet
-from memonger.support.mxnet import mx
+from memonger.support.mxnet import environment, mx
 
 #: Operators that expect whole numbers (an index, a class) as their first or second input.
 INDEX_INPUTS = (
@@ -181,7 +181,8 @@ def _train(
     shapes = {name: start[name].shape for name in call.grad_req}
     result: _Computed = {}
     try:
-        executor = net.simple_bind(ctx, call.grad_req, types, **shapes)
+        with environment():
+            executor = net.simple_bind(ctx, call.grad_req, types, **shapes)
         args, aux = executor.arg_dict, executor.aux_dict
         for name, value in start.items():
             {**args, **aux}[name][:] = value

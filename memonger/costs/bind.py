@@ -9,7 +9,7 @@ from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.gradients import unallocated
 from memonger.graph.operators.recompute import truth
 from memonger.support.errors import MemongerError, said_by_mxnet
-from memonger.support.mxnet import Settings, mx
+from memonger.support.mxnet import Settings, environment, mx
 
 
 def bind(
@@ -32,7 +32,8 @@ def bind(
             gradients[name] = mx.nd.sparse.zeros("row_sparse", tensor.shape, ctx, tensor.dtype)
     try:
         given = arrays(graph.arguments), gradients, request, arrays(graph.auxiliary)
-        return symbol.bind(ctx, *given)
+        with environment():
+            return symbol.bind(ctx, *given)
     except mx.MXNetError as error:
         why = said_by_mxnet(error)
         leaky = [n.name for n in graph.nodes if n.op == "LeakyReLU" and "act_type" not in n.attrs]

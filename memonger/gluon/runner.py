@@ -19,7 +19,7 @@ from memonger.gluon import autograd, stub
 from memonger.graph.operators.recompute import draws
 from memonger.schedules.execution.executor import touch
 from memonger.support.errors import MemongerError
-from memonger.support.mxnet import mx
+from memonger.support.mxnet import environment, mx
 from memonger.support.symbols import attributes, read
 
 STALE = (
@@ -126,7 +126,8 @@ class Runner:
         symbol = graph.symbol
         args = {name: self._bound[name] for name in symbol.list_arguments()}
         aux = {name: self._bound[name] for name in symbol.list_auxiliary_states()}
-        self.executor = symbol.bind(self.ctx, args, gradients, asked, aux, shared_exec=lent)
+        with environment():
+            self.executor = symbol.bind(self.ctx, args, gradients, asked, aux, shared_exec=lent)
         # It holds the executor, so that Python's gc does not free it together with this object.
         weakref.finalize(self, _leave, threading.current_thread(), self.executor)
         # Handles of our own, as variables; the tape puts the gradients of the outputs there.

@@ -15,7 +15,7 @@ import numpy as np
 from memonger.graph import inputs, marks
 from memonger.graph.forward import no_collection
 from memonger.support.errors import MemongerError
-from memonger.support.mxnet import mx
+from memonger.support.mxnet import environment, mx
 from memonger.support.symbols import read
 
 WAYS, EITHER = ("marks", "schedule"), "auto"
@@ -229,8 +229,9 @@ def structure(symbol: Any) -> dict[str, Any]:
 
 
 def mxnet_variables() -> dict[str, str]:
-    """Read the environment variables that MXNet reads."""
-    return {k: v for k, v in os.environ.items() if k.startswith(("MXNET_", "NNVM_"))}
+    """Read the environment variables that MXNet reads; an empty one is none to it."""
+    with environment():
+        return {k: v for k, v in os.environ.items() if v and k.startswith(("MXNET_", "NNVM_"))}
 
 
 def fingerprint(request: Request, options: Options) -> str:

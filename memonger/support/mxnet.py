@@ -42,7 +42,8 @@ def _variable(name: str, usual: str, read: Callable[[str], Any]) -> Any:
     """Make a field that is read from an environment variable."""
 
     def value() -> Any:
-        text = os.environ.get(name, usual)
+        with environment():
+            text = os.environ.get(name) or usual  # MXNet takes an empty one for none
         try:
             return read(text)
         except ValueError:
@@ -85,17 +86,33 @@ class Settings:
         return [2**k for k in range(self.match_range.bit_length())]
 
 
+_ENVIRONMENT = threading.RLock()  # the environment is the process's
+# A child that is forked meanwhile would keep what is set, and a lock that nobody frees.
+os.register_at_fork(
+    before=_ENVIRONMENT.acquire,
+    after_in_parent=_ENVIRONMENT.release,
+    after_in_child=_ENVIRONMENT.release,
+)
+
+
 @contextlib.contextmanager
 def environment(**new: str) -> Iterator[None]:
-    """Set environment variables for as long as the block runs."""
-    old = {name: os.environ[name] for name in new if name in os.environ}
-    os.environ.update(new)
-    try:
-        yield
-    finally:
-        for name in new:
-            del os.environ[name]
-        os.environ.update(old)
+    """Set environment variables for as long as the block runs; threads have their blocks in turn.
+
+    What binds or reads settings here does it in a block, if only in one that sets nothing. What
+    reads the environment outside of one cannot be kept waiting: another thread of the user's that
+    binds a network without a plan, or starts a process, at that moment finds what is set here.
+    """
+    with _ENVIRONMENT:
+        # Empty, they are as unset to MXNet (``dmlc::GetEnv``). One that is unset and set again
+        # moves the array of all, which the C library frees while MXNet's threads may be reading it:
+        # softmax and LayerNorm read MXNET_SAFE_ACCUMULATION each time they run.
+        old = {name: os.environ.get(name, "") for name in new}
+        try:
+            os.environ.update(new)
+            yield
+        finally:
+            os.environ.update(old)
 
 
 def _chosen_build() -> str | None:
@@ -224,4 +241,11 @@ def without_line(text: bytes) -> Iterator[None]:
 
 # Every bind would print a line about MKLDNN on stderr; read once, at the first bind.
 os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
+for _name in (  # that `environment` sets: they are there before MXNet has threads
+    "MXNET_ELIMINATE_COMMON_EXPR",
+    "MXNET_SUBGRAPH_BACKEND",
+    "MXNET_USE_FUSION",
+    "NNVM_AUTO_SEARCH_MATCH_RANGE",
+):
+    os.environ.setdefault(_name, "")
 sys.meta_path.insert(0, _Preparation)

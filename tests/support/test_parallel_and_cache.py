@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import ctypes
 import fcntl
 import os
 import pty
@@ -13,12 +14,19 @@ import sys
 import termios
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import memonger
+import mxnet as mx
 import numpy as np
 import pytest
 from memonger.support import cache
+from memonger.support.mxnet import Settings, environment
 from memonger.support.parallel import Threads
+from modules import stepped
+from planned import HOWS, run_code
 
 
 def test_jobs_give_their_results_in_order_and_count_their_steps() -> None:
@@ -144,3 +152,97 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.folder() == Path("/b/memonger")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache.folder() == Path("/c/.cache/memonger")
+
+
+# -- environment variables that are set for a bind ------------------------------------------------
+
+
+def twins(hidden: int, layers: int = 8) -> Any:
+    """A network of pairs of equal operators, one of which MXNet takes for both in a usual bind."""
+    x = mx.sym.Variable("data")
+    for k in range(layers):
+        x = mx.sym.FullyConnected(x, num_hidden=hidden, name=f"fc{k}")
+        pair = mx.sym.tanh(x, name=f"t{k}"), mx.sym.tanh(x, name=f"u{k}")
+        x = mx.sym.elemwise_mul(*pair, name=f"product{k}")
+    return mx.sym.MakeLoss(mx.sym.sum(x, name="sum"), name="loss")
+
+
+def planned_and_bound(job: int) -> tuple[Any, ...]:
+    net, how, shapes = twins(16 + job), sorted(HOWS)[job % 2], {"data": (64, 8)}
+    plan = memonger.plan(net, shapes, **HOWS[how], patience=0.02)
+    counted = memonger.get_cost(net, shapes=shapes)
+    costs = [counted, memonger.pool_bytes(plan.symbol, shapes=shapes)]
+    executor = plan.symbol.simple_bind(mx.cpu(), **shapes)
+    for name, array in executor.arg_dict.items():
+        array[:] = np.random.RandomState(len(name)).uniform(-1, 1, array.shape)
+    results = {name: array.tobytes() for name, array in stepped(executor).items()}
+    return plan.symbol.tojson(), plan.pool_bytes, plan.unplanned_bytes, costs, results
+
+
+def test_threads_plan_and_bind_at_the_same_time() -> None:
+    expected = [planned_and_bound(job) for job in range(8)]
+    cache.forget()
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(planned_and_bound, range(8))) == expected
+
+
+def test_a_setting_of_one_thread_is_none_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MXNET_USE_FUSION", raising=False)
+    begun = threading.Event()
+    found: list[tuple[str, bool]] = []
+
+    def read(thread: str) -> None:
+        found.append((thread, Settings().fusion))
+
+    def setting() -> None:
+        with environment(MXNET_USE_FUSION="0"), environment(MXNET_USE_FUSION="1"):
+            begun.set()
+            time.sleep(0.2)
+        with environment(MXNET_USE_FUSION="0"):
+            read("setting")
+
+    thread = threading.Thread(target=setting)
+    with environment():
+        thread.start()
+        assert not begun.wait(0.1)  # a block that sets nothing is one too
+    assert begun.wait(10)
+    read("other")
+    thread.join()
+    assert sorted(found) == [("other", True), ("setting", False)] and Settings().fusion
+
+
+def test_variables_stay_where_threads_of_mxnet_find_them() -> None:
+    """One that is added or unset would move the others while they are read."""
+    clib = ctypes.CDLL(None)
+    clib.getenv.restype = ctypes.c_char_p
+    place, names = ctypes.c_void_p.in_dll(clib, "environ"), sorted(os.environ)
+    before = place.value
+    with environment(NNVM_AUTO_SEARCH_MATCH_RANGE="1", MXNET_USE_FUSION="0"):
+        assert clib.getenv(b"MXNET_USE_FUSION") == b"0"
+        assert place.value == before and sorted(os.environ) == names
+    assert place.value == before and sorted(os.environ) == names
+    assert clib.getenv(b"MXNET_USE_FUSION") == os.environb[b"MXNET_USE_FUSION"]
+
+
+FORK = """
+import os, threading, time
+from memonger.support.mxnet import environment
+begun = threading.Event()
+def setting():
+    with environment(MXNET_USE_FUSION="0"):
+        begun.set()
+        time.sleep(0.3)
+threading.Thread(target=setting).start()
+begun.wait()
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+with environment(MXNET_SUBGRAPH_BACKEND="NONE"):
+    print("child" if child == 0 else "parent", os.environ["MXNET_USE_FUSION"], flush=True)
+os._exit(0)
+"""
+
+
+def test_a_forked_process_has_none_of_it() -> None:
+    found = run_code(FORK, MXNET_USE_FUSION="1")
+    assert found.splitlines() == ["child 1", "parent 1"]

@@ -38,7 +38,7 @@ from memonger.graph.read import forward_graph
 from memonger.graph.training import TrainingGraph, training_graph
 from memonger.support.cache import on_disk
 from memonger.support.errors import MemongerError
-from memonger.support.mxnet import mx
+from memonger.support.mxnet import environment, mx
 from memonger.support.symbols import load_nodes
 
 SIDE = 1024  # of the square matrices that are multiplied
@@ -330,7 +330,8 @@ def _runs(symbol: Any, known: Mapping[str, Tensor], ctx: Any) -> tuple[Run, Run]
     indices = {n for n, tensor in inputs.items() if not tensor.dtype.startswith("float")}
     trained = [name for name in symbol.list_arguments() if name not in indices]
     about = dict.fromkeys(trained, "write"), {n: each.dtype for n, each in inputs.items()}
-    executor = symbol.simple_bind(ctx, *about, **{n: each.shape for n, each in inputs.items()})
+    with environment():
+        executor = symbol.simple_bind(ctx, *about, **{n: each.shape for n, each in inputs.items()})
     for name, array in (*executor.arg_dict.items(), *executor.aux_dict.items()):
         if name not in indices:
             array[:] = random.uniform(-0.9, 0.9, array.shape)

@@ -17,7 +17,7 @@ from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.execution.write import RUN_OPS, Arrays, Requests
 from memonger.schedules.training_step import OURS
 from memonger.support.errors import MemongerError
-from memonger.support.mxnet import mx
+from memonger.support.mxnet import environment, mx
 
 
 class ScheduledExecutor(mx.executor.Executor):
@@ -78,7 +78,8 @@ class ScheduledExecutor(mx.executor.Executor):
     @property
     def handle(self) -> Any:
         """From this MXNet takes arrays and memory for an unplanned network that shares them."""
-        return self._plain.handle
+        with environment():  # before the lock that Python has for `_plain`: a bind asks for it
+            return self._plain.handle
 
     def _gradient(self, name: str, array: Any, tensor: Tensor) -> Any:
         """Find or make the array of a gradient, and note how it is filled."""

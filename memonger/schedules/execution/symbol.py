@@ -22,7 +22,7 @@ from memonger.schedules.execution.executor import ScheduledExecutor, fitted
 from memonger.schedules.execution.write import Arrays, Recipe, Requests
 from memonger.schedules.schedule import Schedule
 from memonger.support.errors import MemongerError
-from memonger.support.mxnet import mx
+from memonger.support.mxnet import environment, mx
 
 log = logging.getLogger("memonger")
 
@@ -150,7 +150,8 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         if not self._by_schedule(requests, group2ctx):
             usual = ctx, grad_req, type_dict, stype_dict, group2ctx, shared_arg_names
             sharing = _sharer(requests, shared_exec)
-            return super().simple_bind(*usual, sharing, shared_buffer, **kwargs)
+            with environment():
+                return super().simple_bind(*usual, sharing, shared_buffer, **kwargs)
         executor.refuse_sparse(stype_dict or {})
         inputs = {*self.list_arguments(), *self.list_auxiliary_states()}
         shapes = {k: v for k, v in kwargs.items() if isinstance(v, (list, tuple))}  # as MXNet does
@@ -193,7 +194,9 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         requests = {n: r if n in grads else "null" for n, r in requests.items()}
         if not self._by_schedule(requests, group2ctx):
             sharing = _sharer(requests, shared_exec)
-            return super().bind(ctx, args, args_grad, grad_req, aux_states, group2ctx, sharing)
+            usual = ctx, args, args_grad, grad_req, aux_states, group2ctx
+            with environment():
+                return super().bind(*usual, sharing)
         given = by_name(args, names, "argument")
         aux = by_name(aux_states, self.list_auxiliary_states(), "auxiliary state")
         executor.refuse_sparse({n: a.stype for n, a in [*given.items(), *grads.items()]})
