@@ -25,42 +25,155 @@ int64_t plan_bytes(
     return bytes;
 }
 
-/* The sets, as they are found in the order of execution. */
+enum { NEVER = INT32_MAX };
+
+/* A list of sets. Lists share their ends. */
+typedef struct Link Link;
+struct Link {
+    Link *next;
+    int32_t set;
+    int32_t length; /* of the list that begins here */
+    int32_t place;  /* for which it was made */
+    int32_t walked; /* the last place for which it was walked from here on */
+    int32_t open;   /* how many were not closed when all of it was walked */
+};
+
+/* The sets, as they are found in the order of execution.
+ *
+ * A place depends, through what cannot be fused, on the sets of a list, and on those that they have
+ * come to depend on since it was made; a set never on itself. A set is closed once no place to come
+ * can join it. It then grows no more and nobody asks who depends on it: new lists leave it out. */
 typedef struct {
-    int64_t words;    /* 64 sets to a word */
-    uint64_t *behind; /* of each place the sets that it depends on through what cannot be fused */
-    int64_t *set;     /* of each place that which it is in, or -1 */
-    int64_t *begin;   /* of each set its first place */
+    int32_t *set;    /* of each place the set that it was put in, or -1, */
+    Link **list;     /* and its list, if it is in none */
+    int32_t *joined; /* the last place that reads it and may join its set, or -1 */
+    int32_t *united; /* of each set that which it has become part of, or itself, */
+    Link **depends;  /* the list of all its places, */
+    int32_t *grown;  /* the place for which that was made, */
+    int32_t *until;  /* the last place that may join it, */
+    int32_t *linked; /* the first place that has it in its list, or none */
+    int32_t *met;    /* and the last place that was seen to depend on it */
+    int32_t *open;   /* the sets, not closed, that a place is seen to depend on, */
+    Link **walk;     /* and the lists that are still to be walked for it */
+    int64_t opened, walks;
 } Sets;
 
-static bool is_behind(const Sets *s, int64_t place, int64_t set)
+static int32_t whole(const Sets *s, int32_t set)
 {
-    return s->behind[place * s->words + set / 64] >> (set % 64) & 1;
+    while (s->united[set] != set)
+        set = s->united[set] = s->united[s->united[set]];
+    return set;
 }
 
-static void put_behind(Sets *s, int64_t place, int64_t set)
+static int32_t set_of(const Sets *s, int32_t place)
 {
-    s->behind[place * s->words + set / 64] |= (uint64_t)1 << (set % 64);
+    return s->set[place] < 0 ? -1 : whole(s, s->set[place]);
 }
 
-/* Has a place depend on all that another depends on. */
-static void depend(Sets *s, int64_t place, int64_t other)
+static Link *list_of(const Sets *s, int32_t place)
 {
-    uint64_t *to = s->behind + place * s->words, *from = s->behind + other * s->words;
-    for (int64_t w = 0; w < s->words; w++)
-        to[w] |= from[w];
+    int32_t set = set_of(s, place);
+    return set < 0 ? s->list[place] : s->depends[set];
 }
 
-/* Makes two sets one, as seen from the place ``until``. */
-static void unite(Sets *s, int64_t mine, int64_t theirs, int64_t until)
+static int32_t length(const Link *list)
 {
-    for (int64_t i = s->begin[theirs]; i < until; i++) {
-        if (s->set[i] == theirs)
-            s->set[i] = mine;
-        if (is_behind(s, i, theirs))
-            put_behind(s, i, mine);
+    return list ? list->length : 0;
+}
+
+/* The end that two lists share. */
+static Link *shared(Link *one, Link *other)
+{
+    while (one != other) {
+        if (length(one) > length(other))
+            one = one->next;
+        else
+            other = other->next;
     }
-    s->begin[mine] = least(s->begin[mine], s->begin[theirs]);
+    return one;
+}
+
+static void meet(Sets *s, int32_t place, int32_t set)
+{
+    if (s->met[set] != place && s->until[set] >= place)
+        s->open[s->opened++] = set;
+    s->met[set] = place;
+}
+
+/* Meets the sets of a list as far as it was not walked yet; what these depend on since it was made
+ * is left to be walked. */
+static void walk_list(Sets *s, int32_t place, Link *list)
+{
+    for (Link *link = list; link && link->walked != place; link = link->next) {
+        int32_t set = whole(s, link->set);
+        link->walked = place;
+        if (s->met[set] != place && s->grown[set] > link->place)
+            s->walk[s->walks++] = s->depends[set];
+        meet(s, place, set);
+    }
+}
+
+/* Tells whether a set is seen in a list. */
+static bool is_in(const Sets *s, int32_t set, const Link *list)
+{
+    for (; list && list->place >= s->linked[set]; list = list->next)
+        if (whole(s, list->set) == set)
+            return true;
+    return false;
+}
+
+/* Makes the list of a place: of what the places that it reads depend on, and, unless it joins them,
+ * of their sets. Meets all of it that not each of them depends on, and takes out of the sources
+ * (to -1) those that another depends on as far as that is seen at once. */
+static Link *make_list(
+    Memory *memory, Sets *s, int32_t place, int32_t *source, int64_t sources, bool joins)
+{
+    Link *longest = NULL;
+    for (int64_t j = 0; j < sources; j++) {
+        Link *list = source[j] < 0 ? NULL : list_of(s, source[j]);
+        if (length(list) > length(longest))
+            longest = list;
+    }
+    s->opened = s->walks = 0;
+    Link *end = longest; /* that all have in common */
+    for (int64_t j = 0; j < sources; j++) {
+        int32_t set = source[j] < 0 ? -1 : set_of(s, source[j]);
+        Link *list = source[j] < 0 ? NULL : list_of(s, source[j]);
+        if (list == longest || (!list && (set < 0 || s->linked[set] == NEVER)))
+            continue;
+        if (set >= 0 && is_in(s, set, longest)) {
+            source[j] = -1;
+        } else {
+            end = shared(end, list);
+            s->walk[s->walks++] = list;
+        }
+    }
+    if (longest && longest->length > 2 * longest->open + 8)
+        end = NULL;
+    if (end)
+        end->walked = place;
+    walk_list(s, place, longest);
+    int64_t listed = s->opened; /* in the longest, as far as it was walked */
+    if (longest && !end)
+        longest->open = listed;
+    while (s->walks)
+        walk_list(s, place, s->walk[--s->walks]);
+    for (int64_t j = 0; j < sources && !joins; j++)
+        if (source[j] >= 0 && s->set[source[j]] >= 0)
+            meet(s, place, set_of(s, source[j]));
+    if (length(longest) - length(end) > 2 * listed + 8) { /* most of it is closed */
+        longest = end;
+        listed = 0;
+    }
+    int64_t open = end ? end->open : s->opened;
+    for (; listed < s->opened; listed++) {
+        int32_t set = s->open[listed];
+        Link *link = NEW(memory, Link, 1);
+        *link = (Link){longest, set, length(longest) + 1, place, -1, open};
+        s->linked[set] = least(s->linked[set], place);
+        longest = link;
+    }
+    return longest;
 }
 
 /* Numbers the sets of several rows, and returns how many they are. */
@@ -69,13 +182,13 @@ static int64_t number_sets(Memory *memory, const Sets *s, int64_t sets, Int32s o
     int64_t fused = 0, *number = ZEROS(memory, int64_t, sets);
     for (int64_t i = 0; i < order.count; i++)
         if (s->set[i] >= 0)
-            number[s->set[i]]++;
+            number[set_of(s, i)]++;
     for (int64_t k = 0; k < sets; k++)
         number[k] = number[k] > 1 ? fused++ : -1;
     memset(member.at, -1, sizeof(int64_t) * member.count);
     for (int64_t i = 0; i < order.count; i++)
         if (s->set[i] >= 0)
-            member.at[order.at[i]] = number[s->set[i]];
+            member.at[order.at[i]] = number[set_of(s, i)];
     return fused;
 }
 
@@ -90,7 +203,7 @@ int64_t fused_sets(
     const int32_t *read_start = t->read_start.at;
     Int32s read, maker = owners(memory, t->output_start);
     all_read(memory, t, recomputed, &read);
-    int64_t *place = NEW(memory, int64_t, t->variable.count);
+    int32_t *place = NEW(memory, int32_t, t->variable.count);
     int64_t starts = 0, sets = 0, last = -1; /* of the forward pass */
     for (int64_t i = 0; i < order.count; i++) {
         place[order.at[i]] = i;
@@ -98,35 +211,60 @@ int64_t fused_sets(
     }
     for (int64_t h = 0; h < t->outputs; h++)
         last = most(last, place[t->head_row.at[h]]);
-    int64_t words = starts / 64 + 1;
-    Sets s = {words, ZEROS(memory, uint64_t, order.count * words),
-              NEW(memory, int64_t, order.count), NEW(memory, int64_t, starts)};
+    Sets s = {
+        .set = NEW(memory, int32_t, order.count), .list = NEW(memory, Link *, order.count),
+        .joined = NEW(memory, int32_t, order.count), .united = NEW(memory, int32_t, starts),
+        .depends = NEW(memory, Link *, starts), .grown = NEW(memory, int32_t, starts),
+        .until = NEW(memory, int32_t, starts), .met = NEW(memory, int32_t, starts),
+        .linked = NEW(memory, int32_t, starts), .open = NEW(memory, int32_t, starts),
+        .walk = NEW(memory, Link *, starts + t->read_row.count),
+    };
+    /* The place of each read; -1 in the forward pass for what is behind it: no set is in both. */
+    int32_t *source = read.at;
     for (int64_t i = 0; i < order.count; i++) {
-        int64_t row = order.at[i], mine = -1;
-        for (int64_t j = read_start[row]; j < read_start[row + 1]; j++)
-            depend(&s, i, place[maker.at[read.at[j]]]);
+        int64_t row = order.at[i];
+        s.joined[i] = -1;
         for (int64_t j = read_start[row]; j < read_start[row + 1]; j++) {
-            int64_t source = place[maker.at[read.at[j]]], theirs = s.set[source];
-            if (theirs < 0 || theirs == mine)
+            source[j] = place[maker.at[read.at[j]]];
+            if ((i > last) != (source[j] > last))
+                source[j] = -1;
+            else if (f->joins.at[row])
+                s.joined[source[j]] = i;
+        }
+    }
+    for (int64_t i = 0; i < order.count; i++) {
+        int64_t row = order.at[i], first = read_start[row], after = read_start[row + 1];
+        bool joins = f->joins.at[row];
+        int32_t mine = -1;
+        Link *list = make_list(memory, &s, i, source + first, after - first, joins);
+        for (int64_t j = first; joins && j < after; j++) {
+            int32_t theirs = source[j] < 0 ? -1 : set_of(&s, source[j]);
+            if (theirs < 0 || theirs == mine || s.met[theirs] == i)
                 continue;
-            if (!f->joins.at[row])
-                put_behind(&s, i, theirs);
-            else if ((i > last) == (source > last) && !is_behind(&s, i, theirs)) {
-                if (mine >= 0)
-                    unite(&s, mine, theirs, i);
-                else
-                    mine = theirs;
+            if (mine >= 0) {
+                s.united[theirs] = mine;
+                s.grown[mine] = i;
+                s.until[mine] = most(s.until[mine], s.until[theirs]);
+                s.linked[mine] = least(s.linked[mine], s.linked[theirs]);
+            } else {
+                mine = theirs;
             }
         }
-        if (mine >= 0) {
-            for (int64_t k = s.begin[mine]; k < i; k++)
-                if (s.set[k] == mine || is_behind(&s, k, mine))
-                    depend(&s, k, i);
-        } else if (f->starts.at[row]) {
+        if (mine < 0 && f->starts.at[row]) {
             mine = sets++;
-            s.begin[mine] = i;
+            s.united[mine] = mine;
+            s.depends[mine] = NULL;
+            s.linked[mine] = NEVER;
+            s.grown[mine] = s.until[mine] = s.met[mine] = -1;
         }
         s.set[i] = mine;
+        s.list[i] = list;
+        if (mine < 0)
+            continue;
+        if (s.depends[mine] != list)
+            s.grown[mine] = i;
+        s.depends[mine] = list;
+        s.until[mine] = most(s.until[mine], s.joined[i]);
     }
     int64_t fused = number_sets(memory, &s, sets, order, *member);
     give_back(memory, then);
