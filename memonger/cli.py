@@ -186,12 +186,9 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
     """Give the keyword arguments of the package's function: the options that were given."""
     given = {name: value for name, value in vars(options).items() if name in KEYWORDS}
     if "ctx" in given:
-        from memonger.support.mxnet import mx
+        from memonger.graph.inputs import read_name
 
-        found = re.fullmatch(r"(cpu|gpu)(?:\(([0-9]{1,9})\))?", given["ctx"])
-        if found is None:
-            raise MemongerError(f"{given['ctx']!r} is not a device; give cpu, gpu or gpu(1)")
-        given["ctx"] = mx.Context(found[1], int(found[2] or 0))
+        given["ctx"] = read_name(given["ctx"])
     return {"shapes": None, **given}
 
 
@@ -267,7 +264,7 @@ WAYS = ("marks", "schedule", "auto")
 OPTIONS: dict[str, tuple[Any, str | None, str]] = {
     "shapes": (_Pairs, "data=32,3,224,224", "shape of an input, the batch first (N in batch)"),
     "type_dict": (_Pairs, "data=float16", "type of an input (default: float32)"),
-    "ctx": (str, "DEVICE", "cpu or gpu(0); by default any"),
+    "ctx": (str, "DEVICE", "cpu, gpu, gpu(1) or any (default: gpu if MXNet has CUDA, else any)"),
     "json": (bool, None, "print JSON, sizes in bytes"),
     "verbose": (bool, None, "tell what is done"),
     "devices": (int, "N", "that share the batch (default: 1)"),
@@ -286,7 +283,7 @@ OPTIONS: dict[str, tuple[Any, str | None, str]] = {
     "check": (bool, None, "train the network and its plan on the device and compare them"),
     "plan": (bool, None, "plan it, and tell of each tensor why it is kept"),
 }
-FLAGS = {"shapes": ["--shape"], "type_dict": ["--type"], "ctx": ["--device"]}
+FLAGS = {"shapes": ["--shape"], "type_dict": ["--type"]}
 FLAGS["output"] = ["-o", "--output"]
 OWN: dict[str, Any] = dict.fromkeys(("json", "verbose", "check", "plan"), False)
 OWN.update(dict.fromkeys(("output", "plot", "report")))

@@ -11,6 +11,7 @@ import numpy as np
 from memonger.api.docstrings import documented
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import check_count, check_symbol, read_grad_req
+from memonger.graph.operators.recompute import ANY, GPU
 from memonger.graph.read import forward_graph
 from memonger.schedules.execution.executor import ScheduledExecutor
 from memonger.solve.request import Request, read_call
@@ -126,7 +127,8 @@ def check(
     """
     steps = check_count("steps", steps, 1)
     _check_same(symbol, planned)
-    call = read_call({"net": symbol, "shapes": shapes, "type_dict": type_dict, "ctx": ctx})
+    device = "cpu" if ctx is None or ctx == ANY else mx.gpu(0) if ctx == GPU else ctx
+    call = read_call({"net": symbol, "shapes": shapes, "type_dict": type_dict, "ctx": device})
     inputs, graph = call.spec.shapes, forward_graph(symbol, call.spec)
     usual = {name: "null" if name in inputs else "write" for name in call.grad_req}
     asked = usual if grad_req is None else grad_req

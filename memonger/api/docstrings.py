@@ -41,11 +41,13 @@ type_dict : dict, optional
 grad_req : str, list or dict
     'write', 'add' or 'null' as ``simple_bind`` takes it. The plan is right for others too; its
     memory is told with these. ``Module`` asks for none of its data and labels ('null').
-ctx : mx.Context, optional
-    The device to plan for. By default the plan holds for CPU and GPU; a plan for ``mx.cpu()``
-    leaves cuDNN's BatchNorm on and does not hold for a GPU. With ``mx.gpu(0)`` what is kept costs
-    nothing more with pointwise fusion, and memory is told with ``MXNET_USE_FUSION`` as it is set;
-    on the CPU inference by such a plan may round differently.
+ctx : mx.Context or {'cpu', 'gpu', 'any'}, optional
+    Where the network is trained: by default 'gpu' if MXNet is built with CUDA, and otherwise 'any'.
+    For a GPU, memory is told with pointwise fusion (``MXNET_USE_FUSION``) as it is set, and what is
+    kept costs nothing more with it; on a CPU such a plan may round differently from the network
+    without it. A plan for 'any' device is right on both. One for 'cpu' leaves cuDNN's BatchNorm on,
+    and does not hold for a GPU. With 'gpu' nothing is bound on a GPU; operators are timed on one,
+    for a budget, if one is there. ``mx.gpu(0)`` must be there, and MXNet binds the plan on it.
 planner : {'smallest', 'chen2016'}
     'smallest' searches for the least memory, and takes nothing worse than the original's plan with
     the rules or than none; 'chen2016' is the original algorithm, on the marks of the network.

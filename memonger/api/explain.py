@@ -110,11 +110,6 @@ def explain(
 
     A network that is planned already is explained with its plan.
 
-    Parameters
-    ----------
-    ctx : mx.Context, optional
-        The device; the CPU by default.
-
     Returns
     -------
     Explanation

@@ -17,7 +17,7 @@ from memonger.api.docstrings import documented
 from memonger.api.explain import PlanExplanation, explain_choices
 from memonger.api.report import Reported
 from memonger.costs.time import measured as timing
-from memonger.graph import marks
+from memonger.graph import inputs, marks
 from memonger.graph.forward import Insertion
 from memonger.graph.inputs import InputSpec, check_symbol, read_shapes, without_old_types
 from memonger.schedules.execution.symbol import scheduled
@@ -33,7 +33,7 @@ log = logging.getLogger("memonger")
 
 #: The fields of ``Plan`` that are those of the same name of `Memory`.
 MEASURED = "pool_bytes counted_bytes gradient_bytes peak_bytes device_bytes exact recomputed_flops"
-KIND, FORMAT = "memonger plan", 1  # of what is written
+KIND, FORMAT = "memonger plan", 2  # of what is written
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -144,9 +144,12 @@ class Plan(Reported):
             before += "gradients of parameters"
             after = f"{in_words(self.pool_bytes + inside)}, these gradients in it; {alive} of "
             after += "results are alive at once"
-        gpu = self.request.ctx is None or self.request.ctx.device_type == "gpu"
+        gpu = self.request.device_type != "cpu"
         operators = len(self.kept) + len(self.recomputed)
         times = "once each" if self.schedule is None else "as often as the schedule says"
+        devices = self.request.devices
+        if self.request.device_type == "gpu":
+            devices += "; on a CPU it may round otherwise than the network without it"
         lines = {
             "before": before,
             "after": after,
@@ -167,6 +170,7 @@ class Plan(Reported):
             "plan": f"{self.planner}, memory "
             + ("replayed to the byte" if self.exact else "bound, in whole MB")
             + ("; the search was interrupted" if self.interrupted else ""),
+            "for": devices,
         }
         if not self.held_bytes and not self.unplanned_held_bytes:
             del lines["held"]
@@ -210,7 +214,7 @@ class Plan(Reported):
         if self.added_time is not None:
             return self.added_time
         memory = self._memory
-        times = timing.times_of(memory.training, self.request.device, measure)
+        times = timing.times_of(memory.training, self.request.timed_on, measure)
         return float(times.forward[memory.recomputed].sum() / times.step)
 
     def save(self, file: Any) -> None:
@@ -234,7 +238,7 @@ class Plan(Reported):
                 **vars(request),
                 "symbol": self.symbol.tojson(remove_amp_cast=False),
                 "spec": request.spec._asdict(),
-                "ctx": request.ctx and [request.ctx.device_type, request.ctx.device_id],
+                "ctx": str(request.ctx),
             },
             "figures": figures(self),
             "schedule": schedule and schedule.operations,
@@ -286,7 +290,7 @@ def load_plan(file: Any, net: Any = None, shapes: Any = None, **input_shapes: An
         schedule = Schedule(np.array(operations, dtype=np.int32))
         planned = scheduled(bare, schedule)
     shaped = {k: tuple(shape) for k, shape in asked["spec"]["shapes"].items()}
-    ctx = None if asked["ctx"] is None else mx.Context(*asked["ctx"])
+    ctx = inputs.read_name(asked["ctx"])
     spec = InputSpec(shaped, asked["spec"]["types"])
     request = Request(**{**asked, "symbol": bare, "spec": spec, "ctx": ctx})
     if net is not None:

@@ -176,7 +176,7 @@ def data_of(shown: Shown) -> dict[str, Any]:
     first = shown.plans[shown.chosen]
     request, strings = first.request, Strings()
     without = predict(request)
-    table = Operators(without, strings, request.device, bool(first.options.get("measure")))
+    table = Operators(without, strings, request.timed_on, bool(first.options.get("measure")))
     most, plans = TENSORS // (len(shown.plans) + 1), []
     for k, (plan, time) in enumerate(zip(shown.plans, shown.times)):
         memory = predict(replace(request, symbol=plan.symbol))
@@ -192,7 +192,7 @@ def data_of(shown: Shown) -> dict[str, Any]:
         "version": __version__,
         "network": shown.network,
         "inputs": _inputs(request),
-        "device": "any device" if request.ctx is None else str(request.ctx),
+        "device": request.devices,
         "chosen": shown.chosen,
         "budget": shown.budget,
         "plans": plans,
@@ -253,7 +253,7 @@ def _batch(batch: int, plan: Any, network: str) -> dict[str, Any]:
     """Tell the figures of a Plan of a batch, and the seconds of a step without it."""
     measure = bool(plan.options.get("measure"))
     training = predict(plan.request).training
-    step = float(timing.times_of(training, plan.request.device, measure).step)
+    step = float(timing.times_of(training, plan.request.timed_on, measure).step)
     figures = _figures(plan, plan.predict_time(measure), network)
     return {"batch": batch, "step_seconds": step, **figures}
 
@@ -277,8 +277,8 @@ def python_of(plan: Any) -> str:
     if request.until is not None:
         given["until"] = read(request.symbol)["nodes"][request.until]["name"]
     arguments += [f"{name}={value!r}" for name, value in given.items()]
-    if request.ctx is not None:
-        arguments.append(f"ctx=mx.{request.ctx}")
+    named = not isinstance(request.ctx, str)
+    arguments.append(f"ctx=mx.{request.ctx}" if named else f"ctx={request.ctx!r}")
     return f"plan = memonger.plan({', '.join(arguments)})"
 
 
@@ -293,7 +293,7 @@ def command_of(plan: Any, network: str) -> str:
         words += ["--shape", f"{name}={','.join(map(str, shape))}"]
     for name, kind in spec.types.items():
         words += ["--type", f"{name}={kind}"]
-    words += [] if request.ctx is None else ["--device", str(request.ctx)]
+    words += ["--ctx", str(request.ctx)]
     for name, value in plan.options.items():
         words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
     words += [] if plan.schedule is not None else ["-o", "planned-symbol.json"]

@@ -14,6 +14,7 @@ from memonger.api.plan import Plan, plan_of
 from memonger.gluon import stub
 from memonger.gluon.outputs import with_copied_outputs
 from memonger.gluon.runner import Call, PlannedGraph, Runner, free_unused
+from memonger.graph.operators.recompute import ANY, GPU
 from memonger.solve.request import read_options, read_request
 from memonger.solve.solution import solve
 from memonger.support.errors import BudgetError, MemongerError, said_by_mxnet
@@ -150,9 +151,11 @@ class PlannedOp:
         symbol = with_copied_outputs(self._symbol, shapes, types)
         known = symbol.list_arguments()
         wanted = {n for n in known if n in parameters and parameters[n].grad_req != "null"}
+        on_gpu = arrays[self._names[0]].context.device_type == GPU
         request = read_request(
             {
                 "net": symbol,
+                "ctx": GPU if on_gpu else ANY,
                 "shapes": shapes,
                 "type_dict": types,
                 "grad_req": {name: "write" if name in wanted else "null" for name in known},

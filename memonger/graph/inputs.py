@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import numbers
+import re
 from collections import Counter
 from typing import Any, Container, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
+from memonger.graph.operators.recompute import ANY, CPU, GPU
 from memonger.graph.operators.tensors import Shape, check_elements
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
@@ -68,22 +70,43 @@ def check_count(name: str, value: Any, least: int) -> int:
     return int(value)
 
 
-def check_device(ctx: Any) -> Any:
-    """Return the device to bind on: the CPU if none is told; one that is there."""
+def read_devices(ctx: Any) -> Any:
+    """Return for which devices a plan is: an mx.Context that is there, 'gpu' (any GPU), or 'any'.
+
+    Where none is told it is for a GPU if MXNet is built with CUDA, whether a GPU is here or not.
+    Otherwise it is for any device, for its file may be trained on a GPU.
+    """
     if ctx is None:
-        return mx.cpu()
-    if not isinstance(ctx, mx.Context):
-        raise MemongerError(f"ctx must be a device such as mx.cpu() or mx.gpu(0), not {ctx!r}")
-    if ctx.device_type == "gpu":
-        try:
-            count = mx.context.num_gpus()
-        except mx.MXNetError:  # a CUDA build without a usable driver
-            count = 0
-        if ctx.device_id >= count:
-            raise MemongerError(
-                f"{ctx} does not exist: MXNet sees {count} GPUs; leave ctx out to plan on the CPU"
-            )
+        return GPU if mx.runtime.Features().is_enabled("CUDA") else ANY
+    if isinstance(ctx, mx.Context):
+        return check_device(ctx)
+    if not isinstance(ctx, str) or ctx not in (CPU, GPU, ANY):
+        devices = "a device such as mx.cpu() or mx.gpu(0), or 'cpu', 'gpu' or 'any'"
+        raise MemongerError(f"ctx must be {devices}, not {ctx!r}")
+    return mx.cpu() if ctx == CPU else ctx
+
+
+def read_name(devices: str) -> Any:
+    """Read 'cpu(0)', 'gpu(1)', 'cpu', 'gpu' or 'any', as `read_devices` takes it."""
+    found = re.fullmatch(r"(cpu|gpu|cpu_pinned|cpu_shared)\(([0-9]{1,9})\)", devices)
+    return mx.Context(found[1], int(found[2])) if found else devices
+
+
+def check_device(ctx: Any) -> Any:
+    """Return a device (an mx.Context) if it is there."""
+    count = count_gpus() if ctx.device_type == GPU else 0
+    if ctx.device_type == GPU and ctx.device_id >= count:
+        said = f"{ctx} does not exist: MXNet sees {count} GPUs"
+        raise MemongerError(f"{said}; ctx='gpu' plans for a GPU that is elsewhere")
     return ctx
+
+
+def count_gpus() -> int:
+    """Count the GPUs that MXNet sees; no CUDA context is made."""
+    try:
+        return int(mx.context.num_gpus())
+    except mx.MXNetError:  # a CUDA build without a usable driver
+        return 0
 
 
 def read_shapes(

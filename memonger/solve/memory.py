@@ -16,7 +16,7 @@ from memonger.costs.time.flops import forward_flops
 from memonger.graph import marks
 from memonger.graph.arrays import FORWARD, RECOMPUTED
 from memonger.graph.forward import Entry, ForwardGraph
-from memonger.graph.operators.recompute import fuses, targets_of
+from memonger.graph.operators.recompute import GPU, fuses
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.read import forward_graph
 from memonger.graph.training import TrainingGraph, training_graph
@@ -209,18 +209,27 @@ def predict(request: Request) -> Memory:
     symbol, grad_req = request.symbol, request.grad_req
     graph = forward_graph(symbol, request.spec)
     if isinstance(symbol, ScheduledSymbol) and symbol.schedule is not None:
-        step = step_for(graph, symbol.schedule, grad_req, has_mkldnn(request.device))
+        mkldnn = request.device_type != GPU and has_mkldnn(request.device)
+        step = step_for(graph, symbol.schedule, grad_req, mkldnn)
         return of_step(step, grad_req, own=request.own_gradients)
     training = training_graph(graph, wanted(graph, grad_req))
-    fused = fuses(targets_of(request.device.device_type))
-    return of_marks(training, marks.recomputed(graph), fused=fused)
+    return of_marks(training, marks.recomputed(graph), fused=fuses(request.targets))
 
 
 def measure(request: Request) -> Memory:
     """Replay a network as `predict` does, and bind it."""
     found = predict(request)
+    return confirmed(found, request.symbol, request)
+
+
+def confirmed(found: Memory, symbol: Any, request: Request) -> Memory:
+    """Have MXNet bind a symbol of which this memory was predicted, and tell what it plans."""
     about = request.device, found.training.wanted, request.grad_req
-    return replace(found, bound=planned_mb(bind(request.symbol, found.graph, *about)))
+    total = planned_mb(bind(symbol, found.graph, *about))
+    if found.fused is not None and request.device.device_type != GPU:
+        # Nothing is fused on a CPU: the bind confirms the replay that fusion starts from.
+        total += found.fused.pool_bytes // MB - found.replay.pool_bytes // MB
+    return replace(found, bound=total)
 
 
 def wanted(graph: ForwardGraph, grad_req: Mapping[str, str]) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from memonger.graph import inputs, marks
 from memonger.graph.forward import no_collection
+from memonger.graph.operators.recompute import ANY, GPU, targets_of
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import environment, mx
 from memonger.support.symbols import read
@@ -32,21 +33,41 @@ class Request:
     symbol: Any  # to be planned: without marks, and without what an earlier plan added
     spec: inputs.InputSpec  # of one device's inputs
     grad_req: dict[str, str]  # 'write', 'add' or 'null' for each argument
-    ctx: Any  # None where a plan is for any device
+    ctx: Any  # for which devices a plan is, as `inputs.read_devices` returns it
     until: int | None = None  # the node from which on everything is kept
     own_gradients: bool = False  # they have arrays of their own beside a schedule's pool (Gluon)
 
     @property
     def device(self) -> Any:
-        """The device to bind on."""
-        return inputs.check_device(self.ctx)
+        """The device to bind on: the CPU, so that no CUDA context is made, if no GPU is named."""
+        return mx.cpu() if isinstance(self.ctx, str) else inputs.check_device(self.ctx)
+
+    @property
+    def timed_on(self) -> Any:
+        """The device to time operators on: a GPU for a plan for GPUs, if one is there."""
+        return mx.gpu(0) if self.ctx == GPU and inputs.count_gpus() else self.device
+
+    @property
+    def device_type(self) -> str:
+        """Where it is trained: 'cpu', 'gpu' or 'any'."""
+        kind: str = self.ctx if isinstance(self.ctx, str) else self.ctx.device_type
+        return kind
+
+    @property
+    def targets(self) -> frozenset[str]:
+        """Where it is trained, as rules take it."""
+        return targets_of(self.device_type)
+
+    @property
+    def devices(self) -> str:
+        """Where it is trained, in words."""
+        return {ANY: "any device", GPU: "any GPU"}.get(self.ctx, str(self.ctx))
 
 
 def read_call(given: Mapping[str, Any]) -> Request:
     """Check the network of a call as it stands; ``given`` are the arguments of the call by name."""
-    symbol, ctx = given["sym"] if "sym" in given else given["net"], given.get("ctx")
-    inputs.check_symbol(symbol)
-    inputs.check_device(ctx)
+    symbol = inputs.check_symbol(given["sym"] if "sym" in given else given["net"])
+    ctx = inputs.read_devices(given.get("ctx"))
     keywords, devices = given.get("input_shapes", {}), given.get("devices", 1)
     shapes, types = given.get("shapes"), given.get("type_dict")
     spec = inputs.read_shapes(symbol, shapes, keywords, types, devices)
@@ -160,10 +181,11 @@ def read_budget(budget: Any, of: str | None, optimizer: Any, ctx: Any) -> Budget
             raise MemongerError("budget_of= and optimizer= need a budget; give budget= too")
         return None
     if isinstance(budget, str) and budget.strip().lower() == "device":
-        device = inputs.check_device(ctx)
+        devices = inputs.read_devices(ctx)
+        device = inputs.check_device(mx.gpu(0)) if devices == GPU else devices
         if of == "pool":
             raise MemongerError("budget='device' bounds all of the GPU; leave budget_of out")
-        if device.device_type != "gpu":
+        if device == ANY or device.device_type != GPU:
             raise MemongerError("budget='device' needs a GPU; say which, with ctx=mx.gpu(0)")
         free = mx.context.gpu_memory_info(device.device_id)[0]
         return Budget(float(free), False, "device", state_per_element(optimizer))

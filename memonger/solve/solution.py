@@ -189,7 +189,7 @@ def _advised(way: Way, found: Solution) -> Solution:
         warnings.append(f"{text}: {_why_so_little(way)}")
     if saved < LITTLE * pool and way.noun == "plan" and way.rules.watches_layouts:
         text = "operators are kept so that MKLDNN lays out and rounds tensors as without a plan"
-        others = "how='schedule', ctx=mx.gpu() (a plan for GPUs alone) or MXNET_MKLDNN_ENABLED=0"
+        others = "how='schedule', ctx='gpu' (a plan for GPUs) or MXNET_MKLDNN_ENABLED=0"
         warnings.append(f"{text}; {others} may allow more")
     if useless:
         none = _confirm(way, replace(way.no_plan, added_time=None))

@@ -18,7 +18,7 @@ from memonger.costs.lower_bound import LowerBound, lower_bound
 from memonger.costs.time import measured as timing
 from memonger.graph import marks
 from memonger.graph.forward import KeptCopy
-from memonger.graph.operators.recompute import CPU, GPU, fuses, targets_of
+from memonger.graph.operators.recompute import ANY, CPU, GPU, fuses
 from memonger.graph.read import forward_graph
 from memonger.graph.training import training_graphs
 from memonger.planners.marks import chen2016
@@ -32,7 +32,7 @@ from memonger.schedules import schedule as schedules
 from memonger.schedules.execution.executor import tensors_of
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.expand import parts, unroll
-from memonger.solve.memory import Memory, of_marks, of_step, state_bytes, wanted
+from memonger.solve.memory import Memory, confirmed, of_marks, of_step, state_bytes, wanted
 from memonger.solve.request import EITHER, WAYS, Options, Request, fingerprint
 from memonger.support.cache import Latest
 from memonger.support.errors import MB, MemongerError
@@ -85,7 +85,7 @@ class _Network:
         others = {graph.arguments, parameters} - {asked}
         self.trainings = training_graphs(graph, [asked, *(sorted(others) if self.for_all else ())])
         self.training = self.trainings[0]  # with the gradients that were asked for
-        self.targets = targets_of(None if request.ctx is None else request.ctx.device_type)
+        self.targets = request.targets
         self.nothing = np.zeros(len(graph.nodes), dtype=np.bool_)
         until = len(graph.nodes) if request.until is None else request.until
         self.before = np.arange(len(graph.nodes)) < until
@@ -104,27 +104,24 @@ class _Network:
         """Return the pool of marks as MXNet counts it; it is bound where a replay is not exact."""
         if self.unplanned.exact:
             return self.rules.replay(mask).pool_bytes
-        return MB * self._bound_mb(marks.apply(self.request.symbol, mask))
-
-    def _bound_mb(self, symbol: Any) -> int:
         about = self.request.device, self.training.wanted, self.request.grad_req
-        return planned_mb(bind(symbol, self.graph, *about))
+        return MB * planned_mb(bind(marks.apply(self.request.symbol, mask), self.graph, *about))
 
     @cached_property
     def unplanned(self) -> Memory:
         """What the network takes without a plan; it is bound once for it."""
         found = of_marks(self.training, self.nothing, self.held, fuses(self.targets))
-        found = replace(found, bound=self._bound_mb(self.request.symbol))
+        found = confirmed(found, self.request.symbol, self.request)
         if not found.exact:
             log.info("each plan is bound to learn its memory, for %s", found.why_inexact)
         return found
 
     @cached_property
     def held(self) -> Held:
-        """What operators hold in training, on a GPU where no device was given."""
-        ctx = self.request.ctx
-        gpu = ctx is None or ctx.device_type == "gpu"
-        return held_by(self.graph, GPU if gpu else CPU, not gpu and has_mkldnn(ctx))
+        """What operators hold in training, on a GPU where that may be it."""
+        gpu = self.request.device_type in (GPU, ANY)
+        mkldnn = not gpu and has_mkldnn(self.request.device)
+        return held_by(self.graph, GPU if gpu else CPU, mkldnn)
 
     @cached_property
     def floor(self) -> LowerBound:
@@ -134,7 +131,7 @@ class _Network:
     @cached_property
     def times(self) -> timing.Times:
         """What the operators take, without a plan."""
-        return timing.times_of(self.training, self.request.device, self.options.measure)
+        return timing.times_of(self.training, self.request.timed_on, self.options.measure)
 
     @property
     def no_plan(self) -> Candidate:
@@ -213,11 +210,11 @@ class Marks(_Network):
         mask, copies = settle(self.rules, plan.recomputed, copies)[2:]
         plan = replace(plan, recomputed=mask, copies=copies)
         made = marks.apply(symbol, mask, self.rules.native(mask), copies)
-        return plan, made, replace(self.memory(plan), bound=self._bound_mb(made))
+        return plan, made, confirmed(self.memory(plan), made, self.request)
 
     def _times(self, rules: Rules) -> NodeTimes:
         training = rules.trainings[0]
-        found = timing.times_of(training, self.request.device, self.options.measure)
+        found = timing.times_of(training, self.request.timed_on, self.options.measure)
         moved = timing.moved_bytes(training)[: training.arrays.forward]
         return NodeTimes(found.forward, found.gradient, moved)
 
@@ -266,7 +263,8 @@ class Schedules(_Network):
         tensors_of(training.graph)  # refuses what is sparse
         self.load = schedules.workload(training, request.until)
         added = [a for a in training.wanted if request.grad_req[nodes[a].name] == "add"]
-        self.mkldnn = request.ctx is None or has_mkldnn(request.ctx)
+        kind = request.device_type
+        self.mkldnn = kind == ANY or kind != GPU and has_mkldnn(request.device)
         self.parts = parts(self.load, (), self.mkldnn)
         self.written = parts(self.load, added, self.mkldnn) if added else self.parts
 
@@ -305,8 +303,13 @@ class Schedules(_Network):
         schedules.check(self.load, plan.schedule)
         made, memory = scheduled(self.request.symbol, plan.schedule), self.memory(plan)
         step: Any = memory.replay.training
-        made.recipe.step(made, self.graph, self.request.grad_req, self.mkldnn, step)
-        return plan, made, replace(memory, bound=self._bound_mb(made))
+        remember = self.graph, self.request.grad_req
+        made.recipe.step(made, *remember, self.mkldnn, step)
+        bound, here = made, has_mkldnn(self.request.device)
+        if here != self.mkldnn:  # the same step is bound, though it is not for this device
+            bound = scheduled(self.request.symbol, plan.schedule)
+            bound.recipe.step(bound, *remember, here, step)
+        return plan, made, confirmed(memory, bound, self.request)
 
     def timed(self, found: Found) -> Found:
         """Estimate the pools of plans, without gradients, and the times that they add to a step."""

@@ -64,7 +64,7 @@ MISTAKES: list[tuple[Callable[[Any], Any], list[str]]] = [
     (lambda f: f([net(), net()], **SHAPES), ["2 symbols", "mx.sym.Group"]),
     (lambda f: f([], **SHAPES), ["nothing to plan"]),
     (lambda f: f(net(), ctx=mx.gpu(0), **SHAPES), ["gpu(0)", "does not exist"]),
-    (lambda f: f(net(), ctx="gpu", **SHAPES), ["ctx must be", "'gpu'"]),
+    (lambda f: f(net(), ctx="tpu", **SHAPES), ["ctx must be", "'tpu'"]),
 ]
 CALLS = [memonger.search_plan, memonger.plan, memonger.get_cost, memonger.pool_bytes]
 

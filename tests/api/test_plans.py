@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import pickle
 import re
+from pathlib import Path
 from typing import Any, Callable
 
 import memonger
@@ -21,6 +22,7 @@ from memonger.support.cache import forget
 
 import networks
 from interrupting import press_ctrl_c
+from mixed_networks import KINDS
 from planned import as_module, marked, nodes
 
 pytestmark = pytest.mark.python_differs
@@ -106,13 +108,37 @@ def test_it_prints_what_counts_is_frozen_and_pickles() -> None:
         plan.planner,
     ):
         assert words in text, text
-    assert plan.slowest and len(text.splitlines()) == 10
+    assert plan.slowest and len(text.splitlines()) == 11
     assert repr(plan).startswith(f"Plan(pool_bytes={plan.pool_bytes}, ")
     assert plan.recompute_overhead == plan.recomputed_flops and plan.time_overhead is None
     with pytest.raises(AttributeError):
         plan.pool_bytes = 0  # type: ignore[misc]
     again = pickle.loads(pickle.dumps(plan))
     assert again.symbol.tojson() == plan.symbol.tojson() and str(again) == text
+
+
+DEVICES = [
+    (None, "any", "any device"),  # where MXNet has no CUDA
+    ("any", "any", "any device"),
+    ("gpu", "gpu", "any GPU; on a CPU it may round"),
+    ("cpu", mx.cpu(), "cpu(0)"),
+    (mx.cpu(), mx.cpu(), "cpu(0)"),
+]
+
+
+@pytest.mark.parametrize("how", ["marks", "schedule"])
+@pytest.mark.parametrize("ctx, expected, words", DEVICES)
+def test_for_which_devices_it_is(
+    ctx: Any, expected: Any, words: str, how: str, tmp_path: Path
+) -> None:
+    symbol, shapes = KINDS["SE-ResNet"]()
+    plan = memonger.plan(symbol, shapes, ctx=ctx, how=how)
+    assert plan.exact and plan.request.ctx == expected
+    assert f"\nfor        {words}" in str(plan)
+    plan.save(tmp_path / "plan.json")
+    assert memonger.load_plan(tmp_path / "plan.json").request.ctx == expected
+    for each, nbytes in ((plan.symbol, plan.counted_bytes), (symbol, plan.candidates["no plan"])):
+        assert memonger.get_cost(each, shapes=shapes, ctx=ctx) == nbytes // MB
 
 
 def test_search_plan_gives_the_same_symbol() -> None:

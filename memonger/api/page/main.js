@@ -25,7 +25,7 @@ function drawHeadline() {
     tile("After", inWords(after), gradients || "MXNet's pool with the plan", { bytes: after, share: after / Math.max(1, whole) }),
     tile("Saved", percent(saved / Math.max(1, whole), 0), inWords(saved), { bytes: saved, good: saved > 0 }),
     tile("Time added", `+${percent(f.time_overhead, 1)}`, "to a training step, as predicted"));
-  const gpu = DATA.device === "any device" || DATA.device.startsWith("gpu");
+  const gpu = !DATA.device.startsWith("cpu");
   const facts = [
     ["alive at once", `${inWords(f.peak_bytes)} at the peak, in ${plan().timeline.running}`],
     ["floor", `${inWords(f.floor_bytes)} must be alive at once under any plan${f.floor ? `, in ${f.floor}` : ""}`],

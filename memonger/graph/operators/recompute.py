@@ -15,7 +15,8 @@ from memonger.support.mxnet import Settings
 CPU = "cpu"
 GPU = "gpu"
 GPU_FUSION = "gpu with pointwise fusion"
-#: Where a plan may be trained when nothing is told.
+ANY = "any"  # device
+#: Where a plan for any device may be trained.
 ANYWHERE: frozenset[str] = frozenset((CPU, GPU, GPU_FUSION))
 
 _PYTHON = "a mark would reach its Python code as an unexpected argument"
@@ -139,9 +140,9 @@ def tolerates_unread(
     return op in _EVERYWHERE or (GPU_FUSION not in targets and op in _WITHOUT_FUSION)
 
 
-def targets_of(device_type: str | None) -> frozenset[str]:
-    """Tell where a plan for this device type ('cpu', 'gpu' or None: any) may be trained."""
-    if device_type is None:
+def targets_of(device_type: str) -> frozenset[str]:
+    """Tell where a plan for this device type ('cpu', 'gpu' or 'any') may be trained."""
+    if device_type == ANY:
         return ANYWHERE
     if device_type != "gpu":
         return frozenset((CPU,))

@@ -1,0 +1,58 @@
+"""For which devices a plan is, where MXNet is built with CUDA: with a GPU, and without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import memonger
+import mxnet as mx
+import pytest
+
+from mixed_networks import KINDS
+
+from .child import DryRun
+from .dry_run import GpuDryRun
+from .steps import check_told, run_steps
+
+pytestmark = pytest.mark.gpu_dry_run
+
+SEARCH: dict[str, Any] = {"patience": 0.02}
+#: Networks that MKLDNN's layouts make plans for any device larger.
+GATED = KINDS["SE-ResNet"](width=32, side=64, blocks=(2, 2))
+
+
+def without_ctx(dry: DryRun, symbol: Any, shapes: Any, options: Any) -> None:
+    dry.note("planning")
+    dry.emit(memonger.plan(symbol, shapes, **options))
+    dry.note("planned")
+    dry.emit(memonger.get_cost(symbol, shapes=shapes))
+    dry.emit(memonger.plan(symbol, shapes, budget="80%", **options).request.timed_on)
+    try:
+        memonger.plan(symbol, shapes, budget="device", **options)
+        dry.emit("")
+    except memonger.MemongerError as error:
+        dry.emit(str(error))
+
+
+@pytest.mark.full_search
+@pytest.mark.parametrize("gpus", [0, 1])
+@pytest.mark.parametrize("fusion", ["0", "1"])
+def test_a_plan_is_for_gpus(
+    gpu_dry_run: GpuDryRun, gpus: int, fusion: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    symbol, shapes = GATED
+    env = {"CUDASTUB_DEVICES": str(gpus), "MXNET_USE_FUSION": fusion}
+    result = gpu_dry_run.run(without_ctx, symbol, shapes, SEARCH, env=env)
+    plan, cost, timed_on, said = result.emitted
+    assert plan.request.ctx == "gpu" and "any GPU; on a CPU it may round" in str(plan)
+    begin, end = result.trace.index("planning"), result.trace.index("planned")
+    assert not result.trace[begin + 1 : end]  # no CUDA context is made
+    monkeypatch.setenv("MXNET_USE_FUSION", fusion)
+    here = memonger.plan(symbol, shapes, ctx="gpu", **SEARCH)  # by a build without CUDA
+    assert plan.symbol.tojson() == here.symbol.tojson() and plan.pool_bytes == here.pool_bytes
+    assert plan.exact and plan.pool_bytes < memonger.plan(symbol, shapes, **SEARCH).pool_bytes
+    assert cost == plan.candidates["no plan"] // 2**20
+    assert timed_on == (mx.gpu(0) if gpus else mx.cpu())
+    assert bool(said) == (not gpus) and (gpus or "gpu(0) does not exist" in said)
+    if gpus:
+        check_told(run_steps(gpu_dry_run, {"gpu": plan.symbol}, shapes), {"gpu": plan}, fusion)
