@@ -112,6 +112,7 @@ class PlannedOp:
         if not recorded or self._is_refused or self._saves_nothing:
             return self._usual(*arrays)
         named = dict(zip(self._names, arrays))
+        self._check_devices(named)
         try:
             with self._lock:  # of the threads that call this block
                 return self._train(named)
@@ -121,6 +122,17 @@ class PlannedOp:
             made = self._usual(*arrays)  # raises as without a plan if the call is at fault
             self._refuse(error)
             return made
+
+    def _check_devices(self, arrays: Mapping[str, Any]) -> None:
+        devices = {name: array.context for name, array in arrays.items()}
+        home = next((devices[name] for name in self._names if name in self._parameters), None)
+        for name, device in devices.items():
+            if name not in self._parameters and device != (home or device):
+                raise MemongerError(
+                    f"{self._asked.name}: input {name!r} is on {device}, and the parameters are on "
+                    f"{home}; give it as .as_in_context(mx.{home}), or have parameters there too: "
+                    f"net.collect_params().reset_ctx(mx.{device})"
+                )
 
     def plan_now(self, arrays: Mapping[str, Any]) -> None:
         """Make the plan, or tell why there is none, for inputs and parameters like these arrays."""

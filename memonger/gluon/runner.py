@@ -134,8 +134,8 @@ class Runner:
         self.results = [output.detach() for output in self.executor.outputs]
         heads = [mx.nd.zeros(each.shape, self.ctx, dtype=each.dtype) for each in self.results]
         mx.autograd.mark_variables(self.results, heads, "write")
-        counts = len(self._wanted_names), len(self.results)
-        self._stub = stub.Stub(self.ctx, *counts, self._told)
+        adds = [name in self._inputs for name in self._wanted_names]
+        self._stub = stub.Stub(self.ctx, adds, len(self.results), self._told)
         self._call: weakref.ref[Call] | None = None
         self._begin()
 
@@ -168,8 +168,6 @@ class Runner:
 
     def forward(self, arrays: Mapping[str, Any]) -> list[Any]:
         """Run the forward pass and record it; returns the outputs, which are the caller's own."""
-        # The tape makes the gradient of a copy, and then writes or adds it as it was asked to.
-        taped = {n: mx.nd.identity(arrays[n]) for n in self._inputs if n in self._wanted_names}
         with mx.autograd.pause(train_mode=True):
             for name in self._inputs:
                 arrays[name].copyto(self._bound[name])
@@ -177,7 +175,7 @@ class Runner:
             call = Call(self)
             self._call = weakref.ref(call)
         self._begin()
-        others = [taped[n] if n in taped else arrays[n] for n in self._wanted_names]
+        others = [arrays[name] for name in self._wanted_names]
         lease = stub.hold(self.ctx, call)
         made: list[Any] = self._stub(others, lease, self.results, call.last)
         return made
@@ -228,9 +226,9 @@ class Runner:
         found, parameters = self.executor.grad_dict, self.graph.parameters
         copied: dict[Any, list[tuple[Any, Any]]] = {}  # by type
         for name, array in self._gradients.items():
-            if name in parameters and parameters[name].grad_req == "add" and not partial:
+            if name not in parameters or (parameters[name].grad_req == "add" and not partial):
                 # It holds zeros, or, where the tape adds, what was there: the stub's gradient has
-                # written or added zeros.
+                # written or added zeros (see `stub.stub_symbol`).
                 array += found[name]
             else:
                 copied.setdefault(array.dtype, []).append((found[name], array))

@@ -2,7 +2,7 @@
 
 A *stub* is a tiny CachedOp. Its inputs are those of the block's own CachedOp that want a gradient,
 and the results of the planned executor. It copies the results; of all else it makes a few bytes.
-Its gradient, as MXNet makes it, is ``_copy`` for the results and ``zeros_like`` for the rest.
+Its gradient, as MXNet makes it, is ``_copy`` for the results and zeros for the rest.
 
 CachedOp calls a monitor hook on the thread that has called ``backward``, right after it has pushed
 each of these nodes to the engine, with the very array in which the tape wants the gradient
@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import weakref
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 from memonger.support.mxnet import environment, mx
 from memonger.support.symbols import load_nodes
@@ -134,7 +134,7 @@ class Stub:
     they want a gradient, of the gradient of each ``'head'``, and of ``'last'``.
     """
 
-    def __init__(self, ctx: Any, others: int, outputs: int, told: Any) -> None:
+    def __init__(self, ctx: Any, others: Sequence[bool], outputs: int, told: Any) -> None:
         self._fusion = {"MXNET_USE_FUSION": "0"} if ctx.device_type == "gpu" else {}
         self._outputs = outputs
         flags = [("inline_limit", 0), ("forward_bulk_size", 0)]
@@ -145,7 +145,7 @@ class Stub:
         def hook(name: bytes, _: Any, handle: Any, __: Any) -> None:
             array = mx.nd.NDArray(ctypes.cast(handle, mx.base.NDArrayHandle))  # ours to free
             call: Told | None = listener()
-            if b"backward" in name and call is not None:  # not the forward pass
+            if b":" in name and b"backward" in name and call is not None:  # not the forward pass
                 kind, number, *_ = name.decode().split(":")
                 call(kind, int(number), array)
 
@@ -161,21 +161,29 @@ class Stub:
         return made[-1 - self._outputs : -1]
 
 
-def stub_symbol(others: int, outputs: int) -> Any:
+def stub_symbol(others: Sequence[bool], outputs: int) -> Any:
     """Make the symbol of a stub; the names of its nodes tell what their gradients are for.
+
+    ``others`` tells of which of these inputs the gradient is added to what the stub has made: the
+    tape may have written that or added it, it does not tell. It is -0.0, which changes no bit.
 
     The order of the inputs is that of the block's own CachedOp, and what is new comes last, for
     MXNet runs the backward pass in an order that depends on it (a search through the inputs in
     depth, ``Imperative::Backward``): the running statistics of a BatchNorm that is called twice, by
     whatever blocks, do so too.
     """
-    kinds = [("other", k, "shape_array") for k in range(others)]
+    kinds = [("other", k, "sum" if adds else "shape_array") for k, adds in enumerate(others)]
     kinds.append(("lease", 0, "shape_array"))
     kinds += [("head", k, "_copy") for k in range(outputs)]
     kinds.append(("last", 0, "shape_array"))
     nodes: list[dict[str, Any]] = []
+    heads: list[list[int]] = []
     for kind, number, op in kinds:
         nodes.append({"op": "null", "name": f"{kind}{number}", "inputs": []})
         source = [[len(nodes) - 1, 0, 0]]
         nodes.append({"op": op, "name": f"{kind}:{number}:", "inputs": source})
-    return load_nodes(nodes, [[k, 0, 0] for k in range(1, len(nodes), 2)])
+        heads.append([len(nodes) - 1, 0, 0])
+        if op == "sum":  # its gradient is that of the output, zero
+            nodes.append({"op": "negative", "name": "minus", "inputs": heads[-1:]})
+            heads[-1] = [len(nodes) - 1, 0, 0]
+    return load_nodes(nodes, heads)

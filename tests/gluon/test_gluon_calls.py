@@ -235,6 +235,17 @@ def test_a_call_at_fault_raises_as_without_a_plan_and_is_forgiven() -> None:
     assert plan_of(net).recomputed
 
 
+def test_an_input_on_another_device() -> None:
+    net, x = planned(mlp()), batch(0)[0]
+    for _ in range(2):
+        told = r"'data' is on cpu\(1\).* parameters are on cpu\(0\).*as_in_context\(mx\.cpu\(0\)\)"
+        with pytest.raises(MemongerError, match=told), autograd.record():
+            net(x.as_in_context(mx.cpu(1)))
+        with autograd.record():
+            net(x)
+    assert plan_of(net).recomputed
+
+
 # Bad input
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+
+from typing import Any, Callable
 
 import pytest
 
@@ -303,6 +305,51 @@ def scaled_loss_with_adam(prepare: Prepare) -> Arrays:
         loss.backward()
         training.step(16 * 128)
     return left_in(net)
+
+
+class ThreeInputs(nn.HybridBlock):
+    """Where an input is below zero, its gradient is -0.0 as often as 0.0."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.parts = [layers(name, drop=0) for name in ("one_", "two_", "three_")]
+            for part in self.parts:
+                self.register_child(part)
+
+    def hybrid_forward(self, F: Any, *inputs: Any) -> Any:
+        return F.add_n(*(part(F.relu(x)) for part, x in zip(self.parts, inputs)))
+
+
+#: Of a net and its input: one array as several inputs, read before, between and beside the calls.
+CALLS: dict[str, Callable[[Any, Any], Any]] = {
+    "one array": lambda net, x: net(x, x, x),
+    "and beside": lambda net, x: net(x, x, x) + mx.nd.sum(x * 3),
+    "and computed": lambda net, x: net(x, x * 2, mx.nd.sin(x)) + mx.nd.sum(x * 3),
+    "twice, computed": lambda net, x: net(*3 * [mx.nd.tanh(x)]) + net(x, mx.nd.tanh(x), x),
+}
+
+
+def of_inputs(call: Callable[[Any, Any], Any], request: str, prepare: Prepare) -> Arrays:
+    net, (x, y) = prepare(initialized(ThreeInputs(prefix="net_"))), batch(0)
+    x.attach_grad(request)
+    training, found = trainer(net), {}
+    for k in range(3):
+        with autograd.record():
+            loss = LOSS(call(net, x), y)
+        loss.backward()
+        training.step(16)
+        found[f"x {k}"] = x.grad.asnumpy()
+    with autograd.record():
+        loss = LOSS(call(net, x), y)
+    return {**found, "x alone": autograd.grad(loss, [x])[0].asnumpy(), **left_in(net)}
+
+
+SCENARIOS.update(
+    (f"{name}, {request}", functools.partial(of_inputs, call, request))
+    for name, call in CALLS.items()
+    for request in ("write", "add")
+)
 
 
 @pytest.mark.parametrize("how", HOWS)
