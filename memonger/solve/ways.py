@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Callable, Iterator, Mapping, Sequence, Union
+from typing import Any, Callable, Hashable, Iterator, Mapping, Sequence, Union
 
 import numpy as np
 
@@ -51,6 +51,12 @@ class Candidate:
     copies: tuple[KeptCopy, ...] = ()
     schedule: Any = None  # a `Schedule`
     added_time: float | None = None  # as a share of a step without a plan
+
+    @property
+    def key(self) -> Hashable:
+        """What it is, whatever it costs."""
+        schedule = None if self.schedule is None else self.schedule.operations.tobytes()
+        return self.recomputed.tobytes(), self.copies, schedule
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,14 +351,14 @@ def front(way: Way, known: Sequence[Candidate] = ()) -> Found:
     return remembered(way, "front", replace(way.options, work=None, budget=None), known)
 
 
-def remembered(way: Way, search: str, options: Options, *known: Any) -> Found:
-    """Search by this method of a way, unless that was done before with the same options."""
-    key = search, fingerprint(way.request, options)
+def remembered(way: Way, search: str, options: Options, known: Sequence[Candidate] = ()) -> Found:
+    """Search by this method of a way, unless that was done before, from the same known plans."""
+    key = search, fingerprint(way.request, options), tuple([plan.key for plan in known])
     found = _known.get(key)
     if found is not None:
         log.info("this network was planned before; what was found then is taken")
         return found
-    found = getattr(way, search)(*known)
+    found = getattr(way, search)(*([known] if known else []))
     if not found.interrupted:
         _known.put(key, found)
     return found

@@ -23,6 +23,7 @@ from memonger.support.cache import forget
 import networks
 from interrupting import press_ctrl_c
 from mixed_networks import KINDS
+from more_networks import unrolled
 from planned import as_module, marked, nodes
 
 pytestmark = pytest.mark.python_differs
@@ -313,6 +314,44 @@ def test_the_same_is_planned_once(known: Any) -> None:
     forget()
     assert memonger.plan(net(), SHAPES).symbol.tojson() == again.symbol.tojson()
     assert known() == 1
+
+
+def told(*plans: Any) -> list[Any]:
+    """What plans are, to compare, and what MXNet counts for the last and for a pickled copy."""
+    symbol = plans[-1].symbol
+    again = pickle.loads(pickle.dumps(symbol))
+    costs: list[Any] = [memonger.get_cost(net, shapes=CELLS) for net in (symbol, again)]
+    return costs + [(p.pool_bytes, p.added_time, p.recomputed, p.copies) for p in plans]
+
+
+CELLS = {"data": (495, 6), "softmax_label": (495, 6)}
+
+
+def largest(net: Any) -> list[Any]:
+    found = memonger.largest_batch(net, dict.fromkeys(CELLS, (None, 6)), 3_000_000)
+    assert found.batch == CELLS["data"][0]
+    return told(found.plan)
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "plan": lambda net: told(memonger.plan(net, CELLS)),
+    "schedule": lambda net: told(memonger.plan(net, CELLS, how="schedule")),
+    "largest_batch": largest,
+    "explain": lambda net: str(memonger.explain(net, CELLS)),
+    "within": lambda net: told(memonger.plan(net, CELLS, budget="60%")),
+    "frontier": lambda net: told(*memonger.frontier(net, CELLS, points=99)),
+}
+
+
+def test_the_order_of_calls_does_not_matter() -> None:
+    """A search that starts from known plans is not the same that starts from none."""
+    symbol = unrolled(6)
+    expected: dict[str, Any] = {}
+    for order in ([*CALLS], [*CALLS][::-1]):
+        forget()
+        for name in order:
+            found = CALLS[name](symbol)
+            assert found == expected.setdefault(name, found), (name, order)
 
 
 @pytest.mark.parametrize("how", ["marks", "schedule"])
