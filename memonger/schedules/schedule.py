@@ -29,7 +29,11 @@ FIRST_TIME = {"BatchNorm": frozenset((1, 2)), "Dropout": frozenset((1,))}
 UNWRITABLE = dict.fromkeys(
     ("Custom", "_NDArray", "_Native"), "its gradient is Python code, which no symbol can hold"
 )
-UNWRITABLE["scatter_nd"] = "MXNet does not find its forward operator (infer_graph_attr_pass.cc)"
+# Both are registered as gradients (``TIsBackward``, ``src/operator/tensor/indexing_op.cc``). Where
+# such an operator waits for another, MXNet takes that for the operator that it is the gradient of
+# (``GetAttrFromForwardNode`` in ``src/executor/infer_graph_attr_pass.cc``).
+_TAKEN = "MXNet takes it for a gradient where a schedule puts it in order"
+UNWRITABLE.update(gather_nd=_TAKEN, scatter_nd=_TAKEN)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import memonger
+import mxnet as mx
 import pytest
+from memonger.costs.bind import bind
+from memonger.costs.replay import replay
+from memonger.graph import marks
 from memonger.graph.operators.recompute import ANYWHERE, CPU, LISTED, UNTOUCHED
 from memonger.graph.operators.recompute import tolerates_unread, why_kept
+from memonger.graph.training import training_graph
 
+from drawn_schedules import work_of
+from observing import verdicts
 from operator_cases import AFTER, BEFORE, CASES, PLANNED_SHAPES, SMALL_SHAPES
 from operator_cases import inner, planned_net, small_net
-from planned import assert_alike, forward, marked, nodes, positive, rules_of, run_code, with_marks
+from planned import assert_alike, assert_bound, elsewhere, forward, marked, nodes, positive
+from planned import rules_of, run_code, with_marks
 
 ON_CPU: frozenset[str] = frozenset((CPU,))
 
@@ -93,3 +102,44 @@ def test_every_entry_of_the_table_is_tried() -> None:
     symbols = [small_net(case) for case in CASES.values()]
     tried = {n["op"] for s in symbols for n in nodes(s) if n["name"] in inner(s)}
     assert LISTED - tried == set() and len(tried) >= 100
+
+
+#: Operators whose gradient cannot be observed on a CPU, by what MXNet says. Those of GPUs and of
+#: sparse arrays it makes there alone; of the others, with these inputs, it makes none anywhere.
+UNOBSERVED = {
+    "only available for GPU": "_contrib_count_sketch _contrib_fft _contrib_ifft",
+    "Operator not implemented": "_sparse_retain _square_sum",
+    "Invalid Parameter format": "sort",
+    "not returning enough gradient": "_npi_gamma _npi_uniform _npi_uniform_n",
+    "Number of inputs to operator": """_npi_copysign_scalar _npi_ediff1d _npi_gumbel _npi_logistic
+        _npi_normal _npi_normal_n _npi_rcopysign_scalar""",
+}
+
+
+@pytest.mark.slow
+def test_what_cannot_be_observed_of_all_operators() -> None:
+    """All others that are tried are observed, or MXNet says that they have no gradient."""
+    found, _ = elsewhere(verdicts)
+    known = {op: words for words, ops in UNOBSERVED.items() for op in ops.split()}
+    unobserved = {op for op, said in found.items() if said.startswith("MXNet cannot")}
+    assert unobserved == known.keys()
+    assert all(words in found[op] for op, words in known.items())
+    verdict = collections.Counter(found.values())
+    assert verdict["observed"] > 400 and verdict["not tried"] < 150
+
+
+def test_what_is_computed_on_gpus_alone_is_refused_by_schedules() -> None:
+    """Its gradient cannot be observed without one."""
+    told = r"'fft0' \(_contrib_fft\) cannot be part of a schedule: .*only available for GPU.*marks"
+    with mx.name.NameManager(), pytest.raises(memonger.MemongerError, match=told):
+        x = mx.sym.contrib.fft(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4))
+        work_of(mx.sym.MakeLoss(x), {"data": (4, 4)})
+
+
+def test_the_memory_of_marks_is_predicted_where_schedules_refuse() -> None:
+    """MXNet makes the gradient without the shape that its symbol needs."""
+    symbol = small_net(CASES["gather_nd"])
+    graph, rules = forward(symbol, SMALL_SHAPES), rules_of(symbol, SMALL_SHAPES)
+    training, mask = training_graph(graph), rules.apply(rules.allowed)
+    assert training.inexact == () and mask.any()
+    assert_bound(replay(training, mask), bind(marks.apply(symbol, mask), graph, mx.cpu()))

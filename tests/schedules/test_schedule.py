@@ -23,8 +23,8 @@ from planned import assert_alike, assert_bound, forward, positive
 from drawn_schedules import LEVELS, everything, work_of
 
 #: Cases whose operators no schedule can hold, each refused by name.
-REFUSED = {"Custom": "Custom", "foreach": "_foreach", "gather_nd": "gather_nd"}
-REFUSED["scatter_nd"] = "scatter_nd"
+REFUSED = {"Custom": "Custom", "foreach": "_foreach"}
+REFUSED.update((name, name) for name in ("gather_nd", "scatter_nd"))
 
 NETS: dict[str, Any] = {
     **TINY,

@@ -31,6 +31,9 @@ JsonNode = Dict[str, Any]
 Debugged = Tuple[List[Tuple[str, int]], List[JsonNode]]  # outputs, operators
 FORWARD = "f"  # the name of the operator that is bound
 ZEROS = ("zeros_like", "_zeros")  # what AggregateGradient leaves out of a sum
+#: Gradients that MXNet makes without the shape that a symbol must tell, that of the first input
+#: (``src/operator/tensor/indexing_op.cc``); they do not read it.
+UNTOLD_SHAPE = frozenset(("_backward_gather_nd",))
 
 
 class BackwardNode(NamedTuple):
@@ -138,7 +141,8 @@ def _observe(op: str, attrs: Attrs, inputs: Tensors, zero: bool) -> _Observed:
     except mx.MXNetError as error:
         if "non-differentiable" in str(error):
             raise NotDifferentiable(op) from None
-        raise NotObservable(f"{op} cannot be bound alone") from None
+        said = said_by_mxnet(error)
+        raise NotObservable(f"MXNet cannot bind it alone on a CPU ({said})") from None
     known: dict[str, Reference] = {f"x{k}": ("in", k, 0) for k in range(count)}
     for k in range(len(shown)):
         names = f"_head_grad_{k}", f"_head_grad_{k}_id", f"stop{k}", f"stop{k}_backward"
@@ -240,8 +244,13 @@ def _with_tensors(op: str, found: _Observed, inputs: Tensors) -> tuple[BackwardN
     # The gradients of the outputs are like them.
     heads = [_node("ones_like", f"g{k}", head) for k, head in enumerate(found.outputs)]
     all_nodes = [*found.forward, *heads]
+    shape = {"shape": str(tuple(inputs[0].shape))} if inputs else {}
+    nodes = [
+        node._replace(attrs={**shape, **node.attrs}) if node.op in UNTOLD_SHAPE else node
+        for node in found.nodes
+    ]
     start = {"in": 0, "out": forward, "head": forward + 1, "node": len(all_nodes)}
-    for node in found.nodes:
+    for node in nodes:
         places = [[start[kind] + k, output, 0] for kind, k, output in node.inputs]
         deps = [forward if d is None else start["node"] + d for d in node.deps]
         more = {"attrs": dict(node.attrs), "control_deps": deps}
@@ -255,5 +264,5 @@ def _with_tensors(op: str, found: _Observed, inputs: Tensors) -> tuple[BackwardN
         tensors = tuple([Tensor(tuple(s), np.dtype(t).name) for s, t in zip(shapes, types)])
     except (mx.MXNetError, TypeError) as error:
         raise NotObservable(f"{op}: shapes of its gradient: {said_by_mxnet(error)}") from None
-    made = zip(found.nodes, first, first[1:])
+    made = zip(nodes, first, first[1:])
     return tuple([node._replace(tensors=tensors[i:k]) for node, i, k in made])
