@@ -18,6 +18,7 @@ from memonger.costs.lower_bound import LowerBound, lower_bound
 from memonger.costs.time import measured as timing
 from memonger.graph import marks
 from memonger.graph.forward import KeptCopy
+from memonger.graph.operators.layouts import PRODUCES_BLOCKED
 from memonger.graph.operators.recompute import ANY, CPU, GPU, fuses
 from memonger.graph.read import forward_graph
 from memonger.graph.training import training_graphs
@@ -277,7 +278,15 @@ class Schedules(_Network):
     def smallest(self, others: Sequence[Candidate] = ()) -> Found:
         """Search for the least memory, also from known schedules."""
         work, more = self.options.work, [(plan.origin, plan.schedule) for plan in others]
-        return self._searched(lambda search: [search.least_memory(work, more)])
+        copying = self.held.in_blocks and PRODUCES_BLOCKED & {n.op for n in self.graph.nodes}
+        if not copying or more:
+            return self._searched(lambda search: [search.least_memory(work, more)])
+        # Copies that operators hold for MKLDNN, which the search does not see, may outweigh it.
+        found = self._searched(lambda search: search.by_work(work))
+        memories = [(self.memory(plan), plan) for plan in found.plans]
+        saving = [pair for pair in memories if pair[0].saved(self.unplanned) > 0] or memories[:1]
+        _, least = min(saving, key=lambda pair: pair[0].device_bytes)  # of equals the first
+        return replace(found, plans=[least])
 
     def front(self, others: Sequence[Candidate] = ()) -> Found:
         return self.timed(self._searched(trees.ScheduleSearch.front, self.times.forward))

@@ -93,6 +93,20 @@ def test_a_plan_that_takes_more_of_the_cpu_is_not_taken(caplog: pytest.LogCaptur
     assert anywhere.recomputed and anywhere.held_bytes == 0
 
 
+@pytest.mark.parametrize("between", ["softsign", "gate"])
+def test_more_work_never_takes_more_of_the_cpu(between: str) -> None:
+    """With more work the least pool has copies that outweigh it; other plans were found as well."""
+    symbol, shapes = Convolutions(between, 8).build()
+    about: Any = {"ctx": mx.cpu(), "how": "schedule", "patience": PATIENCE}
+    works = 1.2, 1.5, 2.0, 3.0, None
+    plans = [memonger.plan(symbol, shapes, work=work, **about) for work in works]
+    taken = [plan.unplanned_device_bytes for plan in plans[:1]]
+    taken += [plan.device_bytes for plan in plans]
+    assert taken == sorted(taken, reverse=True) and taken[-1] < taken[0]
+    for work, plan in zip(works, plans):
+        assert work is None or 1 + plan.recomputed_flops < work + 1e-6
+
+
 def test_a_budget_of_the_device_bounds_what_operators_hold_too() -> None:
     network = Recurrent("lstm", residual=True, dropout=True, steps=20, units=128, inputs=128)
     plain = plan_of(network, "marks", budget=1.0)

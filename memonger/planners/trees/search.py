@@ -21,6 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
@@ -58,6 +59,8 @@ SLACK = 1 + 1e-9  # for rounding where work is compared
 INITIAL, ANNEALING = 0.3, 0.7  # parts of the search, as far as progress knows
 SEED = 138600  # of hundreds that were tried, one that is good for small and for large networks
 SIZES = 200  # of visited trees, in the archive
+RUNGS = 1.5, 2.0, 3.0  # times the forward work, within which `by_work` searches besides
+ALTERNATIVES = 16  # of each, at most
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,27 @@ class ScheduleSearch:
         for point in self._within(limit * self.one_pass)[:1]:
             known.append(self.evaluate(self.schedule(point.tree)))
         return min(known, key=lambda each: each[:2])
+
+    def by_work(self, work: float | None = None) -> list[Evaluated]:
+        """Search for `least_memory` within less work too (`RUNGS`); return some with less besides.
+
+        Whoever chooses among them by what the search does not see chooses among more with more
+        work.
+        """
+        limit, progress = self.unlimited if work is None else float(work), self._threads.progress
+        rungs = [rung for rung in RUNGS if rung < limit]
+        found: list[Evaluated] = []
+        for k, rung in enumerate([*rungs, limit]):
+            self._threads.progress = partial(_of_several, progress, k, len(rungs) + 1)
+            found.append(self.least_memory(rung))
+            points = not_dominated(self._within(rung * SLACK * self.one_pass), _by_work)
+            some = np.linspace(0, len(points), ALTERNATIVES, endpoint=False).astype(int)
+            for n in sorted({*some.tolist()}) if points else ():
+                found.append(self.evaluate(self.schedule(points[n].tree)))
+            if self.interrupted:
+                break
+        self._threads.progress = progress
+        return found
 
     def front(self, others: Sequence[tuple[str, Schedule]] = ()) -> list[Evaluated]:
         """Search for the schedules that no other beats in both memory and work, least work first.
@@ -339,6 +363,11 @@ class ScheduleSearch:
         return self.patience * min(
             self.effort.most_tries * self.count, self.effort.annealing / each
         )
+
+
+def _of_several(progress: Callable[[float], None], number: int, count: int, done: float) -> None:
+    """Tell the share that is done of several searches."""
+    progress((number + done) / count)
 
 
 def _archived(archive: Archive, group: int) -> list[Point]:
