@@ -1,9 +1,11 @@
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from setuptools import Distribution, find_packages, setup
@@ -19,6 +21,35 @@ ZIG = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-gnu"]  # 
 FLAGS = "-std=c11 -O3 -Wall -Wextra -fPIC -shared -fvisibility=hidden -ffp-contract=off".split()
 
 
+ENTRY = """
+KERNEL int64_t try_{name}(Memory *memory, {given}{result})
+{{
+    jmp_buf end;
+    memory->ended = &end;
+    int status = setjmp(end);
+    if (status == DONE)
+        {returned}{name}(memory, {names});
+    return status;
+}}
+"""
+
+
+def entries() -> str:
+    """Write the functions by which Python calls those that take memory; see kernels.h."""
+    headers = sorted(PACKAGE.rglob("*.h"))
+    text = "#include <setjmp.h>\n"
+    text += "".join(f'#include "{header.relative_to(PACKAGE)}"\n' for header in headers)
+    kernel = re.compile(r"^KERNEL (\w+) (\w+)\(\s*Memory \*memory,([^)]*)\);", re.M)
+    for kind, name, given in kernel.findall("".join(header.read_text() for header in headers)):
+        if name == "give_back":
+            continue
+        names = ", ".join(re.findall(r"(\w+)(?=,|$)", given))
+        result, returned = ("", "") if kind == "void" else (f", {kind} *returned", "*returned = ")
+        parts = {"name": name, "given": given.strip(), "names": names}
+        text += ENTRY.format(result=result, returned=returned, **parts)
+    return text
+
+
 class Build(build_py):
     """Builds the library of compiled code beside its sources, and then as usual."""
 
@@ -28,8 +59,11 @@ class Build(build_py):
         made = LIBRARY.with_name(f"libkernels-{os.getpid()}.tmp")  # who runs the old one keeps it
         flags = [*FLAGS, *shlex.split(os.environ.get("CFLAGS", "")), f'-DSOURCES="{sources}"']
         code = [str(path) for path in files if path.suffix == ".c"]
-        command = [*(COMPILER or ZIG), *flags, "-I", str(PACKAGE), *code, "-lm", "-o", str(made)]
-        subprocess.run(command, check=True)
+        with tempfile.TemporaryDirectory() as folder:
+            code.append(os.path.join(folder, "entries.c"))
+            Path(code[-1]).write_text(entries())
+            command = [*(COMPILER or ZIG), *flags, "-I", str(PACKAGE), *code, "-lm"]
+            subprocess.run([*command, "-o", str(made)], check=True)
         os.replace(made, LIBRARY)
         super().run()
 

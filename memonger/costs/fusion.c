@@ -2,7 +2,7 @@
 
 /* A copy of an array with zeros for more behind it. */
 #define LONGER(memory, array, more) memcpy( \
-    take_zeros(memory, (int64_t)sizeof *(array).at * ((array).count + (more))), (array).at, \
+    take_zeros(memory, sizeof *(array).at, (array).count + (more)), (array).at, \
     sizeof *(array).at * (array).count)
 
 int64_t plan_bytes(
@@ -395,6 +395,7 @@ static SignatureArrays signatures_of(Memory *memory, const Fusion *x)
     for (int64_t k = 0; k < x->fused; k++)
         more += (int64_t)(in_start[k + 1] - in_start[k]) * (out_start[k + 1] - out_start[k]);
     int64_t made = outputs + x->out.count, read = reads + x->in.count;
+    narrow(memory, most(made, most(read, options + more)));
     SignatureArrays s = {
         .variable = {LONGER(memory, t->variable, x->fused), all},
         .reads = bools(memory, all),

@@ -29,6 +29,7 @@ void walk(
     Int32s head_owner, Int32s *met, Int32s *by)
 {
     int64_t rows = start.count - 1, most_met = rows + before.count + heads.count;
+    narrow(memory, most_met);
     int32_t *found = NEW(memory, int32_t, most_met), *found_by = NEW(memory, int32_t, most_met);
     bool *seen = ZEROS(memory, bool, rows);
     int32_t *stack = NEW(memory, int32_t, rows), *at = NEW(memory, int32_t, rows);
@@ -69,7 +70,7 @@ static int32_t *set_outputs(
     for (int64_t r = 0; r < rows; r++) {
         int32_t k = which.at[r];
         g->variable.at[r] = known->variable.at[k];
-        outs += known->output_start.at[k + 1] - known->output_start.at[k];
+        outs = narrow(memory, outs + known->output_start.at[k + 1] - known->output_start.at[k]);
         g->output_start.at[r + 1] = outs;
     }
     g->elements = int64s(memory, outs);
@@ -149,7 +150,7 @@ static void set_inplace(
     int64_t rows = which.count, all = 0;
     const int32_t *start = known->option_start.at;
     for (int64_t r = 0; r < rows; r++)
-        all += start[which.at[r] + 1] - start[which.at[r]];
+        all = narrow(memory, all + start[which.at[r] + 1] - start[which.at[r]]);
     g->inplace_start = int32s(memory, rows + 1);
     g->inplace_input = int32s(memory, all);
     g->inplace_entry = int32s(memory, all);

@@ -5,11 +5,14 @@ double acceptable(double current, double hot, double cold, double done, double d
     return current - hot * pow(cold / hot, done) * log(1 - draw);
 }
 
-void record(const Archive *archive, int64_t pool, double seconds, Bytes state)
+void record(
+    Memory *memory, const Archive *archive, int64_t pool, double seconds, Bytes state)
 {
+    int64_t bins = archive->pools.count, row = archive->states.count / bins;
+    if (state.count > row)
+        fail(memory, MISFIT);
     if (pool > archive->most)
         return;
-    int64_t bins = archive->pools.count, row = archive->states.count / bins;
     int64_t k = pool > 0 ? (pool * bins - 1) / archive->most : 0;
     int64_t *known_pool = &archive->pools.at[k];
     double *known = &archive->seconds.at[k];

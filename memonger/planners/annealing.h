@@ -24,8 +24,10 @@ typedef struct {
  */
 double acceptable(double current, double hot, double cold, double done, double draw);
 
-/* Takes a plan into the archive if it is the fastest of its size. */
-KERNEL void record(const Archive *archive, int64_t pool, double seconds, Bytes state);
+/* Takes a plan into the archive if it is the fastest of its size; its state must not be longer than
+ * those of the archive. */
+KERNEL void record(
+    Memory *memory, const Archive *archive, int64_t pool, double seconds, Bytes state);
 
 /* The hash of a plan (Fowler, Noll and Vo): start with the kind of its evaluation, go on with each
  * integer; then the slot for it, where nothing is known if it was another's. */

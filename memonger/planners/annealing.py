@@ -31,7 +31,10 @@ def empty_archive(most: int, bins: int, shape: tuple[int, ...], dtype: Any) -> A
 
 
 def record(archive: Archive, pool: int, seconds: float, state: np.ndarray) -> None:
-    """Take a plan into the archive if it is the fastest of its size."""
+    """Take a plan into the archive if it is the fastest of its size.
+
+    A state that is longer than those of the archive is a ValueError.
+    """
     call("record", archive, pool, seconds, np.ascontiguousarray(state, archive.states.dtype))
 
 

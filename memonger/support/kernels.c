@@ -1,6 +1,6 @@
 #include "support/kernels.h"
 
-#include <stdio.h>
+#include <setjmp.h>
 #include <stdlib.h>
 
 struct Chunk {
@@ -16,18 +16,27 @@ static const int64_t LEAST = 1;
 static const int64_t LEAST = 1 << 20;
 #endif
 
-void *take(Memory *memory, int64_t bytes)
+void fail(Memory *memory, int status)
+{
+    Memory *of_call = memory->outer ? memory->outer : memory;
+    if (of_call->inner)
+        give_back(of_call->inner, (Memory){0});
+    longjmp(*(jmp_buf *)of_call->ended, status);
+}
+
+void *take(Memory *memory, int64_t each, int64_t count)
 {
     Chunk *last = memory->last;
+    int64_t bytes;
+    if (__builtin_mul_overflow(each, count, &bytes) || bytes < 0 || bytes > INT64_MAX / 4)
+        fail(memory, NO_MEMORY);
     int64_t size = (bytes + 15) & ~(int64_t)15;
     if (LEAST == 1 || !last || memory->used + size > last->size) {
         int64_t room = most(size, last ? 2 * last->size : 0);
         room = LEAST == 1 ? most(bytes, 1) : most(room, LEAST);
         last = malloc(sizeof(Chunk) + room);
-        if (!last) {
-            fprintf(stderr, "memonger: no memory for %lld bytes\n", (long long)room);
-            abort();
-        }
+        if (!last)
+            fail(memory, NO_MEMORY);
         last->before = memory->last;
         last->size = room;
         memory->last = last;
@@ -38,9 +47,9 @@ void *take(Memory *memory, int64_t bytes)
     return taken;
 }
 
-void *take_zeros(Memory *memory, int64_t bytes)
+void *take_zeros(Memory *memory, int64_t each, int64_t count)
 {
-    return memset(take(memory, bytes), 0, bytes);
+    return memset(take(memory, each, count), 0, each * count);
 }
 
 void give_back(Memory *memory, Memory then)

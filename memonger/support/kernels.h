@@ -3,7 +3,8 @@
  * Python calls the functions that a header marks KERNEL (support/kernels.py reads the headers). An
  * array of NumPy comes as a pointer and a count, a NamedTuple as a struct with the same fields in
  * the same order. A pointer that is not const is a result; a result's arrays are taken from the
- * Memory of the call, which comes first if there is one.
+ * Memory of the call, which comes first if there is one. Such a function is called through one
+ * that setup.py writes, ``try_`` and its name, which returns how the call ended.
  */
 #pragma once
 
@@ -26,20 +27,37 @@ typedef struct { char *at; int64_t count; } Bytes; /* of an array of any type */
 
 /* Memory that is taken piece by piece and given back at once. */
 typedef struct Chunk Chunk;
-typedef struct {
+typedef struct Memory Memory;
+struct Memory {
     Chunk *last;
-    int64_t used; /* bytes of the last chunk */
-} Memory;
+    int64_t used;         /* bytes of the last chunk */
+    Memory *inner, *outer; /* one that is used meanwhile, and what it is to that */
+    void *ended;          /* the jmp_buf of the call */
+};
 
-/* Takes bytes that are all 0, or what malloc would give. */
-void *take_zeros(Memory *memory, int64_t bytes);
-void *take(Memory *memory, int64_t bytes);
+/* How a call from Python ends; support/kernels.py says what it raises. */
+enum { DONE, NO_MEMORY, TOO_LARGE, MISFIT };
+
+/* Ends the call. What was taken is given back. */
+_Noreturn void fail(Memory *memory, int status);
+
+/* A number as int32; it ends the call if that cannot hold it. */
+static inline int32_t narrow(Memory *memory, int64_t number)
+{
+    if (number < INT32_MIN || number > INT32_MAX)
+        fail(memory, TOO_LARGE);
+    return (int32_t)number;
+}
+
+/* Takes elements whose bytes are all 0, or what malloc would give. */
+void *take_zeros(Memory *memory, int64_t size, int64_t count);
+void *take(Memory *memory, int64_t size, int64_t count);
 
 /* Gives back all that was taken since ``memory`` was as it was ``then``; {0}: everything. */
 KERNEL void give_back(Memory *memory, Memory then);
 
-#define NEW(memory, type, count) ((type *)take(memory, (int64_t)sizeof(type) * (count)))
-#define ZEROS(memory, type, count) ((type *)take_zeros(memory, (int64_t)sizeof(type) * (count)))
+#define NEW(memory, type, count) ((type *)take(memory, sizeof(type), count))
+#define ZEROS(memory, type, count) ((type *)take_zeros(memory, sizeof(type), count))
 
 /* Arrays whose elements are not set. */
 static inline Bools bools(Memory *memory, int64_t count)

@@ -35,6 +35,15 @@ _DTYPES: dict[str, np.dtype[Any] | None] = {
 }
 _DTYPES.update(Floats=np.dtype("float32"), Doubles=np.dtype("float64"), Bytes=None)
 
+_MOST = 2**31 - 1  # elements of an array: what counts them is int32
+_TOO_LARGE = f"the network is too large, of something it has more than {_MOST}"
+#: What is raised for how a call ends, as in kernels.h.
+_ENDS: dict[int, tuple[type[Exception], str]] = {
+    1: (MemoryError, "there is not enough memory"),
+    2: (MemongerError, _TOO_LARGE),
+    3: (ValueError, "a state is longer than those of the archive"),
+}
+
 Field = Tuple[str, str]  # its type and its name in C
 
 
@@ -43,14 +52,21 @@ class _Array(ctypes.Structure):
 
 
 class _Memory(ctypes.Structure):
-    _fields_ = [("last", ctypes.c_void_p), ("used", ctypes.c_int64)]
+    _fields_ = [
+        ("last", ctypes.c_void_p),
+        ("used", ctypes.c_int64),
+        ("inner", ctypes.c_void_p),
+        ("outer", ctypes.c_void_p),
+        ("ended", ctypes.c_void_p),
+    ]
 
 
 class _Kernel(NamedTuple):
     function: Any
     remembers: bool  # whether it takes a Memory first
     takes: list[Field]  # arrays, structs (``const T *``) and numbers
-    tells: list[Field]  # results besides what is returned: their type, and its `_format`
+    tells: list[Field]  # results: their type, and its `_format`; what a `try_` returns is the last
+    returns: bool
 
 
 def call(name: str, *given: Any) -> Any:
@@ -68,6 +84,10 @@ def call(name: str, *given: Any) -> Any:
     ------
     TypeError
         If an argument is not what the header says.
+    MemoryError
+        If there is no memory for what it makes.
+    MemongerError
+        If there is more of something than compiled code can count.
     """
     kernel = _kernel(name)
     if len(given) != len(kernel.takes):
@@ -79,14 +99,17 @@ def call(name: str, *given: Any) -> Any:
     results = [ctypes.create_string_buffer(struct.calcsize(f)) for _, f in kernel.tells]
     try:
         returned = kernel.function(*first, *arguments, *results)
+        if kernel.remembers and returned:
+            kind_of_error, message = _ENDS[returned]
+            raise kind_of_error(f"{name}: {message}")
         found = [
             _from_c(kind, iter(struct.unpack(layout, result)))
             for (kind, layout), result in zip(kernel.tells, results)
         ]
     finally:
         _library().give_back(ctypes.byref(memory), _Memory())
-    if kernel.function.restype is not None:
-        found.insert(0, returned)
+    if kernel.returns:
+        found.insert(0, found.pop() if kernel.remembers else returned)
     return tuple(found) if len(found) != 1 else found[0]
 
 
@@ -111,6 +134,8 @@ def _numbers(kind: str, value: Any, name: str) -> list[Any]:
     dtype = _DTYPES[kind]
     if not isinstance(value, np.ndarray) or (dtype or value.dtype) != value.dtype:
         raise TypeError(f"{name} must be an array of {dtype}, not {getattr(value, 'dtype', value)}")
+    if dtype and value.size > _MOST:
+        raise MemongerError(f"{name}: {_TOO_LARGE}")
     if not value.flags.c_contiguous:
         raise TypeError(f"{name} must stand in one piece")
     return [value.__array_interface__["data"][0], value.size if dtype else value.nbytes]
@@ -190,7 +215,10 @@ def _kernel(name: str) -> _Kernel:
         takes.append((kind, field))
         by_value = _Array if kind in _DTYPES else _SCALARS.get(kind, (None, None))[1]
         types.append(by_value or ctypes.c_char_p)
-    function = _library()[name]
+    kind, remembers = found[1], len(types) > len(takes)
+    if remembers and kind in _SCALARS:
+        tells.append((kind, _format(kind)))
+    function = _library()[f"try_{name}" if remembers else name]
     function.argtypes = [*types, *[ctypes.c_char_p] * len(tells)]
-    function.restype = _SCALARS[found[1]][1] if found[1] in _SCALARS else None
-    return _Kernel(function, len(types) > len(takes), takes, tells)
+    function.restype = ctypes.c_int64 if remembers else _SCALARS[kind][1]
+    return _Kernel(function, remembers, takes, tells, kind in _SCALARS)

@@ -14,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from memonger.graph.arrays import by_key
+from memonger.planners.annealing import empty_archive, record
+from memonger.support.errors import MemongerError
 from memonger.support.kernels import call
 
-from planned import ROOT, run_python
+from planned import ROOT, run_code, run_python
 
 pytestmark = pytest.mark.python_differs
 
@@ -47,6 +49,42 @@ def test_memory_is_given_back() -> None:
     for _ in range(200):
         by_key(key, 1)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB
+
+
+def test_no_memory_is_an_error() -> None:
+    """What was taken before is given back, and the next call works."""
+    told = run_code("""
+import resource
+import numpy as np
+from memonger.graph.arrays import by_key
+
+key, limits = np.array([1, 0, 1], dtype=np.int32), resource.getrlimit(resource.RLIMIT_AS)
+by_key(key, 2)
+size = 1024 * int(open("/proc/self/status").read().split("VmSize:")[1].split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (size + 3 * 2**26, limits[1]))
+for _ in range(20):  # the first 128 MB are there, the next are not
+    try:
+        by_key(key, 2**25)
+    except MemoryError as error:
+        print(error)
+print([found.tolist() for found in by_key(key, 2)])
+""")
+    assert told.splitlines() == 20 * ["by_key: there is not enough memory"] + [
+        "[[0, 1, 3], [1, 0, 2]]"
+    ]
+
+
+def test_sizes_that_cannot_be() -> None:
+    """A product beyond int64, an array beyond int32, and a state longer than the archive's."""
+    with pytest.raises(MemoryError, match="by_key"):
+        by_key(KEY, 2**62)
+    with pytest.raises(MemongerError, match=f"key: the network is too large.*{2**31 - 1}"):
+        by_key(np.lib.stride_tricks.as_strided(KEY, (2**31,)), 2)
+    archive = empty_archive(8, 2, (3,), np.int32)
+    record(archive, 1, 1.0, np.ones(3))
+    with pytest.raises(ValueError, match="longer than those of the archive"):
+        record(archive, 1, 0.5, np.ones(4))
+    assert archive.states.tolist() == [[1, 1, 1], [0, 0, 0]]
 
 
 def test_ctrl_c_while_compiled_code_runs() -> None:

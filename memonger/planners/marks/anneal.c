@@ -242,7 +242,7 @@ double anneal_masks(
             name(s, mask, new);
         }
         memcpy(state.at, new.at, bytes);
-        record(archive, *pool, *seconds, (Bytes){(char *)state.at, bytes});
+        record(memory, archive, *pool, *seconds, (Bytes){(char *)state.at, bytes});
         if (current < least_energy) {
             least_energy = current;
             memcpy(best, state.at, bytes);

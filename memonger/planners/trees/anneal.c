@@ -80,7 +80,8 @@ void anneal_trees(
             place = at;
         keep(&now, new);
         current = cost_of(limits, pool, work);
-        record(archive, pool, work, (Bytes){(char *)now.at, (int64_t)sizeof(int32_t) * now.count});
+        Bytes state = {(char *)now.at, (int64_t)sizeof(int32_t) * now.count};
+        record(memory, archive, pool, work, state);
         if (is_less(current, least)) {
             keep(best, now);
             least = current;

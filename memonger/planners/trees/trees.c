@@ -185,7 +185,8 @@ double unroll(
     Memory *memory, const Steps *s, Int32s given, double most_work, int64_t most_operations,
     Int32s *operations)
 {
-    Memory own = {0}; /* how many operations there will be is not known: nothing else is left */
+    Memory own = {.outer = memory}; /* how many operations there will be is not known: nothing else is left */
+    memory->inner = &own;
     const Node *tree = (const Node *)given.at;
     int64_t nodes = given.count / 2, n = s->last.count;
     int32_t *end = ends(&own, tree, nodes);
@@ -242,6 +243,7 @@ double unroll(
     *operations = (Int32s){NEW(memory, int32_t, m.count), m.count};
     memcpy(operations->at, m.operations, sizeof(int32_t) * m.count);
     give_back(&own, (Memory){0});
+    memory->inner = NULL;
     return m.work;
 }
 
