@@ -106,7 +106,8 @@ def environment(**new: str) -> Iterator[None]:
     with _ENVIRONMENT:
         # Empty, they are as unset to MXNet (``dmlc::GetEnv``). One that is unset and set again
         # moves the array of all, which the C library frees while MXNet's threads may be reading it:
-        # softmax and LayerNorm read MXNET_SAFE_ACCUMULATION each time they run.
+        # oneDNN reads DNNL_DEFAULT_FPMATH_MODE whenever it lays a tensor out anew (it ended one
+        # process in a thousand), softmax and LayerNorm read MXNET_SAFE_ACCUMULATION.
         old = {name: os.environ.get(name, "") for name in new}
         try:
             os.environ.update(new)
