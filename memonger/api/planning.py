@@ -146,14 +146,15 @@ def get_cost(
 
     It is bound for gradients of all arguments, and nothing is allocated. MXNet counts 4 bytes for
     every element; parameters, their gradients, inputs and operator workspaces are not in it. A
-    schedule's pool holds the parameters' gradients too (``Plan.gradient_bytes``): they are in it.
+    schedule's pool holds these gradients too (``Plan.gradient_bytes``); they are taken off what
+    MXNet plans, so that a network costs the same kind of memory with a schedule and without.
 
     Examples
     --------
     >>> memonger.get_cost(net, data=(32, 3, 224, 224))
     14332
     """
-    return measured(read_call(locals())).counted_bytes // MB
+    return measured(read_call(locals())).counted_beside_gradients // MB
 
 
 @documented
@@ -163,7 +164,8 @@ def pool_bytes(
     """Tell the bytes that MXNet's pool takes in training, with the real size of every element.
 
     Where ``get_cost`` is in whole MB and counts 4 bytes for an element of any type, as MXNet
-    reports it, this is what will be allocated: half of it for a network in float16.
+    reports it, this is what will be allocated: half of it for a network in float16. It is without
+    the parameters' gradients as well, also where a schedule's pool holds them.
 
     Raises
     ------

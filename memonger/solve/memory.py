@@ -60,12 +60,23 @@ class Memory:
         """The pool as MXNet counts it: 4 bytes to an element, with the gradients in it."""
         return self.planned.pool_bytes if self.exact else self.bound * MB
 
+    @property
+    def counted_beside_gradients(self) -> int:
+        """The pool as MXNet counts it, without the gradients in it: as ``pool_bytes`` has it."""
+        elements = self.replay.training.arrays.elements[self._gradients].sum()
+        return max(0, self.counted_bytes - 4 * int(elements))
+
     @cached_property
     def gradient_bytes(self) -> int:
         """The bytes of the gradients in the pool, with the real size of elements."""
         arrays = self.replay.training.arrays
-        held = [arrays.output_start[row] + k for row, k in self.pooled]
-        return int((arrays.elements * arrays.itemsize)[held].sum())
+        return int((arrays.elements * arrays.itemsize)[self._gradients].sum())
+
+    @property
+    def _gradients(self) -> list[int]:
+        """The places of the gradients in the pool among all outputs of the step."""
+        starts = self.replay.training.arrays.output_start
+        return [starts[row] + k for row, k in self.pooled]
 
     @cached_property
     def pool_bytes(self) -> int:

@@ -50,8 +50,10 @@ def test_memory_is_told_as_mxnet_allocates_it() -> None:
     symbol, shapes = networks.resnet((1, 1, 1, 1), batch=4, image=64)
     plan = memonger.plan(symbol, shapes, how="schedule", work=2.0)
     assert plan.exact and not plan.copies
-    assert plan.counted_bytes // MB == memonger.get_cost(plan.symbol, shapes=shapes)
+    # Both tell the pool without the gradients in it, to be compared with those of no plan.
     assert plan.pool_bytes == memonger.pool_bytes(plan.symbol, shapes=shapes)
+    assert plan.pool_bytes // MB == memonger.get_cost(plan.symbol, shapes=shapes)
+    assert plan.unplanned_bytes // MB == memonger.get_cost(symbol, shapes=shapes)
     assert plan.counted_bytes == plan.pool_bytes + plan.gradient_bytes
     found = zip(symbol.list_arguments(), symbol.infer_shape(**shapes)[0])
     parameters = (int(np.prod(shape)) for name, shape in found if name != "softmax_label")
