@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Callable, Iterable, Mapping, Sequence, Tuple
@@ -111,18 +112,26 @@ def _within(plans: Plans, interrupted: bool) -> Solution:
     Raises BudgetError if none does; KeyboardInterrupt if they are all that the user waited for.
     """
     first = plans[0][0]
-    limit, unplanned, options = first.limit, first.unplanned, first.options
-    most_work = float("inf") if options.work is None else options.work + SLACK
-    tried = [(first.taken(unplanned), first, unplanned)]
-    beside = tried[0][0] - unplanned.pool_bytes
-    for way, plan in plans:
-        if plan.pool_bytes + beside > NEARLY * limit and plan is not plans[-1][1]:
+    limit, unplanned = first.limit, first.unplanned
+    whole = first.taken(unplanned)
+    beside, last = whole - unplanned.pool_bytes, plans[-1][1]
+    predicted: dict[int, Memory] = {}  # by the number of a plan
+
+    def needed(k: int) -> int:
+        """Return the least limit with which a plan is taken."""
+        way, plan = plans[k]
+        if k not in predicted:
+            predicted[k] = way.memory(plan)
+        return max(way.taken(predicted[k]), 0 if plan is last else asked(plan))
+
+    def asked(plan: Candidate) -> int:
+        """Return the limit from which on a plan is looked at."""
+        return math.ceil((plan.pool_bytes + beside) / NEARLY)
+
+    for k, (way, plan) in enumerate(plans):
+        if plan is not last and asked(plan) > limit:
             continue
-        memory = way.memory(plan)
-        if 1 + memory.recomputed_flops > most_work:
-            continue
-        tried.append((way.taken(memory), way, memory))
-        if tried[-1][0] > limit:
+        if needed(k) > limit or not _within_work(way, predicted[k]):
             continue
         found = _confirm(way, plan)
         if way.taken(found.memory) <= limit:
@@ -130,10 +139,24 @@ def _within(plans: Plans, interrupted: bool) -> Solution:
                 text = "interrupted: this is the fastest plan that fits of those found so far"
                 found = replace(found, interrupted=True, warnings=(*found.warnings, text))
             return found
+        predicted[k] = found.memory
     if interrupted:
         raise KeyboardInterrupt
-    taken, way, memory = min(tried, key=lambda each: each[0])
-    raise BudgetError(_too_little(way, limit, memory), taken)
+    least, of, memory = whole, first, unplanned
+    bounds = [0 if plan is last else asked(plan) for _, plan in plans]
+    for k in sorted(range(len(plans)), key=bounds.__getitem__):
+        way, plan = plans[k]
+        if bounds[k] >= least:
+            break  # those that follow need more
+        if needed(k) < least and _within_work(way, predicted[k]):
+            least, of, memory = needed(k), way, predicted[k]
+    raise BudgetError(_too_little(of, limit, memory, least), least)
+
+
+def _within_work(way: Way, memory: Memory) -> bool:
+    """Tell whether a plan does no more work than was asked for."""
+    work = way.options.work
+    return work is None or 1 + memory.recomputed_flops <= work + SLACK
 
 
 def _confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Solution:
@@ -233,13 +256,13 @@ def in_bytes(nbytes: float) -> str:
     return f"{nbytes:.0f} bytes ({in_words(nbytes)})"
 
 
-def _too_little(way: Way, limit: int, memory: Memory) -> str:
+def _too_little(way: Way, limit: int, memory: Memory, needs: int) -> str:
     """Tell that no plan fits into so many bytes, where the smallest peaks, and what bounds it."""
     work, taken, pool, least = way.options.work, way.taken(memory), memory.pool_bytes, way.floor
     text = f"was found that needs at most {in_bytes(limit)}"
     if work is not None:
         text = f"of work={work:g} {text}; give more memory or more work"
-    text = f"no {way.noun} {text}; the smallest needs {in_bytes(taken)}."
+    text = f"no {way.noun} {text}; the smallest needs {in_bytes(needs)}."
     most = int(memory.live[memory.peak])
     # More is alive than the pool takes where a schedule's results lie where a gradient will be.
     if 0 < most <= pool:

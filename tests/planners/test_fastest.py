@@ -18,6 +18,7 @@ from memonger.costs.time.measured import Rates
 from memonger.support.cache import forget
 
 import networks
+from mixed_networks import mobilenet_v3
 from generated import networks as generated
 from interrupting import press_ctrl_c
 from planned import marked
@@ -62,6 +63,19 @@ def test_a_budget_that_cannot_be_met() -> None:
     assert fitting.pool_bytes == least
     with pytest.raises(BudgetError):
         memonger.plan(net(), SHAPES, budget=least - 1)
+
+
+@pytest.mark.full_search
+def test_the_least_does_not_depend_on_the_budget() -> None:
+    """Nor on which plans are near it: one that was found may take less than the search thought."""
+    symbol, shapes = mobilenet_v3()
+    least: list[int] = []
+    for share in (0.01, 0.85, 0.93, 0.999):
+        with pytest.raises(BudgetError) as caught:
+            budget = int(share * least[0]) if least else 1000
+            memonger.plan(symbol, shapes, budget=budget, patience=0.05)
+        least.append(caught.value.least_bytes)
+    assert len({*least}) == 1
 
 
 def test_a_budget_of_the_device() -> None:
