@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from dataclasses import dataclass, field, replace
 from typing import Any, Mapping
@@ -42,12 +43,13 @@ class Asked:
         self.refused = reason
 
 
-@dataclass
+@dataclass(eq=False)
 class Pool:
     """Bound plans that share memory; one of them is in use at a time."""
 
     runners: dict[Any, Runner] = field(default_factory=dict)  # the last that was used is the last
     call: weakref.ref[Call] | None = None  # the latest
+    idle: int = 0  # calls of the block on this device since
 
     @property
     def is_free(self) -> bool:
@@ -111,6 +113,7 @@ class PlannedOp:
         recorded = mx.autograd.is_recording() and mx.autograd.is_training()
         if not recorded or self._is_refused or self._saves_nothing:
             return self._usual(*arrays)
+        self._await_calls(arrays[0].context)
         named = dict(zip(self._names, arrays))
         self._check_devices(named)
         try:
@@ -210,11 +213,33 @@ class PlannedOp:
             for gone in self._pools.keys() - here:  # since reset_ctx
                 del self._pools[gone]
             self._pools[ctx] = []
-        for pool in self._pools[ctx]:
-            if pool.is_free:
-                return pool
-        self._pools[ctx].append(Pool())
-        return self._pools[ctx][-1]
+        pools = self._pools[ctx]
+        found = next((pool for pool in pools if pool.is_free), Pool())
+        for pool in pools:
+            pool.idle += 1
+        found.idle = 0
+        # A pool goes that was idle for twice as long as any is in a loop that needs all of them.
+        kept = [each for each in pools if each.idle <= 2 * len(pools) or not each.is_free]
+        self._pools[ctx] = kept if found in kept else [*kept, found]
+        return found
+
+    def _await_calls(self, ctx: Any) -> None:
+        """Wait for MXNet's engine, rather than to take memory beside that of calls that are over.
+
+        Operators that are yet to run hold the tape. So in a loop that does not wait, calls that are
+        never differentiated would each take a pool.
+        """
+        pools = self._pools.get(ctx, [])
+        # Within a Custom operator, on a thread of MXNet's, the engine would wait for this call.
+        alien = isinstance(threading.current_thread(), threading._DummyThread)
+        if not pools or alien or any(pool.is_free for pool in pools):
+            return
+        mx.nd.waitall()
+        for _ in range(5):
+            free_unused()
+            if any(pool.is_free for pool in pools):
+                break
+            time.sleep(0.001)  # what is done is yet to be deleted (``ThreadedEngine::OnComplete``)
 
 
 def _nothing() -> None:

@@ -164,3 +164,43 @@ def test_memory_of_a_process() -> None:
 def test_an_inference_before_the_plan_takes_no_memory_from_it() -> None:
     """MKLDNN lays weights out for inference: 61 MB of them here, that training would copy."""
     assert peak(WEIGHTS, "inference") <= peak(WEIGHTS)
+
+
+def test_calls_that_are_never_differentiated_take_no_more_pools(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a loop that does not wait, where the engine holds the tape of calls that are over."""
+    net, (x, y) = planned(mlp()), batch(0, 4000)
+    taught(net, 1)
+    bound, bind = [], mx.sym.Symbol.bind
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        bound.append(arguments)
+        return bind(*arguments, **options)
+
+    monkeypatch.setattr(mx.sym.Symbol, "bind", noted)
+    for _ in range(20):
+        with autograd.record():
+            loss = LOSS(net(x), y)
+    assert len(bound) == 2  # one for the loss that is held while the next is computed
+    loss.backward()
+
+
+def test_a_pool_that_lies_idle_is_given_back(freed: list[threading.Thread]) -> None:
+    net, (x, _) = planned(mlp()), batch(0)
+
+    def train(calls: int) -> None:
+        with autograd.record():
+            loss = sum(net(x) for _ in range(calls))
+        loss.backward()
+        mx.nd.waitall()
+
+    train(2)
+    freed.clear()
+    for calls in [1, 2, 2] * 5:  # no fewer than such loops need
+        train(calls)
+    assert not freed
+    train(4)
+    for _ in range(10):
+        train(1)
+    assert len(freed) == 3
