@@ -7,23 +7,54 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass, field, replace
-from typing import Any, Mapping
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from memonger.api.plan import Plan, plan_of
 from memonger.gluon import stub
 from memonger.gluon.outputs import with_copied_outputs
-from memonger.gluon.runner import Call, PlannedGraph, Runner, free_unused
+from memonger.gluon.runner import Call, PlannedGraph, Runner, free_unused, reached
 from memonger.graph.operators.recompute import ANY, GPU
 from memonger.solve.request import read_options, read_request
 from memonger.solve.solution import solve
 from memonger.support.errors import BudgetError, MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
+from memonger.support.symbols import read
 
 log = logging.getLogger("memonger")
 
 MOST = 32  # kinds of calls (shapes, gradients) that a pool stays bound for
+
+
+class Kind(NamedTuple):
+    """What it depends on whether and how a call is planned."""
+
+    types: Sequence[Any]  # of the inputs, as arrays and of their elements
+    shapes: Sequence[tuple[int, ...]]  # of the inputs
+    wanted: frozenset[str]  # the arguments that want a gradient
+    run: frozenset[int]  # the operators whose gradients run
+
+
+@dataclass
+class Decision:
+    """Whether and how calls are planned, as it was decided for one kind of them."""
+
+    kind: Kind
+    plan: Plan | None = None
+    graph: PlannedGraph | None = None  # None: these calls train without a plan
+    refused: str = ""  # why they cannot be planned
+    strict: bool = True  # it holds for just these gradients, and for no larger inputs
+
+    def holds(self, kind: Kind) -> bool:
+        """Tell whether it holds for calls of another kind."""
+        if kind.types != self.kind.types:
+            return False
+        if not self.strict:
+            return kind.run <= self.kind.run
+        pairs = zip(kind.shapes, self.kind.shapes)
+        fits = (len(a) == len(b) and all(n <= most for n, most in zip(a, b)) for a, b in pairs)
+        return kind.wanted == self.kind.wanted and all(fits)
 
 
 @dataclass
@@ -32,15 +63,14 @@ class Asked:
 
     name: str  # of the block
     options: Mapping[str, Any]  # of ``memonger.plan``
-    plan: Plan | None = None  # the latest
-    refused: str = ""  # why it trains without a plan
+    decision: Decision | None = None  # of the latest call
+    told: set[str] = field(default_factory=set)  # why calls train without a plan
 
-    def refuse(self, error: Exception) -> None:
+    def refuse(self, reason: str) -> None:
         """Tell, once for each reason, why the block trains without a plan."""
-        reason = said_by_mxnet(error) if isinstance(error, mx.MXNetError) else str(error)
-        if reason != self.refused:
+        if reason not in self.told:
             log.warning("%s trains without a plan: %s", self.name, reason)
-        self.refused = reason
+        self.told.add(reason)
 
 
 @dataclass(eq=False)
@@ -88,7 +118,8 @@ class PlannedOp:
     """A block's CachedOp that trains by a plan; all else MXNet's own does.
 
     Gluon makes it anew where it makes a CachedOp anew: after ``hybridize``, ``cast``, or when a
-    layer was added. The plan is made at the first recorded call in training mode.
+    layer was added. A plan is made at the first recorded call in training mode, and later ones for
+    calls that it does not serve: that run more gradients, for layers were frozen then.
     """
 
     def __init__(self, asked: Asked, usual: Any, symbol: Any, arguments: Any) -> None:
@@ -96,8 +127,10 @@ class PlannedOp:
         self._names = tuple(symbol.list_inputs())
         named = zip(self._names, arguments)
         self._parameters = {name: each for name, (is_input, each) in named if not is_input}
-        self._graph: PlannedGraph | None = None
-        self._is_refused = self._saves_nothing = False
+        self._inputs = [name for name in self._names if name not in self._parameters]
+        self._arguments = symbol.list_arguments()
+        self._decisions: list[Decision] = []  # the strict ones come first
+        self._run: dict[frozenset[str], frozenset[int]] = {}  # `Kind.run` by ``wanted``
         self._pools: dict[Any, list[Pool]] = {}  # by device
         self._lock = threading.Lock()
 
@@ -110,21 +143,24 @@ class PlannedOp:
     def __call__(self, *arrays: Any) -> Any:
         """Compute the outputs of the inputs, in the order of the symbol's."""
         free_unused()
-        recorded = mx.autograd.is_recording() and mx.autograd.is_training()
-        if not recorded or self._is_refused or self._saves_nothing:
+        if not mx.autograd.is_recording() or not mx.autograd.is_training():
             return self._usual(*arrays)
         self._await_calls(arrays[0].context)
         named = dict(zip(self._names, arrays))
         self._check_devices(named)
+        requests = self._requests(n for n in self._inputs if stub.on_tape(named[n]))
+        kind, made = self._kind(named, requests), None
+        if not kind.wanted:
+            return self._usual(*arrays)
         try:
             with self._lock:  # of the threads that call this block
-                return self._train(named)
+                made = self._train(named, requests, kind)
         except BudgetError:
             raise
         except (MemongerError, mx.MXNetError) as error:
             made = self._usual(*arrays)  # raises as without a plan if the call is at fault
-            self._refuse(error)
-            return made
+            self._refuse(kind, error)
+        return self._usual(*arrays) if made is None else made
 
     def _check_devices(self, arrays: Mapping[str, Any]) -> None:
         devices = {name: array.context for name, array in arrays.items()}
@@ -139,19 +175,45 @@ class PlannedOp:
 
     def plan_now(self, arrays: Mapping[str, Any]) -> None:
         """Make the plan, or tell why there is none, for inputs and parameters like these arrays."""
+        kind = self._kind(arrays, self._requests())
+        if not kind.wanted:  # then a plan can serve the gradients of the inputs alone
+            kind = self._kind(arrays, self._requests(self._inputs))
         try:
-            self._plan(arrays)
+            self._decide(arrays, kind)
         except BudgetError:
             raise
         except MemongerError as error:
-            self._refuse(error)
+            self._refuse(kind, error)
 
-    def _refuse(self, error: Exception) -> None:
-        self._is_refused = True
-        self._asked.refuse(error)
+    def _requests(self, inputs: Iterable[str] = ()) -> dict[str, str]:
+        """Tell what is asked for the gradient of each argument; these inputs want theirs."""
+        known = self._parameters
+        parameters = {n: known[n].grad_req if n in known else "null" for n in self._arguments}
+        return {**parameters, **dict.fromkeys(inputs, "write")}
 
-    def _plan(self, arrays: Mapping[str, Any]) -> None:
-        parameters = self._parameters
+    def _kind(self, arrays: Mapping[str, Any], requests: Mapping[str, str]) -> Kind:
+        wanted = frozenset(name for name, request in requests.items() if request != "null")
+        if wanted not in self._run:
+            nodes = read(self._symbol)["nodes"]
+            run = enumerate(reached(nodes, wanted))
+            self._run[wanted] = frozenset(k for k, r in run if r and nodes[k]["op"] != "null")
+        inputs = [arrays[name] for name in self._inputs]
+        types = tuple((type(array), np.dtype(array.dtype).name) for array in inputs)
+        return Kind(types, tuple(array.shape for array in inputs), wanted, self._run[wanted])
+
+    def _add(self, decision: Decision) -> Decision:
+        self._decisions.insert(0 if decision.strict else len(self._decisions), decision)
+        self._asked.decision = decision
+        return decision
+
+    def _refuse(self, kind: Kind, error: Exception) -> None:
+        reason = said_by_mxnet(error) if isinstance(error, mx.MXNetError) else str(error)
+        self._add(Decision(kind, refused=reason))
+        self._asked.refuse(reason)
+
+    def _decide(self, arrays: Mapping[str, Any], kind: Kind) -> Decision:
+        """Make the plan for calls of a kind, of which these are the arrays."""
+        parameters, options = self._parameters, self._asked.options
         if any(isinstance(array, mx.np.ndarray) for array in arrays.values()):
             raise MemongerError("it takes arrays of mx.np, and memonger plans networks of mx.sym")
         for name, array in arrays.items():
@@ -163,45 +225,41 @@ class PlannedOp:
                 )
         shapes = {name: arrays[name].shape for name in self._names}
         types = {name: np.dtype(arrays[name].dtype).name for name in self._names}
-        symbol = with_copied_outputs(self._symbol, shapes, types)
-        known = symbol.list_arguments()
-        wanted = {n for n in known if n in parameters and parameters[n].grad_req != "null"}
         on_gpu = arrays[self._names[0]].context.device_type == GPU
         request = read_request(
             {
-                "net": symbol,
+                "net": with_copied_outputs(self._symbol, shapes, types),
                 "ctx": GPU if on_gpu else ANY,
                 "shapes": shapes,
                 "type_dict": types,
-                "grad_req": {name: "write" if name in wanted else "null" for name in known},
-                **self._asked.options,
+                "grad_req": {n: "write" if n in kind.wanted else "null" for n in self._arguments},
+                **options,
             }
         )
         request = replace(request, own_gradients=True)  # ``Parameter.grad()``
-        found = plan_of(solve(request, read_options(self._asked.options)))
-        self._asked.plan, self._asked.refused = found, ""
-        self._graph = PlannedGraph(found.symbol, self._names, parameters)
-        self._saves_nothing = found.pool_bytes >= found.unplanned_bytes
+        chosen = read_options(options)
+        found = plan_of(solve(request, chosen))
+        decision = Decision(kind, found)
+        if found.pool_bytes < found.unplanned_bytes:
+            decision.graph = PlannedGraph(found.symbol, self._names, parameters)
+            # Others may take more than a budget of bytes, but hardly more than such a share.
+            decision.strict = chosen.budget is not None and not chosen.budget.is_share
+        return self._add(decision)
 
-    def _train(self, arrays: Mapping[str, Any]) -> Any:
-        if self._graph is None:
+    def _train(self, arrays: Mapping[str, Any], requests: Mapping[str, str], kind: Kind) -> Any:
+        """Run a call by its plan; None where it has none."""
+        decision = next((each for each in self._decisions if each.holds(kind)), None)
+        if decision is None:
             with mx.autograd.pause():
-                self._plan(arrays)
-        if self._saves_nothing:
-            return self._usual(*arrays.values())
-        assert self._graph is not None
-        parameters, ctx = self._parameters, arrays[self._names[0]].context
-        requests = {}
-        for name in self._graph.symbol.list_arguments():
-            if name in parameters:
-                requests[name] = parameters[name].grad_req
-            else:
-                requests[name] = "write" if stub.on_tape(arrays[name]) else "null"
-        inputs = [array for name, array in arrays.items() if name not in parameters]
-        kinds = tuple((array.shape, np.dtype(array.dtype).name) for array in inputs)
+                decision = self._decide(arrays, kind)
+        self._asked.decision = decision
+        if decision.graph is None:
+            return None
+        ctx = arrays[self._names[0]].context
+        key = decision.graph, kind.types, kind.shapes, *requests.values()
         with mx.autograd.pause():
             pool = self._free_pool(ctx)
-            runner = pool.runner((kinds, *requests.values()), self._graph, arrays, requests)
+            runner = pool.runner(key, decision.graph, arrays, requests)
         made = runner.forward(arrays)
         pool.call = weakref.ref(runner.call) if runner.call is not None else None
         return made
@@ -210,7 +268,7 @@ class PlannedOp:
         """Return memory on a device that no call uses; there are as many pools as calls alive."""
         if ctx not in self._pools:
             here = {each for p in self._parameters.values() for each in p.list_ctx()}
-            for gone in self._pools.keys() - here:  # since reset_ctx
+            for gone in self._pools.keys() - here if here else ():  # since reset_ctx
                 del self._pools[gone]
             self._pools[ctx] = []
         pools = self._pools[ctx]

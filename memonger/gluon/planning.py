@@ -38,9 +38,10 @@ def plan(net: Net, shapes: Any = None, *, type_dict: Any = None, **options: Any)
     """Plan a block in place of ``net.hybridize()``; the training loop stays as it is.
 
     The plan is made at the first call under ``autograd.record()``, or now where shapes are given.
-    It is used for all later calls in training mode, of any shapes. Its results, gradients and
-    running statistics are those of ``net.hybridize()``, bit for bit. All else is left to Gluon:
-    inference, names, files, copies (which have no plan). Where Gluon makes its graph anew
+    It is used for all later calls in training mode, of any shapes; those that run more gradients
+    (layers were frozen), or take more than a budget of bytes, get plans of their own. Its results,
+    gradients and running statistics are those of ``net.hybridize()``, bit for bit. All else is left
+    to Gluon: inference, names, files, copies (which have no plan). Where Gluon makes its graph anew
     (``hybridize``, ``cast``, a layer added), a plan is made anew.
 
     A block that cannot be planned (sparse parameters, say) trains as after ``hybridize()``, and a
@@ -70,7 +71,7 @@ def plan(net: Net, shapes: Any = None, *, type_dict: Any = None, **options: Any)
     MemongerError
         If it is no HybridBlock, an option is wrong, or the shapes do not fit the net.
     BudgetError
-        If no plan that was found fits the budget: here, or from the first recorded call.
+        If no plan that was found fits the budget: here, or from a recorded call.
 
     Examples
     --------
@@ -110,7 +111,7 @@ def plan_of(net: Any) -> Plan:
     Returns
     -------
     Plan
-        The latest, of the shapes that it was made for.
+        That of the latest call, with the shapes that it was made for.
 
     Raises
     ------
@@ -120,14 +121,16 @@ def plan_of(net: Any) -> Plan:
     asked = _asked.get(_check_block(net))
     if asked is None:
         raise MemongerError(f"{net.name} has no plan; make one with memonger.gluon.plan(net)")
-    if asked.refused:
-        raise MemongerError(f"{net.name} trains without a plan: {asked.refused}")
-    if asked.plan is None:
+    decision = asked.decision
+    if decision is not None and decision.refused:
+        raise MemongerError(f"{net.name} trains without a plan: {decision.refused}")
+    if decision is None or decision.plan is None:
         raise MemongerError(
-            f"{net.name} has no plan before its first call under autograd.record(); call it, or "
-            "give the shapes of its inputs: memonger.gluon.plan(net, data=(32, 3, 224, 224))"
+            f"{net.name} has no plan before its first call under autograd.record() of which a "
+            "gradient is wanted; call it, or give the shapes of its inputs: "
+            "memonger.gluon.plan(net, data=(32, 3, 224, 224))"
         )
-    return asked.plan
+    return decision.plan
 
 
 def unplan(net: Net) -> Net:

@@ -11,7 +11,7 @@ import functools
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import Any, Iterator, Mapping
+from typing import Any, Container, Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -53,6 +53,14 @@ def free_unused() -> None:
                 _left.remove(each)
 
 
+def reached(nodes: Iterable[Mapping[str, Any]], wanted: Container[str]) -> list[bool]:
+    """Tell of each node of a symbol's JSON whether it depends on one of these variables."""
+    found: list[bool] = []
+    for node in nodes:
+        found.append(node["name"] in wanted or any(found[k] for k, *_ in node["inputs"]))
+    return found
+
+
 @dataclass(frozen=True, eq=False)
 class PlannedGraph:
     """A planned symbol, and what its inputs are."""
@@ -73,13 +81,10 @@ class PlannedGraph:
 
     def states_beside(self, wanted: set[str]) -> set[str]:
         """Find the running statistics that move in no backward pass for these inputs alone."""
-        reached: list[bool] = []
         moved: set[str] = set()
-        for node in self.nodes:
-            sources = [source for source, *_ in node["inputs"]]
-            reached.append(node["name"] in wanted or any(reached[k] for k in sources))
-            if reached[-1]:
-                moved.update(self.nodes[k]["name"] for k in sources)
+        for node, is_reached in zip(self.nodes, reached(self.nodes, wanted)):
+            if is_reached:
+                moved.update(self.nodes[k]["name"] for k, *_ in node["inputs"])
         return set(self.symbol.list_auxiliary_states()) - moved
 
 

@@ -101,6 +101,61 @@ def test_a_plan_that_saves_nothing_leaves_the_block_as_it_is() -> None:
     assert taught(net).keys() == taught(other).keys()
 
 
+@pytest.mark.parametrize("how", ["marks", "schedule"])
+def test_a_plan_serves_no_more_gradients_than_it_was_made_for(how: str) -> None:
+    net, (x, _) = planned(mlp(drop=0), **HOWS[how]), batch(0, 256)
+    parameters = net.collect_params("(?!net_dense8_).*")
+    found = []
+    for request, wants in [("null", False), ("null", True), ("write", True), ("write", False)] * 2:
+        parameters.setattr("grad_req", request)
+        each = x.copy()
+        if wants:
+            each.attach_grad()
+        with autograd.record():
+            net(each).backward()
+        found.append(plan_of(net))
+    head, whole = found[:2]
+    assert not head.recomputed and whole.recomputed
+    assert whole.request.grad_req["data"] == "write"
+    assert found == 2 * [head, whole, whole, whole]
+
+
+def test_a_block_of_which_nothing_is_trained_is_planned_for_its_input() -> None:
+    net, (x, _) = mlp(drop=0), batch(0)
+    net.collect_params().setattr("grad_req", "null")
+    found = plan_of(planned(net, data=(16, 20)))
+    assert found.recomputed
+    with autograd.record():
+        net(x)  # no gradient passes
+    x.attach_grad()
+    with autograd.record():
+        net(x).backward()
+    assert plan_of(net) is found and x.grad.asnumpy().any()
+
+
+def called(net: Any, size: int) -> memonger.Plan:
+    with autograd.record():
+        net(mx.nd.ones((size, 8))).backward()
+    return plan_of(net)
+
+
+def test_a_small_batch_decides_nothing_for_larger_ones() -> None:
+    """Neither that nothing is saved, nor what fits into so many bytes."""
+    net = planned(chain(), how="schedule", work=2.0)
+    small, large = called(net, 2), called(net, 1024)
+    assert not small.recomputed and large.recomputed
+    assert called(net, 512) is large
+    marks = plan_of(planned(chain(), data=(1024, 8)))
+    limit = (marks.pool_bytes + marks.unplanned_bytes) // 2
+    net = planned(chain(), how="marks", budget=limit)
+    found = [called(net, size) for size in (2, 1024, 1000, 1048)]
+    assert [bool(each.recomputed) for each in found] == [False, True, True, True]
+    assert found[1] is found[2] is not found[3]
+    assert all(each.pool_bytes <= limit for each in found)
+    with pytest.raises(memonger.BudgetError, match="the smallest needs"):
+        called(net, 10240)
+
+
 def test_unplanned_it_trains_as_before() -> None:
     net = planned(mlp())
     taught(net)

@@ -35,6 +35,16 @@ def layers_frozen_midway(prepare: Prepare) -> Arrays:
 
 
 @SCENARIOS.add
+def the_last_layers_before_the_rest(prepare: Prepare) -> Arrays:
+    net = prepare(mlp())
+    training, parameters = trainer(net), net.collect_params(".*(dense|norm)[0-3]_.*")
+    for k in range(4):
+        parameters.setattr("grad_req", "null" if k < 2 else "write")
+        step(net, training, *batch(k))
+    return left_in(net)
+
+
+@SCENARIOS.add
 def a_frozen_layer_initialized_again(prepare: Prepare) -> Arrays:
     net = prepare(mlp())
     net.collect_params(".*dense0_.*").setattr("grad_req", "null")

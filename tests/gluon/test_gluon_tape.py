@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-
 from typing import Any, Callable
 
 import pytest
@@ -173,6 +172,46 @@ def gradient_of_the_input(prepare: Prepare) -> Arrays:
         loss.backward()
         found[f"added {k}"] = x.grad.asnumpy()
     return {**left_in(net), **found}
+
+
+@SCENARIOS.add
+def a_perceptual_loss(prepare: Prepare) -> Arrays:
+    """Nothing of the planned net is trained, or its last layer alone is."""
+    maker, found = mlp("maker_", 20), {}
+    maker.hybridize()
+    for name in ("all", "rest"):
+        net = mlp(f"{name}_", drop=0)
+        net.collect_params("(?!rest_dense8).*").setattr("grad_req", "null")
+        prepare(net)
+        training = trainer(maker)
+        for k in range(3):
+            (x, _), (target, _) = batch(k), batch(k + 100)
+            with autograd.record():
+                loss = ((net(maker(x)) - net(target)) ** 2).mean(axis=1)
+            loss.backward()
+            training.step(16)
+        found.update(left_in(maker, net))
+    return found
+
+
+class WithoutParameters(nn.HybridBlock):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        for _ in range(16):
+            x = F.softmax(F.dot(x, 3 * F.eye(20)))
+        return x
+
+
+@SCENARIOS.add
+def a_block_without_parameters(prepare: Prepare) -> Arrays:
+    net, found = prepare(WithoutParameters()), {}
+    for k in range(6):
+        x = batch(k)[0].as_in_context(mx.cpu(k % 2))
+        x.attach_grad()
+        with autograd.record():
+            loss = (net(x) ** 2).sum()
+        loss.backward()
+        found[f"x {k}"] = x.grad.asnumpy()
+    return found
 
 
 @SCENARIOS.add
