@@ -17,6 +17,7 @@ from memonger.gluon import stub
 from memonger.gluon.stub import LIB
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import mx
+from memonger.support.signals import signals_put_off
 
 _Handle = mx.base.NDArrayHandle
 
@@ -47,7 +48,8 @@ def _watched(partial: bool = False) -> Iterator[None]:
     errors: list[BaseException] = []
     _pass.errors, _pass.partial = errors, partial
     try:
-        yield
+        with signals_put_off():
+            yield
     finally:
         _pass.errors, _pass.partial = outer
     if errors:

@@ -20,6 +20,7 @@ from memonger.graph.operators.recompute import draws
 from memonger.schedules.execution.executor import touch
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import environment, mx
+from memonger.support.signals import signals_put_off
 from memonger.support.symbols import attributes, read
 
 STALE = (
@@ -171,6 +172,7 @@ class Runner:
         touch(self.executor.aux_arrays)
         self.executor.forward(is_train=True)
 
+    @signals_put_off()  # the stub calls its hook, and what it holds must come on the tape
     def forward(self, arrays: Mapping[str, Any]) -> list[Any]:
         """Run the forward pass and record it; returns the outputs, which are the caller's own."""
         with mx.autograd.pause(train_mode=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from mxnet import autograd
 
 from blocks import HOWS, LOSS, batch, different
 from blocks import left_in, mlp, planned, seed, step, taught, trainer
+from interrupting import interrupted
 from planned import run_code
 
 
@@ -207,3 +210,46 @@ for number in range(4):
     for line, expected in zip(found.splitlines(), ("True 4", *words)):
         assert line.startswith(expected)
     assert len(found.splitlines()) == 5
+
+
+@pytest.mark.parametrize("way", ["backward", "grad"])
+def test_no_interrupt_is_lost_and_no_gradient_either(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each entry of a function of memonger's in a step, also where MXNet calls it."""
+    net = planned(mlp(drop=0))
+    taught(net, 1)
+    weights = [each for each in net.collect_params().values() if each.grad_req != "null"]
+    lost: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda each: lost.append(each.exc_type))
+
+    def work(number: int) -> None:
+        x, y = batch(number)
+        with autograd.record():
+            loss = LOSS(net(x), y)
+        if way == "backward":
+            loss.backward()
+        else:
+            found = autograd.grad(loss, [each.data() for each in weights])
+            for each, gradient in zip(weights, found):
+                gradient.copyto(each.grad())
+
+    def gradients() -> Any:
+        return {each.name: each.grad().asnumpy() for each in weights}
+
+    expected = []
+    for number in (0, 1):
+        work(number)
+        expected.append(gradients())
+    _, entered = interrupted(partial(work, 1))
+    for moment in range(1, entered + 1, 1 if way == "backward" else 5):
+        number = moment % 2
+        raised, _ = interrupted(partial(work, number), moment)
+        autograd.set_recording(False)  # for ``record`` forgets to at an interrupt
+        autograd.set_training(False)
+        assert raised and KeyboardInterrupt not in lost, moment
+        if way == "backward":  # all of them or none
+            left = gradients()
+            assert not different(left, expected[0]) or not different(left, expected[1]), moment
+        work(number)
+        assert not different(gradients(), expected[number]), moment

@@ -1,8 +1,11 @@
-"""Ctrl-C at a chosen moment of a search: when its bar is told of it."""
+"""Ctrl-C at a chosen moment: of a search, when its bar is told of it, or of any work."""
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+import signal
+import sys
+from typing import Any, Callable
 
 import pytest
 import tqdm
@@ -29,3 +32,29 @@ def press_ctrl_c(monkeypatch: pytest.MonkeyPatch, share: float = 2.0, search: in
     monkeypatch.setattr(tqdm.tqdm, "__enter__", entered)
     monkeypatch.setattr(tqdm.tqdm, "update", told)
     return begun
+
+
+def interrupted(work: Callable[[], Any], moment: int = 0) -> tuple[bool, int]:
+    """Press Ctrl-C at the so-manieth entry of a function of memonger's in some work.
+
+    There Python calls the handler of a signal before any ``try`` of the function. Returns whether
+    KeyboardInterrupt came out of the work, and how many functions were entered.
+    """
+    entered = 0
+
+    def told(frame: Any, event: str, _: Any) -> None:
+        nonlocal entered
+        ours = frame.f_globals.get("__name__", "").startswith("memonger.")
+        if event == "call" and ours and not frame.f_code.co_flags & inspect.CO_GENERATOR:
+            entered += 1
+            if entered == moment:
+                signal.raise_signal(signal.SIGINT)
+
+    sys.setprofile(told)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True, entered
+    finally:
+        sys.setprofile(None)
+    return False, entered
