@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from memonger.api.explain import Explanation, PlanExplanation, explain
     from memonger.api.frontier import Frontier, LargestBatch, frontier, largest_batch
     from memonger.api.plan import Plan, load_plan
-    from memonger.api.planning import get_cost, make_mirror_plan, plan, pool_bytes, search_plan
+    from memonger.api.planning import (
+        get_cost,
+        make_mirror_plan,
+        plan,
+        pool_bytes,
+        search_plan,
+        search_plan_to_layer,
+    )
     from memonger.graph.marks import unplan
     from memonger.support.symbols import load
 
@@ -28,7 +35,14 @@ _ROOMS = {
     "api.explain": ("Explanation", "PlanExplanation", "explain"),
     "api.frontier": ("Frontier", "LargestBatch", "frontier", "largest_batch"),
     "api.plan": ("Plan", "load_plan"),
-    "api.planning": ("get_cost", "make_mirror_plan", "plan", "pool_bytes", "search_plan"),
+    "api.planning": (
+        "get_cost",
+        "make_mirror_plan",
+        "plan",
+        "pool_bytes",
+        "search_plan",
+        "search_plan_to_layer",
+    ),
     "graph.marks": ("unplan",),
     "support.symbols": ("load",),
 }

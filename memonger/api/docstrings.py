@@ -54,7 +54,8 @@ planner : {'smallest', 'chen2016'}
 ntrial : int
     Thresholds that the original's search tries beyond its first three.
 until : str, optional
-    The name of a layer (or of its output, ``'conv1_output'``). It and what follows is kept.
+    The name of a layer, or of its output (``'conv1_output'``). It and what follows is kept. A part
+    of a name, or a pattern (``'stage3_*_plus'``), is the first layer that it fits; '' is none.
 devices : int
     Among how many ``Module`` will split the batch; plan and memory are of the largest share.
 kept_copies : bool

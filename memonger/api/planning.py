@@ -91,6 +91,47 @@ def search_plan(sym: Any, ntrial: int = 6, type_dict: Types = None, **options: A
 
 
 @documented
+def search_plan_to_layer(
+    sym: Any,
+    layer_name: str | None = None,
+    threshold: int = 500,
+    ntrial: int = 6,
+    type_dict: Types = None,
+    **options: Any,
+) -> Any:
+    """Plan a network up to a layer, under the name and arguments of copies of the original.
+
+    Parameters
+    ----------
+    layer_name : str, optional
+        As ``until`` of `plan`; by default the whole network is planned.
+    threshold : int
+        MB; those copies start their search there. It has no effect here, where none is needed.
+    **options
+        What `plan` takes by keyword, and shapes of inputs by name: ``data=(32, 3, 224, 224)``.
+
+    Returns
+    -------
+    mx.sym.Symbol
+        A copy of ``sym``, as of `search_plan`.
+
+    Raises
+    ------
+    BudgetError, KeyboardInterrupt
+        As `plan` does.
+
+    Examples
+    --------
+    >>> planned = memonger.search_plan_to_layer(net, 'stage3_unit6_plus', data=(1, 3, 800, 1200))
+    >>> mod = mx.mod.Module(planned, context=mx.gpu())
+    """
+    check_count("threshold", threshold, 0)
+    if "until" in options:
+        raise MemongerError("search_plan_to_layer takes no until=; give layer_name=")
+    return plan(sym, ntrial=ntrial, type_dict=type_dict, until=layer_name, **options).symbol
+
+
+@documented
 def make_mirror_plan(
     sym: Any,
     threshold: int,

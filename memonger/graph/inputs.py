@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import numbers
+import os
 import re
 from collections import Counter
 from typing import Any, Container, Mapping, NamedTuple, Sequence
@@ -18,6 +19,7 @@ from memonger.support.symbols import check_graph, load_nodes, read
 
 #: Endings of the names that MXNet gives to the parameters that an operator makes for itself.
 PARAMETER_ENDINGS = ("weight", "bias", "gamma", "beta")
+NEAR = 0.5  # of 1: how like a name is that is proposed in place of one that is unknown
 TYPE = "__dtype__"  # where a variable keeps the type that it was made with
 
 
@@ -116,13 +118,13 @@ def read_shapes(
 
     The shapes are of the whole batch; the result is of the largest share of one of the ``devices``.
     """
-    known = symbol.list_arguments() + symbol.list_auxiliary_states()
+    arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
     found: dict[str, Shape] = {}
     types: dict[str, str] = {}
     axes: dict[str, int] = {}
     unknown = " was given for {!r}, which is no input of the network"
     for name, shape in [*read_pairs(shapes, types, axes), *keywords.items()]:
-        _check_name(name, known, "a shape" + unknown)
+        _check_name(name, arguments, "a shape" + unknown, states)
         if not isinstance(shape, (list, tuple, np.ndarray)):
             raise MemongerError(f"input {name!r}: a shape is a tuple of integers, not {shape!r}")
         holds, each = f"input {name!r}: shape {tuple(shape)} holds", "every size, the batch too,"
@@ -133,7 +135,7 @@ def read_shapes(
     if type_dict is not None and not isinstance(type_dict, Mapping):
         raise MemongerError(f"type_dict must be a dict of input names and types, not {type_dict!r}")
     for name, kind in (type_dict or {}).items():
-        _check_name(name, known, "a type" + unknown)
+        _check_name(name, arguments, "a type" + unknown, states)
         types[name] = _type(name, kind)
     devices = check_count("devices", devices, 1)
     return InputSpec(_largest_share(found, axes, devices) if devices > 1 else found, types)
@@ -262,15 +264,30 @@ def _largest_share(
 
 def did_you_mean(name: Any, known: Sequence[str], otherwise: str) -> str:
     """End a complaint about an unknown name: with the nearest that is known, if one is near."""
-    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else "; " + otherwise
+    matcher = difflib.SequenceMatcher(b=str(name))
+
+    def nearness(each: str) -> tuple[float, int]:  # of equals the one that begins like it
+        matcher.set_seq1(each)
+        return matcher.ratio(), len(os.path.commonprefix([each, str(name)]))
+
+    near = max(known, key=nearness, default="")
+    return f"; did you mean {near!r}?" if nearness(near)[0] >= NEAR else "; " + otherwise
 
 
-def _check_name(name: Any, known: Sequence[str], complaint: str) -> None:
-    if name not in known:
-        inputs = [n for n in known if not n.endswith(PARAMETER_ENDINGS)]
-        hint = did_you_mean(name, known, f"its inputs are {', '.join(inputs)}")
-        raise MemongerError(complaint.format(name) + hint)
+def _check_name(
+    name: Any, arguments: Sequence[str], complaint: str, states: Sequence[str] = ()
+) -> None:
+    """Refuse a name that is none of the arguments, nor of the auxiliary states."""
+    if name in arguments or name in states:
+        return
+    inputs = [n for n in arguments if not n.endswith(PARAMETER_ENDINGS)]
+    parameters = [n for n in arguments if n.endswith(PARAMETER_ENDINGS)]
+    known = f"its inputs are {', '.join(inputs)}"
+    if parameters:
+        some = ", ".join(parameters[:3]) + (", ..." if len(parameters) > 3 else "")
+        known += f", and {len(parameters)} parameters: {some}"
+    hint = did_you_mean(name, [*arguments, *states], known)
+    raise MemongerError(complaint.format(name) + hint)
 
 
 def _type(name: str, kind: Any) -> str:

@@ -127,8 +127,10 @@ def _infer_types(symbol: Any, every: Any, spec: InputSpec, nodes: tuple[Node, ..
     try:
         try:
             _, found, _ = _asked(nodes, every.infer_type_partial, **types)
-        except mx.MXNetError:  # an operator that must know its first input: the data is float32
-            types = {**dict.fromkeys(spec.shapes, FLOAT), **types}
+        except mx.MXNetError:
+            # The weights are of another type, or an operator must know its first input: as Module
+            # does, the types of the data are told alone.
+            types = {**dict.fromkeys(spec.shapes, FLOAT), **spec.types}
             _, found, _ = _asked(nodes, every.infer_type_partial, **types)
         if found is None or None in found:
             # simple_bind would refuse here; whatever nothing decides is float32 in training
@@ -136,7 +138,8 @@ def _infer_types(symbol: Any, every: Any, spec: InputSpec, nodes: tuple[Node, ..
             undecided = [n for n, kind in zip(symbol.list_arguments(), known) if kind is None]
             _, found, _ = every.infer_type_partial(**types, **dict.fromkeys(undecided, FLOAT))
     except mx.MXNetError as error:
-        raise MemongerError("the types do not fit: " + said_by_mxnet(error)) from None
+        said = f"the types do not fit: {said_by_mxnet(error)}"
+        raise MemongerError(f"{said}; give those of the inputs as type_dict={{...}}") from None
     names = {kind: FLOAT if kind is None else np.dtype(kind).name for kind in set(found)}
     if any(kind is not None and np.dtype(kind).kind == "V" for kind in names):
         raise MemongerError(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
+import logging
 import numbers
 import os
 import re
@@ -18,6 +20,8 @@ from memonger.graph.operators.recompute import ANY, GPU, targets_of
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import environment, mx
 from memonger.support.symbols import read
+
+log = logging.getLogger("memonger")
 
 WAYS, EITHER = ("marks", "schedule"), "auto"
 PLANNERS = ("smallest", "chen2016")
@@ -87,22 +91,33 @@ def read_request(given: Mapping[str, Any]) -> Request:
     request, until = read_call(given), given.get("until")
     symbol = inputs.without_old_types(request.symbol, request.spec)
     symbol = marks.clear(marks.without_plan(symbol))
-    return replace(request, symbol=symbol, until=None if until is None else _layer(symbol, until))
+    layer = None if until in (None, "") else _layer(symbol, until)
+    return replace(request, symbol=symbol, until=layer)
 
 
 def _layer(symbol: Any, name: Any) -> int:
-    """Find the first operator of this name, or with an output of this name."""
+    """Find the first operator of this name, or with such an output; else one with it in its name.
+
+    A name with ``*`` or ``?`` is a pattern. Copies of the original take parts of names too.
+    """
     internals = symbol.get_internals()
     graph = read(internals)
-    operators = {i: n["name"] for i, n in enumerate(graph["nodes"]) if n["op"] != "null"}
-    outputs = [(head[0], out) for head, out in zip(graph["heads"], internals.list_outputs())]
-    found = {n: i for i, n in reversed([*operators.items(), *outputs]) if i in operators}
-    if not isinstance(name, str) or name not in found:
-        names = list(dict.fromkeys(operators.values()))
-        some = ", ".join(map(repr, names[len(names) // 2 :][:3]))
-        hint = inputs.did_you_mean(name, names, f"give the name of one, such as {some}")
-        raise MemongerError(f"until={name!r} is no operator of the network{hint}")
-    return found[name]
+    operators = [(i, n["name"]) for i, n in enumerate(graph["nodes"]) if n["op"] != "null"]
+    outputs = zip((head[0] for head in graph["heads"]), internals.list_outputs())
+    known = {i for i, _ in operators}
+    named = sorted([*operators, *((i, output) for i, output in outputs if i in known)])
+    if isinstance(name, str):
+        pattern = re.compile(fnmatch.translate(name))
+        tests = name.__eq__, pattern.match if {*"*?"} & {*name} else lambda each: name in each
+        for test in tests:
+            for i, each in named:
+                if test(each):
+                    log.info("until=%r is %r", name, graph["nodes"][i]["name"])
+                    return i
+    names = list(dict.fromkeys(each for _, each in operators))
+    some = ", ".join(map(repr, names[len(names) // 2 :][:3]))
+    hint = inputs.did_you_mean(name, names, f"give the name of one, such as {some}")
+    raise MemongerError(f"until={name!r} is no operator of the network{hint}")
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,23 @@ def typed(types: Any) -> Callable[[Any], Any]:
 MISTAKES: list[tuple[Callable[[Any], Any], list[str]]] = [
     (lambda f: f(net()), ["'data'", "data=(...)", "shapes={"]),
     (lambda f: f(net(), dat=(2, 3, 8, 8)), ["'dat'", "did you mean 'data'"]),
-    (lambda f: f(net(), zzz=(2, 3)), ["'zzz'", "data, softmax_label"]),
+    (
+        lambda f: f(net(), zzz=(2, 3)),
+        [
+            "'zzz'",
+            "data, softmax_label, and 18 parameters: conv0_weight, conv0_bias, bn0_gamma, ...",
+        ],
+    ),
+    (  # as near as 'unit6_w2', but it begins so
+        lambda f: f(S.dot(S.var("unit2_w1"), S.var("unit6_w2")), unit2=(2, 3)),
+        ["did you mean 'unit2_w1'"],
+    ),
+    (
+        lambda f: f(
+            S.Cast(S.var("data"), dtype="float16") + S.var("x", dtype="float64"), data=(2,)
+        ),
+        ["types do not fit", "type_dict={"],
+    ),
     (
         lambda f: f(net(), conv1_weight=(4, 9, 3, 3), **SHAPES),
         ["'conv1'", "Convolution", "(4, 9, 3, 3)", "[4,9,3,3]", "(4,4,3,3)"],
@@ -100,6 +116,7 @@ MISUSE: list[tuple[dict[str, Any], list[str]]] = [
     ({"planner": ["chen2016"]}, ["planner", "'smallest', 'chen2016'"]),
     *[({"ntrial": n}, ["ntrial must be"]) for n in (0, -1, 1.5, "6", True)],
     ({"until": "relu33"}, ["until='relu33'", "did you mean 'relu3'"]),
+    ({"until": "conv*9"}, ["until='conv*9'", "no operator"]),
     ({"until": "zzzz"}, ["until='zzzz'", "'conv3'"]),
     ({"until": "conv3_weight"}, ["until='conv3_weight'", "no operator"]),
     ({"until": 3}, ["until=3"]), ({"devices": 0}, ["devices must be at least 1"]),

@@ -257,6 +257,48 @@ def test_until(planner: str, rules: bool) -> None:
     assert any(order.index(name) > order.index("fc12") for name in free.recomputed)
 
 
+def test_float16_within_a_network_is_inferred_as_by_module() -> None:
+    """Data of float32 are cast, and the weights are what reads them."""
+    x = mx.sym.Cast(mx.sym.Variable("data"), dtype="float16")
+    for i in range(8):
+        x = mx.sym.Convolution(x, kernel=(3, 3), pad=(1, 1), num_filter=4, name=f"conv{i}")
+        x = mx.sym.Activation(mx.sym.BatchNorm(x, name=f"bn{i}"), act_type="relu")
+    x = mx.sym.Cast(mx.sym.FullyConnected(x, num_hidden=3, name="fc"), dtype="float32")
+    symbol, shapes = mx.sym.SoftmaxOutput(x, name="softmax"), {"data": (4, 3, 16, 16)}
+    found = memonger.plan(symbol, shapes)
+    same = memonger.plan(symbol, shapes, type_dict={"data": "float32"})
+    assert found.recomputed == same.recomputed != ()
+    assert (found.pool_bytes, found.exact) == (same.pool_bytes, True)
+    assert memonger.pool_bytes(symbol, shapes=shapes) == found.unplanned_bytes
+    module = mx.mod.Module(found.symbol)
+    module.bind(list(shapes.items()), [("softmax_label", (4,))])
+    assert module._exec_group.execs[0].arg_dict["conv0_weight"].dtype == np.float16
+
+
+@pytest.mark.parametrize(
+    ("until", "name"),
+    [("bn1", "bn1"), ("n8", "bn8"), ("8", "fc8"), ("8_out", "fc8"), ("bn1?", "bn10"), ("", None)]
+    + [("*8_output", "fc8"), ("t*1[45]", "tanh14")],
+)
+def test_until_a_part_of_a_name_or_a_pattern(until: str, name: str | None) -> None:
+    """A layer of just this name goes before, then the first that it fits."""
+    found, exact = [
+        memonger.make_mirror_plan(net(16), 0, until=each, shapes=SHAPES) for each in (until, name)
+    ]
+    assert found.tojson() == exact.tojson()
+
+
+def test_the_name_of_copies_of_the_original() -> None:
+    symbol = net(16)
+    for given, until in (("bn8", "bn8"), ("tanh1?", "tanh10"), ("", None), (None, None)):
+        found = memonger.search_plan_to_layer(symbol, given, 1000, type_dict=None, **SHAPES)
+        assert found.tojson() == memonger.search_plan(symbol, until=until, **SHAPES).tojson()
+    with pytest.raises(memonger.MemongerError, match="'bn88' is no operator.*mean 'bn8'"):
+        memonger.search_plan_to_layer(symbol, "bn88", **SHAPES)
+    with pytest.raises(memonger.MemongerError, match="takes no until=; give layer_name="):
+        memonger.search_plan_to_layer(symbol, until="bn8", **SHAPES)
+
+
 def test_until_is_part_of_the_search() -> None:
     """A plan that is searched for a part costs no more than the whole's plan cut off there."""
     symbol, shapes = networks.resnet((2, 2, 2, 2), batch=8)
