@@ -32,6 +32,9 @@ _OPTIONS = [
     for name, each in inspect.signature(planning.plan).parameters.items()
     if each.kind is each.KEYWORD_ONLY and name not in (*_TOLD, "type_dict")
 ]
+#: The options of ``hybridize``, which are handed to it. (A ``backend`` would change the graph.)
+_FLAGS = ("active", "clear", "static_alloc", "static_shape", "inline_limit")
+_FLAGS += ("forward_bulk_size", "backward_bulk_size")
 
 
 def plan(net: Net, shapes: Any = None, *, type_dict: Any = None, **options: Any) -> Net:
@@ -59,7 +62,8 @@ def plan(net: Net, shapes: Any = None, *, type_dict: Any = None, **options: Any)
     **options
         What `memonger.plan` takes by keyword, but ``grad_req`` and ``devices``. With a budget
         ``how='auto'`` is the default. A schedule has the gradients of all parameters in its pool,
-        and copies them to ``Parameter.grad()``; its plan and a budget count both.
+        and copies them to ``Parameter.grad()``; its plan and a budget count both. What
+        ``hybridize`` takes (``static_alloc=True``), but ``backend``, is handed to it.
 
     Returns
     -------
@@ -83,10 +87,11 @@ def plan(net: Net, shapes: Any = None, *, type_dict: Any = None, **options: Any)
     >>> trainer.step(32)
     """
     _check_block(net)
+    flags = {name: options.pop(name) for name in _FLAGS if name in options}
     chosen, inputs = _read_keywords(options)
     _install()
-    if not net._active:  # type: ignore[attr-defined]
-        net.hybridize()  # type: ignore[attr-defined]
+    if flags or not net._active:  # type: ignore[attr-defined]
+        net.hybridize(**flags)  # type: ignore[attr-defined]
     # An earlier plan goes, and with it the CachedOp, which the next call makes anew.
     unplan(net)
     _lay_out(net)
@@ -121,6 +126,11 @@ def plan_of(net: Any) -> Plan:
     asked = _asked.get(_check_block(net))
     if asked is None:
         raise MemongerError(f"{net.name} has no plan; make one with memonger.gluon.plan(net)")
+    if not net._active:
+        raise MemongerError(
+            f"{net.name} trains without a plan since hybridize(False); call net.hybridize() to "
+            "have it planned again"
+        )
     decision = asked.decision
     if decision is not None and decision.refused:
         raise MemongerError(f"{net.name} trains without a plan: {decision.refused}")
@@ -185,7 +195,8 @@ def _read_keywords(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any
     inputs = {name: value for name, value in given.items() if name not in _OPTIONS}
     for name, shape in inputs.items():
         if not isinstance(shape, (list, tuple)):
-            hint = did_you_mean(name, _OPTIONS, "shapes of inputs are tuples of integers")
+            known = [*_OPTIONS, *_FLAGS]
+            hint = did_you_mean(name, known, "shapes of inputs are tuples of integers")
             raise MemongerError(f"unknown option {name!r}{hint}")
     return options, inputs
 

@@ -301,6 +301,21 @@ def test_an_input_on_another_device() -> None:
     assert plan_of(net).recomputed
 
 
+def test_it_takes_what_hybridize_takes() -> None:
+    flags = {"active": True, "static_alloc": True, "static_shape": True, "inline_limit": 4}
+    flags = {**flags, "forward_bulk_size": 8, "backward_bulk_size": 8, "clear": True}
+    net, other = plan(mlp(), **flags), mlp()
+    other.hybridize(**flags)
+    assert net._flags == other._flags
+    assert different(taught(net), taught(other)) == []
+    assert plan_of(net).recomputed
+    net = plan(mlp(), data=(16, 20), active=False)
+    with pytest.raises(MemongerError, match=r"since hybridize\(False\)"):
+        plan_of(net)
+    with pytest.raises(MemongerError, match="'static_aloc'; did you mean 'static_alloc'"):
+        plan(net, static_aloc=True)
+
+
 # Bad input
 
 
@@ -358,7 +373,8 @@ def test_a_plan_is_made_anew_after_a_summary(capsys: pytest.CaptureFixture[str])
     net.summary(batch(0)[0])
     assert "Unique parameters in model: 9418" in capsys.readouterr().out
     taught(net)
-    assert plan_of(net) is found
+    with pytest.raises(MemongerError, match=r"since hybridize\(False\); call net.hybridize\(\)"):
+        plan_of(net)
     net.hybridize()
     taught(net)
     assert plan_of(net) is not found and plan_of(net).recomputed == found.recomputed
