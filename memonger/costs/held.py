@@ -67,7 +67,10 @@ def held_by(graph: ForwardGraph, device_type: str, mkldnn: bool) -> Held:
 
 
 def with_copies(held: Held, found: Replay) -> Held:
-    """Add the plain copies of blocks that operators keep; MKLDNN's own are in temporary space."""
+    """Add the plain copies of blocks that operators make; MKLDNN's own are in temporary space.
+
+    MXNet's executor keeps them; for an operator that is invoked they are gone when it has run.
+    """
     # ``StorageFallbackOpExecutor`` in ``src/executor/attach_op_execs_pass.cc``
     t, signatures = found.training.arrays, found.training.signatures
     made_in = [len(s.tensors[0].shape) for s in signatures if s.op in PRODUCES_BLOCKED]
@@ -83,8 +86,10 @@ def with_copies(held: Held, found: Replay) -> Held:
     nbytes = t.elements * t.itemsize * in_blocks
     copied = np.repeat(ignorant, np.diff(t.read_start)) & (read > PLAIN) & ~t.read_ignored
     written = np.repeat(ignorant, np.diff(t.output_start)) & (made > PLAIN)
-    copies = int(nbytes[entries[copied]].sum() + nbytes[written].sum())
-    temporary = held.temporary
+    readers, makers = (owners(start) for start in (t.read_start, t.output_start))
+    copies = np.bincount(readers[copied], nbytes[entries[copied]], len(ignorant))
+    copies += np.bincount(makers[written], nbytes[written], len(ignorant))
+    temporary = held.temporary if found.keeps_copies else max(held.temporary, int(copies.max()))
     for row in found.order.tolist():
         signature, begin = signatures[row], t.output_start[row]
         op = signature.op
@@ -95,7 +100,13 @@ def with_copies(held: Held, found: Replay) -> Held:
             plain = made[entries[reads]] == PLAIN
             apart = _apart(signature, plain, places[outputs], found.reads[outputs])
             temporary = max(temporary, apart + _reordered(signature, inputs, plain))
-    return replace(held, arrays=(*held.arrays, copies), temporary=temporary)
+    kept = [int(copies.sum())] if found.keeps_copies else []
+    return replace(held, arrays=(*held.arrays, *kept), temporary=temporary)
+
+
+def owners(start: np.ndarray) -> np.ndarray:
+    """Tell the row that owns each item; the items of a row begin at its ``start``."""
+    return np.repeat(np.arange(len(start) - 1), np.diff(start))
 
 
 def rounded(nbytes: Any) -> np.ndarray:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Collection
+from typing import Any, ClassVar, Collection
 
 import numpy as np
 
@@ -94,6 +94,8 @@ class Timeline:
 class Replay:
     """What MXNet's planner makes of one training graph."""
 
+    keeps_copies: ClassVar[bool] = True  # whether operators do (``costs.held.with_copies``)
+
     training: Planned
     recomputed: np.ndarray  # bool, of each forward node: whether it carries ``force_mirroring``
     order: np.ndarray  # the rows of the training graph in the order in which they run
@@ -106,6 +108,13 @@ class Replay:
         """The block that each output really has: terms may be added up where the sum is."""
         t, adding = self.training.arrays, adding_rows(self.training)
         return add_in_place(t, self.recomputed, self.order, adding, self.planned)
+
+    @property
+    def storage(self) -> np.ndarray:
+        """The memory of each output as if none was used again: one number for what is in place."""
+        t, mask = self.training.arrays, self.recomputed
+        planned = allocate(t, mask, self.order, self.reads, 0)[1]
+        return add_in_place(t, mask, self.order, adding_rows(self.training), planned)
 
     @property
     def allocated_bytes(self) -> int:
@@ -122,9 +131,7 @@ class Replay:
 
     def timeline(self) -> Timeline:
         """Which tensors are alive when."""
-        t, mask, order = self.training.arrays, self.recomputed, self.order
-        planned = allocate(t, mask, order, self.reads, 0)[1]
-        storage = add_in_place(t, mask, order, adding_rows(self.training), planned)
+        t, mask, order, storage = self.training.arrays, self.recomputed, self.order, self.storage
         place = np.full(len(t.variable), -1)
         place[order] = np.arange(len(order))
         birth, reader = (np.repeat(place, np.diff(s)) for s in (t.output_start, t.use_start))

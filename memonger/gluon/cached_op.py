@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import weakref
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
@@ -236,7 +236,6 @@ class PlannedOp:
                 **options,
             }
         )
-        request = replace(request, own_gradients=True)  # ``Parameter.grad()``
         chosen = read_options(options)
         found = plan_of(solve(request, chosen))
         decision = Decision(kind, found)

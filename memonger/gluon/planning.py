@@ -33,8 +33,10 @@ _OPTIONS = [
     if each.kind is each.KEYWORD_ONLY and name not in (*_TOLD, "type_dict")
 ]
 #: The options of ``hybridize``, which are handed to it. (A ``backend`` would change the graph.)
-_FLAGS = ("active", "clear", "static_alloc", "static_shape", "inline_limit")
-_FLAGS += ("forward_bulk_size", "backward_bulk_size")
+_FLAGS = tuple(
+    "active clear static_alloc static_shape inline_limit forward_bulk_size "
+    "backward_bulk_size".split()
+)
 
 
 def plan(net: Net, shapes: Any = None, *, type_dict: Any = None, **options: Any) -> Net:
@@ -61,9 +63,8 @@ def plan(net: Net, shapes: Any = None, *, type_dict: Any = None, **options: Any)
         Types of these inputs by name; by default that of the first parameter.
     **options
         What `memonger.plan` takes by keyword, but ``grad_req`` and ``devices``. With a budget
-        ``how='auto'`` is the default. A schedule has the gradients of all parameters in its pool,
-        and copies them to ``Parameter.grad()``; its plan and a budget count both. What
-        ``hybridize`` takes (``static_alloc=True``), but ``backend``, is handed to it.
+        ``how='auto'`` is the default. What ``hybridize`` takes (``static_alloc=True``), but
+        ``backend``, is handed to it.
 
     Returns
     -------

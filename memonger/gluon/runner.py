@@ -17,7 +17,7 @@ import numpy as np
 
 from memonger.gluon import autograd, stub
 from memonger.graph.operators.recompute import draws
-from memonger.schedules.execution.executor import touch
+from memonger.schedules.execution.executor import ScheduledExecutor
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import environment, mx
 from memonger.support.signals import signals_put_off
@@ -116,7 +116,7 @@ class Runner:
     def __init__(
         self, graph: PlannedGraph, arrays: Mapping[str, Any], requests: Mapping[str, str], lent: Any
     ) -> None:
-        self.graph, self._requests = graph, requests
+        self.graph = graph
         self._inputs = [name for name in graph.names if name not in graph.parameters]
         self._wanted_names = [name for name in graph.names if requests.get(name, "null") != "null"]
         self.ctx = arrays[graph.names[0]].context
@@ -136,6 +136,8 @@ class Runner:
             self.executor = symbol.bind(self.ctx, args, gradients, asked, aux, shared_exec=lent)
         # It holds the executor, so that Python's gc does not free it together with this object.
         weakref.finalize(self, _leave, threading.current_thread(), self.executor)
+        is_ours = isinstance(self.executor, ScheduledExecutor)
+        self._states = [] if is_ours else self.executor.aux_arrays  # that it moves unseen (`touch`)
         # Handles of our own, as variables; the tape puts the gradients of the outputs there.
         self.results = [output.detach() for output in self.executor.outputs]
         heads = [mx.nd.zeros(each.shape, self.ctx, dtype=each.dtype) for each in self.results]
@@ -169,7 +171,7 @@ class Runner:
 
     def _run_forward(self) -> None:
         # Several executors move the statistics of a block that is called twice.
-        touch(self.executor.aux_arrays)
+        touch(self._states)
         self.executor.forward(is_train=True)
 
     @signals_put_off()  # the stub calls its hook, and what it holds must come on the tape
@@ -225,7 +227,7 @@ class Runner:
             self._run_forward()
         with self._kept() if partial else contextlib.nullcontext():
             self.executor.backward([self._heads[k] for k in range(len(self.results))])
-            touch(self.executor.aux_arrays)
+            touch(self._states)
             self._deliver(partial)
         call.spent = True  # last, for another thread may take the memory from here on
 
@@ -257,3 +259,14 @@ class Runner:
 
 def _alike(array: Any) -> Any:
     return mx.nd.zeros(array.shape, array.context, dtype=array.dtype)
+
+
+def touch(states: list[Any]) -> None:
+    """Have what comes later wait for all that has been pushed with these auxiliary states."""
+    # MXNet's engine takes an operator of its executor that moves them (BatchNorm, its gradient) for
+    # one that reads them (``GraphExecutor::InitCachedOps``), so that other readers need not wait.
+    # An operator in place, which computes nothing, has the engine believe that they are written.
+    # (A schedule's operators are imperative calls, which tell the engine: ``FMutateInputs``.)
+    for dtype in {array.dtype for array in states}:
+        alike = [array for array in states if array.dtype == dtype]
+        mx.nd.amp_multicast(*alike, num_outputs=len(alike), out=alike)

@@ -191,9 +191,17 @@ static Int32s part(Int32s array, int64_t first, int64_t stop)
 /* Sets the order in which rows run that are no copies; tells which do. */
 static bool *set_order(Memory *memory, const Links *links, GraphArrays *g)
 {
-    int64_t rows = g->variable.count, heads = g->head_row.count;
-    int64_t last = g->forward ? g->outputs : heads;
+    int64_t rows = g->variable.count, heads = g->head_row.count, last = g->outputs;
     bool *runs = ZEROS(memory, bool, rows);
+    if (!g->forward) {
+        g->first = int32s(memory, rows);
+        for (int32_t r = 0; r < rows; r++) {
+            g->first.at[r] = r;
+            runs[r] = true;
+        }
+        g->before_start = part(links->start, 0, 1);
+        return runs;
+    }
     Int32s by;
     walk(memory, 0, links->start, links->row, links->owner, part(g->head_row, 0, last),
          part(g->head_owner, 0, last), &g->first, &by);

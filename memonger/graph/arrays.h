@@ -31,7 +31,7 @@ typedef struct {
     Int64s ignored_start;
     Bools ignored;
     Int64s output_start, elements, itemsize;
-    Int32s dtype, rank, made;
+    Int32s dtype, shape, rank, made;
     Int32s option_start, option_input, option_output;
     Bools option_identity;
     Int64s sizes;
@@ -53,6 +53,7 @@ typedef struct {
 
 /* Makes the GraphArrays of rows of signatures ``which``, with copies of the first ``forward``.
  *
+ * Without copies (``forward`` is 0) all rows run, in the order in which they stand.
  * ``reads`` are what each row reads (`Read`; row -1: a variable that is left out), ``waits`` are
  * control dependencies. The first ``outputs`` of the heads are the network's, the others gradients.
  * Its temporaries are left to the caller to give back; it refers to arrays that it was given.

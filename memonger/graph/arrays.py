@@ -55,6 +55,17 @@ class Signatures:
             self.all.append(Signature(op, attrs, inputs, IGNORED.get(op, ()), fitting, tensors))
         return self._numbers[key]
 
+    def add(self, signature: Signature) -> int:
+        """Number a signature with in-place options of its own."""
+        key = (
+            _key(signature.op, signature.attrs, signature.inputs, signature.tensors),
+            signature.options,
+        )
+        if key not in self._numbers:
+            self._numbers[key] = len(self.all)
+            self.all.append(signature)
+        return self._numbers[key]
+
 
 def _key(op: str, attrs: Attributes, inputs: int, tensors: Tensors) -> object:
     return op, tuple(attrs.items()), inputs, tuple(tensors)
@@ -123,6 +134,7 @@ class SignatureArrays(NamedTuple):
     elements: np.ndarray
     itemsize: np.ndarray
     dtype: np.ndarray
+    shape: np.ndarray  # the same number for the same shape
     rank: np.ndarray
     made: np.ndarray  # the largest first
     option_start: np.ndarray
@@ -151,7 +163,9 @@ def arrays_of(signatures: Sequence[Signature]) -> SignatureArrays:
     numbers = np.array([dtype.num for dtype in dtypes], dtype=np.int32)
     made = (made - output_start[owner]).astype(np.int32)
     inputs = variable, reads, ignored_start, ignored.astype(np.bool_)
-    outputs = output_start, elements, itemsize, numbers, rank, made
+    known: dict[tuple[int, ...], int] = {}
+    shapes = [known.setdefault(t.shape, len(known)) for k in signatures for t in k.tensors]
+    outputs = output_start, elements, itemsize, numbers, np.array(shapes, np.int32), rank, made
     options_of = option_start, *options, identity.astype(np.bool_)
     return SignatureArrays(*inputs, *outputs, *options_of, sizes.astype(np.int64))  # type: ignore[call-arg]
 
@@ -179,6 +193,7 @@ def graph_arrays(
 ) -> GraphArrays:
     """Make the GraphArrays of rows of signatures ``which``, with copies of the first ``forward``.
 
+    Without copies (``forward`` is 0) all rows run, in the order in which they stand.
     ``reads`` are where those of each row start, and their rows (-1: a variable that is left out),
     outputs and owners (`Read`); ``waits`` are control dependencies. The first ``outputs`` of the
     heads are the network's, the others gradients.

@@ -38,6 +38,7 @@ class TrainingGraph:
     ops: tuple[str, ...]  # of each row
     signatures: tuple[Signature, ...]  # of each row: the shapes and types of its outputs, and more
     facts: tuple[GradientFacts, ...]  # of each forward node
+    gradients: Mapping[int, OperatorGradient]  # of each operator that has any
     same: tuple[int, ...]  # for each forward node the one that MXNet merges it with (or itself)
     inexact: tuple[str, ...]  # why the replay may differ from MXNet; empty if it should not
     wanted: tuple[int, ...]  # the arguments that get a gradient
@@ -113,6 +114,7 @@ class _Builder:
         self.gradients: dict[Entry, list[Read]] = {}  # what has met at an entry so far
         self.sums: dict[Entry, Read] = {}
         self.facts = [GradientFacts()] * n
+        self.found: dict[int, OperatorGradient] = {}
         self.unobserved: dict[int, str] = {}
         for k, head in enumerate(graph.heads):
             name, like = f"_head_grad_{k}", (graph.tensors[head[0]][head[1]],)
@@ -177,6 +179,7 @@ class _Builder:
             ops=tuple([signature.op for signature in signatures]),
             signatures=signatures,
             facts=tuple(self.facts),
+            gradients=self.found,
             same=tuple(self.same),
             inexact=tuple(sorted(inexact)),
             wanted=wanted,
@@ -230,7 +233,7 @@ class _Builder:
         """Add the gradient nodes of operator x, and hand their results to its inputs."""
         met = [self.gradients.get((x, k), ()) for k in range(len(self.graph.output_names[x]))]
         zero_heads = all(found and self._is_zero(self._sum((x, k))) for k, found in enumerate(met))
-        found = self._gradient(x, zero_heads)
+        found = self.found[x] = self._gradient(x, zero_heads)
         self.facts[x] = found.facts._replace(summed=max(map(len, met)))
         into = self.reads[self.n + x]
         at: list[int] = []  # the rows of its gradient nodes

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from functools import partial
 from itertools import chain
 from typing import Collection, Sequence
 
@@ -18,19 +17,33 @@ import numpy as np
 from memonger.costs.replay import replay
 from memonger.graph.arrays import columns
 from memonger.graph.forward import FLOAT, Entry, no_collection
+from memonger.graph.operators.gradients import ZEROS
 from memonger.graph.operators.layouts import AXES, PRODUCES_BLOCKED
 from memonger.graph.operators.recompute import truth
-from memonger.graph.operators.tensors import Tensor
+from memonger.graph.operators.recorded import (
+    ACCUMULATING,
+    ASYNCHRONOUS,
+    BY_MKLDNN,
+    IN_PLACE,
+    is_recorded,
+)
+from memonger.graph.operators.tensors import Tensor, Tensors
 from memonger.schedules.layouts import Expected, refusal
-from memonger.schedules.nodes import AWAITED, CHAINED, LOOSE, NodeVariants, connect, line_up
+from memonger.schedules.nodes import NodeVariants, connect, line_up
 from memonger.schedules.schedule import FIRST_TIME, Schedule, Workload
-from memonger.schedules.training_step import Node, Nodes, Parts, TrainingStep, insert, step_of
+from memonger.schedules.training_step import (
+    Node,
+    Nodes,
+    Parts,
+    TrainingStep,
+    holding,
+    insert,
+    plainly,
+    step_of,
+)
 from memonger.support.errors import MemongerError
 
 log = logging.getLogger("memonger")
-
-#: Operators that write the outputs that ``list_outputs`` does not show, read or not.
-WRITES_HIDDEN = frozenset(("BatchNorm", "Pooling"))
 
 #: Gradients that are zero, or that MXNet never writes (of labels).
 UNWRITTEN = {("_zeros_without_dtype", 0)}
@@ -47,15 +60,26 @@ def parts(work: Workload, added: Collection[int] = (), mkldnn: bool = True) -> P
     ``added`` are the arguments with grad_req 'add'; ``mkldnn``: whether MKLDNN may compute it.
     """
     made = _Maker(work, mkldnn)
-    made.add_nodes()
-    operations = made.operations()
-    gradients = made.add_totals(added, operations)
+    gradients = made.gradients()
+    chained = made.chained()
+    recorded, adding = made.recorded(added, gradients, chained)
+    made.add_nodes(recorded)
     expected, training = None, work.training
     if any(node.op in PRODUCES_BLOCKED for node in training.graph.nodes):
         expected = Expected(replay(training, np.zeros(training.arrays.forward, dtype=np.bool_)))
-    variants, signatures = made.variants(operations), tuple(made.nodes.signatures.all)
-    about = tuple(gradients), made.totals, frozenset(made.left_out)
-    return Parts(work, mkldnn, variants, signatures, *about, expected)
+    return Parts(
+        work=work,
+        mkldnn=mkldnn,
+        variants=made.variants(made.operations()),
+        signatures=tuple(made.nodes.signatures.all),
+        gradients=tuple(gradients),
+        added=frozenset(added),
+        recorded=recorded,
+        adding=adding.union(chained),
+        chained=chained,
+        left_out=frozenset(made.left_out),
+        expected=expected,
+    )
 
 
 class _Maker:
@@ -80,18 +104,8 @@ class _Maker:
         nodes = self.graph.nodes
         self.masked = [n.op == "Dropout" and float(n.attrs.get("p", 0.5)) > 0 for n in nodes]
         self.nodes = Nodes({id(each): each for each in self.training.signatures}.values())
-        self.totals: dict[int, int] = {}
         self.mkldnn = mkldnn
         self.left_out: set[int] = set()
-
-    def needed(self) -> list[Entry]:
-        """List the outputs of operators that must be read, for they are if each runs once."""
-        graph, t, found = self.graph, self.t, []
-        for x in graph.operators:
-            outputs, shown = range(len(graph.tensors[x])), max(1, len(graph.output_names[x]))
-            hidden = () if graph.nodes[x].op in WRITES_HIDDEN else outputs[shown:]
-            found += [(x, k) for k in (0, *hidden) if t.reads[t.output_start[x] + k] > 0]
-        return found
 
     def gradients(self) -> list[Entry | None]:
         """Find where the gradient of each argument comes from, past copies; None for zeros."""
@@ -133,19 +147,77 @@ class _Maker:
             )
         return found
 
-    def add_nodes(self) -> None:
-        """Put down what nodes can be, as `NodeVariants` has them in order, but for totals."""
+    def recorded(
+        self,
+        added: Collection[int],
+        gradients: Sequence[Entry | None],
+        chained: Collection[Entry],
+    ) -> tuple[dict[int, list[int]], frozenset[Entry]]:
+        """Find the operators whose gradient autograd computes (``operators.recorded``).
+
+        So it is where the gradient of an argument is added to an array: to add it afterwards may
+        round otherwise, for some operators begin with what is in the array. (None with auxiliary
+        states does, and what runs again has others.) Told too: those gradients.
+        """
+        reads = Counter(chain(gradients, *(self.reads[row] for row in self.walk)))
+        nodes, rows = self.graph.nodes, defaultdict(list)
+        for row in range(2 * self.n, len(self.owner)):
+            rows[self.owner[row]].append(row)
+        run = {self.owner[row] for row in self.walk} - {-1}
+        found = {x for x in run if is_recorded(nodes[x].op, self.training.gradients[x])}
+        found |= {self.owner[row] for row, _ in chained}
+        adding = set()
+        for a, entry in zip(self.training.wanted, gradients):
+            if a in added and entry is not None and reads[entry] == 1:
+                x = self.owner[entry[0]]
+                if x < 0 or nodes[x].op in IN_PLACE or self.ops[entry[0]] in ZEROS:
+                    continue
+                states = any(i in self.graph.auxiliary for i, _ in nodes[x].inputs)
+                if not states and not self.masked[x] and not nodes[x].subgraphs:
+                    found.add(x)
+                    adding.add(entry)
+        return {x: rows[x] for x in sorted(found)}, frozenset(adding)
+
+    def chained(self) -> dict[Entry, int]:
+        """Find the terms that MXNet's executor adds to a sum in place, where that rounds otherwise.
+
+        Told too is the row that would add them.
+        """
+        if "_grad_add" not in self.ops:
+            return {}
+        found, nodes = replay(self.training, np.zeros(self.n, dtype=np.bool_)), self.graph.nodes
+        other = found.planned != found.blocks
+        chained: dict[Entry, int] = {}
+        for row in (r for r in self.walk if self.ops[r] == "_grad_add"):
+            term, k = self.reads[row][1]
+            x = self.owner[term]
+            if x < 0 or not other[self.t.output_start[term] + k]:
+                continue
+            by_mkldnn = self.mkldnn and self.training.signatures[term].tensors[k].dtype == FLOAT
+            if nodes[x].op in ACCUMULATING and not (by_mkldnn and nodes[x].op in BY_MKLDNN):
+                chained[term, k] = row
+        return chained
+
+    def add_nodes(self, recorded: Collection[int]) -> None:
+        """Put down what nodes can be, as `NodeVariants` has them in order."""
         n, nodes, tensors, made = self.n, self.graph.nodes, self.graph.tensors, self.nodes
         first_time = [FIRST_TIME.get(node.op, ()) for node in nodes]
         number = {id(signature): k for k, signature in enumerate(made.signatures.all)}
-        for row, (reads, waits) in enumerate(zip(self.reads, self._waits())):
+        for row, reads in enumerate(self.reads):
+            signature = self.training.signatures[row]
+            k, owner = number[id(signature)], self.owner[row]
             if row >= n:
                 reads = [(~r if r < n and k in first_time[r] else r, k) for r, k in reads]
-                # A masked operator is waited for as it ran for the first time.
-                waits = [~r if r < n and self.masked[r] else r for r in waits]
+            # What autograd computes has arrays of its own, and so has the gradient of a Dropout on
+            # a GPU, which autograd computes if the Dropout runs once.
+            apart = owner in recorded or (signature.op == "_backward_Dropout" and not self.mkldnn)
+            if apart and signature.options:
+                k = made.signatures.add(signature._replace(options=()))
+            elif signature.op == "_zeros_without_dtype":
+                k = made.signatures.add(signature._replace(tensors=_floats(signature.tensors)))
             time = 0 if row < n and not self.t.variable[row] else -1
-            made.add(Node(number[id(self.training.signatures[row])], row, time, reads, waits))
-        recomputed: list[Node] = []
+            made.add(Node(k, row, time, reads))
+        again: list[Node] = []
         scratch: dict[tuple[int, Tensor], Entry] = {}
         for x, node in enumerate(made.all[:n]):
             reads = list(node.reads)
@@ -162,21 +234,9 @@ class _Maker:
                         if key not in scratch:
                             scratch[key] = made.insert("null", {}, key[1])
                         reads[j] = scratch[key]
-            recomputed.append(node._replace(reads=reads))
-        self.recomputed = len(made.all)
-        made.all += recomputed
-        for x, k in self.needed():
-            made.insert("max", {}, Tensor((1,), tensors[x][k].dtype), [(x, k)])
-
-    def _waits(self) -> list[list[int]]:
-        """List what gradient rows wait for by themselves, not what orders their sums."""
-        waits: list[list[int]] = [[] for _ in self.reads]
-        for row, before in self.training.waits:
-            owner = self.owner[row]
-            itself = before < self.n or self.owner[before] == owner
-            if owner >= 0 and (waits[row] or itself):
-                waits[row].append(before)
-        return waits
+            again.append(node._replace(reads=reads))
+        self.again = len(made.all)
+        made.all += again
 
     def operations(self) -> list[list[int]]:
         """List for each forward node the gradient rows that run in the operation of its gradient.
@@ -198,67 +258,30 @@ class _Maker:
             result[self.work.gradients[operation[row]]].append(row)
         return result
 
-    def add_totals(self, added: Collection[int], operations: list[list[int]]) -> list[Entry | None]:
-        """Have gradients added up as MXNet does; return all, the sums in the place of those.
-
-        What makes one adds it to the total, and some round otherwise than by adding what they have
-        made: MXNet writes the second input of a ``_grad_add`` into the first
-        (``src/executor/inplace_addto_detect_pass.cc``), here a copy of the total. What others read
-        too is not summed here: it is added up afterwards.
-        """
-        made, gradients = self.nodes, self.gradients()
-        found = gradients.copy()
-        reads = Counter(chain(gradients, *(self.reads[row] for row in self.walk)))
-        runs = set(chain(*operations))
-        copies: dict[int, list[int]] = defaultdict(list)  # that run before a row
-        sums: dict[int, list[int]] = defaultdict(list)  # that run after it
-        for place, (a, entry) in enumerate(zip(self.training.wanted, gradients)):
-            summed = a in added and a not in self.left_out
-            if summed and entry is not None and entry[0] in runs and reads[entry] == 1:
-                tensor = made.tensor(entry)
-                total = made.insert("null", {}, tensor)
-                copy = made.insert("_copy", {}, tensor, [total])
-                found[place] = result = made.insert("_grad_add", {}, tensor, [copy, entry])
-                self.totals[a] = total[0]
-                copies[entry[0]].append(copy[0])
-                sums[entry[0]].append(result[0])
-        for operation in operations:
-            operation[:] = [r for row in operation for r in (*copies[row], row, *sums[row])]
-        if self.totals:  # what waits for a row waits for its copies too
-            for row, node in enumerate(made.all):
-                waits = [w for before in node.waits for w in (*copies[before], before)]
-                made.all[row] = node._replace(waits=waits)
-        return found
-
     def variants(self, operations: Sequence[Sequence[int]]) -> NodeVariants:
         """Make arrays of what there is."""
         t, n, made, signatures = self.t, self.n, self.nodes.all, self.nodes.signatures.all
-        rows, small = self.nodes.rows(), partial(np.array, dtype=np.int32)
         operation_start, operation_row = columns(operations, 1)
-        of, needed = small(self.needed()).reshape(-1, 2).T
         heads = [head for head in self.graph.heads if not t.variable[head[0]]]
         _, head_row, head_output = columns([heads], 2)
-        ignored = [j in signatures[m.signature].ignored for m in made for j in range(len(m.reads))]
-        chained = (rows.time == 0) | (np.diff(rows.wait_start) > 0)
-        loose = np.where(np.diff(rows.read_start) > 0, AWAITED, LOOSE)
         variable = np.array([signatures[node.signature].op == "null" for node in made])
-        variable[n : 2 * n] = variable[self.recomputed : self.recomputed + n] = False
+        variable[n : 2 * n] = variable[self.again : self.again + n] = False
         return NodeVariants(
-            rows=rows,
-            counts=(np.maximum(rows.read_row, ~rows.read_row) < n) & ~np.array(ignored, np.bool_),
+            rows=self.nodes.rows(),
             forward=n,
-            readers=self.recomputed + n,
-            link=small(np.where(chained, CHAINED, loose)),
-            variable=small(np.flatnonzero(variable)),
+            again=self.again,
+            variable=np.flatnonzero(variable).astype(np.int32),
             operation_start=operation_start,
             operation_row=operation_row,
-            output_start=small(t.output_start[: n + 1]),
-            needed_start=small(np.cumsum([0, *np.bincount(of, minlength=n)])),
-            needed=small(t.output_start[of] + needed),
-            masked=np.array(self.masked),
             head_row=head_row,
             head_output=head_output,
         )
+
+
+def _floats(tensors: Tensors) -> Tensors:
+    """Make the zeros that stand for the gradient of MKLDNN's workspace those of a float."""
+    # The gradient of Pooling is written over them, which takes an array of its type.
+    return tuple([t._replace(dtype=FLOAT) if t.dtype == "int32" else t for t in tensors])
 
 
 def unroll(made: Parts, schedule: Schedule) -> TrainingStep:
@@ -269,7 +292,11 @@ def unroll(made: Parts, schedule: Schedule) -> TrainingStep:
     """
     p = made.variants
     line = line_up(p, np.ascontiguousarray(schedule.operations, dtype=np.int32))
-    step = bare = step_of(made, connect(p, np.concatenate([p.variable, line])), made.signatures)
+    rows, signatures = connect(p, line), list(made.signatures)
+    if made.mkldnn and any(signature.op in ASYNCHRONOUS for signature in signatures):
+        step = plainly(step_of(made, rows, signatures))
+        rows, signatures = step.rows, list(step.all_signatures)
+    step = bare = step_of(made, *holding(made, rows, signatures))
     found = made.expected
     try:
         for k in range(ROUNDS + 1):

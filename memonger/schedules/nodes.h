@@ -6,28 +6,24 @@
 typedef struct {
     Int32s signature, source, time;
     Int32s read_start, read_row, read_output;
-    Int32s wait_start, wait_row;
     Int32s first, latest;
 } Rows;
 
 typedef struct {
     Rows rows;
-    Bools counts;
-    int64_t forward, readers;
-    Int32s link, variable;
+    int64_t forward, again;
+    Int32s variable;
     Int32s operation_start, operation_row;
-    Int32s output_start, needed_start, needed;
-    Bools masked;
     Int32s head_row, head_output;
 } NodeVariants;
 
-/* Tells the variants of the nodes that run, in order, for the operations of a schedule. */
+/* Lists the variants of the nodes that run, in order: all variables, then a schedule's. */
 KERNEL void line_up(Memory *memory, const NodeVariants *p, Int32s operations, Int32s *line);
 
 /* Makes the Rows of nodes of these variants; who reads a variable that is left out reads -1. */
 KERNEL void connect(Memory *memory, const NodeVariants *p, Int32s line, Rows *made);
 
-/* Makes the GraphArrays of a training step with these outputs: ordered as MXNet orders it. */
+/* Makes the GraphArrays of a training step; the first ``outputs`` of the heads are the network's. */
 KERNEL void lay_out(
     Memory *memory, const SignatureArrays *signatures, const Rows *rows, Int32s head_row,
-    Int32s head_output, GraphArrays *made);
+    Int32s head_output, int64_t outputs, GraphArrays *made);

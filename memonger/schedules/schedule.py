@@ -18,22 +18,13 @@ import numpy as np
 
 from memonger.graph.arrays import gathered
 from memonger.graph.operators.recompute import why_kept
+from memonger.graph.operators.recorded import ASYNCHRONOUS, is_recorded
 from memonger.graph.training import TrainingGraph
 from memonger.support.errors import MemongerError
 
 #: Outputs that a gradient reads from the first time that the operator ran, however often it runs:
 #: the mask of a Dropout, and statistics that are small, so that nothing is run again for them.
 FIRST_TIME = {"BatchNorm": frozenset((1, 2)), "Dropout": frozenset((1,))}
-
-#: Operators that no symbol can be loaded with whose gradient is written out.
-UNWRITABLE = dict.fromkeys(
-    ("Custom", "_NDArray", "_Native"), "its gradient is Python code, which no symbol can hold"
-)
-# Both are registered as gradients (``TIsBackward``, ``src/operator/tensor/indexing_op.cc``). Where
-# such an operator waits for another, MXNet takes that for the operator that it is the gradient of
-# (``GetAttrFromForwardNode`` in ``src/executor/infer_graph_attr_pass.cc``).
-_TAKEN = "MXNet takes it for a gradient where a schedule puts it in order"
-UNWRITABLE.update(gather_nd=_TAKEN, scatter_nd=_TAKEN)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,8 +67,9 @@ def workload(training: TrainingGraph, until: int | None = None) -> Workload:
     """
     nodes, t = training.graph.nodes, training.arrays
     n, variable = t.forward, t.variable
-    unwritable = {x: UNWRITABLE[n.op] for x, n in enumerate(nodes) if n.op in UNWRITABLE}
-    for x, why in {**training.unobserved, **unwritable}.items():
+    for x, why in training.unobserved.items():
+        if nodes[x].op in ASYNCHRONOUS:  # autograd asks the Python code that it is
+            continue
         raise MemongerError(
             f"node {nodes[x].name!r} ({nodes[x].op}) cannot be part of a schedule: {why}; "
             "how='marks' can plan this network"
@@ -106,6 +98,10 @@ def workload(training: TrainingGraph, until: int | None = None) -> Workload:
             once[[x, *(training.same[a] for a, _ in node.inputs)]] = True
         elif not node.is_variable and node.op != "Dropout":
             once[x] |= why_kept(node.op, node.attrs) is not None
+            # What runs again has states of its own, but autograd moves those of the last run.
+            states = any(a in training.graph.auxiliary for a, _ in node.inputs)
+            found = training.gradients.get(x)
+            once[x] |= states and found is not None and is_recorded(node.op, found)
     once[n if until is None else until :] = True
     return Workload(
         training=training,

@@ -20,9 +20,9 @@ from memonger.graph.operators.recompute import GPU, fuses
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.read import forward_graph
 from memonger.graph.training import TrainingGraph, training_graph
+from memonger.schedules.execution.recipe import step_for
 from memonger.schedules.execution.symbol import ScheduledSymbol
-from memonger.schedules.execution.write import step_for
-from memonger.schedules.training_step import TrainingStep
+from memonger.schedules.training_step import Placed, TrainingStep
 from memonger.solve.request import Budget, Request
 from memonger.support.errors import MB
 
@@ -194,25 +194,11 @@ def of_marks(
     return Memory(found, bound, training.inexact, gradients, held=held, fused=with_fusion)
 
 
-def of_step(
-    step: TrainingStep, grad_req: Mapping[str, str], held: Held = NOTHING, own: bool = False
-) -> Memory:
-    """Replay a training step of a schedule; ``own`` is as ``Request.own_gradients``."""
-    training, heads = step.training, step.heads
-    pooled: set[Entry] = set()
-    beside: list[Tensor] = []
-    for a, place in zip(training.wanted, step.gradients):
-        # What is written stays in the pool, but for an output of the network, or what is there
-        # already as the gradient of another argument; what is added, or copied from there, has an
-        # array of its own.
-        entry = None if place is None or place < len(training.graph.heads) else heads[place]
-        write = grad_req[training.graph.nodes[a].name] == "write"
-        if write and not own and entry is not None and entry not in pooled:
-            pooled.add(entry)
-        elif a not in step.parts.totals:  # those are among the variables
-            beside.append(training.graph.tensors[a][0])
-    found, pool = step.replay(), frozenset(pooled)
-    return Memory(found, found.pool_bytes // MB, training.inexact, tuple(beside), pool, held)
+def of_step(step: TrainingStep, held: Held = NOTHING) -> Memory:
+    """Tell what a training step of a schedule takes: its arena, and the arrays of its outputs."""
+    training, found = step.training, step.replay()
+    gradients = tuple([training.graph.tensors[a][0] for a in training.wanted])
+    return Memory(found, found.pool_bytes // MB, (), gradients, held=held)
 
 
 def predict(request: Request) -> Memory:
@@ -222,7 +208,7 @@ def predict(request: Request) -> Memory:
     if isinstance(symbol, ScheduledSymbol) and symbol.schedule is not None:
         mkldnn = request.device_type != GPU and has_mkldnn(request.device)
         step = step_for(graph, symbol.schedule, grad_req, mkldnn)
-        return of_step(step, grad_req, own=request.own_gradients)
+        return of_step(step)
     training = training_graph(graph, wanted(graph, grad_req))
     return of_marks(training, marks.recomputed(graph), fused=fuses(request.targets))
 
@@ -235,6 +221,8 @@ def measure(request: Request) -> Memory:
 
 def confirmed(found: Memory, symbol: Any, request: Request) -> Memory:
     """Have MXNet bind a symbol of which this memory was predicted, and tell what it plans."""
+    if isinstance(found.replay, Placed):  # MXNet plans nothing of it
+        return found
     about = request.device, found.training.wanted, request.grad_req
     total = planned_mb(bind(symbol, found.graph, *about))
     if found.fused is not None and request.device.device_type != GPU:

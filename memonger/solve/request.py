@@ -39,7 +39,6 @@ class Request:
     grad_req: dict[str, str]  # 'write', 'add' or 'null' for each argument
     ctx: Any  # for which devices a plan is, as `inputs.read_devices` returns it
     until: int | None = None  # the node from which on everything is kept
-    own_gradients: bool = False  # they have arrays of their own beside a schedule's pool (Gluon)
 
     @property
     def device(self) -> Any:
@@ -274,6 +273,5 @@ def mxnet_variables() -> dict[str, str]:
 def fingerprint(request: Request, options: Options) -> str:
     """Make a fingerprint of everything that a plan depends on."""
     asked = [request.spec, request.grad_req, str(request.ctx), request.until]
-    how = request.own_gradients, astuple(options)
-    about = [structure(request.symbol), mxnet_variables(), asked, how]
+    about = [structure(request.symbol), mxnet_variables(), asked, astuple(options)]
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()

@@ -100,7 +100,7 @@ def front_of(ways: Iterable[Way]) -> tuple[Plans, bool]:
 
 def confirmed(way: Way, plan: Candidate) -> Solution:
     """Confirm one plan; the network as it is where MXNet finds that it saves nothing."""
-    found = _confirm(way, plan if plan.recomputed.any() else way.no_plan)
+    found = _confirm(way, plan if plan.schedule or plan.recomputed.any() else way.no_plan)
     if found.memory.saved(way.unplanned) > 0:
         return found
     return replace(_confirm(way, way.no_plan), warnings=found.warnings)

@@ -18,7 +18,6 @@ from memonger.costs.lower_bound import LowerBound, lower_bound
 from memonger.costs.time import measured as timing
 from memonger.graph import marks
 from memonger.graph.forward import KeptCopy
-from memonger.graph.operators.layouts import PRODUCES_BLOCKED
 from memonger.graph.operators.recompute import ANY, CPU, GPU, fuses
 from memonger.graph.read import forward_graph
 from memonger.graph.training import training_graphs
@@ -278,15 +277,7 @@ class Schedules(_Network):
     def smallest(self, others: Sequence[Candidate] = ()) -> Found:
         """Search for the least memory, also from known schedules."""
         work, more = self.options.work, [(plan.origin, plan.schedule) for plan in others]
-        copying = self.held.in_blocks and PRODUCES_BLOCKED & {n.op for n in self.graph.nodes}
-        if not copying or more:
-            return self._searched(lambda search: [search.least_memory(work, more)])
-        # Copies that operators hold for MKLDNN, which the search does not see, may outweigh it.
-        found = self._searched(lambda search: search.by_work(work))
-        memories = [(self.memory(plan), plan) for plan in found.plans]
-        saving = [pair for pair in memories if pair[0].saved(self.unplanned) > 0] or memories[:1]
-        _, least = min(saving, key=lambda pair: pair[0].device_bytes)  # of equals the first
-        return replace(found, plans=[least])
+        return self._searched(lambda search: [search.least_memory(work, more)])
 
     def front(self, others: Sequence[Candidate] = ()) -> Found:
         return self.timed(self._searched(trees.ScheduleSearch.front, self.times.forward))
@@ -303,36 +294,30 @@ class Schedules(_Network):
             found = search(tree)
         if tree.interrupted and all(each.origin == trees.NOTHING for each in found):
             raise KeyboardInterrupt
-        plans = []
-        for pool, _, schedule, origin in found:
+        heads = {(x, k) for x, k in self.graph.heads if not self.graph.nodes[x].is_variable}
+        outputs, plans = sum(self.graph.tensors[x][k].nbytes for x, k in heads), []
+        for alive, _, schedule, origin in found:
             runs = np.bincount(schedule.forwards, minlength=len(self.nothing))
             recomputed = np.maximum(runs - 1, 0)
-            plans.append(Candidate(origin, pool, recomputed, schedule=schedule))
+            plans.append(Candidate(origin, alive + outputs, recomputed, schedule=schedule))
         return Found(plans, tree.interrupted)
 
     def memory(self, plan: Candidate) -> Memory:
-        step, asked = unroll(self.written, plan.schedule), self.request
-        return of_step(step, asked.grad_req, self.held, asked.own_gradients)
+        return of_step(unroll(self.written, plan.schedule), self.held)
 
     def bound(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
         schedules.check(self.load, plan.schedule)
         made, memory = scheduled(self.request.symbol, plan.schedule), self.memory(plan)
-        step: Any = memory.replay.training
-        remember = self.graph, self.request.grad_req
-        made.recipe.step(made, *remember, self.mkldnn, step)
-        bound, here = made, has_mkldnn(self.request.device)
-        if here != self.mkldnn:  # the same step is bound, though it is not for this device
-            bound = scheduled(self.request.symbol, plan.schedule)
-            bound.recipe.step(bound, *remember, here, step)
-        return plan, made, confirmed(memory, bound, self.request)
+        about = made, self.graph, self.request.grad_req, self.mkldnn
+        made.recipe.step(*about, memory.replay.training)
+        return plan, made, memory
 
     def timed(self, found: Found) -> Found:
-        """Estimate the pools of plans, without gradients, and the times that they add to a step."""
-        plans, gradients = [], self.memory(found.plans[0]).gradient_bytes
+        """Estimate the times that plans add to a step."""
+        plans = []
         for plan in found.plans:
             time = float(plan.recomputed @ self.times.forward) / self.times.step
-            pool = round(plan.pool_bytes * self.real) - gradients
-            plans.append(replace(plan, pool_bytes=pool, added_time=time))
+            plans.append(replace(plan, added_time=time))
         return replace(found, plans=plans)
 
 

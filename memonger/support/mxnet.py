@@ -242,6 +242,9 @@ def without_line(text: bytes) -> Iterator[None]:
 
 # Every bind would print a line about MKLDNN on stderr; read once, at the first bind.
 os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
+# Operators that are invoked take turns at so many temporary spaces, each as large as the largest;
+# an executor has one. Read when the first operator asks for one (``src/resource.cc``).
+os.environ.setdefault("MXNET_CPU_TEMP_COPY", "1")
 for _name in (  # that `environment` sets: they are there before MXNet has threads
     "MXNET_ELIMINATE_COMMON_EXPR",
     "MXNET_SUBGRAPH_BACKEND",

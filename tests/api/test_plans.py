@@ -474,27 +474,18 @@ def test_interrupted_with_nothing_in_hand(monkeypatch: pytest.MonkeyPatch) -> No
         assert not memonger.plan(net(), SHAPES, planner=planner).interrupted
 
 
-def test_a_schedule_tells_of_the_gradients_in_its_pool() -> None:
-    """Results lie where they will be, so more may be alive than the rest of the pool holds."""
-    symbol, shapes = networks.chain(6, hidden=256, batch=16)
-    plan = memonger.plan(symbol, shapes, how="schedule", patience=0.02)
-    assert plan.peak_bytes > plan.pool_bytes and plan.floor_bytes <= plan.peak_bytes
-    assert f"and {plan.gradient_bytes / 2**20:.1f} MB of gradients" in str(plan)
-
-
 def test_the_figures_of_a_schedule_do_not_contradict_one_another() -> None:
-    """The whole is told first, with the gradients, before and after."""
+    """The arena and the outputs, before and after; gradients have arrays of their own."""
     symbol, shapes = networks.chain(12, hidden=512, batch=4096)
     plan = memonger.plan(symbol, shapes, how="schedule", patience=0.02)
-    assert plan.recomputed and plan.gradient_bytes > 10 * MB
+    assert plan.recomputed and plan.gradient_bytes == 0
     number = re.compile(r"\b\d+(?:\.\d)?(?= MB| %)")
     lines = ([float(n) for n in number.findall(line)] for line in str(plan).splitlines())
     before, after, saved, floor, device, *_ = lines
-    whole, pool, gradients = before
-    assert whole == pytest.approx(pool + gradients, abs=0.11)
+    (whole,) = before
     assert saved[0] == pytest.approx(whole - after[0], abs=0.11)
     assert saved[1] == pytest.approx(100 * (1 - after[0] / whole), abs=0.6)
-    assert whole > after[0] > after[1] >= floor[0] > 10
+    assert whole > after[0] >= after[1] >= floor[0] > 10
     assert device[1] > whole and device[1] > device[0] > after[0]
     # Blocks are rounded up, so that a device may have to give more.
     assert device[1] - device[0] == pytest.approx(saved[0], rel=0.1)

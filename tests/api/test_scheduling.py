@@ -46,7 +46,14 @@ def test_less_memory_for_more_work() -> None:
         planned(network, budget=pools[-1], work=1.1)
 
 
-def test_memory_is_told_as_mxnet_allocates_it() -> None:
+def test_placement_alone_saves() -> None:
+    """Nothing is recomputed."""
+    plan = planned(networks.lstm(layers=1, steps=8, hidden=64, batch=8, labels=20), work=1)
+    assert isinstance(plan.symbol, ScheduledSymbol) and not plan.recomputed
+    assert plan.pool_bytes < plan.unplanned_bytes and plan.recomputed_flops == 0
+
+
+def test_memory_is_told_as_it_is_taken() -> None:
     symbol, shapes = networks.resnet((1, 1, 1, 1), batch=4, image=64)
     plan = memonger.plan(symbol, shapes, how="schedule", work=2.0)
     assert plan.exact and not plan.copies
@@ -54,26 +61,11 @@ def test_memory_is_told_as_mxnet_allocates_it() -> None:
     assert plan.pool_bytes == memonger.pool_bytes(plan.symbol, shapes=shapes)
     assert plan.pool_bytes // MB == memonger.get_cost(plan.symbol, shapes=shapes)
     assert plan.unplanned_bytes // MB == memonger.get_cost(symbol, shapes=shapes)
-    assert plan.counted_bytes == plan.pool_bytes + plan.gradient_bytes
-    found = zip(symbol.list_arguments(), symbol.infer_shape(**shapes)[0])
-    parameters = (int(np.prod(shape)) for name, shape in found if name != "softmax_label")
-    assert plan.gradient_bytes == 4 * sum(parameters)  # that of the label is never written
+    assert plan.gradient_bytes == 0  # all are the caller's arrays
     assert plan.peak_bytes <= plan.pool_bytes < plan.unplanned_bytes
     assert set(plan.kept) | set(plan.recomputed) == {
         node["name"] for node in json.loads(symbol.tojson())["nodes"] if node["op"] != "null"
     }
-
-
-def test_gradients_that_are_added_are_no_part_of_the_pool() -> None:
-    network = networks.chain(24, hidden=512, batch=128)
-    written, added = (
-        planned(network, work=3.0, grad_req=dict(as_module(*network), **change))
-        for change in ({}, {"fc0_weight": "add"})
-    )
-    assert written.exact and added.exact
-    assert written.gradient_bytes - added.gradient_bytes == 4 * 512 * 512
-    one = planned(network, work=3.0, grad_req={"fc0_weight": "add"})
-    assert one.exact and one.gradient_bytes == 0
 
 
 def test_the_memory_of_a_device() -> None:
@@ -84,8 +76,10 @@ def test_the_memory_of_a_device() -> None:
     plan = planned((symbol, shapes), work=3.0, grad_req=requests)
     found = symbol.infer_shape(**shapes)[0]
     arguments = sum(int(rounded(Tensor(s, "float32").nbytes)) for s in found)
-    blocks = plan.device_bytes - arguments - 4 * hidden**2
-    assert 0 <= blocks - plan.counted_bytes < 4096 * 200
+    sizes = [s for n, s in zip(symbol.list_arguments(), found) if requests[n] != "null"]
+    gradients = sum(int(rounded(Tensor(s, "float32").nbytes)) for s in sizes)
+    blocks = plan.device_bytes - arguments - gradients
+    assert 0 <= blocks - plan.counted_bytes < 2 * MB
 
 
 @pytest.mark.parametrize(
@@ -144,12 +138,3 @@ def test_planned_anew() -> None:
     marks = memonger.plan(first.symbol, shapes)
     assert marks.pool_bytes == memonger.plan(symbol, shapes).pool_bytes
     assert not isinstance(marks.symbol, ScheduledSymbol)
-
-
-def test_what_no_plan_can_do_without_is_no_more_than_what_was_found() -> None:
-    """A schedule's results may lie where a gradient will be."""
-    network = networks.chain(24, hidden=256, batch=16)  # more bytes of gradients than are alive
-    with pytest.raises(BudgetError, match=r"the smallest needs \d+ bytes \(\d+\.\d KB\)\.$"):
-        planned(network, budget=1000, patience=0.05)
-    with pytest.raises(BudgetError, match=r"No plan can do with less .*'tanh3'.* needs them\.$"):
-        planned(layers(4), budget=1000, patience=0.05)

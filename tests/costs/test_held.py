@@ -11,6 +11,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 import memonger
 import mxnet as mx
 import pytest
+from memonger.schedules.execution.executor import ScheduledExecutor
 
 from more_networks import Recurrent
 from planned import HOWS, as_module, elsewhere, module_plan, plan_of
@@ -60,8 +61,10 @@ def test_resident_memory_is_what_is_told(name: str) -> None:
     network = NETWORKS[name]
     ways: dict[str, Any] = {"no plan": {"budget": 1.0}, **HOWS}
     found = dict(zip(ways, measured([(network, options) for options in ways.values()])))
-    for told, grown in found.values():
-        assert abs(grown - told) < 0.03 * told, found
+    for how, (told, grown) in found.items():
+        # An operator of a schedule takes what its gradient needs when that runs, and gives back all
+        # that it holds: not all of it is there at once, though it is told.
+        assert told * (0.6 if how == "schedule" else 0.97) < grown < 1.03 * told, found
     plain = found["no plan"]
     for how in HOWS:
         assert found[how][0] < plain[0] and found[how][1] < plain[1], found
@@ -72,7 +75,7 @@ def test_kernels_that_are_not_of_mkldnn_hold_no_more_than_is_told() -> None:
     network = Recurrent("lstm", stacked=2, residual=True)
     jobs = [(network, options) for options in HOWS.values()]
     for told, grown in measured(jobs, MXNET_USE_MKLDNN_RNN="0"):
-        assert 0.85 * told < grown < 1.03 * told
+        assert 0.6 * told < grown < 1.03 * told
 
 
 @pytest.mark.parametrize("between", ["softsign", "gate", "norm"])
@@ -111,11 +114,11 @@ def test_a_budget_of_the_device_bounds_what_operators_hold_too() -> None:
     network = Recurrent("lstm", residual=True, dropout=True, steps=20, units=128, inputs=128)
     plain = plan_of(network, "marks", budget=1.0)
     assert plain.held_bytes == 2 * 20 * 32 * 128 * (6 - 1) * 4  # as cuDNN is said to hold
-    with pytest.raises(memonger.BudgetError, match="what operators hold") as raised:
-        plan_of(network, "marks", budget=plain.held_bytes, budget_of="device")
-    least = raised.value.least_bytes
-    assert plain.held_bytes < least < plain.device_bytes
     for how in HOWS:
+        with pytest.raises(memonger.BudgetError, match="what operators hold") as raised:
+            plan_of(network, how, budget=plain.held_bytes, budget_of="device")
+        least = raised.value.least_bytes
+        assert plain.held_bytes < least < plain.device_bytes
         plan = plan_of(network, how, budget=least, budget_of="device")
         assert plan.device_bytes <= least and plan.held_bytes == plain.held_bytes
 
@@ -184,10 +187,19 @@ def _grown(network: Any, symbol: Any) -> int:
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # or arrays would lie in what was let go of
     before = _resident()
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # the peak begins anew
     executor = _step(symbol, network.build()[1])
-    grown = _resident() - before
+    # What operators of a schedule hold is gone when their gradients have run.
+    by_schedule = isinstance(executor, ScheduledExecutor)
+    grown = (_peak() if by_schedule else _resident()) - before
     del executor
     return grown
+
+
+def _peak() -> int:
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) * 1024
 
 
 def _in_a_process(work: Callable[..., Any], *given: Any) -> Any:

@@ -143,5 +143,5 @@ def test_no_plan_goes_below(drawn: Any, seed: int, share: float, level: str) -> 
         assert lower_bound(training).nbytes <= replay(training, mask).timeline().live_bytes().max()
     work = work_of(symbol, shapes)
     step = unroll(parts(work), LEVELS[level](work, seed))
-    memory = of_step(step, dict.fromkeys(symbol.list_arguments(), "write"))
+    memory = of_step(step)
     assert lower_bound(work.training).nbytes <= memory.peak_bytes

@@ -154,8 +154,9 @@ def test_errors_raise_at_grad(mistake: Any, drop: float, message: str) -> None:
     taught(net)  # no error is left
 
 
-def test_statistics_are_there_when_backward_has_returned() -> None:
-    net = planned(mlp())
+@pytest.mark.parametrize("how", ["marks", "schedule"])
+def test_statistics_are_there_when_backward_has_returned(how: str) -> None:
+    net = planned(mlp(), **HOWS[how])
     training = trainer(net)
     for k in range(5):
         step(net, training, *batch(k, 256))

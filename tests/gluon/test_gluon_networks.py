@@ -148,6 +148,75 @@ def attention(prepare: Prepare) -> Arrays:
     return left_in(net)
 
 
+class Scaling(mx.operator.CustomOp):
+    """Keeps something of its forward pass for the backward pass, and moves an auxiliary state."""
+
+    def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
+        x, scale = in_data
+        self.kept = mx.nd.sigmoid(x)
+        self.assign(out_data[0], req[0], x * self.kept * scale)
+        self.assign(out_data[1], req[1], x * 3)
+        if is_train:
+            aux[0][:] = 0.9 * aux[0] + 0.1 * mx.nd.mean(x, axis=0)
+
+    def backward(
+        self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any
+    ) -> None:
+        (x, scale), (given, other) = in_data, out_grad
+        slope = self.kept + x * self.kept * (1 - self.kept)
+        self.assign(in_grad[0], req[0], given * scale * slope + other * 3 + aux[0])
+        self.assign(in_grad[1], req[1], mx.nd.sum(given * x * self.kept, axis=0, keepdims=True))
+
+
+@mx.operator.register("gluon_test_scaling")
+class ScalingProp(mx.operator.CustomOpProp):
+    def list_arguments(self) -> list[str]:
+        return ["data", "scale"]
+
+    def list_outputs(self) -> list[str]:
+        return ["scaled", "other"]
+
+    def list_auxiliary_states(self) -> list[str]:
+        return ["mean"]
+
+    def infer_shape(self, shapes: Any) -> Any:
+        data = shapes[0]
+        return [data, [1, data[1]]], [data, data], [[data[1]]]
+
+    def create_operator(self, *_: Any) -> Any:
+        return Scaling()
+
+
+@SCENARIOS.add
+def custom_operators(prepare: Prepare) -> Arrays:
+    """Written in Python; also where the net is called twice, and with gradients that are added."""
+
+    class Customs(nn.HybridBlock):
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            with self.name_scope():
+                self.first, self.last = layers("first_", 32, drop=0), layers("last_", drop=0)
+                self.scale = self.params.get("scale", shape=(1, 32))
+                self.mean = self.params.get("mean", shape=(32,), grad_req="null", init="zeros")
+
+        def hybrid_forward(self, F: Any, x: Any, scale: Any, mean: Any) -> Any:
+            a, b = F.Custom(self.first(x), scale, mean, op_type="gluon_test_scaling", name="a")
+            return self.last(a + F.tanh(b))
+
+    net = prepare(initialized(Customs(prefix="net_")))
+    training = trainer(net)
+    for k in range(6):
+        x, y = batch(k, 1024)  # bound, its memory is told in MB
+        if k == 4:
+            net.collect_params(".*(weight|scale)").setattr("grad_req", "add")
+            training = trainer(net)
+        with autograd.record():
+            loss = LOSS(net(x) + net(x * 2) if k % 2 else net(x), y)
+        loss.backward()
+        training.step(1024)
+    return left_in(net)
+
+
 @SCENARIOS.add
 def a_symbol_block(prepare: Prepare) -> Arrays:
     x = mx.sym.var("image")

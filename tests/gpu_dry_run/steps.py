@@ -11,7 +11,7 @@ from typing import Any, Dict, Mapping, Sequence, Tuple
 import memonger
 import mxnet as mx
 from memonger.costs.bind import planned_mb
-from memonger.schedules.execution.executor import address
+from memonger.schedules.execution.arena import address
 
 from planned import as_module, module_plan, nodes
 

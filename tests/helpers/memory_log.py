@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Sequence, Tuple
 import memonger  # noqa: F401
 import mxnet as mx
 from memonger.costs.bind import bind
-from memonger.schedules.execution.executor import address
+from memonger.schedules.execution.arena import address
 
 from planned import elsewhere, forward
 

@@ -43,7 +43,9 @@ def run(scenario: Scenario, how: str) -> Arrays:
     assert bool(nets) == bool(how)
     for net in nets:
         plan = memonger.gluon.plan_of(net)
-        assert plan.recomputed and plan.pool_bytes < plan.unplanned_bytes
+        # What saves enough for a budget may be where a schedule's tensors lie, and nothing more.
+        assert plan.recomputed or (how == "budget" and plan.schedule is not None)
+        assert plan.pool_bytes < plan.unplanned_bytes
     return left
 
 

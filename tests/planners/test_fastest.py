@@ -108,14 +108,17 @@ def test_frontier(how: str) -> None:
     pools, added = [p.pool_bytes for p in plans], [p.added_time or 0.0 for p in plans]
     assert isinstance(plans, tuple) and pools == sorted(set(pools), reverse=True)
     assert added == sorted(set(added))
-    assert plans[0].planner == "no plan" and added[0] == 0 and plans[0].schedule is None
+    # A schedule that recomputes nothing is as fast as no plan, and smaller: it is in an arena.
+    first = "no plan" if how == "marks" else "no recomputation"
+    assert plans[0].planner == first and added[0] == 0 and not plans[0].recomputed
     assert all(p.exact for p in plans) and not plans.interrupted
     assert any(p.schedule is not None for p in plans) == (how != "marks")
     assert 4 < len(plans) <= 40
     few = memonger.frontier(net(), SHAPES, how=how, points=6)
     assert 3 <= len(few) <= 6 and few[-1].pool_bytes == pools[-1]
     lines = str(few).split("\n")
-    assert len(lines) == 1 + len(few) and "added time" in lines[0] and "100 %" in lines[1]
+    assert len(lines) == 1 + len(few) and "added time" in lines[0]
+    assert ("100 %" in lines[1]) == (how == "marks")
     for p in plans[1::5]:
         again = memonger.plan(net(), SHAPES, how=how, budget=p.pool_bytes)
         assert again.pool_bytes <= p.pool_bytes

@@ -89,6 +89,30 @@ def test_added_as_mxnet_does(name: str, level: str) -> None:
         compare(network, {n: ("add", "write")[k % 2] for k, n in enumerate(names)}, level)
 
 
+@networks.freshly_named
+def shared(product: str, times: int = 9) -> Network:
+    """A product whose weight is read so often that MXNet adds its gradients in a chain."""
+    x, weight = S.Variable("data"), S.Variable("weight", shape=(40, 40))
+    for _ in range(times):
+        if product == "dot":
+            x = S.tanh(S.dot(x, weight))
+        elif product == "embedding":
+            rows = S.floor(S.abs(S.slice_axis(x, axis=1, begin=0, end=9)) * 4)
+            rows = S.Embedding(S.BlockGrad(rows), weight, input_dim=40, output_dim=40)
+            x = x + S.tanh(S.sum(rows, axis=1))
+        else:
+            x = S.tanh(S.FullyConnected(x, weight, num_hidden=40, no_bias=True))
+    batch = 60 if product == "embedding" else 1500
+    return S.MakeLoss(S.sum(S.square(x))), {"data": (batch, 40)}
+
+
+@pytest.mark.parametrize("product", ["dot", "fully connected", "embedding"])
+def test_chains_of_sums(product: str) -> None:
+    """Products of matrices then begin with the sum so far, which rounds otherwise."""
+    for request, level in (("write", "plain"), ("add", "everything"), ("write", "everything")):
+        compare(shared(product), {"data": "null", "weight": request}, level, steps=2)
+
+
 def test_two_gradients_in_one_array() -> None:
     symbol, shapes = layers(4)
     planned = scheduled(symbol, LEVELS["plain"](work_of(symbol, shapes), 1))
@@ -141,4 +165,5 @@ def test_without_mkldnn() -> None:
         f"t.test_added_as_mxnet_does({name!r}, 'three levels')"
         for name in ("layers", "convolutions", "cells of 7 steps")
     ]
+    calls.append("t.test_chains_of_sums('fully connected')")
     run_code("; ".join(["import test_added as t", *calls]), MXNET_MKLDNN_ENABLED="0")

@@ -1,7 +1,5 @@
 #include "planners/trees/anneal.h"
 
-enum { SELDOM = 8 }; /* tries for one with all match ranges */
-
 typedef struct {
     double first, second; /* what is looked for, then of equals the other: work and bytes */
 } Cost;
@@ -29,8 +27,7 @@ static bool is_same(Int32s a, Int32s b)
 }
 
 void anneal_trees(
-    Memory *memory, const Problem *b, Int32s tree, const Limits *limits, Int64s match_ranges,
-    int64_t seed_number, int64_t tries, double hot, double cold, const Known *known,
+    Memory *memory, const Problem *b, Int32s tree, const Limits *limits, int64_t seed_number, int64_t tries, double hot, double cold, const Known *known,
     const Archive *archive, Int64s stop, Int64s done, Int32s *best)
 {
     const volatile int64_t *stopped = stop.at;
@@ -40,9 +37,8 @@ void anneal_trees(
     keep(&now, tree);
     keep(best, tree);
     double work;
-    int64_t place, most_bytes = limits->most_bytes;
-    int64_t pool = evaluate_tree(
-        memory, b, tree, limits->most_work, most_bytes, match_ranges, known, &work, &place);
+    int64_t most_bytes = limits->most_bytes;
+    int64_t pool = evaluate_tree(memory, b, tree, limits->most_work, most_bytes, known, &work);
     if (pool < 0)
         return;
     Cost least = cost_of(limits, pool, work), current = least;
@@ -65,19 +61,9 @@ void anneal_trees(
             most_work = limit < most_work ? limit : most_work;
         else if (limit < (double)most_bytes)
             most_bytes = (int64_t)limit;
-        bool every = step % SELDOM == 0;
-        Int64s ranges = every ? match_ranges : (Int64s){match_ranges.at + place, 1};
-        int64_t at;
-        pool = evaluate_tree(memory, b, new, most_work, most_bytes, ranges, known, &work, &at);
+        pool = evaluate_tree(memory, b, new, most_work, most_bytes, known, &work);
         if (pool < 0)
             continue;
-        if (!every && cost_of(limits, pool, work).first < least.first) {
-            every = true;
-            pool = evaluate_tree(
-                memory, b, new, most_work, most_bytes, match_ranges, known, &work, &at);
-        }
-        if (every)
-            place = at;
         keep(&now, new);
         current = cost_of(limits, pool, work);
         Bytes state = {(char *)now.at, (int64_t)sizeof(int32_t) * now.count};

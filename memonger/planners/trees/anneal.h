@@ -12,11 +12,10 @@ typedef struct {
 /* Anneals a tree, and tells the best that was visited.
  *
  * ``hot`` and ``cold`` are the temperatures at the beginning and at the end, as shares of the cost.
- * Other match ranges than the one that is best for the start are tried on the best alone. The
- * archive receives what is visited, ``known`` what it costs. The search ends when the element of
- * ``stop``, which another thread may set, is not 0; that of ``done`` counts the tries.
+ * The archive receives what is visited, ``known`` what it costs. The search ends when the element
+ * of ``stop``, which another thread may set, is not 0; that of ``done`` counts the tries.
  */
 KERNEL void anneal_trees(
-    Memory *memory, const Problem *b, Int32s tree, const Limits *limits, Int64s match_ranges,
-    int64_t seed_number, int64_t tries, double hot, double cold, const Known *known,
-    const Archive *archive, Int64s stop, Int64s done, Int32s *best);
+    Memory *memory, const Problem *b, Int32s tree, const Limits *limits, int64_t seed_number,
+    int64_t tries, double hot, double cold, const Known *known, const Archive *archive,
+    Int64s stop, Int64s done, Int32s *best);

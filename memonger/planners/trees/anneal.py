@@ -23,7 +23,6 @@ def anneal(
     b: Problem,
     tree: np.ndarray,
     limits: Limits,
-    match_ranges: np.ndarray,
     seed: int,
     tries: int,
     hot: float,
@@ -36,10 +35,9 @@ def anneal(
     """Anneal a tree, and return the best that was visited.
 
     ``hot`` and ``cold`` are the temperatures at the beginning and at the end, as shares of the
-    cost. Other match ranges than the one that is best for the start are tried on the best alone.
-    The archive receives what is visited, ``known`` what it costs. The search ends when the element
-    of ``stop``, which another thread may set, is not 0; that of ``done`` counts the tries.
+    cost. The archive receives what is visited, ``known`` what it costs. The search ends when the
+    element of ``stop``, which another thread may set, is not 0; that of ``done`` counts the tries.
     """
     to = seed, tries, hot, cold, known, archive, stop, done
-    best: np.ndarray = call("anneal_trees", b, tree, limits, match_ranges, *to)
+    best: np.ndarray = call("anneal_trees", b, tree, limits, *to)
     return best.reshape(-1, 2)

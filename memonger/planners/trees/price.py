@@ -1,9 +1,8 @@
 """What trees cost: the memory and the work of their schedules, to the byte, in compiled code.
 
-A schedule's training graph is the one that is written out for MXNet
-(``schedules.training_step``), its memory is that of the replay (``costs.replay``). Here they are
-put together without a Python object for each node, so that a search can evaluate thousands of
-schedules.
+The memory of a schedule is what is alive at once in its training step (``schedules.lifetimes``): it
+runs in an arena, where tensors lie so that little more is needed. No Python object is made for a
+node, so that a search can evaluate thousands of schedules.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ COSTLY_OPERATORS = frozenset(
     "_contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_encdec_valatt".split()
 )
 
-#: The match ranges that MXNet tries when it binds a schedule (``Settings.match_ranges``).
-MATCH_RANGES = np.array([1, 2, 4, 8, 16])
 NO_LIMIT = 2**60  # as in price.c
 ONE_PASS = 1e9  # the work of one forward pass where it is not counted in FLOPs
 
@@ -42,13 +39,14 @@ class Problem(NamedTuple):
     signatures: SignatureArrays
     asked: np.ndarray  # the outputs that are gradients (``Parts.asked``)
     node: np.ndarray  # the forward node of each position
+    views: bool  # whether tensors of other shapes may share memory (``schedules.lifetimes``)
     one_pass: float  # the work of one forward pass
 
 
 class Cost(NamedTuple):
-    """The pool's bytes of a schedule, gradients included, and its work."""
+    """The most bytes alive at once by a schedule, beside outputs and gradients; its work."""
 
-    pool_bytes: int
+    alive_bytes: int
     work: float
 
 
@@ -57,7 +55,8 @@ def problem(made: Parts, weights: np.ndarray | None = None) -> Problem:
     node = np.array(made.work.operators, dtype=np.int32)
     steps = _steps(made, node, weights)
     one_pass = max(1.0, float(steps.work.sum()))
-    return Problem(steps, made.variants, arrays_of(made.signatures), made.asked(), node, one_pass)
+    asked, signatures = np.array(made.written, dtype=np.int64), arrays_of(made.signatures)
+    return Problem(steps, made.variants, signatures, asked, node, not made.mkldnn, one_pass)
 
 
 def _steps(made: Parts, node: np.ndarray, weights: np.ndarray | None) -> Steps:
@@ -107,32 +106,19 @@ def operations_of(b: Problem, positions: np.ndarray) -> np.ndarray:
     return np.where(positions >= 0, b.node[positions], ~b.node[~positions])
 
 
-def pool_of(
-    b: Problem, operations: np.ndarray, match_ranges: np.ndarray, limit: int
-) -> tuple[int, int]:
-    """Evaluate the memory of a schedule, 4 bytes to an element, gradients included.
-
-    Returns the bytes of the pool with the best of ``match_ranges``, -1 if that is more than
-    ``limit``; and its place.
-    """
-    return call("pool_of", b, operations, match_ranges, limit)
+def alive_of(b: Problem, operations: np.ndarray) -> int:
+    """Return the most bytes that are alive at once by a schedule, beside outputs and gradients."""
+    return int(call("alive_of", b, operations))
 
 
 def evaluate(
-    b: Problem,
-    tree: np.ndarray,
-    most_work: float,
-    most_bytes: int,
-    match_ranges: np.ndarray,
-    known: Known,
-) -> tuple[int, float, int]:
-    """Evaluate a tree with these match ranges: bytes (-1: more than is allowed), work, place."""
-    to = most_work, most_bytes, match_ranges, known
-    return call("evaluate_tree", b, tree, *to)
+    b: Problem, tree: np.ndarray, most_work: float, most_bytes: int, known: Known
+) -> tuple[int, float]:
+    """Evaluate a tree: its bytes (-1: more than is allowed) and its work."""
+    return call("evaluate_tree", b, tree, most_work, most_bytes, known)
 
 
 def cost_of(problem: Problem, tree: np.ndarray, most_work: float) -> Cost | None:
-    """Evaluate a tree with all match ranges; None if it takes more work."""
-    to = NO_LIMIT, MATCH_RANGES, nothing_known(1)
-    pool, work, _ = evaluate(problem, tree, most_work, *to)
-    return Cost(pool, work) if pool >= 0 else None
+    """Evaluate a tree; None if it takes more work."""
+    alive, work = evaluate(problem, tree, most_work, NO_LIMIT, nothing_known(1))
+    return Cost(alive, work) if alive >= 0 else None

@@ -21,7 +21,6 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
@@ -30,12 +29,11 @@ from memonger.planners.annealing import Archive, empty_archive, nothing_known
 from memonger.planners.pareto import not_dominated
 from memonger.planners.trees.anneal import Limits, anneal
 from memonger.planners.trees.price import (
-    MATCH_RANGES,
     NO_LIMIT,
     Cost,
+    alive_of,
     cost_of,
     operations_of,
-    pool_of,
     positions,
     problem,
 )
@@ -59,8 +57,6 @@ SLACK = 1 + 1e-9  # for rounding where work is compared
 INITIAL, ANNEALING = 0.3, 0.7  # parts of the search, as far as progress knows
 SEED = 138600  # of hundreds that were tried, one that is good for small and for large networks
 SIZES = 200  # of visited trees, in the archive
-RUNGS = 1.5, 2.0, 3.0  # times the forward work, within which `by_work` searches besides
-ALTERNATIVES = 16  # of each, at most
 
 
 @dataclass(frozen=True)
@@ -91,12 +87,12 @@ EFFORT = Effort()
 
 
 class Evaluated(NamedTuple):
-    """A schedule, the bytes of its pool as MXNet counts them (gradients included), and its work.
+    """A schedule, the most bytes that are alive at once beside outputs and gradients, its work.
 
     Work is all forward operations of the step, as a multiple of those of one forward pass.
     """
 
-    pool_bytes: int
+    alive_bytes: int
     work: float
     schedule: Schedule
     origin: str = SEARCHED
@@ -112,11 +108,11 @@ class Point:
 
 
 def _by_memory(point: Point) -> tuple[float, float]:
-    return point.cost.pool_bytes, point.cost.work
+    return point.cost.alive_bytes, point.cost.work
 
 
 def _by_work(point: Point) -> tuple[float, float]:
-    return point.cost.work, point.cost.pool_bytes
+    return point.cost.work, point.cost.alive_bytes
 
 
 class ScheduleSearch:
@@ -177,27 +173,6 @@ class ScheduleSearch:
             known.append(self.evaluate(self.schedule(point.tree)))
         return min(known, key=lambda each: each[:2])
 
-    def by_work(self, work: float | None = None) -> list[Evaluated]:
-        """Search for `least_memory` within less work too (`RUNGS`); return some with less besides.
-
-        Whoever chooses among them by what the search does not see chooses among more with more
-        work.
-        """
-        limit, progress = self.unlimited if work is None else float(work), self._threads.progress
-        rungs = [rung for rung in RUNGS if rung < limit]
-        found: list[Evaluated] = []
-        for k, rung in enumerate([*rungs, limit]):
-            self._threads.progress = partial(_of_several, progress, k, len(rungs) + 1)
-            found.append(self.least_memory(rung))
-            points = not_dominated(self._within(rung * SLACK * self.one_pass), _by_work)
-            some = np.linspace(0, len(points), ALTERNATIVES, endpoint=False).astype(int)
-            for n in sorted({*some.tolist()}) if points else ():
-                found.append(self.evaluate(self.schedule(points[n].tree)))
-            if self.interrupted:
-                break
-        self._threads.progress = progress
-        return found
-
     def front(self, others: Sequence[tuple[str, Schedule]] = ()) -> list[Evaluated]:
         """Search for the schedules that no other beats in both memory and work, least work first.
 
@@ -205,17 +180,17 @@ class ScheduleSearch:
         who has more memory chooses among more.
         """
         known = self._known(others)
-        most = max(each.pool_bytes for each in known)
+        most = max(each.alive_bytes for each in known)
         self._search(lambda: self._anneal_for_front(most), None)
         for point in not_dominated(self._found, _by_work):
             known.append(self.evaluate(self.schedule(point.tree)))
-        return not_dominated(known, lambda each: (each.work, each.pool_bytes))
+        return not_dominated(known, lambda each: (each.work, each.alive_bytes))
 
     def evaluate(self, schedule: Schedule, origin: str = SEARCHED) -> Evaluated:
         """Evaluate a schedule."""
-        pool, _ = pool_of(self.problem, schedule.operations, MATCH_RANGES, NO_LIMIT)
+        alive = alive_of(self.problem, schedule.operations)
         work = self.problem.steps.work[self._position[schedule.forwards]].sum()
-        return Evaluated(pool, float(work) / self.one_pass, schedule, origin)
+        return Evaluated(alive, float(work) / self.one_pass, schedule, origin)
 
     def schedule(self, tree: np.ndarray) -> Schedule:
         """Make the schedule of a tree."""
@@ -294,7 +269,7 @@ class ScheduleSearch:
         """Anneal the best trees within a limit of work for least memory, in rounds."""
         effort = self.effort
         within = self._within(most_work)
-        distinct = {p.cost.pool_bytes: p for p in reversed(within)}.values()
+        distinct = {p.cost.alive_bytes: p for p in reversed(within)}.values()
         of_group = {p.group: p for p in distinct}  # the best of each
         starts = sorted(of_group.values(), key=_by_memory)
         front = not_dominated(within, _by_work)
@@ -316,10 +291,11 @@ class ScheduleSearch:
         count, most_work = 2 * self.effort.limits, UNLIMITED * self.one_pass
         for part in range(2):
             best = not_dominated(self._found, _by_work)
-            least = best[-1].cost.pool_bytes
-            sizes = np.geomspace(least, max(most, least), count + 1)[part:count:2].astype(int) + 1
+            least = best[-1].cost.alive_bytes
+            ends = max(1, least), max(1, least, most)  # nothing is alive in a copy
+            sizes = np.geomspace(*ends, count + 1)[part:count:2].astype(int) + 1
             limits = [Limits(size, most_work, by_work=True) for size in sizes.tolist()]
-            starts = [next(p for p in best if p.cost.pool_bytes <= size) for size in sizes]
+            starts = [next(p for p in best if p.cost.alive_bytes <= size) for size in sizes]
             if part:
                 limits.append(Limits(NO_LIMIT, most_work, by_work=False))
                 starts.append(best[-1])
@@ -343,12 +319,12 @@ class ScheduleSearch:
 
         def job(k: int, steps: np.ndarray) -> list[Point]:
             start, limit, (hot, cold) = starts[k], limits[k], heat[k % len(heat)]
-            largest = limit.most_bytes if limit.by_work else start.cost.pool_bytes
+            largest = limit.most_bytes if limit.by_work else start.cost.alive_bytes
             shape = MOST_NODES * self.count + 2, 2
             archive = empty_archive(largest, SIZES, shape, np.int32)
             seed, known = SEED + 100 * number + k, nothing_known()
             to = known, archive, self._threads.stop, steps
-            tree = anneal(self.problem, start.tree, limit, MATCH_RANGES, seed, each, hot, cold, *to)
+            tree = anneal(self.problem, start.tree, limit, seed, each, hot, cold, *to)
             exact = cost_of(self.problem, tree, limit.most_work) or start.cost
             return [Point(exact, tree, start.group), *_archived(archive, start.group)]
 
@@ -363,11 +339,6 @@ class ScheduleSearch:
         return self.patience * min(
             self.effort.most_tries * self.count, self.effort.annealing / each
         )
-
-
-def _of_several(progress: Callable[[float], None], number: int, count: int, done: float) -> None:
-    """Tell the share that is done of several searches."""
-    progress((number + done) / count)
 
 
 def _archived(archive: Archive, group: int) -> list[Point]:

@@ -1,37 +1,38 @@
-"""The executor of a training step that is written out (``write``), as MXNet's own to its users."""
+"""The executor of a schedule's training step, which is to its users as MXNet's own."""
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import weakref
-from itertools import chain
-from typing import Any, Mapping, Sequence
+import os
+from typing import Any, Mapping
 
 import numpy as np
 
 from memonger.costs.bind import has_mkldnn, sparse_gradients
-from memonger.graph.forward import ForwardGraph
-from memonger.graph.operators.gradients import unallocated
+from memonger.graph.forward import Entry, ForwardGraph
 from memonger.graph.operators.tensors import Tensor
-from memonger.schedules.execution.write import RUN_OPS, Arrays, Requests
-from memonger.schedules.training_step import OURS
-from memonger.support.errors import MemongerError
+from memonger.schedules.execution.arena import Arena, array_at, refuse_types
+from memonger.schedules.execution.calls import BoundCalls, Calls, Place, calls_of
+from memonger.schedules.execution.monitor import Monitor
+from memonger.schedules.execution.recipe import Arrays, Requests
+from memonger.support.errors import MB, MemongerError
 from memonger.support.mxnet import environment, mx
+
+POISON = "MEMONGER_POISON"  # an environment variable, for tests: dead tensors are overwritten
 
 
 class ScheduledExecutor(mx.executor.Executor):
-    """An executor of a training step that is written out; made by `ScheduledSymbol`.
+    """An executor of a training step, in an arena; made by `ScheduledSymbol`.
 
     ``forward`` runs what comes before the network's outputs, in inference too (in the layouts that
-    training has, so that it rounds the same), and ``backward`` runs the rest. Gradients that are
-    written and have no arrays of their own lie in the memory pool, until the next ``forward`` of
-    it, or of an executor that shares its memory. With 'add' a gradient is added to a copy of its
-    array, in the pool, and the sum is copied back.
+    training has, so that it rounds the same), and ``backward`` runs the rest. The outputs have
+    arrays of their own; gradients are written to the caller's, or added to them.
     """
 
     # Made when MXNet's own properties are first asked for them.
-    _arg_dict = _grad_dict = _aux_dict = _output_dict = _monitor_callback = None
+    _arg_dict = _grad_dict = _aux_dict = _output_dict = None
+    _monitor_callback: Any = None
+    _monitor: Monitor | None = None
     _optimized_symbol = _group2ctx = None
 
     def __init__(
@@ -39,66 +40,115 @@ class ScheduledExecutor(mx.executor.Executor):
     ) -> None:
         args, grads, aux = arrays  # by name
         tensors, names = tensors_of(graph), symbol.list_arguments()
-        self._step = step = symbol.recipe.step(symbol, graph, requests, has_mkldnn(ctx))
         self._symbol, self._ctx, self._grad_req = symbol, ctx, dict(requests)
-        extra = {step.totals[name]: array for name, array in grads.items() if name in step.totals}
-        for name in step.extra.keys() - extra.keys():
-            extra[name] = fitted(None, step.extra[name], ctx)
-        given = {**grads, **{name: extra[total] for name, total in step.totals.items()}}
-        self._heads = {k: extra[name] for k, name in step.heads.items()}
-        shared = getattr(lent, "training", lent)
-        self.training = step.bind(ctx, {**args, **extra}, {**aux, **extra}, shared)
-        for output in self.training.outputs[step.outputs :]:
-            address(output)  # MKLDNN's Deconvolution needs the memory before it writes
-        self._ran_forward = self._trains = False
-        # Whose gradients lie in the memory pool, of all executors that share it: one or none.
-        self._holder: weakref.WeakSet[ScheduledExecutor] = weakref.WeakSet()
-        if isinstance(lent, ScheduledExecutor):
-            self._holder = lent._holder
-        self._origin = object()  # the same of all that are reshaped from one another
+        self._step = step = symbol.recipe.step(symbol, graph, requests, has_mkldnn(ctx))
+        refuse_types(tensor for signature in step.signatures for tensor in signature.tensors)
+        self.arena: Arena = lent.arena if isinstance(lent, ScheduledExecutor) else Arena(ctx)
+        self.arena.reserve(step.arena_bytes)
+        self._memory: Any = None  # the arena's, for which `_calls` was made
+        self._calls: Any = None
+        self._ran_forward = False
+        grads = {
+            name: grads.get(name)
+            if request == "null"
+            else fitted(grads.get(name), tensors[name], ctx)
+            for name, request in requests.items()
+        }
         self.arg_arrays = [args[name] for name in names]
+        self.grad_arrays = [grads[name] for name in names]
         self.aux_arrays = [aux[name] for name in symbol.list_auxiliary_states()]
-        self.outputs = self.training.outputs[: step.outputs]
-        self.own: Arrays = {}  # gradients in the memory of the training step
-        self._copied: list[tuple[Any, Any, bool]] = []  # to, from (None: zeros), whether added
-        self.grad_arrays = [self._gradient(n, given.get(n), tensors[n]) for n in names]
+        self._arrays = self._variables({**args, **aux})  # of the step, without those in the arena
+        self._heads = self._head_gradients()
+        self._given: dict[int, Any] = {}  # of each block that is given
+        self.outputs = [self._output(head) for head in step.heads[: step.outputs]]
+        #: What is copied after the backward pass: to which array, from which, and whether added.
+        self._copied: list[tuple[Any, Any, bool]] = []
+        for a, entry in zip(step.training.wanted, step.gradients):
+            name = graph.nodes[a].name
+            if a not in step.parts.left_out or entry in step.adding:
+                self._gradient(grads[name], entry, requests[name] == "add")
+            self._arrays[name] = grads[name]
 
     def __del__(self) -> None:
-        pass  # the handles are those of other executors
+        pass  # there is no executor of MXNet's to free
+
+    def _variables(self, known: Arrays) -> dict[Place, Any]:
+        """Find or make the arrays of the variables of the step."""
+        step = self._step
+        read = {*step.rows.read_row.tolist(), *(row for row, _ in step.heads)}
+        found: dict[Place, Any] = {}
+        for row in sorted(read.intersection(np.flatnonzero(step.arrays.variable).tolist())):
+            array = known.get(step.names[row])
+            tensor = step.signatures[row].tensors[0]
+            found[row, 0] = fitted(None, tensor, self._ctx) if array is None else array
+        return found
+
+    def _head_gradients(self) -> dict[int, Any]:
+        """Find the arrays into which the gradients of outputs go that are no losses."""
+        step, found = self._step, {}
+        for row, source in enumerate(step.rows.source.tolist()):
+            if source >= step.parts.variants.forward and (row, 0) in self._arrays:
+                found[int(step.training.names[source].rsplit("_", 1)[1])] = self._arrays[row, 0]
+        return found
+
+    def _output(self, head: Entry) -> Any:
+        """Find or make the array of an output of the network."""
+        if head in self._arrays:  # a variable
+            return self._arrays[head]
+        tensor = self._step.tensor(head)
+        array = fitted(None, tensor, self._ctx)
+        array = self._given.setdefault(self._step.block(head), array)
+        return array if array.shape == tensor.shape else array.reshape(tensor.shape)
+
+    def _gradient(self, array: Any, entry: Entry | None, added: bool) -> None:
+        """Note how the array of a gradient is filled."""
+        if entry is None:
+            if not added:
+                self._copied.append((array, None, False))
+        elif entry in self._arrays:  # a variable
+            self._copied.append((array, self._arrays[entry], added))
+        elif not added or entry in self._step.adding:
+            block = self._step.block(entry)
+            if self._step.alive[1].given[block]:
+                first = self._given.setdefault(block, array)
+                if first is not array:
+                    self._copied.append((array, first.reshape(array.shape), False))
 
     @functools.cached_property
     def _plain(self) -> Any:
-        """The plain network with the same arrays, but for gradients in the pool; it never runs."""
-        grads = {name: array for name, array in self.grad_dict.items() if array is not None}
-        for name, array in self.own.items():
-            grads[name] = unallocated(array.shape, array.dtype, self._ctx)
-        about = self._ctx, self.arg_dict, grads, self._grad_req, self.aux_dict
-        return mx.sym.Symbol.bind(self._symbol, *about, shared_exec=self.training)
+        """The plain network with the same arrays; it never runs."""
+        given = {name: array for name, array in self.grad_dict.items() if array is not None}
+        about = self._ctx, self.arg_dict, given, self._grad_req, self.aux_dict
+        return mx.sym.Symbol.bind(self._symbol, *about)
 
     @property
     def handle(self) -> Any:
-        """From this MXNet takes arrays and memory for an unplanned network that shares them."""
+        """From this MXNet takes the arrays for an unplanned network that shares them."""
         with environment():  # before the lock that Python has for `_plain`: a bind asks for it
             return self._plain.handle
 
-    def _gradient(self, name: str, array: Any, tensor: Tensor) -> Any:
-        """Find or make the array of a gradient, and note how it is filled."""
-        request, output = self._grad_req[name], self._step.gradients.get(name)
-        if request == "null":
-            return array
-        source = None if output is None else self.training.outputs[output]
-        if array is None:
-            others = self.own.values(), self.outputs, self.arg_arrays, self._heads.values()
-            if request == "write" and source is not None:
-                if address(source) not in map(address, chain(*others)):
-                    self.own[name] = source
-                    return source
-            array = fitted(None, tensor, self._ctx)
-        if source is not None or request == "write":
-            # What comes out for a total is the new total.
-            added = request == "add" and name not in self._step.totals
-            self._copied.append((array, source, added))
-        return array
+    def _ready(self) -> BoundCalls:
+        """Make the calls for the memory that the arena has now."""
+        memory = self.arena.memory()
+        if memory is not self._memory:
+            step, place = self._step, self.arena.place
+            arrays, made = dict(self._arrays), dict(self._given)
+            for row in np.flatnonzero(~step.arrays.variable).tolist():
+                for k, tensor in enumerate(step.signatures[row].tensors):
+                    block = step.block((row, k))
+                    if block not in made:
+                        made[block] = array_at(place + step.offset(block), tensor, self._ctx)
+                    array = made[block]
+                    arrays[row, k] = (
+                        array if array.shape == tensor.shape else array.reshape(tensor.shape)
+                    )
+            self._calls, self._memory = BoundCalls(self._program, arrays, memory), memory
+        return self._calls
+
+    @functools.cached_property
+    def _program(self) -> Calls:
+        on_gpu = self._ctx.device_type == "gpu"
+        return calls_of(self._step, on_gpu, bool(os.environ.get(POISON)))
 
     def forward(self, is_train: bool = False, **kwargs: Any) -> list[Any]:
         """Compute the outputs; parameters as those of ``mx.executor.Executor.forward``."""
@@ -109,19 +159,9 @@ class ScheduledExecutor(mx.executor.Executor):
             if getattr(array, "shape", None) != target.shape:
                 raise ValueError(f"argument {name!r} takes an array of shape {target.shape}")
             target[:] = array
-        self._ran_forward = bool(is_train)
-        if self._trains != self._ran_forward:
-            # MXNet tells the operators at once (GraphExecutor::RunOps), those too that still wait.
-            for output in self.outputs:
-                output.wait_to_read()
-            self._trains = self._ran_forward
-        # Inference puts back its gradients in the memory pool, for they may still be wanted.
-        held = self._held_gradients() if self in self._holder and not is_train else {}
-        if not held:
-            self._holder.clear()
-        self._run(0, self._step.forward, self._trains)
-        for name, copy in held.items():
-            put_back(copy, self.own[name])
+        self._ran_forward = False
+        self._run(0, self._program.forward, bool(is_train))
+        self.arena.user, self._ran_forward = self, bool(is_train)
         return self.outputs
 
     def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
@@ -130,6 +170,11 @@ class ScheduledExecutor(mx.executor.Executor):
             raise MemongerError(
                 "a scheduled network computes its gradients once after each "
                 "forward(is_train=True), in training mode; call that first"
+            )
+        if self.arena.user is not self:
+            raise MemongerError(
+                "another executor that shares the memory of this one has run since its "
+                "forward(is_train=True), which has overwritten its results; call that again"
             )
         if isinstance(out_grads, dict):
             out_grads = [out_grads.get(name) for name in self._symbol.list_outputs()]
@@ -144,9 +189,7 @@ class ScheduledExecutor(mx.executor.Executor):
                 )
             out_grads[k].copyto(array)
         self._ran_forward = False
-        self._holder.clear()
-        self._holder.add(self)
-        self._run(self._step.forward, self._step.nodes, True)
+        self._run(self._program.forward, len(self._program.all), True)
         for array, source, added in self._copied:
             if source is None:
                 array[:] = 0
@@ -155,22 +198,16 @@ class ScheduledExecutor(mx.executor.Executor):
             else:
                 source.copyto(array)
 
-    def _run(self, first: int, end: int, is_train: bool) -> None:
-        """Run a part of the training step, in order with what reads auxiliary states."""
-        touch(self.aux_arrays)
-        # With MXNET_ENGINE_TYPE=NaiveEngine an operator that fails ends the process, after MXNet's
-        # message, for no C function is there to catch what it throws.
-        places = map(ctypes.c_size_t, (first, end))
-        getattr(mx.base._LIB, RUN_OPS)(self.training.handle, ctypes.c_bool(is_train), *places)
-        touch(self.aux_arrays)
-
-    def _held_gradients(self) -> Arrays:
-        """Copy the gradients in the memory pool to the memory of the host."""
-        # The layout of MKLDNN belongs to the memory: where another executor has used it since, a
-        # copy would fail, or end the process. To ask for its address makes it plain.
-        for array in self.own.values():
-            address(array)
-        return {name: array.copyto(mx.cpu()) for name, array in self.own.items()}
+    def _run(self, first: int, stop: int, is_train: bool) -> None:
+        # A larger arena that was asked for since is taken by the next forward pass of any step.
+        calls, monitor = self._ready() if first == 0 else self._calls, self._monitor
+        if monitor is None:
+            calls.run(first, stop, is_train)
+            return
+        for k in range(first, stop):
+            monitor.before(self._program.all[k], calls.array)
+            calls.run(k, k + 1, is_train)
+            monitor.after(self._program.all[k], calls.array)
 
     def reshape(
         self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Any
@@ -178,7 +215,6 @@ class ScheduledExecutor(mx.executor.Executor):
         """Make an executor for other shapes, also larger ones, that shares arrays and memory."""
         known = self.arg_dict
         if all(known[k].shape == tuple(v) for k, v in kwargs.items() if k in known):
-            self._take_gradients()
             return self
         about = self._ctx, self._grad_req, {name: array.dtype for name, array in known.items()}
         lent = {"shared_arg_names": list(known), "shared_exec": self, "shared_buffer": {}}
@@ -189,47 +225,22 @@ class ScheduledExecutor(mx.executor.Executor):
                     f"reshape changes the shape of {name!r} from {known[name].shape} to "
                     f"{array.shape}; give it too, or partial_shaping=True"
                 )
-        made._origin = self._origin
-        made._take_gradients()
         if self._monitor_callback is not None:
             made.set_monitor_callback(self._monitor_callback, self._monitor_all)
         return made
 
-    def _take_gradients(self) -> None:
-        """Take over the gradients in the pool of an executor that this one is reshaped from."""
-        for holder in set(self._holder) - {self}:
-            if holder._origin is self._origin:
-                for name, copy in holder._held_gradients().items():
-                    if copy.shape == self.grad_dict[name].shape:
-                        put_back(copy, self.grad_dict[name])
-                self._holder.clear()
-                self._holder.add(self)
-
     def debug_str(self) -> str:
-        """The training step as MXNet has bound it, and the memory planned for it."""
-        return str(self.training.debug_str())
+        """Tell the operators of the training step in order, and the memory that they take."""
+        step = self._step
+        lines = [f"Op:{op}, Name={name}" for op, name in zip(step.ops, step.names) if op != "null"]
+        total = step.replay().pool_bytes // MB
+        spaces = "Total 1 TempSpace resource requested"  # Module reads the line before this one
+        return "\n".join([*lines, f"Total {total} MB allocated", spaces, ""])
 
     def set_monitor_callback(self, callback: Any, monitor_all: bool = False) -> None:
         """Install a callback; it is told of each result once, however often it is computed."""
         self._monitor_callback, self._monitor_all = callback, monitor_all
-
-        def told(name: bytes, array: Any) -> None:
-            if name.startswith(OURS.encode()):
-                mx.nd.NDArray(ctypes.cast(array, mx.base.NDArrayHandle))  # ours to free
-            else:
-                callback(name, array)
-
-        self.training.set_monitor_callback(told, monitor_all)
-
-
-def touch(states: Sequence[Any]) -> None:
-    """Have what comes later wait for all that has been pushed with these auxiliary states."""
-    # MXNet's engine takes an operator of an executor that moves them (BatchNorm, its gradient) for
-    # one that reads them (``GraphExecutor::InitCachedOps``), so that other readers need not wait.
-    # An operator in place, which computes nothing, has the engine believe that they are written.
-    for dtype in {array.dtype for array in states}:
-        alike = [array for array in states if array.dtype == dtype]
-        mx.nd.amp_multicast(*alike, num_outputs=len(alike), out=alike)
+        self._monitor = Monitor(self._step, callback, monitor_all)
 
 
 def refuse_sparse(kinds: Mapping[str, str]) -> None:
@@ -262,21 +273,3 @@ def fitted(array: Any, tensor: Tensor, ctx: Any) -> Any:
     if array.shape == tensor.shape:
         return array
     return array.reshape((-1,))[: tensor.elements].reshape(tensor.shape)
-
-
-def put_back(source: Any, target: Any) -> None:
-    """Copy to an array in a memory pool, which has been used for others since."""
-    # ``copyto`` would take the layout of what was there for that of the target
-    # (``CopyFromToDnsImpl`` in ``src/ndarray/ndarray.cc``); what an operator writes to forgets it.
-    target[:] = 0
-    source.copyto(target)
-
-
-def address(array: Any) -> int:
-    """Tell where its values are in memory, which is taken if it has not been yet."""
-    # MXNet makes it plain, but looks before it waits (``MXNDArrayGetData``), and convolutions that
-    # have run lay out their weights later (``MKLDNNDataReorderAsync``).
-    mx.nd.waitall()
-    pointer = ctypes.c_void_p()
-    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-    return pointer.value or 0

@@ -18,8 +18,9 @@ import numpy as np
 from memonger.graph.inputs import InputSpec, read_requests
 from memonger.graph.read import forward_graph
 from memonger.schedules.execution import executor
+from memonger.schedules.execution.arena import address
 from memonger.schedules.execution.executor import ScheduledExecutor, fitted
-from memonger.schedules.execution.write import Arrays, Recipe, Requests
+from memonger.schedules.execution.recipe import Arrays, Recipe, Requests
 from memonger.schedules.schedule import Schedule
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import environment, mx
@@ -149,9 +150,8 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         requests = requests_of(self.list_arguments(), grad_req)
         if not self._by_schedule(requests, group2ctx):
             usual = ctx, grad_req, type_dict, stype_dict, group2ctx, shared_arg_names
-            sharing = _sharer(requests, shared_exec)
             with environment():
-                return super().simple_bind(*usual, sharing, shared_buffer, **kwargs)
+                return super().simple_bind(*usual, shared_exec, shared_buffer, **kwargs)
         executor.refuse_sparse(stype_dict or {})
         inputs = {*self.list_arguments(), *self.list_auxiliary_states()}
         shapes = {k: v for k, v in kwargs.items() if isinstance(v, (list, tuple))}  # as MXNet does
@@ -167,7 +167,7 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
             if name in shared_names:
                 args[name] = fitted(shared_exec.arg_dict.get(name), tensors[name], ctx)
                 lent = shared_exec.grad_dict.get(name)
-                if lent is not None and name not in getattr(shared_exec, "own", ()):
+                if lent is not None:
                     grads[name] = fitted(lent, tensors[name], ctx)
             else:
                 args[name] = array = fitted(buffer.get(name), tensors[name], ctx)
@@ -193,19 +193,18 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         requests = requests_of(names, grad_req)
         requests = {n: r if n in grads else "null" for n, r in requests.items()}
         if not self._by_schedule(requests, group2ctx):
-            sharing = _sharer(requests, shared_exec)
             usual = ctx, args, args_grad, grad_req, aux_states, group2ctx
             with environment():
-                return super().bind(*usual, sharing)
+                return super().bind(*usual, shared_exec)
         given = by_name(args, names, "argument")
         aux = by_name(aux_states, self.list_auxiliary_states(), "auxiliary state")
         executor.refuse_sparse({n: a.stype for n, a in [*given.items(), *grads.items()]})
         # Each gradient is written by itself, so none may lie where another does.
-        pool = getattr(shared_exec, "own", {})
-        taken = {executor.address(array): "shared_exec" for array in pool.values()}
+        mx.nd.waitall()  # for the addresses
+        taken: dict[int, str] = {}
         for name, array in grads.items():
-            if pool or requests[name] == "add":
-                other = taken.setdefault(executor.address(array), name)
+            if requests[name] != "null":
+                other = taken.setdefault(address(array), name)
                 if other != name:
                     raise MemongerError(
                         f"bind: the gradient of {name!r} lies in the memory of {other!r}; give it "
@@ -219,13 +218,6 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
 def scheduled(symbol: Any, schedule: Schedule) -> ScheduledSymbol:
     """Copy a network without marks so that it trains by a schedule (nodes of its ForwardGraph)."""
     return _taking(symbol.__copy__(), Recipe(schedule))
-
-
-def _sharer(requests: Requests, shared_exec: Any) -> Any:
-    """Choose what MXNet's own executor shares with: without gradients it shares memory alone."""
-    if set(requests.values()) <= {"null"}:
-        return getattr(shared_exec, "training", shared_exec)
-    return shared_exec
 
 
 def _taking(symbol: Any, recipe: Recipe, lost: str | None = None) -> ScheduledSymbol:

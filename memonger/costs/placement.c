@@ -1,0 +1,117 @@
+#include "costs/placement.h"
+
+static const double HEAT = 0.08; /* the part of the goal that a change may add at first */
+
+typedef struct {
+    int32_t item, start, stop;
+    int64_t low, high; /* its bytes */
+} Block;
+
+typedef struct {
+    Block *blocks; /* by their offset */
+    int64_t count, arena;
+} Arena;
+
+/* Puts an item where it lies lowest; returns how many blocks were looked at. */
+static int64_t put(Arena *arena, Block block, int64_t nbytes)
+{
+    int64_t k = 0, place;
+    block.low = 0;
+    for (; k < arena->count; k++) {
+        const Block *other = &arena->blocks[k];
+        if (other->stop < block.start || other->start > block.stop)
+            continue;
+        if (other->low - block.low >= nbytes)
+            break;
+        block.low = most(block.low, other->high);
+    }
+    block.high = block.low + nbytes;
+    for (place = k; place && arena->blocks[place - 1].low > block.low;)
+        place--;
+    Block *at = arena->blocks + place;
+    memmove(at + 1, at, sizeof(Block) * (arena->count++ - place));
+    *at = block;
+    arena->arena = most(arena->arena, block.high);
+    return k;
+}
+
+/* Takes those blocks that come before a place in the order. */
+static void begin(Arena *arena, const Arena *from, const int32_t *rank, int64_t place)
+{
+    arena->count = arena->arena = 0;
+    for (int64_t k = 0; k < from->count; k++)
+        if (rank[from->blocks[k].item] < place) {
+            arena->blocks[arena->count++] = from->blocks[k];
+            arena->arena = most(arena->arena, from->blocks[k].high);
+        }
+}
+
+/* Chooses a block that is alive with this one, or it. */
+static Block beside(const Arena *arena, Block block, Random *random)
+{
+    for (;;) {
+        Block other = arena->blocks[below(random, arena->count)];
+        if (other.stop >= block.start && other.start <= block.stop)
+            return other;
+    }
+}
+
+static void move(int32_t *order, int32_t *rank, int64_t from, int64_t to)
+{
+    int32_t item = order[from];
+    for (int64_t step = from < to ? 1 : -1; from != to; from += step)
+        rank[order[from] = order[from + step]] = (int32_t)from;
+    rank[order[to] = item] = (int32_t)to;
+}
+
+void place(
+    Memory *memory, Int32s start, Int32s stop, Int64s nbytes, int64_t large, int64_t goal,
+    int64_t effort, Int64s *offset)
+{
+    int64_t count = nbytes.count, work = 0;
+    *offset = int64s(memory, count);
+    Memory then = *memory;
+    int32_t *order = NEW(memory, int32_t, large), *rank = NEW(memory, int32_t, large);
+    Arena best = {NEW(memory, Block, count), 0, 0};
+    Arena now = {NEW(memory, Block, large), 0, 0}, next = {NEW(memory, Block, large), 0, 0};
+    Random random;
+    seed(&random, 0);
+#define BLOCK(item) ((Block){item, start.at[item], stop.at[item], 0, 0})
+    for (int32_t k = 0; k < large; k++) {
+        order[k] = rank[k] = k;
+        put(&now, BLOCK(k), nbytes.at[k]);
+    }
+    begin(&best, &now, rank, large);
+    while (best.arena > goal && work < effort) {
+        int64_t high = 0, chosen = 0; /* an item above the goal, each as likely */
+        for (int64_t k = 0; k < large; k++)
+            if (now.blocks[k].high > goal && below(&random, ++high) == 0)
+                chosen = k;
+        Block item = now.blocks[chosen];
+        if (uniform(&random) < 0.3)
+            item = beside(&now, item, &random);
+        int64_t from = rank[item.item], to = rank[beside(&now, item, &random).item];
+        int64_t first = least(from, to);
+        double heat = HEAT * (1 - (double)work / (double)effort) * uniform(&random);
+        int64_t limit = now.arena + (int64_t)(heat * (double)goal);
+        begin(&next, &now, rank, first);
+        move(order, rank, from, to);
+        for (int64_t k = first; k < large && next.arena <= limit; k++)
+            work += 30 + put(&next, BLOCK(order[k]), nbytes.at[order[k]]);
+        work += 8 * large;
+        if (next.arena > limit) {
+            move(order, rank, to, from);
+            continue;
+        }
+        Arena last = now;
+        now = next;
+        next = last;
+        if (now.arena < best.arena)
+            begin(&best, &now, rank, large);
+    }
+    for (int32_t k = (int32_t)large; k < count; k++)
+        put(&best, BLOCK(k), nbytes.at[k]);
+    for (int64_t k = 0; k < count; k++)
+        offset->at[best.blocks[k].item] = best.blocks[k].low;
+    give_back(memory, then);
+}

@@ -1,0 +1,131 @@
+"""Memory of one device, in which tensors lie where a schedule has placed them.
+
+To MXNet each tensor is an array of its own: made over an address by ``MXNDArrayFromDLPackEx``, it
+has an engine variable of its own and is no view. So MKLDNN may lay it out in blocks, and operators
+get the write requests that they get in an executor. But the engine does not know that tensors
+overlap: what runs in an arena is ordered by its token (`calls`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any
+
+import numpy as np
+
+from memonger.graph.operators.tensors import Tensor
+from memonger.schedules.training_step import ALIGNMENT
+from memonger.support.errors import MemongerError, in_words, said_by_mxnet
+from memonger.support.mxnet import mx
+
+#: Type code and bits of DLPack (``DLDataTypeTransform`` in ``include/mxnet/tensor_blob.h``).
+DTYPES = {
+    "float16": (2, 16),
+    "float32": (2, 32),
+    "float64": (2, 64),
+    "uint8": (1, 8),
+    "int8": (0, 8),
+    "int32": (0, 32),
+    "int64": (0, 64),
+    "bool": (1, 1),
+}
+DEVICES = {"cpu": 1, "gpu": 2, "cpu_pinned": 3}
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int),
+        ("device_id", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class _DLManagedTensor(ctypes.Structure):
+    _fields_ = [
+        ("dl_tensor", _DLTensor),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    ]
+
+
+class Arena:
+    """Memory of a device for the tensors of training steps, one step at a time.
+
+    It is taken when it is first used, and grows when a larger step wants it.
+    """
+
+    def __init__(self, ctx: Any) -> None:
+        self.ctx = ctx
+        self.nbytes = 0
+        self.taken: Any = None  # an array: the memory
+        self._user: Any = None
+
+    def reserve(self, nbytes: int) -> None:
+        """Have room for a step of so many bytes."""
+        self.nbytes = max(nbytes, self.nbytes)
+
+    def memory(self) -> Any:
+        """Return the array that is the memory. What runs in it changes that array's variable."""
+        if self.taken is None or self.taken.size < self.nbytes // 8:
+            try:
+                self.taken = mx.nd.empty((self.nbytes // 8,), self.ctx, dtype="float64")
+            except mx.MXNetError as error:
+                raise MemongerError(
+                    f"an arena of {in_words(self.nbytes)} cannot be allocated on {self.ctx}: "
+                    f"{said_by_mxnet(error)}; make the batch smaller, or give a budget"
+                ) from None
+            self._user = None
+        return self.taken
+
+    @property
+    def place(self) -> int:
+        """The address of offset 0; what lies before it is no tensor's."""
+        return -(-(address(self.memory()) + 1) // ALIGNMENT) * ALIGNMENT
+
+    @property
+    def user(self) -> Any:
+        """What has run a forward pass in it last."""
+        return None if self._user is None else self._user()
+
+    @user.setter
+    def user(self, user: Any) -> None:
+        self._user = weakref.ref(user)
+
+
+def address(array: Any) -> int:
+    """Tell where the values of an array are in memory."""
+    pointer = ctypes.c_void_p()
+    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    return pointer.value or 0
+
+
+def array_at(place: int, tensor: Tensor, ctx: Any) -> Any:
+    """Make an array over memory that something else keeps."""
+    code, bits = DTYPES[tensor.dtype]
+    shape = (ctypes.c_int64 * len(tensor.shape))(*tensor.shape)
+    about = place, DEVICES[ctx.device_type], ctx.device_id, len(tensor.shape), code, bits, 1
+    made = _DLManagedTensor(_DLTensor(*about, shape, None, 0), None, None)
+    handle = mx.base.NDArrayHandle()
+    transient = ctypes.c_bool(True)  # MXNet copies what describes it
+    mx.base.check_call(
+        mx.base._LIB.MXNDArrayFromDLPackEx(ctypes.byref(made), transient, ctypes.byref(handle))
+    )
+    return mx.nd.NDArray(handle)
+
+
+def refuse_types(tensors: Any) -> None:
+    """Refuse tensors of a type that no array over an address can have."""
+    for tensor in tensors:
+        if np.dtype(tensor.dtype).name not in DTYPES:
+            raise MemongerError(
+                f"a schedule cannot hold tensors of type {tensor.dtype}; how='marks' can plan this "
+                "network"
+            )

@@ -1,0 +1,388 @@
+"""A training step as calls of MXNet's imperative interface, in order, and how they run.
+
+Operators are invoked by ``MXImperativeInvoke``, from a compiled loop. The engine knows nothing of
+tensors that overlap in the arena, so calls go in *bulks* (``MXEngineSetBulkSize``): the operators
+of one run one after the other, and each bulk begins with an operator, its *token*, that changes the
+arena's own variable, so that bulks follow one another (``BulkAppend`` in
+``src/engine/threaded_engine.h``).
+
+What autograd computes (`operators.recorded`) runs outside of bulks. It changes its outputs, so an
+operator that changes them too (a copy of each to itself, which computes nothing) is the last of the
+bulk before it, and one of the bulk after it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections import defaultdict
+from typing import Any, Callable, Container, Iterable, Mapping, NamedTuple, Sequence, Tuple, Union
+
+import numpy as np
+
+from memonger.graph.forward import Entry
+from memonger.graph.operators.recompute import truth
+from memonger.graph.operators.recorded import ASYNCHRONOUS, MOVED_UNTOLD
+from memonger.graph.operators.tensors import Attributes, Tensor
+from memonger.schedules.execution.arena import address, array_at
+from memonger.schedules.training_step import Node, TrainingStep, nodes_of
+from memonger.support.errors import MemongerError, said_by_mxnet
+from memonger.support.kernels import call
+from memonger.support.mxnet import mx
+
+#: What a call reads or writes: a tensor of the step (a row and which of its outputs), or the array
+#: of an argument's gradient (its name).
+Place = Union[Entry, str]
+
+TOKENS = 2  # calls at the beginning of the table
+BULK = 32  # operators; more brings nothing, and the engine has nothing to do until a bulk is full
+
+#: Gradients of weights that MKLDNN lays out in blocks.
+_MAKES_BLOCKS = ("_backward_Convolution", "_backward_Deconvolution")
+
+
+class Invocation(NamedTuple):
+    """One operator that the compiled loop invokes."""
+
+    row: int  # of the training step; -1: none of them
+    op: str
+    attrs: Attributes
+    reads: tuple[Place, ...]
+    writes: tuple[Place, ...]
+
+
+class Recorded(NamedTuple):
+    """An operator that runs while autograd records it."""
+
+    invocation: Invocation
+    #: Of the inputs that get a gradient: which it is, that gradient, and whether it is added.
+    gradients: tuple[tuple[int, Entry, bool], ...]
+
+
+class Differentiated(NamedTuple):
+    """The backward pass of an operator that was recorded."""
+
+    row: int  # of the operator
+    heads: tuple[tuple[int, Place], ...]  # its outputs, and the gradients of them
+    writes: tuple[Place, ...]
+
+
+Call = Union[Invocation, Recorded, Differentiated]
+
+
+class Calls(NamedTuple):
+    """All calls of a training step, in order."""
+
+    all: tuple[Call, ...]
+    forward: int  # how many of them run before the outputs of the network are there
+
+
+# ---------------------------------------------------------------- from rows to calls
+
+
+def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
+    """List the calls that run a training step.
+
+    If it is ``poisoned``, each tensor is overwritten once it is dead: who reads it then, shows.
+    """
+    rows, recorded = nodes_of(step.rows), step.recorded
+    if on_gpu:
+        recorded = {**recorded, **step.dropouts}
+    runs = {int(step.rows.latest[x]): x for x in recorded}
+    ends = {max(gradients): x for x, gradients in recorded.items()}
+    inner = {row for gradients in recorded.values() for row in gradients}
+    read = {*zip(step.rows.read_row.tolist(), step.rows.read_output.tolist()), *step.heads}
+    read.update(entry for entry in step.gradients if entry is not None)
+    again = {row.source for row in rows if row.time > 0}
+    sums, terms = _sums(step, rows)
+    dead = _last_tensors(step) if poisoned else {}
+    poison: list[Entry] = []
+    made: list[Call] = []
+    forward = 0
+    for row, (node, signature) in enumerate(zip(rows, step.signatures)):
+        if signature.op == "null":
+            continue
+        for name, entry in terms.get(row, ()):
+            made.append(Invocation(-1, "_grad_add", {}, (name, entry), (name,)))
+        if row in ends and _gradients(step, ends[row], recorded[ends[row]], read):
+            made.append(_differentiated(step, rows, ends[row], recorded[ends[row]], read))
+        elif row not in inner:
+            attrs = dict(signature.attrs)
+            if signature.op == "Dropout" and node.source in again:
+                # cuDNN's mask is one of bits, no factors (src/operator/nn/dropout-inl.h)
+                attrs["cudnn_off"] = "True"
+            elif signature.op == "_zeros_without_dtype":  # its shape is inferred from nothing
+                attrs["shape"] = str(tuple(signature.tensors[0].shape))
+            writes = tuple([(row, k) for k in range(len(signature.tensors))])
+            usual = Invocation(row, signature.op, attrs, tuple(node.reads), writes)
+            x = runs.get(row, -1)
+            gradients = _gradients(step, x, recorded[x], read) if x >= 0 else ()
+            if gradients or signature.op in ASYNCHRONOUS:
+                adds = [(k, entry, entry in step.adding) for k, entry in gradients]
+                made.append(Recorded(usual, tuple(adds)))
+            else:
+                made.append(_by_name(usual))
+                for k in MOVED_UNTOLD.get(signature.op, ()):
+                    made.append(Invocation(-1, "_copy", {}, (node.reads[k],), (node.reads[k],)))
+        for name, entry in sums.get(row, ()):
+            made.append(Invocation(-1, "_grad_add", {}, (name, entry), (name,)))
+        poison += dead.get(row, ())
+        if row not in inner or row in ends:
+            made += [_overwriting(entry, step.tensor(entry)) for entry in poison]
+            poison = []
+        if node.time == 0:
+            forward = len(made)
+    for a, gradient in zip(step.training.wanted, step.gradients):
+        elsewhere = a in step.parts.added or a in step.parts.left_out
+        block = -1 if gradient is None or elsewhere else step.block(gradient)
+        if gradient is not None and block >= 0 and not step.alive[1].given[block]:
+            name = step.training.graph.nodes[a].name
+            made.append(Invocation(-1, "_copy", {}, (gradient,), (name,)))
+    return Calls(tuple(made), forward)
+
+
+def _last_tensors(step: TrainingStep) -> Mapping[int, Sequence[Entry]]:
+    """Find by the row after which a block of the arena is dead what was in it last."""
+    blocks, found = step.alive[1], defaultdict(list)
+    tensors: dict[int, Entry] = {}
+    for row, signature in enumerate(step.signatures):
+        for k in range(len(signature.tensors)):
+            tensors[step.block((row, k))] = row, k
+    for block, entry in tensors.items():
+        if block >= 0 and not blocks.given[block]:
+            found[int(blocks.stop[block])].append(entry)
+    return found
+
+
+def _overwriting(entry: Entry, tensor: Tensor) -> Invocation:
+    value = "nan" if tensor.dtype.startswith("float") else "77"
+    attrs = {"shape": str(tensor.shape), "dtype": tensor.dtype, "value": value}
+    return Invocation(-1, "_full", attrs, (), (entry,))
+
+
+Sums = Mapping[int, Sequence[Tuple[str, Entry]]]
+
+
+def _sums(step: TrainingStep, rows: Sequence[Node]) -> tuple[Sums, Sums]:
+    """Find what is added to the array of a gradient: after the row that makes it, or before.
+
+    More than four tensors are added to what is there one after the other, for so does MXNet if they
+    are not laid out in blocks (``ElementWiseSumCompute_`` with the request 'add', in
+    ``src/operator/tensor/elemwise_sum.h``).
+    """
+    after: dict[int, list[tuple[str, Entry]]] = defaultdict(list)
+    before: dict[int, list[tuple[str, Entry]]] = defaultdict(list)
+    for a, entry in zip(step.training.wanted, step.gradients):
+        if entry is None or a in step.parts.left_out:
+            continue
+        if a in step.parts.added and entry not in step.adding:
+            row, name = entry[0], step.training.graph.nodes[a].name
+            terms = rows[row].reads
+            blocked = any(step.ops[source] in _MAKES_BLOCKS for source, _ in terms)
+            if step.ops[row] == "add_n" and len(terms) > 4 and not blocked:
+                before[row] += [(name, term) for term in terms]
+            else:
+                after[row].append((name, entry))
+    return after, before
+
+
+def _gradients(
+    step: TrainingStep, x: int, rows: Sequence[int], read: Container[Entry]
+) -> tuple[tuple[int, Entry], ...]:
+    """Tell which inputs of a recorded operator get a gradient that is read, and that gradient."""
+    found = []
+    for k, reference in enumerate(step.training.gradients[x].gradients):
+        if reference is not None and reference[0] == "node":
+            entry = rows[reference[1]], reference[2]
+            if entry in read:
+                found.append((k, entry))
+    return tuple(found)
+
+
+def _differentiated(
+    step: TrainingStep, nodes: Sequence[Node], x: int, rows: Sequence[int], read: Container[Entry]
+) -> Differentiated:
+    """Make the backward pass of a recorded operator, of which these are the gradient's rows."""
+    heads: dict[int, Place] = {}
+    for row, node in zip(rows, step.training.gradients[x].nodes):
+        for reference, entry in zip(node.inputs, nodes[row].reads):
+            if row >= 0 and reference[0] == "head":
+                heads[reference[1]] = entry
+    writes = tuple([entry for _, entry in _gradients(step, x, rows, read)])
+    return Differentiated(int(step.rows.latest[x]), tuple(heads.items()), writes)
+
+
+def _by_name(usual: Invocation) -> Invocation:
+    """Return what computes the same as an operator and can be invoked by name."""
+    row, op, attrs, reads, writes = usual
+    if op == "_backward_Dropout":  # the mask holds factors, without cuDNN
+        if float(attrs.get("p", 0.5)) == 0:
+            return Invocation(row, "_copy", {}, reads[:1], writes)
+        product = "broadcast_mul" if attrs.get("axes", "()") not in ("()", "[]") else "elemwise_mul"
+        return Invocation(row, product, {}, reads[:2], writes)
+    if op == "_backward_SliceChannel":
+        axis, count = attrs.get("axis", "1"), str(len(reads))
+        if truth(attrs.get("squeeze_axis")):
+            return Invocation(row, "stack", {"axis": axis, "num_args": count}, reads, writes)
+        return Invocation(row, "Concat", {"dim": axis, "num_args": count}, reads, writes)
+    return usual
+
+
+# ---------------------------------------------------------------- how they run
+
+
+class BoundCalls:
+    """Calls with the arrays that they read and write, ready to run in an arena's ``memory``."""
+
+    def __init__(self, calls: Calls, arrays: Mapping[Place, Any], memory: Any) -> None:
+        self._calls, self._arrays = calls.all, arrays
+        self._kept: list[Any] = []  # what the table points to
+        self._table: list[list[int]] = []
+        self._ends: list[int] = []  # of each call: the end of its numbers in the table
+        self._actions: list[tuple[int, Callable[[], None]]] = []  # from where in the table on
+        recordings: dict[int, _Recording] = {}
+        token = memory[0:1]  # a view: its variable is that of the arena
+        alias = array_at(address(memory), Tensor((1,), "float64"), memory.context)
+        # On the CPU an array over an address is on device 0, whatever it was made for (``Chunk`` in
+        # include/mxnet/ndarray.h). A bulk is of one device, that of the first input of each call.
+        self._devices = [alias.context, memory.context]
+        for array in (alias, token):
+            self._add("_copy", {}, [array], [token])
+        for each in calls.all:
+            if isinstance(each, Invocation):
+                reads, writes = ([arrays[place] for place in places] for places in each[3:])
+                self._add(each.op, each.attrs, reads, writes)
+            elif isinstance(each, Recorded):
+                recording = recordings[each.invocation.row] = _Recording(each, arrays)
+                self._outside(each.invocation.writes, recording.run)
+            else:
+                heads = [(k, arrays[place]) for k, place in each.heads]
+                action = functools.partial(recordings[each.row].differentiate, heads)
+                self._outside(each.writes, action)
+            self._ends.append(len(self._table))
+        self._numbers = np.array(self._table, dtype=np.int64).ravel()
+
+    def array(self, place: Place) -> Any:
+        """Return the array of a place."""
+        return self._arrays[place]
+
+    def _add(self, op: str, attrs: Attributes, reads: Sequence[Any], writes: Sequence[Any]) -> None:
+        keys, values = _texts(attrs), _texts(attrs.values())
+        handles = [
+            (ctypes.c_void_p * len(a))(*[x.handle.value for x in a]) for a in (reads, writes)
+        ]
+        self._kept += [keys, values, *handles, reads, writes]
+        read, written, key, value = map(ctypes.addressof, (*handles, keys, values))
+        device = self._devices.index((*reads, *writes)[0].context)
+        about = len(reads), read, len(writes), written, len(attrs), key, value
+        self._table.append([creator(op), *about, device])
+
+    def _outside(self, writes: Sequence[Place], action: Callable[[], None]) -> None:
+        """Have an action run between two bulks that change what it writes."""
+        for place in writes:
+            self._add("_copy", {}, [self._arrays[place]], [self._arrays[place]])
+        self._actions.append((len(self._table), action))
+        for place in writes:
+            self._add("_copy", {}, [self._arrays[place]], [self._arrays[place]])
+
+    def run(self, first: int, stop: int, is_train: bool) -> None:
+        """Push calls [first, stop) to MXNet's engine."""
+        start, end = (self._ends[k - 1] if k else TOKENS for k in (first, stop))
+        alone = _without_bulks()
+        with mx.autograd.pause(train_mode=is_train):
+            for place, action in self._actions:
+                if start <= place < end:
+                    self._push(start, place, alone)
+                    action()
+                    start = place
+            self._push(start, end, alone)
+
+    def _push(self, first: int, stop: int, alone: bool = False) -> None:
+        if alone:
+            for k in range(first, stop):
+                self._push(k, k + 1)
+                mx.nd.waitall()
+            return
+        lib = mx.base._LIB
+        functions = (_function(lib.MXImperativeInvoke), _function(lib.MXEngineSetBulkSize))
+        failed = call("run_calls", *functions, self._numbers, first, stop, BULK)
+        if failed >= 0:
+            said = said_by_mxnet(mx.base.py_str(lib.MXGetLastError()))
+            k = int(np.searchsorted(self._ends, failed, side="right"))
+            raise MemongerError(f"the step of a schedule failed at {self._calls[k]}: {said}")
+
+
+class _Recording:
+    """An operator that autograd records each time that it runs."""
+
+    def __init__(self, recorded: Recorded, arrays: Mapping[Place, Any]) -> None:
+        invocation = recorded.invocation
+        # Arrays of their own on the tape; a caller's may be on it already, for something else.
+        self._reads = [arrays[place].detach() for place in invocation.reads]
+        self._writes = [arrays[place] for place in invocation.writes]
+        given = [(self._reads[k], arrays[entry], added) for k, entry, added in recorded.gradients]
+        if given:
+            variables, gradients, adds = zip(*given)
+            requests = ["add" if each else "write" for each in adds]
+            mx.autograd.mark_variables(list(variables), list(gradients), requests)
+        self._keys, self._values = _texts(invocation.attrs), _texts(invocation.attrs.values())
+        self._count, self._creator = len(invocation.attrs), creator(invocation.op)
+        self._made: list[Any] = []
+
+    def run(self) -> None:
+        """Run the operator."""
+        self._made = [array.detach() for array in self._writes]
+        reads, writes = (
+            (ctypes.c_void_p * len(a))(*[x.handle.value for x in a])
+            for a in (self._reads, self._made)
+        )
+        count = ctypes.c_int(len(writes))
+        written = ctypes.cast(writes, ctypes.POINTER(ctypes.c_void_p))
+        training = mx.autograd.is_training()
+        with mx.autograd.record() if training else mx.autograd.pause():
+            mx.base.check_call(
+                mx.base._LIB.MXImperativeInvoke(
+                    ctypes.c_void_p(self._creator),
+                    len(reads),
+                    reads,
+                    ctypes.byref(count),
+                    ctypes.byref(written),
+                    self._count,
+                    self._keys,
+                    self._values,
+                )
+            )
+
+    def differentiate(self, heads: Sequence[tuple[int, Any]]) -> None:
+        """Run its backward pass; what it has recorded is forgotten."""
+        # Where no gradient of an output is read, any array will do for one.
+        chosen = heads or [(0, self._made[0])]
+        outputs, gradients = zip(*[(self._made[k], array) for k, array in chosen])
+        mx.autograd.backward(list(outputs), list(gradients), train_mode=True)
+        self._made = []
+
+
+def _texts(texts: Iterable[Any]) -> Any:
+    encoded = [str(text).encode() for text in texts]
+    return (ctypes.c_char_p * len(encoded))(*encoded)
+
+
+@functools.lru_cache(maxsize=None)
+def creator(op: str) -> int:
+    """Look up MXNet's handle of an operator."""
+    handle = ctypes.c_void_p()
+    mx.base.check_call(mx.base._LIB.NNGetOpHandle(op.encode(), ctypes.byref(handle)))
+    return handle.value or 0
+
+
+def _without_bulks() -> bool:
+    """Tell whether MXNet has no bulks: its profiler adds up times (``aggregate_stats``)."""
+    # `bulk_size` in src/engine/threaded_engine.h. What has been added up is no text if nothing is.
+    text, as_json = ctypes.c_char_p(), 1
+    lib = mx.base._LIB
+    mx.base.check_call(lib.MXAggregateProfileStatsPrintEx(ctypes.byref(text), 0, as_json, 0, 0))
+    return bool(text.value)
+
+
+def _function(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0

@@ -1,0 +1,105 @@
+"""What a monitor is told of a training step: results, by the names of MXNet's executor.
+
+That is ``GraphExecutor::ExecuteMonOutputCallback`` and ``ExecuteMonInputCallback``
+(``src/executor/graph_executor.cc``). Each result is told once, however often it is computed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any, Callable, Iterator, Tuple
+
+from memonger.graph.forward import Entry
+from memonger.graph.operators.gradients import Attrs
+from memonger.graph.operators.recorded import LEGACY
+from memonger.schedules.execution.calls import Call, Recorded
+from memonger.schedules.training_step import OURS, TrainingStep, nodes_of
+from memonger.support.mxnet import mx
+from memonger.support.symbols import load_nodes
+
+#: Operators of one input, that MXNet names 'data'; those of all others have no name.
+DATA = LEGACY.union(
+    """
+    Dropout LRN LeakyReLU Pooling _contrib_quadratic _image_normalize _image_to_tensor _split_v2
+    col2im depth_to_space diag im2col log_softmax repeat softmax space_to_depth squeeze tile
+    """.split()
+)
+
+Callback = Callable[[bytes, Any], None]
+Named = Iterator[Tuple[str, Entry]]
+
+
+class Monitor:
+    """Tells a callback of the calls of one training step."""
+
+    def __init__(self, step: TrainingStep, callback: Callback, inputs: bool) -> None:
+        self._step, self._callback, self._inputs = step, callback, inputs
+        self._nodes = nodes_of(step.rows)
+
+    def before(self, call: Call, array_of: Callable[[Entry], Any]) -> None:
+        """Tell what a call is about to read, if inputs are told."""
+        for row in self._rows(call) if self._inputs else ():
+            op, attrs, reads = *self._signature(row), self._nodes[row].reads
+            for name, entry in zip(input_names(op, attrs, len(reads)), reads):
+                if self._step.ops[entry[0]] == "null":
+                    self._tell(self._step.names[entry[0]], array_of(entry))
+                self._tell(f"{self._step.names[row]}_{name}", array_of(entry))
+
+    def after(self, call: Call, array_of: Callable[[Entry], Any]) -> None:
+        """Tell what a call has written."""
+        for row in self._rows(call):
+            op, attrs = self._signature(row)
+            signature = self._step.signatures[row]
+            names = output_names(op, attrs, signature.inputs, len(signature.tensors))
+            for k, name in enumerate(names):
+                self._tell(f"{self._step.names[row]}_{name}", array_of((row, k)))
+
+    def _signature(self, row: int) -> tuple[str, Attrs]:
+        signature = self._step.signatures[row]
+        return signature.op, tuple(sorted(signature.attrs.items()))
+
+    def _rows(self, call: Call) -> list[int]:
+        """List the rows that a call computes and that the network has too."""
+        writes = call.invocation.writes if isinstance(call, Recorded) else call.writes
+        rows = dict.fromkeys(place[0] for place in writes if not isinstance(place, str))
+        return [row for row in rows if not self._step.names[row].startswith(OURS)]
+
+    def _tell(self, name: str, array: Any) -> None:
+        # A copy, for what comes next may overwrite it; the callback frees its handle.
+        copy = array.copy()
+        copy.wait_to_read()
+        handle, copy.handle = copy.handle, mx.base.NDArrayHandle()
+        self._callback(name.encode(), handle.value)
+
+
+@functools.lru_cache(maxsize=None)
+def output_names(op: str, attrs: Attrs, inputs: int, outputs: int) -> list[str]:
+    """List the names of an operator's outputs, those too that ``list_outputs`` does not show."""
+    nodes: list[dict[str, Any]] = [
+        {"op": "null", "name": f"x{k}", "inputs": []} for k in range(inputs)
+    ]
+    reads = [[k, 0, 0] for k in range(inputs)]
+    nodes.append({"op": op, "name": "f", "attrs": dict(attrs), "inputs": reads})
+    names = load_nodes(nodes, [[inputs, k, 0] for k in range(outputs)]).list_outputs()
+    return [name[2:] for name in names]
+
+
+@functools.lru_cache(maxsize=None)
+def input_names(op: str, attrs: Attrs, inputs: int) -> list[str]:
+    """List the names of an operator's inputs: those that ``FListInputNames`` has, or numbered."""
+    numbered = [f"input{k}" for k in range(inputs)]
+    if op.startswith("_backward_") or inputs == 1:
+        return ["data"] if op in DATA else numbered
+    if any(name == "num_args" for name, _ in attrs):
+        return [f"arg{k}" for k in range(inputs)]
+    # MXNet makes variables of inputs that are not given, named after them.
+    lib, handle, creator = mx.base._LIB, mx.base.SymbolHandle(), ctypes.c_void_p()
+    mx.base.check_call(lib.NNGetOpHandle(op.encode(), ctypes.byref(creator)))
+    texts = [(ctypes.c_char_p * len(attrs))(*[a[k].encode() for a in attrs]) for k in (0, 1)]
+    about = creator, len(attrs), *texts, ctypes.byref(handle)
+    mx.base.check_call(lib.MXSymbolCreateAtomicSymbol(*about))
+    symbol = mx.sym.Symbol(handle)
+    if lib.MXSymbolCompose(handle, b"f", 0, None, None):
+        return numbered
+    return [name[2:] for name in symbol.list_inputs()]

@@ -1,0 +1,47 @@
+"""The training steps of a network by one schedule, for the shapes and gradients of each bind."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Dict, Mapping
+
+from memonger.graph.forward import ForwardGraph
+from memonger.graph.training import training_graph
+from memonger.schedules.expand import parts, unroll
+from memonger.schedules.schedule import Schedule, adapt, check, workload
+from memonger.schedules.training_step import TrainingStep
+from memonger.support.cache import Latest
+
+Arrays = Dict[str, Any]  # by the names of arguments or auxiliary states
+Requests = Mapping[str, str]  # grad_req of each argument
+
+
+def step_for(
+    graph: ForwardGraph, schedule: Schedule, requests: Requests, mkldnn: bool
+) -> TrainingStep:
+    """Build the training step of a network for these gradients, by what fits of a schedule."""
+    asked = {a: requests[graph.nodes[a].name] for a in graph.arguments}
+    work = workload(training_graph(graph, [a for a in asked if asked[a] != "null"]))
+    fitting = adapt(work, schedule)
+    check(work, fitting)
+    return unroll(parts(work, [a for a in asked if asked[a] == "add"], mkldnn), fitting)
+
+
+class Recipe:
+    """A schedule, and the latest steps that were made of it; shared by copies of a symbol."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.told: set[str] = set()  # the places where its loss has been told
+        self._made: Latest[TrainingStep] = Latest(16)  # for shapes, gradients, devices
+
+    def step(
+        self, symbol: Any, graph: ForwardGraph, requests: Requests, mkldnn: bool, known: Any = None
+    ) -> TrainingStep:
+        """Return the step of the symbol's graph: remembered, or ``known``, or made."""
+        # The network as it is now: attributes can be set at any time.
+        network = hashlib.sha256(symbol.tojson(remove_amp_cast=False).encode()).digest()
+        tensors = tuple(graph.tensors[a] for a in graph.arguments)
+        key = network, tensors, frozenset(requests.items()), mkldnn
+        about = graph, self.schedule, requests, mkldnn
+        return self._made.get_or_make(key, lambda: known or step_for(*about))

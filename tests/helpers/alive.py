@@ -1,0 +1,99 @@
+"""What a training step of a schedule takes, by a plain walk: no compiled code, no arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from memonger.schedules.training_step import ALIGNMENT, TrainingStep, nodes_of
+
+
+class Block:
+    """Memory of a tensor, or of several that are computed over one another."""
+
+    def __init__(self, row: int, nbytes: int) -> None:
+        self.row, self.nbytes = row, nbytes
+        self.waiting: set[Any] = set()  # the reads that are to come; a head's never does
+        self.stop = -1
+
+
+def walked(step: TrainingStep) -> dict[tuple[int, int], Block]:
+    """The block of each tensor, (row, output)."""
+    views = not step.parts.mkldnn
+    rows, signatures = nodes_of(step.rows), step.signatures
+    readers: dict[tuple[int, int], set[Any]] = {}
+    for row, node in enumerate(rows):
+        for k, entry in enumerate(node.reads):
+            if k not in signatures[row].ignored:
+                readers.setdefault(entry, set()).add((row, k))
+    for head, entry in enumerate(step.heads):
+        readers.setdefault(entry, set()).add(head)
+    found: dict[tuple[int, int], Block] = {}
+    for row, (node, made) in enumerate(zip(rows, signatures)):
+        if made.op == "null":
+            continue
+        for k, output, identity in made.options:
+            source, out = node.reads[k], (row, output)
+            if source not in found or out in found or out not in readers:
+                continue
+            block, old, new = found[source], step.tensor(source), step.tensor(out)
+            alike = old.dtype == new.dtype and old.elements == new.elements
+            alone = block.waiting == {(row, k)}
+            if alike and (views or old.shape == new.shape) and (identity or alone):
+                block.waiting |= readers[out]
+                found[out] = block
+        for output, tensor in enumerate(made.tensors):
+            if (row, output) not in found:
+                found[row, output] = Block(row, tensor.nbytes)
+                found[row, output].waiting |= readers.get((row, output), set())
+        here = [found[e] for k, e in enumerate(node.reads) if e in found and k not in made.ignored]
+        here += [found[row, output] for output in range(len(made.tensors))]
+        for block in here:
+            block.waiting -= {(row, k) for k in range(len(node.reads))}
+            block.stop = row
+    for block in found.values():
+        block.stop = len(rows) - 1 if block.waiting else block.stop
+    return found
+
+
+def check_memory(step: TrainingStep) -> int:
+    """Compare the blocks of a step, and where they lie, with a walk; the most bytes alive."""
+    found, (alive, blocks) = walked(step), step.alive
+    forward = int(np.flatnonzero(step.rows.time == 0)[-1])
+    given = {id(found[head]) for head in step.heads[: step.outputs] if head in found}
+    for head in step.heads[step.outputs :]:  # a gradient's array is left alone in the forward pass
+        if head in found and found[head].row > forward:
+            given.add(id(found[head]))
+    number: dict[int, int] = {}
+    for entry, block in found.items():
+        k = number.setdefault(id(block), step.block(entry))
+        told = blocks.start[k], blocks.stop[k], blocks.nbytes[k], blocks.given[k]
+        assert k == step.block(entry)
+        assert told == (block.row, block.stop, block.nbytes, id(block) in given), entry
+    assert len(number) == len({*number.values()}) == len(blocks.start)
+    starts, ends = np.zeros((2, len(step.rows.source)), dtype=np.int64)
+    for block in {id(block): block for block in found.values()}.values():
+        if id(block) not in given:
+            starts[block.row] += block.nbytes
+            ends[block.stop] += block.nbytes
+    most = live = 0
+    for started, ended in zip(starts.tolist(), ends.tolist()):
+        live += started
+        most, live = max(most, live), live - ended
+    assert most == alive and live == 0
+    check_placement(step)
+    return most
+
+
+def check_placement(step: TrainingStep) -> None:
+    """No two blocks of the arena overlap that are alive at the same time."""
+    blocks, placement = step.alive[1], step.placement
+    ours = np.flatnonzero(~blocks.given)
+    start, stop, nbytes = blocks.start[ours], blocks.stop[ours], blocks.nbytes[ours]
+    offset = placement.offset
+    end = offset + nbytes
+    assert not (offset % ALIGNMENT).any() and placement.nbytes >= max(end, default=0)
+    assert placement.nbytes >= placement.alive >= step.alive[0]
+    for k in range(len(ours)):
+        together = (start[k] <= stop[:k]) & (start[:k] <= stop[k])
+        assert not (together & (offset[k] < end[:k]) & (offset[:k] < end[k])).any()

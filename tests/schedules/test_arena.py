@@ -1,0 +1,269 @@
+"""Training in an arena: no tensor is overwritten too early, whatever shares it."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import re
+import threading
+import weakref
+from typing import Any, Callable
+
+import memonger
+import mxnet as mx
+import numpy as np
+import pytest
+from memonger.schedules import training_step
+from memonger.schedules.execution.executor import POISON
+from memonger.schedules.execution.symbol import scheduled
+
+import blocked_networks
+import networks
+from drawn_schedules import LEVELS, work_of
+from more_networks import OUTPUTS, TINY
+from operator_cases import CASES, SMALL_SHAPES, small_net
+from planned import assert_alike, elsewhere, positive
+
+S = mx.sym
+
+NETWORKS: dict[str, Callable[[], Any]] = {
+    **TINY,
+    **OUTPUTS,
+    "detection": lambda: networks.detection(batch=1, image=64, classes=3, objects=2),
+    **{
+        f"drawn {seed}": functools.partial(blocked_networks.drawn, seed)
+        for seed in (0, 1, 2, 3, 5, 7)
+    },
+}
+
+
+@pytest.fixture
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each tensor overwritten once it is dead: who reads it then, shows."""
+    monkeypatch.setenv(POISON, "1")
+
+
+def planned(network: Any, level: str, seed: int = 0) -> Any:
+    return scheduled(network[0], LEVELS[level](work_of(*network), seed))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_nothing_dead_is_read(name: str, poison: None) -> None:
+    network = NETWORKS[name]()
+    steps = 1 if name == "shared weights" else 2
+    for level in ("plain", "one level", "six levels"):
+        assert_alike(network[0], planned(network, level, 1), network[1], steps=steps)
+
+
+def chain(batch: int = 8, layers: int = 3) -> Any:
+    x = S.Variable("data")
+    for k in range(layers):
+        x = S.tanh(S.FullyConnected(x, num_hidden=16, name=f"fc{k}"))
+    return S.SoftmaxOutput(x, name="softmax"), {"data": (batch, 16), "softmax_label": (batch,)}
+
+
+def test_what_dies_too_early_shows(poison: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each block in turn is said to be dead one row before it is: what reads it there, shows."""
+    network, usual = chain(), training_step.lifetimes
+    found = planned(network, "three levels").recipe
+    ends: list[int] = []
+
+    def shortened(block: int, *about: Any) -> Any:
+        peak, lives = usual(*about)
+        ends[:] = np.flatnonzero(~lives.given & (lives.stop > lives.start)).tolist()
+        stop = lives.stop.copy()
+        stop[ends[block]] -= 1
+        return peak, lives._replace(stop=stop)
+
+    block = 0
+    while block == 0 or block < len(ends):
+        monkeypatch.setattr(training_step, "lifetimes", functools.partial(shortened, block))
+        symbol = scheduled(network[0], found.schedule)
+        assert not memonger.check(network[0], symbol, network[1], steps=1), f"block {block}"
+        block += 1
+    assert block > 6
+
+
+def bound(symbol: Any, batch: int, **options: Any) -> Any:
+    executor = symbol.simple_bind(
+        mx.cpu(),
+        {n: "write" if n[:2] == "fc" else "null" for n in symbol.list_arguments()},
+        data=(batch, 16),
+        softmax_label=(batch,),
+        **options,
+    )
+    for array in executor.arg_arrays:
+        array[:] = 0.1
+    return executor
+
+
+def test_one_arena_for_all_shapes() -> None:
+    """The largest step says how large; with the last of its executors it is freed."""
+    symbol = planned(chain(), "plain")
+    first = bound(symbol, 8)
+    small = first.arena.nbytes
+    others = [
+        first.reshape(data=(n, 16), softmax_label=(n,), allow_up_sizing=True) for n in (4, 64)
+    ]
+    assert all(other.arena is first.arena for other in others) and first.arena.nbytes > small
+    assert bound(symbol, 64).arena.nbytes == first.arena.nbytes
+    for executor in (others[1], first, others[0], first):
+        executor.forward(is_train=True)
+        executor.backward()
+        executor.outputs[0].wait_to_read()
+    arena = weakref.ref(first.arena)
+    del first, executor
+    gc.collect()
+    assert arena() is not None
+    del others[:]
+    gc.collect()
+    assert arena() is None
+
+
+def test_an_executor_whose_arena_another_has_used_says_so() -> None:
+    symbol = planned(chain(), "three levels")
+    one = bound(symbol, 8)
+    other = one.reshape(data=(4, 16), softmax_label=(4,))
+    one.forward(is_train=True)
+    other.forward(is_train=True)
+    with pytest.raises(memonger.MemongerError, match="another executor that shares the memory"):
+        one.backward()
+    other.backward()
+    one.forward(is_train=True)
+    one.backward()
+
+
+def resident() -> float:
+    """MB of this process that are in memory."""
+    with open("/proc/self/status") as status:
+        return int(re.findall(r"VmRSS:\s+(\d+)", status.read())[0]) / 1024
+
+
+def grown_by_an_arena() -> tuple[float, float, float]:
+    """MB that an arena takes, that a process grows by it, and that are left when it is freed."""
+    network = chain(batch=200_000, layers=6)
+    symbol = planned(network, "plain")
+    for _ in range(2):  # MXNet keeps temporary space that the first has asked for
+        executor = symbol.simple_bind(mx.cpu(), "write", **network[1])
+        mx.nd.waitall()
+        before = resident()
+        executor.forward(is_train=True)
+        executor.backward()
+        mx.nd.waitall()
+        grown, told = resident() - before, executor.arena.nbytes / 2**20
+        memory = weakref.ref(executor.arena)
+        del executor
+        gc.collect()
+        mx.nd.waitall()
+        assert memory() is None
+    return told, grown, resident() - before
+
+
+def test_an_arena_is_as_large_as_told_and_freed() -> None:
+    (told, grown, left), _ = elsewhere(grown_by_an_arena)
+    assert told > 60
+    assert told - 2 < grown < told + 20 and left < 5, (told, grown, left)
+
+
+#: Their gradients are added by other operators than most, or they move states.
+ADDED = "BatchNorm_v1 SyncBatchNorm BatchNormWithReLU LeakyReLU_prelu broadcast_greater".split()
+
+
+@pytest.mark.parametrize("name", ADDED)
+@pytest.mark.parametrize("how", ["write", "add"])
+def test_gradients_that_are_made_otherwise(name: str, how: str, poison: None) -> None:
+    symbol = small_net(CASES[name])
+    requests = {n: "null" if n in SMALL_SHAPES else how for n in symbol.list_arguments()}
+    about = {"values": positive(symbol, SMALL_SHAPES), "grad_req": requests}
+    for level in ("plain", "everything"):
+        assert_alike(symbol, planned((symbol, SMALL_SHAPES), level), SMALL_SHAPES, **about)
+
+
+def differing(rounds: int, threads: int = 0, size: int = 0, device: int = 0) -> list[str]:
+    """Train networks by schedules, again and again, beside other threads; what differs."""
+    found: list[str] = []
+
+    def train(seed: int) -> None:
+        context = mx.cpu((device + seed) % 2 if device else 0)
+        for k in range(rounds):
+            network = blocked_networks.drawn(seed + 2 * k)
+            try:
+                report = memonger.check(
+                    network[0], planned(network, "one level", k), network[1], ctx=context
+                )
+            except memonger.MemongerError as error:
+                found.append(str(error))
+            else:
+                found.extend([] if report else [str(report)])
+
+    others = [threading.Thread(target=train, args=(k + 1,)) for k in range(threads)]
+    for other in others:
+        other.start()
+    with mx.engine.bulk(size):
+        train(0)
+    for other in others:
+        other.join()
+    return found
+
+
+THREADS = {"MXNET_CPU_WORKER_NTHREADS": "4"}
+ENGINES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "naive": ({}, {"MXNET_ENGINE_TYPE": "NaiveEngine"}),
+    "threaded": ({}, {"MXNET_ENGINE_TYPE": "ThreadedEngine", **THREADS}),
+    "one bulk, another thread": ({"threads": 1, "size": 5}, THREADS),
+    "no bulks of MXNet's, two devices": (
+        {"threads": 1, "device": 1},
+        {
+            **THREADS,
+            "MXNET_EXEC_BULK_EXEC_TRAIN": "0",
+            "MXNET_EXEC_BULK_EXEC_INFERENCE": "0",
+            "MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN": "2",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_whatever_the_engine_does(name: str) -> None:
+    options, environment = ENGINES[name]
+    work = functools.partial(differing, 3, **options)
+    assert elsewhere(work, **environment)[0] == []
+
+
+def profiled(file: str) -> list[str]:
+    """Train while MXNet's profiler adds up the times of operators."""
+    mx.profiler.set_config(profile_imperative=True, aggregate_stats=True, filename=file)
+    mx.profiler.set_state("run")
+    found = differing(3)
+    mx.profiler.set_state("stop")
+    return found
+
+
+def test_with_the_profiler_that_has_no_bulks(tmp_path: Any) -> None:
+    assert elsewhere(profiled, str(tmp_path / "profile.json"), **THREADS)[0] == []
+
+
+def test_a_larger_step_that_is_bound_between_the_passes_changes_nothing() -> None:
+    """The arena grows for it at a forward pass, and not under the backward pass of another."""
+    net = S.var("data")
+    for k in range(12):
+        net = S.Activation(S.FullyConnected(net, num_hidden=32, name=f"f{k}"), act_type="tanh")
+    symbol = memonger.plan(
+        S.MakeLoss(S.mean(net)), data=(64, 32), how="schedule", work=2.0, patience=0.05
+    ).symbol
+    found = []
+    for between in (False, True):
+        random = np.random.RandomState(0)
+        executor = symbol.simple_bind(mx.cpu(), data=(64, 32))
+        for array in executor.arg_arrays:
+            array[:] = random.randn(*array.shape) * 0.3
+        executor.forward(is_train=True)
+        larger = executor.reshape(allow_up_sizing=True, data=(256, 32)) if between else None
+        executor.backward()
+        found.append([array.asnumpy() for array in executor.grad_arrays])
+        if larger is not None:
+            executor.forward(is_train=True)
+            larger.forward(is_train=True)
+            with pytest.raises(memonger.MemongerError, match="has overwritten its results"):
+                executor.backward()
+    assert all(map(np.array_equal, *found))
