@@ -25,10 +25,10 @@ LEGACY = frozenset(
     """.split()
 )
 _STATES = "Custom RNN _npi_einsum"
-# src/operator/tensor/indexing_op.h, src/operator/loss_binary_op-inl.h, contrib/hawkes_ll-inl.h
-_UNWANTED = "Embedding softmax_cross_entropy _contrib_hawkesll"
+# src/operator/tensor/indexing_op.h, src/operator/contrib/hawkes_ll-inl.h
+_UNWANTED = "Embedding _contrib_hawkesll"
 
-#: (That of SliceChannel is a Concat, see ``schedules.execution.calls``.)
+#: (Of SliceChannel and softmax_cross_entropy others compute it: ``schedules.execution.calls``.)
 _RECORDED = LEGACY.union(f"{_STATES} {_UNWANTED}".split()) - {"SliceChannel"}
 
 #: Operators whose gradient reads what it has overwritten, where MXNet computes it in place: that of

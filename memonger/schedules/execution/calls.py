@@ -121,7 +121,7 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
                 adds = [(k, entry, entry in step.adding) for k, entry in gradients]
                 made.append(Recorded(usual, tuple(adds)))
             else:
-                made.append(_by_name(usual))
+                made += _by_name(usual)
                 for k in MOVED_UNTOLD.get(signature.op, ()):
                     made.append(Invocation(-1, "_copy", {}, (node.reads[k],), (node.reads[k],)))
         for name, entry in sums.get(row, ()):
@@ -212,20 +212,28 @@ def _differentiated(
     return Differentiated(int(step.rows.latest[x]), tuple(heads.items()), writes)
 
 
-def _by_name(usual: Invocation) -> Invocation:
+def _by_name(usual: Invocation) -> list[Invocation]:
     """Return what computes the same as an operator and can be invoked by name."""
     row, op, attrs, reads, writes = usual
     if op == "_backward_Dropout":  # the mask holds factors, without cuDNN
         if float(attrs.get("p", 0.5)) == 0:
-            return Invocation(row, "_copy", {}, reads[:1], writes)
+            return [Invocation(row, "_copy", {}, reads[:1], writes)]
         product = "broadcast_mul" if attrs.get("axes", "()") not in ("()", "[]") else "elemwise_mul"
-        return Invocation(row, product, {}, reads[:2], writes)
+        return [Invocation(row, product, {}, reads[:2], writes)]
     if op == "_backward_SliceChannel":
         axis, count = attrs.get("axis", "1"), str(len(reads))
         if truth(attrs.get("squeeze_axis")):
-            return Invocation(row, "stack", {"axis": axis, "num_args": count}, reads, writes)
-        return Invocation(row, "Concat", {"dim": axis, "num_args": count}, reads, writes)
-    return usual
+            return [Invocation(row, "stack", {"axis": axis, "num_args": count}, reads, writes)]
+        return [Invocation(row, "Concat", {"dim": axis, "num_args": count}, reads, writes)]
+    if op == "_backward_softmax_cross_entropy":
+        # Recorded it would hold the data of its first run (src/operator/loss_binary_op-inl.h).
+        (head, data, label), (made, _) = reads, writes
+        return [
+            Invocation(row, "SoftmaxOutput", {}, (data, label), (made,)),
+            Invocation(row, "_backward_SoftmaxOutput", {}, (made, label), writes),
+            Invocation(row, "broadcast_mul", {}, (made, head), (made,)),
+        ]
+    return [usual]
 
 
 # ---------------------------------------------------------------- how they run
