@@ -55,7 +55,8 @@ def test_planned_blocks_step_in_less_memory(gpu_dry_run: GpuDryRun, how: str, fu
     (peak, _), (planned_peak, saved) = plain.value, planned.value
     assert planned_peak < peak - 0.8 * saved  # a schedule's pool has the gradients too
     gradients = [sum("ConvolutionBackward" in c for c in run.trace) for run in (plain, planned)]
-    assert gradients[0] == gradients[1] > 0
+    # What is invoked computes the gradient of the first convolution's data, read or not.
+    assert 0 < gradients[0] <= gradients[1] <= gradients[0] + 3
     # Kernels that compute gradients, to tell them from those of inference. Schedules fuse nothing.
     fused = [any(FUSED.match(c) for c in run.trace) for run in (plain, planned)]
     assert fused == [fusion == "1", fusion == "1" and how == "marks"]

@@ -11,7 +11,7 @@ from more_networks import Recurrent
 from planned import HOWS
 
 from .dry_run import GpuDryRun
-from .steps import Network, check_plans
+from .steps import STEPS, Network, check_plans
 
 pytestmark = pytest.mark.gpu_dry_run
 
@@ -27,7 +27,8 @@ def check(dry_run: GpuDryRun, net: Network, *hows: str) -> dict[str, Any]:
     assert max(taken.peak for taken in found.values()) == found["no plan", "0"].peak
     for (how, _), taken in found.items():
         asked = [int(line.split()[1]) for line in taken.calls if line.startswith(ASKED)]
-        assert made[how].held_bytes == sum(asked)
+        # An operator of a schedule has a reserve of its own in each step.
+        assert made[how].held_bytes == sum(asked) // (STEPS if how == "schedule" else 1)
     return made
 
 
