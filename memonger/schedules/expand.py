@@ -210,7 +210,7 @@ class _Maker:
                 reads = [(~r if r < n and k in first_time[r] else r, k) for r, k in reads]
             # What autograd computes has arrays of its own, and so has the gradient of a Dropout on
             # a GPU, which autograd computes if the Dropout runs once.
-            apart = owner in recorded or signature.op == "_backward_Dropout"
+            apart = owner in recorded or (signature.op == "_backward_Dropout" and not self.mkldnn)
             if apart and signature.options:
                 k = made.signatures.add(signature._replace(options=()))
             elif signature.op == "_zeros_without_dtype":
