@@ -189,11 +189,12 @@ static Int32s part(Int32s array, int64_t first, int64_t stop)
 }
 
 /* Sets the order in which rows run that are no copies; tells which do. */
-static bool *set_order(Memory *memory, const Links *links, GraphArrays *g)
+static bool *set_order(Memory *memory, const Links *links, bool as_they_stand, GraphArrays *g)
 {
-    int64_t rows = g->variable.count, heads = g->head_row.count, last = g->outputs;
+    int64_t rows = g->variable.count, heads = g->head_row.count;
+    int64_t last = g->forward ? g->outputs : heads;
     bool *runs = ZEROS(memory, bool, rows);
-    if (!g->forward) {
+    if (as_they_stand) {
         g->first = int32s(memory, rows);
         for (int32_t r = 0; r < rows; r++) {
             g->first.at[r] = r;
@@ -276,7 +277,7 @@ void graph_arrays(
     set_inplace(memory, known, which, dtype, links.entry, &g);
     for (int64_t h = 0; h < heads->row.count; h++)
         g.head_entry.at[h] = g.output_start.at[heads->row.at[h]] + heads->output.at[h];
-    bool *runs = set_order(memory, &links, &g);
+    bool *runs = set_order(memory, &links, !waits->row.at, &g);
     set_reads_of_outputs(memory, runs, &g);
     *made = g;
 }
