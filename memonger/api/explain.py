@@ -11,7 +11,6 @@ import numpy as np
 from memonger.api.docstrings import documented
 from memonger.costs.lower_bound import lower_bound
 from memonger.costs.replay import entries_read
-from memonger.graph import marks
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.graph.operators.recompute import why_kept
 from memonger.solve.memory import Memory, measure, predict
@@ -26,7 +25,9 @@ KINDS = {FORWARD: "result", RECOMPUTED: "recomputed", BACKWARD: "gradient"}
 class Alive(NamedTuple):
     """A tensor that is alive at the peak."""
 
-    name: str  # of the operator that makes it, with ``[1]`` for its second output and so on
+    #: Of the operator that makes it, with ``[1]`` for its second output and so on; of what adds
+    #: gradients up, or is the gradient of an output, that of the tensor whose gradient it is.
+    name: str
     op: str
     kind: str  # 'result', 'recomputed' or 'gradient'
     nbytes: int
@@ -122,13 +123,14 @@ def explain(
     call = read_call(locals())
     memory = predict(call)
     memory = measure(call) if memory.inexact else memory
-    line, nodes, at = memory.timeline, memory.graph.nodes, memory.peak
+    line, nodes, at, step = memory.timeline, memory.graph.nodes, memory.peak, memory.replay.training
     tensors: list[Alive] = []
     for k in np.flatnonzero((line.start <= at) & (line.stop >= at)):
         row, output = int(line.row[k]), int(line.output[k])
         if (row, output) in memory.pooled:
             continue
-        (name, op, phase), x = memory.what(row), int(memory.operators[row])
+        (name, op), x = step.what(row), int(memory.operators[row])
+        phase = int(step.phases[row])
         rule = why_kept(op, nodes[x].attrs) if x >= 0 and phase == FORWARD else None
         name += f"[{output}]" if output else ""
         tensors.append(Alive(name, op, KINDS[phase], int(line.nbytes[k]), rule or ""))
@@ -174,7 +176,7 @@ def explain_choices(plan: Any, memory: Memory) -> PlanExplanation:
     line, nodes, peak = memory.timeline, memory.graph.nodes, memory.peak
     border, starts = memory.run(FORWARD).max(initial=0), memory.replay.training.arrays.output_start
     times = 1 + np.bincount(memory.recomputed, minlength=len(nodes))
-    ours = [i for i, n in enumerate(nodes) if n.hidden.get(marks.RECORD) != marks.INSERTED]
+    ours = [i for i, n in enumerate(nodes) if not n.is_inserted]
     late = len(nodes) if plan.request.until is None else ours[plan.request.until]
     budgeted, word = plan.added_time is not None, "mark" if plan.planner == "chen2016" else "cut"
     readers, little = _readers(memory), int(memory.live[peak]) / 1000  # not worth recomputing

@@ -21,7 +21,7 @@ from memonger.graph.forward import Entry
 from memonger.support.kernels import call
 
 #: A ``TrainingGraph``, or of a schedule a ``TrainingStep``: what has ``arrays``, of each of their
-#: rows ``names``, ``ops``, ``kinds`` and ``phases``, and the ``settings`` of MXNet for it.
+#: rows ``names``, ``ops`` and ``phases``, words (``what``, ``told``), and MXNet's ``settings``.
 Planned = Any
 EXTERNAL = -2  # a gradient: its memory is the user's; as in replay.h
 

@@ -18,6 +18,8 @@ from memonger.graph.operators.tensors import Attributes, Tensor, Tensors
 Entry = Tuple[int, int]  # a node's index and which of its outputs
 
 FLOAT = "float32"
+RECORD = "__memonger__"  # JSON: attribute -> what it was before, null if it was not there
+INSERTED = '"inserted"'  # the record of a node that was not there at all
 
 
 class Node(NamedTuple):
@@ -34,6 +36,11 @@ class Node(NamedTuple):
     @property
     def is_variable(self) -> bool:
         return self.op == "null"
+
+    @property
+    def is_inserted(self) -> bool:
+        """Whether a plan has put it in (`Insertion`)."""
+        return self.hidden.get(RECORD) == INSERTED
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,17 @@ class ForwardGraph:
     def shown(self, i: int) -> Tensors:
         """Return the outputs of a node that ``list_outputs`` shows."""
         return self.tensors[i][: len(self.output_names[i])]
+
+    def given(self, i: int) -> int:
+        """Return the node behind which a plan put this one in; itself where no plan did."""
+        while self.nodes[i].is_inserted:  # what has no inputs stands right before what reads it
+            i = self.nodes[i].inputs[0][0] if self.nodes[i].inputs else i + 1
+        return i
+
+    def output_name(self, i: int, k: int) -> str:
+        """Name an output of a node as ``list_outputs`` does, also one that that does not show."""
+        names = self.output_names[i]
+        return names[k] if k < len(names) else f"{self.nodes[i].name}[{k}]"
 
 
 @contextlib.contextmanager
@@ -128,7 +146,8 @@ class Insertion:
         while name in self._taken:
             name, number = f"{stem}_{number}_keep", number + 1
         self._taken.add(name)
-        return Node(name, op, attrs, {}, tuple([(i, 0) for i in inputs]), (), False)
+        hidden = {RECORD: INSERTED}
+        return Node(name, op, attrs, hidden, tuple([(i, 0) for i in inputs]), (), False)
 
 
 def with_copies(graph: ForwardGraph, copies: Iterable[KeptCopy]) -> tuple[ForwardGraph, np.ndarray]:

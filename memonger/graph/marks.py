@@ -12,7 +12,7 @@ from typing import Any, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from memonger.graph.forward import PRODUCT, ForwardGraph, Insertion, KeptCopy
+from memonger.graph.forward import INSERTED, PRODUCT, RECORD, ForwardGraph, Insertion, KeptCopy
 from memonger.graph.inputs import check_symbol
 from memonger.graph.operators.recompute import UNTOUCHED, truth
 from memonger.graph.operators.tensors import Shape
@@ -22,8 +22,6 @@ from memonger.support.symbols import load_nodes, read
 
 FORCE = "__force_mirroring__"
 STAGE = "__mirror_stage__"
-RECORD = "__memonger__"  # JSON: attribute -> what it was before, null if it was not there
-INSERTED = '"inserted"'  # the record of a node that was not there at all
 _GONE = -1  # where a node was that had no inputs
 
 
@@ -57,7 +55,7 @@ def apply(
         node["inputs"] = [[*made.entry(a, b), *rest] for a, b, *rest in node["inputs"]]
         nodes.append(node)
         for new in made.behind.get(i, ()):
-            attrs = {**new.attrs, FORCE: str(new.op == PRODUCT), RECORD: INSERTED}
+            attrs = {**new.attrs, **new.hidden, FORCE: str(new.op == PRODUCT)}
             inputs = [[a, b, 0] for a, b in new.inputs]
             nodes.append({"op": new.op, "name": new.name, "attrs": attrs, "inputs": inputs})
     return _moved(nodes, [[made.moved[a], *rest] for a, *rest in graph["heads"]], made.moved)

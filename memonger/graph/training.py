@@ -42,12 +42,41 @@ class TrainingGraph:
     same: tuple[int, ...]  # for each forward node the one that MXNet merges it with (or itself)
     inexact: tuple[str, ...]  # why the replay may differ from MXNet; empty if it should not
     wanted: tuple[int, ...]  # the arguments that get a gradient
-    # Of each gradient row (from 2n on) the operator whose gradient it is part of; -1 for what adds
-    # gradients up, and for the gradients of the outputs.
+    # Of each gradient row (from 2n on) the operator whose gradient it is part of; -1 for ``parts``:
+    # what adds gradients up, and the gradients of the outputs.
     owners: np.ndarray
     waits: tuple[tuple[int, int], ...]  # gradient rows, in order, and what must have run before
     unobserved: Mapping[int, str]  # operators whose gradient could not be observed: why
     phases: np.ndarray  # FORWARD, RECOMPUTED or BACKWARD for each row
+    parts: Mapping[int, Entry]  # of each row that no operator owns: whose gradient it is part of
+
+    def what(self, row: int) -> tuple[str, str]:
+        """Tell the name and the kind of the operator that a row is of.
+
+        What no operator owns goes by the name of the tensor whose gradient it is part of.
+        """
+        if row in self.parts:
+            a, b = self.parts[row]
+            return self.graph.output_name(self.graph.given(a), b), self.ops[row]
+        node = self.graph.nodes[self._operator(row)]
+        return node.name, node.op
+
+    def told(self, row: int) -> str:
+        """Say what a row is, with no name that the network that was given does not have."""
+        (name, op), n, nodes = self.what(row), len(self.graph.nodes), self.graph.nodes
+        if row in self.parts:
+            sums = op in ("add_n", "_grad_add")
+            return f"the {'sum of the gradients' if sums else 'gradient'} of {name!r}"
+        x = self._operator(row)
+        copied = self.graph.given(x)
+        text = f"{name!r} ({op})" if copied == x else f"the kept copy of {nodes[copied].name!r}"
+        if row >= 2 * n:
+            return f"the gradient of {text}"
+        return f"{text}, recomputed" if row >= n else text
+
+    def _operator(self, row: int) -> int:
+        n = len(self.graph.nodes)
+        return int(self.owners[row - 2 * n]) if row >= 2 * n else row % n
 
 
 def training_graph(graph: ForwardGraph, wanted: Iterable[int] | None = None) -> TrainingGraph:
@@ -111,15 +140,16 @@ class _Builder:
         self.waits = [[(same[d], KEPT) for d in node.deps] for node in graph.nodes]
         self.waits += [[] for _ in graph.nodes]
         self.owners: list[int] = []  # of the gradient rows
+        self.parts: dict[int, Entry] = {}
         self.gradients: dict[Entry, list[Read]] = {}  # what has met at an entry so far
         self.sums: dict[Entry, Read] = {}
         self.facts = [GradientFacts()] * n
         self.found: dict[int, OperatorGradient] = {}
         self.unobserved: dict[int, str] = {}
         for k, head in enumerate(graph.heads):
-            name, like = f"_head_grad_{k}", (graph.tensors[head[0]][head[1]],)
-            given = [self._add("null", name, {}, [], like), (*head, KEPT)]
-            like_head = self._add("_identity_with_attr_like_rhs", f"{name}_id", {}, given, like)
+            name, op = f"_head_grad_{k}", "_identity_with_attr_like_rhs"
+            given = [self._add_part("null", name, {}, [], head), (*head, KEPT)]
+            like_head = self._add_part(op, f"{name}_id", {}, given, head)
             self.gradients[head] = [like_head]  # the last, where two outputs are one
         for x in reversed(self._merged_order() if apart else range(n)):
             if self.reads[x] and (same[x] == x or x in apart):
@@ -147,7 +177,7 @@ class _Builder:
         other.waits, other.owners = [[*waits] for waits in self.waits], [*self.owners]
         other.signatures = arrays.Signatures(self.signatures.all)
         other.signatures.inexact, other.inexact = {*self.signatures.inexact}, {*self.inexact}
-        other.sums = dict(self.sums)
+        other.sums, other.parts = dict(self.sums), dict(self.parts)
         return other
 
     def finished(self, wanted: tuple[int, ...]) -> TrainingGraph:
@@ -157,7 +187,7 @@ class _Builder:
         for a in wanted:
             read = self._sum((a, 0))
             if read in seen:  # no two gradients may be the same array (MXGradient, copy_op)
-                read = self._add("_copy", self.names[a] + "_copy", {}, [read], graph.tensors[a])
+                read = self._add_part("_copy", self.names[a] + "_copy", {}, [read], (a, 0))
             seen.add(read)
             heads.append(read)
         signatures = tuple([self.signatures.all[k] for k in self.numbers])
@@ -187,10 +217,11 @@ class _Builder:
             waits=tuple([(row, wait) for row in gradients for wait, _ in self.waits[row]]),
             unobserved=self.unobserved,
             phases=np.minimum(np.arange(len(signatures)) // self.n, BACKWARD),
+            parts=self.parts,
         )
 
     def _add(
-        self, op: str, name: str, attrs: Attributes, reads: Reads, like: Tensors, owner: int = KEPT
+        self, op: str, name: str, attrs: Attributes, reads: Reads, like: Tensors, owner: int
     ) -> Read:
         """Add a gradient row, with outputs ``like`` these; return the first of them."""
         self.names.append(name)
@@ -200,20 +231,27 @@ class _Builder:
         self.owners.append(owner)
         return len(self.names) - 1, 0, KEPT
 
+    def _add_part(self, op: str, name: str, attrs: Attributes, reads: Reads, entry: Entry) -> Read:
+        """Add a row that no operator owns, part of the gradient of this tensor."""
+        like = (self.graph.tensors[entry[0]][entry[1]],)
+        read = self._add(op, name, attrs, reads, like, KEPT)
+        self.parts[read[0]] = entry
+        return read
+
     def _sum(self, entry: Entry) -> Read:
         """Add up the gradients that met at an entry (``AggregateGradient``)."""
         if entry in self.sums:
             return self.sums[entry]
-        like = (self.graph.tensors[entry[0]][entry[1]],)
         terms = self.gradients.get(entry, [])
         if len(terms) > 1:
             terms = [t for t in terms if not self._is_zero(t)] or terms[:1]
         if not terms:
-            total = self._add("_zeros_without_dtype", "zeros_without_dtype", {}, [], like)
+            total = self._add_part("_zeros_without_dtype", "zeros_without_dtype", {}, [], entry)
         elif len(terms) == 1:
             total = terms[0]
         elif len(terms) < self.settings.sum_cap:
-            total = self._add("add_n", "sum_grad", {"num_args": str(len(terms))}, terms, like)
+            count = {"num_args": str(len(terms))}
+            total = self._add_part("add_n", "sum_grad", count, terms, entry)
         else:
             total = terms[0]
             for k in range(1, len(terms)):
@@ -221,8 +259,8 @@ class _Builder:
                     if terms[k][0] < 2 * self.n:
                         self.inexact.add("a gradient is a result of the forward pass")
                     self.waits[terms[k][0]].append((total[0], total[2]))
-                total = self._add("_grad_add", f"sum_grad_{k}", {}, (total, terms[k]), like)
-            total = self._add("_copy", "sum_grad_final", {}, [total], like)
+                total = self._add_part("_grad_add", f"sum_grad_{k}", {}, (total, terms[k]), entry)
+            total = self._add_part("_copy", "sum_grad_final", {}, [total], entry)
         self.sums[entry] = total
         return total
 

@@ -114,7 +114,7 @@ def _lay_out(step: Planned, row: int, k: int, plain: bool, have: int, usual: int
 def refusal(training: Planned, row: int) -> MemongerError:
     """Make the error for a schedule by which a layout cannot be as expected."""
     return MemongerError(
-        f"MKLDNN would lay out what {training.names[row]!r} ({training.ops[row]}) reads in another "
+        f"MKLDNN would lay out what {training.told(row)} reads in another "
         "way by this schedule than without one, so that it rounds differently; how='marks' can "
         "plan this network"
     )

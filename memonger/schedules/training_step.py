@@ -148,6 +148,21 @@ class TrainingStep:
             names.append(f"{OURS}{row}_{usual}" if source < 0 or time > 0 or is_head else usual)
         return names
 
+    def what(self, row: int) -> tuple[str, str]:
+        """Do as that of `TrainingGraph`; what a schedule adds goes by the name of what it reads."""
+        source = int(self.rows.source[row])
+        if source >= 0:
+            return self.training.what(source)
+        return self.what(int(self.rows.read_row[self.rows.read_start[row]]))[0], self.ops[row]
+
+    def told(self, row: int) -> str:
+        """Do as that of `TrainingGraph`."""
+        source = int(self.rows.source[row])
+        if source < 0:
+            return "{1} of {0!r}, which the schedule adds".format(*self.what(row))
+        text = self.training.told(source)
+        return f"{text}, recomputed" if self.rows.time[row] > 0 else text
+
     @property
     def phases(self) -> np.ndarray:
         """FORWARD, RECOMPUTED or BACKWARD for each row."""

@@ -168,19 +168,7 @@ class Memory:
     @property
     def running(self) -> str:
         """What runs there, in words."""
-        row = int(self.replay.order[self.peak])
-        name, op, phase = self.what(row)
-        text = f"{name!r} ({op})"
-        if self.operators[row] < 0 or phase == FORWARD:
-            return text
-        return f"{text}, recomputed" if phase == RECOMPUTED else f"the gradient of {text}"
-
-    def what(self, row: int) -> tuple[str, str, int]:
-        """Tell the name and the kind of the operator that a row is of, and in which phase it is."""
-        step, x = self.replay.training, int(self.operators[row])
-        node = self.graph.nodes[x]
-        name, op = (node.name, node.op) if x >= 0 else (step.names[row], step.ops[row])
-        return name, op, int(step.phases[row])
+        return self.replay.training.told(int(self.replay.order[self.peak]))
 
 
 def of_marks(

@@ -10,7 +10,6 @@ from typing import Any, Mapping, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from memonger.costs.time import measured as timing
-from memonger.graph import marks
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.graph.operators.tensors import Tensor
 from memonger.solve.memory import Memory
@@ -71,7 +70,7 @@ class Operators:
         nodes = memory.graph.nodes
         found, original = np.full(len(nodes) + 1, NONE), 0  # the last is of no node
         for i, node in enumerate(nodes):
-            if node.hidden.get(marks.RECORD) != marks.INSERTED:
+            if not node.is_inserted:
                 found[i] = self.row[original]
                 original += 1
             elif node.inputs:
@@ -202,7 +201,7 @@ def _merged(
     for place in alive.place[head].tolist():
         row, output = int(line.row[place]), int(line.output[place])
         x = int(memory.operators[row])
-        inserted = x >= 0 and nodes[x].hidden.get(marks.RECORD) == marks.INSERTED
+        inserted = x >= 0 and nodes[x].is_inserted
         labels.append(strings(nodes[x].name if inserted else "" if x >= 0 else training.ops[row]))
         shapes.append(strings(shape_of(training.signatures[row].tensors[output])))
     return {

@@ -17,7 +17,7 @@ from memonger.costs.held import Held, held_by
 from memonger.costs.lower_bound import LowerBound, lower_bound
 from memonger.costs.time import measured as timing
 from memonger.graph import marks
-from memonger.graph.forward import KeptCopy
+from memonger.graph.forward import RECORD, KeptCopy
 from memonger.graph.operators.recompute import ANY, CPU, GPU, fuses
 from memonger.graph.read import forward_graph
 from memonger.graph.training import training_graphs
@@ -82,7 +82,7 @@ class _Network:
         self.request, self.options = request, options
         self.graph = graph = forward_graph(request.symbol, request.spec)
         refuse(graph)
-        if any(marks.RECORD in node.hidden for node in graph.nodes):
+        if any(RECORD in node.hidden for node in graph.nodes):
             log.info("the network has force_mirroring marks; they are planned anew")
         self.hints = marks.hints(graph)  # the user's ``mirror_stage``
         asked, shapes = wanted(graph, request.grad_req), request.spec.shapes

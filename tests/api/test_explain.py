@@ -11,10 +11,12 @@ from typing import Any
 import memonger
 import mxnet as mx
 import pytest
+from memonger.graph.forward import KeptCopy, with_copies
+from memonger.graph.training import training_graph
 from memonger.support.errors import MemongerError
 
 import networks
-from planned import png_size
+from planned import HOWS, forward, nodes, png_size
 
 pytestmark = pytest.mark.python_differs
 
@@ -85,6 +87,59 @@ def test_what_makes_the_peak(build: Any, said: str, caplog: pytest.LogCaptureFix
     plan = memonger.plan(S.LinearRegressionOutput(build(), name="out"), {"data": (256, 64)})
     assert plan.pool_bytes > 0.95 * plan.unplanned_bytes
     assert said in caplog.text
+
+
+def branches(ways: int = 2, depth: int = 6) -> Any:
+    """An output without a loss, with whose gradient the most is alive; gradients that add up."""
+    x = S.elemwise_add(S.Variable("a"), S.Variable("b"), name="both")
+    for i in range(depth):
+        each = S.tanh(x, name=f"tanh{i}")
+        for k in range(ways):
+            other = S.sigmoid(x if k == 0 else k * x, name=f"sigmoid{i}_{k}")
+            each = S.elemwise_add(each, other, name=f"sum{i}_{k}")
+        x = each
+    return x
+
+
+SAME: Any = {"a": (64, 64), "b": (64, 64)}
+
+
+def names_of(symbol: Any) -> set[str]:
+    """All names that a network has: of its nodes, and of their outputs."""
+    return {node["name"] for node in nodes(symbol)} | set(symbol.get_internals().list_outputs())
+
+
+def test_all_that_runs_is_told_in_names_of_the_network() -> None:
+    symbol = S.Group([branches(), branches(8, 1), S.BlockGrad(branches(3, 1))])
+    graph = forward(symbol, SAME)
+    both = [node.name for node in graph.nodes].index("both")
+    copied, _ = with_copies(graph, [KeptCopy(both, "float32")])
+    training = training_graph(copied)
+    told = {training.told(row) for row in range(len(training.ops))}
+    assert {name for text in told for name in re.findall("'(.*?)'", text)} <= names_of(symbol)
+    assert told > {
+        "'both' (elemwise_add)",
+        "'both' (elemwise_add), recomputed",
+        "the kept copy of 'both'",
+        "the gradient of the kept copy of 'both'",
+        "the gradient of 'tanh0' (tanh)",
+        "the gradient of 'sum5_1_output'",  # an output
+        "the sum of the gradients of 'sum4_1_output'",
+        "the gradient of 'b'",  # a copy of that of a
+    }
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_an_error_has_no_names_but_those_of_the_network(how: str) -> None:
+    symbol = branches()
+    with pytest.raises(memonger.BudgetError) as caught:
+        memonger.plan(symbol, SAME, budget=1, **HOWS[how])
+    message = str(caught.value)
+    assert "Its peak of" in message and "the gradient of 'sum5_1_output'" in message
+    assert set(re.findall("'(.*?)'", message)) <= names_of(symbol)
+    plan = memonger.plan(symbol, SAME, **HOWS[how])
+    alive = {t.name for t in memonger.explain(plan.symbol, SAME).tensors}
+    assert "sum5_1_output" in alive <= names_of(plan.symbol)
 
 
 def test_the_picture(planned: memonger.Plan, tmp_path: Path) -> None:

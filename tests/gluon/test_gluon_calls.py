@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -88,6 +89,17 @@ def test_a_budget_that_no_plan_fits() -> None:
     net = planned(mlp(), budget=100)
     with pytest.raises(memonger.BudgetError, match="the smallest needs"), autograd.record():
         net(batch(0)[0])
+
+
+@pytest.mark.parametrize("how", ["marks", "schedule"])
+def test_a_budget_error_has_no_names_but_those_of_the_block(how: str) -> None:
+    dense = nn.Dense(512, prefix="net_", activation="tanh")
+    net = planned(initialized(dense), **{**HOWS[how], "budget": 1})
+    with pytest.raises(memonger.BudgetError) as caught, autograd.record():
+        net(batch(0, 1024)[0])
+    names = net(mx.sym.var("data0")).get_internals().list_outputs()
+    told = re.findall("'(.*?)'", str(caught.value))
+    assert told and all(name in names or f"{name}_output" in names for name in told)
 
 
 def test_a_plan_that_saves_nothing_leaves_the_block_as_it_is() -> None:

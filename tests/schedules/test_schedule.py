@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Iterable
 
 import blocked_networks
@@ -111,8 +112,10 @@ def inserted(step: TrainingStep) -> set[str]:
 def test_no_schedule_is_refused_for_layouts_where_there_are_none() -> None:
     work = work_of(*blocked_networks.drawn(9))
     schedule = LEVELS["six levels"](work, 0)
-    with pytest.raises(memonger.MemongerError, match="would lay out what"):
+    with pytest.raises(memonger.MemongerError, match="would lay out what") as caught:
         unroll(parts(work), schedule)
+    names = set(re.findall("'(.*?)'", str(caught.value))) - {"marks"}
+    assert names and names <= {node.name for node in work.training.graph.nodes}
     assert inserted(unroll(parts(work, mkldnn=False), schedule)) <= {"max"}
 
 
