@@ -34,8 +34,9 @@ optimizer : str, (str, dict) or mx.optimizer.Optimizer, optional
     Whose state counts with ``budget_of='device'``: 'adam', or ``('sgd', {'momentum': 0.9})``.
 measure : bool
     For a budget: time each operator on the device, once, instead of predicting it from its FLOPs.
-patience : float
-    Times the usual length of the search, for smaller plans.
+patience : float, optional
+    Times the usual length of the search, for smaller plans. By default a network that takes less
+    than 16 MB without a plan gets a twentieth of it (0.05), and the log says so; others 1.
 type_dict : dict, optional
     Types of inputs by name, as ``simple_bind`` takes it; float32 where nothing is told.
 grad_req : str, list or dict

@@ -32,7 +32,7 @@ def plan(
     budget_of: str | None = None,
     optimizer: Any = None,
     measure: bool = False,
-    patience: float = 1.0,
+    patience: float | None = None,
     type_dict: Types = None,
     grad_req: Any = "write",
     ctx: Any = None,

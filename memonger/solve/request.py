@@ -131,7 +131,7 @@ class Options:
     kept_copies: bool = True
     rules: bool = True
     measure: bool = False
-    patience: float = 1.0
+    patience: float | None = None  # as the network is worth it
 
 
 def read_options(given: Mapping[str, Any]) -> Options:
@@ -147,7 +147,7 @@ def read_options(given: Mapping[str, Any]) -> Options:
         raise MemongerError(f"work={work:g} is less than one forward pass; give 1 or more")
     if work is not None and work < 2 and asked.how == "marks":
         raise MemongerError(f"work={work:g}: marks need up to 2; give that, or how='schedule'")
-    if patience is None or not 0 < patience <= 1e9:
+    if patience is not None and not 0 < patience <= 1e9:
         allowed = "must be more than 0 and at most 1e+09 (1 is the usual search)"
         raise MemongerError(f"patience={asked.patience} {allowed}")
     budget = read_budget(asked.budget, *map(given.get, ("budget_of", "optimizer", "ctx")))

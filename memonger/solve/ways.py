@@ -35,10 +35,14 @@ from memonger.schedules.expand import parts, unroll
 from memonger.solve.memory import Memory, confirmed, of_marks, of_step, state_bytes, wanted
 from memonger.solve.request import EITHER, WAYS, Options, Request, fingerprint
 from memonger.support.cache import Latest
-from memonger.support.errors import MB, MemongerError
+from memonger.support.errors import MB, MemongerError, in_words
 from memonger.support.parallel import progress_bar
 
 log = logging.getLogger("memonger")
+
+#: Where the pool has fewer bytes there is little to save, and such networks often come by the
+#: dozen (a bucket each): they are planned with this patience.
+SMALL, SMALL_PATIENCE = 16 * MB, 0.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +143,16 @@ class _Network:
         """What the operators take, without a plan."""
         return timing.times_of(self.training, self.request.timed_on, self.options.measure)
 
+    @cached_property
+    def patience(self) -> float:
+        """How long a search is, times the usual."""
+        taken, asked = self.unplanned.pool_bytes, self.options.patience
+        if asked is None and taken < SMALL:
+            text = "the network takes %s without a plan, less than %s, so that it is planned with "
+            log.info(text + "patience=%g", in_words(taken), in_words(SMALL), SMALL_PATIENCE)
+            return SMALL_PATIENCE
+        return 1.0 if asked is None else asked
+
     @property
     def no_plan(self) -> Candidate:
         """The network as it is."""
@@ -171,7 +185,7 @@ class Marks(_Network):
     def smallest(self) -> Found:
         """Search for the plan of least memory."""
         about = self.hints, self.cost, self.rules, self.options.ntrial
-        effort = marks_search.EFFORT.times(self.options.patience)
+        effort = marks_search.EFFORT.times(self.patience)
         with progress_bar() as progress:
             if self.unplanned.exact:
                 found = smallest(*about, self.options.kept_copies, effort=effort, progress=progress)
@@ -188,7 +202,7 @@ class Marks(_Network):
         if self.unplanned.exact:
             known = [_mark_plan(plan) for plan in others]
             about = self.hints, self.rules, self._times, known, self.options.kept_copies
-            effort = marks_search.EFFORT.times(self.options.patience)
+            effort = marks_search.EFFORT.times(self.patience)
             with progress_bar() as progress:
                 found, interrupted = fastest(*about, effort=effort, progress=progress)
         else:
@@ -288,9 +302,8 @@ class Schedules(_Network):
         weights: np.ndarray | None = None,
     ) -> Found:
         """Search for schedules; KeyboardInterrupt before there is one that recomputes is raised."""
-        load, patience = self.load, self.options.patience
         with progress_bar() as progress:
-            tree = trees.ScheduleSearch(load, patience, progress, weights, self.parts)
+            tree = trees.ScheduleSearch(self.load, self.patience, progress, weights, self.parts)
             found = search(tree)
         if tree.interrupted and all(each.origin == trees.NOTHING for each in found):
             raise KeyboardInterrupt

@@ -17,8 +17,9 @@ from memonger.api.plan import plan_of
 from memonger.costs.bind import planned_mb
 from memonger.solve.request import Options, read_request
 from memonger.solve.solution import smallest
-from memonger.solve.ways import Candidate, Found, Marks
+from memonger.solve.ways import Candidate, Found, Marks, Schedules
 from memonger.support.cache import forget
+from memonger.support.errors import in_words
 
 import networks
 from interrupting import press_ctrl_c
@@ -66,6 +67,26 @@ def test_figures_are_what_mxnet_plans() -> None:
     operators = [n["name"] for n in nodes(symbol) if n["op"] != "null"]
     assert list(plan.recomputed) == [n for n in operators if n in marked(plan.symbol)]
     assert list(plan.kept) == [n for n in operators if n not in plan.recomputed]
+
+
+@pytest.mark.parametrize("kind", [Marks, Schedules])
+def test_a_small_network_is_planned_with_little_effort(
+    kind: type[Marks | Schedules], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bucket of an LSTM trains an epoch in seconds; whoever asks for more effort gets it."""
+    caplog.set_level(logging.INFO, "memonger")
+    how = {Marks: "marks", Schedules: "schedule"}[kind]
+    small = memonger.plan(*networks.chain(16, hidden=64, batch=512), how=how)
+    text = "the network takes %s without a plan, less than 16.0 MB, so that it is planned with "
+    assert text % in_words(small.unplanned_bytes) + "patience=0.05" in caplog.text
+    assert small.recomputed and "patience" not in small.options
+    asked = memonger.plan(*networks.chain(16, hidden=64, batch=512), how=how, patience=0.05)
+    assert asked.recomputed == small.recomputed and asked.pool_bytes == small.pool_bytes
+    for batch, patience, expected in ((8000, None, 1.0), (8000, 0.2, 0.2), (512, 2.0, 2.0)):
+        symbol, shapes = networks.chain(16, hidden=64, batch=batch)
+        request = read_request({"net": symbol, "shapes": shapes})
+        assert kind(request, Options(how=how, patience=patience)).patience == expected
+    assert caplog.text.count("so that it is planned") == 1
 
 
 def test_kept_copies() -> None:
@@ -370,18 +391,18 @@ CELLS = {"data": (495, 6), "softmax_label": (495, 6)}
 
 
 def largest(net: Any) -> list[Any]:
-    found = memonger.largest_batch(net, dict.fromkeys(CELLS, (None, 6)), 3_000_000)
+    found = memonger.largest_batch(net, dict.fromkeys(CELLS, (None, 6)), 3_000_000, patience=1)
     assert found.batch == CELLS["data"][0]
     return told(found.plan)
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {
-    "plan": lambda net: told(memonger.plan(net, CELLS)),
-    "schedule": lambda net: told(memonger.plan(net, CELLS, how="schedule")),
+    "plan": lambda net: told(memonger.plan(net, CELLS, patience=1)),
+    "schedule": lambda net: told(memonger.plan(net, CELLS, how="schedule", patience=1)),
     "largest_batch": largest,
     "explain": lambda net: str(memonger.explain(net, CELLS)),
-    "within": lambda net: told(memonger.plan(net, CELLS, budget="60%")),
-    "frontier": lambda net: told(*memonger.frontier(net, CELLS, points=99)),
+    "within": lambda net: told(memonger.plan(net, CELLS, budget="60%", patience=1)),
+    "frontier": lambda net: told(*memonger.frontier(net, CELLS, points=99, patience=1)),
 }
 
 

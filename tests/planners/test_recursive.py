@@ -269,6 +269,13 @@ def test_lazy_trees(name: str) -> None:
     assert later > 5 or name == "chain"  # there all that is missing is read by the next gradient
 
 
+def test_little_patience_tries_few_trees() -> None:
+    work, tried = work_of(*NETWORKS["resnet"]()), []
+    for patience in (0.05, 1.0, 4.0):
+        tried.append(len(ScheduleSearch(work, patience).initial_trees()))
+    assert 5 * tried[0] < tried[1] == tried[2]
+
+
 def test_lazy_trees_of_one_level_are_best_for_recurrent_networks() -> None:
     search = ScheduleSearch(work_of(*networks.lstm(steps=24, hidden=16, embed=16, labels=10)))
     found = search.initial_trees(2 * search.one_pass)
@@ -345,7 +352,7 @@ def test_the_same_whatever_the_cores(cores: int, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("find", ["front", "least_memory"])
 def test_progress_never_jumps_back(find: str) -> None:
     told: list[float] = []
-    search = ScheduleSearch(work_of(*networks.chain(16, hidden=8, batch=64)), 0.02, told.append)
+    search = ScheduleSearch(work_of(*networks.chain(16, hidden=8, batch=64)), 0.5, told.append)
     getattr(search, find)()
     assert told == sorted(told) and told[0] == 0 and told[-1] == 1
     assert len(set(told)) > 6

@@ -108,12 +108,14 @@ def weigh(
         for i, (at, count) in enumerate(zip(step, started))
     ]
     after = [0] + [cut.after + 1 for cut in cuts] + [t.forward]
+    kept = [(k, a, b) for k, cut in enumerate(cuts) for a, b in cut.entries]
+    at, maker, number = np.array(kept, dtype=np.int64).reshape(-1, 3).T
     for exponent, more in zip(exponents, np.transpose(beside)):
         weight = (4.0 * t.elements) ** exponent
         read_by = np.bincount(made + 1, weight[t.output_start[made] + output], t.forward + 1)
         until = np.cumsum(read_by, dtype=np.float64)  # of integers where nothing is read
         highest = until[1:] + more
-        keep = [sum(weight[t.output_start[a] + b] for a, b in cut.entries) for cut in cuts]
+        keep = np.bincount(at, weight[t.output_start[maker] + number], len(cuts))
         most = [highest[a:b].max() for a, b in zip(after, after[1:])]
         yield Weights(until[after], np.array([0.0, *most]), np.array([0.0, *keep, 0.0]))
 

@@ -121,9 +121,10 @@ class ScheduleSearch:
     All that is found is remembered: whoever asks one object for more and more memory never gets
     more work, and the other way.
 
-    ``patience`` multiplies the length of annealing. ``progress`` is told how much of a search is
-    done, from 0 to 1. ``weights`` are the work of each forward node, in any unit; by default its
-    FLOPs. ``made`` are the parts of the workload, if they are there already.
+    ``patience`` multiplies the length of the search; more than 1 that of annealing alone.
+    ``progress`` is told how much of a search is done, from 0 to 1. ``weights`` are the work of each
+    forward node, in any unit; by default its FLOPs. ``made`` are the parts of the workload, if they
+    are there already.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class ScheduleSearch:
         self.one_pass = self.problem.one_pass
         self.unlimited = max(LEAST_UNLIMITED, LOGARITHMS * math.log2(self.count + 1))
         self._position = positions(self.problem.node, len(workload.once))
-        self._initial = InitialTrees(made, self.problem)
+        self._initial = InitialTrees(made, self.problem, patience)
         self._threads = Threads(progress)
         self._searched: set[float | None] = set()  # limits of work with initial solutions
         self._found: list[Point] = []
@@ -235,7 +236,8 @@ class ScheduleSearch:
         if most_work is not None:
             replays, limit = effort.replays_near, most_work
             most = min(most, most_work / self.one_pass)
-        for trees in self._initial.dynamic(most_work, replays // self.count):
+        wanted = int(min(1.0, self.patience) * replays) // self.count
+        for trees in self._initial.dynamic(most_work, wanted):
             share = INITIAL / self._initial.lists(most_work)
             self._found += self._evaluated(trees, limit, share)
             if self.interrupted:

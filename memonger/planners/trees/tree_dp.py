@@ -15,6 +15,7 @@ for Arbitrary Computation Graphs".
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Iterable, Iterator, Sequence
 
@@ -26,7 +27,7 @@ from memonger.planners.trees.trees import ALIVE, LAZY, LEAF, binomial_tree, fewe
 from memonger.schedules.training_step import Parts
 from memonger.support.kernels import call
 
-EXPONENTS = (0.75, 0.5, 0.35, 0.2)  # of a tensor's bytes
+EXPONENTS = (0.75, 0.5, 0.35, 0.2)  # of a tensor's bytes; the first serves most networks
 SCALES = 4  # of memory, each closer to the least that is possible
 NEAR_SCALES = 2  # where a limit of work is given: the second about the least memory for it
 ZOOM = 1.25  # times that memory
@@ -128,9 +129,10 @@ class Table:
 
 
 class InitialTrees:
-    """The initial solutions of one network."""
+    """The initial solutions of one network; ``share`` of the exponents are tried."""
 
-    def __init__(self, parts: Parts, problem: Problem) -> None:
+    def __init__(self, parts: Parts, problem: Problem, share: float = 1.0) -> None:
+        self.exponents = EXPONENTS[: math.ceil(share * len(EXPONENTS))]
         self.steps, self.count = problem.steps, len(problem.node)
         self.results, self.gradients = _tensors(parts, problem)
         r, size = self.results, self.results.nbytes ** EXPONENTS[0]
@@ -195,10 +197,9 @@ class InitialTrees:
                 trees.append(np.array([*tree, (LEAF, LAZY)], dtype=np.int32))
         return trees
 
-    @staticmethod
-    def lists(most_work: float | None) -> int:
+    def lists(self, most_work: float | None) -> int:
         """Tell how many lists of trees `dynamic` makes at most."""
-        return len(EXPONENTS) * _scales(most_work)
+        return len(self.exponents) * _scales(most_work)
 
     def dynamic(self, most_work: float | None, most: int) -> Iterator[list[np.ndarray]]:
         """Make trees by dynamic programming: of the whole frontier, or those about a limit of work.
@@ -211,7 +212,7 @@ class InitialTrees:
         known: set[bytes] = set()
         bounds = self.candidate_cuts(0, self.count, CUTS)
         within = [self.candidate_cuts(*ends, INNER_CUTS) for ends in zip(bounds, bounds[1:])]
-        for exponent in EXPONENTS:
+        for exponent in self.exponents:
             sizes = self._sizes(exponent)
             outer = self._segments(bounds, sizes)
             inner = [self._segments(b, sizes) if len(b) > 2 else None for b in within]
