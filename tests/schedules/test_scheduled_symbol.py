@@ -21,6 +21,7 @@ from mxnet.contrib import amp
 
 from drawn_schedules import everything, nested, work_of
 from modules import BATCH, IMAGES, SHAPES, batch_arrays, filled, net, planned, same, stepped
+from planned import elsewhere
 
 pytestmark = pytest.mark.python_differs
 
@@ -216,6 +217,16 @@ def test_kept(way: str, caplog: pytest.LogCaptureFixture) -> None:
     assert other.tojson() == symbol.tojson()
     assert "_again" in other.simple_bind(mx.cpu(), **SHAPES).debug_str()
     assert not caplog.records
+
+
+def as_bound(symbol: Any) -> str:
+    return symbol.simple_bind(mx.cpu(), **SHAPES).debug_str()
+
+
+def test_a_pickle_is_trained_by_its_schedule_in_another_process() -> None:
+    symbol = planned()
+    assert "_again" in as_bound(symbol)
+    assert elsewhere(as_bound, symbol)[0] == as_bound(symbol)
 
 
 #: What is made of a network with two outputs, and what is said when that is bound for training.
