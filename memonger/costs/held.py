@@ -11,19 +11,20 @@ another layout than they compute in (``src/operator/nn/mkldnn/mkldnn_base-inl.h`
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from memonger.costs.layouts import KEEPS, NOT_IN_PLACE, PLAIN, follow, layout_arrays
+from memonger.costs.layouts import ALWAYS_PLAIN, KEEPS, NOT_IN_PLACE, PLAIN, follow, layout_arrays
 from memonger.costs.replay import Replay
 from memonger.graph.arrays import Signature
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.layouts import LAYOUT_AWARE, PRODUCES_BLOCKED
 from memonger.graph.operators.recompute import GPU, truth
 from memonger.graph.operators.tensors import Shape, Tensor
-from memonger.support.mxnet import Settings
+from memonger.support.mxnet import Settings, has_avx2
 
 #: Gates of a cell. Then arrays of the size of a layer's output: those that cuDNN keeps for each
 #: layer, one less in all; those that MXNet's own kernels keep for each layer, and in all. cuDNN's
@@ -77,6 +78,8 @@ def with_copies(held: Held, found: Replay) -> Held:
     if not held.in_blocks or not made_in:
         return held
     layouts = layout_arrays(found.training)
+    in_plain = np.array([_in_plain(signature) for signature in signatures])
+    layouts.code[np.repeat(in_plain, np.diff(t.output_start))] = ALWAYS_PLAIN
     made, read, places, entries = follow(t, layouts, found.recomputed, found.order, found.reads)
     ignorant = np.array([signature.op not in LAYOUT_AWARE for signature in signatures])
     ignorant &= ~t.variable & ~layouts.adding
@@ -90,6 +93,7 @@ def with_copies(held: Held, found: Replay) -> Held:
     copies = np.bincount(readers[copied], nbytes[entries[copied]], len(ignorant))
     copies += np.bincount(makers[written], nbytes[written], len(ignorant))
     temporary = held.temporary if found.keeps_copies else max(held.temporary, int(copies.max()))
+    scratch: dict[Any, int] = {}  # of each primitive
     for row in found.order.tolist():
         signature, begin = signatures[row], t.output_start[row]
         op = signature.op
@@ -98,10 +102,34 @@ def with_copies(held: Held, found: Replay) -> Held:
             outputs = slice(*t.output_start[row : row + 2])
             inputs = [tensors[entry] for entry in entries[reads]]
             plain = made[entries[reads]] == PLAIN
+            if op == "_backward_Convolution" and _in_plain(signature):
+                for k in np.flatnonzero(found.reads[outputs][:2]).tolist():
+                    scratch[id(signature), tuple(plain), k] = _columns(signature, inputs)
             apart = _apart(signature, plain, places[outputs], found.reads[outputs])
             temporary = max(temporary, apart + _reordered(signature, inputs, plain))
-    kept = [int(copies.sum())] if found.keeps_copies else []
+    kept = [*scratch.values(), *([int(copies.sum())] if found.keeps_copies else ())]
     return replace(held, arrays=(*held.arrays, *kept), temporary=temporary)
+
+
+def _in_plain(signature: Signature) -> bool:
+    """Tell whether a convolution is computed as products of plain matrices.
+
+    Without AVX2 so are all gradients, but for those of a group for each channel.
+    """
+    # Seen with ``DNNL_VERBOSE=1``. A Deconvolution is the gradient of a convolution.
+    if signature.op not in ("_backward_Convolution", "Deconvolution") or has_avx2():
+        return False
+    groups = int(signature.attrs.get("num_group", "1"))
+    return groups == 1 or groups != int(signature.attrs["num_filter"])
+
+
+def _columns(signature: Signature, inputs: Sequence[Tensor]) -> int:
+    """Bytes of what oneDNN keeps for one gradient of such a convolution, with one thread."""
+    # ``im2col_sz`` in oneDNN's ``src/cpu/gemm_convolution_utils.cpp``
+    head, data, weight, *_ = (tensor.shape for tensor in inputs)
+    if math.prod(weight[2:]) == 1 and head[2:] == data[2:]:
+        return 0
+    return 4 * math.prod(weight[1:]) * math.prod(head[2:])
 
 
 def owners(start: np.ndarray) -> np.ndarray:
@@ -224,8 +252,8 @@ _COPY |= {"_backward_" + op for op in ("Activation", "BatchNorm", "Concat", "Lea
 
 def _reordered(signature: Signature, inputs: Sequence[Tensor], plain: np.ndarray) -> int:
     """Bytes of the inputs that are found in another layout than the operator computes in."""
-    # Seen with ``DNNL_VERBOSE=1``, on AVX512; the gradient of a convolution of up to 3 channels
-    # reads its output's gradient in both layouts. Weights and their gradients are plain.
+    # Seen with ``DNNL_VERBOSE=1``; with AVX2 and AVX512 the gradient of a convolution of up to 3
+    # channels reads its output's gradient in both layouts. Weights and their gradients are plain.
     op = signature.op.replace("_backward_", "")
     backward = op != signature.op
     if op in PRODUCES_BLOCKED or op == "FullyConnected":
@@ -237,7 +265,9 @@ def _reordered(signature: Signature, inputs: Sequence[Tensor], plain: np.ndarray
             channels, unit = data.shape[1], 8 if op == "Convolution" else 16
             groups = 1 if groups == channels == out else groups
             blocks = channels // groups % unit == out // groups % unit == 0
-            if backward and op == "Convolution" and channels < 4 and out % unit == 0:
+            blocks &= not _in_plain(signature)
+            like_rgb = op == "Convolution" and channels < 4 and out % unit == 0
+            if backward and like_rgb and has_avx2():
                 return inputs[0].nbytes
         asked = sum(inputs[j].nbytes for j in range(1 + backward) if plain[j] == blocks)
         return asked + blocks * (1 + backward) * weight.nbytes

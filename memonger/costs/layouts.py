@@ -32,7 +32,7 @@ NOT_IN_PLACE, ADDED = -1, -2  # instead of the input in whose memory an output i
 _CODES = (
     "keeps,plain,copies,sums,alike,first,passes,norm gradient,pooling gradient,other,chosen,usual"
 ).split(",")
-KEEPS, CHOSEN, _USUAL = map(_CODES.index, ("keeps", "chosen", "usual"))
+KEEPS, ALWAYS_PLAIN, CHOSEN, _USUAL = map(_CODES.index, ("keeps", "plain", "chosen", "usual"))
 
 
 class LayoutArrays(NamedTuple):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -84,6 +85,17 @@ class Settings:
         if not self.search_match_range or self.match_range == 0:
             return [self.match_range]
         return [2**k for k in range(self.match_range.bit_length())]
+
+
+@functools.lru_cache(maxsize=1)
+def has_avx2() -> bool:
+    """Tell whether oneDNN computes with AVX2, or more (``src/cpu/x64/cpu_isa_traits.cpp``)."""
+    if os.environ.get("DNNL_MAX_CPU_ISA") in ("SSE41", "AVX"):  # which it too reads once
+        return False
+    try:
+        return "avx2" in Path("/proc/cpuinfo").read_text().split()
+    except OSError:
+        return False
 
 
 _ENVIRONMENT = threading.RLock()  # the environment is the process's
