@@ -20,6 +20,7 @@ from memonger.planners.pareto import not_dominated
 from memonger.solve.request import Options, Request, read_options, read_request
 from memonger.solve.solution import Plans, confirmed, fastest, front_of, in_bytes, solve
 from memonger.solve.ways import Candidate, Marks, front, ways_of
+from memonger.support.allocator import giving_back
 from memonger.support.errors import MB, BudgetError, MemongerError, TooLargeError
 
 log = logging.getLogger("memonger")
@@ -53,6 +54,7 @@ class Frontier(Reported, Tuple[Plan, ...]):
 
 
 @documented
+@giving_back()
 def frontier(
     net: Any,
     shapes: Any = None,
@@ -156,6 +158,7 @@ class LargestBatch(_Largest):
 
 
 @documented
+@giving_back()
 def largest_batch(
     net: Any,
     shapes: Any,

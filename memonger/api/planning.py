@@ -14,6 +14,7 @@ from memonger.solve.memory import measure as measured
 from memonger.solve.request import EITHER, Options, read_call, read_options, read_request
 from memonger.solve.solution import BARE, solve
 from memonger.solve.ways import Marks
+from memonger.support.allocator import giving_back
 from memonger.support.errors import MB, MemongerError
 
 log = logging.getLogger("memonger")
@@ -22,6 +23,7 @@ Types = Optional[Mapping[str, Any]]
 
 
 @documented
+@giving_back()
 def plan(
     net: Any,
     shapes: Any = None,

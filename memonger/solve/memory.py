@@ -24,6 +24,7 @@ from memonger.schedules.execution.recipe import step_for
 from memonger.schedules.execution.symbol import ScheduledSymbol
 from memonger.schedules.training_step import Placed, TrainingStep
 from memonger.solve.request import Budget, Request
+from memonger.support.allocator import giving_back
 from memonger.support.errors import MB
 
 
@@ -212,7 +213,8 @@ def confirmed(found: Memory, symbol: Any, request: Request) -> Memory:
     if isinstance(found.replay, Placed):  # MXNet plans nothing of it
         return found
     about = request.device, found.training.wanted, request.grad_req
-    total = planned_mb(bind(symbol, found.graph, *about))
+    with giving_back():
+        total = planned_mb(bind(symbol, found.graph, *about))
     if found.fused is not None and request.device.device_type != GPU:
         # Nothing is fused on a CPU: the bind confirms the replay that fusion starts from.
         total += found.fused.pool_bytes // MB - found.replay.pool_bytes // MB

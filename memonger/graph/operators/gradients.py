@@ -111,7 +111,7 @@ def _node(op: str, name: str, *inputs: list[int], **more: Any) -> JsonNode:
     return {"op": op, "name": name, "inputs": list(inputs), **more}
 
 
-@functools.lru_cache(maxsize=None)
+@functools.lru_cache(maxsize=4096)
 def gradient_of(op: str, attrs: Attrs, inputs: Tensors, zero: bool) -> OperatorGradient:
     """Return the gradient of an operator with inputs of these shapes and types, or raise.
 
@@ -152,7 +152,7 @@ def _observe(op: str, attrs: Attrs, inputs: Tensors, zero: bool) -> _Observed:
     return _Observed(nodes, shown, made, tuple([given.get(f"x{k}") for k in range(count)]))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.lru_cache(maxsize=4096)
 def merges(op: str, attrs: Attrs, inputs: Tensors) -> bool:
     """Observe whether MXNet makes one of two operators that are the same and read the same.
 

@@ -77,11 +77,13 @@ def behind_copies(cuts: Sequence[Cut], moved: np.ndarray, copies: Sequence[KeptC
     first = moved.copy()  # where the first output of each node stands
     for copy in copies:
         first[copy.node] += copy.offset
-    found = []
-    for cut in cuts:
-        entries = tuple((int(moved[a] if b else first[a]), b) for a, b in cut.entries)
-        found.append(Cut(int(first[cut.after]), entries, cut.size))
-    return found
+    # Cuts share entries, of which there may be as many as nodes in each of hundreds of cuts.
+    known = {entry for cut in cuts for entry in cut.entries}
+    here = {(a, b): (int(moved[a] if b else first[a]), b) for a, b in known}
+    return [
+        Cut(int(first[cut.after]), tuple([here[entry] for entry in cut.entries]), cut.size)
+        for cut in cuts
+    ]
 
 
 def needed_copies(

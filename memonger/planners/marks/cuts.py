@@ -65,11 +65,11 @@ def cheap_cuts(graph: ForwardGraph, most: int, wanted: Collection[int] = ()) -> 
     where = {*operators[low].tolist()}
     if len(wanted) <= most:
         where |= {*wanted} & {*graph.operators}
-    cuts = []
+    cuts, entries = [], list(zip(made.tolist(), output.tolist()))
     for after in sorted(where):
-        alive = (made <= after) & (last > after)
-        entries = zip(made[alive].tolist(), output[alive].tolist())
-        cuts.append(Cut(after, tuple(entries), int(nbytes[alive].sum())))
+        alive = np.flatnonzero((made <= after) & (last > after))
+        at = tuple([entries[k] for k in alive.tolist()])
+        cuts.append(Cut(after, at, int(nbytes[alive].sum())))
     return [cut for cut in cuts if cut.entries]
 
 

@@ -43,6 +43,7 @@ from memonger.graph.operators.recompute import (
 )
 from memonger.graph.training import TrainingGraph, training_graphs
 from memonger.planners.marks.layout_rule import NO_RULE, LayoutRule, layout_rule
+from memonger.support.cache import Latest
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import call
 
@@ -63,7 +64,7 @@ class Rules:
         layouts: Sequence[LayoutRule] = (),
     ) -> None:
         self.trainings, self.targets, self.until = trainings, targets, until
-        self._with_copies: dict[tuple[KeptCopy, ...], tuple[Rules, np.ndarray]] = {}
+        self._with_copies: Latest[tuple[Rules, np.ndarray]] = Latest(1)
         self.graph: ForwardGraph = trainings[0].graph
         #: Of the operators that must be kept, why.
         self.reasons = self._reasons()
@@ -89,14 +90,15 @@ class Rules:
         key = tuple(copies)
         if not key:
             return self, np.arange(len(self.graph.nodes))
-        if key not in self._with_copies:
-            graph, moved = with_copies(self.graph, key)
-            wanted = [moved[list(training.wanted)] for training in self.trainings]
-            trainings = training_graphs(graph, wanted, self.trainings[0].settings)
-            until = None if self.until is None else int(moved[self.until])
-            rules = type(self)(trainings, self.targets, until, [NO_RULE] * len(trainings))
-            self._with_copies[key] = rules if self.fuses else rules.unfused(), moved
-        return self._with_copies[key]
+        return self._with_copies.get_or_make(key, lambda: self._made_with(key))
+
+    def _made_with(self, copies: tuple[KeptCopy, ...]) -> tuple[Rules, np.ndarray]:
+        graph, moved = with_copies(self.graph, copies)
+        wanted = [moved[list(training.wanted)] for training in self.trainings]
+        trainings = training_graphs(graph, wanted, self.trainings[0].settings)
+        until = None if self.until is None else int(moved[self.until])
+        rules = type(self)(trainings, self.targets, until, [NO_RULE] * len(trainings))
+        return rules if self.fuses else rules.unfused(), moved
 
     @property
     def watches_layouts(self) -> bool:
@@ -171,7 +173,7 @@ class Rules:
     def unfused(self) -> Rules:
         """The same rules, but memory is told as if nothing were fused."""
         rules = copy.copy(self)
-        rules.fuses, rules._with_copies = False, {}
+        rules.fuses, rules._with_copies = False, Latest(1)
         rules.arrays = [arrays._replace(fusible=UNFUSED) for arrays in self.arrays]
         return rules
 
