@@ -27,6 +27,10 @@ from memonger.support.errors import MemongerError
 BEFORE, AFTER, HOLD = "before", "after", "hold"
 
 
+class Refused(MemongerError):
+    """A schedule by which a layout cannot be as expected; another one may be carried out."""
+
+
 class Insert(NamedTuple):
     """An operator to put in: `BEFORE` or `AFTER` a row, or to read an input after it (`HOLD`)."""
 
@@ -111,9 +115,9 @@ def _lay_out(step: Planned, row: int, k: int, plain: bool, have: int, usual: int
     return inserts
 
 
-def refusal(training: Planned, row: int) -> MemongerError:
+def refusal(training: Planned, row: int) -> Refused:
     """Make the error for a schedule by which a layout cannot be as expected."""
-    return MemongerError(
+    return Refused(
         f"MKLDNN would lay out what {training.told(row)} reads in another "
         "way by this schedule than without one, so that it rounds differently; how='marks' can "
         "plan this network"

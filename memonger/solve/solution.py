@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import logging
 import math
 from dataclasses import dataclass, replace
@@ -15,9 +17,19 @@ from memonger.graph.arrays import BACKWARD, RECOMPUTED
 from memonger.graph.forward import no_collection
 from memonger.planners.marks.rules import kept_summary
 from memonger.planners.pareto import not_dominated
+from memonger.schedules.layouts import Refused
 from memonger.solve.memory import Memory
 from memonger.solve.request import Options, Request
-from memonger.solve.ways import Candidate, Original, Schedules, Way, front, remembered, ways_of
+from memonger.solve.ways import (
+    Candidate,
+    Found,
+    Original,
+    Schedules,
+    Way,
+    front,
+    remembered,
+    ways_of,
+)
 from memonger.support.errors import MB, BudgetError, in_words
 
 log = logging.getLogger("memonger")
@@ -25,6 +37,8 @@ log = logging.getLogger("memonger")
 LITTLE = 0.05  # of the memory: a plan that saves less is explained
 NEARLY = 1.1  # times a budget: what is predicted to take more is not looked at
 SLACK = 1e-9  # for rounding where work is compared
+NEVER = 2**62  # the limit with which a plan is taken that never is
+RUNGS = 1.5, 2.0, 3.0  # times the forward work, for which is searched where a schedule is refused
 
 NO_OPERATORS = "the network has no operators, so nothing is held for a backward pass"
 BARE = "a bare plan (rules=False) may abort on a GPU, or give wrong statistics and gradients"
@@ -58,9 +72,40 @@ def solve(request: Request, options: Options) -> Solution:
 def smallest(way: Way) -> Solution:
     """Search for the plan of least memory."""
     found = remembered(way, "smallest", way.options)
-    solution = _confirm(way, found.plans[0], found.unfused)
+    solution = _first(way, found)
+    is_other = solution.plan is not found.plans[0] and isinstance(way, Schedules)
+    if is_other and not found.interrupted:
+        # What is left of this search may be more than what less work takes.
+        most = way.options.work or math.inf
+        for work in (each for each in RUNGS if each < most):
+            less = copy.copy(way)
+            less.options = replace(way.options, work=work)
+            with contextlib.suppress(Refused):
+                other = _first(less, remembered(less, "smallest", less.options))
+                solution = min(solution, other, key=lambda each: each.memory.device_bytes)
     costs = {**found.costs, **solution.costs}
     return _advised(way, replace(solution, costs=costs, interrupted=found.interrupted))
+
+
+def _first(way: Way, found: Found) -> Solution:
+    """Confirm the first plan that can be carried out and takes no more of the device than none.
+
+    The first of all where each takes more; Refused where none can be carried out.
+    """
+    solution, refused = None, None
+    for plan in found.plans:
+        try:
+            tried = _confirm(way, plan, found.unfused)
+        except Refused as error:
+            refused = refused or error
+            continue
+        solution = solution or tried
+        if not _holds_more(tried.memory, way):
+            return tried
+    if solution is None and refused is not None:
+        raise refused
+    assert solution is not None
+    return solution
 
 
 def fastest(way: Way, search: Callable[[], tuple[Plans, bool]]) -> Solution:
@@ -99,9 +144,12 @@ def front_of(ways: Iterable[Way]) -> tuple[Plans, bool]:
 
 
 def confirmed(way: Way, plan: Candidate) -> Solution:
-    """Confirm one plan; the network as it is where MXNet finds that it saves nothing."""
-    found = _confirm(way, plan if plan.schedule or plan.recomputed.any() else way.no_plan)
-    if found.memory.saved(way.unplanned) > 0:
+    """Confirm one plan; the network as it is where that saves nothing, or cannot be carried out."""
+    try:
+        found = _confirm(way, plan if plan.schedule or plan.recomputed.any() else way.no_plan)
+    except Refused:
+        return _confirm(way, way.no_plan)
+    if found.memory.saved(way.unplanned) > 0 and not _larger(way, found.memory):
         return found
     return replace(_confirm(way, way.no_plan), warnings=found.warnings)
 
@@ -120,8 +168,12 @@ def _within(plans: Plans, interrupted: bool) -> Solution:
     def needed(k: int) -> int:
         """Return the least limit with which a plan is taken."""
         way, plan = plans[k]
-        if k not in predicted:
-            predicted[k] = way.memory(plan)
+        try:
+            predicted[k] = predicted.get(k) or way.memory(plan)
+        except Refused:
+            return NEVER
+        if _larger(way, predicted[k]):
+            return NEVER
         return max(way.taken(predicted[k]), 0 if plan is last else asked(plan))
 
     def asked(plan: Candidate) -> int:
@@ -151,6 +203,16 @@ def _within(plans: Plans, interrupted: bool) -> Solution:
         if needed(k) < least and _within_work(way, predicted[k]):
             least, of, memory = needed(k), way, predicted[k]
     raise BudgetError(_too_little(of, limit, memory, least), least)
+
+
+def _holds_more(memory: Memory, way: Way) -> bool:
+    """Tell whether a plan takes more of a CPU than no plan, for what operators of MKLDNN hold."""
+    return memory.held.in_blocks and memory.device_bytes > way.unplanned.device_bytes
+
+
+def _larger(way: Way, memory: Memory) -> bool:
+    """Tell whether it is a schedule that takes more of the device than no plan does."""
+    return isinstance(way, Schedules) and _holds_more(memory, way)
 
 
 def _within_work(way: Way, memory: Memory) -> bool:
@@ -185,7 +247,7 @@ def _advised(way: Way, found: Solution) -> Solution:
     memory, unplanned, pool = found.memory, way.unplanned, way.unplanned.pool_bytes
     cost, before = in_words(memory.counted_bytes), in_words(unplanned.counted_bytes)
     saved, warnings = memory.saved(unplanned), [*found.warnings]
-    holds_more = memory.held.in_blocks and memory.device_bytes > unplanned.device_bytes
+    holds_more = _holds_more(memory, way)
     useless = saved <= 0 or holds_more
     if not way.options.rules:
         warnings.append(BARE)
@@ -204,7 +266,8 @@ def _advised(way: Way, found: Solution) -> Solution:
         text = f"no plan costs less than the network as it is ({before}), so it is returned"
         warnings.append(f"{text} unmarked: {_why_so_little(way)}")
     elif holds_more:
-        held, now = in_words(memory.taken.nbytes), in_words(unplanned.taken.nbytes)
+        taken = memory.taken, unplanned.taken
+        held, now = (in_words(each.nbytes + each.temporary) for each in taken)
         text = "the network is returned unmarked: a plan shrinks the pool, but operators of MKLDNN"
         warnings.append(f"{text} hold {held}, not {now}; set MXNET_MKLDNN_ENABLED=0 and plan again")
     elif saved < LITTLE * pool:

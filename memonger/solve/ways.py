@@ -65,7 +65,7 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What a search has found: of two plans the faster first, or the smallest plan alone."""
+    """What a search has found: of two plans the faster first, or of the smallest the smaller."""
 
     plans: Sequence[Candidate]
     interrupted: bool
@@ -289,9 +289,13 @@ class Schedules(_Network):
         self.written = parts(self.load, added, self.mkldnn) if added else self.parts
 
     def smallest(self, others: Sequence[Candidate] = ()) -> Found:
-        """Search for the least memory, also from known schedules."""
+        """Search for the least memory, also from known schedules; then what has more."""
         work, more = self.options.work, [(plan.origin, plan.schedule) for plan in others]
-        return self._searched(lambda search: [search.least_memory(work, more)])
+
+        def found(search: trees.ScheduleSearch) -> Sequence[trees.Evaluated]:
+            return [search.least_memory(work, more), *search.alternatives(work)]
+
+        return self._searched(found)
 
     def front(self, others: Sequence[Candidate] = ()) -> Found:
         return self.timed(self._searched(trees.ScheduleSearch.front, self.times.forward))

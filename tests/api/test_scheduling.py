@@ -6,6 +6,7 @@ import json
 from typing import Any, Dict, Tuple
 
 import memonger
+import mxnet as mx
 import numpy as np
 import pytest
 from memonger.costs.held import rounded
@@ -13,6 +14,7 @@ from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.execution.symbol import ScheduledSymbol
 from memonger.support.errors import BudgetError
 
+import blocked_networks
 import networks
 from interrupting import press_ctrl_c
 from planned import as_module
@@ -44,6 +46,20 @@ def test_less_memory_for_more_work() -> None:
     assert times.max() > 2  # no marks can do that
     with pytest.raises(memonger.MemongerError, match="give more memory or more work"):
         planned(network, budget=pools[-1], work=1.1)
+
+
+@pytest.mark.parametrize("seed", [5, 9, 16, 18])
+def test_another_schedule_stands_in_for_one_that_would_round_otherwise(seed: int) -> None:
+    """The smallest of some of these would have MKLDNN lay out tensors in another way."""
+    symbol, shapes = blocked_networks.drawn(seed)
+    about: Any = {"ctx": mx.cpu(), "how": "schedule"}
+    plans = [memonger.plan(symbol, shapes, work=work, **about) for work in (1.5, 3.0, None)]
+    taken = [plans[0].unplanned_device_bytes, *[plan.device_bytes for plan in plans]]
+    assert taken == sorted(taken, reverse=True) and taken[-1] < taken[0]
+    for plan in memonger.frontier(symbol, shapes, **about):
+        assert plan.device_bytes <= taken[0]
+    budgeted = memonger.plan(symbol, shapes, budget="85%", **about)
+    assert budgeted.device_bytes <= taken[0] and budgeted.pool_bytes < plans[0].unplanned_bytes
 
 
 def test_placement_alone_saves() -> None:

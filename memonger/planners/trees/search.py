@@ -57,6 +57,7 @@ SLACK = 1 + 1e-9  # for rounding where work is compared
 INITIAL, ANNEALING = 0.3, 0.7  # parts of the search, as far as progress knows
 SEED = 138600  # of hundreds that were tried, one that is good for small and for large networks
 SIZES = 200  # of visited trees, in the archive
+ALTERNATIVES = 16  # to the least memory, at most
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,14 @@ class ScheduleSearch:
         for point in self._within(limit * self.one_pass)[:1]:
             known.append(self.evaluate(self.schedule(point.tree)))
         return min(known, key=lambda each: each[:2])
+
+    def alternatives(self, work: float | None = None) -> list[Evaluated]:
+        """Return some with more memory that `least_memory` has found as well, the least first."""
+        limit = (self.unlimited if work is None else float(work)) * SLACK
+        points = not_dominated(self._within(limit * self.one_pass), _by_work)[-2::-1]
+        some = np.linspace(0, len(points), ALTERNATIVES, endpoint=False).astype(int)
+        chosen = [points[k] for k in sorted({*some.tolist()})] if points else []
+        return [self.evaluate(self.schedule(point.tree)) for point in chosen]
 
     def front(self, others: Sequence[tuple[str, Schedule]] = ()) -> list[Evaluated]:
         """Search for the schedules that no other beats in both memory and work, least work first.
