@@ -16,12 +16,12 @@ operator makes all results that anybody outside reads at once, which may then be
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from memonger.costs.replay import Replay, order_and_reads, replay
-from memonger.graph.arrays import GraphArrays, by_key
+from memonger.costs.replay import Fused, Replay, entries_read, order_and_reads, replay
+from memonger.graph.arrays import KEPT, GraphArrays, by_key, gathered
 from memonger.graph.operators.inplace import fused_as
 from memonger.graph.training import TrainingGraph
 from memonger.support.kernels import call
@@ -34,15 +34,16 @@ class Fusible(NamedTuple):
     starts: np.ndarray  # and with what reads it
     wait_start: np.ndarray  # of each row what must have run before it (control dependencies):
     wait_row: np.ndarray  # of a recomputed operator the copy, unless an original waits
+    forward: np.ndarray  # of what runs first (``GraphArrays.first``) the fused operator, or -1
 
 
 #: Of a network in which nothing is fused.
-UNFUSED = Fusible(*[np.zeros(0, dtype) for dtype in (np.bool_, np.bool_, np.int32, np.int32)])
+UNFUSED = Fusible(*[np.zeros(0, dtype) for dtype in (np.bool_, np.bool_, *[np.int32] * 3)])
 
 
 def fusible(training: TrainingGraph) -> Fusible:
     """Look up which rows of a training graph can be fused, and what they wait for."""
-    graph, same = training.graph, training.same
+    graph, same, t = training.graph, training.same, training.arrays
     n = len(graph.nodes)
     inputs = [name for name, op in zip(training.names[:n], training.ops) if op == "null"]
     if len(set(inputs)) < len(inputs):  # CheckForInputNameDuplicates
@@ -52,30 +53,98 @@ def fusible(training: TrainingGraph) -> Fusible:
     row, before = np.array(waits, dtype=np.int32).reshape(-1, 2).T.copy()
     start, items = by_key(row, len(training.ops))
     joins, starts = np.array([fused_as(s.op, s.attrs) for s in training.signatures]).T.copy()
-    return Fusible(joins, starts, start, before[items])
+    parts = Fusible(joins, starts, start, before[items], UNFUSED.forward)
+    return parts._replace(
+        forward=fused_sets(t, parts, np.zeros(t.forward, dtype=np.bool_), t.first)[1]
+    )
 
 
 def replay_fused(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
     """Fuse a training graph, order it and plan its memory as MXNet will on a GPU.
 
-    The fused operators are rows behind the others; nothing is recomputed in the sense of marks.
+    Fused operators are rows behind the others; nothing is recomputed in the sense of marks.
     """
     t, mask = training.arrays, np.ascontiguousarray(recomputed, dtype=np.bool_)
-    order, _ = order_and_reads(t, mask)
-    parts = fusible(training)
-    count, member = fused_sets(t, parts, mask, order)
-    fused, arrays = fuse(t, parts, mask, order, member, count) if count else (False, t)
-    if not fused:
+    order, reads = order_and_reads(t, mask)
+    is_fused, lists, order, reads = call("fuse", t, fusible(training), mask, order, reads)
+    if not is_fused:
         return replay(training, mask)
-    rows = np.unique(member, return_index=True)[1][-count:]  # the first of each fused operator
+    fused = Fused(*lists)
+    count = len(fused.out_start) - 1
+    first = np.append(fused.out, 0)[fused.out_start[:-1]]  # of each; any if it never runs
+    first = np.searchsorted(t.output_start, first, side="right") - 1
     made = replace(
         training,
-        arrays=arrays,
+        arrays=_with_fused(t, mask, fused, order, reads),
         names=(*training.names, *["_FusedOp"] * count),
         ops=(*training.ops, *["_FusedOp"] * count),
-        phases=np.append(training.phases, training.phases[rows]),
+        phases=np.append(training.phases, training.phases[first]),
     )
     return replay(made, mask[:0])
+
+
+def _with_fused(
+    t: GraphArrays, mask: np.ndarray, fused: Fused, order: np.ndarray, reads: np.ndarray
+) -> GraphArrays:
+    """Make the arrays of all rows and of what is fused, which run in this order."""
+    out, more = fused.out, len(fused.out_start) - 1
+    now = np.arange(len(reads))  # the entry that each has become
+    now[out] = len(reads) + np.arange(len(out))
+
+    def behind(start: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        return np.append(start, start[-1] + np.cumsum(counts)).astype(np.int32)
+
+    def read(entry: np.ndarray, row: np.ndarray, owner: np.ndarray) -> np.ndarray:
+        return now[entries_read(t, mask, entry, row, owner)]
+
+    start = behind(t.output_start, np.diff(fused.out_start))
+    maker = np.repeat(np.arange(len(start) - 1), np.diff(start))
+    variable = np.append(t.variable, np.zeros(more, dtype=np.bool_))
+    itemsize, rank = np.append(t.itemsize, t.itemsize[out]), np.append(t.rank, t.rank[out])
+    # What each row reads, and each fused operator.
+    entry = t.output_start[t.read_row] + t.read_output
+    entry = np.append(read(entry, t.read_row, t.read_owner), now[fused.read])
+    ignored = np.append(t.read_ignored, np.zeros(len(fused.read), dtype=np.bool_))
+    used = ~ignored & ~variable[maker[entry]]
+    read_start = behind(t.read_start, np.diff(fused.read_start))
+    # Each output of a fused operator may take the memory of each input.
+    taker = np.repeat(np.arange(more), np.diff(fused.read_start))
+    output, which = gathered(fused.out_start, taker)
+    given, output = now[fused.read[which]], output + len(reads)
+    fits = (rank[given] == rank[output]) & (itemsize[given] == itemsize[output])
+    fits &= ~variable[maker[given]]
+    options = np.bincount(taker[which[fits]], minlength=more)
+    inplace = read(t.inplace_entry, t.inplace_row, t.inplace_owner)
+    inplace = np.append(inplace, given[fits])
+    head = read(t.head_entry, t.head_row, t.head_owner)
+    columns: dict[str, Any] = {}
+    for name, of in ("use", entry[used]), ("inplace", inplace), ("head", head):
+        columns[f"{name}_entry"] = of.astype(np.int32)
+        columns[f"{name}_row"] = maker[of].astype(np.int32)
+        columns[f"{name}_owner"] = np.full(len(of), KEPT, dtype=np.int32)
+    return t._replace(
+        forward=0,
+        variable=variable,
+        read_start=read_start,
+        read_row=maker[entry].astype(np.int32),
+        read_output=(entry - start[maker[entry]]).astype(np.int32),
+        read_owner=np.full(len(entry), KEPT, dtype=np.int32),
+        read_ignored=ignored,
+        use_start=np.append(0, np.cumsum(used))[read_start].astype(np.int32),
+        output_start=start,
+        elements=np.append(t.elements, t.elements[out]),
+        itemsize=itemsize,
+        rank=rank,
+        made=np.append(t.made, now[fused.made]).astype(np.int32),
+        inplace_start=behind(t.inplace_start, options),
+        inplace_output=np.append(t.inplace_output, output[fits]).astype(np.int32),
+        inplace_identity=np.append(t.inplace_identity, ~fits[fits]),
+        first=order,
+        walk_row=t.walk_row[:0],
+        walk_owner=t.walk_row[:0],
+        reads=np.append(reads, reads[out]),
+        **columns,
+    )
 
 
 def fused_forward(training: TrainingGraph, recomputed: np.ndarray) -> list[list[int]]:
@@ -85,28 +154,15 @@ def fused_forward(training: TrainingGraph, recomputed: np.ndarray) -> list[list[
     """
     t, mask = training.arrays, np.ascontiguousarray(recomputed, dtype=np.bool_)
     order, _ = order_and_reads(t, mask)
-    count, member = fused_sets(t, fusible(training), mask, order)
-    order = order[order < t.forward]
-    groups = [order[member[order] == k].tolist() for k in range(count)]
+    count, sets = fused_sets(t, fusible(training), mask, order)
+    sets[order >= t.forward] = -1
+    groups = [order[sets == k].tolist() for k in range(count)]
     return sorted(filter(None, groups), key=lambda nodes: nodes[0] - nodes[-1])
 
 
 def fused_sets(
     t: GraphArrays, parts: Fusible, recomputed: np.ndarray, order: np.ndarray
 ) -> tuple[int, np.ndarray]:
-    """Count the fused operators; of each row that which it becomes part of, or -1."""
-    count, member = call("fused_sets", t, parts, recomputed, order)
-    return count, member
-
-
-def fuse(
-    t: GraphArrays,
-    parts: Fusible,
-    recomputed: np.ndarray,
-    order: np.ndarray,
-    member: np.ndarray,
-    count: int,
-) -> tuple[bool, GraphArrays]:
-    """Tell whether MXNet fuses these sets, and make the arrays of all rows and what is fused."""
-    fused, made = call("fuse", t, parts, recomputed, order, member, count)
-    return fused, GraphArrays(*made)
+    """Count the fused operators; of each row in ``order`` that which it becomes part of, or -1."""
+    count, sets = call("fused_sets", t, parts, recomputed, order)
+    return count, sets

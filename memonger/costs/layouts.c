@@ -124,7 +124,7 @@ void lead(
     all_read(memory, t, recomputed, entries);
     Memory then = *memory;
     Int32s planned, blocks;
-    allocate(memory, t, recomputed, order, reads, 0, INFINITY, &planned);
+    allocate(memory, t, &(Fused){0}, recomputed, order, reads, 0, INFINITY, &planned);
     add_in_place(memory, t, recomputed, order, layouts->adding, planned, &blocks);
     int64_t *now = ZEROS(memory, int64_t, outputs);
     State s = {

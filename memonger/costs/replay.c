@@ -156,104 +156,162 @@ static inline int32_t largest_of(const Free *free, int32_t first, int32_t last)
     return -1;
 }
 
-int64_t allocate(
-    Memory *memory, const GraphArrays *t, Bools recomputed, Int32s order, Int32s reads,
-    int64_t match_range, double limit, Int32s *storage_of)
+/* The pool while memory is planned. */
+typedef struct {
+    const GraphArrays *t;
+    const int32_t *read; /* how often each output is read */
+    int32_t *storage;    /* of each output its block */
+    int32_t *rank;       /* of each block which of the sizes it has */
+    int32_t *pending;    /* its reads that are still to come */
+    /* Of each size where those that it may have a block of start and end; at itself for none. */
+    int32_t *smallest, *largest;
+    Free free;
+    int32_t blocks;
+    int64_t bytes;
+} Pool;
+
+/* An input's memory goes to an output that may have it. */
+static inline void take_over(Pool *p, int32_t out, int32_t input, bool identity)
 {
-    int32_t outputs = t->elements.count, ranks = t->sizes.count;
-    int32_t copies = t->output_start.at[t->forward], blocks = 0;
-    const int32_t *use_start = t->use_start.at, *output_start = t->output_start.at;
-    const int32_t *read = reads.at;
+    if (p->storage[out] != UNASSIGNED || p->read[out] == 0)
+        return;
+    int32_t block = p->storage[input];
+    if (block >= 0 && (p->pending[block] == 1 || identity)) {
+        p->storage[out] = block;
+        p->pending[block] += p->read[out];
+    }
+}
+
+/* Another output gets a block. */
+static inline void get_block(Pool *p, int32_t out)
+{
+    const int64_t *sizes = p->t->sizes.at;
+    int32_t r = p->t->rank.at[out], block;
+    if (p->storage[out] != UNASSIGNED)
+        return;
+    int32_t c = smallest_of(&p->free, r, p->largest[r]);
+    if (c < p->largest[r]) { /* the oldest of those that are large enough */
+        block = take_oldest(&p->free, c);
+    } else { /* or else the newest of those that are not */
+        c = largest_of(&p->free, r - 1, p->smallest[r]);
+        block = c >= 0 ? take_newest(&p->free, c) : p->blocks++;
+        p->rank[block] = r;
+        p->bytes += sizes[r] - (c >= 0 ? sizes[c] : 0);
+    }
+    p->pending[block] = p->read[out];
+    p->storage[out] = block;
+}
+
+/* What has been read for the last time is free. */
+static inline void read_once(Pool *p, int32_t input)
+{
+    int32_t block = p->storage[input];
+    if (block >= 0 && --p->pending[block] == 0)
+        put(&p->free, p->rank[block], block);
+}
+
+/* So is what nobody will read. */
+static inline void free_unread(Pool *p, int32_t out)
+{
+    int32_t block = p->storage[out];
+    if (block >= 0 && p->pending[block] == 0)
+        put(&p->free, p->rank[block], block);
+}
+
+/* Plans the memory of one row; of its outputs the largest first. */
+static inline void plan_row(Pool *p, const bool *again, int32_t row)
+{
+    const GraphArrays *t = p->t;
+    int32_t copies = t->output_start.at[t->forward];
+    int32_t first = t->output_start.at[row], last = t->output_start.at[row + 1];
+    for (int32_t q = t->inplace_start.at[row]; q < t->inplace_start.at[row + 1]; q++) {
+        int32_t owner = t->inplace_owner.at[q], source = t->inplace_row.at[q];
+        int32_t input = as_read(again, copies, t->inplace_entry.at[q], source, owner);
+        take_over(p, t->inplace_output.at[q], input, t->inplace_identity.at[q]);
+    }
+    for (int32_t m = first; m < last; m++)
+        get_block(p, t->made.at[m]);
+    for (int32_t j = t->use_start.at[row]; j < t->use_start.at[row + 1]; j++) {
+        int32_t owner = t->use_owner.at[j], source = t->use_row.at[j];
+        read_once(p, as_read(again, copies, t->use_entry.at[j], source, owner));
+    }
+    for (int32_t out = first; out < last; out++)
+        free_unread(p, out);
+}
+
+/* And of a fused operator: each output may take the memory of each input. */
+static inline void plan_fused(Pool *p, const Fused *f, int32_t k)
+{
+    const GraphArrays *t = p->t;
+    int32_t first = f->out_start.at[k], last = f->out_start.at[k + 1];
+    for (int32_t j = f->read_start.at[k]; j < f->read_start.at[k + 1]; j++)
+        for (int32_t o = first, in = f->read.at[j]; o < last; o++) {
+            int32_t out = f->out.at[o];
+            if (t->rank.at[in] == t->rank.at[out] && t->itemsize.at[in] == t->itemsize.at[out])
+                take_over(p, out, in, false);
+        }
+    for (int32_t o = first; o < last; o++)
+        get_block(p, f->made.at[o]);
+    for (int32_t j = f->read_start.at[k]; j < f->read_start.at[k + 1]; j++)
+        read_once(p, f->read.at[j]);
+    for (int32_t o = first; o < last; o++)
+        free_unread(p, f->out.at[o]);
+}
+
+int64_t allocate(
+    Memory *memory, const GraphArrays *t, const Fused *fused, Bools recomputed, Int32s order,
+    Int32s reads, int64_t match_range, double limit, Int32s *storage)
+{
+    int32_t outputs = t->elements.count, ranks = t->sizes.count, rows = t->variable.count;
     const int64_t *sizes = t->sizes.at;
-    const bool *again = recomputed.at;
-    int64_t pool = 0;
-    *storage_of = int32s(memory, outputs);
-    int32_t *storage = storage_of->at;
+    *storage = int32s(memory, outputs);
     Memory then = *memory;
+    Pool p = {
+        .t = t, .read = reads.at, .storage = storage->at,
+        .rank = NEW(memory, int32_t, outputs), .pending = NEW(memory, int32_t, outputs),
+        .smallest = NEW(memory, int32_t, ranks), .largest = NEW(memory, int32_t, ranks),
+        .free = {
+            NEW(memory, int32_t, ranks), NEW(memory, int32_t, ranks),
+            NEW(memory, int32_t, outputs), NEW(memory, int32_t, outputs),
+            ZEROS(memory, uint64_t, ranks / 64 + 1),
+        },
+    };
     for (int32_t out = 0; out < outputs; out++)
-        storage[out] = UNASSIGNED;
+        p.storage[out] = UNASSIGNED;
     for (int64_t h = t->outputs; h < t->head_row.count; h++) {
         int32_t row = t->head_row.at[h], owner = t->head_owner.at[h];
-        storage[as_read(again, copies, t->head_entry.at[h], row, owner)] = EXTERNAL;
+        int32_t copies = t->output_start.at[t->forward], entry = t->head_entry.at[h];
+        p.storage[as_read(recomputed.at, copies, entry, row, owner)] = EXTERNAL;
     }
-    int32_t *rank = NEW(memory, int32_t, outputs);    /* of each block which of the sizes it has */
-    int32_t *pending = NEW(memory, int32_t, outputs); /* its reads that are still to come */
-    Free free = {
-        NEW(memory, int32_t, ranks), NEW(memory, int32_t, ranks),
-        NEW(memory, int32_t, outputs), NEW(memory, int32_t, outputs),
-        ZEROS(memory, uint64_t, ranks / 64 + 1),
-    };
-    /* Of each size where those that it may have a block of start and end; at itself for none. */
-    int32_t *smallest = NEW(memory, int32_t, ranks), *largest = NEW(memory, int32_t, ranks);
     for (int32_t r = 0, low = 0, high = 0; r < ranks; r++) {
         while (match_range && sizes[low] < sizes[r] / match_range)
             low++;
         while (match_range && high < ranks && sizes[high] <= sizes[r] * match_range)
             high++;
-        smallest[r] = match_range ? low : r;
-        largest[r] = match_range ? high : r;
+        p.smallest[r] = match_range ? low : r;
+        p.largest[r] = match_range ? high : r;
     }
-    for (int64_t i = 0; i < order.count && !(pool > limit); i++) {
+    for (int64_t i = 0; i < order.count && !(p.bytes > limit); i++) {
         int32_t row = order.at[i];
-        if (t->variable.at[row])
-            continue;
-        /* An input's memory goes to an output that may have it. */
-        for (int32_t q = t->inplace_start.at[row]; q < t->inplace_start.at[row + 1]; q++) {
-            int32_t out = t->inplace_output.at[q];
-            if (storage[out] != UNASSIGNED || read[out] == 0)
-                continue;
-            int32_t owner = t->inplace_owner.at[q], source = t->inplace_row.at[q];
-            int32_t block = storage[as_read(again, copies, t->inplace_entry.at[q], source, owner)];
-            if (block >= 0 && (pending[block] == 1 || t->inplace_identity.at[q])) {
-                storage[out] = block;
-                pending[block] += read[out];
-            }
-        }
-        /* The other outputs get a block each, the largest output first. */
-        for (int32_t m = output_start[row]; m < output_start[row + 1]; m++) {
-            int32_t out = t->made.at[m], r = t->rank.at[out], block;
-            if (storage[out] != UNASSIGNED)
-                continue;
-            int32_t c = smallest_of(&free, r, largest[r]);
-            if (c < largest[r]) { /* the oldest of those that are large enough */
-                block = take_oldest(&free, c);
-            } else { /* or else the newest of those that are not */
-                c = largest_of(&free, r - 1, smallest[r]);
-                block = c >= 0 ? take_newest(&free, c) : blocks++;
-                rank[block] = r;
-                pool += sizes[r] - (c >= 0 ? sizes[c] : 0);
-            }
-            pending[block] = read[out];
-            storage[out] = block;
-        }
-        if (pool > limit)
-            break;
-        /* What has been read for the last time is free, and so is what nobody will read. */
-        for (int32_t j = use_start[row]; j < use_start[row + 1]; j++) {
-            int32_t owner = t->use_owner.at[j], source = t->use_row.at[j];
-            int32_t block = storage[as_read(again, copies, t->use_entry.at[j], source, owner)];
-            if (block >= 0 && --pending[block] == 0)
-                put(&free, rank[block], block);
-        }
-        for (int32_t out = output_start[row]; out < output_start[row + 1]; out++)
-            if (storage[out] >= 0 && pending[storage[out]] == 0)
-                put(&free, rank[storage[out]], storage[out]);
+        if (row >= rows)
+            plan_fused(&p, fused, row - rows);
+        else if (!t->variable.at[row])
+            plan_row(&p, recomputed.at, row);
     }
     give_back(memory, then);
-    return pool;
+    return p.bytes;
 }
 
 int64_t least_pool(
-    Memory *memory, const GraphArrays *t, Bools recomputed, Int32s order, Int32s reads,
-    Int64s match_ranges, double limit, Int32s *storage)
+    Memory *memory, const GraphArrays *t, const Fused *fused, Bools recomputed, Int32s order,
+    Int32s reads, Int64s match_ranges, double limit, Int32s *storage)
 {
-    int64_t range = match_ranges.at[0];
-    int64_t best = allocate(memory, t, recomputed, order, reads, range, limit, storage);
-    for (int64_t k = 1; k < match_ranges.count; k++) {
+    int64_t best = 0;
+    for (int64_t k = 0; k < match_ranges.count; k++) {
         Int32s other;
-        range = match_ranges.at[k];
-        int64_t pool = allocate(memory, t, recomputed, order, reads, range, limit, &other);
-        if (pool < best) {
+        int64_t range = match_ranges.at[k];
+        int64_t pool = allocate(memory, t, fused, recomputed, order, reads, range, limit, &other);
+        if (k == 0 || pool < best) {
             best = pool;
             *storage = other;
         }

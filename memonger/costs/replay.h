@@ -14,16 +14,21 @@ enum { EXTERNAL = -2, UNASSIGNED = -1 };
 KERNEL void order_and_reads(
     Memory *memory, const GraphArrays *t, Bools recomputed, Int32s *order, Int32s *reads);
 
+/* Fused operators, which are rows behind the others; see replay.py. */
+typedef struct {
+    Int32s out_start, out, made, read_start, read;
+} Fused;
+
 /* Tells the bytes of the pool, 4 to an element, and the block of each output; ends beyond
  * ``limit``. A match range of 0 uses no block again. */
 KERNEL int64_t allocate(
-    Memory *memory, const GraphArrays *t, Bools recomputed, Int32s order, Int32s reads,
-    int64_t match_range, double limit, Int32s *storage);
+    Memory *memory, const GraphArrays *t, const Fused *fused, Bools recomputed, Int32s order,
+    Int32s reads, int64_t match_range, double limit, Int32s *storage);
 
 /* As allocate, with the match range that MXNet takes: the best, of equals the first. */
 KERNEL int64_t least_pool(
-    Memory *memory, const GraphArrays *t, Bools recomputed, Int32s order, Int32s reads,
-    Int64s match_ranges, double limit, Int32s *storage);
+    Memory *memory, const GraphArrays *t, const Fused *fused, Bools recomputed, Int32s order,
+    Int32s reads, Int64s match_ranges, double limit, Int32s *storage);
 
 /* Returns the storages of a plan with the terms of sums where the sums are.
  *

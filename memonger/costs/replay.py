@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Collection
+from typing import Any, ClassVar, Collection, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,19 @@ from memonger.support.kernels import call
 #: A ``TrainingGraph``, or of a schedule a ``TrainingStep``: what has ``arrays``, of each of their
 #: rows ``names``, ``ops`` and ``phases``, words (``what``, ``told``), and MXNet's ``settings``.
 Planned = Any
+
+
+class Fused(NamedTuple):
+    """Fused operators, as rows behind the others; entries are those of what is fused."""
+
+    out_start: np.ndarray
+    out: np.ndarray  # the entries that each makes
+    made: np.ndarray  # these in the order in which they get memory
+    read_start: np.ndarray
+    read: np.ndarray  # the entries that it reads
+
+
+NOT_FUSED = Fused(*[np.zeros(0, dtype=np.int32)] * 5)
 EXTERNAL = -2  # a gradient: its memory is the user's; as in replay.h
 
 
@@ -49,7 +62,7 @@ def allocate(
 
     A match range of 0 uses no block again.
     """
-    return call("allocate", t, recomputed, order, reads, match_range, math.inf)
+    return call("allocate", t, NOT_FUSED, recomputed, order, reads, match_range, math.inf)
 
 
 def add_in_place(
@@ -164,7 +177,7 @@ def replay(training: Planned, recomputed: np.ndarray) -> Replay:
     mask = np.ascontiguousarray(recomputed, dtype=np.bool_)
     order, reads = order_and_reads(training.arrays, mask)
     ranges = np.array(training.settings.match_ranges)
-    to_plan = training.arrays, mask, order, reads, ranges, math.inf
+    to_plan = training.arrays, NOT_FUSED, mask, order, reads, ranges, math.inf
     pool, planned = call("least_pool", *to_plan)
     return Replay(training, mask, order, reads, planned, pool)
 

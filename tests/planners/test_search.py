@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from memonger.costs.replay import replay
+from memonger.graph.operators.recompute import ANYWHERE, targets_of
 from memonger.planners.annealing import empty_archive, nothing_known, record
 from memonger.planners.marks.anneal import SAVED, Goal, anneal, evaluate, named, plan_of
 from memonger.planners.marks.copies import behind_copies, copies_at, copyable
@@ -23,6 +24,7 @@ from memonger.planners.pareto import not_dominated
 from memonger.support.cache import forget
 from memonger.support.parallel import Threads
 
+import more_networks
 import networks
 from planned import every_cut, rules_of
 
@@ -113,8 +115,8 @@ def tie_times(forward: float, gradient: float) -> Callable[[Rules], NodeTimes]:
     return unit_times(_copy=(0, 0), _ones=(0, 0), broadcast_mul=(forward, gradient))
 
 
-def search_of(symbol: Any, shapes: Any, times: Any = None) -> MarkSearch:
-    rules = rules_of(symbol, shapes)
+def search_of(symbol: Any, shapes: Any, times: Any = None, targets: Any = ANYWHERE) -> MarkSearch:
+    rules = rules_of(symbol, shapes, targets)
     cuts = cheap_cuts(rules.graph, 600)
     copies, effort = copies_at(rules, cuts), Effort(patience=0.02)
     return MarkSearch(rules, times or unit_times(), cuts, copies, Threads(), effort)
@@ -149,6 +151,27 @@ def test_plans_are_evaluated_as_they_are_replayed() -> None:
         assert (search.rules.apply(mask) == mask).all()
         plans.add(mask.tobytes())
     assert len(plans) == 20
+
+
+FUSED = {
+    "lstm": networks.lstm(layers=2, steps=7),
+    "highway": networks.highway(),
+    "many": more_networks.many_uses(),
+}
+
+
+@pytest.mark.parametrize("network", FUSED.values(), ids=FUSED)
+def test_fused_plans_are_evaluated_as_they_are_replayed(network: Any) -> None:
+    symbol, shapes = network
+    search, random = search_of(symbol, shapes, targets=targets_of("gpu")), np.random.RandomState(0)
+    differ = 0
+    for _ in range(20):
+        state = random_state(search, random)
+        mask = plan_of(search.space, state)[0]
+        pool = search.rules.replay(mask).pool_bytes
+        assert evaluate(search.space, state)[0] == pool
+        differ += pool != replay(search.rules.trainings[0], mask).pool_bytes
+    assert differ > 2
 
 
 def test_a_plan_without_saved_identities_is_added_without_them() -> None:
