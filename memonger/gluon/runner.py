@@ -80,6 +80,17 @@ class PlannedGraph:
         """Whether it draws random numbers, so that it cannot be run again."""
         return any(draws(node["op"], attributes(node)) for node in self.nodes)
 
+    @functools.cached_property
+    def passed(self) -> dict[int, str]:
+        """The outputs, by number, that are inputs or parameters of these names."""
+        heads = [self.nodes[head[0]] for head in read(self.symbol)["heads"]]
+        known = self.symbol.list_arguments()
+        return {
+            k: node["name"]
+            for k, node in enumerate(heads)
+            if node["op"] == "null" and node["name"] in known
+        }
+
     def states_beside(self, wanted: set[str]) -> set[str]:
         """Find the running statistics that move in no backward pass for these inputs alone."""
         moved: set[str] = set()
@@ -187,6 +198,8 @@ class Runner:
         others = [arrays[name] for name in self._wanted_names]
         lease = stub.hold(self.ctx, call)
         made: list[Any] = self._stub(others, lease, self.results, call.last)
+        for k, name in self.graph.passed.items():  # which share memory, as those of a CachedOp
+            made[k] = mx.nd.identity(made[k], out=arrays[name].detach())
         return made
 
     # What is told in the backward pass. Nothing can be raised here: gradients of a pass that fails

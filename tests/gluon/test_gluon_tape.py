@@ -214,6 +214,40 @@ def a_block_without_parameters(prepare: Prepare) -> Arrays:
     return found
 
 
+class Passing(nn.HybridBlock):
+    """Returns its input and a parameter as well."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.part = layers("part_", drop=0)
+            self.scale = self.params.get("scale", shape=(20,), init="ones")
+
+    def hybrid_forward(self, F: Any, x: Any, scale: Any) -> Any:
+        return self.part(F.broadcast_mul(x, scale)), x, scale
+
+
+@SCENARIOS.add
+def what_is_given_is_returned(prepare: Prepare) -> Arrays:
+    """It is the same memory: what is written to one is in the other."""
+    net, found = prepare(initialized(Passing(prefix="net_"))), {}
+    training = trainer(net)
+    for k in range(3):
+        x, y = batch(k)
+        x.attach_grad()
+        with autograd.record():
+            out, same, scale = net(x)
+            loss = LOSS(out, y) + (same**2).mean() + (scale**2).mean()
+        loss.backward()
+        training.step(16)
+        found[f"gradient {k}"] = x.grad.asnumpy()
+        found[f"after a step {k}"] = scale.asnumpy()
+        scale *= 0.5
+        x += k
+        found[f"after a change {k}"] = same.asnumpy()
+    return {**left_in(net), **found}
+
+
 @SCENARIOS.add
 def signs_of_zeros(prepare: Prepare) -> Arrays:
     """A gradient of -0.0 stays what it is."""
