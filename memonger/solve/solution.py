@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import math
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from memonger.schedules.layouts import Refused
 from memonger.solve.memory import Memory
 from memonger.solve.request import Options, Request
 from memonger.solve.ways import (
+    RUNGS,
     Candidate,
     Found,
     Original,
@@ -35,10 +35,9 @@ from memonger.support.errors import MB, BudgetError, in_words
 log = logging.getLogger("memonger")
 
 LITTLE = 0.05  # of the memory: a plan that saves less is explained
-NEARLY = 1.1  # times a budget: what is predicted to take more is not looked at
+NEARLY = 1.1  # times a budget: what is estimated to take more is not looked at
 SLACK = 1e-9  # for rounding where work is compared
 NEVER = 2**62  # the limit with which a plan is taken that never is
-RUNGS = 1.5, 2.0, 3.0  # times the forward work, for which is searched where a schedule is refused
 
 NO_OPERATORS = "the network has no operators, so nothing is held for a backward pass"
 BARE = "a bare plan (rules=False) may abort on a GPU, or give wrong statistics and gradients"
@@ -73,15 +72,13 @@ def smallest(way: Way) -> Solution:
     """Search for the plan of least memory."""
     found = remembered(way, "smallest", way.options)
     solution = _first(way, found)
-    is_other = solution.plan is not found.plans[0] and isinstance(way, Schedules)
-    if is_other and not found.interrupted:
+    is_other = solution.plan is not found.plans[0]
+    if isinstance(way, Schedules) and is_other and not found.interrupted:
         # What is left of this search may be more than what less work takes.
         most = way.options.work or math.inf
         for work in (each for each in RUNGS if each < most):
-            less = copy.copy(way)
-            less.options = replace(way.options, work=work)
             with contextlib.suppress(Refused):
-                other = _first(less, remembered(less, "smallest", less.options))
+                other = _first(way, way.least(work))
                 solution = min(solution, other, key=lambda each: each.memory.device_bytes)
     costs = {**found.costs, **solution.costs}
     return _advised(way, replace(solution, costs=costs, interrupted=found.interrupted))
@@ -117,12 +114,11 @@ def fastest(way: Way, search: Callable[[], tuple[Plans, bool]]) -> Solution:
     try:
         return _within(plans, interrupted)
     except BudgetError:
-        schedules = [(way, plan) for way, plan in plans if isinstance(way, Schedules)]
-        if not schedules:
+        by_schedules = next((way for way, _ in plans if isinstance(way, Schedules)), None)
+        if by_schedules is None:
             raise
-        last, plan = schedules[-1]
-        found = last.timed(last.smallest([plan]))
-        return _within([*plans, (last, found.plans[0])], found.interrupted)
+        found = by_schedules.timed(by_schedules.least(by_schedules.options.work))
+        return _within([*plans, (by_schedules, found.plans[0])], found.interrupted)
 
 
 def front_of(ways: Iterable[Way]) -> tuple[Plans, bool]:
@@ -163,6 +159,7 @@ def _within(plans: Plans, interrupted: bool) -> Solution:
     limit, unplanned = first.limit, first.unplanned
     whole = first.taken(unplanned)
     beside, last = whole - unplanned.pool_bytes, plans[-1][1]
+    of_pool = first.options.budget is not None and first.options.budget.of == "pool"
     predicted: dict[int, Memory] = {}  # by the number of a plan
 
     def needed(k: int) -> int:
@@ -178,7 +175,8 @@ def _within(plans: Plans, interrupted: bool) -> Solution:
 
     def asked(plan: Candidate) -> int:
         """Return the limit from which on a plan is looked at."""
-        return math.ceil((plan.pool_bytes + beside) / NEARLY)
+        exact = plan.schedule is not None and of_pool  # no arena is smaller than what is alive
+        return math.ceil((plan.pool_bytes + beside) / (1 if exact else NEARLY))
 
     for k, (way, plan) in enumerate(plans):
         if plan is not last and asked(plan) > limit:

@@ -5,6 +5,7 @@ All calls of the planners are here.
 
 from __future__ import annotations
 
+import copy
 import logging
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -72,6 +73,9 @@ class Found:
     costs: Mapping[str, int] = field(default_factory=dict)  # of what was compared, as MXNet counts
     unfused: int | None = None  # the least that was found without pointwise fusion
 
+
+#: Limits of work of the plans that others start from, those for more work and those for a budget.
+RUNGS = 2.0, 3.0
 
 _known: Latest[Found] = Latest(128)
 
@@ -288,17 +292,50 @@ class Schedules(_Network):
         self.parts = parts(self.load, (), self.mkldnn)
         self.written = parts(self.load, added, self.mkldnn) if added else self.parts
 
-    def smallest(self, others: Sequence[Candidate] = ()) -> Found:
-        """Search for the least memory, also from known schedules; then what has more."""
-        work, more = self.options.work, [(plan.origin, plan.schedule) for plan in others]
+    def smallest(self) -> Found:
+        """Search for the least memory, also from the schedules of less work; then what has more."""
+        work = self.options.work
+        less = self._of_less_work(work)
+        if less.interrupted:
+            return replace(less, plans=less.plans[::-1])
+        more = [(plan.origin, plan.schedule) for plan in less.plans[-1:]]
 
         def found(search: trees.ScheduleSearch) -> Sequence[trees.Evaluated]:
             return [search.least_memory(work, more), *search.alternatives(work)]
 
         return self._searched(found)
 
-    def front(self, others: Sequence[Candidate] = ()) -> Found:
-        return self.timed(self._searched(trees.ScheduleSearch.front, self.times.forward))
+    def front(self) -> Found:
+        """Search for the plans that no other beats, also from those of least memory."""
+        less = self._of_less_work(None)
+        if less.interrupted:
+            return self.timed(less)
+        more = [(plan.origin, plan.schedule) for plan in less.plans]
+        return self.timed(self._searched(lambda search: search.front(more), self.times.forward))
+
+    def least(self, work: float | None) -> Found:
+        """Search for the least memory with this limit of work, as if no budget were given."""
+        way = copy.copy(self)  # it shares what is known of the network
+        way.options = replace(self.options, work=work, budget=None)
+        return remembered(way, "smallest", way.options)
+
+    def _of_less_work(self, work: float | None) -> Found:
+        """Find the plans of least memory with less work than ``work``; the last is the smallest."""
+        plans: list[Candidate] = []
+        interrupted = False
+        for limit in RUNGS:
+            if interrupted or work is not None and limit >= work:
+                break
+            try:
+                found = self.least(limit)
+            except KeyboardInterrupt:
+                if not plans:
+                    raise
+                interrupted = True
+            else:
+                plans += found.plans[:1]
+                interrupted = found.interrupted
+        return Found(plans, interrupted)
 
     def _searched(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from typing import Any
+from typing import Any, Callable
 
 import memonger
 import mxnet as mx
@@ -275,6 +275,33 @@ def test_a_budget_and_a_limit_of_work_that_a_plan_keeps() -> None:
     assert both.pool_bytes <= least.pool_bytes and both.recomputed_flops <= 1 + 1e-9
     with pytest.raises(memonger.BudgetError, match="of work=1 was found|more than work=1"):
         planned(work=1.0, budget=0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "build",
+    [
+        functools.partial(networks.model_zoo, "resnet50_v1"),
+        functools.partial(networks.model_zoo, "densenet121"),
+        functools.partial(networks.model_zoo, "vgg19"),
+        networks.googlenet,
+        networks.inception_v3,
+        networks.mobilenet_v2,
+        networks.unet,
+        functools.partial(networks.lstm, steps=100),
+        networks.transformer,
+    ],
+)
+def test_a_budget_is_never_slower_than_a_limit_of_work(build: Callable[[], Any]) -> None:
+    """And with more work no plan takes more memory."""
+    planned = functools.partial(memonger.plan, *build(), how="schedule", ctx=mx.cpu())
+    limited = [planned(work=work) for work in (2, 3, None)]
+    pools = [each.pool_bytes for each in limited]
+    assert pools == sorted(pools, reverse=True)
+    for each in limited:
+        fastest = planned(budget=each.pool_bytes)
+        assert fastest.pool_bytes <= each.pool_bytes
+        assert fastest.predict_time() <= each.predict_time()
 
 
 @pytest.mark.parametrize("how", ["marks", "schedule"])
