@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memonger.support.mxnet import without_line
+from memonger.support.mxnet import without_fallbacks
 from planned import ROOT, run_python
 
 pytestmark = pytest.mark.python_differs
@@ -98,15 +98,55 @@ def test_binds_are_quiet() -> None:
     assert done.returncode == 0 and "is detected" not in done.stderr, done.stderr
 
 
+FALLBACK = b"""[12:00:00] ../src/common/utils.h:472:\x20
+Storage type fallback detected:
+operator = Convolution
+The operator with default storage type will be dispatched. Set a variable to suppress this warning.
+"""
+
+
 def test_all_else_is_handed_on(capfd: pytest.CaptureFixture[str]) -> None:
-    with without_line(b"no such line"):
-        os.write(2, b"first\na line with no such line in it\nsec")
-        os.write(2, b"ond\n")
+    with without_fallbacks():
+        os.write(2, b"first\n" + FALLBACK + b"sec")
+        os.write(2, b"ond\n" + FALLBACK)
         thread = threading.Thread(target=os.write, args=(2, b"third\n"))
         thread.start()
         thread.join()
-    with without_line(b"no such line"), pytest.raises(ValueError):
+    with without_fallbacks(), pytest.raises(ValueError):
         os.write(2, b"unfinished")
         raise ValueError
     os.write(2, b", after\n")
-    assert capfd.readouterr().err.splitlines()[:3] == ["first", "second", "third"]
+    said = capfd.readouterr().err.splitlines()
+    assert said == ["first", "second", "third", "unfinished, after"]
+
+
+WITHOUT_MKLDNN = """
+import sys
+import memonger, mxnet as mx
+from mxnet.gluon import nn
+
+net = nn.HybridSequential()
+for _ in range(3):
+    net.add(nn.Conv2D(8, 3, padding=1), nn.BatchNorm(), nn.Activation("relu"))
+net.add(nn.Dense(4))
+net.initialize()
+how = sys.argv[1]
+net.hybridize() if how == "hybridize" else memonger.gluon.plan(net, how=how)
+with mx.autograd.record():
+    loss = net(mx.nd.ones((4, 3, 16, 16))).sum()
+loss.backward()
+mx.nd.waitall()
+"""
+
+
+@pytest.mark.parametrize("how, more", [("marks", 4), ("schedule", 0)])
+def test_storage_types_are_told_of_what_is_trained_alone(how: str, more: int) -> None:
+    """Marks tell of an operator that is marked too, and of the stub's own."""
+
+    def told(way: str) -> int:
+        off = {"MXNET_MKLDNN_ENABLED": "0"}
+        done = run_python("-W", "ignore", "-c", WITHOUT_MKLDNN, way, **off)
+        assert done.returncode == 0, done.stderr
+        return done.stderr.count("fallback detected")
+
+    assert 0 < told(how) <= told("hybridize") + more

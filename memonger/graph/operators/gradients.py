@@ -18,7 +18,7 @@ import numpy as np
 
 from memonger.graph.operators.tensors import Attributes, Tensor, Tensors, check_elements
 from memonger.support.errors import said_by_mxnet
-from memonger.support.mxnet import environment, mx
+from memonger.support.mxnet import environment, mx, without_fallbacks
 from memonger.support.symbols import all_outputs, load_nodes, read
 
 #: How the gradient nodes of an operator refer to what they read.
@@ -177,7 +177,7 @@ def _bound(symbol: Any, inputs: Tensors, merging: str) -> Debugged:
     """Bind a symbol of x0, x1, ... for training, without memory; read its ``debug_str``."""
     cpu = mx.cpu()
     arrays = {f"x{k}": unallocated(t.shape, t.dtype, cpu) for k, t in enumerate(inputs)}
-    with environment(MXNET_ELIMINATE_COMMON_EXPR=merging):
+    with environment(MXNET_ELIMINATE_COMMON_EXPR=merging), without_fallbacks():
         # With gradients: without any MKLDNN would replace the operators by its own.
         executor = symbol.bind(cpu, arrays, arrays, "write", arrays)
     return read_debug_str(executor.debug_str())
