@@ -66,6 +66,8 @@ class Arena:
         self.ctx = ctx
         self.nbytes = 0
         self.taken: Any = None  # an array: the memory
+        #: The calls of each executor, bound to that memory; where it goes, they go.
+        self.calls: Any = weakref.WeakKeyDictionary()
         self._user: Any = None
 
     def reserve(self, nbytes: int) -> None:
@@ -74,7 +76,11 @@ class Arena:
 
     def memory(self) -> Any:
         """Return the array that is the memory. What runs in it changes that array's variable."""
-        if self.taken is None or self.taken.size < self.nbytes // 8:
+        if self.taken is not None and self.taken.size < self.nbytes // 8:
+            self.calls.clear()
+            self.taken = self._user = None
+            mx.nd.waitall()  # until it is free
+        if self.taken is None:
             try:
                 self.taken = mx.nd.empty((self.nbytes // 8,), self.ctx, dtype="float64")
             except mx.MXNetError as error:
@@ -82,7 +88,6 @@ class Arena:
                     f"an arena of {in_words(self.nbytes)} cannot be allocated on {self.ctx}: "
                     f"{said_by_mxnet(error)}; make the batch smaller, or give a budget"
                 ) from None
-            self._user = None
         return self.taken
 
     @property

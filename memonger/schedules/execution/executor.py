@@ -45,8 +45,6 @@ class ScheduledExecutor(mx.executor.Executor):
         refuse_types(tensor for signature in step.signatures for tensor in signature.tensors)
         self.arena: Arena = lent.arena if isinstance(lent, ScheduledExecutor) else Arena(ctx)
         self.arena.reserve(step.arena_bytes)
-        self._memory: Any = None  # the arena's, for which `_calls` was made
-        self._calls: Any = None
         self._ran_forward = False
         grads = {
             name: grads.get(name)
@@ -130,7 +128,7 @@ class ScheduledExecutor(mx.executor.Executor):
     def _ready(self) -> BoundCalls:
         """Make the calls for the memory that the arena has now."""
         memory = self.arena.memory()
-        if memory is not self._memory:
+        if self not in self.arena.calls:
             step, place = self._step, self.arena.place
             arrays, made = dict(self._arrays), dict(self._given)
             for row in np.flatnonzero(~step.arrays.variable).tolist():
@@ -142,8 +140,8 @@ class ScheduledExecutor(mx.executor.Executor):
                     arrays[row, k] = (
                         array if array.shape == tensor.shape else array.reshape(tensor.shape)
                     )
-            self._calls, self._memory = BoundCalls(self._program, arrays, memory), memory
-        return self._calls
+            self.arena.calls[self] = BoundCalls(self._program, arrays, memory)
+        return self.arena.calls[self]
 
     @functools.cached_property
     def _program(self) -> Calls:
@@ -200,7 +198,8 @@ class ScheduledExecutor(mx.executor.Executor):
 
     def _run(self, first: int, stop: int, is_train: bool) -> None:
         # A larger arena that was asked for since is taken by the next forward pass of any step.
-        calls, monitor = self._ready() if first == 0 else self._calls, self._monitor
+        calls = self._ready() if first == 0 else self.arena.calls[self]
+        monitor = self._monitor
         if monitor is None:
             calls.run(first, stop, is_train)
             return
