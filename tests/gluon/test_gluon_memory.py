@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import memonger  # noqa: F401  before mxnet
 import mxnet as mx
 from memonger.gluon import unplan
+from memonger.schedules.execution.arena import Arena
 from mxnet import autograd
 
 from blocks import LOSS, batch, mlp, planned, taught
@@ -204,3 +206,31 @@ def test_a_pool_that_lies_idle_is_given_back(freed: list[threading.Thread]) -> N
     for _ in range(10):
         train(1)
     assert len(freed) == 3
+
+
+def test_one_arena_for_all_shapes_of_a_block_is_freed_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A block has its own: what another has computed is read after it has run."""
+    arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
+    begin = Arena.__init__
+
+    def noted(self: Arena, ctx: Any) -> None:
+        begin(self, ctx)
+        arenas.add(self)
+
+    monkeypatch.setattr(Arena, "__init__", noted)
+    net, other = planned(mlp(), how="schedule"), planned(mlp("other_"), how="schedule")
+    for size in (4, 8, 6, 2, 8):
+        x, y = batch(0, size)
+        with autograd.record():
+            loss = LOSS(net(x), y) + LOSS(other(x), y)
+        loss.backward()
+        del loss
+        mx.nd.waitall()
+        gc.collect()
+        assert len(arenas) == 2, size
+    for block in (net, other):
+        unplan(block)
+    gc.collect()
+    assert not arenas
