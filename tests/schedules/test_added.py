@@ -113,19 +113,65 @@ def test_chains_of_sums(product: str) -> None:
         compare(shared(product), {"data": "null", "weight": request}, level, steps=2)
 
 
-def test_two_gradients_in_one_array() -> None:
-    symbol, shapes = layers(4)
-    planned = scheduled(symbol, LEVELS["plain"](work_of(symbol, shapes), 1))
-    known = dict(zip(symbol.list_arguments(), symbol.infer_shape(**shapes)[0]))
-    args = {n: mx.nd.zeros(shape) for n, shape in known.items()}
-    grads = {n: mx.nd.zeros(known[n]) for n in parameters((symbol, shapes))}
-    names = [n for n, shape in known.items() if shape == (40,)][:2]
-    grads[names[1]] = grads[names[0]].reshape((40,))
-    requests = {n: "add" if n in grads else "null" for n in known}
-    with pytest.raises(
-        memonger.MemongerError, match=f"of {names[1]!r} lies in the memory of {names[0]!r}"
-    ):
-        planned.bind(mx.cpu(), args, grads, requests)
+Arrays = Dict[str, Any]
+
+
+def in_one_array(arrays: Arrays) -> Arrays:
+    """Put arrays one after the other into slices of one."""
+    joined = mx.nd.concat(*[array.reshape((-1,)) for array in arrays.values()], dim=0)
+    found, start = {}, 0
+    for name, array in arrays.items():
+        found[name] = joined[start : start + array.size].reshape(array.shape)
+        start += array.size
+    return found
+
+
+def filled(network: Network) -> tuple[Arrays, Arrays]:
+    """Arrays for all arguments, and for the gradients of the parameters."""
+    random = np.random.RandomState(0)
+    known = dict(zip(network[0].list_arguments(), network[0].infer_shape(**network[1])[0]))
+    args, grads = (
+        {name: mx.nd.array(random.uniform(-1, 1, shape)) for name, shape in known.items()}
+        for _ in range(2)
+    )
+    return args, {name: grads[name] for name in parameters(network)}
+
+
+@pytest.mark.parametrize("request_", ["write", "add"])
+def test_gradients_in_one_array(request_: str) -> None:
+    """They share a variable of MXNet's engine, and the parameters another one."""
+    network = layers(4)
+    found = []
+    for symbol in network[0], scheduled(network[0], LEVELS["everything"](work_of(*network), 1)):
+        args, grads = filled(network)
+        args.update(in_one_array({name: args[name] for name in grads}))
+        grads = in_one_array(grads)
+        requests = {name: request_ if name in grads else "null" for name in args}
+        executor = symbol.bind(mx.cpu(), args, grads, requests)
+        for _ in range(2):
+            executor.forward(is_train=True)
+            executor.backward()
+        found.append([array.asnumpy() for array in grads.values()])
+    assert all(map(np.array_equal, *found))
+
+
+def test_overlaps_are_refused() -> None:
+    network = layers(4)
+    planned = scheduled(network[0], LEVELS["plain"](work_of(*network), 1))
+    args, grads = filled(network)
+    one, other = [name for name, array in grads.items() if array.shape == (40,)][:2]
+    two = mx.nd.zeros((79,))
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        (f"of {one!r} and the gradient of {other!r}", dict.fromkeys((one, other), grads[one])),
+        (f"of {one!r} and the gradient of {other!r}", {one: two[:40], other: two[39:]}),
+        (f"of {one!r} and the input {one!r}", {one: args[one].reshape((40,))}),
+        (f"of {one!r} and the input {other!r}", {one: args[other].reshape((40,))}),
+    ]
+    for words, instead in wrong:
+        for request in "write", "add":
+            requests = {name: request if name in grads else "null" for name in args}
+            with pytest.raises(memonger.MemongerError, match=words):
+                planned.bind(mx.cpu(), args, {**grads, **instead}, requests)
 
 
 def test_sums_of_what_is_given() -> None:

@@ -361,7 +361,7 @@ def test_refused() -> None:
         (r"\d arrays were given", executor.arg_arrays, executor.arg_arrays[:-1], {}),
         (r"\d arrays were given", [*executor.arg_arrays, args["data"]], grads, {}),
         ("bind: group2ctx|split with group2ctx", args, grads, GROUPS),
-        ("of 'fc_weight' lies in the memory of 'words'", args, twice, {}),
+        ("of 'fc_weight' and the gradient of 'words' overlap", args, twice, {}),
     ]
     for words, given, gradients, more in wrong:
         with pytest.raises(Error, match=words):

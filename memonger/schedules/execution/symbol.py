@@ -199,20 +199,31 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
         given = by_name(args, names, "argument")
         aux = by_name(aux_states, self.list_auxiliary_states(), "auxiliary state")
         executor.refuse_sparse({n: a.stype for n, a in [*given.items(), *grads.items()]})
-        # Each gradient is written by itself, so none may lie where another does.
-        mx.nd.waitall()  # for the addresses
-        taken: dict[int, str] = {}
-        for name, array in grads.items():
-            if requests[name] != "null":
-                other = taken.setdefault(address(array), name)
-                if other != name:
-                    raise MemongerError(
-                        f"bind: the gradient of {name!r} lies in the memory of {other!r}; give it "
-                        "an array of its own"
-                    )
+        written = {name: array for name, array in grads.items() if requests[name] != "null"}
+        refuse_overlaps(written, {**given, **aux})
         types = {n: np.dtype(a.dtype).name for n, a in given.items()}
         graph = forward_graph(self, InputSpec({n: a.shape for n, a in given.items()}, types))
         return ScheduledExecutor(self, ctx, graph, (given, grads, aux), requests, shared_exec)
+
+
+def refuse_overlaps(grads: Arrays, inputs: Arrays) -> None:
+    """Refuse gradients whose memory is also that of another one, or of an input."""
+    # A schedule writes each as soon as it can; inputs, and what a sum begins with, are read later.
+    mx.nd.waitall()  # for the addresses
+    spans = []
+    for what, arrays in ("input", inputs), ("gradient of", grads):
+        for name, array in arrays.items():
+            nbytes = array.size * np.dtype(array.dtype).itemsize
+            spans.append((address(array), nbytes, what, name))
+    latest = {"input": (0, ""), "gradient of": (0, "")}  # where it ends, and its name
+    for start, nbytes, what, name in sorted(spans):
+        for other, (end, its_name) in latest.items():
+            if start < end and (what, other) != ("input", "input"):
+                raise MemongerError(
+                    f"bind: the {other} {its_name!r} and the {what} {name!r} overlap in memory; "
+                    "give each gradient an array of its own"
+                )
+        latest[what] = max(latest[what], (start + nbytes, name))
 
 
 def scheduled(symbol: Any, schedule: Schedule) -> ScheduledSymbol:
