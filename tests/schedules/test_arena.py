@@ -7,7 +7,7 @@ import gc
 import re
 import threading
 import weakref
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import memonger
 import mxnet as mx
@@ -238,17 +238,54 @@ def test_whatever_the_engine_does(name: str) -> None:
     assert elsewhere(work, **environment)[0] == []
 
 
-def profiled(file: str) -> list[str]:
-    """Train while MXNet's profiler adds up the times of operators."""
-    mx.profiler.set_config(profile_imperative=True, aggregate_stats=True, filename=file)
-    mx.profiler.set_state("run")
-    found = differing(3)
-    mx.profiler.set_state("stop")
-    return found
+def passes(executor: Any) -> Iterator[list[Any]]:
+    """Train for twelve steps; what has been computed after each pass."""
+    random = np.random.RandomState(0)
+    for array in executor.arg_arrays:
+        array[:] = random.uniform(-0.5, 0.5, array.shape)
+    grads = [array for array in executor.grad_arrays if array is not None]
+    for _ in range(12):
+        executor.forward(is_train=True)
+        yield [array.asnumpy() for array in executor.outputs]
+        executor.backward()
+        for weight, gradient in zip(executor.arg_arrays, executor.grad_arrays):
+            if gradient is not None:
+                weight -= 0.01 * gradient
+        yield [array.asnumpy() for array in (*grads, *executor.aux_arrays)]
 
 
-def test_with_the_profiler_that_has_no_bulks(tmp_path: Any) -> None:
-    assert elsewhere(profiled, str(tmp_path / "profile.json"), **THREADS)[0] == []
+def disturbed(file: str) -> list[Any]:
+    """Change MXNet's settings while a schedule trains, between passes and between steps.
+
+    What differs from an unplanned training, the size of bulks, and the results that were told.
+    """
+    symbol, shapes = blocked_networks.drawn(2)
+    requests = {n: "null" if n in shapes else "write" for n in symbol.list_arguments()}
+    usual, ours = (
+        each.simple_bind(mx.cpu(), requests, **shapes)
+        for each in (symbol, planned((symbol, shapes), "three levels"))
+    )
+    profiler, told = mx.profiler, set()
+    about = {"profile_imperative": True, "continuous_dump": False, "filename": file}
+    changes: dict[int, list[Callable[[], Any]]] = {
+        1: [lambda: mx.engine.set_bulk_size(7)],
+        2: [lambda: profiler.set_config(**about), lambda: profiler.set_state("run")],
+        5: [lambda: profiler.set_config(**about, aggregate_stats=True)],  # no bulks from here on
+        20: [lambda: profiler.set_config(**about), lambda: profiler.set_state("stop")],
+        21: [lambda: ours.set_monitor_callback(lambda name, _: told.add(name))],
+    }
+    found: list[Any] = []
+    for number, (expected, result) in enumerate(zip(passes(usual), passes(ours))):
+        if not all(map(np.array_equal, expected, result)):
+            found.append(number)
+        for change in changes.get(number, ()):
+            change()
+    profiler.dump()  # it raises an error if somebody else has ended it
+    return [*found, mx.engine.set_bulk_size(0), len(told) > 10]
+
+
+def test_profiler_bulks_and_monitor_may_come_and_go(tmp_path: Any) -> None:
+    assert elsewhere(disturbed, str(tmp_path / "profile.json"), **THREADS)[0] == [7, True]
 
 
 def test_a_larger_step_that_is_bound_between_the_passes_changes_nothing() -> None:

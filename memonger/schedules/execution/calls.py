@@ -296,7 +296,7 @@ class BoundCalls:
     def run(self, first: int, stop: int, is_train: bool) -> None:
         """Push calls [first, stop) to MXNet's engine."""
         start, end = (self._ends[k - 1] if k else TOKENS for k in (first, stop))
-        alone = _without_bulks()
+        alone = bool(_profiler())
         with mx.autograd.pause(train_mode=is_train):
             for place, action in self._actions:
                 if start <= place < end:
@@ -383,13 +383,30 @@ def creator(op: str) -> int:
     return handle.value or 0
 
 
-def _without_bulks() -> bool:
-    """Tell whether MXNet has no bulks: its profiler adds up times (``aggregate_stats``)."""
-    # `bulk_size` in src/engine/threaded_engine.h. What has been added up is no text if nothing is.
+@functools.lru_cache(maxsize=None)
+def _profiler() -> set[str]:
+    """Return what is on of MXNet's profiler, kept up to date: ``aggregate_stats``, or nothing.
+
+    While it adds up times MXNet has no bulks (`bulk_size` in src/engine/threaded_engine.h). MXNet
+    tells by printing the times, which ends a profile that it is writing (``DumpProfile`` in
+    src/profiler/profiler.cc): it is asked once.
+    """
+    lib, added = mx.base._LIB, "aggregate_stats"
     text, as_json = ctypes.c_char_p(), 1
-    lib = mx.base._LIB
     mx.base.check_call(lib.MXAggregateProfileStatsPrintEx(ctypes.byref(text), 0, as_json, 0, 0))
-    return bool(text.value)
+    found = {added} if text.value else set()  # no text where there is nothing to print
+    configure = lib.MXSetProcessProfilerConfig
+
+    def noting(count: int, keys: Any, values: Any, *process: Any) -> int:
+        failed: int = configure(count, keys, values, *process)
+        given = {key.decode(): value.decode() for key, value in zip(keys, values)}
+        if not failed and given.get("profile_process") != "server":
+            found.discard(added)
+            found.update([added] if truth(given.get(added)) else [])
+        return failed
+
+    lib.MXSetProcessProfilerConfig = noting
+    return found
 
 
 def _function(function: Any) -> int:
