@@ -1,11 +1,12 @@
 """All that a training step takes of a device, and what of it operators hold outside the pool.
 
 An operator with a state of its own (``FCreateOpState``) may keep arrays in it; of those that are
-trained only ``RNN`` does, from its first step on. It is never recomputed (``operators.why_kept``),
-so what it holds is the same under any plan. What operators ask for while they run (``kTempSpace``)
-is one space of the device (``MXNET_GPU_TEMP_COPY``), as large as the largest that was asked for
-(``src/resource.cc``). On the CPU MKLDNN's operators ask for it, for what they find or write in
-another layout than they compute in (``src/operator/nn/mkldnn/mkldnn_base-inl.h``).
+trained only ``RNN`` does: in MXNet's executor from its first step on, in a schedule from its run to
+its gradient. It is never recomputed (``operators.why_kept``). What operators ask for while they
+run (``kTempSpace``) is one space of the device (``MXNET_GPU_TEMP_COPY``), as large as the largest
+that was asked for (``src/resource.cc``). On the CPU MKLDNN's operators ask for it, for what they
+find or write in another layout than they compute in, and for gradients that nobody reads
+(``src/operator/nn/mkldnn/mkldnn_base-inl.h``).
 ``docs/held-by-operators.md`` lists all operators that were looked at.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -41,13 +43,13 @@ class Held:
     """What the operators of a network hold on a device, outside the pool."""
 
     device_type: str = GPU
-    arrays: tuple[int, ...] = ()  # bytes of each array that is there for the life of the executor
+    arrays: tuple[int, ...] = ()  # bytes of each array that is there at once
     temporary: int = 0  # bytes of the largest temporary space, as far as it is known
-    in_blocks: bool = False  # whether MKLDNN lays out tensors in blocks, so that `with_copies` adds
+    in_blocks: bool = False  # whether MKLDNN lays out tensors in blocks, so that `taken_by` adds
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held for the life of the executor."""
+        """Bytes that are held at once."""
         return sum(self.arrays)
 
 
@@ -61,19 +63,22 @@ def held_by(graph: ForwardGraph, device_type: str, mkldnn: bool) -> Held:
     for outputs, node in zip(graph.tensors, graph.nodes):
         inputs = [graph.tensors[a][b] for a, b in node.inputs]
         if node.op == "RNN":
-            arrays += _rnn(node.attrs, inputs[0], device_type, mkldnn)
+            arrays += sum(_rnn(node.attrs, inputs[0], device_type, mkldnn), [])
         elif node.op in _TEMPORARY:
             temporary = max(temporary, _TEMPORARY[node.op](inputs, outputs))
     return Held(device_type, tuple(arrays), temporary, mkldnn)
 
 
-def with_copies(held: Held, found: Replay) -> Held:
-    """Add the plain copies of blocks that operators make; MKLDNN's own are in temporary space.
+def taken_by(held: Held, found: Replay) -> Held:
+    """Tell what of it is there at once, with the plain copies of blocks that operators make.
 
-    MXNet's executor keeps them; for an operator that is invoked they are gone when it has run.
+    MXNet's executor keeps all; for an operator that is invoked the copies are gone when it has run,
+    and what it holds is gone with its gradient. MKLDNN's own copies are in temporary space.
     """
     # ``StorageFallbackOpExecutor`` in ``src/executor/attach_op_execs_pass.cc``
     t, signatures = found.training.arrays, found.training.signatures
+    if held.arrays:
+        held = _of_rnns(held, found)
     made_in = [len(s.tensors[0].shape) for s in signatures if s.op in PRODUCES_BLOCKED]
     if not held.in_blocks or not made_in:
         return held
@@ -92,7 +97,7 @@ def with_copies(held: Held, found: Replay) -> Held:
     readers, makers = (owners(start) for start in (t.read_start, t.output_start))
     copies = np.bincount(readers[copied], nbytes[entries[copied]], len(ignorant))
     copies += np.bincount(makers[written], nbytes[written], len(ignorant))
-    temporary = held.temporary if found.keeps_copies else max(held.temporary, int(copies.max()))
+    temporary = held.temporary if found.keeps_state else max(held.temporary, int(copies.max()))
     scratch: dict[Any, int] = {}  # of each primitive
     for row in found.order.tolist():
         signature, begin = signatures[row], t.output_start[row]
@@ -107,8 +112,38 @@ def with_copies(held: Held, found: Replay) -> Held:
                     scratch[id(signature), tuple(plain), k] = _columns(signature, inputs)
             apart = _apart(signature, plain, places[outputs], found.reads[outputs])
             temporary = max(temporary, apart + _reordered(signature, inputs, plain))
-    kept = [*scratch.values(), *([int(copies.sum())] if found.keeps_copies else ())]
+    kept = [*scratch.values(), *([int(copies.sum())] if found.keeps_state else ())]
     return replace(held, arrays=(*held.arrays, *kept), temporary=temporary)
+
+
+def _of_rnns(held: Held, found: Replay) -> Held:
+    """Tell which arrays of RNNs are there where they are most, and count what MKLDNN asks besides.
+
+    An RNN that is invoked gives back what it holds when its gradient has run.
+    """
+    t, signatures = found.training.arrays, found.training.signatures
+    now: dict[int, list[int]] = {}  # by the row of the RNN
+    most: list[int] = []
+    temporary = held.temporary
+    for row in found.order.tolist():
+        begin, signature = t.read_start[row], signatures[row]
+        if signature.op not in ("RNN", "_backward_RNN"):
+            continue
+        data = signatures[t.read_row[begin]].tensors[t.read_output[begin]]
+        made = _rnn(signature.attrs, data, held.device_type, held.in_blocks)
+        if signature.op == "RNN":
+            now[row] = made[0]
+            most = max(most, [*chain(*now.values())], key=sum)
+            continue
+        run = t.read_row[begin + 3]  # the gradient reads what the RNN has made
+        most = max(most, [*chain(*now.values()), *made[1]], key=sum)
+        del now[run]
+        if made[1]:  # gradients that nobody reads are computed there (``CreateMKLDNNMem``)
+            unread = found.reads[slice(*t.output_start[row : row + 2])] == 0
+            nbytes = sum(x.nbytes for x, each in zip(signature.tensors, unread.tolist()) if each)
+            temporary = max(temporary, nbytes)
+    arrays = held.arrays if found.keeps_state else tuple(most)
+    return replace(held, arrays=arrays, temporary=temporary)
 
 
 def _in_plain(signature: Signature) -> bool:
@@ -166,51 +201,60 @@ def device_bytes(found: Replay, gradients: Iterable[Tensor], held: Held, pool_by
     return int((rounded(nbytes) if held.device_type == GPU else nbytes).sum())
 
 
-def _rnn(attrs: Mapping[str, str], data: Tensor, device_type: str, mkldnn: bool) -> list[int]:
-    """Bytes of the arrays that one RNN holds."""
+def _rnn(
+    attrs: Mapping[str, str], data: Tensor, device_type: str, mkldnn: bool
+) -> tuple[list[int], list[int]]:
+    """Bytes of the arrays that one RNN holds: from its run on, and from its gradient on."""
     directions = 2 if truth(attrs.get("bidirectional")) else 1
     mode, layers, units = attrs["mode"], int(attrs["num_layers"]), int(attrs["state_size"])
     steps, batch, inputs = data.shape
     output = directions * steps * batch * units * np.dtype(data.dtype).itemsize
     _, of_cudnn, of_each, in_all = CELLS[mode]
     if device_type == GPU:
-        return [output * (of_cudnn * layers - 1)]
+        return [output * (of_cudnn * layers - 1)], []
     # SupportMKLDNNRnn in src/operator/nn/mkldnn/mkldnn_rnn-inl.h
     projected = attrs.get("projection_size", "None") != "None"
     if not mkldnn or not Settings().mkldnn_rnn or data.dtype != "float32" or projected:
-        return [output * (of_each * layers + in_all - (mode == "lstm" and directions == 2))]
+        return [output * (of_each * layers + in_all - (mode == "lstm" and directions == 2))], []
     # Layers of equal sizes are one primitive (MKLDNNRnnFullParamParser in mkldnn_rnn.cc).
     widths = [inputs, *[directions * units] * (layers - 1)]
     parts = [(1, width) for width in widths]
     if directions == 1:
         parts = [(widths.count(width), width) for width in dict.fromkeys(widths)]
     cell = mode, directions, (steps, batch, units)
-    arrays = [nbytes for part in parts for nbytes in _primitive(*cell, *part)]
+    made = [_primitive(*cell, *part) for part in parts]
+    first, late = ([*chain(*each)] for each in zip(*made))
     if len(parts) > 1:  # dst_ and diff_src
-        arrays += [output * (len(parts) - 1), 4 * steps * batch * parts[-1][1]]
-    return arrays
+        first.append(output * (len(parts) - 1))
+        late.append(4 * steps * batch * parts[-1][1])
+    return first, late
 
 
-def _primitive(mode: str, directions: int, size: Shape, layers: int, inputs: int) -> list[int]:
+def _primitive(
+    mode: str, directions: int, size: Shape, layers: int, inputs: int
+) -> tuple[list[int], list[int]]:
     """Bytes of what MKLDNN's RNN allocates that become resident; it allocates twice as much."""
     # oneDNN's workspace (``set_conf``, ``set_offsets`` in ``src/cpu/rnn/rnn_utils``, 2.4), without
     # states that lie in the input and output of one direction, and spaces for projections.
     steps, batch, units = size
     rows, width = directions * steps * batch, CELLS[mode][0] * units
     gates, wide = _leading(width), _leading(max(inputs, units))
+    reached = directions * (steps + 1) * batch  # with the states before the first step
     states = layers - 1 if directions == 1 else layers + 1
-    states += 2 * layers + 1  # gradients of both kinds of states
-    workspace = layers * rows * gates + states * rows * wide
+    workspace = layers * rows * gates + states * reached * wide
+    gradients = (2 * layers + 1) * reached * wide  # of both kinds of states
     compared, cell = 0, batch * units
     if mode == "lstm":
-        workspace += 2 * layers * rows * units
+        workspace += layers * reached * units
+        gradients += layers * reached * units
     elif mode == "gru":  # every fourth part is written, in whole pages
         compared = layers * directions * steps * min(16 * cell, 4 * cell + 4096)
     scratch = steps * batch * gates
     forward = scratch if batch < 128 else batch * gates
-    # As MXNet lays them out, forward's, backward's, and gradients in two.
-    weights = 5 * layers * directions * width * (inputs + units)
-    return [4 * workspace + compared, 4 * forward, 4 * scratch, 4 * weights]
+    # As MXNet lays them out and forward's, then backward's and gradients in two.
+    weights = layers * directions * width * (inputs + units)
+    first = [4 * workspace + compared, 4 * forward, 2 * 4 * weights]
+    return first, [4 * gradients, 4 * scratch, 3 * 4 * weights]
 
 
 def _leading(size: int) -> int:

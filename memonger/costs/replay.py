@@ -107,7 +107,7 @@ class Timeline:
 class Replay:
     """What MXNet's planner makes of one training graph."""
 
-    keeps_copies: ClassVar[bool] = True  # whether operators do (``costs.held.with_copies``)
+    keeps_state: ClassVar[bool] = True  # whether operators do (``costs.held.taken_by``)
 
     training: Planned
     recomputed: np.ndarray  # bool, of each forward node: whether it carries ``force_mirroring``

@@ -253,7 +253,7 @@ class TrainingStep:
 class Placed(Replay):
     """The memory of a training step: blocks in an arena, and the arrays of the outputs."""
 
-    keeps_copies = False
+    keeps_state = False
     training: TrainingStep
 
     @property

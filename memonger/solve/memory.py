@@ -10,7 +10,7 @@ import numpy as np
 
 from memonger.costs.bind import bind, has_mkldnn, planned_mb
 from memonger.costs.fusion import replay_fused
-from memonger.costs.held import NOTHING, Held, device_bytes, with_copies
+from memonger.costs.held import NOTHING, Held, device_bytes, taken_by
 from memonger.costs.replay import Replay, Timeline, replay
 from memonger.costs.time.flops import forward_flops
 from memonger.graph import marks
@@ -101,7 +101,7 @@ class Memory:
     @cached_property
     def taken(self) -> Held:
         """What operators hold, with the copies that they make for MKLDNN."""
-        return with_copies(self.held, self.replay)
+        return taken_by(self.held, self.replay)
 
     def saved(self, unplanned: Memory) -> int:
         """Return how many bytes fewer than without a plan; whole MB unless both are exact."""
