@@ -277,7 +277,7 @@ void graph_arrays(
     set_inplace(memory, known, which, dtype, links.entry, &g);
     for (int64_t h = 0; h < heads->row.count; h++)
         g.head_entry.at[h] = g.output_start.at[heads->row.at[h]] + heads->output.at[h];
-    bool *runs = set_order(memory, &links, !waits->row.at, &g);
+    bool *runs = set_order(memory, &links, !forward, &g);
     set_reads_of_outputs(memory, runs, &g);
     *made = g;
 }

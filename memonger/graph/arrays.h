@@ -53,7 +53,7 @@ typedef struct {
 
 /* Makes the GraphArrays of rows of signatures ``which``, with copies of the first ``forward``.
  *
- * Without ``waits`` (a null row) all rows run, in the order in which they stand.
+ * Without copies (``forward`` is 0) all rows run, in the order in which they stand.
  * ``reads`` are what each row reads (`Read`; row -1: a variable that is left out), ``waits`` are
  * control dependencies. The first ``outputs`` of the heads are the network's, the others gradients.
  * Its temporaries are left to the caller to give back; it refers to arrays that it was given.

@@ -74,16 +74,3 @@ void connect(Memory *memory, const NodeVariants *p, Int32s line, Rows *result)
     *result = made;
     give_back(memory, then);
 }
-
-void lay_out(
-    Memory *memory, const SignatureArrays *signatures, const Rows *rows, Int32s head_row,
-    Int32s head_output, int64_t outputs, GraphArrays *made)
-{
-    int64_t reads = rows->read_row.count, heads = head_row.count;
-    Int32s kept = filled(memory, most(reads, heads), KEPT);
-    Int32s no_waits = filled(memory, rows->signature.count + 1, 0);
-    ReadLists read = {rows->read_start, rows->read_row, rows->read_output, {kept.at, reads}};
-    WaitLists wait = {no_waits, {0}, {0}};
-    HeadList head = {head_row, head_output, {kept.at, heads}};
-    graph_arrays(memory, signatures, 0, rows->signature, &read, &wait, &head, outputs, made);
-}

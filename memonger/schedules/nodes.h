@@ -22,8 +22,3 @@ KERNEL void line_up(Memory *memory, const NodeVariants *p, Int32s operations, In
 
 /* Makes the Rows of nodes of these variants; who reads a variable that is left out reads -1. */
 KERNEL void connect(Memory *memory, const NodeVariants *p, Int32s line, Rows *made);
-
-/* Makes the GraphArrays of a training step; the first ``outputs`` of the heads are the network's. */
-KERNEL void lay_out(
-    Memory *memory, const SignatureArrays *signatures, const Rows *rows, Int32s head_row,
-    Int32s head_output, int64_t outputs, GraphArrays *made);

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memonger.graph.arrays import GraphArrays, SignatureArrays
 from memonger.support.kernels import call
 
 
@@ -55,14 +54,3 @@ def line_up(p: NodeVariants, operations: np.ndarray) -> np.ndarray:
 def connect(p: NodeVariants, line: np.ndarray) -> Rows:
     """Make the Rows of nodes of these variants; who reads a variable that is left out reads -1."""
     return Rows(*call("connect", p, line))
-
-
-def lay_out(
-    signatures: SignatureArrays,
-    rows: Rows,
-    head_row: np.ndarray,
-    head_output: np.ndarray,
-    outputs: int,
-) -> GraphArrays:
-    """Make the GraphArrays of a training step; the first ``outputs`` heads are the network's."""
-    return GraphArrays(*call("lay_out", signatures, rows, head_row, head_output, outputs))

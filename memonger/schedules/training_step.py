@@ -12,7 +12,15 @@ import numpy as np
 from memonger.costs.placement import Placement, placed
 from memonger.costs.replay import Replay
 from memonger.graph import arrays
-from memonger.graph.arrays import GraphArrays, Signature, Signatures, arrays_of, columns
+from memonger.graph.arrays import (
+    KEPT,
+    GraphArrays,
+    Signature,
+    Signatures,
+    arrays_of,
+    columns,
+    graph_arrays,
+)
 from memonger.graph.forward import Entry
 from memonger.graph.operators.gradients import ZEROS
 from memonger.graph.operators.layouts import AXES
@@ -21,7 +29,7 @@ from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import TrainingGraph
 from memonger.schedules.layouts import AFTER, BEFORE, HOLD, Expected, Insert
 from memonger.schedules.lifetimes import Lifetimes, lifetimes
-from memonger.schedules.nodes import NodeVariants, Rows, lay_out
+from memonger.schedules.nodes import NodeVariants, Rows
 from memonger.schedules.schedule import Workload
 from memonger.support.mxnet import Settings
 
@@ -284,7 +292,11 @@ def step_of(made: Parts, rows: Rows, signatures: Sequence[Signature]) -> Trainin
     outputs = len(heads)
     heads += [(latest[variant], k) for variant, k in made.written]
     columns = np.array(heads, dtype=np.int32).T.copy()
-    made_of = lay_out(arrays_of(signatures), rows, columns[0], columns[1], outputs)
+    kept = np.full(max(len(rows.read_row), len(heads)), KEPT, dtype=np.int32)
+    reads = rows.read_start, rows.read_row, rows.read_output, kept[: len(rows.read_row)]
+    no_waits = np.zeros((3, len(rows.signature) + 1), dtype=np.int32)
+    given = reads, (no_waits[0], *no_waits[1:, :0]), (*columns, kept[: len(heads)])
+    made_of = graph_arrays(arrays_of(signatures), 0, rows.signature, *given, outputs)
     return TrainingStep(made, rows, signatures, made_of, heads, tuple(found))
 
 

@@ -33,29 +33,6 @@ DTYPES = {
 DEVICES = {"cpu": 1, "gpu": 2, "cpu_pinned": 3}
 
 
-class _DLTensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int),
-        ("device_id", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.c_void_p),
-        ("byte_offset", ctypes.c_uint64),
-    ]
-
-
-class _DLManagedTensor(ctypes.Structure):
-    _fields_ = [
-        ("dl_tensor", _DLTensor),
-        ("manager_ctx", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-    ]
-
-
 class Arena:
     """Memory of a device for the tensors of training steps, one step at a time.
 
@@ -114,10 +91,11 @@ def address(array: Any) -> int:
 
 def array_at(place: int, tensor: Tensor, ctx: Any) -> Any:
     """Make an array over memory that something else keeps."""
-    code, bits = DTYPES[tensor.dtype]
-    shape = (ctypes.c_int64 * len(tensor.shape))(*tensor.shape)
-    about = place, DEVICES[ctx.device_type], ctx.device_id, len(tensor.shape), code, bits, 1
-    made = _DLManagedTensor(_DLTensor(*about, shape, None, 0), None, None)
+    types, axes = mx.nd.ndarray, len(tensor.shape)
+    device = types.DLContext(DEVICES[ctx.device_type], ctx.device_id)
+    dtype = types.DLDataType(*DTYPES[tensor.dtype], 1)
+    shape = (ctypes.c_int64 * axes)(*tensor.shape)
+    made = types.DLManagedTensor(types.DLTensor(place, device, axes, dtype, shape))
     handle = mx.base.NDArrayHandle()
     transient = ctypes.c_bool(True)  # MXNet copies what describes it
     mx.base.check_call(

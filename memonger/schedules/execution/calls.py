@@ -333,33 +333,16 @@ class _Recording:
             variables, gradients, adds = zip(*given)
             requests = ["add" if each else "write" for each in adds]
             mx.autograd.mark_variables(list(variables), list(gradients), requests)
-        self._keys, self._values = _texts(invocation.attrs), _texts(invocation.attrs.values())
-        self._count, self._creator = len(invocation.attrs), creator(invocation.op)
+        self._op, self._attrs = creator(invocation.op), invocation.attrs
         self._made: list[Any] = []
 
     def run(self) -> None:
         """Run the operator."""
         self._made = [array.detach() for array in self._writes]
-        reads, writes = (
-            (ctypes.c_void_p * len(a))(*[x.handle.value for x in a])
-            for a in (self._reads, self._made)
-        )
-        count = ctypes.c_int(len(writes))
-        written = ctypes.cast(writes, ctypes.POINTER(ctypes.c_void_p))
-        training = mx.autograd.is_training()
-        with mx.autograd.record() if training else mx.autograd.pause():
-            mx.base.check_call(
-                mx.base._LIB.MXImperativeInvoke(
-                    ctypes.c_void_p(self._creator),
-                    len(reads),
-                    reads,
-                    ctypes.byref(count),
-                    ctypes.byref(written),
-                    self._count,
-                    self._keys,
-                    self._values,
-                )
-            )
+        keys, values, of_numpy = list(self._attrs), list(self._attrs.values()), (False, True)
+        about = self._op, self._reads, keys, values, self._made, *of_numpy
+        with mx.autograd.record() if mx.autograd.is_training() else mx.autograd.pause():
+            mx.nd._internal._imperative_invoke(*about)
 
     def differentiate(self, heads: Sequence[tuple[int, Any]]) -> None:
         """Run its backward pass; what it has recorded is forgotten."""

@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator, Tuple
 from memonger.graph.forward import Entry
 from memonger.graph.operators.gradients import Attrs
 from memonger.graph.operators.recorded import LEGACY
-from memonger.schedules.execution.calls import Call, Recorded
+from memonger.schedules.execution.calls import Call, Recorded, creator
 from memonger.schedules.training_step import OURS, TrainingStep, nodes_of
 from memonger.support.mxnet import mx
 from memonger.support.symbols import load_nodes
@@ -94,10 +94,9 @@ def input_names(op: str, attrs: Attrs, inputs: int) -> list[str]:
     if any(name == "num_args" for name, _ in attrs):
         return [f"arg{k}" for k in range(inputs)]
     # MXNet makes variables of inputs that are not given, named after them.
-    lib, handle, creator = mx.base._LIB, mx.base.SymbolHandle(), ctypes.c_void_p()
-    mx.base.check_call(lib.NNGetOpHandle(op.encode(), ctypes.byref(creator)))
-    texts = [(ctypes.c_char_p * len(attrs))(*[a[k].encode() for a in attrs]) for k in (0, 1)]
-    about = creator, len(attrs), *texts, ctypes.byref(handle)
+    lib, handle, of = mx.base._LIB, mx.base.SymbolHandle(), ctypes.c_void_p(creator(op))
+    keys, values = (mx.base.c_str_array([attr[k] for attr in attrs]) for k in (0, 1))
+    about = of, len(attrs), keys, values, ctypes.byref(handle)
     mx.base.check_call(lib.MXSymbolCreateAtomicSymbol(*about))
     symbol = mx.sym.Symbol(handle)
     if lib.MXSymbolCompose(handle, b"f", 0, None, None):
