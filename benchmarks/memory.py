@@ -222,7 +222,7 @@ def plan_deep(folder: Path, name: str, **options: Any) -> None:
         raise Failure(f"the bind differs from the prediction: {plan!r}")
     figures = {
         "none": plan.candidates["no plan"] // MB,
-        "mb": (plan.counted_bytes - plan.gradient_bytes) // MB,
+        "mb": plan.counted_bytes // MB,
         "work": 1 + plan.recomputed_flops,
     }
     (folder / (name + ".json")).write_text(json.dumps(figures))

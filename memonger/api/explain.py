@@ -127,8 +127,6 @@ def explain(
     tensors: list[Alive] = []
     for k in np.flatnonzero((line.start <= at) & (line.stop >= at)):
         row, output = int(line.row[k]), int(line.output[k])
-        if (row, output) in memory.pooled:
-            continue
         (name, op), x = step.what(row), int(memory.operators[row])
         phase = int(step.phases[row])
         rule = why_kept(op, nodes[x].attrs) if x >= 0 and phase == FORWARD else None

@@ -32,7 +32,7 @@ from memonger.support.mxnet import mx
 log = logging.getLogger("memonger")
 
 #: The fields of ``Plan`` that are those of the same name of `Memory`.
-MEASURED = "pool_bytes counted_bytes gradient_bytes peak_bytes device_bytes exact recomputed_flops"
+MEASURED = "pool_bytes counted_bytes peak_bytes device_bytes exact recomputed_flops"
 KIND, FORMAT = "memonger plan", 2  # of what is written
 
 
@@ -48,14 +48,12 @@ class Plan(Reported):
         What MXNet's memory pool takes in training, with the plan and without, with the real size of
         every element. Not in it: parameters, their gradients, inputs and operator workspaces.
     counted_bytes : int
-        The pool as ``get_cost`` tells it: 4 bytes for an element of any type, gradients included.
+        The pool as ``get_cost`` tells it: 4 bytes for an element of any type.
     gradient_bytes : int
-        Gradients that a schedule's pool holds besides, ``pool_bytes + gradient_bytes`` in all; 0
-        with marks, whose gradients are arrays of their own.
+        0: gradients of parameters have arrays of their own, which no pool holds.
     peak_bytes : int
         The most that is alive at once, of activations and of gradients on their way. The pool is
-        larger, with what MXNet leaves unused, or smaller: a schedule's activations may lie where a
-        gradient of ``gradient_bytes`` will be.
+        larger, with what is left unused.
     device_bytes, unplanned_device_bytes : int
         What MXNet asks the device for (a GPU, where none was given): the pool, inputs, parameters,
         the gradients that ``grad_req`` asks for, auxiliary states, ``held_bytes`` and
@@ -103,7 +101,6 @@ class Plan(Reported):
     pool_bytes: int
     unplanned_bytes: int
     counted_bytes: int
-    gradient_bytes: int
     peak_bytes: int
     device_bytes: int
     unplanned_device_bytes: int
@@ -128,6 +125,7 @@ class Plan(Reported):
 
     recompute_overhead = property(lambda self: self.recomputed_flops, doc="See `Plan`.")
     time_overhead = property(lambda self: self.added_time, doc="See `Plan`.")
+    gradient_bytes = property(lambda self: 0, doc="See `Plan`.")
 
     def __repr__(self) -> str:
         memory = f"pool_bytes={self.pool_bytes}, unplanned_bytes={self.unplanned_bytes}"
@@ -135,15 +133,7 @@ class Plan(Reported):
         return f"Plan({memory}, {work}, planner={self.planner!r}, exact={self.exact})"
 
     def __str__(self) -> str:
-        inside, alive = self.gradient_bytes, in_words(self.peak_bytes)
-        whole, saved = self.unplanned_bytes + inside, self.unplanned_bytes - self.pool_bytes
-        before = f"{in_words(whole)} without a plan"
-        after = f"{in_words(self.pool_bytes + inside)}, of which {alive} are alive at once"
-        if inside:
-            before += f": a pool of {in_words(self.unplanned_bytes)}, and {in_words(inside)} of "
-            before += "gradients of parameters"
-            after = f"{in_words(self.pool_bytes + inside)}, these gradients in it; {alive} of "
-            after += "results are alive at once"
+        saved, alive = self.unplanned_bytes - self.pool_bytes, in_words(self.peak_bytes)
         gpu = self.request.device_type != "cpu"
         operators = len(self.kept) + len(self.recomputed)
         times = "once each" if self.schedule is None else "as often as the schedule says"
@@ -151,9 +141,9 @@ class Plan(Reported):
         if self.request.device_type == "gpu":
             devices += "; on a CPU it may round otherwise than the network without it"
         lines = {
-            "before": before,
-            "after": after,
-            "saved": f"{in_words(saved)}, {100 * saved / max(1, whole):.0f} %",
+            "before": f"{in_words(self.unplanned_bytes)} without a plan",
+            "after": f"{in_words(self.pool_bytes)}, of which {alive} are alive at once",
+            "saved": f"{in_words(saved)}, {100 * saved / max(1, self.unplanned_bytes):.0f} %",
             "floor": f"{in_words(self.floor_bytes)} must be alive at once under any plan"
             + (f", in {self.floor}" if self.floor else ""),
             "device": f"{in_words(self.device_bytes)} of {'a GPU' if gpu else 'the CPU'}, "

@@ -188,16 +188,14 @@ def get_cost(
     """Tell the memory that MXNet plans for training a network, in MB of 2**20 bytes.
 
     It is bound for gradients of all arguments, and nothing is allocated. MXNet counts 4 bytes for
-    every element; parameters, their gradients, inputs and operator workspaces are not in it. A
-    schedule's pool holds these gradients too (``Plan.gradient_bytes``); they are taken off what
-    MXNet plans, so that a network costs the same kind of memory with a schedule and without.
+    every element; parameters, their gradients, inputs and operator workspaces are not in it.
 
     Examples
     --------
     >>> memonger.get_cost(net, data=(32, 3, 224, 224))
     14332
     """
-    return measured(read_call(locals())).counted_beside_gradients // MB
+    return measured(read_call(locals())).counted_bytes // MB
 
 
 @documented

@@ -46,7 +46,7 @@ def _panel(axes: Any, memory: Memory) -> None:
     runs = ~found.training.arrays.variable[found.order]  # variables take no time
     at = np.arange(int(runs.sum()) + 1)  # the last one has an end too
     names, colours = zip(*COLOURS.values())
-    lives = [memory.timeline.live_bytes(kind, without=memory.pooled)[runs] for kind in COLOURS]
+    lives = [memory.timeline.live_bytes(kind)[runs] for kind in COLOURS]
     stacks = [np.append(live, live[-1:]) / MB for live in lives]
     axes.stackplot(at, *stacks, colors=colours, labels=names, step="post", linewidth=0)
     x, y = runs[:peak].sum() + 0.5, memory.live[peak] / MB

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Collection, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from memonger.graph.arrays import GraphArrays
-from memonger.graph.forward import Entry
 from memonger.support.kernels import call
 
 #: A ``TrainingGraph``, or of a schedule a ``TrainingStep``: what has ``arrays``, of each of their
@@ -92,12 +91,9 @@ class Timeline:
     start: np.ndarray  # the first step in which it takes up memory
     stop: np.ndarray  # the last, until another tensor takes over its memory (in-place)
 
-    def live_bytes(self, *kinds: int, without: Collection[Entry] = ()) -> np.ndarray:
-        """Count the bytes alive in each step, of these kinds (or all), ``without`` some."""
+    def live_bytes(self, *kinds: int) -> np.ndarray:
+        """Count the bytes alive in each step, of these kinds (or all)."""
         chosen = np.isin(self.kind, kinds) if kinds else np.ones(len(self.kind), dtype=np.bool_)
-        if without:
-            made = zip(self.row.tolist(), self.output.tolist())
-            chosen &= np.array([entry not in without for entry in made], dtype=np.bool_)
         nbytes, most = self.nbytes * chosen, self.steps + 1
         change = np.bincount(self.start, nbytes, most) - np.bincount(self.stop + 1, nbytes, most)
         return np.cumsum(change)[:-1].astype(np.int64)

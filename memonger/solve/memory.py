@@ -15,7 +15,7 @@ from memonger.costs.replay import Replay, Timeline, replay
 from memonger.costs.time.flops import forward_flops
 from memonger.graph import marks
 from memonger.graph.arrays import FORWARD, RECOMPUTED
-from memonger.graph.forward import Entry, ForwardGraph
+from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.recompute import GPU, fuses
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.read import forward_graph
@@ -36,7 +36,6 @@ class Memory:
     bound: int  # MXNet's own total, in whole MB rounded down; that of the replay without a bind
     inexact: tuple[str, ...]  # why the replay may be wrong
     gradients: tuple[Tensor, ...]  # that are written to arrays of their own
-    pooled: frozenset[Entry] = frozenset()  # (row, output) that the pool holds to the end
     held: Held = NOTHING  # by operators, beside the pool
     fused: Replay | None = None  # the same step as pointwise fusion leaves it, where that is on
 
@@ -58,26 +57,8 @@ class Memory:
 
     @property
     def counted_bytes(self) -> int:
-        """The pool as MXNet counts it: 4 bytes to an element, with the gradients in it."""
+        """The pool as MXNet counts it: 4 bytes to an element."""
         return self.planned.pool_bytes if self.exact else self.bound * MB
-
-    @property
-    def counted_beside_gradients(self) -> int:
-        """The pool as MXNet counts it, without the gradients in it: as ``pool_bytes`` has it."""
-        elements = self.replay.training.arrays.elements[self._gradients].sum()
-        return max(0, self.counted_bytes - 4 * int(elements))
-
-    @cached_property
-    def gradient_bytes(self) -> int:
-        """The bytes of the gradients in the pool, with the real size of elements."""
-        arrays = self.replay.training.arrays
-        return int((arrays.elements * arrays.itemsize)[self._gradients].sum())
-
-    @property
-    def _gradients(self) -> list[int]:
-        """The places of the gradients in the pool among all outputs of the step."""
-        starts = self.replay.training.arrays.output_start
-        return [starts[row] + k for row, k in self.pooled]
 
     @cached_property
     def pool_bytes(self) -> int:
@@ -85,18 +66,17 @@ class Memory:
         real = self.planned.allocated_bytes
         if not self.exact:
             real = round(self.counted_bytes * real / max(1, self.planned.pool_bytes))
-        return real - self.gradient_bytes
+        return real
 
     @cached_property
     def peak_bytes(self) -> int:
         """The most that is alive at once of ``pool_bytes``."""
-        return int(self.planned.timeline().live_bytes(without=self.pooled).max(initial=0))
+        return int(self.planned.timeline().live_bytes().max(initial=0))
 
     @cached_property
     def device_bytes(self) -> int:
         """The bytes of the device, with all that it is bound to and what operators hold."""
-        pool = self.pool_bytes + self.gradient_bytes
-        return device_bytes(self.planned, self.gradients, self.taken, pool)
+        return device_bytes(self.planned, self.gradients, self.taken, self.pool_bytes)
 
     @cached_property
     def taken(self) -> Held:
@@ -107,7 +87,7 @@ class Memory:
         """Return how many bytes fewer than without a plan; whole MB unless both are exact."""
         if self.exact and unplanned.exact:
             return unplanned.pool_bytes - self.pool_bytes
-        return (unplanned.bound - self.bound) * MB + self.gradient_bytes
+        return (unplanned.bound - self.bound) * MB
 
     # What runs and what is alive when, as if pointwise fusion were off.
 
@@ -158,8 +138,8 @@ class Memory:
 
     @cached_property
     def live(self) -> np.ndarray:
-        """Bytes (int) alive while each row runs, by its place in the order, without ``pooled``."""
-        return self.timeline.live_bytes(without=self.pooled)
+        """Bytes (int) alive while each row runs, by its place in the order."""
+        return self.timeline.live_bytes()
 
     @property
     def peak(self) -> int:

@@ -174,11 +174,7 @@ def _alive(
 ) -> _Alive:
     """List the tensors that take memory; ``step`` is that of each place in the order."""
     line = memory.timeline
-    inside = line.nbytes > 0
-    if memory.pooled:
-        pairs = zip(line.row.tolist(), line.output.tolist())
-        inside &= np.array([pair not in memory.pooled for pair in pairs], dtype=np.bool_)
-    place = np.flatnonzero(inside)
+    place = np.flatnonzero(line.nbytes > 0)
     state = np.array([STATES[kind] for kind in line.kind[place].tolist()], dtype=np.int64)
     reason = np.full(len(place), NONE)
     for k, each in enumerate(place.tolist()):

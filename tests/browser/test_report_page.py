@@ -58,8 +58,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def assert_shown(driver: Any, plan: memonger.Plan) -> None:
     """The headline is that of a Plan."""
-    inside = plan.gradient_bytes
-    whole, after = plan.unplanned_bytes + inside, plan.pool_bytes + inside
+    whole, after = plan.unplanned_bytes, plan.pool_bytes
     saved = plan.unplanned_bytes - plan.pool_bytes
     for tile, nbytes, words in (
         ("Before", whole, in_words(whole)),
