@@ -138,7 +138,7 @@ def _of_rnns(held: Held, found: Replay) -> Held:
         run = t.read_row[begin + 3]  # the gradient reads what the RNN has made
         most = max(most, [*chain(*now.values()), *made[1]], key=sum)
         del now[run]
-        if made[1]:  # gradients that nobody reads are computed there (``CreateMKLDNNMem``)
+        if made[1] and found.keeps_state:  # here go gradients without a request (kNullOp)
             unread = found.reads[slice(*t.output_start[row : row + 2])] == 0
             nbytes = sum(x.nbytes for x, each in zip(signature.tensors, unread.tolist()) if each)
             temporary = max(temporary, nbytes)

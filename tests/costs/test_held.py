@@ -80,7 +80,7 @@ def test_kernels_that_are_not_of_mkldnn_hold_no_more_than_is_told() -> None:
     network = Recurrent("lstm", stacked=2, residual=True)
     jobs = [(network, options) for options in HOWS.values()]
     for told, grown in measured(jobs, MXNET_USE_MKLDNN_RNN="0"):
-        assert 0.99 * told < grown < 1.02 * told
+        assert 0.98 * told < grown < 1.02 * told
 
 
 @pytest.mark.parametrize("between", ["softsign", "gate", "norm"])
@@ -176,9 +176,9 @@ def _measured(jobs: Sequence[tuple[Any, dict[str, Any]]]) -> list[tuple[int, int
         if isinstance(network, Convolutions):
             # MXNet keeps the temporary space in which times were taken.
             symbol, told = _in_a_process(_plan, *given)
-        else:  # the code that reads a schedule is loaded before, and not counted
+        else:
             symbol, told = _plan(*given)
-        found.append((told, _in_a_process(_grown, network, symbol)))
+        found.append((told, _in_a_process(_grown, network, symbol, options)))
     return found
 
 
@@ -187,8 +187,11 @@ def _plan(symbol: Any, shapes: Any, options: dict[str, Any]) -> tuple[Any, int]:
     return plan.symbol, plan.device_bytes
 
 
-def _grown(network: Any, symbol: Any) -> int:
-    _step(*network.small().build())
+def _grown(network: Any, symbol: Any, options: dict[str, Any]) -> int:
+    small, shapes = network.small().build()
+    if "how" in options:  # what runs a schedule is loaded before, and not counted
+        small, _ = _plan(small, shapes, options)
+    _step(small, shapes)
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # or arrays would lie in what was let go of
     before = _resident()

@@ -31,6 +31,9 @@ _UNWANTED = "Embedding _contrib_hawkesll"
 #: (Of SliceChannel and softmax_cross_entropy others compute it: ``schedules.execution.calls``.)
 _RECORDED = LEGACY.union(f"{_STATES} {_UNWANTED}".split()) - {"SliceChannel"}
 
+#: Operators whose gradient computes all that it can, also what nobody reads.
+COMPUTES_ALL = frozenset(("RNN",))
+
 #: Operators whose gradient reads what it has overwritten, where MXNet computes it in place: that of
 #: PReLU's slope. Autograd would compute it aright (``src/operator/leaky_relu-inl.h``).
 IN_PLACE = frozenset(("LeakyReLU",))

@@ -22,7 +22,7 @@ import numpy as np
 
 from memonger.graph.forward import Entry
 from memonger.graph.operators.recompute import truth
-from memonger.graph.operators.recorded import ASYNCHRONOUS, MOVED_UNTOLD
+from memonger.graph.operators.recorded import ASYNCHRONOUS, COMPUTES_ALL, MOVED_UNTOLD
 from memonger.graph.operators.tensors import Attributes, Tensor
 from memonger.schedules.execution.arena import address, array_at
 from memonger.schedules.training_step import Node, TrainingStep, nodes_of
@@ -189,12 +189,16 @@ def _sums(step: TrainingStep, rows: Sequence[Node]) -> tuple[Sums, Sums]:
 def _gradients(
     step: TrainingStep, x: int, rows: Sequence[int], read: Container[Entry]
 ) -> tuple[tuple[int, Entry], ...]:
-    """Tell which inputs of a recorded operator get a gradient that is read, and that gradient."""
+    """Tell which inputs of a recorded operator get a gradient that is read, and that gradient.
+
+    Where all are computed, all get one: what has no place in the arena MXNet would allocate.
+    """
     found = []
+    all_of = step.training.graph.nodes[x].op in COMPUTES_ALL
     for k, reference in enumerate(step.training.gradients[x].gradients):
         if reference is not None and reference[0] == "node":
             entry = rows[reference[1]], reference[2]
-            if entry in read:
+            if entry in read or all_of:
                 found.append((k, entry))
     return tuple(found)
 
