@@ -18,7 +18,7 @@ import numpy as np
 
 from memonger.graph.arrays import gathered
 from memonger.graph.operators.recompute import why_kept
-from memonger.graph.operators.recorded import ASYNCHRONOUS, is_recorded
+from memonger.graph.operators.recorded import ASYNCHRONOUS
 from memonger.graph.training import TrainingGraph
 from memonger.support.errors import MemongerError
 
@@ -98,10 +98,6 @@ def workload(training: TrainingGraph, until: int | None = None) -> Workload:
             once[[x, *(training.same[a] for a, _ in node.inputs)]] = True
         elif not node.is_variable and node.op != "Dropout":
             once[x] |= why_kept(node.op, node.attrs) is not None
-            # What runs again has states of its own, but autograd moves those of the last run.
-            states = any(a in training.graph.auxiliary for a, _ in node.inputs)
-            found = training.gradients.get(x)
-            once[x] |= states and found is not None and is_recorded(node.op, found)
     once[n if until is None else until :] = True
     return Workload(
         training=training,

@@ -187,6 +187,20 @@ def test_gradients_that_are_made_otherwise(name: str, how: str, poison: None) ->
         assert_alike(symbol, planned((symbol, SMALL_SHAPES), level), SMALL_SHAPES, **about)
 
 
+@pytest.mark.parametrize("level", ["three levels", "everything"])
+def test_normalizations_in_float16_run_again(level: str, poison: None) -> None:
+    """Autograd moves the statistics of the last run, which is of others than the first."""
+    net = S.Variable("data", dtype="float16")
+    for _ in range(4):
+        net = S.Activation(S.BatchNorm(net * net, fix_gamma=False), act_type="sigmoid")
+    shapes, types = {"data": (4, 3, 5, 5)}, {"data": "float16"}
+    work = work_of(net, shapes, type_dict=types)
+    schedule = LEVELS[level](work, 1)
+    runs = np.bincount(schedule.forwards).tolist()
+    assert any(n > 1 and work.training.ops[x] == "BatchNorm" for x, n in enumerate(runs))
+    assert_alike(net, scheduled(net, schedule), shapes, type_dict=types)
+
+
 def differing(rounds: int, threads: int = 0, size: int = 0, device: int = 0) -> list[str]:
     """Train networks by schedules, again and again, beside other threads; what differs."""
     found: list[str] = []

@@ -105,7 +105,11 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
         for name, entry in terms.get(row, ()):
             made.append(Invocation(-1, "_grad_add", {}, (name, entry), (name,)))
         if row in ends and _gradients(step, ends[row], recorded[ends[row]], read):
-            made.append(_differentiated(step, rows, ends[row], recorded[ends[row]], read))
+            x = ends[row]
+            states = _states_apart(step, rows, x)
+            made += [Invocation(-1, "_copy", {}, (state,), (own,)) for state, own in states]
+            made.append(_differentiated(step, rows, x, recorded[x], read))
+            made += [Invocation(-1, "_copy", {}, (own,), (state,)) for state, own in states]
         elif row not in inner:
             attrs = dict(signature.attrs)
             if signature.op == "Dropout" and node.source in again:
@@ -201,6 +205,17 @@ def _gradients(
             if entry in read or all_of:
                 found.append((k, entry))
     return tuple(found)
+
+
+def _states_apart(step: TrainingStep, nodes: Sequence[Node], x: int) -> list[tuple[Entry, Entry]]:
+    """Pair the auxiliary states of an operator with those of its own that its last run has read.
+
+    Its backward pass may move them. They begin with what the first run has left in the others, to
+    which they are copied back: whether the forward pass moves them (cuDNN) or the backward pass.
+    """
+    graph, runs = step.training.graph, (step.rows.first[x], step.rows.latest[x])
+    inputs = zip(graph.nodes[x].inputs, *(nodes[int(run)].reads for run in runs))
+    return [(state, own) for (a, _), state, own in inputs if a in graph.auxiliary and state != own]
 
 
 def _differentiated(
