@@ -155,6 +155,22 @@ def test_gradients_in_one_array(request_: str) -> None:
     assert all(map(np.array_equal, *found))
 
 
+def test_the_forward_pass_leaves_gradients_alone() -> None:
+    """That of the data is made in place, over a result of the forward pass."""
+    network = (
+        S.MakeLoss(S.sum(S.SoftmaxOutput(S.var("data"), S.var("label")))),
+        {"data": (4, 5), "label": (4,)},
+    )
+    symbol = scheduled(network[0], LEVELS["plain"](work_of(*network, ["data"]), 1))
+    executor = symbol.simple_bind(mx.cpu(), {"data": "write", "label": "null"}, **network[1])
+    gradient = executor.grad_dict["data"]
+    gradient[:] = 7
+    executor.forward(is_train=True)
+    assert (gradient.asnumpy() == 7).all()
+    executor.backward()
+    assert (gradient.asnumpy() != 7).all()
+
+
 def test_overlaps_are_refused() -> None:
     network = layers(4)
     planned = scheduled(network[0], LEVELS["plain"](work_of(*network), 1))
