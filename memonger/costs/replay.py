@@ -19,8 +19,8 @@ import numpy as np
 from memonger.graph.arrays import GraphArrays
 from memonger.support.kernels import call
 
-#: A ``TrainingGraph``, or of a schedule a ``TrainingStep``: what has ``arrays``, of each of their
-#: rows ``names``, ``ops`` and ``phases``, words (``what``, ``told``), and MXNet's ``settings``.
+#: A ``TrainingGraph``, or of a schedule a ``TrainingStep``: what has ``arrays``, and of each of
+#: their rows ``names``, ``ops`` and ``phases``, and words (``what``, ``told``).
 Planned = Any
 
 

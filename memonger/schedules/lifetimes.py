@@ -36,15 +36,10 @@ def lifetimes(
     head_output: np.ndarray,
     outputs: int,
     views: bool,
-) -> tuple[int, Lifetimes]:
+) -> Lifetimes:
     """Find the blocks of a training step; the first ``outputs`` of the heads are the network's.
 
     The others are gradients. With ``views`` tensors of other shapes may share a block.
-
-    Returns
-    -------
-    tuple of int and Lifetimes
-        The most bytes that are alive at once, without those that are given, and the blocks.
     """
-    peak, found = call("lifetimes", signatures, rows, head_row, head_output, outputs, views)
-    return peak, Lifetimes(*found)
+    _, found = call("lifetimes", signatures, rows, head_row, head_output, outputs, views)
+    return Lifetimes(*found)

@@ -31,7 +31,6 @@ from memonger.schedules.layouts import AFTER, BEFORE, HOLD, Expected, Insert
 from memonger.schedules.lifetimes import Lifetimes, lifetimes
 from memonger.schedules.nodes import NodeVariants, Rows
 from memonger.schedules.schedule import Workload
-from memonger.support.mxnet import Settings
 
 Reads = Sequence[Entry]
 
@@ -178,19 +177,10 @@ class TrainingStep:
         usual = np.where(first, arrays.FORWARD, arrays.BACKWARD)
         return np.where(recomputed, arrays.RECOMPUTED, usual)
 
-    @property
-    def settings(self) -> Settings:
-        return self.training.settings
-
-    @property
-    def outputs(self) -> int:
-        """How many of the heads are outputs of the network."""
-        return self.arrays.outputs
-
     @cached_property
     def output_blocks(self) -> list[int]:
         """The blocks in which the outputs of the network are."""
-        return sorted({self.block(head) for head in self.heads[: self.outputs]} - {-1})
+        return sorted({self.block(head) for head in self.heads[: self.arrays.outputs]} - {-1})
 
     def tensor(self, entry: Entry) -> Tensor:
         """Tell shape and type of an output of a row."""
@@ -198,15 +188,14 @@ class TrainingStep:
 
     def block(self, entry: Entry) -> int:
         """Tell the block of an output of a row; -1 of a variable."""
-        return int(self.alive[1].block[self.arrays.output_start[entry[0]] + entry[1]])
-
-    def offset(self, block: int) -> int:
-        """Tell where in the arena a block is that is not given."""
-        return int(self.placement.offset[self._place[block]])
+        return int(self.alive.block[self.arrays.output_start[entry[0]] + entry[1]])
 
     @cached_property
-    def _place(self) -> np.ndarray:
-        return np.cumsum(~self.alive[1].given) - 1
+    def offsets(self) -> np.ndarray:
+        """Where in the arena each block is that is not given."""
+        found = np.full(len(self.alive.given), -1)
+        found[~self.alive.given] = self.placement.offset
+        return found
 
     @cached_property
     def recorded(self) -> dict[int, list[int]]:
@@ -232,17 +221,16 @@ class TrainingStep:
         return frozenset([(int(self.rows.latest[v]), k) for v, k in self.parts.adding])
 
     @cached_property
-    def alive(self) -> tuple[int, Lifetimes]:
-        """The most bytes that are alive at once in the arena, and all blocks."""
-        signatures = arrays_of(self.all_signatures)
-        rows, outputs = np.array(self.heads, dtype=np.int32).T.copy()
-        return lifetimes(signatures, self.rows, rows, outputs, self.outputs, not self.parts.mkldnn)
+    def alive(self) -> Lifetimes:
+        """When all blocks are alive."""
+        row, output = np.array(self.heads, dtype=np.int32).T.copy()
+        about = self.rows, row, output, self.arrays.outputs
+        return lifetimes(arrays_of(self.all_signatures), *about, not self.parts.mkldnn)
 
     @cached_property
     def placement(self) -> Placement:
         """Where the blocks that are not given lie in the arena."""
-        found = self.alive[1]
-        ours = ~found.given
+        found, ours = self.alive, ~self.alive.given
         columns = found.start[ours], found.stop[ours], found.nbytes[ours]
         return placed(*columns, len(self.rows.source), ALIGNMENT)
 
@@ -254,8 +242,8 @@ class TrainingStep:
     def replay(self) -> Replay:
         """Tell in which memory each tensor is."""
         order, nothing = self.arrays.first, np.zeros(0, dtype=np.bool_)
-        nbytes = self.arena_bytes + int(self.alive[1].nbytes[self.output_blocks].sum())
-        return Placed(self, nothing, order, self.arrays.reads, self.alive[1].block, nbytes)
+        nbytes = self.arena_bytes + int(self.alive.nbytes[self.output_blocks].sum())
+        return Placed(self, nothing, order, self.arrays.reads, self.alive.block, nbytes)
 
 
 class Placed(Replay):
@@ -272,14 +260,14 @@ class Placed(Replay):
     def storage(self) -> np.ndarray:
         """The block of each output, without those that the caller has for gradients."""
         step = self.training
-        theirs = step.alive[1].given.copy()
+        theirs = step.alive.given.copy()
         theirs[step.output_blocks] = False
         return np.where(theirs[self.planned] & (self.planned >= 0), -1, self.planned)
 
     def block_bytes(self) -> np.ndarray:
         """The bytes of the arena, and of each output."""
         step = self.training
-        sizes = step.alive[1].nbytes[step.output_blocks]
+        sizes = step.alive.nbytes[step.output_blocks]
         return np.array([step.arena_bytes, *sizes.tolist()], dtype=np.int64)
 
 

@@ -211,5 +211,5 @@ def test_memory_is_predicted(name: str) -> None:
     assert not work.training.inexact
     for level in FAST[:4]:
         step = unroll(parts(work), LEVELS[level](work, 0))
-        outputs = sum(step.tensor(head).nbytes for head in step.heads[: step.outputs])
+        outputs = sum(step.tensor(head).nbytes for head in step.heads[: step.arrays.outputs])
         assert 0 <= of_step(step).peak_bytes - check_memory(step) <= outputs

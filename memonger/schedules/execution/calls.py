@@ -139,7 +139,7 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
     for a, gradient in zip(step.training.wanted, step.gradients):
         elsewhere = a in step.parts.added or a in step.parts.left_out
         block = -1 if gradient is None or elsewhere else step.block(gradient)
-        if gradient is not None and block >= 0 and not step.alive[1].given[block]:
+        if gradient is not None and block >= 0 and not step.alive.given[block]:
             name = step.training.graph.nodes[a].name
             made.append(Invocation(-1, "_copy", {}, (gradient,), (name,)))
     return Calls(tuple(made), forward)
@@ -147,7 +147,7 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
 
 def _last_tensors(step: TrainingStep) -> Mapping[int, Sequence[Entry]]:
     """Find by the row after which a block of the arena is dead what was in it last."""
-    blocks, found = step.alive[1], defaultdict(list)
+    blocks, found = step.alive, defaultdict(list)
     tensors: dict[int, Entry] = {}
     for row, signature in enumerate(step.signatures):
         for k in range(len(signature.tensors)):

@@ -58,7 +58,7 @@ class ScheduledExecutor(mx.executor.Executor):
         self._arrays = self._variables({**args, **aux})  # of the step, without those in the arena
         self._heads = self._head_gradients()
         self._given: dict[int, Any] = {}  # of each block that is given
-        self.outputs = [self._output(head) for head in step.heads[: step.outputs]]
+        self.outputs = [self._output(head) for head in step.heads[: step.arrays.outputs]]
         #: What is copied after the backward pass: to which array, from which, and whether added.
         self._copied: list[tuple[Any, Any, bool]] = []
         for a, entry in zip(step.training.wanted, step.gradients):
@@ -107,7 +107,7 @@ class ScheduledExecutor(mx.executor.Executor):
             self._copied.append((array, self._arrays[entry], added))
         elif not added or entry in self._step.adding:
             block = self._step.block(entry)
-            if self._step.alive[1].given[block]:
+            if self._step.alive.given[block]:
                 first = self._given.setdefault(block, array)
                 if first is not array:
                     self._copied.append((array, first.reshape(array.shape), False))
@@ -135,7 +135,7 @@ class ScheduledExecutor(mx.executor.Executor):
                 for k, tensor in enumerate(step.signatures[row].tensors):
                     block = step.block((row, k))
                     if block not in made:
-                        made[block] = array_at(place + step.offset(block), tensor, self._ctx)
+                        made[block] = array_at(place + int(step.offsets[block]), tensor, self._ctx)
                     array = made[block]
                     arrays[row, k] = (
                         array if array.shape == tensor.shape else array.reshape(tensor.shape)
