@@ -143,12 +143,15 @@ BROKEN: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("how", BROKEN)
-def test_a_plan_is_right_or_fails(check: Any, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes, wrong, words = BROKEN[how]
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_plan_is_right_or_fails(check: Any, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes, wrong, words = BROKEN[case]
+    how = "marks" if changes else "schedule"
 
-    def planned(net: Any, shapes: Any, device: str) -> Any:
-        plan = module_plan(net, shapes, ctx=mx.cpu())
+    def planned(net: Any, shapes: Any, device: str, how: str) -> Any:
+        plan = module_plan(net, shapes, ctx=mx.cpu(), how=how)
+        if not changes:
+            return plan
         nodes = mx.sym.load_json(plan.symbol.tojson()).get_internals()
         for node, attributes in changes.items():
             nodes[node]._set_attr(**attributes)
@@ -156,7 +159,8 @@ def test_a_plan_is_right_or_fails(check: Any, how: str, monkeypatch: pytest.Monk
 
     monkeypatch.setitem(gpu_check.NETS, "norms", (small_norms, 0))
     monkeypatch.setattr(gpu_check, "planned", planned)
-    status, printed, _ = check(*"--net norms --batch 8 --device cpu --steps 3".split())
+    options = "--net norms --batch 8 --device cpu --steps 3 --how"
+    status, printed, _ = check(*options.split(), how)
     assert status == bool(wrong), printed
     found = verdicts(printed)
     assert [what for verdict, what in found if verdict == "FAIL"] == wrong, printed
@@ -179,20 +183,24 @@ def test_dry_run(gpu_dry_run: GpuDryRun) -> None:
     """Memory is real there. Nothing is computed, and the script must not call that equal."""
     done = gpu_dry_run.run(whole, "--batch", "32", "--steps", "3")
     assert done.value == 1
-    assert verdicts(done.stdout) == [
+    expected = [
         ("PASS", "device memory"),
         ("FAIL", "gradients and outputs"),
         ("FAIL", "running statistics"),
         ("FAIL", "gradients"),
         ("FAIL", "running statistics"),
     ]
-    assert done.stdout.count("zero: nothing was computed") == 4
+    assert verdicts(done.stdout) == 2 * expected  # of a plan with marks, and of a schedule
+    assert done.stdout.count("zero: nothing was computed") == 8
     assert "compute capability 7.0, driver for CUDA 11.2" in done.stdout
-    (row,) = re.findall(r"^  planned +([\d.]+) +([\d.]+) +(-?[\d.]+)$", done.stdout, re.M)
-    predicted, measured, _ = map(float, row)
-    assert measured == pytest.approx(predicted, rel=0.03)
-    (saved,) = re.findall(r"^  saved +([\d.]+) +([\d.]+) ", done.stdout, re.M)
-    assert float(saved[1]) == pytest.approx(float(saved[0]), rel=0.1) and float(saved[0]) > 10
+    rows = re.findall(r"^  planned +([\d.]+) +([\d.]+) +-?[\d.]+$", done.stdout, re.M)
+    saved = re.findall(r"^  saved +([\d.]+) +([\d.]+) ", done.stdout, re.M)
+    assert len(rows) == len(saved) == 2
+    for predicted, measured in rows:
+        assert float(measured) == pytest.approx(float(predicted), rel=0.03)
+    for predicted, measured in saved:
+        assert float(measured) == pytest.approx(float(predicted), rel=0.1)
+        assert float(predicted) > 10
 
 
 @pytest.mark.gpu_dry_run
