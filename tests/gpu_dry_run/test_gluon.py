@@ -55,8 +55,9 @@ def test_planned_blocks_step_in_less_memory(gpu_dry_run: GpuDryRun, how: str, fu
     (peak, _), (planned_peak, saved) = plain.value, planned.value
     assert planned_peak < peak - 0.8 * saved  # a schedule's pool has the gradients too
     gradients = [sum("ConvolutionBackward" in c for c in run.trace) for run in (plain, planned)]
-    # What is invoked computes the gradient of the first convolution's data, read or not.
-    assert 0 < gradients[0] <= gradients[1] <= gradients[0] + 3
+    # What is invoked computes the gradient of the first convolution's data, once a step. Recorded
+    # it would not, but autograd allocates it all the same, beside the arena.
+    assert gradients[0] > 0 and gradients[1] == gradients[0] + (3 if how == "schedule" else 0)
     # Kernels that compute gradients, to tell them from those of inference. Schedules fuse nothing.
     fused = [any(FUSED.match(c) for c in run.trace) for run in (plain, planned)]
     assert fused == [fusion == "1", fusion == "1" and how == "marks"]
