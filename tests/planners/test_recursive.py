@@ -19,7 +19,7 @@ from memonger.planners.annealing import nothing_known
 from memonger.planners.trees.price import NO_LIMIT, evaluate, problem
 from memonger.planners.trees.search import ScheduleSearch
 from memonger.planners.trees.trees import ALIVE, LAZY, LEAF, LEAF_NODE, NOTHING, Steps
-from memonger.planners.trees.trees import binomial_tree, changed, tree_of_marks, unroll
+from memonger.planners.trees.trees import binomial_tree, changed, unroll
 from memonger.schedules.schedule import Schedule, check, plain
 from memonger.schedules.training_step import TrainingStep
 from memonger.schedules.expand import parts
@@ -214,25 +214,6 @@ def test_a_chain_is_never_worse_than_binomial() -> None:
         found = search.least_memory(binomial.work)
         assert found.work <= binomial.work * (1 + 1e-9)
         assert found.alive_bytes <= binomial.alive_bytes
-
-
-@pytest.mark.parametrize("name", sorted(NETWORKS))
-def test_trees_that_keep(name: str) -> None:
-    """With everything kept nothing runs again; with nothing kept all that gradients read does."""
-    search = ScheduleSearch(work_of(*NETWORKS[name]()))
-    steps = search.problem.steps
-    count = len(steps.last)
-    drawn = np.random.RandomState(0).rand(count)
-    for kept in (drawn < 2, drawn < 0, drawn < 0.8):
-        tree = tree_of_marks(steps, kept)
-        cuts = tree[tree[:, 0] != LEAF, 0].tolist()
-        for cut in cuts:  # all that is alive at a cut is kept
-            assert kept[:cut][steps.last[:cut] >= cut].all()
-        schedule = search.schedule(tree)
-        same_as_written_out(search, schedule)
-        if kept.all():
-            assert len(schedule.forwards) == count
-    assert len(cuts) > 1
 
 
 @pytest.mark.parametrize("name", sorted(NETWORKS))

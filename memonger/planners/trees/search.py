@@ -38,7 +38,7 @@ from memonger.planners.trees.price import (
     problem,
 )
 from memonger.planners.trees.tree_dp import InitialTrees
-from memonger.planners.trees.trees import LEAF, MOST_NODES, tree_of_marks, unroll
+from memonger.planners.trees.trees import LEAF, MOST_NODES, unroll
 from memonger.schedules.expand import parts
 from memonger.schedules.schedule import Schedule, Workload, plain
 from memonger.schedules.training_step import Parts
@@ -160,8 +160,7 @@ class ScheduleSearch:
         """Search for the schedule of least memory with at most ``work`` times the forward work.
 
         ``work`` is at least 1; None: no limit but what O(log n) memory takes (`LOGARITHMS`). What
-        is found is never worse than ``others``, known schedules with their names, and the search
-        starts from them as well.
+        is found is never worse than ``others``, known schedules with their names.
         """
         if work is not None and not work >= 1:
             raise MemongerError(
@@ -210,14 +209,9 @@ class ScheduleSearch:
     # ------------------------------------------------------------------ initial solutions
 
     def _known(self, others: Sequence[tuple[str, Schedule]]) -> list[Evaluated]:
-        """What is known already, the schedule without recomputation first; as trees as well."""
-        known = [self.evaluate(plain(self.workload), NOTHING)]
-        for name, schedule in others:
-            known.append(self.evaluate(schedule, name))
-            kept = np.bincount(self._position[schedule.forwards], minlength=self.count) == 1
-            tree = tree_of_marks(self.problem.steps, kept)
-            self._found += self._evaluated([tree], UNLIMITED * self.one_pass)
-        return known
+        """What is known already, the schedule without recomputation first."""
+        known = [(NOTHING, plain(self.workload)), *others]
+        return [self.evaluate(schedule, name) for name, schedule in known]
 
     def _within(self, most_work: float) -> list[Point]:
         """What is found within a limit of work, the least memory first."""

@@ -121,33 +121,6 @@ def _first_part(steps: int, states: int) -> int:
 # ---------------------------------------------------------------- other trees
 
 
-def tree_of_marks(s: Steps, kept: np.ndarray) -> np.ndarray:
-    """Make a tree that saves about these operators: one level of segments, as a set of marks has.
-
-    It is cut where all that is alive is saved. Segments of which everything, or all that is costly,
-    is saved are held so.
-    """
-    count = len(s.last)
-    place = np.arange(count)
-    gone = np.bincount(place[~kept] + 1, minlength=count + 2)
-    gone -= np.bincount(np.maximum(s.last, place)[~kept] + 1, minlength=count + 2)
-    dropped = np.cumsum(np.append(0, ~kept))
-    costly = np.cumsum(np.append(0, ~kept & s.costly))
-    cuts = [0]
-    flags: list[int] = []
-    for cut in (np.flatnonzero(np.cumsum(gone)[1:count] == 0) + 1).tolist():
-        lo = cuts[-1]
-        if dropped[cut] > dropped[lo]:
-            flags.append(COSTLY if costly[cut] == costly[lo] else ALIVE)
-        elif flags and flags[-1] == ALL:  # one segment with that before it
-            cuts.pop()
-        else:
-            flags.append(ALL)
-        cuts.append(cut)
-    tree = [node for cut, flag in zip(cuts[1:], flags) for node in ((cut, flag), (LEAF, 0))]
-    return np.array([*tree, (LEAF, 0)], dtype=np.int32)
-
-
 def changed(tree: np.ndarray, count: int, seed: int, times: int) -> np.ndarray:
     """Change a tree of a network of ``count`` operators at random, so many times.
 
