@@ -157,7 +157,7 @@ def test_gradients_in_one_array(request_: str) -> None:
 
 def test_the_forward_pass_leaves_gradients_alone() -> None:
     """That of the data is made in place, over a result of the forward pass."""
-    network = (
+    network: Network = (
         S.MakeLoss(S.sum(S.SoftmaxOutput(S.var("data"), S.var("label")))),
         {"data": (4, 5), "label": (4,)},
     )
