@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Callable, Hashable, Iterator, Mapping, Sequence, Union
@@ -33,6 +34,7 @@ from memonger.schedules import schedule as schedules
 from memonger.schedules.execution.executor import tensors_of
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.expand import parts, unroll
+from memonger.schedules.layouts import Refused
 from memonger.solve.memory import Memory, confirmed, of_marks, of_step, state_bytes, wanted
 from memonger.solve.request import EITHER, WAYS, Options, Request, fingerprint
 from memonger.support.cache import Latest
@@ -74,6 +76,7 @@ class Found:
     unfused: int | None = None  # the least that was found without pointwise fusion
 
 
+TIGHT = 1.005  # times what is alive: no smaller arena is looked for
 #: Limits of work of the plans that others start from, those for more work and those for a budget.
 RUNGS = 2.0, 3.0
 
@@ -291,6 +294,7 @@ class Schedules(_Network):
         self.mkldnn = kind == ANY or kind != GPU and has_mkldnn(request.device)
         self.parts = parts(self.load, (), self.mkldnn)
         self.written = parts(self.load, added, self.mkldnn) if added else self.parts
+        self._placed: Latest[Memory] = Latest(8)
 
     def smallest(self) -> Found:
         """Search for the least memory, also from the schedules of less work; then what has more."""
@@ -303,7 +307,30 @@ class Schedules(_Network):
         def found(search: trees.ScheduleSearch) -> Sequence[trees.Evaluated]:
             return [search.least_memory(work, more), *search.alternatives(work)]
 
-        return self._searched(found)
+        all_found = self._searched(found)
+        if all_found.interrupted:
+            return all_found
+        return replace(all_found, plans=self._least_arena_first(all_found.plans, less.plans[-1:]))
+
+    def _least_arena_first(
+        self, plans: Sequence[Candidate], others: Sequence[Candidate]
+    ) -> Sequence[Candidate]:
+        """Put first what takes least when it is placed, of others too; near plans are tried."""
+
+        def arena(plan: Candidate) -> float:
+            try:
+                return self.memory(plan).pool_bytes
+            except Refused:
+                return math.inf
+
+        alive, best = plans[0].pool_bytes, plans[0]
+        if arena(best) == math.inf:  # what stands in for it is looked for where it is confirmed
+            return plans
+        for plan in (*others, *plans[1:]):
+            is_near = plan.pool_bytes <= trees.NEAR * alive and arena(best) > TIGHT * alive
+            if (is_near or plan in others) and arena(plan) < arena(best):
+                best = plan
+        return [best, *(plan for plan in plans if plan is not best)]
 
     def front(self) -> Found:
         """Search for the plans that no other beats, also from those of least memory."""
@@ -316,7 +343,7 @@ class Schedules(_Network):
     def least(self, work: float | None) -> Found:
         """Search for the least memory with this limit of work, as if no budget were given."""
         way = copy.copy(self)  # it shares what is known of the network
-        way.options = replace(self.options, work=work, budget=None)
+        way.options, way.patience = replace(self.options, work=work, budget=None), self.patience
         return remembered(way, "smallest", way.options)
 
     def _of_less_work(self, work: float | None) -> Found:
@@ -357,7 +384,10 @@ class Schedules(_Network):
         return Found(plans, tree.interrupted)
 
     def memory(self, plan: Candidate) -> Memory:
-        return of_step(unroll(self.written, plan.schedule), self.held)
+        def placed() -> Memory:
+            return of_step(unroll(self.written, plan.schedule), self.held)
+
+        return self._placed.get_or_make(plan.key, placed)
 
     def bound(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
         schedules.check(self.load, plan.schedule)

@@ -58,6 +58,7 @@ INITIAL, ANNEALING = 0.3, 0.7  # parts of the search, as far as progress knows
 SEED = 138600  # of hundreds that were tried, one that is good for small and for large networks
 SIZES = 200  # of visited trees, in the archive
 ALTERNATIVES = 16  # to the least memory, at most
+NEAR, MOST_NEAR = 1.03, 4  # times the least memory; their arenas may be smaller
 
 
 @dataclass(frozen=True)
@@ -175,11 +176,17 @@ class ScheduleSearch:
         return min(known, key=lambda each: each[:2])
 
     def alternatives(self, work: float | None = None) -> list[Evaluated]:
-        """Return some with more memory that `least_memory` has found as well, the least first."""
+        """Return some others that `least_memory` has found as well, the least memory first.
+
+        They are those that take hardly more, and some of all that no other beats.
+        """
         limit = (self.unlimited if work is None else float(work)) * SLACK
-        points = not_dominated(self._within(limit * self.one_pass), _by_work)[-2::-1]
+        within = self._within(limit * self.one_pass)
+        near = [p for p in within if p.cost.alive_bytes <= NEAR * within[0].cost.alive_bytes][1:]
+        points = not_dominated(within, _by_work)[-2::-1]
         some = np.linspace(0, len(points), ALTERNATIVES, endpoint=False).astype(int)
         chosen = [points[k] for k in sorted({*some.tolist()})] if points else []
+        chosen = sorted({id(p): p for p in (*near[:MOST_NEAR], *chosen)}.values(), key=_by_memory)
         return [self.evaluate(self.schedule(point.tree)) for point in chosen]
 
     def front(self, others: Sequence[tuple[str, Schedule]] = ()) -> list[Evaluated]:
