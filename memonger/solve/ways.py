@@ -295,6 +295,7 @@ class Schedules(_Network):
         self.parts = parts(self.load, (), self.mkldnn)
         self.written = parts(self.load, added, self.mkldnn) if added else self.parts
         self._placed: Latest[Memory] = Latest(8)
+        self._least: dict[float | None, Found] = {}  # by the limit of work
 
     def smallest(self) -> Found:
         """Search for the least memory, also from the schedules of less work; then what has more."""
@@ -342,9 +343,11 @@ class Schedules(_Network):
 
     def least(self, work: float | None) -> Found:
         """Search for the least memory with this limit of work, as if no budget were given."""
-        way = copy.copy(self)  # it shares what is known of the network
-        way.options, way.patience = replace(self.options, work=work, budget=None), self.patience
-        return remembered(way, "smallest", way.options)
+        if work not in self._least:
+            way = copy.copy(self)  # it shares what is known of the network
+            way.options, way.patience = replace(self.options, work=work, budget=None), self.patience
+            self._least[work] = remembered(way, "smallest", way.options, level=logging.DEBUG)
+        return self._least[work]
 
     def _of_less_work(self, work: float | None) -> Found:
         """Find the plans of least memory with less work than ``work``; the last is the smallest."""
@@ -429,12 +432,18 @@ def front(way: Way, known: Sequence[Candidate] = ()) -> Found:
     return remembered(way, "front", replace(way.options, work=None, budget=None), known)
 
 
-def remembered(way: Way, search: str, options: Options, known: Sequence[Candidate] = ()) -> Found:
+def remembered(
+    way: Way,
+    search: str,
+    options: Options,
+    known: Sequence[Candidate] = (),
+    level: int = logging.INFO,
+) -> Found:
     """Search by this method of a way, unless that was done before, from the same known plans."""
     key = search, fingerprint(way.request, options), tuple([plan.key for plan in known])
     found = _known.get(key)
     if found is not None:
-        log.info("this network was planned before; what was found then is taken")
+        log.log(level, "this network was planned before; what was found then is taken")
         return found
     found = getattr(way, search)(*([known] if known else []))
     if not found.interrupted:

@@ -451,7 +451,7 @@ CHANGES: dict[str, Any] = {
     "devices": lambda p: p(net(), SHAPES, devices=2),
     "copies": lambda p: p(net(), SHAPES, kept_copies=False),
     "rules": lambda p: p(net(), SHAPES, rules=False),
-    "work": lambda p: [p(net(), SHAPES, how="schedule", work=work) for work in (3.0, 2.0)],
+    "work": lambda p: [p(net(), SHAPES, how="schedule", work=work) for work in (1.5, 2.5)],
 }
 
 
