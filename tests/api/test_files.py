@@ -241,7 +241,7 @@ def test_paths(tmp_path: Path) -> None:
     assert same(memonger.load(file), net()) and same(memonger.load(os.fsdecode(file)), net())
 
 
-MUTANTS, MEMORY = 240, 16 * 2**30
+MUTANTS, MEMORY = 120, 16 * 2**30
 PATIENT = 300  # seconds for one
 
 

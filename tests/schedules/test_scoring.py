@@ -20,7 +20,7 @@ def by_schedule(symbol: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("engine", "first", "last"), [("ThreadedEnginePerDevice", 36, 84), ("NaiveEngine", 0, 12)]
+    ("engine", "first", "last"), [("ThreadedEnginePerDevice", 36, 60), ("NaiveEngine", 0, 12)]
 )
 def test_generated_networks(
     engine: str, first: int, last: int, monkeypatch: pytest.MonkeyPatch

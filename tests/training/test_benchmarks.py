@@ -137,7 +137,7 @@ def test_depth(tmp_path: Path) -> None:
     assert cells(lines[-1])[0] == "24"
 
 
-@pytest.mark.full_search
+@pytest.mark.slow
 def test_planning(tmp_path: Path) -> None:
     found, lines, _ = measured(tmp_path, "mobilenetv2", "--rounds", "1", script="planning.py")
     (figures,) = found["networks"]
