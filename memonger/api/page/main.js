@@ -17,12 +17,10 @@ function callsOf(each) {
     make("pre", { text, "data-call": name })));
 }
 function drawHeadline() {
-  const f = plan().figures, inside = f.gradient_bytes;
-  const whole = f.unplanned_bytes + inside, after = f.pool_bytes + inside, saved = f.unplanned_bytes - f.pool_bytes;
-  const gradients = inside ? `${inWords(inside)} of it are gradients of parameters` : "";
+  const f = plan().figures, whole = f.unplanned_bytes, after = f.pool_bytes, saved = whole - after;
   fill("tiles",
-    tile("Before", inWords(whole), gradients || "MXNet's pool without a plan", { bytes: whole, share: 1 }),
-    tile("After", inWords(after), gradients || "MXNet's pool with the plan", { bytes: after, share: after / Math.max(1, whole) }),
+    tile("Before", inWords(whole), "MXNet's pool without a plan", { bytes: whole, share: 1 }),
+    tile("After", inWords(after), "MXNet's pool with the plan", { bytes: after, share: after / Math.max(1, whole) }),
     tile("Saved", percent(saved / Math.max(1, whole), 0), inWords(saved), { bytes: saved, good: saved > 0 }),
     tile("Time added", `+${percent(f.time_overhead, 1)}`, "to a training step, as predicted"));
   const gpu = !DATA.device.startsWith("cpu");
