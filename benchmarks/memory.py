@@ -16,9 +16,9 @@ the symbol, planning, and the bind that confirms the plan. The original's are it
 every trial bound by simple_bind.
 
 With --work a table of schedules (how='schedule') instead: for each limit of the forward work of a
-step, in times that of one forward pass, the MB of the pool as MXNet reports it, without the
-parameters' gradients (which it holds and that of marks does not), the work that it takes, and the
-seconds. They are planned and bound as Module binds: with no gradients of inputs.
+step, in times that of one forward pass, the MB of its arena and of the network's outputs, the work
+that it takes, and the seconds. They are planned and bound as Module binds: with no gradients of
+inputs.
 """
 
 from __future__ import annotations

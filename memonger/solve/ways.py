@@ -77,7 +77,7 @@ class Found:
 
 
 TIGHT = 1.005  # times what is alive: no smaller arena is looked for
-#: Limits of work of the plans that others start from, those for more work and those for a budget.
+#: Limits of work for which the least memory counts among the plans for more, and for a budget.
 RUNGS = 2.0, 3.0
 
 _known: Latest[Found] = Latest(128)
@@ -295,10 +295,9 @@ class Schedules(_Network):
         self.parts = parts(self.load, (), self.mkldnn)
         self.written = parts(self.load, added, self.mkldnn) if added else self.parts
         self._placed: Latest[Memory] = Latest(8)
-        self._least: dict[float | None, Found] = {}  # by the limit of work
 
     def smallest(self) -> Found:
-        """Search for the least memory, also from the schedules of less work; then what has more."""
+        """Search for the least memory, with no more than for less work; then what has more."""
         work = self.options.work
         less = self._of_less_work(work)
         if less.interrupted:
@@ -316,7 +315,10 @@ class Schedules(_Network):
     def _least_arena_first(
         self, plans: Sequence[Candidate], others: Sequence[Candidate]
     ) -> Sequence[Candidate]:
-        """Put first what takes least when it is placed, of others too; near plans are tried."""
+        """Put first the plan of the smallest arena: of the first, of others, and of what is near.
+
+        What is near has hardly more alive than the first; it is tried while no arena is tight.
+        """
 
         def arena(plan: Candidate) -> float:
             try:
@@ -334,7 +336,7 @@ class Schedules(_Network):
         return [best, *(plan for plan in plans if plan is not best)]
 
     def front(self) -> Found:
-        """Search for the plans that no other beats, also from those of least memory."""
+        """Search for the plans that no other beats, those of least memory included."""
         less = self._of_less_work(None)
         if less.interrupted:
             return self.timed(less)
@@ -343,11 +345,9 @@ class Schedules(_Network):
 
     def least(self, work: float | None) -> Found:
         """Search for the least memory with this limit of work, as if no budget were given."""
-        if work not in self._least:
-            way = copy.copy(self)  # it shares what is known of the network
-            way.options, way.patience = replace(self.options, work=work, budget=None), self.patience
-            self._least[work] = remembered(way, "smallest", way.options, level=logging.DEBUG)
-        return self._least[work]
+        way = copy.copy(self)  # it shares what is known of the network
+        way.options, way.patience = replace(self.options, work=work, budget=None), self.patience
+        return remembered(way, "smallest", way.options, level=logging.DEBUG)
 
     def _of_less_work(self, work: float | None) -> Found:
         """Find the plans of least memory with less work than ``work``; the last is the smallest."""

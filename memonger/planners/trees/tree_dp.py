@@ -5,9 +5,9 @@ gradients read is computed, then the gradients), or it is cut as in Revolve: run
 the right part with the memory that is left, then the left part with all of it. One table gives the
 trees of a whole frontier of memory and work.
 
-Sizes are raised to several exponents: MXNet's planner hands out whole blocks, so that the number of
-tensors counts as well as their bytes. The memory is an estimate from what is alive at once; every
-tree is evaluated to the byte afterwards.
+The memory is an estimate from what is alive at once; every tree is evaluated to the byte
+afterwards. Sizes are raised to several exponents, for trees that differ: annealing goes on from the
+best of each.
 
 Optimal recomputation of arbitrary graphs: Feng and Huang 2021, "Optimal Gradient Checkpoint Search
 for Arbitrary Computation Graphs".
