@@ -71,22 +71,6 @@ NETWORKS: dict[str, Builder] = {
     "lstm-4x1000": functools.partial(networks.lstm, steps=1000),
 }
 
-#: For schedules.
-DEEP: dict[str, Builder] = {
-    "example_resnet": networks.resnet,
-    "resnet-10-100-213-10": functools.partial(networks.resnet, (10, 100, 213, 10)),
-    "resnet152-v1": functools.partial(networks.model_zoo, "resnet152_v1", batch=16),
-    "resnet50-v1": functools.partial(networks.model_zoo, "resnet50_v1", batch=64),
-    "densenet121": functools.partial(networks.model_zoo, "densenet121"),
-    "densenet201": functools.partial(networks.model_zoo, "densenet201", batch=16),
-    "inception-v3": functools.partial(networks.model_zoo, "inceptionv3", image=300),
-    "vgg19": functools.partial(networks.model_zoo, "vgg19", batch=64),
-    "alexnet": functools.partial(networks.model_zoo, "alexnet", batch=1024),
-    "lstm-4x100": functools.partial(networks.lstm, steps=100),
-    "lstm-4x300": functools.partial(networks.lstm, steps=300),
-    "lstm-4x1000": functools.partial(networks.lstm, steps=1000),
-}
-
 SYMBOLS = (
     "a folder of NAME-symbol.json or NAME-symbol.json.gz, instead of our own networks; shapes are "
     'in its nets.json, {NAME: {"shapes": {INPUT: [...]}}}, or in NAME.json, {"shapes": {...}}; '
@@ -94,7 +78,7 @@ SYMBOLS = (
 )
 
 
-def own(name: str, batch: int | None, known: dict[str, Builder]) -> Builder:
+def own(name: str, batch: int | None) -> Builder:
     """One of our own networks, or of Gluon's model zoo.
 
     Raises
@@ -102,8 +86,8 @@ def own(name: str, batch: int | None, known: dict[str, Builder]) -> Builder:
     ValueError
         If it is in neither.
     """
-    if name in known:
-        builder = known[name]
+    if name in NETWORKS:
+        builder = NETWORKS[name]
     else:
         mx.gluon.model_zoo.vision.get_model(name)  # raises
         image = 299 if name == "inceptionv3" else 224
@@ -377,11 +361,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if options.symbols is not None and options.batch is not None:
         parser.error("--batch is of our own networks; those of --symbols have theirs in a file")
     if options.symbols is None:
-        known = DEEP if options.work else NETWORKS
         try:
-            options.nets = {n: own(n, options.batch, known) for n in options.nets or known}
+            options.nets = {n: own(n, options.batch) for n in options.nets or NETWORKS}
         except ValueError as error:
-            parser.error("{}\nOur own networks are\n\t{}".format(error, "\n\t".join(known)))
+            parser.error("{}\nOur own networks are\n\t{}".format(error, "\n\t".join(NETWORKS)))
         return options
     builders = saved(options.symbols)
     if not builders:
