@@ -75,8 +75,12 @@ class Binary(Distribution):
         return True
 
 
+# What comes with MXNet: on older Pythons also scripts that import MXNet first find np.bool in it.
+NUMPY = "numpy<1.24; python_version<'3.12'"
+
 CUDA = [
     "mxnet-cu112==1.9.1",
+    NUMPY,
     "nvidia-cublas-cu11==11.11.3.6",
     "nvidia-cuda-nvrtc-cu11==11.8.89",
     "nvidia-cuda-runtime-cu11==11.8.89",
@@ -106,14 +110,12 @@ setup(
     entry_points={"console_scripts": ["memonger=memonger.__main__:run"]},
     python_requires=">=3.8,<3.13",
     install_requires=[
-        # What MXNet 1.9.1 can be imported with (memonger supplies np.bool to 1.26).
-        "numpy==1.23.5; python_version<'3.12'",
-        "numpy==1.26.4; python_version>='3.12'",
+        "numpy>=1.17,<2",  # memonger supplies np.bool, which MXNet needs, from 1.24 on
         "tqdm>=4.60",
         "setuptools; python_version>='3.12'",  # brings distutils back, which MXNet needs
     ],
     extras_require={
-        "cpu": ["mxnet==1.9.1"],
+        "cpu": ["mxnet==1.9.1", NUMPY],
         "cu112": CUDA,
         "plot": ["matplotlib"],
         "report": [PLOTLY],

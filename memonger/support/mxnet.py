@@ -148,9 +148,8 @@ def _supply_missing_names() -> None:
     import numpy
 
     if int(numpy.__version__.split(".")[0]) >= 2:
-        version = "1.26.4" if sys.version_info >= (3, 12) else "1.23.5"
-        said = f"MXNet 1.9 cannot be used with NumPy {numpy.__version__}; pip install"
-        raise MXNetImportError(f"{said} 'numpy=={version}'")
+        said = f"MXNet cannot be used with NumPy {numpy.__version__}; pip install 'numpy<2'"
+        raise MXNetImportError(said)
     if "bool" not in vars(numpy):
         numpy.bool = numpy.bool_  # type: ignore[attr-defined, misc, unused-ignore]
     if importlib.util.find_spec("distutils") is None:
