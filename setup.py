@@ -1,5 +1,11 @@
+"""Builds the library of C and gives the wheel its tag; pyproject.toml has all else.
+
+pip calls this file as the project's build backend: setuptools', which asks for a compiler too.
+"""
+
 import hashlib
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -8,18 +14,32 @@ import sys
 import tempfile
 from pathlib import Path
 
-from setuptools import Distribution, find_packages, setup
-from setuptools.command.build_py import build_py
+from setuptools import Extension, setup
+from setuptools.build_meta import *  # noqa: F403
+from setuptools.command.build_ext import build_ext
 
-HERE = Path(__file__).resolve().parent
-PACKAGE = HERE / "memonger"
-LIBRARY = PACKAGE / "support" / "libkernels.so"
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:  # before setuptools 70.1
+    try:
+        from wheel.bdist_wheel import bdist_wheel
+    except ImportError:  # no wheels are made here
+        bdist_wheel = object
+
+PACKAGE = Path("memonger")
 COMPILERS = os.environ.get("CC", ""), "cc", "gcc", "clang"
 COMPILER = next((shlex.split(each) for each in COMPILERS if shutil.which(each.split(" ")[0])), None)
-ZIG = [sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-gnu"]  # from a wheel
+ZIG = [sys.executable, *f"-m ziglang cc -target {platform.machine()}-linux-gnu".split()]  # a wheel
 # For any CPU of this kind; the same numbers everywhere.
 FLAGS = "-std=c11 -O3 -Wall -Wextra -fPIC -shared -fvisibility=hidden -ffp-contract=off".split()
 
+
+def get_requires_for_build_wheel(config_settings=None):
+    """Ask for a compiler where there is none."""
+    return [] if COMPILER else ["ziglang"]
+
+
+get_requires_for_build_editable = get_requires_for_build_wheel
 
 ENTRY = """
 KERNEL int64_t try_{name}(Memory *memory, {given}{result})
@@ -50,94 +70,44 @@ def entries() -> str:
     return text
 
 
-class Build(build_py):
-    """Builds the library of compiled code beside its sources, and then as usual."""
+class Library(build_ext):
+    """Builds the library; with ``--inplace`` and for an editable install beside its sources."""
 
-    def run(self) -> None:
+    def get_ext_filename(self, fullname):
+        return os.path.join(*fullname.split(".")) + ".so"  # it is none of Python's modules
+
+    def run(self):
+        (extension,) = self.extensions
+        library = Path(self.get_ext_fullpath(extension.name))
+        library.parent.mkdir(parents=True, exist_ok=True)
         files = sorted(path for kind in ("*.c", "*.h") for path in PACKAGE.rglob(kind))
         sources = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
-        made = LIBRARY.with_name(f"libkernels-{os.getpid()}.tmp")  # who runs the old one keeps it
         flags = [*FLAGS, *shlex.split(os.environ.get("CFLAGS", "")), f'-DSOURCES="{sources}"']
-        code = [str(path) for path in files if path.suffix == ".c"]
-        with tempfile.TemporaryDirectory() as folder:
-            code.append(os.path.join(folder, "entries.c"))
-            Path(code[-1]).write_text(entries())
-            command = [*(COMPILER or ZIG), *flags, "-I", str(PACKAGE), *code, "-lm"]
-            subprocess.run([*command, "-o", str(made)], check=True)
-        os.replace(made, LIBRARY)
-        super().run()
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+            code = [Path(folder, "entries.c"), *(path for path in files if path.suffix == ".c")]
+            code[0].write_text(entries())
+            made = Path(folder, library.name)
+            command = [*(COMPILER or ZIG), *flags, "-I", PACKAGE, *code, "-lm", "-o", made]
+            subprocess.run([str(part) for part in command], check=True)
+            os.replace(made, library)  # who runs the old one keeps it
 
 
-class Binary(Distribution):
-    """A package for one kind of machine."""
+class Wheel(bdist_wheel):
+    """A wheel for every Python 3 on one kind of machine."""
 
-    def has_ext_modules(self) -> bool:
-        return True
+    def finalize_options(self):
+        # The tree may be read-only, and others may build from it at the same time.
+        self.folder = tempfile.TemporaryDirectory()
+        self.distribution.get_command_obj("build").build_base = self.folder.name
+        self.distribution.get_command_obj("egg_info").egg_base = self.folder.name
+        super().finalize_options()
+
+    def get_tag(self):
+        return "py3", "none", super().get_tag()[2]
 
 
-# What comes with MXNet: on older Pythons also scripts that import MXNet first find np.bool in it.
-NUMPY = "numpy<1.24; python_version<'3.12'"
-
-CUDA = [
-    "mxnet-cu112==1.9.1",
-    NUMPY,
-    "nvidia-cublas-cu11==11.11.3.6",
-    "nvidia-cuda-nvrtc-cu11==11.8.89",
-    "nvidia-cuda-runtime-cu11==11.8.89",
-    "nvidia-cudnn-cu11>=8.9.6.50,<9",
-    "nvidia-cufft-cu11==10.9.0.58",
-    "nvidia-curand-cu11==10.3.0.86",
-    "nvidia-cusolver-cu11==11.4.1.48",
-    "nvidia-nccl-cu11==2.21.5",
-    "nvidia-nvtx-cu11==11.8.86",
-]
-
-RUFF = "ruff==0.17.5"
-PLOTLY = "plotly>=5.18,<7"  # 5 for Python 3.8 too; with plotly.js 2 and 3
-
-setup(
-    name="memonger",
-    version="1.0.0.dev0",
-    description="Train MXNet 1.9 networks in a fraction of the memory, with the same result",
-    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
-    long_description_content_type="text/markdown",
-    license="Apache-2.0",
-    packages=find_packages(include=["memonger", "memonger.*"]),
-    package_data={"": ["*.c", "*.h", "*.so"], "memonger.api": ["page/*"]},
-    cmdclass={"build_py": Build},
-    distclass=Binary,
-    setup_requires=[] if COMPILER else ["ziglang"],
-    entry_points={"console_scripts": ["memonger=memonger.__main__:run"]},
-    python_requires=">=3.8,<3.13",
-    install_requires=[
-        "numpy>=1.17,<2",  # memonger supplies np.bool, which MXNet needs, from 1.24 on
-        "tqdm>=4.60",
-        "setuptools; python_version>='3.12'",  # brings distutils back, which MXNet needs
-    ],
-    extras_require={
-        "cpu": ["mxnet==1.9.1", NUMPY],
-        "cu112": CUDA,
-        "plot": ["matplotlib"],
-        "report": [PLOTLY],
-        "examples": ["scikit-learn", "matplotlib"],
-        "test": [
-            "pytest>=7",
-            "pytest-xdist>=3.2",
-            "hypothesis>=6",
-            "scikit-learn",
-            "matplotlib",
-            PLOTLY,
-        ],
-        "browser": ["selenium>=4.11,<5"],  # for tests of reports in a browser
-        # For tests of networks of gluoncv and gluonnlp. Later OpenCV and pandas need a later NumPy.
-        "zoo": ["gluoncv==0.10.5.post0", "gluonnlp==0.10.0", "opencv-python<4.12", "pandas<3"],
-        "lint": [RUFF, "mypy==1.14.1"],
-        # A site of docs/. Ruff breaks long signatures into lines.
-        "docs": ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.26,<2", RUFF],
-    },
-    classifiers=[
-        "License :: OSI Approved :: Apache Software License",
-        "Programming Language :: Python :: 3",
-        "Topic :: Scientific/Engineering :: Artificial Intelligence",
-    ],
-)
+if __name__ == "__main__":
+    setup(
+        ext_modules=[Extension("memonger.support.libkernels", [])],
+        cmdclass={"build_ext": Library, "bdist_wheel": Wheel},
+    )

@@ -1,5 +1,15 @@
 #include "planners/annealing.h"
 
+/* As they were called before glibc 2.29, so that a wheel runs with 2.17 too. */
+#if defined(__GLIBC__) && defined(__x86_64__)
+#define FIRST "GLIBC_2.2.5"
+#elif defined(__GLIBC__) && defined(__aarch64__)
+#define FIRST "GLIBC_2.17"
+#endif
+#ifdef FIRST
+__asm__(".symver log,log@" FIRST "\n.symver pow,pow@" FIRST);
+#endif
+
 double acceptable(double current, double hot, double cold, double done, double draw)
 {
     return current - hot * pow(cold / hot, done) * log(1 - draw);

@@ -12,6 +12,7 @@ import hashlib
 import operator
 import re
 import struct
+import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple, Tuple
@@ -21,7 +22,8 @@ import numpy as np
 from memonger.support.errors import MemongerError
 
 PACKAGE = Path(__file__).resolve().parents[1]
-LIBRARY = Path(__file__).with_name("libkernels.so")
+ROOT = PACKAGE.parent
+NAME = Path("memonger", "support", "libkernels.so")
 
 #: Of each type of a number: what makes one of a value, as ctypes and as the module struct name it.
 _SCALARS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
@@ -157,17 +159,25 @@ def _from_c(kind: str, numbers: Iterator[Any]) -> Any:
 
 @lru_cache(None)
 def _library() -> Any:
-    if not LIBRARY.exists():
-        raise MemongerError(f"{LIBRARY} is missing; install memonger: pip install .")
-    library = ctypes.CDLL(str(LIBRARY))
+    """Load the library beside this file; in a tree where none was built, the installed one."""
+    in_tree = any(PACKAGE.rglob("*.c"))  # which a wheel does not have
+    remedy = f"run in {ROOT}: python setup.py build_ext -i" if in_tree else "install memonger again"
+    places = [Path(folder, NAME) for folder in [str(ROOT), *sys.path]]
+    found = next((place for place in places if place.exists()), None)
+    if found is None:
+        raise MemongerError(f"{places[0]} is missing; {remedy}")
+    library = ctypes.CDLL(str(found))
     library.sources.restype = ctypes.c_char_p
-    files = sorted(path for kind in ("*.c", "*.h") for path in PACKAGE.rglob(kind))
-    text = b"".join(path.read_bytes() for path in files)
-    if library.sources().decode() != hashlib.sha256(text).hexdigest():
-        raise MemongerError(f"{LIBRARY} was built from other sources; run: pip install .")
+    if in_tree and library.sources().decode() != _hash_of_sources():
+        raise MemongerError(f"{found} was built from other sources; {remedy}")
     library.give_back.argtypes = ctypes.POINTER(_Memory), _Memory
     library.give_back.restype = None
     return library
+
+
+def _hash_of_sources() -> str:
+    files = sorted(path for kind in ("*.c", "*.h") for path in PACKAGE.rglob(kind))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 @lru_cache(None)

@@ -374,7 +374,7 @@ STAND_INS = {
     "Ctrl-C at exit": ("mxnet", "import atexit; atexit.register(ctrl_c)" + NOT_THERE, "installed"),
 }
 #: What the installed script does.
-MODULE, NAME = re.findall(r"memonger=([\w.]+):(\w+)", (ROOT / "setup.py").read_text())[0]
+MODULE, NAME = re.findall(r'memonger = "([\w.]+):(\w+)"', (ROOT / "pyproject.toml").read_text())[0]
 SCRIPT = ("-c", f"import sys; from {MODULE} import {NAME} as f; sys.exit(f())")
 
 

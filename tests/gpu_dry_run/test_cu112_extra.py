@@ -33,15 +33,10 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cu112")
     if shutil.disk_usage(folder).free < NEEDED_GB * 2**30:
         pytest.skip(f"less than {NEEDED_GB} GB free for the GPU wheels")
-    source = folder / "source"  # pip writes into the folder that it builds
-    compiled = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(PROJECT / "memonger", source / "memonger", ignore=compiled)
-    for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(PROJECT / file, source)
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
     python = folder / "venv" / "bin" / "python"
-    pip = [str(python), "-m", "pip", "install", "--no-cache-dir", ".[cu112]"]
-    done = subprocess.run(pip, cwd=source, capture_output=True, text=True)
+    pip = [str(python), "-m", "pip", "install", "--no-cache-dir", f"{PROJECT}[cu112]"]
+    done = subprocess.run(pip, capture_output=True, text=True)
     said = done.stdout + done.stderr
     if done.returncode != 0:
         cannot = [line for line in said.splitlines() if NOT_TO_BE_HAD.match(line)]

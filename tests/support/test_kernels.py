@@ -106,26 +106,54 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-USED = "import memonger, mxnet; memonger.plan(mxnet.sym.relu(mxnet.sym.var('x')), {'x': (2, 2)})"
+CALLED = """
+import sys
+import numpy
+from memonger.support.kernels import call
+sys.path[:] = sys.argv[1:]
+call("by_key", numpy.zeros(2, "int32"), 1)
+"""
 
 
-def test_a_library_that_is_missing_or_older_than_its_sources(tmp_path: Path) -> None:
+def test_the_library_is_that_of_the_sources(tmp_path: Path) -> None:
+    """In a tree it is the one beside them, or an installed one; what does not fit is told."""
     script = copied(tmp_path) / "script.py"
-    script.write_text(USED)
-    assert run_python(str(script)).returncode == 0
-    with (tmp_path / "memonger" / "graph" / "arrays.c").open("a") as source:
-        source.write("/* newer */\n")
-    for problem in ("libkernels.so was built from other sources", "libkernels.so is missing"):
-        done = run_python(str(script))
-        assert done.returncode != 0 and problem in done.stderr and "pip install ." in done.stderr
-        (tmp_path / "memonger" / "support" / "libkernels.so").unlink(missing_ok=True)
+    script.write_text(CALLED)
+    name = Path("memonger", "support", "libkernels.so")
+    beside, installed = tmp_path / name, tmp_path / "installed" / name
+    in_path = next(path for path in (Path(each, name) for each in sys.path) if path.exists())
+    installed.parent.mkdir(parents=True)
+    shutil.copy(in_path, installed)
+    shutil.copy(in_path, beside)
+
+    def told(*path: str) -> str:
+        done = run_python(str(script), *path)
+        assert (done.returncode == 0) == (not done.stderr)
+        return done.stderr.strip().rpartition("MemongerError: ")[2]
+
+    rebuild = f"run in {tmp_path}: python setup.py build_ext -i"
+    assert told() == ""
+    beside.unlink()
+    assert told() == f"{beside} is missing; {rebuild}"
+    assert told(str(tmp_path / "installed")) == ""
+    source = tmp_path / "memonger" / "graph" / "arrays.c"
+    source.write_text(source.read_text() + "/* newer */")
+    older = "was built from other sources; " + rebuild
+    assert told(str(tmp_path / "installed")) == f"{installed} {older}"
+    installed.rename(beside)
+    assert told() == f"{beside} {older}"
+    for source in tmp_path.rglob("memonger/**/*.c"):  # as a wheel has them
+        source.unlink()
+    assert told() == ""
+    beside.unlink()
+    assert told() == f"{beside} is missing; install memonger again"
 
 
 @pytest.mark.slow
 def test_nothing_is_read_outside_its_array(tmp_path: Path) -> None:
     """The tests of the searches again, with a library that looks at every address."""
     looking = {"CFLAGS": "-g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all"}
-    build = [sys.executable, "setup.py", "-q", "build_py"]
+    build = [sys.executable, "setup.py", "-q", "build_ext", "-i"]
     subprocess.run(build, cwd=copied(tmp_path), env={**os.environ, **looking}, check=True)
     library = subprocess.run(
         ["cc", "-print-file-name=libasan.so"], stdout=subprocess.PIPE, text=True, check=True
