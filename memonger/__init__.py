@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         search_plan_to_layer,
     )
     from memonger.graph.marks import unplan
+    from memonger.scripts.session import Session, disable, enable
     from memonger.support.symbols import load
 
 __version__ = "1.0.0.dev0"
@@ -44,6 +45,7 @@ _ROOMS = {
         "search_plan_to_layer",
     ),
     "graph.marks": ("unplan",),
+    "scripts.session": ("Session", "disable", "enable"),
     "support.symbols": ("load",),
 }
 __all__ = ["BudgetError", "MemongerError", *(name for names in _ROOMS.values() for name in names)]

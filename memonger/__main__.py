@@ -9,6 +9,7 @@ by the signal whatever its status is. So the process ends without Python's shutd
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -36,8 +37,11 @@ def run() -> None:
     from memonger.cli import main
 
     status: Any
+    begin = functools.partial(exchange, end, signal.default_int_handler)
+    if sys.argv[1:2] == ["run"]:
+        sys.exit(main(begin=begin))  # a script ends as under Python itself
     try:
-        status = main(begin=lambda: exchange(end, signal.default_int_handler))
+        status = main(begin=begin)
     except SystemExit as ended:
         status = ended.code
     except KeyboardInterrupt:

@@ -1,8 +1,8 @@
-"""The command ``memonger``, for networks that are in a ``-symbol.json`` file.
+"""The command ``memonger``, for scripts, and for networks that are in a ``-symbol.json`` file.
 
-Every verb is a public function of the package. The exit status is 0 where all is well, 1 where the
-answer is no (``check`` finds a difference, nothing fits the budget), 2 for a mistake; one line on
-stderr tells which. What a search has found is printed where it cannot be written too.
+Every verb but ``run`` is a public function of the package. The exit status is 0 where all is well,
+1 where the answer is no (``check`` finds a difference, nothing fits the budget), 2 for a mistake;
+one line on stderr tells which. What a search has found is printed where it cannot be written too.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ def main(arguments: Sequence[str] | None = None, begin: Callable[[], object] = l
 
     ``begin`` is called when all is imported: what runs then ends well at a KeyboardInterrupt.
     """
+    options = _parse(sys.argv[1:] if arguments is None else arguments)
+    if options.verb == "run":
+        return _run(options, begin)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # names need not be of the terminal's letters
             stream.reconfigure(errors="backslashreplace")
-    options = _parser().parse_args(arguments)
     level = logging.INFO if options.verbose else logging.WARNING
     logging.basicConfig(format="memonger: %(message)s", level=level)
     status = MISTAKE
@@ -65,6 +67,35 @@ def main(arguments: Sequence[str] | None = None, begin: Callable[[], object] = l
     sys.stdout.flush()
     print("memonger: " + " ".join(text.split()), file=sys.stderr)
     return status
+
+
+def _run(options: argparse.Namespace, begin: Callable[[], object]) -> int:
+    """Run a script that trains, with plans for all that it binds; it needs no change."""
+    from memonger.scripts.run import prepare
+
+    given = {name: getattr(options, name, None) for name in ENABLING}
+    given["cache"] = not given.pop("no_cache")
+    try:
+        start = prepare(options.script, options.arguments, options.module, given)
+    except MemongerError as error:
+        print(f"memonger: {error}", file=sys.stderr)
+        return MISTAKE
+    begin()
+    start()
+    return OK
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments; options of ``run`` may be told by variables too: MEMONGER_BUDGET."""
+    verb, *others = [*arguments] or [""]
+    if verb == "run":
+        for option in ENABLING:
+            flag, value = _flags(option)[-1], os.environ.get(f"MEMONGER_{option.upper()}", "")
+            if OPTIONS[option][0] is bool:
+                others[:0] = [flag] if value not in ("", "0") else []
+            else:
+                others[:0] = [f"{flag}={value}"] if value else []
+    return _parser().parse_args([verb, *others] if arguments else arguments)
 
 
 def _check_places(options: argparse.Namespace) -> None:
@@ -282,17 +313,21 @@ OPTIONS: dict[str, tuple[Any, str | None, str]] = {
     "report": (str, "FILE", "write a page of the plan, and of samples a second against batch"),
     "check": (bool, None, "train the network and its plan on the device and compare them"),
     "plan": (bool, None, "plan it, and tell of each tensor why it is kept"),
+    "or_plain": (bool, None, "train without a plan where none fits the budget, not stop"),
+    "no_cache": (bool, None, "keep no plans for the next start, and take none"),
 }
 FLAGS = {"shapes": ["--shape"], "type_dict": ["--type"]}
 FLAGS["output"] = ["-o", "--output"]
 OWN: dict[str, Any] = dict.fromkeys(("json", "verbose", "check", "plan"), False)
 OWN.update(dict.fromkeys(("output", "plot", "report")))
-KEYWORDS = OPTIONS.keys() - OWN.keys()  # of the package
+SCRIPTS = ("or_plain", "no_cache")
+KEYWORDS = OPTIONS.keys() - OWN.keys() - {*SCRIPTS}  # of the package
 
 SEARCH = ("measure", "patience")
 LIMIT = ("budget", "budget_of", "optimizer")
 BUDGET = (*LIMIT, *SEARCH)
 PLANNING = ("how", "work", *BUDGET)
+ENABLING = (*PLANNING, "report", "check", *SCRIPTS)  # options of ``run``
 
 #: What carries out each verb, and its options beside those that all have.
 VERBS: dict[str, tuple[Callable[[Any, Any], int], tuple[str, ...]]] = {
@@ -342,16 +377,38 @@ def _parser() -> argparse.ArgumentParser:
         if name == "check":
             verb.add_argument("planned", help="the planned network's -symbol.json file")
         for option in ("shapes", "type_dict", "ctx", "json", "verbose", *options):
-            kind, metavar, about = OPTIONS[option]
-            taken: dict[str, Any] = {"type": kind, "metavar": metavar}
-            if kind is bool:
-                taken = {"action": "store_true"}
-            elif kind is _Pairs:
-                taken = {"action": kind, "metavar": metavar}
-            elif isinstance(kind, tuple):
-                taken = {"choices": kind}
-            taken["required"] = (name, option) in (("batch", "budget"), ("report", "output"))
-            flags = FLAGS.get(option, [f"--{option.replace('_', '-')}"])
-            verb.add_argument(*flags, dest=option, help=about, **taken)
+            required = (name, option) in (("batch", "budget"), ("report", "output"))
+            _add(verb, option, required)
         verb.set_defaults(run=run, **OWN)  # of others the package knows them
+    verb = verbs.add_parser(
+        "run",
+        help=_run.__doc__,
+        description=_run.__doc__,
+        epilog="example:\n  memonger run --budget 10GB train.py --its --own --options",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+    )
+    verb.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
+    for option in ENABLING:
+        _add(verb, option)
+    verb.set_defaults(module=False, or_plain=False, no_cache=False, check=False, measure=False)
+    verb.add_argument("script", help="what Python would run")
+    verb.add_argument("arguments", nargs=argparse.REMAINDER, help="its own, whatever they are")
     return parser
+
+
+def _flags(option: str) -> list[str]:
+    return FLAGS.get(option, [f"--{option.replace('_', '-')}"])
+
+
+def _add(verb: argparse.ArgumentParser, option: str, required: bool = False) -> None:
+    """Add an option to a verb."""
+    kind, metavar, about = OPTIONS[option]
+    taken: dict[str, Any] = {"type": kind, "metavar": metavar}
+    if kind is bool:
+        taken = {"action": "store_true"}
+    elif kind is _Pairs:
+        taken = {"action": kind, "metavar": metavar}
+    elif isinstance(kind, tuple):
+        taken = {"choices": kind}
+    verb.add_argument(*_flags(option), dest=option, help=about, required=required, **taken)

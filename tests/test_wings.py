@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "memonger"
 #: From the ground up: a room imports from its own wing and from those before it.
 WINGS = (
     "support graph.operators graph costs costs.time schedules planners planners.marks "
-    "planners.trees schedules.execution solve api gluon cli __main__"
+    "planners.trees schedules.execution solve api gluon scripts cli __main__"
 ).split()
 STRANGERS = {"planners.marks", "planners.trees", "schedules.execution"}  # to one another
 
@@ -22,7 +22,7 @@ MXNET = (
     "support.mxnet support.symbols graph.operators.tensors graph.operators.gradients graph.inputs "
     "graph.read graph.marks costs.bind costs.time.measured"
 ).split()
-MXNET_WINGS = ("schedules.execution", "solve", "api", "gluon", "cli")
+MXNET_WINGS = ("schedules.execution", "solve", "api", "gluon", "scripts", "cli")
 
 #: Every file of the package but its `__init__`: its dotted name below it, and its source.
 ROOMS = {

@@ -10,11 +10,12 @@ import numpy as np
 
 from memonger.api.docstrings import documented
 from memonger.graph.forward import ForwardGraph
-from memonger.graph.inputs import check_count, check_symbol, read_grad_req
+from memonger.graph.inputs import check_symbol, read_grad_req
 from memonger.graph.operators.recompute import ANY, GPU
 from memonger.graph.read import forward_graph
 from memonger.schedules.execution.executor import ScheduledExecutor
 from memonger.solve.request import Request, read_call
+from memonger.support.checks import check_count
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import environment, mx
 

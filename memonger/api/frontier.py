@@ -15,12 +15,14 @@ from memonger.api import plot, report
 from memonger.api.docstrings import documented
 from memonger.api.plan import Plan, plan_of
 from memonger.api.report import Reported
-from memonger.graph.inputs import check_count, read_pairs
+from memonger.graph.inputs import read_pairs
 from memonger.planners.pareto import not_dominated
-from memonger.solve.request import Options, Request, read_options, read_request
+from memonger.solve.options import Options, read_options
+from memonger.solve.request import Request, read_request
 from memonger.solve.solution import Plans, confirmed, fastest, front_of, in_bytes, solve
 from memonger.solve.ways import Candidate, Marks, front, ways_of
 from memonger.support.allocator import giving_back
+from memonger.support.checks import check_count
 from memonger.support.errors import MB, BudgetError, MemongerError, TooLargeError
 
 log = logging.getLogger("memonger")

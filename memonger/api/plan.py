@@ -23,7 +23,8 @@ from memonger.graph.inputs import InputSpec, check_symbol, read_shapes, without_
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import Schedule
 from memonger.solve.memory import Memory, predict
-from memonger.solve.request import Options, Request, mxnet_variables, structure
+from memonger.solve.options import Options
+from memonger.solve.request import Request, mxnet_variables, structure
 from memonger.solve.solution import Solution, slowest
 from memonger.support import files
 from memonger.support.errors import MemongerError, in_words

@@ -8,13 +8,14 @@ from typing import Any, Mapping, MutableMapping, Optional
 from memonger.api.docstrings import documented
 from memonger.api.plan import Plan, plan_of
 from memonger.graph import marks
-from memonger.graph.inputs import check_count
 from memonger.planners.marks import chen2016
 from memonger.solve.memory import measure as measured
-from memonger.solve.request import EITHER, Options, read_call, read_options, read_request
+from memonger.solve.options import Options, read_plan_options
+from memonger.solve.request import read_call, read_request
 from memonger.solve.solution import BARE, solve
 from memonger.solve.ways import Marks
 from memonger.support.allocator import giving_back
+from memonger.support.checks import check_count
 from memonger.support.errors import MB, MemongerError
 
 log = logging.getLogger("memonger")
@@ -57,10 +58,12 @@ def plan(
     >>> print(plan)
     >>> mod = mx.mod.Module(plan.symbol, context=mx.gpu())
     """
-    given = dict(locals())
-    options = read_options(given)
-    if options.how == EITHER and options.budget is None:
-        raise MemongerError("how='auto' needs budget=; give it, or how='marks' or 'schedule'")
+    return find(locals())
+
+
+def find(given: Mapping[str, Any]) -> Plan:
+    """Plan a network; ``given`` are the arguments of `plan` by name, or some."""
+    options = read_plan_options(given)
     return plan_of(solve(read_request(given), options))
 
 

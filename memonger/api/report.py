@@ -23,7 +23,8 @@ from memonger.costs.time import measured as timing
 from memonger.graph.arrays import FORWARD
 from memonger.graph.read import forward_graph
 from memonger.solve.memory import Memory, predict, state_bytes
-from memonger.solve.request import Budget, read_budget, structure
+from memonger.solve.options import Budget, read_budget
+from memonger.solve.request import structure
 from memonger.solve.timeline import KEPT, NONE, PASSING, Operators, Strings, timeline
 from memonger.support import files
 from memonger.support.errors import MemongerError

@@ -7,17 +7,17 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass, field
-from typing import Any, Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from memonger.api.plan import Plan, plan_of
+from memonger.api.plan import Plan
+from memonger.api.planning import find
 from memonger.gluon import stub
 from memonger.gluon.outputs import with_copied_outputs
 from memonger.gluon.runner import Call, PlannedGraph, Runner, free_unused, reached
 from memonger.graph.operators.recompute import ANY, GPU
-from memonger.solve.request import read_options, read_request
-from memonger.solve.solution import solve
+from memonger.solve.options import read_options
 from memonger.support.errors import BudgetError, MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 from memonger.support.symbols import read
@@ -63,6 +63,7 @@ class Asked:
 
     name: str  # of the block
     options: Mapping[str, Any]  # of ``memonger.plan``
+    find: Callable[[Mapping[str, Any]], Plan] = find  # a plan for its arguments
     decision: Decision | None = None  # of the latest call
     told: set[str] = field(default_factory=set)  # why calls train without a plan
 
@@ -226,7 +227,7 @@ class PlannedOp:
         shapes = {name: arrays[name].shape for name in self._names}
         types = {name: np.dtype(arrays[name].dtype).name for name in self._names}
         on_gpu = arrays[self._names[0]].context.device_type == GPU
-        request = read_request(
+        found = self._asked.find(
             {
                 "net": with_copied_outputs(self._symbol, shapes, types),
                 "ctx": GPU if on_gpu else ANY,
@@ -236,13 +237,12 @@ class PlannedOp:
                 **options,
             }
         )
-        chosen = read_options(options)
-        found = plan_of(solve(request, chosen))
         decision = Decision(kind, found)
         if found.pool_bytes < found.unplanned_bytes:
             decision.graph = PlannedGraph(found.symbol, self._names, parameters)
             # Others may take more than a budget of bytes, but hardly more than such a share.
-            decision.strict = chosen.budget is not None and not chosen.budget.is_share
+            budget = read_options(options).budget
+            decision.strict = budget is not None and not budget.is_share
         return self._add(decision)
 
     def _train(self, arrays: Mapping[str, Any], requests: Mapping[str, str], kind: Kind) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from typing import Any, MutableMapping, TypeVar
+from typing import Any, Callable, MutableMapping, TypeVar
 
 from memonger.api import planning
 from memonger.api.plan import Plan
@@ -13,7 +13,7 @@ from memonger.gluon import autograd, stub
 from memonger.gluon.cached_op import Asked, PlannedOp
 from memonger.gluon.runner import free_unused
 from memonger.graph.inputs import did_you_mean, read_pairs, read_shapes
-from memonger.solve.request import EITHER, read_options
+from memonger.solve.options import EITHER, read_plan_options
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 
@@ -21,6 +21,8 @@ Net = TypeVar("Net")
 
 #: How each block is planned. Copies and pickles of a block know nothing of it.
 _asked: MutableMapping[Any, Asked] = weakref.WeakKeyDictionary()
+#: How blocks are planned that nobody has asked to plan (`plan_others`).
+_others: Callable[[Any], Asked] | None = None
 
 #: The options of ``memonger.plan`` that Gluon tells it.
 _TOLD = {
@@ -95,9 +97,7 @@ def plan(net: Net, shapes: Any = None, *, type_dict: Any = None, **options: Any)
         net.hybridize(**flags)  # type: ignore[attr-defined]
     # An earlier plan goes, and with it the CachedOp, which the next call makes anew.
     unplan(net)
-    _lay_out(net)
-    _asked[net] = Asked(net.name, chosen)  # type: ignore[attr-defined]
-    weakref.finalize(net, free_unused)
+    _ask(net, Asked(net.name, chosen))  # type: ignore[attr-defined]
     if shapes is not None or inputs:
         try:
             _plan_now(net, shapes, inputs, type_dict)
@@ -189,10 +189,8 @@ def _read_keywords(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any
         if name in given:
             raise MemongerError(f"memonger.gluon.plan takes no {name}=; {instead}")
     options = {name: value for name, value in given.items() if name in _OPTIONS}
-    has_budget = read_options(options).budget is not None
-    options.setdefault("how", EITHER if has_budget else "marks")
-    if options["how"] == EITHER and not has_budget:
-        raise MemongerError("how='auto' needs budget=; give it, or how='marks' or 'schedule'")
+    options.setdefault("how", "marks" if options.get("budget") is None else EITHER)
+    read_plan_options(options)
     inputs = {name: value for name, value in given.items() if name not in _OPTIONS}
     for name, shape in inputs.items():
         if not isinstance(shape, (list, tuple)):
@@ -200,6 +198,20 @@ def _read_keywords(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any
             hint = did_you_mean(name, known, "shapes of inputs are tuples of integers")
             raise MemongerError(f"unknown option {name!r}{hint}")
     return options, inputs
+
+
+def plan_others(how: Callable[[Any], Asked] | None) -> None:
+    """Have each block that is hybridized, and that no `plan` has named, planned as this tells."""
+    global _others
+    _others = how
+    _install()
+
+
+def _ask(net: Any, asked: Asked) -> None:
+    """Have a block planned."""
+    _lay_out(net)
+    _asked[net] = asked
+    weakref.finalize(net, free_unused)
 
 
 def _lay_out(net: Any) -> None:
@@ -263,6 +275,8 @@ def _install() -> None:
     @functools.wraps(usual)
     def _build_cache(self: Any, *args: Any) -> None:
         usual(self, *args)
+        if self not in _asked and _others is not None:
+            _ask(self, _others(self))
         asked = _asked.get(self)
         if asked is not None:
             about = self._cached_op, self._cached_graph[1], self._cached_op_args

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import numbers
 import os
 import re
 from collections import Counter
@@ -13,6 +12,7 @@ import numpy as np
 
 from memonger.graph.operators.recompute import ANY, CPU, GPU
 from memonger.graph.operators.tensors import Shape, check_elements
+from memonger.support.checks import check_count
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 from memonger.support.symbols import check_graph, load_nodes, read
@@ -61,15 +61,6 @@ def check_symbol(symbol: Any) -> Any:
                 "differently, or share one mx.sym.Variable"
             )
     return symbol
-
-
-def check_count(name: str, value: Any, least: int) -> int:
-    """Return ``value`` as an int of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise MemongerError(f"{name} must be an integer, not {value!r}")
-    if value < least:
-        raise MemongerError(f"{name} must be at least {least}, not {value}")
-    return int(value)
 
 
 def read_devices(ctx: Any) -> Any:

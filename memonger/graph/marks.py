@@ -139,6 +139,12 @@ def without_plan(symbol: Any) -> Any:
     return _moved(nodes, entries(graph["heads"]), moved)
 
 
+def is_planned(symbol: Any) -> bool:
+    """Tell whether a network has been planned, or has marks that somebody else has set."""
+    attributes = [node.get("attrs", {}) for node in read(symbol)["nodes"]]
+    return any(RECORD in attrs or truth(attrs.get(FORCE)) for attrs in attributes)
+
+
 def clear(symbol: Any) -> Any:
     """Return a copy in which nothing is recomputed; marks that the user set are recorded."""
     graph = read(symbol)

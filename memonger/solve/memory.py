@@ -23,7 +23,8 @@ from memonger.graph.training import TrainingGraph, training_graph
 from memonger.schedules.execution.recipe import step_for
 from memonger.schedules.execution.symbol import ScheduledSymbol
 from memonger.schedules.training_step import Placed, TrainingStep
-from memonger.solve.request import Budget, Request
+from memonger.solve.options import Budget
+from memonger.solve.request import Request
 from memonger.support.allocator import giving_back
 from memonger.support.errors import MB
 

@@ -18,7 +18,8 @@ from memonger.planners.marks.rules import kept_summary
 from memonger.planners.pareto import not_dominated
 from memonger.schedules.layouts import Refused
 from memonger.solve.memory import Memory
-from memonger.solve.request import Options, Request
+from memonger.solve.options import Options
+from memonger.solve.request import Request
 from memonger.solve.ways import (
     RUNGS,
     Candidate,

@@ -36,7 +36,8 @@ from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.expand import parts, unroll
 from memonger.schedules.layouts import Refused
 from memonger.solve.memory import Memory, confirmed, of_marks, of_step, state_bytes, wanted
-from memonger.solve.request import EITHER, WAYS, Options, Request, fingerprint
+from memonger.solve.options import EITHER, WAYS, Options
+from memonger.solve.request import Request, fingerprint
 from memonger.support.cache import Latest
 from memonger.support.errors import MB, MemongerError, in_words
 from memonger.support.parallel import progress_bar

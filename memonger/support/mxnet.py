@@ -98,6 +98,13 @@ def has_avx2() -> bool:
         return False
 
 
+class _Blocks(threading.local):
+    """The blocks of `environment` that a thread is in."""
+
+    depth = 0
+
+
+_BLOCKS = _Blocks()
 _ENVIRONMENT = threading.RLock()  # the environment is the process's
 # A child that is forked meanwhile would keep what is set, and a lock that nobody frees.
 os.register_at_fork(
@@ -121,11 +128,18 @@ def environment(**new: str) -> Iterator[None]:
         # oneDNN reads DNNL_DEFAULT_FPMATH_MODE whenever it lays a tensor out anew (it ended one
         # process in a thousand), softmax and LayerNorm read MXNET_SAFE_ACCUMULATION.
         old = {name: os.environ.get(name, "") for name in new}
+        _BLOCKS.depth += 1
         try:
             os.environ.update(new)
             yield
         finally:
+            _BLOCKS.depth -= 1
             os.environ.update(old)
+
+
+def binds_for_itself() -> bool:
+    """Tell whether this thread is in a block of `environment`: what it binds is not the user's."""
+    return _BLOCKS.depth > 0
 
 
 def _chosen_build() -> str | None:
@@ -198,16 +212,39 @@ def _explain(error: BaseException) -> str:
     return f"MXNet ({build}) is installed but cannot be imported: {said}"
 
 
+_waiting: list[Callable[[], object]] = []  # for MXNet's import
+
+
+def when_imported(action: Callable[[], object]) -> None:
+    """Do something as soon as MXNet is imported, whoever imports it; now if it is already."""
+    if "mxnet" in sys.modules:
+        action()
+    else:
+        _waiting.append(action)
+
+
 class _Preparation:
-    """A finder of modules that finds none, but prepares the import of MXNet."""
+    """A finder of modules that prepares the import of MXNet, and finds it if something waits."""
 
     @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
         build = _chosen_build() if name == "mxnet" else None
-        if build is not None:
-            _supply_missing_names()
-            if build != "mxnet":
-                _load_cuda_libraries()
+        if build is None:
+            return None
+        _supply_missing_names()
+        if build != "mxnet":
+            _load_cuda_libraries()
+        spec = PathFinder.find_spec(name) if _waiting else None
+        if spec is not None and spec.loader is not None:
+            usual = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                usual(module)
+                while _waiting:
+                    _waiting.pop(0)()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
 def __getattr__(name: str) -> Any:

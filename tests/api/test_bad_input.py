@@ -10,7 +10,7 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.solve.request import Budget, read_budget, state_per_element
+from memonger.solve.options import Budget, read_budget, state_per_element
 from mxnet.contrib import amp
 
 from operator_cases import DYNAMIC_CASES, SMALL_SHAPES, small_net

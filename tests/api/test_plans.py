@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from memonger.api.plan import plan_of
 from memonger.costs.bind import planned_mb
-from memonger.solve.request import Options, read_request
+from memonger.solve.options import Options
+from memonger.solve.request import read_request
 from memonger.solve.solution import smallest
 from memonger.solve.ways import Candidate, Found, Marks, Schedules
 from memonger.support.cache import forget

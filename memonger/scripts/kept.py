@@ -1,0 +1,101 @@
+"""Plans that are kept in the user's cache folder, so that a script that starts again has them.
+
+A file is named by all that its plan depends on: the network and what is asked, MXNet and what it
+was built with, its environment variables, the machine, and memonger's own code. It holds what
+``Plan.save`` writes, which is checked when it is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import os
+import stat
+from pathlib import Path
+from typing import Any, Mapping
+
+from memonger.api.plan import Plan, load_plan
+from memonger.costs.time.measured import device_name
+from memonger.solve.options import read_plan_options
+from memonger.solve.request import fingerprint, read_request
+from memonger.support import cache
+from memonger.support.errors import MemongerError
+from memonger.support.mxnet import has_avx2, mx
+
+log = logging.getLogger("memonger")
+
+MOST_BYTES = 2**28  # of all plans; those that were not used for longest go
+PRIVATE = 0o700  # of their folder
+
+
+def file_of(given: Mapping[str, Any]) -> Path:
+    """Name the file of a plan; ``given`` are the arguments of ``memonger.plan`` by name."""
+    request, options = read_request(given), read_plan_options(given)
+    about = [
+        fingerprint(request, options),
+        request.symbol.tojson(remove_amp_cast=False),  # with the names that its nodes have
+        device_name(request.timed_on),
+        has_avx2(),
+        _installed(),
+    ]
+    digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()
+    return cache.folder() / "plans" / f"{digest}.json"
+
+
+@functools.lru_cache(None)
+def _installed() -> list[Any]:
+    """Tell which MXNet this is, and which memonger."""
+    package, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
+    for path in sorted([*package.rglob("*.py"), *package.rglob("*.so")]):
+        digest.update(path.read_bytes())
+    features = mx.runtime.Features()
+    built = [name for name in sorted(features) if features.is_enabled(name)]
+    return [mx.__version__, built, digest.hexdigest()]
+
+
+def read(file: Path) -> Plan | None:
+    """Read a plan, if there is one."""
+    try:
+        _check_private(file.parent)
+        plan = load_plan(file)
+        os.utime(file)  # it is used
+    except (OSError, MemongerError):
+        return None
+    return plan
+
+
+def write(file: Path, plan: Plan) -> None:
+    """Keep a plan; where it cannot be written, it is not kept."""
+    try:
+        file.parent.parent.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(mode=PRIVATE, exist_ok=True)
+        _check_private(file.parent)
+        plan.save(file)
+        _make_room(file.parent)
+    except (OSError, MemongerError) as error:
+        log.info("the plan is not kept: %s", error)
+
+
+def _check_private(folder: Path) -> None:
+    """Refuse a folder that others can look into, or write to."""
+    about = folder.stat()
+    if about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) != PRIVATE:
+        raise MemongerError(f"others may use the folder {str(folder)!r}; remove it")
+
+
+def _make_room(folder: Path) -> None:
+    """Remove the plans that were not used for longest, where all are too many bytes."""
+    known = []
+    for path in folder.glob("*.json"):
+        with contextlib.suppress(OSError):  # another process has removed it
+            about = path.stat()
+            known.append((about.st_mtime, about.st_size, path))
+    left = MOST_BYTES
+    for _, size, path in sorted(known, reverse=True):
+        left -= size
+        if left < 0:
+            with contextlib.suppress(OSError):
+                path.unlink()

@@ -1,0 +1,100 @@
+"""``memonger run``: a script, or a module, that trains by plans and knows nothing of it.
+
+It runs in this process as Python would run it: in a new ``__main__``, with its own arguments and
+import path. MXNet is imported when the script imports it, so that what it sets before holds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any, Callable, Mapping, Sequence
+
+from memonger.solve.options import read_plan_options
+from memonger.support import files
+from memonger.support.errors import BudgetError, MemongerError
+from memonger.support.mxnet import when_imported
+
+
+def prepare(
+    script: str, arguments: Sequence[str], is_module: bool, asked: Mapping[str, Any]
+) -> Callable[[], None]:
+    """Make what runs a script; ``asked`` are the arguments of ``memonger.enable`` by name.
+
+    What is made raises SystemExit where a network does not fit the budget.
+
+    Raises
+    ------
+    MemongerError
+        If there is no such script, or if an option is wrong.
+    """
+    check_options(asked)
+    main, code = (_module if is_module else _file)(script)
+
+    def run() -> None:
+        sys.argv = [str(main.__file__) if is_module else script, *arguments]
+        sys.modules["__main__"] = main
+        when_imported(lambda: _session().enable(**asked))
+        try:
+            exec(code, vars(main))
+        except BudgetError as error:
+            raise SystemExit(f"memonger: {error}; --or-plain trains it without a plan") from None
+        finally:
+            if "memonger.scripts.session" in sys.modules:
+                _session().disable()
+
+    return run
+
+
+def check_options(asked: Mapping[str, Any]) -> None:
+    """Check what can be checked without MXNet."""
+    needs_mxnet = asked.get("optimizer") is not None or asked.get("budget") == "device"
+    left_out = ("budget", "budget_of", "optimizer") if needs_mxnet else ()
+    options = {k: v for k, v in asked.items() if v is not None and k not in left_out}
+    if needs_mxnet and options.get("how") == "auto":
+        del options["how"]
+    read_plan_options(options)
+    if asked.get("report") is not None:
+        if importlib.util.find_spec("plotly") is None:
+            raise MemongerError("--report needs plotly: pip install 'memonger[report]'")
+        files.check_writable(asked["report"])
+
+
+def _session() -> Any:
+    return importlib.import_module("memonger.scripts.session")
+
+
+def _file(script: str) -> tuple[types.ModuleType, types.CodeType]:
+    """Make the module in which a file runs, and its code."""
+    main = types.ModuleType("__main__")
+    try:
+        source = Path(script).read_bytes()
+    except OSError as error:
+        raise MemongerError(f"the script {script!r} cannot be read: {error.strerror}") from None
+    main.__file__, main.__spec__ = os.path.abspath(script), None
+    sys.path[0] = os.path.dirname(os.path.realpath(script))
+    return main, compile(source, script, "exec", dont_inherit=True)
+
+
+def _module(name: str) -> tuple[types.ModuleType, types.CodeType]:
+    """Make the module in which ``python -m NAME`` runs, and its code."""
+    sys.path[0] = os.getcwd()
+    spec = _spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = _spec(f"{name}.__main__")
+    code = spec.loader.get_code(spec.name) if spec is not None and spec.loader else None
+    if spec is None or code is None:
+        raise MemongerError(f"there is no module {name!r} to run")
+    main = importlib.util.module_from_spec(spec)
+    main.__name__ = "__main__"
+    return main, code
+
+
+def _spec(name: str) -> Any:
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError) as error:
+        raise MemongerError(f"there is no module {name!r} to run: {error}") from None

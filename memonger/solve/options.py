@@ -1,0 +1,164 @@
+"""How to plan a network, and in what memory: what is asked for, checked.
+
+MXNet takes seconds to import, and reads settings then that a script may still make. So it is
+imported only where a budget asks a device, or an optimizer.
+"""
+
+from __future__ import annotations
+
+import numbers
+import re
+from dataclasses import dataclass, fields, replace
+from typing import Any, Mapping
+
+import numpy as np
+
+from memonger.support.checks import check_count, check_number
+from memonger.support.errors import MemongerError
+
+WAYS, EITHER = ("marks", "schedule"), "auto"
+PLANNERS = ("smallest", "chen2016")
+
+UNITS = {"B": 1, **{prefix + "B": 1000**k for k, prefix in enumerate("KMGT", 1)}}
+UNITS.update({prefix + "IB": 1024**k for k, prefix in enumerate("KMGT", 1)})
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to plan a network: what ``memonger.plan`` is told by keywords of these names, checked."""
+
+    how: str = "marks"
+    work: float | None = None
+    budget: Budget | None = None
+    planner: str = "smallest"
+    ntrial: int = 6
+    kept_copies: bool = True
+    rules: bool = True
+    measure: bool = False
+    patience: float | None = None  # as the network is worth it
+
+
+def read_options(given: Mapping[str, Any]) -> Options:
+    """Check how to plan; ``given`` are the arguments of ``memonger.plan`` by name, or some."""
+    asked = Options(**{f.name: given[f.name] for f in fields(Options) if f.name in given})
+    choices = ("way (how)", asked.how, (*WAYS, EITHER)), ("planner", asked.planner, PLANNERS)
+    for what, value, known in choices:
+        if not isinstance(value, str) or value not in known:
+            names = ", ".join(map(repr, known))
+            raise MemongerError(f"unknown {what} {value!r}; give one of {names}")
+    work, patience = check_number("work", asked.work), check_number("patience", asked.patience)
+    if work is not None and not work >= 1:
+        raise MemongerError(f"work={work:g} is less than one forward pass; give 1 or more")
+    if work is not None and work < 2 and asked.how == "marks":
+        raise MemongerError(f"work={work:g}: marks need up to 2; give that, or how='schedule'")
+    if patience is not None and not 0 < patience <= 1e9:
+        allowed = "must be more than 0 and at most 1e+09 (1 is the usual search)"
+        raise MemongerError(f"patience={asked.patience} {allowed}")
+    budget = read_budget(asked.budget, *map(given.get, ("budget_of", "optimizer", "ctx")))
+    other = "a schedule" if asked.how == "schedule" else budget and "a budget"
+    if other and (asked.planner != "smallest" or not asked.rules):
+        told = f"planner={asked.planner!r}, rules={asked.rules!r}"
+        raise MemongerError(f"{told}: {other} takes neither; leave out both")
+    ntrial = check_count("ntrial", asked.ntrial, 1)
+    switches: Any = {n: bool(getattr(asked, n)) for n in ("kept_copies", "rules", "measure")}
+    return replace(asked, work=work, budget=budget, patience=patience, ntrial=ntrial, **switches)
+
+
+def read_plan_options(given: Mapping[str, Any]) -> Options:
+    """Check how to make one plan, as `read_options`; 'auto' then needs a budget to choose by."""
+    options = read_options(given)
+    if options.how == EITHER and options.budget is None:
+        raise MemongerError("how='auto' needs budget=; give it, or how='marks' or 'schedule'")
+    return options
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The memory that a plan may take: bytes, or a share of what it takes without a plan."""
+
+    amount: float
+    is_share: bool
+    of: str  # 'pool' (``Plan.pool_bytes``) or 'device' (``Plan.device_bytes`` and ``state``)
+    state: float  # bytes of an optimiser for each element of a parameter
+
+    def limit(self, unplanned: int) -> int:
+        """Return it in bytes, for a network that takes ``unplanned`` without a plan."""
+        return int(self.amount * unplanned if self.is_share else self.amount)
+
+
+def read_budget(budget: Any, of: str | None, optimizer: Any, ctx: Any) -> Budget | None:
+    """Check a budget as ``memonger.plan`` takes it; None where there is none."""
+    if of not in (None, "pool", "device"):
+        raise MemongerError(f"budget_of must be 'pool' or 'device', not {of!r}")
+    if budget is None:
+        if of is not None or optimizer is not None:
+            raise MemongerError("budget_of= and optimizer= need a budget; give budget= too")
+        return None
+    if isinstance(budget, str) and budget.strip().lower() == "device":
+        if of == "pool":
+            raise MemongerError("budget='device' bounds all of the GPU; leave budget_of out")
+        return Budget(free_bytes(ctx), False, "device", state_per_element(optimizer))
+    if optimizer is not None and of != "device":
+        raise MemongerError("optimizer= needs budget_of='device'; give that too")
+    amount, is_share = _amount(budget)
+    most = 1 if is_share else 2**63
+    if not 0 < amount <= most or amount < 1 and not is_share:
+        said = "must be at least one byte and no more than 2**63 bytes, or a share of at most 1"
+        raise MemongerError(f"budget={budget!r} {said} (100 %); give bytes as an int")
+    return Budget(float(amount), is_share, of or "pool", state_per_element(optimizer))
+
+
+def _amount(budget: Any) -> tuple[float, bool]:
+    """Read bytes, or a share and that it is one."""
+    if isinstance(budget, numbers.Real) and not isinstance(budget, bool):
+        return budget, not isinstance(budget, numbers.Integral)  # type: ignore[return-value]
+    pattern = r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+|%)\s*"
+    found = re.fullmatch(pattern, budget, re.I) if isinstance(budget, str) else None
+    if found is None:
+        forms = "bytes (an int), text such as '6GB', '6GiB' or '60%', a share, or 'device'"
+        raise MemongerError(f"budget={budget!r} cannot be read; give {forms}")
+    number, unit = float(found[1]), found[2].upper()
+    if unit == "%":
+        return number / 100, True
+    if unit not in UNITS:
+        units = "kB, MB, GB and TB (thousands) and KiB, MiB, GiB and TiB (1024s)"
+        raise MemongerError(f"budget={budget!r}: unknown unit {found[2]!r}; use {units}")
+    return number * UNITS[unit], False
+
+
+def free_bytes(ctx: Any) -> float:
+    """Ask the GPU that ``ctx`` names, or the first one, for the memory that is free now."""
+    from memonger.graph.inputs import check_device, read_devices
+    from memonger.support.mxnet import mx
+
+    devices = read_devices(ctx)
+    device = check_device(mx.gpu(0)) if devices == "gpu" else devices
+    if device == "any" or device.device_type != "gpu":
+        raise MemongerError("budget='device' needs a GPU; say which, with ctx=mx.gpu(0)")
+    return float(mx.context.gpu_memory_info(device.device_id)[0])
+
+
+def state_per_element(optimizer: Any) -> float:
+    """Ask an optimiser (or its name, or name and parameters) for its bytes an element."""
+    if optimizer is None:
+        return 0.0
+    from memonger.support.mxnet import mx
+
+    pair = isinstance(optimizer, tuple) and len(optimizer) == 2
+    made, given = optimizer if pair else (optimizer, {})
+    try:
+        if not isinstance(made, mx.optimizer.Optimizer):
+            made = mx.optimizer.create(made, **given)
+    except (ValueError, TypeError, AttributeError, AssertionError) as error:
+        forms = "such as 'adam', ('sgd', {'momentum': 0.9}), or an mx.optimizer.Optimizer"
+        said = f"optimizer={optimizer!r} cannot be made: {error}; give one {forms}"
+        raise MemongerError(said) from None
+    weight = mx.nd.ones((4, 4))
+    return _nbytes(made.create_state_multi_precision(0, weight)) / weight.size
+
+
+def _nbytes(state: Any) -> int:
+    """Add up the bytes of all arrays in the state of an optimiser."""
+    if isinstance(state, (list, tuple)):
+        return sum(map(_nbytes, state))
+    return state.size * np.dtype(state.dtype).itemsize if hasattr(state, "asnumpy") else 0

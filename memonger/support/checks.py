@@ -1,0 +1,29 @@
+"""Numbers that a call is given, checked."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+from memonger.support.errors import MemongerError
+
+
+def check_count(name: str, value: Any, least: int) -> int:
+    """Return ``value`` as an int of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise MemongerError(f"{name} must be an integer, not {value!r}")
+    if value < least:
+        raise MemongerError(f"{name} must be at least {least}, not {value}")
+    return int(value)
+
+
+def check_number(name: str, value: Any) -> float | None:
+    """Return a number as a float, None as it is."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise MemongerError(f"{name} must be a number, not {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise MemongerError(f"{name} is too large") from None

@@ -1,0 +1,321 @@
+"""``memonger.enable``: whatever is trained is planned, and nothing else changes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import types
+from pathlib import Path
+from typing import Any, Callable
+
+import memonger
+import mxnet as mx
+import numpy as np
+import pytest
+from memonger.support import cache
+
+from modules import BATCH, IMAGES, LABELS, LEARNING, SHAPES, net, parameters
+from planned import marked
+
+
+def batches() -> Any:
+    return mx.io.NDArrayIter(IMAGES[:64], LABELS[:64], BATCH)
+
+
+def values(arrays: Any) -> dict[str, np.ndarray]:
+    return {name: array.asnumpy() for name, array in arrays.items()}
+
+
+def by_module(symbol: Any) -> dict[str, np.ndarray]:
+    module = mx.mod.Module(symbol, context=[mx.cpu(0), mx.cpu(1)])
+    start = parameters(symbol)
+    module.fit(batches(), num_epoch=2, arg_params=start, optimizer_params=LEARNING)
+    assert module.symbol is symbol
+    trained, states = module.get_params()
+    return values({**trained, **states})
+
+
+def by_feed_forward(symbol: Any) -> dict[str, np.ndarray]:
+    model = mx.model.FeedForward(symbol, num_epoch=2, arg_params=parameters(symbol), **LEARNING)
+    model.fit(batches())
+    return values({**model.arg_params, **model.aux_params})
+
+
+def by_buckets(symbol: Any) -> dict[str, np.ndarray]:
+    def bucket(length: int) -> Any:
+        with mx.name.NameManager():
+            x = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=8, output_dim=16, name="words")
+            shared = {
+                "weight": mx.sym.var("h_weight"),
+                "bias": mx.sym.var("h_bias"),
+                "num_hidden": 16,
+            }
+            h = 0
+            for part in mx.sym.split(x, length, axis=1, squeeze_axis=True):
+                h = mx.sym.Activation(
+                    mx.sym.FullyConnected(h + part, num_hidden=16, **shared), act_type="tanh"
+                )
+            x = mx.sym.FullyConnected(h, num_hidden=4, name="fc")
+            return mx.sym.SoftmaxOutput(x, name="softmax"), ("data",), ("softmax_label",)
+
+    module = mx.mod.BucketingModule(bucket, default_bucket_key=8)
+    module.bind([("data", (16, 8))], [("softmax_label", (16,))])
+    module.init_params(mx.init.One())
+    module.init_optimizer(optimizer_params=LEARNING)
+    for length in (8, 5, 8):
+        words = mx.nd.arange(16 * length).reshape((16, length)) % 8
+        batch = mx.io.DataBatch([words], [mx.nd.arange(16) % 4], bucket_key=length)
+        batch.provide_data, batch.provide_label = (
+            [("data", words.shape)],
+            [("softmax_label", (16,))],
+        )
+        module.forward_backward(batch)
+        module.update()
+    return values(module.get_params()[0])
+
+
+def by_bind(symbol: Any) -> dict[str, np.ndarray]:
+    arrays = {**parameters(symbol), "data": mx.nd.array(IMAGES[:BATCH])}
+    arrays["softmax_label"] = mx.nd.array(LABELS[:BATCH])
+    gradients = {name: mx.nd.zeros_like(each) for name, each in arrays.items()}
+    states = zip(symbol.list_auxiliary_states(), symbol.infer_shape(**SHAPES)[2])
+    aux = {name: mx.nd.ones(shape) for name, shape in states}
+    executor = symbol.bind(mx.cpu(), arrays, gradients, aux_states=aux)
+    for _ in range(2):
+        executor.forward(is_train=True)
+        executor.backward()
+    mx.nd.waitall()
+    return values({**gradients, **{f"state {name}": each for name, each in aux.items()}})
+
+
+def by_gluon(symbol: Any) -> dict[str, np.ndarray]:
+    block = mx.gluon.nn.HybridSequential(prefix="net_")
+    with block.name_scope():
+        for _ in range(4):
+            block.add(mx.gluon.nn.Conv2D(16, 3, padding=1), mx.gluon.nn.BatchNorm())
+            block.add(mx.gluon.nn.Activation("relu"), mx.gluon.nn.Dropout(0.2))
+        block.add(mx.gluon.nn.Dense(4))
+    block.initialize(mx.init.Xavier())
+    block.hybridize(static_alloc=True)
+    trainer = mx.gluon.Trainer(block.collect_params(), "sgd", {"learning_rate": 0.05})
+    loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+    for _ in range(2):
+        with mx.autograd.record():
+            loss(block(mx.nd.array(IMAGES[:16])), mx.nd.array(LABELS[:16])).backward()
+        trainer.step(16)
+    return {name: each.data().asnumpy() for name, each in block.collect_params().items()}
+
+
+WAYS: dict[str, Callable[[Any], dict[str, np.ndarray]]] = {
+    "Module": by_module,
+    "FeedForward": by_feed_forward,
+    "BucketingModule": by_buckets,
+    "bind": by_bind,
+    "Gluon": by_gluon,
+}
+
+
+def trained(way: str, symbol: Any = None) -> dict[str, np.ndarray]:
+    mx.random.seed(0)
+    np.random.seed(0)
+    return WAYS[way](net() if symbol is None else symbol)
+
+
+@pytest.mark.parametrize("options", [{}, {"how": "schedule"}, {"budget": "70%"}], ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_bits(way: str, options: dict[str, Any], capfd: Any) -> None:
+    """What is trained is the same, in less memory, and one line tells of each bind."""
+    expected = trained(way)
+    with memonger.enable(**options, cache=False) as session:
+        found = trained(way)
+    assert expected.keys() == found.keys()
+    assert all(np.array_equal(each, found[name]) for name, each in expected.items())
+    saved = [plan for plan in session.plans if plan.pool_bytes < plan.unplanned_bytes]
+    assert len(saved) == {"Module": 2, "BucketingModule": 2}.get(way, 1)
+    told = [line for line in capfd.readouterr().err.splitlines() if " -> " in line]
+    assert len(told) == len(saved) + 1 and all(line.startswith("memonger: ") for line in told)
+
+
+def test_inference_stays_as_it_is() -> None:
+    with memonger.enable(cache=False) as session:
+        module = mx.mod.Module(net())
+        module.bind(batches().provide_data, for_training=False)
+        executor = net().simple_bind(mx.cpu(), grad_req="null", **SHAPES)
+        block = mx.gluon.nn.Dense(4)
+        block.initialize()
+        block.hybridize()
+        block(mx.nd.ones((2, 3)))
+    assert session.plans == [] and "_mirror" not in executor.debug_str()
+
+
+def original() -> types.ModuleType:
+    """A copy of the original: a module that binds to see what its marks take."""
+    copy = types.ModuleType("memonger_of_another")
+    exec(
+        "def make_mirror_plan(symbol, mx, shapes):\n"
+        "    return symbol.simple_bind(mx.cpu(), **shapes).debug_str()\n"
+        "def search_plan(symbol, mx, shapes):\n"
+        "    return make_mirror_plan(symbol, mx, shapes)\n",
+        vars(copy),
+    )
+    return copy
+
+
+def test_what_has_a_plan_is_planned_once(capfd: Any) -> None:
+    """By a copy of the original, by our own calls, by hand."""
+    symbol = net()
+    planned = memonger.search_plan(symbol, data=SHAPES["data"])
+    by_hand = net()
+    by_hand.get_internals()["sum1_output"]._set_attr(force_mirroring="True")
+    with memonger.enable(cache=False) as session:
+        assert "_mirror" not in original().search_plan(symbol, mx, SHAPES)
+        again = memonger.search_plan(symbol, data=SHAPES["data"])
+        for each in (again, by_hand, by_hand):
+            each.simple_bind(mx.cpu(), **SHAPES)
+        assert memonger.check(symbol, again, SHAPES, steps=1)
+        scheduled = memonger.search_plan(symbol, data=SHAPES["data"], how="schedule", work=2.0)
+        scheduled.simple_bind(mx.cpu(), **SHAPES)
+    assert session.plans == [] and marked(again) == marked(planned)
+    assert (
+        capfd.readouterr().err.count("it has a plan, or marks (force_mirroring), of its own") == 1
+    )
+
+
+def test_a_network_that_cannot_be_planned(capfd: Any) -> None:
+    """It is bound as without, and why is told once; mistakes are MXNet's to tell."""
+    weight = mx.sym.var("w", stype="row_sparse")
+    symbol = mx.sym.sparse.dot(mx.sym.var("x", stype="csr"), weight)
+    with memonger.enable(cache=False) as session:
+        for _ in range(2):
+            symbol.simple_bind(mx.cpu(), x=(4, 8), w=(8, 2), stype_dict={"x": "csr"})
+        with pytest.raises(RuntimeError, match="simple_bind"):
+            net().simple_bind(mx.cpu(), data=(1, 2))
+        with pytest.raises(ValueError, match="key `data` is missing"):
+            net().bind(mx.cpu(), {}, {})
+    told = capfd.readouterr().err
+    assert session.plans == [] and told.count("\n") == told.count("'x' is stored as csr") == 1
+
+
+@pytest.mark.parametrize("way", ["bind", "Gluon"])
+def test_a_budget_that_nothing_meets(way: str, capfd: Any) -> None:
+    expected = trained(way)
+    with memonger.enable(budget=1000, cache=False), pytest.raises(memonger.BudgetError):
+        trained(way)
+    capfd.readouterr()
+    with memonger.enable(budget=1000, cache=False, or_plain=True) as session:
+        found = trained(way)
+    assert session.plans == [] and "trains without a plan: " in capfd.readouterr().err
+    assert all(np.array_equal(each, found[name]) for name, each in expected.items())
+
+
+def test_a_monitor_sees_the_network_as_it_was() -> None:
+    """With its own nodes and gradients alone, once each, and with the same numbers."""
+
+    def seen() -> list[Any]:
+        mx.random.seed(0)
+        monitor = mx.mon.Monitor(1, mx.nd.norm, pattern="(conv|batch|activ|sum|fc).*", sort=True)
+        module = mx.mod.Module(net())
+        module.bind(batches().provide_data, batches().provide_label, inputs_need_grad=True)
+        module.init_params(mx.init.One())
+        module.install_monitor(monitor)
+        monitor.tic()
+        module.forward_backward(next(batches()))
+        return monitor.toc()
+
+    expected = seen()
+    for how in ("marks", "schedule"):
+        with memonger.enable(how=how, cache=False) as session:
+            found = seen()
+        assert session.plans[0].recomputed
+        assert [each[:2] for each in found] == [each[:2] for each in expected]
+    assert len(expected) > 40
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: Any) -> Path:
+    """A cache folder with what is known of the machine, and the one of its plans."""
+    with memonger.enable(cache=False):
+        net().simple_bind(mx.cpu(), **SHAPES)
+    for file in Path(os.environ["MEMONGER_CACHE"]).glob("*.json"):
+        shutil.copy(file, tmp_path)
+    monkeypatch.setenv("MEMONGER_CACHE", str(tmp_path))
+    return tmp_path / "plans"
+
+
+def test_plans_are_kept(folder: Path, monkeypatch: Any) -> None:
+    """The next process takes the plan, unless it asks for something else or it may be another's."""
+
+    def start(**options: Any) -> Any:
+        cache.forget()
+        with memonger.enable(**options) as session:
+            net().simple_bind(mx.cpu(), **SHAPES)
+        return session.plans[0]
+
+    first = start()
+    (file,) = folder.glob("*.json")
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+    def is_taken(**options: Any) -> bool:
+        os.utime(file, (0, 0))
+        plan = start(**options)
+        assert (plan.recomputed, plan.pool_bytes) == (first.recomputed, first.pool_bytes)
+        return file.stat().st_mtime > 0
+
+    assert is_taken() and not is_taken(cache=False) and len(list(folder.iterdir())) == 1
+    start(budget="70%")
+    monkeypatch.setenv("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", "2")
+    start()
+    assert len(list(folder.iterdir())) == 3
+    monkeypatch.delenv("MXNET_EXEC_INPLACE_GRAD_SUM_CAP")
+    folder.chmod(0o755)
+    assert not is_taken()
+    folder.chmod(0o700)
+    file.write_text(file.read_text()[:-9])
+    assert start().recomputed == first.recomputed and is_taken()
+
+
+def test_kept_plans_have_bounds(folder: Path) -> None:
+    """Of more than a quarter of a GB those go that were used least lately."""
+    folder.mkdir(mode=0o700)
+    for k in range(3):
+        with open(folder / f"{k}.json", "wb") as file:
+            file.truncate(2**27)  # takes no room
+        os.utime(folder / f"{k}.json", (k, k))
+    with memonger.enable():
+        net().simple_bind(mx.cpu(), **SHAPES)
+    left = {path.name for path in folder.iterdir()}
+    assert "2.json" in left and not {"0.json", "1.json"} & left and len(left) == 2
+
+
+def test_a_plan_is_checked_first(folder: Path, capfd: Any) -> None:
+    """One that computes something else is not used."""
+
+    def start() -> str:
+        with memonger.enable(check=True) as session:
+            net(loss=False).simple_bind(mx.cpu(), data=SHAPES["data"])
+        told: str = capfd.readouterr().err
+        assert len(session.plans) == ("checked: equal" in told)
+        return told
+
+    assert "arrays in 3 steps, bit for bit" in start()
+    (file,) = folder.iterdir()
+    whole = json.loads(file.read_text())
+    request = whole["plan"]["request"]
+    request["symbol"] = request["symbol"].replace("relu", "tanh", 1)
+    text = json.dumps(whole["plan"], sort_keys=True)
+    whole["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    file.write_text(json.dumps(whole))
+    assert "its plan computes something else" in start()
+
+
+def test_a_wrong_option_changes_nothing() -> None:
+    with memonger.enable(cache=False) as session:
+        for options in ({"budget": "1x"}, {"how": "both"}, {"work": 0.5}, {"report": "no/folder"}):
+            with pytest.raises(memonger.MemongerError):
+                memonger.enable(**options)  # type: ignore[arg-type]
+        net().simple_bind(mx.cpu(), **SHAPES)
+        memonger.disable()
+        net().simple_bind(mx.cpu(), **SHAPES)
+    assert len(session.plans) == 1

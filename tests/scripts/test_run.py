@@ -1,0 +1,158 @@
+"""``memonger run``: a script runs as under Python, and what it trains is planned."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planned import ROOT
+
+
+def started(*arguments: Any, folder: Path, **environment: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", *map(str, arguments)],
+        cwd=str(folder),
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(*arguments: Any, folder: Path, **environment: str) -> tuple[int, str, str]:
+    process = started(*arguments, folder=folder, **environment)
+    printed, told = process.communicate("a line\n", timeout=300)
+    return process.returncode, printed, told
+
+
+#: What a script sees of its process; it imports no MXNet.
+SEES = """
+import atexit, inspect, multiprocessing, pickle, sys, threading, time
+
+class Thing:
+    pass
+
+def is_thing(thing):
+    return type(thing).__name__, type(thing).__module__ in ("__main__", "__mp_main__")
+
+if __name__ == "__main__":
+    print(sys.argv, __file__, __name__, __spec__ and __spec__.name, __package__ or "")
+    print([sys.path[0]], sys.stdin.read(), sys.modules["__main__"].Thing is Thing)
+    print(pickle.loads(pickle.dumps(Thing())).__class__ is Thing, inspect.getsource(Thing))
+    print("mxnet" in sys.modules, inspect.stack()[0].function)
+    atexit.register(print, "at the end")
+    for way in ("fork", "spawn"):
+        with multiprocessing.get_context(way).Pool(1) as pool:
+            print(way, pool.apply(is_thing, (Thing(),)))
+    threading.Thread(target=lambda: (time.sleep(0.2), print("the thread"))).start()
+    sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("is_module", [False, True])
+def test_a_script_runs_as_under_python(is_module: bool, tmp_path: Path) -> None:
+    package = tmp_path / "scripts"
+    package.mkdir()
+    (package / "sees.py").write_text(SEES)
+    script = ["-m", "scripts.sees"] if is_module else [str(package / "sees.py")]
+    options = ["--its", "own", "--report", "--", "-m", "x"]
+    expected = ended(*script, *options, folder=tmp_path)
+    assert expected[0] == 7 and expected[1].endswith("('Thing', True)\nthe thread\nat the end\n")
+    run = ["-m", "memonger", "run", "--work", "2"]
+    assert ended(*run, *script, *options, folder=tmp_path) == expected
+
+
+FAILS = """
+import signal, sys
+if sys.argv[1] == "interrupted":
+    print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, flush=True)
+    sys.stdin.read()
+raise KeyError("what fails")
+"""
+
+
+def test_a_script_that_fails(tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(FAILS)
+    for run in ([], ["-m", "memonger", "run"]):
+        status, _, told = ended(*run, script, "by itself", folder=tmp_path)
+        assert status == 1 and told.endswith("KeyError: 'what fails'\n")
+        process = started(*run, script, "interrupted", folder=tmp_path)
+        assert process.stdout and process.stdout.readline() == "True\n"
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGINT and told.endswith("KeyboardInterrupt\n")
+
+
+TRAINS = """
+import os, sys
+import mxnet as mx
+from modules import BATCH, IMAGES, LABELS, LEARNING, net, parameters
+
+mx.random.seed(0)
+batches = mx.io.NDArrayIter(IMAGES[:64], LABELS[:64], BATCH)
+module = mx.mod.Module(net())
+module.fit(batches, num_epoch=1, arg_params=parameters(net()), optimizer_params=LEARNING)
+module.save_checkpoint(sys.argv[1], 1, save_optimizer_states=True)
+"""
+
+
+def test_what_a_script_trains_is_planned(tmp_path: Path) -> None:
+    """Its files are byte for byte the same; options come as variables too; a report is written."""
+    script = tmp_path / "trains.py"
+    script.write_text(TRAINS)
+    about = {"MEMONGER_HOW": "schedule", "MEMONGER_PATIENCE": "0.01"}
+    run = ["-m", "memonger", "run", "--report", "page.html", "--work", "3"]
+    plain = ended(script, "plain", folder=tmp_path)
+    planned = ended(*run, script, "planned", folder=tmp_path, **about)
+    assert plain[0] == planned[0] == 0 and planned[1] == plain[1] == ""
+    each, last = [line for line in planned[2].splitlines() if line.startswith("memonger: ")]
+    assert "softmax on cpu(0), data (32, 3, 8, 8), softmax_label (32,): 1.6 MB -> " in each
+    assert "planned in" in each and last.startswith("memonger: 1 planned, the largest 1.6 MB -> ")
+    for file in ("symbol.json", "0001.params", "0001.states"):
+        names = (tmp_path / f"{which}-{file}" for which in ("plain", "planned"))
+        assert len({name.read_bytes() for name in names}) == 1
+    assert (tmp_path / "page.html").stat().st_size > 10**6
+
+
+def test_a_budget_that_nothing_meets(tmp_path: Path) -> None:
+    """The script ends with the numbers in one line."""
+    script = tmp_path / "trains.py"
+    script.write_text(TRAINS)
+    run = ["-m", "memonger", "run", "--budget", "1%", "--patience", "0.01"]
+    status, _, told = ended(*run, script, "planned", folder=tmp_path)
+    assert status == 1 and "Traceback" not in told
+    assert "--or-plain trains it without a plan" in told.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--budget", "6 gallons", "script.py"], "budget='6 gallons': unknown unit"),
+        (["--work", "0.5", "script.py"], "work=0.5 is less than one forward pass"),
+        (["--how", "auto", "script.py"], "how='auto' needs budget="),
+        (["--report", "no/folder/page.html", "script.py"], "there is no folder"),
+        (["--hew", "marks", "script.py"], "unrecognized arguments|required"),
+        ([], "required: script"),
+        (["none.py"], "the script 'none.py' cannot be read: No such file"),
+        (["-m", "none.such"], "there is no module 'none.such' to run"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_told_before_the_script_runs(
+    arguments: list[str], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text("print('it runs')")
+    status, printed, told = ended("-m", "memonger", "run", *arguments, folder=tmp_path)
+    assert (status, printed) == (2, "")
+    (line,) = told.splitlines()
+    assert line.startswith("memonger") and re.search(said, line)
