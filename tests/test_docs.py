@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 from memonger import cli
 
+from planned import ROOT, run_python
+
 pytestmark = pytest.mark.python_differs
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 FULL_SEARCH = {"docs/tutorial.md": pytest.mark.full_search}  # it shows what a reader gets
@@ -58,6 +59,9 @@ def test_code_runs(
     page = (ROOT / name).read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     my_network().save("net-symbol.json")
+    Path("package").mkdir()
+    for script in ("train.py", "package/module.py"):
+        Path(script).write_text("import sys; assert sys.argv[1:]")
     here: dict[str, Any] = {"my_network": my_network, "train_iter": train_iter()}
     for fence in FENCE.finditer(page):
         line, (language, text, shown) = page[: fence.start(2)].count("\n"), fence.groups()
@@ -69,7 +73,12 @@ def test_code_runs(
         else:
             assert language == "sh", f"{name}:{line}: a block in {language!r} is not run"
             for command in text.replace("\\\n", " ").splitlines():
-                if command.strip().startswith("memonger "):
+                if command.strip().startswith("memonger run "):  # it takes its process over
+                    here_too = f"import os, runpy; os.chdir({str(tmp_path)!r}); "
+                    start = here_too + "runpy.run_module('memonger', run_name='__main__')"
+                    ran = run_python("-c", start, *shlex.split(command)[1:])
+                    assert ran.returncode == 0, ran.stderr
+                elif command.strip().startswith("memonger "):
                     assert cli.main(shlex.split(command)[1:]) == 0, command
 
 

@@ -314,7 +314,7 @@ def test_a_wrong_option_changes_nothing() -> None:
     with memonger.enable(cache=False) as session:
         for options in ({"budget": "1x"}, {"how": "both"}, {"work": 0.5}, {"report": "no/folder"}):
             with pytest.raises(memonger.MemongerError):
-                memonger.enable(**options)  # type: ignore[arg-type]
+                memonger.enable(**options)
         net().simple_bind(mx.cpu(), **SHAPES)
         memonger.disable()
         net().simple_bind(mx.cpu(), **SHAPES)
