@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import sys
@@ -27,35 +26,37 @@ settings.register_profile("by hand", **every)
 settings.register_profile("CI", **every, derandomize=True, database=None)
 settings.load_profile("CI" if os.environ.get("CI") else "by hand")
 
-SHORTER = {"marks": 20, "schedules": 50}
 LONG = ("full_search", "slow", "exhaustive")  # tests that search as long as a user does
-
-
-def scaled(patch: pytest.MonkeyPatch, marks_times: float, times: float) -> None:
-    """Make the searches for marks and for schedules so many times as long as a user's."""
-    from memonger.planners.marks import search as marks
-    from memonger.planners.trees import search as trees
-
-    patch.setattr(marks, "EFFORT", marks.Effort().times(marks_times))
-    effort: Any = trees.Effort()
-    longer = {k: int(times * getattr(effort, k)) for k in ("replays", "replays_near", "annealing")}
-    patch.setattr(trees, "EFFORT", dataclasses.replace(effort, **longer))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def all_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Short searches, for few tests depend on how good a plan is; and a cache of our own."""
+    """Short searches, and a cache of our own."""
+    from efforts import SHORT, use
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMONGER_CACHE", str(tmp_path_factory.mktemp("measured")))
-        scaled(patch, 1 / SHORTER["marks"], 1 / SHORTER["schedules"])
+        use(SHORT, patch.setattr)
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def each_module() -> None:
+    from memonger.support.cache import forget
+
+    forget()
 
 
 @pytest.fixture(autouse=True)
 def each_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test plans for itself; those that are marked so, and slow ones, search in full."""
+    """Every test plans for itself, but for those of ``one_plan``.
+
+    Those that are marked so, and slow ones, search in full.
+    """
+    from efforts import USUAL, use
     from memonger.support.cache import forget
 
-    forget()
+    if not request.node.get_closest_marker("one_plan"):
+        forget()
     if any(request.node.get_closest_marker(name) for name in LONG):
-        scaled(monkeypatch, 1, 1)
+        use(USUAL, monkeypatch.setattr)

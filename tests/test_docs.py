@@ -25,7 +25,7 @@ pytestmark = pytest.mark.python_differs
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
-FULL_SEARCH = {"docs/tutorial.md": pytest.mark.full_search}  # it shows what a reader gets
+SLOW = {"docs/tutorial.md": pytest.mark.slow}  # it shows what a full search finds
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```\n((?:\n+ {4}[^\n]*)*)", re.M | re.S)
 BATCH, IMAGE, CLASSES = 32, 224, 10  # the pages say (32, 3, 224, 224)
 
@@ -50,9 +50,7 @@ def train_iter() -> Any:
     return mx.io.NDArrayIter(images.astype(np.float32), np.arange(BATCH) % CLASSES, BATCH)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=FULL_SEARCH.get(name, ())) for name in NAMES]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in NAMES])
 def test_code_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -403,7 +403,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "largest_batch": largest,
     "explain": lambda net: str(memonger.explain(net, CELLS)),
     "within": lambda net: told(memonger.plan(net, CELLS, budget="60%", patience=1)),
-    "frontier": lambda net: told(*memonger.frontier(net, CELLS, points=99, patience=1)),
+    "frontier": lambda net: told(*memonger.frontier(net, CELLS, points=9, patience=1)),
 }
 
 

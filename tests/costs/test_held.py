@@ -19,12 +19,18 @@ from planned import HOWS, as_module, elsewhere, module_plan, plan_of
 PATIENCE = 0.02
 
 
+#: Few units: products of matrices take time, and hold nothing.
+NARROW: Any = {"units": 64, "inputs": 64, "batch": 100}
 NETWORKS: dict[str, Recurrent] = {
-    "residual LSTM with Dropout": Recurrent("lstm", residual=True, dropout=True, blocks=5),
-    "bidirectional LSTM": Recurrent("lstm", bidirectional=True, stacked=2, inputs=120),
-    "bidirectional GRU": Recurrent("gru", bidirectional=True, residual=True, blocks=3),
-    "tanh, large batch": Recurrent("rnn_tanh", stacked=4, steps=60, batch=144, blocks=3),
-    "bidirectional relu": Recurrent("rnn_relu", bidirectional=True, stacked=2, residual=True),
+    "residual LSTM with Dropout": Recurrent(
+        "lstm", residual=True, dropout=True, blocks=5, **NARROW
+    ),
+    "bidirectional LSTM": Recurrent("lstm", True, 2, **{**NARROW, "inputs": 40}),
+    "bidirectional GRU": Recurrent("gru", True, residual=True, **NARROW, blocks=3),
+    "tanh, large batch": Recurrent(
+        "rnn_tanh", stacked=4, steps=60, blocks=3, **{**NARROW, "batch": 450}
+    ),
+    "bidirectional relu": Recurrent("rnn_relu", True, 2, residual=True, **NARROW),
 }
 
 
@@ -33,9 +39,9 @@ class Convolutions(NamedTuple):
 
     between: str
     blocks: int
-    channels: int = 64
+    channels: int = 16
     image: int = 64
-    batch: int = 8
+    batch: int = 24
 
     def build(self) -> tuple[Any, dict[str, tuple[int, ...]]]:
         x = mx.sym.Variable("data")

@@ -206,6 +206,7 @@ def an_estimator(prepare: Prepare) -> Arrays:
     return {**left_in(net), "metrics": np.array([metric.get()[1] for metric in metrics])}
 
 
+@pytest.mark.one_plan
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_bits(name: str, how: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,7 @@ def a_thread_for_each_device(prepare: Prepare) -> Arrays:
     return left_in(net)
 
 
+@pytest.mark.one_plan
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_bits(name: str, how: str) -> None:

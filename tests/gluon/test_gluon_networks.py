@@ -228,6 +228,7 @@ def a_symbol_block(prepare: Prepare) -> Arrays:
     return left_in(net)
 
 
+@pytest.mark.one_plan
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_bits(name: str, how: str) -> None:

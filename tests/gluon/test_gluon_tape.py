@@ -425,6 +425,7 @@ SCENARIOS.update(
 )
 
 
+@pytest.mark.one_plan
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_bits(name: str, how: str) -> None:

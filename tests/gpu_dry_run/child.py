@@ -40,8 +40,11 @@ class DryRun:
 
 def main(job: str, report: str) -> None:
     dry = DryRun(report)
+    from efforts import use  # and with it memonger and MXNet
+
     with open(job, "rb") as f:
-        function, args = pickle.load(f)
+        chosen, function, args = pickle.load(f)
+    use(chosen)
     value = function(dry, *args)
     sys.modules["mxnet"].nd.waitall()  # operator errors are asynchronous: let them show here
     if value is not None:

@@ -22,6 +22,8 @@ from typing import Any, Callable, Iterator, Mapping
 
 import pytest
 
+from efforts import efforts
+
 from . import gen_stub
 
 HERE = Path(__file__).resolve().parent
@@ -79,7 +81,7 @@ class GpuDryRun:
         """
         with tempfile.TemporaryDirectory() as folder:
             job, report, calls = (Path(folder, name) for name in ("job", "report", "calls"))
-            job.write_bytes(pickle.dumps((function, args)))
+            job.write_bytes(pickle.dumps((efforts(), function, args)))
             environment = {k: v for k, v in os.environ.items() if not MXNET_SETTING.match(k)}
             environment.update(
                 LD_LIBRARY_PATH=str(self.stubs),

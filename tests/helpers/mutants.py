@@ -134,6 +134,9 @@ def begin(folder: str, memory: int) -> None:
     """Make a process ready for `attempt`, with a folder of its own in this one."""
     os.environ["OMP_NUM_THREADS"] = "1"
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    from efforts import SHORT, use
+
+    use(SHORT)
     files = {name: (net.tojson(), shapes) for name, (net, shapes) in networks().items()}
     _worker.update(folder=Path(folder) / str(os.getpid()), files=files)
     _worker["folder"].mkdir()

@@ -25,6 +25,7 @@ from memonger.planners.marks.cuts import Cut, cheap_cuts
 from memonger.planners.marks.rules import Rules
 from memonger.graph.training import training_graph
 
+from efforts import efforts
 
 ROOT = Path(__file__).resolve().parents[2]
 HOWS: dict[str, dict[str, Any]] = {"marks": {}, "schedule": {"how": "schedule", "work": 2.0}}
@@ -52,17 +53,21 @@ def run_code(code: str, **environment: str) -> str:
 
 
 CALL = """
-import pathlib, pickle, sys
+import efforts, pathlib, pickle, sys
 file = pathlib.Path(sys.argv[1])
-work, given = pickle.loads(file.read_bytes())
+chosen, work, given = pickle.loads(file.read_bytes())
+efforts.use(chosen)
 file.write_bytes(pickle.dumps(work(*given)))
 """
 
 
 def elsewhere(work: Callable[..., Any], *given: Any, **environment: str) -> tuple[Any, str]:
-    """What a function returns in a process of its own, and what that says on stderr."""
+    """What a function returns in a process of its own, and what that says on stderr.
+
+    It searches as long as this one does.
+    """
     with tempfile.NamedTemporaryFile() as file:
-        Path(file.name).write_bytes(pickle.dumps((work, given)))
+        Path(file.name).write_bytes(pickle.dumps((efforts(), work, given)))
         done = run_python("-W", "ignore", "-c", CALL, file.name, **environment)
         assert done.returncode == 0, done.stderr[-2000:]
         return pickle.loads(Path(file.name).read_bytes()), done.stderr

@@ -21,6 +21,7 @@ from memonger.schedules.schedule import Schedule
 from memonger.schedules.execution.symbol import scheduled
 
 import blocked_networks
+from efforts import SHORT, use
 from drawn_schedules import everything, nested, work_of
 from modules import LEARNING, batch_of, trained
 
@@ -133,5 +134,6 @@ def outcome(seed: int) -> str:
 
 
 if __name__ == "__main__":
+    use(SHORT)
     for number in range(int(sys.argv[1]), int(sys.argv[2])):
         print(f"{number} {outcome(number)}", flush=True)
