@@ -56,14 +56,14 @@ def main(arguments: Sequence[str] | None = None, begin: Callable[[], object] = l
         return OK
     except MemongerError as error:
         text, status = str(error), NO if isinstance(error, BudgetError) else MISTAKE
-    except RuntimeError as error:
-        if type(error).__name__ != "MXNetError":
-            raise
-        text = "MXNet says: " + said_by_mxnet(error)
     except MemoryError as error:
         text = f"this machine has not memory enough: {error}"
     except KeyboardInterrupt:
         text = INTERRUPTED
+    except Exception as error:
+        if type(error).__name__ != "MXNetError":
+            raise
+        text = "MXNet says: " + said_by_mxnet(error)
     sys.stdout.flush()
     print("memonger: " + " ".join(text.split()), file=sys.stderr)
     return status
@@ -238,9 +238,11 @@ def _tell(options: argparse.Namespace, found: Any, plan: Any = None, data: Any =
     """Write the files, and print what was found, or with ``--json`` its data, in any case."""
     try:
         if options.output is not None:
+            from memonger.support.versions import json_of
+
             if plan.schedule is not None:
                 raise MemongerError(UNSAVED)
-            files.write(options.output, plan.symbol.tojson(remove_amp_cast=False).encode())
+            files.write(options.output, json_of(plan.symbol).encode())
         if options.plot is not None:
             plan.plot(options.plot)
     except KeyboardInterrupt:

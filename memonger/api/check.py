@@ -18,6 +18,7 @@ from memonger.solve.request import Request, read_call
 from memonger.support.checks import check_count
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import environment, mx
+from memonger.support.versions import MXNET_ERRORS
 
 #: Operators that expect whole numbers (an index, a class) as their first or second input.
 INDEX_INPUTS = (
@@ -206,7 +207,7 @@ def _train(
                 if n not in call.spec.shapes and np.dtype(gradient.dtype).kind == "f":
                     mx.nd.sgd_mom_update(args[n], gradient, momentum[n], **RATES, out=args[n])
         return result
-    except RuntimeError as error:  # an MXNetError; simple_bind makes it a RuntimeError
+    except MXNET_ERRORS as error:  # simple_bind makes another one
         raise MemongerError(f"the network cannot be run on {ctx}: {said_by_mxnet(error)}") from None
 
 

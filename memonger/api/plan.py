@@ -29,6 +29,7 @@ from memonger.solve.solution import Solution, slowest
 from memonger.support import files
 from memonger.support.errors import MemongerError, in_words
 from memonger.support.mxnet import mx
+from memonger.support.versions import json_of
 
 log = logging.getLogger("memonger")
 
@@ -227,7 +228,7 @@ class Plan(Reported):
         plan = {
             "request": {
                 **vars(request),
-                "symbol": self.symbol.tojson(remove_amp_cast=False),
+                "symbol": json_of(self.symbol),
                 "spec": request.spec._asdict(),
                 "ctx": str(request.ctx),
             },

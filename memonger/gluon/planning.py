@@ -16,6 +16,7 @@ from memonger.graph.inputs import did_you_mean, read_pairs, read_shapes
 from memonger.solve.options import EITHER, read_plan_options
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
+from memonger.support.versions import MXNET_ERRORS
 
 Net = TypeVar("Net")
 
@@ -223,7 +224,7 @@ def _lay_out(net: Any) -> None:
     for parameter in net.collect_params().values():
         try:
             arrays = parameter.list_data()
-        except RuntimeError:  # not initialized yet, or sparse
+        except MXNET_ERRORS:  # not initialized yet, or sparse
             continue
         for array in arrays:
             stub.address(array)
@@ -245,7 +246,7 @@ def _plan_now(net: Any, shapes: Any, keywords: dict[str, Any], type_dict: Any) -
     try:
         for parameter in parameters:
             ctx = parameter.list_ctx()[0]
-    except RuntimeError:
+    except MXNET_ERRORS:
         raise MemongerError(
             f"parameter {parameter.name!r} is not initialized; call net.initialize() before a plan "
             "is made for shapes, or give no shapes here"

@@ -37,6 +37,7 @@ class BudgetError(MemongerError):
 def said_by_mxnet(error: BaseException | str) -> str:
     """Return what an error of MXNet says, in one line and without its stack trace."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    lines = [line for line in lines if not re.match(r"Stack trace|\[bt\]", line)]  # before 1.7
     lines = [line for line in lines if re.search("Error: |Check failed|JSONReader", line)] or lines
     said = lines[-1] if lines else type(error).__name__
     return re.sub(r"^(\w+\.)*\w*Error: |\[[0-9:]+\] \S+: |Check failed: ", "", said)

@@ -14,6 +14,7 @@ import ctypes
 import functools
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import re
 import sys
@@ -35,6 +36,11 @@ CUDA_LIBRARIES: list[tuple[str, str]] = re.findall(
     cusolver/libcusolver.so.11 cudnn/libcudnn.so.8 nccl/libnccl.so.2
     """,
 )
+
+#: With which the tests train, on a CPU, and the first with which it would not work.
+TRIED, TOO_NEW = ("1.6.0", "1.7.0", "1.8.0", "1.9.0", "1.9.1"), (2, 0, 0)
+
+log = logging.getLogger("memonger")
 
 INSTALL = "pip install 'memonger[cpu]', or 'memonger[cu112]' for a machine with an NVIDIA GPU"
 
@@ -58,11 +64,21 @@ def _is_on(text: str) -> bool:
     return text not in ("", "0", "false", "False")
 
 
+@functools.lru_cache(maxsize=1)
+def built_with_mkldnn() -> bool:
+    """Tell whether MXNet is built with MKLDNN: the wheel ``mxnet`` is since 1.7."""
+    import mxnet
+
+    return bool(mxnet.runtime.Features().is_enabled("MKLDNN"))
+
+
 @dataclass(frozen=True)
 class Settings:
     """What MXNet's environment variables say that bears on a plan, as they are when it is made."""
 
-    mkldnn: bool = _variable("MXNET_MKLDNN_ENABLED", "1", _is_on)  # whether it may compute on a CPU
+    mkldnn: bool = _variable(  # whether it may compute on a CPU
+        "MXNET_MKLDNN_ENABLED", "1", lambda text: _is_on(text) and built_with_mkldnn()
+    )
     mkldnn_rnn: bool = _variable("MXNET_USE_MKLDNN_RNN", "1", _is_on)
     fusion: bool = _variable("MXNET_USE_FUSION", "1", _is_on)  # of pointwise operators, on a GPU
     merging: bool = _variable("MXNET_ELIMINATE_COMMON_EXPR", "1", _is_on)  # of subexpressions
@@ -247,6 +263,28 @@ class _Preparation:
         return spec
 
 
+def version_of(text: str) -> tuple[int, int, int]:
+    """Read the version of an MXNet, such as 1.9.1, 1.9.1.post0 or 1.10.0b20220101."""
+    major, minor, patch = map(int, [*re.findall(r"\d+", text), "0", "0", "0"][:3])
+    return major, minor, patch
+
+
+def _check_version(version: str) -> None:
+    """Refuse a version with which nothing works, and tell of one that was not tried."""
+    if not version_of(TRIED[0]) <= version_of(version) < TOO_NEW:
+        raise MXNetImportError(
+            f"memonger works with MXNet 1.6 to 1.9, but MXNet {version} is installed; "
+            "pip install mxnet==1.9.1 (or mxnet-cu112==1.9.1)"
+        )
+    if ".".join(map(str, version_of(version))) not in TRIED:
+        log.warning(
+            "MXNet %s was never tried with memonger (but %s were): plans are confirmed by binds; "
+            "compare the training of yours with memonger.check",
+            version,
+            ", ".join(TRIED),
+        )
+
+
 def __getattr__(name: str) -> Any:
     if name != "mx":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -256,11 +294,7 @@ def __getattr__(name: str) -> Any:
         raise
     except (ImportError, OSError) as error:
         raise MXNetImportError(_explain(error)) from error
-    if not mxnet.__version__.startswith("1.9."):
-        raise MXNetImportError(
-            f"memonger knows how MXNet 1.9 plans memory, but MXNet {mxnet.__version__} is "
-            "installed; pip install mxnet==1.9.1 (or mxnet-cu112==1.9.1)"
-        )
+    _check_version(mxnet.__version__)
     globals()[name] = mxnet
     return mxnet
 

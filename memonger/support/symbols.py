@@ -18,8 +18,9 @@ from typing import Any, Mapping, Sequence
 
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
+from memonger.support.versions import VERSION, json_of
 
-VERSION, OLDEST = 10901, 800  # what MXNet 1.9.1 writes, and of a file that tells none
+OLDEST = 800  # of a file that tells no version
 OWN_STATES = 900  # before, auxiliary states were not written: MXNet puts in the inputs that lack
 
 #: What MXNet took for attributes of a variable before it hid them (``UpgradeJSON_FixParsing`` in
@@ -37,7 +38,7 @@ _ESCAPE = re.compile(r"\\(u00[01][0-9a-f]|.)")
 
 def read(symbol: Any) -> dict[str, Any]:
     """Return the graph of a Symbol: what its JSON holds, with the casts that AMP has put in."""
-    return json.loads(symbol.tojson(remove_amp_cast=False), strict=False)
+    return json.loads(json_of(symbol), strict=False)
 
 
 def as_json(graph: Mapping[str, Any]) -> str:

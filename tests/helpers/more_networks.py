@@ -13,6 +13,7 @@ import mxnet as mx
 import numpy as np
 from memonger.graph import marks
 from memonger.graph.forward import KeptCopy
+from memonger.support.versions import json_of
 
 import networks
 from planned import forward
@@ -175,7 +176,7 @@ def kept_copies(network: Network, every: int) -> Network:
         symbol, np.zeros(len(graph.nodes), np.bool_), (), map(KeptCopy, operators[::every])
     )
     # As if the user had written it: without marks and the record of a plan.
-    text = copied.tojson(remove_amp_cast=False)
+    text = json_of(copied)
     for attribute in (marks.RECORD, marks.FORCE):
         text = text.replace(attribute, "__ours__")
     return mx.sym.load_json(text), shapes

@@ -24,6 +24,7 @@ from memonger.graph.operators.recompute import ANYWHERE
 from memonger.planners.marks.cuts import Cut, cheap_cuts
 from memonger.planners.marks.rules import Rules
 from memonger.graph.training import training_graph
+from memonger.support.symbols import read
 
 from efforts import efforts
 
@@ -75,7 +76,8 @@ def elsewhere(work: Callable[..., Any], *given: Any, **environment: str) -> tupl
 
 def nodes(symbol: Any) -> list[dict[str, Any]]:
     """The nodes of a symbol's JSON."""
-    return json.loads(symbol.tojson(remove_amp_cast=False))["nodes"]
+    found: list[dict[str, Any]] = read(symbol)["nodes"]
+    return found
 
 
 def marked(symbol: Any, value: str = "True") -> list[str]:
@@ -85,7 +87,7 @@ def marked(symbol: Any, value: str = "True") -> list[str]:
 
 def with_marks(symbol: Any, names: Iterable[str]) -> Any:
     """A copy in which just these nodes are recomputed, without any rule."""
-    graph, names = json.loads(symbol.tojson(remove_amp_cast=False)), set(names)
+    graph, names = read(symbol), set(names)
     for node in graph["nodes"]:
         if node["op"] != "null" and node["name"] in names:
             node.setdefault("attrs", {})[FORCE] = "True"

@@ -45,7 +45,7 @@ def without(library: str) -> str:
         ("mxnet mxnet-cu112", "", ["installed over each other", "-y mxnet mxnet-cu112"]),
         *(
             ("mxnet", f"__version__ = {v!r}", [f"MXNet {v} is installed", "mxnet==1.9.1"])
-            for v in ("1.8.0", "2.0.0", "1.10.0")
+            for v in ("1.5.1", "1.4.1.post0", "2.0.0b1")
         ),
     ],
 )
@@ -68,6 +68,23 @@ def test_a_broken_cuda_library_is_named(tmp_path: Path) -> None:
 def test_no_mxnet(tmp_path: Path) -> None:
     message = failure(tmp_path, before="import sys; sys.modules['mxnet'] = None\n")
     assert "not installed" in message and "memonger[cpu]" in message and "[cu112]" in message
+
+
+UNTRIED = """
+import memonger, mxnet as mx
+mx.__version__ = {!r}
+net = mx.sym.MakeLoss(mx.sym.Activation(mx.sym.Variable("data"), act_type="tanh"))
+for _ in range(2):
+    memonger.get_cost(net, data=(8, 8))
+"""
+
+
+@pytest.mark.parametrize("version, told", [("1.9.2", 1), ("1.10.0b20230101", 1), ("1.9.1", 0)])
+def test_a_version_that_was_not_tried_is_told_once(version: str, told: int) -> None:
+    done = run_python("-W", "ignore", "-c", UNTRIED.format(version))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(f"MXNet {version} was never tried") == told
+    assert done.stderr.count("\n") == told
 
 
 BINDS = """

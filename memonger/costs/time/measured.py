@@ -40,6 +40,7 @@ from memonger.support.cache import on_disk
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import environment, mx
 from memonger.support.symbols import load_nodes
+from memonger.support.versions import MXNET_ERRORS
 
 SIDE = 1024  # of the square matrices that are multiplied
 LONG = 2**24  # elements of the array that is copied
@@ -205,7 +206,7 @@ def _measure_pace(example: Example, rates: Rates, ctx: Any) -> list[float] | Non
     try:
         training = training_graph(forward_graph(example.alone(), InputSpec(shapes, {})))
         seconds = _quickest_steps(symbols_of(example), tensors, ctx)
-    except (MemongerError, RuntimeError):  # MXNet's error is one
+    except (MemongerError, *MXNET_ERRORS):
         return None
     forward, both = seconds[-1] - (seconds[0] if example.behind else 0.0)
     times = predicted(training, rates)
@@ -305,7 +306,7 @@ def _measured(training: TrainingGraph, ctx: Any, base: Times, factors: Factors) 
                 try:
                     symbol = load_nodes(*alone(node.op, node.attrs, len(tensors)))
                     kept[key] = _quickest_steps([symbol], tensors, ctx)[0].tolist()
-                except RuntimeError:  # it cannot be bound alone; MXNet's error is one
+                except MXNET_ERRORS:  # it cannot be bound alone
                     kept[key] = None
             if kept[key]:
                 forward[i], both = kept[key]

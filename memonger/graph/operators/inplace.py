@@ -20,6 +20,7 @@ from typing import Callable, Iterator, Tuple
 
 from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.tensors import Attributes
+from memonger.support.mxnet import built_with_mkldnn
 
 Options = Tuple[Tuple[int, int, bool], ...]  # input, output, identity
 
@@ -146,7 +147,8 @@ IGNORED: dict[str, tuple[int, ...]] = {
 def _pooling_gradient(attrs: Attributes) -> Options:
     """Look whether MKLDNN's max pooling has a workspace: nn/pooling.cc, GetNumOutputs."""
     workspace = (
-        attrs.get("pool_type", "max") == "max"
+        built_with_mkldnn()
+        and attrs.get("pool_type", "max") == "max"
         and re.search(r"\d", attrs.get("kernel", ""))
         and attrs.get("layout", "None") in ("None", "NCW", "NCHW", "NCDHW")
     )

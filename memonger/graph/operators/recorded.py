@@ -4,13 +4,15 @@ Most gradients are operators of their own (``_backward_X``), which ``MXImperativ
 name. Some cannot be: they need the state of their forward operator (``FCreateOpState``, and all
 that ``MXNET_REGISTER_OP_PROPERTY`` registers, ``src/nnvm/legacy_op_util.cc``), or insist that a
 gradient that nobody wants is not computed (``kNullOp``), for which the interface has no word, or
-have results of several types, which it takes for one (``SameType``). Those are *recorded*: autograd
+have results of several types, which it takes for one (``SameType``). (MXNet 1.6 does not tell it
+how many inputs some have: ``support.versions``.) Those are *recorded*: autograd
 records the operator alone, and its backward pass writes the gradients.
 """
 
 from __future__ import annotations
 
 from memonger.graph.operators.gradients import OperatorGradient
+from memonger.support import versions
 
 #: What ``MXNET_REGISTER_OP_PROPERTY`` registers.
 LEGACY = frozenset(
@@ -53,7 +55,7 @@ ACCUMULATING = frozenset(
 BY_MKLDNN = frozenset(("Convolution", "Deconvolution", "FullyConnected"))
 
 #: Inputs that a gradient changes without telling MXNet's engine (``FMutateInputs``).
-MOVED_UNTOLD = {"_backward_contrib_BatchNormWithReLU": (6, 7)}
+MOVED_UNTOLD = {"_backward_contrib_BatchNormWithReLU": (6, 7), **versions.MOVED_UNTOLD}
 
 #: Operators that run on a thread of their own (``ExecType::kAsync``): never in a bulk of others.
 ASYNCHRONOUS = frozenset(("Custom", "_NDArray", "_Native", "_CrossDeviceCopy"))
@@ -62,4 +64,6 @@ ASYNCHRONOUS = frozenset(("Custom", "_NDArray", "_Native", "_CrossDeviceCopy"))
 def is_recorded(op: str, gradient: OperatorGradient) -> bool:
     """Tell whether the gradient of an operator is recorded."""
     types = [{t.dtype for t in n.tensors} for n in gradient.nodes if n.op.startswith("_backward_")]
-    return op in _RECORDED or any(len(several) > 1 for several in types)
+    return (
+        op in _RECORDED or op in versions.NOT_INVOKED or any(len(several) > 1 for several in types)
+    )

@@ -29,6 +29,7 @@ from memonger.schedules.training_step import Node, TrainingStep, nodes_of
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.kernels import call
 from memonger.support.mxnet import mx
+from memonger.support.versions import invoke
 
 #: What a call reads or writes: a tensor of the step (a row and which of its outputs), or the array
 #: of an argument's gradient (its name).
@@ -106,8 +107,9 @@ def calls_of(step: TrainingStep, on_gpu: bool, poisoned: bool = False) -> Calls:
             made.append(Invocation(-1, "_grad_add", {}, (name, entry), (name,)))
         if row in ends and _gradients(step, ends[row], recorded[ends[row]], read):
             x = ends[row]
-            states = _states_apart(step, rows, x)
-            made += [Invocation(-1, "_copy", {}, (state,), (own,)) for state, own in states]
+            states = _states(step, rows, x)
+            apart = [(state, own) for state, own in states if state != own]
+            made += [Invocation(-1, "_copy", {}, (state,), (own,)) for state, own in apart]
             made.append(_differentiated(step, rows, x, recorded[x], read))
             made += [Invocation(-1, "_copy", {}, (own,), (state,)) for state, own in states]
         elif row not in inner:
@@ -207,15 +209,16 @@ def _gradients(
     return tuple(found)
 
 
-def _states_apart(step: TrainingStep, nodes: Sequence[Node], x: int) -> list[tuple[Entry, Entry]]:
-    """Pair the auxiliary states of an operator with those of its own that its last run has read.
+def _states(step: TrainingStep, nodes: Sequence[Node], x: int) -> list[tuple[Entry, Entry]]:
+    """Pair the auxiliary states of an operator with those that its last run has read.
 
-    Its backward pass may move them. They begin with what the first run has left in the others, to
-    which they are copied back: whether the forward pass moves them (cuDNN) or the backward pass.
+    Its backward pass may move them, also untold. Those of its own begin with what the first run has
+    left in the others, to which they are copied back: whether the forward pass moves them (cuDNN)
+    or the backward pass.
     """
     graph, runs = step.training.graph, (step.rows.first[x], step.rows.latest[x])
     inputs = zip(graph.nodes[x].inputs, *(nodes[int(run)].reads for run in runs))
-    return [(state, own) for (a, _), state, own in inputs if a in graph.auxiliary and state != own]
+    return [(state, own) for (a, _), state, own in inputs if a in graph.auxiliary]
 
 
 def _differentiated(
@@ -358,10 +361,8 @@ class _Recording:
     def run(self) -> None:
         """Run the operator."""
         self._made = [array.detach() for array in self._writes]
-        keys, values, of_numpy = list(self._attrs), list(self._attrs.values()), (False, True)
-        about = self._op, self._reads, keys, values, self._made, *of_numpy
         with mx.autograd.record() if mx.autograd.is_training() else mx.autograd.pause():
-            mx.nd._internal._imperative_invoke(*about)
+            invoke(self._op, self._reads, self._attrs, self._made)
 
     def differentiate(self, heads: Sequence[tuple[int, Any]]) -> None:
         """Run its backward pass; what it has recorded is forgotten."""

@@ -11,6 +11,7 @@ from memonger.schedules.expand import parts, unroll
 from memonger.schedules.schedule import Schedule, adapt, check, workload
 from memonger.schedules.training_step import TrainingStep
 from memonger.support.cache import Latest
+from memonger.support.versions import json_of
 
 Arrays = Dict[str, Any]  # by the names of arguments or auxiliary states
 Requests = Mapping[str, str]  # grad_req of each argument
@@ -40,7 +41,7 @@ class Recipe:
     ) -> TrainingStep:
         """Return the step of the symbol's graph: remembered, or ``known``, or made."""
         # The network as it is now: attributes can be set at any time.
-        network = hashlib.sha256(symbol.tojson(remove_amp_cast=False).encode()).digest()
+        network = hashlib.sha256(json_of(symbol).encode()).digest()
         tensors = tuple(graph.tensors[a] for a in graph.arguments)
         key = network, tensors, frozenset(requests.items()), mkldnn
         about = graph, self.schedule, requests, mkldnn

@@ -24,6 +24,7 @@ from memonger.schedules.execution.recipe import Arrays, Recipe, Requests
 from memonger.schedules.schedule import Schedule
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import environment, mx
+from memonger.support.versions import json_of
 
 log = logging.getLogger("memonger")
 
@@ -96,7 +97,7 @@ class ScheduledSymbol(Symbol):  # type: ignore[misc, valid-type]
 
     def __reduce__(self) -> Any:
         operations = self.recipe.schedule.operations
-        return _unpickled, (self.tojson(remove_amp_cast=False), operations, self._lost)
+        return _unpickled, (json_of(self), operations, self._lost)
 
     def _compose(self, *args: Any, **kwargs: Any) -> None:
         self._lost = self._lost or "it was composed with other inputs"
