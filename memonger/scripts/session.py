@@ -27,7 +27,7 @@ from memonger.solve.options import EITHER, read_plan_options
 from memonger.support.errors import BudgetError, MemongerError, in_words
 from memonger.support.symbols import as_json, read
 
-warnings = logging.getLogger("memonger")  # of the whole package
+package_log = logging.getLogger("memonger")
 log = logging.getLogger("memonger.scripts")
 
 #: Trains the network of one file by the plan of the other, and without.
@@ -63,7 +63,7 @@ class Session:
         self.plans: list[Plan] = []
         self._seconds = 0.0  # that planning took
         self._told: set[tuple[str, str]] = set()  # networks, and why they have no plan
-        self._usual_logging = warnings.level, warnings.propagate
+        self._usual_logging = package_log.level, package_log.propagate
         self._handler = logging.StreamHandler()
         self._handler.setFormatter(logging.Formatter("memonger: %(message)s"))
 
@@ -77,9 +77,9 @@ class Session:
     def begin(self) -> None:
         """Plan from now on."""
         # The log of the script is its own, as it was.
-        warnings.setLevel(logging.WARNING)
-        warnings.propagate = False
-        warnings.addHandler(self._handler)
+        package_log.setLevel(logging.WARNING)
+        package_log.propagate = False
+        package_log.addHandler(self._handler)
         log.setLevel(logging.INFO)
         plan_binds(self)
         plan_others(self._asked_of)
@@ -96,8 +96,9 @@ class Session:
                 if self._report is not None:
                     largest.report(self._report)
         finally:
-            warnings.removeHandler(self._handler)
-            warnings.level, warnings.propagate = self._usual_logging
+            package_log.removeHandler(self._handler)
+            level, package_log.propagate = self._usual_logging
+            package_log.setLevel(level)
 
     def _asked_of(self, block: Any) -> Asked:
         find_for = functools.partial(self._find, block.name, "Gluon")
@@ -268,7 +269,14 @@ def enable(
 
 
 def disable() -> None:
-    """Plan nothing more in this process; what is bound by then keeps its plans."""
+    """Plan nothing more in this process; what is bound by then keeps its plans.
+
+    Examples
+    --------
+    >>> memonger.enable(how='schedule')
+    >>> mod.fit(train_iter, num_epoch=10)
+    >>> memonger.disable()
+    """
     global _active
     ended, _active = _active, None
     if ended is not None:

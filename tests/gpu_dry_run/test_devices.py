@@ -7,7 +7,9 @@ from typing import Any
 import memonger
 import mxnet as mx
 import pytest
+from memonger.costs.bind import planned_mb
 
+import networks
 from mixed_networks import KINDS
 
 from .child import DryRun
@@ -56,3 +58,25 @@ def test_a_plan_is_for_gpus(
     assert bool(said) == (not gpus) and (gpus or "gpu(0) does not exist" in said)
     if gpus:
         check_told(run_steps(gpu_dry_run, {"gpu": plan.symbol}, shapes), {"gpu": plan}, fusion)
+
+
+def by_a_script(dry: DryRun, symbol: Any, shapes: Any, options: Any) -> None:
+    with memonger.enable(cache=False, patience=0.02, **options) as session:
+        module = mx.mod.Module(symbol, context=[mx.gpu(0), mx.gpu(1)])
+        module.bind([("data", shapes["data"])], [("softmax_label", shapes["softmax_label"])])
+    told = [(str(plan.request.ctx), plan.pool_bytes // 2**20) for plan in session.plans]
+    dry.emit((told, [planned_mb(executor) for executor in module._exec_group.execs]))
+    dry.emit(session.plans[0].unplanned_bytes // 2**20)
+
+
+@pytest.mark.parametrize(
+    ("options", "ctx"), [({}, ["gpu", "gpu"]), ({"budget": "device"}, ["gpu(0)", "gpu(1)"])]
+)
+def test_what_a_script_binds_is_planned_for_its_gpus(
+    gpu_dry_run: GpuDryRun, options: dict[str, Any], ctx: list[str]
+) -> None:
+    """For a budget of what is free each asks its own."""
+    symbol, shapes = networks.resnet((1, 1, 1, 1), image=64)
+    result = gpu_dry_run.run(by_a_script, symbol, shapes, options, env={"CUDASTUB_DEVICES": "2"})
+    (told, taken), unplanned = result.emitted
+    assert told == [*zip(ctx, taken)] and (taken[0] < unplanned) == (not options)
