@@ -106,14 +106,10 @@ class Call:
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
         self.last, self._gradient = stub.variable(runner.ctx)
-        self._address = stub.address(self._gradient)
+        self.address = stub.address(self._gradient)  # of the gradient of ``last``
         #: What a backward pass must differentiate for this call's gradients to be made.
         self.variables = [*runner.results, self.last]
         self.spent = False  # whether its backward pass has run, so that its memory is free
-
-    def is_of(self, gradient: Any) -> bool:
-        """Tell whether this is the array of the gradient of ``last``."""
-        return stub.address(gradient) == self._address
 
     def check(self) -> None:
         """Refuse a call whose memory another one has taken."""
@@ -133,12 +129,14 @@ class Runner:
         self.ctx = arrays[graph.names[0]].context
         self.size = sum(arrays[name].size for name in self._inputs)  # elements of the inputs
         self._bound = {
-            name: array if name in graph.parameters else _alike(array)
+            name: array if name in graph.parameters else mx.nd.zeros_like(array)
             for name, array in arrays.items()
         }
-        self._own = self._own_gradients()  # the parameters' own arrays that are written
+        known = graph.parameters
+        written = [n for n in self._wanted_names if n in known and known[n].grad_req == "write"]
+        self._own = {name: known[name].grad(self.ctx) for name in written}
         others = [name for name in self._wanted_names if name not in self._own]
-        gradients = {**self._own, **{name: _alike(self._bound[name]) for name in others}}
+        gradients = {**self._own, **{name: mx.nd.zeros_like(self._bound[name]) for name in others}}
         asked = {name: "write" if name in gradients else "null" for name in requests}
         symbol = graph.symbol
         args = {name: self._bound[name] for name in symbol.list_arguments()}
@@ -151,17 +149,11 @@ class Runner:
         self._states = [] if is_ours else self.executor.aux_arrays  # that it moves unseen (`touch`)
         # Handles of our own, as variables; the tape puts the gradients of the outputs there.
         self.results = [output.detach() for output in self.executor.outputs]
-        heads = [mx.nd.zeros(each.shape, self.ctx, dtype=each.dtype) for each in self.results]
-        mx.autograd.mark_variables(self.results, heads, "write")
+        mx.autograd.mark_variables(self.results, [*map(mx.nd.zeros_like, self.results)], "write")
         adds = [name in self._inputs for name in self._wanted_names]
         self._stub = stub.Stub(self.ctx, adds, len(self.results), self._told)
         self._call: weakref.ref[Call] | None = None
         self._begin()
-
-    def _own_gradients(self) -> dict[str, Any]:
-        known = self.graph.parameters
-        written = [n for n in self._wanted_names if n in known and known[n].grad_req == "write"]
-        return {name: known[name].grad(self.ctx) for name in written}
 
     def _begin(self) -> None:
         """Forget what a backward pass that did not come to its end has told."""
@@ -176,9 +168,8 @@ class Runner:
     def is_bound_to(self, arrays: Mapping[str, Any]) -> bool:
         """Tell whether these are still the parameters' arrays, and the gradients' too."""
         known = self.graph.parameters
-        if any(arrays[name] is not self._bound[name] for name in known):
-            return False
-        return all(known[name].grad(self.ctx) is array for name, array in self._own.items())
+        same = all(arrays[name] is self._bound[name] for name in known)
+        return same and all(known[n].grad(self.ctx) is array for n, array in self._own.items())
 
     def _run_forward(self) -> None:
         # Several executors move the statistics of a block that is called twice.
@@ -224,7 +215,7 @@ class Runner:
     def _finish(self, last: Any) -> None:
         """Run the backward pass, and put the gradients where the tape wants them."""
         call, partial = self.call, autograd.is_partial()
-        if call is None or not (partial or call.is_of(last)):
+        if call is None or not (partial or stub.address(last) == call.address):
             raise MemongerError(STALE)
         if not mx.autograd.is_training():
             raise MemongerError(
@@ -268,10 +259,6 @@ class Runner:
         yield
         for array, copy in zip(kept, copies):
             copy.copyto(array)
-
-
-def _alike(array: Any) -> Any:
-    return mx.nd.zeros(array.shape, array.context, dtype=array.dtype)
 
 
 def touch(states: list[Any]) -> None:
