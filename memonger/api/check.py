@@ -146,8 +146,9 @@ def check(
 
 
 def _check_same(*symbols: Any) -> None:
+    checked = [check_symbol(each) for each in symbols]
     for what in ("arguments", "auxiliary_states", "outputs"):
-        one, other = (getattr(check_symbol(each), "list_" + what)() for each in symbols)
+        one, other = (getattr(each, "list_" + what)() for each in checked)
         if one != other:
             names = ", ".join(sorted(set(one) ^ set(other))[:5]) or "in order"
             said = f"their {what.replace('_', ' ')} differ ({names})"

@@ -293,9 +293,10 @@ def test_a_place_where_nothing_can_be_written(
 
 
 LIMITED = """
-import errno, os, resource, signal, sys
+import efforts, errno, os, resource, signal, sys
 import memonger, mxnet, tqdm
 from memonger import __main__
+efforts.use(efforts.SHORT)
 kind = sys.argv.pop(1)
 
 def ctrl_c(*_):

@@ -69,7 +69,12 @@ class Convolutions(NamedTuple):
         return self._replace(batch=1, image=8, blocks=1)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+SLOW = ("bidirectional LSTM", "bidirectional relu")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in NETWORKS]
+)
 def test_resident_memory_is_what_is_told(name: str) -> None:
     network = NETWORKS[name]
     ways: dict[str, Any] = {"no plan": {"budget": 1.0}, **HOWS}

@@ -48,7 +48,12 @@ def runs(symbol: Any, shapes: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    "seeds, least", [(range(5), 12), pytest.param(range(5, 60), 150, marks=pytest.mark.slow)]
+    "seeds, least",
+    [
+        (range(5), 12),
+        pytest.param(range(5, 24), 45, marks=pytest.mark.slow),
+        pytest.param(range(24, 60), 100, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_drawn_networks(seeds: Any, least: int) -> None:
     """Planned in all ways; so many plans recompute something."""

@@ -103,20 +103,23 @@ def assert_total(symbol: Any, training: TrainingGraph, mask: np.ndarray) -> tupl
     return found, executor
 
 
-FEW = [(name, False) for name in NETS]
-MANY = [pytest.param(name, True, marks=pytest.mark.slow) for name in NETS]
+FEW = [(name, 0) for name in NETS]
+MANY = [pytest.param(name, 3, marks=pytest.mark.slow) for name in NETS]
+ALL = [pytest.param(name, 1, marks=pytest.mark.exhaustive) for name in NETS]
 
 
-@pytest.mark.parametrize("name, many", FEW + MANY)
-def test_total_order_and_names(name: str, many: bool) -> None:
-    """Of a few plans; of many the total. MXNet has names of its own for some operators."""
+@pytest.mark.parametrize("name, every", FEW + MANY + ALL)
+def test_total_order_and_names(name: str, every: int) -> None:
+    """Of a few plans, or of so many-th of many. MXNet has names of its own for some operators."""
     symbol, shapes = NETS[name]()
     graph = forward(symbol, shapes)
     training = training_graph(graph)
     assert training.inexact == ()
-    plans = few((symbol, shapes), 40 if many else 2)
+    plans = few((symbol, shapes), 40 // every if every else 2)
     totals = set()
-    for mask in [*plans, *structured_plans(graph)] if many else plans:
+    if every:
+        plans += [*structured_plans(graph)][::every]
+    for mask in plans:
         found, executor = assert_total(symbol, training, mask[list(training.same)])
         totals.add(found.pool_bytes)
         nodes = read_debug_str(executor.debug_str())[1]
@@ -124,7 +127,7 @@ def test_total_order_and_names(name: str, many: bool) -> None:
         for row, node in zip(rows, nodes):
             if row < 2 * len(graph.nodes):
                 assert training.names[row] == node["name"]
-    assert len(totals) > 4 or not many
+    assert len(totals) > 4 or not every
 
 
 # ------------------------------------------------------------------ entry by entry
@@ -164,7 +167,7 @@ def test_every_output_has_the_replayed_block(monkeypatch: pytest.MonkeyPatch) ->
     for build in TINY.values():
         network = build()
         rules = rules_of(*network, targets=frozenset((CPU,)))
-        masks = [rules.apply(mask) for mask in few(network, 4)]
+        masks = [rules.apply(mask) for mask in few(network)]
         for request in ("write", "add"):
             found = jobs_of(network, masks, request, network[1])  # labels have none
             jobs.extend(found[0])
@@ -211,7 +214,7 @@ def test_gradients_that_are_added_or_left_out(name: str, request_: str) -> None:
     totals = set()
     for wanted in (graph.arguments, parameters, parameters[1:], inputs[:1], parameters[-1:]):
         part = training_graph(graph, wanted)
-        for mask in few((symbol, shapes)):
+        for mask in few((symbol, shapes), 1):
             mask = mask[list(training.same)]
             executor = bind(marks.apply(symbol, mask), graph, mx.cpu(), wanted, request_)
             found = replay(part, mask)

@@ -115,7 +115,6 @@ def test_kinds() -> None:
     assert of_kind(S.broadcast_mul(x, learned), data=(2, 3)) == example
 
 
-@pytest.mark.full_search
 @pytest.mark.parametrize("behind", [True, False])
 def test_paces(behind: bool, disk: Any) -> None:
     x, shape = S.Variable("data"), (2, 3, 4, 5) if behind else (2, 3)

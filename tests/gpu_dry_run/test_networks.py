@@ -51,9 +51,16 @@ NETWORKS: dict[str, Callable[[], Network]] = {
 WHOLE: dict[str, Callable[[], Network]] = {**NETWORKS, "whole example": networks.resnet}
 
 
-def short_and_slow(short: Iterable[str]) -> list[Any]:
-    slow = [pytest.param(name, 1.0, marks=pytest.mark.slow) for name in WHOLE]
-    return [*((name, 0.02) for name in short), *slow]
+#: Of those that are searched for in full. The others are in tests by hand.
+SLOW = ("ResNet-50 v2", "LSTM", "transformer", "whole example")
+
+
+def short_and_long(short: Iterable[str]) -> list[Any]:
+    found = [pytest.param(name, 0.02) for name in short if name not in SLOW]
+    for name in WHOLE:
+        mark = pytest.mark.slow if name in SLOW else pytest.mark.exhaustive
+        found.append(pytest.param(name, 1.0, marks=mark))
+    return found
 
 
 def check_device(
@@ -68,7 +75,7 @@ def check_device(
         assert len(result.emitted) == len(ways) - 1 and "out of memory" in result.stderr
 
 
-@pytest.mark.parametrize("name, patience", short_and_slow(NETWORKS))
+@pytest.mark.parametrize("name, patience", short_and_long(NETWORKS))
 def test_plans_step_in_the_memory_predicted(
     gpu_dry_run: GpuDryRun, name: str, patience: float
 ) -> None:
@@ -125,7 +132,7 @@ def planned(dry_run: GpuDryRun, net: Network, *settings: tuple[str, dict[str, An
     return dry_run.run(plans, *net, settings, env={"CUDASTUB_MEM_MB": "1"})
 
 
-@pytest.mark.parametrize("name, patience", short_and_slow(("ResNet-50 v1", "highway")))
+@pytest.mark.parametrize("name, patience", short_and_long(("ResNet-50 v1", "highway")))
 def test_plans_for_a_gpu(gpu_dry_run: GpuDryRun, name: str, patience: float) -> None:
     """Fusion leaves their copies; those of a plan for any device are fused, and it needs more."""
     net = symbol, shapes = WHOLE[name]()

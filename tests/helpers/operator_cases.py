@@ -51,7 +51,7 @@ def small_net(case: Case) -> Any:
         return S.MakeLoss(S.sum(S.square(y)))
 
 
-def planned_net(case: Case, blocks: int = 3) -> Any:
+def planned_net(case: Case, blocks: int = 2) -> Any:
     """A residual network that is worth planning, with the case in it; of `PLANNED_SHAPES`."""
     with mx.name.NameManager():
         x = _conv(V("data"))

@@ -277,17 +277,24 @@ def test_a_budget_and_a_limit_of_work_that_a_plan_keeps() -> None:
         planned(work=1.0, budget=0.3)
 
 
-@pytest.mark.slow
+SLOW = [
+    functools.partial(networks.model_zoo, "densenet121"),
+    networks.mobilenet_v2,
+    networks.unet,
+]
+EXHAUSTIVE = [
+    functools.partial(networks.model_zoo, "resnet50_v1"),
+    functools.partial(networks.model_zoo, "vgg19"),
+    networks.googlenet,
+    networks.inception_v3,
+]
+
+
 @pytest.mark.parametrize(
     "build",
     [
-        functools.partial(networks.model_zoo, "resnet50_v1"),
-        functools.partial(networks.model_zoo, "densenet121"),
-        functools.partial(networks.model_zoo, "vgg19"),
-        networks.googlenet,
-        networks.inception_v3,
-        networks.mobilenet_v2,
-        networks.unet,
+        *(pytest.param(build, marks=pytest.mark.slow) for build in SLOW),
+        *(pytest.param(build, marks=pytest.mark.exhaustive) for build in EXHAUSTIVE),
     ],
 )
 def test_a_budget_is_never_slower_than_a_limit_of_work(build: Callable[[], Any]) -> None:
@@ -321,7 +328,7 @@ SHARES = [0.3, 0.5, 0.7, 0.85, 0.95]
 
 
 @pytest.mark.parametrize("how", ["marks", "schedule", "auto"])
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(generated(), st.randoms(use_true_random=False))
 def test_more_memory_is_never_slower(how: str, drawn: Any, random: Any) -> None:
     symbol, shapes = drawn

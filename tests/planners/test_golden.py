@@ -25,7 +25,11 @@ RULED = dict(zip(GOLDEN, (383, 1658, 2520, 486, 697)))
 SMALLEST = dict(zip(GOLDEN, (217, 1082, 1848, 341, 418)))
 
 
-@pytest.mark.parametrize("name", GOLDEN)
+def all_but(*slow: str) -> list[Any]:
+    return [pytest.param(n, marks=pytest.mark.slow if n in slow else ()) for n in GOLDEN]
+
+
+@pytest.mark.parametrize("name", all_but("resnet-3-24-36-3", "lstm-4x64"))
 def test_as_recorded(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Every threshold, every trial of the search, and what the rules make of its plan."""
     symbol, shapes, record = load(name)
@@ -53,7 +57,7 @@ def test_as_recorded(name: str, caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.full_search
-@pytest.mark.parametrize("name", SMALLEST)
+@pytest.mark.parametrize("name", all_but("resnet-3-24-36-3", "lstm-4x16", "lstm-4x64"))
 def test_costs_of_the_smallest_plan(name: str) -> None:
     symbol, shapes, _ = load(name)
     planned = memonger.search_plan(symbol, shapes=shapes)

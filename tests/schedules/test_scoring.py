@@ -20,7 +20,13 @@ def by_schedule(symbol: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("engine", "first", "last"), [("ThreadedEnginePerDevice", 36, 60), ("NaiveEngine", 0, 12)]
+    ("engine", "first", "last"),
+    [
+        ("ThreadedEnginePerDevice", 36, 48),
+        ("NaiveEngine", 0, 6),
+        pytest.param("ThreadedEnginePerDevice", 48, 72, marks=pytest.mark.exhaustive),
+        pytest.param("NaiveEngine", 6, 24, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_generated_networks(
     engine: str, first: int, last: int, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from pathlib import Path
@@ -156,14 +157,15 @@ mx.nd.waitall()
 """
 
 
+@functools.lru_cache(None)
+def fallbacks(way: str) -> int:
+    """How often MXNet tells of one."""
+    done = run_python("-W", "ignore", "-c", WITHOUT_MKLDNN, way, MXNET_MKLDNN_ENABLED="0")
+    assert done.returncode == 0, done.stderr
+    return done.stderr.count("fallback detected")
+
+
 @pytest.mark.parametrize("how, more", [("marks", 4), ("schedule", 0)])
 def test_storage_types_are_told_of_what_is_trained_alone(how: str, more: int) -> None:
     """Marks tell of an operator that is marked too, and of the stub's own."""
-
-    def told(way: str) -> int:
-        off = {"MXNET_MKLDNN_ENABLED": "0"}
-        done = run_python("-W", "ignore", "-c", WITHOUT_MKLDNN, way, **off)
-        assert done.returncode == 0, done.stderr
-        return done.stderr.count("fallback detected")
-
-    assert 0 < told(how) <= told("hybridize") + more
+    assert 0 < fallbacks(how) <= fallbacks("hybridize") + more

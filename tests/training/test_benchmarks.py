@@ -27,7 +27,7 @@ def measured(
 ) -> tuple[Any, list[str], str]:
     """The figures as JSON, the lines printed, and what is said.
 
-    The scripts search as long as a user does; so do tests that find the same again (full_search).
+    The scripts search as long as a user does; so do tests that find the same again (slow).
     """
     out = folder / "out.json"
     done = run(*options, "--json", str(out), "--patience", "0.02", script=script)
@@ -39,7 +39,7 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-@pytest.mark.full_search
+@pytest.mark.slow
 def test_a_folder_of_symbols(tmp_path: Path) -> None:
     """What fails is left out, and told."""
     symbol, shapes = networks.resnet((1, 2, 1, 1), batch=16, image=96)
@@ -80,7 +80,7 @@ def test_layouts() -> None:
     assert unplanned > followed >= any_layouts > 0
 
 
-@pytest.mark.full_search
+@pytest.mark.slow
 def test_schedules(tmp_path: Path) -> None:
     symbol, shapes = networks.chain(depth=32, hidden=32, batch=8192)
     symbol.save(str(tmp_path / "small-symbol.json"))
@@ -150,6 +150,7 @@ def test_planning(tmp_path: Path) -> None:
     assert cells(lines[-1]) == [str(value) for value in figures.values()]
 
 
+@pytest.mark.slow
 def test_steps() -> None:
     """Of a network that is its own: those of the script take minutes."""
     program = """
@@ -190,6 +191,7 @@ def test_networks_are_those_of_mxnet(build: Any, megabytes: int, millions: float
     assert count / 1e6 == pytest.approx(millions, rel=0.01)
 
 
+@pytest.mark.slow
 def test_time(tmp_path: Path) -> None:
     options = "tiny --budgets 1.0 0.6 0.01 --rounds 2"
     found, printed, _ = measured(tmp_path, *options.split(), script="time.py")
@@ -211,6 +213,7 @@ def test_time(tmp_path: Path) -> None:
     assert cells(lines[3])[5] == f"{100 * by['marks', '60 %']['measured']:+.1f} %"
 
 
+@pytest.mark.slow
 def test_alternatives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, lines, _ = measured(tmp_path, "tiny", "--rounds", "1", script="alternatives.py")
     rows = {row["way"]: row for row in found[0]["rows"]}
