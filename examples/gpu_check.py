@@ -16,6 +16,7 @@ would train.
 """
 
 import argparse
+import contextlib
 import ctypes
 import json
 import multiprocessing
@@ -56,8 +57,10 @@ ALLOWED_BY_ROUNDING = 0.01
 NOISE = 10
 # The share of the predicted saving that must be seen: cuDNN's workspaces are not predicted.
 SAVING_SEEN = 0.9
-# The machine code in MXNet's wheel is for these major compute capabilities.
-CAPABILITIES = (5, 6, 7, 8)
+# CUDA's runtime of MXNet's wheels, whose machine code is for these major compute capabilities, and
+# that of other builds.
+WHEELS_RUNTIME, CAPABILITIES = "libcudart.so.11.0", (5, 6, 7, 8)
+RUNTIMES = (WHEELS_RUNTIME, "libcudart.so.12", "libcudart.so")
 # The oldest driver that loads what the extra's compiler writes for fused kernels.
 LEAST_CUDA = 11080
 
@@ -411,18 +414,24 @@ def check_gpu(number: int) -> str:
             f"MXNet sees {count} GPUs, so that there is no gpu({number}); look with nvidia-smi "
             "whether the driver sees it and is of CUDA 11.8 (520) or newer"
         )
-    # Loaded by memonger or by MXNet, so that the name is enough.
-    runtime = ctypes.CDLL("libcudart.so.11.0")
+    runtime = None
+    for library in RUNTIMES:  # loaded by memonger or by MXNet, so that the name is enough
+        with contextlib.suppress(OSError):
+            runtime = ctypes.CDLL(library)
+            break
+    if runtime is None:
+        raise MemongerError(f"CUDA's runtime is not found, neither of {', '.join(RUNTIMES)}")
     name = ctypes.create_string_buffer(4096)  # cudaDeviceProp, which begins with it
     version, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     runtime.cudaGetDeviceProperties(name, number)
     runtime.cudaDriverGetVersion(ctypes.byref(version))
     for attribute, value in ((75, major), (76, minor)):
         runtime.cudaDeviceGetAttribute(ctypes.byref(value), attribute, number)
-    if major.value not in CAPABILITIES:
+    if library == WHEELS_RUNTIME and major.value not in CAPABILITIES:
         raise MemongerError(
             f"gpu({number}), {name.value.decode()}, has compute capability {major.value}."
-            f"{minor.value}; MXNet's GPU build has code for 5.0 to 8.9 only"
+            f"{minor.value}; MXNet's GPU build has code for 5.0 to 8.9 only, that of NVIDIA's "
+            "container nvcr.io/nvidia/mxnet:24.06-py3 for 6.0 and up"
         )
     cuda = f"{version.value // 1000}.{version.value % 1000 // 10}"
     capability = f"compute capability {major.value}.{minor.value}"

@@ -1,4 +1,4 @@
-"""Train MXNet 1.9 networks in a fraction of the memory, without changing what they learn."""
+"""Train MXNet networks in a fraction of the memory, without changing what they learn."""
 
 # ruff: noqa: F401  what is imported for type checkers alone
 

@@ -32,6 +32,7 @@ from memonger.solve.ways import (
     ways_of,
 )
 from memonger.support.errors import MB, BudgetError, in_words
+from memonger.support.versions import VERSION
 
 log = logging.getLogger("memonger")
 
@@ -237,6 +238,9 @@ def _confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Solution:
         sizes = f"without it a plan of {without / MB:.1f} MB, with it {with_it / MB:.1f} MB"
         text = f"pointwise fusion (on by default on a GPU) takes memory here: {sizes}; set "
         warnings.append(text + "MXNET_USE_FUSION=0 and plan again, or use how='schedule'")
+    if memory.fused is not None and VERSION < 10900:
+        text = "this MXNet fuses pointwise operators on a GPU in another way than 1.9, as which "
+        warnings.append(text + "their memory is told; with MXNET_USE_FUSION=0 it is exact")
     costs = {"no plan": unplanned.counted_bytes, plan.origin: memory.counted_bytes}
     return Solution(way, plan, symbol, memory, costs, tuple(warnings))
 

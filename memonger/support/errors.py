@@ -7,13 +7,19 @@ import re
 KB, MB = 2**10, 2**20
 MISTAKE, INTERRUPTED = 2, "interrupted before anything was found"  # status and word of the command
 
+#: For a GPU that is too new, or too old; docs/gpu.md has the same.
+NO_CODE = (
+    " (this MXNet has no code for this GPU: MXNet's wheels have it for compute capability 5.0 to "
+    "8.9, NVIDIA's container nvcr.io/nvidia/mxnet:24.06-py3 for 6.0 and up, Hopper among them)"
+)
+
 
 class MemongerError(ValueError):
     """Raised for every mistake that memonger can see: in the network, the shapes or the call."""
 
 
 class MXNetImportError(MemongerError, ImportError):
-    """Raised when a usable MXNet 1.9 cannot be imported; the message says what to install."""
+    """Raised when a usable MXNet cannot be imported; the message says what to install."""
 
 
 class TooLargeError(MemongerError):
@@ -40,7 +46,8 @@ def said_by_mxnet(error: BaseException | str) -> str:
     lines = [line for line in lines if not re.match(r"Stack trace|\[bt\]", line)]  # before 1.7
     lines = [line for line in lines if re.search("Error: |Check failed|JSONReader", line)] or lines
     said = lines[-1] if lines else type(error).__name__
-    return re.sub(r"^(\w+\.)*\w*Error: |\[[0-9:]+\] \S+: |Check failed: ", "", said)
+    said = re.sub(r"^(\w+\.)*\w*Error: |\[[0-9:]+\] \S+: |Check failed: ", "", said)
+    return said + (NO_CODE if "no kernel image" in said else "")
 
 
 def in_words(nbytes: float) -> str:

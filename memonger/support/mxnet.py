@@ -1,6 +1,6 @@
 """The one place that imports MXNet and reads its settings.
 
-MXNet 1.9.1 was released in 2022. What it lacks since is supplied here before its first import, by
+MXNet was last released in 2022. What it lacks since is supplied here before its first import, by
 whoever imports it: the name ``numpy.bool`` (gone in NumPy 1.24) and the module ``distutils`` (gone
 in Python 3.12, brought back by setuptools). The CUDA libraries of the ``cu112`` extra are wheels of
 their own, which the loader does not search: they are loaded here. MXNet takes seconds to import, so
@@ -187,7 +187,7 @@ def _supply_missing_names() -> None:
             importlib.import_module("setuptools")  # its import hook brings distutils back
             importlib.import_module("distutils.version")
         except ImportError as error:
-            said = "MXNet 1.9 needs distutils, which this Python lacks; pip install setuptools"
+            said = "MXNet needs distutils, which this Python lacks; pip install setuptools"
             raise MXNetImportError(said) from error
 
 

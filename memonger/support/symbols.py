@@ -236,7 +236,7 @@ def load(path: str | bytes | os.PathLike[Any]) -> Any:
     Raises
     ------
     MemongerError
-        If there is no such file, it is not whole, or no network of MXNet 1.9; it tells what is
+        If there is no such file, it is not whole, or no network of MXNet; it tells what is
         wrong at which node.
 
     Examples

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from memonger.support.errors import said_by_mxnet
 from memonger.support.mxnet import without_fallbacks
 from planned import ROOT, run_python
 
@@ -55,6 +56,20 @@ def test_what_is_wrong_is_explained(
 ) -> None:
     message = failure(tmp_path, wheels, init)
     assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize("package", ["", "py-mxnet", "nvidia-mxnet"])
+def test_a_build_of_any_name_is_found(package: str, tmp_path: Path) -> None:
+    (tmp_path / "mxnet").mkdir()
+    (tmp_path / "mxnet" / "__init__.py").write_text("__version__ = '2.1'")
+    assert "MXNet 2.1 is installed" in failure(tmp_path, package, "__version__ = '2.1'")
+
+
+def test_a_gpu_without_code_is_told_a_build_that_has_it() -> None:
+    said = said_by_mxnet("Check failed: e == cudaSuccess: CUDA: no kernel image is available")
+    assert said.startswith("e == cudaSuccess") and "24.06-py3" in said and "5.0 to 8.9" in said
+    stack = "Error: no such thing\nStack trace:\n  [bt] (8) libmxnet.so(+0x1)"  # as 1.6 writes it
+    assert said_by_mxnet(stack) == "no such thing"
 
 
 def test_a_broken_cuda_library_is_named(tmp_path: Path) -> None:

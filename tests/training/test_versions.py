@@ -10,6 +10,7 @@ import mxnet as mx
 import pytest
 from memonger import cli
 from memonger.costs.bind import bind, planned_mb
+from memonger.support.versions import VERSION
 
 import blocks
 import networks
@@ -61,6 +62,12 @@ def test_told_is_bound(name: str) -> None:
     for net, told in (symbol, plan.candidates["no plan"]), (plan.symbol, plan.counted_bytes):
         bound = planned_mb(bind(net, forward(net, shapes), mx.cpu()))
         assert bound == told >> 20
+
+
+def test_fusion_of_before_1_9_is_not_told_exactly(caplog: pytest.LogCaptureFixture) -> None:
+    symbol, shapes = SMALL["resnet"]()
+    memonger.plan(symbol, shapes, ctx="gpu", **QUICK)
+    assert ("in another way than 1.9" in caplog.text) == (VERSION < 10900)
 
 
 @pytest.mark.parametrize("how", HOWS)
