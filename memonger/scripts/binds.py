@@ -14,6 +14,7 @@ from memonger.schedules.execution.symbol import ScheduledSymbol, by_name, reques
 from memonger.scripts.monitor import monitored
 from memonger.support.errors import BudgetError, MemongerError, said_by_mxnet
 from memonger.support.mxnet import binds_for_itself, mx
+from memonger.support.versions import MXNET_ERRORS
 
 Keywords = Mapping[str, Any]
 Asked = Optional[Keywords]  # of ``memonger.plan``; None where nothing is trained
@@ -65,7 +66,7 @@ def _replacement(usual: Any, read: Callable[[Any, Keywords], Asked]) -> Any:
             raise
         except MemongerError as error:
             reason = str(error)
-        except (RuntimeError, TypeError) as error:  # MXNet's, of the plan or of the call
+        except (*MXNET_ERRORS, TypeError) as error:  # MXNet's, of the plan or of the call
             reason = said_by_mxnet(error)
         made = usual(self, ctx, *args, **kwargs)  # raises as without a plan if the call is at fault
         planner.refuse(self, reason)

@@ -24,6 +24,7 @@ from memonger.solve.request import fingerprint, read_request
 from memonger.support import cache
 from memonger.support.errors import MemongerError
 from memonger.support.mxnet import has_avx2, mx
+from memonger.support.versions import json_of
 
 log = logging.getLogger("memonger")
 
@@ -36,7 +37,7 @@ def file_of(given: Mapping[str, Any]) -> Path:
     request, options = read_request(given), read_plan_options(given)
     about = [
         fingerprint(request, options),
-        request.symbol.tojson(remove_amp_cast=False),  # with the names that its nodes have
+        json_of(request.symbol),  # with the names that its nodes have
         device_name(request.timed_on),
         has_avx2(),
         _installed(),
