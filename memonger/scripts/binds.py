@@ -11,7 +11,7 @@ import numpy as np
 
 from memonger.graph.marks import is_planned
 from memonger.schedules.execution.symbol import ScheduledSymbol, by_name, requests_of
-from memonger.scripts.monitor import monitored
+from memonger.scripts.executor import marked
 from memonger.support.errors import BudgetError, MemongerError, said_by_mxnet
 from memonger.support.mxnet import binds_for_itself, mx
 from memonger.support.versions import MXNET_ERRORS
@@ -61,7 +61,7 @@ def _replacement(usual: Any, read: Callable[[Any, Keywords], Asked]) -> Any:
             if isinstance(symbol, ScheduledSymbol):
                 return getattr(symbol, usual.__name__)(ctx, *args, **kwargs)
             executor = usual(symbol, ctx, *args, **kwargs)
-            return executor if symbol is self else monitored(executor, symbol)
+            return executor if symbol is self else marked(executor, symbol)
         except BudgetError:
             raise
         except MemongerError as error:

@@ -47,11 +47,7 @@ def by_buckets(symbol: Any) -> dict[str, np.ndarray]:
     def bucket(length: int) -> Any:
         with mx.name.NameManager():
             x = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=8, output_dim=16, name="words")
-            shared = {
-                "weight": mx.sym.var("h_weight"),
-                "bias": mx.sym.var("h_bias"),
-                "num_hidden": 16,
-            }
+            shared = {name: mx.sym.var(f"h_{name}") for name in ("weight", "bias")}
             h = 0
             for part in mx.sym.split(x, length, axis=1, squeeze_axis=True):
                 h = mx.sym.Activation(
