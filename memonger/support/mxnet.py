@@ -239,18 +239,28 @@ def when_imported(action: Callable[[], object]) -> None:
         _waiting.append(action)
 
 
+def _found_by_others(name: str, path: Any, target: Any) -> Any:
+    """Find a module as the finders after `_Preparation` do: a checkout's, or what others hook."""
+    for finder in sys.meta_path[sys.meta_path.index(_Preparation) + 1 :]:
+        spec = finder.find_spec(name, path, target)
+        if spec is not None:
+            return spec
+    return None
+
+
 class _Preparation:
     """A finder of modules that prepares the import of MXNet, and finds it if something waits."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-        build = _chosen_build() if name == "mxnet" else None
-        if build is None:
+        if name != "mxnet":
             return None
-        _supply_missing_names()
-        if build != "mxnet":
-            _load_cuda_libraries()
-        spec = PathFinder.find_spec(name) if _waiting else None
+        build = _chosen_build()
+        if build is not None:
+            _supply_missing_names()
+            if build != "mxnet":
+                _load_cuda_libraries()
+        spec = _found_by_others(name, path, target) if _waiting else None
         if spec is not None and spec.loader is not None:
             usual = spec.loader.exec_module
 
@@ -259,7 +269,7 @@ class _Preparation:
                 while _waiting:
                     _waiting.pop(0)()
 
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+            spec.loader.exec_module = exec_module
         return spec
 
 

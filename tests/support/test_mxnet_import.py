@@ -11,7 +11,7 @@ import pytest
 
 from memonger.support.errors import said_by_mxnet
 from memonger.support.mxnet import without_fallbacks
-from planned import ROOT, run_python
+from planned import ROOT, run_code, run_python
 
 pytestmark = pytest.mark.python_differs
 
@@ -184,3 +184,31 @@ def fallbacks(way: str) -> int:
 def test_storage_types_are_told_of_what_is_trained_alone(how: str, more: int) -> None:
     """Marks tell of an operator that is marked too, and of the stub's own."""
     assert 0 < fallbacks(how) <= fallbacks("hybridize") + more
+
+
+#: MXNet is found by a finder alone, as that of an editable installation.
+FOUND = """
+import importlib.machinery, os, sys
+from memonger.support.mxnet import when_imported
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        folder = os.environ["CHECKOUT"]
+        return importlib.machinery.PathFinder.find_spec(name, [folder]) if name == "mxnet" else None
+
+when_imported(lambda: print(sys.modules["mxnet"].whose))
+for folder in [*sys.path]:
+    if HIDDEN and os.path.isdir(os.path.join(folder, "mxnet")):
+        sys.path.remove(folder)
+sys.meta_path.insert(1, Finder)
+import mxnet
+"""
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_what_waits_for_mxnet_is_done_whoever_finds_it(hidden: bool, tmp_path: Path) -> None:
+    (tmp_path / "mxnet").mkdir()
+    (tmp_path / "mxnet" / "__init__.py").write_text("whose = 'of the checkout'")
+    code = FOUND.replace("HIDDEN", str(hidden))
+    assert run_code(code, CHECKOUT=str(tmp_path)) == "of the checkout\n"
