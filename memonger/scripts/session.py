@@ -203,7 +203,8 @@ class Session:
 
 
 def _name_of(symbol: Any) -> str:
-    return symbol.name or ", ".join(symbol.list_outputs())
+    first, *others = symbol.list_outputs()
+    return symbol.name or first + (f" and {len(others)} more" if others else "")
 
 
 @documented

@@ -241,11 +241,9 @@ def when_imported(action: Callable[[], object]) -> None:
 
 def _found_by_others(name: str, path: Any, target: Any) -> Any:
     """Find a module as the finders after `_Preparation` do: a checkout's, or what others hook."""
-    for finder in sys.meta_path[sys.meta_path.index(_Preparation) + 1 :]:
-        spec = finder.find_spec(name, path, target)
-        if spec is not None:
-            return spec
-    return None
+    finders = sys.meta_path[sys.meta_path.index(_Preparation) + 1 :]
+    found = (f.find_spec(name, path, target) for f in finders if hasattr(f, "find_spec"))
+    return next((spec for spec in found if spec is not None), None)
 
 
 class _Preparation:

@@ -101,7 +101,8 @@ from modules import BATCH, IMAGES, LABELS, LEARNING, net, parameters
 mx.random.seed(0)
 batches = mx.io.NDArrayIter(IMAGES[:64], LABELS[:64], BATCH)
 module = mx.mod.Module(net())
-module.fit(batches, num_epoch=1, arg_params=parameters(net()), optimizer_params=LEARNING)
+about = {"arg_params": parameters(net()), "optimizer_params": LEARNING}
+module.fit(batches, num_epoch=1, batch_end_callback=lambda _: mx.nd.waitall(), **about)
 module.save_checkpoint(sys.argv[1], 1, save_optimizer_states=True)
 """
 
