@@ -16,6 +16,7 @@ import importlib.metadata
 import importlib.util
 import logging
 import os
+import platform
 import re
 import sys
 import tempfile
@@ -105,7 +106,13 @@ class Settings:
 
 @functools.lru_cache(maxsize=1)
 def has_avx2() -> bool:
-    """Tell whether oneDNN computes with AVX2, or more (``src/cpu/x64/cpu_isa_traits.cpp``)."""
+    """Tell whether oneDNN computes with AVX2, or more (``src/cpu/x64/cpu_isa_traits.cpp``).
+
+    On aarch64 all convolutions are products of plain matrices, as without AVX2 their gradients
+    are (seen with ``DNNL_VERBOSE=1``), but for CPUs with 512-bit SVE.
+    """
+    if platform.machine() != "x86_64":
+        return False
     if os.environ.get("DNNL_MAX_CPU_ISA") in ("SSE41", "AVX"):  # which it too reads once
         return False
     try:
@@ -223,6 +230,12 @@ def _explain(error: BaseException) -> str:
         )
     if library in [soname for _, soname in CUDA_LIBRARIES]:
         return f"{build} needs {library}; pip install 'memonger[cu112]' brings the CUDA libraries"
+    of_arm = re.search(r"lib(armpl|amath|astring)\w*\.so", str(error))
+    if of_arm:
+        return (
+            f"MXNet for aarch64 needs {of_arm[0]} of Arm Performance Libraries, which are not in "
+            "its wheel; install them (developer.arm.com) and name their folder in LD_LIBRARY_PATH"
+        )
     package = f"; apt-get install {library.replace('.so.', '')}" if library else ""  # on Debian
     said = f"{type(error).__name__}: {error}{package}"
     return f"MXNet ({build}) is installed but cannot be imported: {said}"

@@ -43,6 +43,7 @@ def without(library: str) -> str:
         ("mxnet", without("libquadmath.so.0"), ["apt-get install libquadmath0"]),
         ("mxnet", without("libgomp.so.1"), ["apt-get install libgomp1"]),
         ("mxnet-cu112", without("libcudnn.so.8"), ["libcudnn.so.8", "memonger[cu112]"]),
+        ("mxnet", without("libarmpl_lp64_mp.so"), ["Arm Performance", "LD_LIBRARY_PATH"]),
         ("mxnet", without("libodd.so.3"), ["cannot be imported", "libodd.so.3"]),
         ("mxnet mxnet-cu112", "", ["installed over each other", "-y mxnet mxnet-cu112"]),
         *(
