@@ -234,7 +234,7 @@ def _explain(error: BaseException) -> str:
     if of_arm:
         return (
             f"MXNet for aarch64 needs {of_arm[0]} of Arm Performance Libraries, which are not in "
-            "its wheel; install them (developer.arm.com) and name their folder in LD_LIBRARY_PATH"
+            "its wheel; install them from Arm, and name their folder in LD_LIBRARY_PATH"
         )
     package = f"; apt-get install {library.replace('.so.', '')}" if library else ""  # on Debian
     said = f"{type(error).__name__}: {error}{package}"
