@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable
 
-from planned import CALL, ROOT
+from planned import CALL, ROOT, call_of
 
 SECONDS = 150
 # MXNet's processes wait for one that is gone without end; so the kernel ends each in time, too.
@@ -39,7 +39,7 @@ def on_workers(work: Callable[..., Any], *given: Any, workers: int = 2) -> list[
         folder = Path(name)
         codes = {**SERVING, **{f"worker {k}": START + CALL for k in range(workers)}}
         for k in range(workers):
-            (folder / f"worker {k}").write_bytes(pickle.dumps((work, given)))
+            (folder / f"worker {k}").write_bytes(call_of(work, *given))
         processes = []
         try:
             for role, code in codes.items():

@@ -62,13 +62,15 @@ file.write_bytes(pickle.dumps(work(*given)))
 """
 
 
-def elsewhere(work: Callable[..., Any], *given: Any, **environment: str) -> tuple[Any, str]:
-    """What a function returns in a process of its own, and what that says on stderr.
+def call_of(work: Callable[..., Any], *given: Any) -> bytes:
+    """What a process that runs CALL finds in its file; it searches as long as this one does."""
+    return pickle.dumps((efforts(), work, given))
 
-    It searches as long as this one does.
-    """
+
+def elsewhere(work: Callable[..., Any], *given: Any, **environment: str) -> tuple[Any, str]:
+    """What a function returns in a process of its own, and what that says on stderr."""
     with tempfile.NamedTemporaryFile() as file:
-        Path(file.name).write_bytes(pickle.dumps((efforts(), work, given)))
+        Path(file.name).write_bytes(call_of(work, *given))
         done = run_python("-W", "ignore", "-c", CALL, file.name, **environment)
         assert done.returncode == 0, done.stderr[-2000:]
         return pickle.loads(Path(file.name).read_bytes()), done.stderr
