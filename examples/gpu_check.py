@@ -431,7 +431,7 @@ def check_gpu(number: int) -> str:
         raise MemongerError(
             f"gpu({number}), {name.value.decode()}, has compute capability {major.value}."
             f"{minor.value}; MXNet's GPU build has code for 5.0 to 8.9 only, that of NVIDIA's "
-            "container nvcr.io/nvidia/mxnet:24.06-py3 for 6.0 and up"
+            "container mxnet:24.06-py3 for 6.0 and up"
         )
     cuda = f"{version.value // 1000}.{version.value % 1000 // 10}"
     capability = f"compute capability {major.value}.{minor.value}"

@@ -60,8 +60,9 @@ def _replacement(usual: Any, read: Callable[[Any, Keywords], Asked]) -> Any:
             symbol = self if asked is None else planner.planned(self, ctx, asked)
             if isinstance(symbol, ScheduledSymbol):
                 return getattr(symbol, usual.__name__)(ctx, *args, **kwargs)
-            executor = usual(symbol, ctx, *args, **kwargs)
-            return executor if symbol is self else marked(executor, symbol)
+            if symbol is not self:
+                return marked(usual(symbol, ctx, *args, **kwargs), symbol)
+            reason = ""
         except BudgetError:
             raise
         except MemongerError as error:
@@ -69,7 +70,8 @@ def _replacement(usual: Any, read: Callable[[Any, Keywords], Asked]) -> Any:
         except (*MXNET_ERRORS, TypeError) as error:  # MXNet's, of the plan or of the call
             reason = said_by_mxnet(error)
         made = usual(self, ctx, *args, **kwargs)  # raises as without a plan if the call is at fault
-        planner.refuse(self, reason)
+        if reason:
+            planner.refuse(self, reason)
         return made
 
     return bind

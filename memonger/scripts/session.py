@@ -12,7 +12,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 from memonger.api.docstrings import documented
 from memonger.api.plan import Plan
@@ -52,14 +52,15 @@ class Session:
         What was planned, one for each bind and each graph of a block.
     """
 
-    def __init__(self, options: Mapping[str, Any], **how: Any) -> None:
+    def __init__(
+        self, options: Mapping[str, Any], report: Any, check: bool, or_plain: bool, cache: bool
+    ) -> None:
         usual = "marks" if options.get("budget") is None else EITHER
         self._options = {"how": usual, **options}
         self._budget = read_plan_options(self._options).budget
-        self._report, self._check = how["report"], how["check"]
-        self._or_plain, self._cache = how["or_plain"], how["cache"]
-        if self._report is not None:
-            check_report(self._report)
+        self._report, self._check, self._or_plain, self._cache = report, check, or_plain, cache
+        if report is not None:
+            check_report(report)
         self.plans: list[Plan] = []
         self._seconds = 0.0  # that planning took
         self._told: set[tuple[str, str]] = set()  # networks, and why they have no plan
@@ -139,7 +140,7 @@ class Session:
         states = request.symbol.list_auxiliary_states()
         fixed = {*states, *(n for n, request in request.grad_req.items() if request != "null")}
         inputs = [f"{n} {shape}" for n, shape in request.spec.shapes.items() if n not in fixed]
-        about = ", ".join([place, *inputs])
+        about = f"{place}, {_some(inputs)}" if inputs else place
         log.info("%s on %s: %s; planned in %.1f s", name, about, self._figures(plan), seconds)
         return plan
 
@@ -203,8 +204,12 @@ class Session:
 
 
 def _name_of(symbol: Any) -> str:
-    first, *others = symbol.list_outputs()
-    return symbol.name or first + (f" and {len(others)} more" if others else "")
+    return symbol.name or _some(symbol.list_outputs())
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return ", ".join(names[:2]) + more
 
 
 @documented

@@ -10,7 +10,7 @@ MISTAKE, INTERRUPTED = 2, "interrupted before anything was found"  # status and 
 #: For a GPU that is too new, or too old; docs/gpu.md has the same.
 NO_CODE = (
     " (this MXNet has no code for this GPU: MXNet's wheels have it for compute capability 5.0 to "
-    "8.9, NVIDIA's container nvcr.io/nvidia/mxnet:24.06-py3 for 6.0 and up, Hopper among them)"
+    "8.9, NVIDIA's container mxnet:24.06-py3 for 6.0 and up, Hopper among them)"
 )
 
 

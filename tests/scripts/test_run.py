@@ -125,6 +125,26 @@ def test_what_a_script_trains_is_planned(tmp_path: Path) -> None:
     assert (tmp_path / "page.html").stat().st_size > 10**6
 
 
+INTERRUPTED = """
+import os, signal, threading
+import mxnet as mx
+from modules import SHAPES, net
+
+threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+net().simple_bind(mx.cpu(), **SHAPES)
+print("bound")
+"""
+
+
+def test_ctrl_c_while_a_network_is_planned(tmp_path: Path) -> None:
+    """It is the script's, though the search has a plan by then."""
+    script = tmp_path / "interrupted.py"
+    script.write_text(INTERRUPTED)
+    run = ["-m", "memonger", "run", "--no-cache", "--how", "schedule", "--patience", "1000"]
+    status, printed, told = ended(*run, script, folder=tmp_path)
+    assert status == -signal.SIGINT and printed == "" and told.endswith("KeyboardInterrupt\n")
+
+
 def test_a_budget_that_nothing_meets(tmp_path: Path) -> None:
     """The script ends with the numbers in one line."""
     script = tmp_path / "trains.py"
