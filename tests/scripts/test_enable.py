@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import types
@@ -140,7 +141,7 @@ def test_bits(way: str, options: dict[str, Any], capfd: Any) -> None:
     assert len(told) == len(saved) + 1 and all(line.startswith("memonger: ") for line in told)
 
 
-def test_inference_stays_as_it_is() -> None:
+def test_inference_stays_as_it_is(capfd: Any) -> None:
     with memonger.enable(cache=False) as session:
         module = mx.mod.Module(net())
         module.bind(batches().provide_data, for_training=False)
@@ -150,6 +151,7 @@ def test_inference_stays_as_it_is() -> None:
         block.hybridize()
         block(mx.nd.ones((2, 3)))
     assert session.plans == [] and "_mirror" not in executor.debug_str()
+    assert "memonger" not in capfd.readouterr().err
 
 
 def original() -> types.ModuleType:
@@ -212,13 +214,26 @@ def test_a_budget_that_nothing_meets(way: str, capfd: Any) -> None:
     assert all(np.array_equal(each, found[name]) for name, each in expected.items())
 
 
+def chain() -> Any:
+    """A network of which a plan keeps copies."""
+    x = mx.sym.Variable("data")
+    for k in range(6):
+        x = mx.sym.Convolution(x, num_filter=16, kernel=(3, 3), pad=(1, 1), name=f"conv{k}")
+        x = mx.sym.Activation(
+            mx.sym.BatchNorm(x, name=f"batch{k}"), act_type="relu", name=f"act{k}"
+        )
+    return mx.sym.SoftmaxOutput(
+        mx.sym.FullyConnected(mx.sym.Flatten(x), num_hidden=4, name="fc"), name="softmax"
+    )
+
+
 def test_a_monitor_sees_the_network_as_it_was() -> None:
     """With its own nodes and gradients alone, once each, and with the same numbers."""
 
     def seen() -> list[Any]:
         mx.random.seed(0)
-        monitor = mx.mon.Monitor(1, mx.nd.norm, pattern="(conv|batch|activ|sum|fc).*", sort=True)
-        module = mx.mod.Module(net())
+        monitor = mx.mon.Monitor(1, mx.nd.norm, pattern="(conv|batch|act|fc).*", sort=True)
+        module = mx.mod.Module(chain())
         module.bind(batches().provide_data, batches().provide_label, inputs_need_grad=True)
         module.init_params(mx.init.One())
         module.install_monitor(monitor)
@@ -230,7 +245,7 @@ def test_a_monitor_sees_the_network_as_it_was() -> None:
     for how in ("marks", "schedule"):
         with memonger.enable(how=how, cache=False) as session:
             found = seen()
-        assert session.plans[0].recomputed
+        assert session.plans[0].recomputed and bool(session.plans[0].copies) == (how == "marks")
         assert [each[:2] for each in found] == [each[:2] for each in expected]
     assert len(expected) > 40
 
@@ -325,6 +340,24 @@ def test_a_plan_is_checked_first(folder: Path, capfd: Any) -> None:
     whole["sha256"] = hashlib.sha256(text.encode()).hexdigest()
     file.write_text(json.dumps(whole))
     assert "its plan computes something else" in start()
+
+
+def test_the_log_of_a_script_is_its_own() -> None:
+    """Though it logs all to its root; and it is as it was afterwards."""
+    seen: list[logging.LogRecord] = []
+    root, ours = logging.getLogger(), logging.getLogger("memonger")
+    handler, level, before = logging.Handler(), root.level, (ours.level, ours.propagate)
+    handler.emit = seen.append  # type: ignore[method-assign]
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    try:
+        with memonger.enable(cache=False) as session:
+            net().simple_bind(mx.cpu(), **SHAPES)
+        assert session.plans and not [record for record in seen if "memonger" in record.name]
+        assert (ours.level, ours.propagate) == before and ours.isEnabledFor(logging.DEBUG)
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
 
 
 def test_a_wrong_option_changes_nothing() -> None:
