@@ -3,7 +3,6 @@
 pip calls this file as the project's build backend: setuptools', which asks for a compiler too.
 """
 
-import hashlib
 import os
 import platform
 import re
@@ -12,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -31,7 +31,7 @@ COMPILERS = os.environ.get("CC", ""), "cc", "gcc", "clang"
 COMPILER = next((shlex.split(each) for each in COMPILERS if shutil.which(each.split(" ")[0])), None)
 ZIG = [sys.executable, *f"-m ziglang cc -target {platform.machine()}-linux-gnu".split()]  # a wheel
 # For any CPU of this kind; the same numbers everywhere.
-FLAGS = "-std=c11 -O3 -Wall -Wextra -fPIC -shared -fvisibility=hidden -ffp-contract=off".split()
+FLAGS = "-std=c11 -O3 -Wall -Wextra -Wconversion -fPIC -shared -fvisibility=hidden -ffp-contract=off".split()
 
 
 def get_requires_for_build_wheel(config_settings=None):
@@ -54,13 +54,19 @@ KERNEL int64_t try_{name}(Memory *memory, {given}{result})
 """
 
 
+def read_headers() -> str:
+    """Read all headers without their comments, as support/kernels.py does: the two must agree."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.h")))
+    return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+
+
 def entries() -> str:
     """Write the functions by which Python calls those that take memory; see kernels.h."""
     headers = sorted(PACKAGE.rglob("*.h"))
     text = "#include <setjmp.h>\n"
     text += "".join(f'#include "{header.relative_to(PACKAGE)}"\n' for header in headers)
     kernel = re.compile(r"^KERNEL (\w+) (\w+)\(\s*Memory \*memory,([^)]*)\);", re.M)
-    for kind, name, given in kernel.findall("".join(header.read_text() for header in headers)):
+    for kind, name, given in kernel.findall(read_headers()):
         if name == "give_back":
             continue
         names = ", ".join(re.findall(r"(\w+)(?=,|$)", given))
@@ -80,11 +86,10 @@ class Library(build_ext):
         (extension,) = self.extensions
         library = Path(self.get_ext_fullpath(extension.name))
         library.parent.mkdir(parents=True, exist_ok=True)
-        files = sorted(path for kind in ("*.c", "*.h") for path in PACKAGE.rglob(kind))
-        sources = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
-        flags = [*FLAGS, *shlex.split(os.environ.get("CFLAGS", "")), f'-DSOURCES="{sources}"']
+        headers = zlib.crc32(read_headers().encode()) >> 1
+        flags = [*FLAGS, *shlex.split(os.environ.get("CFLAGS", "")), f"-DHEADERS={headers}"]
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-            code = [Path(folder, "entries.c"), *(path for path in files if path.suffix == ".c")]
+            code = [Path(folder, "entries.c"), *sorted(PACKAGE.rglob("*.c"))]
             code[0].write_text(entries())
             made = Path(folder, library.name)
             command = [*(COMPILER or ZIG), *flags, "-I", PACKAGE, *code, "-lm", "-o", made]

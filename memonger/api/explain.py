@@ -10,13 +10,13 @@ import numpy as np
 
 from memonger.api.docstrings import documented
 from memonger.costs.lower_bound import lower_bound
-from memonger.costs.replay import entries_read
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.graph.operators.recompute import why_kept
 from memonger.solve.memory import Memory, measure, predict
 from memonger.solve.request import read_call
 from memonger.solve.solution import NO_OPERATORS
 from memonger.support.errors import MB, in_words
+from memonger.support.kernels import compiled
 
 SHOWN = 12  # tensors of the peak that are printed
 KINDS = {FORWARD: "result", RECOMPUTED: "recomputed", BACKWARD: "gradient"}
@@ -217,7 +217,9 @@ def explain_choices(plan: Any, memory: Memory) -> PlanExplanation:
 def _readers(memory: Memory) -> Mapping[tuple[int, int], dict[int, None]]:
     """Find the operators, as they run, that read each tensor in a phase: by (phase, entry)."""
     t, order = memory.replay.training.arrays, memory.replay.order
-    entries = entries_read(t, memory.replay.recomputed, t.use_entry, t.use_row, t.use_owner)
+    entries = compiled.entries_read(
+        t, memory.replay.recomputed, t.use_entry, t.use_row, t.use_owner
+    )
     readers: Any = defaultdict(dict)
     for phase in (RECOMPUTED, BACKWARD):
         for row in order[memory.run(phase)].tolist():

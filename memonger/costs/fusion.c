@@ -15,7 +15,7 @@ typedef struct {
 static int32_t row_read(const Run *x, int32_t row, int32_t owner)
 {
     const bool *again = x->recomputed.at;
-    return owner != KEPT && again[owner] && again[row] ? row + x->t->forward : row;
+    return owner != KEPT && again[owner] && again[row] ? row + (int32_t)x->t->forward : row;
 }
 
 static Run run_of(
@@ -25,8 +25,8 @@ static Run run_of(
         t, f, recomputed, order, NEW(memory, int32_t, t->variable.count),
         NEW(memory, int32_t, t->read_row.count), NEW(memory, int32_t, t->read_row.count),
     };
-    memset(x.place, -1, sizeof(int32_t) * t->variable.count);
-    for (int64_t i = 0; i < order.count; i++)
+    FILL(x.place, -1, t->variable.count);
+    for (int32_t i = 0; i < order.count; i++)
         x.place[order.at[i]] = i;
     for (int64_t i = 0; i < order.count; i++) {
         int32_t reader = order.at[i], last = t->read_start.at[reader + 1];
@@ -157,7 +157,7 @@ static Link *make_list(
         if (source[j].list && (!base || source[j].list->place > base->place))
             base = source[j].list;
     s->opened = s->walks = 0;
-    s->line = base && s->last[base->line] == base ? base->line : s->lines++;
+    s->line = base && s->last[base->line] == base ? base->line : (int32_t)s->lines++;
     Link *end = base; /* that all have in common */
     for (int64_t j = 0; j < sources; j++) {
         int32_t set = source[j].set;
@@ -177,7 +177,7 @@ static Link *make_list(
     if (end)
         end->walked = place;
     walk_list(s, place, base);
-    int64_t listed = s->opened; /* in the base, as far as it was walked */
+    int32_t listed = (int32_t)s->opened; /* in the base, as far as it was walked */
     if (base && !end)
         base->open = listed;
     while (s->walks)
@@ -189,12 +189,12 @@ static Link *make_list(
         base = end;
         listed = 0;
     }
-    int64_t open = end ? end->open : s->opened;
+    int32_t open = end ? end->open : (int32_t)s->opened;
     for (; listed < s->opened; listed++) {
         int32_t set = s->open[listed];
         Link *link = NEW(memory, Link, 1);
         *link = (Link){base, set, length(base) + 1, place, -1, open, s->line, s->line};
-        s->sets[set].linked = least(s->sets[set].linked, place);
+        s->sets[set].linked = (int32_t)min(s->sets[set].linked, place);
         base = link;
     }
     s->last[s->line] = base;
@@ -208,8 +208,8 @@ static int64_t number_sets(
 {
     int32_t fused = 0, *number = ZEROS(memory, int32_t, sets);
     for (int64_t i = 0; i < first; i++)
-        fused = most(fused, member.at[i] + 1);
-    for (int64_t i = first; i < member.count; i++)
+        fused = (int32_t)max(fused, member.at[i] + 1);
+    for (int32_t i = (int32_t)first; i < member.count; i++)
         if (s->set[i] >= 0)
             number[member.at[i] = set_of(s, i)]++;
     for (int64_t k = 0; k < sets; k++)
@@ -229,11 +229,12 @@ static int64_t sets_of(Memory *memory, const Run *x, Int32s *member)
     if (!f->starts.count)
         return 0;
     Memory then = *memory;
-    int64_t starts = 0, sets = 0, most_read = 0;
-    memcpy(member->at, f->forward.at, sizeof(int32_t) * begin);
+    int64_t starts = 0, most_read = 0;
+    int32_t sets = 0;
+    COPY(member->at, f->forward.at, begin);
     for (int64_t i = begin; i < places; i++) {
         starts += f->starts.at[order[i]];
-        most_read = most(most_read, read_start[order[i] + 1] - read_start[order[i]]);
+        most_read = max(most_read, read_start[order[i] + 1] - read_start[order[i]]);
     }
     Sets s = {
         .set = NEW(memory, int32_t, places), .list = NEW(memory, Link *, places),
@@ -241,7 +242,7 @@ static int64_t sets_of(Memory *memory, const Run *x, Int32s *member)
         .open = NEW(memory, int32_t, starts),
         .walk = NEW(memory, Link *, starts + most_read), .last = NEW(memory, Link *, places),
     };
-    for (int64_t i = begin; i < places; i++) {
+    for (int32_t i = (int32_t)begin; i < places; i++) {
         s.joined[i] = -1;
         if (f->joins.at[order[i]])
             for (int32_t j = read_start[order[i]]; j < read_start[order[i] + 1]; j++)
@@ -249,7 +250,7 @@ static int64_t sets_of(Memory *memory, const Run *x, Int32s *member)
                     s.joined[x->source[j]] = i;
     }
     Source *source = NEW(memory, Source, most_read);
-    for (int64_t i = begin; i < places; i++) {
+    for (int32_t i = (int32_t)begin; i < places; i++) {
         int64_t row = order[i], sources = 0;
         bool joins = f->joins.at[row];
         int32_t mine = -1;
@@ -268,8 +269,8 @@ static int64_t sets_of(Memory *memory, const Run *x, Int32s *member)
             if (mine >= 0) {
                 s.sets[theirs].united = mine;
                 s.sets[mine].grown = i;
-                s.sets[mine].until = most(s.sets[mine].until, s.sets[theirs].until);
-                s.sets[mine].linked = least(s.sets[mine].linked, s.sets[theirs].linked);
+                s.sets[mine].until = (int32_t)max(s.sets[mine].until, s.sets[theirs].until);
+                s.sets[mine].linked = (int32_t)min(s.sets[mine].linked, s.sets[theirs].linked);
             } else {
                 mine = theirs;
             }
@@ -288,7 +289,7 @@ static int64_t sets_of(Memory *memory, const Run *x, Int32s *member)
         if (s.sets[mine].depends != list)
             s.sets[mine].grown = i;
         s.sets[mine].depends = list;
-        s.sets[mine].until = most(s.sets[mine].until, s.joined[i]);
+        s.sets[mine].until = (int32_t)max(s.sets[mine].until, s.joined[i]);
     }
     int64_t fused = number_sets(memory, &s, sets, begin, *member);
     give_back(memory, then);
@@ -323,7 +324,7 @@ static void find_outputs(Memory *memory, const Run *x, Int32s head, Int32s head_
     bool *seen = ZEROS(memory, bool, outputs);
     for (int64_t i = 0; i <= x->order.count; i++) {
         const int32_t *source = head.at, *entry = head_entry.at; /* behind all rows */
-        int32_t own = -1, first = 0, after = head.count;
+        int32_t own = -1, first = 0, after = (int32_t)head.count;
         if (i < x->order.count) {
             own = o->set[i];
             first = t->read_start.at[x->order.at[i]];
@@ -373,9 +374,9 @@ static void find_inputs(Memory *memory, const Run *x, Operators *o)
     int32_t *stack = NEW(memory, int32_t, places), *at = NEW(memory, int32_t, places);
     bool *seen = ZEROS(memory, bool, places);
     int32_t *taker = NEW(memory, int32_t, outputs); /* that read the entry last */
-    memset(taker, -1, sizeof(int32_t) * outputs);
+    FILL(taker, -1, outputs);
     for (int64_t k = 0; k < o->count; k++) {
-        start.at[k] = in.count;
+        start.at[k] = (int32_t)in.count;
         for (int32_t q = out_start[k]; q < out_start[k + 1]; q++) {
             int32_t depth = -1, next = o->maker[q];
             while (true) {
@@ -397,14 +398,14 @@ static void find_inputs(Memory *memory, const Run *x, Operators *o)
                     next = x->source[j];
                     if (o->set[next] == k || taker[x->entry[j]] == k)
                         continue;
-                    taker[x->entry[j]] = k;
+                    taker[x->entry[j]] = (int32_t)k;
                     o->source[in.count] = next;
                     in.at[in.count++] = x->entry[j];
                 }
             }
         }
     }
-    start.at[o->count] = in.count;
+    start.at[o->count] = (int32_t)in.count;
     o->lists.read_start = start;
     o->lists.read = in;
 }
@@ -416,12 +417,13 @@ static Int32s new_order(Memory *memory, const Run *x, Int32s head, const Operato
     const int32_t *read_start = x->t->read_start.at, *in_start = o->lists.read_start.at;
     int64_t places = x->order.count, waits = x->f->wait_row.count, reads = x->t->read_row.count;
     Int32s start = int32s(memory, places + o->count + 1), met, by, wait_start, wait;
+    narrow(memory, reads + waits + head.count);
     Int32s before = {NEW(memory, int32_t, reads + waits + head.count), 0};
     Int32s wait_set = {NEW(memory, int32_t, waits), 0};
     int32_t *wait_for = NEW(memory, int32_t, waits);
     for (int64_t i = 0; i < places; i++) {
         int32_t row = x->order.at[i], set = o->set[i];
-        start.at[i] = before.count;
+        start.at[i] = (int32_t)before.count;
         for (int32_t j = read_start[row]; set < 0 && j < read_start[row + 1]; j++)
             before.at[before.count++] = x->source[j];
         for (int32_t q = x->f->wait_start.at[row]; q < x->f->wait_start.at[row + 1]; q++) {
@@ -438,18 +440,18 @@ static Int32s new_order(Memory *memory, const Run *x, Int32s head, const Operato
     }
     by_key(memory, wait_set, o->count, &wait_start, &wait);
     for (int64_t k = 0; k < o->count; k++) {
-        start.at[places + k] = before.count;
+        start.at[places + k] = (int32_t)before.count;
         for (int32_t q = in_start[k]; q < in_start[k + 1]; q++)
             before.at[before.count++] = o->source[q];
         for (int32_t q = wait_start.at[k]; q < wait_start.at[k + 1]; q++)
             before.at[before.count++] = wait_for[wait.at[q]];
     }
-    start.at[places + o->count] = before.count;
+    start.at[places + o->count] = (int32_t)before.count;
     Int32s heads = {before.at + before.count, head.count};
-    memcpy(heads.at, head.at, sizeof(int32_t) * head.count);
+    COPY(heads.at, head.at, head.count);
     for (int64_t k = 0; k < before.count + head.count; k++)
         if (o->set[before.at[k]] >= 0)
-            before.at[k] = places + o->set[before.at[k]];
+            before.at[k] = (int32_t)places + o->set[before.at[k]];
     walk(memory, 0, start, before, before, heads, heads, &met, &by);
     return met;
 }
@@ -475,7 +477,7 @@ static Int32s reads_left(Memory *memory, const Run *x, const Operators *o, Int32
 {
     const GraphArrays *t = x->t;
     Int32s left = int32s(memory, reads.count);
-    memcpy(left.at, reads.at, sizeof(int32_t) * reads.count);
+    COPY(left.at, reads.at, reads.count);
     for (int64_t i = 0; i < x->order.count; i++) {
         int32_t row = x->order.at[i], j = t->read_start.at[row];
         for (; o->set[i] >= 0 && j < t->read_start.at[row + 1]; j++)
@@ -509,7 +511,7 @@ bool fuse(
     *rows = new_order(memory, &x, head, &o);
     for (int64_t i = 0; i < rows->count; i++) {
         int64_t k = rows->at[i] - order.count;
-        rows->at[i] = k < 0 ? order.at[rows->at[i]] : t->variable.count + k;
+        rows->at[i] = k < 0 ? order.at[rows->at[i]] : (int32_t)(t->variable.count + k);
     }
     *fused = o.lists;
     *left = reads_left(memory, &x, &o, reads);

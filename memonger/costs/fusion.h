@@ -3,9 +3,14 @@
 
 #include "costs/replay.h"
 
+/* What fusion must know of a training graph beside its GraphArrays. */
 typedef struct {
-    Bools joins, starts;
-    Int32s wait_start, wait_row, forward;
+    Bools joins;  /* whether each row is fused with what it reads; empty: nothing is fused */
+    Bools starts; /* and with what reads it */
+    Int32s wait_start, wait_row; /* of each row what must have run before it (control
+                                  * dependencies): of a recomputed operator the copy, unless an
+                                  * original waits */
+    Int32s forward; /* of what runs first (``GraphArrays.first``) the fused operator, or -1 */
 } Fusible;
 
 /* Tells the bytes of the pool that MXNet plans, fused or not; as least_pool. */

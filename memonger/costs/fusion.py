@@ -16,25 +16,19 @@ operator makes all results that anybody outside reads at once, which may then be
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from memonger.costs.replay import Fused, Replay, entries_read, order_and_reads, replay
-from memonger.graph.arrays import KEPT, GraphArrays, by_key, gathered
+from memonger.costs.replay import Fused, Replay, replay
+from memonger.graph.arrays import KEPT, GraphArrays, gathered
 from memonger.graph.operators.inplace import fused_as
 from memonger.graph.training import TrainingGraph
-from memonger.support.kernels import call
+from memonger.support.kernels import Struct, compiled
 
 
-class Fusible(NamedTuple):
+class Fusible(Struct):
     """What fusion must know of a training graph beside its ``GraphArrays``."""
-
-    joins: np.ndarray  # whether each row is fused with what it reads; empty: nothing is fused
-    starts: np.ndarray  # and with what reads it
-    wait_start: np.ndarray  # of each row what must have run before it (control dependencies):
-    wait_row: np.ndarray  # of a recomputed operator the copy, unless an original waits
-    forward: np.ndarray  # of what runs first (``GraphArrays.first``) the fused operator, or -1
 
 
 #: Of a network in which nothing is fused.
@@ -51,12 +45,12 @@ def fusible(training: TrainingGraph) -> Fusible:
     deps = [(x, same[d]) for x, node in enumerate(graph.nodes) for d in node.deps]
     waits = [*deps, *[(n + x, d) for x, d in deps], *training.waits]
     row, before = np.array(waits, dtype=np.int32).reshape(-1, 2).T.copy()
-    start, items = by_key(row, len(training.ops))
+    start, items = compiled.by_key(row, len(training.ops))
     joins, starts = np.array([fused_as(s.op, s.attrs) for s in training.signatures]).T.copy()
     parts = Fusible(joins, starts, start, before[items], UNFUSED.forward)
-    return parts._replace(
-        forward=fused_sets(t, parts, np.zeros(t.forward, dtype=np.bool_), t.first)[1]
-    )
+    nothing = np.zeros(t.forward, dtype=np.bool_)
+    fusible: Fusible = parts.replace(forward=compiled.fused_sets(t, parts, nothing, t.first)[1])
+    return fusible
 
 
 def replay_fused(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
@@ -65,11 +59,10 @@ def replay_fused(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
     Fused operators are rows behind the others; nothing is recomputed in the sense of marks.
     """
     t, mask = training.arrays, np.ascontiguousarray(recomputed, dtype=np.bool_)
-    order, reads = order_and_reads(t, mask)
-    is_fused, lists, order, reads = call("fuse", t, fusible(training), mask, order, reads)
+    order, reads = compiled.order_and_reads(t, mask)
+    is_fused, fused, order, reads = compiled.fuse(t, fusible(training), mask, order, reads)
     if not is_fused:
         return replay(training, mask)
-    fused = Fused(*lists)
     count = len(fused.out_start) - 1
     first = np.append(fused.out, 0)[fused.out_start[:-1]]  # of each; any if it never runs
     first = np.searchsorted(t.output_start, first, side="right") - 1
@@ -95,7 +88,7 @@ def _with_fused(
         return np.append(start, start[-1] + np.cumsum(counts)).astype(np.int32)
 
     def read(entry: np.ndarray, row: np.ndarray, owner: np.ndarray) -> np.ndarray:
-        return now[entries_read(t, mask, entry, row, owner)]
+        return now[compiled.entries_read(t, mask, entry, row, owner)]
 
     start = behind(t.output_start, np.diff(fused.out_start))
     maker = np.repeat(np.arange(len(start) - 1), np.diff(start))
@@ -122,7 +115,7 @@ def _with_fused(
         columns[f"{name}_entry"] = of.astype(np.int32)
         columns[f"{name}_row"] = maker[of].astype(np.int32)
         columns[f"{name}_owner"] = np.full(len(of), KEPT, dtype=np.int32)
-    return t._replace(
+    arrays: GraphArrays = t.replace(
         forward=0,
         variable=variable,
         read_start=read_start,
@@ -145,6 +138,7 @@ def _with_fused(
         reads=np.append(reads, reads[out]),
         **columns,
     )
+    return arrays
 
 
 def fused_forward(training: TrainingGraph, recomputed: np.ndarray) -> list[list[int]]:
@@ -153,16 +147,8 @@ def fused_forward(training: TrainingGraph, recomputed: np.ndarray) -> list[list[
     Those that reach farthest come first: what they read is held the longest.
     """
     t, mask = training.arrays, np.ascontiguousarray(recomputed, dtype=np.bool_)
-    order, _ = order_and_reads(t, mask)
-    count, sets = fused_sets(t, fusible(training), mask, order)
+    order, _ = compiled.order_and_reads(t, mask)
+    count, sets = compiled.fused_sets(t, fusible(training), mask, order)
     sets[order >= t.forward] = -1
     groups = [order[sets == k].tolist() for k in range(count)]
     return sorted(filter(None, groups), key=lambda nodes: nodes[0] - nodes[-1])
-
-
-def fused_sets(
-    t: GraphArrays, parts: Fusible, recomputed: np.ndarray, order: np.ndarray
-) -> tuple[int, np.ndarray]:
-    """Count the fused operators; of each row in ``order`` that which it becomes part of, or -1."""
-    count, sets = call("fused_sets", t, parts, recomputed, order)
-    return count, sets

@@ -19,13 +19,14 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from memonger.costs.layouts import ALWAYS_PLAIN, KEEPS, NOT_IN_PLACE, PLAIN, follow, layout_arrays
+from memonger.costs.layouts import ALWAYS_PLAIN, KEEPS, NOT_IN_PLACE, PLAIN, layout_arrays
 from memonger.costs.replay import Replay
 from memonger.graph.arrays import Signature
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.layouts import LAYOUT_AWARE, PRODUCES_BLOCKED
 from memonger.graph.operators.recompute import GPU, truth
 from memonger.graph.operators.tensors import Shape, Tensor
+from memonger.support.kernels import compiled
 from memonger.support.mxnet import Settings, has_avx2
 
 #: Gates of a cell. Then arrays of the size of a layer's output: those that cuDNN keeps for each
@@ -85,7 +86,9 @@ def taken_by(held: Held, found: Replay) -> Held:
     layouts = layout_arrays(found.training)
     in_plain = np.array([_in_plain(signature) for signature in signatures])
     layouts.code[np.repeat(in_plain, np.diff(t.output_start))] = ALWAYS_PLAIN
-    made, read, places, entries = follow(t, layouts, found.recomputed, found.order, found.reads)
+    made, read, places, entries = compiled.follow(
+        t, layouts, found.recomputed, found.order, found.reads
+    )
     ignorant = np.array([signature.op not in LAYOUT_AWARE for signature in signatures])
     ignorant &= ~t.variable & ~layouts.adding
     tensors = [tensor for signature in signatures for tensor in signature.tensors]

@@ -3,15 +3,18 @@
 
 #include "costs/replay.h"
 
+/* What is known of the layouts in a training graph. */
 typedef struct {
-    Int8s code;
-    Int64s number;
-    Bools shows, plays, adding;
+    Int8s code;    /* of each output: how its layout comes about */
+    Int64s number; /* of each output; the same where an operator of a signature makes it */
+    Bools shows;   /* of each read: whether the numbers may depend on the layout that is found */
+    Bools plays;   /* of each read: whether the layouts of the outputs may */
+    Bools adding;  /* of each row: whether it adds one gradient to another */
 } LayoutArrays;
 
 enum { PLAIN = 0, BLOCKS = 1 };
-enum { NOT_IN_PLACE = -1, ADDED = -2 };
-enum {
+enum { NOT_IN_PLACE = -1, ADDED = -2 }; /* instead of the input whose memory an output reuses */
+enum { /* how the layout of an output comes about: ``layout_of_output`` in operators/layouts.py */
     KEEPS, ALWAYS_PLAIN, COPIES, SUMS, ALIKE, FIRST, PASSES,
     NORM_GRADIENT, POOLING_GRADIENT, OTHER, CHOSEN, USUAL
 };

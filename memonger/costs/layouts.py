@@ -13,36 +13,27 @@ from __future__ import annotations
 
 import zlib
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from memonger.costs.replay import Planned, adding_rows
-from memonger.graph.arrays import GraphArrays, Signature
+from memonger.graph.arrays import Signature
 from memonger.graph.operators.layouts import layout_of_output, layouts_of_inputs
 from memonger.graph.operators.tensors import Tensor
-from memonger.support.kernels import call
+from memonger.support.kernels import Struct, constant
 
-# As in layouts.h.
-PLAIN = 0  # not laid out in blocks
-BLOCKS = 1  # the usual blocks of this CPU: of 16 channels, or of 8
-NOT_IN_PLACE, ADDED = -1, -2  # instead of the input in whose memory an output is
+PLAIN = constant("PLAIN")  # not laid out in blocks
+BLOCKS = constant("BLOCKS")  # the usual blocks of this CPU: of 16 channels, or of 8
+#: Instead of the input in whose memory an output is.
+NOT_IN_PLACE, ADDED = constant("NOT_IN_PLACE"), constant("ADDED")
 
-#: How the layout of an output comes about (`layout_of_output`); a code is a place, as in layouts.h.
-_CODES = (
-    "keeps,plain,copies,sums,alike,first,passes,norm gradient,pooling gradient,other,chosen,usual"
-).split(",")
-KEEPS, ALWAYS_PLAIN, CHOSEN, _USUAL = map(_CODES.index, ("keeps", "plain", "chosen", "usual"))
+#: How the layout of an output comes about (`layout_of_output`).
+KEEPS, ALWAYS_PLAIN, CHOSEN, USUAL = map(constant, ("KEEPS", "ALWAYS_PLAIN", "CHOSEN", "USUAL"))
 
 
-class LayoutArrays(NamedTuple):
-    """What is known of the layouts in a training graph, for compiled code."""
-
-    code: np.ndarray  # int8, of each output: how its layout comes about
-    number: np.ndarray  # int64, of each output; the same where an operator of a signature makes it
-    shows: np.ndarray  # of each read: whether the numbers may depend on the layout that is found
-    plays: np.ndarray  # of each read: whether the layouts of the outputs may
-    adding: np.ndarray  # of each row: whether it adds one gradient to another
+class LayoutArrays(Struct):
+    """What is known of the layouts in a training graph."""
 
 
 def layout_arrays(training: Planned, scoring: bool = False) -> LayoutArrays:
@@ -64,7 +55,7 @@ def layout_arrays(training: Planned, scoring: bool = False) -> LayoutArrays:
     columns = (np.array([*chain(*each)], dtype) for each, dtype in zip(zip(*facts), dtypes))
     code, number, shows, plays = columns
     if scoring:
-        code[code == _USUAL] = CHOSEN
+        code[code == USUAL] = CHOSEN
     read = ~t.read_ignored
     return LayoutArrays(code, number, shows & read, plays & read, adding_rows(training))
 
@@ -79,48 +70,7 @@ def _facts(signature: Signature, data: Tensor | None) -> tuple[Any, ...]:
     number = [zlib.crc32(f"{same} {k}".encode()) for k in range(len(tensors))]
     neither = [False] * inputs, [False] * inputs
     depend = neither if {*names} <= {"keeps"} else layouts_of_inputs(op, attrs, inputs)
-    return ([_CODES.index(name) for name in names], number, *depend)
-
-
-def layout_of(
-    code: int, number: int, place: int, before: int, found: np.ndarray, plays: np.ndarray
-) -> int:
-    """Tell the layout of an output at a ``place`` (`follow`) in memory of the layout ``before``.
-
-    That is PLAIN if it is not in place; ``found`` has the layouts of the inputs.
-    """
-    return int(call("layout_of", code, number, place, before, found, plays))
-
-
-def follow(
-    t: GraphArrays,
-    layouts: LayoutArrays,
-    recomputed: np.ndarray,
-    order: np.ndarray,
-    reads: np.ndarray,
-) -> tuple[np.ndarray, ...]:
-    """Tell of each output the layout, of each input that which is found (-1: it does not run).
-
-    And of each output the input in whose ``place`` it is, or `NOT_IN_PLACE` or `ADDED`; of each
-    input the output that it reads.
-    """
-    return tuple(call("follow", t, layouts, recomputed, order, reads))
-
-
-def lead(
-    t: GraphArrays,
-    layouts: LayoutArrays,
-    recomputed: np.ndarray,
-    order: np.ndarray,
-    reads: np.ndarray,
-    want_found: np.ndarray,
-    want_made: np.ndarray,
-) -> tuple[np.ndarray, ...]:
-    """As `follow`; where a layout is not as wanted (-1: any) it goes on as if it were.
-
-    An input is then taken to be PLAIN. Told too: the inputs and outputs that are not as wanted.
-    """
-    return tuple(call("lead", t, layouts, recomputed, order, reads, want_found, want_made))
+    return ([constant(name.upper()) for name in names], number, *depend)
 
 
 def mattering(

@@ -23,15 +23,15 @@ static int64_t put(Arena *arena, Block block, int64_t nbytes)
             continue;
         if (other->low - block.low >= nbytes)
             break;
-        block.low = most(block.low, other->high);
+        block.low = max(block.low, other->high);
     }
     block.high = block.low + nbytes;
     for (place = k; place && arena->blocks[place - 1].low > block.low;)
         place--;
     Block *at = arena->blocks + place;
-    memmove(at + 1, at, sizeof(Block) * (arena->count++ - place));
+    memmove(at + 1, at, sizeof(Block) * (size_t)(arena->count++ - place));
     *at = block;
-    arena->arena = most(arena->arena, block.high);
+    arena->arena = max(arena->arena, block.high);
     return k;
 }
 
@@ -42,7 +42,7 @@ static void begin(Arena *arena, const Arena *from, const int32_t *rank, int64_t 
     for (int64_t k = 0; k < from->count; k++)
         if (rank[from->blocks[k].item] < place) {
             arena->blocks[arena->count++] = from->blocks[k];
-            arena->arena = most(arena->arena, from->blocks[k].high);
+            arena->arena = max(arena->arena, from->blocks[k].high);
         }
 }
 
@@ -91,7 +91,7 @@ void place(
         if (uniform(&random) < 0.3)
             item = beside(&now, item, &random);
         int64_t from = rank[item.item], to = rank[beside(&now, item, &random).item];
-        int64_t first = least(from, to);
+        int64_t first = min(from, to);
         double heat = HEAT * (1 - (double)work / (double)effort) * uniform(&random);
         int64_t limit = now.arena + (int64_t)(heat * (double)goal);
         begin(&next, &now, rank, first);

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memonger.support.kernels import call
+from memonger.support.kernels import compiled
 
 EFFORT = 5 * 10**8  # items that are looked at, at most: a second
 SMALL = 500  # items of less than this part of what is alive come last
@@ -52,5 +52,5 @@ def placed(
     large = int(np.count_nonzero(size * SMALL >= alive))
     offset = np.zeros(len(size), dtype=np.int64)
     columns = start[order], stop[order], size[order]
-    offset[order] = call("place", *columns, large, alive, min(EFFORT, 1000 * large**3))
+    offset[order] = compiled.place(*columns, large, alive, min(EFFORT, 1000 * large**3))
     return Placement(int((offset + size).max(initial=0)), offset, alive)

@@ -36,15 +36,15 @@ void heads_read(Memory *memory, const GraphArrays *t, Bools recomputed, Int32s *
 void order_and_reads(
     Memory *memory, const GraphArrays *t, Bools recomputed, Int32s *order, Int32s *reads)
 {
-    int32_t n = t->forward, copies = t->output_start.at[n];
+    int32_t n = (int32_t)t->forward, copies = t->output_start.at[n];
     const bool *again = recomputed.at;
     const int32_t *before_start = t->before_start.at, *use_start = t->use_start.at;
     *order = int32s(memory, t->first.count + t->walk_row.count + n);
     *reads = int32s(memory, t->reads.count);
     int32_t *run = order->at, *read = reads->at;
     int64_t count = t->first.count;
-    memcpy(run, t->first.at, count * sizeof(int32_t));
-    memcpy(read, t->reads.at, t->reads.count * sizeof(int32_t));
+    COPY(run, t->first.at, count);
+    COPY(read, t->reads.at, t->reads.count);
     Memory then = *memory;
     bool *done = NEW(memory, bool, n); /* or never done */
     for (int32_t x = 0; x < n; x++) {
@@ -59,7 +59,7 @@ void order_and_reads(
         }
     }
     int32_t *stack = NEW(memory, int32_t, n), *at = NEW(memory, int32_t, n);
-    memcpy(at, before_start, n * sizeof(int32_t));
+    COPY(at, before_start, n);
     for (int64_t i = 0; i < t->walk_row.count; i++) {
         int32_t row = t->walk_row.at[i], depth = 0;
         if (row >= n) {
@@ -138,7 +138,7 @@ static inline int32_t smallest_of(const Free *free, int32_t first, int32_t stop)
     for (int32_t rank = first; rank < stop; rank = (rank / 64 + 1) * 64) {
         uint64_t left = free->any[rank / 64] >> rank % 64;
         if (left)
-            return least(stop, rank + __builtin_ctzll(left));
+            return (int32_t)min(stop, rank + __builtin_ctzll(left));
     }
     return stop;
 }
@@ -262,7 +262,8 @@ int64_t allocate(
     Memory *memory, const GraphArrays *t, const Fused *fused, Bools recomputed, Int32s order,
     Int32s reads, int64_t match_range, double limit, Int32s *storage)
 {
-    int32_t outputs = t->elements.count, ranks = t->sizes.count, rows = t->variable.count;
+    int32_t outputs = (int32_t)t->elements.count, ranks = (int32_t)t->sizes.count;
+    int32_t rows = (int32_t)t->variable.count;
     const int64_t *sizes = t->sizes.at;
     *storage = int32s(memory, outputs);
     Memory then = *memory;
@@ -325,7 +326,7 @@ void add_in_place(
 {
     int64_t rows = t->variable.count, outputs = storage.count, sums = 0;
     *moved = int32s(memory, outputs);
-    memcpy(moved->at, storage.at, outputs * sizeof(int32_t));
+    COPY(moved->at, storage.at, outputs);
     for (int64_t i = 0; i < order.count; i++)
         sums += adding.at[order.at[i]];
     if (!sums)
@@ -339,7 +340,7 @@ void add_in_place(
     const int32_t *maker = owners(memory, t->output_start).at;
     for (int64_t h = 0; h < heads.count; h++)
         count[heads.at[h]]++;
-    for (int64_t i = 0; i < order.count; i++) {
+    for (int32_t i = 0; i < order.count; i++) {
         int32_t row = order.at[i];
         place[row] = i;
         for (int32_t j = t->read_start.at[row]; j < t->read_start.at[row + 1]; j++)

@@ -4,7 +4,7 @@
 
 #include "graph/arrays.h"
 
-enum { EXTERNAL = -2, UNASSIGNED = -1 };
+enum { EXTERNAL = -2, UNASSIGNED = -1 }; /* instead of a block; external: the user's array */
 
 /* Tells the rows that run, in order, and how often each output of an operator is read.
  *
@@ -14,13 +14,15 @@ enum { EXTERNAL = -2, UNASSIGNED = -1 };
 KERNEL void order_and_reads(
     Memory *memory, const GraphArrays *t, Bools recomputed, Int32s *order, Int32s *reads);
 
-/* Fused operators, which are rows behind the others; see replay.py. */
+/* Fused operators, which are rows behind the others; entries are those of what is fused. */
 typedef struct {
-    Int32s out_start, out, made, read_start, read;
+    Int32s out_start, out; /* the entries that each makes */
+    Int32s made;           /* these in the order in which they get memory */
+    Int32s read_start, read; /* the entries that it reads */
 } Fused;
 
-/* Tells the bytes of the pool, 4 to an element, and the block of each output; ends beyond
- * ``limit``. A match range of 0 uses no block again. */
+/* Returns the bytes of the pool, 4 to an element, and the block of each output; ends beyond
+ * ``limit``. A match range of 0 uses no block twice. */
 KERNEL int64_t allocate(
     Memory *memory, const GraphArrays *t, const Fused *fused, Bools recomputed, Int32s order,
     Int32s reads, int64_t match_range, double limit, Int32s *storage);

@@ -12,71 +12,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
-from memonger.graph.arrays import GraphArrays
-from memonger.support.kernels import call
+from memonger.support.kernels import Struct, compiled, constant
 
 #: A ``TrainingGraph``, or of a schedule a ``TrainingStep``: what has ``arrays``, and of each of
 #: their rows ``names``, ``ops`` and ``phases``, and words (``what``, ``told``).
 Planned = Any
 
 
-class Fused(NamedTuple):
-    """Fused operators, as rows behind the others; entries are those of what is fused."""
-
-    out_start: np.ndarray
-    out: np.ndarray  # the entries that each makes
-    made: np.ndarray  # these in the order in which they get memory
-    read_start: np.ndarray
-    read: np.ndarray  # the entries that it reads
+class Fused(Struct):
+    """Fused operators, as rows behind the others."""
 
 
 NOT_FUSED = Fused(*[np.zeros(0, dtype=np.int32)] * 5)
-EXTERNAL = -2  # a gradient: its memory is the user's; as in replay.h
-
-
-def entries_read(
-    t: GraphArrays, recomputed: np.ndarray, entry: np.ndarray, row: np.ndarray, owner: np.ndarray
-) -> np.ndarray:
-    """Tell the entries that are read: of the copies where both reader and read are recomputed."""
-    return call("entries_read", t, recomputed, entry, row, owner)
-
-
-def order_and_reads(t: GraphArrays, recomputed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Tell the rows that run, in order, and how often each output of an operator is read.
-
-    Forward nodes come first; each copy comes where the walk through the gradients
-    (``GraphArrays.walk_row``), which is the same for every plan, first meets it.
-    """
-    return call("order_and_reads", t, recomputed)
-
-
-def allocate(
-    t: GraphArrays, recomputed: np.ndarray, order: np.ndarray, reads: np.ndarray, match_range: int
-) -> tuple[int, np.ndarray]:
-    """Tell the bytes of the pool, 4 to an element, and the block of each output.
-
-    A match range of 0 uses no block again.
-    """
-    return call("allocate", t, NOT_FUSED, recomputed, order, reads, match_range, math.inf)
-
-
-def add_in_place(
-    t: GraphArrays,
-    recomputed: np.ndarray,
-    order: np.ndarray,
-    adding: np.ndarray,
-    storage: np.ndarray,
-) -> np.ndarray:
-    """Return the storages of a plan with the terms of sums where the sums are.
-
-    A planned ``_grad_add`` may have its second input computed with the write request 'add' right
-    into the first (``src/executor/inplace_addto_detect_pass.cc``). ``adding`` tells which rows do.
-    """
-    return call("add_in_place", t, recomputed, order, adding, storage)
+EXTERNAL = constant("EXTERNAL")  # a gradient: its memory is the user's
 
 
 @dataclass(frozen=True)
@@ -116,14 +68,15 @@ class Replay:
     def blocks(self) -> np.ndarray:
         """The block that each output really has: terms may be added up where the sum is."""
         t, adding = self.training.arrays, adding_rows(self.training)
-        return add_in_place(t, self.recomputed, self.order, adding, self.planned)
+        return compiled.add_in_place(t, self.recomputed, self.order, adding, self.planned)
 
     @property
     def storage(self) -> np.ndarray:
         """The memory of each output as if none was used again: one number for what is in place."""
         t, mask = self.training.arrays, self.recomputed
-        planned = allocate(t, mask, self.order, self.reads, 0)[1]
-        return add_in_place(t, mask, self.order, adding_rows(self.training), planned)
+        adding = adding_rows(self.training)
+        planned = compiled.allocate(t, NOT_FUSED, mask, self.order, self.reads, 0, math.inf)[1]
+        return compiled.add_in_place(t, mask, self.order, adding, planned)
 
     @property
     def allocated_bytes(self) -> int:
@@ -144,7 +97,7 @@ class Replay:
         place = np.full(len(t.variable), -1)
         place[order] = np.arange(len(order))
         birth, reader = (np.repeat(place, np.diff(s)) for s in (t.output_start, t.use_start))
-        read = entries_read(t, mask, t.use_entry, t.use_row, t.use_owner)
+        read = compiled.entries_read(t, mask, t.use_entry, t.use_row, t.use_owner)
         last = birth.copy()
         np.maximum.at(last, read[reader >= 0], reader[reader >= 0])
         last[t.head_entry[: t.outputs]] = len(order) - 1
@@ -171,10 +124,11 @@ class Replay:
 def replay(training: Planned, recomputed: np.ndarray) -> Replay:
     """Order a training graph with these forward nodes (bool) marked, and plan its memory."""
     mask = np.ascontiguousarray(recomputed, dtype=np.bool_)
-    order, reads = order_and_reads(training.arrays, mask)
+    order, reads = compiled.order_and_reads(training.arrays, mask)
     ranges = np.array(training.settings.match_ranges)
-    to_plan = training.arrays, NOT_FUSED, mask, order, reads, ranges, math.inf
-    pool, planned = call("least_pool", *to_plan)
+    pool, planned = compiled.least_pool(
+        training.arrays, NOT_FUSED, mask, order, reads, ranges, math.inf
+    )
     return Replay(training, mask, order, reads, planned, pool)
 
 

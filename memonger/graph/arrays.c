@@ -9,8 +9,8 @@ void by_key(Memory *memory, Int32s key, int64_t keys, Int32s *start, Int32s *ite
     for (int64_t k = 0; k < keys; k++)
         start->at[k + 1] += start->at[k];
     int32_t *at = NEW(memory, int32_t, keys);
-    memcpy(at, start->at, keys * sizeof(int32_t));
-    for (int64_t i = 0; i < key.count; i++)
+    COPY(at, start->at, keys);
+    for (int32_t i = 0; i < key.count; i++)
         items->at[at[key.at[i]]++] = i;
 }
 
@@ -63,7 +63,8 @@ void walk(
 static int32_t *set_outputs(
     Memory *memory, const SignatureArrays *known, Int32s which, GraphArrays *g)
 {
-    int64_t rows = which.count, outs = 0;
+    int64_t rows = which.count;
+    int32_t outs = 0;
     g->variable = bools(memory, rows);
     g->output_start = int32s(memory, rows + 1);
     g->output_start.at[0] = 0;

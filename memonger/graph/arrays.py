@@ -13,9 +13,9 @@ import numpy as np
 
 from memonger.graph.operators.inplace import IGNORED, inplace_options
 from memonger.graph.operators.tensors import Attributes, Tensors
-from memonger.support.kernels import call
+from memonger.support.kernels import Struct, constant
 
-KEPT = -1  # as in arrays.h
+KEPT = constant("KEPT")
 
 #: What a row is part of: the forward pass, what is computed again, the backward pass.
 FORWARD, RECOMPUTED, BACKWARD = 0, 1, 2
@@ -71,77 +71,27 @@ def _key(op: str, attrs: Attributes, inputs: int, tensors: Tensors) -> object:
     return op, tuple(attrs.items()), inputs, tuple(tensors)
 
 
-class GraphArrays(NamedTuple):
-    """The training graph as arrays.
+class GraphArrays(Struct):
+    """The training graph as arrays."""
 
-    Rows 0 to n-1 are the forward nodes, n to 2n-1 their recomputed copies, then the gradients.
-    ``*_start`` has one more element than there are rows: row r owns [start[r], start[r + 1]). The
-    outputs of all rows are numbered through: ``output_start[row] + output``; an *entry* is such a
-    number.
-    """
-
-    forward: int  # n
-    variable: np.ndarray
-    read_start: np.ndarray
-    read_row: np.ndarray
-    read_output: np.ndarray
-    read_owner: np.ndarray
-    read_ignored: np.ndarray
-    # The reads that hold memory: not ignored, not of variables.
-    use_start: np.ndarray
-    use_entry: np.ndarray
-    use_row: np.ndarray
-    use_owner: np.ndarray
-    output_start: np.ndarray
-    elements: np.ndarray  # of each output
-    itemsize: np.ndarray  # bytes of one element of it
-    rank: np.ndarray  # of each output the place of its size in `sizes`
-    sizes: np.ndarray  # bytes, 4 to an element, ascending
-    made: np.ndarray  # the outputs of each row in the order in which they get memory
-    # The in-place options that can apply: sizes agree, the input is no variable.
-    inplace_start: np.ndarray
-    inplace_input: np.ndarray
-    inplace_entry: np.ndarray  # read by that input
-    inplace_row: np.ndarray
-    inplace_owner: np.ndarray
-    inplace_output: np.ndarray  # an entry
-    inplace_identity: np.ndarray
-    head_row: np.ndarray  # the outputs of the network, then the gradients
-    head_entry: np.ndarray
-    head_owner: np.ndarray
-    outputs: int  # how many of them are outputs of the network
-    # The order: `first`, then `walk_row`. In that stands a gradient, to be run, or a forward node,
-    # met by the gradient of walk_owner: its copy, if there is one, must have run by then.
-    first: np.ndarray
-    walk_row: np.ndarray
-    walk_owner: np.ndarray
-    before_start: np.ndarray  # for forward rows: the operators that must have run before
-    before_row: np.ndarray
-    reads: np.ndarray  # of each output, how often it is read if nothing is recomputed
-    recomputed_start: np.ndarray  # for forward rows: what their gradients read of operators
-    recomputed_entry: np.ndarray
-    recomputed_row: np.ndarray
+    forward: int
+    outputs: int
 
 
-class SignatureArrays(NamedTuple):
-    """What `Signature`s mean to the allocator, one after the other; see `GraphArrays`."""
+class SignatureArrays(Struct):
+    """What `Signature`s mean to the allocator."""
 
-    variable: np.ndarray
-    reads: np.ndarray  # whether it reads more than shapes
-    ignored_start: np.ndarray  # of its inputs
-    ignored: np.ndarray
-    output_start: np.ndarray
-    elements: np.ndarray
-    itemsize: np.ndarray
-    dtype: np.ndarray
-    shape: np.ndarray  # the same number for the same shape
-    rank: np.ndarray
-    made: np.ndarray  # the largest first
-    option_start: np.ndarray
-    option_input: np.ndarray
-    option_output: np.ndarray
-    option_identity: np.ndarray
-    sizes: np.ndarray
+
+class ReadLists(Struct):
+    """What rows read: lists of `Read`."""
+
+
+class WaitLists(Struct):
+    """Control dependencies of rows: lists of (row, owner)."""
+
+
+class HeadList(Struct):
+    """The outputs of a network, then the gradients: `Read`s."""
 
 
 def arrays_of(signatures: Sequence[Signature]) -> SignatureArrays:
@@ -154,20 +104,30 @@ def arrays_of(signatures: Sequence[Signature]) -> SignatureArrays:
     pooled = ~variable[owner]
     rank = np.zeros(len(elements), dtype=np.int32)
     sizes, rank[pooled] = np.unique(4 * elements[pooled], return_inverse=True)
-    made = np.arange(len(elements))  # of equal sizes the last (a reversed multimap)
+    made = np.arange(len(elements))  # the largest first, of equal sizes the last (a multimap)
     made = made[np.lexsort((-made, -elements, owner))]
     ignored_start, ignored = ragged([[i in k.ignored for i in range(k.inputs)] for k in signatures])
-    option_start, *options, identity = columns([signature.options for signature in signatures], 3)
-    reads = np.array([not {*range(k.inputs)} <= {*k.ignored} for k in signatures], dtype=np.bool_)
-    itemsize = np.array([dtype.itemsize for dtype in dtypes], dtype=np.int64)
-    numbers = np.array([dtype.num for dtype in dtypes], dtype=np.int32)
-    made = (made - output_start[owner]).astype(np.int32)
-    inputs = variable, reads, ignored_start, ignored.astype(np.bool_)
-    known: dict[tuple[int, ...], int] = {}
-    shapes = [known.setdefault(t.shape, len(known)) for k in signatures for t in k.tensors]
-    outputs = output_start, elements, itemsize, numbers, np.array(shapes, np.int32), rank, made
-    options_of = option_start, *options, identity.astype(np.bool_)
-    return SignatureArrays(*inputs, *outputs, *options_of, sizes.astype(np.int64))  # type: ignore[call-arg]
+    start, inputs, outputs, identity = columns([signature.options for signature in signatures], 3)
+    numbers: dict[tuple[int, ...], int] = {}
+    shapes = [numbers.setdefault(t.shape, len(numbers)) for k in signatures for t in k.tensors]
+    return SignatureArrays(
+        variable=variable,
+        reads=np.array([not {*range(k.inputs)} <= {*k.ignored} for k in signatures], np.bool_),
+        ignored_start=ignored_start,
+        ignored=ignored.astype(np.bool_),
+        output_start=output_start,
+        elements=elements,
+        itemsize=np.array([dtype.itemsize for dtype in dtypes], dtype=np.int64),
+        dtype=np.array([dtype.num for dtype in dtypes], dtype=np.int32),
+        shape=np.array(shapes, dtype=np.int32),
+        rank=rank,
+        made=(made - output_start[owner]).astype(np.int32),
+        option_start=start,
+        option_input=inputs,
+        option_output=outputs,
+        option_identity=identity.astype(np.bool_),
+        sizes=sizes.astype(np.int64),
+    )
 
 
 def gathered(start: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -175,31 +135,6 @@ def gathered(start: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarr
     count = start[which + 1] - start[which]
     row = np.repeat(np.arange(len(which)), count)
     return np.arange(len(row)) + (start[which] - np.cumsum(count) + count)[row], row
-
-
-def by_key(key: np.ndarray, keys: int) -> tuple[np.ndarray, np.ndarray]:
-    """Order items by key: return where those of each key start, and which they are."""
-    return call("by_key", key, keys)
-
-
-def graph_arrays(
-    known: SignatureArrays,
-    forward: int,
-    which: np.ndarray,
-    reads: Sequence[np.ndarray],
-    waits: Sequence[np.ndarray],
-    heads: Sequence[np.ndarray],
-    outputs: int,
-) -> GraphArrays:
-    """Make the GraphArrays of rows of signatures ``which``, with copies of the first ``forward``.
-
-    Without copies (``forward`` is 0) all rows run, in the order in which they stand.
-    ``reads`` are where those of each row start, and their rows (-1: a variable that is left out),
-    outputs and owners (`Read`); ``waits`` are control dependencies. The first ``outputs`` of the
-    heads are the network's, the others gradients.
-    """
-    found = call("graph_arrays", known, forward, which, reads, waits, heads, outputs)
-    return GraphArrays(*found)
 
 
 def columns(lists: Sequence[Sequence[Any]], width: int) -> tuple[np.ndarray, ...]:

@@ -22,6 +22,7 @@ from memonger.graph.operators import gradients
 from memonger.graph.operators.gradients import ZEROS, GradientFacts, OperatorGradient
 from memonger.graph.operators.tensors import Attributes, Tensors
 from memonger.support.errors import MemongerError
+from memonger.support.kernels import compiled
 from memonger.support.mxnet import Settings
 
 Reads = Sequence[Read]
@@ -196,13 +197,13 @@ class _Builder:
         return TrainingGraph(
             graph=graph,
             settings=self.settings,
-            arrays=arrays.graph_arrays(
+            arrays=compiled.graph_arrays(
                 arrays.arrays_of(self.signatures.all),
                 self.n,
                 np.array(self.numbers, dtype=np.int32),
-                arrays.columns(self.reads, 3),
-                arrays.columns(self.waits, 2),
-                arrays.columns([heads], 3)[1:],
+                arrays.ReadLists(*arrays.columns(self.reads, 3)),
+                arrays.WaitLists(*arrays.columns(self.waits, 2)),
+                arrays.HeadList(*arrays.columns([heads], 3)[1:]),
                 len(graph.heads),
             ),
             names=tuple(self.names),

@@ -29,7 +29,7 @@ void record(
     if (seconds < *known || (seconds == *known && pool < *known_pool)) {
         *known_pool = pool;
         *known = seconds;
-        memcpy(archive->states.at + k * row, state.at, state.count);
+        COPY(archive->states.at + k * row, state.at, state.count);
     }
 }
 

@@ -1,21 +1,26 @@
 /* Simulated annealing; see annealing.py. */
 #pragma once
 
+#include <stdatomic.h>
+
 #include "support/kernels.h"
 
 #define MORE 0.3 /* the probability of one more change in a step */
 
+/* The fastest plan of each size; of n, plan k needs at most k + 1 n-ths of ``most`` bytes. */
 typedef struct {
     int64_t most;
     Int64s pools;
-    Doubles seconds;
-    Bytes states;
+    Doubles seconds; /* or work */
+    Bytes states;    /* of each plan; what follows a state that is shorter means nothing */
 } Archive;
 
+/* What plans cost, by their hash; one takes the place of another that has the same slot. */
 typedef struct {
     UInt64s keys;
-    Int64s pools;
-    Doubles limits, others;
+    Int64s pools;    /* bytes; -1: more than the limit */
+    Doubles limits;  /* bytes; -1: nothing is known */
+    Doubles others;  /* what else the search wants to know of a plan */
 } Known;
 
 /* Tells the most that the next state may cost, for a random number from 0 to 1 (Metropolis).
@@ -37,3 +42,13 @@ static inline uint64_t hash_with(uint64_t hash, int64_t item)
     return (hash ^ (uint64_t)item) * 1099511628211u;
 }
 int64_t slot_of(const Known *known, uint64_t hash);
+
+/* Tells whether another thread has set the element of ``stop``; counts a try in that of ``done``. */
+static inline bool is_stopped(Int64s stop)
+{
+    return atomic_load_explicit((_Atomic int64_t *)stop.at, memory_order_relaxed) != 0;
+}
+static inline void count_try(Int64s done)
+{
+    atomic_fetch_add_explicit((_Atomic int64_t *)done.at, 1, memory_order_relaxed);
+}

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from memonger.support.kernels import call
+from memonger.support.kernels import Struct
 
 SLOTS = 2**15  # for plans whose cost is known, in each annealing
 
 
-class Archive(NamedTuple):
-    """The fastest plan of each size; of n, plan k needs at most k + 1 n-ths of ``most`` bytes."""
+class Archive(Struct):
+    """The fastest plan of each size."""
 
     most: int
-    pools: np.ndarray
-    seconds: np.ndarray  # or work
-    states: np.ndarray  # of each plan; what follows a state that is shorter means nothing
 
 
 def empty_archive(most: int, bins: int, shape: tuple[int, ...], dtype: Any) -> Archive:
@@ -30,25 +27,12 @@ def empty_archive(most: int, bins: int, shape: tuple[int, ...], dtype: Any) -> A
     )
 
 
-def record(archive: Archive, pool: int, seconds: float, state: np.ndarray) -> None:
-    """Take a plan into the archive if it is the fastest of its size.
-
-    A state that is longer than those of the archive is a ValueError.
-    """
-    call("record", archive, pool, seconds, np.ascontiguousarray(state, archive.states.dtype))
-
-
-class Known(NamedTuple):
-    """What plans cost, by their hash; one takes the place of another that has the same slot.
+class Known(Struct):
+    """What plans cost, by their hash.
 
     No plan is replayed twice while it is known: two fifths of those that annealing comes to have
     been there before.
     """
-
-    keys: np.ndarray
-    pools: np.ndarray  # bytes; -1: more than the limit
-    limits: np.ndarray  # bytes; -1: nothing is known
-    others: np.ndarray  # what else the search wants to know of a plan
 
 
 def nothing_known(slots: int = SLOTS) -> Known:

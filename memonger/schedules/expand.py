@@ -29,7 +29,7 @@ from memonger.graph.operators.recorded import (
 )
 from memonger.graph.operators.tensors import Tensor, Tensors
 from memonger.schedules.layouts import Expected, refusal
-from memonger.schedules.nodes import NodeVariants, connect, line_up
+from memonger.schedules.nodes import NodeVariants
 from memonger.schedules.schedule import FIRST_TIME, Schedule, Workload
 from memonger.schedules.training_step import (
     Node,
@@ -42,6 +42,7 @@ from memonger.schedules.training_step import (
     step_of,
 )
 from memonger.support.errors import MemongerError
+from memonger.support.kernels import compiled
 
 log = logging.getLogger("memonger")
 
@@ -291,8 +292,8 @@ def unroll(made: Parts, schedule: Schedule) -> TrainingStep:
     differently. All others have the same step everywhere, so that they take the memory predicted.
     """
     p = made.variants
-    line = line_up(p, np.ascontiguousarray(schedule.operations, dtype=np.int32))
-    rows, signatures = connect(p, line), list(made.signatures)
+    line = compiled.line_up(p, np.ascontiguousarray(schedule.operations, dtype=np.int32))
+    rows, signatures = compiled.connect(p, line), list(made.signatures)
     if made.mkldnn and any(signature.op in ASYNCHRONOUS for signature in signatures):
         step = plainly(step_of(made, rows, signatures))
         rows, signatures = step.rows, list(step.all_signatures)

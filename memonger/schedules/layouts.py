@@ -23,6 +23,7 @@ from memonger.costs.replay import Planned, Replay
 from memonger.graph.arrays import gathered
 from memonger.graph.operators.layouts import AXES, LAYOUT_AWARE
 from memonger.support.errors import MemongerError
+from memonger.support.kernels import compiled
 
 BEFORE, AFTER, HOLD = "before", "after", "hold"
 
@@ -46,8 +47,9 @@ class Expected:
         training = found.training
         t = self.arrays = training.arrays
         layouts = mkldnn.layout_arrays(training, scoring=True)
-        about = layouts, found.recomputed, found.order, found.reads
-        self.made, self.found, self.place, entries = mkldnn.follow(t, *about)
+        self.made, self.found, self.place, entries = compiled.follow(
+            t, layouts, found.recomputed, found.order, found.reads
+        )
         rows = np.flatnonzero(layouts.adding)
         self.added = rows[self.place[entries[t.read_start[rows] + 1]] == ADDED]
         self.matters = mkldnn.mattering(training, layouts, found.order, entries)
@@ -75,8 +77,9 @@ class Expected:
         corrected = np.zeros(len(want_made), dtype=np.bool_)  # made plain by what was put in
         corrected[entries[t.read_start[:-1][(source < 0) & (ops == "Reshape")]]] = True
         want_made[(readers == 0) | (corrected & (readers == 1))] = -1
-        about = layouts, found.recomputed, found.order, found.reads
-        _, _, have, _, other_found, other_made = mkldnn.lead(t, *about, want_found, want_made)
+        _, _, have, _, other_found, other_made = compiled.lead(
+            t, layouts, found.recomputed, found.order, found.reads, want_found, want_made
+        )
         inserts: dict[int, list[Insert]] = defaultdict(list)
         for j in np.flatnonzero(other_found).tolist():
             row, tensors = int(reader[j]), training.signatures[t.read_row[j]].tensors

@@ -57,7 +57,7 @@ int64_t lifetimes(
                 reads[entry]++;
     for (int64_t h = 0; h < head_row.count; h++) /* as a read that never comes */
         reads[first[head_row.at[h]] + head_output.at[h]]++;
-    memset(block, -1, sizeof(int32_t) * tensors);
+    FILL(block, -1, tensors);
     for (int32_t r = 0; r < count; r++) {
         int32_t k = rows->signature.at[r];
         int64_t tensor = known->output_start.at[k];
@@ -107,7 +107,7 @@ int64_t lifetimes(
     }
     for (int64_t r = 0; r < count; r++) {
         alive += change[r];
-        peak = most(peak, alive);
+        peak = max(peak, alive);
     }
     give_back(memory, then);
     lives.start.count = lives.stop.count = lives.nbytes.count = lives.given.count = blocks;

@@ -3,11 +3,13 @@
 
 #include "schedules/nodes.h"
 
+/* The blocks of a training step. A time is the number of a row. */
 typedef struct {
-    Int32s block;
-    Int32s start, stop;
+    Int32s block;       /* of each output of each row (numbered through); -1 for variables */
+    Int32s start, stop; /* of each block: the row that makes it, and the last row that reads it */
     Int64s nbytes;
-    Bools given;
+    Bools given; /* an array of the caller: an output of the network, or a gradient. The array of a
+                  * gradient is left alone in the forward pass: a block that begins there is none. */
 } Lifetimes;
 
 /* Finds the blocks of a training step; returns the most bytes of blocks that are alive at once.

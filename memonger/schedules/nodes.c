@@ -3,20 +3,21 @@
 static Int32s filled(Memory *memory, int64_t count, int value)
 {
     Int32s made = int32s(memory, count);
-    memset(made.at, value, sizeof(int32_t) * count);
+    FILL(made.at, value, count);
     return made;
 }
 
 void line_up(Memory *memory, const NodeVariants *p, Int32s operations, Int32s *line)
 {
     const int32_t *gradient_start = p->operation_start.at;
-    int64_t count = p->variable.count, again = p->again;
+    int64_t count = p->variable.count;
+    int32_t again = (int32_t)p->again;
     for (int64_t e = 0; e < operations.count; e++) {
         int32_t x = operations.at[e];
         count += x >= 0 ? 1 : gradient_start[~x + 1] - gradient_start[~x];
     }
     *line = int32s(memory, count);
-    memcpy(line->at, p->variable.at, sizeof(int32_t) * p->variable.count);
+    COPY(line->at, p->variable.at, p->variable.count);
     Memory then = *memory;
     bool *has_run = ZEROS(memory, bool, p->forward);
     int32_t *next = line->at + p->variable.count;
@@ -36,7 +37,8 @@ void line_up(Memory *memory, const NodeVariants *p, Int32s operations, Int32s *l
 void connect(Memory *memory, const NodeVariants *p, Int32s line, Rows *result)
 {
     const Rows *m = &p->rows;
-    int64_t count = line.count, variants = m->signature.count;
+    int32_t count = (int32_t)line.count;
+    int64_t variants = m->signature.count;
     int32_t reads = 0;
     for (int64_t row = 0; row < count; row++)
         reads += m->read_start.at[line.at[row] + 1] - m->read_start.at[line.at[row]];
@@ -53,7 +55,7 @@ void connect(Memory *memory, const NodeVariants *p, Int32s line, Rows *result)
     Memory then = *memory;
     int32_t *runs = ZEROS(memory, int32_t, p->forward);
     reads = 0;
-    for (int64_t row = 0; row < count; row++) {
+    for (int32_t row = 0; row < count; row++) {
         int32_t k = line.at[row];
         int32_t y = m->source.at[k] >= 0 ? m->source.at[k] : k; /* whose place it takes */
         made.signature.at[row] = m->signature.at[k];

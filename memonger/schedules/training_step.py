@@ -15,11 +15,13 @@ from memonger.graph import arrays
 from memonger.graph.arrays import (
     KEPT,
     GraphArrays,
+    HeadList,
+    ReadLists,
     Signature,
     Signatures,
+    WaitLists,
     arrays_of,
     columns,
-    graph_arrays,
 )
 from memonger.graph.forward import Entry
 from memonger.graph.operators.gradients import ZEROS
@@ -28,9 +30,10 @@ from memonger.graph.operators.recorded import ASYNCHRONOUS
 from memonger.graph.operators.tensors import Tensor
 from memonger.graph.training import TrainingGraph
 from memonger.schedules.layouts import AFTER, BEFORE, HOLD, Expected, Insert
-from memonger.schedules.lifetimes import Lifetimes, lifetimes
+from memonger.schedules.lifetimes import Lifetimes
 from memonger.schedules.nodes import NodeVariants, Rows
 from memonger.schedules.schedule import Workload
+from memonger.support.kernels import compiled
 
 Reads = Sequence[Entry]
 
@@ -224,8 +227,10 @@ class TrainingStep:
     def alive(self) -> Lifetimes:
         """When all blocks are alive."""
         row, output = np.array(self.heads, dtype=np.int32).T.copy()
-        about = self.rows, row, output, self.arrays.outputs
-        return lifetimes(arrays_of(self.all_signatures), *about, not self.parts.mkldnn)
+        signatures, views = arrays_of(self.all_signatures), not self.parts.mkldnn
+        outputs = self.arrays.outputs
+        _, lives = compiled.lifetimes(signatures, self.rows, row, output, outputs, views)
+        return lives
 
     @cached_property
     def placement(self) -> Placement:
@@ -281,11 +286,17 @@ def step_of(made: Parts, rows: Rows, signatures: Sequence[Signature]) -> Trainin
     heads += [(latest[variant], k) for variant, k in made.written]
     columns = np.array(heads, dtype=np.int32).T.copy()
     kept = np.full(max(len(rows.read_row), len(heads)), KEPT, dtype=np.int32)
-    reads = rows.read_start, rows.read_row, rows.read_output, kept[: len(rows.read_row)]
-    no_waits = np.zeros((3, len(rows.signature) + 1), dtype=np.int32)
-    given = reads, (no_waits[0], *no_waits[1:, :0]), (*columns, kept[: len(heads)])
-    made_of = graph_arrays(arrays_of(signatures), 0, rows.signature, *given, outputs)
-    return TrainingStep(made, rows, signatures, made_of, heads, tuple(found))
+    nothing = np.zeros(len(rows.signature) + 1, dtype=np.int32)
+    graph: GraphArrays = compiled.graph_arrays(
+        arrays_of(signatures),
+        0,
+        rows.signature,
+        ReadLists(rows.read_start, rows.read_row, rows.read_output, kept[: len(rows.read_row)]),
+        WaitLists(start=nothing, row=nothing[:0], owner=nothing[:0]),
+        HeadList(*columns, kept[: len(heads)]),
+        outputs,
+    )
+    return TrainingStep(made, rows, signatures, graph, heads, tuple(found))
 
 
 def _recorded(

@@ -32,9 +32,9 @@ void *take(Memory *memory, int64_t each, int64_t count)
         fail(memory, NO_MEMORY);
     int64_t size = (bytes + 15) & ~(int64_t)15;
     if (LEAST == 1 || !last || memory->used + size > last->size) {
-        int64_t room = most(size, last ? 2 * last->size : 0);
-        room = LEAST == 1 ? most(bytes, 1) : most(room, LEAST);
-        last = malloc(sizeof(Chunk) + room);
+        int64_t room = max(size, last ? 2 * last->size : 0);
+        room = LEAST == 1 ? max(bytes, 1) : max(room, LEAST);
+        last = malloc(sizeof(Chunk) + (size_t)room);
         if (!last)
             fail(memory, NO_MEMORY);
         last->before = memory->last;
@@ -49,7 +49,7 @@ void *take(Memory *memory, int64_t each, int64_t count)
 
 void *take_zeros(Memory *memory, int64_t each, int64_t count)
 {
-    return memset(take(memory, each, count), 0, each * count);
+    return memset(take(memory, each, count), 0, (size_t)(each * count));
 }
 
 void give_back(Memory *memory, Memory then)
@@ -62,16 +62,16 @@ void give_back(Memory *memory, Memory then)
     memory->used = then.used;
 }
 
-const char *sources(void)
+int headers(void)
 {
-    return SOURCES;
+    return HEADERS;
 }
 
 void seed(Random *random, uint32_t number)
 {
     for (int i = 0; i < 624; i++) {
         random->state[i] = number;
-        number = 1812433253u * (number ^ (number >> 30)) + i + 1;
+        number = 1812433253u * (number ^ (number >> 30)) + (uint32_t)i + 1;
     }
     random->place = 624;
 }

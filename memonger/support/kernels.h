@@ -59,6 +59,9 @@ KERNEL void give_back(Memory *memory, Memory then);
 #define NEW(memory, type, count) ((type *)take(memory, sizeof(type), count))
 #define ZEROS(memory, type, count) ((type *)take_zeros(memory, sizeof(type), count))
 
+#define COPY(to, from, count) memcpy(to, from, sizeof *(to) * (size_t)(count))
+#define FILL(array, byte, count) memset(array, byte, sizeof *(array) * (size_t)(count))
+
 /* Arrays whose elements are not set. */
 static inline Bools bools(Memory *memory, int64_t count)
 {
@@ -73,8 +76,8 @@ static inline Int64s int64s(Memory *memory, int64_t count)
     return (Int64s){NEW(memory, int64_t, count), count};
 }
 
-/* The hash of the sources that the library was compiled from. */
-KERNEL const char *sources(void);
+/* A number for the headers that the library was compiled with. */
+KERNEL int headers(void);
 
 /* The Mersenne Twister (Matsumoto and Nishimura 1998), seeded as NumPy's RandomState is. */
 typedef struct {
@@ -86,5 +89,5 @@ void seed(Random *random, uint32_t number);
 double uniform(Random *random);                  /* from 0 to 1, without 1 */
 int64_t below(Random *random, int64_t limit);    /* from 0 to limit - 1 */
 
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }

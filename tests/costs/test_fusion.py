@@ -7,8 +7,8 @@ from typing import Any, Sequence
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.costs.fusion import fused_sets, fusible
-from memonger.costs.replay import entries_read, order_and_reads
+from memonger.costs.fusion import fusible
+from memonger.support.kernels import compiled
 from memonger.graph.training import training_graph
 
 from planned import forward, run_code
@@ -109,14 +109,14 @@ def test_sets_are_those_of_mxnet(first: int) -> None:
         for share in (0.0, 0.5, 0.9, 1.0):
             draws = np.random.RandomState(seed).uniform(size=len(graph.nodes))
             mask = np.array([not node.is_variable for node in graph.nodes]) & (draws < share)
-            order, _ = order_and_reads(t, mask)
+            order, _ = compiled.order_and_reads(t, mask)
             place = np.zeros(len(t.variable), dtype=np.int64)
             place[order] = np.arange(len(order))
-            read = entries_read(t, mask, entry, t.read_row, t.read_owner)
+            read = compiled.entries_read(t, mask, entry, t.read_row, t.read_owner)
             sources = [place[maker[read[t.read_start[r] : t.read_start[r + 1]]]] for r in order]
             last = place[t.head_row[: t.outputs]].max()
             wanted = Subsets(sources, parts.joins[order], parts.starts[order], last).numbered()
-            assert fused_sets(t, parts, mask, order)[1].tolist() == wanted
+            assert compiled.fused_sets(t, parts, mask, order)[1].tolist() == wanted
 
 
 def test_sets_take_little_memory() -> None:
@@ -126,8 +126,8 @@ import resource, sys
 import memonger, numpy as np
 sys.path.insert(0, "examples")
 import networks
-from memonger.costs.fusion import fused_sets, fusible
-from memonger.costs.replay import order_and_reads
+from memonger.costs.fusion import fusible
+from memonger.support.kernels import compiled
 from memonger.graph.inputs import read_shapes
 from memonger.graph.read import forward_graph
 from memonger.graph.training import training_graph
@@ -138,9 +138,9 @@ def peak():
 symbol, shapes = networks.lstm(layers=4, steps=200)
 training = training_graph(forward_graph(symbol, read_shapes(symbol, shapes, {}, None)))
 mask = np.array([op not in ("null", "Dropout") for op in training.ops[:training.arrays.forward]])
-order, _ = order_and_reads(training.arrays, mask)
+order, _ = compiled.order_and_reads(training.arrays, mask)
 parts, before = fusible(training), peak()
-assert fused_sets(training.arrays, parts, mask, order)[0] > 1600
+assert compiled.fused_sets(training.arrays, parts, mask, order)[0] > 1600
 print(peak() - before)
 """)
     assert int(grown) < 20_000  # KB

@@ -10,9 +10,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 from blocked_networks import drawn
-from memonger.costs.layouts import BLOCKS, PLAIN, follow, layout_arrays
-from memonger.costs.replay import order_and_reads
+from memonger.costs.layouts import BLOCKS, PLAIN, layout_arrays
 from memonger.support.cache import forget
+from memonger.support.kernels import compiled
 from memonger.graph.training import training_graph
 from mixed_networks import KINDS
 from planned import forward, run_code
@@ -135,8 +135,8 @@ def predicted(conv: Any) -> int:
     x = S.Convolution(S.var("data"), num_filter=oc, num_group=groups, no_bias=True, **size_of)
     training = training_graph(forward(x, {"data": (mb, ic, size, size)}))
     t, nothing = training.arrays, np.zeros(training.arrays.forward, dtype=np.bool_)
-    order, reads = order_and_reads(t, nothing)
-    made = follow(t, layout_arrays(training), nothing, order, reads)[0]
+    order, reads = compiled.order_and_reads(t, nothing)
+    made = compiled.follow(t, layout_arrays(training), nothing, order, reads)[0]
     return int(made[t.output_start[training.ops.index("Convolution")]])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import sys
 import threading
 from dataclasses import replace
 from typing import Any
@@ -16,10 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memonger.planners.annealing import nothing_known
-from memonger.planners.trees.price import NO_LIMIT, evaluate, problem
+from memonger.planners.trees.price import problem
 from memonger.planners.trees.search import ScheduleSearch
-from memonger.planners.trees.trees import ALIVE, LAZY, LEAF, LEAF_NODE, NOTHING, Steps
-from memonger.planners.trees.trees import binomial_tree, changed, unroll
+from memonger.planners.trees.trees import ALIVE, LAZY, LEAF, NOTHING, Steps
+from memonger.planners.trees.trees import binomial_tree
+from memonger.support.kernels import compiled
 from memonger.schedules.schedule import Schedule, check, plain
 from memonger.schedules.training_step import TrainingStep
 from memonger.schedules.expand import parts
@@ -69,7 +71,7 @@ def fewest_steps(steps: int, states: int) -> int:
     if steps <= 1:
         return 0
     if not states:
-        return NO_LIMIT
+        return sys.maxsize
     return min(
         m + fewest_steps(m, states) + fewest_steps(steps - m, states - 1) for m in range(1, steps)
     )
@@ -84,7 +86,7 @@ def test_fewest_steps() -> None:
 def test_binomial_schedules_take_the_fewest_steps(steps: int) -> None:
     chain = chain_of(steps)
     for states in range(1, steps + 2):
-        operations, work = unroll(chain, binomial_tree(steps, states), np.inf, NO_LIMIT)
+        work, operations = compiled.unroll(chain, binomial_tree(steps, states), np.inf, sys.maxsize)
         # The last step runs once more than it must for its reversal: the network returns it.
         assert (operations >= 0).sum() == work == fewest_steps(steps, states) + 1
         assert [-1 - e for e in operations if e < 0] == list(range(steps - 1, -1, -1))
@@ -119,11 +121,10 @@ NETWORKS = {
 }
 
 
-def random_tree(draw: Any, lo: int, hi: int, depth: int) -> list[tuple[int, int]]:
-    if hi - lo < 2 or depth == 0 or draw(st.integers(0, 4)) == 0:
-        return [(LEAF, draw(st.sampled_from([0, LAZY])))]
-    cut = draw(st.integers(lo + 1, hi - 1))
-    flag = draw(st.integers(ALIVE, NOTHING))
+def random_tree(draw: random.Random, lo: int, hi: int, depth: int) -> list[tuple[int, int]]:
+    if hi - lo < 2 or depth == 0 or draw.random() < 0.2:
+        return [(LEAF, draw.choice([0, LAZY]))]
+    cut, flag = draw.randrange(lo + 1, hi), draw.randint(ALIVE, NOTHING)
     left, right = random_tree(draw, lo, cut, depth - 1), random_tree(draw, cut, hi, depth - 1)
     return [(cut, flag), *left, *right]
 
@@ -159,11 +160,11 @@ def runs_in_order(step: TrainingStep, schedule: Schedule) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.data(), recipes())
-def test_generated_networks(data: Any, recipe: Any) -> None:
+@given(st.randoms(), recipes())
+def test_generated_networks(draw: random.Random, recipe: Any) -> None:
     search = ScheduleSearch(work_of(*build(recipe)))
     count = len(search.workload.operators)
-    tree = random_tree(data.draw, 0, count, 5)
+    tree = random_tree(draw, 0, count, 5)
     same_as_written_out(search, search.schedule(np.array(tree, dtype=np.int32)))
 
 
@@ -172,11 +173,13 @@ def test_a_cost_does_not_depend_on_what_was_asked_before() -> None:
     b = problem(parts(work_of(*NETWORKS["resnet"]())))
     shared, draw = nothing_known(16), random.Random(1)
     outcomes = set()
-    for k in range(1, 301):
-        tree = changed(LEAF_NODE, len(b.node), 1, k)
-        alive, work = evaluate(b, tree, NO_LIMIT, NO_LIMIT, nothing_known(1))
+    for _ in range(300):
+        tree = np.array(random_tree(draw, 0, len(b.node), 6), dtype=np.int32)
+        alive, work = compiled.evaluate_tree(b, tree, sys.maxsize, sys.maxsize, nothing_known(1))
         limits = work * draw.choice([0.9, 1.0, 1.1]), int(alive * draw.choice([0.9, 1, 1.1]))
-        found, anew = (evaluate(b, tree, *limits, known) for known in (shared, nothing_known(1)))
+        found, anew = (
+            compiled.evaluate_tree(b, tree, *limits, known) for known in (shared, nothing_known(1))
+        )
         assert found == anew and found[0] in (-1, alive)
         outcomes.add(found[0] < 0)
     assert len(outcomes) == 2
@@ -223,9 +226,8 @@ def test_lazy_trees(name: str) -> None:
     work, count = search.workload, len(search.problem.node)
     later = 0
     for seed in range(20):
-        tree = changed(LEAF_NODE, count, seed, 60)
-        leaf = tree[:, 0] == LEAF
-        cuts = sorted({*tree[~leaf, 0].tolist()})
+        draw = random.Random(seed)
+        cuts = sorted(draw.sample(range(1, count), draw.randrange(1, min(count, 20))))
         flat = [node for cut in cuts for node in ((cut, ALIVE), (LEAF, 0))]
         eager, lazy = np.array([[*flat, (LEAF, 0)], [*flat, (LEAF, LAZY)]], dtype=np.int32)
         lazy[lazy[:, 0] == LEAF, 1] = LAZY

@@ -13,15 +13,23 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from memonger.costs.replay import replay
 from memonger.graph.operators.recompute import ANYWHERE, targets_of
-from memonger.planners.annealing import empty_archive, nothing_known, record
-from memonger.planners.marks.anneal import SAVED, Goal, anneal, evaluate, named, plan_of
+from memonger.planners.annealing import empty_archive, nothing_known
 from memonger.planners.marks.copies import behind_copies, copies_at, copyable
-from memonger.planners.marks.cuts import Weights, cheap_cuts, cheapest_cuts
+from memonger.planners.marks.cuts import Weights, cheap_cuts
 from memonger.planners.marks.cuts import golden_section, walk, weigh
 from memonger.planners.marks.rules import Rules
-from memonger.planners.marks.search import Effort, MarkPlan, MarkSearch, NodeTimes, Phase, settled
+from memonger.planners.marks.search import (
+    Effort,
+    Goal,
+    MarkPlan,
+    MarkSearch,
+    NodeTimes,
+    Phase,
+    settled,
+)
 from memonger.planners.pareto import not_dominated
 from memonger.support.cache import forget
+from memonger.support.kernels import compiled
 from memonger.support.parallel import Threads
 
 import more_networks
@@ -59,7 +67,7 @@ def test_cheapest_cuts_against_all_sets_of_cuts(w: Weights, limit: int) -> None:
     sets = itertools.chain.from_iterable(itertools.combinations(every, k) for k in range(7))
     totals = [kept(w, list(cuts), limit) for cuts in sets]
     possible = [total for total in totals if total is not None]
-    chosen, found = cheapest_cuts(w, float(limit))
+    found, chosen = compiled.cheapest_cuts(w, float(limit))
     assert found == bool(possible)
     if found:
         assert kept(w, list(chosen), limit) == min(possible)
@@ -139,7 +147,8 @@ def test_plans_are_evaluated_as_they_are_replayed() -> None:
     plans = set()
     for _ in range(20):
         state = random_state(search, random)
-        (pool, seconds), mask = evaluate(search.space, state), plan_of(search.space, state)[0]
+        pool, seconds = compiled.evaluate_state(search.space, state)
+        mask = compiled.plan_of(search.space, state)[0]
         found = replay(search.rules.trainings[0], mask)
         assert pool == found.pool_bytes
         n = len(mask)
@@ -167,9 +176,9 @@ def test_fused_plans_are_evaluated_as_they_are_replayed(network: Any) -> None:
     differ = 0
     for _ in range(20):
         state = random_state(search, random)
-        mask = plan_of(search.space, state)[0]
+        mask = compiled.plan_of(search.space, state)[0]
         pool = search.rules.replay(mask).pool_bytes
-        assert evaluate(search.space, state)[0] == pool
+        assert compiled.evaluate_state(search.space, state)[0] == pool
         differ += pool != replay(search.rules.trainings[0], mask).pool_bytes
     assert differ > 2
 
@@ -192,13 +201,13 @@ def test_a_set_of_cuts_saves_what_is_alive_there_and_what_comes_after_the_last()
     state = np.zeros(len(cuts) + n, dtype=np.int8)
     chosen = [3, 9]
     state[chosen] = 1
-    mask = plan_of(search.space, state)[0]
+    mask = compiled.plan_of(search.space, state)[0]
     expected = rules.allowed.copy()
     expected[cuts[9].after + 1 :] = False
     expected[[i for k in chosen for i in cuts[k].keep]] = False
     assert (mask == rules.apply(expected)).all() and mask.any()
-    state[len(cuts) :][: cuts[3].after + 1] = SAVED
-    mask = plan_of(search.space, state)[0]
+    state[len(cuts) :][: cuts[3].after + 1] = 1  # SAVED
+    mask = compiled.plan_of(search.space, state)[0]
     expected[: cuts[3].after + 1] = False
     assert (mask == rules.apply(expected)).all() and mask.any()
 
@@ -210,7 +219,7 @@ def test_annealing_leaves_the_best_plan(goal: Goal) -> None:
     start = random_state(search, np.random.RandomState(0))
 
     def energy(state: np.ndarray) -> float:
-        pool, seconds = evaluate(search.space, state)
+        pool, seconds = compiled.evaluate_state(search.space, state)
         return goal.byte_price * max(0.0, pool - goal.limit) + goal.second_price * seconds
 
     hot = 0.05 * energy(start)
@@ -218,7 +227,7 @@ def test_annealing_leaves_the_best_plan(goal: Goal) -> None:
     for slots in (1, 1, 2**10):
         state, archive = start.copy(), empty_archive(search.unplanned, 50, start.shape, np.int8)
         to = nothing_known(slots), archive, stop, done
-        least = anneal(search.space, state, goal, 7, 400, hot, hot / 50, *to)
+        least = compiled.anneal_masks(search.space, state, goal, 7, 400, hot, hot / 50, *to)
         visited = archive.states[np.isfinite(archive.seconds)]
         assert energy(state) == least <= min(map(energy, visited)) < energy(start)
         results.append((state.tobytes(), archive.pools.tobytes(), archive.states.tobytes()))
@@ -226,7 +235,9 @@ def test_annealing_leaves_the_best_plan(goal: Goal) -> None:
     assert done[0] == 1200
     stop[0] = 1
     state = start.copy()
-    anneal(search.space, state, goal, 7, 400, hot, hot / 50, nothing_known(), archive, stop, done)
+    compiled.anneal_masks(
+        search.space, state, goal, 7, 400, hot, hot / 50, nothing_known(), archive, stop, done
+    )
     assert done[0] == 1200 and energy(state) == energy(start)
 
 
@@ -234,11 +245,13 @@ def test_a_limit_is_kept() -> None:
     search = of_unet()
     stop, done = np.zeros((2, 1), dtype=np.int64)
     nothing = np.zeros(len(search.rules.graph.nodes), dtype=np.bool_)
-    limit, state = 0.7 * search.unplanned, named(search.space, nothing)
+    limit, state = 0.7 * search.unplanned, compiled.named(search.space, nothing)
     archive = empty_archive(search.unplanned, 50, state.shape, np.int8)
     goal = Goal(limit, 1e30, 1.0, 0.4, True)
-    anneal(search.space, state, goal, 7, 2000, 5.0, 0.1, nothing_known(), archive, stop, done)
-    pool, seconds = evaluate(search.space, state)
+    compiled.anneal_masks(
+        search.space, state, goal, 7, 2000, 5.0, 0.1, nothing_known(), archive, stop, done
+    )
+    pool, seconds = compiled.evaluate_state(search.space, state)
     assert pool <= limit and seconds == archive.seconds[archive.pools <= limit].min()
 
 
@@ -253,15 +266,15 @@ def test_the_fastest_of_each_size_is_kept(most: int) -> None:
         plans = zip(archive.pools[known].tolist(), archive.seconds[known].tolist())
         return not_dominated(plans, lambda plan: plan)
 
-    record(archive, most + 1, 0.0, np.array([1, 1]))
+    compiled.record(archive, most + 1, 0.0, np.array([1, 1], np.int8))
     assert taken() == []
-    record(archive, most, 1.0, np.array([0, 0]))
+    compiled.record(archive, most, 1.0, np.array([0, 0], np.int8))
     assert taken() == [(most, 1.0)]
     smaller = most * (sizes - 1) // sizes  # the largest of the size below
-    record(archive, smaller, 2.0, np.array([1, 0]))
-    record(archive, smaller, 3.0, np.array([0, 1]))
+    compiled.record(archive, smaller, 2.0, np.array([1, 0], np.int8))
+    compiled.record(archive, smaller, 3.0, np.array([0, 1], np.int8))
     assert taken() == [(smaller, 2.0), (most, 1.0)]
-    record(archive, smaller, 0.5, np.array([0, 1]))
+    compiled.record(archive, smaller, 0.5, np.array([0, 1], np.int8))
     assert taken() == [(smaller, 0.5)] and archive.states.sum() == 1
 
 

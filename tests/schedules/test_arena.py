@@ -13,9 +13,9 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.schedules import training_step
 from memonger.schedules.execution.executor import POISON
 from memonger.schedules.execution.symbol import scheduled
+from memonger.support.kernels import compiled
 
 import blocked_networks
 import networks
@@ -64,20 +64,20 @@ def chain(batch: int = 8, layers: int = 3) -> Any:
 
 def test_what_dies_too_early_shows(poison: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each block in turn is said to be dead one row before it is: what reads it there, shows."""
-    network, usual = chain(), training_step.lifetimes
+    network, usual = chain(), compiled.lifetimes
     found = planned(network, "three levels").recipe
     ends: list[int] = []
 
     def shortened(block: int, *about: Any) -> Any:
-        lives = usual(*about)
+        alive, lives = usual(*about)
         ends[:] = np.flatnonzero(~lives.given & (lives.stop > lives.start)).tolist()
         stop = lives.stop.copy()
         stop[ends[block]] -= 1
-        return lives._replace(stop=stop)
+        return alive, lives.replace(stop=stop)
 
     block = 0
     while block == 0 or block < len(ends):
-        monkeypatch.setattr(training_step, "lifetimes", functools.partial(shortened, block))
+        monkeypatch.setattr(compiled, "lifetimes", functools.partial(shortened, block))
         symbol = scheduled(network[0], found.schedule)
         assert not memonger.check(network[0], symbol, network[1], steps=1), f"block {block}"
         block += 1

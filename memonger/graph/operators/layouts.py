@@ -56,13 +56,13 @@ def layout_of_output(
     if op not in LAYOUT_AWARE or tensor.dtype != "float32" or op == "_backward_Concat":
         return "keeps"
     if op in _RESHAPE and axes <= AXES:
-        return "plain"
+        return "always_plain"
     if op in _COPY:
         return "copies"
     if op in _POINTWISE:
         return "first" if attrs.get("act_type", "leaky") in _SUPPORTED else "keeps"
     if axes <= 2:  # MKLDNN has no blocks for them
-        return "plain"
+        return "always_plain"
     if op == "elemwise_add":
         return "sums" if axes <= AXES else "keeps"
     if op == "add_n":
@@ -71,9 +71,9 @@ def layout_of_output(
         return _of_convolution(attrs, tensor, data) if op == "Convolution" else "chosen"
     if k == 0 and axes == AXES:
         if op in ("BatchNorm", "_backward_BatchNorm") and attrs.get("axis", "1") == "1":
-            return "passes" if op == "BatchNorm" else "norm gradient"
+            return "passes" if op == "BatchNorm" else "norm_gradient"
         if op == "_backward_Pooling" and inputs in _POOLING_READS:
-            return "other" if _overlap(attrs) else "pooling gradient"
+            return "other" if _overlap(attrs) else "pooling_gradient"
         pool = attrs.get("pool_type", "max")
         valid = attrs.get("pooling_convention", "valid") == "valid"
         if op == "Pooling" and (pool == "max" or (pool == "avg" and valid)):
@@ -117,7 +117,7 @@ def _of_convolution(attrs: Attributes, tensor: Tensor, data: Tensor | None) -> s
     if groups > 1 and not groups == channels == data.shape[1]:
         return "chosen"
     if channels % 8 and channels > 4:
-        return "plain"
+        return "always_plain"
     kernel, pad = _tuple(attrs, "kernel", 1, 1), _tuple(attrs, "pad", 0, 0)
     usual = (
         channels % 16 == 0

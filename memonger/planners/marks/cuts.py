@@ -10,7 +10,7 @@ from memonger.costs.replay import Timeline, replay
 from memonger.graph.arrays import KEPT
 from memonger.graph.forward import Entry, ForwardGraph
 from memonger.graph.training import TrainingGraph
-from memonger.support.kernels import call
+from memonger.support.kernels import Struct
 
 
 class Cut(NamedTuple):
@@ -73,15 +73,8 @@ def cheap_cuts(graph: ForwardGraph, most: int, wanted: Collection[int] = ()) -> 
     return [cut for cut in cuts if cut.entries]
 
 
-class Weights(NamedTuple):
-    """A network as dynamic programming over its cuts sees it: n cuts, n + 1 segments between them.
-
-    The first element of each array stands for the beginning of the network, the last for its end.
-    """
-
-    until: np.ndarray  # what gradients read of the results of all operators before each cut
-    highest: np.ndarray  # the most while the gradients of the segment before it run, without a plan
-    keep: np.ndarray  # what must be kept at each cut
+class Weights(Struct):
+    """A network as dynamic programming over its cuts sees it."""
 
 
 def weigh(
@@ -117,7 +110,9 @@ def weigh(
         highest = until[1:] + more
         keep = np.bincount(at, weight[t.output_start[maker] + number], len(cuts))
         most = [highest[a:b].max() for a, b in zip(after, after[1:])]
-        yield Weights(until[after], np.array([0.0, *most]), np.array([0.0, *keep, 0.0]))
+        yield Weights(
+            until=until[after], highest=np.array([0.0, *most]), keep=np.array([0.0, *keep, 0.0])
+        )
 
 
 def _gradient_steps(training: TrainingGraph) -> tuple[np.ndarray, Timeline]:
@@ -131,15 +126,6 @@ def _gradient_steps(training: TrainingGraph) -> tuple[np.ndarray, Timeline]:
     gradient = (t.read_owner != KEPT) & (rows >= 2 * t.forward)
     np.maximum.at(step, t.read_owner[gradient], place[rows[gradient]])
     return step, found.timeline()
-
-
-def cheapest_cuts(weights: Weights, limit: float) -> tuple[np.ndarray, bool]:
-    """Find the cuts that keep least while no segment needs more than ``limit`` besides that.
-
-    Returns their indices in ascending order, and whether there are such cuts.
-    """
-    possible, chosen = call("cheapest_cuts", weights, limit)
-    return chosen, possible
 
 
 def walk(weights: Weights, segments: float) -> list[int]:

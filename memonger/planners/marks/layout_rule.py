@@ -13,35 +13,27 @@ difference is. They get no saved identities.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from memonger.costs.layouts import (
     NOT_IN_PLACE,
     PLAIN,
     LayoutArrays,
-    follow,
     layout_arrays,
-    layout_of,
     mattering,
 )
-from memonger.costs.replay import order_and_reads
 from memonger.graph.operators.layouts import PRODUCES_BLOCKED
 from memonger.graph.training import TrainingGraph
+from memonger.support.kernels import Struct, compiled
 
 _ANY = -1  # the layout that must be found where numbers do not depend on it
 
 
-class LayoutRule(NamedTuple):
-    """The layouts in one training graph without a plan, for compiled code."""
+class LayoutRule(Struct):
+    """The layouts in one training graph without a plan."""
 
     active: bool
     layouts: LayoutArrays
-    found: np.ndarray  # of each read the layout that must be found, or -1
-    made: np.ndarray  # of each output its layout
-    place: np.ndarray  # and the input in whose place it is written,
-    matters: np.ndarray  # and whether numbers may come to depend on it
 
 
 #: Where no layout is to be watched.
@@ -59,8 +51,8 @@ def layout_rule(training: TrainingGraph) -> LayoutRule:
     t = training.arrays
     layouts = layout_arrays(training)
     nothing = np.zeros(t.forward, dtype=np.bool_)
-    order, read = order_and_reads(t, nothing)
-    made, found, place, entries = follow(t, layouts, nothing, order, read)
+    order, read = compiled.order_and_reads(t, nothing)
+    made, found, place, entries = compiled.follow(t, layouts, nothing, order, read)
     matters = mattering(training, layouts, order, entries)
     if not _may_change(training, layouts, order, found, entries, matters):
         return NO_RULE
@@ -97,9 +89,9 @@ def _may_change(
             known = layouts.code[out], layouts.number[out]
             plays = layouts.plays[first:last]
             results = possible.setdefault(out, set())
-            results.add(int(layout_of(*known, j, into[j], into, plays)))
+            results.add(compiled.layout_of(*known, j, into[j], into, plays))
             if not t.inplace_identity[q]:
-                results.add(int(layout_of(*known, NOT_IN_PLACE, PLAIN, into, plays)))
+                results.add(compiled.layout_of(*known, NOT_IN_PLACE, PLAIN, into, plays))
             elif int(into[j]) not in results and shown[entries[first + j]]:
                 return True  # others find what this has made of their memory, or do not
         if any(len(results) > 1 and matters[out] for out, results in possible.items()):

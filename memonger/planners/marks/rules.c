@@ -79,7 +79,7 @@ static void keep_holder(Search *s, int64_t row, int64_t place)
             int32_t j = facts->read.at[q];
             int64_t reader = facts->reader.at[j];
             if (facts->held.at[j] && s->mask[reader] && holder != row % n)
-                holder = reader == row % n ? reader : most(holder, reader);
+                holder = reader == row % n ? reader : max(holder, reader);
         }
     }
     if (holder >= 0) {

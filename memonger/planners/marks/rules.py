@@ -21,14 +21,14 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from functools import cached_property
-from typing import Any, Iterable, NamedTuple, Sequence
+from typing import Any, Iterable, Sequence
 
 import numpy as np
 
 from memonger.costs.fusion import UNFUSED, Fusible, fusible, replay_fused
 from memonger.costs.replay import Replay, replay
 from memonger.costs.time.flops import forward_flops
-from memonger.graph.arrays import GraphArrays, by_key
+from memonger.graph.arrays import GraphArrays
 from memonger.graph.forward import ForwardGraph, KeptCopy, with_copies
 from memonger.graph.operators.recompute import (
     ANYWHERE,
@@ -45,7 +45,7 @@ from memonger.graph.training import TrainingGraph, training_graphs
 from memonger.planners.marks.layout_rule import NO_RULE, LayoutRule, layout_rule
 from memonger.support.cache import Latest
 from memonger.support.errors import MemongerError
-from memonger.support.kernels import call
+from memonger.support.kernels import Struct, compiled
 
 
 class Rules:
@@ -125,14 +125,14 @@ class Rules:
         self, training: TrainingGraph, layouts: LayoutRule, tolerant: np.ndarray
     ) -> RuleArrays:
         return RuleArrays(
-            training.arrays,
-            _facts_of(training),
-            self.allowed,
-            tolerant,
-            GPU_FUSION in self.targets,
-            fusible(training) if self.fuses else UNFUSED,
-            np.array(training.same, dtype=np.int64),
-            layouts,
+            arrays=training.arrays,
+            facts=_facts_of(training),
+            allowed=self.allowed,
+            tolerant=tolerant,
+            fusion=GPU_FUSION in self.targets,
+            fusible=fusible(training) if self.fuses else UNFUSED,
+            same=np.array(training.same, dtype=np.int64),
+            layouts=layouts,
         )
 
     def _tolerant(self) -> np.ndarray:
@@ -174,7 +174,7 @@ class Rules:
         """The same rules, but memory is told as if nothing were fused."""
         rules = copy.copy(self)
         rules.fuses, rules._with_copies = False, Latest(1)
-        rules.arrays = [arrays._replace(fusible=UNFUSED) for arrays in self.arrays]
+        rules.arrays = [arrays.replace(fusible=UNFUSED) for arrays in self.arrays]
         return rules
 
     def replay(self, mask: np.ndarray) -> Replay:
@@ -187,7 +187,7 @@ class Rules:
         while True:
             before = mask.sum()
             for arrays in self.arrays:
-                obey(arrays, mask)
+                compiled.obey(arrays, mask)
             if mask.sum() == before:
                 return mask
 
@@ -202,7 +202,8 @@ class NoRules(Rules):
 
     def _arrays(self, training: TrainingGraph, layouts: LayoutRule, *rest: Any) -> RuleArrays:
         arrays = super()._arrays(training, NO_RULE, *rest)
-        return arrays._replace(fusion=False, same=np.arange(len(self.allowed)))
+        bare: RuleArrays = arrays.replace(fusion=False, same=np.arange(len(self.allowed)))
+        return bare
 
     def _tolerant(self) -> np.ndarray:
         return np.ones(len(self.allowed), dtype=np.bool_)
@@ -211,52 +212,35 @@ class NoRules(Rules):
         return []
 
 
-class _Facts(NamedTuple):
-    """``GradientFacts`` as arrays: of each forward node, and of each of its inputs in turn."""
-
-    own_output: np.ndarray
-    follows: np.ndarray
-    any_gradient: np.ndarray
-    read_start: np.ndarray  # the inputs, numbered as in GraphArrays, that read a node
-    read: np.ndarray
-    reader: np.ndarray  # of each input the node that has it
-    passes: np.ndarray  # of each input whether a gradient other than zero reaches it
-    held: np.ndarray  # of each input whether the gradient reads it
+class Facts(Struct):
+    """``GradientFacts`` as arrays."""
 
 
-def _facts_of(training: TrainingGraph) -> _Facts:
+def _facts_of(training: TrainingGraph) -> Facts:
     n, facts, read_start = training.arrays.forward, training.facts, training.arrays.read_start
     reader = np.repeat(np.arange(n), np.diff(read_start[: n + 1]))
     place = np.arange(len(reader)) - read_start[reader]
-    start, read = by_key(training.arrays.read_row[: len(reader)], n)
-    return _Facts(
-        np.array([f.own_output for f in facts], dtype=np.bool_),
-        np.array([f.follows for f in facts], dtype=np.bool_),
-        np.array([bool(f.passes) for f in facts], dtype=np.bool_),
-        start,
-        read,
-        reader,
-        np.array([k in facts[x].passes for x, k in zip(reader, place)], dtype=np.bool_),
-        np.array([k in facts[x].inputs for x, k in zip(reader, place)], dtype=np.bool_),
+    start, read = compiled.by_key(training.arrays.read_row[: len(reader)], n)
+    return Facts(
+        own_output=np.array([f.own_output for f in facts], dtype=np.bool_),
+        follows=np.array([f.follows for f in facts], dtype=np.bool_),
+        any_gradient=np.array([bool(f.passes) for f in facts], dtype=np.bool_),
+        read_start=start,
+        read=read,
+        reader=reader,
+        passes=np.array([k in facts[x].passes for x, k in zip(reader, place)], dtype=np.bool_),
+        held=np.array([k in facts[x].inputs for x, k in zip(reader, place)], dtype=np.bool_),
     )
 
 
-class RuleArrays(NamedTuple):
-    """The rules for one training graph as arrays, for compiled code."""
+class RuleArrays(Struct):
+    """The rules for one training graph."""
 
     arrays: GraphArrays
-    facts: _Facts
-    allowed: np.ndarray
-    tolerant: np.ndarray
+    facts: Facts
     fusion: bool
     fusible: Fusible
-    same: np.ndarray  # of each node the one with which it shares a mark
     layouts: LayoutRule
-
-
-def obey(r: RuleArrays, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Keep in ``mask`` (in place) what is right; tell what ``order_and_reads`` says of it."""
-    return call("obey", r, mask)
 
 
 def refuse(graph: ForwardGraph) -> None:

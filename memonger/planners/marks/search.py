@@ -8,7 +8,7 @@ comes after the last cut is not. The search:
 2. Initial solutions, with sizes raised to several exponents: dynamic programming over the cuts
    (those that save least for a limit on the memory between them), for several limits; and the
    original's walk with a budget between two cuts (Chen et al. 2016, algorithm 3).
-3. Simulated annealing (``anneal``) of the best of them for least memory, a thread each. Saved
+3. Simulated annealing (``search.c``) of the best of them for least memory, a thread each. Saved
    identities that turn out not to be needed are taken out, and it goes on without them.
 4. For the fastest plans: annealing within several limits of memory, a thread each, from the fastest
    plan known that fits; then a second round at limits between.
@@ -27,17 +27,33 @@ from typing import Any, Callable, NamedTuple, Sequence
 import numpy as np
 
 from memonger.graph.forward import KeptCopy, mask_with_copies
-from memonger.planners.annealing import Archive, empty_archive, nothing_known, record
-from memonger.planners.marks.anneal import Goal, Space, anneal, evaluate, named, plan_of
+from memonger.planners.annealing import Archive, empty_archive, nothing_known
 from memonger.planners.marks.copies import behind_copies, needed_copies, settle
-from memonger.planners.marks.cuts import Cut, Weights, cheapest_cuts, golden_section, walk, weigh
-from memonger.planners.marks.rules import Rules
+from memonger.planners.marks.cuts import Cut, Weights, golden_section, walk, weigh
+from memonger.planners.marks.rules import RuleArrays, Rules
 from memonger.planners.pareto import not_dominated
+from memonger.support.kernels import Struct, compiled
 from memonger.support.parallel import Threads
 
 HARD = 1e30  # the price of a byte above a limit that must be kept
 SEED = 73  # of eighteen that were tried, one that is good for small and for large networks
 CHEAP = 0.3  # of the mean time of an operator by its bytes: see ``costly``
+
+
+class Space(Struct):
+    """What is searched, and what a state of the search is."""
+
+    rules: RuleArrays
+
+
+class Goal(Struct):
+    """What annealing looks for, and how."""
+
+    limit: float
+    byte_price: float
+    second_price: float
+    flipping: float
+    by_node: bool
 
 
 class Phase(NamedTuple):
@@ -186,9 +202,9 @@ class MarkSearch:
         self.unplanned = max(1, plain.replay(np.zeros_like(plain.allowed)).pool_bytes)
         self.space = self._space()
         self.forward_seconds = max(float(self.space.seconds.sum()), 1e-12)
-        nothing = named(self.space, np.zeros(count, dtype=np.bool_))
+        nothing = compiled.named(self.space, np.zeros(count, dtype=np.bool_))
         # Saved identities that nobody needs may take more than the network without them.
-        self.most = max(self.unplanned, int(evaluate(self.space, nothing)[0]))
+        self.most = max(self.unplanned, compiled.evaluate_state(self.space, nothing)[0])
         self.archive = self._empty_archive()
         self._record(nothing)
 
@@ -202,7 +218,7 @@ class MarkSearch:
             single[place + 1 : place + copy.offset + copy.apart] = False
             allowed[place + copy.offset] &= not copy.apart
         return Space(
-            rules.arrays[0]._replace(allowed=allowed),
+            rules.arrays[0].replace(allowed=allowed),
             np.array(rules.trainings[0].settings.match_ranges),
             np.array([cut.after for cut in self.cuts], dtype=np.int64),
             np.cumsum([0] + [len(cut.keep) for cut in self.cuts]),
@@ -248,7 +264,7 @@ class MarkSearch:
                 for part in (slice(place), slice(place, None)):
                     left = mask.copy()
                     left[part] = False
-                    self._record(named(self.space, left))
+                    self._record(compiled.named(self.space, left))
 
     def cuts_by_size(self) -> list[Found]:
         """Archive the sets of cuts to start from, and sort them by the bytes that they cost."""
@@ -266,7 +282,7 @@ class MarkSearch:
             low, high = 0.0, float(weights.highest.max())
             for _ in range(self.effort.halvings):
                 bound = (low + high) / 2
-                chosen, possible = cheapest_cuts(weights, bound)
+                possible, chosen = compiled.cheapest_cuts(weights, bound)
                 if possible:
                     high = bound
                     cost(chosen.tolist())
@@ -288,7 +304,7 @@ class MarkSearch:
         for copy in {*self.copies} - {*plan.copies}:  # what nobody saves is recomputed
             place = int(self.moved[copy.node])
             full[place + 1 : place + copy.offset + 1] = True
-        return self._record(named(self.space, full))
+        return self._record(compiled.named(self.space, full))
 
     def plans(self) -> list[MarkPlan]:
         """The archived plans, with what they cost as long as no saved identity is taken out."""
@@ -301,7 +317,7 @@ class MarkSearch:
         return MarkPlan(int(found.pool_bytes), float(found.seconds), mask[self.moved], needed)
 
     def _mask(self, found: Found) -> np.ndarray:
-        mask: np.ndarray = plan_of(self.space, found.state)[0]
+        mask: np.ndarray = compiled.plan_of(self.space, found.state)[0]
         return mask
 
     # ------------------------------------------------------------------ the archive
@@ -314,8 +330,8 @@ class MarkSearch:
         return empty_archive(self.most, self.effort.sizes, self._state().shape, np.int8)
 
     def _record(self, state: np.ndarray) -> Found:
-        pool, seconds = evaluate(self.space, state)
-        record(self.archive, pool, seconds, state)
+        pool, seconds = compiled.evaluate_state(self.space, state)
+        compiled.record(self.archive, pool, seconds, state)
         return Found(pool, seconds, state)
 
     def _archived(self) -> list[Found]:
@@ -332,13 +348,17 @@ class MarkSearch:
             seed, start, goal, (hot, cold) = job
             mask, archive, stop = self._mask(start), self._empty_archive(), self.threads.stop
             known = nothing_known()
-            state = named(self.space, mask) if goal.by_node else start.state.copy()
-            anneal(self.space, state, goal, seed, tries, hot, cold, known, archive, stop, done)
+            state = compiled.named(self.space, mask) if goal.by_node else start.state.copy()
+            compiled.anneal_masks(
+                self.space, state, goal, seed, tries, hot, cold, known, archive, stop, done
+            )
             return state, archive
 
         numbered = [(seed, *job) for seed, job in enumerate(jobs, SEED)]
         annealed = self.threads.each(work, numbered, tries, part * self.share)
         for _, archive in annealed:
             for k in np.flatnonzero(np.isfinite(archive.seconds)):
-                record(self.archive, archive.pools[k], archive.seconds[k], archive.states[k])
+                compiled.record(
+                    self.archive, archive.pools[k], archive.seconds[k], archive.states[k]
+                )
         return [self._record(state) for state, _ in annealed]

@@ -1,6 +1,5 @@
 #include "planners/trees/price.h"
 
-static const int64_t NO_LIMIT = (int64_t)1 << 60;
 enum { MOST_RUNS = 3 }; /* of each operator, for a unit of work: more are of no use */
 
 int64_t alive_of(Memory *memory, const Problem *b, Int32s operations)
@@ -44,7 +43,7 @@ int64_t evaluate_tree(
 {
     Memory then = *memory;
     double most = MOST_RUNS * (2 + most_work / b->one_pass) * (double)b->node.count;
-    int64_t most_operations = most < (double)NO_LIMIT ? (int64_t)most : NO_LIMIT;
+    int64_t most_operations = most < (double)INT64_MAX ? (int64_t)most : INT64_MAX;
     Int32s run; /* positions, then nodes, as a Schedule has them */
     *work = unroll(memory, &b->steps, tree, most_work, most_operations, &run);
     int64_t alive = -1;
@@ -55,7 +54,7 @@ int64_t evaluate_tree(
             for (int64_t k = 0; k < run.count; k++)
                 run.at[k] = run.at[k] >= 0 ? node[run.at[k]] : ~node[~run.at[k]];
             known->pools.at[slot] = alive_of(memory, b, run);
-            known->limits.at[slot] = (double)NO_LIMIT;
+            known->limits.at[slot] = (double)INT64_MAX;
         }
         alive = known->pools.at[slot];
     }

@@ -5,14 +5,15 @@
 #include "planners/trees/trees.h"
 #include "schedules/lifetimes.h"
 
+/* A network, ready to be scheduled. */
 typedef struct {
     Steps steps;
     NodeVariants variants;
     SignatureArrays signatures;
-    Int64s asked; /* (gradients, 2) */
-    Int32s node;
-    bool views;
-    double one_pass;
+    Int64s asked;    /* (gradients, 2): the outputs that are gradients (``Parts.written``) */
+    Int32s node;     /* the forward node of each position */
+    bool views;      /* whether tensors of other shapes may share memory (lifetimes) */
+    double one_pass; /* the work of one forward pass */
 } Problem;
 
 /* Returns the most bytes that are alive at once by a schedule, without outputs and gradients. */

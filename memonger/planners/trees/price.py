@@ -7,17 +7,18 @@ node, so that a search can evaluate thousands of schedules.
 
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple, Sequence
 
 import numpy as np
 
 from memonger.costs.time.flops import forward_flops
 from memonger.graph.arrays import SignatureArrays, arrays_of, ragged
-from memonger.planners.annealing import Known, nothing_known
+from memonger.planners.annealing import nothing_known
 from memonger.planners.trees.trees import Steps
 from memonger.schedules.nodes import NodeVariants
 from memonger.schedules.training_step import Parts
-from memonger.support.kernels import call
+from memonger.support.kernels import Struct, compiled
 
 #: Operators whose results are worth saving where others are recomputed.
 COSTLY_OPERATORS = frozenset(
@@ -27,20 +28,25 @@ COSTLY_OPERATORS = frozenset(
     "_contrib_interleaved_matmul_encdec_qk _contrib_interleaved_matmul_encdec_valatt".split()
 )
 
-NO_LIMIT = 2**60  # as in price.c
 ONE_PASS = 1e9  # the work of one forward pass where it is not counted in FLOPs
 
 
-class Problem(NamedTuple):
+class Problem(Struct):
     """A network, ready to be scheduled in compiled code."""
 
     steps: Steps
     variants: NodeVariants
     signatures: SignatureArrays
-    asked: np.ndarray  # the outputs that are gradients (``Parts.asked``)
-    node: np.ndarray  # the forward node of each position
-    views: bool  # whether tensors of other shapes may share memory (``schedules.lifetimes``)
-    one_pass: float  # the work of one forward pass
+    views: bool
+    one_pass: float
+
+
+class Limits(Struct):
+    """What a tree may cost, and what is looked for."""
+
+    most_bytes: int
+    most_work: float
+    by_work: bool
 
 
 class Cost(NamedTuple):
@@ -56,7 +62,15 @@ def problem(made: Parts, weights: np.ndarray | None = None) -> Problem:
     steps = _steps(made, node, weights)
     one_pass = max(1.0, float(steps.work.sum()))
     asked, signatures = np.array(made.written, dtype=np.int64), arrays_of(made.signatures)
-    return Problem(steps, made.variants, signatures, asked, node, not made.mkldnn, one_pass)
+    return Problem(
+        steps=steps,
+        variants=made.variants,
+        signatures=signatures,
+        asked=asked,
+        node=node,
+        views=not made.mkldnn,
+        one_pass=one_pass,
+    )
 
 
 def _steps(made: Parts, node: np.ndarray, weights: np.ndarray | None) -> Steps:
@@ -106,19 +120,7 @@ def operations_of(b: Problem, positions: np.ndarray) -> np.ndarray:
     return np.where(positions >= 0, b.node[positions], ~b.node[~positions])
 
 
-def alive_of(b: Problem, operations: np.ndarray) -> int:
-    """Return the most bytes that are alive at once by a schedule, beside outputs and gradients."""
-    return int(call("alive_of", b, operations))
-
-
-def evaluate(
-    b: Problem, tree: np.ndarray, most_work: float, most_bytes: int, known: Known
-) -> tuple[int, float]:
-    """Evaluate a tree: its bytes (-1: more than is allowed) and its work."""
-    return call("evaluate_tree", b, tree, most_work, most_bytes, known)
-
-
 def cost_of(problem: Problem, tree: np.ndarray, most_work: float) -> Cost | None:
     """Evaluate a tree; None if it takes more work."""
-    alive, work = evaluate(problem, tree, most_work, NO_LIMIT, nothing_known(1))
+    alive, work = compiled.evaluate_tree(problem, tree, most_work, sys.maxsize, nothing_known(1))
     return Cost(alive, work) if alive >= 0 else None

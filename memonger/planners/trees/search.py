@@ -7,7 +7,7 @@ segments and all that marks can express but for single operators. The search:
 1. Initial solutions (``tree_dp``): dynamic programming over trees whose cuts lie where little is
    alive, on two levels; binomial trees, for little memory in deep networks, which have too many
    candidate cuts; lazy trees of one level, which are best for unrolled LSTMs and little work.
-2. Simulated annealing (``anneal``) of the best few, a thread each, then of the best of these for
+2. Simulated annealing (``search.c``) of the best few, a thread each, then of the best of these for
    longer. For the schedules of every size (`ScheduleSearch.front`) at several limits of memory.
 
 Every tree that is visited is evaluated to the byte (``price``), and is kept if no other is better
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from dataclasses import dataclass
 from typing import Callable, NamedTuple, Sequence
 
@@ -27,22 +28,14 @@ import numpy as np
 
 from memonger.planners.annealing import Archive, empty_archive, nothing_known
 from memonger.planners.pareto import not_dominated
-from memonger.planners.trees.anneal import Limits, anneal
-from memonger.planners.trees.price import (
-    NO_LIMIT,
-    Cost,
-    alive_of,
-    cost_of,
-    operations_of,
-    positions,
-    problem,
-)
+from memonger.planners.trees.price import Cost, Limits, cost_of, operations_of, positions, problem
 from memonger.planners.trees.tree_dp import InitialTrees
-from memonger.planners.trees.trees import LEAF, MOST_NODES, unroll
+from memonger.planners.trees.trees import LEAF, MOST_NODES
 from memonger.schedules.expand import parts
 from memonger.schedules.schedule import Schedule, Workload, plain
 from memonger.schedules.training_step import Parts
 from memonger.support.errors import MemongerError
+from memonger.support.kernels import compiled
 from memonger.support.parallel import Threads
 
 NOTHING = "no recomputation"  # the origin of the schedule that runs nothing again
@@ -204,13 +197,13 @@ class ScheduleSearch:
 
     def evaluate(self, schedule: Schedule, origin: str = SEARCHED) -> Evaluated:
         """Evaluate a schedule."""
-        alive = alive_of(self.problem, schedule.operations)
+        alive = compiled.alive_of(self.problem, schedule.operations)
         work = self.problem.steps.work[self._position[schedule.forwards]].sum()
         return Evaluated(alive, float(work) / self.one_pass, schedule, origin)
 
     def schedule(self, tree: np.ndarray) -> Schedule:
         """Make the schedule of a tree."""
-        positions, _ = unroll(self.problem.steps, tree, np.inf, NO_LIMIT)
+        _, positions = compiled.unroll(self.problem.steps, tree, np.inf, sys.maxsize)
         return Schedule(operations_of(self.problem, positions))
 
     # ------------------------------------------------------------------ initial solutions
@@ -292,7 +285,7 @@ class ScheduleSearch:
         for number, (count, share) in enumerate(effort.rounds if starts else ()):
             count = max(1, min(count, int(tries * share / (effort.least_tries * self.patience))))
             starts = sorted(starts, key=_by_memory)[:count]
-            limits = [Limits(NO_LIMIT, most_work, by_work=False)] * len(starts)
+            limits = [Limits(sys.maxsize, most_work, by_work=False)] * len(starts)
             starts = self._annealed(starts, limits, tries * share, number, share * ANNEALING)
 
     def _anneal_for_front(self, most: int) -> None:
@@ -309,7 +302,7 @@ class ScheduleSearch:
             limits = [Limits(size, most_work, by_work=True) for size in sizes.tolist()]
             starts = [next(p for p in best if p.cost.alive_bytes <= size) for size in sizes]
             if part:
-                limits.append(Limits(NO_LIMIT, most_work, by_work=False))
+                limits.append(Limits(sys.maxsize, most_work, by_work=False))
                 starts.append(best[-1])
             self._annealed(starts, limits, self._tries(starts), part, ANNEALING / 2)
 
@@ -335,8 +328,10 @@ class ScheduleSearch:
             shape = MOST_NODES * self.count + 2, 2
             archive = empty_archive(largest, SIZES, shape, np.int32)
             seed, known = SEED + 100 * number + k, nothing_known()
-            to = known, archive, self._threads.stop, steps
-            tree = anneal(self.problem, start.tree, limit, seed, each, hot, cold, *to)
+            stop = self._threads.stop
+            tree = compiled.anneal_trees(
+                self.problem, start.tree, limit, seed, each, hot, cold, known, archive, stop, steps
+            ).reshape(-1, 2)
             exact = cost_of(self.problem, tree, limit.most_work) or start.cost
             return [Point(exact, tree, start.group), *_archived(archive, start.group)]
 

@@ -1,7 +1,5 @@
 #include "planners/trees/tree_dp.h"
 
-static const float IMPOSSIBLE = 1e30f;
-enum { FLAGS = 3, DIVIDED = 1 };
 
 /* For CPUs with AVX2 it is compiled a second time; which is run is found out when it is loaded. */
 #if defined(__x86_64__) && defined(__gnu_linux__)
@@ -50,7 +48,7 @@ void least_work(
             int64_t st = s * m + t, base = slot_of_size(leaf.at[st], far);
             float *best = all + st * far;
             for (int64_t k = 0; k < far; k++) {
-                best[k] = k < base ? IMPOSSIBLE : recomputed.at[st];
+                best[k] = k < base ? INFINITY : recomputed.at[st];
                 chosen[k] = 0;
             }
             if (s + 1 == t)
@@ -61,11 +59,11 @@ void least_work(
                 int64_t through = slot_of_size(ceil(behind + highest.at[sc]), far);
                 for (int64_t flag = 0; flag < FLAGS; flag++) {
                     int64_t at = flag * m * m + sc, shift = slot_of_size(kept.at[at], far);
-                    int64_t from = most(through, shift);
+                    int64_t from = max(through, shift);
                     const float *right = all + (c * m + t) * far, *left = all + sc * far;
                     float run = work.at[sc];
                     if (flag) {
-                        from = most(from, slot_of_size(leaf.at[sc], far));
+                        from = max(from, slot_of_size(leaf.at[sc], far));
                         left = nothing;
                         run += recomputed.at[at];
                     }
@@ -78,6 +76,6 @@ void least_work(
                 choice->at[st * far + k] = (uint16_t)chosen[k];
         }
     }
-    memcpy(least->at, all + (m - 1) * far, sizeof(float) * far);
+    COPY(least->at, all + (m - 1) * far, far);
     give_back(memory, then);
 }

@@ -3,11 +3,13 @@
 
 #include "support/kernels.h"
 
+enum { FLAGS = 3, DIVIDED = 1 }; /* FLAGS: ALIVE, ALL and COSTLY of trees.h */
+
 /* Finds the least work from the first boundary to the last within each memory.
  *
  * Of m boundaries. Sizes are those of `Segments` in slots, ``kept`` (3, m, m) and ``leaf`` (m, m)
  * whole numbers; ``divided``, (m - 1, slots + 1), is the least work between neighbouring boundaries
- * if that is divided further. Tells the work, (slots + 1), IMPOSSIBLE where there is no way, and
+ * if that is divided further. Tells the work, (slots + 1), infinity where there is no way, and
  * the choices, (m, m, slots + 1). 0: a base case; 1: divided further; 4 c + flag: cut at boundary c.
  */
 KERNEL void least_work(

@@ -25,7 +25,7 @@ from memonger.graph.arrays import gathered
 from memonger.planners.trees.price import Problem
 from memonger.planners.trees.trees import ALIVE, LAZY, LEAF, binomial_tree, fewest_states
 from memonger.schedules.training_step import Parts
-from memonger.support.kernels import call
+from memonger.support.kernels import compiled, constant
 
 EXPONENTS = (0.75, 0.5, 0.35, 0.2)  # of a tensor's bytes; the first serves most networks
 SCALES = 4  # of memory, each closer to the least that is possible
@@ -41,10 +41,8 @@ FLAT = 12  # numbers of segments of trees of one level, about the root of the op
 POWERS = (1.5, 2.0)  # how much longer earlier segments are
 STRIDES = (1, 2, 4, 8)  # binomial trees: cuts at every operator, every second ...
 
-# As in tree_dp.c:
-IMPOSSIBLE = np.float32(1e30)
-FLAGS = 3  # ALIVE, ALL, COSTLY
-DIVIDED = 1  # a choice
+FLAGS = constant("FLAGS")  # ALIVE, ALL, COSTLY
+DIVIDED = constant("DIVIDED")  # a choice
 
 
 @dataclass(frozen=True)
@@ -98,14 +96,14 @@ class Table:
         self.bounds = x.bounds
         self.kept = np.ceil(x.kept / unit - 1e-9)
         self.inner = [None if each is None else Table(each, unit, []) for each in inner]
-        divided = np.full((len(x.bounds) - 1, SLOTS + 1), IMPOSSIBLE, dtype=np.float32)
+        divided = np.full((len(x.bounds) - 1, SLOTS + 1), np.inf, dtype=np.float32)
         for s, table in enumerate(self.inner):
             if table is not None:
                 divided[s] = table.work
         leaf, highest = np.ceil(x.leaf / unit - 1e-9), x.highest / unit
         sizes = self.kept, highest, leaf, x.gradients / unit
         self.work: np.ndarray
-        self.work, choice = call("least_work", *sizes, x.work, x.recomputed, divided)
+        self.work, choice = compiled.least_work(*sizes, x.work, x.recomputed, divided)
         self.choice = choice.reshape(*leaf.shape, SLOTS + 1)
 
     def tree(self, slot: int) -> list[tuple[int, int]]:
@@ -219,7 +217,7 @@ class InitialTrees:
             memory = float(outer.leaf[0, -1]) * WIDEST
             for scale in range(_scales(most_work) if memory > 0 else 0):
                 table = Table(outer, memory / SLOTS, inner)
-                slots = np.flatnonzero(np.append(IMPOSSIBLE, table.work[:-1]) > table.work)
+                slots = np.flatnonzero(np.append(np.inf, table.work[:-1]) > table.work)
                 if not len(slots):
                     break
                 if most_work is None:

@@ -12,7 +12,7 @@ typedef struct {
 static int32_t *ends(Memory *memory, const Node *tree, int64_t nodes)
 {
     int32_t *end = NEW(memory, int32_t, nodes);
-    for (int64_t q = nodes - 1; q >= 0; q--)
+    for (int32_t q = (int32_t)nodes - 1; q >= 0; q--)
         end[q] = tree[q].cut == LEAF ? q + 1 : end[end[q + 1]];
     return end;
 }
@@ -45,8 +45,8 @@ static int64_t ask_for_heads(Making *m, int64_t lo, int64_t hi, int64_t *asked)
     for (int64_t h = 0; h < m->s->heads.count; h++) {
         int64_t i = m->s->heads.at[h];
         if (lo <= i && i < hi && m->held[i] == FREE) {
-            asked[i] = most(asked[i], m->mark + i);
-            first = least(first, i);
+            asked[i] = max(asked[i], m->mark + i);
+            first = min(first, i);
         }
     }
     return first;
@@ -56,7 +56,7 @@ static int64_t ask_for_heads(Making *m, int64_t lo, int64_t hi, int64_t *asked)
 static inline void ask_for(Int32s start, Int32s items, int64_t i, int64_t *asked, int64_t mark)
 {
     for (int32_t k = start.at[i]; k < start.at[i + 1]; k++)
-        asked[items.at[k]] = most(asked[items.at[k]], mark + i);
+        asked[items.at[k]] = max(asked[items.at[k]], mark + i);
 }
 
 /* Marks what the gradients and outputs of a segment need, directly or to be computed. */
@@ -80,7 +80,7 @@ static void run(Making *m, int64_t lo, int64_t hi, const int64_t *asked, int64_t
     double work = 0;
     for (int64_t i = lo; i < hi; i++)
         if (m->held[i] == FREE && asked[i] >= mark) {
-            m->operations[m->count++] = i;
+            m->operations[m->count++] = (int32_t)i;
             m->held[i] = s->pinned.at[i] ? PINNED : HELD;
             work += s->work.at[i];
         }
@@ -120,7 +120,7 @@ static void run_to_cut(Making *m, int64_t lo, int64_t cut, int32_t flag, int64_t
         bool is_needed = m->needed[i] >= right + cut || (crosses && flag != NOTHING);
         if (is_needed || alive[i] == mark - 1) {
             alive[i] = asked[i] = mark;
-            first = least(first, i);
+            first = min(first, i);
         }
     }
     for (int64_t i = cut - 1; i >= first; i--)
@@ -128,7 +128,7 @@ static void run_to_cut(Making *m, int64_t lo, int64_t cut, int32_t flag, int64_t
             for (int32_t k = s->read_start.at[i]; k < s->read_start.at[i + 1]; k++) {
                 int32_t j = s->read.at[k];
                 asked[j] = mark;
-                first = most(lo, least(first, j));
+                first = max(lo, min(first, j));
             }
     int64_t before = m->count;
     run(m, first, cut, asked, mark);
@@ -162,7 +162,7 @@ static void run_for(Making *m, int64_t lo, int64_t i)
         if (met == m->count)
             break;
     }
-    qsort(m->operations + first, m->count - first, sizeof(int32_t), by_position);
+    qsort(m->operations + first, (size_t)(m->count - first), sizeof(int32_t), by_position);
     for (int64_t k = first; k < m->count; k++) {
         int32_t j = m->operations[k];
         m->held[j] = s->pinned.at[j] ? PINNED : HELD;
@@ -177,7 +177,7 @@ static void make_room(Memory *memory, Making *m, int64_t more)
         return;
     m->room = 2 * m->room + more;
     int32_t *longer = NEW(memory, int32_t, m->room);
-    memcpy(longer, m->operations, sizeof(int32_t) * m->count);
+    COPY(longer, m->operations, m->count);
     m->operations = longer;
 }
 
@@ -200,7 +200,7 @@ double unroll(
         .operations = NEW(&own, int32_t, 4 * n + 16),
         .room = 4 * n + 16,
     };
-    pending[0] = (Part){0, 0, n};
+    pending[0] = (Part){0, 0, (int32_t)n};
     bool again = false; /* whether a gradient has run: everything runs before the first */
     for (int64_t depth = 1; depth && m.work <= most_work && m.count <= most_operations;) {
         Part part = pending[--depth];
@@ -241,7 +241,7 @@ double unroll(
         }
     }
     *operations = (Int32s){NEW(memory, int32_t, m.count), m.count};
-    memcpy(operations->at, m.operations, sizeof(int32_t) * m.count);
+    COPY(operations->at, m.operations, m.count);
     give_back(&own, (Memory){0});
     memory->inner = NULL;
     return m.work;
@@ -261,7 +261,7 @@ static Segment segment(Memory *memory, const Node *tree, int64_t nodes, int64_t 
     const int32_t *end = ends(memory, tree, nodes);
     int64_t lo = 0, hi = count, p = 0;
     while (p != q) {
-        int64_t cut = least(most(tree[p].cut, lo), hi);
+        int64_t cut = min(max(tree[p].cut, lo), hi);
         if (q < end[p + 1]) {
             hi = cut;
             p++;
@@ -282,9 +282,9 @@ static Int32s spliced(
     const Node *nodes = (const Node *)tree.at;
     int64_t rest = tree.count / 2 - stop;
     Node *made = NEW(memory, Node, start + count + rest);
-    memcpy(made, nodes, sizeof(Node) * start);
-    memcpy(made + start, middle, sizeof(Node) * count);
-    memcpy(made + start + count, nodes + stop, sizeof(Node) * rest);
+    COPY(made, nodes, start);
+    COPY(made + start, middle, count);
+    COPY(made + start + count, nodes + stop, rest);
     return (Int32s){(int32_t *)made, 2 * (start + count + rest)};
 }
 
@@ -299,8 +299,8 @@ Int32s change(Memory *memory, Random *random, Int32s tree, int64_t count)
     if (node.cut == LEAF) {
         if (cuts < 1 || kind >= 0.5 || size >= MOST_NODES * count)
             return tree;
-        node.cut = at.lo + 1 + below(random, cuts);
-        node.flag = most(0, below(random, 6) - 2);
+        node.cut = (int32_t)(at.lo + 1 + below(random, cuts));
+        node.flag = (int32_t)max(0, below(random, 6) - 2);
         Node divided[] = {node, {LEAF, LEAF}, {LEAF, LEAF}};
         return spliced(memory, tree, q, q + 1, divided, 3);
     }
@@ -310,17 +310,17 @@ Int32s change(Memory *memory, Random *random, Int32s tree, int64_t count)
         int64_t cut = node.cut + (uniform(random) < 0.5 ? far : -far);
         if (cut <= at.lo || cut >= at.hi)
             return tree;
-        node.cut = cut;
+        node.cut = (int32_t)cut;
         return spliced(memory, tree, q, q + 1, &node, 1);
     }
     if (kind < 0.62) {
         if (cuts < 1)
             return tree;
-        node.cut = at.lo + 1 + below(random, cuts);
+        node.cut = (int32_t)(at.lo + 1 + below(random, cuts));
         return spliced(memory, tree, q, q + 1, &node, 1);
     }
     if (kind < 0.72) {
-        node.flag = below(random, NOTHING + 1);
+        node.flag = (int32_t)below(random, NOTHING + 1);
         Node all[] = {node, leaf}; /* nothing of the left part is left to be divided */
         bool is_all = node.flag == ALL;
         return spliced(memory, tree, q, is_all ? at.right : q + 1, all, is_all ? 2 : 1);
@@ -330,14 +330,4 @@ Int32s change(Memory *memory, Random *random, Int32s tree, int64_t count)
     if (kind < 0.88)
         return spliced(memory, tree, q, at.end, nodes + at.right, at.end - at.right);
     return spliced(memory, tree, q, at.end, nodes + q + 1, at.right - q - 1);
-}
-
-void changed(
-    Memory *memory, Int32s tree, int64_t count, int64_t seed_number, int64_t times, Int32s *made)
-{
-    Random random;
-    seed(&random, seed_number);
-    for (int64_t k = 0; k < times; k++)
-        tree = change(memory, &random, tree, count);
-    *made = tree;
 }

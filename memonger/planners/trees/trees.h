@@ -10,10 +10,17 @@ enum { LEAF = -1, LAZY = 1 };
 enum { ALIVE, ALL, COSTLY, NOTHING };
 enum { MOST_NODES = 2 }; /* that a tree may grow to, for each operator */
 
+/* The forward operators of a network by position. */
 typedef struct {
-    Int32s read_start, read, want_start, want, last, first_want, heads;
-    Bools pinned, gradient, costly;
-    Doubles work;
+    Int32s read_start, read; /* positions that each operator reads, */
+    Int32s want_start, want; /* and that its gradient reads */
+    Int32s last;             /* its last reader (-1: none) */
+    Int32s first_want; /* the first operator whose gradient reads it (their number: none) */
+    Int32s heads;      /* the operators of which the network returns a result */
+    Bools pinned;      /* whether it is one of those, or not recomputable */
+    Bools gradient;    /* whether its gradient runs */
+    Bools costly;
+    Doubles work; /* what running it forward costs */
 } Steps;
 
 /* Makes the schedule of a tree, and tells the work of all its forward runs.
@@ -33,7 +40,3 @@ KERNEL double unroll(
  * cannot be made; a changed one is taken from ``memory``, and nothing else.
  */
 Int32s change(Memory *memory, Random *random, Int32s tree, int64_t count);
-
-/* Changes a tree so many times, for a seed. */
-KERNEL void changed(
-    Memory *memory, Int32s tree, int64_t count, int64_t seed_number, int64_t times, Int32s *made);

@@ -16,58 +16,25 @@ from __future__ import annotations
 
 import functools
 from math import comb
-from typing import NamedTuple
 
 import numpy as np
 
 from memonger.support.errors import MemongerError
-from memonger.support.kernels import call
+from memonger.support.kernels import Struct, constant
 
-LEAF = -1  # instead of a cut: the segment is not divided (as in trees.h)
-LAZY = 1  # the flag of a lazy leaf (as in trees.h)
-LEAF_NODE = np.array([[LEAF, 0]], dtype=np.int32)
+LEAF = constant("LEAF")  # instead of a cut: the segment is not divided
+LAZY = constant("LAZY")  # the flag of a lazy leaf
 
 #: What is saved of the left part while the right one is processed, besides what the right one
 #: reads: what is alive at the cut and the left part's gradients read, all that they read, the
-#: results of costly operators, or nothing (as in trees.h).
-ALIVE, ALL, COSTLY, NOTHING = 0, 1, 2, 3
+#: results of costly operators, or nothing.
+ALIVE, ALL, COSTLY, NOTHING = map(constant, ("ALIVE", "ALL", "COSTLY", "NOTHING"))
 
-MOST_NODES = 2  # that a tree may grow to, for each operator (as in trees.h)
-
-
-class Steps(NamedTuple):
-    """The forward operators of a network by position, for compiled code."""
-
-    read_start: np.ndarray
-    read: np.ndarray  # positions that each operator reads, from read_start[position] on
-    want_start: np.ndarray
-    want: np.ndarray  # positions that its gradient reads
-    last: np.ndarray  # its last reader (-1: none)
-    first_want: np.ndarray  # the first operator whose gradient reads it (their number: none)
-    heads: np.ndarray  # the operators of which the network returns a result
-    pinned: np.ndarray  # whether it is one of those, or not recomputable
-    gradient: np.ndarray  # whether its gradient runs
-    costly: np.ndarray
-    work: np.ndarray  # what running it forward costs
+MOST_NODES = constant("MOST_NODES")  # that a tree may grow to, for each operator
 
 
-# ---------------------------------------------------------------- the schedule of a tree
-
-
-def unroll(
-    steps: Steps, tree: np.ndarray, most_work: float, most_operations: int
-) -> tuple[np.ndarray, float]:
-    """Make the schedule of a tree, and tell the work of all its forward runs.
-
-    A position: the operator runs; -1 - position: its gradient does. Each reads what ran last of
-    what it reads. Cuts outside of their segment are passed over. It ends early, with a part of the
-    operations, once there is more than ``most_work``, or more than ``most_operations``.
-    """
-    work, operations = call("unroll", steps, tree, most_work, most_operations)
-    return operations, work
-
-
-# ---------------------------------------------------------------- binomial trees
+class Steps(Struct):
+    """The forward operators of a network by position."""
 
 
 def fewest_states(steps: int, repeats: int) -> int:
@@ -116,15 +83,3 @@ def _first_part(steps: int, states: int) -> int:
     while _reach(states, repeats) < steps:
         repeats += 1
     return max(1, _reach(states, repeats - 2), steps - _reach(states - 1, repeats))
-
-
-# ---------------------------------------------------------------- other trees
-
-
-def changed(tree: np.ndarray, count: int, seed: int, times: int) -> np.ndarray:
-    """Change a tree of a network of ``count`` operators at random, so many times.
-
-    Each time a cut is moved, added or dropped, or it changes what is saved of its left part; or
-    nothing, where the change that was drawn cannot be made.
-    """
-    return call("changed", tree, count, seed, times).reshape(-1, 2)

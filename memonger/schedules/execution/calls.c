@@ -27,7 +27,7 @@ int64_t run_calls(
     int before, ours;
     set_bulk_size(0, &before); /* what is waiting in a bulk of the caller is pushed */
     while (first < stop && failed < 0) {
-        int64_t end = least(stop, first + size), token = calls.at[CALL * first + TOKEN];
+        int64_t end = min(stop, first + size), token = calls.at[CALL * first + TOKEN];
         set_bulk_size((int)size + 2, &ours); /* larger: the bulk ends where we say */
         if (run_call(invoke, calls.at + CALL * token))
             failed = first;

@@ -27,7 +27,7 @@ from memonger.graph.operators.tensors import Attributes, Tensor
 from memonger.schedules.execution.arena import address, array_at
 from memonger.schedules.training_step import Node, TrainingStep, nodes_of
 from memonger.support.errors import MemongerError, said_by_mxnet
-from memonger.support.kernels import call
+from memonger.support.kernels import compiled
 from memonger.support.mxnet import mx
 from memonger.support.versions import invoke
 
@@ -335,7 +335,7 @@ class BoundCalls:
             return
         lib = mx.base._LIB
         functions = (_function(lib.MXImperativeInvoke), _function(lib.MXEngineSetBulkSize))
-        failed = call("run_calls", *functions, self._numbers, first, stop, BULK)
+        failed = compiled.run_calls(*functions, self._numbers, first, stop, BULK)
         if failed >= 0:
             said = said_by_mxnet(mx.base.py_str(lib.MXGetLastError()))
             k = int(np.searchsorted(self._ends, failed, side="right"))

@@ -1,21 +1,33 @@
-/* Simulated annealing of recomputation masks; see anneal.py. */
+/* Simulated annealing of recomputation masks; see search.py. */
 #pragma once
 
 #include "planners/annealing.h"
 #include "planners/marks/rules.h"
 
+/* What is searched.
+ *
+ * A state is an array of int8. Of n cuts the first n elements tell which are made: what is alive
+ * there is saved, all between is recomputed, and nothing behind the last. The others tell which
+ * nodes are SAVED or RECOMPUTED all the same.
+ */
 typedef struct {
     RuleArrays rules;
-    Int64s match_ranges, after, keep_start, keep, flippable;
-    Doubles seconds;
-    Bools costly;
-    Int64s copied, copies;
-    Doubles copy_seconds;
+    Int64s match_ranges;
+    Int64s after;            /* of each cut the node before it */
+    Int64s keep_start, keep; /* the nodes that each cut saves */
+    Int64s flippable;        /* nodes that may change by themselves */
+    Doubles seconds;         /* of each node when it is recomputed */
+    Bools costly;            /* whether that is much for its bytes */
+    Int64s copied, copies;   /* nodes with saved identities, and those identities */
+    Doubles copy_seconds;    /* of each that is saved where its node is recomputed */
 } Space;
 
+/* What annealing looks for, and how. The energy of a plan is its bytes above ``limit`` and its
+ * seconds, each times a price. */
 typedef struct {
-    double limit, byte_price, second_price, flipping;
-    bool by_node;
+    double limit, byte_price, second_price;
+    double flipping; /* the share of changes that set single nodes; the others move cuts, or, */
+    bool by_node;    /* if states name each node, set what is between two cuts, or one saves */
 } Goal;
 
 /* Tells the nodes that a state recomputes by the rules, and what obey tells of them. */

@@ -1,6 +1,6 @@
-#include "planners/marks/anneal.h"
+#include "planners/marks/search.h"
 
-enum { AS_CUTS, SAVED, RECOMPUTED }; /* as in anneal.py */
+enum { AS_CUTS, SAVED, RECOMPUTED };
 
 /* The nodes that a state would recompute if there were no rules. */
 static Bools unruled(Memory *memory, const Space *s, Int8s state)
@@ -38,7 +38,7 @@ void plan_of(
 static void name(const Space *s, Bools mask, Int8s state)
 {
     int64_t cuts = s->after.count;
-    memset(state.at, 0, cuts);
+    FILL(state.at, 0, cuts);
     for (int64_t i = 0; i < mask.count; i++)
         state.at[cuts + i] = mask.at[i] ? RECOMPUTED : SAVED;
 }
@@ -121,7 +121,7 @@ static void move_cut(Random *random, int8_t *cuts, int64_t count)
     if (move < 0.6 && made) {
         int64_t k = some_made(random, cuts, made);
         cuts[k] = false;
-        cuts[least(count - 1, most(0, k + near(random)))] = true;
+        cuts[min(count - 1, max(0, k + near(random)))] = true;
     } else if (move < 0.8 && made > 1) {
         cuts[some_made(random, cuts, made)] = false;
     } else {
@@ -145,7 +145,7 @@ static void set_nodes(Random *random, const Space *s, int8_t *nodes, int64_t cou
     double kind = uniform(random);
     if (kind < 0.6) {
         int64_t first = below(random, cuts + 1) - 1, way = near(random);
-        int64_t last = least(cuts, first + most(way, -way));
+        int64_t last = min(cuts, first + max(way, -way));
         int64_t start = first >= 0 ? s->after.at[first] + 1 : 0;
         int64_t stop = last < cuts ? s->after.at[last] + 1 : count;
         int64_t choice = below(random, 3);
@@ -159,7 +159,7 @@ static void set_nodes(Random *random, const Space *s, int8_t *nodes, int64_t cou
         int64_t cut = below(random, cuts);
         save(s, nodes, cut, RECOMPUTED);
         if (kind < 0.87)
-            save(s, nodes, least(cuts - 1, most(0, cut + near(random))), SAVED);
+            save(s, nodes, min(cuts - 1, max(0, cut + near(random))), SAVED);
     }
 }
 
@@ -202,19 +202,20 @@ double anneal_masks(
     if (s->after.count + s->flippable.count == 0)
         tries = 0;
     Int8s new = {NEW(memory, int8_t, bytes), bytes};
-    int8_t *best = memcpy(NEW(memory, int8_t, bytes), state.at, bytes);
+    int8_t *best = NEW(memory, int8_t, bytes);
+    COPY(best, state.at, bytes);
     double least_energy = INFINITY, current = INFINITY, most_energy = INFINITY;
     Memory then = *memory;
     for (int64_t step = -1; step < tries; step++) { /* the first is the plan as it is */
-        memcpy(new.at, state.at, bytes);
+        COPY(new.at, state.at, bytes);
         if (step >= 0) {
-            if (*(volatile int64_t *)stop.at) /* another thread may set it */
+            if (is_stopped(stop))
                 break;
-            done.at[0]++;
+            count_try(done);
             do
                 change(&random, s, new, goal);
             while (uniform(&random) < MORE);
-            double part = (double)step / tries;
+            double part = (double)step / (double)tries;
             most_energy = acceptable(current, hot, cold, part, uniform(&random));
         }
         give_back(memory, then);
@@ -235,19 +236,19 @@ double anneal_masks(
         }
         if (*pool < 0 || *pool > limit)
             continue;
-        current = goal->second_price * *seconds + goal->byte_price * fmax(0, *pool - goal->limit);
+        current = goal->second_price * *seconds + goal->byte_price * fmax(0, (double)*pool - goal->limit);
         if (goal->by_node) {
             if (!is_new)
                 obey(memory, &s->rules, mask, &order, &reads);
             name(s, mask, new);
         }
-        memcpy(state.at, new.at, bytes);
+        COPY(state.at, new.at, bytes);
         record(memory, archive, *pool, *seconds, (Bytes){(char *)state.at, bytes});
         if (current < least_energy) {
             least_energy = current;
-            memcpy(best, state.at, bytes);
+            COPY(best, state.at, bytes);
         }
     }
-    memcpy(state.at, best, bytes);
+    COPY(state.at, best, bytes);
     return least_energy;
 }

@@ -1,8 +1,9 @@
-/* Simulated annealing of trees; see anneal.py. */
+/* Simulated annealing of trees; see search.py. */
 #pragma once
 
 #include "planners/trees/price.h"
 
+/* What a tree may cost; ``by_work``: the least work is looked for instead of least memory. */
 typedef struct {
     int64_t most_bytes;
     double most_work;

@@ -1,4 +1,4 @@
-#include "planners/trees/anneal.h"
+#include "planners/trees/search.h"
 
 typedef struct {
     double first, second; /* what is looked for, then of equals the other: work and bytes */
@@ -17,21 +17,21 @@ static bool is_less(Cost a, Cost b)
 /* A tree of a try is gone after it. */
 static void keep(Int32s *kept, Int32s tree)
 {
-    memcpy(kept->at, tree.at, sizeof(int32_t) * tree.count);
+    COPY(kept->at, tree.at, tree.count);
     kept->count = tree.count;
 }
 
 static bool is_same(Int32s a, Int32s b)
 {
-    return a.count == b.count && memcmp(a.at, b.at, sizeof(int32_t) * a.count) == 0;
+    return a.count == b.count && memcmp(a.at, b.at, sizeof(int32_t) * (size_t)a.count) == 0;
 }
 
 void anneal_trees(
-    Memory *memory, const Problem *b, Int32s tree, const Limits *limits, int64_t seed_number, int64_t tries, double hot, double cold, const Known *known,
-    const Archive *archive, Int64s stop, Int64s done, Int32s *best)
+    Memory *memory, const Problem *b, Int32s tree, const Limits *limits, int64_t seed_number,
+    int64_t tries, double hot, double cold, const Known *known, const Archive *archive,
+    Int64s stop, Int64s done, Int32s *best)
 {
-    const volatile int64_t *stopped = stop.at;
-    int64_t count = b->node.count, room = most(tree.count, 2 * (MOST_NODES * count + 2));
+    int64_t count = b->node.count, room = max(tree.count, 2 * (MOST_NODES * count + 2));
     Int32s now = {NEW(memory, int32_t, room), 0};
     best->at = NEW(memory, int32_t, room);
     keep(&now, tree);
@@ -45,8 +45,8 @@ void anneal_trees(
     Random random;
     seed(&random, (uint32_t)seed_number);
     Memory then = *memory;
-    for (int64_t step = 0; step < tries && !*stopped; step++, give_back(memory, then)) {
-        done.at[0]++;
+    for (int64_t step = 0; step < tries && !is_stopped(stop); step++, give_back(memory, then)) {
+        count_try(done);
         Int32s new = change(memory, &random, now, count);
         while (uniform(&random) < MORE)
             new = change(memory, &random, new, count);
