@@ -31,7 +31,8 @@ COMPILERS = os.environ.get("CC", ""), "cc", "gcc", "clang"
 COMPILER = next((shlex.split(each) for each in COMPILERS if shutil.which(each.split(" ")[0])), None)
 ZIG = [sys.executable, *f"-m ziglang cc -target {platform.machine()}-linux-gnu".split()]  # a wheel
 # For any CPU of this kind; the same numbers everywhere.
-FLAGS = "-std=c11 -O3 -Wall -Wextra -Wconversion -fPIC -shared -fvisibility=hidden -ffp-contract=off".split()
+FLAGS = "-std=c11 -O3 -fPIC -shared -fvisibility=hidden -ffp-contract=off".split()
+FLAGS += ["-Wall", "-Wextra", "-Wconversion"]
 
 
 def get_requires_for_build_wheel(config_settings=None):
