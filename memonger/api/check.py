@@ -130,7 +130,7 @@ def check(
     steps = check_count("steps", steps, 1)
     _check_same(symbol, planned)
     device = "cpu" if ctx is None or ctx == ANY else mx.gpu(0) if ctx == GPU else ctx
-    call = read_call({"net": symbol, "shapes": shapes, "type_dict": type_dict, "ctx": device})
+    call = read_call(symbol, shapes, type_dict=type_dict, ctx=device)
     inputs, graph = call.spec.shapes, forward_graph(symbol, call.spec)
     usual = {name: "null" if name in inputs else "write" for name in call.grad_req}
     asked = usual if grad_req is None else grad_req

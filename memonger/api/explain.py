@@ -120,7 +120,8 @@ def explain(
     --------
     >>> print(memonger.explain(net, {'data': (32, 3, 224, 224)}))
     """
-    call = read_call(locals())
+    network = {"type_dict": type_dict, "grad_req": grad_req, "ctx": ctx, "devices": devices}
+    call = read_call(net, shapes, input_shapes, **network)
     memory = predict(call)
     memory = measure(call) if memory.inexact else memory
     line, nodes, at, step = memory.timeline, memory.graph.nodes, memory.peak, memory.replay.training

@@ -94,7 +94,20 @@ def frontier(
     >>> print(memonger.frontier(net, {'data': (32, 3, 224, 224)}))
     """
     points = check_count("points", points, 2)
-    found, interrupted = front_of(ways_of(read_request(locals()), read_options(locals())))
+    options = read_options(
+        how=how, measure=measure, patience=patience, ntrial=ntrial, kept_copies=kept_copies
+    )
+    request = read_request(
+        net,
+        shapes,
+        input_shapes,
+        type_dict=type_dict,
+        grad_req=grad_req,
+        ctx=ctx,
+        until=until,
+        devices=devices,
+    )
+    found, interrupted = front_of(ways_of(request, options))
     if len(found) > points:
         pools = np.array([plan.pool_bytes for _, plan in found])
         steps = np.linspace(pools[0], pools[-1], points)
@@ -131,7 +144,7 @@ class LargestBatch(_Largest):
         The largest that fits without a plan; 0 if none does.
     """
 
-    _call: Mapping[str, Any]  # what `_request` takes
+    _request: partial[Request]  # at a batch
     _options: Options
 
     def __str__(self) -> str:
@@ -153,7 +166,7 @@ class LargestBatch(_Largest):
         plans = {most: self.plan}
         for batch in sorted(batches - {0, most}):
             with contextlib.suppress(BudgetError):  # this search may find less than that of `most`
-                plans[batch] = plan_of(solve(_request(self._call, batch), self._options))
+                plans[batch] = plan_of(solve(self._request(batch=batch), self._options))
                 if plans[batch].interrupted:
                     raise KeyboardInterrupt
         report.write_report(file, replace(shown, batches=plans))
@@ -193,24 +206,35 @@ def largest_batch(
     --------
     >>> found = memonger.largest_batch(net, {'data': (None, 3, 224, 224)}, budget='11GB')
     """
-    given = dict(locals())
-    options = read_options(given)
+    options = read_options(
+        budget=budget,
+        budget_of=budget_of,
+        optimizer=optimizer,
+        ctx=ctx,
+        ntrial=ntrial,
+        kept_copies=kept_copies,
+        measure=measure,
+        patience=patience,
+    )
     if options.budget is None or options.budget.is_share:
         said = "the largest batch needs a budget in bytes, such as '11GB'"
         raise MemongerError(f"budget={budget!r}: {said}")
     open_shapes, types = _open_shapes(shapes)
-    call = {**given, "shapes": open_shapes, "type_dict": {**types, **(type_dict or {})}}
-    way = lru_cache(maxsize=None)(lambda batch: Marks(_request(call, batch), options))
+    request = partial(
+        _request, net, open_shapes, {**types, **(type_dict or {})}, grad_req=grad_req, ctx=ctx
+    )
+    way = lru_cache(maxsize=None)(lambda batch: Marks(request(batch=batch), options))
     found = _largest_batch(way, int(options.budget.amount))
-    found._call, found._options = call, options
+    found._request, found._options = request, options
     return found
 
 
-def _request(call: Mapping[str, Any], batch: int) -> Request:
-    """Read a call of `largest_batch` at one batch."""
-    shapes = call["shapes"].items()
-    sizes = {name: tuple(batch if k is None else k for k in shape) for name, shape in shapes}
-    return read_request({**call, "shapes": sizes})
+def _request(
+    net: Any, shapes: Mapping[str, Any], types: Any, *, batch: int, grad_req: Any, ctx: Any
+) -> Request:
+    """Read what is asked of `largest_batch`, at one batch."""
+    sizes = {n: tuple(batch if k is None else k for k in shape) for n, shape in shapes.items()}
+    return read_request(net, sizes, type_dict=types, grad_req=grad_req, ctx=ctx)
 
 
 def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:

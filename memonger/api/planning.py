@@ -58,13 +58,31 @@ def plan(
     >>> print(plan)
     >>> mod = mx.mod.Module(plan.symbol, context=mx.gpu())
     """
-    return find(locals())
-
-
-def find(given: Mapping[str, Any]) -> Plan:
-    """Plan a network; ``given`` are the arguments of `plan` by name, or some."""
-    options = read_plan_options(given)
-    return plan_of(solve(read_request(given), options))
+    options = read_plan_options(
+        how=how,
+        work=work,
+        budget=budget,
+        budget_of=budget_of,
+        optimizer=optimizer,
+        ctx=ctx,
+        planner=planner,
+        ntrial=ntrial,
+        kept_copies=kept_copies,
+        rules=rules,
+        measure=measure,
+        patience=patience,
+    )
+    request = read_request(
+        net,
+        shapes,
+        input_shapes,
+        type_dict=type_dict,
+        grad_req=grad_req,
+        ctx=ctx,
+        until=until,
+        devices=devices,
+    )
+    return plan_of(solve(request, options))
 
 
 @documented
@@ -170,7 +188,8 @@ def make_mirror_plan(
     >>> info = {}
     >>> planned = memonger.make_mirror_plan(net, 576, info, data=(32, 3, 224, 224))
     """
-    way = Marks(read_request(locals()), Options(rules=rules))
+    network = {"type_dict": type_dict, "ctx": ctx, "until": until, "devices": devices}
+    way = Marks(read_request(sym, shapes, input_shapes, **network), Options(rules=rules))
     found = chen2016.mirror_plan(way.graph, way.hints, check_count("threshold", threshold, 0))
     if plan_info is not None:
         plan_info.update(max_size=found.max_size, save_size=found.save_size)
@@ -198,7 +217,8 @@ def get_cost(
     >>> memonger.get_cost(net, data=(32, 3, 224, 224))
     14332
     """
-    return measured(read_call(locals())).counted_bytes // MB
+    request = read_call(sym, shapes, input_shapes, type_dict=type_dict, ctx=ctx)
+    return measured(request).counted_bytes // MB
 
 
 @documented
@@ -220,7 +240,7 @@ def pool_bytes(
     --------
     >>> memonger.pool_bytes(net, type_dict={'data': 'float16'}, data=(32, 3, 224, 224))
     """
-    found = measured(read_call(locals()))
+    found = measured(read_call(sym, shapes, input_shapes, type_dict=type_dict, ctx=ctx))
     if not found.exact:
         why = found.why_inexact
         raise MemongerError(f"the pool is not known to the byte ({why}); get_cost returns it in MB")

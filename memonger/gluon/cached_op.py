@@ -12,12 +12,12 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from memonger.api.plan import Plan
-from memonger.api.planning import find
+from memonger.api.planning import plan
 from memonger.gluon import stub
 from memonger.gluon.outputs import with_copied_outputs
 from memonger.gluon.runner import Call, PlannedGraph, Runner, free_unused, reached
 from memonger.graph.operators.recompute import ANY, GPU
-from memonger.solve.options import read_options
+from memonger.solve.options import Budget
 from memonger.support.errors import BudgetError, MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 from memonger.support.symbols import read
@@ -63,7 +63,8 @@ class Asked:
 
     name: str  # of the block
     options: Mapping[str, Any]  # of ``memonger.plan``
-    find: Callable[[Mapping[str, Any]], Plan] = find  # a plan for its arguments
+    budget: Budget | None  # of them
+    find: Callable[..., Plan] = plan
     decision: Decision | None = None  # of the latest call
     told: set[str] = field(default_factory=set)  # why calls train without a plan
 
@@ -228,20 +229,17 @@ class PlannedOp:
         types = {name: np.dtype(arrays[name].dtype).name for name in self._names}
         on_gpu = arrays[self._names[0]].context.device_type == GPU
         found = self._asked.find(
-            {
-                "net": with_copied_outputs(self._symbol, shapes, types),
-                "ctx": GPU if on_gpu else ANY,
-                "shapes": shapes,
-                "type_dict": types,
-                "grad_req": {n: "write" if n in kind.wanted else "null" for n in self._arguments},
-                **options,
-            }
+            with_copied_outputs(self._symbol, shapes, types),
+            shapes,
+            type_dict=types,
+            grad_req={n: "write" if n in kind.wanted else "null" for n in self._arguments},
+            **{"ctx": GPU if on_gpu else ANY, **options},
         )
         decision = Decision(kind, found)
         if found.pool_bytes < found.unplanned_bytes:
             decision.graph = PlannedGraph(found.symbol, self._names, parameters)
             # Others may take more than a budget of bytes, but hardly more than such a share.
-            budget = read_options(options).budget
+            budget = self._asked.budget
             decision.strict = budget is not None and not budget.is_share
         return self._add(decision)
 

@@ -13,7 +13,7 @@ from memonger.gluon import autograd, stub
 from memonger.gluon.cached_op import Asked, PlannedOp
 from memonger.gluon.runner import free_unused
 from memonger.graph.inputs import did_you_mean, read_pairs, read_shapes
-from memonger.solve.options import EITHER, read_plan_options
+from memonger.solve.options import EITHER, Budget, read_plan_options
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 from memonger.support.versions import MXNET_ERRORS
@@ -92,13 +92,13 @@ def plan(net: Net, shapes: Any = None, *, type_dict: Any = None, **options: Any)
     """
     _check_block(net)
     flags = {name: options.pop(name) for name in _FLAGS if name in options}
-    chosen, inputs = _read_keywords(options)
+    chosen, budget, inputs = _read_keywords(options)
     _install()
     if flags or not net._active:  # type: ignore[attr-defined]
         net.hybridize(**flags)  # type: ignore[attr-defined]
     # An earlier plan goes, and with it the CachedOp, which the next call makes anew.
     unplan(net)
-    _ask(net, Asked(net.name, chosen))  # type: ignore[attr-defined]
+    _ask(net, Asked(net.name, chosen, budget))  # type: ignore[attr-defined]
     if shapes is not None or inputs:
         try:
             _plan_now(net, shapes, inputs, type_dict)
@@ -184,21 +184,23 @@ def _check_block(net: Any) -> Any:
     raise MemongerError(f"the net must be an mx.gluon.HybridBlock, not {kind} {net!r}")
 
 
-def _read_keywords(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Check the options, and tell them from the shapes of inputs."""
+def _read_keywords(
+    given: dict[str, Any],
+) -> tuple[dict[str, Any], Budget | None, dict[str, Any]]:
+    """Check the options, and tell them, and the budget, from the shapes of inputs."""
     for name, instead in _TOLD.items():
         if name in given:
             raise MemongerError(f"memonger.gluon.plan takes no {name}=; {instead}")
     options = {name: value for name, value in given.items() if name in _OPTIONS}
     options.setdefault("how", "marks" if options.get("budget") is None else EITHER)
-    read_plan_options(options)
+    checked = read_plan_options(**{k: v for k, v in options.items() if k != "until"})
     inputs = {name: value for name, value in given.items() if name not in _OPTIONS}
     for name, shape in inputs.items():
         if not isinstance(shape, (list, tuple)):
             known = [*_OPTIONS, *_FLAGS]
             hint = did_you_mean(name, known, "shapes of inputs are tuples of integers")
             raise MemongerError(f"unknown option {name!r}{hint}")
-    return options, inputs
+    return options, checked.budget, inputs
 
 
 def plan_others(how: Callable[[Any], Asked] | None) -> None:

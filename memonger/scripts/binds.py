@@ -117,4 +117,4 @@ def _training(symbol: Any, grad_req: Any, shapes: Keywords, types: Keywords) -> 
         return None
     if is_planned(symbol):
         raise MemongerError("it has a plan, or marks (force_mirroring), of its own")
-    return {"net": symbol, "shapes": shapes, "type_dict": types, "grad_req": requests}
+    return {"shapes": shapes, "type_dict": types, "grad_req": requests}

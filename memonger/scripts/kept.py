@@ -15,7 +15,7 @@ import logging
 import os
 import stat
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any
 
 from memonger.api.plan import Plan, load_plan
 from memonger.costs.time.measured import device_name
@@ -32,11 +32,13 @@ MOST_BYTES = 2**28  # of all plans; those that were not used for longest go
 PRIVATE = 0o700  # of their folder
 
 
-def file_of(given: Mapping[str, Any]) -> Path:
-    """Name the file of a plan; ``given`` are the arguments of ``memonger.plan`` by name."""
-    request, options = read_request(given), read_plan_options(given)
+def file_of(
+    net: Any, shapes: Any, *, type_dict: Any, grad_req: Any, ctx: Any, **options: Any
+) -> Path:
+    """Name the file of a plan by the arguments of ``memonger.plan``."""
+    request = read_request(net, shapes, type_dict=type_dict, grad_req=grad_req, ctx=ctx)
     about = [
-        fingerprint(request, options),
+        fingerprint(request, read_plan_options(ctx=ctx, **options)),
         json_of(request.symbol),  # with the names that its nodes have
         device_name(request.timed_on),
         has_avx2(),

@@ -52,11 +52,12 @@ def prepare(
 def check_options(asked: Mapping[str, Any]) -> None:
     """Check what can be checked without MXNet."""
     needs_mxnet = asked.get("optimizer") is not None or asked.get("budget") == "device"
-    left_out = ("budget", "budget_of", "optimizer") if needs_mxnet else ()
+    left_out = {"report", "check", "or_plain", "cache"}
+    left_out |= {"budget", "budget_of", "optimizer"} if needs_mxnet else set()
     options = {k: v for k, v in asked.items() if v is not None and k not in left_out}
     if needs_mxnet and options.get("how") == "auto":
         del options["how"]
-    read_plan_options(options)
+    read_plan_options(**options)
     if asked.get("report") is not None:
         if importlib.util.find_spec("plotly") is None:
             raise MemongerError("--report needs plotly: pip install 'memonger[report]'")

@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
+from memonger.api import planning
 from memonger.api.docstrings import documented
 from memonger.api.plan import Plan
-from memonger.api.planning import find
 from memonger.api.report import check_report
 from memonger.gluon.cached_op import Asked
 from memonger.gluon.planning import plan_others
@@ -57,7 +57,7 @@ class Session:
     ) -> None:
         usual = "marks" if options.get("budget") is None else EITHER
         self._options = {"how": usual, **options}
-        self._budget = read_plan_options(self._options).budget
+        self._budget = read_plan_options(**self._options).budget
         self._report, self._check, self._or_plain, self._cache = report, check, or_plain, cache
         if report is not None:
             check_report(report)
@@ -103,14 +103,14 @@ class Session:
 
     def _asked_of(self, block: Any) -> Asked:
         find_for = functools.partial(self._find, block.name, "Gluon")
-        return Asked(block.name, self._options, find_for)
+        return Asked(block.name, self._options, self._budget, find_for)
 
     def planned(self, symbol: Any, ctx: Any, asked: Mapping[str, Any]) -> Any:
         """Make the symbol to bind in place of this one; this one if it is best as it is."""
         device = ctx if self._options.get("budget") == "device" else None
         usual = GPU if ctx.device_type == GPU else ANY
         given = {**asked, "ctx": device or usual, **self._options}
-        plan = self._find(_name_of(symbol), str(ctx), given)
+        plan = self._find(_name_of(symbol), str(ctx), symbol, **given)
         return plan.symbol if plan.pool_bytes < plan.unplanned_bytes else symbol
 
     def refuse(self, symbol: Any, reason: str) -> None:
@@ -120,11 +120,11 @@ class Session:
             self._told.add((name, reason))
             log.warning("%s trains without a plan: %s", name, reason)
 
-    def _find(self, name: str, place: str, given: Mapping[str, Any]) -> Plan:
+    def _find(self, name: str, place: str, net: Any, shapes: Any, **keywords: Any) -> Plan:
         """Find a plan, or read the one that is kept, and tell of it."""
         start = time.monotonic()
         try:
-            plan = self._kept_or_found(given)
+            plan = self._kept_or_found(net, shapes, **keywords)
         except BudgetError as error:
             if not self._or_plain:
                 raise
@@ -133,7 +133,7 @@ class Session:
             raise KeyboardInterrupt
         seconds = time.monotonic() - start
         if self._check:
-            self._compare(name, given["net"], plan)
+            self._compare(name, net, plan)
         self.plans.append(plan)
         self._seconds += seconds
         request = plan.request
@@ -144,11 +144,11 @@ class Session:
         log.info("%s on %s: %s; planned in %.1f s", name, about, self._figures(plan), seconds)
         return plan
 
-    def _kept_or_found(self, given: Mapping[str, Any]) -> Plan:
-        file = kept.file_of(given) if self._cache else None
+    def _kept_or_found(self, net: Any, shapes: Any, **keywords: Any) -> Plan:
+        file = kept.file_of(net, shapes, **keywords) if self._cache else None
         plan = kept.read(file) if file is not None else None
         if plan is None:
-            plan = find(given)
+            plan = planning.plan(net, shapes, **keywords)
             if plan.added_time is None:
                 with contextlib.suppress(MemongerError):
                     plan = replace(plan, added_time=plan.predict_time())

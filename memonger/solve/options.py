@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numbers
 import re
-from dataclasses import dataclass, fields, replace
-from typing import Any, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ UNITS.update({prefix + "IB": 1024**k for k, prefix in enumerate("KMGT", 1)})
 
 @dataclass(frozen=True)
 class Options:
-    """How to plan a network: what ``memonger.plan`` is told by keywords of these names, checked."""
+    """How to plan a network: the keywords of ``memonger.plan`` of these names, checked."""
 
     how: str = "marks"
     work: float | None = None
@@ -38,35 +38,59 @@ class Options:
     patience: float | None = None  # as the network is worth it
 
 
-def read_options(given: Mapping[str, Any]) -> Options:
-    """Check how to plan; ``given`` are the arguments of ``memonger.plan`` by name, or some."""
-    asked = Options(**{f.name: given[f.name] for f in fields(Options) if f.name in given})
-    choices = ("way (how)", asked.how, (*WAYS, EITHER)), ("planner", asked.planner, PLANNERS)
-    for what, value, known in choices:
-        if not isinstance(value, str) or value not in known:
-            names = ", ".join(map(repr, known))
-            raise MemongerError(f"unknown {what} {value!r}; give one of {names}")
-    work, patience = check_number("work", asked.work), check_number("patience", asked.patience)
+def read_options(
+    *,
+    how: str = "marks",
+    work: float | None = None,
+    budget: Any = None,
+    budget_of: str | None = None,
+    optimizer: Any = None,
+    ctx: Any = None,
+    planner: str = "smallest",
+    ntrial: int = 6,
+    kept_copies: bool = True,
+    rules: bool = True,
+    measure: bool = False,
+    patience: float | None = None,
+) -> Options:
+    """Check how to plan, as the keywords of ``memonger.plan`` of these names say."""
+    choices = ("way (how)", how, (*WAYS, EITHER)), ("planner", planner, PLANNERS)
+    for what, value, names in choices:
+        if not isinstance(value, str) or value not in names:
+            raise MemongerError(
+                f"unknown {what} {value!r}; give one of {', '.join(map(repr, names))}"
+            )
+    work, times = check_number("work", work), check_number("patience", patience)
     if work is not None and not work >= 1:
         raise MemongerError(f"work={work:g} is less than one forward pass; give 1 or more")
-    if work is not None and work < 2 and asked.how == "marks":
+    if work is not None and work < 2 and how == "marks":
         raise MemongerError(f"work={work:g}: marks need up to 2; give that, or how='schedule'")
-    if patience is not None and not 0 < patience <= 1e9:
+    if times is not None and not 0 < times <= 1e9:
         allowed = "must be more than 0 and at most 1e+09 (1 is the usual search)"
-        raise MemongerError(f"patience={asked.patience} {allowed}")
-    budget = read_budget(asked.budget, *map(given.get, ("budget_of", "optimizer", "ctx")))
-    other = "a schedule" if asked.how == "schedule" else budget and "a budget"
-    if other and (asked.planner != "smallest" or not asked.rules):
-        told = f"planner={asked.planner!r}, rules={asked.rules!r}"
-        raise MemongerError(f"{told}: {other} takes neither; leave out both")
-    ntrial = check_count("ntrial", asked.ntrial, 1)
-    switches: Any = {n: bool(getattr(asked, n)) for n in ("kept_copies", "rules", "measure")}
-    return replace(asked, work=work, budget=budget, patience=patience, ntrial=ntrial, **switches)
+        raise MemongerError(f"patience={patience} {allowed}")
+    limit = read_budget(budget, budget_of, optimizer, ctx)
+    other = "a schedule" if how == "schedule" else limit and "a budget"
+    if other and (planner != "smallest" or not rules):
+        raise MemongerError(
+            f"planner={planner!r}, rules={rules!r}: {other} takes neither; leave out both"
+        )
+    ntrial = check_count("ntrial", ntrial, 1)
+    return Options(
+        how=how,
+        work=work,
+        budget=limit,
+        planner=planner,
+        ntrial=ntrial,
+        kept_copies=bool(kept_copies),
+        rules=bool(rules),
+        measure=bool(measure),
+        patience=times,
+    )
 
 
-def read_plan_options(given: Mapping[str, Any]) -> Options:
+def read_plan_options(**keywords: Any) -> Options:
     """Check how to make one plan, as `read_options`; 'auto' then needs a budget to choose by."""
-    options = read_options(given)
+    options = read_options(**keywords)
     if options.how == EITHER and options.budget is None:
         raise MemongerError("how='auto' needs budget=; give it, or how='marks' or 'schedule'")
     return options

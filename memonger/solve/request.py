@@ -59,27 +59,39 @@ class Request:
         return {ANY: "any device", GPU: "any GPU"}.get(self.ctx, str(self.ctx))
 
 
-def read_call(given: Mapping[str, Any]) -> Request:
-    """Check the network of a call as it stands; ``given`` are the arguments of the call by name."""
-    symbol = inputs.check_symbol(given["sym"] if "sym" in given else given["net"])
-    ctx = inputs.read_devices(given.get("ctx"))
-    keywords, devices = given.get("input_shapes", {}), given.get("devices", 1)
-    shapes, types = given.get("shapes"), given.get("type_dict")
-    spec = inputs.read_shapes(symbol, shapes, keywords, types, devices)
-    grad_req = inputs.read_grad_req(symbol.list_arguments(), given.get("grad_req", "write"))
-    return Request(symbol, spec, grad_req, ctx)
+def read_call(
+    net: Any,
+    shapes: Any = None,
+    input_shapes: Mapping[str, Any] | None = None,
+    *,
+    type_dict: Mapping[str, Any] | None = None,
+    grad_req: Any = "write",
+    ctx: Any = None,
+    devices: int = 1,
+) -> Request:
+    """Check the network of a call as it stands; arguments are those of ``memonger.plan``."""
+    symbol, place = inputs.check_symbol(net), inputs.read_devices(ctx)
+    spec = inputs.read_shapes(symbol, shapes, input_shapes or {}, type_dict, devices)
+    return Request(symbol, spec, inputs.read_grad_req(symbol.list_arguments(), grad_req), place)
 
 
 @no_collection()
-def read_request(given: Mapping[str, Any]) -> Request:
-    """Check which network is planned; ``given`` are the arguments of ``memonger.plan``, or some."""
+def read_request(
+    net: Any,
+    shapes: Any = None,
+    input_shapes: Mapping[str, Any] | None = None,
+    *,
+    until: str | None = None,
+    **keywords: Any,
+) -> Request:
+    """Check which network is planned, and up to which layer; ``keywords`` are of `read_call`."""
     mirroring = os.environ.get("MXNET_BACKWARD_DO_MIRROR", "0")
     if mirroring not in ("", "0"):
         raise MemongerError(
             f"MXNET_BACKWARD_DO_MIRROR is set to {mirroring!r}: MXNet then recomputes nearly every "
             "operator, whatever the plan says, and BatchNorm statistics may stop moving; unset it"
         )
-    request, until = read_call(given), given.get("until")
+    request = read_call(net, shapes, input_shapes, **keywords)
     symbol = inputs.without_old_types(request.symbol, request.spec)
     symbol = marks.clear(marks.without_plan(symbol))
     layer = None if until in (None, "") else _layer(symbol, until)

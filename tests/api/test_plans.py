@@ -85,7 +85,7 @@ def test_a_small_network_is_planned_with_little_effort(
     assert asked.recomputed == small.recomputed and asked.pool_bytes == small.pool_bytes
     for batch, patience, expected in ((8000, None, 1.0), (8000, 0.2, 0.2), (512, 2.0, 2.0)):
         symbol, shapes = networks.chain(16, hidden=64, batch=batch)
-        request = read_request({"net": symbol, "shapes": shapes})
+        request = read_request(symbol, shapes)
         assert kind(request, Options(how=how, patience=patience)).patience == expected
     assert caplog.text.count("so that it is planned") == 1
 
@@ -229,7 +229,7 @@ class Misled(Marks):
 @pytest.mark.parametrize("way", [Believing, Misled])
 def test_a_wrong_prediction_is_not_passed_on(way: Any) -> None:
     """The figures are MXNet's, and it is said; what it finds worse than no plan is not returned."""
-    request = read_request({"net": net(), "shapes": SHAPES})
+    request = read_request(net(), SHAPES)
     solution = smallest(way(request, Options()))
     plan, said = plan_of(solution), "; ".join(solution.warnings)
     if way is Believing:
@@ -328,7 +328,7 @@ def test_until_is_part_of_the_search() -> None:
     names = [n["name"] for n in nodes(symbol)]
     mask = np.isin(names, memonger.plan(symbol, shapes).recomputed)
     mask[names.index(until) :] = False
-    way = Marks(read_request({"net": symbol, "shapes": shapes}), Options())
+    way = Marks(read_request(symbol, shapes), Options())
     plan = memonger.plan(symbol, shapes, until=until)
     assert plan.exact and plan.counted_bytes < plan.candidates["no plan"]
     assert plan.counted_bytes <= way.cost(way.rules.apply(mask))
@@ -363,7 +363,7 @@ def test_devices_and_layouts() -> None:
     Desc = mx.io.DataDesc
     shapes = [Desc("data", (6, 8, 4), layout="TNC"), Desc("shift", (1, 1, 4), layout="TC")]
     symbol = S.MakeLoss(S.broadcast_add(S.Variable("data"), S.Variable("shift")))
-    request = read_request({"net": symbol, "shapes": shapes, "devices": 4})
+    request = read_request(symbol, shapes, devices=4)
     assert request.spec.shapes == {"data": (6, 2, 4), "shift": (1, 1, 4)}
 
 
