@@ -8,7 +8,6 @@ from typing import Any, Collection, Dict, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
-from memonger.api.docstrings import documented
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import check_symbol, read_grad_req
 from memonger.graph.operators.recompute import ANY, GPU
@@ -28,7 +27,7 @@ INDEX_INPUTS = (
 )
 RATES = {"lr": 0.01, "momentum": 0.9}
 
-_Computed = Dict[Tuple[int, str, str], np.ndarray]  # by step, kind and name, as in `Difference`
+_Arrays = Dict[Tuple[int, str, str], np.ndarray]  # by step, kind and name, as in `Difference`
 
 
 class Difference(NamedTuple):
@@ -41,7 +40,7 @@ class Difference(NamedTuple):
 
 
 class CheckReport(NamedTuple):
-    """What ``check`` found; true if the planned network is right.
+    """The result of ``check``; true if the planned network is right.
 
     Attributes
     ----------
@@ -71,17 +70,20 @@ class CheckReport(NamedTuple):
             return f"equal: {self.compared} arrays in {self.steps} steps, bit for bit"
         lines = []
         for step, kind, name, largest in self.differences[:1]:
-            text = f"differ, first {kind} {name!r} in step {step} (by {largest:g})"
-            lines.append(f"{len(self.differences)} of {self.compared} arrays {text}")
+            lines.append(
+                f"{len(self.differences)} of {self.compared} arrays differ, first {kind} {name!r} "
+                f"in step {step} (by {largest:g})"
+            )
         if not self.repeatable:
-            said = "the original differs from itself too when run twice"
-            lines.append(said + ": set OMP_NUM_THREADS=1 before MXNet is imported")
+            lines.append(
+                "the original differs from itself too when run twice: set OMP_NUM_THREADS=1 before "
+                "MXNet is imported"
+            )
         if self.not_finite:
             lines.append("not finite in the original: " + ", ".join(self.not_finite[:5]))
         return "; ".join(lines)
 
 
-@documented
 def check(
     symbol: Any,
     planned: Any,
@@ -101,10 +103,10 @@ def check(
 
     Parameters
     ----------
-    symbol : mx.sym.Symbol
-    planned : mx.sym.Symbol
-    shapes : dict or list of mx.io.DataDesc
-        Shapes of the inputs.
+    symbol, planned : mx.sym.Symbol
+        The network and its plan.
+    shapes, type_dict
+        Shapes and types of the inputs, as `plan` takes them.
     steps : int
         Training steps, with an SGD-momentum update between them.
     ctx : mx.Context, optional
@@ -123,6 +125,11 @@ def check(
     CheckReport
         True if outputs, gradients and auxiliary states are equal byte for byte, and finite.
 
+    Raises
+    ------
+    MemongerError
+        If these are not the same network, or it cannot be trained with these shapes and values.
+
     Examples
     --------
     >>> assert memonger.check(net, planned, {'data': (2, 3, 32, 32)})
@@ -130,13 +137,14 @@ def check(
     steps = check_count("steps", steps, 1)
     _check_same(symbol, planned)
     device = "cpu" if ctx is None or ctx == ANY else mx.gpu(0) if ctx == GPU else ctx
-    call = read_call(symbol, shapes, type_dict=type_dict, ctx=device)
-    inputs, graph = call.spec.shapes, forward_graph(symbol, call.spec)
-    usual = {name: "null" if name in inputs else "write" for name in call.grad_req}
-    asked = usual if grad_req is None else grad_req
-    call = replace(call, grad_req=read_grad_req(list(call.grad_req), asked))
+    request = read_call(symbol, shapes, type_dict=type_dict, ctx=device)
+    inputs = request.spec.shapes
+    if grad_req is None:
+        grad_req = {name: "null" if name in inputs else "write" for name in request.grad_req}
+    request = replace(request, grad_req=read_grad_req(list(request.grad_req), grad_req))
+    graph = forward_graph(symbol, request.spec)
     start = _initial_values(graph, np.random.RandomState(seed), values or {}, inputs)
-    train = partial(_train, call=call, start=start, steps=steps, seed=seed)
+    train = partial(_train, request=request, start=start, steps=steps, seed=seed)
     expected = train(symbol)
     differences = _compare(expected, train(planned))
     repeatable = not differences or not _compare(expected, train(symbol))
@@ -145,27 +153,33 @@ def check(
     return CheckReport(steps, len(expected), tuple(differences), not_finite, repeatable)
 
 
-def _check_same(*symbols: Any) -> None:
-    checked = [check_symbol(each) for each in symbols]
-    for what in ("arguments", "auxiliary_states", "outputs"):
-        one, other = (getattr(each, "list_" + what)() for each in checked)
-        if one != other:
-            names = ", ".join(sorted(set(one) ^ set(other))[:5]) or "in order"
-            said = f"their {what.replace('_', ' ')} differ ({names})"
-            raise MemongerError(f"these are not the same network: {said}")
+def _check_same(symbol: Any, planned: Any) -> None:
+    """Refuse symbols whose arguments, auxiliary states or outputs have other names."""
+    check_symbol(symbol)
+    check_symbol(planned)
+    for kind in ("arguments", "auxiliary_states", "outputs"):
+        names, others = (getattr(network, "list_" + kind)() for network in (symbol, planned))
+        if names != others:
+            some = ", ".join(sorted(set(names) ^ set(others))[:5]) or "in order"
+            raise MemongerError(
+                f"these are not the same network: their {kind.replace('_', ' ')} differ ({some})"
+            )
 
 
 def _initial_values(
-    graph: ForwardGraph, random: Any, given: Mapping[str, Any], inputs: Collection[str]
+    graph: ForwardGraph,
+    random: np.random.RandomState,
+    values: Mapping[str, Any],
+    inputs: Collection[str],
 ) -> dict[str, np.ndarray]:
-    """Draw values for all variables that are not given."""
+    """Return a value for each variable, drawn where ``values`` has none."""
     nodes = graph.nodes
     indices = {i for n in nodes for k, (i, _) in enumerate(n.inputs[:2]) if n.op in INDEX_INPUTS[k]}
     result = {}
     for i in list(graph.arguments) + sorted(graph.auxiliary):
         name, (shape, dtype) = nodes[i].name, graph.tensors[i][0]
-        if name in given:
-            value = np.asarray(given[name]).reshape(shape)
+        if name in values:
+            value = np.asarray(values[name]).reshape(shape)
         elif i in graph.auxiliary or name.endswith("gamma"):
             value = random.uniform(0.5, 1.5, shape)
         elif i in indices or np.dtype(dtype).kind in "iu" or name.endswith("label"):
@@ -178,16 +192,16 @@ def _initial_values(
 
 
 def _train(
-    net: Any, call: Request, start: Mapping[str, np.ndarray], steps: int, seed: int
-) -> _Computed:
+    net: Any, request: Request, start: Mapping[str, np.ndarray], steps: int, seed: int
+) -> _Arrays:
     """Train some steps, and return what each leaves: outputs, gradients, auxiliary states."""
-    ctx = call.device
-    types = {name: start[name].dtype for name in call.grad_req}
-    shapes = {name: start[name].shape for name in call.grad_req}
-    result: _Computed = {}
+    ctx = request.device
+    types = {name: start[name].dtype for name in request.grad_req}
+    shapes = {name: start[name].shape for name in request.grad_req}
+    arrays: _Arrays = {}
     try:
         with environment():
-            executor = net.simple_bind(ctx, call.grad_req, types, **shapes)
+            executor = net.simple_bind(ctx, request.grad_req, types, **shapes)
         args, aux = executor.arg_dict, executor.aux_dict
         for name, value in start.items():
             {**args, **aux}[name][:] = value
@@ -200,27 +214,28 @@ def _train(
             executor.forward(is_train=True)
             executor.backward(heads)
             if not isinstance(executor, ScheduledExecutor):
-                mx.nd.waitall()  # nothing that reads states waits for MXNet's own until they moved
-            states = _read(step, "auxiliary state", aux)  # before anything waits for the outputs
-            result.update(_read(step, "output", dict(zip(net.list_outputs(), executor.outputs))))
-            result.update({**_read(step, "gradient", grads), **states})
+                mx.nd.waitall()  # MXNet's engine does not order reads of states after they moved
+            # The states are read before anything waits for the outputs.
+            states = _read(step, "auxiliary state", aux)
+            arrays.update(_read(step, "output", dict(zip(net.list_outputs(), executor.outputs))))
+            arrays.update({**_read(step, "gradient", grads), **states})
             for n, gradient in grads.items():
-                if n not in call.spec.shapes and np.dtype(gradient.dtype).kind == "f":
+                if n not in request.spec.shapes and np.dtype(gradient.dtype).kind == "f":
                     mx.nd.sgd_mom_update(args[n], gradient, momentum[n], **RATES, out=args[n])
-        return result
-    except MXNET_ERRORS as error:  # simple_bind makes another one
+        return arrays
+    except MXNET_ERRORS as error:  # simple_bind raises another one than MXNetError
         raise MemongerError(f"the network cannot be run on {ctx}: {said_by_mxnet(error)}") from None
 
 
-def _read(step: int, kind: str, arrays: Mapping[str, Any]) -> _Computed:
+def _read(step: int, kind: str, arrays: Mapping[str, Any]) -> _Arrays:
     """Copy arrays to NumPy, by step, kind and name."""
     return {(step, kind, name): array.asnumpy() for name, array in arrays.items()}
 
 
-def _compare(expected: _Computed, found: _Computed) -> list[Difference]:
-    """Find the arrays that differ, and by how much."""
+def _compare(expected: _Arrays, arrays: _Arrays) -> list[Difference]:
+    """Return the arrays that differ, and by how much."""
     return [
-        Difference(*key, float(np.max(np.abs(one.astype("f8") - found[key].astype("f8")))))
-        for key, one in expected.items()
-        if not np.array_equal(one, found[key])
+        Difference(*key, float(np.max(np.abs(array.astype("f8") - arrays[key].astype("f8")))))
+        for key, array in expected.items()
+        if not np.array_equal(array, arrays[key])
     ]

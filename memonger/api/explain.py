@@ -8,7 +8,6 @@ from typing import Any, Iterable, Mapping, NamedTuple
 
 import numpy as np
 
-from memonger.api.docstrings import documented
 from memonger.costs.lower_bound import lower_bound
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.graph.operators.recompute import why_kept
@@ -37,7 +36,7 @@ class Alive(NamedTuple):
 class Explanation(NamedTuple):
     """What makes up the memory of a training step, in bytes.
 
-    All but ``pool_bytes`` is told operator by operator, as if pointwise fusion were off.
+    All but ``pool_bytes`` is counted operator by operator, as if pointwise fusion were off.
 
     Attributes
     ----------
@@ -96,7 +95,6 @@ class Explanation(NamedTuple):
         return "\n".join(lines)
 
 
-@documented
 def explain(
     net: Any,
     shapes: Any = None,
@@ -107,36 +105,65 @@ def explain(
     devices: int = 1,
     **input_shapes: Any,
 ) -> Explanation:
-    """Tell which tensors make up the memory of a training step, and what no plan can do without.
+    """List the tensors that make up the memory of a training step, and what every plan needs.
 
     A network that is planned already is explained with its plan.
+
+    Parameters
+    ----------
+    net, shapes, type_dict, grad_req, ctx, devices, **input_shapes
+        As `plan` takes them.
 
     Returns
     -------
     Explanation
         Printed it is a table.
 
+    Raises
+    ------
+    MemongerError
+        If something about the network, the shapes or the call is wrong; it says what to do.
+
     Examples
     --------
     >>> print(memonger.explain(net, {'data': (32, 3, 224, 224)}))
     """
-    network = {"type_dict": type_dict, "grad_req": grad_req, "ctx": ctx, "devices": devices}
-    call = read_call(net, shapes, input_shapes, **network)
-    memory = predict(call)
-    memory = measure(call) if memory.inexact else memory
-    line, nodes, at, step = memory.timeline, memory.graph.nodes, memory.peak, memory.replay.training
+    request = read_call(
+        net,
+        shapes,
+        input_shapes,
+        type_dict=type_dict,
+        grad_req=grad_req,
+        ctx=ctx,
+        devices=devices,
+    )
+    memory = predict(request)
+    memory = measure(request) if memory.inexact else memory
+    line, nodes, peak, step = (
+        memory.timeline,
+        memory.graph.nodes,
+        memory.peak,
+        memory.replay.training,
+    )
     tensors: list[Alive] = []
-    for k in np.flatnonzero((line.start <= at) & (line.stop >= at)):
+    for k in np.flatnonzero((line.start <= peak) & (line.stop >= peak)):
         row, output = int(line.row[k]), int(line.output[k])
-        (name, op), x = step.what(row), int(memory.operators[row])
-        phase = int(step.phases[row])
+        (name, op), x, phase = step.what(row), int(memory.operators[row]), int(step.phases[row])
         rule = why_kept(op, nodes[x].attrs) if x >= 0 and phase == FORWARD else None
         name += f"[{output}]" if output else ""
         tensors.append(Alive(name, op, KINDS[phase], int(line.nbytes[k]), rule or ""))
     tensors.sort(key=lambda t: -t.nbytes)
-    least = lower_bound(memory.training)
-    about = memory.pool_bytes, int(memory.live[at]), memory.running, tuple(tensors)
-    return Explanation(*about, least.nbytes, least.own_bytes, least.sets(nodes), memory.inexact)
+    floor = lower_bound(memory.training)
+    return Explanation(
+        pool_bytes=memory.pool_bytes,
+        peak_bytes=int(memory.live[peak]),
+        peak=memory.running,
+        tensors=tuple(tensors),
+        floor_bytes=floor.nbytes,
+        floor_own_bytes=floor.own_bytes,
+        floor=floor.sets(nodes),
+        inexact=memory.inexact,
+    )
 
 
 class Choice(NamedTuple):
@@ -177,53 +204,58 @@ def explain_choices(plan: Any, memory: Memory) -> PlanExplanation:
     times = 1 + np.bincount(memory.recomputed, minlength=len(nodes))
     ours = [i for i, n in enumerate(nodes) if not n.is_inserted]
     late = len(nodes) if plan.request.until is None else ours[plan.request.until]
-    budgeted, word = plan.added_time is not None, "mark" if plan.planner == "chen2016" else "cut"
-    readers, little = _readers(memory), int(memory.live[peak]) / 1000  # not worth recomputing
+    has_budget, word = plan.added_time is not None, "mark" if plan.planner == "chen2016" else "cut"
+    readers, negligible = _readers(memory), int(memory.live[peak]) / 1000
 
-    def some(chosen: Iterable[int]) -> str:
-        first, *others = [repr(nodes[x].name) for x in chosen] or ["a kept operator"]
+    def some(operators: Iterable[int]) -> str:
+        first, *others = [repr(nodes[x].name) for x in operators] or ["a kept operator"]
         return f"{first} and {len(others)} more" if others else first
 
     def why_of(k: int, x: int, output: int) -> tuple[str, str]:
-        """Why a tensor of the timeline is kept, in a word and in words: the first that is true."""
+        """Return why a tensor of the timeline is kept, in a word and in words: the first reason."""
         entry = int(starts[line.row[k]]) + output
         recomputed, gradients = readers[RECOMPUTED, entry], readers[BACKWARD, entry]
         rule = why_kept(nodes[x].op, nodes[x].attrs)
         if rule is None and x >= late:
             rule = f"it does not come before {nodes[late].name!r}"
-        reasons = (
-            ((x, output) in memory.graph.heads, "output", "it is an output of the network"),
-            (rule, "rule", rule or ""),
-            (recomputed, word, f"recomputed from it: {some(recomputed)}"),
-            (times[x] > 1, "gradient", f"the gradient of {some(gradients)} reads it"),
-            (line.nbytes[k] <= little, "cheap", "it is less than 1/1000 of the peak"),
-            (not line.start[k] <= peak <= line.stop[k], "cheap", "it is gone at the peak"),
-            (budgeted, "budget", "the budget allows it, and recomputing it takes time"),
-            (True, "search", "no smaller plan was found that recomputes it"),
-        )
-        return next((why, reason) for true, why, reason in reasons if true)
+        if (x, output) in memory.graph.heads:
+            return "output", "it is an output of the network"
+        if rule:
+            return "rule", rule
+        if recomputed:
+            return word, f"recomputed from it: {some(recomputed)}"
+        if times[x] > 1:
+            return "gradient", f"the gradient of {some(gradients)} reads it"
+        if line.nbytes[k] <= negligible:
+            return "cheap", "it is less than 1/1000 of the peak"
+        if not line.start[k] <= peak <= line.stop[k]:
+            return "cheap", "it is gone at the peak"
+        if has_budget:
+            return "budget", "the budget allows it, and recomputing it takes time"
+        return "search", "no smaller plan was found that recomputes it"
 
     tensors: list[Choice] = []
     for k in np.flatnonzero((line.kind == FORWARD) & (memory.operators[line.row] >= 0)):
         output, x = int(line.output[k]), int(memory.operators[line.row[k]])
-        choice, why = "recomputed" if times[x] > 1 else "freed", ("", "")
+        choice, (why, reason) = "recomputed" if times[x] > 1 else "freed", ("", "")
         if line.start[k] <= border < line.stop[k]:
-            choice, why = "kept", why_of(k, x, output)
+            choice, (why, reason) = "kept", why_of(k, x, output)
         name = nodes[x].name + (f"[{output}]" if output else "")
-        about = name, nodes[x].op, int(line.nbytes[k])
-        tensors.append(Choice(*about, choice, int(times[x]), *why))
+        tensors.append(
+            Choice(name, nodes[x].op, int(line.nbytes[k]), choice, int(times[x]), why, reason)
+        )
     return PlanExplanation(tuple(tensors))
 
 
-def _readers(memory: Memory) -> Mapping[tuple[int, int], dict[int, None]]:
-    """Find the operators, as they run, that read each tensor in a phase: by (phase, entry)."""
-    t, order = memory.replay.training.arrays, memory.replay.order
+def _readers(memory: Memory) -> Mapping[tuple[int, int], Mapping[int, None]]:
+    """Return the operators, as they run, that read each tensor in a phase: by (phase, entry)."""
+    arrays, order = memory.replay.training.arrays, memory.replay.order
     entries = compiled.entries_read(
-        t, memory.replay.recomputed, t.use_entry, t.use_row, t.use_owner
+        arrays, memory.replay.recomputed, arrays.use_entry, arrays.use_row, arrays.use_owner
     )
-    readers: Any = defaultdict(dict)
+    readers: defaultdict[tuple[int, int], dict[int, None]] = defaultdict(dict)
     for phase in (RECOMPUTED, BACKWARD):
         for row in order[memory.run(phase)].tolist():
-            for entry in entries[t.use_start[row] : t.use_start[row + 1]].tolist():
+            for entry in entries[arrays.use_start[row] : arrays.use_start[row + 1]].tolist():
                 readers[phase, entry][int(memory.operators[row])] = None
     return readers

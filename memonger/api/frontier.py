@@ -7,12 +7,11 @@ import logging
 import math
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, Callable, Mapping, NamedTuple, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from memonger.api import plot, report
-from memonger.api.docstrings import documented
 from memonger.api.plan import Plan, plan_of
 from memonger.api.report import Reported
 from memonger.graph.inputs import read_pairs
@@ -37,25 +36,27 @@ class Frontier(Reported, Tuple[Plan, ...]):
     @property
     def interrupted(self) -> bool:
         """Whether the search was ended early (Ctrl-C): these are the best that it had found."""
-        return any(each.interrupted for each in self)
+        return any(plan.interrupted for plan in self)
+
+    @property
+    def _plans(self) -> Sequence[Plan]:
+        return self
 
     def __str__(self) -> str:
         lines = [" memory (MB)    share   added time recomputed   copies"]
-        for each in self:
-            share = 100 * each.pool_bytes / max(1, each.unplanned_bytes)
+        for plan in self:
+            share = 100 * plan.pool_bytes / max(1, plan.unplanned_bytes)
             lines.append(
-                f"{each.pool_bytes / MB:12.1f} {share:6.0f} % {100 * (each.added_time or 0):10.1f} "
-                f"% {len(each.recomputed):10} {len(each.copies):8}"
+                f"{plan.pool_bytes / MB:12.1f} {share:6.0f} % {100 * (plan.added_time or 0):10.1f} "
+                f"% {len(plan.recomputed):10} {len(plan.copies):8}"
             )
         return "\n".join(lines)
 
-    @documented
     def plot(self, file: Any) -> None:
-        """Draw memory against the predicted time."""
+        """Draw memory against the predicted time; ``file`` is as of `Plan.plot`."""
         plot.plot_frontier(file, self)
 
 
-@documented
 @giving_back()
 def frontier(
     net: Any,
@@ -83,11 +84,20 @@ def frontier(
     points : int
         The most plans that are returned; each is bound once. Where there are more, those are taken
         whose memory is nearest to equal steps between no plan and the smallest.
+    net, shapes, type_dict, grad_req, ctx, until, devices, **input_shapes
+        The network, as `plan` takes it.
+    measure, patience, ntrial, kept_copies
+        As `plan` takes them.
 
     Returns
     -------
     Frontier
         A tuple of ``Plan``, the fastest first. Printed it is a table; ``plot`` draws it.
+
+    Raises
+    ------
+    MemongerError, KeyboardInterrupt
+        As `plan` does.
 
     Examples
     --------
@@ -107,14 +117,15 @@ def frontier(
         until=until,
         devices=devices,
     )
-    found, interrupted = front_of(ways_of(request, options))
-    if len(found) > points:
-        pools = np.array([plan.pool_bytes for _, plan in found])
+    candidates, interrupted = front_of(ways_of(request, options))
+    if len(candidates) > points:
+        pools = np.array([candidate.pool_bytes for _, candidate in candidates])
         steps = np.linspace(pools[0], pools[-1], points)
-        found = [found[k] for k in sorted({int(np.abs(pools - step).argmin()) for step in steps})]
+        nearest = sorted({int(np.abs(pools - step).argmin()) for step in steps})
+        candidates = [candidates[k] for k in nearest]
     solutions = []
     try:
-        for way, plan in found:
+        for way, plan in candidates:
             solutions.append(confirmed(way, plan))
     except KeyboardInterrupt:
         if not solutions:
@@ -122,8 +133,8 @@ def frontier(
         interrupted = True
     if interrupted:
         log.warning("interrupted: these are the plans that were found so far")
-    made = [plan_of(replace(each, interrupted=interrupted)) for each in solutions]
-    return Frontier(not_dominated(made, lambda plan: (plan.added_time or 0.0, plan.pool_bytes)))
+    plans = [plan_of(replace(solution, interrupted=interrupted)) for solution in solutions]
+    return Frontier(not_dominated(plans, lambda plan: (plan.added_time or 0.0, plan.pool_bytes)))
 
 
 class _Largest(NamedTuple):
@@ -151,18 +162,18 @@ class LargestBatch(_Largest):
         fits = f"a batch of {self.batch} fits with a plan, of {self.unplanned_batch} without"
         return f"{fits}\n{self.plan}"
 
-    @documented
     def report(self, file: Any, *, network: str = "net-symbol.json") -> None:
         """Write a page of the plan, and of the samples a second to hope for at smaller batches.
 
         At up to four of these the fastest plan that fits is searched for, as `memonger.plan` does.
-        The others fit without one. Ctrl-C ends it, and no page is written.
+        The others fit without one. Ctrl-C ends it, and no page is written. ``file`` and ``network``
+        are as of `Plan.report`.
         """
         report.check_report(file)
         shown = report.ordered([self.plan], (), self._options.budget, network)
-        most, without = self.batch, self.unplanned_batch
-        batches = {max(1, without * k // QUARTERS) for k in range(1, QUARTERS + 1)}
-        batches |= {without + (most - without) * k // QUARTERS for k in range(1, QUARTERS)}
+        most, unplanned = self.batch, self.unplanned_batch
+        batches = {max(1, unplanned * k // QUARTERS) for k in range(1, QUARTERS + 1)}
+        batches |= {unplanned + (most - unplanned) * k // QUARTERS for k in range(1, QUARTERS)}
         plans = {most: self.plan}
         for batch in sorted(batches - {0, most}):
             with contextlib.suppress(BudgetError):  # this search may find less than that of `most`
@@ -172,7 +183,6 @@ class LargestBatch(_Largest):
         report.write_report(file, replace(shown, batches=plans))
 
 
-@documented
 @giving_back()
 def largest_batch(
     net: Any,
@@ -201,10 +211,21 @@ def largest_batch(
         ``iterator.provide_data + iterator.provide_label``, whose layouts tell where it goes.
     budget : int or str
         Bytes, text such as '11GB', or 'device'.
+    net, budget_of, optimizer, measure, patience, type_dict, grad_req, ctx, ntrial, kept_copies
+        As `plan` takes them.
+
+    Returns
+    -------
+    LargestBatch
+
+    Raises
+    ------
+    MemongerError, BudgetError, KeyboardInterrupt
+        As `plan` does.
 
     Examples
     --------
-    >>> found = memonger.largest_batch(net, {'data': (None, 3, 224, 224)}, budget='11GB')
+    >>> largest = memonger.largest_batch(net, {'data': (None, 3, 224, 224)}, budget='11GB')
     """
     options = read_options(
         budget=budget,
@@ -217,16 +238,17 @@ def largest_batch(
         patience=patience,
     )
     if options.budget is None or options.budget.is_share:
-        said = "the largest batch needs a budget in bytes, such as '11GB'"
-        raise MemongerError(f"budget={budget!r}: {said}")
+        raise MemongerError(
+            f"budget={budget!r}: the largest batch needs a budget in bytes, such as '11GB'"
+        )
     open_shapes, types = _open_shapes(shapes)
     request = partial(
         _request, net, open_shapes, {**types, **(type_dict or {})}, grad_req=grad_req, ctx=ctx
     )
     way = lru_cache(maxsize=None)(lambda batch: Marks(request(batch=batch), options))
-    found = _largest_batch(way, int(options.budget.amount))
-    found._request, found._options = request, options
-    return found
+    largest = _largest_batch(way, int(options.budget.amount))
+    largest._request, largest._options = request, options
+    return largest
 
 
 def _request(
@@ -241,7 +263,7 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
     """Find the largest batch that takes at most ``limit`` bytes; ``way`` plans for a batch."""
 
     def taken(plan: Candidate, batch: int) -> float:
-        """The bytes that the budget bounds, of a plan that was made at another batch."""
+        """Return the bytes that the budget bounds, of a plan that was made at another batch."""
         try:
             here = way(batch)
         except TooLargeError:
@@ -252,9 +274,9 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
     batch = unplanned = _largest(partial(taken, plans[0]), limit)
     interrupted = False
     try:
-        found = front(way(max(FIRST_BATCH, unplanned)))
-        plans.append(found.plans[-1])
-        interrupted = found.interrupted
+        first = front(way(max(FIRST_BATCH, unplanned)))
+        plans.append(first.plans[-1])
+        interrupted = first.interrupted
         batch = max(batch, _largest(partial(taken, plans[1]), limit))
     except KeyboardInterrupt:
         if not batch:
@@ -262,14 +284,17 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
         interrupted = True
     if not batch:
         least = int(min(taken(plan, 1) for plan in plans))
-        said = f"not even a batch of 1 fits into {in_bytes(limit)}: the least that was found is "
-        raise BudgetError(said + in_bytes(least), least)
+        raise BudgetError(
+            f"not even a batch of 1 fits into {in_bytes(limit)}: the least that was found is "
+            + in_bytes(least),
+            least,
+        )
 
     def search() -> tuple[Plans, bool]:
         if interrupted:
             return [(here, replace(plan, pool_bytes=0)) for plan in plans], True
-        found = front(here, plans[1:])
-        return [(here, plan) for plan in found.plans], found.interrupted
+        searched = front(here, plans[1:])
+        return [(here, plan) for plan in searched.plans], searched.interrupted
 
     solution = None
     while solution is None:
@@ -291,21 +316,21 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
 
 
 def _open_shapes(shapes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read shapes, with None where the batch goes, and the types that are told with them."""
+    """Read shapes, with None where the batch goes, and the types that DataDescs have."""
     types: dict[str, Any] = {}
     axes: dict[str, int] = {}
-    given = dict(read_pairs(shapes, types, axes))
-    for name, shape in given.items():
+    sizes = dict(read_pairs(shapes, types, axes))
+    for name, shape in sizes.items():
         if not isinstance(shape, (list, tuple)):
             raise MemongerError(f"input {name!r}: a shape is a tuple of integers, not {shape!r}")
-    if not any(None in shape for shape in given.values()):
-        for name, axis in axes.items():  # an iterator knows where it is, and how large it was
-            if 0 <= axis < len(given[name]):
-                given[name] = (*given[name][:axis], None, *given[name][axis + 1 :])
-    if not any(None in shape for shape in given.values()):
+    if not any(None in shape for shape in sizes.values()):
+        for name, axis in axes.items():  # an iterator's layouts tell where the batch is
+            if 0 <= axis < len(sizes[name]):
+                sizes[name] = (*sizes[name][:axis], None, *sizes[name][axis + 1 :])
+    if not any(None in shape for shape in sizes.values()):
         example = "{'data': (None, 3, 224, 224)}"
         raise MemongerError(f"no shape in {shapes!r} has None for the batch; write {example}")
-    return given, types
+    return sizes, types
 
 
 def _largest(taken: Callable[[int], float], limit: int) -> int:
@@ -313,7 +338,7 @@ def _largest(taken: Callable[[int], float], limit: int) -> int:
 
     Each step expects a straight line through the last two batches.
     """
-    low, high = 0, 2**20 + 1  # what fits, and what does not
+    low, high = 0, 2**20 + 1  # a batch that fits, and one that does not
     batch, before = 1, (0, 0.0)
     while high - low > 1:
         nbytes = taken(batch)

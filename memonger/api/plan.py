@@ -8,12 +8,11 @@ import os
 from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
 from memonger.api import plot
-from memonger.api.docstrings import documented
 from memonger.api.explain import PlanExplanation, explain_choices
 from memonger.api.report import Reported
 from memonger.costs.time import measured as timing
@@ -33,8 +32,6 @@ from memonger.support.versions import json_of
 
 log = logging.getLogger("memonger")
 
-#: The fields of ``Plan`` that are those of the same name of `Memory`.
-MEASURED = "pool_bytes counted_bytes peak_bytes device_bytes exact recomputed_flops"
 KIND, FORMAT = "memonger plan", 2  # of what is written
 
 
@@ -50,7 +47,7 @@ class Plan(Reported):
         What MXNet's memory pool takes in training, with the plan and without, with the real size of
         every element. Not in it: parameters, their gradients, inputs and operator workspaces.
     counted_bytes : int
-        The pool as ``get_cost`` tells it: 4 bytes for an element of any type.
+        The pool as ``get_cost`` counts it: 4 bytes for an element of any type.
     gradient_bytes : int
         0: gradients of parameters have arrays of their own, which no pool holds.
     peak_bytes : int
@@ -129,54 +126,61 @@ class Plan(Reported):
     time_overhead = property(lambda self: self.added_time, doc="See `Plan`.")
     gradient_bytes = property(lambda self: 0, doc="See `Plan`.")
 
+    @property
+    def _plans(self) -> Sequence[Plan]:
+        return [self]
+
     def __repr__(self) -> str:
         memory = f"pool_bytes={self.pool_bytes}, unplanned_bytes={self.unplanned_bytes}"
         work = f"recompute_overhead={self.recomputed_flops:.3f}"
         return f"Plan({memory}, {work}, planner={self.planner!r}, exact={self.exact})"
 
     def __str__(self) -> str:
-        saved, alive = self.unplanned_bytes - self.pool_bytes, in_words(self.peak_bytes)
-        gpu = self.request.device_type != "cpu"
-        operators = len(self.kept) + len(self.recomputed)
-        times = "once each" if self.schedule is None else "as often as the schedule says"
-        devices = self.request.devices
-        if self.request.device_type == "gpu":
-            devices += "; on a CPU it may round otherwise than the network without it"
+        saved, count = self.unplanned_bytes - self.pool_bytes, len(self.kept) + len(self.recomputed)
+        is_cpu = self.request.device_type == "cpu"
         lines = {
             "before": f"{in_words(self.unplanned_bytes)} without a plan",
-            "after": f"{in_words(self.pool_bytes)}, of which {alive} are alive at once",
+            "after": f"{in_words(self.pool_bytes)}, of which {in_words(self.peak_bytes)} are alive "
+            "at once",
             "saved": f"{in_words(saved)}, {100 * saved / max(1, self.unplanned_bytes):.0f} %",
             "floor": f"{in_words(self.floor_bytes)} must be alive at once under any plan"
             + (f", in {self.floor}" if self.floor else ""),
-            "device": f"{in_words(self.device_bytes)} of {'a GPU' if gpu else 'the CPU'}, "
+            "device": f"{in_words(self.device_bytes)} of {'the CPU' if is_cpu else 'a GPU'}, "
             f"{in_words(self.unplanned_device_bytes)} without a plan: the pool, parameters, their "
-            "gradients and inputs" + (", in MXNet's blocks" if gpu else ""),
+            "gradients and inputs" + ("" if is_cpu else ", in MXNet's blocks"),
             "held": f"{in_words(self.held_bytes)} of it are held by operators, "
-            f"{in_words(self.unplanned_held_bytes)} without a plan",
+            f"{in_words(self.unplanned_held_bytes)} without a plan"
+            if self.held_bytes or self.unplanned_held_bytes
+            else "",
             "shared": f"{in_words(self.temporary_bytes)} of it are temporary space, which "
-            "operators share",
-            "work": f"{100 * self.recomputed_flops:.0f} % of the forward pass is recomputed",
+            "operators share"
+            if self.temporary_bytes
+            else "",
+            "work": f"{100 * self.recomputed_flops:.0f} % of the forward pass is recomputed"
+            + (
+                ""
+                if self.added_time is None
+                else f"; {100 * self.added_time:.1f} % of the time of a step is added, as predicted"
+            ),
             "slowest": self.slowest or "nothing is recomputed",
-            "recomputed": f"{len(self.recomputed)} of {operators} operators, {times}",
-            "kept": f"{len(self.kept)} operators",
+            "recomputed": f"{len(self.recomputed)} of {count} operators, "
+            + ("once each" if self.schedule is None else "as often as the schedule says"),
+            "kept": f"{len(self.kept)} operators"
+            + (f", and the results of {len(self.copies)} recomputed ones" if self.copies else ""),
             "plan": f"{self.planner}, memory "
             + ("replayed to the byte" if self.exact else "bound, in whole MB")
             + ("; the search was interrupted" if self.interrupted else ""),
-            "for": devices,
+            "for": self.request.devices
+            + (
+                "; on a CPU it may round otherwise than the network without it"
+                if self.request.device_type == "gpu"
+                else ""
+            ),
         }
-        if not self.held_bytes and not self.unplanned_held_bytes:
-            del lines["held"]
-        if not self.temporary_bytes:
-            del lines["shared"]
-        if self.added_time is not None:
-            share = f"{100 * self.added_time:.1f} %"
-            lines["work"] += f"; {share} of the time of a step is added, as predicted"
-        if self.copies:
-            lines["kept"] += f", and the results of {len(self.copies)} recomputed ones"
-        return "\n".join(f"{name:10} {text}" for name, text in lines.items())
+        return "\n".join(f"{name:10} {text}" for name, text in lines.items() if text)
 
     def explain(self) -> PlanExplanation:
-        """Tell of each tensor of the forward pass whether it is kept, and why.
+        """Explain of each tensor of the forward pass whether it is kept, and why.
 
         Returns
         -------
@@ -185,18 +189,32 @@ class Plan(Reported):
         """
         return explain_choices(self, self._memory)
 
-    @documented
     def plot(self, file: Any) -> None:
-        """Draw memory over the training step, without the plan and with it."""
+        """Draw memory over the training step, without the plan and with it.
+
+        Parameters
+        ----------
+        file : str or path
+            A picture of 1200 by 800 pixels if it ends in ``.png``; ``.svg`` and ``.pdf`` too.
+
+        Raises
+        ------
+        MemongerError
+            If matplotlib is not installed, or the file cannot be written.
+        """
         panels = {
             f"without a plan: a pool of {in_words(self.unplanned_bytes)}": predict(self.request),
             f"with the plan: a pool of {in_words(self.pool_bytes)}": self._memory,
         }
         plot.plot_memory(file, panels)
 
-    @documented
     def predict_time(self, measure: bool = False) -> float:
         """Predict the time that the plan adds to a training step, where no budget asked for it.
+
+        Parameters
+        ----------
+        measure : bool
+            Time each operator on the device, once, instead of predicting it from its FLOPs.
 
         Returns
         -------
@@ -210,7 +228,7 @@ class Plan(Reported):
         return float(times.forward[memory.recomputed].sum() / times.step)
 
     def save(self, file: Any) -> None:
-        """Write the plan to a file, from which `load_plan` makes it in other processes.
+        """Write the plan to a file, from which `load_plan` makes it again in any process.
 
         Times are measured, so workers of a job may find other plans for a budget: let one plan.
 
@@ -225,7 +243,7 @@ class Plan(Reported):
             If it cannot be written.
         """
         request, schedule = self.request, self.schedule
-        plan = {
+        content = {
             "request": {
                 **vars(request),
                 "symbol": json_of(self.symbol),
@@ -236,18 +254,17 @@ class Plan(Reported):
             "schedule": schedule and schedule.operations,
             "settings": mxnet_variables(),
         }
-        text = json.dumps(plan, sort_keys=True, default=lambda value: value.tolist())  # NumPy's
+        text = json.dumps(content, sort_keys=True, default=lambda value: value.tolist())  # NumPy's
         digest = sha256(text.encode()).hexdigest()
         whole = {KIND: FORMAT, "sha256": digest, "plan": json.loads(text)}
         files.write(file, json.dumps(whole).encode())
 
     @property
     def _memory(self) -> Memory:
-        """What a training step of the planned symbol takes, predicted."""
+        """The memory that a training step of the planned symbol is predicted to take."""
         return predict(replace(self.request, symbol=self.symbol))
 
 
-@documented
 def load_plan(file: Any, net: Any = None, shapes: Any = None, **input_shapes: Any) -> Plan:
     """Read a plan that `Plan.save` has written; nothing is searched or bound.
 
@@ -258,11 +275,14 @@ def load_plan(file: Any, net: Any = None, shapes: Any = None, **input_shapes: An
         The network, to make sure that the plan is of it. Operators may have other names.
     shapes : dict or list of mx.io.DataDesc, optional
         With ``net``: the shapes of inputs, to make sure that the plan is for them.
+    **input_shapes
+        These shapes by keyword: ``data=(32, 3, 224, 224)``.
 
     Returns
     -------
     Plan
-        With the figures of then. A warning tells where MXNet's environment variables were others.
+        With the figures of when it was saved. A warning names MXNet's environment variables that
+        had other values then.
 
     Raises
     ------
@@ -274,70 +294,86 @@ def load_plan(file: Any, net: Any = None, shapes: Any = None, **input_shapes: An
     >>> plan = memonger.load_plan('plan.json', net, data=(32, 3, 224, 224))
     >>> mod = mx.mod.Module(plan.symbol, context=mx.gpu())
     """
-    whole = _whole(file)
-    asked, operations = whole["request"], whole["schedule"]
-    planned, schedule = mx.sym.load_json(asked["symbol"]), None
+    content = _read_content(file)
+    planned, schedule = mx.sym.load_json(content["request"]["symbol"]), None
     bare = marks.clear(marks.unplan(planned))
-    if operations is not None:
-        schedule = Schedule(np.array(operations, dtype=np.int32))
+    if content["schedule"] is not None:
+        schedule = Schedule(np.array(content["schedule"], dtype=np.int32))
         planned = scheduled(bare, schedule)
-    shaped = {k: tuple(shape) for k, shape in asked["spec"]["shapes"].items()}
-    ctx = inputs.read_name(asked["ctx"])
-    spec = InputSpec(shaped, asked["spec"]["types"])
-    request = Request(**{**asked, "symbol": bare, "spec": spec, "ctx": ctx})
+    saved = content["request"]
+    request = Request(
+        symbol=bare,
+        spec=InputSpec(
+            {name: tuple(shape) for name, shape in saved["spec"]["shapes"].items()},
+            saved["spec"]["types"],
+        ),
+        grad_req=saved["grad_req"],
+        ctx=inputs.read_name(saved["ctx"]),
+        until=saved["until"],
+    )
     if net is not None:
         _compare(file, request, check_symbol(net), shapes, input_shapes)
     elif shapes is not None or input_shapes:
         raise MemongerError("load_plan: shapes are checked against the network; give net= too")
-    others = sorted({k for k, _ in mxnet_variables().items() ^ whole["settings"].items()})
-    if others:
-        said = "the plan in %r was made with other values of %s, so it may take other memory here"
-        log.warning(said, file, ", ".join(others))
-    facts = {k: tuple(v) if isinstance(v, list) else v for k, v in whole["figures"].items()}
-    return Plan(**{**facts, "symbol": planned, "request": request, "schedule": schedule})
+    settings = sorted({k for k, _ in mxnet_variables().items() ^ content["settings"].items()})
+    if settings:
+        log.warning(
+            "the plan in %r was made with other values of %s, so it may take other memory here",
+            file,
+            ", ".join(settings),
+        )
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in content["figures"].items()
+    }
+    return Plan(symbol=planned, request=request, schedule=schedule, **values)
 
 
-def figures(plan: Any) -> dict[str, Any]:
-    """Give the fields of a Plan that are data: all but its symbol, its request, its schedule."""
+def figures(plan: Plan) -> dict[str, Any]:
+    """Return the fields of a Plan that are data: all but its symbol, its request, its schedule."""
     return {k: v for k, v in vars(plan).items() if k not in ("symbol", "request", "schedule")}
 
 
-def _whole(file: Any) -> dict[str, Any]:
-    """Read what a file holds, if it is as it was written."""
-    anew = "write it anew with plan.save()"
+def _read_content(file: Any) -> dict[str, Any]:
+    """Read the content of a file, if it is as it was written."""
+    remedy = "write it anew with plan.save()"
     try:
-        with open(os.fsdecode(file), encoding="utf-8") as f:
-            found = json.load(f)
-        kind, told, plan = found[KIND], found["sha256"], found["plan"]
+        with open(os.fsdecode(file), encoding="utf-8") as stream:
+            whole = json.load(stream)
+        version, digest, content = whole[KIND], whole["sha256"], whole["plan"]
     except OSError as error:
         raise MemongerError(f"the plan {file!r} cannot be read: {error}") from None
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise MemongerError(f"{file!r} is no plan, or is cut short ({error}); {anew}") from None
-    if kind != FORMAT:
-        formats = f"has format {kind!r}, and this memonger reads format {FORMAT}"
-        raise MemongerError(f"the plan {file!r} {formats}; {anew}")
-    if told != sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest():
-        raise MemongerError(f"the plan {file!r} was changed later (its checksum differs); {anew}")
-    return dict(plan)
+        raise MemongerError(f"{file!r} is no plan, or is cut short ({error}); {remedy}") from None
+    if version != FORMAT:
+        formats = f"has format {version!r}, and this memonger reads format {FORMAT}"
+        raise MemongerError(f"the plan {file!r} {formats}; {remedy}")
+    if digest != sha256(json.dumps(content, sort_keys=True).encode()).hexdigest():
+        raise MemongerError(f"the plan {file!r} was changed later (its checksum differs); {remedy}")
+    return dict(content)
 
 
-def _compare(file: Any, request: Request, net: Any, shapes: Any, keywords: Any) -> None:
+def _compare(
+    file: Any, request: Request, net: Any, shapes: Any, input_shapes: Mapping[str, Any]
+) -> None:
     """Make sure that a plan is of this network and of these shapes."""
-    spec, known = read_shapes(net, shapes, keywords, None), request.spec
-    bare = marks.clear(marks.unplan(without_old_types(net, known)))
-    here, there = structure(bare), structure(request.symbol)
+    spec, planned_spec = read_shapes(net, shapes, input_shapes, None), request.spec
+    here = structure(marks.clear(marks.unplan(without_old_types(net, planned_spec))))
+    there = structure(request.symbol)
     another = f"the plan {file!r} is of another network: "
-    for k, (one, other) in enumerate(zip_longest(here["nodes"], there["nodes"])):
-        if one != other:
-            raise MemongerError(f"{another}node {k} is {one} here, {other} in the plan")
+    for k, (node, planned_node) in enumerate(zip_longest(here["nodes"], there["nodes"])):
+        if node != planned_node:
+            raise MemongerError(f"{another}node {k} is {node} here, {planned_node} in the plan")
     if here != there:
         raise MemongerError(f"{another}its outputs differ")
-    pairs: Any = zip(("shape", "type"), spec, known)
-    for what, given, planned in pairs:
-        for name, value in given.items():
-            if planned.get(name, value) != value:
-                text = f"another {what} of input {name!r}: {planned[name]}, not {value}"
-                raise MemongerError(f"the plan {file!r} is for {text}; plan for this {what}")
+    pairs: Any = zip(("shape", "type"), spec, planned_spec)
+    for kind, values, planned_values in pairs:
+        for name, value in values.items():
+            if planned_values.get(name, value) != value:
+                raise MemongerError(
+                    f"the plan {file!r} is for another {kind} of input {name!r}: "
+                    f"{planned_values[name]}, not {value}; plan for this {kind}"
+                )
 
 
 def plan_of(solution: Solution) -> Plan:
@@ -348,8 +384,11 @@ def plan_of(solution: Solution) -> Plan:
     nodes, unplanned = way.graph.nodes, way.unplanned
     inserted = Insertion([node.name for node in nodes], plan.copies).behind
     masked = [(n.name, r) for n, r in zip(nodes, plan.recomputed) if not n.is_variable]
-    asked = ((f.name, getattr(way.options, f.name), f.default) for f in fields(Options))
-    options = {k: value for k, value, usual in asked if value != usual and k != "budget"}
+    options = {
+        f.name: getattr(way.options, f.name)
+        for f in fields(Options)
+        if f.name != "budget" and getattr(way.options, f.name) != f.default
+    }
     if plan.added_time is not None:  # of those that no other beats, the fastest that takes no more
         options["budget"] = memory.pool_bytes
     return Plan(
@@ -372,5 +411,10 @@ def plan_of(solution: Solution) -> Plan:
         added_time=plan.added_time,
         schedule=plan.schedule,
         options=options,
-        **{name: getattr(memory, name) for name in MEASURED.split()},
+        pool_bytes=memory.pool_bytes,
+        counted_bytes=memory.counted_bytes,
+        peak_bytes=memory.peak_bytes,
+        device_bytes=memory.device_bytes,
+        exact=memory.exact,
+        recomputed_flops=memory.recomputed_flops,
     )

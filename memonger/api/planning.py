@@ -1,11 +1,10 @@
-"""The calls that plan a network: ``plan``, which remembers its plans, and the original's."""
+"""The calls that plan a network: ``plan``, and those of the original memonger."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any, Mapping, MutableMapping, Optional
 
-from memonger.api.docstrings import documented
 from memonger.api.plan import Plan, plan_of
 from memonger.graph import marks
 from memonger.planners.marks import chen2016
@@ -23,7 +22,6 @@ log = logging.getLogger("memonger")
 Types = Optional[Mapping[str, Any]]
 
 
-@documented
 @giving_back()
 def plan(
     net: Any,
@@ -51,6 +49,81 @@ def plan(
 
     The plan is found without binding its trials, where MXNet's memory planner can be replayed, and
     confirmed by one bind; nothing is allocated. This process remembers what the search found.
+
+    Parameters
+    ----------
+    net : mx.sym.Symbol
+        The network. Marks (``mirror_stage``) are used if there are any, and not needed.
+    shapes : dict or list of mx.io.DataDesc
+        Shapes of the inputs: ``{'data': (32, 3, 224, 224)}``, or ``iterator.provide_data +
+        iterator.provide_label``. They may be given as keywords too.
+    how : {'marks', 'schedule', 'auto'}
+        'marks': each result is recomputed at most once, by marks that MXNet's executor reads.
+        'schedule': as often as it pays; the training step is written out when the symbol is bound.
+        'auto', with a budget: both are searched, and the plan predicted to be faster is taken.
+    work : float, optional
+        The most forward work of a training step, in forward passes: 2.0 allows one pass more. Marks
+        take at most 2; schedules by default at most 2 log2(n) for n operators, as for O(log n)
+        memory.
+    budget : int, str or float, optional
+        The memory that may be taken: the plan is then the fastest that fits. Bytes (an int), text
+        ('6GB', '6GiB', '800MB'), a share of the memory without a plan ('60%', or a float in
+        (0, 1]), or 'device': what is free on the GPU ``ctx``.
+    budget_of : {'pool', 'device'}, optional
+        What the budget bounds: ``pool_bytes`` (the default), or all that the GPU holds:
+        ``device_bytes`` and the optimiser's state; not what cuDNN and CUDA take for themselves.
+    optimizer : str, (str, dict) or mx.optimizer.Optimizer, optional
+        Whose state counts with ``budget_of='device'``: 'adam', or ``('sgd', {'momentum': 0.9})``.
+    measure : bool
+        For a budget: time each operator on the device, once, instead of predicting it from its
+        FLOPs.
+    patience : float, optional
+        Times the usual length of the search, for smaller plans. By default a network that takes
+        less than 16 MB without a plan gets a twentieth of it (0.05), and the log says so; others 1.
+    type_dict : dict, optional
+        Types of inputs by name, as ``simple_bind`` takes it; inputs without one are float32.
+    grad_req : str, list or dict
+        'write', 'add' or 'null' as ``simple_bind`` takes it. The plan is right for others too; its
+        memory is predicted for these. ``Module`` asks for none of its data and labels ('null').
+    ctx : mx.Context or {'cpu', 'gpu', 'any'}, optional
+        Where the network is trained: by default 'gpu' if MXNet is built with CUDA, and otherwise
+        'any'. ``mx.gpu(0)`` must be there, and MXNet binds the plan on it. With 'gpu' nothing is
+        bound on a GPU; for a budget, operators are timed on one if one is there. A plan for 'any'
+        is right on every device. One for 'cpu' leaves cuDNN's BatchNorm on, and does not hold for a
+        GPU. For a GPU, memory is predicted with pointwise fusion (``MXNET_USE_FUSION``) as it is
+        set, and saved results cost nothing more with it; on a CPU such a plan may round differently
+        from the network without it.
+    planner : {'smallest', 'chen2016'}
+        'smallest' searches for the least memory, and takes nothing worse than no plan or than the
+        original's plan with the rules. 'chen2016' is the original algorithm, on the marks of the
+        network.
+    ntrial : int
+        Thresholds that the original's search tries beyond its first three.
+    until : str, optional
+        The name of a layer, or of its output (``'conv1_output'``), which is kept with all that
+        follows. Part of a name, or a pattern (``'stage3_*_plus'``), is the first layer that it
+        fits; '' is none.
+    devices : int
+        Among how many ``Module`` will split the batch; plan and memory are of the largest share.
+    kept_copies : bool
+        Whether identities (named ``*_keep``) may be inserted to keep results without their inputs.
+    rules : bool
+        False gives the bare plan, without the rules that keep it right on every device.
+    **input_shapes
+        Shapes of inputs by name, the batch first: ``data=(32, 3, 224, 224)``.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    MemongerError
+        If something about the network, the shapes or the call is wrong; it says what to do.
+    BudgetError
+        If no plan that was found fits the budget; it names the least memory that was found.
+    KeyboardInterrupt
+        If it is interrupted before any plan was found; later, the best so far is returned.
 
     Examples
     --------
@@ -85,14 +158,15 @@ def plan(
     return plan_of(solve(request, options))
 
 
-@documented
 def search_plan(sym: Any, ntrial: int = 6, type_dict: Types = None, **options: Any) -> Any:
     """Plan a network as ``plan`` does, under the original's name and arguments.
 
     Parameters
     ----------
-    **options
-        What `plan` takes by keyword, and shapes of inputs by name: ``data=(32, 3, 224, 224)``.
+    sym : mx.sym.Symbol
+        The network.
+    ntrial, type_dict, **options
+        As `plan` takes them, with shapes of inputs by name: ``data=(32, 3, 224, 224)``.
 
     Returns
     -------
@@ -102,7 +176,7 @@ def search_plan(sym: Any, ntrial: int = 6, type_dict: Types = None, **options: A
 
     Raises
     ------
-    BudgetError, KeyboardInterrupt
+    MemongerError, BudgetError, KeyboardInterrupt
         As `plan` does.
 
     Examples
@@ -113,7 +187,6 @@ def search_plan(sym: Any, ntrial: int = 6, type_dict: Types = None, **options: A
     return plan(sym, ntrial=ntrial, type_dict=type_dict, **options).symbol
 
 
-@documented
 def search_plan_to_layer(
     sym: Any,
     layer_name: str | None = None,
@@ -126,12 +199,14 @@ def search_plan_to_layer(
 
     Parameters
     ----------
+    sym : mx.sym.Symbol
+        The network.
     layer_name : str, optional
         As ``until`` of `plan`; by default the whole network is planned.
     threshold : int
         MB; those copies start their search there. It has no effect here, where none is needed.
-    **options
-        What `plan` takes by keyword, and shapes of inputs by name: ``data=(32, 3, 224, 224)``.
+    ntrial, type_dict, **options
+        As `plan` takes them, with shapes of inputs by name: ``data=(32, 3, 224, 224)``.
 
     Returns
     -------
@@ -140,7 +215,7 @@ def search_plan_to_layer(
 
     Raises
     ------
-    BudgetError, KeyboardInterrupt
+    MemongerError, BudgetError, KeyboardInterrupt
         As `plan` does.
 
     Examples
@@ -154,7 +229,6 @@ def search_plan_to_layer(
     return plan(sym, ntrial=ntrial, type_dict=type_dict, until=layer_name, **options).symbol
 
 
-@documented
 def make_mirror_plan(
     sym: Any,
     threshold: int,
@@ -172,38 +246,48 @@ def make_mirror_plan(
 
     Parameters
     ----------
+    sym : mx.sym.Symbol
+        The network.
     threshold : int
         MB of results that may gather between two that are kept.
     plan_info : dict, optional
         Receives 'save_size' and 'max_size', in bytes: of all that is kept, and of the largest block
         between; both before ``until`` and the rules are applied.
+    type_dict, ctx, shapes, rules, until, devices, **input_shapes
+        As `plan` takes them.
 
     Returns
     -------
     mx.sym.Symbol
         A marked copy of ``sym``.
 
+    Raises
+    ------
+    MemongerError
+        If something about the network, the shapes or the call is wrong; it says what to do.
+
     Examples
     --------
     >>> info = {}
     >>> planned = memonger.make_mirror_plan(net, 576, info, data=(32, 3, 224, 224))
     """
-    network = {"type_dict": type_dict, "ctx": ctx, "until": until, "devices": devices}
-    way = Marks(read_request(sym, shapes, input_shapes, **network), Options(rules=rules))
-    found = chen2016.mirror_plan(way.graph, way.hints, check_count("threshold", threshold, 0))
+    request = read_request(
+        sym, shapes, input_shapes, type_dict=type_dict, ctx=ctx, until=until, devices=devices
+    )
+    way = Marks(request, Options(rules=rules))
+    original = chen2016.mirror_plan(way.graph, way.hints, check_count("threshold", threshold, 0))
     if plan_info is not None:
-        plan_info.update(max_size=found.max_size, save_size=found.save_size)
-    bare = found.mask & way.before
+        plan_info.update(max_size=original.max_size, save_size=original.save_size)
+    bare = original.mask & way.before
     if not rules:
         log.warning(BARE)
         return marks.apply(way.request.symbol, bare)
     mask = way.rules.apply(bare)
-    costs = [way.cost(each) // MB for each in (bare, mask)]
-    log.info("cost=%d MB before the rules, %d MB with them", *costs)
+    cost, ruled_cost = way.cost(bare) // MB, way.cost(mask) // MB
+    log.info("cost=%d MB before the rules, %d MB with them", cost, ruled_cost)
     return marks.apply(way.request.symbol, mask, way.rules.native(mask))
 
 
-@documented
 def get_cost(
     sym: Any, type_dict: Types = None, *, ctx: Any = None, shapes: Any = None, **input_shapes: Any
 ) -> int:
@@ -211,6 +295,22 @@ def get_cost(
 
     It is bound for gradients of all arguments, and nothing is allocated. MXNet counts 4 bytes for
     every element; parameters, their gradients, inputs and operator workspaces are not in it.
+
+    Parameters
+    ----------
+    sym : mx.sym.Symbol
+        The network.
+    type_dict, ctx, shapes, **input_shapes
+        As `plan` takes them.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    MemongerError
+        If something about the network, the shapes or the call is wrong; it says what to do.
 
     Examples
     --------
@@ -221,7 +321,6 @@ def get_cost(
     return measured(request).counted_bytes // MB
 
 
-@documented
 def pool_bytes(
     sym: Any, type_dict: Types = None, *, ctx: Any = None, shapes: Any = None, **input_shapes: Any
 ) -> int:
@@ -231,17 +330,26 @@ def pool_bytes(
     reports it, this is what will be allocated: half of it for a network in float16. It is without
     the parameters' gradients as well, also where a schedule's pool holds them.
 
+    Parameters
+    ----------
+    sym, type_dict, ctx, shapes, **input_shapes
+        As `get_cost` takes them.
+
+    Returns
+    -------
+    int
+
     Raises
     ------
     MemongerError
-        If the network holds something whose memory cannot be told without running it.
+        If the network holds something whose memory is only known when it runs.
 
     Examples
     --------
     >>> memonger.pool_bytes(net, type_dict={'data': 'float16'}, data=(32, 3, 224, 224))
     """
-    found = measured(read_call(sym, shapes, input_shapes, type_dict=type_dict, ctx=ctx))
-    if not found.exact:
-        why = found.why_inexact
+    memory = measured(read_call(sym, shapes, input_shapes, type_dict=type_dict, ctx=ctx))
+    if not memory.exact:
+        why = memory.why_inexact
         raise MemongerError(f"the pool is not known to the byte ({why}); get_cost returns it in MB")
-    return found.pool_bytes
+    return memory.pool_bytes

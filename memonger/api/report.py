@@ -17,8 +17,7 @@ from typing import Any, Iterable, Mapping, Sequence
 import numpy as np
 
 from memonger import __version__
-from memonger.api.docstrings import documented
-from memonger.api.explain import explain_choices
+from memonger.api.explain import Choice, explain_choices
 from memonger.costs.time import measured as timing
 from memonger.graph.arrays import FORWARD
 from memonger.graph.read import forward_graph
@@ -54,9 +53,12 @@ class Shown:
 
 
 class Reported:
-    """What a page can be written of: a Plan, or a tuple of Plans of one network."""
+    """Base of what a page can be written of: a Plan, or several of one network."""
 
-    @documented
+    @property
+    def _plans(self) -> Sequence[Any]:
+        raise NotImplementedError
+
     def report(
         self,
         file: Any,
@@ -73,12 +75,23 @@ class Reported:
 
         Parameters
         ----------
-        budget : int, str or float, optional
-            Memory that is drawn as a line, told as `memonger.plan` takes it.
+        file : str or path
+            One HTML file.
+        others : iterable of Plan, optional
+            More plans of the same network at the same shapes, to be shown beside: those of a
+            `frontier`.
+        budget, budget_of, optimizer
+            Memory that is drawn as a line, as `memonger.plan` takes it.
+        network : str
+            The name of the network's file, for the commands that are shown.
+
+        Raises
+        ------
+        MemongerError
+            If plotly is not installed, or the file cannot be written.
         """
-        plans = [*self] if isinstance(self, tuple) else [self]
-        limit = read_budget(budget, budget_of, optimizer, plans[0].request.ctx)
-        write_report(file, ordered(plans, others, limit, network))
+        limit = read_budget(budget, budget_of, optimizer, self._plans[0].request.ctx)
+        write_report(file, ordered(self._plans, others, limit, network))
 
 
 def write_report(file: Any, shown: Shown) -> None:
@@ -106,8 +119,9 @@ def check_report(file: Any) -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
-        said = "reports need plotly, which is not installed: pip install 'memonger[report]'"
-        raise MemongerError(said) from None
+        raise MemongerError(
+            "reports need plotly, which is not installed: pip install 'memonger[report]'"
+        ) from None
     files.check_writable(file)
     return str(get_plotlyjs())
 
@@ -115,7 +129,7 @@ def check_report(file: Any) -> str:
 def ordered(
     plans: Sequence[Any], others: Iterable[Any], budget: Budget | None, network: Any
 ) -> Shown:
-    """Choose the first Plan, put all in order, each once; check that they are of one network."""
+    """Choose the Plan to show first, and order all by time; check that they are of one network."""
     if not isinstance(network, str) or not network:
         raise MemongerError(f"network={network!r}: give the name of the network's file, a str")
     if not isinstance(others, Iterable):
@@ -125,27 +139,26 @@ def ordered(
     if limit is not None:
         within = (p for p in plans if getattr(p, f"{limit['of']}_bytes") <= limit["bytes"])
         chosen = next(within, chosen)
-    plans, known = [*plans], {*map(_facts, plans)}
+    distinct, facts = [*plans], {*map(_facts, plans)}
     for number, plan in enumerate(others):
         if type(plan) is not type(chosen):
             raise MemongerError(f"others: element {number} is {plan!r}; give Plans, as plan() does")
         _check_same(chosen.request, plan.request, number)
-        if _facts(plan) not in known:
-            known.add(_facts(plan))
-            plans.append(plan)
-    times = [plan.predict_time(bool(plan.options.get("measure"))) for plan in plans]
-    order = sorted(range(len(plans)), key=lambda k: (times[k], plans[k].pool_bytes))
-    places = [plans[k] for k in order], [times[k] for k in order], order.index(plans.index(chosen))
-    return Shown(*places, limit, network)
+        if _facts(plan) not in facts:
+            facts.add(_facts(plan))
+            distinct.append(plan)
+    times = {plan: plan.predict_time(bool(plan.options.get("measure"))) for plan in distinct}
+    distinct.sort(key=lambda plan: (times[plan], plan.pool_bytes))
+    return Shown(distinct, [times[p] for p in distinct], distinct.index(chosen), limit, network)
 
 
-def _facts(plan: Any) -> Any:
-    """Tell by what plans of one network differ."""
+def _facts(plan: Any) -> tuple[Any, ...]:
+    """Return that by which plans of one network differ."""
     return plan.pool_bytes, plan.recomputed_flops, plan.recomputed, plan.copies
 
 
 def _limit(budget: Budget, plan: Any) -> dict[str, Any]:
-    """Tell what a budget leaves to a Plan, in bytes, and what the optimiser's state takes of it."""
+    """Return what a budget leaves to a Plan, and what the optimiser's state takes, in bytes."""
     if budget.of == "pool":
         return {"of": "pool", "bytes": budget.limit(plan.unplanned_bytes), "state": 0}
     graph = forward_graph(plan.request.symbol, plan.request.spec)
@@ -158,37 +171,35 @@ def _check_same(one: Any, other: Any, number: int) -> None:
     """Make sure that two requests are of one network at the same shapes."""
     if one is other:
         return
-    pairs = {
-        "for other shapes": (one.spec, other.spec),
-        "for other gradients": (one.grad_req, other.grad_req),
-        "for another device": (str(one.ctx), str(other.ctx)),
-        "of another network": (one.symbol, other.symbol),
+    same = {
+        "for other shapes": one.spec == other.spec,
+        "for other gradients": one.grad_req == other.grad_req,
+        "for another device": str(one.ctx) == str(other.ctx),
+        "of another network": structure(one.symbol) == structure(other.symbol),
     }
-    for what, (here, there) in pairs.items():
-        if what == "of another network":
-            here, there = structure(here), structure(there)
-        if here != there:
-            said = f"others: plan {number} is {what}; one report shows one network"
-            raise MemongerError(f"{said}, so write a report of its own for it")
+    for difference, is_same in same.items():
+        if not is_same:
+            raise MemongerError(
+                f"others: plan {number} is {difference}; one report shows one network, so write a "
+                "report of its own for it"
+            )
 
 
 def data_of(shown: Shown) -> dict[str, Any]:
     """Collect all that a page shows."""
     first = shown.plans[shown.chosen]
     request, strings = first.request, Strings()
-    without = predict(request)
-    table = Operators(without, strings, request.timed_on, bool(first.options.get("measure")))
+    unplanned = predict(request)
+    table = Operators(unplanned, strings, request.timed_on, bool(first.options.get("measure")))
     most, plans = TENSORS // (len(shown.plans) + 1), []
     for k, (plan, time) in enumerate(zip(shown.plans, shown.times)):
         memory = predict(replace(request, symbol=plan.symbol))
-        whole = k == shown.chosen or len(table.nodes) * len(shown.plans) <= REASONS
-        told, column = _choices(plan, memory, table, whole)
-        drawn = timeline(memory, table, told, most)
-        plans.append({**_figures(plan, time, shown.network), **column, "timeline": drawn})
-    line, border = without.timeline, without.run(FORWARD).max(initial=0)
+        has_reasons = k == shown.chosen or len(table.nodes) * len(shown.plans) <= REASONS
+        states, columns = _choices(plan, memory, table, has_reasons)
+        drawn = timeline(memory, table, states, most)
+        plans.append({**_figures(plan, time, shown.network), **columns, "timeline": drawn})
+    line, border = unplanned.timeline, unplanned.run(FORWARD).max(initial=0)
     kept = ((line.kind == FORWARD) & (line.start <= border) & (border < line.stop)).nonzero()[0]
-    told = dict.fromkeys(kept.tolist(), (KEPT, ""))
-    unplanned = timeline(without, table, told, most)
     return {
         "version": __version__,
         "network": shown.network,
@@ -198,7 +209,7 @@ def data_of(shown: Shown) -> dict[str, Any]:
         "budget": shown.budget,
         "plans": plans,
         "batches": [_batch(n, shown.batches[n], shown.network) for n in sorted(shown.batches)],
-        "unplanned": unplanned,
+        "unplanned": timeline(unplanned, table, dict.fromkeys(kept.tolist(), (KEPT, "")), most),
         "step_seconds": table.step,
         "operators": table.columns(),
         "parts": table.parts,
@@ -207,51 +218,55 @@ def data_of(shown: Shown) -> dict[str, Any]:
 
 
 def _choices(
-    plan: Any, memory: Memory, table: Operators, whole: bool
+    plan: Any, memory: Memory, table: Operators, has_reasons: bool
 ) -> tuple[dict[int, tuple[int, str]], dict[str, Any]]:
-    """Tell what a plan does: of each place in its timeline, and of each operator in the table."""
+    """Return what a plan does with each place in its timeline, and with each operator."""
     line, rows, n = memory.timeline, table.rows_of(memory), len(table.nodes)
-    chosen = np.flatnonzero((line.kind == FORWARD) & (memory.operators[line.row] >= 0))
-    told: dict[int, tuple[int, str]] = {}
-    kept: dict[int, Any] = {}  # of operators
-    for place, found in zip(chosen.tolist(), explain_choices(plan, memory).tensors):
-        state = KEPT if found.choice == "kept" else PASSING
-        told[place] = state, found.reason if whole else ""
+    places = np.flatnonzero((line.kind == FORWARD) & (memory.operators[line.row] >= 0))
+    states: dict[int, tuple[int, str]] = {}
+    kept: dict[int, Choice] = {}  # by operator
+    for place, choice in zip(places.tolist(), explain_choices(plan, memory).tensors):
+        state = KEPT if choice.choice == "kept" else PASSING
+        states[place] = state, choice.reason if has_reasons else ""
         if state == KEPT:
-            kept.setdefault(int(rows[memory.operators[line.row[place]]]), found)
+            kept.setdefault(int(rows[memory.operators[line.row[place]]]), choice)
     again = rows[memory.recomputed]
-    times = 1 + np.bincount(again[again >= 0], minlength=n)
-    column = {
-        "choice": "".join("r" if t > 1 else "fk"[x in kept] for x, t in enumerate(times.tolist())),
-        "times": times.tolist() if times.max(initial=0) > 2 else None,
-        "why": [table.strings(kept[x].why) if x in kept else NONE for x in range(n)],
-        "reason": None,
+    times = (1 + np.bincount(again[again >= 0], minlength=n)).tolist()
+    strings = table.strings
+    return states, {
+        "choice": "".join("r" if t > 1 else "fk"[x in kept] for x, t in enumerate(times)),
+        "times": times if max(times, default=0) > 2 else None,
+        "why": [strings(kept[x].why) if x in kept else NONE for x in range(n)],
+        "reason": [strings(kept[x].reason) if x in kept else NONE for x in range(n)]
+        if has_reasons
+        else None,
     }
-    if whole:
-        column["reason"] = [table.strings(kept[x].reason) if x in kept else NONE for x in range(n)]
-    return told, column
 
 
 def _inputs(request: Any) -> list[str]:
-    """Tell the shapes of the inputs, of many the first."""
+    """Write the shapes of the inputs; of many inputs, the first two."""
     shapes = [f"{name} {tuple(shape)}" for name, shape in request.spec.shapes.items()]
     return shapes if len(shapes) <= INPUTS else [*shapes[:2], f"{len(shapes) - 2} more inputs"]
 
 
 def _figures(plan: Any, time: float, network: str) -> dict[str, Any]:
-    """Tell the figures of a Plan under the names of its attributes, and how it is made."""
+    """Return the figures of a Plan by the names of its attributes, and how it is made."""
     kind = "schedule" if plan.schedule is not None else "marks"
     kind = "original" if plan.planner == "chen2016" else kind
     data = {k: v for k, v in vars(plan).items() if isinstance(v, (int, float, str))}
     data.update({name: len(getattr(plan, name)) for name in ("kept", "recomputed", "copies")})
     data.update(recompute_overhead=plan.recompute_overhead, time_overhead=time)
-    python, command = python_of(plan), command_of(plan, network)
-    told = {"python": python, "command": command, "text": str(plan)}
-    return {"kind": kind if plan.recomputed else "none", "figures": data, **told}
+    return {
+        "kind": kind if plan.recomputed else "none",
+        "figures": data,
+        "python": python_of(plan),
+        "command": command_of(plan, network),
+        "text": str(plan),
+    }
 
 
 def _batch(batch: int, plan: Any, network: str) -> dict[str, Any]:
-    """Tell the figures of a Plan of a batch, and the seconds of a step without it."""
+    """Return the figures of a Plan of a batch, and the seconds of a step without it."""
     measure = bool(plan.options.get("measure"))
     training = predict(plan.request).training
     step = float(timing.times_of(training, plan.request.timed_on, measure).step)
@@ -261,30 +276,30 @@ def _batch(batch: int, plan: Any, network: str) -> dict[str, Any]:
 
 def python_of(plan: Any) -> str:
     """Write the line of Python that makes a Plan of its network, ``net``."""
-    request, given = plan.request, dict(plan.options)
-    spec, asked = request.spec, set(request.grad_req.values())
+    request, spec = plan.request, plan.request.spec
+    keywords, requests = dict(plan.options), set(request.grad_req.values())
     nulls = [name for name, value in request.grad_req.items() if value == "null"]
     many = len(spec.shapes) > INPUTS
     arguments = ["net", "shapes" if many else str({k: tuple(v) for k, v in spec.shapes.items()})]
     if spec.types:
         arguments.append("type_dict=types" if many else f"type_dict={dict(spec.types)}")
-    if asked == {"add"}:
-        given["grad_req"] = "add"
-    elif asked == {"write", "null"} and len(nulls) <= INPUTS:
-        each = f"'null' if name in {nulls} else 'write' for name in net.list_arguments()"
-        arguments.append(f"grad_req={{name: {each}}}")
-    elif asked != {"write"}:
+    if requests == {"add"}:
+        keywords["grad_req"] = "add"
+    elif requests == {"write", "null"} and len(nulls) <= INPUTS:
+        rule = f"'null' if name in {nulls} else 'write' for name in net.list_arguments()"
+        arguments.append(f"grad_req={{name: {rule}}}")
+    elif requests != {"write"}:
         arguments.append("grad_req=grad_req")
     if request.until is not None:
-        given["until"] = read(request.symbol)["nodes"][request.until]["name"]
-    arguments += [f"{name}={value!r}" for name, value in given.items()]
-    named = not isinstance(request.ctx, str)
-    arguments.append(f"ctx=mx.{request.ctx}" if named else f"ctx={request.ctx!r}")
+        keywords["until"] = read(request.symbol)["nodes"][request.until]["name"]
+    arguments += [f"{name}={value!r}" for name, value in keywords.items()]
+    is_name = isinstance(request.ctx, str)
+    arguments.append(f"ctx={request.ctx!r}" if is_name else f"ctx=mx.{request.ctx}")
     return f"plan = memonger.plan({', '.join(arguments)})"
 
 
 def command_of(plan: Any, network: str) -> str:
-    """Write the command that makes a Plan; '' where it has no option for what was asked."""
+    """Write the command that makes a Plan; '' where the command lacks an option for it."""
     request, spec = plan.request, plan.request.spec
     others = request.until is not None or set(request.grad_req.values()) != {"write"}
     if others or set(plan.options) - set(COMMANDED) or len(spec.shapes) > INPUTS:

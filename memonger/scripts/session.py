@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Mapping, Sequence
 
 from memonger.api import planning
-from memonger.api.docstrings import documented
 from memonger.api.plan import Plan
 from memonger.api.report import check_report
 from memonger.gluon.cached_op import Asked
@@ -212,7 +211,6 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:2]) + more
 
 
-@documented
 def enable(
     *,
     how: str | None = None,
@@ -237,7 +235,9 @@ def enable(
     Parameters
     ----------
     how : {'marks', 'schedule', 'auto'}, optional
-        As of `plan`; 'marks' where it is not told, and with a budget 'auto'.
+        As `plan` takes it; by default 'marks', and with a budget 'auto'.
+    work, budget, budget_of, optimizer, measure, patience
+        As `plan` takes them.
     report : str or path, optional
         Where a page of the largest network is written at the end.
     check : bool
