@@ -13,6 +13,7 @@ from memonger.costs.bind import bind, planned_mb
 from memonger.support.versions import VERSION
 
 import blocks
+import modules
 import networks
 from more_networks import GOLDEN, TINY, Network, load
 from planned import HOWS, assert_alike, forward, marked
@@ -97,6 +98,27 @@ def test_gluon(name: str, how: str) -> None:
         blocks.planned(net, **HOWS[how])
 
     assert blocks.different(left(lambda net: net.hybridize()), left(planned)) == []
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_what_a_script_trains(how: str) -> None:
+    """A Module and a hybridized block, by `enable` alone."""
+
+    def left() -> dict[str, Any]:
+        module, net = modules.module_of(modules.net()), blocks.mlp()
+        modules.seed()
+        for _ in range(3):
+            module.forward_backward(modules.first(modules.BATCH))
+            module.update()
+        net.hybridize()
+        taught = blocks.taught(net)  # it waits for the statistics of both
+        return {**taught, **modules.trained(module)}
+
+    expected = left()
+    with memonger.enable(cache=False, **QUICK, **HOWS[how]) as session:
+        found = left()
+    assert blocks.different(expected, found) == []
+    assert [plan.pool_bytes < plan.unplanned_bytes for plan in session.plans] == [True, True]
 
 
 def test_the_command_and_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
