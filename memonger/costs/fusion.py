@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from memonger.costs.replay import Fused, Replay, replay
-from memonger.graph.arrays import KEPT, GraphArrays, gathered
+from memonger.graph.arrays import KEPT, GraphArrays, Signature, gathered
 from memonger.graph.operators.inplace import fused_as
 from memonger.graph.training import TrainingGraph
 from memonger.support.kernels import Struct, compiled
@@ -33,6 +33,8 @@ class Fusible(Struct):
 
 #: Of a network in which nothing is fused.
 UNFUSED = Fusible(*[np.zeros(0, dtype) for dtype in (np.bool_, np.bool_, *[np.int32] * 3)])
+
+FUSED_OPERATOR = Signature("_FusedOp", {}, 0, (), (), ())  # what it has is in `Fused`
 
 
 def fusible(training: TrainingGraph) -> Fusible:
@@ -69,9 +71,10 @@ def replay_fused(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
     made = replace(
         training,
         arrays=_with_fused(t, mask, fused, order, reads),
-        names=(*training.names, *["_FusedOp"] * count),
-        ops=(*training.ops, *["_FusedOp"] * count),
+        signatures=(*training.signatures, *[FUSED_OPERATOR] * count),
+        names=(*training.names, *[FUSED_OPERATOR.op] * count),
         phases=np.append(training.phases, training.phases[first]),
+        origin=np.append(training.origin, training.origin[first]),
     )
     return replay(made, mask[:0])
 

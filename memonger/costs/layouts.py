@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from memonger.costs.replay import Planned, adding_rows
+from memonger.costs.replay import adding_rows
 from memonger.graph.arrays import Signature
 from memonger.graph.operators.layouts import layout_of_output, layouts_of_inputs
 from memonger.graph.operators.tensors import Tensor
+from memonger.graph.training import StepGraph
 from memonger.support.kernels import Struct, constant
 
 PLAIN = constant("PLAIN")  # not laid out in blocks
@@ -36,7 +37,7 @@ class LayoutArrays(Struct):
     """What is known of the layouts in a training graph."""
 
 
-def layout_arrays(training: Planned, scoring: bool = False) -> LayoutArrays:
+def layout_arrays(training: StepGraph, scoring: bool = False) -> LayoutArrays:
     """Look up what is known of the layouts in a training graph; with ``scoring`` of inference too.
 
     There oneDNN's brgconv (AVX512) writes channels last, so that no convolutions are alike.
@@ -74,7 +75,7 @@ def _facts(signature: Signature, data: Tensor | None) -> tuple[Any, ...]:
 
 
 def mattering(
-    training: Planned, layouts: LayoutArrays, order: np.ndarray, entries: np.ndarray
+    training: StepGraph, layouts: LayoutArrays, order: np.ndarray, entries: np.ndarray
 ) -> np.ndarray:
     """Find the outputs (bool, of each) of whose layout the numbers may come to depend."""
     t, signatures = training.arrays, training.signatures

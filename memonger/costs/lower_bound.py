@@ -53,9 +53,10 @@ def lower_bound(training: TrainingGraph, kept: Iterable[int] | None = None) -> L
     row, tensor = _needed(training, same)
     own = np.bincount(row, nbytes[tensor], rows)
     gradients = t.walk_row[t.walk_row >= 2 * n]
-    owner = np.concatenate([np.arange(n), np.full(n, -1), training.owners])
-    run = [row for row in (*t.first, *gradients) if owner[row] >= 0 and not t.variable[row]]
-    if not run:
+    run = [
+        row for row in (*t.first, *gradients) if training.origin[row] >= 0 and not t.variable[row]
+    ]
+    if not len(run):
         return LowerBound(0, -1, -1, 0)
     reader = np.repeat(np.arange(rows), np.diff(t.use_start))
     heads = t.head_entry[: t.outputs][~t.variable[t.head_row[: t.outputs]]]
@@ -75,7 +76,7 @@ def lower_bound(training: TrainingGraph, kept: Iterable[int] | None = None) -> L
         both = (place[row] >= 0) & (last[tensor] >= place[row])
         total = own + over - np.bincount(row[both], nbytes[tensor[both]], rows)
         most = int(run[np.argmax(total[run])])
-        return LowerBound(int(total[most]), most, int(owner[most]), int(own[most]))
+        return LowerBound(int(total[most]), most, int(training.origin[most]), int(own[most]))
 
     orders = gradients, np.unique(gradients)  # under marks; as they were made: in schedules
     return min(map(under, orders), key=lambda least: least.nbytes)

@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
+from memonger.graph.training import StepGraph
 from memonger.support.kernels import Struct, compiled, constant
-
-#: A ``TrainingGraph``, or of a schedule a ``TrainingStep``: what has ``arrays``, and of each of
-#: their rows ``names``, ``ops`` and ``phases``, and words (``what``, ``told``).
-Planned = Any
 
 
 class Fused(Struct):
@@ -57,7 +54,7 @@ class Replay:
 
     keeps_state: ClassVar[bool] = True  # whether operators do (``costs.held.taken_by``)
 
-    training: Planned
+    training: StepGraph
     recomputed: np.ndarray  # bool, of each forward node: whether it carries ``force_mirroring``
     order: np.ndarray  # the rows of the training graph in the order in which they run
     reads: np.ndarray  # how often each output of a row is read, by its number in ``GraphArrays``
@@ -121,7 +118,7 @@ class Replay:
         )
 
 
-def replay(training: Planned, recomputed: np.ndarray) -> Replay:
+def replay(training: StepGraph, recomputed: np.ndarray) -> Replay:
     """Order a training graph with these forward nodes (bool) marked, and plan its memory."""
     mask = np.ascontiguousarray(recomputed, dtype=np.bool_)
     order, reads = compiled.order_and_reads(training.arrays, mask)
@@ -132,6 +129,6 @@ def replay(training: Planned, recomputed: np.ndarray) -> Replay:
     return Replay(training, mask, order, reads, planned, pool)
 
 
-def adding_rows(training: Planned) -> np.ndarray:
+def adding_rows(training: StepGraph) -> np.ndarray:
     """Tell which rows add one gradient to another."""
     return np.array([op == "_grad_add" for op in training.ops], dtype=np.bool_)

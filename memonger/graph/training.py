@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from memonger.graph import arrays
-from memonger.graph.arrays import BACKWARD, KEPT, GraphArrays, Read, Signature
+from memonger.graph.arrays import BACKWARD, FORWARD, KEPT, RECOMPUTED, GraphArrays, Read, Signature
 from memonger.graph.forward import Entry, ForwardGraph, Node, no_collection
 from memonger.graph.operators import gradients
 from memonger.graph.operators.gradients import ZEROS, GradientFacts, OperatorGradient
@@ -29,55 +30,67 @@ Reads = Sequence[Read]
 
 
 @dataclass(frozen=True, eq=False)
-class TrainingGraph:
-    """A training graph for every set of recomputed operators; its rows are those of ``arrays``."""
+class StepGraph:
+    """The rows of a training step, and what each of them is."""
 
     graph: ForwardGraph
     settings: Settings  # of MXNet, as they were when it was built
     arrays: GraphArrays
-    names: tuple[str, ...]  # of each row; a recomputed copy is named ``*_mirror``
-    ops: tuple[str, ...]  # of each row
-    signatures: tuple[Signature, ...]  # of each row: the shapes and types of its outputs, and more
+    signatures: Sequence[Signature]  # of each row: the shapes and types of its outputs, and more
+    names: Sequence[str]  # of each row
+    phases: np.ndarray  # FORWARD, RECOMPUTED or BACKWARD for each row
+    #: The forward node that each row is, runs again, or is part of the gradient of; -1 for none.
+    origin: np.ndarray
+    #: Of what adds gradients up, and the gradients of outputs: the tensor that they are of.
+    gradient_of: Mapping[int, Entry]
+
+    @cached_property
+    def ops(self) -> list[str]:
+        return [signature.op for signature in self.signatures]
+
+    def what(self, row: int) -> tuple[str, str]:
+        """Return the name and the kind of the operator that a row is of.
+
+        What no operator owns goes by the name of the tensor whose gradient it is part of; what a
+        schedule adds by that of what it reads.
+        """
+        if row in self.gradient_of:
+            a, b = self.gradient_of[row]
+            return self.graph.output_name(self.graph.given(a), b), self.ops[row]
+        if self.origin[row] < 0:
+            return self.what(self.arrays.read_row[self.arrays.read_start[row]])[0], self.ops[row]
+        node = self.graph.nodes[self.origin[row]]
+        return node.name, node.op
+
+    def told(self, row: int) -> str:
+        """Say what a row is, with no name that the network that was given does not have."""
+        (name, op), x = self.what(row), int(self.origin[row])
+        if row in self.gradient_of:
+            sums = op in ("add_n", "_grad_add")
+            return f"the {'sum of the gradients' if sums else 'gradient'} of {name!r}"
+        if x < 0:
+            return f"{op} of {name!r}, which the schedule adds"
+        copied = self.graph.given(x)
+        kept = f"the kept copy of {self.graph.nodes[copied].name!r}"
+        text = f"{name!r} ({op})" if copied == x else kept
+        return {
+            FORWARD: text,
+            RECOMPUTED: f"{text}, recomputed",
+            BACKWARD: f"the gradient of {text}",
+        }[self.phases[row]]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingGraph(StepGraph):
+    """A training graph for every set of recomputed operators; a copy is named ``*_mirror``."""
+
     facts: tuple[GradientFacts, ...]  # of each forward node
     gradients: Mapping[int, OperatorGradient]  # of each operator that has any
     same: tuple[int, ...]  # for each forward node the one that MXNet merges it with (or itself)
     inexact: tuple[str, ...]  # why the replay may differ from MXNet; empty if it should not
     wanted: tuple[int, ...]  # the arguments that get a gradient
-    # Of each gradient row (from 2n on) the operator whose gradient it is part of; -1 for ``parts``:
-    # what adds gradients up, and the gradients of the outputs.
-    owners: np.ndarray
     waits: tuple[tuple[int, int], ...]  # gradient rows, in order, and what must have run before
     unobserved: Mapping[int, str]  # operators whose gradient could not be observed: why
-    phases: np.ndarray  # FORWARD, RECOMPUTED or BACKWARD for each row
-    parts: Mapping[int, Entry]  # of each row that no operator owns: whose gradient it is part of
-
-    def what(self, row: int) -> tuple[str, str]:
-        """Tell the name and the kind of the operator that a row is of.
-
-        What no operator owns goes by the name of the tensor whose gradient it is part of.
-        """
-        if row in self.parts:
-            a, b = self.parts[row]
-            return self.graph.output_name(self.graph.given(a), b), self.ops[row]
-        node = self.graph.nodes[self._operator(row)]
-        return node.name, node.op
-
-    def told(self, row: int) -> str:
-        """Say what a row is, with no name that the network that was given does not have."""
-        (name, op), n, nodes = self.what(row), len(self.graph.nodes), self.graph.nodes
-        if row in self.parts:
-            sums = op in ("add_n", "_grad_add")
-            return f"the {'sum of the gradients' if sums else 'gradient'} of {name!r}"
-        x = self._operator(row)
-        copied = self.graph.given(x)
-        text = f"{name!r} ({op})" if copied == x else f"the kept copy of {nodes[copied].name!r}"
-        if row >= 2 * n:
-            return f"the gradient of {text}"
-        return f"{text}, recomputed" if row >= n else text
-
-    def _operator(self, row: int) -> int:
-        n = len(self.graph.nodes)
-        return int(self.owners[row - 2 * n]) if row >= 2 * n else row % n
 
 
 def training_graph(graph: ForwardGraph, wanted: Iterable[int] | None = None) -> TrainingGraph:
@@ -206,19 +219,18 @@ class _Builder:
                 arrays.HeadList(*arrays.columns([heads], 3)[1:]),
                 len(graph.heads),
             ),
-            names=tuple(self.names),
-            ops=tuple([signature.op for signature in signatures]),
             signatures=signatures,
+            names=tuple(self.names),
+            phases=np.minimum(np.arange(len(signatures)) // self.n, BACKWARD),
+            origin=np.array([*range(self.n), *range(self.n), *self.owners], dtype=np.int64),
+            gradient_of=self.parts,
             facts=tuple(self.facts),
             gradients=self.found,
             same=tuple(self.same),
             inexact=tuple(sorted(inexact)),
             wanted=wanted,
-            owners=np.array(self.owners, dtype=np.int64),
             waits=tuple([(row, wait) for row in gradients for wait, _ in self.waits[row]]),
             unobserved=self.unobserved,
-            phases=np.minimum(np.arange(len(signatures)) // self.n, BACKWARD),
-            parts=self.parts,
         )
 
     def _add(

@@ -90,7 +90,7 @@ class _Maker:
         self.work, self.training, self.graph = work, work.training, work.training.graph
         self.ops, self.t = self.training.ops, self.training.arrays
         self.n = self.t.forward
-        self.owner = [-1] * (2 * self.n) + self.training.owners.tolist()
+        self.owner = [-1] * (2 * self.n) + self.training.origin[2 * self.n :].tolist()
         start = self.t.read_start.tolist()
         entries = list(zip(self.t.read_row.tolist(), self.t.read_output.tolist()))
         self.reads = [entries[first:stop] for first, stop in zip(start, start[1:])]

@@ -19,9 +19,10 @@ import numpy as np
 
 from memonger.costs import layouts as mkldnn
 from memonger.costs.layouts import ADDED, NOT_IN_PLACE, PLAIN
-from memonger.costs.replay import Planned, Replay
+from memonger.costs.replay import Replay
 from memonger.graph.arrays import gathered
 from memonger.graph.operators.layouts import AXES, LAYOUT_AWARE
+from memonger.graph.training import StepGraph
 from memonger.support.errors import MemongerError
 from memonger.support.kernels import compiled
 
@@ -102,7 +103,7 @@ def _counterparts(start: np.ndarray, others: np.ndarray, source: np.ndarray) -> 
     return [row, np.where(inside, other, 0), inside]
 
 
-def _lay_out(step: Planned, row: int, k: int, plain: bool, have: int, usual: int) -> list[Insert]:
+def _lay_out(step: StepGraph, row: int, k: int, plain: bool, have: int, usual: int) -> list[Insert]:
     """Have an output made as is expected: it is written at ``have``, without a schedule ``usual``.
 
     One with more axes than a Reshape makes plain is not written in place.
@@ -118,7 +119,7 @@ def _lay_out(step: Planned, row: int, k: int, plain: bool, have: int, usual: int
     return inserts
 
 
-def refusal(training: Planned, row: int) -> Refused:
+def refusal(training: StepGraph, row: int) -> Refused:
     """Make the error for a schedule by which a layout cannot be as expected."""
     return Refused(
         f"MKLDNN would lay out what {training.told(row)} reads in another "

@@ -87,7 +87,7 @@ def workload(training: TrainingGraph, until: int | None = None) -> Workload:
 
     rows = np.unique(t.walk_row[t.walk_row >= 2 * n])  # in the order they were made
     rows_of: dict[int, list[int]] = defaultdict(list)
-    for row, x in zip(rows.tolist(), training.owners[rows - 2 * n].tolist()):
+    for row, x in zip(rows.tolist(), training.origin[rows].tolist()):
         rows_of[x].append(row)
     rows_of.pop(-1, None)
     once = np.zeros(n, dtype=np.bool_)

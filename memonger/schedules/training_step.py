@@ -28,7 +28,7 @@ from memonger.graph.operators.gradients import ZEROS
 from memonger.graph.operators.layouts import AXES
 from memonger.graph.operators.recorded import ASYNCHRONOUS
 from memonger.graph.operators.tensors import Tensor
-from memonger.graph.training import TrainingGraph
+from memonger.graph.training import StepGraph, TrainingGraph
 from memonger.schedules.layouts import AFTER, BEFORE, HOLD, Expected, Insert
 from memonger.schedules.lifetimes import Lifetimes
 from memonger.schedules.nodes import NodeVariants, Rows
@@ -123,13 +123,12 @@ def nodes_of(rows: Rows) -> list[Node]:
 
 
 @dataclass(frozen=True, eq=False)
-class TrainingStep:
-    """The training graph of a schedule, as ``training.TrainingGraph`` is that of a set of marks."""
+class TrainingStep(StepGraph):
+    """The training step of a schedule, as ``training.TrainingGraph`` is that of a set of marks."""
 
     parts: Parts
     rows: Rows
     all_signatures: Sequence[Signature]  # that the rows refer to
-    arrays: GraphArrays
     heads: list[Entry]  # the outputs of the network, then the gradients that the caller gets
     #: Of each argument that gets one: the row and the output of its gradient; None: zeros.
     gradients: tuple[Entry | None, ...]
@@ -138,47 +137,6 @@ class TrainingStep:
     def training(self) -> TrainingGraph:
         """The training graph of the network without a schedule."""
         return self.parts.work.training
-
-    @cached_property
-    def signatures(self) -> list[Signature]:
-        """Operator, parameters, shapes and types of each row."""
-        return [self.all_signatures[k] for k in self.rows.signature.tolist()]
-
-    @cached_property
-    def ops(self) -> list[str]:
-        return [signature.op for signature in self.signatures]
-
-    @cached_property
-    def names(self) -> list[str]:
-        """Of each row: MXNet's, where it runs that too, or one of our own (`OURS`)."""
-        names: list[str] = []
-        for row, (source, time) in enumerate(zip(self.rows.source.tolist(), self.rows.time)):
-            usual = self.training.names[source] if source >= 0 else self.ops[row]
-            is_head = source >= self.training.arrays.forward and self.ops[row] == "null"
-            names.append(f"{OURS}{row}_{usual}" if source < 0 or time > 0 or is_head else usual)
-        return names
-
-    def what(self, row: int) -> tuple[str, str]:
-        """Do as that of `TrainingGraph`; what a schedule adds goes by the name of what it reads."""
-        source = int(self.rows.source[row])
-        if source >= 0:
-            return self.training.what(source)
-        return self.what(int(self.rows.read_row[self.rows.read_start[row]]))[0], self.ops[row]
-
-    def told(self, row: int) -> str:
-        """Do as that of `TrainingGraph`."""
-        source = int(self.rows.source[row])
-        if source < 0:
-            return "{1} of {0!r}, which the schedule adds".format(*self.what(row))
-        text = self.training.told(source)
-        return f"{text}, recomputed" if self.rows.time[row] > 0 else text
-
-    @property
-    def phases(self) -> np.ndarray:
-        """FORWARD, RECOMPUTED or BACKWARD for each row."""
-        first, recomputed = self.rows.time == 0, (self.rows.time > 0) | (self.rows.source < 0)
-        usual = np.where(first, arrays.FORWARD, arrays.BACKWARD)
-        return np.where(recomputed, arrays.RECOMPUTED, usual)
 
     @cached_property
     def output_blocks(self) -> list[int]:
@@ -214,8 +172,8 @@ class TrainingStep:
         graph, forward = self.training.graph, self.parts.variants.forward
         runs = np.bincount(self.rows.source[self.rows.time >= 0], minlength=forward)
         once = [x for x in graph.operators if graph.nodes[x].op == "Dropout" and runs[x] == 1]
-        owners = self.training.owners
-        variants = {x: (2 * forward + np.flatnonzero(owners == x)).tolist() for x in once}
+        origin, backward = self.training.origin, self.training.phases == arrays.BACKWARD
+        variants = {x: np.flatnonzero((origin == x) & backward).tolist() for x in once}
         return _recorded(self.parts, self.rows, variants)
 
     @cached_property
@@ -296,7 +254,35 @@ def step_of(made: Parts, rows: Rows, signatures: Sequence[Signature]) -> Trainin
         HeadList(*columns, kept[: len(heads)]),
         outputs,
     )
-    return TrainingStep(made, rows, signatures, graph, heads, tuple(found))
+    sources, times, inserted = rows.source.tolist(), rows.time, rows.source < 0
+    of_rows = [signatures[k] for k in rows.signature.tolist()]
+    phases = np.where(inserted | (times > 0), arrays.RECOMPUTED, training.phases[rows.source])
+    parts = {r: training.gradient_of[s] for r, s in enumerate(sources) if s in training.gradient_of}
+    return TrainingStep(
+        graph=training.graph,
+        settings=training.settings,
+        arrays=graph,
+        signatures=of_rows,
+        names=_names(training, rows, [signature.op for signature in of_rows]),
+        phases=phases,
+        origin=np.where(inserted, -1, training.origin[rows.source]),
+        gradient_of=parts,
+        parts=made,
+        rows=rows,
+        all_signatures=signatures,
+        heads=heads,
+        gradients=tuple(found),
+    )
+
+
+def _names(training: TrainingGraph, rows: Rows, ops: Sequence[str]) -> list[str]:
+    """Name each row as MXNet does, where it runs that too, or with a name of our own (`OURS`)."""
+    names: list[str] = []
+    for row, (source, time) in enumerate(zip(rows.source.tolist(), rows.time.tolist())):
+        usual = training.names[source] if source >= 0 else ops[row]
+        is_head = source >= training.arrays.forward and ops[row] == "null"
+        names.append(f"{OURS}{row}_{usual}" if source < 0 or time > 0 or is_head else usual)
+    return names
 
 
 def _recorded(

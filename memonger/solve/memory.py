@@ -95,21 +95,19 @@ class Memory:
     @property
     def training(self) -> TrainingGraph:
         """The training graph without a schedule."""
-        found: Any = self.replay.training
-        return found.training if isinstance(found, TrainingStep) else found
+        step = self.replay.training
+        training = step.training if isinstance(step, TrainingStep) else step
+        assert isinstance(training, TrainingGraph)
+        return training
 
     @property
     def graph(self) -> ForwardGraph:
         return self.training.graph
 
-    @cached_property
+    @property
     def operators(self) -> np.ndarray:
-        """The forward node that each row is, is a copy of, or whose gradient it is; -1 for none."""
-        step, nodes = self.replay.training, np.arange(len(self.graph.nodes))
-        rows = np.concatenate([nodes, nodes, self.training.owners])
-        if isinstance(step, TrainingStep):
-            rows = np.where(step.rows.source >= 0, rows[step.rows.source], -1)
-        return rows
+        """The forward node that each row is, runs again, or whose gradient it is; -1 for none."""
+        return self.replay.training.origin
 
     def run(self, phase: int) -> np.ndarray:
         """Find the places in the order at which operators run in a phase, such as RECOMPUTED."""

@@ -29,6 +29,7 @@ import numpy as np
 
 from memonger.costs.bind import has_mkldnn
 from memonger.costs.time.flops import forward_flops
+from memonger.graph.arrays import BACKWARD
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import InputSpec
 from memonger.graph.operators.gradients import alone
@@ -101,18 +102,19 @@ def predicted(training: TrainingGraph, rates: Rates, factors: Factors | None = N
     longer = np.ones((n + 1, 2))  # the last is that of rows without an owner
     for i, factor in (factors or {}).items():
         longer[i] = factor
-    rows *= np.concatenate([longer[:n, 0], longer[:n, 0], longer[training.owners, 1]])
+    rows *= longer[training.origin, (training.phases == BACKWARD).astype(int)]
     rows[views(training)] = 0
     run = np.unique(t.walk_row[t.walk_row >= 2 * n])
-    owned = run[training.owners[run - 2 * n] >= 0]
-    gradient = np.bincount(training.owners[owned - 2 * n], rows[owned], minlength=n)
+    owned = run[training.origin[run] >= 0]
+    gradient = np.bincount(training.origin[owned], rows[owned], minlength=n)
     step = float(rows[t.first].sum() + rows[run].sum())
     return Times(rows[n : 2 * n].copy(), gradient, step)
 
 
 def row_flops(training: TrainingGraph) -> np.ndarray:
     """Count the FLOPs of each row; a gradient has its operator's for each input, twice at most."""
-    n, owners = training.arrays.forward, training.owners
+    n, backward = training.arrays.forward, training.phases == BACKWARD
+    owners = training.origin[backward]
     forward = forward_flops(training.graph).astype(np.float64)
     inputs = [min(2, max(1, len(facts.passes))) for facts in training.facts]
     rows = np.bincount(owners[owners >= 0], minlength=n)  # of each operator's gradient

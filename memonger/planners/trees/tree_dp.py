@@ -337,8 +337,7 @@ def _tensors(parts: Parts, problem: Problem) -> tuple[Tensors, Tensors]:
     # The user's gradients stay to the end, and so does what is added up to one.
     stays = (row >= n) & (first == count)
     stays[t.output_start[problem.asked[:, 0]] + problem.asked[:, 1]] = True
-    sums = np.zeros(rows, dtype=np.bool_)
-    sums[2 * n :] = (parts.work.training.owners < 0) & ~t.variable[2 * n :]
+    sums = (parts.work.training.origin < 0) & ~t.variable
     for total in np.flatnonzero(sums & (when >= 0))[::-1].tolist():
         if stays[t.output_start[total]]:
             terms = t.use_entry[t.use_start[total] : t.use_start[total + 1]]
