@@ -53,9 +53,8 @@ def lower_bound(training: TrainingGraph, kept: Iterable[int] | None = None) -> L
     row, tensor = _needed(training, same)
     own = np.bincount(row, nbytes[tensor], rows)
     gradients = t.walk_row[t.walk_row >= 2 * n]
-    run = [
-        row for row in (*t.first, *gradients) if training.origin[row] >= 0 and not t.variable[row]
-    ]
+    run = np.append(t.first, gradients)
+    run = run[(training.origin[run] >= 0) & ~t.variable[run]]
     if not len(run):
         return LowerBound(0, -1, -1, 0)
     reader = np.repeat(np.arange(rows), np.diff(t.use_start))
