@@ -15,11 +15,11 @@ from memonger.api import plot, report
 from memonger.api.plan import Plan, plan_of
 from memonger.api.report import Reported
 from memonger.graph.inputs import read_pairs
-from memonger.planners.pareto import not_dominated
+from memonger.planners.candidates import Candidate, not_dominated
 from memonger.solve.options import Options, read_options
 from memonger.solve.request import Request, read_request
 from memonger.solve.solution import Plans, confirmed, fastest, front_of, in_bytes, solve
-from memonger.solve.ways import Candidate, Marks, front, ways_of
+from memonger.solve.ways import Marks, front, ways_of
 from memonger.support.allocator import giving_back
 from memonger.support.checks import check_count
 from memonger.support.errors import MB, BudgetError, MemongerError, TooLargeError
@@ -270,7 +270,7 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
             return math.inf
         return here.taken(here.memory(plan))
 
-    plans = [Candidate("no plan", 0, way(1).nothing)]
+    plans = [way(1).no_plan]
     batch = unplanned = _largest(partial(taken, plans[0]), limit)
     interrupted = False
     try:

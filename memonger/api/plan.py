@@ -383,7 +383,7 @@ def plan_of(solution: Solution) -> Plan:
     way, plan, memory = solution.way, solution.plan, solution.memory
     nodes, unplanned = way.graph.nodes, way.unplanned
     inserted = Insertion([node.name for node in nodes], plan.copies).behind
-    masked = [(n.name, r) for n, r in zip(nodes, plan.recomputed) if not n.is_variable]
+    masked = [(n.name, r) for n, r in zip(nodes, plan.recomputed(len(nodes))) if not n.is_variable]
     options = {
         f.name: getattr(way.options, f.name)
         for f in fields(Options)

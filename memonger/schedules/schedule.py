@@ -45,6 +45,10 @@ class Schedule:
         """The operators that run, in order."""
         return self.operations[self.operations >= 0]
 
+    def recomputed(self, nodes: int) -> np.ndarray:
+        """Count how often each of so many nodes runs again."""
+        return np.maximum(np.bincount(self.forwards, minlength=nodes) - 1, 0)
+
 
 @dataclass(frozen=True, eq=False)
 class Workload:

@@ -14,16 +14,14 @@ import numpy as np
 from memonger.graph import marks
 from memonger.graph.arrays import BACKWARD, RECOMPUTED
 from memonger.graph.forward import no_collection
+from memonger.planners.candidates import Candidate, Searched, not_dominated
 from memonger.planners.marks.rules import kept_summary
-from memonger.planners.pareto import not_dominated
 from memonger.schedules.layouts import Refused
 from memonger.solve.memory import Memory
 from memonger.solve.options import Options
 from memonger.solve.request import Request
 from memonger.solve.ways import (
     RUNGS,
-    Candidate,
-    Found,
     Original,
     Schedules,
     Way,
@@ -86,7 +84,7 @@ def smallest(way: Way) -> Solution:
     return _advised(way, replace(solution, costs=costs, interrupted=found.interrupted))
 
 
-def _first(way: Way, found: Found) -> Solution:
+def _first(way: Way, found: Searched) -> Solution:
     """Confirm the first plan that can be carried out and takes no more of the device than none.
 
     The first of all where each takes more; Refused where none can be carried out.
@@ -144,7 +142,7 @@ def front_of(ways: Iterable[Way]) -> tuple[Plans, bool]:
 def confirmed(way: Way, plan: Candidate) -> Solution:
     """Confirm one plan; the network as it is where that saves nothing, or cannot be carried out."""
     try:
-        found = _confirm(way, plan if plan.schedule or plan.recomputed.any() else way.no_plan)
+        found = _confirm(way, plan if plan.schedule or plan.recomputes else way.no_plan)
     except Refused:
         return _confirm(way, way.no_plan)
     if found.memory.saved(way.unplanned) > 0 and not _larger(way, found.memory):
@@ -224,7 +222,7 @@ def _within_work(way: Way, memory: Memory) -> bool:
 def _confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Solution:
     """Make a plan into a symbol, and have MXNet confirm its memory with one bind."""
     unplanned, warnings = way.unplanned, []
-    if plan.schedule is None and not plan.recomputed.any():
+    if plan.schedule is None and not plan.recomputes:
         symbol, memory = marks.clear(way.request.symbol), unplanned
     else:
         plan, symbol, memory = way.bound(plan)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, Callable, Hashable, Iterator, Mapping, Sequence, Union
+from typing import Any, Callable, Iterator, Sequence, Union
 
 import numpy as np
 
@@ -19,16 +19,17 @@ from memonger.costs.held import Held, held_by
 from memonger.costs.lower_bound import LowerBound, lower_bound
 from memonger.costs.time import measured as timing
 from memonger.graph import marks
-from memonger.graph.forward import RECORD, KeptCopy
+from memonger.graph.forward import RECORD
 from memonger.graph.operators.recompute import ANY, CPU, GPU, fuses
 from memonger.graph.read import forward_graph
 from memonger.graph.training import training_graphs
+from memonger.planners.candidates import Candidate, MarkPlan, Searched
 from memonger.planners.marks import chen2016
 from memonger.planners.marks import search as marks_search
 from memonger.planners.marks.copies import settle
 from memonger.planners.marks.rules import NoRules, Rules, kept_summary, refuse
-from memonger.planners.marks.search import MarkPlan, NodeTimes, settled
-from memonger.planners.marks.smallest import fastest, smallest, smallest_bound
+from memonger.planners.marks.search import NodeTimes, settled
+from memonger.planners.marks.smallest import NO_PLAN, fastest, smallest, smallest_bound
 from memonger.planners.trees import search as trees
 from memonger.schedules import schedule as schedules
 from memonger.schedules.execution.executor import tensors_of
@@ -49,39 +50,11 @@ log = logging.getLogger("memonger")
 SMALL, SMALL_PATIENCE = 16 * MB, 0.05
 
 
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """A plan that a search has found: nodes to mark and copies to keep, or a schedule."""
-
-    origin: str
-    pool_bytes: int  # estimated
-    recomputed: np.ndarray  # how often each node is, of int; of bool for marks
-    copies: tuple[KeptCopy, ...] = ()
-    schedule: Any = None  # a `Schedule`
-    added_time: float | None = None  # as a share of a step without a plan
-
-    @property
-    def key(self) -> Hashable:
-        """What it is, whatever it costs."""
-        schedule = None if self.schedule is None else self.schedule.operations.tobytes()
-        return self.recomputed.tobytes(), self.copies, schedule
-
-
-@dataclass(frozen=True, eq=False)
-class Found:
-    """What a search has found: of two plans the faster first, or of the smallest the smaller."""
-
-    plans: Sequence[Candidate]
-    interrupted: bool
-    costs: Mapping[str, int] = field(default_factory=dict)  # of what was compared, as MXNet counts
-    unfused: int | None = None  # the least that was found without pointwise fusion
-
-
 TIGHT = 1.005  # times what is alive: no smaller arena is looked for
 #: Limits of work for which the least memory counts among the plans for more, and for a budget.
 RUNGS = 2.0, 3.0
 
-_known: Latest[Found] = Latest(128)
+_known: Latest[Searched] = Latest(128)
 
 
 class _Network:
@@ -164,7 +137,8 @@ class _Network:
     @property
     def no_plan(self) -> Candidate:
         """The network as it is."""
-        return Candidate("no plan", self.unplanned.pool_bytes, self.nothing, added_time=0.0)
+        plan = MarkPlan(self.nothing)
+        return Candidate(self.unplanned.pool_bytes, 0.0, plan, NO_PLAN, added_time=0.0)
 
     @cached_property
     def real(self) -> float:
@@ -190,7 +164,7 @@ class _Network:
 class Marks(_Network):
     """Marks on the operators, by which each result is recomputed at most once."""
 
-    def smallest(self) -> Found:
+    def smallest(self) -> Searched:
         """Search for the plan of least memory."""
         about = self.hints, self.cost, self.rules, self.options.ntrial
         effort = marks_search.EFFORT.times(self.patience)
@@ -201,42 +175,50 @@ class Marks(_Network):
                 found = smallest_bound(*about)
         for name, counted in found.costs.items():
             log.info("%s: %.1f MB", name, counted / MB)
-        origin = min(found.costs, key=lambda name: found.costs[name])  # the first
-        plan = Candidate(origin, found.plan.pool_bytes, found.plan.mask, found.plan.copies)
-        return Found([plan], found.interrupted, found.costs, found.unfused)
+        return found
 
-    def front(self, others: Sequence[Candidate] = ()) -> Found:
+    def front(self, others: Sequence[Candidate] = ()) -> Searched:
         """Search for the plans that no other beats, also from plans of it at other shapes."""
         if self.unplanned.exact:
-            known = [_mark_plan(plan) for plan in others]
-            about = self.hints, self.rules, self._times, known, self.options.kept_copies
             effort = marks_search.EFFORT.times(self.patience)
             with progress_bar() as progress:
-                found, interrupted = fastest(*about, effort=effort, progress=progress)
+                found = fastest(
+                    self.hints,
+                    self.rules,
+                    self._times,
+                    [candidate.plan for candidate in others],
+                    self.options.kept_copies,
+                    effort=effort,
+                    progress=progress,
+                )
         else:
             least = self.smallest()
-            plan, interrupted = _mark_plan(least.plans[0]), least.interrupted
-            timed = settled(self.rules, self._times, plan)
-            none = MarkPlan(self.unplanned.counted_bytes, 0.0, self.nothing)
-            found = [none, timed._replace(pool_bytes=plan.pool_bytes)]  # as it was bound
-        plans = []
-        for counted, seconds, mask, copies in found:
-            origin, time = "fastest" if mask.any() else "no plan", seconds / (self.times.step or 1)
-            pool = round(counted * self.real)
-            plans.append(Candidate(origin, pool, mask, copies, added_time=time))
-        return Found(plans, interrupted)
+            timed = settled(self.rules, self._times, least.plans[0].plan)
+            none = Candidate(self.unplanned.counted_bytes, 0.0, MarkPlan(self.nothing))
+            as_bound = replace(timed, pool_bytes=least.plans[0].pool_bytes)
+            found = Searched([none, as_bound], least.interrupted)
+        plans = [
+            replace(
+                candidate,
+                pool_bytes=round(candidate.pool_bytes * self.real),
+                origin="fastest" if candidate.recomputes else NO_PLAN,
+                added_time=candidate.time / (self.times.step or 1),
+            )
+            for candidate in found.plans
+        ]
+        return Searched(plans, found.interrupted)
 
     def memory(self, plan: Candidate) -> Memory:
         """Predict what a plan takes."""
-        rules, mask, *_ = settle(self.rules, plan.recomputed, plan.copies)
+        rules, mask, *_ = settle(self.rules, *plan.plan)
         return of_marks(rules.trainings[0], mask, self.held, rules.fuses)
 
     def bound(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
         """Make what MXNet can carry out of a plan into a symbol, and have MXNet bind it."""
         symbol, shapes = self.request.symbol, self.request.spec.shapes
         copies = marks.inferable(symbol, plan.copies, shapes)
-        mask, copies = settle(self.rules, plan.recomputed, copies)[2:]
-        plan = replace(plan, recomputed=mask, copies=copies)
+        mask, copies = settle(self.rules, plan.plan.mask, copies)[2:]
+        plan = replace(plan, plan=MarkPlan(mask, copies))
         made = marks.apply(symbol, mask, self.rules.native(mask), copies)
         return plan, made, confirmed(self.memory(plan), made, self.request)
 
@@ -247,14 +229,10 @@ class Marks(_Network):
         return NodeTimes(found.forward, found.gradient, moved)
 
 
-def _mark_plan(plan: Candidate) -> MarkPlan:
-    return MarkPlan(plan.pool_bytes, 0.0, plan.recomputed, plan.copies)
-
-
 class Original(Marks):
     """The original's search (Chen et al. 2016), trial for trial."""
 
-    def smallest(self) -> Found:
+    def smallest(self) -> Searched:
         tried: list[tuple[int, np.ndarray]] = []
         interrupted, ntrial = False, self.options.ntrial
 
@@ -276,7 +254,7 @@ class Original(Marks):
         after = self.cost(mask)
         if self.options.rules:
             log.info("cost=%s MB before the rules, %s MB with them", before, after // MB)
-        return Found([Candidate("chen2016", after, mask)], interrupted)
+        return Searched([Candidate(after, 0.0, MarkPlan(mask), "chen2016")], interrupted)
 
 
 class Schedules(_Network):
@@ -297,15 +275,15 @@ class Schedules(_Network):
         self.written = parts(self.load, added, self.mkldnn) if added else self.parts
         self._placed: Latest[Memory] = Latest(8)
 
-    def smallest(self) -> Found:
+    def smallest(self) -> Searched:
         """Search for the least memory, with no more than for less work; then what has more."""
         work = self.options.work
         less = self._of_less_work(work)
         if less.interrupted:
             return replace(less, plans=less.plans[::-1])
-        more = [(plan.origin, plan.schedule) for plan in less.plans[-1:]]
+        more = [(plan.origin, plan.plan) for plan in less.plans[-1:]]
 
-        def found(search: trees.ScheduleSearch) -> Sequence[trees.Evaluated]:
+        def found(search: trees.ScheduleSearch) -> Sequence[Candidate]:
             return [search.least_memory(work, more), *search.alternatives(work)]
 
         all_found = self._searched(found)
@@ -336,21 +314,21 @@ class Schedules(_Network):
                 best = plan
         return [best, *(plan for plan in plans if plan is not best)]
 
-    def front(self) -> Found:
+    def front(self) -> Searched:
         """Search for the plans that no other beats, those of least memory included."""
         less = self._of_less_work(None)
         if less.interrupted:
             return self.timed(less)
-        more = [(plan.origin, plan.schedule) for plan in less.plans]
+        more = [(plan.origin, plan.plan) for plan in less.plans]
         return self.timed(self._searched(lambda search: search.front(more), self.times.forward))
 
-    def least(self, work: float | None) -> Found:
+    def least(self, work: float | None) -> Searched:
         """Search for the least memory with this limit of work, as if no budget were given."""
         way = copy.copy(self)  # it shares what is known of the network
         way.options, way.patience = replace(self.options, work=work, budget=None), self.patience
         return remembered(way, "smallest", way.options, level=logging.DEBUG)
 
-    def _of_less_work(self, work: float | None) -> Found:
+    def _of_less_work(self, work: float | None) -> Searched:
         """Find the plans of least memory with less work than ``work``; the last is the smallest."""
         plans: list[Candidate] = []
         interrupted = False
@@ -366,13 +344,13 @@ class Schedules(_Network):
             else:
                 plans += found.plans[:1]
                 interrupted = found.interrupted
-        return Found(plans, interrupted)
+        return Searched(plans, interrupted)
 
     def _searched(
         self,
-        search: Callable[[trees.ScheduleSearch], Sequence[trees.Evaluated]],
+        search: Callable[[trees.ScheduleSearch], Sequence[Candidate]],
         weights: np.ndarray | None = None,
-    ) -> Found:
+    ) -> Searched:
         """Search for schedules; KeyboardInterrupt before there is one that recomputes is raised."""
         with progress_bar() as progress:
             tree = trees.ScheduleSearch(self.load, self.patience, progress, weights, self.parts)
@@ -380,31 +358,29 @@ class Schedules(_Network):
         if tree.interrupted and all(each.origin == trees.NOTHING for each in found):
             raise KeyboardInterrupt
         heads = {(x, k) for x, k in self.graph.heads if not self.graph.nodes[x].is_variable}
-        outputs, plans = sum(self.graph.tensors[x][k].nbytes for x, k in heads), []
-        for alive, _, schedule, origin in found:
-            runs = np.bincount(schedule.forwards, minlength=len(self.nothing))
-            recomputed = np.maximum(runs - 1, 0)
-            plans.append(Candidate(origin, alive + outputs, recomputed, schedule=schedule))
-        return Found(plans, tree.interrupted)
+        outputs = sum(self.graph.tensors[x][k].nbytes for x, k in heads)
+        plans = [replace(each, pool_bytes=each.pool_bytes + outputs) for each in found]
+        return Searched(plans, tree.interrupted)
 
     def memory(self, plan: Candidate) -> Memory:
         def placed() -> Memory:
-            return of_step(unroll(self.written, plan.schedule), self.held)
+            return of_step(unroll(self.written, plan.plan), self.held)
 
         return self._placed.get_or_make(plan.key, placed)
 
     def bound(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
-        schedules.check(self.load, plan.schedule)
-        made, memory = scheduled(self.request.symbol, plan.schedule), self.memory(plan)
+        schedules.check(self.load, plan.plan)
+        made, memory = scheduled(self.request.symbol, plan.plan), self.memory(plan)
         about = made, self.graph, self.request.grad_req, self.mkldnn
         made.recipe.step(*about, memory.replay.training)
         return plan, made, memory
 
-    def timed(self, found: Found) -> Found:
+    def timed(self, found: Searched) -> Searched:
         """Estimate the times that plans add to a step."""
         plans = []
         for plan in found.plans:
-            time = float(plan.recomputed @ self.times.forward) / self.times.step
+            again = plan.recomputed(len(self.nothing)) @ self.times.forward
+            time = float(again) / self.times.step
             plans.append(replace(plan, added_time=time))
         return replace(found, plans=plans)
 
@@ -428,7 +404,7 @@ def ways_of(request: Request, options: Options) -> Iterator[Way]:
         raise refused[0]
 
 
-def front(way: Way, known: Sequence[Candidate] = ()) -> Found:
+def front(way: Way, known: Sequence[Candidate] = ()) -> Searched:
     """Search for the plans that no other beats in both memory and time, also from known plans."""
     return remembered(way, "front", replace(way.options, work=None, budget=None), known)
 
@@ -439,7 +415,7 @@ def remembered(
     options: Options,
     known: Sequence[Candidate] = (),
     level: int = logging.INFO,
-) -> Found:
+) -> Searched:
     """Search by this method of a way, unless that was done before, from the same known plans."""
     key = search, fingerprint(way.request, options), tuple([plan.key for plan in known])
     found = _known.get(key)

@@ -18,7 +18,8 @@ from memonger.costs.bind import planned_mb
 from memonger.solve.options import Options
 from memonger.solve.request import read_request
 from memonger.solve.solution import smallest
-from memonger.solve.ways import Candidate, Found, Marks, Schedules
+from memonger.planners.candidates import Candidate, MarkPlan, Searched
+from memonger.solve.ways import Marks, Schedules
 from memonger.support.cache import forget
 from memonger.support.errors import in_words
 
@@ -212,10 +213,10 @@ def test_a_network_that_cannot_be_replayed_is_bound(caplog: pytest.LogCaptureFix
 class Believing(Marks):
     """A search that finds a layer that is recomputed for nothing, and believes it costs nothing."""
 
-    def smallest(self) -> Found:
+    def smallest(self) -> Searched:
         mask = np.array([n.name == "tanh7" for n in self.graph.nodes])
-        plan = dataclasses.replace(super().smallest().plans[0], recomputed=mask, copies=())
-        return Found([dataclasses.replace(plan, pool_bytes=0)], False)
+        plan = dataclasses.replace(super().smallest().plans[0], plan=MarkPlan(mask))
+        return Searched([dataclasses.replace(plan, pool_bytes=0)], False)
 
 
 class Misled(Marks):

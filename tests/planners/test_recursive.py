@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memonger.planners.annealing import nothing_known
+from memonger.planners.candidates import by_memory
 from memonger.planners.trees.price import problem
 from memonger.planners.trees.search import ScheduleSearch
 from memonger.planners.trees.trees import ALIVE, LAZY, LEAF, NOTHING, Steps
@@ -138,8 +139,8 @@ def same_as_written_out(search: ScheduleSearch, schedule: Schedule) -> None:
     cost = search.evaluate(schedule)
     made = replace(parts(search.workload), expected=None, recorded={})
     step = written_out(made, schedule)
-    assert cost.alive_bytes == check_memory(step)
-    assert cost.work >= 1 - 1e-9
+    assert cost.pool_bytes == check_memory(step)
+    assert cost.time >= 1 - 1e-9
     runs_in_order(step, schedule)
 
 
@@ -192,11 +193,11 @@ def test_found_trees_are_right(name: str) -> None:
     found = search.initial_trees()
     assert len(found) > 3
     for point in found[:: max(1, len(found) // 8)]:
-        schedule = search.schedule(point.tree)
+        schedule = search.schedule(point.plan)
         same_as_written_out(search, schedule)
         cost = search.evaluate(schedule)
-        assert cost.alive_bytes == point.cost.alive_bytes
-        assert cost.work == pytest.approx(point.cost.work / search.one_pass)
+        assert cost.pool_bytes == point.pool_bytes
+        assert cost.time == pytest.approx(point.time / search.one_pass)
 
 
 # ---------------------------------------------------------------- what is found
@@ -214,9 +215,9 @@ def test_a_chain_is_never_worse_than_binomial() -> None:
         tree = binomial_tree(layers, states)
         tree[:, 0] = np.where(tree[:, 0] == LEAF, LEAF, 2 * tree[:, 0])
         binomial = search.evaluate(search.schedule(tree))
-        found = search.least_memory(binomial.work)
-        assert found.work <= binomial.work * (1 + 1e-9)
-        assert found.alive_bytes <= binomial.alive_bytes
+        found = search.least_memory(binomial.time)
+        assert found.time <= binomial.time * (1 + 1e-9)
+        assert found.pool_bytes <= binomial.pool_bytes
 
 
 @pytest.mark.parametrize("name", sorted(NETWORKS))
@@ -262,8 +263,8 @@ def test_little_patience_tries_few_trees() -> None:
 def test_lazy_trees_of_one_level_are_best_for_recurrent_networks() -> None:
     search = ScheduleSearch(work_of(*networks.lstm(steps=24, hidden=16, embed=16, labels=10)))
     found = search.initial_trees(2 * search.one_pass)
-    lazy = [(point.tree[point.tree[:, 0] == LEAF, 1] == LAZY).all() for point in found]
-    alive = np.array([point.cost.alive_bytes for point in found])
+    lazy = [(point.plan[point.plan[:, 0] == LEAF, 1] == LAZY).all() for point in found]
+    alive = np.array([point.pool_bytes for point in found])
     assert alive[lazy].min() < alive[~np.array(lazy)].min()
 
 
@@ -274,7 +275,7 @@ def test_never_worse_than_what_is_known() -> None:
     plan, names = memonger.plan(symbol, shapes), names_of(search)
     marked = of_marks(search.workload, np.isin(names, plan.recomputed))
     found = search.least_memory(2.0, [("marks", marked)])
-    assert plan.recomputed and found.alive_bytes <= search.evaluate(marked).alive_bytes
+    assert plan.recomputed and found.pool_bytes <= search.evaluate(marked).pool_bytes
 
 
 def test_the_front() -> None:
@@ -282,15 +283,15 @@ def test_the_front() -> None:
     search = ScheduleSearch(work_of(*NETWORKS["resnet"]()), patience=0.02)
     smallest = search.least_memory()
     front = search.front()
-    alive, works = [each.alive_bytes for each in front], [each.work for each in front]
+    alive, works = [each.pool_bytes for each in front], [each.time for each in front]
     assert alive == sorted(set(alive), reverse=True) and works == sorted(set(works))
-    assert len(front) > 10 and works[0] == 1 and alive[-1] <= smallest.alive_bytes
+    assert len(front) > 10 and works[0] == 1 and alive[-1] <= smallest.pool_bytes
     for each in front:
-        assert search.evaluate(each.schedule)[:2] == pytest.approx(each[:2])
-    same_as_written_out(search, front[len(front) // 2].schedule)
+        assert by_memory(search.evaluate(each.plan)) == pytest.approx(by_memory(each))
+    same_as_written_out(search, front[len(front) // 2].plan)
     for point in search.initial_trees():
-        within = [w for p, w in zip(alive, works) if p <= point.cost.alive_bytes]
-        assert min(within) <= point.cost.work / search.one_pass * (1 + 1e-9)
+        within = [w for p, w in zip(alive, works) if p <= point.pool_bytes]
+        assert min(within) <= point.time / search.one_pass * (1 + 1e-9)
 
 
 def test_work_is_what_the_caller_says() -> None:
@@ -302,14 +303,14 @@ def test_work_is_what_the_caller_says() -> None:
     for scale in (1.0, 1e6):
         search = ScheduleSearch(work, patience=0.02, weights=scale * weights)
         front = search.front()
-        assert front[0].work == 1
+        assert front[0].time == 1
         for found in front:
-            counts = np.bincount(found.schedule.forwards, minlength=len(weights))
+            counts = np.bincount(found.plan.forwards, minlength=len(weights))
             once = weights[list(work.operators)].sum()
-            assert (counts * weights).sum() / once == pytest.approx(found.work, rel=1e-6)
-        cheap = [found for found in front if found.work == 1]
-        assert cheap[-1].alive_bytes < front[0].alive_bytes or len(cheap) == 1
-        counts = np.bincount(cheap[-1].schedule.forwards, minlength=len(weights))
+            assert (counts * weights).sum() / once == pytest.approx(found.time, rel=1e-6)
+        cheap = [found for found in front if found.time == 1]
+        assert cheap[-1].pool_bytes < front[0].pool_bytes or len(cheap) == 1
+        counts = np.bincount(cheap[-1].plan.forwards, minlength=len(weights))
         assert free[counts > 1].all() and (counts > 1).any()
 
 
@@ -328,7 +329,7 @@ ORDER = """
 def test_the_same_whatever_the_cores(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(cores))
     search = ScheduleSearch(work_of(*NETWORKS["chain"]()), patience=0.02)
-    names, operations = names_of(search), search.least_memory(3.0).schedule.operations.tolist()
+    names, operations = names_of(search), search.least_memory(3.0).plan.operations.tolist()
     assert [names[e] if e >= 0 else "-" + names[~e] for e in operations] == ORDER.split()
 
 
@@ -356,12 +357,12 @@ def test_ctrl_c_gives_the_best_so_far(after: float) -> None:
     threads = threading.active_count()
     found = search.least_memory(2.0)
     assert search.interrupted and not left and threading.active_count() == threads
-    assert found.work <= 2.0
+    assert found.time <= 2.0
     if after > 0.1:
-        assert found.alive_bytes < unplanned.alive_bytes
-    same_as_written_out(search, found.schedule)
+        assert found.pool_bytes < unplanned.pool_bytes
+    same_as_written_out(search, found.plan)
     again = search.least_memory(2.0)  # nothing that was found is lost
-    assert not search.interrupted and again.alive_bytes <= found.alive_bytes
+    assert not search.interrupted and again.pool_bytes <= found.pool_bytes
     left.append(1)
     if after == 0.5:
         front = search.front()
@@ -383,6 +384,6 @@ def test_dropout_draws_once() -> None:
         x = mx.sym.Dropout(mx.sym.tanh(x, name=f"tanh{k}"), p=0.5, name=f"drop{k}")
     x = mx.sym.MakeLoss(mx.sym.sum(x), name="loss")
     search = ScheduleSearch(work_of(x, {"data": (64, 16)}), patience=0.02)
-    schedule, names = search.least_memory().schedule, names_of(search)
+    schedule, names = search.least_memory().plan, names_of(search)
     assert [names[i][:4] for i in schedule.forwards.tolist()].count("drop") > 8
     same_as_written_out(search, schedule)

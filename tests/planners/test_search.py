@@ -21,13 +21,12 @@ from memonger.planners.marks.rules import Rules
 from memonger.planners.marks.search import (
     Effort,
     Goal,
-    MarkPlan,
     MarkSearch,
     NodeTimes,
     Phase,
     settled,
 )
-from memonger.planners.pareto import not_dominated
+from memonger.planners.candidates import MarkPlan, not_dominated
 from memonger.support.cache import forget
 from memonger.support.kernels import compiled
 from memonger.support.parallel import Threads
@@ -186,11 +185,11 @@ def test_fused_plans_are_evaluated_as_they_are_replayed(network: Any) -> None:
 def test_a_plan_without_saved_identities_is_added_without_them() -> None:
     search = of_unet()
     mask = search.plain.apply(search.plain.allowed)
-    found = search.add(MarkPlan(0, 0.0, mask))
+    found = search.add(MarkPlan(mask))
     assert found is not None and search.copies
     plan = search.plan(found)
     assert not plan.copies and (plan.mask == mask).all()
-    assert plan.pool_bytes == search.plain.replay(mask).pool_bytes
+    assert found.pool_bytes == search.plain.replay(mask).pool_bytes
 
 
 def test_a_set_of_cuts_saves_what_is_alive_there_and_what_comes_after_the_last() -> None:
@@ -302,10 +301,10 @@ def test_a_product_with_one_takes_time() -> None:
         (["fc0", "clip0", "fc1", "clip1"], ["clip0", "clip1"], 4 + 2 * 320),
     ):
         mask = np.isin(names, recomputed)
-        asked = MarkPlan(0, 0.0, mask, tuple(copies[name] for name in copied))
+        asked = MarkPlan(mask, tuple(copies[name] for name in copied))
         plan = settled(rules, tie_times(20, 300), asked)
-        assert (plan.mask == mask).all() and [names[c.node] for c in plan.copies] == copied
-        assert plan.seconds == seconds
+        assert (plan.plan.mask == mask).all() and [names[c.node] for c in plan.copies] == copied
+        assert plan.time == seconds
 
 
 def test_the_search_tells_what_plans_take() -> None:
@@ -316,8 +315,8 @@ def test_the_search_tells_what_plans_take() -> None:
     search.speed_up()
     assert any(copy.tie for plan in search.plans() for copy in plan.copies)
     for plan in search.plans():
-        real = settled(search.plain, times, plan)
-        assert real.seconds == plan.seconds
+        real = settled(search.plain, times, plan.plan)
+        assert real.time == plan.time
         assert real.pool_bytes <= 1.001 * plan.pool_bytes  # blocks may be given out otherwise
 
 

@@ -28,10 +28,10 @@ import numpy as np
 
 from memonger.graph.forward import KeptCopy, mask_with_copies
 from memonger.planners.annealing import Archive, empty_archive, nothing_known
+from memonger.planners.candidates import Candidate, MarkPlan, by_memory, not_dominated
 from memonger.planners.marks.copies import behind_copies, needed_copies, settle
 from memonger.planners.marks.cuts import Cut, Weights, golden_section, walk, weigh
 from memonger.planners.marks.rules import RuleArrays, Rules
-from memonger.planners.pareto import not_dominated
 from memonger.support.kernels import Struct, compiled
 from memonger.support.parallel import Threads
 
@@ -114,23 +114,6 @@ class NodeTimes(NamedTuple):
     moved_bytes: np.ndarray
 
 
-class Found(NamedTuple):
-    """A state of the search (see `Space`), its bytes as MXNet counts, and the added seconds."""
-
-    pool_bytes: int
-    seconds: float
-    state: np.ndarray
-
-
-class MarkPlan(NamedTuple):
-    """The recomputed nodes and saved identities, the bytes as MXNet counts, the added seconds."""
-
-    pool_bytes: int
-    seconds: float
-    mask: np.ndarray
-    copies: tuple[KeptCopy, ...] = ()
-
-
 def costly(seconds: np.ndarray, moved: np.ndarray) -> np.ndarray:
     """The operators that take longer than moving what they read and write would."""
     busy = (moved > 0) & (seconds > 0)
@@ -160,8 +143,8 @@ def recomputation_times(
     return seconds, costly(seconds, times.moved_bytes), places, ends, added
 
 
-def settled(plain: Rules, times: Callable[[Rules], NodeTimes], plan: MarkPlan) -> MarkPlan:
-    """The plan as it is carried out, with none but the saved identities that it needs.
+def settled(plain: Rules, times: Callable[[Rules], NodeTimes], plan: MarkPlan) -> Candidate:
+    """Settle and price a plan as it is carried out, with the saved identities that it needs.
 
     ``plain`` are the rules of the network without any.
     """
@@ -171,7 +154,7 @@ def settled(plain: Rules, times: Callable[[Rules], NodeTimes], plan: MarkPlan) -
     found, n = rules.replay(full), len(full)
     recomputed = found.order[(found.order >= n) & (found.order < 2 * n)] - n
     total = float(seconds[recomputed].sum() + added[full[copied] & ~full[kept]].sum())
-    return MarkPlan(found.pool_bytes, total, mask, copies)
+    return Candidate(found.pool_bytes, total, MarkPlan(mask, copies))
 
 
 class MarkSearch:
@@ -229,7 +212,7 @@ class MarkSearch:
 
     # ------------------------------------------------------------------ the search
 
-    def minimise(self, starts: Sequence[Found], phase: Phase) -> list[Found]:
+    def minimise(self, starts: Sequence[Candidate], phase: Phase) -> list[Candidate]:
         """Anneal for least memory, a thread each; all that came of it, the smallest first."""
         price = 1e-6 * self.unplanned / self.forward_seconds
         goal = Goal(0.0, 1.0, price, phase.flipping, False)
@@ -238,8 +221,8 @@ class MarkSearch:
         for k, start in enumerate(starts):
             heat = phase.heats[k % len(phase.heats)]
             jobs.append((start, goal, [share * start.pool_bytes for share in heat]))
-        found = {found.state.tobytes(): found for found in self._anneal(jobs, phase.part)}
-        return sorted(found.values(), key=lambda found: found[:2])
+        states = {best.plan.tobytes(): best for best in self._anneal(jobs, phase.part)}
+        return sorted(states.values(), key=by_memory)
 
     def speed_up(self) -> None:
         """Anneal archived plans for the least time within several limits, in two rounds."""
@@ -247,7 +230,7 @@ class MarkSearch:
         count = 2 * self.effort.limits
         heat = [part * self.forward_seconds for part in self.effort.time_heat]
         for part in range(2):
-            plans = not_dominated(self._archived(), lambda plan: plan[:2])
+            plans = not_dominated(self._archived(), by_memory)
             limits = np.geomspace(plans[0].pool_bytes, self.unplanned, count + 1)[part:count:2]
             jobs = []
             for limit in np.maximum(limits, plans[0].pool_bytes):  # the first may be rounded
@@ -257,7 +240,7 @@ class MarkSearch:
 
     def _add_parts(self) -> None:
         """Archive parts of the smallest plan: what comes before a cut, or behind it, and cheap."""
-        smallest = self._mask(min(self._archived(), key=lambda plan: plan[:2]))
+        smallest = self._mask(min(self._archived(), key=by_memory))
         places = [cut.after + 1 for cut in self.cuts]
         for mask in (smallest, smallest & ~self.space.costly):
             for place in places[:: 1 + len(places) // self.effort.parts]:
@@ -266,17 +249,17 @@ class MarkSearch:
                     left[part] = False
                     self._record(compiled.named(self.space, left))
 
-    def cuts_by_size(self) -> list[Found]:
+    def cuts_by_size(self) -> list[Candidate]:
         """Archive the sets of cuts to start from, and sort them by the bytes that they cost."""
-        found: dict[bytes, Found] = {}
+        known: dict[bytes, Candidate] = {}
 
         def cost(chosen: Sequence[int]) -> int:
             state = self._state()
             state[chosen] = True
             key = state.tobytes()
-            if key not in found:
-                found[key] = self._record(state)
-            return found[key].pool_bytes
+            if key not in known:
+                known[key] = self._record(state)
+            return known[key].pool_bytes
 
         for weights in weigh(self.rules.trainings[0], self.cuts, self.effort.exponents):
             low, high = 0.0, float(weights.highest.max())
@@ -294,9 +277,9 @@ class MarkSearch:
 
             most = np.log(max(3, len(self.cuts)))
             golden_section(of_segments, np.log(2), most, self.effort.sections)
-        return sorted(found.values(), key=lambda found: found[:2])
+        return sorted(known.values(), key=by_memory)
 
-    def add(self, plan: MarkPlan) -> Found | None:
+    def add(self, plan: MarkPlan) -> Candidate | None:
         """Archive a plan of the plain network, if it needs none but these saved identities."""
         if not {*plan.copies} <= {*self.copies}:
             return None
@@ -306,18 +289,17 @@ class MarkSearch:
             full[place + 1 : place + copy.offset + 1] = True
         return self._record(compiled.named(self.space, full))
 
-    def plans(self) -> list[MarkPlan]:
-        """The archived plans, with what they cost as long as no saved identity is taken out."""
-        return [self.plan(found) for found in self._archived()]
+    def plans(self) -> list[Candidate]:
+        """List the archived plans, with their cost while no saved identity is taken out."""
+        return [replace(state, plan=self.plan(state)) for state in self._archived()]
 
-    def plan(self, found: Found) -> MarkPlan:
-        """The plan of the plain network that a state is."""
-        mask = self._mask(found)
-        needed = needed_copies(self.moved, self.copies, mask)
-        return MarkPlan(int(found.pool_bytes), float(found.seconds), mask[self.moved], needed)
+    def plan(self, state: Candidate) -> MarkPlan:
+        """Make the plan of the plain network that a state is."""
+        mask = self._mask(state)
+        return MarkPlan(mask[self.moved], needed_copies(self.moved, self.copies, mask))
 
-    def _mask(self, found: Found) -> np.ndarray:
-        mask: np.ndarray = compiled.plan_of(self.space, found.state)[0]
+    def _mask(self, state: Candidate) -> np.ndarray:
+        mask: np.ndarray = compiled.plan_of(self.space, state.plan)[0]
         return mask
 
     # ------------------------------------------------------------------ the archive
@@ -329,26 +311,29 @@ class MarkSearch:
     def _empty_archive(self) -> Archive:
         return empty_archive(self.most, self.effort.sizes, self._state().shape, np.int8)
 
-    def _record(self, state: np.ndarray) -> Found:
+    def _record(self, state: np.ndarray) -> Candidate:
         pool, seconds = compiled.evaluate_state(self.space, state)
         compiled.record(self.archive, pool, seconds, state)
-        return Found(pool, seconds, state)
+        return Candidate(pool, seconds, state)
 
-    def _archived(self) -> list[Found]:
-        known, a = np.flatnonzero(np.isfinite(self.archive.seconds)), self.archive
-        return [Found(a.pools[k], a.seconds[k], a.states[k].copy()) for k in known]
+    def _archived(self) -> list[Candidate]:
+        a = self.archive
+        return [
+            Candidate(int(a.pools[k]), float(a.seconds[k]), a.states[k].copy())
+            for k in np.flatnonzero(np.isfinite(a.seconds))
+        ]
 
     def _anneal(
-        self, jobs: Sequence[tuple[Found, Goal, Sequence[float]]], part: float
-    ) -> list[Found]:
+        self, jobs: Sequence[tuple[Candidate, Goal, Sequence[float]]], part: float
+    ) -> list[Candidate]:
         """Anneal states, a thread each; archive what is visited, return the best of each."""
         tries = int(self.tries * part) // len(jobs)
 
-        def work(job: tuple[int, Found, Goal, Sequence[float]], done: np.ndarray) -> Any:
+        def work(job: tuple[int, Candidate, Goal, Sequence[float]], done: np.ndarray) -> Any:
             seed, start, goal, (hot, cold) = job
             mask, archive, stop = self._mask(start), self._empty_archive(), self.threads.stop
             known = nothing_known()
-            state = compiled.named(self.space, mask) if goal.by_node else start.state.copy()
+            state = compiled.named(self.space, mask) if goal.by_node else start.plan.copy()
             compiled.anneal_masks(
                 self.space, state, goal, seed, tries, hot, cold, known, archive, stop, done
             )

@@ -8,7 +8,7 @@ node, so that a search can evaluate thousands of schedules.
 from __future__ import annotations
 
 import sys
-from typing import NamedTuple, Sequence
+from typing import Sequence
 
 import numpy as np
 
@@ -47,13 +47,6 @@ class Limits(Struct):
     most_bytes: int
     most_work: float
     by_work: bool
-
-
-class Cost(NamedTuple):
-    """The most bytes alive at once by a schedule, beside outputs and gradients; its work."""
-
-    alive_bytes: int
-    work: float
 
 
 def problem(made: Parts, weights: np.ndarray | None = None) -> Problem:
@@ -120,7 +113,10 @@ def operations_of(b: Problem, positions: np.ndarray) -> np.ndarray:
     return np.where(positions >= 0, b.node[positions], ~b.node[~positions])
 
 
-def cost_of(problem: Problem, tree: np.ndarray, most_work: float) -> Cost | None:
-    """Evaluate a tree; None if it takes more work."""
+def cost_of(problem: Problem, tree: np.ndarray, most_work: float) -> tuple[int, float] | None:
+    """Return the bytes and the work of a tree; None if it takes more work.
+
+    The bytes are the most that are alive at once by its schedule, beside outputs and gradients.
+    """
     alive, work = compiled.evaluate_tree(problem, tree, most_work, sys.maxsize, nothing_known(1))
-    return Cost(alive, work) if alive >= 0 else None
+    return (alive, work) if alive >= 0 else None

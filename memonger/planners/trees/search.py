@@ -21,14 +21,14 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from dataclasses import dataclass
-from typing import Callable, NamedTuple, Sequence
+from dataclasses import dataclass, replace
+from typing import Callable, Sequence
 
 import numpy as np
 
 from memonger.planners.annealing import Archive, empty_archive, nothing_known
-from memonger.planners.pareto import not_dominated
-from memonger.planners.trees.price import Cost, Limits, cost_of, operations_of, positions, problem
+from memonger.planners.candidates import Candidate, by_memory, by_time, not_dominated
+from memonger.planners.trees.price import Limits, cost_of, operations_of, positions, problem
 from memonger.planners.trees.tree_dp import InitialTrees
 from memonger.planners.trees.trees import LEAF, MOST_NODES
 from memonger.schedules.expand import parts
@@ -81,35 +81,6 @@ class Effort:
 EFFORT = Effort()
 
 
-class Evaluated(NamedTuple):
-    """A schedule, the most bytes that are alive at once beside outputs and gradients, its work.
-
-    Work is all forward operations of the step, as a multiple of those of one forward pass.
-    """
-
-    alive_bytes: int
-    work: float
-    schedule: Schedule
-    origin: str = SEARCHED
-
-
-@dataclass(frozen=True)
-class Point:
-    """A tree, what it costs, and the number of the initial solutions that it comes from."""
-
-    cost: Cost
-    tree: np.ndarray
-    group: int
-
-
-def _by_memory(point: Point) -> tuple[float, float]:
-    return point.cost.alive_bytes, point.cost.work
-
-
-def _by_work(point: Point) -> tuple[float, float]:
-    return point.cost.work, point.cost.alive_bytes
-
-
 class ScheduleSearch:
     """The schedules of one network.
 
@@ -140,7 +111,7 @@ class ScheduleSearch:
         self._initial = InitialTrees(made, self.problem, patience)
         self._threads = Threads(progress)
         self._searched: set[float | None] = set()  # limits of work with initial solutions
-        self._found: list[Point] = []
+        self._found: list[Candidate] = []  # trees; their origin numbers initial solutions
         self._groups = itertools.count()
 
     @property
@@ -150,7 +121,7 @@ class ScheduleSearch:
 
     def least_memory(
         self, work: float | None = None, others: Sequence[tuple[str, Schedule]] = ()
-    ) -> Evaluated:
+    ) -> Candidate:
         """Search for the schedule of least memory with at most ``work`` times the forward work.
 
         ``work`` is at least 1; None: no limit but what O(log n) memory takes (`LOGARITHMS`). What
@@ -162,44 +133,47 @@ class ScheduleSearch:
                 "work is 1 or more; None for no limit"
             )
         limit = (self.unlimited if work is None else float(work)) * SLACK
-        known = [each for each in self._known(others) if each.work <= limit]
+        known = [each for each in self._known(others) if each.time <= limit]
         self._search(lambda: self._anneal_for_memory(limit * self.one_pass), limit * self.one_pass)
-        for point in self._within(limit * self.one_pass)[:1]:
-            known.append(self.evaluate(self.schedule(point.tree)))
-        return min(known, key=lambda each: each[:2])
+        for tree in self._within(limit * self.one_pass)[:1]:
+            known.append(self.evaluate(self.schedule(tree.plan)))
+        return min(known, key=by_memory)
 
-    def alternatives(self, work: float | None = None) -> list[Evaluated]:
+    def alternatives(self, work: float | None = None) -> list[Candidate]:
         """Return some others that `least_memory` has found as well, the least memory first.
 
         They are those that take hardly more, and some of all that no other beats.
         """
         limit = (self.unlimited if work is None else float(work)) * SLACK
         within = self._within(limit * self.one_pass)
-        near = [p for p in within if p.cost.alive_bytes <= NEAR * within[0].cost.alive_bytes][1:]
-        points = not_dominated(within, _by_work)[-2::-1]
+        near = [tree for tree in within if tree.pool_bytes <= NEAR * within[0].pool_bytes][1:]
+        points = not_dominated(within, by_time)[-2::-1]
         some = np.linspace(0, len(points), ALTERNATIVES, endpoint=False).astype(int)
         chosen = [points[k] for k in sorted({*some.tolist()})] if points else []
-        chosen = sorted({id(p): p for p in (*near[:MOST_NEAR], *chosen)}.values(), key=_by_memory)
-        return [self.evaluate(self.schedule(point.tree)) for point in chosen]
+        chosen = sorted({id(p): p for p in (*near[:MOST_NEAR], *chosen)}.values(), key=by_memory)
+        return [self.evaluate(self.schedule(tree.plan)) for tree in chosen]
 
-    def front(self, others: Sequence[tuple[str, Schedule]] = ()) -> list[Evaluated]:
+    def front(self, others: Sequence[tuple[str, Schedule]] = ()) -> list[Candidate]:
         """Search for the schedules that no other beats in both memory and work, least work first.
 
         ``others`` are known already, with their names. It is one search for all of them, so that
         who has more memory chooses among more.
         """
         known = self._known(others)
-        most = max(each.alive_bytes for each in known)
+        most = max(each.pool_bytes for each in known)
         self._search(lambda: self._anneal_for_front(most), None)
-        for point in not_dominated(self._found, _by_work):
-            known.append(self.evaluate(self.schedule(point.tree)))
-        return not_dominated(known, lambda each: (each.work, each.alive_bytes))
+        for tree in not_dominated(self._found, by_time):
+            known.append(self.evaluate(self.schedule(tree.plan)))
+        return not_dominated(known, by_time)
 
-    def evaluate(self, schedule: Schedule, origin: str = SEARCHED) -> Evaluated:
-        """Evaluate a schedule."""
+    def evaluate(self, schedule: Schedule, origin: str = SEARCHED) -> Candidate:
+        """Evaluate a schedule: what is alive beside outputs and gradients, and all its work.
+
+        The work is a multiple of that of one forward pass.
+        """
         alive = compiled.alive_of(self.problem, schedule.operations)
         work = self.problem.steps.work[self._position[schedule.forwards]].sum()
-        return Evaluated(alive, float(work) / self.one_pass, schedule, origin)
+        return Candidate(alive, float(work) / self.one_pass, schedule, origin)
 
     def schedule(self, tree: np.ndarray) -> Schedule:
         """Make the schedule of a tree."""
@@ -208,14 +182,14 @@ class ScheduleSearch:
 
     # ------------------------------------------------------------------ initial solutions
 
-    def _known(self, others: Sequence[tuple[str, Schedule]]) -> list[Evaluated]:
+    def _known(self, others: Sequence[tuple[str, Schedule]]) -> list[Candidate]:
         """What is known already, the schedule without recomputation first."""
         known = [(NOTHING, plain(self.workload)), *others]
         return [self.evaluate(schedule, name) for name, schedule in known]
 
-    def _within(self, most_work: float) -> list[Point]:
+    def _within(self, most_work: float) -> list[Candidate]:
         """What is found within a limit of work, the least memory first."""
-        return sorted((p for p in self._found if p.cost.work <= most_work), key=_by_memory)
+        return sorted((tree for tree in self._found if tree.time <= most_work), key=by_memory)
 
     def _search(self, annealing: Callable[[], None], most_work: float | None) -> None:
         """Find initial solutions and anneal them; Ctrl-C ends it, what has been found counts."""
@@ -232,7 +206,7 @@ class ScheduleSearch:
         except KeyboardInterrupt:
             self._threads.stop[0] = 1
 
-    def initial_trees(self, most_work: float | None = None) -> list[Point]:
+    def initial_trees(self, most_work: float | None = None) -> list[Candidate]:
         """Find trees of the whole frontier, or those near a limit of work."""
         effort, known, most = self.effort, len(self._found), self.unlimited
         replays, limit = effort.replays, UNLIMITED * self.one_pass
@@ -248,22 +222,22 @@ class ScheduleSearch:
         self._found += self._evaluated(self._initial.binomial(range(2, int(most) + 1)), limit)
         # Those that others beat are left out: each start of annealing takes time from the others.
         flat = self._evaluated(self._initial.flat(), limit)
-        best = not_dominated([*self._found, *flat], _by_work)
+        best = not_dominated([*self._found, *flat], by_time)
         self._found += [point for point in flat if any(point is other for other in best)]
         return self._found[known:]
 
     def _evaluated(
         self, trees: Sequence[np.ndarray], most_work: float, share: float = 0.0
-    ) -> list[Point]:
+    ) -> list[Candidate]:
         """Evaluate initial solutions within a limit of work, a group of their own."""
-        group = next(self._groups)
+        group = str(next(self._groups))
 
-        def evaluated(tree: np.ndarray, steps: np.ndarray) -> Point | None:
+        def evaluated(tree: np.ndarray, steps: np.ndarray) -> Candidate | None:
             steps[0] += 1
             if self.interrupted:
                 return None
             cost = cost_of(self.problem, tree, most_work)
-            return None if cost is None else Point(cost, tree, group)
+            return None if cost is None else Candidate(*cost, tree, group)
 
         points = self._threads.each(evaluated, trees, 1, share)
         return [point for point in points if point is not None]
@@ -274,17 +248,17 @@ class ScheduleSearch:
         """Anneal the best trees within a limit of work for least memory, in rounds."""
         effort = self.effort
         within = self._within(most_work)
-        distinct = {p.cost.alive_bytes: p for p in reversed(within)}.values()
-        of_group = {p.group: p for p in distinct}  # the best of each
-        starts = sorted(of_group.values(), key=_by_memory)
-        front = not_dominated(within, _by_work)
+        distinct = {tree.pool_bytes: tree for tree in reversed(within)}.values()
+        of_group = {tree.origin: tree for tree in distinct}  # the best of each
+        starts = sorted(of_group.values(), key=by_memory)
+        front = not_dominated(within, by_time)
         spread = effort.spread if front else 0
         less = [front[(len(front) - 1) * k // spread] for k in range(spread)]
         starts = [*starts[: effort.rounds[0][0] - spread], *less]
         tries = self._tries(starts) if starts else 0.0
         for number, (count, share) in enumerate(effort.rounds if starts else ()):
             count = max(1, min(count, int(tries * share / (effort.least_tries * self.patience))))
-            starts = sorted(starts, key=_by_memory)[:count]
+            starts = sorted(starts, key=by_memory)[:count]
             limits = [Limits(sys.maxsize, most_work, by_work=False)] * len(starts)
             starts = self._annealed(starts, limits, tries * share, number, share * ANNEALING)
 
@@ -295,12 +269,12 @@ class ScheduleSearch:
         """
         count, most_work = 2 * self.effort.limits, UNLIMITED * self.one_pass
         for part in range(2):
-            best = not_dominated(self._found, _by_work)
-            least = best[-1].cost.alive_bytes
+            best = not_dominated(self._found, by_time)
+            least = best[-1].pool_bytes
             ends = max(1, least), max(1, least, most)  # nothing is alive in a copy
             sizes = np.geomspace(*ends, count + 1)[part:count:2].astype(int) + 1
             limits = [Limits(size, most_work, by_work=True) for size in sizes.tolist()]
-            starts = [next(p for p in best if p.cost.alive_bytes <= size) for size in sizes]
+            starts = [next(tree for tree in best if tree.pool_bytes <= size) for size in sizes]
             if part:
                 limits.append(Limits(sys.maxsize, most_work, by_work=False))
                 starts.append(best[-1])
@@ -308,12 +282,12 @@ class ScheduleSearch:
 
     def _annealed(
         self,
-        starts: Sequence[Point],
+        starts: Sequence[Candidate],
         limits: Sequence[Limits],
         tries: float,
         number: int,
         share: float,
-    ) -> list[Point]:
+    ) -> list[Candidate]:
         """Anneal trees, a thread each, with so many tries for all; the best of each.
 
         All that is archived is kept.
@@ -322,38 +296,39 @@ class ScheduleSearch:
             return list(starts)
         each, heat = max(1, int(tries / len(starts))), self.effort.temperatures
 
-        def job(k: int, steps: np.ndarray) -> list[Point]:
+        def job(k: int, steps: np.ndarray) -> list[Candidate]:
             start, limit, (hot, cold) = starts[k], limits[k], heat[k % len(heat)]
-            largest = limit.most_bytes if limit.by_work else start.cost.alive_bytes
+            largest = limit.most_bytes if limit.by_work else start.pool_bytes
             shape = MOST_NODES * self.count + 2, 2
             archive = empty_archive(largest, SIZES, shape, np.int32)
             seed, known = SEED + 100 * number + k, nothing_known()
             stop = self._threads.stop
             tree = compiled.anneal_trees(
-                self.problem, start.tree, limit, seed, each, hot, cold, known, archive, stop, steps
+                self.problem, start.plan, limit, seed, each, hot, cold, known, archive, stop, steps
             ).reshape(-1, 2)
-            exact = cost_of(self.problem, tree, limit.most_work) or start.cost
-            return [Point(exact, tree, start.group), *_archived(archive, start.group)]
+            exact = cost_of(self.problem, tree, limit.most_work)
+            best = Candidate(*exact, tree, start.origin) if exact else replace(start, plan=tree)
+            return [best, *_archived(archive, start.origin)]
 
         found = self._threads.each(job, range(len(starts)), each, share)
         self._found += [point for points in found for point in points]
         return [points[0] for points in found]
 
-    def _tries(self, starts: Sequence[Point]) -> float:
+    def _tries(self, starts: Sequence[Candidate]) -> float:
         """Tell how many tries there may be from trees like these."""
-        work = float(np.mean([point.cost.work for point in starts])) / self.one_pass
+        work = float(np.mean([tree.time for tree in starts])) / self.one_pass
         each = self.effort.move + self.effort.operation * self.count * (1 + work)
         return self.patience * min(
             self.effort.most_tries * self.count, self.effort.annealing / each
         )
 
 
-def _archived(archive: Archive, group: int) -> list[Point]:
+def _archived(archive: Archive, origin: str) -> list[Candidate]:
     """List what is archived and not dominated. A tree ends where nothing is left to be divided."""
-    points = []
+    trees = []
     for k in np.flatnonzero(np.isfinite(archive.seconds)):
         tree = archive.states[k]
         end = int(np.argmax(np.cumsum(np.where(tree[:, 0] == LEAF, -1, 1)) == -1)) + 1
-        cost = Cost(int(archive.pools[k]), float(archive.seconds[k]))
-        points.append(Point(cost, tree[:end].copy(), group))
-    return not_dominated(points, _by_work)
+        pool, work = int(archive.pools[k]), float(archive.seconds[k])
+        trees.append(Candidate(pool, work, tree[:end].copy(), origin))
+    return not_dominated(trees, by_time)
