@@ -297,11 +297,11 @@ class _Builder:
                 return x, output, x
             return (at[k], output, KEPT) if kind == "node" else self._sum((x, k))
 
-        for j, (op, attrs, inputs, deps, tensors) in enumerate(found.nodes):
-            name = f"{self.names[x]}_backward_{j}" if j else f"{self.names[x]}_backward"
-            reads = [read(r) for r in inputs]  # may add the sums that it reads
-            row = self._add(op, name, attrs, reads, tensors, x)[0]
-            self.waits[row] += [(x, x) if d is None else (at[d], KEPT) for d in deps]
+        for node in found.nodes:
+            name = node.name_of(self.names[x])
+            reads = [read(r) for r in node.inputs]  # may add the sums that it reads
+            row = self._add(node.op, name, node.attrs, reads, node.tensors, x)[0]
+            self.waits[row] += [(x, x) if d is None else (at[d], KEPT) for d in node.deps]
             at.append(row)
         for (a, b, _), gradient in zip(into, found.gradients):
             if gradient is not None:
@@ -331,6 +331,7 @@ def _reads_everything(graph: ForwardGraph, x: int) -> OperatorGradient:
     reads = *[("head", k, 0) for k in outputs], *inputs, *[("out", 0, k) for k in outputs]
     into = [k for k, (a, _) in enumerate(node.inputs) if a not in graph.auxiliary]
     tensors = tuple([graph.tensors[a][b] for a, b in (node.inputs[k] for k in into)])
-    made = gradients.BackwardNode("_backward_" + node.op, {}, reads, (None,), tensors)
+    op, name = f"_backward_{node.op}", f"{gradients.FORWARD}_backward"
+    made = gradients.BackwardNode(op, name, {}, reads, (None,), tensors)
     result: dict[int, gradients.Reference] = {k: ("node", 0, j) for j, k in enumerate(into)}
     return OperatorGradient((made,), tuple([result.get(k) for _, k, _ in inputs]))

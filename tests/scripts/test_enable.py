@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import logging
@@ -249,6 +250,36 @@ def test_a_monitor_sees_the_network_as_it_was() -> None:
         assert session.plans[0].recomputed and bool(session.plans[0].copies) == (how == "marks")
         assert [each[:2] for each in found] == [each[:2] for each in expected]
     assert len(expected) > 40
+
+
+def test_a_monitor_is_told_the_names_of_mxnet() -> None:
+    """Also of gradients of several nodes, and of zeros that stand for one."""
+    s = mx.sym
+    x = s.Convolution(s.var("data"), num_filter=4, kernel=(3, 3), pad=(1, 1), name="conv")
+    x = s.Pooling(s.Activation(x, act_type="tanh"), kernel=(2, 2), pool_type="max", name="pool")
+    x = s.where(x > 0, x, s.sin(x), name="chosen")
+    x = s.batch_dot(s.reshape(x, shape=(0, 4, -1)), s.reshape(x, shape=(0, -1, 4)), name="product")
+    network = s.SoftmaxOutput(s.FullyConnected(x, num_hidden=4, name="fc"), name="softmax")
+
+    def seen() -> list[str]:
+        names: list[str] = []
+
+        def tell(name: bytes, array: Any) -> None:
+            names.append(mx.base.py_str(name))
+            mx.nd.NDArray(ctypes.cast(array, mx.base.NDArrayHandle))  # which frees it
+
+        executor = network.simple_bind(mx.cpu(), data=(2, 3, 8, 8), softmax_label=(2,))
+        executor.set_monitor_callback(tell)
+        executor.forward(is_train=True)
+        executor.backward()
+        return sorted(names)
+
+    expected = seen()
+    for how in ("marks", "schedule"):
+        with memonger.enable(how=how, cache=False) as session:
+            assert seen() == expected
+        assert session.plans[0].pool_bytes < session.plans[0].unplanned_bytes
+    assert "product_backward_rhs_output" in expected and "zeros_without_dtype_output" in expected
 
 
 def test_statistics_are_read_when_they_have_moved() -> None:

@@ -40,10 +40,16 @@ class BackwardNode(NamedTuple):
     """One node that the gradient of an operator adds to the training graph."""
 
     op: str
+    name: str  # where the operator is named FORWARD
     attrs: Attributes
     inputs: tuple[Reference, ...]
     deps: tuple[int | None, ...]  # gradient nodes; None: the forward node itself
     tensors: Tensors
+
+    def name_of(self, operator: str) -> str:
+        """Return the name that MXNet gives this node where the operator is named so."""
+        begin = FORWARD + "_"
+        return f"{operator}_{self.name[len(begin) :]}" if self.name.startswith(begin) else self.name
 
 
 class GradientFacts(NamedTuple):
@@ -234,7 +240,7 @@ def _referred(
             inputs = tuple(map(reference, node["inputs"]))
             deps = tuple([None if d == FORWARD else where[d][-1] for d in node["deps"]])
             where.setdefault(name, []).append(len(made))
-            made.append(BackwardNode(node["op"], node["attrs"], inputs, deps, ()))
+            made.append(BackwardNode(node["op"], name, node["attrs"], inputs, deps, ()))
     return made, [reference(entry, as_gradient=True) for entry in outputs]
 
 
