@@ -41,7 +41,8 @@ def prepare(
         try:
             exec(code, vars(main))
         except BudgetError as error:
-            raise SystemExit(f"memonger: {error}; --or-plain trains it without a plan") from None
+            said = str(error).rstrip(".")
+            raise SystemExit(f"memonger: {said}; --or-plain trains it without a plan") from None
         finally:
             if "memonger.scripts.session" in sys.modules:
                 _session().disable()
