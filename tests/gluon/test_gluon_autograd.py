@@ -14,49 +14,12 @@ import numpy as np
 from memonger import MemongerError
 from mxnet import autograd
 
-from blocks import HOWS, LOSS, batch, different
-from blocks import left_in, mlp, planned, seed, step, taught, trainer
+from blocks import HOWS, LOSS, batch, different, mlp, planned, step, taught, trainer
 from interrupting import interrupted
 from planned import run_code
 
 
-@pytest.mark.parametrize("how", ["marks", "schedule"])
-@pytest.mark.parametrize("wanted", ["input", "weights", "both", "first weight", "last weight"])
-def test_gradients_of_a_few_variables(how: str, wanted: str) -> None:
-    """As ``autograd.grad`` makes them; gradients of parameters and statistics stay as they are."""
-    results = []
-    for options in (None, HOWS[how]):
-        seed()
-        net = mlp(drop=0)
-        net.hybridize()
-        if options is not None:
-            planned(net, **options)
-        training = trainer(net)
-        for k in range(2):
-            step(net, training, *batch(k))
-        x, y = batch(5)
-        x.attach_grad()
-        weights = [p.data() for p in net.collect_params(".*weight").values()]
-        variables = {
-            "input": x,
-            "weights": weights,
-            "both": [weights[2], x],
-            "first weight": weights[:1],
-            "last weight": weights[-1],
-        }[wanted]
-        with autograd.record():
-            loss = LOSS(net(x * 2) + net(x), y)
-        found = autograd.grad(loss, variables, retain_graph=True)
-        again = autograd.grad(loss, variables)
-        left = left_in(net)
-        step(net, training, *batch(7))
-        left.update({f"then {name}": array for name, array in left_in(net).items()})
-        left.update({f"found {k}": array.asnumpy() for k, array in enumerate([*found, *again])})
-        results.append(left)
-    assert different(*results) == []
-
-
-def test_second_derivatives_are_refused() -> None:
+def test_second_derivatives_of_a_planned_block_are_refused() -> None:
     net = planned(mlp())
     x, y = batch(0)
     x.attach_grad()
@@ -66,7 +29,7 @@ def test_second_derivatives_are_refused() -> None:
             autograd.grad(loss, [x], create_graph=True)
 
 
-def test_other_graphs_are_none_of_its_business() -> None:
+def test_second_derivatives_of_other_graphs_are_made() -> None:
     taught(planned(mlp()))
     x = mx.nd.array([2.0])
     x.attach_grad()
@@ -76,86 +39,51 @@ def test_other_graphs_are_none_of_its_business() -> None:
     assert x.grad.asscalar() == -mx.nd.sin(x).asscalar()
 
 
-def retained_too_long(net: Any) -> None:
-    x, y = batch(0)
-    with autograd.record():
-        loss = LOSS(net(x), y)
-    loss.backward(retain_graph=True)
-    with autograd.record():
-        LOSS(net(x), y)
-    loss.backward()
-
-
-def drawn_twice(net: Any) -> None:
-    x, y = batch(0)
-    with autograd.record():
-        loss = LOSS(net(x), y)
-    loss.backward(retain_graph=True)
-    autograd.backward([loss])
-
-
-def in_other_mode(net: Any) -> None:
-    x, y = batch(0)
-    with autograd.record():
-        loss = LOSS(net(x), y)
-    loss.backward(train_mode=False)
-
-
-@pytest.mark.parametrize("how", ["marks", "schedule"])
-@pytest.mark.parametrize(
-    ("mistake", "drop", "message"),
-    [
-        (retained_too_long, 0, "called again since"),
-        (drawn_twice, 0.2, "draws random numbers"),
-        (in_other_mode, 0.2, "train_mode=False"),
-    ],
-)
-def test_errors_raise_at_backward(mistake: Any, drop: float, message: str, how: str) -> None:
-    net = planned(mlp(drop=drop), **HOWS[how])
-    with pytest.raises(MemongerError, match=message):
-        mistake(net)
-    gradient = net.collect_params()["net_dense0_weight"].grad().asnumpy()
-    assert np.isnan(gradient).all()
-    taught(net)  # no error is left
-
-
-def taken_by_another_call(loss: Any, net: Any, x: Any) -> None:
-    autograd.grad(loss, [x], retain_graph=True)
+def after_another_call(net: Any, x: Any, differentiate: Any) -> None:
+    differentiate(retain_graph=True)
     with autograd.record():
         net(x)
-    autograd.grad(loss, [x])
+    differentiate()
 
 
-def drawn_twice_by_grad(loss: Any, _: Any, x: Any) -> None:
-    autograd.grad(loss, [x], retain_graph=True)
-    autograd.grad(loss, [x])
+def twice(net: Any, x: Any, differentiate: Any) -> None:
+    differentiate(retain_graph=True)
+    differentiate()
 
 
-def grad_in_other_mode(loss: Any, _: Any, x: Any) -> None:
-    autograd.grad(loss, [x], train_mode=False)
+def in_another_mode(net: Any, x: Any, differentiate: Any) -> None:
+    differentiate(train_mode=False)
 
 
 @pytest.mark.parametrize(
+    ("how", "by"), [("marks", "backward"), ("schedule", "backward"), ("marks", "grad")]
+)
+@pytest.mark.parametrize(
     ("mistake", "drop", "message"),
     [
-        (taken_by_another_call, 0, "called again since"),
-        (drawn_twice_by_grad, 0.2, "draws random numbers"),
-        (grad_in_other_mode, 0.2, "train_mode=False"),
+        (after_another_call, 0, "called again since"),
+        (twice, 0.2, "draws random numbers"),
+        (in_another_mode, 0.2, "train_mode=False"),
     ],
 )
-def test_errors_raise_at_grad(mistake: Any, drop: float, message: str) -> None:
-    net = planned(mlp(drop=drop))
-    x, y = batch(0)
+def test_what_begins_a_backward_pass_raises_its_error(
+    mistake: Any, drop: float, message: str, how: str, by: str
+) -> None:
+    """No gradients are left behind that look right, and no error for the next pass."""
+    net, (x, y) = planned(mlp(drop=drop), **HOWS[how]), batch(0)
     x.attach_grad()
     with autograd.record():
         loss = LOSS(net(x), y)
+    differentiate = loss.backward if by == "backward" else partial(autograd.grad, loss, [x])
     with pytest.raises(MemongerError, match=message):
-        mistake(loss, net, x)
-    taught(net)  # no error is left
+        mistake(net, x, differentiate)
+    gradient = net.collect_params()["net_dense0_weight"].grad().asnumpy()
+    assert by == "grad" or np.isnan(gradient).all()
+    taught(net)
 
 
 @pytest.mark.parametrize("how", ["marks", "schedule"])
-def test_statistics_are_there_when_backward_has_returned(how: str) -> None:
+def test_readers_of_statistics_after_backward_wait_until_they_have_moved(how: str) -> None:
     net = planned(mlp(), **HOWS[how])
     training = trainer(net)
     for k in range(5):
@@ -166,8 +94,8 @@ def test_statistics_are_there_when_backward_has_returned(how: str) -> None:
         assert all((a == each.data().asnumpy()).all() for a, each in zip(read, statistics))
 
 
-def test_functions_that_were_imported_before_the_plan() -> None:
-    """By name; and those of ``mx.contrib``."""
+def test_functions_imported_before_the_plan_differentiate_by_it() -> None:
+    """Of ``mx.autograd``, and those of ``mx.contrib``."""
     found = run_code(
         """
 import memonger
@@ -214,7 +142,7 @@ for number in range(4):
 
 
 @pytest.mark.parametrize("way", ["backward", "grad"])
-def test_no_interrupt_is_lost_and_no_gradient_either(
+def test_an_interrupt_is_raised_and_leaves_all_gradients_or_none(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At each entry of a function of memonger's in a step, also where MXNet calls it."""

@@ -77,7 +77,7 @@ def test_executors_are_freed_soon(by: str, freed: list[threading.Thread]) -> Non
     assert len(freed) == 1
 
 
-def test_the_latest_32_shapes_stay_bound(freed: list[threading.Thread]) -> None:
+def test_plans_stay_bound_for_the_latest_32_shapes(freed: list[threading.Thread]) -> None:
     net = planned(mlp(), data=(60, 20))
     freed.clear()
     for size in [*range(60, 20, -1), *range(21, 53)]:
@@ -87,7 +87,7 @@ def test_the_latest_32_shapes_stay_bound(freed: list[threading.Thread]) -> None:
     assert len(freed) == 8
 
 
-TOLD = """
+GROWTH = """
 import sys
 import memonger
 import mxnet as mx
@@ -97,78 +97,54 @@ from mxnet.gluon import nn
 def told(key):
     with open('/proc/self/status') as f:
         return next(int(line.split()[1]) for line in f if line.startswith(key + ':'))
-"""
 
-MEMORY = (
-    TOLD
-    + """
+layer, depth, shape, sizes, plans, inference = eval(sys.argv[1])
 net = nn.HybridSequential()
-for _ in range(40):
-    net.add(nn.Dense(64), nn.BatchNorm(), nn.Activation('relu'))
+for _ in range(depth):
+    net.add(layer(), nn.BatchNorm(), nn.Activation('relu'))
 net.initialize()
-x = mx.nd.random.normal(shape=(4096, 64))
-net(x[:2])
-net.hybridize()
-if sys.argv[1:]:
-    memonger.gluon.plan(net, patience=0.002, **eval(sys.argv[1]))
+x = mx.nd.random.normal(shape=shape)
+if inference:
+    net(x[:2])
+memonger.gluon.plan(net, patience=0.002) if plans else net.hybridize()
+trainer = mx.gluon.Trainer(net.collect_params(), 'sgd')
 mx.nd.waitall()
 before = told('VmRSS')
-sizes = [3800, 4096, 3900, 4000, 4096] if sys.argv[2:] else [4096] * 5
 for size in sizes:
     with autograd.record():
         out = net(x[:size])
     out.backward()
+    trainer.step(size)
 mx.nd.waitall()
 print((told('VmHWM') - before) // 1024)
 """
-)
-
-WEIGHTS = (
-    TOLD
-    + """
-net = nn.HybridSequential()
-for _ in range(12):
-    net.add(nn.Conv2D(384, 3, padding=1, in_channels=384), nn.BatchNorm(), nn.Activation('relu'))
-net.initialize()
-x = mx.nd.random.normal(shape=(4, 384, 8, 8))
-if sys.argv[1:]:
-    net(x)
-memonger.gluon.plan(net, patience=0.002)
-trainer = mx.gluon.Trainer(net.collect_params(), 'sgd')
-mx.nd.waitall()
-before = told('VmRSS')
-for _ in range(3):
-    with autograd.record():
-        out = net(x)
-    out.backward()
-    trainer.step(4)
-mx.nd.waitall()
-print((told('VmHWM') - before) // 1024)
-"""
-)
+DENSE = "lambda: nn.Dense(64)", 30, (4096, 64)
+CONVOLUTIONS = "lambda: nn.Conv2D(384, 3, padding=1, in_channels=384)", 8, (2, 384, 4, 4)
 
 
-def peak(code: str, *arguments: str) -> int:
-    """The MB by which a process grows in training."""
-    done = run_python("-W", "ignore", "-c", code, *arguments)
+def growth(net: tuple[str, int, Any], sizes: list[int], plans: bool, inference: bool) -> int:
+    """The MB by which a process grows in a training that does not wait."""
+    layer, depth, shape = net
+    about = f"{layer}, {depth}, {shape}, {sizes}, {plans}, {inference}"
+    done = run_python("-W", "ignore", "-c", GROWTH, f"({about})")
     assert done.returncode == 0, done.stderr[-2000:]
     return int(done.stdout)
 
 
-def test_memory_of_a_process() -> None:
-    """A loop that does not wait takes one pool, and so do batches of several sizes."""
-    plain, marks, several = peak(MEMORY), peak(MEMORY, "{}"), peak(MEMORY, "{}", "several")
+def test_a_process_grows_by_one_pool_for_batches_of_all_sizes() -> None:
+    plain, marks = (growth(DENSE, [4096] * 3, plans, True) for plans in (False, True))
+    several = growth(DENSE, [3900, 4096, 4000, 3800], True, True)
     assert marks < 0.5 * plain
-    # What MXNet and MKLDNN take for each size beside a pool was some 5 MB.
-    assert several < marks + 0.4 * plain
+    assert several < 2.5 * marks  # MXNet and MKLDNN take some MB for each size beside the pool
 
 
 def test_an_inference_before_the_plan_takes_no_memory_from_it() -> None:
-    """MKLDNN lays weights out for inference: 61 MB of them here, that training would copy."""
-    assert peak(WEIGHTS, "inference") <= peak(WEIGHTS)
+    """MKLDNN lays weights out for inference, 41 MB of them, which training would copy."""
+    with_inference, without = (growth(CONVOLUTIONS, [2, 2], True, each) for each in (True, False))
+    assert with_inference <= without
 
 
-def test_calls_that_are_never_differentiated_take_no_more_pools(
+def test_calls_that_are_never_differentiated_share_two_pools(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In a loop that does not wait, where the engine holds the tape of calls that are over."""

@@ -16,6 +16,8 @@ HOWS: dict[str, dict[str, Any]] = {
     "budget": {"budget": "80%"},
 }
 PATIENCE = 0.05
+LAYERS = 5  # of `layers`, and one more
+OPERATORS = 4 * LAYERS + 1
 
 Arrays = Dict[str, Any]
 Prepare = Callable[[Any], Any]
@@ -26,7 +28,7 @@ def layers(prefix: str, out: int = 10, drop: float = 0.2) -> Any:
     """Not initialized, to be a part of a block."""
     net = nn.HybridSequential(prefix=prefix)
     with net.name_scope():
-        for _ in range(8):
+        for _ in range(LAYERS):
             net.add(nn.Dense(32), nn.BatchNorm(), nn.Activation("tanh"), nn.Dropout(drop))
         net.add(nn.Dense(out))
     return net

@@ -1,26 +1,59 @@
-"""Trainings that leave the same bits by a plan as after ``hybridize()``."""
+"""Trainings of Gluon blocks that must leave the same bits by a plan as after ``hybridize()``."""
 
 from __future__ import annotations
 
-import functools
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Iterable
 
 import memonger
 import mxnet as mx
+from mxnet import autograd
 
-from blocks import HOWS, PATIENCE, Arrays, Prepare, different, seed
+from blocks import HOWS, LOSS, PATIENCE, Arrays, Prepare, batch, different, left_in, seed, trainer
 
 #: Trains nets that it gives to ``prepare``, in place of ``net.hybridize()``; what is left in them.
 Scenario = Callable[[Prepare], Arrays]
+#: All by name; the modules of scenarios fill it when they are imported.
+SCENARIOS: dict[str, Scenario] = {}
 
 
-class Scenarios(Dict[str, Scenario]):
-    """Scenarios by name."""
+def scenario(function: Scenario) -> Scenario:
+    """Decorate a function that is a scenario."""
+    SCENARIOS[function.__name__] = function
+    return function
 
-    def add(self, scenario: Scenario) -> Scenario:
-        """Decorate a function that is one."""
-        self[scenario.__name__] = scenario
-        return scenario
+
+def train(
+    nets: Any,
+    loss: Callable[[Any, Any, int], Any] | None = None,
+    steps: int = 3,
+    *,
+    batches: Callable[[int], Any] = batch,
+    before: Callable[[int], None] = lambda k: None,
+    backward: Callable[[Any], None] = lambda loss: loss.backward(),
+    input_gradient: str = "",
+    training: Any = None,
+    **options: Any,
+) -> Arrays:
+    """Train one net or several, by default for ``LOSS``, and return what is left.
+
+    Each step calls ``before(k)``, records ``loss(x, y, k)`` and calls ``backward`` with it. With
+    an ``input_gradient`` ('write' or 'add'), that of x is returned too. The options are those
+    of the trainer, which is SGD unless one is given.
+    """
+    nets = nets if isinstance(nets, tuple) else (nets,)
+    training, kept = training or trainer(*nets, **options), {}
+    for k in range(steps):
+        before(k)
+        x, y = batches(k)
+        if input_gradient and x.grad is None:
+            x.attach_grad(input_gradient)
+        with autograd.record():
+            value = loss(x, y, k) if loss else LOSS(nets[0](x), y)
+        backward(value)
+        training.step(16)
+        if input_gradient:
+            kept[f"x {k}"] = x.grad.asnumpy()
+    return {**left_in(*nets), **kept}
 
 
 def run(scenario: Scenario, how: str) -> Arrays:
@@ -46,15 +79,11 @@ def run(scenario: Scenario, how: str) -> Arrays:
         # What saves enough for a budget may be where a schedule's tensors lie, and nothing more.
         assert plan.recomputed or (how == "budget" and plan.schedule is not None)
         assert plan.pool_bytes < plan.unplanned_bytes
-    return left
+    return {name: getattr(one, "asnumpy", lambda one=one: one)() for name, one in left.items()}
 
 
-@functools.lru_cache(None)
-def plain(scenario: Scenario) -> Arrays:
-    """What a scenario leaves with plain ``hybridize()``."""
-    return run(scenario, "")
-
-
-def unlike_plain(scenario: Scenario, how: str) -> list[str]:
-    """Names of the arrays that differ in a bit from those without a plan."""
-    return different(plain(scenario), run(scenario, how))
+def unlike_plain(scenario: Scenario, hows: Iterable[str]) -> dict[str, list[str]]:
+    """By how it is planned, the names of the arrays that differ in a bit from those without."""
+    plain = run(scenario, "")
+    unlike = {how: different(plain, run(scenario, how)) for how in hows}
+    return {how: names for how, names in unlike.items() if names}

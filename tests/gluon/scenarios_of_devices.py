@@ -1,0 +1,92 @@
+"""Scenarios: several devices, threads, and workers that load data."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any
+
+import memonger  # noqa: F401  before mxnet
+import mxnet as mx
+from mxnet import autograd, gluon
+
+from blocks import LOSS, Arrays, Prepare, batch, left_in, mlp, step, trainer
+from scenarios import SCENARIOS, scenario
+
+DEVICES = [mx.cpu(0), mx.cpu(1)]
+
+
+def parts_of(k: int) -> Any:
+    """A batch, for each device its part."""
+    return [*zip(*(gluon.utils.split_and_load(each, DEVICES) for each in batch(k, 32)))]
+
+
+def on_two_devices(store: dict[str, Any], prepare: Prepare) -> Arrays:
+    net = mlp(drop=0)
+    net.collect_params().reset_ctx(DEVICES)
+    training = trainer(prepare(net), store=store)
+    for k in range(4):
+        with autograd.record():
+            losses = [LOSS(net(x), y) for x, y in parts_of(k)]
+        if k % 2:
+            autograd.backward(losses)
+        else:
+            for loss in losses:
+                loss.backward()
+        mx.nd.waitall()  # the trainer's first step copies the statistics to all devices
+        training.step(32)
+    left = left_in(net)
+    assert not store or (left["net_dense0_weight cpu(0)"] == left["net_dense0_weight cpu(1)"]).all()
+    return left
+
+
+STORES: dict[str, dict[str, Any]] = {
+    "two devices": {},
+    "two devices by a kvstore": {"kvstore": "device", "update_on_kvstore": False},
+    "two devices by a kvstore that updates": {"kvstore": "device", "update_on_kvstore": True},
+    "two devices by a local kvstore": {"kvstore": "local", "update_on_kvstore": True},
+}
+SCENARIOS.update((name, partial(on_two_devices, store)) for name, store in STORES.items())
+
+
+@scenario
+def a_thread_for_each_device(prepare: Prepare) -> Arrays:
+    net = mlp(drop=0)
+    net.collect_params().reset_ctx(DEVICES)
+    training = trainer(prepare(net))
+    with autograd.record():  # what is made at first is made here
+        losses = [LOSS(net(x), y) for x, y in parts_of(9)]
+    autograd.backward(losses)
+
+    def work(x: Any, y: Any) -> None:
+        for _ in range(3):
+            with autograd.record():
+                loss = LOSS(net(x), y)
+            loss.backward()
+
+    for k in range(3):
+        threads = [threading.Thread(target=work, args=part) for part in parts_of(k)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        mx.nd.waitall()
+        training.step(16)
+    return left_in(net)
+
+
+def workers_forked_in_mid_step(prepare: Prepare) -> Arrays:
+    """Has a process of its own, for it forks."""
+    net = prepare(mlp())
+    training = trainer(net)
+    for k in range(2):
+        x, y = batch(k)
+        with autograd.record():
+            loss = LOSS(net(x), y)
+        data = gluon.data.ArrayDataset(*(each.asnumpy() for each in batch(k, 8)))
+        loaded = list(gluon.data.DataLoader(data, 4, num_workers=2, timeout=60))
+        loss.backward()
+        training.step(16)
+        for x, y in loaded:
+            step(net, training, *(each.as_in_context(mx.cpu()) for each in (x, y)))
+    return left_in(net)

@@ -1,0 +1,505 @@
+"""Scenarios: what a training loop records, differentiates, and changes between its steps."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from functools import partial
+from typing import Any, Callable
+
+import pytest
+
+import memonger  # noqa: F401  before mxnet
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+from blocks import LOSS, OPERATORS, Arrays, Prepare
+from blocks import batch, initialized, layers, left_in, mlp, step, trainer
+from scenarios import SCENARIOS, scenario, train
+
+
+def other(k: int) -> Any:
+    """The input of another batch."""
+    return batch(k + 100)[0]
+
+
+def twice(loss: Any) -> None:
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+SIZES = [16, 5, 16, 32, 7, 5, 32]
+#: Of a net, a batch and the number of a step: what is recorded, and options of `train`.
+LOSSES: dict[str, tuple[Callable[[Any, Any, Any, int], Any], dict[str, Any]]] = {
+    "two calls": (
+        lambda net, x, y, k: ((net(x) - net(other(k))) ** 2).mean(axis=1) + LOSS(net(x), y),
+        {},
+    ),
+    "two calls, gradients of the input": (
+        lambda net, x, y, k: LOSS(net(x) + net(x * 2), y),
+        {"input_gradient": "write"},
+    ),
+    "three calls then added": (
+        lambda net, x, y, k: sum(LOSS(out, y) for out in [net(x), net(other(k)), net(x)]),
+        {},
+    ),
+    "gradients of the input": (
+        lambda net, x, y, k: LOSS(net(x * 2 if k % 2 else x), y),
+        {"input_gradient": "write", "steps": 4},
+    ),
+    "gradients added over calls": (
+        lambda net, x, y, k: LOSS(net(x) + net(x * 2) if k == 1 else net(x), y),
+        {"request": "add", "steps": 4},
+    ),
+    "two backward passes": (lambda net, x, y, k: LOSS(net(x), y), {"backward": twice, "drop": 0}),
+    "batches of other sizes": (
+        lambda net, x, y, k: LOSS(net(x), y),
+        {"steps": len(SIZES), "batches": lambda k: batch(k, SIZES[k])},
+    ),
+}
+
+
+def of_loss(name: str, prepare: Prepare) -> Arrays:
+    loss, options = LOSSES[name]
+    options = dict(options)
+    net = mlp(drop=options.pop("drop", 0.2))
+    net.collect_params("(?!.*running).*").setattr("grad_req", options.pop("request", "write"))
+    prepare(net)
+    return train(net, lambda x, y, k: loss(net, x, y, k), **options)
+
+
+SCENARIOS.update((name, partial(of_loss, name)) for name in LOSSES)
+
+
+# Calls of several blocks, and of several kinds
+
+
+@scenario
+def adversaries(prepare: Prepare) -> Arrays:
+    maker, judge = prepare(mlp("maker_", 20)), prepare(mlp("judge_", 1))
+    loss_of = gluon.loss.SigmoidBinaryCrossEntropyLoss()
+    ones, zeros = mx.nd.ones((16,)), mx.nd.zeros((16,))
+
+    def loss(x: Any, y: Any, k: int) -> Any:
+        fake = maker(other(k))
+        judged = loss_of(judge(x), ones) + loss_of(judge(fake.detach()), zeros)
+        return judged + loss_of(judge(fake), ones)
+
+    return train((maker, judge), loss)
+
+
+@scenario
+def planned_and_plain_blocks_mixed(prepare: Prepare) -> Arrays:
+    first, middle, last = prepare(mlp("first_", 32)), mlp("middle_", 32), prepare(mlp("last_"))
+    middle.hybridize()
+
+    def loss(x: Any, y: Any, k: int) -> Any:
+        h = first(x)
+        between = middle(h) * mx.nd.sigmoid(h)
+        return LOSS(last(between) + 0 * between[:, :10], y)
+
+    return train((first, middle, last), loss)
+
+
+def together(*calls: Any) -> None:
+    """Train blocks, some of them within functions, by the sum of what they return."""
+
+    def loss(x: Any, y: Any, k: int) -> Any:
+        return sum((call(x * (1 + place)) ** 2).mean() for place, call in enumerate(calls))
+
+    train(tuple(call for call in calls if isinstance(call, gluon.Block)), loss)
+
+
+@scenario
+def one_net_in_two_blocks(prepare: Prepare) -> Arrays:
+    """The running statistics move in the order of the tape, which is to be plain Gluon's."""
+    body, one, two = mlp("body_", 20), nn.HybridSequential(), nn.HybridSequential()
+    one.add(initialized(nn.Dense(20, prefix="below_")), body)
+    two.add(body, initialized(nn.Dense(5, prefix="above_")))
+    together(prepare(two), prepare(one), two)
+    return left_in(one, two)
+
+
+@scenario
+def two_blocks_with_the_same_parameters(prepare: Prepare) -> Arrays:
+    one, two = mlp("net_", drop=0), nn.HybridSequential(prefix="other_")
+    two.add(*one)
+    together(prepare(one), prepare(two), one)
+    return left_in(one)
+
+
+@scenario
+def a_part_that_another_block_trains_without_a_plan(prepare: Prepare) -> Arrays:
+    body, net, plain = mlp("body_", 20), nn.HybridSequential(), nn.HybridSequential()
+    net.add(body, initialized(nn.Dense(20, prefix="above_")))
+    plain.add(body, initialized(nn.Dense(5, prefix="plain_")))
+    plain.hybridize()
+    together(prepare(net), plain, net)
+    return left_in(net, plain)
+
+
+@scenario
+def inference_recorded_beside_training(prepare: Prepare) -> Arrays:
+    net = prepare(mlp())
+
+    def inferred(x: Any) -> Any:
+        with autograd.predict_mode():
+            return net(x)
+
+    together(inferred, net)
+    together(net, inferred, net)
+    return left_in(net)
+
+
+@scenario
+def inference_between_calls_and_backward_passes(prepare: Prepare) -> Arrays:
+    net = prepare(mlp())
+    kept: Arrays = {}
+
+    def inferred() -> None:
+        kept[f"inference {len(kept)}"] = net(other(0))
+
+    def loss(x: Any, y: Any, k: int) -> Any:
+        with autograd.predict_mode() if k % 2 else contextlib.nullcontext():
+            return LOSS(net(x), y)
+
+    def backward(value: Any) -> None:
+        inferred()
+        value.backward()
+        inferred()
+
+    return {**train(net, loss, 5, backward=backward), **kept}
+
+
+@scenario
+def calls_that_are_never_differentiated(prepare: Prepare) -> Arrays:
+    net = prepare(mlp())
+    training = trainer(net)
+    for k in range(4):
+        x, y = batch(k)
+        with autograd.record():
+            net(x)
+            loss = LOSS(net(x), y)
+            net(x)
+        if k != 2:
+            loss.backward()
+            training.step(16)
+    return left_in(net)
+
+
+# Gradients
+
+
+@scenario
+def a_perceptual_loss(prepare: Prepare) -> Arrays:
+    """Nothing of the planned net is trained, or its last layer alone is."""
+    maker, left = mlp("maker_", 20), {}
+    maker.hybridize()
+    for name in ("all", "rest"):
+        net = mlp(f"{name}_", drop=0)
+        net.collect_params("(?!rest_dense5).*").setattr("grad_req", "null")
+        prepare(net)
+
+        def loss(x: Any, y: Any, k: int, net: Any = net) -> Any:
+            return ((net(maker(x)) - net(other(k))) ** 2).mean(axis=1)
+
+        left.update({**train(maker, loss), **left_in(net)})
+    return left
+
+
+class WithoutParameters(nn.HybridBlock):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        for _ in range(16):
+            x = F.softmax(F.dot(x, 3 * F.eye(20)))
+        return x
+
+
+@scenario
+def a_block_without_parameters(prepare: Prepare) -> Arrays:
+    net = prepare(WithoutParameters())
+    kept: Arrays = {}
+    for k in range(4):
+        x = batch(k)[0].as_in_context(mx.cpu(k % 2))
+        x.attach_grad()
+        with autograd.record():
+            loss = (net(x) ** 2).sum()
+        loss.backward()
+        kept[f"x {k}"] = x.grad
+    return kept
+
+
+@scenario
+def gradients_that_are_stale(prepare: Prepare) -> Arrays:
+    """Of a net that took no part: the trainer's step refuses them, or leaves them out."""
+    net, rest = prepare(mlp(drop=0)), prepare(mlp("other_", drop=0))
+    training = trainer(net, rest)
+    for k in range(4):
+        x, y = batch(k)
+        with autograd.record():
+            loss = LOSS(net(x) if k % 2 else net(x) + rest(x), y)
+        loss.backward()
+        if k % 2:
+            with pytest.raises(UserWarning, match="`other_.*has not been updated"):
+                training.step(16)
+        training.step(16, ignore_stale_grad=True)
+    return left_in(net, rest)
+
+
+@scenario
+def thirty_steps_without_a_wait(prepare: Prepare) -> Arrays:
+    net = prepare(mlp())
+    training = trainer(net)
+    for k in range(30):
+        x, y = batch(k)
+        step(net, training, x, y)
+        x[:] = 0
+    return left_in(net)
+
+
+class ThreeInputs(nn.HybridBlock):
+    """Where an input is below zero, its gradient is -0.0 as often as 0.0."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.parts = [layers(name, drop=0) for name in ("one_", "two_", "three_")]
+            for part in self.parts:
+                self.register_child(part)
+
+    def hybrid_forward(self, F: Any, *inputs: Any) -> Any:
+        return F.add_n(*(part(F.relu(x)) for part, x in zip(self.parts, inputs)))
+
+
+#: Of a net and its input: one array as several inputs, read before, between and beside the calls.
+CALLS: dict[str, Callable[[Any, Any], Any]] = {
+    "one array": lambda net, x: net(x, x, x),
+    "and beside": lambda net, x: net(x, x, x) + mx.nd.sum(x * 3),
+    "and computed": lambda net, x: net(x, x * 2, mx.nd.sin(x)) + mx.nd.sum(x * 3),
+    "twice, computed": lambda net, x: net(*3 * [mx.nd.tanh(x)]) + net(x, mx.nd.tanh(x), x),
+}
+
+
+def one_array_as_inputs(call: Callable[[Any, Any], Any], request: str, prepare: Prepare) -> Arrays:
+    net, (x, y) = prepare(initialized(ThreeInputs(prefix="net_"))), batch(0)
+
+    def loss(x: Any, y: Any, k: int) -> Any:
+        return LOSS(call(net, x), y)
+
+    left = train(net, loss, batches=lambda k: (x, y), input_gradient=request)
+    if request == "write" and call is CALLS["one array"]:
+        assert (np.signbit(left["x 0"]) & (left["x 0"] == 0)).any()
+    with autograd.record():
+        alone = loss(x, y, 0)
+    return {**left, "x alone": autograd.grad(alone, [x])[0], **left_in(net)}
+
+
+SCENARIOS.update(
+    (f"{name} as inputs, {request}", partial(one_array_as_inputs, call, request))
+    for name, call in CALLS.items()
+    for request in ("write", "add")
+)
+
+
+#: Of an input and the weights: the variables whose gradients ``autograd.grad`` makes.
+VARIABLES: dict[str, Callable[[Any, Any], Any]] = {
+    "input": lambda x, weights: x,
+    "weights": lambda x, weights: weights,
+    "both": lambda x, weights: [weights[2], x],
+    "first weight": lambda x, weights: weights[:1],
+    "last weight": lambda x, weights: weights[-1],
+}
+
+
+def gradients_of_variables(variables: Callable[[Any, Any], Any], prepare: Prepare) -> Arrays:
+    """Those of all other parameters, and the statistics, stay as they are."""
+    net = prepare(mlp(drop=0))
+    train(net, steps=2)
+    x, y = batch(5)
+    x.attach_grad()
+    chosen = variables(x, [p.data() for p in net.collect_params(".*weight").values()])
+    with autograd.record():
+        loss = LOSS(net(x * 2) + net(x), y)
+    made = [*autograd.grad(loss, chosen, retain_graph=True), *autograd.grad(loss, chosen)]
+    left = {**left_in(net), **{f"made {k}": array for k, array in enumerate(made)}}
+    return {**left, **{f"then {name}": array for name, array in train(net, steps=1).items()}}
+
+
+SCENARIOS.update(
+    (f"gradients of {name}", partial(gradients_of_variables, variables))
+    for name, variables in VARIABLES.items()
+)
+
+
+# What a script does to a net between steps
+
+
+def add_a_layer(net: Any) -> None:
+    with net.name_scope():
+        net.add(nn.Dense(10))
+    net[-1].initialize(mx.init.Xavier())
+
+
+def freeze(net: Any, pattern: str, is_frozen: bool) -> None:
+    net.collect_params(pattern).setattr("grad_req", "null" if is_frozen else "write")
+
+
+def initialize_again(net: Any, k: int) -> None:
+    freeze(net, ".*dense0_.*", True)
+    if k == 2:
+        net[0].initialize(mx.init.Constant(0.01), force_reinit=True)
+
+
+def cast(net: Any, k: int) -> None:
+    if k == 2:
+        net.cast("float64")
+    if k == 4:
+        net.hybridize(static_alloc=True)
+
+
+#: What is done to a net before step k.
+CHANGES: dict[str, Callable[[Any, int], Any]] = {
+    "layers frozen midway": lambda net, k: freeze(net, ".*dense[01]_.*", k in (2, 3)),
+    "the last layers before the rest": lambda net, k: freeze(net, ".*(dense|norm)[0-2]_.*", k < 2),
+    "a frozen layer initialized again": initialize_again,
+    "a layer added": lambda net, k: add_a_layer(net) if k == 2 else None,
+    "cast and hybridized again": cast,
+    "moved to another device": lambda net, k: net.collect_params().reset_ctx(mx.cpu(k // 2 % 2)),
+}
+
+
+def with_changes(change: Callable[[Any, int], Any], prepare: Prepare) -> Arrays:
+    net = prepare(mlp())
+    for k in range(5):
+        change(net, k)
+        first = next(iter(net.collect_params().values()))
+        x, y = (each.as_in_context(first.list_ctx()[0]) for each in batch(k))
+        step(net, trainer(net), x.astype(first.dtype), y)
+    return left_in(net)
+
+
+SCENARIOS.update((name, partial(with_changes, change)) for name, change in CHANGES.items())
+
+
+def a_weight_frozen_midway(prepare: Prepare) -> Arrays:
+    """MKLDNN then makes no gradient of its bias, so that its bits are others."""
+    return with_changes(lambda net, k: freeze(net, "net_dense5_weight", k >= 2), prepare)
+
+
+@scenario
+def gradients_in_new_arrays(prepare: Prepare) -> Arrays:
+    """The old ones, which the user may have, stay as they are."""
+    net, old = prepare(mlp()), {}
+
+    def renew() -> None:
+        old.update({name: each.grad() for name, each in net.collect_params(".*dense.*").items()})
+        for request in ("add", "write"):
+            net.collect_params().setattr("grad_req", request)
+
+    left = train(net, steps=4, before=lambda k: renew() if k == 2 else None)
+    return {**left, **{f"old {name}": each for name, each in old.items()}}
+
+
+def trained_anew(net: Any, steps: int, change: Callable[[int], Any]) -> Arrays:
+    """With a trainer for each step, after a change that returns the step's batch."""
+    for k in range(steps):
+        x, y = change(k)
+        step(net, trainer(net), x, y)
+    return left_in(net)
+
+
+@scenario
+def saved_loaded_and_exported(prepare: Prepare) -> Arrays:
+    net = prepare(mlp())
+
+    def before(k: int) -> None:
+        if k:
+            mx.nd.waitall()  # without a plan statistics may be read before they are there
+            net.save_parameters("net.params")
+            net.load_parameters("net.params")
+
+    left = train(net, before=before)
+    net.export("net")
+    again = prepare(gluon.SymbolBlock.imports("net-symbol.json", ["data"], "net-0000.params"))
+    return {**left, **{f"again {name}": array for name, array in train(again).items()}}
+
+
+@scenario
+def hooks_of_blocks(prepare: Prepare) -> Arrays:
+    net = mlp()
+    kept: Arrays = {}
+    net(batch(0)[0])
+
+    def hook(_: Any, inputs: Any, output: Any) -> None:
+        kept[f"output {len(kept)}"] = output.copy()
+
+    net.register_forward_hook(hook)
+    left = train(prepare(net))
+    assert len(kept) == 3
+    return {**left, **kept}
+
+
+@scenario
+def hooks_of_operators(prepare: Prepare) -> Arrays:
+    """They are told all in inference, and what `Monitor` makes of it is as without a plan."""
+    net, told = prepare(mlp()), []
+    kept: Arrays = {}
+    monitor = mx.mon.Monitor(1, pattern=".*dense.*")
+
+    def op_hook(name: bytes, op: bytes, array: Any) -> None:
+        if monitor.activated:
+            told.append((name, op))
+            monitor.stat_helper(name, array)
+
+    net.register_op_hook(op_hook)
+
+    def before(k: int) -> None:
+        if k:
+            monitor.tic()
+            net(other(k))
+            kept[f"monitored {k}"] = repr(monitor.toc()).encode()
+
+    left = train(net, steps=4, before=before)
+    assert len(told) == 3 * OPERATORS and b"dense5_fwd_output" in kept["monitored 3"]
+    return {**left, **kept, "told": repr(told).encode()}
+
+
+@scenario
+def summaries(prepare: Prepare) -> Arrays:
+    """They are refused in MXNet's words while a net is hybridized, and its plan is made anew."""
+    net = mlp()
+    kept: Arrays = {}
+
+    def summary() -> None:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            net.summary(batch(0)[0])
+        assert "Unique parameters in model: 5866" in printed.getvalue()
+        kept[f"summary {len(kept)}"] = printed.getvalue().encode()
+
+    def between() -> None:
+        with pytest.raises(AssertionError, match="must not be hybridized to print summary"):
+            net.summary(batch(0)[0])
+        net.hybridize(False)
+        summary()
+        net.hybridize()
+
+    summary()
+    prepare(net)
+    return {**train(net, steps=4, before=lambda k: between() if k == 2 else None), **kept}
+
+
+@scenario
+def an_estimator(prepare: Prepare) -> Arrays:
+    from mxnet.gluon.contrib.estimator import Estimator
+
+    net = prepare(mlp())
+    net(batch(0)[0])
+    data = gluon.data.DataLoader(gluon.data.ArrayDataset(*batch(0, 64)), 16)
+    estimator = Estimator(net, LOSS, trainer=trainer(net), context=mx.cpu())
+    estimator.logger.setLevel("ERROR")
+    estimator.fit(data, val_data=data, epochs=2)
+    metrics = [*estimator.train_metrics, *estimator.val_metrics]
+    assert len(metrics) == 4
+    return {**left_in(net), "metrics": np.array([metric.get()[1] for metric in metrics])}

@@ -1,0 +1,204 @@
+"""Scenarios: networks of many kinds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import memonger  # noqa: F401  before mxnet
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from mxnet.gluon import nn, rnn
+
+from blocks import LOSS, Arrays, Prepare, Residual, Transformer
+from blocks import batch, images, initialized, layers
+from scenarios import scenario, train
+
+
+@scenario
+def convolutions(prepare: Prepare) -> Arrays:
+    return train(prepare(initialized(Residual(prefix="net_"))), batches=images)
+
+
+def within(outer: Any, prepare_it: Prepare, prepare_its_part: Prepare) -> Arrays:
+    inner = layers("inner_", 32)
+    with outer.name_scope():
+        outer.add(inner, nn.Dense(10))
+    prepare_it(initialized(outer))
+    prepare_its_part(inner)
+    return train(outer)
+
+
+def leave(net: Any) -> Any:
+    return net
+
+
+@scenario
+def a_block_within_a_planned_one(prepare: Prepare) -> Arrays:
+    return within(nn.HybridSequential(prefix="outer_"), prepare, leave)
+
+
+@scenario
+def a_planned_block_within_one_that_is_not_hybridized(prepare: Prepare) -> Arrays:
+    return within(nn.Sequential(prefix="outer_"), leave, prepare)
+
+
+class Outputs(nn.HybridBlock):
+    """Returns a result, its input and a parameter more than once; MXNet merges the twins."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.first, self.last = layers("first_", 32), layers("last_", 32)
+            self.scale = self.params.get("scale", shape=(1, 32))
+
+    def hybrid_forward(self, F: Any, x: Any, scale: Any) -> Any:
+        h = F.broadcast_mul(self.first(x), scale)
+        twins = [F.sin(h), F.sin(h), F.sin(h)]
+        out = self.last(h + twins[0])
+        return out, [h, out, x, F.identity(out), scale], twins, out, h, x, scale
+
+
+@scenario
+def outputs_that_are_one_or_inputs(prepare: Prepare) -> Arrays:
+    """An input that is returned is the same memory: what is written to one is in the other."""
+    net = prepare(initialized(Outputs(prefix="net_")))
+    last: list[Any] = []
+    kept: Arrays = {}
+
+    def loss(x: Any, y: Any, k: int) -> Any:
+        out, some, twins, *others = net(x)
+        chosen = [out, *some, *twins, *others][k % 3 :: 1 + k % 2]
+        kept.update({f"{k} {i}": one.copy() for i, one in enumerate(chosen)})
+        last[:] = x, *others[-2:]
+        return sum(((i + 1) * (one**2).mean() for i, one in enumerate(chosen)), LOSS(out, y))
+
+    def before(k: int) -> None:
+        if k:
+            x, same, scale = last
+            kept[f"scale after step {k}"] = scale.asnumpy()
+            scale *= 0.5
+            x += k
+            kept[f"x after step {k}"] = same.asnumpy()
+
+    return {**train(net, loss, 5, before=before, input_gradient="write"), **kept}
+
+
+class Cells(nn.HybridBlock):
+    """A fused LSTM, whose states are inputs and outputs, and cells that are unrolled."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.cell, self.fused, self.top = rnn.LSTMCell(16), rnn.LSTM(16), nn.Dense(10)
+
+    def hybrid_forward(self, F: Any, x: Any, states: Any) -> Any:
+        x, states = self.fused(x, states)
+        x, _ = self.cell.unroll(6, x, layout="TNC", merge_outputs=True)
+        return self.top(F.tanh(F.mean(x, axis=0))), states
+
+
+@scenario
+def recurrent_layers(prepare: Prepare) -> Arrays:
+    net = prepare(initialized(Cells(prefix="cells_")))
+    states = net.fused.begin_state(16)
+
+    def loss(x: Any, y: Any, k: int) -> Any:
+        nonlocal states
+        out, states = net(x.reshape((16, 6, 8)).swapaxes(0, 1), states)
+        states = [state.detach() for state in states]
+        return LOSS(out, y)
+
+    return train(net, loss, batches=lambda k: batch(k, 16, 6 * 8))
+
+
+def sentences(number: int) -> Any:
+    """Words, the lengths of sentences, and labels."""
+    random = np.random.RandomState(number)
+    words, lengths = random.randint(0, 50, (4, 12)), random.randint(3, 13, 4)
+    return [mx.nd.array(words), mx.nd.array(lengths)], mx.nd.array(random.randint(0, 10, 4))
+
+
+@scenario
+def attention(prepare: Prepare, **how: Any) -> Arrays:
+    net = prepare(initialized(Transformer(prefix="net_")))
+    options = {"optimizer": "adam", "learning_rate": 1e-3, **how}
+    return train(net, lambda x, y, k: LOSS(net(*x), y), batches=sentences, **options)
+
+
+class Scaling(mx.operator.CustomOp):
+    """Keeps something of its forward pass for the backward pass, and moves an auxiliary state."""
+
+    def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
+        x, scale = in_data
+        self.kept = mx.nd.sigmoid(x)
+        self.assign(out_data[0], req[0], x * self.kept * scale)
+        self.assign(out_data[1], req[1], x * 3)
+        if is_train:
+            aux[0][:] = 0.9 * aux[0] + 0.1 * mx.nd.mean(x, axis=0)
+
+    def backward(
+        self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any
+    ) -> None:
+        (x, scale), (given, other) = in_data, out_grad
+        slope = self.kept + x * self.kept * (1 - self.kept)
+        self.assign(in_grad[0], req[0], given * scale * slope + other * 3 + aux[0])
+        self.assign(in_grad[1], req[1], mx.nd.sum(given * x * self.kept, axis=0, keepdims=True))
+
+
+@mx.operator.register("gluon_test_scaling")
+class ScalingProp(mx.operator.CustomOpProp):
+    def list_arguments(self) -> list[str]:
+        return ["data", "scale"]
+
+    def list_outputs(self) -> list[str]:
+        return ["scaled", "other"]
+
+    def list_auxiliary_states(self) -> list[str]:
+        return ["mean"]
+
+    def infer_shape(self, shapes: Any) -> Any:
+        data = shapes[0]
+        return [data, [1, data[1]]], [data, data], [[data[1]]]
+
+    def create_operator(self, *_: Any) -> Any:
+        return Scaling()
+
+
+class Customs(nn.HybridBlock):
+    """Layers around an operator that is written in Python."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.first, self.last = layers("first_", 32, drop=0), layers("last_", drop=0)
+            self.scale = self.params.get("scale", shape=(1, 32))
+            self.mean = self.params.get("mean", shape=(32,), grad_req="null", init="zeros")
+
+    def hybrid_forward(self, F: Any, x: Any, scale: Any, mean: Any) -> Any:
+        a, b = F.Custom(self.first(x), scale, mean, op_type="gluon_test_scaling", name="a")
+        return self.last(a + F.tanh(b))
+
+
+@scenario
+def operators_written_in_python(prepare: Prepare) -> Arrays:
+    """Also where the net is called twice, and with gradients that are added."""
+    net = prepare(initialized(Customs(prefix="net_")))
+
+    def before(k: int) -> None:
+        if k == 2:
+            net.collect_params(".*(weight|scale)").setattr("grad_req", "add")
+
+    def loss(x: Any, y: Any, k: int) -> Any:
+        return LOSS(net(x) + net(x * 2) if k % 2 else net(x), y)
+
+    # What is bound tells its memory in MB; so the batch is large.
+    return train(net, loss, 4, batches=lambda k: batch(k, 1024), before=before)
+
+
+@scenario
+def a_symbol_block(prepare: Prepare) -> Arrays:
+    x = mx.sym.var("image")
+    net = gluon.SymbolBlock(layers("net_")(x), [x])
+    net.initialize()
+    return train(prepare(net))
