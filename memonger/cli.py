@@ -1,8 +1,8 @@
 """The command ``memonger``, for scripts, and for networks that are in a ``-symbol.json`` file.
 
-Every verb but ``run`` is a public function of the package. The exit status is 0 where all is well,
-1 where the answer is no (``check`` finds a difference, nothing fits the budget), 2 for a mistake;
-one line on stderr tells which. What a search has found is printed where it cannot be written too.
+Every verb but ``run`` is a public function of the package. The exit status is 0 if all is well, 1
+if the answer is no (``check`` finds a difference, nothing fits the budget), 2 for a mistake, which
+one line on stderr names. The result of a search is printed even if its files cannot be written.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import logging
 import os
 import re
 import sys
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, NoReturn, Sequence
 
 # Nothing here imports MXNet, which takes seconds, before a verb is carried out.
 import memonger
@@ -32,13 +32,13 @@ UNSAVED = "a schedule cannot be saved for MXNet; leave out --output, or plan wit
 def main(arguments: Sequence[str] | None = None, begin: Callable[[], object] = lambda: None) -> int:
     """Run the command with these arguments, by default those of the process; return its status.
 
-    ``begin`` is called when all is imported: what runs then ends well at a KeyboardInterrupt.
+    ``begin`` is called when all is imported: from then on a KeyboardInterrupt ends it well.
     """
     options = _parse(sys.argv[1:] if arguments is None else arguments)
     if options.verb == "run":
         return _run(options, begin)
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # names need not be of the terminal's letters
+        if hasattr(stream, "reconfigure"):  # for names in letters that the terminal lacks
             stream.reconfigure(errors="backslashreplace")
     level = logging.INFO if options.verbose else logging.WARNING
     logging.basicConfig(format="memonger: %(message)s", level=level)
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None, begin: Callable[[], object] = l
         status = options.run(network, options)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # who reads has seen enough, as with | head
+    except BrokenPipeError:  # the reader has seen enough, as with | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except MemongerError as error:
@@ -73,10 +73,10 @@ def _run(options: argparse.Namespace, begin: Callable[[], object]) -> int:
     """Run a script that trains, with plans for all that it binds; it needs no change."""
     from memonger.scripts.run import prepare
 
-    given = {name: getattr(options, name, None) for name in ENABLING}
-    given["cache"] = not given.pop("no_cache")
+    keywords = {name: getattr(options, name, None) for name in ENABLING}
+    keywords["cache"] = not keywords.pop("no_cache")
     try:
-        start = prepare(options.script, options.arguments, options.module, given)
+        start = prepare(options.script, options.arguments, options.module, keywords)
     except MemongerError as error:
         print(f"memonger: {error}", file=sys.stderr)
         return MISTAKE
@@ -86,20 +86,18 @@ def _run(options: argparse.Namespace, begin: Callable[[], object]) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments; options of ``run`` may be told by variables too: MEMONGER_BUDGET."""
-    verb, *others = [*arguments] or [""]
-    if verb == "run":
-        for option in ENABLING:
-            flag, value = _flags(option)[-1], os.environ.get(f"MEMONGER_{option.upper()}", "")
-            if OPTIONS[option][0] is bool:
-                others[:0] = [flag] if value not in ("", "0") else []
-            else:
-                others[:0] = [f"{flag}={value}"] if value else []
-    return _parser().parse_args([verb, *others] if arguments else arguments)
+    """Parse the arguments; variables such as MEMONGER_BUDGET hold options of ``run`` too."""
+    words = [*arguments]
+    for option in ENABLING if words[:1] == ["run"] else ():
+        flag, value = _flags(option)[-1], os.environ.get(f"MEMONGER_{option.upper()}", "")
+        is_switch = OPTIONS[option][0] is bool
+        if value and not (is_switch and value == "0"):
+            words.insert(1, flag if is_switch else f"{flag}={value}")
+    return _parser().parse_args(words)
 
 
 def _check_places(options: argparse.Namespace) -> None:
-    """Check that all can be written, before a long search is begun for it."""
+    """Check that all files can be written, before a long search."""
     if options.output is not None:
         files.check_writable(options.output)
     if options.plot is not None:
@@ -119,29 +117,30 @@ def _check_places(options: argparse.Namespace) -> None:
 
 def _plan(network: Any, options: argparse.Namespace) -> int:
     """Plan a network and save it; plain MXNet loads and trains it."""
-    given, report = _given(options), None
-    if given.get("how") == "schedule" and options.output:
+    keywords, report = _keywords(options), None
+    if keywords.get("how") == "schedule" and options.output:
         raise MemongerError(UNSAVED)
-    plan = _timed(memonger.plan(network, **given), given)
+    plan = _timed(memonger.plan(network, **keywords), keywords)
     try:
         if options.check:
             spec, ctx = plan.request.spec, plan.request.ctx  # of the share of one device
-            about = {"type_dict": spec.types, "ctx": ctx}
-            report = memonger.check(network, plan.symbol, spec.shapes, **about)
+            report = memonger.check(
+                network, plan.symbol, spec.shapes, type_dict=spec.types, ctx=ctx
+            )
     except KeyboardInterrupt:
         raise MemongerError("interrupted before the plan was checked") from None
     finally:
         text, data = str(plan), _as_data(plan)
         if report is not None:
             text, data["check"] = f"{plan}\n{'check':10} {report}", _as_data(report)
-        _tell(options, text, plan, data)
+        _deliver(options, text, plan, data)
     return OK if report is None or report else NO
 
 
-def _timed(plan: Any, given: Any) -> Any:
-    """Predict the time that a plan adds, where that is not known; without it if it cannot be."""
+def _timed(plan: memonger.Plan, keywords: dict[str, Any]) -> memonger.Plan:
+    """Add the predicted time to a plan that lacks it, if it can be predicted."""
     try:
-        time = plan.predict_time(given.get("measure", False))
+        time = plan.predict_time(keywords.get("measure", False))
         return dataclasses.replace(plan, added_time=time)
     except (MemongerError, KeyboardInterrupt) as error:  # the plan is known all the same
         log.warning("the time that the plan adds cannot be predicted: %s", error or "interrupted")
@@ -150,24 +149,25 @@ def _timed(plan: Any, given: Any) -> Any:
 
 def _frontier(network: Any, options: argparse.Namespace) -> int:
     """Tell the plans that no other beats in memory and time."""
-    plans = memonger.frontier(network, **_given(options))
-    return _tell(options, plans, plans)
+    plans = memonger.frontier(network, **_keywords(options))
+    return _deliver(options, plans, plans)
 
 
 def _report(network: Any, options: argparse.Namespace) -> int:
     """Write an HTML page of a plan, beside the plans that no other beats."""
-    given = _given(options)
-    asked = {k: v for k, v in given.items() if k != "points"}
-    searched = {k: v for k, v in given.items() if k not in ("work", *LIMIT)}
+    keywords = _keywords(options)
+    searched = {k: v for k, v in keywords.items() if k not in ("work", *LIMIT)}
     plans = memonger.frontier(network, **searched)
-    if given.get("how") == "auto" and "budget" not in given:
+    searched.pop("points", None)
+    if keywords.get("how") == "auto" and "budget" not in keywords:
         plan, others = plans[-1], [*plans]
     else:
-        plan, others = _timed(memonger.plan(network, **asked), given), [*plans]
-    if "mirror_stage" in network.tojson():  # the original's planner has something to go by
-        bare = {k: v for k, v in searched.items() if k not in ("how", "points")}
-        others.append(memonger.plan(network, planner="chen2016", **bare))
-    limit = {k: v for k, v in given.items() if k in LIMIT}
+        single = {k: v for k, v in keywords.items() if k != "points"}
+        plan, others = _timed(memonger.plan(network, **single), keywords), [*plans]
+    if "mirror_stage" in network.tojson():  # marks for the original's planner
+        searched.pop("how", None)
+        others.append(memonger.plan(network, planner="chen2016", **searched))
+    limit = {k: v for k, v in keywords.items() if k in LIMIT}
     try:
         plan.report(options.output, others=others, network=options.network, **limit)
     finally:
@@ -177,65 +177,66 @@ def _report(network: Any, options: argparse.Namespace) -> int:
 
 def _batch(network: Any, options: argparse.Namespace) -> int:
     """Tell the largest batch that fits, with a plan and without."""
-    found = memonger.largest_batch(network, **_given(options))
+    largest = memonger.largest_batch(network, **_keywords(options))
     try:
         if options.report is not None:
-            found.report(options.report, network=options.network)
+            largest.report(options.report, network=options.network)
     finally:
-        _tell(options, found, found.plan)
+        _deliver(options, largest, largest.plan)
     return OK
 
 
 def _cost(network: Any, options: argparse.Namespace) -> int:
     """Tell the memory that a network takes in training as it is."""
-    found = memonger.explain(network, **_given(options))
-    pool, peak, exact = found.pool_bytes, found.peak_bytes, not found.inexact
+    memory = memonger.explain(network, **_keywords(options))
+    pool, peak, exact = memory.pool_bytes, memory.peak_bytes, not memory.inexact
     text = f"pool     {in_words(pool)}{'' if exact else ', bound, in whole MB'}\n"
-    text += f"peak     {in_words(peak)} alive at once, in {found.peak}"
+    text += f"peak     {in_words(peak)} alive at once, in {memory.peak}"
     figures = {"pool_bytes": pool, "peak_bytes": peak, "exact": exact}
-    return _tell(options, text if found.tensors or pool else found, data=figures)
+    return _deliver(options, text if memory.tensors or pool else memory, data=figures)
 
 
 def _explain(network: Any, options: argparse.Namespace) -> int:
     """Tell what makes up the memory of a network, or of a plan."""
     if options.plan:
-        return _tell(options, memonger.plan(network, **_given(options)).explain())
+        return _deliver(options, memonger.plan(network, **_keywords(options)).explain())
     for name in PLANNING:
         if name in vars(options):
             raise MemongerError(f"--{name.replace('_', '-')} is for a plan; give --plan too")
-    return _tell(options, memonger.explain(network, **_given(options)))
+    return _deliver(options, memonger.explain(network, **_keywords(options)))
 
 
 def _check(network: Any, options: argparse.Namespace) -> int:
     """Train a network and its plan and compare them bit for bit."""
-    report = memonger.check(network, memonger.load(options.planned), **_given(options))
-    _tell(options, report, data={**_as_data(report), "equal": bool(report)})
+    report = memonger.check(network, memonger.load(options.planned), **_keywords(options))
+    _deliver(options, report, data={**_as_data(report), "equal": bool(report)})
     return OK if report else NO
 
 
-def _given(options: argparse.Namespace) -> dict[str, Any]:
-    """Give the keyword arguments of the package's function: the options that were given."""
-    given = {name: value for name, value in vars(options).items() if name in KEYWORDS}
-    if "ctx" in given:
+def _keywords(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that were given, as keyword arguments of the package's function."""
+    keywords = {name: value for name, value in vars(options).items() if name in KEYWORDS}
+    if "ctx" in keywords:
         from memonger.graph.inputs import read_name
 
-        given["ctx"] = read_name(given["ctx"])
-    return {"shapes": None, **given}
+        keywords["ctx"] = read_name(keywords["ctx"])
+    return {"shapes": None, **keywords}
 
 
-def _as_data(found: Any) -> Any:
-    """Give a named tuple as a dict, and a Plan without its symbol, and those in them too."""
-    if isinstance(found, memonger.Plan):
+def _as_data(result: Any) -> Any:
+    """Return a named tuple as a dict, and a Plan without its symbol, and those in them too."""
+    if isinstance(result, memonger.Plan):
         from memonger.api.plan import figures
 
-        return {**figures(found), "schedule": found.schedule and found.schedule.operations.tolist()}
-    if hasattr(found, "_asdict"):
-        return {name: _as_data(value) for name, value in found._asdict().items()}
-    return [_as_data(value) for value in found] if isinstance(found, tuple) else found
+        schedule = result.schedule and result.schedule.operations.tolist()
+        return {**figures(result), "schedule": schedule}
+    if hasattr(result, "_asdict"):
+        return {name: _as_data(value) for name, value in result._asdict().items()}
+    return [_as_data(value) for value in result] if isinstance(result, tuple) else result
 
 
-def _tell(options: argparse.Namespace, found: Any, plan: Any = None, data: Any = None) -> int:
-    """Write the files, and print what was found, or with ``--json`` its data, in any case."""
+def _deliver(options: argparse.Namespace, result: Any, plan: Any = None, data: Any = None) -> int:
+    """Write the files; whether that succeeds or not, print the result, or its data as JSON."""
     try:
         if options.output is not None:
             from memonger.support.versions import json_of
@@ -249,18 +250,24 @@ def _tell(options: argparse.Namespace, found: Any, plan: Any = None, data: Any =
         raise MemongerError("interrupted before all was written") from None
     finally:
         if options.json:
-            found = json.dumps(_as_data(found) if data is None else data, indent=2)
-        print(found)
+            result = json.dumps(_as_data(result) if data is None else data, indent=2)
+        print(result)
     return OK
 
 
 class _Pairs(argparse.Action):
     """Read ``--shape data=32,3,224,224`` or ``--type data=float16``, any number of times."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option: str | None = None,
+    ) -> None:
         name, _, value = values.partition("=")
-        known = vars(namespace).setdefault(self.dest, {})
-        if name in known:
+        pairs = vars(namespace).setdefault(self.dest, {})
+        if name in pairs:
             parser.error(f"{option} {name} is given twice")
         if not (name and value):
             parser.error(f"{option} {values}: it is written as {self.metavar}")
@@ -269,10 +276,10 @@ class _Pairs(argparse.Action):
             if not all(re.fullmatch("N|[0-9]{1,18}", size) for size in sizes):
                 parser.error(f"{option} {values}: sizes are whole numbers, as in {self.metavar}")
             value = tuple(None if size == "N" else int(size) for size in sizes)
-        known[name] = value
+        pairs[name] = value
 
 
-def _budget(text: str) -> Any:
+def _budget(text: str) -> int | float | str:
     """Read a budget: an int or a float where it is a number, otherwise as it is."""
     for number in (int, float):
         with contextlib.suppress(ValueError):
@@ -280,20 +287,21 @@ def _budget(text: str) -> Any:
     return text
 
 
-def _optimizer(text: str) -> Any:
+def _optimizer(text: str) -> tuple[str, dict[str, Any]]:
     """Read an optimiser by name, or with its parameters: 'adam', 'sgd,momentum=0.9'."""
-    name, *given = text.split(",")
-    pairs = (pair.partition("=") for pair in given)
+    name, *parameters = text.split(",")
+    pairs = (parameter.partition("=") for parameter in parameters)
     try:
         return name, {key: json.loads(value) for key, _, value in pairs}
     except ValueError:
-        said = f"{text!r}: an optimizer is written as sgd,momentum=0.9"
-        raise argparse.ArgumentTypeError(said) from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: an optimizer is written as sgd,momentum=0.9"
+        ) from None
 
 
 WAYS = ("marks", "schedule", "auto")
 
-#: What an option takes (its type, its choices; bool for a switch), its placeholder, what it is.
+#: The type of each option (or its choices; bool for a switch), its placeholder, its help.
 OPTIONS: dict[str, tuple[Any, str | None, str]] = {
     "shapes": (_Pairs, "data=32,3,224,224", "shape of an input, the batch first (N in batch)"),
     "type_dict": (_Pairs, "data=float16", "type of an input (default: float32)"),
@@ -318,12 +326,10 @@ OPTIONS: dict[str, tuple[Any, str | None, str]] = {
     "or_plain": (bool, None, "train without a plan where none fits the budget, not stop"),
     "no_cache": (bool, None, "keep no plans for the next start, and take none"),
 }
-FLAGS = {"shapes": ["--shape"], "type_dict": ["--type"]}
-FLAGS["output"] = ["-o", "--output"]
-OWN: dict[str, Any] = dict.fromkeys(("json", "verbose", "check", "plan"), False)
-OWN.update(dict.fromkeys(("output", "plot", "report")))
+FLAGS = {"shapes": ["--shape"], "type_dict": ["--type"], "output": ["-o", "--output"]}
+SWITCHES, FILES = ("json", "verbose", "check", "plan"), ("output", "plot", "report")
 SCRIPTS = ("or_plain", "no_cache")
-KEYWORDS = OPTIONS.keys() - OWN.keys() - {*SCRIPTS}  # of the package
+KEYWORDS = OPTIONS.keys() - {*SWITCHES, *FILES, *SCRIPTS}  # of the package's functions
 
 SEARCH = ("measure", "patience")
 LIMIT = ("budget", "budget_of", "optimizer")
@@ -331,7 +337,7 @@ BUDGET = (*LIMIT, *SEARCH)
 PLANNING = ("how", "work", *BUDGET)
 ENABLING = (*PLANNING, "report", "check", *SCRIPTS)  # options of ``run``
 
-#: What carries out each verb, and its options beside those that all have.
+#: The function of each verb, and its options beside those that all have.
 VERBS: dict[str, tuple[Callable[[Any, Any], int], tuple[str, ...]]] = {
     "plan": (_plan, ("devices", *PLANNING, "output", "plot", "check")),
     "frontier": (_frontier, ("devices", *SEARCH, "how", "points", "plot")),
@@ -354,9 +360,9 @@ EXAMPLES = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """With mistakes in one line."""
+    """A parser that reports mistakes in one line."""
 
-    def error(self, message: str) -> Any:
+    def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
         raise SystemExit(MISTAKE)
 
@@ -366,30 +372,28 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="memonger", description=memonger.__doc__)
     parser.add_argument("--version", action="version", version=memonger.__version__)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
-    for name, (run, options) in VERBS.items():
-        verb = verbs.add_parser(
+
+    def add(name: str, text: str | None, example: str) -> argparse.ArgumentParser:
+        return verbs.add_parser(
             name,
-            help=run.__doc__,
-            description=run.__doc__,
-            epilog="example:\n  " + EXAMPLES[name],
+            help=text,
+            description=text,
+            epilog="example:\n  " + example,
             formatter_class=argparse.RawDescriptionHelpFormatter,  # the example in one line
             argument_default=argparse.SUPPRESS,
         )
+
+    for name, (run, options) in VERBS.items():
+        verb = add(name, run.__doc__, EXAMPLES[name])
         verb.add_argument("network", help="a -symbol.json file")
         if name == "check":
             verb.add_argument("planned", help="the planned network's -symbol.json file")
         for option in ("shapes", "type_dict", "ctx", "json", "verbose", *options):
             required = (name, option) in (("batch", "budget"), ("report", "output"))
             _add(verb, option, required)
-        verb.set_defaults(run=run, **OWN)  # of others the package knows them
-    verb = verbs.add_parser(
-        "run",
-        help=_run.__doc__,
-        description=_run.__doc__,
-        epilog="example:\n  memonger run --budget 10GB train.py --its --own --options",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,
-    )
+        # Functions of the package have defaults for the other options.
+        verb.set_defaults(run=run, **dict.fromkeys(SWITCHES, False), **dict.fromkeys(FILES))
+    verb = add("run", _run.__doc__, "memonger run --budget 10GB train.py --its --own --options")
     verb.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
     for option in ENABLING:
         _add(verb, option)
@@ -405,12 +409,12 @@ def _flags(option: str) -> list[str]:
 
 def _add(verb: argparse.ArgumentParser, option: str, required: bool = False) -> None:
     """Add an option to a verb."""
-    kind, metavar, about = OPTIONS[option]
-    taken: dict[str, Any] = {"type": kind, "metavar": metavar}
+    kind, metavar, text = OPTIONS[option]
+    settings: dict[str, Any] = {"type": kind, "metavar": metavar}
     if kind is bool:
-        taken = {"action": "store_true"}
+        settings = {"action": "store_true"}
     elif kind is _Pairs:
-        taken = {"action": kind, "metavar": metavar}
+        settings = {"action": kind, "metavar": metavar}
     elif isinstance(kind, tuple):
-        taken = {"choices": kind}
-    verb.add_argument(*_flags(option), dest=option, help=about, required=required, **taken)
+        settings = {"choices": kind}
+    verb.add_argument(*_flags(option), dest=option, help=text, required=required, **settings)

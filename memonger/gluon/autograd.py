@@ -1,9 +1,9 @@
 """Backward passes through planned blocks: their errors are raised, and ``autograd.grad`` works.
 
 No exception can pass through MXNet from within a backward pass. So the functions of its C API that
-begin one are replaced, once, by functions that do what MXNet's do and then raise what was noted.
-For the gradients of a few variables they also differentiate what the calls of planned blocks have
-put on the tape.
+begin one are replaced, once. Ours call MXNet's, and then raise the errors of the pass. For the
+gradients of a few variables they also differentiate what the calls of planned blocks have put on
+the tape.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _Handle = mx.base.NDArrayHandle
 class _Pass(threading.local):
     """The backward pass that runs on a thread."""
 
-    errors: list[BaseException] = []  # that are raised when it ends
-    partial = False  # whether it makes the gradients of a few variables
+    errors: list[BaseException] = []  # raised when the pass ends
+    partial = False  # whether the pass makes the gradients of a few variables only
 
 
 _pass = _Pass()
 
 
 def fail(error: BaseException) -> None:
-    """Note an error in a backward pass."""
+    """Keep an error of the backward pass on this thread, to be raised when the pass ends."""
     _pass.errors.append(error)
 
 
@@ -44,6 +44,7 @@ def is_partial() -> bool:
 
 @contextlib.contextmanager
 def _watched(partial: bool = False) -> Iterator[None]:
+    """Raise the errors of a backward pass when it has ended."""
     outer = _pass.errors, _pass.partial
     errors: list[BaseException] = []
     _pass.errors, _pass.partial = errors, partial
@@ -57,41 +58,36 @@ def _watched(partial: bool = False) -> Iterator[None]:
 
 
 def _calls_below(heads: Any) -> list[Any]:
-    """Find the calls of planned blocks that arrays were computed from, by their handles."""
+    """Return the calls of planned blocks that arrays, given by handles, were computed from."""
     calls = {stub.symbol_of(call.last.handle).name: call for call in stub.release()}
     symbols = [stub.symbol_of(_Handle(head)) for head in heads] if calls else []
-    if any(symbol is None for symbol in symbols):  # of which MXNet complains
+    if any(symbol is None for symbol in symbols):  # MXNet complains of these
         return []
-    read = {name for symbol in symbols for name in symbol.list_inputs()}
-    return [call for name, call in calls.items() if name in read]
+    names = {name for symbol in symbols for name in symbol.list_inputs()}
+    return [call for name, call in calls.items() if name in names]
 
 
 def _watch(usual: Callable[..., int]) -> Callable[..., int]:
-    def watched(*args: Any) -> int:
-        with _watched():
-            return usual(*args)
+    """Make what stands in the place of ``MXAutogradBackward``."""
 
-    return watched
+    def backward(*arguments: Any) -> int:
+        with _watched():
+            return usual(*arguments)
+
+    return backward
 
 
 def _watch_any(usual: Callable[..., int]) -> Callable[..., int]:
-    """Watch ``MXAutogradBackwardEx``, which also makes the gradients of a few variables."""
+    """Make what stands in the place of ``MXAutogradBackwardEx``.
 
-    def watched(
-        heads: int,
-        heads_at: Any,
-        head_grads: Any,
-        count: int,
-        variables: Any,
-        retain_graph: Any,
-        create_graph: Any,
-        train_mode: Any,
-        found: Any,
-        stypes: Any,
+    It also makes the gradients of a few variables.
+    """
+
+    def backward(
+        count: int, heads: Any, head_grads: Any, wanted: int, variables: Any, *others: Any
     ) -> int:
-        about = retain_graph, create_graph, train_mode, found, stypes
-        calls = _calls_below(heads_at) if count else []
-        hidden = dict.fromkeys(each.handle.value for call in calls for each in call.variables)
+        _, create_graph, _, gradients, _ = others
+        calls = _calls_below(heads) if wanted else []
         if calls and create_graph.value:
             raise MemongerError(
                 "autograd.grad with create_graph=True needs second derivatives, which a planned "
@@ -99,16 +95,18 @@ def _watch_any(usual: Callable[..., int]) -> Callable[..., int]:
             )
         for call in calls:
             call.check()
+        hidden = dict.fromkeys(array.handle.value for call in calls for array in call.variables)
         if hidden:
-            variables = mx.base.c_array(_Handle, [_Handle(each) for each in (*variables, *hidden)])
+            handles = [_Handle(handle) for handle in (*variables, *hidden)]
+            variables = mx.base.c_array(_Handle, handles)
         with _watched(partial=bool(calls)):
-            status = usual(heads, heads_at, head_grads, count + len(hidden), variables, *about)
-            if status == 0:
-                for k in range(count, count + len(hidden)):  # which the caller does not know of
-                    LIB.MXNDArrayFree(_Handle(found._obj[k]))
+            status = usual(count, heads, head_grads, wanted + len(hidden), variables, *others)
+            if status == 0:  # the caller knows nothing of the hidden variables' gradients
+                for k in range(wanted, wanted + len(hidden)):
+                    LIB.MXNDArrayFree(_Handle(gradients._obj[k]))
         return status
 
-    return watched
+    return backward
 
 
 @functools.lru_cache(None)

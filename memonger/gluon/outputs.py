@@ -1,10 +1,10 @@
 """The outputs of a block, each by itself, as the block's own CachedOp has them.
 
-CachedOp copies an output that was there before (``CreateForwardGraph`` in
-``src/imperative/cached_op.h``), merges common subexpressions, and copies those outputs that have
-become the same (``EliminateCommonNodes`` in ``src/executor/eliminate_common_expr_pass.cc``). Its
-gradient starts from the copies. An executor's starts from the outputs of the symbol: of two
-gradients of one result it takes the last, and what is merged in between is not merged there.
+CachedOp copies outputs that are the same as an earlier one (``CreateForwardGraph`` in
+``src/imperative/cached_op.h``). It merges common subexpressions, and copies outputs that are the
+same then (``EliminateCommonNodes`` in ``src/executor/eliminate_common_expr_pass.cc``). Its gradient
+starts from the copies. An executor's starts from the outputs of the symbol: of two gradients of one
+result it takes the last, and does not merge what CachedOp merges in between.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def with_copied_outputs(symbol: Any, shapes: Mapping[str, Any], types: Mapping[s
     if Settings().merging:
         spec = read_shapes(symbol, shapes, {}, types)
         same = merged_nodes(forward_graph(symbol, spec))
-    copies: dict[Entry, Entry] = {}  # MXNet would merge two of them
+    copies: dict[Entry, Entry] = {}  # one for each result, for MXNet would merge two
     for i, node in enumerate(nodes):
         if node["op"] == COPY and not node.get("attrs"):
             (a, b, *_), *_ = node["inputs"]

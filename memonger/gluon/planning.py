@@ -1,4 +1,4 @@
-"""The calls that plan a Gluon block, tell its plan, and take it away."""
+"""The calls that plan a Gluon block, return its plan, and take it away."""
 
 from __future__ import annotations
 
@@ -10,36 +10,35 @@ from typing import Any, Callable, MutableMapping, TypeVar
 from memonger.api import planning
 from memonger.api.plan import Plan
 from memonger.gluon import autograd, stub
-from memonger.gluon.cached_op import Asked, PlannedOp
+from memonger.gluon.cached_op import PlannedBlock, PlannedOp
 from memonger.gluon.runner import free_unused
 from memonger.graph.inputs import did_you_mean, read_pairs, read_shapes
-from memonger.solve.options import EITHER, Budget, read_plan_options
+from memonger.solve.options import EITHER, read_plan_options
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 from memonger.support.versions import MXNET_ERRORS
 
 Net = TypeVar("Net")
 
-#: How each block is planned. Copies and pickles of a block know nothing of it.
-_asked: MutableMapping[Any, Asked] = weakref.WeakKeyDictionary()
-#: How blocks are planned that nobody has asked to plan (`plan_others`).
-_others: Callable[[Any], Asked] | None = None
+#: How each block is planned. Copies and pickles of a block are not in it.
+_blocks: MutableMapping[Any, PlannedBlock] = weakref.WeakKeyDictionary()
+#: How other blocks are planned, once `plan_others` was called.
+_others: Callable[[Any], PlannedBlock] | None = None
 
-#: The options of ``memonger.plan`` that Gluon tells it.
-_TOLD = {
+#: The options of ``memonger.plan`` that Gluon has elsewhere.
+_ELSEWHERE = {
     "grad_req": "set it on the parameters: net.collect_params().setattr('grad_req', ...)",
     "devices": "each device's part of the batch is a call of the block",
 }
 _OPTIONS = [
     name
-    for name, each in inspect.signature(planning.plan).parameters.items()
-    if each.kind is each.KEYWORD_ONLY and name not in (*_TOLD, "type_dict")
+    for name, parameter in inspect.signature(planning.plan).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY and name not in (*_ELSEWHERE, "type_dict")
 ]
-#: The options of ``hybridize``, which are handed to it. (A ``backend`` would change the graph.)
-_FLAGS = tuple(
-    "active clear static_alloc static_shape inline_limit forward_bulk_size "
-    "backward_bulk_size".split()
-)
+#: The options that are handed to ``hybridize``. (A ``backend`` would change the graph.)
+_FLAGS = (
+    "active clear static_alloc static_shape inline_limit forward_bulk_size backward_bulk_size"
+).split()
 
 
 def plan(net: Net, shapes: Any = None, *, type_dict: Any = None, **options: Any) -> Net:
@@ -92,13 +91,13 @@ def plan(net: Net, shapes: Any = None, *, type_dict: Any = None, **options: Any)
     """
     _check_block(net)
     flags = {name: options.pop(name) for name in _FLAGS if name in options}
-    chosen, budget, inputs = _read_keywords(options)
+    block, inputs = _read_keywords(net, options)
     _install()
     if flags or not net._active:  # type: ignore[attr-defined]
         net.hybridize(**flags)  # type: ignore[attr-defined]
     # An earlier plan goes, and with it the CachedOp, which the next call makes anew.
     unplan(net)
-    _ask(net, Asked(net.name, chosen, budget))  # type: ignore[attr-defined]
+    _plan_later(net, block)
     if shapes is not None or inputs:
         try:
             _plan_now(net, shapes, inputs, type_dict)
@@ -123,19 +122,19 @@ def plan_of(net: Any) -> Plan:
     Raises
     ------
     MemongerError
-        If it has none: it was not asked for, not made yet, or could not be made.
+        If it has none: none was asked for, it is not made yet, or it could not be made.
     """
-    asked = _asked.get(_check_block(net))
-    if asked is None:
+    block = _blocks.get(_check_block(net))
+    if block is None:
         raise MemongerError(f"{net.name} has no plan; make one with memonger.gluon.plan(net)")
     if not net._active:
         raise MemongerError(
             f"{net.name} trains without a plan since hybridize(False); call net.hybridize() to "
             "have it planned again"
         )
-    decision = asked.decision
-    if decision is not None and decision.refused:
-        raise MemongerError(f"{net.name} trains without a plan: {decision.refused}")
+    decision = block.decision
+    if decision is not None and decision.refusal:
+        raise MemongerError(f"{net.name} trains without a plan: {decision.refusal}")
     if decision is None or decision.plan is None:
         raise MemongerError(
             f"{net.name} has no plan before its first call under autograd.record() of which a "
@@ -146,7 +145,7 @@ def plan_of(net: Any) -> Plan:
 
 
 def unplan(net: Net) -> Net:
-    """Have a block train as after ``hybridize()`` again.
+    """Take the plan of a block away, so that it trains as after ``hybridize()`` again.
 
     Parameters
     ----------
@@ -163,14 +162,14 @@ def unplan(net: Net) -> Net:
     MemongerError
         If it is no HybridBlock.
     """
-    block = _check_block(net)
-    _asked.pop(block, None)
-    block._clear_cached_op()
+    _blocks.pop(_check_block(net), None)
+    net._clear_cached_op()  # type: ignore[attr-defined]
     free_unused()
     return net
 
 
 def _check_block(net: Any) -> Any:
+    """Return a block that can be planned; say what to do otherwise."""
     kind = type(net).__name__
     if isinstance(net, mx.gluon.HybridBlock):
         return net
@@ -184,44 +183,42 @@ def _check_block(net: Any) -> Any:
     raise MemongerError(f"the net must be an mx.gluon.HybridBlock, not {kind} {net!r}")
 
 
-def _read_keywords(
-    given: dict[str, Any],
-) -> tuple[dict[str, Any], Budget | None, dict[str, Any]]:
-    """Check the options, and tell them, and the budget, from the shapes of inputs."""
-    for name, instead in _TOLD.items():
-        if name in given:
-            raise MemongerError(f"memonger.gluon.plan takes no {name}=; {instead}")
-    options = {name: value for name, value in given.items() if name in _OPTIONS}
+def _read_keywords(net: Any, keywords: dict[str, Any]) -> tuple[PlannedBlock, dict[str, Any]]:
+    """Check the keywords of `plan`; separate the options from the shapes of inputs."""
+    for name, remedy in _ELSEWHERE.items():
+        if name in keywords:
+            raise MemongerError(f"memonger.gluon.plan takes no {name}=; {remedy}")
+    options = {name: value for name, value in keywords.items() if name in _OPTIONS}
     options.setdefault("how", "marks" if options.get("budget") is None else EITHER)
     checked = read_plan_options(**{k: v for k, v in options.items() if k != "until"})
-    inputs = {name: value for name, value in given.items() if name not in _OPTIONS}
+    inputs = {name: value for name, value in keywords.items() if name not in _OPTIONS}
     for name, shape in inputs.items():
         if not isinstance(shape, (list, tuple)):
-            known = [*_OPTIONS, *_FLAGS]
-            hint = did_you_mean(name, known, "shapes of inputs are tuples of integers")
+            names = [*_OPTIONS, *_FLAGS]
+            hint = did_you_mean(name, names, "shapes of inputs are tuples of integers")
             raise MemongerError(f"unknown option {name!r}{hint}")
-    return options, checked.budget, inputs
+    return PlannedBlock(net.name, options, checked.budget), inputs
 
 
-def plan_others(how: Callable[[Any], Asked] | None) -> None:
-    """Have each block that is hybridized, and that no `plan` has named, planned as this tells."""
+def plan_others(how: Callable[[Any], PlannedBlock] | None) -> None:
+    """Plan each block that is hybridized, and that no `plan` has named, as ``how`` says."""
     global _others
     _others = how
     _install()
 
 
-def _ask(net: Any, asked: Asked) -> None:
-    """Have a block planned."""
+def _plan_later(net: Any, block: PlannedBlock) -> None:
+    """Plan a block when it is called."""
     _lay_out(net)
-    _asked[net] = asked
+    _blocks[net] = block
     weakref.finalize(net, free_unused)
 
 
 def _lay_out(net: Any) -> None:
     """Store the parameters as rows, before memory is taken for a plan."""
     # Inference leaves a convolution's weights in MKLDNN's layout. The first training step would
-    # copy them, and what that frees would lie idle: 60 of 220 MB with ResNet-50. It does so when it
-    # is run, by an operator that it pushes then: to wait for the weights would be too early.
+    # copy them, and what that frees would lie idle: 60 of 220 MB with ResNet-50. Inference lays
+    # weights out by an operator that it pushes when it runs, so waiting for them is not enough.
     mx.nd.waitall()
     for parameter in net.collect_params().values():
         try:
@@ -235,14 +232,14 @@ def _lay_out(net: Any) -> None:
 def _plan_now(net: Any, shapes: Any, keywords: dict[str, Any], type_dict: Any) -> None:
     """Make the plan for inputs of these shapes; nothing is computed."""
     if isinstance(net, mx.gluon.SymbolBlock):
-        names = [each.name for each in net._cached_graph[0]]
+        names = [variable.name for variable in net._cached_graph[0]]
     else:  # as Gluon names them (``HybridBlock._get_graph``)
         count = len({name for name, _ in [*read_pairs(shapes, {}, {}), *keywords.items()]})
         names = ["data"] if count == 1 else [f"data{k}" for k in range(count)]
     variables = mx.sym.Group([mx.sym.var(name) for name in names])
-    given = read_shapes(variables, shapes, keywords, type_dict)
+    spec = read_shapes(variables, shapes, keywords, type_dict)
     for name in names:
-        if name not in given.shapes:
+        if name not in spec.shapes:
             raise MemongerError(f"the shape of input {name!r} is missing; give {name}=(...) too")
     parameters, ctx = net.collect_params().values(), mx.cpu()
     try:
@@ -254,35 +251,38 @@ def _plan_now(net: Any, shapes: Any, keywords: dict[str, Any], type_dict: Any) -
             "is made for shapes, or give no shapes here"
         ) from None
     usual = next((parameter.dtype for parameter in parameters), "float32")
-    # These take no memory, for nothing is written there.
-    arrays = [mx.nd.empty(given.shapes[n], ctx, given.types.get(n, usual)) for n in names]
+    # These take no memory, because nothing is written there.
+    inputs = [mx.nd.empty(spec.shapes[n], ctx, spec.types.get(n, usual)) for n in names]
     with ctx:
         try:
-            net._build_cache(*arrays)
-            named = zip(net._cached_graph[1].list_inputs(), net._cached_op_args)
-            found = {n: arrays[k] if is_input else k.data(ctx) for n, (is_input, k) in named}
-            net._cached_graph[1].infer_shape(**{n: array.shape for n, array in found.items()})
+            net._build_cache(*inputs)
+            symbol = net._cached_graph[1]
+            arrays = {
+                name: inputs[source] if is_input else source.data(ctx)
+                for name, (is_input, source) in zip(symbol.list_inputs(), net._cached_op_args)
+            }
+            symbol.infer_shape(**{name: array.shape for name, array in arrays.items()})
         except Exception as error:  # of the net's own code, too
             raise MemongerError(
-                f"{net.name} does not take inputs of shapes {given.shapes}: {said_by_mxnet(error)}"
+                f"{net.name} does not take inputs of shapes {spec.shapes}: {said_by_mxnet(error)}"
             ) from error
-    net._cached_op.plan_now(found)
+    net._cached_op.plan_now(arrays)
 
 
 @functools.lru_cache(None)
 def _install() -> None:
-    """Have Gluon put a `PlannedOp` where it has made the CachedOp of a planned block."""
+    """Put a `PlannedOp` where Gluon has made the CachedOp of a planned block, from now on."""
     autograd.install()
     usual = mx.gluon.HybridBlock._build_cache
 
     @functools.wraps(usual)
     def _build_cache(self: Any, *args: Any) -> None:
         usual(self, *args)
-        if self not in _asked and _others is not None:
-            _ask(self, _others(self))
-        asked = _asked.get(self)
-        if asked is not None:
-            about = self._cached_op, self._cached_graph[1], self._cached_op_args
-            self._cached_op = PlannedOp(asked, *about)
+        if self not in _blocks and _others is not None:
+            _plan_later(self, _others(self))
+        block = _blocks.get(self)
+        if block is not None:
+            symbol, arguments = self._cached_graph[1], self._cached_op_args
+            self._cached_op = PlannedOp(block, self._cached_op, symbol, arguments)
 
     mx.gluon.HybridBlock._build_cache = _build_cache

@@ -29,42 +29,42 @@ STALE = (
     "memonger.gluon.unplan(net)"
 )
 
-#: Executors that are left to the threads that have bound them.
+#: Executors that Python needs no longer, and the threads that bound them and must free them.
 _left: list[tuple[threading.Thread, Any]] = []
 
 
 def _leave(thread: threading.Thread, executor: Any) -> None:
-    """Leave an executor to its thread, where Python has done with it on another one."""
+    """Leave an executor to the thread that bound it, if this is another one."""
     # MXNet frees an executor by operators that write all that its own read or write, parameters too
     # (``GraphExecutor::~GraphExecutor``, ``ThreadedEngine::DeleteOperator``). The engine appends an
     # operator to the queues of its variables one after another, with no lock over them all
-    # (``ThreadedEngine::Push``). Where a thread does so while another one pushes operators with the
-    # same variables, each may come to wait for the other, for ever.
+    # (``ThreadedEngine::Push``). If another thread pushes operators with the same variables then,
+    # each may wait for the other for ever.
     if thread is not threading.current_thread():
         _left.append((thread, executor))
 
 
 def free_unused() -> None:
-    """Free what this thread has bound for calls that the tape has let go of."""
+    """Release executors that this thread bound and autograd no longer needs."""
     stub.release()
     here = threading.current_thread()
-    for each in list(_left):
-        if each[0] is here or not each[0].is_alive():
+    for entry in list(_left):
+        if entry[0] is here or not entry[0].is_alive():
             with contextlib.suppress(ValueError):  # another thread has removed it
-                _left.remove(each)
+                _left.remove(entry)
 
 
 def reached(nodes: Iterable[Mapping[str, Any]], wanted: Container[str]) -> list[bool]:
-    """Tell of each node of a symbol's JSON whether it depends on one of these variables."""
-    found: list[bool] = []
+    """Return for each node of a symbol's JSON whether it depends on one of these variables."""
+    depends: list[bool] = []
     for node in nodes:
-        found.append(node["name"] in wanted or any(found[k] for k, *_ in node["inputs"]))
-    return found
+        depends.append(node["name"] in wanted or any(depends[k] for k, *_ in node["inputs"]))
+    return depends
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedGraph:
-    """A planned symbol, and what its inputs are."""
+    """A planned symbol and its inputs."""
 
     symbol: Any
     names: tuple[str, ...]  # of all inputs, in the order of the block's own CachedOp
@@ -77,22 +77,22 @@ class PlannedGraph:
 
     @functools.cached_property
     def draws(self) -> bool:
-        """Whether it draws random numbers, so that it cannot be run again."""
+        """Whether an operator draws random numbers, so that the graph cannot be run again."""
         return any(draws(node["op"], attributes(node)) for node in self.nodes)
 
     @functools.cached_property
     def passed(self) -> dict[int, str]:
-        """The outputs, by number, that are inputs or parameters of these names."""
+        """The names of inputs and parameters that are outputs, by the outputs' numbers."""
         heads = [self.nodes[head[0]] for head in read(self.symbol)["heads"]]
-        known = self.symbol.list_arguments()
+        names = self.symbol.list_arguments()
         return {
             k: node["name"]
             for k, node in enumerate(heads)
-            if node["op"] == "null" and node["name"] in known
+            if node["op"] == "null" and node["name"] in names
         }
 
     def states_beside(self, wanted: set[str]) -> set[str]:
-        """Find the running statistics that move in no backward pass for these inputs alone."""
+        """Return the running statistics that a backward pass for these inputs alone leaves."""
         moved: set[str] = set()
         for node, is_reached in zip(self.nodes, reached(self.nodes, wanted)):
             if is_reached:
@@ -107,9 +107,9 @@ class Call:
         self.runner = runner
         self.last, self._gradient = stub.variable(runner.ctx)
         self.address = stub.address(self._gradient)  # of the gradient of ``last``
-        #: What a backward pass must differentiate for this call's gradients to be made.
+        #: A backward pass that differentiates these makes this call's gradients.
         self.variables = [*runner.results, self.last]
-        self.spent = False  # whether its backward pass has run, so that its memory is free
+        self.spent = False  # whether the backward pass has run, so that the memory is free
 
     def check(self) -> None:
         """Refuse a call whose memory another one has taken."""
@@ -132,33 +132,35 @@ class Runner:
             name: array if name in graph.parameters else mx.nd.zeros_like(array)
             for name, array in arrays.items()
         }
-        known = graph.parameters
-        written = [n for n in self._wanted_names if n in known and known[n].grad_req == "write"]
-        self._own = {name: known[name].grad(self.ctx) for name in written}
+        self._own = {
+            name: graph.parameters[name].grad(self.ctx)
+            for name in self._wanted_names
+            if name in graph.parameters and graph.parameters[name].grad_req == "write"
+        }
         others = [name for name in self._wanted_names if name not in self._own]
         gradients = {**self._own, **{name: mx.nd.zeros_like(self._bound[name]) for name in others}}
-        asked = {name: "write" if name in gradients else "null" for name in requests}
+        grad_req = {name: "write" if name in gradients else "null" for name in requests}
         symbol = graph.symbol
         args = {name: self._bound[name] for name in symbol.list_arguments()}
         aux = {name: self._bound[name] for name in symbol.list_auxiliary_states()}
         with environment():
-            self.executor = symbol.bind(self.ctx, args, gradients, asked, aux, shared_exec=lent)
-        # It holds the executor, so that Python's gc does not free it together with this object.
+            self.executor = symbol.bind(self.ctx, args, gradients, grad_req, aux, shared_exec=lent)
+        # The finalizer holds the executor, or Python's gc would free it with this object.
         weakref.finalize(self, _leave, threading.current_thread(), self.executor)
         is_ours = isinstance(self.executor, ScheduledExecutor)
-        self._states = [] if is_ours else self.executor.aux_arrays  # that it moves unseen (`touch`)
+        self._states = [] if is_ours else self.executor.aux_arrays  # for `touch`
         # Handles of our own, as variables; the tape puts the gradients of the outputs there.
         self.results = [output.detach() for output in self.executor.outputs]
         mx.autograd.mark_variables(self.results, [*map(mx.nd.zeros_like, self.results)], "write")
         adds = [name in self._inputs for name in self._wanted_names]
-        self._stub = stub.Stub(self.ctx, adds, len(self.results), self._told)
+        self._stub = stub.Stub(self.ctx, adds, len(self.results), self._on_gradient)
         self._call: weakref.ref[Call] | None = None
         self._begin()
 
     def _begin(self) -> None:
-        """Forget what a backward pass that did not come to its end has told."""
-        self._gradients: dict[str, Any] = {}  # the arrays in which the tape wants them
-        self._heads: dict[int, Any] = {}
+        """Forget the gradients of a backward pass that did not come to its end."""
+        self._gradients: dict[str, Any] = {}  # the arrays in which the tape wants them, by name
+        self._heads: dict[int, Any] = {}  # the gradients of the outputs
 
     @property
     def call(self) -> Call | None:
@@ -167,18 +169,18 @@ class Runner:
 
     def is_bound_to(self, arrays: Mapping[str, Any]) -> bool:
         """Tell whether these are still the parameters' arrays, and the gradients' too."""
-        known = self.graph.parameters
-        same = all(arrays[name] is self._bound[name] for name in known)
-        return same and all(known[n].grad(self.ctx) is array for n, array in self._own.items())
+        parameters = self.graph.parameters
+        same = all(arrays[name] is self._bound[name] for name in parameters)
+        return same and all(parameters[n].grad(self.ctx) is array for n, array in self._own.items())
 
     def _run_forward(self) -> None:
-        # Several executors move the statistics of a block that is called twice.
+        # If a block is called twice, several executors move its statistics.
         touch(self._states)
         self.executor.forward(is_train=True)
 
-    @signals_put_off()  # the stub calls its hook, and what it holds must come on the tape
+    @signals_put_off()  # an exception in the stub's hook would be lost, and the call with it
     def forward(self, arrays: Mapping[str, Any]) -> list[Any]:
-        """Run the forward pass and record it; returns the outputs, which are the caller's own."""
+        """Run the forward pass, record it, and return the outputs, which are the caller's own."""
         with mx.autograd.pause(train_mode=True):
             for name in self._inputs:
                 arrays[name].copyto(self._bound[name])
@@ -188,15 +190,17 @@ class Runner:
         self._begin()
         others = [arrays[name] for name in self._wanted_names]
         lease = stub.hold(self.ctx, call)
-        made: list[Any] = self._stub(others, lease, self.results, call.last)
+        outputs: list[Any] = self._stub(others, lease, self.results, call.last)
         for k, name in self.graph.passed.items():  # which share memory, as those of a CachedOp
-            made[k] = mx.nd.identity(made[k], out=arrays[name].detach())
-        return made
+            outputs[k] = mx.nd.identity(outputs[k], out=arrays[name].detach())
+        return outputs
 
-    # What is told in the backward pass. Nothing can be raised here: gradients of a pass that fails
-    # become NaN, and what began it raises.
+    def _on_gradient(self, kind: str, number: int, array: Any) -> None:
+        """Take note of a gradient in the backward pass; with the last one, run ours.
 
-    def _told(self, kind: str, number: int, array: Any) -> None:
+        Nothing can be raised here: gradients of a pass that fails become NaN, and the function that
+        began the pass raises the error.
+        """
         try:
             if kind == "head":
                 self._heads[number] = array
@@ -236,23 +240,23 @@ class Runner:
         call.spent = True  # last, for another thread may take the memory from here on
 
     def _deliver(self, partial: bool) -> None:
-        found, parameters = self.executor.grad_dict, self.graph.parameters
-        copied: dict[Any, list[tuple[Any, Any]]] = {}  # by type
+        """Put the executor's gradients into the arrays in which the tape wants them."""
+        gradients, parameters = self.executor.grad_dict, self.graph.parameters
+        copies: dict[Any, list[tuple[Any, Any]]] = {}  # by type
         for name, array in self._gradients.items():
             if name not in parameters or (parameters[name].grad_req == "add" and not partial):
-                # It holds zeros, or, where the tape adds, what was there: the stub's gradient has
-                # written or added zeros (see `stub.stub_symbol`).
-                array += found[name]
+                # The stub's gradient has written or added zeros there (see `stub.stub_symbol`).
+                array += gradients[name]
             else:
-                copied.setdefault(array.dtype, []).append((found[name], array))
-        for pairs in copied.values():
+                copies.setdefault(array.dtype, []).append((gradients[name], array))
+        for pairs in copies.values():
             # Most are the same array, which this operator leaves alone (``AMPMultiCastCompute``).
             sources, targets = zip(*pairs)
             mx.nd.amp_multicast(*sources, num_outputs=len(sources), out=list(targets))
 
     @contextlib.contextmanager
     def _kept(self) -> Iterator[None]:
-        """Put back all that the gradients of a few variables do not change without a plan."""
+        """Restore in the end what the gradients of a few variables leave alone without a plan."""
         states = self.graph.states_beside(set(self._gradients))
         kept = [*self._own.values(), *(self._bound[name] for name in states)]
         copies = [array.copy() for array in kept]
@@ -262,11 +266,11 @@ class Runner:
 
 
 def touch(states: list[Any]) -> None:
-    """Have what comes later wait for all that has been pushed with these auxiliary states."""
+    """Make later operators wait for all operators that were pushed with these auxiliary states."""
     # MXNet's engine takes an operator of its executor that moves them (BatchNorm, its gradient) for
-    # one that reads them (``GraphExecutor::InitCachedOps``), so that other readers need not wait.
-    # An operator in place, which computes nothing, has the engine believe that they are written.
-    # (A schedule's operators are imperative calls, which tell the engine: ``FMutateInputs``.)
+    # one that reads them (``GraphExecutor::InitCachedOps``), so other readers do not wait for it.
+    # An operator in place, which computes nothing, counts as one that writes them. (A schedule's
+    # operators are imperative calls, for which the engine knows: ``FMutateInputs``.)
     for dtype in {array.dtype for array in states}:
         alike = [array for array in states if array.dtype == dtype]
         mx.nd.amp_multicast(*alike, num_outputs=len(alike), out=alike)

@@ -1,4 +1,4 @@
-"""What stands for a planned block on autograd's tape, and who is told of its gradients.
+"""The stand-in of a planned block on autograd's tape, which reports its gradients.
 
 A *stub* is a tiny CachedOp. Its inputs are those of the block's own CachedOp that want a gradient,
 and the results of the planned executor. It copies the results; of all else it makes a few bytes.
@@ -23,8 +23,9 @@ from memonger.support.symbols import load_nodes
 
 LIB, check_call = mx.base._LIB, mx.base.check_call
 
-#: Told of a node of the stub: what its input is, which of these, and the array of its gradient.
-Told = Callable[[str, int, Any], None]
+#: Called in the backward pass with the kind of an input of the stub, its number among these, and
+#: the array of its gradient.
+Listener = Callable[[str, int, Any], None]
 
 _HOOK = ctypes.CFUNCTYPE(
     None, ctypes.c_char_p, ctypes.c_char_p, mx.base.NDArrayHandle, ctypes.c_void_p
@@ -60,7 +61,7 @@ def on_tape(array: Any) -> bool:
 
 
 def address(array: Any) -> int:
-    """Tell where an array lies, as rows, that is no other's part and was allocated or is new."""
+    """Return where an array lies, as rows; it must be new or allocated, and no part of another."""
     pointer = ctypes.c_void_p()
     check_call(LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     return pointer.value or 0
@@ -68,27 +69,27 @@ def address(array: Any) -> int:
 
 def variable(ctx: Any) -> tuple[Any, Any]:
     """Make a variable of one element, and the array of its gradient."""
-    made, gradient = mx.nd.zeros((1,), ctx), mx.nd.empty((1,), ctx)
+    array, gradient = mx.nd.zeros((1,), ctx), mx.nd.empty((1,), ctx)
     address(gradient)  # takes its memory here, not on a thread of the engine
-    mx.autograd.mark_variables([made], [gradient], "write")
-    return made, gradient
+    mx.autograd.mark_variables([array], [gradient], "write")
+    return array, gradient
 
 
 class _Held:
-    """What the tape holds, and the custom function by which it does so.
+    """A value that the tape holds, and the custom function by which it does so.
 
-    MXNet tells when it deletes a custom function (``CustomFunctionParam`` in
-    ``src/c_api/c_api_function.cc``), often on a thread of its engine. There a semaphore is posted
-    and no Python runs, for Python might free an executor, the value's or one that is garbage, and
-    the engine might wait for ever (see ``_leave`` in ``runner.py``).
+    MXNet calls back when it deletes a custom function (``CustomFunctionParam`` in
+    ``src/c_api/c_api_function.cc``), often on a thread of its engine. This only posts a semaphore.
+    Python might free an executor there, and the engine might wait for ever (see ``_leave`` in
+    ``runner.py``).
     """
 
-    never = _BACKWARD(lambda *_: 0)  # no gradient is asked of it
+    never = _BACKWARD(lambda *_: 0)  # the function is not differentiated
 
     def __init__(self, value: Any) -> None:
         self.value = value
         self._semaphore = _Semaphore()
-        calls = [ctypes.cast(each, _CALLBACK) for each in (self.never, _libc.sem_post)]
+        calls = [ctypes.cast(call, _CALLBACK) for call in (self.never, _libc.sem_post)]
         states = [None, ctypes.cast(ctypes.byref(self._semaphore), ctypes.c_void_p)]
         self.record = mx.base.MXCallbackList(
             ctypes.c_int(2),
@@ -97,7 +98,7 @@ class _Held:
         )
 
     def is_gone(self) -> bool:
-        """Tell, once, whether the tape has let go of it."""
+        """Tell, once, whether the tape has let go of the value."""
         return bool(_libc.sem_trywait(ctypes.byref(self._semaphore)) == 0)
 
 
@@ -107,44 +108,47 @@ def hold(ctx: Any, value: Any) -> Any:
     It is an output of a custom function that is never differentiated.
     """
     with mx.autograd.pause():
-        source, made, unused = (mx.nd.zeros((1,), ctx) for _ in range(3))
+        source, lease, unused = (mx.nd.zeros((1,), ctx) for _ in range(3))
     mx.autograd.mark_variables([source], [unused], "null")
     held = _Held(value)
     handles, record = mx.base.c_handle_array, ctypes.byref(held.record)
     _held.append(held)
-    # MXNet reads the record when it deletes the function, be it after Python has ended.
+    # MXNet reads the record when it deletes the function, maybe after Python has ended.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
-    check_call(LIB.MXCustomFunctionRecord(1, handles([source]), 1, handles([made]), record))
-    return made
+    check_call(LIB.MXCustomFunctionRecord(1, handles([source]), 1, handles([lease]), record))
+    return lease
 
 
 def release() -> list[Any]:
-    """Forget what the tape has let go of; return what it holds."""
-    for each in list(_held):
-        if each.is_gone():
-            _held.remove(each)
-            ctypes.pythonapi.Py_DecRef(ctypes.py_object(each))
-    return [each.value for each in list(_held)]
+    """Forget the values that the tape has let go of; return those that it holds."""
+    for held in list(_held):
+        if held.is_gone():
+            _held.remove(held)
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(held))
+    return [held.value for held in list(_held)]
 
 
 class Stub:
     """The stub of a planned executor, which is called as a function of arrays on the tape.
 
-    ``told`` is called in the backward pass, in the order of the inputs: of ``'other'`` inputs where
-    they want a gradient, of the gradient of each ``'head'``, and of ``'last'``.
+    ``on_gradient`` is called in the backward pass, in the order of the inputs: with the gradient
+    that each ``'other'`` input wants, with that of each ``'head'``, and with that of ``'last'``.
     """
 
-    def __init__(self, ctx: Any, others: Sequence[bool], outputs: int, told: Any) -> None:
+    def __init__(
+        self, ctx: Any, others: Sequence[bool], outputs: int, on_gradient: Listener
+    ) -> None:
         self._fusion = {"MXNET_USE_FUSION": "0"} if ctx.device_type == "gpu" else {}
         self._outputs = outputs
         flags = [("inline_limit", 0), ("forward_bulk_size", 0)]
         with environment(**self._fusion):
             self._op = mx.nd.CachedOp(stub_symbol(others, outputs), flags)
-        listener = weakref.WeakMethod(told)  # or the memory of a plan would wait for Python's gc
+        # A strong reference would leave the memory of a plan to Python's gc.
+        listener: weakref.WeakMethod[Listener] = weakref.WeakMethod(on_gradient)
 
         def hook(name: bytes, _: Any, handle: Any, __: Any) -> None:
             array = mx.nd.NDArray(ctypes.cast(handle, mx.base.NDArrayHandle))  # ours to free
-            call: Told | None = listener()
+            call = listener()
             if b":" in name and b"backward" in name and call is not None:  # not the forward pass
                 kind, number, *_ = name.decode().split(":")
                 call(kind, int(number), array)
@@ -155,22 +159,21 @@ class Stub:
     def __call__(self, others: list[Any], lease: Any, results: Any, last: Any) -> Any:
         """Record a call; return copies of the results."""
         inputs = [*others, lease, *results, last]
-        # What is made at the first call is fused then, and has other names.
+        # The first call would fuse operators, whose names the hook needs.
         with environment(**self._fusion) if self._fusion else contextlib.nullcontext():
-            made = self._op(*inputs)
-        return made[-1 - self._outputs : -1]
+            outputs = self._op(*inputs)
+        return outputs[-1 - self._outputs : -1]
 
 
 def stub_symbol(others: Sequence[bool], outputs: int) -> Any:
-    """Make the symbol of a stub; the names of its nodes tell what their gradients are for.
+    """Make the symbol of a stub; the names of its nodes say what their gradients are for.
 
-    ``others`` tells of which of these inputs the gradient is added to what the stub has made: the
-    tape may have written that or added it, it does not tell. It is -0.0, which changes no bit.
+    ``others`` is true for inputs whose gradient is added to what the stub has made: the tape may
+    have written that or added it. It is -0.0, which changes no bit.
 
-    The order of the inputs is that of the block's own CachedOp, and what is new comes last, for
-    MXNet runs the backward pass in an order that depends on it (a search through the inputs in
-    depth, ``Imperative::Backward``): the running statistics of a BatchNorm that is called twice, by
-    whatever blocks, do so too.
+    The order of the inputs is that of the block's own CachedOp, and new ones come last. MXNet runs
+    the backward pass in an order that depends on it (a depth-first search through the inputs,
+    ``Imperative::Backward``), and so do the running statistics of a BatchNorm that is called twice.
     """
     kinds = [("other", k, "sum" if adds else "shape_array") for k, adds in enumerate(others)]
     kinds.append(("lease", 0, "shape_array"))

@@ -17,7 +17,7 @@ from typing import Any, Mapping, Sequence
 from memonger.api import planning
 from memonger.api.plan import Plan
 from memonger.api.report import check_report
-from memonger.gluon.cached_op import Asked
+from memonger.gluon.cached_op import PlannedBlock
 from memonger.gluon.planning import plan_others
 from memonger.graph.operators.recompute import ANY, GPU
 from memonger.scripts import kept
@@ -100,9 +100,9 @@ class Session:
             level, package_log.propagate = self._usual_logging
             package_log.setLevel(level)
 
-    def _asked_of(self, block: Any) -> Asked:
+    def _asked_of(self, block: Any) -> PlannedBlock:
         find_for = functools.partial(self._find, block.name, "Gluon")
-        return Asked(block.name, self._options, self._budget, find_for)
+        return PlannedBlock(block.name, self._options, self._budget, find_for)
 
     def planned(self, symbol: Any, ctx: Any, asked: Mapping[str, Any]) -> Any:
         """Make the symbol to bind in place of this one; this one if it is best as it is."""
