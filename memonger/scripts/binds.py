@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from typing import Any, Callable, Mapping, Optional, Protocol
+from typing import Any, Callable, Mapping, NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,25 +16,32 @@ from memonger.support.errors import BudgetError, MemongerError, said_by_mxnet
 from memonger.support.mxnet import binds_for_itself, mx
 from memonger.support.versions import MXNET_ERRORS
 
-Keywords = Mapping[str, Any]
-Asked = Optional[Keywords]  # of ``memonger.plan``; None where nothing is trained
+Named = Mapping[str, Any]
+
+
+class Bind(NamedTuple):
+    """Arguments of ``memonger.plan``: what a bind for training says of a network."""
+
+    shapes: Named
+    type_dict: Named
+    grad_req: Mapping[str, str]
 
 
 class Planner(Protocol):
-    """What plans the networks that a script binds."""
+    """The object that plans the networks that a script binds."""
 
-    def planned(self, symbol: Any, ctx: Any, asked: Keywords) -> Any:
-        """Make the symbol to bind in place of this one; this one if it is best as it is."""
+    def planned(self, symbol: Any, ctx: Any, bind: Bind) -> Any:
+        """Return the symbol to bind in place of this one; this one if it is best as it is."""
 
     def refuse(self, symbol: Any, reason: str) -> None:
-        """Tell why a network is bound without a plan."""
+        """Warn that a network is bound without a plan, and why."""
 
 
 _planner: Planner | None = None
 
 
 def plan_binds(planner: Planner | None) -> None:
-    """Have this one plan what is bound for training; None: nothing is planned from now on."""
+    """Set the planner of all that is bound for training; with None nothing is planned."""
     global _planner
     _planner = planner
     _install()
@@ -46,8 +53,8 @@ def _install() -> None:
         setattr(mx.sym.Symbol, name, _replacement(getattr(mx.sym.Symbol, name), read))
 
 
-def _replacement(usual: Any, read: Callable[[Any, Keywords], Asked]) -> Any:
-    """Make what stands in the place of a method of Symbol that binds."""
+def _replacement(usual: Any, read: Callable[[Any, Named], Bind | None]) -> Any:
+    """Make the function in the place of a method of Symbol that binds."""
     signature = inspect.signature(usual)
 
     @functools.wraps(usual)
@@ -55,50 +62,52 @@ def _replacement(usual: Any, read: Callable[[Any, Keywords], Asked]) -> Any:
         planner, caller = _planner, sys._getframe(1).f_globals
         if planner is None or binds_for_itself() or _is_a_copy(caller):
             return usual(self, ctx, *args, **kwargs)
+        reason = ""
         try:
-            asked = read(self, signature.bind(self, ctx, *args, **kwargs).arguments)
-            symbol = self if asked is None else planner.planned(self, ctx, asked)
+            training = read(self, signature.bind(self, ctx, *args, **kwargs).arguments)
+            symbol = self if training is None else planner.planned(self, ctx, training)
             if isinstance(symbol, ScheduledSymbol):
                 return getattr(symbol, usual.__name__)(ctx, *args, **kwargs)
             if symbol is not self:
                 return marked(usual(symbol, ctx, *args, **kwargs), symbol)
-            reason = ""
         except BudgetError:
             raise
         except MemongerError as error:
             reason = str(error)
         except (*MXNET_ERRORS, TypeError) as error:  # MXNet's, of the plan or of the call
             reason = said_by_mxnet(error)
-        made = usual(self, ctx, *args, **kwargs)  # raises as without a plan if the call is at fault
+        executor = usual(
+            self, ctx, *args, **kwargs
+        )  # raises as without a plan: the call's mistakes
         if reason:
             planner.refuse(self, reason)
-        return made
+        return executor
 
     return bind
 
 
-def _is_a_copy(caller: Keywords) -> bool:
-    """Tell whether this is a copy of the original memonger, which binds to see what plans take."""
-    defined = (caller.get(name) for name in ("make_mirror_plan", "search_plan"))
-    return all(getattr(each, "__module__", "") == caller.get("__name__") for each in defined)
+def _is_a_copy(caller: Named) -> bool:
+    """Tell whether a caller is a copy of the original memonger, which binds to measure plans."""
+    functions = (caller.get(name) for name in ("make_mirror_plan", "search_plan"))
+    return all(getattr(f, "__module__", "") == caller.get("__name__") for f in functions)
 
 
-def _read_simple_bind(symbol: Any, given: Keywords) -> Asked:
-    known = {*symbol.list_arguments(), *symbol.list_auxiliary_states()}
-    for name, kind in (given.get("stype_dict") or {}).items():
+def _read_simple_bind(symbol: Any, arguments: Named) -> Bind | None:
+    names = {*symbol.list_arguments(), *symbol.list_auxiliary_states()}
+    for name, kind in (arguments.get("stype_dict") or {}).items():
         if kind not in ("default", "undefined"):
             raise MemongerError(f"{name!r} is stored as {kind}, and a plan needs dense arrays")
-    shapes = {n: tuple(s) for n, s in given.get("kwargs", {}).items() if n in known}
-    types = {n: t for n, t in (given.get("type_dict") or {}).items() if n in known}
-    return _training(symbol, given.get("grad_req", "write"), shapes, types)
+    shapes = {n: tuple(s) for n, s in arguments.get("kwargs", {}).items() if n in names}
+    types = {n: t for n, t in (arguments.get("type_dict") or {}).items() if n in names}
+    return _training(symbol, arguments.get("grad_req", "write"), shapes, types)
 
 
-def _read_bind(symbol: Any, given: Keywords) -> Asked:
+def _read_bind(symbol: Any, arguments: Named) -> Bind | None:
     names = symbol.list_arguments()
-    gradients = by_name(given.get("args_grad"), names)
-    requests = requests_of(names, given.get("grad_req", "write"))
-    arrays = by_name(given["args"], names, "argument")
-    arrays.update(by_name(given.get("aux_states"), symbol.list_auxiliary_states()))
+    gradients = by_name(arguments.get("args_grad"), names)
+    requests = requests_of(names, arguments.get("grad_req", "write"))
+    arrays = by_name(arguments["args"], names, "argument")
+    arrays.update(by_name(arguments.get("aux_states"), symbol.list_auxiliary_states()))
     for name, array in [*arrays.items(), *gradients.items()]:
         if array.stype != "default":
             raise MemongerError(f"{name!r} is {array.stype}, and a plan needs dense arrays")
@@ -110,11 +119,11 @@ def _read_bind(symbol: Any, given: Keywords) -> Asked:
     )
 
 
-def _training(symbol: Any, grad_req: Any, shapes: Keywords, types: Keywords) -> Asked:
-    """Tell what is asked where a network is bound for gradients; None where it is for none."""
+def _training(symbol: Any, grad_req: Any, shapes: Named, types: Named) -> Bind | None:
+    """Return what a bind for gradients says of the network; None for a bind without gradients."""
     requests = requests_of(symbol.list_arguments(), grad_req)
     if set(requests.values()) <= {"null"}:
         return None
     if is_planned(symbol):
         raise MemongerError("it has a plan, or marks (force_mirroring), of its own")
-    return {"shapes": shapes, "type_dict": types, "grad_req": requests}
+    return Bind(shapes, types, requests)

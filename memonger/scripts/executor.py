@@ -1,10 +1,10 @@
-"""The executor of a network with marks, as it is to a script that knows nothing of marks."""
+"""The executor of a network with marks, for a script that knows nothing of marks."""
 
 from __future__ import annotations
 
 import ctypes
 import re
-from typing import Any
+from typing import Any, cast
 
 from memonger.gluon.runner import touch
 from memonger.graph.forward import INSERTED, RECORD
@@ -16,15 +16,15 @@ _AGAIN = re.compile(r"(.+)_mirror(_.+)")
 
 
 class MarkedExecutor(mx.executor.Executor):
-    """MXNet's executor, which tells of the network's own nodes alone."""
+    """MXNet's executor, which reports the network's own nodes alone."""
 
     _own: set[str]  # the names of these nodes
-    _added: tuple[str, ...]  # how outputs of other nodes begin
+    _added: tuple[str, ...]  # with which the names of other nodes' outputs begin
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
-        """Run the backward pass; what reads statistics afterwards waits until they have moved.
+        """Run the backward pass; later readers of statistics wait until they have moved.
 
-        What runs again has them move later, and MXNet's engine does not know that they do.
+        A recomputed operator moves them in the backward pass, and MXNet's engine does not know it.
         """
         super().backward(*args, **kwargs)
         touch(self.aux_arrays)
@@ -34,17 +34,17 @@ class MarkedExecutor(mx.executor.Executor):
         return marked(super().reshape(*args, **kwargs), self._symbol)
 
     def set_monitor_callback(self, callback: Any, monitor_all: bool = False) -> None:
-        """Install a callback that is told what it would be told without marks."""
+        """Install a callback that is called for what it would be called for without marks."""
         own, added = self._own, self._added
 
-        def tell(name: bytes, array: Any) -> None:
-            seen = _seen(mx.base.py_str(name), own, added)
-            if seen is not None:
-                callback(seen.encode(), array)
+        def report(name: bytes, array: Any) -> None:
+            unmarked = _unmarked_name(mx.base.py_str(name), own, added)
+            if unmarked is not None:
+                callback(unmarked.encode(), array)
             else:
                 mx.nd.NDArray(ctypes.cast(array, mx.base.NDArrayHandle))  # which frees it
 
-        super().set_monitor_callback(tell, monitor_all)
+        super().set_monitor_callback(report, monitor_all)
 
 
 def marked(executor: Any, symbol: Any) -> MarkedExecutor:
@@ -54,14 +54,12 @@ def marked(executor: Any, symbol: Any) -> MarkedExecutor:
     executor.__class__ = MarkedExecutor
     executor._own = {n["name"] for n in nodes} - {*added}
     executor._added = tuple(f"{name}_" for name in added)
-    made: MarkedExecutor = executor
-    return made
+    return cast(MarkedExecutor, executor)
 
 
-def _seen(name: str, own: set[str], added: tuple[str, ...]) -> str | None:
-    """Return under which name a result is told without marks; None where there is none."""
+def _unmarked_name(name: str, own: set[str], added: tuple[str, ...]) -> str | None:
+    """Return the name of a result without marks; None if there is no such result then."""
     again = _AGAIN.fullmatch(name)
     if again is not None and again[1] in own:
-        is_gradient = again[2].startswith("_backward_")
-        return again[1] + again[2] if is_gradient else None
+        return again[1] + again[2] if again[2].startswith("_backward_") else None
     return None if name.startswith(added) else name

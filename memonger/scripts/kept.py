@@ -1,8 +1,8 @@
 """Plans that are kept in the user's cache folder, so that a script that starts again has them.
 
-A file is named by all that its plan depends on: the network and what is asked, MXNet and what it
-was built with, its environment variables, the machine, and memonger's own code. It holds what
-``Plan.save`` writes, which is checked when it is read.
+A file's name is a hash of all that its plan depends on: the network and the options, MXNet and its
+features, its environment variables, the machine, and memonger's own code. Its content is that of
+``Plan.save``, which is checked when it is read.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from memonger.support.versions import json_of
 
 log = logging.getLogger("memonger")
 
-MOST_BYTES = 2**28  # of all plans; those that were not used for longest go
-PRIVATE = 0o700  # of their folder
+MAX_BYTES = 2**28  # of all plans; those that were not used for longest go
+PRIVATE = 0o700  # the mode of their folder
 
 
 def file_of(
@@ -37,41 +37,41 @@ def file_of(
 ) -> Path:
     """Name the file of a plan by the arguments of ``memonger.plan``."""
     request = read_request(net, shapes, type_dict=type_dict, grad_req=grad_req, ctx=ctx)
-    about = [
+    parts = [
         fingerprint(request, read_plan_options(ctx=ctx, **options)),
         json_of(request.symbol),  # with the names that its nodes have
         device_name(request.timed_on),
         has_avx2(),
         _installed(),
     ]
-    digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     return cache.folder() / "plans" / f"{digest}.json"
 
 
 @functools.lru_cache(None)
 def _installed() -> list[Any]:
-    """Tell which MXNet this is, and which memonger."""
+    """Return the version and the features of MXNet, and a hash of memonger's code."""
     package, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
     for path in sorted([*package.rglob("*.py"), *package.rglob("*.so")]):
         digest.update(path.read_bytes())
     features = mx.runtime.Features()
-    built = [name for name in sorted(features) if features.is_enabled(name)]
-    return [mx.__version__, built, digest.hexdigest()]
+    enabled = [name for name in sorted(features) if features.is_enabled(name)]
+    return [mx.__version__, enabled, digest.hexdigest()]
 
 
 def read(file: Path) -> Plan | None:
-    """Read a plan, if there is one."""
+    """Read a plan, if it is kept."""
     try:
         _check_private(file.parent)
         plan = load_plan(file)
-        os.utime(file)  # it is used
+        os.utime(file)  # for `_make_room`
     except (OSError, MemongerError):
         return None
     return plan
 
 
 def write(file: Path, plan: Plan) -> None:
-    """Keep a plan; where it cannot be written, it is not kept."""
+    """Keep a plan, if it can be written."""
     try:
         file.parent.parent.mkdir(parents=True, exist_ok=True)
         file.parent.mkdir(mode=PRIVATE, exist_ok=True)
@@ -84,20 +84,20 @@ def write(file: Path, plan: Plan) -> None:
 
 def _check_private(folder: Path) -> None:
     """Refuse a folder that others can look into, or write to."""
-    about = folder.stat()
-    if about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) != PRIVATE:
+    status = folder.stat()
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) != PRIVATE:
         raise MemongerError(f"others may use the folder {str(folder)!r}; remove it")
 
 
 def _make_room(folder: Path) -> None:
-    """Remove the plans that were not used for longest, where all are too many bytes."""
-    known = []
+    """Remove the plans that were not used for longest, if all plans take too many bytes."""
+    files = []
     for path in folder.glob("*.json"):
         with contextlib.suppress(OSError):  # another process has removed it
-            about = path.stat()
-            known.append((about.st_mtime, about.st_size, path))
-    left = MOST_BYTES
-    for _, size, path in sorted(known, reverse=True):
+            status = path.stat()
+            files.append((status.st_mtime, status.st_size, path))
+    left = MAX_BYTES
+    for _, size, path in sorted(files, reverse=True):
         left -= size
         if left < 0:
             with contextlib.suppress(OSError):

@@ -13,6 +13,7 @@ import types
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
+import memonger
 from memonger.solve.options import read_plan_options
 from memonger.support import files
 from memonger.support.errors import BudgetError, MemongerError
@@ -20,24 +21,24 @@ from memonger.support.mxnet import when_imported
 
 
 def prepare(
-    script: str, arguments: Sequence[str], is_module: bool, asked: Mapping[str, Any]
+    script: str, arguments: Sequence[str], is_module: bool, keywords: Mapping[str, Any]
 ) -> Callable[[], None]:
-    """Make what runs a script; ``asked`` are the arguments of ``memonger.enable`` by name.
+    """Make the function that runs a script; ``keywords`` are those of ``memonger.enable``.
 
-    What is made raises SystemExit where a network does not fit the budget.
+    The function raises SystemExit if a network does not fit the budget.
 
     Raises
     ------
     MemongerError
         If there is no such script, or if an option is wrong.
     """
-    check_options(asked)
+    check_options(keywords)
     main, code = (_module if is_module else _file)(script)
 
     def run() -> None:
         sys.argv = [str(main.__file__) if is_module else script, *arguments]
         sys.modules["__main__"] = main
-        when_imported(lambda: _session().enable(**asked))
+        when_imported(lambda: memonger.enable(**keywords))
         try:
             exec(code, vars(main))
         except BudgetError as error:
@@ -45,32 +46,28 @@ def prepare(
             raise SystemExit(f"memonger: {said}; --or-plain trains it without a plan") from None
         finally:
             if "memonger.scripts.session" in sys.modules:
-                _session().disable()
+                memonger.disable()
 
     return run
 
 
-def check_options(asked: Mapping[str, Any]) -> None:
-    """Check what can be checked without MXNet."""
-    needs_mxnet = asked.get("optimizer") is not None or asked.get("budget") == "device"
-    left_out = {"report", "check", "or_plain", "cache"}
-    left_out |= {"budget", "budget_of", "optimizer"} if needs_mxnet else set()
-    options = {k: v for k, v in asked.items() if v is not None and k not in left_out}
+def check_options(keywords: Mapping[str, Any]) -> None:
+    """Check the options, as far as that needs no MXNet."""
+    needs_mxnet = keywords.get("optimizer") is not None or keywords.get("budget") == "device"
+    unchecked = {"report", "check", "or_plain", "cache"}
+    unchecked |= {"budget", "budget_of", "optimizer"} if needs_mxnet else set()
+    options = {k: v for k, v in keywords.items() if v is not None and k not in unchecked}
     if needs_mxnet and options.get("how") == "auto":
         del options["how"]
     read_plan_options(**options)
-    if asked.get("report") is not None:
+    if keywords.get("report") is not None:
         if importlib.util.find_spec("plotly") is None:
             raise MemongerError("--report needs plotly: pip install 'memonger[report]'")
-        files.check_writable(asked["report"])
-
-
-def _session() -> Any:
-    return importlib.import_module("memonger.scripts.session")
+        files.check_writable(keywords["report"])
 
 
 def _file(script: str) -> tuple[types.ModuleType, types.CodeType]:
-    """Make the module in which a file runs, and its code."""
+    """Return the module in which a file runs, and its code."""
     main = types.ModuleType("__main__")
     try:
         source = Path(script).read_bytes()
@@ -82,7 +79,7 @@ def _file(script: str) -> tuple[types.ModuleType, types.CodeType]:
 
 
 def _module(name: str) -> tuple[types.ModuleType, types.CodeType]:
-    """Make the module in which ``python -m NAME`` runs, and its code."""
+    """Return the module in which ``python -m NAME`` runs, and its code."""
     sys.path[0] = os.getcwd()
     spec = _spec(name)
     if spec is not None and spec.submodule_search_locations is not None:

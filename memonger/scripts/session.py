@@ -1,4 +1,4 @@
-"""Plans for a script: for each network that it binds to train, each block that it hybridizes."""
+"""Plans for a script: for each network that it binds for training, each block it hybridizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from memonger.gluon.cached_op import PlannedBlock
 from memonger.gluon.planning import plan_others
 from memonger.graph.operators.recompute import ANY, GPU
 from memonger.scripts import kept
-from memonger.scripts.binds import plan_binds
+from memonger.scripts.binds import Bind, plan_binds
 from memonger.solve.options import EITHER, read_plan_options
 from memonger.support.errors import BudgetError, MemongerError, in_words
 from memonger.support.symbols import as_json, read
@@ -29,15 +29,15 @@ from memonger.support.symbols import as_json, read
 package_log = logging.getLogger("memonger")
 log = logging.getLogger("memonger.scripts")
 
-#: Trains the network of one file by the plan of the other, and without.
+#: Trains the network of one file with the plan of the other, and without.
 _CHECK = """
 import memonger, sys
 network, plan = memonger.load(sys.argv[1]), memonger.load_plan(sys.argv[2])
 (shapes, types), ctx = plan.request.spec, plan.request.ctx
-about = {"type_dict": types, "grad_req": plan.request.grad_req, "ctx": ctx}
-print(memonger.check(network, plan.symbol, shapes, **about))
+grad_req = plan.request.grad_req
+print(memonger.check(network, plan.symbol, shapes, type_dict=types, ctx=ctx, grad_req=grad_req))
 """
-EQUAL = "equal: "  # so begins a CheckReport that has found no difference
+EQUAL = "equal: "  # with which a CheckReport without a difference begins
 
 _active: Session | None = None
 
@@ -48,7 +48,7 @@ class Session:
     Attributes
     ----------
     plans : list of Plan
-        What was planned, one for each bind and each graph of a block.
+        A plan for each bind, and for each graph of a block.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Session:
             check_report(report)
         self.plans: list[Plan] = []
         self._seconds = 0.0  # that planning took
-        self._told: set[tuple[str, str]] = set()  # networks, and why they have no plan
+        self._refusals: set[tuple[str, str]] = set()  # networks, and why they have no plan
         self._usual_logging = package_log.level, package_log.propagate
         self._handler = logging.StreamHandler()
         self._handler.setFormatter(logging.Formatter("memonger: %(message)s"))
@@ -76,23 +76,24 @@ class Session:
 
     def begin(self) -> None:
         """Plan from now on."""
-        # The log of the script is its own, as it was.
+        # The script's own log stays as it was.
         package_log.setLevel(logging.WARNING)
         package_log.propagate = False
         package_log.addHandler(self._handler)
         log.setLevel(logging.INFO)
         plan_binds(self)
-        plan_others(self._asked_of)
+        plan_others(self._block)
 
     def end(self) -> None:
-        """Plan no more; tell what was planned, and write the report."""
+        """Plan no more, log what was planned, and write the report."""
         plan_binds(None)
         plan_others(None)
         try:
             if self.plans:
                 largest = max(self.plans, key=lambda plan: plan.unplanned_bytes)
-                told = f"{len(self.plans)} planned, the largest {self._figures(largest)}"
-                log.info("%s; %.1f s to plan", told, self._seconds)
+                figures = self._figures(largest)
+                text = "%d planned, the largest %s; %.1f s to plan"
+                log.info(text, len(self.plans), figures, self._seconds)
                 if self._report is not None:
                     largest.report(self._report)
         finally:
@@ -100,35 +101,36 @@ class Session:
             level, package_log.propagate = self._usual_logging
             package_log.setLevel(level)
 
-    def _asked_of(self, block: Any) -> PlannedBlock:
-        find_for = functools.partial(self._find, block.name, "Gluon")
-        return PlannedBlock(block.name, self._options, self._budget, find_for)
+    def _block(self, block: Any) -> PlannedBlock:
+        find = functools.partial(self._find, block.name, "Gluon")
+        return PlannedBlock(block.name, self._options, self._budget, find)
 
-    def planned(self, symbol: Any, ctx: Any, asked: Mapping[str, Any]) -> Any:
-        """Make the symbol to bind in place of this one; this one if it is best as it is."""
-        device = ctx if self._options.get("budget") == "device" else None
-        usual = GPU if ctx.device_type == GPU else ANY
-        given = {**asked, "ctx": device or usual, **self._options}
-        plan = self._find(_name_of(symbol), str(ctx), symbol, **given)
+    def planned(self, symbol: Any, ctx: Any, bind: Bind) -> Any:
+        """Return the symbol to bind in place of this one; this one if it is best as it is."""
+        devices = GPU if ctx.device_type == GPU else ANY
+        if self._options.get("budget") == "device":
+            devices = ctx
+        keywords = {**bind._asdict(), "ctx": devices, **self._options}
+        plan = self._find(_name_of(symbol), str(ctx), symbol, **keywords)
         return plan.symbol if plan.pool_bytes < plan.unplanned_bytes else symbol
 
     def refuse(self, symbol: Any, reason: str) -> None:
-        """Tell, once for each reason, why a network is trained without a plan."""
+        """Warn, once for each reason, that a network is trained without a plan."""
         name = _name_of(symbol)
-        if (name, reason) not in self._told:
-            self._told.add((name, reason))
+        if (name, reason) not in self._refusals:
+            self._refusals.add((name, reason))
             log.warning("%s trains without a plan: %s", name, reason)
 
     def _find(self, name: str, place: str, net: Any, shapes: Any, **keywords: Any) -> Plan:
-        """Find a plan, or read the one that is kept, and tell of it."""
+        """Find a plan, or read the one that is kept, and log it."""
         start = time.monotonic()
         try:
-            plan = self._kept_or_found(net, shapes, **keywords)
+            plan = self._kept_or_new(net, shapes, **keywords)
         except BudgetError as error:
             if not self._or_plain:
                 raise
             raise MemongerError(str(error)) from None
-        if plan.interrupted:  # Ctrl-C is for the script
+        if plan.interrupted:  # Ctrl-C was meant for the script
             raise KeyboardInterrupt
         seconds = time.monotonic() - start
         if self._check:
@@ -136,14 +138,14 @@ class Session:
         self.plans.append(plan)
         self._seconds += seconds
         request = plan.request
-        states = request.symbol.list_auxiliary_states()
-        fixed = {*states, *(n for n, request in request.grad_req.items() if request != "null")}
-        inputs = [f"{n} {shape}" for n, shape in request.spec.shapes.items() if n not in fixed]
-        about = f"{place}, {_some(inputs)}" if inputs else place
-        log.info("%s on %s: %s; planned in %.1f s", name, about, self._figures(plan), seconds)
+        trained = {n for n, gradient in request.grad_req.items() if gradient != "null"}
+        trained.update(request.symbol.list_auxiliary_states())
+        inputs = [f"{n} {shape}" for n, shape in request.spec.shapes.items() if n not in trained]
+        place += f", {_some(inputs)}" if inputs else ""
+        log.info("%s on %s: %s; planned in %.1f s", name, place, self._figures(plan), seconds)
         return plan
 
-    def _kept_or_found(self, net: Any, shapes: Any, **keywords: Any) -> Plan:
+    def _kept_or_new(self, net: Any, shapes: Any, **keywords: Any) -> Plan:
         file = kept.file_of(net, shapes, **keywords) if self._cache else None
         plan = kept.read(file) if file is not None else None
         if plan is None:
@@ -156,20 +158,20 @@ class Session:
         return plan
 
     def _figures(self, plan: Plan) -> str:
-        """Tell what a plan takes of what the budget is of, and the time that it adds."""
+        """Write the memory that the budget bounds, and the time that a plan adds."""
         before, after = plan.unplanned_bytes, plan.pool_bytes
         if self._budget is not None and self._budget.of == "device":
             before, after = plan.unplanned_device_bytes, plan.device_bytes
-        told = in_words(before)
+        text = in_words(before)
         if plan.pool_bytes < plan.unplanned_bytes:
-            told += f" -> {in_words(after)}"
+            text += f" -> {in_words(after)}"
             if plan.added_time is not None:
-                told += f", {100 * plan.added_time:.0f} % of a step's time added"
+                text += f", {100 * plan.added_time:.0f} % of a step's time added"
         else:
-            told += ", as it is"
+            text += ", as it is"
         if self._budget is not None:
-            told += f", within the budget of {self._options['budget']}"
-        return told
+            text += f", within the budget of {self._options['budget']}"
+        return text
 
     def _compare(self, name: str, network: Any, plan: Plan) -> None:
         """Train three steps with the plan and without, in a process with random numbers of its own.
@@ -185,7 +187,7 @@ class Session:
             files = [os.path.join(folder, name) for name in ("net-symbol.json", "plan.json")]
             Path(files[0]).write_text(as_json(read(network)), encoding="utf-8")
             plan.save(files[1])
-            ran = subprocess.run(
+            process = subprocess.run(
                 [sys.executable, "-W", "ignore", "-c", _CHECK, *files],
                 env=environment,
                 check=False,
@@ -193,13 +195,14 @@ class Session:
                 capture_output=True,
                 text=True,
             )
-        if ran.returncode:
-            said = (ran.stderr.strip().splitlines() or [f"it ended with {ran.returncode}"])[-1]
-            log.warning("%s cannot be checked: %s", name, said)
-        elif ran.stdout.startswith(EQUAL):
-            log.info("%s, checked: %s", name, ran.stdout.strip())
+        report, errors = process.stdout.strip(), process.stderr.strip().splitlines()
+        if process.returncode:
+            error = errors[-1] if errors else f"it ended with {process.returncode}"
+            log.warning("%s cannot be checked: %s", name, error)
+        elif report.startswith(EQUAL):
+            log.info("%s, checked: %s", name, report)
         else:
-            raise MemongerError(f"its plan computes something else: {ran.stdout.strip()}")
+            raise MemongerError(f"its plan computes something else: {report}")
 
 
 def _name_of(symbol: Any) -> str:
@@ -229,8 +232,8 @@ def enable(
 
     That is what ``Module``, ``FeedForward``, ``Symbol.simple_bind`` and ``bind`` bind for
     gradients, at the shapes, types and devices of the bind, and the graphs of Gluon's hybridized
-    blocks. Symbols, files and what is bound for inference stay as they are. What was planned
-    already, or has marks of its own, is left so. One line on stderr tells of each bind.
+    blocks. Symbols, files and binds for inference stay as they are. So do networks that are planned
+    already, or have marks of their own. Each bind logs a line on stderr.
 
     Parameters
     ----------
@@ -242,16 +245,16 @@ def enable(
         Where a page of the largest network is written at the end.
     check : bool
         Train three steps of each network with its plan and without first, in another process, and
-        compare them. Where anything differs the network is trained without the plan.
+        compare them. If anything differs the network is trained without the plan.
     or_plain : bool
-        Where no plan fits the budget, train without a plan rather than to stop.
+        If no plan fits the budget, train without a plan rather than stop.
     cache : bool
         Keep plans in the user's cache folder, and take those that are kept there.
 
     Returns
     -------
     Session
-        A context manager: what is planned ends with its block, or with `disable`.
+        A context manager: planning ends with its block, or with `disable`.
 
     Raises
     ------
@@ -264,9 +267,9 @@ def enable(
     ...     mod.fit(train_iter, num_epoch=10)
     """
     global _active
-    asked = {"how": how, "work": work, "budget": budget, "budget_of": budget_of}
-    asked.update(optimizer=optimizer, measure=measure or None, patience=patience)
-    options = {name: value for name, value in asked.items() if value is not None}
+    keywords = {"how": how, "work": work, "budget": budget, "budget_of": budget_of}
+    keywords.update(optimizer=optimizer, measure=measure or None, patience=patience)
+    options = {name: value for name, value in keywords.items() if value is not None}
     session = Session(options, report=report, check=check, or_plain=or_plain, cache=cache)
     disable()
     session.begin()
@@ -275,7 +278,7 @@ def enable(
 
 
 def disable() -> None:
-    """Plan nothing more in this process; what is bound by then keeps its plans.
+    """Plan nothing more in this process; executors and blocks keep the plans that they have.
 
     Examples
     --------
@@ -284,6 +287,6 @@ def disable() -> None:
     >>> memonger.disable()
     """
     global _active
-    ended, _active = _active, None
-    if ended is not None:
-        ended.end()
+    session, _active = _active, None
+    if session is not None:
+        session.end()
