@@ -1,9 +1,9 @@
 """``python -m memonger``, and the script ``memonger``: the process of the command.
 
-A KeyboardInterrupt while Python imports, which takes seconds, can be lost in a callback of a
-library. So until a search begins Ctrl-C ends the process at once. One that passes through ``exec``,
-with which MXNet makes its operators, is noted by Python, and a process of ``python -m`` then ends
-by the signal whatever its status is. So the process ends without Python's shutdown.
+Imports take seconds, and a KeyboardInterrupt then can be lost in a callback of a library. So until
+a search begins Ctrl-C ends the process at once. Python remembers one that passes through ``exec``,
+with which MXNet makes its operators: ``python -m`` then ends by the signal, whatever its status is.
+So the process ends without Python's shutdown.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import functools
 import os
 import signal
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from memonger.support.errors import INTERRUPTED, MISTAKE
 
 
-def end(*_: Any) -> None:
+def end(*_: Any) -> NoReturn:
     """End the process as one that was interrupted."""
     with contextlib.suppress(OSError):
         os.write(2, f"memonger: {INTERRUPTED}\n".encode())
@@ -26,7 +26,7 @@ def end(*_: Any) -> None:
 
 
 def exchange(handler: Any, other: Any) -> None:
-    """Have another handle Ctrl-C, unless it is ignored, as a shell has its background jobs do."""
+    """Replace the handler of Ctrl-C, unless Ctrl-C is ignored, as in a shell's background jobs."""
     if signal.getsignal(signal.SIGINT) is handler:
         signal.signal(signal.SIGINT, other)
 
@@ -36,18 +36,18 @@ def run() -> None:
     exchange(signal.default_int_handler, end)
     from memonger.cli import main
 
-    status: Any
     begin = functools.partial(exchange, end, signal.default_int_handler)
     if sys.argv[1:2] == ["run"]:
         sys.exit(main(begin=begin))  # a script ends as under Python itself
+    status: Any
     try:
         status = main(begin=begin)
-    except SystemExit as ended:
-        status = ended.code
+    except SystemExit as error:
+        status = error.code
     except KeyboardInterrupt:
         end()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, BrokenPipeError):  # nobody reads
+        with contextlib.suppress(AttributeError, BrokenPipeError):  # closed, or nobody reads
             stream.flush()
     os._exit(status)
 

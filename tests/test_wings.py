@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "memonger"
 #: From the ground up: a room imports from its own wing and from those before it.
 WINGS = (
     "support graph.operators graph costs costs.time schedules planners planners.marks "
-    "planners.trees schedules.execution solve api gluon scripts cli __main__"
+    "planners.trees schedules.execution solve api gluon scripts public cli __main__"
 ).split()
 STRANGERS = {"planners.marks", "planners.trees", "schedules.execution"}  # to one another
 

@@ -1,0 +1,20 @@
+"""The public names, from the files that define them; to import them takes seconds."""
+
+# ruff: noqa: F401
+
+from memonger import gluon
+from memonger.api.check import CheckReport, check
+from memonger.api.explain import Explanation, PlanExplanation, explain
+from memonger.api.frontier import Frontier, LargestBatch, frontier, largest_batch
+from memonger.api.plan import Plan, load_plan
+from memonger.api.planning import (
+    get_cost,
+    make_mirror_plan,
+    plan,
+    pool_bytes,
+    search_plan,
+    search_plan_to_layer,
+)
+from memonger.graph.marks import unplan
+from memonger.scripts.session import Session, disable, enable
+from memonger.support.symbols import load
