@@ -23,7 +23,7 @@ from planned import ROOT, run_python
 
 pytestmark = pytest.mark.python_differs
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 SLOW = {"docs/tutorial.md": pytest.mark.slow}  # it shows what a full search finds
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```\n((?:\n+ {4}[^\n]*)*)", re.M | re.S)
