@@ -1,8 +1,8 @@
 """The command ``memonger``, for scripts, and for networks that are in a ``-symbol.json`` file.
 
 Every verb but ``run`` is a public function of the package. The exit status is 0 if all is well, 1
-if the answer is no (``check`` finds a difference, nothing fits the budget), 2 for a mistake, which
-one line on stderr names. The result of a search is printed even if its files cannot be written.
+if ``check`` finds a difference or nothing fits the budget, and 2 for a mistake, which one line on
+stderr names. The result of a search is printed even if its files cannot be written.
 """
 
 from __future__ import annotations

@@ -108,14 +108,7 @@ def frontier(
         how=how, measure=measure, patience=patience, ntrial=ntrial, kept_copies=kept_copies
     )
     request = read_request(
-        net,
-        shapes,
-        input_shapes,
-        type_dict=type_dict,
-        grad_req=grad_req,
-        ctx=ctx,
-        until=until,
-        devices=devices,
+        net, shapes, input_shapes, type_dict, grad_req, ctx=ctx, until=until, devices=devices
     )
     candidates, interrupted = front_of(ways_of(request, options))
     if len(candidates) > points:
@@ -201,14 +194,14 @@ def largest_batch(
 ) -> LargestBatch:
     """Find the largest batch that fits a budget with a plan, and without.
 
-    The smallest plan of a batch is found, and it is predicted how large the batch may grow with it;
-    then a plan of that batch is looked for. Nothing is run, and little is bound.
+    The smallest plan at one batch tells how large the batch may grow with it; then a plan for that
+    batch is searched for. Nothing is run, and little is bound.
 
     Parameters
     ----------
     shapes : dict or list of mx.io.DataDesc
-        Shapes of the inputs with None where the batch goes: ``{'data': (None, 3, 224, 224)}``; or
-        ``iterator.provide_data + iterator.provide_label``, whose layouts tell where it goes.
+        Shapes of the inputs with None for the batch: ``{'data': (None, 3, 224, 224)}``; or
+        ``iterator.provide_data + iterator.provide_label``, in whose layouts it is 'N'.
     budget : int or str
         Bytes, text such as '11GB', or 'device'.
     net, budget_of, optimizer, measure, patience, type_dict, grad_req, ctx, ntrial, kept_copies
@@ -262,45 +255,45 @@ def _request(
 def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
     """Find the largest batch that takes at most ``limit`` bytes; ``way`` plans for a batch."""
 
-    def taken(plan: Candidate, batch: int) -> float:
+    def bytes_at(batch: int, plan: Candidate) -> float:
         """Return the bytes that the budget bounds, of a plan that was made at another batch."""
         try:
-            here = way(batch)
+            marks = way(batch)
         except TooLargeError:
             return math.inf
-        return here.taken(here.memory(plan))
+        return marks.taken(marks.memory(plan))
+
+    def search(marks: Marks) -> tuple[Plans, bool]:
+        """Search at one batch, unless the user has interrupted what came before."""
+        if interrupted:
+            return [(marks, replace(plan, pool_bytes=0)) for plan in plans], True
+        searched = front(marks, plans[1:])
+        return [(marks, plan) for plan in searched.plans], searched.interrupted
 
     plans = [way(1).no_plan]
-    batch = unplanned = _largest(partial(taken, plans[0]), limit)
+    batch = unplanned = _largest(partial(bytes_at, plan=plans[0]), limit)
     interrupted = False
     try:
         first = front(way(max(FIRST_BATCH, unplanned)))
         plans.append(first.plans[-1])
         interrupted = first.interrupted
-        batch = max(batch, _largest(partial(taken, plans[1]), limit))
+        batch = max(batch, _largest(partial(bytes_at, plan=plans[1]), limit))
     except KeyboardInterrupt:
         if not batch:
             raise
         interrupted = True
     if not batch:
-        least = int(min(taken(plan, 1) for plan in plans))
+        least = int(min(bytes_at(1, plan) for plan in plans))
         raise BudgetError(
             f"not even a batch of 1 fits into {in_bytes(limit)}: the least that was found is "
             + in_bytes(least),
             least,
         )
 
-    def search() -> tuple[Plans, bool]:
-        if interrupted:
-            return [(here, replace(plan, pool_bytes=0)) for plan in plans], True
-        searched = front(here, plans[1:])
-        return [(here, plan) for plan in searched.plans], searched.interrupted
-
     solution = None
     while solution is None:
-        here = way(batch)
         try:
-            solution = fastest(here, search)
+            solution = fastest(way(batch), partial(search, way(batch)))
         except KeyboardInterrupt:
             if interrupted:
                 raise
@@ -333,7 +326,7 @@ def _open_shapes(shapes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return sizes, types
 
 
-def _largest(taken: Callable[[int], float], limit: int) -> int:
+def _largest(bytes_at: Callable[[int], float], limit: int) -> int:
     """Find the largest batch that takes at most ``limit`` bytes, 0 if not even one does.
 
     Each step expects a straight line through the last two batches.
@@ -341,7 +334,7 @@ def _largest(taken: Callable[[int], float], limit: int) -> int:
     low, high = 0, 2**20 + 1  # a batch that fits, and one that does not
     batch, before = 1, (0, 0.0)
     while high - low > 1:
-        nbytes = taken(batch)
+        nbytes = bytes_at(batch)
         low, high = (batch, high) if nbytes <= limit else (low, batch)
         slope = (nbytes - before[1]) / (batch - before[0])
         guess = batch + (limit - nbytes) / slope if 0 < slope < math.inf else (low + high) / 2

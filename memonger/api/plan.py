@@ -57,8 +57,8 @@ class Plan(Reported):
         What MXNet asks the device for (a GPU, where none was given): the pool, inputs, parameters,
         the gradients that ``grad_req`` asks for, auxiliary states, ``held_bytes`` and
         ``temporary_bytes``, each rounded as MXNet rounds it. Not in it: the state of an optimiser,
-        cuDNN's workspaces, what CUDA takes for itself; and, unless ``ctx`` is a GPU, pointwise
-        fusion, which makes ``copies`` take memory of their own (ResNet-50 v1: 9 % more).
+        cuDNN's workspaces, what CUDA takes for itself. Unless ``ctx`` is a GPU, pointwise fusion is
+        not in it either, with which ``copies`` take memory of their own (ResNet-50 v1: 9 % more).
     held_bytes, unplanned_held_bytes : int
         What operators hold beside the pool for the life of the executor: the reserve spaces of
         ``RNN`` (cuDNN's as they were once measured); on the CPU plain copies of MKLDNN's blocks.
@@ -72,7 +72,7 @@ class Plan(Reported):
     copies : tuple of str
         Names of nodes that were added to save a recomputed operator's result, or a sum unfused.
     planner : str
-        What found it: one of ``candidates``, 'no plan' if the network is better left as it is.
+        Where it comes from: one of ``candidates``, 'no plan' if none is better than the network.
     candidates : dict
         The cost of each candidate in bytes, as MXNet counts; with pointwise fusion where it is on.
     exact : bool
@@ -86,12 +86,12 @@ class Plan(Reported):
     slowest : str
         The most work that is recomputed between two gradients; empty if nothing is.
     request : Request
-        What was asked for: the network without a plan, its shapes, its gradients.
+        The network without a plan, its shapes, its gradients.
     time_overhead : float or None
         The time that the plan is predicted to add to a step, as a share of that without a plan;
         None where the search did not look at time. Old name: ``added_time``.
     schedule : Schedule or None
-        What a training step runs, in which order; None where that is left to MXNet.
+        The operators of a training step in order; None where the order is left to MXNet.
     options : dict
         Keywords with which ``memonger.plan`` makes it again for this request; a budget in bytes.
     """

@@ -146,14 +146,7 @@ def plan(
         patience=patience,
     )
     request = read_request(
-        net,
-        shapes,
-        input_shapes,
-        type_dict=type_dict,
-        grad_req=grad_req,
-        ctx=ctx,
-        until=until,
-        devices=devices,
+        net, shapes, input_shapes, type_dict, grad_req, ctx=ctx, until=until, devices=devices
     )
     return plan_of(solve(request, options))
 
@@ -221,7 +214,6 @@ def search_plan_to_layer(
     Examples
     --------
     >>> planned = memonger.search_plan_to_layer(net, 'stage3_unit6_plus', data=(1, 3, 800, 1200))
-    >>> mod = mx.mod.Module(planned, context=mx.gpu())
     """
     check_count("threshold", threshold, 0)
     if "until" in options:

@@ -28,38 +28,37 @@ STYLE.update({"axes.spines.right": False, "axes.spines.top": False, "legend.fram
 def plot_memory(file: Any, panels: Mapping[str, Memory]) -> None:
     """Draw memory over the training step, a panel for each title."""
     with _picture(file) as figure:
-        every = np.atleast_1d(figure.subplots(len(panels), 1, sharey=True))
-        for axes, (title, memory) in zip(every, panels.items()):
+        rows = np.atleast_1d(figure.subplots(len(panels), 1, sharey=True))
+        for axes, (title, memory) in zip(rows, panels.items()):
             axes.set_title(title)
             _panel(axes, memory)
         highest = max(int(memory.live.max(initial=1)) for memory in panels.values()) / MB
-        every[0].set_ylim(0, 1.28 * highest)  # room for what is written
-        every[-1].set_xlabel("operators of one training step, in the order in which they run")
-        handles = every[0].get_legend_handles_labels()
-        figure.legend(*handles, loc="upper center", ncol=len(COLOURS))
+        rows[0].set_ylim(0, 1.28 * highest)  # room for the text at the peak
+        rows[-1].set_xlabel("operators of one training step, in the order in which they run")
+        figure.legend(*rows[0].get_legend_handles_labels(), loc="upper center", ncol=len(COLOURS))
         figure.tight_layout(rect=(0, 0, 1, 0.96))
 
 
 def _panel(axes: Any, memory: Memory) -> None:
     """Draw one training step."""
-    found, peak = memory.replay, memory.peak
-    runs = ~found.training.arrays.variable[found.order]  # variables take no time
-    at = np.arange(int(runs.sum()) + 1)  # the last one has an end too
+    replay, peak = memory.replay, memory.peak
+    runs = ~replay.training.arrays.variable[replay.order]  # variables take no time
+    places = np.arange(int(runs.sum()) + 1)  # the last one has an end too
     names, colours = zip(*COLOURS.values())
     lives = [memory.timeline.live_bytes(kind)[runs] for kind in COLOURS]
     stacks = [np.append(live, live[-1:]) / MB for live in lives]
-    axes.stackplot(at, *stacks, colors=colours, labels=names, step="post", linewidth=0)
+    axes.stackplot(places, *stacks, colors=colours, labels=names, step="post", linewidth=0)
     x, y = runs[:peak].sum() + 0.5, memory.live[peak] / MB
     axes.plot([x], [y], marker="v", color="black", markersize=9)
     lines = [f"peak {y:.1f} MB alive at once", *textwrap.wrap("in " + memory.running, 64)]
     text = "\n".join(f"  {line}  " for line in lines)
-    axes.text(x, y, text, ha="right" if x > 0.55 * len(at) else "left", va="bottom")
-    phases = found.training.phases[found.order][runs]
+    axes.text(x, y, text, ha="right" if x > 0.55 * len(places) else "left", va="bottom")
+    phases = replay.training.phases[replay.order][runs]
     border = np.flatnonzero(phases == FORWARD).max(initial=-1) + 1
     axes.axvline(border, color="black", linewidth=1, linestyle=":")
     axes.text(border, 1, " backward pass", va="top", transform=axes.get_xaxis_transform())
     axes.set_ylabel("memory alive in MB (2**20 bytes)")
-    axes.set_xlim(0, max(1, len(at) - 1))
+    axes.set_xlim(0, max(1, len(places) - 1))
 
 
 def plot_frontier(file: Any, plans: Sequence[Any]) -> None:
@@ -93,8 +92,9 @@ def check_picture(file: Any) -> str:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        said = "pictures need matplotlib, which is not installed: pip install matplotlib"
-        raise MemongerError(said) from None
+        raise MemongerError(
+            "pictures need matplotlib, which is not installed: pip install matplotlib"
+        ) from None
     kind = os.path.splitext(os.fsdecode(file))[1][1:].lower()
     if kind not in ("png", "svg", "pdf"):
         raise MemongerError(f"{file} cannot be written: it must end in .png, .svg or .pdf")
@@ -104,12 +104,12 @@ def check_picture(file: Any) -> str:
 
 @contextlib.contextmanager
 def _picture(file: Any) -> Iterator[Any]:
-    """Give an empty picture, which is written to a file when it is drawn."""
-    drawn, kind = io.BytesIO(), check_picture(file)
+    """Yield an empty picture, and write it to a file when it is drawn."""
+    content, kind = io.BytesIO(), check_picture(file)
     import matplotlib.figure
 
     with matplotlib.rc_context(STYLE):
         figure = matplotlib.figure.Figure(figsize=(12, 8), dpi=100)  # 1200 x 800 pixels
         yield figure
-        figure.savefig(drawn, format=kind)
-    files.write(file, drawn.getvalue())
+        figure.savefig(content, format=kind)
+    files.write(file, content.getvalue())

@@ -246,7 +246,7 @@ class PlannedOp:
 
     def _train(self, arrays: Mapping[str, Any], requests: Mapping[str, str], kind: Kind) -> Any:
         """Run a call by its plan and return its outputs; None where it has no plan."""
-        decision = next((known for known in self._decisions if known.holds(kind)), None)
+        decision = next((past for past in self._decisions if past.holds(kind)), None)
         if decision is None:
             with mx.autograd.pause():
                 decision = self._decide(arrays, kind)

@@ -44,12 +44,12 @@ _FLAGS = (
 def plan(net: Net, shapes: Any = None, *, type_dict: Any = None, **options: Any) -> Net:
     """Plan a block in place of ``net.hybridize()``; the training loop stays as it is.
 
-    The plan is made at the first call under ``autograd.record()``, or now where shapes are given.
-    It is used for all later calls in training mode, of any shapes; those that run more gradients
-    (layers were frozen), or take more than a budget of bytes, get plans of their own. Its results,
+    The plan is made at the first call under ``autograd.record()``, or now if shapes are given. It
+    is used for all later calls in training mode, of any shapes. Calls that run more gradients
+    (layers were frozen), or take more than a budget of bytes, get plans of their own. Results,
     gradients and running statistics are those of ``net.hybridize()``, bit for bit. All else is left
-    to Gluon: inference, names, files, copies (which have no plan). Where Gluon makes its graph anew
-    (``hybridize``, ``cast``, a layer added), a plan is made anew.
+    to Gluon: inference, names, files, copies (which have no plan). Where Gluon makes a new graph
+    (``hybridize``, ``cast``, a layer added), a new plan is made.
 
     A block that cannot be planned (sparse parameters, say) trains as after ``hybridize()``, and a
     warning says why. So does one whose plan saves no memory, without a warning.

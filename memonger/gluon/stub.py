@@ -4,10 +4,10 @@ A *stub* is a tiny CachedOp. Its inputs are those of the block's own CachedOp th
 and the results of the planned executor. It copies the results; of all else it makes a few bytes.
 Its gradient, as MXNet makes it, is ``_copy`` for the results and zeros for the rest.
 
-CachedOp calls a monitor hook on the thread that has called ``backward``, right after it has pushed
-each of these nodes to the engine, with the very array in which the tape wants the gradient
-(``CachedOp::DynamicBackward`` in ``src/imperative/cached_op.cc``, ``imperative::RunGraph`` in
-``imperative_utils.cc``). So the executor's gradients are pushed in program order, with the real
+CachedOp calls a monitor hook right after it has pushed each of these nodes to the engine, on the
+thread that has called ``backward``. It hands over the very array in which the tape wants the
+gradient (``CachedOp::DynamicBackward`` in ``src/imperative/cached_op.cc``, ``imperative::RunGraph``
+in ``imperative_utils.cc``). So the executor's gradients are pushed in program order, with the real
 variables of the engine: nothing waits for anything, and no dependency is hidden.
 """
 
@@ -131,8 +131,8 @@ def release() -> list[Any]:
 class Stub:
     """The stub of a planned executor, which is called as a function of arrays on the tape.
 
-    ``on_gradient`` is called in the backward pass, in the order of the inputs: with the gradient
-    that each ``'other'`` input wants, with that of each ``'head'``, and with that of ``'last'``.
+    ``on_gradient`` is called in the backward pass, in the order of the inputs, with the gradient of
+    each ``'other'`` input that wants one, of each ``'head'``, and of ``'last'``.
     """
 
     def __init__(
@@ -171,9 +171,9 @@ def stub_symbol(others: Sequence[bool], outputs: int) -> Any:
     ``others`` is true for inputs whose gradient is added to what the stub has made: the tape may
     have written that or added it. It is -0.0, which changes no bit.
 
-    The order of the inputs is that of the block's own CachedOp, and new ones come last. MXNet runs
-    the backward pass in an order that depends on it (a depth-first search through the inputs,
-    ``Imperative::Backward``), and so do the running statistics of a BatchNorm that is called twice.
+    The order of the inputs is that of the block's own CachedOp, and new ones come last. It decides
+    in which order MXNet runs the backward pass (by depth-first search, ``Imperative::Backward``),
+    and so the running statistics of a BatchNorm that is called twice.
     """
     kinds = [("other", k, "sum" if adds else "shape_array") for k, adds in enumerate(others)]
     kinds.append(("lease", 0, "shape_array"))

@@ -1,8 +1,8 @@
 """Plans that are kept in the user's cache folder, so that a script that starts again has them.
 
-A file's name is a hash of all that its plan depends on: the network and the options, MXNet and its
-features, its environment variables, the machine, and memonger's own code. Its content is that of
-``Plan.save``, which is checked when it is read.
+A file's name is a hash of all that its plan depends on: network and options, MXNet with its
+features and environment variables, the machine, and memonger's own code. ``Plan.save`` writes the
+content, which is checked when it is read.
 """
 
 from __future__ import annotations

@@ -63,9 +63,9 @@ def read_call(
     net: Any,
     shapes: Any = None,
     input_shapes: Mapping[str, Any] | None = None,
-    *,
     type_dict: Mapping[str, Any] | None = None,
     grad_req: Any = "write",
+    *,
     ctx: Any = None,
     devices: int = 1,
 ) -> Request:
@@ -80,18 +80,21 @@ def read_request(
     net: Any,
     shapes: Any = None,
     input_shapes: Mapping[str, Any] | None = None,
+    type_dict: Mapping[str, Any] | None = None,
+    grad_req: Any = "write",
     *,
+    ctx: Any = None,
     until: str | None = None,
-    **keywords: Any,
+    devices: int = 1,
 ) -> Request:
-    """Check which network is planned, and up to which layer; ``keywords`` are of `read_call`."""
+    """Check the network to plan, up to which layer, and for which devices, as `read_call`."""
     mirroring = os.environ.get("MXNET_BACKWARD_DO_MIRROR", "0")
     if mirroring not in ("", "0"):
         raise MemongerError(
             f"MXNET_BACKWARD_DO_MIRROR is set to {mirroring!r}: MXNet then recomputes nearly every "
             "operator, whatever the plan says, and BatchNorm statistics may stop moving; unset it"
         )
-    request = read_call(net, shapes, input_shapes, **keywords)
+    request = read_call(net, shapes, input_shapes, type_dict, grad_req, ctx=ctx, devices=devices)
     symbol = inputs.without_old_types(request.symbol, request.spec)
     symbol = marks.clear(marks.without_plan(symbol))
     layer = None if until in (None, "") else _layer(symbol, until)
