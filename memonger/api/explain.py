@@ -1,5 +1,4 @@
-"""What makes up the memory of a network, as it stands or with a plan; all of it is read off the
-replay of one training step."""
+"""The tensors in the memory of a network, as it stands or with a plan, from a replay of a step."""
 
 from __future__ import annotations
 
@@ -24,33 +23,33 @@ KINDS = {FORWARD: "result", RECOMPUTED: "recomputed", BACKWARD: "gradient"}
 class Alive(NamedTuple):
     """A tensor that is alive at the peak."""
 
-    #: Of the operator that makes it, with ``[1]`` for its second output and so on; of what adds
-    #: gradients up, or is the gradient of an output, that of the tensor whose gradient it is.
+    #: That of the operator that computes it, with ``[1]`` for its second output and so on. A sum of
+    #: gradients, or the gradient of an output, has the name of the tensor whose gradient it is.
     name: str
     op: str
     kind: str  # 'result', 'recomputed' or 'gradient'
     nbytes: int
-    rule: str  # why its operator must not be recomputed
+    rule: str  # why its operator must not be recomputed; empty if it may be
 
 
 class Explanation(NamedTuple):
-    """What makes up the memory of a training step, in bytes.
+    """The memory of a training step, in bytes, tensor by tensor.
 
     All but ``pool_bytes`` is counted operator by operator, as if pointwise fusion were off.
 
     Attributes
     ----------
     pool_bytes : int
-        What MXNet's memory pool takes.
+        The size of MXNet's memory pool.
     peak_bytes, peak : int, str
-        The most of it that is alive at once, and what runs then.
+        The most of it that is alive at once, and the operator that runs then.
     tensors : tuple of Alive
-        Those that are alive then, the largest first.
+        The tensors that are alive then, the largest first.
     floor_bytes, floor_own_bytes, floor : int, int, str
-        What is alive at once under any plan, at least; what the operator that sets this needs
-        itself, for the others are held over it; and that operator.
+        The least that is alive at once under any plan; the part of it that one operator itself
+        needs, while the rest is held for others; and that operator.
     inexact : tuple of str
-        Why the replay that this was read off may be wrong; empty if it should not.
+        Why the replay may be wrong; empty if it should not.
     """
 
     pool_bytes: int
@@ -64,7 +63,7 @@ class Explanation(NamedTuple):
 
     @property
     def bounded_by(self) -> str:
-        """What bounds the memory of any plan from below, in words."""
+        """The lower bound of the memory of any plan, in words."""
         ruled = sum(t.nbytes for t in self.tensors if t.rule)
         over = self.floor_bytes - self.floor_own_bytes
         text = f"{self.floor or 'nothing'} needs {in_words(self.floor_own_bytes)} at once"
@@ -169,15 +168,15 @@ def explain(
 class Choice(NamedTuple):
     """What a plan does with one tensor of the forward pass."""
 
-    name: str  # of the operator that makes it; with ``[1]`` its second output, and so on
+    name: str  # of the operator that computes it, with ``[1]`` for its second output and so on
     op: str
     nbytes: int
-    #: 'kept' from the forward pass for the backward pass; 'recomputed'; or 'freed' in the
-    #: forward pass, for no gradient reads it, or its memory is handed on to what is.
+    #: 'kept' from the forward pass for the backward pass; 'recomputed'; or 'freed' in the forward
+    #: pass, because no gradient reads it, or because another tensor takes over its memory.
     choice: str
     times: int  # how often its operator runs in a training step
-    why: str  # why it is kept, in a word (see ``docs/choosing-a-planner.md``); empty if it is not
-    reason: str  # and in words
+    why: str  # it is kept, in a word (see ``docs/choosing-a-planner.md``); empty if it is not
+    reason: str  # the same in a sentence
 
 
 class PlanExplanation(NamedTuple):

@@ -26,8 +26,8 @@ from memonger.support.errors import MB, BudgetError, MemongerError, TooLargeErro
 
 log = logging.getLogger("memonger")
 
-FIRST_BATCH = 8  # whose smallest plan tells how large a batch may be
-QUARTERS = 4  # of the batches that fit without a plan, and of those beyond: what a report shows
+FIRST_BATCH = 8  # with whose smallest plan the largest batch is predicted
+QUARTERS = 4  # steps of a report up to the batch that fits without a plan, and beyond it
 
 
 class Frontier(Reported, Tuple[Plan, ...]):
@@ -35,7 +35,7 @@ class Frontier(Reported, Tuple[Plan, ...]):
 
     @property
     def interrupted(self) -> bool:
-        """Whether the search was ended early (Ctrl-C): these are the best that it had found."""
+        """Whether the search was ended early (Ctrl-C), with the best plans until then."""
         return any(plan.interrupted for plan in self)
 
     @property
@@ -137,7 +137,7 @@ class _Largest(NamedTuple):
 
 
 class LargestBatch(_Largest):
-    """The largest batch that fits a budget; if ``plan.interrupted``, of those found until Ctrl-C.
+    """The largest batch that fits a budget; if ``plan.interrupted``, of those before Ctrl-C.
 
     Attributes
     ----------
@@ -247,7 +247,7 @@ def largest_batch(
 def _request(
     net: Any, shapes: Mapping[str, Any], types: Any, *, batch: int, grad_req: Any, ctx: Any
 ) -> Request:
-    """Read what is asked of `largest_batch`, at one batch."""
+    """Read the request of `largest_batch` at one batch."""
     sizes = {n: tuple(batch if k is None else k for k in shape) for n, shape in shapes.items()}
     return read_request(net, sizes, type_dict=types, grad_req=grad_req, ctx=ctx)
 
@@ -292,8 +292,9 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
 
     solution = None
     while solution is None:
+        marks = way(batch)
         try:
-            solution = fastest(way(batch), partial(search, way(batch)))
+            solution = fastest(marks, partial(search, marks))
         except KeyboardInterrupt:
             if interrupted:
                 raise

@@ -54,8 +54,8 @@ class Plan(Reported):
         The most that is alive at once, of activations and of gradients on their way. The pool is
         larger, with what is left unused.
     device_bytes, unplanned_device_bytes : int
-        What MXNet asks the device for (a GPU, where none was given): the pool, inputs, parameters,
-        the gradients that ``grad_req`` asks for, auxiliary states, ``held_bytes`` and
+        What MXNet allocates on the device (a GPU, where none was given): the pool, inputs,
+        parameters, the gradients of ``grad_req``, auxiliary states, ``held_bytes`` and
         ``temporary_bytes``, each rounded as MXNet rounds it. Not in it: the state of an optimiser,
         cuDNN's workspaces, what CUDA takes for itself. Unless ``ctx`` is a GPU, pointwise fusion is
         not in it either, with which ``copies`` take memory of their own (ResNet-50 v1: 9 % more).
@@ -63,7 +63,7 @@ class Plan(Reported):
         What operators hold beside the pool for the life of the executor: the reserve spaces of
         ``RNN`` (cuDNN's as they were once measured); on the CPU plain copies of MKLDNN's blocks.
     temporary_bytes : int
-        The largest temporary space that an operator is known to ask for; all share one. On the CPU
+        The largest temporary space that an operator is known to use; all share one. On the CPU
         it has the copies of MKLDNN's own operators.
     recompute_overhead : float
         Work added to a step, as a share of the forward FLOPs. Old name: ``recomputed_flops``.
@@ -80,7 +80,7 @@ class Plan(Reported):
         in whole MB (2**20 bytes) rounded down; ``peak_bytes``, ``device_bytes`` and sizes of
         elements of other than 4 bytes are then estimates.
     interrupted : bool
-        Whether the search was ended early (Ctrl-C); this is the best that it had found.
+        Whether the search was ended early (Ctrl-C); this is the best plan until then.
     floor_bytes, floor : int, str
         What is alive at once under any plan, at least; and the operator that sets this, if any.
     slowest : str

@@ -23,7 +23,7 @@ from memonger.graph.arrays import FORWARD
 from memonger.graph.read import forward_graph
 from memonger.solve.memory import Memory, predict, state_bytes
 from memonger.solve.options import Budget, read_budget
-from memonger.solve.request import structure
+from memonger.solve.request import Request, structure
 from memonger.solve.timeline import KEPT, NONE, PASSING, Operators, Strings, timeline
 from memonger.support import files
 from memonger.support.errors import MemongerError
@@ -32,24 +32,24 @@ from memonger.support.symbols import read
 PAGE = Path(__file__).with_name("page")
 SCRIPTS = ("state.js", "timeline.js", "frontier.js", "batches.js", "table.js", "main.js")
 
-TENSORS = 40_000  # that a page draws at most, of all plans
-REASONS = 40_000  # operators times plans: of more, the chosen plan alone tells reasons
-INPUTS = 6  # a network of more has its shapes not spelled out in a command
+MAX_TENSORS = 40_000  # that a page draws, of all plans
+MAX_REASONS = 40_000  # operators times plans; beyond it only the chosen plan shows reasons
+MAX_INPUTS = 6  # whose shapes are written out in a command
 
-#: Options of a plan that the command has too.
-COMMANDED = ("budget", "how", "work", "patience", "measure")
+#: Options of ``Plan.options`` that the command has too.
+COMMAND_OPTIONS = ("budget", "how", "work", "patience", "measure")
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What a page shows."""
+    """The content of a page."""
 
-    plans: Sequence[Any]  # Plans of one network, in the order of their time
-    times: Sequence[float]  # that each adds
-    chosen: int  # the one that is shown first
+    plans: Sequence[Any]  # Plans of one network, in the order of their times
+    times: Sequence[float]  # that the plans add to a step, as shares of it
+    chosen: int  # the number of the plan that is shown first
     budget: Mapping[str, Any] | None  # in bytes
     network: str  # the name of its file
-    batches: Mapping[int, Any] = field(default_factory=dict)  # of the network: the Plan of each
+    batches: Mapping[int, Any] = field(default_factory=dict)  # Plans by batch size
 
 
 class Reported:
@@ -95,13 +95,13 @@ class Reported:
 
 
 def write_report(file: Any, shown: Shown) -> None:
-    """Write a page."""
+    """Write a page to a file."""
     library = check_report(file)
     data = json.dumps(data_of(shown), separators=(",", ":"), allow_nan=False)
-    # So a page is smaller, and no text of a network can end the script that it is in.
+    # Compressed, a page is smaller, and no text of a network can end the script around it.
     parts = {"data": _compressed(data), "plotly": _compressed(library), "style": _part("page.css")}
     parts["scripts"] = "\n".join(map(_part, SCRIPTS))
-    pieces = _part("page.html").split("/*-*/")  # each second one names what comes there
+    pieces = _part("page.html").split("/*-*/")  # every second piece names a part
     pieces[1::2] = [parts[name] for name in pieces[1::2]]
     files.write(file, "".join(pieces).encode())
 
@@ -167,15 +167,15 @@ def _limit(budget: Budget, plan: Any) -> dict[str, Any]:
     return {"of": "device", "bytes": whole - state, "state": state}
 
 
-def _check_same(one: Any, other: Any, number: int) -> None:
+def _check_same(request: Request, other: Request, number: int) -> None:
     """Make sure that two requests are of one network at the same shapes."""
-    if one is other:
+    if request is other:
         return
     same = {
-        "for other shapes": one.spec == other.spec,
-        "for other gradients": one.grad_req == other.grad_req,
-        "for another device": str(one.ctx) == str(other.ctx),
-        "of another network": structure(one.symbol) == structure(other.symbol),
+        "for other shapes": request.spec == other.spec,
+        "for other gradients": request.grad_req == other.grad_req,
+        "for another device": str(request.ctx) == str(other.ctx),
+        "of another network": structure(request.symbol) == structure(other.symbol),
     }
     for difference, is_same in same.items():
         if not is_same:
@@ -186,15 +186,15 @@ def _check_same(one: Any, other: Any, number: int) -> None:
 
 
 def data_of(shown: Shown) -> dict[str, Any]:
-    """Collect all that a page shows."""
+    """Collect the data of a page."""
     first = shown.plans[shown.chosen]
     request, strings = first.request, Strings()
     unplanned = predict(request)
     table = Operators(unplanned, strings, request.timed_on, bool(first.options.get("measure")))
-    most, plans = TENSORS // (len(shown.plans) + 1), []
+    most, plans = MAX_TENSORS // (len(shown.plans) + 1), []
     for k, (plan, time) in enumerate(zip(shown.plans, shown.times)):
         memory = predict(replace(request, symbol=plan.symbol))
-        has_reasons = k == shown.chosen or len(table.nodes) * len(shown.plans) <= REASONS
+        has_reasons = k == shown.chosen or len(table.nodes) * len(shown.plans) <= MAX_REASONS
         states, columns = _choices(plan, memory, table, has_reasons)
         drawn = timeline(memory, table, states, most)
         plans.append({**_figures(plan, time, shown.network), **columns, "timeline": drawn})
@@ -243,10 +243,10 @@ def _choices(
     }
 
 
-def _inputs(request: Any) -> list[str]:
+def _inputs(request: Request) -> list[str]:
     """Write the shapes of the inputs; of many inputs, the first two."""
     shapes = [f"{name} {tuple(shape)}" for name, shape in request.spec.shapes.items()]
-    return shapes if len(shapes) <= INPUTS else [*shapes[:2], f"{len(shapes) - 2} more inputs"]
+    return shapes if len(shapes) <= MAX_INPUTS else [*shapes[:2], f"{len(shapes) - 2} more inputs"]
 
 
 def _figures(plan: Any, time: float, network: str) -> dict[str, Any]:
@@ -279,13 +279,13 @@ def python_of(plan: Any) -> str:
     request, spec = plan.request, plan.request.spec
     keywords, requests = dict(plan.options), set(request.grad_req.values())
     nulls = [name for name, value in request.grad_req.items() if value == "null"]
-    many = len(spec.shapes) > INPUTS
+    many = len(spec.shapes) > MAX_INPUTS
     arguments = ["net", "shapes" if many else str({k: tuple(v) for k, v in spec.shapes.items()})]
     if spec.types:
         arguments.append("type_dict=types" if many else f"type_dict={dict(spec.types)}")
     if requests == {"add"}:
         keywords["grad_req"] = "add"
-    elif requests == {"write", "null"} and len(nulls) <= INPUTS:
+    elif requests == {"write", "null"} and len(nulls) <= MAX_INPUTS:
         rule = f"'null' if name in {nulls} else 'write' for name in net.list_arguments()"
         arguments.append(f"grad_req={{name: {rule}}}")
     elif requests != {"write"}:
@@ -302,7 +302,7 @@ def command_of(plan: Any, network: str) -> str:
     """Write the command that makes a Plan; '' where the command lacks an option for it."""
     request, spec = plan.request, plan.request.spec
     others = request.until is not None or set(request.grad_req.values()) != {"write"}
-    if others or set(plan.options) - set(COMMANDED) or len(spec.shapes) > INPUTS:
+    if others or set(plan.options) - set(COMMAND_OPTIONS) or len(spec.shapes) > MAX_INPUTS:
         return ""
     words = ["memonger", "plan", network]
     for name, shape in spec.shapes.items():
