@@ -127,9 +127,7 @@ def explain(
     --------
     >>> print(memonger.explain(net, {'data': (32, 3, 224, 224)}))
     """
-    request = read_call(
-        net, shapes, input_shapes, type_dict=type_dict, grad_req=grad_req, ctx=ctx, devices=devices
-    )
+    request = read_call(net, shapes, input_shapes, type_dict, grad_req, ctx=ctx, devices=devices)
     memory = predict(request)
     memory = measure(request) if memory.inexact else memory
     line, nodes, peak, step = (
