@@ -274,7 +274,7 @@ class PlannedOp:
         for pool in pools:
             pool.idle += 1
         free.idle = 0
-        # In a loop that needs all pools, none is idle for longer than half of this.
+        # In a loop that needs all pools, none is idle for more calls than half of this.
         kept = [pool for pool in pools if pool.idle <= 2 * len(pools) or not pool.is_free]
         self._pools[ctx] = kept if free in kept else [*kept, free]
         return free
@@ -295,6 +295,5 @@ class PlannedOp:
             free_unused()
             if any(pool.is_free for pool in pools):
                 break
-            time.sleep(
-                0.001
-            )  # operators that have run are deleted later (``ThreadedEngine::OnComplete``)
+            # Operators that have run are deleted a little later (``ThreadedEngine::OnComplete``).
+            time.sleep(0.001)
