@@ -76,9 +76,7 @@ def _replacement(usual: Any, read: Callable[[Any, Named], Bind | None]) -> Any:
             reason = str(error)
         except (*MXNET_ERRORS, TypeError) as error:  # MXNet's, of the plan or of the call
             reason = said_by_mxnet(error)
-        executor = usual(
-            self, ctx, *args, **kwargs
-        )  # raises as without a plan: the call's mistakes
+        executor = usual(self, ctx, *args, **kwargs)  # raises for mistakes of the call
         if reason:
             planner.refuse(self, reason)
         return executor
