@@ -18,9 +18,10 @@ import pytest
 from memonger import cli
 
 import networks
+from pages import data_of
 from planned import ROOT, marked, run_python
 
-pytestmark = pytest.mark.python_differs
+pytestmark = [pytest.mark.python_differs, pytest.mark.one_plan]
 
 MB = 2**20
 NOTHING = "memonger: interrupted before anything was found"
@@ -50,7 +51,61 @@ def figures(capsys: Any, *arguments: Any) -> Any:
     return json.loads(printed)
 
 
-def test_a_planned_file_is_the_plan(net: Any, capsys: Any, tmp_path: Path) -> None:
+NET = "{net} --shape data=4096,64"
+MOMENTUM = ("sgd", {"momentum": 0.9})
+#: What is written, the function that is called, and with which options.
+CALLS: list[tuple[str, str, dict[str, Any]]] = [
+    (f"plan {NET} --budget 60%", "plan", {"budget": "60%"}),
+    (f"plan {NET} --budget 0.6 --how auto", "plan", {"budget": 0.6, "how": "auto"}),
+    (f"plan {NET} --budget 25165824 --measure", "plan", {"budget": 24 * MB, "measure": True}),
+    (f"plan {NET} --how schedule --work 3", "plan", {"how": "schedule", "work": 3.0}),
+    (
+        f"plan {NET} --budget 24MiB --budget-of device --optimizer sgd,momentum=0.9",
+        "plan",
+        {"budget": "24MiB", "budget_of": "device", "optimizer": MOMENTUM},
+    ),
+    (
+        f"plan {NET} --ctx cpu --devices 2 --patience 0.5 --type data=float16",
+        "plan",
+        {"ctx": "cpu", "devices": 2, "patience": 0.5, "type_dict": {"data": "float16"}},
+    ),
+    (f"frontier {NET} --points 5 --how schedule", "frontier", {"points": 5, "how": "schedule"}),
+    (f"explain {NET} --devices 2", "explain", {"devices": 2}),
+    (f"explain {NET} --plan --budget 60%", "plan", {"budget": "60%"}),
+    (f"cost {NET}", "explain", {}),
+    (f"check {{net}} {NET} --steps 2", "check", {"steps": 2}),
+    ("batch {net} --shape data=N,64 --budget 10MB", "largest_batch", {"budget": "10MB"}),
+    (f"report {NET} --points 4 --work 2 --budget 9MB -o {{folder}}/x", "frontier", {"points": 4}),
+]
+
+
+@pytest.mark.parametrize(("command", "name", "options"), CALLS)
+def test_what_is_written_are_the_arguments_of_the_call(
+    command: str,
+    name: str,
+    options: dict[str, Any],
+    net: Any,
+    capsys: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def call(*networks: Any, **given: Any) -> None:
+        assert all(isinstance(each, mx.sym.Symbol) for each in networks)
+        asked.update(given)
+        raise memonger.BudgetError("nothing fits", 1)
+
+    monkeypatch.setattr(memonger, name, call)
+    words = shlex.split(command.format(net=net[2], folder=tmp_path))
+    assert run(capsys, *words) == (1, "", "memonger: nothing fits\n")
+    shape = (None, 64) if "N" in command else (4096, 64)
+    if "ctx" in asked:
+        asked["ctx"] = str(asked["ctx"]).split("(")[0]
+    assert asked == {"shapes": {"data": shape}, **options}
+
+
+def test_plan_prints_draws_and_writes_the_plan(net: Any, capsys: Any, tmp_path: Path) -> None:
     symbol, shapes, file = net
     out, picture = tmp_path / "planned-symbol.json", tmp_path / "plan.png"
     status, printed, _ = run(capsys, "plan", file, *SHAPES, "-o", out, "--plot", picture)
@@ -59,30 +114,28 @@ def test_a_planned_file_is_the_plan(net: Any, capsys: Any, tmp_path: Path) -> No
     assert status == 0 and printed == str(plan) + "\n" and "as predicted" in printed
     assert marked(mx.sym.load(str(out))) == marked(plan.symbol)
     assert picture.read_bytes()[1:4] == b"PNG"
+    told = figures(capsys, "plan", file, *SHAPES)
+    for name in ("pool_bytes", "unplanned_bytes", "added_time", "recomputed_flops"):
+        assert told[name] == getattr(plan, name)
 
 
-PLAIN = """
-import sys, numpy
-numpy.bool, sys.modules["memonger"] = bool, None  # nothing can import it
-import mxnet as mx
-
-net, ones = mx.sym.load(%r), numpy.ones((4096, 64), "float32")
-mod = mx.mod.Module(net, label_names=["label"])
-mod.fit(mx.io.NDArrayIter(ones, ones, 4096, label_name="label"), num_epoch=1, eval_metric="mse")
-executor = net.simple_bind(mx.cpu(), data=(4096, 64), label=(4096, 64))
-print(executor.debug_str()[-200:])
-"""
-
-
-def test_plain_mxnet_trains_a_planned_file(net: Any, capsys: Any, tmp_path: Path) -> None:
+def test_a_schedule_is_told_and_not_saved(net: Any, capsys: Any, tmp_path: Path) -> None:
+    symbol, shapes, file = net
     out = tmp_path / "planned-symbol.json"
-    told = figures(capsys, "plan", net[2], *SHAPES, "-o", out)
-    _, trained, _ = ended(started("-c", PLAIN % str(out), path=tmp_path))
-    (total,) = re.findall(r"Total (\d+) MB allocated", trained)
-    assert int(total) == told["counted_bytes"] // MB
+    asked = ("plan", file, *SHAPES, "--budget", "60%", "--how", "auto", "-o", out, "--json")
+    status, printed, error = run(capsys, *asked)
+    told, plan = json.loads(printed), memonger.plan(symbol, shapes, budget="60%", how="auto")
+    assert told["pool_bytes"] == plan.pool_bytes and told["schedule"]
+    assert status == 2 and "cannot be saved" in error and not out.exists()
 
 
-def test_cost_and_explain(net: Any, capsys: Any) -> None:
+def test_a_budget_that_nothing_fits_is_status_1(net: Any, capsys: Any) -> None:
+    status, printed, error = run(capsys, "plan", net[2], *SHAPES, "--budget", "1MB")
+    assert status == 1 and not printed and len(error.splitlines()) == 1
+    assert "the smallest needs" in error and "No plan can do with less than" in error
+
+
+def test_cost_and_explain_tell_what_is_alive(net: Any, capsys: Any) -> None:
     symbol, shapes, file = net
     status, printed, _ = run(capsys, "cost", file, *SHAPES)
     pool = memonger.pool_bytes(symbol, shapes=shapes)
@@ -92,30 +145,11 @@ def test_cost_and_explain(net: Any, capsys: Any) -> None:
     status, printed, _ = run(capsys, "explain", file, *SHAPES)
     assert status == 0 and printed == str(memonger.explain(symbol, shapes)) + "\n"
     told = figures(capsys, "explain", file, *SHAPES, "--plan")["tensors"]
-    found = memonger.plan(symbol, shapes).explain()
-    assert [t["name"] for t in told] == [t.name for t in found.tensors]
+    tensors = memonger.plan(symbol, shapes).explain().tensors
+    assert [t["name"] for t in told] == [t.name for t in tensors]
 
 
-def test_a_budget(net: Any, capsys: Any) -> None:
-    symbol, shapes, file = net
-    asked = ("plan", file, *SHAPES, "--budget")
-    for text, budget in (("60%", "60%"), ("0.6", 0.6), (str(24 * MB), 24 * MB), ("24MiB", 24 * MB)):
-        told, plan = figures(capsys, *asked, text), memonger.plan(symbol, shapes, budget=budget)
-        assert told["pool_bytes"] == plan.pool_bytes < plan.unplanned_bytes
-        assert told["added_time"] == plan.added_time and plan.recomputed
-    of = ("--budget-of", "device", "--optimizer", "sgd,momentum=0.9")
-    given: Any = {"budget_of": "device", "optimizer": ("sgd", {"momentum": 0.9})}
-    plan = memonger.plan(symbol, shapes, budget="60%", **given)
-    assert figures(capsys, *asked, "60%", *of)["device_bytes"] == plan.device_bytes
-    told = figures(capsys, *asked, "30%", "--how", "schedule", "--work", "3")
-    assert told["recomputed_flops"] <= 2 and told["schedule"]
-    assert told["pool_bytes"] <= 0.3 * told["unplanned_bytes"]
-    status, printed, error = run(capsys, *asked, "1MB")
-    assert status == 1 and not printed and len(error.splitlines()) == 1
-    assert "the smallest needs" in error and "No plan can do with less than" in error
-
-
-def test_frontier(net: Any, capsys: Any, tmp_path: Path) -> None:
+def test_frontier_tells_and_draws_all_plans(net: Any, capsys: Any, tmp_path: Path) -> None:
     symbol, shapes, file = net
     picture = tmp_path / "frontier.png"
     asked = ("frontier", file, *SHAPES, "--points", "5")
@@ -123,39 +157,63 @@ def test_frontier(net: Any, capsys: Any, tmp_path: Path) -> None:
     plans = memonger.frontier(symbol, shapes, points=5)
     assert status == 0 and printed == str(plans) + "\n"
     assert picture.read_bytes()[1:4] == b"PNG"
-    scheduled = memonger.frontier(symbol, shapes, how="schedule", points=5)
-    for found, more in ((plans, ()), (scheduled, ("--how", "schedule"))):
-        told = figures(capsys, *asked, *more)
-        assert [p["pool_bytes"] for p in told] == [p.pool_bytes for p in found]
-    assert scheduled[-1].pool_bytes != plans[-1].pool_bytes
+    assert [p["pool_bytes"] for p in figures(capsys, *asked)] == [p.pool_bytes for p in plans]
 
 
-def test_batch(net: Any, capsys: Any, tmp_path: Path) -> None:
+OPEN = ("--shape", "data=N,64", "--shape", "label=N,64")
+
+
+def test_batch_tells_and_writes_the_largest(net: Any, capsys: Any, tmp_path: Path) -> None:
     symbol, _, file = net
-    out = tmp_path / "planned-symbol.json"
-    shapes = ("--shape", "data=N,64", "--shape", "label=N,64")
-    asked = ("batch", file, *shapes, "--budget", "10MB")
+    out, page = tmp_path / "planned-symbol.json", tmp_path / "batch.html"
+    asked = ("batch", file, *OPEN, "--budget", "10MB")
     told = figures(capsys, *asked, "-o", out)
-    found = memonger.largest_batch(symbol, {"data": (None, 64), "label": (None, 64)}, "10MB")
-    assert (told["batch"], told["unplanned_batch"]) == found[::2]
-    assert told["batch"] > told["unplanned_batch"] > 0
-    assert marked(mx.sym.load(str(out))) == marked(found.plan.symbol)
-    status, printed, _ = run(capsys, *asked)
-    assert printed.startswith(
-        f"a batch of {found.batch} fits with a plan, of {found.unplanned_batch} without"
-    )
-    status, _, error = run(capsys, "batch", file, *shapes, "--budget", "1kB")
+    largest = memonger.largest_batch(symbol, dict.fromkeys(net[1], (None, 64)), "10MB")
+    assert (told["batch"], told["unplanned_batch"]) == largest[::2]
+    assert marked(mx.sym.load(str(out))) == marked(largest.plan.symbol)
+    status, printed, _ = run(capsys, *asked, "--report", page)
+    fits = f"a batch of {largest.batch} fits with a plan, of {largest.unplanned_batch} without"
+    assert status == 0 and printed.startswith(fits)
+    assert printed.endswith(data_of(page)["plans"][0]["text"] + "\n")
+    assert data_of(page)["batches"][-1]["batch"] == largest.batch
+    status, _, error = run(capsys, "batch", file, *OPEN, "--budget", "1kB")
     assert status == 1 and "not even a batch of 1 fits" in error
 
 
-def test_check(net: Any, capsys: Any, tmp_path: Path) -> None:
+ON_DEVICE = ("--budget", "20MB", "--budget-of", "device", "--optimizer", "adam")
+
+
+@pytest.mark.parametrize(
+    "more", [(), ("--budget", "60%"), ON_DEVICE, ("--how", "schedule"), ("--how", "auto")]
+)
+def test_report_writes_the_plan_that_is_printed_beside_others(
+    more: Any, net: Any, capsys: Any, tmp_path: Path
+) -> None:
+    """The frontier, and where there are marks the original's plan."""
+    file, page = tmp_path / "marked-symbol.json", tmp_path / "report.html"
+    net[0].get_internals()["tanh7_output"]._set_attr(mirror_stage="True")
+    net[0].save(str(file))
+    asked = ("report", file, *SHAPES, "--points", "4", "-o", page)
+    status, printed, error = run(capsys, *asked, *more)
+    data = data_of(page)
+    chosen = data["plans"][data["chosen"]]
+    assert status == 0 and printed == chosen["text"] + "\n", error
+    assert "as predicted" in printed and data["network"] == str(file)
+    assert bool(data["budget"]) == ("--budget" in more)
+    if more == ON_DEVICE:
+        limit = int(chosen["command"].split()[-3])  # in the command it is one of the pool
+        assert data["budget"]["of"] == "device" and limit == chosen["figures"]["pool_bytes"]
+        assert chosen["figures"]["device_bytes"] <= data["budget"]["bytes"] < 20e6
+    assert "original" in {told["kind"] for told in data["plans"]} and len(data["plans"]) > 3
+    assert chosen["kind"] == "schedule" or "schedule" not in more
+
+
+def test_check_tells_equal_networks_from_others(net: Any, capsys: Any, tmp_path: Path) -> None:
     """Equal: 0. A network with other results: 1."""
     symbol, shapes, file = net
     planned, other = tmp_path / "planned-symbol.json", tmp_path / "other-symbol.json"
     memonger.search_plan(symbol, shapes=shapes).save(str(planned))
-    graph = json.loads(symbol.tojson())
-    next(n for n in graph["nodes"] if n["name"] == "tanh3")["attrs"]["act_type"] = "sigmoid"
-    other.write_text(json.dumps(graph))
+    other.write_text(symbol.tojson().replace('"tanh"', '"sigmoid"', 1))
     small = ("--shape", "data=4,64", "--shape", "label=4,64")
     status, printed, _ = run(capsys, "check", file, planned, *small)
     assert status == 0 and printed.startswith("equal:")
@@ -182,6 +240,7 @@ MISTAKES = [
     ("explain {net} --shape data=4,64 --budget-of device", "--budget-of is for a plan; give"),
     ("explain {net} --shape data=4,64 --measure", "--measure is for a plan"),
     ("batch {net} --shape data=N,64", "--budget"),
+    ("report {net} --shape data=4,64", "-o"),
     ("plan {net} --budget 60% --optimizer sgd,momentum", "written as sgd,momentum=0.9"),
     ("plan {net} --shape data=4,64 --shape label=5,64", "do not fit"),
 ]
@@ -193,33 +252,35 @@ PLACES = [
     ("plan {net} --shape data=4,64 --plot {folder}/x.xyz", "must end in .png"),
     ("frontier {net} --shape data=4,64 --plot ''", "must end in .png"),
     ("plan {net} -o {folder}/x.png --plot {folder}/../{name}/x.png", "are the same file"),
+    ("batch {net} --budget 1MB -o x.html --report x.html", "--output and --report are the same"),
+    ("report {net} -o {folder}/no/r.html", "there is no folder"),
+    ("batch {net} --budget 20MB --report {folder}/no/r.html", "there is no folder"),
+]
+#: And where there is no plotly.
+PAGES = [
+    ("report {net} -o {folder}/r.html", "memonger[report]"),
+    ("batch {net} --budget 20MB --report {folder}/r.html", "memonger[report]"),
 ]
 
 
-@pytest.mark.parametrize(("command", "said"), [*MISTAKES, *PLACES], ids=lambda text: text[:70])
+@pytest.mark.parametrize(
+    ("command", "said"), [*MISTAKES, *PLACES, *PAGES], ids=lambda text: text[:70]
+)
 def test_a_mistake_is_one_line(
     command: str, said: str, net: Any, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if (command, said) in PLACES:
+    monkeypatch.chdir(tmp_path)
+    if (command, said) not in MISTAKES:
         for search in ("plan", "frontier", "largest_batch"):
             monkeypatch.setattr(memonger, search, None)
+    if (command, said) in PAGES:
+        monkeypatch.setitem(sys.modules, "plotly.offline", None)
     given = command.format(net=net[2], folder=tmp_path, name=tmp_path.name)
     status, printed, error = run(capsys, *shlex.split(given))
     assert status == 2 and not printed
     lines = [line for line in error.splitlines() if line.startswith("memonger")]
     assert len(lines) == 1 and said in lines[0], error
     assert "Traceback" not in error
-
-
-def test_the_faster_of_both(net: Any, capsys: Any, tmp_path: Path) -> None:
-    """By ``--how auto``; where that is a schedule it is told, and not saved."""
-    symbol, shapes, file = net
-    out = tmp_path / "planned-symbol.json"
-    asked = ("plan", file, *SHAPES, "--budget", "60%", "--how", "auto", "-o", out, "--json")
-    status, printed, error = run(capsys, *asked)
-    told, plan = json.loads(printed), memonger.plan(symbol, shapes, budget="60%", how="auto")
-    assert told["pool_bytes"] == plan.pool_bytes and told["schedule"]
-    assert status == 2 and "cannot be saved" in error and not out.exists()
 
 
 def test_ctrl_c_after_the_search(
@@ -303,6 +364,27 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     """Its status, what it printed, and what it said."""
     printed, error = process.communicate(timeout=120)
     return process.returncode, printed, error
+
+
+PLAIN = """
+import sys, numpy
+numpy.bool, sys.modules["memonger"] = bool, None  # nothing can import it
+import mxnet as mx
+
+net, ones = mx.sym.load(%r), numpy.ones((4096, 64), "float32")
+mod = mx.mod.Module(net, label_names=["label"])
+mod.fit(mx.io.NDArrayIter(ones, ones, 4096, label_name="label"), num_epoch=1, eval_metric="mse")
+executor = net.simple_bind(mx.cpu(), data=(4096, 64), label=(4096, 64))
+print(executor.debug_str()[-200:])
+"""
+
+
+def test_plain_mxnet_trains_a_planned_file(net: Any, capsys: Any, tmp_path: Path) -> None:
+    out = tmp_path / "planned-symbol.json"
+    told = figures(capsys, "plan", net[2], *SHAPES, "-o", out)
+    _, trained, _ = ended(started("-c", PLAIN % str(out), path=tmp_path))
+    (total,) = re.findall(r"Total (\d+) MB allocated", trained)
+    assert int(total) == told["counted_bytes"] // MB
 
 
 LIGHT = """

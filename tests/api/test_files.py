@@ -221,10 +221,10 @@ def test_a_bad_file(content: Any, said: str, tmp_path: Path) -> None:
     assert said in message and str(file) in message and "\n" not in message, message
 
 
-def test_every_beginning_of_a_file_says_where_it_ends(tmp_path: Path) -> None:
+def test_a_file_that_was_cut_off_is_refused_with_where_it_ends(tmp_path: Path) -> None:
     file = tmp_path / "net-symbol.json"
     data = net().tojson().encode()
-    for size in range(1, len(data)):
+    for size in [*range(1, len(data), 7), len(data) - 1]:
         file.write_bytes(data[:size])
         with pytest.raises(MemongerError, match=f"it ends at byte {size}"):
             memonger.load(file)
@@ -241,7 +241,7 @@ def test_paths(tmp_path: Path) -> None:
     assert same(memonger.load(file), net()) and same(memonger.load(os.fsdecode(file)), net())
 
 
-MUTANTS, MEMORY = 120, 16 * 2**30
+MUTANTS, MEMORY = 64, 16 * 2**30
 PATIENT = 300  # seconds for one
 
 

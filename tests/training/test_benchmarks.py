@@ -249,7 +249,7 @@ import functools, json, sys
 sys.path.append('benchmarks')
 import alternatives as a
 few = functools.partial(a.networks.chain, depth=2, hidden=32)
-rows = a.measure(a.Subject(few, 8192, {}), rounds=1, patience=0.02)
+rows = a.measure(a.Subject(few, 4096, {}), rounds=1, patience=0.02)
 print(json.dumps([rows, [a.line(row, rows[0]) for row in rows]]))
 """
     done = run_python("-c", program)

@@ -76,7 +76,7 @@ def digits_learnt(*command: str) -> tuple[str, float, str]:
 
 @pytest.mark.parametrize("script", ["examples/train_digits.py", "examples/train_gluon.py"])
 def test_a_plain_script_is_planned(script: str) -> None:
-    command = [script, *"--blocks 5 --filters 8 --batch 500 --epochs 1".split()]
+    command = [script, *"--blocks 3 --filters 8 --batch 300 --epochs 1".split()]
     expected, _, log = digits_learnt("-c", PLAIN, *command)
     assert "memonger: " not in log and re.match(r"accuracy [\d.]+, parameters \w{16}$", expected)
     learnt, _, log = digits_learnt("-m", "memonger", "run", *command)
@@ -102,21 +102,21 @@ def test_the_pictures_of_the_documentation(tmp_path: Path, capsys: Any) -> None:
 
 
 def test_a_deep_network_trains_within_its_budget() -> None:
-    options = "--layers 60 --batch 512 --steps 40 --budget 0.8"
+    options = "--layers 40 --batch 512 --steps 30 --budget 0.7"
     printed, _ = run("example_log_memory.py", *options.split())
     unplanned, marks = numbers(r"(?:no plan|smallest marks) +([\d.]+) MB", printed)
     (schedule,) = numbers(r"schedule +([\d.]+) MB", printed)
     (accuracy,) = numbers(r"accuracy ([\d.]+)", printed)
-    assert schedule <= 0.8 < marks < unplanned / 4 and accuracy > 0.5  # of three arms
+    assert schedule <= 0.7 < marks < unplanned / 4 and accuracy > 0.5  # of three arms
     assert numbers(r"memory (\d+) MB at most", printed) >= numbers(r"\((\d+) MB before", printed)
 
 
 def test_the_picture_of_memory_against_depth(tmp_path: Path) -> None:
     import example_log_memory
 
-    depths = (32, 64)
+    depths = (24, 48)
     names = ["no plan", "marks", "schedule, 3 x forward work", "schedule, any work"]
-    found = example_log_memory.measure(depths, hidden=8, batch=16384)
+    found = example_log_memory.measure(depths, hidden=8, batch=8192)
     assert list(found) == names
     assert all(a > b for a, b in zip(found["no plan"], found["marks"]))
     for more, less in zip(names, names[1:]):

@@ -46,7 +46,7 @@ def as_plain(graph: Any) -> Any:
 
 
 @pytest.mark.python_differs
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     networks(),
     st.integers(0, 2**16),
@@ -87,7 +87,7 @@ def test_any_marks(drawn: Any, seed: int, share: float, kept: str) -> None:
     trains_alike(symbol, planned, shapes, seed=seed)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(networks())
 def test_searched_plans(drawn: Any) -> None:
     """Never worse than no plan nor the original's, and they train alike."""
@@ -128,7 +128,7 @@ def requests(symbol: Any, shapes: Any, kind: str, seed: int) -> Any:
     return {n: "write" if (n, r) == ("extra", "add") else r for n, r in chosen.items()}
 
 
-@settings(max_examples=300)
+@settings(max_examples=180)
 @given(
     networks(),
     st.sampled_from(sorted(LEVELS)),
