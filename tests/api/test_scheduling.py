@@ -16,7 +16,6 @@ from memonger.support.errors import BudgetError
 
 import blocked_networks
 import networks
-from interrupting import press_ctrl_c
 from planned import as_module
 
 MB = 2**20
@@ -34,7 +33,7 @@ def planned(network: Network, **options: Any) -> memonger.Plan:
     return memonger.plan(symbol, shapes, how="schedule", **options)
 
 
-def test_less_memory_for_more_work() -> None:
+def test_more_work_saves_more_memory() -> None:
     network = layers(48)
     marks = memonger.plan(*network, grad_req=as_module(*network))
     plans = [planned(network, work=work) for work in (1.5, 2.0, 3.0, None)]
@@ -62,14 +61,14 @@ def test_another_schedule_stands_in_for_one_that_would_round_otherwise(seed: int
     assert budgeted.device_bytes <= taken[0] and budgeted.pool_bytes < plans[0].unplanned_bytes
 
 
-def test_placement_alone_saves() -> None:
+def test_placement_alone_saves_memory() -> None:
     """Nothing is recomputed."""
     plan = planned(networks.lstm(layers=1, steps=8, hidden=64, batch=8, labels=20), work=1)
     assert isinstance(plan.symbol, ScheduledSymbol) and not plan.recomputed
     assert plan.pool_bytes < plan.unplanned_bytes and plan.recomputed_flops == 0
 
 
-def test_memory_is_told_as_it_is_taken() -> None:
+def test_memory_of_a_schedule_is_told_as_it_is_taken() -> None:
     symbol, shapes = networks.resnet((1, 1, 1, 1), batch=4, image=64)
     plan = memonger.plan(symbol, shapes, how="schedule", work=2.0)
     assert plan.exact and not plan.copies
@@ -84,7 +83,7 @@ def test_memory_is_told_as_it_is_taken() -> None:
     }
 
 
-def test_the_memory_of_a_device() -> None:
+def test_the_memory_of_a_device_is_blocks_arguments_and_gradients() -> None:
     """The pool's blocks, what it is bound to, and the gradients that are not in the pool."""
     hidden = 512
     symbol, shapes = networks.chain(8, hidden, batch=512)
@@ -129,25 +128,7 @@ def test_what_comes_after_a_layer_is_kept() -> None:
     assert all(int(name[4 if name[0] == "t" else 2 :]) < 12 for name in plan.recomputed)
 
 
-def test_an_interrupted_search(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    press_ctrl_c(monkeypatch, 0.3)
-    plan = planned(layers(), work=2.0)
-    assert plan.interrupted and plan.exact and "interrupted" in caplog.text
-    assert plan.pool_bytes < plan.unplanned_bytes and plan.recomputed_flops <= 1
-
-
-@pytest.mark.parametrize("limits", [{}, {"work": 2.0}, {"budget": 0.5}])
-def test_interrupted_before_it_has_begun(
-    monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any]
-) -> None:
-    press_ctrl_c(monkeypatch, 0.0)
-    with pytest.raises(KeyboardInterrupt):
-        planned(layers(48), **limits)
-
-
-def test_planned_anew() -> None:
+def test_a_scheduled_symbol_is_planned_anew_without_its_schedule() -> None:
     symbol, shapes = layers()
     first = planned((symbol, shapes), work=2.0)
     assert not isinstance(memonger.unplan(first.symbol), ScheduledSymbol)
