@@ -233,7 +233,9 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_training(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_changes_no_bit_of_a_training(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     train, options = WAYS[way]
     with environment(**NO_FUSION if train not in (fitted, steps) else {}):
@@ -242,7 +244,7 @@ def test_training(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             same(usual, train(build, **options))
 
 
-def test_with_the_engine_that_waits() -> None:
+def test_a_plan_changes_no_bit_with_an_engine_that_waits() -> None:
     code = (
         "import test_modules as t; t.same(t.fitted(t.net), t.fitted(t.planned)); "
         "t.same(*(t.steps(build, grad_req='add') for build in (t.net, t.planned)))"
@@ -281,9 +283,9 @@ def fitted_unrolled(request: str) -> dict[str, Any]:
 
 def fitted_buckets(network: Callable[[int], Any], request: str) -> dict[str, Any]:
     seed()
-    data = sentences(4, 7, 12)
+    data = sentences(3, 5, 8)
     module = mx.mod.BucketingModule(
-        lambda key: (network(key), ["data"], ["softmax_label"]), default_bucket_key=12
+        lambda key: (network(key), ["data"], ["softmax_label"]), default_bucket_key=8
     )
     module.bind(data.provide_data, data.provide_label, grad_req=request)
     module.fit(
@@ -301,20 +303,20 @@ def fitted_buckets(network: Callable[[int], Any], request: str) -> dict[str, Any
 @pytest.mark.parametrize("request_", ["write", "add"])
 @pytest.mark.parametrize(
     "planned, chosen",
-    [(marked_unrolled, {4, 7, 12}), *((planned_unrolled, c) for c in ({4, 7, 12}, {12}, {4, 7}))],
+    [(marked_unrolled, {3, 5, 8}), *((planned_unrolled, c) for c in ({3, 5, 8}, {8}, {3, 5}))],
 )
-def test_buckets(planned: Any, chosen: Any, request_: str) -> None:
+def test_a_plan_changes_no_bit_of_buckets(planned: Any, chosen: Any, request_: str) -> None:
     def network(steps: int) -> Any:
         return planned(steps) if steps in chosen else unrolled(steps)
 
     same(fitted_unrolled(request_), fitted_buckets(network, request_))
 
 
-def test_feed_forward_with_buckets() -> None:
+def test_a_plan_changes_no_bit_of_buckets_of_feed_forward() -> None:
     def run(network: Callable[[int], Any]) -> dict[str, Any]:
         seed()
         model = mx.model.FeedForward(network, num_epoch=2, initializer=mx.init.Xavier())
-        model.fit(sentences(7), eval_metric=mx.metric.Perplexity(None))
+        model.fit(sentences(5), eval_metric=mx.metric.Perplexity(None))
         return {name: array.asnumpy() for name, array in model.arg_params.items()}
 
     expected = run(unrolled)
@@ -330,7 +332,7 @@ UNWRITTEN = {"convolution0_backward_output0", "softmax_backward_output1"}
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("inputs", [True, False], ids=["inputs too", "outputs"])
-def test_monitor_is_told_what_it_is_told_of_the_network(inputs: bool, training: bool) -> None:
+def test_a_schedule_tells_a_monitor_what_the_network_tells(inputs: bool, training: bool) -> None:
     def seen(symbol: Any) -> list[Any]:
         mx.random.seed(1)
         module = module_of(symbol)
@@ -353,7 +355,7 @@ def test_monitor_is_told_what_it_is_told_of_the_network(inputs: bool, training: 
     assert len(told) > 100
 
 
-def test_monitor_of_marks() -> None:
+def test_marks_tell_a_monitor_of_recomputed_and_kept_copies_too() -> None:
     """It also sees what is recomputed (``_mirror``), and kept copies (``_keep``)."""
     seen: list[set[str]] = []
     for symbol in (net(), with_marks()):
