@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import importlib
 import json
 import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import memonger
 import mxnet as mx
 import networks
 import pytest
 from memonger.costs.bind import planned_mb
-from planned import as_module, forward, module_plan, run_python
+from planned import ROOT, as_module, forward, module_plan, run_python
 
 MB = 2**20
 
@@ -40,7 +43,7 @@ def cells(line: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_folder_of_symbols(tmp_path: Path) -> None:
+def test_memory_measures_a_folder_of_symbols(tmp_path: Path) -> None:
     """What fails is left out, and told."""
     symbol, shapes = networks.resnet((1, 2, 1, 1), batch=16, image=96)
     with gzip.open(tmp_path / "small-symbol.json.gz", "wt") as file:
@@ -73,15 +76,22 @@ def test_a_folder_of_symbols(tmp_path: Path) -> None:
     assert cells(lines[-1])[:6] == shown
 
 
-def test_layouts() -> None:
-    done = run("--patience", "0.02", "DeepLab", script="layouts.py")
-    assert done.returncode == 0, done.stderr
-    unplanned, followed, any_layouts = map(int, cells(done.stdout.splitlines()[-1])[1:4])
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """The modules of the benchmarks by name, to be run in this process."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "benchmarks")])
+    return importlib.import_module
+
+
+def test_following_layouts_takes_no_less_memory(benchmark: Any, capsys: Any) -> None:
+    benchmark("layouts").main(["--patience", "0.02", "DeepLab"])
+    last = capsys.readouterr().out.splitlines()[-1]
+    unplanned, followed, any_layouts = map(int, cells(last)[1:4])
     assert unplanned > followed >= any_layouts > 0
 
 
 @pytest.mark.slow
-def test_schedules(tmp_path: Path) -> None:
+def test_memory_measures_schedules(tmp_path: Path) -> None:
     symbol, shapes = networks.chain(depth=32, hidden=32, batch=8192)
     symbol.save(str(tmp_path / "small-symbol.json"))
     (tmp_path / "small.json").write_text(json.dumps({"shapes": shapes}))
@@ -105,40 +115,33 @@ OPTIONS = {
     "--symbols tests/golden --list": "lstm-4x16\nlstm-4x64\n",
     "--list": "example_resnet\nresnet50-v2\n",
 }
-PROGRAM = """
-import contextlib, sys
-sys.path.append("benchmarks")
-import memory
-for options in sys.argv[1:]:
-    print("asked:", options)
-    with contextlib.redirect_stderr(sys.stdout), contextlib.suppress(SystemExit):
-        assert memory.main(options.split()) == 0
-"""
 
 
-def test_options_and_the_list() -> None:
-    done = run_python("-c", PROGRAM, *OPTIONS)
-    assert done.returncode == 0, done.stderr
-    printed = done.stdout.split("asked: ")[1:]
-    for (options, told), text in zip(OPTIONS.items(), printed):
-        assert text.startswith(options) and told in text
-    assert len(printed) == len(OPTIONS)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_options_of_the_memory_benchmark(
+    options: str, benchmark: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    with contextlib.suppress(SystemExit):
+        assert benchmark("memory").main(options.split()) == 0
+    assert OPTIONS[options] in "".join(capsys.readouterr())
 
 
-def test_depth(tmp_path: Path) -> None:
-    options = "12 24 --hidden 32 --batch 512 --work 2 inf"
-    (few, many), lines, _ = measured(tmp_path, *options.split(), script="depth.py")
+def test_depth_tells_what_is_bound(benchmark: Any, capsys: Any, tmp_path: Path) -> None:
+    options, out = "12 24 --hidden 32 --batch 512 --work 2 inf --patience 0.02", tmp_path / "out"
+    benchmark("depth").main([*options.split(), "--json", str(out)])
+    few, many = json.loads(out.read_text())
     symbol, shapes = networks.chain(24, 32, 512)
     assert many["none"] == memonger.get_cost(symbol, shapes=shapes)
     assert many["marks"] * MB < module_plan(symbol, shapes).unplanned_bytes
     two, endless = many["schedules"]
     assert endless["mb"] <= two["mb"] < many["marks"] and two["work"] <= 2
     assert all(found["bound_as_predicted"] for found in few["schedules"] + many["schedules"])
-    assert cells(lines[-1])[0] == "24"
+    assert cells(capsys.readouterr().out.splitlines()[-1])[0] == "24"
 
 
 @pytest.mark.slow
-def test_planning(tmp_path: Path) -> None:
+def test_planning_measures_searches_and_binds(tmp_path: Path) -> None:
     found, lines, _ = measured(tmp_path, "mobilenetv2", "--rounds", "1", script="planning.py")
     (figures,) = found["networks"]
     symbol, shapes = networks.mobilenet_v2()
@@ -151,7 +154,7 @@ def test_planning(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_steps() -> None:
+def test_a_step_takes_the_memory_that_was_predicted() -> None:
     """Of a network that is its own: those of the script take minutes."""
     program = """
 import argparse, json, sys
@@ -182,7 +185,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("build, megabytes, millions", EXAMPLES)
-def test_networks_are_those_of_mxnet(build: Any, megabytes: int, millions: float) -> None:
+def test_networks_have_the_sizes_of_mxnets_own(build: Any, megabytes: int, millions: float) -> None:
     symbol, shapes = build()
     assert memonger.get_cost(symbol, shapes=shapes) == megabytes
     graph = forward(symbol, shapes)
@@ -192,7 +195,7 @@ def test_networks_are_those_of_mxnet(build: Any, megabytes: int, millions: float
 
 
 @pytest.mark.slow
-def test_time(tmp_path: Path) -> None:
+def test_time_measures_plans_within_budgets(tmp_path: Path) -> None:
     options = "tiny --budgets 1.0 0.6 0.01 --rounds 2"
     found, printed, _ = measured(tmp_path, *options.split(), script="time.py")
     ((name, rows),) = [(net["name"], net["rows"]) for net in found]
@@ -214,7 +217,9 @@ def test_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_alternatives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alternatives_are_compared_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found, lines, _ = measured(tmp_path, "tiny", "--rounds", "1", script="alternatives.py")
     rows = {row["way"]: row for row in found[0]["rows"]}
     of_half = rows["2 smaller batches, marks"]
@@ -242,7 +247,7 @@ def test_alternatives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cells(lines[-1])[5:] == [of_half["gradients"], of_half["statistics"]]
 
 
-def test_alternatives_without_batchnorm() -> None:
+def test_smaller_batches_without_batchnorm_differ_by_rounding_alone() -> None:
     """Smaller batches sum up to the same but for rounding; what does not fit says so."""
     program = """
 import functools, json, sys
