@@ -87,7 +87,7 @@ CALLS = [memonger.search_plan, memonger.plan, memonger.get_cost, memonger.pool_b
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize(("mistake", "words"), MISTAKES)
-def test_is_named_with_its_remedy(mistake: Any, words: list[str], call: Any) -> None:
+def test_a_mistake_is_named_with_its_remedy(mistake: Any, words: list[str], call: Any) -> None:
     with pytest.raises(memonger.MemongerError) as caught:
         mistake(call)
     message = str(caught.value)
@@ -151,14 +151,14 @@ MISUSE: list[tuple[dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("options", "words"), MISUSE)
-def test_misuse(options: dict[str, Any], words: list[str]) -> None:
+def test_a_wrong_option_is_named_with_its_remedy(options: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(memonger.MemongerError) as caught:
         memonger.plan(net(), **{"shapes": SHAPES, **options})
     assert all(word in str(caught.value) for word in words), caught.value
 
 
 @pytest.mark.parametrize("threshold", [-1, 1.5, "576", None, False])
-def test_threshold(threshold: Any) -> None:
+def test_a_wrong_threshold_is_refused(threshold: Any) -> None:
     with pytest.raises(memonger.MemongerError, match="threshold must be"):
         memonger.make_mirror_plan(net(), threshold, **SHAPES)
 
@@ -200,7 +200,7 @@ def test_networks_that_are_refused(build: Any, shapes: Any, said: str) -> None:
         ("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", "many", "GRAD_SUM_CAP='many'.*unset it"),
     ],
 )
-def test_settings_of_mxnet(
+def test_settings_of_mxnet_that_break_plans_are_refused(
     variable: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, value)
@@ -218,7 +218,7 @@ def test_operators_of_one_name_are_planned() -> None:
     assert memonger.check(symbol, planned, shapes)
 
 
-def test_bare_plan_warns(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bare_plan_warns(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "memonger"):
         memonger.make_mirror_plan(net(), 0, rules=False, **SHAPES)
     assert "rules=False" in caplog.text
@@ -260,7 +260,7 @@ READ: dict[Any, float] = {
 SHARES: dict[Any, float] = {"60%": 0.6, "12.5 %": 0.125, 0.6: 0.6, 1.0: 1.0}
 
 
-def test_budget() -> None:
+def test_a_budget_is_read_as_it_is_written() -> None:
     for written, amount in READ.items():
         found = read_budget(written, None, None, None)
         assert found == Budget(amount, False, "pool", 0.0) and found.limit(10**6) == amount
@@ -275,12 +275,12 @@ OPTIMIZERS: list[tuple[Any, int]] = [
 ]  # fmt: skip
 
 
-def test_state_of_an_optimizer() -> None:
+def test_the_state_of_an_optimizer_is_counted_by_element() -> None:
     for optimizer, nbytes in OPTIMIZERS:
         assert state_per_element(optimizer) == nbytes, optimizer
 
 
-def test_what_is_free_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_of_the_device_is_what_is_free_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx.context, "num_gpus", lambda: 2)
     free = {0: (100, 1000), 1: (200, 1000)}
     monkeypatch.setattr(mx.context, "gpu_memory_info", free.__getitem__)

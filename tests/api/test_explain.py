@@ -26,7 +26,7 @@ CHAIN: Any = networks.chain(16)
 SMALL: Any = networks.chain(16, hidden=64, batch=4096)
 
 
-def test_the_peak_of_a_chain() -> None:
+def test_a_chain_has_its_peak_at_the_first_gradient() -> None:
     """At the first gradient: two results of each of 16 layers, the output, and its gradient."""
     symbol, shapes = CHAIN
     found = memonger.explain(symbol, shapes)
@@ -83,7 +83,9 @@ def masks() -> Any:
         (masks, "of the peak, 1.5 MB must not be recomputed (24 Dropout), and the gradient"),
     ],
 )
-def test_what_makes_the_peak(build: Any, said: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_tells_what_makes_the_peak(
+    build: Any, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
     plan = memonger.plan(S.LinearRegressionOutput(build(), name="out"), {"data": (256, 64)})
     assert plan.pool_bytes > 0.95 * plan.unplanned_bytes
     assert said in caplog.text
@@ -142,7 +144,7 @@ def test_an_error_has_no_names_but_those_of_the_network(how: str) -> None:
     assert "sum5_1_output" in alive <= names_of(plan.symbol)
 
 
-def test_the_picture(planned: memonger.Plan, tmp_path: Path) -> None:
+def test_a_plan_is_drawn_where_it_can_be_written(planned: memonger.Plan, tmp_path: Path) -> None:
     planned.plot(tmp_path / "plan.png")
     assert png_size(tmp_path / "plan.png") == [1200, 800]
     for wrong in (tmp_path / "no such folder" / "plan.png", tmp_path / "plan.xyz"):
@@ -150,14 +152,16 @@ def test_the_picture(planned: memonger.Plan, tmp_path: Path) -> None:
             planned.plot(wrong)
 
 
-def test_a_picture_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_picture_without_matplotlib_names_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     plan = memonger.plan(*networks.chain(4, hidden=8, batch=8))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MemongerError, match="pip install"):
         plan.plot(tmp_path / "plan.png")
 
 
-def test_every_tensor_of_a_plan(planned: memonger.Plan) -> None:
+def test_every_tensor_of_a_plan_is_told_with_a_reason(planned: memonger.Plan) -> None:
     plan, found = planned, planned.explain().tensors
     names = [f"{name}{i}" for i in range(16) for name in ("fc", "tanh")] + ["out"]
     assert [t.name for t in found if t.name not in plan.copies] == names
@@ -175,7 +179,7 @@ def test_every_tensor_of_a_plan(planned: memonger.Plan) -> None:
     assert len(text.splitlines()) == 5 + len(found)
 
 
-def test_no_plan_keeps_all() -> None:
+def test_no_plan_keeps_all_tensors() -> None:
     plan = memonger.plan(*networks.chain(1, hidden=64, batch=64))
     found = {t.name: (t.choice, t.why) for t in plan.explain().tensors}
     assert plan.planner == "no plan"
@@ -183,7 +187,7 @@ def test_no_plan_keeps_all() -> None:
     assert not any(choice == "recomputed" for choice, _ in found.values())
 
 
-def test_the_reasons_of_the_rules() -> None:
+def test_rules_tell_their_reasons() -> None:
     plan = memonger.plan(*SMALL, until="fc9")
     late = {t.name: (t.why, t.reason) for t in plan.explain().tensors}["tanh12"]
     assert late == ("rule", "it does not come before 'fc9'")
@@ -196,7 +200,7 @@ def test_the_reasons_of_the_rules() -> None:
     assert "its mask is kept" in reasons["drop5[1]"]
 
 
-def test_the_original_keeps_by_marks() -> None:
+def test_the_original_planner_keeps_by_marks() -> None:
     symbol, shapes = networks.resnet((1, 1, 1, 1), batch=4, image=64, classes=10, filters=16)
     plan = memonger.plan(symbol, shapes, planner="chen2016")
     reasons = {t.why for t in plan.explain().tensors}

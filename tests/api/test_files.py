@@ -77,7 +77,9 @@ WRITTEN: tuple[Callable[[str], bytes], ...] = (
 
 @pytest.mark.parametrize("build", OTHERS)
 @pytest.mark.parametrize("written", WRITTEN, ids=["plain", "marked", "escaped"])
-def test_other_networks(build: Any, written: Callable[[str], bytes], tmp_path: Path) -> None:
+def test_odd_networks_are_loaded_as_they_were_written(
+    build: Any, written: Callable[[str], bytes], tmp_path: Path
+) -> None:
     """With subgraphs and odd names too."""
     file, symbol = tmp_path / "net-symbol.json", build()
     file.write_bytes(written(symbol.tojson(remove_amp_cast=False)))
@@ -106,7 +108,7 @@ OLD = {
 }
 
 
-def test_a_file_of_an_old_version(tmp_path: Path) -> None:
+def test_a_file_of_an_old_version_is_loaded_as_by_mxnet(tmp_path: Path) -> None:
     file = tmp_path / "net-symbol.json"
     file.write_text(json.dumps(OLD))
     loaded = memonger.load(file)
@@ -196,7 +198,7 @@ CRASHING = (lambda g: g.update(heads=[[10, 7, 0]]), of(8, inputs=[]), reading(10
 
 
 @pytest.mark.parametrize("change", CRASHING)
-def test_a_symbol_that_ends_the_process(change: Change) -> None:
+def test_a_symbol_that_would_end_the_process_is_refused(change: Change) -> None:
     symbol = mx.sym.load_json(changed(change))
     for call in (memonger.plan, memonger.get_cost, memonger.unplan):
         with pytest.raises(MemongerError, match="the network: "):
@@ -215,7 +217,7 @@ TEXTS: list[tuple[bytes, str]] = [
 
 
 @pytest.mark.parametrize(("content", "said"), [*BAD, *TEXTS])
-def test_a_bad_file(content: Any, said: str, tmp_path: Path) -> None:
+def test_a_bad_file_is_refused_in_one_line(content: Any, said: str, tmp_path: Path) -> None:
     file = tmp_path / "bad-symbol.json"
     if not isinstance(content, bytes):
         content = changed(content).encode("utf-8", "surrogatepass")
@@ -237,7 +239,7 @@ def test_a_file_that_was_cut_off_is_refused_with_where_it_ends(tmp_path: Path) -
     memonger.load(file)
 
 
-def test_paths(tmp_path: Path) -> None:
+def test_a_path_may_be_any_that_the_system_takes(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none.json", str(tmp_path / "\udcff.json"), b"none", "a\0"):
         with pytest.raises(MemongerError, match="there is no file"):
             memonger.load(path)
@@ -326,7 +328,7 @@ def test_every_verb_says_in_one_line_what_is_wrong_with_a_damaged_file(tmp_path:
     assert not wrong and 45 < refused < 86
 
 
-def test_written_as_any_other_file(tmp_path: Path) -> None:
+def test_files_are_written_with_the_modes_of_any_other(tmp_path: Path) -> None:
     """New ones as the umask says, old ones as they were; a link stays a link."""
     file, link = tmp_path / "a", tmp_path / "b"
     before = os.umask(0o027)
@@ -353,7 +355,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_place_where_nothing_can_be_written(
+def test_a_place_where_nothing_can_be_written_is_told(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

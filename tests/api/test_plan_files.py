@@ -60,7 +60,7 @@ def test_what_is_loaded_is_what_was_saved(saved: Any) -> None:
 
 
 @pytest.mark.python_differs
-def test_in_another_process(saved: Any) -> None:
+def test_another_process_needs_not_even_the_network(saved: Any) -> None:
     """Which needs not even the network."""
     plan, file = saved
     program = (
@@ -71,7 +71,7 @@ def test_in_another_process(saved: Any) -> None:
     assert done.returncode == 0 and done.stdout == f"{plan}\n{plan.pool_bytes}\n", done.stderr
 
 
-def test_it_is_of_this_network_and_these_shapes(saved: Any) -> None:
+def test_a_saved_plan_is_of_one_network_and_its_shapes(saved: Any) -> None:
     _, file = saved
     planned_before = memonger.search_plan(residual(), planner="chen2016", shapes=IMAGES)
     for same in (residual(), residual("other"), planned_before):
@@ -90,7 +90,7 @@ def test_it_is_of_this_network_and_these_shapes(saved: Any) -> None:
 
 
 @pytest.mark.python_differs
-def test_a_file_that_is_not_as_it_was_written(saved: Any, tmp_path: Path) -> None:
+def test_a_damaged_plan_file_is_refused_in_one_line(saved: Any, tmp_path: Path) -> None:
     plan, file = saved
     whole, drawn, damaged = file.read_bytes(), random.Random(1), tmp_path / "damaged.json"
     texts = [whole[: drawn.randrange(len(whole))] for _ in range(40)]
@@ -113,7 +113,7 @@ def test_a_file_that_is_not_as_it_was_written(saved: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("file", ["", ".", "no/such/folder/plan.json", None, 7])
-def test_what_cannot_be_a_file(saved: Any, file: Any) -> None:
+def test_what_cannot_be_a_file_is_refused(saved: Any, file: Any) -> None:
     with pytest.raises(MemongerError):
         memonger.load_plan(file)
     with pytest.raises(MemongerError, match="cannot be written"):

@@ -30,7 +30,7 @@ def costs(printed: str) -> list[float]:
     return numbers(r"(?:Old|New) feature map cost=(\d+) MB", printed)
 
 
-def test_resnet() -> None:
+def test_example_resnet_has_the_figures_of_the_original() -> None:
     """The figures of the original, and no worse by default."""
     printed, log = run("example_resnet.py", "--planner", "chen2016")
     assert costs(printed) == [14332, 2520]
@@ -49,7 +49,7 @@ def test_resnet() -> None:
         "example_lstm.py --layers 2 --steps 12 --hidden 64 --batch 16",
     ],
 )
-def test_training_in_the_planned_network(command: str) -> None:
+def test_examples_train_in_the_planned_network(command: str) -> None:
     printed, log = run(*command.split(), "--train", "3")
     old, new = costs(printed)
     assert new < old
@@ -93,7 +93,7 @@ def test_digits_are_learnt_in_less_resident_memory() -> None:
     assert numbers(r"accuracy ([\d.]+)", learnt)[0] > 0.8 and planned_peak < peak - 10
 
 
-def test_the_pictures_of_the_documentation(tmp_path: Path, capsys: Any) -> None:
+def test_the_pictures_of_the_documentation_are_drawn(tmp_path: Path, capsys: Any) -> None:
     pictures.draw(*networks.chain(4, hidden=64, batch=4096), tmp_path)
     for name in ("memory-marks", "memory-schedule", "frontier"):
         assert png_size(tmp_path / (name + ".png")) == [1200, 800]
@@ -111,7 +111,7 @@ def test_a_deep_network_trains_within_its_budget() -> None:
     assert numbers(r"memory (\d+) MB at most", printed) >= numbers(r"\((\d+) MB before", printed)
 
 
-def test_the_picture_of_memory_against_depth(tmp_path: Path) -> None:
+def test_memory_against_depth_grows_by_the_logarithm(tmp_path: Path) -> None:
     import example_log_memory
 
     depths = (24, 48)

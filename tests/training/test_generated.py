@@ -55,7 +55,9 @@ def as_plain(graph: Any) -> Any:
 )
 @example(LSTM, 1, 0.9, "fused")
 @example(LSTM, 1, 0.9, "unfused")
-def test_any_marks(drawn: Any, seed: int, share: float, kept: str) -> None:
+def test_any_marks_that_the_rules_leave_train_alike(
+    drawn: Any, seed: int, share: float, kept: str
+) -> None:
     """With saved identities or without: what ``settle`` leaves of them is right.
 
     It trains alike, in the order and the memory that are replayed, and comes off again;
@@ -89,7 +91,7 @@ def test_any_marks(drawn: Any, seed: int, share: float, kept: str) -> None:
 
 @settings(max_examples=25)
 @given(networks())
-def test_searched_plans(drawn: Any) -> None:
+def test_searched_plans_are_no_worse_and_train_alike(drawn: Any) -> None:
     """Never worse than no plan nor the original's, and they train alike."""
     symbol, shapes = drawn
     before = symbol.tojson()
@@ -135,7 +137,7 @@ def requests(symbol: Any, shapes: Any, kind: str, seed: int) -> Any:
     st.sampled_from(["parameters", "write", "add", "mixed"]),
     st.integers(0, 2**16),
 )
-def test_any_schedule(drawn: Any, level: str, asked: str, seed: int) -> None:
+def test_any_schedule_trains_alike(drawn: Any, level: str, asked: str, seed: int) -> None:
     symbol, shapes = drawn
     grad_req = requests(symbol, shapes, asked, seed)
     work = work_of(symbol, shapes, [n for n, r in grad_req.items() if r != "null"])

@@ -38,11 +38,11 @@ def features(blocked: bool) -> Any:
     ],
     ids=["two losses", "features with gradients", "features", "the original planner"],
 )
-def test_network(symbol: Any, shapes: Any, options: Any) -> None:
+def test_a_plan_changes_no_bit_of_a_network(symbol: Any, shapes: Any, options: Any) -> None:
     checked(symbol, shapes, **options)
 
 
-def test_float64() -> None:
+def test_a_plan_changes_no_bit_in_float64() -> None:
     """A convolution in float64 is not MKLDNN's: recomputed, its output must be read."""
     types = dict.fromkeys(SHAPES, "float64")
     plan = checked(net(), SHAPES, types)
@@ -51,7 +51,7 @@ def test_float64() -> None:
 
 
 @pytest.mark.parametrize("how", ["marks", "schedule"])
-def test_a_gluon_block_that_was_cast(how: str) -> None:
+def test_a_gluon_block_that_was_cast_is_planned_in_its_type(how: str) -> None:
     """Its variables keep the type of before, by which MXNet refuses the one that is given."""
     block = mx.gluon.nn.HybridSequential()
     for _ in range(6):
@@ -76,7 +76,7 @@ def test_a_gluon_block_that_was_cast(how: str) -> None:
         memonger.plan(net, shapes, type_dict=types)
 
 
-def test_types_of_variables_that_nothing_contradicts() -> None:
+def test_types_of_variables_stay_where_nothing_contradicts() -> None:
     """They stay; also where another's gives way."""
     x = mx.sym.Cast(mx.sym.Variable("free", dtype="float64"), dtype="float32")
     for k in range(6):
@@ -92,7 +92,7 @@ def test_types_of_variables_that_nothing_contradicts() -> None:
 
 
 @pytest.mark.parametrize("stage", ["one", "two"])
-def test_mirror_stage(stage: str) -> None:
+def test_sums_marked_by_mirror_stage_are_kept(stage: str) -> None:
     """Sums that are marked are kept if enough has gathered, all else is recomputed."""
     symbol = net(stage=stage)
     planned = memonger.make_mirror_plan(symbol, 0, shapes=SHAPES)
