@@ -1,4 +1,4 @@
-"""The C library's allocator: what it has kept is given back to the system."""
+"""The C library's allocator."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Iterator
 
 @contextlib.contextmanager
 def giving_back() -> Iterator[None]:
-    """Give freed memory back to the system in the end, where the C library is glibc.
+    """Return freed memory to the system at the end of the block, where the C library is glibc.
 
-    By itself it gives back what is free at the end of its heap alone. To bind a network MXNet takes
-    10 KB for each node, in small blocks, and some of those behind them stay.
+    By itself glibc returns only what is free at the end of its heap. A bind of MXNet takes 10 KB a
+    node in small blocks, and some blocks behind them stay.
     """
     try:
         yield

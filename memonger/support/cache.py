@@ -1,4 +1,4 @@
-"""What is kept: in this process (the latest plans), and in the user's cache folder."""
+"""Caches: of the latest plans, in this process, and of measurements, in the user's folder."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _unwritten: dict[Path, dict[str, Any]] = {}
 
 
 class Latest(Generic[T]):
-    """The values that were used last, by key, at most ``most``; threads may share it."""
+    """The ``size`` values that were used last, by key; threads may share it."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._values: dict[Hashable, T] = {}  # the last that was used is the last
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._values: dict[Hashable, T] = {}  # in the order of their last use
         self._lock = threading.Lock()
         _caches.add(self)
 
@@ -39,15 +39,15 @@ class Latest(Generic[T]):
             return self._values.get(key)
 
     def put(self, key: Hashable, value: T) -> None:
-        """Keep a value, and drop the one that was longest of no use."""
+        """Keep a value, and drop the one whose last use is longest ago."""
         with self._lock:
             self._values.pop(key, None)
             self._values[key] = value
-            if len(self._values) > self.most:
+            if len(self._values) > self.size:
                 del self._values[next(iter(self._values))]
 
     def get_or_make(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the value of a key; make and keep it where there is none."""
+        """Return the value of a key; if there is none, make and keep it."""
         value = self.get(key)
         if value is None:
             value = make()
@@ -56,38 +56,38 @@ class Latest(Generic[T]):
 
 
 def forget() -> None:
-    """Clear every `Latest`; facts about MXNet and the device, which do not change, stay."""
+    """Clear every `Latest`. Facts about MXNet and the device stay: they do not change."""
     for cache in list(_caches):
         cache._values.clear()
 
 
 def folder() -> Path:
-    """Return the folder on disk: ``MEMONGER_CACHE``, or ``memonger`` in the user's cache folder."""
+    """Return the cache folder: ``MEMONGER_CACHE``, or ``memonger`` in the user's."""
     user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(os.environ.get("MEMONGER_CACHE") or Path(user) / "memonger")
 
 
 @contextlib.contextmanager
-def on_disk(what: str, about: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Open what is kept on disk as a dict; what the block adds to it is written.
+def on_disk(stem: str, conditions: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Open a file of the cache as a dict, and write it if the block changes it.
 
-    ``what`` begins the file's name. ``about`` is what the values depend on: others have a file of
-    their own. Where none can be written, this process keeps the values.
+    ``stem`` begins the file's name. The values depend on the ``conditions``: there is a file for
+    each set of them. If the file cannot be written, this process keeps the values.
     """
-    digest = hashlib.sha256(json.dumps(list(about.values())).encode()).hexdigest()[:16]
-    path = folder() / f"{what}-{digest}.json"
+    digest = hashlib.sha256(json.dumps(list(conditions.values())).encode()).hexdigest()[:16]
+    path = folder() / f"{stem}-{digest}.json"
     try:
-        kept = dict(json.loads(path.read_text()))
+        values = dict(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
-        kept = _unwritten.get(path, dict(about))
-    before = json.dumps(kept)
+        values = _unwritten.get(path, dict(conditions))
+    before = json.dumps(values)
     try:
-        yield kept
+        yield values
     finally:
-        if json.dumps(kept) != before:
+        if json.dumps(values) != before:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                files.write(path, json.dumps(kept).encode())
+                files.write(path, json.dumps(values).encode())
             except (OSError, MemongerError) as error:
-                _unwritten[path] = kept
+                _unwritten[path] = values
                 log.info("measurements cannot be stored in %s: %s", path.parent, error)

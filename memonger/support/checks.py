@@ -1,4 +1,4 @@
-"""Numbers that a call is given, checked."""
+"""Checks of the numbers in a call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memonger.support.errors import MemongerError
 
 
 def check_count(name: str, value: Any, least: int) -> int:
-    """Return ``value`` as an int of at least ``least``."""
+    """Return ``value`` as an int; refuse one below ``least``."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise MemongerError(f"{name} must be an integer, not {value!r}")
     if value < least:
@@ -18,7 +18,7 @@ def check_count(name: str, value: Any, least: int) -> int:
 
 
 def check_number(name: str, value: Any) -> float | None:
-    """Return a number as a float, None as it is."""
+    """Return a number as a float, and None as None."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, numbers.Real):

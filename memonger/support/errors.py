@@ -1,13 +1,14 @@
-"""What users are told: exceptions, whose messages name thing and remedy; MXNet's words; sizes."""
+"""Errors, whose messages name the thing and the remedy; MXNet's messages; sizes in words."""
 
 from __future__ import annotations
 
 import re
 
 KB, MB = 2**10, 2**20
-MISTAKE, INTERRUPTED = 2, "interrupted before anything was found"  # status and word of the command
+MISTAKE = 2  # exit status of the command
+INTERRUPTED = "interrupted before anything was found"
 
-#: For a GPU that is too new, or too old; docs/gpu.md has the same.
+#: For a GPU that is too new or too old; docs/gpu.md has the same.
 NO_CODE = (
     " (this MXNet has no code for this GPU: MXNet's wheels have it for compute capability 5.0 to "
     "8.9, NVIDIA's container mxnet:24.06-py3 for 6.0 and up, Hopper among them)"
@@ -23,11 +24,11 @@ class MXNetImportError(MemongerError, ImportError):
 
 
 class TooLargeError(MemongerError):
-    """Raised for a tensor of more elements than MXNet can count."""
+    """Raised for a tensor with more elements than MXNet can count."""
 
 
 class BudgetError(MemongerError):
-    """Raised for a budget of memory that no plan keeps.
+    """Raised for a memory budget that no plan keeps.
 
     Attributes
     ----------
@@ -41,15 +42,15 @@ class BudgetError(MemongerError):
 
 
 def said_by_mxnet(error: BaseException | str) -> str:
-    """Return what an error of MXNet says, in one line and without its stack trace."""
+    """Return the message of an error of MXNet, in one line and without its stack trace."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     lines = [line for line in lines if not re.match(r"Stack trace|\[bt\]", line)]  # before 1.7
     lines = [line for line in lines if re.search("Error: |Check failed|JSONReader", line)] or lines
-    said = lines[-1] if lines else type(error).__name__
-    said = re.sub(r"^(\w+\.)*\w*Error: |\[[0-9:]+\] \S+: |Check failed: ", "", said)
-    return said + (NO_CODE if "no kernel image" in said else "")
+    message = lines[-1] if lines else type(error).__name__
+    message = re.sub(r"^(\w+\.)*\w*Error: |\[[0-9:]+\] \S+: |Check failed: ", "", message)
+    return message + (NO_CODE if "no kernel image" in message else "")
 
 
 def in_words(nbytes: float) -> str:
-    """Return bytes in MB (2**20 bytes), or in KB (2**10 bytes) where they are fewer than one MB."""
+    """Return bytes in MB (2**20 bytes), or in KB (2**10 bytes) below one MB."""
     return f"{nbytes / KB:.1f} KB" if 0 < abs(nbytes) < MB else f"{nbytes / MB:.1f} MB"

@@ -1,10 +1,10 @@
 /* Arrays, memory and random numbers for compiled code.
  *
  * Python calls the functions that a header marks KERNEL (support/kernels.py reads the headers). An
- * array of NumPy comes as a pointer and a count, a NamedTuple as a struct with the same fields in
- * the same order. A pointer that is not const is a result; a result's arrays are taken from the
- * Memory of the call, which comes first if there is one. Such a function is called through one
- * that setup.py writes, ``try_`` and its name, which returns how the call ended.
+ * array of NumPy comes as a pointer and a count, a Struct of Python as the struct of its name. A
+ * pointer that is not const is a result. A function that allocates takes a Memory first; its
+ * results are copied before Python gives that back. setup.py writes a function ``try_<name>``
+ * around it, which returns the status with which the call ended.
  */
 #pragma once
 
@@ -23,25 +23,25 @@ typedef struct { uint16_t *at; int64_t count; } UInt16s;
 typedef struct { uint64_t *at; int64_t count; } UInt64s;
 typedef struct { float *at; int64_t count; } Floats;
 typedef struct { double *at; int64_t count; } Doubles;
-typedef struct { char *at; int64_t count; } Bytes; /* of an array of any type */
+typedef struct { char *at; int64_t count; } Bytes; /* an array of any type */
 
-/* Memory that is taken piece by piece and given back at once. */
+/* An arena: memory is taken piece by piece and given back at once. */
 typedef struct Chunk Chunk;
 typedef struct Memory Memory;
 struct Memory {
     Chunk *last;
     int64_t used;         /* bytes of the last chunk */
-    Memory *inner, *outer; /* one that is used meanwhile, and what it is to that */
-    void *ended;          /* the jmp_buf of the call */
+    Memory *inner, *outer; /* a second arena of the same call, and the arena that it belongs to */
+    void *ended;           /* the jmp_buf of the call */
 };
 
-/* How a call from Python ends; support/kernels.py says what it raises. */
+/* Statuses with which a call ends; support/kernels.py raises an error for each. */
 enum { DONE, NO_MEMORY, TOO_LARGE, MISFIT };
 
-/* Ends the call. What was taken is given back. */
+/* Ends the call with a status, and gives back its memory. */
 _Noreturn void fail(Memory *memory, int status);
 
-/* A number as int32; it ends the call if that cannot hold it. */
+/* Returns a number as int32; ends the call if it does not fit. */
 static inline int32_t narrow(Memory *memory, int64_t number)
 {
     if (number < INT32_MIN || number > INT32_MAX)
@@ -49,11 +49,11 @@ static inline int32_t narrow(Memory *memory, int64_t number)
     return (int32_t)number;
 }
 
-/* Takes elements whose bytes are all 0, or what malloc would give. */
+/* Takes memory for ``count`` elements of ``size`` bytes, set to 0 or not set. */
 void *take_zeros(Memory *memory, int64_t size, int64_t count);
 void *take(Memory *memory, int64_t size, int64_t count);
 
-/* Gives back all that was taken since ``memory`` was as it was ``then``; {0}: everything. */
+/* Gives back all that was taken since ``then``, an earlier copy of ``memory``; {0}: all of it. */
 KERNEL void give_back(Memory *memory, Memory then);
 
 #define NEW(memory, type, count) ((type *)take(memory, sizeof(type), count))
@@ -76,18 +76,18 @@ static inline Int64s int64s(Memory *memory, int64_t count)
     return (Int64s){NEW(memory, int64_t, count), count};
 }
 
-/* A number for the headers that the library was compiled with. */
+/* Returns a checksum of the headers that the library was compiled with. */
 KERNEL int headers(void);
 
 /* The Mersenne Twister (Matsumoto and Nishimura 1998), seeded as NumPy's RandomState is. */
 typedef struct {
     uint32_t state[624];
-    int place;
+    int next; /* the element that the next draw reads */
 } Random;
 
 void seed(Random *random, uint32_t number);
-double uniform(Random *random);                  /* from 0 to 1, without 1 */
-int64_t below(Random *random, int64_t limit);    /* from 0 to limit - 1 */
+double uniform(Random *random);               /* draws from [0, 1) */
+int64_t below(Random *random, int64_t limit); /* draws from 0 to limit - 1 */
 
 static inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }

@@ -1,8 +1,8 @@
-"""Calls compiled code: a library of C that is built when the package is installed.
+"""Calls of compiled code: a library of C that is built when the package is installed.
 
-Functions, structs and constants stand in the headers alone (``*.h`` beside the Python file of the
-same name), which are read here. See ``kernels.h`` for how arrays and results are passed. The
-interpreter's lock is free while compiled code runs.
+Functions, structs and constants are declared in the headers alone (``*.h`` beside the Python file
+of the same name), which this module reads. ``kernels.h`` says how arrays and results are passed.
+The interpreter's lock is free while compiled code runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 ROOT = PACKAGE.parent
 NAME = Path("memonger", "support", "libkernels.so")
 
-#: Of each type of a number: what makes one of a value, as ctypes and as the module struct name it.
+#: Type of a number in C -> its converter, its type in ctypes, its format in the module struct.
 _SCALARS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     "bool": (bool, ctypes.c_bool, "?"),
     "int64_t": (operator.index, ctypes.c_int64, "q"),
@@ -37,22 +37,22 @@ _DTYPES: dict[str, np.dtype[Any] | None] = {
 }
 _DTYPES.update(Floats=np.dtype("float32"), Doubles=np.dtype("float64"), Bytes=None)
 
-_MOST = 2**31 - 1  # elements of an array: what counts them is int32
-_TOO_LARGE = f"the network is too large, of something it has more than {_MOST}"
-#: What is raised for how a call ends, as in kernels.h.
-_ENDS: dict[int, tuple[type[Exception], str]] = {
+_MAX_COUNT = 2**31 - 1  # elements of an array: compiled code counts them in int32
+_TOO_LARGE = f"the network is too large, of something it has more than {_MAX_COUNT}"
+#: Status with which a call ends (kernels.h) -> the error to raise.
+_ERRORS: dict[int, tuple[type[Exception], str]] = {
     1: (MemoryError, "there is not enough memory"),
     2: (MemongerError, _TOO_LARGE),
     3: (ValueError, "a state is longer than those of the archive"),
 }
 
-Field = Tuple[str, str]  # its type and its name in C
+Field = Tuple[str, str]  # type and name, as in C
 
 
 class Struct(tuple):
-    """A struct of a header, by the name of the class; what its fields mean is said there.
+    """The struct of the same name in a header, which says what its fields mean.
 
-    Fields are given in order or by name. A class names the types of those that are no arrays.
+    Its fields are given in order or by name. A class annotates those that are not arrays.
     """
 
     classes: ClassVar[dict[str, type[Struct]]] = {}
@@ -60,16 +60,16 @@ class Struct(tuple):
 
     def __init_subclass__(cls) -> None:
         cls.names = tuple([name for _, name in _fields(cls.__name__)])
-        for place, name in enumerate(cls.names):
-            setattr(cls, name, property(operator.itemgetter(place)))
+        for i, name in enumerate(cls.names):
+            setattr(cls, name, property(operator.itemgetter(i)))
         Struct.classes[cls.__name__] = cls
 
-    def __new__(cls, *fields: Any, **more: Any) -> Any:
-        """Make one of all its fields; TypeError if they are others."""
+    def __new__(cls, *fields: Any, **by_name: Any) -> Any:
+        """Make a struct of all its fields; raise TypeError if one is missing or unknown."""
         names = cls.names[len(fields) :]
-        if {*names} != {*more} or len(fields) > len(cls.names):
+        if {*names} != {*by_name} or len(fields) > len(cls.names):
             raise TypeError(f"{cls.__name__} has the fields {cls.names} in C")
-        return super().__new__(cls, (*fields, *[more[name] for name in names]))
+        return super().__new__(cls, (*fields, *[by_name[name] for name in names]))
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         return tuple(self)
@@ -98,25 +98,25 @@ class _Memory(ctypes.Structure):
 
 
 class _Kernel(NamedTuple):
-    """A compiled function, and what it takes and returns."""
+    """A compiled function, its parameters and its results."""
 
     name: str
     function: Any
-    remembers: bool  # whether it takes a Memory first
-    takes: list[Field]  # arrays, structs (``const T *``) and numbers
-    results: list[Field]  # their type, and its `_format`; what a `try_` returns is the last
-    returns: bool
+    takes_memory: bool  # its first argument is a Memory; it is called by its ``try_`` function
+    parameters: list[Field]  # arrays, structs (``const T *``) and numbers
+    results: list[str]  # the type of each; the number that a ``try_`` function returns is last
+    returns_number: bool
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call it with arrays, structs and numbers.
+        """Call the function with arrays, structs and numbers.
 
-        Arrays must have the type that the header says and stand in one piece; they are not copied.
+        Arrays must be C-contiguous and of the header's type; they are not copied.
 
         Returns
         -------
         Any
-            What the function returns, then its results as new arrays of one dimension, structs and
-            numbers; a tuple if it is more than one.
+            The number that the function returns, then its results: new arrays of one dimension,
+            structs and numbers. A tuple if there are several.
 
         Raises
         ------
@@ -125,33 +125,32 @@ class _Kernel(NamedTuple):
         MemoryError
             If there is no memory for its results.
         MemongerError
-            If there is more of something than compiled code can count.
+            If something is more than compiled code can count.
         """
-        if len(arguments) != len(self.takes):
-            raise TypeError(f"{self.name} takes {[field[1] for field in self.takes]}")
+        if len(arguments) != len(self.parameters):
+            raise TypeError(f"{self.name} takes {[name for _, name in self.parameters]}")
         memory = _Memory()
-        first = [ctypes.byref(memory)] if self.remembers else []
-        # `values` hold what C is pointed to until it returns.
-        values = [_to_c(kind, value, name) for (kind, name), value in zip(self.takes, arguments)]
-        results = [ctypes.create_string_buffer(struct.calcsize(f)) for _, f in self.results]
+        first = [ctypes.byref(memory)] if self.takes_memory else []
+        # `values` keeps alive what C has pointers to, until the call returns.
+        values = [_to_c(*field, value) for field, value in zip(self.parameters, arguments)]
+        formats = [_format(kind) for kind in self.results]
+        buffers = [ctypes.create_string_buffer(struct.calcsize(layout)) for layout in formats]
         try:
-            returned = self.function(*first, *values, *results)
-            if self.remembers and returned:
-                kind_of_error, message = _ENDS[returned]
-                raise kind_of_error(f"{self.name}: {message}")
-            output = [
-                _from_c(kind, iter(struct.unpack(layout, result)))
-                for (kind, layout), result in zip(self.results, results)
-            ]
+            number = self.function(*first, *values, *buffers)
+            if self.takes_memory and number:
+                error, message = _ERRORS[number]
+                raise error(f"{self.name}: {message}")
+            numbers = map(struct.unpack, formats, buffers)
+            results = [_from_c(kind, iter(parts)) for kind, parts in zip(self.results, numbers)]
         finally:
             _library().give_back(ctypes.byref(memory), _Memory())
-        if self.returns:
-            output.insert(0, output.pop() if self.remembers else returned)
-        return tuple(output) if len(output) != 1 else output[0]
+        if self.returns_number:
+            results.insert(0, results.pop() if self.takes_memory else number)
+        return tuple(results) if len(results) != 1 else results[0]
 
 
 class _Compiled:
-    """All functions that a header marks KERNEL, by name."""
+    """The functions that a header marks KERNEL, by name."""
 
     def __getattr__(self, name: str) -> _Kernel:
         kernel = _kernel(name)
@@ -163,31 +162,31 @@ compiled = _Compiled()
 
 
 def constant(name: str) -> int:
-    """Return a constant that a header has in an ``enum``."""
+    """Return a constant from an ``enum`` of a header."""
     return _constants()[name]
 
 
-def _to_c(kind: str, value: Any, name: str) -> Any:
-    """Make what C takes of a value; a struct is passed by its address."""
-    numbers = _numbers(kind, value, name)
+def _to_c(kind: str, name: str, value: Any) -> Any:
+    """Convert an argument to what ctypes passes; a struct is packed, and passed by its address."""
+    numbers = _flatten(kind, name, value)
     if kind in _DTYPES:
         return _Array(*numbers)
     return numbers[0] if kind in _SCALARS else struct.pack(_format(kind), *numbers)
 
 
-def _numbers(kind: str, value: Any, name: str) -> list[Any]:
-    """Flatten a value: of each array in it the address and the count."""
+def _flatten(kind: str, name: str, value: Any) -> list[Any]:
+    """List the numbers that a value consists of; an array is its address and its count."""
     if kind in _SCALARS:
         return [_SCALARS[kind][0](value)]
     if kind not in _DTYPES:
         if type(value) is not Struct.classes.get(kind):
             raise TypeError(f"{name} must be a {kind}, not {type(value).__name__}")
         fields = zip(_fields(kind), value)
-        return [number for field, part in fields for number in _numbers(field[0], part, field[1])]
+        return [number for field, part in fields for number in _flatten(*field, part)]
     dtype = _DTYPES[kind]
     if not isinstance(value, np.ndarray) or (dtype or value.dtype) != value.dtype:
         raise TypeError(f"{name} must be an array of {dtype}, not {getattr(value, 'dtype', value)}")
-    if dtype and value.size > _MOST:
+    if dtype and value.size > _MAX_COUNT:
         raise MemongerError(f"{name}: {_TOO_LARGE}")
     if not value.flags.c_contiguous:
         raise TypeError(f"{name} must stand in one piece")
@@ -195,12 +194,12 @@ def _numbers(kind: str, value: Any, name: str) -> list[Any]:
 
 
 def _from_c(kind: str, numbers: Iterator[Any]) -> Any:
-    """Copy a result."""
+    """Make a copy of a result from the numbers that it consists of."""
     if kind in _SCALARS:
         return next(numbers)
     dtype = _DTYPES.get(kind)
     if dtype is None:
-        return Struct.classes[kind](*[_from_c(part, numbers) for part, _ in _fields(kind)])
+        return Struct.classes[kind](*[_from_c(field, numbers) for field, _ in _fields(kind)])
     address, count = next(numbers), next(numbers)
     return np.frombuffer(ctypes.string_at(address, count * dtype.itemsize), dtype).copy()
 
@@ -210,13 +209,14 @@ def _from_c(kind: str, numbers: Iterator[Any]) -> Any:
 
 @lru_cache(None)
 def _library() -> Any:
-    """Load the library beside this file; in a tree where none was built, the installed one."""
-    in_tree = (ROOT / "setup.py").exists()
-    remedy = f"run in {ROOT}: python setup.py build_ext -i" if in_tree else "install memonger again"
-    places = [Path(folder, NAME) for folder in [str(ROOT), *sys.path]]
-    path = next((place for place in places if place.exists()), None)
+    """Load the library beside this file; in a clone where none was built, the installed one."""
+    in_clone = (ROOT / "setup.py").exists()
+    build = f"run in {ROOT}: python setup.py build_ext -i"
+    remedy = build if in_clone else "install memonger again"
+    paths = [Path(folder, NAME) for folder in [str(ROOT), *sys.path]]
+    path = next(filter(Path.exists, paths), None)
     if path is None:
-        raise MemongerError(f"{places[0]} is missing; {remedy}")
+        raise MemongerError(f"{paths[0]} is missing; {remedy}")
     library = ctypes.CDLL(str(path))
     headers = getattr(library, "headers", lambda: None)  # it may be older than that
     if headers() != zlib.crc32(_headers().encode()) >> 1:
@@ -257,36 +257,36 @@ def _fields(kind: str) -> list[Field]:
 
 @lru_cache(None)
 def _format(kind: str) -> str:
-    """Tell of what a type consists, as the module struct names it; a struct starts at 8 bytes."""
+    """Return the format of a type in the module struct; a struct is aligned to 8 bytes."""
     if kind in _DTYPES:
         return "Pq"
     if kind in _SCALARS:
         return _SCALARS[kind][2]
-    return f"0q{''.join([_format(part) for part, _ in _fields(kind)])}0q"
+    return f"0q{''.join([_format(field) for field, _ in _fields(kind)])}0q"
 
 
 def _kernel(name: str) -> _Kernel:
+    """Find the declaration of a function in the headers, and make it callable."""
     declared = re.search(rf"^KERNEL (\w+) {name}\(([^)]*)\);", _headers(), re.MULTILINE)
     if declared is None:
         raise AttributeError(f"no header has a KERNEL {name}")
-    parameters = [parameter.strip() for parameter in declared[2].split(",")]
-    types: list[Any] = []
-    if parameters[0] == "Memory *memory":
-        types.append(ctypes.POINTER(_Memory))
-    takes: list[Field] = []
-    results: list[Field] = []
-    for parameter in parameters[len(types) :]:
-        kind, field = re.sub(r"\bconst\b", "", parameter).replace("*", " ").split()
-        if "*" in parameter and "const" not in parameter:
-            results.append((kind, _format(kind)))
-            continue
-        takes.append((kind, field))
-        by_value = _Array if kind in _DTYPES else _SCALARS.get(kind, (None, None))[1]
-        types.append(by_value or ctypes.c_char_p)
-    kind, remembers = declared[1], len(types) > len(takes)
-    if remembers and kind in _SCALARS:
-        results.append((kind, _format(kind)))
-    function = _library()[f"try_{name}" if remembers else name]
+    return_type, declarations = declared[1], [text.strip() for text in declared[2].split(",")]
+    takes_memory = declarations[0] == "Memory *memory"
+    types: list[Any] = [ctypes.POINTER(_Memory)] if takes_memory else []
+    parameters: list[Field] = []
+    results: list[str] = []
+    for declaration in declarations[len(types) :]:
+        kind, field = re.sub(r"\bconst\b", "", declaration).replace("*", " ").split()
+        if "*" in declaration and "const" not in declaration:
+            results.append(kind)
+        else:
+            parameters.append((kind, field))
+            by_value = _Array if kind in _DTYPES else _SCALARS.get(kind, (None, None))[1]
+            types.append(by_value or ctypes.c_char_p)
+    returns_number = return_type in _SCALARS
+    if takes_memory and returns_number:
+        results.append(return_type)
+    function = _library()[f"try_{name}" if takes_memory else name]
     function.argtypes = [*types, *[ctypes.c_char_p] * len(results)]
-    function.restype = ctypes.c_int64 if remembers else _SCALARS[kind][1]
-    return _Kernel(name, function, remembers, takes, results, kind in _SCALARS)
+    function.restype = ctypes.c_int64 if takes_memory else _SCALARS[return_type][1]
+    return _Kernel(name, function, takes_memory, parameters, results, returns_number)

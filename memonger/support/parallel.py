@@ -1,4 +1,4 @@
-"""The threads of a search, its progress bar, and Ctrl-C, which ends it with what it has found."""
+"""The threads of a search, its progress bar, and Ctrl-C, which ends it with its best so far."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ R = TypeVar("R")
 
 
 class Threads:
-    """Run the rounds of one search in threads; ``progress`` is told the share done, from 0 to 1."""
+    """The threads of one search; ``progress`` is called with the share done, from 0 to 1."""
 
     def __init__(self, progress: Callable[[float], None] | None = None) -> None:
-        self.progress = progress or (lambda done: None)
-        #: Not zero from the first Ctrl-C on, which ends the search early. (1,) of int64.
+        self.progress = progress or (lambda share: None)
+        #: (1,) of int64. Not zero from the first Ctrl-C on, which ends the search early.
         self.stop = np.zeros(1, dtype=np.int64)
-        self.done = 0.0  # the share of the search that the finished rounds made up
+        self.done = 0.0  # share of the search that the finished rounds make up
 
     @property
     def interrupted(self) -> bool:
-        """Whether the user ended the search."""
+        """Whether the user has ended the search."""
         return bool(self.stop[0])
 
-    def each(
+    def run(
         self, job: Callable[[T, np.ndarray], R], items: Sequence[T], steps: int, share: float
     ) -> list[R]:
-        """Run a job on each item, on all processors; return the results in the order of the items.
+        """Run a job on every item, on all processors; return the results in the order of the items.
 
         A job takes an item and an array, (1,) of int64, in which it counts its ``steps`` for the
-        bar, and ends soon, with the best that it has, once ``stop`` is set. All of them are this
-        ``share`` of the search. The second Ctrl-C raises KeyboardInterrupt.
+        bar. Once ``stop`` is set it ends soon, with its best result so far. All jobs together are
+        this ``share`` of the search. The second Ctrl-C raises KeyboardInterrupt.
         """
         steps_done = np.zeros((len(items), 1), dtype=np.int64)
         on_linux = hasattr(os, "sched_getaffinity")
@@ -58,22 +58,22 @@ class Threads:
 
 
 class _Bar(tqdm):
-    """A bar without the thread by which tqdm watches its bars, and which it never ends."""
+    """A bar without the thread with which tqdm watches its bars, and which never ends."""
 
-    # Python collects garbage on any thread that runs, MXNet's executors too. MXNet deadlocks where
+    # Python frees garbage, such as MXNet's executors, on any thread that runs. MXNet deadlocks if
     # that happens while another thread trains with their parameters.
     monitor_interval = 0
 
 
 @contextlib.contextmanager
 def progress_bar(what: str = "memonger: searching") -> Iterator[Callable[[float], None]]:
-    """Show a progress bar on stderr; the callable that is given takes the share done, 0 to 1."""
+    """Show a progress bar on stderr; yield a function that takes the share done, from 0 to 1."""
     with _Bar(
         total=1.0,
         desc=what,
-        delay=1,  # second, in which nothing is shown
+        delay=1,  # seconds before it is shown
         leave=False,
         disable=None,  # where stderr is no terminal
         bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
     ) as bar:
-        yield lambda done: bar.update(min(done, 1.0) - bar.n)
+        yield lambda share: bar.update(min(share, 1.0) - bar.n)

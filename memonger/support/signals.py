@@ -1,4 +1,4 @@
-"""Signals that arrive where a Python handler could not raise."""
+"""Signals that arrive where a Python handler cannot raise."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ import signal
 import threading
 from typing import Any, Callable, Iterator
 
-_SIGNALS = sorted(signal.valid_signals())
-
 
 @contextlib.contextmanager
 def signals_put_off() -> Iterator[None]:
-    """Call the handlers of signals that arrive within it at its end; SIGINT's too, Ctrl-C's.
+    """Put off the handlers of signals, Ctrl-C's (SIGINT) too, to the end of the block.
 
-    Python runs handlers on the main thread before it runs the next line, be that in a function
-    that a C library calls, to which nothing can be raised: ctypes prints the KeyboardInterrupt,
-    and what the function was called for is not done.
+    Python runs a handler on the main thread before the next line, even in a function that a C
+    library calls. Nothing can be raised there: ctypes prints the KeyboardInterrupt, and the
+    function's work is not done.
     """
     with contextlib.ExitStack() as stack:
         if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
+            for number in sorted(signal.valid_signals()):
                 handler = signal.getsignal(number)
                 if callable(handler):
                     stack.enter_context(_put_off(number, handler))
@@ -29,11 +27,11 @@ def signals_put_off() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _put_off(number: int, handler: Callable[..., Any]) -> Iterator[None]:
-    arrived: list[Any] = []
-    signal.signal(number, lambda *about: arrived.append(about))
+    arrivals: list[Any] = []
+    signal.signal(number, lambda *arguments: arrivals.append(arguments))
     try:
         yield
     finally:
         signal.signal(number, handler)
-        for about in arrived:
-            handler(*about)
+        for arguments in arrivals:
+            handler(*arguments)

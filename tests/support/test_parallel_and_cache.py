@@ -39,12 +39,12 @@ def test_jobs_give_their_results_in_order_and_count_their_steps() -> None:
             done[0] += 1
         return item**2
 
-    assert threads.each(job, [1, 2, 3], 10, 0.5) == [1, 4, 9]
-    assert threads.each(job, [], 10, 0.25) == []
+    assert threads.run(job, [1, 2, 3], 10, 0.5) == [1, 4, 9]
+    assert threads.run(job, [], 10, 0.25) == []
     assert threads.done == 0.75 and not threads.interrupted
     assert shares == sorted(shares) and 0 < shares[0] < 0.5 and shares[-1] == 0.5
     with pytest.raises(ZeroDivisionError):
-        threads.each(lambda item, done: 1 // item, [1, 0], 1, 0.25)
+        threads.run(lambda item, done: 1 // item, [1, 0], 1, 0.25)
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -61,7 +61,7 @@ def test_ctrl_c_ends_the_jobs_with_what_they_have(stopped: bool) -> None:
 
     before, start, threads = threading.active_count(), time.monotonic(), Threads(interrupt)
     threads.stop[0] = stopped
-    assert threads.each(job, list("abcdef"), 1, 1.0) == list("abcdef")
+    assert threads.run(job, list("abcdef"), 1, 1.0) == list("abcdef")
     assert threads.interrupted and threading.active_count() == before
     assert time.monotonic() - start < 10
 
@@ -76,7 +76,7 @@ def test_a_second_ctrl_c_ends_the_search() -> None:
         time.sleep(0.3)
 
     with pytest.raises(KeyboardInterrupt):
-        Threads().each(twice, [0], 1, 1.0)
+        Threads().run(twice, [0], 1, 1.0)
     assert threading.active_count() == before
 
 

@@ -340,7 +340,7 @@ class MarkSearch:
             return state, archive
 
         numbered = [(seed, *job) for seed, job in enumerate(jobs, SEED)]
-        annealed = self.threads.each(work, numbered, tries, part * self.share)
+        annealed = self.threads.run(work, numbered, tries, part * self.share)
         for _, archive in annealed:
             for k in np.flatnonzero(np.isfinite(archive.seconds)):
                 compiled.record(

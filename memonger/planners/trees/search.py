@@ -239,7 +239,7 @@ class ScheduleSearch:
             cost = cost_of(self.problem, tree, most_work)
             return None if cost is None else Candidate(*cost, tree, group)
 
-        points = self._threads.each(evaluated, trees, 1, share)
+        points = self._threads.run(evaluated, trees, 1, share)
         return [point for point in points if point is not None]
 
     # ------------------------------------------------------------------ annealing
@@ -310,7 +310,7 @@ class ScheduleSearch:
             best = Candidate(*exact, tree, start.origin) if exact else replace(start, plan=tree)
             return [best, *_archived(archive, start.origin)]
 
-        found = self._threads.each(job, range(len(starts)), each, share)
+        found = self._threads.run(job, range(len(starts)), each, share)
         self._found += [point for points in found for point in points]
         return [points[0] for points in found]
 
