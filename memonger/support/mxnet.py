@@ -1,10 +1,9 @@
 """The one place that imports MXNet and reads its settings.
 
-MXNet was last released in 2022. What it lacks since is supplied here before its first import, by
-whoever imports it: the name ``numpy.bool`` (gone in NumPy 1.24) and the module ``distutils`` (gone
-in Python 3.12, brought back by setuptools). The CUDA libraries of the ``cu112`` extra are wheels of
-their own, which the loader does not search: they are loaded here. MXNet takes seconds to import, so
-this module imports it where its ``mx`` is asked for.
+MXNet was last released in 2022. Before anything imports it, this module supplies what it has lost
+since: the name ``numpy.bool`` (gone in NumPy 1.24), the module ``distutils`` (gone in Python 3.12,
+part of setuptools), and the CUDA libraries of the ``cu112`` extra, whose wheels the loader does not
+search. An import of MXNet takes seconds: here it happens at the first use of ``mx``.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from typing import Any, Callable, Iterator
 
 from memonger.support.errors import MB, MemongerError, MXNetImportError
 
-#: Folder in the ``nvidia`` namespace package and soname, each after those that it needs.
+#: Folder in the ``nvidia`` namespace package, and soname; libraries come after those they need.
 CUDA_LIBRARIES: list[tuple[str, str]] = re.findall(
     r"(\w+)/(\S+)",
     """
@@ -38,7 +37,7 @@ CUDA_LIBRARIES: list[tuple[str, str]] = re.findall(
     """,
 )
 
-#: With which the tests train, on a CPU, and the first with which it would not work.
+#: Versions with which the tests train on a CPU, and the first version that does not work.
 TRIED, TOO_NEW = ("1.6.0", "1.7.0", "1.8.0", "1.9.0", "1.9.1"), (2, 0, 0)
 
 log = logging.getLogger("memonger")
@@ -46,19 +45,19 @@ log = logging.getLogger("memonger")
 INSTALL = "pip install 'memonger[cpu]', or 'memonger[cu112]' for a machine with an NVIDIA GPU"
 
 
-def _variable(name: str, usual: str, read: Callable[[str], Any]) -> Any:
+def _variable(name: str, default: str, parse: Callable[[str], Any]) -> Any:
     """Make a field that is read from an environment variable."""
 
-    def value() -> Any:
+    def read() -> Any:
         with environment():
-            text = os.environ.get(name) or usual  # MXNet takes an empty one for none
+            text = os.environ.get(name) or default  # to MXNet an empty variable is unset
         try:
-            return read(text)
+            return parse(text)
         except ValueError:
             reason = "MXNet reads a whole number there; set one, or unset it"
             raise MemongerError(f"{name}={text!r}: {reason}") from None
 
-    return field(default_factory=value)
+    return field(default_factory=read)
 
 
 def _is_on(text: str) -> bool:
@@ -67,7 +66,7 @@ def _is_on(text: str) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def built_with_mkldnn() -> bool:
-    """Tell whether MXNet is built with MKLDNN: the wheel ``mxnet`` is since 1.7."""
+    """Tell whether MXNet is built with MKLDNN, as the wheel ``mxnet`` is since 1.7."""
     import mxnet
 
     return bool(mxnet.runtime.Features().is_enabled("MKLDNN"))
@@ -75,22 +74,24 @@ def built_with_mkldnn() -> bool:
 
 @dataclass(frozen=True)
 class Settings:
-    """What MXNet's environment variables say that bears on a plan, as they are when it is made."""
+    """MXNet's environment variables that bear on a plan, read when an instance is made."""
 
-    mkldnn: bool = _variable(  # whether it may compute on a CPU
+    #: Whether MKLDNN may compute on a CPU.
+    mkldnn: bool = _variable(
         "MXNET_MKLDNN_ENABLED", "1", lambda text: _is_on(text) and built_with_mkldnn()
     )
     mkldnn_rnn: bool = _variable("MXNET_USE_MKLDNN_RNN", "1", _is_on)
     fusion: bool = _variable("MXNET_USE_FUSION", "1", _is_on)  # of pointwise operators, on a GPU
     merging: bool = _variable("MXNET_ELIMINATE_COMMON_EXPR", "1", _is_on)  # of subexpressions
-    #: From so many terms on a gradient is summed in a chain.
+    #: A gradient of this many terms, or more, is summed in a chain.
     sum_cap: int = _variable("MXNET_EXEC_INPLACE_GRAD_SUM_CAP", "8", int)
-    #: Whether the memory planner colours its graph, which the replay does not know.
+    #: Whether the memory planner colours its graph, which the replay does not do.
     coloring: bool = _variable("NNVM_EXEC_NUM_TEMP", "1", lambda text: text not in ("0", "1"))
-    #: By which factor memory may be too large for a tensor; whether smaller powers of 2 are tried.
+    #: A tensor may get a block up to this factor larger than it.
     match_range: int = _variable("NNVM_EXEC_MATCH_RANGE", "16", int)
+    #: Whether smaller powers of 2 are tried as factors too.
     search_match_range: bool = _variable("NNVM_AUTO_SEARCH_MATCH_RANGE", "0", _is_on)
-    #: How it rounds what it asks a GPU for: 'Naive', 'Round' or 'Unpooled'; the others in bytes.
+    #: How requests to a GPU are rounded ('Naive', 'Round' or 'Unpooled'), and its sizes in bytes.
     pool: str = _variable("MXNET_GPU_MEM_POOL_TYPE", "Naive", str)
     page: int = _variable("MXNET_GPU_MEM_POOL_PAGE_SIZE", "4096", int)
     large: int = _variable("MXNET_GPU_MEM_LARGE_ALLOC_ROUND_SIZE", str(2 * MB), int)
@@ -98,7 +99,7 @@ class Settings:
 
     @property
     def match_ranges(self) -> list[int]:
-        """The factors that MXNet will try (``MXPlanMemory``)."""
+        """The factors that MXNet tries (``MXPlanMemory``)."""
         if not self.search_match_range or self.match_range == 0:
             return [self.match_range]
         return [2**k for k in range(self.match_range.bit_length())]
@@ -106,14 +107,14 @@ class Settings:
 
 @functools.lru_cache(maxsize=1)
 def has_avx2() -> bool:
-    """Tell whether oneDNN computes with AVX2, or more (``src/cpu/x64/cpu_isa_traits.cpp``).
+    """Tell whether oneDNN computes with AVX2 or more (``src/cpu/x64/cpu_isa_traits.cpp``).
 
-    On aarch64 all convolutions are products of plain matrices, as without AVX2 their gradients
-    are (seen with ``DNNL_VERBOSE=1``), but for CPUs with 512-bit SVE.
+    Without AVX2 the gradients of convolutions are products of plain matrices. On aarch64 all
+    convolutions are, except on CPUs with 512-bit SVE (seen with ``DNNL_VERBOSE=1``).
     """
     if platform.machine() != "x86_64":
         return False
-    if os.environ.get("DNNL_MAX_CPU_ISA") in ("SSE41", "AVX"):  # which it too reads once
+    if os.environ.get("DNNL_MAX_CPU_ISA") in ("SSE41", "AVX"):  # oneDNN, too, reads it once
         return False
     try:
         return "avx2" in Path("/proc/cpuinfo").read_text().split()
@@ -121,15 +122,9 @@ def has_avx2() -> bool:
         return False
 
 
-class _Blocks(threading.local):
-    """The blocks of `environment` that a thread is in."""
-
-    depth = 0
-
-
-_BLOCKS = _Blocks()
-_ENVIRONMENT = threading.RLock()  # the environment is the process's
-# A child that is forked meanwhile would keep what is set, and a lock that nobody frees.
+_BLOCKS = threading.local()  # ``depth``: how many blocks of `environment` the thread is in
+_ENVIRONMENT = threading.RLock()  # the process has one environment for all threads
+# A child forked within a block would keep its variables, and a lock that nobody releases.
 os.register_at_fork(
     before=_ENVIRONMENT.acquire,
     after_in_parent=_ENVIRONMENT.release,
@@ -139,40 +134,41 @@ os.register_at_fork(
 
 @contextlib.contextmanager
 def environment(**new: str) -> Iterator[None]:
-    """Set environment variables for as long as the block runs; threads have their blocks in turn.
+    """Set environment variables while the block runs; the blocks of threads run in turn.
 
-    What binds or reads settings here does it in a block, if only in one that sets nothing. What
-    reads the environment outside of one cannot be kept waiting: another thread of the user's that
-    binds a network without a plan, or starts a process, at that moment finds what is set here.
+    All of memonger binds and reads settings in such a block, even if it sets nothing. A thread of
+    the user's is not kept waiting: if it binds a network or starts a process at that moment, it
+    sees the variables that are set here.
     """
     with _ENVIRONMENT:
-        # Empty, they are as unset to MXNet (``dmlc::GetEnv``). One that is unset and set again
-        # moves the array of all, which the C library frees while MXNet's threads may be reading it:
-        # oneDNN reads DNNL_DEFAULT_FPMATH_MODE whenever it lays a tensor out anew (it ended one
-        # process in a thousand), softmax and LayerNorm read MXNET_SAFE_ACCUMULATION.
+        # To MXNet an empty variable is as unset (``dmlc::GetEnv``). To unset one and set it again
+        # moves the array of all variables. The C library then frees the old one, which MXNet's
+        # threads may be reading: oneDNN reads DNNL_DEFAULT_FPMATH_MODE whenever it lays out a
+        # tensor (one process in a thousand died), softmax and LayerNorm MXNET_SAFE_ACCUMULATION.
         old = {name: os.environ.get(name, "") for name in new}
-        _BLOCKS.depth += 1
+        depth = getattr(_BLOCKS, "depth", 0)
+        _BLOCKS.depth = depth + 1
         try:
             os.environ.update(new)
             yield
         finally:
-            _BLOCKS.depth -= 1
+            _BLOCKS.depth = depth
             os.environ.update(old)
 
 
 def binds_for_itself() -> bool:
-    """Tell whether this thread is in a block of `environment`: what it binds is not the user's."""
-    return _BLOCKS.depth > 0
+    """Tell whether this thread is in a block of `environment`: then a bind is not the user's."""
+    return getattr(_BLOCKS, "depth", 0) > 0
 
 
 def _chosen_build() -> str | None:
-    """Return the wheel that ``import mxnet`` will take, or None; refuse one over another."""
-    spec = PathFinder.find_spec("mxnet")  # does not ask `_Preparation`, which asks this
+    """Return the wheel that ``import mxnet`` takes, or None; refuse one installed over another."""
+    spec = PathFinder.find_spec("mxnet")  # `_Preparation`, which calls this, is no part of it
     if spec is None or spec.origin is None:
         return None
-    beside = importlib.metadata.distributions(path=[str(Path(spec.origin).parents[1])])
-    named = {(each.metadata["Name"] or "").lower().replace("_", "-") for each in beside}
-    names = sorted(name for name in named if re.match("mxnet(-|$)", name))
+    wheels = importlib.metadata.distributions(path=[str(Path(spec.origin).parents[1])])
+    all_names = {(wheel.metadata["Name"] or "").lower().replace("_", "-") for wheel in wheels}
+    names = sorted(name for name in all_names if re.match("mxnet(-|$)", name))
     if len(names) > 1:
         raise MXNetImportError(
             f"{' and '.join(names)} are installed over each other, so the files of MXNet are a "
@@ -185,8 +181,9 @@ def _supply_missing_names() -> None:
     import numpy
 
     if int(numpy.__version__.split(".")[0]) >= 2:
-        said = f"MXNet cannot be used with NumPy {numpy.__version__}; pip install 'numpy<2'"
-        raise MXNetImportError(said)
+        raise MXNetImportError(
+            f"MXNet cannot be used with NumPy {numpy.__version__}; pip install 'numpy<2'"
+        )
     if "bool" not in vars(numpy):
         numpy.bool = numpy.bool_  # type: ignore[attr-defined, misc, unused-ignore]
     if importlib.util.find_spec("distutils") is None:
@@ -194,20 +191,20 @@ def _supply_missing_names() -> None:
             importlib.import_module("setuptools")  # its import hook brings distutils back
             importlib.import_module("distutils.version")
         except ImportError as error:
-            said = "MXNet needs distutils, which this Python lacks; pip install setuptools"
-            raise MXNetImportError(said) from error
+            raise MXNetImportError(
+                "MXNet needs distutils, which this Python lacks; pip install setuptools"
+            ) from error
 
 
 def _load_cuda_libraries() -> None:
-    """Load the libraries of the CUDA wheels, as far as they are installed."""
+    """Load the libraries of those CUDA wheels that are installed."""
     spec = importlib.util.find_spec("nvidia")
     roots = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
     for folder, soname in CUDA_LIBRARIES:
         files = [root / folder / "lib" / soname for root in roots]
-        found = next(filter(Path.exists, files), None)
         try:
-            if found is not None:
-                ctypes.CDLL(str(found), mode=ctypes.RTLD_GLOBAL)
+            for file in [*filter(Path.exists, files)][:1]:
+                ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
         except OSError as error:
             raise MXNetImportError(
                 f"the CUDA library {soname} cannot be loaded ({error}); install it anew: pip "
@@ -216,12 +213,12 @@ def _load_cuda_libraries() -> None:
 
 
 def _explain(error: BaseException) -> str:
-    """Say in plain words what is missing when ``import mxnet`` fails."""
+    """Say in plain words why ``import mxnet`` fails, and what to do."""
     build = _chosen_build()
     if build is None or (isinstance(error, ModuleNotFoundError) and error.name == "mxnet"):
         return "MXNet is not installed; " + INSTALL
-    found = re.search(r"lib[\w+.-]*\.so\.\w+(\.\w+)*", str(error))
-    library = found[0] if found else ""
+    missing = re.search(r"lib[\w+.-]*\.so\.\w+(\.\w+)*", str(error))
+    library = missing[0] if missing else ""
     if library == "libcuda.so.1":
         return (
             f"{build} is installed, but this machine has no NVIDIA driver (libcuda.so.1); install "
@@ -237,30 +234,23 @@ def _explain(error: BaseException) -> str:
             "its wheel; install them from Arm, and name their folder in LD_LIBRARY_PATH"
         )
     package = f"; apt-get install {library.replace('.so.', '')}" if library else ""  # on Debian
-    said = f"{type(error).__name__}: {error}{package}"
-    return f"MXNet ({build}) is installed but cannot be imported: {said}"
+    reason = f"{type(error).__name__}: {error}{package}"
+    return f"MXNet ({build}) is installed but cannot be imported: {reason}"
 
 
-_waiting: list[Callable[[], object]] = []  # for MXNet's import
+_actions: list[Callable[[], object]] = []  # to be run when MXNet is imported
 
 
 def when_imported(action: Callable[[], object]) -> None:
-    """Do something as soon as MXNet is imported, whoever imports it; now if it is already."""
+    """Run an action as soon as anything has imported MXNet; now, if that has happened."""
     if "mxnet" in sys.modules:
         action()
     else:
-        _waiting.append(action)
-
-
-def _found_by_others(name: str, path: Any, target: Any) -> Any:
-    """Find a module as the finders after `_Preparation` do: a checkout's, or what others hook."""
-    finders = sys.meta_path[sys.meta_path.index(_Preparation) + 1 :]
-    found = (f.find_spec(name, path, target) for f in finders if hasattr(f, "find_spec"))
-    return next((spec for spec in found if spec is not None), None)
+        _actions.append(action)
 
 
 class _Preparation:
-    """A finder of modules that prepares the import of MXNet, and finds it if something waits."""
+    """A finder of modules that prepares the import of MXNet, and runs the actions after it."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
@@ -271,27 +261,32 @@ class _Preparation:
             _supply_missing_names()
             if build != "mxnet":
                 _load_cuda_libraries()
-        spec = _found_by_others(name, path, target) if _waiting else None
+        if not _actions:
+            return None
+        # The finders after this one find MXNet, be it in a clone or hooked by others.
+        finders = sys.meta_path[sys.meta_path.index(_Preparation) + 1 :]
+        specs = (f.find_spec(name, path, target) for f in finders if hasattr(f, "find_spec"))
+        spec: Any = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            usual = spec.loader.exec_module
+            load = spec.loader.exec_module
 
             def exec_module(module: Any) -> None:
-                usual(module)
-                while _waiting:
-                    _waiting.pop(0)()
+                load(module)
+                while _actions:
+                    _actions.pop(0)()
 
             spec.loader.exec_module = exec_module
         return spec
 
 
 def version_of(text: str) -> tuple[int, int, int]:
-    """Read the version of an MXNet, such as 1.9.1, 1.9.1.post0 or 1.10.0b20220101."""
+    """Parse a version of MXNet, such as 1.9.1, 1.9.1.post0 or 1.10.0b20220101."""
     major, minor, patch = map(int, [*re.findall(r"\d+", text), "0", "0", "0"][:3])
     return major, minor, patch
 
 
 def _check_version(version: str) -> None:
-    """Refuse a version with which nothing works, and tell of one that was not tried."""
+    """Refuse a version that does not work, and warn of one that was not tried."""
     if not version_of(TRIED[0]) <= version_of(version) < TOO_NEW:
         raise MXNetImportError(
             f"memonger works with MXNet 1.6 to 1.9, but MXNet {version} is installed; "
@@ -320,8 +315,8 @@ def __getattr__(name: str) -> Any:
     return mxnet
 
 
-_STDERR = threading.Lock()  # file descriptor 2 is the process's
-#: What is logged for each operator that has no kernel of MKLDNN's (``src/common/utils.h``).
+_STDERR = threading.Lock()  # the process has one file descriptor 2
+#: What MXNet logs for each operator without a kernel of MKLDNN's (``src/common/utils.h``).
 _FALLBACK = re.compile(
     rb"^\[[^\n]*\n?Storage type fallback detected:\n.*?suppress this warning\.\n", re.M | re.S
 )
@@ -329,30 +324,30 @@ _FALLBACK = re.compile(
 
 @contextlib.contextmanager
 def without_fallbacks() -> Iterator[None]:
-    """Keep what MXNet says of storage types from file descriptor 2; write the rest at the end."""
-    with _STDERR, tempfile.TemporaryFile() as written:
+    """Hold back what MXNet writes to file descriptor 2, and drop what is about storage types."""
+    with _STDERR, tempfile.TemporaryFile() as buffer:
         try:
             stderr = os.dup(2)
         except OSError:  # it is closed
             yield
             return
-        os.dup2(written.fileno(), 2)
+        os.dup2(buffer.fileno(), 2)
         try:
             yield
         finally:
             os.dup2(stderr, 2)
-            written.seek(0)
+            buffer.seek(0)
             with contextlib.suppress(OSError):  # nobody reads it
-                os.write(2, _FALLBACK.sub(b"", written.read()))
+                os.write(2, _FALLBACK.sub(b"", buffer.read()))
             os.close(stderr)
 
 
-# Every bind would print a line about MKLDNN on stderr; read once, at the first bind.
+# Without it every bind prints a line about MKLDNN. MXNet reads it once, at the first bind.
 os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
-# Operators that are invoked take turns at so many temporary spaces, each as large as the largest;
-# an executor has one. Read when the first operator asks for one (``src/resource.cc``).
+# Invoked operators share this many temporary spaces, which all grow to the largest; an executor has
+# one. MXNet reads it when an operator first needs a space (``src/resource.cc``).
 os.environ.setdefault("MXNET_CPU_TEMP_COPY", "1")
-for _name in (  # that `environment` sets: they are there before MXNet has threads
+for _name in (  # `environment` sets these: they must exist before MXNet has threads
     "MXNET_ELIMINATE_COMMON_EXPR",
     "MXNET_SUBGRAPH_BACKEND",
     "MXNET_USE_FUSION",
