@@ -17,7 +17,7 @@ from memonger.api.explain import PlanExplanation, explain_choices
 from memonger.api.report import Reported
 from memonger.costs.time import measured as timing
 from memonger.graph import inputs, marks
-from memonger.graph.forward import Insertion
+from memonger.graph.forward import insert
 from memonger.graph.inputs import InputSpec, check_symbol, read_shapes, without_old_types
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import Schedule
@@ -382,7 +382,7 @@ def plan_of(solution: Solution) -> Plan:
         log.warning(warning)
     way, plan, memory = solution.way, solution.plan, solution.memory
     nodes, unplanned = way.graph.nodes, way.unplanned
-    inserted = Insertion([node.name for node in nodes], plan.copies).behind
+    inserted = insert([node.name for node in nodes], plan.copies).behind
     masked = [(n.name, r) for n, r in zip(nodes, plan.recomputed(len(nodes))) if not n.is_variable]
     options = {
         f.name: getattr(way.options, f.name)

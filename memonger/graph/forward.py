@@ -1,6 +1,6 @@
 """The forward graph of a network as plain data: its operators in execution order, with tensors.
 
-The nodes are those of the symbol's JSON; a node's index is its identity, for names may repeat.
+Its nodes are those of the symbol's JSON. They go by their index, for names may repeat.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import numpy as np
 
 from memonger.graph.operators.tensors import Attributes, Tensor, Tensors
 
-Entry = Tuple[int, int]  # a node's index and which of its outputs
+Entry = Tuple[int, int]  # index of a node, and which of its outputs
 
 FLOAT = "float32"
-RECORD = "__memonger__"  # JSON: attribute -> what it was before, null if it was not there
-INSERTED = '"inserted"'  # the record of a node that was not there at all
+RECORD = "__memonger__"  # JSON: attribute -> its value before the plan, null if there was none
+INSERTED = '"inserted"'  # the record of a node that the plan has inserted
 
 
 class Node(NamedTuple):
-    """One node of the graph; ``op`` is 'null' for a variable."""
+    """A node of the graph."""
 
     name: str
-    op: str
+    op: str  # 'null' for a variable
     attrs: Attributes  # the operator's own parameters
-    hidden: Attributes  # what executors and planners read: __force_mirroring__ and the like
+    hidden: Attributes  # those for executors and planners, such as __force_mirroring__
     inputs: tuple[Entry, ...]
     deps: tuple[int, ...]  # nodes that must have run before
-    subgraphs: bool  # a control-flow operator
+    subgraphs: bool  # whether it is an operator of control flow
 
     @property
     def is_variable(self) -> bool:
@@ -39,19 +39,19 @@ class Node(NamedTuple):
 
     @property
     def is_inserted(self) -> bool:
-        """Whether a plan has put it in (`Insertion`)."""
+        """Whether a plan has inserted it (`insert`)."""
         return self.hidden.get(RECORD) == INSERTED
 
 
 @dataclass(frozen=True)
 class ForwardGraph:
-    """Everything a planner may know of a network, as plain data."""
+    """Everything that a planner reads of a network."""
 
     nodes: tuple[Node, ...]  # in execution order
-    tensors: tuple[Tensors, ...]  # of each node, first those that list_outputs shows
-    output_names: tuple[tuple[str, ...], ...]  # of those, as get_internals().list_outputs()
+    tensors: tuple[Tensors, ...]  # outputs of each node, first those that list_outputs shows
+    output_names: tuple[tuple[str, ...], ...]  # of the shown ones, as get_internals() names them
     heads: tuple[Entry, ...]  # the outputs of the network
-    arguments: tuple[int, ...]  # variables that can have a gradient, as list_arguments
+    arguments: tuple[int, ...]  # variables that can have a gradient, as in list_arguments
     auxiliary: frozenset[int]  # variables that are auxiliary states
 
     @functools.cached_property
@@ -59,25 +59,25 @@ class ForwardGraph:
         """Indices of the nodes that are not variables."""
         return tuple([i for i, node in enumerate(self.nodes) if not node.is_variable])
 
-    def shown(self, i: int) -> Tensors:
+    def shown_tensors(self, i: int) -> Tensors:
         """Return the outputs of a node that ``list_outputs`` shows."""
         return self.tensors[i][: len(self.output_names[i])]
 
-    def given(self, i: int) -> int:
-        """Return the node behind which a plan put this one in; itself where no plan did."""
-        while self.nodes[i].is_inserted:  # what has no inputs stands right before what reads it
+    def user_node(self, i: int) -> int:
+        """Return the node behind which a plan has inserted this one, or else the node itself."""
+        while self.nodes[i].is_inserted:  # one without inputs stands right before its reader
             i = self.nodes[i].inputs[0][0] if self.nodes[i].inputs else i + 1
         return i
 
     def output_name(self, i: int, k: int) -> str:
-        """Name an output of a node as ``list_outputs`` does, also one that that does not show."""
+        """Return the name of an output as in ``list_outputs``, or one for an output not there."""
         names = self.output_names[i]
         return names[k] if k < len(names) else f"{self.nodes[i].name}[{k}]"
 
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """Leave the garbage collector off: a large graph makes no garbage but is walked by it often."""
+    """Keep the garbage collector off: it would often walk a large graph, which has no garbage."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -88,12 +88,13 @@ def no_collection() -> Iterator[None]:
 
 
 COPY = "_copy"  # the identity: takes its input's memory, and its gradient reads nothing
-# The same, of a tensor and itself. Pointwise fusion knows neither it nor its gradient, but makes
-# `_copy` one more output of a fused operator, with memory of its own. It fails where its input's
-# shape is inferred from what reads it, and MKLDNN, which sees through `_copy` in inference, does
-# not fuse a convolution with what is behind it.
+# An identity too, of a tensor and itself, which pointwise fusion leaves alone, and its gradient. Of
+# `_copy` fusion makes one more output of a fused operator, with memory of its own. It fails where
+# MXNet infers its input's shape from a reader. MKLDNN sees through `_copy` in inference, but does
+# not fuse a convolution with what is behind this one.
 UNFUSED_COPY = "reshape_like"
-# By one; recomputed before a tied copy. Fusion leaves it alone, and its gradient reads its input.
+# A product with one, recomputed before a tied copy. Fusion leaves it alone; its gradient reads its
+# input.
 PRODUCT = "broadcast_mul"
 
 
@@ -101,10 +102,10 @@ class KeptCopy(NamedTuple):
     """An identity behind the first output of a recomputed node: the result that is kept."""
 
     node: int
-    # Where the recomputed copy of the node must have a reader (``rules``), the NumPy type of the
-    # output: a product with one then stands between the two and is recomputed. Otherwise ''.
+    #: The NumPy type of the output if a reader of the node must be recomputed too (``rules``). A
+    #: product with one then stands between the two, and is recomputed. Otherwise ''.
     tie: str = ""
-    unfused: bool = False  # for training on a GPU alone: pointwise fusion leaves it alone
+    unfused: bool = False  # pointwise fusion leaves it alone; for training on a GPU only
     apart: bool = False  # it only keeps apart what would be fused, though the node may be kept
 
     @property
@@ -113,72 +114,80 @@ class KeptCopy(NamedTuple):
         return 3 if self.tie else 1
 
 
-class Insertion:
-    """Where the nodes of a network, of these names, and of its kept copies stand when all are in.
+class Insertion(NamedTuple):
+    """Where the nodes of a network stand once its kept copies are in it."""
 
-    All that read the first output of a node with a kept copy read the copy instead.
-    """
-
-    def __init__(self, names: Sequence[str], copies: Iterable[KeptCopy]) -> None:
-        at = {copy.node: copy for copy in sorted(copies)}
-        sizes = [1 + at[i].offset if i in at else 1 for i in range(len(names))]
-        #: The new index of each node; what is inserted comes right after its node.
-        self.moved: list[int] = np.cumsum([0, *sizes])[:-1].tolist()
-        self._taken = set(names)
-        #: Of each node with a copy what is inserted behind it, the copy last.
-        self.behind = {i: list(self._behind(names[i], copy)) for i, copy in at.items()}
+    new_index: list[int]  # old node -> its index now
+    behind: dict[
+        int, list[Node]
+    ]  # node of the network -> what is inserted behind it, the copy last
 
     def entry(self, a: int, b: int) -> Entry:
-        """Return what is read now by a node that read output ``b`` of node ``a``."""
-        return self.moved[a] + (len(self.behind.get(a, ())) if b == 0 else 0), b
+        """Return what replaces output ``b`` of node ``a`` as an input: its copy, if it has one."""
+        return self.new_index[a] + (len(self.behind.get(a, ())) if b == 0 else 0), b
 
-    def _behind(self, name: str, copy: KeptCopy) -> Iterator[Node]:
-        at = self.moved[copy.node]
-        if copy.tie:
-            yield self._node(name + "_one", "_ones", {"shape": "(1,)", "dtype": copy.tie})
-            yield self._node(name + "_tie", PRODUCT, {}, at, at + 1)
-            at += 2
-        op, inputs = (UNFUSED_COPY, (at, at)) if copy.unfused else (COPY, (at,))
-        yield self._node(name, op, {}, *inputs)
 
-    def _node(self, stem: str, op: str, attrs: dict[str, str], *inputs: int) -> Node:
+def insert(names: Sequence[str], copies: Iterable[KeptCopy]) -> Insertion:
+    """Make the nodes of kept copies for a network whose nodes have these names."""
+    copy_of = {copy.node: copy for copy in copies}
+    insertion = Insertion([], {})
+    taken = set(names)
+    index = 0
+
+    def add(new: list[Node], stem: str, op: str, attrs: Attributes, *inputs: int) -> None:
         name, number = stem + "_keep", 1
-        while name in self._taken:
+        while name in taken:
             name, number = f"{stem}_{number}_keep", number + 1
-        self._taken.add(name)
-        hidden = {RECORD: INSERTED}
-        return Node(name, op, attrs, hidden, tuple([(i, 0) for i in inputs]), (), False)
+        taken.add(name)
+        entries = tuple([(i, 0) for i in inputs])
+        new.append(Node(name, op, attrs, {RECORD: INSERTED}, entries, (), False))
+
+    for i, name in enumerate(names):
+        insertion.new_index.append(index)
+        copy = copy_of.get(i)
+        if copy is not None:
+            new = insertion.behind[i] = []
+            source = index
+            if copy.tie:
+                add(new, name + "_one", "_ones", {"shape": "(1,)", "dtype": copy.tie})
+                add(new, name + "_tie", PRODUCT, {}, index, index + 1)
+                source = index + 2
+            op, inputs = (UNFUSED_COPY, (source, source)) if copy.unfused else (COPY, (source,))
+            add(new, name, op, {}, *inputs)
+            index += copy.offset
+        index += 1
+    return insertion
 
 
 def with_copies(graph: ForwardGraph, copies: Iterable[KeptCopy]) -> tuple[ForwardGraph, np.ndarray]:
     """Return the graph as ``marks.apply`` leaves the symbol, and the new index of each node."""
-    made = Insertion([node.name for node in graph.nodes], copies)
-    moved = made.moved
+    insertion = insert([node.name for node in graph.nodes], copies)
+    new_index = insertion.new_index
     rows: list[tuple[Node, Tensors, tuple[str, ...]]] = []
     for i, (node, tensors) in enumerate(zip(graph.nodes, graph.tensors)):
-        inputs = tuple([made.entry(a, b) for a, b in node.inputs])
-        node = node._replace(inputs=inputs, deps=tuple([moved[d] for d in node.deps]))
+        inputs = tuple([insertion.entry(a, b) for a, b in node.inputs])
+        node = node._replace(inputs=inputs, deps=tuple([new_index[d] for d in node.deps]))
         rows.append((node, tensors, graph.output_names[i]))
-        for new in made.behind.get(i, ()):
+        for new in insertion.behind.get(i, ()):
             tensor = tensors[0] if new.inputs else Tensor((1,), new.attrs["dtype"])
             rows.append((new, (tensor,), (new.name + "_output",)))
     nodes, all_tensors, output_names = zip(*rows)
-    found = ForwardGraph(
+    graph_with_copies = ForwardGraph(
         nodes=nodes,
         tensors=all_tensors,
         output_names=output_names,
-        heads=tuple((moved[a], b) for a, b in graph.heads),
-        arguments=tuple(moved[a] for a in graph.arguments),
-        auxiliary=frozenset(moved[a] for a in graph.auxiliary),
+        heads=tuple((new_index[a], b) for a, b in graph.heads),
+        arguments=tuple(new_index[a] for a in graph.arguments),
+        auxiliary=frozenset(new_index[a] for a in graph.auxiliary),
     )
-    return found, np.array(moved)
+    return graph_with_copies, np.array(new_index)
 
 
 def mask_with_copies(
-    mask: np.ndarray, moved: np.ndarray, copies: Iterable[KeptCopy], count: int
+    mask: np.ndarray, new_index: np.ndarray, copies: Iterable[KeptCopy], count: int
 ) -> np.ndarray:
-    """Return what a plan recomputes of the nodes of ``with_copies``: not the kept copies."""
+    """Return which of the ``count`` nodes of ``with_copies`` a plan recomputes: no kept copy."""
     full = np.zeros(count, dtype=np.bool_)
-    full[moved] = mask
-    full[moved[[copy.node for copy in copies if copy.tie]] + 2] = True  # the products
+    full[new_index] = mask
+    full[new_index[[copy.node for copy in copies if copy.tie]] + 2] = True  # the products
     return full

@@ -1,7 +1,7 @@
-"""The marks of a plan on a symbol: written, read, taken off again. The user's symbol is copied.
+"""The marks of a plan on a copy of the user's symbol: written, read and removed.
 
-MXNet recomputes the operators whose attribute ``__force_mirroring__`` is true. What a plan changes
-on a node is recorded in one attribute of our own, and ``unplan`` gives the original back.
+MXNet recomputes the operators whose attribute ``__force_mirroring__`` is true. An attribute of our
+own records what a plan changes on a node, so that ``unplan`` returns the original.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from memonger.graph.forward import INSERTED, PRODUCT, RECORD, ForwardGraph, Insertion, KeptCopy
+from memonger.graph.forward import INSERTED, PRODUCT, RECORD, ForwardGraph, KeptCopy, insert
 from memonger.graph.inputs import check_symbol
 from memonger.graph.operators.recompute import UNTOUCHED, truth
 from memonger.graph.operators.tensors import Shape
@@ -22,7 +22,7 @@ from memonger.support.symbols import load_nodes, read
 
 FORCE = "__force_mirroring__"
 STAGE = "__mirror_stage__"
-_GONE = -1  # where a node was that had no inputs
+_REMOVED = -1  # the new index of an inserted node without inputs
 
 
 def hints(graph: ForwardGraph) -> dict[int, str]:
@@ -31,7 +31,7 @@ def hints(graph: ForwardGraph) -> dict[int, str]:
 
 
 def recomputed(graph: ForwardGraph) -> np.ndarray:
-    """Tell which nodes MXNet will recompute, by the marks that they carry now."""
+    """Return which nodes MXNet will recompute by their present marks."""
     marked = [truth(n.hidden.get(FORCE)) and n.op not in ("null", "Dropout") for n in graph.nodes]
     return np.array(marked, dtype=np.bool_)
 
@@ -41,49 +41,52 @@ def apply(
 ) -> Any:
     """Return a copy of an unplanned symbol in which just the operators of ``mask`` are recomputed.
 
-    The mask is for each node of its JSON; ``native`` nodes run with MXNet's kernel, not cuDNN's.
+    The mask has an element for each node of its JSON. Nodes in ``native`` run with MXNet's own
+    kernel instead of cuDNN's.
     """
     graph, native = read(symbol), set(native)
-    made = Insertion([node["name"] for node in graph["nodes"]], copies)
+    insertion = insert([node["name"] for node in graph["nodes"]], copies)
     nodes: list[dict[str, Any]] = []
     for i, node in enumerate(graph["nodes"]):
         if node["op"] != "null" and node["op"] not in UNTOUCHED:
-            set_now = {FORCE: str(bool(mask[i])), **({"cudnn_off": "True"} if i in native else {})}
+            changes = {FORCE: str(bool(mask[i])), **({"cudnn_off": "True"} if i in native else {})}
             attrs = node.setdefault("attrs", {})
-            before = {**{key: attrs.get(key) for key in set_now}, **_record(attrs)}  # of ``clear``
-            attrs.update(set_now, **{RECORD: json.dumps(before, sort_keys=True)})
-        node["inputs"] = [[*made.entry(a, b), *rest] for a, b, *rest in node["inputs"]]
+            # The record that ``clear`` has written is the user's.
+            before = {**{key: attrs.get(key) for key in changes}, **_record(attrs)}
+            attrs.update(changes, **{RECORD: json.dumps(before, sort_keys=True)})
+        node["inputs"] = [[*insertion.entry(a, b), *rest] for a, b, *rest in node["inputs"]]
         nodes.append(node)
-        for new in made.behind.get(i, ()):
+        for new in insertion.behind.get(i, ()):
             attrs = {**new.attrs, **new.hidden, FORCE: str(new.op == PRODUCT)}
             inputs = [[a, b, 0] for a, b in new.inputs]
             nodes.append({"op": new.op, "name": new.name, "attrs": attrs, "inputs": inputs})
-    return _moved(nodes, [[made.moved[a], *rest] for a, *rest in graph["heads"]], made.moved)
+    heads = [[insertion.new_index[a], *rest] for a, *rest in graph["heads"]]
+    return _load(nodes, heads, insertion.new_index)
 
 
 def inferable(
     symbol: Any, copies: Sequence[KeptCopy], shapes: Mapping[str, Shape]
 ) -> tuple[KeptCopy, ...]:
-    """Return the copies, but none unfused where MXNet infers a shape from what reads it.
+    """Return the copies, with none unfused where MXNet infers a shape from its reader.
 
-    So is the first product with the state of an RNN cell, zeros of a batch that is not told.
+    An example is the first product with the state of an RNN cell, which is zeros for any batch.
     """
-    names = [node["name"] for node in read(symbol)["nodes"]]
-    found = tuple(copies)
-    while any(copy.unfused for copy in found):
+    copies, names = tuple(copies), [node["name"] for node in read(symbol)["nodes"]]
+    while any(copy.unfused for copy in copies):
         try:
-            apply(symbol, np.zeros(len(names), dtype=np.bool_), (), found).infer_shape(**shapes)
+            apply(symbol, np.zeros(len(names), dtype=np.bool_), (), copies).infer_shape(**shapes)
             break
         except mx.MXNetError as error:
-            said = str(error)
-        last = {i: new[-1].name for i, new in Insertion(names, found).behind.items()}
-        failed = {i for i, name in last.items() if f"Error in operator {name}:" in said} or last
-        found = tuple(c._replace(unfused=c.unfused and c.node not in failed) for c in found)
-    return found
+            message = str(error)
+        name_of = {i: new[-1].name for i, new in insert(names, copies).behind.items()}
+        failed = [i for i, name in name_of.items() if f"Error in operator {name}:" in message]
+        fused = failed or name_of
+        copies = tuple(c._replace(unfused=c.unfused and c.node not in fused) for c in copies)
+    return copies
 
 
 def unplan(symbol: Any) -> Any:
-    """Give back the network as it was before memonger planned it.
+    """Return the network as it was before memonger planned it.
 
     Parameters
     ----------
@@ -110,43 +113,42 @@ def unplan(symbol: Any) -> Any:
 
 
 def without_plan(symbol: Any) -> Any:
-    """Do as `unplan`, of a symbol that has been checked."""
+    """Do what `unplan` does, for a symbol that has been checked."""
     graph = read(symbol)
     nodes: list[dict[str, Any]] = []
-    moved: list[int] = []
-    stands_for: dict[int, int] = {}  # an inserted node -> the output that it copies
+    new_index: list[int] = []
+    output_of: dict[int, int] = {}  # inserted node -> the output that it copies
 
-    def entries(old: list[list[int]]) -> list[list[int]]:
-        return [[moved[a], stands_for.get(a, b), *rest] for a, b, *rest in old]
+    def renumber(entries: list[list[int]]) -> list[list[int]]:
+        return [[new_index[a], output_of.get(a, b), *rest] for a, b, *rest in entries]
 
     for i, node in enumerate(graph["nodes"]):
-        node["inputs"] = entries(node["inputs"])
+        node["inputs"] = renumber(node["inputs"])
         attrs = node.get("attrs", {})
-        if attrs.get(RECORD) == INSERTED:  # ``apply`` put it in
-            into, stands_for[i], *_ = node["inputs"][0] if node["inputs"] else (_GONE, 0)
-            moved.append(into)
+        if attrs.get(RECORD) == INSERTED:
+            source, output_of[i], *_ = node["inputs"][0] if node["inputs"] else (_REMOVED, 0)
+            new_index.append(source)
             continue
-        if any(a == _GONE for a, *_ in node["inputs"]):
+        if any(a == _REMOVED for a, *_ in node["inputs"]):
             raise MemongerError(
                 f"node {node['name']!r} reads a node that a plan added for its own use: this "
                 "planned network is damaged; plan the original again"
             )
-        attrs.update(_record(attrs))
-        node.pop("attrs", None)
-        kept = {k: v for k, v in attrs.items() if v is not None and k != RECORD}
-        nodes.append({**node, "attrs": kept} if kept else node)
-        moved.append(len(nodes) - 1)
-    return _moved(nodes, entries(graph["heads"]), moved)
+        attrs = {**node.pop("attrs", {}), **_record(attrs)}
+        original = {k: v for k, v in attrs.items() if v is not None and k != RECORD}
+        new_index.append(len(nodes))
+        nodes.append({**node, "attrs": original} if original else node)
+    return _load(nodes, renumber(graph["heads"]), new_index)
 
 
 def is_planned(symbol: Any) -> bool:
-    """Tell whether a network has been planned, or has marks that somebody else has set."""
+    """Tell whether memonger has planned a network, or anything else has marked it."""
     attributes = [node.get("attrs", {}) for node in read(symbol)["nodes"]]
     return any(RECORD in attrs or truth(attrs.get(FORCE)) for attrs in attributes)
 
 
 def clear(symbol: Any) -> Any:
-    """Return a copy in which nothing is recomputed; marks that the user set are recorded."""
+    """Return a copy in which nothing is recomputed; the user's own marks are recorded."""
     graph = read(symbol)
     for node in graph["nodes"]:
         attrs = node.get("attrs", {})
@@ -155,16 +157,16 @@ def clear(symbol: Any) -> Any:
     return load_nodes(graph["nodes"], graph["heads"])
 
 
-def _moved(nodes: list[dict[str, Any]], heads: list[list[int]], moved: list[int]) -> Any:
-    """Make a symbol whose nodes stand at new indices; ``moved``: that of each old one."""
+def _load(nodes: list[dict[str, Any]], heads: list[list[int]], new_index: list[int]) -> Any:
+    """Make a symbol of nodes whose control dependencies are still old indices."""
     for node in nodes:
         if "control_deps" in node:
-            node["control_deps"] = [moved[d] for d in node["control_deps"]]
+            node["control_deps"] = [new_index[d] for d in node["control_deps"]]
     return load_nodes(nodes, heads)
 
 
 def _record(attrs: Mapping[str, str]) -> dict[str, str | None]:
-    """Read what attributes were before a plan has changed them."""
+    """Read the values that attributes had before a plan changed them."""
     if RECORD not in attrs:
         return {}
     with contextlib.suppress(AttributeError, ValueError):  # it is no dict, or no JSON

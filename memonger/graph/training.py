@@ -56,7 +56,7 @@ class StepGraph:
         """
         if row in self.gradient_of:
             a, b = self.gradient_of[row]
-            return self.graph.output_name(self.graph.given(a), b), self.ops[row]
+            return self.graph.output_name(self.graph.user_node(a), b), self.ops[row]
         if self.origin[row] < 0:
             return self.what(self.arrays.read_row[self.arrays.read_start[row]])[0], self.ops[row]
         node = self.graph.nodes[self.origin[row]]
@@ -70,7 +70,7 @@ class StepGraph:
             return f"the {'sum of the gradients' if sums else 'gradient'} of {name!r}"
         if x < 0:
             return f"{op} of {name!r}, which the schedule adds"
-        copied = self.graph.given(x)
+        copied = self.graph.user_node(x)
         kept = f"the kept copy of {self.graph.nodes[copied].name!r}"
         text = f"{name!r} ({op})" if copied == x else kept
         return {

@@ -294,7 +294,7 @@ def slowest(memory: Memory) -> str:
     runs = np.split(nodes, np.flatnonzero(np.diff(gradients)) + 1)
     run = max(runs[::-1], key=lambda run: (each[run].sum(), len(run)))
     share = f"{100 * each[run].sum() / total:.0f} % of the forward pass"
-    first, last = (memory.graph.nodes[memory.graph.given(k)].name for k in run[[0, -1]])
+    first, last = (memory.graph.nodes[memory.graph.user_node(k)].name for k in run[[0, -1]])
     return f"{first!r} to {last!r}: {len(run)} operators, {share}, are recomputed together"
 
 

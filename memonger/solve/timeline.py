@@ -45,7 +45,7 @@ class Operators:
         self.strings, self.nodes = strings, [graph.nodes[i] for i in at]
         self.row = np.full(len(graph.nodes), NONE)
         self.row[at] = np.arange(len(at))
-        self.shown = [graph.shown(i) for i in at]
+        self.shown = [graph.shown_tensors(i) for i in at]
         self.nbytes = [sum(tensor.nbytes for tensor in each) for each in self.shown]
         times = timing.times_of(without.training, device, measure)
         self.times, self.step = (times.forward[at], times.gradient[at]), float(times.step)

@@ -10,7 +10,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from memonger.graph import marks
-from memonger.graph.forward import Insertion, KeptCopy
+from memonger.graph.forward import KeptCopy, insert
 from memonger.graph.operators.recompute import ANYWHERE, CPU, targets_of
 from memonger.planners.marks.cuts import cheap_cuts, single_tensor_cuts
 from memonger.planners.marks.copies import copyable, settle
@@ -229,7 +229,7 @@ def test_a_tie_keeps_the_rules_content() -> None:
 
 def test_names_that_are_taken() -> None:
     names = ["x", "x_keep", "y", "y_tie_keep"]
-    found = Insertion(names, [KeptCopy(0), KeptCopy(2, "float32")]).behind
+    found = insert(names, [KeptCopy(0), KeptCopy(2, "float32")]).behind
     assert [name for name, *_ in found[0]] == ["x_1_keep"]
     assert [name for name, *_ in found[2]] == ["y_one_keep", "y_tie_1_keep", "y_keep"]
 

@@ -130,7 +130,7 @@ def forward_flops(graph: ForwardGraph) -> np.ndarray:
     """Count the operations of the forward pass of each node of a graph, int64."""
     counts = np.zeros(len(graph.nodes), dtype=np.int64)
     for i in graph.operators:
-        node, shown = graph.nodes[i], [tensor.shape for tensor in graph.shown(i)]
+        node, shown = graph.nodes[i], [tensor.shape for tensor in graph.shown_tensors(i)]
         inputs = [graph.tensors[a][b].shape for a, b in node.inputs]
         formula = _FORMULAS.get(node.op)
         counts[i] = formula(node.attrs, inputs, shown) if formula else sum(map(prod, shown))

@@ -226,7 +226,7 @@ def example_of(graph: ForwardGraph, i: int) -> Example | None:
     if node.op in _OWN:
         chosen = _own(node.op, node.attrs, [tensor.shape for tensor in inputs])
     else:
-        same = {tensor.shape for tensor in graph.shown(i)}
+        same = {tensor.shape for tensor in graph.shown_tensors(i)}
         others = {tensor.shape for tensor in inputs} - same - {ONE}
         if len(same) == 1 and not others and {tensor.dtype for tensor in inputs} == {"float32"}:
             whole = IMAGES if len(min(same)) == 4 else ROWS
