@@ -343,7 +343,7 @@ static void find_outputs(Memory *memory, const Run *x, Int32s head, Int32s head_
         }
     }
     Int32s *out = &o->lists.out;
-    by_key(memory, (Int32s){set, count}, o->count, &o->lists.out_start, out);
+    group_by_key(memory, (Int32s){set, count}, o->count, &o->lists.out_start, out);
     o->maker = NEW(memory, int32_t, count);
     for (int64_t k = 0; k < count; k++) {
         o->maker[k] = place[out->at[k]];
@@ -438,7 +438,7 @@ static Int32s new_order(Memory *memory, const Run *x, Int32s head, const Operato
             }
         }
     }
-    by_key(memory, wait_set, o->count, &wait_start, &wait);
+    group_by_key(memory, wait_set, o->count, &wait_start, &wait);
     for (int64_t k = 0; k < o->count; k++) {
         start.at[places + k] = (int32_t)before.count;
         for (int32_t q = in_start[k]; q < in_start[k + 1]; q++)

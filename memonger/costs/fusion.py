@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from memonger.costs.replay import Fused, Replay, replay
-from memonger.graph.arrays import KEPT, GraphArrays, Signature, gathered
+from memonger.graph.arrays import KEPT, GraphArrays, Signature, gather
 from memonger.graph.operators.inplace import fused_as
 from memonger.graph.training import TrainingGraph
 from memonger.support.kernels import Struct, compiled
@@ -47,7 +47,7 @@ def fusible(training: TrainingGraph) -> Fusible:
     deps = [(x, same[d]) for x, node in enumerate(graph.nodes) for d in node.deps]
     waits = [*deps, *[(n + x, d) for x, d in deps], *training.waits]
     row, before = np.array(waits, dtype=np.int32).reshape(-1, 2).T.copy()
-    start, items = compiled.by_key(row, len(training.ops))
+    start, items = compiled.group_by_key(row, len(training.ops))
     joins, starts = np.array([fused_as(s.op, s.attrs) for s in training.signatures]).T.copy()
     parts = Fusible(joins, starts, start, before[items], UNFUSED.forward)
     nothing = np.zeros(t.forward, dtype=np.bool_)
@@ -105,7 +105,7 @@ def _with_fused(
     read_start = behind(t.read_start, np.diff(fused.read_start))
     # Each output of a fused operator may take the memory of each input.
     taker = np.repeat(np.arange(more), np.diff(fused.read_start))
-    output, which = gathered(fused.out_start, taker)
+    output, which = gather(fused.out_start, taker)
     given, output = now[fused.read[which]], output + len(reads)
     fits = (rank[given] == rank[output]) & (itemsize[given] == itemsize[output])
     fits &= ~variable[maker[given]]
@@ -131,7 +131,7 @@ def _with_fused(
         elements=np.append(t.elements, t.elements[out]),
         itemsize=itemsize,
         rank=rank,
-        made=np.append(t.made, now[fused.made]).astype(np.int32),
+        by_size=np.append(t.by_size, now[fused.made]).astype(np.int32),
         inplace_start=behind(t.inplace_start, options),
         inplace_output=np.append(t.inplace_output, output[fits]).astype(np.int32),
         inplace_identity=np.append(t.inplace_identity, ~fits[fits]),

@@ -230,7 +230,7 @@ static inline void plan_row(Pool *p, const bool *again, int32_t row)
         take_over(p, t->inplace_output.at[q], input, t->inplace_identity.at[q]);
     }
     for (int32_t m = first; m < last; m++)
-        get_block(p, t->made.at[m]);
+        get_block(p, t->by_size.at[m]);
     for (int32_t j = t->use_start.at[row]; j < t->use_start.at[row + 1]; j++) {
         int32_t owner = t->use_owner.at[j], source = t->use_row.at[j];
         read_once(p, as_read(again, copies, t->use_entry.at[j], source, owner));
@@ -337,7 +337,7 @@ void add_in_place(
     heads_read(memory, t, recomputed, &heads);
     int32_t *count = ZEROS(memory, int32_t, outputs); /* of all reads, ignored or not */
     int32_t *place = ZEROS(memory, int32_t, rows);
-    const int32_t *maker = owners(memory, t->output_start).at;
+    const int32_t *maker = find_owners(memory, t->output_start).at;
     for (int64_t h = 0; h < heads.count; h++)
         count[heads.at[h]]++;
     for (int32_t i = 0; i < order.count; i++) {

@@ -15,7 +15,7 @@ from typing import Collection, Sequence
 import numpy as np
 
 from memonger.costs.replay import replay
-from memonger.graph.arrays import columns
+from memonger.graph.arrays import join_columns
 from memonger.graph.forward import FLOAT, Entry, no_collection
 from memonger.graph.operators.gradients import ZEROS
 from memonger.graph.operators.layouts import AXES, PRODUCES_BLOCKED
@@ -262,9 +262,9 @@ class _Maker:
     def variants(self, operations: Sequence[Sequence[int]]) -> NodeVariants:
         """Make arrays of what there is."""
         t, n, made, signatures = self.t, self.n, self.nodes.all, self.nodes.signatures.all
-        operation_start, operation_row = columns(operations, 1)
+        operation_start, operation_row = join_columns(operations, 1)
         heads = [head for head in self.graph.heads if not t.variable[head[0]]]
-        _, head_row, head_output = columns([heads], 2)
+        _, head_row, head_output = join_columns([heads], 2)
         variable = np.array([signatures[node.signature].op == "null" for node in made])
         variable[n : 2 * n] = variable[self.again : self.again + n] = False
         return NodeVariants(

@@ -20,7 +20,7 @@ import numpy as np
 from memonger.costs import layouts as mkldnn
 from memonger.costs.layouts import ADDED, NOT_IN_PLACE, PLAIN
 from memonger.costs.replay import Replay
-from memonger.graph.arrays import gathered
+from memonger.graph.arrays import gather
 from memonger.graph.operators.layouts import AXES, LAYOUT_AWARE
 from memonger.graph.training import StepGraph
 from memonger.support.errors import MemongerError
@@ -97,7 +97,7 @@ class Expected:
 
 def _counterparts(start: np.ndarray, others: np.ndarray, source: np.ndarray) -> list[np.ndarray]:
     """Of what rows own: the row, the same in the row that it stands for, and if there is any."""
-    place, row = gathered(start, np.arange(len(source)))
+    place, row = gather(start, np.arange(len(source)))
     other = others[source[row]] + place - start[row]
     inside = (source[row] >= 0) & (other < others[source[row] + 1])
     return [row, np.where(inside, other, 0), inside]

@@ -16,7 +16,7 @@ from typing import Iterable
 
 import numpy as np
 
-from memonger.graph.arrays import gathered
+from memonger.graph.arrays import gather
 from memonger.graph.operators.recompute import why_kept
 from memonger.graph.operators.recorded import ASYNCHRONOUS
 from memonger.graph.training import TrainingGraph
@@ -84,7 +84,7 @@ def workload(training: TrainingGraph, until: int | None = None) -> Workload:
 
     def read(rows: list[int]) -> tuple[int, ...]:
         """List the operators whose latest result these rows read, each once."""
-        places = gathered(t.read_start, np.array(rows, dtype=np.int64))[0]
+        places = gather(t.read_start, np.array(rows, dtype=np.int64))[0]
         entries = zip(t.read_row[places].tolist(), t.read_output[places].tolist())
         latest = (x for x, k in entries if x < n and k not in FIRST_TIME.get(nodes[x].op, ()))
         return tuple(x for x in dict.fromkeys(latest) if not variable[x])

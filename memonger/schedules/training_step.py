@@ -20,8 +20,8 @@ from memonger.graph.arrays import (
     Signature,
     Signatures,
     WaitLists,
-    arrays_of,
-    columns,
+    join_columns,
+    signature_arrays,
 )
 from memonger.graph.forward import Entry
 from memonger.graph.operators.gradients import ZEROS
@@ -111,7 +111,7 @@ class Nodes:
     def rows(self, first: Any = (), latest: Any = ()) -> Rows:
         """Make rows of the nodes; ``first`` and ``latest`` as in `Rows`."""
         *own, reads = zip(*self.all)
-        lists = *own, *columns(reads, 2), first, latest
+        lists = *own, *join_columns(reads, 2), first, latest
         return Rows(*(np.array(each, dtype=np.int32) for each in lists))
 
 
@@ -185,7 +185,7 @@ class TrainingStep(StepGraph):
     def alive(self) -> Lifetimes:
         """When all blocks are alive."""
         row, output = np.array(self.heads, dtype=np.int32).T.copy()
-        signatures, views = arrays_of(self.all_signatures), not self.parts.mkldnn
+        signatures, views = signature_arrays(self.all_signatures), not self.parts.mkldnn
         outputs = self.arrays.outputs
         _, lives = compiled.lifetimes(signatures, self.rows, row, output, outputs, views)
         return lives
@@ -246,7 +246,7 @@ def step_of(made: Parts, rows: Rows, signatures: Sequence[Signature]) -> Trainin
     kept = np.full(max(len(rows.read_row), len(heads)), KEPT, dtype=np.int32)
     nothing = np.zeros(len(rows.signature) + 1, dtype=np.int32)
     graph: GraphArrays = compiled.graph_arrays(
-        arrays_of(signatures),
+        signature_arrays(signatures),
         0,
         rows.signature,
         ReadLists(rows.read_start, rows.read_row, rows.read_output, kept[: len(rows.read_row)]),

@@ -220,7 +220,7 @@ def _facts_of(training: TrainingGraph) -> Facts:
     n, facts, read_start = training.arrays.forward, training.facts, training.arrays.read_start
     reader = np.repeat(np.arange(n), np.diff(read_start[: n + 1]))
     place = np.arange(len(reader)) - read_start[reader]
-    start, read = compiled.by_key(training.arrays.read_row[: len(reader)], n)
+    start, read = compiled.group_by_key(training.arrays.read_row[: len(reader)], n)
     return Facts(
         own_output=np.array([f.own_output for f in facts], dtype=np.bool_),
         follows=np.array([f.follows for f in facts], dtype=np.bool_),

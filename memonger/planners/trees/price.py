@@ -13,7 +13,7 @@ from typing import Sequence
 import numpy as np
 
 from memonger.costs.time.flops import forward_flops
-from memonger.graph.arrays import SignatureArrays, arrays_of, ragged
+from memonger.graph.arrays import SignatureArrays, join, signature_arrays
 from memonger.planners.annealing import nothing_known
 from memonger.planners.trees.trees import Steps
 from memonger.schedules.nodes import NodeVariants
@@ -54,7 +54,7 @@ def problem(made: Parts, weights: np.ndarray | None = None) -> Problem:
     node = np.array(made.work.operators, dtype=np.int32)
     steps = _steps(made, node, weights)
     one_pass = max(1.0, float(steps.work.sum()))
-    asked, signatures = np.array(made.written, dtype=np.int64), arrays_of(made.signatures)
+    asked, signatures = np.array(made.written, dtype=np.int64), signature_arrays(made.signatures)
     return Problem(
         steps=steps,
         variants=made.variants,
@@ -71,7 +71,7 @@ def _steps(made: Parts, node: np.ndarray, weights: np.ndarray | None) -> Steps:
     position = positions(node, len(graph.nodes))
 
     def lists(of: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        start, nodes = ragged([of[x] for x in node])
+        start, nodes = join([of[x] for x in node])
         return start.astype(np.int32), position[nodes], np.repeat(np.arange(count), np.diff(start))
 
     read_start, read, reader = lists(workload.inputs)

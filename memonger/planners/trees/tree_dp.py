@@ -21,7 +21,7 @@ from typing import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from memonger.graph.arrays import gathered
+from memonger.graph.arrays import gather
 from memonger.planners.trees.price import Problem
 from memonger.planners.trees.trees import ALIVE, LAZY, LEAF, binomial_tree, fewest_states
 from memonger.schedules.training_step import Parts
@@ -322,7 +322,7 @@ def _tensors(parts: Parts, problem: Problem) -> tuple[Tensors, Tensors]:
     rows, n = len(t.variable), p.forward
     when = np.full(rows, -1, dtype=np.int64)  # the position with which each row runs
     when[problem.node] = np.arange(count)
-    place, position = gathered(p.operation_start, problem.node)
+    place, position = gather(p.operation_start, problem.node)
     when[p.operation_row[place]] = position
     row, made = (np.repeat(each, np.diff(t.output_start)) for each in (np.arange(rows), when))
     reader = np.repeat(np.arange(rows), np.diff(t.read_start))
