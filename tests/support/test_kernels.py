@@ -24,11 +24,11 @@ pytestmark = pytest.mark.python_differs
 
 KEY = np.array([1, 0, 1], dtype=np.int32)
 REFUSED = {
-    "key must be an array of int32, not int64": lambda: compiled.by_key(KEY.astype(np.int64), 2),
-    "key must be an array of int32, not 3": lambda: compiled.by_key(3, 2),
-    "key must stand in one piece": lambda: compiled.by_key(KEY[::2], 2),
-    "float": lambda: compiled.by_key(KEY, 2.5),
-    r"by_key takes \['key', 'keys'\]": lambda: compiled.by_key(KEY),
+    "key must be an array of int32, not int64": lambda: compiled.group_by_key(KEY.astype(np.int64), 2),
+    "key must be an array of int32, not 3": lambda: compiled.group_by_key(3, 2),
+    "key must stand in one piece": lambda: compiled.group_by_key(KEY[::2], 2),
+    "float": lambda: compiled.group_by_key(KEY, 2.5),
+    r"group_by_key takes \['key', 'keys'\]": lambda: compiled.group_by_key(KEY),
     "weights must be a Weights, not tuple": lambda: compiled.cheapest_cuts((KEY, KEY, KEY), 1.0),
     "Weights has the fields": lambda: Weights(KEY, KEY),
 }
@@ -36,7 +36,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("told", REFUSED)
 def test_arguments_are_what_the_header_says(told: str) -> None:
-    assert [found.tolist() for found in compiled.by_key(KEY, 2)] == [[0, 1, 3], [1, 0, 2]]
+    assert [found.tolist() for found in compiled.group_by_key(KEY, 2)] == [[0, 1, 3], [1, 0, 2]]
     with pytest.raises(TypeError, match=told):
         REFUSED[told]()
 
@@ -44,10 +44,10 @@ def test_arguments_are_what_the_header_says(told: str) -> None:
 def test_memory_is_given_back() -> None:
     """Nothing of 200 calls that take 8 MB each is left."""
     key = np.zeros(2**21, dtype=np.int32)
-    compiled.by_key(key, 1)
+    compiled.group_by_key(key, 1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(200):
-        compiled.by_key(key, 1)
+        compiled.group_by_key(key, 1)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB
 
 
@@ -59,27 +59,27 @@ import numpy as np
 from memonger.support.kernels import compiled
 
 key, limits = np.array([1, 0, 1], dtype=np.int32), resource.getrlimit(resource.RLIMIT_AS)
-compiled.by_key(key, 2)
+compiled.group_by_key(key, 2)
 size = 1024 * int(open("/proc/self/status").read().split("VmSize:")[1].split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (size + 3 * 2**26, limits[1]))
 for _ in range(20):  # the first 128 MB are there, the next are not
     try:
-        compiled.by_key(key, 2**25)
+        compiled.group_by_key(key, 2**25)
     except MemoryError as error:
         print(error)
-print([found.tolist() for found in compiled.by_key(key, 2)])
+print([found.tolist() for found in compiled.group_by_key(key, 2)])
 """)
-    assert told.splitlines() == 20 * ["by_key: there is not enough memory"] + [
+    assert told.splitlines() == 20 * ["group_by_key: there is not enough memory"] + [
         "[[0, 1, 3], [1, 0, 2]]"
     ]
 
 
 def test_sizes_that_cannot_be() -> None:
     """A product beyond int64, an array beyond int32, and a state longer than the archive's."""
-    with pytest.raises(MemoryError, match="by_key"):
-        compiled.by_key(KEY, 2**62)
+    with pytest.raises(MemoryError, match="group_by_key"):
+        compiled.group_by_key(KEY, 2**62)
     with pytest.raises(MemongerError, match=f"key: the network is too large.*{2**31 - 1}"):
-        compiled.by_key(np.lib.stride_tricks.as_strided(KEY, (2**31,)), 2)
+        compiled.group_by_key(np.lib.stride_tricks.as_strided(KEY, (2**31,)), 2)
     archive = empty_archive(8, 2, (3,), np.int32)
     compiled.record(archive, 1, 1.0, np.ones(3, dtype=np.int32))
     with pytest.raises(ValueError, match="longer than those of the archive"):
@@ -93,7 +93,7 @@ def test_ctrl_c_while_compiled_code_runs() -> None:
     key = np.zeros(2**22, dtype=np.int32)
     with pytest.raises(KeyboardInterrupt):
         for _ in range(1000):  # until it comes
-            compiled.by_key(key, 1)
+            compiled.group_by_key(key, 1)
     timer.join()
 
 
@@ -111,7 +111,7 @@ import sys
 import numpy
 from memonger.support.kernels import compiled
 sys.path[:] = sys.argv[1:]
-compiled.by_key(numpy.zeros(2, "int32"), 1)
+compiled.group_by_key(numpy.zeros(2, "int32"), 1)
 """
 
 
