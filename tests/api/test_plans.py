@@ -393,7 +393,7 @@ def told(*plans: Any) -> list[Any]:
 
 
 CELLS = {"data": (475, 6), "softmax_label": (475, 6)}
-MORE: Any = {"patience": 0.3}  # less finds the same from any start
+MORE: Any = {"patience": 0.3}  # with less, marks are the same from any known plans
 
 
 def largest(net: Any) -> list[Any]:
@@ -404,7 +404,7 @@ def largest(net: Any) -> list[Any]:
 
 CALLS: dict[str, Callable[[Any], Any]] = {
     "plan": lambda net: told(memonger.plan(net, CELLS, **MORE)),
-    "schedule": lambda net: told(memonger.plan(net, CELLS, how="schedule", **MORE)),
+    "schedule": lambda net: told(memonger.plan(net, CELLS, how="schedule", patience=0.05)),
     "largest_batch": largest,
     "explain": lambda net: str(memonger.explain(net, CELLS)),
     "within": lambda net: told(memonger.plan(net, CELLS, budget="60%", **MORE)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any, Callable
 
@@ -46,12 +47,17 @@ def at_a_worker(how: str, updates: bool) -> tuple[int, Arrays]:
     return store.rank, run(scenario, how)
 
 
+@functools.lru_cache(None)
+def by_rank(how: str, updates: bool) -> dict[int, Arrays]:
+    return dict(on_workers(at_a_worker, how, updates))
+
+
 @pytest.mark.parametrize(
     ("how", "updates"), [("marks", False), ("marks", True), ("schedule", False)]
 )
 def test_two_workers_with_a_kvstore_train_to_the_same_bits(how: str, updates: bool) -> None:
     """Of ``dist_sync``: each has its own batches and statistics, and the weights are common."""
-    plain, planned = (dict(on_workers(at_a_worker, each, updates)) for each in ("", how))
+    plain, planned = by_rank("", updates), by_rank(how, updates)
     assert [different(plain[rank], planned[rank]) for rank in (0, 1)] == [[], []]
     statistics = [name for name in planned[0] if "running" in name]
     assert statistics and different(planned[0], planned[1]) == statistics
