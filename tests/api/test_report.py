@@ -125,9 +125,10 @@ def test_a_budget_of_the_device_leaves_out_the_optimizers_state(
 
 
 OPEN = {"data": (None, 64), "label": (None, 64)}
+QUICK: Any = {"patience": 0.02}
 
 
-@pytest.mark.parametrize("about", [{}, {"budget_of": "device", "optimizer": "adam"}])
+@pytest.mark.parametrize("about", [QUICK, {"budget_of": "device", "optimizer": "adam", **QUICK}])
 def test_each_batch_in_a_page_is_planned_as_by_itself(
     about: Any, found: Any, tmp_path: Path
 ) -> None:
@@ -159,8 +160,8 @@ def test_each_batch_in_a_page_is_planned_as_by_itself(
 def test_no_batch_is_in_a_page_twice(found: Any, tmp_path: Path) -> None:
     """Where no plan helps, or nothing fits without one, or few do: no batch is told twice."""
     small = networks.chain(1, hidden=4, batch=8)[0]
-    never = memonger.largest_batch(small, {"data": (None, 4)}, 3000)
-    always, both = (memonger.largest_batch(found[0], OPEN, n) for n in (8000, 16_000))
+    never = memonger.largest_batch(small, {"data": (None, 4)}, 3000, **QUICK)
+    always, both = (memonger.largest_batch(found[0], OPEN, n, **QUICK) for n in (8000, 16_000))
     assert [each.unplanned_batch for each in (always, both)] == [0, 1]
     for largest, kinds in ((never, {"none"}), (always, {"marks"}), (both, {"none", "marks"})):
         pickle.loads(pickle.dumps(largest)).report(tmp_path / "batch.html")
@@ -174,7 +175,7 @@ def test_a_batch_at_which_nothing_fits_is_left_out(
     found: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It is left out: a search may find less than that of a larger batch."""
-    largest, solve = memonger.largest_batch(found[0], OPEN, 16_000), frontier.solve
+    largest, solve = memonger.largest_batch(found[0], OPEN, 16_000, **QUICK), frontier.solve
     data = []
     for lost in (0, 2):
 
