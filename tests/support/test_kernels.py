@@ -24,7 +24,9 @@ pytestmark = pytest.mark.python_differs
 
 KEY = np.array([1, 0, 1], dtype=np.int32)
 REFUSED = {
-    "key must be an array of int32, not int64": lambda: compiled.group_by_key(KEY.astype(np.int64), 2),
+    "key must be an array of int32, not int64": lambda: compiled.group_by_key(
+        KEY.astype(np.int64), 2
+    ),
     "key must be an array of int32, not 3": lambda: compiled.group_by_key(3, 2),
     "key must stand in one piece": lambda: compiled.group_by_key(KEY[::2], 2),
     "float": lambda: compiled.group_by_key(KEY, 2.5),
