@@ -139,7 +139,8 @@ def explain(
     tensors: list[Alive] = []
     for k in np.flatnonzero((line.start <= peak) & (line.stop >= peak)):
         row, output = int(line.row[k]), int(line.output[k])
-        (name, op), x, phase = step.what(row), int(memory.operators[row]), int(step.phases[row])
+        (name, op), x = step.name_and_op(row), int(memory.operators[row])
+        phase = int(step.phases[row])
         rule = why_kept(op, nodes[x].attrs) if x >= 0 and phase == FORWARD else None
         name += f"[{output}]" if output else ""
         tensors.append(Alive(name, op, KINDS[phase], int(line.nbytes[k]), rule or ""))

@@ -1,10 +1,10 @@
 """The training graph: every node that one training step runs, for any set of recomputed operators.
 
-Built as MXNet builds it (``InitFullGraph`` in ``src/executor/graph_executor.cc``, ``Gradient`` in
-``src/nnvm/gradient.cc``), without a bind: common subexpressions are merged, then the operators are
-walked from the outputs back, each one's gradient nodes are added, and gradients that meet are
-summed. An operator has a second row, its recomputed copy. One table serves every plan: the gradient
-of X reads the copies where X itself is recomputed, the originals where X is kept.
+It is built as MXNet builds it (``InitFullGraph`` in ``src/executor/graph_executor.cc``,
+``Gradient`` in ``src/nnvm/gradient.cc``), but without a bind. Common subexpressions are merged.
+From the outputs back, the gradient nodes of each operator are added, and gradients that meet are
+summed. Each operator has a second row, its recomputed copy. One table serves every plan: the
+gradient of X reads copies if X itself is recomputed, and originals if X is kept.
 """
 
 from __future__ import annotations
@@ -28,47 +28,50 @@ from memonger.support.mxnet import Settings
 
 Reads = Sequence[Read]
 
+NO_NODE = -1  # the origin of a row that no forward node has
+
 
 @dataclass(frozen=True, eq=False)
 class StepGraph:
-    """The rows of a training step, and what each of them is."""
+    """The rows of a training step."""
 
     graph: ForwardGraph
-    settings: Settings  # of MXNet, as they were when it was built
+    settings: Settings  # of MXNet, when the rows were made
     arrays: GraphArrays
-    signatures: Sequence[Signature]  # of each row: the shapes and types of its outputs, and more
+    signatures: Sequence[Signature]  # of each row
     names: Sequence[str]  # of each row
-    phases: np.ndarray  # FORWARD, RECOMPUTED or BACKWARD for each row
-    #: The forward node that each row is, runs again, or is part of the gradient of; -1 for none.
+    phases: np.ndarray  # of each row: FORWARD, RECOMPUTED or BACKWARD
+    #: Row -> the forward node that it is, runs again or is part of the gradient of, or NO_NODE.
     origin: np.ndarray
-    #: Of what adds gradients up, and the gradients of outputs: the tensor that they are of.
+    #: Row of no operator's gradient, such as a sum of gradients -> the tensor whose gradient it is.
     gradient_of: Mapping[int, Entry]
 
     @cached_property
     def ops(self) -> list[str]:
         return [signature.op for signature in self.signatures]
 
-    def what(self, row: int) -> tuple[str, str]:
-        """Return the name and the kind of the operator that a row is of.
+    def name_and_op(self, row: int) -> tuple[str, str]:
+        """Return the name and the kind of the operator to which a row belongs.
 
-        What no operator owns goes by the name of the tensor whose gradient it is part of; what a
-        schedule adds by that of what it reads.
+        A row without an operator has the name of the tensor whose gradient it is part of. A row
+        that a schedule adds has the name of what it reads.
         """
         if row in self.gradient_of:
             a, b = self.gradient_of[row]
             return self.graph.output_name(self.graph.user_node(a), b), self.ops[row]
-        if self.origin[row] < 0:
-            return self.what(self.arrays.read_row[self.arrays.read_start[row]])[0], self.ops[row]
+        if self.origin[row] == NO_NODE:
+            source = self.arrays.read_row[self.arrays.read_start[row]]
+            return self.name_and_op(source)[0], self.ops[row]
         node = self.graph.nodes[self.origin[row]]
         return node.name, node.op
 
-    def told(self, row: int) -> str:
-        """Say what a row is, with no name that the network that was given does not have."""
-        (name, op), x = self.what(row), int(self.origin[row])
+    def describe(self, row: int) -> str:
+        """Say what a row is, in names of the network without kept copies."""
+        (name, op), x = self.name_and_op(row), int(self.origin[row])
         if row in self.gradient_of:
             sums = op in ("add_n", "_grad_add")
             return f"the {'sum of the gradients' if sums else 'gradient'} of {name!r}"
-        if x < 0:
+        if x == NO_NODE:
             return f"{op} of {name!r}, which the schedule adds"
         copied = self.graph.user_node(x)
         kept = f"the kept copy of {self.graph.nodes[copied].name!r}"
@@ -85,12 +88,12 @@ class TrainingGraph(StepGraph):
     """A training graph for every set of recomputed operators; a copy is named ``*_mirror``."""
 
     facts: tuple[GradientFacts, ...]  # of each forward node
-    gradients: Mapping[int, OperatorGradient]  # of each operator that has any
-    same: tuple[int, ...]  # for each forward node the one that MXNet merges it with (or itself)
+    gradients: Mapping[int, OperatorGradient]  # operator with a gradient -> its gradient
+    same: tuple[int, ...]  # forward node -> the one with which MXNet merges it, or itself
     inexact: tuple[str, ...]  # why the replay may differ from MXNet; empty if it should not
     wanted: tuple[int, ...]  # the arguments that get a gradient
-    waits: tuple[tuple[int, int], ...]  # gradient rows, in order, and what must have run before
-    unobserved: Mapping[int, str]  # operators whose gradient could not be observed: why
+    waits: tuple[tuple[int, int], ...]  # (gradient row, row that must have run before), in order
+    unobserved: Mapping[int, str]  # operator whose gradient cannot be observed -> why
 
 
 def training_graph(graph: ForwardGraph, wanted: Iterable[int] | None = None) -> TrainingGraph:
@@ -100,11 +103,11 @@ def training_graph(graph: ForwardGraph, wanted: Iterable[int] | None = None) -> 
 
 @no_collection()
 def training_graphs(
-    graph: ForwardGraph, wanted: Iterable[Iterable[int]], found: Settings | None = None
+    graph: ForwardGraph, wanted: Iterable[Iterable[int]], settings: Settings | None = None
 ) -> list[TrainingGraph]:
-    """Build a network's training graphs, each with the gradients of one set of arguments."""
-    common = _Builder(graph, found or Settings())
-    return [common.copy().finished(tuple(arguments)) for arguments in wanted]
+    """Build a network's training graphs, one for each set of arguments that get a gradient."""
+    common = _Builder(graph, settings or Settings())
+    return [common.copy().finish(tuple(arguments)) for arguments in wanted]
 
 
 def merged_nodes(graph: ForwardGraph) -> list[int]:
@@ -115,9 +118,9 @@ def merged_nodes(graph: ForwardGraph) -> list[int]:
         if node.inputs:
             inputs = tuple([(same[a], b) for a, b in node.inputs])
             attrs = frozenset(node.attrs.items()), frozenset(node.hidden.items())
-            other = first.setdefault((node.op, inputs, *attrs), i)
-            if other != i and gradients.merges(node.op, *_signature(graph, node)):
-                same[i] = other
+            twin = first.setdefault((node.op, inputs, *attrs), i)
+            if twin != i and gradients.merges(node.op, *_signature(graph, node)):
+                same[i] = twin
     return same
 
 
@@ -127,76 +130,75 @@ def _signature(graph: ForwardGraph, node: Node) -> tuple[gradients.Attrs, Tensor
 
 
 class _Builder:
-    """The rows, with the gradients of all operators, without those of variables (`finished`)."""
+    """The rows with the gradients of all operators; `finish` adds those of arguments."""
 
-    def __init__(self, graph: ForwardGraph, found: Settings) -> None:
-        self.graph, self.settings = graph, found
+    def __init__(self, graph: ForwardGraph, settings: Settings) -> None:
+        self.graph, self.settings = graph, settings
         n = self.n = len(graph.nodes)
-        self.same = same = merged_nodes(graph) if found.merging else list(range(n))
-        self.signatures = arrays.Signatures()
-        self.inexact = {"NNVM_EXEC_NUM_TEMP is set"} if found.coloring else set()
+        self.same = same = merged_nodes(graph) if settings.merging else list(range(n))
         # MXNet merges outputs of the network, but not in the gradient, which starts from those that
-        # the symbol has (``InitFullGraph``). An output that is merged runs here by itself.
+        # the symbol has (``InitFullGraph``). Here a merged output runs by itself.
         apart = {a for a, _ in graph.heads if same[a] != a}
-        if apart:
-            self.inexact.add("an output of the network is a common sub-expression")
-        # Of each row; the forward nodes and their copies come first.
+        reasons = {
+            "NNVM_EXEC_NUM_TEMP is set": settings.coloring,
+            "an output of the network is a common sub-expression": apart,
+        }
+        self.signatures = arrays.Signatures((), [reason for reason in reasons if reasons[reason]])
+        # Of each row. The forward nodes come first, then their copies, then the gradient rows.
         names = [node.name for node in graph.nodes]
         self.names = [*names, *[f"{name}_mirror" for name in names]]
-        self.numbers = 2 * [
+        self.numbers = 2 * [  # of their signatures
             self.signatures(node.op, node.attrs, len(node.inputs), tensors)
             for node, tensors in zip(graph.nodes, graph.tensors)
         ]
-        reads = [[(same[a], b) for a, b in node.inputs] for node in graph.nodes]
-        self.reads: list[Reads] = [[(*r, KEPT) for r in each] for each in reads]
-        self.reads += [[(*r, x) for r in each] for x, each in enumerate(reads)]
-        # What must have run before it, and the owner.
-        self.waits = [[(same[d], KEPT) for d in node.deps] for node in graph.nodes]
+        inputs = [[(same[a], b) for a, b in node.inputs] for node in graph.nodes]
+        self.reads: list[Reads] = [[(a, b, KEPT) for a, b in entries] for entries in inputs]
+        self.reads += [[(a, b, x) for a, b in entries] for x, entries in enumerate(inputs)]
+        self.waits = [[(same[d], KEPT) for d in node.deps] for node in graph.nodes]  # row, owner
         self.waits += [[] for _ in graph.nodes]
-        self.owners: list[int] = []  # of the gradient rows
-        self.parts: dict[int, Entry] = {}
-        self.gradients: dict[Entry, list[Read]] = {}  # what has met at an entry so far
+        self.origin = [*range(n), *range(n)]
+        self.gradient_of: dict[int, Entry] = {}
+        self.terms: dict[Entry, list[Read]] = {}  # the gradients that have met at an entry so far
         self.sums: dict[Entry, Read] = {}
         self.facts = [GradientFacts()] * n
-        self.found: dict[int, OperatorGradient] = {}
+        self.gradients: dict[int, OperatorGradient] = {}
         self.unobserved: dict[int, str] = {}
         for k, head in enumerate(graph.heads):
             name, op = f"_head_grad_{k}", "_identity_with_attr_like_rhs"
-            given = [self._add_part("null", name, {}, [], head), (*head, KEPT)]
-            like_head = self._add_part(op, f"{name}_id", {}, given, head)
-            self.gradients[head] = [like_head]  # the last, where two outputs are one
+            reads = [self._add_part("null", name, {}, [], head), (*head, KEPT)]
+            # The last one counts if two outputs are one.
+            self.terms[head] = [self._add_part(op, f"{name}_id", {}, reads, head)]
         for x in reversed(self._merged_order() if apart else range(n)):
             if self.reads[x] and (same[x] == x or x in apart):
                 self._add_gradient(x)
 
     def _merged_order(self) -> list[int]:
-        """List the forward nodes from the inputs on, in depth first order, as merged."""
+        """List the merged forward nodes from the inputs on, depth first."""
         order: list[int] = []
         seen: set[int] = set()
-        stack = [a for a, _ in reversed(self.graph.heads)]
+        stack = [(a, False) for a, _ in reversed(self.graph.heads)]
         while stack:
-            x = stack.pop()
-            if x < 0:
-                order.append(~x)
+            x, inputs_done = stack.pop()
+            if inputs_done:
+                order.append(x)
             elif x not in seen:
                 seen.add(x)
-                before = [r[0] for r in (*self.reads[x], *self.waits[x])]
-                stack += [~x, *reversed(before)]
+                before = [row for row, *_ in (*self.reads[x], *self.waits[x])]
+                stack += [(x, True), *[(row, False) for row in reversed(before)]]
         return order
 
     def copy(self) -> _Builder:
-        """Copy what `finished` changes."""
+        """Copy what `finish` changes."""
         other = copy.copy(self)
         other.names, other.numbers, other.reads = [*self.names], [*self.numbers], [*self.reads]
-        other.waits, other.owners = [[*waits] for waits in self.waits], [*self.owners]
-        other.signatures = arrays.Signatures(self.signatures.all)
-        other.signatures.inexact, other.inexact = {*self.signatures.inexact}, {*self.inexact}
-        other.sums, other.parts = dict(self.sums), dict(self.parts)
+        other.waits, other.origin = [[*waits] for waits in self.waits], [*self.origin]
+        other.signatures = arrays.Signatures(self.signatures.all, self.signatures.inexact)
+        other.sums, other.gradient_of = dict(self.sums), dict(self.gradient_of)
         return other
 
-    def finished(self, wanted: tuple[int, ...]) -> TrainingGraph:
+    def finish(self, wanted: tuple[int, ...]) -> TrainingGraph:
         """Return the training graph with the gradients of these arguments."""
-        graph, heads = self.graph, [(a, b, KEPT) for a, b in self.graph.heads]
+        heads = [(a, b, KEPT) for a, b in self.graph.heads]
         seen: set[Read] = set()
         for a in wanted:
             read = self._sum((a, 0))
@@ -204,11 +206,9 @@ class _Builder:
                 read = self._add_part("_copy", self.names[a] + "_copy", {}, [read], (a, 0))
             seen.add(read)
             heads.append(read)
-        signatures = tuple([self.signatures.all[k] for k in self.numbers])
-        inexact = {*self.inexact, *self.signatures.inexact, *self.unobserved.values()}
-        gradients = range(2 * self.n, len(signatures))
+        rows = len(self.names)
         return TrainingGraph(
-            graph=graph,
+            graph=self.graph,
             settings=self.settings,
             arrays=compiled.graph_arrays(
                 arrays.signature_arrays(self.signatures.all),
@@ -217,47 +217,47 @@ class _Builder:
                 arrays.ReadLists(*arrays.join_columns(self.reads, 3)),
                 arrays.WaitLists(*arrays.join_columns(self.waits, 2)),
                 arrays.HeadList(*arrays.join_columns([heads], 3)[1:]),
-                len(graph.heads),
+                len(self.graph.heads),
             ),
-            signatures=signatures,
+            signatures=tuple([self.signatures.all[k] for k in self.numbers]),
             names=tuple(self.names),
-            phases=np.minimum(np.arange(len(signatures)) // self.n, BACKWARD),
-            origin=np.array([*range(self.n), *range(self.n), *self.owners], dtype=np.int64),
-            gradient_of=self.parts,
+            phases=np.minimum(np.arange(rows) // self.n, BACKWARD),
+            origin=np.array(self.origin, dtype=np.int64),
+            gradient_of=self.gradient_of,
             facts=tuple(self.facts),
-            gradients=self.found,
+            gradients=self.gradients,
             same=tuple(self.same),
-            inexact=tuple(sorted(inexact)),
+            inexact=tuple(sorted({*self.signatures.inexact, *self.unobserved.values()})),
             wanted=wanted,
-            waits=tuple([(row, wait) for row in gradients for wait, _ in self.waits[row]]),
+            waits=tuple([(r, wait) for r in range(2 * self.n, rows) for wait, _ in self.waits[r]]),
             unobserved=self.unobserved,
         )
 
     def _add(
-        self, op: str, name: str, attrs: Attributes, reads: Reads, like: Tensors, owner: int
+        self, op: str, name: str, attrs: Attributes, reads: Reads, like: Tensors, origin: int
     ) -> Read:
-        """Add a gradient row, with outputs ``like`` these; return the first of them."""
+        """Add a gradient row whose outputs are ``like`` these; return a read of the first."""
         self.names.append(name)
         self.numbers.append(self.signatures(op, attrs, len(reads), like))
         self.reads.append(reads)
         self.waits.append([])
-        self.owners.append(owner)
+        self.origin.append(origin)
         return len(self.names) - 1, 0, KEPT
 
     def _add_part(self, op: str, name: str, attrs: Attributes, reads: Reads, entry: Entry) -> Read:
-        """Add a row that no operator owns, part of the gradient of this tensor."""
+        """Add a row of no operator, part of the gradient of this tensor."""
         like = (self.graph.tensors[entry[0]][entry[1]],)
-        read = self._add(op, name, attrs, reads, like, KEPT)
-        self.parts[read[0]] = entry
+        read = self._add(op, name, attrs, reads, like, NO_NODE)
+        self.gradient_of[read[0]] = entry
         return read
 
     def _sum(self, entry: Entry) -> Read:
-        """Add up the gradients that met at an entry (``AggregateGradient``)."""
+        """Add up the gradients that meet at an entry (``AggregateGradient``)."""
         if entry in self.sums:
             return self.sums[entry]
-        terms = self.gradients.get(entry, [])
+        terms = self.terms.get(entry, [])
         if len(terms) > 1:
-            terms = [t for t in terms if not self._is_zero(t)] or terms[:1]
+            terms = [term for term in terms if not self._is_zero(term)] or terms[:1]
         if not terms:
             total = self._add_part("_zeros_without_dtype", "zeros_without_dtype", {}, [], entry)
         elif len(terms) == 1:
@@ -267,12 +267,12 @@ class _Builder:
             total = self._add_part("add_n", "sum_grad", count, terms, entry)
         else:
             total = terms[0]
-            for k in range(1, len(terms)):
-                if terms[k - 1][0] != terms[k][0]:  # adds up in the order of the backward pass
-                    if terms[k][0] < 2 * self.n:
-                        self.inexact.add("a gradient is a result of the forward pass")
-                    self.waits[terms[k][0]].append((total[0], total[2]))
-                total = self._add_part("_grad_add", f"sum_grad_{k}", {}, (total, terms[k]), entry)
+            for k, (previous, term) in enumerate(zip(terms, terms[1:]), 1):
+                if previous[0] != term[0]:  # adds up in the order of the backward pass
+                    if term[0] < 2 * self.n:
+                        self.signatures.inexact.add("a gradient is a result of the forward pass")
+                    self.waits[term[0]].append((total[0], total[2]))
+                total = self._add_part("_grad_add", f"sum_grad_{k}", {}, (total, term), entry)
             total = self._add_part("_copy", "sum_grad_final", {}, [total], entry)
         self.sums[entry] = total
         return total
@@ -281,34 +281,34 @@ class _Builder:
         return self.signatures.all[self.numbers[read[0]]].op in ZEROS
 
     def _add_gradient(self, x: int) -> None:
-        """Add the gradient nodes of operator x, and hand their results to its inputs."""
-        met = [self.gradients.get((x, k), ()) for k in range(len(self.graph.output_names[x]))]
-        zero_heads = all(found and self._is_zero(self._sum((x, k))) for k, found in enumerate(met))
-        found = self.found[x] = self._gradient(x, zero_heads)
-        self.facts[x] = found.facts._replace(summed=max(map(len, met)))
-        into = self.reads[self.n + x]
-        at: list[int] = []  # the rows of its gradient nodes
+        """Add the gradient rows of operator x, and hand their results to its inputs."""
+        terms = [self.terms.get((x, k), ()) for k in range(len(self.graph.output_names[x]))]
+        zero_heads = all(met and self._is_zero(self._sum((x, k))) for k, met in enumerate(terms))
+        gradient = self.gradients[x] = self._observe(x, zero_heads)
+        self.facts[x] = gradient.facts._replace(summed=max(map(len, terms)))
+        inputs = self.reads[self.n + x]
+        rows: list[int] = []  # gradient node -> its row
 
         def read(reference: gradients.Reference) -> Read:
             kind, k, output = reference
             if kind == "in":
-                return into[k]
+                return inputs[k]
             if kind == "out":
                 return x, output, x
-            return (at[k], output, KEPT) if kind == "node" else self._sum((x, k))
+            return (rows[k], output, KEPT) if kind == "node" else self._sum((x, k))
 
-        for node in found.nodes:
+        for node in gradient.nodes:
             name = node.name_of(self.names[x])
             reads = [read(r) for r in node.inputs]  # may add the sums that it reads
             row = self._add(node.op, name, node.attrs, reads, node.tensors, x)[0]
-            self.waits[row] += [(x, x) if d is None else (at[d], KEPT) for d in node.deps]
-            at.append(row)
-        for (a, b, _), gradient in zip(into, found.gradients):
-            if gradient is not None:
-                self.gradients.setdefault((a, b), []).append(read(gradient))
+            self.waits[row] += [(x, x) if d is None else (rows[d], KEPT) for d in node.deps]
+            rows.append(row)
+        for (a, b, _), result in zip(inputs, gradient.gradients):
+            if result is not None:
+                self.terms.setdefault((a, b), []).append(read(result))
 
-    def _gradient(self, x: int, zero_heads: bool) -> OperatorGradient:
-        """Return the gradient of operator x, or what stands in for it."""
+    def _observe(self, x: int, zero_heads: bool) -> OperatorGradient:
+        """Return the gradient of operator x, or a stand-in if it cannot be observed."""
         node = self.graph.nodes[x]
         try:
             if node.subgraphs:
@@ -325,13 +325,13 @@ class _Builder:
 
 
 def _reads_everything(graph: ForwardGraph, x: int) -> OperatorGradient:
-    """Stand in for a gradient that cannot be observed: one node that reads all there is."""
+    """Make a stand-in for a gradient that cannot be observed: one node that reads all there is."""
     node, outputs = graph.nodes[x], range(len(graph.output_names[x]))
     inputs = [("in", k, 0) for k in range(len(node.inputs))]
     reads = *[("head", k, 0) for k in outputs], *inputs, *[("out", 0, k) for k in outputs]
-    into = [k for k, (a, _) in enumerate(node.inputs) if a not in graph.auxiliary]
-    tensors = tuple([graph.tensors[a][b] for a, b in (node.inputs[k] for k in into)])
+    arguments = [k for k, (a, _) in enumerate(node.inputs) if a not in graph.auxiliary]
+    tensors = tuple([graph.tensors[a][b] for a, b in (node.inputs[k] for k in arguments)])
     op, name = f"_backward_{node.op}", f"{gradients.FORWARD}_backward"
-    made = gradients.BackwardNode(op, name, {}, reads, (None,), tensors)
-    result: dict[int, gradients.Reference] = {k: ("node", 0, j) for j, k in enumerate(into)}
-    return OperatorGradient((made,), tuple([result.get(k) for _, k, _ in inputs]))
+    backward = gradients.BackwardNode(op, name, {}, reads, (None,), tensors)
+    results: dict[int, gradients.Reference] = {k: ("node", 0, j) for j, k in enumerate(arguments)}
+    return OperatorGradient((backward,), tuple([results.get(k) for _, k, _ in inputs]))

@@ -122,7 +122,7 @@ def _lay_out(step: StepGraph, row: int, k: int, plain: bool, have: int, usual: i
 def refusal(training: StepGraph, row: int) -> Refused:
     """Make the error for a schedule by which a layout cannot be as expected."""
     return Refused(
-        f"MKLDNN would lay out what {training.told(row)} reads in another "
+        f"MKLDNN would lay out what {training.describe(row)} reads in another "
         "way by this schedule than without one, so that it rounds differently; how='marks' can "
         "plan this network"
     )

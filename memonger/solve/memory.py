@@ -148,7 +148,7 @@ class Memory:
     @property
     def running(self) -> str:
         """What runs there, in words."""
-        return self.replay.training.told(int(self.replay.order[self.peak]))
+        return self.replay.training.describe(int(self.replay.order[self.peak]))
 
 
 def of_marks(

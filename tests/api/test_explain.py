@@ -117,7 +117,7 @@ def test_all_that_runs_is_told_in_names_of_the_network() -> None:
     both = [node.name for node in graph.nodes].index("both")
     copied, _ = with_copies(graph, [KeptCopy(both, "float32")])
     training = training_graph(copied)
-    told = {training.told(row) for row in range(len(training.ops))}
+    told = {training.describe(row) for row in range(len(training.ops))}
     assert {name for text in told for name in re.findall("'(.*?)'", text)} <= names_of(symbol)
     assert told > {
         "'both' (elemwise_add)",
