@@ -1,4 +1,4 @@
-"""What the user hands in, checked: the symbol, the shapes and types of its inputs, the device."""
+"""Checks of what the user passes: the symbol, the shapes and types of its inputs, the device."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
 from memonger.support.symbols import check_graph, load_nodes, read
 
-#: Endings of the names that MXNet gives to the parameters that an operator makes for itself.
+#: Endings of the names of parameters that MXNet adds to an operator.
 PARAMETER_ENDINGS = ("weight", "bias", "gamma", "beta")
-NEAR = 0.5  # of 1: how like a name is that is proposed in place of one that is unknown
-TYPE = "__dtype__"  # where a variable keeps the type that it was made with
+TYPE = "__dtype__"  # attribute with the type that a variable was made with
 
 
 class InputSpec(NamedTuple):
-    """Shapes and NumPy type names of a symbol's inputs, as far as the user gave them."""
+    """Shapes and NumPy type names of a symbol's inputs, as far as the user has given them."""
 
     shapes: dict[str, Shape]
     types: dict[str, str]
 
 
 def check_symbol(symbol: Any) -> Any:
-    """Return ``symbol`` if it is a Symbol with at least one output; say what to do otherwise."""
+    """Return ``symbol`` if it is a Symbol with at least one output; otherwise say what to do."""
     kind = type(symbol).__name__
     if isinstance(symbol, mx.gluon.Block):
         raise MemongerError(
@@ -51,7 +50,7 @@ def check_symbol(symbol: Any) -> Any:
         graph = read(symbol)
     except (mx.MXNetError, ValueError) as error:  # a cycle, or a name that is not UTF-8
         raise MemongerError(f"the network has no JSON: {said_by_mxnet(error)}") from None
-    check_graph(graph, "the network")  # or MXNet may end the process at the next line
+    check_graph(graph, "the network")  # without it the next line may end the process
     if not symbol.list_outputs():
         raise MemongerError("the Symbol is an empty Group: it has no outputs to train")
     for name, count in Counter(symbol.list_inputs()).items():
@@ -64,10 +63,10 @@ def check_symbol(symbol: Any) -> Any:
 
 
 def read_devices(ctx: Any) -> Any:
-    """Return for which devices a plan is: an mx.Context that is there, 'gpu' (any GPU), or 'any'.
+    """Return the devices that a plan is for: an existing mx.Context, 'gpu' (any GPU), or 'any'.
 
-    Where none is told it is for a GPU if MXNet is built with CUDA, whether a GPU is here or not.
-    Otherwise it is for any device, for its file may be trained on a GPU.
+    By default it is for a GPU if MXNet is built with CUDA, whether this machine has one or not.
+    Otherwise it is for any device: the planned symbol may be trained on a GPU elsewhere.
     """
     if ctx is None:
         return GPU if mx.runtime.Features().is_enabled("CUDA") else ANY
@@ -80,22 +79,24 @@ def read_devices(ctx: Any) -> Any:
 
 
 def read_name(devices: str) -> Any:
-    """Read 'cpu(0)', 'gpu(1)', 'cpu', 'gpu' or 'any', as `read_devices` takes it."""
-    found = re.fullmatch(r"(cpu|gpu|cpu_pinned|cpu_shared)\(([0-9]{1,9})\)", devices)
-    return mx.Context(found[1], int(found[2])) if found else devices
+    """Parse 'cpu(0)', 'gpu(1)', 'cpu', 'gpu' or 'any' to what `read_devices` takes."""
+    match = re.fullmatch(r"(cpu|gpu|cpu_pinned|cpu_shared)\(([0-9]{1,9})\)", devices)
+    return mx.Context(match[1], int(match[2])) if match else devices
 
 
 def check_device(ctx: Any) -> Any:
-    """Return a device (an mx.Context) if it is there."""
+    """Return a device (an mx.Context); refuse one that does not exist."""
     count = count_gpus() if ctx.device_type == GPU else 0
     if ctx.device_type == GPU and ctx.device_id >= count:
-        said = f"{ctx} does not exist: MXNet sees {count} GPUs"
-        raise MemongerError(f"{said}; ctx='gpu' plans for a GPU that is elsewhere")
+        raise MemongerError(
+            f"{ctx} does not exist: MXNet sees {count} GPUs; ctx='gpu' plans for a GPU that is "
+            "elsewhere"
+        )
     return ctx
 
 
 def count_gpus() -> int:
-    """Count the GPUs that MXNet sees; no CUDA context is made."""
+    """Count the GPUs that MXNet sees, without a CUDA context."""
     try:
         return int(mx.context.num_gpus())
     except mx.MXNetError:  # a CUDA build without a usable driver
@@ -105,12 +106,12 @@ def count_gpus() -> int:
 def read_shapes(
     symbol: Any, shapes: Any, keywords: Mapping[str, Any], type_dict: Any, devices: int = 1
 ) -> InputSpec:
-    """Gather the inputs' shapes and types from everything the user may give.
+    """Gather the inputs' shapes and types from everything that the user may pass.
 
-    The shapes are of the whole batch; the result is of the largest share of one of the ``devices``.
+    The user's shapes are of the whole batch; the result's are of the largest share of a device.
     """
     arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
-    found: dict[str, Shape] = {}
+    shape_of: dict[str, Shape] = {}
     types: dict[str, str] = {}
     axes: dict[str, int] = {}
     unknown = " was given for {!r}, which is no input of the network"
@@ -118,28 +119,30 @@ def read_shapes(
         _check_name(name, arguments, "a shape" + unknown, states)
         if not isinstance(shape, (list, tuple, np.ndarray)):
             raise MemongerError(f"input {name!r}: a shape is a tuple of integers, not {shape!r}")
-        holds, each = f"input {name!r}: shape {tuple(shape)} holds", "every size, the batch too,"
-        sizes = [check_count(f"{holds} {size!r}; {each}", size, 1) for size in shape]
+        where = f"input {name!r}: shape {tuple(shape)} holds"
+        sizes = [check_count(f"{where} {n!r}; every size, the batch too,", n, 1) for n in shape]
         checked = check_elements(tuple(sizes))
-        if found.setdefault(name, checked) != checked:
-            raise MemongerError(f"input {name!r} was given two shapes, {found[name]} and {checked}")
+        first = shape_of.setdefault(name, checked)
+        if first != checked:
+            raise MemongerError(f"input {name!r} was given two shapes, {first} and {checked}")
     if type_dict is not None and not isinstance(type_dict, Mapping):
         raise MemongerError(f"type_dict must be a dict of input names and types, not {type_dict!r}")
     for name, kind in (type_dict or {}).items():
         _check_name(name, arguments, "a type" + unknown, states)
-        types[name] = _type(name, kind)
-    devices = check_count("devices", devices, 1)
-    return InputSpec(_largest_share(found, axes, devices) if devices > 1 else found, types)
+        types[name] = _type_name(name, kind)
+    if check_count("devices", devices, 1) > 1:
+        shape_of = _largest_share(shape_of, axes, int(devices))
+    return InputSpec(shape_of, types)
 
 
 def without_old_types(symbol: Any, spec: InputSpec) -> Any:
-    """Return the symbol without types of its variables that contradict those that are given.
+    """Return the symbol without those types of its variables that contradict ``spec``.
 
-    The variables of a Gluon block that was cast keep the ``__dtype__`` of before, and MXNet's
-    inference fails. The symbol itself comes back where nothing contradicts, or this does not help.
+    The variables of a Gluon block keep their old ``__dtype__`` when it is cast, and MXNet's
+    inference then fails. Return the symbol itself if there is no contradiction, or this is no help.
     """
 
-    def types_of(symbol: Any) -> dict[str, Any] | None:  # None if they contradict one another
+    def infer_types(symbol: Any) -> dict[str, Any] | None:  # None if types contradict one another
         try:
             arguments, _, auxiliary = symbol.infer_type_partial(**spec.types)
         except mx.MXNetError:
@@ -147,57 +150,57 @@ def without_old_types(symbol: Any, spec: InputSpec) -> Any:
         names = symbol.list_arguments() + symbol.list_auxiliary_states()
         return dict(zip(names, arguments + auxiliary))
 
-    def without(names: Container[str]) -> Any:
+    def drop_types(names: Container[str]) -> Any:
         graph = read(symbol)
         for node in graph["nodes"]:
             if node["op"] == "null" and node["name"] in names:
                 node.get("attrs", {}).pop(TYPE, None)
         return load_nodes(graph["nodes"], graph["heads"])
 
-    if not spec.types or types_of(symbol) is not None:
+    if not spec.types or infer_types(symbol) is not None:
         return symbol
-    types = types_of(without(symbol.list_inputs())) or {}
-    return without([name for name, kind in types.items() if kind is not None])
+    types = infer_types(drop_types(symbol.list_inputs())) or {}
+    return drop_types([name for name, kind in types.items() if kind is not None])
 
 
 def read_grad_req(arguments: Sequence[str], grad_req: Any) -> dict[str, str]:
-    """Tell what is asked for each argument's gradient, as `read_requests`; not nothing at all."""
-    found = read_requests(arguments, grad_req)
-    if set(found.values()) <= {"null"}:
+    """Return what `read_requests` returns; refuse a request for no gradient at all."""
+    requests = read_requests(arguments, grad_req)
+    if set(requests.values()) <= {"null"}:
         raise MemongerError("grad_req asks for no gradient at all; ask for those that you train")
-    return found
+    return requests
 
 
 def read_requests(arguments: Sequence[str], grad_req: Any) -> dict[str, str]:
-    """Tell what is asked for each argument's gradient: 'write', 'add' or 'null'.
+    """Return the request for each argument's gradient: 'write', 'add' or 'null'.
 
-    ``grad_req`` is what ``simple_bind`` takes; what a dict does not name gets 'null'.
+    ``grad_req`` is as in ``simple_bind``; an argument that a dict does not name gets 'null'.
     """
     if isinstance(grad_req, str):
-        found = dict.fromkeys(arguments, grad_req)
+        requests = dict.fromkeys(arguments, grad_req)
     elif isinstance(grad_req, (list, tuple)):
         if len(grad_req) != len(arguments):
             raise MemongerError(
                 f"grad_req has {len(grad_req)} entries for the {len(arguments)} arguments of "
                 "the network; give one for each of list_arguments(), or a dict"
             )
-        found = dict(zip(arguments, grad_req))
+        requests = dict(zip(arguments, grad_req))
     elif isinstance(grad_req, Mapping):
         for name in grad_req:
             _check_name(name, arguments, "grad_req names {!r}, which is no argument of the network")
-        found = {name: grad_req.get(name, "null") for name in arguments}
+        requests = {name: grad_req.get(name, "null") for name in arguments}
     else:
         raise MemongerError(f"grad_req must be a string, a list or a dict, not {grad_req!r}")
-    for name, request in found.items():
+    for name, request in requests.items():
         if request not in ("write", "add", "null"):
             raise MemongerError(
                 f"grad_req of {name!r} is {request!r}; there are 'write', 'add', 'null'"
             )
-    return found
+    return requests
 
 
 def read_pairs(shapes: Any, types: dict[str, str], axes: dict[str, int]) -> list[tuple[str, Any]]:
-    """Read names and shapes; DataDescs tell ``types`` and batch ``axes`` (-1: none) as well."""
+    """List names and shapes; put the types and batch axes (-1: none) of DataDescs in the dicts."""
     if shapes is None:
         return []
     if isinstance(shapes, Mapping):
@@ -207,7 +210,7 @@ def read_pairs(shapes: Any, types: dict[str, str], axes: dict[str, int]) -> list
     pairs: list[tuple[str, Any]] = []
     for item in shapes:
         if isinstance(item, mx.io.DataDesc):
-            types[item.name] = _type(item.name, item.dtype)
+            types[item.name] = _type_name(item.name, item.dtype)
             axes[item.name] = mx.io.DataDesc.get_batch_axis(item.layout)
             pairs.append((item.name, tuple(item.shape)))
         elif isinstance(item, (list, tuple)) and len(item) == 2 and isinstance(item[0], str):
@@ -246,47 +249,47 @@ def _largest_share(
             f"a batch of {batch} cannot be split among devices={devices}; make it a multiple of "
             f"{devices}"
         ) from None
-    largest = max(part.stop - part.start for part in shares)
+    largest = max(share.stop - share.start for share in shares)
     return {
         name: tuple(largest if k == split.get(name) else n for k, n in enumerate(shape))
         for name, shape in shapes.items()
     }
 
 
-def did_you_mean(name: Any, known: Sequence[str], otherwise: str) -> str:
-    """End a complaint about an unknown name: with the nearest that is known, if one is near."""
+def did_you_mean(name: Any, choices: Sequence[str], otherwise: str) -> str:
+    """End a message about an unknown name with the choice that is most like it, if one is."""
     matcher = difflib.SequenceMatcher(b=str(name))
 
-    def nearness(each: str) -> tuple[float, int]:  # of equals the one that begins like it
-        matcher.set_seq1(each)
-        return matcher.ratio(), len(os.path.commonprefix([each, str(name)]))
+    def similarity(choice: str) -> tuple[float, int]:  # of equals, the longest common beginning
+        matcher.set_seq1(choice)
+        return matcher.ratio(), len(os.path.commonprefix([choice, str(name)]))
 
-    near = max(known, key=nearness, default="")
-    return f"; did you mean {near!r}?" if nearness(near)[0] >= NEAR else "; " + otherwise
+    best = max(choices, key=similarity, default="")
+    return f"; did you mean {best!r}?" if similarity(best)[0] >= 0.5 else "; " + otherwise
 
 
 def _check_name(
     name: Any, arguments: Sequence[str], complaint: str, states: Sequence[str] = ()
 ) -> None:
-    """Refuse a name that is none of the arguments, nor of the auxiliary states."""
+    """Refuse a name that is neither an argument nor an auxiliary state."""
     if name in arguments or name in states:
         return
     inputs = [n for n in arguments if not n.endswith(PARAMETER_ENDINGS)]
     parameters = [n for n in arguments if n.endswith(PARAMETER_ENDINGS)]
-    known = f"its inputs are {', '.join(inputs)}"
+    choices = f"its inputs are {', '.join(inputs)}"
     if parameters:
         some = ", ".join(parameters[:3]) + (", ..." if len(parameters) > 3 else "")
-        known += f", and {len(parameters)} parameters: {some}"
-    hint = did_you_mean(name, [*arguments, *states], known)
+        choices += f", and {len(parameters)} parameters: {some}"
+    hint = did_you_mean(name, [*arguments, *states], choices)
     raise MemongerError(complaint.format(name) + hint)
 
 
-def _type(name: str, kind: Any) -> str:
-    """Return the name of a type that MXNet has."""
+def _type_name(name: str, kind: Any) -> str:
+    """Return the NumPy name of an input's type; refuse one that MXNet does not have."""
     try:
-        found = np.dtype(kind)
+        dtype = np.dtype(kind)
     except (TypeError, ValueError, SyntaxError):
         raise MemongerError(f"input {name!r}: NumPy knows no type {kind!r}") from None
-    if found.type not in mx.nd.ndarray._DTYPE_NP_TO_MX:
-        raise MemongerError(f"input {name!r}: MXNet has no type {found.name}; cast it to float32")
-    return found.name
+    if dtype.type not in mx.nd.ndarray._DTYPE_NP_TO_MX:
+        raise MemongerError(f"input {name!r}: MXNet has no type {dtype.name}; cast it to float32")
+    return dtype.name

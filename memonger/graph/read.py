@@ -1,4 +1,4 @@
-"""The forward graph of a symbol: MXNet is asked for the shape and type of every tensor."""
+"""The forward graph of a symbol, for which MXNet infers the shape and type of every tensor."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from memonger.support.symbols import all_outputs, load_nodes, read
 def forward_graph(symbol: Any, spec: InputSpec) -> ForwardGraph:
     """Read the forward graph of a symbol whose inputs have the shapes and types of ``spec``.
 
-    Where a shape is missing, or does not fit, the MemongerError names the input or the node.
+    If a shape is missing or does not fit, the MemongerError names the input or the node.
     """
     symbol = without_old_types(symbol, spec)
     internals = symbol.get_internals()
     graph = read(internals)
     nodes = tuple(map(_node, graph["nodes"]))
-    every, start = all_outputs(graph), graph["node_row_ptr"]
-    shapes = _infer_shapes(symbol, graph, every, spec, nodes)
-    tensors = tuple(map(Tensor, shapes, _infer_types(symbol, every, spec, nodes)))
+    outputs, start = all_outputs(graph), graph["node_row_ptr"]
+    shapes = _infer_shapes(symbol, graph, outputs, spec, nodes)
+    tensors = tuple(map(Tensor, shapes, _infer_types(symbol, outputs, spec, nodes)))
     names: list[list[str]] = [[] for _ in nodes]
     for head, name in zip(graph["heads"], internals.list_outputs()):
         names[head[0]].append(name)
@@ -58,34 +58,34 @@ def _node(item: dict[str, Any]) -> Node:
     )
 
 
-def _asked(nodes: tuple[Node, ...], call: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    """Ask MXNet. What a CustomOpProp says where it fails goes into the error, not to stdout."""
+def _call(nodes: tuple[Node, ...], call: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    """Call MXNet; if a CustomOpProp fails, what it prints goes into the error, not to stdout."""
     if not any(node.op == "Custom" for node in nodes):
         return call(*args, **keywords)
-    printed = io.StringIO()
+    stdout = io.StringIO()
     try:
-        with contextlib.redirect_stdout(printed):
-            found = call(*args, **keywords)
+        with contextlib.redirect_stdout(stdout):
+            result = call(*args, **keywords)
     except mx.MXNetError as error:
-        said = re.findall(r"^[\w.]+: .*", printed.getvalue(), re.M)
+        errors = re.findall(r"^[\w.]+: .*", stdout.getvalue(), re.M)
         where = str(error).partition("Check failed")[0]
-        raise mx.MXNetError(where + said[-1] if said else error) from None
-    sys.stdout.write(printed.getvalue())
-    return found
+        raise mx.MXNetError(where + errors[-1] if errors else error) from None
+    sys.stdout.write(stdout.getvalue())
+    return result
 
 
 def _infer_shapes(
-    symbol: Any, graph: dict[str, Any], every: Any, spec: InputSpec, nodes: tuple[Node, ...]
+    symbol: Any, graph: dict[str, Any], outputs: Any, spec: InputSpec, nodes: tuple[Node, ...]
 ) -> list[Shape]:
     """Infer the shapes of all outputs."""
     try:
-        # What infer_shape calls, without what it prints: all that is wrong is said below.
-        _, shapes, _ = _asked(nodes, every._infer_shape_impl, False, **spec.shapes)
+        # infer_shape calls this too, but prints what is wrong, which the errors below say.
+        _, shapes, _ = _call(nodes, outputs._infer_shape_impl, False, **spec.shapes)
         if shapes is not None:
             return [tuple(shape) for shape in shapes]
         partial, _, _ = symbol.infer_shape_partial(**spec.shapes)
     except mx.MXNetError as error:
-        raise MemongerError(_shape_complaint(graph, spec, str(error))) from None
+        raise MemongerError(_explain_shapes(graph, spec, str(error))) from None
     unknown = [n for n, s in zip(symbol.list_arguments(), partial) if not s or min(s) <= 0]
     if not unknown:
         dynamic = sorted({node.op for node in nodes if node.subgraphs}) or ["dynamic operators"]
@@ -100,50 +100,53 @@ def _infer_shapes(
     )
 
 
-def _shape_complaint(graph: dict[str, Any], spec: InputSpec, message: str) -> str:
-    """Say MXNet's own words without its stack trace, with the node and the shapes of its inputs."""
-    found = re.search(r"Error in operator ([^:]+): (?:\[[^\]]*\] [^ ]+: )?(.*)", message, re.S)
-    if not found:
+def _explain_shapes(graph: dict[str, Any], spec: InputSpec, message: str) -> str:
+    """Return MXNet's message without its stack trace, with the node and its inputs' shapes."""
+    match = re.search(r"Error in operator ([^:]+): (?:\[[^\]]*\] [^ ]+: )?(.*)", message, re.S)
+    if not match:
         return f"the shapes do not fit the network: {said_by_mxnet(message)}"
-    name, said = found.groups()
-    reason = said_by_mxnet(said) if "Traceback" in said else said.strip().split("\n")[0]
+    name, text = match.groups()
+    reason = said_by_mxnet(text) if "Traceback" in text else text.strip().split("\n")[0]
     where, nodes = repr(name), graph["nodes"]
     with contextlib.suppress(mx.MXNetError, StopIteration):
         node = next(n for n in nodes if n["name"] == name and n["op"] != "null")
         part = load_nodes(nodes, node["inputs"])
-        given = {n: spec.shapes[n] for n in part.list_inputs() if n in spec.shapes}
-        shapes = part.infer_shape_partial(**given)[1] or ()
-        known = [f"{nodes[a]['name']} {s or '?'}" for (a, *_), s in zip(node["inputs"], shapes)]
-        where += f" ({node['op']}, inputs {', '.join(known)})"
+        part_shapes = {n: spec.shapes[n] for n in part.list_inputs() if n in spec.shapes}
+        shapes = part.infer_shape_partial(**part_shapes)[1] or ()
+        inputs = [f"{nodes[a]['name']} {s or '?'}" for (a, *_), s in zip(node["inputs"], shapes)]
+        where += f" ({node['op']}, inputs {', '.join(inputs)})"
     return f"the shapes do not fit at node {where}: {reason}"
 
 
-def _infer_types(symbol: Any, every: Any, spec: InputSpec, nodes: tuple[Node, ...]) -> list[str]:
-    """Infer the types of all outputs; what nothing tells is float32, as in ``simple_bind``."""
+def _infer_types(symbol: Any, outputs: Any, spec: InputSpec, nodes: tuple[Node, ...]) -> list[str]:
+    """Infer the types of all outputs; an undecided one is float32, as in ``simple_bind``."""
     types = dict(spec.types)
     if not types:
-        own = {node.name for node in nodes if node.is_variable and TYPE in node.hidden}
-        types = {name: FLOAT for name in symbol.list_arguments() if name not in own}
+        typed = {node.name for node in nodes if node.is_variable and TYPE in node.hidden}
+        types = {name: FLOAT for name in symbol.list_arguments() if name not in typed}
     try:
         try:
-            _, found, _ = _asked(nodes, every.infer_type_partial, **types)
+            _, inferred, _ = _call(nodes, outputs.infer_type_partial, **types)
         except mx.MXNetError:
-            # The weights are of another type, or an operator must know its first input: as Module
-            # does, the types of the data are told alone.
+            # The weights have another type, or an operator must know that of its first input. As
+            # Module does, only the types of the data are passed.
             types = {**dict.fromkeys(spec.shapes, FLOAT), **spec.types}
-            _, found, _ = _asked(nodes, every.infer_type_partial, **types)
-        if found is None or None in found:
-            # simple_bind would refuse here; whatever nothing decides is float32 in training
-            known, _, _ = symbol.infer_type_partial(**types)
-            undecided = [n for n, kind in zip(symbol.list_arguments(), known) if kind is None]
-            _, found, _ = every.infer_type_partial(**types, **dict.fromkeys(undecided, FLOAT))
+            _, inferred, _ = _call(nodes, outputs.infer_type_partial, **types)
+        if inferred is None or None in inferred:
+            # simple_bind refuses this, but in training an undecided type is float32.
+            kinds, _, _ = symbol.infer_type_partial(**types)
+            undecided = [name for name, kind in zip(symbol.list_arguments(), kinds) if kind is None]
+            types.update(dict.fromkeys(undecided, FLOAT))
+            _, inferred, _ = outputs.infer_type_partial(**types)
     except mx.MXNetError as error:
-        said = f"the types do not fit: {said_by_mxnet(error)}"
-        raise MemongerError(f"{said}; give those of the inputs as type_dict={{...}}") from None
-    names = {kind: FLOAT if kind is None else np.dtype(kind).name for kind in set(found)}
+        raise MemongerError(
+            f"the types do not fit: {said_by_mxnet(error)}; give those of the inputs as "
+            "type_dict={...}"
+        ) from None
+    names = {kind: FLOAT if kind is None else np.dtype(kind).name for kind in set(inferred)}
     if any(kind is not None and np.dtype(kind).kind == "V" for kind in names):
         raise MemongerError(
             "the network computes in bfloat16, which neither NumPy nor a plan knows; cast to "
             "float16 or float32"
         )
-    return [names[kind] for kind in found]
+    return [names[kind] for kind in inferred]
