@@ -1,10 +1,10 @@
 """What the gradient of an operator reads and makes, observed by binding that operator alone.
 
-MXNet's ``FGradient`` functions (``src/nnvm/gradient.cc`` calls them) cannot be called from Python,
-but an executor prints the whole training graph. That of a network is ambiguous, for many of its
-nodes have the same name; that of one operator between variables is not. Arrays that are never
-allocated make the bind cheap at any size. An operator is bound once for all shapes and types, for
-MXNet makes gradients before it infers those (``GraphExecutor::InitFullGraph``).
+Python cannot call MXNet's ``FGradient`` functions (``src/nnvm/gradient.cc`` does), but an executor
+prints its training graph. For a network that is ambiguous, since many nodes share a name; for one
+operator of variables it is not. Arrays that are never allocated make the bind cheap at any size.
+One bind of an operator serves all shapes and types: MXNet makes gradients before it infers those
+(``GraphExecutor::InitFullGraph``).
 """
 
 from __future__ import annotations
@@ -21,45 +21,43 @@ from memonger.support.errors import said_by_mxnet
 from memonger.support.mxnet import environment, mx, without_fallbacks
 from memonger.support.symbols import all_outputs, load_nodes, read
 
-#: How the gradient nodes of an operator refer to what they read.
-#: ('head', k, 0): the gradient of output k; ('in', k, 0): input k; ('out', 0, k): output k;
-#: ('node', j, k): output k of gradient node j.
+#: What a gradient node reads: ('head', k, 0) is the gradient of output k, ('in', k, 0) input k,
+#: ('out', 0, k) output k, and ('node', j, k) output k of gradient node j.
 Reference = Tuple[str, int, int]
 
 Attrs = Tuple[Tuple[str, str], ...]  # names and values, sorted
 JsonNode = Dict[str, Any]
-Debugged = Tuple[List[Tuple[str, int]], List[JsonNode]]  # outputs, operators
-FORWARD = "f"  # the name of the operator that is bound
+DebugStr = Tuple[List[Tuple[str, int]], List[JsonNode]]  # outputs, operators
+FORWARD = "f"  # the name of the bound operator
 ZEROS = ("zeros_like", "_zeros")  # what AggregateGradient leaves out of a sum
-#: Gradients that MXNet makes without the shape that a symbol must tell, that of the first input
-#: (``src/operator/tensor/indexing_op.cc``); they do not read it.
-UNTOLD_SHAPE = frozenset(("_backward_gather_nd",))
+#: Gradients that lack the attribute ``shape``, that of the first input, without which a symbol
+#: cannot have them (``src/operator/tensor/indexing_op.cc``); they do not read that input.
+LACKS_SHAPE = frozenset(("_backward_gather_nd",))
 
 
 class BackwardNode(NamedTuple):
-    """One node that the gradient of an operator adds to the training graph."""
+    """A node that the gradient of an operator adds to the training graph."""
 
     op: str
-    name: str  # where the operator is named FORWARD
+    name: str  # if the operator is named FORWARD
     attrs: Attributes
     inputs: tuple[Reference, ...]
     deps: tuple[int | None, ...]  # gradient nodes; None: the forward node itself
     tensors: Tensors
 
     def name_of(self, operator: str) -> str:
-        """Return the name that MXNet gives this node where the operator is named so."""
-        begin = FORWARD + "_"
-        return f"{operator}_{self.name[len(begin) :]}" if self.name.startswith(begin) else self.name
+        """Return the name that MXNet gives to this node of an operator with this name."""
+        return re.sub(f"^{FORWARD}(?=_)", lambda _: operator, self.name)
 
 
 class GradientFacts(NamedTuple):
     """What the gradient of one operator reads."""
 
     own_output: bool = False  # whether it reads the operator's first output
-    inputs: frozenset[int] = frozenset()  # that it reads, other than for their shape
-    passes: frozenset[int] = frozenset()  # inputs that it has a gradient for, other than zero
+    inputs: frozenset[int] = frozenset()  # those that it reads, other than for their shape
+    passes: frozenset[int] = frozenset()  # inputs that have a gradient other than zero
     follows: bool = False  # whether it waits for the operator, so that even an unread copy runs
-    summed: int = 0  # the most gradients that meet at one of the operator's outputs
+    summed: int = 0  # the most gradients that meet at an output of the operator
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class OperatorGradient:
 
     @functools.cached_property
     def facts(self) -> GradientFacts:
-        """What it reads, whatever meets at the operator's outputs."""
+        """What it reads. ``summed`` is left out: it depends on the network."""
         read = {r for node in self.nodes if node.op not in ZEROS for r in node.inputs}
         zeros = [("node", j, 0) for j, node in enumerate(self.nodes) if node.op in ZEROS]
         return GradientFacts(
@@ -83,124 +81,126 @@ class OperatorGradient:
 
 
 class _Observed(NamedTuple):
-    """The same for inputs of any shapes and types."""
+    """A gradient for inputs of any shapes and types."""
 
     forward: list[JsonNode]  # the variables and the operator
-    outputs: list[list[int]]  # of the operator
+    outputs: list[list[int]]  # entries of the operator
     nodes: list[BackwardNode]  # without tensors
     gradients: tuple[Reference | None, ...]
 
 
 class NotObservable(Exception):
-    """The gradient of this operator cannot be read off a bind; the reason is the message."""
+    """Raised if a bind does not show the gradient of an operator; the message says why."""
 
 
 class NotDifferentiable(Exception):
-    """MXNet has no gradient for this operator."""
+    """Raised if MXNet has no gradient for an operator."""
 
 
 def unallocated(shape: Sequence[int], dtype: str, ctx: Any) -> Any:
-    """Return an NDArray of which MXNet knows shape and type, and which takes no memory."""
+    """Make an NDArray that has a shape and a type, but no memory."""
     checked, kind = check_elements(tuple(shape)), np.dtype(dtype).type
     return mx.nd.NDArray(mx.nd.ndarray._new_alloc_handle(checked, ctx, True, kind))
 
 
 def alone(op: str, attrs: Attributes, count: int) -> tuple[list[JsonNode], list[list[int]]]:
-    """Return ``count`` variables x0, x1, ... and an operator of them as JSON nodes; its outputs."""
+    """Make JSON nodes of an operator and its variables x0, x1, ...; list its outputs."""
     nodes = [_node("null", f"x{k}") for k in range(count)]
-    nodes.append(_node(op, FORWARD, *([k, 0, 0] for k in range(count)), attrs=dict(attrs)))
+    nodes.append(_node(op, FORWARD, *[[k, 0, 0] for k in range(count)], attrs=dict(attrs)))
     outputs = load_nodes(nodes, [[count, 0, 0]]).get_internals().list_outputs()
     return nodes, [[count, k, 0] for k in range(len(outputs) - count)]
 
 
-def _node(op: str, name: str, *inputs: list[int], **more: Any) -> JsonNode:
-    return {"op": op, "name": name, "inputs": list(inputs), **more}
+def _node(op: str, name: str, *inputs: list[int], **fields: Any) -> JsonNode:
+    return {"op": op, "name": name, "inputs": list(inputs), **fields}
 
 
 @functools.lru_cache(maxsize=4096)
 def gradient_of(op: str, attrs: Attrs, inputs: Tensors, zero: bool) -> OperatorGradient:
     """Return the gradient of an operator with inputs of these shapes and types, or raise.
 
-    With ``zero`` those of its outputs are zero (``CheckGradAllZero`` in ``operator_common.h``).
+    With ``zero`` the gradients of its outputs are zero (``CheckGradAllZero`` in
+    ``operator_common.h``).
     """
     for tensor in inputs:
         check_elements(tensor.shape)
     key = op, attrs, len(inputs), zero
     if key not in _observed:
         _observed[key] = _observe(op, attrs, inputs, zero)
-    found = _observed[key]
-    return OperatorGradient(_with_tensors(op, found, inputs), found.gradients)
+    observed = _observed[key]
+    return OperatorGradient(_with_tensors(op, observed, inputs), observed.gradients)
 
 
 _observed: dict[tuple[str, Attrs, int, bool], _Observed] = {}
 
 
 def _observe(op: str, attrs: Attrs, inputs: Tensors, zero: bool) -> _Observed:
-    """Observe the gradient of an operator with any inputs, from a bind with these."""
+    """Observe the gradient of an operator for inputs of any shapes, in a bind with these."""
     count = len(inputs)
     try:
-        nodes, shown = alone(op, dict(attrs), count)
-        stops = [_node("BlockGrad", f"stop{k}", head) for k, head in enumerate(shown)]
-        heads = [[count + 1 + k, 0, 0] for k in range(len(shown))] if zero else shown
+        nodes, entries = alone(op, dict(attrs), count)
+        stops = [_node("BlockGrad", f"stop{k}", entry) for k, entry in enumerate(entries)]
+        heads = [[count + 1 + k, 0, 0] for k in range(len(entries))] if zero else entries
         symbol = load_nodes([*nodes, *stops] if zero else nodes, heads)
-        outputs, found = _bound(symbol, inputs, merging="0")
+        outputs, operators = _bind(symbol, inputs, merging="0")
     except mx.MXNetError as error:
         if "non-differentiable" in str(error):
             raise NotDifferentiable(op) from None
-        said = said_by_mxnet(error)
-        raise NotObservable(f"MXNet cannot bind it alone on a CPU ({said})") from None
-    known: dict[str, Reference] = {f"x{k}": ("in", k, 0) for k in range(count)}
-    for k in range(len(shown)):
+        reason = said_by_mxnet(error)
+        raise NotObservable(f"MXNet cannot bind it alone on a CPU ({reason})") from None
+    references: dict[str, Reference] = {f"x{k}": ("in", k, 0) for k in range(count)}
+    for k in range(len(entries)):
         names = f"_head_grad_{k}", f"_head_grad_{k}_id", f"stop{k}", f"stop{k}_backward"
-        known.update(dict.fromkeys(names, ("head", k, 0)))
-    made, of_outputs = _referred(op, known, (outputs[len(shown) :], found))
-    given = dict(zip(symbol.list_arguments(), of_outputs))
-    return _Observed(nodes, shown, made, tuple([given.get(f"x{k}") for k in range(count)]))
+        references.update(dict.fromkeys(names, ("head", k, 0)))
+    backward, results = _read_gradient(op, references, (outputs[len(entries) :], operators))
+    result_of = dict(zip(symbol.list_arguments(), results))
+    gradients = tuple([result_of.get(f"x{k}") for k in range(count)])
+    return _Observed(nodes, entries, backward, gradients)
 
 
 @functools.lru_cache(maxsize=4096)
 def merges(op: str, attrs: Attrs, inputs: Tensors) -> bool:
-    """Observe whether MXNet makes one of two operators that are the same and read the same.
+    """Observe whether MXNet merges two equal operators that read the same.
 
-    It does not where they keep state, draw numbers or change their inputs (``NodeEqual`` in
+    It does not if they keep state, draw random numbers or change their inputs (``NodeEqual`` in
     ``src/executor/eliminate_common_expr_pass.cc``).
     """
     count = len(inputs)
     try:
         nodes, _ = alone(op, dict(attrs), count)
         nodes.append({**nodes[-1], "name": "g"})
-        # Read by different operators: heads of the network are never quite merged.
+        # Other operators read them, for outputs of the network are never merged completely.
         nodes.append(_node("identity", "to f", [count, 0, 0]))
         nodes.append(_node("negative", "to g", [count + 1, 0, 0]))
         symbol = load_nodes(nodes, [[count + 2, 0, 0], [count + 3, 0, 0]])
-        _, found = _bound(symbol, inputs, merging="1")
+        _, operators = _bind(symbol, inputs, merging="1")
     except mx.MXNetError:  # a subgraph, a Custom operator, or one without a gradient
         return False
-    return sum(node["name"] in (FORWARD, "g") for node in found) == 1
+    return sum(node["name"] in (FORWARD, "g") for node in operators) == 1
 
 
-def _bound(symbol: Any, inputs: Tensors, merging: str) -> Debugged:
+def _bind(symbol: Any, inputs: Tensors, merging: str) -> DebugStr:
     """Bind a symbol of x0, x1, ... for training, without memory; read its ``debug_str``."""
     cpu = mx.cpu()
     arrays = {f"x{k}": unallocated(t.shape, t.dtype, cpu) for k, t in enumerate(inputs)}
     with environment(MXNET_ELIMINATE_COMMON_EXPR=merging), without_fallbacks():
-        # With gradients: without any MKLDNN would replace the operators by its own.
+        # Without gradients MKLDNN would replace the operators by its own.
         executor = symbol.bind(cpu, arrays, arrays, "write", arrays)
     return read_debug_str(executor.debug_str())
 
 
-def read_debug_str(text: str) -> Debugged:
-    """Parse ``Executor.debug_str()``: the outputs, and the operators in the order they run."""
+def read_debug_str(text: str) -> DebugStr:
+    """Parse ``Executor.debug_str()``: the outputs, and the operators in execution order."""
 
     def entries(lines: str) -> list[tuple[str, int]]:
-        found = re.findall(r"^\t\w+\[\d+\]=(.*)\((\d+)\)(?: version=\d+)?$", lines, re.M)
-        return [(name, int(output)) for name, output in found]
+        pairs = re.findall(r"^\t\w+\[\d+\]=(.*)\((\d+)\)(?: version=\d+)?$", lines, re.M)
+        return [(name, int(output)) for name, output in pairs]
 
-    head, *operators = re.split(r"^Op:", text, flags=re.M)
+    head, *sections = re.split(r"^Op:", text, flags=re.M)
     nodes: list[JsonNode] = []
-    for each in operators:
-        op, name = each.partition("\n")[0].split(", Name=", 1)
-        lists = dict(re.findall(r"^(Inputs|Attrs|Control deps):\n((?:\t.*\n?)*)", each, re.M))
+    for section in sections:
+        op, name = section.partition("\n")[0].split(", Name=", 1)
+        lists = dict(re.findall(r"^(Inputs|Attrs|Control deps):\n((?:\t.*\n?)*)", section, re.M))
         attrs = dict(re.findall(r"^\t(.*?)=(.*)$", lists.get("Attrs", ""), re.M))
         deps = re.findall(r"^\t.*?=(.*)$", lists.get("Control deps", ""), re.M)
         inputs = entries(lists.get("Inputs", ""))
@@ -208,67 +208,66 @@ def read_debug_str(text: str) -> Debugged:
     return entries(head), nodes
 
 
-def _referred(
-    op: str, known: dict[str, Reference], debugged: Debugged
+def _read_gradient(
+    op: str, references: dict[str, Reference], debug_str: DebugStr
 ) -> tuple[list[BackwardNode], list[Reference]]:
-    """Find gradient nodes, and what outputs refer to; ``known``: what names of other nodes do."""
-    outputs, found = debugged
-    made: list[BackwardNode] = []
-    where: dict[str, list[int]] = {}  # name -> gradient nodes so named, oldest first
+    """Find the gradient nodes, and what the outputs are; ``references`` are of all other names."""
+    outputs, operators = debug_str
+    backward: list[BackwardNode] = []
+    named: dict[str, list[int]] = {}  # name -> the gradient nodes with it, oldest first
 
     def reference(entry: tuple[str, int], as_gradient: bool = False) -> Reference:
-        name, index = entry
-        if name in known:
-            return known[name]
-        at = where.get(name)
-        if name == FORWARD and not (as_gradient and at is not None):
-            return ("out", 0, index)
-        if not at:
+        name, output = entry
+        if name in references:
+            return references[name]
+        namesakes = named.get(name)
+        if name == FORWARD and not (as_gradient and namesakes is not None):
+            return ("out", 0, output)
+        if not namesakes:
             raise NotObservable(f"{op}: its gradient reads {name!r}, which is not shown")
-        if any(made[j] != made[at[0]] for j in at):
+        if any(backward[j] != backward[namesakes[0]] for j in namesakes):
             raise NotObservable(f"{op}: its gradient has several nodes {name!r}")
         # Equal nodes are read one after the other.
-        return ("node", at.pop(0) if len(at) > 1 else at[0], index)
+        return ("node", namesakes.pop(0) if len(namesakes) > 1 else namesakes[0], output)
 
-    forward = next((node for node in found if node["name"] == FORWARD), None)
-    for node in found:
+    forward = next((node for node in operators if node["name"] == FORWARD), None)
+    for node in operators:
         name = node["name"]
         if node["op"] == "_copy" and re.search(r"_\d+_copy$", name):
-            # made so that no two gradients are the same array (MXGradient, copy_op)
-            known[name] = reference(node["inputs"][0])
-        elif node is not forward and name not in known:
+            # MXNet copies so that no two gradients are the same array (MXGradient, copy_op).
+            references[name] = reference(node["inputs"][0])
+        elif node is not forward and name not in references:
             inputs = tuple(map(reference, node["inputs"]))
-            deps = tuple([None if d == FORWARD else where[d][-1] for d in node["deps"]])
-            where.setdefault(name, []).append(len(made))
-            made.append(BackwardNode(node["op"], name, node["attrs"], inputs, deps, ()))
-    return made, [reference(entry, as_gradient=True) for entry in outputs]
+            deps = tuple([None if d == FORWARD else named[d][-1] for d in node["deps"]])
+            named.setdefault(name, []).append(len(backward))
+            backward.append(BackwardNode(node["op"], name, node["attrs"], inputs, deps, ()))
+    return backward, [reference(entry, as_gradient=True) for entry in outputs]
 
 
-def _with_tensors(op: str, found: _Observed, inputs: Tensors) -> tuple[BackwardNode, ...]:
-    """Give every gradient node its outputs' shapes and types, inferred by MXNet."""
+def _with_tensors(op: str, observed: _Observed, inputs: Tensors) -> tuple[BackwardNode, ...]:
+    """Return the gradient nodes with their outputs' shapes and types, which MXNet infers."""
     forward = len(inputs)
     # The gradients of the outputs are like them.
-    heads = [_node("ones_like", f"g{k}", head) for k, head in enumerate(found.outputs)]
-    all_nodes = [*found.forward, *heads]
+    heads = [_node("ones_like", f"g{k}", entry) for k, entry in enumerate(observed.outputs)]
+    all_nodes = [*observed.forward, *heads]
     shape = {"shape": str(tuple(inputs[0].shape))} if inputs else {}
     nodes = [
-        node._replace(attrs={**shape, **node.attrs}) if node.op in UNTOLD_SHAPE else node
-        for node in found.nodes
+        node._replace(attrs={**shape, **node.attrs}) if node.op in LACKS_SHAPE else node
+        for node in observed.nodes
     ]
     start = {"in": 0, "out": forward, "head": forward + 1, "node": len(all_nodes)}
     for node in nodes:
-        places = [[start[kind] + k, output, 0] for kind, k, output in node.inputs]
+        entries = [[start[kind] + k, output, 0] for kind, k, output in node.inputs]
         deps = [forward if d is None else start["node"] + d for d in node.deps]
-        more = {"attrs": dict(node.attrs), "control_deps": deps}
-        all_nodes.append(_node(node.op, "b", *places, **more))
+        all_nodes.append(_node(node.op, "b", *entries, attrs=dict(node.attrs), control_deps=deps))
     try:
-        # With all of them as outputs they stay in their order.
+        # Nodes stay in their order if all of them are outputs.
         graph = read(load_nodes(all_nodes, [[i, 0, 0] for i in range(len(all_nodes))]))
-        every, first = all_outputs(graph), graph["node_row_ptr"][start["node"] :]
-        _, shapes, _ = every.infer_shape(**{f"x{k}": t.shape for k, t in enumerate(inputs)})
-        _, types, _ = every.infer_type(**{f"x{k}": t.dtype for k, t in enumerate(inputs)})
+        outputs, first = all_outputs(graph), graph["node_row_ptr"][start["node"] :]
+        _, shapes, _ = outputs.infer_shape(**{f"x{k}": t.shape for k, t in enumerate(inputs)})
+        _, types, _ = outputs.infer_type(**{f"x{k}": t.dtype for k, t in enumerate(inputs)})
         tensors = tuple([Tensor(tuple(s), np.dtype(t).name) for s, t in zip(shapes, types)])
     except (mx.MXNetError, TypeError) as error:
         raise NotObservable(f"{op}: shapes of its gradient: {said_by_mxnet(error)}") from None
-    made = zip(nodes, first, first[1:])
-    return tuple([node._replace(tensors=tensors[i:k]) for node, i, k in made])
+    ranges = zip(nodes, first, first[1:])
+    return tuple([node._replace(tensors=tensors[i:k]) for node, i, k in ranges])
