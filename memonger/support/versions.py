@@ -26,7 +26,7 @@ NOT_INVOKED = frozenset(
     else ()
 )
 
-#: Inputs that a gradient changes without telling MXNet's engine (``FMutateInputs``), before 1.8.
+#: Gradient -> inputs that it changes without telling the engine (``FMutateInputs``), before 1.8.
 MOVED_UNTOLD = {"_backward_BatchNorm": (6, 7)} if VERSION < 10800 else {}
 
 

@@ -11,7 +11,13 @@ import pytest
 from memonger.costs.bind import bind
 from memonger.costs.replay import replay
 from memonger.graph import marks
-from memonger.graph.operators.recompute import ANYWHERE, CPU, LISTED, UNTOUCHED
+from memonger.graph.operators.recompute import (
+    ANYWHERE,
+    CPU,
+    UNREAD_ANYWHERE,
+    UNREAD_UNFUSED,
+    UNTOUCHED,
+)
 from memonger.graph.operators.recompute import tolerates_unread, why_kept
 from memonger.graph.training import training_graph
 
@@ -102,7 +108,8 @@ def test_tolerates_that_nobody_reads_it(name: str, node: str) -> None:
 def test_every_entry_of_the_table_is_tried() -> None:
     symbols = [small_net(case) for case in CASES.values()]
     tried = {n["op"] for s in symbols for n in nodes(s) if n["name"] in inner(s)}
-    assert LISTED - tried == set() and len(tried) >= 100
+    conditional = {"BatchNorm", "Convolution", "Deconvolution", "UpSampling"}
+    assert (UNREAD_ANYWHERE | UNREAD_UNFUSED | conditional) - tried == set() and len(tried) >= 100
 
 
 #: Operators whose gradient cannot be observed on a CPU, by what MXNet says. Those of GPUs and of

@@ -1,16 +1,16 @@
 """What MXNet asks of an operator: in-place options, ignored inputs, and pointwise fusion.
 
-``MXAllocMemory`` (``src/nnvm/plan_memory.cc``) lets an output take over the memory of an input
-where the operator's ``FInplaceOption`` offers the pair, the sizes agree and nobody else still reads
-that memory (or, where ``FInplaceIdentity`` says that the output IS the input, even then). An input
-named by ``FIgnoreInputs`` is not read at all.
+``MXAllocMemory`` (``src/nnvm/plan_memory.cc``) gives the memory of an input to an output if the
+operator's ``FInplaceOption`` offers the pair, the sizes agree and nothing else still reads that
+memory. If ``FInplaceIdentity`` says that the output is the input, others may still read it. An
+input in ``FIgnoreInputs`` is not read at all.
 
-MXNet has no Python interface to these attributes: here are tables, with the source files of 1.9.1
-below ``src/operator`` that register them (BINARY: the macro ``MXNET_OPERATOR_REGISTER_BINARY``, and
-so on). CPU and GPU builds agree, both being built with MKLDNN, as long as pointwise fusion is off.
+Python cannot ask MXNet for these attributes. The tables name the source files of 1.9.1, below
+``src/operator``, that register them (BINARY is the macro ``MXNET_OPERATOR_REGISTER_BINARY``, and so
+on). CPU and GPU builds, both with MKLDNN, agree as long as pointwise fusion is off.
 
-``OpBackInplaceOption`` in ``src/nnvm/legacy_op_util.cc`` offers the LAST gradient of a legacy
-operator where the first is meant. The tables say what MXNet does.
+The tables say what MXNet does. ``OpBackInplaceOption`` in ``src/nnvm/legacy_op_util.cc``, for
+example, offers the last gradient of a legacy operator where it means the first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memonger.graph.operators.recompute import truth
 from memonger.graph.operators.tensors import Attributes
 from memonger.support.mxnet import built_with_mkldnn
 
-Options = Tuple[Tuple[int, int, bool], ...]  # input, output, identity
+Options = Tuple[Tuple[int, int, bool], ...]  # (input, output, whether the output is the input)
 
 _NONE: Options = ()
 _FIRST: Options = ((0, 0, False),)
@@ -32,7 +32,7 @@ _FIRST_TO_SECOND: Options = ((0, 1, False),)
 _FIRST_TO_BOTH: Options = ((0, 0, False), (0, 1, False))
 _SAME: Options = ((0, 0, True),)
 
-# As `expanded` reads it.
+#: Options -> the operators that have them, in the form that `expanded` reads.
 _TABLE: dict[Options, str] = {
     _FIRST: """
         # tensor/elemwise_binary_scalar_op*.cc (BINARY_SCALAR), elemwise_scatter_op.cc
@@ -112,7 +112,7 @@ _TABLE: dict[Options, str] = {
 
 
 def expanded(text: str) -> Iterator[str]:
-    """List the names in a text; words that end with a colon say how to complete those behind."""
+    """List the names in a text; a word that ends with a colon has the templates of those behind."""
     templates: list[str] = []
     for word in re.sub("#.*", "", text).split():
         if word.endswith(":"):
@@ -121,7 +121,7 @@ def expanded(text: str) -> Iterator[str]:
             yield from (template.format(word) for template in templates)
 
 
-#: Operators that were not looked at: optimizer updates, control flow, quantized operators, input
+#: Operators that were not examined: optimizer updates, control flow, quantized operators, input
 #: readers, those of mx.np. All others offer what the table says, or nothing.
 _UNKNOWN = re.compile(
     r"(_backward_?)?_?np[ix]?_|.*update|.*quanti|_sg_|_cv|_imdecode|multi_|all_finite|reset_arrays"
@@ -129,9 +129,9 @@ _UNKNOWN = re.compile(
     r"|_contrib_(calibrate|dgl|edge_id|getnnz)|_copyto|_onehot_encode|_set_value|fill_element"
 )
 
-#: The inputs of which operators read no more than the shape (``FIgnoreInputs``: tensor/init_op.cc,
-#: elemwise_unary_op_basic.cc; random/sample_op.cc). Operators that do so without saying so
-#: (``shape_array``, ``broadcast_like``, ``slice_like``) keep their inputs alive.
+#: Operator -> the inputs of which it reads only the shape (``FIgnoreInputs``: tensor/init_op.cc,
+#: elemwise_unary_op_basic.cc; random/sample_op.cc). ``shape_array``, ``broadcast_like`` and
+#: ``slice_like`` do not register it, and keep their inputs alive.
 IGNORED: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("_identity_with_attr_like_rhs", "reshape_like"), (1,)),
     **dict.fromkeys(
@@ -145,7 +145,7 @@ IGNORED: dict[str, tuple[int, ...]] = {
 
 
 def _pooling_gradient(attrs: Attributes) -> Options:
-    """Look whether MKLDNN's max pooling has a workspace: nn/pooling.cc, GetNumOutputs."""
+    """Return the options, if MKLDNN's max pooling has a workspace: nn/pooling.cc, GetNumOutputs."""
     workspace = (
         built_with_mkldnn()
         and attrs.get("pool_type", "max") == "max"
@@ -156,7 +156,7 @@ def _pooling_gradient(attrs: Attributes) -> Options:
 
 
 def _softmax_gradient(attrs: Attributes) -> Options:
-    """nn/softmax-inl.h, SoftmaxGradOpInplaceOption."""
+    """Return the options: nn/softmax-inl.h, SoftmaxGradOpInplaceOption."""
     if truth(attrs.get("use_length")):
         return ((0, 0, False), (1, 0, False), (2, 1, False), (3, 0, False))
     if attrs.get("dtype", "None") != "None":
@@ -179,14 +179,14 @@ _OPTIONS: dict[str, Options | Callable[[Attributes], Options]] = {
 
 
 def inplace_options(op: str, attrs: Attributes, num_inputs: int) -> Options | None:
-    """Return the in-place pairs of an operator in the planner's order; None if it is not known."""
+    """Return an operator's in-place options in the planner's order, or None if it is not known."""
     options = None if _UNKNOWN.match(op) else _OPTIONS.get(op, _NONE)
     if callable(options):
         options = options(attrs)
-    return options and tuple(pair for pair in options if pair[0] < num_inputs)
+    return options and tuple(option for option in options if option[0] < num_inputs)
 
 
-#: ``ops_desc`` and ``variable_io_ops`` in fusion/fused_op-inl.h, by nnvm's names of operators.
+#: ``ops_desc`` and ``variable_io_ops`` in fusion/fused_op-inl.h, under nnvm's names.
 _FUSED = frozenset(
     expanded("""
         {},_backward_{}: Activation abs amp_cast amp_multicast arccos arccosh arcsin arcsinh arctan

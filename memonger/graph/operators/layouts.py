@@ -1,6 +1,6 @@
-"""In which layout MKLDNN's operators leave their outputs, and which of them round alike in all.
+"""The layouts of the outputs of MKLDNN's operators, and which operators round alike in all layouts.
 
-On the CPU a convolution writes its output in blocks of 8 or 16 channels (see ``costs.layouts``).
+On a CPU a convolution writes its output in blocks of 8 or 16 channels (see ``costs.layouts``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Sequence
 from memonger.graph.operators.inplace import expanded
 from memonger.graph.operators.tensors import Attributes, Tensor
 
-#: Operators that compute in the layout that they find: ``TIsMKLDNN`` in MXNet's source.
+#: Operators that compute in the layout of their inputs: ``TIsMKLDNN`` in MXNet's source.
 LAYOUT_AWARE = frozenset(
     expanded("""
         {},_backward_{}: Activation BatchNorm Concat Convolution Deconvolution FullyConnected LRN
@@ -21,25 +21,26 @@ LAYOUT_AWARE = frozenset(
         _backward_contrib_BatchNormWithReLU
     """)
 )
-#: Those that make blocks of plain tensors.
+#: Those that make blocked tensors of plain ones.
 PRODUCES_BLOCKED = frozenset(
     op + name for op in ("", "_backward_") for name in ("Convolution", "Deconvolution")
 )
-#: Those that make any layout plain, up to 4 axes (``src/operator/nn/mkldnn/mkldnn_reshape.cc``).
+#: Those that make tensors of up to 4 axes plain (``src/operator/nn/mkldnn/mkldnn_reshape.cc``).
 _RESHAPE = frozenset(("Flatten", "Reshape", "expand_dims"))
-#: Those that copy in place by doing nothing, and plainly otherwise.
+#: Those that do nothing in place, and otherwise make a plain copy.
 _COPY = frozenset(("_backward_add", "_backward_copy", "_copy"))
-#: Those that bring what they read into a layout of their own choice.
+#: Those that convert their inputs to a layout of their choice.
 _CHOOSE = PRODUCES_BLOCKED | {"FullyConnected", "_backward_FullyConnected"}
-#: Those whose numbers are the same in all layouts.
+#: Those whose results are the same in all layouts.
 _EXACT = _CHOOSE | _RESHAPE | _COPY | {"Concat", "Pooling", "_backward_Concat", "elemwise_add"}
-#: One number after the other; all but `_PIECEWISE` may round as they are computed in vectors.
+#: Those that compute each number by itself. Except `_PIECEWISE`, they may round differently in a
+#: vector of numbers.
 _POINTWISE = frozenset(("Activation", "LeakyReLU", "_backward_Activation", "_backward_LeakyReLU"))
 _PIECEWISE = frozenset(("leaky", "relu"))
-#: What MKLDNN computes of them (``SupportMKLDNNAct``, ``SupportMKLDNNLeakyRelu``).
+#: Those ``act_type`` that MKLDNN computes (``SupportMKLDNNAct``, ``SupportMKLDNNLeakyRelu``).
 _SUPPORTED = frozenset(("elu", "gelu", "leaky", "relu", "sigmoid", "softrelu", "tanh"))
-#: What MKLDNN reads of the inputs of Pooling's gradient, by their number: Pooling's input (whose
-#: layout decides on the computation), and the workspace.
+#: Number of inputs of Pooling's gradient -> those that MKLDNN reads: Pooling's input, whose layout
+#: decides on the computation, and the workspace.
 _POOLING_READS = {3: (1,), 5: (2, 4)}
 AXES = 4
 
@@ -47,10 +48,10 @@ AXES = 4
 def layout_of_output(
     op: str, attrs: Attributes, inputs: int, tensor: Tensor, k: int, data: Tensor | None
 ) -> str:
-    """Tell how the layout of output ``k``, a ``tensor``, comes about; ``data`` is the first input.
+    """Return how output ``k``, a ``tensor``, gets its layout; ``data`` is the first input.
 
-    ``costs.layouts.layout_of`` says what the words mean: 'usual' are the usual blocks, 'chosen' is
-    some layout whatever those of the inputs, 'other' some function of theirs.
+    ``costs.layouts.layout_of`` defines the words. 'usual' means the usual blocks, 'chosen' a layout
+    that does not depend on the inputs', 'other' one that does.
     """
     axes = len(tensor.shape)
     if op not in LAYOUT_AWARE or tensor.dtype != "float32" or op == "_backward_Concat":
@@ -68,7 +69,7 @@ def layout_of_output(
     if op == "add_n":
         return "alike"
     if op in _CHOOSE:
-        return _of_convolution(attrs, tensor, data) if op == "Convolution" else "chosen"
+        return _convolution_layout(attrs, tensor, data) if op == "Convolution" else "chosen"
     if k == 0 and axes == AXES:
         if op in ("BatchNorm", "_backward_BatchNorm") and attrs.get("axis", "1") == "1":
             return "passes" if op == "BatchNorm" else "norm_gradient"
@@ -84,10 +85,10 @@ def layout_of_output(
 def layouts_of_inputs(
     op: str, attrs: Attributes, inputs: int
 ) -> tuple[Sequence[bool], Sequence[bool]]:
-    """Tell of each input if the numbers, and the outputs' layouts, may depend on its layout."""
+    """Return for each input whether results, and layouts of outputs, may depend on its layout."""
     if op == "_backward_Pooling":
         plays = [p in _POOLING_READS.get(inputs, range(inputs)) for p in range(inputs)]
-        # Windows that overlap are added up in another order in blocks (seen with AVX2).
+        # In blocks, windows that overlap are summed in another order (seen with AVX2).
         return plays if _overlap(attrs) else [False] * inputs, plays
     exact = op in _EXACT or (op == "add_n" and inputs <= 2)
     exact |= op in _POINTWISE and attrs.get("act_type", "leaky") in _PIECEWISE
@@ -101,14 +102,14 @@ def _overlap(attrs: Attributes) -> bool:
     return not whole and any(s < k for k, s in zip(kernel, stride or (1,) * len(kernel)))
 
 
-def _tuple(attrs: Attributes, name: str, *usual: int) -> tuple[int, ...]:
-    return tuple(ast.literal_eval(attrs.get(name, "()"))) or usual
+def _tuple(attrs: Attributes, name: str, *default: int) -> tuple[int, ...]:
+    return tuple(ast.literal_eval(attrs.get(name, "()"))) or default
 
 
-def _of_convolution(attrs: Attributes, tensor: Tensor, data: Tensor | None) -> str:
-    """Tell how a convolution lays out its output, as far as that is the same for many of them.
+def _convolution_layout(attrs: Attributes, tensor: Tensor, data: Tensor | None) -> str:
+    """Return how a convolution lays out its output, where many of them agree.
 
-    Seen with ``DNNL_VERBOSE=1`` in thousands of convolutions, on CPUs with AVX2 and with AVX512
+    ``DNNL_VERBOSE=1`` showed it for thousands of convolutions, on CPUs with AVX2 and with AVX512
     (``tests/costs/test_layouts.py``).
     """
     if data is None or len(tensor.shape) != AXES or len(data.shape) != AXES:

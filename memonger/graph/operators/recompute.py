@@ -1,7 +1,7 @@
-"""What is known of single operators: which must not be recomputed, and which may be so unread.
+"""Which operators must not be recomputed, and which may be recomputed though nobody reads them.
 
-Both tables were measured, one operator at a time between kept neighbours, on the CPU build and in
-the GPU executor dry run; ``tests/graph/test_operators.py`` holds every entry of them.
+Both tables were measured on the CPU build and in the GPU executor dry run, one operator at a time
+between kept neighbours. ``tests/graph/test_operators.py`` tests every entry.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ CPU = "cpu"
 GPU = "gpu"
 GPU_FUSION = "gpu with pointwise fusion"
 ANY = "any"  # device
-#: Where a plan for any device may be trained.
+#: All targets, on which a plan for any device may be trained.
 ANYWHERE: frozenset[str] = frozenset((CPU, GPU, GPU_FUSION))
 
 _PYTHON = "a mark would reach its Python code as an unexpected argument"
 _NESTED = "it may hold operators that must not run twice"
-#: Operators that must never carry a mark, not even 'False', and why.
+#: Operator that must never carry a mark, not even 'False' -> why.
 UNTOUCHED = {
     **dict.fromkeys(("Custom", "_Native", "_NDArray"), _PYTHON),
     **dict.fromkeys(("_foreach", "_while_loop", "_cond", "_CachedOp"), _NESTED),
@@ -30,7 +30,7 @@ _KEPT = {
     **UNTOUCHED,
     "Dropout": "MXNet never recomputes it: its mask is kept",
     "RNN": "each copy would hold a reserve space of its own, larger than what it frees",
-    # src/operator/nn/moments-inl.h: the gradient reads the copy's mean alone.
+    # src/operator/nn/moments-inl.h: of the copy, the gradient reads only the mean.
     "moments": "its variance is computed from a mean that is not written when it is recomputed",
 }
 
@@ -44,7 +44,7 @@ _SOURCES = frozenset(("_zeros", "_ones", "_full", "_zeros_without_dtype"))
 
 
 def why_kept(op: str, attrs: Attributes) -> str | None:
-    """Tell why an operator must not be recomputed; None if it may be."""
+    """Return why an operator must not be recomputed, or None if it may be."""
     if op in _KEPT:
         return _KEPT[op]
     if _is_random(op, attrs):
@@ -60,7 +60,7 @@ def why_kept(op: str, attrs: Attributes) -> str | None:
 
 
 def draws(op: str, attrs: Attributes) -> bool:
-    """Tell whether an operator may draw random numbers in training, so that each run differs."""
+    """Tell whether an operator may draw random numbers in training, so that runs differ."""
     return op == "Dropout" or op == "RNN" or op in UNTOUCHED or _is_random(op, attrs)
 
 
@@ -69,12 +69,12 @@ def _is_random(op: str, attrs: Attributes) -> bool:
 
 
 def why_refused(op: str, attrs: Attributes) -> str | None:
-    """Tell why a network that holds this operator cannot be planned at all; None if it can."""
+    """Return why a network with this operator cannot be planned at all, or None if it can."""
     if op.startswith(("_sg_mkldnn", "_sg_onednn", "_TensorRT", "_FusedOp")):
         return "it was fused for inference, and its gradients are zero; plan the symbol before that"
     if op == "SoftmaxOutput" and truth(attrs.get("out_grad")):
-        # SoftmaxOutputGradCompute (src/operator/softmax_output.cc) multiplies by inputs[0], which
-        # is the gradient itself or the output, as the memory plan has it.
+        # SoftmaxOutputGradCompute (src/operator/softmax_output.cc) multiplies by inputs[0]. It
+        # depends on the memory plan whether that is the gradient or the output.
         return (
             "with out_grad=True its gradient depends on where MXNet's memory planner puts it, so "
             "that no plan can promise the same; scale its output with mx.sym.MakeLoss instead"
@@ -88,10 +88,12 @@ def truth(value: str | None) -> bool:
 
 
 # A recomputed copy whose first output nobody reads runs with the write request 'null' (kNullOp).
-# Some operators abort then, some leave undone what their gradient reads (LayerNorm and GroupNorm:
-# gradients silently wrong), and fusion (src/executor/pointwise_fusion_pass.cc) cannot bind a graph
-# where what it would fuse is unread.
-_EVERYWHERE = frozenset(
+# Some operators then abort. Some do not compute what their gradient reads: those of LayerNorm and
+# GroupNorm are silently wrong. Fusion (src/executor/pointwise_fusion_pass.cc) cannot bind a graph
+# in which an operator that it would fuse is unread.
+
+#: Operators that may be unread on all targets.
+UNREAD_ANYWHERE = frozenset(
     """
     BatchNorm_v1 BlockGrad Concat Correlation Flatten FullyConnected IdentityAttachKLSparseReg
     InstanceNorm LRN MakeLoss Pad ROIPooling SequenceLast SequenceMask SequenceReverse SliceChannel
@@ -107,7 +109,8 @@ _EVERYWHERE = frozenset(
     """.split()
 )
 
-_WITHOUT_FUSION = frozenset(
+#: Operators that may be unread unless fusion is on.
+UNREAD_UNFUSED = frozenset(
     """
     Cast Reshape _copy _div_scalar _hypot _hypot_scalar _maximum _minimum _minus_scalar _mul_scalar
     _plus_scalar _power _power_scalar _rdiv_scalar _rminus_scalar abs add_n arccos arcsin
@@ -117,16 +120,13 @@ _WITHOUT_FUSION = frozenset(
     """.split()
 )
 
-#: Every operator that the tables list, under whatever condition.
-LISTED = _EVERYWHERE | _WITHOUT_FUSION | {"BatchNorm", "Convolution", "Deconvolution", "UpSampling"}
-
 
 def tolerates_unread(
     op: str, attrs: Attributes, dtypes: Sequence[str], targets: frozenset[str], mkldnn: bool = True
 ) -> bool:
     """Tell whether a recomputed operator may have an output 0 that nobody reads.
 
-    ``dtypes`` are of its inputs, ``targets`` where it will be trained; MKLDNN may compute on a CPU.
+    ``dtypes`` are those of its inputs; ``mkldnn`` tells whether MKLDNN may compute on a CPU.
     """
     native = truth(attrs.get("cudnn_off"))
     if op == "BatchNorm":
@@ -137,11 +137,11 @@ def tolerates_unread(
         return (CPU not in targets or on_cpu) and (targets <= {CPU} or not native)
     if op == "UpSampling":
         return attrs.get("sample_type") == "nearest"
-    return op in _EVERYWHERE or (GPU_FUSION not in targets and op in _WITHOUT_FUSION)
+    return op in UNREAD_ANYWHERE or (GPU_FUSION not in targets and op in UNREAD_UNFUSED)
 
 
 def targets_of(device_type: str) -> frozenset[str]:
-    """Tell where a plan for this device type ('cpu', 'gpu' or 'any') may be trained."""
+    """Return the targets of a plan for this device type: 'cpu', 'gpu' or 'any'."""
     if device_type == ANY:
         return ANYWHERE
     if device_type != "gpu":
@@ -150,5 +150,5 @@ def targets_of(device_type: str) -> frozenset[str]:
 
 
 def fuses(targets: frozenset[str]) -> bool:
-    """Tell whether pointwise fusion is on wherever it is trained: on GPUs alone."""
+    """Tell whether all targets are GPUs, and pointwise fusion is on."""
     return GPU_FUSION in targets and CPU not in targets

@@ -1,4 +1,4 @@
-"""Shapes and types of what operators read and make."""
+"""Shapes and types of the inputs and outputs of operators."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ Tensors = Tuple[Tensor, ...]
 
 
 def check_elements(shape: Shape) -> Shape:
-    """Return a shape whose elements MXNet can count; raise TooLargeError otherwise."""
-    large = math.prod(shape) >= 2**31
-    if large and not mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE"):
+    """Return a shape if MXNet can count its elements; otherwise raise TooLargeError."""
+    if math.prod(shape) >= 2**31 and not mx.runtime.Features().is_enabled("INT64_TENSOR_SIZE"):
         raise TooLargeError(
             f"a tensor of shape {shape} has more than 2**31 - 1 elements, which this MXNet cannot "
             "count; make the batch smaller"
