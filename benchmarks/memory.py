@@ -164,7 +164,7 @@ def plan_original(folder: Path) -> None:
     def cost(mask: np.ndarray) -> int:
         return planned_mb(marks.apply(symbol, mask).simple_bind(mx.cpu(), **shapes))
 
-    trials = chen2016.search(graph, marks.hints(graph), cost)
+    trials = chen2016.search(graph, marks.read_hints(graph), cost)
     best = min(trials, key=lambda trial: trial.cost)
     write_symbol(folder, "original", marks.apply(symbol, best.mask))
 

@@ -217,9 +217,9 @@ def _keywords(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options that were given, as keyword arguments of the package's function."""
     keywords = {name: value for name, value in vars(options).items() if name in KEYWORDS}
     if "ctx" in keywords:
-        from memonger.graph.inputs import read_name
+        from memonger.graph.inputs import parse_devices
 
-        keywords["ctx"] = read_name(keywords["ctx"])
+        keywords["ctx"] = parse_devices(keywords["ctx"])
     return {"shapes": None, **keywords}
 
 

@@ -18,7 +18,7 @@ from memonger.api.report import Reported
 from memonger.costs.time import measured as timing
 from memonger.graph import inputs, marks
 from memonger.graph.forward import insert
-from memonger.graph.inputs import InputSpec, check_symbol, read_shapes, without_old_types
+from memonger.graph.inputs import InputSpec, check_symbol, drop_old_types, read_shapes
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import Schedule
 from memonger.solve.memory import Memory, predict
@@ -308,7 +308,7 @@ def load_plan(file: Any, net: Any = None, shapes: Any = None, **input_shapes: An
             saved["spec"]["types"],
         ),
         grad_req=saved["grad_req"],
-        ctx=inputs.read_name(saved["ctx"]),
+        ctx=inputs.parse_devices(saved["ctx"]),
         until=saved["until"],
     )
     if net is not None:
@@ -358,7 +358,7 @@ def _compare(
 ) -> None:
     """Make sure that a plan is of this network and of these shapes."""
     spec, planned_spec = read_shapes(net, shapes, input_shapes, None), request.spec
-    here = structure(marks.clear(marks.unplan(without_old_types(net, planned_spec))))
+    here = structure(marks.clear(marks.unplan(drop_old_types(net, planned_spec))))
     there = structure(request.symbol)
     another = f"the plan {file!r} is of another network: "
     for k, (node, planned_node) in enumerate(zip_longest(here["nodes"], there["nodes"])):

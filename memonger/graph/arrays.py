@@ -1,8 +1,8 @@
 """The training graph as arrays, for the compiled replay.
 
-What no plan changes is computed here once for a network: the in-place options that can apply, the
-order in which originals run (depth first from the outputs, ``nnvm::DFSVisit``), and how often each
-tensor is read if nothing is recomputed.
+What no plan changes is computed here once for a network. That is which in-place options can apply,
+and how often each tensor is read if nothing is recomputed. It is also the order in which originals
+run: depth first from the outputs (``nnvm::DFSVisit``).
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def read_devices(ctx: Any) -> Any:
     return mx.cpu() if ctx == CPU else ctx
 
 
-def read_name(devices: str) -> Any:
+def parse_devices(devices: str) -> Any:
     """Parse 'cpu(0)', 'gpu(1)', 'cpu', 'gpu' or 'any' to what `read_devices` takes."""
     match = re.fullmatch(r"(cpu|gpu|cpu_pinned|cpu_shared)\(([0-9]{1,9})\)", devices)
     return mx.Context(match[1], int(match[2])) if match else devices
@@ -135,7 +135,7 @@ def read_shapes(
     return InputSpec(shape_of, types)
 
 
-def without_old_types(symbol: Any, spec: InputSpec) -> Any:
+def drop_old_types(symbol: Any, spec: InputSpec) -> Any:
     """Return the symbol without those types of its variables that contradict ``spec``.
 
     The variables of a Gluon block keep their old ``__dtype__`` when it is cast, and MXNet's

@@ -25,12 +25,12 @@ STAGE = "__mirror_stage__"
 _REMOVED = -1  # the new index of an inserted node without inputs
 
 
-def hints(graph: ForwardGraph) -> dict[int, str]:
+def read_hints(graph: ForwardGraph) -> dict[int, str]:
     """Return the user's ``mirror_stage`` of each node that has one."""
     return {i: node.hidden[STAGE] for i, node in enumerate(graph.nodes) if STAGE in node.hidden}
 
 
-def recomputed(graph: ForwardGraph) -> np.ndarray:
+def read_mask(graph: ForwardGraph) -> np.ndarray:
     """Return which nodes MXNet will recompute by their present marks."""
     marked = [truth(n.hidden.get(FORCE)) and n.op not in ("null", "Dropout") for n in graph.nodes]
     return np.array(marked, dtype=np.bool_)
@@ -64,7 +64,7 @@ def apply(
     return _load(nodes, heads, insertion.new_index)
 
 
-def inferable(
+def make_inferable(
     symbol: Any, copies: Sequence[KeptCopy], shapes: Mapping[str, Shape]
 ) -> tuple[KeptCopy, ...]:
     """Return the copies, with none unfused where MXNet infers a shape from its reader.
@@ -109,10 +109,10 @@ def unplan(symbol: Any) -> Any:
     >>> memonger.unplan(planned).tojson() == net.tojson()
     True
     """
-    return without_plan(check_symbol(symbol))
+    return remove_plan(check_symbol(symbol))
 
 
-def without_plan(symbol: Any) -> Any:
+def remove_plan(symbol: Any) -> Any:
     """Do what `unplan` does, for a symbol that has been checked."""
     graph = read(symbol)
     nodes: list[dict[str, Any]] = []

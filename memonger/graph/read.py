@@ -11,7 +11,7 @@ from typing import Any, Callable
 import numpy as np
 
 from memonger.graph.forward import FLOAT, ForwardGraph, Node, no_collection
-from memonger.graph.inputs import PARAMETER_ENDINGS, TYPE, InputSpec, without_old_types
+from memonger.graph.inputs import PARAMETER_ENDINGS, TYPE, InputSpec, drop_old_types
 from memonger.graph.operators.tensors import Shape, Tensor
 from memonger.support.errors import MemongerError, said_by_mxnet
 from memonger.support.mxnet import mx
@@ -24,7 +24,7 @@ def forward_graph(symbol: Any, spec: InputSpec) -> ForwardGraph:
 
     If a shape is missing or does not fit, the MemongerError names the input or the node.
     """
-    symbol = without_old_types(symbol, spec)
+    symbol = drop_old_types(symbol, spec)
     internals = symbol.get_internals()
     graph = read(internals)
     nodes = tuple(map(_node, graph["nodes"]))

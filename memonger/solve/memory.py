@@ -178,7 +178,7 @@ def predict(request: Request) -> Memory:
         step = step_for(graph, symbol.schedule, grad_req, mkldnn)
         return of_step(step)
     training = training_graph(graph, wanted(graph, grad_req))
-    return of_marks(training, marks.recomputed(graph), fused=fuses(request.targets))
+    return of_marks(training, marks.read_mask(graph), fused=fuses(request.targets))
 
 
 def measure(request: Request) -> Memory:

@@ -95,8 +95,8 @@ def read_request(
             "operator, whatever the plan says, and BatchNorm statistics may stop moving; unset it"
         )
     request = read_call(net, shapes, input_shapes, type_dict, grad_req, ctx=ctx, devices=devices)
-    symbol = inputs.without_old_types(request.symbol, request.spec)
-    symbol = marks.clear(marks.without_plan(symbol))
+    symbol = inputs.drop_old_types(request.symbol, request.spec)
+    symbol = marks.clear(marks.remove_plan(symbol))
     layer = None if until in (None, "") else _layer(symbol, until)
     return replace(request, symbol=symbol, until=layer)
 

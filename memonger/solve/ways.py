@@ -69,7 +69,7 @@ class _Network:
         refuse(graph)
         if any(RECORD in node.hidden for node in graph.nodes):
             log.info("the network has force_mirroring marks; they are planned anew")
-        self.hints = marks.hints(graph)  # the user's ``mirror_stage``
+        self.hints = marks.read_hints(graph)  # the user's ``mirror_stage``
         asked, shapes = wanted(graph, request.grad_req), request.spec.shapes
         # Module asks for no gradients of its data and labels, which leaves fewer readers.
         parameters = tuple(a for a in graph.arguments if graph.nodes[a].name not in shapes)
@@ -216,7 +216,7 @@ class Marks(_Network):
     def bound(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
         """Make what MXNet can carry out of a plan into a symbol, and have MXNet bind it."""
         symbol, shapes = self.request.symbol, self.request.spec.shapes
-        copies = marks.inferable(symbol, plan.copies, shapes)
+        copies = marks.make_inferable(symbol, plan.copies, shapes)
         mask, copies = settle(self.rules, plan.plan.mask, copies)[2:]
         plan = replace(plan, plan=MarkPlan(mask, copies))
         made = marks.apply(symbol, mask, self.rules.native(mask), copies)

@@ -88,13 +88,7 @@ class _Array(ctypes.Structure):
 
 
 class _Memory(ctypes.Structure):
-    _fields_ = [
-        ("last", ctypes.c_void_p),
-        ("used", ctypes.c_int64),
-        ("inner", ctypes.c_void_p),
-        ("outer", ctypes.c_void_p),
-        ("ended", ctypes.c_void_p),
-    ]
+    _fields_ = [(name, ctypes.c_int64) for name in ("last", "used", "inner", "outer", "ended")]
 
 
 class _Kernel(NamedTuple):

@@ -1,9 +1,9 @@
 """The one place that imports MXNet and reads its settings.
 
 MXNet was last released in 2022. Before anything imports it, this module supplies what it has lost
-since: the name ``numpy.bool`` (gone in NumPy 1.24), the module ``distutils`` (gone in Python 3.12,
-part of setuptools), and the CUDA libraries of the ``cu112`` extra, whose wheels the loader does not
-search. An import of MXNet takes seconds: here it happens at the first use of ``mx``.
+since: the name ``numpy.bool`` (gone in NumPy 1.24) and the module ``distutils`` (gone in Python
+3.12, but part of setuptools). It also loads the CUDA libraries of the ``cu112`` extra, whose wheels
+the loader does not search. MXNet takes seconds to import: that waits for the first use of ``mx``.
 """
 
 from __future__ import annotations

@@ -66,11 +66,11 @@ class _Bar(tqdm):
 
 
 @contextlib.contextmanager
-def progress_bar(what: str = "memonger: searching") -> Iterator[Callable[[float], None]]:
+def progress_bar(title: str = "memonger: searching") -> Iterator[Callable[[float], None]]:
     """Show a progress bar on stderr; yield a function that takes the share done, from 0 to 1."""
     with _Bar(
         total=1.0,
-        desc=what,
+        desc=title,
         delay=1,  # seconds before it is shown
         leave=False,
         disable=None,  # where stderr is no terminal

@@ -54,17 +54,17 @@ def attributes(node: Mapping[str, Any]) -> dict[str, str]:
     return {**node.get("param", {}), **(node[last[0]] if last else {})}
 
 
-def check_graph(graph: Any, what: str, version: int = VERSION) -> None:
+def check_graph(graph: Any, subject: str, version: int = VERSION) -> None:
     """Refuse a graph unless every node reads outputs of nodes before it, as many as it takes.
 
-    ``what`` begins the message of a MemongerError; MXNet of this ``version`` wrote the JSON.
+    ``subject`` begins the message of a MemongerError; MXNet of this ``version`` wrote the JSON.
     """
-    where = what
+    where = subject
     try:
         nodes: list[Mapping[str, Any]] = graph["nodes"]
         outputs: list[int] = []
         for i, node in enumerate(nodes):
-            where = f"{what}: node {i}"
+            where = f"{subject}: node {i}"
             where += f" ({node['name']!r})"
             deps = [[d, 0] for d in node.get("control_deps", ())]
             _check_entries(node["inputs"], "an input", nodes, outputs)
@@ -75,7 +75,7 @@ def check_graph(graph: Any, what: str, version: int = VERSION) -> None:
             for subgraph in subgraphs:
                 check_graph(subgraph, "subgraph")
             outputs.append(_count_outputs(node, nodes, version))
-        where = what
+        where = subject
         _check_entries(graph["heads"], "an output of the network", nodes, outputs)
         for a in graph["arg_nodes"]:
             if not _is_count(a) or a >= len(nodes) or nodes[a]["op"] != "null":
@@ -90,18 +90,18 @@ def _is_count(number: Any) -> bool:
     return type(number) is int and 0 <= number < 2**32
 
 
-def _check_entries(entries: Any, what: str, nodes: Sequence[Any], outputs: Sequence[int]) -> None:
+def _check_entries(entries: Any, kind: str, nodes: Sequence[Any], outputs: Sequence[int]) -> None:
     """Refuse entries unless they name outputs that exist, of nodes before their reader."""
     for entry in entries:
         if type(entry) is not list or len(entry) not in (2, 3) or not all(map(_is_count, entry)):
-            raise MemongerError(f"{what} is written as [node, output], not {entry!r}")
+            raise MemongerError(f"{kind} is written as [node, output], not {entry!r}")
         a, b = entry[:2]
         if a >= len(outputs):
             before = f"none of the {len(outputs)} nodes before it"
-            raise MemongerError(f"{what} is output of node {a}, which is {before}")
+            raise MemongerError(f"{kind} is output of node {a}, which is {before}")
         if b >= outputs[a]:
             name = f"node {a} ({nodes[a]['name']!r}, {nodes[a]['op']})"
-            raise MemongerError(f"{what} is output {b} of {name}, which has {outputs[a]}")
+            raise MemongerError(f"{kind} is output {b} of {name}, which has {outputs[a]}")
 
 
 def _count_outputs(node: Mapping[str, Any], nodes: Sequence[Any], version: int) -> int:
@@ -255,22 +255,22 @@ def load(path: str | bytes | os.PathLike[Any]) -> Any:
         data = Path(os.fsdecode(path)).read_bytes()
     except OSError as error:
         raise MemongerError(f"{shown} cannot be read: {error.strerror}") from None
-    what = f"{shown} holds no network that MXNet can read"
+    subject = f"{shown} holds no network that MXNet can read"
     try:
         graph = json.loads(data.decode("utf-8-sig"), strict=False)  # names may hold any character
     except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or nested too deeply
         cut = f"it ends at byte {len(data)}; copy or save it again if that is too early"
-        raise MemongerError(f"{what}: {error}; {cut}") from None
+        raise MemongerError(f"{subject}: {error}; {cut}") from None
     version = OLDEST
     with contextlib.suppress(TypeError, KeyError, ValueError):
         kind, number = graph["attrs"]["mxnet_version"]
         if kind == "int" and type(number) is int:
             version = number
-    check_graph(graph, what, version)
+    check_graph(graph, subject, version)
     try:
         symbol = mx.sym.load_json(as_json(graph))
     except (mx.MXNetError, UnicodeError) as error:  # MXNet may cut a line within a character
-        raise MemongerError(f"{what}: {said_by_mxnet(error)}") from None
+        raise MemongerError(f"{subject}: {said_by_mxnet(error)}") from None
     if version < OWN_STATES:
-        check_graph(read(symbol), what)  # with the inputs that MXNet has added
+        check_graph(read(symbol), subject)  # with the inputs that MXNet has added
     return symbol

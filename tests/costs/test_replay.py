@@ -88,7 +88,7 @@ def structured_plans(graph: ForwardGraph) -> Iterator[np.ndarray]:
             if cuts:
                 mask[cuts[-1].after + 1 :] = False
                 yield mask
-    hints = marks.hints(graph) or dict.fromkeys(single_tensor_cuts(graph), "True")
+    hints = marks.read_hints(graph) or dict.fromkeys(single_tensor_cuts(graph), "True")
     for threshold in (1, 4, 16, 64, 128, 256, 512, 1024) if hints else ():
         yield chen2016.mirror_plan(graph, hints, threshold).mask & movable
 

@@ -115,7 +115,7 @@ def test_blocks_of_float16(
     assert 0 <= taken.peak - plan.device_bytes < more
     graph = forward(plan.symbol, shapes, types)
     training = training_graph(graph, wanted(graph, as_module(symbol, shapes)))
-    blocks = replay(training, marks.recomputed(graph)).block_bytes()
+    blocks = replay(training, marks.read_mask(graph)).block_bytes()
     assert blocks.sum() == plan.pool_bytes
     asked = [int(line.split()[1]) for line in taken.calls if line.startswith("cudaMalloc ")]
     asked_for, expected = collections.Counter(asked), collections.Counter(rounded(blocks).tolist())

@@ -126,9 +126,9 @@ def random_plans(dry: DryRun, networks: int, device: str) -> Any:
             at = {copy.node: copy for copy in kept}
             at.update({i: KeptCopy(i, unfused=True, apart=True) for i in apart})
             kept = tuple(sorted(at.values()))
-        bare = marks.apply(symbol, drawn, (), marks.inferable(symbol, kept, shapes))
+        bare = marks.apply(symbol, drawn, (), marks.make_inferable(symbol, kept, shapes))
         settled, full, mask, settled_copies = settle(rules, drawn & rules.allowed, kept)
-        copies = marks.inferable(symbol, settled_copies, shapes)
+        copies = marks.make_inferable(symbol, settled_copies, shapes)
         bound = binds(marks.apply(symbol, mask, rules.native(mask), copies), graph)
         which = f"{recipe!r} {draw} {share}"
         assert bound is not None, which

@@ -260,7 +260,7 @@ def test_unfused_copies_leave_shapes_to_be_inferred() -> None:
     mask = np.zeros(len(names), dtype=np.bool_)
     with pytest.raises(mx.MXNetError, match="t0_h2h_keep"):
         marks.apply(symbol, mask, (), copies).infer_shape(**shapes)
-    left = marks.inferable(symbol, copies, shapes)
+    left = marks.make_inferable(symbol, copies, shapes)
     assert [copy.unfused for copy in left] == [True, False, True]
     planned = marks.apply(symbol, mask, (), left)
     assert planned.infer_shape(**shapes) == symbol.infer_shape(**shapes)

@@ -12,7 +12,7 @@ import mxnet as mx
 import pytest
 from memonger.costs.replay import replay
 from memonger.planners.marks import chen2016
-from memonger.graph.marks import hints
+from memonger.graph.marks import read_hints
 from memonger.graph.training import training_graph
 
 import networks
@@ -43,7 +43,7 @@ def test_as_recorded(name: str, caplog: pytest.LogCaptureFixture) -> None:
     graph, search = forward(symbol, shapes), record["search"]
     training = training_graph(graph)
     trials = chen2016.search(
-        graph, hints(graph), lambda mask: replay(training, mask).pool_bytes >> 20
+        graph, read_hints(graph), lambda mask: replay(training, mask).pool_bytes >> 20
     )
     assert [[t.threshold, t.cost] for t in trials] == search["trials"]
     bare = memonger.search_plan(symbol, planner="chen2016", rules=False, shapes=shapes)

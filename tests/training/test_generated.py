@@ -73,7 +73,7 @@ def test_any_marks_that_the_rules_leave_train_alike(
     unfused = kept == "unfused"
     _, _, mask, copies = settle(rules, mask, tuple(c._replace(unfused=unfused) for c in chosen))
     assert symbol is not LSTM[0] or any(copy.tie for copy in copies)
-    copies = marks.inferable(symbol, copies, shapes)
+    copies = marks.make_inferable(symbol, copies, shapes)
     planned = marks.apply(symbol, mask, rules.native(mask), copies)
     assert planned.list_outputs() == symbol.list_outputs()
     assert planned.list_inputs() == symbol.list_inputs()
@@ -82,7 +82,7 @@ def test_any_marks_that_the_rules_leave_train_alike(
     told = forward(planned, shapes)
     assert as_plain(graph) == as_plain(told)
     mask = mask_with_copies(mask, moved, copies, len(graph.nodes))
-    assert (mask == marks.recomputed(told)).all()
+    assert (mask == marks.read_mask(told)).all()
     parameters = [a for a in told.arguments if told.nodes[a].name not in shapes]
     for wanted in (None, parameters):
         training = training_graph(told, wanted)

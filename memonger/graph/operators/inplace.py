@@ -32,7 +32,7 @@ _FIRST_TO_SECOND: Options = ((0, 1, False),)
 _FIRST_TO_BOTH: Options = ((0, 0, False), (0, 1, False))
 _SAME: Options = ((0, 0, True),)
 
-#: Options -> the operators that have them, in the form that `expanded` reads.
+#: Options -> the operators that have them, in the form that `expand` reads.
 _TABLE: dict[Options, str] = {
     _FIRST: """
         # tensor/elemwise_binary_scalar_op*.cc (BINARY_SCALAR), elemwise_scatter_op.cc
@@ -111,7 +111,7 @@ _TABLE: dict[Options, str] = {
 }
 
 
-def expanded(text: str) -> Iterator[str]:
+def expand(text: str) -> Iterator[str]:
     """List the names in a text; a word that ends with a colon has the templates of those behind."""
     templates: list[str] = []
     for word in re.sub("#.*", "", text).split():
@@ -135,7 +135,7 @@ _UNKNOWN = re.compile(
 IGNORED: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("_identity_with_attr_like_rhs", "reshape_like"), (1,)),
     **dict.fromkeys(
-        expanded("""
+        expand("""
             {}: zeros_like ones_like _contrib_arange_like _random_{}_like: exponential gamma
             generalized_negative_binomial negative_binomial normal poisson uniform
         """),
@@ -165,8 +165,8 @@ def _softmax_gradient(attrs: Attributes) -> Options:
 
 
 _OPTIONS: dict[str, Options | Callable[[Attributes], Options]] = {
-    **{op: options for options, text in _TABLE.items() for op in expanded(text)},
-    **dict.fromkeys(expanded("_backward_{}: softmax log_softmax softmin"), _softmax_gradient),
+    **{op: options for options, text in _TABLE.items() for op in expand(text)},
+    **dict.fromkeys(expand("_backward_{}: softmax log_softmax softmin"), _softmax_gradient),
     **dict.fromkeys(
         ("amp_multicast", "_backward_amp_multicast"),  # tensor/amp_cast.cc
         lambda attrs: tuple((i, i, True) for i in range(int(attrs["num_outputs"]))),
@@ -188,7 +188,7 @@ def inplace_options(op: str, attrs: Attributes, num_inputs: int) -> Options | No
 
 #: ``ops_desc`` and ``variable_io_ops`` in fusion/fused_op-inl.h, under nnvm's names.
 _FUSED = frozenset(
-    expanded("""
+    expand("""
         {},_backward_{}: Activation abs amp_cast amp_multicast arccos arccosh arcsin arcsinh arctan
         arctanh cbrt clip cos cosh degrees erf erfinv expm1 log log10 log1p log2 radians rcbrt
         reciprocal relu rsqrt sigmoid sign sin sinh smooth_l1 sqrt square tan tanh
@@ -209,6 +209,6 @@ def fused_as(op: str, attrs: Attributes) -> tuple[bool, bool]:
 
     Source: ``Is(Fusion|InputsOnly)Compatible`` in ``src/executor/pointwise_fusion_pass.cc``.
     """
-    wholly = op in _FUSED or (op.endswith("LeakyReLU") and attrs.get("act_type") == "gelu")
+    both = op in _FUSED or (op.endswith("LeakyReLU") and attrs.get("act_type") == "gelu")
     steps = op == "slice" and attrs.get("step", "()") not in ("()", "[]")
-    return wholly, wholly or (op in _SLICES and not steps)
+    return both, both or (op in _SLICES and not steps)

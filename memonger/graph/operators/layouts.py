@@ -8,12 +8,12 @@ from __future__ import annotations
 import ast
 from typing import Sequence
 
-from memonger.graph.operators.inplace import expanded
+from memonger.graph.operators.inplace import expand
 from memonger.graph.operators.tensors import Attributes, Tensor
 
 #: Operators that compute in the layout of their inputs: ``TIsMKLDNN`` in MXNet's source.
 LAYOUT_AWARE = frozenset(
-    expanded("""
+    expand("""
         {},_backward_{}: Activation BatchNorm Concat Convolution Deconvolution FullyConnected LRN
         LeakyReLU Pooling RNN _contrib_BatchNormWithReLU _copy add_n amp_cast amp_multicast
         elemwise_add log_softmax softmax
