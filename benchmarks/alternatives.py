@@ -34,7 +34,7 @@ from typing import Any, Callable, Dict, Mapping
 import memonger
 import mxnet as mx
 import numpy as np
-from memonger.costs.bind import bind, planned_mb
+from memonger.costs.bind import bind, read_planned_mb
 from memonger.graph.inputs import read_shapes
 from memonger.graph.read import forward_graph
 from memonger.support.mxnet import environment
@@ -141,7 +141,7 @@ def bound_mb(symbol: Any, shapes: Any, request: Mapping[str, str], way: Way) -> 
     graph = forward_graph(symbol, read_shapes(symbol, shapes, {}, None))
     trained = [i for i in graph.arguments if request[graph.nodes[i].name] != "null"]
     with environment(**way.settings):
-        return planned_mb(bind(symbol, graph, mx.cpu(), trained, request))
+        return read_planned_mb(bind(symbol, graph, mx.cpu(), trained, request))
 
 
 # -- training ---------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ import memonger
 import mxnet as mx
 import numpy as np
 from memonger.graph import marks
-from memonger.costs.bind import planned_mb
+from memonger.costs.bind import read_planned_mb
 from memonger.graph.read import forward_graph
 from memonger.graph.inputs import read_shapes
 from memonger.planners.marks import chen2016
@@ -162,7 +162,7 @@ def plan_original(folder: Path) -> None:
     graph = forward_graph(symbol, read_shapes(symbol, shapes, {}, None))
 
     def cost(mask: np.ndarray) -> int:
-        return planned_mb(marks.apply(symbol, mask).simple_bind(mx.cpu(), **shapes))
+        return read_planned_mb(marks.apply(symbol, mask).simple_bind(mx.cpu(), **shapes))
 
     trials = chen2016.search(graph, marks.read_hints(graph), cost)
     best = min(trials, key=lambda trial: trial.cost)

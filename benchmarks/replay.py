@@ -23,7 +23,7 @@ import memonger  # noqa: F401
 import mxnet as mx
 import numpy as np
 from memonger.costs.replay import replay
-from memonger.costs.bind import bind, planned_mb
+from memonger.costs.bind import bind, read_planned_mb
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.read import forward_graph
 from memonger.graph.inputs import read_shapes
@@ -48,13 +48,13 @@ def timed(call: Callable[..., Any], *args: Any) -> float:
 
 def simple_bind(symbol: Any, shapes: dict[str, Any]) -> None:
     """As the original does for each trial, until all of it is done."""
-    planned_mb(symbol.simple_bind(mx.cpu(), grad_req="write", **shapes))
+    read_planned_mb(symbol.simple_bind(mx.cpu(), grad_req="write", **shapes))
     mx.nd.waitall()
 
 
 def plain_bind(symbol: Any, graph: ForwardGraph) -> None:
     """With arrays that are never allocated."""
-    planned_mb(bind(symbol, graph, mx.cpu()))
+    read_planned_mb(bind(symbol, graph, mx.cpu()))
 
 
 def plans(graph: ForwardGraph, count: int) -> list[np.ndarray]:

@@ -7,7 +7,7 @@ from typing import Any, Iterable, Mapping, NamedTuple
 
 import numpy as np
 
-from memonger.costs.lower_bound import lower_bound
+from memonger.costs.lower_bound import find_lower_bound
 from memonger.graph.arrays import BACKWARD, FORWARD, RECOMPUTED
 from memonger.graph.operators.recompute import why_kept
 from memonger.solve.memory import Memory, measure, predict
@@ -145,7 +145,7 @@ def explain(
         name += f"[{output}]" if output else ""
         tensors.append(Alive(name, op, KINDS[phase], int(line.nbytes[k]), rule or ""))
     tensors.sort(key=lambda t: -t.nbytes)
-    floor = lower_bound(memory.training)
+    floor = find_lower_bound(memory.training)
     return Explanation(
         pool_bytes=memory.pool_bytes,
         peak_bytes=int(memory.live[peak]),
@@ -192,7 +192,8 @@ class PlanExplanation(NamedTuple):
 def explain_choices(plan: Any, memory: Memory) -> PlanExplanation:
     """Explain a Plan tensor by tensor: who reads it, and when, and which rule leaves no choice."""
     line, nodes, peak = memory.timeline, memory.graph.nodes, memory.peak
-    border, starts = memory.run(FORWARD).max(initial=0), memory.replay.training.arrays.output_start
+    starts = memory.replay.training.arrays.output_start
+    border = memory.find_places(FORWARD).max(initial=0)
     times = 1 + np.bincount(memory.recomputed, minlength=len(nodes))
     ours = [i for i, n in enumerate(nodes) if not n.is_inserted]
     late = len(nodes) if plan.request.until is None else ours[plan.request.until]
@@ -242,12 +243,12 @@ def explain_choices(plan: Any, memory: Memory) -> PlanExplanation:
 def _readers(memory: Memory) -> Mapping[tuple[int, int], Mapping[int, None]]:
     """Return the operators, as they run, that read each tensor in a phase: by (phase, entry)."""
     arrays, order = memory.replay.training.arrays, memory.replay.order
-    entries = compiled.entries_read(
+    entries = compiled.find_entries(
         arrays, memory.replay.recomputed, arrays.use_entry, arrays.use_row, arrays.use_owner
     )
     readers: defaultdict[tuple[int, int], dict[int, None]] = defaultdict(dict)
     for phase in (RECOMPUTED, BACKWARD):
-        for row in order[memory.run(phase)].tolist():
+        for row in order[memory.find_places(phase)].tolist():
             for entry in entries[arrays.use_start[row] : arrays.use_start[row + 1]].tolist():
                 readers[phase, entry][int(memory.operators[row])] = None
     return readers

@@ -18,8 +18,15 @@ from memonger.graph.inputs import read_pairs
 from memonger.planners.candidates import Candidate, not_dominated
 from memonger.solve.options import Options, read_options
 from memonger.solve.request import Request, read_request
-from memonger.solve.solution import Plans, confirmed, fastest, front_of, in_bytes, solve
-from memonger.solve.ways import Marks, front, ways_of
+from memonger.solve.solution import (
+    Plans,
+    confirm_or_none,
+    find_fastest,
+    format_bytes,
+    search_ways,
+    solve,
+)
+from memonger.solve.ways import Marks, make_ways, search_front
 from memonger.support.allocator import giving_back
 from memonger.support.checks import check_count
 from memonger.support.errors import MB, BudgetError, MemongerError, TooLargeError
@@ -110,7 +117,7 @@ def frontier(
     request = read_request(
         net, shapes, input_shapes, type_dict, grad_req, ctx=ctx, until=until, devices=devices
     )
-    candidates, interrupted = front_of(ways_of(request, options))
+    candidates, interrupted = search_ways(make_ways(request, options))
     if len(candidates) > points:
         pools = np.array([candidate.pool_bytes for _, candidate in candidates])
         steps = np.linspace(pools[0], pools[-1], points)
@@ -119,7 +126,7 @@ def frontier(
     solutions = []
     try:
         for way, plan in candidates:
-            solutions.append(confirmed(way, plan))
+            solutions.append(confirm_or_none(way, plan))
     except KeyboardInterrupt:
         if not solutions:
             raise
@@ -261,20 +268,20 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
             marks = way(batch)
         except TooLargeError:
             return math.inf
-        return marks.taken(marks.memory(plan))
+        return marks.count_bytes(marks.predict_memory(plan))
 
     def search(marks: Marks) -> tuple[Plans, bool]:
         """Search at one batch, unless the user has interrupted what came before."""
         if interrupted:
             return [(marks, replace(plan, pool_bytes=0)) for plan in plans], True
-        searched = front(marks, plans[1:])
+        searched = search_front(marks, plans[1:])
         return [(marks, plan) for plan in searched.plans], searched.interrupted
 
-    plans = [way(1).no_plan]
+    plans = [way(1).make_no_plan()]
     batch = unplanned = _largest(partial(bytes_at, plan=plans[0]), limit)
     interrupted = False
     try:
-        first = front(way(max(FIRST_BATCH, unplanned)))
+        first = search_front(way(max(FIRST_BATCH, unplanned)))
         plans.append(first.plans[-1])
         interrupted = first.interrupted
         batch = max(batch, _largest(partial(bytes_at, plan=plans[1]), limit))
@@ -285,8 +292,8 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
     if not batch:
         least = int(min(bytes_at(1, plan) for plan in plans))
         raise BudgetError(
-            f"not even a batch of 1 fits into {in_bytes(limit)}: the least that was found is "
-            + in_bytes(least),
+            f"not even a batch of 1 fits into {format_bytes(limit)}: the least that was found is "
+            + format_bytes(least),
             least,
         )
 
@@ -294,7 +301,7 @@ def _largest_batch(way: Callable[[int], Marks], limit: int) -> LargestBatch:
     while solution is None:
         marks = way(batch)
         try:
-            solution = fastest(marks, partial(search, marks))
+            solution = find_fastest(marks, partial(search, marks))
         except KeyboardInterrupt:
             if interrupted:
                 raise

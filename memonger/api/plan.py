@@ -24,7 +24,7 @@ from memonger.schedules.schedule import Schedule
 from memonger.solve.memory import Memory, predict
 from memonger.solve.options import Options
 from memonger.solve.request import Request, mxnet_variables, structure
-from memonger.solve.solution import Solution, slowest
+from memonger.solve.solution import Solution, describe_slowest
 from memonger.support import files
 from memonger.support.errors import MemongerError, in_words
 from memonger.support.mxnet import mx
@@ -224,7 +224,7 @@ class Plan(Reported):
         if self.added_time is not None:
             return self.added_time
         memory = self._memory
-        times = timing.times_of(memory.training, self.request.timed_on, measure)
+        times = timing.find_times(memory.training, self.request.timed_on, measure)
         return float(times.forward[memory.recomputed].sum() / times.step)
 
     def save(self, file: Any) -> None:
@@ -381,7 +381,7 @@ def plan_of(solution: Solution) -> Plan:
     for warning in solution.warnings:
         log.warning(warning)
     way, plan, memory = solution.way, solution.plan, solution.memory
-    nodes, unplanned = way.graph.nodes, way.unplanned
+    nodes, unplanned = way.graph.nodes, way.measure_unplanned()
     inserted = insert([node.name for node in nodes], plan.copies).behind
     masked = [(n.name, r) for n, r in zip(nodes, plan.recomputed(len(nodes))) if not n.is_variable]
     options = {
@@ -404,9 +404,9 @@ def plan_of(solution: Solution) -> Plan:
         planner=plan.origin,
         candidates=dict(solution.costs),
         interrupted=solution.interrupted,
-        floor_bytes=way.floor.nbytes,
-        floor=way.floor.sets(nodes),
-        slowest=slowest(memory),
+        floor_bytes=way.find_lower_bound().nbytes,
+        floor=way.find_lower_bound().sets(nodes),
+        slowest=describe_slowest(memory),
         request=way.request,
         added_time=plan.added_time,
         schedule=plan.schedule,

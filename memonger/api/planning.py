@@ -270,14 +270,15 @@ def make_mirror_plan(
     original = chen2016.mirror_plan(way.graph, way.hints, check_count("threshold", threshold, 0))
     if plan_info is not None:
         plan_info.update(max_size=original.max_size, save_size=original.save_size)
-    bare = original.mask & way.before
+    bare = original.mask & way.is_before_until
     if not rules:
         log.warning(BARE)
         return marks.apply(way.request.symbol, bare)
-    mask = way.rules.apply(bare)
-    cost, ruled_cost = way.cost(bare) // MB, way.cost(mask) // MB
+    applied_rules = way.build_rules()
+    mask = applied_rules.apply(bare)
+    cost, ruled_cost = way.count_pool(bare) // MB, way.count_pool(mask) // MB
     log.info("cost=%d MB before the rules, %d MB with them", cost, ruled_cost)
-    return marks.apply(way.request.symbol, mask, way.rules.native(mask))
+    return marks.apply(way.request.symbol, mask, applied_rules.native(mask))
 
 
 def get_cost(

@@ -21,7 +21,7 @@ from memonger.api.explain import Choice, explain_choices
 from memonger.costs.time import measured as timing
 from memonger.graph.arrays import FORWARD
 from memonger.graph.read import forward_graph
-from memonger.solve.memory import Memory, predict, state_bytes
+from memonger.solve.memory import Memory, count_state_bytes, predict
 from memonger.solve.options import Budget, read_budget
 from memonger.solve.request import Request, structure
 from memonger.solve.timeline import KEPT, NONE, PASSING, Operators, Strings, timeline
@@ -162,7 +162,7 @@ def _limit(budget: Budget, plan: Any) -> dict[str, Any]:
     if budget.of == "pool":
         return {"of": "pool", "bytes": budget.limit(plan.unplanned_bytes), "state": 0}
     graph = forward_graph(plan.request.symbol, plan.request.spec)
-    state = state_bytes(budget, graph, plan.request)
+    state = count_state_bytes(budget, graph, plan.request)
     whole = budget.limit(plan.unplanned_device_bytes + state)
     return {"of": "device", "bytes": whole - state, "state": state}
 
@@ -198,7 +198,7 @@ def data_of(shown: Shown) -> dict[str, Any]:
         states, columns = _choices(plan, memory, table, has_reasons)
         drawn = timeline(memory, table, states, most)
         plans.append({**_figures(plan, time, shown.network), **columns, "timeline": drawn})
-    line, border = unplanned.timeline, unplanned.run(FORWARD).max(initial=0)
+    line, border = unplanned.timeline, unplanned.find_places(FORWARD).max(initial=0)
     kept = ((line.kind == FORWARD) & (line.start <= border) & (border < line.stop)).nonzero()[0]
     return {
         "version": __version__,
@@ -269,7 +269,7 @@ def _batch(batch: int, plan: Any, network: str) -> dict[str, Any]:
     """Return the figures of a Plan of a batch, and the seconds of a step without it."""
     measure = bool(plan.options.get("measure"))
     training = predict(plan.request).training
-    step = float(timing.times_of(training, plan.request.timed_on, measure).step)
+    step = float(timing.find_times(training, plan.request.timed_on, measure).step)
     figures = _figures(plan, plan.predict_time(measure), network)
     return {"batch": batch, "step_seconds": step, **figures}
 

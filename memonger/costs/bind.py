@@ -26,7 +26,7 @@ def bind(
         return {name: unallocated(t.shape, t.dtype, ctx) for name, t in tensors.items()}
 
     gradients = arrays(graph.arguments if wanted is None else wanted)
-    for i in sparse_gradients(graph):
+    for i in find_sparse_gradients(graph):
         name, tensor = graph.nodes[i].name, graph.tensors[i][0]
         if name in gradients:  # without rows: nothing is allocated for it either
             gradients[name] = mx.nd.sparse.zeros("row_sparse", tensor.shape, ctx, tensor.dtype)
@@ -50,14 +50,14 @@ def has_mkldnn(ctx: Any) -> bool:
     return Settings().mkldnn and ctx.device_type.startswith("cpu")
 
 
-def sparse_gradients(graph: ForwardGraph) -> set[int]:
+def find_sparse_gradients(graph: ForwardGraph) -> set[int]:
     """Find the arguments whose gradient MXNet makes row by row (``sparse_grad`` of the reader)."""
     readers = (node for node in graph.nodes if truth(node.attrs.get("sparse_grad")))
     read = {a for node in readers for a, _ in node.inputs[1:]}
     return {a for a in read if graph.nodes[a].is_variable}
 
 
-def planned_mb(executor: Any) -> int:
+def read_planned_mb(executor: Any) -> int:
     """Read the pool that MXNet has planned, in whole MB (2**20 bytes), rounded down."""
     found = re.search(r"^Total (\d+) MB allocated$", executor.debug_str()[-200:], re.M)
     if found is None:

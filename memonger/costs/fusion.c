@@ -219,7 +219,7 @@ static int64_t number_sets(
     return fused;
 }
 
-/* As fused_sets. */
+/* As find_fused_sets. */
 static int64_t sets_of(Memory *memory, const Run *x, Int32s *member)
 {
     const Fusible *f = x->f;
@@ -505,7 +505,7 @@ bool fuse(
     o.set = set.at;
     for (int64_t h = 0; h < heads.count; h++)
         head.at[h] = x.place[row_read(&x, heads.at[h], t->head_owner.at[h])];
-    heads_read(memory, t, recomputed, &head_entry);
+    find_head_entries(memory, t, recomputed, &head_entry);
     find_outputs(memory, &x, head, head_entry, &o);
     find_inputs(memory, &x, &o);
     *rows = new_order(memory, &x, head, &o);
@@ -519,7 +519,7 @@ bool fuse(
 }
 
 
-int64_t plan_bytes(
+int64_t count_pool_bytes(
     Memory *memory, const GraphArrays *t, const Fusible *f, Bools recomputed, Int32s order,
     Int32s reads, Int64s match_ranges, double limit)
 {
@@ -530,13 +530,13 @@ int64_t plan_bytes(
         order = rows;
         reads = left;
     }
-    int64_t bytes = least_pool(
+    int64_t bytes = allocate_least(
         memory, t, &fused, recomputed, order, reads, match_ranges, limit, &storage);
     give_back(memory, then);
     return bytes;
 }
 
-int64_t fused_sets(
+int64_t find_fused_sets(
     Memory *memory, const GraphArrays *t, const Fusible *f, Bools recomputed, Int32s order,
     Int32s *set)
 {

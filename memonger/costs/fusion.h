@@ -13,8 +13,8 @@ typedef struct {
     Int32s forward; /* of what runs first (``GraphArrays.first``) the fused operator, or -1 */
 } Fusible;
 
-/* Tells the bytes of the pool that MXNet plans, fused or not; as least_pool. */
-int64_t plan_bytes(
+/* Tells the bytes of the pool that MXNet plans, fused or not; as allocate_least. */
+int64_t count_pool_bytes(
     Memory *memory, const GraphArrays *t, const Fusible *f, Bools recomputed, Int32s order,
     Int32s reads, Int64s match_ranges, double limit);
 
@@ -23,7 +23,7 @@ int64_t plan_bytes(
  *
  * A set depends on what any of its rows depends on, and so does all that depends on the set.
  */
-KERNEL int64_t fused_sets(
+KERNEL int64_t find_fused_sets(
     Memory *memory, const GraphArrays *t, const Fusible *f, Bools recomputed, Int32s order,
     Int32s *set);
 

@@ -37,7 +37,7 @@ UNFUSED = Fusible(*[np.zeros(0, dtype) for dtype in (np.bool_, np.bool_, *[np.in
 FUSED_OPERATOR = Signature("_FusedOp", {}, 0, (), (), ())  # what it has is in `Fused`
 
 
-def fusible(training: TrainingGraph) -> Fusible:
+def find_fusible(training: TrainingGraph) -> Fusible:
     """Look up which rows of a training graph can be fused, and what they wait for."""
     graph, same, t = training.graph, training.same, training.arrays
     n = len(graph.nodes)
@@ -51,7 +51,9 @@ def fusible(training: TrainingGraph) -> Fusible:
     joins, starts = np.array([fused_as(s.op, s.attrs) for s in training.signatures]).T.copy()
     parts = Fusible(joins, starts, start, before[items], UNFUSED.forward)
     nothing = np.zeros(t.forward, dtype=np.bool_)
-    fusible: Fusible = parts.replace(forward=compiled.fused_sets(t, parts, nothing, t.first)[1])
+    fusible: Fusible = parts.replace(
+        forward=compiled.find_fused_sets(t, parts, nothing, t.first)[1]
+    )
     return fusible
 
 
@@ -62,7 +64,7 @@ def replay_fused(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
     """
     t, mask = training.arrays, np.ascontiguousarray(recomputed, dtype=np.bool_)
     order, reads = compiled.order_and_reads(t, mask)
-    is_fused, fused, order, reads = compiled.fuse(t, fusible(training), mask, order, reads)
+    is_fused, fused, order, reads = compiled.fuse(t, find_fusible(training), mask, order, reads)
     if not is_fused:
         return replay(training, mask)
     count = len(fused.out_start) - 1
@@ -91,7 +93,7 @@ def _with_fused(
         return np.append(start, start[-1] + np.cumsum(counts)).astype(np.int32)
 
     def read(entry: np.ndarray, row: np.ndarray, owner: np.ndarray) -> np.ndarray:
-        return now[compiled.entries_read(t, mask, entry, row, owner)]
+        return now[compiled.find_entries(t, mask, entry, row, owner)]
 
     start = behind(t.output_start, np.diff(fused.out_start))
     maker = np.repeat(np.arange(len(start) - 1), np.diff(start))
@@ -144,14 +146,14 @@ def _with_fused(
     return arrays
 
 
-def fused_forward(training: TrainingGraph, recomputed: np.ndarray) -> list[list[int]]:
+def list_fused_forward(training: TrainingGraph, recomputed: np.ndarray) -> list[list[int]]:
     """List the operators (nodes) of each fused operator of the forward pass, in execution order.
 
     Those that reach farthest come first: what they read is held the longest.
     """
     t, mask = training.arrays, np.ascontiguousarray(recomputed, dtype=np.bool_)
     order, _ = compiled.order_and_reads(t, mask)
-    count, sets = compiled.fused_sets(t, fusible(training), mask, order)
+    count, sets = compiled.find_fused_sets(t, find_fusible(training), mask, order)
     sets[order >= t.forward] = -1
     groups = [order[sets == k].tolist() for k in range(count)]
     return sorted(filter(None, groups), key=lambda nodes: nodes[0] - nodes[-1])

@@ -19,7 +19,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from memonger.costs.layouts import ALWAYS_PLAIN, KEEPS, NOT_IN_PLACE, PLAIN, layout_arrays
+from memonger.costs.layouts import ALWAYS_PLAIN, KEEPS, NOT_IN_PLACE, PLAIN, find_layouts
 from memonger.costs.replay import Replay
 from memonger.graph.arrays import Signature
 from memonger.graph.forward import ForwardGraph
@@ -46,7 +46,7 @@ class Held:
     device_type: str = GPU
     arrays: tuple[int, ...] = ()  # bytes of each array that is there at once
     temporary: int = 0  # bytes of the largest temporary space, as far as it is known
-    in_blocks: bool = False  # whether MKLDNN lays out tensors in blocks, so that `taken_by` adds
+    in_blocks: bool = False  # whether MKLDNN lays out tensors in blocks, so that `refine_held` adds
 
     @property
     def nbytes(self) -> int:
@@ -57,7 +57,7 @@ class Held:
 NOTHING = Held()
 
 
-def held_by(graph: ForwardGraph, device_type: str, mkldnn: bool) -> Held:
+def find_held(graph: ForwardGraph, device_type: str, mkldnn: bool) -> Held:
     """Tell what the operators of a network hold in training; ``mkldnn``: on a CPU, with MKLDNN."""
     arrays: list[int] = []
     temporary = 0
@@ -70,7 +70,7 @@ def held_by(graph: ForwardGraph, device_type: str, mkldnn: bool) -> Held:
     return Held(device_type, tuple(arrays), temporary, mkldnn)
 
 
-def taken_by(held: Held, found: Replay) -> Held:
+def refine_held(held: Held, found: Replay) -> Held:
     """Tell what of it is there at once, with the plain copies of blocks that operators make.
 
     MXNet's executor keeps all; for an operator that is invoked the copies are gone when it has run,
@@ -83,10 +83,10 @@ def taken_by(held: Held, found: Replay) -> Held:
     made_in = [len(s.tensors[0].shape) for s in signatures if s.op in PRODUCES_BLOCKED]
     if not held.in_blocks or not made_in:
         return held
-    layouts = layout_arrays(found.training)
+    layouts = find_layouts(found.training)
     in_plain = np.array([_in_plain(signature) for signature in signatures])
     layouts.code[np.repeat(in_plain, np.diff(t.output_start))] = ALWAYS_PLAIN
-    made, read, places, entries = compiled.follow(
+    made, read, places, entries = compiled.follow_layouts(
         t, layouts, found.recomputed, found.order, found.reads
     )
     ignorant = np.array([signature.op not in LAYOUT_AWARE for signature in signatures])
@@ -175,7 +175,7 @@ def owners(start: np.ndarray) -> np.ndarray:
     return np.repeat(np.arange(len(start) - 1), np.diff(start))
 
 
-def rounded(nbytes: Any) -> np.ndarray:
+def round_for_gpu(nbytes: Any) -> np.ndarray:
     """Return the bytes that MXNet asks a GPU for, for arrays of these sizes (``Settings``)."""
     # src/storage/pooled_storage_manager.h; by default to pages, above 2 MB to blocks of 2 MB
     sizes, found = np.asarray(nbytes, dtype=np.int64), Settings()
@@ -201,7 +201,7 @@ def device_bytes(found: Replay, gradients: Iterable[Tensor], held: Held, pool_by
     variables = t.output_start[found.order[t.variable[found.order]]]
     others = [*[tensor.nbytes for tensor in gradients], *held.arrays, held.temporary]
     nbytes = np.concatenate([blocks, t.elements[variables] * t.itemsize[variables], others])
-    return int((rounded(nbytes) if held.device_type == GPU else nbytes).sum())
+    return int((round_for_gpu(nbytes) if held.device_type == GPU else nbytes).sum())
 
 
 def _rnn(

@@ -1,6 +1,6 @@
 #include "costs/layouts.h"
 
-int64_t layout_of(
+int64_t find_layout(
     int64_t code, int64_t number, int64_t place, int64_t before, Int64s found, Bools plays)
 {
     const int64_t *at = found.at;
@@ -100,13 +100,13 @@ static void make(const State *s, int32_t row, const int32_t *reads)
         if (reads[out] > 0) {
             Int64s found = {s->found + first, inputs};
             Bools plays = {l->plays.at + first, inputs};
-            s->made[out] = layout_of(
+            s->made[out] = find_layout(
                 l->code.at[out], l->number.at[out], place, before, found, plays);
         }
     }
 }
 
-void lead(
+void lead_layouts(
     Memory *memory, const GraphArrays *t, const LayoutArrays *layouts, Bools recomputed,
     Int32s order, Int32s reads, Int64s want_found, Int64s want_made, Int64s *made, Int64s *found,
     Int32s *place, Int32s *entries, Bools *other_found, Bools *other_made)
@@ -121,7 +121,7 @@ void lead(
         found->at[j] = -1;
     for (int64_t out = 0; out < outputs; out++)
         place->at[out] = NOT_IN_PLACE;
-    all_read(memory, t, recomputed, entries);
+    find_read_entries(memory, t, recomputed, entries);
     Memory then = *memory;
     Int32s planned, blocks;
     allocate(memory, t, &(Fused){0}, recomputed, order, reads, 0, INFINITY, &planned);
@@ -158,12 +158,12 @@ void lead(
     give_back(memory, then);
 }
 
-void follow(
+void follow_layouts(
     Memory *memory, const GraphArrays *t, const LayoutArrays *layouts, Bools recomputed,
     Int32s order, Int32s reads, Int64s *made, Int64s *found, Int32s *place, Int32s *entries)
 {
     Int64s any = {0};
     Bools other_found, other_made;
-    lead(memory, t, layouts, recomputed, order, reads, any, any, made, found, place, entries,
+    lead_layouts(memory, t, layouts, recomputed, order, reads, any, any, made, found, place, entries,
          &other_found, &other_made);
 }

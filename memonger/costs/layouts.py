@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from memonger.costs.replay import adding_rows
+from memonger.costs.replay import find_adding_rows
 from memonger.graph.arrays import Signature
 from memonger.graph.operators.layouts import layout_of_output, layouts_of_inputs
 from memonger.graph.operators.tensors import Tensor
@@ -37,7 +37,7 @@ class LayoutArrays(Struct):
     """What is known of the layouts in a training graph."""
 
 
-def layout_arrays(training: StepGraph, scoring: bool = False) -> LayoutArrays:
+def find_layouts(training: StepGraph, scoring: bool = False) -> LayoutArrays:
     """Look up what is known of the layouts in a training graph; with ``scoring`` of inference too.
 
     There oneDNN's brgconv (AVX512) writes channels last, so that no convolutions are alike.
@@ -58,7 +58,7 @@ def layout_arrays(training: StepGraph, scoring: bool = False) -> LayoutArrays:
     if scoring:
         code[code == USUAL] = CHOSEN
     read = ~t.read_ignored
-    return LayoutArrays(code, number, shows & read, plays & read, adding_rows(training))
+    return LayoutArrays(code, number, shows & read, plays & read, find_adding_rows(training))
 
 
 def _facts(signature: Signature, data: Tensor | None) -> tuple[Any, ...]:
@@ -74,7 +74,7 @@ def _facts(signature: Signature, data: Tensor | None) -> tuple[Any, ...]:
     return ([constant(name.upper()) for name in names], number, *depend)
 
 
-def mattering(
+def find_mattering(
     training: StepGraph, layouts: LayoutArrays, order: np.ndarray, entries: np.ndarray
 ) -> np.ndarray:
     """Find the outputs (bool, of each) of whose layout the numbers may come to depend."""

@@ -37,7 +37,7 @@ class LowerBound:
         return f"{of}{node.name!r} ({node.op})"
 
 
-def lower_bound(training: TrainingGraph, kept: Iterable[int] | None = None) -> LowerBound:
+def find_lower_bound(training: TrainingGraph, kept: Iterable[int] | None = None) -> LowerBound:
     """Find the least memory of plans that keep these operators, by default all that must be."""
     t, nodes = training.arrays, training.graph.nodes
     if kept is None:

@@ -27,7 +27,7 @@ class Placement(NamedTuple):
     alive: int  # the most bytes that are alive at once: no arena is smaller
 
 
-def placed(
+def place_items(
     start: np.ndarray, stop: np.ndarray, nbytes: np.ndarray, steps: int, alignment: int
 ) -> Placement:
     """Place items in an arena so that none overlap that are alive at the same time.

@@ -7,7 +7,7 @@ static inline int32_t as_read(
     return owner != KEPT && recomputed[owner] && recomputed[row] ? entry + copies : entry;
 }
 
-void entries_read(
+void find_entries(
     Memory *memory, const GraphArrays *t, Bools recomputed, Int32s entry, Int32s row, Int32s owner,
     Int32s *found)
 {
@@ -17,7 +17,7 @@ void entries_read(
         found->at[k] = as_read(recomputed.at, copies, entry.at[k], row.at[k], owner.at[k]);
 }
 
-void all_read(Memory *memory, const GraphArrays *t, Bools recomputed, Int32s *found)
+void find_read_entries(Memory *memory, const GraphArrays *t, Bools recomputed, Int32s *found)
 {
     int32_t copies = t->output_start.at[t->forward];
     *found = int32s(memory, t->read_row.count);
@@ -28,9 +28,9 @@ void all_read(Memory *memory, const GraphArrays *t, Bools recomputed, Int32s *fo
     }
 }
 
-void heads_read(Memory *memory, const GraphArrays *t, Bools recomputed, Int32s *found)
+void find_head_entries(Memory *memory, const GraphArrays *t, Bools recomputed, Int32s *found)
 {
-    entries_read(memory, t, recomputed, t->head_entry, t->head_row, t->head_owner, found);
+    find_entries(memory, t, recomputed, t->head_entry, t->head_row, t->head_owner, found);
 }
 
 void order_and_reads(
@@ -303,7 +303,7 @@ int64_t allocate(
     return p.bytes;
 }
 
-int64_t least_pool(
+int64_t allocate_least(
     Memory *memory, const GraphArrays *t, const Fused *fused, Bools recomputed, Int32s order,
     Int32s reads, Int64s match_ranges, double limit, Int32s *storage)
 {
@@ -333,8 +333,8 @@ void add_in_place(
         return;
     Memory then = *memory;
     Int32s read, heads;
-    all_read(memory, t, recomputed, &read);
-    heads_read(memory, t, recomputed, &heads);
+    find_read_entries(memory, t, recomputed, &read);
+    find_head_entries(memory, t, recomputed, &heads);
     int32_t *count = ZEROS(memory, int32_t, outputs); /* of all reads, ignored or not */
     int32_t *place = ZEROS(memory, int32_t, rows);
     const int32_t *maker = find_owners(memory, t->output_start).at;

@@ -28,7 +28,7 @@ KERNEL int64_t allocate(
     Int32s reads, int64_t match_range, double limit, Int32s *storage);
 
 /* As allocate, with the match range that MXNet takes: the best, of equals the first. */
-KERNEL int64_t least_pool(
+KERNEL int64_t allocate_least(
     Memory *memory, const GraphArrays *t, const Fused *fused, Bools recomputed, Int32s order,
     Int32s reads, Int64s match_ranges, double limit, Int32s *storage);
 
@@ -43,10 +43,10 @@ KERNEL void add_in_place(
 
 /* The entries that are read by these reads: of the copies where both reader and read are
  * recomputed. */
-KERNEL void entries_read(
+KERNEL void find_entries(
     Memory *memory, const GraphArrays *t, Bools recomputed, Int32s entry, Int32s row, Int32s owner,
     Int32s *found);
 
 /* The entries that all rows read; those of the network's outputs and then the gradients. */
-void all_read(Memory *memory, const GraphArrays *t, Bools recomputed, Int32s *found);
-void heads_read(Memory *memory, const GraphArrays *t, Bools recomputed, Int32s *found);
+void find_read_entries(Memory *memory, const GraphArrays *t, Bools recomputed, Int32s *found);
+void find_head_entries(Memory *memory, const GraphArrays *t, Bools recomputed, Int32s *found);

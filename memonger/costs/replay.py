@@ -52,7 +52,7 @@ class Timeline:
 class Replay:
     """What MXNet's planner makes of one training graph."""
 
-    keeps_state: ClassVar[bool] = True  # whether operators do (``costs.held.taken_by``)
+    keeps_state: ClassVar[bool] = True  # whether operators do (``costs.held.refine_held``)
 
     training: StepGraph
     recomputed: np.ndarray  # bool, of each forward node: whether it carries ``force_mirroring``
@@ -64,14 +64,14 @@ class Replay:
     @property
     def blocks(self) -> np.ndarray:
         """The block that each output really has: terms may be added up where the sum is."""
-        t, adding = self.training.arrays, adding_rows(self.training)
+        t, adding = self.training.arrays, find_adding_rows(self.training)
         return compiled.add_in_place(t, self.recomputed, self.order, adding, self.planned)
 
     @property
     def storage(self) -> np.ndarray:
         """The memory of each output as if none was used again: one number for what is in place."""
         t, mask = self.training.arrays, self.recomputed
-        adding = adding_rows(self.training)
+        adding = find_adding_rows(self.training)
         planned = compiled.allocate(t, NOT_FUSED, mask, self.order, self.reads, 0, math.inf)[1]
         return compiled.add_in_place(t, mask, self.order, adding, planned)
 
@@ -94,7 +94,7 @@ class Replay:
         place = np.full(len(t.variable), -1)
         place[order] = np.arange(len(order))
         birth, reader = (np.repeat(place, np.diff(s)) for s in (t.output_start, t.use_start))
-        read = compiled.entries_read(t, mask, t.use_entry, t.use_row, t.use_owner)
+        read = compiled.find_entries(t, mask, t.use_entry, t.use_row, t.use_owner)
         last = birth.copy()
         np.maximum.at(last, read[reader >= 0], reader[reader >= 0])
         last[t.head_entry[: t.outputs]] = len(order) - 1
@@ -123,12 +123,12 @@ def replay(training: StepGraph, recomputed: np.ndarray) -> Replay:
     mask = np.ascontiguousarray(recomputed, dtype=np.bool_)
     order, reads = compiled.order_and_reads(training.arrays, mask)
     ranges = np.array(training.settings.match_ranges)
-    pool, planned = compiled.least_pool(
+    pool, planned = compiled.allocate_least(
         training.arrays, NOT_FUSED, mask, order, reads, ranges, math.inf
     )
     return Replay(training, mask, order, reads, planned, pool)
 
 
-def adding_rows(training: StepGraph) -> np.ndarray:
+def find_adding_rows(training: StepGraph) -> np.ndarray:
     """Tell which rows add one gradient to another."""
     return np.array([op == "_grad_add" for op in training.ops], dtype=np.bool_)

@@ -47,13 +47,13 @@ class Expected:
     def __init__(self, found: Replay) -> None:
         training = found.training
         t = self.arrays = training.arrays
-        layouts = mkldnn.layout_arrays(training, scoring=True)
-        self.made, self.found, self.place, entries = compiled.follow(
+        layouts = mkldnn.find_layouts(training, scoring=True)
+        self.made, self.found, self.place, entries = compiled.follow_layouts(
             t, layouts, found.recomputed, found.order, found.reads
         )
         rows = np.flatnonzero(layouts.adding)
         self.added = rows[self.place[entries[t.read_start[rows] + 1]] == ADDED]
-        self.matters = mkldnn.mattering(training, layouts, found.order, entries)
+        self.matters = mkldnn.find_mattering(training, layouts, found.order, entries)
 
     def differences(self, found: Replay, source: np.ndarray) -> dict[int, list[Insert]]:
         """Tell what to put in at each row of a training step for its layouts to be as expected.
@@ -61,7 +61,7 @@ class Expected:
         From where something is put in it goes on as if that had been there (``source``: `Rows`).
         """
         training, t = found.training, found.training.arrays
-        layouts = mkldnn.layout_arrays(training, scoring=True)
+        layouts = mkldnn.find_layouts(training, scoring=True)
         reader, place, inside = _counterparts(t.read_start, self.arrays.read_start, source)
         want_found = np.where(inside & layouts.shows, self.found[place], -1)
         maker, same, inside = _counterparts(t.output_start, self.arrays.output_start, source)
@@ -78,7 +78,7 @@ class Expected:
         corrected = np.zeros(len(want_made), dtype=np.bool_)  # made plain by what was put in
         corrected[entries[t.read_start[:-1][(source < 0) & (ops == "Reshape")]]] = True
         want_made[(readers == 0) | (corrected & (readers == 1))] = -1
-        _, _, have, _, other_found, other_made = compiled.lead(
+        _, _, have, _, other_found, other_made = compiled.lead_layouts(
             t, layouts, found.recomputed, found.order, found.reads, want_found, want_made
         )
         inserts: dict[int, list[Insert]] = defaultdict(list)

@@ -9,7 +9,7 @@ from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from memonger.costs.placement import Placement, placed
+from memonger.costs.placement import Placement, place_items
 from memonger.costs.replay import Replay
 from memonger.graph import arrays
 from memonger.graph.arrays import (
@@ -195,7 +195,7 @@ class TrainingStep(StepGraph):
         """Where the blocks that are not given lie in the arena."""
         found, ours = self.alive, ~self.alive.given
         columns = found.start[ours], found.stop[ours], found.nbytes[ours]
-        return placed(*columns, len(self.rows.source), ALIGNMENT)
+        return place_items(*columns, len(self.rows.source), ALIGNMENT)
 
     @property
     def arena_bytes(self) -> int:

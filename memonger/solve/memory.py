@@ -8,11 +8,11 @@ from typing import Any, Mapping
 
 import numpy as np
 
-from memonger.costs.bind import bind, has_mkldnn, planned_mb
+from memonger.costs.bind import bind, has_mkldnn, read_planned_mb
 from memonger.costs.fusion import replay_fused
-from memonger.costs.held import NOTHING, Held, device_bytes, taken_by
+from memonger.costs.held import NOTHING, Held, device_bytes, refine_held
 from memonger.costs.replay import Replay, Timeline, replay
-from memonger.costs.time.flops import forward_flops
+from memonger.costs.time.flops import count_forward_flops
 from memonger.graph import marks
 from memonger.graph.arrays import FORWARD, RECOMPUTED
 from memonger.graph.forward import ForwardGraph
@@ -82,10 +82,10 @@ class Memory:
     @cached_property
     def taken(self) -> Held:
         """What operators hold, with the copies that they make for MKLDNN."""
-        return taken_by(self.held, self.replay)
+        return refine_held(self.held, self.replay)
 
-    def saved(self, unplanned: Memory) -> int:
-        """Return how many bytes fewer than without a plan; whole MB unless both are exact."""
+    def count_saved(self, unplanned: Memory) -> int:
+        """Count the bytes fewer than without a plan; whole MB unless both are exact."""
         if self.exact and unplanned.exact:
             return unplanned.pool_bytes - self.pool_bytes
         return (unplanned.bound - self.bound) * MB
@@ -96,9 +96,10 @@ class Memory:
     def training(self) -> TrainingGraph:
         """The training graph without a schedule."""
         step = self.replay.training
-        training = step.training if isinstance(step, TrainingStep) else step
-        assert isinstance(training, TrainingGraph)
-        return training
+        if isinstance(step, TrainingStep):
+            return step.training
+        assert isinstance(step, TrainingGraph)
+        return step
 
     @property
     def graph(self) -> ForwardGraph:
@@ -109,7 +110,7 @@ class Memory:
         """The forward node that each row is, runs again, or whose gradient it is; -1 for none."""
         return self.replay.training.origin
 
-    def run(self, phase: int) -> np.ndarray:
+    def find_places(self, phase: int) -> np.ndarray:
         """Find the places in the order at which operators run in a phase, such as RECOMPUTED."""
         order = self.replay.order
         phases = self.replay.training.phases[order]
@@ -118,18 +119,23 @@ class Memory:
     @cached_property
     def recomputed(self) -> np.ndarray:
         """The operators (int) that are recomputed, as often as they are and in that order."""
-        return self.operators[self.replay.order[self.run(RECOMPUTED)]]
+        return self.operators[self.replay.order[self.find_places(RECOMPUTED)]]
 
     @cached_property
-    def flops(self) -> tuple[np.ndarray, float]:
-        """The FLOPs of each forward node, and of all that the forward pass runs (at least 1)."""
-        each = forward_flops(self.graph)
-        return each, max(1.0, each[self.operators[self.replay.order[self.run(FORWARD)]]].sum())
+    def node_flops(self) -> np.ndarray:
+        """The FLOPs of each forward node."""
+        return count_forward_flops(self.graph)
+
+    @cached_property
+    def forward_flops(self) -> float:
+        """The FLOPs of all that the forward pass runs, at least 1."""
+        run = self.operators[self.replay.order[self.find_places(FORWARD)]]
+        return max(1.0, float(self.node_flops[run].sum()))
 
     @property
     def recomputed_flops(self) -> float:
         """The work of what is recomputed, as a share of that of the forward pass."""
-        return float(self.flops[0][self.recomputed].sum() / self.flops[1])
+        return float(self.node_flops[self.recomputed].sum() / self.forward_flops)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -151,22 +157,22 @@ class Memory:
         return self.replay.training.describe(int(self.replay.order[self.peak]))
 
 
-def of_marks(
+def predict_marks(
     training: TrainingGraph, mask: np.ndarray, held: Held = NOTHING, fused: bool = False
 ) -> Memory:
     """Replay a network with these operators marked, and pointwise fusion if it is ``fused``."""
     gradients = tuple(training.graph.tensors[a][0] for a in training.wanted)
-    found = replay(training, mask)
+    unfused = replay(training, mask)
     with_fusion = replay_fused(training, mask) if fused else None
-    bound = (with_fusion or found).pool_bytes // MB
-    return Memory(found, bound, training.inexact, gradients, held=held, fused=with_fusion)
+    bound = (with_fusion or unfused).pool_bytes // MB
+    return Memory(unfused, bound, training.inexact, gradients, held, with_fusion)
 
 
-def of_step(step: TrainingStep, held: Held = NOTHING) -> Memory:
-    """Tell what a training step of a schedule takes: its arena, and the arrays of its outputs."""
-    training, found = step.training, step.replay()
-    gradients = tuple([training.graph.tensors[a][0] for a in training.wanted])
-    return Memory(found, found.pool_bytes // MB, (), gradients, held=held)
+def predict_step(step: TrainingStep, held: Held = NOTHING) -> Memory:
+    """Predict what a training step of a schedule takes: its arena, and arrays of its outputs."""
+    training, placed = step.training, step.replay()
+    gradients = tuple(training.graph.tensors[a][0] for a in training.wanted)
+    return Memory(placed, placed.pool_bytes // MB, (), gradients, held)
 
 
 def predict(request: Request) -> Memory:
@@ -175,38 +181,38 @@ def predict(request: Request) -> Memory:
     graph = forward_graph(symbol, request.spec)
     if isinstance(symbol, ScheduledSymbol) and symbol.schedule is not None:
         mkldnn = request.device_type != GPU and has_mkldnn(request.device)
-        step = step_for(graph, symbol.schedule, grad_req, mkldnn)
-        return of_step(step)
-    training = training_graph(graph, wanted(graph, grad_req))
-    return of_marks(training, marks.read_mask(graph), fused=fuses(request.targets))
+        return predict_step(step_for(graph, symbol.schedule, grad_req, mkldnn))
+    training = training_graph(graph, find_wanted(graph, grad_req))
+    return predict_marks(training, marks.read_mask(graph), fused=fuses(request.targets))
 
 
 def measure(request: Request) -> Memory:
     """Replay a network as `predict` does, and bind it."""
-    found = predict(request)
-    return confirmed(found, request.symbol, request)
+    return confirm(predict(request), request.symbol, request)
 
 
-def confirmed(found: Memory, symbol: Any, request: Request) -> Memory:
-    """Have MXNet bind a symbol of which this memory was predicted, and tell what it plans."""
-    if isinstance(found.replay, Placed):  # MXNet plans nothing of it
-        return found
-    about = request.device, found.training.wanted, request.grad_req
+def confirm(memory: Memory, symbol: Any, request: Request) -> Memory:
+    """Have MXNet bind a symbol of which this memory was predicted, and return what it plans."""
+    if isinstance(memory.replay, Placed):  # MXNet plans nothing of it
+        return memory
+    wanted = memory.training.wanted
     with giving_back():
-        total = planned_mb(bind(symbol, found.graph, *about))
-    if found.fused is not None and request.device.device_type != GPU:
+        total = read_planned_mb(
+            bind(symbol, memory.graph, request.device, wanted, request.grad_req)
+        )
+    if memory.fused is not None and request.device.device_type != GPU:
         # Nothing is fused on a CPU: the bind confirms the replay that fusion starts from.
-        total += found.fused.pool_bytes // MB - found.replay.pool_bytes // MB
-    return replace(found, bound=total)
+        total += memory.fused.pool_bytes // MB - memory.replay.pool_bytes // MB
+    return replace(memory, bound=total)
 
 
-def wanted(graph: ForwardGraph, grad_req: Mapping[str, str]) -> tuple[int, ...]:
-    """Find the arguments (nodes) whose gradient is asked for."""
+def find_wanted(graph: ForwardGraph, grad_req: Mapping[str, str]) -> tuple[int, ...]:
+    """Find the arguments (nodes) that get a gradient."""
     return tuple(a for a in graph.arguments if grad_req[graph.nodes[a].name] != "null")
 
 
-def state_bytes(budget: Budget, graph: ForwardGraph, request: Request) -> int:
-    """Return the bytes of the optimiser's state, which a budget of the device bounds too."""
+def count_state_bytes(budget: Budget, graph: ForwardGraph, request: Request) -> int:
+    """Count the bytes of the optimiser's state, which a budget of the device bounds too."""
     inputs = request.spec.shapes  # which are not learned
-    learned = [a for a in wanted(graph, request.grad_req) if graph.nodes[a].name not in inputs]
+    learned = [a for a in find_wanted(graph, request.grad_req) if graph.nodes[a].name not in inputs]
     return round(budget.state * sum(graph.tensors[a][0].elements for a in learned))

@@ -20,15 +20,7 @@ from memonger.schedules.layouts import Refused
 from memonger.solve.memory import Memory
 from memonger.solve.options import Options
 from memonger.solve.request import Request
-from memonger.solve.ways import (
-    RUNGS,
-    Original,
-    Schedules,
-    Way,
-    front,
-    remembered,
-    ways_of,
-)
+from memonger.solve.ways import RUNGS, Original, Schedules, Way, make_ways, remember, search_front
 from memonger.support.errors import MB, BudgetError, in_words
 from memonger.support.versions import VERSION
 
@@ -61,75 +53,74 @@ class Solution:
 @no_collection()
 def solve(request: Request, options: Options) -> Solution:
     """Search for the smallest plan, or for the fastest within the budget, and confirm it."""
-    ways = ways_of(request, options)
+    ways = make_ways(request, options)
     first = next(ways)
     if options.budget is None:
-        return smallest(first)
-    return fastest(first, lambda: front_of(chain([first], ways)))
+        return find_smallest(first)
+    return find_fastest(first, lambda: search_ways(chain([first], ways)))
 
 
-def smallest(way: Way) -> Solution:
+def find_smallest(way: Way) -> Solution:
     """Search for the plan of least memory."""
-    found = remembered(way, "smallest", way.options)
-    solution = _first(way, found)
-    is_other = solution.plan is not found.plans[0]
-    if isinstance(way, Schedules) and is_other and not found.interrupted:
+    searched = remember(way.search_smallest, way.request, way.options)
+    solution = _confirm_first(way, searched)
+    is_other = solution.plan is not searched.plans[0]
+    if isinstance(way, Schedules) and is_other and not searched.interrupted:
         # What is left of this search may be more than what less work takes.
-        most = way.options.work or math.inf
-        for work in (each for each in RUNGS if each < most):
+        for work in (rung for rung in RUNGS if rung < (way.options.work or math.inf)):
             with contextlib.suppress(Refused):
-                other = _first(way, way.least(work))
-                solution = min(solution, other, key=lambda each: each.memory.device_bytes)
-    costs = {**found.costs, **solution.costs}
-    return _advised(way, replace(solution, costs=costs, interrupted=found.interrupted))
+                other = _confirm_first(way, way.search_least(work))
+                solution = min(solution, other, key=lambda s: s.memory.device_bytes)
+    costs = {**searched.costs, **solution.costs}
+    return _advise(way, replace(solution, costs=costs, interrupted=searched.interrupted))
 
 
-def _first(way: Way, found: Searched) -> Solution:
+def _confirm_first(way: Way, searched: Searched) -> Solution:
     """Confirm the first plan that can be carried out and takes no more of the device than none.
 
     The first of all where each takes more; Refused where none can be carried out.
     """
-    solution, refused = None, None
-    for plan in found.plans:
+    first, refused = None, None
+    for plan in searched.plans:
         try:
-            tried = _confirm(way, plan, found.unfused)
+            solution = _confirm(way, plan, searched.unfused)
         except Refused as error:
             refused = refused or error
             continue
-        solution = solution or tried
-        if not _holds_more(tried.memory, way):
-            return tried
-    if solution is None and refused is not None:
+        first = first or solution
+        if not _holds_more(solution.memory, way):
+            return solution
+    if first is None and refused is not None:
         raise refused
-    assert solution is not None
-    return solution
+    assert first is not None
+    return first
 
 
-def fastest(way: Way, search: Callable[[], tuple[Plans, bool]]) -> Solution:
+def find_fastest(way: Way, search: Callable[[], tuple[Plans, bool]]) -> Solution:
     """Find the fastest plan within the budget: none, or one of those that are searched for."""
-    if way.taken(way.unplanned) <= way.limit:
+    if way.count_bytes(way.measure_unplanned()) <= way.find_limit():
         log.info("the budget allows the network as it is, so nothing is recomputed")
-        return _confirm(way, way.no_plan)
+        return _confirm(way, way.make_no_plan())
     plans, interrupted = search()
     try:
-        return _within(plans, interrupted)
+        return _confirm_fastest(plans, interrupted)
     except BudgetError:
         by_schedules = next((way for way, _ in plans if isinstance(way, Schedules)), None)
         if by_schedules is None:
             raise
-        found = by_schedules.timed(by_schedules.least(by_schedules.options.work))
-        return _within([*plans, (by_schedules, found.plans[0])], found.interrupted)
+        least = by_schedules.add_times(by_schedules.search_least(by_schedules.options.work))
+        return _confirm_fastest([*plans, (by_schedules, least.plans[0])], least.interrupted)
 
 
-def front_of(ways: Iterable[Way]) -> tuple[Plans, bool]:
+def search_ways(ways: Iterable[Way]) -> tuple[Plans, bool]:
     """Search by each way for the plans that no other beats; whether the user ended the search."""
     plans: list[tuple[Way, Candidate]] = []
     interrupted = False
     try:
         for way in ways:
-            found = front(way)
-            plans += [(way, plan) for plan in found.plans]
-            interrupted = found.interrupted
+            searched = search_front(way)
+            plans += [(way, plan) for plan in searched.plans]
+            interrupted = searched.interrupted
             if interrupted:
                 break
     except KeyboardInterrupt:
@@ -139,76 +130,79 @@ def front_of(ways: Iterable[Way]) -> tuple[Plans, bool]:
     return not_dominated(plans, lambda p: (p[1].added_time or 0.0, p[1].pool_bytes)), interrupted
 
 
-def confirmed(way: Way, plan: Candidate) -> Solution:
+def confirm_or_none(way: Way, plan: Candidate) -> Solution:
     """Confirm one plan; the network as it is where that saves nothing, or cannot be carried out."""
     try:
-        found = _confirm(way, plan if plan.schedule or plan.recomputes else way.no_plan)
+        is_plan = plan.schedule or plan.recomputes
+        solution = _confirm(way, plan if is_plan else way.make_no_plan())
     except Refused:
-        return _confirm(way, way.no_plan)
-    if found.memory.saved(way.unplanned) > 0 and not _larger(way, found.memory):
-        return found
-    return replace(_confirm(way, way.no_plan), warnings=found.warnings)
+        return _confirm(way, way.make_no_plan())
+    memory = solution.memory
+    if memory.count_saved(way.measure_unplanned()) > 0 and not _is_larger(way, memory):
+        return solution
+    return replace(_confirm(way, way.make_no_plan()), warnings=solution.warnings)
 
 
-def _within(plans: Plans, interrupted: bool) -> Solution:
-    """Confirm the first plan that keeps the limits: with more memory the same, or one before it.
+def _confirm_fastest(plans: Plans, interrupted: bool) -> Solution:
+    """Confirm the fastest plan within the limits; a larger budget never yields a slower plan.
 
     Raises BudgetError if none does; KeyboardInterrupt if they are all that the user waited for.
     """
-    first = plans[0][0]
-    limit, unplanned = first.limit, first.unplanned
-    whole = first.taken(unplanned)
-    beside, last = whole - unplanned.pool_bytes, plans[-1][1]
+    first, last = plans[0][0], plans[-1][1]
+    limit, unplanned = first.find_limit(), first.measure_unplanned()
+    whole = first.count_bytes(unplanned)
+    beside = whole - unplanned.pool_bytes
     of_pool = first.options.budget is not None and first.options.budget.of == "pool"
     predicted: dict[int, Memory] = {}  # by the number of a plan
 
-    def needed(k: int) -> int:
+    def least_limit(k: int) -> int:
         """Return the least limit with which a plan is taken."""
         way, plan = plans[k]
         try:
-            predicted[k] = predicted.get(k) or way.memory(plan)
+            predicted[k] = predicted.get(k) or way.predict_memory(plan)
         except Refused:
             return NEVER
-        if _larger(way, predicted[k]):
+        if _is_larger(way, predicted[k]):
             return NEVER
-        return max(way.taken(predicted[k]), 0 if plan is last else asked(plan))
+        return max(way.count_bytes(predicted[k]), estimates[k])
 
-    def asked(plan: Candidate) -> int:
+    def estimate(plan: Candidate) -> int:
         """Return the limit from which on a plan is looked at."""
+        if plan is last:
+            return 0
         exact = plan.schedule is not None and of_pool  # no arena is smaller than what is alive
         return math.ceil((plan.pool_bytes + beside) / (1 if exact else NEARLY))
 
+    estimates = [estimate(plan) for _, plan in plans]
     for k, (way, plan) in enumerate(plans):
-        if plan is not last and asked(plan) > limit:
+        if estimates[k] > limit or least_limit(k) > limit or not _within_work(way, predicted[k]):
             continue
-        if needed(k) > limit or not _within_work(way, predicted[k]):
-            continue
-        found = _confirm(way, plan)
-        if way.taken(found.memory) <= limit:
+        solution = _confirm(way, plan)
+        if way.count_bytes(solution.memory) <= limit:
             if interrupted:
                 text = "interrupted: this is the fastest plan that fits of those found so far"
-                found = replace(found, interrupted=True, warnings=(*found.warnings, text))
-            return found
-        predicted[k] = found.memory
+                warnings = (*solution.warnings, text)
+                solution = replace(solution, interrupted=True, warnings=warnings)
+            return solution
+        predicted[k] = solution.memory
     if interrupted:
         raise KeyboardInterrupt
     least, of, memory = whole, first, unplanned
-    bounds = [0 if plan is last else asked(plan) for _, plan in plans]
-    for k in sorted(range(len(plans)), key=bounds.__getitem__):
-        way, plan = plans[k]
-        if bounds[k] >= least:
+    for k in sorted(range(len(plans)), key=estimates.__getitem__):
+        way = plans[k][0]
+        if estimates[k] >= least:
             break  # those that follow need more
-        if needed(k) < least and _within_work(way, predicted[k]):
-            least, of, memory = needed(k), way, predicted[k]
-    raise BudgetError(_too_little(of, limit, memory, least), least)
+        if least_limit(k) < least and _within_work(way, predicted[k]):
+            least, of, memory = least_limit(k), way, predicted[k]
+    raise BudgetError(_describe_too_little(of, limit, memory, least), least)
 
 
 def _holds_more(memory: Memory, way: Way) -> bool:
     """Tell whether a plan takes more of a CPU than no plan, for what operators of MKLDNN hold."""
-    return memory.held.in_blocks and memory.device_bytes > way.unplanned.device_bytes
+    return memory.held.in_blocks and memory.device_bytes > way.measure_unplanned().device_bytes
 
 
-def _larger(way: Way, memory: Memory) -> bool:
+def _is_larger(way: Way, memory: Memory) -> bool:
     """Tell whether it is a schedule that takes more of the device than no plan does."""
     return isinstance(way, Schedules) and _holds_more(memory, way)
 
@@ -221,11 +215,11 @@ def _within_work(way: Way, memory: Memory) -> bool:
 
 def _confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Solution:
     """Make a plan into a symbol, and have MXNet confirm its memory with one bind."""
-    unplanned, warnings = way.unplanned, []
+    unplanned, warnings = way.measure_unplanned(), []
     if plan.schedule is None and not plan.recomputes:
         symbol, memory = marks.clear(way.request.symbol), unplanned
     else:
-        plan, symbol, memory = way.bound(plan)
+        plan, symbol, memory = way.bind_plan(plan)
         log.info("Find best plan with cost=%s MB", memory.bound)
     with_it, without = memory.planned.pool_bytes, memory.replay.pool_bytes
     if unplanned.exact and not memory.inexact and not memory.exact:
@@ -243,16 +237,16 @@ def _confirm(way: Way, plan: Candidate, unfused: int | None = None) -> Solution:
     return Solution(way, plan, symbol, memory, costs, tuple(warnings))
 
 
-def _advised(way: Way, found: Solution) -> Solution:
+def _advise(way: Way, solution: Solution) -> Solution:
     """Warn of what the user should know; return the network as it is where no plan helps."""
-    memory, unplanned, pool = found.memory, way.unplanned, way.unplanned.pool_bytes
+    memory, unplanned = solution.memory, way.measure_unplanned()
     cost, before = in_words(memory.counted_bytes), in_words(unplanned.counted_bytes)
-    saved, warnings = memory.saved(unplanned), [*found.warnings]
-    holds_more = _holds_more(memory, way)
+    saved, warnings = memory.count_saved(unplanned), [*solution.warnings]
+    pool, holds_more = unplanned.pool_bytes, _holds_more(memory, way)
     useless = saved <= 0 or holds_more
     if not way.options.rules:
         warnings.append(BARE)
-    if found.interrupted:
+    if solution.interrupted:
         text = f"interrupted: this is the best {way.noun} that was found so far, of {cost}"
         warnings.append(f"{text} ({before} without a plan)")
     if isinstance(way, Original):
@@ -265,42 +259,43 @@ def _advised(way: Way, found: Solution) -> Solution:
             warnings.append(f"{text}, which planner='smallest' never does")
     elif saved <= 0:
         text = f"no plan costs less than the network as it is ({before}), so it is returned"
-        warnings.append(f"{text} unmarked: {_why_so_little(way)}")
+        warnings.append(f"{text} unmarked: {_explain_little(way)}")
     elif holds_more:
-        taken = memory.taken, unplanned.taken
-        held, now = (in_words(each.nbytes + each.temporary) for each in taken)
+        of_both = memory.taken, unplanned.taken
+        held, now = (in_words(held.nbytes + held.temporary) for held in of_both)
         text = "the network is returned unmarked: a plan shrinks the pool, but operators of MKLDNN"
         warnings.append(f"{text} hold {held}, not {now}; set MXNET_MKLDNN_ENABLED=0 and plan again")
     elif saved < LITTLE * pool:
         text = f"the plan saves {100 * saved / pool:.1f} % of {in_words(pool)}"
-        warnings.append(f"{text}: {_why_so_little(way)}")
-    if saved < LITTLE * pool and way.noun == "plan" and way.rules.watches_layouts:
+        warnings.append(f"{text}: {_explain_little(way)}")
+    if saved < LITTLE * pool and way.noun == "plan" and way.build_rules().watches_layouts:
         text = "operators are kept so that MKLDNN lays out and rounds tensors as without a plan"
         others = "how='schedule', ctx='gpu' (a plan for GPUs) or MXNET_MKLDNN_ENABLED=0"
         warnings.append(f"{text}; {others} may allow more")
     if useless:
-        none = _confirm(way, replace(way.no_plan, added_time=None))
-        found = replace(none, costs=found.costs, interrupted=found.interrupted)
-    return replace(found, warnings=tuple(warnings))
+        none = _confirm(way, replace(way.make_no_plan(), added_time=None))
+        solution = replace(none, costs=solution.costs, interrupted=solution.interrupted)
+    return replace(solution, warnings=tuple(warnings))
 
 
-def slowest(memory: Memory) -> str:
-    """Tell the most work that is recomputed with no gradient between, from which node to which."""
-    at, nodes, (each, total) = memory.run(RECOMPUTED), memory.recomputed, memory.flops
-    if not len(at):
+def describe_slowest(memory: Memory) -> str:
+    """Name the most work that is recomputed with no gradient between: its first and last node."""
+    places, nodes, flops = memory.find_places(RECOMPUTED), memory.recomputed, memory.node_flops
+    if not len(places):
         return ""
     phases = memory.replay.training.phases[memory.replay.order]
-    gradients = np.cumsum(phases == BACKWARD)[at]  # that have run before
+    gradients = np.cumsum(phases == BACKWARD)[places]  # that have run before
     runs = np.split(nodes, np.flatnonzero(np.diff(gradients)) + 1)
-    run = max(runs[::-1], key=lambda run: (each[run].sum(), len(run)))
-    share = f"{100 * each[run].sum() / total:.0f} % of the forward pass"
+    run = max(runs[::-1], key=lambda run: (flops[run].sum(), len(run)))
+    share = f"{100 * flops[run].sum() / memory.forward_flops:.0f} % of the forward pass"
     first, last = (memory.graph.nodes[memory.graph.user_node(k)].name for k in run[[0, -1]])
     return f"{first!r} to {last!r}: {len(run)} operators, {share}, are recomputed together"
 
 
-def _why_so_little(way: Way) -> str:
-    """Tell why no plan of a network helps much."""
-    rules, until, least, nodes = way.rules, way.request.until, way.floor, way.graph.nodes
+def _explain_little(way: Way) -> str:
+    """Explain why no plan of a network helps much."""
+    rules, until, least = way.build_rules(), way.request.until, way.find_lower_bound()
+    nodes = way.graph.nodes
     ruled = kept_summary((nodes[i].op, why) for i, why in rules.reasons.items())
     if not way.graph.operators:
         return NO_OPERATORS
@@ -308,25 +303,26 @@ def _why_so_little(way: Way) -> str:
         return f"nothing that could be recomputed comes before {nodes[until].name!r}"
     if not rules.allowed.any():
         return f"every operator must be kept ({ruled})"
-    text = f"of the {in_words(way.unplanned.peak_bytes)} of the peak, "
+    text = f"of the {in_words(way.measure_unplanned().peak_bytes)} of the peak, "
     if ruled and least.nbytes > least.own_bytes:
         over = in_words(least.nbytes - least.own_bytes)
         text += f"{over} must not be recomputed ({ruled}), and "
     return text + f"{least.sets(nodes)} alone needs {in_words(least.own_bytes)} at once"
 
 
-def in_bytes(nbytes: float) -> str:
+def format_bytes(nbytes: float) -> str:
     """Return bytes for a message, to the byte."""
     return f"{nbytes:.0f} bytes ({in_words(nbytes)})"
 
 
-def _too_little(way: Way, limit: int, memory: Memory, needs: int) -> str:
-    """Tell that no plan fits into so many bytes, where the smallest peaks, and what bounds it."""
-    work, taken, pool, least = way.options.work, way.taken(memory), memory.pool_bytes, way.floor
-    text = f"was found that needs at most {in_bytes(limit)}"
+def _describe_too_little(way: Way, limit: int, memory: Memory, needs: int) -> str:
+    """Describe that no plan fits into ``limit``, where the smallest peaks, and what bounds it."""
+    work, least = way.options.work, way.find_lower_bound()
+    nbytes, pool = way.count_bytes(memory), memory.pool_bytes
+    text = f"was found that needs at most {format_bytes(limit)}"
     if work is not None:
         text = f"of work={work:g} {text}; give more memory or more work"
-    text = f"no {way.noun} {text}; the smallest needs {in_bytes(needs)}."
+    text = f"no {way.noun} {text}; the smallest needs {format_bytes(needs)}."
     most = int(memory.live[memory.peak])
     # More is alive than the pool takes where a schedule's results lie where a gradient will be.
     if 0 < most <= pool:
@@ -334,7 +330,7 @@ def _too_little(way: Way, limit: int, memory: Memory, needs: int) -> str:
     if least.operator >= 0 and least.nbytes <= pool:
         text += f" No plan can do with less than {in_words(least.nbytes)} alive at once, for "
         text += f"{least.sets(way.graph.nodes)} needs them."
-    if taken != pool:
-        text += f" {in_bytes(taken - pool)} of it are parameters, gradients, inputs and the "
+    if nbytes != pool:
+        text += f" {format_bytes(nbytes - pool)} of it are parameters, gradients, inputs and the "
         text += "optimizer's state, and what operators hold."
     return text

@@ -47,7 +47,7 @@ class Operators:
         self.row[at] = np.arange(len(at))
         self.shown = [graph.shown_tensors(i) for i in at]
         self.nbytes = [sum(tensor.nbytes for tensor in each) for each in self.shown]
-        times = timing.times_of(without.training, device, measure)
+        times = timing.find_times(without.training, device, measure)
         self.times, self.step = (times.forward[at], times.gradient[at]), float(times.step)
         self.parts, self.part = parts_of([node.name for node in self.nodes], self.nbytes)
         self.ops = [strings(node.op) for node in self.nodes]

@@ -6,17 +6,17 @@ All calls of the planners are here.
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import math
 from dataclasses import replace
-from functools import cached_property
-from typing import Any, Callable, Iterator, Sequence, Union
+from typing import Any, Callable, Iterator, Sequence, TypeVar, Union
 
 import numpy as np
 
-from memonger.costs.bind import bind, has_mkldnn, planned_mb
-from memonger.costs.held import Held, held_by
-from memonger.costs.lower_bound import LowerBound, lower_bound
+from memonger.costs.bind import bind, has_mkldnn, read_planned_mb
+from memonger.costs.held import Held, find_held
+from memonger.costs.lower_bound import LowerBound, find_lower_bound
 from memonger.costs.time import measured as timing
 from memonger.graph import marks
 from memonger.graph.forward import RECORD
@@ -36,7 +36,14 @@ from memonger.schedules.execution.executor import tensors_of
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.expand import parts, unroll
 from memonger.schedules.layouts import Refused
-from memonger.solve.memory import Memory, confirmed, of_marks, of_step, state_bytes, wanted
+from memonger.solve.memory import (
+    Memory,
+    confirm,
+    count_state_bytes,
+    find_wanted,
+    predict_marks,
+    predict_step,
+)
 from memonger.solve.options import EITHER, WAYS, Options
 from memonger.solve.request import Request, fingerprint
 from memonger.support.cache import Latest
@@ -44,17 +51,30 @@ from memonger.support.errors import MB, MemongerError, in_words
 from memonger.support.parallel import progress_bar
 
 log = logging.getLogger("memonger")
+T = TypeVar("T")
 
 #: Where the pool has fewer bytes there is little to save, and such networks often come by the
 #: dozen (a bucket each): they are planned with this patience.
 SMALL, SMALL_PATIENCE = 16 * MB, 0.05
 
-
 TIGHT = 1.005  # times what is alive: no smaller arena is looked for
 #: Limits of work for which the least memory counts among the plans for more, and for a budget.
 RUNGS = 2.0, 3.0
 
-_known: Latest[Searched] = Latest(128)
+_searches: Latest[Searched] = Latest(128)
+
+
+def once(method: Callable[[Any], T]) -> Callable[[Any], T]:
+    """Make a method that runs once for each object, and then returns the same result."""
+    name = f"_{method.__name__}"
+
+    @functools.wraps(method)
+    def call(self: Any) -> T:
+        if name not in vars(self):
+            vars(self)[name] = method(self)
+        return vars(self)[name]
+
+    return call
 
 
 class _Network:
@@ -70,188 +90,193 @@ class _Network:
         if any(RECORD in node.hidden for node in graph.nodes):
             log.info("the network has force_mirroring marks; they are planned anew")
         self.hints = marks.read_hints(graph)  # the user's ``mirror_stage``
-        asked, shapes = wanted(graph, request.grad_req), request.spec.shapes
+        wanted, shapes = find_wanted(graph, request.grad_req), request.spec.shapes
         # Module asks for no gradients of its data and labels, which leaves fewer readers.
         parameters = tuple(a for a in graph.arguments if graph.nodes[a].name not in shapes)
-        others = {graph.arguments, parameters} - {asked}
-        self.trainings = training_graphs(graph, [asked, *(sorted(others) if self.for_all else ())])
-        self.training = self.trainings[0]  # with the gradients that were asked for
-        self.targets = request.targets
-        self.nothing = np.zeros(len(graph.nodes), dtype=np.bool_)
+        others = sorted({graph.arguments, parameters} - {wanted}) if self.for_all else []
+        self.trainings = training_graphs(graph, [wanted, *others])
+        self.training = self.trainings[0]  # with the gradients that the user wants
+        self.no_marks = np.zeros(len(graph.nodes), dtype=np.bool_)
         until = len(graph.nodes) if request.until is None else request.until
-        self.before = np.arange(len(graph.nodes)) < until
+        self.is_before_until = np.arange(len(graph.nodes)) < until
 
-    @cached_property
-    def rules(self) -> Rules:
-        """The rules for marks."""
+    @once
+    def build_rules(self) -> Rules:
+        """Build the rules for marks."""
         kind = Rules if self.options.rules else NoRules
-        rules = kind(self.trainings, self.targets, self.request.until)
+        rules = kind(self.trainings, self.request.targets, self.request.until)
         reasons = [(self.graph.nodes[i].op, why) for i, why in rules.reasons.items()]
         if reasons and self.options.rules:
             log.info("kept by rule: %s", kept_summary(reasons))
         return rules
 
-    def cost(self, mask: np.ndarray) -> int:
-        """Return the pool of marks as MXNet counts it; it is bound where a replay is not exact."""
-        if self.unplanned.exact:
-            return self.rules.replay(mask).pool_bytes
-        about = self.request.device, self.training.wanted, self.request.grad_req
-        return MB * planned_mb(bind(marks.apply(self.request.symbol, mask), self.graph, *about))
+    def count_pool(self, mask: np.ndarray) -> int:
+        """Return the pool of marks as MXNet counts it; bind where a replay is not exact."""
+        if self.measure_unplanned().exact:
+            return self.build_rules().replay(mask).pool_bytes
+        symbol, device = marks.apply(self.request.symbol, mask), self.request.device
+        wanted, grad_req = self.training.wanted, self.request.grad_req
+        return MB * read_planned_mb(bind(symbol, self.graph, device, wanted, grad_req))
 
-    @cached_property
-    def unplanned(self) -> Memory:
-        """What the network takes without a plan; it is bound once for it."""
-        found = of_marks(self.training, self.nothing, self.held, fuses(self.targets))
-        found = confirmed(found, self.request.symbol, self.request)
-        if not found.exact:
-            log.info("each plan is bound to learn its memory, for %s", found.why_inexact)
-        return found
+    @once
+    def measure_unplanned(self) -> Memory:
+        """Replay the network without a plan, and bind it once."""
+        memory = predict_marks(
+            self.training, self.no_marks, self.find_held(), fuses(self.request.targets)
+        )
+        memory = confirm(memory, self.request.symbol, self.request)
+        if not memory.exact:
+            log.info("each plan is bound to learn its memory, for %s", memory.why_inexact)
+        return memory
 
-    @cached_property
-    def held(self) -> Held:
-        """What operators hold in training, on a GPU where that may be it."""
+    @once
+    def find_held(self) -> Held:
+        """Find what operators hold in training, on a GPU where that may be the device."""
         gpu = self.request.device_type in (GPU, ANY)
         mkldnn = not gpu and has_mkldnn(self.request.device)
-        return held_by(self.graph, GPU if gpu else CPU, mkldnn)
+        return find_held(self.graph, GPU if gpu else CPU, mkldnn)
 
-    @cached_property
-    def floor(self) -> LowerBound:
-        """What no plan can do without."""
-        return lower_bound(self.training, None if self.options.rules else ())
+    @once
+    def find_lower_bound(self) -> LowerBound:
+        """Find the memory that no plan can do without."""
+        return find_lower_bound(self.training, None if self.options.rules else ())
 
-    @cached_property
-    def times(self) -> timing.Times:
-        """What the operators take, without a plan."""
-        return timing.times_of(self.training, self.request.timed_on, self.options.measure)
+    @once
+    def time_operators(self) -> timing.Times:
+        """Predict, or measure, the seconds that operators take without a plan."""
+        return timing.find_times(self.training, self.request.timed_on, self.options.measure)
 
-    @cached_property
-    def patience(self) -> float:
-        """How long a search is, times the usual."""
-        taken, asked = self.unplanned.pool_bytes, self.options.patience
-        if asked is None and taken < SMALL:
-            text = "the network takes %s without a plan, less than %s, so that it is planned with "
-            log.info(text + "patience=%g", in_words(taken), in_words(SMALL), SMALL_PATIENCE)
-            return SMALL_PATIENCE
-        return 1.0 if asked is None else asked
+    @once
+    def choose_patience(self) -> float:
+        """Choose how long a search is, as a multiple of the usual."""
+        if self.options.patience is not None:
+            return self.options.patience
+        nbytes = self.measure_unplanned().pool_bytes
+        if nbytes >= SMALL:
+            return 1.0
+        text = "the network takes %s without a plan, less than %s, so that it is planned with "
+        log.info(text + "patience=%g", in_words(nbytes), in_words(SMALL), SMALL_PATIENCE)
+        return SMALL_PATIENCE
 
-    @property
-    def no_plan(self) -> Candidate:
-        """The network as it is."""
-        plan = MarkPlan(self.nothing)
-        return Candidate(self.unplanned.pool_bytes, 0.0, plan, NO_PLAN, added_time=0.0)
+    def make_no_plan(self) -> Candidate:
+        """Make the candidate that leaves the network as it is."""
+        nbytes = self.measure_unplanned().pool_bytes
+        return Candidate(nbytes, 0.0, MarkPlan(self.no_marks), NO_PLAN, added_time=0.0)
 
-    @cached_property
-    def real(self) -> float:
-        """The real bytes of a pool as a share of what MXNet counts, as without a plan."""
-        planned = self.unplanned.planned
-        return planned.allocated_bytes / max(1, planned.pool_bytes)
-
-    def taken(self, memory: Memory) -> int:
+    def count_bytes(self, memory: Memory) -> int:
         """Return the bytes of a plan that the budget bounds."""
         budget = self.options.budget
         assert budget is not None
         if budget.of == "pool":
             return memory.pool_bytes
-        return memory.device_bytes + state_bytes(budget, self.graph, self.request)
+        return memory.device_bytes + count_state_bytes(budget, self.graph, self.request)
 
-    @property
-    def limit(self) -> int:
-        """The budget in bytes."""
+    def find_limit(self) -> int:
+        """Return the budget in bytes."""
         assert self.options.budget is not None
-        return self.options.budget.limit(self.taken(self.unplanned))
+        return self.options.budget.limit(self.count_bytes(self.measure_unplanned()))
 
 
 class Marks(_Network):
     """Marks on the operators, by which each result is recomputed at most once."""
 
-    def smallest(self) -> Searched:
+    def search_smallest(self) -> Searched:
         """Search for the plan of least memory."""
-        about = self.hints, self.cost, self.rules, self.options.ntrial
-        effort = marks_search.EFFORT.times(self.patience)
+        hints, rules, ntrial = self.hints, self.build_rules(), self.options.ntrial
+        effort = marks_search.EFFORT.times(self.choose_patience())
         with progress_bar() as progress:
-            if self.unplanned.exact:
-                found = smallest(*about, self.options.kept_copies, effort=effort, progress=progress)
+            if self.measure_unplanned().exact:
+                copies = self.options.kept_copies
+                searched = smallest(
+                    hints, self.count_pool, rules, ntrial, copies, effort=effort, progress=progress
+                )
             else:
-                found = smallest_bound(*about)
-        for name, counted in found.costs.items():
+                searched = smallest_bound(hints, self.count_pool, rules, ntrial)
+        for name, counted in searched.costs.items():
             log.info("%s: %.1f MB", name, counted / MB)
-        return found
+        return searched
 
-    def front(self, others: Sequence[Candidate] = ()) -> Searched:
+    def search_front(self, starts: Sequence[Candidate] = ()) -> Searched:
         """Search for the plans that no other beats, also from plans of it at other shapes."""
-        if self.unplanned.exact:
-            effort = marks_search.EFFORT.times(self.patience)
+        unplanned = self.measure_unplanned()
+        if unplanned.exact:
+            effort = marks_search.EFFORT.times(self.choose_patience())
             with progress_bar() as progress:
-                found = fastest(
+                searched = fastest(
                     self.hints,
-                    self.rules,
-                    self._times,
-                    [candidate.plan for candidate in others],
+                    self.build_rules(),
+                    self._time_nodes,
+                    [candidate.plan for candidate in starts],
                     self.options.kept_copies,
                     effort=effort,
                     progress=progress,
                 )
         else:
-            least = self.smallest()
-            timed = settled(self.rules, self._times, least.plans[0].plan)
-            none = Candidate(self.unplanned.counted_bytes, 0.0, MarkPlan(self.nothing))
+            least = self.search_smallest()
+            timed = settled(self.build_rules(), self._time_nodes, least.plans[0].plan)
+            none = Candidate(unplanned.counted_bytes, 0.0, MarkPlan(self.no_marks))
             as_bound = replace(timed, pool_bytes=least.plans[0].pool_bytes)
-            found = Searched([none, as_bound], least.interrupted)
+            searched = Searched([none, as_bound], least.interrupted)
+        # Searches count bytes as MXNet does; elements really have other sizes.
+        share = unplanned.planned.allocated_bytes / max(1, unplanned.planned.pool_bytes)
+        step = self.time_operators().step or 1
         plans = [
             replace(
                 candidate,
-                pool_bytes=round(candidate.pool_bytes * self.real),
+                pool_bytes=round(candidate.pool_bytes * share),
                 origin="fastest" if candidate.recomputes else NO_PLAN,
-                added_time=candidate.time / (self.times.step or 1),
+                added_time=candidate.time / step,
             )
-            for candidate in found.plans
+            for candidate in searched.plans
         ]
-        return Searched(plans, found.interrupted)
+        return Searched(plans, searched.interrupted)
 
-    def memory(self, plan: Candidate) -> Memory:
+    def predict_memory(self, plan: Candidate) -> Memory:
         """Predict what a plan takes."""
-        rules, mask, *_ = settle(self.rules, *plan.plan)
-        return of_marks(rules.trainings[0], mask, self.held, rules.fuses)
+        rules, mask, *_ = settle(self.build_rules(), *plan.plan)
+        return predict_marks(rules.trainings[0], mask, self.find_held(), rules.fuses)
 
-    def bound(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
+    def bind_plan(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
         """Make what MXNet can carry out of a plan into a symbol, and have MXNet bind it."""
-        symbol, shapes = self.request.symbol, self.request.spec.shapes
-        copies = marks.make_inferable(symbol, plan.copies, shapes)
-        mask, copies = settle(self.rules, plan.plan.mask, copies)[2:]
+        symbol, rules = self.request.symbol, self.build_rules()
+        copies = marks.make_inferable(symbol, plan.copies, self.request.spec.shapes)
+        mask, copies = settle(rules, plan.plan.mask, copies)[2:]
         plan = replace(plan, plan=MarkPlan(mask, copies))
-        made = marks.apply(symbol, mask, self.rules.native(mask), copies)
-        return plan, made, confirmed(self.memory(plan), made, self.request)
+        planned = marks.apply(symbol, mask, rules.native(mask), copies)
+        return plan, planned, confirm(self.predict_memory(plan), planned, self.request)
 
-    def _times(self, rules: Rules) -> NodeTimes:
+    def _time_nodes(self, rules: Rules) -> NodeTimes:
+        """Predict, or measure, the times of a network with copies."""
         training = rules.trainings[0]
-        found = timing.times_of(training, self.request.timed_on, self.options.measure)
-        moved = timing.moved_bytes(training)[: training.arrays.forward]
-        return NodeTimes(found.forward, found.gradient, moved)
+        times = timing.find_times(training, self.request.timed_on, self.options.measure)
+        moved = timing.count_moved_bytes(training)[: training.arrays.forward]
+        return NodeTimes(times.forward, times.gradient, moved)
 
 
 class Original(Marks):
     """The original's search (Chen et al. 2016), trial for trial."""
 
-    def smallest(self) -> Searched:
-        tried: list[tuple[int, np.ndarray]] = []
+    def search_smallest(self) -> Searched:
+        trials: list[tuple[int, np.ndarray]] = []
         interrupted, ntrial = False, self.options.ntrial
 
-        def counted(mask: np.ndarray) -> int:
-            tried.append((self.cost(mask & self.before) // MB, mask & self.before))
-            progress(len(tried) / (3 + ntrial))
-            return tried[-1][0]
+        def count_mb(mask: np.ndarray) -> int:
+            mask = mask & self.is_before_until
+            trials.append((self.count_pool(mask) // MB, mask))
+            progress(len(trials) / (3 + ntrial))
+            return trials[-1][0]
 
         try:
             with progress_bar() as progress:
-                for trial in chen2016.search(self.graph, self.hints, counted, ntrial):
+                for trial in chen2016.search(self.graph, self.hints, count_mb, ntrial):
                     log.info("Search threshold=%d MB, cost=%d MB", trial.threshold, trial.cost)
         except KeyboardInterrupt:
-            if not tried:
+            if not trials:
                 raise
             interrupted = True
-        before, mask = min(tried, key=lambda pair: pair[0])  # of equals the first
-        mask = self.rules.apply(mask)
-        after = self.cost(mask)
+        before, mask = min(trials, key=lambda pair: pair[0])  # of equals the first
+        mask = self.build_rules().apply(mask)
+        after = self.count_pool(mask)
         if self.options.rules:
             log.info("cost=%s MB before the rules, %s MB with them", before, after // MB)
         return Searched([Candidate(after, 0.0, MarkPlan(mask), "chen2016")], interrupted)
@@ -267,31 +292,29 @@ class Schedules(_Network):
         super().__init__(request, options)
         training, nodes = self.training, self.graph.nodes
         tensors_of(training.graph)  # refuses what is sparse
-        self.load = schedules.workload(training, request.until)
+        self.workload = schedules.workload(training, request.until)
         added = [a for a in training.wanted if request.grad_req[nodes[a].name] == "add"]
         kind = request.device_type
         self.mkldnn = kind == ANY or kind != GPU and has_mkldnn(request.device)
-        self.parts = parts(self.load, (), self.mkldnn)
-        self.written = parts(self.load, added, self.mkldnn) if added else self.parts
-        self._placed: Latest[Memory] = Latest(8)
+        self.parts = parts(self.workload, (), self.mkldnn)  # of the search, which adds nothing
+        self.parts_of_step = parts(self.workload, added, self.mkldnn) if added else self.parts
+        self._memories: Latest[Memory] = Latest(8)
 
-    def smallest(self) -> Searched:
+    def search_smallest(self) -> Searched:
         """Search for the least memory, with no more than for less work; then what has more."""
         work = self.options.work
-        less = self._of_less_work(work)
+        less = self._search_less_work(work)
         if less.interrupted:
             return replace(less, plans=less.plans[::-1])
-        more = [(plan.origin, plan.plan) for plan in less.plans[-1:]]
+        starts = [(plan.origin, plan.plan) for plan in less.plans[-1:]]
+        searched = self._search(
+            lambda search: [search.least_memory(work, starts), *search.alternatives(work)]
+        )
+        if searched.interrupted:
+            return searched
+        return replace(searched, plans=self._put_least_arena_first(searched.plans, less.plans[-1:]))
 
-        def found(search: trees.ScheduleSearch) -> Sequence[Candidate]:
-            return [search.least_memory(work, more), *search.alternatives(work)]
-
-        all_found = self._searched(found)
-        if all_found.interrupted:
-            return all_found
-        return replace(all_found, plans=self._least_arena_first(all_found.plans, less.plans[-1:]))
-
-    def _least_arena_first(
+    def _put_least_arena_first(
         self, plans: Sequence[Candidate], others: Sequence[Candidate]
     ) -> Sequence[Candidate]:
         """Put first the plan of the smallest arena: of the first, of others, and of what is near.
@@ -301,7 +324,7 @@ class Schedules(_Network):
 
         def arena(plan: Candidate) -> float:
             try:
-                return self.memory(plan).pool_bytes
+                return self.predict_memory(plan).pool_bytes
             except Refused:
                 return math.inf
 
@@ -314,21 +337,23 @@ class Schedules(_Network):
                 best = plan
         return [best, *(plan for plan in plans if plan is not best)]
 
-    def front(self) -> Searched:
+    def search_front(self) -> Searched:
         """Search for the plans that no other beats, those of least memory included."""
-        less = self._of_less_work(None)
-        if less.interrupted:
-            return self.timed(less)
-        more = [(plan.origin, plan.plan) for plan in less.plans]
-        return self.timed(self._searched(lambda search: search.front(more), self.times.forward))
+        searched = self._search_less_work(None)
+        if not searched.interrupted:
+            starts = [(plan.origin, plan.plan) for plan in searched.plans]
+            forward = self.time_operators().forward
+            searched = self._search(lambda search: search.front(starts), forward)
+        return self.add_times(searched)
 
-    def least(self, work: float | None) -> Searched:
+    def search_least(self, work: float | None) -> Searched:
         """Search for the least memory with this limit of work, as if no budget were given."""
+        self.choose_patience()
         way = copy.copy(self)  # it shares what is known of the network
-        way.options, way.patience = replace(self.options, work=work, budget=None), self.patience
-        return remembered(way, "smallest", way.options, level=logging.DEBUG)
+        way.options = replace(self.options, work=work, budget=None)
+        return remember(way.search_smallest, way.request, way.options, level=logging.DEBUG)
 
-    def _of_less_work(self, work: float | None) -> Searched:
+    def _search_less_work(self, work: float | None) -> Searched:
         """Find the plans of least memory with less work than ``work``; the last is the smallest."""
         plans: list[Candidate] = []
         interrupted = False
@@ -336,93 +361,97 @@ class Schedules(_Network):
             if interrupted or work is not None and limit >= work:
                 break
             try:
-                found = self.least(limit)
+                searched = self.search_least(limit)
             except KeyboardInterrupt:
                 if not plans:
                     raise
                 interrupted = True
             else:
-                plans += found.plans[:1]
-                interrupted = found.interrupted
+                plans += searched.plans[:1]
+                interrupted = searched.interrupted
         return Searched(plans, interrupted)
 
-    def _searched(
+    def _search(
         self,
         search: Callable[[trees.ScheduleSearch], Sequence[Candidate]],
         weights: np.ndarray | None = None,
     ) -> Searched:
         """Search for schedules; KeyboardInterrupt before there is one that recomputes is raised."""
         with progress_bar() as progress:
-            tree = trees.ScheduleSearch(self.load, self.patience, progress, weights, self.parts)
-            found = search(tree)
-        if tree.interrupted and all(each.origin == trees.NOTHING for each in found):
+            tree = trees.ScheduleSearch(
+                self.workload, self.choose_patience(), progress, weights, self.parts
+            )
+            plans = search(tree)
+        if tree.interrupted and all(plan.origin == trees.NOTHING for plan in plans):
             raise KeyboardInterrupt
         heads = {(x, k) for x, k in self.graph.heads if not self.graph.nodes[x].is_variable}
         outputs = sum(self.graph.tensors[x][k].nbytes for x, k in heads)
-        plans = [replace(each, pool_bytes=each.pool_bytes + outputs) for each in found]
+        plans = [replace(plan, pool_bytes=plan.pool_bytes + outputs) for plan in plans]
         return Searched(plans, tree.interrupted)
 
-    def memory(self, plan: Candidate) -> Memory:
-        def placed() -> Memory:
-            return of_step(unroll(self.written, plan.plan), self.held)
+    def predict_memory(self, plan: Candidate) -> Memory:
+        def predict() -> Memory:
+            return predict_step(unroll(self.parts_of_step, plan.plan), self.find_held())
 
-        return self._placed.get_or_make(plan.key, placed)
+        return self._memories.get_or_make(plan.key, predict)
 
-    def bound(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
-        schedules.check(self.load, plan.plan)
-        made, memory = scheduled(self.request.symbol, plan.plan), self.memory(plan)
-        about = made, self.graph, self.request.grad_req, self.mkldnn
-        made.recipe.step(*about, memory.replay.training)
-        return plan, made, memory
+    def bind_plan(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
+        schedules.check(self.workload, plan.plan)
+        planned, memory = scheduled(self.request.symbol, plan.plan), self.predict_memory(plan)
+        planned.recipe.step(
+            planned, self.graph, self.request.grad_req, self.mkldnn, memory.replay.training
+        )
+        return plan, planned, memory
 
-    def timed(self, found: Searched) -> Searched:
+    def add_times(self, searched: Searched) -> Searched:
         """Estimate the times that plans add to a step."""
-        plans = []
-        for plan in found.plans:
-            again = plan.recomputed(len(self.nothing)) @ self.times.forward
-            time = float(again) / self.times.step
-            plans.append(replace(plan, added_time=time))
-        return replace(found, plans=plans)
+        plans, times = [], self.time_operators()
+        for plan in searched.plans:
+            recomputed = plan.recomputed(len(self.graph.nodes)) @ times.forward
+            plans.append(replace(plan, added_time=float(recomputed) / times.step))
+        return replace(searched, plans=plans)
 
 
 Way = Union[Marks, Schedules]
 
 
-def ways_of(request: Request, options: Options) -> Iterator[Way]:
+def make_ways(request: Request, options: Options) -> Iterator[Way]:
     """Make the ways that are asked for in turn; of both, those by which it can be planned."""
     by_marks = Original if options.planner == "chen2016" else Marks
     hows = WAYS if options.how == EITHER else (options.how,)
-    refused = []
+    errors = []
     for how in hows:
         try:
             kind = by_marks if how == "marks" else Schedules
             yield kind(request, replace(options, how=how))
         except MemongerError as error:  # a network that no schedule can hold
             log.info("no plans by how=%r: %s", how, error)
-            refused.append(error)
-    if len(refused) == len(hows):
-        raise refused[0]
+            errors.append(error)
+    if len(errors) == len(hows):
+        raise errors[0]
 
 
-def front(way: Way, known: Sequence[Candidate] = ()) -> Searched:
-    """Search for the plans that no other beats in both memory and time, also from known plans."""
-    return remembered(way, "front", replace(way.options, work=None, budget=None), known)
+def search_front(way: Way, starts: Sequence[Candidate] = ()) -> Searched:
+    """Search for the plans that no other beats in memory and time; marks also from ``starts``."""
+    options = replace(way.options, work=None, budget=None)
+    return remember(way.search_front, way.request, options, starts)
 
 
-def remembered(
-    way: Way,
-    search: str,
+def remember(
+    search: Callable[..., Searched],
+    request: Request,
     options: Options,
-    known: Sequence[Candidate] = (),
+    starts: Sequence[Candidate] = (),
     level: int = logging.INFO,
 ) -> Searched:
-    """Search by this method of a way, unless that was done before, from the same known plans."""
-    key = search, fingerprint(way.request, options), tuple([plan.key for plan in known])
-    found = _known.get(key)
-    if found is not None:
+    """Search by this method of a way, unless that was done before, from the same ``starts``."""
+    plans = tuple([plan.key for plan in starts])
+    key = search.__name__, fingerprint(request, options), plans
+    searched = _searches.get(key)
+    if searched is not None:
         log.log(level, "this network was planned before; what was found then is taken")
-        return found
-    found = getattr(way, search)(*([known] if known else []))
-    if not found.interrupted:
-        _known.put(key, found)
-    return found
+        return searched
+    searched = search(*([starts] if starts else []))
+    if not searched.interrupted:
+        _searches.put(key, searched)
+    return searched

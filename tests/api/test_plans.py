@@ -14,10 +14,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 from memonger.api.plan import plan_of
-from memonger.costs.bind import planned_mb
+from memonger.costs.bind import read_planned_mb
 from memonger.solve.options import Options
 from memonger.solve.request import read_request
-from memonger.solve.solution import smallest
+from memonger.solve.solution import find_smallest
 from memonger.planners.candidates import Candidate, MarkPlan, Searched
 from memonger.solve.ways import Marks, Schedules
 from memonger.support.cache import forget
@@ -87,7 +87,7 @@ def test_a_small_network_is_planned_with_little_effort(
     for batch, patience, expected in ((8000, None, 1.0), (8000, 0.2, 0.2), (512, 2.0, 2.0)):
         symbol, shapes = networks.chain(16, hidden=64, batch=batch)
         request = read_request(symbol, shapes)
-        assert kind(request, Options(how=how, patience=patience)).patience == expected
+        assert kind(request, Options(how=how, patience=patience)).choose_patience() == expected
     assert caplog.text.count("so that it is planned") == 1
 
 
@@ -215,17 +215,17 @@ def test_a_network_that_cannot_be_replayed_is_bound(caplog: pytest.LogCaptureFix
 class Believing(Marks):
     """A search that finds a layer that is recomputed for nothing, and believes it costs nothing."""
 
-    def smallest(self) -> Searched:
+    def search_smallest(self) -> Searched:
         mask = np.array([n.name == "tanh7" for n in self.graph.nodes])
-        plan = dataclasses.replace(super().smallest().plans[0], plan=MarkPlan(mask))
+        plan = dataclasses.replace(super().search_smallest().plans[0], plan=MarkPlan(mask))
         return Searched([dataclasses.replace(plan, pool_bytes=0)], False)
 
 
 class Misled(Marks):
     """A way of which MXNet plans 1 MB more than the replay tells."""
 
-    def bound(self, plan: Candidate) -> Any:
-        *planned, memory = super().bound(plan)
+    def bind_plan(self, plan: Candidate) -> Any:
+        *planned, memory = super().bind_plan(plan)
         return (*planned, dataclasses.replace(memory, bound=memory.bound + 1))
 
 
@@ -233,7 +233,7 @@ class Misled(Marks):
 def test_a_wrong_prediction_is_not_passed_on(way: Any) -> None:
     """The figures are MXNet's, and it is said; what it finds worse than no plan is not returned."""
     request = read_request(net(), SHAPES)
-    solution = smallest(way(request, Options()))
+    solution = find_smallest(way(request, Options()))
     plan, said = plan_of(solution), "; ".join(solution.warnings)
     if way is Believing:
         assert not plan.recomputed and plan.planner == "no plan" and "no plan costs less" in said
@@ -262,7 +262,7 @@ def test_a_plan_is_exact_for_the_gradients_that_are_asked_for(case: str) -> None
     assert plan.exact
     for net, counted in ((plan.symbol, plan.counted_bytes), (symbol, plan.unplanned_bytes)):
         executor = net.simple_bind(mx.cpu(), grad_req=grad_req, **shapes)
-        assert planned_mb(executor) == counted // MB
+        assert read_planned_mb(executor) == counted // MB
     # The plan is right for other gradients too.
     small = {name: (2, *shape[1:]) for name, shape in shapes.items()}
     for other in (grad_req, "write", None):
@@ -335,7 +335,7 @@ def test_a_plan_until_a_layer_costs_no_more_than_the_whole_cut_off_there() -> No
     way = Marks(read_request(symbol, shapes), Options())
     plan = memonger.plan(symbol, shapes, until=until)
     assert plan.exact and plan.counted_bytes < plan.candidates["no plan"]
-    assert plan.counted_bytes <= way.cost(way.rules.apply(mask))
+    assert plan.counted_bytes <= way.count_pool(way.build_rules().apply(mask))
 
 
 def test_nothing_before_the_first_layer_can_be_recomputed(caplog: pytest.LogCaptureFixture) -> None:
@@ -359,7 +359,7 @@ def test_devices_share_the_batch_as_module_splits_it(batch: int, devices: int, s
     assert plan.symbol.tojson() == alone.symbol.tojson()
     module = mx.mod.Module(plan.symbol, context=[mx.cpu(i) for i in range(devices)])
     module.bind([("data", whole["data"])], [("softmax_label", (batch,))])
-    assert max(map(planned_mb, module._exec_group.execs)) == plan.counted_bytes // MB
+    assert max(map(read_planned_mb, module._exec_group.execs)) == plan.counted_bytes // MB
 
 
 def test_devices_split_the_batch_where_the_layout_has_it() -> None:

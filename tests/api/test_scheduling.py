@@ -9,7 +9,7 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.costs.held import rounded
+from memonger.costs.held import round_for_gpu
 from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.execution.symbol import ScheduledSymbol
 from memonger.support.errors import BudgetError
@@ -90,9 +90,9 @@ def test_the_memory_of_a_device_is_blocks_arguments_and_gradients() -> None:
     requests = dict(as_module(symbol, shapes), fc0_weight="add")
     plan = planned((symbol, shapes), work=3.0, grad_req=requests)
     found = symbol.infer_shape(**shapes)[0]
-    arguments = sum(int(rounded(Tensor(s, "float32").nbytes)) for s in found)
+    arguments = sum(int(round_for_gpu(Tensor(s, "float32").nbytes)) for s in found)
     sizes = [s for n, s in zip(symbol.list_arguments(), found) if requests[n] != "null"]
-    gradients = sum(int(rounded(Tensor(s, "float32").nbytes)) for s in sizes)
+    gradients = sum(int(round_for_gpu(Tensor(s, "float32").nbytes)) for s in sizes)
     blocks = plan.device_bytes - arguments - gradients
     assert 0 <= blocks - plan.counted_bytes < 2 * MB
 

@@ -7,7 +7,7 @@ from typing import Any
 import mxnet as mx
 import networks
 import pytest
-from memonger.costs.time.flops import forward_flops
+from memonger.costs.time.flops import count_forward_flops
 from operator_cases import CASES, SMALL_SHAPES, small_net
 from planned import forward
 
@@ -115,7 +115,7 @@ PRODUCTS: list[tuple[Any, list[tuple[int, ...]]]] = [
 @pytest.mark.parametrize("row", range(len(BY_HAND)), ids=lambda k: f"{k} {BY_HAND[k][0].name}")
 def test_formulas(row: int) -> None:
     symbol, shapes, expected = BY_HAND[row]
-    assert forward_flops(forward(symbol, dict(zip("abc", shapes)))).sum() == expected
+    assert count_forward_flops(forward(symbol, dict(zip("abc", shapes)))).sum() == expected
 
 
 @pytest.mark.parametrize("row", range(len(PRODUCTS)), ids=lambda k: f"{k} {PRODUCTS[k][0].name}")
@@ -126,12 +126,12 @@ def test_products_of_ones(row: int) -> None:
     for array in executor.arg_arrays:
         array[:] = 1
     summands = executor.forward()[0].asnumpy().sum()
-    assert forward_flops(forward(symbol, shapes)).sum() == 2 * summands
+    assert count_forward_flops(forward(symbol, shapes)).sum() == 2 * summands
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_operator_has_a_count(name: str) -> None:
-    counts = forward_flops(forward(small_net(CASES[name]), SMALL_SHAPES))
+    counts = count_forward_flops(forward(small_net(CASES[name]), SMALL_SHAPES))
     assert (counts >= 0).all()
     assert counts.sum() > 4 * 10 * 288 * 2  # its first node, a FullyConnected
 
@@ -148,7 +148,7 @@ PUBLISHED: dict[str, float] = {
 def test_networks(name: str) -> None:
     image = 299 if name == "inceptionv3" else 224
     graph, published = forward(*networks.model_zoo(name, 2, image)), PUBLISHED[name]
-    counts = forward_flops(graph)
+    counts = count_forward_flops(graph)
     products = [i for i, n in enumerate(graph.nodes) if n.op in ("Convolution", "FullyConnected")]
     assert counts[products].sum() / 2 / 2e9 == pytest.approx(published, rel=0.02)
     assert counts[products].sum() < counts.sum() < 1.1 * counts[products].sum()

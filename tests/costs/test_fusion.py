@@ -7,7 +7,7 @@ from typing import Any, Sequence
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.costs.fusion import fusible
+from memonger.costs.fusion import find_fusible
 from memonger.support.kernels import compiled
 from memonger.graph.training import training_graph
 
@@ -103,7 +103,7 @@ def test_sets_are_those_of_mxnet(first: int) -> None:
     for seed in range(first, first + 20):
         graph = forward(*drawn_network(seed))
         training = training_graph(graph)
-        t, parts = training.arrays, fusible(training)
+        t, parts = training.arrays, find_fusible(training)
         entry = t.output_start[t.read_row] + t.read_output
         maker = np.repeat(np.arange(len(t.variable)), np.diff(t.output_start))
         for share in (0.0, 0.5, 0.9, 1.0):
@@ -112,11 +112,11 @@ def test_sets_are_those_of_mxnet(first: int) -> None:
             order, _ = compiled.order_and_reads(t, mask)
             place = np.zeros(len(t.variable), dtype=np.int64)
             place[order] = np.arange(len(order))
-            read = compiled.entries_read(t, mask, entry, t.read_row, t.read_owner)
+            read = compiled.find_entries(t, mask, entry, t.read_row, t.read_owner)
             sources = [place[maker[read[t.read_start[r] : t.read_start[r + 1]]]] for r in order]
             last = place[t.head_row[: t.outputs]].max()
             wanted = Subsets(sources, parts.joins[order], parts.starts[order], last).numbered()
-            assert compiled.fused_sets(t, parts, mask, order)[1].tolist() == wanted
+            assert compiled.find_fused_sets(t, parts, mask, order)[1].tolist() == wanted
 
 
 def test_sets_take_little_memory() -> None:
@@ -126,7 +126,7 @@ import resource, sys
 import memonger, numpy as np
 sys.path.insert(0, "examples")
 import networks
-from memonger.costs.fusion import fusible
+from memonger.costs.fusion import find_fusible
 from memonger.support.kernels import compiled
 from memonger.graph.inputs import read_shapes
 from memonger.graph.read import forward_graph
@@ -139,8 +139,8 @@ symbol, shapes = networks.lstm(layers=4, steps=200)
 training = training_graph(forward_graph(symbol, read_shapes(symbol, shapes, {}, None)))
 mask = np.array([op not in ("null", "Dropout") for op in training.ops[:training.arrays.forward]])
 order, _ = compiled.order_and_reads(training.arrays, mask)
-parts, before = fusible(training), peak()
-assert compiled.fused_sets(training.arrays, parts, mask, order)[0] > 1600
+parts, before = find_fusible(training), peak()
+assert compiled.find_fused_sets(training.arrays, parts, mask, order)[0] > 1600
 print(peak() - before)
 """)
     assert int(grown) < 20_000  # KB

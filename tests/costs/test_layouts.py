@@ -10,7 +10,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from blocked_networks import drawn
-from memonger.costs.layouts import BLOCKS, PLAIN, layout_arrays
+from memonger.costs.layouts import BLOCKS, PLAIN, find_layouts
 from memonger.support.cache import forget
 from memonger.support.kernels import compiled
 from memonger.graph.training import training_graph
@@ -136,7 +136,7 @@ def predicted(conv: Any) -> int:
     training = training_graph(forward(x, {"data": (mb, ic, size, size)}))
     t, nothing = training.arrays, np.zeros(training.arrays.forward, dtype=np.bool_)
     order, reads = compiled.order_and_reads(t, nothing)
-    made = compiled.follow(t, layout_arrays(training), nothing, order, reads)[0]
+    made = compiled.follow_layouts(t, find_layouts(training), nothing, order, reads)[0]
     return int(made[t.output_start[training.ops.index("Convolution")]])
 
 

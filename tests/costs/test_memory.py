@@ -10,12 +10,12 @@ import mxnet as mx
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from memonger.costs.lower_bound import lower_bound
-from memonger.costs.held import rounded
+from memonger.costs.lower_bound import find_lower_bound
+from memonger.costs.held import round_for_gpu
 from memonger.costs.replay import replay
 from memonger.graph.training import training_graph
 from memonger.schedules.expand import parts, unroll
-from memonger.solve.memory import of_step
+from memonger.solve.memory import predict_step
 
 import networks
 from drawn_schedules import LEVELS, work_of
@@ -101,7 +101,7 @@ ROUNDED: list[tuple[dict[str, str], dict[int, int]]] = [
 def test_rounding(variables: Any, taken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert rounded([*taken]).tolist() == [*taken.values()]
+    assert round_for_gpu([*taken]).tolist() == [*taken.values()]
 
 
 def test_arrays_of_a_chain() -> None:
@@ -138,7 +138,7 @@ def described(symbol: Any, shapes: Any) -> Any:
     graph = forward(symbol, shapes)
     parameters = [a for a in graph.arguments if graph.nodes[a].name not in shapes]
     training = training_graph(graph, parameters)
-    found = lower_bound(training)
+    found = find_lower_bound(training)
     return found.nbytes / MB, found.own_bytes / MB, training.names[found.row]
 
 
@@ -161,7 +161,7 @@ def test_what_is_computed_once_is_held() -> None:
 
 def test_nothing_to_hold() -> None:
     graph = forward(S.BlockGrad(S.Variable("data")), {"data": (4, 4)})
-    assert lower_bound(training_graph(graph)).nbytes <= 64
+    assert find_lower_bound(training_graph(graph)).nbytes <= 64
 
 
 @settings(max_examples=150)
@@ -172,8 +172,11 @@ def test_no_plan_goes_below(drawn: Any, seed: int, share: float, level: str) -> 
     chosen = np.random.RandomState(seed).uniform(size=len(rules.graph.nodes)) < share
     mask = rules.apply(chosen & rules.allowed)
     for training in rules.trainings:
-        assert lower_bound(training).nbytes <= replay(training, mask).timeline().live_bytes().max()
+        assert (
+            find_lower_bound(training).nbytes
+            <= replay(training, mask).timeline().live_bytes().max()
+        )
     work = work_of(symbol, shapes)
     step = unroll(parts(work), LEVELS[level](work, seed))
-    memory = of_step(step)
-    assert lower_bound(work.training).nbytes <= memory.peak_bytes
+    memory = predict_step(step)
+    assert find_lower_bound(work.training).nbytes <= memory.peak_bytes

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from memonger.costs.placement import Placement, placed
+from memonger.costs.placement import Placement, place_items
 
 ALIGNMENT = 64
 Item = Tuple[int, int, int]  # the first and the last step, and the bytes
@@ -25,7 +25,7 @@ ITEMS = st.builds(
 def place(items: list[Item], alignment: int = ALIGNMENT) -> Placement:
     start, stop, nbytes = np.array(items, dtype=np.int64).reshape(-1, 3).T
     steps = int(stop.max(initial=-1)) + 1
-    return placed(start.astype(np.int32), stop.astype(np.int32), nbytes, steps, alignment)
+    return place_items(start.astype(np.int32), stop.astype(np.int32), nbytes, steps, alignment)
 
 
 def assert_placed(items: list[Item], found: Placement, alignment: int = ALIGNMENT) -> None:

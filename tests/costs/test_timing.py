@@ -39,10 +39,10 @@ def by_name(training: TrainingGraph, values: np.ndarray) -> Any:
 
 def test_work_and_bytes() -> None:
     """A gradient of a product once for each input; 4 bytes an element, each tensor once."""
-    work = by_name(two_layers(), timing.row_flops(two_layers()))
+    work = by_name(two_layers(), timing.count_row_flops(two_layers()))
     assert work["fc"] == 2 * 4 * 5 * 3 and work["tanh"] == 20
     assert work["fc_backward"] == 2 * work["fc"] and work["tanh_backward"] == 20
-    moved = by_name(two_layers(), timing.moved_bytes(two_layers()))
+    moved = by_name(two_layers(), timing.count_moved_bytes(two_layers()))
     assert moved["fc"] == 4 * (4 * 3 + 5 * 3 + 4 * 5) and moved["tanh"] == 4 * (20 + 20)
     assert moved["tanh_backward"] >= 4 * (20 + 20 + 20)  # gradient, output, what is made
     assert "data" not in moved
@@ -51,9 +51,9 @@ def test_work_and_bytes() -> None:
 def test_roofline() -> None:
     training = two_layers()
     rows = [training.names.index(name) for name in ("fc", "tanh", "flat")]
-    arithmetic = timing.predicted(training, Rates(1.0, 1e12, 0.5))
+    arithmetic = timing.predict_times(training, Rates(1.0, 1e12, 0.5))
     assert arithmetic.forward[rows] == pytest.approx([120.5, 20.5, 0])
-    memory = timing.predicted(training, Rates(1e12, 1.0, 0.0))
+    memory = timing.predict_times(training, Rates(1e12, 1.0, 0.0))
     assert memory.forward[rows] == pytest.approx([188, 160, 0])
     assert memory.step > memory.forward.sum()
 
@@ -73,16 +73,16 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[
 
 
 def test_rates_are_measured_once(disk: Any) -> None:
-    first = timing.rates_of(CPU)
-    assert all(rate > 0 for rate in first) and timing.rates_of(CPU) == first
+    first = timing.find_rates(CPU)
+    assert all(rate > 0 for rate in first) and timing.find_rates(CPU) == first
     content = disk("rates", rates=[3, 2, 1])
     assert content["mxnet"] == mx.__version__ and content["rates"] == list(first)
-    assert timing.rates_of(CPU) == Rates(3, 2, 1)
+    assert timing.find_rates(CPU) == Rates(3, 2, 1)
 
 
 def of_kind(symbol: Any, **shapes: Any) -> Any:
     graph = planned.forward(symbol, shapes)
-    return timing.example_of(graph, graph.operators[-1])
+    return timing.choose_example(graph, graph.operators[-1])
 
 
 def test_kinds() -> None:
@@ -121,19 +121,22 @@ def test_paces(behind: bool, disk: Any) -> None:
     slow, quick = S.broadcast_power(x, x, name="slow"), S.elemwise_add(x, x, name="quick")
     example = of_kind(slow, data=shape)
     assert example.behind == behind
-    symbols = timing.symbols_of(example)
+    symbols = timing.build_symbols(example)
     assert len(symbols) == 1 + behind and all(len(s.list_outputs()) == 1 for s in symbols)
     tied = S.broadcast_mul(x, S.ones((1,)), name="tied")
     graph = planned.forward(S.Group([slow, quick, tied]), {"data": shape})
     training, names = training_graph(graph), [node.name for node in graph.nodes]
-    paces = {names[i]: pace for i, pace in timing.efficiency_factors(training, CPU).items()}
+    paces = {names[i]: pace for i, pace in timing.find_factors(training, CPU).items()}
     assert paces["slow"][0] > 3 * paces["quick"][0] and "tied" in paces
     content = disk("kinds", **{json.dumps(example): [10.0, 100.0]})
     assert json.dumps(example) in content
-    found, i = timing.efficiency_factors(training, CPU), names.index("slow")
+    found, i = timing.find_factors(training, CPU), names.index("slow")
     assert found[i] == (10.0, 100.0)
     rates = Rates(1e9, 1e9, 0)
-    plain, longer = timing.predicted(training, rates), timing.predicted(training, rates, found)
+    plain, longer = (
+        timing.predict_times(training, rates),
+        timing.predict_times(training, rates, found),
+    )
     assert longer.forward[i] == 10 * plain.forward[i]
     assert longer.gradient[i] == 100 * plain.gradient[i]
     assert longer.step > plain.step + 9 * plain.forward[i]
@@ -148,18 +151,18 @@ def test_gradients_that_are_not_computed() -> None:
     graph = planned.forward(symbol, {"data": (4, 5), "label": (4, 5)})
     names = [node.name for node in graph.nodes]
     training = training_graph(graph, [names.index("fc_weight")])
-    times = timing.predicted(training, Rates(1.0, 1e12, 0))
+    times = timing.predict_times(training, Rates(1.0, 1e12, 0))
     gradient = dict(zip(names, times.gradient.tolist()))
     assert gradient["frozen"] == gradient["tanh"] == 0 and gradient["fc"] >= 2 * 4 * 5 * 5
-    everything = timing.predicted(training_graph(graph), Rates(1.0, 1e12, 0))
+    everything = timing.predict_times(training_graph(graph), Rates(1.0, 1e12, 0))
     assert (everything.gradient[list(graph.operators[:3])] > 0).all()
 
 
 def test_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MEMONGER_CACHE", str(tmp_path / "file"))
-    first = timing.rates_of(CPU)
-    assert first.flops > 0 and timing.rates_of(CPU) == first  # this process keeps it
+    first = timing.find_rates(CPU)
+    assert first.flops > 0 and timing.find_rates(CPU) == first  # this process keeps it
 
 
 def test_operators_are_measured_once(disk: Any) -> None:
@@ -171,7 +174,7 @@ def test_operators_are_measured_once(disk: Any) -> None:
     x = S.Embedding(x, input_dim=10, output_dim=4, name="embed")
     training = training_graph(planned.forward(S.MakeLoss(x, name="loss"), {"data": (4, 5)}))
     names = list(training.names)
-    first = timing.times_of(training, CPU, measure=True)
+    first = timing.find_times(training, CPU, measure=True)
     assert (first.forward[[names.index("fc0"), names.index("embed")]] > 0).all()
     content = disk("operators")
     keys = {json.loads(key)[0]: key for key in content if key[0] == "["}
@@ -180,12 +183,12 @@ def test_operators_are_measured_once(disk: Any) -> None:
     assert all(seconds > 0 for seconds in content[keys["FullyConnected"]])
     disk("operators", **{key: [7.0, 20.0] for key in keys.values()})
     disk("rates", rates=[1e15, 1e15, 0.0])  # what is predicted takes no time
-    tie = json.dumps(timing.example_of(training.graph, names.index("tie")))
+    tie = json.dumps(timing.choose_example(training.graph, names.index("tie")))
     disk("kinds", **{tie: [2.0, 3.0]})
-    times = timing.times_of(training, CPU, measure=True)
+    times = timing.find_times(training, CPU, measure=True)
     assert [times.forward[names.index(f"fc{k}")] for k in range(3)] == [7.0] * 3
     assert [times.gradient[names.index(f"fc{k}")] for k in range(3)] == [13.0] * 3
-    plain = timing.predicted(training, timing.rates_of(CPU))
+    plain = timing.predict_times(training, timing.find_rates(CPU))
     assert times.forward[names.index("tie")] == 2 * plain.forward[names.index("tie")] > 0
     assert times.gradient[names.index("tie")] == 3 * plain.gradient[names.index("tie")] > 0
     alone = times.forward == 7

@@ -10,7 +10,7 @@ from typing import Any, Dict, Mapping, Sequence, Tuple
 
 import memonger
 import mxnet as mx
-from memonger.costs.bind import planned_mb
+from memonger.costs.bind import read_planned_mb
 from memonger.schedules.execution.arena import address
 
 from planned import as_module, module_plan, nodes
@@ -59,7 +59,7 @@ def steps(dry: DryRun, ways: Any, shapes: Any, types: Any) -> None:
         dry.note(f"ran {name} {fusion}")
         found = SimpleNamespace(
             way=(name, fusion),
-            pool=planned_mb(executor),
+            pool=read_planned_mb(executor),
             fused=executor.debug_str().count("FusedOp"),
             setting=os.environ["MXNET_USE_FUSION"],
             states={n: f"0x{address(a):x}" for n, a in executor.aux_dict.items()},

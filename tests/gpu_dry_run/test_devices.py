@@ -7,7 +7,7 @@ from typing import Any
 import memonger
 import mxnet as mx
 import pytest
-from memonger.costs.bind import planned_mb
+from memonger.costs.bind import read_planned_mb
 
 import networks
 from mixed_networks import KINDS
@@ -65,7 +65,7 @@ def by_a_script(dry: DryRun, symbol: Any, shapes: Any, options: Any) -> None:
         module = mx.mod.Module(symbol, context=[mx.gpu(0), mx.gpu(1)])
         module.bind([("data", shapes["data"])], [("softmax_label", shapes["softmax_label"])])
     told = [(str(plan.request.ctx), plan.pool_bytes // 2**20) for plan in session.plans]
-    dry.emit((told, [planned_mb(executor) for executor in module._exec_group.execs]))
+    dry.emit((told, [read_planned_mb(executor) for executor in module._exec_group.execs]))
     dry.emit(session.plans[0].unplanned_bytes // 2**20)
 
 

@@ -13,14 +13,14 @@ from typing import Any, Callable, Iterable
 import memonger
 import mxnet as mx
 import pytest
-from memonger.costs.bind import planned_mb
-from memonger.costs.held import rounded
+from memonger.costs.bind import read_planned_mb
+from memonger.costs.held import round_for_gpu
 from memonger.costs.replay import replay
 from memonger.graph import marks
 from memonger.graph.training import training_graph
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.expand import parts, unroll
-from memonger.solve.memory import wanted
+from memonger.solve.memory import find_wanted
 
 import networks
 from drawn_schedules import nested, work_of
@@ -114,11 +114,14 @@ def test_blocks_of_float16(
     more = (0.2 if pool == "Round" else 0.1) * MB  # it rounds what operators share up as well
     assert 0 <= taken.peak - plan.device_bytes < more
     graph = forward(plan.symbol, shapes, types)
-    training = training_graph(graph, wanted(graph, as_module(symbol, shapes)))
+    training = training_graph(graph, find_wanted(graph, as_module(symbol, shapes)))
     blocks = replay(training, marks.read_mask(graph)).block_bytes()
     assert blocks.sum() == plan.pool_bytes
     asked = [int(line.split()[1]) for line in taken.calls if line.startswith("cudaMalloc ")]
-    asked_for, expected = collections.Counter(asked), collections.Counter(rounded(blocks).tolist())
+    asked_for, expected = (
+        collections.Counter(asked),
+        collections.Counter(round_for_gpu(blocks).tolist()),
+    )
     assert not expected - asked_for
     others = asked_for - expected  # what operators share for their own use
     assert sum(size * count for size, count in others.items()) < more
@@ -230,7 +233,7 @@ def fit(dry: DryRun, ways: Any, shapes: Any) -> None:
             batch_end_callback=lambda _: mx.nd.waitall(),
         )
         mx.nd.waitall()
-        pools = [planned_mb(executor) for executor in module._exec_group.execs]
+        pools = [read_planned_mb(executor) for executor in module._exec_group.execs]
         peaks = [dry.peak_bytes(k) for k in range(2)]
         half = len(images) // 2  # the last, partial batch of an epoch
         for batch in mx.io.NDArrayIter(images[:half], labels[:half], batch_size=half):

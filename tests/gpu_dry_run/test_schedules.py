@@ -9,7 +9,7 @@ import memonger  # noqa: F401
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.costs.held import rounded
+from memonger.costs.held import round_for_gpu
 from memonger.planners.trees.search import ScheduleSearch
 from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.expand import parts, unroll
@@ -67,7 +67,7 @@ def expected_bytes(work: Workload, schedule: Schedule) -> tuple[int, int]:
     bound += [step.signatures[row].tensors[0].nbytes for row in ours]
     replayed = step.replay()
     blocks = np.concatenate([replayed.block_bytes(), np.array(bound, dtype=np.int64)])
-    return replayed.pool_bytes, int(rounded(blocks).sum())
+    return replayed.pool_bytes, int(round_for_gpu(blocks).sum())
 
 
 @pytest.mark.parametrize(

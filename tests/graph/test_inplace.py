@@ -12,7 +12,7 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.costs.bind import bind, planned_mb
+from memonger.costs.bind import bind, read_planned_mb
 from memonger.costs.replay import replay
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.operators.inplace import inplace_options
@@ -265,7 +265,7 @@ def test_total(name: str) -> None:
     with environment(MXNET_SUBGRAPH_BACKEND="NONE"):
         for symbol, training in trainings(CASES[name]):
             executor = bind(symbol, training.graph, mx.cpu(), training.wanted)
-            assert pool(training) == planned_mb(executor)
+            assert pool(training) == read_planned_mb(executor)
 
 
 def test_every_entry_is_as_logged() -> None:

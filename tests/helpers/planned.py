@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterable
 import memonger
 import mxnet as mx
 import numpy as np
-from memonger.costs.bind import planned_mb
+from memonger.costs.bind import read_planned_mb
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.read import forward_graph
 from memonger.graph.inputs import read_shapes
@@ -143,7 +143,7 @@ def assert_bound(found: Any, executor: Any) -> None:
     ops = [found.training.ops[row] for row in found.order]
     nodes = read_debug_str(executor.debug_str())[1]
     assert [op for op in ops if op != "null"] == [node["op"] for node in nodes]
-    assert found.pool_bytes >> 20 == planned_mb(executor)
+    assert found.pool_bytes >> 20 == read_planned_mb(executor)
 
 
 def plan_of(network: Any, how: str, **options: Any) -> memonger.Plan:

@@ -30,8 +30,8 @@ BATCHES: dict[str, Any] = {"data": (None, 3, 64, 64)}
 @pytest.fixture(autouse=True)
 def a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1 TFLOP/s and 100 GB/s, whatever the tests run on."""
-    monkeypatch.setattr(timing, "rates_of", lambda ctx: Rates(1e12, 1e11, 1e-6))
-    monkeypatch.setattr(timing, "efficiency_factors", lambda training, ctx: {})
+    monkeypatch.setattr(timing, "find_rates", lambda ctx: Rates(1e12, 1e11, 1e-6))
+    monkeypatch.setattr(timing, "find_factors", lambda training, ctx: {})
 
 
 def net() -> Any:

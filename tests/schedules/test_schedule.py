@@ -15,7 +15,7 @@ from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import check
 from memonger.schedules.training_step import TrainingStep
 from memonger.schedules.expand import parts, unroll
-from memonger.solve.memory import of_step
+from memonger.solve.memory import predict_step
 from memonger.support.mxnet import environment
 
 import networks
@@ -62,7 +62,7 @@ def train(symbol: Any, shapes: Any, levels: Iterable[str], added: str = "", **mo
         made = {id(a): a for a in executor.outputs if all(a is not b for b in executor.arg_arrays)}
         taken = executor.arena.nbytes + sum(a.size * a.dtype().itemsize for a in made.values())
         step = step_for(forward(symbol, shapes, types), schedule, requests, has_mkldnn(mx.cpu()))
-        assert taken == of_step(step).pool_bytes
+        assert taken == predict_step(step).pool_bytes
         check_memory(step)
 
 
@@ -212,4 +212,4 @@ def test_memory_is_predicted(name: str) -> None:
     for level in FAST[:4]:
         step = unroll(parts(work), LEVELS[level](work, 0))
         outputs = sum(step.tensor(head).nbytes for head in step.heads[: step.arrays.outputs])
-        assert 0 <= of_step(step).peak_bytes - check_memory(step) <= outputs
+        assert 0 <= predict_step(step).peak_bytes - check_memory(step) <= outputs

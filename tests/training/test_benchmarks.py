@@ -15,7 +15,7 @@ import memonger
 import mxnet as mx
 import networks
 import pytest
-from memonger.costs.bind import planned_mb
+from memonger.costs.bind import read_planned_mb
 from planned import ROOT, as_module, forward, module_plan, run_python
 
 MB = 2**20
@@ -227,7 +227,7 @@ def test_alternatives_are_compared_bit_for_bit(
     def cost(batch: int) -> int:
         symbol, shapes = networks.resnet((1, 1), batch, image=32, classes=10, filters=8)
         requests = as_module(symbol, shapes)
-        return planned_mb(symbol.simple_bind(mx.cpu(), grad_req=requests, **shapes))
+        return read_planned_mb(symbol.simple_bind(mx.cpu(), grad_req=requests, **shapes))
 
     none = rows["no plan"]["mb"]
     halves, quarters = rows["2 smaller batches"], rows["4 smaller batches"]

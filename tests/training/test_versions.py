@@ -9,7 +9,7 @@ import memonger
 import mxnet as mx
 import pytest
 from memonger import cli
-from memonger.costs.bind import bind, planned_mb
+from memonger.costs.bind import bind, read_planned_mb
 from memonger.support.versions import VERSION
 
 import blocks
@@ -61,7 +61,7 @@ def test_told_is_bound(name: str) -> None:
     plan = memonger.plan(symbol, shapes, **QUICK)
     assert plan.exact and plan.counted_bytes < plan.candidates["no plan"]
     for net, told in (symbol, plan.candidates["no plan"]), (plan.symbol, plan.counted_bytes):
-        bound = planned_mb(bind(net, forward(net, shapes), mx.cpu()))
+        bound = read_planned_mb(bind(net, forward(net, shapes), mx.cpu()))
         assert bound == told >> 20
 
 

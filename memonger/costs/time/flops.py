@@ -126,7 +126,7 @@ _OF_SEVERAL: dict[str, Formula] = {
 _FORMULAS = {op: formula for ops, formula in _OF_SEVERAL.items() for op in ops.split()}
 
 
-def forward_flops(graph: ForwardGraph) -> np.ndarray:
+def count_forward_flops(graph: ForwardGraph) -> np.ndarray:
     """Count the operations of the forward pass of each node of a graph, int64."""
     counts = np.zeros(len(graph.nodes), dtype=np.int64)
     for i in graph.operators:

@@ -28,7 +28,7 @@ from typing import Any, Callable, ContextManager, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from memonger.costs.bind import has_mkldnn
-from memonger.costs.time.flops import forward_flops
+from memonger.costs.time.flops import count_forward_flops
 from memonger.graph.arrays import BACKWARD
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import InputSpec
@@ -87,23 +87,25 @@ class Example(NamedTuple):
         return load_nodes(*alone(self.op, dict(self.attrs), len(self.shapes)))
 
 
-def times_of(training: TrainingGraph, ctx: Any, measure: bool = False) -> Times:
+def find_times(training: TrainingGraph, ctx: Any, measure: bool = False) -> Times:
     """Predict the times of a training step, or ``measure`` those of operators that run alone."""
-    factors = efficiency_factors(training, ctx)
-    times = predicted(training, rates_of(ctx), factors)
+    factors = find_factors(training, ctx)
+    times = predict_times(training, find_rates(ctx), factors)
     return _measured(training, ctx, times, factors) if measure else times
 
 
-def predicted(training: TrainingGraph, rates: Rates, factors: Factors | None = None) -> Times:
+def predict_times(training: TrainingGraph, rates: Rates, factors: Factors | None = None) -> Times:
     """Predict the times of a training step."""
     t, n = training.arrays, training.arrays.forward
-    rows = np.maximum(row_flops(training) / rates.flops, moved_bytes(training) / rates.nbytes)
+    rows = np.maximum(
+        count_row_flops(training) / rates.flops, count_moved_bytes(training) / rates.nbytes
+    )
     rows += rates.call
     longer = np.ones((n + 1, 2))  # the last is that of rows without an owner
     for i, factor in (factors or {}).items():
         longer[i] = factor
     rows *= longer[training.origin, (training.phases == BACKWARD).astype(int)]
-    rows[views(training)] = 0
+    rows[find_free_rows(training)] = 0
     run = np.unique(t.walk_row[t.walk_row >= 2 * n])
     owned = run[training.origin[run] >= 0]
     gradient = np.bincount(training.origin[owned], rows[owned], minlength=n)
@@ -111,18 +113,18 @@ def predicted(training: TrainingGraph, rates: Rates, factors: Factors | None = N
     return Times(rows[n : 2 * n].copy(), gradient, step)
 
 
-def row_flops(training: TrainingGraph) -> np.ndarray:
+def count_row_flops(training: TrainingGraph) -> np.ndarray:
     """Count the FLOPs of each row; a gradient has its operator's for each input, twice at most."""
     n, backward = training.arrays.forward, training.phases == BACKWARD
     owners = training.origin[backward]
-    forward = forward_flops(training.graph).astype(np.float64)
+    forward = count_forward_flops(training.graph).astype(np.float64)
     inputs = [min(2, max(1, len(facts.passes))) for facts in training.facts]
     rows = np.bincount(owners[owners >= 0], minlength=n)  # of each operator's gradient
     each = forward * inputs / np.maximum(rows, 1)
     return np.concatenate([forward, forward, np.where(owners >= 0, each[owners], 0)])
 
 
-def moved_bytes(training: TrainingGraph) -> np.ndarray:
+def count_moved_bytes(training: TrainingGraph) -> np.ndarray:
     """Count the bytes that each row of a training graph reads and writes; each tensor once."""
     t, rows = training.arrays, np.arange(len(training.ops))
     sizes = (t.elements * t.itemsize).astype(np.float64)
@@ -134,7 +136,7 @@ def moved_bytes(training: TrainingGraph) -> np.ndarray:
     return moved
 
 
-def views(training: TrainingGraph) -> np.ndarray:
+def find_free_rows(training: TrainingGraph) -> np.ndarray:
     """Tell which rows take no time: variables, and what may hand on its input as it is."""
     t = training.arrays
     # What makes a gradient adds it in place (src/executor/inplace_addto_detect_pass.cc).
@@ -144,7 +146,7 @@ def views(training: TrainingGraph) -> np.ndarray:
     return free
 
 
-def rates_of(ctx: Any) -> Rates:
+def find_rates(ctx: Any) -> Rates:
     """Look up what a device can do: measured the first time, then read from disk."""
     with _kept("rates", ctx) as kept:
         if "rates" not in kept:
@@ -180,12 +182,12 @@ def _quickest(*runs: Run) -> list[float]:
     return np.min([[_seconds(run) for run in runs] for _ in range(ROUNDS)], axis=0).tolist()
 
 
-def efficiency_factors(training: TrainingGraph, ctx: Any) -> dict[int, tuple[float, ...]]:
+def find_factors(training: TrainingGraph, ctx: Any) -> dict[int, tuple[float, ...]]:
     """Look up, or measure first, how much longer than by the roofline forward nodes take."""
     rates, factors = None, {}
     with _kept("kinds", ctx) as kept:
         for i in _timed(training):
-            example = example_of(training.graph, i)
+            example = choose_example(training.graph, i)
             key = json.dumps(example)
             if example and key not in kept:
                 # Not the rates that are kept: what else runs just then slows both down.
@@ -198,7 +200,7 @@ def efficiency_factors(training: TrainingGraph, ctx: Any) -> dict[int, tuple[flo
 
 def _timed(training: TrainingGraph) -> list[int]:
     """List the forward nodes that take time."""
-    return np.setdiff1d(training.arrays.first, np.flatnonzero(views(training))).tolist()
+    return np.setdiff1d(training.arrays.first, np.flatnonzero(find_free_rows(training))).tolist()
 
 
 def _measure_pace(example: Example, rates: Rates, ctx: Any) -> list[float] | None:
@@ -207,16 +209,16 @@ def _measure_pace(example: Example, rates: Rates, ctx: Any) -> list[float] | Non
     tensors = [Tensor(shape, "float32") for shape in example.shapes]
     try:
         training = training_graph(forward_graph(example.alone(), InputSpec(shapes, {})))
-        seconds = _quickest_steps(symbols_of(example), tensors, ctx)
+        seconds = _quickest_steps(build_symbols(example), tensors, ctx)
     except (MemongerError, *MXNET_ERRORS):
         return None
     forward, both = seconds[-1] - (seconds[0] if example.behind else 0.0)
-    times = predicted(training, rates)
+    times = predict_times(training, rates)
     expected = np.maximum([times.forward[-1], times.gradient[-1]], 1e-9)
     return np.clip([forward, both - forward] / expected, *FACTORS).tolist()
 
 
-def example_of(graph: ForwardGraph, i: int) -> Example | None:
+def choose_example(graph: ForwardGraph, i: int) -> Example | None:
     """Choose the operator that stands for the class of an operator, if there is one."""
     node = graph.nodes[i]
     inputs = [graph.tensors[a][b] for a, b in node.inputs]
@@ -237,7 +239,7 @@ def example_of(graph: ForwardGraph, i: int) -> Example | None:
     return Example(node.op, tuple(sorted((k, str(v)) for k, v in attrs.items())), tuple(shapes))
 
 
-def symbols_of(example: Example) -> list[Any]:
+def build_symbols(example: Example) -> list[Any]:
     """Build what is run to measure an example: without it, if it is ``behind``, and with it."""
     x = _pointwise(mx.sym.Variable("data"), "before")
     given = {IMAGES: x, ONE: mx.sym.ones(ONE)}
@@ -298,7 +300,7 @@ def _measured(training: TrainingGraph, ctx: Any, base: Times, factors: Factors) 
     forward, gradient = base.forward.copy(), base.gradient.copy()
     with _kept("operators", ctx) as kept:
         for i in _timed(training):
-            example = example_of(graph, i) if i in factors else None
+            example = choose_example(graph, i) if i in factors else None
             # Alone they would get other layouts than in the network, and their constants gradients.
             if example and (blocks and example.behind or ONE in example.shapes):
                 continue

@@ -50,7 +50,7 @@ def layout_of_output(
 ) -> str:
     """Return how output ``k``, a ``tensor``, gets its layout; ``data`` is the first input.
 
-    ``costs.layouts.layout_of`` defines the words. 'usual' means the usual blocks, 'chosen' a layout
+    ``costs.layouts.find_layout`` defines the words. 'usual' means the usual blocks, 'chosen' a layout
     that does not depend on the inputs', 'other' one that does.
     """
     axes = len(tensor.shape)

@@ -6,7 +6,7 @@ from typing import Sequence
 
 import numpy as np
 
-from memonger.costs.fusion import fused_forward
+from memonger.costs.fusion import list_fused_forward
 from memonger.graph.forward import KeptCopy, mask_with_copies
 from memonger.graph.operators.recompute import fuses
 from memonger.planners.marks.cuts import Cut
@@ -129,7 +129,7 @@ def apart_from_fusion(
     training, least = rules.trainings[0], cost(())
     found: tuple[KeptCopy, ...] = ()
     places = {i for i in _places_for_copies(rules) if not training.facts[i].inputs}
-    sums = [[i for i in nodes if i in places] for nodes in fused_forward(training, mask)]
+    sums = [[i for i in nodes if i in places] for nodes in list_fused_forward(training, mask)]
     for nodes in [nodes for nodes in sums if nodes][:MOST_SUMS]:
         more = (*found, *(KeptCopy(i, unfused=True, apart=True) for i in nodes))
         with_more = cost(more)

@@ -19,8 +19,8 @@ from memonger.costs.layouts import (
     NOT_IN_PLACE,
     PLAIN,
     LayoutArrays,
-    layout_arrays,
-    mattering,
+    find_layouts,
+    find_mattering,
 )
 from memonger.graph.operators.layouts import PRODUCES_BLOCKED
 from memonger.graph.training import TrainingGraph
@@ -49,11 +49,11 @@ def layout_rule(training: TrainingGraph) -> LayoutRule:
     if not any(node.op in PRODUCES_BLOCKED for node in training.graph.nodes):
         return NO_RULE
     t = training.arrays
-    layouts = layout_arrays(training)
+    layouts = find_layouts(training)
     nothing = np.zeros(t.forward, dtype=np.bool_)
     order, read = compiled.order_and_reads(t, nothing)
-    made, found, place, entries = compiled.follow(t, layouts, nothing, order, read)
-    matters = mattering(training, layouts, order, entries)
+    made, found, place, entries = compiled.follow_layouts(t, layouts, nothing, order, read)
+    matters = find_mattering(training, layouts, order, entries)
     if not _may_change(training, layouts, order, found, entries, matters):
         return NO_RULE
     must = np.where(layouts.shows, found, _ANY)
@@ -89,9 +89,9 @@ def _may_change(
             known = layouts.code[out], layouts.number[out]
             plays = layouts.plays[first:last]
             results = possible.setdefault(out, set())
-            results.add(compiled.layout_of(*known, j, into[j], into, plays))
+            results.add(compiled.find_layout(*known, j, into[j], into, plays))
             if not t.inplace_identity[q]:
-                results.add(compiled.layout_of(*known, NOT_IN_PLACE, PLAIN, into, plays))
+                results.add(compiled.find_layout(*known, NOT_IN_PLACE, PLAIN, into, plays))
             elif int(into[j]) not in results and shown[entries[first + j]]:
                 return True  # others find what this has made of their memory, or do not
         if any(len(results) > 1 and matters[out] for out, results in possible.items()):

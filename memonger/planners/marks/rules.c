@@ -98,7 +98,7 @@ static void find_other_layouts(
     const GraphArrays *t = s->t;
     Int64s made, found;
     Int32s place, entries;
-    follow(memory, t, &rule->layouts, mask, order, reads, &made, &found, &place, &entries);
+    follow_layouts(memory, t, &rule->layouts, mask, order, reads, &made, &found, &place, &entries);
     bool *differs = NEW(memory, bool, found.count);
     bool any_differs = false;
     for (int64_t j = 0; j < found.count; j++) {

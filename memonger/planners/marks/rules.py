@@ -25,9 +25,9 @@ from typing import Any, Iterable, Sequence
 
 import numpy as np
 
-from memonger.costs.fusion import UNFUSED, Fusible, fusible, replay_fused
+from memonger.costs.fusion import UNFUSED, Fusible, find_fusible, replay_fused
 from memonger.costs.replay import Replay, replay
-from memonger.costs.time.flops import forward_flops
+from memonger.costs.time.flops import count_forward_flops
 from memonger.graph.arrays import GraphArrays
 from memonger.graph.forward import ForwardGraph, KeptCopy, with_copies
 from memonger.graph.operators.recompute import (
@@ -130,7 +130,7 @@ class Rules:
             allowed=self.allowed,
             tolerant=tolerant,
             fusion=GPU_FUSION in self.targets,
-            fusible=fusible(training) if self.fuses else UNFUSED,
+            fusible=find_fusible(training) if self.fuses else UNFUSED,
             same=np.array(training.same, dtype=np.int64),
             layouts=layouts,
         )
@@ -168,7 +168,7 @@ class Rules:
     @cached_property
     def flops(self) -> np.ndarray:
         """The operations of each node, float64."""
-        return forward_flops(self.graph).astype(np.float64)
+        return count_forward_flops(self.graph).astype(np.float64)
 
     def unfused(self) -> Rules:
         """The same rules, but memory is told as if nothing were fused."""

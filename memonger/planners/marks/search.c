@@ -68,7 +68,7 @@ static int64_t pool_of(
     Memory *memory, const Space *s, Bools mask, Int32s order, Int32s reads, double limit)
 {
     const RuleArrays *r = &s->rules;
-    return plan_bytes(
+    return count_pool_bytes(
         memory, &r->arrays, &r->fusible, mask, order, reads, s->match_ranges, limit);
 }
 

@@ -12,7 +12,7 @@ from typing import Sequence
 
 import numpy as np
 
-from memonger.costs.time.flops import forward_flops
+from memonger.costs.time.flops import count_forward_flops
 from memonger.graph.arrays import SignatureArrays, join, signature_arrays
 from memonger.planners.annealing import nothing_known
 from memonger.planners.trees.trees import Steps
@@ -81,7 +81,7 @@ def _steps(made: Parts, node: np.ndarray, weights: np.ndarray | None) -> Steps:
     np.minimum.at(first_want, want, wanting)
     heads = np.unique(position[[a for a, _ in graph.heads]])
     heads = heads[heads >= 0]
-    work = forward_flops(graph)[node].astype(np.float64)
+    work = count_forward_flops(graph)[node].astype(np.float64)
     if weights is not None:  # whole numbers: their sums do not depend on the order
         work = np.ceil(weights[node] * (ONE_PASS / max(float(weights[node].sum()), 1e-300)))
     if not work.any():  # copies alone: every run counts the same

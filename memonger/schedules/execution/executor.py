@@ -8,7 +8,7 @@ from typing import Any, Mapping
 
 import numpy as np
 
-from memonger.costs.bind import has_mkldnn, sparse_gradients
+from memonger.costs.bind import find_sparse_gradients, has_mkldnn
 from memonger.graph.forward import Entry, ForwardGraph
 from memonger.graph.operators.tensors import Tensor
 from memonger.schedules.execution.arena import Arena, array_at, refuse_types
@@ -257,7 +257,7 @@ def tensors_of(graph: ForwardGraph) -> dict[str, Tensor]:
     kinds, nodes = mx.ndarray.ndarray._STORAGE_TYPE_ID_TO_STR, graph.nodes
     stored = {nodes[i].name: nodes[i].hidden.get("__storage_type__", 0) for i in graph.arguments}
     refuse_sparse({name: kinds[int(k)] for name, k in stored.items()})
-    for i in sorted(sparse_gradients(graph)):
+    for i in sorted(find_sparse_gradients(graph)):
         raise MemongerError(
             f"the gradient of {nodes[i].name!r} is made row by row (sparse_grad), which a "
             "schedule cannot hold; set sparse_grad=False, or plan with marks"
