@@ -153,7 +153,7 @@ def explain(
         tensors=tuple(tensors),
         floor_bytes=floor.nbytes,
         floor_own_bytes=floor.own_bytes,
-        floor=floor.sets(nodes),
+        floor=floor.name(nodes),
         inexact=memory.inexact,
     )
 

@@ -23,7 +23,7 @@ from memonger.schedules.execution.symbol import scheduled
 from memonger.schedules.schedule import Schedule
 from memonger.solve.memory import Memory, predict
 from memonger.solve.options import Options
-from memonger.solve.request import Request, mxnet_variables, structure
+from memonger.solve.request import Request, read_mxnet_variables, read_structure
 from memonger.solve.solution import Solution, describe_slowest
 from memonger.support import files
 from memonger.support.errors import MemongerError, in_words
@@ -252,7 +252,7 @@ class Plan(Reported):
             },
             "figures": figures(self),
             "schedule": schedule and schedule.operations,
-            "settings": mxnet_variables(),
+            "settings": read_mxnet_variables(),
         }
         text = json.dumps(content, sort_keys=True, default=lambda value: value.tolist())  # NumPy's
         digest = sha256(text.encode()).hexdigest()
@@ -315,7 +315,7 @@ def load_plan(file: Any, net: Any = None, shapes: Any = None, **input_shapes: An
         _compare(file, request, check_symbol(net), shapes, input_shapes)
     elif shapes is not None or input_shapes:
         raise MemongerError("load_plan: shapes are checked against the network; give net= too")
-    settings = sorted({k for k, _ in mxnet_variables().items() ^ content["settings"].items()})
+    settings = sorted({k for k, _ in read_mxnet_variables().items() ^ content["settings"].items()})
     if settings:
         log.warning(
             "the plan in %r was made with other values of %s, so it may take other memory here",
@@ -358,8 +358,8 @@ def _compare(
 ) -> None:
     """Make sure that a plan is of this network and of these shapes."""
     spec, planned_spec = read_shapes(net, shapes, input_shapes, None), request.spec
-    here = structure(marks.clear(marks.unplan(drop_old_types(net, planned_spec))))
-    there = structure(request.symbol)
+    here = read_structure(marks.clear(marks.unplan(drop_old_types(net, planned_spec))))
+    there = read_structure(request.symbol)
     another = f"the plan {file!r} is of another network: "
     for k, (node, planned_node) in enumerate(zip_longest(here["nodes"], there["nodes"])):
         if node != planned_node:
@@ -405,7 +405,7 @@ def plan_of(solution: Solution) -> Plan:
         candidates=dict(solution.costs),
         interrupted=solution.interrupted,
         floor_bytes=way.find_lower_bound().nbytes,
-        floor=way.find_lower_bound().sets(nodes),
+        floor=way.find_lower_bound().name(nodes),
         slowest=describe_slowest(memory),
         request=way.request,
         added_time=plan.added_time,

@@ -23,8 +23,8 @@ from memonger.graph.arrays import FORWARD
 from memonger.graph.read import forward_graph
 from memonger.solve.memory import Memory, count_state_bytes, predict
 from memonger.solve.options import Budget, read_budget
-from memonger.solve.request import Request, structure
-from memonger.solve.timeline import KEPT, NONE, PASSING, Operators, Strings, timeline
+from memonger.solve.request import Request, read_structure
+from memonger.solve.timeline import KEPT, NONE, PASSING, OperatorTable, Strings, list_alive
 from memonger.support import files
 from memonger.support.errors import MemongerError
 from memonger.support.symbols import read
@@ -175,7 +175,7 @@ def _check_same(request: Request, other: Request, number: int) -> None:
         "for other shapes": request.spec == other.spec,
         "for other gradients": request.grad_req == other.grad_req,
         "for another device": str(request.ctx) == str(other.ctx),
-        "of another network": structure(request.symbol) == structure(other.symbol),
+        "of another network": read_structure(request.symbol) == read_structure(other.symbol),
     }
     for difference, is_same in same.items():
         if not is_same:
@@ -190,13 +190,13 @@ def data_of(shown: Shown) -> dict[str, Any]:
     first = shown.plans[shown.chosen]
     request, strings = first.request, Strings()
     unplanned = predict(request)
-    table = Operators(unplanned, strings, request.timed_on, bool(first.options.get("measure")))
+    table = OperatorTable(unplanned, strings, request.timed_on, bool(first.options.get("measure")))
     most, plans = MAX_TENSORS // (len(shown.plans) + 1), []
     for k, (plan, time) in enumerate(zip(shown.plans, shown.times)):
         memory = predict(replace(request, symbol=plan.symbol))
         has_reasons = k == shown.chosen or len(table.nodes) * len(shown.plans) <= MAX_REASONS
         states, columns = _choices(plan, memory, table, has_reasons)
-        drawn = timeline(memory, table, states, most)
+        drawn = list_alive(memory, table, states, most)
         plans.append({**_figures(plan, time, shown.network), **columns, "timeline": drawn})
     line, border = unplanned.timeline, unplanned.find_places(FORWARD).max(initial=0)
     kept = ((line.kind == FORWARD) & (line.start <= border) & (border < line.stop)).nonzero()[0]
@@ -209,16 +209,16 @@ def data_of(shown: Shown) -> dict[str, Any]:
         "budget": shown.budget,
         "plans": plans,
         "batches": [_batch(n, shown.batches[n], shown.network) for n in sorted(shown.batches)],
-        "unplanned": timeline(unplanned, table, dict.fromkeys(kept.tolist(), (KEPT, "")), most),
-        "step_seconds": table.step,
+        "unplanned": list_alive(unplanned, table, dict.fromkeys(kept.tolist(), (KEPT, "")), most),
+        "step_seconds": table.step_seconds,
         "operators": table.columns(),
         "parts": table.parts,
-        "strings": list(strings.known),
+        "strings": list(strings.numbers),
     }
 
 
 def _choices(
-    plan: Any, memory: Memory, table: Operators, has_reasons: bool
+    plan: Any, memory: Memory, table: OperatorTable, has_reasons: bool
 ) -> tuple[dict[int, tuple[int, str]], dict[str, Any]]:
     """Return what a plan does with each place in its timeline, and with each operator."""
     line, rows, n = memory.timeline, table.rows_of(memory), len(table.nodes)

@@ -1,4 +1,4 @@
-"""A network bound by MXNet itself, for what it plans. Nothing is allocated."""
+"""Have MXNet itself bind a network, for what it plans. Nothing is allocated."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def bind(
         name, tensor = graph.nodes[i].name, graph.tensors[i][0]
         if name in gradients:  # without rows: nothing is allocated for it either
             gradients[name] = mx.nd.sparse.zeros("row_sparse", tensor.shape, ctx, tensor.dtype)
+    arguments, auxiliary = arrays(graph.arguments), arrays(graph.auxiliary)
     try:
-        given = arrays(graph.arguments), gradients, request, arrays(graph.auxiliary)
         with environment():
-            return symbol.bind(ctx, *given)
+            return symbol.bind(ctx, arguments, gradients, request, auxiliary)
     except mx.MXNetError as error:
         why = said_by_mxnet(error)
         leaky = [n.name for n in graph.nodes if n.op == "LeakyReLU" and "act_type" not in n.attrs]
@@ -46,20 +46,20 @@ def bind(
 
 
 def has_mkldnn(ctx: Any) -> bool:
-    """Tell whether MKLDNN computes on this device."""
+    """Return whether MKLDNN computes on this device."""
     return Settings().mkldnn and ctx.device_type.startswith("cpu")
 
 
 def find_sparse_gradients(graph: ForwardGraph) -> set[int]:
     """Find the arguments whose gradient MXNet makes row by row (``sparse_grad`` of the reader)."""
     readers = (node for node in graph.nodes if truth(node.attrs.get("sparse_grad")))
-    read = {a for node in readers for a, _ in node.inputs[1:]}
-    return {a for a in read if graph.nodes[a].is_variable}
+    arguments = {a for node in readers for a, _ in node.inputs[1:]}
+    return {a for a in arguments if graph.nodes[a].is_variable}
 
 
 def read_planned_mb(executor: Any) -> int:
     """Read the pool that MXNet has planned, in whole MB (2**20 bytes), rounded down."""
-    found = re.search(r"^Total (\d+) MB allocated$", executor.debug_str()[-200:], re.M)
-    if found is None:
+    match = re.search(r"^Total (\d+) MB allocated$", executor.debug_str()[-200:], re.M)
+    if match is None:
         raise MemongerError("this MXNet does not report its memory plan; use mxnet 1.9.1")
-    return int(found.group(1))
+    return int(match.group(1))

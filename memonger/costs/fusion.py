@@ -1,4 +1,4 @@
-"""MXNet's pointwise fusion, replayed on a training graph: what it makes of a plan on a GPU.
+"""Replay MXNet's pointwise fusion on a training graph: what it makes of a plan on a GPU.
 
 Where ``MXNET_USE_FUSION`` is on, pointwise operators are fused before memory is planned. A fused
 operator makes all results that anybody outside reads at once, which may then be alive together.
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from memonger.costs.replay import Fused, Replay, replay
-from memonger.graph.arrays import KEPT, GraphArrays, Signature, gather
+from memonger.graph.arrays import KEPT, GraphArrays, Signature, find_owners, gather
 from memonger.graph.operators.inplace import fused_as
 from memonger.graph.training import TrainingGraph
 from memonger.support.kernels import Struct, compiled
@@ -39,22 +39,21 @@ FUSED_OPERATOR = Signature("_FusedOp", {}, 0, (), (), ())  # what it has is in `
 
 def find_fusible(training: TrainingGraph) -> Fusible:
     """Look up which rows of a training graph can be fused, and what they wait for."""
-    graph, same, t = training.graph, training.same, training.arrays
-    n = len(graph.nodes)
+    nodes, same, t = training.graph.nodes, training.same, training.arrays
+    n = len(nodes)
     inputs = [name for name, op in zip(training.names[:n], training.ops) if op == "null"]
     if len(set(inputs)) < len(inputs):  # CheckForInputNameDuplicates
         return UNFUSED
-    deps = [(x, same[d]) for x, node in enumerate(graph.nodes) for d in node.deps]
+    deps = [(x, same[d]) for x, node in enumerate(nodes) for d in node.deps]
     waits = [*deps, *[(n + x, d) for x, d in deps], *training.waits]
     row, before = np.array(waits, dtype=np.int32).reshape(-1, 2).T.copy()
     start, items = compiled.group_by_key(row, len(training.ops))
     joins, starts = np.array([fused_as(s.op, s.attrs) for s in training.signatures]).T.copy()
-    parts = Fusible(joins, starts, start, before[items], UNFUSED.forward)
-    nothing = np.zeros(t.forward, dtype=np.bool_)
-    fusible: Fusible = parts.replace(
-        forward=compiled.find_fused_sets(t, parts, nothing, t.first)[1]
-    )
-    return fusible
+    fusible = Fusible(joins, starts, start, before[items], UNFUSED.forward)
+    no_marks = np.zeros(t.forward, dtype=np.bool_)
+    _, sets = compiled.find_fused_sets(t, fusible, no_marks, t.first)
+    with_forward: Fusible = fusible.replace(forward=sets)
+    return with_forward
 
 
 def replay_fused(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
@@ -68,58 +67,59 @@ def replay_fused(training: TrainingGraph, recomputed: np.ndarray) -> Replay:
     if not is_fused:
         return replay(training, mask)
     count = len(fused.out_start) - 1
-    first = np.append(fused.out, 0)[fused.out_start[:-1]]  # of each; any if it never runs
-    first = np.searchsorted(t.output_start, first, side="right") - 1
-    made = replace(
+    output = np.append(fused.out, 0)[fused.out_start[:-1]]  # of each; any if it never runs
+    row = np.searchsorted(t.output_start, output, side="right") - 1
+    step = replace(
         training,
-        arrays=_with_fused(t, mask, fused, order, reads),
+        arrays=_append_fused(t, mask, fused, order, reads),
         signatures=(*training.signatures, *[FUSED_OPERATOR] * count),
         names=(*training.names, *[FUSED_OPERATOR.op] * count),
-        phases=np.append(training.phases, training.phases[first]),
-        origin=np.append(training.origin, training.origin[first]),
+        phases=np.append(training.phases, training.phases[row]),
+        origin=np.append(training.origin, training.origin[row]),
     )
-    return replay(made, mask[:0])
+    return replay(step, mask[:0])
 
 
-def _with_fused(
+def _append_fused(
     t: GraphArrays, mask: np.ndarray, fused: Fused, order: np.ndarray, reads: np.ndarray
 ) -> GraphArrays:
     """Make the arrays of all rows and of what is fused, which run in this order."""
-    out, more = fused.out, len(fused.out_start) - 1
-    now = np.arange(len(reads))  # the entry that each has become
-    now[out] = len(reads) + np.arange(len(out))
+    out, count = fused.out, len(fused.out_start) - 1
+    entry_now = np.arange(len(reads))  # what each entry has become
+    entry_now[out] = len(reads) + np.arange(len(out))
 
-    def behind(start: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    def append_starts(start: np.ndarray, counts: np.ndarray) -> np.ndarray:
         return np.append(start, start[-1] + np.cumsum(counts)).astype(np.int32)
 
-    def read(entry: np.ndarray, row: np.ndarray, owner: np.ndarray) -> np.ndarray:
-        return now[compiled.find_entries(t, mask, entry, row, owner)]
+    def find_read(entry: np.ndarray, row: np.ndarray, owner: np.ndarray) -> np.ndarray:
+        return entry_now[compiled.find_entries(t, mask, entry, row, owner)]
 
-    start = behind(t.output_start, np.diff(fused.out_start))
-    maker = np.repeat(np.arange(len(start) - 1), np.diff(start))
-    variable = np.append(t.variable, np.zeros(more, dtype=np.bool_))
+    start = append_starts(t.output_start, np.diff(fused.out_start))
+    maker = find_owners(start)
+    variable = np.append(t.variable, np.zeros(count, dtype=np.bool_))
     itemsize, rank = np.append(t.itemsize, t.itemsize[out]), np.append(t.rank, t.rank[out])
     # What each row reads, and each fused operator.
     entry = t.output_start[t.read_row] + t.read_output
-    entry = np.append(read(entry, t.read_row, t.read_owner), now[fused.read])
-    ignored = np.append(t.read_ignored, np.zeros(len(fused.read), dtype=np.bool_))
+    fused_read = entry_now[fused.read]
+    entry = np.append(find_read(entry, t.read_row, t.read_owner), fused_read)
+    ignored = np.append(t.read_ignored, np.zeros(len(fused_read), dtype=np.bool_))
     used = ~ignored & ~variable[maker[entry]]
-    read_start = behind(t.read_start, np.diff(fused.read_start))
+    read_start = append_starts(t.read_start, np.diff(fused.read_start))
     # Each output of a fused operator may take the memory of each input.
-    taker = np.repeat(np.arange(more), np.diff(fused.read_start))
+    taker = find_owners(fused.read_start)
     output, which = gather(fused.out_start, taker)
-    given, output = now[fused.read[which]], output + len(reads)
-    fits = (rank[given] == rank[output]) & (itemsize[given] == itemsize[output])
-    fits &= ~variable[maker[given]]
-    options = np.bincount(taker[which[fits]], minlength=more)
-    inplace = read(t.inplace_entry, t.inplace_row, t.inplace_owner)
-    inplace = np.append(inplace, given[fits])
-    head = read(t.head_entry, t.head_row, t.head_owner)
+    source, output = fused_read[which], output + len(reads)
+    fits = (rank[source] == rank[output]) & (itemsize[source] == itemsize[output])
+    fits &= ~variable[maker[source]]
+    options = np.bincount(taker[which[fits]], minlength=count)
+    inplace = find_read(t.inplace_entry, t.inplace_row, t.inplace_owner)
+    inplace = np.append(inplace, source[fits])
+    head = find_read(t.head_entry, t.head_row, t.head_owner)
     columns: dict[str, Any] = {}
-    for name, of in ("use", entry[used]), ("inplace", inplace), ("head", head):
-        columns[f"{name}_entry"] = of.astype(np.int32)
-        columns[f"{name}_row"] = maker[of].astype(np.int32)
-        columns[f"{name}_owner"] = np.full(len(of), KEPT, dtype=np.int32)
+    for name, entries in ("use", entry[used]), ("inplace", inplace), ("head", head):
+        columns[f"{name}_entry"] = entries.astype(np.int32)
+        columns[f"{name}_row"] = maker[entries].astype(np.int32)
+        columns[f"{name}_owner"] = np.full(len(entries), KEPT, dtype=np.int32)
     arrays: GraphArrays = t.replace(
         forward=0,
         variable=variable,
@@ -133,8 +133,8 @@ def _with_fused(
         elements=np.append(t.elements, t.elements[out]),
         itemsize=itemsize,
         rank=rank,
-        by_size=np.append(t.by_size, now[fused.made]).astype(np.int32),
-        inplace_start=behind(t.inplace_start, options),
+        made=np.append(t.made, entry_now[fused.made]).astype(np.int32),
+        inplace_start=append_starts(t.inplace_start, options),
         inplace_output=np.append(t.inplace_output, output[fits]).astype(np.int32),
         inplace_identity=np.append(t.inplace_identity, ~fits[fits]),
         first=order,

@@ -1,4 +1,4 @@
-"""In which layout MKLDNN leaves each tensor of a training step, as far as memory decides it.
+"""Follow the layouts in which MKLDNN leaves the tensors of a training step.
 
 On the CPU a convolution writes its output in blocks of 8 or 16 channels. Operators that know such
 layouts (``operators.layouts``) compute in the layout that they find, and some round differently in
@@ -6,7 +6,7 @@ each. All others convert what they read, and write plainly; but what is written 
 goes into blocks (``SetupDefaultBlobsOut`` in ``src/common/exec_utils.h``, ``CreateMKLDNNMem`` in
 ``src/operator/nn/mkldnn/mkldnn_base.cc``). What is not in place has lost its old layout before
 (``InvalidateOutputs``). So layouts, and with them the last bits, depend on what the memory planner
-does in place. Here they are followed as symbols: equal ones are equal layouts, whatever they are.
+does in place. Here layouts are numbers: equal ones are equal layouts, whatever they are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from memonger.support.kernels import Struct, constant
 
 PLAIN = constant("PLAIN")  # not laid out in blocks
 BLOCKS = constant("BLOCKS")  # the usual blocks of this CPU: of 16 channels, or of 8
-#: Instead of the input in whose memory an output is.
+#: The place of an output is the index of the input whose memory it reuses, or one of these.
 NOT_IN_PLACE, ADDED = constant("NOT_IN_PLACE"), constant("ADDED")
 
 #: How the layout of an output comes about (`layout_of_output`).
@@ -34,41 +34,42 @@ KEEPS, ALWAYS_PLAIN, CHOSEN, USUAL = map(constant, ("KEEPS", "ALWAYS_PLAIN", "CH
 
 
 class LayoutArrays(Struct):
-    """What is known of the layouts in a training graph."""
+    """Facts about the layouts in a training graph."""
 
 
 def find_layouts(training: StepGraph, scoring: bool = False) -> LayoutArrays:
-    """Look up what is known of the layouts in a training graph; with ``scoring`` of inference too.
+    """Look up facts about the layouts in a training graph; with ``scoring`` of inference too.
 
     There oneDNN's brgconv (AVX512) writes channels last, so that no convolutions are alike.
     """
     t, signatures = training.arrays, training.signatures
-    known: dict[tuple[int, Tensor | None], Any] = {}
+    facts_of: dict[tuple[int, Tensor | None], Any] = {}
     facts = []
     for signature, first in zip(signatures, t.read_start.tolist()):
         data = None
         if signature.op == "Convolution":
             data = signatures[t.read_row[first]].tensors[t.read_output[first]]
         key = id(signature), data
-        known[key] = known.get(key) or _facts(signature, data)
-        facts.append(known[key])
-    dtypes: Any = np.int8, np.int64, np.bool_, np.bool_
-    columns = (np.array([*chain(*each)], dtype) for each, dtype in zip(zip(*facts), dtypes))
-    code, number, shows, plays = columns
+        facts_of[key] = facts_of.get(key) or _find_facts(signature, data)
+        facts.append(facts_of[key])
+    code, number, shows, plays = (
+        np.array([*chain(*lists)], dtype)
+        for lists, dtype in zip(zip(*facts), ("int8", "int64", "bool", "bool"))
+    )
     if scoring:
         code[code == USUAL] = CHOSEN
     read = ~t.read_ignored
     return LayoutArrays(code, number, shows & read, plays & read, find_adding_rows(training))
 
 
-def _facts(signature: Signature, data: Tensor | None) -> tuple[Any, ...]:
+def _find_facts(signature: Signature, data: Tensor | None) -> tuple[Any, ...]:
     """Look up the `LayoutArrays` of one signature of rows: code and number, shows and plays."""
     op, attrs, inputs, tensors = signature.op, signature.attrs, signature.inputs, signature.tensors
     names = [layout_of_output(op, attrs, inputs, t, k, data) for k, t in enumerate(tensors)]
     # Which of two kernels runs on a GPU is no matter here.
-    given = sorted(pair for pair in attrs.items() if pair[0] != "cudnn_off")
-    same = repr((op, given, inputs, [tuple(tensor) for tensor in tensors]))
-    number = [zlib.crc32(f"{same} {k}".encode()) for k in range(len(tensors))]
+    parameters = sorted(pair for pair in attrs.items() if pair[0] != "cudnn_off")
+    text = repr((op, parameters, inputs, [tuple(tensor) for tensor in tensors]))
+    number = [zlib.crc32(f"{text} {k}".encode()) for k in range(len(tensors))]
     neither = [False] * inputs, [False] * inputs
     depend = neither if {*names} <= {"keeps"} else layouts_of_inputs(op, attrs, inputs)
     return ([constant(name.upper()) for name in names], number, *depend)
@@ -77,7 +78,7 @@ def _facts(signature: Signature, data: Tensor | None) -> tuple[Any, ...]:
 def find_mattering(
     training: StepGraph, layouts: LayoutArrays, order: np.ndarray, entries: np.ndarray
 ) -> np.ndarray:
-    """Find the outputs (bool, of each) of whose layout the numbers may come to depend."""
+    """Find the outputs (bool, of each) on whose layout numbers may come to depend."""
     t, signatures = training.arrays, training.signatures
     matters = np.zeros(len(t.elements), dtype=np.bool_)
     for row in order[::-1].tolist():

@@ -1,4 +1,4 @@
-"""What no plan can do without: the least that must be in memory at once, whatever is recomputed.
+"""Find the least that must be in memory at once, whatever is recomputed: no plan takes less.
 
 An operator, or its gradient, has all that it reads and makes in memory while it runs. Beside it
 stand the outputs of the network, and what can be computed only once and a later gradient reads (the
@@ -14,6 +14,7 @@ from typing import Iterable, Sequence
 
 import numpy as np
 
+from memonger.graph.arrays import find_owners
 from memonger.graph.forward import Node
 from memonger.graph.operators.recompute import why_kept
 from memonger.graph.training import TrainingGraph
@@ -25,11 +26,11 @@ class LowerBound:
 
     nbytes: int  # alive at once, with the real size of elements; parameters, their gradients apart
     row: int  # of the training graph
-    operator: int  # the operator (a node) that it is, or whose gradient it is
+    operator: int  # the forward node that the row is, or whose gradient it is
     own_bytes: int  # what it reads and makes itself; the others are held over it
 
-    def sets(self, nodes: Sequence[Node]) -> str:
-        """Say what sets it, by the operator's name; empty if nothing does."""
+    def name(self, nodes: Sequence[Node]) -> str:
+        """Name the operator, or the gradient, that needs so much; empty if nothing does."""
         if self.operator < 0:
             return ""
         node = nodes[self.operator]
@@ -50,19 +51,19 @@ def find_lower_bound(training: TrainingGraph, kept: Iterable[int] | None = None)
     same = np.arange(len(nbytes))  # the tensor whose memory each can have while both are read
     for q in np.flatnonzero(t.inplace_identity):  # by rows, each after what it reads
         same[t.inplace_output[q]] = same[t.inplace_entry[q]]
-    row, tensor = _needed(training, same)
+    row, tensor = _find_needed(training, same)
     own = np.bincount(row, nbytes[tensor], rows)
     gradients = t.walk_row[t.walk_row >= 2 * n]
     run = np.append(t.first, gradients)
     run = run[(training.origin[run] >= 0) & ~t.variable[run]]
     if not len(run):
         return LowerBound(0, -1, -1, 0)
-    reader = np.repeat(np.arange(rows), np.diff(t.use_start))
+    reader = find_owners(t.use_start)
     heads = t.head_entry[: t.outputs][~t.variable[t.head_row[: t.outputs]]]
 
-    def under(order: np.ndarray) -> LowerBound:
+    def find_bound(order: np.ndarray) -> LowerBound:
         """Find the bound of plans with the gradients in this order."""
-        place = np.full(rows, -1, dtype=np.int64)
+        place = np.full(rows, -1, dtype=np.int64)  # of each row
         place[order] = np.arange(len(order))
         # What is held over each row: until its last gradient, or to the end.
         last = np.full(len(nbytes), -1, dtype=np.int64)
@@ -78,18 +79,17 @@ def find_lower_bound(training: TrainingGraph, kept: Iterable[int] | None = None)
         return LowerBound(int(total[most]), most, int(training.origin[most]), int(own[most]))
 
     orders = gradients, np.unique(gradients)  # under marks; as they were made: in schedules
-    return min(map(under, orders), key=lambda least: least.nbytes)
+    return min(map(find_bound, orders), key=lambda bound: bound.nbytes)
 
 
-def _needed(training: TrainingGraph, same: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Find what each row needs in memory itself: (row, tensor), each once."""
+def _find_needed(training: TrainingGraph, same: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Find what each row needs in memory itself: pairs of a row and a tensor, without doubles."""
     t, entries = training.arrays, len(same)
-    rows = np.arange(len(t.variable))
-    reader, maker = np.repeat(rows, np.diff(t.use_start)), np.repeat(rows, np.diff(t.output_start))
+    reader, maker = find_owners(t.use_start), find_owners(t.output_start)
     apart = np.isin(np.arange(entries), t.head_entry[t.outputs :])  # gradients: the user's memory
     overwriting = np.isin(np.arange(entries), t.inplace_output)
     used = ~apart[t.use_entry] & ~np.isin(reader, maker[apart & overwriting])
-    made = np.flatnonzero(~apart & ~overwriting & ~t.variable[maker])
-    row = np.concatenate([reader[used], maker[made]])
-    pairs = np.unique(row * entries + same[np.concatenate([t.use_entry[used], made])])
+    outputs = np.flatnonzero(~apart & ~overwriting & ~t.variable[maker])
+    row = np.concatenate([reader[used], maker[outputs]])
+    pairs = np.unique(row * entries + same[np.concatenate([t.use_entry[used], outputs])])
     return pairs // entries, pairs % entries

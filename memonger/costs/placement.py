@@ -1,4 +1,4 @@
-"""Offsets in one arena for tensors that are alive at known times: dynamic storage allocation.
+"""Place tensors that are alive at known times in one arena: dynamic storage allocation.
 
 The problem is NP-hard. Items are put one by one, the largest first, into the lowest gap that fits;
 some order gives the smallest arena. Where the arena is larger than what is alive at once, the order
@@ -44,13 +44,11 @@ def place_items(
         Offsets are multiples of so many bytes.
     """
     size = -(-nbytes // alignment) * alignment
-    live = np.cumsum(
-        np.bincount(start, size, steps + 1) - np.bincount(stop + 1, size, steps + 1)
-    ).astype(np.int64)[:-1]
-    alive = int(live.max(initial=0))
+    change = np.bincount(start, size, steps + 1) - np.bincount(stop + 1, size, steps + 1)
+    alive = int(np.cumsum(change).astype(np.int64)[:-1].max(initial=0))
     order = np.lexsort((start, -size))
     large = int(np.count_nonzero(size * SMALL >= alive))
     offset = np.zeros(len(size), dtype=np.int64)
-    columns = start[order], stop[order], size[order]
-    offset[order] = compiled.place(*columns, large, alive, min(EFFORT, 1000 * large**3))
+    effort = min(EFFORT, 1000 * large**3)
+    offset[order] = compiled.place(start[order], stop[order], size[order], large, alive, effort)
     return Placement(int((offset + size).max(initial=0)), offset, alive)

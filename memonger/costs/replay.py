@@ -1,4 +1,4 @@
-"""MXNet's memory planner, replayed on a training graph: what a plan will cost, without a bind.
+"""Replay MXNet's memory planner on a training graph: what a plan will cost, without a bind.
 
 Order: depth first from the outputs of the network and then the gradients (``nnvm::DFSVisit``).
 Memory: ``MXAllocMemory`` in ``src/nnvm/plan_memory.cc``: reference counts, in-place options, and a
@@ -33,8 +33,8 @@ class Timeline:
     """The tensors of one training step that the pool holds, in the order in which they are made."""
 
     steps: int  # how many there are; a step is a place in ``Replay.order``
-    row: np.ndarray  # the node of the training graph (``TrainingGraph.names``)
-    output: np.ndarray  # which of its outputs
+    row: np.ndarray  # of the training graph
+    output: np.ndarray  # which of the outputs of that row
     kind: np.ndarray  # FORWARD, RECOMPUTED or BACKWARD (``arrays``)
     nbytes: np.ndarray  # with the real size of its elements
     start: np.ndarray  # the first step in which it takes up memory
@@ -42,10 +42,10 @@ class Timeline:
 
     def live_bytes(self, *kinds: int) -> np.ndarray:
         """Count the bytes alive in each step, of these kinds (or all)."""
-        chosen = np.isin(self.kind, kinds) if kinds else np.ones(len(self.kind), dtype=np.bool_)
-        nbytes, most = self.nbytes * chosen, self.steps + 1
-        change = np.bincount(self.start, nbytes, most) - np.bincount(self.stop + 1, nbytes, most)
-        return np.cumsum(change)[:-1].astype(np.int64)
+        nbytes = self.nbytes * np.isin(self.kind, kinds) if kinds else self.nbytes
+        births = np.bincount(self.start, nbytes, self.steps + 1)
+        deaths = np.bincount(self.stop + 1, nbytes, self.steps + 1)
+        return np.cumsum(births - deaths)[:-1].astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -57,23 +57,26 @@ class Replay:
     training: StepGraph
     recomputed: np.ndarray  # bool, of each forward node: whether it carries ``force_mirroring``
     order: np.ndarray  # the rows of the training graph in the order in which they run
-    reads: np.ndarray  # how often each output of a row is read, by its number in ``GraphArrays``
-    planned: np.ndarray  # the block that the planner gives each output; negative where none
+    reads: np.ndarray  # how often each entry is read
+    planned: np.ndarray  # the block that the planner gives each entry; negative where none
     pool_bytes: int  # as MXNet counts it and ``debug_str`` reports it: 4 bytes an element
 
     @property
     def blocks(self) -> np.ndarray:
-        """The block that each output really has: terms may be added up where the sum is."""
-        t, adding = self.training.arrays, find_adding_rows(self.training)
-        return compiled.add_in_place(t, self.recomputed, self.order, adding, self.planned)
+        """The block that each entry really has: terms may be added up where the sum is."""
+        return self._add_in_place(self.planned)
 
     @property
     def storage(self) -> np.ndarray:
-        """The memory of each output as if none was used again: one number for what is in place."""
-        t, mask = self.training.arrays, self.recomputed
-        adding = find_adding_rows(self.training)
-        planned = compiled.allocate(t, NOT_FUSED, mask, self.order, self.reads, 0, math.inf)[1]
-        return compiled.add_in_place(t, mask, self.order, adding, planned)
+        """The memory of each entry as if none was used again: one number for what is in place."""
+        t, mask, order = self.training.arrays, self.recomputed, self.order
+        _, blocks = compiled.allocate(t, NOT_FUSED, mask, order, self.reads, 0, math.inf)
+        return self._add_in_place(blocks)
+
+    def _add_in_place(self, blocks: np.ndarray) -> np.ndarray:
+        """Return these blocks with the terms of sums where the sums are."""
+        t, adding = self.training.arrays, find_adding_rows(self.training)
+        return compiled.add_in_place(t, self.recomputed, self.order, adding, blocks)
 
     @property
     def allocated_bytes(self) -> int:
@@ -89,30 +92,30 @@ class Replay:
         return (real + 3) // 4 * 4  # pool entries are arrays of float32
 
     def timeline(self) -> Timeline:
-        """Which tensors are alive when."""
-        t, mask, order, storage = self.training.arrays, self.recomputed, self.order, self.storage
-        place = np.full(len(t.variable), -1)
-        place[order] = np.arange(len(order))
-        birth, reader = (np.repeat(place, np.diff(s)) for s in (t.output_start, t.use_start))
-        read = compiled.find_entries(t, mask, t.use_entry, t.use_row, t.use_owner)
-        last = birth.copy()
+        """Find out which tensors are alive when."""
+        t, order, storage = self.training.arrays, self.order, self.storage
+        place_of_row = np.full(len(t.variable), -1)
+        place_of_row[order] = np.arange(len(order))
+        birth, reader = (np.repeat(place_of_row, np.diff(s)) for s in (t.output_start, t.use_start))
+        read = compiled.find_entries(t, self.recomputed, t.use_entry, t.use_row, t.use_owner)
+        last = birth.copy()  # the place of the last reader of each entry
         np.maximum.at(last, read[reader >= 0], reader[reader >= 0])
         last[t.head_entry[: t.outputs]] = len(order) - 1
-        made = np.flatnonzero(storage >= 0)
-        made = made[np.lexsort((made, birth[made]))]
-        row = np.searchsorted(t.output_start, made, side="right") - 1
-        birth, taken = birth[made], storage[made]
+        entries = np.flatnonzero(storage >= 0)
+        entries = entries[np.lexsort((entries, birth[entries]))]
+        row = np.searchsorted(t.output_start, entries, side="right") - 1
+        birth, storage = birth[entries], storage[entries]
         death = np.full(storage.max(initial=-1) + 1, -1)
-        np.maximum.at(death, taken, last[made])
-        stop, sequence = death[taken], np.argsort(taken, kind="stable")
-        same = taken[sequence][1:] == taken[sequence][:-1]
+        np.maximum.at(death, storage, last[entries])
+        stop, sequence = death[storage], np.argsort(storage, kind="stable")
+        same = storage[sequence][1:] == storage[sequence][:-1]
         stop[sequence[:-1][same]] = birth[sequence[1:][same]] - 1
         return Timeline(
             steps=len(order),
             row=row,
-            output=made - t.output_start[row],
+            output=entries - t.output_start[row],
             kind=self.training.phases[row],
-            nbytes=(t.elements * t.itemsize)[made],
+            nbytes=(t.elements * t.itemsize)[entries],
             start=birth,
             stop=stop,
         )
@@ -130,5 +133,5 @@ def replay(training: StepGraph, recomputed: np.ndarray) -> Replay:
 
 
 def find_adding_rows(training: StepGraph) -> np.ndarray:
-    """Tell which rows add one gradient to another."""
+    """Find the rows (bool) that add one gradient to another."""
     return np.array([op == "_grad_add" for op in training.ops], dtype=np.bool_)

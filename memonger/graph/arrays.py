@@ -140,6 +140,11 @@ def gather(start: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return np.arange(len(position)) + offset[position], position
 
 
+def find_owners(start: np.ndarray) -> np.ndarray:
+    """Return the row that owns each item, where row r owns items start[r] to start[r + 1]."""
+    return np.repeat(np.arange(len(start) - 1), np.diff(start))
+
+
 def join_columns(lists: Sequence[Sequence[Any]], width: int) -> tuple[np.ndarray, ...]:
     """Join lists of tuples: return where each list starts, then the columns, all of int32."""
     start, items = join(lists)

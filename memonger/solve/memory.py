@@ -10,7 +10,7 @@ import numpy as np
 
 from memonger.costs.bind import bind, has_mkldnn, read_planned_mb
 from memonger.costs.fusion import replay_fused
-from memonger.costs.held import NOTHING, Held, device_bytes, refine_held
+from memonger.costs.held import NOTHING, Held, count_device_bytes, refine_held
 from memonger.costs.replay import Replay, Timeline, replay
 from memonger.costs.time.flops import count_forward_flops
 from memonger.graph import marks
@@ -77,7 +77,7 @@ class Memory:
     @cached_property
     def device_bytes(self) -> int:
         """The bytes of the device, with all that it is bound to and what operators hold."""
-        return device_bytes(self.planned, self.gradients, self.taken, self.pool_bytes)
+        return count_device_bytes(self.planned, self.gradients, self.taken, self.pool_bytes)
 
     @cached_property
     def taken(self) -> Held:

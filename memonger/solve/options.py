@@ -1,7 +1,7 @@
-"""How to plan a network, and in what memory: what is asked for, checked.
+"""Check how a network is planned, and in what memory.
 
 MXNet takes seconds to import, and reads settings then that a script may still make. So it is
-imported only where a budget asks a device, or an optimizer.
+imported only where a budget depends on a device or an optimizer.
 """
 
 from __future__ import annotations
@@ -55,17 +55,16 @@ def read_options(
 ) -> Options:
     """Check how to plan, as the keywords of ``memonger.plan`` of these names say."""
     choices = ("way (how)", how, (*WAYS, EITHER)), ("planner", planner, PLANNERS)
-    for what, value, names in choices:
+    for option, value, names in choices:
         if not isinstance(value, str) or value not in names:
-            raise MemongerError(
-                f"unknown {what} {value!r}; give one of {', '.join(map(repr, names))}"
-            )
-    work, times = check_number("work", work), check_number("patience", patience)
+            forms = ", ".join(map(repr, names))
+            raise MemongerError(f"unknown {option} {value!r}; give one of {forms}")
+    work, checked_patience = check_number("work", work), check_number("patience", patience)
     if work is not None and not work >= 1:
         raise MemongerError(f"work={work:g} is less than one forward pass; give 1 or more")
     if work is not None and work < 2 and how == "marks":
         raise MemongerError(f"work={work:g}: marks need up to 2; give that, or how='schedule'")
-    if times is not None and not 0 < times <= 1e9:
+    if checked_patience is not None and not 0 < checked_patience <= 1e9:
         allowed = "must be more than 0 and at most 1e+09 (1 is the usual search)"
         raise MemongerError(f"patience={patience} {allowed}")
     limit = read_budget(budget, budget_of, optimizer, ctx)
@@ -74,17 +73,16 @@ def read_options(
         raise MemongerError(
             f"planner={planner!r}, rules={rules!r}: {other} takes neither; leave out both"
         )
-    ntrial = check_count("ntrial", ntrial, 1)
     return Options(
         how=how,
         work=work,
         budget=limit,
         planner=planner,
-        ntrial=ntrial,
+        ntrial=check_count("ntrial", ntrial, 1),
         kept_copies=bool(kept_copies),
         rules=bool(rules),
         measure=bool(measure),
-        patience=times,
+        patience=checked_patience,
     )
 
 
@@ -106,7 +104,7 @@ class Budget:
     state: float  # bytes of an optimiser for each element of a parameter
 
     def limit(self, unplanned: int) -> int:
-        """Return it in bytes, for a network that takes ``unplanned`` without a plan."""
+        """Return the budget in bytes, of a network that takes ``unplanned`` without a plan."""
         return int(self.amount * unplanned if self.is_share else self.amount)
 
 
@@ -121,36 +119,35 @@ def read_budget(budget: Any, of: str | None, optimizer: Any, ctx: Any) -> Budget
     if isinstance(budget, str) and budget.strip().lower() == "device":
         if of == "pool":
             raise MemongerError("budget='device' bounds all of the GPU; leave budget_of out")
-        return Budget(free_bytes(ctx), False, "device", state_per_element(optimizer))
+        return Budget(read_free_bytes(ctx), False, "device", measure_state_per_element(optimizer))
     if optimizer is not None and of != "device":
         raise MemongerError("optimizer= needs budget_of='device'; give that too")
-    amount, is_share = _amount(budget)
-    most = 1 if is_share else 2**63
-    if not 0 < amount <= most or amount < 1 and not is_share:
-        said = "must be at least one byte and no more than 2**63 bytes, or a share of at most 1"
-        raise MemongerError(f"budget={budget!r} {said} (100 %); give bytes as an int")
-    return Budget(float(amount), is_share, of or "pool", state_per_element(optimizer))
+    amount, is_share = _read_amount(budget)
+    if not (0 < amount <= 1 if is_share else 1 <= amount <= 2**63):
+        allowed = "must be at least one byte and no more than 2**63 bytes, or a share of at most 1"
+        raise MemongerError(f"budget={budget!r} {allowed} (100 %); give bytes as an int")
+    return Budget(float(amount), is_share, of or "pool", measure_state_per_element(optimizer))
 
 
-def _amount(budget: Any) -> tuple[float, bool]:
-    """Read bytes, or a share and that it is one."""
+def _read_amount(budget: Any) -> tuple[float, bool]:
+    """Read an amount of memory: the bytes or the share, and whether it is a share."""
     if isinstance(budget, numbers.Real) and not isinstance(budget, bool):
         return budget, not isinstance(budget, numbers.Integral)  # type: ignore[return-value]
     pattern = r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+|%)\s*"
-    found = re.fullmatch(pattern, budget, re.I) if isinstance(budget, str) else None
-    if found is None:
+    match = re.fullmatch(pattern, budget, re.I) if isinstance(budget, str) else None
+    if match is None:
         forms = "bytes (an int), text such as '6GB', '6GiB' or '60%', a share, or 'device'"
         raise MemongerError(f"budget={budget!r} cannot be read; give {forms}")
-    number, unit = float(found[1]), found[2].upper()
+    number, unit = float(match[1]), match[2].upper()
     if unit == "%":
         return number / 100, True
     if unit not in UNITS:
         units = "kB, MB, GB and TB (thousands) and KiB, MiB, GiB and TiB (1024s)"
-        raise MemongerError(f"budget={budget!r}: unknown unit {found[2]!r}; use {units}")
+        raise MemongerError(f"budget={budget!r}: unknown unit {match[2]!r}; use {units}")
     return number * UNITS[unit], False
 
 
-def free_bytes(ctx: Any) -> float:
+def read_free_bytes(ctx: Any) -> float:
     """Ask the GPU that ``ctx`` names, or the first one, for the memory that is free now."""
     from memonger.graph.inputs import check_device, read_devices
     from memonger.support.mxnet import mx
@@ -162,27 +159,27 @@ def free_bytes(ctx: Any) -> float:
     return float(mx.context.gpu_memory_info(device.device_id)[0])
 
 
-def state_per_element(optimizer: Any) -> float:
-    """Ask an optimiser (or its name, or name and parameters) for its bytes an element."""
+def measure_state_per_element(optimizer: Any) -> float:
+    """Measure the state of an optimiser (or its name, or name and parameters), bytes an element."""
     if optimizer is None:
         return 0.0
     from memonger.support.mxnet import mx
 
-    pair = isinstance(optimizer, tuple) and len(optimizer) == 2
-    made, given = optimizer if pair else (optimizer, {})
+    is_pair = isinstance(optimizer, tuple) and len(optimizer) == 2
+    instance, parameters = optimizer if is_pair else (optimizer, {})
     try:
-        if not isinstance(made, mx.optimizer.Optimizer):
-            made = mx.optimizer.create(made, **given)
+        if not isinstance(instance, mx.optimizer.Optimizer):
+            instance = mx.optimizer.create(instance, **parameters)
     except (ValueError, TypeError, AttributeError, AssertionError) as error:
         forms = "such as 'adam', ('sgd', {'momentum': 0.9}), or an mx.optimizer.Optimizer"
-        said = f"optimizer={optimizer!r} cannot be made: {error}; give one {forms}"
-        raise MemongerError(said) from None
+        message = f"optimizer={optimizer!r} cannot be made: {error}; give one {forms}"
+        raise MemongerError(message) from None
     weight = mx.nd.ones((4, 4))
-    return _nbytes(made.create_state_multi_precision(0, weight)) / weight.size
+    return _count_bytes(instance.create_state_multi_precision(0, weight)) / weight.size
 
 
-def _nbytes(state: Any) -> int:
+def _count_bytes(state: Any) -> int:
     """Add up the bytes of all arrays in the state of an optimiser."""
     if isinstance(state, (list, tuple)):
-        return sum(map(_nbytes, state))
+        return sum(map(_count_bytes, state))
     return state.size * np.dtype(state.dtype).itemsize if hasattr(state, "asnumpy") else 0

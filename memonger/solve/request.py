@@ -1,4 +1,4 @@
-"""Which network a user asks about, at which shapes, for which devices: checked."""
+"""Check which network is planned, at which shapes and for which devices."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ log = logging.getLogger("memonger")
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A network, and what is asked about it."""
+    """A network to be planned, its inputs and its devices."""
 
-    symbol: Any  # to be planned: without marks, and without what an earlier plan added
+    symbol: Any  # of the network: without marks, and without what an earlier plan added
     spec: inputs.InputSpec  # of one device's inputs
     grad_req: dict[str, str]  # 'write', 'add' or 'null' for each argument
     ctx: Any  # for which devices a plan is, as `inputs.read_devices` returns it
@@ -45,8 +45,7 @@ class Request:
     @property
     def device_type(self) -> str:
         """Where it is trained: 'cpu', 'gpu' or 'any'."""
-        kind: str = self.ctx if isinstance(self.ctx, str) else self.ctx.device_type
-        return kind
+        return self.ctx if isinstance(self.ctx, str) else self.ctx.device_type
 
     @property
     def targets(self) -> frozenset[str]:
@@ -97,36 +96,36 @@ def read_request(
     request = read_call(net, shapes, input_shapes, type_dict, grad_req, ctx=ctx, devices=devices)
     symbol = inputs.drop_old_types(request.symbol, request.spec)
     symbol = marks.clear(marks.remove_plan(symbol))
-    layer = None if until in (None, "") else _layer(symbol, until)
+    layer = None if until in (None, "") else _find_layer(symbol, until)
     return replace(request, symbol=symbol, until=layer)
 
 
-def _layer(symbol: Any, name: Any) -> int:
+def _find_layer(symbol: Any, name: Any) -> int:
     """Find the first operator of this name, or with such an output; else one with it in its name.
 
     A name with ``*`` or ``?`` is a pattern. Copies of the original take parts of names too.
     """
     internals = symbol.get_internals()
     graph = read(internals)
-    operators = [(i, n["name"]) for i, n in enumerate(graph["nodes"]) if n["op"] != "null"]
-    outputs = zip((head[0] for head in graph["heads"]), internals.list_outputs())
-    known = {i for i, _ in operators}
-    named = sorted([*operators, *((i, output) for i, output in outputs if i in known)])
+    nodes = graph["nodes"]
+    operators = [(i, node["name"]) for i, node in enumerate(nodes) if node["op"] != "null"]
+    heads = zip((head[0] for head in graph["heads"]), internals.list_outputs())
+    outputs = [(i, output) for i, output in heads if nodes[i]["op"] != "null"]
     if isinstance(name, str):
         pattern = re.compile(fnmatch.translate(name))
-        tests = name.__eq__, pattern.match if {*"*?"} & {*name} else lambda each: name in each
+        tests = name.__eq__, pattern.match if {*"*?"} & {*name} else lambda text: name in text
         for test in tests:
-            for i, each in named:
-                if test(each):
-                    log.info("until=%r is %r", name, graph["nodes"][i]["name"])
+            for i, text in sorted([*operators, *outputs]):
+                if test(text):
+                    log.info("until=%r is %r", name, nodes[i]["name"])
                     return i
-    names = list(dict.fromkeys(each for _, each in operators))
+    names = list(dict.fromkeys(text for _, text in operators))
     some = ", ".join(map(repr, names[len(names) // 2 :][:3]))
     hint = inputs.did_you_mean(name, names, f"give the name of one, such as {some}")
     raise MemongerError(f"until={name!r} is no operator of the network{hint}")
 
 
-def structure(symbol: Any) -> dict[str, Any]:
+def read_structure(symbol: Any) -> dict[str, Any]:
     """Read the graph of a symbol without names of operators: MXNet makes new ones each time."""
     graph = read(symbol)
     for node in graph["nodes"]:
@@ -135,14 +134,15 @@ def structure(symbol: Any) -> dict[str, Any]:
     return graph
 
 
-def mxnet_variables() -> dict[str, str]:
+def read_mxnet_variables() -> dict[str, str]:
     """Read the environment variables that MXNet reads; an empty one is none to it."""
     with environment():
         return {k: v for k, v in os.environ.items() if v and k.startswith(("MXNET_", "NNVM_"))}
 
 
 def fingerprint(request: Request, options: Options) -> str:
-    """Make a fingerprint of everything that a plan depends on."""
-    asked = [request.spec, request.grad_req, str(request.ctx), request.until]
-    about = [structure(request.symbol), mxnet_variables(), asked, astuple(options)]
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+    """Hash everything that a plan depends on."""
+    inputs_and_devices = [request.spec, request.grad_req, str(request.ctx), request.until]
+    structure, variables = read_structure(request.symbol), read_mxnet_variables()
+    parts = [structure, variables, inputs_and_devices, astuple(options)]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

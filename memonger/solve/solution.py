@@ -307,7 +307,7 @@ def _explain_little(way: Way) -> str:
     if ruled and least.nbytes > least.own_bytes:
         over = in_words(least.nbytes - least.own_bytes)
         text += f"{over} must not be recomputed ({ruled}), and "
-    return text + f"{least.sets(nodes)} alone needs {in_words(least.own_bytes)} at once"
+    return text + f"{least.name(nodes)} alone needs {in_words(least.own_bytes)} at once"
 
 
 def format_bytes(nbytes: float) -> str:
@@ -329,7 +329,7 @@ def _describe_too_little(way: Way, limit: int, memory: Memory, needs: int) -> st
         text += f" Its peak of {in_words(most)} is in {memory.running}."
     if least.operator >= 0 and least.nbytes <= pool:
         text += f" No plan can do with less than {in_words(least.nbytes)} alive at once, for "
-        text += f"{least.sets(way.graph.nodes)} needs them."
+        text += f"{least.name(way.graph.nodes)} needs them."
     if nbytes != pool:
         text += f" {format_bytes(nbytes - pool)} of it are parameters, gradients, inputs and the "
         text += "optimizer's state, and what operators hold."

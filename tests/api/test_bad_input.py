@@ -10,7 +10,7 @@ import memonger
 import mxnet as mx
 import numpy as np
 import pytest
-from memonger.solve.options import Budget, read_budget, state_per_element
+from memonger.solve.options import Budget, read_budget, measure_state_per_element
 from mxnet.contrib import amp
 
 from operator_cases import DYNAMIC_CASES, SMALL_SHAPES, small_net
@@ -277,7 +277,7 @@ OPTIMIZERS: list[tuple[Any, int]] = [
 
 def test_the_state_of_an_optimizer_is_counted_by_element() -> None:
     for optimizer, nbytes in OPTIMIZERS:
-        assert state_per_element(optimizer) == nbytes, optimizer
+        assert measure_state_per_element(optimizer) == nbytes, optimizer
 
 
 def test_a_budget_of_the_device_is_what_is_free_on_it(monkeypatch: pytest.MonkeyPatch) -> None:

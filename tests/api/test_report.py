@@ -21,7 +21,7 @@ from memonger.api import frontier
 from memonger.graph.inputs import InputSpec
 from memonger.solve.memory import predict
 from memonger.solve.request import Request
-from memonger.solve.timeline import Operators, Strings, timeline
+from memonger.solve.timeline import OperatorTable, Strings, list_alive
 
 import networks
 from interrupting import press_ctrl_c
@@ -93,11 +93,11 @@ def test_merged_steps_of_a_large_network_are_exact() -> None:
     symbol, shapes = networks.lstm(2, 12, 4, 8, labels=16)
     asked = dict.fromkeys(symbol.list_arguments(), "write")
     memory = predict(Request(symbol, InputSpec(shapes, {}), asked, "any"))
-    table = Operators(memory, Strings(), mx.cpu(), measure=False)
-    whole = timeline(memory, table, {}, 10**6)
+    table = OperatorTable(memory, Strings(), mx.cpu(), measure=False)
+    whole = list_alive(memory, table, {}, 10**6)
     assert len(whole["drawn"]) == whole["steps"] > 500
     for most in (900, 600, 100):
-        merged = timeline(memory, table, {}, most)
+        merged = list_alive(memory, table, {}, most)
         assert len(merged["tensors"]["bytes"]) < most or most == 100
         assert live_of(merged).tolist() == merged["live"]
         assert merged["live"] == [whole["live"][step] for step in merged["drawn"]]

@@ -1,4 +1,4 @@
-"""Floating point operations of a forward pass, operator by operator, from parameters and shapes.
+"""Count the floating point operations of a forward pass, from parameters and shapes.
 
 Every multiplication, addition, comparison, division or function (exp, tanh, root) of an element is
 one operation, so a multiply-add is two. Products with zeros of the padding count, as in the figures
@@ -24,17 +24,17 @@ Formula = Callable[[Attrs, Shapes, Shapes], int]
 
 
 def _per_input(operations: int) -> Formula:
-    """So many operations for every element of the first input."""
+    """Make the formula of so many operations for every element of the first input."""
     return lambda a, x, y: operations * prod(x[0])
 
 
 def _filters(weight: int) -> Formula:
-    """A multiply-add with each number of a filter, the input ``weight``; the next is a bias."""
+    """Make the formula of filters, which are the input ``weight``; the next input is a bias."""
     return lambda a, x, y: (2 * prod(x[weight][1:]) + (len(x) > weight + 1)) * prod(y[0])
 
 
-def _product(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
-    """Each element of the left matrix is multiplied with a row of the right, and added."""
+def _count_product(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
+    """Multiply each element of the left matrix with a row of the right, and add."""
     return 2 * prod(ins[0]) * outs[0][-1]
 
 
@@ -43,7 +43,7 @@ def _product(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
 _CELLS = {"rnn_relu": (1, 4), "rnn_tanh": (1, 4), "lstm": (4, 16 + 5), "gru": (3, 12 + 5)}
 
 
-def _rnn(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
+def _count_rnn(attrs: Attrs, ins: Shapes, outs: Shapes) -> int:
     steps, batch, width = ins[0]
     hidden, projected = int(attrs["state_size"]), attrs.get("projection_size", "None")
     state = hidden if projected in ("None", "0") else int(projected)
@@ -70,15 +70,15 @@ _OF_SEVERAL: dict[str, Formula] = {
     ),
     # Of n k, k m and n m elements: n k m products.
     "dot": lambda a, x, y: 2 * isqrt(prod(map(prod, (*x, *y)))),
-    "batch_dot _linalg_gemm2 _contrib_interleaved_matmul_encdec_qk": _product,
-    "_linalg_gemm": lambda a, x, y: _product(a, x, y) + prod(y[0]),
+    "batch_dot _linalg_gemm2 _contrib_interleaved_matmul_encdec_qk": _count_product,
+    "_linalg_gemm": lambda a, x, y: _count_product(a, x, y) + prod(y[0]),
     # One triangle of a product with itself; the other is a copy.
     "_linalg_syrk": lambda a, x, y: prod(x[0]) * (y[0][-1] + 1),
     # A triangle of n x n with n x m: n (n + 1) / 2 products, n (n - 1) / 2 sums a column.
     "_linalg_trmm _linalg_trsm": lambda a, x, y: x[0][-1] * prod(y[0]),
-    "RNN": _rnn,
+    "RNN": _count_rnn,
     # Queries, keys and values stand side by side (contrib/transformer.cc).
-    "_contrib_interleaved_matmul_selfatt_qk": lambda a, x, y: _product(a, x, y) // 3,
+    "_contrib_interleaved_matmul_selfatt_qk": lambda a, x, y: _count_product(a, x, y) // 3,
     "_contrib_interleaved_matmul_selfatt_valatt _contrib_interleaved_matmul_encdec_valatt": (
         lambda a, x, y: 2 * x[1][-1] * prod(y[0])
     ),
@@ -130,8 +130,8 @@ def count_forward_flops(graph: ForwardGraph) -> np.ndarray:
     """Count the operations of the forward pass of each node of a graph, int64."""
     counts = np.zeros(len(graph.nodes), dtype=np.int64)
     for i in graph.operators:
-        node, shown = graph.nodes[i], [tensor.shape for tensor in graph.shown_tensors(i)]
+        node, outputs = graph.nodes[i], [tensor.shape for tensor in graph.shown_tensors(i)]
         inputs = [graph.tensors[a][b].shape for a, b in node.inputs]
         formula = _FORMULAS.get(node.op)
-        counts[i] = formula(node.attrs, inputs, shown) if formula else sum(map(prod, shown))
+        counts[i] = formula(node.attrs, inputs, outputs) if formula else sum(map(prod, outputs))
     return counts

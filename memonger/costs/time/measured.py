@@ -1,4 +1,4 @@
-"""The time of a training step on a device, operator by operator: predicted or measured.
+"""Predict or measure the time of a training step on a device, operator by operator.
 
 Predicted: by a roofline (Williams et al. 2009, "Roofline: an insightful visual performance model").
 An operator takes as long as its arithmetic or as moving what it reads and writes, whichever takes
@@ -29,7 +29,7 @@ import numpy as np
 
 from memonger.costs.bind import has_mkldnn
 from memonger.costs.time.flops import count_forward_flops
-from memonger.graph.arrays import BACKWARD
+from memonger.graph.arrays import BACKWARD, find_owners
 from memonger.graph.forward import ForwardGraph
 from memonger.graph.inputs import InputSpec
 from memonger.graph.operators.gradients import alone
@@ -47,7 +47,7 @@ SIDE = 1024  # of the square matrices that are multiplied
 LONG = 2**24  # elements of the array that is copied
 ROUNDS = 7  # of which the least time counts
 FACTORS = (0.5, 20.0)  # the least and the most factor that is believed
-Factors = Mapping[int, Sequence[float]]  # of forward nodes: what multiplies predicted times
+Factors = Mapping[int, Sequence[float]]  # of forward nodes: of their run and their gradient
 Run = Callable[[], Any]  # begins something and gives an array that is ready when it is done
 IMAGES: Shape = (8, 64, 56, 56)  # for operators that take images of any shape
 ONE: Shape = (1,)  # of what is taken to be a constant, which gets no gradient
@@ -65,8 +65,8 @@ class Rates(NamedTuple):
 class Times(NamedTuple):
     """Seconds that the rows of a training graph take."""
 
-    forward: np.ndarray  # of each forward node; it takes as long again when it is recomputed
-    gradient: np.ndarray  # of the gradient of each, as far as it is computed
+    forward: np.ndarray  # of each forward node, whenever it runs
+    gradient: np.ndarray  # of the gradient of each forward node, as far as it is computed
     step: float  # of a training step without a plan
 
 
@@ -82,8 +82,8 @@ class Example(NamedTuple):
         """Whether it is measured behind a convolution; and before one, if its result is `IMAGES`"""
         return IMAGES in self.shapes
 
-    def alone(self) -> Any:
-        """Build it between variables."""
+    def build_alone(self) -> Any:
+        """Build the symbol of the operator between variables."""
         return load_nodes(*alone(self.op, dict(self.attrs), len(self.shapes)))
 
 
@@ -91,67 +91,64 @@ def find_times(training: TrainingGraph, ctx: Any, measure: bool = False) -> Time
     """Predict the times of a training step, or ``measure`` those of operators that run alone."""
     factors = find_factors(training, ctx)
     times = predict_times(training, find_rates(ctx), factors)
-    return _measured(training, ctx, times, factors) if measure else times
+    return _measure_operators(training, ctx, times, factors) if measure else times
 
 
 def predict_times(training: TrainingGraph, rates: Rates, factors: Factors | None = None) -> Times:
     """Predict the times of a training step."""
     t, n = training.arrays, training.arrays.forward
-    rows = np.maximum(
-        count_row_flops(training) / rates.flops, count_moved_bytes(training) / rates.nbytes
-    )
-    rows += rates.call
-    longer = np.ones((n + 1, 2))  # the last is that of rows without an owner
+    arithmetic, moving = count_row_flops(training) / rates.flops, count_moved_bytes(training)
+    seconds = np.maximum(arithmetic, moving / rates.nbytes) + rates.call
+    factor_of_node = np.ones((n + 1, 2))  # the last is that of rows without an owner
     for i, factor in (factors or {}).items():
-        longer[i] = factor
-    rows *= longer[training.origin, (training.phases == BACKWARD).astype(int)]
-    rows[find_free_rows(training)] = 0
-    run = np.unique(t.walk_row[t.walk_row >= 2 * n])
-    owned = run[training.origin[run] >= 0]
-    gradient = np.bincount(training.origin[owned], rows[owned], minlength=n)
-    step = float(rows[t.first].sum() + rows[run].sum())
-    return Times(rows[n : 2 * n].copy(), gradient, step)
+        factor_of_node[i] = factor
+    seconds *= factor_of_node[training.origin, (training.phases == BACKWARD).astype(int)]
+    seconds[find_free_rows(training)] = 0
+    gradients = np.unique(t.walk_row[t.walk_row >= 2 * n])
+    owned = gradients[training.origin[gradients] >= 0]
+    gradient = np.bincount(training.origin[owned], seconds[owned], minlength=n)
+    step = float(seconds[t.first].sum() + seconds[gradients].sum())
+    return Times(seconds[n : 2 * n].copy(), gradient, step)
 
 
 def count_row_flops(training: TrainingGraph) -> np.ndarray:
     """Count the FLOPs of each row; a gradient has its operator's for each input, twice at most."""
-    n, backward = training.arrays.forward, training.phases == BACKWARD
-    owners = training.origin[backward]
+    owner = training.origin[training.phases == BACKWARD]
     forward = count_forward_flops(training.graph).astype(np.float64)
     inputs = [min(2, max(1, len(facts.passes))) for facts in training.facts]
-    rows = np.bincount(owners[owners >= 0], minlength=n)  # of each operator's gradient
-    each = forward * inputs / np.maximum(rows, 1)
-    return np.concatenate([forward, forward, np.where(owners >= 0, each[owners], 0)])
+    rows = np.bincount(owner[owner >= 0], minlength=len(forward))  # of each operator's gradient
+    share = forward * inputs / np.maximum(rows, 1)
+    return np.concatenate([forward, forward, np.where(owner >= 0, share[owner], 0)])
 
 
 def count_moved_bytes(training: TrainingGraph) -> np.ndarray:
     """Count the bytes that each row of a training graph reads and writes; each tensor once."""
-    t, rows = training.arrays, np.arange(len(training.ops))
+    t, rows = training.arrays, len(training.ops)
     sizes = (t.elements * t.itemsize).astype(np.float64)
-    reader, maker = np.repeat(rows, np.diff(t.read_start)), np.repeat(rows, np.diff(t.output_start))
-    pairs = np.stack([reader, t.output_start[t.read_row] + t.read_output], axis=1)
-    reader, read = np.unique(pairs[~t.read_ignored], axis=0).T
-    moved = np.bincount(reader, sizes[read], len(rows)) + np.bincount(maker, sizes, len(rows))
+    entry = t.output_start[t.read_row] + t.read_output
+    pairs = np.stack([find_owners(t.read_start), entry], axis=1)
+    reader, entry = np.unique(pairs[~t.read_ignored], axis=0).T
+    written = np.bincount(find_owners(t.output_start), sizes, rows)
+    moved = np.bincount(reader, sizes[entry], rows) + written
     moved[t.variable] = 0
     return moved
 
 
 def find_free_rows(training: TrainingGraph) -> np.ndarray:
-    """Tell which rows take no time: variables, and what may hand on its input as it is."""
+    """Find the rows (bool) that take no time: variables, and what may hand on its input."""
     t = training.arrays
     # What makes a gradient adds it in place (src/executor/inplace_addto_detect_pass.cc).
     free = t.variable | (np.array(training.ops) == "_grad_add")
-    row = np.repeat(np.arange(len(free)), np.diff(t.inplace_start))
-    free[row[t.inplace_identity]] = True
+    free[find_owners(t.inplace_start)[t.inplace_identity]] = True
     return free
 
 
 def find_rates(ctx: Any) -> Rates:
     """Look up what a device can do: measured the first time, then read from disk."""
-    with _kept("rates", ctx) as kept:
-        if "rates" not in kept:
-            kept["rates"] = _measure_rates(ctx)
-        return Rates(*kept["rates"])
+    with _open_stored("rates", ctx) as stored:
+        if "rates" not in stored:
+            stored["rates"] = _measure_rates(ctx)
+        return Rates(*stored["rates"])
 
 
 def _measure_rates(ctx: Any) -> Rates:
@@ -160,56 +157,58 @@ def _measure_rates(ctx: Any) -> Rates:
     for _ in range(calls):
         chain = mx.sym.elemwise_add(chain, chain)
     symbols = {(SIDE, SIDE): mx.sym.dot(a, a), (LONG,): mx.sym.elemwise_add(a, a), ONE: chain}
-    runs = [_runs(s, {"a": Tensor(shape, "float32")}, ctx)[0] for shape, s in symbols.items()]
-    product, total, call = _quickest(*runs)
+    runs = [_bind_runs(s, {"a": Tensor(shape, "float32")}, ctx)[0] for shape, s in symbols.items()]
+    product, total, call = _measure_least(*runs)
     return Rates(2 * SIDE**3 / product, 2 * 4 * LONG / total, call / calls)
 
 
-def _seconds(run: Run) -> float:
-    """Measure the seconds until its result is there, warmed."""
+def _measure(run: Run) -> float:
+    """Measure the seconds until the result of a run is there, warmed."""
     # Of one thread the processor's time counts, which other processes do not lengthen.
     on_cpu = run().context.device_type.startswith("cpu")
     one_thread = on_cpu and os.environ.get("OMP_NUM_THREADS") == "1"
-    now = time.process_time if one_thread else time.perf_counter
+    clock = time.process_time if one_thread else time.perf_counter
     mx.nd.waitall()
-    start = now()
+    start = clock()
     run().wait_to_read()
-    return now() - start
+    return clock() - start
 
 
-def _quickest(*runs: Run) -> list[float]:
-    """Measure the least seconds of each, by turns, to compare them."""
-    return np.min([[_seconds(run) for run in runs] for _ in range(ROUNDS)], axis=0).tolist()
+def _measure_least(*runs: Run) -> list[float]:
+    """Measure the least seconds of each run, by turns, to compare them."""
+    return np.min([[_measure(run) for run in runs] for _ in range(ROUNDS)], axis=0).tolist()
 
 
 def find_factors(training: TrainingGraph, ctx: Any) -> dict[int, tuple[float, ...]]:
     """Look up, or measure first, how much longer than by the roofline forward nodes take."""
     rates, factors = None, {}
-    with _kept("kinds", ctx) as kept:
-        for i in _timed(training):
+    with _open_stored("kinds", ctx) as stored:
+        for i in _list_timed(training):
             example = choose_example(training.graph, i)
+            if example is None:
+                continue
             key = json.dumps(example)
-            if example and key not in kept:
-                # Not the rates that are kept: what else runs just then slows both down.
+            if key not in stored:
+                # Not the stored rates: what else runs just then slows both down.
                 rates = rates or _measure_rates(ctx)
-                kept[key] = _measure_pace(example, rates, ctx)
-            if example and kept[key]:
-                factors[i] = tuple(kept[key])
+                stored[key] = _measure_factors(example, rates, ctx)
+            if stored[key]:
+                factors[i] = tuple(stored[key])
     return factors
 
 
-def _timed(training: TrainingGraph) -> list[int]:
+def _list_timed(training: TrainingGraph) -> list[int]:
     """List the forward nodes that take time."""
     return np.setdiff1d(training.arrays.first, np.flatnonzero(find_free_rows(training))).tolist()
 
 
-def _measure_pace(example: Example, rates: Rates, ctx: Any) -> list[float] | None:
-    """Measure the factor of a class; None: its example cannot be run."""
+def _measure_factors(example: Example, rates: Rates, ctx: Any) -> list[float] | None:
+    """Measure the two factors of a class; None: its example cannot be run."""
     shapes = {f"x{k}": shape for k, shape in enumerate(example.shapes)}
     tensors = [Tensor(shape, "float32") for shape in example.shapes]
     try:
-        training = training_graph(forward_graph(example.alone(), InputSpec(shapes, {})))
-        seconds = _quickest_steps(build_symbols(example), tensors, ctx)
+        training = training_graph(forward_graph(example.build_alone(), InputSpec(shapes, {})))
+        seconds = _measure_steps(build_symbols(example), tensors, ctx)
     except (MemongerError, *MXNET_ERRORS):
         return None
     forward, both = seconds[-1] - (seconds[0] if example.behind else 0.0)
@@ -222,37 +221,37 @@ def choose_example(graph: ForwardGraph, i: int) -> Example | None:
     """Choose the operator that stands for the class of an operator, if there is one."""
     node = graph.nodes[i]
     inputs = [graph.tensors[a][b] for a, b in node.inputs]
-    chosen: Any = None
     if not inputs or node.subgraphs or why_kept(node.op, node.attrs) is not None:
         return None
     if node.op in _OWN:
-        chosen = _own(node.op, node.attrs, [tensor.shape for tensor in inputs])
+        choice = _choose_own(node.op, node.attrs, [tensor.shape for tensor in inputs])
+        if choice is None:
+            return None
+        attrs, *shapes = choice
     else:
-        same = {tensor.shape for tensor in graph.shown_tensors(i)}
-        others = {tensor.shape for tensor in inputs} - same - {ONE}
-        if len(same) == 1 and not others and {tensor.dtype for tensor in inputs} == {"float32"}:
-            whole = IMAGES if len(min(same)) == 4 else ROWS
-            chosen = node.attrs, *[whole if tensor.shape in same else ONE for tensor in inputs]
-    if chosen is None:
-        return None
-    attrs, *shapes = chosen
+        outputs = {tensor.shape for tensor in graph.shown_tensors(i)}
+        others = {tensor.shape for tensor in inputs} - outputs - {ONE}
+        if len(outputs) != 1 or others or {tensor.dtype for tensor in inputs} != {"float32"}:
+            return None
+        whole = IMAGES if len(min(outputs)) == 4 else ROWS
+        attrs, shapes = node.attrs, [whole if t.shape in outputs else ONE for t in inputs]
     return Example(node.op, tuple(sorted((k, str(v)) for k, v in attrs.items())), tuple(shapes))
 
 
 def build_symbols(example: Example) -> list[Any]:
     """Build what is run to measure an example: without it, if it is ``behind``, and with it."""
-    x = _pointwise(mx.sym.Variable("data"), "before")
-    given = {IMAGES: x, ONE: mx.sym.ones(ONE)}
-    inputs = {f"x{k}": given[shape] for k, shape in enumerate(example.shapes) if shape in given}
-    made = example.alone()(**inputs)
+    x = _convolve(mx.sym.Variable("data"), "before")
+    symbol_of = {IMAGES: x, ONE: mx.sym.ones(ONE)}
+    shapes = {f"x{k}": shape for k, shape in enumerate(example.shapes) if shape in symbol_of}
+    symbol = example.build_alone()(**{name: symbol_of[shape] for name, shape in shapes.items()})
     if not example.behind:
-        return [made]
-    if made[0].infer_shape(data=IMAGES)[1] == [IMAGES]:
-        return [_pointwise(x, "behind"), _pointwise(made[0], "behind")]
-    return [x, made[0]]
+        return [symbol]
+    if symbol[0].infer_shape(data=IMAGES)[1] == [IMAGES]:
+        return [_convolve(x, "behind"), _convolve(symbol[0], "behind")]
+    return [x, symbol[0]]
 
 
-def _pointwise(x: Any, name: str) -> Any:
+def _convolve(x: Any, name: str) -> Any:
     return mx.sym.Convolution(x, num_filter=IMAGES[1], kernel=(1, 1), no_bias=True, name=name)
 
 
@@ -260,7 +259,7 @@ def _pointwise(x: Any, name: str) -> Any:
 _OWN = ("Convolution", "FullyConnected", "BatchNorm", "Pooling", "SliceChannel")
 
 
-def _own(op: str, attrs: Mapping[str, Any], shapes: Sequence[Shape]) -> Any:
+def _choose_own(op: str, attrs: Mapping[str, Any], shapes: Sequence[Shape]) -> Any:
     """Choose parameters, and then shapes; None where there is no class."""
     data = shapes[0]
     images = len(data) == 4 and attrs.get("layout", "None") in ("None", "NCHW")
@@ -272,12 +271,15 @@ def _own(op: str, attrs: Mapping[str, Any], shapes: Sequence[Shape]) -> Any:
     if op == "Pooling" and images:
         return attrs, IMAGES
     if op == "BatchNorm" and images and attrs.get("axis", "1") == "1":
-        counts = {"fix_gamma": False, "use_global_stats": attrs.get("use_global_stats", False)}
-        return (counts, IMAGES, *[(IMAGES[1],)] * 4)
-    return _convolution(attrs, data[1], shapes[1][2:]) if op == "Convolution" and images else None
+        chosen = {"fix_gamma": False, "use_global_stats": attrs.get("use_global_stats", False)}
+        return (chosen, IMAGES, *[(IMAGES[1],)] * 4)
+    if op == "Convolution" and images:
+        return _choose_convolution(attrs, data[1], shapes[1][2:])
+    return None
 
 
-def _convolution(attrs: Mapping[str, Any], channels: int, kernel: Shape) -> Any:
+def _choose_convolution(attrs: Mapping[str, Any], channels: int, kernel: Shape) -> Any:
+    """Choose parameters and shapes of a convolution with as many groups and a similar kernel."""
     groups = int(attrs.get("num_group", 1))
     filters, data, stride = 128, (8, 256, 28, 28), "(1, 1)"
     if groups > 1:
@@ -289,54 +291,56 @@ def _convolution(attrs: Mapping[str, Any], channels: int, kernel: Shape) -> Any:
         filters, data, stride = 64, (4, channels, 112, 112), attrs.get("stride", stride)
     elif kernel != (1, 1):
         kernel, data = (3, 3), (4, 128, 28, 28)
-    made = {"num_filter": filters, "num_group": groups, "no_bias": True, "kernel": kernel}
-    made.update(stride=stride, pad=tuple(k // 2 for k in kernel))
-    return made, data, (filters, data[1] // groups, *kernel)
+    chosen = {"num_filter": filters, "num_group": groups, "no_bias": True, "kernel": kernel}
+    chosen.update(stride=stride, pad=tuple(k // 2 for k in kernel))
+    return chosen, data, (filters, data[1] // groups, *kernel)
 
 
-def _measured(training: TrainingGraph, ctx: Any, base: Times, factors: Factors) -> Times:
+def _measure_operators(training: TrainingGraph, ctx: Any, base: Times, factors: Factors) -> Times:
     """Measure the operators that can be bound alone; the others take what they are predicted to."""
     graph, blocks = training.graph, has_mkldnn(ctx)
     forward, gradient = base.forward.copy(), base.gradient.copy()
-    with _kept("operators", ctx) as kept:
-        for i in _timed(training):
+    with _open_stored("operators", ctx) as stored:
+        for i in _list_timed(training):
             example = choose_example(graph, i) if i in factors else None
             # Alone they would get other layouts than in the network, and their constants gradients.
             if example and (blocks and example.behind or ONE in example.shapes):
                 continue
             node, tensors = graph.nodes[i], [graph.tensors[a][b] for a, b in graph.nodes[i].inputs]
             key = json.dumps([node.op, sorted(node.attrs.items()), tensors])
-            if key not in kept:
+            if key not in stored:
                 try:
                     symbol = load_nodes(*alone(node.op, node.attrs, len(tensors)))
-                    kept[key] = _quickest_steps([symbol], tensors, ctx)[0].tolist()
+                    stored[key] = _measure_steps([symbol], tensors, ctx)[0].tolist()
                 except MXNET_ERRORS:  # it cannot be bound alone
-                    kept[key] = None
-            if kept[key]:
-                forward[i], both = kept[key]
+                    stored[key] = None
+            if stored[key]:
+                forward[i], both = stored[key]
                 gradient[i] = max(0.0, both - forward[i]) if gradient[i] else 0.0
     more = (forward - base.forward + gradient - base.gradient).sum()
     return Times(forward, gradient, base.step + float(more))
 
 
-def _quickest_steps(symbols: Sequence[Any], inputs: Sequence[Tensor], ctx: Any) -> np.ndarray:
+def _measure_steps(symbols: Sequence[Any], inputs: Sequence[Tensor], ctx: Any) -> np.ndarray:
     """Measure the seconds of each symbol, forward and forward with its gradients."""
-    known = {f"x{k}": tensor for k, tensor in enumerate(inputs)}
-    known["data"] = Tensor(IMAGES, "float32")
-    return np.reshape(_quickest(*(run for s in symbols for run in _runs(s, known, ctx))), (-1, 2))
+    tensors = {f"x{k}": tensor for k, tensor in enumerate(inputs)}
+    tensors["data"] = Tensor(IMAGES, "float32")
+    runs = [run for symbol in symbols for run in _bind_runs(symbol, tensors, ctx)]
+    return np.reshape(_measure_least(*runs), (-1, 2))
 
 
-def _runs(symbol: Any, known: Mapping[str, Tensor], ctx: Any) -> tuple[Run, Run]:
-    """Make what runs a symbol forward, and forward with its gradients; indices are 0."""
+def _bind_runs(symbol: Any, tensors: Mapping[str, Tensor], ctx: Any) -> tuple[Run, Run]:
+    """Bind what runs a symbol forward, and forward with its gradients; indices are 0."""
     # Random numbers of both signs, for kernels that branch have it easy where all go one way. Not
     # MXNet's: a plan may be made in mid-training, whose own draws must stay what they are.
     random = np.random.RandomState(0)
-    inputs = {n: known[n] for n in symbol.list_inputs() if n in known}
-    indices = {n for n, tensor in inputs.items() if not tensor.dtype.startswith("float")}
+    inputs = {name: tensors[name] for name in symbol.list_inputs() if name in tensors}
+    indices = {name for name, t in inputs.items() if not t.dtype.startswith("float")}
     trained = [name for name in symbol.list_arguments() if name not in indices]
-    about = dict.fromkeys(trained, "write"), {n: each.dtype for n, each in inputs.items()}
+    types = {name: t.dtype for name, t in inputs.items()}
+    shapes = {name: t.shape for name, t in inputs.items()}
     with environment():
-        executor = symbol.simple_bind(ctx, *about, **{n: each.shape for n, each in inputs.items()})
+        executor = symbol.simple_bind(ctx, dict.fromkeys(trained, "write"), types, **shapes)
     for name, array in (*executor.arg_dict.items(), *executor.aux_dict.items()):
         if name not in indices:
             array[:] = random.uniform(-0.9, 0.9, array.shape)
@@ -355,18 +359,18 @@ def _runs(symbol: Any, known: Mapping[str, Tensor], ctx: Any) -> tuple[Run, Run]
     return forward, whole
 
 
-def _kept(what: str, ctx: Any) -> ContextManager[dict[str, Any]]:
-    """Measurements of a device, as a dict; what is added to it is written to disk."""
-    return on_disk(what, {"device": device_name(ctx), "mxnet": mx.__version__})
+def _open_stored(kind: str, ctx: Any) -> ContextManager[dict[str, Any]]:
+    """Open the measurements of a device, as a dict; what is added to it is written to disk."""
+    return on_disk(kind, {"device": device_name(ctx), "mxnet": mx.__version__})
 
 
 @functools.lru_cache(maxsize=None)
 def device_name(ctx: Any) -> str:
     """Name the hardware behind a device, and what bears on its speed."""
     if ctx.device_type == "gpu":
-        asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", f"--id={ctx.device_id}"]
+        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", f"--id={ctx.device_id}"]
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            return subprocess.check_output(asked, timeout=10).decode().strip()
+            return subprocess.check_output(query, timeout=10).decode().strip()
         return f"a GPU of {mx.context.gpu_memory_info(ctx.device_id)[1]} bytes"
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, IndexError):
