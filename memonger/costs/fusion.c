@@ -352,7 +352,7 @@ static void find_outputs(Memory *memory, const Run *x, Int32s head, Int32s head_
     /* They get memory by their size, the largest first, of equals the last. */
     const int64_t *elements = t->elements.at;
     int32_t *made = NEW(memory, int32_t, count);
-    o->lists.made = (Int32s){made, count};
+    o->lists.by_size = (Int32s){made, count};
     for (int64_t k = 0; k < o->count; k++)
         for (int32_t q = o->lists.out_start.at[k]; q < o->lists.out_start.at[k + 1]; q++) {
             int32_t at = q;

@@ -133,7 +133,7 @@ def _append_fused(
         elements=np.append(t.elements, t.elements[out]),
         itemsize=itemsize,
         rank=rank,
-        made=np.append(t.made, entry_now[fused.made]).astype(np.int32),
+        by_size=np.append(t.by_size, entry_now[fused.by_size]).astype(np.int32),
         inplace_start=append_starts(t.inplace_start, options),
         inplace_output=np.append(t.inplace_output, output[fits]).astype(np.int32),
         inplace_identity=np.append(t.inplace_identity, ~fits[fits]),

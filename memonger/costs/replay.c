@@ -251,7 +251,7 @@ static inline void plan_fused(Pool *p, const Fused *f, int32_t k)
                 take_over(p, out, in, false);
         }
     for (int32_t o = first; o < last; o++)
-        get_block(p, f->made.at[o]);
+        get_block(p, f->by_size.at[o]);
     for (int32_t j = f->read_start.at[k]; j < f->read_start.at[k + 1]; j++)
         read_once(p, f->read.at[j]);
     for (int32_t o = first; o < last; o++)

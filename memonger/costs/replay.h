@@ -17,7 +17,7 @@ KERNEL void order_and_reads(
 /* Fused operators, which are rows behind the others; entries are those of what is fused. */
 typedef struct {
     Int32s out_start, out; /* the entries that each makes */
-    Int32s made;           /* these in the order in which they get memory */
+    Int32s by_size;        /* these entries as they get memory: the largest first */
     Int32s read_start, read; /* the entries that it reads */
 } Fused;
 
