@@ -498,15 +498,14 @@ bool fuse(
     if (!f->starts.count)
         return false;
     Run x = run_of(memory, t, f, recomputed, order);
-    Int32s set, heads = t->head_row, head = int32s(memory, heads.count), head_entry;
+    Int32s set, heads = t->head_row, head = int32s(memory, heads.count);
     Operators o = {.count = sets_of(memory, &x, &set)};
     if (!o.count)
         return false;
     o.set = set.at;
     for (int64_t h = 0; h < heads.count; h++)
         head.at[h] = x.place[row_read(&x, heads.at[h], t->head_owner.at[h])];
-    find_head_entries(memory, t, recomputed, &head_entry);
-    find_outputs(memory, &x, head, head_entry, &o);
+    find_outputs(memory, &x, head, find_head_entries(memory, t, recomputed), &o);
     find_inputs(memory, &x, &o);
     *rows = new_order(memory, &x, head, &o);
     for (int64_t i = 0; i < rows->count; i++) {

@@ -1,18 +1,18 @@
 #include "costs/layouts.h"
 
 int64_t find_layout(
-    int64_t code, int64_t number, int64_t place, int64_t before, Int64s found, Bools plays)
+    int64_t code, int64_t number, int64_t place, int64_t before, Int64s inputs, Bools plays)
 {
-    const int64_t *at = found.at;
+    const int64_t *input = inputs.at;
     if (code == KEEPS)
         return before;
-    int64_t first = PLAIN; /* that is not */
+    int64_t first = PLAIN; /* the first that is not */
     bool alike = true;
-    for (int64_t j = 0; j < found.count; j++)
+    for (int64_t j = 0; j < inputs.count; j++)
         if (plays.at[j]) {
             if (first == PLAIN)
-                first = at[j];
-            alike = alike && at[j] == at[0];
+                first = input[j];
+            alike = alike && input[j] == input[0];
         }
     if (code == ALWAYS_PLAIN || (code < CHOSEN && first == PLAIN && before == PLAIN))
         return PLAIN;
@@ -22,55 +22,56 @@ int64_t find_layout(
         if ((code == SUMS && (alike || first == BLOCKS)) || (code == ALIKE && alike))
             return first;
         if (code == FIRST)
-            return at[0];
-        if (code == USUAL || (code == PASSES && at[0] == BLOCKS) ||
-            (code == POOLING_GRADIENT && at[found.count / 2] == BLOCKS))
+            return input[0];
+        if (code == USUAL || (code == PASSES && input[0] == BLOCKS) ||
+            (code == POOLING_GRADIENT && input[inputs.count / 2] == BLOCKS))
             return BLOCKS;
         if (code == NORM_GRADIENT) {
-            if (at[3] == BLOCKS || at[3] == at[0])
-                return at[3];
-            if (at[3] == PLAIN)
-                return at[0];
+            if (input[3] == BLOCKS || input[3] == input[0])
+                return input[3];
+            if (input[3] == PLAIN)
+                return input[0];
         }
     }
-    uint64_t symbol = ((uint64_t)number * 31 + (uint64_t)place) * 1000003 + (uint64_t)before;
-    for (int64_t j = 0; j < found.count; j++)
+    /* A layout of its own for each combination of what it depends on. */
+    uint64_t layout = ((uint64_t)number * 31 + (uint64_t)place) * 1000003 + (uint64_t)before;
+    for (int64_t j = 0; j < inputs.count; j++)
         if (plays.at[j])
-            symbol = symbol * 1000003 + (uint64_t)at[j];
-    return (int64_t)(symbol & 0x3FFFFFFFFFFFFFFF) + 2;
+            layout = layout * 1000003 + (uint64_t)input[j];
+    return (int64_t)(layout & 0x3FFFFFFFFFFFFFFF) + 2;
 }
 
-/* Layouts as they are followed: what is found so far, and that of each block as it is ``now``. */
+/* The layouts of a step as it runs. */
 typedef struct {
     const GraphArrays *t;
     const LayoutArrays *layouts;
-    const int32_t *entries, *planned, *blocks; /* blocks: with the terms of sums in place */
-    int64_t *made, *found, *now;
+    const int32_t *entries;         /* by read */
+    const int32_t *planned, *block; /* by entry; block: with the terms of sums in place */
+    int64_t *written, *read;        /* by entry; by read */
+    int64_t *now;                   /* by block: the layout of its memory now */
     int32_t *place;
 } State;
 
-/* Looks up what a row finds. */
-static void find(const State *s, int32_t row)
+/* Looks up the layouts that a row reads. */
+static void read_layouts(const State *s, int32_t row)
 {
-    int64_t first = s->t->read_start.at[row], last = s->t->read_start.at[row + 1];
-    int64_t begin = s->t->output_start.at[row], end = s->t->output_start.at[row + 1];
-    int64_t *found = s->found;
-    for (int64_t j = first; j < last; j++) {
-        int32_t entry = s->entries[j], block = s->blocks[entry];
-        found[j] = block < 0 ? s->made[entry] : s->now[block];
+    int64_t first = s->t->read_start.at[row], begin = s->t->output_start.at[row];
+    int64_t *read = s->read;
+    for (int64_t j = first; j < s->t->read_start.at[row + 1]; j++) {
+        int32_t entry = s->entries[j], block = s->block[entry];
+        read[j] = block < 0 ? s->written[entry] : s->now[block];
     }
     /* The gradient of BatchNorm brings what is plain into the blocks of its data
      * (MKLDNNBatchNormBackwardImpl). */
-    if (end > begin && s->layouts->code.at[begin] == NORM_GRADIENT)
-        if (found[first + 3] == BLOCKS && found[first] == PLAIN)
-            found[first] = BLOCKS;
+    if (s->t->output_start.at[row + 1] > begin && s->layouts->code.at[begin] == NORM_GRADIENT)
+        if (read[first + 3] == BLOCKS && read[first] == PLAIN)
+            read[first] = BLOCKS;
 }
 
-/* Tells in the place of which input an output is. */
-static int32_t place_of(const State *s, int32_t row, int64_t out)
+static int32_t find_place(const State *s, int32_t row, int64_t out)
 {
     const int32_t *planned = s->planned, *read_start = s->t->read_start.at;
-    if (s->blocks[out] != planned[out])
+    if (s->block[out] != planned[out])
         return ADDED;
     for (int32_t j = read_start[row]; planned[out] >= 0 && j < read_start[row + 1]; j++)
         if (planned[s->entries[j]] == planned[out])
@@ -78,81 +79,82 @@ static int32_t place_of(const State *s, int32_t row, int64_t out)
     return NOT_IN_PLACE;
 }
 
-/* Tells where the outputs of a row are, and how it lays them out. */
-static void make(const State *s, int32_t row, const int32_t *reads)
+/* Finds the places of the outputs of a row and their layouts. */
+static void write_layouts(const State *s, int32_t row, const int32_t *reads)
 {
-    int64_t first = s->t->read_start.at[row], inputs = s->t->read_start.at[row + 1] - first;
+    int64_t first = s->t->read_start.at[row], count = s->t->read_start.at[row + 1] - first;
     const LayoutArrays *l = s->layouts;
-    bool is_there = false; /* the sum */
+    bool is_added = false; /* the term has been added to the sum already */
     if (l->adding.at[row]) {
         int32_t term = s->entries[first + 1];
-        is_there = s->blocks[term] != s->planned[term];
+        is_added = s->block[term] != s->planned[term];
     }
     for (int64_t out = s->t->output_start.at[row]; out < s->t->output_start.at[row + 1]; out++) {
-        int64_t before = s->blocks[out] < 0 ? PLAIN : s->now[s->blocks[out]];
-        if (is_there) {
-            s->made[out] = before;
+        int64_t before = s->block[out] < 0 ? PLAIN : s->now[s->block[out]];
+        if (is_added) {
+            s->written[out] = before;
             continue;
         }
-        int32_t place = s->place[out] = place_of(s, row, out);
+        int32_t place = s->place[out] = find_place(s, row, out);
         if (place == NOT_IN_PLACE)
             before = PLAIN;
         if (reads[out] > 0) {
-            Int64s found = {s->found + first, inputs};
-            Bools plays = {l->plays.at + first, inputs};
-            s->made[out] = find_layout(
-                l->code.at[out], l->number.at[out], place, before, found, plays);
+            Int64s inputs = {s->read + first, count};
+            Bools plays = {l->plays.at + first, count};
+            s->written[out] = find_layout(
+                l->code.at[out], l->number.at[out], place, before, inputs, plays);
         }
     }
 }
 
 void lead_layouts(
     Memory *memory, const GraphArrays *t, const LayoutArrays *layouts, Bools recomputed,
-    Int32s order, Int32s reads, Int64s want_found, Int64s want_made, Int64s *made, Int64s *found,
-    Int32s *place, Int32s *entries, Bools *other_found, Bools *other_made)
+    Int32s order, Int32s reads, Int64s want_read, Int64s want_written, Int64s *written,
+    Int64s *read, Int32s *place, Int32s *entries, Bools *other_read, Bools *other_written)
 {
     int64_t outputs = t->elements.count, inputs = t->read_row.count;
-    *made = (Int64s){ZEROS(memory, int64_t, outputs), outputs};
-    *found = int64s(memory, inputs);
+    *written = (Int64s){ZEROS(memory, int64_t, outputs), outputs};
+    *read = int64s(memory, inputs);
     *place = int32s(memory, outputs);
-    *other_found = (Bools){ZEROS(memory, bool, inputs), inputs};
-    *other_made = (Bools){ZEROS(memory, bool, outputs), outputs};
+    *other_read = (Bools){ZEROS(memory, bool, inputs), inputs};
+    *other_written = (Bools){ZEROS(memory, bool, outputs), outputs};
     for (int64_t j = 0; j < inputs; j++)
-        found->at[j] = -1;
+        read->at[j] = ANY_LAYOUT;
     for (int64_t out = 0; out < outputs; out++)
         place->at[out] = NOT_IN_PLACE;
-    find_read_entries(memory, t, recomputed, entries);
+    *entries = find_read_entries(memory, t, recomputed);
     Memory then = *memory;
-    Int32s planned, blocks;
+    Int32s planned, block;
     allocate(memory, t, &(Fused){0}, recomputed, order, reads, 0, INFINITY, &planned);
-    add_in_place(memory, t, recomputed, order, layouts->adding, planned, &blocks);
+    add_in_place(memory, t, recomputed, order, layouts->adding, planned, &block);
     int64_t *now = ZEROS(memory, int64_t, outputs);
     State s = {
-        t, layouts, entries->at, planned.at, blocks.at, made->at, found->at, now, place->at,
+        t, layouts, entries->at, planned.at, block.at, written->at, read->at, now, place->at,
     };
     for (int64_t i = 0; i < order.count; i++) {
         int32_t row = order.at[i];
         if (t->variable.at[row])
             continue;
-        find(&s, row);
+        read_layouts(&s, row);
         bool other = false;
         for (int64_t j = t->read_start.at[row]; j < t->read_start.at[row + 1]; j++) {
-            if (!want_found.count || want_found.at[j] < 0 || found->at[j] == want_found.at[j])
+            if (!want_read.count || want_read.at[j] == ANY_LAYOUT || read->at[j] == want_read.at[j])
                 continue;
-            other_found->at[j] = other = true;
-            if (blocks.at[entries->at[j]] >= 0)
-                now[blocks.at[entries->at[j]]] = PLAIN;
+            other_read->at[j] = other = true;
+            if (block.at[entries->at[j]] >= 0)
+                now[block.at[entries->at[j]]] = PLAIN;
         }
         if (other)
-            find(&s, row);
-        make(&s, row, reads.at);
+            read_layouts(&s, row);
+        write_layouts(&s, row, reads.at);
         for (int64_t out = t->output_start.at[row]; out < t->output_start.at[row + 1]; out++) {
-            if (want_made.count && want_made.at[out] >= 0 && want_made.at[out] != made->at[out]) {
-                other_made->at[out] = true;
-                made->at[out] = want_made.at[out];
+            int64_t want = want_written.count ? want_written.at[out] : ANY_LAYOUT;
+            if (want != ANY_LAYOUT && want != written->at[out]) {
+                other_written->at[out] = true;
+                written->at[out] = want;
             }
-            if (blocks.at[out] >= 0)
-                now[blocks.at[out]] = made->at[out];
+            if (block.at[out] >= 0)
+                now[block.at[out]] = written->at[out];
         }
     }
     give_back(memory, then);
@@ -160,10 +162,10 @@ void lead_layouts(
 
 void follow_layouts(
     Memory *memory, const GraphArrays *t, const LayoutArrays *layouts, Bools recomputed,
-    Int32s order, Int32s reads, Int64s *made, Int64s *found, Int32s *place, Int32s *entries)
+    Int32s order, Int32s reads, Int64s *written, Int64s *read, Int32s *place, Int32s *entries)
 {
     Int64s any = {0};
-    Bools other_found, other_made;
-    lead_layouts(memory, t, layouts, recomputed, order, reads, any, any, made, found, place, entries,
-         &other_found, &other_made);
+    Bools other_read, other_written;
+    lead_layouts(memory, t, layouts, recomputed, order, reads, any, any, written, read, place,
+                 entries, &other_read, &other_written);
 }

@@ -1,45 +1,45 @@
-/* In which layout MKLDNN leaves each tensor of a training step; see layouts.py. */
+/* Follows the layouts in which MKLDNN leaves the tensors of a training step; see layouts.py. */
 #pragma once
 
 #include "costs/replay.h"
 
-/* What is known of the layouts in a training graph. */
+/* Facts about the layouts in a training graph. */
 typedef struct {
-    Int8s code;    /* of each output: how its layout comes about */
-    Int64s number; /* of each output; the same where an operator of a signature makes it */
-    Bools shows;   /* of each read: whether the numbers may depend on the layout that is found */
-    Bools plays;   /* of each read: whether the layouts of the outputs may */
-    Bools adding;  /* of each row: whether it adds one gradient to another */
+    Int8s code;    /* by entry: how its layout comes about */
+    Int64s number; /* by entry: the same where an operator of one signature makes it */
+    Bools shows;   /* by read: whether numbers may depend on the layout of the input */
+    Bools plays;   /* by read: whether the layouts of the outputs may */
+    Bools adding;  /* by row: whether it adds one gradient to another */
 } LayoutArrays;
 
 enum { PLAIN = 0, BLOCKS = 1 };
-enum { NOT_IN_PLACE = -1, ADDED = -2 }; /* instead of the input whose memory an output reuses */
+/* The place of an output: the index of the input whose memory it reuses, or one of these. */
+enum { NOT_IN_PLACE = -1, ADDED = -2 };
 enum { /* how the layout of an output comes about: ``layout_of_output`` in operators/layouts.py */
     KEEPS, ALWAYS_PLAIN, COPIES, SUMS, ALIKE, FIRST, PASSES,
     NORM_GRADIENT, POOLING_GRADIENT, OTHER, CHOSEN, USUAL
 };
+enum { ANY_LAYOUT = -1 }; /* that is wanted; and of a read that does not run */
 
-/* Tells the layout of an output at a ``place`` (see follow_layouts) in memory of the layout ``before``.
+/* Returns the layout of an output at a ``place``, from the ``inputs``, the layouts of its inputs.
  *
- * That is PLAIN if it is not in place; ``found`` has the layouts of the inputs.
- */
+ * ``before`` is the layout that its memory had; PLAIN if it is not in place. */
 KERNEL int64_t find_layout(
-    int64_t code, int64_t number, int64_t place, int64_t before, Int64s found, Bools plays);
+    int64_t code, int64_t number, int64_t place, int64_t before, Int64s inputs, Bools plays);
 
-/* Tells of each output the layout, of each input that which is found (-1: it does not run).
+/* Follows the layouts of a step.
  *
- * And of each output the input in whose ``place`` it is, or NOT_IN_PLACE or ADDED; of each input
- * the output that it reads.
- */
+ * Returns, by entry, the layout that is ``written`` and its ``place``; by read, the layout that is
+ * ``read`` (ANY_LAYOUT: it does not run) and the entry that it reads. */
 KERNEL void follow_layouts(
     Memory *memory, const GraphArrays *t, const LayoutArrays *layouts, Bools recomputed,
-    Int32s order, Int32s reads, Int64s *made, Int64s *found, Int32s *place, Int32s *entries);
+    Int32s order, Int32s reads, Int64s *written, Int64s *read, Int32s *place, Int32s *entries);
 
-/* As follow_layouts; where a layout is not as wanted (-1, or none given: any) it goes on as if it were.
+/* As follow_layouts; where a layout is not as wanted, it goes on as if it were.
  *
- * An input is then taken to be PLAIN. Told too: the inputs and outputs that are not as wanted.
- */
+ * Such an input is then taken to be PLAIN. Wanted are layouts by read and by entry, or none: any.
+ * Returns also which reads and which entries are not as wanted. */
 KERNEL void lead_layouts(
     Memory *memory, const GraphArrays *t, const LayoutArrays *layouts, Bools recomputed,
-    Int32s order, Int32s reads, Int64s want_found, Int64s want_made, Int64s *made, Int64s *found,
-    Int32s *place, Int32s *entries, Bools *other_found, Bools *other_made);
+    Int32s order, Int32s reads, Int64s want_read, Int64s want_written, Int64s *written,
+    Int64s *read, Int32s *place, Int32s *entries, Bools *other_read, Bools *other_written);
