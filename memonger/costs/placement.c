@@ -3,13 +3,13 @@
 static const double HEAT = 0.08; /* the part of the goal that a change may add at first */
 
 typedef struct {
-    int32_t item, start, stop;
-    int64_t low, high; /* its bytes */
+    int32_t item, start, stop; /* the first and the last step in which it is alive */
+    int64_t low, high;         /* the offset of its first byte, and of the first behind it */
 } Block;
 
 typedef struct {
     Block *blocks; /* by their offset */
-    int64_t count, arena;
+    int64_t count, nbytes;
 } Arena;
 
 /* Puts an item where it lies lowest; returns how many blocks were looked at. */
@@ -28,26 +28,26 @@ static int64_t put(Arena *arena, Block block, int64_t nbytes)
     block.high = block.low + nbytes;
     for (place = k; place && arena->blocks[place - 1].low > block.low;)
         place--;
-    Block *at = arena->blocks + place;
-    memmove(at + 1, at, sizeof(Block) * (size_t)(arena->count++ - place));
-    *at = block;
-    arena->arena = max(arena->arena, block.high);
+    Block *target = arena->blocks + place;
+    memmove(target + 1, target, sizeof(Block) * (size_t)(arena->count++ - place));
+    *target = block;
+    arena->nbytes = max(arena->nbytes, block.high);
     return k;
 }
 
-/* Takes those blocks that come before a place in the order. */
-static void begin(Arena *arena, const Arena *from, const int32_t *rank, int64_t place)
+/* Copies those blocks whose rank, their place in the order, is less than ``ranks``. */
+static void copy_first(Arena *arena, const Arena *from, const int32_t *rank, int64_t ranks)
 {
-    arena->count = arena->arena = 0;
+    arena->count = arena->nbytes = 0;
     for (int64_t k = 0; k < from->count; k++)
-        if (rank[from->blocks[k].item] < place) {
+        if (rank[from->blocks[k].item] < ranks) {
             arena->blocks[arena->count++] = from->blocks[k];
-            arena->arena = max(arena->arena, from->blocks[k].high);
+            arena->nbytes = max(arena->nbytes, from->blocks[k].high);
         }
 }
 
-/* Chooses a block that is alive with this one, or it. */
-static Block beside(const Arena *arena, Block block, Random *random)
+/* Chooses a block that is alive together with this one; maybe itself. */
+static Block choose_beside(const Arena *arena, Block block, Random *random)
 {
     for (;;) {
         Block other = arena->blocks[below(random, arena->count)];
@@ -56,6 +56,7 @@ static Block beside(const Arena *arena, Block block, Random *random)
     }
 }
 
+/* Moves an item in the order; those between move by one. */
 static void move(int32_t *order, int32_t *rank, int64_t from, int64_t to)
 {
     int32_t item = order[from];
@@ -81,33 +82,33 @@ void place(
         order[k] = rank[k] = k;
         put(&now, BLOCK(k), nbytes.at[k]);
     }
-    begin(&best, &now, rank, large);
-    while (best.arena > goal && work < effort) {
+    copy_first(&best, &now, rank, large);
+    while (best.nbytes > goal && work < effort) {
         int64_t high = 0, chosen = 0; /* an item above the goal, each as likely */
         for (int64_t k = 0; k < large; k++)
             if (now.blocks[k].high > goal && below(&random, ++high) == 0)
                 chosen = k;
         Block item = now.blocks[chosen];
         if (uniform(&random) < 0.3)
-            item = beside(&now, item, &random);
-        int64_t from = rank[item.item], to = rank[beside(&now, item, &random).item];
+            item = choose_beside(&now, item, &random);
+        int64_t from = rank[item.item], to = rank[choose_beside(&now, item, &random).item];
         int64_t first = min(from, to);
         double heat = HEAT * (1 - (double)work / (double)effort) * uniform(&random);
-        int64_t limit = now.arena + (int64_t)(heat * (double)goal);
-        begin(&next, &now, rank, first);
+        int64_t limit = now.nbytes + (int64_t)(heat * (double)goal);
+        copy_first(&next, &now, rank, first);
         move(order, rank, from, to);
-        for (int64_t k = first; k < large && next.arena <= limit; k++)
+        for (int64_t k = first; k < large && next.nbytes <= limit; k++)
             work += 30 + put(&next, BLOCK(order[k]), nbytes.at[order[k]]);
         work += 8 * large;
-        if (next.arena > limit) {
+        if (next.nbytes > limit) {
             move(order, rank, to, from);
             continue;
         }
-        Arena last = now;
+        Arena before = now;
         now = next;
-        next = last;
-        if (now.arena < best.arena)
-            begin(&best, &now, rank, large);
+        next = before;
+        if (now.nbytes < best.nbytes)
+            copy_first(&best, &now, rank, large);
     }
     for (int32_t k = (int32_t)large; k < count; k++)
         put(&best, BLOCK(k), nbytes.at[k]);
