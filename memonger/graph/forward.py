@@ -115,22 +115,44 @@ class KeptCopy(NamedTuple):
 
 
 class Insertion(NamedTuple):
-    """Where the nodes of a network stand once its kept copies are in it."""
+    """A network with its kept copies: where its nodes stand, and what is inserted."""
 
+    copies: tuple[KeptCopy, ...]
     new_index: list[int]  # old node -> its index now
-    behind: dict[
-        int, list[Node]
-    ]  # node of the network -> what is inserted behind it, the copy last
+    behind: dict[int, list[Node]]  # old node -> what is inserted behind it, the copy last
+    count: int  # of the nodes with all copies in
 
     def entry(self, a: int, b: int) -> Entry:
         """Return what replaces output ``b`` of node ``a`` as an input: its copy, if it has one."""
         return self.new_index[a] + (len(self.behind.get(a, ())) if b == 0 else 0), b
 
+    def index_of(self, copy: KeptCopy) -> int:
+        """Return where the identity of a copy stands."""
+        return self.new_index[copy.node] + copy.offset
 
-def insert(names: Sequence[str], copies: Iterable[KeptCopy]) -> Insertion:
+    def extend(self, mask: np.ndarray) -> np.ndarray:
+        """Return what a plan recomputes with all copies in: not the copies, but their products."""
+        extended = np.zeros(self.count, dtype=np.bool_)
+        extended[self.new_index] = mask
+        extended[[self.index_of(copy) - 1 for copy in self.copies if copy.tie]] = True
+        return extended
+
+    def needed(self, extended: np.ndarray) -> tuple[KeptCopy, ...]:
+        """Return the copies that a plan makes use of: kept, of what is not."""
+        recomputed = extended[self.new_index]
+        return tuple(
+            copy
+            for copy in self.copies
+            if copy.apart or (recomputed[copy.node] and not extended[self.index_of(copy)])
+        )
+
+
+def insert(names: Sequence[str], copies: Iterable[KeptCopy] = ()) -> Insertion:
     """Make the nodes of kept copies for a network whose nodes have these names."""
+    copies = tuple(copies)
     copy_of = {copy.node: copy for copy in copies}
-    insertion = Insertion([], {})
+    new_index: list[int] = []
+    behind: dict[int, list[Node]] = {}
     taken = set(names)
     index = 0
 
@@ -143,10 +165,10 @@ def insert(names: Sequence[str], copies: Iterable[KeptCopy]) -> Insertion:
         new.append(Node(name, op, attrs, {RECORD: INSERTED}, entries, (), False))
 
     for i, name in enumerate(names):
-        insertion.new_index.append(index)
+        new_index.append(index)
         copy = copy_of.get(i)
         if copy is not None:
-            new = insertion.behind[i] = []
+            new = behind[i] = []
             source = index
             if copy.tie:
                 add(new, name + "_one", "_ones", {"shape": "(1,)", "dtype": copy.tie})
@@ -156,11 +178,11 @@ def insert(names: Sequence[str], copies: Iterable[KeptCopy]) -> Insertion:
             add(new, name, op, {}, *inputs)
             index += copy.offset
         index += 1
-    return insertion
+    return Insertion(copies, new_index, behind, index)
 
 
-def with_copies(graph: ForwardGraph, copies: Iterable[KeptCopy]) -> tuple[ForwardGraph, np.ndarray]:
-    """Return the graph as ``marks.apply`` leaves the symbol, and the new index of each node."""
+def with_copies(graph: ForwardGraph, copies: Iterable[KeptCopy]) -> tuple[ForwardGraph, Insertion]:
+    """Return the graph as ``marks.apply`` leaves the symbol, and where its nodes stand."""
     insertion = insert([node.name for node in graph.nodes], copies)
     new_index = insertion.new_index
     rows: list[tuple[Node, Tensors, tuple[str, ...]]] = []
@@ -180,14 +202,4 @@ def with_copies(graph: ForwardGraph, copies: Iterable[KeptCopy]) -> tuple[Forwar
         arguments=tuple(new_index[a] for a in graph.arguments),
         auxiliary=frozenset(new_index[a] for a in graph.auxiliary),
     )
-    return graph_with_copies, np.array(new_index)
-
-
-def mask_with_copies(
-    mask: np.ndarray, new_index: np.ndarray, copies: Iterable[KeptCopy], count: int
-) -> np.ndarray:
-    """Return which of the ``count`` nodes of ``with_copies`` a plan recomputes: no kept copy."""
-    full = np.zeros(count, dtype=np.bool_)
-    full[new_index] = mask
-    full[new_index[[copy.node for copy in copies if copy.tie]] + 2] = True  # the products
-    return full
+    return graph_with_copies, insertion

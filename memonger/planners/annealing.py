@@ -6,36 +6,44 @@ from typing import Any
 
 import numpy as np
 
+from memonger.planners.candidates import Candidate
 from memonger.support.kernels import Struct
 
-SLOTS = 2**15  # for plans whose cost is known, in each annealing
+SLOTS = 2**15  # of the memo of each annealing
 
 
 class Archive(Struct):
     """The fastest plan of each size."""
 
-    most: int
+    most_bytes: int
+
+    def candidates(self) -> list[Candidate]:
+        """List the archived plans as copies, the smallest first."""
+        return [
+            Candidate(int(self.pools[k]), float(self.seconds[k]), self.states[k].copy())
+            for k in np.flatnonzero(np.isfinite(self.seconds))
+        ]
 
 
-def empty_archive(most: int, bins: int, shape: tuple[int, ...], dtype: Any) -> Archive:
+def empty_archive(most_bytes: int, bins: int, shape: tuple[int, ...], dtype: Any) -> Archive:
     """Make an archive for plans of at most so many bytes, with states of at most this shape."""
     return Archive(
-        max(1, most),
+        max(1, most_bytes),
         np.zeros(bins, dtype=np.int64),
         np.full(bins, np.inf),
         np.zeros((bins, *shape), dtype=dtype),
     )
 
 
-class Known(Struct):
+class Memo(Struct):
     """What plans cost, by their hash.
 
-    No plan is replayed twice while it is known: two fifths of those that annealing comes to have
-    been there before.
+    No plan is replayed twice while it is remembered: two fifths of those that annealing comes to
+    have been there before.
     """
 
 
-def nothing_known(slots: int = SLOTS) -> Known:
+def empty_memo(slots: int = SLOTS) -> Memo:
     """Make room for so many plans."""
     keys = np.zeros(slots, dtype=np.uint64)
-    return Known(keys, np.full(slots, -1), np.full(slots, -1.0), np.zeros(slots))
+    return Memo(keys, np.full(slots, -1), np.full(slots, -1.0), np.zeros(slots))

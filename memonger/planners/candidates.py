@@ -1,4 +1,4 @@
-"""What searches find: plans and what they cost, and the Pareto front of memory and time."""
+"""Candidates: plans that searches find, what they cost, and the Pareto front of both."""
 
 from __future__ import annotations
 
@@ -14,24 +14,20 @@ T = TypeVar("T")
 
 
 class MarkPlan(NamedTuple):
-    """What marks are set on: the recomputed nodes, and saved identities."""
+    """A plan by marks: the nodes that are recomputed, and saved identities."""
 
-    mask: np.ndarray  # bool, of each node
+    mask: np.ndarray  # bool: whether each node is recomputed
     copies: tuple[KeptCopy, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A plan that a search has found, and what it costs.
-
-    ``plan`` is a `MarkPlan` or a `Schedule`; within a search, the state or the tree that stands
-    for one.
-    """
+    """A plan that a search has found, and what it costs."""
 
     pool_bytes: int  # as the search counts them
     time: float  # that it adds to a step, or all its work; the unit is the search's
-    plan: Any
-    origin: str = ""  # what has found it
+    plan: Any  # a `MarkPlan` or a `Schedule`; within a search, the state or the tree of one
+    origin: str = ""  # the name of the search that found it
     added_time: float | None = None  # as a share of a step without a plan
 
     @property
@@ -48,13 +44,13 @@ class Candidate:
         return bool(self.recomputed().any())
 
     def recomputed(self, nodes: int = 0) -> np.ndarray:
-        """Tell how often each of so many nodes runs again, int; of marks whether it does, bool."""
+        """Count how often each of so many nodes runs again, int; of marks whether it does, bool."""
         schedule = self.schedule
         return self.plan.mask if schedule is None else schedule.recomputed(nodes)
 
     @property
     def key(self) -> Hashable:
-        """What it is, whatever it costs."""
+        """The plan as something to hash, whatever it costs."""
         schedule = self.schedule
         if schedule is not None:
             return schedule.operations.tobytes()
@@ -63,21 +59,21 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Searched:
-    """What a search has found: of two plans the faster first, or of the smallest the smaller."""
+    """The plans of a search: first the fastest, or the smallest of a search for least memory."""
 
     plans: Sequence[Candidate]
     interrupted: bool  # by the user
-    costs: Mapping[str, int] = field(default_factory=dict)  # of what was compared, as MXNet counts
+    costs: Mapping[str, int] = field(default_factory=dict)  # bytes of each plan that was compared
     unfused: int | None = None  # the least bytes without pointwise fusion, where that is on
 
 
 def by_memory(candidate: Candidate) -> tuple[float, float]:
-    """Return what candidates are compared by for the least memory."""
+    """Return the key that sorts candidates by memory, then by time."""
     return candidate.pool_bytes, candidate.time
 
 
 def by_time(candidate: Candidate) -> tuple[float, float]:
-    """Return what candidates are compared by for the least time."""
+    """Return the key that sorts candidates by time, then by memory."""
     return candidate.time, candidate.pool_bytes
 
 

@@ -127,7 +127,7 @@ class Memory:
         return count_forward_flops(self.graph)
 
     @cached_property
-    def forward_flops(self) -> float:
+    def count_forward_flops(self) -> float:
         """The FLOPs of all that the forward pass runs, at least 1."""
         run = self.operators[self.replay.order[self.find_places(FORWARD)]]
         return max(1.0, float(self.node_flops[run].sum()))
@@ -135,7 +135,7 @@ class Memory:
     @property
     def recomputed_flops(self) -> float:
         """The work of what is recomputed, as a share of that of the forward pass."""
-        return float(self.node_flops[self.recomputed].sum() / self.forward_flops)
+        return float(self.node_flops[self.recomputed].sum() / self.count_forward_flops)
 
     @cached_property
     def timeline(self) -> Timeline:

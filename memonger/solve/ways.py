@@ -28,7 +28,7 @@ from memonger.planners.marks import chen2016
 from memonger.planners.marks import search as marks_search
 from memonger.planners.marks.copies import settle
 from memonger.planners.marks.rules import NoRules, Rules, kept_summary, refuse
-from memonger.planners.marks.search import NodeTimes, settled
+from memonger.planners.marks.search import NodeTimes, price_plan
 from memonger.planners.marks.smallest import NO_PLAN, fastest, smallest, smallest_bound
 from memonger.planners.trees import search as trees
 from memonger.schedules import schedule as schedules
@@ -213,7 +213,7 @@ class Marks(_Network):
                 )
         else:
             least = self.search_smallest()
-            timed = settled(self.build_rules(), self._time_nodes, least.plans[0].plan)
+            timed = price_plan(self.build_rules(), self._time_nodes, least.plans[0].plan)
             none = Candidate(unplanned.counted_bytes, 0.0, MarkPlan(self.no_marks))
             as_bound = replace(timed, pool_bytes=least.plans[0].pool_bytes)
             searched = Searched([none, as_bound], least.interrupted)
@@ -233,16 +233,16 @@ class Marks(_Network):
 
     def predict_memory(self, plan: Candidate) -> Memory:
         """Predict what a plan takes."""
-        rules, mask, *_ = settle(self.build_rules(), *plan.plan)
+        _, rules, mask = settle(self.build_rules(), plan.plan)
         return predict_marks(rules.trainings[0], mask, self.find_held(), rules.fuses)
 
     def bind_plan(self, plan: Candidate) -> tuple[Candidate, Any, Memory]:
         """Make what MXNet can carry out of a plan into a symbol, and have MXNet bind it."""
         symbol, rules = self.request.symbol, self.build_rules()
         copies = marks.make_inferable(symbol, plan.copies, self.request.spec.shapes)
-        mask, copies = settle(rules, plan.plan.mask, copies)[2:]
-        plan = replace(plan, plan=MarkPlan(mask, copies))
-        planned = marks.apply(symbol, mask, rules.native(mask), copies)
+        settled, *_ = settle(rules, MarkPlan(plan.plan.mask, copies))
+        plan, native = replace(plan, plan=settled), rules.native(settled.mask)
+        planned = marks.apply(symbol, settled.mask, native, settled.copies)
         return plan, planned, confirm(self.predict_memory(plan), planned, self.request)
 
     def _time_nodes(self, rules: Rules) -> NodeTimes:
@@ -382,7 +382,7 @@ class Schedules(_Network):
                 self.workload, self.choose_patience(), progress, weights, self.parts
             )
             plans = search(tree)
-        if tree.interrupted and all(plan.origin == trees.NOTHING for plan in plans):
+        if tree.interrupted and all(plan.origin == trees.NO_RECOMPUTATION for plan in plans):
             raise KeyboardInterrupt
         heads = {(x, k) for x, k in self.graph.heads if not self.graph.nodes[x].is_variable}
         outputs = sum(self.graph.tensors[x][k].nbytes for x, k in heads)

@@ -19,6 +19,7 @@ from memonger.graph import marks
 from memonger.graph.forward import KeptCopy
 from memonger.graph.operators.gradients import read_debug_str
 from memonger.graph.operators.recompute import targets_of
+from memonger.planners.candidates import MarkPlan
 from memonger.planners.marks.copies import copyable, settle
 
 import operator_cases as cases
@@ -127,7 +128,8 @@ def random_plans(dry: DryRun, networks: int, device: str) -> Any:
             at.update({i: KeptCopy(i, unfused=True, apart=True) for i in apart})
             kept = tuple(sorted(at.values()))
         bare = marks.apply(symbol, drawn, (), marks.make_inferable(symbol, kept, shapes))
-        settled, full, mask, settled_copies = settle(rules, drawn & rules.allowed, kept)
+        plan, settled, full = settle(rules, MarkPlan(drawn & rules.allowed, kept))
+        mask, settled_copies = plan
         copies = marks.make_inferable(symbol, settled_copies, shapes)
         bound = binds(marks.apply(symbol, mask, rules.native(mask), copies), graph)
         which = f"{recipe!r} {draw} {share}"

@@ -13,6 +13,7 @@ from memonger.graph import marks
 from memonger.graph.forward import KeptCopy, insert
 from memonger.graph.operators.recompute import ANYWHERE, CPU, targets_of
 from memonger.planners.marks.cuts import cheap_cuts, single_tensor_cuts
+from memonger.planners.candidates import MarkPlan
 from memonger.planners.marks.copies import copyable, settle
 from memonger.support.cache import forget
 
@@ -223,8 +224,8 @@ def test_a_tie_keeps_the_rules_content() -> None:
     rules = rules_of(gate(), {"data": (4, 8)})
     product = [node.name for node in rules.graph.nodes].index("product")
     for tie, recomputed in (("", False), ("float32", True)):
-        _, _, mask, left = settle(rules, rules.allowed, (KeptCopy(product, tie),))
-        assert mask[product] == bool(left) == recomputed
+        plan, *_ = settle(rules, MarkPlan(rules.allowed, (KeptCopy(product, tie),)))
+        assert plan.mask[product] == bool(plan.copies) == recomputed
 
 
 def test_names_that_are_taken() -> None:
@@ -281,7 +282,7 @@ def test_copies_that_keep_a_sum_apart_change_no_bit(recomputed: bool) -> None:
     apart = tuple(KeptCopy(i, unfused=True, apart=True) for i in sums)
     wanted = rules.allowed.copy()
     wanted[sums] &= recomputed
-    _, _, mask, left = settle(rules, wanted, apart)
+    (mask, left), *_ = settle(rules, MarkPlan(wanted, apart))
     assert left == apart and len(left) == 3 and mask.any()
     planned = marks.apply(net, mask, rules.native(mask), left)
     assert sum(n["op"] == "reshape_like" for n in nodes(planned)) == 3

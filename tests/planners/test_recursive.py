@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memonger.planners.annealing import nothing_known
+from memonger.planners.annealing import empty_memo
 from memonger.planners.candidates import by_memory
-from memonger.planners.trees.price import problem
+from memonger.planners.trees.price import make_problem
 from memonger.planners.trees.search import ScheduleSearch
 from memonger.planners.trees.trees import ALIVE, LAZY, LEAF, NOTHING, Steps
 from memonger.planners.trees.trees import binomial_tree
@@ -171,15 +171,15 @@ def test_generated_networks(draw: random.Random, recipe: Any) -> None:
 
 def test_a_cost_does_not_depend_on_what_was_asked_before() -> None:
     """Limits that go up and down."""
-    b = problem(parts(work_of(*NETWORKS["resnet"]())))
-    shared, draw = nothing_known(16), random.Random(1)
+    b = make_problem(parts(work_of(*NETWORKS["resnet"]())))
+    shared, draw = empty_memo(16), random.Random(1)
     outcomes = set()
     for _ in range(300):
         tree = np.array(random_tree(draw, 0, len(b.node), 6), dtype=np.int32)
-        alive, work = compiled.evaluate_tree(b, tree, sys.maxsize, sys.maxsize, nothing_known(1))
+        alive, work = compiled.evaluate_tree(b, tree, sys.maxsize, sys.maxsize, empty_memo(1))
         limits = work * draw.choice([0.9, 1.0, 1.1]), int(alive * draw.choice([0.9, 1, 1.1]))
         found, anew = (
-            compiled.evaluate_tree(b, tree, *limits, known) for known in (shared, nothing_known(1))
+            compiled.evaluate_tree(b, tree, *limits, known) for known in (shared, empty_memo(1))
         )
         assert found == anew and found[0] in (-1, alive)
         outcomes.add(found[0] < 0)

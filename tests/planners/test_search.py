@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from memonger.costs.replay import replay
 from memonger.graph.operators.recompute import ANYWHERE, targets_of
-from memonger.planners.annealing import empty_archive, nothing_known
-from memonger.planners.marks.copies import behind_copies, copies_at, copyable
+from memonger.planners.annealing import empty_archive, empty_memo
+from memonger.planners.marks.copies import copies_at, copyable, cuts_behind_copies
 from memonger.planners.marks.cuts import Weights, cheap_cuts
 from memonger.planners.marks.cuts import golden_section, walk, weigh
 from memonger.planners.marks.rules import Rules
@@ -24,7 +24,7 @@ from memonger.planners.marks.search import (
     MarkSearch,
     NodeTimes,
     Phase,
-    settled,
+    price_plan,
 )
 from memonger.planners.candidates import MarkPlan, not_dominated
 from memonger.support.cache import forget
@@ -147,13 +147,13 @@ def test_plans_are_evaluated_as_they_are_replayed() -> None:
     for _ in range(20):
         state = random_state(search, random)
         pool, seconds = compiled.evaluate_state(search.space, state)
-        mask = compiled.plan_of(search.space, state)[0]
+        mask = compiled.read_state(search.space, state)[0]
         found = replay(search.rules.trainings[0], mask)
         assert pool == found.pool_bytes
         n = len(mask)
         again = found.order[(found.order >= n) & (found.order < 2 * n)] - n
         assert not any(copy.tie for copy in search.copies)
-        places = [search.moved[copy.node] for copy in search.copies]
+        places = [search.insertion.new_index[copy.node] for copy in search.copies]
         used = sum(mask[place] and not mask[place + 1] for place in places)
         assert seconds == sum(nodes[i].op != "_copy" for i in again) + 3 * used
         assert (search.rules.apply(mask) == mask).all()
@@ -175,7 +175,7 @@ def test_fused_plans_are_evaluated_as_they_are_replayed(network: Any) -> None:
     differ = 0
     for _ in range(20):
         state = random_state(search, random)
-        mask = compiled.plan_of(search.space, state)[0]
+        mask = compiled.read_state(search.space, state)[0]
         pool = search.rules.replay(mask).pool_bytes
         assert compiled.evaluate_state(search.space, state)[0] == pool
         differ += pool != replay(search.rules.trainings[0], mask).pool_bytes
@@ -200,13 +200,13 @@ def test_a_set_of_cuts_saves_what_is_alive_there_and_what_comes_after_the_last()
     state = np.zeros(len(cuts) + n, dtype=np.int8)
     chosen = [3, 9]
     state[chosen] = 1
-    mask = compiled.plan_of(search.space, state)[0]
+    mask = compiled.read_state(search.space, state)[0]
     expected = rules.allowed.copy()
     expected[cuts[9].after + 1 :] = False
     expected[[i for k in chosen for i in cuts[k].keep]] = False
     assert (mask == rules.apply(expected)).all() and mask.any()
     state[len(cuts) :][: cuts[3].after + 1] = 1  # SAVED
-    mask = compiled.plan_of(search.space, state)[0]
+    mask = compiled.read_state(search.space, state)[0]
     expected[: cuts[3].after + 1] = False
     assert (mask == rules.apply(expected)).all() and mask.any()
 
@@ -225,7 +225,7 @@ def test_annealing_leaves_the_best_plan(goal: Goal) -> None:
     results = []
     for slots in (1, 1, 2**10):
         state, archive = start.copy(), empty_archive(search.unplanned, 50, start.shape, np.int8)
-        to = nothing_known(slots), archive, stop, done
+        to = empty_memo(slots), archive, stop, done
         least = compiled.anneal_masks(search.space, state, goal, 7, 400, hot, hot / 50, *to)
         visited = archive.states[np.isfinite(archive.seconds)]
         assert energy(state) == least <= min(map(energy, visited)) < energy(start)
@@ -235,7 +235,7 @@ def test_annealing_leaves_the_best_plan(goal: Goal) -> None:
     stop[0] = 1
     state = start.copy()
     compiled.anneal_masks(
-        search.space, state, goal, 7, 400, hot, hot / 50, nothing_known(), archive, stop, done
+        search.space, state, goal, 7, 400, hot, hot / 50, empty_memo(), archive, stop, done
     )
     assert done[0] == 1200 and energy(state) == energy(start)
 
@@ -244,11 +244,11 @@ def test_a_limit_is_kept() -> None:
     search = of_unet()
     stop, done = np.zeros((2, 1), dtype=np.int64)
     nothing = np.zeros(len(search.rules.graph.nodes), dtype=np.bool_)
-    limit, state = 0.7 * search.unplanned, compiled.named(search.space, nothing)
+    limit, state = 0.7 * search.unplanned, compiled.make_state(search.space, nothing)
     archive = empty_archive(search.unplanned, 50, state.shape, np.int8)
     goal = Goal(limit, 1e30, 1.0, 0.4, True)
     compiled.anneal_masks(
-        search.space, state, goal, 7, 2000, 5.0, 0.1, nothing_known(), archive, stop, done
+        search.space, state, goal, 7, 2000, 5.0, 0.1, empty_memo(), archive, stop, done
     )
     pool, seconds = compiled.evaluate_state(search.space, state)
     assert pool <= limit and seconds == archive.seconds[archive.pools <= limit].min()
@@ -302,7 +302,7 @@ def test_a_product_with_one_takes_time() -> None:
     ):
         mask = np.isin(names, recomputed)
         asked = MarkPlan(mask, tuple(copies[name] for name in copied))
-        plan = settled(rules, tie_times(20, 300), asked)
+        plan = price_plan(rules, tie_times(20, 300), asked)
         assert (plan.plan.mask == mask).all() and [names[c.node] for c in plan.copies] == copied
         assert plan.time == seconds
 
@@ -315,7 +315,7 @@ def test_the_search_tells_what_plans_take() -> None:
     search.speed_up()
     assert any(copy.tie for plan in search.plans() for copy in plan.copies)
     for plan in search.plans():
-        real = settled(search.plain, times, plan.plan)
+        real = price_plan(search.plain, times, plan.plan)
         assert real.time == plan.time
         assert real.pool_bytes <= 1.001 * plan.pool_bytes  # blocks may be given out otherwise
 
@@ -347,11 +347,12 @@ def test_cuts_come_after_copies_and_at_marks() -> None:
     cuts = cheap_cuts(rules.graph, 50, marked)
     assert {cut.after for cut in cuts} >= set(marked)
     assert len(cheap_cuts(rules.graph, 3, marked)) <= 3  # too many marks
-    with_them, moved = rules.with_copies(copies)
+    with_them = rules.with_copies(copies)
     nodes = with_them.graph.nodes
     told = {cut.after: cut for cut in every_cut(with_them.graph)}
-    followed = {int(moved[c.node]) + k for c in copies for k in range(c.offset)}
-    for cut in behind_copies(cuts, moved, copies):
+    index = with_them.insertion.new_index
+    followed = {int(index[c.node]) + k for c in copies for k in range(c.offset)}
+    for cut in cuts_behind_copies(cuts, with_them.insertion):
         assert cut.after not in followed
         assert sorted(cut.entries) == sorted(told[cut.after].entries)
         assert any(nodes[i].name.endswith("_keep") for i in cut.keep)

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given, reject, settings, strategies as st
 from memonger.graph import marks
-from memonger.graph.forward import mask_with_copies, with_copies
+from memonger.graph.forward import with_copies
 from memonger.graph.training import training_graph
+from memonger.planners.candidates import MarkPlan
 from memonger.planners.marks.copies import copyable, settle
 from memonger.costs.replay import replay
 from memonger.costs.bind import bind
@@ -71,17 +72,18 @@ def test_any_marks_that_the_rules_leave_train_alike(
     mask = rules.allowed & (random.uniform(size=len(rules.allowed)) < share)
     mask[[copy.node for copy in chosen]] = True
     unfused = kept == "unfused"
-    _, _, mask, copies = settle(rules, mask, tuple(c._replace(unfused=unfused) for c in chosen))
+    copies = tuple(copy._replace(unfused=unfused) for copy in chosen)
+    (mask, copies), *_ = settle(rules, MarkPlan(mask, copies))
     assert symbol is not LSTM[0] or any(copy.tie for copy in copies)
     copies = marks.make_inferable(symbol, copies, shapes)
     planned = marks.apply(symbol, mask, rules.native(mask), copies)
     assert planned.list_outputs() == symbol.list_outputs()
     assert planned.list_inputs() == symbol.list_inputs()
     assert memonger.unplan(planned).tojson() == symbol.tojson()
-    graph, moved = with_copies(rules.graph, copies)
+    graph, insertion = with_copies(rules.graph, copies)
     told = forward(planned, shapes)
     assert as_plain(graph) == as_plain(told)
-    mask = mask_with_copies(mask, moved, copies, len(graph.nodes))
+    mask = insertion.extend(mask)
     assert (mask == marks.read_mask(told)).all()
     parameters = [a for a in told.arguments if told.nodes[a].name not in shapes]
     for wanted in (None, parameters):

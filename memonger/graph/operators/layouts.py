@@ -50,8 +50,8 @@ def layout_of_output(
 ) -> str:
     """Return how output ``k``, a ``tensor``, gets its layout; ``data`` is the first input.
 
-    ``costs.layouts.find_layout`` defines the words. 'usual' means the usual blocks, 'chosen' a layout
-    that does not depend on the inputs', 'other' one that does.
+    ``costs.layouts.find_layout`` defines the words. 'usual' means the usual blocks, 'chosen' a
+    layout that does not depend on the inputs', 'other' one that does.
     """
     axes = len(tensor.shape)
     if op not in LAYOUT_AWARE or tensor.dtype != "float32" or op == "_backward_Concat":

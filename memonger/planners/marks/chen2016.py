@@ -28,13 +28,13 @@ class Trial(NamedTuple):
 
     threshold: int
     mask: np.ndarray  # the recomputed nodes
-    save_size: int  # the bytes that are kept
-    max_size: int  # those of the largest block between
-    cost: int = 0  # once it has been asked for
+    save_size: int  # bytes that are kept
+    max_size: int  # bytes of the largest block between
+    cost: int = 0  # of the mask, in the unit of `search`
 
 
 def mirror_plan(graph: ForwardGraph, hints: Mapping[int, str], threshold: int) -> Trial:
-    """Keep a result wherever more than ``threshold`` MB have gathered, and it has a hint.
+    """Keep each result with a hint where more than ``threshold`` MB have gathered.
 
     The ``mirror_stage`` of a node is 'True' for a cut of its own, any other label for a cut that
     all nodes of that label make together.
@@ -72,9 +72,10 @@ def search(
     cost: Callable[[np.ndarray], int],
     ntrial: int = 6,
 ) -> list[Trial]:
-    """The original's search over thresholds, ``ntrial`` of them in its grid; every trial in order.
+    """Search over thresholds as the original does, ``ntrial`` of them in its grid.
 
-    ``cost`` tells what a set of recomputed nodes costs; the original's unit is the whole MB.
+    Returns every trial in order. ``cost`` returns what a mask of recomputed nodes costs; the
+    original's unit is the whole MB.
     """
     trials: list[Trial] = []
 

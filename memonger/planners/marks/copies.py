@@ -7,8 +7,9 @@ from typing import Sequence
 import numpy as np
 
 from memonger.costs.fusion import list_fused_forward
-from memonger.graph.forward import KeptCopy, mask_with_copies
+from memonger.graph.forward import Insertion, KeptCopy
 from memonger.graph.operators.recompute import fuses
+from memonger.planners.candidates import MarkPlan
 from memonger.planners.marks.cuts import Cut
 from memonger.planners.marks.rules import Rules
 
@@ -17,7 +18,7 @@ WORTH = 0.01  # of the memory, that it must save
 
 
 def copyable(rules: Rules) -> tuple[KeptCopy, ...]:
-    """The copies that may help, and may stand where they do.
+    """List the copies that may help, and may stand where they do.
 
     Their gradients read inputs, which they would hold if they were kept themselves. They are tied
     where the recomputed copy of the operator must be read, which its gradient does not do. Fusion
@@ -27,19 +28,18 @@ def copyable(rules: Rules) -> tuple[KeptCopy, ...]:
     if rules.watches_layouts:
         return ()
     graph, facts = rules.graph, rules.trainings[0].facts
-    tolerant = rules.arrays[0].tolerant
-    unfused = fuses(rules.targets)
+    tolerant, unfused = rules.arrays[0].tolerant, fuses(rules.targets)
     return tuple(
         KeptCopy(
             i, "" if tolerant[i] or facts[i].own_output else graph.tensors[i][0].dtype, unfused
         )
-        for i in _places_for_copies(rules)
+        for i in _copyable_nodes(rules)
         if rules.allowed[i] and facts[i].inputs
     )
 
 
-def _places_for_copies(rules: Rules) -> list[int]:
-    """The nodes that a copy may stand behind.
+def _copyable_nodes(rules: Rules) -> list[int]:
+    """List the nodes that a copy may stand behind.
 
     Their first output alone is read, by operators, so that the copy runs right after them; it is no
     output of the network, where two gradients would be added up in another order.
@@ -54,85 +54,73 @@ def _places_for_copies(rules: Rules) -> list[int]:
 
 
 def copies_at(rules: Rules, cuts: Sequence[Cut]) -> tuple[KeptCopy, ...]:
-    """The copies that may help where the network is cut.
+    """List the copies that may help where the network is cut.
 
     Those of what is kept, and where that needs none (a sum, whose gradient reads nothing), of what
     it was computed from: nobody would read that again.
     """
-    possible = {copy.node: copy for copy in copyable(rules)}
+    copy_of_node = {copy.node: copy for copy in copyable(rules)}
     graph, facts = rules.graph, rules.trainings[0].facts
-    found: set[int] = set()
-    asked = [i for cut in cuts for i in cut.keep]
-    while asked:
-        i = asked.pop()
-        if i not in found and not graph.nodes[i].is_variable:
-            found.add(i)
-            if i not in possible and not facts[i].inputs:
-                asked.extend(a for a, _ in graph.nodes[i].inputs)
-    return tuple(possible[i] for i in sorted(found & set(possible)))
+    seen: set[int] = set()
+    pending = [i for cut in cuts for i in cut.keep]
+    while pending:
+        i = pending.pop()
+        if i not in seen and not graph.nodes[i].is_variable:
+            seen.add(i)
+            if i not in copy_of_node and not facts[i].inputs:
+                pending.extend(a for a, _ in graph.nodes[i].inputs)
+    return tuple(copy_of_node[i] for i in sorted(seen & set(copy_of_node)))
 
 
-def behind_copies(cuts: Sequence[Cut], moved: np.ndarray, copies: Sequence[KeptCopy]) -> list[Cut]:
-    """The cuts of the plain network in the network with copies: there the copies are kept."""
-    first = moved.copy()  # where the first output of each node stands
-    for copy in copies:
-        first[copy.node] += copy.offset
+def cuts_behind_copies(cuts: Sequence[Cut], insertion: Insertion) -> list[Cut]:
+    """Translate cuts of a network to the network with copies, where the copies are kept."""
     # Cuts share entries, of which there may be as many as nodes in each of hundreds of cuts.
-    known = {entry for cut in cuts for entry in cut.entries}
-    here = {(a, b): (int(moved[a] if b else first[a]), b) for a, b in known}
+    new_entry = {old: insertion.entry(*old) for old in {e for cut in cuts for e in cut.entries}}
     return [
-        Cut(int(first[cut.after]), tuple([here[entry] for entry in cut.entries]), cut.size)
+        Cut(
+            insertion.entry(cut.after, 0)[0],
+            tuple([new_entry[entry] for entry in cut.entries]),
+            cut.size,
+        )
         for cut in cuts
     ]
 
 
-def needed_copies(
-    moved: np.ndarray, copies: Sequence[KeptCopy], mask: np.ndarray
-) -> tuple[KeptCopy, ...]:
-    """The copies that a plan of the network with copies makes use of: kept, of what is not."""
-    return tuple(
-        c for c in copies if c.apart or (mask[moved[c.node]] and not mask[moved[c.node] + c.offset])
-    )
+def settle(plain: Rules, plan: MarkPlan) -> tuple[MarkPlan, Rules, np.ndarray]:
+    """Return the part of a plan that is right, with none but the copies that it needs.
 
-
-def settle(
-    plain: Rules, mask: np.ndarray, copies: tuple[KeptCopy, ...]
-) -> tuple[Rules, np.ndarray, np.ndarray, tuple[KeptCopy, ...]]:
-    """The part of a plan that is right, with none but the copies that it needs.
-
-    ``plain`` are the rules of the network without copies, ``mask`` its nodes to recompute. Returned
-    are the rules of the network with the copies that are left and its recomputed nodes; those of
-    the plain network, for ``marks.apply``; and the copies that are left.
+    ``plain`` are the rules of the network without copies. Returned besides are the rules of the
+    network with the copies that are left, and the nodes of it that are recomputed.
     """
     while True:
-        rules, moved = plain.with_copies(copies)
-        full = rules.apply(mask_with_copies(mask, moved, copies, len(rules.graph.nodes)))
-        mask, needed = full[moved], needed_copies(moved, copies, full)
-        if needed == copies:
-            return rules, full, mask, copies
-        copies = needed
+        rules = plain.with_copies(plan.copies)
+        extended = rules.apply(rules.insertion.extend(plan.mask))
+        copies = rules.insertion.needed(extended)
+        settled = MarkPlan(extended[rules.insertion.new_index], copies)
+        if copies == plan.copies:
+            return settled, rules, extended
+        plan = settled
 
 
-def apart_from_fusion(
-    rules: Rules, mask: np.ndarray, copies: tuple[KeptCopy, ...]
-) -> tuple[KeptCopy, ...]:
-    """Identities in long sums of the forward pass, where a plan needs less memory with them.
+def copies_against_fusion(rules: Rules, plan: MarkPlan) -> tuple[KeptCopy, ...]:
+    """Find identities in long sums of the forward pass, with which a plan needs less memory.
 
     A sum that pointwise fusion makes one operator of holds all its terms until it runs. With
     something between that is not fused each term is gone once it has been added.
     """
 
     def cost(more: tuple[KeptCopy, ...]) -> int:
-        made, full, _, _ = settle(rules, mask, tuple(sorted((*copies, *more))))
-        return made.replay(full).pool_bytes
+        copies = tuple(sorted((*plan.copies, *more)))
+        _, settled_rules, extended = settle(rules, MarkPlan(plan.mask, copies))
+        return settled_rules.replay(extended).pool_bytes
 
     training, least = rules.trainings[0], cost(())
-    found: tuple[KeptCopy, ...] = ()
-    places = {i for i in _places_for_copies(rules) if not training.facts[i].inputs}
-    sums = [[i for i in nodes if i in places] for nodes in list_fused_forward(training, mask)]
-    for nodes in [nodes for nodes in sums if nodes][:MOST_SUMS]:
-        more = (*found, *(KeptCopy(i, unfused=True, apart=True) for i in nodes))
-        with_more = cost(more)
-        if with_more < least * (1 - WORTH):
-            found, least = more, with_more
-    return found
+    chosen: tuple[KeptCopy, ...] = ()
+    sums = {i for i in _copyable_nodes(rules) if not training.facts[i].inputs}
+    chains = [[i for i in nodes if i in sums] for nodes in list_fused_forward(training, plan.mask)]
+    for chain in list(filter(None, chains))[:MOST_SUMS]:
+        more = (*chosen, *(KeptCopy(i, unfused=True, apart=True) for i in chain))
+        nbytes = cost(more)
+        if nbytes < least * (1 - WORTH):
+            chosen, least = more, nbytes
+    return chosen

@@ -6,8 +6,8 @@ bool cheapest_cuts(Memory *memory, const Weights *weights, double limit, Int64s 
     const double *until = weights->until.at, *keep = weights->keep.at;
     chosen->at = NEW(memory, int64_t, count);
     Memory then = *memory;
-    double *kept = NEW(memory, double, count); /* at the least, if there is a cut here */
-    int64_t *before = ZEROS(memory, int64_t, count);
+    double *kept = NEW(memory, double, count); /* the least up to a cut here, with it */
+    int64_t *before = ZEROS(memory, int64_t, count); /* the cut before this one in that */
     kept[0] = 0;
     for (int64_t j = 1; j < count; j++) {
         double highest = 0;
@@ -23,11 +23,11 @@ bool cheapest_cuts(Memory *memory, const Weights *weights, double limit, Int64s 
             }
         }
     }
-    for (int64_t at = before[count - 1]; at > 0; at = before[at])
+    for (int64_t k = before[count - 1]; k > 0; k = before[k])
         cuts++;
     chosen->count = cuts;
-    for (int64_t at = before[count - 1]; at > 0; at = before[at])
-        chosen->at[--cuts] = at - 1;
+    for (int64_t k = before[count - 1]; k > 0; k = before[k])
+        chosen->at[--cuts] = k - 1;
     bool possible = isfinite(kept[count - 1]);
     give_back(memory, then);
     return possible;

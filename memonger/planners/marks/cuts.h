@@ -13,6 +13,6 @@ typedef struct {
 
 /* Finds the cuts that keep least while no segment needs more than ``limit`` besides what was kept.
  *
- * Tells their indices in ascending order; returns whether there are such cuts.
+ * ``chosen`` are their indices in ascending order; returns whether there are such cuts.
  */
 KERNEL bool cheapest_cuts(Memory *memory, const Weights *weights, double limit, Int64s *chosen);

@@ -26,50 +26,58 @@ class Cut(NamedTuple):
         return tuple(sorted({a for a, _ in self.entries}))
 
 
-def _results(graph: ForwardGraph) -> np.ndarray:
-    """Of each result that an operator reads its maker, which output, the last reader, the bytes."""
+class _Results(NamedTuple):
+    """The results that operators read, sorted: all are int64, (results,)."""
+
+    maker: np.ndarray
+    output: np.ndarray
+    last: np.ndarray  # reader
+    nbytes: np.ndarray
+
+
+def _results(graph: ForwardGraph) -> _Results:
     last = {entry: i for i, node in enumerate(graph.nodes) for entry in node.inputs}
-    made = sorted(entry for entry in last if not graph.nodes[entry[0]].is_variable)
-    results = [(a, b, last[a, b], 4 * graph.tensors[a][b].elements) for a, b in made]
-    return np.array(results, dtype=np.int64).reshape(-1, 4).T
+    entries = sorted(entry for entry in last if not graph.nodes[entry[0]].is_variable)
+    rows = [(a, b, last[a, b], 4 * graph.tensors[a][b].elements) for a, b in entries]
+    return _Results(*np.array(rows, dtype=np.int64).reshape(-1, 4).T)
 
 
-def _alive(graph: ForwardGraph, results: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
-    """After each node the sum of the weights (1) of the results that are alive."""
-    made, _, last, _ = results
-    change = [np.bincount(at, weights, len(graph.nodes)) for at in (made, last)]
-    return np.cumsum(change[0] - change[1])
+def _alive(graph: ForwardGraph, results: _Results, weights: np.ndarray | None) -> np.ndarray:
+    """Sum up the weights (by default 1) of the results that are alive after each node."""
+    count = len(graph.nodes)
+    begun = np.bincount(results.maker, weights, count)
+    return np.cumsum(begun - np.bincount(results.last, weights, count))
 
 
 def single_tensor_cuts(graph: ForwardGraph) -> list[int]:
-    """The operators whose results alone carry everything onwards (articulation points)."""
+    """List the operators whose results alone carry everything onwards (articulation points)."""
     results = _results(graph)
-    own = np.bincount(results[0], minlength=len(graph.nodes))
+    own = np.bincount(results.maker, minlength=len(graph.nodes))
     return np.flatnonzero((own > 0) & (own == _alive(graph, results, None))).tolist()
 
 
 def cheap_cuts(graph: ForwardGraph, most: int, wanted: Collection[int] = ()) -> list[Cut]:
-    """At most about ``most`` cuts that are worth trying: local minima of the bytes they keep.
+    """List about ``most`` cuts that are worth trying: local minima of the bytes they keep.
 
     Where there are more, the cheapest of each of ``most`` equal stretches of the order are taken.
     There is a cut after the operators ``wanted`` too, unless they are more than ``most``.
     """
     operators, results = np.array(graph.operators, dtype=np.int64), _results(graph)
-    made, output, last, nbytes = results
+    maker, output, last, nbytes = results
     size = _alive(graph, results, nbytes)[operators]
     low = np.flatnonzero((size[:-1] <= np.append(np.inf, size)[:-2]) & (size[:-1] <= size[1:]))
     low = low[_alive(graph, results, None)[operators[low]] > 0]
     if len(low) > most:
         bounds = np.linspace(0, len(low), most + 1).astype(int)
         low = np.array([part[np.argmin(size[part])] for part in np.split(low, bounds[1:-1])])
-    where = {*operators[low].tolist()}
+    places = {*operators[low].tolist()}
     if len(wanted) <= most:
-        where |= {*wanted} & {*graph.operators}
-    cuts, entries = [], list(zip(made.tolist(), output.tolist()))
-    for after in sorted(where):
-        alive = np.flatnonzero((made <= after) & (last > after))
-        at = tuple([entries[k] for k in alive.tolist()])
-        cuts.append(Cut(after, at, int(nbytes[alive].sum())))
+        places |= {*wanted} & {*graph.operators}
+    cuts, entries = [], list(zip(maker.tolist(), output.tolist()))
+    for after in sorted(places):
+        alive = np.flatnonzero((maker <= after) & (last > after))
+        kept = tuple([entries[k] for k in alive.tolist()])
+        cuts.append(Cut(after, kept, int(nbytes[alive].sum())))
     return [cut for cut in cuts if cut.entries]
 
 
@@ -89,77 +97,81 @@ def weigh(
     read = {(i, 0) for i in graph.operators if facts[i].own_output}  # by gradients
     read.update(graph.nodes[i].inputs[k] for i in graph.operators for k in facts[i].inputs)
     results = sorted(entry for entry in read if not graph.nodes[entry[0]].is_variable)
-    made, output = np.array(results, dtype=np.int64).reshape(-1, 2).T
+    maker, output = np.array(results, dtype=np.int64).reshape(-1, 2).T
     step, line = _gradient_steps(training)
     powers = line.nbytes[:, None].astype(np.float64) ** exponents
-    # What is alive when the gradient of each node runs, but for results before it: gradients, and
-    # results of later operators whose readers have not run yet.
+    # Of what is alive when the gradient of each node runs, all but results before it: gradients,
+    # and results of later operators whose readers have not run yet.
     row, stop = line.row.astype(np.int32), line.stop.astype(np.int32)
     started = np.searchsorted(line.start, step, side="right")
     beside = [
-        powers[np.flatnonzero((row[:count] > i) & (stop[:count] >= at))].sum(axis=0)
-        for i, (at, count) in enumerate(zip(step, started))
+        powers[np.flatnonzero((row[:count] > i) & (stop[:count] >= now))].sum(axis=0)
+        for i, (now, count) in enumerate(zip(step, started))
     ]
-    after = [0] + [cut.after + 1 for cut in cuts] + [t.forward]
+    bounds = [0] + [cut.after + 1 for cut in cuts] + [t.forward]
     kept = [(k, a, b) for k, cut in enumerate(cuts) for a, b in cut.entries]
-    at, maker, number = np.array(kept, dtype=np.int64).reshape(-1, 3).T
+    cut_of_kept, kept_maker, kept_output = np.array(kept, dtype=np.int64).reshape(-1, 3).T
     for exponent, more in zip(exponents, np.transpose(beside)):
         weight = (4.0 * t.elements) ** exponent
-        read_by = np.bincount(made + 1, weight[t.output_start[made] + output], t.forward + 1)
+        read_by = np.bincount(maker + 1, weight[t.output_start[maker] + output], t.forward + 1)
         until = np.cumsum(read_by, dtype=np.float64)  # of integers where nothing is read
         highest = until[1:] + more
-        keep = np.bincount(at, weight[t.output_start[maker] + number], len(cuts))
-        most = [highest[a:b].max() for a, b in zip(after, after[1:])]
+        kept_weight = weight[t.output_start[kept_maker] + kept_output]
+        keep = np.bincount(cut_of_kept, kept_weight, len(cuts))
+        most = [highest[a:b].max() for a, b in zip(bounds, bounds[1:])]
         yield Weights(
-            until=until[after], highest=np.array([0.0, *most]), keep=np.array([0.0, *keep, 0.0])
+            until=until[bounds], highest=np.array([0.0, *most]), keep=np.array([0.0, *keep, 0.0])
         )
 
 
 def _gradient_steps(training: TrainingGraph) -> tuple[np.ndarray, Timeline]:
-    """For each forward node the last step in which a gradient of it runs, -1 for none; no plan."""
+    """Find the last step in which a gradient of each forward node runs (-1: none), without a plan.
+
+    Returned too is the timeline of that.
+    """
     t = training.arrays
-    found = replay(training, np.zeros(t.forward, dtype=np.bool_))
+    unplanned = replay(training, np.zeros(t.forward, dtype=np.bool_))
     step = np.full(t.forward, -1, dtype=np.int64)
-    place = np.full(len(t.variable), -1, dtype=np.int64)
-    place[found.order] = np.arange(len(found.order))
+    step_of_row = np.full(len(t.variable), -1, dtype=np.int64)
+    step_of_row[unplanned.order] = np.arange(len(unplanned.order))
     rows = np.repeat(np.arange(len(t.variable)), np.diff(t.read_start))
     gradient = (t.read_owner != KEPT) & (rows >= 2 * t.forward)
-    np.maximum.at(step, t.read_owner[gradient], place[rows[gradient]])
-    return step, found.timeline()
+    np.maximum.at(step, t.read_owner[gradient], step_of_row[rows[gradient]])
+    return step, unplanned.timeline()
 
 
 def walk(weights: Weights, segments: float) -> list[int]:
-    """Cuts, by index, that divide a network into about so many segments of equal weight.
+    """Choose cuts, by index, that divide a network into about so many segments of equal weight.
 
     As the original's walk (Chen et al. 2016, algorithm 3) with a budget between two cuts; of the
     cuts near the end of a segment the one that keeps least is taken.
     """
     budget = weights.until[-1] / segments
-    at, keep = weights.until[1:-1], weights.keep[1:-1]
+    until, keep = weights.until[1:-1], weights.keep[1:-1]
     chosen: list[int] = []
     start = 0.0
     while True:
-        near = np.flatnonzero((at > start + budget / 2) & (at <= start + budget * 1.25))
+        near = np.flatnonzero((until > start + budget / 2) & (until <= start + budget * 1.25))
         if not len(near):
-            near = np.flatnonzero(at > start + budget)[:1]
+            near = np.flatnonzero(until > start + budget)[:1]
             if not len(near):
                 return chosen
-        waste = keep[near] + np.abs(at[near] - start - budget) / 4
+        waste = keep[near] + np.abs(until[near] - start - budget) / 4
         chosen.append(int(near[np.argmin(waste)]))
-        start = float(at[chosen[-1]])
+        start = float(until[chosen[-1]])
 
 
 def golden_section(cost: Callable[[float], float], low: float, high: float, steps: int) -> None:
-    """Ask for ``cost`` at ``steps`` points that close in on a minimum between low and high."""
+    """Call ``cost`` at ``steps`` points that close in on a minimum between low and high."""
     ratio = (5**0.5 - 1) / 2
     a, b = high - ratio * (high - low), low + ratio * (high - low)
-    at_a, at_b = cost(a), cost(b)
+    cost_a, cost_b = cost(a), cost(b)
     for _ in range(steps - 2):
-        if at_a <= at_b:
-            high, b, at_b = b, a, at_a
+        if cost_a <= cost_b:
+            high, b, cost_b = b, a, cost_a
             a = high - ratio * (high - low)
-            at_a = cost(a)
+            cost_a = cost(a)
         else:
-            low, a, at_a = a, b, at_b
+            low, a, cost_a = a, b, cost_b
             b = low + ratio * (high - low)
-            at_b = cost(b)
+            cost_b = cost(b)

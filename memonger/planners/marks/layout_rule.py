@@ -15,28 +15,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from memonger.costs.layouts import (
-    NOT_IN_PLACE,
-    PLAIN,
-    LayoutArrays,
-    find_layouts,
-    find_mattering,
-)
+from memonger.costs.layouts import NOT_IN_PLACE, PLAIN, LayoutArrays, find_layouts, find_mattering
 from memonger.graph.operators.layouts import PRODUCES_BLOCKED
 from memonger.graph.training import TrainingGraph
 from memonger.support.kernels import Struct, compiled
 
-_ANY = -1  # the layout that must be found where numbers do not depend on it
+_ANY = -1  # instead of a layout, where numbers do not depend on it
 
 
 class LayoutRule(Struct):
-    """The layouts in one training graph without a plan."""
+    """The layouts of one training graph without a plan."""
 
     active: bool
     layouts: LayoutArrays
 
 
-#: Where no layout is to be watched.
+#: For networks of which no layout is to be watched.
 NO_RULE = LayoutRule(
     False,
     LayoutArrays(*[np.zeros(0, dtype) for dtype in (np.int8, np.int64, *[np.bool_] * 3)]),
@@ -51,48 +45,55 @@ def layout_rule(training: TrainingGraph) -> LayoutRule:
     t = training.arrays
     layouts = find_layouts(training)
     nothing = np.zeros(t.forward, dtype=np.bool_)
-    order, read = compiled.order_and_reads(t, nothing)
-    made, found, place, entries = compiled.follow_layouts(t, layouts, nothing, order, read)
+    order, read_count = compiled.order_and_reads(t, nothing)
+    output_layout, read_layout, place, entries = compiled.follow_layouts(
+        t, layouts, nothing, order, read_count
+    )
     matters = find_mattering(training, layouts, order, entries)
-    if not _may_change(training, layouts, order, found, entries, matters):
+    if not _may_change(training, layouts, order, read_layout, entries, matters):
         return NO_RULE
-    must = np.where(layouts.shows, found, _ANY)
+    wanted = np.where(layouts.shows, read_layout, _ANY)
     reads, outputs = int(t.read_start[t.forward]), int(t.output_start[t.forward])
-    for of, count in ((must, reads), (made, outputs), (place, outputs), (matters, outputs)):
-        of[count : 2 * count] = of[:count]  # a recomputed copy must be as its node
-    return LayoutRule(True, layouts, must, made, place, matters)
+    for array, count in (
+        (wanted, reads),
+        (output_layout, outputs),
+        (place, outputs),
+        (matters, outputs),
+    ):
+        array[count : 2 * count] = array[:count]  # a recomputed copy must be as its node
+    return LayoutRule(True, layouts, wanted, output_layout, place, matters)
 
 
 def _may_change(
     training: TrainingGraph,
     layouts: LayoutArrays,
     order: np.ndarray,
-    found: np.ndarray,
+    read_layout: np.ndarray,
     entries: np.ndarray,
     matters: np.ndarray,
 ) -> bool:
-    """Whether some layout that matters depends on what is in place."""
+    """Return whether some layout that matters depends on what is in place."""
     t = training.arrays
-    shown = np.bincount(entries[layouts.shows & (found >= 0)], minlength=len(matters))
+    shown = np.bincount(entries[layouts.shows & (read_layout >= 0)], minlength=len(matters))
     for row in order.tolist():
         first, last = int(t.read_start[row]), int(t.read_start[row + 1])
-        into = found[first:last]
-        if not into.any():
+        inputs = read_layout[first:last]
+        if not inputs.any():
             continue
         if layouts.adding[row]:
             return True
-        possible: dict[int, set[int]] = {}
+        possible: dict[int, set[int]] = {}  # layouts of each output
         for q in range(int(t.inplace_start[row]), int(t.inplace_start[row + 1])):
             out, j = int(t.inplace_output[q]), int(t.inplace_input[q])
             if row >= 2 * t.forward and t.inplace_row[q] >= 2 * t.forward:
                 continue  # gradients read gradients in the same order under any plan
-            known = layouts.code[out], layouts.number[out]
-            plays = layouts.plays[first:last]
+            code, number, plays = layouts.code[out], layouts.number[out], layouts.plays[first:last]
             results = possible.setdefault(out, set())
-            results.add(compiled.find_layout(*known, j, into[j], into, plays))
+            results.add(compiled.find_layout(code, number, j, inputs[j], inputs, plays))
             if not t.inplace_identity[q]:
-                results.add(compiled.find_layout(*known, NOT_IN_PLACE, PLAIN, into, plays))
-            elif int(into[j]) not in results and shown[entries[first + j]]:
+                apart = compiled.find_layout(code, number, NOT_IN_PLACE, PLAIN, inputs, plays)
+                results.add(apart)
+            elif int(inputs[j]) not in results and shown[entries[first + j]]:
                 return True  # others find what this has made of their memory, or do not
         if any(len(results) > 1 and matters[out] for out, results in possible.items()):
             return True

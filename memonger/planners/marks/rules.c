@@ -1,25 +1,25 @@
 #include "planners/marks/rules.h"
 
-/* What is recomputed, and which of that is to be kept. Its memory is given back by obey. */
+/* Nodes of a mask that are to be kept. Its memory is given back by obey. */
 typedef struct {
     const GraphArrays *t;
     const Facts *facts;
     const bool *mask;
-    bool *found;
+    bool *kept;
     bool any;
-} Search;
+} Keeping;
 
-static void keep(Search *s, int64_t node)
+static void keep(Keeping *k, int64_t node)
 {
-    if (s->mask[node])
-        s->found[node] = s->any = true;
+    if (k->mask[node])
+        k->kept[node] = k->any = true;
 }
 
-/* Finds what rules 3 and 4 keep, as far as can be seen at once. */
-static void find_unread(Memory *memory, Search *s, const RuleArrays *r, Int32s order, Int32s reads)
+/* Keeps what rules 3 and 4 say, as far as can be seen at once. */
+static void keep_unread(Memory *memory, Keeping *k, const RuleArrays *r, Int32s order, Int32s reads)
 {
-    const GraphArrays *t = s->t;
-    const Facts *f = s->facts;
+    const GraphArrays *t = k->t;
+    const Facts *f = k->facts;
     const bool *held = f->held.at, *own_output = f->own_output.at;
     int64_t n = t->forward;
     bool *copied = ZEROS(memory, bool, n);
@@ -29,7 +29,7 @@ static void find_unread(Memory *memory, Search *s, const RuleArrays *r, Int32s o
             continue;
         copied[x] = true;
         if (reads.at[t->output_start.at[row]] == 0 && !r->tolerant.at[x])
-            keep(s, x);
+            keep(k, x);
     }
     /* Whether a gradient before its own depends on an output. */
     bool *tied = ZEROS(memory, bool, n);
@@ -48,61 +48,63 @@ static void find_unread(Memory *memory, Search *s, const RuleArrays *r, Int32s o
             continue;
         for (int32_t j = t->read_start.at[x]; j < t->read_start.at[x + 1]; j++)
             if (copied[t->read_row.at[j]] && !held[j])
-                keep(s, x);
+                keep(k, x);
     }
 }
 
 /* Keeps the node of a row that is no gradient's, and those that read it. */
-static void keep_around(Search *s, int64_t row)
+static void keep_around(Keeping *k, int64_t row)
 {
-    const Facts *facts = s->facts;
-    if (row >= 2 * s->t->forward)
+    const Facts *facts = k->facts;
+    if (row >= 2 * k->t->forward)
         return;
-    int64_t x = row % s->t->forward;
-    keep(s, x);
+    int64_t x = row % k->t->forward;
+    keep(k, x);
     for (int32_t q = facts->read_start.at[x]; q < facts->read_start.at[x + 1]; q++)
-        keep(s, facts->reader.at[facts->read.at[q]]);
+        keep(k, facts->reader.at[facts->read.at[q]]);
 }
 
-/* Keeps one node whose gradient holds the input over which an output of a row is written.
- *
- * If it is written over none, or no gradient holds it, keeps what is around the inputs. */
-static void keep_holder(Search *s, int64_t row, int64_t place)
+/* If a row overwrites input ``place``, keeps one operator whose gradient reads that input: it stays
+ * allocated, and the row cannot overwrite it. Otherwise keeps what is around the row and its
+ * inputs. */
+static void keep_holder(Keeping *k, int64_t row, int64_t place)
 {
-    const Facts *facts = s->facts;
-    const int32_t *read_row = s->t->read_row.at;
-    int32_t first = s->t->read_start.at[row], last = s->t->read_start.at[row + 1];
-    int64_t n = s->t->forward, holder = -1;
+    const Facts *facts = k->facts;
+    const int32_t *read_row = k->t->read_row.at;
+    int32_t first = k->t->read_start.at[row], last = k->t->read_start.at[row + 1];
+    int64_t n = k->t->forward, holder = -1;
     if (place >= 0 && row < 2 * n) {
         int64_t x = read_row[first + place] % n;
         for (int32_t q = facts->read_start.at[x]; q < facts->read_start.at[x + 1]; q++) {
             int32_t j = facts->read.at[q];
             int64_t reader = facts->reader.at[j];
-            if (facts->held.at[j] && s->mask[reader] && holder != row % n)
+            if (facts->held.at[j] && k->mask[reader] && holder != row % n)
                 holder = reader == row % n ? reader : max(holder, reader);
         }
     }
     if (holder >= 0) {
-        keep(s, holder);
+        keep(k, holder);
         return;
     }
-    keep_around(s, row);
+    keep_around(k, row);
     for (int32_t j = first; j < last; j++)
-        keep_around(s, read_row[j]);
+        keep_around(k, read_row[j]);
 }
 
-/* Finds what to keep of a plan where its layouts differ from those without a plan, if anything. */
-static void find_other_layouts(
-    Memory *memory, Search *s, const LayoutRule *rule, Bools mask, Int32s order, Int32s reads)
+/* Keeps something of a plan where its layouts differ from those without a plan. */
+static void keep_layouts(
+    Memory *memory, Keeping *k, const LayoutRule *rule, Bools mask, Int32s order, Int32s reads)
 {
-    const GraphArrays *t = s->t;
-    Int64s made, found;
+    const GraphArrays *t = k->t;
+    Int64s output_layout, read_layout;
     Int32s place, entries;
-    follow_layouts(memory, t, &rule->layouts, mask, order, reads, &made, &found, &place, &entries);
-    bool *differs = NEW(memory, bool, found.count);
+    follow_layouts(
+        memory, t, &rule->layouts, mask, order, reads, &output_layout, &read_layout, &place,
+        &entries);
+    bool *differs = NEW(memory, bool, read_layout.count);
     bool any_differs = false;
-    for (int64_t j = 0; j < found.count; j++) {
-        int64_t now = found.at[j], usual = rule->found.at[j];
+    for (int64_t j = 0; j < read_layout.count; j++) {
+        int64_t now = read_layout.at[j], usual = rule->read_layout.at[j];
         differs[j] = now >= 0 && usual >= 0 && now != usual;
         any_differs |= differs[j];
     }
@@ -111,31 +113,31 @@ static void find_other_layouts(
     for (int64_t i = 0; i < order.count; i++) {
         int32_t row = order.at[i];
         for (int32_t out = t->output_start.at[row]; out < t->output_start.at[row + 1]; out++) {
-            bool other = made.at[out] != rule->made.at[out];
-            if (other && place.at[out] != rule->place.at[out] && rule->matters.at[out] &&
+            bool is_other = output_layout.at[out] != rule->output_layout.at[out];
+            if (is_other && place.at[out] != rule->place.at[out] && rule->matters.at[out] &&
                 reads.at[out])
-                keep_holder(s, row, place.at[out]);
+                keep_holder(k, row, place.at[out]);
         }
     }
-    if (s->any)
+    if (k->any)
         return;
-    /* No output says why: keep what makes, is, and reads what the readers find otherwise. */
+    /* No output explains it: keep the makers and the readers of what is read in another layout. */
     for (int64_t i = 0; i < order.count; i++) {
         int32_t row = order.at[i];
         for (int32_t j = t->read_start.at[row]; j < t->read_start.at[row + 1]; j++) {
             if (differs[j]) {
-                keep_around(s, row);
-                keep_around(s, t->read_row.at[j]);
+                keep_around(k, row);
+                keep_around(k, t->read_row.at[j]);
             }
         }
     }
-    if (s->any)
+    if (k->any)
         return;
     for (int64_t x = 0; x < mask.count; x++)
-        keep(s, x);
+        keep(k, x);
 }
 
-/* Gives nodes that share a mark the same: recomputed if all may be. */
+/* Unites nodes that share a mark: they are recomputed if all of them may be. */
 static void share(const RuleArrays *r, Bools mask)
 {
     const int64_t *same = r->same.at;
@@ -145,9 +147,9 @@ static void share(const RuleArrays *r, Bools mask)
         mask.at[i] = mask.at[same[i]];
 }
 
-/* Keeps what no recomputed node reads, nor its gradient: nearly all that find_unread would find,
- * which needs an order for it. */
-static void keep_unread(Memory *memory, const RuleArrays *r, Bools mask)
+/* Keeps what no recomputed node reads, nor its gradient: nearly all that keep_unread would keep,
+ * which needs an order for that. */
+static void keep_surely_unread(Memory *memory, const RuleArrays *r, Bools mask)
 {
     const GraphArrays *t = &r->arrays;
     Memory then = *memory;
@@ -172,20 +174,20 @@ void obey(Memory *memory, const RuleArrays *r, Bools mask, Int32s *order, Int32s
     for (int64_t i = 0; i < n; i++)
         mask.at[i] &= r->allowed.at[i];
     share(r, mask);
-    keep_unread(memory, r, mask);
+    keep_surely_unread(memory, r, mask);
     Memory then = *memory;
     while (true) {
         share(r, mask);
         order_and_reads(memory, &r->arrays, mask, order, reads);
         Memory ordered = *memory;
-        Search s = {&r->arrays, &r->facts, mask.at, ZEROS(memory, bool, n), false};
-        find_unread(memory, &s, r, *order, *reads);
-        if (!s.any && r->layouts.active)
-            find_other_layouts(memory, &s, &r->layouts, mask, *order, *reads);
+        Keeping k = {&r->arrays, &r->facts, mask.at, ZEROS(memory, bool, n), false};
+        keep_unread(memory, &k, r, *order, *reads);
+        if (!k.any && r->layouts.active)
+            keep_layouts(memory, &k, &r->layouts, mask, *order, *reads);
         for (int64_t i = 0; i < n; i++)
-            mask.at[i] &= !s.found[i];
-        give_back(memory, s.any ? then : ordered);
-        if (!s.any)
+            mask.at[i] &= !k.kept[i];
+        give_back(memory, k.any ? then : ordered);
+        if (!k.any)
             return;
     }
 }

@@ -4,20 +4,20 @@
 #include "costs/fusion.h"
 #include "costs/layouts.h"
 
-/* The layouts in one training graph without a plan. */
+/* The layouts of one training graph without a plan. */
 typedef struct {
     bool active;
     LayoutArrays layouts;
-    Int64s found;  /* of each read the layout that must be found, or -1 */
-    Int64s made;   /* of each output its layout, */
-    Int32s place;  /* the input in whose place it is written, */
-    Bools matters; /* and whether numbers may come to depend on it */
+    Int64s read_layout;   /* of each read; -1 for any */
+    Int64s output_layout; /* of each output */
+    Int32s place;         /* of each output the input in whose place it is written */
+    Bools matters;        /* of each output whether numbers may come to depend on its layout */
 } LayoutRule;
 
 /* GradientFacts: of each forward node, and of each of its inputs in turn. */
 typedef struct {
     Bools own_output, follows, any_gradient;
-    Int32s read_start, read; /* the inputs, numbered as in GraphArrays, that read a node */
+    Int32s read_start, read; /* of each node the inputs that read it, numbered as in GraphArrays */
     Int64s reader;           /* of each input the node that has it */
     Bools passes;            /* of each input whether a gradient other than zero reaches it */
     Bools held;              /* of each input whether the gradient reads it */
@@ -27,12 +27,14 @@ typedef struct {
 typedef struct {
     GraphArrays arrays;
     Facts facts;
-    Bools allowed, tolerant; /* nodes that may be recomputed; also if nobody reads them then */
+    Bools allowed;  /* whether a node may be recomputed */
+    Bools tolerant; /* whether it may be if nobody reads it then */
     bool fusion;
     Fusible fusible;
-    Int64s same; /* of each node the one with which it shares a mark */
+    Int64s same; /* of each node the first of those with which it shares a mark */
     LayoutRule layouts;
 } RuleArrays;
 
-/* Keeps in ``mask`` (in place) what is right, and tells what order_and_reads says of the result. */
+/* Takes out of ``mask`` (in place) what is not right; ``order`` and ``reads`` of the rest are as
+ * order_and_reads has them. */
 KERNEL void obey(Memory *memory, const RuleArrays *r, Bools mask, Int32s *order, Int32s *reads);

@@ -20,16 +20,14 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from functools import cached_property
-from typing import Any, Iterable, Sequence
+from typing import Iterable, Sequence
 
 import numpy as np
 
 from memonger.costs.fusion import UNFUSED, Fusible, find_fusible, replay_fused
 from memonger.costs.replay import Replay, replay
-from memonger.costs.time.flops import count_forward_flops
 from memonger.graph.arrays import GraphArrays
-from memonger.graph.forward import ForwardGraph, KeptCopy, with_copies
+from memonger.graph.forward import ForwardGraph, Insertion, KeptCopy, insert, with_copies
 from memonger.graph.operators.recompute import (
     ANYWHERE,
     CPU,
@@ -53,7 +51,7 @@ class Rules:
 
     ``trainings`` holds one training graph for each way in which it may be trained (with gradients
     of all arguments, with those of its parameters alone); the rules hold for all of them. Nodes
-    from ``until`` on are kept. ``layouts`` are the rules for layouts; by default they are made.
+    from ``until`` on are kept. ``insertion`` are the kept copies in the network, if it has any.
     """
 
     def __init__(
@@ -61,11 +59,12 @@ class Rules:
         trainings: Sequence[TrainingGraph],
         targets: frozenset[str] = ANYWHERE,
         until: int | None = None,
-        layouts: Sequence[LayoutRule] = (),
+        insertion: Insertion | None = None,
     ) -> None:
         self.trainings, self.targets, self.until = trainings, targets, until
-        self._with_copies: Latest[tuple[Rules, np.ndarray]] = Latest(1)
         self.graph: ForwardGraph = trainings[0].graph
+        self.insertion = insertion or insert([node.name for node in self.graph.nodes])
+        self._with_copies: Latest[Rules] = Latest(1)
         #: Of the operators that must be kept, why.
         self.reasons = self._reasons()
         #: Of each node whether it may be recomputed.
@@ -73,32 +72,30 @@ class Rules:
         self.allowed[[i for i in self.graph.operators if i not in self.reasons]] = True
         if until is not None:
             self.allowed[until:] = False
-        #: Whether memory is told with pointwise fusion: where it is on, on GPUs alone.
+        #: Whether memory is counted with pointwise fusion: where it is on, on GPUs alone.
         self.fuses = fuses(targets)
-        if not layouts:
-            blocked = CPU in targets and trainings[0].settings.mkldnn
-            layouts = [layout_rule(each) if blocked else NO_RULE for each in trainings]
+        # Networks whose layouts a plan can change get no copies, so that there are none to watch.
+        blocked = insertion is None and CPU in targets and trainings[0].settings.mkldnn
         tolerant = self._tolerant()
         #: For compiled code, one for each training graph.
-        self.arrays = [self._arrays(*each, tolerant) for each in zip(trainings, layouts)]
+        self.arrays = [
+            self._arrays(training, layout_rule(training) if blocked else NO_RULE, tolerant)
+            for training in trainings
+        ]
 
-    def with_copies(self, copies: Iterable[KeptCopy]) -> tuple[Rules, np.ndarray]:
-        """The rules for the network with kept copies, and the new index of each node; remembered.
-
-        Networks whose layouts a plan can change get no copies, so that there are none to watch.
-        """
+    def with_copies(self, copies: Iterable[KeptCopy]) -> Rules:
+        """Return the rules for the network with kept copies in it; the last are remembered."""
         key = tuple(copies)
-        if not key:
-            return self, np.arange(len(self.graph.nodes))
-        return self._with_copies.get_or_make(key, lambda: self._made_with(key))
+        return self._with_copies.get_or_make(key, lambda: self._extended(key)) if key else self
 
-    def _made_with(self, copies: tuple[KeptCopy, ...]) -> tuple[Rules, np.ndarray]:
-        graph, moved = with_copies(self.graph, copies)
-        wanted = [moved[list(training.wanted)] for training in self.trainings]
+    def _extended(self, copies: tuple[KeptCopy, ...]) -> Rules:
+        graph, insertion = with_copies(self.graph, copies)
+        index = insertion.new_index
+        wanted = [[index[a] for a in training.wanted] for training in self.trainings]
         trainings = training_graphs(graph, wanted, self.trainings[0].settings)
-        until = None if self.until is None else int(moved[self.until])
-        rules = type(self)(trainings, self.targets, until, [NO_RULE] * len(trainings))
-        return rules if self.fuses else rules.unfused(), moved
+        until = None if self.until is None else index[self.until]
+        rules = type(self)(trainings, self.targets, until, insertion)
+        return rules if self.fuses else rules.unfused()
 
     @property
     def watches_layouts(self) -> bool:
@@ -106,8 +103,8 @@ class Rules:
         return any(arrays.layouts.active for arrays in self.arrays)
 
     @property
-    def effort(self) -> int:
-        """How many times as long as a replay it takes to obey them and replay, about."""
+    def slowness(self) -> int:
+        """About how many times as long as a plain replay it takes to obey them and replay."""
         return (3 if self.watches_layouts else 1) * (3 if self.fuses else 1)
 
     def _reasons(self) -> dict[int, str]:
@@ -136,7 +133,7 @@ class Rules:
         )
 
     def _tolerant(self) -> np.ndarray:
-        """The nodes that may be recomputed although nobody reads them then."""
+        """Return for each node whether it may be recomputed although nobody reads it then."""
         graph, mkldnn = self.graph, self.trainings[0].settings.mkldnn
         native = set(self.native(self.allowed))
         tolerant = np.zeros(len(graph.nodes), dtype=np.bool_)
@@ -148,7 +145,7 @@ class Rules:
         return tolerant
 
     def native(self, mask: np.ndarray) -> list[int]:
-        """The recomputed nodes that must not run cuDNN's kernel.
+        """List the recomputed nodes that must not run cuDNN's kernel.
 
         cuDNN's BatchNorm moves its running mean and variance in the forward pass, so a recomputed
         one would move them twice a step; MXNet's own moves them in the backward pass
@@ -165,24 +162,19 @@ class Rules:
             and not truth(node.attrs.get("use_global_stats"))
         ]
 
-    @cached_property
-    def flops(self) -> np.ndarray:
-        """The operations of each node, float64."""
-        return count_forward_flops(self.graph).astype(np.float64)
-
     def unfused(self) -> Rules:
-        """The same rules, but memory is told as if nothing were fused."""
+        """Return the same rules, but with memory counted as if nothing were fused."""
         rules = copy.copy(self)
         rules.fuses, rules._with_copies = False, Latest(1)
         rules.arrays = [arrays.replace(fusible=UNFUSED) for arrays in self.arrays]
         return rules
 
     def replay(self, mask: np.ndarray) -> Replay:
-        """What MXNet plans where these nodes are recomputed; fused, where it fuses."""
+        """Replay what MXNet plans where these nodes are recomputed; fused, where it fuses."""
         return (replay_fused if self.fuses else replay)(self.trainings[0], mask)
 
     def apply(self, mask: np.ndarray) -> np.ndarray:
-        """The part of a plan that is right: a copy of ``mask`` with less recomputed."""
+        """Return the part of a plan that is right: a copy of ``mask`` with less recomputed."""
         mask = np.array(mask, dtype=np.bool_)
         while True:
             before = mask.sum()
@@ -200,8 +192,10 @@ class NoRules(Rules):
         kept = [i for i, op in enumerate(ops) if op == "Dropout" or op in UNTOUCHED]
         return dict.fromkeys(kept, "MXNet never recomputes it")
 
-    def _arrays(self, training: TrainingGraph, layouts: LayoutRule, *rest: Any) -> RuleArrays:
-        arrays = super()._arrays(training, NO_RULE, *rest)
+    def _arrays(
+        self, training: TrainingGraph, layouts: LayoutRule, tolerant: np.ndarray
+    ) -> RuleArrays:
+        arrays = super()._arrays(training, NO_RULE, tolerant)
         bare: RuleArrays = arrays.replace(fusion=False, same=np.arange(len(self.allowed)))
         return bare
 
@@ -213,7 +207,7 @@ class NoRules(Rules):
 
 
 class Facts(Struct):
-    """``GradientFacts`` as arrays."""
+    """`GradientFacts` as arrays."""
 
 
 def _facts_of(training: TrainingGraph) -> Facts:
@@ -252,6 +246,6 @@ def refuse(graph: ForwardGraph) -> None:
 
 
 def kept_summary(reasons: Iterable[tuple[str, str]]) -> str:
-    """How many operators are kept by rule, for the log: '3 Dropout, 1 Custom'."""
+    """Count the operators that are kept by rule, for the log: '3 Dropout, 1 Custom'."""
     counts = Counter(op for op, _ in reasons)
     return ", ".join(f"{count} {op}" for op, count in counts.most_common())

@@ -1,20 +1,18 @@
 #include "planners/marks/search.h"
 
-enum { AS_CUTS, SAVED, RECOMPUTED };
-
-/* The nodes that a state would recompute if there were no rules. */
-static Bools unruled(Memory *memory, const Space *s, Int8s state)
+/* Finds the nodes that a state would recompute if there were no rules. */
+static Bools mask_without_rules(Memory *memory, const Space *s, Int8s state)
 {
     int64_t cuts = s->after.count, n = state.count - cuts, end = n;
-    const int8_t *made = state.at, *nodes = state.at + cuts;
+    const int8_t *is_cut = state.at, *nodes = state.at + cuts;
     bool *mask = NEW(memory, bool, n);
     for (int64_t k = 0; k < cuts; k++)
-        if (made[k])
+        if (is_cut[k])
             end = s->after.at[k] + 1;
     for (int64_t i = 0; i < n; i++)
         mask[i] = i < end;
     for (int64_t k = 0; k < cuts; k++)
-        for (int64_t q = s->keep_start.at[k]; made[k] && q < s->keep_start.at[k + 1]; q++)
+        for (int64_t q = s->keep_start.at[k]; is_cut[k] && q < s->keep_start.at[k + 1]; q++)
             mask[s->keep.at[q]] = false;
     for (int64_t i = 0; i < n; i++)
         if (nodes[i] != AS_CUTS)
@@ -28,14 +26,14 @@ static Bools unruled(Memory *memory, const Space *s, Int8s state)
     return (Bools){mask, n};
 }
 
-void plan_of(
+void read_state(
     Memory *memory, const Space *s, Int8s state, Bools *mask, Int32s *order, Int32s *reads)
 {
-    *mask = unruled(memory, s, state);
+    *mask = mask_without_rules(memory, s, state);
     obey(memory, &s->rules, *mask, order, reads);
 }
 
-static void name(const Space *s, Bools mask, Int8s state)
+static void write_state(const Space *s, Bools mask, Int8s state)
 {
     int64_t cuts = s->after.count;
     FILL(state.at, 0, cuts);
@@ -43,14 +41,14 @@ static void name(const Space *s, Bools mask, Int8s state)
         state.at[cuts + i] = mask.at[i] ? RECOMPUTED : SAVED;
 }
 
-void named(Memory *memory, const Space *s, Bools mask, Int8s *state)
+void make_state(Memory *memory, const Space *s, Bools mask, Int8s *state)
 {
     state->count = s->after.count + mask.count;
     state->at = NEW(memory, int8_t, state->count);
-    name(s, mask, *state);
+    write_state(s, mask, *state);
 }
 
-/* The seconds that a plan adds to a step that runs in this order. */
+/* Adds up the seconds that a plan adds to a step whose rows run in this order. */
 static double added_seconds(const Space *s, Bools mask, Int32s order)
 {
     int64_t n = mask.count;
@@ -76,7 +74,7 @@ int64_t evaluate_state(Memory *memory, const Space *s, Int8s state, double *seco
 {
     Bools mask;
     Int32s order, reads;
-    plan_of(memory, s, state, &mask, &order, &reads);
+    read_state(memory, s, state, &mask, &order, &reads);
     *seconds = added_seconds(s, mask, order);
     return pool_of(memory, s, mask, order, reads, INFINITY);
 }
@@ -85,13 +83,13 @@ int64_t evaluate_state(Memory *memory, const Space *s, Int8s state, double *seco
 static int64_t near(Random *random)
 {
     const double pi = 3.14159265358979323846;
-    int64_t way = (int64_t)nearbyint(tan(pi * (uniform(random) - 0.5)) * 3);
-    if (way == 0)
-        way = uniform(random) < 0.5 ? 1 : -1;
-    return way;
+    int64_t distance = (int64_t)nearbyint(tan(pi * (uniform(random) - 0.5)) * 3);
+    if (distance == 0)
+        distance = uniform(random) < 0.5 ? 1 : -1;
+    return distance;
 }
 
-/* Sets some nodes that follow each other to one of the last so many values. */
+/* Sets some flippable nodes that follow each other to one of the last so many values. */
 static void flip(Random *random, const Space *s, int8_t *nodes, int64_t values)
 {
     int64_t count = s->flippable.count, first = below(random, count), last = first;
@@ -102,30 +100,30 @@ static void flip(Random *random, const Space *s, int8_t *nodes, int64_t values)
         nodes[s->flippable.at[q]] = value;
 }
 
-/* Draws one of the cuts that are made. */
-static int64_t some_made(Random *random, const int8_t *cuts, int64_t made)
+/* Draws one of the cuts that are made, of which there are ``count``. */
+static int64_t draw_cut(Random *random, const int8_t *is_cut, int64_t count)
 {
-    int64_t left = below(random, made), k = 0;
-    while (!cuts[k] || left-- > 0)
+    int64_t left = below(random, count), k = 0;
+    while (!is_cut[k] || left-- > 0)
         k++;
     return k;
 }
 
-/* Moves, leaves out or makes a cut. */
-static void move_cut(Random *random, int8_t *cuts, int64_t count)
+/* Moves, leaves out or makes one of ``count`` possible cuts. */
+static void move_cut(Random *random, int8_t *is_cut, int64_t count)
 {
-    int64_t made = 0;
+    int64_t cuts = 0;
     for (int64_t k = 0; k < count; k++)
-        made += cuts[k] != 0;
+        cuts += is_cut[k] != 0;
     double move = uniform(random);
-    if (move < 0.6 && made) {
-        int64_t k = some_made(random, cuts, made);
-        cuts[k] = false;
-        cuts[min(count - 1, max(0, k + near(random)))] = true;
-    } else if (move < 0.8 && made > 1) {
-        cuts[some_made(random, cuts, made)] = false;
+    if (move < 0.6 && cuts) {
+        int64_t k = draw_cut(random, is_cut, cuts);
+        is_cut[k] = false;
+        is_cut[min(count - 1, max(0, k + near(random)))] = true;
+    } else if (move < 0.8 && cuts > 1) {
+        is_cut[draw_cut(random, is_cut, cuts)] = false;
     } else {
-        cuts[below(random, count)] = true;
+        is_cut[below(random, count)] = true;
     }
 }
 
@@ -144,8 +142,8 @@ static void set_nodes(Random *random, const Space *s, int8_t *nodes, int64_t cou
     int64_t cuts = s->after.count;
     double kind = uniform(random);
     if (kind < 0.6) {
-        int64_t first = below(random, cuts + 1) - 1, way = near(random);
-        int64_t last = min(cuts, first + max(way, -way));
+        int64_t first = below(random, cuts + 1) - 1, distance = near(random);
+        int64_t last = min(cuts, first + max(distance, -distance));
         int64_t start = first >= 0 ? s->after.at[first] + 1 : 0;
         int64_t stop = last < cuts ? s->after.at[last] + 1 : count;
         int64_t choice = below(random, 3);
@@ -176,24 +174,24 @@ static void change(Random *random, const Space *s, Int8s state, const Goal *goal
         move_cut(random, state.at, cuts);
 }
 
-static int64_t slot_of_mask(const Known *known, Bools mask)
+static int64_t slot_of_mask(const Memo *memo, Bools mask)
 {
     uint64_t hash = hash_of(0);
     for (int64_t i = 0; i < mask.count; i++)
         hash = hash_with(hash, mask.at[i]);
-    return slot_of(known, hash);
+    return find_slot(memo, hash);
 }
 
-/* The bytes with which a plan of so many seconds has no more than this energy; -1 for none. */
-static double most_bytes(const Goal *goal, double most_energy, double seconds)
+/* Returns the most bytes with which a plan of so many seconds has this energy; -1 for none. */
+static double most_bytes(const Goal *goal, double energy, double seconds)
 {
-    double left = most_energy - goal->second_price * seconds;
+    double left = energy - goal->second_price * seconds;
     return left >= 0 ? goal->limit + left / goal->byte_price : -1;
 }
 
 double anneal_masks(
     Memory *memory, const Space *s, Int8s state, const Goal *goal, int64_t seed_number,
-    int64_t tries, double hot, double cold, const Known *known, const Archive *archive,
+    int64_t tries, double hot, double cold, const Memo *memo, const Archive *archive,
     Int64s stop, Int64s done)
 {
     int64_t bytes = state.count;
@@ -204,7 +202,7 @@ double anneal_masks(
     Int8s new = {NEW(memory, int8_t, bytes), bytes};
     int8_t *best = NEW(memory, int8_t, bytes);
     COPY(best, state.at, bytes);
-    double least_energy = INFINITY, current = INFINITY, most_energy = INFINITY;
+    double least_energy = INFINITY, energy = INFINITY, most_energy = INFINITY;
     Memory then = *memory;
     for (int64_t step = -1; step < tries; step++) { /* the first is the plan as it is */
         COPY(new.at, state.at, bytes);
@@ -215,15 +213,15 @@ double anneal_masks(
             do
                 change(&random, s, new, goal);
             while (uniform(&random) < MORE);
-            double part = (double)step / (double)tries;
-            most_energy = acceptable(current, hot, cold, part, uniform(&random));
+            double progress = (double)step / (double)tries;
+            most_energy = acceptable(energy, hot, cold, progress, uniform(&random));
         }
         give_back(memory, then);
-        Bools mask = unruled(memory, s, new);
-        int64_t slot = slot_of_mask(known, mask), *pool = &known->pools.at[slot];
-        double *seconds = &known->others.at[slot], *known_limit = &known->limits.at[slot];
+        Bools mask = mask_without_rules(memory, s, new);
+        int64_t slot = slot_of_mask(memo, mask), *pool = &memo->pools.at[slot];
+        double *seconds = &memo->seconds.at[slot], *priced_to = &memo->limits.at[slot];
         double limit = most_bytes(goal, most_energy, *seconds);
-        bool is_new = *known_limit < 0 || (*pool < 0 && *known_limit < limit);
+        bool is_new = *priced_to < 0 || (*pool < 0 && *priced_to < limit);
         Int32s order, reads;
         if (is_new) {
             obey(memory, &s->rules, mask, &order, &reads);
@@ -231,21 +229,22 @@ double anneal_masks(
             limit = most_bytes(goal, most_energy, *seconds);
             *pool = limit >= 0 ? pool_of(memory, s, mask, order, reads, limit) : 0;
             if (*pool > limit)
-                *pool = -1;
-            *known_limit = fmax(0, limit);
+                *pool = OVER_LIMIT;
+            *priced_to = fmax(0, limit);
         }
         if (*pool < 0 || *pool > limit)
             continue;
-        current = goal->second_price * *seconds + goal->byte_price * fmax(0, (double)*pool - goal->limit);
+        double excess = fmax(0, (double)*pool - goal->limit);
+        energy = goal->second_price * *seconds + goal->byte_price * excess;
         if (goal->by_node) {
             if (!is_new)
                 obey(memory, &s->rules, mask, &order, &reads);
-            name(s, mask, new);
+            write_state(s, mask, new);
         }
         COPY(state.at, new.at, bytes);
         record(memory, archive, *pool, *seconds, (Bytes){(char *)state.at, bytes});
-        if (current < least_energy) {
-            least_energy = current;
+        if (energy < least_energy) {
+            least_energy = energy;
             COPY(best, state.at, bytes);
         }
     }

@@ -6,9 +6,9 @@
 
 /* What is searched.
  *
- * A state is an array of int8. Of n cuts the first n elements tell which are made: what is alive
- * there is saved, all between is recomputed, and nothing behind the last. The others tell which
- * nodes are SAVED or RECOMPUTED all the same.
+ * A state is an array of int8. Of n cuts the first n elements say which are made: what is alive at
+ * those is saved, all between is recomputed, and nothing behind the last. The other elements say
+ * for each node AS_CUTS, or SAVED or RECOMPUTED all the same.
  */
 typedef struct {
     RuleArrays rules;
@@ -22,32 +22,34 @@ typedef struct {
     Doubles copy_seconds;    /* of each that is saved where its node is recomputed */
 } Space;
 
+enum { AS_CUTS, SAVED, RECOMPUTED };
+
 /* What annealing looks for, and how. The energy of a plan is its bytes above ``limit`` and its
  * seconds, each times a price. */
 typedef struct {
     double limit, byte_price, second_price;
-    double flipping; /* the share of changes that set single nodes; the others move cuts, or, */
-    bool by_node;    /* if states name each node, set what is between two cuts, or one saves */
+    double flipping; /* the share of changes that set single nodes instead of cuts */
+    bool by_node;    /* states name each node; what is not flipped is set between two cuts */
 } Goal;
 
-/* Tells the nodes that a state recomputes by the rules, and what obey tells of them. */
-KERNEL void plan_of(
+/* Finds the nodes that a state recomputes by the rules, and their order and reads as in obey. */
+KERNEL void read_state(
     Memory *memory, const Space *s, Int8s state, Bools *mask, Int32s *order, Int32s *reads);
 
-/* Tells the bytes that a state costs, and the seconds that it adds. */
-KERNEL int64_t evaluate_state(Memory *memory, const Space *s, Int8s state, double *seconds);
+/* Makes the state that names what a plan does with each node. */
+KERNEL void make_state(Memory *memory, const Space *s, Bools mask, Int8s *state);
 
-/* Tells the state that names what a plan does with each node. */
-KERNEL void named(Memory *memory, const Space *s, Bools mask, Int8s *state);
+/* Returns the bytes of a state, and the seconds that it adds. */
+KERNEL int64_t evaluate_state(Memory *memory, const Space *s, Int8s state, double *seconds);
 
 /* Anneals a state in place, to the one of least energy that was visited.
  *
  * ``hot`` and ``cold`` are the temperatures at the beginning and at the end, in units of the
- * energy. The archive receives what is visited, ``known`` what is replayed. The search ends when
+ * energy. The archive receives what is visited, ``memo`` what is replayed. The search ends when
  * the element of ``stop``, which another thread may set, is not 0; that of ``done`` counts the
  * tries. Returns the energy.
  */
 KERNEL double anneal_masks(
     Memory *memory, const Space *s, Int8s state, const Goal *goal, int64_t seed_number,
-    int64_t tries, double hot, double cold, const Known *known, const Archive *archive,
+    int64_t tries, double hot, double cold, const Memo *memo, const Archive *archive,
     Int64s stop, Int64s done);

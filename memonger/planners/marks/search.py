@@ -26,10 +26,10 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
-from memonger.graph.forward import KeptCopy, mask_with_copies
-from memonger.planners.annealing import Archive, empty_archive, nothing_known
+from memonger.graph.forward import Insertion, KeptCopy
+from memonger.planners.annealing import empty_archive, empty_memo
 from memonger.planners.candidates import Candidate, MarkPlan, by_memory, not_dominated
-from memonger.planners.marks.copies import behind_copies, needed_copies, settle
+from memonger.planners.marks.copies import cuts_behind_copies, settle
 from memonger.planners.marks.cuts import Cut, Weights, golden_section, walk, weigh
 from memonger.planners.marks.rules import RuleArrays, Rules
 from memonger.support.kernels import Struct, compiled
@@ -41,13 +41,13 @@ CHEAP = 0.3  # of the mean time of an operator by its bytes: see ``costly``
 
 
 class Space(Struct):
-    """What is searched, and what a state of the search is."""
+    """The plans that are searched, and what a state of the search is."""
 
     rules: RuleArrays
 
 
 class Goal(Struct):
-    """What annealing looks for, and how."""
+    """The energy that annealing makes small, and the changes that it tries."""
 
     limit: float
     byte_price: float
@@ -57,14 +57,14 @@ class Goal(Struct):
 
 
 class Phase(NamedTuple):
-    """One annealing for least memory, of the smallest ``starts`` plans known.
+    """One annealing for least memory, of the smallest ``starts`` plans.
 
     The temperatures are taken in turn, for networks differ in what moving a cut changes.
     """
 
     starts: int
     part: float  # of all tries
-    heats: tuple[tuple[float, float], ...]  # shares of a plan's memory
+    heats: tuple[tuple[float, float], ...]  # first and last temperature, by a plan's memory
     flipping: float  # the share of changes that flip operators instead of moving a cut
 
 
@@ -98,11 +98,10 @@ class Effort:
     small: float = 1 / 2000  # of the largest result: smaller ones are not flipped by themselves
 
     def times(self, patience: float) -> Effort:
-        """So many times as much."""
+        """Return the effort of a search that is so many times as long."""
         return replace(self, patience=patience * self.patience)
 
 
-#: The effort where none is told.
 EFFORT = Effort()
 
 
@@ -114,54 +113,56 @@ class NodeTimes(NamedTuple):
     moved_bytes: np.ndarray
 
 
-def costly(seconds: np.ndarray, moved: np.ndarray) -> np.ndarray:
-    """The operators that take longer than moving what they read and write would."""
-    busy = (moved > 0) & (seconds > 0)
+def costly(seconds: np.ndarray, moved_bytes: np.ndarray) -> np.ndarray:
+    """Return for each node whether it takes longer than moving what it reads and writes would."""
+    busy = (moved_bytes > 0) & (seconds > 0)
     if not busy.any():
         return np.zeros(len(seconds), dtype=np.bool_)
-    pace = np.median(seconds[busy] / moved[busy])
-    share = seconds > CHEAP * seconds[busy].mean()
-    return busy & share & (seconds > 2 * pace * moved)
+    pace = np.median(seconds[busy] / moved_bytes[busy])
+    slow = seconds > CHEAP * seconds[busy].mean()
+    return busy & slow & (seconds > 2 * pace * moved_bytes)
 
 
 def recomputation_times(
-    times: NodeTimes, moved: np.ndarray, copies: Sequence[KeptCopy]
+    times: NodeTimes, insertion: Insertion
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Times of a network with saved identities, as `Space` has them.
+    """Return the times of a network with saved identities: the last five fields of `Space`.
 
     What stands behind a recomputed node takes no time: nobody reads it again, so MXNet asks for no
     result (``kNullOp``). An identity takes none; a product with one runs once, and its gradient.
     """
-    copies = [copy for copy in copies if not copy.apart]
+    copies = [copy for copy in insertion.copies if not copy.apart]
+    copied = np.array([insertion.new_index[copy.node] for copy in copies], dtype=np.int64)
+    identities = np.array([insertion.index_of(copy) for copy in copies], dtype=np.int64)
     seconds = times.forward.copy()
-    places = moved[[copy.node for copy in copies]].astype(np.int64)
-    ends = places + np.array([copy.offset for copy in copies], dtype=np.int64)
-    for place, end in zip(places, ends):
-        seconds[place + 1 : end + 1] = 0
+    for node, identity in zip(copied, identities):
+        seconds[node + 1 : identity + 1] = 0
     until = np.concatenate([[0.0], np.cumsum(times.forward + times.gradient)])
-    added = until[ends + 1] - until[places + 1]
-    return seconds, costly(seconds, times.moved_bytes), places, ends, added
+    copy_seconds = until[identities + 1] - until[copied + 1]
+    return seconds, costly(seconds, times.moved_bytes), copied, identities, copy_seconds
 
 
-def settled(plain: Rules, times: Callable[[Rules], NodeTimes], plan: MarkPlan) -> Candidate:
+def price_plan(plain: Rules, times: Callable[[Rules], NodeTimes], plan: MarkPlan) -> Candidate:
     """Settle and price a plan as it is carried out, with the saved identities that it needs.
 
     ``plain`` are the rules of the network without any.
     """
-    rules, full, mask, copies = settle(plain, plan.mask, plan.copies)
-    moved = plain.with_copies(copies)[1]
-    seconds, _, copied, kept, added = recomputation_times(times(rules), moved, copies)
-    found, n = rules.replay(full), len(full)
-    recomputed = found.order[(found.order >= n) & (found.order < 2 * n)] - n
-    total = float(seconds[recomputed].sum() + added[full[copied] & ~full[kept]].sum())
-    return Candidate(found.pool_bytes, total, MarkPlan(mask, copies))
+    plan, rules, mask = settle(plain, plan)
+    seconds, _, copied, identities, copy_seconds = recomputation_times(
+        times(rules), rules.insertion
+    )
+    replayed, n = rules.replay(mask), len(mask)
+    recomputed = replayed.order[(replayed.order >= n) & (replayed.order < 2 * n)] - n
+    used = mask[copied] & ~mask[identities]
+    total = float(seconds[recomputed].sum() + copy_seconds[used].sum())
+    return Candidate(replayed.pool_bytes, total, plan)
 
 
 class MarkSearch:
     """The search of one network with some saved identities.
 
     ``plain`` and ``cuts`` are of the network without any, ``times`` gives those of the network of
-    any rules; ``share`` of the progress is told for as many tries as an effort has.
+    any rules. ``share`` is the part of the progress that as many tries as an effort has make up.
     """
 
     def __init__(
@@ -177,43 +178,42 @@ class MarkSearch:
         self.plain, self.times, self.effort = plain, times, effort
         self.threads, self.share = threads, share
         self.copies = copies
-        self.rules, self.moved = plain.with_copies(copies)
-        self.cuts = behind_copies(cuts, self.moved, copies)
-        count = len(self.rules.graph.nodes)
+        self.rules = plain.with_copies(copies)
+        self.insertion = self.rules.insertion
+        self.cuts = cuts_behind_copies(cuts, self.insertion)
+        count = self.insertion.count
         tries = min(effort.tries, effort.nodes / count * min(1, effort.large / count))
-        self.tries = int(effort.patience * tries / self.rules.effort)
+        self.tries = int(effort.patience * tries / self.rules.slowness)
         self.unplanned = max(1, plain.replay(np.zeros_like(plain.allowed)).pool_bytes)
         self.space = self._space()
         self.forward_seconds = max(float(self.space.seconds.sum()), 1e-12)
-        nothing = compiled.named(self.space, np.zeros(count, dtype=np.bool_))
+        nothing = compiled.make_state(self.space, np.zeros(count, dtype=np.bool_))
         # Saved identities that nobody needs may take more than the network without them.
-        self.most = max(self.unplanned, compiled.evaluate_state(self.space, nothing)[0])
-        self.archive = self._empty_archive()
+        most_bytes = max(self.unplanned, compiled.evaluate_state(self.space, nothing)[0])
+        self.archive = empty_archive(most_bytes, effort.sizes, nothing.shape, np.int8)
         self._record(nothing)
 
     def _space(self) -> Space:
         rules = self.rules
         elements = np.array([max(t.elements for t in ts) for ts in rules.graph.tensors])
-        allowed, single = rules.allowed.copy(), rules.allowed.copy()
-        single &= elements >= elements[rules.allowed].max(initial=0) * self.effort.small
+        allowed, flippable = rules.allowed.copy(), rules.allowed.copy()
+        flippable &= elements >= elements[rules.allowed].max(initial=0) * self.effort.small
         for copy in self.copies:
-            place = int(self.moved[copy.node])
-            single[place + 1 : place + copy.offset + copy.apart] = False
-            allowed[place + copy.offset] &= not copy.apart
+            node, identity = self.insertion.new_index[copy.node], self.insertion.index_of(copy)
+            flippable[node + 1 : identity + copy.apart] = False
+            allowed[identity] &= not copy.apart
         return Space(
             rules.arrays[0].replace(allowed=allowed),
             np.array(rules.trainings[0].settings.match_ranges),
             np.array([cut.after for cut in self.cuts], dtype=np.int64),
             np.cumsum([0] + [len(cut.keep) for cut in self.cuts]),
             np.array([i for cut in self.cuts for i in cut.keep], dtype=np.int64),
-            np.flatnonzero(single),
-            *recomputation_times(self.times(rules), self.moved, self.copies),
+            np.flatnonzero(flippable),
+            *recomputation_times(self.times(rules), self.insertion),
         )
 
-    # ------------------------------------------------------------------ the search
-
     def minimise(self, starts: Sequence[Candidate], phase: Phase) -> list[Candidate]:
-        """Anneal for least memory, a thread each; all that came of it, the smallest first."""
+        """Anneal for least memory, a thread each; return what came of it, the smallest first."""
         price = 1e-6 * self.unplanned / self.forward_seconds
         goal = Goal(0.0, 1.0, price, phase.flipping, False)
         starts = starts[: phase.starts]
@@ -230,7 +230,7 @@ class MarkSearch:
         count = 2 * self.effort.limits
         heat = [part * self.forward_seconds for part in self.effort.time_heat]
         for part in range(2):
-            plans = not_dominated(self._archived(), by_memory)
+            plans = not_dominated(self.archive.candidates(), by_memory)
             limits = np.geomspace(plans[0].pool_bytes, self.unplanned, count + 1)[part:count:2]
             jobs = []
             for limit in np.maximum(limits, plans[0].pool_bytes):  # the first may be rounded
@@ -240,88 +240,73 @@ class MarkSearch:
 
     def _add_parts(self) -> None:
         """Archive parts of the smallest plan: what comes before a cut, or behind it, and cheap."""
-        smallest = self._mask(min(self._archived(), key=by_memory))
+        smallest = self._mask(min(self.archive.candidates(), key=by_memory))
         places = [cut.after + 1 for cut in self.cuts]
         for mask in (smallest, smallest & ~self.space.costly):
             for place in places[:: 1 + len(places) // self.effort.parts]:
-                for part in (slice(place), slice(place, None)):
-                    left = mask.copy()
-                    left[part] = False
-                    self._record(compiled.named(self.space, left))
+                for kept in (slice(place), slice(place, None)):
+                    part = mask.copy()
+                    part[kept] = False
+                    self._record(compiled.make_state(self.space, part))
 
     def cuts_by_size(self) -> list[Candidate]:
         """Archive the sets of cuts to start from, and sort them by the bytes that they cost."""
-        known: dict[bytes, Candidate] = {}
+        candidates: dict[bytes, Candidate] = {}
+        blank = np.zeros(len(self.cuts) + self.insertion.count, dtype=np.int8)  # no cuts
 
         def cost(chosen: Sequence[int]) -> int:
-            state = self._state()
+            state = blank.copy()
             state[chosen] = True
             key = state.tobytes()
-            if key not in known:
-                known[key] = self._record(state)
-            return known[key].pool_bytes
+            if key not in candidates:
+                candidates[key] = self._record(state)
+            return candidates[key].pool_bytes
 
         for weights in weigh(self.rules.trainings[0], self.cuts, self.effort.exponents):
             low, high = 0.0, float(weights.highest.max())
             for _ in range(self.effort.halvings):
-                bound = (low + high) / 2
-                possible, chosen = compiled.cheapest_cuts(weights, bound)
+                limit = (low + high) / 2
+                possible, chosen = compiled.cheapest_cuts(weights, limit)
                 if possible:
-                    high = bound
+                    high = limit
                     cost(chosen.tolist())
                 else:
-                    low = bound
+                    low = limit
 
             def of_segments(logarithm: float, weights: Weights = weights) -> float:
                 return cost(walk(weights, np.exp(logarithm)))
 
             most = np.log(max(3, len(self.cuts)))
             golden_section(of_segments, np.log(2), most, self.effort.sections)
-        return sorted(known.values(), key=by_memory)
+        return sorted(candidates.values(), key=by_memory)
 
     def add(self, plan: MarkPlan) -> Candidate | None:
         """Archive a plan of the plain network, if it needs none but these saved identities."""
         if not {*plan.copies} <= {*self.copies}:
             return None
-        full = mask_with_copies(plan.mask, self.moved, plan.copies, len(self.space.seconds))
+        mask = self.insertion.extend(plan.mask)
         for copy in {*self.copies} - {*plan.copies}:  # what nobody saves is recomputed
-            place = int(self.moved[copy.node])
-            full[place + 1 : place + copy.offset + 1] = True
-        return self._record(compiled.named(self.space, full))
+            mask[self.insertion.new_index[copy.node] + 1 : self.insertion.index_of(copy) + 1] = True
+        return self._record(compiled.make_state(self.space, mask))
 
     def plans(self) -> list[Candidate]:
         """List the archived plans, with their cost while no saved identity is taken out."""
-        return [replace(state, plan=self.plan(state)) for state in self._archived()]
+        return [replace(state, plan=self.plan(state)) for state in self.archive.candidates()]
 
     def plan(self, state: Candidate) -> MarkPlan:
         """Make the plan of the plain network that a state is."""
         mask = self._mask(state)
-        return MarkPlan(mask[self.moved], needed_copies(self.moved, self.copies, mask))
+        return MarkPlan(mask[self.insertion.new_index], self.insertion.needed(mask))
 
     def _mask(self, state: Candidate) -> np.ndarray:
-        mask: np.ndarray = compiled.plan_of(self.space, state.plan)[0]
+        mask: np.ndarray = compiled.read_state(self.space, state.plan)[0]
         return mask
 
-    # ------------------------------------------------------------------ the archive
-
-    def _state(self) -> np.ndarray:
-        """The state in which there are no cuts and everything is recomputed."""
-        return np.zeros(len(self.cuts) + len(self.space.seconds), dtype=np.int8)
-
-    def _empty_archive(self) -> Archive:
-        return empty_archive(self.most, self.effort.sizes, self._state().shape, np.int8)
-
     def _record(self, state: np.ndarray) -> Candidate:
+        """Evaluate and archive a state."""
         pool, seconds = compiled.evaluate_state(self.space, state)
         compiled.record(self.archive, pool, seconds, state)
         return Candidate(pool, seconds, state)
-
-    def _archived(self) -> list[Candidate]:
-        a = self.archive
-        return [
-            Candidate(int(a.pools[k]), float(a.seconds[k]), a.states[k].copy())
-            for k in np.flatnonzero(np.isfinite(a.seconds))
-        ]
 
     def _anneal(
         self, jobs: Sequence[tuple[Candidate, Goal, Sequence[float]]], part: float
@@ -331,19 +316,18 @@ class MarkSearch:
 
         def work(job: tuple[int, Candidate, Goal, Sequence[float]], done: np.ndarray) -> Any:
             seed, start, goal, (hot, cold) = job
-            mask, archive, stop = self._mask(start), self._empty_archive(), self.threads.stop
-            known = nothing_known()
-            state = compiled.named(self.space, mask) if goal.by_node else start.plan.copy()
+            most_bytes, shape = self.archive.most_bytes, start.plan.shape
+            archive = empty_archive(most_bytes, self.effort.sizes, shape, np.int8)
+            mask, memo, stop = self._mask(start), empty_memo(), self.threads.stop
+            state = compiled.make_state(self.space, mask) if goal.by_node else start.plan.copy()
             compiled.anneal_masks(
-                self.space, state, goal, seed, tries, hot, cold, known, archive, stop, done
+                self.space, state, goal, seed, tries, hot, cold, memo, archive, stop, done
             )
             return state, archive
 
         numbered = [(seed, *job) for seed, job in enumerate(jobs, SEED)]
         annealed = self.threads.run(work, numbered, tries, part * self.share)
         for _, archive in annealed:
-            for k in np.flatnonzero(np.isfinite(archive.seconds)):
-                compiled.record(
-                    self.archive, archive.pools[k], archive.seconds[k], archive.states[k]
-                )
+            for plan in archive.candidates():
+                compiled.record(self.archive, plan.pool_bytes, plan.time, plan.plan)
         return [self._record(state) for state, _ in annealed]

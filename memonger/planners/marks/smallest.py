@@ -1,7 +1,7 @@
 """The plan of least memory, and the plans that are not dominated: searched, the original's, none.
 
 Where pointwise fusion is on, a search without it comes first: a replay then takes a fraction of the
-time, and what is found shows what fusion costs.
+time, and the plan that it finds shows what fusion costs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
+from memonger.costs.time.flops import count_forward_flops
 from memonger.graph.forward import KeptCopy
 from memonger.planners.candidates import (
     Candidate,
@@ -21,10 +22,10 @@ from memonger.planners.candidates import (
     not_dominated,
 )
 from memonger.planners.marks import chen2016
-from memonger.planners.marks.copies import apart_from_fusion, copies_at
+from memonger.planners.marks.copies import copies_against_fusion, copies_at
 from memonger.planners.marks.cuts import Cut, cheap_cuts, single_tensor_cuts
 from memonger.planners.marks.rules import Rules
-from memonger.planners.marks.search import Effort, MarkSearch, NodeTimes, settled
+from memonger.planners.marks.search import Effort, MarkSearch, NodeTimes, price_plan
 from memonger.support.parallel import Threads
 
 NO_CUTS = "no cuts"  # the original's plan for a network without marks: everything is recomputed
@@ -32,11 +33,12 @@ NO_PLAN = "no plan"
 UNFUSED_SHARE = 0.4  # of the time of a search with fusion: what the one without takes
 
 Times = Callable[[Rules], NodeTimes]
+Cost = Callable[[np.ndarray], int]  # the bytes that a mask of recomputed nodes costs
 
 
 def smallest(
     hints: Mapping[int, str],
-    cost: Callable[[np.ndarray], int],
+    cost: Cost,
     rules: Rules,
     ntrial: int = 6,
     copies: bool = True,
@@ -46,44 +48,40 @@ def smallest(
 ) -> Searched:
     """Find the cheapest of no plan, the original's, and searched ones.
 
-    ``cost`` tells the bytes that a set of recomputed nodes costs, by a replay; ``copies`` whether
-    results may be saved in identities. All plans obey the rules. Raises KeyboardInterrupt if that
-    comes before anything better than no plan was found.
+    ``cost`` replays; ``copies`` says whether results may be saved in identities. All plans obey the
+    rules. Raises KeyboardInterrupt if that comes before anything better than no plan was found.
     """
     threads, unfused = Threads(progress), None
 
     def searched() -> Candidate:
         nonlocal unfused
-        _, least, unfused = _least_memory(rules, _flops, hints, copies, threads, effort)
+        _, least, unfused = _least_memory(rules, _count_flops, hints, copies, threads, effort)
         return least
 
-    name = "your marks" if hints else NO_CUTS
-    tried = {name: lambda: _original(hints, cost, rules, ntrial), "searched cuts": searched}
-    found = _cheapest(rules, cost, tried)
-    interrupted = found.interrupted or threads.interrupted
-    return replace(found, interrupted=interrupted, unfused=unfused)
+    searches = _original_search(hints, cost, rules, ntrial)
+    cheapest = _cheapest(rules, cost, {**searches, "searched cuts": searched})
+    interrupted = cheapest.interrupted or threads.interrupted
+    return replace(cheapest, interrupted=interrupted, unfused=unfused)
 
 
-def smallest_bound(
-    hints: Mapping[int, str], cost: Callable[[np.ndarray], int], rules: Rules, ntrial: int = 6
-) -> Searched:
+def smallest_bound(hints: Mapping[int, str], cost: Cost, rules: Rules, ntrial: int = 6) -> Searched:
     """Find the cheapest of no plan and the original's, where each cost is a bind.
 
     The original's search runs on the user's marks and on single-tensor cuts. Parameters are as of
     `smallest`.
     """
+    searches = _original_search(hints, cost, rules, ntrial)
     single = dict.fromkeys(single_tensor_cuts(rules.graph), "True")
-    tried = {"your marks" if hints else NO_CUTS: lambda: _original(hints, cost, rules, ntrial)}
     if single:
-        tried["single-tensor cuts"] = lambda: _original(single, cost, rules, ntrial)
-    return _cheapest(rules, cost, tried)
+        searches["single-tensor cuts"] = lambda: _original(single, cost, rules, ntrial)
+    return _cheapest(rules, cost, searches)
 
 
 def fastest(
     hints: Collection[int],
     rules: Rules,
     times: Times,
-    known: Sequence[MarkPlan],
+    starts: Sequence[MarkPlan],
     copies: bool = True,
     *,
     effort: Effort,
@@ -91,28 +89,33 @@ def fastest(
 ) -> Searched:
     """Search for the plans that are not dominated in memory and time, the fastest first.
 
-    What they cost is what the search has found. They are carried out without the saved identities
-    that they do not need (``copies.settle``), and may then take other blocks: mostly less memory.
+    Their costs are those of the search. They are carried out without the saved identities that they
+    do not need (``copies.settle``), and may then take other blocks: mostly less memory.
 
-    It starts from ``known`` plans too.
+    The search starts from the plans ``starts`` too.
     """
     threads = Threads(lambda done: progress(done / (1 + effort.fast)) if progress else None)
     search, least, _ = _least_memory(rules, times, hints, copies, threads, effort)
-    interrupted, own = False, [MarkPlan(np.zeros_like(least.plan.mask)), *known]
+    interrupted, plain = False, [MarkPlan(np.zeros_like(least.plan.mask)), *starts]
     try:
-        for plan in (*own, least.plan):
+        for plan in (*plain, least.plan):
             search.add(plan)
         if rules.allowed.any():
             search.speed_up()
     except KeyboardInterrupt:
         interrupted = True
-    plans = [*(settled(rules, times, plan) for plan in own), least, *search.plans()]
+    plans = [*(price_plan(rules, times, plan) for plan in plain), least, *search.plans()]
     return Searched(not_dominated(plans, by_time), interrupted or threads.interrupted)
 
 
-def _original(
-    hints: Mapping[int, str], cost: Callable[[np.ndarray], int], rules: Rules, ntrial: int
-) -> Candidate:
+def _original_search(
+    hints: Mapping[int, str], cost: Cost, rules: Rules, ntrial: int
+) -> dict[str, Callable[[], Candidate]]:
+    """Return the original's search by name: of the user's marks, or of no cuts."""
+    return {"your marks" if hints else NO_CUTS: lambda: _original(hints, cost, rules, ntrial)}
+
+
+def _original(hints: Mapping[int, str], cost: Cost, rules: Rules, ntrial: int) -> Candidate:
     """Find the original's best plan with the rules."""
     if not hints:  # then its plan is the same whatever the threshold
         mask = rules.apply(chen2016.mirror_plan(rules.graph, hints, 0).mask)
@@ -123,16 +126,14 @@ def _original(
 
 
 def _cheapest(
-    rules: Rules,
-    cost: Callable[[np.ndarray], int],
-    tried: Mapping[str, Callable[[], Candidate]],
+    rules: Rules, cost: Cost, searches: Mapping[str, Callable[[], Candidate]]
 ) -> Searched:
-    """The cheapest of no plan and what is tried in turn, until the user ends it."""
+    """Return the cheapest of no plan and of the searches, made in turn until the user ends them."""
     nothing = np.zeros(len(rules.graph.nodes), dtype=np.bool_)
     plans = {NO_PLAN: Candidate(cost(nothing), 0.0, MarkPlan(nothing), NO_PLAN)}
     interrupted = False
     try:
-        for name, search in tried.items():
+        for name, search in searches.items():
             plans[name] = replace(search(), origin=name)
     except KeyboardInterrupt:
         interrupted = True
@@ -151,19 +152,22 @@ def _least_memory(
     threads: Threads,
     effort: Effort,
 ) -> tuple[MarkSearch, Candidate, int | None]:
-    """Return the best plan, and the search with its archive, from which `fastest` continues.
+    """Return the search with its archive, from which `fastest` continues, and the best plan.
 
-    The last that is returned are the least bytes without pointwise fusion, where that is on.
+    The third is the least bytes without pointwise fusion; None where that is off.
     """
     cuts = cheap_cuts(rules.graph, effort.cuts, hints)
-    at = copies_at(rules, cuts) if copies else ()
+    identities = copies_at(rules, cuts) if copies else ()
     if not rules.fuses:
-        return (*_minimised(rules, times, cuts, at, threads, effort), None)
-    unfused = _minimised(rules.unfused(), times, cuts, at, threads, effort, UNFUSED_SHARE)[1]
-    mask, kept = unfused.plan
-    apart = apart_from_fusion(rules, mask, kept) if copies else ()
-    at, start = tuple(sorted((*at, *apart))), MarkPlan(mask, (*kept, *apart))
-    search, least = _minimised(rules, times, cuts, at, threads, effort, 1 - UNFUSED_SHARE, start)
+        return (*_minimised(rules, times, cuts, identities, threads, effort), None)
+    share = UNFUSED_SHARE
+    _, unfused = _minimised(rules.unfused(), times, cuts, identities, threads, effort, share)
+    start, share = unfused.plan, 1 - UNFUSED_SHARE
+    if copies:
+        more = copies_against_fusion(rules, start)
+        identities = tuple(sorted((*identities, *more)))
+        start = MarkPlan(start.mask, (*start.copies, *more))
+    search, least = _minimised(rules, times, cuts, identities, threads, effort, share, start)
     return search, least, unfused.pool_bytes
 
 
@@ -175,27 +179,28 @@ def _minimised(
     threads: Threads,
     effort: Effort,
     share: float = 1.0,
-    known: MarkPlan | None = None,
+    start: MarkPlan | None = None,
 ) -> tuple[MarkSearch, Candidate]:
     """Search with these saved identities, then with those alone that are needed."""
     search = MarkSearch(rules, times, cuts, copies, threads, effort, share)
     nothing = MarkPlan(np.zeros_like(rules.allowed))
     if not rules.allowed.any():
-        return search, settled(rules, times, nothing)
+        return search, price_plan(rules, times, nothing)
     *first, last = effort.phases
     states = search.cuts_by_size()
     for phase in first:
         states = search.minimise(states, phase)
-    plans = [plan for plan in (nothing, search.plan(states[0]), known) if plan is not None]
-    least = min((settled(rules, times, plan) for plan in plans), key=by_memory)
+    plans = [nothing, search.plan(states[0]), *([] if start is None else [start])]
+    least = min((price_plan(rules, times, plan) for plan in plans), key=by_memory)
     narrow = MarkSearch(rules, times, (), least.copies, threads, effort, share)
-    start = narrow.add(least.plan)
-    assert start is not None
-    plan = narrow.plan(narrow.minimise([start] * last.starts, last)[0])
-    plain = plan._replace(copies=tuple(copy for copy in plan.copies if not copy.apart))
-    return search, min((settled(rules, times, each) for each in (plan, plain)), key=by_memory)
+    state = narrow.add(least.plan)
+    assert state is not None
+    plan = narrow.plan(narrow.minimise([state] * last.starts, last)[0])
+    fused = plan._replace(copies=tuple(copy for copy in plan.copies if not copy.apart))
+    return search, min((price_plan(rules, times, p) for p in (plan, fused)), key=by_memory)
 
 
-def _flops(rules: Rules) -> NodeTimes:
-    """Operations instead of seconds, where no time is asked for."""
-    return NodeTimes(rules.flops, 0 * rules.flops, 0 * rules.flops)
+def _count_flops(rules: Rules) -> NodeTimes:
+    """Return operations instead of seconds, where no time is asked for."""
+    flops = count_forward_flops(rules.graph).astype(np.float64)
+    return NodeTimes(flops, 0 * flops, 0 * flops)

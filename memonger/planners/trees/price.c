@@ -11,7 +11,7 @@ int64_t alive_of(Memory *memory, const Problem *b, Int32s operations)
     Lifetimes lives;
     line_up(memory, p, operations, &line);
     connect(memory, p, line, &rows);
-    int64_t outputs = p->head_row.count, gradients = b->asked.count / 2;
+    int64_t outputs = p->head_row.count, gradients = b->gradients.count / 2;
     Int32s head_row = int32s(memory, outputs + gradients);
     Int32s head_output = int32s(memory, outputs + gradients);
     for (int64_t k = 0; k < outputs; k++) {
@@ -19,8 +19,8 @@ int64_t alive_of(Memory *memory, const Problem *b, Int32s operations)
         head_output.at[k] = p->head_output.at[k];
     }
     for (int64_t k = 0; k < gradients; k++) {
-        head_row.at[outputs + k] = rows.latest.at[b->asked.at[2 * k]];
-        head_output.at[outputs + k] = (int32_t)b->asked.at[2 * k + 1];
+        head_row.at[outputs + k] = rows.latest.at[b->gradients.at[2 * k]];
+        head_output.at[outputs + k] = (int32_t)b->gradients.at[2 * k + 1];
     }
     int64_t alive = lifetimes(
         memory, &b->signatures, &rows, head_row, head_output, outputs, b->views, &lives);
@@ -28,35 +28,34 @@ int64_t alive_of(Memory *memory, const Problem *b, Int32s operations)
     return alive;
 }
 
-/* Finds the slot of a schedule. */
-static int64_t slot_for(const Known *known, Int32s positions)
+static int64_t slot_of_schedule(const Memo *memo, Int32s positions)
 {
     uint64_t hash = hash_of(0);
     for (int64_t k = 0; k < positions.count; k++)
         hash = hash_with(hash, positions.at[k]);
-    return slot_of(known, hash);
+    return find_slot(memo, hash);
 }
 
 int64_t evaluate_tree(
     Memory *memory, const Problem *b, Int32s tree, double most_work, int64_t most_bytes,
-    const Known *known, double *work)
+    const Memo *memo, double *work)
 {
     Memory then = *memory;
     double most = MOST_RUNS * (2 + most_work / b->one_pass) * (double)b->node.count;
     int64_t most_operations = most < (double)INT64_MAX ? (int64_t)most : INT64_MAX;
-    Int32s run; /* positions, then nodes, as a Schedule has them */
+    Int32s run; /* positions; before they are priced, nodes, as a Schedule has them */
     *work = unroll(memory, &b->steps, tree, most_work, most_operations, &run);
     int64_t alive = -1;
     if (*work <= most_work && run.count <= most_operations) {
-        int64_t slot = slot_for(known, run);
-        if (known->limits.at[slot] < 0) {
+        int64_t slot = slot_of_schedule(memo, run);
+        if (memo->limits.at[slot] < 0) {
             const int32_t *node = b->node.at;
             for (int64_t k = 0; k < run.count; k++)
                 run.at[k] = run.at[k] >= 0 ? node[run.at[k]] : ~node[~run.at[k]];
-            known->pools.at[slot] = alive_of(memory, b, run);
-            known->limits.at[slot] = (double)INT64_MAX;
+            memo->pools.at[slot] = alive_of(memory, b, run);
+            memo->limits.at[slot] = (double)INT64_MAX;
         }
-        alive = known->pools.at[slot];
+        alive = memo->pools.at[slot];
     }
     give_back(memory, then);
     return alive <= most_bytes ? alive : -1;

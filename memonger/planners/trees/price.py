@@ -1,4 +1,4 @@
-"""What trees cost: the memory and the work of their schedules, to the byte, in compiled code.
+"""The price of trees: the memory and the work of their schedules, to the byte, in compiled code.
 
 The memory of a schedule is what is alive at once in its training step (``schedules.lifetimes``): it
 runs in an arena, where tensors lie so that little more is needed. No Python object is made for a
@@ -14,7 +14,7 @@ import numpy as np
 
 from memonger.costs.time.flops import count_forward_flops
 from memonger.graph.arrays import SignatureArrays, join, signature_arrays
-from memonger.planners.annealing import nothing_known
+from memonger.planners.annealing import empty_memo
 from memonger.planners.trees.trees import Steps
 from memonger.schedules.nodes import NodeVariants
 from memonger.schedules.training_step import Parts
@@ -42,47 +42,46 @@ class Problem(Struct):
 
 
 class Limits(Struct):
-    """What a tree may cost, and what is looked for."""
+    """The most that a tree may cost, and the cost that is made small."""
 
     most_bytes: int
     most_work: float
     by_work: bool
 
 
-def problem(made: Parts, weights: np.ndarray | None = None) -> Problem:
+def make_problem(parts: Parts, weights: np.ndarray | None = None) -> Problem:
     """Make the arrays of a network; ``weights``: the work of each node, in any unit (or FLOPs)."""
-    node = np.array(made.work.operators, dtype=np.int32)
-    steps = _steps(made, node, weights)
-    one_pass = max(1.0, float(steps.work.sum()))
-    asked, signatures = np.array(made.written, dtype=np.int64), signature_arrays(made.signatures)
+    node = np.array(parts.work.operators, dtype=np.int32)
+    steps = _steps(parts, node, weights)
     return Problem(
         steps=steps,
-        variants=made.variants,
-        signatures=signatures,
-        asked=asked,
+        variants=parts.variants,
+        signatures=signature_arrays(parts.signatures),
+        gradients=np.array(parts.written, dtype=np.int64),
         node=node,
-        views=not made.mkldnn,
-        one_pass=one_pass,
+        views=not parts.mkldnn,
+        one_pass=max(1.0, float(steps.work.sum())),
     )
 
 
-def _steps(made: Parts, node: np.ndarray, weights: np.ndarray | None) -> Steps:
-    workload, graph, count = made.work, made.work.training.graph, len(node)
-    position = positions(node, len(graph.nodes))
+def _steps(parts: Parts, node: np.ndarray, weights: np.ndarray | None) -> Steps:
+    workload, graph, count = parts.work, parts.work.training.graph, len(node)
+    position = positions_of_nodes(node, len(graph.nodes))
 
-    def lists(of: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        start, nodes = join([of[x] for x in node])
+    def join_lists(lists: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        start, nodes = join([lists[x] for x in node])
         return start.astype(np.int32), position[nodes], np.repeat(np.arange(count), np.diff(start))
 
-    read_start, read, reader = lists(workload.inputs)
-    want_start, want, wanting = lists(workload.reads)
+    read_start, read, reader = join_lists(workload.inputs)
+    want_start, want, wanting = join_lists(workload.reads)
     last, first_want = np.full(count, -1, dtype=np.int32), np.full(count, count, dtype=np.int32)
     np.maximum.at(last, read, reader)
     np.minimum.at(first_want, want, wanting)
     heads = np.unique(position[[a for a, _ in graph.heads]])
     heads = heads[heads >= 0]
-    work = count_forward_flops(graph)[node].astype(np.float64)
-    if weights is not None:  # whole numbers: their sums do not depend on the order
+    if weights is None:
+        work = count_forward_flops(graph)[node].astype(np.float64)
+    else:  # whole numbers: their sums do not depend on the order
         work = np.ceil(weights[node] * (ONE_PASS / max(float(weights[node].sum()), 1e-300)))
     if not work.any():  # copies alone: every run counts the same
         work[:] = 1.0
@@ -101,22 +100,17 @@ def _steps(made: Parts, node: np.ndarray, weights: np.ndarray | None) -> Steps:
     )
 
 
-def positions(node: np.ndarray, nodes: int) -> np.ndarray:
-    """Tell the position of each forward node, -1 where it never runs."""
+def positions_of_nodes(node: np.ndarray, nodes: int) -> np.ndarray:
+    """Return the position of each of so many forward nodes, -1 where it never runs."""
     position = np.full(nodes, -1, dtype=np.int32)
     position[node] = np.arange(len(node))
     return position
 
 
-def operations_of(b: Problem, positions: np.ndarray) -> np.ndarray:
-    """Name forward nodes instead of their positions, as a `Schedule` does."""
-    return np.where(positions >= 0, b.node[positions], ~b.node[~positions])
-
-
-def cost_of(problem: Problem, tree: np.ndarray, most_work: float) -> tuple[int, float] | None:
+def price_tree(problem: Problem, tree: np.ndarray, most_work: float) -> tuple[int, float] | None:
     """Return the bytes and the work of a tree; None if it takes more work.
 
     The bytes are the most that are alive at once by its schedule, beside outputs and gradients.
     """
-    alive, work = compiled.evaluate_tree(problem, tree, most_work, sys.maxsize, nothing_known(1))
+    alive, work = compiled.evaluate_tree(problem, tree, most_work, sys.maxsize, empty_memo(1))
     return (alive, work) if alive >= 0 else None

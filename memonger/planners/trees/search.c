@@ -1,7 +1,7 @@
 #include "planners/trees/search.h"
 
 typedef struct {
-    double first, second; /* what is looked for, then of equals the other: work and bytes */
+    double first, second; /* bytes and work, or work and bytes: the second compares equals */
 } Cost;
 
 static Cost cost_of(const Limits *limits, int64_t pool, double work)
@@ -14,7 +14,7 @@ static bool is_less(Cost a, Cost b)
     return a.first < b.first || (a.first == b.first && a.second < b.second);
 }
 
-/* A tree of a try is gone after it. */
+/* Copies a tree of a try, whose memory is given back. */
 static void keep(Int32s *kept, Int32s tree)
 {
     COPY(kept->at, tree.at, tree.count);
@@ -28,7 +28,7 @@ static bool is_same(Int32s a, Int32s b)
 
 void anneal_trees(
     Memory *memory, const Problem *b, Int32s tree, const Limits *limits, int64_t seed_number,
-    int64_t tries, double hot, double cold, const Known *known, const Archive *archive,
+    int64_t tries, double hot, double cold, const Memo *memo, const Archive *archive,
     Int64s stop, Int64s done, Int32s *best)
 {
     int64_t count = b->node.count, room = max(tree.count, 2 * (MOST_NODES * count + 2));
@@ -38,7 +38,7 @@ void anneal_trees(
     keep(best, tree);
     double work;
     int64_t most_bytes = limits->most_bytes;
-    int64_t pool = evaluate_tree(memory, b, tree, limits->most_work, most_bytes, known, &work);
+    int64_t pool = evaluate_tree(memory, b, tree, limits->most_work, most_bytes, memo, &work);
     if (pool < 0)
         return;
     Cost least = cost_of(limits, pool, work), current = least;
@@ -52,16 +52,16 @@ void anneal_trees(
             new = change(memory, &random, new, count);
         if (is_same(new, now))
             continue;
-        double draw = uniform(&random), part = (double)step / (double)tries;
+        double draw = uniform(&random), progress = (double)step / (double)tries;
         double limit = acceptable(
-            current.first, hot * least.first, cold * least.first, part, draw);
+            current.first, hot * least.first, cold * least.first, progress, draw);
         double most_work = limits->most_work;
         most_bytes = limits->most_bytes;
         if (limits->by_work)
             most_work = limit < most_work ? limit : most_work;
         else if (limit < (double)most_bytes)
             most_bytes = (int64_t)limit;
-        pool = evaluate_tree(memory, b, new, most_work, most_bytes, known, &work);
+        pool = evaluate_tree(memory, b, new, most_work, most_bytes, memo, &work);
         if (pool < 0)
             continue;
         keep(&now, new);

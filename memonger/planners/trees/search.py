@@ -12,8 +12,8 @@ segments and all that marks can express but for single operators. The search:
 
 Every tree that is visited is evaluated to the byte (``price``), and is kept if no other is better
 in both memory and work; of those of about the same size, the one of least work. Work is FLOPs, or
-what the caller says that each operator takes (its time). All else depends on the network alone, not
-on the machine's speed or its cores.
+a weight for each operator that the caller gives (its time). All else depends on the network alone,
+not on the machine's speed or its cores.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from typing import Callable, Sequence
 
 import numpy as np
 
-from memonger.planners.annealing import Archive, empty_archive, nothing_known
+from memonger.planners.annealing import empty_archive, empty_memo
 from memonger.planners.candidates import Candidate, by_memory, by_time, not_dominated
-from memonger.planners.trees.price import Limits, cost_of, operations_of, positions, problem
+from memonger.planners.trees.price import Limits, make_problem, positions_of_nodes, price_tree
 from memonger.planners.trees.tree_dp import InitialTrees
 from memonger.planners.trees.trees import LEAF, MOST_NODES
 from memonger.schedules.expand import parts
@@ -38,7 +38,7 @@ from memonger.support.errors import MemongerError
 from memonger.support.kernels import compiled
 from memonger.support.parallel import Threads
 
-NOTHING = "no recomputation"  # the origin of the schedule that runs nothing again
+NO_RECOMPUTATION = "no recomputation"  # the origin of the schedule that runs nothing again
 SEARCHED = "searched schedule"
 UNLIMITED = 1000.0  # times the forward work: more than any schedule is worth
 #: Where no limit is given: times log2 of the operators. With n log n work there is O(log n) memory
@@ -47,7 +47,7 @@ UNLIMITED = 1000.0  # times the forward work: more than any schedule is worth
 LOGARITHMS = 2.0
 LEAST_UNLIMITED = 4.0
 SLACK = 1 + 1e-9  # for rounding where work is compared
-INITIAL, ANNEALING = 0.3, 0.7  # parts of the search, as far as progress knows
+INITIAL, ANNEALING = 0.3, 0.7  # shares of the search, for its progress
 SEED = 138600  # of hundreds that were tried, one that is good for small and for large networks
 SIZES = 200  # of visited trees, in the archive
 ALTERNATIVES = 16  # to the least memory, at most
@@ -58,8 +58,8 @@ NEAR, MOST_NEAR = 1.03, 4  # times the least memory; their arenas may be smaller
 class Effort:
     """How long a search is: counted, not measured, so that it is the same everywhere."""
 
-    #: Operators of the initial solutions that are evaluated, by dynamic programming: of a whole
-    #: frontier, of those whose work is near a limit.
+    #: The operators, summed up over the initial solutions by dynamic programming that are
+    #: evaluated: for a whole frontier, and for solutions whose work is near a limit.
     replays: int = 3_000_000
     replays_near: int = 600_000
     #: The time of annealing in about microseconds, where a try takes ``move``, and
@@ -84,13 +84,13 @@ EFFORT = Effort()
 class ScheduleSearch:
     """The schedules of one network.
 
-    All that is found is remembered: whoever asks one object for more and more memory never gets
-    more work, and the other way.
+    All trees are remembered: whoever asks one object for more and more memory never gets more work,
+    and the other way.
 
     ``patience`` multiplies the length of the search; more than 1 that of annealing alone.
-    ``progress`` is told how much of a search is done, from 0 to 1. ``weights`` are the work of each
-    forward node, in any unit; by default its FLOPs. ``made`` are the parts of the workload, if they
-    are there already.
+    ``progress`` is called with the share of a search that is done, from 0 to 1. ``weights`` are the
+    work of each forward node, in any unit; by default its FLOPs. ``network_parts`` are the parts of
+    the workload, if they are there already.
     """
 
     def __init__(
@@ -99,19 +99,19 @@ class ScheduleSearch:
         patience: float = 1.0,
         progress: Callable[[float], None] | None = None,
         weights: np.ndarray | None = None,
-        made: Parts | None = None,
+        network_parts: Parts | None = None,
     ) -> None:
         self.workload, self.patience, self.effort = workload, patience, EFFORT
-        made = made or parts(workload)
-        self.problem = problem(made, weights)
+        network_parts = network_parts or parts(workload)
+        self.problem = make_problem(network_parts, weights)
         self.count = len(self.problem.node)
         self.one_pass = self.problem.one_pass
         self.unlimited = max(LEAST_UNLIMITED, LOGARITHMS * math.log2(self.count + 1))
-        self._position = positions(self.problem.node, len(workload.once))
-        self._initial = InitialTrees(made, self.problem, patience)
+        self._position = positions_of_nodes(self.problem.node, len(workload.once))
+        self._initial = InitialTrees(network_parts, self.problem, patience)
         self._threads = Threads(progress)
-        self._searched: set[float | None] = set()  # limits of work with initial solutions
-        self._found: list[Candidate] = []  # trees; their origin numbers initial solutions
+        self._limits: set[float | None] = set()  # of work, with initial solutions
+        self._trees: list[Candidate] = []  # their origin numbers groups of initial solutions
         self._groups = itertools.count()
 
     @property
@@ -124,28 +124,27 @@ class ScheduleSearch:
     ) -> Candidate:
         """Search for the schedule of least memory with at most ``work`` times the forward work.
 
-        ``work`` is at least 1; None: no limit but what O(log n) memory takes (`LOGARITHMS`). What
-        is found is never worse than ``others``, known schedules with their names.
+        ``work`` is at least 1; None: no limit but what O(log n) memory takes (`LOGARITHMS`). The
+        result is never worse than ``others``, schedules with their names.
         """
         if work is not None and not work >= 1:
             raise MemongerError(
                 f"work={work!r}: a training step runs all of the network forward at least once, so "
                 "work is 1 or more; None for no limit"
             )
-        limit = (self.unlimited if work is None else float(work)) * SLACK
-        known = [each for each in self._known(others) if each.time <= limit]
-        self._search(lambda: self._anneal_for_memory(limit * self.one_pass), limit * self.one_pass)
-        for tree in self._within(limit * self.one_pass)[:1]:
-            known.append(self.evaluate(self.schedule(tree.plan)))
-        return min(known, key=by_memory)
+        passes, most_work = self._limit(work)
+        plans = [plan for plan in self._with_plain(others) if plan.time <= passes]
+        self._search(lambda: self._anneal_for_memory(most_work), most_work)
+        for tree in self._within(most_work)[:1]:
+            plans.append(self.evaluate(self.schedule(tree.plan)))
+        return min(plans, key=by_memory)
 
     def alternatives(self, work: float | None = None) -> list[Candidate]:
-        """Return some others that `least_memory` has found as well, the least memory first.
+        """Return other schedules that `least_memory` came across, the least memory first.
 
         They are those that take hardly more, and some of all that no other beats.
         """
-        limit = (self.unlimited if work is None else float(work)) * SLACK
-        within = self._within(limit * self.one_pass)
+        within = self._within(self._limit(work)[1])
         near = [tree for tree in within if tree.pool_bytes <= NEAR * within[0].pool_bytes][1:]
         points = not_dominated(within, by_time)[-2::-1]
         some = np.linspace(0, len(points), ALTERNATIVES, endpoint=False).astype(int)
@@ -156,15 +155,15 @@ class ScheduleSearch:
     def front(self, others: Sequence[tuple[str, Schedule]] = ()) -> list[Candidate]:
         """Search for the schedules that no other beats in both memory and work, least work first.
 
-        ``others`` are known already, with their names. It is one search for all of them, so that
-        who has more memory chooses among more.
+        ``others`` are schedules to start from, with their names. It is one search for all of them,
+        so that who has more memory chooses among more.
         """
-        known = self._known(others)
-        most = max(each.pool_bytes for each in known)
-        self._search(lambda: self._anneal_for_front(most), None)
-        for tree in not_dominated(self._found, by_time):
-            known.append(self.evaluate(self.schedule(tree.plan)))
-        return not_dominated(known, by_time)
+        plans = self._with_plain(others)
+        most_bytes = max(plan.pool_bytes for plan in plans)
+        self._search(lambda: self._anneal_for_front(most_bytes), None)
+        for tree in not_dominated(self._trees, by_time):
+            plans.append(self.evaluate(self.schedule(tree.plan)))
+        return not_dominated(plans, by_time)
 
     def evaluate(self, schedule: Schedule, origin: str = SEARCHED) -> Candidate:
         """Evaluate a schedule: what is alive beside outputs and gradients, and all its work.
@@ -177,30 +176,36 @@ class ScheduleSearch:
 
     def schedule(self, tree: np.ndarray) -> Schedule:
         """Make the schedule of a tree."""
-        _, positions = compiled.unroll(self.problem.steps, tree, np.inf, sys.maxsize)
-        return Schedule(operations_of(self.problem, positions))
+        _, run = compiled.unroll(self.problem.steps, tree, np.inf, sys.maxsize)
+        node = self.problem.node
+        return Schedule(np.where(run >= 0, node[run], ~node[~run]))
 
     # ------------------------------------------------------------------ initial solutions
 
-    def _known(self, others: Sequence[tuple[str, Schedule]]) -> list[Candidate]:
-        """What is known already, the schedule without recomputation first."""
-        known = [(NOTHING, plain(self.workload)), *others]
-        return [self.evaluate(schedule, name) for name, schedule in known]
+    def _limit(self, work: float | None) -> tuple[float, float]:
+        """Return a limit of work in forward passes, and in the unit of trees."""
+        passes = (self.unlimited if work is None else float(work)) * SLACK
+        return passes, passes * self.one_pass
+
+    def _with_plain(self, others: Sequence[tuple[str, Schedule]]) -> list[Candidate]:
+        """Evaluate the schedule without recomputation, and then others."""
+        schedules = [(NO_RECOMPUTATION, plain(self.workload)), *others]
+        return [self.evaluate(schedule, name) for name, schedule in schedules]
 
     def _within(self, most_work: float) -> list[Candidate]:
-        """What is found within a limit of work, the least memory first."""
-        return sorted((tree for tree in self._found if tree.time <= most_work), key=by_memory)
+        """List the trees within a limit of work, the least memory first."""
+        return sorted((tree for tree in self._trees if tree.time <= most_work), key=by_memory)
 
-    def _search(self, annealing: Callable[[], None], most_work: float | None) -> None:
-        """Find initial solutions and anneal them; Ctrl-C ends it, what has been found counts."""
+    def _search(self, anneal: Callable[[], None], most_work: float | None) -> None:
+        """Find initial solutions and anneal them; Ctrl-C ends it, the trees so far count."""
         self._threads = Threads(self._threads.progress)
         try:
             self._threads.progress(0.0)
-            if most_work not in self._searched:
+            if most_work not in self._limits:
                 self.initial_trees(most_work)
-            if self._found and not self.interrupted:
-                self._searched.add(most_work)
-                annealing()
+            if self._trees and not self.interrupted:
+                self._limits.add(most_work)
+                anneal()
             if not self.interrupted:
                 self._threads.progress(1.0)
         except KeyboardInterrupt:
@@ -208,23 +213,23 @@ class ScheduleSearch:
 
     def initial_trees(self, most_work: float | None = None) -> list[Candidate]:
         """Find trees of the whole frontier, or those near a limit of work."""
-        effort, known, most = self.effort, len(self._found), self.unlimited
+        effort, first, most = self.effort, len(self._trees), self.unlimited
         replays, limit = effort.replays, UNLIMITED * self.one_pass
         if most_work is not None:
             replays, limit = effort.replays_near, most_work
             most = min(most, most_work / self.one_pass)
-        wanted = int(min(1.0, self.patience) * replays) // self.count
-        for trees in self._initial.dynamic(most_work, wanted):
+        count = int(min(1.0, self.patience) * replays) // self.count
+        for trees in self._initial.dynamic(most_work, count):
             share = INITIAL / self._initial.lists(most_work)
-            self._found += self._evaluated(trees, limit, share)
+            self._trees += self._evaluated(trees, limit, share)
             if self.interrupted:
-                return self._found[known:]
-        self._found += self._evaluated(self._initial.binomial(range(2, int(most) + 1)), limit)
+                return self._trees[first:]
+        self._trees += self._evaluated(self._initial.binomial(range(2, int(most) + 1)), limit)
         # Those that others beat are left out: each start of annealing takes time from the others.
         flat = self._evaluated(self._initial.flat(), limit)
-        best = not_dominated([*self._found, *flat], by_time)
-        self._found += [point for point in flat if any(point is other for other in best)]
-        return self._found[known:]
+        best = {id(point) for point in not_dominated([*self._trees, *flat], by_time)}
+        self._trees += [point for point in flat if id(point) in best]
+        return self._trees[first:]
 
     def _evaluated(
         self, trees: Sequence[np.ndarray], most_work: float, share: float = 0.0
@@ -234,10 +239,8 @@ class ScheduleSearch:
 
         def evaluated(tree: np.ndarray, steps: np.ndarray) -> Candidate | None:
             steps[0] += 1
-            if self.interrupted:
-                return None
-            cost = cost_of(self.problem, tree, most_work)
-            return None if cost is None else Candidate(*cost, tree, group)
+            price = None if self.interrupted else price_tree(self.problem, tree, most_work)
+            return price and Candidate(*price, tree, group)
 
         points = self._threads.run(evaluated, trees, 1, share)
         return [point for point in points if point is not None]
@@ -249,8 +252,8 @@ class ScheduleSearch:
         effort = self.effort
         within = self._within(most_work)
         distinct = {tree.pool_bytes: tree for tree in reversed(within)}.values()
-        of_group = {tree.origin: tree for tree in distinct}  # the best of each
-        starts = sorted(of_group.values(), key=by_memory)
+        best_of_group = {tree.origin: tree for tree in distinct}
+        starts = sorted(best_of_group.values(), key=by_memory)
         front = not_dominated(within, by_time)
         spread = effort.spread if front else 0
         less = [front[(len(front) - 1) * k // spread] for k in range(spread)]
@@ -262,16 +265,16 @@ class ScheduleSearch:
             limits = [Limits(sys.maxsize, most_work, by_work=False)] * len(starts)
             starts = self._annealed(starts, limits, tries * share, number, share * ANNEALING)
 
-    def _anneal_for_front(self, most: int) -> None:
+    def _anneal_for_front(self, most_bytes: int) -> None:
         """Anneal for least work within several limits of memory, then at limits between them.
 
         The last of the second round is annealed for least memory.
         """
         count, most_work = 2 * self.effort.limits, UNLIMITED * self.one_pass
         for part in range(2):
-            best = not_dominated(self._found, by_time)
+            best = not_dominated(self._trees, by_time)
             least = best[-1].pool_bytes
-            ends = max(1, least), max(1, least, most)  # nothing is alive in a copy
+            ends = max(1, least), max(1, least, most_bytes)  # nothing is alive in a copy
             sizes = np.geomspace(*ends, count + 1)[part:count:2].astype(int) + 1
             limits = [Limits(size, most_work, by_work=True) for size in sizes.tolist()]
             starts = [next(tree for tree in best if tree.pool_bytes <= size) for size in sizes]
@@ -288,47 +291,53 @@ class ScheduleSearch:
         number: int,
         share: float,
     ) -> list[Candidate]:
-        """Anneal trees, a thread each, with so many tries for all; the best of each.
+        """Anneal trees, a thread each, with so many tries for all; return the best of each.
 
         All that is archived is kept.
         """
         if self.interrupted:
             return list(starts)
-        each, heat = max(1, int(tries / len(starts))), self.effort.temperatures
+        tries_each, heat = max(1, int(tries / len(starts))), self.effort.temperatures
 
-        def job(k: int, steps: np.ndarray) -> list[Candidate]:
+        def job(k: int, done: np.ndarray) -> list[Candidate]:
             start, limit, (hot, cold) = starts[k], limits[k], heat[k % len(heat)]
             largest = limit.most_bytes if limit.by_work else start.pool_bytes
-            shape = MOST_NODES * self.count + 2, 2
-            archive = empty_archive(largest, SIZES, shape, np.int32)
-            seed, known = SEED + 100 * number + k, nothing_known()
-            stop = self._threads.stop
+            archive = empty_archive(largest, SIZES, (MOST_NODES * self.count + 2, 2), np.int32)
+            seed, memo, stop = SEED + 100 * number + k, empty_memo(), self._threads.stop
             tree = compiled.anneal_trees(
-                self.problem, start.plan, limit, seed, each, hot, cold, known, archive, stop, steps
+                self.problem,
+                start.plan,
+                limit,
+                seed,
+                tries_each,
+                hot,
+                cold,
+                memo,
+                archive,
+                stop,
+                done,
             ).reshape(-1, 2)
-            exact = cost_of(self.problem, tree, limit.most_work)
-            best = Candidate(*exact, tree, start.origin) if exact else replace(start, plan=tree)
-            return [best, *_archived(archive, start.origin)]
+            price = price_tree(self.problem, tree, limit.most_work)
+            best = Candidate(*price, tree, start.origin) if price else replace(start, plan=tree)
+            visited = [
+                replace(state, plan=_without_rest(state.plan), origin=start.origin)
+                for state in archive.candidates()
+            ]
+            return [best, *not_dominated(visited, by_time)]
 
-        found = self._threads.run(job, range(len(starts)), each, share)
-        self._found += [point for points in found for point in points]
-        return [points[0] for points in found]
+        plans = self._threads.run(job, range(len(starts)), tries_each, share)
+        self._trees += [point for points in plans for point in points]
+        return [points[0] for points in plans]
 
     def _tries(self, starts: Sequence[Candidate]) -> float:
-        """Tell how many tries there may be from trees like these."""
+        """Return how many tries there may be from trees like these."""
         work = float(np.mean([tree.time for tree in starts])) / self.one_pass
-        each = self.effort.move + self.effort.operation * self.count * (1 + work)
+        cost = self.effort.move + self.effort.operation * self.count * (1 + work)
         return self.patience * min(
-            self.effort.most_tries * self.count, self.effort.annealing / each
+            self.effort.most_tries * self.count, self.effort.annealing / cost
         )
 
 
-def _archived(archive: Archive, origin: str) -> list[Candidate]:
-    """List what is archived and not dominated. A tree ends where nothing is left to be divided."""
-    trees = []
-    for k in np.flatnonzero(np.isfinite(archive.seconds)):
-        tree = archive.states[k]
-        end = int(np.argmax(np.cumsum(np.where(tree[:, 0] == LEAF, -1, 1)) == -1)) + 1
-        pool, work = int(archive.pools[k]), float(archive.seconds[k])
-        trees.append(Candidate(pool, work, tree[:end].copy(), origin))
-    return not_dominated(trees, by_time)
+def _without_rest(state: np.ndarray) -> np.ndarray:
+    """Return the tree of an archived state: it ends where nothing is left to be divided."""
+    return state[: int(np.argmax(np.cumsum(np.where(state[:, 0] == LEAF, -1, 1)) == -1)) + 1]

@@ -1,7 +1,6 @@
 #include "planners/trees/tree_dp.h"
 
-
-/* For CPUs with AVX2 it is compiled a second time; which is run is found out when it is loaded. */
+/* A function is compiled a second time for CPUs with AVX2; the loader chooses one of both. */
 #if defined(__x86_64__) && defined(__gnu_linux__)
 #define WIDE __attribute__((target_clones("avx2", "default")))
 #else
@@ -10,22 +9,22 @@
 
 /* Takes a choice where it is better.
  *
- * Written so that gcc makes vector instructions of it, which it does not with -O2 or with branches;
- * nearly all of the time is spent here.
+ * gcc makes vector instructions of this, which it does not with -O2 or with branches. Nearly all of
+ * the time is spent here.
  */
 __attribute__((optimize("O3"))) WIDE static void lower(
     float *best, int32_t *choice, float run, const float *right, const float *left, int64_t count,
     int32_t chosen)
 {
     for (int64_t k = 0; k < count; k++) {
-        float total = run + right[k] + left[k], known = best[k];
-        int32_t better = -(total < known);
-        best[k] = total < known ? total : known;
-        choice[k] = (chosen & better) | (choice[k] & ~better);
+        float total = run + right[k] + left[k], old = best[k];
+        int32_t is_better = -(total < old);
+        best[k] = total < old ? total : old;
+        choice[k] = (chosen & is_better) | (choice[k] & ~is_better);
     }
 }
 
-/* The slot of a size, or how many slots there are if that is less. */
+/* Returns the slot of a size, or how many slots there are if that is less. */
 static int64_t slot_of_size(double size, int64_t slots)
 {
     return size < (double)slots ? (int64_t)size : slots;

@@ -23,7 +23,7 @@ import numpy as np
 
 from memonger.graph.arrays import gather
 from memonger.planners.trees.price import Problem
-from memonger.planners.trees.trees import ALIVE, LAZY, LEAF, binomial_tree, fewest_states
+from memonger.planners.trees.trees import ALIVE, COSTLY, LAZY, LEAF, binomial_tree, fewest_states
 from memonger.schedules.training_step import Parts
 from memonger.support.kernels import compiled, constant
 
@@ -37,12 +37,12 @@ CLOSER = 1.5  # times the least memory that is possible: the last
 CUTS = 140  # candidates; the time grows with the third power of their number
 INNER_CUTS = 16  # candidates between two of them
 ENOUGH = 1.25  # times the cuts that are wanted: all local minima are taken
-FLAT = 12  # numbers of segments of trees of one level, about the root of the operators' number
+FLAT = 12  # trees of one level, by segments: about the square root of the operators' number
 POWERS = (1.5, 2.0)  # how much longer earlier segments are
 STRIDES = (1, 2, 4, 8)  # binomial trees: cuts at every operator, every second ...
 
 FLAGS = constant("FLAGS")  # ALIVE, ALL, COSTLY
-DIVIDED = constant("DIVIDED")  # a choice
+DIVIDED = constant("DIVIDED")  # the choice to divide a segment further
 
 
 @dataclass(frozen=True)
@@ -59,18 +59,21 @@ class Tensors:
     nbytes: np.ndarray
     in_place: np.ndarray  # of each position whether something may be written in place there
 
-    def saved(self, size: np.ndarray, made: np.ndarray, freed: np.ndarray) -> np.ndarray:
-        """The size at each position that is written in place."""
-        count, apart = len(self.in_place), made != freed
+    def saved(self, size: np.ndarray, taken: np.ndarray, freed: np.ndarray) -> np.ndarray:
+        """Return the size that is written in place at each position.
+
+        A tensor of this ``size`` takes its memory at one position and frees it at another.
+        """
+        count, apart = len(self.in_place), taken != freed
         freed_size = np.bincount(freed[apart], size[apart], count)
-        return np.where(self.in_place, np.minimum(np.bincount(made, size, count), freed_size), 0.0)
+        return np.where(self.in_place, np.minimum(np.bincount(taken, size, count), freed_size), 0.0)
 
 
 @dataclass(frozen=True)
 class Sizes:
     """Sizes of tensors, bytes raised to an exponent."""
 
-    result: np.ndarray  # of each
+    result: np.ndarray  # of each result
     in_place: np.ndarray  # by position, of those written in place
     backward: np.ndarray  # of the gradients alive while the gradient of each position runs
     passing: np.ndarray  # of those alive before it
@@ -82,28 +85,35 @@ class Segments:
 
     bounds: np.ndarray
     kept: np.ndarray  # (flag, s, t): what is saved while what is right of it is processed
-    highest: np.ndarray  # the most while it is run through
-    leaf: np.ndarray  # as a base case
+    highest: np.ndarray  # the most while its operators run forward
+    leaf: np.ndarray  # the most in a base case
     gradients: np.ndarray  # (t,): those alive at a boundary
-    work: np.ndarray  # of running through
+    work: np.ndarray  # of running its operators forward
     recomputed: np.ndarray  # (flag, s, t): work of a base case
 
 
 class Table:
     """The least work of segments within each memory up to ``SLOTS`` times ``unit``."""
 
-    def __init__(self, x: Segments, unit: float, inner: Sequence[Segments | None]) -> None:
-        self.bounds = x.bounds
-        self.kept = np.ceil(x.kept / unit - 1e-9)
-        self.inner = [None if each is None else Table(each, unit, []) for each in inner]
-        divided = np.full((len(x.bounds) - 1, SLOTS + 1), np.inf, dtype=np.float32)
+    def __init__(self, outer: Segments, unit: float, inner: Sequence[Segments | None]) -> None:
+        self.bounds = outer.bounds
+        self.kept = np.ceil(outer.kept / unit - 1e-9)
+        self.inner = [None if x is None else Table(x, unit, []) for x in inner]
+        divided = np.full((len(outer.bounds) - 1, SLOTS + 1), np.inf, dtype=np.float32)
         for s, table in enumerate(self.inner):
             if table is not None:
                 divided[s] = table.work
-        leaf, highest = np.ceil(x.leaf / unit - 1e-9), x.highest / unit
-        sizes = self.kept, highest, leaf, x.gradients / unit
+        leaf = np.ceil(outer.leaf / unit - 1e-9)
         self.work: np.ndarray
-        self.work, choice = compiled.least_work(*sizes, x.work, x.recomputed, divided)
+        self.work, choice = compiled.least_work(
+            self.kept,
+            outer.highest / unit,
+            leaf,
+            outer.gradients / unit,
+            outer.work,
+            outer.recomputed,
+            divided,
+        )
         self.choice = choice.reshape(*leaf.shape, SLOTS + 1)
 
     def tree(self, slot: int) -> list[tuple[int, int]]:
@@ -137,7 +147,7 @@ class InitialTrees:
         self.alive = _alive(r.start + 1, r.stop, size, self.count)
 
     def candidate_cuts(self, lo: int, hi: int, most: int) -> np.ndarray:
-        """Take about so many boundaries between two where little is alive, and these.
+        """Choose about ``most`` boundaries between two, where little is alive, and add these two.
 
         All of them if they are few; otherwise local minima, of these the deepest (the local minima
         among them) as long as there are enough; then the least of equal stretches.
@@ -154,14 +164,14 @@ class InitialTrees:
             inside = np.union1d(low, rest)
         return np.concatenate([[lo], inside, [hi]])
 
-    def _minima(self, where: np.ndarray) -> np.ndarray:
-        here = np.concatenate([[np.inf], self.alive[where], [np.inf]])
-        return where[(here[1:-1] <= here[:-2]) & (here[1:-1] < here[2:])]
+    def _minima(self, bounds: np.ndarray) -> np.ndarray:
+        alive = np.concatenate([[np.inf], self.alive[bounds], [np.inf]])
+        return bounds[(alive[1:-1] <= alive[:-2]) & (alive[1:-1] < alive[2:])]
 
-    def _least_of_stretches(self, where: np.ndarray, most: int) -> np.ndarray:
-        if len(where) <= most:
-            return where
-        stretches = np.array_split(where, most) if most else []
+    def _least_of_stretches(self, bounds: np.ndarray, most: int) -> np.ndarray:
+        if len(bounds) <= most:
+            return bounds
+        stretches = np.array_split(bounds, most) if most else []
         return np.array([part[np.argmin(self.alive[part])] for part in stretches], dtype=np.int64)
 
     def binomial(self, repeats: Iterable[int]) -> list[np.ndarray]:
@@ -196,7 +206,7 @@ class InitialTrees:
         return trees
 
     def lists(self, most_work: float | None) -> int:
-        """Tell how many lists of trees `dynamic` makes at most."""
+        """Return how many lists of trees `dynamic` makes at most."""
         return len(self.exponents) * _scales(most_work)
 
     def dynamic(self, most_work: float | None, most: int) -> Iterator[list[np.ndarray]]:
@@ -206,8 +216,8 @@ class InitialTrees:
         yields those of each exponent and scale, but for those that have been yielded already: about
         ``most`` in all.
         """
-        each = 1 + most // self.lists(most_work)
-        known: set[bytes] = set()
+        trees_each = 1 + most // self.lists(most_work)
+        yielded: set[bytes] = set()
         bounds = self.candidate_cuts(0, self.count, CUTS)
         within = [self.candidate_cuts(*ends, INNER_CUTS) for ends in zip(bounds, bounds[1:])]
         for exponent in self.exponents:
@@ -221,14 +231,14 @@ class InitialTrees:
                 if not len(slots):
                     break
                 if most_work is None:
-                    places = np.linspace(0, len(slots) - 1, min(each, len(slots))).astype(int)
+                    places = np.linspace(0, len(slots) - 1, min(trees_each, len(slots))).astype(int)
                 else:
                     away = np.abs(table.work[slots] - most_work)
-                    places = np.argsort(away, kind="stable")[:each]
+                    places = np.argsort(away, kind="stable")[:trees_each]
                 trees = [np.array(table.tree(k), dtype=np.int32) for k in slots[places].tolist()]
                 new = {tree.tobytes(): tree for tree in trees}
-                yield [tree for key, tree in new.items() if key not in known]
-                known |= set(new)
+                yield [tree for key, tree in new.items() if key not in yielded]
+                yielded |= set(new)
                 if most_work is None:
                     # Even steps on the way to little more than the least that is possible.
                     last = CLOSER * slots[0] / SLOTS
@@ -241,17 +251,17 @@ class InitialTrees:
 
     def _sizes(self, exponent: float) -> Sizes:
         r, g, count = self.results, self.gradients, self.count
-        size, of_gradient = r.nbytes**exponent, g.nbytes**exponent
-        backward = _alive(g.start, g.stop, of_gradient, count)
+        result, gradient = r.nbytes**exponent, g.nbytes**exponent
+        backward = _alive(g.start, g.stop, gradient, count)
         return Sizes(
-            result=size,
-            in_place=r.saved(size, r.start, r.stop),
-            backward=backward - g.saved(of_gradient, g.stop, g.start),
-            passing=_alive(g.start + 1, g.stop, of_gradient, count + 1),
+            result=result,
+            in_place=r.saved(result, r.start, r.stop),
+            backward=backward - g.saved(gradient, g.stop, g.start),
+            passing=_alive(g.start + 1, g.stop, gradient, count + 1),
         )
 
     def _segments(self, bounds: np.ndarray, sizes: Sizes) -> Segments:
-        """Work out the sizes of all segments between these boundaries."""
+        """Compute the sizes of all segments between these boundaries."""
         lo, hi = int(bounds[0]), int(bounds[-1])
         r, inside = self.results, slice(*np.searchsorted(self.results.start, [lo, hi]))
         ends, count, m = bounds - lo, hi - lo, len(bounds)  # positions count from the first
@@ -265,9 +275,9 @@ class InitialTrees:
         alive, heavy = _inside(ends, start, start, stop, size), costly[start]
         read = r.wanted[inside] < self.count
         recomputed = np.zeros((FLAGS, m, m), dtype=np.float32)
-        for flag, each in ((0, work), (2, ~costly * work)):
-            total = np.cumsum(np.append(0, each))[ends]
-            recomputed[flag] = total - total[:, None] - _inside(ends, place, place, last, each)
+        for flag, again in ((ALIVE, work), (COSTLY, ~costly * work)):
+            total = np.cumsum(np.append(0, again))[ends]
+            recomputed[flag] = total - total[:, None] - _inside(ends, place, place, last, again)
         total = np.cumsum(np.append(0, work))[ends]
 
         highest, leaf = np.zeros((m, m)), np.full((m, m), np.inf)
@@ -275,8 +285,8 @@ class InitialTrees:
             own = np.where(start >= first, size, 0.0)
             through = _alive(start, stop, own, count) - sizes.in_place[lo:hi]
             base = np.cumsum(np.bincount(wanted, own, count + 1))[:count] + sizes.backward[lo:hi]
-            for into, usage in ((highest, through), (leaf, base)):
-                into[s, s + 1 :] = np.maximum.accumulate(usage[first:])[ends[s + 1 :] - first - 1]
+            for peak, usage in ((highest, through), (leaf, base)):
+                peak[s, s + 1 :] = np.maximum.accumulate(usage[first:])[ends[s + 1 :] - first - 1]
         all_read = _inside(ends, start[read], later[read], end[read], size[read])
         all_costly = _inside(ends, start[heavy], stop[heavy], end[heavy], size[heavy])
         return Segments(
@@ -295,21 +305,22 @@ def _scales(most_work: float | None) -> int:
 
 
 def _alive(start: np.ndarray, stop: np.ndarray, size: np.ndarray, count: int) -> np.ndarray:
-    """The total size of what is alive, both ends included, at each position."""
+    """Sum up the sizes of what is alive, both ends included, at each of ``count`` positions."""
     change = np.bincount(start, size, count + 2)
     change -= np.bincount(stop + 1, size, count + 2)
     return np.cumsum(change)[:count]
 
 
 def _inside(
-    bounds: np.ndarray, made: np.ndarray, after: np.ndarray, until: np.ndarray, size: np.ndarray
+    bounds: np.ndarray, maker: np.ndarray, after: np.ndarray, until: np.ndarray, size: np.ndarray
 ) -> np.ndarray:
-    """The total size, [s, t], of what is made in a segment and there after its end.
+    """Sum up what is made in each segment and still alive at its end.
 
-    That is where after < bounds[t] <= until.
+    result[s, t]: the size of what is made between bounds[s] and bounds[t] with
+    after < bounds[t] <= until.
     """
     m = len(bounds)
-    s, start, stop = (np.searchsorted(bounds, at, "right") for at in (made, after, until))
+    s, start, stop = (np.searchsorted(bounds, at, "right") for at in (maker, after, until))
     change = np.zeros((m + 1, m + 1))
     np.add.at(change, (s - 1, start), size)
     np.add.at(change, (s - 1, np.maximum(start, stop)), -size)
@@ -317,14 +328,15 @@ def _inside(
 
 
 def _tensors(parts: Parts, problem: Problem) -> tuple[Tensors, Tensors]:
-    """The results and the gradients of a network."""
+    """Make the results and the gradients of a network."""
     t, p, count = parts.work.training.arrays, parts.variants, len(problem.node)
     rows, n = len(t.variable), p.forward
     when = np.full(rows, -1, dtype=np.int64)  # the position with which each row runs
     when[problem.node] = np.arange(count)
     place, position = gather(p.operation_start, problem.node)
     when[p.operation_row[place]] = position
-    row, made = (np.repeat(each, np.diff(t.output_start)) for each in (np.arange(rows), when))
+    row = np.repeat(np.arange(rows), np.diff(t.output_start))
+    start = when[row]
     reader = np.repeat(np.arange(rows), np.diff(t.read_start))
     # What is read of the first time that an operator ran is there whatever the schedule.
     source = p.rows.read_row[: len(reader)].astype(np.int64)
@@ -336,7 +348,7 @@ def _tensors(parts: Parts, problem: Problem) -> tuple[Tensors, Tensors]:
     np.minimum.at(first, entry[reader >= n], when[reader[reader >= n]])
     # The user's gradients stay to the end, and so does what is added up to one.
     stays = (row >= n) & (first == count)
-    stays[t.output_start[problem.asked[:, 0]] + problem.asked[:, 1]] = True
+    stays[t.output_start[problem.gradients[:, 0]] + problem.gradients[:, 1]] = True
     sums = (parts.work.training.origin < 0) & ~t.variable
     for total in np.flatnonzero(sums & (when >= 0))[::-1].tolist():
         if stays[t.output_start[total]]:
@@ -348,20 +360,20 @@ def _tensors(parts: Parts, problem: Problem) -> tuple[Tensors, Tensors]:
     kind = (writer >= n).astype(np.int64)  # gradients written over gradients, results over results
     alike = (when[writer] >= 0) & (kind == (row[t.inplace_entry] >= n))
     in_place[kind[alike], when[writer[alike]]] = True
-    result = np.flatnonzero((made >= 0) & (row < n) & (nbytes > 0))
-    result = result[np.argsort(made[result], kind="stable")]
-    gradient = (made >= 0) & (row >= n) & (nbytes > 0) & ~stays
+    result = np.flatnonzero((start >= 0) & (row < n) & (nbytes > 0))
+    result = result[np.argsort(start[result], kind="stable")]
+    gradient = (start >= 0) & (row >= n) & (nbytes > 0) & ~stays
     return (
         Tensors(
-            start=made[result],
-            stop=np.maximum(last, made)[result],
+            start=start[result],
+            stop=np.maximum(last, start)[result],
             wanted=first[result],
             nbytes=nbytes[result],
             in_place=in_place[0],
         ),
         Tensors(
             start=first[gradient],
-            stop=made[gradient],
+            stop=start[gradient],
             wanted=first[gradient],
             nbytes=nbytes[gradient],
             in_place=in_place[1],

@@ -2,14 +2,14 @@
 
 #include <stdlib.h>
 
-enum { FREE, HELD, PINNED }; /* pinned: it never runs again */
+enum { FREE, HELD, PINNED }; /* PINNED: held to the end, for it never runs again */
 
 typedef struct {
     int32_t cut, flag;
 } Node;
 
 /* Finds where the subtree of each node ends. */
-static int32_t *ends(Memory *memory, const Node *tree, int64_t nodes)
+static int32_t *find_ends(Memory *memory, const Node *tree, int64_t nodes)
 {
     int32_t *end = NEW(memory, int32_t, nodes);
     for (int32_t q = (int32_t)nodes - 1; q >= 0; q--)
@@ -24,62 +24,66 @@ typedef struct {
     int32_t node, lo, hi;
 } Part;
 
-/* A schedule that is being made. Who asks for an operator marks it with ``mark`` plus its own
- * position; the mark of the next question is larger by more than the number of operators. */
+/* A schedule that is being made.
+ *
+ * Marks are timestamps: an operator was requested in this query if its mark is at least ``mark``. A
+ * reader requests with ``mark`` plus its own position. Each query adds more than the number of
+ * operators to ``mark``, so that arrays need no clearing. */
 typedef struct {
     const Steps *s;
     int64_t mark;
     int8_t *held;
-    int64_t *needed; /* by the gradients of what is right of a cut */
-    int64_t *asked;
-    int64_t *alive; /* at a cut, to be held */
+    int64_t *needed; /* marks: by the gradients of what is right of a cut */
+    int64_t *wanted; /* marks: by the query */
+    int64_t *alive;  /* marks: at a cut, to be held */
     int32_t *operations;
     int64_t count, room;
     double work;
 } Making;
 
-/* Marks the outputs of the network that have not run (those that have are PINNED); the first. */
-static int64_t ask_for_heads(Making *m, int64_t lo, int64_t hi, int64_t *asked)
+/* Requests the outputs of the network that have not run (those that have are PINNED). Returns the
+ * first of them. */
+static int64_t request_heads(Making *m, int64_t lo, int64_t hi, int64_t *wanted)
 {
     int64_t first = hi;
     for (int64_t h = 0; h < m->s->heads.count; h++) {
         int64_t i = m->s->heads.at[h];
         if (lo <= i && i < hi && m->held[i] == FREE) {
-            asked[i] = max(asked[i], m->mark + i);
+            wanted[i] = max(wanted[i], m->mark + i);
             first = min(first, i);
         }
     }
     return first;
 }
 
-/* Marks what an operator reads, or its gradient. */
-static inline void ask_for(Int32s start, Int32s items, int64_t i, int64_t *asked, int64_t mark)
+/* Requests the items of operator i: what it reads, or what its gradient reads. */
+static inline void request_items(Int32s start, Int32s items, int64_t i, int64_t *wanted, int64_t mark)
 {
     for (int32_t k = start.at[i]; k < start.at[i + 1]; k++)
-        asked[items.at[k]] = max(asked[items.at[k]], mark + i);
+        wanted[items.at[k]] = max(wanted[items.at[k]], mark + i);
 }
 
-/* Marks what the gradients and outputs of a segment need, directly or to be computed. */
-static void ask(Making *m, int64_t lo, int64_t hi, int64_t *asked)
+/* Requests what the gradients and outputs of a segment need, directly or to be computed. */
+static void request(Making *m, int64_t lo, int64_t hi, int64_t *wanted)
 {
     const Steps *s = m->s;
     int64_t mark = m->mark;
-    ask_for_heads(m, lo, hi, asked);
+    request_heads(m, lo, hi, wanted);
     for (int64_t i = hi - 1; i >= lo; i--) {
         if (s->gradient.at[i])
-            ask_for(s->want_start, s->want, i, asked, mark);
-        if (asked[i] >= mark && m->held[i] == FREE)
-            ask_for(s->read_start, s->read, i, asked, mark);
+            request_items(s->want_start, s->want, i, wanted, mark);
+        if (wanted[i] >= mark && m->held[i] == FREE)
+            request_items(s->read_start, s->read, i, wanted, mark);
     }
 }
 
-/* Runs what is marked and not held. */
-static void run(Making *m, int64_t lo, int64_t hi, const int64_t *asked, int64_t mark)
+/* Runs what is requested and not held. */
+static void run(Making *m, int64_t lo, int64_t hi, const int64_t *wanted, int64_t mark)
 {
     const Steps *s = m->s;
     double work = 0;
     for (int64_t i = lo; i < hi; i++)
-        if (m->held[i] == FREE && asked[i] >= mark) {
+        if (m->held[i] == FREE && wanted[i] >= mark) {
             m->operations[m->count++] = (int32_t)i;
             m->held[i] = s->pinned.at[i] ? PINNED : HELD;
             work += s->work.at[i];
@@ -92,18 +96,18 @@ static void save(Making *m, int64_t lo, int64_t cut, int32_t flag)
 {
     const Steps *s = m->s;
     int64_t n = s->last.count, mark = m->mark;
-    ask(m, lo, cut, m->asked);
+    request(m, lo, cut, m->wanted);
     for (int64_t i = lo; i < cut; i++) {
-        if (flag == COSTLY && s->costly.at[i] && m->asked[i] >= mark)
+        if (flag == COSTLY && s->costly.at[i] && m->wanted[i] >= mark)
             m->alive[i] = mark + n;
         if (flag == ALL && s->gradient.at[i])
             for (int32_t k = s->want_start.at[i]; k < s->want_start.at[i + 1]; k++) {
                 int32_t j = s->want.at[k];
-                if (j >= lo && m->asked[j] >= mark)
+                if (j >= lo && m->wanted[j] >= mark)
                     m->alive[j] = mark + n;
             }
     }
-    m->mark += n + 1; /* what is asked for is another question */
+    m->mark += n + 1; /* what follows is another query */
 }
 
 /* Runs forward to a cut and frees what is not to be saved. ``right`` is the mark of what the
@@ -111,27 +115,27 @@ static void save(Making *m, int64_t lo, int64_t cut, int32_t flag)
 static void run_to_cut(Making *m, int64_t lo, int64_t cut, int32_t flag, int64_t right)
 {
     const Steps *s = m->s;
-    int64_t *asked = m->asked, *alive = m->alive;
+    int64_t *wanted = m->wanted, *alive = m->alive;
     if (flag == ALL || flag == COSTLY)
         save(m, lo, cut, flag);
-    int64_t mark = m->mark, first = ask_for_heads(m, lo, cut, asked);
+    int64_t mark = m->mark, first = request_heads(m, lo, cut, wanted);
     for (int64_t i = lo; i < cut; i++) {
         bool crosses = s->last.at[i] >= cut && s->first_want.at[i] < cut;
         bool is_needed = m->needed[i] >= right + cut || (crosses && flag != NOTHING);
         if (is_needed || alive[i] == mark - 1) {
-            alive[i] = asked[i] = mark;
+            alive[i] = wanted[i] = mark;
             first = min(first, i);
         }
     }
     for (int64_t i = cut - 1; i >= first; i--)
-        if (asked[i] >= mark && m->held[i] == FREE)
+        if (wanted[i] >= mark && m->held[i] == FREE)
             for (int32_t k = s->read_start.at[i]; k < s->read_start.at[i + 1]; k++) {
                 int32_t j = s->read.at[k];
-                asked[j] = mark;
+                wanted[j] = mark;
                 first = max(lo, min(first, j));
             }
     int64_t before = m->count;
-    run(m, first, cut, asked, mark);
+    run(m, first, cut, wanted, mark);
     for (int64_t k = before; k < m->count; k++) {
         int32_t i = m->operations[k];
         if (m->held[i] == HELD && alive[i] != mark)
@@ -148,18 +152,18 @@ static int by_position(const void *a, const void *b)
 static void run_for(Making *m, int64_t lo, int64_t i)
 {
     const Steps *s = m->s;
-    int64_t mark = m->mark += s->last.count + 1, first = m->count, met = first;
+    int64_t mark = m->mark += s->last.count + 1, first = m->count, next = first;
     const Int32s *start = &s->want_start, *items = &s->want;
-    for (int64_t reader = i;; reader = m->operations[met++]) {
+    for (int64_t reader = i;; reader = m->operations[next++]) {
         for (int32_t k = start->at[reader]; k < start->at[reader + 1]; k++) {
             int32_t j = items->at[k];
-            if (j >= lo && m->held[j] == FREE && m->asked[j] < mark) {
-                m->asked[j] = mark;
+            if (j >= lo && m->held[j] == FREE && m->wanted[j] < mark) {
+                m->wanted[j] = mark;
                 m->operations[m->count++] = j;
             }
         }
         start = &s->read_start, items = &s->read;
-        if (met == m->count)
+        if (next == m->count)
             break;
     }
     qsort(m->operations + first, (size_t)(m->count - first), sizeof(int32_t), by_position);
@@ -182,26 +186,26 @@ static void make_room(Memory *memory, Making *m, int64_t more)
 }
 
 double unroll(
-    Memory *memory, const Steps *s, Int32s given, double most_work, int64_t most_operations,
+    Memory *memory, const Steps *s, Int32s tree_array, double most_work, int64_t most_operations,
     Int32s *operations)
 {
-    Memory own = {.outer = memory}; /* how many operations there will be is not known: nothing else is left */
+    Memory own = {.outer = memory}; /* the operations cannot be counted before */
     memory->inner = &own;
-    const Node *tree = (const Node *)given.at;
-    int64_t nodes = given.count / 2, n = s->last.count;
-    int32_t *end = ends(&own, tree, nodes);
+    const Node *tree = (const Node *)tree_array.at;
+    int64_t nodes = tree_array.count / 2, n = s->last.count;
+    int32_t *end = find_ends(&own, tree, nodes);
     Part *pending = NEW(&own, Part, nodes + 1);
     Making m = {
         .s = s,
         .held = ZEROS(&own, int8_t, n),
         .needed = ZEROS(&own, int64_t, n),
-        .asked = ZEROS(&own, int64_t, n),
+        .wanted = ZEROS(&own, int64_t, n),
         .alive = ZEROS(&own, int64_t, n),
         .operations = NEW(&own, int32_t, 4 * n + 16),
         .room = 4 * n + 16,
     };
     pending[0] = (Part){0, 0, (int32_t)n};
-    bool again = false; /* whether a gradient has run: everything runs before the first */
+    bool is_backward = false; /* whether a gradient has run: everything runs before the first */
     for (int64_t depth = 1; depth && m.work <= most_work && m.count <= most_operations;) {
         Part part = pending[--depth];
         int32_t q = part.node, lo = part.lo, hi = part.hi;
@@ -217,7 +221,7 @@ double unroll(
             m.mark += n + 1;
             if (right < 0) {
                 right = m.mark;
-                ask(&m, cut, hi, m.needed);
+                request(&m, cut, hi, m.needed);
             }
             make_room(&own, &m, 2 * (hi - lo));
             if (is_leaf)
@@ -228,16 +232,16 @@ double unroll(
             lo = cut;
         }
         if (is_leaf) {
-            bool lazy = again && tree[q].flag == LAZY;
-            if (!lazy)
+            bool is_lazy = is_backward && tree[q].flag == LAZY;
+            if (!is_lazy)
                 run(&m, lo, hi, m.needed, right);
             for (int32_t i = hi - 1; i >= lo; i--)
                 if (s->gradient.at[i]) {
-                    if (lazy)
+                    if (is_lazy)
                         run_for(&m, lo, i);
-                    m.operations[m.count++] = -1 - i;
+                    m.operations[m.count++] = ~i;
                 }
-            again = true;
+            is_backward = true;
         }
     }
     *operations = (Int32s){NEW(memory, int32_t, m.count), m.count};
@@ -255,10 +259,10 @@ typedef struct {
 } Segment;
 
 /* Finds the segment of node q in a network of ``count`` operators. */
-static Segment segment(Memory *memory, const Node *tree, int64_t nodes, int64_t q, int64_t count)
+static Segment find_segment(Memory *memory, const Node *tree, int64_t nodes, int64_t q, int64_t count)
 {
     Memory then = *memory;
-    const int32_t *end = ends(memory, tree, nodes);
+    const int32_t *end = find_ends(memory, tree, nodes);
     int64_t lo = 0, hi = count, p = 0;
     while (p != q) {
         int64_t cut = min(max(tree[p].cut, lo), hi);
@@ -270,30 +274,30 @@ static Segment segment(Memory *memory, const Node *tree, int64_t nodes, int64_t 
             p = end[p + 1];
         }
     }
-    Segment found = {lo, hi, tree[q].cut == LEAF ? 0 : end[q + 1], end[q]};
+    Segment result = {lo, hi, tree[q].cut == LEAF ? 0 : end[q + 1], end[q]};
     give_back(memory, then);
-    return found;
+    return result;
 }
 
-/* A tree with the nodes from start to stop replaced. */
-static Int32s spliced(
+/* Copies a tree with the nodes from start to stop replaced. */
+static Int32s splice(
     Memory *memory, Int32s tree, int64_t start, int64_t stop, const Node *middle, int64_t count)
 {
     const Node *nodes = (const Node *)tree.at;
     int64_t rest = tree.count / 2 - stop;
-    Node *made = NEW(memory, Node, start + count + rest);
-    COPY(made, nodes, start);
-    COPY(made + start, middle, count);
-    COPY(made + start + count, nodes + stop, rest);
-    return (Int32s){(int32_t *)made, 2 * (start + count + rest)};
+    Node *result = NEW(memory, Node, start + count + rest);
+    COPY(result, nodes, start);
+    COPY(result + start, middle, count);
+    COPY(result + start + count, nodes + stop, rest);
+    return (Int32s){(int32_t *)result, 2 * (start + count + rest)};
 }
 
 Int32s change(Memory *memory, Random *random, Int32s tree, int64_t count)
 {
     const Node *nodes = (const Node *)tree.at;
     int64_t size = tree.count / 2, q = below(random, size);
-    Segment at = segment(memory, nodes, size, q, count);
-    int64_t cuts = at.hi - at.lo - 1; /* that the segment may have */
+    Segment at = find_segment(memory, nodes, size, q, count);
+    int64_t cuts = at.hi - at.lo - 1; /* the places for a cut in the segment */
     double kind = uniform(random);
     Node node = nodes[q], leaf = {LEAF, 0};
     if (node.cut == LEAF) {
@@ -302,32 +306,32 @@ Int32s change(Memory *memory, Random *random, Int32s tree, int64_t count)
         node.cut = (int32_t)(at.lo + 1 + below(random, cuts));
         node.flag = (int32_t)max(0, below(random, 6) - 2);
         Node divided[] = {node, {LEAF, LEAF}, {LEAF, LEAF}};
-        return spliced(memory, tree, q, q + 1, divided, 3);
+        return splice(memory, tree, q, q + 1, divided, 3);
     }
     if (kind < 0.55) {
         int64_t farthest = uniform(random) < 0.33 ? 12 : 3;
-        int64_t far = 1 + below(random, farthest);
-        int64_t cut = node.cut + (uniform(random) < 0.5 ? far : -far);
+        int64_t distance = 1 + below(random, farthest);
+        int64_t cut = node.cut + (uniform(random) < 0.5 ? distance : -distance);
         if (cut <= at.lo || cut >= at.hi)
             return tree;
         node.cut = (int32_t)cut;
-        return spliced(memory, tree, q, q + 1, &node, 1);
+        return splice(memory, tree, q, q + 1, &node, 1);
     }
     if (kind < 0.62) {
         if (cuts < 1)
             return tree;
         node.cut = (int32_t)(at.lo + 1 + below(random, cuts));
-        return spliced(memory, tree, q, q + 1, &node, 1);
+        return splice(memory, tree, q, q + 1, &node, 1);
     }
     if (kind < 0.72) {
         node.flag = (int32_t)below(random, NOTHING + 1);
         Node all[] = {node, leaf}; /* nothing of the left part is left to be divided */
         bool is_all = node.flag == ALL;
-        return spliced(memory, tree, q, is_all ? at.right : q + 1, all, is_all ? 2 : 1);
+        return splice(memory, tree, q, is_all ? at.right : q + 1, all, is_all ? 2 : 1);
     }
     if (kind < 0.8)
-        return spliced(memory, tree, q, at.end, &leaf, 1);
+        return splice(memory, tree, q, at.end, &leaf, 1);
     if (kind < 0.88)
-        return spliced(memory, tree, q, at.end, nodes + at.right, at.end - at.right);
-    return spliced(memory, tree, q, at.end, nodes + q + 1, at.right - q - 1);
+        return splice(memory, tree, q, at.end, nodes + at.right, at.end - at.right);
+    return splice(memory, tree, q, at.end, nodes + q + 1, at.right - q - 1);
 }

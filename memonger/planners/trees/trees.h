@@ -12,20 +12,20 @@ enum { MOST_NODES = 2 }; /* that a tree may grow to, for each operator */
 
 /* The forward operators of a network by position. */
 typedef struct {
-    Int32s read_start, read; /* positions that each operator reads, */
-    Int32s want_start, want; /* and that its gradient reads */
+    Int32s read_start, read; /* positions that each operator reads */
+    Int32s want_start, want; /* positions that its gradient reads */
     Int32s last;             /* its last reader (-1: none) */
-    Int32s first_want; /* the first operator whose gradient reads it (their number: none) */
-    Int32s heads;      /* the operators of which the network returns a result */
-    Bools pinned;      /* whether it is one of those, or not recomputable */
-    Bools gradient;    /* whether its gradient runs */
-    Bools costly;
-    Doubles work; /* what running it forward costs */
+    Int32s first_want;       /* the first operator whose gradient reads it (their number: none) */
+    Int32s heads;            /* the operators of which the network returns a result */
+    Bools pinned;            /* whether it is one of those, or not recomputable */
+    Bools gradient;          /* whether its gradient runs */
+    Bools costly;            /* whether its results are worth saving where others are recomputed */
+    Doubles work;            /* of running it forward */
 } Steps;
 
-/* Makes the schedule of a tree, and tells the work of all its forward runs.
+/* Makes the schedule of a tree, and returns the work of all its forward runs.
  *
- * A position: the operator runs; -1 - position: its gradient does. Each reads what ran last of what
+ * A position: the operator runs; ~position: its gradient does. Each reads the latest results of what
  * it reads. Cuts outside of their segment are passed over. It ends early, with a part of the
  * operations, once there is more than ``most_work``, or more than ``most_operations``. Nothing but
  * the result is taken from ``memory``.

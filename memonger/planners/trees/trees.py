@@ -38,7 +38,7 @@ class Steps(Struct):
 
 
 def fewest_states(steps: int, repeats: int) -> int:
-    """Tell how many states must be saved so that no step runs more often than ``repeats`` times."""
+    """Return how many states to save so that no step runs more often than ``repeats`` times."""
     states = 1
     while _reach(states, repeats) < steps:
         states += 1
@@ -72,13 +72,13 @@ def binomial_tree(steps: int, states: int) -> np.ndarray:
 
 
 def _reach(states: int, repeats: int) -> int:
-    """Tell how many steps can be reversed if none runs more often than ``repeats`` times."""
+    """Return how many steps can be reversed if none runs more often than ``repeats`` times."""
     return comb(states + repeats, states) if repeats >= 0 else 0
 
 
 @functools.lru_cache(maxsize=2**16)
 def _first_part(steps: int, states: int) -> int:
-    """Tell the fewest steps left of the first cut of an optimal schedule (equation 5)."""
+    """Return the fewest steps left of the first cut of an optimal schedule (equation 5)."""
     repeats = 0
     while _reach(states, repeats) < steps:
         repeats += 1
